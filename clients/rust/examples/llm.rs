@@ -72,25 +72,27 @@ async fn generate(State((client, model)): State<(Client, Model)>, headers: Heade
     let Ok(reservation) = client.reserve(&request, terms).await else {
         return StatusCode::INTERNAL_SERVER_ERROR.into_response();
     };
-    if !reservation.decision.allowed {
-        // Holds hits only if the answer was lost, and the default has decided.
-        if let Err(error) = reservation.cancel().await {
-            eprintln!("the reservation may stay charged: {error}");
-        }
+    // From here on it is settled in any case: if the answer was lost, and the default has refused, tokens may be held.
+    let metered = Metered { reservation, sent: 0 };
+    let decision = &metered.reservation.decision;
+    if !decision.allowed {
         let mut response = StatusCode::TOO_MANY_REQUESTS.into_response();
-        if let Some(wait) = reservation.decision.retry_after {
-            // Rounded up: a caller that waits for it is not refused for waiting too short.
-            response.headers_mut().insert(RETRY_AFTER, (wait.as_secs() + 1).into());
+        if let Some(wait) = decision.retry_after {
+            response.headers_mut().insert(RETRY_AFTER, whole_seconds(wait).into());
         }
         return response;
     }
-    let metered = Metered { reservation, sent: 0 };
     let tokens = stream::unfold(metered, move |mut metered| async move {
         let token = model.token(metered.sent).await.filter(|_| metered.sent < TOKENS_MAX)?;
         metered.sent += 1;
         Some((Ok::<_, Infallible>(token), metered))
     });
     Body::from_stream(tokens).into_response()
+}
+
+/// Rounded up: a caller that waits for them is not refused for waiting too short.
+pub fn whole_seconds(time: Duration) -> u64 {
+    time.as_secs() + u64::from(time.subsec_nanos() > 0)
 }
 
 /// Settles with the tokens that were sent, when the stream ends or its caller goes away.
@@ -104,7 +106,7 @@ impl Drop for Metered {
         let (reservation, sent) = (self.reservation.clone(), self.sent);
         tokio::spawn(async move {
             if let Err(error) = reservation.settle(sent).await {
-                eprintln!("the reservation stays charged as a whole: {error}");
+                eprintln!("the reservation may stay charged as a whole: {error}");
             }
         });
     }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use tokio::time::Instant;
+use tokio::{runtime::Handle, time::Instant};
 use tonic::{Code, Request as Call, Status};
 
 use crate::{
@@ -20,7 +20,8 @@ use crate::{
 pub struct Client(pub(crate) Arc<Inner>);
 
 pub(crate) struct Inner {
-    options: Options,
+    pub(crate) options: Options,
+    pub(crate) runtime: Handle,
     pub(crate) connections: Arc<Connections>,
     batcher: Batcher,
     pub(crate) denials: DenyCache,
@@ -47,22 +48,28 @@ impl Client {
     /// Panics outside of a tokio runtime.
     pub fn new(target: &str, options: Options) -> Result<Self, InvalidOptions> {
         options.validate()?;
+        let runtime = Handle::current();
         let connections = Arc::new(Connections::new(target, options.tls.as_ref())?);
         let batcher = Batcher::new(connections.clone(), &options);
         let denials = DenyCache::new(options.deny_cache_keys, options.deny_cache_max);
-        Ok(Self(Arc::new(Inner { options, connections, batcher, denials, hasher: KeyHasher::default() })))
+        let hasher = KeyHasher::default();
+        Ok(Self(Arc::new(Inner { options, runtime, connections, batcher, denials, hasher })))
     }
 
-    /// Charges the hits of a request if it is allowed.
+    /// Charges the hits of a request if it is allowed. The server decides each request with a
+    /// [`request_id`](Request::request_id).
     pub async fn check(&self, request: &Request) -> Result<Decision, InvalidRequest> {
         let inner = &*self.0;
         let mut measured = Measured::new(&*inner.options.metrics);
-        let message = request.message()?;
+        let message = request.check_message()?;
         let (key, hits) = (inner.hasher.key_of(request), request.hits_of_each());
-        if let Some(decision) = inner.denials.denied(key, &hits, measured.begin) {
+        if request.request_id.is_none()
+            && let Some(decision) = inner.denials.denied(key, &hits, measured.begin)
+        {
             measured.outcome = Outcome::DeniedLocally;
             return Ok(decision);
         }
+        let under_way = inner.denials.begin(key);
         let reply = inner.batcher.check(message, inner.deadline()).await;
         let sent = reply.as_ref().ok().map(|reply| reply.sent);
         let answer = match reply {
@@ -77,7 +84,7 @@ impl Client {
             Source::Server | Source::DenyCache | Source::Prepaid => Outcome::Denied,
         };
         if let (Outcome::Denied, Some(sent)) = (measured.outcome, sent) {
-            inner.denials.refuse(key, hits, &decision, sent.into_std());
+            under_way.refuse(hits, &decision, sent.into_std());
         }
         Ok(decision)
     }
@@ -92,7 +99,7 @@ impl Client {
 
     /// Gives the hits of an earlier check back. No decision stands in for a missing answer.
     pub async fn refund(&self, request: &Request) -> Result<Decision, Error> {
-        let message = v1::RefundRequest { requests: vec![request.message()?] };
+        let message = v1::RefundRequest { requests: vec![request.refund_message()?] };
         let method = |mut server: Server, call: Call<_>| async move { server.refund(call).await };
         let response = self.0.connections.call(message, self.0.deadline(), method).await;
         self.0.denials.refund(self.0.hasher.key_of(request), std::time::Instant::now());

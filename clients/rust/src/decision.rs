@@ -103,11 +103,11 @@ impl Decision {
         }
     }
 
-    /// The refusal by the deny cache when this time has passed.
-    pub(crate) fn later(&self, elapsed: Duration) -> Self {
+    /// The decision of this source, which repeats that of the server when this time has passed.
+    pub(crate) fn later(&self, source: Source, elapsed: Duration) -> Self {
         let later = |wait: Option<Duration>| wait.map(|wait| wait.saturating_sub(elapsed));
         let mut decision = self.clone();
-        decision.source = Source::DenyCache;
+        decision.source = source;
         decision.retry_after = later(decision.retry_after);
         for limit in &mut decision.limits {
             limit.reset_after = limit.reset_after.saturating_sub(elapsed);

@@ -1,12 +1,12 @@
 //! Refusals that are known, until the instant from which the same request may pass.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, HashMap, hash_map::Entry},
     sync::{Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
 
-use crate::{Decision, request::CounterKey};
+use crate::{Decision, Source, request::CounterKey};
 
 /// Remembers refusals.
 pub(crate) struct DenyCache {
@@ -17,22 +17,24 @@ pub(crate) struct DenyCache {
 
 #[derive(Default)]
 struct Refusals {
-    keys: HashMap<CounterKey, Entry>,
+    keys: HashMap<CounterKey, Refusal>,
     // Invariant: has the keys by their numbers, the oldest first.
     order: BTreeMap<u64, CounterKey>,
     next: u64,
+    // Invariant: has the keys of all `UnderWay`, and no other ones.
+    under_way: HashMap<CounterKey, Checks>,
 }
 
-/// What is known of one key.
+/// Checks of one key that are under way.
 #[derive(Default)]
-struct Entry {
-    number: u64,
-    refusal: Option<Refusal>,
-    /// Checks that were sent before this instant may have been decided before the last refund.
+struct Checks {
+    count: usize,
+    /// Those that were sent before this instant may have been decided before the last refund.
     refunded: Option<Instant>,
 }
 
 struct Refusal {
+    number: u64,
     /// Hits of each descriptor that were refused: as many or more are refused too.
     hits: Box<[u64]>,
     decision: Decision,
@@ -50,32 +52,25 @@ impl DenyCache {
     /// The decision on a request that is certain to be refused at this instant.
     pub(crate) fn denied(&self, key: CounterKey, hits: &[u64], now: Instant) -> Option<Decision> {
         let refusals = self.lock();
-        let refusal = refusals.keys.get(&key)?.refusal.as_ref()?;
+        let refusal = refusals.keys.get(&key)?;
         let certain = now < refusal.until && covers(hits, &refusal.hits);
-        certain.then(|| refusal.decision.later(now.saturating_duration_since(refusal.sent)))
+        let elapsed = now.saturating_duration_since(refusal.sent);
+        certain.then(|| refusal.decision.later(Source::DenyCache, elapsed))
     }
 
-    /// Remembers a refusal, if it ends, of a check that was sent at this instant.
-    pub(crate) fn refuse(&self, key: CounterKey, hits: Box<[u64]>, decision: &Decision, sent: Instant) {
-        let Some(wait) = decision.retry_after.filter(|_| self.keys_max > 0) else { return };
-        // The server decided after this instant, so the local refusal never outlasts its own.
-        let Some(until) = sent.checked_add(wait.min(self.time_max)) else { return };
-        let mut refusals = self.lock();
-        let entry = refusals.renew(key, self.keys_max);
-        if entry.refunded.is_none_or(|refunded| sent >= refunded) {
-            entry.refusal = Some(Refusal { hits, decision: decision.clone(), sent, until });
-        }
+    /// A check of this key that is about to be sent.
+    pub(crate) fn begin(&self, key: CounterKey) -> UnderWay<'_> {
+        self.lock().under_way.entry(key).or_default().count += 1;
+        UnderWay { cache: self, key }
     }
 
-    /// Forgets the refusals of a key whose hits were given back at this instant.
+    /// Forgets the refusal of a key whose hits were given back at this instant.
     pub(crate) fn refund(&self, key: CounterKey, now: Instant) {
-        if self.keys_max == 0 {
-            return;
-        }
         let mut refusals = self.lock();
-        let entry = refusals.renew(key, self.keys_max);
-        entry.refusal = None;
-        entry.refunded = Some(now);
+        refusals.remove(key);
+        if let Some(checks) = refusals.under_way.get_mut(&key) {
+            checks.refunded = Some(now);
+        }
     }
 
     /// No code panics while it holds the lock.
@@ -84,21 +79,59 @@ impl DenyCache {
     }
 }
 
+/// A check that is under way until this is dropped.
+pub(crate) struct UnderWay<'a> {
+    cache: &'a DenyCache,
+    key: CounterKey,
+}
+
+impl UnderWay<'_> {
+    /// Remembers the refusal, if it ends, of this check, which was sent at this instant.
+    pub(crate) fn refuse(&self, hits: Box<[u64]>, decision: &Decision, sent: Instant) {
+        let cache = self.cache;
+        let Some(wait) = decision.retry_after.filter(|_| cache.keys_max > 0) else { return };
+        // The server decided after this instant, so the local refusal never outlasts its own.
+        let Some(until) = sent.checked_add(wait.min(cache.time_max)) else { return };
+        let mut refusals = cache.lock();
+        let refunded = refusals.under_way.get(&self.key).and_then(|checks| checks.refunded);
+        if refunded.is_none_or(|refunded| sent >= refunded) {
+            let number = refusals.next;
+            let refusal = Refusal { number, hits, decision: decision.clone(), sent, until };
+            refusals.insert(self.key, refusal, cache.keys_max);
+        }
+    }
+}
+
+impl Drop for UnderWay<'_> {
+    fn drop(&mut self) {
+        let mut refusals = self.cache.lock();
+        if let Entry::Occupied(mut checks) = refusals.under_way.entry(self.key) {
+            checks.get_mut().count -= 1;
+            if checks.get().count == 0 {
+                checks.remove();
+            }
+        }
+    }
+}
+
 impl Refusals {
-    /// The entry of a key as the newest one. Drops the oldest one if there are too many.
-    fn renew(&mut self, key: CounterKey, keys_max: usize) -> &mut Entry {
-        if let Some(entry) = self.keys.get(&key) {
-            self.order.remove(&entry.number);
-        } else if self.keys.len() >= keys_max
+    /// Inserts the newest refusal. Drops the oldest one if there are too many.
+    fn insert(&mut self, key: CounterKey, refusal: Refusal, keys_max: usize) {
+        self.remove(key);
+        if self.keys.len() >= keys_max
             && let Some((_, oldest)) = self.order.pop_first()
         {
             self.keys.remove(&oldest);
         }
         self.next += 1;
-        self.order.insert(self.next, key);
-        let entry = self.keys.entry(key).or_default();
-        entry.number = self.next;
-        entry
+        self.order.insert(refusal.number, key);
+        self.keys.insert(key, refusal);
+    }
+
+    fn remove(&mut self, key: CounterKey) {
+        if let Some(refusal) = self.keys.remove(&key) {
+            self.order.remove(&refusal.number);
+        }
     }
 }
 
@@ -132,7 +165,12 @@ mod tests {
         }
 
         fn refuse(&self, user: &str, hits: u64, wait: Duration, at: Duration) {
-            self.cache.refuse(self.key(user), [hits].into(), &refusal(wait), self.start + at);
+            let check = self.cache.begin(self.key(user));
+            check.refuse([hits].into(), &refusal(wait), self.start + at);
+        }
+
+        fn refund(&self, user: &str, at: Duration) {
+            self.cache.refund(self.key(user), self.start + at);
         }
 
         fn denied(&self, user: &str, hits: u64, at: Duration) -> Option<Decision> {
@@ -183,7 +221,7 @@ mod tests {
     fn refusal_without_retry_after_is_not_cached() {
         let subject = Subject::new(10, HOUR);
         let forever = Decision { retry_after: None, ..refusal(HOUR) };
-        subject.cache.refuse(subject.key("ann"), [1].into(), &forever, subject.start);
+        subject.cache.begin(subject.key("ann")).refuse([1].into(), &forever, subject.start);
         assert!(subject.denied("ann", 1, Duration::ZERO).is_none());
     }
 
@@ -191,10 +229,11 @@ mod tests {
     fn refund_ends_refusals_that_were_sent_before_it() {
         let subject = Subject::new(10, HOUR);
         subject.refuse("ann", 1, seconds(60), Duration::ZERO);
-        subject.cache.refund(subject.key("ann"), subject.start + seconds(2));
+        let early = subject.cache.begin(subject.key("ann"));
+        subject.refund("ann", seconds(2));
         assert!(subject.denied("ann", 1, seconds(3)).is_none());
 
-        subject.refuse("ann", 1, seconds(60), seconds(1));
+        early.refuse([1].into(), &refusal(seconds(60)), subject.start + seconds(1));
         assert!(
             subject.denied("ann", 1, seconds(3)).is_none(),
             "the server may have refused before the refund"
@@ -202,6 +241,30 @@ mod tests {
 
         subject.refuse("ann", 1, seconds(60), seconds(2));
         assert!(subject.denied("ann", 1, seconds(3)).is_some());
+    }
+
+    #[test]
+    fn refund_of_unknown_key_takes_no_place() {
+        let subject = Subject::new(3, HOUR);
+        for user in ["a", "b", "c"] {
+            subject.refuse(user, 1, seconds(60), Duration::ZERO);
+        }
+        let _check = subject.cache.begin(subject.key("d"));
+        for user in ["d", "e", "f"] {
+            subject.refund(user, seconds(1));
+        }
+        let denied = ["a", "b", "c"].map(|user| subject.denied(user, 1, seconds(2)).is_some());
+        assert_eq!(denied, [true; 3]);
+    }
+
+    #[test]
+    fn last_check_of_key_ends_its_record() {
+        let subject = Subject::new(3, HOUR);
+        let checks = [0; 2].map(|_| subject.cache.begin(subject.key("ann")));
+        for (check, records) in checks.into_iter().zip([1, 0]) {
+            drop(check);
+            assert_eq!(subject.cache.lock().under_way.len(), records);
+        }
     }
 
     #[test]
@@ -220,7 +283,6 @@ mod tests {
     fn cache_without_keys_remembers_nothing() {
         let subject = Subject::new(0, HOUR);
         subject.refuse("ann", 1, seconds(60), Duration::ZERO);
-        subject.cache.refund(subject.key("ann"), subject.start);
         assert!(subject.denied("ann", 1, Duration::ZERO).is_none());
         assert!(subject.cache.lock().keys.is_empty());
     }

@@ -10,7 +10,7 @@ use tonic::{Code, Status};
 use tonic_types::{ErrorDetails, StatusExt};
 use tower::{Layer, Service};
 
-use crate::{Client, Decision, Request, headers};
+use crate::{Check, Client, Decision, Request, headers};
 
 /// Limits the requests of a service. `describe` says what each request asks; a request for which it returns `None` is
 /// not limited.
@@ -23,40 +23,41 @@ use crate::{Client, Decision, Request, headers};
 /// A call of gRPC, by its content type, gets `RESOURCE_EXHAUSTED` with `google.rpc.RetryInfo`, or `INTERNAL`, and the
 /// same headers as metadata.
 #[derive(Clone)]
-pub struct RateLimitLayer<D> {
-    client: Client,
+pub struct RateLimitLayer<D, C = Client> {
+    checker: C,
     describe: D,
 }
 
 /// The service that [`RateLimitLayer`] makes.
 #[derive(Clone)]
-pub struct RateLimitService<S, D> {
+pub struct RateLimitService<S, D, C = Client> {
     inner: S,
-    client: Client,
+    checker: C,
     describe: D,
 }
 
-impl<D> RateLimitLayer<D> {
-    /// A layer that asks this client.
-    pub fn new(client: Client, describe: D) -> Self {
-        Self { client, describe }
+impl<D, C> RateLimitLayer<D, C> {
+    /// A layer that asks this client, or these slices: an `Arc` of a [`Prepaid`](crate::Prepaid).
+    pub fn new(checker: C, describe: D) -> Self {
+        Self { checker, describe }
     }
 }
 
-impl<S, D: Clone> Layer<S> for RateLimitLayer<D> {
-    type Service = RateLimitService<S, D>;
+impl<S, D: Clone, C: Clone> Layer<S> for RateLimitLayer<D, C> {
+    type Service = RateLimitService<S, D, C>;
 
     fn layer(&self, inner: S) -> Self::Service {
-        RateLimitService { inner, client: self.client.clone(), describe: self.describe.clone() }
+        RateLimitService { inner, checker: self.checker.clone(), describe: self.describe.clone() }
     }
 }
 
-impl<S, D, A, B> Service<http::Request<A>> for RateLimitService<S, D>
+impl<S, D, C, A, B> Service<http::Request<A>> for RateLimitService<S, D, C>
 where
     S: Service<http::Request<A>, Response = Response<B>> + Clone + Send + 'static,
     S::Future: Send + 'static,
     S::Error: Send + 'static,
     D: Fn(&http::Request<A>) -> Option<Request>,
+    C: Check + Clone + 'static,
     A: Send + 'static,
     B: Default + Send + 'static,
 {
@@ -72,13 +73,13 @@ where
         let Some(limited) = (self.describe)(&request) else {
             return Box::pin(self.inner.call(request));
         };
-        let client = self.client.clone();
+        let checker = self.checker.clone();
         // The service that is ready is called; its clone need not be.
         let clone = self.inner.clone();
         let mut ready = std::mem::replace(&mut self.inner, clone);
         Box::pin(async move {
             let protocol = Protocol::of(request.headers());
-            let Ok(decision) = client.check(&limited).await else {
+            let Ok(decision) = checker.check(&limited).await else {
                 return Ok(protocol.failure());
             };
             let mut response = if decision.allowed {

@@ -4,9 +4,10 @@
 //! checks together, and answers for keys that are known to be refused. If the server gives no answer in time,
 //! [`Options::on_no_answer`] decides.
 //!
-//! [`RateLimitLayer`] limits the requests of HTTP and gRPC servers.
+//! [`RateLimitLayer`] limits the requests of HTTP and gRPC servers. [`Prepaid`] spends slices of a limit without calls.
 
 mod batcher;
+mod check;
 mod client;
 mod connections;
 mod decision;
@@ -25,6 +26,7 @@ pub use tonic::{
     transport::{Certificate, ClientTlsConfig, Identity},
 };
 
+pub use check::Check;
 pub use client::{Client, Error};
 pub use decision::{Decision, LimitStatus, NoAnswer, Source};
 pub use layer::{RateLimitLayer, RateLimitService};

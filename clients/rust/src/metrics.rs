@@ -8,6 +8,8 @@ pub trait Metrics: Send + Sync {
     fn checked(&self, outcome: Outcome, latency: Duration);
     /// Called for each call to the server with checks, with the number of checks in it.
     fn sent(&self, batch: usize);
+    /// Called with the hits of a slice that were not spent and stay charged, because no settlement had an answer.
+    fn lost_hits(&self, _hits: u64) {}
 }
 
 /// Counts nothing.
@@ -25,6 +27,8 @@ pub enum Outcome {
     Denied,
     /// By the deny cache.
     DeniedLocally,
+    /// Allowed by a slice of [`Prepaid`](crate::Prepaid).
+    Prepaid,
     /// The server did not answer in time or at all, and the default decided.
     NoAnswer,
     /// Too many checks waited for a call, and the default decided.
@@ -40,6 +44,7 @@ impl Outcome {
             Self::Allowed => "allowed",
             Self::Denied => "denied",
             Self::DeniedLocally => "denied_locally",
+            Self::Prepaid => "prepaid",
             Self::NoAnswer => "no_answer",
             Self::QueueFull => "queue_full",
             Self::Failed => "failed",

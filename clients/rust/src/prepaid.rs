@@ -14,12 +14,15 @@ use tokio::{
 };
 
 use crate::{
-    Client, Decision, InvalidOptions, InvalidRequest, OnExpiry, Request, Reservation, Source, Terms,
-    request::CounterKey, reservation::settle_surely,
+    Client, Decision, InvalidOptions, InvalidRequest, OnExpiry, Outcome, Request, Reservation, Source, Terms,
+    request::CounterKey, reservation::repeated,
 };
 
 /// Between attempts to reserve a slice that the server refuses.
 const REFUSED_PAUSE_MAX: Duration = Duration::from_secs(1);
+
+/// A slice that ends sooner is not worth the calls that reserve and settle it.
+const LASTS_MIN: Duration = Duration::from_millis(50);
 
 /// Those that a server takes.
 const TTLS: RangeInclusive<Duration> = Duration::from_millis(1)..=Duration::from_secs(24 * 3600);
@@ -29,7 +32,8 @@ const TTLS: RangeInclusive<Duration> = Duration::from_millis(1)..=Duration::from
 pub struct Slices {
     /// Hits of a slice. Default: 100.
     pub hits: u64,
-    /// The time for which a slice is held at most: 1 ms to 24 h. Default: 5 s.
+    /// The time for which a slice is held at most: 1 ms to 24 h. A slice that lasts less than 50 ms is given back
+    /// unused. Default: 5 s.
     pub ttl: Duration,
     /// Keys with slices. Checks of further keys go to the server. Default: 100.
     pub keys_max: usize,
@@ -46,8 +50,9 @@ impl Default for Slices {
 /// is given back when it is renewed, or not used any more, or closed.
 ///
 /// While clients hold slices, others may be refused although not all hits are used. A slice ends before the window of
-/// its limit. It needs windows or buckets that are much larger than a slice; of a `sliding_log`, slices
-/// end as often as a hit leaves the log.
+/// its limit. It needs windows or buckets that are much larger than a slice; of a bucket, a slice has at least as many
+/// hits as the bucket refills in the time that the slice shall last. Of a `sliding_log`, slices end as often as a hit
+/// leaves the log.
 pub struct Prepaid {
     shared: Arc<Shared>,
     keepers: Mutex<JoinSet<()>>,
@@ -83,12 +88,17 @@ impl Prepaid {
     }
 
     /// Spends hits of the slice of the request's key. Without a slice, or if it has too few hits left, it is
-    /// [`Client::check`]. A request with hits of its own for a descriptor has no slice.
+    /// [`Client::check`]. So is a request with more hits than a slice, with hits of its own for a descriptor, or with a
+    /// [`request_id`](Request::request_id).
     pub async fn check(&self, request: &Request) -> Result<Decision, InvalidRequest> {
-        if request.descriptors.iter().all(|descriptor| descriptor.hits.is_none()) {
-            let key = self.shared.client.0.hasher.key_of(request);
+        let (begin, client) = (Instant::now(), &self.shared.client.0);
+        if self.shared.may_spend(request) {
+            let key = client.hasher.key_of(request);
             match self.shared.spend(key, request.hits.max(1)) {
-                Spent::Allowed(decision) => return Ok(decision),
+                Spent::Allowed(decision) => {
+                    client.options.metrics.checked(Outcome::Prepaid, begin.elapsed());
+                    return Ok(decision);
+                }
                 Spent::NotEnough => {}
                 Spent::NoKeeper => self.keep(key, request),
             }
@@ -127,10 +137,17 @@ enum Spent {
 }
 
 impl Shared {
+    fn may_spend(&self, request: &Request) -> bool {
+        request.hits <= self.slices.hits
+            && request.request_id.is_none()
+            && request.descriptors.iter().all(|descriptor| descriptor.hits.is_none())
+    }
+
     fn spend(&self, key: CounterKey, hits: u64) -> Spent {
         let mut keys = lock(&self.keys);
         let Some(slice) = keys.get_mut(&key) else { return Spent::NoKeeper };
-        let Some(slice) = slice.as_mut().filter(|slice| Instant::now() < slice.until) else {
+        let now = Instant::now();
+        let Some(slice) = slice.as_mut().filter(|slice| now < slice.until) else {
             return Spent::NotEnough;
         };
         if slice.left <= hits.saturating_add(self.slices.hits / 4) {
@@ -138,8 +155,8 @@ impl Shared {
         }
         let Some(left) = slice.left.checked_sub(hits) else { return Spent::NotEnough };
         slice.left = left;
-        let mut decision = slice.reservation.decision.clone();
-        decision.source = Source::Prepaid;
+        let reservation = &slice.reservation;
+        let mut decision = reservation.decision.later(Source::Prepaid, now - reservation.begin);
         for limit in &mut decision.limits {
             limit.remaining = limit.remaining.saturating_add(left);
         }
@@ -172,18 +189,17 @@ impl Shared {
         let terms = Terms { ttl: self.slices.ttl, on_expiry: OnExpiry::Charge };
         let reservation = self.client.reserve(request, terms).await.ok()?;
         let decision = &reservation.decision;
-        if reservation.is_held() && decision.delay.is_zero() {
-            // Hits of a window that has ended must not be spent in the next one.
-            let times = decision.limits.iter().map(|limit| limit.reset_after).chain([self.slices.ttl]);
+        // Hits of a window that has ended must not be spent in the next one.
+        let times = decision.limits.iter().map(|limit| limit.reset_after).chain([self.slices.ttl]);
+        let lasts = times.min().unwrap_or_default();
+        if reservation.is_held() && decision.delay.is_zero() && lasts >= LASTS_MIN {
             // Counted from an instant before the server's.
-            let until = reservation.begin + times.min().unwrap_or_default();
+            let until = reservation.begin + lasts;
             return Some(Slice { reservation, left: self.slices.hits, until, low: Arc::default() });
         }
-        if decision.allowed || decision.source != Source::Server {
-            // It may be held, with a place in a queue or without an answer. If it cannot be given back, it stays
-            // charged.
-            let _ = settle_surely(&reservation, 0).await;
-        }
+        // It may be held: for too short a time, with a place in a queue, or without an answer. If it cannot be given
+        // back, it stays charged.
+        let _ = repeated(|| reservation.cancel()).await;
         let pause = decision.retry_after.unwrap_or(REFUSED_PAUSE_MAX).min(REFUSED_PAUSE_MAX);
         tokio::select! {
             () = sleep(pause) => {}
@@ -200,8 +216,12 @@ impl Shared {
 
     async fn settle(&self, slice: Option<Slice>) {
         if let Some(slice) = slice {
-            // Without an answer, the slice stays charged as a whole.
-            let _ = settle_surely(&slice.reservation, self.slices.hits - slice.left).await;
+            let spent = self.slices.hits - slice.left;
+            let settled = repeated(|| slice.reservation.settle(spent)).await;
+            if settled.is_err() && slice.left > 0 {
+                // The slice stays charged as a whole.
+                self.client.0.options.metrics.lost_hits(slice.left);
+            }
         }
     }
 }

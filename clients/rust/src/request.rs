@@ -21,6 +21,9 @@ pub struct Request {
     pub descriptors: Vec<Descriptor>,
     /// Hits of each descriptor without hits of its own; 0 means 1.
     pub hits: u64,
+    /// Makes a check count once: a repeated check of the same descriptors with this id is answered as the first one,
+    /// for `api.request_id_window` of the server. At most 63 bytes. Other calls ignore it.
+    pub request_id: Option<String>,
 }
 
 /// Leads to one rule, and to one counter of this rule.
@@ -54,7 +57,7 @@ pub struct InvalidRequest(pub String);
 impl Request {
     /// A request of one hit.
     pub fn new(domain: impl Into<String>, descriptors: impl Into<Vec<Descriptor>>) -> Self {
-        Self { domain: domain.into(), descriptors: descriptors.into(), hits: 1 }
+        Self { domain: domain.into(), descriptors: descriptors.into(), hits: 1, request_id: None }
     }
 
     /// The same with this number of hits.
@@ -63,31 +66,41 @@ impl Request {
         self
     }
 
-    /// The message of a check or a refund.
-    pub(crate) fn message(&self) -> Result<v1::Request, InvalidRequest> {
-        self.message_with(self.hits, |descriptor| descriptor.hits)
+    /// The same with this id, so that a repeated check counts once.
+    pub fn request_id(mut self, id: impl Into<String>) -> Self {
+        self.request_id = Some(id.into());
+        self
+    }
+
+    pub(crate) fn check_message(&self) -> Result<v1::Request, InvalidRequest> {
+        let request_id = self.request_id.clone().unwrap_or_default();
+        sized(v1::Request { request_id, ..self.message_with(self.hits, |descriptor| descriptor.hits) })
+    }
+
+    /// The server refuses an id of a charge in refunds and peeks.
+    pub(crate) fn refund_message(&self) -> Result<v1::Request, InvalidRequest> {
+        sized(self.message_with(self.hits, |descriptor| descriptor.hits))
     }
 
     /// The message of a peek, which has no hits.
     pub(crate) fn peek_message(&self) -> Result<v1::Request, InvalidRequest> {
-        self.message_with(0, |_| None)
+        sized(self.message_with(0, |_| None))
     }
 
-    fn message_with(
-        &self,
-        hits: u64,
-        hits_of: impl Fn(&Descriptor) -> Option<u64>,
-    ) -> Result<v1::Request, InvalidRequest> {
+    fn message_with(&self, hits: u64, hits_of: impl Fn(&Descriptor) -> Option<u64>) -> v1::Request {
         let descriptors = self.descriptors.iter().map(|each| each.message(hits_of(each))).collect();
-        let message = v1::Request { domain: self.domain.clone(), descriptors, hits, ..Default::default() };
-        check_size(&message)?;
-        Ok(message)
+        v1::Request { domain: self.domain.clone(), descriptors, hits, ..Default::default() }
     }
 
     /// The hits of each descriptor.
     pub(crate) fn hits_of_each(&self) -> Box<[u64]> {
         self.descriptors.iter().map(|each| each.hits.unwrap_or(self.hits.max(1))).collect()
     }
+}
+
+fn sized(message: v1::Request) -> Result<v1::Request, InvalidRequest> {
+    check_size(&message)?;
+    Ok(message)
 }
 
 /// The server would refuse a larger request as it refuses an overload, which would lead to the default decision.
@@ -146,7 +159,7 @@ impl KeyHasher {
         format!("{a:016x}{b:016x}")
     }
 
-    /// Equal for requests that differ in their hits only.
+    /// Equal for requests that differ in their hits and ids only.
     pub(crate) fn key_of(&self, request: &Request) -> CounterKey {
         CounterKey(self.states.each_ref().map(|state| {
             let mut hasher = state.build_hasher();

@@ -3,17 +3,20 @@
 use std::time::Duration;
 
 use prost_types::Duration as WireDuration;
-use tokio::time::Instant;
-use tonic::Request as Call;
+use tokio::time::{Instant, sleep};
+use tonic::{Request as Call, Status};
 
 use crate::{
-    Client, Decision, Error, InvalidRequest, NoAnswer, Request, Source,
+    Client, Decision, Error, InvalidRequest, Request, Source,
     client::Inner,
     connections::Server,
     decision::duration,
     request::{Descriptor, check_size},
     v1,
 };
+
+/// Pauses before a settlement or a cancellation without an answer is repeated.
+const REPEAT_PAUSES: [Duration; 2] = [Duration::from_millis(100), Duration::from_millis(400)];
 
 /// What happens to a reservation that is neither settled nor canceled before it expires.
 pub use v1::reserve_request::OnExpiry;
@@ -44,14 +47,17 @@ pub struct Reservation {
     pub(crate) begin: Instant,
     client: Client,
     request: Request,
-    id: String,
+    /// None if the server has decided that nothing is held.
+    id: Option<String>,
 }
 
 /// How a reservation has ended.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Settlement {
     /// The limits that apply, in the order of the descriptors.
     pub limits: Vec<SettledLimit>,
+    /// Whether the outcome of a limit is [`SettledOutcome::Unknown`].
+    pub unknown: bool,
 }
 
 /// One limit of a reservation that has ended.
@@ -76,6 +82,9 @@ pub struct SettledLimit {
 impl Client {
     /// Holds the hits of a request, all of them or none. [`Options::on_no_answer`](crate::Options::on_no_answer)
     /// decides if the server gives no answer.
+    ///
+    /// If its future is dropped before it is ready, as servers do with the handler of a caller that goes away, the hits
+    /// are given back when the call has ended.
     pub async fn reserve(&self, request: &Request, terms: Terms) -> Result<Reservation, InvalidRequest> {
         // Chosen here, so that hits can be settled that were held without an answer.
         let id = self.0.hasher.unique_id();
@@ -92,62 +101,98 @@ impl Client {
         };
         check_size(&message)?;
         let begin = Instant::now();
-        let method = |mut server: Server, call: Call<_>| async move { server.reserve(call).await };
-        let response = self.0.connections.call(message, self.0.deadline(), method).await;
-        let answer = response.and_then(|response| Decision::of_answer(response.answer.unwrap_or_default()));
-        let decision = self.0.or_default(answer.map_err(Error::from))?;
-        Ok(Reservation { decision, begin, client: self.clone(), request: request.clone(), id })
+        let ended = Status::unavailable("the runtime of the client has ended");
+        let decision = self.0.or_default(Err(ended.into()))?;
+        let (client, request) = (self.clone(), request.clone());
+        let unanswered = Reservation { decision, begin, client, request, id: Some(id) };
+        // Its own task, because a cancellation must not reach the server before the call that it ends.
+        let call = self.0.runtime.spawn(unanswered.clone().call(message, self.0.deadline()));
+        let answered = match call.await {
+            Ok(unclaimed) => unclaimed?.0.take(),
+            Err(_) => None,
+        };
+        Ok(answered.unwrap_or(unanswered))
+    }
+}
+
+/// The result of a call, which is canceled unless its caller takes it.
+struct Unclaimed(Option<Reservation>);
+
+impl Drop for Unclaimed {
+    fn drop(&mut self) {
+        if let Some(reservation) = self.0.take() {
+            let runtime = reservation.inner().runtime.clone();
+            runtime.spawn(async move {
+                // Without an answer, its expiry decides.
+                let _ = repeated(|| reservation.cancel()).await;
+            });
+        }
     }
 }
 
 impl Reservation {
+    async fn call(
+        mut self,
+        message: v1::ReserveRequest,
+        deadline: Instant,
+    ) -> Result<Unclaimed, InvalidRequest> {
+        let inner = self.inner();
+        let method = |mut server: Server, call: Call<_>| async move { server.reserve(call).await };
+        let response = inner.connections.call(message, deadline, method).await;
+        let answer = response.and_then(|response| {
+            Ok((Decision::of_answer(response.answer.unwrap_or_default())?, response.reservation_id))
+        });
+        match answer {
+            Ok((decision, id)) => {
+                self.decision = decision;
+                self.id = Some(id).filter(|id| !id.is_empty());
+            }
+            Err(status) => self.decision = inner.or_default(Err(status.into()))?,
+        }
+        Ok(Unclaimed(Some(self)))
+    }
+
     /// Ends the reservation at the hits that were used. They apply to each descriptor without hits of its own; the
     /// others keep theirs. A reservation that is not known any more, or never was, is charged now.
     ///
-    /// After [`Error::NoAnswer`] the same call may be repeated: the hits count once. If the server has refused the
-    /// reservation, nothing is sent and the settlement has no limits.
+    /// After [`Error::NoAnswer`] the same call may be repeated: the hits count once. If the server has decided that
+    /// nothing is held, nothing is sent and the settlement has no limits: the reservation is refused, or allowed only
+    /// by the shadow mode of all rules.
     pub async fn settle(&self, actual: u64) -> Result<Settlement, Error> {
-        if self.is_refused() {
-            return Ok(Settlement::of_limits(Vec::new()));
-        }
+        let Some(id) = &self.id else { return Ok(Settlement::default()) };
         let message = v1::SettleRequest {
             domain: self.request.domain.clone(),
             descriptors: self.descriptors(|each| each.hits),
-            reservation_id: self.id.clone(),
+            reservation_id: id.clone(),
             actual,
         };
         check_size(&message)?;
         let method = |mut server: Server, call: Call<_>| async move { server.settle(call).await };
         let response = self.inner().connections.call(message, self.inner().deadline(), method).await;
         self.ended();
-        Ok(Settlement::of_limits(response?.limits))
+        let response = response?;
+        Ok(Settlement::of_message(response.limits, response.unknown))
     }
 
     /// Ends the reservation and gives all hits back. After [`Error::NoAnswer`] the same call may be repeated.
     pub async fn cancel(&self) -> Result<Settlement, Error> {
-        if self.is_refused() {
-            return Ok(Settlement::of_limits(Vec::new()));
-        }
+        let Some(id) = &self.id else { return Ok(Settlement::default()) };
         let message = v1::CancelRequest {
             domain: self.request.domain.clone(),
             descriptors: self.descriptors(|_| None),
-            reservation_id: self.id.clone(),
+            reservation_id: id.clone(),
         };
         check_size(&message)?;
         let method = |mut server: Server, call: Call<_>| async move { server.cancel(call).await };
         let response = self.inner().connections.call(message, self.inner().deadline(), method).await;
         self.ended();
-        Ok(Settlement::of_limits(response?.limits))
+        let response = response?;
+        Ok(Settlement::of_message(response.limits, response.unknown))
     }
 
     /// Whether the server has decided that the hits are held.
     pub(crate) fn is_held(&self) -> bool {
-        self.decision.allowed && self.decision.source == Source::Server
-    }
-
-    /// Whether the server has decided that nothing is held.
-    fn is_refused(&self) -> bool {
-        !self.decision.allowed && self.decision.source == Source::Server
+        self.id.is_some() && self.decision.source == Source::Server
     }
 
     fn inner(&self) -> &Inner {
@@ -166,7 +211,7 @@ impl Reservation {
 }
 
 impl Settlement {
-    fn of_limits(limits: Vec<v1::SettledLimit>) -> Self {
+    fn of_message(limits: Vec<v1::SettledLimit>, unknown: bool) -> Self {
         let limits = limits.into_iter().map(|limit| SettledLimit {
             descriptor: limit.descriptor_index as usize,
             outcome: limit.outcome(),
@@ -176,21 +221,49 @@ impl Settlement {
             reset_after: duration(limit.reset_after),
             rule: limit.rule,
         });
-        Self { limits: limits.collect() }
+        Self { limits: limits.collect(), unknown }
     }
 }
 
-/// Settles, and repeats it a few times if there is no answer.
-pub(crate) async fn settle_surely(reservation: &Reservation, actual: u64) -> Result<Settlement, Error> {
-    let mut result = reservation.settle(actual).await;
-    for pause_ms in [100, 200, 400, 800] {
-        match &result {
-            Err(Error::NoAnswer(NoAnswer::Failed { .. } | NoAnswer::QueueFull)) => {
-                tokio::time::sleep(Duration::from_millis(pause_ms)).await;
-                result = reservation.settle(actual).await;
+/// Ends a reservation, and repeats it twice if there is no answer.
+pub(crate) async fn repeated<F>(end: impl Fn() -> F) -> Result<Settlement, Error>
+where
+    F: Future<Output = Result<Settlement, Error>>,
+{
+    let mut result = end().await;
+    for pause in REPEAT_PAUSES {
+        match result {
+            Err(Error::NoAnswer(_)) => {
+                sleep(pause).await;
+                result = end().await;
             }
             Ok(_) | Err(Error::InvalidRequest(_)) => break,
         }
     }
     result
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+    use crate::NoAnswer;
+
+    #[tokio::test]
+    async fn settlement_without_answer_is_repeated_twice() {
+        for (result, attempts) in [
+            (Ok(Settlement::default()), 1),
+            (Err(Error::NoAnswer(NoAnswer::QueueFull)), 3),
+            (Err(Error::InvalidRequest(InvalidRequest(String::new()))), 1),
+        ] {
+            let calls = Cell::new(0);
+            let end = || async {
+                calls.set(calls.get() + 1);
+                result.clone()
+            };
+            assert_eq!(repeated(end).await, result);
+            assert_eq!(calls.get(), attempts, "{result:?}");
+        }
+    }
 }

@@ -144,6 +144,34 @@ async fn refund_of_refused_key_lets_it_pass() {
 }
 
 #[tokio::test]
+async fn repeated_check_with_request_id_counts_once() {
+    let server = Server::start(RULES).await;
+    let client = client(server.target(), options());
+    let ann = request("user", "ann");
+    for (id, left) in [("one", 2), ("one", 2), ("two", 1)] {
+        let decision = check(&client, &ann.clone().request_id(id)).await;
+        assert_eq!((decision.allowed, decision.limits[0].remaining), (true, left), "{id}");
+    }
+    let refund = client.refund(&ann.clone().request_id("one")).await.unwrap();
+    assert_eq!(refund.limits[0].remaining, 2);
+    assert_eq!(client.peek(&ann.request_id("one")).await.unwrap().limits[0].remaining, 2);
+}
+
+#[tokio::test]
+async fn check_with_request_id_passes_over_the_deny_cache() {
+    let server = Server::start(RULES).await;
+    let client = client(server.target(), Options { deny_cache_max: HOUR, ..options() });
+    let ann = request("user", "ann");
+    assert!(check(&client, &ann.clone().hits(3).request_id("one")).await.allowed);
+    for _ in 0..2 {
+        let decision = check(&client, &ann.clone().request_id("two")).await;
+        assert_eq!((decision.allowed, decision.source), (false, Source::Server));
+    }
+    assert_eq!(check(&client, &ann).await.source, Source::DenyCache, "its refusal is cached");
+    assert!(check(&client, &ann.hits(3).request_id("one")).await.allowed);
+}
+
+#[tokio::test]
 async fn peek_charges_nothing() {
     let server = Server::start(RULES).await;
     let client = client(server.target(), options());

@@ -7,7 +7,7 @@ use std::{
     process::Stdio,
     sync::{
         Arc, Mutex,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicU64, Ordering},
     },
     time::Duration,
 };
@@ -20,6 +20,7 @@ use tokio::{
         tcp::{OwnedReadHalf, OwnedWriteHalf},
     },
     process::{Child, Command},
+    sync::watch,
     time::{sleep, timeout},
 };
 use tollgate_client::{Client, Decision, Descriptor, Metrics, Options, Outcome, Request, Source};
@@ -40,6 +41,8 @@ descriptors:
     rate_limit: {unit: hour, requests_per_unit: 1000, algorithm: sliding_log}
   - key: second
     rate_limit: {unit: second, requests_per_unit: 1000000, algorithm: fixed_window}
+  - key: fast
+    rate_limit: {unit: second, requests_per_unit: 1000000, algorithm: token_bucket}
   - key: turn
     rate_limit: {unit: minute, requests_per_unit: 60, algorithm: leaky_queue, burst: 5}
 ";
@@ -138,39 +141,61 @@ impl Drop for Paused {
     }
 }
 
-/// Forwards connections to a server, and its answers until they are lost. It ends with the runtime of the test.
+/// Forwards connections to a server, and its answers unless they are held or lost. It ends with the runtime of the test.
 pub struct Relay {
     pub address: SocketAddr,
-    loses_answers: Arc<AtomicBool>,
+    answers: watch::Sender<Answers>,
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Answers {
+    Forwarded,
+    Held,
+    Lost,
 }
 
 impl Relay {
     pub async fn start(server: SocketAddr) -> Self {
         let listener = TcpListener::bind(FREE).await.unwrap();
         let address = listener.local_addr().unwrap();
-        let loses_answers = Arc::new(AtomicBool::new(false));
-        let lost = loses_answers.clone();
+        let (answers, state) = watch::channel(Answers::Forwarded);
         tokio::spawn(async move {
             while let Ok((client, _)) = listener.accept().await {
                 let (mut from_client, to_client) = client.into_split();
                 let (from_server, mut to_server) = TcpStream::connect(server).await.unwrap().into_split();
                 tokio::spawn(async move { tokio::io::copy(&mut from_client, &mut to_server).await });
-                tokio::spawn(forward_until_lost(from_server, to_client, lost.clone()));
+                tokio::spawn(forward_answers(from_server, to_client, state.clone()));
             }
         });
-        Self { address, loses_answers }
+        Self { address, answers }
+    }
+
+    /// From now on the server reads what clients send, and no client learns of its answers until they are released.
+    pub fn hold_answers(&self) {
+        self.answers.send_replace(Answers::Held);
+    }
+
+    pub fn release_answers(&self) {
+        self.answers.send_replace(Answers::Forwarded);
     }
 
     /// From now on the server reads what clients send, and no client learns of its answers.
     pub fn lose_answers(&self) {
-        self.loses_answers.store(true, Ordering::SeqCst);
+        self.answers.send_replace(Answers::Lost);
     }
 }
 
-async fn forward_until_lost(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, lost: Arc<AtomicBool>) {
+async fn forward_answers(
+    mut from: OwnedReadHalf,
+    mut to: OwnedWriteHalf,
+    mut answers: watch::Receiver<Answers>,
+) {
     let mut buffer = vec![0; 1 << 16];
     while let Ok(length @ 1..) = from.read(&mut buffer).await {
-        if !lost.load(Ordering::SeqCst) && to.write_all(&buffer[..length]).await.is_err() {
+        let Ok(state) = answers.wait_for(|state| *state != Answers::Held).await.map(|state| *state) else {
+            return;
+        };
+        if state == Answers::Forwarded && to.write_all(&buffer[..length]).await.is_err() {
             return;
         }
     }
@@ -181,6 +206,7 @@ async fn forward_until_lost(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, los
 pub struct Counts {
     outcomes: Mutex<HashMap<Outcome, usize>>,
     batches: Mutex<Vec<usize>>,
+    lost_hits: AtomicU64,
 }
 
 impl Metrics for Counts {
@@ -191,6 +217,10 @@ impl Metrics for Counts {
     fn sent(&self, batch: usize) {
         self.batches.lock().unwrap().push(batch);
     }
+
+    fn lost_hits(&self, hits: u64) {
+        self.lost_hits.fetch_add(hits, Ordering::SeqCst);
+    }
 }
 
 impl Counts {
@@ -200,6 +230,10 @@ impl Counts {
 
     pub fn batches(&self) -> Vec<usize> {
         self.batches.lock().unwrap().clone()
+    }
+
+    pub fn lost(&self) -> u64 {
+        self.lost_hits.load(Ordering::SeqCst)
     }
 }
 

@@ -68,8 +68,8 @@ async fn tokens_are_charged_if_the_caller_goes_away() {
     eventually("one token is charged", async || remaining(&client, &ann()).await == 149).await;
 }
 
-#[tokio::test]
-async fn reservation_whose_answer_is_lost_is_canceled() {
+/// Starts the example with a server whose answers are lost from now on, and a client that gets them. One hit is charged.
+async fn start_without_answers() -> (Server, Client, SocketAddr) {
     let tollgate = Server::start(RULES).await;
     let direct = client(tollgate.target(), options());
     let relay = Relay::start(tollgate.address).await;
@@ -79,6 +79,33 @@ async fn reservation_whose_answer_is_lost_is_canceled() {
     assert!(lossy.check(&ann()).await.unwrap().allowed);
     let address = serve(lossy, Duration::ZERO).await;
     relay.lose_answers();
+    (tollgate, direct, address)
+}
+
+#[tokio::test]
+async fn caller_that_leaves_before_the_answer_is_charged_nothing() {
+    let (_tollgate, direct, address) = start_without_answers().await;
+    let mut stream = TcpStream::connect(address).await.unwrap();
+    stream.write_all(b"GET /generate HTTP/1.1\r\nhost: example\r\nuser: ann\r\n\r\n").await.unwrap();
+    eventually("tokens are held", async || remaining(&direct, &ann()).await == 149 - example::TOKENS_MAX)
+        .await;
+
+    drop(stream);
+
+    eventually("they are given back", async || remaining(&direct, &ann()).await == 149).await;
+}
+
+#[test]
+fn retry_after_is_rounded_up_to_whole_seconds() {
+    let nanosecond = Duration::from_nanos(1);
+    for (time, seconds) in [(Duration::ZERO, 0), (2 * HOUR, 7200), (HOUR + nanosecond, 3601)] {
+        assert_eq!(example::whole_seconds(time), seconds, "{time:?}");
+    }
+}
+
+#[tokio::test]
+async fn reservation_whose_answer_is_lost_is_canceled() {
+    let (_tollgate, direct, address) = start_without_answers().await;
 
     let answer = tokio::spawn(async move { get(address, "/generate", &[("user", "ann")]).await });
     eventually("tokens are held", async || remaining(&direct, &ann()).await == 149 - example::TOKENS_MAX)

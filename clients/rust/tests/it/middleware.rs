@@ -2,12 +2,15 @@
 
 use std::{
     net::SocketAddr,
+    sync::Arc,
     time::{Duration, Instant},
 };
 
 use axum::{Router, routing};
 use tokio::net::TcpListener;
-use tollgate_client::{Descriptor, OnNoAnswer, Options, RateLimitLayer, Request};
+use tollgate_client::{
+    Check, Descriptor, OnNoAnswer, Options, Outcome, Prepaid, RateLimitLayer, Request, Slices,
+};
 use tonic::{
     Code, Status,
     codegen::http,
@@ -17,13 +20,15 @@ use tonic::{
 use tonic_health::pb::{HealthCheckRequest, health_client::HealthClient};
 use tonic_types::StatusExt;
 
-use crate::harness::{FREE, HOUR, PATIENCE, Response, Server, client, get, options};
+use crate::harness::{FREE, HOUR, PATIENCE, Response, Server, client, counted, eventually, get, options};
 
 const RULES: &str = "
 domain: edge
 descriptors:
   - key: user
     rate_limit: {unit: hour, requests_per_unit: 2, algorithm: sliding_log}
+  - key: group
+    rate_limit: {unit: hour, requests_per_unit: 100, algorithm: sliding_log}
   - key: none
     rate_limit: {unit: hour, requests_per_unit: 0}
   - key: turn
@@ -41,9 +46,13 @@ fn header<'a, B>(request: &'a http::Request<B>, name: &str) -> Option<&'a str> {
     request.headers().get(name)?.to_str().ok()
 }
 
-/// Starts a server of axum that is limited by Tollgate. It limits the header `user` by the key of the path.
 async fn limited(target: impl AsRef<str>, options: Options) -> SocketAddr {
-    let layer = RateLimitLayer::new(client(target, options), |request: &http::Request<_>| {
+    limited_by(client(target, options)).await
+}
+
+/// Starts a server of axum that is limited by Tollgate. It limits the header `user` by the key of the path.
+async fn limited_by(checker: impl Check + Clone + 'static) -> SocketAddr {
+    let layer = RateLimitLayer::new(checker, |request: &http::Request<_>| {
         let user = header(request, "user")?;
         let key = &request.uri().path()[1..];
         // An empty domain is not valid.
@@ -92,6 +101,22 @@ async fn request_without_description_is_not_limited() {
         let passed = get(address, "/user", &[]).await;
         assert_eq!((passed.status, passed.header("ratelimit-limit")), (200, None));
     }
+}
+
+#[tokio::test]
+async fn layer_of_slices_spends_them() {
+    let server = Server::start(RULES).await;
+    let (options, counts) = counted();
+    let slices = Slices { hits: 10, ttl: HOUR, ..Slices::default() };
+    let prepaid = Arc::new(Prepaid::new(client(server.target(), options), slices).unwrap());
+    let address = limited_by(prepaid.clone()).await;
+    eventually("a request spends a slice", async || {
+        let passed = get_as_ann(address, "/group").await;
+        assert_eq!((passed.status, passed.header("ratelimit-limit")), (200, Some("100")));
+        counts.of(Outcome::Prepaid) > 0
+    })
+    .await;
+    prepaid.close().await;
 }
 
 #[tokio::test]

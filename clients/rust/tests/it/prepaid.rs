@@ -1,11 +1,11 @@
 //! Slices that are spent without calls.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use tokio::task::JoinSet;
-use tollgate_client::{Outcome, Prepaid, Request, Slices, Source};
+use tokio::{task::JoinSet, time::sleep};
+use tollgate_client::{Descriptor, Outcome, Prepaid, Request, Slices, Source};
 
-use crate::harness::{HOUR, RULES, Server, client, counted, eventually, options, remaining, request};
+use crate::harness::{FREE, HOUR, RULES, Server, client, counted, eventually, options, remaining, request};
 
 const TEN: Slices = Slices { hits: 10, ttl: Duration::from_secs(60), keys_max: 10 };
 
@@ -31,6 +31,7 @@ async fn slice_is_spent_without_calls_and_settled_at_close() {
         assert!(spends_slice(&prepaid, &red).await);
     }
     assert_eq!(counts.batches(), sent);
+    assert_eq!(counts.of(Outcome::Prepaid), 21);
     assert_eq!(remaining(&client, &red).await, 100 - 50 - (checks - 1), "the slice is held");
 
     prepaid.close().await;
@@ -160,6 +161,114 @@ async fn limit_that_is_smaller_than_a_slice_is_checked() {
     }
     assert_eq!((counts.of(Outcome::Allowed), counts.of(Outcome::Denied)), (3, 1));
     prepaid.close().await;
+}
+
+#[tokio::test]
+async fn decisions_of_a_slice_count_down_to_the_reset() {
+    let server = Server::start(RULES).await;
+    let slices = Slices { hits: 500, ..TEN };
+    let prepaid = Prepaid::new(client(server.target(), options()), slices).unwrap();
+    let many = request("many", "x");
+    eventually("a slice is reserved", async || spends_slice(&prepaid, &many).await).await;
+    let reset = async || prepaid.check(&many).await.unwrap().limits[0].reset_after;
+    const PAUSE: Duration = Duration::from_millis(5);
+    let first = reset().await;
+    sleep(PAUSE).await;
+    let second = reset().await;
+    assert!(first <= HOUR && second + PAUSE <= first, "{first:?}, {second:?}");
+}
+
+/// Waits until the keeper of the only key has ended: another key has a slice then.
+async fn until_keeper_ends(prepaid: &Prepaid) {
+    // Its limit is not used up by checks without a slice.
+    let second = request("second", "any");
+    eventually("another key has a slice", async || spends_slice(prepaid, &second).await).await;
+}
+
+#[tokio::test]
+async fn slice_allowed_by_shadow_mode_is_not_spent() {
+    let server = Server::start_at(FREE, RULES, &["--limiter-shadow-mode", "true"]).await;
+    let client = client(server.target(), options());
+    let prepaid = Prepaid::new(client.clone(), Slices { keys_max: 1, ..TEN }).unwrap();
+    let red = request("group", "red");
+    client.check(&red.clone().hits(95)).await.unwrap();
+    assert!(!spends_slice(&prepaid, &red).await);
+
+    until_keeper_ends(&prepaid).await;
+
+    assert_eq!(remaining(&client, &red).await, 4);
+}
+
+#[tokio::test]
+async fn slice_that_ends_too_soon_is_given_back_and_pauses() {
+    let server = Server::start(RULES).await;
+    let client = client(server.target(), options());
+    let prepaid = Prepaid::new(client.clone(), Slices { keys_max: 1, ..TEN }).unwrap();
+    // The bucket refills 10 hits within 10 us.
+    let fast = [Descriptor::new([("fast", "x")]), Descriptor::new([("group", "red")])];
+    let begin = Instant::now();
+    assert!(!spends_slice(&prepaid, &Request::new("edge", fast)).await);
+
+    until_keeper_ends(&prepaid).await;
+
+    assert!(begin.elapsed() >= Duration::from_secs(1), "{:?}", begin.elapsed());
+    assert_eq!(remaining(&client, &request("group", "red")).await, 99);
+}
+
+#[tokio::test]
+async fn check_beyond_a_slice_neither_reserves_nor_renews_it() {
+    let server = Server::start(RULES).await;
+    let client = client(server.target(), options());
+    let prepaid = Prepaid::new(client.clone(), Slices { hits: 100, ..TEN }).unwrap();
+    let many = request("many", "x");
+    let beyond = async || {
+        assert_eq!(prepaid.check(&many.clone().hits(101)).await.unwrap().source, Source::Server);
+        let mut left = 0;
+        // Long enough for a slice to be reserved.
+        for _ in 0..20 {
+            left = remaining(&client, &many).await;
+        }
+        left
+    };
+    assert_eq!(beyond().await, 1000 - 101);
+
+    let mut spent = 0;
+    eventually("a slice is reserved", async || {
+        spent += 1;
+        spends_slice(&prepaid, &many).await
+    })
+    .await;
+    // A renewal would charge the hit that is spent of this slice.
+    assert_eq!(beyond().await, 1000 - 2 * 101 - 100 - (spent - 1));
+}
+
+#[tokio::test]
+async fn check_with_request_id_goes_to_the_server() {
+    let server = Server::start(RULES).await;
+    let client = client(server.target(), options());
+    let prepaid = Prepaid::new(client.clone(), TEN).unwrap();
+    let many = request("many", "x");
+    eventually("a slice is reserved", async || spends_slice(&prepaid, &many).await).await;
+    let before = remaining(&client, &many).await;
+    for _ in 0..2 {
+        assert!(!spends_slice(&prepaid, &many.clone().request_id("one")).await);
+    }
+    assert_eq!(remaining(&client, &many).await, before - 1);
+}
+
+#[tokio::test]
+async fn lost_settlement_counts_hits_that_stay_charged() {
+    let mut server = Server::start(RULES).await;
+    let (options, counts) = counted();
+    let prepaid = Prepaid::new(client(server.target(), options), TEN).unwrap();
+    let red = request("group", "red");
+    eventually("a slice is reserved", async || spends_slice(&prepaid, &red).await).await;
+    assert!(spends_slice(&prepaid, &red).await);
+    server.kill().await;
+
+    prepaid.close().await;
+
+    assert_eq!(counts.lost(), 8);
 }
 
 #[tokio::test]

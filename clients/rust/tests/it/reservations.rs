@@ -1,12 +1,16 @@
 //! Hits that are held, and settled or canceled.
 
-use std::time::Duration;
+use std::{future::poll_fn, pin::pin, task::Poll, time::Duration};
 
 use tollgate_client::{
-    Descriptor, Error, NoAnswer, OnExpiry, OnNoAnswer, Options, Request, SettledOutcome, Source, Terms,
+    Descriptor, Error, NoAnswer, OnExpiry, OnNoAnswer, Options, Request, SettledOutcome, Settlement, Source,
+    Terms,
 };
 
-use crate::harness::{RULES, Server, client, eventually, options, remaining, request};
+use crate::harness::{FREE, RULES, Relay, Server, client, eventually, options, remaining, request};
+
+/// Without a cancellation, the hits stay charged.
+const CHARGE: Terms = Terms { ttl: Duration::from_secs(600), on_expiry: OnExpiry::Charge };
 
 #[tokio::test]
 async fn settlement_gives_back_what_was_not_used() {
@@ -24,6 +28,7 @@ async fn settlement_gives_back_what_was_not_used() {
         (limit.outcome, limit.reserved, limit.not_charged, limit.remaining),
         (SettledOutcome::Open, 80, 0, 70)
     );
+    assert!(!settlement.unknown);
     assert_eq!(reservation.settle(99).await.unwrap(), settlement, "a repeated call answers as the first one");
     assert_eq!(remaining(&client, &red).await, 70);
 }
@@ -65,6 +70,74 @@ async fn refused_reservation_holds_nothing() {
     assert!(second.settle(10).await.unwrap().limits.is_empty());
     assert!(second.cancel().await.unwrap().limits.is_empty());
     assert_eq!(remaining(&client, &red).await, 20);
+}
+
+#[tokio::test]
+async fn reservation_dropped_before_its_answer_is_canceled() {
+    let server = Server::start(RULES).await;
+    let direct = client(server.target(), options());
+    let relay = Relay::start(server.address).await;
+    let relayed = client(relay.address.to_string(), options());
+    let red = request("group", "red");
+    assert_eq!(remaining(&relayed, &red).await, 100);
+    relay.hold_answers();
+    let caller = tokio::spawn({
+        let red = red.clone().hits(80);
+        async move { relayed.reserve(&red, CHARGE).await }
+    });
+    eventually("the hits are held", async || remaining(&direct, &red).await == 20).await;
+
+    caller.abort();
+    assert!(caller.await.err().unwrap().is_cancelled());
+    relay.release_answers();
+
+    eventually("they are given back", async || remaining(&direct, &red).await == 100).await;
+}
+
+#[tokio::test]
+async fn reservation_dropped_with_its_answer_is_canceled() {
+    let server = Server::start(RULES).await;
+    let client = client(server.target(), options());
+    // A settlement would keep the hits of a descriptor.
+    let red = Request::new("edge", [Descriptor::new([("group", "red")]).hits(80)]);
+    {
+        let mut reserve = pin!(client.reserve(&red, CHARGE));
+        let polled = poll_fn(|context| Poll::Ready(reserve.as_mut().poll(context))).await;
+        assert!(polled.is_pending());
+        eventually("the hits are held", async || remaining(&client, &red).await == 20).await;
+    }
+    eventually("they are given back", async || remaining(&client, &red).await == 100).await;
+}
+
+#[tokio::test]
+async fn reservation_allowed_by_shadow_mode_holds_nothing() {
+    let server = Server::start_at(FREE, RULES, &["--limiter-shadow-mode", "true"]).await;
+    let client = client(server.target(), options());
+    let red = request("group", "red");
+    let reservation = client.reserve(&red.clone().hits(101), Terms::default()).await.unwrap();
+    assert!(reservation.decision.allowed && reservation.decision.limits[0].refused);
+    for settlement in [reservation.settle(30).await, reservation.cancel().await] {
+        assert_eq!(settlement.unwrap(), Settlement::default());
+    }
+    assert_eq!(remaining(&client, &red).await, 100);
+}
+
+#[tokio::test]
+async fn settlement_of_unknown_reservation_charges_and_says_so() {
+    let mut server = Server::start(RULES).await;
+    let client = client(server.target(), options());
+    let red = request("group", "red");
+    let reservation = client.reserve(&red.clone().hits(80), Terms::default()).await.unwrap();
+    server.kill().await;
+    let _restarted = Server::start_at(&server.target(), RULES, &[]).await;
+    eventually("the server answers", async || client.peek(&red).await.unwrap().source == Source::Server)
+        .await;
+
+    let settlement = reservation.settle(30).await.unwrap();
+
+    let limit = &settlement.limits[0];
+    assert!(settlement.unknown);
+    assert_eq!((limit.outcome, limit.remaining), (SettledOutcome::Unknown, 70));
 }
 
 #[tokio::test]
