@@ -1,8 +1,8 @@
-//! Without the feature `server`, no counters are elsewhere.
+//! Without the feature `redis`, no counters are elsewhere.
 
 use crate::limiter::{LimiterError, Request};
 
-/// Decides checks whose counters are elsewhere. There is none without the feature `server`.
+/// Decides checks whose counters are elsewhere. There is none without the feature `redis`.
 #[derive(Clone, Debug)]
 pub enum RemoteDecider {}
 
