@@ -96,6 +96,8 @@ class Relay:
     def __init__(self, target):
         self._target = target
         self._loses_answers = False
+        # Reads of what clients sent.
+        self.reads = 0
         self._forwarding = set()
         self.address = None
 
@@ -120,9 +122,13 @@ class Relay:
         with contextlib.closing(writer), contextlib.closing(server_writer):
             with contextlib.suppress(ConnectionError, asyncio.CancelledError):
                 await asyncio.gather(
-                    self._copy(reader, server_writer, lambda: False),
+                    self._copy(reader, server_writer, self._count_read),
                     self._copy(server_reader, writer, lambda: self._loses_answers),
                 )
+
+    def _count_read(self):
+        self.reads += 1
+        return False
 
     async def _copy(self, reader, writer, is_lost):
         while data := await reader.read(65_536):

@@ -3,7 +3,8 @@
 import pytest
 
 import web
-from tollgate_client import Default, Descriptor, Question, RateLimitMiddleware
+from server import eventually
+from tollgate_client import Default, Descriptor, Outcome, PrepaidSlices, Question, RateLimitMiddleware
 
 
 @pytest.fixture
@@ -50,6 +51,23 @@ async def test_headers_of_middleware_replace_those_of_the_application(client, se
     _, fields, _ = await web.get(port)
 
     assert fields["ratelimit-limit"] == "3"
+
+
+async def test_middleware_spends_prepaid_slices(client, counts, serve):
+    async def app(_scope, _receive, send):
+        await send({"type": "http.response.start", "status": 200})
+        await send({"type": "http.response.body", "body": b"ok"})
+
+    question = Question("edge", [Descriptor([("many", "x")])])
+    async with PrepaidSlices(client, hits=20, ttl=60, keys_max=1) as slices:
+        port = await serve(RateLimitMiddleware(app, slices, lambda _scope: question))
+
+        async def prepaid():
+            status, fields, _ = await web.get(port)
+            assert (status, fields["ratelimit-limit"]) == (200, "1000")
+            return counts.outcomes[Outcome.PREPAID] > 0
+
+        await eventually("a request is prepaid", prepaid)
 
 
 async def test_default_refusal_is_429_without_headers(server, make_client, serve):

@@ -8,6 +8,16 @@ from tollgate_client import Descriptor, InvalidRequest, Limit, Outcome, Source, 
 
 ANN = [Descriptor([("user", "ann")])]
 MANY = [Descriptor([("many", "x")])]
+RULES_THAT_TRY = """
+domain: edge
+descriptors:
+  - key: shadow
+    shadow_mode: true
+    rate_limit: {unit: hour, requests_per_unit: 1, algorithm: sliding_log}
+  - key: candidate
+    rate_limit:
+      {unit: hour, requests_per_unit: 9, candidate: {unit: hour, requests_per_unit: 1, algorithm: sliding_log}}
+"""
 
 
 async def test_concurrent_checks_of_two_clients_pass_exactly_the_limit(server, make_client):
@@ -51,6 +61,14 @@ async def test_hits_of_descriptor_replace_those_of_the_check(client):
     decision = await client.check("edge", [Descriptor([("group", "red")], hits=7), *ANN], hits=2)
 
     assert [limit.remaining for limit in decision.limits] == [3, 1]
+
+
+async def test_repeated_check_with_request_id_counts_once(client):
+    first = await client.check("edge", ANN, request_id="first")
+
+    assert await client.check("edge", ANN, request_id="first") == first
+    assert (await client.check("edge", ANN, request_id="second")).tightest.remaining == 1
+    assert (await client.check("edge", ANN, request_id="")).tightest.remaining == 0, "it has no id"
 
 
 async def test_limit_of_caller_replaces_that_of_the_rules(client):
@@ -129,6 +147,26 @@ async def test_invalid_request_is_an_error_and_never_a_decision(client, counts, 
     assert counts.outcomes[Outcome.INVALID] == counts.checks == 1
     with pytest.raises(InvalidRequest):
         await client.refund(domain, descriptors, hits)
+
+
+@pytest.mark.parametrize("request_id", ["a" * 64, 7, "\ud800"], ids=["too long", "no text", "no Unicode"])
+async def test_invalid_request_id_is_an_error(client, request_id):
+    with pytest.raises(InvalidRequest):
+        await client.check("edge", ANN, request_id=request_id)
+
+
+async def test_limits_say_what_shadow_mode_and_candidate_would_refuse(start_server, make_client):
+    client = await make_client((await start_server(RULES_THAT_TRY)).address)
+    descriptors = [Descriptor([("shadow", "x")]), Descriptor([("candidate", "x")])]
+
+    first, second = [await client.check("edge", descriptors) for _ in range(2)]
+
+    assert [(each.refused_in_shadow, each.refused_by_candidate) for each in first.limits] == [(False, False)] * 2
+    assert second.allowed and not any(each.refused for each in second.limits)
+    assert [(each.refused_in_shadow, each.refused_by_candidate) for each in second.limits] == [
+        (True, False),
+        (False, True),
+    ]
 
 
 async def test_peek_with_hits_is_an_error(client):

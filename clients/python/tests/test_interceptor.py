@@ -1,12 +1,14 @@
 """The interceptor in a real `grpc.aio` server."""
 
+import contextlib
+
 import grpc
 import grpc.aio
 import pytest
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 
-from server import LOOPBACK
-from tollgate_client import Descriptor, Question, RateLimitInterceptor
+from server import LOOPBACK, eventually
+from tollgate_client import Descriptor, Outcome, PrepaidSlices, Question, RateLimitInterceptor
 
 
 def question(details):
@@ -43,10 +45,10 @@ HANDLERS = {
 }
 
 
-@pytest.fixture
-async def call(client):
+@contextlib.asynccontextmanager
+async def calls_limited_by(checker, question=question):
     """Calls the echo server behind the interceptor: the reply and the trailing metadata."""
-    server = grpc.aio.server(interceptors=[RateLimitInterceptor(client, question)])
+    server = grpc.aio.server(interceptors=[RateLimitInterceptor(checker, question)])
     server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler("echo.Echo", HANDLERS)])
     port = server.add_insecure_port(f"{LOOPBACK}:0")
     await server.start()
@@ -60,6 +62,12 @@ async def call(client):
 
         yield once
     await server.stop(None)
+
+
+@pytest.fixture
+async def call(client):
+    async with calls_limited_by(client) as once:
+        yield once
 
 
 @pytest.mark.parametrize("method", HANDLERS)
@@ -82,6 +90,19 @@ async def test_call_over_its_limit_is_refused_with_retry_info(call, method):
     assert status.details[0].Unpack(retry_info)
     assert 3_500 < retry_info.retry_delay.seconds <= 3_600
     assert (await call(method, "bob"))[0] == b"1"
+
+
+async def test_interceptor_spends_prepaid_slices(client, counts):
+    many = Question("edge", [Descriptor([("many", "x")])])
+    async with PrepaidSlices(client, hits=20, ttl=60, keys_max=1) as slices:
+        async with calls_limited_by(slices, lambda _details: many) as call:
+
+            async def prepaid():
+                reply, metadata = await call("unary")
+                assert (reply, metadata["ratelimit-limit"]) == (b"1", "1000")
+                return counts.outcomes[Outcome.PREPAID] > 0
+
+            await eventually("a call is prepaid", prepaid)
 
 
 async def test_call_without_question_is_not_limited(call):

@@ -8,8 +8,9 @@ import grpc
 import pytest
 import trustme
 
-from server import LOOPBACK, eventually
-from tollgate_client import Client, Default, Descriptor, NoAnswer, Outcome, Source
+from server import LOOPBACK, Relay, eventually
+from tollgate_client import Client, Default, Descriptor, InvalidRequest, NoAnswer, Outcome, Source
+from tollgate_client.client import CHANNEL_OPTIONS
 
 ANN = [Descriptor([("user", "ann")])]
 MANY = [Descriptor([("many", "x")])]
@@ -104,6 +105,19 @@ async def test_checks_take_all_addresses_in_turn(start_server, make_client):
     await eventually("both servers answer", both_seen)
 
 
+async def test_idle_connection_is_pinged(server, make_client, monkeypatch):
+    # Every 10 s, which is too long for a test.
+    options = [(name, 100 if name == "grpc.keepalive_time_ms" else value) for name, value in CHANNEL_OPTIONS]
+    monkeypatch.setattr("tollgate_client.client.CHANNEL_OPTIONS", options)
+    async with Relay(server.address).running() as relay:
+        client = await make_client(relay.address)
+        assert await answers(client)
+        reads = relay.reads
+
+        # Without pings while idle there is at most one read, and gRPC stops after two pings by default.
+        await eventually("pings are sent", lambda: relay.reads >= reads + 6)
+
+
 async def test_client_asks_over_tls(start_server, make_client, tmp_path):
     authority = trustme.CA()
     certificate = authority.issue_cert(LOOPBACK)
@@ -130,8 +144,50 @@ async def test_close_gives_default_decision_to_open_checks(server, make_client, 
         decisions = await asyncio.gather(sent, queued)
 
     assert [(each.allowed, each.source) for each in decisions] == [(False, Source.DEFAULT)] * 2
-    with pytest.raises(RuntimeError):
-        await client.check("edge", ANN)
+
+
+async def test_close_ends_other_open_calls_without_answer(server, make_client):
+    client = await make_client(server.address, default=Default.DENY)
+    with server.silent():
+        calls = [asyncio.create_task(call) for call in (client.peek("edge", MANY), client.refund("edge", MANY))]
+        calls.append(asyncio.create_task(client.reserve("edge", MANY)))
+        # A turn of the loop in which the calls begin.
+        await asyncio.sleep(0)
+        await client.close()
+
+        peek, refund, reservation = await asyncio.gather(*calls, return_exceptions=True)
+
+    assert (peek.allowed, peek.source) == (False, Source.DEFAULT)
+    assert isinstance(refund, NoAnswer)
+    assert reservation.decision.source is Source.DEFAULT
+
+
+async def test_cancelled_caller_of_a_call_gets_no_decision(server, make_client):
+    client = await make_client(server.address)
+    with server.silent():
+        peek = asyncio.create_task(client.peek("edge", MANY))
+        await asyncio.sleep(0)
+        peek.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await peek
+
+
+@DEFAULTS
+async def test_closed_client_gives_default_decision(server, make_client, counts, default, allowed):
+    client = await make_client(server.address, default=default, metrics=counts)
+    reservation = await client.reserve("edge", MANY)
+    await client.close()
+
+    for decision in (await client.check("edge", ANN), await client.peek("edge", ANN)):
+        assert (decision.allowed, decision.source, decision.reason) == (allowed, Source.DEFAULT, "the client is closed")
+
+    assert counts.outcomes[Outcome.NO_ANSWER] == 1
+    with pytest.raises(InvalidRequest):
+        await client.check("edge", ANN, hits=-1)
+    calls = [client.refund("edge", ANN), client.reserve("edge", ANN)]
+    for call in (*calls, client.settle(reservation, 1), client.cancel(reservation)):
+        with pytest.raises(NoAnswer, match="closed"):
+            await call
 
 
 @pytest.mark.parametrize(

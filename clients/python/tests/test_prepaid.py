@@ -1,23 +1,47 @@
 """Slices of limits that are reserved, and spent without calls."""
 
 import asyncio
+import time
 
 import pytest
 
 from server import eventually
-from tollgate_client import Descriptor, InvalidRequest, Outcome, PrepaidSlices, Source
+from tollgate_client import Client, Descriptor, InvalidRequest, NoAnswer, Outcome, PrepaidSlices, Source
 
 RULES = """
 domain: edge
 descriptors:
   - key: group
     rate_limit: {unit: hour, requests_per_unit: 100, algorithm: sliding_log}
+  - key: many
+    rate_limit: {unit: hour, requests_per_unit: 1000000, algorithm: sliding_window}
   - key: second
     rate_limit: {unit: second, requests_per_unit: 1000000, algorithm: fixed_window}
+  - key: fast
+    rate_limit: {unit: second, requests_per_unit: 1000000, algorithm: token_bucket}
 """
 RED = [Descriptor([("group", "red")])]
 BLUE = [Descriptor([("group", "blue")])]
+MANY = [Descriptor([("many", "x")])]
 OF_20 = {"hits": 20, "ttl": 60.0, "keys_max": 10}
+
+
+class Recorder(Client):
+    """Counts the calls of slices."""
+
+    reserved = 0
+    unanswered = 0
+
+    async def reserve(self, *args, **terms):
+        self.reserved += 1
+        return await super().reserve(*args, **terms)
+
+    async def settle(self, reservation, actual):
+        try:
+            return await super().settle(reservation, actual)
+        except NoAnswer:
+            self.unanswered += 1
+            raise
 
 
 @pytest.fixture
@@ -163,6 +187,93 @@ async def test_keys_beyond_their_maximum_ask_the_server(client):
 
         assert sources == {Source.SERVER}
         assert await remaining(client, BLUE) == 80
+
+
+async def test_slice_that_ends_too_soon_is_given_back_and_pauses(client, counts):
+    begin = time.monotonic()
+    async with PrepaidSlices(client, hits=20, ttl=60, keys_max=1) as slices:
+        # The bucket refills 20 hits within 20 us.
+        assert (await slices.check("edge", [Descriptor([("fast", "x")]), *RED])).source is Source.SERVER
+
+        # There is no room for another key before the end of the pause.
+        await check_until_prepaid(slices, [Descriptor([("second", "any")])])
+        assert time.monotonic() - begin >= 1
+
+    assert await remaining(client, RED) == 99
+    assert counts.lost_hits == 0
+
+
+async def test_check_beyond_a_slice_neither_reserves_nor_renews_it(server, client):
+    async with Recorder(server.address, timeout=10.0) as recorder:
+        async with PrepaidSlices(recorder, hits=20, ttl=0.5, keys_max=10) as slices:
+            assert (await slices.check("edge", MANY, hits=21)).source is Source.SERVER
+            assert recorder.reserved == 0
+
+            used = 21 + await check_until_prepaid(slices, MANY)
+
+            async def slice_has_ended():
+                nonlocal used
+                assert (await slices.check("edge", MANY, hits=21)).source is Source.SERVER
+                used += 21
+                return await remaining(client, MANY) == 1_000_000 - used
+
+            await eventually("the rest of the slice is given back", slice_has_ended)
+            assert recorder.reserved == 1
+
+
+async def test_settlement_without_answer_is_repeated(server, client, counts):
+    async with Recorder(server.address, timeout=2.0, metrics=counts) as recorder:
+        slices = PrepaidSlices(recorder, **OF_20)
+        passed = await check_until_prepaid(slices, RED)
+        with server.silent():
+            close = asyncio.create_task(slices.close())
+            await eventually("the first settlement has no answer", lambda: recorder.unanswered > 0)
+        await close
+
+    assert recorder.unanswered < 3
+    assert counts.lost_hits == 0
+    assert await remaining(client, RED) == 100 - passed
+
+
+async def test_lost_settlement_counts_hits_that_stay_charged(server, counts):
+    async with Recorder(server.address, timeout=10.0, metrics=counts) as recorder:
+        slices = PrepaidSlices(recorder, **OF_20)
+        await check_until_prepaid(slices, RED)
+        assert (await slices.check("edge", RED)).source is Source.PREPAID
+        server.stop()
+
+        await slices.close()
+
+    assert recorder.unanswered == 3
+    assert counts.lost_hits == 18
+
+
+async def test_reservation_without_answer_counts_no_lost_hits(server, counts):
+    server.stop()
+    async with Recorder(server.address, timeout=10.0, metrics=counts) as recorder:
+        slices = PrepaidSlices(recorder, **OF_20)
+        assert (await slices.check("edge", RED)).source is Source.DEFAULT
+        await slices.close()
+
+    assert recorder.unanswered == 3
+    assert counts.lost_hits == 0
+
+
+async def test_check_with_request_id_asks_the_server(client):
+    async with PrepaidSlices(client, **OF_20) as slices:
+        passed = await check_until_prepaid(slices, RED)
+
+        for _ in range(2):
+            assert (await slices.check("edge", RED, request_id="once")).source is Source.SERVER
+
+    assert await remaining(client, RED) == 100 - passed - 1
+
+
+async def test_slices_of_closed_client_give_default_decision(server, client):
+    async with PrepaidSlices(client, **OF_20) as slices:
+        await client.close()
+
+        assert (await slices.check("edge", RED)).source is Source.DEFAULT
 
 
 async def test_expired_key_makes_room_for_another(client):

@@ -162,7 +162,7 @@ async def test_close_waits_for_settlements(server, client, make_client):
 
     assert (await settlement).limits[0].remaining == 700
     assert await remaining(client, TOKENS) == 700
-    with pytest.raises(RuntimeError):
+    with pytest.raises(NoAnswer):
         await closing.settle(reservation, 300)
 
 

@@ -6,6 +6,7 @@ without calls. `RateLimitMiddleware` limits the requests of an ASGI application,
 """
 
 from .asgi import RateLimitMiddleware
+from .checker import Checker
 from .client import Client
 from .interceptor import RateLimitInterceptor
 from .metrics import Counts, Metrics, Outcome
@@ -29,6 +30,7 @@ from .model import (
 from .prepaid import PrepaidSlices
 
 __all__ = [
+    "Checker",
     "Client",
     "Counts",
     "Decision",

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
 from . import headers
-from .client import Client
+from .checker import Checker
 from .model import Decision, Question
 
 Scope = MutableMapping[str, Any]
@@ -20,11 +20,11 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 class RateLimitMiddleware:
     """Answers 429 to refused HTTP requests, and adds `RateLimit-*` headers to the answers of the others.
 
-    `question` says what the request of a scope asks. A request for which it returns None is not limited; neither are
-    WebSockets.
+    `client` decides: a `Client`, or `PrepaidSlices`. `question` says what the request of a scope asks. A request for
+    which it returns None is not limited; neither are WebSockets.
     """
 
-    def __init__(self, app: App, client: Client, question: Callable[[Scope], Question | None]) -> None:
+    def __init__(self, app: App, client: Checker, question: Callable[[Scope], Question | None]) -> None:
         self._app = app
         self._client = client
         self._question = question

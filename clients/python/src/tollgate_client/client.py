@@ -39,6 +39,10 @@ CHANNEL_OPTIONS = [
     # Detects a peer that disappeared without closing the connection.
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 2_000),
+    # Also without calls, so that the first one after a pause does not wait for a dead connection. By default gRPC stops
+    # after two pings without data.
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
 ]
 
 
@@ -99,9 +103,12 @@ class Client:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    async def check(self, domain: str, descriptors: Iterable[Descriptor], hits: int = 1) -> Decision:
-        """Charges the hits, and decides whether the request may pass. Raises `InvalidRequest`."""
-        return await self.ask(Question(domain, descriptors, hits))
+    async def check(
+        self, domain: str, descriptors: Iterable[Descriptor], hits: int = 1, *, request_id: str | None = None
+    ) -> Decision:
+        """Charges the hits, and decides whether the request may pass. Raises `InvalidRequest`. With a `request_id` the
+        server decides, and a repeated check counts once."""
+        return await self.ask(Question(domain, descriptors, hits, request_id=request_id))
 
     async def ask(self, question: Question) -> Decision:
         """`check` of a question as one value."""
@@ -117,22 +124,21 @@ class Client:
     async def peek(self, domain: str, descriptors: Iterable[Descriptor]) -> Decision:
         """Decides whether anything is left, and charges nothing. Raises `InvalidRequest`."""
         request = wire.peek_request_of(Question(domain, descriptors))
-        call = self._connected().Peek(v1.PeekRequest(requests=[request]), timeout=self._timeout)
         try:
+            call = self._connected().Peek(v1.PeekRequest(requests=[request]), timeout=self._timeout)
             return await _single_decision(call)
         except NoAnswer as error:
             return self._default_decision(error)
 
     async def refund(self, domain: str, descriptors: Iterable[Descriptor], hits: int = 1) -> Decision:
         """Gives hits back. Raises `NoAnswer`, after which the hits may be given back or not, or `InvalidRequest`."""
-        question = Question(domain, descriptors, hits)
-        request = wire.request_of(question)
+        request = wire.request_of(Question(domain, descriptors, hits))
         call = self._connected().Refund(v1.RefundRequest(requests=[request]), timeout=self._timeout)
         try:
             return await _single_decision(call)
         finally:
             # Also without an answer, since the server may have read the call.
-            self._deny_cache.refund(question, time.monotonic())
+            self._deny_cache.refund(wire.key_of(request), time.monotonic())
 
     async def reserve(
         self,
@@ -146,8 +152,8 @@ class Client:
         """Holds the hits until `settle` says how many were used. All limits hold them, or none does.
 
         The server is always asked; without an answer the decision is the default one. The reservation expires after
-        `ttl` seconds, 1 ms to 24 h. Raises `InvalidRequest`. If the caller is cancelled meanwhile, the hits may be held
-        until the reservation expires.
+        `ttl` seconds, 1 ms to 24 h. Raises `InvalidRequest`, and `NoAnswer` after `close`. If the caller is cancelled
+        meanwhile, the hits may be held until the reservation expires.
         """
         question = Question(domain, descriptors, hits)
         # Chosen here, so that a reservation whose answer is lost can be settled.
@@ -168,15 +174,16 @@ class Client:
         as the first one, or `InvalidRequest`.
         """
         request = wire.settle_request_of(reservation, actual)
-        return await self._end(reservation, lambda stub: stub.Settle(request, timeout=self._timeout))
+        return await self._end(reservation, request, lambda stub: stub.Settle(request, timeout=self._timeout))
 
     async def cancel(self, reservation: Reservation) -> Settlement:
         """Ends a reservation of which nothing was used. Raises as `settle` does."""
         request = wire.cancel_request_of(reservation)
-        return await self._end(reservation, lambda stub: stub.Cancel(request, timeout=self._timeout))
+        return await self._end(reservation, request, lambda stub: stub.Cancel(request, timeout=self._timeout))
 
     async def close(self) -> None:
-        """Ends all calls. Checks under way get the default decision; settlements are waited for, until the timeout."""
+        """Ends all calls. Checks under way get the default decision; settlements are waited for, until the timeout.
+        Later checks and peeks get the default decision, too; other calls raise `NoAnswer`."""
         self._closed = True
         await self._batcher.close()
         await asyncio.gather(*self._ends, return_exceptions=True)
@@ -184,33 +191,42 @@ class Client:
             await self._channel.close()
 
     async def _decide(self, question: Question, now: float) -> tuple[Decision, Outcome]:
-        if local := self._deny_cache.find(question, now):
-            return local, Outcome.DENIED_LOCALLY
         request = wire.request_of(question)
-        self._connected()
+        key, hits = wire.key_of(request), wire.hits_of(request)
+        if not request.request_id and (local := self._deny_cache.find(key, hits, now)):
+            return local, Outcome.DENIED_LOCALLY
+        self._deny_cache.begin(key)
         try:
+            self._connected()
             decision = wire.decision_of(await self._batcher.ask(request))
+            self._deny_cache.insert(key, hits, decision, now)
         except NoAnswer as error:
             outcome = Outcome.QUEUE_FULL if isinstance(error, QueueFull) else Outcome.NO_ANSWER
             return self._default_decision(error), outcome
-        self._deny_cache.insert(question, decision, now)
+        finally:
+            self._deny_cache.end(key)
         return decision, Outcome.ALLOWED if decision.allowed else Outcome.DENIED
 
-    async def _end(self, reservation: Reservation, call: Callable[[RateLimiterStub], Awaitable]) -> Settlement:
+    async def _end(
+        self,
+        reservation: Reservation,
+        request: v1.SettleRequest | v1.CancelRequest,
+        call: Callable[[RateLimiterStub], Awaitable],
+    ) -> Settlement:
         if not reservation.id:
             return Settlement()
         # A task of its own, since what was used is charged also if the caller goes away.
-        end = asyncio.create_task(self._ended(reservation, call(self._connected())))
+        end = asyncio.create_task(self._ended(request, call(self._connected())))
         self._ends.add(end)
         end.add_done_callback(self._forget_end)
         return await asyncio.shield(end)
 
-    async def _ended(self, reservation: Reservation, call: Awaitable) -> Settlement:
+    async def _ended(self, request: v1.SettleRequest | v1.CancelRequest, call: Awaitable) -> Settlement:
         try:
             return wire.settlement_of(await _answered(call))
         finally:
             # Also without an answer, since the server may have given hits back.
-            self._deny_cache.refund(reservation.question, time.monotonic())
+            self._deny_cache.refund(wire.key_of(request), time.monotonic())
 
     def _forget_end(self, end: asyncio.Task[Settlement]) -> None:
         self._ends.discard(end)
@@ -231,7 +247,7 @@ class Client:
     def _connected(self) -> RateLimiterStub:
         """The stub, whose channel belongs to the loop that runs when it is made."""
         if self._closed:
-            raise RuntimeError("the client is closed")
+            raise NoAnswer("the client is closed")
         if self._stub is None:
             options = CHANNEL_OPTIONS + _authority_options(self._target)
             if self._credentials is None:
@@ -257,6 +273,11 @@ async def _answered(call: Awaitable):
         if error.code() is grpc.StatusCode.INVALID_ARGUMENT:
             raise InvalidRequest(error.details()) from error
         raise NoAnswer(f"{error.code().name}: {error.details()}") from error
+    except asyncio.CancelledError:
+        if asyncio.current_task().cancelling():
+            raise
+        # The call is cancelled, and its caller is not.
+        raise NoAnswer("the client was closed") from None
 
 
 async def _single_decision(call: Awaitable) -> Decision:

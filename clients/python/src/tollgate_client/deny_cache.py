@@ -4,18 +4,26 @@ from __future__ import annotations
 
 import dataclasses
 
-from .model import Decision, Question
+from .model import Decision
 
 
 @dataclasses.dataclass(frozen=True)
-class _Entry:
-    # None after a refund.
-    refusal: Decision | None
+class _Refusal:
+    decision: Decision
     # The hits of each descriptor that were refused. Fewer hits may pass earlier.
     hits: tuple[int, ...]
-    # When the check was sent, or hits were refunded. The server decided after it, so a local refusal ends in time.
-    since: float
+    # When the check was sent. The server decided after it, so a local refusal ends in time.
+    sent: float
     until: float
+
+
+@dataclasses.dataclass
+class _Checks:
+    """Checks of one key that are under way."""
+
+    count: int = 0
+    # The server may have decided those that were sent earlier before the last refund.
+    refunded: float | None = None
 
 
 class DenyCache:
@@ -25,48 +33,44 @@ class DenyCache:
         self._keys = keys
         self._longest = longest
         # In the order of their insertion.
-        self._entries: dict[tuple, _Entry] = {}
+        self._refusals: dict[bytes, _Refusal] = {}
+        self._under_way: dict[bytes, _Checks] = {}
 
-    def find(self, question: Question, now: float) -> Decision | None:
-        """The refusal of this question, if the server would refuse it now as well."""
-        entry = self._entries.get(key_of(question)) if self._entries else None
-        if entry is None or entry.refusal is None or now >= entry.until:
+    def find(self, key: bytes, hits: tuple[int, ...], now: float) -> Decision | None:
+        """The refusal of this key, if the server would refuse these hits of each descriptor now as well."""
+        refusal = self._refusals.get(key)
+        if refusal is None or now >= refusal.until:
             return None
-        if any(hits < refused for hits, refused in zip(_hits(question), entry.hits, strict=True)):
+        if any(each < refused for each, refused in zip(hits, refusal.hits, strict=True)):
             return None
-        return entry.refusal.after(now - entry.since)
+        return refusal.decision.after(now - refusal.sent)
 
-    def insert(self, question: Question, decision: Decision, sent: float) -> None:
-        """Remembers the server's refusal of a check that was sent at this instant. One without retry-after names no
-        instant, so it is not kept."""
-        if decision.allowed or decision.retry_after is None:
-            return
-        entry = self._entries.get(key_of(question))
-        # The server may have decided before the refund.
-        if entry is not None and entry.refusal is None and sent < entry.since:
-            return
-        until = sent + min(decision.retry_after, self._longest)
-        self._set(question, _Entry(decision, _hits(question), sent, until))
+    def begin(self, key: bytes) -> None:
+        """A check of this key is under way, until `end`."""
+        self._under_way.setdefault(key, _Checks()).count += 1
 
-    def refund(self, question: Question, now: float) -> None:
-        """Forgets the refusals of checks that were sent before this instant."""
-        self._set(question, _Entry(None, (), now, now))
+    def end(self, key: bytes) -> None:
+        checks = self._under_way[key]
+        checks.count -= 1
+        if checks.count == 0:
+            del self._under_way[key]
 
-    def _set(self, question: Question, entry: _Entry) -> None:
-        if self._keys == 0:
+    def insert(self, key: bytes, hits: tuple[int, ...], decision: Decision, sent: float) -> None:
+        """Remembers the server's refusal of a check that was sent at this instant, and is under way. One without
+        retry-after names no instant, so it is not kept."""
+        if self._keys == 0 or decision.allowed or decision.retry_after is None:
             return
-        key = key_of(question)
+        refunded = self._under_way[key].refunded
+        if refunded is not None and sent < refunded:
+            return
         # A key that is set again is the newest.
-        self._entries.pop(key, None)
-        if len(self._entries) >= self._keys:
-            del self._entries[next(iter(self._entries))]
-        self._entries[key] = entry
+        self._refusals.pop(key, None)
+        if len(self._refusals) >= self._keys:
+            del self._refusals[next(iter(self._refusals))]
+        self._refusals[key] = _Refusal(decision, hits, sent, sent + min(decision.retry_after, self._longest))
 
-
-def key_of(question: Question) -> tuple:
-    """What names the counters of a question."""
-    return question.domain, *((each.entries, each.limit) for each in question.descriptors)
-
-
-def _hits(question: Question) -> tuple[int, ...]:
-    return tuple(question.hits if each.hits is None else each.hits for each in question.descriptors)
+    def refund(self, key: bytes, now: float) -> None:
+        """Forgets the refusals of checks that were sent before this instant."""
+        self._refusals.pop(key, None)
+        if (checks := self._under_way.get(key)) is not None:
+            checks.refunded = now

@@ -14,7 +14,7 @@ from google.protobuf.duration_pb2 import Duration
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 
 from . import headers
-from .client import Client
+from .checker import Checker
 from .model import Decision, InvalidRequest, Question
 
 Continuation = Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler]]
@@ -24,11 +24,11 @@ class RateLimitInterceptor(grpc.aio.ServerInterceptor):
     """Ends refused calls with `RESOURCE_EXHAUSTED`: the time until they pass is in `google.rpc.RetryInfo`.
 
     The trailing metadata of calls with a limit has `ratelimit-*` of the tightest one, unless the handler of an admitted
-    call sets its own. `question` says what a call asks, from its method and its metadata. A call for which it returns
-    None is not limited.
+    call sets its own. `client` decides: a `Client`, or `PrepaidSlices`. `question` says what a call asks, from its
+    method and its metadata. A call for which it returns None is not limited.
     """
 
-    def __init__(self, client: Client, question: Callable[[grpc.HandlerCallDetails], Question | None]) -> None:
+    def __init__(self, client: Checker, question: Callable[[grpc.HandlerCallDetails], Question | None]) -> None:
         self._client = client
         self._question = question
 

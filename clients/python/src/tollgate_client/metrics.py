@@ -30,6 +30,10 @@ class Metrics:
     def batch(self, size: int) -> None:
         """A call with this number of checks is sent."""
 
+    def lost_slice(self, hits: int) -> None:
+        """A prepaid slice stays charged as a whole, with this number of hits that were not spent: no settlement had an
+        answer."""
+
 
 @dataclasses.dataclass
 class Counts(Metrics):
@@ -41,6 +45,8 @@ class Counts(Metrics):
     batches: int = 0
     batched_checks: int = 0
     largest_batch: int = 0
+    # Hits of prepaid slices that were not spent and stay charged.
+    lost_hits: int = 0
 
     @property
     def checks(self) -> int:
@@ -54,3 +60,6 @@ class Counts(Metrics):
         self.batches += 1
         self.batched_checks += size
         self.largest_batch = max(self.largest_batch, size)
+
+    def lost_slice(self, hits: int) -> None:
+        self.lost_hits += hits

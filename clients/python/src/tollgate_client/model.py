@@ -114,11 +114,17 @@ class Question:
     domain: str
     descriptors: tuple[Descriptor, ...]
     hits: int
+    # Makes a check count once: a repeated check of the same descriptors with this id is answered as the first one, for
+    # `api.request_id_window` of the server. At most 63 bytes.
+    request_id: str | None = None
 
-    def __init__(self, domain: str, descriptors: Iterable[Descriptor], hits: int = 1) -> None:
+    def __init__(
+        self, domain: str, descriptors: Iterable[Descriptor], hits: int = 1, *, request_id: str | None = None
+    ) -> None:
         object.__setattr__(self, "domain", domain)
         object.__setattr__(self, "descriptors", tuple(descriptors))
         object.__setattr__(self, "hits", hits)
+        object.__setattr__(self, "request_id", request_id)
 
 
 @dataclasses.dataclass(frozen=True)

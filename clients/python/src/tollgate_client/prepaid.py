@@ -10,12 +10,15 @@ from collections.abc import Coroutine, Iterable
 
 from . import wire
 from .client import Client
-from .deny_cache import key_of
 from .metrics import Outcome
 from .model import Decision, Descriptor, InvalidRequest, NoAnswer, OnExpiry, Question, Reservation, Source
 
 # After a refused reservation, in seconds. Until the next one, checks ask the server.
 PAUSE = 1.0
+# A slice that lasts shorter, in seconds, is not worth its calls.
+LASTS_MIN = 0.05
+# Before each attempt to settle a slice, in seconds.
+SETTLE_WAITS = (0.0, 0.1, 0.4)
 
 
 @dataclasses.dataclass
@@ -35,7 +38,7 @@ class _Slot:
     """What is known of one key. It is removed when it has no slice and is not renewing."""
 
     slice: _Slice | None = None
-    # A reservation is on its way, or the pause after a refused one goes on.
+    # A reservation is on its way, or the pause goes on after one that was refused, or lasted too short a time.
     renewing: bool = False
     # The end of the slice.
     expiry: asyncio.TimerHandle | None = None
@@ -54,7 +57,8 @@ class PrepaidSlices:
 
     def __init__(self, client: Client, *, hits: int, ttl: float, keys_max: int) -> None:
         """Each slice has so many `hits`, at most what the limit has left, or there is no slice. It may be spent for
-        at most `ttl` seconds, 1 ms to 24 h. `keys_max` keys have slices. Close it before the client.
+        at most `ttl` seconds, 1 ms to 24 h. A slice that lasts less than 50 ms is given back unused. `keys_max` keys
+        have slices. Close it before the client.
         """
         if hits < 1 or keys_max < 1:
             raise ValueError("hits and keys_max must be at least 1")
@@ -64,8 +68,8 @@ class PrepaidSlices:
         self._hits = hits
         self._ttl = ttl
         self._keys_max = keys_max
-        self._slots: dict[tuple, _Slot] = {}
-        # Reservations and settlements without an answer. They end by the timeout of the client.
+        self._slots: dict[bytes, _Slot] = {}
+        # Reservations and settlements without an answer. Each call ends by the timeout of the client.
         self._under_way: set[asyncio.Task[None]] = set()
         self._closed = False
 
@@ -75,10 +79,13 @@ class PrepaidSlices:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    async def check(self, domain: str, descriptors: Iterable[Descriptor], hits: int = 1) -> Decision:
+    async def check(
+        self, domain: str, descriptors: Iterable[Descriptor], hits: int = 1, *, request_id: str | None = None
+    ) -> Decision:
         """Charges the hits, and decides whether the request may pass. Use it for keys that many requests have. A
-        request with a descriptor that has hits of its own asks the server. Raises `InvalidRequest`."""
-        return await self.ask(Question(domain, descriptors, hits))
+        request with more hits than a slice, with a descriptor that has hits of its own, or with a `request_id` asks
+        the server. Raises `InvalidRequest`."""
+        return await self.ask(Question(domain, descriptors, hits, request_id=request_id))
 
     async def ask(self, question: Question) -> Decision:
         """`check` of a question as one value."""
@@ -90,7 +97,8 @@ class PrepaidSlices:
         return decision
 
     async def close(self) -> None:
-        """Settles all slices, which takes at most two timeouts of the client. Checks from then on ask the server."""
+        """Settles all slices, which takes at most four timeouts of the client and 0.5 s. Checks from then on ask the
+        server."""
         self._closed = True
         for slot in self._slots.values():
             self._end(slot)
@@ -104,16 +112,23 @@ class PrepaidSlices:
     def _spend(self, question: Question, now: float) -> Decision | None:
         if self._closed or any(each.hits is not None for each in question.descriptors):
             return None
-        key = key_of(question)
+        try:
+            request = wire.request_of(question)
+        except InvalidRequest:
+            # The client says and counts it.
+            return None
+        if request.hits > self._hits or request.request_id:
+            return None
+        key = wire.key_of(request)
         slot = self._slots.get(key)
         if slot is None:
-            if len(self._slots) < self._keys_max and _is_valid(question):
+            if len(self._slots) < self._keys_max:
                 self._slots[key] = slot = _Slot()
                 self._renew(key, slot, question)
             return None
         decision = None
         if (spent := slot.slice) is not None:
-            decision = self._spend_slice(spent, question.hits, now)
+            decision = self._spend_slice(spent, request.hits, now)
             if not slot.renewing and self._is_running_out(spent, now):
                 self._renew(key, slot, question)
         return decision
@@ -121,8 +136,7 @@ class PrepaidSlices:
     def _spend_slice(self, source: _Slice, hits: int, now: float) -> Decision | None:
         elapsed = now - source.sent
         left = self._hits - source.spent
-        # Other hits are for the client, which knows which of them are valid.
-        if elapsed >= source.lasts or not isinstance(hits, int) or not 1 <= hits <= left:
+        if elapsed >= source.lasts or hits > left:
             return None
         source.spent += hits
         decision = source.reservation.decision
@@ -136,24 +150,24 @@ class PrepaidSlices:
     def _is_running_out(self, current: _Slice, now: float) -> bool:
         return current.spent >= self._hits - self._hits // 2 or now - current.sent >= current.lasts / 2
 
-    def _renew(self, key: tuple, slot: _Slot, question: Question) -> None:
+    def _renew(self, key: bytes, slot: _Slot, question: Question) -> None:
         slot.renewing = True
         self._begin(self._reserve(key, slot, question))
 
-    async def _reserve(self, key: tuple, slot: _Slot, question: Question) -> None:
+    async def _reserve(self, key: bytes, slot: _Slot, question: Question) -> None:
         sent = time.monotonic()
         try:
             reservation = await self._client.reserve(
                 question.domain, question.descriptors, self._hits, ttl=self._ttl, on_expiry=OnExpiry.CHARGE
             )
-        except (InvalidRequest, RuntimeError):
+        except (InvalidRequest, NoAnswer):
             # Invalid to the server, or the client is closed: a check that asks says so.
             self._pause(key, slot)
             return
         # Hits of a window that has ended must not be spent in the next one.
         lasts = min((limit.reset_after for limit in reservation.decision.limits), default=self._ttl)
         next_slice = _Slice(reservation, sent, min(lasts, self._ttl))
-        if self._closed or not _is_held(reservation):
+        if self._closed or not _is_held(reservation) or next_slice.lasts < LASTS_MIN:
             self._settle(next_slice)
             self._pause(key, slot)
             return
@@ -163,19 +177,19 @@ class PrepaidSlices:
         rest = sent + next_slice.lasts - time.monotonic()
         slot.expiry = asyncio.get_running_loop().call_later(rest, self._expire, key, slot)
 
-    def _pause(self, key: tuple, slot: _Slot) -> None:
+    def _pause(self, key: bytes, slot: _Slot) -> None:
         if not self._closed:
             slot.pause = asyncio.get_running_loop().call_later(PAUSE, self._resume, key, slot)
 
-    def _resume(self, key: tuple, slot: _Slot) -> None:
+    def _resume(self, key: bytes, slot: _Slot) -> None:
         slot.renewing = False
         self._remove_if_unused(key, slot)
 
-    def _expire(self, key: tuple, slot: _Slot) -> None:
+    def _expire(self, key: bytes, slot: _Slot) -> None:
         self._end(slot)
         self._remove_if_unused(key, slot)
 
-    def _remove_if_unused(self, key: tuple, slot: _Slot) -> None:
+    def _remove_if_unused(self, key: bytes, slot: _Slot) -> None:
         if slot.slice is None and not slot.renewing:
             del self._slots[key]
 
@@ -191,23 +205,20 @@ class PrepaidSlices:
         self._begin(self._settled(ended))
 
     async def _settled(self, ended: _Slice) -> None:
-        # If it is lost, or the client is closed, the whole slice stays charged.
-        with contextlib.suppress(NoAnswer, RuntimeError):
-            await self._client.settle(ended.reservation, ended.spent)
+        for wait in SETTLE_WAITS:
+            await asyncio.sleep(wait)
+            with contextlib.suppress(NoAnswer):
+                await self._client.settle(ended.reservation, ended.spent)
+                return
+        left = self._hits - ended.spent
+        # Without an answer to its reservation, it is not known whether the slice was held.
+        if left > 0 and ended.reservation.decision.source is Source.SERVER:
+            self._client.metrics.lost_slice(left)
 
     def _begin(self, call: Coroutine[None, None, None]) -> None:
         task = asyncio.create_task(call)
         self._under_way.add(task)
         task.add_done_callback(self._under_way.discard)
-
-
-def _is_valid(question: Question) -> bool:
-    try:
-        wire.request_of(question)
-    except InvalidRequest:
-        # The client says and counts it.
-        return False
-    return True
 
 
 def _is_held(reservation: Reservation) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import hashlib
 from typing import TypeVar
 
 from google.protobuf.duration_pb2 import Duration
@@ -33,7 +34,7 @@ M = TypeVar("M", bound=Message)
 
 def request_of(question: Question) -> v1.Request:
     """The request of a check or a refund."""
-    return _message(v1.Request, question, hits=_hits(question))
+    return _message(v1.Request, question, hits=_hits(question), request_id=question.request_id)
 
 
 def peek_request_of(question: Question) -> v1.Request:
@@ -65,6 +66,20 @@ def settle_request_of(reservation: Reservation, actual: int) -> v1.SettleRequest
 def cancel_request_of(reservation: Reservation) -> v1.CancelRequest:
     """The request that gives the hits of a reservation back."""
     return _message(v1.CancelRequest, reservation.question, reservation_id=reservation.id)
+
+
+def key_of(request: v1.Request | v1.SettleRequest | v1.CancelRequest) -> bytes:
+    """Names the counters of a request: a digest of its domain, and of the entries and limits of its descriptors."""
+    named = v1.Request(domain=request.domain, descriptors=request.descriptors)
+    for descriptor in named.descriptors:
+        descriptor.ClearField("hits")
+    # Unambiguous, since the message can be read from it. A digest takes little memory, however long the texts are.
+    return hashlib.sha256(named.SerializeToString(deterministic=True)).digest()
+
+
+def hits_of(request: v1.Request) -> tuple[int, ...]:
+    """The hits of each descriptor."""
+    return tuple(each.hits if each.HasField("hits") else request.hits for each in request.descriptors)
 
 
 def settlement_of(reply: v1.SettleResponse | v1.CancelResponse) -> Settlement:
