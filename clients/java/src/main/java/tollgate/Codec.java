@@ -36,6 +36,9 @@ final class Codec {
             .setDomain(unicode(request.domain(), "the domain"))
             .setHits(notNegative(request.hits(), "hits"))
             .addAllDescriptors(descriptorsOf(request.descriptors()));
+    if (request.requestId() != null) {
+      message.setRequestId(unicode(request.requestId(), "the request id"));
+    }
     tollgate.v1.Request built = message.build();
     int size = built.getSerializedSize();
     if (size > REQUEST_BYTES_MAX) {
@@ -90,9 +93,9 @@ final class Codec {
     return number;
   }
 
-  /** The request of a peek. It is equal for requests that differ in their hits only. */
-  static tollgate.v1.Request withoutHits(tollgate.v1.Request message) {
-    tollgate.v1.Request.Builder builder = message.toBuilder().clearHits();
+  /** The request of a peek. It is equal for requests that differ in their hits and their request id only. */
+  static tollgate.v1.Request peekOf(tollgate.v1.Request message) {
+    tollgate.v1.Request.Builder builder = message.toBuilder().clearHits().clearRequestId();
     builder.getDescriptorsBuilderList().forEach(tollgate.v1.Descriptor.Builder::clearHits);
     return builder.build();
   }
@@ -100,7 +103,7 @@ final class Codec {
   /** Stands for the counters of a request. It has a fixed size, whatever the request has. */
   static CounterKey countersOf(tollgate.v1.Request message) {
     try {
-      byte[] digest = MessageDigest.getInstance("SHA-256").digest(withoutHits(message).toByteArray());
+      byte[] digest = MessageDigest.getInstance("SHA-256").digest(peekOf(message).toByteArray());
       return new CounterKey(ByteBuffer.wrap(digest));
     } catch (NoSuchAlgorithmException error) {
       throw new IllegalStateException("every Java platform has SHA-256", error);
@@ -142,7 +145,10 @@ final class Codec {
         clamped(status.getRemaining()),
         durationOf(status.getResetAfter()),
         durationOf(status.getRetryAfter()),
-        status.getRefused());
+        status.getRefused(),
+        status.getRefusedInShadow(),
+        status.getRefusedByCandidate(),
+        status.getDegraded());
   }
 
   private static Unit unitOf(tollgate.v1.Limit.Unit unit) {

@@ -30,6 +30,8 @@ final class Connection implements AutoCloseable {
             // Detects a server that disappeared without closing the connection.
             .keepAliveTime(10, TimeUnit.SECONDS)
             .keepAliveTimeout(2, TimeUnit.SECONDS)
+            // So that the first call after a pause does not wait for a dead connection.
+            .keepAliveWithoutCalls(true)
             .maxInboundMessageSize(ANSWER_BYTES_MAX);
     options.channel().accept(builder);
     channel = builder.build();

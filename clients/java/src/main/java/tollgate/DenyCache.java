@@ -1,6 +1,7 @@
 package tollgate;
 
 import java.time.Duration;
+import java.util.HashMap;
 import java.util.LinkedHashMap;
 import java.util.Map;
 import java.util.Optional;
@@ -15,17 +16,23 @@ final class DenyCache {
   private final long maxNanos;
   // Invariant: the oldest refusal is the first one.
   private final Map<CounterKey, Refusal> refusals = new LinkedHashMap<>();
+  private final Map<CounterKey, Checks> underWay = new HashMap<>();
 
   /**
    * What is known of one key.
    *
    * @param hits those of each descriptor that were refused: as many or more are refused too
-   * @param decision the refusal; null after a refund
    * @param sent the check was sent at this instant; times of the decision count from here or later
    * @param duration the time from {@code sent} until the key is asked for again
-   * @param refunded the instant of the last refund, or null; checks sent earlier may have been decided before it
    */
-  private record Refusal(long[] hits, Decision decision, long sent, long duration, Long refunded) {}
+  private record Refusal(long[] hits, Decision decision, long sent, long duration) {}
+
+  /** Checks of one key that are under way. */
+  private static final class Checks {
+    private int count;
+    // The instant of the last refund, or null. The server may have decided checks that were sent earlier before it.
+    private Long refunded;
+  }
 
   /** Remembers at most {@code size} keys. */
   DenyCache(int size, Duration max) {
@@ -36,42 +43,49 @@ final class DenyCache {
   /** The decision on a request that is certain to be refused at this instant. */
   synchronized Optional<Decision> denied(CounterKey key, long[] hits, long now) {
     Refusal refusal = refusals.get(key);
-    if (refusal == null || refusal.decision == null) {
-      return Optional.empty();
-    }
-    if (now - refusal.sent >= refusal.duration || !covers(hits, refusal.hits)) {
+    if (refusal == null || now - refusal.sent >= refusal.duration || !covers(hits, refusal.hits)) {
       return Optional.empty();
     }
     return Optional.of(refusal.decision.locallyAfter(Duration.ofNanos(now - refusal.sent)));
   }
 
-  /** Remembers a refusal, if it ends, of a check that was sent at this instant. */
+  /** A check of this key is under way, until {@link #end}. */
+  synchronized void begin(CounterKey key) {
+    underWay.computeIfAbsent(key, unused -> new Checks()).count++;
+  }
+
+  synchronized void end(CounterKey key) {
+    Checks checks = underWay.get(key);
+    checks.count--;
+    if (checks.count == 0) {
+      underWay.remove(key);
+    }
+  }
+
+  /** Remembers a refusal, if it ends, of a check that was sent at this instant and is under way. */
   synchronized void refuse(CounterKey key, long[] hits, Decision decision, long sent) {
     if (size == 0 || decision.retryAfter().isZero()) {
       return;
     }
-    Refusal known = refusals.get(key);
-    Long refunded = known == null ? null : known.refunded;
+    Long refunded = underWay.get(key).refunded;
     if (refunded != null && sent - refunded < 0) {
       return;
     }
     // The server decided after this instant, so the local refusal never outlasts its own.
     long duration = Math.min(nanos(decision.retryAfter()), maxNanos);
-    insert(key, new Refusal(hits, decision, sent, duration, refunded));
+    if (refusals.remove(key) == null && refusals.size() >= size) {
+      refusals.remove(refusals.keySet().iterator().next());
+    }
+    refusals.put(key, new Refusal(hits, decision, sent, duration));
   }
 
   /** Forgets the refusals of a key whose hits were given back at this instant. */
   synchronized void refund(CounterKey key, long now) {
-    if (size > 0) {
-      insert(key, new Refusal(new long[0], null, now, 0, now));
+    refusals.remove(key);
+    Checks checks = underWay.get(key);
+    if (checks != null) {
+      checks.refunded = now;
     }
-  }
-
-  private void insert(CounterKey key, Refusal refusal) {
-    if (refusals.remove(key) == null && refusals.size() >= size) {
-      refusals.remove(refusals.keySet().iterator().next());
-    }
-    refusals.put(key, refusal);
   }
 
   private static boolean covers(long[] hits, long[] refused) {

@@ -10,7 +10,10 @@ import java.time.Duration;
  * @param remaining hits that are left
  * @param resetAfter the time until the limit is unused; if the limit refuses, until the same hits pass
  * @param retryAfter the time until the same hits pass, if the limit refuses; zero if they never do
- * @param refused whether the limit refuses the request; in shadow mode the request may be allowed nevertheless
+ * @param refused whether the limit refuses the request; with the server in shadow mode it may be allowed nevertheless
+ * @param refusedInShadow whether the limit would refuse the request, but its rule is in shadow mode
+ * @param refusedByCandidate whether the candidate of the rule would refuse the request
+ * @param degraded whether the server decided the limit without the owner of its counter
  */
 public record LimitStatus(
     int descriptor,
@@ -20,24 +23,34 @@ public record LimitStatus(
     long remaining,
     Duration resetAfter,
     Duration retryAfter,
-    boolean refused) {
+    boolean refused,
+    boolean refusedInShadow,
+    boolean refusedByCandidate,
+    boolean degraded) {
 
   /** The status as it reads when this time has passed. */
   LimitStatus after(Duration elapsed) {
+    return with(remaining, Decision.rest(resetAfter, elapsed), Decision.rest(retryAfter, elapsed));
+  }
+
+  /** The status with so many more hits that are left. */
+  LimitStatus withMore(long hits) {
+    long more = remaining > Long.MAX_VALUE - hits ? Long.MAX_VALUE : remaining + hits;
+    return with(more, resetAfter, retryAfter);
+  }
+
+  private LimitStatus with(long remaining, Duration resetAfter, Duration retryAfter) {
     return new LimitStatus(
         descriptor,
         rule,
         requestsPerUnit,
         unit,
         remaining,
-        Decision.rest(resetAfter, elapsed),
-        Decision.rest(retryAfter, elapsed),
-        refused);
-  }
-
-  /** The status with so many more hits that are left. */
-  LimitStatus withMore(long hits) {
-    long more = remaining > Long.MAX_VALUE - hits ? Long.MAX_VALUE : remaining + hits;
-    return new LimitStatus(descriptor, rule, requestsPerUnit, unit, more, resetAfter, retryAfter, refused);
+        resetAfter,
+        retryAfter,
+        refused,
+        refusedInShadow,
+        refusedByCandidate,
+        degraded);
   }
 }

@@ -10,4 +10,10 @@ public interface Metrics {
 
   /** Called for each call to the server with checks, with the number of checks in it. */
   default void sent(int batch) {}
+
+  /**
+   * Called if no settlement of a prepaid slice had an answer, with the hits of the slice that were not spent. The whole
+   * slice stays charged.
+   */
+  default void lost(long hits) {}
 }

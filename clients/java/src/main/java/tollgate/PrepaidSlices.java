@@ -5,6 +5,7 @@ import java.time.Duration;
 import java.util.ArrayList;
 import java.util.Comparator;
 import java.util.HashMap;
+import java.util.Iterator;
 import java.util.List;
 import java.util.Map;
 import java.util.Optional;
@@ -25,16 +26,20 @@ import tollgate.Codec.CounterKey;
  * Hits count at the time at which their slice was reserved; a slice never outlasts the window of its limit. Other
  * clients are refused while a slice holds the last hits.
  */
-public final class PrepaidSlices implements AutoCloseable {
+public final class PrepaidSlices implements AutoCloseable, Checker {
 
-  // After a refused reservation. Until the next one, checks ask the server.
+  // After a reservation that was refused, or lasts too short a time. Until the next one, checks ask the server.
   private static final Duration PAUSE = Duration.ofSeconds(1);
+  // A slice that lasts shorter is not worth its calls.
+  private static final Duration LASTS_MIN = Duration.ofMillis(50);
+  // Before the second and the third attempt to settle a slice.
+  private static final List<Duration> SETTLE_PAUSES = List.of(Duration.ofMillis(100), Duration.ofMillis(400));
 
   private final TollgateClient client;
   private final SliceOptions options;
   private final HoldTerms terms;
   private final Map<CounterKey, Slot> slots = new HashMap<>();
-  // Reservations and settlements without an answer; they end by the timeout of the client.
+  // Reservations and settlements without an answer; each call ends by the timeout of the client.
   private final Set<CompletableFuture<Void>> underWay = ConcurrentHashMap.newKeySet();
   private boolean closed;
 
@@ -91,12 +96,13 @@ public final class PrepaidSlices implements AutoCloseable {
 
   /**
    * Charges the hits of a request if it is allowed. Use it for requests of keys that many requests have. A request with
-   * a descriptor that has hits of its own asks the server.
+   * more hits than a slice, with a descriptor that has hits of its own, or with a request id asks the server.
    *
    * @throws InvalidRequestException if the request is invalid
    * @throws CancellationException if the caller cancels its context
    * @throws InterruptedException if the thread is interrupted
    */
+  @Override
   public Decision check(Request request) throws InterruptedException {
     long start = System.nanoTime();
     Optional<Decision> decision = spend(request, start);
@@ -107,7 +113,10 @@ public final class PrepaidSlices implements AutoCloseable {
     return decision.get();
   }
 
-  /** Settles all slices, which takes at most two timeouts of the client. Checks from then on ask the server. */
+  /**
+   * Settles all slices, which takes at most four timeouts of the client and half a second. Checks from then on ask the
+   * server.
+   */
   @Override
   public void close() {
     List<Slice> slices = new ArrayList<>();
@@ -132,13 +141,17 @@ public final class PrepaidSlices implements AutoCloseable {
     if (request.descriptors().stream().anyMatch(each -> each.hits() != null)) {
       return Optional.empty();
     }
-    CounterKey key;
+    tollgate.v1.Request message;
     try {
-      key = Codec.countersOf(Codec.messageOf(request));
+      message = Codec.messageOf(request);
     } catch (InvalidRequestException error) {
       // The client says and counts it.
       return Optional.empty();
     }
+    if (message.getHits() > options.hits() || !message.getRequestId().isEmpty()) {
+      return Optional.empty();
+    }
+    CounterKey key = Codec.countersOf(message);
     Slot slot;
     CompletableFuture<Void> renewal;
     Optional<Decision> decision = Optional.empty();
@@ -191,7 +204,7 @@ public final class PrepaidSlices implements AutoCloseable {
     Slice unused = reservation == null ? null : new Slice(reservation, options, sent);
     synchronized (this) {
       slot.isRenewing = false;
-      if (!closed && reservation != null && isHeld(reservation)) {
+      if (!closed && reservation != null && isHeld(reservation) && unused.lasts >= LASTS_MIN.toNanos()) {
         Slice next = unused;
         unused = slot.slice;
         slot.slice = next;
@@ -235,10 +248,36 @@ public final class PrepaidSlices implements AutoCloseable {
     }
   }
 
-  // If it is lost, the whole slice stays charged.
   private void settle(Slice slice) {
-    CompletableFuture<Void> settlement = begin();
-    client.settleAsync(slice.reservation, slice.spent).whenComplete((settled, error) -> settlement.complete(null));
+    attempt(slice, SETTLE_PAUSES.iterator(), begin());
+  }
+
+  /** Settles a slice, again after each of the pauses while it fails. The id makes the settlement count once. */
+  private void attempt(Slice slice, Iterator<Duration> pauses, CompletableFuture<Void> settlement) {
+    client
+        .settleAsync(slice.reservation, slice.spent)
+        .whenComplete(
+            (settled, error) -> {
+              if (error != null && pauses.hasNext()) {
+                after(pauses.next(), () -> attempt(slice, pauses, settlement));
+                return;
+              }
+              try {
+                if (error != null) {
+                  reportLost(slice);
+                }
+              } finally {
+                settlement.complete(null);
+              }
+            });
+  }
+
+  private void reportLost(Slice slice) {
+    long left = slice.hits - slice.spent;
+    // Without an answer to its reservation, it is not known whether the slice was held.
+    if (left > 0 && slice.reservation.decision().noAnswer() == null) {
+      client.options().metrics().lost(left);
+    }
   }
 
   private static void after(Duration time, Runnable task) {

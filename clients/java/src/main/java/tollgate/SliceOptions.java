@@ -6,7 +6,8 @@ import java.time.Duration;
  * The size of prepaid slices.
  *
  * @param hits of each slice; at most what the limit has left, or there is no slice
- * @param ttl the time for which a slice may be spent at most, 1 ms to 24 h; what is left of it then is given back
+ * @param ttl the time for which a slice may be spent at most, 1 ms to 24 h; what is left of it then is given back. A
+ *     slice that lasts less than 50 ms is given back unused.
  * @param maxKeys keys with a slice; checks of further keys ask the server
  */
 public record SliceOptions(long hits, Duration ttl, int maxKeys) {

@@ -28,7 +28,7 @@ import tollgate.v1.ReserveRequest;
  * server's name, sends concurrent checks together, and answers for keys that are known to be refused. If the server
  * gives no answer in time, {@link OnNoAnswer} decides. The methods end with the gRPC {@link Context} of the caller.
  */
-public final class TollgateClient implements AutoCloseable {
+public final class TollgateClient implements AutoCloseable, Checker {
 
   private static final Duration WARM_UP_TIMEOUT = Duration.ofSeconds(2);
 
@@ -70,12 +70,14 @@ public final class TollgateClient implements AutoCloseable {
   }
 
   /**
-   * Charges the hits of a request if it is allowed.
+   * Charges the hits of a request if it is allowed. The server decides each request with a request id, also if its key
+   * is in the deny cache.
    *
    * @throws InvalidRequestException if the request is invalid
    * @throws CancellationException if the caller cancels its context
    * @throws InterruptedException if the thread is interrupted; a check that was sent may be charged
    */
+  @Override
   public Decision check(Request request) throws InterruptedException {
     return get(checkAsync(request));
   }
@@ -95,7 +97,8 @@ public final class TollgateClient implements AutoCloseable {
     }
     CounterKey key = Codec.countersOf(message);
     long[] hits = Codec.hitsOf(message);
-    Optional<Decision> local = denials.denied(key, hits, start);
+    Optional<Decision> local =
+        message.getRequestId().isEmpty() ? denials.denied(key, hits, start) : Optional.empty();
     if (local.isPresent()) {
       options.metrics().checked(Outcome.DENIED_LOCALLY, elapsed(start));
       return CompletableFuture.completedFuture(local.get());
@@ -107,6 +110,7 @@ public final class TollgateClient implements AutoCloseable {
       tollgate.v1.Request message, long start, CounterKey key, long[] hits) {
     Context caller = Context.current();
     CompletableFuture<Decision> result = new CompletableFuture<>();
+    denials.begin(key);
     CompletableFuture<Reply> reply = batcher.check(message, deadlineAfter(options.timeout()));
     Context.CancellationListener ended = context -> reply.completeExceptionally(endOf(context));
     caller.addListener(ended, Runnable::run);
@@ -117,6 +121,7 @@ public final class TollgateClient implements AutoCloseable {
           if (conclusion.outcome == Outcome.DENIED) {
             denials.refuse(key, hits, conclusion.decision, answered.sent());
           }
+          denials.end(key);
           try {
             // Counted before the caller goes on, so that it finds its check counted.
             options.metrics().checked(conclusion.outcome, elapsed(start));
@@ -135,7 +140,7 @@ public final class TollgateClient implements AutoCloseable {
    */
   public Decision peek(Request request) throws InterruptedException {
     PeekRequest message =
-        PeekRequest.newBuilder().addRequests(Codec.withoutHits(Codec.messageOf(request))).build();
+        PeekRequest.newBuilder().addRequests(Codec.peekOf(Codec.messageOf(request))).build();
     return conclude(
         connection
             .call(RateLimiterGrpc.getPeekMethod(), message, deadlineAfter(options.timeout()))
@@ -151,7 +156,7 @@ public final class TollgateClient implements AutoCloseable {
    * @throws InterruptedException if the thread is interrupted; the hits may have been given back or not
    */
   public Decision refund(Request request) throws InterruptedException {
-    tollgate.v1.Request message = Codec.messageOf(request);
+    tollgate.v1.Request message = Codec.messageOf(request.withRequestId(null));
     RefundRequest refund = RefundRequest.newBuilder().addRequests(message).build();
     Decision decision;
     try {

@@ -11,12 +11,13 @@ import java.util.Map;
 import java.util.OptionalLong;
 import java.util.concurrent.CancellationException;
 import org.junit.jupiter.api.Test;
+import tollgate.v1.Answer;
 
 class DecisionTest {
 
   private static LimitStatus limit(String rule, long remaining, boolean refused, int resetSeconds) {
     Duration reset = Duration.ofSeconds(resetSeconds);
-    return new LimitStatus(0, rule, 10, Unit.HOUR, remaining, reset, Duration.ZERO, refused);
+    return new LimitStatus(0, rule, 10, Unit.HOUR, remaining, reset, Duration.ZERO, refused, false, false, false);
   }
 
   private static Decision decision(boolean allowed, LimitStatus... limits) {
@@ -46,7 +47,8 @@ class DecisionTest {
 
   @Test
   void headers_ofADecision_haveWholeSecondsRoundedUp() {
-    LimitStatus limit = new LimitStatus(0, "", 10, Unit.HOUR, 0, Duration.ofNanos(1), Duration.ofNanos(1), true);
+    Duration nanosecond = Duration.ofNanos(1);
+    LimitStatus limit = new LimitStatus(0, "", 10, Unit.HOUR, 0, nanosecond, nanosecond, true, false, false, false);
     Duration wait = Duration.ofMillis(2001);
     Decision denied = new Decision(false, Duration.ZERO, wait, List.of(limit), false, false, null);
 
@@ -56,6 +58,18 @@ class DecisionTest {
     assertEquals(OptionalLong.of(3), denied.retryAfterSeconds());
     assertEquals(Map.of(), decision(true).limitHeaders());
     assertEquals(OptionalLong.empty(), decision(false, limit).retryAfterSeconds());
+  }
+
+  @Test
+  void degradedLimit_ofAnAnswer_isMarked() {
+    tollgate.v1.LimitStatus degraded = tollgate.v1.LimitStatus.newBuilder().setDegraded(true).build();
+    Answer.Builder answer = Answer.newBuilder().setVerdict(Answer.Verdict.ALLOWED).setDegraded(true);
+
+    Decision decision =
+        Codec.decisionOf(answer.addLimits(degraded).addLimits(tollgate.v1.LimitStatus.newBuilder()).build());
+
+    assertTrue(decision.degraded());
+    assertEquals(List.of(true, false), decision.limits().stream().map(LimitStatus::degraded).toList());
   }
 
   @Test

@@ -21,7 +21,7 @@ class DenyCacheTest {
   private static final long START = Long.MAX_VALUE - 1;
 
   private static Decision refusedFor(Duration time) {
-    LimitStatus limit = new LimitStatus(0, "", 1, Unit.HOUR, 0, time, time, true);
+    LimitStatus limit = new LimitStatus(0, "", 1, Unit.HOUR, 0, time, time, true, false, false, false);
     return new Decision(false, Duration.ZERO, time, List.of(limit), false, false, null);
   }
 
@@ -42,7 +42,14 @@ class DenyCacheTest {
   }
 
   private static void refuse(DenyCache cache, String user, long hits, Duration retryAfter, long at) {
+    cache.begin(key(user));
+    answer(cache, user, hits, retryAfter, at);
+  }
+
+  /** Ends a check that is under way. */
+  private static void answer(DenyCache cache, String user, long hits, Duration retryAfter, long at) {
     cache.refuse(key(user), new long[] {hits}, refusedFor(retryAfter), START + at);
+    cache.end(key(user));
   }
 
   @Test
@@ -100,16 +107,38 @@ class DenyCacheTest {
     DenyCache cache = new DenyCache(10, HOUR);
     refuse(cache, "ann", 1, MINUTE, 0);
     cache.refund(key("ann"), START + 2);
+
     assertFalse(denies(cache, "ann", 1, 3));
+  }
+
+  @Test
+  void refusal_sentBeforeARefund_isNotCached() {
+    DenyCache cache = new DenyCache(10, HOUR);
+    for (int i = 0; i < 3; i++) {
+      cache.begin(key("ann"));
+    }
+    cache.refund(key("ann"), START + 2);
 
     // The server may have decided these before the refund, whenever they arrive.
-    refuse(cache, "ann", 1, MINUTE, 1);
+    answer(cache, "ann", 1, MINUTE, 1);
     assertFalse(denies(cache, "ann", 1, 3));
-    refuse(cache, "ann", 7, MINUTE, 2);
-    refuse(cache, "ann", 1, MINUTE, 1);
+    answer(cache, "ann", 7, MINUTE, 2);
+    answer(cache, "ann", 1, MINUTE, 1);
     assertFalse(denies(cache, "ann", 1, 3));
 
     assertTrue(denies(cache, "ann", 7, 3));
+  }
+
+  @Test
+  void refunds_ofUnknownKeys_keepRefusals() {
+    DenyCache cache = new DenyCache(1, HOUR);
+    refuse(cache, "ann", 1, MINUTE, 0);
+
+    for (int i = 0; i < 10; i++) {
+      cache.refund(key("other" + i), START + 1);
+    }
+
+    assertTrue(denies(cache, "ann", 1, 2));
   }
 
   @Test
@@ -140,6 +169,7 @@ class DenyCacheTest {
     requests.forEach(request -> keys.add(keyOf(request)));
 
     assertEquals(requests.size(), keys.size());
-    assertEquals(keyOf(Request.of("edge", ab)), keyOf(Request.of("edge", ab.withHits(3)).withHits(5)));
+    Request sameCounters = Request.of("edge", ab.withHits(3)).withHits(5).withRequestId("a");
+    assertEquals(keyOf(Request.of("edge", ab)), keyOf(sameCounters));
   }
 }

@@ -16,9 +16,11 @@ import io.grpc.NameResolver;
 import io.grpc.NameResolverProvider;
 import io.grpc.NameResolverRegistry;
 import io.grpc.StatusOr;
+import java.io.IOException;
 import java.net.InetAddress;
 import java.net.InetSocketAddress;
 import java.net.ServerSocket;
+import java.net.Socket;
 import java.net.URI;
 import java.time.Duration;
 import java.util.List;
@@ -166,6 +168,40 @@ class OutageTest {
       // By default gRPC makes the sixth attempt after 16 seconds, 20 % more or less.
       assertTrue(elapsed.compareTo(Duration.ofSeconds(10)) < 0, elapsed::toString);
       assertNotNull(check.join().noAnswer());
+    }
+  }
+
+  @Test
+  void connection_withoutCalls_isPinged() throws Exception {
+    try (TollgateServer server = new TollgateServer(RULES);
+        ServerSocket relay = listener();
+        TollgateClient client = client(addressOf(relay), ClientOptions.builder().timeout(PATIENCE))) {
+      CompletableFuture<Decision> check = client.checkAsync(ANN);
+      URI uri = URI.create("tcp://" + server.address());
+      try (Socket near = relay.accept();
+          Socket far = new Socket(uri.getHost(), uri.getPort())) {
+        CompletableFuture.runAsync(() -> transfer(far, near));
+        near.setSoTimeout((int) PATIENCE.toMillis());
+        byte[] bytes = new byte[1 << 16];
+        Duration silence = Duration.ZERO;
+        // A connection without pings is silent for longer than the timeout of the socket.
+        while (!check.isDone() || silence.toSeconds() < 5) {
+          long begin = System.nanoTime();
+          int count = near.getInputStream().read(bytes);
+          silence = Duration.ofNanos(System.nanoTime() - begin);
+          assertTrue(count > 0, "the connection stays open");
+          far.getOutputStream().write(bytes, 0, count);
+        }
+      }
+      assertNull(check.join().noAnswer());
+    }
+  }
+
+  private static void transfer(Socket from, Socket to) {
+    try {
+      from.getInputStream().transferTo(to.getOutputStream());
+    } catch (IOException closed) {
+      // The test is over.
     }
   }
 

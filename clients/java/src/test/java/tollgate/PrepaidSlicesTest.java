@@ -9,11 +9,18 @@ import static tollgate.TollgateClientTest.RULES;
 import static tollgate.testing.TollgateServer.PATIENCE;
 import static tollgate.testing.TollgateServer.eventually;
 
+import io.grpc.CallOptions;
+import io.grpc.Channel;
+import io.grpc.ClientCall;
+import io.grpc.ClientInterceptor;
+import io.grpc.MethodDescriptor;
 import java.time.Duration;
 import java.util.ArrayList;
 import java.util.Collections;
 import java.util.List;
+import java.util.Map;
 import java.util.concurrent.Callable;
+import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.ExecutorService;
 import java.util.concurrent.Executors;
 import java.util.concurrent.Future;
@@ -21,7 +28,9 @@ import org.junit.jupiter.api.AfterEach;
 import org.junit.jupiter.api.BeforeEach;
 import org.junit.jupiter.api.Test;
 import tollgate.testing.Counts;
+import tollgate.testing.Losing;
 import tollgate.testing.TollgateServer;
+import tollgate.v1.RateLimiterGrpc;
 
 class PrepaidSlicesTest {
 
@@ -37,8 +46,28 @@ class PrepaidSlicesTest {
   @BeforeEach
   void start() {
     server = new TollgateServer(RULES);
+    client = client(new Calls());
+  }
+
+  private TollgateClient client(ClientInterceptor interceptor) {
     ClientOptions.Builder options = ClientOptions.builder().timeout(PATIENCE).metrics(counts).denyCacheSize(0);
-    client = new TollgateClient(server.address(), options.build());
+    options.channel(channel -> channel.intercept(interceptor));
+    return new TollgateClient(server.address(), options.build());
+  }
+
+  /** Counts the calls of each method. */
+  private static final class Calls implements ClientInterceptor {
+    private final Map<MethodDescriptor<?, ?>, Integer> calls = new ConcurrentHashMap<>();
+
+    @Override
+    public <Q, A> ClientCall<Q, A> interceptCall(MethodDescriptor<Q, A> method, CallOptions options, Channel next) {
+      calls.merge(method, 1, Integer::sum);
+      return next.newCall(method, options);
+    }
+
+    int of(MethodDescriptor<?, ?> method) {
+      return calls.getOrDefault(method, 0);
+    }
   }
 
   @AfterEach
@@ -204,6 +233,78 @@ class PrepaidSlicesTest {
 
       assertEquals(100, passed);
       assertEquals(0, counts.of(Outcome.PREPAID));
+    }
+  }
+
+  @Test
+  void slice_thatLastsTooShort_isGivenBack() {
+    Request second = Request.of("edge", Descriptor.of("second", "any"));
+    Calls calls = new Calls();
+    long begin = System.nanoTime();
+    try (TollgateClient observed = client(calls);
+        PrepaidSlices slices = new PrepaidSlices(observed, new SliceOptions(20, Duration.ofMillis(49), 10))) {
+      eventually(
+          "another slice is reserved",
+          () -> {
+            check(slices, second);
+            return calls.of(RateLimiterGrpc.getReserveMethod()) == 2;
+          });
+    }
+
+    assertTrue(System.nanoTime() - begin >= 1_000_000_000, "the second one comes after a pause");
+    assertEquals(0, counts.of(Outcome.PREPAID));
+    assertEquals(2, calls.of(RateLimiterGrpc.getSettleMethod()));
+  }
+
+  @Test
+  void check_ofMoreThanASlice_reservesNone() {
+    Calls calls = new Calls();
+    try (TollgateClient observed = client(calls);
+        PrepaidSlices slices = new PrepaidSlices(observed, OF_20)) {
+      assertTrue(check(slices, RED.withHits(21)).allowed());
+    }
+
+    assertEquals(0, calls.of(RateLimiterGrpc.getReserveMethod()));
+    assertEquals(79, remaining(RED));
+  }
+
+  @Test
+  void check_withRequestId_asksTheServer() {
+    try (PrepaidSlices slices = new PrepaidSlices(client, OF_20)) {
+      checkUntilPrepaid(slices, RED);
+
+      assertFalse(check(slices, RED.withRequestId("once")).local());
+      assertTrue(check(slices, RED).local());
+    }
+  }
+
+  @Test
+  void settlement_whoseAnswersAreLost_isRepeated() {
+    Losing losing = new Losing(RateLimiterGrpc.getSettleMethod(), 2);
+    try (TollgateClient lossy = client(losing)) {
+      PrepaidSlices slices = new PrepaidSlices(lossy, OF_20);
+      int passed = checkUntilPrepaid(slices, RED);
+
+      slices.close();
+
+      assertEquals(2, losing.lost());
+      assertEquals(0, counts.lost());
+      assertEquals(100 - passed, remaining(RED));
+    }
+  }
+
+  @Test
+  void settlement_withoutServer_reportsLostHits() {
+    Calls calls = new Calls();
+    try (TollgateClient observed = client(calls)) {
+      PrepaidSlices slices = new PrepaidSlices(observed, OF_20);
+      checkUntilPrepaid(slices, RED);
+      server.close();
+
+      slices.close();
+
+      assertEquals(3, calls.of(RateLimiterGrpc.getSettleMethod()));
+      assertEquals(20 - counts.of(Outcome.PREPAID), counts.lost());
     }
   }
 

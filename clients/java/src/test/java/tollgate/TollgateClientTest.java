@@ -37,6 +37,11 @@ class TollgateClientTest {
           rate_limit: {unit: second, requests_per_unit: 1000000, algorithm: fixed_window}
         - key: turn
           rate_limit: {unit: minute, requests_per_unit: 60, algorithm: leaky_queue, burst: 5}
+        - key: shadow
+          rate_limit: {unit: hour, requests_per_unit: 0}
+          shadow_mode: true
+        - key: candidate
+          rate_limit: {unit: hour, requests_per_unit: 3, candidate: {unit: hour, requests_per_unit: 0}}
       """;
   private static final int LARGEST = 4 << 20;
 
@@ -103,7 +108,7 @@ class TollgateClientTest {
     Decision denied = check(client, request("user", "ann"));
 
     Duration hour = Duration.ofHours(1);
-    LimitStatus whole = new LimitStatus(0, "of-user", 3, Unit.HOUR, 0, hour, Duration.ZERO, false);
+    LimitStatus whole = new LimitStatus(0, "of-user", 3, Unit.HOUR, 0, hour, Duration.ZERO, false, false, false, false);
     assertEquals(new Decision(true, Duration.ZERO, Duration.ZERO, List.of(whole), false, false, null), allowed);
     LimitStatus limit = denied.limits().get(0);
     assertFalse(denied.allowed() || denied.local() || denied.degraded());
@@ -273,7 +278,7 @@ class TollgateClientTest {
     TollgateClient client = client(server(), gated());
     CompletableFuture<Decision> first = heldCheck(client);
     // So large that the server refuses the call and not only the request.
-    Request crowded = new Request("edge", Collections.nCopies(1000, Descriptor.of("user", "ann")), 1);
+    Request crowded = new Request("edge", Collections.nCopies(1000, Descriptor.of("user", "ann")), 1, null);
     List<CompletableFuture<Decision>> invalid =
         List.of(client.checkAsync(Request.of("edge")), client.checkAsync(crowded));
     CompletableFuture<Decision> last = client.checkAsync(request("group", "red"));
@@ -304,6 +309,51 @@ class TollgateClientTest {
     assertTrue(refund.allowed());
     assertEquals(1, refund.tightest().orElseThrow().remaining());
     assertTrue(check(client, request("user", "ann")).allowed());
+  }
+
+  @Test
+  void repeatedCheck_withRequestId_isChargedOnce() throws Exception {
+    TollgateClient client = client(server(), options());
+    Request once = request("user", "ann").withRequestId("once");
+
+    for (int i = 0; i < 5; i++) {
+      assertTrue(check(client, once).allowed());
+    }
+
+    assertEquals(2, answered(client.peek(once)).tightest().orElseThrow().remaining(), "a peek ignores the id");
+    client.refund(once);
+    client.refund(once);
+    assertEquals(3, answered(client.peek(once)).tightest().orElseThrow().remaining(), "a refund ignores the id");
+    Request tooLong = request("user", "ann").withRequestId("x".repeat(64));
+    assertThrows(InvalidRequestException.class, () -> client.check(tooLong));
+    assertThrows(InvalidRequestException.class, () -> client.check(once.withRequestId("\uD800")));
+  }
+
+  @Test
+  void refusedKey_withRequestId_isDecidedByTheServer() throws Exception {
+    TollgateClient client = client(server(), options().denyCacheMax(Duration.ofHours(1)));
+    Request ann = request("user", "ann");
+    for (int i = 0; i < 3; i++) {
+      check(client, ann);
+    }
+    assertFalse(check(client, ann.withRequestId("first")).local());
+    assertTrue(check(client, ann).local(), "the refusal is cached");
+
+    Decision decision = check(client, ann.withRequestId("second"));
+
+    assertFalse(decision.allowed() || decision.local());
+  }
+
+  @Test
+  void limits_inShadowOrWithCandidate_sayWhatWouldBeRefused() throws Exception {
+    TollgateClient client = client(server(), options());
+
+    LimitStatus shadow = check(client, request("shadow", "ann")).limits().get(0);
+    LimitStatus candidate = check(client, request("candidate", "ann")).limits().get(0);
+
+    assertTrue(shadow.refusedInShadow() && candidate.refusedByCandidate());
+    assertFalse(shadow.refusedByCandidate() || candidate.refusedInShadow());
+    assertFalse(shadow.refused() || candidate.refused() || shadow.degraded() || candidate.degraded());
   }
 
   @Test

@@ -13,10 +13,10 @@ import io.grpc.Status;
 import io.grpc.StatusRuntimeException;
 import io.grpc.protobuf.StatusProto;
 import java.util.concurrent.CancellationException;
+import tollgate.Checker;
 import tollgate.Decision;
 import tollgate.InvalidRequestException;
 import tollgate.Request;
-import tollgate.TollgateClient;
 
 /**
  * Limits calls of a gRPC server by the decisions of a Tollgate server, each when it begins.
@@ -29,7 +29,7 @@ import tollgate.TollgateClient;
  */
 public final class RateLimitInterceptor implements ServerInterceptor {
 
-  private final TollgateClient client;
+  private final Checker checker;
   private final Describe describe;
 
   /** Says what a call asks for. */
@@ -39,8 +39,8 @@ public final class RateLimitInterceptor implements ServerInterceptor {
     Request describe(ServerCall<?, ?> call, Metadata headers);
   }
 
-  public RateLimitInterceptor(TollgateClient client, Describe describe) {
-    this.client = client;
+  public RateLimitInterceptor(Checker checker, Describe describe) {
+    this.checker = checker;
     this.describe = describe;
   }
 
@@ -52,7 +52,7 @@ public final class RateLimitInterceptor implements ServerInterceptor {
       return next.startCall(call, headers);
     }
     try {
-      Decision decision = client.check(limited);
+      Decision decision = checker.check(limited);
       Metadata limits = metadataOf(decision);
       if (!decision.allowed()) {
         call.sendHeaders(limits);

@@ -8,10 +8,10 @@ import jakarta.servlet.ServletResponse;
 import jakarta.servlet.http.HttpServletRequest;
 import jakarta.servlet.http.HttpServletResponse;
 import java.io.IOException;
+import tollgate.Checker;
 import tollgate.Decision;
 import tollgate.InvalidRequestException;
 import tollgate.Request;
-import tollgate.TollgateClient;
 
 /**
  * Limits HTTP requests by the decisions of a Tollgate server.
@@ -24,7 +24,7 @@ public final class RateLimitFilter implements Filter {
 
   private static final int TOO_MANY_REQUESTS = 429;
 
-  private final TollgateClient client;
+  private final Checker checker;
   private final Describe describe;
 
   /** Says what an HTTP request asks for. */
@@ -34,8 +34,8 @@ public final class RateLimitFilter implements Filter {
     Request describe(HttpServletRequest request);
   }
 
-  public RateLimitFilter(TollgateClient client, Describe describe) {
-    this.client = client;
+  public RateLimitFilter(Checker checker, Describe describe) {
+    this.checker = checker;
     this.describe = describe;
   }
 
@@ -51,7 +51,7 @@ public final class RateLimitFilter implements Filter {
   /** Says whether the request goes on; otherwise it has its response. */
   private boolean passes(Request limited, HttpServletResponse response) throws IOException {
     try {
-      Decision decision = client.check(limited);
+      Decision decision = checker.check(limited);
       decision.limitHeaders().forEach(response::setHeader);
       if (!decision.allowed()) {
         decision

@@ -14,6 +14,8 @@ import org.springframework.boot.context.properties.PropertyMapper;
 import org.springframework.boot.web.servlet.FilterRegistrationBean;
 import org.springframework.context.annotation.Bean;
 import org.springframework.context.annotation.Configuration;
+import org.springframework.context.annotation.Fallback;
+import tollgate.Checker;
 import tollgate.ClientOptions;
 import tollgate.Metrics;
 import tollgate.TollgateClient;
@@ -21,7 +23,8 @@ import tollgate.servlet.RateLimitFilter;
 
 /**
  * Makes a client of the server {@code tollgate.target}, and a filter if there is a bean of type {@link
- * RateLimitFilter.Describe}. Beans of types {@link Metrics} and {@link ChannelCredentials} are used if there are any.
+ * RateLimitFilter.Describe}. If there is another bean of type {@link Checker}, such as prepaid slices, it decides for
+ * the filter. Beans of types {@link Metrics} and {@link ChannelCredentials} are used if there are any.
  */
 @AutoConfiguration
 @ConditionalOnProperty("tollgate.target")
@@ -31,6 +34,8 @@ public class TollgateAutoConfiguration {
   /** Opens the connection, so that the first requests do not miss their deadline. */
   @Bean
   @ConditionalOnMissingBean
+  // Other beans of type Checker come first.
+  @Fallback
   TollgateClient tollgateClient(
       TollgateProperties properties, ObjectProvider<ChannelCredentials> credentials, ObjectProvider<Metrics> metrics)
       throws InterruptedException {
@@ -59,8 +64,8 @@ public class TollgateAutoConfiguration {
     /** The filter is behind those with an order, such as those of Spring Security. */
     @Bean
     @ConditionalOnBean(RateLimitFilter.Describe.class)
-    FilterRegistrationBean<RateLimitFilter> tollgateFilter(TollgateClient client, RateLimitFilter.Describe describe) {
-      return new FilterRegistrationBean<>(new RateLimitFilter(client, describe));
+    FilterRegistrationBean<RateLimitFilter> tollgateFilter(Checker checker, RateLimitFilter.Describe describe) {
+      return new FilterRegistrationBean<>(new RateLimitFilter(checker, describe));
     }
   }
 }

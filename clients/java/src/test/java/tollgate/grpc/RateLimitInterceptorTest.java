@@ -26,21 +26,26 @@ import io.grpc.health.v1.HealthGrpc.HealthBlockingStub;
 import io.grpc.protobuf.StatusProto;
 import io.grpc.protobuf.services.HealthStatusManager;
 import io.grpc.stub.MetadataUtils;
+import java.time.Duration;
 import java.util.Iterator;
 import java.util.List;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.atomic.AtomicInteger;
 import java.util.concurrent.atomic.AtomicReference;
+import java.util.function.Function;
 import org.junit.jupiter.api.AfterAll;
 import org.junit.jupiter.api.BeforeAll;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.params.ParameterizedTest;
 import org.junit.jupiter.params.provider.EnumSource;
+import tollgate.Checker;
 import tollgate.ClientOptions;
 import tollgate.Descriptor;
 import tollgate.OnNoAnswer;
 import tollgate.Outcome;
+import tollgate.PrepaidSlices;
 import tollgate.Request;
+import tollgate.SliceOptions;
 import tollgate.TollgateClient;
 import tollgate.testing.Counts;
 import tollgate.testing.Gate;
@@ -57,6 +62,11 @@ class RateLimitInterceptorTest {
           descriptors:
             - key: method
               rate_limit: {unit: hour, requests_per_unit: 1, algorithm: sliding_log}
+        - key: user
+          value: many
+          descriptors:
+            - key: method
+              rate_limit: {unit: hour, requests_per_unit: 1000000}
       """;
   private static final Metadata.Key<String> USER = Metadata.Key.of("user", Metadata.ASCII_STRING_MARSHALLER);
 
@@ -108,11 +118,15 @@ class RateLimitInterceptorTest {
     private final AtomicInteger described = new AtomicInteger();
 
     Limited(String target, ClientOptions.Builder options) throws Exception {
+      this(target, options, client -> client);
+    }
+
+    Limited(String target, ClientOptions.Builder options, Function<TollgateClient, Checker> checker) throws Exception {
       client = new TollgateClient(target, options.build());
       server =
           Grpc.newServerBuilderForPort(0, InsecureServerCredentials.create())
               .addService(new HealthStatusManager().getHealthService())
-              .intercept(new RateLimitInterceptor(client, this::describe))
+              .intercept(new RateLimitInterceptor(checker.apply(client), this::describe))
               .build()
               .start();
       channel =
@@ -204,6 +218,23 @@ class RateLimitInterceptorTest {
   void invalidDescription_ofACall_isAnErrorOfTheServer(Kind kind) throws Exception {
     try (Limited limited = limited()) {
       assertEquals(Status.Code.INTERNAL, limited.call(kind, "invalid").status().getCode());
+    }
+  }
+
+  @Test
+  void calls_withSlices_arePrepaid() throws Exception {
+    Counts counts = new Counts();
+    ClientOptions.Builder options = ClientOptions.builder().timeout(PATIENCE).metrics(counts);
+    SliceOptions ofMany = new SliceOptions(100_000, Duration.ofMinutes(1), 10);
+    try (Limited limited = new Limited(tollgate.address(), options, client -> new PrepaidSlices(client, ofMany))) {
+      eventually(
+          "a call is prepaid",
+          () -> {
+            Answer answer = limited.call(Kind.UNARY, "many");
+            assertEquals(Status.Code.OK, answer.status().getCode());
+            assertEquals("1000000", answer.header("ratelimit-limit"));
+            return counts.of(Outcome.PREPAID) > 0;
+          });
     }
   }
 

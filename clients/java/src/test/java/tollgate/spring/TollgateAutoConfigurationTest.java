@@ -4,12 +4,14 @@ import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 import static tollgate.testing.TollgateServer.PATIENCE;
+import static tollgate.testing.TollgateServer.eventually;
 
 import java.net.URI;
 import java.net.http.HttpClient;
 import java.net.http.HttpRequest;
 import java.net.http.HttpResponse;
 import java.net.http.HttpResponse.BodyHandlers;
+import java.time.Duration;
 import java.util.ArrayList;
 import java.util.List;
 import java.util.Optional;
@@ -29,7 +31,9 @@ import shop.Application;
 import tollgate.Descriptor;
 import tollgate.Metrics;
 import tollgate.Outcome;
+import tollgate.PrepaidSlices;
 import tollgate.Request;
+import tollgate.SliceOptions;
 import tollgate.TollgateClient;
 import tollgate.servlet.RateLimitFilter;
 import tollgate.testing.Counts;
@@ -44,6 +48,8 @@ class TollgateAutoConfigurationTest {
       descriptors:
         - key: user
           rate_limit: {unit: hour, requests_per_unit: 2, algorithm: sliding_log}
+        - key: many
+          rate_limit: {unit: hour, requests_per_unit: 1000000}
         - key: none
           rate_limit: {unit: hour, requests_per_unit: 0}
         - key: turn
@@ -96,6 +102,16 @@ class TollgateAutoConfigurationTest {
     }
   }
 
+  /** The same, from prepaid slices. */
+  @Configuration
+  static class Prepaid extends Limited {
+
+    @Bean
+    PrepaidSlices slices(TollgateClient client) {
+      return new PrepaidSlices(client, new SliceOptions(100_000, Duration.ofMinutes(1), 10));
+    }
+  }
+
   private ConfigurableApplicationContext start(Class<?> application, String... properties) {
     SpringApplication spring = new SpringApplication(application);
     List<String> arguments = new ArrayList<>(List.of("--server.port=0", "--server.address=127.0.0.1"));
@@ -118,6 +134,15 @@ class TollgateAutoConfigurationTest {
       request.header("user", user);
     }
     return HttpClient.newHttpClient().send(request.build(), BodyHandlers.ofString());
+  }
+
+  private static HttpResponse<String> getUnchecked(
+      ConfigurableApplicationContext application, String path, String user) {
+    try {
+      return get(application, path, user);
+    } catch (Exception error) {
+      throw new AssertionError(error);
+    }
   }
 
   private static String header(HttpResponse<String> response, String name) {
@@ -168,6 +193,21 @@ class TollgateAutoConfigurationTest {
     assertEquals(429, response.statusCode());
     assertEquals(Optional.empty(), response.headers().firstValue("Retry-After"));
     assertEquals("0", header(response, "RateLimit-Limit"));
+  }
+
+  @Test
+  void requests_withABeanOfSlices_arePrepaid() throws Exception {
+    ConfigurableApplicationContext application = start(Prepaid.class, "tollgate.target=" + server.address(), PATIENT);
+    Counts counts = (Counts) application.getBean(Metrics.class);
+
+    eventually(
+        "a request is prepaid",
+        () -> {
+          HttpResponse<String> response = getUnchecked(application, "/many", "ann");
+          assertEquals(200, response.statusCode());
+          assertEquals("1000000", header(response, "RateLimit-Limit"));
+          return counts.of(Outcome.PREPAID) > 0;
+        });
   }
 
   @Test

@@ -11,20 +11,28 @@ import io.grpc.MethodDescriptor;
 import io.grpc.Status;
 import java.util.concurrent.atomic.AtomicInteger;
 
-/** Loses the answers to the calls of one method: the server answers, and the client does not learn of it. */
+/** Loses answers to the calls of one method: the server answers, and the client does not learn of it. */
 public final class Losing implements ClientInterceptor {
 
   private final MethodDescriptor<?, ?> lossy;
+  private final int most;
   private final AtomicInteger lost = new AtomicInteger();
 
+  /** Loses all answers. */
   public Losing(MethodDescriptor<?, ?> lossy) {
+    this(lossy, Integer.MAX_VALUE);
+  }
+
+  /** Loses at most so many answers. */
+  public Losing(MethodDescriptor<?, ?> lossy, int most) {
     this.lossy = lossy;
+    this.most = most;
   }
 
   @Override
   public <Q, A> ClientCall<Q, A> interceptCall(MethodDescriptor<Q, A> method, CallOptions options, Channel next) {
     ClientCall<Q, A> call = next.newCall(method, options);
-    return method != lossy ? call : new LossyCall<>(call);
+    return method != lossy || lost.get() >= most ? call : new LossyCall<>(call);
   }
 
   /** The number of answers that were lost. */
