@@ -66,14 +66,18 @@ func (c *Client) Check(ctx context.Context, request Request) (Decision, error) {
 }
 
 func (c *Client) check(caller context.Context, request *Request, now time.Time) (Decision, Outcome, error) {
-	message, err := request.message()
+	message, err := request.checkMessage()
 	if err != nil {
 		return Decision{}, Failed, err
 	}
 	key, hits := request.counters(), request.hits()
-	if decision, denied := c.denials.denied(key, hits, now); denied {
-		return decision, DeniedLocally, nil
+	if request.RequestID == "" {
+		if decision, denied := c.denials.denied(key, hits, now); denied {
+			return decision, DeniedLocally, nil
+		}
 	}
+	c.denials.begin(key)
+	defer c.denials.end(key)
 	ctx, cancel := context.WithTimeout(caller, c.options.Timeout)
 	defer cancel()
 	reply := c.batcher.check(ctx, message)

@@ -27,6 +27,17 @@ descriptors:
     rate_limit: {unit: hour, requests_per_unit: 100, algorithm: sliding_log}
   - key: second
     rate_limit: {unit: second, requests_per_unit: 1000000, algorithm: fixed_window}
+  - key: fast
+    rate_limit: {unit: second, requests_per_unit: 100000, algorithm: token_bucket}
+  - key: shadow
+    shadow_mode: true
+    rate_limit: {unit: hour, requests_per_unit: 0, algorithm: sliding_log}
+  - key: tried
+    rate_limit:
+      unit: hour
+      requests_per_unit: 5
+      algorithm: sliding_log
+      candidate: {unit: hour, requests_per_unit: 0, algorithm: sliding_log}
   - key: turn
     rate_limit: {unit: minute, requests_per_unit: 60, algorithm: leaky_queue, burst: 5}
 `
@@ -36,6 +47,7 @@ type counts struct {
 	mutex    sync.Mutex
 	outcomes map[tollgate.Outcome]int
 	batches  []int
+	lost     uint64
 }
 
 func (c *counts) Checked(outcome tollgate.Outcome, latency time.Duration) {
@@ -51,6 +63,18 @@ func (c *counts) Sent(batch int) {
 	c.mutex.Lock()
 	defer c.mutex.Unlock()
 	c.batches = append(c.batches, batch)
+}
+
+func (c *counts) Lost(hits uint64) {
+	c.mutex.Lock()
+	defer c.mutex.Unlock()
+	c.lost += hits
+}
+
+func (c *counts) lostHits() uint64 {
+	c.mutex.Lock()
+	defer c.mutex.Unlock()
+	return c.lost
 }
 
 func (c *counts) of(outcome tollgate.Outcome) int {
@@ -142,6 +166,45 @@ func TestCheck_UpToItsLimit_SaysAllOfTheLimit(t *testing.T) {
 	if denied.Allowed || !limit.Refused || denied.RetryAfter <= 0 || denied.RetryAfter > time.Hour ||
 		limit.RetryAfter != denied.RetryAfter || denied.Local || denied.Degraded {
 		t.Errorf("%+v", denied)
+	}
+}
+
+func TestLimits_InShadowOrWithCandidate_SayWhatWouldBeRefused(t *testing.T) {
+	client := newClient(t, servertest.Start(t, rules).Address, tollgate.Options{})
+
+	shadow := check(t, client, request("shadow", "any")).Limits[0]
+	tried := check(t, client, request("tried", "any")).Limits[0]
+
+	if !shadow.RefusedInShadow || shadow.Refused || shadow.RefusedByCandidate {
+		t.Errorf("%+v", shadow)
+	}
+	if !tried.RefusedByCandidate || tried.Refused || tried.RefusedInShadow {
+		t.Errorf("%+v", tried)
+	}
+}
+
+func TestRepeatedCheck_WithRequestID_CountsOnce(t *testing.T) {
+	counted := &counts{}
+	client := newClient(t, servertest.Start(t, rules).Address, tollgate.Options{Metrics: counted})
+	once := request("user", "ann")
+	once.Hits, once.RequestID = 3, "order-1"
+
+	for range 3 {
+		if decision := check(t, client, once); !decision.Allowed {
+			t.Errorf("%+v", decision)
+		}
+	}
+	if left := remaining(t, client, request("user", "ann")); left != 0 {
+		t.Errorf("%d are left", left)
+	}
+	// The key is refused here, but the server knows the id.
+	if check(t, client, request("user", "ann")).Allowed || !check(t, client, once).Allowed {
+		t.Error("the deny cache decided a check with an id")
+	}
+	once.RequestID = "\xff"
+	var invalid *tollgate.InvalidRequestError
+	if _, err := client.Check(t.Context(), once); !errors.As(err, &invalid) {
+		t.Error(err)
 	}
 }
 

@@ -42,6 +42,12 @@ type LimitStatus struct {
 	RetryAfter time.Duration
 	// Refused says whether the limit refuses the request. In shadow mode the request may be allowed nevertheless.
 	Refused bool
+	// RefusedInShadow says whether it would refuse the request, but its rule is in shadow mode.
+	RefusedInShadow bool
+	// RefusedByCandidate says whether the candidate of its rule would refuse the request.
+	RefusedByCandidate bool
+	// Degraded says whether the server decided it without the owner of its counter.
+	Degraded bool
 }
 
 // Tightest returns the limit to report in headers: a limit that denies the request comes first, then the one with the
@@ -113,14 +119,17 @@ func decisionOf(answer *pb.Answer) (Decision, error) {
 	}
 	for i, limit := range answer.GetLimits() {
 		decision.Limits[i] = LimitStatus{
-			Descriptor:      int(limit.GetDescriptorIndex()),
-			Rule:            limit.GetRule(),
-			RequestsPerUnit: limit.GetRequestsPerUnit(),
-			Unit:            limit.GetUnit(),
-			Remaining:       limit.GetRemaining(),
-			ResetAfter:      limit.GetResetAfter().AsDuration(),
-			RetryAfter:      limit.GetRetryAfter().AsDuration(),
-			Refused:         limit.GetRefused(),
+			Descriptor:         int(limit.GetDescriptorIndex()),
+			Rule:               limit.GetRule(),
+			RequestsPerUnit:    limit.GetRequestsPerUnit(),
+			Unit:               limit.GetUnit(),
+			Remaining:          limit.GetRemaining(),
+			ResetAfter:         limit.GetResetAfter().AsDuration(),
+			RetryAfter:         limit.GetRetryAfter().AsDuration(),
+			Refused:            limit.GetRefused(),
+			RefusedInShadow:    limit.GetRefusedInShadow(),
+			RefusedByCandidate: limit.GetRefusedByCandidate(),
+			Degraded:           limit.GetDegraded(),
 		}
 	}
 	return decision, nil

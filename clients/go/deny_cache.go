@@ -16,7 +16,15 @@ type denyCache struct {
 	mutex sync.Mutex
 	keys  map[counterKey]*list.Element
 	// Invariant: has the values of keys, the oldest in front.
-	order *list.List
+	order    *list.List
+	underWay map[counterKey]*checks
+}
+
+// checks are those of one key that are under way.
+type checks struct {
+	number int
+	// The server may have decided those that were sent earlier before the last refund.
+	refunded time.Time
 }
 
 // refusal is what is known of one key.
@@ -27,15 +35,16 @@ type refusal struct {
 	decision Decision
 	// The check was sent at this instant; times of the decision count from here or later.
 	sent time.Time
-	// The key is asked for again from this instant on. Zero after a refund.
+	// The key is asked for again from this instant on.
 	until time.Time
-	// Checks that were sent before the last refund may have been decided before it.
-	refunded time.Time
 }
 
 // newDenyCache returns a cache of at most size keys; none if size is negative.
 func newDenyCache(size int, maxTime time.Duration) *denyCache {
-	return &denyCache{size: size, maxTime: maxTime, keys: map[counterKey]*list.Element{}, order: list.New()}
+	return &denyCache{
+		size: size, maxTime: maxTime, keys: map[counterKey]*list.Element{}, order: list.New(),
+		underWay: map[counterKey]*checks{},
+	}
 }
 
 // denied returns the decision on a request that is certain to be refused at this instant.
@@ -55,17 +64,39 @@ func (c *denyCache) denied(key counterKey, hits []uint64, now time.Time) (Decisi
 	return decision, true
 }
 
-// refuse remembers a refusal, if it ends, of a check that was sent at this instant.
+// begin says that a check of this key is under way, until end.
+func (c *denyCache) begin(key counterKey) {
+	c.mutex.Lock()
+	defer c.mutex.Unlock()
+	each, known := c.underWay[key]
+	if !known {
+		each = &checks{}
+		c.underWay[key] = each
+	}
+	each.number++
+}
+
+func (c *denyCache) end(key counterKey) {
+	c.mutex.Lock()
+	defer c.mutex.Unlock()
+	each := c.underWay[key]
+	each.number--
+	if each.number == 0 {
+		delete(c.underWay, key)
+	}
+}
+
+// refuse remembers a refusal, if it ends, of a check that was sent at this instant and is under way.
 func (c *denyCache) refuse(key counterKey, hits []uint64, decision Decision, sent time.Time) {
 	if c.size <= 0 || decision.RetryAfter <= 0 {
 		return
 	}
 	c.mutex.Lock()
 	defer c.mutex.Unlock()
-	entry := c.entry(key)
-	if sent.Before(entry.refunded) {
+	if each, known := c.underWay[key]; known && sent.Before(each.refunded) {
 		return
 	}
+	entry := c.entry(key)
 	entry.hits, entry.decision, entry.sent = hits, decision, sent
 	// The server decided after this instant, so the local refusal never outlasts its own.
 	entry.until = sent.Add(min(decision.RetryAfter, c.maxTime))
@@ -73,13 +104,15 @@ func (c *denyCache) refuse(key counterKey, hits []uint64, decision Decision, sen
 
 // refund forgets the refusals of a key whose hits were given back at this instant.
 func (c *denyCache) refund(key counterKey, now time.Time) {
-	if c.size <= 0 {
-		return
-	}
 	c.mutex.Lock()
 	defer c.mutex.Unlock()
-	entry := c.entry(key)
-	*entry = refusal{key: key, refunded: now}
+	if element, known := c.keys[key]; known {
+		c.order.Remove(element)
+		delete(c.keys, key)
+	}
+	if each, known := c.underWay[key]; known {
+		each.refunded = now
+	}
 }
 
 // entry returns the entry of a key as the newest one. It drops the oldest one if there are too many.

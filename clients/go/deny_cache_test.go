@@ -76,6 +76,7 @@ func TestRefusal_WithoutRetryAfter_IsNotCached(t *testing.T) {
 
 func TestRefund_OfRefusedKey_EndsItsRefusals(t *testing.T) {
 	cache := newDenyCache(10, time.Hour)
+	cache.begin(keyOf("ann"))
 	cache.refuse(keyOf("ann"), []uint64{1}, refusedFor(time.Minute), start)
 	cache.refund(keyOf("ann"), start.Add(2))
 	if cache.denies("ann", 1, 3) {
@@ -90,6 +91,32 @@ func TestRefund_OfRefusedKey_EndsItsRefusals(t *testing.T) {
 	cache.refuse(keyOf("ann"), []uint64{1}, refusedFor(time.Minute), start.Add(2))
 	if !cache.denies("ann", 1, 3) {
 		t.Error("a refusal after the refund is not cached")
+	}
+}
+
+func TestRefunds_OfUnknownKeys_KeepRefusals(t *testing.T) {
+	cache := newDenyCache(1, time.Hour)
+	cache.refuse(keyOf("ann"), []uint64{1}, refusedFor(time.Minute), start)
+	for user := range 10 {
+		cache.refund(keyOf(fmt.Sprint(user)), start.Add(1))
+	}
+
+	if !cache.denies("ann", 1, 2) || len(cache.underWay) != 0 {
+		t.Error("a refund of another key has ended the refusal")
+	}
+}
+
+func TestLastCheck_OfAKey_EndsItsRecord(t *testing.T) {
+	cache := newDenyCache(10, time.Hour)
+	cache.begin(keyOf("ann"))
+	cache.begin(keyOf("ann"))
+	cache.end(keyOf("ann"))
+	cache.refund(keyOf("ann"), start.Add(2))
+	cache.refuse(keyOf("ann"), []uint64{1}, refusedFor(time.Minute), start.Add(1))
+	cache.end(keyOf("ann"))
+
+	if cache.denies("ann", 1, 3) || len(cache.underWay) != 0 {
+		t.Error("the record of checks under way must last as long as they do")
 	}
 }
 

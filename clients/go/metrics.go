@@ -8,6 +8,8 @@ type Metrics interface {
 	Checked(outcome Outcome, latency time.Duration)
 	// Sent is called for each call to the server with checks, with the number of checks in it.
 	Sent(batch int)
+	// Lost is called with the hits of a slice that were not spent and stay charged, because its settlement had no answer.
+	Lost(hits uint64)
 }
 
 // Outcome is how a check ended.
@@ -56,3 +58,4 @@ type noMetrics struct{}
 
 func (noMetrics) Checked(Outcome, time.Duration) {}
 func (noMetrics) Sent(int)                       {}
+func (noMetrics) Lost(uint64)                    {}

@@ -91,7 +91,9 @@ func (o *Options) dial(target string) (*grpc.ClientConn, error) {
 		grpc.WithDefaultServiceConfig(roundRobin),
 		grpc.WithConnectParams(grpc.ConnectParams{Backoff: retry, MinConnectTimeout: 5 * time.Second}),
 		// Detects a server that disappeared without closing the connection.
-		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 10 * time.Second, Timeout: 2 * time.Second}),
+		grpc.WithKeepaliveParams(keepalive.ClientParameters{
+			Time: 10 * time.Second, Timeout: 2 * time.Second, PermitWithoutStream: true,
+		}),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxAnswerBytes)),
 	}
 	return grpc.NewClient(target, append(options, o.DialOptions...)...)

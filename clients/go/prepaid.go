@@ -12,6 +12,12 @@ import (
 // The longest pause between attempts to reserve a slice that the server refuses.
 const maxRefusedPause = time.Second
 
+// A slice that lasts less is not worth its calls.
+const minSliceTime = 50 * time.Millisecond
+
+// Pauses before the end of a slice is repeated.
+var endPauses = [...]time.Duration{100 * time.Millisecond, 400 * time.Millisecond}
+
 // SliceOptions are the size of prepaid slices. The zero value of each field is its default.
 type SliceOptions struct {
 	// Hits of each slice; at most what the limit has left, or there is no slice. Default: 100.
@@ -65,12 +71,14 @@ func NewPrepaidSlices(client *Client, options SliceOptions) (*PrepaidSlices, err
 }
 
 // Check spends hits of the slice of the request's counters. Without a slice, or if it has too few hits left, it is
-// [Client.Check]. A request with a descriptor that has hits of its own has no slice.
+// [Client.Check]. A request with more hits than a slice, with an id, or with a descriptor that has hits of its own has no
+// slice.
 func (p *PrepaidSlices) Check(ctx context.Context, request Request) (Decision, error) {
 	start := time.Now()
-	if !request.hasOwnHits() {
+	hits := max(request.Hits, 1)
+	if !request.hasOwnHits() && hits <= p.options.Hits && request.RequestID == "" {
 		key := request.counters()
-		decision, spent, kept := p.spend(key, max(request.Hits, 1), start)
+		decision, spent, kept := p.spend(key, hits, start)
 		if spent {
 			p.client.options.Metrics.Checked(Prepaid, time.Since(start))
 			return decision, nil
@@ -82,7 +90,7 @@ func (p *PrepaidSlices) Check(ctx context.Context, request Request) (Decision, e
 	return p.client.Check(ctx, request)
 }
 
-// Close settles all slices at the hits that were spent, which takes at most three timeouts of the client. Checks from
+// Close settles all slices at the hits that were spent, which takes at most seven timeouts of the client and a second. Checks from
 // then on ask the server.
 func (p *PrepaidSlices) Close() {
 	p.mutex.Lock()
@@ -186,13 +194,18 @@ func (p *PrepaidSlices) reserve(key counterKey, message *pb.Request) *slice {
 		for _, limit := range decision.Limits {
 			lasts = min(lasts, limit.ResetAfter)
 		}
-		return &slice{
-			reservation: reservation, begin: begin, until: begin.Add(lasts), left: p.options.Hits,
-			low: make(chan struct{}, 1),
+		if lasts >= minSliceTime {
+			return &slice{
+				reservation: reservation, begin: begin, until: begin.Add(lasts), left: p.options.Hits,
+				low: make(chan struct{}, 1),
+			}
 		}
 	}
 	// May be held without an answer. If it cannot be given back, it stays charged.
-	_, _ = reservation.Cancel(context.Background())
+	p.end(func() error {
+		_, err := reservation.Cancel(context.Background())
+		return err
+	})
 	pause := maxRefusedPause
 	if decision.RetryAfter > 0 {
 		pause = min(pause, decision.RetryAfter)
@@ -225,8 +238,25 @@ func (p *PrepaidSlices) remove(key counterKey) *slice {
 
 // settle takes a slice that cannot be spent any more.
 func (p *PrepaidSlices) settle(slice *slice) {
-	if slice != nil {
-		// Without an answer, the slice stays charged as a whole.
-		_, _ = slice.reservation.Settle(context.Background(), p.options.Hits-slice.left)
+	if slice == nil {
+		return
 	}
+	settled := p.end(func() error {
+		_, err := slice.reservation.Settle(context.Background(), p.options.Hits-slice.left)
+		return err
+	})
+	if !settled && slice.left > 0 {
+		p.client.options.Metrics.Lost(slice.left)
+	}
+}
+
+// end ends a reservation, and repeats it twice if there is no answer. A repeated end counts once.
+func (p *PrepaidSlices) end(call func() error) bool {
+	for _, pause := range endPauses {
+		if call() == nil {
+			return true
+		}
+		time.Sleep(pause)
+	}
+	return call() == nil
 }

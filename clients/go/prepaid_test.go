@@ -149,6 +149,65 @@ func TestSlice_OfAWindow_EndsWithIt(t *testing.T) {
 	})
 }
 
+func TestSlice_ThatLastsTooShort_IsGivenBack(t *testing.T) {
+	counted := &counts{}
+	client := newClient(t, servertest.Start(t, rules).Address, tollgate.Options{Metrics: counted})
+	slices := newSlices(t, client, tollgate.SliceOptions{Hits: 100})
+	fast := request("fast", "any")
+	begin := time.Now()
+	for time.Since(begin) < 300*time.Millisecond {
+		if allowed, _ := prepaid(t, slices, fast); !allowed {
+			t.Fatal("refused")
+		}
+	}
+
+	if counted.of(tollgate.Prepaid) != 0 {
+		t.Errorf("%d prepaid", counted.of(tollgate.Prepaid))
+	}
+}
+
+func TestCheck_WithMoreHitsThanASlice_ReservesNone(t *testing.T) {
+	counted := &counts{}
+	client := newClient(t, servertest.Start(t, rules).Address, tollgate.Options{Metrics: counted})
+	slices := newSlices(t, client, tollgate.SliceOptions{Hits: 10})
+	for range 5 {
+		if allowed, local := prepaid(t, slices, group("red", 20)); !allowed || local {
+			t.Error(allowed, local)
+		}
+	}
+	slices.Close()
+
+	if left := remaining(t, client, group("red", 0)); left != 0 || counted.of(tollgate.Prepaid) != 0 {
+		t.Errorf("%d are left, %d prepaid", left, counted.of(tollgate.Prepaid))
+	}
+}
+
+func TestCheck_WithRequestID_AsksTheServer(t *testing.T) {
+	client := newClient(t, servertest.Start(t, rules).Address, tollgate.Options{})
+	slices := newSlices(t, client, tollgate.SliceOptions{Hits: 50})
+	untilPrepaid(t, slices, group("red", 1))
+	once := group("red", 1)
+	once.RequestID = "order-1"
+
+	if allowed, local := prepaid(t, slices, once); !allowed || local {
+		t.Error(allowed, local)
+	}
+}
+
+func TestSettlement_WithoutServer_CountsLostHits(t *testing.T) {
+	counted := &counts{}
+	server := servertest.Start(t, rules)
+	client := newClient(t, server.Address, tollgate.Options{Metrics: counted, Timeout: 2 * time.Second})
+	slices := newSlices(t, client, tollgate.SliceOptions{Hits: 50})
+	untilPrepaid(t, slices, group("red", 1))
+	server.Kill()
+	slices.Close()
+
+	if lost := counted.lostHits(); lost != 49 {
+		t.Errorf("%d lost", lost)
+	}
+}
+
 func TestSlice_LargerThanTheLimit_IsLeftOut(t *testing.T) {
 	counted := &counts{}
 	client := newClient(t, servertest.Start(t, rules).Address, tollgate.Options{Metrics: counted})

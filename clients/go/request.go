@@ -24,6 +24,10 @@ type Request struct {
 	Descriptors []Descriptor
 	// Hits of each descriptor without hits of its own; 0 means 1.
 	Hits uint64
+	// RequestID makes a check count once: a check that is repeated with the same id within the window of the server is
+	// answered as the first one. The server decides such a check, not the deny cache nor a slice. At most 63 bytes;
+	// other calls ignore it.
+	RequestID string
 }
 
 // Descriptor leads to one rule, and to one counter of this rule. [Describe] makes one.
@@ -83,7 +87,7 @@ func (d Descriptor) And(key, value string) Descriptor {
 	return d
 }
 
-// message translates the request. It finds text that is not UTF-8, which would fail a whole batch, and a request that
+// message translates the request, without its id. It finds text that is not UTF-8, which would fail a whole batch, and a request that
 // is larger than a message may be, which the server would refuse as it refuses an overload.
 func (r *Request) message() (*pb.Request, error) {
 	message := &pb.Request{Domain: r.Domain, Hits: r.Hits, Descriptors: make([]*pb.Descriptor, len(r.Descriptors))}
@@ -103,6 +107,22 @@ func (r *Request) message() (*pb.Request, error) {
 			message.Descriptors[i].Limit = &pb.Limit{RequestsPerUnit: limit.RequestsPerUnit, Unit: limit.Unit}
 		}
 	}
+	if err := checkSize(message); err != nil {
+		return nil, err
+	}
+	return message, nil
+}
+
+// checkMessage translates the request for a check.
+func (r *Request) checkMessage() (*pb.Request, error) {
+	if !utf8.ValidString(r.RequestID) {
+		return nil, &InvalidRequestError{"the request id is not UTF-8"}
+	}
+	message, err := r.message()
+	if err != nil {
+		return nil, err
+	}
+	message.RequestId = r.RequestID
 	if err := checkSize(message); err != nil {
 		return nil, err
 	}

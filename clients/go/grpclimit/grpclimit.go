@@ -25,10 +25,10 @@ type Describe func(ctx context.Context, method string, message any) *tollgate.Re
 // A denied call ends with RESOURCE_EXHAUSTED and google.rpc.RetryInfo, if the same call passes later. The metadata of
 // each response to a call with a limit has ratelimit-limit, ratelimit-remaining and ratelimit-reset of the tightest
 // one, in whole seconds. If describe returns an invalid request, the code is INTERNAL.
-func UnaryServerInterceptor(client *tollgate.Client, describe Describe) grpc.UnaryServerInterceptor {
+func UnaryServerInterceptor(checker tollgate.Checker, describe Describe) grpc.UnaryServerInterceptor {
 	return func(ctx context.Context, message any, info *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
 		limited := describe(ctx, info.FullMethod, message)
-		if err := pass(ctx, client, limited, func(md metadata.MD) error { return grpc.SetHeader(ctx, md) }); err != nil {
+		if err := pass(ctx, checker, limited, func(md metadata.MD) error { return grpc.SetHeader(ctx, md) }); err != nil {
 			return nil, err
 		}
 		return next(ctx, message)
@@ -36,10 +36,10 @@ func UnaryServerInterceptor(client *tollgate.Client, describe Describe) grpc.Una
 }
 
 // StreamServerInterceptor limits streams, each when it begins, as [UnaryServerInterceptor] does.
-func StreamServerInterceptor(client *tollgate.Client, describe Describe) grpc.StreamServerInterceptor {
+func StreamServerInterceptor(checker tollgate.Checker, describe Describe) grpc.StreamServerInterceptor {
 	return func(server any, stream grpc.ServerStream, info *grpc.StreamServerInfo, next grpc.StreamHandler) error {
 		limited := describe(stream.Context(), info.FullMethod, nil)
-		if err := pass(stream.Context(), client, limited, stream.SetHeader); err != nil {
+		if err := pass(stream.Context(), checker, limited, stream.SetHeader); err != nil {
 			return err
 		}
 		return next(server, stream)
@@ -48,12 +48,12 @@ func StreamServerInterceptor(client *tollgate.Client, describe Describe) grpc.St
 
 // pass returns nil if the call goes on, otherwise the status with which it ends.
 func pass(
-	ctx context.Context, client *tollgate.Client, limited *tollgate.Request, setHeader func(metadata.MD) error,
+	ctx context.Context, checker tollgate.Checker, limited *tollgate.Request, setHeader func(metadata.MD) error,
 ) error {
 	if limited == nil {
 		return nil
 	}
-	decision, err := client.Check(ctx, *limited)
+	decision, err := checker.Check(ctx, *limited)
 	if invalid := (*tollgate.InvalidRequestError)(nil); errors.As(err, &invalid) {
 		// To let it pass would open a way around the limit for text that is not UTF-8.
 		return status.Error(codes.Internal, "the rate limit of this call is not set up correctly")

@@ -16,10 +16,10 @@ type Describe func(*http.Request) *tollgate.Request
 // A denied request gets status 429 with Retry-After, if the same request passes later. Each response to a request with
 // a limit has RateLimit-Limit, RateLimit-Remaining and RateLimit-Reset of the tightest one. Times are in whole seconds.
 // If describe returns an invalid request, the status is 500.
-func Middleware(client *tollgate.Client, describe Describe) func(http.Handler) http.Handler {
+func Middleware(checker tollgate.Checker, describe Describe) func(http.Handler) http.Handler {
 	return func(next http.Handler) http.Handler {
 		return http.HandlerFunc(func(writer http.ResponseWriter, request *http.Request) {
-			if pass(client, describe(request), writer, request) {
+			if pass(checker, describe(request), writer, request) {
 				next.ServeHTTP(writer, request)
 			}
 		})
@@ -27,11 +27,11 @@ func Middleware(client *tollgate.Client, describe Describe) func(http.Handler) h
 }
 
 // pass says whether the request goes on; otherwise it has responded.
-func pass(client *tollgate.Client, limited *tollgate.Request, writer http.ResponseWriter, request *http.Request) bool {
+func pass(checker tollgate.Checker, limited *tollgate.Request, writer http.ResponseWriter, request *http.Request) bool {
 	if limited == nil {
 		return true
 	}
-	decision, err := client.Check(request.Context(), *limited)
+	decision, err := checker.Check(request.Context(), *limited)
 	if err != nil {
 		// To let it pass would open a way around the limit for text that is not UTF-8.
 		http.Error(writer, http.StatusText(http.StatusInternalServerError), http.StatusInternalServerError)

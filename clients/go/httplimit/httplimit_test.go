@@ -5,6 +5,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"strconv"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -18,6 +19,8 @@ domain: edge
 descriptors:
   - key: user
     rate_limit: {unit: hour, requests_per_unit: 2, algorithm: sliding_log}
+  - key: all
+    rate_limit: {unit: hour, requests_per_unit: 1000000, algorithm: fixed_window}
   - key: none
     rate_limit: {unit: hour, requests_per_unit: 0}
   - key: turn
@@ -72,6 +75,45 @@ func get(t *testing.T, url, user string) (*http.Response, string) {
 		t.Fatal(err)
 	}
 	return response, string(body)
+}
+
+// prepaid counts the checks that slices have decided.
+type prepaid struct{ atomic.Int64 }
+
+func (p *prepaid) Checked(outcome tollgate.Outcome, _ time.Duration) {
+	if outcome == tollgate.Prepaid {
+		p.Add(1)
+	}
+}
+func (*prepaid) Sent(int)    {}
+func (*prepaid) Lost(uint64) {}
+
+func TestRequests_WithSlices_ArePrepaid(t *testing.T) {
+	counted := &prepaid{}
+	client, err := tollgate.New(servertest.Start(t, rules).Address, tollgate.Options{Metrics: counted})
+	if err != nil {
+		t.Fatal(err)
+	}
+	slices, err := tollgate.NewPrepaidSlices(client, tollgate.SliceOptions{Hits: 1000, TTL: time.Minute})
+	if err != nil {
+		t.Fatal(err)
+	}
+	limit := httplimit.Middleware(slices, func(*http.Request) *tollgate.Request {
+		return &tollgate.Request{Domain: "edge", Descriptors: []tollgate.Descriptor{tollgate.Describe("all", "any")}}
+	})
+	server := httptest.NewServer(limit(http.NotFoundHandler()))
+	t.Cleanup(func() {
+		server.Close()
+		slices.Close()
+		if err := client.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+
+	servertest.Eventually(t, "a request is prepaid", func() bool {
+		response, _ := get(t, server.URL, "")
+		return response.StatusCode == http.StatusNotFound && counted.Load() > 0
+	})
 }
 
 func TestRequest_OverItsLimit_IsRefusedWithHeaders(t *testing.T) {
