@@ -34,6 +34,17 @@ async function repeated(end) {
   }
 }
 
+// Waits until the caller has taken what was written, or has gone away.
+function drained(response) {
+  return new Promise((resolve) => {
+    const end = () => {
+      response.off("drain", end).off("close", end);
+      resolve();
+    };
+    response.on("drain", end).on("close", end);
+  });
+}
+
 async function chat(request, response) {
   const maxTokens = Number(new URL(request.url, "http://localhost").searchParams.get("max_tokens") ?? 100);
   const descriptors = [{ entries: [["tokens", request.headers.user ?? ""]] }];
@@ -42,15 +53,18 @@ async function chat(request, response) {
   if (!reservation.decision.allowed) {
     // Holds tokens only if the answer was lost, and the default has decided.
     await repeated(() => client.cancel(reservation));
-    return response.writeHead(429).end();
+    const { retryAfterMs } = reservation.decision;
+    const headers = retryAfterMs === undefined ? {} : { "Retry-After": Math.ceil(retryAfterMs / 1_000) };
+    return response.writeHead(429, headers).end();
   }
   let sent = 0;
   try {
     for await (const token of model(maxTokens)) {
       // The caller has gone away.
       if (response.destroyed) break;
-      response.write(token);
       sent++;
+      // A slow caller is not sent more than it takes.
+      if (!response.write(token) && !response.destroyed) await drained(response);
     }
   } finally {
     await repeated(() => client.settle(reservation, sent));

@@ -17,7 +17,14 @@ import { NoAnswerError } from "./errors.js";
 import { Lane } from "./lane.js";
 import type { Metrics } from "./metrics.js";
 import { numberOption } from "./options.js";
-import { type Descriptor, type Request, requestWithHits, requestWithoutHits, requireActual } from "./request.js";
+import {
+  type CheckOptions,
+  type Descriptor,
+  type Request,
+  requestWithHits,
+  requestWithoutHits,
+  requireActual,
+} from "./request.js";
 import type { HoldTerms, Reservation, Settlement } from "./reservation.js";
 
 /** The settings of a client. */
@@ -83,16 +90,20 @@ export class Client {
   }
 
   /**
-   * Charges `hits` to each descriptor if the request passes.
+   * Charges `hits` to each descriptor if the request passes. The server decides each check with a `requestId`.
    *
    * @throws InvalidRequestError if the request is invalid; there is no default decision for it
    */
-  async check(domain: string, descriptors: readonly Descriptor[], hits = 1): Promise<Decision> {
+  async check(
+    domain: string,
+    descriptors: readonly Descriptor[],
+    hits = 1,
+    { requestId }: CheckOptions = {},
+  ): Promise<Decision> {
     const begin = performance.now();
-    const request = requestWithHits(domain, descriptors, hits);
-    const decision = this.#denyCache.lookup(request, begin) ?? (await this.#decide(this.#checks, request));
-    // `begin` is before the decision of the server, so the refusal here does not last longer than that of the server.
-    if (!decision.allowed && decision.source === "server") this.#denyCache.insert(request, decision, begin);
+    const request = requestWithHits(domain, descriptors, hits, requestId);
+    const known = requestId === undefined ? this.#denyCache.lookup(request, begin) : undefined;
+    const decision = known ?? (await this.#checkByServer(request, begin));
     this.metrics?.checked(decision, performance.now() - begin);
     return decision;
   }
@@ -118,7 +129,7 @@ export class Client {
       return await this.#refunds.decide(request);
     } finally {
       // Also without an answer, because the server may have received it.
-      this.#denyCache.remove(request);
+      this.#denyCache.refund(request, performance.now());
     }
   }
 
@@ -179,7 +190,19 @@ export class Client {
       return decodeSettlement(await this.#connection.send<WireSettlement>(method, message, this.#timeoutMs));
     } finally {
       // Also without an answer, because the server may have received it.
-      this.#denyCache.remove(reservation.request);
+      this.#denyCache.refund(reservation.request, performance.now());
+    }
+  }
+
+  async #checkByServer(request: Request, begin: number): Promise<Decision> {
+    const end = this.#denyCache.begin(request);
+    try {
+      const decision = await this.#decide(this.#checks, request);
+      // `begin` is before the decision of the server, so the refusal here does not last longer than that of the server.
+      if (!decision.allowed && decision.source === "server") this.#denyCache.insert(request, decision, begin);
+      return decision;
+    } finally {
+      end();
     }
   }
 

@@ -15,6 +15,7 @@ export interface WireRequest {
     hits?: number;
   }[];
   hits: number;
+  requestId?: string;
 }
 
 export interface WireAnswer {
@@ -35,6 +36,9 @@ interface WireLimitStatus {
   resetAfter: Duration | null;
   retryAfter: Duration | null;
   refused: boolean;
+  refusedInShadow: boolean;
+  refusedByCandidate: boolean;
+  degraded: boolean;
 }
 
 export interface WireReserveResponse {
@@ -60,7 +64,7 @@ interface Duration {
   nanos: number;
 }
 
-export function encode({ domain, descriptors, hits }: Request): WireRequest {
+export function encode({ domain, descriptors, hits, requestId }: Request): WireRequest {
   return {
     domain,
     descriptors: descriptors.map(({ entries, limit, hits: own }) => ({
@@ -69,6 +73,7 @@ export function encode({ domain, descriptors, hits }: Request): WireRequest {
       ...(own !== undefined && { hits: own }),
     })),
     hits,
+    ...(requestId !== undefined && { requestId }),
   };
 }
 
@@ -118,17 +123,13 @@ export function errorOf(code: number, message: string): InvalidRequestError | No
   return new NoAnswerError(status[code] ?? "UNKNOWN", message);
 }
 
-function decodeLimit(limit: WireLimitStatus): LimitStatus {
-  const { descriptorIndex, rule, requestsPerUnit, unit, remaining, resetAfter, retryAfter, refused } = limit;
+function decodeLimit({ descriptorIndex, unit, resetAfter, retryAfter, ...limit }: WireLimitStatus): LimitStatus {
   return {
+    ...limit,
     descriptor: descriptorIndex,
-    rule,
-    requestsPerUnit,
     unit: unit === "UNKNOWN" ? undefined : (unit.toLowerCase() as Unit),
-    remaining,
     resetAfterMs: milliseconds(resetAfter) ?? 0,
     retryAfterMs: milliseconds(retryAfter),
-    refused,
   };
 }
 

@@ -20,6 +20,12 @@ export interface LimitStatus {
   readonly retryAfterMs: number | undefined;
   /** Whether the limit refuses the request. */
   readonly refused: boolean;
+  /** Whether it would, but its rule is in shadow mode. */
+  readonly refusedInShadow: boolean;
+  /** Whether the candidate of its rule would refuse the request. */
+  readonly refusedByCandidate: boolean;
+  /** Whether it was decided without the owner of its counter. */
+  readonly degraded: boolean;
 }
 
 /**

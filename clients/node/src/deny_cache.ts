@@ -15,11 +15,19 @@ interface Denial {
   readonly until: number;
 }
 
+/** Checks of one key that are under way. */
+interface Checks {
+  number: number;
+  // The server may have decided those that began earlier before the last refund.
+  refunded: number;
+}
+
 export class DenyCache {
   readonly #maxKeys: number;
   readonly #maxMs: number;
   // Invariant: the oldest comes first.
   readonly #denials = new Map<string, Denial>();
+  readonly #underWay = new Map<string, Checks>();
 
   /** `maxMs` is the longest time for which a request is refused here. */
   constructor(maxKeys: number, maxMs: number) {
@@ -46,11 +54,23 @@ export class DenyCache {
     return { ...after(denial.decision, now - denial.since), source: "deny_cache" };
   }
 
-  /** Stores a refusal of a request that was made at the instant `since`. */
+  /** A check of a request is under way until the returned function is called. */
+  begin(request: Request): () => void {
+    const key = keyOf(request);
+    const checks = this.#underWay.get(key) ?? { number: 0, refunded: Number.NEGATIVE_INFINITY };
+    this.#underWay.set(key, checks);
+    checks.number += 1;
+    return () => {
+      checks.number -= 1;
+      if (checks.number === 0) this.#underWay.delete(key);
+    };
+  }
+
+  /** Stores a refusal of a request that was made at the instant `since` and is under way. */
   insert(request: Request, decision: Decision, since: number): void {
     if (this.#maxKeys === 0 || decision.retryAfterMs === undefined) return;
     const key = keyOf(request);
-    if (key.length > KEY_LENGTH_MAX) return;
+    if (key.length > KEY_LENGTH_MAX || since < (this.#underWay.get(key)?.refunded ?? since)) return;
     this.#denials.delete(key);
     const until = since + Math.min(decision.retryAfterMs, this.#maxMs);
     this.#denials.set(key, { hits: request.hits, terms: termsOf(request), decision, since, until });
@@ -60,8 +80,12 @@ export class DenyCache {
     }
   }
 
-  remove(request: Request): void {
-    if (this.#denials.size > 0) this.#denials.delete(keyOf(request));
+  /** Forgets the refusals of checks that began before the instant `now`, at which hits were given back. */
+  refund(request: Request, now: number): void {
+    const key = keyOf(request);
+    this.#denials.delete(key);
+    const checks = this.#underWay.get(key);
+    if (checks) checks.refunded = now;
   }
 }
 

@@ -2,8 +2,8 @@
 
 import type { IncomingMessage, ServerResponse } from "node:http";
 
-import type { Client } from "./client.js";
 import { decide, headersOf, type QuestionOf, TOO_MANY_REQUESTS } from "./http.js";
+import type { Checker } from "./request.js";
 
 export type { Question, QuestionOf } from "./http.js";
 
@@ -12,11 +12,11 @@ export type { Question, QuestionOf } from "./http.js";
  * `RateLimit-Limit`, `RateLimit-Remaining` and `RateLimit-Reset`. An invalid question is passed to the error handler.
  */
 export function rateLimit<Request extends IncomingMessage>(
-  client: Client,
+  checker: Checker,
   questionOf: QuestionOf<Request>,
 ): (request: Request, response: ServerResponse, next: (error?: unknown) => void) => void {
   return (request, response, next) => {
-    decide(client, questionOf, request).then((decision) => {
+    decide(checker, questionOf, request).then((decision) => {
       if (decision === undefined) return next();
       for (const [name, value] of Object.entries(headersOf(decision))) response.setHeader(name, value);
       if (decision.allowed) return next();

@@ -2,14 +2,15 @@
 
 import type { FastifyPluginAsync, FastifyRequest } from "fastify";
 
-import type { Client } from "./client.js";
 import { decide, headersOf, type QuestionOf, TOO_MANY_REQUESTS } from "./http.js";
+import type { Checker } from "./request.js";
 
 export type { Question, QuestionOf } from "./http.js";
 
 /** The options of the plugin. */
 export interface RateLimitOptions {
-  readonly client: Client;
+  /** The client, or slices of a limit. */
+  readonly client: Checker;
   readonly questionOf: QuestionOf<FastifyRequest>;
 }
 

@@ -2,9 +2,8 @@
 
 import { setTimeout as wait } from "node:timers/promises";
 
-import type { Client } from "./client.js";
 import { type Decision, tightest } from "./decision.js";
-import type { Descriptor } from "./request.js";
+import type { Checker, Descriptor } from "./request.js";
 
 /** The status of a refused request. */
 export const TOO_MANY_REQUESTS = 429;
@@ -22,13 +21,13 @@ export type QuestionOf<Request> = (request: Request) => Question | undefined | P
 
 /** The decision on an HTTP request once it may go on; undefined if it is not limited. */
 export async function decide<Request>(
-  client: Client,
+  checker: Checker,
   questionOf: QuestionOf<Request>,
   request: Request,
 ): Promise<Decision | undefined> {
   const question = await questionOf(request);
   if (question === undefined) return undefined;
-  const decision = await client.check(question.domain, question.descriptors, question.hits);
+  const decision = await checker.check(question.domain, question.descriptors, question.hits);
   if (decision.allowed && decision.delayMs > 0) await wait(Math.ceil(decision.delayMs));
   return decision;
 }

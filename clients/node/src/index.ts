@@ -6,5 +6,5 @@ export { type Decision, type LimitStatus, type Source, tightest } from "./decisi
 export { InvalidRequestError, NoAnswerError } from "./errors.js";
 export { type Metrics, Stats } from "./metrics.js";
 export { PrepaidSlices, type SliceOptions } from "./prepaid.js";
-export type { Descriptor, Limit, Request, Unit } from "./request.js";
+export type { Checker, CheckOptions, Descriptor, Limit, Request, Unit } from "./request.js";
 export type { HoldTerms, Outcome, Reservation, SettledLimit, Settlement } from "./reservation.js";

@@ -8,6 +8,8 @@ export interface Metrics {
   checked(decision: Decision, latencyMs: number): void;
   /** A call with this number of checks is sent. */
   batchSent(size: number): void;
+  /** The settlement of a slice had no answer: these hits were not spent and stay charged. */
+  lost?(hits: number): void;
 }
 
 /** Counts in memory. */
@@ -27,6 +29,8 @@ export class Stats implements Metrics {
   largestBatch = 0;
   latencyMsSum = 0;
   latencyMsMax = 0;
+  /** Hits of slices that stay charged although they were not spent. */
+  lostHits = 0;
 
   checked({ allowed, source, noAnswer }: Decision, latencyMs: number): void {
     this.checks += 1;
@@ -43,5 +47,9 @@ export class Stats implements Metrics {
     this.batches += 1;
     this.batchedChecks += size;
     this.largestBatch = Math.max(this.largestBatch, size);
+  }
+
+  lost(hits: number): void {
+    this.lostHits += hits;
   }
 }

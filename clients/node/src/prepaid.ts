@@ -1,11 +1,13 @@
 // Requests of hot keys, allowed without a call for each: a part of the limit is reserved, and spent here.
 
+import { setTimeout as wait } from "node:timers/promises";
+
 import type { Client } from "./client.js";
 import { type Decision, after } from "./decision.js";
 import { KEY_LENGTH_MAX } from "./deny_cache.js";
 import { numberOption } from "./options.js";
-import { type Descriptor, requestWithHits } from "./request.js";
-import { type Reservation, TTL_MAX_MS } from "./reservation.js";
+import { type CheckOptions, type Descriptor, requestWithHits } from "./request.js";
+import { type Reservation, type Settlement, TTL_MAX_MS } from "./reservation.js";
 
 /** The size of prepaid slices. */
 export interface SliceOptions {
@@ -40,6 +42,10 @@ interface Keeper {
 
 // The longest pause between attempts to reserve a slice that the server refuses.
 const REFUSED_PAUSE_MAX_MS = 1_000;
+// A slice that lasts less is not worth its calls.
+const SLICE_TIME_MIN_MS = 50;
+// Pauses before the end of a slice is repeated.
+const END_PAUSES_MS = [100, 400];
 
 /**
  * Allows requests of hot keys without a call for each: a part of the limit is reserved and spent here. The hits of a
@@ -69,14 +75,20 @@ export class PrepaidSlices {
 
   /**
    * Spends hits of the slice of these descriptors. Without a slice, or if it has too few hits left, it is
-   * `Client.check`. A descriptor with hits of its own has no slice.
+   * `Client.check`. A check with more hits than a slice, with a `requestId`, or with hits of a descriptor has no slice.
    *
    * @throws InvalidRequestError if the request is invalid
    */
-  async check(domain: string, descriptors: readonly Descriptor[], hits = 1): Promise<Decision> {
+  async check(
+    domain: string,
+    descriptors: readonly Descriptor[],
+    hits = 1,
+    options: CheckOptions = {},
+  ): Promise<Decision> {
     const begin = performance.now();
     requestWithHits(domain, descriptors, hits);
-    const key = keyOf(domain, descriptors);
+    const hasSlice = hits <= this.#hits && options.requestId === undefined;
+    const key = hasSlice ? keyOf(domain, descriptors) : undefined;
     if (key !== undefined) {
       const keeper = this.#keepers.get(key);
       const decision = keeper?.slice && this.#spend(keeper.slice, hits, begin);
@@ -86,12 +98,12 @@ export class PrepaidSlices {
       }
       if (keeper === undefined) this.#start(key, domain, descriptors);
     }
-    return this.#client.check(domain, descriptors, hits);
+    return this.#client.check(domain, descriptors, hits, options);
   }
 
   /**
-   * Settles all slices at the hits that were spent, which takes at most three timeouts of the client. Checks from then
-   * on ask the server.
+   * Settles all slices at the hits that were spent, which takes at most seven timeouts of the client and a second.
+   * Checks from then on ask the server.
    */
   async close(): Promise<void> {
     this.#closed = true;
@@ -104,8 +116,7 @@ export class PrepaidSlices {
     if (this.#closed || now >= slice.until) return undefined;
     const isEnough = hits <= slice.left;
     if (isEnough) slice.left -= hits;
-    // A request that no slice has enough hits for is no reason to renew this one.
-    if (hits <= this.#hits && (!isEnough || slice.left <= this.#hits / 4)) {
+    if (!isEnough || slice.left <= this.#hits / 4) {
       slice.isLow = true;
       slice.onLow();
     }
@@ -160,10 +171,11 @@ export class PrepaidSlices {
     if (id !== "" && decision.source === "server" && decision.delayMs === 0) {
       // Hits of a window that has ended must not be spent in the next one.
       const lasts = Math.min(this.#ttlMs, ...decision.limits.map(({ resetAfterMs }) => resetAfterMs));
-      return { reservation, begin, until: begin + lasts, left: this.#hits, isLow: false, onLow: () => {} };
+      if (lasts >= SLICE_TIME_MIN_MS)
+        return { reservation, begin, until: begin + lasts, left: this.#hits, isLow: false, onLow: () => {} };
     }
     // May be held without an answer. If it cannot be given back, it stays charged.
-    await this.#client.cancel(reservation).catch(() => {});
+    await repeated(() => this.#client.cancel(reservation));
     await this.#wait(keeper, Math.min(decision.retryAfterMs ?? REFUSED_PAUSE_MAX_MS, REFUSED_PAUSE_MAX_MS));
     return undefined;
   }
@@ -182,9 +194,23 @@ export class PrepaidSlices {
 
   // Takes a slice that cannot be spent any more.
   async #settle(slice: Slice | undefined): Promise<void> {
-    // Without an answer, the slice stays charged as a whole.
-    if (slice) await this.#client.settle(slice.reservation, this.#hits - slice.left).catch(() => {});
+    if (slice === undefined) return;
+    const isSettled = await repeated(() => this.#client.settle(slice.reservation, this.#hits - slice.left));
+    if (!isSettled && slice.left > 0) this.#client.metrics?.lost?.(slice.left);
   }
+}
+
+// Ends a reservation, and repeats it twice if there is no answer. A repeated end counts once.
+async function repeated(end: () => Promise<Settlement>): Promise<boolean> {
+  for (const pauseMs of [...END_PAUSES_MS, undefined]) {
+    try {
+      await end();
+      return true;
+    } catch {
+      if (pauseMs !== undefined) await wait(pauseMs);
+    }
+  }
+  return false;
 }
 
 // A settlement names the same descriptors as its reservation, whatever the caller has changed since.

@@ -1,5 +1,6 @@
 // What is asked, checked for everything that would make the message of several requests unreadable.
 
+import type { Decision } from "./decision.js";
 import { InvalidRequestError } from "./errors.js";
 
 export const UNITS = ["second", "minute", "hour", "day", "week", "month", "year"] as const;
@@ -30,6 +31,7 @@ export interface Request {
   readonly descriptors: readonly Descriptor[];
   /** The hits of each descriptor without hits of its own; 0 only if the operation has none. */
   readonly hits: number;
+  readonly requestId?: string | undefined;
   /** An upper bound of what it takes of `CALL_SIZE_MAX`. */
   readonly size: number;
 }
@@ -44,10 +46,32 @@ const ENTRY_SIZE = CALL_SIZE_MAX / 32_768;
 
 const REQUESTS_PER_UNIT_MAX = 2 ** 32 - 1;
 
+/** How a check is charged. */
+export interface CheckOptions {
+  /**
+   * Makes the check count once: one that is repeated with the same id within the window of the server is answered as
+   * the first one. At most 63 bytes.
+   */
+  readonly requestId?: string | undefined;
+}
+
+/** Decides requests: a client, or slices of a limit. Middleware takes either. */
+export interface Checker {
+  /** Charges `hits` to each descriptor if the request passes. */
+  check(domain: string, descriptors: readonly Descriptor[], hits?: number): Promise<Decision>;
+}
+
 /** A request to charge or refund `hits`. */
-export function requestWithHits(domain: string, descriptors: readonly Descriptor[], hits: number): Request {
+export function requestWithHits(
+  domain: string,
+  descriptors: readonly Descriptor[],
+  hits: number,
+  requestId?: string,
+): Request {
   if (!isWholeNumber(hits, 1)) throw new InvalidRequestError("hits: not a whole number from 1");
-  return requestOf(domain, descriptors, hits);
+  const request = requestOf(domain, descriptors, hits);
+  if (requestId === undefined) return request;
+  return { ...request, requestId, size: request.size + textSize(requestId, "requestId") };
 }
 
 /** Throws unless `actual` is a number of hits that were used. */

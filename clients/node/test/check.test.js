@@ -39,6 +39,26 @@ test("decision_says_limit_remaining_and_times", async (t) => {
   assert.deepEqual([refused.limits[0].refused, refused.limits[0].remaining], [true, 1]);
 });
 
+test("limits_in_shadow_or_with_candidate_say_what_would_be_refused", async (t) => {
+  const { address } = await startTollgate(t);
+  const client = clientOf(t, address, PATIENT);
+  const both = [{ entries: [["shadow", "any"]] }, { entries: [["tried", "any"]] }];
+
+  const { allowed, limits } = await client.check("shop", both);
+
+  assert.equal(allowed, true);
+  const said = limits.map(({ refused, refusedInShadow, refusedByCandidate, degraded }) => [
+    refused,
+    refusedInShadow,
+    refusedByCandidate,
+    degraded,
+  ]);
+  assert.deepEqual(said, [
+    [false, true, false, false],
+    [false, false, true, false],
+  ]);
+});
+
 test("limit_and_hits_of_descriptor_replace_others", async (t) => {
   const { address } = await startTollgate(t);
   const client = clientOf(t, address, PATIENT);

@@ -2,6 +2,7 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 
 import { Stats } from "tollgate";
+import { DenyCache } from "../dist/deny_cache.js";
 import { connectedClient, eventually, PATIENT, startTollgate, user } from "./processes.js";
 
 const LONG = { ...PATIENT, denyCacheMaxMs: 3_600_000 };
@@ -57,6 +58,40 @@ test("refund_removes_key_from_deny_cache", async (t) => {
   await client.refund("shop", user("ada"));
 
   const { allowed, source } = await client.check("shop", user("ada"));
+  assert.deepEqual([allowed, source], [true, "server"]);
+});
+
+const REQUEST = { domain: "shop", descriptors: user("ada"), hits: 1, size: 1 };
+const REFUSED = { allowed: false, source: "server", retryAfterMs: 60_000, limits: [] };
+
+test("refusal_of_check_that_began_before_refund_is_not_cached", () => {
+  const cache = new DenyCache(10, 60_000);
+  const ends = [cache.begin(REQUEST), cache.begin(REQUEST)];
+  cache.refund(REQUEST, 5);
+  cache.insert(REQUEST, REFUSED, 4);
+  assert.equal(cache.lookup(REQUEST, 6), undefined);
+  cache.insert(REQUEST, REFUSED, 5);
+  assert.equal(cache.lookup(REQUEST, 6)?.source, "deny_cache");
+  for (const end of ends) end();
+});
+
+test("refund_of_other_keys_keeps_refusals", () => {
+  const cache = new DenyCache(1, 60_000);
+  cache.insert(REQUEST, REFUSED, 0);
+  for (let i = 0; i < 10; i += 1) cache.refund({ ...REQUEST, descriptors: user(`bob-${i}`) }, 1);
+  assert.equal(cache.lookup(REQUEST, 2)?.source, "deny_cache");
+});
+
+test("check_with_request_id_counts_once_and_passes_over_the_deny_cache", async (t) => {
+  const { address } = await startTollgate(t);
+  const client = await connectedClient(t, address, LONG);
+  const check = () => client.check("shop", user("ada"), 3, { requestId: "order-1" });
+  for (let i = 0; i < 3; i += 1) assert.equal((await check()).allowed, true);
+  assert.equal((await client.check("shop", user("ada"))).allowed, false);
+  assert.equal((await client.check("shop", user("ada"))).source, "deny_cache");
+
+  const { allowed, source } = await check();
+
   assert.deepEqual([allowed, source], [true, "server"]);
 });
 

@@ -5,9 +5,10 @@ import { test } from "node:test";
 
 import express from "express";
 import Fastify from "fastify";
+import { PrepaidSlices, Stats } from "tollgate";
 import { rateLimit as expressRateLimit } from "tollgate/express";
 import { rateLimit as fastifyRateLimit } from "tollgate/fastify";
-import { clientOf, closedPort, connectedClient, PATIENT, startTollgate } from "./processes.js";
+import { clientOf, closedPort, connectedClient, eventually, PATIENT, startTollgate } from "./processes.js";
 
 // `/KEY/VALUE` asks for this entry, `/health` for nothing, `/broken` for no descriptor.
 function questionOf({ url }) {
@@ -50,6 +51,19 @@ for (const [name, serve] of [
   ["express", serveExpress],
   ["fastify", serveFastify],
 ]) {
+  test(`${name}_requests_are_prepaid_by_slices`, async (t) => {
+    const { address } = await startTollgate(t);
+    const stats = new Stats();
+    const slices = new PrepaidSlices(await connectedClient(t, address, { ...PATIENT, metrics: stats }), { hits: 50 });
+    t.after(() => slices.close());
+    const server = await serve(t, slices);
+
+    await eventually("a request is prepaid", async () => {
+      assert.equal((await get(server, "/tokens/a")).status, 200);
+      return stats.prepaid > 0;
+    });
+  });
+
   test(`${name}_request_over_its_limit_gets_429_with_headers`, async (t) => {
     const { address } = await startTollgate(t);
     const server = await serve(t, await connectedClient(t, address, PATIENT));

@@ -78,6 +78,48 @@ test("concurrent_slices_of_one_key_pass_exactly_the_limit", async (t) => {
   assert.equal(passed, 50);
 });
 
+test("slice_that_lasts_too_short_is_given_back", async (t) => {
+  const { client, stats } = await connect(t);
+  const slices = slicesOf(t, client, { hits: 100 });
+  const fast = [{ entries: [["fast", "any"]] }];
+  const begin = performance.now();
+  while (performance.now() < begin + 300) assert.ok((await slices.check("shop", fast)).allowed);
+
+  assert.equal(stats.prepaid, 0);
+});
+
+test("check_with_more_hits_than_a_slice_reserves_none", async (t) => {
+  const { client, stats } = await connect(t);
+  const slices = slicesOf(t, client, { hits: 10 });
+  for (let i = 0; i < 5; i += 1) {
+    const { allowed, source } = await slices.check("shop", RED, 20);
+    assert.deepEqual([allowed, source], [true, "server"]);
+  }
+  await slices.close();
+
+  assert.deepEqual([await remaining(client, RED), stats.prepaid], [900, 0]);
+});
+
+test("check_with_request_id_asks_the_server", async (t) => {
+  const { client } = await connect(t);
+  const slices = slicesOf(t, client, { hits: 50 });
+  await checkUntilPrepaid(slices, RED);
+
+  const { allowed, source } = await slices.check("shop", RED, 1, { requestId: "order-1" });
+
+  assert.deepEqual([allowed, source], [true, "server"]);
+});
+
+test("settlement_without_server_counts_lost_hits", async (t) => {
+  const { server, client, stats } = await connect(t, { timeoutMs: 2_000 });
+  const slices = slicesOf(t, client, { hits: 50 });
+  await checkUntilPrepaid(slices, RED);
+  await server.stop();
+  await slices.close();
+
+  assert.equal(stats.lostHits, 49);
+});
+
 test("slice_with_little_left_is_renewed", async (t) => {
   const { client, stats } = await connect(t);
   const slices = slicesOf(t, client, { hits: 20 });

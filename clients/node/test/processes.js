@@ -30,6 +30,17 @@ descriptors:
     rate_limit: {name: of-tokens, unit: hour, requests_per_unit: 1000, algorithm: sliding_log}
   - key: second
     rate_limit: {unit: second, requests_per_unit: 1000000, algorithm: fixed_window}
+  - key: fast
+    rate_limit: {unit: second, requests_per_unit: 100000, algorithm: token_bucket}
+  - key: shadow
+    shadow_mode: true
+    rate_limit: {unit: hour, requests_per_unit: 0, algorithm: sliding_log}
+  - key: tried
+    rate_limit:
+      unit: hour
+      requests_per_unit: 5
+      algorithm: sliding_log
+      candidate: {unit: hour, requests_per_unit: 0, algorithm: sliding_log}
   - key: turn
     rate_limit: {unit: second, requests_per_unit: 20, algorithm: leaky_queue, burst: 5}
 `;

@@ -28,7 +28,7 @@ async function ask(): Promise<number | undefined> {
 }
 
 express().use(
-  expressRateLimit(client, (request: express.Request) => ({
+  expressRateLimit(new PrepaidSlices(client), (request: express.Request) => ({
     domain: "shop",
     descriptors: [{ entries: [["path", request.path]] }],
   })),
