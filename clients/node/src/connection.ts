@@ -36,7 +36,8 @@ type Callback = (error: ServiceError | null, response?: unknown) => void;
 type Unary = (message: object, options: { deadline: number }, callback: Callback) => void;
 type RateLimiter = GrpcClient & Record<Method | HoldMethod, Unary>;
 
-const PROTO = fileURLToPath(new URL("../proto", import.meta.url));
+/** The directory of `tollgate/v1/tollgate.proto`, for calls that the client does not have. */
+export const PROTO_DIRECTORY = fileURLToPath(new URL("../proto", import.meta.url));
 const OPTIONS: ChannelOptions = {
   "grpc.service_config": JSON.stringify({ loadBalancingConfig: [{ round_robin: {} }] }),
   "grpc.service_config_disable_resolution": 1,
@@ -52,7 +53,7 @@ const OPTIONS: ChannelOptions = {
 };
 
 const definition = loadSync("tollgate/v1/tollgate.proto", {
-  includeDirs: [PROTO],
+  includeDirs: [PROTO_DIRECTORY],
   enums: String,
   longs: Number,
   defaults: true,

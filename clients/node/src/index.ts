@@ -1,7 +1,7 @@
 // Client of the rate-limit service Tollgate.
 
 export { Client, type ClientOptions } from "./client.js";
-export type { TlsOptions } from "./connection.js";
+export { PROTO_DIRECTORY, type TlsOptions } from "./connection.js";
 export { type Decision, type LimitStatus, type Source, tightest } from "./decision.js";
 export { InvalidRequestError, NoAnswerError } from "./errors.js";
 export { type Metrics, Stats } from "./metrics.js";

@@ -5,6 +5,10 @@ import { test } from "node:test";
 import { fileURLToPath } from "node:url";
 import { promisify } from "node:util";
 
+import { credentials, loadPackageDefinition } from "@grpc/grpc-js";
+import { loadSync } from "@grpc/proto-loader";
+import { PROTO_DIRECTORY } from "tollgate";
+
 import { eventually, start, startTollgate } from "./processes.js";
 
 const text = (name) => readFileSync(new URL(`../${name}`, import.meta.url), "utf8");
@@ -16,6 +20,24 @@ test("messages_of_package_equal_those_of_the_service", () => {
   assert.ok(files.length > 0);
   for (const name of files)
     assert.equal(text(`proto/${name}`), text(`../../proto/${name}`), `${name}: run \`npm run proto\``);
+});
+
+test("service_of_package_decides_requests_together", async (t) => {
+  const { address } = await startTollgate(t);
+  const definition = loadSync("tollgate/v1/tollgate.proto", { includeDirs: [PROTO_DIRECTORY] });
+  const { RateLimiter } = loadPackageDefinition(definition).tollgate.v1;
+  const service = new RateLimiter(address, credentials.createInsecure());
+  t.after(() => service.close());
+  const request = (hits) => ({ domain: "shop", descriptors: [{ entries: [{ key: "user", value: "ada" }] }], hits });
+
+  const check = promisify(service.check.bind(service));
+  const { answers } = await check({ requests: [request(2), request(2)], mode: "TOGETHER" });
+
+  assert.deepEqual(
+    answers.map(({ verdict }) => verdict),
+    [2, 2],
+    "all are denied, since together they have more hits than the limit",
+  );
 });
 
 const ADDRESSES = `
