@@ -181,8 +181,8 @@ class Tollgate(Server):
     @staticmethod
     def obtain(folder):
         log_progress("building tollgate")
-        shell("cargo", "build", "--release", "--locked", "--bin", "tollgate", cwd=ROOT)
-        return folder / "release" / "tollgate"
+        shell("cargo", "build", "--profile", "dist", "--locked", "--bin", "tollgate", cwd=ROOT)
+        return folder / "dist" / "tollgate"
 
     def __init__(self, binary, scratch, *flags):
         # In its own directory: other changes beside a rule file would make the server read it again.

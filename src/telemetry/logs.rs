@@ -13,7 +13,8 @@ use std::{
 use serde::Deserialize;
 use tracing::{Subscriber, level_filters::LevelFilter};
 use tracing_subscriber::{
-    EnvFilter, Layer, Registry,
+    Layer, Registry,
+    filter::Targets,
     fmt::MakeWriter,
     layer::SubscriberExt,
     reload::{self, Handle},
@@ -52,7 +53,7 @@ pub enum Denials {
 /// Reads and changes the log level at run time.
 #[derive(Clone, Debug)]
 pub struct LogControl {
-    handle: Handle<EnvFilter, Registry>,
+    handle: Handle<Targets, Registry>,
     level: Arc<Mutex<String>>,
     left_out: Arc<AtomicU64>,
     output: Option<Output>,
@@ -98,11 +99,11 @@ pub enum SetLevelError {
 
 /// Parses a level. A level without a module applies to the events of this program; libraries log errors only, unless
 /// the level names their modules.
-pub fn filter(level: &str) -> Result<EnvFilter, LevelError> {
+pub fn filter(level: &str) -> Result<Targets, LevelError> {
     let wrong = || LevelError(level.to_owned());
     // The filter would read any other word as the name of a module to log in full.
     let is_level = |part: &str| !part.is_empty() && part.parse::<LevelFilter>().is_ok();
-    let is_word = |part: &str| part.contains(['=', '[']) || is_level(part.trim());
+    let is_word = |part: &str| part.contains('=') || is_level(part.trim());
     if !level.split(',').all(is_word) {
         return Err(wrong());
     }
@@ -113,7 +114,7 @@ pub fn filter(level: &str) -> Result<EnvFilter, LevelError> {
             Err(_) => part.to_owned(),
         })
         .collect();
-    EnvFilter::try_new(directives.join(",")).map_err(|_| wrong())
+    directives.join(",").parse().map_err(|_| wrong())
 }
 
 /// Starts logging to standard error. `second` returns a number that grows by one each second. A second call in the
@@ -165,7 +166,7 @@ where
 impl Default for LogControl {
     /// A control without logs.
     fn default() -> Self {
-        let (_, handle) = reload::Layer::new(EnvFilter::default());
+        let (_, handle) = reload::Layer::new(Targets::new());
         Self { handle, level: Arc::new(Mutex::new("off".to_owned())), left_out: Arc::default(), output: None }
     }
 }
