@@ -237,20 +237,25 @@ descriptors:
 
 #[tokio::test]
 async fn many_values_and_overrides_do_not_add_series() {
+    // A million overrides, each with a limit and a value of its own.
+    const ROUNDS: u32 = 20;
+    const OVERRIDES: u32 = 50_000;
     let service = Service::start_with(RULES, &[("metrics.names_per_rule", "5")]).await;
     let mut client = service.client().await;
     let mut numbers = BTreeSet::new();
-    for round in 0..20 {
-        let descriptors: Vec<_> = (0..1_000)
-            .flat_map(|value| {
-                let value = format!("{round}-{value}");
-                let limited =
-                    with_override(request_for("shop", "user", &value), round * 1_000 + 1).descriptors;
-                limited.into_iter().chain([descriptor(&[("plan", &value)]), descriptor(&[("user", &value)])])
-            })
-            .collect();
-        for descriptors in descriptors.chunks(250) {
-            client.should_rate_limit(request("shop", descriptors.to_vec())).await.unwrap();
+    for round in 0..ROUNDS {
+        let overrides = (0..OVERRIDES).flat_map(|number| {
+            let limit = round * OVERRIDES + number + 1;
+            with_override(request_for("shop", "user", &limit.to_string()), limit).descriptors
+        });
+        let values = (0..1_000).flat_map(|number| {
+            let value = format!("{round}-{number}");
+            [descriptor(&[("plan", &value)]), descriptor(&[("user", &value)])]
+        });
+        let mut descriptors = overrides.chain(values).peekable();
+        while descriptors.peek().is_some() {
+            let some = descriptors.by_ref().take(250).collect();
+            client.should_rate_limit(request("shop", some)).await.unwrap();
         }
         client.should_rate_limit(request_for(&format!("domain-{round}"), "user", "x")).await.unwrap();
         numbers.insert(series(&page(&service).await).count());
@@ -258,7 +263,7 @@ async fn many_values_and_overrides_do_not_add_series() {
     assert_eq!(numbers.len(), 1, "{numbers:?}");
     let page = page(&service).await;
     assert_eq!(value(&page, r#"tollgate_hits_total{domain="shop",rule="shop.plan:other"}"#), 19_995.0);
-    assert_eq!(value(&page, "tollgate_override_hits_total"), 20_000.0);
+    assert_eq!(value(&page, "tollgate_override_hits_total"), f64::from(ROUNDS * OVERRIDES));
     let all: Vec<_> = series(&page).collect();
     assert_eq!(all.iter().collect::<BTreeSet<_>>().len(), all.len(), "each series exists once");
 }
