@@ -1,5 +1,7 @@
 """Replicas of one cluster as processes on the loopback: started, replaced, drained and killed."""
 
+import contextlib
+import http.client
 import itertools
 import json
 import pathlib
@@ -35,10 +37,11 @@ RULES = """
       - key: group
         rate_limit: {unit: year, requests_per_unit: 10, algorithm: fixed_window}
 """
-# For tests of decisions and not of latency: a forward may take up to half of the caller's timeout.
+# For tests whose subject is something else than answers in time: a forward may take up to half of the caller's timeout.
 LONG_FORWARD_BUDGET = ["--cluster-forward-budget-max", "1m"]
-# The two kinds of answers, as flags: the default, and with response headers and dynamic metadata.
-USUAL_ANSWERS = []
+# A caller's timeout that leaves all of this budget to a forward.
+LONG_TIMEOUT = 120.0
+# Answers with response headers and dynamic metadata. Only these say that they are degraded.
 DETAILED_ANSWERS = ["--api-dynamic-metadata", "true"]
 for _header in ("x-ratelimit", "ietf", "retry-after"):
     DETAILED_ANSWERS += [f"--headers-{_header}", "true"]
@@ -57,6 +60,8 @@ class Replica(Tollgate):
     """A process of a cluster. `cluster` is its listen address for peers, `advertised` its advertised address."""
 
     cluster = advertised = None
+    # Checks decided without their owner, as last read.
+    degraded = 0.0
 
     def __init__(self, name, rules, log, *, host=LOOPBACK, sandbox=None, cluster_listen=None, flags=(), **options):
         self.name = name
@@ -103,6 +108,11 @@ class Replica(Tollgate):
         assert found, f"no metric {name}"
         return sum(float(line.rsplit(" ", 1)[1]) for line in found if all(one in line for one in wanted))
 
+    def read_degraded(self):
+        """Reads the number of degraded checks. The last number counts when the replica is gone."""
+        with contextlib.suppress(OSError, http.client.HTTPException):
+            self.degraded = self.metric(DEGRADED_CHECKS)
+
     def post(self, path):
         return self.call(self.admin, path, "POST")
 
@@ -139,8 +149,8 @@ class Cluster:
         self.replicas = []
         # Addresses for callers: ready replicas that are not draining.
         self.targets = []
-        # The degraded checks of replicas that are gone.
-        self.degraded_before = 0
+        # Replicas that were drained or killed.
+        self.gone = []
 
     def launch(self, *, seeds=None, flags=(), sandbox=None, secret=None, **options):
         """Starts a replica without waiting until it is ready."""
@@ -187,22 +197,24 @@ class Cluster:
             and not any(view["isolated"] for view in views)
         )
 
-    def remove(self, *replicas):
+    def remove(self, *replicas, by=signal.SIGTERM):
         """Drains replicas at the same time, and waits until they exit."""
         for replica in replicas:
-            self.degraded_before += replica.metric(DEGRADED_CHECKS)
-            replica.terminate()
+            replica.child.send_signal(by)
             self.exclude(replica)
             self.replicas.remove(replica)
+            self.gone.append(replica)
+        eventually("the replicas exit", lambda: all(map(has_exited, replicas)), DRAIN_TIMEOUT + TIMEOUT)
         for replica in replicas:
-            assert replica.wait(DRAIN_TIMEOUT + TIMEOUT) == 0, replica.output()
+            assert replica.wait() == 0, replica.output()
 
     def kill(self, *replicas):
         """Kills replicas without a drain."""
         for replica in replicas:
-            self.degraded_before += replica.metric(DEGRADED_CHECKS)
+            replica.read_degraded()
             self.exclude(replica)
             self.replicas.remove(replica)
+            self.gone.append(replica)
             replica.kill()
 
     def exclude(self, replica):
@@ -227,7 +239,10 @@ class Cluster:
 
     def degraded_checks(self):
         """Checks that were decided without their owner, those of removed replicas included."""
-        return self.degraded_before + self.total(DEGRADED_CHECKS)
+        return sum(replica.degraded for replica in self.gone) + self.total(DEGRADED_CHECKS)
+
+    def assert_none_degraded(self):
+        assert self.degraded_checks() == 0, f"checks were decided without their owner:\n{self.views_json()}"
 
     def await_backup(self):
         """Waits until every slot has an up-to-date backup at another replica."""
@@ -238,3 +253,9 @@ class Cluster:
     def views_json(self):
         """The views of all replicas, for messages of failed tests."""
         return json.dumps([replica.view() for replica in self.replicas], indent=1)
+
+
+def has_exited(replica):
+    """Whether a draining replica has exited. Until then its degraded checks count."""
+    replica.read_degraded()
+    return replica.child.poll() is not None

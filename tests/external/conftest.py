@@ -13,7 +13,7 @@ import browser as browsers
 import manifests
 import network
 import processes
-from cluster import DETAILED_ANSWERS, RULES, USUAL_ANSWERS, Cluster
+from cluster import RULES, Cluster
 from control_plane import ControlPlane
 from processes import LISTENERS, LOOPBACK, TOLLGATE, Process, eventually
 from rls import Callers
@@ -120,8 +120,18 @@ def callers(cleanup):
 
 @pytest.fixture
 def make_cluster(cleanup, tmp_path, rule_file):
-    """A cluster without replicas."""
-    return lambda rules=RULES, **options: Cluster(cleanup, tmp_path, rule_file(rules), **options)
+    """A cluster without replicas. A degraded check fails the test, unless it says that checks `may_degrade`."""
+    clusters = []
+
+    def make(rules=RULES, may_degrade=False, **options):
+        cluster = Cluster(cleanup, tmp_path, rule_file(rules), **options)
+        if not may_degrade:
+            clusters.append(cluster)
+        return cluster
+
+    yield make
+    for cluster in clusters:
+        cluster.assert_none_degraded()
 
 
 @pytest.fixture
@@ -136,10 +146,25 @@ def start_cluster(make_cluster):
     return start
 
 
-@pytest.fixture(params=[USUAL_ANSWERS, DETAILED_ANSWERS], ids=["usual", "detailed"])
-def answers(request):
-    """The flags of each kind of answer. Only a detailed answer says that it is degraded."""
-    return request.param
+@pytest.fixture(scope="module")
+def share_cluster(tmp_path_factory):
+    """A settled cluster that the tests of a module share, each with keys of its own."""
+    clusters = []
+    with contextlib.ExitStack() as cleanup:
+
+        def share(count=3, rules=RULES, may_degrade=False, **options):
+            folder = tmp_path_factory.mktemp("shared")
+            path = folder / "rules.yaml"
+            path.write_text(textwrap.dedent(rules))
+            cluster = Cluster(cleanup, folder, path, **options)
+            if not may_degrade:
+                clusters.append(cluster)
+            cluster.start(count)
+            return cluster
+
+        yield share
+        for cluster in clusters:
+            cluster.assert_none_degraded()
 
 
 @pytest.fixture

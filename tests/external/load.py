@@ -35,12 +35,13 @@ class Load:
         end = time.monotonic() + self.SECONDS_MAX
         while not self.stopped and len(self.responses) < self.CALLS_MAX and time.monotonic() < end:
             requested = rng.choice(self.descriptors)
+            started = time.monotonic()
             response = await self.callers.call_async(
                 rng.choice(self.targets), rate_limit_request(requested), self.timeout
             )
             self.responses.append(response)
             if response.passes:
-                self.passed[key_of(requested)].append(time.monotonic())
+                self.passed[key_of(requested)].append((started, time.monotonic()))
             await asyncio.sleep(self.interval)
 
     async def _all(self):
@@ -62,8 +63,9 @@ class Load:
     def passed_count(self, descriptor):
         return len(self.passed[key_of(descriptor)])
 
-    def passed_since(self, descriptor, moment):
-        return sum(moment <= passed for passed in self.passed[key_of(descriptor)])
+    def passed_between(self, descriptor, since, until):
+        """Calls that may have passed in this time: answered after its begin, and sent before its end."""
+        return sum(since <= answered and sent <= until for sent, answered in self.passed[key_of(descriptor)])
 
     def failed(self):
         return [response for response in self.responses if response.error]

@@ -16,8 +16,8 @@ from grpc_tools import protoc
 from processes import ROOT
 
 METHOD = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit"
-# Long, because most tests check decisions and not latency.
-TIMEOUT = 40.0
+# The timeout of a caller. Half of it is more than the default of `cluster.forward_budget_max`, which so applies.
+TIMEOUT = 2.0
 CHANNEL_OPTIONS = [
     ("grpc.enable_retries", 0),
     # The default authority of a Unix socket is its path, which an HTTP/2 server need not accept.

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from cluster import LONG_FORWARD_BUDGET
+from cluster import LONG_FORWARD_BUDGET, LONG_TIMEOUT
 from processes import eventually
 from rls import Callers, descriptor, rate_limit_request
 
@@ -20,7 +20,8 @@ CALLS_OF_A_PAIR = 8
 
 async def reset_call(callers, replica, pair, seconds):
     """Sends a call over a shared connection, and resets it."""
-    call = asyncio.ensure_future(callers.call_async(replica.grpc, rate_limit_request(*map(descriptor, pair))))
+    request = rate_limit_request(*map(descriptor, pair))
+    call = asyncio.ensure_future(callers.call_async(replica.grpc, request, LONG_TIMEOUT))
     await asyncio.wait([call], timeout=seconds)
     call.cancel()
     await asyncio.gather(call, return_exceptions=True)
@@ -29,7 +30,8 @@ async def reset_call(callers, replica, pair, seconds):
 async def close_connection(_, replica, pair, seconds):
     """Sends a call over its own connection, and closes the connection."""
     caller = Callers.on_this_loop()
-    call = asyncio.ensure_future(caller.call_async(replica.grpc, rate_limit_request(*map(descriptor, pair))))
+    request = rate_limit_request(*map(descriptor, pair))
+    call = asyncio.ensure_future(caller.call_async(replica.grpc, request, LONG_TIMEOUT))
     await asyncio.wait([call], timeout=seconds)
     await caller.close()
     await asyncio.gather(call, return_exceptions=True)
@@ -50,6 +52,7 @@ async def close_json_connection(_, replica, pair, seconds):
 
 @pytest.mark.parametrize("go_away", [reset_call, close_connection, close_json_connection])
 def test_caller_gone_before_take_back_leaves_no_charge(start_cluster, callers, proxies, go_away):
+    # A call over links as slow as these takes most of the usual budget, and what is tested is the end of the call.
     cluster = start_cluster(3, proxies=proxies, flags=LONG_FORWARD_BUDGET)
     asked = cluster.replicas[0]
     proxies.slow(cluster.replicas[2].name, LINK_DELAY)

@@ -7,7 +7,6 @@ import time
 
 import pytest
 
-from cluster import LONG_FORWARD_BUDGET
 from processes import eventually, http_call
 from rls import descriptor, rate_limit_request
 
@@ -44,7 +43,7 @@ class SetClock:
 
 
 def test_replica_with_corrected_clock_relinks_and_keeps_limits(make_cluster, callers, tmp_path):
-    cluster = make_cluster(flags=LONG_FORWARD_BUDGET)
+    cluster = make_cluster()
     clock = SetClock(tmp_path / "clock")
     [stepped_replica] = cluster.start(sandbox=clock)
     [other] = cluster.start()
@@ -123,7 +122,7 @@ SKEW_RULES = """
 
 
 def test_replicas_with_skewed_clocks_agree_on_limit_and_reset(make_cluster, callers, tmp_path):
-    cluster = make_cluster(rules=SKEW_RULES, flags=LONG_FORWARD_BUDGET)
+    cluster = make_cluster(rules=SKEW_RULES)
     # Both clocks show the same day for all of the test, also if it runs around midnight.
     to_noon = DAY_SECONDS // 2 - int(time.time()) % DAY_SECONDS
     skewed_clock, usual_clock = SetClock(tmp_path / "skewed"), SetClock(tmp_path / "usual")

@@ -1,6 +1,5 @@
 """Three replicas decide as one, for any operation on any replica."""
 
-import contextlib
 import itertools
 import random
 import statistics
@@ -8,25 +7,19 @@ import time
 
 import pytest
 
-from cluster import DETAILED_ANSWERS, LONG_FORWARD_BUDGET, RULES, USUAL_ANSWERS, Cluster
-from rls import Callers, descriptor, rate_limit_request
+from cluster import DETAILED_ANSWERS
+from rls import TIMEOUT, Callers, descriptor, rate_limit_request
 
 MINUTE = 2
+# Longer than the longest wait for a turn.
+QUEUE_TIMEOUT = 20.0
 names = (f"name-{number}" for number in itertools.count())
 
 
-@pytest.fixture(scope="module", params=[USUAL_ANSWERS, DETAILED_ANSWERS], ids=["usual", "detailed"])
-def cluster(tmp_path_factory, request):
-    """A cluster that all tests of this module share, each with its own keys. It leases hot keys early."""
-    folder = tmp_path_factory.mktemp("three")
-    rules = folder / "rules.yaml"
-    rules.write_text(RULES)
-    with contextlib.ExitStack() as cleanup:
-        flags = ["--cluster-lease-from", "50", *LONG_FORWARD_BUDGET, *request.param]
-        cluster = Cluster(cleanup, folder, rules, flags=flags)
-        cluster.start(3)
-        yield cluster
-        assert cluster.degraded_checks() == 0
+@pytest.fixture(scope="module")
+def cluster(share_cluster):
+    """Leases hot keys early, and marks degraded answers."""
+    return share_cluster(flags=["--cluster-lease-from", "50", *DETAILED_ANSWERS])
 
 
 @pytest.fixture(scope="module")
@@ -47,13 +40,12 @@ class RandomReplicaCalls:
         [response] = self.all([(to or self.rng.choice(self.cluster.targets), rate_limit_request(*descriptors))])
         return response
 
-    def many(self, requests, concurrency=32):
-        return self.all(
-            [(self.rng.choice(self.cluster.targets), rate_limit_request(*one)) for one in requests], concurrency
-        )
+    def many(self, requests, concurrency=32, timeout=TIMEOUT):
+        calls = [(self.rng.choice(self.cluster.targets), rate_limit_request(*one)) for one in requests]
+        return self.all(calls, concurrency, timeout)
 
-    def all(self, calls, concurrency=1):
-        responses = self.callers.call_all(calls, concurrency)
+    def all(self, calls, concurrency=1, timeout=TIMEOUT):
+        responses = self.callers.call_all(calls, concurrency, timeout)
         assert not [response for response in responses if response.error or response.degraded]
         return responses
 
@@ -142,9 +134,10 @@ def test_racing_calls_of_two_limits_keep_both_counters_exact(call):
         assert passes([call(descriptor(("member", next(names))), descriptor(group)) for _ in range(11)]) == 10 - passed
 
 
+@pytest.mark.timing
 def test_queue_releases_calls_of_all_replicas_in_turn(call):
     started = time.monotonic()
-    responses = call.many([[descriptor(("turn", next(names)))]] * 12)
+    responses = call.many([[descriptor(("turn", next(names)))]] * 12, timeout=QUEUE_TIMEOUT)
     waits = sorted(response.seconds for response in responses if response.passes)
     refused = [response.seconds for response in responses if not response.passes]
 

@@ -1,15 +1,17 @@
 """Owners that answer late or not at all: the forward budget of each call, and the circuit breaker."""
 
 import asyncio
-import statistics
 
-from cluster import LONG_FORWARD_BUDGET
+import pytest
+
 from load import Load
 from processes import eventually
 from rls import descriptor, rate_limit_request
 
 # The default of `cluster.forward_budget_max`.
 FORWARD_BUDGET_MAX = 0.5
+# What a clock of milliseconds may lose, and what a tick and twenty answers at once may take.
+ROUNDING, ANSWERING = 0.005, 0.1
 BREAKER_OPENINGS = "tollgate_cluster_breaker_openings_total"
 BACKED_UP = "tollgate_cluster_backed_up_counters_total"
 FORWARDED = "tollgate_cluster_forwarded_checks_total"
@@ -29,11 +31,14 @@ def call_keys(callers, to, keys, timeout):
     return callers.call_all([(to, rate_limit_request(descriptor(key))) for key in keys], len(keys), timeout)
 
 
+@pytest.mark.timing
 def test_forward_to_frozen_owner_waits_half_of_timeout_or_cap(start_cluster, callers):
-    cluster = start_cluster()
+    cluster = start_cluster(may_degrade=True)
     asked, _, silent = cluster.replicas
     assert all(response.passes for response in call_keys(callers, asked.grpc, KEYS, 10.0))
-    short, long = 0.2, 10.0
+    short, long = 0.6, 10.0
+    # The owner has half of the time that the caller has, at most the cap.
+    budgets = {short: short / 2, long: FORWARD_BUDGET_MAX}
 
     async def both():
         calls = [(timeout, rate_limit_request(descriptor(key))) for timeout in (short, long) for key in KEYS]
@@ -43,18 +48,19 @@ def test_forward_to_frozen_owner_waits_half_of_timeout_or_cap(start_cluster, cal
     silent.freeze()
     responses = callers.run(both())
 
-    waited = {}
+    assert not [response for response in responses if response.error]
+    # What a call takes on this machine now: those whose owner answers were sent at the same time.
+    usual = max(response.seconds for response in responses if response.passes)
     for timeout, answers in ((short, responses[: len(KEYS)]), (long, responses[len(KEYS) :])):
         refused = [response.seconds for response in answers if not response.passes]
         assert 0 < len(refused) < len(KEYS), "the keys of one owner, and only those"
-        waited[timeout] = statistics.median(refused)
-    # The owner has half of the time that the caller has, the caller has the other half to spare.
-    assert waited[short] < 0.75 * short
-    assert 0.9 * FORWARD_BUDGET_MAX < waited[long] < 2 * FORWARD_BUDGET_MAX, "the cap, and not half of the timeout"
+        assert min(refused) >= budgets[timeout] - ROUNDING, "the owner has its time in each call"
+        assert max(refused) <= budgets[timeout] + usual + ANSWERING, "no call waits longer"
 
 
-def test_circuit_breaker_opens_spares_owner_and_closes(start_cluster, callers, proxies, rule_file):
-    cluster = start_cluster(3, rules=BREAKER_RULES, proxies=proxies)
+@pytest.mark.timing
+def test_circuit_breaker_opens_spares_owner_and_closes(start_cluster, callers, proxies):
+    cluster = start_cluster(3, rules=BREAKER_RULES, proxies=proxies, may_degrade=True)
     asked, _, late = cluster.replicas
     requests = [descriptor(key) for key in BREAKER_KEYS]
     # Heard all the time, but every answer takes longer than the forward budget.
@@ -105,7 +111,7 @@ def test_joining_replica_answers_unavailable(start_cluster, callers, silent_serv
 
 
 def test_replica_without_backups_keeps_counters_when_drained_only(start_cluster, callers):
-    cluster = start_cluster(flags=["--cluster-backup-interval", "off", *LONG_FORWARD_BUDGET])
+    cluster = start_cluster(flags=["--cluster-backup-interval", "off"])
     keys = [("user", f"name-{number}") for number in range(90)]
     to = cluster.replicas[0].grpc
 

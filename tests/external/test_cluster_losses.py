@@ -1,21 +1,23 @@
 """Killed, silent and slow replicas: lost hits, degraded replies and latency."""
 
 import collections
-import itertools
-import statistics
 import time
 
-from cluster import BACKUP_INTERVAL, DETAILED_ANSWERS, LONG_FORWARD_BUDGET
+import pytest
+
+from cluster import BACKUP_INTERVAL, DEGRADED_CHECKS, DETAILED_ANSWERS
 from load import Load
 from processes import eventually
 from rls import descriptor, rate_limit_request
 
 # The default of `cluster.forward_budget_max`.
 FORWARD_BUDGET = 0.5
-# A deadline that is met only if no forward takes much longer than its budget, with slack for a busy machine.
-DEADLINE = 4 * FORWARD_BUDGET
-# The time that a backup may take on a busy machine.
-BACKUP_DELAY = 0.4
+# In seconds, so that the hits of a test are later than the last backup.
+LONG_BACKUP_INTERVAL = 5
+# Of the load that a replica is killed under.
+CALLERS = 6
+BACKED_UP = "tollgate_cluster_backed_up_counters_total"
+FORWARDED = "tollgate_cluster_forwarded_checks_total"
 KEYS = [(key, f"name-{number}") for key in ("user", "bucket") for number in range(60)]
 PLENTY = [descriptor(("plenty", f"name-{number}")) for number in range(60)]
 
@@ -30,8 +32,9 @@ def passes(responses):
     return sum(response.passes for response in responses)
 
 
-def test_killed_replica_loses_nothing_that_is_backed_up(start_cluster, callers, answers):
-    cluster = start_cluster(flags=[*LONG_FORWARD_BUDGET, *answers])
+@pytest.mark.timing
+def test_killed_replica_loses_nothing_that_is_backed_up(start_cluster, callers):
+    cluster = start_cluster(flags=DETAILED_ANSWERS)
     assert passes(charge_all(callers, cluster, 4)) == len(KEYS)
     cluster.await_backup()
 
@@ -41,36 +44,74 @@ def test_killed_replica_loses_nothing_that_is_backed_up(start_cluster, callers, 
         load.await_calls(50)
 
     assert not load.failed() and not load.degraded()
-    assert cluster.degraded_checks() == 0
     assert passes(charge_all(callers, cluster, 6)) == len(KEYS)
     assert passes(charge_all(callers, cluster, 1)) == 0
 
 
-def test_kill_under_load_loses_at_most_hits_since_last_backup(start_cluster, callers, answers):
-    cluster = start_cluster(flags=[*LONG_FORWARD_BUDGET, *answers])
-    keys = [("hot", f"name-{number}") for number in range(6)]
+def owned_keys(callers, replica, keys):
+    """The keys whose counters this replica owns: it answers a peek without a forward."""
+    owned = set()
+    for key in keys:
+        forwarded = replica.metric(FORWARDED)
+        callers.call(replica.grpc, descriptor(key, hits=0))
+        if replica.metric(FORWARDED) == forwarded:
+            owned.add(key)
+    return owned
 
-    with Load(callers, cluster.targets, [descriptor(key) for key in keys], concurrency=6, interval=0.002) as load:
-        load.await_calls(600)
+
+def test_killed_replica_loses_only_hits_that_no_backup_has(start_cluster, callers):
+    cluster = start_cluster(flags=["--cluster-backup-interval", f"{LONG_BACKUP_INTERVAL}s"])
+    killed = cluster.replicas[0]
+    owned, backed_up = owned_keys(callers, killed, KEYS), killed.metric(BACKED_UP)
+    assert 0 < len(owned) < len(KEYS)
+    assert passes(charge_all(callers, cluster, 4)) == len(KEYS)
+    eventually("every counter is sent", lambda: killed.metric(BACKED_UP) >= backed_up + len(owned))
+    cluster.await_backup()
+
+    charges = [(killed.grpc, rate_limit_request(descriptor(key, hits=3))) for key in owned]
+    assert passes(callers.call_all(charges)) == len(owned)
+    cluster.kill(killed)
+    cluster.await_settled(timeout=5.0)
+
+    peeks = [(cluster.targets[0], rate_limit_request(descriptor(key, hits=0))) for key in KEYS]
+    for key, response in zip(KEYS, callers.call_all(peeks), strict=True):
+        [left] = response.remaining
+        # Three if this machine was so slow that another backup has arrived.
+        assert left in ((6, 3) if key in owned else (6,)), key
+
+
+@pytest.mark.timing
+def test_kill_under_load_loses_at_most_hits_since_last_backup(start_cluster, callers):
+    cluster = start_cluster(flags=DETAILED_ANSWERS)
+    # Fewer forwards than a lease needs, so that each hit is decided by the owner.
+    keys = [("hot", f"name-{number}") for number in range(12)]
+    killed = cluster.replicas[0]
+    owned = owned_keys(callers, killed, keys)
+    assert 0 < len(owned) < len(keys)
+
+    with Load(callers, cluster.targets, map(descriptor, keys), concurrency=CALLERS, interval=0.002) as load:
+        load.await_calls(1200)
         # Callers stop calling it first, so that a failed call has another reason.
-        killed = cluster.replicas[0]
         cluster.exclude(killed)
-        load.await_calls(60)
-        # Older hits are backed up.
-        at_risk = time.monotonic() - killed.metric("tollgate_cluster_backup_age_seconds")
-        at_risk -= BACKUP_INTERVAL + BACKUP_DELAY
+        load.await_calls(120)
+        # What messages take between the replicas now: a backup and its acknowledgement, as a forward and its answer.
+        delay = max(response.seconds for response in load.responses[-120:])
+        at_risk = time.monotonic() - killed.metric("tollgate_cluster_backup_age_seconds") - BACKUP_INTERVAL - delay
         cluster.kill(killed)
+        killed_at = time.monotonic()
         cluster.await_settled(timeout=5.0)
-        load.await_calls(60)
+        load.await_calls(120)
 
     assert not load.failed() and not load.degraded()
-    assert cluster.degraded_checks() == 0
     for key in keys:
-        passed = load.passed_count(descriptor(key)) + passes(
-            callers.call_all([(cluster.targets[0], rate_limit_request(descriptor(key)))] * 300)
-        )
-        # A forward in flight to the killed replica may have been charged twice.
-        assert 300 - 6 <= passed <= 300 + load.passed_since(descriptor(key), at_risk), key
+        calls = [(cluster.targets[0], rate_limit_request(descriptor(key)))] * 300
+        passed = load.passed_count(descriptor(key)) + passes(callers.call_all(calls))
+        if key in owned:
+            lost_at_most = load.passed_between(descriptor(key), at_risk, killed_at)
+            # A forward in flight to the killed replica may have been charged twice.
+            assert 300 - CALLERS <= passed <= 300 + lost_at_most, key
+        else:
+            assert passed == 300, key
 
 
 def seconds_to_join(cluster):
@@ -80,6 +121,7 @@ def seconds_to_join(cluster):
     return time.monotonic() - started
 
 
+@pytest.mark.timing
 def test_silent_replica_does_not_delay_join_and_recovery_beyond_2_s(start_cluster, callers):
     cluster = start_cluster(3)
     # What a join takes on this machine now.
@@ -103,19 +145,34 @@ def test_silent_replica_does_not_delay_join_and_recovery_beyond_2_s(start_cluste
     cluster.await_settled()
 
 
-def test_silent_owner_applies_on_owner_unavailable_in_time(start_cluster, callers):
-    # Detailed answers, because only they tell which keys are degraded.
-    cluster = start_cluster(flags=DETAILED_ANSWERS)
+@pytest.fixture(scope="module")
+def shared_cluster(share_cluster):
+    """Marks degraded answers."""
+    return share_cluster(flags=DETAILED_ANSWERS, may_degrade=True)
+
+
+@pytest.fixture
+def cluster(shared_cluster):
+    """A cluster for tests that freeze a replica, which resumes after the test."""
+    yield shared_cluster
+    for replica in shared_cluster.replicas:
+        replica.thaw()
+    shared_cluster.await_ready()
+
+
+@pytest.mark.timing
+def test_silent_owner_applies_on_owner_unavailable_in_time(cluster, callers):
     kinds = ("share", "allow", "deny")
-    keys = [(kind, f"name-{number}") for kind in kinds for number in range(30)]
+    keys = [(kind, f"owner-{number}") for kind in kinds for number in range(30)]
     assert passes(charge_all(callers, cluster, 1, keys)) == len(keys)
     silent = cluster.replicas[2]
     silent.freeze()
     cluster.exclude(silent)
-    one, other = cluster.targets
+    one, other = (replica.grpc for replica in cluster.replicas[:2])
 
     calls = [(one, rate_limit_request(descriptor(key))) for key in keys]
-    assert not [response for response in callers.call_all(calls, concurrency=90, timeout=DEADLINE) if response.error]
+    assert not [response for response in callers.call_all(calls, concurrency=90) if response.error]
+    degraded_before = cluster.replicas[1].metric(DEGRADED_CHECKS)
     eventually("the others notice the silence", lambda: all(sees_silence(one, silent) for one in cluster.replicas[:2]))
 
     responses = collections.defaultdict(list)
@@ -129,19 +186,17 @@ def test_silent_owner_applies_on_owner_unavailable_in_time(start_cluster, caller
     assert all(0 < sum(key[0] == kind for key in lost) < 30 for kind in kinds)
     for key in keys:
         assert not [response for response in responses[key] if response.error or response.degraded != (key in lost)]
-        waits = [response.seconds for response in responses[key]]
-        assert statistics.median(waits) < FORWARD_BUDGET / 2, "degraded replies are immediate"
+        assert max(response.seconds for response in responses[key]) < FORWARD_BUDGET, "no call waits for the owner"
         passed = passes(responses[key])
         if key not in lost:
             assert passed == 9 - 1 - 1, "one hit was charged before, and one by the first round"
         else:
             assert passed == {"share": 3, "allow": 10, "deny": 0}[key[0]], key
-    assert cluster.replicas[1].metric("tollgate_cluster_degraded_checks_total") == 10 * len(lost)
+    assert cluster.replicas[1].metric(DEGRADED_CHECKS) - degraded_before == 10 * len(lost)
 
 
-def test_local_share_hits_are_charged_when_owner_returns(start_cluster, callers):
-    cluster = start_cluster()
-    keys = [("share", f"name-{number}") for number in range(30)]
+def test_local_share_hits_are_charged_when_owner_returns(cluster, callers):
+    keys = [("share", f"returns-{number}") for number in range(30)]
     silent = cluster.replicas[2]
     silent.freeze()
     cluster.exclude(silent)
@@ -162,15 +217,16 @@ def test_local_share_hits_are_charged_when_owner_returns(start_cluster, callers)
         eventually("hits of local shares are charged", lambda key=key: left(key) == (9 - passed[key],))
 
 
+@pytest.mark.timing
 def test_slow_replica_delays_no_join_and_no_reply_beyond_budget(start_cluster, callers, proxies):
-    cluster = start_cluster(2, proxies=proxies)
+    cluster = start_cluster(2, proxies=proxies, may_degrade=True)
     usual = seconds_to_join(cluster)
     cluster.await_ready()
     slow = cluster.replicas[2]
     proxies.slow(slow.name, 1.0)
     cluster.exclude(slow)
 
-    with Load(callers, cluster.targets, PLENTY, timeout=DEADLINE, concurrency=8) as load:
+    with Load(callers, cluster.targets, PLENTY, concurrency=8) as load:
         assert seconds_to_join(cluster) < usual + 2.0
         load.await_calls(100)
 
@@ -178,20 +234,22 @@ def test_slow_replica_delays_no_join_and_no_reply_beyond_budget(start_cluster, c
     assert cluster.degraded_checks() > 0, "checks of the slow owner are degraded"
 
 
-def test_silent_replica_costs_at_most_forward_budget_and_no_memory(start_cluster, callers):
-    cluster = start_cluster()
+@pytest.mark.timing
+def test_silent_replica_costs_at_most_forward_budget_and_no_memory(cluster, callers):
     silent = cluster.replicas[2]
     silent.freeze()
     cluster.exclude(silent)
-    with Load(callers, cluster.targets, PLENTY, timeout=DEADLINE, concurrency=16, interval=0.001) as load:
+    with Load(callers, cluster.targets, PLENTY, concurrency=16, interval=0.001) as load:
+        eventually("the others notice the silence", lambda: all(sees_silence(one, silent) for one in cluster.replicas[:2]))
+        noticed = len(load.responses)
         load.await_calls(500)
         before = resident(cluster.replicas[0])
         load.await_calls(3000)
         after = resident(cluster.replicas[0])
 
     assert not load.failed()
-    times = sorted(response.seconds for response in load.responses[-2000:])
-    assert times[int(0.9 * len(times))] < FORWARD_BUDGET / 2, "calls do not wait once the silence is known"
+    times = sorted(response.seconds for response in load.responses[noticed:])
+    assert times[int(0.99 * len(times))] < FORWARD_BUDGET, "calls do not wait once the silence is known"
     assert after - before < 16 * 1024 * 1024
 
 
@@ -209,36 +267,3 @@ def holding(replica, of):
 def resident(replica):
     with open(f"/proc/{replica.child.pid}/statm") as statm:
         return int(statm.read().split()[1]) * 4096
-
-
-def test_leased_hits_of_frozen_replica_return_when_it_resumes(start_cluster, callers):
-    cluster = start_cluster()
-    borrower = cluster.replicas[0]
-    others = cluster.replicas[1:]
-    lost = "tollgate_cluster_slices_lost_total"
-
-    def freeze_with_leases():
-        """Freezes the borrower while it has leased hits of a new key; returns the key and the used hits."""
-        key = ("hot", f"name-{next(numbers)}")
-        before = sum(one.metric(lost) for one in others)
-        passed = passes(callers.call_all([(borrower.grpc, rate_limit_request(descriptor(key)))] * 60, concurrency=16))
-        borrower.freeze()
-        try:
-            eventually("the borrower has leased hits", lambda: before < sum(one.metric(lost) for one in others), 2.0)
-        except AssertionError:
-            borrower.thaw()
-            cluster.await_settled()
-            return None
-        return key, passed
-
-    numbers = itertools.count()
-    key, passed = eventually("a replica is frozen with leases", freeze_with_leases, 60.0)
-    borrower.thaw()
-    cluster.await_settled()
-
-    def left():
-        return callers.call(others[0].grpc, descriptor(key, hits=0)).remaining
-
-    eventually("unused leased hits return", lambda: left() == (300 - passed,))
-    passed += passes(callers.call_all([(others[0].grpc, rate_limit_request(descriptor(key)))] * 320))
-    assert passed == 300

@@ -7,7 +7,6 @@ import pytest
 
 import dns
 import network
-from cluster import LONG_FORWARD_BUDGET
 from processes import eventually, http_call
 from rls import Callers, descriptor, rate_limit_request
 
@@ -57,7 +56,7 @@ def launch(names, shared_port):
 def test_name_with_dead_first_address_finds_cluster(
     make_cluster, callers, launch, names, hosts, shared_port, cleanup, dead
 ):
-    cluster = make_cluster(flags=LONG_FORWARD_BUDGET)
+    cluster = make_cluster()
     first_host, dead_host, joining_host = hosts[1], hosts[2], hosts[3]
     names.addresses[PEERS] = [first_host]
     launch(cluster, first_host).await_ready()
@@ -79,7 +78,7 @@ def test_name_with_dead_first_address_finds_cluster(
 
 
 def test_name_that_changes_finds_replica_at_new_address(make_cluster, callers, launch, names, hosts):
-    cluster = make_cluster(flags=LONG_FORWARD_BUDGET)
+    cluster = make_cluster()
     names.addresses[PEERS] = []
     stays, leaves = launch(cluster, hosts[1]), launch(cluster, hosts[2])
     for replica in cluster.replicas:
@@ -139,11 +138,12 @@ def connections(replica):
     return replica.metric("tollgate_connections", listener="grpc")
 
 
+@pytest.mark.timing
 def test_new_replicas_get_share_of_connections_within_one_age(
     make_cluster, callers, launch, names, hosts, shared_port, cleanup
 ):
     age = ["--grpc-max-connection-age", f"{CONNECTION_AGE:.0f}s"]
-    cluster = make_cluster(flags=[*LONG_FORWARD_BUDGET, *age], drain_delay="1s")
+    cluster = make_cluster(flags=age, drain_delay="1s")
     port = shared_port + 1 if shared_port < 65535 else shared_port - 1
     ready = iter(hosts[1:])
 
