@@ -106,6 +106,8 @@ def test_name_that_changes_finds_replica_at_new_address(make_cluster, callers, l
 CONNECTION_AGE = 4.0
 # The age of a connection has a jitter of a fifth.
 AGE_MAX = 1.2 * CONNECTION_AGE
+# What a client takes to look up the name and connect again.
+RECONNECT_SECONDS = 1.0
 CLIENTS = 24
 
 
@@ -170,7 +172,7 @@ def test_new_replicas_get_share_of_connections_within_one_age(
     eventually(
         "the new replicas have their share",
         lambda: all(connections(replica) >= share for replica in cluster.replicas[3:]),
-        AGE_MAX + CONNECTION_AGE,
+        AGE_MAX + RECONNECT_SECONDS,
     )
 
     leaving = cluster.replicas[:3]
