@@ -107,14 +107,7 @@ impl Calendar {
 
     /// The start of the window that holds `now`.
     pub(crate) fn start(&self, now: Timestamp) -> Timestamp {
-        let date = self.date(now);
-        let first = match self.unit {
-            CalendarUnit::Day => date,
-            CalendarUnit::Week(first) => date.saturating_sub(i32::from(date.weekday().since(first)).days()),
-            CalendarUnit::Month => date.first_of_month(),
-            CalendarUnit::Year => date.first_of_year(),
-        };
-        self.midnight(first).min(now)
+        self.midnight(self.first_day(now)).min(now)
     }
 
     /// The end of the window that starts at `start`, or of the one `later` windows after it.
@@ -127,7 +120,8 @@ impl Calendar {
             CalendarUnit::Month => 1.month(),
             CalendarUnit::Year => 1.year(),
         };
-        let end = span.checked_mul(units.into()).and_then(|span| self.date(start).checked_add(span));
+        // Not from the date of `start`: the first window may have begun before the epoch, to which starts are clamped.
+        let end = span.checked_mul(units.into()).and_then(|span| self.first_day(start).checked_add(span));
         end.map_or(Timestamp::MAX, |date| self.midnight(date)).max(start.plus(1))
     }
 
@@ -146,6 +140,17 @@ impl Calendar {
             CalendarUnit::Year => months() / 12,
         };
         windows_between.max(0).unsigned_abs()
+    }
+
+    /// The first day of the window that holds `instant`.
+    fn first_day(&self, instant: Timestamp) -> Date {
+        let date = self.date(instant);
+        match self.unit {
+            CalendarUnit::Day => date,
+            CalendarUnit::Week(first) => date.saturating_sub(i32::from(date.weekday().since(first)).days()),
+            CalendarUnit::Month => date.first_of_month(),
+            CalendarUnit::Year => date.first_of_year(),
+        }
     }
 
     fn date(&self, instant: Timestamp) -> Date {
@@ -282,6 +287,19 @@ mod tests {
             "2026-03-08T00:00:00-05:00",
             167.0,
         );
+    }
+
+    #[test]
+    fn window_that_began_before_1970_ends_in_its_turn() {
+        for (unit, zone, end) in [
+            (CalendarUnit::Week(Weekday::Sunday), "UTC", "1970-01-04T00:00:00Z"),
+            (CalendarUnit::Month, "America/New_York", "1970-01-01T00:00:00-05:00"),
+        ] {
+            let calendar = Calendar::new(unit, zone).unwrap();
+            assert_eq!(calendar.start(Timestamp::EPOCH), Timestamp::EPOCH);
+            assert_eq!(calendar.end(Timestamp::EPOCH, 0), at(end));
+            assert_eq!(calendar.start(at(end)), at(end));
+        }
     }
 
     #[test]
