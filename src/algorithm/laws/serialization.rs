@@ -1,5 +1,7 @@
 //! Round trips of limits and decisions through their serialized form; shares of limits.
 
+use std::collections::HashSet;
+
 use serde::{Serialize, de::DeserializeOwned};
 
 use super::*;
@@ -66,6 +68,34 @@ fn calendar_of_unknown_zone_is_an_error() {
 fn span_out_of_bounds_is_an_error() {
     let bytes = postcard::to_stdvec(&(Span::NANOS_MIN - 1)).unwrap();
     assert!(postcard::from_bytes::<Span>(&bytes).is_err());
+}
+
+/// The number of a kind is part of keys, which outlive versions.
+#[test]
+fn kind_number_of_every_algorithm_is_its_own_for_good() {
+    let calendar = || Window::Calendar(Calendar::new(CalendarUnit::Month, "Europe/Berlin").unwrap());
+    let mut limits = every_limit(1, 10 * SECOND);
+    limits.push(Limit::Classic(Classic { limit: 1, window: calendar() }));
+    limits.push(Limit::FixedWindow(FixedWindow { limit: 1, window: calendar(), excess: Excess::Refuse }));
+    let numbers: Vec<_> = limits.iter().map(|limit| (variant(limit), limit.kind().bytes()[0])).collect();
+    let expected = [
+        ("Classic", 0),
+        ("FixedWindow", 2),
+        ("SlidingWindow", 4),
+        ("SlidingLog", 6),
+        ("TokenBucket", 7),
+        ("SteppedBucket", 8),
+        ("LeakyBucket", 9),
+        ("LeakyQueue", 10),
+        ("Concurrency", 11),
+        // Sub-windows and calendars.
+        ("SlidingLog", 5),
+        ("Classic", 1),
+        ("FixedWindow", 3),
+    ];
+    assert_eq!(numbers, expected, "give a new kind a new number, and leave the others");
+    let distinct: HashSet<_> = numbers.iter().map(|(_, number)| number).collect();
+    assert_eq!(distinct.len(), numbers.len());
 }
 
 /// Replicas number the variants of `Limit` and `Receipt` by their order, so a new one is appended at the end.
