@@ -66,6 +66,27 @@ fn bucket_overdraft_is_paid_at_the_rate() {
 }
 
 #[test]
+fn refused_hits_owe_at_most_a_second_burst() {
+    let bucket = Limit::TokenBucket(TokenBucket { excess: Excess::Count, ..token_bucket(1, SECOND, 10) });
+    let steps =
+        Limit::SteppedBucket(SteppedBucket { excess: Excess::Count, ..stepped_bucket(1, SECOND, 10) });
+    for limit in [bucket, steps] {
+        let mut counter = limit.fresh();
+        assert!(limit.decide(&mut counter, at(0), Operation::Charge(10)).verdict.passes());
+        // Each refused hit is owed, up to ten.
+        for (refusals, retry_after) in [(3, 4), (6, 10), (1_000, 11)] {
+            for _ in 0..refusals {
+                limit.decide(&mut counter, at(0), Operation::Charge(1));
+            }
+            let retry_after = Some(Duration::from_secs(retry_after));
+            let peek = limit.decide(&mut counter, at(0), Operation::Peek);
+            assert_eq!(peek.verdict, Verdict::Refuse { retry_after }, "{limit:?}");
+        }
+        assert_eq!(limit.idle_at(&counter), at(20), "{limit:?}");
+    }
+}
+
+#[test]
 fn stepped_bucket_of_four_gains_two_each_second() {
     let (limit, mut counter) = (stepped_bucket(2, SECOND, 4), StepCounter::default());
     assert_eq!(passed(&limit, &mut counter, at(0), 9), 4);

@@ -339,3 +339,37 @@ pub(super) fn absorbing_adds_consumption<A: Law>(
         assert!(left <= apart, "merging frees nothing, now or later");
     }
 }
+
+/// Hits that were consumed at another replica count like a charge at that instant, whether they would pass or not.
+pub(super) fn hits_charged_at_an_instant_count_like_a_charge<A: Law>(
+    limit: A,
+    history: (Timestamp, Vec<(u64, Operation)>),
+    hits: u64,
+    later: u64,
+) {
+    let (counter, at) = after(&limit, &history);
+    let now = at.plus(later);
+    let charged_at = |at| {
+        let mut charged = counter.clone();
+        limit.charge_at(&mut charged, hits, at, now);
+        remaining(&limit, &charged, now)
+    };
+    let mut charged = counter.clone();
+    if limit.decide(&mut charged, at, Operation::Charge(hits)).receipt.is_some() {
+        assert_eq!(charged_at(at), remaining(&limit, &charged, now), "a charge that passes");
+    }
+    let (left, without) = (charged_at(now), remaining(&limit, &counter, now).saturating_sub(hits));
+    assert!(left == without || left < without && limit.can_free_several(), "{left}, not {without}");
+}
+
+/// If refused hits count, a caller that stops passes again in the time that the algorithm promises.
+pub(super) fn counted_refusals_refuse_for_a_bounded_time<A: Law>(
+    mut limit: A,
+    history: (Timestamp, Vec<(u64, Operation)>),
+) {
+    limit.change(|number| number, |_| Excess::Count);
+    if limit.excess() == Excess::Count {
+        let (counter, now) = after(&limit, &history);
+        assert!(limit.idle_at(&counter) <= limit.counts_until(now));
+    }
+}

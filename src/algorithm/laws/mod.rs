@@ -17,10 +17,11 @@ pub(crate) use subject::{any_limit, bound, every_limit};
 const HOUR: u64 = 3_600 * SECOND;
 
 /// The algorithms: for each variant of [`Limit`] a sample, its encoding and that of the receipt of one hit, a strategy,
-/// and the module of its laws with a strategy.
+/// and modules of its laws, each with a strategy.
 macro_rules! algorithms {
     ($($variant:ident {
-        sample: $sample:expr, encoded: [$limit:literal, $receipt:literal], any: $any:expr, laws: $laws:tt $(,)?
+        sample: $sample:expr, encoded: [$limit:literal, $receipt:literal], any: $any:expr,
+        laws: [$($module:ident: $limits:expr),*] $(,)?
     })*) => {
         /// A limit of every variant: `allowance` hits pass at once and come back in `nanos`.
         pub(crate) fn every_limit(allowance: u64, nanos: u64) -> Vec<Limit> {
@@ -46,15 +47,7 @@ macro_rules! algorithms {
         /// Of each variant: its name, the encoding of a sample of ten hits a minute, and that of a receipt.
         pub(super) const ENCODED: &[(&str, &str, &str)] = &[$((stringify!($variant), $limit, $receipt)),*];
 
-        $(laws_of!($laws);)*
-    };
-}
-
-/// The laws of one algorithm, if it keeps any.
-macro_rules! laws_of {
-    (none) => {};
-    (($module:ident, $limit:expr)) => {
-        laws!($module, $limit);
+        $($(laws!($module, $limits);)*)*
     };
 }
 
@@ -151,6 +144,19 @@ macro_rules! laws {
                 ) {
                     law::absorbing_adds_consumption(limit, history, more.1, remote, later);
                 }
+
+                #[test]
+                fn hits_charged_at_an_instant_count_like_a_charge(
+                    limit in $limit, history in history(), hits in any_hits(),
+                    later in prop_oneof![0..SECOND, 0..100 * SECOND, 0..50 * HOUR],
+                ) {
+                    law::hits_charged_at_an_instant_count_like_a_charge(limit, history, hits, later);
+                }
+
+                #[test]
+                fn counted_refusals_refuse_for_a_bounded_time(limit in $limit, history in history()) {
+                    law::counted_refusals_refuse_for_a_bounded_time(limit, history);
+                }
             }
         }
     };
@@ -200,6 +206,23 @@ impl Places<'_> {
 }
 
 proptest! {
+    /// Windows begin where others end, and as many lie between two ends as there are steps.
+    #[test]
+    fn windows_follow_each_other_without_gap(
+        window in any_window(), now in any_instant(), windows in 0..40_u64,
+    ) {
+        let (start, first) = (window.start(now), window.end(now));
+        prop_assert!(start <= now && now < first);
+        let (mut begun, mut end) = (start, first);
+        for passed in 0..=windows {
+            prop_assert_eq!((window.start(begun), window.start(end.minus(1))), (begun, begun));
+            prop_assert_eq!(window.end_after(first, passed), end);
+            prop_assert_eq!(window.windows_between(first, end), passed);
+            prop_assert!(end.nanos_since(begun) <= window.nanos_max());
+            (begun, end) = (end, window.end(end));
+        }
+    }
+
     /// A charge of n takes n places or none, a refund frees the oldest ones, and each place is freed exactly
     /// `hold_max` after it was taken.
     #[test]

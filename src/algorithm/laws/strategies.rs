@@ -54,6 +54,12 @@ prop_compose! {
 }
 
 prop_compose! {
+    pub(super) fn calendar_window()(limit in fixed_window(), calendar in any_calendar()) -> FixedWindow {
+        FixedWindow { window: Window::Calendar(calendar), ..limit }
+    }
+}
+
+prop_compose! {
     pub(super) fn sliding_window()(limit in any_number(), nanos in any_nanos(), excess in any_excess()) -> SlidingWindow {
         SlidingWindow { limit, span: Span::of_nanos(nanos).unwrap(), excess }
     }
@@ -129,13 +135,26 @@ pub(super) fn any_pause() -> impl Strategy<Value = u64> {
     prop_oneof![Just(0), 0..SECOND, 0..100 * SECOND, 0..50 * HOUR]
 }
 
-/// Asks one after another, each some time after the one before.
+/// Asks one after another, each some time after the one before. In some histories long windows end, too.
 pub(super) fn history() -> impl Strategy<Value = (Timestamp, Vec<(u64, Operation)>)> {
-    let pause = prop_oneof![3 => Just(0), 3 => 0..SECOND, 2 => 0..100 * SECOND, 1 => 0..50 * HOUR];
-    (any_instant(), prop::collection::vec((pause, any_operation()), 0..40))
+    let pause = || prop_oneof![3 => Just(0), 3 => 0..SECOND, 2 => 0..100 * SECOND, 1 => 0..50 * HOUR];
+    let long_pause = prop_oneof![9 => pause(), 1 => 0..800 * 24 * HOUR];
+    let operations = prop_oneof![3 => asks(pause()), 1 => asks(long_pause)];
+    (any_instant(), operations)
+}
+
+fn asks(pause: impl Strategy<Value = u64>) -> impl Strategy<Value = Vec<(u64, Operation)>> {
+    prop::collection::vec((pause, any_operation()), 0..40)
 }
 
 pub(super) fn any_window() -> impl Strategy<Value = Window> {
+    prop_oneof![
+        any_nanos().prop_map(|nanos| Window::of_nanos(nanos).unwrap()),
+        any_calendar().prop_map(Window::Calendar),
+    ]
+}
+
+fn any_calendar() -> impl Strategy<Value = Calendar> {
     let unit = prop_oneof![
         Just(CalendarUnit::Day),
         Just(CalendarUnit::Week(jiff::civil::Weekday::Sunday)),
@@ -143,8 +162,5 @@ pub(super) fn any_window() -> impl Strategy<Value = Window> {
         Just(CalendarUnit::Year),
     ];
     let zone = prop_oneof![Just("UTC"), Just("Europe/Berlin"), Just("america/new_york")];
-    prop_oneof![
-        any_nanos().prop_map(|nanos| Window::of_nanos(nanos).unwrap()),
-        (unit, zone).prop_map(|(unit, zone)| Window::Calendar(Calendar::new(unit, zone).unwrap())),
-    ]
+    (unit, zone).prop_map(|(unit, zone)| Calendar::new(unit, zone).unwrap())
 }

@@ -15,6 +15,12 @@ pub(super) trait Law:
     /// is given up at `now`, without overdrafts: an allowance that is used up at `now`, plus at most a window.
     fn refilled_at(&self, now: Timestamp) -> Timestamp;
 
+    /// The latest instant until which hits that were counted up to `now` may refuse others if refused hits count too
+    /// (`count_denied`), however many there were.
+    fn counts_until(&self, now: Timestamp) -> Timestamp {
+        self.refilled_at(now)
+    }
+
     /// Hits that may have come back too early because of a charge that was taken back. Not 0 if a charge fixes an
     /// instant that later charges rely on, such as the start of a step.
     fn early(&self) -> u64 {
@@ -95,12 +101,17 @@ impl Sample {
 
 impl Law for FixedWindow {
     fn bound(&self, from: Timestamp, to: Timestamp) -> u128 {
-        let windows_between = self.window.windows_between(self.window.start(from), self.window.start(to));
+        // Not from their starts: the first window of a calendar may have begun before 1970.
+        let windows_between = self.window.windows_between(self.window.end(from), self.window.end(to));
         u128::from(self.limit) * (1 + u128::from(windows_between))
     }
 
     fn refilled_at(&self, now: Timestamp) -> Timestamp {
         self.window.end_after(self.window.end(now), 1)
+    }
+
+    fn counts_until(&self, now: Timestamp) -> Timestamp {
+        self.window.end(now)
     }
 }
 
@@ -112,6 +123,10 @@ impl Law for SlidingWindow {
 
     fn refilled_at(&self, now: Timestamp) -> Timestamp {
         self.span.start(now).plus(3 * self.span.nanos())
+    }
+
+    fn counts_until(&self, now: Timestamp) -> Timestamp {
+        self.span.start(now).plus(2 * self.span.nanos())
     }
 }
 
@@ -140,6 +155,11 @@ impl Law for TokenBucket {
         now.after(self.rate.time_for(self.rate.cost(self.burst)))
     }
 
+    // Refused hits owe at most a second burst.
+    fn counts_until(&self, now: Timestamp) -> Timestamp {
+        now.after(self.rate.time_for(2 * self.rate.cost(self.burst)))
+    }
+
     fn undoes_all(&self) -> bool {
         false
     }
@@ -154,6 +174,12 @@ impl Law for SteppedBucket {
 
     fn refilled_at(&self, now: Timestamp) -> Timestamp {
         now.plus(self.interval.get().saturating_mul(self.burst.div_ceil(self.amount.get())))
+    }
+
+    // Refused hits owe at most a second burst.
+    fn counts_until(&self, now: Timestamp) -> Timestamp {
+        let steps = self.burst.saturating_mul(2).div_ceil(self.amount.get());
+        now.plus(self.interval.get().saturating_mul(steps))
     }
 
     // The step that the charge opened has passed for later charges, too.
@@ -224,56 +250,56 @@ algorithms! {
         sample: Sample::classic,
         encoded: ["000a0080b09dc2df01", "0080b0e2aca9aec7fd1701"],
         any: (any_number(), any_window()).prop_map(|(limit, window)| Classic { limit, window }),
-        laws: none
+        laws: []
     }
     FixedWindow {
         sample: Sample::fixed_window,
         encoded: ["010a0080b09dc2df0100", "0080b0e2aca9aec7fd1701"],
         any: (fixed_window(), any_window()).prop_map(|(limit, window)| FixedWindow { window, ..limit }),
-        laws: (of_fixed_window, fixed_window())
+        laws: [of_fixed_window: fixed_window(), of_calendar_window: calendar_window()]
     }
     SlidingWindow {
         sample: Sample::sliding_window,
         encoded: ["020a80b09dc2df0100", "0180b0e2aca9aec7fd1701"],
         any: sliding_window(),
-        laws: (of_sliding_window, sliding_window())
+        laws: [of_sliding_window: sliding_window()]
     }
     SlidingLog {
         sample: Sample::sliding_log,
         encoded: ["030a80b09dc2df010100", "028080c5eac9acc7fd1701"],
         any: sliding_log(),
-        laws: (of_sliding_log, sliding_log())
+        laws: [of_sliding_log: sliding_log()]
     }
     TokenBucket {
         sample: Sample::token_bucket,
         encoded: ["040a80b09dc2df010a00", "038080c5eac9acc7fd170180f8c797e0acc7fd1700"],
         any: token_bucket(),
-        laws: (of_token_bucket, token_bucket())
+        laws: [of_token_bucket: token_bucket()]
     }
     SteppedBucket {
         sample: Sample::stepped_bucket,
         encoded: ["050180f882ad160a00", "048080c5eac9acc7fd170101"],
         any: stepped_bucket(),
-        laws: (of_stepped_bucket, stepped_bucket())
+        laws: [of_stepped_bucket: stepped_bucket()]
     }
     // The arithmetic of a token bucket, whose laws stand for both.
     LeakyBucket {
         sample: Sample::token_bucket,
         encoded: ["060a80b09dc2df010a00", "038080c5eac9acc7fd170180f8c797e0acc7fd1700"],
         any: token_bucket(),
-        laws: none
+        laws: []
     }
     LeakyQueue {
         sample: Sample::leaky_queue,
         encoded: ["070a80b09dc2df0101090000", "038080c5eac9acc7fd170180f8c797e0acc7fd1700"],
         any: (leaky_queue(), prop::option::of(any_pause().prop_map(Duration::from_nanos)))
             .prop_map(|(queue, timeout)| LeakyQueue { timeout, ..queue }),
-        laws: (of_leaky_queue, leaky_queue())
+        laws: [of_leaky_queue: leaky_queue()]
     }
     Concurrency {
         sample: Sample::concurrency,
         encoded: ["080a80b09dc2df01", "028080c5eac9acc7fd1701"],
         any: concurrency(),
-        laws: (of_concurrency, concurrency())
+        laws: [of_concurrency: concurrency()]
     }
 }
