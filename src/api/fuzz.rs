@@ -82,6 +82,12 @@ pub(crate) fn api() -> Api {
     api_of(limiter().0)
 }
 
+/// The routes of the HTTP API, with fresh counters.
+pub(super) fn http_router() -> Router {
+    let reader = RequestReader::new(Settings::default().bounds(), 1 << 24);
+    http::router(api(), Ready, reader, forward_auth::Settings::default(), 8)
+}
+
 /// A runtime whose time passes when it is idle.
 pub(crate) fn runtime() -> Runtime {
     let runtime = runtime::Builder::new_current_thread().enable_time().start_paused(true).build();
@@ -124,9 +130,7 @@ pub fn json(body: &[u8]) {
     }
     let request =
         Request::post("http://localhost/json").body(Body::from(body.to_vec())).expect("it is valid");
-    let check = forward_auth::Settings::default();
-    let router = http::router(api(), Ready, RequestReader::new(bounds, 1 << 24), check, 8);
-    let (status, _, body) = answer(router, request);
+    let (status, _, body) = answer(http_router(), request);
     match status {
         StatusCode::OK | StatusCode::TOO_MANY_REQUESTS => {
             let body: serde_json::Value = serde_json::from_slice(&body).expect("the answer is JSON");

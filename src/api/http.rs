@@ -245,3 +245,23 @@ async fn decide_headers(
         Err(undecided) => (check.failure(), undecided.reason() + "\n").into_response(),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use crate::api::fuzz;
+
+    const OPENAPI: &str = include_str!("../../proto/tollgate/v1/openapi.yaml");
+
+    #[test]
+    fn routes_of_v1_are_the_paths_of_openapi() {
+        // The router lists its routes nowhere else.
+        let router = format!("{:?}", fuzz::http_router());
+        let routes: BTreeSet<_> = router.split('"').filter(|text| text.starts_with("/v1")).collect();
+        let paths = OPENAPI.lines().filter_map(|line| line.strip_prefix("  /v1")?.strip_suffix(':'));
+        let paths: BTreeSet<_> = paths.map(|path| format!("/v1{path}")).collect();
+        assert_eq!(routes, paths.iter().map(String::as_str).collect());
+        assert!(!paths.is_empty());
+    }
+}

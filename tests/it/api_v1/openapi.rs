@@ -7,6 +7,8 @@ use prost_reflect::{
 };
 use tollgate::api::proto::DESCRIPTORS;
 
+use crate::harness::Service;
+
 const FILE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/proto/tollgate/v1/openapi.yaml");
 
 const HEAD: &str = "\
@@ -157,5 +159,18 @@ fn openapi_file_agrees_with_the_descriptors() {
         let written = Path::new(env!("CARGO_TARGET_TMPDIR")).join("openapi.yaml");
         fs::write(&written, expected).unwrap();
         panic!("{FILE} differs; copy {} over it", written.display());
+    }
+}
+
+#[tokio::test]
+async fn every_path_of_openapi_file_is_served() {
+    let service = Service::start("domain: shop").await;
+    let file = fs::read_to_string(FILE).unwrap();
+    let paths = || file.lines().filter_map(|line| line.strip_prefix("  /")?.strip_suffix(':'));
+    assert_eq!(paths().count(), 7);
+    for path in paths() {
+        let (code, body) = service.http("POST", &format!("/{path}"), "{}").await;
+        // Without requests or a token each call is refused, by itself.
+        assert!(matches!(code, 400 | 401 | 403) && body.starts_with(r#"{"code":"#), "/{path}: {code} {body}");
     }
 }
