@@ -11,6 +11,7 @@ use tokio::{
     process::{Child, Command},
     time::timeout,
 };
+use tollgate::algorithm::AlgorithmName;
 
 use crate::{
     admin::record::Recording,
@@ -201,31 +202,54 @@ descriptors:
   - {key: bucket, rate_limit: {unit: minute, requests_per_unit: 9, algorithm: token_bucket, burst: 4}}
   - {key: leaky, rate_limit: {unit: minute, requests_per_unit: 9, algorithm: leaky_bucket, count_denied: true}}
   - {key: queue, rate_limit: {unit: minute, requests_per_unit: 9, algorithm: leaky_queue, burst: 0}}
+  - {key: steps, rate_limit: {algorithm: token_bucket, refill_amount: 2, refill_interval: 15s, burst: 4}}
+  - {key: flight, rate_limit: {algorithm: concurrency, max_in_flight: 4, hold_max: 30s}}
+  - {key: day, rate_limit: {unit: day, requests_per_unit: 9, calendar: {timezone: Europe/Berlin}}}
+  - key: month
+    rate_limit: {unit: month, requests_per_unit: 30, calendar: {timezone: UTC}, algorithm: fixed_window}
   - {key: free, rate_limit: {unlimited: true}}
 ";
-const KEYS: [&str; 10] =
-    ["classic", "fixed", "weighted", "parts", "log", "bucket", "leaky", "queue", "free", "unknown"];
+const KEYS: [&str; 14] = [
+    "classic", "fixed", "weighted", "parts", "log", "bucket", "leaky", "queue", "steps", "flight", "day",
+    "month", "free", "unknown",
+];
 
-/// Requests of every algorithm, alone and two at a time, at irregular instants: what the server answered to each, and
-/// the same requests as lines of JSON with the instants by which it decided.
-async fn recorded(service: &Service, calls: u64) -> (Vec<(bool, Vec<u32>)>, String) {
+#[test]
+fn traffic_has_every_algorithm() {
+    for algorithm in AlgorithmName::ALL {
+        assert!(EVERY_ALGORITHM.contains(&format!("algorithm: {}", algorithm.name())), "{algorithm:?}");
+    }
+    for key in &KEYS[..KEYS.len() - 1] {
+        assert!(EVERY_ALGORITHM.contains(&format!("key: {key}")), "{key}");
+    }
+}
+
+/// What the server answered to a request: the keys, whether it passed, and the remaining hits of each key.
+type Answered = (Vec<&'static str>, bool, Vec<u32>);
+
+/// Requests of every algorithm, alone and two at a time, at irregular instants and with a `pause` after each hundred:
+/// what the server answered to each, and the same requests as lines of JSON with the instants by which it decided.
+async fn recorded(service: &Service, calls: usize, pause: Duration) -> (Vec<Answered>, String) {
     let mut client = service.client().await;
     let (mut answers, mut lines, mut random) = (Vec::new(), String::new(), 1_u64);
-    for _ in 0..calls {
+    for call in 0..calls {
         // Knuth's generator of random numbers.
         random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         let number = (random >> 33) as usize;
         service.advance(Duration::from_nanos(random >> 33));
-        let keys = [KEYS[number % 10], KEYS[number / 10 % 10]];
+        if call % 100 == 99 {
+            service.advance(pause);
+        }
+        let keys = [KEYS[number % KEYS.len()], KEYS[number / KEYS.len() % KEYS.len()]];
         let keys = if number.is_multiple_of(3) { &keys[..] } else { &keys[..1] };
         let hits = (number / 100 % 3) as u32 + 1;
-        let user = if number % 7 < 5 { "ann" } else { "bob" };
+        let user = if number / 1_000 % 7 < 5 { "ann" } else { "bob" };
         let descriptors = keys.iter().map(|key| descriptor(&[(key, user)])).collect();
         let mut sent = request("shop", descriptors);
         sent.hits_addend = hits;
         let answer = client.should_rate_limit(sent).await.unwrap().into_inner();
         let remaining = answer.statuses.iter().map(|status| status.limit_remaining).collect();
-        answers.push((answer.overall_code == 1, remaining));
+        answers.push((keys.to_vec(), answer.overall_code == 1, remaining));
         let descriptors: Vec<_> =
             keys.iter().map(|key| format!(r#"{{"entries":[{{"key":"{key}","value":"{user}"}}]}}"#)).collect();
         let (at, descriptors) = (service.clock.now().as_nanos(), descriptors.join(","));
@@ -236,19 +260,26 @@ async fn recorded(service: &Service, calls: u64) -> (Vec<(bool, Vec<u32>)>, Stri
 
 #[tokio::test]
 async fn simulator_decides_as_the_server_did() {
-    const CALLS: u64 = 2_000;
+    const CALLS: usize = 2_000;
+    // Long enough for days to end, and a month.
+    const PAUSE: Duration = Duration::from_secs(20 * 3_600);
     let service = Service::start(EVERY_ALGORITHM).await;
-    let (answers, lines) = recorded(&service, CALLS).await;
+    let (answers, lines) = recorded(&service, CALLS, PAUSE).await;
+    for key in KEYS.into_iter().filter(|key| !["free", "unknown"].contains(key)) {
+        let alone = || answers.iter().filter(|(keys, ..)| *keys == [key]);
+        let refused = alone().filter(|(_, passes, _)| !passes).count();
+        assert!(0 < refused && refused < alone().count(), "{key}: {refused} of {}", alone().count());
+    }
     assert_replay_decides_alike(&answers, &lines).await;
 }
 
 #[tokio::test]
 async fn replayed_recording_decides_as_the_server_did() {
     // They take less than ten minutes of the server's clock.
-    const CALLS: u64 = 400;
+    const CALLS: usize = 400;
     let service = Service::start_with(EVERY_ALGORITHM, &[("admin.record", "hashed")]).await;
     let recording = Recording::start(&service, "seconds=600").await;
-    let (answers, lines) = recorded(&service, CALLS).await;
+    let (answers, lines) = recorded(&service, CALLS, Duration::ZERO).await;
     service.shutdown.send(()).await.unwrap();
     let recording = recording.ended().await;
     assert_eq!(recording.len(), lines.lines().count() + 1);
@@ -256,7 +287,7 @@ async fn replayed_recording_decides_as_the_server_did() {
     assert_replay_decides_alike(&answers, &recording.join("\n")).await;
 }
 
-async fn assert_replay_decides_alike(answers: &[(bool, Vec<u32>)], lines: &str) {
+async fn assert_replay_decides_alike(answers: &[Answered], lines: &str) {
     let folder = folder(EVERY_ALGORITHM, &[("log.jsonl", lines.as_bytes())]);
     let report = reported(folder.path(), "log.jsonl --decisions decisions.jsonl").await;
     assert_eq!((&report["requests"], &report["bad_lines"]), (&answers.len().into(), &0.into()));
@@ -269,13 +300,13 @@ async fn assert_replay_decides_alike(answers: &[(bool, Vec<u32>)], lines: &str) 
         (decision["passes"].as_bool().unwrap(), remaining)
     });
     assert_eq!(decisions.lines().count(), answers.len());
-    for (index, ((passes, remaining), decided)) in answers.iter().zip(decided).enumerate() {
+    for (index, ((_, passes, remaining), decided)) in answers.iter().zip(decided).enumerate() {
         assert_eq!(*passes, decided.0, "request {index}");
         for (served, simulated) in remaining.iter().zip(decided.1) {
             assert!(simulated.is_none_or(|simulated| simulated == u64::from(*served)), "request {index}");
         }
     }
-    let refused = answers.iter().filter(|(passes, _)| !passes).count();
+    let refused = answers.iter().filter(|(_, passes, _)| !passes).count();
     assert!(
         refused * 10 > answers.len() && refused * 10 < answers.len() * 9,
         "{refused} of {} are refused: the traffic tests too little",
