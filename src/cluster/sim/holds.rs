@@ -21,7 +21,7 @@ const TTL_MILLIS: std::ops::RangeInclusive<u64> = 200..=3_000;
 pub(super) struct Reservations {
     each: Vec<Reservation>,
     asked: u64,
-    /// The first answer that is wrong unless there was a fault.
+    /// The first answer that is wrong although no fault explains it.
     pub(super) wrong: Option<String>,
 }
 
@@ -55,12 +55,23 @@ enum State {
     Expired,
     /// A settlement of an expired one is under way.
     SettlingLate,
-    Settled(Vec<Settled>),
+    Settled {
+        first: Vec<Settled>,
+        /// When it was called and answered.
+        times: (u64, u64),
+    },
     /// A settlement has no answer.
     Unsure,
 }
 
 impl Reservation {
+    /// Whether a fault may have changed what these later calls with its id are answered.
+    fn may_differ(&self, calls: &[(u64, u64)], record: &Record) -> bool {
+        let keys: Vec<usize> = self.parts.iter().map(|part| part.key).collect();
+        let calls = [&[(self.called_at, self.answered_at)], calls].concat();
+        record.may_change_holds(&keys, &calls)
+    }
+
     fn ttl(&self) -> u64 {
         self.terms.ttl.as_nanos() as u64
     }
@@ -75,7 +86,7 @@ impl Reservation {
         match self.state {
             State::Open => now < earliest,
             State::Expired => latest < now,
-            State::Settling | State::SettlingLate | State::Settled(_) | State::Unsure => false,
+            State::Settling | State::SettlingLate | State::Settled { .. } | State::Unsure => false,
         }
     }
 }
@@ -113,6 +124,19 @@ impl Reservations {
         self.each.iter().filter(holds).map(|hold| hold.terms.id.clone()).collect()
     }
 
+    /// A repeated reservation has another answer than the first.
+    pub(super) fn held_otherwise(
+        &mut self,
+        number: usize,
+        times: (u64, u64),
+        record: &Record,
+        problem: String,
+    ) {
+        if !self.each[number].may_differ(&[times], record) {
+            self.wrong.get_or_insert(problem);
+        }
+    }
+
     /// The number of one that can be settled at random, if there is one.
     pub(super) fn any_to_settle(&self, now: u64, rng: &mut StdRng) -> Option<usize> {
         let able: Vec<usize> =
@@ -122,21 +146,22 @@ impl Reservations {
 
     /// Records what expires: from the earliest instant on, its hits may be free again.
     pub(super) fn expire(&mut self, now: u64, record: &mut Record) {
-        self.expire_from(|earliest| earliest <= now, record);
+        self.expire_from(now, |earliest| earliest <= now, record);
     }
 
     /// A clock has stepped, so any of them may have expired.
-    pub(super) fn expire_any(&mut self, record: &mut Record) {
-        self.expire_from(|_| true, record);
+    pub(super) fn expire_any(&mut self, now: u64, record: &mut Record) {
+        self.expire_from(now, |_| true, record);
     }
 
     /// Records that open reservations expire whose earliest expiry `is_due`.
-    fn expire_from(&mut self, is_due: impl Fn(u64) -> bool, record: &mut Record) {
+    fn expire_from(&mut self, now: u64, is_due: impl Fn(u64) -> bool, record: &mut Record) {
         for hold in &mut self.each {
-            let (called_at, answered_at) = hold.expiry();
-            if hold.state != State::Open || !is_due(called_at) {
+            let (earliest, answered_at) = hold.expiry();
+            if hold.state != State::Open || !is_due(earliest) {
                 continue;
             }
+            let called_at = earliest.min(now);
             hold.state = State::Expired;
             if hold.terms.on_expiry == OnExpiry::Release {
                 for Part { key, limit, hits, .. } in &hold.parts {
@@ -175,7 +200,8 @@ impl Reservations {
             return self.unsure(number, actual, called_at, now, record);
         };
         let is_late = hold.state == State::SettlingLate;
-        hold.state = State::Settled(answer.to_vec());
+        hold.state = State::Settled { first: answer.to_vec(), times: (called_at, now) };
+        let may_differ = hold.may_differ(&[(called_at, now)], record);
         let parts = hold.parts.clone().into_iter().zip(actual).zip(answer);
         for ((Part { key, limit, hits, .. }, actual), settled) in parts {
             let expected = match (is_late, hold.terms.on_expiry) {
@@ -184,7 +210,8 @@ impl Reservations {
                 (true, OnExpiry::Release) => SettleOutcome::Released,
             };
             let is_found = matches!(settled.outcome, SettleOutcome::Open | SettleOutcome::Charged);
-            if settled.outcome != expected || is_found && settled.reserved != hits {
+            let is_wrong = settled.outcome != expected || is_found && settled.reserved != hits;
+            if is_wrong && !may_differ {
                 self.wrong
                     .get_or_insert(format!("{hits} hits were settled as {settled:?}, not {expected:?}"));
             }
@@ -213,9 +240,13 @@ impl Reservations {
         (called_at, now): (u64, u64),
         record: &mut Record,
     ) {
-        let State::Settled(first) = &self.each[number].state else { unreachable!("it was settled before") };
+        let hold = &self.each[number];
+        let State::Settled { first, times } = &hold.state else { unreachable!("it was settled before") };
         if answer != Some(first) {
-            self.wrong.get_or_insert(format!("a repeated settlement answers {answer:?}, not {first:?}"));
+            // A caller that gets no answer in time repeats its call.
+            if answer.is_some() && !hold.may_differ(&[*times, (called_at, now)], record) {
+                self.wrong.get_or_insert(format!("a repeated settlement answers {answer:?}, not {first:?}"));
+            }
             self.unsure(number, actual, called_at, now, record);
         }
     }

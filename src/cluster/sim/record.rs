@@ -1,17 +1,13 @@
-//! What the callers were told, which faults there were, and what both allow to pass.
+//! What the callers were told, and which faults there were. [`bounds`] says what both allow to pass.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::{
-    algorithm::{Limit, laws},
-    cluster::sim::keys::{SHORT, TestKey},
-    time::{SECOND, Timestamp},
-};
+use crate::{algorithm::Limit, time::SECOND};
+
+mod bounds;
 
 /// The largest difference of two clocks without `Step::Skew`.
 pub(super) const SKEW_MAX: u64 = SECOND / 25;
-/// The most members of a simulated cluster.
-const MEMBERS_MAX: u64 = 8;
 /// Until a fault is noticed everywhere and the checks on their way are answered, charges may be repeated.
 const UNSURE_FOR: u64 = 2 * SECOND;
 
@@ -122,14 +118,30 @@ pub(super) struct Fault {
     pub(super) keys: BTreeSet<usize>,
 }
 
+/// A cut of the network.
+#[derive(Clone, Debug)]
+pub(super) struct NetworkCut {
+    pub(super) at: u64,
+    /// When it ended, or the end of time.
+    pub(super) healed_at: u64,
+    /// The keys that owners on the side without a majority decide, and until when these do so.
+    pub(super) unnoticed_until: BTreeMap<usize, u64>,
+}
+
 /// Everything that was observed.
 #[derive(Clone, Debug)]
 pub(super) struct Record {
     /// By key, in the order of the answers.
     entries: BTreeMap<usize, Vec<Entry>>,
+    /// The keys with hits that passed and whose limits were not compared since then.
+    unchecked: BTreeSet<usize>,
     pub(super) faults: Vec<Fault>,
-    /// When the network was cut.
-    pub(super) cut_at: Option<u64>,
+    /// The last cut.
+    pub(super) cut: Option<NetworkCut>,
+    /// By whose clock each key was decided: from each instant on, the offset of that clock. Only while clocks step.
+    clocks: BTreeMap<usize, Vec<(u64, i64)>>,
+    /// When clocks stepped.
+    pub(super) clock_steps: Vec<u64>,
     /// How often a clock gave up a lead.
     pub(super) leads: u64,
     /// The largest number by which limits were divided.
@@ -147,8 +159,11 @@ impl Default for Record {
     fn default() -> Self {
         Self {
             entries: BTreeMap::new(),
+            unchecked: BTreeSet::new(),
             faults: Vec::new(),
-            cut_at: None,
+            cut: None,
+            clocks: BTreeMap::new(),
+            clock_steps: Vec::new(),
             leads: 0,
             divided_by: 1,
             is_mixed: false,
@@ -160,17 +175,64 @@ impl Default for Record {
 
 impl Record {
     pub(super) fn note(&mut self, entry: Entry) {
-        self.entries.entry(entry.key).or_default().push(entry);
+        if entry.passed() > 0 {
+            self.unchecked.insert(entry.key);
+        }
+        let entries = self.entries.entry(entry.key).or_default();
+        // What expires is noted before it ends.
+        let later = entries.partition_point(|other| other.answered_at <= entry.answered_at);
+        entries.insert(later, entry);
     }
 
-    fn of(&self, key: usize) -> impl Iterator<Item = &Entry> {
-        self.entries.get(&key).into_iter().flatten()
+    /// The other side has claimed these keys, which owners on the side without a majority decide no longer than `until`.
+    pub(super) fn notice(&mut self, keys: &[usize], until: u64) {
+        for key in keys {
+            if let Some(before) = self.cut.as_mut().and_then(|cut| cut.unnoticed_until.get_mut(key)) {
+                *before = until.min(*before);
+            }
+        }
+    }
+
+    /// The cut has ended.
+    pub(super) fn heal(&mut self, now: u64) {
+        if let Some(cut) = &mut self.cut {
+            cut.healed_at = now;
+            cut.unnoticed_until.values_mut().for_each(|until| *until = now.min(*until));
+        }
+    }
+
+    /// From now on, the key is decided by a clock with this offset.
+    pub(super) fn note_clock(&mut self, key: usize, now: u64, skew: i64) {
+        let clocks = self.clocks.entry(key).or_default();
+        if clocks.last().is_none_or(|(_, last)| *last != skew) {
+            clocks.push((now, skew));
+        }
+    }
+
+    /// The keys with hits that passed since the last call.
+    pub(super) fn take_unchecked(&mut self) -> BTreeSet<usize> {
+        std::mem::take(&mut self.unchecked)
+    }
+
+    fn of(&self, key: usize) -> &[Entry] {
+        self.entries.get(&key).map(Vec::as_slice).unwrap_or_default()
+    }
+
+    /// The entries of a key that were answered at this instant or later.
+    fn since(&self, key: usize, from: u64) -> &[Entry] {
+        let entries = self.of(key);
+        &entries[entries.partition_point(|entry| entry.answered_at < from)..]
+    }
+
+    /// The sum over the entries of a key whose time overlaps this one.
+    fn sum_over(&self, key: usize, (from, to): (u64, u64), hits: impl Fn(&Entry) -> u64) -> u64 {
+        self.since(key, from).iter().filter(|entry| entry.overlaps(from, to)).map(hits).sum()
     }
 
     /// Hits of a key that passed, called and answered in this time.
     pub(super) fn passed_between(&self, key: usize, from: u64, to: u64) -> u64 {
         let between = |entry: &&Entry| from <= entry.called_at && entry.answered_at <= to;
-        self.of(key).filter(between).map(Entry::passed).sum()
+        self.since(key, from).iter().filter(between).map(Entry::passed).sum()
     }
 
     /// Hits of a key that passed.
@@ -178,16 +240,18 @@ impl Record {
         self.passed_between(key, 0, u64::MAX)
     }
 
-    fn degraded(&self, key: usize) -> u64 {
-        self.of(key).filter(|entry| entry.degraded).map(Entry::passed).sum()
+    /// Hits of a key that passed in this time without their owner.
+    fn degraded(&self, key: usize, times: (u64, u64)) -> u64 {
+        self.sum_over(key, times, |entry| if entry.degraded { entry.passed() } else { 0 })
     }
 
-    /// Hits of a key that faults may have forgotten.
-    fn forgotten(&self, key: usize) -> u64 {
+    /// Hits of a key, charged in this time, that faults may have forgotten. What was charged earlier was missing at the
+    /// beginning of this time, or came back in it: either way, no more than the limit was left then.
+    fn forgotten(&self, key: usize, times: (u64, u64)) -> u64 {
         let lost = self.faults.iter().filter(|fault| fault.keys.contains(&key));
         let passed = |(from, to)| {
-            let in_time = move |entry: &&Entry| entry.overlaps(from, to);
-            self.of(key).filter(in_time).map(Entry::forgettable).sum::<u64>()
+            let forgettable = |entry: &Entry| if entry.overlaps(from, to) { entry.forgettable() } else { 0 };
+            self.sum_over(key, times, forgettable)
         };
         lost.filter_map(|fault| fault.forgets).map(passed).sum()
     }
@@ -211,7 +275,7 @@ impl Record {
         let is_log = matches!(limit, Limit::SlidingLog(_));
         let is_refunded = |charge: &Entry| {
             let overlaps = |entry: &Entry| entry.overlaps(charge.called_at, charge.answered_at);
-            self.of(key).any(|entry| matches!(entry.effect, Effect::Refunded(_)) && overlaps(entry))
+            self.of(key).iter().any(|entry| matches!(entry.effect, Effect::Refunded(_)) && overlaps(entry))
         };
         let is_wasted = |entry: &&Entry| {
             entry.degraded
@@ -225,111 +289,45 @@ impl Record {
                     }
                 }
         };
-        self.of(key).filter(is_wasted).map(|entry| entry.effect.hits()).sum()
+        self.of(key).iter().filter(is_wasted).map(|entry| entry.effect.hits()).sum()
     }
 
-    /// Refunds that may have taken effect, and those that certainly have.
-    fn refunded(&self, key: usize, from: u64, to: u64) -> (u64, u64) {
-        let in_time = |entry: &&Entry| entry.overlaps(from, to);
-        let all: u64 = self.of(key).filter(in_time).map(|entry| entry.effect.returned()).sum();
-        let all = all + self.returning.get(&key).copied().unwrap_or_default();
+    /// Hits of a key that may have come back in this time.
+    fn refunded(&self, key: usize, times: (u64, u64)) -> u64 {
+        let all = self.sum_over(key, times, |entry| entry.effect.returned());
+        // Of a bucket, a hit that was charged under a smaller limit is worth several of the larger one.
+        (all + self.returning.get(&key).copied().unwrap_or_default()) * u64::from(self.divided_by.max(1))
+    }
+
+    /// Hits of a key that have certainly come back.
+    fn certainly_refunded(&self, key: usize) -> u64 {
+        if self.divided_by > 1 {
+            return 0;
+        }
         let is_certain = |entry: &&Entry| {
             entry.effect.returned_certainly() > 0 && !entry.degraded && !self.is_near_fault(entry)
         };
-        let certain: u64 =
-            self.of(key).filter(is_certain).map(|entry| entry.effect.returned_certainly()).sum();
-        // Of a bucket, a hit that was charged under a smaller limit is worth several of the larger one.
-        let worth = u64::from(self.divided_by.max(1));
-        (all * worth, if worth > 1 { 0 } else { certain })
+        self.of(key).iter().filter(is_certain).map(|entry| entry.effect.returned_certainly()).sum()
     }
 
-    /// The most hits of a key with a long period that may have passed.
-    pub(super) fn most(&self, key: usize, limit: &Limit, faults: Faults) -> u64 {
-        let limit = limit.allowance();
-        let more = self.refunded(key, 0, u64::MAX).0 + self.forgotten(key);
-        more + match faults {
-            Faults::None => limit,
-            // Hits come back while a clock is ahead.
-            Faults::Lead => limit + 1 + self.leads,
-            Faults::Crashes | Faults::Late => limit + self.degraded(key),
-            Faults::Partition { minority, members, .. } => {
-                let (before, unnoticed) = self.around_cut(key);
-                before + limit + (limit * minority).div_ceil(members) + MEMBERS_MAX + unnoticed
-            }
-        }
-    }
-
-    /// Hits that passed before the network was cut, and until both sides have noticed it.
-    fn around_cut(&self, key: usize) -> (u64, u64) {
-        let Some(cut_at) = self.cut_at else { return (0, 0) };
-        let in_time = |from, to| {
-            let in_time = move |entry: &&Entry| (from..to).contains(&entry.answered_at);
-            self.of(key).filter(in_time).map(Entry::passed).sum()
+    /// Whether a fault may change the answer about a reservation of these keys: it may have forgotten one of the calls at
+    /// these times, or a clock stepped between them.
+    pub(super) fn may_change_holds(&self, keys: &[usize], calls: &[(u64, u64)]) -> bool {
+        let forgets = |fault: &Fault| {
+            let is_among = calls.iter().any(|(called_at, answered_at)| {
+                fault.forgets.is_some_and(|(from, to)| *called_at <= to && from <= *answered_at)
+            });
+            is_among && keys.iter().any(|key| fault.keys.contains(key))
         };
-        (in_time(0, cut_at), in_time(cut_at, cut_at + 2 * SECOND))
-    }
-
-    /// The least hits of a key with a long period that must have passed once everything was spent.
-    pub(super) fn least(&self, key: usize, limit: &Limit, faults: Faults) -> u64 {
-        // A classic limit counts hits that it refuses.
-        if limit.is_classic() && (self.is_mixed || self.has_holds) {
-            return 0;
-        }
-        let smallest = limit.share(self.divided_by.max(1)).allowance();
-        let lead = match faults {
-            // A debt may be too large by a lead that was given up.
-            Faults::Lead => 1 + self.leads,
-            // A debt does not shrink while it is on its way.
-            Faults::Late => 1,
-            Faults::None | Faults::Crashes | Faults::Partition { .. } => 0,
+        let (from, to) =
+            calls.iter().fold((u64::MAX, 0), |(from, to), call| (from.min(call.0), to.max(call.1)));
+        let steps = self.clock_steps.iter().any(|at| (from..=to).contains(at));
+        let is_cut = |cut: &NetworkCut| {
+            let is_owned_apart = keys.iter().any(|key| cut.unnoticed_until.contains_key(key));
+            is_owned_apart
+                && cut.at.saturating_sub(SECOND) <= to
+                && from <= cut.healed_at.saturating_add(UNSURE_FOR)
         };
-        let changed = u64::from(self.divided_by > 1);
-        let certain = self.refunded(key, 0, u64::MAX).1;
-        (smallest + certain).saturating_sub(self.wasted(key, limit) + lead + changed)
-    }
-
-    /// The first key with a short period whose limit did not hold in the time before `now`, while these hits of each key
-    /// are `refunding`.
-    pub(super) fn broken_short_limit(
-        &self,
-        keys: &[TestKey],
-        refunding: &[u64],
-        faults: Faults,
-        now: u64,
-    ) -> Option<String> {
-        // Windows turn earlier and later there.
-        if faults == Faults::Lead {
-            return None;
-        }
-        let short = keys.iter().enumerate().filter(|(_, key)| key.is_short);
-        short
-            .flat_map(|(number, key)| [SHORT / 2, SHORT, 5 * SHORT / 2].map(|span| (number, key, span)))
-            .find_map(|(number, TestKey { limit, .. }, span)| {
-                let from = now.saturating_sub(span);
-                let passed = self.passed_between(number, from, now);
-                let most = self.most_between(number, limit, faults, from, now) + refunding[number];
-                (passed > most).then(|| {
-                    format!("{passed} hits passed in {} ms, the most is {most}: {limit:?}", span / 1_000_000)
-                })
-            })
-    }
-
-    fn most_between(&self, key: usize, limit: &Limit, faults: Faults, from: u64, to: u64) -> u64 {
-        let [first, last] = [from - SKEW_MAX, to + SKEW_MAX].map(Timestamp::from_nanos);
-        let bound = u64::try_from(laws::bound(limit, first, last)).unwrap_or(u64::MAX);
-        let refused = self.of(key).filter(|entry| {
-            entry.overlaps(from, to) && matches!(entry.effect, Effect::Refused(_) | Effect::TakenBack(_))
-        });
-        // A step that a charge opened stays open if the charge is taken back.
-        let reopened = if matches!(limit, Limit::SteppedBucket(_)) { refused.count() as u64 } else { 0 };
-        let more = self.refunded(key, from, to).0 + self.forgotten(key) + reopened;
-        more + match faults {
-            Faults::None | Faults::Lead => bound,
-            Faults::Crashes | Faults::Late => bound + self.degraded(key),
-            Faults::Partition { .. } => {
-                let (_, unnoticed) = self.around_cut(key);
-                2 * bound + MEMBERS_MAX + unnoticed
-            }
-        }
+        steps || self.faults.iter().any(forgets) || self.cut.as_ref().is_some_and(is_cut)
     }
 }

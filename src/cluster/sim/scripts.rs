@@ -30,25 +30,26 @@ pub(super) fn play(seed: u64, steps: &[Step], faults: Faults) -> Result<World, S
     play_in(World::new(seed), steps, faults)
 }
 
-fn play_in(mut world: World, steps: &[Step], faults: Faults) -> Result<World, String> {
+pub(super) fn play_in(mut world: World, steps: &[Step], faults: Faults) -> Result<World, String> {
+    world.faults = Some(faults);
     for step in steps {
-        run_checked(&mut world, step, faults)?;
+        run_checked(&mut world, step)?;
     }
     for step in [Traffic(0), Delay(20), Heal, Thaw, Settle] {
-        run_checked(&mut world, &step, faults)?;
+        run_checked(&mut world, &step)?;
     }
     if let Some(problem) = world.unsettled() {
         return Err(format!("not settled: {problem}"));
     }
     // A window that is far ahead is cut at the next check of its key.
     for step in [Traffic(900), Pass(millis(300)), Traffic(0)] {
-        run_checked(&mut world, &step, faults)?;
+        run_checked(&mut world, &step)?;
     }
     // Everything comes back that is lent, and every short period ends.
-    run_checked(&mut world, &Pass(millis(3 * SHORT / 1_000_000 + 1_000)), faults)?;
+    run_checked(&mut world, &Pass(millis(3 * SHORT / 1_000_000 + 1_000)))?;
     let spent_from = world.now();
     for step in [Traffic(1_500), Pass(millis(1_500)), Traffic(0), Pass(millis(1_500))] {
-        run_checked(&mut world, &step, faults)?;
+        run_checked(&mut world, &step)?;
     }
     if world.unanswered() > 0 {
         return Err(format!("{} calls were not answered", world.unanswered()));
@@ -67,10 +68,11 @@ fn play_in(mut world: World, steps: &[Step], faults: Faults) -> Result<World, St
     Ok(world)
 }
 
-fn run_checked(world: &mut World, step: &Step, faults: Faults) -> Result<(), String> {
+/// Runs a step. The promises are checked while its time passes and after it.
+fn run_checked(world: &mut World, step: &Step) -> Result<(), String> {
     world.run_step(step);
-    let after = |problem| format!("{problem} (after {step:?})");
-    world.broken(faults).map_or(Ok(()), |problem| Err(after(problem)))
+    let during = |problem| format!("{problem} (in {step:?})");
+    world.broken().map_or(Ok(()), |problem| Err(during(problem)))
 }
 
 fn owns(seed: u64, steps: &[Step], faults: Faults) -> World {

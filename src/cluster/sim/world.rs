@@ -18,11 +18,11 @@ use crate::{
             calls::OpenCall,
             holds::Reservations,
             keys::{self, TestKey},
-            record::{Effect, Entry, Fault, Record},
+            record::{Effect, Entry, Fault, Faults, Record},
         },
     },
     descriptor::{Key, Secret},
-    store::{Lead, Memory, Slot, StoredSlot},
+    store::{Memory, Slot, StoredSlot},
     time::{SECOND, Timestamp},
 };
 
@@ -33,8 +33,12 @@ mod reservations;
 mod traffic;
 
 const MILLISECOND: u64 = SECOND / 1000;
+/// When a script begins.
+const BEGINS_AT: u64 = 1_790_000_000 * SECOND;
 /// The time step.
 const STEP: u64 = 5 * MILLISECOND;
+/// The time from one check of the promises to the next.
+const CHECK_EVERY: u64 = 100 * MILLISECOND;
 /// The longest delay of a message, unless a script sets another.
 const DELAY_MAX: u64 = 20 * MILLISECOND;
 /// The longest time until a connected peer notices a death.
@@ -92,6 +96,11 @@ pub(super) struct World {
     calls_started: u64,
     pub(super) totals: Totals,
     traffic: Traffic,
+    /// The faults of the script. Without them no promise is checked.
+    pub(super) faults: Option<Faults>,
+    checked_at: u64,
+    /// The first promise that was broken.
+    broken: Option<String>,
 }
 
 /// What is called at random.
@@ -108,6 +117,8 @@ struct Traffic {
 pub(super) struct Totals {
     pub(super) answers: u64,
     pub(super) degraded: u64,
+    /// Calls about reservations without an answer of all owners.
+    pub(super) unanswered: u64,
     pub(super) by_lease: u64,
     pub(super) slowest: u64,
 }
@@ -156,7 +167,7 @@ impl World {
         let keys = keys::all();
         Self {
             rng: StdRng::seed_from_u64(seed),
-            now: 1_790_000_000 * SECOND,
+            now: BEGINS_AT,
             processes: BTreeMap::new(),
             started: 0,
             links: BTreeMap::new(),
@@ -182,6 +193,9 @@ impl World {
             calls_started: 0,
             totals: Totals::default(),
             traffic: Traffic::default(),
+            faults: None,
+            checked_at: 0,
+            broken: None,
         }
     }
 
@@ -233,25 +247,14 @@ impl World {
             Step::Heal => {
                 if !self.cut.is_empty() {
                     self.note_fault(None);
+                    self.record.heal(self.now);
                 }
                 self.cut.clear();
             }
             Step::Delay(millis) => self.delay_max = millis * MILLISECOND,
             Step::FreezeBorrower => self.freeze_borrower(),
             Step::Thaw => self.thaw(),
-            Step::Skew(number, millis) => {
-                let until = self.wall_of(*number);
-                if let Some(process) = self.processes.get_mut(number) {
-                    process.skew += *millis * MILLISECOND as i64;
-                    if *millis < 0 {
-                        self.record.leads += 1;
-                        let at = Timestamp::from_nanos(self.now.wrapping_add_signed(process.skew));
-                        process.memory.give_up_lead(Lead { at, until });
-                        process.node.give_up_lead(Lead { at, until });
-                    }
-                }
-                self.reservations.expire_any(&mut self.record);
-            }
+            Step::Skew(number, millis) => self.step_clock(*number, *millis),
             Step::Rules(divided_by) => {
                 self.divided_by = *divided_by;
                 self.record.divided_by = self.record.divided_by.max(*divided_by);
@@ -353,6 +356,10 @@ impl World {
             self.end_departed();
             self.call_at_random();
             self.hold_at_random();
+            self.observe();
+            if self.now >= self.checked_at + CHECK_EVERY {
+                self.check_promises();
+            }
         }
     }
 

@@ -1,5 +1,7 @@
 //! The network of a simulation: connections, messages on their way, cuts and notices of losses.
 
+use std::cmp::Ordering;
+
 use rand::RngExt;
 
 use crate::{
@@ -7,18 +9,37 @@ use crate::{
         message::Message,
         sim::{
             self, keys,
-            world::{Link, MILLISECOND, World},
+            record::NetworkCut,
+            world::{Link, MILLISECOND, NODE_SETTINGS, World},
         },
     },
     time::Timestamp,
 };
 
+/// The time after a cut in which the owners on the side without a majority notice it and answer the calls that are under
+/// way between them.
+const NOTICED_WITHIN: u64 = NODE_SETTINGS.silence.as_nanos() as u64 + 100 * MILLISECOND;
+
 impl World {
     pub(super) fn set_cut(&mut self, numbers: &[usize], is_one_way: bool) {
         self.cut = numbers.iter().copied().collect();
         self.is_cut_one_way = is_one_way;
-        self.record.cut_at = Some(self.now);
         self.note_fault(None);
+        // The side without a majority notices that it hears too few members. If the other side still hears it, its owners
+        // go on until their slots are claimed: see `observe`.
+        let side = |number: &&usize| self.cut.contains(*number);
+        let (cut, rest): (Vec<usize>, Vec<usize>) = self.processes.keys().partition(side);
+        let first = self.processes.keys().min_by_key(|number| keys::member(**number));
+        let is_cut_smaller = match cut.len().cmp(&rest.len()) {
+            Ordering::Less => true,
+            Ordering::Equal => first.is_none_or(|first| rest.contains(first)),
+            Ordering::Greater => false,
+        };
+        let (smaller, notices) = if is_cut_smaller { (cut, !self.is_cut_one_way) } else { (rest, true) };
+        let until = if notices { self.now + NOTICED_WITHIN } else { u64::MAX };
+        let is_apart = |key: &usize| self.owner(self.keys[*key].key).is_some_and(|it| smaller.contains(&it));
+        let unnoticed_until = (0..self.keys.len()).filter(is_apart).map(|key| (key, until)).collect();
+        self.record.cut = Some(NetworkCut { at: self.now, healed_at: u64::MAX, unnoticed_until });
     }
 
     fn deliver_departing(&mut self) {

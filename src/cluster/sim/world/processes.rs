@@ -19,8 +19,8 @@ use crate::{
             },
         },
     },
-    store::{Memory, OnFull, Slot},
-    time::SECOND,
+    store::{Lead, Memory, OnFull, Slot},
+    time::{SECOND, Timestamp},
 };
 
 impl World {
@@ -29,6 +29,22 @@ impl World {
         if let Some(process) = self.processes.get_mut(&number) {
             process.node.drain(now);
         }
+    }
+
+    /// Moves the clock of a replica. A negative number gives up a lead.
+    pub(super) fn step_clock(&mut self, number: usize, millis: i64) {
+        let until = self.wall_of(number);
+        if let Some(process) = self.processes.get_mut(&number) {
+            process.skew += millis * MILLISECOND as i64;
+            if millis < 0 {
+                self.record.leads += 1;
+                let at = Timestamp::from_nanos(self.now.wrapping_add_signed(process.skew));
+                process.memory.give_up_lead(Lead { at, until });
+                process.node.give_up_lead(Lead { at, until });
+            }
+        }
+        self.record.clock_steps.push(self.now);
+        self.reservations.expire_any(self.now, &mut self.record);
     }
 
     pub(super) fn freeze_borrower(&mut self) {
@@ -106,7 +122,8 @@ impl World {
             killed.iter().flat_map(|number| self.processes[number].node.slots_at_risk()).collect();
         let window = CRASH_WINDOW + 4 * (self.delay_max - self.delay_max.min(DELAY_MAX));
         // Backups do not cross a cut.
-        let cut_at = self.record.cut_at.filter(|_| !self.cut.is_empty()).unwrap_or(self.now);
+        let cut = self.record.cut.as_ref().filter(|_| !self.cut.is_empty());
+        let cut_at = cut.map_or(self.now, |cut| cut.at);
         let recent = self.now.min(cut_at).saturating_sub(window);
         let (mut lost, mut forgotten) = (BTreeSet::new(), BTreeSet::new());
         for key in 0..self.keys.len() {
@@ -132,7 +149,7 @@ impl World {
     }
 
     /// Whether a replica that survives has a copy of the slot that its owner has sent, and has not gone on sending to one
-    /// that is killed too.
+    /// that is killed too. No copy is refused unless memory is full.
     fn has_recent_copy(&self, slot: Slot, killed: &BTreeSet<usize>) -> bool {
         let (dead, survivors): (Vec<_>, Vec<_>) =
             self.processes.iter().partition(|(number, _)| killed.contains(number));
@@ -143,8 +160,9 @@ impl World {
             let receiver = process.node.backed_up_at(slot);
             killed.iter().any(|number| receiver == Some(keys::member(*number)))
         });
+        let is_refused = survivors.iter().any(|(_, process)| process.node.stats().backups_refused > 0);
         let (dead, copy) = (newest(&dead), newest(&survivors));
-        !is_backed_up_at_dead && copy.map(|copy| copy.epoch) >= dead.map(|dead| dead.epoch)
+        !is_backed_up_at_dead && !is_refused && copy.map(|copy| copy.epoch) >= dead.map(|dead| dead.epoch)
     }
 
     /// What the process writes to its snapshot.

@@ -8,9 +8,8 @@ use crate::{
         message::MemberState,
         sim::{
             calls::OpenCall,
-            keys::TestKey,
             record::Faults,
-            world::{BUDGET, MILLISECOND, Process, SLOTS, World},
+            world::{BEGINS_AT, BUDGET, CHECK_EVERY, MILLISECOND, Process, SLOTS, World},
         },
     },
     store::Slot,
@@ -61,20 +60,61 @@ impl World {
         self.open.len()
     }
 
-    /// The first promise that is broken now.
-    pub(in crate::cluster::sim) fn broken(&self, faults: Faults) -> Option<String> {
+    /// Records what the bounds need to know of the owners.
+    pub(super) fn observe(&mut self) {
+        if self.faults == Some(Faults::Lead) {
+            for key in 0..self.keys.len() {
+                if let Some(owner) = self.owner(self.keys[key].key).filter(|_| self.keys[key].is_short) {
+                    self.record.note_clock(key, self.now, self.processes[&owner].skew);
+                }
+            }
+        }
+        if self.is_cut_one_way && !self.cut.is_empty() {
+            let is_claimed = |key: &usize| {
+                self.processes.iter().any(|(number, process)| {
+                    let slot = Slot::of(self.keys[*key].key, SLOTS);
+                    !self.cut.contains(number) && process.node.owned_slots().any(|owned| owned == slot)
+                })
+            };
+            let claimed: Vec<usize> = (0..self.keys.len()).filter(is_claimed).collect();
+            self.record.notice(&claimed, self.now + CHECK_EVERY);
+        }
+    }
+
+    /// Checks the promises that calls or time may have broken since the last check.
+    pub(super) fn check_promises(&mut self) {
+        self.checked_at = self.now;
+        let keys = self.record.take_unchecked();
+        if let Some(faults) = self.faults.filter(|_| self.broken.is_none()) {
+            let problem = self.broken_promise(faults, keys);
+            let at = |problem| format!("{problem} (at {} ms)", (self.now - BEGINS_AT) / MILLISECOND);
+            self.broken = problem.map(at);
+        }
+    }
+
+    /// The first promise that was broken, after all of them are checked.
+    pub(in crate::cluster::sim) fn broken(&mut self) -> Option<String> {
+        self.check_promises();
+        let faults = self.faults.filter(|_| self.broken.is_none());
+        self.broken.clone().or_else(|| self.broken_promise(faults?, (0..self.keys.len()).collect()))
+    }
+
+    /// The first promise that is broken now, of those of all keys only for these.
+    fn broken_promise(&self, faults: Faults, keys: BTreeSet<usize>) -> Option<String> {
         let runs = |((number, _), _): &(&(usize, u64), &OpenCall)| !self.frozen.contains_key(number);
         let waits = self.open.iter().filter(runs).map(|(_, call)| self.now - call.waits_since).max();
         let longest = waits.unwrap_or_default().max(self.totals.slowest);
         if longest > BUDGET + SECOND / 10 {
             return Some(format!("a call waits for {} ms", longest / MILLISECOND));
         }
-        if faults == Faults::None && self.totals.degraded > 0 {
-            return Some(format!("{} answers were degraded", self.totals.degraded));
+        let without_owner = match faults {
+            Faults::None | Faults::Lead => self.totals.degraded + self.totals.unanswered,
+            Faults::Crashes | Faults::Late | Faults::Partition { .. } => 0,
+        };
+        if without_owner > 0 {
+            return Some(format!("{without_owner} answers were degraded"));
         }
-        if faults == Faults::None
-            && let Some(wrong) = &self.reservations.wrong
-        {
+        if let Some(wrong) = &self.reservations.wrong {
             return Some(wrong.clone());
         }
         let bytes = self.processes.values().map(|process| process.memory.stats().bytes).max();
@@ -82,15 +122,8 @@ impl World {
             return Some(format!("counters take {bytes:?} bytes, the most is {}", self.bytes_max));
         }
         let refunding = self.refunding();
-        let long = self.keys.iter().enumerate().filter(|(_, key)| !key.is_short);
-        let too_many = |(key, TestKey { limit, .. }): (usize, &TestKey)| {
-            let (passed, most) =
-                (self.record.passed(key), self.record.most(key, limit, faults) + refunding[key]);
-            (passed > most).then(|| format!("{passed} hits passed, the most is {most}: {limit:?}"))
-        };
-        let mut long = long.map(too_many);
-        long.find_map(|broken| broken)
-            .or_else(|| self.record.broken_short_limit(&self.keys, &refunding, faults, self.now))
+        keys.into_iter()
+            .find_map(|key| self.record.broken_limit(key, &self.keys[key], refunding[key], faults, self.now))
     }
 
     /// The refunds of each key by calls that are not answered yet: the owner may have applied them already.

@@ -15,7 +15,7 @@ use crate::{
         },
     },
     rules::{ForwardPolicy, OnOwnerUnavailable},
-    store::{HoldTerms, Reserved, Settled},
+    store::{HoldTerms, RemoteHoldError, Reserved, Settled},
     time::SECOND,
 };
 
@@ -95,6 +95,8 @@ impl World {
         let OpenCall { purpose, checks, called_at, waits_since, .. } = call;
         self.totals.answers += 1;
         self.totals.slowest = self.totals.slowest.max(self.now - waits_since);
+        let is_unanswered = matches!(answered(outcomes), Err(RemoteHoldError::OwnerUnreachable));
+        self.totals.unanswered += u64::from(is_unanswered);
         match &purpose {
             Purpose::Decide => {}
             Purpose::Settle(hold) | Purpose::SettleAgain(hold) => {
@@ -169,7 +171,10 @@ impl World {
                 let first = left(&self.reservations.get(hold).parts);
                 if held.is_none() || left(&parts) != first {
                     let problem = format!("a repeated reservation answers {held:?}, not {first:?}");
-                    self.reservations.wrong.get_or_insert(problem);
+                    if !is_unanswered {
+                        let times = (called_at, self.now);
+                        self.reservations.held_otherwise(hold, times, &self.record, problem);
+                    }
                     // After a fault it may be a new one.
                     for Part { key, hits, .. } in parts {
                         self.note(key, Effect::Lost(hits), called_at, false);
