@@ -220,6 +220,9 @@ class Envoy(Process):
     def codes(self, count, path="/", **headers):
         return [self.get(path, **headers).code for _ in range(count)]
 
+    def config_dump(self):
+        return self._admin("/config_dump").body
+
     def healthy_hosts(self, cluster):
         """The number of healthy hosts of the cluster."""
         return self.statistic(f"cluster.{cluster}.membership_healthy")

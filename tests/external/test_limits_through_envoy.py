@@ -1,11 +1,13 @@
 """Rate limits of a client behind a real Envoy."""
 
+import json
 import math
 import time
 
 import pytest
 
 from bootstraps import bootstrap, generic, header, rate_limit, route
+from processes import run
 
 # Windows of a year, so that none ends during a test.
 YEAR_SECONDS = 365 * 24 * 3600
@@ -189,6 +191,34 @@ def test_refused_stream_charges_no_tokens(edge):
     # A later charge arrives after all charges of the refused streams.
     assert envoy.get(x_user="bob", x_team="red", x_tokens="10").code == 200
     tollgate.await_remaining(80, ("team", "red"))
+
+
+def test_doctor_names_header_without_which_envoy_asks_nothing(edge, tmp_path):
+    rules = """
+        domain: edge
+        descriptors:
+          - key: user
+            rate_limit: {unit: year, requests_per_unit: 1}
+          - key: route
+            value: login
+            rate_limit: {unit: year, requests_per_unit: 1}
+    """
+    skipped = {"request_headers": {"header_name": "x-team", "descriptor_key": "team", "skip_if_absent": True}}
+    login = route("/login", rate_limit(generic("route", "login"), skipped))
+    tollgate, envoy = edge(rules, login, route("/", rate_limit(header("user"))))
+
+    assert envoy.codes(2, x_user="ann") == [200, 429]
+    assert envoy.codes(3) == [200] * 3, "without the header there is no descriptor"
+    assert envoy.codes(2, "/login") == [200, 429], "the entries before the header are sent"
+
+    dump = tmp_path / "dump.json"
+    dump.write_text(envoy.config_dump())
+    done = run("doctor", "--to", tollgate.admin, "--envoy", dump, "--json")
+    assert done.returncode == 1, done.stdout
+    findings = [one for one in json.loads(done.stdout)["findings"] if one["id"] == "envoy_optional_entry"]
+    assert len(findings) == 1, findings
+    assert findings[0]["level"] == "warning"
+    assert findings[0]["what"].endswith(': header "x-user" of (user)'), findings
 
 
 def override(unit):

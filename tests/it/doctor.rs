@@ -340,6 +340,32 @@ async fn envoy_configuration_is_compared_with_the_server() {
 }
 
 #[tokio::test]
+async fn header_that_clients_can_leave_out_is_found_in_envoy() {
+    let service = Service::start(&RULES.replace("shop", "edge")).await;
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("envoy.yaml");
+    let envoy = include_str!("../../deploy/envoy/envoy.yaml");
+    let found = async |envoy: &str| {
+        fs::write(&file, envoy).unwrap();
+        let output = doctor(&service, &["--envoy", file.to_str().unwrap(), "--json"]).await;
+        let report: Value = serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("{output:?}"));
+        let mut findings = report["findings"].as_array().unwrap().clone();
+        findings.retain(|finding| finding["id"] == "envoy_optional_entry");
+        (output.status.code(), findings)
+    };
+    // Another descriptor of the same list is sent for every request.
+    let (code, findings) = found(envoy).await;
+    assert_eq!((code, findings.len()), (Some(0), 1), "{findings:?}");
+    assert_eq!(findings[0]["level"], "advice");
+    assert!(what(&findings[0]).ends_with(": header \"user-agent\" of (user_agent)"), "{findings:?}");
+    let (code, findings) = found(&envoy.replace("skip_if_absent: true", "skip_if_absent: false")).await;
+    assert_eq!((code, findings.len()), (Some(1), 2), "{findings:?}");
+    assert_eq!(findings[0]["level"], "warning");
+    assert!(what(&findings[0]).ends_with(": header \"x-account\" of (route)(account)"), "{findings:?}");
+    assert!(what(&findings[1]).contains("header \"x-team\" of (model_tokens)(team), "), "{findings:?}");
+}
+
+#[tokio::test]
 async fn doctor_without_answer_exits_with_2() {
     // Bound and never accepted from, so that no other process can take the port.
     let closed = TcpListener::bind("127.0.0.1:0").await.unwrap();

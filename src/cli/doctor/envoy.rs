@@ -6,6 +6,10 @@ use serde_json::{Map, Value};
 
 use crate::{
     api::admin::doctor::finding::{Finding, listed},
+    cli::doctor::{
+        fields::{field, message, text},
+        optional_entries::OptionalEntries,
+    },
     files, yaml,
 };
 
@@ -21,6 +25,7 @@ const TIMEOUT_MAX: Duration = Duration::from_secs(1);
 pub(super) struct Config {
     filters: Vec<Filter>,
     clusters: BTreeMap<String, Protocol>,
+    optional_entries: OptionalEntries,
 }
 
 /// A rate limit filter, for HTTP or for TCP.
@@ -85,6 +90,7 @@ impl Config {
                 if let Some(name) = cluster_name(fields) {
                     self.clusters.insert(name, protocol(fields));
                 }
+                self.optional_entries.add(fields);
                 fields.values().for_each(|value| self.add(value));
             }
             Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => {}
@@ -100,7 +106,8 @@ impl Config {
                 "add envoy.filters.http.ratelimit with a rate_limit_service; docs/envoy.md shows it",
             )];
         }
-        self.filters.iter().flat_map(|filter| self.of_filter(filter, domains, delays)).collect()
+        let of_filters = self.filters.iter().flat_map(|filter| self.of_filter(filter, domains, delays));
+        of_filters.chain(self.optional_entries.findings()).collect()
     }
 
     fn of_filter(&self, filter: &Filter, domains: &[String], delays: bool) -> Vec<Finding> {
@@ -151,10 +158,9 @@ impl Config {
 
 impl Filter {
     fn of(fields: &Map<String, Value>) -> Self {
-        let text = |fields: &Map<String, Value>, name| Some(field(fields, name)?.as_str()?.to_owned());
-        let service = field(fields, "rate_limit_service").and_then(Value::as_object);
-        let grpc = service.and_then(|service| field(service, "grpc_service")?.as_object());
-        let cluster = grpc.and_then(|grpc| field(grpc, "envoy_grpc")?.as_object());
+        let service = message(fields, "rate_limit_service");
+        let grpc = service.and_then(|service| message(service, "grpc_service"));
+        let cluster = grpc.and_then(|grpc| message(grpc, "envoy_grpc"));
         Self {
             domain: text(fields, "domain").unwrap_or_default(),
             timeout: text(fields, "timeout").and_then(|text| duration(&text)),
@@ -196,19 +202,6 @@ impl Filter {
             )
         })
     }
-}
-
-/// The value of a field, under the name of the protocol or under its JSON name.
-fn field<'v>(fields: &'v Map<String, Value>, name: &str) -> Option<&'v Value> {
-    fields.get(name).or_else(|| {
-        let mut camel = String::new();
-        for (index, part) in name.split('_').enumerate() {
-            let (first, rest) = part.split_at_checked(1).unwrap_or((part, ""));
-            let first = if index == 0 { first.to_owned() } else { first.to_ascii_uppercase() };
-            camel.extend([first.as_str(), rest]);
-        }
-        fields.get(&camel)
-    })
 }
 
 /// The name, if these are the fields of a cluster.
@@ -268,6 +261,15 @@ static_resources:
         explicit_http_config: {http2_protocol_options: {}}
 ";
 
+    const OPTIONAL_HEADER: &str = "
+  routes:
+  - virtual_hosts:
+    - rate_limits:
+      - actions:
+        - request_headers: {header_name: x-user, descriptor_key: user}
+  clusters:
+";
+
     /// The ids of the findings after a part of the bootstrap is replaced.
     fn ids(part: &str, by: &str, delays: bool) -> Vec<String> {
         assert!(BOOTSTRAP.contains(part), "{part}");
@@ -292,6 +294,7 @@ static_resources:
             ("http2_protocol_options", "http_protocol_options", "envoy_cluster_without_http2"),
             ("cluster_name: tollgate", "cluster_name: other", "envoy_cluster_missing"),
             ("rate_limit_service", "ext_authz_service", "envoy_without_filter"),
+            ("  clusters:\n", OPTIONAL_HEADER, "envoy_optional_entry"),
         ] {
             assert_eq!(ids(part, by, false), [id], "{by}");
         }

@@ -12,6 +12,8 @@ use crate::{
 };
 
 mod envoy;
+mod fields;
+mod optional_entries;
 
 /// The name of the command.
 pub(super) const NAME: &str = "doctor";
