@@ -85,7 +85,7 @@ impl OptionalEntries {
             findings.push(Finding::advice(
                 ID,
                 format!(
-                    "a request without these avoids the limit of that descriptor; others of the same rate_limits are still sent: {}",
+                    "a request without these has one descriptor less, and avoids its limit; others of the same rate_limits are still sent: {}",
                     listed(self.beside_others.iter().cloned())
                 ),
                 "set skip_if_absent: true after a generic_key and write a rule for the entries that are left, if clients must not avoid the limit",
