@@ -6,10 +6,17 @@
 mod algorithms;
 mod clusters;
 mod doctor;
+#[path = "../it/harness.rs"]
+#[expect(dead_code, reason = "other tests use the rest")]
+mod harness;
 mod holds;
 mod library;
 mod outages;
+#[path = "../it/program.rs"]
+#[expect(dead_code, reason = "other tests use the rest")]
+mod program;
 mod races;
 mod replica;
 mod server;
+mod settings;
 mod tls;

@@ -1,0 +1,118 @@
+//! What settings of the shared store change in the service.
+
+use std::{
+    collections::BTreeSet,
+    io::{BufRead, BufReader, Write},
+    net::{SocketAddr, TcpStream},
+};
+
+use serde_json::json;
+use tonic::transport::Endpoint;
+use tonic_health::pb::{
+    HealthCheckRequest, health_check_response::ServingStatus, health_client::HealthClient,
+};
+
+use crate::{
+    harness::{http, until},
+    program::Program,
+    server::Server,
+};
+
+const RULES: &str = "
+domain: shop
+descriptors:
+  - {key: user, rate_limit: {unit: day, requests_per_unit: 10, algorithm: fixed_window}}
+";
+
+/// A ready program with its counters on this server.
+async fn start(server: &Server, flags: &[&str]) -> Program {
+    let url = server.url();
+    Program::start(RULES, &[&["--store-kind", "redis", "--store-redis-urls", &url], flags].concat()).await
+}
+
+async fn charge(program: &Program, user: u32) {
+    let entries = json!([{"key": "user", "value": user.to_string()}]);
+    let call = json!({"domain": "shop", "descriptors": [{"entries": entries}]});
+    let (code, body) = http(program.http, "POST", "/json", &call.to_string()).await.unwrap();
+    assert_eq!(code, 200, "{body}");
+}
+
+async fn health(grpc: SocketAddr) -> ServingStatus {
+    let endpoint = Endpoint::from_shared(format!("http://{grpc}")).unwrap();
+    let mut client = HealthClient::new(endpoint.connect().await.unwrap());
+    client.check(HealthCheckRequest::default()).await.unwrap().into_inner().status()
+}
+
+/// Waits until the readiness probe is answered with this code and text, and until health checks agree.
+async fn until_probed(program: &Program, code: u16, text: &str) {
+    until(async || {
+        let (answered, body) = http(program.http, "GET", "/readyz", "").await.unwrap();
+        (answered == code && body.starts_with(text)).then_some(())
+    })
+    .await;
+    let expected = if code == 200 { ServingStatus::Serving } else { ServingStatus::NotServing };
+    until(async || (health(program.grpc).await == expected).then_some(())).await;
+}
+
+/// The addresses from which these calls reach the server, as far as they charge counters.
+async fn sources_of(server: &Server, calls: impl Future<Output = ()>) -> BTreeSet<String> {
+    let mut monitor = TcpStream::connect(("127.0.0.1", server.port())).unwrap();
+    monitor.write_all(b"MONITOR\r\n").unwrap();
+    let mut lines = BufReader::new(monitor).lines().map(Result::unwrap);
+    assert_eq!(lines.next().unwrap(), "+OK");
+    calls.await;
+    server.run::<String>("ECHO finished");
+    // A greeting is a script too, with keys of its own.
+    let is_charge = |line: &String| line.contains("\"EVALSHA\"") && !line.contains("{replicas}");
+    let charges = lines.take_while(|line| !line.contains("\"finished\"")).filter(is_charge);
+    // `+TIME [0 ADDRESS] "EVALSHA" ...`
+    charges.map(|line| line.split([' ', ']']).nth(2).unwrap().to_owned()).collect()
+}
+
+#[tokio::test]
+async fn lost_store_makes_replica_unready_only_if_configured() {
+    let mut server = Server::start(&[]);
+    let by_default = start(&server, &[]).await;
+    let unready = start(&server, &["--store-redis-unready-without-store", "true"]).await;
+    until_probed(&unready, 200, "OK").await;
+    server.kill();
+    let reason = "the shared store cannot be used: ";
+    until_probed(&by_default, 200, &format!("OK, but {reason}")).await;
+    until_probed(&unready, 503, reason).await;
+    assert_eq!(health(by_default.grpc).await, ServingStatus::Serving);
+    // Callers that still ask are answered as `on_owner_unavailable` says.
+    charge(&unready, 1).await;
+    server.restart();
+    for replica in [&by_default, &unready] {
+        until(async || {
+            let probe = http(replica.http, "GET", "/readyz", "").await.unwrap();
+            (probe == (200, "OK".to_owned())).then_some(())
+        })
+        .await;
+    }
+    until_probed(&unready, 200, "OK").await;
+}
+
+#[tokio::test]
+async fn calls_use_the_configured_number_of_connections() {
+    for (flags, connections) in [(&[][..], 1), (&["--store-redis-connections", "3"], 3)] {
+        let server = Server::start(&[]);
+        let program = start(&server, flags).await;
+        // Announcements have a connection of their own, and this question has one.
+        let opened = async || {
+            let clients: String = server.run("CLIENT LIST TYPE normal");
+            (clients.lines().count() == connections + 1).then_some(())
+        };
+        until(opened).await;
+        // The script is known to the server from the first call on.
+        charge(&program, 0).await;
+        let calls = async {
+            for user in 1..100 {
+                charge(&program, user).await;
+            }
+        };
+        let sources = sources_of(&server, calls).await;
+        assert_eq!(sources.len(), connections, "{sources:?}");
+        until(opened).await;
+    }
+}
