@@ -490,6 +490,21 @@ async fn headers_show_refusing_limit_first_then_tightest() {
 }
 
 #[tokio::test]
+async fn ratelimit_headers_have_their_configured_names() {
+    let service = Service::start_with(RULES, &[("headers.ratelimit", "true")]).await;
+    let default = ["RateLimit-Limit: 10", "RateLimit-Remaining: 9", "RateLimit-Reset: 36"];
+    assert_eq!(headers(&service, &["user"]).await, default);
+    let named = [
+        ("headers.ratelimit", "true"),
+        ("headers.limit_name", "X-Limit"),
+        ("headers.remaining_name", "X-Left"),
+        ("headers.reset_name", "X-Again-In"),
+    ];
+    let service = Service::start_with(RULES, &named).await;
+    assert_eq!(headers(&service, &["user"]).await, ["X-Limit: 10", "X-Left: 9", "X-Again-In: 36"]);
+}
+
+#[tokio::test]
 async fn ietf_headers_list_every_policy_and_tightest_remaining() {
     let service = Service::start_with(RULES, &[("headers.ietf", "true")]).await;
     let expected = [

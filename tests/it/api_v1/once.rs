@@ -55,19 +55,21 @@ async fn repeated_charge_is_answered_as_the_first_and_counts_once() {
 
 #[tokio::test]
 async fn charge_is_remembered_for_its_window_and_then_counts_again() {
-    let service = Service::start(RULES).await;
-    let charge = once(request("user", "ann"), "a");
-    answer(&service, charge.clone()).await;
-    service.advance(Duration::from_secs(60));
-    assert_eq!(answer(&service, charge.clone()).await.limits[0].remaining, 9);
-    assert_eq!(left(&service, "user").await, 9);
-    // It is remembered for a minute longer than promised.
-    service.advance(Duration::from_secs(3_600));
-    until(async || {
-        let charged = answer(&service, charge.clone()).await.limits[0].remaining;
-        (charged == 8).then_some(())
-    })
-    .await;
+    for (settings, seconds) in [(&[][..], 60), (&[("api.request_id_window", "10m")], 600)] {
+        let service = Service::start_with(RULES, settings).await;
+        let charge = once(request("user", "ann"), "a");
+        answer(&service, charge.clone()).await;
+        service.advance(Duration::from_secs(seconds));
+        assert_eq!(answer(&service, charge.clone()).await.limits[0].remaining, 9, "{seconds}");
+        assert_eq!(left(&service, "user").await, 9, "{seconds}");
+        // It is remembered for about a minute longer than promised.
+        service.advance(Duration::from_secs(70));
+        until(async || {
+            let charged = answer(&service, charge.clone()).await.limits[0].remaining;
+            (charged == 8).then_some(())
+        })
+        .await;
+    }
 }
 
 #[tokio::test]
