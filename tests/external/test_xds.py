@@ -48,6 +48,22 @@ def test_rules_from_control_plane_limit_requests_through_envoy(start_control_pla
     assert envoy.codes(3, x_user="ann") == [200, 200, 429], "5 hits were counted before"
 
 
+def test_node_metadata_is_sent_with_each_request(start_control_plane, start_client):
+    control_plane = start_control_plane()
+    control_plane.serve("1", users(3))
+
+    def metadata(flags):
+        before = len(control_plane.events("request"))
+        start_client(control_plane.address, flags=flags).kill()
+        requests = control_plane.events("request")[before:]
+        assert {request["version"] for request in requests} == {"", "1"}, "a subscription and an acceptance"
+        return [request["metadata"] for request in requests]
+
+    assert all(sent == {} for sent in metadata([])), "there is none by default"
+    flags = ["--rules-xds-node-metadata", "zone=a,team=edge", "--rules-xds-node-metadata", "path=/x=y"]
+    assert all(sent == {"zone": "a", "team": "edge", "path": "/x=y"} for sent in metadata(flags))
+
+
 def test_broken_set_is_refused_with_names_and_old_rules_stay(start_control_plane, start_client):
     control_plane = start_control_plane()
     control_plane.serve("1", users(3))

@@ -59,13 +59,14 @@ func main() {
 	callbacks := server.CallbackFuncs{
 		StreamRequestFunc: func(stream int64, request *discovery.DiscoveryRequest) error {
 			out <- map[string]any{
-				"event":   "request",
-				"stream":  stream,
-				"node":    request.GetNode().GetId(),
-				"type":    request.GetTypeUrl(),
-				"version": request.GetVersionInfo(),
-				"nonce":   request.GetResponseNonce(),
-				"error":   request.GetErrorDetail().GetMessage(),
+				"event":    "request",
+				"stream":   stream,
+				"node":     request.GetNode().GetId(),
+				"metadata": request.GetNode().GetMetadata().AsMap(),
+				"type":     request.GetTypeUrl(),
+				"version":  request.GetVersionInfo(),
+				"nonce":    request.GetResponseNonce(),
+				"error":    request.GetErrorDetail().GetMessage(),
 			}
 			return nil
 		},
