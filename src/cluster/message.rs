@@ -191,6 +191,11 @@ impl RemoteOperation {
         }
     }
 
+    /// Whether an isolated owner applies it too: it corrects what was charged before, and admits nothing.
+    pub(crate) fn is_applied_in_isolation(&self) -> bool {
+        self.must_arrive() || matches!(self, Self::Undo(_))
+    }
+
     /// Whether the operation needs the owner: nothing else may decide it.
     pub(crate) fn needs_owner(&self) -> bool {
         match self {

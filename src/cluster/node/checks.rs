@@ -172,8 +172,7 @@ impl Router<'_> {
     /// Decides the check if this replica owns its slot or has borrowed hits. Returns the check to forward otherwise.
     fn decide(&mut self, mut open: OpenCheck) -> Option<OpenCheck> {
         if self.slots.ownership.owns(self.slots.of(open.check.key)) {
-            // Consumption that was admitted elsewhere is absorbed even while this replica is isolated.
-            if self.cx.members.is_isolated() && !open.check.operation.must_arrive() {
+            if self.cx.members.is_isolated() && !open.check.operation.is_applied_in_isolation() {
                 self.owner_unreachable(open);
                 return None;
             }
@@ -221,20 +220,24 @@ impl Router<'_> {
         if self.cx.members.is_isolated()
             || self.cx.out.is_full(to)
             || self.checks.forwarding.is_full()
-            || !self.cx.members.is_reachable(to, self.cx.ticked_at)
+            || !self.cx.members.is_reachable(to, self.cx.judged_at)
+            || self.checks.forwarding.is_breaker_open(to, self.cx.now)
         {
-            return self.owner_unreachable(open);
-        }
-        if self.checks.forwarding.is_breaker_open(to, self.cx.now) {
-            // Callers do not wait for a late owner. A take-back reaches it without a reply.
-            if let RemoteOperation::Undo(_) = open.check.operation {
-                let without_reply = OpenCheck::without_reply(open.check.clone(), self.cx.now);
-                let take_back = OpenCheck { hops: open.hops, ..without_reply };
-                self.checks.forwarding.forward(take_back, to, &mut self.cx);
-            }
+            self.send_take_back(&open, to);
             return self.owner_unreachable(open);
         }
         self.checks.forwarding.forward(open, to, &mut self.cx);
+    }
+
+    /// Sends a take-back without a reply to an owner that callers do not wait for. The session delivers it once, or ends.
+    fn send_take_back(&mut self, open: &OpenCheck, to: MemberId) {
+        if let RemoteOperation::Undo(_) = open.check.operation
+            && !self.cx.out.is_full(to)
+        {
+            let without_reply = OpenCheck::without_reply(open.check.clone(), self.cx.now);
+            let take_back = OpenCheck { hops: open.hops, ..without_reply };
+            self.checks.forwarding.forward(take_back, to, &mut self.cx);
+        }
     }
 
     fn park(&mut self, open: OpenCheck) {

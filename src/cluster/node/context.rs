@@ -13,8 +13,8 @@ pub(super) struct Context<'n> {
     /// The time by which counters are decided. It may jump forward at any time, and back when the clock gives up a
     /// lead.
     pub(super) wall: Timestamp,
-    /// The last tick. Later, this replica may not have read what peers have sent.
-    pub(super) ticked_at: Timestamp,
+    /// The last tick that judged silence. Later, this replica may not have read what peers have sent.
+    pub(super) judged_at: Timestamp,
     pub(super) members: &'n Membership,
     pub(super) out: &'n mut Output,
 }

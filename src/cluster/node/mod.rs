@@ -86,6 +86,8 @@ pub(crate) struct Node {
     wall: Timestamp,
     /// The last tick.
     ticked_at: Timestamp,
+    /// The last tick that judged silence and lateness.
+    judged_at: Timestamp,
     /// The last tick that came late, because this replica was too busy or stopped. Since then it has sent and read on
     /// time.
     on_time_since: Timestamp,
@@ -109,6 +111,7 @@ impl Node {
         Self {
             wall: now,
             ticked_at: now,
+            judged_at: now,
             on_time_since: now,
             members: Membership::new(local_id, address, settings, memory.slots()),
             joining: Joining::new(settings.bootstrap_timeout, now),
@@ -316,6 +319,7 @@ impl Node {
         if defers {
             return;
         }
+        self.judged_at = now;
         for peer in self.members.too_silent(now) {
             self.depart(peer, Departure::Silent, now);
         }
@@ -418,8 +422,8 @@ impl Node {
     }
 
     fn router(&mut self, now: Timestamp) -> Router<'_> {
-        let Self { wall, ticked_at, members, slots, checks, out, .. } = self;
-        Router { checks, slots, cx: Context { now, wall: *wall, ticked_at: *ticked_at, members, out } }
+        let Self { wall, judged_at, members, slots, checks, out, .. } = self;
+        Router { checks, slots, cx: Context { now, wall: *wall, judged_at: *judged_at, members, out } }
     }
 
     fn send_hello(&mut self, peers: impl IntoIterator<Item = MemberId>) {

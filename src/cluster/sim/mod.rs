@@ -12,6 +12,7 @@ use std::time::Duration;
 
 mod calls;
 mod checker;
+mod forwards;
 mod holds;
 mod keys;
 mod random;

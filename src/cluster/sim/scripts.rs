@@ -1,24 +1,15 @@
 //! What must hold after a script, whatever its faults.
 
-use std::{ops::Range, time::Duration};
+use std::time::Duration;
 
-use crate::{
-    algorithm::Operation,
-    cluster::sim::{
-        Step::{
-            self, Cut, Delay, Drain, DrainOwner, Flood, FreezeBorrower, Heal, Hold, Hot, Kill, Pass, Resume,
-            Settle, Skew, Start, Thaw, Traffic,
-        },
-        World,
-        keys::{SHORT, TestKey},
-        record::Faults,
+use crate::cluster::sim::{
+    Step::{
+        self, Cut, Delay, Drain, DrainOwner, Flood, FreezeBorrower, Heal, Hold, Hot, Kill, Pass, Resume,
+        Settle, Skew, Start, Thaw, Traffic,
     },
-    cluster::{
-        message::{Message, RemoteCheck, RemoteOperation},
-        node::{Action, Node, Ticket},
-    },
-    rules::{ForwardPolicy, OnOwnerUnavailable},
-    time::Timestamp,
+    World,
+    keys::{SHORT, TestKey},
+    record::Faults,
 };
 
 const fn millis(millis: u64) -> Duration {
@@ -128,88 +119,6 @@ fn frozen_borrower_returns_unused_hits_to_next_owner() {
         let rest = [Pass(millis(1_500)), Thaw, Pass(millis(500)), Settle];
         owns(seed, &[&steps[..], &rest].concat(), Faults::None);
     }
-}
-
-#[test]
-fn only_late_replies_of_a_peer_open_its_breaker() {
-    let mut world = World::new(1);
-    world.run(&[Start(2), Settle]);
-    let (node, mut now, TestKey { key, limit, .. }, owner) = world.caller(0);
-    let mut calls = 0..;
-    let mut openings_after = |is_leaving: bool, turns: &[u64]| {
-        node.heard(owner, now);
-        node.tick(now);
-        for call in calls.by_ref().take(100) {
-            let check_to_forward = RemoteCheck {
-                key,
-                limit: limit.clone(),
-                operation: RemoteOperation::Decide(Operation::Peek),
-                lease_hits: 0,
-            };
-            let policy = ForwardPolicy { on_owner_unavailable: OnOwnerUnavailable::Deny, lease: false };
-            node.submit(Ticket { call, check: 0 }, check_to_forward, policy, now.after(millis(20)), now);
-        }
-        for pause in turns {
-            if is_leaving {
-                node.outgoing(owner, usize::MAX, usize::MAX, now);
-            }
-            now = now.after(millis(*pause));
-            node.tick(now);
-        }
-        let expired = node.actions().iter().filter(|action| matches!(action, Action::Complete(..))).count();
-        assert_eq!(expired, 100, "every check expires");
-        node.stats().breaker_openings
-    };
-    assert_eq!(openings_after(false, &[10, 10, 10]), 0, "the link took no message in time");
-    assert_eq!(openings_after(true, &[600, 10]), 0, "this replica did not run");
-    assert_eq!(openings_after(true, &[10, 10, 10]), 1, "the owner is late");
-}
-
-#[test]
-fn take_back_is_sent_to_an_owner_whose_breaker_is_open() {
-    let mut world = World::new(1);
-    world.run(&[Start(2), Settle]);
-    let (node, mut now, TestKey { key, limit, .. }, owner) = world.caller(0);
-    node.heard(owner, now);
-    node.tick(now);
-    let charged = limit.decide(&mut limit.fresh(), now, Operation::Charge(1));
-    let undo = RemoteOperation::Undo(charged.receipt.expect("the charge passes"));
-    let submit = |node: &mut Node, calls: Range<u64>, operation: &RemoteOperation, now: Timestamp| {
-        for call in calls {
-            let check =
-                RemoteCheck { key, limit: limit.clone(), operation: operation.clone(), lease_hits: 0 };
-            let policy = ForwardPolicy { on_owner_unavailable: OnOwnerUnavailable::Deny, lease: false };
-            node.submit(Ticket { call, check: 0 }, check, policy, now.after(millis(20)), now);
-        }
-    };
-    submit(node, 0..100, &RemoteOperation::Decide(Operation::Peek), now);
-    for _ in 0..3 {
-        node.outgoing(owner, usize::MAX, usize::MAX, now);
-        now = now.after(millis(10));
-        node.tick(now);
-    }
-    assert_eq!((node.actions().len(), node.stats().breaker_openings), (100, 1));
-    submit(node, 100..101, &RemoteOperation::Decide(Operation::Peek), now);
-    submit(node, 101..102, &undo, now);
-    assert_eq!(node.actions().len(), 2, "no caller waits");
-    let sent = node.outgoing(owner, usize::MAX, usize::MAX, now);
-    let forwarded = |message| {
-        if let Message::Forward { check, .. } = message { Some(check.operation.clone()) } else { None }
-    };
-    assert_eq!(sent.into_iter().filter_map(forwarded).collect::<Vec<_>>(), [undo]);
-}
-
-#[test]
-fn last_replica_of_full_stop_answers_by_the_rule_at_once() {
-    let mut world = World::new(1);
-    world.run(&[Start(2), Settle, Kill(0), Drain(1), Pass(millis(200))]);
-    let (node, now, TestKey { key, limit, .. }, _) = world.caller(1);
-    let operation = RemoteOperation::Decide(Operation::Charge(1));
-    let check = RemoteCheck { key, limit, operation, lease_hits: 0 };
-    let policy = ForwardPolicy { on_owner_unavailable: OnOwnerUnavailable::Deny, lease: false };
-    node.submit(Ticket { call: 1, check: 0 }, check, policy, now.after(millis(10_000)), now);
-    let is_answered = |action: &Action| matches!(action, Action::Complete(..));
-    assert!(node.actions().iter().any(is_answered), "the call waits for an owner");
 }
 
 #[test]
