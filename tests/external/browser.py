@@ -27,7 +27,7 @@ class Browser:
     def __init__(self):
         program = next(filter(None, map(shutil.which, BROWSERS)), None)
         if program is None:
-            pytest.skip("not installed: chromium")
+            pytest.skip("chromium: not installed")
         self.playwright = sync_playwright().start()
         self.chromium = self.playwright.chromium.launch(
             executable_path=program,
@@ -64,14 +64,15 @@ class Browser:
 def axe():
     """The script of axe-core, installed with npm."""
     if clients.missing("node"):
-        pytest.skip("axe-core: not installed: node")
+        pytest.skip("node: not installed; it installs axe-core")
     home = clients.BUILDS / AXE
     script = home / "node_modules" / "axe-core" / "axe.min.js"
-    if not script.exists():
-        home.mkdir(parents=True, exist_ok=True)
-        install = ["npm", "install", "--no-audit", "--no-fund", "--no-save", "--prefix", str(home), AXE]
-        done = clients.run(install, home, clients.BUILD_TIMEOUT)
-        assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    with clients.locked(AXE):
+        if not script.exists():
+            home.mkdir(parents=True, exist_ok=True)
+            install = ["npm", "install", "--no-audit", "--no-fund", "--no-save", "--prefix", str(home), AXE]
+            done = clients.run(install, home, clients.BUILD_TIMEOUT)
+            assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     return script.read_text()
 
 

@@ -1,6 +1,7 @@
 """Builds the client packages, each in a copy of its directory, and runs their tools."""
 
 import contextlib
+import fcntl
 import hashlib
 import os
 import pathlib
@@ -17,9 +18,9 @@ BUILDS = pathlib.Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")) / "cl
 BUILD_TIMEOUT = 600.0
 RUN_TIMEOUT = 30.0
 # Tools of each language, besides Python, which runs the tests.
-TOOLS = {"go": ["go"], "java": ["java", "javac", "mvn"], "node": ["node", "npm"], "python": [], "rust": ["cargo"]}
+TOOLS = {"go": ["go"], "java": ["java", "javac", "mvn"], "node": ["node", "npm"], "python": []}
 # Build artefacts in the source tree.
-LEFTOVERS = {"java": ["target"], "node": ["node_modules"], "python": [".venv"], "rust": ["target"]}
+LEFTOVERS = {"java": ["target"], "node": ["node_modules"], "python": [".venv"]}
 # Variables of the caller's shell that would redirect the build.
 UNSET = ("CARGO_TARGET_DIR", "CARGO_BUILD_TARGET", "CARGO_BUILD_TARGET_DIR", "VIRTUAL_ENV", "PYTHONPATH", "GOFLAGS")
 
@@ -35,32 +36,26 @@ def install(language, setup):
     source, home = PACKAGES / language, BUILDS / "packages" / language
     folder = home / source.relative_to(ROOT)
     marker, built_from = home / "made-from", fingerprint(source, setup)
-    if not marker.exists() or marker.read_text() != built_from:
-        leftovers = shutil.ignore_patterns("__pycache__", *LEFTOVERS.get(language, []))
-        with contextlib.ExitStack() as stack:
-            if language == "rust":
-                # Reuses compiled libraries of an earlier build, which take the longest time.
-                stack.enter_context(preserved(folder / "target"))
+    with locked(language):
+        if not marker.exists() or marker.read_text() != built_from:
+            leftovers = shutil.ignore_patterns("__pycache__", *LEFTOVERS.get(language, []))
             shutil.rmtree(home, ignore_errors=True)
             # Without file times, so that copied files are newer than built ones.
             shutil.copytree(source, folder, ignore=leftovers, copy_function=shutil.copy)
             shutil.copytree(PROTO, home / "proto", copy_function=shutil.copy)
-        done = run(["bash", "-euo", "pipefail", "-c", setup], folder, BUILD_TIMEOUT)
-        assert done.returncode == 0, f"{setup}\n{done.stdout}\n{done.stderr}"
-        marker.write_text(built_from)
+            done = run(["bash", "-euo", "pipefail", "-c", setup], folder, BUILD_TIMEOUT)
+            assert done.returncode == 0, f"{setup}\n{done.stdout}\n{done.stderr}"
+            marker.write_text(built_from)
     return folder
 
 
 @contextlib.contextmanager
-def preserved(folder):
-    """Preserves a directory, if it exists, while its parent is recreated."""
-    preserved_copy = BUILDS / "kept"
-    shutil.rmtree(preserved_copy, ignore_errors=True)
-    if folder.exists():
-        folder.rename(preserved_copy)
-    yield
-    if preserved_copy.exists():
-        preserved_copy.rename(folder)
+def locked(name):
+    """Waits while another process of the tests builds the same."""
+    BUILDS.mkdir(parents=True, exist_ok=True)
+    with (BUILDS / f"{name}.lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def generate_go(folder, target):
@@ -100,8 +95,6 @@ def fingerprint(source, setup):
 
 def run(command, folder, timeout, **variables):
     environment = {name: value for name, value in os.environ.items() if name not in UNSET} | variables
-    # The Rust client builds faster without debug information.
-    environment["CARGO_PROFILE_DEV_DEBUG"] = "0"
     return subprocess.run(
         command,
         cwd=folder,

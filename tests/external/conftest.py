@@ -19,12 +19,14 @@ from processes import LISTENERS, LOOPBACK, TOLLGATE, Process, eventually
 from rls import Callers
 
 
-# Tools that a test may lack with CI=true, as tests/run names them.
+# Tools that a test may lack with CI=true, as tests/run names them. The reason of a skip is `TOOL: WHY`.
 OPTIONAL_TOOLS = [tool for tool in os.environ.get("OPTIONAL_TOOLS", "").split(",") if tool]
 
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "extended: slow to install or to run; `tests/run --all` runs it")
+    config.addinivalue_line("markers", "timing: measures time or uses all processors, so it runs without neighbours")
+    config.addinivalue_line("markers", "tools: of what few changes can break; `tests/run --tools` runs it")
 
 
 @pytest.hookimpl(wrapper=True)
@@ -33,9 +35,19 @@ def pytest_runtest_makereport(item, call):
     report = yield
     if report.skipped and os.environ.get("CI") == "true":
         reason = call.excinfo.value.msg if call.excinfo else "unknown"
-        if not any(tool in reason for tool in OPTIONAL_TOOLS):
+        if reason.partition(":")[0] not in OPTIONAL_TOOLS:
             report.outcome, report.longrepr = "failed", f"skipped, and CI=true: {reason}"
     return report
+
+
+def pytest_terminal_summary(terminalreporter):
+    """Adds the number of skipped tests to the file that tests/run names, with those that a test counted in a suite that
+    it ran."""
+    reports = terminalreporter.stats
+    counted = [value for one in reports.get("passed", []) for name, value in one.user_properties if name == "skipped"]
+    if file := os.environ.get("SKIPPED_TESTS"):
+        with open(file, "a") as numbers:
+            numbers.write(f"{len(reports.get('skipped', [])) + sum(counted)}\n")
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -46,6 +58,13 @@ def programs_exist():
 @pytest.fixture
 def cleanup():
     """Stops everything that a test started, in reverse order."""
+    with contextlib.ExitStack() as stack:
+        yield stack
+
+
+@pytest.fixture(scope="module")
+def module_cleanup():
+    """The same for what the tests of a module share."""
     with contextlib.ExitStack() as stack:
         yield stack
 

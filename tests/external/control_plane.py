@@ -12,7 +12,7 @@ CONTROL_PLANE = shutil.which("control-plane")
 NODE = "envoy-ratelimit"
 
 needs_control_plane = pytest.mark.skipif(
-    CONTROL_PLANE is None, reason="control-plane is not installed; tests/run builds it if Go is available"
+    CONTROL_PLANE is None, reason="control-plane: not installed; tests/run builds it if Go is available"
 )
 
 

@@ -24,7 +24,7 @@ TIMEOUT = 180.0
 
 def tool(name):
     """The path of a program that tests/run installs; skips the test without it."""
-    return shutil.which(name) or pytest.skip(f"{name} is not installed; tests/run installs it if Go is available")
+    return shutil.which(name) or pytest.skip(f"{name}: not installed; tests/run installs it if Go is available")
 
 
 def output(*command, stdin=None):
@@ -88,7 +88,7 @@ def kubeconform_errors(found, schemas):
 def definitions():
     """The type definitions of the Kubernetes API, from its sources."""
     if not shutil.which("go"):
-        pytest.skip("Go is not installed, which fetches the sources of Kubernetes")
+        pytest.skip("go: not installed; it fetches the sources of Kubernetes")
     module = json.loads(output("go", "mod", "download", "-json", SOURCES))
     swagger = pathlib.Path(module["Dir"]) / "api" / "openapi-spec" / "swagger.json"
     return json.loads(swagger.read_text())["definitions"]

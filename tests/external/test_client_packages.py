@@ -15,28 +15,50 @@ TESTS_TIMEOUT = 240.0
 
 @dataclasses.dataclass(frozen=True)
 class Package:
-    """Commands of a package, which run in a copy of its directory. `setup` runs once, `tests` with TOLLGATE set."""
+    """Commands of a package, which run in a copy of its directory. `setup` runs once, `tests` with TOLLGATE set. The
+    output of `tests` has lines like `passed`, and `skipped` finds each number of skipped tests, or each of them."""
 
     setup: str
     tests: str
+    passed: str
+    skipped: str
 
 
 PACKAGES = {
-    "go": Package(setup="go build ./...", tests="go vet ./... && go test -count=1 ./..."),
-    "python": Package(
-        setup="python3 -m venv .venv && .venv/bin/pip install --quiet '.[test]'", tests=".venv/bin/python -m pytest -q"
+    "go": Package(
+        setup="go build ./...",
+        tests="go vet ./... && go test -v -count=1 ./...",
+        passed=r"^--- PASS",
+        skipped=r"^ *--- (SKIP)",
     ),
-    "node": Package(setup="npm install --no-package-lock --no-audit --no-fund", tests="npm test"),
-    "java": Package(setup="mvn -q -B test-compile", tests="mvn -q -B test"),
-    "rust": Package(setup="cargo test --locked --no-run", tests="cargo test --locked"),
+    "python": Package(
+        setup="python3 -m venv .venv && .venv/bin/pip install --quiet '.[test]'",
+        tests=".venv/bin/python -m pytest -q",
+        passed=r"^\d+ passed",
+        skipped=r"^\d+ passed.* (\d+) skipped",
+    ),
+    "node": Package(
+        setup="npm install --no-package-lock --no-audit --no-fund",
+        tests="npm test",
+        passed=r"^. pass \d+$",
+        skipped=r"^. skipped (\d+)$",
+    ),
+    "java": Package(
+        setup="mvn -q -B test-compile",
+        tests="rm -rf target/surefire-reports && mvn -q -B test && cat target/surefire-reports/*.txt",
+        passed=r"^Tests run: \d+",
+        skipped=r"^Tests run: .* Skipped: (\d+)",
+    ),
 }
+# The client in Rust is a member of the workspace: `cargo test --workspace` runs its tests.
+LANGUAGES = {*PACKAGES, "rust"}
 
 
 @pytest.mark.parametrize("language", PACKAGES)
-def test_client_package_passes_its_tests_against_server(language):
+def test_client_package_passes_its_tests_against_server(language, record_property):
     missing = clients.missing(language)
     if missing:
-        pytest.skip(f"the client package in {language}: not installed: {', '.join(missing)}")
+        pytest.skip(f"{language}: not installed: {', '.join(missing)}")
     package = PACKAGES[language]
     folder = clients.install(language, package.setup)
 
@@ -44,19 +66,22 @@ def test_client_package_passes_its_tests_against_server(language):
     done = clients.run(tests, folder, TESTS_TIMEOUT, TOLLGATE=str(TOLLGATE.resolve()))
 
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    assert re.search(package.passed, done.stdout, re.MULTILINE), done.stdout
+    skipped = re.findall(package.skipped, done.stdout, re.MULTILINE)
+    record_property("skipped", sum(int(number) if number.isdigit() else 1 for number in skipped))
 
 
 def test_every_client_package_has_tests_and_a_row():
     folders = {path.name for path in clients.PACKAGES.iterdir() if path.is_dir()}
     page = (clients.PACKAGES / "README.md").read_text()
 
-    assert folders == set(PACKAGES)
+    assert folders == LANGUAGES
     assert [language for language in sorted(folders) if f"]({language}/README.md)" not in page] == []
 
 
 def test_generated_go_code_matches_proto_files(tmp_path):
     if clients.missing("go"):
-        pytest.skip("the generated Go code: go is not installed")
+        pytest.skip("go: not installed; it generates the code")
     folder = clients.PACKAGES / "go"
     clients.generate_go(folder, tmp_path)
 

@@ -91,7 +91,7 @@ def test_example_with_bad_arguments_is_neither_allowed_nor_denied(ask, closed_po
 
 def test_grpcurl_calls_by_reflection(tollgate):
     if clients.missing("go"):
-        pytest.skip("grpcurl: go is not installed")
+        pytest.skip("go: not installed; it builds grpcurl")
     command = next(block for block in clients.blocks((ROOT / "README.md").read_text(), "sh") if "grpcurl" in block)
     assert f"{LOOPBACK}:8081" in command
 

@@ -45,7 +45,7 @@ def start_program(cleanup, tmp_path):
 
     def start(port, *command):
         if shutil.which(command[0]) is None:
-            pytest.skip(f"{command[0]} is not installed; tests/run downloads it on Debian and Ubuntu")
+            pytest.skip(f"{command[0]}: not installed; tests/run downloads it on Debian and Ubuntu")
         process = Process(command, tmp_path / f"{command[0]}.log")
         cleanup.callback(process.stop)
 

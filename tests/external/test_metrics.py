@@ -67,7 +67,7 @@ def scraped(tmp_path, start_tollgate):
     return response.body
 
 
-@pytest.mark.skipif(PROMTOOL is None, reason="promtool is not installed (Debian and Ubuntu: the package prometheus)")
+@pytest.mark.skipif(PROMTOOL is None, reason="promtool: not installed (Debian and Ubuntu: the package prometheus)")
 def test_metrics_page_passes_promtool(scraped):
     done = subprocess.run(
         [PROMTOOL, "check", "metrics"], input=scraped.encode(), capture_output=True, timeout=60, check=False

@@ -4,7 +4,6 @@ import contextlib
 import enum
 import itertools
 import json
-import os
 import re
 import shutil
 import socket
@@ -36,7 +35,7 @@ TARGET_LABELS = {"job", "instance", "namespace", "service"}
 
 
 def installed(name, package="prometheus"):
-    return shutil.which(name) or pytest.skip(f"{name} is not installed (Debian and Ubuntu: the package {package})")
+    return shutil.which(name) or pytest.skip(f"{name}: not installed (Debian and Ubuntu: the package {package})")
 
 
 def promtool(*arguments):
@@ -478,9 +477,7 @@ class Redis(Process):
         with socket.socket() as sock:
             sock.bind((LOOPBACK, 0))
             self.address = sock.getsockname()
-        # A server that is not installed but unpacked from its package finds its libraries there.
-        libraries = f"LD_LIBRARY_PATH={os.environ.get('LD_LIBRARY_PATH', '')}"
-        command = ["env", libraries, installed("redis-server", "redis-server"), "--save", "", "--dir", folder]
+        command = [installed("redis-server", "redis-server"), "--save", "", "--dir", folder]
         super().__init__([*command, "--bind", LOOPBACK, "--port", self.address[1]], folder / "redis.log")
 
     def listens(self):

@@ -7,7 +7,7 @@ import pytest
 
 from processes import ROOT, TOLLGATE
 
-pytestmark = pytest.mark.extended
+pytestmark = pytest.mark.tools
 
 
 def test_roll_from_same_build_loses_nothing():

@@ -21,7 +21,7 @@ ROUTES = [route("/", rate_limit(header("user")))]
 ENVOYS_NAME = "spiffe://shop/edge"
 
 needs_openssl = pytest.mark.skipif(
-    not shutil.which("openssl"), reason="not installed: openssl, which creates the certificates"
+    not shutil.which("openssl"), reason="openssl: not installed; it creates the certificates"
 )
 
 

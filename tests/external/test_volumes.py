@@ -7,7 +7,7 @@ import pytest
 
 from processes import ROOT
 
-pytestmark = pytest.mark.extended
+pytestmark = pytest.mark.tools
 
 
 def test_small_volumes_hold_their_bounds():
