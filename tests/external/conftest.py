@@ -40,14 +40,15 @@ def pytest_runtest_makereport(item, call):
     return report
 
 
-def pytest_terminal_summary(terminalreporter):
+def pytest_terminal_summary(terminalreporter, config):
     """Adds the number of skipped tests to the file that tests/run names, with those that a test counted in a suite that
-    it ran."""
-    reports = terminalreporter.stats
-    counted = [value for one in reports.get("passed", []) for name, value in one.user_properties if name == "skipped"]
-    if file := os.environ.get("SKIPPED_TESTS"):
+    it ran. The reports of parallel workers are there too."""
+    file, is_worker = os.environ.get("SKIPPED_TESTS"), hasattr(config, "workerinput")
+    if file and not is_worker:
+        passed, skipped = (terminalreporter.stats.get(outcome, []) for outcome in ("passed", "skipped"))
+        counted = [value for one in passed for name, value in one.user_properties if name == "skipped"]
         with open(file, "a") as numbers:
-            numbers.write(f"{len(reports.get('skipped', [])) + sum(counted)}\n")
+            numbers.write(f"{len(skipped) + sum(counted)}\n")
 
 
 @pytest.fixture(scope="session", autouse=True)

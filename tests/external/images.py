@@ -12,6 +12,7 @@ import pathlib
 import re
 import shlex
 import shutil
+import string
 import subprocess
 
 from processes import LOOPBACK, ROOT, Process
@@ -147,7 +148,7 @@ class Build:
 
     def _arg(self, text):
         name, default = text.split("=")
-        self.arguments[name] = self.given.get(name, default)
+        self.arguments[name] = self.given.get(name, string.Template(default).substitute(self.arguments))
 
     def _from(self, text):
         base, *name = text.split(" AS ")
