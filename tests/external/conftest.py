@@ -29,6 +29,13 @@ def pytest_configure(config):
     config.addinivalue_line("markers", "tools: of what few changes can break; `tests/run --tools` runs it")
 
 
+def pytest_collection_modifyitems(items):
+    """Tests that share a cluster run on the same worker."""
+    for item in items:
+        if "share_cluster" in item.fixturenames:
+            item.add_marker(pytest.mark.xdist_group(item.module.__name__))
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item, call):
     """With CI=true a test that is skipped fails, unless it lacks an optional tool."""

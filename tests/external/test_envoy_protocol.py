@@ -8,7 +8,8 @@ import pytest
 import clients
 from processes import LOOPBACK, ROOT
 
-pytestmark = pytest.mark.extended
+# The example is built once.
+pytestmark = [pytest.mark.extended, pytest.mark.xdist_group("example")]
 
 ALLOWED, USAGE, DENIED = 0, 1, 2
 EXAMPLES = ROOT / "examples"

@@ -143,6 +143,7 @@ def test_requests_that_cause_errors_are_logged_at_a_bounded_rate(rule_file, star
     assert eventually("the next line has the number of dropped lines", dropped_counts)[0] > 0
 
 
+@pytest.mark.timing
 def test_full_log_pipe_blocks_neither_replies_nor_shutdown(start_piped):
     tollgate = start_piped(flags=(*EVERYTHING, "--drain-timeout", "5s"))
     fill_pipe(tollgate)
