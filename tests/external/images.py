@@ -231,12 +231,16 @@ class Container(Process):
         super().__init__([*namespace.prefix, *mounts, "env", "-i", *variables, *chroot, *program], log)
 
     def call(self, port, *arguments):
-        """An HTTP request from inside the namespace; None while the port is closed."""
+        """An HTTP request from inside the namespace."""
+        return self.namespace.call(f"{LOOPBACK}:{port}", *arguments)
+
+    def answers(self, port, path):
+        """Whether the port is open, and the path is there."""
         self.assert_running()
         try:
-            return self.namespace.call(f"{LOOPBACK}:{port}", *arguments)
+            return self.call(port, path).code == 200
         except OSError:
-            return None
+            return False
 
     @property
     def root(self):

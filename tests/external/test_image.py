@@ -98,12 +98,12 @@ def test_image_contains_only_program_and_its_files(build):
 def test_image_answers_as_nobody_on_read_only_root(build, start_container):
     container = start_container()
 
-    ready = eventually("the service is ready", lambda: container.call(HTTP, "/readyz"))
-    assert (ready.code, build.stage.ports) == (200, {GRPC, HTTP, METRICS, CLUSTER})
+    eventually("the service is ready", lambda: container.answers(HTTP, "/readyz"))
+    assert build.stage.ports == {GRPC, HTTP, METRICS, CLUSTER}
     codes = [container.call(HTTP, "/json", "POST", {}, QUESTION).code for _ in range(2)]
     asked = container.enter([*build.stage.entrypoint, "ask", "edge", "user=ann"])
     assert codes == [200, 200]
-    assert (asked.returncode, "over the limit" in asked.stdout) == (2, True), asked
+    assert (asked.returncode, asked.stdout.partition("\n")[0]) == (2, "over limit"), asked
     assert 'tollgate_decisions_total' in container.call(METRICS, "/metrics").body
 
     status = container.status()
@@ -116,8 +116,7 @@ def test_image_answers_as_nobody_on_read_only_root(build, start_container):
     assert container.wait(60.0) == 0, container.output()
 
 
-def test_ratelimit_is_a_name_of_the_program(start_container):
-    container = start_container(command=["/bin/ratelimit", "--version"])
+def test_command_of_envoyproxy_ratelimit_starts_service(start_container):
+    container = start_container(command=["/bin/ratelimit"])
 
-    assert container.wait() == 0, container.output()
-    assert container.output().startswith("tollgate ")
+    eventually("the service is alive", lambda: container.answers(HTTP, "/livez"))
