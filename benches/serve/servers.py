@@ -236,6 +236,32 @@ class Tollgate(Server):
         return found if len(found) == 4 else None
 
 
+class BareH2(Server):
+    """The h2 crate alone, which answers every call with an empty message."""
+
+    name = "bare h2"
+    path = "/bare/Call"
+    body = staticmethod(Tollgate.body)
+
+    @staticmethod
+    def obtain(folder):
+        log_progress("building the bare server")
+        shell("cargo", "build", "--profile", "dist", "--locked", "--example", "bare_h2", cwd=ROOT)
+        return folder / "dist" / "examples" / "bare_h2"
+
+    def __init__(self, binary, scratch):
+        super().__init__([binary], scratch / "bare_h2.log")
+
+    def await_ready(self):
+        def printed():
+            self.assert_running()
+            return self.log.read_text().endswith("\n")
+
+        eventually("the bare server has an address", printed)
+        host, port = self.log.read_text().strip().rsplit(":", 1)
+        self.address = (host, int(port))
+
+
 class Throttlecrab(Server):
     name = f"throttlecrab {THROTTLECRAB}"
     path = "/throttlecrab.RateLimiter/Throttle"
@@ -352,4 +378,4 @@ class Gubernator(Server):
         eventually("gubernator is a cluster of one", healthy)
 
 
-ALL = [Tollgate, Throttlecrab, Gubernator]
+ALL = [Tollgate, BareH2, Throttlecrab, Gubernator]
