@@ -34,14 +34,15 @@ descriptors:
     rate_limit: {unit: hour, requests_per_unit: 9, candidate: {unit: hour, requests_per_unit: 1}}
 ";
 
-async fn page(service: &Service) -> String {
+/// The metrics page.
+pub async fn page(service: &Service) -> String {
     let (code, page) = http(service.addresses.metrics, "GET", "/metrics", "").await.unwrap();
     assert_eq!(code, 200);
     page
 }
 
 /// The value of a series, given as text.
-fn value(page: &str, series: &str) -> f64 {
+pub fn value(page: &str, series: &str) -> f64 {
     let line = page.lines().find_map(|line| line.strip_prefix(series)?.strip_prefix(' '));
     line.unwrap_or_else(|| panic!("no {series} in\n{page}")).parse().unwrap()
 }

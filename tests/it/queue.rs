@@ -6,7 +6,7 @@ use axum::http::HeaderMap;
 use prost::Message as _;
 use tokio::{
     task::JoinSet,
-    time::{Instant, sleep, timeout},
+    time::{Instant, timeout},
 };
 use tollgate::{
     api::{
@@ -22,7 +22,10 @@ use tollgate::{
     time::Clock,
 };
 
-use crate::harness::{START, Service, TIMEOUT, descriptor, request, request_for, until};
+use crate::{
+    harness::{START, Service, TIMEOUT, descriptor, request, request_for, until},
+    metrics::{page, value},
+};
 
 const RULES: &str = "
 domain: shop
@@ -283,8 +286,10 @@ async fn thousands_of_queued_calls_do_not_block_their_connection() {
     let other = timeout(TIMEOUT, client.should_rate_limit(request_of("window"))).await.unwrap().unwrap();
     assert_eq!(other.get_ref().overall_code(), Code::Ok);
     // All calls but the first are still delayed; after they are cancelled, other calls continue.
+    let delayed = async || value(&page(&service).await, "tollgate_queue_waiting_requests");
+    assert_eq!(delayed().await, f64::from(WAITING - 1));
     waiting.abort_all();
-    sleep(Duration::from_millis(20)).await;
+    until(async || (delayed().await == 0.0).then_some(())).await;
     let answer = client.should_rate_limit(request_of("window")).await.unwrap();
     assert_eq!(answer.get_ref().overall_code(), Code::OverLimit);
 }

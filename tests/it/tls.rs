@@ -209,7 +209,7 @@ async fn bad_certificates_at_reload_keep_old_and_are_counted_once() {
     let ours = Authority::new("ours");
     let (good, other) = (ours.server(), ours.server());
     let files = Files::of(&good);
-    let service = start(&files.settings("grpc")).await;
+    let service = Service::start_on_this_thread(RULES, &borrowed(&files.settings("grpc"))).await;
     let errors = || service.counters.grpc.certificate_errors.get();
     let bad = [
         ("no PEM", Pair { cert: "x".to_owned(), key: good.key.clone() }),
@@ -226,8 +226,11 @@ async fn bad_certificates_at_reload_keep_old_and_are_counted_once() {
     }
     std::fs::remove_file(files.path("tls.crt")).unwrap();
     until(async || (errors() == 5).then_some(())).await;
-    // Further polls count no more errors, and a valid certificate is loaded again.
-    tokio::time::sleep(Duration::from_millis(200)).await;
+    // Further polls count no more errors, and a valid certificate is loaded again. While time is paused, it passes only
+    // when no poll is under way.
+    tokio::time::pause();
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    tokio::time::resume();
     assert_eq!(errors(), 5);
     files.replace(&other);
     until(async || (service.counters.grpc.certificates_loaded.get() == 2).then_some(())).await;
