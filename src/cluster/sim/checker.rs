@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::cluster::sim::{
-    Step::{self, Cut, Drain, Hold, Pass, Settle, Start, Tamper, Traffic},
+    Step::{self, Cut, Drain, Hold, Pass, Settle, Skew, Start, Tamper, Traffic},
     Tamper::{CancelHolds, SetHits, ShrinkMemory, Stall},
     keys,
     record::Faults,
@@ -12,13 +12,22 @@ use crate::cluster::sim::{
 
 const SECOND: Step = Pass(Duration::from_secs(1));
 
-/// Plays a script with a fault, and asserts that the checker finds it.
-fn finds(steps: &[Step], faults: Faults, problem: &str) {
+/// Plays a script with a fault, asserts that the checker finds it, and returns what it says.
+fn finds(steps: &[Step], faults: Faults, problem: &str) -> String {
     let all = [&[Start(3), Settle, Traffic(400), SECOND], steps].concat();
     match play(1, &all, faults) {
         Ok(_) => panic!("not found: {problem}"),
-        Err(found) => assert!(found.contains(problem), "{found}, not {problem}"),
+        Err(found) => {
+            assert!(found.contains(problem), "{found}, not {problem}");
+            found
+        }
     }
+}
+
+/// Lets the owners forget what passed of every key with a long period.
+fn forget_long() -> Vec<Step> {
+    let long = keys::all().into_iter().filter(|key| !key.is_short).count();
+    (0..long).map(|key| Tamper(SetHits(key, 0))).collect()
 }
 
 /// The number of a key, and how many hits are nearly all that it allows.
@@ -43,6 +52,35 @@ fn forgotten_hits_of_a_short_period_are_found() {
 }
 
 #[test]
+fn forgotten_hits_are_found_while_clocks_step() {
+    let forget = Tamper(SetHits(key(true), 0));
+    let steps = vec![[forget, Pass(Duration::from_millis(400))]; 10].concat();
+    finds(
+        &[&[Skew(0, 90_000), Skew(1, 90_000), Skew(2, 90_000)][..], &steps].concat(),
+        Faults::Lead,
+        " ms, the most is",
+    );
+}
+
+#[test]
+fn promise_is_checked_before_the_end_of_a_step() {
+    let steps = [SECOND, SECOND, Tamper(SetHits(key(false), 0)), Pass(Duration::from_secs(15))];
+    let found = finds(&steps, Faults::None, "hits passed, the most is");
+    let at = found.split_once("(at ").and_then(|(_, rest)| rest.split_once(" ms)"));
+    let millis: u64 = at.expect("a time").0.parse().expect("milliseconds");
+    assert!(millis < 15_000, "{found}");
+}
+
+#[test]
+fn hits_beyond_the_bound_of_a_partition_are_found() {
+    let forget = forget_long();
+    let spend = [Pass(Duration::from_millis(700))];
+    let cut = [Traffic(3_000), SECOND, Cut(vec![1])];
+    let steps = [&cut[..], &forget, &spend, &forget, &spend].concat();
+    finds(&steps, Faults::Partition { minority: 1, members: 3 }, "hits passed, the most is");
+}
+
+#[test]
 fn needless_refusals_are_found() {
     finds(&[Traffic(0), Tamper(SetHits(key(false), 60))], Faults::None, "hits passed, the least is");
 }
@@ -60,7 +98,9 @@ fn forgotten_reservations_are_found() {
     let long = keys::all().into_iter().filter(|key| !key.is_short).count();
     let forget: Vec<Step> = (0..long).map(|key| Tamper(SetHits(key, 60))).collect();
     let steps = [&[Hold(200), SECOND][..], &forget, &[SECOND]].concat();
-    finds(&steps, Faults::None, "hits were settled as");
+    for faults in [Faults::None, Faults::Late] {
+        finds(&steps, faults, "hits were settled as");
+    }
 }
 
 #[test]

@@ -1,8 +1,8 @@
 //! Simulation: many replicas in one thread, over a network that delays, cuts and loses messages, all from a seed.
 //!
-//! A script is a list of [`Step`]s such as starting, cutting, draining, killing and calling. After every step and at the
-//! end the world must keep the promises of the cluster: too many hits, needless refusals and late answers are faults. A
-//! seed that breaks a promise is printed, and repeats the same run.
+//! A script is a list of [`Step`]s such as starting, cutting, draining, killing and calling. While time passes, after
+//! every step and at the end the world must keep the promises of the cluster: too many hits, needless refusals and late
+//! answers are faults. A seed that breaks a promise is printed, and repeats the same run.
 //!
 //! The link delivers each message of a session once and in order, across any number of connections. So messages are
 //! neither lost, doubled nor reordered alone. A lost connection is a longer delay, and a forgotten session loses its
