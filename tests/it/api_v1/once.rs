@@ -55,21 +55,26 @@ async fn repeated_charge_is_answered_as_the_first_and_counts_once() {
 
 #[tokio::test]
 async fn charge_is_remembered_for_its_window_and_then_counts_again() {
-    for (settings, seconds) in [(&[][..], 60), (&[("api.request_id_window", "10m")], 600)] {
+    const MINUTE: Duration = Duration::from_secs(60);
+    let expect = async |settings: &[(&str, &str)], window: Duration| {
         let service = Service::start_with(RULES, settings).await;
-        let charge = once(request("user", "ann"), "a");
-        answer(&service, charge.clone()).await;
-        service.advance(Duration::from_secs(seconds));
-        assert_eq!(answer(&service, charge.clone()).await.limits[0].remaining, 9, "{seconds}");
-        assert_eq!(left(&service, "user").await, 9, "{seconds}");
-        // It is remembered for about a minute longer than promised.
-        service.advance(Duration::from_secs(70));
-        until(async || {
-            let charged = answer(&service, charge.clone()).await.limits[0].remaining;
-            (charged == 8).then_some(())
-        })
-        .await;
-    }
+        let [older, newer] = ["a", "b"].map(|id| once(request("user", "ann"), id));
+        let charge = async |charge: &Request| answer(&service, charge.clone()).await.limits[0].remaining;
+        assert_eq!(charge(&older).await, 9);
+        // A charge is remembered for a minute longer than promised.
+        service.advance(MINUTE);
+        assert_eq!(charge(&newer).await, 8);
+        service.advance(window);
+        // Charges are forgotten from time to time, all of one counter at once.
+        until(async || (charge(&older).await == 7).then_some(())).await;
+        assert_eq!(charge(&newer).await, 8, "{window:?}");
+        assert_eq!(left(&service, "user").await, 7, "{window:?}");
+    };
+    tokio::join!(
+        expect(&[], MINUTE),
+        expect(&[("api.request_id_window", "10m")], 10 * MINUTE),
+        expect(&[("api.request_id_window", "5s")], Duration::from_secs(5)),
+    );
 }
 
 #[tokio::test]
