@@ -22,8 +22,10 @@ TIMEOUT = 20.0
 TARGET = pathlib.Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")).resolve()
 HOME = pathlib.Path.home()
 # Cargo keeps the registry in the first.
-TOOLCHAIN = [pathlib.Path(os.environ.get(name, HOME / folder))
-             for name, folder in (("CARGO_HOME", ".cargo"), ("RUSTUP_HOME", ".rustup"))]
+TOOLCHAIN = [
+    pathlib.Path(os.environ.get(name, HOME / folder))
+    for name, folder in (("CARGO_HOME", ".cargo"), ("RUSTUP_HOME", ".rustup"))
+]
 CACHES = {"/usr/local/cargo/registry": TOOLCHAIN[0] / "registry", "/src/target": TARGET}
 
 # The files of this machine below a layer of its own. Ends with its input.
@@ -118,8 +120,13 @@ class Machine:
         outer = {name: value for name, value in os.environ.items() if not name.startswith(("CARGO_", "TOLLGATE"))}
         outer |= {"CARGO_HOME": str(TOOLCHAIN[0]), "RUSTUP_HOME": str(TOOLCHAIN[1])}
         done = subprocess.run(
-            command, env=outer, capture_output=True, text=True, timeout=BUILD_TIMEOUT, check=False,
+            command,
+            env=outer,
             stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=BUILD_TIMEOUT,
+            check=False,
         )
         assert done.returncode == 0, f"{script}\n{done.stdout}{done.stderr}"
 

@@ -26,9 +26,7 @@ def test_skip_passes_only_for_whole_name_of_optional_tool(tmp_path, reason, pass
     variables = {"CI": "true", "OPTIONAL_TOOLS": "java,network namespaces", "SKIPPED_TESTS": str(numbers)}
     variables["PYTHONPATH"] = str(HERE)
 
-    done = subprocess.run(
-        command, env=os.environ | variables, capture_output=True, text=True, timeout=60, check=False
-    )
+    done = subprocess.run(command, env=os.environ | variables, capture_output=True, text=True, timeout=60, check=False)
 
     assert done.returncode == (0 if passes else 1), done.stdout
     assert numbers.read_text() == ("1\n" if passes else "0\n")
