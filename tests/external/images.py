@@ -30,27 +30,50 @@ CACHES = {"/usr/local/cargo/registry": TOOLCHAIN[0] / "registry", "/src/target":
 
 # The files of this machine below a layer of its own. Ends with its input.
 MACHINE = """
-    mount -t tmpfs tmpfs "$1" && cd "$1" && mkdir upper work root
+    mount -t tmpfs tmpfs "$1"
+    cd "$1"
+    mkdir upper work root
     mount -t overlay overlay -o "lowerdir=/,upperdir=$1/upper,workdir=$1/work" root
-    mount -t proc proc root/proc && mount --rbind /dev root/dev
-    for file in resolv.conf hosts; do rm -f root/etc/$file && cat /etc/$file > root/etc/$file; done
-    shift && for folder in "$@"; do mkdir -p "root$folder" && mount --bind "$folder" "root$folder"; done
-    echo ready && exec cat
+    mount -t proc proc root/proc
+    mount --rbind /dev root/dev
+    for file in resolv.conf hosts; do
+        rm -f root/etc/$file
+        cat /etc/$file > root/etc/$file
+    done
+    shift
+    for folder in "$@"; do
+        mkdir -p "root$folder"
+        mount --bind "$folder" "root$folder"
+    done
+    echo ready
+    exec cat
 """
 # Arguments: the root, pairs of a cache and its place joined by `=`, `--`, and the command in the root.
 RUN = """
-    root=$1 && shift
-    while [ "$1" != -- ]; do mkdir -p "$root${1#*=}" && mount --bind "${1%%=*}" "$root${1#*=}" && shift; done
-    shift && exec chroot "$root" "$@"
+    root=$1
+    shift
+    while [ "$1" != -- ]; do
+        mkdir -p "$root${1#*=}"
+        mount --bind "${1%%=*}" "$root${1#*=}"
+        shift
+    done
+    shift
+    exec chroot "$root" "$@"
 """
 # A container: the files of an image, read-only, with the mounts that any container has, and the rules.
 CONTAINER = """
-    image=$1 work=$2 rules=$3 place=$4 && shift 4
-    mount -t tmpfs tmpfs "$work" && cd "$work" && mkdir upper work root
+    image=$1 work=$2 rules=$3 place=$4
+    shift 4
+    mount -t tmpfs tmpfs "$work"
+    cd "$work"
+    mkdir upper work root
     mount -t overlay overlay -o "lowerdir=$image,upperdir=$work/upper,workdir=$work/work" root
     mkdir -p root/proc root/dev "root$place"
-    mount -t proc proc root/proc && mount --bind /dev root/dev && mount --bind "$rules" "root$place"
-    mount -o remount,bind,ro "root$place" && mount -o remount,ro root
+    mount -t proc proc root/proc
+    mount --bind /dev root/dev
+    mount --bind "$rules" "root$place"
+    mount -o remount,bind,ro "root$place"
+    mount -o remount,ro root
     exec "$@"
 """
 
