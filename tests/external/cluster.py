@@ -3,7 +3,6 @@
 import contextlib
 import http.client
 import itertools
-import json
 import pathlib
 import re
 import signal
@@ -261,10 +260,6 @@ class Cluster:
         age = "tollgate_cluster_backup_age_seconds"
         long = 3 * BACKUP_INTERVAL
         eventually("all is backed up", lambda: all(long < replica.metric(age) for replica in self.replicas))
-
-    def views_json(self):
-        """The views of all replicas, for messages of failed tests."""
-        return json.dumps([replica.view() for replica in self.replicas], indent=1)
 
 
 def has_exited(replica):

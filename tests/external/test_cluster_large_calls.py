@@ -17,8 +17,8 @@ def large_call():
 
 
 def test_large_calls_of_four_callers_leave_other_limits_exact(start_cluster, callers, cleanup):
-    # What is tested is the bound of open checks and what refused calls charge: a build for tests works on as many checks
-    # as the bound admits for longer than the usual budget.
+    # What is tested is the bound of open checks and what refused calls charge: a build for tests works on as many
+    # checks as the bound admits for longer than the usual budget.
     cluster = start_cluster(flags=LONG_FORWARD_BUDGET)
     target = cluster.replicas[0]
     heavy_callers = [Callers() for _ in range(4)]

@@ -241,7 +241,8 @@ def test_silent_replica_costs_at_most_forward_budget_and_no_memory(cluster, call
     silent.freeze()
     cluster.exclude(silent)
     with Load(callers, cluster.targets, PLENTY, concurrency=16, interval=0.001) as load:
-        eventually("the others notice the silence", lambda: all(sees_silence(one, silent) for one in cluster.replicas[:2]))
+        others = cluster.replicas[:2]
+        eventually("the others notice the silence", lambda: all(sees_silence(one, silent) for one in others))
         noticed = len(load.responses)
         load.await_calls(500)
         before = resident(cluster.replicas[0])
