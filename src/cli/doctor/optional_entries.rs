@@ -132,7 +132,7 @@ impl<'v> Action<'v> {
         let (name, config) = fields.iter().next()?;
         let key = config.as_object().and_then(|config| field(config, "descriptor_key")?.as_str());
         let is = |action: &&str| message(fields, action).is_some();
-        let presence = if CERTAIN_ACTIONS.iter().any(|action| is(action)) {
+        let presence = if CERTAIN_ACTIONS.iter().any(is) {
             Presence::Always
         } else {
             Presence::of_part(fields, "request_headers", "header_name", "header")
