@@ -135,7 +135,9 @@ class Machine:
 
     def run(self, script, folder, variables, caches):
         """Runs a script of a RUN statement."""
-        enter = ["nsenter", "--target", str(self.holder.pid), "--mount", "unshare", "--mount"]
+        # Ends what the script has started too.
+        enter = ["timeout", str(BUILD_TIMEOUT), "nsenter", "--target", str(self.holder.pid), "--mount"]
+        enter += ["unshare", "--mount"]
         variables = [f"{name}={value}" for name, value in variables.items()]
         command = [*enter, "sh", "-euc", RUN, "sh", str(self.inside), *caches, "--"]
         command += ["env", "--chdir", folder, *variables, "sh", "-ec", script]
@@ -148,7 +150,6 @@ class Machine:
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=BUILD_TIMEOUT,
             check=False,
         )
         assert done.returncode == 0, f"{script}\n{done.stdout}{done.stderr}"
