@@ -6,22 +6,17 @@ use rand::{RngExt, SeedableRng, rngs::StdRng};
 
 use crate::cluster::sim::{
     Step::{
-        self, AgeSnapshots, Cut, CutOneWay, Delay, Drain, Flood, Freeze, Heal, Hold, Hot, Kill, KillTogether,
+        self, AgeSnapshots, Cut, CutOneWay, Delay, Drain, Freeze, Heal, Hold, Hot, Kill, KillTogether,
         LoseSnapshots, Mixed, Pass, Resume, Rules, Settle, Skew, Start, Store, Thaw, Traffic,
     },
-    World,
     record::Faults,
-    scripts::play_in,
+    scripts::play,
 };
 
 /// The seeds of each kind of script; `SIMULATION_SEEDS=FROM..TO` in the environment runs others.
 const SEEDS: Range<u64> = 0..220;
 /// One of this many scripts has reservations.
 const HOLDS_EVERY: u64 = 3;
-/// One of this many scripts runs out of memory.
-const FLOODS_EVERY: u64 = 5;
-/// The keys of a flood, and the memory of each replica then, in bytes: too little for as many keys.
-const FLOOD: (usize, u64) = (5_000, 1 << 18);
 /// The longest step of a clock, in milliseconds.
 const CLOCK_STEP_MAX: i64 = 3_600_000;
 
@@ -224,22 +219,7 @@ fn script(seed: u64, kind: Kind) -> (Vec<Step>, Faults) {
         Kind::Stop => faults = script.stop(),
         Kind::Plan | Kind::Clock | Kind::Crash | Kind::Late => {}
     }
-    if is_flooded(seed) {
-        // Not by the numbers of the script, which is the same with and without a flood.
-        let mut rng = StdRng::seed_from_u64(seed ^ 0xF100D);
-        let after_begin = 3..=script.steps.len();
-        script.steps.insert(rng.random_range(after_begin), Flood(FLOOD.0));
-    }
     (script.steps, faults)
-}
-
-fn is_flooded(seed: u64) -> bool {
-    seed.is_multiple_of(FLOODS_EVERY)
-}
-
-/// The replicas of a script before it begins.
-fn world(seed: u64) -> World {
-    if is_flooded(seed) { World::with_memory(seed, FLOOD.1) } else { World::new(seed) }
 }
 
 /// The seeds that `text` names.
@@ -261,7 +241,7 @@ fn all_hold(kind: Kind, regressions: &[u64]) {
     let mut broken = Vec::new();
     for seed in seeds {
         let (steps, faults) = script(seed, kind);
-        if let Err(problem) = play_in(world(seed), &steps, faults) {
+        if let Err(problem) = play(seed, &steps, faults) {
             broken.push(format!("{kind:?} {seed}: {problem}\n    {steps:?}"));
         }
     }

@@ -122,6 +122,8 @@ pub(super) struct Fault {
 #[derive(Clone, Debug)]
 pub(super) struct NetworkCut {
     pub(super) at: u64,
+    /// Whether the messages of one side still arrive.
+    pub(super) is_one_way: bool,
     /// When it ended, or the end of time.
     pub(super) healed_at: u64,
     /// The keys that owners on the side without a majority decide, and until when these do so.
@@ -323,8 +325,10 @@ impl Record {
             calls.iter().fold((u64::MAX, 0), |(from, to), call| (from.min(call.0), to.max(call.1)));
         let steps = self.clock_steps.iter().any(|at| (from..=to).contains(at));
         let is_cut = |cut: &NetworkCut| {
-            let is_owned_apart = keys.iter().any(|key| cut.unnoticed_until.contains_key(key));
-            is_owned_apart
+            let is_apart = keys.iter().any(|key| cut.unnoticed_until.contains_key(key));
+            // As soon as one side forgets the other, the side that still heard it may claim slots too.
+            let is_unsure = is_apart || cut.is_one_way;
+            is_unsure
                 && cut.at.saturating_sub(SECOND) <= to
                 && from <= cut.healed_at.saturating_add(UNSURE_FOR)
         };

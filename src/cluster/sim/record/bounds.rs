@@ -49,8 +49,8 @@ impl Record {
         }
         let smallest = limit.share(self.divided_by.max(1)).allowance();
         let lead = match faults {
-            // A debt may be too large by a lead that was given up.
-            Faults::Lead => 1,
+            // A debt may be too large by a hit for each lead that was given up.
+            Faults::Lead => 1 + self.leads,
             // A debt does not shrink while it is on its way.
             Faults::Late => 1,
             Faults::None | Faults::Crashes | Faults::Partition { .. } => 0,

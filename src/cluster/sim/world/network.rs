@@ -18,7 +18,7 @@ use crate::{
 
 /// The time after a cut in which the owners on the side without a majority notice it and answer the calls that are under
 /// way between them.
-const NOTICED_WITHIN: u64 = NODE_SETTINGS.silence.as_nanos() as u64 + 100 * MILLISECOND;
+pub(super) const NOTICED_WITHIN: u64 = NODE_SETTINGS.silence.as_nanos() as u64 + 100 * MILLISECOND;
 
 impl World {
     pub(super) fn set_cut(&mut self, numbers: &[usize], is_one_way: bool) {
@@ -39,7 +39,7 @@ impl World {
         let until = if notices { self.now + NOTICED_WITHIN } else { u64::MAX };
         let is_apart = |key: &usize| self.owner(self.keys[*key].key).is_some_and(|it| smaller.contains(&it));
         let unnoticed_until = (0..self.keys.len()).filter(is_apart).map(|key| (key, until)).collect();
-        self.record.cut = Some(NetworkCut { at: self.now, healed_at: u64::MAX, unnoticed_until });
+        self.record.cut = Some(NetworkCut { at: self.now, is_one_way, healed_at: u64::MAX, unnoticed_until });
     }
 
     fn deliver_departing(&mut self) {

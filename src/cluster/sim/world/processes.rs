@@ -149,7 +149,7 @@ impl World {
     }
 
     /// Whether a replica that survives has a copy of the slot that its owner has sent, and has not gone on sending to one
-    /// that is killed too. No copy is refused unless memory is full.
+    /// that is killed too.
     fn has_recent_copy(&self, slot: Slot, killed: &BTreeSet<usize>) -> bool {
         let (dead, survivors): (Vec<_>, Vec<_>) =
             self.processes.iter().partition(|(number, _)| killed.contains(number));
@@ -160,9 +160,8 @@ impl World {
             let receiver = process.node.backed_up_at(slot);
             killed.iter().any(|number| receiver == Some(keys::member(*number)))
         });
-        let is_refused = survivors.iter().any(|(_, process)| process.node.stats().backups_refused > 0);
         let (dead, copy) = (newest(&dead), newest(&survivors));
-        !is_backed_up_at_dead && !is_refused && copy.map(|copy| copy.epoch) >= dead.map(|dead| dead.epoch)
+        !is_backed_up_at_dead && copy.map(|copy| copy.epoch) >= dead.map(|dead| dead.epoch)
     }
 
     /// What the process writes to its snapshot.

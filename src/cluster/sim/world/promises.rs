@@ -9,7 +9,7 @@ use crate::{
         sim::{
             calls::OpenCall,
             record::Faults,
-            world::{BEGINS_AT, BUDGET, CHECK_EVERY, MILLISECOND, Process, SLOTS, World},
+            world::{BEGINS_AT, BUDGET, MILLISECOND, Process, SLOTS, World, network::NOTICED_WITHIN},
         },
     },
     store::Slot,
@@ -77,7 +77,7 @@ impl World {
                 })
             };
             let claimed: Vec<usize> = (0..self.keys.len()).filter(is_claimed).collect();
-            self.record.notice(&claimed, self.now + CHECK_EVERY);
+            self.record.notice(&claimed, self.now + NOTICED_WITHIN);
         }
     }
 
