@@ -178,7 +178,8 @@ impl Law for SteppedBucket {
 
     // Refused hits owe at most a second burst.
     fn counts_until(&self, now: Timestamp) -> Timestamp {
-        let steps = self.burst.saturating_mul(2).div_ceil(self.amount.get());
+        let steps = (u128::from(self.burst) * 2).div_ceil(u128::from(self.amount.get()));
+        let steps = u64::try_from(steps).unwrap_or(u64::MAX);
         now.plus(self.interval.get().saturating_mul(steps))
     }
 
