@@ -54,9 +54,14 @@ def test_node_metadata_is_sent_with_each_request(start_control_plane, start_clie
 
     def metadata(flags):
         before = len(control_plane.events("request"))
-        start_client(control_plane.address, flags=flags).kill()
-        requests = control_plane.events("request")[before:]
-        assert {request["version"] for request in requests} == {"", "1"}, "a subscription and an acceptance"
+        client = start_client(control_plane.address, flags=flags)
+
+        def subscription_and_acceptance():
+            requests = control_plane.events("request")[before:]
+            return requests if {request["version"] for request in requests} == {"", "1"} else None
+
+        requests = eventually("a subscription and an acceptance", subscription_and_acceptance)
+        client.kill()
         return [request["metadata"] for request in requests]
 
     assert all(sent == {} for sent in metadata([])), "there is none by default"
