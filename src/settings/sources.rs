@@ -499,9 +499,13 @@ mod tests {
 
     #[test]
     fn word_that_is_not_a_level_is_refused_as_log_filter() {
-        for (level, allowed) in
-            [("info,tollgate::rules=debug", true), ("off", true), ("inof", false), ("", false)]
-        {
+        for (level, allowed) in [
+            ("info,tollgate::rules=debug", true),
+            ("off", true),
+            ("inof", false),
+            ("tollgate[call]=debug", false),
+            ("", false),
+        ] {
             assert_eq!(setting("log.level").value_type.parse(level).is_some(), allowed, "{level}");
         }
     }

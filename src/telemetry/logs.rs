@@ -103,7 +103,8 @@ pub fn filter(level: &str) -> Result<Targets, LevelError> {
     let wrong = || LevelError(level.to_owned());
     // The filter would read any other word as the name of a module to log in full.
     let is_level = |part: &str| !part.is_empty() && part.parse::<LevelFilter>().is_ok();
-    let is_word = |part: &str| part.contains('=') || is_level(part.trim());
+    // Nor are there spans, which brackets would name.
+    let is_word = |part: &str| (part.contains('=') && !part.contains(['[', '{'])) || is_level(part.trim());
     if !level.split(',').all(is_word) {
         return Err(wrong());
     }
