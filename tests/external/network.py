@@ -91,8 +91,8 @@ class Proxies:
             writer.close()
 
     async def _forward(self, name, reader, writer):
-        pair = frozenset((name, self._dialing_replica(writer)))
-        if not await self._await_flow(pair, reader) or name not in self.replicas:
+        link = ProxiedLink(self.replicas, name, writer)
+        if not await self._await_flow(link, reader) or name not in self.replicas:
             return
         host, port = self.replicas[name].cluster.rsplit(":", 1)
         try:
@@ -101,7 +101,7 @@ class Proxies:
             # The target refuses, so the proxy closes the connection.
             return
         pumps = [
-            asyncio.ensure_future(one) for one in (self._pump(pair, reader, back), self._pump(pair, there, writer))
+            asyncio.ensure_future(one) for one in (self._pump(link, reader, back), self._pump(link, there, writer))
         ]
         try:
             await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
@@ -110,20 +110,20 @@ class Proxies:
                 pump.cancel()
             back.close()
 
-    async def _await_flow(self, pair, reader):
+    async def _await_flow(self, link, reader):
         """Waits while the link is stalled; false if the dialing side has closed the connection."""
-        while pair in self.stalled:
+        while self._is_stalled(link):
             await asyncio.sleep(POLL_INTERVAL)
             if reader.at_eof():
                 return False
         return True
 
-    async def _pump(self, pair, reader, writer):
+    async def _pump(self, link, reader, writer):
         waiting = asyncio.Queue(CHUNKS_MAX)
 
         async def read():
             while chunk := await reader.read(CHUNK):
-                await waiting.put((time.monotonic() + self._delay(pair), chunk))
+                await waiting.put((time.monotonic() + self._delay(link), chunk))
             await waiting.put((0.0, b""))
 
         reading = asyncio.ensure_future(read())
@@ -131,7 +131,7 @@ class Proxies:
             while True:
                 due, chunk = await waiting.get()
                 await asyncio.sleep(max(0.0, due - time.monotonic()))
-                while pair in self.stalled:
+                while self._is_stalled(link):
                     await asyncio.sleep(POLL_INTERVAL)
                 if not chunk:
                     return
@@ -142,13 +142,34 @@ class Proxies:
         finally:
             reading.cancel()
 
-    def _delay(self, pair):
-        return max(self.delays.get(name, 0.0) for name in pair)
+    def _is_stalled(self, link):
+        return bool(self.stalled) and link.ends() in self.stalled
 
-    def _dialing_replica(self, writer):
+    def _delay(self, link):
+        return max(self.delays.get(name, 0.0) for name in link.ends()) if self.delays else 0.0
+
+
+class ProxiedLink:
+    """A connection that a replica has opened to the proxy of the replica `name`."""
+
+    def __init__(self, replicas, name, writer):
+        self.replicas = replicas
+        self.name = name
+        self.writer = writer
+        self.dialing = None
+
+    def ends(self):
+        """The names of both replicas."""
+        # A replica dials as soon as it runs, perhaps before it is added. An unknown one is looked up again each time.
+        self.dialing = self.dialing or self._dialing_replica()
+        return frozenset((self.name, self.dialing))
+
+    def _dialing_replica(self):
         """The name of the replica that has the other end of the connection open."""
-        socket = self._inode(writer.get_extra_info("peername")[1], writer.get_extra_info("sockname")[1])
-        for name, replica in self.replicas.items():
+        theirs, ours = self.writer.get_extra_info("peername"), self.writer.get_extra_info("sockname")
+        socket = self._inode(theirs[1], ours[1])
+        # A copy, because another thread adds replicas.
+        for name, replica in list(self.replicas.items()):
             with contextlib.suppress(OSError):
                 for file in pathlib.Path(f"/proc/{replica.child.pid}/fd").iterdir():
                     with contextlib.suppress(OSError):

@@ -4,7 +4,6 @@ import asyncio
 
 import pytest
 
-from cluster import LONG_TIMEOUT
 from load import Load
 from processes import eventually
 from rls import descriptor, rate_limit_request
@@ -64,13 +63,11 @@ def test_circuit_breaker_opens_spares_owner_and_closes(start_cluster, callers, p
     cluster = start_cluster(3, rules=BREAKER_RULES, proxies=proxies, may_degrade=True)
     asked, _, late = cluster.replicas
     requests = [descriptor(key) for key in BREAKER_KEYS]
-    # Callers have time for every answer, so that only the forward budget counts.
     # Heard all the time, but every answer takes longer than the forward budget.
     proxies.slow(late.name, FORWARD_BUDGET_MAX)
 
-    with Load(callers, [asked.grpc], requests, concurrency=32, timeout=LONG_TIMEOUT) as load:
-        # A check does not count while the sender itself stands still for 25 ms, which a busy machine often does.
-        eventually("the breaker opens", lambda: asked.metric(BREAKER_OPENINGS) > 0, 60.0)
+    with Load(callers, [asked.grpc], requests, concurrency=32) as load:
+        eventually("the breaker opens", lambda: asked.metric(BREAKER_OPENINGS) > 0)
     assert not load.failed()
 
     # It opens for a second at a time. While it is open, calls for the owner are refused without a forward.
@@ -83,7 +80,7 @@ def test_circuit_breaker_opens_spares_owner_and_closes(start_cluster, callers, p
         unforwarded = asked.metric(FORWARDED) - forwarded <= decided
         return openings == asked.metric(BREAKER_OPENINGS) and refused and unforwarded and refused
 
-    with Load(callers, [asked.grpc], requests, concurrency=32, timeout=LONG_TIMEOUT):
+    with Load(callers, [asked.grpc], requests, concurrency=32):
         refused = eventually("calls are refused without a forward", spares, 30.0)
     assert max(refused) < FORWARD_BUDGET_MAX, "no call waits for the owner"
 
