@@ -98,14 +98,14 @@ impl Server {
         self.try_run(command).unwrap_or_else(|error| panic!("{command}: {error}"))
     }
 
+    /// The same, logged in with this password.
+    pub fn run_with_password<T: FromRedisValue>(&self, password: &str, command: &str) -> T {
+        let url = format!("redis://:{password}@127.0.0.1:{}", self.port);
+        run_at(&url, command).unwrap_or_else(|error| panic!("{command}: {error}"))
+    }
+
     pub fn try_run<T: FromRedisValue>(&self, command: &str) -> redis::RedisResult<T> {
-        let mut connection = Client::open(self.url())?.get_connection_with_timeout(PATIENCE)?;
-        let mut words = command.split_whitespace();
-        let mut cmd = redis::cmd(words.next().unwrap());
-        words.for_each(|word| {
-            cmd.arg(word);
-        });
-        cmd.query(&mut connection)
+        run_at(&self.url(), command)
     }
 
     fn answers_or_ends(&mut self) -> bool {
@@ -130,6 +130,16 @@ impl Drop for Server {
         let _ = self.process.kill();
         let _ = self.process.wait();
     }
+}
+
+fn run_at<T: FromRedisValue>(url: &str, command: &str) -> redis::RedisResult<T> {
+    let mut connection = Client::open(url)?.get_connection_with_timeout(PATIENCE)?;
+    let mut words = command.split_whitespace();
+    let mut cmd = redis::cmd(words.next().unwrap());
+    words.for_each(|word| {
+        cmd.arg(word);
+    });
+    cmd.query(&mut connection)
 }
 
 fn spawn(arguments: &[String], port: u16, folder: &TempDir) -> Child {
