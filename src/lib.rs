@@ -28,6 +28,7 @@ pub mod files;
 pub mod fuzz;
 pub mod limiter;
 mod named;
+pub mod remote;
 pub mod resilience;
 pub mod rules;
 #[cfg(feature = "server")]

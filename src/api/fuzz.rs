@@ -166,6 +166,8 @@ pub fn admin(bytes: &[u8]) {
 pub(super) fn admin_state() -> AdminState {
     let (limiter, memory) = limiter();
     AdminState {
+        cluster: None,
+        shared_store: None,
         active_rules: ACTIVE_RULES.clone(),
         memory,
         limiter,

@@ -13,7 +13,7 @@ use crate::{
         span::CallSpan,
         v1::{Decided, Partial},
     },
-    limiter::{ActiveView, HoldError, LimiterError},
+    limiter::{ActiveView, LimiterError},
     resilience::OpenForwards,
 };
 
@@ -62,13 +62,11 @@ impl Batch<'_> {
                 }
                 Err(error) => Err(error),
             },
-            Method::Hold(verb) => self.api.hold_v1(verb, call.message, call.timeout(), view),
-            Method::Reset => return Ok(Handled::Unfinished(Unfinished { span, partial: None })),
+            Method::Hold(_) | Method::Reset => {
+                return Ok(Handled::Unfinished(Unfinished { span, partial: None }));
+            }
         };
-        if let Err(
-            Error::LimiterError(LimiterError::Remote) | Error::Hold(HoldError::Limiter(LimiterError::Remote)),
-        ) = decided
-        {
+        if let Err(Error::LimiterError(LimiterError::Remote)) = decided {
             return Ok(Handled::Unfinished(Unfinished { span, partial: None }));
         }
         self.answered.add(call.api);
@@ -109,14 +107,14 @@ impl Api {
     ) -> Result<Reply, Error> {
         let view = self.limiter.view();
         let decided = match (call.method, partial) {
-            (Method::ShouldRateLimit, _) => self.decide_remote(call, &view, connection, &mut span).await,
+            (Method::ShouldRateLimit, _) => self.decide_waiting(call, &view, connection, &mut span).await,
             (Method::Decide(verb), partial) => {
                 let partial = partial.unwrap_or_default();
                 let finished = self.finish_v1(verb, call.message, call.timeout(), partial, &view, connection);
                 Box::pin(finished).await.map(Reply::of_frame)
             }
             (Method::Hold(verb), _) => {
-                let held = self.hold_v1_remote(verb, call.message, call.timeout(), &view, connection);
+                let held = self.hold_v1(verb, call.message, call.timeout(), &view, connection);
                 Box::pin(held).await
             }
             (Method::Reset, _) => Box::pin(self.reset(call, &view)).await.map(Reply::of_frame),

@@ -8,10 +8,10 @@ use std::{num::NonZeroU64, sync::Arc, time::Duration};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::{
-    algorithm::{Decision, Limit, Operation, Receipt},
+    algorithm::Limit,
     cluster::MemberId,
     descriptor::{Key, Secret},
-    store::{HoldId, HoldTerms, Settled, Slot, SlotData, rounds::Step},
+    store::{CounterOperation, Outcome, Slot, SlotData},
     time::Timestamp,
 };
 
@@ -151,57 +151,31 @@ pub(crate) struct RemoteCheck {
 /// The operation of a remote check.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) enum RemoteOperation {
-    /// Decide an operation of a caller.
-    Decide(Operation),
-    /// Take back one charge, and peek.
-    Undo(Receipt),
+    /// An operation on the counter and its holds.
+    Counter(CounterOperation),
     /// Add consumption that was admitted elsewhere.
     Absorb(#[serde(skip)] Arc<SlotData>),
     /// Add consumption from a grant.
     Settle(Settlement),
-    /// Replace the counter by one with this many hits.
-    Set(u64),
-    /// Hold this many hits.
-    Reserve { terms: Box<HoldTerms>, hits: u64 },
-    /// Settle a hold at the hits that were used.
-    SettleHold { id: HoldId, actual: u64 },
-    /// Take back a hold of one attempt, and forget it.
-    WithdrawHold { id: HoldId, attempt: u64 },
-}
-
-impl From<Step> for RemoteOperation {
-    fn from(step: Step) -> Self {
-        match step {
-            Step::Decide(operation) => Self::Decide(operation),
-            Step::TakeBack(receipt) => Self::Undo(receipt),
-        }
-    }
 }
 
 impl RemoteOperation {
     /// Whether the operation is sent again if it gets lost.
     pub(crate) fn must_arrive(&self) -> bool {
         match self {
-            Self::Absorb(_) | Self::Settle(_) | Self::WithdrawHold { .. } => true,
-            Self::Decide(_)
-            | Self::Undo(_)
-            | Self::Set(_)
-            | Self::Reserve { .. }
-            | Self::SettleHold { .. } => false,
+            Self::Counter(operation) => matches!(operation, CounterOperation::Withdraw { .. }),
+            Self::Absorb(_) | Self::Settle(_) => true,
         }
     }
 
     /// Whether an isolated owner applies it too: it corrects what was charged before, and admits nothing.
     pub(crate) fn is_applied_in_isolation(&self) -> bool {
-        self.must_arrive() || matches!(self, Self::Undo(_))
+        self.must_arrive() || self.is_undo()
     }
 
-    /// Whether the operation needs the owner: nothing else may decide it.
-    pub(crate) fn needs_owner(&self) -> bool {
-        match self {
-            Self::Reserve { .. } | Self::SettleHold { .. } | Self::WithdrawHold { .. } => true,
-            Self::Decide(_) | Self::Undo(_) | Self::Absorb(_) | Self::Settle(_) | Self::Set(_) => false,
-        }
+    /// Whether it takes back one charge.
+    pub(crate) fn is_undo(&self) -> bool {
+        matches!(self, Self::Counter(CounterOperation::Undo(_)))
     }
 
     fn consumed(&self) -> Option<&Arc<SlotData>> {
@@ -235,19 +209,10 @@ pub(crate) enum LeaseState {
 /// The owner's answer to a remote check.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) enum Reply {
-    /// The decision.
-    Decided {
-        decision: Decision,
-        /// Hits that were charged.
-        charged: u64,
-        lease: Option<LeaseReply>,
-    },
+    /// What the operation has come to.
+    Decided { outcome: Outcome, lease: Option<LeaseReply> },
     /// The owner is unreachable, or does not trust its counters.
     Unreachable,
-    /// A hold is settled.
-    Settled(Settled),
-    /// There are too many holds: nothing is held.
-    Exhausted,
 }
 
 /// What the sender may decide about the same key by itself.
@@ -379,13 +344,7 @@ impl Message {
             Self::RecoveryReply { copy, .. } => (copy.as_mut(), None),
             Self::Forward { check, .. } => match &mut Arc::make_mut(check).operation {
                 RemoteOperation::Absorb(consumed) => (None, Some(consumed)),
-                RemoteOperation::Decide(_)
-                | RemoteOperation::Undo(_)
-                | RemoteOperation::Settle(_)
-                | RemoteOperation::Set(_)
-                | RemoteOperation::Reserve { .. }
-                | RemoteOperation::SettleHold { .. }
-                | RemoteOperation::WithdrawHold { .. } => (None, None),
+                RemoteOperation::Counter(_) | RemoteOperation::Settle(_) => (None, None),
             },
             Self::Hello(_)
             | Self::Member(_)

@@ -27,18 +27,17 @@ mod calls;
 mod degraded;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzz;
-mod holds;
 pub mod link;
 mod member;
 mod message;
 mod node;
 mod placement;
 mod protocol;
-mod remote_check;
 mod seeds;
 #[cfg(test)]
 mod sim;
 mod stats;
+mod submit;
 mod trust;
 mod wire;
 

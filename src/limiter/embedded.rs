@@ -1,6 +1,12 @@
 //! The limiter inside a program, without a service: rules as text, counters in memory, one call for each question.
 
-use std::{path::Path, sync::Arc, time::Duration};
+use std::{
+    path::Path,
+    pin::pin,
+    sync::Arc,
+    task::{Context, Poll, Waker},
+    time::Duration,
+};
 
 use smallvec::SmallVec;
 
@@ -10,6 +16,7 @@ use crate::{
     limiter::{
         AnswerOf, Descriptor, HeldAnswer, HoldError, Limiter, LimiterError, Request, RequestError, Status,
     },
+    resilience::OpenForwards,
     rules::{self, ActiveRules, Problems, Rules},
     store::{HoldId, HoldTerms, Lead, Memory, OnExpiry, OnFull, Settled},
     time::{Clock, Reading},
@@ -189,8 +196,9 @@ impl Limiter {
         let terms = HoldTerms::new(HoldId::random(), ttl, OnExpiry::Release)?;
         let mut buffer = SmallVec::new();
         let request = request(domain, each_entry(entries, &mut buffer), Operation::Charge(amount))?;
-        let view = self.view();
-        Ok(Reservation::of(&view.reserve(&request, &terms)?, terms))
+        let (view, connection) = (self.view(), OpenForwards::default());
+        let held = at_once(view.reserve(&request, &terms, &connection))?;
+        Ok(Reservation::of(&held, terms))
     }
 
     /// Settles a reservation at the hits that were used: the others are given back, missing ones are charged as far as
@@ -209,7 +217,9 @@ impl Limiter {
     ) -> Result<Option<Settled>, HoldError> {
         let mut buffer = SmallVec::new();
         let request = request(domain, each_entry(entries, &mut buffer), Operation::Charge(actual))?;
-        Ok(self.view().settle(&request, id)?.settled[0])
+        let (view, connection) = (self.view(), OpenForwards::default());
+        let settled = at_once(view.settle(&request, id, &connection))?.settled[0];
+        Ok(settled)
     }
 
     /// Evicts counters that are idle. The memory limit holds without it; called every few seconds, it returns unused
@@ -238,6 +248,14 @@ impl Limiter {
     ) -> Result<Checked, CheckError> {
         let request = request(domain, entries, operation)?;
         Ok(self.view().decide_as(&request, |answer| Checked::of(&answer), |answer| Checked::of(&answer))?)
+    }
+}
+
+/// The result of a call whose counters are here, which waits for nothing.
+pub(super) fn at_once<T>(call: impl Future<Output = Result<T, HoldError>>) -> Result<T, HoldError> {
+    match pin!(call).poll(&mut Context::from_waker(Waker::noop())) {
+        Poll::Ready(result) => result,
+        Poll::Pending => Err(LimiterError::Remote.into()),
     }
 }
 

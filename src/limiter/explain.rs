@@ -1,18 +1,20 @@
 //! Explanations of decisions without charging them, and access to single counters, for operators.
 
-use futures_util::future::join_all;
 use smallvec::SmallVec;
 
 use crate::{
     algorithm::{Decision, Limit, Operation, Verdict},
-    cluster::MemberState,
     descriptor::{Entry, Key},
     limiter::{
-        ActiveView, Answer, LimiterError, RemoteDecider, Request, Status, answer,
+        ActiveView, Answer, LimiterError, Request, Status, answer,
         plan::{AppliedLimit, Plan, drop_replaced},
     },
+    remote::{Extent, Remote},
     rules::{Allowance, LevelTrace, Rule},
-    store::{Check, Checks, CounterState, Decisions, DryRun, OnRefusal, Refusal, Replacement},
+    store::{
+        Check, Checks, CounterOperation, CounterState, Decisions, DryRun, OnRefusal, Outcome, Refusal,
+        Replacement,
+    },
     time::Timestamp,
 };
 
@@ -158,59 +160,63 @@ impl ActiveView<'_> {
     /// The state of a counter, on this replica or another.
     pub async fn peek(&self, counter_ref: &CounterRef<'_>) -> Result<CounterState, NoCounter> {
         let CounterRef { key, limit, now, .. } = counter_ref;
-        match &self.limiter.remote {
-            None => Ok(self.limiter.memory.peek(*key, limit, *now)),
-            Some(RemoteDecider::Cluster(cluster)) => {
-                cluster.peek(*key, limit).await.ok_or(NoCounter::Unreachable)
-            }
-            Some(RemoteDecider::SharedStore(store)) => {
-                store.peek(*key, limit).await.ok_or(NoCounter::NoStore)
-            }
-        }
+        let Some(remote) = &self.limiter.remote else {
+            return Ok(self.limiter.memory.peek(*key, limit, *now));
+        };
+        let [peek] = remote
+            .operate(*key, limit, [CounterOperation::Decide(Operation::Peek)])
+            .await
+            .ok_or_else(|| unreachable(remote))?;
+        Ok(CounterState::of_peek(limit, peek.decision, *now))
     }
 
     /// Replaces the counter by a fresh one with `hits` charged, above the limit if the algorithm can hold a debt.
     pub async fn replace(&self, counter_ref: &CounterRef<'_>, hits: u64) -> Result<Replacement, NoCounter> {
         let CounterRef { key, limit, now, .. } = counter_ref;
-        match &self.limiter.remote {
-            None => Ok(self.limiter.memory.replace(*key, limit, *now, hits)),
-            Some(RemoteDecider::Cluster(cluster)) => {
-                cluster.replace(*key, limit, hits).await.ok_or(NoCounter::Unreachable)
-            }
-            Some(RemoteDecider::SharedStore(store)) => {
-                store.replace(*key, limit, hits).await.ok_or(NoCounter::NoStore)
-            }
-        }
+        let Some(remote) = &self.limiter.remote else {
+            return Ok(self.limiter.memory.replace(*key, limit, *now, hits));
+        };
+        let operations = [CounterOperation::Decide(Operation::Peek), CounterOperation::Set(hits)];
+        let [before, after] =
+            remote.operate(*key, limit, operations).await.ok_or_else(|| unreachable(remote))?;
+        let state = |outcome: Outcome| CounterState::of_peek(limit, outcome.decision, *now);
+        Ok(Replacement { before: state(before), after: state(after) })
     }
 
     async fn dry_run(&self, checks: &Checks<'_>, refusal: Refusal) -> Result<DryRun, LimiterError> {
         let memory = &self.limiter.memory;
-        let before: SmallVec<[CounterState; 2]> = match &self.limiter.remote {
-            None => return Ok(memory.dry_run(checks, self.now(), |decisions| refusal.is_refused(decisions))),
-            Some(RemoteDecider::Cluster(cluster)) => {
-                match cluster.state() {
-                    MemberState::Joining => return Err(LimiterError::Joining),
-                    MemberState::Serving | MemberState::Draining => {}
-                }
-                // Also for owned counters: a peek at an exhausted counter recalls its leases.
-                let peeks = join_all(checks.iter().map(|check| cluster.peek(check.key, check.limit))).await;
-                let before: Option<_> = peeks.into_iter().collect();
-                let before = before.ok_or(LimiterError::Remote)?;
-                if checks.iter().all(|check| memory.owns(memory.slot(check.key))) {
-                    let refused = |decisions: &[Decision]| refusal.is_refused(decisions);
-                    return Ok(memory.dry_run(checks, self.now(), refused));
-                }
-                before
-            }
-            Some(RemoteDecider::SharedStore(store)) => {
-                match store.dry_run(checks, refusal.clone()).await.ok_or(LimiterError::NoStore)? {
-                    (before, Some(decisions)) => return Ok(DryRun { decisions, before }),
-                    (before, None) => before,
-                }
-            }
+        let refused = |decisions: &[Decision]| refusal.is_refused(decisions);
+        let Some(remote) = &self.limiter.remote else {
+            return Ok(memory.dry_run(checks, self.now(), refused));
         };
-        let decisions = predict(checks, &before, |decisions| refusal.is_refused(decisions));
+        if remote.is_joining() {
+            return Err(LimiterError::Joining);
+        }
+        let is_here =
+            |check: &Check<'_>| remote.extent() == Extent::OtherOwners && memory.owns(memory.slot(check.key));
+        // Also for owned counters: a peek at an exhausted counter recalls its leases.
+        let Some((peeks, decisions)) = remote.dry_run(checks, refusal.clone()).await else {
+            return Err(match remote.extent() {
+                Extent::OtherOwners => LimiterError::Remote,
+                Extent::All => LimiterError::NoStore,
+            });
+        };
+        if decisions.is_none() && checks.iter().all(is_here) {
+            return Ok(memory.dry_run(checks, self.now(), refused));
+        }
+        let state =
+            |(peek, check): (Decision, &Check<'_>)| CounterState::of_peek(check.limit, peek, self.now());
+        let before: SmallVec<[CounterState; 2]> = peeks.into_iter().zip(checks).map(state).collect();
+        let decisions = decisions.unwrap_or_else(|| predict(checks, &before, refused));
         Ok(DryRun { decisions, before })
+    }
+}
+
+/// Why a counter elsewhere cannot be shown or changed.
+fn unreachable(remote: &Remote) -> NoCounter {
+    match remote.extent() {
+        Extent::OtherOwners => NoCounter::Unreachable,
+        Extent::All => NoCounter::NoStore,
     }
 }
 

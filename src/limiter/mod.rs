@@ -3,12 +3,14 @@
 use std::{sync::Arc, time::Duration};
 
 use arc_swap::Guard;
+use smallvec::SmallVec;
 
 use crate::{
     algorithm::Decision,
-    resilience::Overloaded,
-    rules::{ActiveRules, KeyedDomain, KeyedRules},
-    store::{Decisions, Memory, SingleDecision},
+    remote::{Extent, Remote},
+    resilience::{OpenForwards, Overloaded},
+    rules::{ActiveRules, ForwardPolicy, KeyedDomain, KeyedRules},
+    store::{Decisions, Memory, RemoteDecisions, SingleDecision},
     time::{Clock, Reading, Timestamp},
 };
 
@@ -19,15 +21,8 @@ mod examples;
 #[cfg(feature = "server")]
 mod explain;
 mod metrics;
-#[cfg(all(feature = "redis", not(feature = "server")))]
-mod no_cluster;
 mod plan;
 mod prepared;
-#[cfg(feature = "redis")]
-mod remote;
-#[cfg(not(feature = "redis"))]
-#[path = "no_remote.rs"]
-mod remote;
 mod request;
 mod reserve;
 #[cfg(feature = "redis")]
@@ -43,7 +38,6 @@ pub use explain::{CheckExplanation, CounterRef, DescriptorExplanation, Explanati
 pub use metrics::Metrics;
 pub use plan::{CurrentLimit, Modes};
 pub use prepared::PreparedDescriptor;
-pub use remote::RemoteDecider;
 pub use request::{Descriptor, Override, Request, RequestError, UnknownUnit};
 pub use reserve::{HeldAnswer, HoldError, SettledAnswer};
 #[cfg(feature = "redis")]
@@ -61,7 +55,7 @@ pub enum LimiterError {
     /// This replica does not know the slot owners yet.
     #[error("still joining the cluster")]
     Joining,
-    /// The counters are elsewhere: use [`ActiveView::decide_remote`].
+    /// The counters are elsewhere: use [`ActiveView::decide`].
     #[error("the counters are in another replica or in the shared store")]
     Remote,
     /// The shared store cannot be used.
@@ -84,7 +78,7 @@ pub struct Limiter {
     active_rules: Arc<ActiveRules>,
     memory: Arc<Memory>,
     clock: Clock,
-    remote: Option<RemoteDecider>,
+    remote: Option<Remote>,
     modes: Modes,
     metrics: Arc<Metrics>,
     // Whether calls make the clock follow the wall clock. In the service a task does.
@@ -114,7 +108,7 @@ impl Limiter {
     }
 
     /// The same limiter with counters elsewhere.
-    pub fn with_remote(self, remote: Option<RemoteDecider>) -> Self {
+    pub fn with_remote(self, remote: Option<Remote>) -> Self {
         Self { remote, ..self }
     }
 
@@ -166,9 +160,54 @@ impl ActiveView<'_> {
         self.limiter.clock.since(&self.reading)
     }
 
-    /// Decides and charges `request` if this replica decides all its counters.
-    pub fn decide(&self, request: &Request<'_>) -> Result<Answer<'_>, LimiterError> {
+    /// Decides and charges `request`, received over `connection`: here if this replica decides all its counters, elsewhere
+    /// otherwise.
+    pub async fn decide(
+        &self,
+        request: &Request<'_>,
+        connection: &OpenForwards,
+    ) -> Result<Answer<'_>, LimiterError> {
+        match self.decide_here(request) {
+            Err(LimiterError::Remote) => self.decide_elsewhere(request, connection).await,
+            decided => decided,
+        }
+    }
+
+    /// The same, without waiting, if this replica decides all its counters.
+    pub fn decide_here(&self, request: &Request<'_>) -> Result<Answer<'_>, LimiterError> {
         self.decide_as(request, Answer::from, |answer| answer)
+    }
+
+    async fn decide_elsewhere(
+        &self,
+        request: &Request<'_>,
+        connection: &OpenForwards,
+    ) -> Result<Answer<'_>, LimiterError> {
+        let Some(domain) = self.rules.domain(request.domain) else { return Err(LimiterError::Remote) };
+        let applied = applied_limits(domain, request);
+        let plan = Plan::new(domain, request, &applied);
+        let refusal = answer::refusal(self.limiter.modes, &applied, plan.deciding());
+        let policy = |index| applied[plan.descriptor(index)].forward_policy();
+        let policies: SmallVec<[ForwardPolicy; 2]> = (0..plan.checks.len()).map(policy).collect();
+        let remote = self.remote()?;
+        let RemoteDecisions { decisions, degraded } =
+            remote.decide(&plan.checks, &policies, request.timeout, connection, refusal).await?;
+        Ok(self.counted_answer(domain, request, &applied, &plan, &decisions, &degraded))
+    }
+
+    fn remote(&self) -> Result<&Remote, LimiterError> {
+        self.limiter.remote.as_ref().ok_or(LimiterError::Remote)
+    }
+
+    /// Whether this replica may decide `request` if it has all counters.
+    #[inline]
+    fn is_tried_here(&self, request: &Request<'_>) -> bool {
+        match self.limiter.remote.as_ref().map(Remote::extent) {
+            None => true,
+            // The owner may have reported the counter as exhausted to other replicas.
+            Some(Extent::OtherOwners) => !request.has_refund(),
+            Some(Extent::All) => false,
+        }
     }
 
     /// The same with another form of the answer, so that an answer for one descriptor need not be moved.
@@ -183,7 +222,7 @@ impl ActiveView<'_> {
         let Some(domain) = self.domain_of(request)? else {
             return Ok(of_set(Answer::without_limits(request.descriptors.len())));
         };
-        if self.limiter.remote.as_ref().is_some_and(|remote| remote.takes(request)) {
+        if !self.is_tried_here(request) {
             return Err(LimiterError::Remote);
         }
         if let [descriptor] = &*request.descriptors
@@ -253,7 +292,10 @@ impl ActiveView<'_> {
     }
 
     fn not_local_error(&self) -> LimiterError {
-        self.limiter.remote.as_ref().map_or(LimiterError::Remote, RemoteDecider::not_local_error)
+        match &self.limiter.remote {
+            Some(remote) if remote.is_joining() => LimiterError::Joining,
+            Some(_) | None => LimiterError::Remote,
+        }
     }
 
     /// Combines the decisions into an answer and counts it. `degraded` marks decisions made without the owner.

@@ -8,7 +8,10 @@ use crate::{
     algorithm::{Classic, Limit, Operation},
     descriptor::Key,
     limiter::{Descriptor, Override, Request, request::Charging},
-    rules::{Allowance, DisplayedLimit, Domain, KeyedDomain, Match, OnDenied, Rule, Unit},
+    rules::{
+        Allowance, DisplayedLimit, Domain, ForwardPolicy, KeyedDomain, Match, OnDenied, OnOwnerUnavailable,
+        Rule, Unit,
+    },
     store::{Check, Checks, OnRefusal, Role},
 };
 
@@ -157,6 +160,16 @@ impl<'s> AppliedLimit<'s> {
     /// Whether the rule has a candidate, and so a second check.
     pub(super) fn has_candidate(&self) -> bool {
         self.rule().is_some_and(|rule| rule.candidate.is_some())
+    }
+
+    /// The settings of the rule for a counter elsewhere.
+    pub(super) fn forward_policy(&self) -> ForwardPolicy {
+        match self.rule() {
+            Some(rule) => {
+                ForwardPolicy { on_owner_unavailable: rule.on_owner_unavailable, lease: rule.lease }
+            }
+            None => ForwardPolicy { on_owner_unavailable: OnOwnerUnavailable::default(), lease: true },
+        }
     }
 
     pub(super) fn rule(&self) -> Option<&'s Rule> {

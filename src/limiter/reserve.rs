@@ -8,8 +8,10 @@ use crate::{
         ActiveView, Answer, LimiterError, Request, RequestError, Status, answer,
         plan::{AppliedLimit, Plan, applied_limits},
     },
+    remote::{Extent, RemoteHoldError},
+    resilience::OpenForwards,
     rules::KeyedDomain,
-    store::{HoldId, HoldTerms, HoldTtlOutOfBounds, ReserveError, Reserved, Settled},
+    store::{Checks, HoldId, HoldTerms, HoldTtlOutOfBounds, Refusal, ReserveError, Reserved, Settled},
 };
 
 /// Why a reservation is not made or settled. Nothing was reserved.
@@ -64,57 +66,98 @@ pub(super) struct AppliedHolds<'s> {
     pub(super) limits: SmallVec<[AppliedLimit<'s>; 2]>,
 }
 
-impl ActiveView<'_> {
-    /// Reserves the hits of all descriptors, or none, if this replica has all their counters. A repeated call with the
-    /// same id answers as the first one.
-    pub fn reserve(&self, request: &Request<'_>, terms: &HoldTerms) -> Result<HeldAnswer<'_>, HoldError> {
-        let Some(applied) = self.applied_holds(request)? else {
-            return Ok(HeldAnswer::without_limits(request));
-        };
-        if self.limiter.remote.as_ref().is_some_and(|remote| remote.takes_holds()) {
-            return Err(HoldError::Limiter(self.not_local_error()));
+impl From<RemoteHoldError> for HoldError {
+    fn from(error: RemoteHoldError) -> Self {
+        match error {
+            RemoteHoldError::Overloaded => Self::Limiter(LimiterError::Overloaded),
+            RemoteHoldError::Exhausted => Self::Exhausted,
+            RemoteHoldError::OwnerUnreachable => Self::OwnerUnreachable,
         }
-        let plan = Plan::new(applied.domain, request, &applied.limits);
-        let refused = |decisions: &[Decision]| {
-            answer::refuses(self.limiter.modes, &applied.limits, plan.deciding(), decisions)
+    }
+}
+
+impl ActiveView<'_> {
+    /// Reserves the hits of all descriptors, or none: here if this replica has all their counters, elsewhere otherwise. A
+    /// repeated call with the same id answers as the first one.
+    pub async fn reserve(
+        &self,
+        request: &Request<'_>,
+        terms: &HoldTerms,
+        connection: &OpenForwards,
+    ) -> Result<HeldAnswer<'_>, HoldError> {
+        let Some(applied) = self.applied_holds(request)? else {
+            let answer = Answer::without_limits(request.descriptors.len());
+            return Ok(HeldAnswer { answer, is_held: true });
         };
-        let reserved = self.limiter.memory.reserve(&plan.checks, terms, self.now(), refused);
-        let reserved = reserved.map_err(|error| match error {
-            ReserveError::NotLocal(_) => HoldError::Limiter(self.not_local_error()),
+        let plan = Plan::new(applied.domain, request, &applied.limits);
+        let refusal = answer::refusal(self.limiter.modes, &applied.limits, plan.deciding());
+        let reserved = match self.reserve_here(&plan.checks, terms, &refusal) {
+            Err(HoldError::Limiter(LimiterError::Remote)) => {
+                let remote = self.remote()?;
+                remote.reserve(&plan.checks, terms, request.timeout, connection, refusal).await?
+            }
+            reserved => reserved?,
+        };
+        let Reserved { is_held, decisions } = reserved;
+        let answer = self.counted_answer(applied.domain, request, &applied.limits, &plan, &decisions, &[]);
+        Ok(HeldAnswer { answer, is_held })
+    }
+
+    fn reserve_here(
+        &self,
+        checks: &Checks<'_>,
+        terms: &HoldTerms,
+        refusal: &Refusal,
+    ) -> Result<Reserved, HoldError> {
+        if self.limiter.remote.as_ref().is_some_and(|remote| remote.extent() == Extent::All) {
+            return Err(LimiterError::Remote.into());
+        }
+        let refused = |decisions: &[Decision]| refusal.is_refused(decisions);
+        self.limiter.memory.reserve(checks, terms, self.now(), refused).map_err(|error| match error {
+            ReserveError::NotLocal(_) => self.not_local_error().into(),
             ReserveError::Exhausted => HoldError::Exhausted,
-        })?;
-        Ok(self.held_answer(request, &applied, &plan, &reserved))
+        })
     }
 
     /// Charges the hits of all descriptors, or none, once for each id: a repeated call is answered as the first one.
     ///
     /// The charge is a reservation that is settled at once. If it is not settled, its expiry charges it. A refused call
     /// changes nothing and is not remembered.
-    pub fn charge_once(&self, request: &Request<'_>, terms: &HoldTerms) -> Result<Answer<'_>, HoldError> {
-        // Settlements need the owners of all counters.
-        if self.limiter.remote.is_some() {
-            return Err(HoldError::Limiter(self.not_local_error()));
-        }
-        let HeldAnswer { answer, is_held } = self.reserve(request, terms)?;
+    pub async fn charge_once(
+        &self,
+        request: &Request<'_>,
+        terms: &HoldTerms,
+        connection: &OpenForwards,
+    ) -> Result<Answer<'_>, HoldError> {
+        let HeldAnswer { answer, is_held } = self.reserve(request, terms, connection).await?;
         if is_held {
-            self.settle(request, &terms.id)?;
+            // The expiry charges what is not settled, so the answer does not depend on this.
+            let _ = self.settle(request, &terms.id, connection).await;
         }
         Ok(answer)
     }
 
-    /// Settles a reservation at the hits of the descriptors, if there are no other replicas. They are the same
-    /// descriptors as those of the reservation. No hits cancel it.
-    pub fn settle(&self, request: &Request<'_>, id: &HoldId) -> Result<SettledAnswer<'_>, HoldError> {
+    /// Settles a reservation at the hits of the descriptors. They are the same descriptors as those of the reservation.
+    /// No hits cancel it.
+    pub async fn settle(
+        &self,
+        request: &Request<'_>,
+        id: &HoldId,
+        connection: &OpenForwards,
+    ) -> Result<SettledAnswer<'_>, HoldError> {
         let Some(applied) = self.applied_holds(request)? else {
             return Ok(SettledAnswer::without_limits(request));
         };
-        // The owner may have reported the counter as exhausted to other replicas.
-        if self.limiter.remote.is_some() {
-            return Err(HoldError::Limiter(self.not_local_error()));
-        }
         let plan = Plan::new(applied.domain, request, &applied.limits);
-        let settled = self.limiter.memory.settle(&plan.checks, id, self.now());
-        let settled = settled.map_err(|_| HoldError::Limiter(self.not_local_error()))?;
+        let settled = match &self.limiter.remote {
+            None => self
+                .limiter
+                .memory
+                .settle(&plan.checks, id, self.now())
+                .map_err(|_| HoldError::Limiter(LimiterError::Remote))?,
+            // Also for counters that are here: the owner may have reported them as exhausted to other replicas.
+            Some(remote) => remote.settle(&plan.checks, id, request.timeout, connection).await?,
+        };
         Ok(SettledAnswer::of(&applied, &plan, &settled))
     }
 
@@ -127,24 +170,6 @@ impl ActiveView<'_> {
         }
         let domain = self.domain_of(request)?;
         Ok(domain.map(|domain| AppliedHolds { domain, limits: applied_limits(domain, request) }))
-    }
-
-    pub(super) fn held_answer<'s>(
-        &'s self,
-        request: &Request<'_>,
-        applied: &AppliedHolds<'s>,
-        plan: &Plan<'_>,
-        Reserved { is_held, decisions }: &Reserved,
-    ) -> HeldAnswer<'s> {
-        let AppliedHolds { domain, limits } = applied;
-        let answer = self.counted_answer(*domain, request, limits, plan, decisions, &[]);
-        HeldAnswer { answer, is_held: *is_held }
-    }
-}
-
-impl HeldAnswer<'_> {
-    pub(super) fn without_limits(request: &Request<'_>) -> Self {
-        Self { answer: Answer::without_limits(request.descriptors.len()), is_held: true }
     }
 }
 

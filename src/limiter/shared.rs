@@ -1,6 +1,6 @@
 //! The limiter inside a program, with counters in Redis or Valkey that several processes share.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use smallvec::SmallVec;
 use tokio::task::JoinSet;
@@ -8,9 +8,10 @@ use tokio::task::JoinSet;
 use crate::{
     algorithm::Operation,
     limiter::{
-        CheckError, Checked, HoldError, Limiter, RemoteDecider, Reservation,
+        CheckError, Checked, HoldError, Limiter, Reservation,
         embedded::{each_entry, request},
     },
+    remote::Remote,
     resilience::OpenForwards,
     rules::Problems,
     shared_store::{ConnectError, Settings, SharedStore, State},
@@ -25,7 +26,6 @@ use crate::{
 pub struct SharedLimiter {
     limiter: Limiter,
     store: SharedStore,
-    connection: OpenForwards,
     // Ends with the limiter.
     _background: JoinSet<()>,
 }
@@ -71,8 +71,8 @@ impl SharedLimiter {
         let (clock, active_rules) = (limiter.clock.clone(), limiter.active_rules.clone());
         let store = SharedStore::start(settings, clock, active_rules, &mut background)?;
         store.until_known().await;
-        let limiter = limiter.with_remote(Some(RemoteDecider::SharedStore(store.clone())));
-        Ok(Self { limiter, store, connection: OpenForwards::default(), _background: background })
+        let limiter = limiter.with_remote(Some(Remote::new(Arc::new(store.clone()))));
+        Ok(Self { limiter, store, _background: background })
     }
 
     /// Whether the store decides.
@@ -141,8 +141,9 @@ impl SharedLimiter {
         let terms = HoldTerms::new(HoldId::random(), ttl, OnExpiry::Release)?;
         let mut buffer = SmallVec::new();
         let request = request(domain, each_entry(entries, &mut buffer), Operation::Charge(amount))?;
-        let view = self.limiter.view();
-        let answer = view.reserve_remote(&request, &terms, &self.connection).await?;
+        // Each call is a connection of its own: none is greedy, because all are of one program.
+        let (view, connection) = (self.limiter.view(), OpenForwards::default());
+        let answer = view.reserve(&request, &terms, &connection).await?;
         Ok(Reservation::of(&answer, terms))
     }
 
@@ -160,8 +161,8 @@ impl SharedLimiter {
     ) -> Result<Option<Settled>, HoldError> {
         let mut buffer = SmallVec::new();
         let request = request(domain, each_entry(entries, &mut buffer), Operation::Charge(actual))?;
-        let view = self.limiter.view();
-        let answer = view.settle_remote(&request, id, &self.connection).await?;
+        let (view, connection) = (self.limiter.view(), OpenForwards::default());
+        let answer = view.settle(&request, id, &connection).await?;
         Ok(answer.settled[0])
     }
 
@@ -173,8 +174,8 @@ impl SharedLimiter {
     ) -> Result<Checked, CheckError> {
         let mut buffer = SmallVec::new();
         let request = request(domain, each_entry(entries, &mut buffer), operation)?;
-        let view = self.limiter.view();
-        let answer = view.decide_remote(&request, &self.connection).await?;
+        let (view, connection) = (self.limiter.view(), OpenForwards::default());
+        let answer = view.decide(&request, &connection).await?;
         Ok(Checked::of(&answer))
     }
 }

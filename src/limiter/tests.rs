@@ -125,7 +125,7 @@ proptest! {
             let answers = [(&alone, vec![descriptor]), (&beside, vec![descriptor, unlimited])].map(
                 |(limiter, descriptors)| {
                     let request = Request::new("d", descriptors, timeout).unwrap();
-                    answer_text(limiter.view().decide(&request).unwrap())
+                    answer_text(limiter.view().decide_here(&request).unwrap())
                 },
             );
             prop_assert_eq!(&answers[0], &answers[1]);

@@ -18,7 +18,8 @@ use crate::{
         top,
     },
     cluster::Cluster,
-    limiter::{self, Limiter, RemoteDecider},
+    limiter::{self, Limiter},
+    remote::Remote,
     rules::{self, ActiveRules, RuleStatsRegistry},
     server::{
         Budgets, Error, Phase, ServerStats, lifecycle, metrics,
@@ -83,8 +84,8 @@ impl Components {
         };
         let shared_store = settings.shared_store.clone().map(connect).transpose()?;
         let remote = match (&cluster, &shared_store) {
-            (Some(cluster), _) => Some(RemoteDecider::Cluster(cluster.clone())),
-            (None, Some(store)) => Some(RemoteDecider::SharedStore(store.clone())),
+            (Some(cluster), _) => Some(Remote::new(Arc::new(cluster.clone()))),
+            (None, Some(store)) => Some(Remote::new(Arc::new(store.clone()))),
             (None, None) => None,
         };
         let limiter = Limiter::new(active_rules.clone(), persistence.memory.clone(), clock.clone())
@@ -92,6 +93,8 @@ impl Components {
             .with_modes(settings.limiter)
             .with_metrics(Arc::new(limiter::Metrics::new(settings.metrics.top_keys)));
         let admin = AdminState {
+            cluster: cluster.clone(),
+            shared_store: shared_store.clone(),
             active_rules: active_rules.clone(),
             memory: persistence.memory.clone(),
             limiter: limiter.clone(),
@@ -190,6 +193,8 @@ impl Components {
             active_rules: self.active_rules.clone(),
             memory: self.persistence.memory.clone(),
             limiter: limiter.clone(),
+            cluster: self.cluster.clone(),
+            shared_store: self.shared_store.clone(),
             certificates: Arc::new(self.stats.clone()),
             clock: self.clock.clone(),
         };

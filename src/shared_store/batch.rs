@@ -8,7 +8,7 @@ use crate::{
     shared_store::{
         counters::{Counters, Entry, Instants},
         known::{Known, KnownValues},
-        part::{Outcomes, Part, Unavailable},
+        part::{Part, PartOutcomes, Unavailable},
         script::{Group, GroupReply, KeyChange},
     },
     store::{Expired, HeldCounter},
@@ -33,7 +33,7 @@ pub(super) struct Batch {
 #[derive(Debug, Default)]
 struct PartGroup {
     entries: Vec<usize>,
-    parts: Vec<(Part, Outcomes)>,
+    parts: Vec<(Part, PartOutcomes)>,
     /// The most races that one of the parts has lost.
     conflicts: u32,
 }
@@ -42,7 +42,7 @@ struct PartGroup {
 #[derive(Debug, Default)]
 pub(super) struct Settled {
     /// Decided.
-    pub(super) decided: Vec<(Part, Outcomes)>,
+    pub(super) decided: Vec<(Part, PartOutcomes)>,
     /// To be decided again.
     pub(super) again: Vec<Part>,
     /// Groups that were decided on values which other replicas had changed.

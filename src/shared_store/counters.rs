@@ -10,14 +10,18 @@ use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
 use crate::{
-    algorithm::{Counter, Decision, Limit, Operation, Verdict},
+    algorithm::{Decision, Operation},
     descriptor::Key,
+    remote::{CounterCheck, Mode},
     shared_store::{
         known::{Known, KnownValues},
-        part::{Action, HoldReply, Mode, Outcome, Outcomes, Part, SharedCheck},
+        part::{Part, PartOutcomes},
         value::encode,
     },
-    store::{self, Check, Checks, Exhausted, Expired, HeldCounter, Now, Refusal, decide_set},
+    store::{
+        self, Checks, CounterOperation, Exhausted, Expired, HeldCounter, HoldTerms, Now, Outcome, Refusal,
+        Reserve, Reserved, Room, decide_set,
+    },
     time::Timestamp,
 };
 
@@ -26,6 +30,10 @@ use crate::{
 const EXPIRY_MARGIN: u64 = 1_000;
 /// For so long a value that the store has shown is not assumed to have expired.
 const FRESH_FOR: Duration = Duration::from_millis(100);
+
+/// The holds of one counter that are open or remembered are bounded in number: all of them are written with each change
+/// of the counter.
+pub(super) const ROOM: Room = Room { remembered: 4_000, ..Room::UNBOUNDED };
 
 /// The instants of a batch, and what a claim consists of.
 #[derive(Clone, Copy, Debug)]
@@ -44,7 +52,7 @@ pub(super) struct Instants {
 
 impl Instants {
     fn now(&self) -> Now {
-        Now { now: self.server, given_up: self.given_up }
+        Now { now: self.server, given_up: self.given_up.map(|at| at.min(self.server)) }
     }
 }
 
@@ -101,7 +109,7 @@ impl Counters {
         instants: &Instants,
     ) -> SmallVec<[usize; 2]> {
         let mut found = SmallVec::new();
-        for SharedCheck { key, .. } in &part.checks {
+        for CounterCheck { key, .. } in &part.checks {
             let entry = *self.index.entry(*key).or_insert_with(|| {
                 let known = known.take(*key).filter(|known| known.is_current(instants));
                 self.known_bytes += known.as_ref().map_or(0, |known| known.bytes.len());
@@ -116,104 +124,73 @@ impl Counters {
     }
 
     /// Decides a part on what is known.
-    pub(super) fn decide(&mut self, part: &Part, instants: &Instants) -> Outcomes {
+    pub(super) fn decide(&mut self, part: &Part, instants: &Instants) -> PartOutcomes {
         match &part.mode {
             Mode::Call(refusal) => self.decide_call(part, refusal, instants),
             Mode::DryRun(refusal) => {
                 let copies = self.copies(part);
-                let before: SmallVec<[Decision; 2]> = part
-                    .checks
-                    .iter()
-                    .map(|SharedCheck { key, limit, .. }| {
-                        let peek =
-                            |counter: &mut Counter| limit.decide(counter, instants.server, Operation::Peek);
-                        self.touch(*key, limit, instants, peek)
-                    })
-                    .collect();
-                let mut outcomes = self.decide_call(part, refusal, instants);
-                for (outcome, before) in outcomes.iter_mut().zip(before) {
-                    outcome.before = before;
-                }
+                let peek = CounterOperation::Decide(Operation::Peek);
+                let peeks = part.checks.iter().map(|check| self.apply(check, &peek, instants));
+                let mut outcomes: PartOutcomes = peeks.collect();
+                outcomes.extend(self.decide_call(part, refusal, instants));
                 self.restore(copies);
                 outcomes
             }
             Mode::Reserve(refusal) => self.reserve(part, refusal, instants),
-            Mode::Each => part.checks.iter().map(|check| self.apply(check, instants)).collect(),
+            Mode::Each => {
+                part.checks.iter().map(|check| self.apply(check, &check.operation, instants)).collect()
+            }
         }
     }
 
     /// Decides the checks of a call as the store in memory does.
-    fn decide_call(&mut self, part: &Part, refusal: &Refusal, instants: &Instants) -> Outcomes {
-        let checks: Checks<'_> = part
-            .checks
-            .iter()
-            .map(|check| Check {
-                key: check.key,
-                limit: &check.limit,
-                operation: check.action.operation(),
-                on_refusal: check.on_refusal,
-            })
-            .collect();
-        let each = |index: usize, action: store::Action| {
-            let check = &checks[index];
-            let decision = self.touch(check.key, check.limit, instants, |counter| {
-                action.apply(check, counter, instants.server)
-            });
-            let is_changed = match action {
-                store::Action::Decide => {
-                    check.limit.is_changed_by(check.operation, decision.verdict.passes())
-                }
-                store::Action::TakeBack(_) => true,
-                store::Action::Peek => false,
-            };
-            let entry = self.index[&check.key];
-            self.entries[entry].is_changed |= is_changed;
-            (decision, true)
-        };
-        let decisions = decide_set(&checks, |decisions| refusal.is_refused(decisions), each);
-        decisions
-            .iter()
-            .zip(decisions.charged())
-            .map(|(decision, charged)| Outcome::of(*decision, *charged))
-            .collect()
+    fn decide_call(&mut self, part: &Part, refusal: &Refusal, instants: &Instants) -> PartOutcomes {
+        let checks: Checks<'_> = part.checks.iter().map(CounterCheck::to_check).collect();
+        let refused = |decisions: &[Decision]| refusal.is_refused(decisions);
+        let decisions = decide_set(&checks, refused, |index, operation| {
+            (self.apply(&part.checks[index], operation, instants).decision, true)
+        });
+        let outcomes = decisions.iter().zip(decisions.charged());
+        outcomes.map(|(decision, charged)| Outcome::of(*decision, *charged)).collect()
     }
 
     /// Holds the charges of a call, or none of them.
-    fn reserve(&mut self, part: &Part, refusal: &Refusal, instants: &Instants) -> Outcomes {
-        // A single check that is not held has changed nothing.
-        let copies = if part.checks.len() > 1 { self.copies(part) } else { Vec::new() };
-        let mut outcomes: Outcomes = part.checks.iter().map(|check| self.apply(check, instants)).collect();
-        let decisions: SmallVec<[Decision; 2]> = outcomes.iter().map(|outcome| outcome.decision).collect();
-        let is_refused = refusal.is_refused(&decisions);
-        if is_refused || outcomes.iter().any(|outcome| matches!(outcome.hold, HoldReply::Exhausted)) {
-            self.restore(copies);
-            for (SharedCheck { key, limit, .. }, outcome) in part.checks.iter().zip(&mut outcomes) {
-                outcome.charged = 0;
-                if is_refused && outcome.decision.verdict.passes() {
-                    let peek =
-                        |counter: &mut Counter| limit.decide(counter, instants.server, Operation::Peek);
-                    let left = self.touch(*key, limit, instants, peek);
-                    (outcome.decision.remaining, outcome.decision.reset_after) =
-                        (left.remaining, left.reset_after);
-                }
+    fn reserve(&mut self, part: &Part, refusal: &Refusal, instants: &Instants) -> PartOutcomes {
+        let mut numbers: SmallVec<[usize; 2]> = SmallVec::new();
+        let mut each: SmallVec<[Reserve<'_>; 2]> = SmallVec::new();
+        for check in &part.checks {
+            let CounterOperation::Reserve { terms, hits } = &check.operation else { continue };
+            self.expire(check, instants);
+            let number = self.index[&check.key];
+            let counter = numbers.iter().position(|other| *other == number).unwrap_or(numbers.len());
+            if counter == numbers.len() {
+                numbers.push(number);
             }
-            return outcomes;
+            let terms = HoldTerms::clone(terms);
+            each.push(Reserve { counter, limit: &check.limit, terms, hits: *hits, leased: 0 });
         }
-        for (check, decision) in part.checks.iter().zip(decisions) {
-            if let Action::Reserve { terms, .. } = &check.action
-                && !decision.verdict.passes()
-            {
-                let entry = self.expired_entry(check.key, &check.limit, instants);
-                entry.counter.hold_nothing(&check.limit, terms, &decision, instants.now());
-                entry.is_changed = true;
+        let mut counters: SmallVec<[HeldCounter; 2]> =
+            numbers.iter().map(|number| std::mem::take(&mut self.entries[*number].counter)).collect();
+        let refused = |decisions: &[Decision]| refusal.is_refused(decisions);
+        let reserved = store::reserve(&each, &mut counters, instants.now(), ROOM, refused);
+        let is_changed = reserved.as_ref().is_ok_and(|reserved| reserved.is_held);
+        for (number, counter) in numbers.into_iter().zip(counters) {
+            let entry = &mut self.entries[number];
+            entry.counter = counter;
+            entry.is_changed |= is_changed;
+        }
+        match reserved {
+            Ok(Reserved { decisions, .. }) => {
+                let outcomes = decisions.iter().zip(decisions.charged());
+                outcomes.map(|(decision, charged)| Outcome::of(*decision, *charged)).collect()
             }
+            Err(Exhausted) => SmallVec::from_elem(Outcome::exhausted(), part.checks.len()),
         }
-        outcomes
     }
 
     /// Copies of a part's counters.
     fn copies(&self, part: &Part) -> Vec<EntryCopy> {
-        let copy = |check: &SharedCheck| {
+        let copy = |check: &CounterCheck| {
             let number = self.index[&check.key];
             let Entry { counter, is_changed, expired, .. } = &self.entries[number];
             EntryCopy { number, counter: counter.clone(), is_changed: *is_changed, expired: *expired }
@@ -228,82 +205,19 @@ impl Counters {
         }
     }
 
-    fn apply(&mut self, check: &SharedCheck, instants: &Instants) -> Outcome {
-        let SharedCheck { key, limit, action, .. } = check;
-        let now = instants.server;
-        let peek = |counter: &mut Counter| limit.decide(counter, now, Operation::Peek);
-        let mut is_changed = true;
-        let outcome = match action {
-            Action::Decide(operation) => {
-                let decision =
-                    self.touch(*key, limit, instants, |counter| limit.decide(counter, now, *operation));
-                let passes = decision.verdict.passes();
-                is_changed = limit.is_changed_by(*operation, passes);
-                Outcome::of(decision, limit.charged(*operation, passes))
-            }
-            Action::Undo(receipt) => {
-                let decision = self.touch(*key, limit, instants, |counter| {
-                    limit.undo(counter, *receipt, now);
-                    peek(counter)
-                });
-                Outcome::of(decision, 0)
-            }
-            Action::Set(hits) => {
-                let entry = &mut self.entries[self.index[key]];
-                Outcome::of(entry.counter.replace(limit, *hits, instants.now()), 0)
-            }
-            Action::Absorb(consumed) => {
-                let decision = self.touch(*key, limit, instants, |counter| {
-                    limit.absorb(counter, consumed, now);
-                    peek(counter)
-                });
-                Outcome::of(decision, 0)
-            }
-            Action::Reserve { terms, hits } => {
-                let entry = self.expired_entry(*key, limit, instants);
-                match entry.counter.reserve(limit, terms, *hits, instants.now()) {
-                    Ok((decision, charged)) => {
-                        is_changed = decision.verdict.passes();
-                        // What is held is taken back by its id only.
-                        Outcome::of(Decision { receipt: None, ..decision }, charged)
-                    }
-                    Err(Exhausted) => {
-                        is_changed = false;
-                        Outcome { hold: HoldReply::Exhausted, ..passed() }
-                    }
-                }
-            }
-            Action::SettleHold { id, actual } => {
-                let entry = self.expired_entry(*key, limit, instants);
-                let settled = entry.counter.settle(limit, id, *actual, instants.now());
-                Outcome { hold: HoldReply::Settled(settled), ..passed() }
-            }
-            Action::WithdrawHold { id, attempt } => {
-                let entry = self.expired_entry(*key, limit, instants);
-                is_changed = entry.counter.withdraw(limit, id, *attempt, instants.now());
-                passed()
-            }
-        };
-        self.entries[self.index[key]].is_changed |= is_changed;
+    /// Applies an operation to the counter of a check, after its holds that are due have ended.
+    fn apply(&mut self, check: &CounterCheck, operation: &CounterOperation, instants: &Instants) -> Outcome {
+        let entry = self.expire(check, instants);
+        let (outcome, is_changed) = entry.counter.apply(&check.limit, operation, instants.now(), ROOM);
+        entry.is_changed |= is_changed;
         outcome
     }
 
-    /// Applies `decide` to a counter, after its holds that are due have ended.
-    fn touch(
-        &mut self,
-        key: Key,
-        limit: &Limit,
-        instants: &Instants,
-        decide: impl FnOnce(&mut Counter) -> Decision,
-    ) -> Decision {
-        self.expired_entry(key, limit, instants).counter.update(limit, instants.now(), decide)
-    }
-
-    /// The entry of a counter, after its holds that are due have ended.
-    fn expired_entry(&mut self, key: Key, limit: &Limit, instants: &Instants) -> &mut Entry {
-        let entry = &mut self.entries[self.index[&key]];
-        let expired = entry.counter.expire(limit, instants.now());
-        entry.is_changed |= expired != Expired::default();
+    /// Ends the holds of a counter that are due.
+    fn expire(&mut self, check: &CounterCheck, instants: &Instants) -> &mut Entry {
+        let entry = &mut self.entries[self.index[&check.key]];
+        let (is_changed, expired) = entry.counter.expire(&check.limit, instants.now());
+        entry.is_changed |= is_changed;
         entry.expired += expired;
         entry
     }
@@ -385,10 +299,4 @@ impl Known {
         let expiry = self.counter.idle_at().plus(EXPIRY_MARGIN * 1_000_000);
         instants.server < expiry || instants.local.since(self.confirmed_at) < FRESH_FOR
     }
-}
-
-/// The outcome of an action that decides nothing.
-fn passed() -> Outcome {
-    let (verdict, reset_after) = (Verdict::Pass, Duration::ZERO);
-    Outcome::of(Decision { verdict, remaining: 0, reset_after, receipt: None }, 0)
 }

@@ -1,11 +1,11 @@
 //! Drives a lane: sends its batches one after the other while parts wait.
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
 
 use redis::{ErrorKind, RedisError, RedisResult, ServerErrorKind};
-use smallvec::SmallVec;
 
 use crate::{
+    remote::{CounterChecks, Mode},
     resilience::BreakerState,
     shared_store::{
         Shared,
@@ -14,14 +14,12 @@ use crate::{
         counters::Instants,
         lane::{Answers, BatchStats, Step},
         lock,
-        part::{Action, Mode, Part, SharedCheck},
+        part::Part,
         script::{self, Group},
         unexpected,
     },
+    store::CounterOperation,
 };
-
-/// How long a charge may be taken back that was answered without the store.
-const LATE_MAX: Duration = Duration::from_secs(30);
 
 impl Shared {
     /// Sends what waits in a lane until nothing waits.
@@ -114,18 +112,17 @@ impl Shared {
             if matches!(mode, Mode::DryRun(_)) {
                 continue;
             }
-            let undone: SmallVec<[SharedCheck; 1]> = checks
+            let undone: CounterChecks = checks
                 .into_iter()
                 .zip(outcomes)
                 .filter_map(|(check, outcome)| {
                     let receipt = outcome.decision.receipt.filter(|_| outcome.charged > 0)?;
-                    Some(SharedCheck { action: Action::Undo(receipt), ..check })
+                    Some(check.with(CounterOperation::Undo(receipt)))
                 })
                 .collect();
             if !undone.is_empty() {
                 self.counts.late.increase();
-                // If the store is gone by now, the charge stays.
-                let _ = self.submit(Part::new(undone, Mode::Each, None, self.local().after(LATE_MAX)));
+                self.take_back_late(undone);
             }
         }
     }

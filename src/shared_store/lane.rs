@@ -13,10 +13,10 @@ use crate::{
         batch::{Batch, Settled},
         counters::Instants,
         known::{Known, KnownValues},
-        part::{Outcome, Outcomes, Part, Unavailable},
+        part::{Part, PartOutcomes, Unavailable},
         script::GroupReply,
     },
-    store::{Expired, Now},
+    store::{Expired, Now, Outcome},
     time::Timestamp,
 };
 
@@ -56,7 +56,7 @@ pub(super) enum Step {
 }
 
 /// Answers to callers, to be sent without a lock.
-pub(super) type Answers = Vec<(Part, Result<Outcomes, Unavailable>)>;
+pub(super) type Answers = Vec<(Part, Result<PartOutcomes, Unavailable>)>;
 
 /// What a batch came to, beside the answers.
 #[derive(Debug, Default)]
@@ -124,7 +124,7 @@ impl Lane {
         if known.counter.is_absent() || known.counter.is_due(server) {
             return None;
         }
-        let now = Now { now: server, given_up };
+        let now = Now { now: server, given_up: given_up.map(|at| at.min(server)) };
         let mut decide =
             |operation| known.counter.update(limit, now, |counter| limit.decide(counter, server, operation));
         let peek = decide(Operation::Peek);

@@ -27,15 +27,12 @@ use crate::{
     time::{Clock, Stopwatch, Timestamp},
 };
 
-mod admin;
 mod announcements;
 mod batch;
 mod connection;
 mod counters;
-mod decide;
 mod driver;
 mod greeting;
-mod holds;
 mod known;
 mod lane;
 mod link;
@@ -46,6 +43,7 @@ mod script;
 mod server_clock;
 mod settings;
 mod stats;
+mod submit;
 mod value;
 
 pub use passwords::{PasswordError, PasswordFiles, Passwords};
@@ -93,7 +91,6 @@ struct Shared {
     /// The replicas that use the store, as it last said.
     replicas: AtomicU32,
     share: Mutex<LocalShare>,
-    open_checks: AtomicUsize,
     open_withdrawals: AtomicUsize,
     /// Whether the last batch failed, and why.
     is_failing: AtomicBool,
@@ -156,7 +153,6 @@ impl SharedStore {
             is_subscribed: AtomicBool::new(false),
             replicas: AtomicU32::new(1),
             share: Mutex::default(),
-            open_checks: AtomicUsize::new(0),
             open_withdrawals: AtomicUsize::new(0),
             is_failing: AtomicBool::new(false),
             failure: Mutex::default(),

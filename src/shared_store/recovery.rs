@@ -2,15 +2,11 @@
 
 use std::time::Duration;
 
-use smallvec::smallvec;
-
 use crate::{
     descriptor::Key,
-    shared_store::{
-        SharedStore, lock,
-        part::{Action, Mode, SharedCheck},
-    },
-    store::{Admitted, OnRefusal},
+    remote::{COUNTER_ONLY, CounterCheck, CounterChecks, Mode},
+    shared_store::{SharedStore, lock},
+    store::{Admitted, CounterOperation, OnRefusal},
     time::Timestamp,
 };
 
@@ -39,10 +35,17 @@ impl SharedStore {
     async fn charge(&self, key: Key) -> bool {
         let shared = &self.0;
         let Some(Admitted { limit, counter }) = lock(&shared.share).take_admitted(key) else { return true };
-        let action = Action::Absorb(counter.clone());
-        let check = SharedCheck { key, limit: limit.clone(), action, on_refusal: OnRefusal::Keep };
+        let operation = CounterOperation::Absorb(counter.clone());
+        let check = CounterCheck {
+            key,
+            limit: limit.clone(),
+            operation,
+            on_refusal: OnRefusal::Keep,
+            policy: COUNTER_ONLY,
+        };
+        let checks = CounterChecks::from_iter([check]);
         // The lane answers every part, so there is no other bound on the wait.
-        if shared.decide_part(smallvec![check], Mode::Each, Timestamp::MAX).await.is_ok() {
+        if shared.decide_part(checks, Mode::Each, Timestamp::MAX, None).await.is_ok() {
             return true;
         }
         lock(&shared.share).put_back(key, Admitted { limit, counter }, shared.degraded_now());

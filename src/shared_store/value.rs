@@ -93,8 +93,9 @@ mod tests {
 
     use super::*;
     use crate::{
-        algorithm::{Operation, laws::every_limit},
-        store::{HoldId, HoldTerms, Now, OnExpiry},
+        algorithm::{Limit, Operation, laws::every_limit},
+        shared_store::counters::ROOM,
+        store::{CounterOperation, HoldId, HoldOutcome, HoldTerms, Now, OnExpiry},
         time::SECOND,
     };
 
@@ -105,6 +106,22 @@ mod tests {
             (Some(Value::Counter(counter)), None) => counter,
             other => panic!("{other:?}"),
         }
+    }
+
+    fn reserve(
+        counter: &mut HeldCounter,
+        limit: &Limit,
+        terms: HoldTerms,
+        hits: u64,
+        now: Now,
+    ) -> HoldOutcome {
+        let operation = CounterOperation::Reserve { terms: Box::new(terms), hits };
+        counter.apply(limit, &operation, now, ROOM).0.hold
+    }
+
+    fn settle(counter: &mut HeldCounter, limit: &Limit, id: &HoldId, now: Now) -> HoldOutcome {
+        let operation = CounterOperation::Settle { id: id.clone(), actual: 2 };
+        counter.apply(limit, &operation, now, ROOM).0.hold
     }
 
     #[test]
@@ -118,12 +135,12 @@ mod tests {
             assert_eq!(encode(&read_back(&plain)), plain);
             let id = HoldId::new(b"a").unwrap();
             let terms = HoldTerms::new(id.clone(), Duration::from_secs(60), OnExpiry::Release).unwrap();
-            counter.reserve(&limit, &terms, 4, now).unwrap();
+            reserve(&mut counter, &limit, terms, 4, now);
             let held = encode(&counter);
             assert_eq!(held[0], VERSION_WITH_HOLDS);
             assert_eq!(encode(&read_back(&held)), held);
             let [settled, expected] = [&mut read_back(&held), &mut counter]
-                .map(|counter| counter.settle(&limit, &id, 2, Now { now: NOW.plus(SECOND), given_up: None }));
+                .map(|counter| settle(counter, &limit, &id, Now { now: NOW.plus(SECOND), given_up: None }));
             assert_eq!(settled, expected);
         }
     }
@@ -133,16 +150,18 @@ mod tests {
         let now = Now { now: NOW, given_up: None };
         let limit = &every_limit(1_000_000, 3_600 * SECOND)[0];
         let mut counter = HeldCounter::default();
-        let mut reserve = |number: u64| {
+        let mut reserve_and_settle = |number: u64| {
             let id = HoldId::new(&[&[b'x'; 56][..], &number.to_be_bytes()].concat()).unwrap();
             let terms = HoldTerms::new(id.clone(), Duration::from_secs(60), OnExpiry::Release).unwrap();
-            let reserved = counter.reserve(limit, &terms, 1, now);
-            let settled = reserved.is_ok().then(|| counter.settle(limit, &id, 1, now));
+            let is_held = reserve(&mut counter, limit, terms, 1, now) != HoldOutcome::Exhausted;
+            if is_held {
+                settle(&mut counter, limit, &id, now);
+            }
             let length = if number.is_multiple_of(1_000) { encode(&counter).len() } else { 0 };
-            (settled.is_some(), length)
+            (is_held, length)
         };
-        assert!((0..4_000).all(|number| reserve(number).0));
-        let (is_held, length) = reserve(4_000);
+        assert!((0..4_000).all(|number| reserve_and_settle(number).0));
+        let (is_held, length) = reserve_and_settle(4_000);
         assert!(!is_held && length < 800_000, "{length}");
     }
 

@@ -62,6 +62,12 @@ impl Budget {
         self.bytes_max < self.used().saturating_add(spoken_for).saturating_add(bytes)
     }
 
+    /// The bytes that are neither used nor reserved.
+    pub(super) fn left(&self) -> usize {
+        let spoken_for = self.reserved.load(Ordering::Relaxed);
+        self.bytes_max.saturating_sub(self.used().saturating_add(spoken_for))
+    }
+
     /// Whether `bytes` more would exceed the maximum, for a table that is still empty.
     pub(super) fn is_short_of_first(&self, bytes: usize) -> bool {
         self.is_short_of(bytes.saturating_sub(self.first_table_bytes))

@@ -35,6 +35,15 @@ pub struct RemoteDecisions {
     pub degraded: SmallVec<[bool; 2]>,
 }
 
+/// The answer to a reservation.
+#[derive(Clone, Debug)]
+pub struct Reserved {
+    /// Whether everything is held. Otherwise nothing is.
+    pub is_held: bool,
+    /// The decisions, in the order of the checks.
+    pub decisions: Decisions,
+}
+
 impl Decisions {
     /// Decisions, with the hits that each has charged.
     pub(crate) fn new(each: SmallVec<[Decision; 2]>, charged: SmallVec<[u64; 2]>) -> Self {

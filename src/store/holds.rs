@@ -14,7 +14,6 @@ mod codec;
 mod merge;
 
 pub(super) use codec::DecodedHolds;
-pub(super) use merge::{HeldCounter, Room};
 
 /// The most holds of one counter that are open, or charged at their expiry and not forgotten yet.
 pub const HOLDS_MAX: usize = 1_000;
@@ -148,13 +147,12 @@ impl Holds {
         HoldSize { open: self.open(), bytes: self.bytes() }
     }
 
-    /// Whether there is room for `more` holds.
-    pub(super) fn has_room(&self, more: usize) -> bool {
-        self.each.len() + more <= HOLDS_MAX
+    /// The number of holds that still weigh something.
+    pub(super) fn weighing(&self) -> usize {
+        self.each.len()
     }
 
     /// The number of holds that are open or remembered.
-    #[cfg(feature = "redis")]
     pub(super) fn remembered(&self) -> usize {
         self.each.len() + self.ended.len()
     }

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use crate::{
     algorithm::{Counter, Decision, Limit, Operation, Receipt, Verdict},
     descriptor::Key,
-    store::{Check, Lead, Memory, OnFull, OnRefusal},
+    store::{Check, Lead, Memory, OnFull, OnRefusal, operation::CounterOperation},
     time::Timestamp,
 };
 
@@ -121,6 +121,7 @@ impl LocalShare {
         if let Some(admitted) = self.admitted.get_mut(&key) {
             admitted.limit.decide(&mut admitted.counter, now, Operation::Refund(hits));
         }
-        self.memory.undo(key, &share, receipt, now);
+        let undone = self.memory.operate(key, &share, &CounterOperation::Undo(receipt), now);
+        debug_assert!(undone.is_ok(), "a memory that is not shared owns every slot");
     }
 }

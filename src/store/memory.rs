@@ -6,39 +6,37 @@ use std::{
     time::Duration,
 };
 
-use smallvec::SmallVec;
-
 use crate::{
-    algorithm::{Counter, Decision, Limit, Receipt, Verdict},
+    algorithm::{Counter, Decision, Limit, Operation, Receipt, Verdict},
     descriptor::Key,
     store::{
-        Check, Decisions, OnFull, SLOTS, SingleDecision, Slot, SlotData,
+        Check, Checks, Decisions, OnFull, OnRefusal, Reserved, SLOTS, SingleDecision, Slot, SlotData,
         budget::Budget,
-        packed_counter::PackedCounter,
+        decide_set::decide_set,
+        held_counter::Room,
+        operation::{CounterOperation, Outcome},
+        packed_counter::{Now, PackedCounter},
         table::{BYTES_FIRST, EventCounter, HoldTotals, Table, TableResources},
     },
     time::{Clock, Timestamp},
 };
 
 mod admin;
-mod decide_set;
-mod edit;
 mod holds;
 mod leases;
+mod locked;
 mod ownership;
 mod restrictions;
 mod sharing;
 
-pub(crate) use admin::charged_counter;
 pub use admin::{CounterState, DryRun, Replacement};
-pub(crate) use decide_set::{Action, decide_set};
+pub use holds::ReserveError;
 pub(crate) use holds::each_hold_id;
-pub use holds::{ReserveError, Reserved};
 pub use leases::UsedHits;
 pub use restrictions::Lead;
 
-use leases::apply_action;
-use ownership::{OwnershipTable, SlotOwnership};
+use locked::LockedSlots;
+use ownership::OwnershipTable;
 use restrictions::Restrictions;
 
 /// A sweep visits one of this many parts of the slots at a time.
@@ -202,23 +200,14 @@ impl Memory {
         now: Timestamp,
         refused: impl Fn(&[Decision]) -> bool,
     ) -> Result<Decisions, NotLocal> {
-        let mut locked = self.lock_owned(checks)?;
+        let mut locked = self.lock_owned(checks, now)?;
         if locked.have_side_data() {
-            locked.absorb_pending(self, checks, now);
-            locked.expire_holds(self, checks, now);
-            locked.require_unleased(self, checks, now, &refused)?;
+            locked.settle_side_data(checks);
+            locked.require_unleased(checks, &refused)?;
         }
-        let decisions = decide_set(checks, refused, |index, action| {
-            let check = &checks[index];
-            let leased = locked.leased(self, check.key);
-            let table = locked.table(self.slot(check.key));
-            if leased == 0 && !table.has_holds() {
-                return self.touch(table, check, action, now, Some);
-            }
-            let decide = |counter: &mut Counter| apply_action(leased, action, check, counter, now).decision;
-            self.touch_unpacked(table, check.key, check.limit, now, decide)
-        });
-        locked.record_changes(self, checks, &decisions);
+        let decisions =
+            decide_set(checks, refused, |index, operation| locked.apply(&checks[index], operation));
+        locked.record_changes(checks, &decisions);
         Ok(decisions)
     }
 
@@ -242,7 +231,8 @@ impl Memory {
             drop((ownership, table));
             return self.apply_single_with_side_data(check, now);
         }
-        let (decision, stored) = self.touch(&mut table, check, Action::Decide, now, |_| None);
+        let (decision, stored) =
+            self.touch(&mut table, check, &CounterOperation::Decide(check.operation), now, |_| None);
         let passes = decision.verdict.passes();
         if let (Some(ownerships), Some(ownership)) = (&self.ownerships, &mut ownership)
             && check.limit.is_changed_by(check.operation, passes)
@@ -265,26 +255,66 @@ impl Memory {
         Ok(SingleDecision { decision: decisions[0].keep_receipt(|_| None), charged: decisions.charged()[0] })
     }
 
-    /// Applies an action to the counter of a check in the table of its slot, and returns whether the counter is stored.
-    /// `keep` returns what is kept of a receipt.
+    /// Applies an operation to the counter of `key`, after its holds that are due have ended.
+    ///
+    /// In a cluster this fails unless this replica owns the slot and no decision depends on leased hits.
+    pub(crate) fn operate(
+        &self,
+        key: Key,
+        limit: &Limit,
+        operation: &CounterOperation,
+        now: Timestamp,
+    ) -> Result<Outcome, NotLocal> {
+        let check = |operation| Check { key, limit, operation, on_refusal: OnRefusal::TakeBack };
+        let charge = |hits| Checks::from_slice(&[check(Operation::Charge(hits))]);
+        match operation {
+            CounterOperation::Decide(operation) => {
+                let decisions = self.apply(&[check(*operation)], now, |_| false)?;
+                Ok(Outcome::of(decisions[0], decisions.charged()[0]))
+            }
+            CounterOperation::Reserve { terms, hits } => {
+                let refused = |decisions: &[Decision]| !decisions[0].verdict.passes();
+                match self.reserve(&charge(*hits), terms, now, refused) {
+                    Ok(Reserved { decisions, .. }) => Ok(Outcome::of(decisions[0], decisions.charged()[0])),
+                    Err(ReserveError::NotLocal(missing)) => Err(missing),
+                    Err(ReserveError::Exhausted) => Ok(Outcome::exhausted()),
+                }
+            }
+            CounterOperation::Settle { id, actual } => {
+                Ok(Outcome::settled(self.settle(&charge(*actual), id, now)?[0]))
+            }
+            CounterOperation::Withdraw { id, attempt } => {
+                self.withdraw(&charge(0), id, *attempt, now)?;
+                Ok(Outcome::of(self.peek(key, limit, now).peek, 0))
+            }
+            CounterOperation::Undo(_) | CounterOperation::Set(_) | CounterOperation::Absorb(_) => {
+                let at = self.at(now);
+                let outcome =
+                    self.with_owned(key, now, |counter| counter.apply(limit, operation, at, Room::NONE).0);
+                outcome.ok_or(NotLocal::Slot(self.slot(key)))
+            }
+        }
+    }
+
+    /// Applies an operation to the counter of a check in the table of its slot, which has no holds, and returns whether
+    /// the counter is stored. `keep` returns what is kept of a receipt.
     #[inline(always)]
     fn touch<R>(
         &self,
         table: &mut Table,
         check: &Check<'_>,
-        action: Action,
+        operation: &CounterOperation,
         now: Timestamp,
         keep: impl Fn(Receipt) -> Option<R>,
     ) -> (Decision<R>, bool) {
-        if let Action::Decide = action
+        if let CounterOperation::Decide(operation) = operation
             && let Some(packed) = table.get_mut(check.key)
-            && let Some(decision) =
-                packed.decide(check.limit, self.lead_given_up_at(now), now, check.operation, &keep)
+            && let Some(decision) = packed.decide(check.limit, self.at(now), *operation, &keep)
         {
             return (decision, true);
         }
-        let decide = |counter: &mut Counter| action.apply(check, counter, now);
-        let (decision, stored) = self.touch_unpacked(table, check.key, check.limit, now, decide);
+        let decide = |counter: &mut Counter| operation.apply(check.limit, counter, now);
+        let (decision, stored) = self.touch_counter(table, check.key, check.limit, now, decide);
         (decision.keep_receipt(keep), stored)
     }
 
@@ -298,23 +328,16 @@ impl Memory {
         now: Timestamp,
         decide: impl FnOnce(&mut Counter) -> Decision,
     ) -> (Decision, bool) {
-        let Some(mut holds) = table.take_holds(key) else {
+        if table.holds(key).is_none() {
             return self.touch_counter(table, key, limit, now, decide);
-        };
-        let size = holds.size();
-        self.clamp_holds_ahead(&mut holds, now);
-        let decided = self.touch_counter(table, key, limit, now, |counter| {
-            holds.observe(limit, counter, now);
-            let decision = decide(counter);
-            holds.observe(limit, counter, now);
-            decision
-        });
-        table.put_holds(key, holds, size, &self.resources);
-        decided
+        }
+        let (decision, stored) =
+            self.with_held(table, key, now, |counter| counter.update(limit, self.at(now), decide));
+        (if stored { decision } else { self.on_full.without_memory(decision) }, stored)
     }
 
-    /// Applies `decide` to the unpacked counter of a key, and returns whether the counter is stored. A new counter that
-    /// stays idle need not be stored.
+    /// Applies `decide` to the unpacked counter of a key without holds, and returns whether the counter is stored. A new
+    /// counter that stays idle need not be stored.
     // `inline(never)`: new counters are rare and need a larger stack frame.
     #[inline(never)]
     fn touch_counter(
@@ -327,21 +350,13 @@ impl Memory {
     ) -> (Decision, bool) {
         if let Some(packed) = table.get_mut(key) {
             let before = packed.heap_bytes();
-            packed.clamp_ahead(limit, self.lead_given_up_at(now), now);
-            let decision = packed.update(limit, decide);
+            let decision = packed.change(limit, self.at(now), decide);
             self.resources.budget.change(before, packed.heap_bytes());
             return (decision, true);
         }
-        let mut counter = limit.fresh();
-        let decision = decide(&mut counter);
-        if limit.idle_at(&counter) <= now {
-            return (decision, true);
-        }
-        let packed = PackedCounter::new(limit, counter, &decision);
-        if self.insert(table, key, packed, now) {
-            return (decision, true);
-        }
-        (self.on_full.without_memory(decision), false)
+        let (decision, new) = PackedCounter::first(limit, now, decide);
+        let stored = new.is_none_or(|packed| self.insert(table, key, packed, now));
+        (if stored { decision } else { self.on_full.without_memory(decision) }, stored)
     }
 
     fn insert(&self, table: &mut Table, key: Key, packed: PackedCounter, now: Timestamp) -> bool {
@@ -358,9 +373,10 @@ impl Memory {
         self.restrictions.give_up(lead);
     }
 
-    /// When the current lead was given up, if there is one.
-    fn lead_given_up_at(&self, now: Timestamp) -> Option<Timestamp> {
-        self.restrictions.lead().map(|lead| lead.at.min(now))
+    /// The instant of an operation at `now`.
+    #[inline(always)]
+    fn at(&self, now: Timestamp) -> Now {
+        Now { now, given_up: self.restrictions.lead().map(|lead| lead.at.min(now)) }
     }
 
     /// Adopts the lead of counters from a replica whose clock gave one up.
@@ -368,36 +384,6 @@ impl Memory {
         if let Some(lead) = data.lead().filter(|lead| now < lead.until) {
             self.restrictions.add_lead(lead);
         }
-    }
-
-    /// A clamped copy of a packed counter.
-    fn copy(&self, packed: &PackedCounter, limit: &Limit, now: Timestamp) -> Counter {
-        let mut packed = packed.clone();
-        packed.clamp_ahead(limit, self.lead_given_up_at(now), now);
-        packed.counter(limit)
-    }
-
-    /// Locks all slots of the checks, which this replica owns.
-    fn lock_owned(&self, checks: &[Check<'_>]) -> Result<LockedSlots<'_>, NotLocal> {
-        if self.restrictions.is_suspended()
-            && let Some(check) = checks.first()
-        {
-            return Err(NotLocal::Slot(self.slot(check.key)));
-        }
-        let locked = self.lock(checks);
-        locked.require_owned()?;
-        Ok(locked)
-    }
-
-    /// Locks all slots of the checks, each once, in ascending order.
-    fn lock(&self, checks: &[Check<'_>]) -> LockedSlots<'_> {
-        let mut slots: SmallVec<[Slot; 2]> = checks.iter().map(|check| self.slot(check.key)).collect();
-        slots.sort_unstable();
-        slots.dedup();
-        let tables = slots.iter().map(|slot| self.table(*slot)).collect();
-        let ownerships =
-            self.ownerships.as_ref().map(|all| slots.iter().map(|slot| all.lock(*slot)).collect());
-        LockedSlots { slots, tables, ownerships }
     }
 
     /// Locks the table of a slot.
@@ -433,73 +419,6 @@ impl Memory {
         if let Some(ownerships) = &self.ownerships {
             ownerships.lock(slot).forget_idle(now);
         }
-    }
-}
-
-/// The locked slots of the checks of one call.
-struct LockedSlots<'m> {
-    // Invariant: ascending and unique; one table for each, and one ownership for each in a cluster.
-    slots: SmallVec<[Slot; 2]>,
-    tables: SmallVec<[MutexGuard<'m, Table>; 2]>,
-    ownerships: Option<SmallVec<[MutexGuard<'m, SlotOwnership>; 2]>>,
-}
-
-impl LockedSlots<'_> {
-    /// The position of a slot among the locked ones.
-    fn position(&self, slot: Slot) -> usize {
-        self.slots.partition_point(|other| *other < slot)
-    }
-
-    fn table(&mut self, slot: Slot) -> &mut Table {
-        let position = self.position(slot);
-        &mut self.tables[position]
-    }
-
-    fn ownerships(&self) -> &[MutexGuard<'_, SlotOwnership>] {
-        self.ownerships.as_deref().unwrap_or_default()
-    }
-
-    fn require_owned(&self) -> Result<(), NotLocal> {
-        let mut slots = self.ownerships().iter().zip(&self.slots);
-        let missing = slots.find(|(ownership, _)| !ownership.is_owned());
-        missing.map_or(Ok(()), |(_, slot)| Err(NotLocal::Slot(*slot)))
-    }
-
-    /// Whether a slot has holds, leases or pending usage.
-    fn have_side_data(&self) -> bool {
-        self.tables.iter().any(|table| table.has_holds())
-            || self.ownerships().iter().any(|ownership| ownership.side_data().is_some())
-    }
-
-    /// Merges pending usage into the counters of the checks.
-    fn absorb_pending(&mut self, memory: &Memory, checks: &[Check<'_>], now: Timestamp) {
-        let Some(ownerships) = &memory.ownerships else { return };
-        for check in checks {
-            let slot = memory.slot(check.key);
-            let Some((table, ownership)) = self.part(slot) else { return };
-            if memory.absorb_pending(table, ownership, check.key, check.limit, now) {
-                ownerships.record_change(slot, ownership, check.key, table.len());
-            }
-        }
-    }
-
-    /// Records which counters the checks have changed.
-    fn record_changes(&mut self, memory: &Memory, checks: &[Check<'_>], decisions: &[Decision]) {
-        let Some(ownerships) = &memory.ownerships else { return };
-        for (check, decision) in checks.iter().zip(decisions) {
-            if check.limit.is_changed_by(check.operation, decision.verdict.passes()) {
-                let slot = memory.slot(check.key);
-                let Some((table, ownership)) = self.part(slot) else { return };
-                ownerships.record_change(slot, ownership, check.key, table.len());
-            }
-        }
-    }
-
-    /// The table and the ownership of a slot; `None` without a cluster.
-    fn part(&mut self, slot: Slot) -> Option<(&mut Table, &mut SlotOwnership)> {
-        let position = self.position(slot);
-        let ownership = &mut self.ownerships.as_mut()?[position];
-        Some((&mut self.tables[position], ownership))
     }
 }
 

@@ -6,49 +6,49 @@ use crate::{
 };
 
 mod budget;
+mod decide_set;
 mod decisions;
 #[cfg(all(feature = "server", any(test, fuzzing)))]
 pub(crate) mod fuzz;
-#[cfg(feature = "redis")]
 mod held_counter;
 mod holds;
 mod key_hasher;
 mod local_share;
 mod memory;
+mod operation;
 mod packed_counter;
 #[cfg(feature = "server")]
 mod persistence;
 mod refusal;
 mod reservation;
-#[cfg(feature = "redis")]
-pub(crate) mod rounds;
 mod slot;
 mod slot_data;
 mod snapshot;
 mod table;
 
 pub use budget::BYTES_MIN;
-pub use decisions::{Checks, Decisions, RemoteDecisions, SingleDecision};
 #[cfg(feature = "redis")]
-pub(crate) use held_counter::{DecodedHeldCounter, Exhausted, HeldCounter, Now};
+pub(crate) use decide_set::decide_set;
+pub use decisions::{Checks, Decisions, RemoteDecisions, Reserved, SingleDecision};
+#[cfg(feature = "redis")]
+pub(crate) use held_counter::{DecodedHeldCounter, Exhausted, HeldCounter, Reserve, Room, reserve};
 #[cfg(feature = "redis")]
 pub(crate) use holds::Expired;
 pub use holds::HOLDS_MAX;
 pub use local_share::{Admitted, LocalShare};
-#[cfg(feature = "redis")]
 pub(crate) use memory::each_hold_id;
 #[cfg(feature = "server")]
 pub use memory::sweep;
-pub(crate) use memory::{Action, decide_set};
 pub use memory::{
-    CounterState, DryRun, Lead, Memory, NotLocal, Replacement, ReserveError, Reserved, StoreStats, UsedHits,
+    CounterState, DryRun, Lead, Memory, NotLocal, Replacement, ReserveError, StoreStats, UsedHits,
 };
+pub use operation::{CounterOperation, HoldOutcome, Outcome};
+#[cfg(feature = "redis")]
+pub(crate) use packed_counter::Now;
 #[cfg(feature = "server")]
 pub use persistence::{Persistence, Settings, SlotSources};
 pub(crate) use refusal::refuses;
 pub use refusal::{Refusal, Role};
-#[cfg(feature = "redis")]
-pub use reservation::RemoteHoldError;
 pub use reservation::{
     HOLD_ID_BYTES_MAX, HOLD_TTL_DEFAULT, HOLD_TTL_MAX, HOLD_TTL_MIN, HoldId, HoldIdTooLong, HoldTerms,
     HoldTtlOutOfBounds, OnExpiry, SettleOutcome, Settled,

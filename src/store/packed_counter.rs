@@ -35,6 +35,14 @@ pub(crate) enum PackedCounter {
     Large(Box<Large>),
 }
 
+/// The instant of an operation.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Now {
+    pub(crate) now: Timestamp,
+    /// When the clock gave up a lead, if it has one; not after `now`.
+    pub(crate) given_up: Option<Timestamp>,
+}
+
 /// A counter that does not fit into a packed counter, on the heap.
 #[derive(Clone, Debug)]
 pub(crate) struct Large {
@@ -59,6 +67,21 @@ pub(crate) struct ApproxNumber(u16);
 const _: () = assert!(size_of::<PackedCounter>() == 16 && size_of::<Large>() == 56);
 
 impl PackedCounter {
+    /// Keeps the place of a counter that is taken out of its table: it is neither idle nor evicted.
+    pub(super) const TAKEN: Self = Self::Window { used: UsedShare(u8::MAX), count: 0, end: Timestamp::MAX };
+
+    /// Applies `decide` to an unused counter. Returns the counter unless it stays idle.
+    pub(super) fn first(
+        limit: &Limit,
+        now: Timestamp,
+        decide: impl FnOnce(&mut Counter) -> Decision,
+    ) -> (Decision, Option<Self>) {
+        let mut counter = limit.fresh();
+        let decision = decide(&mut counter);
+        let packed = (now < limit.idle_at(&counter)).then(|| Self::new(limit, counter, &decision));
+        (decision, packed)
+    }
+
     /// Packs `counter` after `decision` of `limit`.
     pub(crate) fn new(limit: &Limit, mut counter: Counter, decision: &Decision) -> Self {
         let used = UsedShare::of(limit.allowance(), decision);
@@ -74,14 +97,13 @@ impl PackedCounter {
 
     /// Answers `operation` of a limit of the same kind, and charges or refunds the counter accordingly. `keep` returns
     /// what is kept of a receipt. `None`, without a change, if the counter is of another kind, does not fit into 16
-    /// bytes before or after the operation, or may be ahead of `now`: see [`Self::clamp_ahead`].
+    /// bytes before or after the operation, or may be ahead of the clock.
     // `inline(always)`: a decision is too large to move.
     #[inline(always)]
     pub(super) fn decide<R>(
         &mut self,
         limit: &Limit,
-        given_up: Option<Timestamp>,
-        now: Timestamp,
+        Now { now, given_up }: Now,
         operation: Operation,
         keep: impl FnOnce(Receipt) -> Option<R>,
     ) -> Option<Decision<R>> {
@@ -98,12 +120,26 @@ impl PackedCounter {
         })
     }
 
-    /// Unpacks the counter, applies `action` and packs it again. `limit` must be of the same kind.
-    pub(crate) fn update(
+    /// Applies `decide` to the counter, after it is corrected if it is ahead of the clock.
+    pub(super) fn change(
         &mut self,
         limit: &Limit,
-        action: impl FnOnce(&mut Counter) -> Decision,
+        now: Now,
+        decide: impl FnOnce(&mut Counter) -> Decision,
     ) -> Decision {
+        self.correct(limit, now);
+        self.update(limit, decide)
+    }
+
+    /// A copy of the counter, corrected if it is ahead of the clock.
+    pub(super) fn corrected(&self, limit: &Limit, now: Now) -> Counter {
+        let mut copy = self.clone();
+        copy.correct(limit, now);
+        copy.counter(limit)
+    }
+
+    /// Unpacks the counter, applies `action` and packs it again. `limit` must be of the same kind.
+    fn update(&mut self, limit: &Limit, action: impl FnOnce(&mut Counter) -> Decision) -> Decision {
         match self {
             // In place, because it may be long.
             Self::Large(large) => {
@@ -131,10 +167,10 @@ impl PackedCounter {
         }
     }
 
-    /// Clamps the counter if it is ahead of `now`. A window may come from a replica whose clock is ahead; it then
+    /// Clamps the counter if it is ahead of the clock. A window may come from a replica whose clock is ahead; it then
     /// becomes the next one. Debts and logs are transferred as ages, so they are ahead only if this clock gave up a
-    /// lead, at `given_up`.
-    pub(crate) fn clamp_ahead(&mut self, limit: &Limit, given_up: Option<Timestamp>, now: Timestamp) {
+    /// lead.
+    fn correct(&mut self, limit: &Limit, Now { now, given_up }: Now) {
         if each_algorithm!(limit, limit => self.may_be_ahead(limit, given_up, now)) {
             self.update(limit, |counter| {
                 limit.clamp_ahead(counter, given_up.unwrap_or(now), now);
@@ -313,7 +349,7 @@ mod tests {
                 let hits = hits >> cut;
                 let operation = [Operation::Peek, Operation::Charge(hits), Operation::Refund(hits)][usize::from(kind)];
                 let expected = limit.decide(&mut counter, now, operation);
-                let decision = packed.decide(&limit, None, now, operation, Some).unwrap_or_else(|| {
+                let decision = packed.decide(&limit, Now { now, given_up: None }, operation, Some).unwrap_or_else(|| {
                     packed.update(&limit, |counter| limit.decide(counter, now, operation))
                 });
                 prop_assert_eq!(decision, expected);

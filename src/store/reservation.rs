@@ -4,9 +4,6 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-#[cfg(feature = "redis")]
-use crate::resilience::Overloaded;
-
 /// The most bytes of an id.
 pub const HOLD_ID_BYTES_MAX: usize = 64;
 /// A byte that no text has.
@@ -93,29 +90,6 @@ pub enum SettleOutcome {
     Unknown,
 }
 
-/// Why counters elsewhere, of other owners or in a shared store, have not held or settled anything for good.
-#[cfg(feature = "redis")]
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum RemoteHoldError {
-    /// Too many checks are open. Nothing was sent.
-    #[error("too many checks wait for counters elsewhere")]
-    Overloaded,
-    /// A counter has too many holds. Nothing is held.
-    #[error("too many reservations are open")]
-    Exhausted,
-    /// A counter could not be reached in time. Nothing is held; what was settled stays so, and a repeated call settles
-    /// the rest.
-    #[error("the owner of a counter could not be reached in time")]
-    OwnerUnreachable,
-}
-
-#[cfg(feature = "redis")]
-impl From<Overloaded> for RemoteHoldError {
-    fn from(Overloaded: Overloaded) -> Self {
-        Self::Overloaded
-    }
-}
-
 impl HoldId {
     /// An id of these bytes.
     pub fn new(bytes: &[u8]) -> Result<Self, HoldIdTooLong> {
@@ -165,5 +139,11 @@ impl HoldTerms {
             return Err(HoldTtlOutOfBounds(ttl));
         }
         Ok(Self { id, attempt: 0, ttl, on_expiry })
+    }
+
+    /// The same terms for another attempt.
+    pub(crate) fn with_random_attempt(&self) -> Self {
+        let attempt = getrandom::u64().expect("every supported system has a random source");
+        Self { attempt, ..self.clone() }
     }
 }

@@ -11,7 +11,8 @@ use crate::{
     descriptor::Key,
     store::{
         budget::{Budget, Reservation},
-        holds::{HeldCounter, Holds},
+        held_counter::HeldCounter,
+        holds::Holds,
         key_hasher::{ByKey, KeyHasher},
         memory::Lead,
         packed_counter::PackedCounter,
@@ -31,7 +32,7 @@ pub struct SlotData {
     counters: ByKey<PackedCounter>,
     // Keys whose counter was removed or is idle.
     removed: HashSet<Key, BuildHasherDefault<KeyHasher>>,
-    holds: ByKey<Holds>,
+    holds: ByKey<Box<Holds>>,
     pending: PendingUsage,
     unknown: UnknownRecords,
     // The lead of the sender's clock: some instants may be ahead of it.
@@ -77,15 +78,8 @@ pub struct Consumption {
 /// A counter that had or has holds on another replica.
 #[derive(Clone, Debug)]
 pub(super) struct HeldConsumption {
-    pub(super) now: HeldState,
-    pub(super) base: HeldState,
-}
-
-/// A counter and its holds, as far as there are any.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct HeldState {
-    packed: Option<PackedCounter>,
-    holds: Option<Holds>,
+    pub(super) now: HeldCounter,
+    pub(super) base: HeldCounter,
 }
 
 /// A copy of the changes of a slot.
@@ -101,7 +95,7 @@ impl SlotData {
     /// The whole slot.
     pub(super) fn all(
         counters: impl Iterator<Item = (Key, PackedCounter)>,
-        holds: ByKey<Holds>,
+        holds: ByKey<Box<Holds>>,
         pending: PendingUsage,
         unknown: UnknownRecords,
     ) -> Self {
@@ -112,7 +106,7 @@ impl SlotData {
     /// The counters of some keys, `None` for removed ones, and all holds of these keys.
     pub(super) fn some(
         cells: impl Iterator<Item = (Key, Option<PackedCounter>)>,
-        holds: ByKey<Holds>,
+        holds: ByKey<Box<Holds>>,
         pending: PendingUsage,
     ) -> Self {
         let mut data = Self { holds, pending, ..Self::default() };
@@ -129,7 +123,7 @@ impl SlotData {
         data
     }
 
-    pub(super) fn into_parts(self) -> (Table, ByKey<Holds>, PendingUsage, UnknownRecords) {
+    pub(super) fn into_parts(self) -> (Table, ByKey<Box<Holds>>, PendingUsage, UnknownRecords) {
         (Table::of(self.counters.into_iter()), self.holds, self.pending, self.unknown)
     }
 
@@ -208,7 +202,7 @@ impl SlotData {
     pub fn difference(&self, ancestor: &Self) -> Consumption {
         let mut held: ByKey<HeldConsumption> = ByKey::default();
         for key in self.holds.keys().chain(ancestor.holds.keys()) {
-            let (now, base) = (self.held_state(*key), ancestor.held_state(*key));
+            let (now, base) = (self.held_counter(*key), ancestor.held_counter(*key));
             if now != base {
                 held.insert(*key, HeldConsumption { now, base });
             }
@@ -229,8 +223,8 @@ impl SlotData {
         Consumption { pending, held }
     }
 
-    fn held_state(&self, key: Key) -> HeldState {
-        HeldState { packed: self.counters.get(&key).cloned(), holds: self.holds.get(&key).cloned() }
+    fn held_counter(&self, key: Key) -> HeldCounter {
+        HeldCounter::new(self.counters.get(&key).cloned(), self.holds.get(&key).cloned())
     }
 
     /// The same without idle counters. In a partial copy they become removed keys.
@@ -251,7 +245,8 @@ impl SlotData {
     pub(super) fn shifted_back(mut self, back: u64) -> Self {
         let earlier = |packed: PackedCounter| packed.shifted_back(back);
         self.counters = self.counters.into_iter().map(|(key, packed)| (key, earlier(packed))).collect();
-        self.holds = self.holds.into_iter().map(|(key, holds)| (key, holds.shifted_back(back))).collect();
+        self.holds =
+            self.holds.into_iter().map(|(key, holds)| (key, Box::new(holds.shifted_back(back)))).collect();
         for usage in self.pending.by_key.values_mut().flatten() {
             usage.packed = earlier(usage.packed.clone());
             usage.base = usage.base.take().map(earlier);
@@ -261,13 +256,13 @@ impl SlotData {
     }
 
     /// The counters and the holds by key.
-    pub(super) fn into_counters(self) -> (ByKey<PackedCounter>, ByKey<Holds>) {
+    pub(super) fn into_counters(self) -> (ByKey<PackedCounter>, ByKey<Box<Holds>>) {
         (self.counters, self.holds)
     }
 
     /// The approximate size of the encoded holds, in bytes.
     pub fn hold_bytes(&self) -> usize {
-        self.holds.values().map(Holds::bytes).sum()
+        self.holds.values().map(|holds| holds.bytes()).sum()
     }
 
     /// The same, counted in `budget`.
@@ -308,38 +303,13 @@ impl PartialEq for SlotData {
 impl Consumption {
     /// The memory of what it adds to a slot, in bytes.
     pub(super) fn bytes(&self) -> usize {
-        self.pending.bytes() + self.held.values().map(|held| held.now.bytes()).sum::<usize>()
+        self.pending.bytes() + self.held.values().map(|held| held.now.heap_bytes()).sum::<usize>()
     }
 }
 
 impl From<PendingUsage> for Consumption {
     fn from(pending: PendingUsage) -> Self {
         Self { pending, ..Self::default() }
-    }
-}
-
-impl HeldConsumption {
-    /// The limit by which the other replica has observed the holds last.
-    pub(super) fn limit(&self) -> Option<&Limit> {
-        self.now.holds.as_ref().or(self.base.holds.as_ref()).map(Holds::limit)
-    }
-}
-
-impl HeldState {
-    /// The approximate memory of the holds, in bytes.
-    pub(super) fn hold_bytes(&self) -> usize {
-        self.holds.as_ref().map_or(0, Holds::bytes)
-    }
-
-    fn bytes(&self) -> usize {
-        self.hold_bytes() + self.packed.as_ref().map_or(0, PackedCounter::heap_bytes)
-    }
-
-    /// The counter of `limit`, and its holds.
-    pub(super) fn unpacked(self, limit: &Limit) -> HeldCounter {
-        let Self { packed, holds } = self;
-        let counter = packed.map_or_else(|| limit.fresh(), |packed| packed.counter(limit));
-        HeldCounter { counter, holds: holds.unwrap_or_else(|| Holds::new(limit)) }
     }
 }
 
@@ -407,9 +377,9 @@ pub(super) fn bytes_of_map(capacity: usize) -> usize {
 }
 
 /// The approximate memory, in bytes.
-fn bytes_of_holds(holds: &ByKey<Holds>) -> usize {
-    let capacity = holds.capacity() * size_of::<(Key, Holds)>() * 5 / 4;
-    capacity + holds.values().map(Holds::bytes).sum::<usize>()
+fn bytes_of_holds(holds: &ByKey<Box<Holds>>) -> usize {
+    let capacity = holds.capacity() * size_of::<(Key, Box<Holds>)>() * 5 / 4;
+    capacity + holds.values().map(|holds| holds.bytes()).sum::<usize>()
 }
 
 /// The approximate memory, in bytes.

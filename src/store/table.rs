@@ -38,7 +38,7 @@ pub(super) struct Table {
     // No eviction before this instant: the last one freed too little.
     no_eviction_until: Timestamp,
     // Only few slots have holds. Evicting a counter does not affect them.
-    holds: Option<Box<ByKey<Holds>>>,
+    holds: Option<Box<ByKey<Box<Holds>>>>,
 }
 
 /// The resources that all tables share.
@@ -123,7 +123,7 @@ impl Table {
 
     /// The holds of `key`, if there are any.
     pub(super) fn holds(&self, key: Key) -> Option<&Holds> {
-        self.holds.as_ref()?.get(&key)
+        self.holds.as_ref()?.get(&key).map(|holds| &**holds)
     }
 
     /// The keys with holds.
@@ -132,45 +132,45 @@ impl Table {
     }
 
     /// Takes the holds of `key` until [`Table::put_holds`].
-    pub(super) fn take_holds(&mut self, key: Key) -> Option<Holds> {
+    pub(super) fn take_holds(&mut self, key: Key) -> Option<Box<Holds>> {
         self.holds.as_mut()?.remove(&key)
     }
 
-    /// Puts holds back that had the size `before`.
-    pub(super) fn put_holds(&mut self, key: Key, holds: Holds, before: HoldSize, resources: &TableResources) {
-        let after = if holds.is_empty() { HoldSize::default() } else { holds.size() };
-        resources.change_holds(before, after);
-        if !holds.is_empty() {
-            self.holds.get_or_insert_default().insert(key, holds);
-        } else if self.holds.as_ref().is_some_and(|holds| holds.is_empty()) {
-            self.holds = None;
+    /// Puts holds back that had the size `before`; `None` if there are none left.
+    pub(super) fn put_holds(
+        &mut self,
+        key: Key,
+        holds: Option<Box<Holds>>,
+        before: HoldSize,
+        resources: &TableResources,
+    ) {
+        resources.change_holds(before, holds.as_ref().map(|holds| holds.size()).unwrap_or_default());
+        match holds {
+            Some(holds) => {
+                self.holds.get_or_insert_default().insert(key, holds);
+            }
+            None => {
+                self.holds.take_if(|holds| holds.is_empty());
+            }
         }
     }
 
     /// Copies of all holds.
-    pub(super) fn copies_of_holds(&self) -> ByKey<Holds> {
+    pub(super) fn copies_of_holds(&self) -> ByKey<Box<Holds>> {
         self.holds.as_deref().cloned().unwrap_or_default()
     }
 
     /// Takes all holds, which no longer count in the memory of this table.
-    pub(super) fn take_all_holds(&mut self, resources: &TableResources) -> ByKey<Holds> {
+    pub(super) fn take_all_holds(&mut self, resources: &TableResources) -> ByKey<Box<Holds>> {
         let holds = self.holds.take().map(|holds| *holds).unwrap_or_default();
         holds.values().for_each(|holds| resources.change_holds(holds.size(), HoldSize::default()));
         holds
     }
 
     /// Adds the holds of another table.
-    pub(super) fn add_holds(&mut self, holds: ByKey<Holds>, resources: &TableResources) {
+    pub(super) fn add_holds(&mut self, holds: ByKey<Box<Holds>>, resources: &TableResources) {
         for (key, holds) in holds {
-            self.put_holds(key, holds, HoldSize::default(), resources);
-        }
-    }
-
-    /// Drops the holds of `key`.
-    pub(super) fn drop_holds(&mut self, key: Key, resources: &TableResources) {
-        if let Some(holds) = self.take_holds(key) {
-            let before = holds.size();
-            self.put_holds(key, Holds::new(holds.limit()), before, resources);
+            self.put_holds(key, Some(holds), HoldSize::default(), resources);
         }
     }
 

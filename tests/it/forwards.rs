@@ -13,14 +13,15 @@ use std::{
 use tempfile::TempDir;
 use tokio::task::JoinSet;
 use tollgate::{
-    algorithm::{Classic, Decision, Excess, FixedWindow, Limit, Operation, Window},
+    algorithm::{Classic, Excess, FixedWindow, Limit, Operation, Window},
     cluster::{self, Cluster, Trust, link},
     descriptor::{Entry, Key, KeyText, Secret},
+    remote::Remote,
     resilience::{OpenForwards, Overloaded},
     rules::{ActiveRules, ForwardPolicy, OnOwnerUnavailable},
     store::{
-        Check, Checks, HOLD_TTL_MAX, HoldId, HoldTerms, Memory, OnExpiry, OnFull, OnRefusal, SettleOutcome,
-        Settled,
+        Check, Checks, HOLD_TTL_MAX, HoldId, HoldTerms, Memory, OnExpiry, OnFull, OnRefusal, Refusal, Role,
+        SettleOutcome, Settled,
     },
     time::{Clock, SECOND},
 };
@@ -32,11 +33,16 @@ const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Two replicas in this process, over real links.
 struct Pair {
-    caller: Cluster,
+    caller: Remote,
     other: Cluster,
     memories: [Arc<Memory>; 2],
     _running: JoinSet<Result<(), link::Error>>,
     _folder: TempDir,
+}
+
+/// Every check refuses the call.
+fn any_refuses(checks: usize) -> Refusal {
+    Refusal { roles: vec![Role::default(); checks].into(), do_quotas_refuse: false }
 }
 
 impl Pair {
@@ -77,6 +83,7 @@ impl Pair {
         };
         until(async || clusters.iter().all(settled).then_some(())).await;
         let [caller, other] = <[_; 2]>::try_from(clusters).unwrap();
+        let caller = Remote::new(Arc::new(caller));
         let memories = <[_; 2]>::try_from(memories).unwrap();
         Self { caller, other, memories, _running: running, _folder: folder }
     }
@@ -100,9 +107,9 @@ impl Pair {
         let batch: Vec<Check<'_>> = (0..checks as u64).map(check).collect();
         let wishes =
             vec![ForwardPolicy { on_owner_unavailable: OnOwnerUnavailable::Deny, lease: false }; checks];
-        let refused = |decisions: &[Decision]| decisions.iter().any(|one| !one.verdict.passes());
+        let refusal = any_refuses(checks);
         let polls = AtomicUsize::new(0);
-        let mut deciding = pin!(self.caller.decide(&batch, &wishes, None, connection, refused));
+        let mut deciding = pin!(self.caller.decide(&batch, &wishes, None, connection, refusal));
         let decided = poll_fn(|cx| {
             polls.fetch_add(1, Relaxed);
             deciding.as_mut().poll(cx)
@@ -119,9 +126,8 @@ impl Pair {
     async fn reserve(&self, keys: &[Key], hits: u64, id: &HoldId) -> bool {
         let (limit, connection) = (ten(), OpenForwards::default());
         let terms = HoldTerms::new(id.clone(), HOLD_TTL_MAX, OnExpiry::Release).unwrap();
-        let refused = |decisions: &[Decision]| decisions.iter().any(|one| !one.verdict.passes());
-        let checks = charges(keys, &limit, hits);
-        self.caller.reserve(&checks, &terms, None, &connection, refused).await.unwrap().is_held
+        let (checks, refusal) = (charges(keys, &limit, hits), any_refuses(keys.len()));
+        self.caller.reserve(&checks, &terms, None, &connection, refusal).await.unwrap().is_held
     }
 
     async fn settle(&self, keys: &[Key], hits: u64, id: &HoldId) -> Vec<Settled> {

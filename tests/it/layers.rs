@@ -3,12 +3,13 @@
 use std::{fs, path::Path};
 
 /// From the lowest to the highest layer.
-const LAYERS: [&[&str]; 11] = [
+const LAYERS: [&[&str]; 12] = [
     &["accept", "files", "file_watch", "named"],
     &["time", "descriptor", "telemetry", "yaml"],
     &["resilience"],
     &["algorithm", "certificates"],
     &["rules", "store"],
+    &["remote"],
     &["cluster", "shared_store"],
     &["limiter"],
     &["api", "tower"],

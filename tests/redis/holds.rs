@@ -5,8 +5,9 @@ use std::{sync::Arc, time::Duration};
 use futures_util::future::join_all;
 use tollgate::{
     algorithm::Operation,
+    remote::RemoteHoldError,
     shared_store::Settings,
-    store::{HOLDS_MAX, RemoteHoldError, SettleOutcome},
+    store::{HOLDS_MAX, SettleOutcome},
     time::{Clock, Timestamp},
 };
 

@@ -14,8 +14,10 @@ use futures_util::FutureExt;
 use tollgate::{
     algorithm::{Limit, Operation, Verdict},
     descriptor::Key,
+    resilience::{OpenForwards, Overloaded},
     rules::OnOwnerUnavailable,
     shared_store::{Passwords, Settings, State},
+    store::CounterOperation,
 };
 
 use crate::{
@@ -112,6 +114,25 @@ async fn frozen_server_costs_callers_half_of_their_timeout_at_most() {
     assert!(replica.store.stats().breaker_openings > 0 || replica.store.state() != State::Ready);
     server.signal("CONT");
     until_decided(&replica, "after").await;
+}
+
+#[tokio::test]
+async fn calls_above_connection_bound_are_refused_alone() {
+    let server = Server::start(&[]);
+    let replica = Replica::ready(settings(&[server.url()])).await;
+    let (greedy, modest) = (OpenForwards::default(), OpenForwards::default());
+    let (limit, one) = (a_day(10), key("one"));
+    let checks = vec![check(one, &limit, Operation::Peek); 256];
+    let call = |connection| replica.decide_over(connection, &checks, OnOwnerUnavailable::Deny, None);
+    server.signal("STOP");
+    let calls = futures_util::future::join_all((0..64).map(|_| call(&greedy)));
+    let (answers, other) = tokio::join!(calls, call(&modest));
+    assert!(other.is_ok(), "the other connection is admitted");
+    let refused = answers.iter().filter(|answer| matches!(answer, Err(Overloaded))).count();
+    assert_eq!(refused, 64 - 4_096 / 256);
+    server.signal("CONT");
+    until_decided(&replica, "after").await;
+    assert!(call(&greedy).await.is_ok(), "earlier calls no longer count towards the bound");
 }
 
 #[tokio::test]
@@ -339,7 +360,7 @@ async fn refund_or_reset_elsewhere_ends_local_refusal() {
     };
     until_change_ends_refusal(&one, name, &limit, refund).await;
     let reset = async || {
-        other.store.replace(name, &limit, 0).await.unwrap();
+        other.remote.operate(name, &limit, [CounterOperation::Set(0)]).await.unwrap();
     };
     until_change_ends_refusal(&one, name, &limit, reset).await;
 }

@@ -9,11 +9,13 @@ use tokio::{sync::watch, task::JoinHandle};
 use tollgate::{
     algorithm::{Decision, Excess, FixedWindow, Limit, Operation, Span, Window},
     descriptor::{Key, KeyText, Secret},
-    rules::{ActiveRules, OnOwnerUnavailable},
+    remote::{Remote, RemoteHoldError},
+    resilience::{OpenForwards, Overloaded},
+    rules::{ActiveRules, ForwardPolicy, OnOwnerUnavailable},
     shared_store::{Mode, PasswordFiles, Passwords, Settings, SharedStore, State, TlsFiles},
     store::{
-        Check, Checks, HoldId, HoldTerms, OnExpiry, OnRefusal, Refusal, RemoteDecisions, RemoteHoldError,
-        Reserved, Role, Settled,
+        Check, Checks, HoldId, HoldTerms, OnExpiry, OnRefusal, Refusal, RemoteDecisions, Reserved, Role,
+        Settled,
     },
     time::Clock,
 };
@@ -23,6 +25,7 @@ use crate::server::PATIENCE;
 /// A replica that uses the store.
 pub struct Replica {
     pub store: SharedStore,
+    pub remote: Remote,
     pub active_rules: Arc<ActiveRules>,
     pub passwords: watch::Sender<Passwords>,
     task: JoinHandle<()>,
@@ -55,7 +58,8 @@ impl Replica {
         let store = SharedStore::new(settings, clock, active_rules.clone());
         let (passwords, received) = watch::channel(passwords);
         let task = tokio::spawn(store.clone().run(received));
-        Self { store, active_rules, passwords, task }
+        let remote = Remote::new(Arc::new(store.clone()));
+        Self { store, remote, active_rules, passwords, task }
     }
 
     /// A replica that is ready.
@@ -88,8 +92,19 @@ impl Replica {
         policy: OnOwnerUnavailable,
         timeout: Option<Duration>,
     ) -> RemoteDecisions {
-        let policies = vec![policy; checks.len()];
-        self.store.decide(checks, &policies, timeout, refusal(checks)).await.unwrap()
+        self.decide_over(&OpenForwards::default(), checks, policy, timeout).await.unwrap()
+    }
+
+    /// Decides a call of `connection`.
+    pub async fn decide_over(
+        &self,
+        connection: &OpenForwards,
+        checks: &[Check<'_>],
+        on_owner_unavailable: OnOwnerUnavailable,
+        timeout: Option<Duration>,
+    ) -> Result<RemoteDecisions, Overloaded> {
+        let policies = vec![ForwardPolicy { on_owner_unavailable, lease: false }; checks.len()];
+        self.remote.decide(checks, &policies, timeout, connection, refusal(checks)).await
     }
 
     /// Reserves the hits of charges.
@@ -98,13 +113,15 @@ impl Replica {
         checks: &[Check<'_>],
         terms: &HoldTerms,
     ) -> Result<Reserved, RemoteHoldError> {
-        self.store.reserve(&Checks::from_slice(checks), terms, None, refusal(checks)).await
+        let connection = OpenForwards::default();
+        self.remote.reserve(&Checks::from_slice(checks), terms, None, &connection, refusal(checks)).await
     }
 
     /// Settles a reservation at the hits of charges.
     pub async fn settle(&self, checks: &[Check<'_>], id: &str) -> Result<Vec<Settled>, RemoteHoldError> {
         let id = HoldId::new(id.as_bytes()).unwrap();
-        self.store.settle(&Checks::from_slice(checks), &id, None).await.map(|settled| settled.into_vec())
+        let (checks, connection) = (Checks::from_slice(checks), OpenForwards::default());
+        self.remote.settle(&checks, &id, None, &connection).await.map(|settled| settled.into_vec())
     }
 }
 

@@ -64,5 +64,5 @@ pub(super) async fn declare_dead(
 
 fn cluster_of(state: &AdminState) -> Result<&Cluster, AdminError> {
     let alone = "cluster.listen is off: this is a single replica";
-    state.limiter.cluster().ok_or_else(|| AdminError::not_found(alone))
+    state.cluster.as_ref().ok_or_else(|| AdminError::not_found(alone))
 }

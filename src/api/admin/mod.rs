@@ -14,8 +14,10 @@ use serde_json::{Value, json};
 
 use crate::{
     api::{cross_site, reader::RequestReader, recorder::Recorder},
+    cluster::Cluster,
     limiter::Limiter,
     rules::ActiveRules,
+    shared_store::SharedStore,
     store::Memory,
     telemetry::logs::LogControl,
     time::Timestamp,
@@ -76,6 +78,10 @@ const BODY_BYTES_MAX: usize = 64 * 1024;
 /// The state that the admin handlers share.
 #[derive(Clone, Debug)]
 pub struct AdminState {
+    /// The cluster, if this replica is part of one.
+    pub cluster: Option<Cluster>,
+    /// The shared store, if the counters are there.
+    pub shared_store: Option<SharedStore>,
     /// The active rules.
     pub active_rules: Arc<ActiveRules>,
     /// The counters.
@@ -143,7 +149,7 @@ fn store_json(state: &AdminState) -> Value {
         "evicted_unexpired": figures.evicted_unexpired,
         "refused_full": figures.refused_full,
     });
-    if let Some(store) = state.limiter.shared_store() {
+    if let Some(store) = &state.shared_store {
         let stats = store.stats();
         page["shared"] = json!({
             "state": store.state().to_string(),

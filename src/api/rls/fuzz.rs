@@ -27,7 +27,8 @@ use crate::{
     },
     cluster::{self, Cluster, Trust, link},
     files::fuzz::temporary,
-    limiter::{Limiter, LimiterError, RemoteDecider, RequestError},
+    limiter::{Limiter, LimiterError, RequestError},
+    remote::Remote,
     resilience::OpenForwards,
     rules::ActiveRules,
     store::{Memory, OnFull, SLOTS},
@@ -176,7 +177,7 @@ impl Replicas {
             let alone = Arc::new(Memory::new(1 << 30, OnFull::Deny));
             let [clustered, alone] =
                 [memory, alone].map(|memory| Limiter::new(rules.clone(), memory, Clock::manual(NOW)));
-            let clustered = clustered.with_remote(Some(RemoteDecider::Cluster(first.clone())));
+            let clustered = clustered.with_remote(Some(Remote::new(Arc::new(first.clone()))));
             (first, api_of(clustered), api_of(alone))
         });
         Self { runtime, cluster, clustered, alone, log: Log::default() }

@@ -31,11 +31,11 @@ impl Api {
     ) -> Result<Reply, Error> {
         let decoded = self.decode(call, span)?;
         let request = decoded.limiter_request(call.timeout())?;
-        let answer = view.decide(&request)?;
+        let answer = view.decide_here(&request)?;
         Ok(self.reply(call, &decoded, &request, view, &answer))
     }
 
-    pub(super) async fn decide_remote(
+    pub(super) async fn decide_waiting(
         &self,
         call: Call<'_>,
         view: &ActiveView<'_>,
@@ -44,7 +44,7 @@ impl Api {
     ) -> Result<Reply, Error> {
         let decoded = self.decode(call, span)?;
         let request = decoded.limiter_request(call.timeout())?;
-        let answer = view.decide_remote(&request, connection).await?;
+        let answer = view.decide(&request, connection).await?;
         Ok(self.reply(call, &decoded, &request, view, &answer))
     }
 

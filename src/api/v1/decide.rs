@@ -110,7 +110,7 @@ impl Api {
                 let group = Group::decode(&requests, bounds)?;
                 let parts = group.parts(verb, timeout)?;
                 let request = together(&parts)?;
-                return match view.decide(&request) {
+                return match view.decide_here(&request) {
                     Ok(answer) => {
                         Ok(Decided::Whole(self.answer_group(&group, &parts, &request, view, &answer)))
                     }
@@ -134,8 +134,9 @@ impl Api {
                 }
             };
             let decided = match request.once(self.settings.request_id_window) {
-                Ok(None) => view.decide(&asked).map_err(Error::from),
-                Ok(Some(terms)) => view.charge_once(&asked, &terms).map_err(Error::from),
+                Ok(None) => view.decide_here(&asked).map_err(Error::from),
+                // A reservation and its settlement, which may wait.
+                Ok(Some(_)) => Err(LimiterError::Remote.into()),
                 Err(fault) => Err(fault.into()),
             };
             match decided {
@@ -172,7 +173,7 @@ impl Api {
                 let group = Group::decode(&requests, bounds)?;
                 let parts = group.parts(verb, timeout)?;
                 let request = together(&parts)?;
-                let answer = view.decide_remote(&request, connection).await?;
+                let answer = view.decide(&request, connection).await?;
                 return Ok(self.answer_group(&group, &parts, &request, view, &answer));
             }
         }
@@ -186,8 +187,8 @@ impl Api {
                 request.limiter_request(verb, timeout).map_err(|error| fault(missing.request, error))?;
             let once = request.once(self.settings.request_id_window);
             let decided = match once.map_err(|error| fault(missing.request, error))? {
-                None => view.decide_remote(&asked, connection).await.map_err(Error::from),
-                Some(terms) => view.charge_once_remote(&asked, &terms, connection).await.map_err(Error::from),
+                None => view.decide(&asked, connection).await.map_err(Error::from),
+                Some(terms) => view.charge_once(&asked, &terms, connection).await.map_err(Error::from),
             };
             match decided {
                 Ok(answer) => self.answer(&mut answers, request.id, &asked, view, &answer),

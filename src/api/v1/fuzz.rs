@@ -1,5 +1,6 @@
 //! Fuzz target of the calls of `tollgate.v1`.
 
+use futures_util::FutureExt as _;
 use prost::Message;
 
 use crate::{
@@ -7,7 +8,6 @@ use crate::{
         Api, Error,
         call::{ApiKind, Call, HoldVerb, Method, Reply, ResetPrecision, Verb},
         fuzz::api,
-        handle::Handled,
         proto::tollgate::v1::{
             Answer, CancelRequest, CheckRequest, CheckResponse, Question, QuestionAnswer, ReserveRequest,
             ReserveResponse, SettleRequest, SettleResponse, answer::Verdict,
@@ -19,6 +19,7 @@ use crate::{
         },
     },
     limiter::HoldError,
+    resilience::OpenForwards,
 };
 
 /// An encoded call, with each method that takes it, and as the question of a stream: each of its requests has an
@@ -33,16 +34,23 @@ pub fn v1(message: &[u8]) {
             precision: ResetPrecision::Nanos,
             api: ApiKind::TollgateV1,
         };
-        match api().batch().handle(call) {
-            Ok(Handled::Ready(reply)) => check_reply(&reply, message),
-            Ok(Handled::Unfinished(_)) => unreachable!("there is no other replica"),
+        match at_once(api().handle(call, &OpenForwards::default())) {
+            Ok(reply) => check_reply(&reply, message),
             Err(Error::Call(CallError::Malformed)) => assert!(decoded.is_err()),
             Err(error) => assert!(error.is_caller_error(), "{error}"),
         }
     }
     let question = Question { number: 7, check: decoded.ok(), timeout: None }.encode_to_vec();
     for question in [&question, message] {
-        match api().answer_question(question, None) {
+        let api = api();
+        let answered = match api.answer_question(question, None) {
+            Ok(Answered::Unfinished(unfinished)) => {
+                let connection = OpenForwards::default();
+                at_once(api.finish_question(question, None, unfinished, &connection)).map(Answered::Ready)
+            }
+            answered => answered,
+        };
+        match answered {
             Ok(Answered::Ready(frame)) => {
                 let answer =
                     QuestionAnswer::decode(&frame[FRAME_PREFIX_BYTES..]).expect("an answer is valid");
@@ -100,10 +108,12 @@ fn call_hold(api: &Api, verb: HoldVerb, message: &[u8]) -> Result<Reply, Error> 
         precision: ResetPrecision::Nanos,
         api: ApiKind::TollgateV1,
     };
-    match api.batch().handle(call)? {
-        Handled::Ready(reply) => Ok(reply),
-        Handled::Unfinished(_) => unreachable!("there is no other replica"),
-    }
+    at_once(api.handle(call, &OpenForwards::default()))
+}
+
+/// The result of what waits for nothing, as there is no other replica.
+fn at_once<T>(call: impl Future<Output = T>) -> T {
+    call.now_or_never().expect("there is no other replica")
 }
 
 fn is_exhausted(error: Error) -> bool {

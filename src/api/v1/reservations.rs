@@ -117,27 +117,8 @@ impl<'m> HoldCall<'m> {
 }
 
 impl Api {
-    /// Makes or ends a reservation whose counters are here.
-    pub(in crate::api) fn hold_v1(
-        &self,
-        verb: HoldVerb,
-        message: &[u8],
-        timeout: Option<Duration>,
-        view: &ActiveView<'_>,
-    ) -> Result<Reply, Error> {
-        let call = HoldCall::decode(verb, message, self.settings.bounds())?;
-        let request = call.limiter_request(timeout)?;
-        match &call.purpose {
-            Purpose::Make(terms) => {
-                let held = view.reserve(&request, terms)?;
-                Ok(self.held(&call.id, &request, view, &held))
-            }
-            Purpose::End(id) => Ok(settled(&view.settle(&request, id)?)),
-        }
-    }
-
-    /// The same for counters elsewhere, of a call received over `connection`.
-    pub(in crate::api) async fn hold_v1_remote(
+    /// Makes or ends a reservation, of a call received over `connection`.
+    pub(in crate::api) async fn hold_v1(
         &self,
         verb: HoldVerb,
         message: &[u8],
@@ -149,10 +130,10 @@ impl Api {
         let request = call.limiter_request(timeout)?;
         match &call.purpose {
             Purpose::Make(terms) => {
-                let held = view.reserve_remote(&request, terms, connection).await?;
+                let held = view.reserve(&request, terms, connection).await?;
                 Ok(self.held(&call.id, &request, view, &held))
             }
-            Purpose::End(id) => Ok(settled(&view.settle_remote(&request, id, connection).await?)),
+            Purpose::End(id) => Ok(settled(&view.settle(&request, id, connection).await?)),
         }
     }
 

@@ -134,7 +134,7 @@ impl Side {
         });
         let request = Request::new(event.domain(), descriptors, None).map_err(|error| error.to_string())?;
         let view = self.limiter.view();
-        let answer = view.decide(&request).map_err(|error| error.to_string())?;
+        let answer = view.decide_here(&request).map_err(|error| error.to_string())?;
         self.totals.add(now, answer.passes);
         self.last.passes = answer.passes;
         self.last.retry_after = answer.retry_after(self.limiter.modes());

@@ -13,13 +13,15 @@ use crate::{
             forwarding::{Forward, Forwarding, LATE_REPLY_MAX, OpenCheck, Requester},
             lease_borrower::LeaseBorrower,
             local_share::LocalShare,
-            outcome::{DecidedBy, Outcome},
             output::Action,
             slots::Slots,
+            ticket::Ticket,
         },
     },
     descriptor::Key,
+    remote::{DecidedBy, RemoteOutcome},
     rules::{ForwardPolicy, OnOwnerUnavailable},
+    store::{CounterOperation, Outcome},
     time::Timestamp,
 };
 
@@ -48,18 +50,19 @@ impl Router<'_> {
             return self.reply(open, reply, sent_at);
         }
         let Some((check, sent_at)) = self.checks.forwarding.take_late(ticket) else { return };
-        let Reply::Decided { decision, lease, .. } = reply else { return };
+        let Reply::Decided { outcome: Outcome { decision, .. }, lease } = reply else { return };
         // The owner charges hits that it has lent, unless this replica uses or returns them.
         if let Some(lease) = lease {
             self.receive_lease(&check, &decision, lease, sent_at);
         }
         // The caller was already answered without this decision, so its charge is undone.
         if let Some(receipt) = decision.receipt
-            && matches!(check.operation, RemoteOperation::Decide(_))
+            && matches!(check.operation, RemoteOperation::Counter(CounterOperation::Decide(_)))
         {
             self.cx.out.stats.late_answers += 1;
             let mut check = Arc::unwrap_or_clone(check);
-            (check.operation, check.lease_hits) = (RemoteOperation::Undo(receipt), 0);
+            (check.operation, check.lease_hits) =
+                (RemoteOperation::Counter(CounterOperation::Undo(receipt)), 0);
             self.send_to_owner(check);
         }
     }
@@ -188,15 +191,13 @@ impl Router<'_> {
         }
         if let Requester::Caller(ticket, policy) = open.requester
             && policy.lease
-            && let RemoteOperation::Decide(operation) = open.check.operation
+            && let RemoteOperation::Counter(CounterOperation::Decide(operation)) = open.check.operation
         {
             let decided =
                 self.checks.borrower.decide(open.check.key, &open.check.limit, operation, self.cx.now);
             if let Some((decision, charged)) = decided {
                 self.cx.out.stats.leased += 1;
-                let outcome =
-                    Outcome { charged, decided_by: DecidedBy::Lease, ..Outcome::of_owner(decision) };
-                self.cx.out.actions.push(Action::Complete(ticket, outcome));
+                self.complete(ticket, Outcome::of(decision, charged), DecidedBy::Lease);
                 return None;
             }
             if open.hops == 0 && !self.cx.members.is_draining() {
@@ -231,9 +232,7 @@ impl Router<'_> {
 
     /// Sends a take-back without a reply to an owner that callers do not wait for. The session delivers it once, or ends.
     fn send_take_back(&mut self, open: &OpenCheck, to: MemberId) {
-        if let RemoteOperation::Undo(_) = open.check.operation
-            && !self.cx.out.is_full(to)
-        {
+        if open.check.operation.is_undo() && !self.cx.out.is_full(to) {
             let without_reply = OpenCheck::without_reply(open.check.clone(), self.cx.now);
             let take_back = OpenCheck { hops: open.hops, ..without_reply };
             self.checks.forwarding.forward(take_back, to, &mut self.cx);
@@ -249,28 +248,24 @@ impl Router<'_> {
 
     fn reply(&mut self, open: OpenCheck, reply: Reply, sent_at: Timestamp) {
         match (open.requester, reply) {
-            (Requester::NoReply, Reply::Decided { .. } | Reply::Settled(_) | Reply::Exhausted) => {}
+            (Requester::NoReply, Reply::Decided { .. }) => {}
             (Requester::Peer(peer, ticket), reply) => {
                 self.cx.out.send(peer, Message::Reply { ticket, reply })
             }
-            (Requester::Caller(ticket, _), Reply::Decided { decision, charged, lease }) => {
+            (Requester::Caller(ticket, _), Reply::Decided { outcome, lease }) => {
                 if let Some(lease) = lease {
-                    self.receive_lease(&open.check, &decision, lease, sent_at);
+                    self.receive_lease(&open.check, &outcome.decision, lease, sent_at);
                 }
-                let outcome = Outcome { charged, ..Outcome::of_owner(decision) };
-                self.cx.out.actions.push(Action::Complete(ticket, outcome));
-            }
-            (Requester::Caller(ticket, _), Reply::Settled(settled)) => {
-                self.cx.out.actions.push(Action::Complete(ticket, Outcome::of_settled(settled)));
-            }
-            (Requester::Caller(ticket, policy), Reply::Exhausted) => {
-                let outcome = Outcome { decided_by: DecidedBy::Exhausted, ..Outcome::without_owner(policy) };
-                self.cx.out.actions.push(Action::Complete(ticket, outcome));
+                self.complete(ticket, outcome, DecidedBy::Counter);
             }
             (Requester::Caller(..) | Requester::NoReply, Reply::Unreachable) => {
                 self.owner_unreachable(open);
             }
         }
+    }
+
+    fn complete(&mut self, ticket: Ticket, outcome: Outcome, decided_by: DecidedBy) {
+        self.cx.out.actions.push(Action::Complete(ticket, RemoteOutcome { outcome, decided_by }));
     }
 
     /// Handles a lease or a refusal from the owner. The previous grant of the key is settled.
@@ -298,9 +293,9 @@ impl Router<'_> {
             }
             Requester::Caller(ticket, policy) => {
                 // Without its owner a hold fails, and nothing is decided.
-                if !open.check.operation.needs_owner() {
-                    self.cx.out.stats.degraded += 1;
-                }
+                let needs_owner =
+                    matches!(&open.check.operation, RemoteOperation::Counter(held) if held.needs_counter());
+                self.cx.out.stats.degraded += u64::from(!needs_owner);
                 let outcome = self.degraded_outcome(&open.check, policy);
                 self.cx.out.actions.push(Action::Complete(ticket, outcome));
             }
@@ -313,26 +308,16 @@ impl Router<'_> {
         }
     }
 
-    fn degraded_outcome(&mut self, check: &RemoteCheck, policy: ForwardPolicy) -> Outcome {
+    fn degraded_outcome(&mut self, check: &RemoteCheck, policy: ForwardPolicy) -> RemoteOutcome {
         let RemoteCheck { key, limit, operation, .. } = check;
-        match (operation, policy.on_owner_unavailable) {
-            (RemoteOperation::Decide(operation), OnOwnerUnavailable::LocalShare) => {
-                let members = self.cx.members.healthy();
-                let (decision, charged) =
-                    self.checks.local_share.share.decide(*key, limit, *operation, members, self.cx.wall);
-                Outcome { charged, decided_by: DecidedBy::Degraded, ..Outcome::of_owner(decision) }
-            }
-            (RemoteOperation::Decide(_), OnOwnerUnavailable::Allow | OnOwnerUnavailable::Deny)
-            | (
-                RemoteOperation::Undo(_)
-                | RemoteOperation::Absorb(_)
-                | RemoteOperation::Settle(_)
-                | RemoteOperation::Set(_)
-                | RemoteOperation::Reserve { .. }
-                | RemoteOperation::SettleHold { .. }
-                | RemoteOperation::WithdrawHold { .. },
-                _,
-            ) => Outcome::without_owner(policy),
+        if let RemoteOperation::Counter(CounterOperation::Decide(operation)) = operation
+            && policy.on_owner_unavailable == OnOwnerUnavailable::LocalShare
+        {
+            let members = self.cx.members.healthy();
+            let share = &mut self.checks.local_share.share;
+            let (decision, charged) = share.decide(*key, limit, *operation, members, self.cx.wall);
+            return RemoteOutcome::degraded(decision, charged);
         }
+        RemoteOutcome::without_counter(policy)
     }
 }

@@ -6,7 +6,7 @@ use crate::{
     cluster::{
         MemberId,
         message::{Message, RemoteCheck},
-        node::{context::Context, outcome::Ticket, output::Output},
+        node::{context::Context, output::Output, ticket::Ticket},
     },
     resilience::{BreakerState, CircuitBreaker},
     rules::ForwardPolicy,

@@ -253,7 +253,7 @@ impl Borrowed {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{algorithm::laws::every_limit, time::SECOND};
+    use crate::{algorithm::laws::every_limit, store::CounterOperation, time::SECOND};
 
     impl LeaseBorrower {
         /// Hits of `key` that this replica has borrowed and may still use.
@@ -287,7 +287,7 @@ mod tests {
         let decision = Decision { verdict, remaining: 59, reset_after, receipt: None };
         let mut record = |number| {
             let (key, limit) = (Key::from_halves(number, number), limit.clone());
-            let operation = RemoteOperation::Decide(Operation::Charge(1));
+            let operation = RemoteOperation::Counter(CounterOperation::Decide(Operation::Charge(1)));
             let check = RemoteCheck { key, limit, operation, lease_hits: 10 };
             leases.record(&check, &decision, LeaseReply::Granted { number, hits: 10, ttl }, now, now)
         };

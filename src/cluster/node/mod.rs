@@ -18,6 +18,7 @@ use crate::{
         message::{Hello, MemberState, Message, Owner, RemoteCheck},
     },
     descriptor::{Key, Secret},
+    remote::{DecidedBy, RemoteOutcome},
     rules::ForwardPolicy,
     store::{Lead, Memory, Slot, SlotSource, StoredSlot},
     time::Timestamp,
@@ -32,7 +33,6 @@ mod lease_borrower;
 mod lease_owner;
 mod local_share;
 mod membership;
-mod outcome;
 mod output;
 mod ownership;
 mod recovery;
@@ -40,11 +40,12 @@ mod slots;
 mod stats;
 #[cfg(test)]
 mod tests;
+mod ticket;
 mod view;
 
-pub(crate) use outcome::{DecidedBy, Outcome, Ticket};
 pub(crate) use output::{Action, Event};
 pub(crate) use stats::Stats;
+pub(crate) use ticket::Ticket;
 pub use view::{MemberView, View};
 
 use checks::{Checks, Router};
@@ -230,8 +231,9 @@ impl Node {
     }
 
     /// Takes back what this replica charged to a grant or admitted from its local share.
-    pub(crate) fn take_back_here(&mut self, key: Key, limit: &Limit, outcome: &mut Outcome) {
-        match (outcome.decided_by, outcome.decision.receipt.take()) {
+    pub(crate) fn take_back_here(&mut self, key: Key, limit: &Limit, outcome: &mut RemoteOutcome) {
+        let RemoteOutcome { outcome, decided_by } = outcome;
+        match (decided_by, outcome.decision.receipt.take()) {
             (DecidedBy::Lease, _) if outcome.charged > 0 => {
                 self.checks.borrower.undo(key, limit, std::mem::take(&mut outcome.charged));
             }
@@ -239,7 +241,7 @@ impl Node {
                 let (hits, members) = (std::mem::take(&mut outcome.charged), self.members.healthy());
                 self.checks.local_share.share.undo(key, limit, receipt, hits, members, self.wall);
             }
-            (DecidedBy::Owner | DecidedBy::Lease | DecidedBy::Degraded | DecidedBy::Exhausted, _) => {}
+            (DecidedBy::Counter | DecidedBy::Lease | DecidedBy::Degraded, _) => {}
         }
     }
 

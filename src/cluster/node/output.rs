@@ -6,12 +6,10 @@ use crate::{
     cluster::{
         MemberId,
         message::Message,
-        node::{
-            outcome::{Outcome, Ticket},
-            stats::Stats,
-        },
+        node::{stats::Stats, ticket::Ticket},
     },
     descriptor::Secret,
+    remote::RemoteOutcome,
 };
 
 /// The most messages that wait for one peer. Beyond that number, checks treat the peer as unreachable.
@@ -25,7 +23,7 @@ pub(crate) enum Action {
     /// This member has departed: close the link.
     Disconnect(MemberId),
     /// The outcome of one check of a local caller.
-    Complete(Ticket, Outcome),
+    Complete(Ticket, RemoteOutcome),
     /// From now on keys are hashed with this secret.
     SetHashSecret(Secret),
     /// Every slot is handed off, as far as possible: leave the cluster.

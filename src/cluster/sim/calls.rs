@@ -10,13 +10,13 @@ use std::{
 
 use crate::{
     algorithm::{Decision, Limit, Operation},
-    cluster::{calls::Outcomes, message::RemoteOperation, node::Outcome},
     descriptor::Key,
-    rules::ForwardPolicy,
-    store::{
-        Check, Checks, HoldTerms, OnRefusal,
-        rounds::{self, Step, Submit},
+    remote::{
+        CounterChecks, RemoteOutcome,
+        rounds::{self, Counters, RemoteOutcomes},
     },
+    rules::ForwardPolicy,
+    store::{Check, Checks, CounterOperation, HoldTerms, OnRefusal},
 };
 
 /// A check of a call.
@@ -55,53 +55,38 @@ pub(super) struct OpenCall {
     /// The checks whose charges are taken back at their owners.
     pub(super) taken_back: Vec<usize>,
     mailbox: Rc<RefCell<Mailbox>>,
-    rounds: Pin<Box<dyn Future<Output = Outcomes>>>,
-    outcomes: Vec<Option<Outcome>>,
+    rounds: Pin<Box<dyn Future<Output = RemoteOutcomes>>>,
+    outcomes: Vec<Option<RemoteOutcome>>,
 }
 
 /// What a call waits for.
 pub(super) enum Progress {
     /// Nothing: these are its outcomes.
-    Finished(Outcomes),
+    Finished(RemoteOutcomes),
     /// The outcomes of these operations, each of the check with this index.
-    Submitted(Vec<(usize, RemoteOperation)>),
+    Submitted(Vec<(usize, CounterOperation)>),
 }
 
 #[derive(Default)]
 struct Mailbox {
-    submitted: Vec<(usize, RemoteOperation)>,
+    submitted: Vec<(usize, CounterOperation)>,
     /// What the replica takes back itself, each of the check with this index.
-    taken_back_here: Vec<(usize, Outcome)>,
-    answered: Option<Outcomes>,
+    taken_back_here: Vec<(usize, RemoteOutcome)>,
+    answered: Option<RemoteOutcomes>,
 }
 
 /// Submits by the mailbox that the world empties.
-struct ByMailbox {
-    mailbox: Rc<RefCell<Mailbox>>,
-    keys: Vec<Key>,
-}
+struct ByMailbox(Rc<RefCell<Mailbox>>);
 
-impl ByMailbox {
-    fn index(&self, check: &Check<'_>) -> usize {
-        self.keys.iter().position(|key| *key == check.key).expect("a check of this call")
+impl Counters for ByMailbox {
+    async fn apply(&self, operations: Vec<(usize, CounterOperation)>) -> RemoteOutcomes {
+        self.0.borrow_mut().submitted = operations;
+        poll_fn(|_| self.0.borrow_mut().answered.take().map_or(Poll::Pending, Poll::Ready)).await
     }
 
-    async fn operate(&self, operations: Vec<(usize, RemoteOperation)>) -> Outcomes {
-        self.mailbox.borrow_mut().submitted = operations;
-        poll_fn(|_| self.mailbox.borrow_mut().answered.take().map_or(Poll::Pending, Poll::Ready)).await
-    }
-}
-
-impl Submit for ByMailbox {
-    type Outcome = Outcome;
-
-    async fn submit(&self, steps: Vec<(usize, Step)>) -> Outcomes {
-        self.operate(steps.into_iter().map(|(index, step)| (index, step.into())).collect()).await
-    }
-
-    fn take_back_here(&self, check: &Check<'_>, outcome: &mut Outcome) {
-        self.mailbox.borrow_mut().taken_back_here.push((self.index(check), outcome.clone()));
-        (outcome.charged, outcome.decision.receipt) = (0, None);
+    fn take_back_here(&self, index: usize, outcome: &mut RemoteOutcome) {
+        self.0.borrow_mut().taken_back_here.push((index, *outcome));
+        (outcome.outcome.charged, outcome.outcome.decision.receipt) = (0, None);
     }
 }
 
@@ -127,8 +112,7 @@ impl OpenCall {
     /// A call of checks with different keys.
     pub(super) fn new(checks: Vec<TestCheck>, called_at: u64) -> Self {
         let mailbox = Rc::new(RefCell::new(Mailbox::default()));
-        let keys = checks.iter().map(|check| check.key).collect();
-        let (submit, owned) = (ByMailbox { mailbox: mailbox.clone(), keys }, checks.clone());
+        let (submit, owned) = (ByMailbox(mailbox.clone()), checks.clone());
         let rounds = Box::pin(async move { rounds::decide(&submit, &of_store(&owned), refused).await });
         Self::with_rounds(Purpose::Decide, checks, called_at, mailbox, rounds)
     }
@@ -137,12 +121,13 @@ impl OpenCall {
     pub(super) fn of_holds(
         purpose: Purpose,
         checks: Vec<TestCheck>,
-        operations: Vec<(usize, RemoteOperation)>,
+        operations: CounterChecks,
         called_at: u64,
     ) -> Self {
         let mailbox = Rc::new(RefCell::new(Mailbox::default()));
-        let submit = ByMailbox { mailbox: mailbox.clone(), keys: Vec::new() };
-        let rounds = Box::pin(async move { submit.operate(operations).await });
+        let submit = ByMailbox(mailbox.clone());
+        let operations = operations.into_iter().map(|check| check.operation).enumerate().collect();
+        let rounds = Box::pin(async move { submit.apply(operations).await });
         Self::with_rounds(purpose, checks, called_at, mailbox, rounds)
     }
 
@@ -151,14 +136,14 @@ impl OpenCall {
         checks: Vec<TestCheck>,
         called_at: u64,
         mailbox: Rc<RefCell<Mailbox>>,
-        rounds: Pin<Box<dyn Future<Output = Outcomes>>>,
+        rounds: Pin<Box<dyn Future<Output = RemoteOutcomes>>>,
     ) -> Self {
         let (waits_since, taken_back, outcomes) = (called_at, Vec::new(), Vec::new());
         Self { purpose, checks, called_at, waits_since, taken_back, mailbox, rounds, outcomes }
     }
 
     /// Continues as far as the outcomes allow. Also returns what the replica takes back itself first.
-    pub(super) fn advance(&mut self) -> (Vec<(usize, Outcome)>, Progress) {
+    pub(super) fn advance(&mut self) -> (Vec<(usize, RemoteOutcome)>, Progress) {
         let polled = self.rounds.as_mut().poll(&mut Context::from_waker(Waker::noop()));
         let mut mailbox = self.mailbox.borrow_mut();
         let taken_back_here = std::mem::take(&mut mailbox.taken_back_here);
@@ -166,8 +151,8 @@ impl OpenCall {
             Poll::Ready(outcomes) => Progress::Finished(outcomes),
             Poll::Pending => {
                 let submitted = std::mem::take(&mut mailbox.submitted);
-                let is_undo = |(_, operation): &&(usize, RemoteOperation)| {
-                    matches!(operation, RemoteOperation::Undo(_))
+                let is_undo = |(_, operation): &&(usize, CounterOperation)| {
+                    matches!(operation, CounterOperation::Undo(_))
                 };
                 self.taken_back.extend(submitted.iter().filter(is_undo).map(|(check, _)| *check));
                 self.outcomes = vec![None; submitted.len()];
@@ -178,7 +163,7 @@ impl OpenCall {
     }
 
     /// Stores the outcome of a submitted operation. Returns whether it was the last one.
-    pub(super) fn complete(&mut self, operation: u32, outcome: Outcome) -> bool {
+    pub(super) fn complete(&mut self, operation: u32, outcome: RemoteOutcome) -> bool {
         self.outcomes[operation as usize] = Some(outcome);
         let is_complete = self.outcomes.iter().all(Option::is_some);
         if is_complete {

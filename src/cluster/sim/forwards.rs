@@ -7,7 +7,7 @@ use crate::{
     cluster::{
         MemberId,
         message::{Message, RemoteCheck, RemoteOperation},
-        node::{Action, DecidedBy, Node, Ticket},
+        node::{Action, Node, Ticket},
         sim::{
             Step::{Drain, Kill, Pass, Settle, Start},
             World,
@@ -15,11 +15,13 @@ use crate::{
         },
     },
     descriptor::Key,
+    remote::DecidedBy,
     rules::{ForwardPolicy, OnOwnerUnavailable},
+    store::CounterOperation,
     time::Timestamp,
 };
 
-const PEEK: RemoteOperation = RemoteOperation::Decide(Operation::Peek);
+const PEEK: RemoteOperation = RemoteOperation::Counter(CounterOperation::Decide(Operation::Peek));
 
 #[test]
 fn only_late_replies_of_a_peer_open_its_breaker() {
@@ -124,7 +126,7 @@ fn isolated_owner_takes_charges_back_and_decides_nothing() {
     let (_, _, TestKey { key, limit, .. }, _) = world.caller(1);
     let (node, mut now, _, owner) = world.caller(0);
     node.heard(owner, now);
-    let charge = RemoteOperation::Decide(Operation::Charge(1));
+    let charge = RemoteOperation::Counter(CounterOperation::Decide(Operation::Charge(1)));
     submit(node, 1, key, &limit, &charge, now);
     let Some(Action::Complete(_, charged)) = node.actions().pop() else { panic!("the owner decides") };
     for _ in 0..110 {
@@ -133,11 +135,13 @@ fn isolated_owner_takes_charges_back_and_decides_nothing() {
     }
     node.actions();
     assert!(node.is_isolated());
-    let undo = RemoteOperation::Undo(charged.decision.receipt.expect("the charge passes"));
+    let undo = RemoteOperation::Counter(CounterOperation::Undo(
+        charged.outcome.decision.receipt.expect("the charge passes"),
+    ));
     for operation in [&charge, &undo] {
         submit(node, 1, key, &limit, operation, now);
     }
-    assert_eq!(outcomes(node), [DecidedBy::Degraded, DecidedBy::Owner]);
+    assert_eq!(outcomes(node), [DecidedBy::Degraded, DecidedBy::Counter]);
 }
 
 #[test]
@@ -145,7 +149,7 @@ fn last_replica_of_full_stop_answers_by_the_rule_at_once() {
     let mut world = World::new(1);
     world.run(&[Start(2), Settle, Kill(0), Drain(1), Pass(Duration::from_millis(200))]);
     let (node, now, TestKey { key, limit, .. }, _) = world.caller(1);
-    let operation = RemoteOperation::Decide(Operation::Charge(1));
+    let operation = RemoteOperation::Counter(CounterOperation::Decide(Operation::Charge(1)));
     let check = RemoteCheck { key, limit, operation, lease_hits: 0 };
     let policy = ForwardPolicy { on_owner_unavailable: OnOwnerUnavailable::Deny, lease: false };
     node.submit(Ticket { call: 1, check: 0 }, check, policy, now.after(Duration::from_secs(10)), now);
@@ -167,7 +171,7 @@ fn submit(node: &mut Node, call: u64, key: Key, limit: &Limit, operation: &Remot
 /// The operation that takes a charge of one hit back.
 fn take_back(limit: &Limit, now: Timestamp) -> RemoteOperation {
     let charged = limit.decide(&mut limit.fresh(), now, Operation::Charge(1));
-    RemoteOperation::Undo(charged.receipt.expect("the charge passes"))
+    RemoteOperation::Counter(CounterOperation::Undo(charged.receipt.expect("the charge passes")))
 }
 
 /// The operations that were sent to `owner` since the last call.

@@ -22,7 +22,7 @@ use crate::{
         },
     },
     descriptor::{Key, Secret},
-    store::{Memory, Slot, StoredSlot},
+    store::{CounterOperation, Memory, Slot, StoredSlot},
     time::{SECOND, Timestamp},
 };
 
@@ -277,7 +277,9 @@ impl World {
             Step::Tamper(Tamper::SetHits(key, hits)) => {
                 let TestKey { key, limit, .. } = self.keys[*key].clone();
                 if let Some(owner) = self.owner(key) {
-                    self.processes[&owner].memory.set(key, &limit, *hits, self.wall_of(owner));
+                    let (memory, wall) = (&self.processes[&owner].memory, self.wall_of(owner));
+                    let set = memory.operate(key, &limit, &CounterOperation::Set(*hits), wall);
+                    set.expect("the owner owns the slot");
                 }
             }
             Step::Tamper(Tamper::Stall(number)) => {

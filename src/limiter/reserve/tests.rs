@@ -3,7 +3,7 @@ use std::{sync::Arc, time::Duration};
 use super::*;
 use crate::{
     descriptor::Entry,
-    limiter::{Descriptor, Limiter, Modes},
+    limiter::{Descriptor, Limiter, Modes, embedded::at_once},
     rules::{ActiveRules, Rules},
     store::{Memory, OnExpiry, OnFull, SettleOutcome},
     time::{Clock, SECOND, Timestamp},
@@ -39,19 +39,25 @@ fn with_request<R>(each: &[(&str, u64)], call: impl FnOnce(&Request<'_>) -> R) -
 fn reserve(limiter: &Limiter, each: &[(&str, u64)], id: &str) -> Result<bool, HoldError> {
     let id = HoldId::new(id.as_bytes()).unwrap();
     let terms = HoldTerms::new(id, Duration::from_secs(60), OnExpiry::Release).unwrap();
-    with_request(each, |request| limiter.view().reserve(request, &terms).map(|answer| answer.is_held))
+    with_request(each, |request| {
+        let (view, connection) = (limiter.view(), OpenForwards::default());
+        at_once(view.reserve(request, &terms, &connection)).map(|answer| answer.is_held)
+    })
 }
 
 fn settle(limiter: &Limiter, each: &[(&str, u64)], id: &str) -> Vec<Option<Settled>> {
     let id = HoldId::new(id.as_bytes()).unwrap();
-    with_request(each, |request| limiter.view().settle(request, &id).unwrap().settled.to_vec())
+    with_request(each, |request| {
+        let (view, connection) = (limiter.view(), OpenForwards::default());
+        at_once(view.settle(request, &id, &connection)).unwrap().settled.to_vec()
+    })
 }
 
 fn left(limiter: &Limiter, key: &str) -> u64 {
     let entries = [Entry { key, value: "a" }];
     let descriptor = Descriptor { entries: &entries, operation: Operation::Peek, limit: None };
     let request = Request::new("d", [descriptor], None).unwrap();
-    limiter.view().decide(&request).unwrap().statuses[0].remaining
+    limiter.view().decide_here(&request).unwrap().statuses[0].remaining
 }
 
 #[test]
@@ -118,7 +124,8 @@ fn peek_and_refund_are_no_reservations() {
     for operation in [Operation::Peek, Operation::Refund(1)] {
         let request =
             Request::new("d", [Descriptor { entries: &entries, operation, limit: None }], None).unwrap();
-        let error = limiter.view().settle(&request, &HoldId::random()).unwrap_err();
+        let (view, connection) = (limiter.view(), OpenForwards::default());
+        let error = at_once(view.settle(&request, &HoldId::random(), &connection)).unwrap_err();
         assert_eq!(error, HoldError::NotCharge { descriptor: 0 });
     }
 }

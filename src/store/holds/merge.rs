@@ -3,36 +3,15 @@
 use crate::{
     algorithm::{Counter, Held, Limit},
     store::{
-        HoldId, OnExpiry,
+        HOLDS_MAX, HoldId, OnExpiry,
         holds::{Hold, Holds},
     },
     time::Timestamp,
 };
 
-/// A counter and its holds at one time.
-#[derive(Debug)]
-pub(in crate::store) struct HeldCounter {
-    pub(in crate::store) counter: Counter,
-    pub(in crate::store) holds: Holds,
-}
-
-/// Whether records of holds may be added.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::store) enum Room {
-    Enough,
-    /// What is added stays charged, and is unknown.
-    None,
-}
-
-impl HeldCounter {
-    /// Takes holds back in full, and forgets them.
-    fn take_out(&mut self, ids: &[HoldId], now: Timestamp) {
-        ids.iter().for_each(|id| self.holds.take_out(&mut self.counter, id, now));
-    }
-}
-
 impl Holds {
-    /// Adds to `counter` and its holds what another replica has made of `base`, an earlier state of both.
+    /// Adds to `counter` and its holds what another replica has made of `base`, an earlier state of both. Without room,
+    /// what is added stays charged, and its holds are unknown.
     ///
     /// A hold that has ended `there` is taken out here and of `base`, so that what is added has its used hits; unless
     /// its expiry has charged it here so long ago that it is forgotten, because then `base` and this counter have its
@@ -40,47 +19,52 @@ impl Holds {
     pub(in crate::store) fn absorb(
         &mut self,
         counter: &mut Counter,
-        mut there: HeldCounter,
-        mut base: HeldCounter,
-        room: Room,
+        (mut counter_there, mut there): (Counter, Self),
+        (mut counter_base, mut base): (Counter, Self),
+        has_room: bool,
         now: Timestamp,
     ) {
         let limit = self.limit.clone();
         self.observe(&limit, counter, now);
-        there.holds.adopt(&limit);
-        base.holds.adopt(&limit);
+        there.adopt(&limit);
+        base.adopt(&limit);
 
-        let mut ended_there = base.holds.ids_without(&there.holds);
-        ended_there.retain(|id| self.knows(id) || !base.holds.is_charged_at_expiry(id));
-        base.take_out(&ended_there, now);
-        for id in ended_there.iter().chain(there.holds.ended.keys()) {
+        let mut ended_there = base.ids_without(&there);
+        ended_there.retain(|id| self.knows(id) || !base.is_charged_at_expiry(id));
+        ended_there.iter().for_each(|id| base.take_out(&mut counter_base, id, now));
+        for id in ended_there.iter().chain(there.ended.keys()) {
             self.take_out(counter, id, now);
         }
-        let new = there.holds.ids_without(&base.holds);
+        let new = there.ids_without(&base);
         let (known, new): (Vec<HoldId>, Vec<HoldId>) = new.into_iter().partition(|id| self.knows(id));
-        there.take_out(&known, now);
+        known.iter().for_each(|id| there.take_out(&mut counter_there, id, now));
 
-        let since = limit.since(&there.counter, &base.counter, now);
+        let since = limit.since(&counter_there, &counter_base, now);
         limit.absorb(counter, &since, now);
-        if room == Room::Enough {
-            let mut since = HeldCounter { counter: since, holds: there.holds };
-            since.holds.each.retain(|hold| new.contains(&hold.id));
-            self.add_weighed(&limit, counter, since, now);
+        if has_room {
+            there.each.retain(|hold| new.contains(&hold.id));
+            self.add_weighed(&limit, counter, (since, there), now);
         }
         self.set_next_expiry();
     }
 
     /// Adds the holds of an absorbed counter, each at what it weighs in that, as if it had been charged now.
-    fn add_weighed(&mut self, limit: &Limit, counter: &Counter, mut absorbed: HeldCounter, now: Timestamp) {
-        absorbed.holds.observe(limit, &absorbed.counter, now);
-        while !absorbed.holds.each.is_empty() && self.has_room(1) {
-            let (hold, taken) = absorbed.holds.take_back(0, &mut absorbed.counter, 0, now);
+    fn add_weighed(
+        &mut self,
+        limit: &Limit,
+        counter: &Counter,
+        (mut absorbed, mut holds): (Counter, Self),
+        now: Timestamp,
+    ) {
+        holds.observe(limit, &absorbed, now);
+        while !holds.each.is_empty() && self.each.len() < HOLDS_MAX {
+            let (hold, taken) = holds.take_back(0, &mut absorbed, 0, now);
             let mut held = Held { taken, floor: u128::MAX, ..hold.held };
             limit.observe(&mut held, counter, now);
             self.id_bytes += hold.id.bytes.len();
             self.each.push(Hold { held, ..hold });
         }
-        for (id, ended) in absorbed.holds.ended {
+        for (id, ended) in holds.ended {
             match self.ended.get_mut(&id) {
                 Some(own) if own.settled.is_none() => *own = ended,
                 Some(_) => {}

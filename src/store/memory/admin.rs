@@ -6,10 +6,8 @@ use crate::{
     algorithm::{Counter, Decision, Limit, Operation},
     descriptor::Key,
     store::{
-        Checks, Decisions,
-        memory::{Memory, decide_set},
-        packed_counter::PackedCounter,
-        table::Table,
+        Checks, Decisions, decide_set::decide_set, held_counter::Room, memory::Memory,
+        operation::CounterOperation, table::Table,
     },
     time::Timestamp,
 };
@@ -58,26 +56,26 @@ impl Memory {
                 CounterState::of(copy.map(|(_, counter)| counter), check.limit, now)
             })
             .collect();
-        let decisions = decide_set(checks, refused, |index, action| {
+        let decisions = decide_set(checks, refused, |index, operation| {
             let check = &checks[index];
             let position = copies.iter().position(|(key, _)| *key == check.key).unwrap_or_else(|| {
                 copies.push((check.key, check.limit.fresh()));
                 copies.len() - 1
             });
-            (action.apply(check, &mut copies[position].1, now), true)
+            (operation.apply(check.limit, &mut copies[position].1, now), true)
         });
         DryRun { decisions, before }
     }
 
     /// Consistent copies of the stored counters of the checks.
     fn copies(&self, checks: &Checks<'_>, now: Timestamp) -> Vec<(Key, Counter)> {
-        let mut locked = self.lock(checks);
+        let mut locked = self.lock(checks, now);
         let mut copies: Vec<(Key, Counter)> = Vec::new();
         for check in checks {
-            if let Some(packed) = locked.table(self.slot(check.key)).get(check.key)
+            if let Some(packed) = locked.table(check.key).get(check.key)
                 && copies.iter().all(|(key, _)| *key != check.key)
             {
-                copies.push((check.key, self.copy(packed, check.limit, now)));
+                copies.push((check.key, packed.corrected(check.limit, self.at(now))));
             }
         }
         copies
@@ -98,14 +96,8 @@ impl Memory {
         if ownership.as_ref().is_some_and(|ownership| !ownership.is_owned()) {
             return Replacement { before, after: before };
         }
-        table.remove(key, &self.resources);
-        table.drop_holds(key, &self.resources);
-        let mut counter = charged_counter(limit, hits, now);
-        if now < limit.idle_at(&counter) {
-            let peek = limit.decide(&mut counter, now, Operation::Peek);
-            let packed = PackedCounter::new(limit, counter, &peek);
-            self.insert(table, key, packed, now);
-        }
+        let set = CounterOperation::Set(hits);
+        self.with_held(table, key, now, |counter| counter.apply(limit, &set, self.at(now), Room::NONE));
         if let (Some(ownerships), Some(ownership)) = (&self.ownerships, &mut ownership) {
             ownerships.record_change(slot, ownership, key, table.len());
         }
@@ -113,27 +105,24 @@ impl Memory {
     }
 
     fn state(&self, table: &Table, key: Key, limit: &Limit, now: Timestamp) -> CounterState {
-        CounterState::of(table.get(key).map(|packed| self.copy(packed, limit, now)).as_ref(), limit, now)
+        CounterState::of(
+            table.get(key).map(|packed| packed.corrected(limit, self.at(now))).as_ref(),
+            limit,
+            now,
+        )
     }
 }
 
 impl CounterState {
+    /// The state of a counter elsewhere whose peek was answered like this at `now`.
+    pub(crate) fn of_peek(limit: &Limit, peek: Decision, now: Timestamp) -> Self {
+        let is_used = peek.remaining < limit.allowance() && !peek.reset_after.is_zero();
+        Self { idle_at: is_used.then(|| now.after(peek.reset_after)), peek }
+    }
+
     fn of(counter: Option<&Counter>, limit: &Limit, now: Timestamp) -> Self {
         let idle_at = counter.map(|counter| limit.idle_at(counter)).filter(|idle_at| now < *idle_at);
         let mut copy = counter.cloned().unwrap_or_else(|| limit.fresh());
         Self { idle_at, peek: limit.decide(&mut copy, now, Operation::Peek) }
     }
-}
-
-/// A fresh counter with `hits` charged, above the limit if the algorithm can hold a debt.
-pub(crate) fn charged_counter(limit: &Limit, hits: u64, now: Timestamp) -> Counter {
-    let mut counter = limit.fresh();
-    if hits > 0 {
-        // A queue and a concurrency limit hold no more than their allowance.
-        let most = limit.allowance();
-        let is_bounded = matches!(limit, Limit::LeakyQueue(_) | Limit::Concurrency(_));
-        let hits = if is_bounded { hits.min(most) } else { hits };
-        limit.with_debt(hits).decide(&mut counter, now, Operation::Charge(hits));
-    }
-    counter
 }

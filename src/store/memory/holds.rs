@@ -1,16 +1,18 @@
 //! Reservations: several checks held as one, settled and withdrawn.
 
-use std::{collections::BTreeMap, sync::atomic::Ordering};
+use std::{collections::BTreeMap, mem, sync::atomic::Ordering};
 
 use smallvec::SmallVec;
 
 use crate::{
-    algorithm::{Counter, Decision, Held, Limit, Operation},
+    algorithm::{Decision, Limit},
     descriptor::Key,
     store::{
-        Check, Checks, Decisions, HOLDS_MAX, HoldId, HoldTerms, NotLocal, Settled, Slot,
-        holds::{HoldSize, Holds, Room},
-        memory::{Action, LockedSlots, Memory, leases::apply_action},
+        Check, Checks, HoldId, HoldTerms, NotLocal, Reserved, Settled, Slot,
+        held_counter::{Draft, Exhausted, HeldCounter, Reserve, Room},
+        holds::{HoldSize, Holds},
+        memory::{LockedSlots, Memory},
+        packed_counter::PackedCounter,
         slot_data::HeldConsumption,
         table::Table,
     },
@@ -31,30 +33,15 @@ pub enum ReserveError {
     Exhausted,
 }
 
-/// The answer to a reservation.
-#[derive(Clone, Debug)]
-pub struct Reserved {
-    /// Whether everything is held. Otherwise nothing is.
-    pub is_held: bool,
-    /// The decisions, in the order of the checks.
-    pub decisions: Decisions,
-}
-
-/// A counter before and after the reservations of one call.
-struct Draft {
-    before: Counter,
-    after: Counter,
-    // Checks of this counter so far.
-    checks: usize,
-}
-
-/// A hold that will be added if the call passes.
-struct NewHold {
-    // The index of its check.
-    check: usize,
-    id: HoldId,
-    hits: u64,
-    held: Held,
+/// A counter with its holds, taken out of the table of its slot until [`Memory::put`].
+struct Taken {
+    key: Key,
+    counter: HeldCounter,
+    // What the budget knows of it.
+    heap: usize,
+    size: HoldSize,
+    // Whether its place in the table is kept.
+    is_stored: bool,
 }
 
 impl Memory {
@@ -71,45 +58,71 @@ impl Memory {
         refused: impl Fn(&[Decision]) -> bool,
     ) -> Result<Reserved, ReserveError> {
         let mut locked = self.lock_for_holds(checks, now)?;
-        locked.require_unleased(self, checks, now, &refused)?;
-        let (mut decisions, mut drafts, mut new) = (SmallVec::new(), BTreeMap::new(), Vec::new());
-        for (index, check) in checks.iter().enumerate() {
-            let draft = drafts.entry(check.key).or_insert_with(|| locked.draft(self, check, now));
-            let id = terms.id.nth(draft.checks);
-            draft.checks += 1;
-            if let Some(known) = locked.holds(self, check.key).and_then(|holds| holds.answer(&id)) {
-                decisions.push(known);
-                continue;
+        locked.require_unleased(checks, &refused)?;
+        let mut taken: SmallVec<[Taken; 2]> = SmallVec::new();
+        let each: SmallVec<[Reserve<'_>; 2]> = checks
+            .iter()
+            .zip(each_hold_id(checks, &terms.id))
+            .map(|(check, id)| {
+                let counter = taken.iter().position(|taken| taken.key == check.key).unwrap_or_else(|| {
+                    taken.push(self.take(locked.table(check.key), check.key));
+                    taken.len() - 1
+                });
+                let terms = HoldTerms { id, ..terms.clone() };
+                let leased = locked.leased(check.key);
+                Reserve { counter, limit: check.limit, terms, hits: check.hits(), leased }
+            })
+            .collect();
+        let mut counters: SmallVec<[HeldCounter; 2]> =
+            taken.iter_mut().map(|taken| mem::take(&mut taken.counter)).collect();
+        let store = |counters: &[HeldCounter]| {
+            for (taken, counter) in taken.iter_mut().zip(counters) {
+                taken.is_stored = self.keep_place(locked.table(taken.key), taken, counter, now);
             }
-            let mut after = draft.after.clone();
-            let leased = locked.leased(self, check.key);
-            let decision = apply_action(leased, Action::Decide, check, &mut after, now).decision;
-            let passes = decision.verdict.passes();
-            let hits = if passes { check.hits() } else { 0 };
-            // A refused check that does not refuse the call holds nothing.
-            let after = if passes { after } else { draft.after.clone() };
-            let held = check.limit.held(&draft.after, &after, hits, now);
-            draft.after = after;
-            decisions.push(decision);
-            new.push(NewHold { check: index, id, hits, held });
+            taken.iter().map(|taken| taken.is_stored).collect()
+        };
+        let reserved = self.reserve_taken(&each, &mut counters, now, refused, store);
+        for (mut taken, counter) in taken.into_iter().zip(counters) {
+            taken.counter = counter;
+            let key = taken.key;
+            self.put(locked.table(key), taken, now);
+            if reserved.as_ref().is_ok_and(|reserved| reserved.is_held) {
+                locked.record_change(key);
+            }
         }
-        if refused(&decisions) {
-            return Ok(locked.not_held(self, checks, decisions, now));
-        }
-        if !locked.have_room(self, checks, &new) {
+        reserved.map_err(|Exhausted| {
             self.resources.holds.exhausted.add(1);
-            return Err(ReserveError::Exhausted);
+            ReserveError::Exhausted
+        })
+    }
+
+    /// The same for counters that are taken out of their tables. `store` returns which of them have a place there.
+    fn reserve_taken(
+        &self,
+        each: &[Reserve<'_>],
+        counters: &mut [HeldCounter],
+        now: Timestamp,
+        refused: impl Fn(&[Decision]) -> bool,
+        store: impl FnOnce(&[HeldCounter]) -> SmallVec<[bool; 2]>,
+    ) -> Result<Reserved, Exhausted> {
+        let at = self.at(now);
+        let mut draft = Draft::new(each, counters, at);
+        if refused(&draft.decisions) {
+            return Ok(draft.not_held(each, counters, at));
         }
-        if !locked.store(self, checks, &drafts, &mut decisions, now) && refused(&decisions) {
-            locked.restore(self, checks, &drafts, now);
-            return Ok(locked.not_held(self, checks, decisions, now));
+        draft.require_room(each, counters, at, self.room())?;
+        draft.charge(each, counters, at);
+        let are_stored = store(counters);
+        for (Reserve { counter, .. }, decision) in each.iter().zip(&mut draft.decisions) {
+            if !are_stored[*counter] {
+                *decision = self.on_full.without_memory(*decision);
+            }
         }
-        let mut charged = SmallVec::from_elem(0, checks.len());
-        for hold in new {
-            charged[hold.check] = hold.hits;
-            locked.add(self, checks, terms, hold, &decisions, now);
+        if refused(&draft.decisions) {
+            draft.undo(each, counters, at);
+            return Ok(draft.not_held(each, counters, at));
         }
-        Ok(Reserved { is_held: true, decisions: Decisions::new(decisions, charged) })
+        Ok(draft.hold(each, counters, at))
     }
 
     /// Settles the holds of all checks, each at the hits of its charge. An unknown id charges these hits, and is then
@@ -123,12 +136,11 @@ impl Memory {
         now: Timestamp,
     ) -> Result<SmallVec<[Settled; 2]>, NotLocal> {
         let mut locked = self.lock_for_holds(checks, now)?;
-        let ids: SmallVec<[HoldId; 2]> = each_hold_id(checks, id);
+        let ids = each_hold_id(checks, id);
         for (check, id) in checks.iter().zip(&ids) {
-            locked.require_chargeable(self, check, id, now)?;
+            locked.require_chargeable(check, id)?;
         }
-        let has_room = self.has_room_for(checks.len() * Holds::bytes_of_one(id));
-        Ok(checks.iter().zip(&ids).map(|(check, id)| locked.settle(self, check, id, has_room, now)).collect())
+        Ok(checks.iter().zip(&ids).map(|(check, id)| locked.settle(check, id)).collect())
     }
 
     /// Takes back the holds of all checks that one attempt has made, and forgets them. Fails unless this replica owns
@@ -141,13 +153,12 @@ impl Memory {
         now: Timestamp,
     ) -> Result<(), NotLocal> {
         let mut locked = self.lock_for_holds(checks, now)?;
-        for (check, id) in checks.iter().zip(each_hold_id(checks, id)) {
-            let slot = self.slot(check.key);
-            let changed = self.change_holds(locked.table(slot), check, now, |holds, counter| {
-                holds.withdraw(counter, &id, attempt, now);
+        for (Check { key, limit, .. }, id) in checks.iter().zip(each_hold_id(checks, id)) {
+            let (was_held, _) = self.with_held(locked.table(*key), *key, now, |counter| {
+                counter.withdraw(limit, &id, attempt, self.at(now))
             });
-            if changed.is_some() {
-                locked.record_change(self, check.key);
+            if was_held {
+                locked.record_change(*key);
             }
         }
         Ok(())
@@ -155,61 +166,34 @@ impl Memory {
 
     /// Locks the slots of the checks, and ends holds that have expired.
     fn lock_for_holds(&self, checks: &[Check<'_>], now: Timestamp) -> Result<LockedSlots<'_>, NotLocal> {
-        let mut locked = self.lock_owned(checks)?;
-        locked.absorb_pending(self, checks, now);
-        locked.expire_holds(self, checks, now);
+        let mut locked = self.lock_owned(checks, now)?;
+        locked.settle_side_data(checks);
         Ok(locked)
     }
 
     /// Merges what another replica has made of the counter of `key` and of its holds.
     pub(super) fn absorb_held(&self, table: &mut Table, key: Key, there: HeldConsumption, now: Timestamp) {
-        let holds = table.take_holds(key);
-        let size = holds.as_ref().map(Holds::size).unwrap_or_default();
-        let Some(mut holds) = holds.or_else(|| there.limit().map(Holds::new)) else { return };
-        let limit = holds.limit().clone();
-        self.clamp_holds_ahead(&mut holds, now);
-        let has_room = self.has_room_for(there.now.hold_bytes());
-        let room = if has_room { Room::Enough } else { Room::None };
-        let (there, base) = (there.now.unpacked(&limit), there.base.unpacked(&limit));
-        self.touch_counter(table, key, &limit, now, |counter| {
-            holds.absorb(counter, there, base, room, now);
-            limit.decide(counter, now, Operation::Peek)
-        });
-        table.put_holds(key, holds, size, &self.resources);
+        let HeldConsumption { now: there, base } = there;
+        self.with_held(table, key, now, |counter| counter.absorb(there, base, self.at(now), self.room()));
     }
 
     /// Restores the holds of `key` from a snapshot, if there is memory.
-    pub(super) fn restore_holds(&self, key: Key, holds: Holds) {
-        if self.has_room_for(holds.bytes()) {
-            self.table(self.slot(key)).put_holds(key, holds, HoldSize::default(), &self.resources);
+    pub(super) fn restore_holds(&self, key: Key, holds: Box<Holds>) {
+        if holds.bytes() <= self.room().bytes {
+            self.table(self.slot(key)).put_holds(key, Some(holds), HoldSize::default(), &self.resources);
         }
     }
 
     /// Ends the holds of `key` that have expired, and returns whether that changed the counter.
     pub(super) fn expire_holds(&self, table: &mut Table, key: Key, limit: &Limit, now: Timestamp) -> bool {
-        let is_ahead = self.lead_given_up_at(now).is_some();
-        if table.holds(key).is_none_or(|holds| !is_ahead && !holds.is_due(now)) {
+        let at = self.at(now);
+        if table.holds(key).is_none_or(|holds| at.given_up.is_none() && !holds.is_due(now)) {
             return false;
         }
-        let Some(mut holds) = table.take_holds(key) else { return false };
-        let size = holds.size();
-        let has_moved = self.clamp_holds_ahead(&mut holds, now);
-        let changes = has_moved || holds.is_due(now);
-        if changes {
-            self.touch_counter(table, key, limit, now, |counter| {
-                let expired = holds.expire(limit, counter, now);
-                self.resources.holds.released.add(expired.released);
-                self.resources.holds.charged.add(expired.charged);
-                limit.decide(counter, now, Operation::Peek)
-            });
-        }
-        table.put_holds(key, holds, size, &self.resources);
-        changes
-    }
-
-    /// Clamps holds that are ahead, before their counter is clamped. Returns whether the counter has to be.
-    pub(super) fn clamp_holds_ahead(&self, holds: &mut Holds, now: Timestamp) -> bool {
-        self.lead_given_up_at(now).is_some_and(|at| holds.clamp_ahead(at, now))
+        let ((is_changed, expired), _) = self.with_held(table, key, now, |counter| counter.expire(limit, at));
+        self.resources.holds.released.add(expired.released);
+        self.resources.holds.charged.add(expired.charged);
+        is_changed
     }
 
     /// Ends the holds of a slot that have expired, and forgets those that ended long ago.
@@ -217,226 +201,96 @@ impl Memory {
         for key in table.keys_with_holds() {
             let Some(limit) = table.holds(key).map(|holds| holds.limit().clone()) else { continue };
             let changed = self.expire_holds(table, key, &limit, now);
-            if let Some(mut holds) = table.take_holds(key) {
-                let size = holds.size();
-                holds.forget(now);
-                table.put_holds(key, holds, size, &self.resources);
-            }
+            self.with_held(table, key, now, |counter| counter.forget_holds(now));
             if changed && let Some(ownerships) = &self.ownerships {
                 ownerships.record_change(slot, &mut ownerships.lock(slot), key, table.len());
             }
         }
     }
 
-    /// Applies `change` to the holds of a check and to its counter. `None` if there are no holds.
-    fn change_holds<R>(
+    /// Applies `change` to the counter of `key` with its holds, and returns whether the counter is stored.
+    pub(super) fn with_held<R>(
         &self,
         table: &mut Table,
-        check: &Check<'_>,
+        key: Key,
         now: Timestamp,
-        change: impl FnOnce(&mut Holds, &mut Counter) -> R,
-    ) -> Option<R> {
-        let mut holds = table.take_holds(check.key)?;
-        let (size, mut result) = (holds.size(), None);
-        self.touch_counter(table, check.key, check.limit, now, |counter| {
-            holds.observe(check.limit, counter, now);
-            result = Some(change(&mut holds, counter));
-            holds.observe(check.limit, counter, now);
-            check.limit.decide(counter, now, Operation::Peek)
-        });
-        table.put_holds(check.key, holds, size, &self.resources);
-        result
+        change: impl FnOnce(&mut HeldCounter) -> R,
+    ) -> (R, bool) {
+        let mut taken = self.take(table, key);
+        let result = change(&mut taken.counter);
+        (result, self.put(table, taken, now))
     }
 
-    /// Whether holds may take `bytes` more.
-    fn has_room_for(&self, bytes: usize) -> bool {
+    /// Takes the counter of `key` and its holds out of their table.
+    fn take(&self, table: &mut Table, key: Key) -> Taken {
+        let packed = table.get_mut(key).map(|packed| mem::replace(packed, PackedCounter::TAKEN));
+        let (is_stored, holds) = (packed.is_some(), table.take_holds(key));
+        let size = holds.as_ref().map(|holds| holds.size()).unwrap_or_default();
+        let counter = HeldCounter::new(packed, holds);
+        Taken { key, heap: counter.packed_heap_bytes(), counter, size, is_stored }
+    }
+
+    /// Puts a counter and its holds back, and returns whether the counter is stored.
+    fn put(&self, table: &mut Table, taken: Taken, now: Timestamp) -> bool {
+        let is_stored = self.keep_place(table, &taken, &taken.counter, now);
+        let Taken { key, counter, heap, size, .. } = taken;
+        let (packed, holds) = counter.into_parts();
+        match (packed, table.get_mut(key)) {
+            (Some(packed), Some(place)) => {
+                self.resources.budget.change(heap, packed.heap_bytes());
+                *place = packed;
+            }
+            (None, Some(_)) => {
+                self.resources.budget.change(heap, 0);
+                table.remove(key, &self.resources);
+            }
+            (Some(_) | None, None) => {}
+        }
+        table.put_holds(key, holds, size, &self.resources);
+        is_stored
+    }
+
+    /// Whether a counter has a place in its table, or needs none. A new one gets a place if there is memory.
+    fn keep_place(&self, table: &mut Table, taken: &Taken, counter: &HeldCounter, now: Timestamp) -> bool {
+        let is_new = !taken.is_stored && counter.is_in_use(now) && table.get(taken.key).is_none();
+        !is_new || self.insert(table, taken.key, PackedCounter::TAKEN, now)
+    }
+
+    /// The room for more holds.
+    fn room(&self) -> Room {
         let budget = &self.resources.budget;
         let used = self.resources.holds.bytes.load(Ordering::Relaxed);
-        used + bytes <= budget.bytes_max() / SHARE_DIVISOR && !budget.is_short_of(bytes)
+        let share = (budget.bytes_max() / SHARE_DIVISOR).saturating_sub(used);
+        Room { bytes: share.min(budget.left()), ..Room::UNBOUNDED }
     }
 }
 
 impl LockedSlots<'_> {
-    /// Ends the holds of the checks that have expired.
-    pub(super) fn expire_holds(&mut self, memory: &Memory, checks: &[Check<'_>], now: Timestamp) {
-        for check in checks {
-            let table = self.table(memory.slot(check.key));
-            if memory.expire_holds(table, check.key, check.limit, now) {
-                self.record_change(memory, check.key);
-            }
-        }
-    }
-
-    fn record_change(&mut self, memory: &Memory, key: Key) {
-        let slot = memory.slot(key);
-        if let (Some(ownerships), Some((table, ownership))) = (&memory.ownerships, self.part(slot)) {
-            ownerships.record_change(slot, ownership, key, table.len());
-        }
-    }
-
-    fn shared_table(&self, memory: &Memory, key: Key) -> &Table {
-        &self.tables[self.position(memory.slot(key))]
-    }
-
-    fn holds(&self, memory: &Memory, key: Key) -> Option<&Holds> {
-        self.shared_table(memory, key).holds(key)
-    }
-
-    /// A copy of the counter of a check.
-    fn copy(&self, memory: &Memory, check: &Check<'_>, now: Timestamp) -> Counter {
-        let packed = self.shared_table(memory, check.key).get(check.key);
-        packed.map_or_else(|| check.limit.fresh(), |packed| memory.copy(packed, check.limit, now))
-    }
-
-    fn draft(&self, memory: &Memory, check: &Check<'_>, now: Timestamp) -> Draft {
-        let before = self.copy(memory, check, now);
-        Draft { after: before.clone(), before, checks: 0 }
-    }
-
-    /// Whether there is room for new holds.
-    fn have_room(&self, memory: &Memory, checks: &Checks<'_>, new: &[NewHold]) -> bool {
-        let mut by_key: BTreeMap<Key, usize> = BTreeMap::new();
-        for hold in new {
-            *by_key.entry(checks[hold.check].key).or_default() += 1;
-        }
-        let has_room = |(key, more): (&Key, &usize)| {
-            self.holds(memory, *key).map_or(*more <= HOLDS_MAX, |holds| holds.has_room(*more))
-        };
-        let bytes = new.iter().map(|hold| Holds::bytes_of_one(&hold.id)).sum::<usize>()
-            + by_key.len() * size_of::<(Key, Holds)>();
-        by_key.iter().all(has_room) && memory.has_room_for(bytes)
-    }
-
-    /// Stores the counters of a call. If there is no memory for one of them, changes its decision and returns `false`.
-    fn store(
-        &mut self,
-        memory: &Memory,
-        checks: &Checks<'_>,
-        drafts: &BTreeMap<Key, Draft>,
-        decisions: &mut SmallVec<[Decision; 2]>,
-        now: Timestamp,
-    ) -> bool {
-        let mut all_stored = true;
-        for (check, decision) in checks.iter().zip(decisions) {
-            let after = &drafts[&check.key].after;
-            let table = self.table(memory.slot(check.key));
-            let (_, stored) = memory.touch_unpacked(table, check.key, check.limit, now, |counter| {
-                counter.clone_from(after);
-                check.limit.decide(counter, now, Operation::Peek)
-            });
-            if !stored {
-                *decision = memory.on_full.without_memory(*decision);
-                all_stored &= decision.verdict.passes();
-            }
-        }
-        all_stored
-    }
-
-    /// Undoes [`LockedSlots::store`].
-    fn restore(
-        &mut self,
-        memory: &Memory,
-        checks: &Checks<'_>,
-        drafts: &BTreeMap<Key, Draft>,
-        now: Timestamp,
-    ) {
-        for check in checks {
-            let table = self.table(memory.slot(check.key));
-            memory.touch_unpacked(table, check.key, check.limit, now, |counter| {
-                counter.clone_from(&drafts[&check.key].before);
-                check.limit.decide(counter, now, Operation::Peek)
-            });
-        }
-    }
-
-    /// The answer to a refused call: what is left without it.
-    fn not_held(
-        &self,
-        memory: &Memory,
-        checks: &Checks<'_>,
-        mut decisions: SmallVec<[Decision; 2]>,
-        now: Timestamp,
-    ) -> Reserved {
-        for (check, decision) in checks.iter().zip(&mut decisions) {
-            decision.receipt = None;
-            if decision.verdict.passes() {
-                let (leased, mut copy) = (self.leased(memory, check.key), self.copy(memory, check, now));
-                let left = apply_action(leased, Action::Peek, check, &mut copy, now).decision;
-                (decision.remaining, decision.reset_after) = (left.remaining, left.reset_after);
-            }
-        }
-        let charged = SmallVec::from_elem(0, checks.len());
-        Reserved { is_held: false, decisions: Decisions::new(decisions, charged) }
-    }
-
-    fn add(
-        &mut self,
-        memory: &Memory,
-        checks: &Checks<'_>,
-        terms: &HoldTerms,
-        NewHold { check, id, hits, held }: NewHold,
-        decisions: &[Decision],
-        now: Timestamp,
-    ) {
-        let (Check { key, limit, .. }, decision) = (checks[check], &decisions[check]);
-        let table = self.table(memory.slot(key));
-        let holds = table.take_holds(key);
-        let size = holds.as_ref().map(Holds::size).unwrap_or_default();
-        let mut holds = holds.unwrap_or_else(|| Holds::new(limit));
-        holds.add(id, terms, hits, held, decision, now);
-        table.put_holds(key, holds, size, &memory.resources);
-        self.record_change(memory, key);
-    }
-
     /// Checks that what settling charges does not depend on leased hits. Changes nothing.
-    fn require_chargeable(
-        &self,
-        memory: &Memory,
-        check: &Check<'_>,
-        id: &HoldId,
-        now: Timestamp,
-    ) -> Result<(), NotLocal> {
-        let leased = self.leased(memory, check.key);
-        let actual = check.hits();
-        let missing = self.holds(memory, check.key).map_or(actual, |holds| holds.charges(id, actual));
+    fn require_chargeable(&self, check: &Check<'_>, id: &HoldId) -> Result<(), NotLocal> {
+        let Check { key, limit, .. } = *check;
+        let (leased, actual) = (self.leased(key), check.hits());
+        let missing = self.holds(key).map_or(actual, |holds| holds.charges(id, actual));
         if leased == 0 || missing == 0 {
             return Ok(());
         }
-        let mut bare = self.copy(memory, check, now);
+        let mut bare = self.copy(key, limit);
         let mut full = bare.clone();
-        check.limit.charge_at(&mut full, leased, now, now);
+        limit.charge_at(&mut full, leased, self.now, self.now);
         let [(charged, _), (possible, _)] =
-            [&mut full, &mut bare].map(|counter| check.limit.charge_used(counter, missing, now));
-        if charged < possible { Err(NotLocal::Leased(check.key)) } else { Ok(()) }
+            [&mut full, &mut bare].map(|counter| limit.charge_used(counter, missing, self.now));
+        if charged < possible { Err(NotLocal::Leased(key)) } else { Ok(()) }
     }
 
-    fn settle(
-        &mut self,
-        memory: &Memory,
-        check: &Check<'_>,
-        id: &HoldId,
-        has_room: bool,
-        now: Timestamp,
-    ) -> Settled {
-        let table = self.table(memory.slot(check.key));
-        let holds = table.take_holds(check.key);
-        let (size, is_new) = (holds.as_ref().map(Holds::size).unwrap_or_default(), holds.is_none());
-        let mut holds = holds.unwrap_or_else(|| Holds::new(check.limit));
-        let (is_known, mut settled) = (!is_new && holds.answer(id).is_some(), None);
-        let (_, stored) = memory.touch_counter(table, check.key, check.limit, now, |counter| {
-            settled = Some(holds.settle(check.limit, counter, id, check.hits(), now));
-            holds.observe(check.limit, counter, now);
-            check.limit.decide(counter, now, Operation::Peek)
+    fn settle(&mut self, check: &Check<'_>, id: &HoldId) -> Settled {
+        let (memory, now, actual) = (self.memory, self.now, check.hits());
+        let (mut settled, stored) = memory.with_held(self.table(check.key), check.key, now, |counter| {
+            counter.settle(check.limit, id, actual, memory.at(now), memory.room())
         });
-        let mut settled = settled.expect("the closure was called");
         if !stored {
-            settled.uncharged = check.hits().saturating_sub(settled.reserved);
+            settled.uncharged = actual.saturating_sub(settled.reserved);
         }
-        if !is_known && !has_room {
-            holds.forget_ended(id);
-        }
-        table.put_holds(check.key, holds, size, &memory.resources);
-        self.record_change(memory, check.key);
+        self.record_change(check.key);
         settled
     }
 }

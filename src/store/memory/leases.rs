@@ -1,18 +1,10 @@
 //! Hits that are leased to other replicas. They are stored beside the counter and count as charged until they are used
 //! or returned.
 
-use std::collections::BTreeMap;
-
 use crate::{
     algorithm::{Counter, Decision, Limit, Operation},
     descriptor::Key,
-    store::{
-        Check, NotLocal,
-        memory::{
-            LockedSlots, Memory,
-            decide_set::{Action, decide_set},
-        },
-    },
+    store::memory::Memory,
     time::Timestamp,
 };
 
@@ -44,7 +36,8 @@ impl Memory {
             ownerships.record_change(slot, &mut ownership, key, table.len());
         }
         let all = ownership.leased(key).checked_add(hits)?;
-        let mut copy = table.get(key).map_or_else(|| limit.fresh(), |packed| self.copy(packed, limit, now));
+        let mut copy =
+            table.get(key).map_or_else(|| limit.fresh(), |packed| packed.corrected(limit, self.at(now)));
         let decision = limit.decide(&mut copy, now, Operation::Charge(all));
         decision.verdict.passes().then(|| {
             ownership.update_side_data(|| self.empty_side_data(), |side_data| side_data.set_leased(key, all));
@@ -84,7 +77,7 @@ impl Memory {
     /// The time of the last hit stands for all of them, which is at most too strict. Report hits of different windows
     /// separately.
     pub fn charge_leased(&self, key: Key, limit: &Limit, used: UsedHits, now: Timestamp) -> bool {
-        let charged = self.with_counter(key, limit, now, |counter| {
+        let charged = self.correct_leased(key, limit, now, |counter| {
             limit.charge_at(counter, used.hits, used.at.min(now), now);
         });
         charged && self.reclaim(key, used.hits)
@@ -93,96 +86,25 @@ impl Memory {
     /// Takes back hits that [`Memory::charge_leased`] charged and that turned out to be unused, as far as they still
     /// count. Returns whether this replica owns the slot.
     pub fn refund_leased(&self, key: Key, limit: &Limit, unused: UsedHits, now: Timestamp) -> bool {
-        self.with_counter(key, limit, now, |counter| {
+        self.correct_leased(key, limit, now, |counter| {
             limit.refund_at(counter, unused.hits, unused.at.min(now), now);
         })
     }
-}
 
-impl LockedSlots<'_> {
-    /// Checks that no decision depends on leased hits: that no check would be refused only because of them, and that no
-    /// refund may be for hits that a borrower has used and not reported. Changes nothing.
-    pub(super) fn require_unleased(
+    fn correct_leased(
         &self,
-        memory: &Memory,
-        checks: &[Check<'_>],
+        key: Key,
+        limit: &Limit,
         now: Timestamp,
-        refused: impl Fn(&[Decision]) -> bool,
-    ) -> Result<(), NotLocal> {
-        if checks.iter().all(|check| self.leased(memory, check.key) == 0) {
-            return Ok(());
-        }
-        let (mut copies, mut wanted): (BTreeMap<Key, Counter>, _) = (BTreeMap::new(), None);
-        decide_set(checks, refused, |index, action| {
-            let check = &checks[index];
-            let copy = copies.entry(check.key).or_insert_with(|| {
-                let table = &self.tables[self.position(memory.slot(check.key))];
-                let fresh = || check.limit.fresh();
-                table.get(check.key).map_or_else(fresh, |packed| memory.copy(packed, check.limit, now))
-            });
-            let apply = apply_action(self.leased(memory, check.key), action, check, copy, now);
-            if apply.depends_on_leases {
-                wanted = wanted.or(Some(check.key));
-            }
-            (apply.decision, true)
+        correct: impl FnOnce(&mut Counter),
+    ) -> bool {
+        let corrected = self.with_owned(key, now, |counter| {
+            counter.update(limit, self.at(now), |counter| {
+                correct(counter);
+                limit.decide(counter, now, Operation::Peek)
+            })
         });
-        wanted.map_or(Ok(()), |key| Err(NotLocal::Leased(key)))
-    }
-
-    pub(super) fn leased(&self, memory: &Memory, key: Key) -> u64 {
-        // Without a cluster nothing is leased.
-        self.ownerships().get(self.position(memory.slot(key))).map_or(0, |ownership| ownership.leased(key))
-    }
-}
-
-/// The effect of an action on a counter with leased hits.
-pub(super) struct Applied {
-    pub(super) decision: Decision,
-    /// Whether the decision would differ if the leased hits were returned.
-    depends_on_leases: bool,
-}
-
-/// Applies an action to a counter, with `leased` hits counted as charged now.
-pub(super) fn apply_action(
-    leased: u64,
-    action: Action,
-    check: &Check<'_>,
-    counter: &mut Counter,
-    now: Timestamp,
-) -> Applied {
-    if leased == 0 {
-        return Applied { decision: action.apply(check, counter, now), depends_on_leases: false };
-    }
-    if let Action::TakeBack(receipt) = action {
-        check.limit.undo(counter, receipt, now);
-    }
-    let mut full = counter.clone();
-    check.limit.charge_at(&mut full, leased, now, now);
-    match action {
-        Action::TakeBack(_) | Action::Peek => {
-            let decision = check.limit.decide(&mut full, now, Operation::Peek);
-            Applied { decision, depends_on_leases: false }
-        }
-        Action::Decide => {
-            let with_leases = check.limit.decide(&mut full, now, check.operation);
-            let mut unleased = counter.clone();
-            let bare = check.limit.decide(&mut unleased, now, check.operation);
-            let passes = with_leases.verdict.passes();
-            if check.limit.is_changed_by(check.operation, passes) {
-                *counter = unleased;
-            }
-            let decision = if passes {
-                Decision { remaining: with_leases.remaining, ..bare }
-            } else {
-                Decision { receipt: None, ..with_leases }
-            };
-            let depends_on_leases = match check.operation {
-                Operation::Peek | Operation::Charge(_) => !passes && bare.verdict.passes(),
-                // A refund gives back no more than was charged.
-                Operation::Refund(_) => check.limit.idle_at(counter) <= now,
-            };
-            Applied { decision, depends_on_leases }
-        }
+        corrected.is_some()
     }
 }
 

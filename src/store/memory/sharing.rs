@@ -3,11 +3,12 @@
 use std::sync::atomic::Ordering;
 
 use crate::{
-    algorithm::{Counter, Limit, Operation},
+    algorithm::{Limit, Operation},
     descriptor::Key,
     store::{
         Changes, Consumption, Slot, SlotData,
         budget::Reservation,
+        held_counter::HeldCounter,
         memory::{
             Memory,
             ownership::{Changed, SideData, SlotOwnership},
@@ -176,7 +177,7 @@ impl Memory {
                 let packed = |key: &Key| (*key, table.get(*key).cloned());
                 let pending =
                     ownership.side_data().map(|side_data| side_data.pending.only(&keys)).unwrap_or_default();
-                let holds = keys.iter().filter_map(|key| Some((*key, table.holds(*key)?.clone())));
+                let holds = keys.iter().filter_map(|key| Some((*key, Box::new(table.holds(*key)?.clone()))));
                 SlotData::some(keys.iter().map(packed), holds.collect(), pending)
             }
         };
@@ -184,28 +185,25 @@ impl Memory {
         Changes { seq, data: data.charged_to(&self.resources.budget) }
     }
 
-    /// Applies an action to the counter of `key` and records the change; returns whether this replica owns the slot.
-    pub(super) fn with_counter(
+    /// Applies `change` to the counter of `key` with its holds, and records the change. `None` if this replica does not
+    /// own the slot.
+    pub(super) fn with_owned<R>(
         &self,
         key: Key,
-        limit: &Limit,
         now: Timestamp,
-        action: impl FnOnce(&mut Counter),
-    ) -> bool {
+        change: impl FnOnce(&mut HeldCounter) -> R,
+    ) -> Option<R> {
         let slot = self.slot(key);
         let mut table = self.table(slot);
         let ownership = self.ownerships.as_ref().map(|ownerships| (ownerships, ownerships.lock(slot)));
         if ownership.as_ref().is_some_and(|(_, ownership)| !ownership.is_owned()) {
-            return false;
+            return None;
         }
-        self.touch_unpacked(&mut table, key, limit, now, |counter| {
-            action(counter);
-            limit.decide(counter, now, Operation::Peek)
-        });
+        let (result, _) = self.with_held(&mut table, key, now, change);
         if let Some((ownerships, mut ownership)) = ownership {
             ownerships.record_change(slot, &mut ownership, key, table.len());
         }
-        true
+        Some(result)
     }
 
     /// Merges pending usage into the counter of `key`, if there is any.

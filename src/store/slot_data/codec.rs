@@ -99,7 +99,7 @@ impl SlotData {
             REMOVED => return Err(DecodeError::Malformed),
             HOLDS => match Holds::read(body, now) {
                 DecodedHolds::Holds(holds) => {
-                    self.holds.insert(key, holds);
+                    self.holds.insert(key, Box::new(holds));
                     true
                 }
                 DecodedHolds::Unknown => false,

@@ -8,8 +8,10 @@ use serde_json::{Value, json};
 
 use crate::{
     api::admin::Certificates,
+    cluster::Cluster,
     limiter::Limiter,
     rules::{ActiveRules, Rules},
+    shared_store::SharedStore,
     store::Memory,
     time::Clock,
 };
@@ -28,6 +30,10 @@ pub struct Sources {
     pub memory: Arc<Memory>,
     /// The limiter.
     pub limiter: Limiter,
+    /// The cluster, if this replica is part of one.
+    pub cluster: Option<Cluster>,
+    /// The shared store, if the counters are there.
+    pub shared_store: Option<SharedStore>,
     /// The certificates of the listeners.
     pub certificates: Arc<dyn Certificates>,
     /// The clock.
@@ -46,7 +52,7 @@ async fn findings(State(sources): State<Arc<Sources>>) -> Json<Value> {
     let mut findings = rules::status(&sources.active_rules.status());
     findings.extend(rules.into_iter().flat_map(rules::findings));
     findings.extend(replica::findings(&sources));
-    if let Some(cluster) = sources.limiter.cluster() {
+    if let Some(cluster) = &sources.cluster {
         findings.extend(cluster::findings(&cluster.view(), &cluster.stats()));
     }
     findings.sort_by_key(|finding| finding.level);

@@ -42,7 +42,7 @@ pub(super) fn findings(sources: &Sources) -> Vec<Finding> {
     }
     findings.extend(memory(&sources.memory.stats()));
     findings.extend(certificates(&sources.certificates.expiries(), sources.clock.wall()));
-    findings.extend(sources.limiter.shared_store().into_iter().flat_map(shared_store));
+    findings.extend(sources.shared_store.as_ref().into_iter().flat_map(shared_store));
     findings
 }
 

@@ -73,7 +73,7 @@ impl Sampler {
             "each_rule": each,
             "top": top::denied_json(metrics, KEYS_MAX),
             "certificates": certificates.collect::<Vec<_>>(),
-            "cluster": state.limiter.cluster().map(cluster::view_json),
+            "cluster": state.cluster.as_ref().map(cluster::view_json),
         });
         format!("{sample}\n")
     }

@@ -8,7 +8,7 @@ use crate::{
     algorithm::Operation,
     cluster::{
         MemberId,
-        node::{Action, DecidedBy, Node},
+        node::{Action, Node},
         sim::{
             calls::{OpenCall, Purpose},
             keys,
@@ -19,6 +19,7 @@ use crate::{
             },
         },
     },
+    remote::DecidedBy,
     store::{Lead, Memory, OnFull, Slot},
     time::{SECOND, Timestamp},
 };

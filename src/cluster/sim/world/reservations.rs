@@ -5,8 +5,7 @@ use rand::RngExt;
 use crate::{
     algorithm::{Decision, Excess, Operation},
     cluster::{
-        holds::{answered, reserve_operations, settle_operations, settled, withdrawals},
-        node::Outcome,
+        message::RemoteCheck,
         sim::{
             calls::{self, OpenCall, Purpose, TestCheck},
             holds::Part,
@@ -14,8 +13,11 @@ use crate::{
             world::{STEP, World},
         },
     },
-    rules::{ForwardPolicy, OnOwnerUnavailable},
-    store::{HoldTerms, RemoteHoldError, Reserved, Settled},
+    remote::{
+        COUNTER_ONLY, RemoteHoldError, RemoteOutcome, answered, reserve_operations, settle_operations,
+        settled, withdrawals,
+    },
+    store::{HoldTerms, Reserved, Settled},
     time::SECOND,
 };
 
@@ -51,8 +53,7 @@ impl World {
 
     /// A check that only the owner decides.
     fn hold_check(&self, number: usize, key: usize, hits: u64) -> TestCheck {
-        let policy = ForwardPolicy { on_owner_unavailable: OnOwnerUnavailable::Deny, lease: false };
-        TestCheck { policy, ..self.check(number, key, Operation::Charge(hits)) }
+        TestCheck { policy: COUNTER_ONLY, ..self.check(number, key, Operation::Charge(hits)) }
     }
 
     /// Reserves as the limiter does: here if this replica owns all counters, otherwise at the owners.
@@ -91,7 +92,7 @@ impl World {
     }
 
     /// The owners have answered, or not.
-    pub(super) fn finish_holds(&mut self, number: usize, call: OpenCall, outcomes: &[Outcome]) {
+    pub(super) fn finish_holds(&mut self, number: usize, call: OpenCall, outcomes: &[RemoteOutcome]) {
         let OpenCall { purpose, checks, called_at, waits_since, .. } = call;
         self.totals.answers += 1;
         self.totals.slowest = self.totals.slowest.max(self.now - waits_since);
@@ -128,7 +129,7 @@ impl World {
         let now = self.time_of(number);
         if let Some(process) = self.processes.get_mut(&number) {
             let checks = withdrawals(&calls::of_store(checks), terms);
-            checks.into_iter().for_each(|check| process.node.send(check, now));
+            checks.into_iter().for_each(|check| process.node.send(RemoteCheck::of(check), now));
         }
         self.act(number);
     }

@@ -5,8 +5,8 @@ use rand::RngExt;
 use crate::{
     algorithm::{Limit, Operation, laws::every_limit},
     cluster::{
-        message::{MemberState, RemoteCheck},
-        node::{DecidedBy, Outcome, Ticket},
+        message::{MemberState, RemoteCheck, RemoteOperation},
+        node::Ticket,
         sim::{
             calls::{self, OpenCall, Progress, Purpose, TestCheck},
             keys::{self, TestKey},
@@ -14,6 +14,7 @@ use crate::{
             world::{BUDGET, Process, STEP, Traffic, World},
         },
     },
+    remote::{DecidedBy, RemoteOutcome},
     rules::{ForwardPolicy, OnOwnerUnavailable},
     time::SECOND,
 };
@@ -143,6 +144,7 @@ impl World {
                 let deadline = now.plus(BUDGET - (self.now - call.called_at).min(BUDGET));
                 for (check, (index, operation)) in (0..).zip(operations) {
                     let TestCheck { key, limit, policy, .. } = call.checks[index].clone();
+                    let operation = RemoteOperation::Counter(operation);
                     let remote_check = RemoteCheck { key, limit, operation, lease_hits: 0 };
                     process.node.submit(Ticket { call: ticket, check }, remote_check, policy, deadline, now);
                 }
@@ -153,8 +155,8 @@ impl World {
                 if !matches!(call.purpose, Purpose::Decide) {
                     return self.finish_holds(number, call, &outcomes);
                 }
-                let passes = outcomes.iter().all(|outcome| outcome.decision.verdict.passes());
-                let is_degraded = |outcome: &Outcome| outcome.decided_by == DecidedBy::Degraded;
+                let passes = outcomes.iter().all(|outcome| outcome.outcome.decision.verdict.passes());
+                let is_degraded = |outcome: &RemoteOutcome| outcome.decided_by == DecidedBy::Degraded;
                 self.finish_call(call, passes, |check| is_degraded(&outcomes[check]));
             }
         }

@@ -9,8 +9,8 @@ use crate::{
     cluster::{MemberId, message::*},
     descriptor::{Key, Secret},
     store::{
-        Check, Checks, HOLD_TTL_DEFAULT, HoldId, HoldTerms, Memory, OnExpiry, OnFull, OnRefusal,
-        SettleOutcome, Settled, Slot, SlotData,
+        Check, Checks, CounterOperation, HOLD_TTL_DEFAULT, HoldId, HoldOutcome, HoldTerms, Memory, OnExpiry,
+        OnFull, OnRefusal, Outcome, SettleOutcome, Settled, Slot, SlotData,
     },
     time::{SECOND, Timestamp},
 };
@@ -175,21 +175,36 @@ prop_compose! {
     }
 }
 
+fn hold_outcome() -> impl Strategy<Value = HoldOutcome> {
+    prop_oneof![
+        Just(HoldOutcome::Decided),
+        Just(HoldOutcome::Exhausted),
+        settled().boxed().prop_map(HoldOutcome::Settled),
+    ]
+}
+
 fn operation() -> BoxedStrategy<RemoteOperation> {
     prop_oneof![
-        Just(RemoteOperation::Decide(Operation::Peek)),
-        number().prop_map(|hits| RemoteOperation::Decide(Operation::Charge(hits))),
-        number().prop_map(|hits| RemoteOperation::Decide(Operation::Refund(hits))),
-        receipt().prop_map(RemoteOperation::Undo),
-        contents().prop_map(RemoteOperation::Absorb),
-        settlement().boxed().prop_map(RemoteOperation::Settle),
-        number().prop_map(RemoteOperation::Set),
+        8 => counter_operation().prop_map(RemoteOperation::Counter),
+        1 => contents().prop_map(RemoteOperation::Absorb),
+        1 => settlement().boxed().prop_map(RemoteOperation::Settle),
+    ]
+    .boxed()
+}
+
+fn counter_operation() -> BoxedStrategy<CounterOperation> {
+    prop_oneof![
+        Just(CounterOperation::Decide(Operation::Peek)),
+        number().prop_map(|hits| CounterOperation::Decide(Operation::Charge(hits))),
+        number().prop_map(|hits| CounterOperation::Decide(Operation::Refund(hits))),
+        receipt().prop_map(CounterOperation::Undo),
+        number().prop_map(CounterOperation::Set),
         (hold_id(), number()).prop_map(|(id, hits)| {
             let terms = HoldTerms::new(id, HOLD_TTL_DEFAULT, OnExpiry::Charge).unwrap();
-            RemoteOperation::Reserve { terms: Box::new(HoldTerms { attempt: hits, ..terms }), hits }
+            CounterOperation::Reserve { terms: Box::new(HoldTerms { attempt: hits, ..terms }), hits }
         }),
-        (hold_id(), number()).prop_map(|(id, actual)| RemoteOperation::SettleHold { id, actual }),
-        (hold_id(), number()).prop_map(|(id, attempt)| RemoteOperation::WithdrawHold { id, attempt }),
+        (hold_id(), number()).prop_map(|(id, actual)| CounterOperation::Settle { id, actual }),
+        (hold_id(), number()).prop_map(|(id, attempt)| CounterOperation::Withdraw { id, attempt }),
     ]
     .boxed()
 }
@@ -223,17 +238,17 @@ prop_compose! {
         reset_after in time(),
         receipt in prop::option::of(receipt()),
         charged in number(),
+        hold in hold_outcome(),
         lease in prop::option::of(lease_reply()),
     ) -> Reply {
-        Reply::Decided { decision: Decision { verdict, remaining, reset_after, receipt }, charged, lease }
+        let decision = Decision { verdict, remaining, reset_after, receipt };
+        Reply::Decided { outcome: Outcome { decision, charged, hold }, lease }
     }
 }
 
 fn reply() -> impl Strategy<Value = Reply> {
     prop_oneof![
         1 => Just(Reply::Unreachable),
-        1 => Just(Reply::Exhausted),
-        2 => settled().boxed().prop_map(Reply::Settled),
         8 => decided().boxed(),
     ]
 }

@@ -13,7 +13,8 @@ use crate::{
     },
     descriptor::{Key, Secret},
     store::{
-        Check, HoldId, HoldTerms, Memory, OnExpiry, OnFull, OnRefusal, SettleOutcome, Settled, Slot, SlotData,
+        Check, CounterOperation, HoldId, HoldOutcome, HoldTerms, Memory, OnExpiry, OnFull, OnRefusal,
+        Outcome, SettleOutcome, Settled, Slot, SlotData,
     },
     time::SECOND,
 };
@@ -56,17 +57,21 @@ fn forward(limit: Limit, operation: RemoteOperation) -> Message {
     Message::Forward { ticket: 258, check: Arc::new(check), budget, hops: 1 }
 }
 
+fn counter(operation: CounterOperation) -> RemoteOperation {
+    RemoteOperation::Counter(operation)
+}
+
 fn reply(limit: &Limit) -> Message {
     let decision = limit.decide(&mut limit.fresh(), NOW, Operation::Charge(1));
     let lease = Some(LeaseReply::Granted { number: 1, hits: 2, ttl: Duration::from_nanos(3) });
-    Message::Reply { ticket: 258, reply: Reply::Decided { decision, charged: 1, lease } }
+    Message::Reply { ticket: 258, reply: Reply::Decided { outcome: Outcome::of(decision, 1), lease } }
 }
 
 fn refusal() -> Message {
     let verdict = Verdict::Refuse { retry_after: Some(Duration::from_nanos(300)) };
     let decision = Decision { verdict, remaining: 0, reset_after: Duration::from_nanos(300), receipt: None };
     let lease = Some(LeaseReply::Refused { ttl: Duration::from_nanos(300) });
-    Message::Reply { ticket: 1, reply: Reply::Decided { decision, charged: 0, lease } }
+    Message::Reply { ticket: 1, reply: Reply::Decided { outcome: Outcome::of(decision, 0), lease } }
 }
 
 /// A bucket that was emptied a second ago.
@@ -109,64 +114,64 @@ fn encoding_of_operations_is_stable() {
     let terms = HoldTerms { attempt: 7, ..terms };
     for (operation, bytes) in [
         (
-            RemoteOperation::Decide(Operation::Peek),
-            "270c8202888e98a8c0e080810198aed8a8c1e284891104058094ebdc0314000000000080ade20401",
+            counter(CounterOperation::Decide(Operation::Peek)),
+            "280c8202888e98a8c0e080810198aed8a8c1e284891104058094ebdc031400000000000080ade20401",
         ),
         (
-            RemoteOperation::Decide(Operation::Charge(1)),
-            concat!("280c8202888e98a8c0e080810198aed8a8c1e284891104058094ebdc031400000101000080ade204", "01"),
+            counter(CounterOperation::Decide(Operation::Charge(1))),
+            "290c8202888e98a8c0e080810198aed8a8c1e284891104058094ebdc03140000000101000080ade20401",
         ),
         (
-            RemoteOperation::Decide(Operation::Refund(300)),
+            counter(CounterOperation::Decide(Operation::Refund(300))),
             concat!(
-                "290c8202888e98a8c0e080810198aed8a8c1e284891104058094ebdc0314000002ac02000080ade2",
-                "0401"
+                "2a0c8202888e98a8c0e080810198aed8a8c1e284891104058094ebdc031400000002ac02000080ad",
+                "e20401",
             ),
         ),
         (
-            RemoteOperation::Undo(receipt),
+            counter(CounterOperation::Undo(receipt)),
             concat!(
-                "3b0c8202888e98a8c0e080810198aed8a8c1e284891104058094ebdc0314000103959abbdac2f0d6",
-                "eb1801959eeab9c3f0d6eb1800000080ade20401"
+                "3c0c8202888e98a8c0e080810198aed8a8c1e284891104058094ebdc031400000103959abbdac2f0",
+                "d6eb1801959eeab9c3f0d6eb1800000080ade20401",
             ),
         ),
         (
             RemoteOperation::Absorb(contents()),
             concat!(
-                "440c8202888e98a8c0e080810198aed8a8c1e284891104058094ebdc03140002000080ade204011d",
-                "030100080706050403020118171615141312110308895f0080f882ad16"
+                "440c8202888e98a8c0e080810198aed8a8c1e284891104058094ebdc03140001000080ade204011d",
+                "030100080706050403020118171615141312110308895f0080f882ad16",
             ),
         ),
         (
             RemoteOperation::Settle(settlement),
             concat!(
-                "2d0c8202888e98a8c0e080810198aed8a8c1e284891104058094ebdc031400030201020300040100",
-                "0080ade20401"
+                "2d0c8202888e98a8c0e080810198aed8a8c1e284891104058094ebdc031400020201020300040100",
+                "0080ade20401",
             ),
         ),
         (
-            RemoteOperation::Set(300),
-            concat!("280c8202888e98a8c0e080810198aed8a8c1e284891104058094ebdc03140004ac02000080ade204", "01"),
+            counter(CounterOperation::Set(300)),
+            "290c8202888e98a8c0e080810198aed8a8c1e284891104058094ebdc0314000002ac02000080ade20401",
         ),
         (
-            RemoteOperation::Reserve { terms: Box::new(terms), hits: 300 },
+            counter(CounterOperation::Reserve { terms: Box::new(terms), hits: 300 }),
             concat!(
-                "300c8202888e98a8c0e080810198aed8a8c1e284891104058094ebdc031400",
-                "0502616200073c0001ac02000080ade20401"
+                "310c8202888e98a8c0e080810198aed8a8c1e284891104058094ebdc031400000302616200073c00",
+                "01ac02000080ade20401",
             ),
         ),
         (
-            RemoteOperation::SettleHold { id: id.clone(), actual: 300 },
+            counter(CounterOperation::Settle { id: id.clone(), actual: 300 }),
             concat!(
-                "2c0c8202888e98a8c0e080810198aed8a8c1e284891104058094ebdc031400",
-                "0602616200ac02000080ade20401"
+                "2d0c8202888e98a8c0e080810198aed8a8c1e284891104058094ebdc031400000402616200ac0200",
+                "0080ade20401",
             ),
         ),
         (
-            RemoteOperation::WithdrawHold { id, attempt: 300 },
+            counter(CounterOperation::Withdraw { id, attempt: 300 }),
             concat!(
-                "2c0c8202888e98a8c0e080810198aed8a8c1e284891104058094ebdc031400",
-                "0702616200ac02000080ade20401"
+                "2d0c8202888e98a8c0e080810198aed8a8c1e284891104058094ebdc031400000502616200ac0200",
+                "0080ade20401",
             ),
         ),
     ] {
@@ -176,12 +181,12 @@ fn encoding_of_operations_is_stable() {
 
 #[test]
 fn encoding_of_replies_is_stable() {
-    pinned(reply(&classic()), "1f0d820200000927ebf9fba103010080a08aa1d7f1d6eb180101010001020003");
+    pinned(reply(&classic()), "200d820200000927ebf9fba103010080a08aa1d7f1d6eb18010100010001020003");
     pinned(
         reply(&bucket()),
-        concat!("280d8202000013008084af5f0103959abbdac2f0d6eb1801959eeab9c3f0d6eb1800010100010200", "03"),
+        "290d8202000013008084af5f0103959abbdac2f0d6eb1801959eeab9c3f0d6eb18000100010001020003",
     );
-    pinned(refusal(), "130d0100020100ac020000ac020000010100ac02");
+    pinned(refusal(), "140d0100020100ac020000ac02000000010100ac02");
     pinned(Message::Reply { ticket: 1, reply: Reply::Unreachable }, "030d0101");
     let settled = Settled {
         outcome: SettleOutcome::Released,
@@ -190,8 +195,12 @@ fn encoding_of_replies_is_stable() {
         remaining: 300,
         reset_after: Duration::from_nanos(3),
     };
-    pinned(Message::Reply { ticket: 1, reply: Reply::Settled(settled) }, "0a0d0102020501ac020003");
-    pinned(Message::Reply { ticket: 1, reply: Reply::Exhausted }, "030d0103");
+    let replied = |hold| {
+        let outcome = Outcome { hold, ..Outcome::exhausted() };
+        Message::Reply { ticket: 1, reply: Reply::Decided { outcome, lease: None } }
+    };
+    pinned(replied(HoldOutcome::Settled(settled)), "120d010000000000000002020501ac02000300");
+    pinned(replied(HoldOutcome::Exhausted), "0b0d01000000000000000100");
 }
 
 #[test]
@@ -258,7 +267,8 @@ fn encoding_of_each_other_message_is_stable() {
 
 #[test]
 fn charge_has_under_100_bytes_and_reply_under_60() {
-    let charge = encode(&[forward(bucket(), RemoteOperation::Decide(Operation::Charge(1)))], NOW).len();
+    let charge =
+        encode(&[forward(bucket(), counter(CounterOperation::Decide(Operation::Charge(1))))], NOW).len();
     let reply = encode(&[reply(&bucket())], NOW).len();
     assert!(charge < 100, "{charge}");
     assert!(reply < 60, "{reply}");

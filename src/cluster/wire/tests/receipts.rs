@@ -12,26 +12,30 @@ use crate::{
         wire::{decode, encode},
     },
     descriptor::Key,
+    store::{CounterOperation, Outcome},
     time::{SECOND, Timestamp},
 };
 
 /// The receipt that a replica whose clock shows `there` receives and returns.
 fn crossed_twice(limit: &Limit, decision: Decision, there: Timestamp) -> Option<Receipt> {
-    let told = Message::Reply { ticket: 7, reply: Reply::Decided { decision, charged: 1, lease: None } };
+    let reply = Reply::Decided { outcome: Outcome::of(decision, 1), lease: None };
+    let told = Message::Reply { ticket: 7, reply };
     let heard = decode(&encode(&[told], NOW), there).unwrap().pop();
-    let Some(Message::Reply { reply: Reply::Decided { decision, .. }, .. }) = heard else {
+    let Some(Message::Reply { reply: Reply::Decided { outcome, .. }, .. }) = heard else {
         panic!("{heard:?}")
     };
     let check = RemoteCheck {
         key: Key::from_halves(1, 2),
         limit: limit.clone(),
-        operation: RemoteOperation::Undo(decision.receipt?),
+        operation: RemoteOperation::Counter(CounterOperation::Undo(outcome.decision.receipt?)),
         lease_hits: 0,
     };
     let back = Message::Forward { ticket: 8, check: Arc::new(check), budget: Duration::ZERO, hops: 1 };
     let back = decode(&encode(&[back], there), NOW.plus(SECOND)).unwrap().pop();
     let Some(Message::Forward { check, .. }) = back else { panic!("{back:?}") };
-    let RemoteOperation::Undo(receipt) = check.operation else { panic!("{:?}", check.operation) };
+    let RemoteOperation::Counter(CounterOperation::Undo(receipt)) = check.operation else {
+        panic!("{:?}", check.operation)
+    };
     Some(receipt)
 }
 

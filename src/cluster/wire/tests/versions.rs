@@ -9,7 +9,7 @@ use crate::{
         message::*,
         wire::{Malformed, decode, encode, put, put_block},
     },
-    store::{Slot, SlotData},
+    store::{CounterOperation, Slot, SlotData},
 };
 
 const LACKING: Message = Message::BackupBaseMissing { slot: Slot(5) };
@@ -59,7 +59,7 @@ fn bytes_behind_message_are_ignored() {
 fn forward_with_unknown_operation_limit_or_receipt_is_ignored() {
     let limit = golden::bucket();
     let receipt = limit.decide(&mut limit.fresh(), NOW, Operation::Charge(1)).receipt.unwrap();
-    let undo = RemoteOperation::Undo(receipt);
+    let undo = RemoteOperation::Counter(CounterOperation::Undo(receipt));
     let bytes = bytes_of(&forward(limit.clone(), undo.clone()));
     for part in [bytes_of(&undo), bytes_of(&limit), bytes_of(&receipt)] {
         let unknown = replaced(&bytes, &part, &[UNKNOWN]);

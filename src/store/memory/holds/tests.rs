@@ -8,9 +8,10 @@ use std::{
 
 use super::*;
 use crate::{
-    algorithm::{Limit, laws::every_limit},
+    algorithm::{Operation, laws::every_limit},
     store::{
-        BYTES_MIN, HOLD_TTL_DEFAULT, OnExpiry, OnFull, OnRefusal, SettleOutcome, SlotData,
+        BYTES_MIN, CounterOperation, HOLD_TTL_DEFAULT, HOLDS_MAX, OnExpiry, OnFull, OnRefusal, SettleOutcome,
+        SlotData,
         memory::tests::{BYTES, NOW, key, left, window},
     },
     time::SECOND,
@@ -192,7 +193,10 @@ fn replaced_counter_drops_its_holds() {
     assert!(reserve(&memory, &[check(key("k"), &limit, 4)], "a", NOW));
     assert_eq!(left_after(memory.replace(key("k"), &limit, NOW, 0).after.peek), (0, 10));
     assert!(reserve(&memory, &[check(key("k"), &limit, 4)], "a", NOW));
-    assert_eq!(left_after(memory.set(key("k"), &limit, 0, NOW)), (0, 10));
+    assert_eq!(
+        left_after(memory.operate(key("k"), &limit, &CounterOperation::Set(0), NOW).unwrap().decision),
+        (0, 10)
+    );
 }
 
 #[test]
@@ -285,7 +289,8 @@ fn charge_made_by_a_clock_that_was_ahead_is_given_back_by_its_hold() {
             memory.give_up_lead(crate::store::Lead { at: NOW, until: shown });
             // Another charge of one hit is taken back before the next decision.
             let other = limit.decide(&mut limit.fresh(), NOW, Operation::Charge(1));
-            memory.undo(key("k"), &limit, other.receipt.unwrap(), NOW);
+            let undo = CounterOperation::Undo(other.receipt.unwrap());
+            memory.operate(key("k"), &limit, &undo, NOW).unwrap();
             if settles {
                 settle(&memory, check(key("k"), &limit, 0), "a", NOW.plus(SECOND));
             }

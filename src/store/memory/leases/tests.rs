@@ -8,7 +8,7 @@ use super::*;
 use crate::{
     algorithm::{SteppedBucket, Verdict, laws::every_limit},
     store::{
-        Checks, OnFull, OnRefusal, Slot, SlotData,
+        Check, Checks, NotLocal, OnFull, OnRefusal, Slot, SlotData,
         memory::tests::{BYTES, NOW, bucket, key, second_of, window},
     },
     time::SECOND,

@@ -1,65 +1,41 @@
 //! The rounds in which the check set of one call is decided where its counters are, if they cannot change in one step:
-//! peeks, charges, and take-backs if the call is refused. A [`Submit`] submits them: for the owners in a cluster, for a
-//! shared store, and for the simulation.
+//! peeks, charges, and take-backs if the call is refused. The same rounds serve
+//! the owners in a cluster, a shared store, and the simulation.
 
 use std::collections::HashMap;
 
 use smallvec::SmallVec;
 
 use crate::{
-    algorithm::{Decision, Operation, Receipt},
+    algorithm::{Decision, Operation},
     descriptor::Key,
-    store::{Check, OnRefusal},
+    remote::{DecidedBy, RemoteOutcome},
+    store::{Check, CounterOperation, OnRefusal, Outcome},
 };
 
-/// What a round does to the counter of one check.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Step {
-    /// The operation of a caller, or a peek.
-    Decide(Operation),
-    /// Take a charge back.
-    TakeBack(Receipt),
+/// The counters of one call.
+pub(crate) trait Counters {
+    /// Applies at least one operation, each to the counter of the check with this index.
+    async fn apply(&self, operations: Vec<(usize, CounterOperation)>) -> RemoteOutcomes;
+
+    /// Takes back what the check with this index has charged to something else than its counter.
+    fn take_back_here(&self, index: usize, outcome: &mut RemoteOutcome);
 }
 
-/// Submits the checks of one call.
-pub(crate) trait Submit {
-    /// The result of a step.
-    type Outcome: Outcome;
-
-    /// Submits at least one step, each for the check with this index. All are sent at once and awaited together, so the
-    /// work is linear in their number.
-    async fn submit(&self, steps: Vec<(usize, Step)>) -> Outcomes<Self::Outcome>;
-
-    /// Takes back what was charged to something else than the counter: a grant, or a local share.
-    fn take_back_here(&self, check: &Check<'_>, outcome: &mut Self::Outcome);
-}
-
-/// The result of a step.
-pub(crate) trait Outcome: Clone {
-    /// The decision.
-    fn decision(&self) -> &Decision;
-
-    /// The decision, and the hits that were charged.
-    fn parts_mut(&mut self) -> (&mut Decision, &mut u64);
-
-    /// Whether the counter itself has decided.
-    fn is_of_counter(&self) -> bool;
-}
-
-/// An outcome for each check, in their order.
-pub(crate) type Outcomes<O> = SmallVec<[O; 1]>;
+/// An outcome for each operation, in their order.
+pub(crate) type RemoteOutcomes = SmallVec<[RemoteOutcome; 1]>;
 
 /// Decides a check set. If `refused` says that the call as a whole is refused, charges that passed are taken back where
 /// their checks say so. Refunds and overdrafts stay.
 ///
 /// A peek before the charges finds calls that would be refused anyway, so that calls which are always refused leave no
 /// trace in other counters. A call that loses a race is charged until the charge is taken back.
-pub(crate) async fn decide<S: Submit>(
-    submit: &S,
+pub(crate) async fn decide<C: Counters>(
+    counters: &C,
     checks: &[Check<'_>],
     refused: impl Fn(&[Decision]) -> bool,
-) -> Outcomes<S::Outcome> {
-    let rounds = Rounds { submit, checks };
+) -> RemoteOutcomes {
+    let rounds = Rounds { counters, checks };
     if checks.len() == 1 {
         return rounds.charge(&[0]).await;
     }
@@ -72,43 +48,44 @@ pub(crate) async fn decide<S: Submit>(
 }
 
 /// The decisions of these outcomes.
-pub(crate) fn decisions<O: Outcome>(outcomes: &[O]) -> SmallVec<[Decision; 2]> {
-    outcomes.iter().map(|outcome| *outcome.decision()).collect()
+pub(crate) fn decisions(outcomes: &[RemoteOutcome]) -> SmallVec<[Decision; 2]> {
+    outcomes.iter().map(|outcome| outcome.outcome.decision).collect()
 }
 
 /// The check set of one call on its way to its counters.
-struct Rounds<'c, S> {
-    submit: &'c S,
+struct Rounds<'c, C> {
+    counters: &'c C,
     checks: &'c [Check<'c>],
 }
 
-impl<S: Submit> Rounds<'_, S> {
+impl<C: Counters> Rounds<'_, C> {
     fn takes_back(&self, index: usize) -> bool {
         self.checks[index].on_refusal == OnRefusal::TakeBack
     }
 
-    async fn submit(&self, steps: Vec<(usize, Step)>) -> Outcomes<S::Outcome> {
-        if steps.is_empty() { Outcomes::new() } else { self.submit.submit(steps).await }
+    async fn submit(&self, operations: Vec<(usize, CounterOperation)>) -> RemoteOutcomes {
+        if operations.is_empty() { RemoteOutcomes::new() } else { self.counters.apply(operations).await }
     }
 
     /// Submits the operations of these checks.
-    async fn charge(&self, checks: &[usize]) -> Outcomes<S::Outcome> {
-        let step = |index: &usize| (*index, Step::Decide(self.checks[*index].operation));
-        self.submit(checks.iter().map(step).collect()).await
+    async fn charge(&self, checks: &[usize]) -> RemoteOutcomes {
+        let operation = |index: &usize| (*index, CounterOperation::Decide(self.checks[*index].operation));
+        self.submit(checks.iter().map(operation).collect()).await
     }
 
     /// Peeks first. If the call would be refused, returns the expected outcomes of the checks that would pass and be
     /// taken back, and `None` for all others, which are to be submitted.
-    async fn predict_taken_back(&self, refused: impl Fn(&[Decision]) -> bool) -> Vec<Option<S::Outcome>> {
+    async fn predict_taken_back(&self, refused: impl Fn(&[Decision]) -> bool) -> Vec<Option<RemoteOutcome>> {
         let all = 0..self.checks.len();
         let mut skipped = vec![None; self.checks.len()];
         if !all.clone().any(|index| self.takes_back(index)) {
             return skipped;
         }
-        let peek = |index| (index, Step::Decide(Operation::Peek));
+        let peek = |index| (index, CounterOperation::Decide(Operation::Peek));
         let peeks = self.submit(all.map(peek).collect()).await;
-        let predict =
-            |(check, peek): (&Check<'_>, &S::Outcome)| check.limit.predict(check.operation, peek.decision());
+        let predict = |(check, peek): (&Check<'_>, &RemoteOutcome)| {
+            check.limit.predict(check.operation, &peek.outcome.decision)
+        };
         let predicted: Vec<Decision> = self.checks.iter().zip(&peeks).map(predict).collect();
         if refused(&predicted) {
             let repeated = self.repeated_keys();
@@ -123,7 +100,7 @@ impl<S: Submit> Rounds<'_, S> {
                     && !is_repeated
                 {
                     // A peek charges nothing, and its own verdict is for no hits.
-                    *peek.parts_mut().0 = predicted[index];
+                    peek.outcome.decision = predicted[index];
                     skipped[index] = Some(peek);
                 }
             }
@@ -141,16 +118,16 @@ impl<S: Submit> Rounds<'_, S> {
     /// Submits all checks but the skipped ones, and those as well if the call is not refused.
     async fn charge_except(
         &self,
-        mut outcomes: Vec<Option<S::Outcome>>,
+        mut outcomes: Vec<Option<RemoteOutcome>>,
         refused: impl Fn(&[Decision]) -> bool,
-    ) -> Outcomes<S::Outcome> {
+    ) -> RemoteOutcomes {
         let (submitted, skipped): (Vec<usize>, Vec<usize>) =
             (0..outcomes.len()).partition(|index| outcomes[*index].is_none());
         let replies = self.charge(&submitted).await;
         for (index, outcome) in submitted.into_iter().zip(replies) {
             outcomes[index] = Some(outcome);
         }
-        let mut outcomes: Outcomes<S::Outcome> = outcomes.into_iter().flatten().collect();
+        let mut outcomes: RemoteOutcomes = outcomes.into_iter().flatten().collect();
         if !skipped.is_empty() && !refused(&decisions(&outcomes)) {
             let replies = self.charge(&skipped).await;
             for (index, outcome) in skipped.into_iter().zip(replies) {
@@ -161,20 +138,20 @@ impl<S: Submit> Rounds<'_, S> {
     }
 
     /// Takes back the charges of a refused call, and updates what remains.
-    async fn take_back(&self, outcomes: &mut [S::Outcome]) {
+    async fn take_back(&self, outcomes: &mut [RemoteOutcome]) {
         let mut undone = Vec::new();
         // Newest first, so that two charges to one counter are undone in reverse order.
         for (index, outcome) in
             outcomes.iter_mut().enumerate().rev().filter(|(index, _)| self.takes_back(*index))
         {
-            if !outcome.is_of_counter() {
-                self.submit.take_back_here(&self.checks[index], outcome);
+            if outcome.decided_by != DecidedBy::Counter {
+                self.counters.take_back_here(index, outcome);
                 continue;
             }
-            let (decision, charged) = outcome.parts_mut();
+            let Outcome { decision, charged, .. } = &mut outcome.outcome;
             if let Some(receipt) = decision.receipt.take() {
                 *charged = 0;
-                undone.push((index, Step::TakeBack(receipt)));
+                undone.push((index, CounterOperation::Undo(receipt)));
             }
         }
         // An earlier check of a repeated key has not seen what later ones did.
@@ -183,22 +160,22 @@ impl<S: Submit> Rounds<'_, S> {
         for (index, check) in self.checks.iter().enumerate() {
             if let Ok(position) = peeked.binary_search(&check.key) {
                 peeked.remove(position);
-                undone.push((index, Step::Decide(Operation::Peek)));
+                undone.push((index, CounterOperation::Decide(Operation::Peek)));
             }
         }
         let keys: Vec<Key> = undone.iter().map(|(index, _)| self.checks[*index].key).collect();
         let peeks = keys.into_iter().zip(self.submit(undone).await);
         // Of a key that was charged several times, the last peek counts.
-        let left: HashMap<Key, S::Outcome> = peeks.collect();
+        let left: HashMap<Key, RemoteOutcome> = peeks.collect();
         for (index, outcome) in outcomes.iter_mut().enumerate() {
             if self.takes_back(index)
-                && outcome.decision().verdict.passes()
+                && outcome.outcome.decision.verdict.passes()
                 && let Some(peek) = left.get(&self.checks[index].key)
-                && peek.is_of_counter()
-                && peek.decision().verdict.passes()
+                && peek.decided_by == DecidedBy::Counter
+                && peek.outcome.decision.verdict.passes()
             {
-                let Decision { remaining, reset_after, .. } = *peek.decision();
-                let (decision, _) = outcome.parts_mut();
+                let Decision { remaining, reset_after, .. } = peek.outcome.decision;
+                let decision = &mut outcome.outcome.decision;
                 *decision = Decision { remaining, reset_after, ..*decision };
             }
         }
@@ -215,7 +192,7 @@ mod tests {
     use super::*;
     use crate::{
         algorithm::{Verdict, laws::any_limit},
-        store::{Checks, Memory, OnFull, table::tests::key},
+        store::{Checks, Memory, OnFull},
         time::{SECOND, Timestamp},
     };
 
@@ -227,44 +204,17 @@ mod tests {
         checks: &'c [Check<'c>],
     }
 
-    #[derive(Clone, Debug)]
-    struct OneOutcome(Decision, u64);
-
-    impl Outcome for OneOutcome {
-        fn decision(&self) -> &Decision {
-            &self.0
-        }
-
-        fn parts_mut(&mut self) -> (&mut Decision, &mut u64) {
-            (&mut self.0, &mut self.1)
-        }
-
-        fn is_of_counter(&self) -> bool {
-            true
-        }
-    }
-
-    impl Submit for OneStore<'_> {
-        type Outcome = OneOutcome;
-
-        async fn submit(&self, steps: Vec<(usize, Step)>) -> Outcomes<OneOutcome> {
-            let apply = |(index, step): (usize, Step)| {
-                let check = self.checks[index];
-                match step {
-                    Step::Decide(operation) => {
-                        let checks = Checks::from_slice(&[Check { operation, ..check }]);
-                        let decided = self.memory.apply(&checks, NOW, |_| false).expect("each slot is here");
-                        OneOutcome(decided[0], decided.charged()[0])
-                    }
-                    Step::TakeBack(receipt) => {
-                        OneOutcome(self.memory.undo(check.key, check.limit, receipt, NOW), 0)
-                    }
-                }
+    impl Counters for OneStore<'_> {
+        async fn apply(&self, operations: Vec<(usize, CounterOperation)>) -> RemoteOutcomes {
+            let apply = |(index, operation): (usize, CounterOperation)| {
+                let Check { key, limit, .. } = self.checks[index];
+                let outcome = self.memory.operate(key, limit, &operation, NOW).expect("each slot is here");
+                RemoteOutcome::of_counter(outcome)
             };
-            steps.into_iter().map(apply).collect()
+            operations.into_iter().map(apply).collect()
         }
 
-        fn take_back_here(&self, _: &Check<'_>, _: &mut OneOutcome) {
+        fn take_back_here(&self, _: usize, _: &mut RemoteOutcome) {
             unreachable!("the counter decides each step")
         }
     }
@@ -289,7 +239,7 @@ mod tests {
                 prop::collection::vec((any::<prop::sample::Index>(), any_operation()), 2..6), 1..12),
         ) {
             let keys: Vec<Key> =
-                (0..limits.len()).map(|index| key(index as u64)).collect();
+                (0..limits.len()).map(|index| Key::from_halves(index as u64, 1)).collect();
             let (by_rounds, at_once) = (Memory::new(1 << 24, OnFull::Deny), Memory::new(1 << 24, OnFull::Deny));
             for call in calls {
                 let check = |(index, operation): &(prop::sample::Index, Operation)| {
@@ -308,7 +258,9 @@ mod tests {
                     let verdict = if decision.verdict.passes() { Verdict::Pass } else { decision.verdict };
                     (verdict, decision.remaining, decision.reset_after)
                 };
-                let decided: Vec<_> = outcomes.iter().map(|OneOutcome(one, charged)| (shown(one), *charged)).collect();
+                let decided = outcomes.iter().map(|RemoteOutcome { outcome, .. }| outcome);
+                let decided: Vec<_> =
+                    decided.map(|outcome| (shown(&outcome.decision), outcome.charged)).collect();
                 let charged = expected.charged().iter().copied();
                 let expected: Vec<_> = expected.iter().map(shown).zip(charged).collect();
                 prop_assert_eq!(decided, expected, "{:?}", checks);

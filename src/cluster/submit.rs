@@ -1,0 +1,65 @@
+//! Carries operations to the owners of their counters.
+
+use std::time::Duration;
+
+use crate::{
+    algorithm::Limit,
+    cluster::{
+        Cluster, MemberState,
+        message::{RemoteCheck, RemoteOperation},
+        node::Ticket,
+    },
+    descriptor::Key,
+    remote::{CounterCheck, CounterChecks, Extent, Mode, Outcomes, RemoteOutcome, Submission, Submit},
+};
+
+impl Submit for Cluster {
+    fn submit(&self, Submission { checks, mode, within, open }: Submission) -> Option<Outcomes> {
+        let Mode::Each = mode else { return None };
+        let replica = &self.0;
+        let without_owner = checks.iter().map(|check| RemoteOutcome::without_counter(check.policy));
+        let (call, receiver) = replica.calls.start_round(without_owner.collect(), open);
+        let ((), ready_peers) = replica.with_node_without_wakes(|node, now| {
+            for (number, check) in (0..).zip(checks) {
+                let (ticket, policy) = (Ticket { call, check: number }, check.policy);
+                node.submit(ticket, RemoteCheck::of(check), policy, now.after(within), now);
+            }
+        });
+        if !ready_peers.is_empty() {
+            // The links are woken after all calls that are ready have submitted their checks, so that those checks share
+            // a batch. A separate task does so, because the task of a call may be cancelled.
+            let replica = replica.clone();
+            tokio::spawn(async move { replica.wake(&ready_peers) });
+        }
+        Some(Box::pin(async { receiver.await.expect("the sender of a round stays until it is complete") }))
+    }
+
+    fn send(&self, checks: CounterChecks) {
+        self.0.with_node(|node, now| {
+            checks.into_iter().for_each(|check| node.send(RemoteCheck::of(check), now));
+        });
+    }
+
+    fn take_back_here(&self, key: Key, limit: &Limit, outcome: &mut RemoteOutcome) {
+        self.0.with_node(|node, _| node.take_back_here(key, limit, outcome));
+    }
+
+    fn extent(&self) -> Extent {
+        Extent::OtherOwners
+    }
+
+    fn is_joining(&self) -> bool {
+        self.state() == MemberState::Joining
+    }
+
+    fn budget_max(&self) -> Duration {
+        self.0.forward_budget_max
+    }
+}
+
+impl RemoteCheck {
+    pub(super) fn of(check: CounterCheck) -> Self {
+        let CounterCheck { key, limit, operation, .. } = check;
+        Self { key, limit, operation: RemoteOperation::Counter(operation), lease_hits: 0 }
+    }
+}
