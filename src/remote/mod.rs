@@ -412,3 +412,6 @@ fn decisions(outcomes: &[RemoteOutcome]) -> RemoteDecisions {
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
+
+#[cfg(test)]
+mod tests;
