@@ -122,6 +122,12 @@ impl Limiter {
         Self { metrics, ..self }
     }
 
+    /// Whether all counters are elsewhere.
+    #[inline]
+    pub fn has_no_counters(&self) -> bool {
+        self.remote.as_ref().is_some_and(|remote| remote.extent() == Extent::All)
+    }
+
     /// The metrics.
     pub fn metrics(&self) -> &Arc<Metrics> {
         &self.metrics

@@ -8,7 +8,7 @@ use crate::{
         ActiveView, Answer, LimiterError, Request, RequestError, Status, answer,
         plan::{AppliedLimit, Plan, applied_limits},
     },
-    remote::{Extent, RemoteHoldError},
+    remote::RemoteHoldError,
     resilience::OpenForwards,
     rules::KeyedDomain,
     store::{Checks, HoldId, HoldTerms, HoldTtlOutOfBounds, Refusal, ReserveError, Reserved, Settled},
@@ -109,7 +109,7 @@ impl ActiveView<'_> {
         terms: &HoldTerms,
         refusal: &Refusal,
     ) -> Result<Reserved, HoldError> {
-        if self.limiter.remote.as_ref().is_some_and(|remote| remote.extent() == Extent::All) {
+        if self.limiter.has_no_counters() {
             return Err(LimiterError::Remote.into());
         }
         let refused = |decisions: &[Decision]| refusal.is_refused(decisions);
