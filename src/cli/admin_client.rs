@@ -31,7 +31,7 @@ const REFUSAL_BYTES_MAX: usize = 64 * 1024;
 const LINE_MAX: usize = 1_000;
 
 /// An admin request.
-pub(super) struct Call {
+pub(super) struct AdminCall {
     pub(super) method: &'static str,
     pub(super) path: String,
     pub(super) body: String,
@@ -55,7 +55,7 @@ pub(super) fn args() -> [Arg; 2] {
 }
 
 /// The JSON that the server of the arguments answers, or the reason why there is none.
-pub(super) fn ask(matches: &ArgMatches, call: &Call) -> Result<Value, String> {
+pub(super) fn ask(matches: &ArgMatches, call: &AdminCall) -> Result<Value, String> {
     let server = Server::of(matches);
     block_on(server.in_time(async {
         let answer = server.open(call).await?;
@@ -107,7 +107,7 @@ impl Server {
 
     /// Sends a request over a connection of its own, with the token that the file has now. Any status other than 200 is
     /// an error.
-    pub(super) async fn open(&self, call: &Call) -> Result<Answer, String> {
+    pub(super) async fn open(&self, call: &AdminCall) -> Result<Answer, String> {
         let token = self.token()?;
         let answered = send(&self.to, token.as_deref(), call).await;
         let (head, body, connection) = answered.map_err(|error| self.no_answer(error))?;
@@ -140,7 +140,7 @@ impl Server {
 async fn send(
     to: &str,
     token: Option<&str>,
-    call: &Call,
+    call: &AdminCall,
 ) -> Result<(Parts, Body, JoinSet<hyper::Result<()>>), Box<dyn std::error::Error>> {
     let stream = TcpStream::connect(to).await?;
     let mut request =

@@ -40,7 +40,7 @@ pub(super) fn run(matches: &ArgMatches) -> Result<(String, ExitCode), String> {
         None if matches.get_flag("reset") => ("DELETE", String::new()),
         None => ("GET", String::new()),
     };
-    let answer = admin_client::ask(matches, &admin_client::Call { method, path, body })?;
+    let answer = admin_client::ask(matches, &admin_client::AdminCall { method, path, body })?;
     let text = if matches.get_flag("json") { answer.to_string() } else { readable(&answer) };
     Ok((text, ExitCode::SUCCESS))
 }

@@ -19,7 +19,7 @@ pub(super) fn command() -> Command {
 
 pub(super) fn run(matches: &ArgMatches) -> Result<(String, ExitCode), String> {
     let body = json::request_text(&request::request(matches)).map_err(|error| error.to_string())?;
-    let call = admin_client::Call { method: "POST", path: "/explain".to_owned(), body };
+    let call = admin_client::AdminCall { method: "POST", path: "/explain".to_owned(), body };
     let answer = admin_client::ask(matches, &call)?;
     let text = if matches.get_flag("json") { answer.to_string() } else { readable(&answer) };
     Ok((text, if answer["code"] == "OK" { ExitCode::SUCCESS } else { ExitCode::from(OVER_LIMIT) }))

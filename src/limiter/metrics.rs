@@ -7,7 +7,7 @@ use crate::{
         Answer, Descriptor, Examples, Request, Status,
         plan::{AppliedLimit, Plan},
     },
-    rules::{DecisionStats, Domain, KeyedDomain, Outcome},
+    rules::{DecisionStats, Domain, KeyedDomain, RuleEvent},
     store::{Check, Decisions},
     telemetry::metrics::{Counter, TopKeys},
 };
@@ -97,7 +97,7 @@ impl Metrics {
     ) {
         let outcome = match checked {
             Some(checked) => self.outcome(domain, || descriptor.entries, checked, status),
-            None => Outcome { candidate_denied: status.candidate_refuses, ..Outcome::default() },
+            None => RuleEvent { candidate_denied: status.candidate_refuses, ..RuleEvent::default() },
         };
         match applied {
             AppliedLimit::Nothing => {
@@ -121,12 +121,12 @@ impl Metrics {
         entries: impl FnOnce() -> E,
         CheckOutcome { check, decision, charged }: CheckOutcome<'_, R>,
         status: &Status<'_>,
-    ) -> Outcome {
+    ) -> RuleEvent {
         // A peek at an exhausted counter is not a denial.
         if !status.passes && check.operation != Operation::Peek {
             self.record_denied(domain, entries, check.key);
         }
-        Outcome {
+        RuleEvent {
             over_limit: !status.passes,
             charged,
             near_limit: near_limit(check, decision, charged),

@@ -286,16 +286,16 @@ impl Remote {
         checks: CounterChecks,
         timeout: Option<Duration>,
         connection: &OpenForwards,
-    ) -> Result<Call<'_>, Overloaded> {
+    ) -> Result<RemoteCall<'_>, Overloaded> {
         let open = Arc::new(self.bounds.open(checks.len(), connection)?);
         let (budget, started) = (budget(timeout, self.submit.budget_max()), Stopwatch::start());
         let charged = Charged { submit: &*self.submit, each: Mutex::default() };
-        Ok(Call { submit: &*self.submit, checks, open, budget, started, charged })
+        Ok(RemoteCall { submit: &*self.submit, checks, open, budget, started, charged })
     }
 }
 
 /// A call whose counters are elsewhere.
-struct Call<'r> {
+struct RemoteCall<'r> {
     submit: &'r dyn Submit,
     checks: CounterChecks,
     open: Arc<OpenChecks>,
@@ -304,7 +304,7 @@ struct Call<'r> {
     charged: Charged<'r>,
 }
 
-impl Call<'_> {
+impl RemoteCall<'_> {
     fn submission(&self, checks: CounterChecks, mode: Mode) -> Submission {
         let within = self.budget.saturating_sub(self.started.elapsed());
         Submission { checks, mode, within, open: Some(self.open.clone()) }
@@ -333,7 +333,7 @@ impl Call<'_> {
     }
 }
 
-impl rounds::Counters for Call<'_> {
+impl rounds::Counters for RemoteCall<'_> {
     async fn apply(&self, operations: Vec<(usize, CounterOperation)>) -> RemoteOutcomes {
         let (indices, checks): (Vec<usize>, CounterChecks) = operations
             .into_iter()

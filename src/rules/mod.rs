@@ -48,7 +48,7 @@ pub(crate) use source::load_trial;
 pub use source::{FileSettings, Watcher};
 #[cfg(feature = "server")]
 pub use source::{Settings, SourceSettings, xds};
-pub use stats::{DecisionStats, Outcome, RuleStats, RuleStatsRegistry, Series, Totals};
+pub use stats::{DecisionStats, RuleEvent, RuleStats, RuleStatsRegistry, Series, Totals};
 pub use trace::{LevelTrace, NODES_MAX, NodeTrace};
 pub use unit::Unit;
 

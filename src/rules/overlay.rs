@@ -43,12 +43,12 @@ pub(crate) struct OverlayRule {
     pub(crate) location: Location,
     pub(crate) rate_limit: Option<RateLimit>,
     pub(crate) metadata: Option<Located<Map<String, Json>>>,
-    path: Vec<Step>,
+    path: Vec<OverlayStep>,
 }
 
 /// A descriptor of a path.
 #[derive(Debug)]
-struct Step {
+struct OverlayStep {
     key: TextPattern,
     /// `None` for any value, or none.
     value: Option<TextPattern>,
@@ -146,7 +146,7 @@ impl OverlayRule {
             let what = "`match` is missing or empty; it lists the keys of a rule from the top, each as `key` or `key: value`";
             diagnostics.add(fields.mark, what);
         }
-        let path: Vec<_> = items.iter().filter_map(|item| Step::read(item, diagnostics)).collect();
+        let path: Vec<_> = items.iter().filter_map(|item| OverlayStep::read(item, diagnostics)).collect();
         let location = diagnostics.location(fields.mark);
         (!path.is_empty()).then_some(Self { location, rate_limit, metadata, path })
     }
@@ -167,7 +167,7 @@ impl OverlayRule {
     }
 }
 
-impl Step {
+impl OverlayStep {
     fn read(item: &Node, diagnostics: &mut Diagnostics<'_>) -> Option<Self> {
         match &item.value {
             Value::Scalar(scalar) if !scalar.text.is_empty() => {

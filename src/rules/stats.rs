@@ -14,9 +14,9 @@ use crate::{rules::Rules, telemetry::metrics::ShardedCounters};
 /// The maximum length of a name in metrics, in bytes. Longer names are counted under `other`.
 const NAME_MAX: usize = 256;
 
-/// The outcome of one descriptor. The default is: within the limit, nothing charged.
+/// What a rule has decided for one descriptor. The default is: within the limit, nothing charged.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Outcome {
+pub struct RuleEvent {
     /// Whether the descriptor is over the limit.
     pub over_limit: bool,
     /// Hits charged to the counter.
@@ -110,7 +110,7 @@ impl DecisionStats {
     /// Adds an outcome.
     // `inline(always)`: most callers pass a constant outcome.
     #[inline(always)]
-    pub fn add(&self, outcome: Outcome) {
+    pub fn add(&self, outcome: RuleEvent) {
         let shard = self.0.shard();
         shard.add(if outcome.over_limit { OVER_LIMIT } else { OK }, 1);
         if outcome.charged > 0 {
@@ -160,7 +160,7 @@ impl RuleStats {
 
     /// Counts an outcome under the rule's name in metrics. A borrowed name is the rule's own path and takes no lock.
     #[inline]
-    pub fn count(&self, name: Cow<'_, str>, outcome: Outcome) {
+    pub fn count(&self, name: Cow<'_, str>, outcome: RuleEvent) {
         match name {
             Cow::Borrowed(_) => self.count_plain(outcome),
             Cow::Owned(name) => self.count_named(name, outcome),
@@ -169,7 +169,7 @@ impl RuleStats {
 
     /// Counts an outcome under the rule's own path.
     #[inline(always)]
-    pub fn count_plain(&self, outcome: Outcome) {
+    pub fn count_plain(&self, outcome: RuleEvent) {
         self.plain.add(outcome);
     }
 
@@ -181,7 +181,7 @@ impl RuleStats {
     }
 
     #[cold]
-    fn count_named(&self, name: String, outcome: Outcome) {
+    fn count_named(&self, name: String, outcome: RuleEvent) {
         let names = self.names.read().unwrap_or_else(PoisonError::into_inner);
         if let Some(stats) = names.get(&*name) {
             return stats.add(outcome);
@@ -280,7 +280,7 @@ impl RuleStatsRegistry {
 mod tests {
     use super::*;
 
-    const PASSED: Outcome = Outcome {
+    const PASSED: RuleEvent = RuleEvent {
         over_limit: false,
         charged: 1,
         near_limit: 0,

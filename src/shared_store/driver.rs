@@ -12,7 +12,7 @@ use crate::{
         batch::Batch,
         connection::{Connection, classify},
         counters::Instants,
-        lane::{Answers, BatchStats, Step},
+        lane::{Answers, BatchStats, LaneStep},
         lock,
         part::Part,
         script::{self, Group},
@@ -44,13 +44,13 @@ impl Shared {
             let step = lock(&self.lanes[lane]).step(instants, &mut answers);
             self.answer(answers);
             match step {
-                Step::Send(batch, instants) => {
+                LaneStep::Send(batch, instants) => {
                     if self.send(lane, connection, batch, &instants).await {
                         link.report_broken(number);
                     }
                 }
-                Step::Wait(pause) => tokio::time::sleep(pause).await,
-                Step::End => return,
+                LaneStep::Wait(pause) => tokio::time::sleep(pause).await,
+                LaneStep::End => return,
             }
         }
     }

@@ -46,7 +46,7 @@ pub(super) struct Lane {
 
 /// What the driver of a lane does next.
 #[derive(Debug)]
-pub(super) enum Step {
+pub(super) enum LaneStep {
     /// Sends a batch.
     Send(Batch, Instants),
     /// Waits for the counters that others have claimed.
@@ -151,7 +151,7 @@ impl Lane {
     }
 
     /// What the driver does next: usually a batch of all that waits.
-    pub(super) fn step(&mut self, mut instants: Instants, answers: &mut Answers) -> Step {
+    pub(super) fn step(&mut self, mut instants: Instants, answers: &mut Answers) -> LaneStep {
         // A claim must outlast the way to the server and back.
         instants.claim_ms = (4 * self.round_trip.as_millis() as u64).clamp(5, 200);
         let mut batch = Batch::default();
@@ -177,13 +177,13 @@ impl Lane {
         self.waiting = later;
         if !batch.is_empty() {
             batch.encode(&instants);
-            return Step::Send(batch, instants);
+            return LaneStep::Send(batch, instants);
         }
         match first {
-            Some(first) => Step::Wait(first.since(instants.local)),
+            Some(first) => LaneStep::Wait(first.since(instants.local)),
             None => {
                 self.is_driven = false;
-                Step::End
+                LaneStep::End
             }
         }
     }

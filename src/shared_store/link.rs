@@ -17,13 +17,13 @@ const BACKOFF: Backoff = Backoff::new(Duration::from_millis(50), Duration::from_
 /// One connection and its state.
 #[derive(Clone)]
 pub(super) struct Link {
-    state: watch::Sender<State>,
+    state: watch::Sender<LinkState>,
     broken: Arc<Notify>,
 }
 
 /// The state of a link.
 #[derive(Clone)]
-enum State {
+enum LinkState {
     /// The connection is being opened; callers may wait for it.
     Opening,
     /// The connection, and its number.
@@ -34,17 +34,17 @@ enum State {
 
 impl Link {
     pub(super) fn new() -> Self {
-        Self { state: watch::Sender::new(State::Opening), broken: Arc::default() }
+        Self { state: watch::Sender::new(LinkState::Opening), broken: Arc::default() }
     }
 
     /// The connection, after at most `wait` if it is being opened.
     pub(super) async fn connection(&self, wait: Duration) -> Option<(Connection, u64)> {
         let mut state = self.state.subscribe();
         let settled = async {
-            let settled = state.wait_for(|state| !matches!(state, State::Opening)).await;
+            let settled = state.wait_for(|state| !matches!(state, LinkState::Opening)).await;
             match settled.as_deref() {
-                Ok(State::Open(connection, number)) => Some((connection.clone(), *number)),
-                Ok(State::Opening | State::Closed(_)) | Err(_) => None,
+                Ok(LinkState::Open(connection, number)) => Some((connection.clone(), *number)),
+                Ok(LinkState::Opening | LinkState::Closed(_)) | Err(_) => None,
             }
         };
         tokio::time::timeout(wait, settled).await.ok().flatten()
@@ -52,26 +52,26 @@ impl Link {
 
     /// Whether the last attempt to connect failed.
     pub(super) fn is_closed(&self) -> bool {
-        matches!(*self.state.borrow(), State::Closed(_))
+        matches!(*self.state.borrow(), LinkState::Closed(_))
     }
 
     /// Why there is no connection; `None` if there is one.
     pub(super) fn trouble(&self) -> Option<Arc<str>> {
         match &*self.state.borrow() {
-            State::Open(..) => None,
-            State::Opening => Some("connecting".into()),
-            State::Closed(reason) => Some(reason.clone()),
+            LinkState::Open(..) => None,
+            LinkState::Opening => Some("connecting".into()),
+            LinkState::Closed(reason) => Some(reason.clone()),
         }
     }
 
     /// Reports that the connection with this number is of no more use.
     pub(super) fn report_broken(&self, number: u64) {
         let replaced = self.state.send_if_modified(|state| match state {
-            State::Open(_, open) if *open == number => {
-                *state = State::Opening;
+            LinkState::Open(_, open) if *open == number => {
+                *state = LinkState::Opening;
                 true
             }
-            State::Open(..) | State::Opening | State::Closed(_) => false,
+            LinkState::Open(..) | LinkState::Opening | LinkState::Closed(_) => false,
         });
         if replaced {
             self.broken.notify_one();
@@ -101,8 +101,8 @@ impl Link {
                 Ok(Ok(connection)) => {
                     number += 1;
                     backoff.reset();
-                    let before = self.state.send_replace(State::Open(connection, number));
-                    if matches!(before, State::Closed(_)) {
+                    let before = self.state.send_replace(LinkState::Open(connection, number));
+                    if matches!(before, LinkState::Closed(_)) {
                         info!("connected to the shared store");
                     }
                     tokio::select! {
@@ -132,17 +132,17 @@ impl Link {
     /// Keeps the connection that works if new passwords do not.
     fn close(&self, reason: &str) {
         self.state.send_if_modified(|state| match state {
-            State::Open(..) => {
+            LinkState::Open(..) => {
                 warn!(
                     reason,
                     "cannot connect to the shared store with the new password; kept the old connection"
                 );
                 false
             }
-            State::Closed(known) if **known == *reason => false,
-            State::Opening | State::Closed(_) => {
+            LinkState::Closed(known) if **known == *reason => false,
+            LinkState::Opening | LinkState::Closed(_) => {
                 warn!(reason, "cannot connect to the shared store");
-                *state = State::Closed(reason.into());
+                *state = LinkState::Closed(reason.into());
                 true
             }
         });

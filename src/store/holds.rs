@@ -32,12 +32,12 @@ struct Hold {
     ttl: Duration,
     expires_at: Timestamp,
     on_expiry: OnExpiry,
-    state: State,
+    state: HoldState,
     held: Held,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-enum State {
+enum HoldState {
     Open,
     /// The expiry has charged it. It can be adjusted until it is forgotten.
     Charged,
@@ -139,7 +139,7 @@ impl Holds {
 
     /// The number of open holds.
     pub(super) fn open(&self) -> usize {
-        self.each.iter().filter(|hold| hold.state == State::Open).count()
+        self.each.iter().filter(|hold| hold.state == HoldState::Open).count()
     }
 
     /// What they take.
@@ -216,7 +216,7 @@ impl Holds {
         self.id_bytes += id.bytes.len();
         self.next_expiry = self.next_expiry.min(expires_at);
         let (attempt, on_expiry, answer) = (terms.attempt, terms.on_expiry, HoldAnswer::of(decision));
-        let state = State::Open;
+        let state = HoldState::Open;
         self.each.push(Hold { id, attempt, hits, answer, ttl, expires_at, on_expiry, state, held });
     }
 
@@ -234,7 +234,7 @@ impl Holds {
                 }
                 OnExpiry::Charge => {
                     expired.charged += 1;
-                    self.each[index].state = State::Charged;
+                    self.each[index].state = HoldState::Charged;
                 }
             }
         }
@@ -244,7 +244,7 @@ impl Holds {
 
     /// The index of the open hold that expires first, if that is not after `now`.
     fn first_due(&self, now: Timestamp) -> Option<usize> {
-        let open = self.each.iter().enumerate().filter(|(_, hold)| hold.state == State::Open);
+        let open = self.each.iter().enumerate().filter(|(_, hold)| hold.state == HoldState::Open);
         let (index, hold) = open.min_by_key(|(_, hold)| hold.expires_at)?;
         (hold.expires_at <= now).then_some(index)
     }
@@ -253,7 +253,7 @@ impl Holds {
     pub(super) fn forget(&mut self, now: Timestamp) {
         let id_bytes = &mut self.id_bytes;
         self.each.retain(|hold| {
-            let stays = hold.state == State::Open || now < hold.forgotten_at();
+            let stays = hold.state == HoldState::Open || now < hold.forgotten_at();
             *id_bytes -= if stays { 0 } else { hold.id.bytes.len() };
             stays
         });
@@ -294,7 +294,7 @@ impl Holds {
         let (charged, _) = limit.charge_used(counter, missing, now);
         let left = limit.decide(counter, now, Operation::Peek);
         let outcome = match &hold {
-            Some(hold) if hold.state == State::Open => SettleOutcome::Open,
+            Some(hold) if hold.state == HoldState::Open => SettleOutcome::Open,
             Some(_) => SettleOutcome::Charged,
             None if self.ended.contains_key(id) => SettleOutcome::Released,
             None => SettleOutcome::Unknown,
@@ -412,7 +412,7 @@ impl Holds {
     }
 
     fn set_next_expiry(&mut self) {
-        let open = self.each.iter().filter(|hold| hold.state == State::Open);
+        let open = self.each.iter().filter(|hold| hold.state == HoldState::Open);
         self.next_expiry = open.map(|hold| hold.expires_at).min().unwrap_or(Timestamp::MAX);
     }
 }

@@ -24,7 +24,7 @@ use tokio_rustls::TlsConnector;
 use tonic::Code;
 
 use crate::cli::{
-    bench::frame::{self, Outcome},
+    bench::frame::{self, AnswerKind},
     target::{Target, Tls},
 };
 
@@ -219,10 +219,10 @@ impl Reconnector {
 
 impl Client {
     /// Sends a request and waits for the whole answer. Waits for a connection if there is none.
-    pub(super) async fn call(&mut self, body: Bytes) -> Outcome {
+    pub(super) async fn call(&mut self, body: Bytes) -> AnswerKind {
         let (answer, mut stream) = loop {
             let Some((generation, mut sender)) = self.ready().await else {
-                return Outcome::Failed(Code::Unavailable);
+                return AnswerKind::Failed(Code::Unavailable);
             };
             match sender.send_request(self.route.head.clone(), false) {
                 Ok(sent) => {
@@ -239,7 +239,7 @@ impl Client {
         };
         match read.await {
             Ok(answer) => read_answer(answer).await,
-            Err(error) => Outcome::Failed(code(&error)),
+            Err(error) => AnswerKind::Failed(code(&error)),
         }
     }
 
@@ -269,33 +269,33 @@ impl Client {
     }
 }
 
-async fn read_answer(answer: hyper::Response<h2::RecvStream>) -> Outcome {
+async fn read_answer(answer: hyper::Response<h2::RecvStream>) -> AnswerKind {
     if let Some(failed) = refusal(answer.status(), answer.headers()) {
-        return Outcome::Failed(failed);
+        return AnswerKind::Failed(failed);
     }
     let mut stream = answer.into_body();
     let mut body = Bytes::new();
     while let Some(data) = stream.data().await {
         let data = match data {
             Ok(data) => data,
-            Err(error) => return Outcome::Failed(code(&error)),
+            Err(error) => return AnswerKind::Failed(code(&error)),
         };
         if stream.flow_control().release_capacity(data.len()).is_err() {
-            return Outcome::Failed(Code::Internal);
+            return AnswerKind::Failed(Code::Internal);
         }
         // Fast path: nearly all answers arrive in one piece.
         body = if body.is_empty() { data } else { [body, data].concat().into() };
         if body.len() > ANSWER_BYTES_MAX {
-            return Outcome::Failed(Code::ResourceExhausted);
+            return AnswerKind::Failed(Code::ResourceExhausted);
         }
     }
     match stream.trailers().await {
         Ok(trailers) => match status(&trailers.unwrap_or_default()) {
             Some(Code::Ok) => frame::outcome(&body),
-            Some(code) => Outcome::Failed(code),
-            None => Outcome::Failed(Code::Unknown),
+            Some(code) => AnswerKind::Failed(code),
+            None => AnswerKind::Failed(Code::Unknown),
         },
-        Err(error) => Outcome::Failed(code(&error)),
+        Err(error) => AnswerKind::Failed(code(&error)),
     }
 }
 

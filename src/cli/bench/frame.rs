@@ -71,7 +71,7 @@ impl Template {
 
 /// The outcome of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Outcome {
+pub(super) enum AnswerKind {
     Ok,
     OverLimit,
     /// An error; never `Code::Ok`.
@@ -86,16 +86,16 @@ struct Answer {
 }
 
 /// Decodes the body of an answer: a frame header and one uncompressed message.
-pub(super) fn outcome(body: &[u8]) -> Outcome {
+pub(super) fn outcome(body: &[u8]) -> AnswerKind {
     let answer = match body.split_at_checked(HEAD_BYTES) {
         Some(([0, length @ ..], message)) if be_u32(length) == message.len() => Answer::decode(message).ok(),
         Some(_) | None => None,
     };
     match answer.map(|answer| answer.overall_code()) {
-        Some(rate_limit_response::Code::Ok) => Outcome::Ok,
-        Some(rate_limit_response::Code::OverLimit) => Outcome::OverLimit,
+        Some(rate_limit_response::Code::Ok) => AnswerKind::Ok,
+        Some(rate_limit_response::Code::OverLimit) => AnswerKind::OverLimit,
         // Neither is a decision.
-        Some(rate_limit_response::Code::Unknown) | None => Outcome::Failed(Code::Unknown),
+        Some(rate_limit_response::Code::Unknown) | None => AnswerKind::Failed(Code::Unknown),
     }
 }
 
@@ -159,9 +159,11 @@ mod tests {
     #[test]
     fn outcome_is_the_overall_code_of_the_answer() {
         use rate_limit_response::{Code::Ok, Code::OverLimit, Code::Unknown, DescriptorStatus};
-        for (code, wanted) in
-            [(Ok, Outcome::Ok), (OverLimit, Outcome::OverLimit), (Unknown, Outcome::Failed(Code::Unknown))]
-        {
+        for (code, wanted) in [
+            (Ok, AnswerKind::Ok),
+            (OverLimit, AnswerKind::OverLimit),
+            (Unknown, AnswerKind::Failed(Code::Unknown)),
+        ] {
             let statuses = vec![DescriptorStatus { limit_remaining: 7, ..Default::default() }];
             let answer = RateLimitResponse {
                 overall_code: code.into(),
@@ -170,7 +172,7 @@ mod tests {
                 ..Default::default()
             };
             assert_eq!(outcome(&framed(&answer)), wanted);
-            assert_eq!(outcome(&framed(&answer)[..9]), Outcome::Failed(Code::Unknown), "cut short");
+            assert_eq!(outcome(&framed(&answer)[..9]), AnswerKind::Failed(Code::Unknown), "cut short");
         }
     }
 }

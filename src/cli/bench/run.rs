@@ -16,7 +16,7 @@ use tonic::Code;
 use crate::{
     cli::bench::{
         client::{self, Client, Route},
-        frame::{Outcome, Template},
+        frame::{AnswerKind, Template},
         keys::{Hits, Keys},
         schedule::{MeasuredSpan, Schedule},
         stats::{LATE, Stats},
@@ -173,7 +173,7 @@ impl Shared {
             let outcome =
                 if left.is_zero() { None } else { timeout(left, client.call(request.body)).await.ok() };
             if request.measured {
-                let outcome = outcome.unwrap_or(Outcome::Failed(Code::DeadlineExceeded));
+                let outcome = outcome.unwrap_or(AnswerKind::Failed(Code::DeadlineExceeded));
                 self.stats().end(outcome, self.stopwatch.elapsed().saturating_sub(request.from));
             }
         }

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, time::Duration};
 
 use hdrhistogram::Histogram;
 
-use crate::cli::bench::frame::Outcome;
+use crate::cli::bench::frame::AnswerKind;
 
 /// The longest latency that is distinguished, one hour, in nanoseconds; longer ones count as this one.
 const LONGEST_NANOS: u64 = 3_600 * 1_000_000_000;
@@ -38,11 +38,11 @@ impl Stats {
     }
 
     /// Records the end of a measured request.
-    pub(super) fn end(&mut self, outcome: Outcome, latency: Duration) {
+    pub(super) fn end(&mut self, outcome: AnswerKind, latency: Duration) {
         match outcome {
-            Outcome::Ok => self.ok += 1,
-            Outcome::OverLimit => self.over_limit += 1,
-            Outcome::Failed(code) => *self.errors.entry(code as i32).or_default() += 1,
+            AnswerKind::Ok => self.ok += 1,
+            AnswerKind::OverLimit => self.over_limit += 1,
+            AnswerKind::Failed(code) => *self.errors.entry(code as i32).or_default() += 1,
         }
         self.latency.saturating_record(u64::try_from(latency.as_nanos()).unwrap_or(u64::MAX));
     }
@@ -73,10 +73,10 @@ mod tests {
     fn outcomes_are_counted_and_latencies_kept_to_three_digits() {
         let mut stats = Stats::new();
         for (outcome, ms) in [
-            (Outcome::Ok, 1),
-            (Outcome::OverLimit, 2),
-            (Outcome::Failed(Code::Unavailable), 3),
-            (Outcome::Failed(Code::Unavailable), 5_000),
+            (AnswerKind::Ok, 1),
+            (AnswerKind::OverLimit, 2),
+            (AnswerKind::Failed(Code::Unavailable), 3),
+            (AnswerKind::Failed(Code::Unavailable), 5_000),
         ] {
             stats.end(outcome, Duration::from_millis(ms));
         }
@@ -89,7 +89,7 @@ mod tests {
     #[test]
     fn latency_beyond_the_longest_counts_as_the_longest() {
         let mut stats = Stats::new();
-        stats.end(Outcome::Ok, Duration::MAX);
+        stats.end(AnswerKind::Ok, Duration::MAX);
         assert_eq!(stats.latency.len(), 1);
     }
 }

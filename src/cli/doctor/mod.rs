@@ -70,7 +70,7 @@ pub(super) fn run(matches: &ArgMatches) -> ExitCode {
 /// The version of the server, and all findings with the most urgent ones first.
 fn examine(matches: &ArgMatches) -> Result<(String, Vec<Finding>), String> {
     let config = matches.get_one::<PathBuf>("envoy").map(|path| envoy::Config::read(path)).transpose()?;
-    let call = admin_client::Call { method: "GET", path: "/doctor".to_owned(), body: String::new() };
+    let call = admin_client::AdminCall { method: "GET", path: "/doctor".to_owned(), body: String::new() };
     let answer = admin_client::ask(matches, &call)?;
     let examination: Examination = serde_json::from_value(answer)
         .map_err(|error| format!("cannot read the answer of the server: {error}"))?;

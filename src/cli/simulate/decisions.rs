@@ -14,7 +14,7 @@ use crate::time::Timestamp;
 
 /// The outcome of one descriptor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Outcome {
+pub(super) struct RuleOutcome {
     /// The index of the rule; `None` if no limit applies.
     pub(super) rule: Option<usize>,
     pub(super) is_refused: bool,
@@ -30,7 +30,7 @@ pub(super) struct Decided {
     /// The time that it waits in a queue.
     pub(super) delay: Duration,
     /// One for each descriptor, in order.
-    pub(super) outcomes: SmallVec<[Outcome; 4]>,
+    pub(super) outcomes: SmallVec<[RuleOutcome; 4]>,
 }
 
 /// A file of decisions.

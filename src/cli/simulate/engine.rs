@@ -14,7 +14,7 @@ use crate::{
     algorithm::{AlgorithmName, Operation},
     api::descriptor_text,
     cli::simulate::{
-        decisions::{Decided, Decisions, Outcome},
+        decisions::{Decided, Decisions, RuleOutcome},
         event::{Event, Source},
         progress::Progress,
         stats::{RuleUse, Totals, Users},
@@ -155,7 +155,7 @@ impl Side {
                 self.totals.unmatched += 1;
             }
             let rule = rule.filter(|index| self.allowance(*index).is_some());
-            self.last.outcomes.push(Outcome { rule, is_refused, remaining: status.remaining });
+            self.last.outcomes.push(RuleOutcome { rule, is_refused, remaining: status.remaining });
         }
         Ok(&self.last)
     }

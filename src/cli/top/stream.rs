@@ -12,7 +12,7 @@ use tokio::{
 
 use crate::{
     cli::{
-        admin_client::{Answer, Call, Server},
+        admin_client::{AdminCall, Answer, Server},
         top::sample::Sample,
     },
     resilience::Backoff,
@@ -51,7 +51,7 @@ pub(super) struct Stream {
 
 impl Stream {
     pub(super) async fn open(server: &Server) -> Result<Self, String> {
-        let call = Call { method: "GET", path: "/live".to_owned(), body: String::new() };
+        let call = AdminCall { method: "GET", path: "/live".to_owned(), body: String::new() };
         let Answer { content_type, body, connection } = server.in_time(server.open(&call)).await?;
         if content_type.is_none_or(|kind| kind != CONTENT_TYPE) {
             return Err(server.no_answer("it is not a Tollgate"));
