@@ -275,6 +275,8 @@ pub(crate) enum Message {
     Dead { members: Vec<MemberId> },
     /// What operators compare between members: the version of the program, and the time by which the sender decides.
     Status { program: String, clock: Timestamp },
+    /// The sender has no memory for the backup of the slot at this version.
+    BackupRefused { slot: Slot, version: Version },
 }
 
 impl Message {
@@ -289,6 +291,7 @@ impl Message {
             Self::Owns { slot, .. }
             | Self::Backup { slot, .. }
             | Self::BackupAck { slot, .. }
+            | Self::BackupRefused { slot, .. }
             | Self::BackupBaseMissing { slot }
             | Self::RecoveryQuery { slot, .. }
             | Self::RecoveryReply { slot, .. }
@@ -318,6 +321,7 @@ impl Message {
             Self::Backup { .. }
             | Self::BackupAck { .. }
             | Self::BackupBaseMissing { .. }
+            | Self::BackupRefused { .. }
             | Self::RecoveryQuery { .. }
             | Self::NewerCopy { .. }
             | Self::Forward { .. }
@@ -352,6 +356,7 @@ impl Message {
             | Self::HandOffAck(_)
             | Self::BackupAck { .. }
             | Self::BackupBaseMissing { .. }
+            | Self::BackupRefused { .. }
             | Self::RecoveryQuery { .. }
             | Self::Orphan { .. }
             | Self::Reply { .. }

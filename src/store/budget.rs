@@ -8,6 +8,9 @@ use std::sync::{
 /// The minimum of a budget, in bytes.
 pub const BYTES_MIN: u64 = 1024 * 1024;
 
+/// New data leaves one of this many parts of the memory to data that grows until the next sweep.
+const GROWTH_DIVISOR: usize = 64;
+
 /// The bytes in use, and their maximum.
 #[derive(Debug)]
 pub(super) struct Budget {
@@ -51,24 +54,37 @@ impl Budget {
         self.bytes_max
     }
 
-    /// Whether more is used than the maximum.
+    /// Whether more is used than new data may take.
     pub(super) fn is_exceeded(&self) -> bool {
-        self.bytes_max < self.used()
+        self.excess() > 0
     }
 
-    /// Whether `bytes` more would exceed the maximum.
+    /// The bytes that are used beyond what new data may take.
+    pub(super) fn excess(&self) -> usize {
+        self.spoken_for().saturating_sub(self.new_max())
+    }
+
+    /// The bytes that new data may still take.
+    pub(super) fn free(&self) -> usize {
+        self.new_max().saturating_sub(self.spoken_for())
+    }
+
+    /// The bytes in use and reserved.
+    fn spoken_for(&self) -> usize {
+        self.used().saturating_add(self.reserved.load(Ordering::Relaxed))
+    }
+
+    /// The bytes that are used when new data is refused.
+    fn new_max(&self) -> usize {
+        self.bytes_max - self.bytes_max / GROWTH_DIVISOR
+    }
+
+    /// Whether `bytes` more would exceed what new data may take.
     pub(super) fn is_short_of(&self, bytes: usize) -> bool {
-        let spoken_for = self.reserved.load(Ordering::Relaxed);
-        self.bytes_max < self.used().saturating_add(spoken_for).saturating_add(bytes)
+        self.new_max() < self.spoken_for().saturating_add(bytes)
     }
 
-    /// The bytes that are neither used nor reserved.
-    pub(super) fn left(&self) -> usize {
-        let spoken_for = self.reserved.load(Ordering::Relaxed);
-        self.bytes_max.saturating_sub(self.used().saturating_add(spoken_for))
-    }
-
-    /// Whether `bytes` more would exceed the maximum, for a table that is still empty.
+    /// Whether `bytes` more would exceed what new data may take, for a table that is still empty.
     pub(super) fn is_short_of_first(&self, bytes: usize) -> bool {
         self.is_short_of(bytes.saturating_sub(self.first_table_bytes))
     }

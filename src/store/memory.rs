@@ -2,7 +2,10 @@
 
 use std::{
     slice,
-    sync::{Arc, Mutex, MutexGuard, PoisonError, atomic::Ordering},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicUsize, Ordering},
+    },
     time::Duration,
 };
 
@@ -40,9 +43,12 @@ use ownership::OwnershipTable;
 use restrictions::Restrictions;
 
 /// A sweep visits one of this many parts of the slots at a time.
-const SWEEP_PARTS: usize = 64;
+pub(crate) const SWEEP_PARTS: usize = 64;
 /// The duration of a full round of sweeps.
-const SWEEP_ROUND: Duration = Duration::from_secs(10);
+pub(crate) const SWEEP_ROUND: Duration = Duration::from_secs(10);
+
+/// A slot that needs memory takes it from this many other slots at a time.
+const STARVED_SHED_SLOTS: usize = 8;
 
 /// The counters of this process, each under the lock of its slot, within a memory budget.
 #[derive(Debug)]
@@ -55,6 +61,8 @@ pub struct Memory {
     resources: TableResources,
     on_full: OnFull,
     refused_full: EventCounter,
+    // The next slot that makes room for a slot with a small table.
+    shed_from: AtomicUsize,
 }
 
 /// The table of one slot behind its lock, alone in its cache line: the lock and the pointer to the table are loaded
@@ -124,6 +132,7 @@ impl Memory {
         assert!(slots.is_power_of_two() && (2..=1 << 16).contains(&slots), "{slots} slots");
         let resources = TableResources {
             budget: Arc::new(Budget::new(bytes_max, slots, BYTES_FIRST)),
+            tables: slots,
             evicted_idle: EventCounter::default(),
             evicted_unexpired: EventCounter::default(),
             holds: HoldTotals::default(),
@@ -135,6 +144,7 @@ impl Memory {
             resources,
             on_full,
             refused_full: EventCounter::default(),
+            shed_from: AtomicUsize::new(0),
         }
     }
 
@@ -360,11 +370,26 @@ impl Memory {
     }
 
     fn insert(&self, table: &mut Table, key: Key, packed: PackedCounter, now: Timestamp) -> bool {
+        if table.is_starved(&self.resources) {
+            self.shed_elsewhere(now);
+        }
         let stored = table.insert(key, packed, now, &self.resources);
         if !stored {
             self.refused_full.add(1);
         }
         stored
+    }
+
+    /// Evicts counters of other slots for the table of a slot that may not grow although it is small.
+    #[cold]
+    fn shed_elsewhere(&self, now: Timestamp) {
+        let first = self.shed_from.fetch_add(STARVED_SHED_SLOTS, Ordering::Relaxed);
+        for number in 0..STARVED_SHED_SLOTS {
+            // The table of the small slot is locked, and so may others be.
+            if let Ok(mut table) = self.tables[(first + number) % self.slots()].0.try_lock() {
+                table.shed(now, &self.resources);
+            }
+        }
     }
 
     /// Records that the clock gave up a lead: from now on, each decision first clamps its counter. Call this before
@@ -399,7 +424,7 @@ impl Memory {
     }
 
     /// Evicts idle counters in one of the parts and releases unused memory.
-    fn sweep_part(&self, number: usize, now: Timestamp) {
+    pub(crate) fn sweep_part(&self, number: usize, now: Timestamp) {
         self.restrictions.end_lead(now);
         for slot in self.each_slot().skip(number).step_by(SWEEP_PARTS) {
             self.sweep_slot(slot, now);
@@ -412,7 +437,7 @@ impl Memory {
         table.forget_idle(now, &self.resources);
         // Counters may have grown since they were inserted.
         if self.resources.budget.is_exceeded() {
-            table.evict(now, &self.resources);
+            table.shed(now, &self.resources);
         }
         table.shrink(&self.resources);
         drop(table);

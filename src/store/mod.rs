@@ -42,6 +42,8 @@ pub use memory::sweep;
 pub use memory::{
     CounterState, DryRun, Lead, Memory, NotLocal, Replacement, ReserveError, StoreStats, UsedHits,
 };
+#[cfg(all(feature = "server", test))]
+pub(crate) use memory::{SWEEP_PARTS, SWEEP_ROUND};
 pub use operation::{CounterOperation, HoldOutcome, Outcome};
 #[cfg(feature = "redis")]
 pub(crate) use packed_counter::Now;

@@ -86,19 +86,18 @@ impl Persistence {
         (Self::with(memory, settings), secret)
     }
 
-    /// Starts as part of a cluster: returns the store, the secret and the stored slots, for the cluster to select from. Slots that
-    /// do not fit into memory, or are of another number of slots, are left out.
+    /// Starts as part of a cluster: returns the store, the secret and the stored slots, for the cluster to select from. Counters
+    /// that do not fit into memory, and slots of another number of slots, are left out.
     pub fn start_shared(settings: Settings, now: Timestamp) -> (Self, Option<Secret>, Vec<StoredSlot>) {
         let memory = Memory::new(settings.memory_limit, settings.on_full).shared();
         let (mut all, mut secret) = (Vec::new(), None);
         if let Some(snapshot) = Self::read(&settings, now) {
             secret = Some(snapshot.secret);
             let of_these_slots = snapshot.slots == memory.slots();
-            for StoredSlot { slot, epoch, seq, data } in snapshot.stored {
-                let data = memory.within_limit(data.without_idle(now));
-                let data = data.filter(|data| of_these_slots && !data.is_empty());
-                all.extend(data.map(|data| StoredSlot { slot, epoch, seq, data }));
-            }
+            let without_idle =
+                |stored: StoredSlot| StoredSlot { data: stored.data.without_idle(now), ..stored };
+            let stored = snapshot.stored.into_iter().filter(|_| of_these_slots).map(without_idle);
+            all = memory.fit(stored.filter(|stored| !stored.data.is_empty()).collect(), now);
         }
         (Self::with(memory, settings), secret, all)
     }

@@ -1,6 +1,7 @@
 //! Slot data: the content of a slot during a hand-off, or as a copy.
 
 use std::{
+    cmp::Reverse,
     collections::{BTreeMap, HashSet},
     hash::BuildHasherDefault,
     sync::Arc,
@@ -24,6 +25,9 @@ use crate::{
 mod codec;
 
 pub use codec::DecodeError;
+
+/// Data that takes too much memory is cut by this fraction at a time.
+const CUT_DIVISOR: usize = 16;
 
 /// The content of a slot. Copies that a store makes or accepts count in its budget until they are dropped.
 #[derive(Clone, Debug, Default)]
@@ -198,6 +202,58 @@ impl SlotData {
         self.account();
     }
 
+    /// The same with so few counters that the data takes at most `bytes_max` bytes, if that is possible, and how many are
+    /// dropped. Those that refuse now stay longest, then those that have used most of their limit.
+    pub(super) fn cut_to(mut self, bytes_max: usize, now: Timestamp) -> (Self, usize) {
+        if self.bytes() <= bytes_max {
+            return (self, 0);
+        }
+        let all = self.counters.len();
+        let mut counters: Vec<_> = std::mem::take(&mut self.counters).into_iter().collect();
+        let cost = |packed: &PackedCounter| packed.eviction_cost(now).map_or(u16::MAX, u16::from);
+        counters.sort_by_cached_key(|(_, packed)| Reverse(cost(packed)));
+        loop {
+            self.counters = counters.iter().cloned().collect();
+            if self.bytes() <= bytes_max || counters.is_empty() {
+                break;
+            }
+            counters.truncate(counters.len() - counters.len().div_ceil(CUT_DIVISOR));
+        }
+        self.account();
+        let lost = all - self.counters.len();
+        (self, lost)
+    }
+
+    /// The bytes that [`SlotData::merge`] of these changes adds, at most.
+    pub(super) fn growth_by(&self, changes: &Self) -> usize {
+        match changes.extent {
+            Extent::Some => {}
+            Extent::All => return changes.bytes().saturating_sub(self.bytes()),
+        }
+        let (mut added, mut replaced_heap) = (0, 0);
+        for key in changes.counters.keys() {
+            match self.counters.get(key) {
+                Some(packed) => replaced_heap += packed.heap_bytes(),
+                None => added += 1,
+            }
+        }
+        let (capacity, len) = (self.counters.capacity(), self.counters.len());
+        // `extend` reserves for half of the counters, whether they are new or not.
+        let reserved = if len == 0 { changes.counters.len() } else { changes.counters.len().div_ceil(2) };
+        let wanted = len + reserved.max(added);
+        let map = if wanted <= capacity {
+            0
+        } else {
+            bytes_of_map((capacity * 2).max(wanted * 2)) - bytes_of_map(capacity)
+        };
+        let replaced_holds =
+            changes.holds.keys().filter_map(|key| self.holds.get(key)).map(|holds| holds.bytes()).sum();
+        let holds = bytes_of_holds(&changes.holds).saturating_sub(replaced_holds);
+        let pending = if changes.pending.is_empty() { 0 } else { changes.pending.bytes() };
+        let heap = changes.heap_bytes().saturating_sub(replaced_heap);
+        map + heap + holds + pending + bytes_of_unknown(&changes.unknown)
+    }
+
     /// What was counted since `ancestor`, an earlier state of the same slot.
     pub fn difference(&self, ancestor: &Self) -> Consumption {
         let mut held: ByKey<HeldConsumption> = ByKey::default();
@@ -301,6 +357,25 @@ impl PartialEq for SlotData {
 }
 
 impl Consumption {
+    /// Drops usage until the rest takes at most `bytes_max` bytes, if that is possible: first that of counters that have
+    /// used least of their limit. Returns how many keys lose theirs.
+    pub(super) fn cut_to(&mut self, bytes_max: usize, now: Timestamp) -> usize {
+        if self.bytes() <= bytes_max {
+            return 0;
+        }
+        let all = self.pending.by_key.len();
+        let mut usage: Vec<_> = std::mem::take(&mut self.pending.by_key).into_iter().collect();
+        let cost = |usage: &Usage| usage.packed.eviction_cost(now).map_or(u16::MAX, u16::from);
+        usage.sort_by_cached_key(|(_, each)| Reverse(each.iter().map(cost).max()));
+        loop {
+            self.pending.by_key = usage.iter().cloned().collect();
+            if self.bytes() <= bytes_max || usage.is_empty() {
+                return all - usage.len();
+            }
+            usage.truncate(usage.len() - usage.len().div_ceil(CUT_DIVISOR));
+        }
+    }
+
     /// The memory of what it adds to a slot, in bytes.
     pub(super) fn bytes(&self) -> usize {
         self.pending.bytes() + self.held.values().map(|held| held.now.heap_bytes()).sum::<usize>()

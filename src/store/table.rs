@@ -1,8 +1,11 @@
 //! The table of one slot: its memory, and eviction when it may not grow.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicU64, AtomicUsize, Ordering},
+use std::{
+    cmp::Reverse,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, AtomicUsize, Ordering},
+    },
 };
 
 use crate::{
@@ -28,6 +31,8 @@ const WORTHWHILE_DIVISOR: usize = 64;
 const EVICTION_PAUSE_NANOS: u64 = 50_000_000;
 /// The number of distinct eviction costs, one byte.
 const EVICTION_COSTS: usize = 1 << u8::BITS;
+/// A table below this fraction of its part of the memory may take memory from others.
+const STARVED_DIVISOR: usize = 8;
 /// The bytes of the first allocation of a table.
 pub(super) const BYTES_FIRST: usize = bytes_of(next_after(0));
 
@@ -45,6 +50,8 @@ pub(super) struct Table {
 #[derive(Debug)]
 pub(super) struct TableResources {
     pub(super) budget: Arc<Budget>,
+    /// The number of tables.
+    pub(super) tables: usize,
     pub(super) evicted_idle: EventCounter,
     pub(super) evicted_unexpired: EventCounter,
     pub(super) holds: HoldTotals,
@@ -219,11 +226,21 @@ impl Table {
         true
     }
 
+    /// Whether the table may not grow for lack of memory, although it is much smaller than its part of the memory.
+    pub(super) fn is_starved(&self, resources: &TableResources) -> bool {
+        self.buckets.is_full()
+            && self.bytes() < resources.budget.bytes_max() / resources.tables / STARVED_DIVISOR
+            && self.is_short(0, resources)
+    }
+
     /// Whether there is too little memory for one more counter with `heap` bytes on the heap.
     fn is_short(&self, heap: usize, resources: &TableResources) -> bool {
         let buckets = self.buckets.bucket_count();
         let more = if self.buckets.is_full() { bytes_of(next_after(buckets)) } else { 0 };
-        if buckets == 0 {
+        if more + heap == 0 {
+            // What is free in the table is counted already.
+            false
+        } else if buckets == 0 {
             resources.budget.is_short_of_first(more + heap)
         } else {
             resources.budget.is_short_of(more + heap)
@@ -261,6 +278,47 @@ impl Table {
         if idle + least <= all / WORTHWHILE_DIVISOR {
             self.no_eviction_until = now.plus(EVICTION_PAUSE_NANOS);
         }
+    }
+
+    /// Evicts as [`Table::evict`] does, and releases the memory of what is evicted.
+    pub(super) fn shed(&mut self, now: Timestamp, resources: &TableResources) {
+        let before = self.len();
+        self.evict(now, resources);
+        if self.len() < before {
+            self.resize(buckets_for(self.len()), resources);
+        }
+    }
+
+    /// Drops counters until the others take at most `bytes_max` bytes: first those with the lowest eviction cost, last
+    /// those that refuse now. Returns how many of the latter it drops.
+    pub(super) fn cut_to(&mut self, bytes_max: usize, now: Timestamp, resources: &TableResources) -> usize {
+        let (bytes, heap) = (self.bytes(), self.heap_bytes());
+        let mut counters: Vec<_> = std::mem::take(&mut self.buckets).into_counters().collect();
+        let cost = |packed: &PackedCounter| packed.eviction_cost(now).map_or(EVICTION_COSTS, usize::from);
+        counters.sort_by_cached_key(|(_, packed)| Reverse(cost(packed)));
+        let mut heap_kept = 0;
+        let fits = |(index, (_, packed)): &(usize, &(Key, PackedCounter))| {
+            heap_kept += packed.heap_bytes();
+            bytes_of(buckets_for(index + 1)) + heap_kept <= bytes_max
+        };
+        let kept = counters.iter().enumerate().take_while(fits).count();
+        let refusing =
+            counters[kept..].iter().filter(|(_, packed)| packed.eviction_cost(now).is_none()).count();
+        resources.evicted_unexpired.add(counters.len() - kept - refusing);
+        counters.truncate(kept);
+        self.buckets = Self::of(counters.into_iter()).buckets;
+        resources.budget.change_table(bytes, self.bytes());
+        resources.budget.change(heap, self.heap_bytes());
+        refusing
+    }
+
+    /// The bytes of the table and of the heap of its counters.
+    pub(super) fn all_bytes(&self) -> usize {
+        self.bytes() + self.heap_bytes()
+    }
+
+    fn heap_bytes(&self) -> usize {
+        self.buckets.iter().map(|(_, packed)| packed.heap_bytes()).sum()
     }
 
     /// Evicts `number` counters with the lowest eviction cost, except those that refuse now. Returns their number.
@@ -370,6 +428,7 @@ pub(super) mod tests {
     fn resources(bytes_max: usize) -> TableResources {
         TableResources {
             budget: Arc::new(Budget::new(bytes_max as u64, 1, BYTES_FIRST)),
+            tables: 1,
             evicted_idle: EventCounter::default(),
             evicted_unexpired: EventCounter::default(),
             holds: HoldTotals::default(),

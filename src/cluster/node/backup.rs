@@ -14,6 +14,9 @@ use crate::{
 
 /// How long a copy is kept that is no longer updated and should not be needed.
 const COPY_KEPT: Duration = Duration::from_secs(60);
+/// How long after a refusal for lack of memory a missing base is not asked for, because the whole slot would be refused
+/// too.
+const REFUSAL_PAUSE: Duration = Duration::from_secs(1);
 /// How often old copies are searched.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
 
@@ -36,6 +39,8 @@ struct SlotBackup {
     stored: Option<StoredCopy>,
     /// The version and the receiver of the last backup.
     sent: Option<(Version, MemberId)>,
+    /// When the last backup for another owner was refused; `None` if it was stored.
+    refused_at: Option<Timestamp>,
 }
 
 /// A copy, and the time of its last update.
@@ -43,6 +48,17 @@ struct SlotBackup {
 struct StoredCopy {
     copy: SlotCopy,
     at: Timestamp,
+}
+
+/// What became of a backup that has arrived.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Received {
+    /// It is stored.
+    Stored,
+    /// There is no memory for it.
+    Refused,
+    /// The version that it builds on is not stored here. The sender was told.
+    BaseMissing,
 }
 
 /// Which backups are due.
@@ -77,6 +93,22 @@ impl Backups {
     /// The number of stored copies.
     pub(super) fn stored_copies(&self) -> usize {
         self.slots.iter().filter(|slot| slot.stored.is_some()).count()
+    }
+
+    /// Stores a copy that was decoded, unless a newer one is stored. Without memory for it, it is refused.
+    pub(super) fn store_arrived(&mut self, slot: Slot, copy: SlotCopy, cx: &mut Context<'_>) -> bool {
+        let contents = Arc::unwrap_or_clone(copy.contents);
+        let older = self.stored(slot).map(|stored| &*stored.contents);
+        let contents = match older {
+            Some(older) => self.memory.within_limit_in_place_of(older, contents),
+            None => self.memory.within_limit(contents),
+        };
+        let Some(contents) = contents else {
+            cx.out.stats.backups_refused += 1;
+            return false;
+        };
+        self.store_newer(slot, SlotCopy { contents: Arc::new(contents), ..copy }, cx.now);
+        true
     }
 
     /// Stores `copy` unless a newer one is stored.
@@ -152,8 +184,7 @@ impl Backups {
         cx.out.send(to, Message::Backup { slot, copy, after });
     }
 
-    /// Stores a backup, which holds the changes after the version `after`, or all counters. Returns whether it is
-    /// stored.
+    /// Stores a backup, which holds the changes after the version `after`, or all counters.
     pub(super) fn receive(
         &mut self,
         from: MemberId,
@@ -161,26 +192,59 @@ impl Backups {
         copy: SlotCopy,
         after: Option<u64>,
         cx: &mut Context<'_>,
-    ) -> bool {
-        let Some(after) = after else {
-            let Some(contents) = self.memory.within_limit(Arc::unwrap_or_clone(copy.contents)) else {
-                cx.out.stats.backups_refused += 1;
-                return false;
-            };
-            self.store_newer(slot, SlotCopy { contents: Arc::new(contents), ..copy }, cx.now);
-            return true;
+    ) -> Received {
+        let received = match after {
+            Some(after) => self.receive_changes(from, slot, copy, after, cx),
+            None if self.store_arrived(slot, copy, cx) => Received::Stored,
+            None => Received::Refused,
         };
+        let refused_at = &mut self.slots[slot.index()].refused_at;
+        match received {
+            Received::Stored => *refused_at = None,
+            Received::Refused => *refused_at = Some(cx.now),
+            Received::BaseMissing => {}
+        }
+        received
+    }
+
+    fn receive_changes(
+        &mut self,
+        from: MemberId,
+        slot: Slot,
+        copy: SlotCopy,
+        after: u64,
+        cx: &mut Context<'_>,
+    ) -> Received {
         let base = Version { epoch: copy.version.epoch, seq: after };
-        let stored = self.slots[slot.index()].stored.as_mut();
-        let Some(stored) = stored.filter(|stored| stored.copy.version == base) else {
-            cx.out.send(from, Message::BackupBaseMissing { slot });
-            return false;
-        };
-        Arc::make_mut(&mut stored.copy.contents).merge(Arc::unwrap_or_clone(copy.contents));
-        stored.copy.version = copy.version;
-        stored.copy.grants = copy.grants;
-        stored.at = cx.now;
-        true
+        let SlotBackup { stored, refused_at, .. } = &mut self.slots[slot.index()];
+        let stored = stored.as_mut().filter(|stored| stored.copy.version == base);
+        if let Some(stored) = stored
+            && self.memory.can_merge(&stored.copy.contents, &copy.contents)
+        {
+            Arc::make_mut(&mut stored.copy.contents).merge(Arc::unwrap_or_clone(copy.contents));
+            stored.copy.version = copy.version;
+            stored.copy.grants = copy.grants;
+            stored.at = cx.now;
+            return Received::Stored;
+        }
+        if refused_at.is_some_and(|at| cx.now.since(at) < REFUSAL_PAUSE) {
+            cx.out.stats.backups_refused += 1;
+            return Received::Refused;
+        }
+        // A copy keeps counters that the owner has evicted since, so the whole slot may fit where its changes do not.
+        cx.out.send(from, Message::BackupBaseMissing { slot });
+        Received::BaseMissing
+    }
+
+    /// Whether the last backup of the slot that has arrived here was refused.
+    #[cfg(test)]
+    pub(super) fn is_refused(&self, slot: Slot) -> bool {
+        self.slots[slot.index()].refused_at.is_some()
+    }
+
+    /// Whether `version` is the last backup of the slot, which was sent to `from`.
+    pub(super) fn is_last_sent(&self, from: MemberId, slot: Slot, version: Version) -> bool {
+        self.slots[slot.index()].sent == Some((version, from))
     }
 
     /// Records the acknowledgement of a backup. Returns whether it is the last one that was sent.
@@ -192,7 +256,7 @@ impl Backups {
         cx: &mut Context<'_>,
     ) -> bool {
         cx.out.stats.backups_arrived += 1;
-        let is_last = self.slots[slot.index()].sent == Some((version, from));
+        let is_last = self.is_last_sent(from, slot, version);
         if is_last {
             cx.out.stats.backup_arrived_at = cx.now;
         }
@@ -224,6 +288,21 @@ impl Backups {
             }
         }
         true
+    }
+
+    /// Drops copies while memory is overfull, and returns how many.
+    pub(super) fn drop_copies_if_overfull(&mut self, now: Timestamp) -> u64 {
+        let mut dropped = 0;
+        for slot in &mut self.slots {
+            if !self.memory.is_overfull() {
+                break;
+            }
+            if slot.stored.take().is_some() {
+                slot.refused_at = Some(now);
+                dropped += 1;
+            }
+        }
+        dropped
     }
 
     /// Discards all copies, and forgets which backups were sent.

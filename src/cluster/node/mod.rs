@@ -289,6 +289,9 @@ impl Node {
             Message::HandOffAck(id) => slots.ownership.receive_ack(id, cx),
             Message::Backup { slot, copy, after } => slots.receive_backup(from, slot, copy, after, cx),
             Message::BackupAck { slot, version } => slots.receive_backup_ack(from, slot, version, cx),
+            Message::BackupRefused { slot, version } => {
+                slots.receive_backup_refused(from, slot, version, cx);
+            }
             Message::BackupBaseMissing { slot } => slots.receive_base_missing(from, slot, cx),
             Message::RecoveryQuery { slot, best } => {
                 slots.receive_recovery_query(from, slot, best, cx);

@@ -324,6 +324,8 @@ impl Ownership {
         cx: &mut Context<'_>,
     ) {
         cx.out.stats.slots_acquired += 1;
+        let counted = |contents| Arc::new(self.memory.counted(Arc::unwrap_or_clone(contents)));
+        let origin = Origin { contents: origin.contents.map(counted), ..origin };
         self.memory.acquire(slot, Arc::unwrap_or_clone(contents), cx.wall);
         let origin_expires_at = cx.now.after(ORIGIN_KEPT);
         self.state_mut(slot).owned = Some(OwnedSlot { epoch, origin, origin_expires_at });
@@ -363,6 +365,29 @@ impl Ownership {
         if let Some(base) = base {
             self.memory.add(slot, copy.contents.difference(&base), wall);
         }
+    }
+
+    /// Drops the data that owners have started from while `is_needed`. Without it, an owner does not add what a member with
+    /// another history of the slot has counted. Returns how many slots lose it.
+    pub(super) fn drop_origins_while(&mut self, is_needed: impl Fn(&Memory) -> bool) -> u64 {
+        let mut dropped = 0;
+        for state in &mut self.slots {
+            if !is_needed(&self.memory) {
+                break;
+            }
+            if let Some(owned) = &mut state.owned
+                && owned.origin.contents.take_if(|contents| !contents.is_empty()).is_some()
+            {
+                dropped += 1;
+            }
+        }
+        dropped
+    }
+
+    /// Whether this replica owns the slot and does not keep the data that it has started from.
+    #[cfg(test)]
+    pub(super) fn lacks_origin(&self, slot: Slot) -> bool {
+        self.state(slot).owned.as_ref().is_some_and(|owned| owned.origin.contents.is_none())
     }
 
     /// Drops the data that recoveries started from once no member can return with another history.

@@ -243,12 +243,23 @@ impl Slots {
         let grants = self.leases.remove_slot(slot, cx);
         self.backups.end_ownership(slot);
         self.ownership.send_hand_off(slot, to, grants, cx);
+        self.make_room(slot, cx);
+    }
+
+    /// Brings memory back within its budget after a change to `slot`.
+    fn make_room(&mut self, slot: Slot, cx: &mut Context<'_>) {
+        cx.out.stats.backups_refused += self.ownership.drop_origins_while(Memory::is_overfull_of_copies);
+        self.memory.shed(slot, cx.wall);
+        cx.out.stats.backups_refused += self.ownership.drop_origins_while(Memory::is_overfull);
+        cx.out.stats.backups_refused += self.backups.drop_copies_if_overfull(cx.now);
+        self.memory.cut(slot, cx.wall);
     }
 
     /// This replica has become the owner of the slot.
     fn begin_ownership(&mut self, slot: Slot, cx: &mut Context<'_>) {
         self.recovery.end(slot);
         self.backups.begin_ownership(slot);
+        self.make_room(slot, cx);
         self.acquired.insert(slot);
         self.send_backup(slot, cx);
     }

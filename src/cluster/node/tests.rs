@@ -20,6 +20,16 @@ impl Node {
         self.slots.ownership.version(slot).max(stored).max(handed_off)
     }
 
+    /// Whether this replica owns the slot and had no memory for the data that it has started from.
+    pub(crate) fn lacks_origin(&self, slot: Slot) -> bool {
+        self.slots.ownership.lacks_origin(slot)
+    }
+
+    /// Whether this replica had no memory for the last backup of the slot.
+    pub(crate) fn is_backup_refused(&self, slot: Slot) -> bool {
+        self.slots.backups.is_refused(slot)
+    }
+
     /// The member that this replica has sent the last backup of the slot to, since it owns the slot.
     pub(crate) fn backed_up_at(&self, slot: Slot) -> Option<MemberId> {
         self.slots.backups.receiver(slot)

@@ -101,7 +101,7 @@ metrics! { Reading;
         "Backups of slots acknowledged by their backup owner."
         => |all, family| family.value(all.stats.node.backups_arrived);
     Counter "tollgate_cluster_backups_refused_total" []
-        "Backups of other replicas refused because memory is full."
+        "Copies of slots refused or dropped because memory is full."
         => |all, family| family.value(all.stats.node.backups_refused);
     Gauge "tollgate_cluster_backup_age_seconds" []
         "Time since the last acknowledged backup; it also grows while no counter changes."

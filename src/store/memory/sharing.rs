@@ -6,8 +6,8 @@ use crate::{
     algorithm::{Limit, Operation},
     descriptor::Key,
     store::{
-        Changes, Consumption, Slot, SlotData,
-        budget::Reservation,
+        Changes, Consumption, Slot, SlotData, StoredSlot,
+        budget::{Budget, Reservation},
         held_counter::HeldCounter,
         memory::{
             Memory,
@@ -53,7 +53,7 @@ impl Memory {
         Some((data.charged_to(&self.resources.budget), seq))
     }
 
-    /// Acquires `slot` with this data. Does nothing if the slot is owned already.
+    /// Acquires `slot` with this data. Afterwards memory may be overfull. Does nothing if the slot is owned already.
     pub fn acquire(&self, slot: Slot, data: SlotData, now: Timestamp) {
         let Some(ownerships) = &self.ownerships else { return };
         self.adopt_lead(&data, now);
@@ -75,19 +75,62 @@ impl Memory {
         ownerships.record_all_changed(slot, &mut ownership);
     }
 
+    /// Whether more memory is used than new data may take.
+    pub fn is_overfull(&self) -> bool {
+        self.resources.budget.is_exceeded()
+    }
+
+    /// Whether memory is overfull and copies take more than half of it.
+    pub fn is_overfull_of_copies(&self) -> bool {
+        let budget = &self.resources.budget;
+        self.is_overfull() && budget.outside_tables() > budget.bytes_max() / 2
+    }
+
+    /// Evicts counters of all slots, from `first` on, until memory is no longer overfull or nothing can be evicted.
+    pub fn shed(&self, first: Slot, now: Timestamp) {
+        let mut before = usize::MAX;
+        while self.is_overfull() && self.resources.budget.used() < before {
+            before = self.resources.budget.used();
+            self.shed_while(first, now, Budget::is_exceeded);
+        }
+    }
+
+    /// Evicts an eighth of the counters of each slot, from `first` on, while `is_needed`.
+    fn shed_while(&self, first: Slot, now: Timestamp, is_needed: impl Fn(&Budget) -> bool) {
+        let each = (0..self.slots()).map(|number| Slot::at((first.index() + number) % self.slots()));
+        each.take_while(|_| is_needed(&self.resources.budget))
+            .for_each(|slot| self.table(slot).shed(now, &self.resources));
+    }
+
+    /// Drops counters of `slot` until memory is no longer overfull, at last those that refuse now, which count as refused.
+    pub fn cut(&self, slot: Slot, now: Timestamp) {
+        if self.is_overfull() {
+            let mut table = self.table(slot);
+            let bytes_max = table.all_bytes().saturating_sub(self.resources.budget.excess());
+            self.refused_full.add(table.cut_to(bytes_max, now, &self.resources));
+        }
+    }
+
     /// Adds what other replicas have counted to `slot`. A counter without holds merges its part at the next check of
     /// its key, because that depends on the limit; the limit of a counter with holds is known. Returns whether it was
-    /// added: not if the slot is not owned, nor if there is no memory.
+    /// added: not if the slot is not owned, nor if there is no memory for counters with holds. If there is too little
+    /// memory, the parts of counters that have used least are refused.
     pub fn add(&self, slot: Slot, mut consumption: Consumption, now: Timestamp) -> bool {
         let Some(ownerships) = &self.ownerships else { return false };
         consumption.pending.forget_idle(now);
+        let fair = consumption.bytes().min(self.resources.budget.bytes_max() / self.slots());
+        self.shed_while(slot, now, |budget| budget.is_short_of(fair));
         let mut table = self.table(slot);
         let mut ownership = ownerships.lock(slot);
         if !ownership.is_owned() {
             return false;
         }
-        if self.resources.budget.is_short_of(consumption.bytes()) {
-            self.refused_full.add(consumption.pending.len() + consumption.held.len());
+        let budget = &self.resources.budget;
+        if budget.is_short_of(consumption.bytes()) {
+            self.refused_full.add(consumption.cut_to(budget.free(), now));
+        }
+        if budget.is_short_of(consumption.bytes()) {
+            self.refused_full.add(consumption.held.len());
             return false;
         }
         let Consumption { pending, held } = consumption;
@@ -233,8 +276,42 @@ impl Memory {
 
     /// The same data, counted in the memory limit until it is dropped; `None` if there is no memory for it.
     pub fn within_limit(&self, data: SlotData) -> Option<SlotData> {
-        let short = self.resources.budget.is_short_of(data.bytes());
+        self.within_limit_in_place_of(&SlotData::default(), data)
+    }
+
+    /// The same for data in place of an older copy, which is about to be dropped.
+    pub fn within_limit_in_place_of(&self, older: &SlotData, data: SlotData) -> Option<SlotData> {
+        let short = self.has_no_room_for(data.bytes().saturating_sub(older.bytes()));
         (!short).then(|| data.charged_to(&self.resources.budget))
+    }
+
+    /// Whether there is memory for merging these changes into a copy.
+    pub fn can_merge(&self, copy: &SlotData, changes: &SlotData) -> bool {
+        !self.has_no_room_for(copy.growth_by(changes))
+    }
+
+    /// Copies from a snapshot, counted in the memory limit. If they take more, each loses counters: first those that have
+    /// used least of their limit.
+    pub fn fit(&self, stored: Vec<StoredSlot>, now: Timestamp) -> Vec<StoredSlot> {
+        let all: usize = stored.iter().map(|stored| stored.data.bytes()).sum();
+        let bytes_max = self.resources.budget.free();
+        let fit = |stored: StoredSlot| {
+            let share = stored.data.bytes() as u128 * bytes_max as u128 / all.max(1) as u128;
+            let (data, lost) =
+                stored.data.cut_to(if all <= bytes_max { usize::MAX } else { share as usize }, now);
+            self.resources.evicted_unexpired.add(lost);
+            Some(StoredSlot { data: self.within_limit(data)?, ..stored })
+        };
+        stored.into_iter().filter_map(fit).collect()
+    }
+
+    /// The same data, counted in the memory limit until it is dropped, whether or not there is memory for it.
+    pub fn counted(&self, data: SlotData) -> SlotData {
+        data.charged_to(&self.resources.budget)
+    }
+
+    fn has_no_room_for(&self, bytes: usize) -> bool {
+        bytes > 0 && self.resources.budget.is_short_of(bytes)
     }
 }
 

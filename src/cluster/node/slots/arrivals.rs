@@ -4,7 +4,7 @@ use crate::{
     cluster::{
         MemberId,
         message::{HandOff, Message, Owner, SlotCopy, Version},
-        node::{context::Context, membership::Departure, ownership::Arrival, slots::Slots},
+        node::{backup::Received, context::Context, membership::Departure, ownership::Arrival, slots::Slots},
     },
     store::Slot,
 };
@@ -74,11 +74,28 @@ impl Slots {
         cx: &mut Context<'_>,
     ) {
         let version = copy.version;
-        if self.backups.receive(from, slot, copy, after, cx) {
-            if !self.ownership.owns(slot) {
-                self.receive_owner(slot, Owner { epoch: version.epoch, member: from }, version, cx);
+        match self.backups.receive(from, slot, copy, after, cx) {
+            Received::Stored => {
+                if !self.ownership.owns(slot) {
+                    self.receive_owner(slot, Owner { epoch: version.epoch, member: from }, version, cx);
+                }
+                cx.out.send(from, Message::BackupAck { slot, version });
             }
-            cx.out.send(from, Message::BackupAck { slot, version });
+            Received::Refused => cx.out.send(from, Message::BackupRefused { slot, version }),
+            Received::BaseMissing => {}
+        }
+    }
+
+    /// The backup owner has no memory for the slot. Former owners do not keep their copies until it has.
+    pub(in crate::cluster::node) fn receive_backup_refused(
+        &mut self,
+        from: MemberId,
+        slot: Slot,
+        version: Version,
+        cx: &mut Context<'_>,
+    ) {
+        if self.backups.is_last_sent(from, slot, version) {
+            self.ownership.acknowledge(slot, cx.out);
         }
     }
 
@@ -175,7 +192,9 @@ impl Slots {
             Some(owner) if cx.members.is_reachable(owner.member, cx.now) => {
                 cx.out.send(owner.member, Message::NewerCopy { slot, copy });
             }
-            _ => self.backups.store_newer(slot, copy, cx.now),
+            _ => {
+                self.backups.store_arrived(slot, copy, cx);
+            }
         }
     }
 

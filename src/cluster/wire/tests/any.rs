@@ -280,6 +280,7 @@ pub(super) fn message() -> BoxedStrategy<Message> {
         backup.prop_map(|(slot, copy, after)| Message::Backup { slot, copy, after }),
         (slot(), version()).prop_map(|(slot, version)| Message::BackupAck { slot, version }),
         slot().prop_map(|slot| Message::BackupBaseMissing { slot }),
+        (slot(), version()).prop_map(|(slot, version)| Message::BackupRefused { slot, version }),
         (slot(), version()).prop_map(|(slot, best)| Message::RecoveryQuery { slot, best }),
         known.prop_map(|(slot, owner, alive, copy)| Message::RecoveryReply { slot, owner, alive, copy }),
         (slot(), owner()).prop_map(|(slot, owner)| Message::Orphan { slot, owner }),

@@ -260,6 +260,7 @@ fn encoding_of_each_other_message_is_stable() {
         (Message::Revoke { key: KEY }, "130f888e98a8c0e080810198aed8a8c1e2848911"),
         (Message::Dead { members }, "0410020203"),
         (Message::Status { program: "0.1.0".to_owned(), clock: NOW }, "101105302e312e30959abbdac2f0d6eb18"),
+        (Message::BackupRefused { slot, version }, "0512ac020506"),
     ] {
         pinned(message, bytes);
     }

@@ -8,7 +8,7 @@ use super::*;
 use crate::{
     algorithm::Decision,
     store::{
-        Check, Checks, DecodeError, NotLocal, OnFull, OnRefusal, PendingUsage,
+        Check, Checks, DecodeError, NotLocal, OnFull, OnRefusal, PendingUsage, StoredSlot,
         memory::tests::{BYTES, NOW, bucket, charge, key, left, second_of, window},
     },
     time::SECOND,
@@ -110,6 +110,93 @@ fn slot_data_beyond_the_budget_is_rejected() {
     let counted = rich.within_limit(data).unwrap();
     assert_eq!(counted.len(), 1_000);
     assert!(rich.stats().backup_bytes > 0);
+}
+
+/// Slot 0 of a store: this many counters with one hit of ten, and one that refuses.
+fn crowded_slot(counters: usize) -> (Memory, Key) {
+    let memory = sharing(0..1);
+    let mut keys = (0..).map(number).filter(|key| memory.slot(*key) == Slot(0));
+    let exhausted = keys.next().unwrap();
+    (0..10).for_each(|_| assert!(charge(&memory, exhausted, &window(10), NOW)));
+    keys.take(counters).for_each(|key| assert!(charge(&memory, key, &window(10), NOW)));
+    (memory, exhausted)
+}
+
+/// A store of this many bytes that owns no slot yet.
+fn small(bytes_max: u64) -> Memory {
+    let memory = Memory::new(bytes_max, OnFull::Deny).with_slots(SLOTS.into()).shared();
+    memory.track_changes();
+    memory
+}
+
+#[test]
+fn arriving_counters_that_do_not_fit_are_evicted() {
+    let ((rich, exhausted), poor) = (crowded_slot(1_000), small(20_000));
+    poor.acquire(Slot(0), sent(&rich.whole(Slot(0)).data, NOW, NOW), NOW);
+    assert!(poor.is_overfull());
+    poor.shed(Slot(0), NOW);
+    assert!(!poor.is_overfull() && poor.stats().evicted_unexpired > 500);
+    assert!(!charge(&poor, exhausted, &window(10), NOW));
+}
+
+#[test]
+fn arriving_counters_that_refuse_are_cut_and_counted() {
+    let (rich, poor) = (sharing(0..1), small(20_000));
+    let keys: Vec<_> = (0..).map(number).filter(|key| rich.slot(*key) == Slot(0)).take(1_000).collect();
+    keys.iter().for_each(|key| assert!(charge(&rich, *key, &window(1), NOW)));
+    poor.acquire(Slot(0), sent(&rich.whole(Slot(0)).data, NOW, NOW), NOW);
+    poor.shed(Slot(0), NOW);
+    assert!(poor.is_overfull(), "no counter may be evicted");
+    poor.cut(Slot(0), NOW);
+    let stats = poor.stats();
+    assert!(!poor.is_overfull() && stats.bytes <= 20_000 && stats.live > 100, "{stats:?}");
+    assert_eq!(stats.refused_full, 1_000 - stats.live as u64);
+}
+
+#[test]
+fn changes_beyond_the_budget_cannot_be_merged() {
+    let ((rich, exhausted), poor) = (crowded_slot(200), small(20_000));
+    let copy = poor.within_limit(sent(&rich.whole(Slot(0)).data, NOW, NOW)).unwrap();
+    assert!(charge(&rich, exhausted, &window(11), NOW));
+    let same_keys = rich.changes(Slot(0)).data;
+    let keys = (1_000_000..).map(number).filter(|key| rich.slot(*key) == Slot(0));
+    keys.take(1_000).for_each(|key| assert!(charge(&rich, key, &window(10), NOW)));
+    let new_keys = rich.changes(Slot(0)).data;
+    assert!(poor.can_merge(&copy, &same_keys));
+    assert!(!poor.can_merge(&copy, &new_keys));
+}
+
+#[test]
+fn snapshot_that_does_not_fit_loses_least_used_counters() {
+    let ((rich, exhausted), poor) = (crowded_slot(1_000), small(20_000));
+    let stored = StoredSlot { slot: Slot(0), epoch: 1, seq: 1, data: rich.whole(Slot(0)).data };
+    let fitting = poor.fit(vec![stored], NOW);
+    assert!(100 < fitting[0].data.len() && fitting[0].data.len() < 600);
+    assert!(poor.stats().bytes <= 20_000);
+    poor.acquire(Slot(0), fitting[0].data.clone(), NOW);
+    assert!(!charge(&poor, exhausted, &window(10), NOW));
+}
+
+#[test]
+fn consumption_that_does_not_fit_loses_least_used_counters() {
+    let ((rich, exhausted), poor) = (crowded_slot(1_000), small(20_000));
+    poor.acquire(Slot(0), SlotData::default(), NOW);
+    assert!(poor.add(Slot(0), rich.whole(Slot(0)).data.difference(&SlotData::default()), NOW));
+    let stats = poor.stats();
+    assert!(stats.bytes <= 20_000 && stats.refused_full > 500, "{stats:?}");
+    assert!(!charge(&poor, exhausted, &window(10), NOW));
+}
+
+#[test]
+fn slot_with_few_counters_gets_memory_of_other_slots() {
+    let memory = small(1 << 20);
+    (0..SLOTS).for_each(|slot| memory.acquire(Slot(slot), SlotData::default(), NOW));
+    let (small, others): (Vec<Key>, Vec<Key>) =
+        (0..60_000).map(number).partition(|key| memory.slot(*key) == Slot(0));
+    others.iter().for_each(|key| assert!(charge(&memory, *key, &window(10), NOW)));
+    assert!(memory.stats().evicted_unexpired > 0);
+    // Each of them refuses from now on, so none of them may be evicted.
+    assert!(small.iter().take(300).all(|key| charge(&memory, *key, &window(1), NOW)));
 }
 
 #[test]
