@@ -91,6 +91,7 @@ impl Peer {
 struct Departed {
     record: MemberRecord,
     at: Timestamp,
+    heard_at: Timestamp,
     departure: Departure,
     dialled_at: Timestamp,
 }
@@ -243,7 +244,9 @@ impl Membership {
         if member == self.local.id || self.is_dead(member) {
             return false;
         }
-        let peer = self.peers.remove(&member).map(|peer| peer.record);
+        let peer = self.peers.remove(&member);
+        let heard_at = peer.as_ref().map_or(now, |peer| peer.heard_at);
+        let peer = peer.map(|peer| peer.record);
         let is_peer = peer.is_some();
         out.stats.members_lost += u64::from(is_peer);
         let known = peer.or_else(|| self.departed.get(&member).map(|departed| departed.record.clone()));
@@ -255,7 +258,7 @@ impl Membership {
         }
         // Another replica may report the death of a member that was never known here.
         let record = known.unwrap_or_else(|| joining_record(member, String::new()));
-        self.departed.insert(member, Departed { record, at: now, departure, dialled_at: now });
+        self.departed.insert(member, Departed { record, at: now, heard_at, departure, dialled_at: now });
         if self.departed.len() > DEPARTED_MAX {
             let oldest = self.departed.iter().min_by_key(|(_, departed)| departed.at).map(|(id, _)| *id);
             oldest.and_then(|oldest| self.departed.remove(&oldest));
@@ -442,7 +445,7 @@ impl Membership {
 
     /// A replica that reaches no more than half of its last healthy view does not trust its counters. Of two equal
     /// halves, the one with the smallest member id continues.
-    fn update_isolation(&mut self, now: Timestamp, out: &mut Output) {
+    pub(super) fn update_isolation(&mut self, now: Timestamp, out: &mut Output) {
         if self.local.state != MemberState::Joining {
             self.healthy.insert(self.local.id);
         }
@@ -458,9 +461,11 @@ impl Membership {
         let isolated = 2 * present < all || (2 * present == all && !first);
         if !isolated {
             self.healthy.extend(heard);
-            // Departed members leave the view while a majority of it is reachable.
-            let departed = &self.departed;
-            self.healthy.retain(|id| !departed.contains_key(id));
+            // Departed members leave the view while a majority of it is reachable. A member that was heard until it ended
+            // the session does not hear this replica and may be one of another majority, so it leaves later.
+            let (departed, forget_after) = (&self.departed, self.settings.forget_after);
+            let is_silent = |departed: &Departed| now.since(departed.heard_at) >= forget_after;
+            self.healthy.retain(|id| !departed.get(id).is_some_and(is_silent));
         }
         if self.isolated != isolated {
             self.isolated = isolated;

@@ -517,6 +517,11 @@ impl Node {
     /// Treats `member` as departed.
     fn depart(&mut self, member: MemberId, departure: Departure, now: Timestamp) {
         if self.members.depart(member, departure, now, &mut self.out) {
+            // A peer that ends the session may be of another majority, and claims the slots here from now on.
+            if departure == Departure::Silent {
+                self.members.update_isolation(now, &mut self.out);
+                self.slots.memory.set_suspended(self.members.is_isolated());
+            }
             let mut router = self.router(now);
             router.slots.member_departed(member, departure, &mut router.cx);
             router.member_departed(member);

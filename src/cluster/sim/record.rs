@@ -122,8 +122,6 @@ pub(super) struct Fault {
 #[derive(Clone, Debug)]
 pub(super) struct NetworkCut {
     pub(super) at: u64,
-    /// Whether the messages of one side still arrive.
-    pub(super) is_one_way: bool,
     /// When it ended, or the end of time.
     pub(super) healed_at: u64,
     /// The keys that owners on the side without a majority decide, and until when these do so.
@@ -326,9 +324,7 @@ impl Record {
         let steps = self.clock_steps.iter().any(|at| (from..=to).contains(at));
         let is_cut = |cut: &NetworkCut| {
             let is_apart = keys.iter().any(|key| cut.unnoticed_until.contains_key(key));
-            // As soon as one side forgets the other, the side that still heard it may claim slots too.
-            let is_unsure = is_apart || cut.is_one_way;
-            is_unsure
+            is_apart
                 && cut.at.saturating_sub(SECOND) <= to
                 && from <= cut.healed_at.saturating_add(UNSURE_FOR)
         };

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use crate::cluster::sim::{
     Step::{
-        self, Cut, Delay, Drain, Freeze, Heal, Hold, Hot, Kill, Mixed, Pass, Resume, Settle, Start, Store,
-        Thaw, Traffic,
+        self, Cut, CutOneWay, Delay, Drain, Freeze, Heal, Hold, Hot, Kill, Mixed, Pass, Resume, Settle,
+        Start, Store, Thaw, Traffic,
     },
     record::Faults,
     scripts::play,
@@ -59,6 +59,13 @@ fn death_behind_a_cut_is_known_after_it() {
         let script = [&cut[..], &leave].concat();
         holds(0..5, &script, Faults::Partition { minority: 1, members: 5 });
     }
+}
+
+#[test]
+fn one_way_cut_leaves_one_majority() {
+    let begin = [Start(4), Settle, Mixed(151), millis(248), Drain(3), millis(110), Drain(0), millis(250)];
+    let cut = [Delay(23), millis(129), Settle, CutOneWay(vec![2]), millis(13_646), Heal, millis(539)];
+    holds(259..260, &[&begin[..], &cut].concat(), Faults::Partition { minority: 1, members: 2 });
 }
 
 #[test]

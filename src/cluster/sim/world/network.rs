@@ -39,7 +39,7 @@ impl World {
         let until = if notices { self.now + NOTICED_WITHIN } else { u64::MAX };
         let is_apart = |key: &usize| self.owner(self.keys[*key].key).is_some_and(|it| smaller.contains(&it));
         let unnoticed_until = (0..self.keys.len()).filter(is_apart).map(|key| (key, until)).collect();
-        self.record.cut = Some(NetworkCut { at: self.now, is_one_way, healed_at: u64::MAX, unnoticed_until });
+        self.record.cut = Some(NetworkCut { at: self.now, healed_at: u64::MAX, unnoticed_until });
     }
 
     fn deliver_departing(&mut self) {
