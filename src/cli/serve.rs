@@ -37,10 +37,11 @@ pub(super) fn command() -> Command {
         "YAML file of settings; environment variables (TOLLGATE_<SECTION>__<NAME>) and flags override it",
     );
     let flags = CATALOG.iter().map(|setting| {
+        let value_type = setting.value_type();
         Arg::new(setting.name)
             .long(setting.flag())
-            .value_name(setting.value_type.value_name())
-            .action(if setting.value_type.is_list() { ArgAction::Append } else { ArgAction::Set })
+            .value_name(value_type.value_name)
+            .action(if value_type.is_list { ArgAction::Append } else { ArgAction::Set })
             .help(format!("{} [default: {}]", setting.help, setting.default))
     });
     let compat = Arg::new(COMPAT)
@@ -133,7 +134,7 @@ async fn serve(settings: Settings, log_control: logs::LogControl) -> Result<(), 
         let variables = settings.without_effect.join(", ");
         warn!(variables, "some variables of envoyproxy/ratelimit have no effect");
     }
-    let flags = flags_to_ask(settings.grpc.tls.as_ref());
+    let flags = flags_to_ask(settings.tls.grpc.as_ref());
     let server = Server::bind(settings, Clock::system())
         .await?
         .with_logs(log_control)

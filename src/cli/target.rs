@@ -72,13 +72,13 @@ pub(super) fn of(matches: &ArgMatches) -> Result<Target, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::settings::CATALOG;
+    use crate::settings::Setting;
 
     #[test]
     fn target_without_flag_is_the_local_default_listener() {
         let matches = clap::Command::new("ask").args(args()).get_matches_from(["ask"]);
         let to: std::net::SocketAddr = of(&matches).unwrap().to.parse().unwrap();
-        let listen = CATALOG.iter().find(|setting| setting.name == "grpc.listen").unwrap();
+        let listen = Setting::named("grpc.listen").unwrap();
         assert!(to.ip().is_loopback());
         assert_eq!(to.port(), listen.default.parse::<std::net::SocketAddr>().unwrap().port());
     }

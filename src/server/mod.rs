@@ -70,7 +70,7 @@ pub(super) struct Budgets {
 }
 
 impl Budgets {
-    fn new(memory: settings::Memory) -> Self {
+    fn new(memory: &settings::Memory) -> Self {
         let bytes = |bytes| usize::try_from(bytes).unwrap_or(usize::MAX);
         Self {
             requests: Arc::new(RequestBytes::new(bytes(memory.requests))),
@@ -152,7 +152,7 @@ impl Server {
             admin::Token::new(path.clone()).read()?;
         }
         let stats = ServerStats::default();
-        let budgets = Budgets::new(settings.memory);
+        let budgets = Budgets::new(&settings.memory);
         let load = |listener, files: &Option<_>, protocols: &Protocols, stats: &Arc<_>| {
             let load = |files: &settings::Tls| {
                 let (files, names) = (files.clone(), protocols.names());
@@ -161,8 +161,8 @@ impl Server {
             files.as_ref().map(load).transpose()
         };
         let (grpc, http) = (Protocols::grpc(&settings.grpc), Protocols::http(&settings.http));
-        let grpc_tls = load("grpc", &settings.grpc.tls, &grpc, &stats.grpc)?;
-        let http_tls = load("http", &settings.http.tls, &http, &stats.http)?;
+        let grpc_tls = load("grpc", &settings.tls.grpc, &grpc, &stats.grpc)?;
+        let http_tls = load("http", &settings.tls.http, &http, &stats.http)?;
         let tcp = ListenAddress::Tcp;
         let grpc_at = listen("grpc", &settings.grpc.listen, settings.grpc.socket_mode).await?;
         let http_at = listen("http", &tcp(settings.http.listen), 0).await?;
@@ -251,7 +251,7 @@ impl Server {
         self.log_bounds();
         let Self { grpc, http, admin, metrics, traces, settings, clock, stats, mut workers, logs } = self;
         let (phase, phases) = watch::channel(Phase::Starting);
-        let (drain, poll_interval) = (settings.drain, settings.tls.poll_interval);
+        let (drain, poll_interval) = (settings.drain.clone(), settings.tls.poll_interval);
         let mut tasks = Tasks::default();
         let components = Components::start(
             settings,

@@ -1,76 +1,41 @@
 //! The settings of the cluster.
 
-use crate::{cluster, settings::CATALOG};
+use std::time::Duration;
 
-/// The path of a setting below [`cluster::Settings`], or the path of the part that is absent because it is not set.
-pub(super) enum Path {
-    Present(String),
-    Absent(&'static str),
-}
+use crate::{
+    cluster::{Files, Settings, Trust, TrustError, link},
+    settings::{catalog::Cluster, draft::Conflicts},
+};
 
-/// Where a setting is read, if it is one of this section.
-pub(super) fn path(setting: &str, is_off: impl Fn(&str) -> bool) -> Option<Path> {
-    let name = setting.strip_prefix("cluster.")?;
-    if is_off("cluster.listen") {
-        return Some(Path::Absent("cluster"));
-    }
-    let part = match name {
-        "listen" | "advertise" | "seed" => "link.",
-        "secret_file" => "link.trust.",
-        "cert" | "key" | "ca" if is_off("cluster.cert") => {
-            return Some(Path::Absent("cluster.link.trust.files"));
+impl Cluster {
+    /// `None` without an address to listen on.
+    pub(super) fn read(self, poll_interval: Duration, conflicts: &mut Conflicts) -> Option<Settings> {
+        let Self { listen, advertise, seed: seeds, secret_file, cert, key, ca, .. } = self;
+        let listen = listen?;
+        let certificates = [("cert", cert.is_some()), ("key", key.is_some()), ("ca", ca.is_some())];
+        match certificates.iter().find(|(_, is_set)| *is_set) {
+            Some(given) => conflicts.require("cluster.", &certificates.map(|needed| (*given, needed))),
+            None if secret_file.is_none() => {
+                conflicts.add(format!("cluster.listen: {}", TrustError::NotConfigured));
+            }
+            None => {}
         }
-        "cert" | "key" | "ca" => "link.trust.files.",
-        _ => "",
-    };
-    Some(Path::Present(format!("cluster.{part}{name}")))
-}
-
-/// The inconsistencies of the section. `value` returns the value of each setting as text.
-pub(super) fn problems<'v>(value: impl Fn(&str) -> &'v str) -> Vec<String> {
-    let section = || CATALOG.iter().filter(|setting| setting.name.starts_with("cluster."));
-    let is_set = |name: &str| {
-        let setting = section().find(|setting| setting.name == name);
-        setting.is_some_and(|setting| setting.default != value(setting.name))
-    };
-    if !is_set("cluster.listen") {
-        let idle = section().filter(|setting| is_set(setting.name)).map(|setting| setting.name);
-        return idle.map(|name| format!("{name} needs cluster.listen, which is not set")).collect();
+        let files = cert.zip(key).zip(ca).map(|((cert, key), ca)| Files { cert, key, ca });
+        let trust = Trust { files, secret_file, poll_interval };
+        Some(Settings {
+            link: link::Settings { listen, advertise, seeds, trust },
+            forward_budget_max: self.forward_budget_max,
+            backup_interval: self.backup_interval,
+            forget_after: self.forget_after,
+            lease_from: self.lease_from,
+        })
     }
-    let certificates = ["cluster.cert", "cluster.key", "cluster.ca"];
-    let (there, lacking): (Vec<&str>, Vec<&str>) = certificates.into_iter().partition(|name| is_set(name));
-    if there.is_empty() && !is_set("cluster.secret_file") {
-        return vec![format!("cluster.listen: {}", cluster::TrustError::NotConfigured)];
-    }
-    let needs = |(given, needed): (&str, &str)| format!("{given} needs {needed}, which is not set");
-    there.first().into_iter().flat_map(|given| lacking.iter().map(|needed| needs((given, needed)))).collect()
 }
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
-    use crate::{
-        cluster::{Files, Trust},
-        settings::{Error, Settings, Sources},
-    };
-
-    fn load(given: &[(&str, &str)]) -> Result<Settings, Error> {
-        let flag = |(name, value): &(&str, &str)| {
-            let setting = CATALOG.iter().find(|setting| setting.name == *name).unwrap();
-            (setting, (*value).to_owned())
-        };
-        let flags = [("rules.path", "rules.yaml")].iter().chain(given).map(flag).collect();
-        Sources { flags, ..Sources::default() }.load()
-    }
-
-    fn load_problems(given: &[(&str, &str)]) -> Vec<String> {
-        match load(given) {
-            Err(Error::Wrong(problems)) => problems,
-            other => panic!("{other:?}"),
-        }
-    }
+    use crate::settings::tests::{flags, load, problems};
 
     const LISTEN: (&str, &str) = ("cluster.listen", "10.0.0.7:8082");
     const SECRET: (&str, &str) = ("cluster.secret_file", "/run/secret");
@@ -84,8 +49,7 @@ mod tests {
     #[test]
     fn listen_address_and_secret_suffice_for_a_cluster() {
         let cluster = load(&[LISTEN, SECRET, ("tls.poll_interval", "7s")]).unwrap().cluster.unwrap();
-        let cluster::Settings { link, forward_budget_max, backup_interval, forget_after, lease_from } =
-            cluster;
+        let Settings { link, forward_budget_max, backup_interval, forget_after, lease_from } = cluster;
         assert_eq!(
             (link.listen.to_string().as_str(), link.advertise, link.seeds),
             ("10.0.0.7:8082", None, vec![])
@@ -120,7 +84,7 @@ mod tests {
     #[test]
     fn settings_without_listen_address_are_refused_one_by_one() {
         assert_eq!(
-            load_problems(&[SECRET, ("cluster.forget_after", "1m")]),
+            problems(&flags(&[SECRET, ("cluster.forget_after", "1m")])),
             [
                 "cluster.secret_file needs cluster.listen, which is not set",
                 "cluster.forget_after needs cluster.listen, which is not set",
@@ -131,9 +95,9 @@ mod tests {
     #[test]
     fn links_need_secret_or_complete_certificates() {
         let wanted = "cluster.listen: links between replicas need cluster.secret_file, or cluster.cert, cluster.key and cluster.ca";
-        assert_eq!(load_problems(&[LISTEN]), [wanted]);
+        assert_eq!(problems(&flags(&[LISTEN])), [wanted]);
         assert_eq!(
-            load_problems(&[LISTEN, SECRET, ("cluster.key", "k.pem")]),
+            problems(&flags(&[LISTEN, SECRET, ("cluster.key", "k.pem")])),
             [
                 "cluster.key needs cluster.cert, which is not set",
                 "cluster.key needs cluster.ca, which is not set",
@@ -159,7 +123,7 @@ mod tests {
         ] {
             let flag = name.replace(['.', '_'], "-");
             assert_eq!(
-                load_problems(&[(name, wrong)]),
+                problems(&flags(&[(name, wrong)])),
                 [format!("--{flag}: `{wrong}` is not allowed; {expected} is")]
             );
         }

@@ -4,13 +4,13 @@ use std::fs;
 
 use crate::{
     files::fuzz::temporary,
-    settings::{CATALOG, Sources},
+    settings::{CATALOG, Setting, Sources},
 };
 
 /// A settings file: it has problems that can be shown, or each setting has an effective value.
 pub fn settings(bytes: &[u8]) {
     let path = temporary("settings.yaml", bytes);
-    let rules = CATALOG.iter().find(|setting| setting.name == "rules.path").expect("rules have a path");
+    let rules = Setting::named("rules.path").expect("rules have a path");
     let flags = vec![(rules, "rules".to_owned())];
     let loaded = Sources { file: Some(path.clone()), flags, ..Sources::default() }.load();
     match loaded {

@@ -7,70 +7,13 @@ use std::{
     time::Duration,
 };
 
-use serde::Deserialize;
-
-use crate::api::recorder::RecordedValues;
+use crate::settings::{catalog::TlsFiles, draft::Conflicts};
 
 /// The prefix of the path of a Unix socket.
 const UNIX: &str = "unix:";
 
-/// The gRPC listener.
-#[derive(Clone, Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Grpc {
-    /// The address.
-    pub listen: ListenAddress,
-    /// The mode of a Unix socket, as in `chmod`.
-    pub socket_mode: u32,
-    /// The certificates; without them the listener speaks plaintext.
-    pub tls: Option<Tls>,
-    /// The maximum number of connections.
-    pub max_connections: usize,
-    /// The maximum number of concurrent calls on one connection.
-    pub max_concurrent_streams: u32,
-    /// The maximum age of a connection, give or take a fifth.
-    pub max_connection_age: Duration,
-    /// The time for calls that are open at that age to finish.
-    pub max_connection_age_grace: Duration,
-    /// The interval between keepalive pings.
-    pub keepalive_interval: Duration,
-    /// The time to wait for the answer to a ping.
-    pub keepalive_timeout: Duration,
-    /// The time for the handshake of a new connection.
-    pub handshake_timeout: Duration,
-}
-
-/// The HTTP listener.
-#[derive(Clone, Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Http {
-    /// The address; port 0 selects a free port.
-    pub listen: SocketAddr,
-    /// The certificates; without them the listener speaks plaintext.
-    pub tls: Option<Tls>,
-    /// The maximum number of connections.
-    pub max_connections: usize,
-    /// The time for the header of a request to arrive.
-    pub header_timeout: Duration,
-}
-
-/// The admin listener.
-#[derive(Clone, Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Admin {
-    /// The address; port 0 selects a free port.
-    pub listen: SocketAddr,
-    /// The file with the bearer token of operators.
-    pub token_file: Option<PathBuf>,
-    /// What a recording of requests may show; `None` allows no recording.
-    pub record: Option<RecordedValues>,
-    /// The maximum number of connections.
-    pub max_connections: usize,
-}
-
 /// The files of a listener's certificates.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tls {
     /// The certificate chain of the listener, in PEM, the leaf first.
     pub cert: PathBuf,
@@ -82,17 +25,19 @@ pub struct Tls {
     pub client_san: Vec<CertificateName>,
 }
 
-/// The reload of certificates.
-#[derive(Clone, Copy, Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct CertificateReload {
+/// The certificates of the listeners; a listener without certificates speaks plaintext.
+#[derive(Clone, Debug)]
+pub struct Certificates {
+    /// Those of the gRPC listener.
+    pub grpc: Option<Tls>,
+    /// Those of the HTTP listener.
+    pub http: Option<Tls>,
     /// The interval between comparisons of the files with the active certificates.
     pub poll_interval: Duration,
 }
 
 /// An address to listen on.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
-#[serde(try_from = "String")]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ListenAddress {
     /// An IP address and a port; port 0 selects a free port.
     Tcp(SocketAddr),
@@ -101,8 +46,7 @@ pub enum ListenAddress {
 }
 
 /// A name in a certificate.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
-#[serde(try_from = "String")]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CertificateName {
     /// A host, in lower case.
     Dns(String),
@@ -110,6 +54,18 @@ pub enum CertificateName {
     Uri(String),
     /// An IP address.
     Ip(IpAddr),
+}
+
+impl TlsFiles {
+    /// `None` without a certificate. The names of the settings begin with `prefix`.
+    pub(super) fn read(self, prefix: &str, conflicts: &mut Conflicts) -> Option<Tls> {
+        let Self { cert, key, client_ca, client_san } = self;
+        let (has_cert, has_key) = (("cert", cert.is_some()), ("key", key.is_some()));
+        let (has_ca, has_san) = (("client_ca", client_ca.is_some()), ("client_san", !client_san.is_empty()));
+        let needs = [(has_cert, has_key), (has_key, has_cert), (has_ca, has_cert), (has_san, has_ca)];
+        conflicts.require(prefix, &needs);
+        Some(Tls { cert: cert?, key: key?, client_ca, client_san })
+    }
 }
 
 impl TryFrom<String> for ListenAddress {

@@ -2,24 +2,20 @@
 
 use std::{
     fs, io,
+    ops::RangeInclusive,
     path::{Path, PathBuf},
 };
 
-use bytesize::ByteSize;
-
 use crate::store;
-
-/// The value for a share of the memory, and for an address that is determined at run time.
-pub(super) const AUTO: &str = "auto";
 
 /// The memory of a gRPC connection: as measured idle with TLS, and the unsent replies that it may always have.
 const GRPC_CONNECTION_BYTES: u64 = 64 * 1024;
 /// The memory of an HTTP connection, as measured idle with TLS.
 const HTTP_CONNECTION_BYTES: u64 = 32 * 1024;
 /// The minimum and the maxima of `auto`.
-const CONNECTIONS_MIN: u64 = 100;
-const GRPC_CONNECTIONS_MAX: u64 = 10_000;
-const HTTP_CONNECTIONS_MAX: u64 = 1_000;
+const CONNECTIONS_MIN: usize = 100;
+const GRPC_CONNECTIONS_MAX: usize = 10_000;
+const HTTP_CONNECTIONS_MAX: usize = 1_000;
 /// The assumed memory of a machine that does not report it, in bytes.
 const UNKNOWN_BYTES: u64 = 1024 * 1024 * 1024;
 /// The root of `/sys` and `/proc`.
@@ -64,25 +60,26 @@ impl MemoryShare {
         }
     }
 
-    /// Parses a number of bytes, or `auto`.
-    pub(super) fn size(self, text: &str) -> Option<u64> {
-        let memory = Memory::of_process();
-        if text == AUTO {
-            return Some(self.bytes_of(memory.usable).max(self.bytes_min()));
-        }
-        let bytes = text.parse::<ByteSize>().ok()?.as_u64();
-        (self.bytes_min()..=memory.total.unwrap_or(u64::MAX)).contains(&bytes).then_some(bytes)
+    /// This share, in bytes.
+    pub(super) fn bytes(self) -> u64 {
+        self.bytes_of(Memory::of_process().usable).max(self.bytes_min())
+    }
+
+    /// The numbers of bytes that may be set.
+    pub(super) fn bounds(self) -> RangeInclusive<u64> {
+        self.bytes_min()..=Memory::of_process().total.unwrap_or(u64::MAX)
     }
 
     /// The number of connections that fit into this share, within the bounds of `auto`.
-    pub(super) fn connections(self) -> u64 {
+    pub(super) fn connections(self) -> usize {
         let (bytes_each, max) = match self {
             Self::HttpConnections => (HTTP_CONNECTION_BYTES, HTTP_CONNECTIONS_MAX),
             Self::GrpcConnections | Self::Counters | Self::Requests | Self::Replies => {
                 (GRPC_CONNECTION_BYTES, GRPC_CONNECTIONS_MAX)
             }
         };
-        (self.bytes_of(Memory::of_process().usable) / bytes_each).clamp(CONNECTIONS_MIN, max)
+        let fitting = self.bytes_of(Memory::of_process().usable) / bytes_each;
+        usize::try_from(fitting).unwrap_or(max).clamp(CONNECTIONS_MIN, max)
     }
 }
 

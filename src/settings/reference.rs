@@ -2,8 +2,6 @@
 
 use std::net::SocketAddr;
 
-use crate::settings::shared_store;
-
 /// The host of listeners without one.
 const ANY_HOST: &str = "0.0.0.0";
 
@@ -234,13 +232,14 @@ impl Reader<'_> {
         let mut give = |setting: &'static str, value: String, from: &str| {
             translation.settings.push(Given { setting, value, variable: from.to_owned() });
         };
-        for (setting, host, port, default) in
-            [("http.listen", "HOST", "PORT", "8080"), ("grpc.listen", "GRPC_HOST", "GRPC_PORT", "8081")]
-        {
+        for (setting, host, port, default, from) in [
+            ("http.listen", "HOST", "PORT", "8080", "HOST, PORT"),
+            ("grpc.listen", "GRPC_HOST", "GRPC_PORT", "8081", "GRPC_HOST, GRPC_PORT"),
+        ] {
             let (host, port) = (self.value(host), self.value(port));
             if host.is_some() || port.is_some() {
                 let address = joined_address(host.unwrap_or(ANY_HOST), port.unwrap_or(default));
-                give(setting, address, setting_variables(setting));
+                give(setting, address, from);
             }
         }
         if let Some(path) = self.value("GRPC_UDS") {
@@ -310,12 +309,7 @@ impl Reader<'_> {
 }
 
 fn no_redis(variable: &str) -> String {
-    format!("{variable} (only {} {} has counters in Redis)", shared_store::KIND, shared_store::REDIS)
-}
-
-/// The variables of a listener, for messages.
-fn setting_variables(setting: &str) -> &'static str {
-    if setting == "http.listen" { "HOST, PORT" } else { "GRPC_HOST, GRPC_PORT" }
+    format!("{variable} (only store.kind redis has counters in Redis)")
 }
 
 fn joined_address(host: &str, port: &str) -> String {
@@ -363,7 +357,7 @@ mod tests {
     use super::*;
     use crate::{
         rules::SourceSettings,
-        settings::{CATALOG, Compat, Error, Settings, Sources},
+        settings::{Compat, Error, Setting, Settings, Sources},
     };
 
     fn load(variables: &[(&str, &str)]) -> Result<Settings, Error> {
@@ -382,7 +376,7 @@ mod tests {
         while let Some(rule) = rules.pop() {
             match rule {
                 Rule::Same(setting) | Rule::Converted(setting, _) | Rule::With(_, setting) => {
-                    assert!(CATALOG.iter().any(|known| known.name == *setting), "{setting}");
+                    assert!(Setting::named(setting).is_some(), "{setting}");
                 }
                 Rule::Redis(rule) => rules.push(rule),
                 Rule::Joined | Rule::Nothing(_) => {}
@@ -516,7 +510,7 @@ mod tests {
     #[test]
     fn variables_are_ignored_unless_the_program_stands_in() {
         let environment = vec![("SHADOW_MODE".to_owned(), "true".to_owned())];
-        let flags = vec![(CATALOG.iter().find(|one| one.name == "rules.path").unwrap(), "r".to_owned())];
+        let flags = vec![(Setting::named("rules.path").unwrap(), "r".to_owned())];
         let settings = Sources { environment, flags, ..Sources::default() }.load().unwrap();
         assert_eq!(shown(&settings, "limiter.shadow_mode"), "false");
     }

@@ -4,11 +4,7 @@
 
 use serde_json::{Map, Value as Json, json};
 
-use crate::settings::{
-    CATALOG, ValueType,
-    memory::AUTO,
-    value_type::{COUNT_MAX, OFF},
-};
+use crate::settings::CATALOG;
 
 /// The JSON Schema (draft 7) of a settings file.
 pub fn json_schema() -> Json {
@@ -27,7 +23,7 @@ fn section(prefix: &str) -> Json {
         let Some(rest) = setting.name.strip_prefix(prefix) else { continue };
         match rest.split_once('.') {
             None => {
-                let described = json!({"description": setting.help, "default": setting.default, "allOf": [value(setting.value_type)]});
+                let described = json!({"description": setting.help, "default": setting.default, "allOf": [setting.value_type().schema]});
                 properties.insert(rest.to_owned(), described);
             }
             Some((inner, _)) if properties.contains_key(inner) => {}
@@ -45,33 +41,4 @@ fn section(prefix: &str) -> Json {
         "patternProperties": {"\\.": true},
         "additionalProperties": false,
     })
-}
-
-/// The values of a type. Each is read as it is written, with or without quotes.
-fn value(value_type: ValueType) -> Json {
-    match value_type {
-        ValueType::OrOff(inner) => json!({"anyOf": [value(*inner), word(OFF)]}),
-        ValueType::CountOrAuto(_) => json!({"anyOf": [number(COUNT_MAX), word(AUTO)]}),
-        ValueType::Number { max, .. } => number(max),
-        ValueType::Bool => json!({"enum": [true, false, "true", "false"]}),
-        ValueType::OneOf(words) => json!({"enum": words}),
-        ValueType::Text(_)
-        | ValueType::List(_)
-        | ValueType::FileMode
-        | ValueType::Time
-        | ValueType::TimeRange { .. }
-        | ValueType::OrAuto(_)
-        | ValueType::Size(_)
-        | ValueType::Bytes { .. } => json!({"type": ["string", "number", "boolean", "null"]}),
-    }
-}
-
-/// A number. Without a minimum: YAML 1.1 reads leading zeros as those of an octal number.
-fn number(max: u64) -> Json {
-    json!({"type": ["integer", "string"], "maximum": max, "pattern": "^\\+?[0-9]+$"})
-}
-
-/// One word. YAML 1.1 reads `off` as a boolean.
-fn word(word: &str) -> Json {
-    if word == OFF { json!({"enum": [word, false]}) } else { json!({"const": word}) }
 }

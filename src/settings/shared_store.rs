@@ -1,74 +1,34 @@
 //! The settings of the shared store.
 
-use std::{path::PathBuf, time::Duration};
-
-use serde::Deserialize;
+use std::time::Duration;
 
 use crate::{
-    settings::{
-        CATALOG,
-        value_type::{OFF, lacking},
-    },
-    shared_store::{Mode, PasswordFiles, Settings, TlsFiles},
+    settings::{catalog::Redis, draft::Conflicts},
+    shared_store::{self, PasswordFiles, Settings, TlsFiles},
 };
 
-/// The first part of the names of the settings.
-const PREFIX: &str = "store.redis.";
-/// The setting that selects the store, and its value for this one.
-pub(super) const KIND: &str = "store.kind";
-pub(super) const REDIS: &str = "redis";
-/// The name under which the settings are read.
-pub(super) const SECTION: &str = "shared_store";
-/// Settings that a shared store has no use for.
-const OF_MEMORY: [&str; 4] = ["cluster.", "store.snapshot", "store.snapshot_every", "store.on_full"];
-
-/// The name under which a setting is read, if it is one of this section.
-pub(super) fn section_name(setting: &str) -> Option<String> {
-    let name = if setting == KIND { Some("kind") } else { setting.strip_prefix(PREFIX) };
-    name.map(|name| format!("{SECTION}.{name}"))
-}
-
-/// The section as written.
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(super) struct Section {
-    kind: String,
-    urls: Vec<String>,
-    mode: ModeName,
-    sentinel_service: String,
-    username: Option<String>,
-    password_file: Option<PathBuf>,
-    sentinel_password_file: Option<PathBuf>,
-    ca: Option<PathBuf>,
-    cert: Option<PathBuf>,
-    key: Option<PathBuf>,
-    connections: usize,
-    timeout: Duration,
-    prefix: String,
-    unready_without_store: bool,
-}
-
-#[derive(Clone, Copy, Debug, Deserialize)]
-#[serde(rename_all = "lowercase")]
-enum ModeName {
+#[derive(Clone, Copy, Debug)]
+pub enum Mode {
     Standalone,
     Sentinel,
     Cluster,
 }
 
-impl Section {
-    /// `None` if the counters are in memory. [`problems`] has already checked that the settings are consistent.
-    pub(super) fn read(self, memory_limit: u64, poll_interval: Duration) -> Option<Settings> {
-        if self.kind != REDIS {
-            return None;
-        }
+impl Redis {
+    pub(super) fn read(
+        self,
+        memory_limit: u64,
+        poll_interval: Duration,
+        conflicts: &mut Conflicts,
+    ) -> Settings {
+        self.check(conflicts);
         let (server, sentinel) = (self.password_file, self.sentinel_password_file);
-        Some(Settings {
+        Settings {
             urls: self.urls,
             mode: match self.mode {
-                ModeName::Standalone => Mode::Standalone,
-                ModeName::Sentinel => Mode::Sentinel { service: self.sentinel_service },
-                ModeName::Cluster => Mode::Cluster,
+                Mode::Standalone => shared_store::Mode::Standalone,
+                Mode::Sentinel => shared_store::Mode::Sentinel { service: self.sentinel_service },
+                Mode::Cluster => shared_store::Mode::Cluster,
             },
             username: self.username,
             tls: TlsFiles { ca: self.ca, client: self.cert.zip(self.key) },
@@ -78,62 +38,35 @@ impl Section {
             timeout: self.timeout,
             prefix: self.prefix,
             memory_limit,
-        })
+        }
     }
-}
 
-/// The inconsistencies of the section. `value` returns the value of each setting as text; `is_given` tells whether a
-/// source other than the defaults has it.
-pub(super) fn problems<'v>(value: impl Fn(&str) -> &'v str, is_given: impl Fn(&str) -> bool) -> Vec<String> {
-    let given = |prefix: &'static str| {
-        let names = CATALOG.iter().map(|setting| setting.name).filter(move |name| name.starts_with(prefix));
-        names.filter(|name| is_given(name) && value(name) != OFF)
-    };
-    if value(KIND) != REDIS {
-        return given(PREFIX).map(|name| format!("{name} needs {KIND} {REDIS}, which is not set")).collect();
+    fn check(&self, conflicts: &mut Conflicts) {
+        if self.urls.is_empty() {
+            conflicts.add("store.kind redis needs store.redis.urls, which is not set");
+        }
+        let [cert, key] = [("cert", self.cert.is_some()), ("key", self.key.is_some())];
+        conflicts.require("store.redis.", &[(cert, key), (key, cert)]);
+        let with_tls = self.urls.iter().filter(|url| url.starts_with("rediss:")).count();
+        if with_tls > 0 && with_tls < self.urls.len() {
+            conflicts.add("store.redis.urls: either all or none are rediss://");
+        }
+        if with_tls < self.urls.len() && (self.ca.is_some() || self.cert.is_some()) {
+            conflicts.add("store.redis.ca and store.redis.cert need rediss:// in store.redis.urls");
+        }
     }
-    let of_memory = OF_MEMORY
-        .into_iter()
-        .flat_map(|name| given(name).filter(move |given| name.ends_with('.') || *given == name));
-    let mut problems: Vec<String> = of_memory
-        .map(|name| format!("{name} does not go with {KIND} {REDIS}: the counters are not in this process"))
-        .collect();
-    let is_off = |name: &str| value(&format!("{PREFIX}{name}")) == OFF;
-    if is_off("urls") {
-        problems.push(format!("{KIND} {REDIS} needs {PREFIX}urls, which is not set"));
-    }
-    problems.extend(lacking(PREFIX, &[("cert", "key"), ("key", "cert")], &value));
-    let schemes: Vec<bool> =
-        value("store.redis.urls").split(',').map(|url| url.trim().starts_with("rediss:")).collect();
-    if schemes.contains(&true) && schemes.contains(&false) {
-        problems.push(format!("{PREFIX}urls: either all or none are rediss://"));
-    }
-    if schemes.contains(&false) && !is_off("urls") && (!is_off("ca") || !is_off("cert")) {
-        problems.push(format!("{PREFIX}ca and {PREFIX}cert need rediss:// in {PREFIX}urls"));
-    }
-    problems
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::settings::{Error, Settings, Sources};
-
-    fn load(given: &[(&str, &str)]) -> Result<Settings, Error> {
-        let environment = given.iter().map(|(name, value)| {
-            let setting = CATALOG.iter().find(|setting| setting.name == *name).unwrap();
-            (setting.variable(), (*value).to_owned())
-        });
-        let rules = [("TOLLGATE_RULES__PATH".to_owned(), "rules.yaml".to_owned())];
-        Sources { environment: environment.chain(rules).collect(), ..Sources::default() }.load()
-    }
-
-    fn problems(given: &[(&str, &str)]) -> Vec<String> {
-        match load(given) {
-            Err(Error::Wrong(problems)) => problems,
-            other => panic!("{other:?}"),
-        }
-    }
+    use crate::{
+        settings::{
+            Sources,
+            tests::{flags, load, problems},
+        },
+        shared_store::Mode,
+    };
 
     const REDIS_KIND: (&str, &str) = ("store.kind", "redis");
     const URL: (&str, &str) = ("store.redis.urls", "redis://redis:6379");
@@ -142,8 +75,8 @@ mod tests {
     fn kind_and_urls_suffice_for_a_shared_store() {
         assert!(load(&[]).unwrap().shared_store.is_none());
         let store = load(&[REDIS_KIND, URL]).unwrap().shared_store.unwrap();
-        let of_library = crate::shared_store::Settings::new(["redis://redis:6379"]);
-        assert_eq!(store, crate::shared_store::Settings { memory_limit: store.memory_limit, ..of_library });
+        let of_library = Settings::new(["redis://redis:6379"]);
+        assert_eq!(store, Settings { memory_limit: store.memory_limit, ..of_library });
     }
 
     #[test]
@@ -172,23 +105,26 @@ mod tests {
             ("cluster.seed", "a:1"),
             ("cluster.listen", "off"),
         ];
-        let named = ["cluster.seed", "store.snapshot", "store.on_full"];
+        let named = ["store.on_full", "store.snapshot", "cluster.seed"];
         let expected = named.map(|name| {
             format!("{name} does not go with store.kind redis: the counters are not in this process")
         });
-        assert_eq!(problems(&given), expected);
+        assert_eq!(problems(&flags(&given)), expected);
     }
 
     #[test]
     fn settings_of_redis_need_its_kind_and_each_other() {
-        assert_eq!(problems(&[URL]), ["store.redis.urls needs store.kind redis, which is not set"]);
-        assert_eq!(problems(&[REDIS_KIND]), ["store.kind redis needs store.redis.urls, which is not set"]);
+        assert_eq!(problems(&flags(&[URL])), ["store.redis.urls needs store.kind redis, which is not set"]);
         assert_eq!(
-            problems(&[REDIS_KIND, ("store.redis.urls", "rediss://a:1"), ("store.redis.cert", "c")]),
+            problems(&flags(&[REDIS_KIND])),
+            ["store.kind redis needs store.redis.urls, which is not set"]
+        );
+        assert_eq!(
+            problems(&flags(&[REDIS_KIND, ("store.redis.urls", "rediss://a:1"), ("store.redis.cert", "c")])),
             ["store.redis.cert needs store.redis.key, which is not set"]
         );
         assert_eq!(
-            problems(&[REDIS_KIND, ("store.redis.urls", "rediss://a:1,redis://b:1")])[0],
+            problems(&flags(&[REDIS_KIND, ("store.redis.urls", "rediss://a:1,redis://b:1")]))[0],
             "store.redis.urls: either all or none are rediss://"
         );
     }

@@ -1,203 +1,80 @@
-//! Settings and the types of their values.
+//! Settings, and how a text becomes the value of one and is described in help, messages and the JSON Schema.
 
 use std::{
     net::{IpAddr, SocketAddr},
     ops::RangeInclusive,
+    path::PathBuf,
     time::Duration,
 };
 
 use bytesize::ByteSize;
-use config::{Map, Value, ValueKind};
 use jiff::SignedDuration;
+use serde_json::{Value as Json, json};
 
 use crate::{
-    api::forward_auth,
     cluster::link,
-    rules::xds,
     settings::{
-        listeners::{CertificateName, ListenAddress},
-        memory::{AUTO, MemoryShare},
+        catalog::{CATALOG, Draft},
+        listeners::CertificateName,
+        memory::MemoryShare,
     },
     shared_store,
-    telemetry::logs::{self, Denials},
 };
 
 /// The maximum of a count.
 pub(super) const COUNT_MAX: u64 = 1_000_000;
 /// The value that disables a setting.
 pub(super) const OFF: &str = "off";
+/// The value for a share of the memory, and for an address that is determined at run time.
+const AUTO: &str = "auto";
 
 /// A setting.
 #[derive(Clone, Copy, Debug)]
 pub struct Setting {
     /// The section and name, as in a settings file: `drain.delay`.
     pub name: &'static str,
-    /// The type of the value.
-    pub value_type: ValueType,
     /// The default value.
     pub default: &'static str,
     /// The help text.
     pub help: &'static str,
+    /// The flag; empty if the name is the flag.
+    pub(super) own_flag: &'static [&'static str],
+    /// The part of the program that uses the setting.
+    pub(super) part: Part,
+    pub(super) value_type: fn() -> ValueType,
+    /// Parses the text into the draft. `None` if it is not accepted; then the draft stays.
+    pub(super) set: fn(&mut Draft, &str) -> Option<()>,
 }
 
-/// The type of a setting's value.
+/// A part of the program that uses a setting, and that other settings may exclude.
 #[derive(Clone, Copy, Debug)]
-pub enum ValueType {
-    /// A text.
-    Text(Syntax),
-    /// A comma list of texts.
-    List(Syntax),
-    /// The mode of a file, in octal.
-    FileMode,
-    /// A duration.
-    Time,
-    /// A duration within bounds.
-    TimeRange {
-        /// The minimum.
-        min: Duration,
-        /// The maximum.
-        max: Duration,
-    },
-    /// `true` or `false`.
-    Bool,
-    /// A value of the inner type, or `off`.
-    OrOff(&'static ValueType),
-    /// A value of the inner type, or `auto` for one that is determined later.
-    OrAuto(&'static ValueType),
-    /// A number of bytes, or `auto` for a share of the memory available to the process.
-    Size(MemoryShare),
-    /// A count, or `auto` for as many as fit into the share of the memory.
-    CountOrAuto(MemoryShare),
-    /// An integer within bounds.
-    Number {
-        /// The placeholder in help texts.
-        value_name: &'static str,
-        /// What the number is, for messages.
-        what: &'static str,
-        /// The minimum.
-        min: u64,
-        /// The maximum.
-        max: u64,
-    },
-    /// A number of bytes within bounds.
-    Bytes {
-        /// The minimum.
-        min: u64,
-        /// The maximum.
-        max: u64,
-    },
-    /// One of these words.
-    OneOf(&'static [&'static str]),
-}
-
-/// How a text is written. The type of the setting reads it.
-#[derive(Clone, Copy, Debug)]
-pub struct Syntax {
-    /// The placeholder in help texts.
-    value_name: &'static str,
-    /// The accepted texts, for messages.
-    expected: &'static str,
-    is_allowed: fn(&str) -> bool,
-}
-
-/// An IP address and a port.
-pub(super) const SOCKET_ADDRESS: ValueType =
-    text("ADDRESS:PORT", "an IP address and a port, as in 127.0.0.1:8081 or [::1]:8081", |text| {
-        text.parse::<SocketAddr>().is_ok()
-    });
-/// An IP address and a port, or a Unix socket.
-pub(super) const LISTEN_ADDRESS: ValueType = text(
-    "ADDRESS:PORT",
-    "an IP address and a port, as in 127.0.0.1:8081 or [::1]:8081, or a socket, as in unix:/run/tollgate.sock",
-    |text| ListenAddress::try_from(text.to_owned()).is_ok(),
-);
-/// A comma list of `HOST:PORT`.
-pub(super) const HOST_PORTS: ValueType =
-    list("HOST:PORT[,HOST:PORT]...", "HOST:PORT, several separated by commas", link::is_host_port);
-/// `HOST:PORT` or an IP address.
-pub(super) const ADVERTISED_ADDRESS: ValueType =
-    text("HOST[:PORT]", "HOST:PORT, an IP address", can_be_advertised);
-/// A comma list of names in certificates.
-pub(super) const CERTIFICATE_NAMES: ValueType =
-    list("NAME[,NAME]...", "a comma list of host names, URIs and IP addresses", |name| {
-        CertificateName::try_from(name.to_owned()).is_ok()
-    });
-/// A file or directory.
-pub(super) const PATH: ValueType = text("PATH", "a path", |text| !text.is_empty());
-/// A comma list of addresses of Redis servers.
-pub(super) const REDIS_URLS: ValueType = list(
-    "URL[,URL]...",
-    "redis://HOST:PORT or rediss://HOST:PORT without a password, several separated by commas",
-    shared_store::is_url,
-);
-/// The first part of keys in Redis.
-pub(super) const REDIS_PREFIX: ValueType = text(
-    "TEXT",
-    "1 to 64 visible characters without braces, brackets, `*`, `?` and `\\`",
-    shared_store::is_prefix,
-);
-/// The descriptors of a request as headers give them.
-pub(super) const DESCRIPTOR_TEMPLATE: ValueType = text(
-    "TEMPLATE",
-    "key={header} or key=text, entries separated by commas, descriptors by semicolons",
-    |text| forward_auth::Template::try_from(text.to_owned()).is_ok(),
-);
-/// The address of a control plane.
-pub(super) const XDS_URL: ValueType = text("URL", "http://HOST:PORT or https://HOST:PORT", xds::is_url);
-/// A comma list of `NAME=VALUE`.
-pub(super) const PAIRS: ValueType =
-    list("NAME=VALUE[,NAME=VALUE]...", "NAME=VALUE, several separated by commas", |pair| {
-        pair.split_once('=').is_some_and(|(name, _)| !name.is_empty())
-    });
-/// A text without spaces.
-pub(super) const WORD: ValueType =
-    text("NAME", "a text without spaces", |text| !text.is_empty() && !text.contains(char::is_whitespace));
-/// The name of an HTTP header.
-pub(super) const HEADER_NAME: ValueType =
-    text("NAME", "the name of an HTTP header", |text| axum::http::HeaderName::try_from(text).is_ok());
-/// A log level.
-pub(super) const LOG_FILTER: ValueType =
-    text("LEVEL", "error, warn, info, debug, trace or off, also per module", |text| {
-        logs::filter(text).is_ok()
-    });
-/// The rate at which denials are logged.
-pub(super) const DENIAL_RATE: ValueType =
-    text("RATE", Denials::EXPECTED, |text| Denials::try_from(text.to_owned()).is_ok());
-/// A number from 1.
-pub(super) const COUNT: ValueType = count(COUNT_MAX);
-
-const fn text(value_name: &'static str, expected: &'static str, is_allowed: fn(&str) -> bool) -> ValueType {
-    ValueType::Text(Syntax { value_name, expected, is_allowed })
-}
-
-/// `expected` describes the list, `is_allowed` one item.
-const fn list(value_name: &'static str, expected: &'static str, is_allowed: fn(&str) -> bool) -> ValueType {
-    ValueType::List(Syntax { value_name, expected, is_allowed })
-}
-
-/// A number from 1 to `max`.
-pub(super) const fn count(max: u64) -> ValueType {
-    ValueType::Number { value_name: "N", what: "a number", min: 1, max }
-}
-
-/// A number from 0 to `max`.
-pub(super) const fn number(max: u64) -> ValueType {
-    ValueType::Number { value_name: "NUMBER", what: "a number", min: 0, max }
-}
-
-/// A status of HTTP, at least `min`.
-pub(super) const fn status(min: u64) -> ValueType {
-    ValueType::Number { value_name: "STATUS", what: "a status", min, max: 599 }
+pub(super) enum Part {
+    /// A part that is always there.
+    Always,
+    /// The client of a control plane.
+    Xds,
+    /// Counters in Redis.
+    Redis,
+    /// Counters in memory.
+    Memory,
+    /// The cluster.
+    Cluster,
 }
 
 impl Setting {
+    /// The setting of this name.
+    pub fn named(name: &str) -> Option<&'static Self> {
+        CATALOG.iter().find(|setting| setting.name == name)
+    }
+
+    /// The description of the accepted values.
+    pub fn value_type(&self) -> ValueType {
+        (self.value_type)()
+    }
+
     /// The command-line flag, without the dashes.
     pub fn flag(&self) -> String {
-        match self.name {
-            "rules.path" => "rules".to_owned(),
-            "store.snapshot" => "snapshot".to_owned(),
-            name => name.replace(['.', '_'], "-"),
-        }
+        self.own_flag.first().map_or_else(|| self.name.replace(['.', '_'], "-"), ToString::to_string)
     }
 
     /// Whether the value is a secret, which is never shown. The name of such a setting must end accordingly; the path
@@ -212,126 +89,250 @@ impl Setting {
     }
 }
 
-impl ValueType {
-    /// The placeholder of the value in help texts.
-    pub fn value_name(self) -> &'static str {
-        match self {
-            Self::Text(Syntax { value_name, .. })
-            | Self::List(Syntax { value_name, .. })
-            | Self::Number { value_name, .. } => value_name,
-            Self::FileMode => "MODE",
-            Self::Time | Self::TimeRange { .. } => "TIME",
-            Self::Bool => "BOOL",
-            Self::OrOff(value_type) | Self::OrAuto(value_type) => value_type.value_name(),
-            Self::Size(_) | Self::Bytes { .. } => "SIZE",
-            Self::CountOrAuto(_) => "N",
-            Self::OneOf(_) => "WORD",
-        }
-    }
-
+/// The description of the values that a setting accepts.
+#[derive(Clone, Debug)]
+pub struct ValueType {
+    /// The placeholder in help texts.
+    pub value_name: &'static str,
     /// Whether the value is a list, so that its flag may be repeated.
-    pub fn is_list(self) -> bool {
-        match self {
-            Self::List(_) => true,
-            Self::OrOff(value_type) | Self::OrAuto(value_type) => value_type.is_list(),
-            Self::Text(_)
-            | Self::FileMode
-            | Self::Time
-            | Self::TimeRange { .. }
-            | Self::Bool
-            | Self::Size(_)
-            | Self::CountOrAuto(_)
-            | Self::Number { .. }
-            | Self::Bytes { .. }
-            | Self::OneOf(_) => false,
-        }
-    }
-
+    pub is_list: bool,
     /// The accepted values, for messages.
-    pub fn expected(self) -> String {
-        match self {
-            Self::Text(syntax) | Self::List(syntax) => syntax.expected.to_owned(),
-            Self::FileMode => "a file mode, as in 0660".to_owned(),
-            Self::Time => "a duration, as in 250ms, 5s or 1m 30s".to_owned(),
-            Self::TimeRange { min, max } => format!("a duration from {min:?} to {max:?}"),
-            Self::Bool => "true or false".to_owned(),
-            Self::OrOff(value_type) => format!("{}, or off", value_type.expected()),
-            Self::OrAuto(value_type) => format!("{}, or auto", value_type.expected()),
-            Self::Size(share) => format!(
-                "a size of at least {} and at most this machine's memory, as in 512MiB or 2GiB, or auto",
-                ByteSize(share.bytes_min())
-            ),
-            Self::CountOrAuto(_) => format!("{}, or auto", COUNT.expected()),
-            Self::Number { what, min, max, .. } => format!("{what} from {min} to {max}"),
-            Self::Bytes { min, max } => format!("a size from {} to {}", ByteSize(min), ByteSize(max)),
-            Self::OneOf(words) => format!("one of {}", words.join(", ")),
+    pub(super) expected: String,
+    /// The accepted values, as a JSON Schema. It never refuses a value that is allowed.
+    pub(super) schema: Json,
+}
+
+/// Makes a value of a text, which is its only reader.
+pub(super) struct Parser<T> {
+    value_type: ValueType,
+    parse: Box<dyn Fn(&str) -> Option<T>>,
+}
+
+impl<T: 'static> Parser<T> {
+    pub(super) fn value_type(self) -> ValueType {
+        self.value_type
+    }
+
+    /// Parses a value; `None` if it is not accepted.
+    pub(super) fn parse(&self, text: &str) -> Option<T> {
+        (self.parse)(text)
+    }
+
+    fn with_schema(mut self, schema: Json) -> Self {
+        self.value_type.schema = schema;
+        self
+    }
+
+    /// Accepts `word` too, which stands for `value`.
+    fn or(self, word: &'static str, value: impl Fn() -> T + 'static) -> Self {
+        let Self { mut value_type, parse } = self;
+        value_type.expected = format!("{}, or {word}", value_type.expected);
+        // YAML 1.1 reads `off` as a boolean.
+        let alone = if word == OFF { json!({"enum": [word, false]}) } else { json!({"const": word}) };
+        value_type.schema = json!({"anyOf": [value_type.schema, alone]});
+        Self {
+            value_type,
+            parse: Box::new(move |text| if text == word { Some(value()) } else { parse(text) }),
         }
     }
 
-    /// Parses a value; `None` if it is not accepted. Addresses and names stay text, which their types read.
-    pub(super) fn parse(self, text: &str) -> Option<Value> {
-        match self {
-            Self::Text(syntax) => (syntax.is_allowed)(text).then(|| text.into()),
-            Self::List(syntax) => {
-                let items: Vec<_> = text.split(',').map(str::trim).collect();
-                items.iter().all(|item| (syntax.is_allowed)(item)).then(|| items.into())
-            }
-            Self::FileMode => mode(text).map(Value::from),
-            Self::Time => duration(text, Duration::ZERO..=Duration::MAX),
-            Self::TimeRange { min, max } => duration(text, min..=max),
-            Self::Bool => text.parse::<bool>().ok().map(Value::from),
-            Self::OrOff(list) if text == OFF && list.is_list() => Some(Vec::<String>::new().into()),
-            Self::OrOff(_) if text == OFF => Some(ValueKind::Nil.into()),
-            Self::OrAuto(_) if text == AUTO => Some(ValueKind::Nil.into()),
-            Self::OrOff(value_type) | Self::OrAuto(value_type) => value_type.parse(text),
-            Self::Size(share) => share.size(text).map(Value::from),
-            Self::CountOrAuto(share) if text == AUTO => Some(share.connections().into()),
-            Self::CountOrAuto(_) => COUNT.parse(text),
-            Self::Number { min, max, .. } => within(text.parse().ok(), min..=max),
-            Self::Bytes { min, max } => {
-                within(text.parse::<ByteSize>().ok().map(|size| size.as_u64()), min..=max)
-            }
-            Self::OneOf(words) => words.contains(&text).then(|| text.into()),
-        }
+    fn optional(self) -> Parser<Option<T>> {
+        let Self { value_type, parse } = self;
+        Parser { value_type, parse: Box::new(move |text| parse(text).map(Some)) }
     }
 }
 
-/// The settings that need another one, which is off: of these pairs, with names that begin with `section`.
-pub(super) fn lacking<'v>(
-    section: &str,
-    needs: &[(&str, &str)],
-    value: impl Fn(&str) -> &'v str,
-) -> impl Iterator<Item = String> {
-    needs.iter().filter_map(move |(given, needed)| {
-        let (given, needed) = (format!("{section}{given}"), format!("{section}{needed}"));
-        let is_lacking = value(&given) != OFF && value(&needed) == OFF;
-        is_lacking.then(|| format!("{given} needs {needed}, which is not set"))
+/// Values that `parse` accepts, which `expected` describes.
+fn parser<T>(
+    value_name: &'static str,
+    expected: impl Into<String>,
+    parse: impl Fn(&str) -> Option<T> + 'static,
+) -> Parser<T> {
+    let schema = json!({"type": ["string", "number", "boolean", "null"]});
+    let value_type = ValueType { value_name, is_list: false, expected: expected.into(), schema };
+    Parser { value_type, parse: Box::new(parse) }
+}
+
+/// Texts that are kept as they are.
+pub(super) fn text(
+    value_name: &'static str,
+    expected: &'static str,
+    is_allowed: impl Fn(&str) -> bool + 'static,
+) -> Parser<String> {
+    parser(value_name, expected, move |text| is_allowed(text).then(|| text.to_owned()))
+}
+
+/// Texts that the type itself reads.
+pub(super) fn read<T: TryFrom<String>>(value_name: &'static str, expected: &'static str) -> Parser<T> {
+    parser(value_name, expected, |text| text.to_owned().try_into().ok())
+}
+
+/// A comma list, or `off` for an empty one. `expected` describes the list, `parse` reads one item.
+fn list<T: 'static>(
+    value_name: &'static str,
+    expected: &'static str,
+    parse: impl Fn(&str) -> Option<T> + 'static,
+) -> Parser<Vec<T>> {
+    let mut list =
+        parser(value_name, expected, move |text| text.split(',').map(|item| parse(item.trim())).collect());
+    list.value_type.is_list = true;
+    list.or(OFF, Vec::new)
+}
+
+/// A value of the inner type, or `off`.
+pub(super) fn or_off<T: 'static>(inner: Parser<T>) -> Parser<Option<T>> {
+    inner.optional().or(OFF, || None)
+}
+
+/// A value of the inner type, or `auto` for one that is determined later.
+pub(super) fn or_auto<T: 'static>(inner: Parser<T>) -> Parser<Option<T>> {
+    inner.optional().or(AUTO, || None)
+}
+
+/// An IP address and a port.
+pub(super) fn socket_address() -> Parser<SocketAddr> {
+    parser("ADDRESS:PORT", "an IP address and a port, as in 127.0.0.1:8081 or [::1]:8081", |text| {
+        text.parse().ok()
     })
 }
 
-fn within(number: Option<u64>, range: RangeInclusive<u64>) -> Option<Value> {
-    number.filter(|number| range.contains(number)).map(Value::from)
+/// A comma list of `HOST:PORT`.
+pub(super) fn host_ports() -> Parser<Vec<String>> {
+    list("HOST:PORT[,HOST:PORT]...", "HOST:PORT, several separated by commas", |text| {
+        link::is_host_port(text).then(|| text.to_owned())
+    })
 }
 
-/// Parses a file mode, as in `chmod`.
-fn mode(text: &str) -> Option<u32> {
-    u32::from_str_radix(text, 8).ok().filter(|mode| *mode <= 0o777)
+/// `HOST:PORT` or an IP address.
+pub(super) fn advertised_address() -> Parser<String> {
+    text("HOST[:PORT]", "HOST:PORT, an IP address", |text| {
+        match text.trim_start_matches('[').trim_end_matches(']').parse::<IpAddr>() {
+            // A replica that connects to a wildcard address reaches itself.
+            Ok(address) => !address.is_unspecified(),
+            Err(_) => link::is_host_port(text),
+        }
+    })
 }
 
-/// Parses a duration into the fields of [`Duration`] as serde reads it.
-fn duration(text: &str, range: RangeInclusive<Duration>) -> Option<Value> {
-    let time: Duration = text.parse::<SignedDuration>().ok()?.try_into().ok()?;
-    let fields = [("secs", time.as_secs()), ("nanos", time.subsec_nanos().into())];
-    range.contains(&time).then(|| Map::from(fields.map(|(name, number)| (name.to_owned(), number))).into())
+/// A comma list of names in certificates.
+pub(super) fn certificate_names() -> Parser<Vec<CertificateName>> {
+    list("NAME[,NAME]...", "a comma list of host names, URIs and IP addresses", |name| {
+        name.to_owned().try_into().ok()
+    })
 }
 
-/// Whether a value may be advertised to other replicas.
-fn can_be_advertised(text: &str) -> bool {
-    match text.trim_start_matches('[').trim_end_matches(']').parse::<IpAddr>() {
-        // A replica that connects to a wildcard address reaches itself.
-        Ok(address) => !address.is_unspecified(),
-        Err(_) => link::is_host_port(text),
-    }
+/// A file or directory.
+pub(super) fn path() -> Parser<PathBuf> {
+    parser("PATH", "a path", |text| (!text.is_empty()).then(|| text.into()))
+}
+
+/// A comma list of addresses of Redis servers.
+pub(super) fn redis_urls() -> Parser<Vec<String>> {
+    let expected = "redis://HOST:PORT or rediss://HOST:PORT without a password, several separated by commas";
+    list("URL[,URL]...", expected, |url| shared_store::is_url(url).then(|| url.to_owned()))
+}
+
+/// A comma list of `NAME=VALUE`.
+pub(super) fn pairs() -> Parser<Vec<(String, String)>> {
+    list("NAME=VALUE[,NAME=VALUE]...", "NAME=VALUE, several separated by commas", |pair| {
+        let (name, value) = pair.split_once('=')?;
+        (!name.is_empty()).then(|| (name.to_owned(), value.to_owned()))
+    })
+}
+
+/// A text without spaces.
+pub(super) fn word() -> Parser<String> {
+    text("NAME", "a text without spaces", |text| !text.is_empty() && !text.contains(char::is_whitespace))
+}
+
+/// The mode of a file, in octal.
+pub(super) fn file_mode() -> Parser<u32> {
+    parser("MODE", "a file mode, as in 0660", |text| {
+        u32::from_str_radix(text, 8).ok().filter(|mode| *mode <= 0o777)
+    })
+}
+
+/// A duration.
+pub(super) fn time() -> Parser<Duration> {
+    parser("TIME", "a duration, as in 250ms, 5s or 1m 30s", duration)
+}
+
+/// A duration within bounds.
+pub(super) fn time_between(min: Duration, max: Duration) -> Parser<Duration> {
+    let within = move |text: &str| duration(text).filter(|time| (min..=max).contains(time));
+    parser("TIME", format!("a duration from {min:?} to {max:?}"), within)
+}
+
+/// `true` or `false`.
+pub(super) fn boolean() -> Parser<bool> {
+    parser("BOOL", "true or false", |text| text.parse().ok())
+        .with_schema(json!({"enum": [true, false, "true", "false"]}))
+}
+
+/// One of these words, each with its value.
+pub(super) fn one_of<T: Copy>(words: &'static [(&'static str, T)]) -> Parser<T> {
+    let names: Vec<_> = words.iter().map(|(word, _)| *word).collect();
+    let value = |text: &str| words.iter().find(|(word, _)| *word == text).map(|(_, value)| *value);
+    parser("WORD", format!("one of {}", names.join(", ")), value).with_schema(json!({"enum": names}))
+}
+
+/// A number of bytes within bounds.
+pub(super) fn bytes(bounds: RangeInclusive<u64>) -> Parser<u64> {
+    let expected = format!("a size from {} to {}", ByteSize(*bounds.start()), ByteSize(*bounds.end()));
+    parser("SIZE", expected, move |text| byte_size(text, &bounds))
+}
+
+/// A number of bytes, or `auto` for a share of the memory available to the process.
+pub(super) fn size(share: MemoryShare) -> Parser<u64> {
+    let expected = format!(
+        "a size of at least {} and at most this machine's memory, as in 512MiB or 2GiB, or auto",
+        ByteSize(share.bytes_min())
+    );
+    parser("SIZE", expected, move |text| match text {
+        AUTO => Some(share.bytes()),
+        _ => byte_size(text, &share.bounds()),
+    })
+}
+
+/// A count, or `auto` for as many connections as fit into the share of the memory.
+pub(super) fn connections(share: MemoryShare) -> Parser<usize> {
+    count(COUNT_MAX).or(AUTO, move || share.connections())
+}
+
+/// A number from 1 to `max`.
+pub(super) fn count<T: TryFrom<u64> + 'static>(max: u64) -> Parser<T> {
+    integer("N", "a number", 1..=max)
+}
+
+/// A number from 0 to `max`.
+pub(super) fn number<T: TryFrom<u64> + 'static>(max: u64) -> Parser<T> {
+    integer("NUMBER", "a number", 0..=max)
+}
+
+/// A status of HTTP, at least `min`.
+pub(super) fn status(min: u64) -> Parser<u16> {
+    integer("STATUS", "a status", min..=599)
+}
+
+fn integer<T: TryFrom<u64> + 'static>(
+    value_name: &'static str,
+    what: &str,
+    bounds: RangeInclusive<u64>,
+) -> Parser<T> {
+    let (min, max) = (*bounds.start(), *bounds.end());
+    let within =
+        move |text: &str| text.parse().ok().filter(|number| bounds.contains(number))?.try_into().ok();
+    // Without a minimum: YAML 1.1 reads leading zeros as those of an octal number.
+    let schema = json!({"type": ["integer", "string"], "maximum": max, "pattern": "^\\+?[0-9]+$"});
+    parser(value_name, format!("{what} from {min} to {max}"), within).with_schema(schema)
+}
+
+fn duration(text: &str) -> Option<Duration> {
+    text.parse::<SignedDuration>().ok()?.try_into().ok()
+}
+
+fn byte_size(text: &str, bounds: &RangeInclusive<u64>) -> Option<u64> {
+    text.parse::<ByteSize>().ok().map(|size| size.as_u64()).filter(|bytes| bounds.contains(bytes))
 }
 
 #[cfg(test)]
@@ -340,9 +341,9 @@ mod tests {
 
     #[test]
     fn socket_mode_is_octal_and_at_most_777() {
-        assert_eq!(mode("0660"), Some(0o660));
+        assert_eq!(file_mode().parse("0660"), Some(0o660));
         for text in ["", "8", "1000", "-1", "rw"] {
-            assert_eq!(mode(text), None, "{text}");
+            assert_eq!(file_mode().parse(text), None, "{text}");
         }
     }
 }

@@ -7,7 +7,6 @@ use std::{
     sync::{Arc, Mutex, PoisonError, atomic::AtomicU64, atomic::Ordering::Relaxed},
 };
 
-use serde::Deserialize;
 use tracing::{Event, Level, Metadata, Subscriber, callsite::Identifier};
 use tracing_subscriber::{
     fmt::{FmtContext, FormatEvent, FormatFields, format::Writer},
@@ -24,8 +23,7 @@ pub const UNLIMITED: &str = "unlimited";
 const PER_SECOND_MAX: NonZeroU16 = NonZeroU16::new(10).expect("10 is not 0");
 
 /// The format of an event.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "lowercase")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Format {
     /// Readable text.
     Text,

@@ -10,7 +10,6 @@ use std::{
     time::Duration,
 };
 
-use serde::Deserialize;
 use tracing::{Subscriber, level_filters::LevelFilter};
 use tracing_subscriber::{
     Layer, Registry,
@@ -29,8 +28,7 @@ pub use crate::telemetry::call_site_limit::{Format, UNLIMITED};
 const OWN: &str = env!("CARGO_CRATE_NAME");
 
 /// The settings of logs.
-#[derive(Clone, Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[derive(Clone, Debug)]
 pub struct Settings {
     /// The minimum level, also per module.
     pub level: String,
@@ -41,8 +39,7 @@ pub struct Settings {
 }
 
 /// The rate at which denials are logged.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
-#[serde(try_from = "String")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Denials {
     /// No denials.
     Off,

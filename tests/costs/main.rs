@@ -14,7 +14,7 @@ use tollgate::{
         service::ratelimit::v3::{RateLimitRequest, RateLimitResponse, rate_limit_response::Code},
     },
     server::{Addresses, Server},
-    settings::{CATALOG, Settings, Sources},
+    settings::{Setting, Settings, Sources},
     time::Clock,
 };
 
@@ -50,7 +50,7 @@ fn settings(rules: &str) -> Settings {
         ("drain.delay", "0s"),
     ];
     let flags = overrides.map(|(name, value)| {
-        let setting = CATALOG.iter().find(|setting| setting.name == name).unwrap();
+        let setting = Setting::named(name).unwrap();
         (setting, value.to_owned())
     });
     Sources { flags: flags.into(), ..Sources::default() }.load().unwrap()

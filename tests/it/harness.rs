@@ -19,7 +19,7 @@ use tollgate::{
         },
     },
     server::{Addresses, Error, Server, ServerStats, WorkerPool},
-    settings::{CATALOG, Settings, Sources},
+    settings::{Setting, Settings, Sources},
     time::{Clock, Timestamp},
 };
 use tonic::{Status, transport::Channel};
@@ -55,7 +55,7 @@ pub fn settings(rules: &TempDir, overrides: &[(&str, &str)]) -> Settings {
     let store = shared_store();
     let store = store.iter().map(|(name, value)| (*name, value.as_str()));
     let flags = defaults.into_iter().chain(store).chain(overrides.iter().copied()).map(|(name, value)| {
-        let setting = CATALOG.iter().find(|setting| setting.name == name).unwrap();
+        let setting = Setting::named(name).unwrap();
         (setting, value.to_owned())
     });
     Sources { flags: flags.collect(), ..Sources::default() }.load().unwrap()

@@ -18,7 +18,7 @@ use crate::{
         acceptor::{Alpn, ConnectionContext, Limits, Protocols, WhenFull},
         components::grpc_routes,
     },
-    settings::{self, CATALOG, Settings, Sources},
+    settings::{self, Setting, Settings, Sources},
 };
 
 /// Longer than the timeout of every step of a call, and than the age of a connection.
@@ -29,7 +29,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 const PARTS_BYTES: [usize; 2] = [usize::MAX, 7];
 
 static SETTINGS: LazyLock<Settings> = LazyLock::new(|| {
-    let rules = CATALOG.iter().find(|setting| setting.name == "rules.path").expect("rules have a path");
+    let rules = Setting::named("rules.path").expect("rules have a path");
     let sources = Sources { flags: vec![(rules, "rules".to_owned())], ..Sources::default() };
     sources.load().expect("the defaults are valid")
 });
@@ -44,7 +44,7 @@ static ROUTES: LazyLock<Router> = LazyLock::new(|| {
 pub fn connection(bytes: &[u8]) {
     for part_bytes in PARTS_BYTES {
         let memory = settings::Memory { requests: 1 << 16, replies: 1 << 16 };
-        let budgets = Budgets::new(memory);
+        let budgets = Budgets::new(&memory);
         runtime().block_on(serve(bytes, part_bytes, budgets.clone()));
         assert_eq!((budgets.requests.bytes(), budgets.replies.bytes()), (0, 0));
     }

@@ -83,7 +83,7 @@ fn context(router: Router) -> ConnectionContext {
         protocols: Protocols::grpc(&settings.grpc),
         limits: Limits::grpc(&settings.grpc),
         stats: Arc::default(),
-        budgets: Budgets::new(settings.memory),
+        budgets: Budgets::new(&settings.memory),
         when_full: WhenFull::CloseNew,
         service: Services::grpc(router, Api::new(limiter, settings.api)),
     }

@@ -21,7 +21,7 @@ fn grpc() -> Request<()> {
 }
 
 fn budgets() -> Budgets {
-    Budgets::new(crate::settings::Memory { requests: 1 << 24, replies: 1 << 24 })
+    Budgets::new(&crate::settings::Memory { requests: 1 << 24, replies: 1 << 24 })
 }
 
 /// A server and its client, whose streams have a window of `window` bytes.

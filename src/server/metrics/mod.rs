@@ -119,7 +119,7 @@ mod tests {
             limiter: Arc::default(),
             api: Arc::default(),
             listeners: ServerStats::default(),
-            budgets: Budgets::new(Settings::with(&[]).memory),
+            budgets: Budgets::new(&Settings::with(&[]).memory),
             logs: LogControl::default(),
             clock: Clock::manual(Timestamp::EPOCH),
         }
