@@ -1,4 +1,4 @@
-//! Decides when changed files are loaded, and remembers the contents that are active and those that were refused.
+//! Loads files again when they change. Contents that cannot be used leave the previous ones active.
 //!
 //! Files are written in pieces and one after the other, so changed contents are loaded once two reads agree.
 
@@ -9,81 +9,119 @@ use tokio::{task::spawn_blocking, time::sleep};
 
 /// The time for which files must not change before they are considered completely written.
 pub const SETTLE: Duration = Duration::from_millis(50);
-/// The maximum number of reads in one poll while the files change.
+/// The maximum number of reads in one comparison while the files change.
 const SETTLE_READS_MAX: usize = 20;
 
-/// The fingerprints of the contents that are active, and of those that were refused after them.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct FileWatch {
+/// Files that are loaded again when they change.
+pub trait WatchedFiles: Send + Sync {
+    /// What is read.
+    type Contents: Send;
+    /// Why contents cannot be used.
+    type Error: Send;
+    /// Whether contents that were refused may become valid as time passes, so that every comparison tries them again.
+    const DEPENDS_ON_TIME: bool = false;
+
+    /// Waits until the files may have changed.
+    fn wait(&mut self, _last: Comparison, poll_interval: Duration) -> impl Future<Output = ()> + Send {
+        sleep(poll_interval.max(SETTLE))
+    }
+
+    /// Reads the files, with a fingerprint. `None` leaves the reading to the next comparison.
+    fn read(&self) -> impl Future<Output = Option<(Self::Contents, u128)>> + Send;
+
+    /// Makes contents active. `None` leaves it to the next comparison.
+    fn load(
+        &mut self,
+        contents: Self::Contents,
+    ) -> impl Future<Output = Option<Result<(), Self::Error>>> + Send;
+
+    /// Reports that new contents cannot be used and that the previous ones stay active.
+    fn refused(&mut self, error: Self::Error);
+
+    /// The files have the active contents again, after contents that were refused.
+    fn recovered(&mut self) {}
+}
+
+/// The result of a comparison of files with the active contents.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Comparison {
+    /// The files are as at the comparison before, cannot be read or did not settle.
+    Unchanged,
+    /// The files have changed, and their contents are active or refused now.
+    Changed,
+}
+
+/// Follows files: compares them with their active contents, and loads them when they change.
+#[derive(Debug)]
+pub struct FileWatch<F> {
+    /// The files.
+    pub files: F,
     active: Option<u128>,
     refused: Option<u128>,
 }
 
-/// Contents of the files, which differ from the active ones or follow refused ones.
-#[derive(Debug, PartialEq, Eq)]
-pub struct Found<C> {
-    /// The contents.
-    pub contents: C,
-    /// Their fingerprint.
-    pub fingerprint: u128,
-    /// What is known about them.
-    pub state: State,
-}
-
-/// What is known about contents.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum State {
-    /// Nothing.
-    New,
-    /// They were refused by the last attempt to load them.
-    Refused,
-    /// They are active; others were refused since.
-    Active,
-}
-
-impl FileWatch {
-    /// A watch of files whose active contents have this fingerprint.
-    pub fn with_active(fingerprint: u128) -> Self {
-        Self { active: Some(fingerprint), refused: None }
+impl<F: WatchedFiles> FileWatch<F> {
+    /// A watch of files of which nothing is active yet.
+    pub fn new(files: F) -> Self {
+        Self { files, active: None, refused: None }
     }
 
-    /// Reads the files until two reads agree. `None` if they are unchanged, cannot be read or do not settle. `read`
-    /// returns contents with their fingerprint; it gets the previous read of the same poll.
-    pub async fn poll<C, R>(&mut self, mut read: impl FnMut(Option<(C, u128)>) -> R) -> Option<Found<C>>
-    where
-        R: Future<Output = Option<(C, u128)>>,
-    {
-        let (mut contents, mut fingerprint) = read(None).await?;
+    /// A watch of files whose active contents have this fingerprint.
+    pub fn with_active(files: F, fingerprint: u128) -> Self {
+        Self { files, active: Some(fingerprint), refused: None }
+    }
+
+    /// Follows the files for as long as it is polled.
+    pub async fn run(mut self, poll_interval: Duration) {
+        loop {
+            let last = self.compare().await;
+            self.files.wait(last, poll_interval).await;
+        }
+    }
+
+    /// Compares the files with the active contents and loads them on a change.
+    pub async fn compare(&mut self) -> Comparison {
+        let Some((contents, fingerprint)) = self.settled().await else { return Comparison::Unchanged };
+        if self.active == Some(fingerprint) {
+            self.refused = None;
+            self.files.recovered();
+            return Comparison::Changed;
+        }
+        let is_new = self.refused != Some(fingerprint);
+        if !is_new && !F::DEPENDS_ON_TIME {
+            return Comparison::Unchanged;
+        }
+        match self.files.load(contents).await {
+            Some(Ok(())) => (self.active, self.refused) = (Some(fingerprint), None),
+            Some(Err(error)) if is_new => {
+                self.refused = Some(fingerprint);
+                self.files.refused(error);
+            }
+            Some(Err(_)) => return Comparison::Unchanged,
+            None => {}
+        }
+        Comparison::Changed
+    }
+
+    /// Reads the files until two reads agree. `None` if they are active, cannot be read or do not settle. Contents that
+    /// were refused settled then.
+    async fn settled(&self) -> Option<(F::Contents, u128)> {
+        let (mut contents, mut fingerprint) = self.files.read().await?;
         for _ in 0..SETTLE_READS_MAX {
             if self.refused == Some(fingerprint) {
-                return Some(Found { contents, fingerprint, state: State::Refused });
+                return Some((contents, fingerprint));
             }
             if self.active == Some(fingerprint) && self.refused.is_none() {
                 return None;
             }
             sleep(SETTLE).await;
-            let (next_contents, next) = read(Some((contents, fingerprint))).await?;
-            if next == fingerprint {
-                let is_active = self.active == Some(fingerprint);
-                let state = if is_active { State::Active } else { State::New };
-                if is_active {
-                    self.refused = None;
-                }
-                return Some(Found { contents: next_contents, fingerprint, state });
+            let before = fingerprint;
+            (contents, fingerprint) = self.files.read().await?;
+            if fingerprint == before {
+                return Some((contents, fingerprint));
             }
-            (contents, fingerprint) = (next_contents, next);
         }
         None
-    }
-
-    /// These contents are active now.
-    pub fn accept(&mut self, fingerprint: u128) {
-        *self = Self::with_active(fingerprint);
-    }
-
-    /// These contents cannot be used: the active ones stay.
-    pub fn refuse(&mut self, fingerprint: u128) {
-        self.refused = Some(fingerprint);
     }
 }
 
@@ -108,45 +146,77 @@ pub async fn read_blocking<C: Hash + Send + 'static>(
 
 #[cfg(test)]
 mod tests {
+    use std::{collections::VecDeque, sync::Mutex};
+
     use super::*;
 
-    /// Polls files that have these contents at one read after the other; the last one stays.
-    async fn poll(watch: &mut FileWatch, reads: &[u128]) -> Option<(u128, State)> {
-        let mut reads = reads.iter().copied();
-        let mut last = None;
-        let read = |_| {
-            last = reads.next().or(last);
-            std::future::ready(last.map(|contents| (contents, contents)))
-        };
-        watch.poll(read).await.map(|found| (found.contents, found.state))
+    /// Files that have these contents at one read after the other; the last one stays. Contents from 100 are refused.
+    #[derive(Default)]
+    struct Reads {
+        next: Mutex<VecDeque<u128>>,
+        events: Vec<(&'static str, u128)>,
+    }
+
+    impl WatchedFiles for Reads {
+        type Contents = u128;
+        type Error = u128;
+
+        async fn read(&self) -> Option<(u128, u128)> {
+            let mut next = self.next.lock().unwrap();
+            let first = *next.front()?;
+            if next.len() > 1 {
+                next.pop_front();
+            }
+            Some((first, first))
+        }
+
+        async fn load(&mut self, contents: u128) -> Option<Result<(), u128>> {
+            if contents >= 100 {
+                return Some(Err(contents));
+            }
+            self.events.push(("loaded", contents));
+            Some(Ok(()))
+        }
+
+        fn refused(&mut self, contents: u128) {
+            self.events.push(("refused", contents));
+        }
+
+        fn recovered(&mut self) {
+            self.events.push(("recovered", 0));
+        }
+    }
+
+    /// What one comparison of files with these reads does.
+    async fn compare(watch: &mut FileWatch<Reads>, reads: &[u128]) -> Vec<(&'static str, u128)> {
+        watch.files.next = Mutex::new(reads.iter().copied().collect());
+        let comparison = watch.compare().await;
+        let events = std::mem::take(&mut watch.files.events);
+        assert_eq!(comparison == Comparison::Changed, !events.is_empty());
+        events
     }
 
     #[tokio::test(start_paused = true)]
-    async fn contents_are_found_once_two_reads_agree() {
-        let mut watch = FileWatch::default();
-        assert_eq!(poll(&mut watch, &[1, 2, 3, 3]).await, Some((3, State::New)));
-        watch.accept(3);
-        assert_eq!(poll(&mut watch, &[3]).await, None);
-        assert_eq!(poll(&mut watch, &[]).await, None, "unreadable");
+    async fn contents_are_loaded_once_two_reads_agree() {
+        let mut watch = FileWatch::new(Reads::default());
+        assert_eq!(compare(&mut watch, &[1, 2, 3, 3]).await, [("loaded", 3)]);
+        assert_eq!(compare(&mut watch, &[3]).await, []);
+        assert_eq!(compare(&mut watch, &[]).await, [], "unreadable");
         let unsettled: Vec<_> = (10..100).collect();
-        assert_eq!(poll(&mut watch, &unsettled).await, None);
+        assert_eq!(compare(&mut watch, &unsettled).await, []);
+        assert_eq!(compare(&mut watch, &[4, 3]).await, [], "half written");
     }
 
     #[tokio::test(start_paused = true)]
-    async fn half_written_contents_are_not_found() {
-        let mut watch = FileWatch::with_active(1);
-        assert_eq!(poll(&mut watch, &[2, 1]).await, None);
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn active_contents_are_found_again_after_refused_ones() {
-        let mut watch = FileWatch::with_active(1);
-        assert_eq!(poll(&mut watch, &[2]).await, Some((2, State::New)));
-        watch.refuse(2);
-        assert_eq!(poll(&mut watch, &[2]).await, Some((2, State::Refused)));
-        assert_eq!(poll(&mut watch, &[1]).await, Some((1, State::Active)));
-        assert_eq!(poll(&mut watch, &[1]).await, None);
-        assert_eq!(poll(&mut watch, &[2]).await, Some((2, State::New)));
+    async fn refused_contents_leave_the_previous_ones_active() {
+        let mut watch = FileWatch::with_active(Reads::default(), 1);
+        assert_eq!(compare(&mut watch, &[1]).await, []);
+        assert_eq!(compare(&mut watch, &[100]).await, [("refused", 100)]);
+        assert_eq!(compare(&mut watch, &[100]).await, []);
+        assert_eq!(compare(&mut watch, &[1]).await, [("recovered", 0)]);
+        assert_eq!(compare(&mut watch, &[1]).await, []);
+        assert_eq!(compare(&mut watch, &[100]).await, [("refused", 100)]);
+        assert_eq!(compare(&mut watch, &[2]).await, [("loaded", 2)]);
     }
 
     #[test]

@@ -14,14 +14,13 @@ use rustls::{
     },
     sign::SingleCertAndKey,
 };
-use tokio::time::sleep;
 use tracing::{error, info};
 
 use crate::{
     certificates::{
         BadFile, OwnCertificate, SystemTime, authorities, own_certificate, read_file, rfc3339, unix_time,
     },
-    file_watch::{FileWatch, Found, SETTLE, State, fingerprint, read_blocking},
+    file_watch::{FileWatch, WatchedFiles, fingerprint, read_blocking},
     server::stats::ListenerStats,
     settings::{self, CertificateName},
     time::Clock,
@@ -43,13 +42,13 @@ pub(super) struct Certificates {
     reader: Reader,
     stats: Arc<ListenerStats>,
     active: ArcSwap<ServerConfig>,
-    // The files as they were at the start.
-    initial: FileWatch,
+    // The fingerprint of the files at the start.
+    initial: u128,
 }
 
 /// Contents of the files.
 #[derive(Hash)]
-struct CertificateFiles {
+pub(super) struct CertificateFiles {
     cert: Vec<u8>,
     key: Vec<u8>,
     client_ca: Option<Vec<u8>>,
@@ -72,7 +71,7 @@ impl Certificates {
     ) -> Result<Self, CertificateFileError> {
         let reader = Reader { listener, files, protocols, clock };
         let read = reader.read();
-        let initial = FileWatch::with_active(fingerprint(&read));
+        let initial = fingerprint(&read);
         let Compiled { config, expires } = reader.compile(&read?)?;
         stats.certificates_loaded.increase();
         stats.certificate_expires.store(expires.as_secs(), Relaxed);
@@ -87,37 +86,35 @@ impl Certificates {
 
     /// Reloads the files when they change, for as long as it is polled.
     pub(super) async fn reload_on_change(self: Arc<Self>, poll_interval: Duration) {
-        let mut watch = self.initial;
-        loop {
-            sleep(poll_interval.max(SETTLE)).await;
-            let read = |_| {
-                let this = self.clone();
-                read_blocking(move || this.reader.read())
-            };
-            let found = watch.poll(read).await;
-            let Some(Found { contents, fingerprint, state }) = found else { continue };
-            let is_new = match state {
-                State::New => true,
-                // Tried again without logging: a certificate may not be valid yet.
-                State::Refused => false,
-                State::Active => continue,
-            };
-            match contents.and_then(|files_read| self.reader.compile(&files_read)) {
-                Ok(Compiled { config, expires }) => {
-                    self.active.store(config);
-                    self.stats.certificate_expires.store(expires.as_secs(), Relaxed);
-                    self.stats.certificates_loaded.increase();
-                    info!(listener = self.reader.listener, ends = %rfc3339(expires), "loaded new certificates");
-                    watch.accept(fingerprint);
-                }
-                Err(error) if is_new => {
-                    self.stats.certificate_errors.increase();
-                    error!(%error, "cannot load new certificates, keeping the previous ones");
-                    watch.refuse(fingerprint);
-                }
-                Err(_) => {}
-            }
-        }
+        let initial = self.initial;
+        FileWatch::with_active(self, initial).run(poll_interval).await;
+    }
+}
+
+impl WatchedFiles for Arc<Certificates> {
+    type Contents = Result<CertificateFiles, CertificateFileError>;
+    type Error = CertificateFileError;
+    // A certificate may not be valid yet.
+    const DEPENDS_ON_TIME: bool = true;
+
+    async fn read(&self) -> Option<(Self::Contents, u128)> {
+        let this = self.clone();
+        read_blocking(move || this.reader.read()).await
+    }
+
+    async fn load(&mut self, contents: Self::Contents) -> Option<Result<(), CertificateFileError>> {
+        let compiled = contents.and_then(|files_read| self.reader.compile(&files_read));
+        Some(compiled.map(|Compiled { config, expires }| {
+            self.active.store(config);
+            self.stats.certificate_expires.store(expires.as_secs(), Relaxed);
+            self.stats.certificates_loaded.increase();
+            info!(listener = self.reader.listener, ends = %rfc3339(expires), "loaded new certificates");
+        }))
+    }
+
+    fn refused(&mut self, error: CertificateFileError) {
+        self.stats.certificate_errors.increase();
+        error!(%error, "cannot load new certificates, keeping the previous ones");
     }
 }
 

@@ -6,11 +6,11 @@ use std::{
     time::Duration,
 };
 
-use tokio::{sync::watch, task::spawn_blocking, time::sleep};
+use tokio::sync::watch;
 use tracing::{error, info};
 
 use crate::{
-    file_watch::{FileWatch, Found, SETTLE, State, fingerprint},
+    file_watch::{FileWatch, WatchedFiles, fingerprint, read_blocking},
     files,
 };
 
@@ -18,7 +18,7 @@ use crate::{
 const BYTES_MAX: u64 = 64 * 1024;
 
 /// The passwords of the store.
-#[derive(Clone, Default, PartialEq, Eq)]
+#[derive(Clone, Default, PartialEq, Eq, Hash)]
 pub struct Passwords {
     /// For the servers.
     pub server: Option<String>,
@@ -54,31 +54,40 @@ impl PasswordFiles {
 
     /// Sends changed passwords until the receivers are gone.
     pub async fn watch(self, passwords: watch::Sender<Passwords>) {
-        let read = move |files: Self| async move {
-            let read = spawn_blocking(move || files.read().map_err(|error| error.to_string())).await.ok()?;
-            let content =
-                read.as_ref().map(|passwords| (passwords.server.clone(), passwords.sentinel.clone()));
-            let fingerprint = fingerprint(&content.map_err(String::as_str));
-            Some((read, fingerprint))
-        };
-        let first = Ok::<_, &str>(passwords.borrow().clone()).map(|first| (first.server, first.sentinel));
-        let mut watch = FileWatch::with_active(fingerprint(&first));
-        while !passwords.is_closed() {
-            sleep(self.poll_interval.max(SETTLE)).await;
-            let found = watch.poll(|_| read(self.clone())).await;
-            let Some(Found { contents, fingerprint, state: State::New }) = found else { continue };
-            match contents {
-                Ok(changed) => {
-                    passwords.send_replace(changed);
-                    info!("read new passwords of the shared store");
-                    watch.accept(fingerprint);
-                }
-                Err(error) => {
-                    error!(error, "kept the previous passwords of the shared store");
-                    watch.refuse(fingerprint);
-                }
-            }
+        let active = fingerprint(&Ok::<_, String>(passwords.borrow().clone()));
+        let (poll_interval, files) =
+            (self.poll_interval, SentPasswords { files: self, passwords: passwords.clone() });
+        tokio::select! {
+            () = passwords.closed() => {}
+            () = FileWatch::with_active(files, active).run(poll_interval) => {}
         }
+    }
+}
+
+/// The files of the passwords, and the passwords in use.
+struct SentPasswords {
+    files: PasswordFiles,
+    passwords: watch::Sender<Passwords>,
+}
+
+impl WatchedFiles for SentPasswords {
+    type Contents = Result<Passwords, String>;
+    type Error = String;
+
+    async fn read(&self) -> Option<(Self::Contents, u128)> {
+        let files = self.files.clone();
+        read_blocking(move || files.read().map_err(|error| error.to_string())).await
+    }
+
+    async fn load(&mut self, contents: Self::Contents) -> Option<Result<(), String>> {
+        Some(contents.map(|changed| {
+            self.passwords.send_replace(changed);
+            info!("read new passwords of the shared store");
+        }))
+    }
+
+    fn refused(&mut self, error: String) {
+        error!(error, "kept the previous passwords of the shared store");
     }
 }
 
@@ -132,7 +141,7 @@ mod tests {
         let watching = tokio::spawn(files.watch(sender));
         fs::write(&path, "").unwrap();
         // Several polls.
-        sleep(Duration::from_secs(1)).await;
+        tokio::time::sleep(Duration::from_secs(1)).await;
         assert!(!received.has_changed().unwrap());
         fs::write(&path, "two").unwrap();
         received.changed().await.unwrap();

@@ -32,7 +32,7 @@ use tracing::{error, info, warn};
 use crate::{
     certificates::{BadFile, SystemTime, authorities, own_certificate, read_file, unix_time},
     cluster::protocol::{self, VersionMismatch},
-    file_watch::{FileWatch, Found, SETTLE, State, fingerprint, read_blocking},
+    file_watch::{Comparison, FileWatch, SETTLE, WatchedFiles, fingerprint, read_blocking},
     time::{Clock, Timestamp},
 };
 
@@ -97,7 +97,8 @@ pub(in crate::cluster) struct Credentials {
     trust: Trust,
     clock: Clock,
     active: ArcSwap<TlsConfigs>,
-    initial: (FileWatch, Material<Authorities>),
+    // The fingerprint of the files at the start, and what is derived from them.
+    initial: (u128, Material<Authorities>),
 }
 
 /// The TLS configurations of handshakes.
@@ -138,8 +139,7 @@ impl Credentials {
         let reading = trust.clone();
         let read = move || {
             let read = reading.read();
-            let watch = FileWatch::with_active(fingerprint(&read));
-            Ok((watch, reading.derive(read?)?))
+            Ok((fingerprint(&read), reading.derive(read?)?))
         };
         let initial = match task::spawn_blocking(read).await {
             Ok(read) => read?,
@@ -157,40 +157,10 @@ impl Credentials {
 
     /// Watches the files and renews the own certificate until it is dropped.
     pub(in crate::cluster) async fn watch(self: Arc<Self>) {
-        let (mut watch, mut derived) = self.initial.clone();
-        loop {
-            sleep(self.trust.poll_interval.clamp(SETTLE, RENEWAL_CHECK_INTERVAL_MAX)).await;
-            if self.needs_renewal() {
-                self.renew(&derived);
-            }
-            let read = |_| {
-                let this = self.clone();
-                read_blocking(move || this.trust.read())
-            };
-            let found = watch.poll(read).await;
-            let Some(Found { contents, fingerprint, state }) = found else { continue };
-            let is_new = match state {
-                State::New => true,
-                // Tried again without logging: a certificate may not be valid yet.
-                State::Refused => false,
-                State::Active => continue,
-            };
-            let Some(built) = self.clone().build(contents).await else { continue };
-            match built {
-                Ok((configs, new_derived)) => {
-                    self.active.store(Arc::new(configs));
-                    info!("replaced the credentials of links");
-                    self.trust.warn_if_exposed();
-                    derived = new_derived;
-                    watch.accept(fingerprint);
-                }
-                Err(error) if is_new => {
-                    error!(%error, "kept the previous credentials of links: the new ones cannot be used");
-                    watch.refuse(fingerprint);
-                }
-                Err(_) => {}
-            }
-        }
+        let (fingerprint, derived) = self.initial.clone();
+        let poll_interval = self.trust.poll_interval;
+        let files = CredentialFiles { credentials: self, derived };
+        FileWatch::with_active(files, fingerprint).run(poll_interval).await;
     }
 
     /// Whether the own certificate is old, or was issued before a system clock that was ahead was set back.
@@ -206,17 +176,51 @@ impl Credentials {
             Err(error) => error!(%error, "kept the previous certificate: issuing a new one failed"),
         }
     }
+}
 
-    /// Builds the configurations on a blocking thread, not on one that answers requests.
-    async fn build(
-        self: Arc<Self>,
-        found: Result<Material<Secrets>, TrustError>,
-    ) -> Option<Result<(TlsConfigs, Material<Authorities>), TrustError>> {
+/// The files of the credentials, and what is derived from those that are active.
+struct CredentialFiles {
+    credentials: Arc<Credentials>,
+    derived: Material<Authorities>,
+}
+
+impl WatchedFiles for CredentialFiles {
+    type Contents = Result<Material<Secrets>, TrustError>;
+    type Error = TrustError;
+    // A certificate may not be valid yet.
+    const DEPENDS_ON_TIME: bool = true;
+
+    async fn wait(&mut self, _last: Comparison, poll_interval: Duration) {
+        sleep(poll_interval.clamp(SETTLE, RENEWAL_CHECK_INTERVAL_MAX)).await;
+        if self.credentials.needs_renewal() {
+            self.credentials.renew(&self.derived);
+        }
+    }
+
+    async fn read(&self) -> Option<(Self::Contents, u128)> {
+        let credentials = self.credentials.clone();
+        read_blocking(move || credentials.trust.read()).await
+    }
+
+    async fn load(&mut self, contents: Self::Contents) -> Option<Result<(), TrustError>> {
+        let credentials = self.credentials.clone();
         let build = move || {
-            let derived = self.trust.derive(found?)?;
-            Ok((self.trust.compile(&derived, &self.clock)?, derived))
+            let Credentials { trust, clock, .. } = &*credentials;
+            let derived = trust.derive(contents?)?;
+            Ok((trust.compile(&derived, clock)?, derived))
         };
-        task::spawn_blocking(build).await.ok()
+        // On a blocking thread, not on one that answers requests.
+        let built = task::spawn_blocking(build).await.ok()?;
+        Some(built.map(|(configs, derived)| {
+            self.credentials.active.store(Arc::new(configs));
+            info!("replaced the credentials of links");
+            self.credentials.trust.warn_if_exposed();
+            self.derived = derived;
+        }))
+    }
+
+    fn refused(&mut self, error: TrustError) {
+        error!(%error, "kept the previous credentials of links: the new ones cannot be used");
     }
 }
 

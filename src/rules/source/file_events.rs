@@ -12,10 +12,12 @@ use std::{
 use notify::{RecommendedWatcher, RecursiveMode, Watcher as _};
 use tokio::{sync::Notify, time::sleep};
 
-use crate::file_watch::SETTLE;
+use crate::file_watch::{Comparison, SETTLE};
 
-/// Notifies of file system events near the rule files.
+/// Notifies of file system events near watched files.
+#[derive(Debug)]
 pub(super) struct FileEvents {
+    path: PathBuf,
     changed: Arc<Notify>,
     // Kept alive: dropping it stops the events.
     watcher: notify::Result<RecommendedWatcher>,
@@ -44,7 +46,7 @@ impl FileEvents {
             }
             Ok(watcher)
         });
-        Self { changed, watcher }
+        Self { path: path.to_owned(), changed, watcher }
     }
 
     /// Why there are no events.
@@ -52,8 +54,15 @@ impl FileEvents {
         self.watcher.as_ref().err()
     }
 
-    /// Waits for an event, for `time_max` at most.
-    pub(super) async fn wait(&self, time_max: Duration) {
+    /// Waits for an event, for `time_max` at most. A directory may have been replaced by the last change: then it is
+    /// watched again, and another comparison finds at once what changed before the new watch.
+    pub(super) async fn wait(&mut self, last: Comparison, time_max: Duration) {
+        if last == Comparison::Changed || self.watcher.is_err() {
+            *self = Self::watching(&self.path);
+        }
+        if last == Comparison::Changed {
+            return;
+        }
         tokio::select! {
             () = self.changed.notified() => {
                 // Events come in bursts; the pause bounds the number of polls per second.

@@ -83,11 +83,11 @@ impl SourceSettings {
                 let Some(FileSettings { path, poll_interval }) = overlay else {
                     return xds::follow(*settings, loader, None, stats).await;
                 };
-                let (mut file, mut overlays) = OverlayFile::new(path, poll_interval, active_rules);
+                let (mut file, mut overlays) = OverlayFile::watch(path, active_rules);
                 // Before any rules, so that none are active without it.
-                file.poll().await;
+                file.compare().await;
                 loader.set_overlay(overlays.borrow_and_update().clone());
-                tokio::join!(file.run(), xds::follow(*settings, loader, Some(overlays), stats));
+                tokio::join!(file.run(poll_interval), xds::follow(*settings, loader, Some(overlays), stats));
             }
         }
     }

@@ -1,17 +1,14 @@
 //! Reloads the rules when their files change.
 
-use std::{
-    path::{Path, PathBuf},
-    sync::Arc,
-};
+use std::{path::PathBuf, sync::Arc, time::Duration};
 
 use tracing::warn;
 
 use crate::{
-    file_watch::{FileWatch, Found, State},
+    file_watch::{Comparison, FileWatch, WatchedFiles},
     rules::{
-        ActiveRules,
-        background::{Priority, run_in_background},
+        ActiveRules, Problems,
+        background::run_in_background,
         contents::Contents,
         loader::Loader,
         source::{FileSettings, file_events::FileEvents, files, mount},
@@ -22,61 +19,81 @@ use crate::{
 /// Loads the rules and reloads them when their files change.
 #[derive(Debug)]
 pub struct Watcher {
-    settings: FileSettings,
+    watch: FileWatch<RuleFiles>,
+    poll_interval: Duration,
+}
+
+/// The rule files.
+#[derive(Debug)]
+struct RuleFiles {
+    path: PathBuf,
     loader: Loader,
-    watch: FileWatch,
+    // `None` until the files are followed.
+    events: Option<FileEvents>,
 }
 
 impl Watcher {
     /// A watcher that updates `active_rules`.
     pub fn new(settings: FileSettings, clock: Clock, active_rules: Arc<ActiveRules>) -> Self {
-        let loader = Loader::new(settings.path.display().to_string(), clock, active_rules);
-        Self { settings, loader, watch: FileWatch::default() }
+        let FileSettings { path, poll_interval } = settings;
+        let loader = Loader::new(path.display().to_string(), clock, active_rules);
+        Self { watch: FileWatch::new(RuleFiles { path, loader, events: None }), poll_interval }
     }
 
     /// Loads the rules and reloads them, for as long as it is polled.
     pub async fn run(mut self) {
-        let mut events = FileEvents::watching(&self.settings.path);
-        self.warn_of_individual_mounts().await;
+        let files = &mut self.watch.files;
+        let events = FileEvents::watching(&files.path);
+        files.warn_of_individual_mounts().await;
         if let Some(error) = events.error() {
-            warn!(path = %self.settings.path.display(), %error, "no file events; rules are only polled");
+            warn!(path = %files.path.display(), %error, "no file events; rules are only polled");
         }
-        loop {
-            if self.poll().await {
-                // The directory may have been replaced. Another comparison finds what changed before the new
-                // watch.
-                events = FileEvents::watching(&self.settings.path);
-                continue;
-            }
-            if events.error().is_some() {
-                events = FileEvents::watching(&self.settings.path);
-            }
-            events.wait(self.settings.poll_interval).await;
-        }
+        files.events = Some(events);
+        self.watch.run(self.poll_interval).await;
     }
 
     /// Compares the files with the active rules and loads them on a change. Returns whether they changed.
     pub async fn poll(&mut self) -> bool {
-        let (path, priority) = (self.settings.path.clone(), self.loader.priority());
-        let found = self.watch.poll(|before| read(&path, priority, before)).await;
-        let Some(Found { contents, fingerprint, state }) = found else { return false };
-        match state {
-            State::New => match self.loader.load(&Arc::new(contents), None).await {
-                Some(Ok(())) => self.watch.accept(fingerprint),
-                Some(Err(_)) => self.watch.refuse(fingerprint),
-                // The next poll tries again.
-                None => {}
-            },
-            // The same files have the same problems.
-            State::Refused => return false,
-            State::Active => self.loader.recover(None),
+        self.watch.compare().await == Comparison::Changed
+    }
+}
+
+impl WatchedFiles for RuleFiles {
+    type Contents = Contents;
+    type Error = Arc<Problems>;
+
+    async fn wait(&mut self, last: Comparison, poll_interval: Duration) {
+        if let Some(events) = &mut self.events {
+            events.wait(last, poll_interval).await;
         }
-        true
     }
 
+    async fn read(&self) -> Option<(Contents, u128)> {
+        let path = self.path.clone();
+        let read = move || {
+            let files = files::read(&path);
+            let fingerprint = files.fingerprint();
+            (files, fingerprint)
+        };
+        run_in_background(self.loader.priority(), read).await
+    }
+
+    async fn load(&mut self, contents: Contents) -> Option<Result<(), Arc<Problems>>> {
+        self.loader.load(&Arc::new(contents), None).await
+    }
+
+    // The loader has reported the problems.
+    fn refused(&mut self, _problems: Arc<Problems>) {}
+
+    fn recovered(&mut self) {
+        self.loader.recover(None);
+    }
+}
+
+impl RuleFiles {
     /// Warns about files that cannot change while this process runs.
     async fn warn_of_individual_mounts(&self) {
-        let Some((files, _)) = read(&self.settings.path, self.loader.priority(), None).await else { return };
+        let Some((files, _)) = self.read().await else { return };
         let files: Vec<PathBuf> = files.sources.iter().map(|source| PathBuf::from(source.path())).collect();
         let mounts = run_in_background(self.loader.priority(), || {
             std::fs::read_to_string("/proc/self/mountinfo").ok()
@@ -90,25 +107,10 @@ impl Watcher {
     }
 }
 
-/// The contents of the rule files and their fingerprint, which is taken from `before` if the contents are equal.
-fn read(
-    path: &Path,
-    priority: Priority,
-    before: Option<(Contents, u128)>,
-) -> impl Future<Output = Option<(Contents, u128)>> + use<> {
-    let path = path.to_owned();
-    let read = move || {
-        let files = files::read(&path);
-        let known = before.as_ref().filter(|(before, _)| *before == files);
-        let fingerprint = known.map_or_else(|| files.fingerprint(), |(_, fingerprint)| *fingerprint);
-        (files, fingerprint)
-    };
-    run_in_background(priority, read)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::rules::background::Priority;
 
     #[tokio::test]
     async fn large_files_get_idle_priority_once_rules_are_active() {
@@ -122,11 +124,11 @@ mod tests {
         for (comment, before, after) in
             [(64 * 1024, Priority::Normal, Priority::Idle), (0, Priority::Idle, Priority::Normal)]
         {
-            assert_eq!(watcher.loader.priority(), before);
+            assert_eq!(watcher.watch.files.loader.priority(), before);
             let text = format!("domain: d\n#{}\n", "-".repeat(comment));
             std::fs::write(file.path(), text).unwrap();
             assert!(watcher.poll().await);
-            assert_eq!(watcher.loader.priority(), after, "{comment} bytes");
+            assert_eq!(watcher.watch.files.loader.priority(), after, "{comment} bytes");
         }
     }
 }
