@@ -135,14 +135,49 @@ SUSPICIOUS = """\
 """
 
 
+def sarif_object(*required, **properties):
+    return {"type": "object", "required": required, "properties": properties, "additionalProperties": False}
+
+
+def sarif_list(of):
+    return {"type": "array", "items": of}
+
+
 @pytest.fixture(scope="module")
 def sarif_schema():
-    """The schema of the standard; sarif/README.md says where it is from."""
-    path = ROOT / "tests" / "external" / "sarif" / "sarif-schema-2.1.0.json"
-    schema = json.loads(path.read_text())
-    validator = jsonschema.validators.validator_for(schema)
-    validator.check_schema(schema)
-    return validator(schema)
+    """What section 3 of SARIF 2.1.0 requires of the properties that the log has."""
+    string = {"type": "string"}
+    number = {"type": "integer", "minimum": 1}
+    level = {"enum": ["none", "note", "warning", "error"]}
+    message = sarif_object("text", text=string)
+    kind = sarif_object("id", id=string, shortDescription=message, defaultConfiguration=sarif_object(level=level))
+    driver = sarif_object("name", name=string, version=string, rules=sarif_list(kind))
+    notifications = sarif_list(sarif_object("message", message=message, level=level))
+    invocation = sarif_object(
+        "executionSuccessful", executionSuccessful={"type": "boolean"}, toolExecutionNotifications=notifications
+    )
+    place = sarif_object(
+        "artifactLocation",
+        artifactLocation=sarif_object(uri={"type": "string", "pattern": r"^[!#-;=?-\[\]_a-z~%]*$"}),
+        region=sarif_object("startLine", startLine=number, startColumn=number),
+    )
+    result = sarif_object(
+        "message",
+        ruleId=string,
+        level=level,
+        message=message,
+        locations=sarif_list(sarif_object(physicalLocation=place)),
+    )
+    run_of_tool = sarif_object(
+        "tool",
+        tool=sarif_object("driver", driver=driver),
+        invocations=sarif_list(invocation),
+        columnKind={"enum": ["utf16CodeUnits", "unicodeCodePoints"]},
+        results=sarif_list(result),
+    )
+    schema = sarif_object("version", "runs", version={"const": "2.1.0"}, runs=sarif_list(run_of_tool))
+    schema["properties"]["$schema"] = string
+    return jsonschema.Draft202012Validator(schema)
 
 
 MANY_PROBLEMS = "domain: edge\ndescriptors:\n" + "- {value: a}\n" * 1_005
@@ -158,13 +193,13 @@ NAMES = """\
     [GOOD, SUSPICIOUS, BROKEN, MANY_PROBLEMS, NAMES],
     ids=["good", "suspicious", "broken", "many problems", "names"],
 )
-def test_sarif_log_follows_the_schema_of_the_standard(rule_file, sarif_schema, text):
+def test_sarif_log_has_what_the_standard_requires(rule_file, sarif_schema, text):
     log = json.loads(run("check", rule_file(text), "--sarif").stdout)
 
     assert [error.message for error in sarif_schema.iter_errors(log)] == []
 
 
-def test_sarif_log_of_unusual_paths_follows_the_schema_of_the_standard(tmp_path, sarif_schema):
+def test_sarif_log_of_unusual_paths_has_what_the_standard_requires(tmp_path, sarif_schema):
     paths = [tmp_path / "nowhere.yaml", tmp_path / "with space & \u00fcmlaut%20.yaml"]
     paths[1].write_text("domain: ''\n")
     for path in paths:
