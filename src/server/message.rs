@@ -1,16 +1,15 @@
-//! Reads the single message of a unary call.
+//! Reads framed messages: a prefix with a flag and the length, then the message.
 
 use std::{
-    cmp::Ordering,
     future::{Future, poll_fn},
-    pin::{Pin, pin},
+    pin::pin,
     task::{Context, Poll},
     time::Duration,
 };
 
 use h2::RecvStream;
 use hyper::body::Bytes;
-use tokio::time::{Sleep, sleep};
+use tokio::time::sleep;
 use tonic::Status;
 
 use crate::server::{MESSAGE_BYTES_MAX, request_bytes::Share};
@@ -56,84 +55,79 @@ impl MessageError {
     }
 }
 
-/// A partially received message.
-struct MessageReader<'a> {
-    body: &'a mut RecvStream,
-    share: &'a mut Share,
-    // Prefix and message. Grows with the bytes received, never by the announced length.
-    framed: Vec<u8>,
-}
-
 /// Reads `body` to its end and returns its single message with the prefix. `first` is the part that was already read.
 pub(super) async fn read(
     body: &mut RecvStream,
     first: Option<Bytes>,
     share: &mut Share,
 ) -> Result<Bytes, MessageError> {
-    let mut reader = MessageReader { body, share, framed: Vec::new() };
-    if let Some(chunk) = first {
-        reader.add(&chunk)?;
-    }
+    // Grows with the bytes received, never by the announced length.
+    let mut framed = Vec::new();
     let mut deadline = pin!(sleep(BODY_TIMEOUT));
-    poll_fn(|cx| reader.poll(deadline.as_mut(), cx)).await?;
-    Ok(reader.framed.into())
-}
-
-impl MessageReader<'_> {
-    fn poll(&mut self, deadline: Pin<&mut Sleep>, cx: &mut Context<'_>) -> Poll<Result<(), MessageError>> {
-        loop {
-            if self.share.poll_rejected(cx).is_ready() {
-                return Poll::Ready(Err(MessageError::OverBudget));
-            }
-            if let Poll::Ready(window) = self.share.poll_window(cx) {
-                // Fails only if the stream is closed.
-                let _ = self.body.flow_control().release_capacity(window);
-            }
-            match self.body.poll_data(cx) {
-                Poll::Ready(Some(chunk)) => self.add(&chunk?)?,
-                Poll::Ready(None) => return Poll::Ready(self.end()),
-                Poll::Pending => return deadline.poll(cx).map(|()| Err(MessageError::Timeout)),
+    let mut part = first;
+    loop {
+        if let Some(part) = part {
+            share.receive(part.len());
+            framed.extend_from_slice(&part);
+            match unframe(&framed) {
+                // The rest may still arrive.
+                Ok(_) | Err(MessageError::Truncated | MessageError::Missing) => {}
+                Err(error) => return Err(error),
             }
         }
-    }
-
-    fn add(&mut self, chunk: &[u8]) -> Result<(), MessageError> {
-        self.share.receive(chunk.len());
-        self.framed.extend_from_slice(chunk);
-        match unframe(&self.framed) {
-            // The rest may still arrive.
-            Ok(_) | Err(MessageError::Truncated | MessageError::Missing) => Ok(()),
-            Err(error) => Err(error),
+        let next = poll_fn(|cx| match poll_part(body, Some(share), cx) {
+            Poll::Pending => deadline.as_mut().poll(cx).map(|()| Some(Err(MessageError::Timeout))),
+            part @ Poll::Ready(_) => part,
+        });
+        part = next.await.transpose()?;
+        if part.is_none() {
+            return unframe(&framed).map(drop).map(|()| framed.into());
         }
-    }
-
-    fn end(&self) -> Result<(), MessageError> {
-        unframe(&self.framed).map(drop)
     }
 }
 
-/// The length of a message by its prefix.
+/// The next part of a body. `share` counts what was received of an incomplete message.
+pub(super) fn poll_part(
+    body: &mut RecvStream,
+    share: Option<&mut Share>,
+    cx: &mut Context<'_>,
+) -> Poll<Option<Result<Bytes, MessageError>>> {
+    if let Some(share) = share {
+        if share.poll_rejected(cx).is_ready() {
+            return Poll::Ready(Some(Err(MessageError::OverBudget)));
+        }
+        if let Poll::Ready(window) = share.poll_window(cx) {
+            // Fails only if the stream is closed.
+            let _ = body.flow_control().release_capacity(window);
+        }
+    }
+    body.poll_data(cx).map_err(MessageError::from)
+}
+
+/// The length of the first message with its prefix; `None` if it is not complete.
 #[inline]
-pub(super) fn message_length([_, length @ ..]: &[u8; PREFIX_BYTES]) -> Result<usize, MessageError> {
+pub(super) fn first_message(framed: &[u8]) -> Result<Option<usize>, MessageError> {
+    let Some(([flag, length @ ..], message)) = framed.split_first_chunk::<PREFIX_BYTES>() else {
+        return Ok(None);
+    };
     let length = usize::try_from(u32::from_be_bytes(*length)).unwrap_or(usize::MAX);
-    if length > MESSAGE_BYTES_MAX { Err(MessageError::TooLarge) } else { Ok(length) }
-}
-
-/// The flag before the length of a message says whether it is compressed.
-#[inline]
-pub(super) fn require_uncompressed(flag: u8) -> Result<(), MessageError> {
-    if flag == 0 { Ok(()) } else { Err(MessageError::Compressed) }
+    if length > MESSAGE_BYTES_MAX {
+        return Err(MessageError::TooLarge);
+    }
+    // The flag says whether the message is compressed.
+    if *flag != 0 {
+        return Err(MessageError::Compressed);
+    }
+    Ok((message.len() >= length).then_some(PREFIX_BYTES + length))
 }
 
 /// The message in a complete body.
 #[inline]
 pub(super) fn unframe(framed: &[u8]) -> Result<&[u8], MessageError> {
-    let Some((prefix, message)) = framed.split_first_chunk::<PREFIX_BYTES>() else {
-        return Err(if framed.is_empty() { MessageError::Missing } else { MessageError::Truncated });
-    };
-    match message_length(prefix)?.cmp(&message.len()) {
-        Ordering::Less => Err(MessageError::Multiple),
-        Ordering::Greater => Err(MessageError::Truncated),
-        Ordering::Equal => require_uncompressed(prefix[0]).map(|()| message),
+    match first_message(framed)? {
+        None if framed.is_empty() => Err(MessageError::Missing),
+        None => Err(MessageError::Truncated),
+        Some(length) if length < framed.len() => Err(MessageError::Multiple),
+        Some(_) => Ok(&framed[PREFIX_BYTES..]),
     }
 }

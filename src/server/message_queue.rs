@@ -8,7 +8,7 @@ use prost::bytes::BytesMut;
 
 use crate::server::{
     body::release_window,
-    message::{MessageError, PREFIX_BYTES, message_length, require_uncompressed},
+    message::{MessageError, PREFIX_BYTES, first_message, poll_part},
     request_bytes::{ConnectionBytes, Share},
 };
 
@@ -34,16 +34,7 @@ impl MessageQueue {
             if let Some(message) = self.take().transpose() {
                 return Poll::Ready(Some(message));
             }
-            if let Some(share) = &mut self.share {
-                if share.poll_rejected(cx).is_ready() {
-                    return Poll::Ready(Some(Err(MessageError::OverBudget)));
-                }
-                if let Poll::Ready(window) = share.poll_window(cx) {
-                    // Fails only if the stream is closed.
-                    let _ = self.body.flow_control().release_capacity(window);
-                }
-            }
-            match ready!(self.body.poll_data(cx)) {
+            match ready!(poll_part(&mut self.body, self.share.as_mut(), cx)) {
                 Some(chunk) => self.receive(&chunk?),
                 None if self.framed.is_empty() => return Poll::Ready(None),
                 None => return Poll::Ready(Some(Err(MessageError::Truncated))),
@@ -53,31 +44,22 @@ impl MessageQueue {
 
     /// Takes a complete message.
     fn take(&mut self) -> Result<Option<Bytes>, MessageError> {
-        let Some((prefix, _)) = self.framed.split_first_chunk::<PREFIX_BYTES>() else { return Ok(None) };
-        let length = message_length(prefix)?;
-        require_uncompressed(prefix[0])?;
-        if self.framed.len() < PREFIX_BYTES + length {
-            return Ok(None);
-        }
+        let Some(length) = first_message(&self.framed)? else { return Ok(None) };
         if let Some(share) = self.share.take() {
             // Fails only if the stream is closed.
             let _ = self.body.flow_control().release_capacity(share.end());
         }
-        let mut message = self.framed.split_to(PREFIX_BYTES + length).freeze();
+        let mut message = self.framed.split_to(length).freeze();
         Ok(Some(message.split_off(PREFIX_BYTES)))
     }
 
     fn receive(&mut self, chunk: &Bytes) {
         self.framed.extend_from_slice(chunk);
-        let is_whole = |framed: &[u8]| {
-            let prefix = framed.first_chunk::<PREFIX_BYTES>();
-            prefix.is_some_and(|prefix| {
-                message_length(prefix).is_ok_and(|length| framed.len() >= PREFIX_BYTES + length)
-            })
-        };
         match &mut self.share {
             Some(share) => share.receive(chunk.len()),
-            None if is_whole(&self.framed) => release_window(&mut self.body, chunk),
+            None if matches!(first_message(&self.framed), Ok(Some(_))) => {
+                release_window(&mut self.body, chunk)
+            }
             None => self.share.insert(self.bytes.share(0)).receive(chunk.len()),
         }
     }
