@@ -1,14 +1,10 @@
 //! The admin pages, over HTTP and through the admin client of the command line.
 
-use std::{fs, net::SocketAddr, time::Duration};
+use std::{fs, time::Duration};
 
 use serde_json::{Value, json};
 use tempfile::TempDir;
-use tokio::{
-    io::{AsyncReadExt, AsyncWriteExt},
-    net::TcpStream,
-    sync::mpsc,
-};
+use tokio::sync::mpsc;
 use tollgate::{
     server::{Error, Server},
     telemetry::logs::LogControl,
@@ -16,7 +12,7 @@ use tollgate::{
 };
 
 use crate::{
-    harness::{START, Service, request_for, settings, with_hits},
+    harness::{START, Service, request_for, send, settings, with_hits},
     log::Log,
 };
 
@@ -66,19 +62,6 @@ async fn admin(service: &Service, method: &str, path: &str, body: &str) -> (u16,
 async fn admin_with(service: &Service, header: &str, method: &str, path: &str, body: &str) -> (u16, String) {
     let header = format!("host: localhost\r\n{header}");
     send(service.addresses.admin, &header, method, path, body).await
-}
-
-/// The code and body of a request of these headers alone.
-pub async fn send(to: SocketAddr, headers: &str, method: &str, path: &str, body: &str) -> (u16, String) {
-    let mut stream = TcpStream::connect(to).await.unwrap();
-    let length = body.len();
-    let head = format!("{method} {path} HTTP/1.1\r\nconnection: close\r\n{headers}");
-    let whole = format!("{head}content-length: {length}\r\n\r\n{body}");
-    stream.write_all(whole.as_bytes()).await.unwrap();
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).await.unwrap();
-    let (head, body) = answer.split_once("\r\n\r\n").unwrap();
-    (head.split(' ').nth(1).unwrap().parse().unwrap(), body.to_owned())
 }
 
 async fn ok_json(service: &Service, method: &str, path: &str, body: &str) -> Value {

@@ -1,10 +1,10 @@
 //! A service in this process, on free ports of the loopback, and its clients.
 
-use std::{fs, time::Duration};
+use std::{fs, net::SocketAddr, time::Duration};
 
 use tempfile::TempDir;
 use tokio::{
-    io::{AsyncReadExt, AsyncWriteExt},
+    io::{AsyncBufReadExt, AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, BufReader},
     net::TcpStream,
     sync::mpsc,
     task::JoinHandle,
@@ -182,24 +182,62 @@ pub async fn until<T>(mut condition: impl AsyncFnMut() -> Option<T>) -> T {
     timeout(TIMEOUT, found).await.expect("the condition did not hold within the timeout")
 }
 
-/// One HTTP/1.1 request on a new connection.
+/// An answer over HTTP/1.1 whose head has arrived.
+pub struct Answer<S> {
+    pub code: u16,
+    pub head: String,
+    pub body: BufReader<S>,
+}
+
+impl Answer<TcpStream> {
+    /// The answer to a GET request with these header lines on a new connection.
+    pub async fn get(address: SocketAddr, headers: &str, path: &str) -> Self {
+        Self::to(TcpStream::connect(address).await.unwrap(), headers, "GET", path, "").await.unwrap()
+    }
+}
+
+impl<S: AsyncRead + AsyncWrite + Unpin> Answer<S> {
+    /// The answer to a request with these header lines, after which the server closes the connection.
+    pub async fn to(
+        mut stream: S,
+        headers: &str,
+        method: &str,
+        path: &str,
+        body: &str,
+    ) -> std::io::Result<Self> {
+        let length = body.len();
+        let head = format!("{method} {path} HTTP/1.1\r\nconnection: close\r\n{headers}");
+        let whole = format!("{head}content-length: {length}\r\n\r\n{body}");
+        stream.write_all(whole.as_bytes()).await?;
+        let (mut head, mut body) = (String::new(), BufReader::new(stream));
+        while !head.ends_with("\r\n\r\n") && body.read_line(&mut head).await? > 0 {}
+        let code = head.split(' ').nth(1).and_then(|code| code.parse().ok()).unwrap_or(0);
+        Ok(Self { code, head, body })
+    }
+
+    /// The code and the whole body.
+    async fn whole(mut self) -> std::io::Result<(u16, String)> {
+        let mut body = String::new();
+        self.body.read_to_string(&mut body).await?;
+        Ok((self.code, body))
+    }
+}
+
+/// The code and body of a request on a new connection.
 pub async fn http(
-    address: std::net::SocketAddr,
+    address: SocketAddr,
     method: &str,
     path: &str,
     body: &str,
 ) -> std::io::Result<(u16, String)> {
-    let mut stream = TcpStream::connect(address).await?;
-    let length = body.len();
-    let head = format!(
-        "{method} {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-length: {length}\r\n\r\n"
-    );
-    stream.write_all(format!("{head}{body}").as_bytes()).await?;
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).await?;
-    let (head, body) = answer.split_once("\r\n\r\n").unwrap_or((&answer, ""));
-    let code = head.split(' ').nth(1).and_then(|code| code.parse().ok()).unwrap_or(0);
-    Ok((code, body.to_owned()))
+    let stream = TcpStream::connect(address).await?;
+    Answer::to(stream, "host: localhost\r\n", method, path, body).await?.whole().await
+}
+
+/// The code and body of a request with these header lines alone on a new connection.
+pub async fn send(address: SocketAddr, headers: &str, method: &str, path: &str, body: &str) -> (u16, String) {
+    let stream = TcpStream::connect(address).await.unwrap();
+    Answer::to(stream, headers, method, path, body).await.unwrap().whole().await.unwrap()
 }
 
 /// A descriptor with these entries.

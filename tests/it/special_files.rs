@@ -4,10 +4,7 @@ use std::{fs, path::Path};
 
 use tokio::{process::Command, time::timeout};
 
-use crate::{
-    admin::send,
-    harness::{Service, TIMEOUT},
-};
+use crate::harness::{Service, TIMEOUT, send};
 
 const RULES: &str = "
 domain: shop

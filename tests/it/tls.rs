@@ -36,7 +36,7 @@ use tonic::{
 use crate::{
     certificates::{Authority, Files, Pair, borrowed, connect},
     frames::{ACK, GOAWAY, PREFACE, SETTINGS, read_until},
-    harness::{START, Service, TIMEOUT, request_for, settings, until},
+    harness::{Answer, START, Service, TIMEOUT, request_for, settings, until},
 };
 
 const RULES: &str = "
@@ -139,11 +139,8 @@ async fn http_1_and_2_are_served_over_tls() {
     let (_shutdown, shutdown_signal) = tokio::sync::mpsc::channel(2);
     tokio::spawn(server.run(shutdown_signal));
 
-    let mut stream = tls_stream(address, &ours, &[]).await;
-    stream.write_all(b"GET /livez HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").await.unwrap();
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).await.unwrap();
-    assert!(answer.starts_with("HTTP/1.1 200 OK"), "{answer}");
+    let stream = tls_stream(address, &ours, &[]).await;
+    assert_eq!(Answer::to(stream, "host: x\r\n", "GET", "/livez", "").await.unwrap().code, 200);
 
     // The HTTP listener has no gRPC method; an UNIMPLEMENTED status proves an HTTP/2 reply.
     let channel = connect(address, &ours, None).await.unwrap();

@@ -11,7 +11,7 @@ use tokio::{
 };
 
 use crate::{
-    harness::{Service, TIMEOUT, request_for},
+    harness::{Answer, Service, TIMEOUT, request_for},
     program::PROGRAM,
 };
 
@@ -76,10 +76,7 @@ async fn top_beyond_the_open_pages_is_refused() {
     let service = Service::start(RULES).await;
     let mut pages = Vec::new();
     for _ in 0..10 {
-        let mut page = tokio::net::TcpStream::connect(service.addresses.admin).await.unwrap();
-        page.write_all(b"GET /live HTTP/1.1\r\nhost: localhost\r\n\r\n").await.unwrap();
-        page.read_u8().await.unwrap();
-        pages.push(page);
+        pages.push(Answer::get(service.addresses.admin, "host: localhost\r\n", "/live").await);
     }
     assert!(error(&top(service.addresses.admin, &["--once"]).await).contains("10 pages are open already"));
     drop(pages);

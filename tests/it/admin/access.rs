@@ -6,8 +6,8 @@ use serde_json::{Value, json};
 use tollgate::telemetry::logs::LogControl;
 
 use crate::{
-    admin::{RULES, admin_with, send, start},
-    harness::{Service, request_for},
+    admin::{RULES, admin_with, start},
+    harness::{Service, request_for, send},
 };
 
 /// Runs the program.

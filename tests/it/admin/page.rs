@@ -3,35 +3,22 @@
 use std::{collections::BTreeSet, fs};
 
 use serde_json::{Value, json};
-use tokio::{
-    io::{AsyncBufReadExt, AsyncWriteExt, BufReader},
-    net::TcpStream,
-    time::timeout,
-};
+use tokio::{io::AsyncBufReadExt, net::TcpStream, time::timeout};
 
 use crate::{
-    admin::{RULES, access::FOREIGN, admin, admin_with, ok_json, send},
-    harness::{Service, TIMEOUT, request_for, until},
+    admin::{RULES, access::FOREIGN, admin, admin_with, ok_json},
+    harness::{Answer, Service, TIMEOUT, request_for, send, until},
 };
 
 /// The maximum number of open pages.
 const PAGES_MAX: usize = 10;
 
 /// A request to `/live` and its answer so far.
-struct Live {
-    code: u16,
-    answer: BufReader<TcpStream>,
-}
+struct Live(Answer<TcpStream>);
 
 impl Live {
     async fn open(service: &Service, header: &str) -> Self {
-        let mut stream = TcpStream::connect(service.addresses.admin).await.unwrap();
-        let head = format!("GET /live HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n{header}\r\n");
-        stream.write_all(head.as_bytes()).await.unwrap();
-        let mut answer = BufReader::new(stream);
-        let mut status = String::new();
-        answer.read_line(&mut status).await.unwrap();
-        Self { code: status.split(' ').nth(1).unwrap().parse().unwrap(), answer }
+        Self(Answer::get(service.addresses.admin, &format!("host: localhost\r\n{header}"), "/live").await)
     }
 
     /// The next sample; `None` at the end of the stream.
@@ -39,10 +26,10 @@ impl Live {
         let read = async {
             loop {
                 let mut line = String::new();
-                if self.answer.read_line(&mut line).await.unwrap() == 0 {
+                if self.0.body.read_line(&mut line).await.unwrap() == 0 {
                     return None;
                 }
-                // Other lines are headers and sizes of chunks.
+                // Other lines are the sizes of chunks.
                 if line.starts_with('{') {
                     return Some(serde_json::from_str(&line).unwrap());
                 }
@@ -89,15 +76,9 @@ async fn page_files_are_public_and_refer_to_nothing_elsewhere() {
 async fn page_forbids_inline_scripts_and_other_origins() {
     let service = Service::start(RULES).await;
     for path in ["/", "/page/main.js", "/page/style.css", "/page/icon.svg"] {
-        let mut stream = TcpStream::connect(service.addresses.admin).await.unwrap();
-        let head = format!("GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n");
-        stream.write_all(head.as_bytes()).await.unwrap();
-        let mut lines = BufReader::new(stream).lines();
-        let mut headers = Vec::new();
-        while let Some(line) = lines.next_line().await.unwrap().filter(|line| !line.is_empty()) {
-            headers.push(line);
-        }
-        let policy = headers.iter().find_map(|line| line.strip_prefix("content-security-policy: ")).unwrap();
+        let answer = Answer::get(service.addresses.admin, "host: localhost\r\n", path).await;
+        let policy =
+            answer.head.lines().find_map(|line| line.strip_prefix("content-security-policy: ")).unwrap();
         let mut directives: Vec<_> = policy.split("; ").collect();
         directives.sort_unstable();
         assert_eq!(
@@ -114,7 +95,8 @@ async fn page_forbids_inline_scripts_and_other_origins() {
             ],
             "{path}"
         );
-        assert!(headers.contains(&"x-content-type-options: nosniff".to_owned()), "{headers:?}");
+        let is_sniffing_off = answer.head.lines().any(|line| line == "x-content-type-options: nosniff");
+        assert!(is_sniffing_off, "{}", answer.head);
     }
 }
 
@@ -122,10 +104,10 @@ async fn page_forbids_inline_scripts_and_other_origins() {
 async fn samples_need_token_and_page_does_not() {
     let (service, _folder) = with_token().await;
     assert_eq!(admin(&service, "GET", "/", "").await.0, 200);
-    assert_eq!(Live::open(&service, "").await.code, 401);
-    assert_eq!(Live::open(&service, "authorization: Bearer wrong\r\n").await.code, 401);
+    assert_eq!(Live::open(&service, "").await.0.code, 401);
+    assert_eq!(Live::open(&service, "authorization: Bearer wrong\r\n").await.0.code, 401);
     let mut live = Live::open(&service, "authorization: Bearer first\r\n").await;
-    assert_eq!(live.code, 200);
+    assert_eq!(live.0.code, 200);
     assert_eq!(live.next().await.unwrap()["rules"]["generation"], 1);
 }
 
@@ -163,7 +145,7 @@ async fn eleventh_page_is_refused_until_one_closes() {
     let mut pages = Vec::new();
     for _ in 0..PAGES_MAX {
         let mut page = Live::open(&service, "").await;
-        assert!(page.code == 200 && page.next().await.is_some());
+        assert!(page.0.code == 200 && page.next().await.is_some());
         pages.push(page);
     }
     let (code, why) = admin(&service, "GET", "/live", "").await;
@@ -172,7 +154,7 @@ async fn eleventh_page_is_refused_until_one_closes() {
     drop(pages.pop());
     until(async || {
         let page = Live::open(&service, "").await;
-        (page.code == 200).then_some(())
+        (page.0.code == 200).then_some(())
     })
     .await;
 }

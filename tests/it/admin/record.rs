@@ -1,15 +1,11 @@
 //! Recordings of requests.
 
 use serde_json::{Value, json};
-use tokio::{
-    io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader},
-    net::TcpStream,
-    time::timeout,
-};
+use tokio::{io::AsyncReadExt, net::TcpStream, time::timeout};
 
 use crate::{
-    admin::{access::FOREIGN, admin, send},
-    harness::{Service, TIMEOUT, descriptor, request, request_for, until, with_hits},
+    admin::{access::FOREIGN, admin},
+    harness::{Answer, Service, TIMEOUT, descriptor, request, request_for, send, until, with_hits},
 };
 
 const RULES: &str = "
@@ -21,28 +17,20 @@ descriptors:
 ";
 
 /// A recording that runs.
-pub struct Recording {
-    answer: BufReader<TcpStream>,
-    head: String,
-}
+pub struct Recording(Answer<TcpStream>);
 
 impl Recording {
     pub async fn start(service: &Service, query: &str) -> Self {
-        let mut stream = TcpStream::connect(service.addresses.admin).await.unwrap();
-        let head = format!("GET /record?{query} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n");
-        stream.write_all(head.as_bytes()).await.unwrap();
-        let (mut answer, mut head) = (BufReader::new(stream), String::new());
-        while !head.ends_with("\r\n\r\n") {
-            answer.read_line(&mut head).await.unwrap();
-        }
-        assert!(head.starts_with("HTTP/1.1 200"), "{head}");
-        Self { answer, head }
+        let path = format!("/record?{query}");
+        let answer = Answer::get(service.addresses.admin, "host: localhost\r\n", &path).await;
+        assert_eq!(answer.code, 200, "{}", answer.head);
+        Self(answer)
     }
 
     /// All lines of JSON, when the recording has ended.
     pub async fn ended(mut self) -> Vec<String> {
         let mut all = String::new();
-        timeout(TIMEOUT, self.answer.read_to_string(&mut all)).await.unwrap().unwrap();
+        timeout(TIMEOUT, self.0.body.read_to_string(&mut all)).await.unwrap().unwrap();
         // Other lines are the sizes of chunks.
         all.lines().filter(|line| line.starts_with('{')).map(str::to_owned).collect()
     }
@@ -55,7 +43,7 @@ async fn recorded(values: &str, calls: impl AsyncFnOnce(&Service)) -> Vec<Value>
 async fn recorded_by(rules: &str, values: &str, calls: impl AsyncFnOnce(&Service)) -> Vec<Value> {
     let service = Service::start_with(rules, &[("admin.record", "plain")]).await;
     let recording = Recording::start(&service, &format!("seconds=60&values={values}")).await;
-    assert!(recording.head.contains("application/x-ndjson"), "{}", recording.head);
+    assert!(recording.0.head.contains("application/x-ndjson"), "{}", recording.0.head);
     calls(&service).await;
     service.shutdown.send(()).await.unwrap();
     recording.ended().await.iter().map(|line| serde_json::from_str(line).unwrap()).collect()

@@ -3,12 +3,8 @@
 use std::fs;
 
 use serde_json::{Value, json};
-use tokio::{
-    io::{AsyncReadExt, AsyncWriteExt},
-    net::TcpStream,
-};
 
-use crate::harness::Service;
+use crate::harness::{Service, send};
 
 const RULES: &str = "
 domain: shop
@@ -104,16 +100,9 @@ async fn reset_over_http_needs_the_token() {
     post(&service, "/v1/check", &json!({"requests": [user("ann")]})).await;
     let (code, answer) = post(&service, "/v1/reset", &user("ann")).await;
     assert_eq!((code, &answer["details"][0]["reason"]), (401, &json!("WRONG_TOKEN")));
-    let body = user("ann").to_string();
-    let head = format!(
-        "POST /v1/reset HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\nauthorization: Bearer secret\r\ncontent-length: {}\r\n\r\n",
-        body.len()
-    );
-    let mut stream = TcpStream::connect(service.addresses.http).await.unwrap();
-    stream.write_all(format!("{head}{body}").as_bytes()).await.unwrap();
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).await.unwrap();
-    let answer: Value = serde_json::from_str(answer.split_once("\r\n\r\n").unwrap().1).unwrap();
+    let (headers, body) = ("host: localhost\r\nauthorization: Bearer secret\r\n", user("ann").to_string());
+    let (_, answer) = send(service.addresses.http, headers, "POST", "/v1/reset", &body).await;
+    let answer: Value = serde_json::from_str(&answer).unwrap();
     let counter = json!({"rule": "shop.user", "remainingBefore": "1", "remaining": "2"});
     assert_eq!(answer, json!({"counters": [counter]}));
 }
@@ -122,13 +111,8 @@ async fn reset_over_http_needs_the_token() {
 async fn calls_of_web_pages_of_other_origins_are_refused() {
     let service = Service::start(RULES).await;
     for call in ["check", "peek", "refund", "reserve", "settle", "cancel", "reset"] {
-        let head = format!("POST /v1/{call} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n");
-        let mut stream = TcpStream::connect(service.addresses.http).await.unwrap();
-        let request = format!("{head}origin: http://example.com\r\ncontent-length: 2\r\n\r\n{{}}");
-        stream.write_all(request.as_bytes()).await.unwrap();
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).await.unwrap();
-        assert!(answer.starts_with("HTTP/1.1 403 "), "{call}: {answer}");
+        let (headers, path) = ("host: localhost\r\norigin: http://example.com\r\n", format!("/v1/{call}"));
+        assert_eq!(send(service.addresses.http, headers, "POST", &path, "{}").await.0, 403, "{call}");
     }
 }
 
