@@ -15,8 +15,8 @@ use crate::{
         shared_store::Mode,
         value_type::{
             COUNT_MAX, Parser, Part, Setting, advertised_address, boolean, bytes, certificate_names,
-            connections, count, file_mode, host_ports, number, one_of, or_auto, or_off, pairs, path, read,
-            redis_urls, size, socket_address, status, text, time, time_between, word,
+            connections, count, file_mode, host_ports, integer, one_of, or_auto, or_off, pairs, path, read,
+            redis_urls, size, socket_address, text, time, time_between, word,
         },
     },
     shared_store::is_prefix,
@@ -181,9 +181,9 @@ settings! {
             "Address of the metrics listener, from which Prometheus scrapes /metrics.";
         max_connections: usize = count(COUNT_MAX) => "100"
             "Maximum number of connections to the metrics listener; further ones are closed at once.";
-        names_per_rule: usize = number(10_000) => "100"
+        names_per_rule: usize = integer("NUMBER", "a number", 0..=10_000) => "100"
             "Maximum number of names in metrics of a rule with value_to_metric or detailed_metric; further names count as other.";
-        top_keys: usize = number(100_000) => "1000"
+        top_keys: usize = integer("NUMBER", "a number", 0..=100_000) => "1000"
             "Number of keys tracked to find the most denied ones, for /top; 0 disables tracking.";
         reference_names: bool = boolean() => "false"
             "Whether the metrics of rules are also served under the names of envoyproxy/ratelimit.";
@@ -199,9 +199,9 @@ settings! {
             "Domain of the rules for requests to /check of the HTTP listener.";
         descriptors: Option<forward_auth::Template> = or_off(read("TEMPLATE", TEMPLATE)) => "off"
             "Descriptors of these requests: entries key={header} or key=text, separated by commas, descriptors by semicolons. A descriptor without one of its headers is left out. Without them there is no /check.";
-        denied_status: u16 = status(400) => "429"
+        denied_status: u16 = integer("STATUS", "a status", 400..=599) => "429"
             "Status of a refused request; auth_request of NGINX needs 403.";
-        failure_status: u16 = status(200) => "503"
+        failure_status: u16 = integer("STATUS", "a status", 200..=599) => "503"
             "Status of a request that cannot be decided; 200 lets it pass.";
     }
     "headers." Always use headers: api::headers::Settings {

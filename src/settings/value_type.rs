@@ -102,10 +102,12 @@ pub struct ValueType {
     pub(super) schema: Json,
 }
 
+type Parse<T> = dyn Fn(&str) -> Option<T>;
+
 /// Makes a value of a text, which is its only reader.
 pub(super) struct Parser<T> {
     value_type: ValueType,
-    parse: Box<dyn Fn(&str) -> Option<T>>,
+    parse: Box<Parse<T>>,
 }
 
 impl<T: 'static> Parser<T> {
@@ -304,17 +306,8 @@ pub(super) fn count<T: TryFrom<u64> + 'static>(max: u64) -> Parser<T> {
     integer("N", "a number", 1..=max)
 }
 
-/// A number from 0 to `max`.
-pub(super) fn number<T: TryFrom<u64> + 'static>(max: u64) -> Parser<T> {
-    integer("NUMBER", "a number", 0..=max)
-}
-
-/// A status of HTTP, at least `min`.
-pub(super) fn status(min: u64) -> Parser<u16> {
-    integer("STATUS", "a status", min..=599)
-}
-
-fn integer<T: TryFrom<u64> + 'static>(
+/// An integer within bounds.
+pub(super) fn integer<T: TryFrom<u64> + 'static>(
     value_name: &'static str,
     what: &str,
     bounds: RangeInclusive<u64>,
