@@ -258,9 +258,7 @@ mod tests {
 
     #[test]
     fn default_of_every_setting_is_valid() {
-        let settings = load(&[]).unwrap();
-        assert_eq!(settings.grpc.listen.to_string(), "0.0.0.0:8081");
-        assert_eq!(settings.drain.delay, Duration::from_secs(5));
+        assert_eq!(load(&[]).unwrap().grpc.listen.to_string(), "0.0.0.0:8081");
     }
 
     #[test]
@@ -268,11 +266,10 @@ mod tests {
         let (_file, sources) = with_file("drain:\n  delay: 1s\n  timeout: 10s\nlog:\n  level: debug\n");
         let variables = [("TOLLGATE_DRAIN__DELAY", "2s"), ("TOLLGATE_DRAIN__TIMEOUT", "20s")];
         let Sources { environment, .. } = with_environment(&variables);
-        let settings = Sources { environment, ..sources };
         let flags = flags(&[("drain.delay", "3s")]).flags;
-        let settings = Sources { flags, ..settings }.load().unwrap();
-        assert_eq!(settings.drain.delay, Duration::from_secs(3));
-        assert_eq!(settings.drain.timeout, Duration::from_secs(20));
+        let settings = Sources { flags, environment, ..sources }.load().unwrap();
+        let crate::settings::Drain { delay, timeout } = settings.drain;
+        assert_eq!((delay, timeout), (Duration::from_secs(3), Duration::from_secs(20)));
         assert_eq!(settings.log.level, "debug");
         let of = |name: &str| {
             let setting = settings.given.iter().find(|setting| setting.name == name).unwrap();
