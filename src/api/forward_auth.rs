@@ -4,7 +4,6 @@ use std::str::FromStr;
 
 use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use prost::Message as _;
-use serde::Deserialize;
 
 use crate::api::proto::envoy::{
     extensions::common::ratelimit::v3::{RateLimitDescriptor, rate_limit_descriptor::Entry},
@@ -12,8 +11,7 @@ use crate::api::proto::envoy::{
 };
 
 /// How requests are decided by their headers.
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[derive(Clone, Debug, Default)]
 pub struct Settings {
     /// The domain of the rules.
     pub domain: Option<String>,
@@ -27,8 +25,7 @@ pub struct Settings {
 
 /// The descriptors of a request as a text: `key={header}` or `key=text`, entries separated by commas, descriptors by
 /// semicolons.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
-#[serde(try_from = "String")]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Template(Vec<Vec<EntryTemplate>>);
 
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -50,8 +50,7 @@ pub mod proto {
 }
 
 /// Bounds of requests and format of replies.
-#[derive(Clone, Copy, Debug, serde::Deserialize)]
-#[serde(deny_unknown_fields)]
+#[derive(Clone, Copy, Debug)]
 pub struct Settings {
     /// Whether replies have dynamic metadata.
     pub dynamic_metadata: bool,

@@ -9,7 +9,6 @@ use std::{
 };
 
 use prost::bytes::Bytes;
-use serde::Deserialize;
 use tokio::{
     sync::watch,
     task::JoinSet,
@@ -66,8 +65,7 @@ const MESSAGES_MAX: usize = 1_024;
 const MONOTONIC_START: Timestamp = Timestamp::from_nanos(1_000_000 * SECOND);
 
 /// The settings of a replica in a cluster.
-#[derive(Clone, Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[derive(Clone, Debug)]
 pub struct Settings {
     /// The links to other replicas.
     pub link: link::Settings,

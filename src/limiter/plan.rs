@@ -16,14 +16,11 @@ use crate::{
 };
 
 /// Modes that apply to all rules.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Deserialize)]
-#[serde(deny_unknown_fields)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Modes {
     /// Every descriptor is in quota mode, whatever its rule says.
-    #[serde(rename = "quota_mode")]
     pub quota: bool,
     /// A request that would be refused passes nevertheless.
-    #[serde(rename = "shadow_mode")]
     pub shadow: bool,
 }
 

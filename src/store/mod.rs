@@ -92,8 +92,7 @@ pub enum OnRefusal {
 }
 
 /// What happens to a charge to a new key without memory for it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Deserialize)]
-#[serde(rename_all = "lowercase")]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OnFull {
     /// Refuse it.
     #[default]

@@ -25,8 +25,7 @@ use crate::{
 const EMPTY_SNAPSHOT_BYTES: u64 = 1 << 20;
 
 /// Settings of the store.
-#[derive(Clone, Debug, PartialEq, Eq, serde::Deserialize)]
-#[serde(deny_unknown_fields)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
     /// The memory limit, in bytes.
     pub memory_limit: u64,

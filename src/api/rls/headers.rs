@@ -2,7 +2,6 @@
 
 use std::{fmt::Write as _, time::Duration};
 
-use serde::Deserialize;
 
 use crate::{
     api::proto::envoy::config::core::v3::HeaderValue,
@@ -11,8 +10,7 @@ use crate::{
 };
 
 /// Which headers replies have. The default is none.
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[derive(Clone, Debug, Default)]
 pub struct Settings {
     /// `X-RateLimit-Limit`, `-Remaining` and `-Reset`.
     pub x_ratelimit: bool,

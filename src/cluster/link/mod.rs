@@ -6,7 +6,6 @@
 use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 
 use prost::bytes::Bytes;
-use serde::Deserialize;
 use tokio::{
     net::TcpListener,
     sync::{Semaphore, mpsc, watch},
@@ -48,8 +47,7 @@ pub use stats::{LinkFailure, Stats};
 use hub::{Command, Hub, Phase};
 
 /// Addresses and trust of the links.
-#[derive(Clone, Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[derive(Clone, Debug)]
 pub struct Settings {
     /// The address on which the replica accepts links.
     pub listen: SocketAddr,
@@ -57,7 +55,6 @@ pub struct Settings {
     /// Default: the address listened on; if that is unspecified, the source address that the machine would use.
     pub advertise: Option<String>,
     /// Addresses to search for other replicas: `HOST:PORT` each; a name may resolve to several addresses.
-    #[serde(rename = "seed")]
     pub seeds: Vec<String>,
     /// The certificates or the secret that authenticate members.
     pub trust: Trust,

@@ -25,7 +25,6 @@ use rustls::{
     sign::{CertifiedKey, SingleCertAndKey},
     version::TLS13,
 };
-use serde::Deserialize;
 use tokio::{task, time::sleep};
 use tracing::{error, info, warn};
 
@@ -47,21 +46,18 @@ const RENEWAL_CHECK_INTERVAL_MAX: Duration = Duration::from_secs(60);
 const WORLD_READABLE: u32 = 0o004;
 
 /// How members are authenticated. If certificates are set, the secret is not used for it.
-#[derive(Clone, Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[derive(Clone, Debug)]
 pub struct Trust {
     /// The operator's certificates.
     pub files: Option<Files>,
     /// A file of secrets, one per line: the first one signs, each one is trusted.
     pub secret_file: Option<PathBuf>,
     /// The interval at which the files are compared with the active ones; at least 50 ms.
-    #[serde(skip)]
     pub poll_interval: Duration,
 }
 
 /// The operator's certificates, in PEM.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Files {
     /// The certificate of this replica with its chain to the authority, for client and server use.
     pub cert: PathBuf,
