@@ -3,10 +3,7 @@
 
 use std::{error::Error, time::Duration};
 
-use tollgate::{
-    limiter::{Limiter, SharedLimiter},
-    shared_store::Settings,
-};
+use tollgate::{limiter::Limiter, shared_limiter::SharedLimiter, shared_store::Settings};
 
 const RULES: &str = "
 domain: mail

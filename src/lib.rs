@@ -36,6 +36,8 @@ pub mod server;
 #[cfg(feature = "server")]
 pub mod settings;
 #[cfg(feature = "redis")]
+pub mod shared_limiter;
+#[cfg(feature = "redis")]
 pub mod shared_store;
 pub mod store;
 pub mod telemetry;

@@ -16,9 +16,9 @@ use http::{HeaderMap, Request, Response, StatusCode, header::RETRY_AFTER};
 use tower_layer::Layer;
 use tower_service::Service;
 
-#[cfg(feature = "redis")]
-use crate::limiter::SharedLimiter;
 use crate::limiter::{CheckError, Checked, Limiter, LimiterError};
+#[cfg(feature = "redis")]
+use crate::shared_limiter::SharedLimiter;
 
 /// What a request asks of the limiter.
 #[derive(Clone, Debug, PartialEq, Eq)]

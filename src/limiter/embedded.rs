@@ -261,7 +261,7 @@ pub(super) fn at_once<T>(call: impl Future<Output = Result<T, HoldError>>) -> Re
 
 impl Reservation {
     /// The answer to a reservation with these terms.
-    pub(super) fn of(HeldAnswer { answer, is_held }: &HeldAnswer<'_>, terms: HoldTerms) -> Self {
+    pub(crate) fn of(HeldAnswer { answer, is_held }: &HeldAnswer<'_>, terms: HoldTerms) -> Self {
         Self { checked: Checked::of(answer), id: is_held.then_some(terms.id) }
     }
 }
@@ -269,7 +269,7 @@ impl Reservation {
 impl Checked {
     /// The answer to a request with one descriptor.
     #[inline(always)]
-    pub(super) fn of<'s>(answer: &AnswerOf<impl AsRef<[Status<'s>]>>) -> Self {
+    pub(crate) fn of<'s>(answer: &AnswerOf<impl AsRef<[Status<'s>]>>) -> Self {
         let status = &answer.statuses.as_ref()[0];
         let limit = status.limit.map(|limit| limit.requests_per_unit);
         Self {
@@ -286,7 +286,7 @@ impl Checked {
 
 /// The entries, which are written to `buffer`.
 #[inline(always)]
-pub(super) fn each_entry<'b, 'a>(
+pub(crate) fn each_entry<'b, 'a>(
     entries: &[(&'a str, &'a str)],
     buffer: &'b mut SmallVec<[Entry<'a>; 4]>,
 ) -> &'b [Entry<'a>] {
@@ -296,7 +296,7 @@ pub(super) fn each_entry<'b, 'a>(
 
 /// A request with one descriptor.
 #[inline(always)]
-pub(super) fn request<'a>(
+pub(crate) fn request<'a>(
     domain: &'a str,
     entries: &'a [Entry<'a>],
     operation: Operation,

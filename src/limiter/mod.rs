@@ -18,30 +18,26 @@ mod answer;
 mod bounds;
 mod embedded;
 mod examples;
-#[cfg(feature = "server")]
 mod explain;
 mod metrics;
 mod plan;
 mod prepared;
 mod request;
 mod reserve;
-#[cfg(feature = "redis")]
-mod shared;
 
 use answer::SingleAnswer;
 pub use answer::{Answer, AnswerOf, Status};
 pub use bounds::{Bounds, CallSize, TooLarge};
 pub use embedded::{CheckError, Checked, Reservation};
+#[cfg(feature = "redis")]
+pub(crate) use embedded::{each_entry, request};
 pub use examples::{Example, Examples};
-#[cfg(feature = "server")]
 pub use explain::{CheckExplanation, CounterRef, DescriptorExplanation, Explanation, NoCounter};
 pub use metrics::Metrics;
 pub use plan::{CurrentLimit, Modes};
 pub use prepared::PreparedDescriptor;
 pub use request::{Descriptor, Override, Request, RequestError, UnknownUnit};
 pub use reserve::{HeldAnswer, HoldError, SettledAnswer};
-#[cfg(feature = "redis")]
-pub use shared::SharedLimiter;
 
 use metrics::CheckOutcome;
 use plan::{AppliedLimit, Plan, applied_limits};
@@ -131,6 +127,16 @@ impl Limiter {
     /// The metrics.
     pub fn metrics(&self) -> &Arc<Metrics> {
         &self.metrics
+    }
+
+    /// The clock of the counters.
+    pub(crate) fn clock(&self) -> &Clock {
+        &self.clock
+    }
+
+    /// The active rules.
+    pub(crate) fn active_rules(&self) -> &Arc<ActiveRules> {
+        &self.active_rules
     }
 
     /// The modes.

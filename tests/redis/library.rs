@@ -7,7 +7,8 @@ use futures_util::future::join_all;
 use http::{Request, StatusCode};
 use tokio::time::{sleep, timeout};
 use tollgate::{
-    limiter::{Checked, HoldError, Limiter, SharedLimiter},
+    limiter::{Checked, HoldError, Limiter},
+    shared_limiter::SharedLimiter,
     shared_store::{ConnectError, Settings, State},
     store::SettleOutcome,
     tower::{Question, RateLimitLayer},

@@ -2,7 +2,6 @@
 
 use std::{fmt::Write as _, time::Duration};
 
-
 use crate::{
     api::proto::envoy::config::core::v3::HeaderValue,
     limiter::{Answer, CurrentLimit, Modes, Status},

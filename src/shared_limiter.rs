@@ -7,10 +7,7 @@ use tokio::task::JoinSet;
 
 use crate::{
     algorithm::Operation,
-    limiter::{
-        CheckError, Checked, HoldError, Limiter, Reservation,
-        embedded::{each_entry, request},
-    },
+    limiter::{CheckError, Checked, HoldError, Limiter, Reservation, each_entry, request},
     remote::Remote,
     resilience::OpenForwards,
     rules::Problems,
@@ -35,10 +32,7 @@ impl SharedLimiter {
     /// and logs through `tracing` why it has not; drop the future to give up.
     ///
     /// ```no_run
-    /// use tollgate::{
-    ///     limiter::{Limiter, SharedLimiter},
-    ///     shared_store::Settings,
-    /// };
+    /// use tollgate::{limiter::Limiter, shared_limiter::SharedLimiter, shared_store::Settings};
     ///
     /// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
     /// let limiter = Limiter::from_yaml(
@@ -68,7 +62,7 @@ impl SharedLimiter {
         // may have chosen one: then this changes nothing.
         let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
         let mut background = JoinSet::new();
-        let (clock, active_rules) = (limiter.clock.clone(), limiter.active_rules.clone());
+        let (clock, active_rules) = (limiter.clock().clone(), limiter.active_rules().clone());
         let store = SharedStore::start(settings, clock, active_rules, &mut background)?;
         store.until_known().await;
         let limiter = limiter.with_remote(Some(Remote::new(Arc::new(store.clone()))));
