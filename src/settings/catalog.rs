@@ -8,15 +8,12 @@ use crate::{
     api::{self, forward_auth, recorder::RecordedValues},
     rules::xds,
     settings::{
-        draft::StoreKind,
         listeners::{CertificateName, ListenAddress},
         memory::MemoryShare,
-        rules::Source,
-        shared_store::Mode,
         value_type::{
-            COUNT_MAX, Parser, Part, Setting, advertised_address, boolean, bytes, certificate_names,
-            connections, count, file_mode, host_ports, integer, one_of, or_auto, or_off, pairs, path, read,
-            redis_urls, size, socket_address, text, time, time_between, word,
+            COUNT_MAX, Mode, Parser, Part, Setting, Source, StoreKind, advertised_address, boolean, bytes,
+            certificate_names, connections, count, file_mode, host_ports, integer, one_of, or_auto, or_off,
+            pairs, path, read, redis_urls, size, socket_address, text, time, time_between, word,
         },
     },
     shared_store::is_prefix,
@@ -57,10 +54,6 @@ macro_rules! settings {
             own_flag: &[$($flag)?],
             part: Part::$part,
             value_type: || Parser::<$type>::value_type($parser),
-            set: |draft, text| {
-                draft.$section.$name = $parser.parse(text)?;
-                Some(())
-            },
         },)*)*];
 
         $(section! { $kind $($target)::+ $prefix { $($name: $type, $help;)* } })*
@@ -76,6 +69,15 @@ macro_rules! settings {
                 Self {
                     $($section: $($target)::+ { $($name: $parser.parse($default).expect("a default is valid"),)* },)*
                 }
+            }
+
+            /// Parses the text into a setting. `None` if it is not accepted; then the draft stays.
+            pub(super) fn set(&mut self, setting: &Setting, text: &str) -> Option<()> {
+                match setting.name {
+                    $($(concat!($prefix, stringify!($name)) => self.$section.$name = $parser.parse(text)?,)*)*
+                    _another => return None,
+                }
+                Some(())
             }
         }
     };
@@ -323,6 +325,13 @@ settings! {
             "Log format: text or json.";
         denials: Denials = read("RATE", Denials::EXPECTED) => "off"
             "Maximum number of denials logged per second, as in 10/s, with rule, descriptor and limit; off logs none.";
+    }
+}
+
+impl Setting {
+    /// The setting of this name.
+    pub fn named(name: &str) -> Option<&'static Self> {
+        CATALOG.iter().find(|setting| setting.name == name)
     }
 }
 

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::{
     cluster::{Files, Settings, Trust, TrustError, link},
-    settings::{catalog::Cluster, draft::Conflicts},
+    settings::{catalog::Cluster, conflicts::Conflicts},
 };
 
 impl Cluster {

@@ -4,42 +4,13 @@ use crate::{
     api::admin::{EffectiveSetting, Origin},
     limiter::Modes,
     settings::{
-        Admin, Certificates, Drain, Settings,
-        catalog::{CATALOG, Counters, Draft},
-        rules::Source,
-        value_type::{OFF, Part, Setting},
+        Admin, Certificates, Drain, Settings, Tls,
+        catalog::{CATALOG, Counters, Draft, TlsFiles},
+        conflicts::Conflicts,
+        value_type::{OFF, Part, Setting, Source, StoreKind},
     },
     store,
 };
-
-/// The place of the counters.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum StoreKind {
-    /// This process.
-    Memory,
-    /// Servers that replicas share.
-    Redis,
-}
-
-/// What is wrong with settings that are valid one by one.
-#[derive(Default)]
-pub(super) struct Conflicts(pub(super) Vec<String>);
-
-/// The name of a setting in its section, and whether it has a value.
-pub(super) type Named<'n> = (&'n str, bool);
-
-impl Conflicts {
-    pub(super) fn add(&mut self, conflict: impl Into<String>) {
-        self.0.push(conflict.into());
-    }
-
-    /// Settings that need another one, which must have a value too: their names follow `prefix`.
-    pub(super) fn require(&mut self, prefix: &str, needs: &[(Named<'_>, Named<'_>)]) {
-        for ((name, _), (needed, _)) in needs.iter().filter(|((_, is_set), (_, is_met))| *is_set && !is_met) {
-            self.add(format!("{prefix}{name} needs {prefix}{needed}, which is not set"));
-        }
-    }
-}
 
 impl Draft {
     /// The settings of all components. `given` has the value of each setting as text.
@@ -99,6 +70,18 @@ impl Draft {
         };
         let is_given = !matches!(given.from, Origin::Default | Origin::Reference) && given.value != OFF;
         why.filter(|_| is_given).map(|why| format!("{} {why}", setting.name))
+    }
+}
+
+impl TlsFiles {
+    /// `None` without a certificate. The names of the settings begin with `prefix`.
+    fn read(self, prefix: &str, conflicts: &mut Conflicts) -> Option<Tls> {
+        let Self { cert, key, client_ca, client_san } = self;
+        let (has_cert, has_key) = (("cert", cert.is_some()), ("key", key.is_some()));
+        let (has_ca, has_san) = (("client_ca", client_ca.is_some()), ("client_san", !client_san.is_empty()));
+        let needs = [(has_cert, has_key), (has_key, has_cert), (has_ca, has_cert), (has_san, has_ca)];
+        conflicts.require(prefix, &needs);
+        Some(Tls { cert: cert?, key: key?, client_ca, client_san })
     }
 }
 

@@ -7,8 +7,6 @@ use std::{
     time::Duration,
 };
 
-use crate::settings::{catalog::TlsFiles, draft::Conflicts};
-
 /// The prefix of the path of a Unix socket.
 const UNIX: &str = "unix:";
 
@@ -54,18 +52,6 @@ pub enum CertificateName {
     Uri(String),
     /// An IP address.
     Ip(IpAddr),
-}
-
-impl TlsFiles {
-    /// `None` without a certificate. The names of the settings begin with `prefix`.
-    pub(super) fn read(self, prefix: &str, conflicts: &mut Conflicts) -> Option<Tls> {
-        let Self { cert, key, client_ca, client_san } = self;
-        let (has_cert, has_key) = (("cert", cert.is_some()), ("key", key.is_some()));
-        let (has_ca, has_san) = (("client_ca", client_ca.is_some()), ("client_san", !client_san.is_empty()));
-        let needs = [(has_cert, has_key), (has_key, has_cert), (has_ca, has_cert), (has_san, has_ca)];
-        conflicts.require(prefix, &needs);
-        Some(Tls { cert: cert?, key: key?, client_ca, client_san })
-    }
 }
 
 impl TryFrom<String> for ListenAddress {

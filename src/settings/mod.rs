@@ -5,6 +5,7 @@ use crate::{api, limiter, store, telemetry};
 
 mod catalog;
 mod cluster;
+mod conflicts;
 mod draft;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzz;

@@ -7,16 +7,10 @@ use crate::{
     },
     settings::{
         catalog::{Rules, Xds},
-        draft::Conflicts,
+        conflicts::Conflicts,
+        value_type::Source,
     },
 };
-
-/// The source of the rules.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Source {
-    Files,
-    Xds,
-}
 
 impl Rules {
     pub(super) fn read(self, xds: Xds, conflicts: &mut Conflicts) -> Settings {

@@ -3,16 +3,9 @@
 use std::time::Duration;
 
 use crate::{
-    settings::{catalog::Redis, draft::Conflicts},
+    settings::{catalog::Redis, conflicts::Conflicts, value_type::Mode},
     shared_store::{self, PasswordFiles, Settings, TlsFiles},
 };
-
-#[derive(Clone, Copy, Debug)]
-pub enum Mode {
-    Standalone,
-    Sentinel,
-    Cluster,
-}
 
 impl Redis {
     pub(super) fn read(

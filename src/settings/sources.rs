@@ -8,9 +8,9 @@ use crate::{
     settings::{
         CATALOG, Setting, Settings,
         catalog::Draft,
-        draft::StoreKind,
         otel,
         reference::{self, Given},
+        value_type::StoreKind,
     },
     yaml::{self, Mark, Node, Pair, Value},
 };
@@ -220,7 +220,7 @@ impl Loading {
             from == Origin::Reference && !matches!(given.from, Origin::Default | Origin::Reference);
         // A value without effect must be valid nevertheless.
         let draft = if is_overridden { &mut Draft::defaults() } else { &mut self.draft };
-        if (setting.set)(draft, value).is_none() {
+        if draft.set(setting, value).is_none() {
             let expected = setting.value_type().expected;
             self.problems.push(format!("{place}: `{value}` is not allowed; {expected} is"));
         } else if !is_overridden {

@@ -13,11 +13,7 @@ use serde_json::{Value as Json, json};
 
 use crate::{
     cluster::link,
-    settings::{
-        catalog::{CATALOG, Draft},
-        listeners::CertificateName,
-        memory::MemoryShare,
-    },
+    settings::{listeners::CertificateName, memory::MemoryShare},
     shared_store,
 };
 
@@ -42,8 +38,6 @@ pub struct Setting {
     /// The part of the program that uses the setting.
     pub(super) part: Part,
     pub(super) value_type: fn() -> ValueType,
-    /// Parses the text into the draft. `None` if it is not accepted; then the draft stays.
-    pub(super) set: fn(&mut Draft, &str) -> Option<()>,
 }
 
 /// A part of the program that uses a setting, and that other settings may exclude.
@@ -62,11 +56,6 @@ pub(super) enum Part {
 }
 
 impl Setting {
-    /// The setting of this name.
-    pub fn named(name: &str) -> Option<&'static Self> {
-        CATALOG.iter().find(|setting| setting.name == name)
-    }
-
     /// The description of the accepted values.
     pub fn value_type(&self) -> ValueType {
         (self.value_type)()
@@ -87,6 +76,30 @@ impl Setting {
     pub fn variable(&self) -> String {
         format!("TOLLGATE_{}", self.name.replace('.', "__").to_uppercase())
     }
+}
+
+/// The source of the rules.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Source {
+    Files,
+    Xds,
+}
+
+/// The place of the counters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StoreKind {
+    /// This process.
+    Memory,
+    /// Servers that replicas share.
+    Redis,
+}
+
+/// The kind of the Redis servers.
+#[derive(Clone, Copy, Debug)]
+pub enum Mode {
+    Standalone,
+    Sentinel,
+    Cluster,
 }
 
 /// The description of the values that a setting accepts.
