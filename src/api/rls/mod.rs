@@ -29,7 +29,8 @@ impl Api {
         view: &ActiveView<'_>,
         span: &mut CallSpan,
     ) -> Result<Reply, Error> {
-        let decoded = self.decode(call, span)?;
+        let mut decoded = Request::default();
+        self.decode(call, &mut decoded, span)?;
         let request = decoded.limiter_request(call.timeout())?;
         let answer = view.decide_here(&request)?;
         Ok(self.reply(call, &decoded, &request, view, &answer))
@@ -42,17 +43,23 @@ impl Api {
         connection: &OpenForwards,
         span: &mut CallSpan,
     ) -> Result<Reply, Error> {
-        let decoded = self.decode(call, span)?;
+        let mut decoded = Request::default();
+        self.decode(call, &mut decoded, span)?;
         let request = decoded.limiter_request(call.timeout())?;
         let answer = view.decide(&request, connection).await?;
         Ok(self.reply(call, &decoded, &request, view, &answer))
     }
 
     #[inline]
-    fn decode<'m>(&self, call: Call<'m>, span: &mut CallSpan) -> Result<Request<'m>, Error> {
-        let decoded = decode(call.message, self.settings.bounds())?;
+    fn decode<'m>(
+        &self,
+        call: Call<'m>,
+        decoded: &mut Request<'m>,
+        span: &mut CallSpan,
+    ) -> Result<(), Error> {
+        decoded.read(call.message, self.settings.bounds())?;
         span.describe(decoded.domain, || decoded.descriptor_views().count());
-        Ok(decoded)
+        Ok(())
     }
 
     fn reply(
