@@ -14,6 +14,8 @@ from processes import ROOT
 
 PACKAGES = ROOT / "clients"
 PROTO = ROOT / "proto"
+# The cases that the suite of every package replays.
+VECTORS = PACKAGES / "vectors"
 BUILDS = pathlib.Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")) / "clients"
 BUILD_TIMEOUT = 600.0
 RUN_TIMEOUT = 30.0
@@ -31,8 +33,8 @@ def missing(language):
 
 
 def install(language, setup):
-    """Runs the commands of `setup` in a copy of a package, beside a copy of proto/ as in the repository. Returns the
-    copy. Reuses that of an earlier run with the same files."""
+    """Runs the commands of `setup` in a copy of a package, beside copies of proto/ and of the vectors as in the
+    repository. Returns the copy. Reuses that of an earlier run with the same files."""
     source, home = PACKAGES / language, BUILDS / "packages" / language
     folder = home / source.relative_to(ROOT)
     marker, built_from = home / "made-from", fingerprint(source, setup)
@@ -42,7 +44,8 @@ def install(language, setup):
             shutil.rmtree(home, ignore_errors=True)
             # Without file times, so that copied files are newer than built ones.
             shutil.copytree(source, folder, ignore=leftovers, copy_function=shutil.copy)
-            shutil.copytree(PROTO, home / "proto", copy_function=shutil.copy)
+            for beside in (PROTO, VECTORS):
+                shutil.copytree(beside, home / beside.relative_to(ROOT), copy_function=shutil.copy)
             done = run(["bash", "-euo", "pipefail", "-c", setup], folder, BUILD_TIMEOUT)
             assert done.returncode == 0, f"{setup}\n{done.stdout}\n{done.stderr}"
             marker.write_text(built_from)
@@ -82,10 +85,10 @@ def fingerprint(source, setup):
     """A hash of all that the package is built from."""
     language = source.name
     files = [__file__]
-    for folder in (source, PROTO):
+    for folder in (source, PROTO, VECTORS):
         inside = (path.relative_to(folder) for path in sorted(folder.rglob("*")) if path.is_file())
         leftovers = {"__pycache__", *LEFTOVERS.get(language, [])}
-        files += [folder / path for path in inside if folder == PROTO or path.parts[0] not in leftovers]
+        files += [folder / path for path in inside if folder != source or path.parts[0] not in leftovers]
     digest = hashlib.sha256(setup.encode())
     for path in files:
         content = pathlib.Path(path).read_bytes()

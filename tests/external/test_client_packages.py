@@ -72,7 +72,7 @@ def test_client_package_passes_its_tests_against_server(language, record_propert
 
 
 def test_every_client_package_has_tests_and_a_row():
-    folders = {path.name for path in clients.PACKAGES.iterdir() if path.is_dir()}
+    folders = {path.name for path in clients.PACKAGES.iterdir() if path.is_dir() and path != clients.VECTORS}
     page = (clients.PACKAGES / "README.md").read_text()
 
     assert folders == LANGUAGES
