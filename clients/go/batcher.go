@@ -3,7 +3,6 @@ package tollgate
 import (
 	"container/list"
 	"context"
-	"errors"
 	"sync"
 	"time"
 
@@ -14,21 +13,20 @@ import (
 	pb "example.com/tollgate/gen/tollgate/v1"
 )
 
-// errQueueFull says that too many checks wait for a call.
-var errQueueFull = errors.New("tollgate: too many checks wait for a call to the server")
-
 // batcher collects checks while calls are under way, and sends them together when one of these returns. There is no
 // timer: a check is sent at once if fewer calls are under way than may be.
 type batcher struct {
 	server   pb.RateLimiterClient
 	metrics  Metrics
-	maxCalls int
-	maxBatch int
-	maxQueue int
+	callsMax int
+	batchMax int
+	queueMax int
+	// Says that queueMax checks wait.
+	full error
 
 	mutex sync.Mutex
 	calls int
-	// Checks that wait. Invariant: empty unless maxCalls calls are under way.
+	// Checks that wait. Invariant: empty unless callsMax calls are under way.
 	queue *list.List
 }
 
@@ -52,9 +50,10 @@ func newBatcher(server pb.RateLimiterClient, options *Options) *batcher {
 	return &batcher{
 		server:   server,
 		metrics:  options.Metrics,
-		maxCalls: options.MaxCalls,
-		maxBatch: options.MaxBatch,
-		maxQueue: options.MaxQueue,
+		callsMax: options.CallsMax,
+		batchMax: options.BatchMax,
+		queueMax: options.QueueMax,
+		full:     status.Errorf(codes.ResourceExhausted, "%d checks wait already", options.QueueMax),
 		queue:    list.New(),
 	}
 }
@@ -80,13 +79,13 @@ func (b *batcher) check(ctx context.Context, request *pb.Request) reply {
 func (b *batcher) admit(check *queuedCheck) (*list.Element, error) {
 	b.mutex.Lock()
 	defer b.mutex.Unlock()
-	if b.calls < b.maxCalls {
+	if b.calls < b.callsMax {
 		b.calls++
 		go b.run([]*queuedCheck{check})
 		return nil, nil
 	}
-	if b.queue.Len() >= b.maxQueue {
-		return nil, errQueueFull
+	if b.queue.Len() >= b.queueMax {
+		return nil, b.full
 	}
 	return b.queue.PushBack(check), nil
 }
@@ -114,10 +113,10 @@ func (b *batcher) next() []*queuedCheck {
 	b.mutex.Lock()
 	defer b.mutex.Unlock()
 	var batch []*queuedCheck
-	for bytes := 0; b.queue.Len() > 0 && len(batch) < b.maxBatch; {
+	for bytes := 0; b.queue.Len() > 0 && len(batch) < b.batchMax; {
 		check := b.queue.Front().Value.(*queuedCheck)
 		bytes += proto.Size(check.request)
-		if len(batch) > 0 && bytes > maxBatchBytes {
+		if len(batch) > 0 && bytes > batchBytesMax {
 			break
 		}
 		b.queue.Remove(b.queue.Front())
@@ -145,10 +144,7 @@ func (b *batcher) send(batch []*queuedCheck) {
 	b.metrics.Sent(len(batch))
 	sent := time.Now()
 	response, err := b.server.Check(ctx, &pb.CheckRequest{Requests: requests})
-	answers := response.GetAnswers()
-	if err == nil && len(answers) != len(batch) {
-		err = status.Errorf(codes.Internal, "%d answers to %d requests", len(answers), len(batch))
-	}
+	answers, err := answersTo(len(batch), response.GetAnswers(), err)
 	if status.Code(err) == codes.InvalidArgument && len(batch) > 1 {
 		// The call as a whole was refused: the server allows less in one call, or one check is too large.
 		half := len(batch) / 2
@@ -163,4 +159,12 @@ func (b *batcher) send(batch []*queuedCheck) {
 		}
 		check.reply <- result
 	}
+}
+
+// answersTo are the answers to so many requests.
+func answersTo(requests int, answers []*pb.Answer, err error) ([]*pb.Answer, error) {
+	if err == nil && len(answers) != requests {
+		err = status.Errorf(codes.Internal, "%d answers to %d requests", len(answers), requests)
+	}
+	return answers, err
 }

@@ -12,6 +12,8 @@ package tollgate
 import (
 	"context"
 	"errors"
+	"fmt"
+	"sync/atomic"
 	"time"
 
 	"google.golang.org/grpc"
@@ -28,6 +30,7 @@ type Client struct {
 	server     pb.RateLimiterClient
 	batcher    *batcher
 	denials    *denyCache
+	closed     atomic.Bool
 }
 
 // New returns a client of the target, a gRPC name such as "tollgate.example:8081" or "unix:/run/tollgate.sock". It does
@@ -35,7 +38,7 @@ type Client struct {
 func New(target string, options Options) (*Client, error) {
 	options, err := options.withDefaults()
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("tollgate: %w", err)
 	}
 	connection, err := options.dial(target)
 	if err != nil {
@@ -47,12 +50,13 @@ func New(target string, options Options) (*Client, error) {
 		connection: connection,
 		server:     server,
 		batcher:    newBatcher(server, &options),
-		denials:    newDenyCache(options.DenyCacheSize, options.DenyCacheMax),
+		denials:    newDenyCache(options.DenyCacheKeys, options.DenyCacheMax),
 	}, nil
 }
 
-// Close ends the connection. Checks from then on have no answer.
+// Close ends the connection, and the calls under way. Calls from then on have no answer.
 func (c *Client) Close() error {
+	c.closed.Store(true)
 	return c.connection.Close()
 }
 
@@ -81,11 +85,11 @@ func (c *Client) check(caller context.Context, request *Request, now time.Time) 
 	ctx, cancel := context.WithTimeout(caller, c.options.Timeout)
 	defer cancel()
 	reply := c.batcher.check(ctx, message)
-	decision, err := c.conclude(caller, reply.answer, reply.err)
+	decision, err := c.conclude(ctx, reply.answer, reply.err)
 	switch {
 	case err != nil:
 		return decision, Failed, err
-	case errors.Is(decision.NoAnswer, errQueueFull):
+	case reply.err == c.batcher.full:
 		return decision, QueueFull, nil
 	case decision.NoAnswer != nil:
 		return decision, NoAnswer, nil
@@ -107,57 +111,72 @@ func (c *Client) Peek(ctx context.Context, request Request) (Decision, error) {
 	for _, descriptor := range message.Descriptors {
 		descriptor.Hits = nil
 	}
-	timeout, cancel := context.WithTimeout(ctx, c.options.Timeout)
+	ctx, cancel := context.WithTimeout(ctx, c.options.Timeout)
 	defer cancel()
-	response, err := c.server.Peek(timeout, &pb.PeekRequest{Requests: []*pb.Request{message}})
-	answer, err := only(response.GetAnswers(), err)
-	return c.conclude(ctx, answer, err)
+	response, err := c.server.Peek(ctx, &pb.PeekRequest{Requests: []*pb.Request{message}})
+	return c.concludeOnly(ctx, response.GetAnswers(), err)
 }
 
-// Refund gives the hits of an earlier check back. No decision stands in for a missing answer: it is an error, and the
-// hits may have been given back or not.
+// Refund gives the hits of an earlier check back. No decision stands in for a missing answer: it is a [*NoAnswerError],
+// and the hits may have been given back or not.
 func (c *Client) Refund(ctx context.Context, request Request) (Decision, error) {
 	message, err := request.message()
 	if err != nil {
 		return Decision{}, err
 	}
-	timeout, cancel := context.WithTimeout(ctx, c.options.Timeout)
+	ctx, cancel := context.WithTimeout(ctx, c.options.Timeout)
 	defer cancel()
-	response, err := c.server.Refund(timeout, &pb.RefundRequest{Requests: []*pb.Request{message}})
+	response, err := c.server.Refund(ctx, &pb.RefundRequest{Requests: []*pb.Request{message}})
+	// Also without an answer, because the server may have given the hits back.
 	c.denials.refund(request.counters(), time.Now())
-	answer, err := only(response.GetAnswers(), err)
-	decision, err := c.conclude(ctx, answer, err)
-	if err == nil {
+	decision, err := c.concludeOnly(ctx, response.GetAnswers(), err)
+	if err == nil && decision.NoAnswer != nil {
 		err = decision.NoAnswer
 	}
 	return decision, err
 }
 
-// only returns the answer to a call with one request.
-func only(answers []*pb.Answer, err error) (*pb.Answer, error) {
-	if err == nil && len(answers) != 1 {
-		err = status.Errorf(codes.Internal, "%d answers to one request", len(answers))
+// concludeOnly concludes a call with one request.
+func (c *Client) concludeOnly(ctx context.Context, answers []*pb.Answer, err error) (Decision, error) {
+	if answers, err = answersTo(1, answers, err); err != nil {
+		return c.conclude(ctx, nil, err)
 	}
-	if err != nil {
-		return nil, err
-	}
-	return answers[0], nil
+	return c.conclude(ctx, answers[0], nil)
 }
 
-// conclude makes a decision from an answer or from the reason why there is none.
-func (c *Client) conclude(caller context.Context, answer *pb.Answer, err error) (Decision, error) {
+// conclude makes a decision from an answer or from the reason why there is none. The context is that of the call.
+func (c *Client) conclude(ctx context.Context, answer *pb.Answer, err error) (Decision, error) {
 	var decision Decision
 	if err == nil {
 		decision, err = decisionOf(answer)
 	}
-	switch {
-	case err == nil:
+	if err == nil {
 		return decision, nil
-	case status.Code(err) == codes.InvalidArgument:
-		return Decision{}, &InvalidRequestError{status.Convert(err).Message()}
-	case errors.Is(caller.Err(), context.Canceled):
-		return Decision{}, caller.Err()
+	}
+	err = c.failure(ctx, err)
+	if noAnswer := (*NoAnswerError)(nil); errors.As(err, &noAnswer) {
+		return Decision{Allowed: c.options.OnNoAnswer == Allow, Source: SourceDefault, NoAnswer: noAnswer}, nil
+	}
+	return Decision{}, err
+}
+
+// failure says why a call has no result: it is an [*InvalidRequestError], the error of a context that the caller
+// canceled, or a [*NoAnswerError].
+func (c *Client) failure(ctx context.Context, err error) error {
+	reason := status.Convert(err)
+	deadline, _ := ctx.Deadline()
+	isLate := errors.Is(err, context.DeadlineExceeded) || reason.Code() == codes.DeadlineExceeded
+	switch {
+	case reason.Code() == codes.InvalidArgument:
+		return &InvalidRequestError{reason.Message()}
+	case errors.Is(ctx.Err(), context.Canceled):
+		return ctx.Err()
+	case c.closed.Load():
+		return &NoAnswerError{codes.Canceled, "the client is closed"}
+	// The server may say the same of a call of its own.
+	case isLate && !time.Now().Before(deadline):
+		return &NoAnswerError{codes.DeadlineExceeded, "no answer in time"}
 	default:
-		return Decision{Allowed: c.options.OnNoAnswer == Allow, NoAnswer: err}, nil
+		return &NoAnswerError{reason.Code(), reason.Message()}
 	}
 }

@@ -2,6 +2,7 @@ package tollgate
 
 import (
 	"context"
+	"fmt"
 	"time"
 
 	"google.golang.org/grpc/codes"
@@ -21,10 +22,39 @@ type Decision struct {
 	Limits []LimitStatus
 	// Degraded says whether the server decided a limit without the owner of its counter.
 	Degraded bool
-	// Local says whether the deny cache or a prepaid slice decided.
-	Local bool
+	// Source is what decided.
+	Source Source
 	// NoAnswer is the reason why the server gave no answer. If it is not nil, [Options.OnNoAnswer] has decided.
-	NoAnswer error
+	NoAnswer *NoAnswerError
+}
+
+// Source is what made a decision.
+type Source int
+
+const (
+	// SourceServer is the server.
+	SourceServer Source = iota
+	// SourceDenyCache: the server refused the same request before.
+	SourceDenyCache
+	// SourcePrepaid is a slice of the limit.
+	SourcePrepaid
+	// SourceDefault is [Options.OnNoAnswer], because the server gave no answer.
+	SourceDefault
+)
+
+// String returns the name of the source.
+func (s Source) String() string {
+	return [...]string{"server", "deny_cache", "prepaid", "default"}[s]
+}
+
+// NoAnswerError says why the server gave no answer. It may have done what it was asked.
+type NoAnswerError struct {
+	Code    codes.Code
+	Message string
+}
+
+func (e *NoAnswerError) Error() string {
+	return fmt.Sprintf("tollgate: no answer: %s: %s", e.Code, e.Message)
 }
 
 // LimitStatus is one limit of a request.
@@ -89,8 +119,9 @@ func (d *Decision) Wait(ctx context.Context) error {
 	}
 }
 
-// after returns the decision as it reads when this time has passed.
-func (d Decision) after(elapsed time.Duration) Decision {
+// after returns the decision of this source, which repeats that of the server when this time has passed.
+func (d Decision) after(source Source, elapsed time.Duration) Decision {
+	d.Source = source
 	d.RetryAfter = max(d.RetryAfter-elapsed, 0)
 	limits := make([]LimitStatus, len(d.Limits))
 	for i, limit := range d.Limits {

@@ -59,9 +59,7 @@ func (c *denyCache) denied(key counterKey, hits []uint64, now time.Time) (Decisi
 	if !now.Before(found.until) || !covers(hits, found.hits) {
 		return Decision{}, false
 	}
-	decision := found.decision.after(now.Sub(found.sent))
-	decision.Local = true
-	return decision, true
+	return found.decision.after(SourceDenyCache, now.Sub(found.sent)), true
 }
 
 // begin says that a check of this key is under way, until end.

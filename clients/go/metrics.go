@@ -34,23 +34,10 @@ const (
 
 // String returns the name of the outcome, as the value of a label.
 func (o Outcome) String() string {
-	switch o {
-	case Allowed:
-		return "allowed"
-	case Denied:
-		return "denied"
-	case DeniedLocally:
-		return "denied_locally"
-	case NoAnswer:
-		return "no_answer"
-	case QueueFull:
-		return "queue_full"
-	case Failed:
-		return "failed"
-	case Prepaid:
-		return "prepaid"
+	names := [...]string{
+		"allowed", "denied", "denied_locally", "no_answer", "queue_full", "failed", "prepaid",
 	}
-	return "unknown"
+	return names[o]
 }
 
 // noMetrics counts nothing.

@@ -1,8 +1,10 @@
 package tollgate
 
 import (
+	"cmp"
 	"crypto/tls"
 	"errors"
+	"fmt"
 	"time"
 
 	"google.golang.org/grpc"
@@ -12,33 +14,35 @@ import (
 	"google.golang.org/grpc/keepalive"
 )
 
-// Default is the decision on a request if the server gives no answer.
-type Default int
+// OnNoAnswer is the decision on a request if the server gives no answer.
+type OnNoAnswer int
 
 const (
 	// Allow is for protection against overload: an outage of the limiter must not be an outage of the service.
-	Allow Default = iota
+	Allow OnNoAnswer = iota
 	// Deny is for limits that protect money, logins or secrets.
 	Deny
 )
 
 // Options of a client. The zero value of each field is its default.
 type Options struct {
-	// Timeout bounds the time of a call, in addition to the deadline of its context. Default: 100 ms.
+	// Timeout bounds the time of a call, in addition to the deadline of its context: 1 ms to 60 s. Default: 100 ms.
 	Timeout time.Duration
 	// OnNoAnswer decides if the server does not answer in time or at all. Default: Allow.
-	OnNoAnswer Default
+	OnNoAnswer OnNoAnswer
 	// TLS of the connections. Default: plaintext.
 	TLS *tls.Config
-	// MaxCalls is the number of calls under way from which on further checks are collected. Default: 2.
-	MaxCalls int
-	// MaxBatch is the number of checks in one call, at most api.max_requests of the server. Default: 256.
-	MaxBatch int
-	// MaxQueue is the number of checks that may wait for a call; OnNoAnswer decides further ones. Default: 10,000.
-	MaxQueue int
-	// DenyCacheSize is the number of keys in the local deny cache; -1 turns it off. Default: 10,000.
-	DenyCacheSize int
-	// DenyCacheMax is the time after which a refused key is asked for again, if its retry-after is longer. Default: 1 s.
+	// CallsMax is the number of calls under way from which on further checks are collected: 1 to 100. Default: 2.
+	CallsMax int
+	// BatchMax is the number of checks in one call: 1 to 256, at most api.max_requests of the server. Default: 256.
+	BatchMax int
+	// QueueMax is the number of checks that may wait for a call, at most a million; OnNoAnswer decides further ones.
+	// Default: 10,000.
+	QueueMax int
+	// DenyCacheKeys is the number of keys in the local deny cache, at most a million; -1 turns it off. Default: 10,000.
+	DenyCacheKeys int
+	// DenyCacheMax is the time after which a refused key is asked for again, if its retry-after is longer: 1 ms to 24 h.
+	// Default: 1 s.
 	DenyCacheMax time.Duration
 	// Metrics receives what the client counts. Default: nothing is counted.
 	Metrics Metrics
@@ -48,34 +52,40 @@ type Options struct {
 
 const (
 	// Bounds the bytes of a batch: a message may have 4 MiB.
-	maxBatchBytes = 1 << 20
+	batchBytesMax = 1 << 20
 	// Answers are larger than their requests.
-	maxAnswerBytes = 32 << 20
+	answerBytesMax = 32 << 20
+	ttlMax         = 24 * time.Hour
+	million        = 1_000_000
 	roundRobin     = `{"loadBalancingConfig": [{"round_robin": {}}]}`
 )
 
 // withDefaults fills in the defaults.
 func (o Options) withDefaults() (Options, error) {
-	if o.Timeout < 0 || o.DenyCacheMax < 0 || o.MaxCalls < 0 || o.MaxBatch < 0 || o.MaxQueue < 0 {
-		return o, errors.New("tollgate: an option is negative; only DenyCacheSize may be")
-	}
-	setDefault(&o.Timeout, 100*time.Millisecond)
-	setDefault(&o.MaxCalls, 2)
-	setDefault(&o.MaxBatch, 256)
-	setDefault(&o.MaxQueue, 10_000)
-	setDefault(&o.DenyCacheSize, 10_000)
-	setDefault(&o.DenyCacheMax, time.Second)
 	if o.Metrics == nil {
 		o.Metrics = noMetrics{}
 	}
-	return o, nil
+	return o, errors.Join(
+		option("Timeout", &o.Timeout, 100*time.Millisecond, time.Millisecond, time.Minute),
+		option("OnNoAnswer", &o.OnNoAnswer, Allow, Allow, Deny),
+		option("CallsMax", &o.CallsMax, 2, 1, 100),
+		option("BatchMax", &o.BatchMax, 256, 1, 256),
+		option("QueueMax", &o.QueueMax, 10_000, 1, million),
+		option("DenyCacheKeys", &o.DenyCacheKeys, 10_000, -1, million),
+		option("DenyCacheMax", &o.DenyCacheMax, time.Second, time.Millisecond, 24*time.Hour),
+	)
 }
 
-func setDefault[T comparable](field *T, value T) {
+// option sets a field to its default if it is zero. An error names a field that is out of its range.
+func option[T cmp.Ordered](name string, field *T, otherwise, least, most T) error {
 	var zero T
 	if *field == zero {
-		*field = value
+		*field = otherwise
 	}
+	if *field < least || *field > most {
+		return fmt.Errorf("%s: not from %v to %v", name, least, most)
+	}
+	return nil
 }
 
 // dial does not wait for a connection, so a service can start while the server is down.
@@ -94,7 +104,7 @@ func (o *Options) dial(target string) (*grpc.ClientConn, error) {
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{
 			Time: 10 * time.Second, Timeout: 2 * time.Second, PermitWithoutStream: true,
 		}),
-		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxAnswerBytes)),
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(answerBytesMax)),
 	}
 	return grpc.NewClient(target, append(options, o.DialOptions...)...)
 }

@@ -14,7 +14,7 @@ import (
 )
 
 // A message has at most 4 MiB, of which the request takes all but its tag and length.
-const maxRequestBytes = 4<<20 - 16
+const requestBytesMax = 4<<20 - 16
 
 // Request names what is limited. Its descriptors are decided together: it is denied if one of them is over its limit.
 type Request struct {
@@ -130,8 +130,8 @@ func (r *Request) checkMessage() (*pb.Request, error) {
 }
 
 func checkSize(message proto.Message) error {
-	if size := proto.Size(message); size > maxRequestBytes {
-		return &InvalidRequestError{fmt.Sprintf("the request has %d bytes, of at most %d", size, maxRequestBytes)}
+	if size := proto.Size(message); size > requestBytesMax {
+		return &InvalidRequestError{fmt.Sprintf("the request has %d bytes, of at most %d", size, requestBytesMax)}
 	}
 	return nil
 }

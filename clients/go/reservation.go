@@ -3,10 +3,9 @@ package tollgate
 import (
 	"context"
 	"crypto/rand"
+	"encoding/hex"
 	"time"
 
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/durationpb"
 
@@ -19,6 +18,14 @@ type Terms struct {
 	TTL time.Duration
 	// OnExpiry says what happens to the hits then. Default: Release.
 	OnExpiry OnExpiry
+}
+
+// withDefaults fills in the defaults.
+func (t Terms) withDefaults() (Terms, error) {
+	if err := option("TTL", &t.TTL, time.Minute, time.Millisecond, ttlMax); err != nil {
+		return t, &InvalidRequestError{err.Error()}
+	}
+	return t, nil
 }
 
 // OnExpiry is what happens to a reservation that is neither settled nor canceled before it expires.
@@ -94,14 +101,25 @@ func (c *Client) Reserve(ctx context.Context, request Request, terms Terms) (*Re
 	return c.reserve(ctx, proto.CloneOf(message), request.counters(), terms)
 }
 
+// newID returns 128 random bits.
+func newID() string {
+	var id [16]byte
+	// Never fails.
+	_, _ = rand.Read(id[:])
+	return hex.EncodeToString(id[:])
+}
+
 // reserve keeps the message.
 func (c *Client) reserve(
 	ctx context.Context, message *pb.Request, key counterKey, terms Terms,
 ) (*Reservation, error) {
+	terms, err := terms.withDefaults()
+	if err != nil {
+		return nil, err
+	}
 	// Chosen here, so that hits can be settled that were held without an answer.
-	id := rand.Text()
+	id := newID()
 	reservation := &Reservation{client: c, request: message, key: key, id: id}
-	setDefault(&terms.TTL, time.Minute)
 	reserve := &pb.ReserveRequest{
 		Domain:        message.Domain,
 		Descriptors:   message.Descriptors,
@@ -113,9 +131,9 @@ func (c *Client) reserve(
 	if err := checkSize(reserve); err != nil {
 		return nil, err
 	}
-	timeout, cancel := context.WithTimeout(ctx, c.options.Timeout)
+	ctx, cancel := context.WithTimeout(ctx, c.options.Timeout)
 	defer cancel()
-	response, err := c.server.Reserve(timeout, reserve)
+	response, err := c.server.Reserve(ctx, reserve)
 	if reservation.Decision, err = c.conclude(ctx, response.GetAnswer(), err); err != nil {
 		return nil, err
 	}
@@ -129,7 +147,8 @@ func (c *Client) reserve(
 // theirs. It gives the rest back, or charges what is missing. If nothing is held, it does nothing.
 //
 // The call does not end with the context, because what was used is charged also if the caller goes away; only
-// [Options.Timeout] bounds it. If there is no answer, it returns an error. Repeat the call then: the hits count once.
+// [Options.Timeout] bounds it. If there is no answer, it returns a [*NoAnswerError]. Repeat the call then: the hits
+// count once.
 func (r *Reservation) Settle(ctx context.Context, actual uint64) (Settlement, error) {
 	return r.end(ctx, func(ctx context.Context) (settled, error) {
 		return r.client.server.Settle(ctx, &pb.SettleRequest{
@@ -162,11 +181,8 @@ func (r *Reservation) end(ctx context.Context, call func(context.Context) (settl
 	response, err := call(ctx)
 	// Also without an answer, because the server may have given hits back.
 	r.client.denials.refund(r.key, time.Now())
-	if status.Code(err) == codes.InvalidArgument {
-		return Settlement{}, &InvalidRequestError{status.Convert(err).Message()}
-	}
 	if err != nil {
-		return Settlement{}, err
+		return Settlement{}, r.client.failure(ctx, err)
 	}
 	settlement := Settlement{
 		Limits: make([]SettledLimit, len(response.GetLimits())), Unknown: response.GetUnknown(),

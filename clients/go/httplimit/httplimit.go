@@ -34,7 +34,7 @@ func pass(checker tollgate.Checker, limited *tollgate.Request, writer http.Respo
 	decision, err := checker.Check(request.Context(), *limited)
 	if err != nil {
 		// To let it pass would open a way around the limit for text that is not UTF-8.
-		http.Error(writer, http.StatusText(http.StatusInternalServerError), http.StatusInternalServerError)
+		writer.WriteHeader(http.StatusInternalServerError)
 		return false
 	}
 	for _, header := range headers.Limits(&decision) {
@@ -44,7 +44,7 @@ func pass(checker tollgate.Checker, limited *tollgate.Request, writer http.Respo
 		if decision.RetryAfter > 0 {
 			writer.Header().Set("Retry-After", headers.Seconds(decision.RetryAfter))
 		}
-		http.Error(writer, http.StatusText(http.StatusTooManyRequests), http.StatusTooManyRequests)
+		writer.WriteHeader(http.StatusTooManyRequests)
 		return false
 	}
 	// An error says that the caller is gone.

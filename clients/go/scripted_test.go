@@ -1,0 +1,263 @@
+package tollgate
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/genproto/googleapis/rpc/code"
+	rpc "google.golang.org/genproto/googleapis/rpc/status"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	pb "example.com/tollgate/gen/tollgate/v1"
+)
+
+// The notation of clients/vectors; clients/behaviour.md describes it.
+
+// LoadVectors decodes a file of vectors.
+func LoadVectors[T any](t *testing.T, name string) []T {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join("..", "vectors", name+".json"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var vectors []T
+	if err := json.Unmarshal(text, &vectors); err != nil {
+		t.Fatal(err)
+	}
+	return vectors
+}
+
+// VectorRequest is a request in a vector.
+type VectorRequest struct {
+	Domain      *string
+	User        string
+	Pad         int
+	Descriptors []struct {
+		Entries [][2]string
+		Limit   []any
+		Hits    *uint64
+	}
+	Hits      *uint64
+	RequestID string `json:"request_id"`
+}
+
+func (r *VectorRequest) UnmarshalJSON(text []byte) error {
+	if text[0] == '"' {
+		return json.Unmarshal(text, &r.User)
+	}
+	type object VectorRequest
+	return json.Unmarshal(text, (*object)(r))
+}
+
+// Request returns it as the caller writes it.
+func (r *VectorRequest) Request() Request {
+	request := Request{Domain: "edge", Hits: 1, RequestID: r.RequestID}
+	if r.Domain != nil {
+		request.Domain = *r.Domain
+	}
+	if r.Hits != nil {
+		request.Hits = *r.Hits
+	}
+	if r.User != "" {
+		request.Descriptors = []Descriptor{Describe("user", r.User+strings.Repeat("x", r.Pad))}
+	}
+	for _, each := range r.Descriptors {
+		descriptor := Descriptor{Hits: each.Hits}
+		for _, entry := range each.Entries {
+			descriptor = descriptor.And(entry[0], entry[1])
+		}
+		if each.Limit != nil {
+			unit := Unit(pb.Limit_Unit_value[strings.ToUpper(each.Limit[1].(string))])
+			descriptor.Limit = &Limit{RequestsPerUnit: uint32(each.Limit[0].(float64)), Unit: unit}
+		}
+		request.Descriptors = append(request.Descriptors, descriptor)
+	}
+	return request
+}
+
+type vectorError struct {
+	Code    codes.Code
+	Message string
+}
+
+// VectorAnswer is an answer of the server in a vector.
+type VectorAnswer struct {
+	Verdict    string
+	Delay      float64  `json:"delay_ms"`
+	RetryAfter *float64 `json:"retry_after_ms"`
+	Limits     []struct {
+		RequestsPerUnit uint64 `json:"requests_per_unit"`
+		Remaining       uint64
+		ResetAfter      float64 `json:"reset_after_ms"`
+		RetryAfter      float64 `json:"retry_after_ms"`
+		Refused         bool
+	}
+	Error *vectorError
+}
+
+func (a *VectorAnswer) UnmarshalJSON(text []byte) error {
+	if text[0] == '"' {
+		return json.Unmarshal(text, &a.Verdict)
+	}
+	type object VectorAnswer
+	return json.Unmarshal(text, (*object)(a))
+}
+
+func (a *VectorAnswer) message() *pb.Answer {
+	answer := &pb.Answer{Verdict: pb.Answer_Verdict(pb.Answer_Verdict_value[strings.ToUpper(a.Verdict)])}
+	answer.Delay = durationpb.New(milliseconds(a.Delay))
+	if a.RetryAfter != nil {
+		answer.RetryAfter = durationpb.New(milliseconds(*a.RetryAfter))
+	}
+	if a.Error != nil {
+		answer.Error = &rpc.Status{Code: int32(a.Error.Code), Message: a.Error.Message}
+	}
+	for _, limit := range a.Limits {
+		answer.Limits = append(answer.Limits, &pb.LimitStatus{
+			RequestsPerUnit: limit.RequestsPerUnit, Unit: pb.Limit_MINUTE, Remaining: limit.Remaining, Refused: limit.Refused,
+			ResetAfter: durationpb.New(milliseconds(limit.ResetAfter)),
+			RetryAfter: durationpb.New(milliseconds(limit.RetryAfter)),
+		})
+	}
+	return answer
+}
+
+func milliseconds(number float64) time.Duration {
+	return time.Duration(number * float64(time.Millisecond))
+}
+
+// differences says where a value does not have what is expected of it; other fields may be there.
+func differences(expected, value any) string {
+	object, isObject := expected.(map[string]any)
+	if !isObject {
+		if reflect.DeepEqual(expected, value) {
+			return ""
+		}
+		return fmt.Sprintf(" %v instead of %v", value, expected)
+	}
+	found, _ := value.(map[string]any)
+	text := ""
+	for name, each := range object {
+		if difference := differences(each, found[name]); difference != "" {
+			text += " " + name + ":" + difference
+		}
+	}
+	return text
+}
+
+func describeDecision(decision Decision) map[string]any {
+	described := map[string]any{"allowed": decision.Allowed, "source": decision.Source.String()}
+	if decision.RetryAfter > 0 {
+		described["retry_after_ms"] = float64(decision.RetryAfter.Milliseconds())
+	}
+	if reason := decision.NoAnswer; reason != nil {
+		described["no_answer"] = map[string]any{"code": code.Code(reason.Code).String(), "message": reason.Message}
+	}
+	return described
+}
+
+// ScriptedServer is a server on the loopback whose calls wait for the replies of a script.
+type ScriptedServer struct {
+	pb.UnimplementedRateLimiterServer
+	Address string
+	calls   chan *scriptedCall
+}
+
+// scriptedCall is a call that the server has received.
+type scriptedCall struct {
+	method   string
+	requests []*pb.Request
+	reserve  *pb.ReserveRequest
+	id       string
+	actual   uint64
+	reply    chan scriptedReply
+}
+
+type scriptedReply struct {
+	answers []*pb.Answer
+	err     error
+	heldAs  string
+}
+
+// StartScripted starts a server, which stops at the end of the test.
+func StartScripted(t *testing.T) *ScriptedServer {
+	t.Helper()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	scripted := &ScriptedServer{Address: listener.Addr().String(), calls: make(chan *scriptedCall, 16)}
+	server := grpc.NewServer()
+	pb.RegisterRateLimiterServer(server, scripted)
+	// It returns at the stop.
+	go func() { _ = server.Serve(listener) }()
+	t.Cleanup(server.Stop)
+	return scripted
+}
+
+// Answer replies to the next call, a check.
+func (s *ScriptedServer) Answer(answer *VectorAnswer) {
+	(<-s.calls).reply <- scriptedReply{answers: []*pb.Answer{answer.message()}}
+}
+
+func (s *ScriptedServer) wait(ctx context.Context, call *scriptedCall) scriptedReply {
+	call.reply = make(chan scriptedReply, 1)
+	s.calls <- call
+	select {
+	case reply := <-call.reply:
+		return reply
+	case <-ctx.Done():
+		return scriptedReply{err: status.FromContextError(ctx.Err()).Err()}
+	}
+}
+
+func (s *ScriptedServer) Check(ctx context.Context, call *pb.CheckRequest) (*pb.CheckResponse, error) {
+	reply := s.wait(ctx, &scriptedCall{method: "Check", requests: call.GetRequests()})
+	return &pb.CheckResponse{Answers: reply.answers}, reply.err
+}
+
+func (s *ScriptedServer) Peek(ctx context.Context, call *pb.PeekRequest) (*pb.PeekResponse, error) {
+	reply := s.wait(ctx, &scriptedCall{method: "Peek", requests: call.GetRequests()})
+	return &pb.PeekResponse{Answers: reply.answers}, reply.err
+}
+
+func (s *ScriptedServer) Refund(ctx context.Context, call *pb.RefundRequest) (*pb.RefundResponse, error) {
+	reply := s.wait(ctx, &scriptedCall{method: "Refund", requests: call.GetRequests()})
+	return &pb.RefundResponse{Answers: reply.answers}, reply.err
+}
+
+func (s *ScriptedServer) Reserve(ctx context.Context, call *pb.ReserveRequest) (*pb.ReserveResponse, error) {
+	request := &pb.Request{Domain: call.GetDomain(), Descriptors: call.GetDescriptors(), Hits: call.GetAmount()}
+	reply := s.wait(ctx, &scriptedCall{
+		method: "Reserve", requests: []*pb.Request{request}, reserve: call, id: call.GetReservationId(),
+	})
+	if reply.err != nil {
+		return nil, reply.err
+	}
+	return &pb.ReserveResponse{Answer: reply.answers[0], ReservationId: reply.heldAs}, nil
+}
+
+func (s *ScriptedServer) Settle(ctx context.Context, call *pb.SettleRequest) (*pb.SettleResponse, error) {
+	request := &pb.Request{Domain: call.GetDomain(), Descriptors: call.GetDescriptors()}
+	reply := s.wait(ctx, &scriptedCall{
+		method: "Settle", requests: []*pb.Request{request}, id: call.GetReservationId(), actual: call.GetActual(),
+	})
+	return &pb.SettleResponse{}, reply.err
+}
+
+func (s *ScriptedServer) Cancel(ctx context.Context, call *pb.CancelRequest) (*pb.CancelResponse, error) {
+	request := &pb.Request{Domain: call.GetDomain(), Descriptors: call.GetDescriptors()}
+	reply := s.wait(ctx, &scriptedCall{method: "Cancel", requests: []*pb.Request{request}, id: call.GetReservationId()})
+	return &pb.CancelResponse{}, reply.err
+}
