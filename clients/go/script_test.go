@@ -12,14 +12,13 @@ import (
 	"time"
 
 	"google.golang.org/genproto/googleapis/rpc/code"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
+	pb "example.com/tollgate/gen/tollgate/v1"
 	"example.com/tollgate/internal/servertest"
 )
 
-// script is a vector that runs a client against a scripted server, or the defaults of options.
+// script is a vector that runs a client against a scripted server, or one of the defaults and ranges of options.
 type script struct {
 	Name, Of, Option string
 	Defaults         map[string]any
@@ -29,22 +28,20 @@ type script struct {
 }
 
 type scriptStep struct {
-	Call, As, Of  string
+	Call, Of      string
 	Request       *VectorRequest
 	Terms         map[string]any
 	Actual        uint64
-	Receive       string
-	Requests      []VectorRequest
-	ReservationID string `json:"reservation_id"`
-	Answers       *[]VectorAnswer
-	Error         map[string]any
-	HeldAs        *string `json:"held_as"`
-	Reply         int
+	Queue         []*VectorRequest
 	Waiting       *int
-	Result        string
-	Decision      any
-	Settlement    any
-	Metrics       *struct {
+	Receive       []*VectorRequest
+	ReceiveTerms  map[string]any `json:"receive_terms"`
+	ReservationID string         `json:"reservation_id"`
+	Reply         int
+	scriptedReply
+	Result  any
+	Results map[string]any
+	Metrics *struct {
 		Outcomes map[string]int
 		Sent     []int
 	}
@@ -52,289 +49,40 @@ type scriptStep struct {
 	Close  bool
 }
 
-// scriptCounts are what the client of a script has counted.
-type scriptCounts struct {
-	noMetrics
+// scriptRun runs one script.
+type scriptRun struct {
+	*testing.T
+	client       *Client
+	server       *ScriptedServer
+	calls        map[string]*clientCall
+	reservations map[string]*Reservation
+	served       []*scriptedCall
+	ids          map[string]string
+
 	mutex    sync.Mutex
 	outcomes map[string]int
 	sent     []int
 }
 
-func (c *scriptCounts) Checked(outcome Outcome, _ time.Duration) {
-	c.mutex.Lock()
-	defer c.mutex.Unlock()
-	c.outcomes[outcome.String()]++
-}
-
-func (c *scriptCounts) Sent(batch int) {
-	c.mutex.Lock()
-	defer c.mutex.Unlock()
-	c.sent = append(c.sent, batch)
-}
-
 // clientCall is a call of the client, which is under way until it has a result.
 type clientCall struct {
-	cancel      context.CancelFunc
-	result      chan map[string]any
-	reservation *Reservation
+	cancel context.CancelFunc
+	result chan map[string]any
 }
 
-// run runs one script.
-type run struct {
-	*testing.T
-	client *Client
-	server *ScriptedServer
-	counts *scriptCounts
-	calls  map[string]*clientCall
-	served []*scriptedCall
-	ids    map[string]string
+func (r *scriptRun) Checked(outcome Outcome, _ time.Duration) {
+	r.mutex.Lock()
+	defer r.mutex.Unlock()
+	r.outcomes[outcome.String()]++
 }
 
-func runScript(t *testing.T, vector *script) {
-	server, counts := StartScripted(t), &scriptCounts{outcomes: map[string]int{}}
-	options := VectorOptions(vector.Options)
-	options.Metrics = counts
-	client, err := New(server.Address, options)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer client.Close()
-	run := &run{t, client, server, counts, map[string]*clientCall{}, nil, map[string]string{}}
-	for i := range vector.Steps {
-		run.step(&vector.Steps[i])
-	}
-	select {
-	case call := <-server.calls:
-		t.Errorf("one more call: %s", call.method)
-	default:
-	}
+func (r *scriptRun) Sent(batch int) {
+	r.mutex.Lock()
+	defer r.mutex.Unlock()
+	r.sent = append(r.sent, batch)
 }
 
-// VectorOptions are those of a client; the timeout is long unless it is given.
-func VectorOptions(options map[string]any) Options {
-	result := Options{Timeout: servertest.Patience}
-	for name, value := range options {
-		setOption(&result, name, value)
-	}
-	return result
-}
-
-// optionField is the field of options with this name in a vector.
-func optionField(options any, name string) reflect.Value {
-	name = strings.ReplaceAll(strings.TrimSuffix(name, "_ms"), "_", "")
-	isField := func(field string) bool { return strings.EqualFold(field, name) }
-	return reflect.ValueOf(options).Elem().FieldByNameFunc(isField)
-}
-
-// Names of enumerations, in the order of their values.
-var enumerations = map[string][]string{"on_no_answer": {"allow", "deny"}, "on_expiry": {"release", "charge"}}
-
-func setOption(options any, name string, value any) {
-	field, number := optionField(options, name), value
-	if text, isText := value.(string); isText {
-		number = float64(slices.Index(enumerations[name], text))
-	}
-	whole := int64(number.(float64))
-	switch {
-	case field.Type() == reflect.TypeFor[time.Duration]():
-		field.SetInt(whole * int64(time.Millisecond))
-	case name == "deny_cache_keys" && whole == 0:
-		field.SetInt(-1)
-	case field.CanUint():
-		field.SetUint(uint64(whole))
-	default:
-		field.SetInt(whole)
-	}
-}
-
-func valueOf(options any, name string) any {
-	field := optionField(options, name)
-	switch {
-	case enumerations[name] != nil:
-		return enumerations[name][field.Int()]
-	case field.Type() == reflect.TypeFor[time.Duration]():
-		return float64(time.Duration(field.Int()).Milliseconds())
-	case field.CanUint():
-		return float64(field.Uint())
-	default:
-		return float64(field.Int())
-	}
-}
-
-func (r *run) step(step *scriptStep) {
-	switch {
-	case step.Call != "":
-		r.begin(step)
-	case step.Receive != "":
-		r.receive(step)
-	case step.Reply > 0:
-		r.reply(r.served[step.Reply-1], step)
-	case step.Waiting != nil:
-		servertest.Eventually(r, "checks wait", func() bool { return r.client.Queued() == *step.Waiting })
-	case step.Cancel != "":
-		r.calls[step.Cancel].cancel()
-	case step.Close:
-		if err := r.client.Close(); err != nil {
-			r.Error(err)
-		}
-	case step.Metrics != nil:
-		r.counts.mutex.Lock()
-		defer r.counts.mutex.Unlock()
-		wanted := map[string]any{}
-		for name, count := range step.Metrics.Outcomes {
-			wanted[name] = count
-		}
-		found := map[string]any{}
-		for name, count := range r.counts.outcomes {
-			found[name] = count
-		}
-		if len(wanted) != len(found) || differences(wanted, found) != "" || !slices.Equal(step.Metrics.Sent, r.counts.sent) {
-			r.Errorf("%v, batches of %v", found, r.counts.sent)
-		}
-	case step.Result != "":
-		expected := map[string]any{}
-		if step.Decision != nil {
-			expected["decision"] = step.Decision
-		}
-		if step.Settlement != nil {
-			expected["settlement"] = step.Settlement
-		}
-		if step.Error != nil {
-			expected["error"] = step.Error
-		}
-		select {
-		case result := <-r.calls[step.Result].result:
-			if text := differences(expected, result); text != "" {
-				r.Fatalf("%s:%s", step.Result, text)
-			}
-		case <-time.After(servertest.Patience):
-			r.Fatalf("%s has no result", step.Result)
-		}
-	}
-}
-
-func (r *run) begin(step *scriptStep) {
-	ctx, cancel := context.WithCancel(r.Context())
-	call := &clientCall{cancel: cancel, result: make(chan map[string]any, 1)}
-	r.calls[step.As] = call
-	var request Request
-	if step.Request != nil {
-		request = step.Request.Request()
-	}
-	go func() {
-		defer cancel()
-		var decision Decision
-		var settlement *Settlement
-		var err error
-		switch step.Call {
-		case "check":
-			decision, err = r.client.Check(ctx, request)
-		case "peek":
-			decision, err = r.client.Peek(ctx, request)
-		case "refund":
-			decision, err = r.client.Refund(ctx, request)
-		case "reserve":
-			var terms Terms
-			for name, value := range step.Terms {
-				setOption(&terms, name, value)
-			}
-			if call.reservation, err = r.client.Reserve(ctx, request, terms); err == nil {
-				decision = call.reservation.Decision
-			}
-		case "settle", "cancel":
-			settlement = &Settlement{}
-			if step.Call == "settle" {
-				*settlement, err = r.calls[step.Of].reservation.Settle(ctx, step.Actual)
-			} else {
-				*settlement, err = r.calls[step.Of].reservation.Cancel(ctx)
-			}
-		}
-		call.result <- describeResult(decision, settlement, err)
-	}()
-}
-
-func describeResult(decision Decision, settlement *Settlement, err error) map[string]any {
-	var invalid *InvalidRequestError
-	var noAnswer *NoAnswerError
-	switch {
-	case errors.As(err, &invalid):
-		return map[string]any{"error": map[string]any{"kind": "invalid_request", "message": invalid.Message}}
-	case errors.As(err, &noAnswer):
-		name := code.Code(noAnswer.Code).String()
-		return map[string]any{"error": map[string]any{"kind": "no_answer", "code": name, "message": noAnswer.Message}}
-	case errors.Is(err, context.Canceled):
-		return map[string]any{"error": map[string]any{"kind": "canceled"}}
-	case settlement != nil:
-		return map[string]any{"settlement": map[string]any{"unknown": settlement.Unknown}}
-	}
-	return map[string]any{"decision": describeDecision(decision)}
-}
-
-func (r *run) receive(step *scriptStep) {
-	var call *scriptedCall
-	select {
-	case call = <-r.server.calls:
-	case <-time.After(servertest.Patience):
-		r.Fatalf("no call of %s", step.Receive)
-	}
-	r.served = append(r.served, call)
-	isSame := call.method == step.Receive && len(call.requests) == len(step.Requests)
-	for i := range min(len(step.Requests), len(call.requests)) {
-		request := step.Requests[i].Request()
-		wanted, _ := request.message()
-		wanted.RequestId = request.RequestID
-		if call.reserve == nil && call.id != "" {
-			wanted.Hits = 0
-		}
-		isSame = isSame && proto.Equal(wanted, call.requests[i])
-	}
-	if !isSame || call.actual != step.Actual || !r.hasID(step.ReservationID, call.id) {
-		r.Fatalf("%s of %d requests, not as expected: %+v", call.method, len(call.requests), step)
-	}
-	for name, wanted := range step.Terms {
-		terms := Terms{TTL: call.reserve.GetTtl().AsDuration(), OnExpiry: call.reserve.GetOnExpiry()}
-		if found := valueOf(&terms, name); found != wanted {
-			r.Errorf("%s: %v", name, found)
-		}
-	}
-	if step.Answers != nil || step.Error != nil || step.Receive == "Settle" || step.Receive == "Cancel" {
-		r.reply(call, step)
-	}
-}
-
-// hasID compares the id of a reservation, or binds a variable to it.
-func (r *run) hasID(expected, id string) bool {
-	if len(expected) == 0 || expected[0] != '$' {
-		return id == expected
-	}
-	if bound, known := r.ids[expected]; known {
-		return id == bound
-	}
-	for _, other := range r.ids {
-		if other == id {
-			return false
-		}
-	}
-	r.ids[expected] = id
-	return regexp.MustCompile("^[0-9a-f]{32}$").MatchString(id)
-}
-
-func (r *run) reply(call *scriptedCall, step *scriptStep) {
-	reply := scriptedReply{heldAs: call.id}
-	if step.HeldAs != nil {
-		reply.heldAs = *step.HeldAs
-	}
-	if step.Error != nil {
-		number := code.Code_value[step.Error["code"].(string)]
-		reply.err = status.Error(codes.Code(number), step.Error["message"].(string))
-	}
-	if step.Answers != nil {
-		for i := range *step.Answers {
-			reply.answers = append(reply.answers, (*step.Answers)[i].message())
-		}
-	}
-	call.reply <- reply
-}
+func (r *scriptRun) Lost(uint64) {}
 
 func TestScripts_OfVectors_HaveTheirResults(t *testing.T) {
 	for _, name := range []string{"batches", "defaults", "ids", "retries"} {
@@ -355,6 +103,219 @@ func TestScripts_OfVectors_HaveTheirResults(t *testing.T) {
 	}
 }
 
+func runScript(t *testing.T, vector *script) {
+	run := &scriptRun{
+		T: t, server: StartScripted(t), calls: map[string]*clientCall{}, reservations: map[string]*Reservation{},
+		ids: map[string]string{}, outcomes: map[string]int{},
+	}
+	options := VectorOptions(vector.Options)
+	options.Metrics = run
+	client, err := New(run.server.Address, options)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer client.Close()
+	run.client = client
+	for i := range vector.Steps {
+		run.step(&vector.Steps[i])
+	}
+	if further := len(run.server.calls); further > 0 {
+		t.Errorf("%d further calls", further)
+	}
+}
+
+func (r *scriptRun) step(step *scriptStep) {
+	name := step.Of
+	if step.Request != nil {
+		name = step.Request.User
+	}
+	if step.Call != "" {
+		r.begin(name, step)
+	}
+	for _, request := range step.Queue {
+		waiting := r.client.Queued() + 1
+		r.begin(request.User, &scriptStep{Call: "check", Request: request})
+		r.waitFor(waiting)
+	}
+	if step.Waiting != nil {
+		r.waitFor(*step.Waiting)
+	}
+	if step.Receive != nil {
+		r.receive(step)
+	}
+	if step.Reply > 0 {
+		r.served[step.Reply-1].reply <- step.scriptedReply
+	}
+	if step.Cancel != "" {
+		r.calls[step.Cancel].cancel()
+	}
+	if step.Close {
+		r.client.Close()
+	}
+	if step.Result != nil {
+		r.compare(name, step.Result)
+	}
+	for name, expected := range step.Results {
+		r.compare(name, expected)
+	}
+	if wanted := step.Metrics; wanted != nil {
+		r.mutex.Lock()
+		defer r.mutex.Unlock()
+		if !reflect.DeepEqual(wanted.Outcomes, r.outcomes) || !slices.Equal(wanted.Sent, r.sent) {
+			r.Errorf("%v, batches of %v", r.outcomes, r.sent)
+		}
+	}
+}
+
+func (r *scriptRun) waitFor(checks int) {
+	servertest.Eventually(r, "checks wait", func() bool { return r.client.Queued() == checks })
+}
+
+func (r *scriptRun) begin(name string, step *scriptStep) {
+	ctx, cancel := context.WithCancel(r.Context())
+	call := &clientCall{cancel, make(chan map[string]any, 1)}
+	r.calls[name] = call
+	go func() {
+		defer cancel()
+		call.result <- r.call(ctx, name, step)
+	}()
+}
+
+// call makes a call and describes its result.
+func (r *scriptRun) call(ctx context.Context, name string, step *scriptStep) map[string]any {
+	var decision Decision
+	var err error
+	switch step.Call {
+	case "check":
+		decision, err = r.client.Check(ctx, step.Request.Request())
+	case "peek":
+		decision, err = r.client.Peek(ctx, step.Request.Request())
+	case "refund":
+		decision, err = r.client.Refund(ctx, step.Request.Request())
+	case "reserve":
+		var terms Terms
+		for name, value := range step.Terms {
+			setOption(&terms, name, value)
+		}
+		var reservation *Reservation
+		if reservation, err = r.client.Reserve(ctx, step.Request.Request(), terms); err == nil {
+			decision = reservation.Decision
+			r.reservations[name] = reservation
+		}
+	case "settle":
+		_, err = r.reservations[name].Settle(ctx, step.Actual)
+	case "cancel":
+		_, err = r.reservations[name].Cancel(ctx)
+	}
+	var invalid *InvalidRequestError
+	var noAnswer *NoAnswerError
+	switch {
+	case errors.As(err, &invalid):
+		return map[string]any{"error": []any{"invalid_request", invalid.Message}}
+	case errors.As(err, &noAnswer):
+		return map[string]any{"error": []any{"no_answer", code.Code(noAnswer.Code).String(), noAnswer.Message}}
+	case errors.Is(err, context.Canceled):
+		return map[string]any{"error": []any{"canceled"}}
+	case step.Call == "settle" || step.Call == "cancel":
+		return map[string]any{"settled": true}
+	}
+	return describeDecision(decision)
+}
+
+// compare waits for the result of a call.
+func (r *scriptRun) compare(name string, expected any) {
+	short := map[any]any{
+		"allowed": map[string]any{"allowed": true, "source": "server"},
+		"denied":  map[string]any{"allowed": false, "source": "server"},
+		"settled": map[string]any{"settled": true},
+	}
+	if text, isShort := expected.(string); isShort {
+		expected = short[text]
+	}
+	select {
+	case result := <-r.calls[name].result:
+		if text := differences(expected, result); text != "" {
+			r.Fatalf("%s:%s", name, text)
+		}
+	case <-time.After(servertest.Patience):
+		r.Fatalf("%s has no result", name)
+	}
+}
+
+// receive takes the next call of the server, and replies if the step does.
+func (r *scriptRun) receive(step *scriptStep) {
+	var call *scriptedCall
+	select {
+	case call = <-r.server.calls:
+	case <-time.After(servertest.Patience):
+		r.Fatalf("no call: %+v", step)
+	}
+	r.served = append(r.served, call)
+	requests := make([]*pb.Request, len(step.Receive))
+	for i, each := range step.Receive {
+		request := each.Request()
+		// Vectors have valid requests.
+		requests[i], _ = request.checkMessage()
+	}
+	var wanted proto.Message
+	switch received := call.message.(type) {
+	case *pb.CheckRequest:
+		wanted = &pb.CheckRequest{Requests: requests}
+	case *pb.PeekRequest:
+		wanted = &pb.PeekRequest{Requests: requests}
+	case *pb.RefundRequest:
+		wanted = &pb.RefundRequest{Requests: requests}
+	case *pb.ReserveRequest:
+		wanted = &pb.ReserveRequest{
+			Domain: requests[0].Domain, Descriptors: requests[0].Descriptors, Amount: requests[0].Hits,
+			ReservationId: r.id(step.ReservationID, received.GetReservationId()),
+			Ttl:           received.Ttl, OnExpiry: received.OnExpiry,
+		}
+		terms := Terms{TTL: received.GetTtl().AsDuration(), OnExpiry: received.GetOnExpiry()}
+		for name, value := range step.ReceiveTerms {
+			if found := valueOf(&terms, name); found != value {
+				r.Errorf("%s: %v", name, found)
+			}
+		}
+	case *pb.SettleRequest:
+		wanted = &pb.SettleRequest{
+			Domain: requests[0].Domain, Descriptors: requests[0].Descriptors, Actual: step.Actual,
+			ReservationId: r.id(step.ReservationID, received.GetReservationId()),
+		}
+	case *pb.CancelRequest:
+		wanted = &pb.CancelRequest{
+			Domain: requests[0].Domain, Descriptors: requests[0].Descriptors,
+			ReservationId: r.id(step.ReservationID, received.GetReservationId()),
+		}
+	}
+	if !proto.Equal(wanted, call.message) {
+		r.Fatalf("%.500s instead of %.500s", call.message, wanted)
+	}
+	if step.Answers != nil || step.Fails != nil || step.Call == "settle" || step.Call == "cancel" {
+		call.reply <- step.scriptedReply
+	}
+}
+
+// id returns the id that is expected of a reservation. A variable is bound to the first id that is received.
+func (r *scriptRun) id(expected, received string) string {
+	if !strings.HasPrefix(expected, "$") {
+		return expected
+	}
+	if bound, isBound := r.ids[expected]; isBound {
+		return bound
+	}
+	for _, other := range r.ids {
+		if other == received {
+			r.Errorf("%s is the id of another reservation", received)
+		}
+	}
+	if !regexp.MustCompile("^[0-9a-f]{32}$").MatchString(received) {
+		r.Errorf("%s is not 32 hexadecimal digits", received)
+	}
+	r.ids[expected] = received
+	return received
+}
+
 // runOptions compares the defaults of options, or the range of one of them. Zero is the default in Go.
 func runOptions[O any](t *testing.T, vector *script, withDefaults func(O) (O, error)) {
 	var zero O
@@ -364,20 +325,62 @@ func runOptions[O any](t *testing.T, vector *script, withDefaults func(O) (O, er
 			t.Errorf("%s: %v %v", name, found, err)
 		}
 	}
-	taken := func(value float64) bool {
-		var options O
-		setOption(&options, vector.Option, value)
-		_, err := withDefaults(options)
-		return err == nil
-	}
-	for _, value := range vector.Valid {
-		if !taken(value) {
-			t.Errorf("%v is not taken", value)
+	compare := func(values []float64, isValid bool) {
+		for _, value := range values {
+			var options O
+			setOption(&options, vector.Option, value)
+			if _, err := withDefaults(options); value != 0 && (err == nil) != isValid {
+				t.Errorf("%v: %v", value, err)
+			}
 		}
 	}
-	for _, value := range vector.Invalid {
-		if value != 0 && taken(value) {
-			t.Errorf("%v is taken", value)
-		}
+	compare(vector.Valid, true)
+	compare(vector.Invalid, false)
+}
+
+// VectorOptions are those of a client; the timeout is long unless it is given.
+func VectorOptions(options map[string]any) Options {
+	result := Options{Timeout: servertest.Patience}
+	for name, value := range options {
+		setOption(&result, name, value)
 	}
+	return result
+}
+
+// Names of enumerations, in the order of their values.
+var enumerations = map[string][]string{"on_no_answer": {"allow", "deny"}, "on_expiry": {"release", "charge"}}
+
+// optionField is the field of options with this name in a vector.
+func optionField(options any, name string) reflect.Value {
+	name = strings.ReplaceAll(strings.TrimSuffix(name, "_ms"), "_", "")
+	isField := func(field string) bool { return strings.EqualFold(field, name) }
+	return reflect.ValueOf(options).Elem().FieldByNameFunc(isField)
+}
+
+func setOption(options any, name string, value any) {
+	field := optionField(options, name)
+	if text, isText := value.(string); isText {
+		field.SetInt(int64(slices.Index(enumerations[name], text)))
+		return
+	}
+	number := value.(float64)
+	if field.Type() == reflect.TypeFor[time.Duration]() {
+		number *= float64(time.Millisecond)
+	}
+	if name == "deny_cache_keys" && number == 0 {
+		number = -1
+	}
+	field.Set(reflect.ValueOf(number).Convert(field.Type()))
+}
+
+func valueOf(options any, name string) any {
+	field := optionField(options, name)
+	if names := enumerations[name]; names != nil {
+		return names[field.Int()]
+	}
+	number := field.Convert(reflect.TypeFor[float64]()).Float()
+	if field.Type() == reflect.TypeFor[time.Duration]() {
+		number /= float64(time.Millisecond)
+	}
+	return number
 }

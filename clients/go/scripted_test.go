@@ -15,8 +15,8 @@ import (
 	"google.golang.org/genproto/googleapis/rpc/code"
 	rpc "google.golang.org/genproto/googleapis/rpc/status"
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	pb "example.com/tollgate/gen/tollgate/v1"
@@ -86,9 +86,11 @@ func (r *VectorRequest) Request() Request {
 	return request
 }
 
-type vectorError struct {
-	Code    codes.Code
-	Message string
+// vectorError is the code and the message of an error.
+type vectorError [2]string
+
+func (e *vectorError) status() *rpc.Status {
+	return &rpc.Status{Code: code.Code_value[e[0]], Message: e[1]}
 }
 
 // VectorAnswer is an answer of the server in a vector.
@@ -96,19 +98,33 @@ type VectorAnswer struct {
 	Verdict    string
 	Delay      float64  `json:"delay_ms"`
 	RetryAfter *float64 `json:"retry_after_ms"`
-	Limits     []struct {
-		RequestsPerUnit uint64 `json:"requests_per_unit"`
-		Remaining       uint64
-		ResetAfter      float64 `json:"reset_after_ms"`
-		RetryAfter      float64 `json:"retry_after_ms"`
-		Refused         bool
+	Limits     []vectorLimit
+	Error      *vectorError
+}
+
+type vectorLimit struct {
+	RequestsPerUnit uint64 `json:"requests_per_unit"`
+	Remaining       uint64
+	ResetAfter      float64 `json:"reset_after_ms"`
+	RetryAfter      float64 `json:"retry_after_ms"`
+	Refused         bool
+}
+
+// A pair has the hits that remain, and the time until the reset.
+func (l *vectorLimit) UnmarshalJSON(text []byte) error {
+	if text[0] == '[' {
+		return json.Unmarshal(text, &[]any{&l.Remaining, &l.ResetAfter})
 	}
-	Error *vectorError
+	type object vectorLimit
+	return json.Unmarshal(text, (*object)(l))
 }
 
 func (a *VectorAnswer) UnmarshalJSON(text []byte) error {
 	if text[0] == '"' {
 		return json.Unmarshal(text, &a.Verdict)
+	}
+	if text[0] == '[' {
+		text = fmt.Appendf(nil, `{"verdict": "allowed", "limits": [%s]}`, text)
 	}
 	type object VectorAnswer
 	return json.Unmarshal(text, (*object)(a))
@@ -121,7 +137,7 @@ func (a *VectorAnswer) message() *pb.Answer {
 		answer.RetryAfter = durationpb.New(milliseconds(*a.RetryAfter))
 	}
 	if a.Error != nil {
-		answer.Error = &rpc.Status{Code: int32(a.Error.Code), Message: a.Error.Message}
+		answer.Error = a.Error.status()
 	}
 	for _, limit := range a.Limits {
 		answer.Limits = append(answer.Limits, &pb.LimitStatus{
@@ -140,6 +156,11 @@ func milliseconds(number float64) time.Duration {
 // differences says where a value does not have what is expected of it; other fields may be there.
 func differences(expected, value any) string {
 	object, isObject := expected.(map[string]any)
+	if list, isList := expected.([]any); isList {
+		if found, _ := value.([]any); len(found) > len(list) {
+			value = found[:len(list)]
+		}
+	}
 	if !isObject {
 		if reflect.DeepEqual(expected, value) {
 			return ""
@@ -162,7 +183,7 @@ func describeDecision(decision Decision) map[string]any {
 		described["retry_after_ms"] = float64(decision.RetryAfter.Milliseconds())
 	}
 	if reason := decision.NoAnswer; reason != nil {
-		described["no_answer"] = map[string]any{"code": code.Code(reason.Code).String(), "message": reason.Message}
+		described["no_answer"] = []any{code.Code(reason.Code).String(), reason.Message}
 	}
 	return described
 }
@@ -176,18 +197,14 @@ type ScriptedServer struct {
 
 // scriptedCall is a call that the server has received.
 type scriptedCall struct {
-	method   string
-	requests []*pb.Request
-	reserve  *pb.ReserveRequest
-	id       string
-	actual   uint64
-	reply    chan scriptedReply
+	message proto.Message
+	reply   chan scriptedReply
 }
 
 type scriptedReply struct {
-	answers []*pb.Answer
-	err     error
-	heldAs  string
+	Answers []*VectorAnswer
+	Fails   *vectorError
+	HeldAs  *string `json:"held_as"`
 }
 
 // StartScripted starts a server, which stops at the end of the test.
@@ -198,7 +215,7 @@ func StartScripted(t *testing.T) *ScriptedServer {
 		t.Fatal(err)
 	}
 	scripted := &ScriptedServer{Address: listener.Addr().String(), calls: make(chan *scriptedCall, 16)}
-	server := grpc.NewServer()
+	server := grpc.NewServer(grpc.UnaryInterceptor(scripted.serve))
 	pb.RegisterRateLimiterServer(server, scripted)
 	// It returns at the stop.
 	go func() { _ = server.Serve(listener) }()
@@ -208,56 +225,42 @@ func StartScripted(t *testing.T) *ScriptedServer {
 
 // Answer replies to the next call, a check.
 func (s *ScriptedServer) Answer(answer *VectorAnswer) {
-	(<-s.calls).reply <- scriptedReply{answers: []*pb.Answer{answer.message()}}
+	(<-s.calls).reply <- scriptedReply{Answers: []*VectorAnswer{answer}}
 }
 
-func (s *ScriptedServer) wait(ctx context.Context, call *scriptedCall) scriptedReply {
-	call.reply = make(chan scriptedReply, 1)
+func (s *ScriptedServer) serve(
+	ctx context.Context, message any, _ *grpc.UnaryServerInfo, _ grpc.UnaryHandler,
+) (any, error) {
+	call := &scriptedCall{message.(proto.Message), make(chan scriptedReply, 1)}
 	s.calls <- call
+	var reply scriptedReply
 	select {
-	case reply := <-call.reply:
-		return reply
+	case reply = <-call.reply:
 	case <-ctx.Done():
-		return scriptedReply{err: status.FromContextError(ctx.Err()).Err()}
+		return nil, status.FromContextError(ctx.Err()).Err()
 	}
-}
-
-func (s *ScriptedServer) Check(ctx context.Context, call *pb.CheckRequest) (*pb.CheckResponse, error) {
-	reply := s.wait(ctx, &scriptedCall{method: "Check", requests: call.GetRequests()})
-	return &pb.CheckResponse{Answers: reply.answers}, reply.err
-}
-
-func (s *ScriptedServer) Peek(ctx context.Context, call *pb.PeekRequest) (*pb.PeekResponse, error) {
-	reply := s.wait(ctx, &scriptedCall{method: "Peek", requests: call.GetRequests()})
-	return &pb.PeekResponse{Answers: reply.answers}, reply.err
-}
-
-func (s *ScriptedServer) Refund(ctx context.Context, call *pb.RefundRequest) (*pb.RefundResponse, error) {
-	reply := s.wait(ctx, &scriptedCall{method: "Refund", requests: call.GetRequests()})
-	return &pb.RefundResponse{Answers: reply.answers}, reply.err
-}
-
-func (s *ScriptedServer) Reserve(ctx context.Context, call *pb.ReserveRequest) (*pb.ReserveResponse, error) {
-	request := &pb.Request{Domain: call.GetDomain(), Descriptors: call.GetDescriptors(), Hits: call.GetAmount()}
-	reply := s.wait(ctx, &scriptedCall{
-		method: "Reserve", requests: []*pb.Request{request}, reserve: call, id: call.GetReservationId(),
-	})
-	if reply.err != nil {
-		return nil, reply.err
+	if reply.Fails != nil {
+		return nil, status.ErrorProto(reply.Fails.status())
 	}
-	return &pb.ReserveResponse{Answer: reply.answers[0], ReservationId: reply.heldAs}, nil
-}
-
-func (s *ScriptedServer) Settle(ctx context.Context, call *pb.SettleRequest) (*pb.SettleResponse, error) {
-	request := &pb.Request{Domain: call.GetDomain(), Descriptors: call.GetDescriptors()}
-	reply := s.wait(ctx, &scriptedCall{
-		method: "Settle", requests: []*pb.Request{request}, id: call.GetReservationId(), actual: call.GetActual(),
-	})
-	return &pb.SettleResponse{}, reply.err
-}
-
-func (s *ScriptedServer) Cancel(ctx context.Context, call *pb.CancelRequest) (*pb.CancelResponse, error) {
-	request := &pb.Request{Domain: call.GetDomain(), Descriptors: call.GetDescriptors()}
-	reply := s.wait(ctx, &scriptedCall{method: "Cancel", requests: []*pb.Request{request}, id: call.GetReservationId()})
-	return &pb.CancelResponse{}, reply.err
+	answers := make([]*pb.Answer, len(reply.Answers))
+	for i, answer := range reply.Answers {
+		answers[i] = answer.message()
+	}
+	switch message := message.(type) {
+	case *pb.CheckRequest:
+		return &pb.CheckResponse{Answers: answers}, nil
+	case *pb.PeekRequest:
+		return &pb.PeekResponse{Answers: answers}, nil
+	case *pb.RefundRequest:
+		return &pb.RefundResponse{Answers: answers}, nil
+	case *pb.ReserveRequest:
+		if reply.HeldAs != nil {
+			return &pb.ReserveResponse{Answer: answers[0], ReservationId: *reply.HeldAs}, nil
+		}
+		return &pb.ReserveResponse{Answer: answers[0], ReservationId: message.GetReservationId()}, nil
+	case *pb.SettleRequest:
+		return &pb.SettleResponse{}, nil
+	default:
+		return &pb.CancelResponse{}, nil
+	}
 }
