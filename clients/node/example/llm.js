@@ -49,7 +49,8 @@ async function chat(request, response) {
   const maxTokens = Number(new URL(request.url, "http://localhost").searchParams.get("max_tokens") ?? 100);
   const descriptors = [{ entries: [["tokens", request.headers.user ?? ""]] }];
   // Stays charged if this program ends before the settlement.
-  const reservation = await client.reserve("shop", descriptors, maxTokens, { ttlMs: 300_000, onExpiry: "charge" });
+  const terms = { ttlMs: 300_000, onExpiry: "charge" };
+  const reservation = await client.reserve({ domain: "shop", descriptors, hits: maxTokens }, terms);
   if (!reservation.decision.allowed) {
     // Holds tokens only if the answer was lost, and the default has decided.
     await repeated(() => client.cancel(reservation));

@@ -19,13 +19,13 @@ const { values } = parseArgs({
 const [host, port] = values.listen.split(":");
 
 const client = new Client(values.limiter, { timeoutMs: 100, onNoAnswer: "allow" });
-const questionOf = (request) => ({
+const describe = (request) => ({
   domain: "shop",
   descriptors: [{ entries: [["user", request.get("x-user") ?? ""]] }],
 });
 
 const app = express();
-app.use(rateLimit(client, questionOf));
+app.use(rateLimit(client, describe));
 app.get("/", (_request, response) => response.send("hello\n"));
 
 const server = createServer(app).listen(Number(port), host);

@@ -1,22 +1,34 @@
 // Requests and answers as messages of `tollgate.v1`.
 
-import { status } from "@grpc/grpc-js";
+import { fileURLToPath } from "node:url";
+
+import { loadPackageDefinition, type ServiceClientConstructor, status } from "@grpc/grpc-js";
+import { loadSync } from "@grpc/proto-loader";
 
 import type { Decision, LimitStatus } from "./decision.js";
 import { InvalidRequestError, NoAnswerError } from "./errors.js";
-import type { Request, Unit } from "./request.js";
-import { type HoldTerms, type Outcome, type Reservation, type Settlement, termsOf } from "./reservation.js";
+import type { Unit } from "./limit.js";
+import { numberOptions, TTL_MAX_MS } from "./options.js";
+import type { Descriptor, ParsedRequest } from "./request.js";
+import type { SettledOutcome, Settlement, Terms } from "./reservation.js";
 
-export interface WireRequest {
-  domain: string;
-  descriptors: {
-    entries: { key: string; value: string }[];
-    limit?: { requestsPerUnit: number; unit: string };
-    hits?: number;
-  }[];
-  hits: number;
-  requestId?: string;
-}
+/** The directory of `tollgate/v1/tollgate.proto`, for calls that the client does not have. */
+export const PROTO_DIRECTORY = fileURLToPath(new URL("../proto", import.meta.url));
+
+const definition = loadSync("tollgate/v1/tollgate.proto", {
+  includeDirs: [PROTO_DIRECTORY],
+  enums: String,
+  longs: Number,
+  defaults: true,
+});
+const { tollgate } = loadPackageDefinition(definition) as unknown as {
+  tollgate: { v1: { RateLimiter: ServiceClientConstructor } };
+};
+
+export const RateLimiter = tollgate.v1.RateLimiter;
+
+// A message has at most 4 MiB, of which the request takes all but its tag and length.
+const REQUEST_BYTES_MAX = (4 << 20) - 16;
 
 export interface WireAnswer {
   verdict: "UNDECIDED" | "ALLOWED" | "DENIED";
@@ -41,11 +53,6 @@ interface WireLimitStatus {
   degraded: boolean;
 }
 
-export interface WireReserveResponse {
-  answer: WireAnswer | null;
-  reservationId: string;
-}
-
 export interface WireSettlement {
   limits: {
     descriptorIndex: number;
@@ -64,30 +71,79 @@ interface Duration {
   nanos: number;
 }
 
-export function encode({ domain, descriptors, hits, requestId }: Request): WireRequest {
-  return {
-    domain,
-    descriptors: descriptors.map(({ entries, limit, hits: own }) => ({
-      entries: entries.map(([key, value]) => ({ key, value })),
-      ...(limit && { limit: { requestsPerUnit: limit.requestsPerUnit, unit: limit.unit.toUpperCase() } }),
-      ...(own !== undefined && { hits: own }),
-    })),
-    hits,
-    ...(requestId !== undefined && { requestId }),
-  };
+/** A request as one field of the message of a call; such fields one after the other are the message. */
+export interface RequestField {
+  readonly field: Buffer;
+  /** The bytes of the request, without its tag and length. */
+  readonly bytes: number;
 }
 
-export function encodeReserve(request: Request, terms: HoldTerms, reservationId: string) {
-  const { domain, descriptors, hits: amount } = encode(request);
-  const { ttlMs, onExpiry } = termsOf(terms);
+/** @throws InvalidRequestError if the request is too large */
+export function encodeCheck(request: ParsedRequest): RequestField {
+  const { hits, requestId } = request;
+  // An empty text takes bytes if it is there.
+  return encode({ ...messageOf(request), hits, ...(requestId !== "" && { requestId }) });
+}
+
+/** @throws InvalidRequestError if the request is too large */
+export function encodeRefund(request: ParsedRequest): RequestField {
+  return encode({ ...messageOf(request), hits: request.hits });
+}
+
+/** @throws InvalidRequestError if the request is too large */
+export function encodePeek({ domain, descriptors }: ParsedRequest): RequestField {
+  return encode(messageOf({ domain, descriptors: descriptors.map(({ entries, limit }) => ({ entries, limit })) }));
+}
+
+/** @throws InvalidRequestError if the request is too large, or the terms are invalid */
+export function encodeReserve(request: ParsedRequest, terms: Terms, reservationId: string) {
+  const { ttlMs, onExpiry } = withDefaults(terms);
   const ttl = { seconds: Math.floor(ttlMs / 1_000), nanos: (ttlMs % 1_000) * 1e6 };
-  return { domain, descriptors, amount, ttl, reservationId, onExpiry: onExpiry.toUpperCase() };
+  const held = { ...messageOf(request), amount: request.hits, ttl, reservationId, onExpiry: onExpiry.toUpperCase() };
+  requireSize(RateLimiter.service.Reserve?.requestSerialize(held).length ?? 0);
+  return held;
 }
 
 /** The message that ends a reservation, without the hits that were used. */
-export function encodeEnd({ request, id: reservationId }: Reservation) {
-  const { domain, descriptors } = encode(request);
-  return { domain, descriptors, reservationId };
+export function encodeEnd(request: ParsedRequest, reservationId: string) {
+  return { ...messageOf(request), reservationId };
+}
+
+function messageOf({ domain, descriptors }: { domain: string; descriptors: readonly Descriptor[] }) {
+  return {
+    domain,
+    descriptors: descriptors.map(({ entries, limit, hits }) => ({
+      entries: entries.map(([key, value]) => ({ key, value })),
+      ...(limit && { limit: { requestsPerUnit: limit.requestsPerUnit, unit: limit.unit.toUpperCase() } }),
+      ...(hits !== undefined && { hits }),
+    })),
+  };
+}
+
+// The messages of checks, peeks and refunds have the same fields.
+function encode(request: object): RequestField {
+  const field = RateLimiter.service.Check?.requestSerialize({ requests: [request] }) ?? Buffer.alloc(0);
+  // A tag, and a length of 7 bits in each byte but the last.
+  let start = 1;
+  while ((field[start] ?? 0) >= 0x80) start += 1;
+  const bytes = field.length - start - 1;
+  requireSize(bytes);
+  return { field, bytes };
+}
+
+function requireSize(bytes: number): void {
+  if (bytes > REQUEST_BYTES_MAX)
+    throw new InvalidRequestError(`the request has ${bytes} bytes, of at most ${REQUEST_BYTES_MAX}`);
+}
+
+/** The terms with their defaults. */
+export function withDefaults({ ttlMs, onExpiry = "release" }: Terms) {
+  if (!["release", "charge"].includes(onExpiry)) throw new InvalidRequestError("onExpiry: not `release` or `charge`");
+  try {
+    return { ...numberOptions({ ttlMs: { min: 1, max: TTL_MAX_MS, usual: 60_000 } }, { ttlMs }), onExpiry };
+  } catch (error) {
+    throw new InvalidRequestError((error as RangeError).message);
+  }
 }
 
 export function decodeSettlement({ limits, unknown }: WireSettlement): Settlement {
@@ -95,17 +151,20 @@ export function decodeSettlement({ limits, unknown }: WireSettlement): Settlemen
     limits: limits.map(({ descriptorIndex: descriptor, outcome, resetAfter, ...limit }) => ({
       descriptor,
       ...limit,
-      outcome: outcome.toLowerCase() as Outcome,
+      outcome: outcome.toLowerCase() as SettledOutcome,
       resetAfterMs: milliseconds(resetAfter) ?? 0,
     })),
     unknown,
   };
 }
 
-/** The decision in an answer, or the error of a request that was not decided. */
-export function decode(answer: WireAnswer): Decision | InvalidRequestError | NoAnswerError {
-  const { verdict, delay, retryAfter, limits, degraded, error } = answer;
-  if (verdict === "UNDECIDED") return errorOf(error?.code ?? status.UNKNOWN, error?.message ?? "no verdict");
+/** The decision in an answer. Throws the errors of `errorOf` if the request was not decided. */
+export function decode(answer: WireAnswer | null | undefined): Decision {
+  if (!answer || answer.verdict === "UNDECIDED") {
+    if (answer?.error) throw errorOf(answer.error.code, answer.error.message);
+    throw new NoAnswerError("INTERNAL", "the server answered without a verdict");
+  }
+  const { verdict, delay, retryAfter, limits, degraded } = answer;
   return {
     allowed: verdict === "ALLOWED",
     source: "server",
@@ -115,6 +174,13 @@ export function decode(answer: WireAnswer): Decision | InvalidRequestError | NoA
     degraded,
     noAnswer: undefined,
   };
+}
+
+/** The answers to so many requests. */
+export function answersTo(requests: number, answers: WireAnswer[]): WireAnswer[] {
+  if (answers.length !== requests)
+    throw new NoAnswerError("INTERNAL", `${answers.length} answers to ${requests} requests`);
+  return answers;
 }
 
 /** Why there is no answer. An invalid request is the only error that the caller can mend. */

@@ -1,19 +1,9 @@
 // The channel to the servers of one name.
 
-import { fileURLToPath } from "node:url";
+import { type ChannelOptions, type Client as GrpcClient, type ClientUnaryCall, credentials, status } from "@grpc/grpc-js";
 
-import {
-  type ChannelOptions,
-  Client as GrpcClient,
-  credentials,
-  loadPackageDefinition,
-  type ServiceClientConstructor,
-  type ServiceError,
-} from "@grpc/grpc-js";
-import { loadSync } from "@grpc/proto-loader";
-
-import { errorOf, type WireAnswer, type WireRequest } from "./codec.js";
-import { NoAnswerError } from "./errors.js";
+import { errorOf, RateLimiter, type RequestField, type WireAnswer } from "./codec.js";
+import { closedError, lateError } from "./errors.js";
 
 /** Certificates in PEM. */
 export interface TlsOptions {
@@ -30,14 +20,8 @@ export interface TlsOptions {
 export type Method = "Check" | "Peek" | "Refund";
 
 /** The calls of reservations. */
-export type HoldMethod = "Reserve" | "Settle" | "Cancel";
+export type ReservationMethod = "Reserve" | "Settle" | "Cancel";
 
-type Callback = (error: ServiceError | null, response?: unknown) => void;
-type Unary = (message: object, options: { deadline: number }, callback: Callback) => void;
-type RateLimiter = GrpcClient & Record<Method | HoldMethod, Unary>;
-
-/** The directory of `tollgate/v1/tollgate.proto`, for calls that the client does not have. */
-export const PROTO_DIRECTORY = fileURLToPath(new URL("../proto", import.meta.url));
 const OPTIONS: ChannelOptions = {
   "grpc.service_config": JSON.stringify({ loadBalancingConfig: [{ round_robin: {} }] }),
   "grpc.service_config_disable_resolution": 1,
@@ -50,21 +34,17 @@ const OPTIONS: ChannelOptions = {
   "grpc.keepalive_time_ms": 10_000,
   "grpc.keepalive_timeout_ms": 2_000,
   "grpc.keepalive_permit_without_calls": 1,
+  // Answers are larger than their requests. The default is 4 MiB.
+  "grpc.max_receive_message_length": 32 << 20,
 };
 
-const definition = loadSync("tollgate/v1/tollgate.proto", {
-  includeDirs: [PROTO_DIRECTORY],
-  enums: String,
-  longs: Number,
-  defaults: true,
-});
-const { tollgate } = loadPackageDefinition(definition) as unknown as {
-  tollgate: { v1: { RateLimiter: ServiceClientConstructor } };
-};
+// A timer of Node may be early, since it counts whole milliseconds.
+const TIMER_EARLY_MS_MAX = 2;
 
 /** Connects in the background, balances calls over all addresses and reconnects by itself. */
 export class Connection {
-  readonly #client: RateLimiter;
+  readonly #client: GrpcClient;
+  readonly #underWay = new Set<ClientUnaryCall>();
   #closed = false;
 
   constructor(target: string, tls: TlsOptions | undefined) {
@@ -72,29 +52,56 @@ export class Connection {
       ? credentials.createSsl(tls.ca, tls.key, tls.cert)
       : credentials.createInsecure();
     const named = tls?.serverName ? { "grpc.ssl_target_name_override": tls.serverName } : {};
-    this.#client = new tollgate.v1.RateLimiter(target, security, { ...OPTIONS, ...named }) as unknown as RateLimiter;
+    this.#client = new RateLimiter(target, security, { ...OPTIONS, ...named });
     // Connects now, so that the first request does not wait for it.
     this.#client.getChannel().getConnectivityState(true);
   }
 
   /** Rejects with the errors of `errorOf`. */
-  async call(method: Method, requests: WireRequest[], timeoutMs: number): Promise<WireAnswer[]> {
-    return (await this.send<{ answers: WireAnswer[] }>(method, { requests }, timeoutMs)).answers;
+  async call(method: Method, requests: readonly RequestField[], timeoutMs: number): Promise<WireAnswer[]> {
+    const join = (fields: readonly RequestField[]) => Buffer.concat(fields.map(({ field }) => field));
+    return (await this.#send<readonly RequestField[], { answers: WireAnswer[] }>(method, join, requests, timeoutMs)).answers;
   }
 
   /** Sends one message. Rejects with the errors of `errorOf`. */
-  send<Response>(method: Method | HoldMethod, message: object, timeoutMs: number): Promise<Response> {
-    if (this.#closed) return Promise.reject(new NoAnswerError("CANCELLED", "the client is closed"));
-    return new Promise((resolve, reject) => {
-      this.#client[method](message, { deadline: Date.now() + timeoutMs }, (error, response) => {
-        if (response) resolve(response as Response);
-        else reject(errorOf(error?.code ?? 2, error?.details ?? "no response"));
-      });
-    });
+  send<Response>(method: ReservationMethod, message: object, timeoutMs: number): Promise<Response> {
+    return this.#send(method, methodOf(method).requestSerialize, message, timeoutMs);
   }
 
+  /** Ends the calls under way. */
   close(): void {
     this.#closed = true;
+    for (const call of this.#underWay) call.cancel();
     this.#client.close();
   }
+
+  #send<Message, Response>(
+    method: Method | ReservationMethod,
+    serialize: (message: Message) => Buffer,
+    message: Message,
+    timeoutMs: number,
+  ): Promise<Response> {
+    if (this.#closed) return Promise.reject(closedError());
+    const { path, responseDeserialize } = methodOf(method);
+    const deadline = Date.now() + timeoutMs;
+    return new Promise((resolve, reject) => {
+      const done = (error: { code: number; details: string } | null, response?: Response) => {
+        this.#underWay.delete(call);
+        if (response) return resolve(response);
+        const { code, details } = error ?? { code: status.UNKNOWN, details: "no response" };
+        if (this.#closed) return reject(closedError());
+        // The server may say the same of a call of its own.
+        const isLate = code === status.DEADLINE_EXCEEDED && Date.now() >= deadline - TIMER_EARLY_MS_MAX;
+        reject(isLate ? lateError() : errorOf(code, details));
+      };
+      const call = this.#client.makeUnaryRequest(path, serialize, responseDeserialize, message, { deadline }, done);
+      this.#underWay.add(call);
+    });
+  }
+}
+
+function methodOf(method: Method | ReservationMethod) {
+  const found = RateLimiter.service[method];
+  if (found === undefined) throw Error(`the service has no method ${method}`);
+  return found;
 }

@@ -1,7 +1,7 @@
 // What is decided about a request.
 
 import type { NoAnswerError } from "./errors.js";
-import type { Unit } from "./request.js";
+import type { Unit } from "./limit.js";
 
 /** The state of one limit that applies to a request. */
 export interface LimitStatus {
@@ -56,12 +56,13 @@ export function defaultDecision(allowed: boolean, noAnswer: NoAnswerError): Deci
   return { allowed, source: "default", ...unknown, noAnswer };
 }
 
-/** The decision as it reads when this time has passed. */
-export function after(decision: Decision, elapsedMs: number): Decision {
+/** The decision of this source, which repeats that of the server when this time has passed. */
+export function after(decision: Decision, source: Source, elapsedMs: number): Decision {
   const left = (ms: number) => Math.max(0, ms - elapsedMs);
   const leftOf = (ms: number | undefined) => (ms === undefined ? undefined : left(ms));
   return {
     ...decision,
+    source,
     retryAfterMs: leftOf(decision.retryAfterMs),
     limits: decision.limits.map((limit) => ({
       ...limit,
@@ -72,17 +73,17 @@ export function after(decision: Decision, elapsedMs: number): Decision {
 }
 
 /**
- * The limit to report: of those that refuse, the one with the fewest hits left and then the longest wait; otherwise the
- * one with the fewest hits left. The first one wins a tie.
+ * The limit to report: of a denied request, the limits that refuse come first; then the one with the fewest hits left;
+ * of those that deny, the one with the longest wait. The first one wins a tie.
  */
-export function tightest({ limits }: Decision): LimitStatus | undefined {
+export function tightest({ allowed, limits }: Decision): LimitStatus | undefined {
+  const denies = ({ refused }: LimitStatus) => !allowed && refused;
+  const isTighter = (next: LimitStatus, best: LimitStatus) => {
+    if (denies(next) !== denies(best)) return denies(next);
+    if (next.remaining !== best.remaining) return next.remaining < best.remaining;
+    return denies(next) && next.resetAfterMs > best.resetAfterMs;
+  };
   let best: LimitStatus | undefined;
   for (const next of limits) if (best === undefined || isTighter(next, best)) best = next;
   return best;
-}
-
-function isTighter(next: LimitStatus, best: LimitStatus): boolean {
-  if (next.refused !== best.refused) return next.refused;
-  if (next.remaining !== best.remaining) return next.remaining < best.remaining;
-  return next.refused && next.resetAfterMs > best.resetAfterMs;
 }

@@ -5,7 +5,7 @@ export class InvalidRequestError extends Error {
   override readonly name = "InvalidRequestError";
 }
 
-/** The server did not decide the request. The client makes the default decision and shows this error in it. */
+/** The server gave no answer. A decision by default shows this error; calls without a default reject with it. */
 export class NoAnswerError extends Error {
   override readonly name = "NoAnswerError";
 
@@ -17,3 +17,13 @@ export class NoAnswerError extends Error {
     super(message);
   }
 }
+
+/** More checks wait for a call than may. */
+export class QueueFullError extends NoAnswerError {
+  constructor(waiting: number) {
+    super("RESOURCE_EXHAUSTED", `${waiting} checks wait already`);
+  }
+}
+
+export const closedError = () => new NoAnswerError("CANCELLED", "the client is closed");
+export const lateError = () => new NoAnswerError("DEADLINE_EXCEEDED", "no answer in time");

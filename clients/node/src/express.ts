@@ -2,21 +2,21 @@
 
 import type { IncomingMessage, ServerResponse } from "node:http";
 
-import { decide, headersOf, type QuestionOf, TOO_MANY_REQUESTS } from "./http.js";
-import type { Checker } from "./request.js";
+import type { Checker } from "./checker.js";
+import { decide, type Describe, headersOf, TOO_MANY_REQUESTS } from "./http.js";
 
-export type { Question, QuestionOf } from "./http.js";
+export type { Describe } from "./http.js";
 
 /**
  * Limits requests: a refused one is answered with status 429 and `Retry-After`. All responses to limited requests have
- * `RateLimit-Limit`, `RateLimit-Remaining` and `RateLimit-Reset`. An invalid question is passed to the error handler.
+ * `RateLimit-Limit`, `RateLimit-Remaining` and `RateLimit-Reset`. An invalid description is passed to the error handler.
  */
 export function rateLimit<Request extends IncomingMessage>(
   checker: Checker,
-  questionOf: QuestionOf<Request>,
+  describe: Describe<Request>,
 ): (request: Request, response: ServerResponse, next: (error?: unknown) => void) => void {
   return (request, response, next) => {
-    decide(checker, questionOf, request).then((decision) => {
+    decide(checker, describe, request).then((decision) => {
       if (decision === undefined) return next();
       for (const [name, value] of Object.entries(headersOf(decision))) response.setHeader(name, value);
       if (decision.allowed) return next();

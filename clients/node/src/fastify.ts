@@ -2,26 +2,26 @@
 
 import type { FastifyPluginAsync, FastifyRequest } from "fastify";
 
-import { decide, headersOf, type QuestionOf, TOO_MANY_REQUESTS } from "./http.js";
-import type { Checker } from "./request.js";
+import type { Checker } from "./checker.js";
+import { decide, type Describe, headersOf, TOO_MANY_REQUESTS } from "./http.js";
 
-export type { Question, QuestionOf } from "./http.js";
+export type { Describe } from "./http.js";
 
 /** The options of the plugin. */
 export interface RateLimitOptions {
   /** The client, or slices of a limit. */
-  readonly client: Checker;
-  readonly questionOf: QuestionOf<FastifyRequest>;
+  readonly checker: Checker;
+  readonly describe: Describe<FastifyRequest>;
 }
 
 /**
  * Limits requests before their bodies are read: a refused one is answered with status 429 and `Retry-After`. All
  * responses to limited requests have `RateLimit-Limit`, `RateLimit-Remaining` and `RateLimit-Reset`. An invalid
- * question is passed to the error handler.
+ * description is passed to the error handler.
  */
-export const rateLimit: FastifyPluginAsync<RateLimitOptions> = async (app, { client, questionOf }) => {
+export const rateLimit: FastifyPluginAsync<RateLimitOptions> = async (app, { checker, describe }) => {
   app.addHook("onRequest", async (request, reply) => {
-    const decision = await decide(client, questionOf, request);
+    const decision = await decide(checker, describe, request);
     if (decision === undefined) return;
     reply.headers(headersOf(decision));
     if (!decision.allowed) return reply.code(TOO_MANY_REQUESTS).send();

@@ -2,32 +2,25 @@
 
 import { setTimeout as wait } from "node:timers/promises";
 
+import type { Checker } from "./checker.js";
 import { type Decision, tightest } from "./decision.js";
-import type { Checker, Descriptor } from "./request.js";
+import type { Request } from "./request.js";
 
 /** The status of a refused request. */
 export const TOO_MANY_REQUESTS = 429;
 
-/** What an HTTP request asks of the limiter. */
-export interface Question {
-  readonly domain: string;
-  readonly descriptors: readonly Descriptor[];
-  /** By default 1. */
-  readonly hits?: number | undefined;
-}
-
-/** What a request asks; a request for which it returns undefined is not limited. */
-export type QuestionOf<Request> = (request: Request) => Question | undefined | Promise<Question | undefined>;
+/** The request of an HTTP request; without one it is not limited. */
+export type Describe<HttpRequest> = (request: HttpRequest) => Request | undefined | Promise<Request | undefined>;
 
 /** The decision on an HTTP request once it may go on; undefined if it is not limited. */
-export async function decide<Request>(
+export async function decide<HttpRequest>(
   checker: Checker,
-  questionOf: QuestionOf<Request>,
-  request: Request,
+  describe: Describe<HttpRequest>,
+  request: HttpRequest,
 ): Promise<Decision | undefined> {
-  const question = await questionOf(request);
-  if (question === undefined) return undefined;
-  const decision = await checker.check(question.domain, question.descriptors, question.hits);
+  const limited = await describe(request);
+  if (limited === undefined) return undefined;
+  const decision = await checker.check(limited);
   if (decision.allowed && decision.delayMs > 0) await wait(Math.ceil(decision.delayMs));
   return decision;
 }
@@ -41,7 +34,7 @@ export function headersOf(decision: Decision): Record<string, string> {
     headers["RateLimit-Remaining"] = String(limit.remaining);
     headers["RateLimit-Reset"] = seconds(limit.resetAfterMs);
   }
-  if (!decision.allowed && decision.retryAfterMs !== undefined) headers["Retry-After"] = seconds(decision.retryAfterMs);
+  if (!decision.allowed && decision.retryAfterMs) headers["Retry-After"] = seconds(decision.retryAfterMs);
   return headers;
 }
 

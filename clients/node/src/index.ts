@@ -1,10 +1,13 @@
 // Client of the rate-limit service Tollgate.
 
+export type { Checker } from "./checker.js";
 export { Client, type ClientOptions } from "./client.js";
-export { PROTO_DIRECTORY, type TlsOptions } from "./connection.js";
+export { PROTO_DIRECTORY } from "./codec.js";
+export type { TlsOptions } from "./connection.js";
 export { type Decision, type LimitStatus, type Source, tightest } from "./decision.js";
 export { InvalidRequestError, NoAnswerError } from "./errors.js";
-export { type Metrics, Stats } from "./metrics.js";
+export type { Limit, Unit } from "./limit.js";
+export type { Metrics, Outcome } from "./metrics.js";
 export { PrepaidSlices, type SliceOptions } from "./prepaid.js";
-export type { Checker, CheckOptions, Descriptor, Limit, Request, Unit } from "./request.js";
-export type { HoldTerms, Outcome, Reservation, SettledLimit, Settlement } from "./reservation.js";
+export type { Descriptor, Request } from "./request.js";
+export type { Reservation, SettledLimit, SettledOutcome, Settlement, Terms } from "./reservation.js";

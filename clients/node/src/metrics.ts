@@ -1,55 +1,17 @@
 // What the client counts.
 
-import type { Decision } from "./decision.js";
+/**
+ * How a check ended: decided by the server, the deny cache, or a prepaid slice; by the default, because the server gave
+ * no answer or too many checks waited; or `failed`, because the request is invalid.
+ */
+export type Outcome = "allowed" | "denied" | "denied_locally" | "prepaid" | "no_answer" | "queue_full" | "failed";
 
-/** Called for checks, not for peeks and refunds. If a function throws, the check rejects with its error. */
+/** Receives what the client counts. Its functions must not throw. */
 export interface Metrics {
-  /** A check was decided; `latencyMs` is the time that the caller waited. */
-  checked(decision: Decision, latencyMs: number): void;
+  /** A check ended; `latencyMs` is the time that the caller waited. */
+  checked(outcome: Outcome, latencyMs: number): void;
   /** A call with this number of checks is sent. */
-  batchSent(size: number): void;
+  sent(batch: number): void;
   /** The settlement of a slice had no answer: these hits were not spent and stay charged. */
   lost?(hits: number): void;
-}
-
-/** Counts in memory. */
-export class Stats implements Metrics {
-  checks = 0;
-  allowed = 0;
-  denied = 0;
-  /** Of `allowed`: by prepaid slices. */
-  prepaid = 0;
-  /** Of `denied`: by the deny cache. */
-  deniedLocally = 0;
-  /** Of `allowed` and `denied`: by default, for each reason. */
-  readonly defaults = new Map<string, number>();
-  batches = 0;
-  /** The checks of all batches. */
-  batchedChecks = 0;
-  largestBatch = 0;
-  latencyMsSum = 0;
-  latencyMsMax = 0;
-  /** Hits of slices that stay charged although they were not spent. */
-  lostHits = 0;
-
-  checked({ allowed, source, noAnswer }: Decision, latencyMs: number): void {
-    this.checks += 1;
-    if (allowed) this.allowed += 1;
-    else this.denied += 1;
-    if (source === "prepaid") this.prepaid += 1;
-    if (source === "deny_cache") this.deniedLocally += 1;
-    if (noAnswer) this.defaults.set(noAnswer.code, (this.defaults.get(noAnswer.code) ?? 0) + 1);
-    this.latencyMsSum += latencyMs;
-    this.latencyMsMax = Math.max(this.latencyMsMax, latencyMs);
-  }
-
-  batchSent(size: number): void {
-    this.batches += 1;
-    this.batchedChecks += size;
-    this.largestBatch = Math.max(this.largestBatch, size);
-  }
-
-  lost(hits: number): void {
-    this.lostHits += hits;
-  }
 }

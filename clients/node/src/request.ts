@@ -1,19 +1,9 @@
-// What is asked, checked for everything that would make the message of several requests unreadable.
+// What is asked, parsed so that no request makes the message of several requests unreadable.
 
-import type { Decision } from "./decision.js";
+import { createHash } from "node:crypto";
+
 import { InvalidRequestError } from "./errors.js";
-
-export const UNITS = ["second", "minute", "hour", "day", "week", "month", "year"] as const;
-
-/** The unit of a limit. */
-export type Unit = (typeof UNITS)[number];
-
-/** A limit that the caller sends instead of the one in the rules. */
-export interface Limit {
-  /** Hits that pass in one unit; 0 lets none pass. */
-  readonly requestsPerUnit: number;
-  readonly unit: Unit;
-}
+import { type Limit, UNITS } from "./limit.js";
 
 /** Names what is limited. */
 export interface Descriptor {
@@ -29,96 +19,82 @@ export interface Descriptor {
 export interface Request {
   readonly domain: string;
   readonly descriptors: readonly Descriptor[];
-  /** The hits of each descriptor without hits of its own; 0 only if the operation has none. */
-  readonly hits: number;
-  readonly requestId?: string | undefined;
-  /** An upper bound of what it takes of `CALL_SIZE_MAX`. */
-  readonly size: number;
-}
-
-/**
- * The maximum size of the requests of one call. With the sizes below it keeps the bounds of the server: 4 MiB (a
- * character has at most 3 bytes), 4,096 descriptors and 32,768 entries.
- */
-export const CALL_SIZE_MAX = 1 << 20;
-const DESCRIPTOR_SIZE = CALL_SIZE_MAX / 4_096;
-const ENTRY_SIZE = CALL_SIZE_MAX / 32_768;
-
-const REQUESTS_PER_UNIT_MAX = 2 ** 32 - 1;
-
-/** How a check is charged. */
-export interface CheckOptions {
+  /** The hits of each descriptor without hits of its own, by default 1. 0 means 1. */
+  readonly hits?: number | undefined;
   /**
-   * Makes the check count once: one that is repeated with the same id within the window of the server is answered as
-   * the first one. At most 63 bytes.
+   * Makes a check count once: one that is repeated with the same id within the window of the server is answered as the
+   * first one. At most 63 bytes. Other calls leave it out.
    */
   readonly requestId?: string | undefined;
 }
 
-/** Decides requests: a client, or slices of a limit. Middleware takes either. */
-export interface Checker {
-  /** Charges `hits` to each descriptor if the request passes. */
-  check(domain: string, descriptors: readonly Descriptor[], hits?: number): Promise<Decision>;
+const REQUESTS_PER_UNIT_MAX = 2 ** 32 - 1;
+
+/** A valid copy of a request, which its caller does not change. */
+export class ParsedRequest implements Request {
+  readonly domain: string;
+  readonly descriptors: readonly Descriptor[];
+  readonly hits: number;
+  /** Empty without an id. */
+  readonly requestId: string;
+  #key: string | undefined;
+
+  /** @throws InvalidRequestError that names the place */
+  constructor({ domain, descriptors, hits = 1, requestId = "" }: Request) {
+    this.domain = text(domain, "domain");
+    if (!Array.isArray(descriptors)) throw new InvalidRequestError("descriptors: not an array");
+    this.descriptors = descriptors.map((each, index) => parseDescriptor(each, `descriptors[${index}]`));
+    this.hits = Math.max(1, whole(hits, "hits"));
+    this.requestId = text(requestId, "requestId");
+  }
+
+  /** Names the counters: a digest of the domain, the entries and the limits. */
+  get key(): string {
+    if (this.#key === undefined) {
+      const counters = this.descriptors.map(({ entries, limit }) => [entries, limit?.requestsPerUnit, limit?.unit]);
+      const named = JSON.stringify([this.domain, counters]);
+      this.#key = createHash("sha256").update(named).digest("base64");
+    }
+    return this.#key;
+  }
+
+  /** The hits of each descriptor. */
+  hitsOfEach(): number[] {
+    return this.descriptors.map(({ hits }) => hits ?? this.hits);
+  }
 }
 
-/** A request to charge or refund `hits`. */
-export function requestWithHits(
-  domain: string,
-  descriptors: readonly Descriptor[],
-  hits: number,
-  requestId?: string,
-): Request {
-  if (!isWholeNumber(hits, 1)) throw new InvalidRequestError("hits: not a whole number from 1");
-  const request = requestOf(domain, descriptors, hits);
-  if (requestId === undefined) return request;
-  return { ...request, requestId, size: request.size + textSize(requestId, "requestId") };
-}
-
-/** Throws unless `actual` is a number of hits that were used. */
-export function requireActual(actual: number): void {
-  if (!isWholeNumber(actual, 0)) throw new InvalidRequestError("actual: not a whole number");
-}
-
-/** A request that has no hits of its own. */
-export function requestWithoutHits(domain: string, descriptors: readonly Descriptor[]): Request {
-  return requestOf(domain, descriptors, 0);
-}
-
-function requestOf(domain: string, descriptors: readonly Descriptor[], hits: number): Request {
-  let size = textSize(domain, "domain");
-  if (!Array.isArray(descriptors)) throw new InvalidRequestError("descriptors: not an array");
-  for (const [index, descriptor] of descriptors.entries()) size += descriptorSize(descriptor, `descriptors[${index}]`);
-  if (size > CALL_SIZE_MAX) throw new InvalidRequestError(`the request has a size above ${CALL_SIZE_MAX}`);
-  return { domain, descriptors, hits, size };
-}
-
-function descriptorSize(descriptor: Descriptor, place: string): number {
+function parseDescriptor(descriptor: Descriptor, place: string): Descriptor {
   if (!Array.isArray(descriptor?.entries)) throw new InvalidRequestError(`${place}.entries: not an array`);
-  let size = DESCRIPTOR_SIZE;
-  for (const [index, entry] of descriptor.entries.entries()) {
+  const entries = descriptor.entries.map((entry, index) => {
     const at = `${place}.entries[${index}]`;
     if (!Array.isArray(entry) || entry.length !== 2) throw new InvalidRequestError(`${at}: not a key and a value`);
-    size += ENTRY_SIZE + textSize(entry[0], `${at}: key`) + textSize(entry[1], `${at}: value`);
-  }
+    return [text(entry[0], `${at}: key`), text(entry[1], `${at}: value`)] as const;
+  });
   const { hits, limit } = descriptor;
-  if (hits !== undefined && !isWholeNumber(hits, 0)) throw new InvalidRequestError(`${place}.hits: not a whole number`);
-  if (limit !== undefined) {
-    const { requestsPerUnit, unit } = limit;
-    const at = `${place}.limit`;
-    if (!isWholeNumber(requestsPerUnit, 0) || requestsPerUnit > REQUESTS_PER_UNIT_MAX)
-      throw new InvalidRequestError(`${at}.requestsPerUnit: not a whole number up to ${REQUESTS_PER_UNIT_MAX}`);
-    if (!UNITS.includes(unit)) throw new InvalidRequestError(`${at}.unit: not one of ${UNITS.join(", ")}`);
-  }
-  return size;
+  return {
+    entries,
+    ...(hits !== undefined && { hits: whole(hits, `${place}.hits`) }),
+    ...(limit !== undefined && { limit: parseLimit(limit, `${place}.limit`) }),
+  };
+}
+
+function parseLimit({ requestsPerUnit, unit }: Limit, place: string): Limit {
+  if (whole(requestsPerUnit, `${place}.requestsPerUnit`) > REQUESTS_PER_UNIT_MAX)
+    throw new InvalidRequestError(`${place}.requestsPerUnit: above ${REQUESTS_PER_UNIT_MAX}`);
+  if (!UNITS.includes(unit)) throw new InvalidRequestError(`${place}.unit: not one of ${UNITS.join(", ")}`);
+  return { requestsPerUnit, unit };
 }
 
 // A text that is no UTF-8 would make the message unreadable, and with it the requests of other callers.
-function textSize(text: string, place: string): number {
-  if (typeof text !== "string") throw new InvalidRequestError(`${place}: not a string`);
-  if (!text.isWellFormed()) throw new InvalidRequestError(`${place}: not valid Unicode`);
-  return text.length;
+function text(value: string, place: string): string {
+  if (typeof value !== "string") throw new InvalidRequestError(`${place}: not a string`);
+  if (!value.isWellFormed()) throw new InvalidRequestError(`${place}: not valid Unicode`);
+  return value;
 }
 
-function isWholeNumber(number: number, min: number): boolean {
-  return Number.isSafeInteger(number) && number >= min;
+/** A number of hits. */
+export function whole(value: number, place: string): number {
+  if (!Number.isSafeInteger(value) || value < 0) throw new InvalidRequestError(`${place}: not a whole number from 0`);
+  return value;
 }

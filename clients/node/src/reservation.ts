@@ -1,11 +1,10 @@
 // Hits that are held until it is known how many were used.
 
 import type { Decision } from "./decision.js";
-import { InvalidRequestError } from "./errors.js";
 import type { Request } from "./request.js";
 
 /** For how long a reservation holds its hits. */
-export interface HoldTerms {
+export interface Terms {
   /** Whole milliseconds until it expires: 1 to 86,400,000, by default 60,000. */
   readonly ttlMs?: number | undefined;
   /** Whether its hits are given back then (`release`, the default) or stay charged (`charge`). */
@@ -13,6 +12,7 @@ export interface HoldTerms {
 }
 
 export interface Reservation {
+  /** What was reserved. */
   readonly request: Request;
   /** Whether the request may go on; the default without an answer. */
   readonly decision: Decision;
@@ -27,7 +27,7 @@ export interface Reservation {
  * What was known of a reservation: it was open; it had expired and stayed charged; it had expired and was released; or
  * nothing.
  */
-export type Outcome = "open" | "charged" | "released" | "unknown";
+export type SettledOutcome = "open" | "charged" | "released" | "unknown";
 
 /** One limit of a reservation that has ended. */
 export interface SettledLimit {
@@ -35,7 +35,7 @@ export interface SettledLimit {
   readonly descriptor: number;
   /** The name of the rule, or its path if it has none. Empty for a limit that the caller sent. */
   readonly rule: string;
-  readonly outcome: Outcome;
+  readonly outcome: SettledOutcome;
   /** Hits that the reservation held; 0 if the outcome is `released` or `unknown`. */
   readonly reserved: number;
   /** Of the hits that were used, those that were not charged because the limit does not go as far. */
@@ -52,15 +52,4 @@ export interface Settlement {
   readonly limits: readonly SettledLimit[];
   /** Whether the outcome of a limit is `unknown`. */
   readonly unknown: boolean;
-}
-
-/** The longest time for which the server holds hits. */
-export const TTL_MAX_MS = 86_400_000;
-
-/** The terms with their defaults. */
-export function termsOf({ ttlMs = 60_000, onExpiry = "release" }: HoldTerms) {
-  if (!Number.isInteger(ttlMs) || ttlMs < 1 || ttlMs > TTL_MAX_MS)
-    throw new InvalidRequestError(`ttlMs: not a whole number from 1 to ${TTL_MAX_MS}`);
-  if (!["release", "charge"].includes(onExpiry)) throw new InvalidRequestError("onExpiry: not `release` or `charge`");
-  return { ttlMs, onExpiry };
 }

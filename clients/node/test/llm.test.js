@@ -2,7 +2,7 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 import { fileURLToPath } from "node:url";
 
-import { connectedClient, eventually, PATIENT, relay, start, startTollgate } from "./processes.js";
+import { connectedClient, eventually, PATIENT, relay, requestOf, start, startTollgate } from "./processes.js";
 
 const PROGRAM = fileURLToPath(new URL("../example/llm.js", import.meta.url));
 
@@ -16,7 +16,7 @@ async function startExample(t) {
   const ask = (maxTokens, options = {}) =>
     fetch(`http://${found}/?max_tokens=${maxTokens}`, { headers: { user: "ada" }, ...options });
   const remaining = async () =>
-    (await client.peek("shop", [{ entries: [["tokens", "ada"]] }])).limits[0].remaining;
+    (await client.peek(requestOf("tokens", "ada"))).limits[0].remaining;
   return { ask, remaining, loseAnswers };
 }
 

@@ -28,10 +28,6 @@ descriptors:
     rate_limit: {unit: hour, requests_per_unit: 3, algorithm: token_bucket}
   - key: tokens
     rate_limit: {name: of-tokens, unit: hour, requests_per_unit: 1000, algorithm: sliding_log}
-  - key: second
-    rate_limit: {unit: second, requests_per_unit: 1000000, algorithm: fixed_window}
-  - key: fast
-    rate_limit: {unit: second, requests_per_unit: 100000, algorithm: token_bucket}
   - key: shadow
     shadow_mode: true
     rate_limit: {unit: hour, requests_per_unit: 0, algorithm: sliding_log}
@@ -132,7 +128,7 @@ export function clientOf(test, target, options = {}) {
 /** A client that is connected, so that the first check of a test is answered at once. */
 export async function connectedClient(test, target, options = {}) {
   const client = clientOf(test, target, options);
-  await eventually("the server answers", async () => (await client.peek("shop", user("probe"))).source === "server");
+  await eventually("the server answers", async () => (await client.peek(requestOf("user", "probe"))).source === "server");
   return client;
 }
 
@@ -173,14 +169,5 @@ export async function relay(test, target) {
   return { address: `${LOOPBACK}:${listener.address().port}`, loseAnswers };
 }
 
-/** The address of a port on which no process listens. */
-export async function closedPort() {
-  const server = createServer().listen(0, LOOPBACK);
-  await once(server, "listening");
-  const { port } = server.address();
-  server.close();
-  await once(server, "close");
-  return `${LOOPBACK}:${port}`;
-}
-
-export const user = (name) => [{ entries: [["user", name]] }];
+/** A request of one hit in the domain of the rules. */
+export const requestOf = (key, value) => ({ domain: "shop", descriptors: [{ entries: [[key, value]] }] });

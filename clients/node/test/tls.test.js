@@ -4,7 +4,7 @@ import { readFileSync } from "node:fs";
 import { join } from "node:path";
 import { test } from "node:test";
 
-import { clientOf, connectedClient, directory, PATIENT, startTollgate, user } from "./processes.js";
+import { clientOf, connectedClient, directory, PATIENT, requestOf, startTollgate } from "./processes.js";
 
 // A certificate and its key; that of an authority, unless one signs it.
 function certificate(folder, name, authority) {
@@ -29,11 +29,11 @@ test("client_with_certificate_is_answered_over_tls", async (t) => {
   const [ca, cert, key] = [authority.cert, caller.cert, caller.key].map((path) => readFileSync(path));
 
   const client = await connectedClient(t, address, { ...PATIENT, tls: { ca, cert, key, serverName: "limits.test" } });
-  assert.equal((await client.check("shop", user("ada"))).allowed, true);
+  assert.equal((await client.check(requestOf("user", "ada"))).allowed, true);
 
   // Plaintext, an unknown authority, another name, and no certificate of the client.
   for (const tls of [undefined, {}, { ca, cert, key }, { ca, serverName: "limits.test" }]) {
-    const { source, noAnswer } = await clientOf(t, address, { timeoutMs: 2_000, tls }).check("shop", user("ada"));
+    const { source, noAnswer } = await clientOf(t, address, { timeoutMs: 2_000, tls }).check(requestOf("user", "ada"));
     assert.equal(source, "default");
     assert.ok(["UNAVAILABLE", "DEADLINE_EXCEEDED"].includes(noAnswer.code), noAnswer.code);
   }

@@ -6,26 +6,28 @@ import {
   Client,
   type Decision,
   InvalidRequestError,
+  type Metrics,
   PrepaidSlices,
   type Settlement,
-  Stats,
   tightest,
 } from "tollgate";
 import { rateLimit as expressRateLimit } from "tollgate/express";
 import { rateLimit as fastifyRateLimit } from "tollgate/fastify";
 
-const stats = new Stats();
-const client = new Client("127.0.0.1:8081", { timeoutMs: 50, onNoAnswer: "deny", metrics: stats, tls: {} });
+const metrics: Metrics = { checked: (outcome, latencyMs) => console.log(outcome, latencyMs), sent: () => {} };
+const client = new Client("127.0.0.1:8081", { timeoutMs: 50, onNoAnswer: "deny", metrics, tls: {} });
+const ada = { domain: "shop", descriptors: [{ entries: [["user", "ada"]] }] } as const;
 
 async function ask(): Promise<number | undefined> {
   try {
-    const decision: Decision = await client.check("shop", [{ entries: [["user", "ada"]], hits: 2 }], 1);
+    const decision: Decision = await client.check({ ...ada, hits: 1, requestId: "order-1" });
     return decision.allowed ? tightest(decision)?.remaining : decision.retryAfterMs;
   } catch (error) {
     if (error instanceof InvalidRequestError) return undefined;
     throw error;
   }
 }
+await ask();
 
 express().use(
   expressRateLimit(new PrepaidSlices(client), (request: express.Request) => ({
@@ -34,31 +36,30 @@ express().use(
   })),
 );
 await Fastify().register(fastifyRateLimit, {
-  client,
-  questionOf: (request) =>
+  checker: client,
+  describe: (request) =>
     request.url === "/health" ? undefined : { domain: "shop", descriptors: [{ entries: [["ip", request.ip]] }] },
 });
 
-const terms = { ttlMs: 500, onExpiry: "charge" } as const;
-const reservation = await client.reserve("shop", [{ entries: [["user", "ada"]] }], 8, terms);
+const reservation = await client.reserve(ada, { ttlMs: 500, onExpiry: "charge" });
 const settlement: Settlement = reservation.decision.allowed
   ? await client.settle(reservation, 3)
   : await client.cancel(reservation);
 if (settlement.limits[0]?.outcome === "released") console.log(settlement.limits[0].notCharged);
 
 const slices = new PrepaidSlices(client, { hits: 1_000 });
-const prepaid: Decision = await slices.check("shop", [{ entries: [["user", "ada"]] }]);
+const prepaid: Decision = await slices.check(ada);
 if (prepaid.source === "prepaid") await slices.close();
 
 // @ts-expect-error: not a slice
 new PrepaidSlices(client, { hits: "many" });
 // @ts-expect-error: not what happens at the expiry
-await client.reserve("shop", [], 1, { onExpiry: "shrug" });
+await client.reserve(ada, { onExpiry: "shrug" });
 // @ts-expect-error: not a decision
 new Client("127.0.0.1:8081", { onNoAnswer: "shrug" });
 // @ts-expect-error: a descriptor has entries
-await client.check("shop", [{ user: "ada" }]);
+await client.check({ domain: "shop", descriptors: [{ user: "ada" }] });
 // @ts-expect-error: not a unit
-await client.peek("shop", [{ entries: [], limit: { requestsPerUnit: 1, unit: "fortnight" } }]);
+await client.peek({ domain: "shop", descriptors: [{ entries: [], limit: { requestsPerUnit: 1, unit: "fortnight" } }] });
 // @ts-expect-error: a decision does not change
-(await client.peek("shop", [])).allowed = true;
+prepaid.allowed = true;
