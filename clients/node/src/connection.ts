@@ -1,6 +1,12 @@
 // The channel to the servers of one name.
 
-import { type ChannelOptions, type Client as GrpcClient, type ClientUnaryCall, credentials, status } from "@grpc/grpc-js";
+import {
+  type ChannelOptions,
+  type Client as GrpcClient,
+  type ClientUnaryCall,
+  credentials,
+  status,
+} from "@grpc/grpc-js";
 
 import { errorOf, RateLimiter, type RequestField, type WireAnswer } from "./codec.js";
 import { closedError, lateError } from "./errors.js";
@@ -60,7 +66,9 @@ export class Connection {
   /** Rejects with the errors of `errorOf`. */
   async call(method: Method, requests: readonly RequestField[], timeoutMs: number): Promise<WireAnswer[]> {
     const join = (fields: readonly RequestField[]) => Buffer.concat(fields.map(({ field }) => field));
-    return (await this.#send<readonly RequestField[], { answers: WireAnswer[] }>(method, join, requests, timeoutMs)).answers;
+    type Response = { answers: WireAnswer[] };
+    const { answers } = await this.#send<readonly RequestField[], Response>(method, join, requests, timeoutMs);
+    return answers;
   }
 
   /** Sends one message. Rejects with the errors of `errorOf`. */

@@ -9,7 +9,7 @@ export type { Describe } from "./http.js";
 
 /**
  * Limits requests: a refused one is answered with status 429 and `Retry-After`. All responses to limited requests have
- * `RateLimit-Limit`, `RateLimit-Remaining` and `RateLimit-Reset`. An invalid description is passed to the error handler.
+ * `RateLimit-Limit`, `RateLimit-Remaining` and `RateLimit-Reset`. The error handler gets an invalid description.
  */
 export function rateLimit<Request extends IncomingMessage>(
   checker: Checker,

@@ -50,7 +50,7 @@ export class PrepaidSlices implements Checker {
 
   /**
    * Spends hits of the slice of the request's counters. Without a slice, or if it has too few hits left, it is
-   * `Client.check`. A request with more hits than a slice, with a `requestId`, or with hits of a descriptor has no slice.
+   * `Client.check`. A request with more hits than a slice, a `requestId`, or hits of a descriptor has no slice.
    *
    * @throws InvalidRequestError if the request is invalid
    */

@@ -31,7 +31,6 @@ async function serveFastify(test, checker, describe) {
   return app.listen({ host: "127.0.0.1", port: 0 });
 }
 
-const LIMIT = ["ratelimit-limit", "ratelimit-remaining", "ratelimit-reset"];
 const BODIES = { 429: "", 500: "InvalidRequestError" };
 
 for (const [framework, serve] of [
@@ -49,7 +48,7 @@ for (const [framework, serve] of [
       const response = await fetch(url);
 
       const body = await response.text();
-      const found = LIMIT.filter((each) => response.headers.has(each)).map((each) => [each, response.headers.get(each)]);
+      const found = [...response.headers].filter(([each]) => each.startsWith("ratelimit-"));
       assert.deepEqual(Object.fromEntries(found), limit);
       assert.ok(performance.now() - begin >= waits);
       const wanted = passes ? [200, "passed", null] : [http.status, BODIES[http.status], http.retry_after];

@@ -53,7 +53,10 @@ const durationOf = (ms) => (ms === undefined ? null : { seconds: Math.floor(ms /
 /** An answer as the server sends it. */
 export function answerOf(answer) {
   if (typeof answer === "string") return answerOf({ verdict: answer });
-  if (Array.isArray(answer)) return answerOf({ verdict: "allowed", limits: [{ remaining: answer[0], reset_after_ms: answer[1] }] });
+  if (Array.isArray(answer)) {
+    const [remaining, reset_after_ms] = answer;
+    return answerOf({ verdict: "allowed", limits: [{ remaining, reset_after_ms }] });
+  }
   const { verdict = "undecided", limits = [], error, delay_ms: delay, retry_after_ms: retryAfter } = answer;
   return {
     verdict: verdict.toUpperCase(),
@@ -101,7 +104,8 @@ export async function startScripted(test) {
   const server = new Server();
   const [calls, waiting] = [[], []];
   const handle = (method) => (call, callback) => {
-    const received = { method, message: call.request, reply: (step) => callback(...replyOf(method, call.request, step)) };
+    const reply = (step) => callback(...replyOf(method, call.request, step));
+    const received = { method, message: call.request, reply };
     const next = waiting.shift();
     if (next) next(received);
     else calls.push(received);
@@ -112,7 +116,7 @@ export async function startScripted(test) {
     server.bindAsync("127.0.0.1:0", ServerCredentials.createInsecure(), bound);
   });
   test.after(() => server.forceShutdown());
-  const next = () => (calls.length > 0 ? Promise.resolve(calls.shift()) : new Promise((resolve) => waiting.push(resolve)));
+  const next = async () => calls.shift() ?? new Promise((resolve) => waiting.push(resolve));
   return { address: `127.0.0.1:${port}`, calls, next };
 }
 

@@ -132,8 +132,9 @@ const RESOLVED = {
   terms: withDefaults,
 };
 
-for (const { name, of, defaults = {}, option = "", valid = [], invalid = [] } of vectorsOf("defaults").filter(({ of }) => of))
-  test(name, () => {
+for (const vector of vectorsOf("defaults").filter(({ of }) => of))
+  test(vector.name, () => {
+    const { of, defaults = {}, option = "", valid = [], invalid = [] } = vector;
     const resolved = RESOLVED[of];
     for (const [each, value] of Object.entries(defaults)) assert.equal(resolved({})[camelCase(each)], value, each);
     const field = camelCase(option);
