@@ -49,6 +49,11 @@ impl Budget {
         self.outside_tables.load(Ordering::Relaxed)
     }
 
+    /// Whether more than half of the maximum is used outside of tables.
+    pub(super) fn is_mostly_outside_tables(&self) -> bool {
+        self.outside_tables() > self.bytes_max / 2
+    }
+
     /// The maximum, in bytes.
     pub(super) fn bytes_max(&self) -> usize {
         self.bytes_max

@@ -19,7 +19,7 @@ use crate::{
         held_counter::Room,
         operation::{CounterOperation, Outcome},
         packed_counter::{Now, PackedCounter},
-        table::{BYTES_FIRST, EventCounter, HoldTotals, Table, TableResources},
+        table::{BYTES_FIRST, EVICTION_COST_MAX, EventCounter, HoldTotals, Table, TableResources},
     },
     time::{Clock, Timestamp},
 };
@@ -386,8 +386,10 @@ impl Memory {
         let first = self.shed_from.fetch_add(STARVED_SHED_SLOTS, Ordering::Relaxed);
         for number in 0..STARVED_SHED_SLOTS {
             // The table of the small slot is locked, and so may others be.
-            if let Ok(mut table) = self.tables[(first + number) % self.slots()].0.try_lock() {
-                table.shed(now, &self.resources);
+            if let Ok(mut table) = self.tables[(first + number) % self.slots()].0.try_lock()
+                && !table.is_eviction_paused(now)
+            {
+                table.shed(EVICTION_COST_MAX, now, &self.resources);
             }
         }
     }
@@ -437,7 +439,7 @@ impl Memory {
         table.forget_idle(now, &self.resources);
         // Counters may have grown since they were inserted.
         if self.resources.budget.is_exceeded() {
-            table.shed(now, &self.resources);
+            table.shed(EVICTION_COST_MAX, now, &self.resources);
         }
         table.shrink(&self.resources);
         drop(table);

@@ -31,6 +31,8 @@ const WORTHWHILE_DIVISOR: usize = 64;
 const EVICTION_PAUSE_NANOS: u64 = 50_000_000;
 /// The number of distinct eviction costs, one byte.
 const EVICTION_COSTS: usize = 1 << u8::BITS;
+/// The highest eviction cost of a counter that does not refuse now.
+pub(super) const EVICTION_COST_MAX: u8 = u8::MAX - 1;
 /// A table below this fraction of its part of the memory may take memory from others.
 const STARVED_DIVISOR: usize = 8;
 /// The bytes of the first allocation of a table.
@@ -266,25 +268,33 @@ impl Table {
 
     /// Makes room without growing: evicts idle counters, then those with the lowest eviction cost, until an eighth is
     /// free. Counters that refuse now stay.
-    pub(super) fn evict(&mut self, now: Timestamp, resources: &TableResources) {
-        if now < self.no_eviction_until {
+    fn evict(&mut self, now: Timestamp, resources: &TableResources) {
+        if self.is_eviction_paused(now) {
             return;
         }
         let all = self.len();
-        let idle = self.forget_idle(now, resources);
-        let enough = (all / EVICT_DIVISOR).max(1);
-        let least = self.evict_cheapest(enough.saturating_sub(idle), now, resources);
-        resources.evicted_unexpired.add(least);
-        if idle + least <= all / WORTHWHILE_DIVISOR {
+        if self.evict_up_to(EVICTION_COST_MAX, now, resources) <= all / WORTHWHILE_DIVISOR {
             self.no_eviction_until = now.plus(EVICTION_PAUSE_NANOS);
         }
     }
 
-    /// Evicts as [`Table::evict`] does, and releases the memory of what is evicted.
-    pub(super) fn shed(&mut self, now: Timestamp, resources: &TableResources) {
-        let before = self.len();
-        self.evict(now, resources);
-        if self.len() < before {
+    /// Whether the last eviction freed so little that the next one waits.
+    pub(super) fn is_eviction_paused(&self, now: Timestamp) -> bool {
+        now < self.no_eviction_until
+    }
+
+    /// Evicts idle counters, then those that cost at most `cost_max`, until an eighth is free. Returns their number.
+    fn evict_up_to(&mut self, cost_max: u8, now: Timestamp, resources: &TableResources) -> usize {
+        let enough = (self.len() / EVICT_DIVISOR).max(1);
+        let idle = self.forget_idle(now, resources);
+        let least = self.evict_cheapest(enough.saturating_sub(idle), cost_max, now, resources);
+        resources.evicted_unexpired.add(least);
+        idle + least
+    }
+
+    /// Evicts an eighth as an insertion does, of the counters that cost at most `cost_max`, and releases their memory.
+    pub(super) fn shed(&mut self, cost_max: u8, now: Timestamp, resources: &TableResources) {
+        if self.evict_up_to(cost_max, now, resources) > 0 {
             self.resize(buckets_for(self.len()), resources);
         }
     }
@@ -321,16 +331,26 @@ impl Table {
         self.buckets.iter().map(|(_, packed)| packed.heap_bytes()).sum()
     }
 
-    /// Evicts `number` counters with the lowest eviction cost, except those that refuse now. Returns their number.
-    fn evict_cheapest(&mut self, number: usize, now: Timestamp, resources: &TableResources) -> usize {
+    /// Evicts `number` counters with the lowest eviction cost, at most `cost_max`, except those that refuse now. Returns
+    /// their number.
+    fn evict_cheapest(
+        &mut self,
+        number: usize,
+        cost_max: u8,
+        now: Timestamp,
+        resources: &TableResources,
+    ) -> usize {
         let cost = |packed: &PackedCounter| packed.eviction_cost(now).map(usize::from);
         let mut by_cost = [0; EVICTION_COSTS];
         self.buckets.iter().filter_map(|(_, packed)| cost(packed)).for_each(|cost| by_cost[cost] += 1);
         // Evicts all with a cost below `bound`, and `left` of those with that cost.
         let (mut bound, mut left) = (0, number);
-        while bound < EVICTION_COSTS && by_cost[bound] <= left {
+        while bound <= usize::from(cost_max) && by_cost[bound] <= left {
             left -= by_cost[bound];
             bound += 1;
+        }
+        if bound > usize::from(cost_max) {
+            left = 0;
         }
         // Spread over the table: if the first ones were evicted every time, the end of the table would fill up.
         let mut due = 0;

@@ -290,11 +290,11 @@ impl Backups {
         true
     }
 
-    /// Drops copies while memory is overfull, and returns how many.
-    pub(super) fn drop_copies_if_overfull(&mut self, now: Timestamp) -> u64 {
+    /// Drops copies while `is_needed`, and returns how many.
+    pub(super) fn drop_copies_while(&mut self, now: Timestamp, is_needed: impl Fn(&Memory) -> bool) -> u64 {
         let mut dropped = 0;
         for slot in &mut self.slots {
-            if !self.memory.is_overfull() {
+            if !is_needed(&self.memory) {
                 break;
             }
             if slot.stored.take().is_some() {

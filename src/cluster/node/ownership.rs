@@ -367,12 +367,12 @@ impl Ownership {
         }
     }
 
-    /// Drops the data that owners have started from while `is_needed`. Without it, an owner does not add what a member with
-    /// another history of the slot has counted. Returns how many slots lose it.
-    pub(super) fn drop_origins_while(&mut self, is_needed: impl Fn(&Memory) -> bool) -> u64 {
+    /// Drops the data that owners have started from while memory is overfull. Without it, an owner does not add what a
+    /// member with another history of the slot has counted. Returns how many slots lose it.
+    pub(super) fn drop_origins_while_overfull(&mut self) -> u64 {
         let mut dropped = 0;
         for state in &mut self.slots {
-            if !is_needed(&self.memory) {
+            if !self.memory.is_overfull() {
                 break;
             }
             if let Some(owned) = &mut state.owned

@@ -248,10 +248,12 @@ impl Slots {
 
     /// Brings memory back within its budget after a change to `slot`.
     fn make_room(&mut self, slot: Slot, cx: &mut Context<'_>) {
-        cx.out.stats.backups_refused += self.ownership.drop_origins_while(Memory::is_overfull_of_copies);
+        let mut dropped = self.ownership.drop_origins_while_overfull();
+        // A counter in use is worth more than a copy, as long as copies take most of the memory.
+        dropped += self.backups.drop_copies_while(cx.now, Memory::is_overfull_of_copies);
         self.memory.shed(slot, cx.wall);
-        cx.out.stats.backups_refused += self.ownership.drop_origins_while(Memory::is_overfull);
-        cx.out.stats.backups_refused += self.backups.drop_copies_if_overfull(cx.now);
+        dropped += self.backups.drop_copies_while(cx.now, Memory::is_overfull);
+        cx.out.stats.backups_refused += dropped;
         self.memory.cut(slot, cx.wall);
     }
 

@@ -146,16 +146,16 @@ impl Reservations {
 
     /// Records what expires: from the earliest instant on, its hits may be free again.
     pub(super) fn expire(&mut self, now: u64, record: &mut Record) {
-        self.expire_from(now, |earliest| earliest <= now, record);
+        self.expire_from(now, |earliest| earliest <= now, true, record);
     }
 
     /// A clock has stepped, so any of them may have expired.
     pub(super) fn expire_any(&mut self, now: u64, record: &mut Record) {
-        self.expire_from(now, |_| true, record);
+        self.expire_from(now, |_| true, false, record);
     }
 
-    /// Records that open reservations expire whose earliest expiry `is_due`.
-    fn expire_from(&mut self, now: u64, is_due: impl Fn(u64) -> bool, record: &mut Record) {
+    /// Records that open reservations expire, certainly or perhaps, whose earliest expiry `is_due`.
+    fn expire_from(&mut self, now: u64, is_due: impl Fn(u64) -> bool, is_certain: bool, record: &mut Record) {
         for hold in &mut self.each {
             let (earliest, answered_at) = hold.expiry();
             if hold.state != State::Open || !is_due(earliest) {
@@ -165,7 +165,7 @@ impl Reservations {
             hold.state = State::Expired;
             if hold.terms.on_expiry == OnExpiry::Release {
                 for Part { key, limit, hits, .. } in &hold.parts {
-                    let is_certain = gives_all_back(limit, record);
+                    let is_certain = is_certain && gives_all_back(limit, record);
                     let effect = Effect::Ended { returned: *hits, used: 0, is_certain };
                     record.note(Entry { key: *key, effect, called_at, answered_at, degraded: false });
                 }
@@ -215,7 +215,10 @@ impl Reservations {
                 self.wrong
                     .get_or_insert(format!("{hits} hits were settled as {settled:?}, not {expected:?}"));
             }
-            let is_certain = gives_all_back(&limit, record);
+            // An expiry that has charged the hits is forgotten early by a clock that is ahead.
+            let may_be_charged =
+                settled.outcome == SettleOutcome::Unknown && hold.terms.on_expiry == OnExpiry::Charge;
+            let is_certain = gives_all_back(&limit, record) && !may_be_charged;
             let mut note = |effect| {
                 record.note(Entry { key, effect, called_at, answered_at: now, degraded: false });
             };
@@ -224,7 +227,7 @@ impl Reservations {
             // What an expiry gives back was recorded when it was due.
             let returned = match settled.outcome {
                 SettleOutcome::Open | SettleOutcome::Charged => hits.saturating_sub(*actual),
-                SettleOutcome::Released if is_late => 0,
+                SettleOutcome::Released | SettleOutcome::Unknown if is_late => 0,
                 SettleOutcome::Released | SettleOutcome::Unknown => hits,
             };
             note(Effect::Ended { returned, used: (*actual).min(hits), is_certain });

@@ -23,11 +23,6 @@ mod world;
 
 use world::World;
 
-use crate::{
-    cluster::{message::Message, wire},
-    time::Timestamp,
-};
-
 /// One step of a script.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Step {
@@ -99,9 +94,4 @@ enum Tamper {
     Stall(usize),
     /// No replica has more than this many bytes of memory, but none knows it.
     ShrinkMemory(u64),
-}
-
-/// Encodes and decodes messages, as if the receiver's clock showed `now`.
-fn over_the_wire(messages: &[Message], sent_at: Timestamp, now: Timestamp) -> Vec<Message> {
-    wire::decode(&wire::encode(messages, sent_at), now).expect("a message that was just encoded")
 }

@@ -21,7 +21,8 @@ pub(super) fn play(seed: u64, steps: &[Step], faults: Faults) -> Result<World, S
     play_in(World::new(seed), steps, faults)
 }
 
-fn play_in(mut world: World, steps: &[Step], faults: Faults) -> Result<World, String> {
+/// The same in this world.
+pub(super) fn play_in(mut world: World, steps: &[Step], faults: Faults) -> Result<World, String> {
     world.faults = Some(faults);
     for step in steps {
         run_checked(&mut world, step)?;

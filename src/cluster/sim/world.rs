@@ -6,12 +6,12 @@ use std::{
     time::Duration,
 };
 
+use prost::bytes::Bytes;
 use rand::{RngExt, SeedableRng, rngs::StdRng};
 
 use crate::{
     cluster::{
         MemberId,
-        message::Message,
         node::{Node, NodeSettings},
         sim::{
             Step, Tamper,
@@ -22,7 +22,7 @@ use crate::{
         },
     },
     descriptor::{Key, Secret},
-    store::{CounterOperation, Memory, Slot, StoredSlot},
+    store::{CounterOperation, Memory, SWEEP_PARTS, SWEEP_ROUND, Slot, StoredSlot},
     time::{SECOND, Timestamp},
 };
 
@@ -48,6 +48,8 @@ pub(super) const BUDGET: u64 = 500 * MILLISECOND;
 /// What a crash may lose: hits that passed since the last backup that arrived, and until all replicas know of the
 /// crash.
 const CRASH_WINDOW: u64 = 350 * MILLISECOND;
+/// How often each replica evicts idle counters from one part of its slots.
+const SWEEP_EVERY: u64 = SWEEP_ROUND.as_nanos() as u64 / SWEEP_PARTS as u64;
 /// Few slots, so that faults hit every one of them.
 const SLOTS: usize = 16;
 
@@ -91,6 +93,8 @@ pub(super) struct World {
     /// When replicas divide their limits by which number.
     rule_changes: Vec<(u64, usize, u32)>,
     flooded: usize,
+    /// The keys whose owner had no memory for the data that it has started from.
+    forgetful: BTreeSet<usize>,
     /// Replicas that do nothing that depends on time alone: see [`Tamper::Stall`].
     stalled: BTreeSet<usize>,
     calls_started: u64,
@@ -146,14 +150,14 @@ struct Snapshot {
 /// One direction of a session. Messages arrive in order, once.
 #[derive(Default)]
 struct Link {
-    in_flight: VecDeque<(u64, Timestamp, Vec<Message>)>,
+    in_flight: VecDeque<(u64, Bytes)>,
     last: u64,
 }
 
 impl Link {
     /// The next batch that has arrived by now.
-    fn next_due(&mut self, now: u64) -> Option<(Timestamp, Vec<Message>)> {
-        self.in_flight.pop_front_if(|(due, ..)| *due <= now).map(|(_, sent_at, messages)| (sent_at, messages))
+    fn next_due(&mut self, now: u64) -> Option<Bytes> {
+        self.in_flight.pop_front_if(|(due, _)| *due <= now).map(|(_, batch)| batch)
     }
 }
 
@@ -189,6 +193,7 @@ impl World {
             divided_by: 1,
             rule_changes: Vec::new(),
             flooded: 0,
+            forgetful: BTreeSet::new(),
             stalled: BTreeSet::new(),
             calls_started: 0,
             totals: Totals::default(),
@@ -355,6 +360,7 @@ impl World {
             for number in numbers {
                 self.tick(number);
             }
+            self.sweep();
             self.end_departed();
             self.call_at_random();
             self.hold_at_random();
@@ -362,6 +368,15 @@ impl World {
             if self.now >= self.checked_at + CHECK_EVERY {
                 self.check_promises();
             }
+        }
+    }
+
+    /// Evicts idle counters as every process does.
+    fn sweep(&mut self) {
+        let (round, is_due) = (self.now / SWEEP_EVERY, self.now % SWEEP_EVERY < STEP);
+        let running = self.processes.iter().filter(|(number, _)| is_due && !self.frozen.contains_key(number));
+        for (number, process) in running {
+            process.memory.sweep_part(round as usize % SWEEP_PARTS, self.wall_of(*number));
         }
     }
 

@@ -13,10 +13,13 @@ use crate::{
             Memory,
             ownership::{Changed, SideData, SlotOwnership},
         },
-        table::Table,
+        table::{EVICTION_COST_MAX, Table},
     },
     time::Timestamp,
 };
+
+/// When memory is overfull, all slots evict counters up to each of these costs in turn.
+const SHED_COSTS: [u8; 5] = [7, 31, 63, 127, EVICTION_COST_MAX];
 
 /// Slots in a cluster. Without a cluster, a store owns all slots and these methods do nothing.
 impl Memory {
@@ -82,24 +85,28 @@ impl Memory {
 
     /// Whether memory is overfull and copies take more than half of it.
     pub fn is_overfull_of_copies(&self) -> bool {
-        let budget = &self.resources.budget;
-        self.is_overfull() && budget.outside_tables() > budget.bytes_max() / 2
+        self.is_overfull() && self.resources.budget.is_mostly_outside_tables()
     }
 
-    /// Evicts counters of all slots, from `first` on, until memory is no longer overfull or nothing can be evicted.
+    /// Evicts counters of all slots, from `first` on, until memory is no longer overfull or nothing can be evicted: those
+    /// that have used least of their limit before all others.
     pub fn shed(&self, first: Slot, now: Timestamp) {
-        let mut before = usize::MAX;
-        while self.is_overfull() && self.resources.budget.used() < before {
-            before = self.resources.budget.used();
-            self.shed_while(first, now, Budget::is_exceeded);
-        }
+        self.shed_while(first, now, Budget::is_exceeded);
     }
 
-    /// Evicts an eighth of the counters of each slot, from `first` on, while `is_needed`.
     fn shed_while(&self, first: Slot, now: Timestamp, is_needed: impl Fn(&Budget) -> bool) {
-        let each = (0..self.slots()).map(|number| Slot::at((first.index() + number) % self.slots()));
-        each.take_while(|_| is_needed(&self.resources.budget))
-            .for_each(|slot| self.table(slot).shed(now, &self.resources));
+        let budget = &self.resources.budget;
+        for cost_max in SHED_COSTS {
+            let mut before = usize::MAX;
+            // Each round evicts an eighth of the counters that may go.
+            while is_needed(budget) && budget.used() < before {
+                before = budget.used();
+                (0..self.slots())
+                    .map(|number| Slot::at((first.index() + number) % self.slots()))
+                    .take_while(|_| is_needed(budget))
+                    .for_each(|slot| self.table(slot).shed(cost_max, now, &self.resources));
+            }
+        }
     }
 
     /// Drops counters of `slot` until memory is no longer overfull, at last those that refuse now, which count as refused.
@@ -119,7 +126,8 @@ impl Memory {
         let Some(ownerships) = &self.ownerships else { return false };
         consumption.pending.forget_idle(now);
         let fair = consumption.bytes().min(self.resources.budget.bytes_max() / self.slots());
-        self.shed_while(slot, now, |budget| budget.is_short_of(fair));
+        let is_needed = |budget: &Budget| budget.is_short_of(fair) && !budget.is_mostly_outside_tables();
+        self.shed_while(slot, now, is_needed);
         let mut table = self.table(slot);
         let mut ownership = ownerships.lock(slot);
         if !ownership.is_owned() {

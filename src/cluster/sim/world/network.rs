@@ -2,18 +2,16 @@
 
 use std::cmp::Ordering;
 
+use prost::bytes::Bytes;
 use rand::RngExt;
 
-use crate::{
-    cluster::{
-        message::Message,
-        sim::{
-            self, keys,
-            record::NetworkCut,
-            world::{Link, MILLISECOND, NODE_SETTINGS, World},
-        },
+use crate::cluster::{
+    sim::{
+        keys,
+        record::NetworkCut,
+        world::{Link, MILLISECOND, NODE_SETTINGS, World},
     },
-    time::Timestamp,
+    wire,
 };
 
 /// The time after a cut in which the owners on the side without a majority notice it and answer the calls that are under
@@ -126,10 +124,10 @@ impl World {
         self.deliver_departing();
     }
 
-    fn hand_over(&mut self, (sent_at, messages): (Timestamp, Vec<Message>), from: usize, to: usize) {
+    fn hand_over(&mut self, batch: Bytes, from: usize, to: usize) {
         let (now, wall) = (self.time_of(to), self.wall_of(to));
         if let Some(process) = self.processes.get_mut(&to) {
-            for message in sim::over_the_wire(&messages, sent_at, wall) {
+            for message in wire::decode(&batch, wall).expect("a batch that was just encoded") {
                 process.node.receive(keys::member(from), message, now);
             }
         }

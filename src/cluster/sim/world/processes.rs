@@ -18,9 +18,10 @@ use crate::{
                 Snapshot, World,
             },
         },
+        wire,
     },
     remote::DecidedBy,
-    store::{Lead, Memory, OnFull, Slot},
+    store::{Lead, Memory, OnFull, Slot, StoredSlot},
     time::{SECOND, Timestamp},
 };
 
@@ -45,6 +46,8 @@ impl World {
             }
         }
         self.record.clock_steps.push(self.now);
+        // A slot may leave the replica before the next step of time.
+        self.observe();
         self.reservations.expire_any(self.now, &mut self.record);
     }
 
@@ -96,7 +99,9 @@ impl World {
         let mut node =
             Node::new(keys::member(number), number.to_string(), NODE_SETTINGS, memory.clone(), now);
         if let Some(Snapshot { secret, copies }) = snapshot {
-            node.restore(secret, copies, now);
+            let wall = self.wall_of(number);
+            let without_idle = |copy: StoredSlot| StoredSlot { data: copy.data.without_idle(wall), ..copy };
+            node.restore(secret, memory.fit(copies.into_iter().map(without_idle).collect(), wall), now);
         }
         self.processes.insert(
             number,
@@ -161,8 +166,9 @@ impl World {
             let receiver = process.node.backed_up_at(slot);
             killed.iter().any(|number| receiver == Some(keys::member(*number)))
         });
+        let is_refused = survivors.iter().any(|(_, process)| process.node.is_backup_refused(slot));
         let (dead, copy) = (newest(&dead), newest(&survivors));
-        !is_backed_up_at_dead && copy.map(|copy| copy.epoch) >= dead.map(|dead| dead.epoch)
+        !is_backed_up_at_dead && !is_refused && copy.map(|copy| copy.epoch) >= dead.map(|dead| dead.epoch)
     }
 
     /// What the process writes to its snapshot.
@@ -255,7 +261,7 @@ impl World {
             let to = (0..self.started).find(|other| keys::member(*other) == peer);
             if let Some(link) = to.and_then(|to| self.links.get_mut(&(number, to))) {
                 link.last = link.last.max(self.now + self.rng.random_range(1..=self.delay_max));
-                link.in_flight.push_back((link.last, wall, messages));
+                link.in_flight.push_back((link.last, wire::encode(&messages, wall)));
             }
         }
         let mut is_leaving = false;

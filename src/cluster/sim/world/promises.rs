@@ -8,11 +8,11 @@ use crate::{
         message::MemberState,
         sim::{
             calls::OpenCall,
-            record::Faults,
+            record::{Fault, Faults},
             world::{BEGINS_AT, BUDGET, MILLISECOND, Process, SLOTS, World, network::NOTICED_WITHIN},
         },
     },
-    store::Slot,
+    store::{BYTES_MIN, Slot},
     time::SECOND,
 };
 
@@ -62,6 +62,7 @@ impl World {
 
     /// Records what the bounds need to know of the owners.
     pub(super) fn observe(&mut self) {
+        self.observe_memory();
         if self.faults == Some(Faults::Lead) {
             for key in 0..self.keys.len() {
                 if let Some(owner) = self.owner(self.keys[key].key).filter(|_| self.keys[key].is_short) {
@@ -79,6 +80,23 @@ impl World {
             let claimed: Vec<usize> = (0..self.keys.len()).filter(is_claimed).collect();
             self.record.notice(&claimed, self.now + NOTICED_WITHIN);
         }
+    }
+
+    /// An owner that has no memory for the data that it has started from does not add what a member with another history
+    /// of the slot has counted.
+    fn observe_memory(&mut self) {
+        if self.bytes_max > BYTES_MIN {
+            return;
+        }
+        let lacks = |slot| self.processes.values().any(|process| process.node.lacks_origin(slot));
+        let is_forgetful = |key: &usize| lacks(Slot::of(self.keys[*key].key, SLOTS));
+        let keys: BTreeSet<usize> = (0..self.keys.len()).filter(is_forgetful).collect();
+        let new: BTreeSet<usize> = keys.difference(&self.forgetful).copied().collect();
+        if !new.is_empty() {
+            let forgets = Some((0, self.now));
+            self.record.faults.push(Fault { at: self.now, forgets, keys: new });
+        }
+        self.forgetful.extend(keys);
     }
 
     /// Checks the promises that calls or time may have broken since the last check.

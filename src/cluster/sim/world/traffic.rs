@@ -135,10 +135,26 @@ impl World {
         let Some(call) = self.open.get_mut(&(number, ticket)) else { return };
         let Some(process) = self.processes.get_mut(&number) else { return };
         let (taken_back_here, progress) = call.advance();
+        let mut kept = Vec::new();
         for (index, mut outcome) in taken_back_here {
-            let TestCheck { key, limit, .. } = &call.checks[index];
+            let TestCheck { number, key, limit, .. } = &call.checks[index];
+            let (before, charged) = (process.node.borrowed(*key, now), outcome.outcome.charged);
             process.node.take_back_here(*key, limit, &mut outcome);
+            // Hits of a lease stay charged if they were reported to the owner before.
+            let is_kept =
+                outcome.decided_by == DecidedBy::Lease && process.node.borrowed(*key, now) == before;
+            kept.extend(number.filter(|_| is_kept).map(|number| (number, charged, call.called_at)));
         }
+        self.advance_to(number, ticket, progress);
+        for (key, hits, called_at) in kept {
+            self.note(key, Effect::Lost(hits), called_at, false);
+        }
+    }
+
+    fn advance_to(&mut self, number: usize, ticket: u64, progress: Progress) {
+        let now = self.time_of(number);
+        let Some(call) = self.open.get_mut(&(number, ticket)) else { return };
+        let Some(process) = self.processes.get_mut(&number) else { return };
         match progress {
             Progress::Submitted(operations) => {
                 let deadline = now.plus(BUDGET - (self.now - call.called_at).min(BUDGET));
