@@ -4,21 +4,21 @@ import contextlib
 import os
 
 from starlette.applications import Starlette
+from starlette.datastructures import Headers
 from starlette.middleware import Middleware
-from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
-from tollgate_client import Client, Descriptor, Question, RateLimitMiddleware
+from tollgate_client import Client, Descriptor, RateLimitMiddleware, Request
 
 
-def question(scope):
-    """What a request asks: one hit of its user."""
+def describe(scope):
+    """One hit of the user of a request."""
     if scope["path"] == "/health":
         return None
     # A real service takes the user from a verified token: a client that chooses its name chooses its budget.
-    user = Request(scope).headers.get("x-user", "anonymous")
-    return Question("edge", [Descriptor([("user", user)])])
+    user = Headers(scope=scope).get("x-user", "anonymous")
+    return Request("edge", [Descriptor([("user", user)])])
 
 
 async def hello(request):
@@ -40,6 +40,6 @@ client = Client(
 )
 app = Starlette(
     routes=[Route("/", hello), Route("/health", health)],
-    middleware=[Middleware(RateLimitMiddleware, client=client, question=question)],
+    middleware=[Middleware(RateLimitMiddleware, checker=client, describe=describe)],
     lifespan=lifespan,
 )

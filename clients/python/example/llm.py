@@ -14,11 +14,11 @@ from starlette.applications import Starlette
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
-from tollgate_client import Client, Default, Descriptor, NoAnswer, OnExpiry
+from tollgate_client import Client, Descriptor, NoAnswerError, OnExpiry, OnNoAnswer, Request, Terms
 
 SENTENCE = ["Limits", " are", " kept", " exactly", ".", "\n"]
-# Longer than any answer takes.
-RESERVATION_SECONDS = 600
+# Longer than any answer takes. If this process ends, a reservation stays charged as a whole: some tokens were sent.
+TERMS = Terms(600, OnExpiry.CHARGE)
 # The time between two tokens.
 PACE = float(os.environ.get("MODEL_PACE", "0.1"))
 
@@ -46,7 +46,7 @@ class MeteredResponse(StreamingResponse):
         finally:
             try:
                 await client.settle(self._reservation, self._sent)
-            except NoAnswer as error:
+            except NoAnswerError as error:
                 logging.warning("the reservation stays charged as a whole: %s", error)
 
     async def _counted(self, tokens):
@@ -62,15 +62,12 @@ async def chat(request):
     # A real service takes the user from a verified token: a client that chooses its name chooses its budget.
     user = request.headers.get("x-user", "anonymous")
     descriptors = [Descriptor([("requests", user)], hits=1), Descriptor([("tokens", user)])]
-    # If this process ends, the reservation stays charged as a whole: some tokens were sent.
-    reservation = await client.reserve(
-        "models", descriptors, int(tokens_max), ttl=RESERVATION_SECONDS, on_expiry=OnExpiry.CHARGE
-    )
+    reservation = await client.reserve(Request("models", descriptors, int(tokens_max)), TERMS)
     if not reservation.decision.allowed:
         try:
             # Holds hits only if the answer was lost, and the default has decided.
             await client.cancel(reservation)
-        except NoAnswer as error:
+        except NoAnswerError as error:
             logging.warning("the reservation may stay charged: %s", error)
         wait = reservation.decision.retry_after
         # Rounded up: a caller that waits for it is not refused for waiting too short.
@@ -88,6 +85,6 @@ client = Client(
     os.environ.get("TOLLGATE_TARGET", "127.0.0.1:8081"),
     timeout=float(os.environ.get("TOLLGATE_TIMEOUT", "0.1")),
     # Tokens cost money.
-    default=Default.DENY,
+    on_no_answer=OnNoAnswer.DENY,
 )
 app = Starlette(routes=[Route("/chat", chat)], lifespan=lifespan)

@@ -6,7 +6,8 @@ import pytest
 import uvicorn
 
 from server import LOOPBACK, Server, eventually
-from tollgate_client import Client, Counts
+from tollgate_client import Client
+from vectors import Counts
 
 RULES = """
 domain: edge
@@ -14,17 +15,15 @@ descriptors:
   - key: user
     rate_limit: {unit: hour, requests_per_unit: 3, algorithm: sliding_log}
   - key: many
-    rate_limit: {unit: hour, requests_per_unit: 1000, algorithm: fixed_window}
+    rate_limit: {unit: hour, requests_per_unit: 1000, algorithm: sliding_log}
   - key: group
     rate_limit: {unit: hour, requests_per_unit: 10, algorithm: sliding_log}
-  - key: banned
-    rate_limit: {unit: hour, requests_per_unit: 0}
-  - key: quick
-    rate_limit: {unit: second, requests_per_unit: 5, algorithm: token_bucket, burst: 1}
-  - key: turn
-    rate_limit: {unit: second, requests_per_unit: 20, algorithm: leaky_queue, burst: 5}
-  - key: slow_turn
-    rate_limit: {unit: hour, requests_per_unit: 60, algorithm: leaky_queue, burst: 5}
+  - key: shadow
+    shadow_mode: true
+    rate_limit: {unit: hour, requests_per_unit: 1, algorithm: sliding_log}
+  - key: candidate
+    rate_limit:
+      {unit: hour, requests_per_unit: 9, candidate: {unit: hour, requests_per_unit: 1, algorithm: sliding_log}}
 """
 
 

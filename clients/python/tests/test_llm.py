@@ -7,7 +7,7 @@ import pytest
 
 import web
 from server import LOOPBACK, Relay, eventually
-from tollgate_client import Descriptor, Source
+from tollgate_client import Descriptor, Request, Source
 
 # By the hour, so that nothing comes back during the test.
 RULES = """
@@ -40,7 +40,7 @@ async def start_example(server, serve, monkeypatch):
 
 
 async def remaining(client, key):
-    decision = await client.peek("models", [Descriptor([(key, "ann")])])
+    decision = await client.peek(Request("models", [Descriptor([(key, "ann")])]))
     assert decision.source is Source.SERVER
     return decision.tightest.remaining
 

@@ -12,7 +12,7 @@ import pytest
 
 import tollgate_client
 from server import Relay, eventually
-from tollgate_client import Client, Default, Descriptor, NoAnswer, Source
+from tollgate_client import Client, Descriptor, NoAnswerError, OnNoAnswer, Request, Source
 
 RULES_OF_ADDRESSES = """
 domain: edge
@@ -51,7 +51,7 @@ async def test_lines_of_readme_section_charge_what_is_used(start_server, make_cl
 
     await names["run"]()
 
-    assert (await client.peek("models", descriptors)).tightest.remaining == left
+    assert (await client.peek(Request("models", descriptors))).tightest.remaining == left
 
 
 async def test_lines_of_readme_cancel_a_reservation_whose_answer_is_lost(start_server, make_client):
@@ -61,12 +61,12 @@ async def test_lines_of_readme_cancel_a_reservation_whose_answer_is_lost(start_s
     descriptors = [Descriptor([("tokens", "ann")])]
 
     async def left(expected):
-        return (await client.peek("models", descriptors)).tightest.remaining == expected
+        return (await client.peek(Request("models", descriptors))).tightest.remaining == expected
 
     async with Relay(server.address).running() as relay:
         # Long enough for a busy machine to reserve, and to cancel.
-        impatient = await make_client(relay.address, timeout=3, default=Default.DENY)
-        assert (await impatient.check("models", descriptors)).source is Source.SERVER
+        impatient = await make_client(relay.address, timeout=3, on_no_answer=OnNoAnswer.DENY)
+        assert (await impatient.check(Request("models", descriptors))).source is Source.SERVER
         relay.lose_answers()
         names = {**vars(tollgate_client), "client": impatient, "descriptors": descriptors}
         exec("async def run():\n" + textwrap.indent(block, "    "), names)
@@ -75,7 +75,7 @@ async def test_lines_of_readme_cancel_a_reservation_whose_answer_is_lost(start_s
         await eventually("the hits are held", lambda: left(10_000 - 1 - 800))
         await eventually("the hits are given back", lambda: left(10_000 - 1))
 
-        with pytest.raises(NoAnswer):
+        with pytest.raises(NoAnswerError):
             await run
 
 

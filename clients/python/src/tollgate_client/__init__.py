@@ -9,48 +9,51 @@ from .asgi import RateLimitMiddleware
 from .checker import Checker
 from .client import Client
 from .interceptor import RateLimitInterceptor
-from .metrics import Counts, Metrics, Outcome
+from .metrics import Metrics, Outcome
 from .model import (
     Decision,
-    Default,
     Descriptor,
-    InvalidRequest,
+    InvalidRequestError,
     Limit,
     LimitStatus,
-    NoAnswer,
+    NoAnswerError,
     OnExpiry,
-    Question,
+    OnNoAnswer,
+    Request,
     Reservation,
     SettledLimit,
     SettledOutcome,
     Settlement,
     Source,
+    Terms,
     Unit,
 )
 from .prepaid import PrepaidSlices
+from .slice_table import SliceOptions
 
 __all__ = [
     "Checker",
     "Client",
-    "Counts",
     "Decision",
-    "Default",
     "Descriptor",
-    "InvalidRequest",
+    "InvalidRequestError",
     "Limit",
     "LimitStatus",
     "Metrics",
-    "NoAnswer",
+    "NoAnswerError",
     "OnExpiry",
+    "OnNoAnswer",
     "Outcome",
     "PrepaidSlices",
-    "Question",
     "RateLimitInterceptor",
     "RateLimitMiddleware",
+    "Request",
     "Reservation",
     "SettledLimit",
     "SettledOutcome",
     "Settlement",
+    "SliceOptions",
     "Source",
+    "Terms",
     "Unit",
 ]

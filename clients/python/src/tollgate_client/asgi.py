@@ -8,7 +8,7 @@ from typing import Any
 
 from . import headers
 from .checker import Checker
-from .model import Decision, Question
+from .model import Decision, Request
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -18,25 +18,27 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
 class RateLimitMiddleware:
-    """Answers 429 to refused HTTP requests, and adds `RateLimit-*` headers to the answers of the others.
+    """Answers 429 to denied HTTP requests, and adds `RateLimit-*` headers to the answers of the others.
 
-    `client` decides: a `Client`, or `PrepaidSlices`. `question` says what the request of a scope asks. A request for
-    which it returns None is not limited; neither are WebSockets.
+    `checker` decides: a `Client`, or `PrepaidSlices`. `describe` returns the `Request` of a scope, or None if it has no
+    limit. WebSockets are not limited.
     """
 
-    def __init__(self, app: App, client: Checker, question: Callable[[Scope], Question | None]) -> None:
+    def __init__(self, app: App, checker: Checker, describe: Callable[[Scope], Request | None]) -> None:
         self._app = app
-        self._client = client
-        self._question = question
+        self._checker = checker
+        self._describe = describe
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        question = self._question(scope) if scope["type"] == "http" else None
-        if question is None:
+        request = self._describe(scope) if scope["type"] == "http" else None
+        if request is None:
             await self._app(scope, receive, send)
             return
-        decision = await self._client.ask(question)
+        decision = await self._checker.check(request)
         if not decision.allowed:
             fields = [(b"content-length", b"0"), *_fields(decision)]
+            if decision.retry_after:
+                fields.append((b"retry-after", headers.whole_seconds(decision.retry_after).encode()))
             await send({"type": "http.response.start", "status": 429, "headers": fields})
             await send({"type": "http.response.body", "body": b""})
             return

@@ -1,40 +1,48 @@
-"""Sends concurrent requests in calls of several, without a timer."""
+"""Sends concurrent checks in calls of several, without a timer."""
 
 from __future__ import annotations
 
 import asyncio
 import collections
-import contextlib
 import dataclasses
-from collections.abc import Awaitable, Callable
+import time
+from collections.abc import Awaitable, Callable, Sequence
 
-from .model import InvalidRequest, NoAnswer
+import grpc
+
+from .model import InvalidRequestError, NoAnswerError
 from .v1 import tollgate_pb2 as v1
+from .wire import answers_to
 
 # The server refuses messages above 4 MiB, and a large request must not take others with it.
 BATCH_BYTES_MAX = 1 << 20
+NO_ANSWER_IN_TIME = "no answer in time"
 
 # Sends requests until an instant of the loop's clock.
-Call = Callable[[list[v1.Request], float], Awaitable[list[v1.Answer]]]
+Call = Callable[[list[v1.Request], float], Awaitable[Sequence[v1.Answer]]]
 
 
-class QueueFull(NoAnswer):
-    """As many requests wait as the queue holds."""
+class QueueFullError(NoAnswerError):
+    """As many checks wait as the queue holds."""
 
 
 @dataclasses.dataclass(frozen=True)
-class _Waiting:
+class Reply:
+    answer: v1.Answer
+    # When the check was sent, by `time.monotonic`.
+    sent: float
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Check:
     request: v1.Request
-    answer: asyncio.Future[v1.Answer]
+    reply: asyncio.Future[Reply]
+    # By the clock of the loop. Later for a later check, since all have the same timeout.
     deadline: float
 
 
 class Batcher:
-    """Collects requests while `calls_max` calls are under way; the next call takes up to `batch_max` of them.
-
-    A sender is a task that calls until the queue is empty. It takes its requests when it first runs, after the tasks
-    that were ready before it, so requests of one turn of the loop share a call.
-    """
+    """Collects checks while `calls_max` calls are under way; the next call takes up to `batch_max` of them."""
 
     def __init__(self, call: Call, *, timeout: float, calls_max: int, batch_max: int, queue_max: int) -> None:
         self._call = call
@@ -42,86 +50,74 @@ class Batcher:
         self._calls_max = calls_max
         self._batch_max = batch_max
         self._queue_max = queue_max
-        # Invariant: deadlines never decrease, since all requests have the same timeout.
-        self._queue: collections.deque[_Waiting] = collections.deque()
-        self._senders: set[asyncio.Task[None]] = set()
+        # Checks that wait. Invariant: empty unless `calls_max` calls are under way.
+        self.queue: collections.OrderedDict[_Check, None] = collections.OrderedDict()
+        self._calls: set[asyncio.Task[None]] = set()
 
-    async def ask(self, request: v1.Request) -> v1.Answer:
-        """The answer, or `NoAnswer` after the timeout at the latest."""
-        if len(self._queue) >= self._queue_max:
-            raise QueueFull(f"{self._queue_max} requests wait already")
+    async def ask(self, request: v1.Request) -> Reply:
+        """The reply, or `NoAnswerError` after the timeout at the latest."""
         loop = asyncio.get_running_loop()
-        waiting = _Waiting(request, loop.create_future(), loop.time() + self._timeout)
-        timer = loop.call_at(waiting.deadline, _fail, waiting, NoAnswer(f"no answer within {self._timeout} s"))
-        self._queue.append(waiting)
-        if len(self._senders) < self._calls_max:
-            self._senders.add(loop.create_task(self._send_until_empty()))
+        check = _Check(request, loop.create_future(), loop.time() + self._timeout)
+        if len(self._calls) < self._calls_max:
+            self._calls.add(loop.create_task(self._run([check])))
+        elif len(self.queue) < self._queue_max:
+            self.queue[check] = None
+        else:
+            raise QueueFullError(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{self._queue_max} checks wait already")
         try:
-            return await waiting.answer
+            async with asyncio.timeout_at(check.deadline):
+                return await check.reply
+        except TimeoutError:
+            raise NoAnswerError(grpc.StatusCode.DEADLINE_EXCEEDED, NO_ANSWER_IN_TIME) from None
         finally:
-            timer.cancel()
+            # If its caller has gone, or its time is over.
+            self.queue.pop(check, None)
 
-    async def close(self) -> None:
-        """Ends the calls under way. Requests without an answer fail."""
-        senders = list(self._senders)
-        for sender in senders:
-            sender.cancel()
-        await asyncio.gather(*senders, return_exceptions=True)
-        while self._queue:
-            _fail(self._queue.popleft(), NoAnswer("the client was closed"))
-
-    async def _send_until_empty(self) -> None:
+    async def _run(self, batch: list[_Check]) -> None:
         try:
-            while batch := self._next_batch():
-                try:
-                    await self._send(batch)
-                finally:
-                    # These have no answer only if the client closes.
-                    _fail_all(batch, NoAnswer("the client was closed"))
+            while batch:
+                await self._send(batch)
+                batch = self._next_batch()
         finally:
-            self._senders.discard(asyncio.current_task())
+            self._calls.discard(asyncio.current_task())
 
-    def _next_batch(self) -> list[_Waiting]:
-        batch: list[_Waiting] = []
+    def _next_batch(self) -> list[_Check]:
+        batch: list[_Check] = []
         size = 0
-        while self._queue and len(batch) < self._batch_max:
-            waiting = self._queue[0]
-            if not waiting.answer.done():
-                size += waiting.request.ByteSize()
-                if batch and size > BATCH_BYTES_MAX:
-                    break
-                batch.append(waiting)
-            # Else its caller has gone or its time is over.
-            self._queue.popleft()
+        while self.queue and len(batch) < self._batch_max:
+            check = next(iter(self.queue))
+            size += check.request.ByteSize()
+            if batch and size > BATCH_BYTES_MAX:
+                break
+            del self.queue[check]
+            batch.append(check)
         return batch
 
-    async def _send(self, batch: list[_Waiting]) -> None:
+    async def _send(self, batch: list[_Check]) -> None:
+        batch = [check for check in batch if not check.reply.done()]
+        if not batch:
+            return
+        sent = time.monotonic()
         try:
-            answers = await self._call([waiting.request for waiting in batch], batch[-1].deadline)
-            if len(answers) != len(batch):
-                raise NoAnswer(f"{len(answers)} answers to {len(batch)} requests")
-        except InvalidRequest as error:
+            requests = [check.request for check in batch]
+            answers = answers_to(len(batch), await self._call(requests, batch[-1].deadline))
+        except InvalidRequestError as error:
             # The call as a whole is above a bound of the server, and nothing was charged.
             if len(batch) == 1:
-                _fail(batch[0], error)
+                _fail(batch, error)
                 return
             half = len(batch) // 2
             await self._send(batch[:half])
             await self._send(batch[half:])
-            return
         except Exception as error:
-            _fail_all(batch, error)
-            return
-        for waiting, answer in zip(batch, answers, strict=True):
-            with contextlib.suppress(asyncio.InvalidStateError):
-                waiting.answer.set_result(answer)
+            _fail(batch, error)
+        else:
+            for check, answer in zip(batch, answers, strict=True):
+                if not check.reply.done():
+                    check.reply.set_result(Reply(answer, sent))
 
 
-def _fail_all(batch: list[_Waiting], error: Exception) -> None:
-    for waiting in batch:
-        _fail(waiting, error)
-
-
-def _fail(waiting: _Waiting, error: Exception) -> None:
-    if not waiting.answer.done():
-        waiting.answer.set_exception(error)
+def _fail(batch: list[_Check], error: Exception) -> None:
+    for check in batch:
+        if not check.reply.done():
+            check.reply.set_exception(error)

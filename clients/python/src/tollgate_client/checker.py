@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from .model import Decision, Question
+from .model import Decision, Request
 
 
 class Checker(Protocol):
-    """Decides questions: a `Client`, `PrepaidSlices`, or any other class with this method."""
+    """Decides requests: a `Client`, `PrepaidSlices`, or any other class with this method."""
 
-    async def ask(self, question: Question) -> Decision:
-        """Charges the hits, and decides whether the request may pass. Raises `InvalidRequest`."""
+    async def check(self, request: Request) -> Decision:
+        """Charges the hits, and decides whether the request may pass. Raises `InvalidRequestError`."""

@@ -4,32 +4,35 @@ from __future__ import annotations
 
 import asyncio
 import json
+import secrets
 import time
-import uuid
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Sequence
+from typing import Any
 
 import grpc
 import grpc.aio
 
 from . import wire
-from .batcher import Batcher, QueueFull
+from .batcher import NO_ANSWER_IN_TIME, Batcher, QueueFullError
 from .deny_cache import DenyCache
 from .metrics import Metrics, Outcome
 from .model import (
+    DAY_SECONDS,
     Decision,
-    Default,
-    Descriptor,
-    InvalidRequest,
-    NoAnswer,
-    OnExpiry,
-    Question,
+    NoAnswerError,
+    OnNoAnswer,
+    Request,
     Reservation,
     Settlement,
     Source,
+    Terms,
+    check_range,
 )
 from .v1 import tollgate_pb2 as v1
 from .v1.tollgate_pb2_grpc import RateLimiterStub
 
+MILLION = 1_000_000
+CLOSED = "the client is closed"
 CHANNEL_OPTIONS = [
     # Every address of a name is connected, and calls take them in turn.
     ("grpc.service_config", json.dumps({"loadBalancingConfig": [{"round_robin": {}}]})),
@@ -43,6 +46,8 @@ CHANNEL_OPTIONS = [
     # after two pings without data.
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
+    # Answers are larger than their requests.
+    ("grpc.max_receive_message_length", 32 << 20),
 ]
 
 
@@ -59,7 +64,7 @@ class Client:
         *,
         credentials: grpc.ChannelCredentials | None = None,
         timeout: float = 0.1,
-        default: Default = Default.ALLOW,
+        on_no_answer: OnNoAnswer = OnNoAnswer.ALLOW,
         calls_max: int = 2,
         batch_max: int = 256,
         queue_max: int = 10_000,
@@ -69,23 +74,21 @@ class Client:
     ) -> None:
         """`target` is a name in gRPC's form, such as `dns:///tollgate:8081`. Without `credentials` calls are plaintext.
 
-        A check has its decision after `timeout` seconds at the latest, if necessary the `default` one. `calls_max`
-        calls of `batch_max` checks (at most 256) are under way at once, and `queue_max` checks wait for them.
-        `deny_cache_keys` refused keys are refused locally for their retry-after, at most `deny_cache_max` seconds; 0
-        turns this off.
+        A call ends after `timeout` seconds, 1 ms to 60 s; without an answer, `on_no_answer` decides. `calls_max` calls
+        (1 to 100) of `batch_max` checks (1 to 256) are under way at once, and `queue_max` checks (at most a million)
+        wait for them. `deny_cache_keys` refused keys (at most a million) are denied locally for their retry-after, at
+        most `deny_cache_max` seconds, 1 ms to 24 h; 0 keys turn this off. Raises `ValueError`.
         """
-        if timeout <= 0:
-            raise ValueError("timeout must be positive")
-        if calls_max < 1 or queue_max < 1:
-            raise ValueError("calls_max and queue_max must be at least 1")
-        if not 1 <= batch_max <= 256:
-            raise ValueError("batch_max must be 1 to 256, as many as the server accepts")
-        if deny_cache_keys < 0 or deny_cache_max < 0:
-            raise ValueError("deny_cache_keys and deny_cache_max must not be negative")
+        check_range("timeout", timeout, 0.001, 60.0)
+        check_range("calls_max", calls_max, 1, 100)
+        check_range("batch_max", batch_max, 1, 256)
+        check_range("queue_max", queue_max, 1, MILLION)
+        check_range("deny_cache_keys", deny_cache_keys, 0, MILLION)
+        check_range("deny_cache_max", deny_cache_max, 0.001, DAY_SECONDS)
         self._target = target
         self._credentials = credentials
         self._timeout = timeout
-        self._default = default
+        self._on_no_answer = on_no_answer
         self.metrics = metrics or Metrics()
         self._deny_cache = DenyCache(deny_cache_keys, deny_cache_max)
         self._batcher = Batcher(
@@ -93,7 +96,7 @@ class Client:
         )
         self._channel: grpc.aio.Channel | None = None
         self._stub: RateLimiterStub | None = None
-        # Settlements and cancellations under way. Each ends by the timeout.
+        # Settlements and cancellations under way.
         self._ends: set[asyncio.Task[Settlement]] = set()
         self._closed = False
 
@@ -103,130 +106,106 @@ class Client:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    async def check(
-        self, domain: str, descriptors: Iterable[Descriptor], hits: int = 1, *, request_id: str | None = None
-    ) -> Decision:
-        """Charges the hits, and decides whether the request may pass. Raises `InvalidRequest`. With a `request_id` the
-        server decides, and a repeated check counts once."""
-        return await self.ask(Question(domain, descriptors, hits, request_id=request_id))
-
-    async def ask(self, question: Question) -> Decision:
-        """`check` of a question as one value."""
+    async def check(self, request: Request) -> Decision:
+        """Charges the hits, and decides whether the request may pass. Raises `InvalidRequestError`."""
         begin = time.monotonic()
+        outcome = Outcome.FAILED
         try:
-            decision, outcome = await self._decide(question, begin)
-        except InvalidRequest:
-            self.metrics.check(Outcome.INVALID, time.monotonic() - begin)
-            raise
-        self.metrics.check(outcome, time.monotonic() - begin)
+            decision, outcome = await self._decide(request, begin)
+        finally:
+            self.metrics.checked(outcome, time.monotonic() - begin)
         return decision
 
-    async def peek(self, domain: str, descriptors: Iterable[Descriptor]) -> Decision:
-        """Decides whether anything is left, and charges nothing. Raises `InvalidRequest`."""
-        request = wire.peek_request_of(Question(domain, descriptors))
+    async def peek(self, request: Request) -> Decision:
+        """Decides whether anything is left, and charges nothing. Raises `InvalidRequestError`."""
+        message = v1.PeekRequest(requests=[wire.peek_request_of(request)])
         try:
-            call = self._connected().Peek(v1.PeekRequest(requests=[request]), timeout=self._timeout)
-            return await _single_decision(call)
-        except NoAnswer as error:
+            reply = await self._call("Peek", message)
+            return wire.decision_of(wire.only(reply.answers))
+        except NoAnswerError as error:
             return self._default_decision(error)
 
-    async def refund(self, domain: str, descriptors: Iterable[Descriptor], hits: int = 1) -> Decision:
-        """Gives hits back. Raises `NoAnswer`, after which the hits may be given back or not, or `InvalidRequest`."""
-        request = wire.request_of(Question(domain, descriptors, hits))
-        call = self._connected().Refund(v1.RefundRequest(requests=[request]), timeout=self._timeout)
+    async def refund(self, request: Request) -> Decision:
+        """Gives hits back. Raises `NoAnswerError`, after which the hits may be given back or not, or
+        `InvalidRequestError`."""
+        message = v1.RefundRequest(requests=[wire.refund_request_of(request)])
         try:
-            return await _single_decision(call)
+            reply = await self._call("Refund", message)
+            return wire.decision_of(wire.only(reply.answers))
         finally:
             # Also without an answer, since the server may have read the call.
-            self._deny_cache.refund(wire.key_of(request), time.monotonic())
+            self._deny_cache.refund(request.key(), time.monotonic())
 
-    async def reserve(
-        self,
-        domain: str,
-        descriptors: Iterable[Descriptor],
-        hits: int = 1,
-        *,
-        ttl: float = 60.0,
-        on_expiry: OnExpiry = OnExpiry.RELEASE,
-    ) -> Reservation:
+    async def reserve(self, request: Request, terms: Terms = Terms()) -> Reservation:
         """Holds the hits until `settle` says how many were used. All limits hold them, or none does.
 
-        The server is always asked; without an answer the decision is the default one. The reservation expires after
-        `ttl` seconds, 1 ms to 24 h. Raises `InvalidRequest`, and `NoAnswer` after `close`. If the caller is cancelled
-        meanwhile, the hits may be held until the reservation expires.
+        The server is always asked; without an answer the decision is the default one. Raises `InvalidRequestError`. If
+        the caller is cancelled meanwhile, the hits may be held until the reservation expires.
         """
-        question = Question(domain, descriptors, hits)
         # Chosen here, so that a reservation whose answer is lost can be settled.
-        reservation_id = uuid.uuid4().hex
-        request = wire.reserve_request_of(question, ttl, on_expiry, reservation_id)
-        call = self._connected().Reserve(request, timeout=self._timeout)
+        reservation_id = secrets.token_hex(16)
+        message = wire.reserve_request_of(request, terms, reservation_id)
         try:
-            reply = await _answered(call)
-            return Reservation(question, wire.decision_of(reply.answer), reply.reservation_id)
-        except NoAnswer as error:
-            return Reservation(question, self._default_decision(error), reservation_id)
+            reply = await self._call("Reserve", message)
+            return Reservation(request, wire.decision_of(reply.answer), reply.reservation_id)
+        except NoAnswerError as error:
+            return Reservation(request, self._default_decision(error), reservation_id)
 
     async def settle(self, reservation: Reservation, actual: int) -> Settlement:
         """Ends a reservation at the hits that were used, for each descriptor without hits of its own: gives the rest
         back, or charges what is missing. If nothing is held, it does nothing.
 
-        It is sent also if the caller is cancelled. Raises `NoAnswer`, after which the call may be repeated and answers
-        as the first one, or `InvalidRequest`.
+        It is sent also if the caller is cancelled. Raises `NoAnswerError`, after which the call may be repeated and
+        answers as the first one, or `InvalidRequestError`.
         """
-        request = wire.settle_request_of(reservation, actual)
-        return await self._end(reservation, request, lambda stub: stub.Settle(request, timeout=self._timeout))
+        return await self._end(reservation, "Settle", wire.settle_request_of(reservation, actual))
 
     async def cancel(self, reservation: Reservation) -> Settlement:
         """Ends a reservation of which nothing was used. Raises as `settle` does."""
-        request = wire.cancel_request_of(reservation)
-        return await self._end(reservation, request, lambda stub: stub.Cancel(request, timeout=self._timeout))
+        return await self._end(reservation, "Cancel", wire.cancel_request_of(reservation))
 
     async def close(self) -> None:
-        """Ends all calls. Checks under way get the default decision; settlements are waited for, until the timeout.
-        Later checks and peeks get the default decision, too; other calls raise `NoAnswer`."""
+        """Ends the connection, and the calls under way. Calls from then on have no answer."""
         self._closed = True
-        await self._batcher.close()
-        await asyncio.gather(*self._ends, return_exceptions=True)
         if self._channel is not None:
             await self._channel.close()
 
-    async def _decide(self, question: Question, now: float) -> tuple[Decision, Outcome]:
-        request = wire.request_of(question)
-        key, hits = wire.key_of(request), wire.hits_of(request)
+    async def _decide(self, request: Request, now: float) -> tuple[Decision, Outcome]:
+        message = wire.check_request_of(request)
+        key, hits = request.key(), request.hits_of_each()
         if not request.request_id and (local := self._deny_cache.find(key, hits, now)):
             return local, Outcome.DENIED_LOCALLY
         self._deny_cache.begin(key)
         try:
-            self._connected()
-            decision = wire.decision_of(await self._batcher.ask(request))
-            self._deny_cache.insert(key, hits, decision, now)
-        except NoAnswer as error:
-            outcome = Outcome.QUEUE_FULL if isinstance(error, QueueFull) else Outcome.NO_ANSWER
+            reply = await self._batcher.ask(message)
+            decision = wire.decision_of(reply.answer)
+            self._deny_cache.insert(key, hits, decision, reply.sent)
+        except NoAnswerError as error:
+            outcome = Outcome.QUEUE_FULL if isinstance(error, QueueFullError) else Outcome.NO_ANSWER
             return self._default_decision(error), outcome
         finally:
             self._deny_cache.end(key)
         return decision, Outcome.ALLOWED if decision.allowed else Outcome.DENIED
 
     async def _end(
-        self,
-        reservation: Reservation,
-        request: v1.SettleRequest | v1.CancelRequest,
-        call: Callable[[RateLimiterStub], Awaitable],
+        self, reservation: Reservation, method: str, message: v1.SettleRequest | v1.CancelRequest
     ) -> Settlement:
         if not reservation.id:
             return Settlement()
         # A task of its own, since what was used is charged also if the caller goes away.
-        end = asyncio.create_task(self._ended(request, call(self._connected())))
+        end = asyncio.create_task(self._ended(reservation, method, message))
         self._ends.add(end)
         end.add_done_callback(self._forget_end)
         return await asyncio.shield(end)
 
-    async def _ended(self, request: v1.SettleRequest | v1.CancelRequest, call: Awaitable) -> Settlement:
+    async def _ended(
+        self, reservation: Reservation, method: str, message: v1.SettleRequest | v1.CancelRequest
+    ) -> Settlement:
         try:
-            return wire.settlement_of(await _answered(call))
+            return wire.settlement_of(await self._call(method, message))
         finally:
             # Also without an answer, since the server may have given hits back.
-            self._deny_cache.refund(wire.key_of(request), time.monotonic())
+            self._deny_cache.refund(reservation.request.key(), time.monotonic())
 
     def _forget_end(self, end: asyncio.Task[Settlement]) -> None:
         self._ends.discard(end)
@@ -234,20 +213,44 @@ class Client:
             # Read, so that asyncio does not report the error of a caller that has gone.
             end.exception()
 
-    async def _check(self, requests: list[v1.Request], deadline: float) -> list[v1.Answer]:
+    async def _check(self, requests: list[v1.Request], deadline: float) -> Sequence[v1.Answer]:
         """One call for several requests, for the batcher."""
-        self.metrics.batch(len(requests))
-        timeout = deadline - asyncio.get_running_loop().time()
-        reply = await _answered(self._connected().Check(v1.CheckRequest(requests=requests), timeout=timeout))
+        self._connected()
+        self.metrics.sent(len(requests))
+        reply = await self._call("Check", v1.CheckRequest(requests=requests), deadline)
         return reply.answers
 
-    def _default_decision(self, error: NoAnswer) -> Decision:
-        return Decision(self._default is Default.ALLOW, Source.DEFAULT, reason=str(error))
+    async def _call(self, method: str, message: Any, deadline: float | None = None) -> Any:
+        """The reply to a call that ends at this instant of the loop, by default after the timeout. Raises
+        `InvalidRequestError` or `NoAnswerError`."""
+        now = asyncio.get_running_loop().time
+        if deadline is None:
+            deadline = now() + self._timeout
+        try:
+            return await getattr(self._connected(), method)(message, timeout=deadline - now())
+        except grpc.aio.AioRpcError as error:
+            code, message = error.code(), error.details() or ""
+        except asyncio.CancelledError:
+            if asyncio.current_task().cancelling():
+                raise
+            # The call is cancelled, and its caller is not.
+            code, message = grpc.StatusCode.CANCELLED, CLOSED
+        if self._closed:
+            code, message = grpc.StatusCode.CANCELLED, CLOSED
+        # The server may say the same of a call of its own.
+        if code is grpc.StatusCode.DEADLINE_EXCEEDED and now() >= deadline:
+            message = NO_ANSWER_IN_TIME
+        raise wire.failure_of(code, message)
+
+    def _default_decision(self, error: NoAnswerError) -> Decision:
+        # Without the frames of the call, which would live as long as the decision.
+        reason = error.with_traceback(None)
+        return Decision(self._on_no_answer is OnNoAnswer.ALLOW, Source.DEFAULT, no_answer=reason)
 
     def _connected(self) -> RateLimiterStub:
         """The stub, whose channel belongs to the loop that runs when it is made."""
         if self._closed:
-            raise NoAnswer("the client is closed")
+            raise NoAnswerError(grpc.StatusCode.CANCELLED, CLOSED)
         if self._stub is None:
             options = CHANNEL_OPTIONS + _authority_options(self._target)
             if self._credentials is None:
@@ -263,26 +266,3 @@ def _authority_options(target: str) -> list[tuple[str, str]]:
     scheme, _, addresses = target.partition(":")
     first, separator, _ = addresses.partition(",")
     return [("grpc.default_authority", first)] if scheme in ("ipv4", "ipv6") and separator else []
-
-
-async def _answered(call: Awaitable):
-    """The reply of a call, or its failure in the terms of the model."""
-    try:
-        return await call
-    except grpc.aio.AioRpcError as error:
-        if error.code() is grpc.StatusCode.INVALID_ARGUMENT:
-            raise InvalidRequest(error.details()) from error
-        raise NoAnswer(f"{error.code().name}: {error.details()}") from error
-    except asyncio.CancelledError:
-        if asyncio.current_task().cancelling():
-            raise
-        # The call is cancelled, and its caller is not.
-        raise NoAnswer("the client was closed") from None
-
-
-async def _single_decision(call: Awaitable) -> Decision:
-    """The decision of a call with one request."""
-    reply = await _answered(call)
-    if len(reply.answers) != 1:
-        raise NoAnswer(f"{len(reply.answers)} answers to 1 request")
-    return wire.decision_of(reply.answers[0])

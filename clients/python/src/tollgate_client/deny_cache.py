@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from .model import Decision
+from .model import Decision, Source
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,7 +43,7 @@ class DenyCache:
             return None
         if any(each < refused for each, refused in zip(hits, refusal.hits, strict=True)):
             return None
-        return refusal.decision.after(now - refusal.sent)
+        return refusal.decision.after(now - refusal.sent, Source.DENY_CACHE)
 
     def begin(self, key: bytes) -> None:
         """A check of this key is under way, until `end`."""
@@ -58,7 +58,7 @@ class DenyCache:
     def insert(self, key: bytes, hits: tuple[int, ...], decision: Decision, sent: float) -> None:
         """Remembers the server's refusal of a check that was sent at this instant, and is under way. One without
         retry-after names no instant, so it is not kept."""
-        if self._keys == 0 or decision.allowed or decision.retry_after is None:
+        if self._keys == 0 or decision.allowed or not decision.retry_after:
             return
         refunded = self._under_way[key].refunded
         if refunded is not None and sent < refunded:

@@ -15,33 +15,33 @@ from google.rpc import code_pb2, error_details_pb2, status_pb2
 
 from . import headers
 from .checker import Checker
-from .model import Decision, InvalidRequest, Question
+from .model import Decision, InvalidRequestError, Request
 
 Continuation = Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler]]
 
 
 class RateLimitInterceptor(grpc.aio.ServerInterceptor):
-    """Ends refused calls with `RESOURCE_EXHAUSTED`: the time until they pass is in `google.rpc.RetryInfo`.
+    """Ends denied calls with `RESOURCE_EXHAUSTED`: the time until they pass is in `google.rpc.RetryInfo`.
 
     The trailing metadata of calls with a limit has `ratelimit-*` of the tightest one, unless the handler of an admitted
-    call sets its own. `client` decides: a `Client`, or `PrepaidSlices`. `question` says what a call asks, from its
-    method and its metadata. A call for which it returns None is not limited.
+    call sets its own. `checker` decides: a `Client`, or `PrepaidSlices`. `describe` returns the `Request` of the method
+    and the metadata of a call, or None if it has no limit.
     """
 
-    def __init__(self, client: Checker, question: Callable[[grpc.HandlerCallDetails], Question | None]) -> None:
-        self._client = client
-        self._question = question
+    def __init__(self, checker: Checker, describe: Callable[[grpc.HandlerCallDetails], Request | None]) -> None:
+        self._checker = checker
+        self._describe = describe
 
     async def intercept_service(
         self, continuation: Continuation, handler_call_details: grpc.HandlerCallDetails
     ) -> grpc.RpcMethodHandler:
-        question = self._question(handler_call_details)
-        if question is None:
+        request = self._describe(handler_call_details)
+        if request is None:
             return await continuation(handler_call_details)
         try:
-            decision = await self._client.ask(question)
-        except InvalidRequest as error:
-            return _aborting(grpc.StatusCode.INTERNAL, str(error), ())
+            decision = await self._checker.check(request)
+        except InvalidRequestError:
+            return _aborting(grpc.StatusCode.INTERNAL, "the rate limit of this call is not set up correctly", ())
         if not decision.allowed:
             status = _refusal(decision)
             metadata = (("grpc-status-details-bin", status.SerializeToString()), *headers.of(decision))
@@ -54,8 +54,8 @@ class RateLimitInterceptor(grpc.aio.ServerInterceptor):
 
 
 def _refusal(decision: Decision) -> status_pb2.Status:
-    status = status_pb2.Status(code=code_pb2.RESOURCE_EXHAUSTED, message="over the rate limit")
-    if decision.retry_after is not None:
+    status = status_pb2.Status(code=code_pb2.RESOURCE_EXHAUSTED, message="rate limit exceeded")
+    if decision.retry_after:
         delay = Duration()
         # Rounded up, so that a caller does not retry too early.
         delay.FromNanoseconds(math.ceil(decision.retry_after * 1e9))

@@ -4,18 +4,37 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import hashlib
 from collections.abc import Iterable
 
+import grpc
 
-class InvalidRequest(ValueError):
+DAY_SECONDS = 86_400.0
+
+
+def check_range(name: str, value: float, least: float, most: float, error: type[ValueError] = ValueError) -> None:
+    """Raises an error that names the option if its value is out of its range."""
+    if not least <= value <= most:
+        raise error(f"{name} is not from {least} to {most}")
+
+
+class InvalidRequestError(ValueError):
     """The request cannot be decided, now or later: the program that sent it is to be corrected."""
 
 
-class NoAnswer(Exception):
-    """The server did not decide a request; the message says why."""
+class NoAnswerError(Exception):
+    """The server gave no answer. It may have done what it was asked."""
+
+    def __init__(self, code: grpc.StatusCode, message: str) -> None:
+        super().__init__(code, message)
+        self.code = code
+        self.message = message
+
+    def __str__(self) -> str:
+        return f"{self.code.name}: {self.message}"
 
 
-class Default(enum.Enum):
+class OnNoAnswer(enum.Enum):
     """The decision if the server does not answer."""
 
     # For protection against overload: an outage of the limiter must not be an outage of the service.
@@ -94,44 +113,62 @@ class Limit:
 class Descriptor:
     """What is limited: entries of key and value, in the order of the levels of the rules."""
 
-    entries: tuple[tuple[str, str], ...]
-    # Replaces the hits of the question for this descriptor; 0 charges nothing and answers what is left.
+    # A tuple of pairs, once it is made.
+    entries: Iterable[tuple[str, str]]
+    _: dataclasses.KW_ONLY
+    # Replaces the hits of the request for this descriptor; 0 charges nothing and answers what is left.
     hits: int | None = None
     limit: Limit | None = None
 
-    def __init__(
-        self, entries: Iterable[tuple[str, str]], *, hits: int | None = None, limit: Limit | None = None
-    ) -> None:
-        object.__setattr__(self, "entries", tuple((key, value) for key, value in entries))
-        object.__setattr__(self, "hits", hits)
-        object.__setattr__(self, "limit", limit)
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "entries", tuple((key, value) for key, value in self.entries))
 
 
 @dataclasses.dataclass(frozen=True)
-class Question:
-    """Descriptors of one domain that are decided together, and the hits of each without hits of its own."""
+class Request:
+    """Descriptors of one domain that are decided together."""
 
     domain: str
-    descriptors: tuple[Descriptor, ...]
-    hits: int
+    # A tuple, once it is made.
+    descriptors: Iterable[Descriptor]
+    # The hits of each descriptor without hits of its own. 0 is 1.
+    hits: int = 1
+    _: dataclasses.KW_ONLY
     # Makes a check count once: a repeated check of the same descriptors with this id is answered as the first one, for
-    # `api.request_id_window` of the server. At most 63 bytes.
+    # `api.request_id_window` of the server. At most 63 bytes. Other calls leave it out.
     request_id: str | None = None
 
-    def __init__(
-        self, domain: str, descriptors: Iterable[Descriptor], hits: int = 1, *, request_id: str | None = None
-    ) -> None:
-        object.__setattr__(self, "domain", domain)
-        object.__setattr__(self, "descriptors", tuple(descriptors))
-        object.__setattr__(self, "hits", hits)
-        object.__setattr__(self, "request_id", request_id)
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "descriptors", tuple(self.descriptors))
+
+    def key(self) -> bytes:
+        """Names the counters: a digest of the domain, and of the entries and limits of the descriptors."""
+        named = self.domain, [(each.entries, each.limit) for each in self.descriptors]
+        # Unambiguous, since texts are quoted. A digest takes little memory, however long the texts are.
+        return hashlib.sha256(repr(named).encode()).digest()
+
+    def hits_of_each(self) -> tuple[int, ...]:
+        """The hits of each descriptor."""
+        return tuple(max(self.hits, 1) if each.hits is None else each.hits for each in self.descriptors)
+
+
+@dataclasses.dataclass(frozen=True)
+class Terms:
+    """How hits are held. Raises `InvalidRequestError`."""
+
+    # Seconds until the reservation expires, 1 ms to 24 h.
+    ttl: float = 60.0
+    on_expiry: OnExpiry = OnExpiry.RELEASE
+
+    def __post_init__(self) -> None:
+        check_range("ttl", self.ttl, 0.001, DAY_SECONDS, InvalidRequestError)
 
 
 @dataclasses.dataclass(frozen=True)
 class LimitStatus:
-    """One limit that applies to a question."""
+    """One limit that applies to a request."""
 
-    # The index of the descriptor in the question.
+    # The index of the descriptor in the request.
     descriptor: int
     # The name or the path of the rule; empty for a limit that the caller sent.
     rule: str
@@ -171,23 +208,25 @@ class Decision:
     # Whether a limit was decided without the owner of its counter, which could not be reached.
     degraded: bool = False
     # Why the server did not answer.
-    reason: str | None = None
+    no_answer: NoAnswerError | None = None
 
-    def after(self, seconds: float) -> Decision:
-        """The same refusal this much later."""
+    def after(self, seconds: float, source: Source) -> Decision:
+        """The same decision this much later, from this source."""
         return dataclasses.replace(
             self,
-            source=Source.DENY_CACHE,
+            source=source,
             retry_after=_later(self.retry_after, seconds),
             limits=tuple(limit.after(seconds) for limit in self.limits),
         )
 
     @property
     def tightest(self) -> LimitStatus | None:
-        """Of the limits that refuse the one with the longest wait, otherwise the one with the fewest remaining hits."""
+        """The limit to report: of a denied request, those that refuse come first; then the one with the fewest
+        remaining hits; of those that refuse, the one with the longest wait."""
 
         def rank(limit: LimitStatus) -> tuple[bool, int, float]:
-            return not limit.refused, limit.remaining, -limit.reset_after if limit.refused else 0.0
+            refuses = not self.allowed and limit.refused
+            return not refuses, limit.remaining, -limit.reset_after if refuses else 0.0
 
         return min(self.limits, key=rank, default=None)
 
@@ -197,7 +236,7 @@ class Reservation:
     """Hits that are held until it is known how many were used."""
 
     # What was reserved.
-    question: Question
+    request: Request
     # Whether the request may go on; the default without an answer.
     decision: Decision
     # Empty if nothing is held. Without an answer, the server may hold the hits or not, under this id.
@@ -208,7 +247,7 @@ class Reservation:
 class SettledLimit:
     """One limit of a reservation that has ended."""
 
-    # The index of the descriptor in the question.
+    # The index of the descriptor in the request.
     descriptor: int
     # The name or the path of the rule; empty for a limit that the caller sent.
     rule: str

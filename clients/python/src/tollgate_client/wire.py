@@ -3,95 +3,100 @@
 from __future__ import annotations
 
 import datetime
-import hashlib
+from collections.abc import Sequence
 from typing import TypeVar
 
+import grpc
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
-from google.rpc import code_pb2
 
 from .model import (
     Decision,
     Descriptor,
-    InvalidRequest,
+    InvalidRequestError,
     LimitStatus,
-    NoAnswer,
-    OnExpiry,
-    Question,
+    NoAnswerError,
+    Request,
     Reservation,
     SettledLimit,
     SettledOutcome,
     Settlement,
+    Terms,
     Unit,
 )
 from .v1 import tollgate_pb2 as v1
 
 # The server reads messages of 4 MiB, which contain a request and its length.
 REQUEST_BYTES_MAX = (4 << 20) - 16
+CODES = {code.value[0]: code for code in grpc.StatusCode}
 
 M = TypeVar("M", bound=Message)
 
 
-def request_of(question: Question) -> v1.Request:
-    """The request of a check or a refund."""
-    return _message(v1.Request, question, hits=_hits(question), request_id=question.request_id)
+def check_request_of(request: Request) -> v1.Request:
+    return _message(v1.Request, request, hits=request.hits, request_id=request.request_id)
 
 
-def peek_request_of(question: Question) -> v1.Request:
-    """The request of a peek, which has no hits."""
-    return _message(v1.Request, question)
+def peek_request_of(request: Request) -> v1.Request:
+    """The request without hits."""
+    message = _message(v1.Request, request)
+    for descriptor in message.descriptors:
+        descriptor.ClearField("hits")
+    return message
 
 
-def reserve_request_of(question: Question, ttl: float, on_expiry: OnExpiry, reservation_id: str) -> v1.ReserveRequest:
-    """The request that holds the hits of a question."""
-    try:
-        duration = datetime.timedelta(seconds=ttl)
-    except (TypeError, ValueError, OverflowError) as error:
-        raise InvalidRequest(f"ttl: {error}") from error
+def refund_request_of(request: Request) -> v1.Request:
+    return _message(v1.Request, request, hits=request.hits)
+
+
+def reserve_request_of(request: Request, terms: Terms, reservation_id: str) -> v1.ReserveRequest:
     return _message(
         v1.ReserveRequest,
-        question,
-        amount=_hits(question),
-        ttl=duration,
+        request,
+        amount=request.hits,
+        ttl=datetime.timedelta(seconds=terms.ttl),
         reservation_id=reservation_id,
-        on_expiry=on_expiry.name,
+        on_expiry=terms.on_expiry.name,
     )
 
 
 def settle_request_of(reservation: Reservation, actual: int) -> v1.SettleRequest:
-    """The request that ends a reservation at the hits that were used."""
-    return _message(v1.SettleRequest, reservation.question, reservation_id=reservation.id, actual=actual)
+    return _message(v1.SettleRequest, reservation.request, reservation_id=reservation.id, actual=actual)
 
 
 def cancel_request_of(reservation: Reservation) -> v1.CancelRequest:
-    """The request that gives the hits of a reservation back."""
-    return _message(v1.CancelRequest, reservation.question, reservation_id=reservation.id)
-
-
-def key_of(request: v1.Request | v1.SettleRequest | v1.CancelRequest) -> bytes:
-    """Names the counters of a request: a digest of its domain, and of the entries and limits of its descriptors."""
-    named = v1.Request(domain=request.domain, descriptors=request.descriptors)
-    for descriptor in named.descriptors:
-        descriptor.ClearField("hits")
-    # Unambiguous, since the message can be read from it. A digest takes little memory, however long the texts are.
-    return hashlib.sha256(named.SerializeToString(deterministic=True)).digest()
-
-
-def hits_of(request: v1.Request) -> tuple[int, ...]:
-    """The hits of each descriptor."""
-    return tuple(each.hits if each.HasField("hits") else request.hits for each in request.descriptors)
+    return _message(v1.CancelRequest, reservation.request, reservation_id=reservation.id)
 
 
 def settlement_of(reply: v1.SettleResponse | v1.CancelResponse) -> Settlement:
     return Settlement(tuple(_settled_limit_of(limit) for limit in reply.limits), reply.unknown)
 
 
+def only(answers: Sequence[v1.Answer]) -> v1.Answer:
+    """The answer of a call with one request."""
+    return answers_to(1, answers)[0]
+
+
+def answers_to(requests: int, answers: Sequence[v1.Answer]) -> Sequence[v1.Answer]:
+    """The answers to so many requests. Raises `NoAnswerError`."""
+    if len(answers) != requests:
+        raise NoAnswerError(grpc.StatusCode.INTERNAL, f"{len(answers)} answers to {requests} requests")
+    return answers
+
+
+def failure_of(code: grpc.StatusCode, message: str) -> InvalidRequestError | NoAnswerError:
+    """What an error of the server or of the connection means."""
+    if code is grpc.StatusCode.INVALID_ARGUMENT:
+        return InvalidRequestError(message)
+    return NoAnswerError(code, message)
+
+
 def decision_of(answer: v1.Answer) -> Decision:
-    """Raises `InvalidRequest` or `NoAnswer` if the request was not decided."""
+    """Raises `InvalidRequestError` or `NoAnswerError` if the request was not decided."""
     if answer.verdict not in (v1.Answer.ALLOWED, v1.Answer.DENIED):
-        if answer.error.code == code_pb2.INVALID_ARGUMENT:
-            raise InvalidRequest(answer.error.message)
-        raise NoAnswer(f"{code_pb2.Code.Name(answer.error.code)}: {answer.error.message}")
+        if not answer.HasField("error"):
+            raise NoAnswerError(grpc.StatusCode.INTERNAL, "the server answered without a verdict")
+        raise failure_of(CODES.get(answer.error.code, grpc.StatusCode.UNKNOWN), answer.error.message)
     return Decision(
         allowed=answer.verdict == v1.Answer.ALLOWED,
         delay=_seconds(answer.delay),
@@ -101,24 +106,17 @@ def decision_of(answer: v1.Answer) -> Decision:
     )
 
 
-def _hits(question: Question) -> int:
-    # The protocol reads 0 as 1.
-    if question.hits == 0:
-        raise InvalidRequest("hits must be at least 1; hits of a descriptor may be 0")
-    return question.hits
-
-
-def _message(kind: type[M], question: Question, **fields: object) -> M:
-    """A message with the domain and the descriptors of a question, and with these fields."""
+def _message(kind: type[M], request: Request, **fields: object) -> M:
+    """A message with the domain and the descriptors of a request, and with these fields."""
     try:
-        descriptors = [_descriptor(descriptor) for descriptor in question.descriptors]
-        message = kind(domain=question.domain, descriptors=descriptors, **fields)
+        descriptors = [_descriptor(descriptor) for descriptor in request.descriptors]
+        message = kind(domain=request.domain, descriptors=descriptors, **fields)
     except (TypeError, ValueError) as error:
-        # A number out of range, text that is no Unicode, or another type.
-        raise InvalidRequest(str(error)) from error
+        # A number that the protocol does not have, text that is not Unicode, or another type.
+        raise InvalidRequestError(str(error)) from error
     # The server's error for it would lead to the default decision.
-    if message.ByteSize() > REQUEST_BYTES_MAX:
-        raise InvalidRequest(f"the request has more than {REQUEST_BYTES_MAX} bytes")
+    if (size := message.ByteSize()) > REQUEST_BYTES_MAX:
+        raise InvalidRequestError(f"the request has {size} bytes, of at most {REQUEST_BYTES_MAX}")
     return message
 
 
