@@ -18,10 +18,11 @@ import org.springframework.web.bind.annotation.RestController;
 import org.springframework.web.servlet.mvc.method.annotation.StreamingResponseBody;
 import tollgate.Decision;
 import tollgate.Descriptor;
-import tollgate.HoldTerms;
 import tollgate.NoAnswerException;
+import tollgate.OnExpiry;
 import tollgate.Request;
 import tollgate.Reservation;
+import tollgate.Terms;
 import tollgate.TollgateClient;
 
 /**
@@ -34,7 +35,7 @@ public class Application {
 
   private static final System.Logger LOG = System.getLogger(Application.class.getName());
   // Longer than any answer takes. If this process ends, the tokens that it held stay charged.
-  private static final HoldTerms TERMS = HoldTerms.chargedAfter(Duration.ofMinutes(5));
+  private static final Terms TERMS = new Terms(Duration.ofMinutes(5), OnExpiry.CHARGE);
 
   private final TollgateClient tollgate;
 

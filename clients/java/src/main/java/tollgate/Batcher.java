@@ -12,7 +12,6 @@ import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.TimeUnit;
 import tollgate.v1.Answer;
 import tollgate.v1.CheckRequest;
-import tollgate.v1.CheckResponse;
 import tollgate.v1.RateLimiterGrpc;
 
 /**
@@ -21,19 +20,19 @@ import tollgate.v1.RateLimiterGrpc;
  */
 final class Batcher {
 
-  static final Status QUEUE_FULL =
-      Status.RESOURCE_EXHAUSTED.withDescription("too many checks wait for a call to the server");
-
   // Bounds the bytes of a batch: a message may have 4 MiB.
   private static final int BATCH_BYTES_MAX = 1 << 20;
 
   private final Connection connection;
   private final Metrics metrics;
-  private final int maxCalls;
-  private final int maxBatch;
-  private final int maxQueue;
+  private final int callsMax;
+  private final int batchMax;
+  private final int queueMax;
+  /** Says that {@code queueMax} checks wait. */
+  final NoAnswerException full;
+
   private int calls;
-  // Checks that wait. Invariant: empty unless maxCalls calls are under way.
+  // Checks that wait. Invariant: empty unless callsMax calls are under way.
   private final Set<Check> queue = new LinkedHashSet<>();
 
   /** The answer to a check that was sent at this instant. */
@@ -52,10 +51,11 @@ final class Batcher {
 
   Batcher(Connection connection, ClientOptions options) {
     this.connection = connection;
-    metrics = options.metrics();
-    maxCalls = options.maxCalls();
-    maxBatch = options.maxBatch();
-    maxQueue = options.maxQueue();
+    metrics = options.metrics;
+    callsMax = options.callsMax;
+    batchMax = options.batchMax;
+    queueMax = options.queueMax;
+    full = new NoAnswerException(Status.Code.RESOURCE_EXHAUSTED, queueMax + " checks wait already");
   }
 
   /** Ends at the deadline at the latest. A check that ends earlier, because it is canceled, is no longer sent. */
@@ -63,11 +63,11 @@ final class Batcher {
     Check check = new Check(request, deadline);
     boolean idle;
     synchronized (this) {
-      idle = calls < maxCalls;
+      idle = calls < callsMax;
       if (idle) {
         calls++;
-      } else if (queue.size() >= maxQueue) {
-        return CompletableFuture.failedFuture(QUEUE_FULL.asRuntimeException());
+      } else if (queue.size() >= queueMax) {
+        return CompletableFuture.failedFuture(full);
       } else {
         queue.add(check);
       }
@@ -105,7 +105,7 @@ final class Batcher {
   private synchronized List<Check> next() {
     List<Check> batch = new ArrayList<>();
     int bytes = 0;
-    for (Iterator<Check> waiting = queue.iterator(); waiting.hasNext() && batch.size() < maxBatch; ) {
+    for (Iterator<Check> waiting = queue.iterator(); waiting.hasNext() && batch.size() < batchMax; ) {
       Check check = waiting.next();
       bytes += check.request.getSerializedSize();
       if (!batch.isEmpty() && bytes > BATCH_BYTES_MAX) {
@@ -121,37 +121,34 @@ final class Batcher {
   }
 
   /** Makes one call, replies to each check, and goes on with {@code then}. */
-  private void send(List<Check> batch, Runnable then) {
+  private void send(List<Check> checks, Runnable then) {
+    // Without those whose caller has gone, or whose time is over.
+    List<Check> batch = checks.stream().filter(check -> !check.isDone()).toList();
+    if (batch.isEmpty()) {
+      then.run();
+      return;
+    }
     CheckRequest.Builder request = CheckRequest.newBuilder();
     Deadline deadline = batch.get(0).deadline;
     for (Check check : batch) {
       request.addRequests(check.request);
       deadline = deadline.isBefore(check.deadline) ? check.deadline : deadline;
     }
-    long sent = System.nanoTime();
-    call(request.build(), deadline)
-        .whenComplete((response, error) -> conclude(batch, response, error, sent, then));
-  }
-
-  private CompletableFuture<CheckResponse> call(CheckRequest request, Deadline deadline) {
-    // Not the context of a caller: the others would share its end.
-    Context before = Context.ROOT.attach();
-    try {
-      metrics.sent(request.getRequestsCount());
-      return connection.call(RateLimiterGrpc.getCheckMethod(), request, deadline);
-    } catch (RuntimeException error) {
-      // Thrown by code of the user. In another thread, so that a long queue does not become a deep stack.
-      return CompletableFuture.supplyAsync(
-          () -> {
-            throw error;
-          });
-    } finally {
-      Context.ROOT.detach(before);
+    if (!connection.isClosed()) {
+      metrics.sent(batch.size());
     }
+    long sent = System.nanoTime();
+    Deadline latest = deadline;
+    // Not the context of a caller: the others would share its end.
+    Context.ROOT.run(
+        () ->
+            connection
+                .call(RateLimiterGrpc.getCheckMethod(), request.build(), latest)
+                .thenApply(response -> Codec.answersTo(batch.size(), response.getAnswersList()))
+                .whenComplete((answers, error) -> conclude(batch, answers, error, sent, then)));
   }
 
-  private void conclude(
-      List<Check> batch, CheckResponse response, Throwable error, long sent, Runnable then) {
+  private void conclude(List<Check> batch, List<Answer> answers, Throwable error, long sent, Runnable then) {
     if (error != null && Status.fromThrowable(error).getCode() == Status.Code.INVALID_ARGUMENT && batch.size() > 1) {
       // The call as a whole was refused: the server allows less in one call, or one check is too large.
       int half = batch.size() / 2;
@@ -159,13 +156,9 @@ final class Batcher {
       return;
     }
     then.run();
-    if (error == null && response.getAnswersCount() != batch.size()) {
-      String problem = response.getAnswersCount() + " answers to " + batch.size() + " requests";
-      error = Status.INTERNAL.withDescription(problem).asRuntimeException();
-    }
     for (int i = 0; i < batch.size(); i++) {
       if (error == null) {
-        batch.get(i).complete(new Reply(response.getAnswers(i), sent));
+        batch.get(i).complete(new Reply(answers.get(i), sent));
       } else {
         batch.get(i).completeExceptionally(error);
       }

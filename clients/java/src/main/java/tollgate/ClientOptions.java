@@ -8,145 +8,89 @@ import java.util.Objects;
 import java.util.function.Consumer;
 
 /**
- * The options of a client; {@link #builder} has the defaults.
- *
- * @param timeout bounds the time of a call, in addition to the deadline of the gRPC context of the caller
- * @param onNoAnswer decides if the server does not answer in time or at all
- * @param credentials those of the connections, for example of {@link io.grpc.TlsChannelCredentials}
- * @param maxCalls calls under way from which on further checks are collected
- * @param maxBatch checks in one call, at most {@code api.max_requests} of the server
- * @param maxQueue checks that may wait for a call; {@code onNoAnswer} decides further ones
- * @param denyCacheSize keys in the local deny cache; 0 turns it off
- * @param denyCacheMax the time after which a refused key is asked for again, if its retry-after is longer
- * @param metrics receives what the client counts
- * @param channel changes the builder of the gRPC channel, for example to add a {@link io.grpc.ClientInterceptor}
+ * The options of a client, which has those that are set when it is made. Each method throws an {@link
+ * IllegalArgumentException} if its value is out of the range.
  */
-public record ClientOptions(
-    Duration timeout,
-    OnNoAnswer onNoAnswer,
-    ChannelCredentials credentials,
-    int maxCalls,
-    int maxBatch,
-    int maxQueue,
-    int denyCacheSize,
-    Duration denyCacheMax,
-    Metrics metrics,
-    Consumer<ManagedChannelBuilder<?>> channel) {
+public final class ClientOptions {
 
-  public ClientOptions {
-    Objects.requireNonNull(onNoAnswer, "onNoAnswer");
-    Objects.requireNonNull(credentials, "credentials");
-    Objects.requireNonNull(metrics, "metrics");
-    Objects.requireNonNull(channel, "channel");
-    require(timeout.toNanos() > 0, "timeout is not positive");
-    require(!denyCacheMax.isNegative(), "denyCacheMax is negative");
-    require(maxCalls >= 1 && maxBatch >= 1 && maxQueue >= 1, "maxCalls, maxBatch or maxQueue is below 1");
-    require(denyCacheSize >= 0, "denyCacheSize is negative");
+  private static final Duration MILLISECOND = Duration.ofMillis(1);
+  private static final int MILLION = 1_000_000;
+
+  Duration timeout = Duration.ofMillis(100);
+  OnNoAnswer onNoAnswer = OnNoAnswer.ALLOW;
+  ChannelCredentials credentials = InsecureChannelCredentials.create();
+  int callsMax = 2;
+  int batchMax = 256;
+  int queueMax = 10_000;
+  int denyCacheKeys = 10_000;
+  Duration denyCacheMax = Duration.ofSeconds(1);
+  Metrics metrics = new Metrics() {};
+  Consumer<ManagedChannelBuilder<?>> channel = builder -> {};
+
+  /**
+   * Bounds the time of a call, in addition to the deadline of the gRPC context of the caller: 1 ms to 60 s. By default
+   * 100 ms.
+   */
+  public ClientOptions timeout(Duration timeout) {
+    this.timeout = Range.of(MILLISECOND, Duration.ofSeconds(60)).check("timeout", timeout);
+    return this;
   }
 
-  private static void require(boolean condition, String problem) {
-    if (!condition) {
-      throw new IllegalArgumentException(problem);
-    }
+  /** Decides if the server does not answer in time or at all. By default {@link OnNoAnswer#ALLOW}. */
+  public ClientOptions onNoAnswer(OnNoAnswer onNoAnswer) {
+    this.onNoAnswer = Objects.requireNonNull(onNoAnswer, "onNoAnswer");
+    return this;
   }
 
-  /** Returns a builder with the defaults. */
-  public static Builder builder() {
-    return new Builder();
+  /** Those of the connections, for example of {@link io.grpc.TlsChannelCredentials}. By default plaintext. */
+  public ClientOptions credentials(ChannelCredentials credentials) {
+    this.credentials = Objects.requireNonNull(credentials, "credentials");
+    return this;
   }
 
-  /** Sets options by their names. */
-  public static final class Builder {
-    private Duration timeout = Duration.ofMillis(100);
-    private OnNoAnswer onNoAnswer = OnNoAnswer.ALLOW;
-    private ChannelCredentials credentials = InsecureChannelCredentials.create();
-    private int maxCalls = 2;
-    private int maxBatch = 256;
-    private int maxQueue = 10_000;
-    private int denyCacheSize = 10_000;
-    private Duration denyCacheMax = Duration.ofSeconds(1);
-    private Metrics metrics = new Metrics() {};
-    private Consumer<ManagedChannelBuilder<?>> channel = builder -> {};
+  /** Calls under way from which on further checks are collected: 1 to 100. By default 2. */
+  public ClientOptions callsMax(int callsMax) {
+    this.callsMax = Range.of(1, 100).check("callsMax", callsMax);
+    return this;
+  }
 
-    private Builder() {}
+  /** Checks in one call: 1 to 256, at most {@code api.max_requests} of the server. By default 256. */
+  public ClientOptions batchMax(int batchMax) {
+    this.batchMax = Range.of(1, 256).check("batchMax", batchMax);
+    return this;
+  }
 
-    /** By default 100 ms. */
-    public Builder timeout(Duration timeout) {
-      this.timeout = timeout;
-      return this;
-    }
+  /**
+   * Checks that may wait for a call, at most a million; {@link #onNoAnswer} decides further ones. By default 10,000.
+   */
+  public ClientOptions queueMax(int queueMax) {
+    this.queueMax = Range.of(1, MILLION).check("queueMax", queueMax);
+    return this;
+  }
 
-    /** By default {@link OnNoAnswer#ALLOW}. */
-    public Builder onNoAnswer(OnNoAnswer onNoAnswer) {
-      this.onNoAnswer = onNoAnswer;
-      return this;
-    }
+  /** Keys in the local deny cache, at most a million; 0 turns it off. By default 10,000. */
+  public ClientOptions denyCacheKeys(int denyCacheKeys) {
+    this.denyCacheKeys = Range.of(0, MILLION).check("denyCacheKeys", denyCacheKeys);
+    return this;
+  }
 
-    /** By default plaintext. */
-    public Builder credentials(ChannelCredentials credentials) {
-      this.credentials = credentials;
-      return this;
-    }
+  /**
+   * The time after which a refused key is asked for again, if its retry-after is longer: 1 ms to 24 h. By default 1 s.
+   */
+  public ClientOptions denyCacheMax(Duration denyCacheMax) {
+    this.denyCacheMax = Range.of(MILLISECOND, Duration.ofDays(1)).check("denyCacheMax", denyCacheMax);
+    return this;
+  }
 
-    /** By default 2. */
-    public Builder maxCalls(int maxCalls) {
-      this.maxCalls = maxCalls;
-      return this;
-    }
+  /** Receives what the client counts. By default nothing is counted. */
+  public ClientOptions metrics(Metrics metrics) {
+    this.metrics = Objects.requireNonNull(metrics, "metrics");
+    return this;
+  }
 
-    /** By default 256. */
-    public Builder maxBatch(int maxBatch) {
-      this.maxBatch = maxBatch;
-      return this;
-    }
-
-    /** By default 10,000. */
-    public Builder maxQueue(int maxQueue) {
-      this.maxQueue = maxQueue;
-      return this;
-    }
-
-    /** By default 10,000. */
-    public Builder denyCacheSize(int denyCacheSize) {
-      this.denyCacheSize = denyCacheSize;
-      return this;
-    }
-
-    /** By default 1 s. */
-    public Builder denyCacheMax(Duration denyCacheMax) {
-      this.denyCacheMax = denyCacheMax;
-      return this;
-    }
-
-    /** By default nothing is counted. */
-    public Builder metrics(Metrics metrics) {
-      this.metrics = metrics;
-      return this;
-    }
-
-    /** By default the channel is as the client builds it. */
-    public Builder channel(Consumer<ManagedChannelBuilder<?>> channel) {
-      this.channel = channel;
-      return this;
-    }
-
-    /**
-     * Returns the options.
-     *
-     * @throws IllegalArgumentException if a number or a time is out of its range
-     */
-    public ClientOptions build() {
-      return new ClientOptions(
-          timeout,
-          onNoAnswer,
-          credentials,
-          maxCalls,
-          maxBatch,
-          maxQueue,
-          denyCacheSize,
-          denyCacheMax,
-          metrics,
-          channel);
-    }
+  /** Changes the builder of the gRPC channel, for example to add a {@link io.grpc.ClientInterceptor}. */
+  public ClientOptions channel(Consumer<ManagedChannelBuilder<?>> channel) {
+    this.channel = Objects.requireNonNull(channel, "channel");
+    return this;
   }
 }

@@ -1,6 +1,7 @@
 package tollgate;
 
 import com.google.protobuf.Duration;
+import com.google.protobuf.Message;
 import io.grpc.Status;
 import io.grpc.StatusRuntimeException;
 import io.grpc.protobuf.StatusProto;
@@ -22,33 +23,38 @@ final class Codec {
   // A message has at most 4 MiB, of which the request takes all but its tag and length.
   private static final int REQUEST_BYTES_MAX = (4 << 20) - 16;
   private static final long UINT32_MAX = 0xFFFF_FFFFL;
-  private static final long DURATION_SECONDS_MAX = 315_576_000_000L;
 
   private Codec() {}
 
+  /** The message of a check. */
+  static tollgate.v1.Request checkOf(Request request) {
+    tollgate.v1.Request message = messageOf(request);
+    if (request.requestId() == null) {
+      return message;
+    }
+    return sized(message.toBuilder().setRequestId(unicode(request.requestId(), "the request id")).build());
+  }
+
   /**
-   * Finds text that is not Unicode, of which the generated code would send something else, and a request that is larger
-   * than a message may be, which the server would refuse as it refuses an overload.
+   * The message without the request id. Finds text that is not Unicode, of which the generated code would send other
+   * text.
    */
   static tollgate.v1.Request messageOf(Request request) {
-    tollgate.v1.Request.Builder message =
+    return sized(
         tollgate.v1.Request.newBuilder()
             .setDomain(unicode(request.domain(), "the domain"))
             .setHits(notNegative(request.hits(), "hits"))
-            .addAllDescriptors(descriptorsOf(request.descriptors()));
-    if (request.requestId() != null) {
-      message.setRequestId(unicode(request.requestId(), "the request id"));
-    }
-    tollgate.v1.Request built = message.build();
-    int size = built.getSerializedSize();
+            .addAllDescriptors(request.descriptors().stream().map(Codec::descriptorOf).toList())
+            .build());
+  }
+
+  /** Finds a message that is larger than it may be, which the server would refuse as it refuses an overload. */
+  private static <M extends Message> M sized(M message) {
+    int size = message.getSerializedSize();
     if (size > REQUEST_BYTES_MAX) {
       throw new InvalidRequestException("the request has " + size + " bytes, of at most " + REQUEST_BYTES_MAX);
     }
-    return built;
-  }
-
-  private static List<tollgate.v1.Descriptor> descriptorsOf(List<Descriptor> descriptors) {
-    return descriptors.stream().map(Codec::descriptorOf).toList();
+    return message;
   }
 
   private static tollgate.v1.Descriptor descriptorOf(Descriptor descriptor) {
@@ -119,6 +125,15 @@ final class Codec {
         .toArray();
   }
 
+  /** The answers to so many requests; another number is an error. */
+  static List<Answer> answersTo(int requests, List<Answer> answers) {
+    if (answers.size() != requests) {
+      String problem = answers.size() + " answers to " + requests + " requests";
+      throw Status.INTERNAL.withDescription(problem).asRuntimeException();
+    }
+    return answers;
+  }
+
   /** An answer without a verdict is an error. */
   static Decision decisionOf(Answer answer) {
     if (answer.getVerdict() != Answer.Verdict.ALLOWED && answer.getVerdict() != Answer.Verdict.DENIED) {
@@ -132,7 +147,7 @@ final class Codec {
         durationOf(answer.getRetryAfter()),
         answer.getLimitsList().stream().map(Codec::statusOf).toList(),
         answer.getDegraded(),
-        false,
+        Source.SERVER,
         null);
   }
 
@@ -164,19 +179,19 @@ final class Codec {
     return java.time.Duration.ofSeconds(message.getSeconds(), message.getNanos());
   }
 
-  static ReserveRequest reserveOf(Request request, HoldTerms terms, String id) {
+  static ReserveRequest reserveOf(Request request, Terms terms, String id) {
     tollgate.v1.Request message = messageOf(request);
-    // A time that the message cannot have is beyond what the server takes, which says so.
-    long seconds = Math.max(Math.min(terms.ttl().getSeconds(), DURATION_SECONDS_MAX), -DURATION_SECONDS_MAX);
-    int nanos = seconds < 0 ? 0 : terms.ttl().getNano();
-    return ReserveRequest.newBuilder()
-        .setDomain(message.getDomain())
-        .addAllDescriptors(message.getDescriptorsList())
-        .setAmount(message.getHits())
-        .setTtl(Duration.newBuilder().setSeconds(seconds).setNanos(nanos))
-        .setReservationId(id)
-        .setOnExpiry(ReserveRequest.OnExpiry.valueOf(terms.onExpiry().name()))
-        .build();
+    Duration ttl =
+        Duration.newBuilder().setSeconds(terms.ttl().getSeconds()).setNanos(terms.ttl().getNano()).build();
+    return sized(
+        ReserveRequest.newBuilder()
+            .setDomain(message.getDomain())
+            .addAllDescriptors(message.getDescriptorsList())
+            .setAmount(message.getHits())
+            .setTtl(ttl)
+            .setReservationId(id)
+            .setOnExpiry(ReserveRequest.OnExpiry.valueOf(terms.onExpiry().name()))
+            .build());
   }
 
   static SettleRequest settleOf(Reservation reservation, long actual) {

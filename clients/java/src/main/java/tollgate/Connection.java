@@ -25,7 +25,7 @@ final class Connection implements AutoCloseable {
   /** Does not wait for a connection, so a service can start while the server is down. */
   Connection(String target, ClientOptions options) {
     ManagedChannelBuilder<?> builder =
-        Grpc.newChannelBuilder(target, options.credentials())
+        Grpc.newChannelBuilder(target, options.credentials)
             .defaultLoadBalancingPolicy("round_robin")
             // Detects a server that disappeared without closing the connection.
             .keepAliveTime(10, TimeUnit.SECONDS)
@@ -33,7 +33,7 @@ final class Connection implements AutoCloseable {
             // So that the first call after a pause does not wait for a dead connection.
             .keepAliveWithoutCalls(true)
             .maxInboundMessageSize(ANSWER_BYTES_MAX);
-    options.channel().accept(builder);
+    options.channel.accept(builder);
     channel = builder.build();
     IN_A_SECOND.execute(this::reconnect);
   }
@@ -51,8 +51,17 @@ final class Connection implements AutoCloseable {
   <Q, A> CompletableFuture<A> call(MethodDescriptor<Q, A> method, Q request, Deadline deadline) {
     Reply<A> reply = new Reply<>();
     CallOptions options = CallOptions.DEFAULT.withDeadline(deadline);
-    ClientCalls.asyncUnaryCall(channel.newCall(method, options), request, reply);
+    try {
+      ClientCalls.asyncUnaryCall(channel.newCall(method, options), request, reply);
+    } catch (RuntimeException error) {
+      // Thrown by code of the user. In another thread, so that a long queue does not become a deep stack.
+      CompletableFuture.runAsync(() -> reply.onError(error));
+    }
     return reply.future;
+  }
+
+  boolean isClosed() {
+    return channel.isShutdown();
   }
 
   @Override

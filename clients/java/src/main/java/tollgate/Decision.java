@@ -1,7 +1,6 @@
 package tollgate;
 
 import io.grpc.Context;
-import io.grpc.Status;
 import java.time.Duration;
 import java.util.Comparator;
 import java.util.LinkedHashMap;
@@ -20,9 +19,8 @@ import java.util.concurrent.TimeUnit;
  * @param retryAfter the time until a denied request would pass; zero if it never would, or without an answer
  * @param limits those that apply, in the order of the descriptors
  * @param degraded whether the server decided a limit without the owner of its counter
- * @param local whether the client decided by itself: the deny cache, or a prepaid slice
- * @param noAnswer the reason why the server gave no answer, in which case {@link OnNoAnswer} has decided; otherwise
- *     null
+ * @param source what decided
+ * @param noAnswer why the server gave no answer, if {@link OnNoAnswer} has decided; otherwise null
  */
 public record Decision(
     boolean allowed,
@@ -30,16 +28,16 @@ public record Decision(
     Duration retryAfter,
     List<LimitStatus> limits,
     boolean degraded,
-    boolean local,
-    Status noAnswer) {
+    Source source,
+    NoAnswerException noAnswer) {
 
   public Decision {
     limits = List.copyOf(limits);
   }
 
-  static Decision withoutAnswer(OnNoAnswer fallback, Status reason) {
+  static Decision withoutAnswer(OnNoAnswer fallback, NoAnswerException reason) {
     boolean allowed = fallback == OnNoAnswer.ALLOW;
-    return new Decision(allowed, Duration.ZERO, Duration.ZERO, List.of(), false, false, reason);
+    return new Decision(allowed, Duration.ZERO, Duration.ZERO, List.of(), false, Source.DEFAULT, reason);
   }
 
   /**
@@ -97,16 +95,10 @@ public record Decision(
     }
   }
 
-  /** The decision of the deny cache when this time has passed since the answer. */
-  Decision locallyAfter(Duration elapsed) {
-    List<LimitStatus> later = limits.stream().map(limit -> limit.after(elapsed)).toList();
-    return new Decision(allowed, delay, rest(retryAfter, elapsed), later, degraded, true, noAnswer);
-  }
-
-  /** The decision by a slice that has these hits left, when this time has passed since it was reserved. */
-  Decision fromSlice(long left, Duration elapsed) {
-    List<LimitStatus> later = limits.stream().map(limit -> limit.after(elapsed).withMore(left)).toList();
-    return new Decision(true, Duration.ZERO, Duration.ZERO, later, degraded, true, null);
+  /** The decision of this source when this time has passed, and so many more hits are left. */
+  Decision after(Duration elapsed, Source source, long more) {
+    List<LimitStatus> later = limits.stream().map(limit -> limit.after(elapsed, more)).toList();
+    return new Decision(allowed, delay, rest(retryAfter, elapsed), later, degraded, source, noAnswer);
   }
 
   static Duration rest(Duration time, Duration elapsed) {

@@ -13,7 +13,7 @@ import tollgate.Codec.CounterKey;
 final class DenyCache {
 
   private final int size;
-  private final long maxNanos;
+  private final Duration max;
   // Invariant: the oldest refusal is the first one.
   private final Map<CounterKey, Refusal> refusals = new LinkedHashMap<>();
   private final Map<CounterKey, Checks> underWay = new HashMap<>();
@@ -37,7 +37,7 @@ final class DenyCache {
   /** Remembers at most {@code size} keys. */
   DenyCache(int size, Duration max) {
     this.size = size;
-    this.maxNanos = nanos(max);
+    this.max = max;
   }
 
   /** The decision on a request that is certain to be refused at this instant. */
@@ -46,7 +46,7 @@ final class DenyCache {
     if (refusal == null || now - refusal.sent >= refusal.duration || !covers(hits, refusal.hits)) {
       return Optional.empty();
     }
-    return Optional.of(refusal.decision.locallyAfter(Duration.ofNanos(now - refusal.sent)));
+    return Optional.of(refusal.decision.after(Duration.ofNanos(now - refusal.sent), Source.DENY_CACHE, 0));
   }
 
   /** A check of this key is under way, until {@link #end}. */
@@ -72,7 +72,7 @@ final class DenyCache {
       return;
     }
     // The server decided after this instant, so the local refusal never outlasts its own.
-    long duration = Math.min(nanos(decision.retryAfter()), maxNanos);
+    long duration = (decision.retryAfter().compareTo(max) < 0 ? decision.retryAfter() : max).toNanos();
     if (refusals.remove(key) == null && refusals.size() >= size) {
       refusals.remove(refusals.keySet().iterator().next());
     }
@@ -88,19 +88,17 @@ final class DenyCache {
     }
   }
 
+  /** Whether no check is under way. */
+  synchronized boolean isIdle() {
+    return underWay.isEmpty();
+  }
+
   private static boolean covers(long[] hits, long[] refused) {
-    if (hits.length != refused.length) {
-      return false;
-    }
     for (int i = 0; i < hits.length; i++) {
       if (hits[i] < refused[i]) {
         return false;
       }
     }
     return true;
-  }
-
-  private static long nanos(Duration time) {
-    return time.compareTo(Duration.ofDays(365)) < 0 ? time.toNanos() : Long.MAX_VALUE;
   }
 }

@@ -28,26 +28,16 @@ public record LimitStatus(
     boolean refusedByCandidate,
     boolean degraded) {
 
-  /** The status as it reads when this time has passed. */
-  LimitStatus after(Duration elapsed) {
-    return with(remaining, Decision.rest(resetAfter, elapsed), Decision.rest(retryAfter, elapsed));
-  }
-
-  /** The status with so many more hits that are left. */
-  LimitStatus withMore(long hits) {
-    long more = remaining > Long.MAX_VALUE - hits ? Long.MAX_VALUE : remaining + hits;
-    return with(more, resetAfter, retryAfter);
-  }
-
-  private LimitStatus with(long remaining, Duration resetAfter, Duration retryAfter) {
+  /** The status when this time has passed, and so many more hits are left. */
+  LimitStatus after(Duration elapsed, long more) {
     return new LimitStatus(
         descriptor,
         rule,
         requestsPerUnit,
         unit,
-        remaining,
-        resetAfter,
-        retryAfter,
+        remaining > Long.MAX_VALUE - more ? Long.MAX_VALUE : remaining + more,
+        Decision.rest(resetAfter, elapsed),
+        Decision.rest(retryAfter, elapsed),
         refused,
         refusedInShadow,
         refusedByCandidate,

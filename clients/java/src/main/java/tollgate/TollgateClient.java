@@ -2,24 +2,28 @@ package tollgate;
 
 import io.grpc.Context;
 import io.grpc.Deadline;
+import io.grpc.MethodDescriptor;
 import io.grpc.Status;
+import java.security.SecureRandom;
 import java.time.Duration;
+import java.util.HexFormat;
 import java.util.List;
+import java.util.Objects;
 import java.util.Optional;
-import java.util.UUID;
 import java.util.concurrent.CancellationException;
 import java.util.concurrent.CompletableFuture;
+import java.util.concurrent.CompletionException;
 import java.util.concurrent.ExecutionException;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.TimeoutException;
 import java.util.function.Function;
+import java.util.function.Supplier;
 import tollgate.Batcher.Reply;
 import tollgate.Codec.CounterKey;
 import tollgate.v1.Answer;
 import tollgate.v1.PeekRequest;
 import tollgate.v1.RateLimiterGrpc;
 import tollgate.v1.RefundRequest;
-import tollgate.v1.ReserveRequest;
 
 /**
  * Asks one Tollgate, which may have many replicas, whether requests may pass.
@@ -31,8 +35,11 @@ import tollgate.v1.ReserveRequest;
 public final class TollgateClient implements AutoCloseable, Checker {
 
   private static final Duration WARM_UP_TIMEOUT = Duration.ofSeconds(2);
+  private static final SecureRandom RANDOM = new SecureRandom();
 
-  private final ClientOptions options;
+  private final Duration timeout;
+  private final OnNoAnswer onNoAnswer;
+  final Metrics metrics;
   private final Connection connection;
   private final Batcher batcher;
   private final DenyCache denials;
@@ -43,10 +50,12 @@ public final class TollgateClient implements AutoCloseable, Checker {
    * @param target a gRPC name, such as {@code tollgate.example:8081} or {@code dns:///tollgate:8081}
    */
   public TollgateClient(String target, ClientOptions options) {
-    this.options = options;
+    timeout = options.timeout;
+    onNoAnswer = options.onNoAnswer;
+    metrics = options.metrics;
     connection = new Connection(target, options);
     batcher = new Batcher(connection, options);
-    denials = new DenyCache(options.denyCacheSize(), options.denyCacheMax());
+    denials = new DenyCache(options.denyCacheKeys, options.denyCacheMax);
   }
 
   /**
@@ -57,13 +66,13 @@ public final class TollgateClient implements AutoCloseable, Checker {
     // A domain without rules has no limits, so this charges nothing.
     tollgate.v1.Request request = Codec.messageOf(Request.of("warm-up", Descriptor.of("warm-up", "")));
     try {
-      get(batcher.check(request, deadlineAfter(WARM_UP_TIMEOUT)));
+      get(batcher.check(request, after(WARM_UP_TIMEOUT)));
     } catch (RuntimeException noAnswer) {
       // A service can start while the server is down; its requests get the default decision.
     }
   }
 
-  /** Closes the connection. Checks from then on have no answer. */
+  /** Ends the connection, and the calls under way. Calls from then on have no answer. */
   @Override
   public void close() {
     connection.close();
@@ -90,9 +99,9 @@ public final class TollgateClient implements AutoCloseable, Checker {
     long start = System.nanoTime();
     tollgate.v1.Request message;
     try {
-      message = Codec.messageOf(request);
+      message = Codec.checkOf(request);
     } catch (InvalidRequestException error) {
-      options.metrics().checked(Outcome.FAILED, elapsed(start));
+      metrics.checked(Outcome.FAILED, elapsed(start));
       return CompletableFuture.failedFuture(error);
     }
     CounterKey key = Codec.countersOf(message);
@@ -100,38 +109,53 @@ public final class TollgateClient implements AutoCloseable, Checker {
     Optional<Decision> local =
         message.getRequestId().isEmpty() ? denials.denied(key, hits, start) : Optional.empty();
     if (local.isPresent()) {
-      options.metrics().checked(Outcome.DENIED_LOCALLY, elapsed(start));
+      metrics.checked(Outcome.DENIED_LOCALLY, elapsed(start));
       return CompletableFuture.completedFuture(local.get());
     }
     return ask(message, start, key, hits);
   }
 
-  private CompletableFuture<Decision> ask(
-      tollgate.v1.Request message, long start, CounterKey key, long[] hits) {
-    Context caller = Context.current();
+  private CompletableFuture<Decision> ask(tollgate.v1.Request message, long start, CounterKey key, long[] hits) {
+    Caller caller = caller();
     CompletableFuture<Decision> result = new CompletableFuture<>();
     denials.begin(key);
-    CompletableFuture<Reply> reply = batcher.check(message, deadlineAfter(options.timeout()));
-    Context.CancellationListener ended = context -> reply.completeExceptionally(endOf(context));
-    caller.addListener(ended, Runnable::run);
-    reply.whenComplete(
-        (answered, error) -> {
-          caller.removeListener(ended);
-          Conclusion conclusion = conclude(answered == null ? null : answered.answer(), error, caller);
-          if (conclusion.outcome == Outcome.DENIED) {
-            denials.refuse(key, hits, conclusion.decision, answered.sent());
-          }
-          denials.end(key);
-          try {
-            // Counted before the caller goes on, so that it finds its check counted.
-            options.metrics().checked(conclusion.outcome, elapsed(start));
-          } finally {
-            conclusion.complete(result);
-          }
-        });
+    CompletableFuture<Reply> reply = batcher.check(message, caller.deadline);
+    Context.CancellationListener ended =
+        context ->
+            reply.completeExceptionally(caller.isCanceled() ? new CancellationException() : new TimeoutException());
+    caller.context.addListener(ended, Runnable::run);
+    reply
+        .thenApply(
+            answered -> {
+              Decision decision = Codec.decisionOf(answered.answer());
+              if (!decision.allowed()) {
+                denials.refuse(key, hits, decision, answered.sent());
+              }
+              return decision;
+            })
+        .exceptionally(error -> defaultOf(failureOf(error, caller)))
+        .whenComplete(
+            (decision, error) -> {
+              caller.context.removeListener(ended);
+              denials.end(key);
+              // Counted before the caller goes on, so that it finds its check counted.
+              metrics.checked(error == null ? outcomeOf(decision) : Outcome.FAILED, elapsed(start));
+              if (error == null) {
+                result.complete(decision);
+              } else {
+                result.completeExceptionally(causeOf(error));
+              }
+            });
     // If the caller cancels the future; otherwise the reply has ended already.
     result.whenComplete((decision, error) -> reply.cancel(false));
     return result;
+  }
+
+  private Outcome outcomeOf(Decision decision) {
+    if (decision.noAnswer() != null) {
+      return decision.noAnswer() == batcher.full ? Outcome.QUEUE_FULL : Outcome.NO_ANSWER;
+    }
+    return decision.allowed() ? Outcome.ALLOWED : Outcome.DENIED;
   }
 
   /**
@@ -139,12 +163,10 @@ public final class TollgateClient implements AutoCloseable, Checker {
    * those of {@link #check}.
    */
   public Decision peek(Request request) throws InterruptedException {
-    PeekRequest message =
-        PeekRequest.newBuilder().addRequests(Codec.peekOf(Codec.messageOf(request))).build();
-    return conclude(
-        connection
-            .call(RateLimiterGrpc.getPeekMethod(), message, deadlineAfter(options.timeout()))
-            .thenApply(response -> only(response.getAnswersList())));
+    PeekRequest message = PeekRequest.newBuilder().addRequests(Codec.peekOf(Codec.messageOf(request))).build();
+    return get(
+        call(RateLimiterGrpc.getPeekMethod(), message, response -> onlyDecision(response.getAnswersList()))
+            .exceptionally(this::defaultOf));
   }
 
   /**
@@ -156,59 +178,41 @@ public final class TollgateClient implements AutoCloseable, Checker {
    * @throws InterruptedException if the thread is interrupted; the hits may have been given back or not
    */
   public Decision refund(Request request) throws InterruptedException {
-    tollgate.v1.Request message = Codec.messageOf(request.withRequestId(null));
+    tollgate.v1.Request message = Codec.messageOf(request);
     RefundRequest refund = RefundRequest.newBuilder().addRequests(message).build();
-    Decision decision;
     try {
-      decision =
-          conclude(
-              connection
-                  .call(RateLimiterGrpc.getRefundMethod(), refund, deadlineAfter(options.timeout()))
-                  .thenApply(response -> only(response.getAnswersList())));
+      return get(
+          call(RateLimiterGrpc.getRefundMethod(), refund, response -> onlyDecision(response.getAnswersList())));
     } finally {
       // Also without an answer, because the server may have given the hits back.
       denials.refund(Codec.countersOf(message), System.nanoTime());
     }
-    if (decision.noAnswer() != null) {
-      throw new NoAnswerException(decision.noAnswer());
-    }
-    return decision;
   }
 
   /**
    * Holds the hits of a request until {@link #settle} says how many were used. All limits hold them, or none does. The
    * server is always asked; without an answer, {@link OnNoAnswer} decides. Errors are those of {@link #check}.
    */
-  public Reservation reserve(Request request, HoldTerms terms) throws InterruptedException {
+  public Reservation reserve(Request request, Terms terms) throws InterruptedException {
     return get(reserveAsync(request, terms));
   }
 
   /** Does the same without a thread that waits. Canceling the future does not cancel the reservation. */
-  public CompletableFuture<Reservation> reserveAsync(Request request, HoldTerms terms) {
+  public CompletableFuture<Reservation> reserveAsync(Request request, Terms terms) {
     // Chosen here, so that a reservation whose answer is lost can be settled.
-    String id = UUID.randomUUID().toString();
-    ReserveRequest message;
-    try {
-      message = Codec.reserveOf(request, terms, id);
-    } catch (InvalidRequestException error) {
-      return CompletableFuture.failedFuture(error);
-    }
-    Context caller = Context.current();
-    CompletableFuture<Reservation> result = new CompletableFuture<>();
-    connection
-        .call(RateLimiterGrpc.getReserveMethod(), message, deadlineAfter(options.timeout()))
-        .whenComplete(
-            (response, error) -> {
-              Conclusion conclusion = conclude(response == null ? null : response.getAnswer(), error, caller);
-              if (conclusion.error != null) {
-                result.completeExceptionally(conclusion.error);
-                return;
-              }
-              boolean answered = conclusion.decision.noAnswer() == null;
-              String held = answered ? response.getReservationId() : id;
-              result.complete(new Reservation(request, conclusion.decision, held));
-            });
-    return result;
+    byte[] random = new byte[16];
+    RANDOM.nextBytes(random);
+    String id = HexFormat.of().formatHex(random);
+    return encoded(() -> Codec.reserveOf(request, terms, id))
+        .thenCompose(
+            message ->
+                call(
+                    RateLimiterGrpc.getReserveMethod(),
+                    message,
+                    response ->
+                        new Reservation(
+                            request, Codec.decisionOf(response.getAnswer()), response.getReservationId())))
+        .exceptionally(error -> new Reservation(request, defaultOf(error), id));
   }
 
   /**
@@ -227,59 +231,43 @@ public final class TollgateClient implements AutoCloseable, Checker {
   public CompletableFuture<Settlement> settleAsync(Reservation reservation, long actual) {
     return end(
         reservation,
-        deadline ->
-            connection
-                .call(RateLimiterGrpc.getSettleMethod(), Codec.settleOf(reservation, actual), deadline)
-                .thenApply(response -> Codec.settlementOf(response.getLimitsList(), response.getUnknown())));
+        RateLimiterGrpc.getSettleMethod(),
+        () -> Codec.settleOf(reservation, actual),
+        response -> Codec.settlementOf(response.getLimitsList(), response.getUnknown()));
   }
 
   /** Ends a reservation of which nothing was used. Errors are those of {@link #settle}. */
   public Settlement cancel(Reservation reservation) throws InterruptedException {
-    return get(
-        end(
-            reservation,
-            deadline ->
-                connection
-                    .call(RateLimiterGrpc.getCancelMethod(), Codec.cancelOf(reservation), deadline)
-                    .thenApply(response -> Codec.settlementOf(response.getLimitsList(), response.getUnknown()))));
+    return get(cancelAsync(reservation));
   }
 
-  private CompletableFuture<Settlement> end(
-      Reservation reservation, Function<Deadline, CompletableFuture<Settlement>> call) {
+  /** Does the same without a thread that waits. The cancellation is sent before it returns. */
+  public CompletableFuture<Settlement> cancelAsync(Reservation reservation) {
+    return end(
+        reservation,
+        RateLimiterGrpc.getCancelMethod(),
+        () -> Codec.cancelOf(reservation),
+        response -> Codec.settlementOf(response.getLimitsList(), response.getUnknown()));
+  }
+
+  private <Q, A> CompletableFuture<Settlement> end(
+      Reservation reservation, MethodDescriptor<Q, A> method, Supplier<Q> encode, Function<A, Settlement> decode) {
     if (reservation.id().isEmpty()) {
       return CompletableFuture.completedFuture(new Settlement(List.of(), false));
     }
-    CounterKey key = Codec.countersOf(Codec.messageOf(reservation.request()));
-    CompletableFuture<Settlement> result = new CompletableFuture<>();
     // Not the context of the caller: what was used is charged also if the caller goes away.
     Context before = Context.ROOT.attach();
     try {
-      call.apply(deadlineAfter(options.timeout()))
+      return encoded(encode)
+          .thenCompose(message -> call(method, message, decode))
           .whenComplete(
               (settlement, error) -> {
                 // Also without an answer, because the server may have given hits back.
-                denials.refund(key, System.nanoTime());
-                if (error == null) {
-                  result.complete(settlement);
-                  return;
-                }
-                Status reason = reasonOf(error);
-                result.completeExceptionally(
-                    reason.getCode() == Status.Code.INVALID_ARGUMENT
-                        ? new InvalidRequestException(reason.getDescription())
-                        : new NoAnswerException(reason));
+                denials.refund(Codec.countersOf(Codec.messageOf(reservation.request())), System.nanoTime());
               });
-    } catch (RuntimeException error) {
-      // An invalid number, or thrown by code of the user.
-      result.completeExceptionally(error);
     } finally {
       Context.ROOT.detach(before);
     }
-    return result;
-  }
-
-  ClientOptions options() {
-    return options;
   }
 
   /** The number of checks that wait for a call. */
@@ -287,75 +275,82 @@ public final class TollgateClient implements AutoCloseable, Checker {
     return batcher.queued();
   }
 
-  private static Answer only(List<Answer> answers) {
-    if (answers.size() != 1) {
-      String problem = answers.size() + " answers to one request";
-      throw Status.INTERNAL.withDescription(problem).asRuntimeException();
-    }
-    return answers.get(0);
-  }
+  /** The caller of a call, and the end of the call. */
+  private record Caller(Context context, Deadline deadline) {
 
-  private Decision conclude(CompletableFuture<Answer> call) throws InterruptedException {
-    Context caller = Context.current();
-    CompletableFuture<Decision> result = new CompletableFuture<>();
-    call.whenComplete((answer, error) -> conclude(answer, error, caller).complete(result));
-    return get(result);
-  }
-
-  /** How a call ended: with a decision, or with an error of the caller. */
-  private record Conclusion(Outcome outcome, Decision decision, RuntimeException error) {
-
-    void complete(CompletableFuture<Decision> result) {
-      if (error != null) {
-        result.completeExceptionally(error);
-      } else {
-        result.complete(decision);
-      }
+    // A deadline that has passed is no cancellation: the default decides then.
+    private boolean isCanceled() {
+      return context.isCancelled() && !(context.cancellationCause() instanceof TimeoutException);
     }
   }
 
-  /** Makes a decision of an answer or of the reason why there is none. */
-  private Conclusion conclude(Answer answer, Throwable error, Context caller) {
-    Status reason;
-    if (error == null) {
-      try {
-        Decision decision = Codec.decisionOf(answer);
-        return new Conclusion(decision.allowed() ? Outcome.ALLOWED : Outcome.DENIED, decision, null);
-      } catch (RuntimeException undecided) {
-        reason = Status.fromThrowable(undecided);
-      }
-    } else {
-      reason = reasonOf(error);
-    }
-    if (reason.getCode() == Status.Code.INVALID_ARGUMENT) {
-      return new Conclusion(Outcome.FAILED, null, new InvalidRequestException(reason.getDescription()));
-    }
-    if (error instanceof CancellationException || isCanceled(caller)) {
-      return new Conclusion(Outcome.FAILED, null, new CancellationException("the caller canceled the call"));
-    }
-    Outcome outcome = reason == Batcher.QUEUE_FULL ? Outcome.QUEUE_FULL : Outcome.NO_ANSWER;
-    return new Conclusion(outcome, Decision.withoutAnswer(options.onNoAnswer(), reason), null);
-  }
-
-  private static Status reasonOf(Throwable error) {
-    return error instanceof TimeoutException
-        ? Status.DEADLINE_EXCEEDED.withDescription("the server gave no answer in time")
-        : Status.fromThrowable(error);
-  }
-
-  private static Exception endOf(Context caller) {
-    return isCanceled(caller) ? new CancellationException() : new TimeoutException();
-  }
-
-  // A deadline that has passed is no cancellation: the default decides then.
-  private static boolean isCanceled(Context caller) {
-    return caller.isCancelled() && !(caller.cancellationCause() instanceof TimeoutException);
-  }
-
-  private static Deadline deadlineAfter(Duration timeout) {
-    Deadline deadline = Deadline.after(timeout.toNanos(), TimeUnit.NANOSECONDS);
+  private Caller caller() {
+    Deadline deadline = after(timeout);
     Deadline ofCaller = Context.current().getDeadline();
-    return ofCaller == null ? deadline : deadline.minimum(ofCaller);
+    return new Caller(Context.current(), ofCaller == null ? deadline : deadline.minimum(ofCaller));
+  }
+
+  private static <Q> CompletableFuture<Q> encoded(Supplier<Q> encode) {
+    try {
+      return CompletableFuture.completedFuture(encode.get());
+    } catch (InvalidRequestException error) {
+      return CompletableFuture.failedFuture(error);
+    }
+  }
+
+  /** Makes a call, which ends with its result or with an error for the caller. */
+  private <Q, A, R> CompletableFuture<R> call(MethodDescriptor<Q, A> method, Q message, Function<A, R> decode) {
+    Caller caller = caller();
+    return connection
+        .call(method, message, caller.deadline)
+        .thenApply(decode)
+        .exceptionally(
+            error -> {
+              throw failureOf(error, caller);
+            });
+  }
+
+  private static Decision onlyDecision(List<Answer> answers) {
+    return Codec.decisionOf(Codec.answersTo(1, answers).get(0));
+  }
+
+  private Decision defaultOf(Throwable error) {
+    if (causeOf(error) instanceof NoAnswerException reason) {
+      return Decision.withoutAnswer(onNoAnswer, reason);
+    }
+    throw (RuntimeException) error;
+  }
+
+  /** Says why a call has no result. */
+  private RuntimeException failureOf(Throwable error, Caller caller) {
+    Throwable cause = causeOf(error);
+    Status status = Status.fromThrowable(cause);
+    if (status.getCode() == Status.Code.INVALID_ARGUMENT) {
+      return new InvalidRequestException(status.getDescription());
+    }
+    if (cause instanceof CancellationException || caller.isCanceled()) {
+      return new CancellationException("the caller canceled the call");
+    }
+    if (connection.isClosed()) {
+      return new NoAnswerException(Status.Code.CANCELLED, "the client is closed");
+    }
+    if (cause instanceof NoAnswerException noAnswer) {
+      return noAnswer;
+    }
+    // The server may say the same of a call of its own.
+    boolean isLate = status.getCode() == Status.Code.DEADLINE_EXCEEDED && caller.deadline.isExpired();
+    if (cause instanceof TimeoutException || isLate) {
+      return new NoAnswerException(Status.Code.DEADLINE_EXCEEDED, "no answer in time");
+    }
+    return new NoAnswerException(status.getCode(), Objects.requireNonNullElse(status.getDescription(), ""));
+  }
+
+  static Throwable causeOf(Throwable error) {
+    return error instanceof CompletionException ? error.getCause() : error;
+  }
+
+  private static Deadline after(Duration timeout) {
+    return Deadline.after(timeout.toNanos(), TimeUnit.NANOSECONDS);
   }
 
   private static Duration elapsed(long start) {

@@ -11,19 +11,20 @@ import java.net.http.HttpClient;
 import java.net.http.HttpRequest;
 import java.net.http.HttpResponse;
 import java.net.http.HttpResponse.BodyHandlers;
+import java.util.List;
+import java.util.Map;
+import java.util.concurrent.CompletableFuture;
 import org.junit.jupiter.api.AfterEach;
 import org.junit.jupiter.api.BeforeEach;
 import org.junit.jupiter.api.Test;
 import org.springframework.boot.SpringApplication;
 import org.springframework.context.ConfigurableApplicationContext;
-import tollgate.ClientOptions;
 import tollgate.Descriptor;
-import tollgate.OnNoAnswer;
 import tollgate.Request;
 import tollgate.TollgateClient;
-import tollgate.testing.Losing;
+import tollgate.testing.ScriptedServer;
 import tollgate.testing.TollgateServer;
-import tollgate.v1.RateLimiterGrpc;
+import tollgate.testing.Vectors;
 
 class ApplicationTest {
 
@@ -45,16 +46,19 @@ class ApplicationTest {
   @BeforeEach
   void start() {
     server = new TollgateServer(RULES);
-    application = run(new SpringApplication(Application.class));
+    application = run(server.address());
   }
 
-  private ConfigurableApplicationContext run(SpringApplication example) {
+  private static ConfigurableApplicationContext run(String target) {
+    SpringApplication example = new SpringApplication(Application.class);
+    // As `main` does.
+    example.setDefaultProperties(Map.of("tollgate.on-no-answer", "deny"));
     return example.run(
         "--server.port=0",
         "--server.address=127.0.0.1",
         "--spring.main.banner-mode=off",
         "--logging.level.root=off",
-        "--tollgate.target=" + server.address(),
+        "--tollgate.target=" + target,
         "--tollgate.timeout=" + PATIENCE);
   }
 
@@ -118,20 +122,21 @@ class ApplicationTest {
   @Test
   void reservation_whoseAnswerIsLost_isCanceled() throws Exception {
     application.close();
-    // The server answers, and the client does not learn of it.
-    Losing losing = new Losing(RateLimiterGrpc.getReserveMethod());
-    ClientOptions.Builder options = ClientOptions.builder().timeout(PATIENCE).onNoAnswer(OnNoAnswer.DENY);
-    options.channel(channel -> channel.intercept(losing));
-    try (TollgateClient client = new TollgateClient(server.address(), options.build())) {
-      SpringApplication example = new SpringApplication(Application.class);
-      example.addInitializers(context -> context.getBeanFactory().registerSingleton("lossy", client));
-      application = run(example);
+    try (ScriptedServer losing = new ScriptedServer()) {
+      application = run(losing.address());
+      // That of the warm-up.
+      losing.next().reply(Vectors.tree(Map.of("answers", List.of("allowed"))));
+      CompletableFuture<HttpResponse<String>> response =
+          HttpClient.newHttpClient().sendAsync(chat("max_tokens=600"), BodyHandlers.ofString());
+      ScriptedServer.Call reserve = losing.next();
+      reserve.reply(Vectors.tree(Map.of("fails", List.of("UNAVAILABLE", "the answer is lost"))));
 
-      assertEquals(429, get("max_tokens=600").statusCode());
+      ScriptedServer.Call cancel = losing.next();
 
-      assertEquals(1, losing.lost());
-      eventuallyRemain("tokens", TOKENS);
-      eventuallyRemain("requests", 2);
+      assertEquals("cancel", cancel.method());
+      assertEquals(reserve.<String>get("reservation_id"), cancel.get("reservation_id"));
+      cancel.reply(Vectors.tree(Map.of()));
+      assertEquals(429, response.join().statusCode());
     }
   }
 

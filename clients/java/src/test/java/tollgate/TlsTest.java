@@ -50,8 +50,8 @@ class TlsTest {
   }
 
   private static Decision check(TollgateServer server, ChannelCredentials credentials) throws Exception {
-    ClientOptions.Builder options = ClientOptions.builder().timeout(PATIENCE).credentials(credentials);
-    try (TollgateClient client = new TollgateClient(server.address(), options.build())) {
+    ClientOptions options = new ClientOptions().timeout(PATIENCE).credentials(credentials);
+    try (TollgateClient client = new TollgateClient(server.address(), options)) {
       return client.check(Request.of("edge", Descriptor.of("user", "ann")));
     }
   }

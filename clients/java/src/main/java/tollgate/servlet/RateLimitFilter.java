@@ -57,26 +57,20 @@ public final class RateLimitFilter implements Filter {
         decision
             .retryAfterSeconds()
             .ifPresent(seconds -> response.setHeader("Retry-After", Long.toString(seconds)));
-        respond(response, TOO_MANY_REQUESTS, "Too Many Requests");
+        // Without `sendError`, which would dispatch the request to an error page.
+        response.setStatus(TOO_MANY_REQUESTS);
         return false;
       }
       decision.awaitTurn();
       return true;
     } catch (InvalidRequestException error) {
       // To let it pass would open a way around the limit for text that is too long.
-      respond(response, HttpServletResponse.SC_INTERNAL_SERVER_ERROR, "Internal Server Error");
+      response.sendError(HttpServletResponse.SC_INTERNAL_SERVER_ERROR);
       return false;
     } catch (InterruptedException error) {
       Thread.currentThread().interrupt();
-      respond(response, HttpServletResponse.SC_SERVICE_UNAVAILABLE, "Service Unavailable");
+      response.sendError(HttpServletResponse.SC_SERVICE_UNAVAILABLE);
       return false;
     }
-  }
-
-  // Without `sendError`, which would dispatch the request to an error page.
-  private static void respond(HttpServletResponse response, int status, String text) throws IOException {
-    response.setStatus(status);
-    response.setContentType("text/plain;charset=UTF-8");
-    response.getWriter().println(text);
   }
 }

@@ -39,18 +39,18 @@ public class TollgateAutoConfiguration {
   TollgateClient tollgateClient(
       TollgateProperties properties, ObjectProvider<ChannelCredentials> credentials, ObjectProvider<Metrics> metrics)
       throws InterruptedException {
-    ClientOptions.Builder options = ClientOptions.builder();
+    ClientOptions options = new ClientOptions();
     PropertyMapper map = PropertyMapper.get();
     map.from(properties::timeout).to(options::timeout);
     map.from(properties::onNoAnswer).to(options::onNoAnswer);
-    map.from(properties::maxCalls).to(options::maxCalls);
-    map.from(properties::maxBatch).to(options::maxBatch);
-    map.from(properties::maxQueue).to(options::maxQueue);
-    map.from(properties::denyCacheSize).to(options::denyCacheSize);
+    map.from(properties::callsMax).to(options::callsMax);
+    map.from(properties::batchMax).to(options::batchMax);
+    map.from(properties::queueMax).to(options::queueMax);
+    map.from(properties::denyCacheKeys).to(options::denyCacheKeys);
     map.from(properties::denyCacheMax).to(options::denyCacheMax);
     credentials.ifAvailable(options::credentials);
     metrics.ifAvailable(options::metrics);
-    TollgateClient client = new TollgateClient(properties.target(), options.build());
+    TollgateClient client = new TollgateClient(properties.target(), options);
     client.warmUp();
     return client;
   }

@@ -15,8 +15,8 @@ public record TollgateProperties(
     String target,
     Duration timeout,
     OnNoAnswer onNoAnswer,
-    Integer maxCalls,
-    Integer maxBatch,
-    Integer maxQueue,
-    Integer denyCacheSize,
+    Integer callsMax,
+    Integer batchMax,
+    Integer queueMax,
+    Integer denyCacheKeys,
     Duration denyCacheMax) {}

@@ -2,7 +2,6 @@ package tollgate.spring;
 
 import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertThrows;
-import static org.junit.jupiter.api.Assertions.assertTrue;
 import static tollgate.testing.TollgateServer.PATIENCE;
 import static tollgate.testing.TollgateServer.eventually;
 
@@ -11,10 +10,9 @@ import java.net.http.HttpClient;
 import java.net.http.HttpRequest;
 import java.net.http.HttpResponse;
 import java.net.http.HttpResponse.BodyHandlers;
-import java.time.Duration;
 import java.util.ArrayList;
 import java.util.List;
-import java.util.Optional;
+import java.util.Map;
 import org.junit.jupiter.api.AfterAll;
 import org.junit.jupiter.api.AfterEach;
 import org.junit.jupiter.api.BeforeAll;
@@ -30,7 +28,6 @@ import org.springframework.web.bind.annotation.RestController;
 import shop.Application;
 import tollgate.Descriptor;
 import tollgate.Metrics;
-import tollgate.Outcome;
 import tollgate.PrepaidSlices;
 import tollgate.Request;
 import tollgate.SliceOptions;
@@ -50,10 +47,6 @@ class TollgateAutoConfigurationTest {
           rate_limit: {unit: hour, requests_per_unit: 2, algorithm: sliding_log}
         - key: many
           rate_limit: {unit: hour, requests_per_unit: 1000000}
-        - key: none
-          rate_limit: {unit: hour, requests_per_unit: 0}
-        - key: turn
-          rate_limit: {unit: second, requests_per_unit: 10, algorithm: leaky_queue, burst: 5}
       """;
   private static final String PATIENT = "tollgate.timeout=" + PATIENCE;
 
@@ -91,8 +84,7 @@ class TollgateAutoConfigurationTest {
     RateLimitFilter.Describe describe() {
       return request -> {
         String user = request.getHeader("user");
-        String domain = "invalid".equals(user) ? "" : "edge";
-        return user == null ? null : Request.of(domain, Descriptor.of(request.getRequestURI().substring(1), user));
+        return user == null ? null : Request.of("edge", Descriptor.of(request.getRequestURI().substring(1), user));
       };
     }
 
@@ -108,7 +100,7 @@ class TollgateAutoConfigurationTest {
 
     @Bean
     PrepaidSlices slices(TollgateClient client) {
-      return new PrepaidSlices(client, new SliceOptions(100_000, Duration.ofMinutes(1), 10));
+      return new PrepaidSlices(client, new SliceOptions().withHits(100_000));
     }
   }
 
@@ -150,49 +142,16 @@ class TollgateAutoConfigurationTest {
   }
 
   @Test
-  void request_overItsLimit_isRefusedWithHeaders() throws Exception {
+  void request_overItsLimit_isRefusedAndCounted() throws Exception {
     ConfigurableApplicationContext application = startLimited();
-    for (String remaining : List.of("1", "0")) {
-      HttpResponse<String> passed = get(application, "/user", "ann");
-      assertEquals(200, passed.statusCode());
-      assertEquals("hello", passed.body());
-      assertEquals("2", header(passed, "RateLimit-Limit"));
-      assertEquals(remaining, header(passed, "RateLimit-Remaining"));
-      assertEquals("3600", header(passed, "RateLimit-Reset"));
-      assertEquals("", header(passed, "Retry-After"));
+    for (int status : List.of(200, 200, 429)) {
+      HttpResponse<String> response = get(application, "/user", "ann");
+      assertEquals(status, response.statusCode());
+      assertEquals("2", header(response, "RateLimit-Limit"));
     }
 
-    HttpResponse<String> refused = get(application, "/user", "ann");
-
-    assertEquals(429, refused.statusCode());
-    assertEquals("Too Many Requests", refused.body().strip());
-    assertEquals("0", header(refused, "RateLimit-Remaining"));
-    int wait = Integer.parseInt(header(refused, "Retry-After"));
-    assertTrue(wait > 3500 && wait <= 3600, refused.headers()::toString);
-    assertEquals(header(refused, "Retry-After"), header(refused, "RateLimit-Reset"));
-    assertEquals(200, get(application, "/user", "bob").statusCode());
     Counts counts = (Counts) application.getBean(Metrics.class);
-    assertEquals(3, counts.of(Outcome.ALLOWED));
-    assertEquals(1, counts.of(Outcome.DENIED));
-  }
-
-  @Test
-  void request_withoutDescription_isNotLimited() throws Exception {
-    ConfigurableApplicationContext application = startLimited();
-    for (int i = 0; i < 3; i++) {
-      HttpResponse<String> response = get(application, "/user", null);
-      assertEquals(200, response.statusCode());
-      assertEquals("", header(response, "RateLimit-Limit"));
-    }
-  }
-
-  @Test
-  void request_thatNeverPasses_hasNoRetryAfter() throws Exception {
-    HttpResponse<String> response = get(startLimited(), "/none", "ann");
-
-    assertEquals(429, response.statusCode());
-    assertEquals(Optional.empty(), response.headers().firstValue("Retry-After"));
-    assertEquals("0", header(response, "RateLimit-Limit"));
+    assertEquals(Map.of("allowed", 2, "denied", 1), counts.outcomes());
   }
 
   @Test
@@ -206,28 +165,8 @@ class TollgateAutoConfigurationTest {
           HttpResponse<String> response = getUnchecked(application, "/many", "ann");
           assertEquals(200, response.statusCode());
           assertEquals("1000000", header(response, "RateLimit-Limit"));
-          return counts.of(Outcome.PREPAID) > 0;
+          return counts.outcomes().containsKey("prepaid");
         });
-  }
-
-  @Test
-  void delayedRequest_ofAQueue_waitsForItsTurn() throws Exception {
-    ConfigurableApplicationContext application = startLimited();
-    long begin = System.nanoTime();
-    for (int i = 0; i < 3; i++) {
-      assertEquals(200, get(application, "/turn", "ann").statusCode());
-    }
-
-    // The first goes at once, and one each 100 ms after it.
-    assertTrue(System.nanoTime() - begin >= 200_000_000);
-  }
-
-  @Test
-  void invalidDescription_ofARequest_isAnErrorOfTheServer() throws Exception {
-    HttpResponse<String> response = get(startLimited(), "/user", "invalid");
-
-    assertEquals(500, response.statusCode());
-    assertEquals("Internal Server Error", response.body().strip());
   }
 
   @Test
@@ -254,7 +193,7 @@ class TollgateAutoConfigurationTest {
   @Test
   void application_withWrongOption_doesNotStart() {
     assertThrows(
-        Exception.class, () -> start(Limited.class, "tollgate.target=127.0.0.1:1", "tollgate.max-calls=0"));
+        Exception.class, () -> start(Limited.class, "tollgate.target=127.0.0.1:1", "tollgate.calls-max=0"));
   }
 
   @Test

@@ -4,21 +4,20 @@ import java.time.Duration;
 import java.util.ArrayList;
 import java.util.List;
 import java.util.Map;
-import java.util.concurrent.ConcurrentHashMap;
-import java.util.concurrent.atomic.AtomicLong;
+import java.util.TreeMap;
 import tollgate.Metrics;
 import tollgate.Outcome;
 
 /** What a client has counted. */
 public final class Counts implements Metrics {
 
-  private final Map<Outcome, Integer> outcomes = new ConcurrentHashMap<>();
+  private final Map<String, Integer> outcomes = new TreeMap<>();
   private final List<Integer> batches = new ArrayList<>();
-  private final AtomicLong lost = new AtomicLong();
+  private long lost;
 
   @Override
-  public void checked(Outcome outcome, Duration latency) {
-    outcomes.merge(outcome, 1, Integer::sum);
+  public synchronized void checked(Outcome outcome, Duration latency) {
+    outcomes.merge(outcome.toString(), 1, Integer::sum);
   }
 
   @Override
@@ -27,19 +26,19 @@ public final class Counts implements Metrics {
   }
 
   @Override
-  public void lost(long hits) {
-    lost.addAndGet(hits);
+  public synchronized void lost(long hits) {
+    lost += hits;
   }
 
-  public int of(Outcome outcome) {
-    return outcomes.getOrDefault(outcome, 0);
+  public synchronized Map<String, Integer> outcomes() {
+    return Map.copyOf(outcomes);
   }
 
   public synchronized List<Integer> sent() {
     return List.copyOf(batches);
   }
 
-  public long lost() {
-    return lost.get();
+  public synchronized long lost() {
+    return lost;
   }
 }

@@ -87,23 +87,6 @@ public final class TollgateServer implements AutoCloseable {
     }
   }
 
-  /** Stops the process without closing its connections. */
-  public void pause() throws Exception {
-    signal("STOP");
-  }
-
-  /** Ends a pause. */
-  public void resume() throws Exception {
-    signal("CONT");
-  }
-
-  private void signal(String name) throws Exception {
-    int code = new ProcessBuilder("kill", "-" + name, Long.toString(process.pid())).inheritIO().start().waitFor();
-    if (code != 0) {
-      throw new AssertionError("kill -" + name + " failed with " + code);
-    }
-  }
-
   /** Waits until the condition holds. */
   public static void eventually(String what, BooleanSupplier condition) {
     long begin = System.nanoTime();

@@ -1,0 +1,118 @@
+package tollgate.testing;
+
+import com.google.protobuf.Descriptors.FieldDescriptor;
+import com.google.protobuf.Message;
+import io.grpc.Grpc;
+import io.grpc.InsecureServerCredentials;
+import io.grpc.MethodDescriptor;
+import io.grpc.Server;
+import io.grpc.ServerServiceDefinition;
+import io.grpc.protobuf.StatusProto;
+import io.grpc.stub.ServerCallStreamObserver;
+import io.grpc.stub.ServerCalls;
+import io.grpc.stub.StreamObserver;
+import java.io.IOException;
+import java.util.List;
+import java.util.concurrent.BlockingQueue;
+import java.util.concurrent.LinkedBlockingQueue;
+import java.util.concurrent.TimeUnit;
+import tollgate.v1.RateLimiterGrpc;
+import tools.jackson.databind.JsonNode;
+
+/** A server on the loopback whose calls wait for the replies of a script. */
+public final class ScriptedServer implements AutoCloseable {
+
+  private static final List<MethodDescriptor<? extends Message, ? extends Message>> METHODS =
+      List.of(
+          RateLimiterGrpc.getCheckMethod(),
+          RateLimiterGrpc.getPeekMethod(),
+          RateLimiterGrpc.getRefundMethod(),
+          RateLimiterGrpc.getReserveMethod(),
+          RateLimiterGrpc.getSettleMethod(),
+          RateLimiterGrpc.getCancelMethod());
+
+  private final BlockingQueue<Call> calls = new LinkedBlockingQueue<>();
+  private final Server server;
+
+  public ScriptedServer() throws IOException {
+    ServerServiceDefinition.Builder service = ServerServiceDefinition.builder(RateLimiterGrpc.SERVICE_NAME);
+    METHODS.forEach(method -> add(service, method));
+    server =
+        Grpc.newServerBuilderForPort(0, InsecureServerCredentials.create())
+            .addService(service.build())
+            .maxInboundMessageSize(16 << 20)
+            .build()
+            .start();
+  }
+
+  private <Q extends Message, A extends Message> void add(
+      ServerServiceDefinition.Builder service, MethodDescriptor<Q, A> method) {
+    A empty = ((MethodDescriptor.PrototypeMarshaller<A>) method.getResponseMarshaller()).getMessagePrototype();
+    service.addMethod(
+        method,
+        ServerCalls.asyncUnaryCall(
+            (message, observer) -> {
+              // A canceled call may be replied to.
+              ((ServerCallStreamObserver<A>) observer).setOnCancelHandler(() -> {});
+              calls.add(new Call(method.getBareMethodName().toLowerCase(), message, empty, observer));
+            }));
+  }
+
+  /** A call that the server has received, and its empty response. */
+  public record Call(String method, Message message, Message empty, StreamObserver<? extends Message> observer) {
+
+    /** The value of a field of the message. */
+    @SuppressWarnings("unchecked")
+    public <T> T get(String field) {
+      return (T) message.getField(message.getDescriptorForType().findFieldByName(field));
+    }
+
+    /** Replies as a step of a script says. */
+    @SuppressWarnings("unchecked")
+    public void reply(JsonNode step) {
+      if (step.has("fails")) {
+        observer.onError(StatusProto.toStatusRuntimeException(Vectors.errorOf(step.get("fails"))));
+        return;
+      }
+      Message.Builder response = empty.newBuilderForType();
+      FieldDescriptor answers = empty.getDescriptorForType().findFieldByName("answers");
+      FieldDescriptor answer = empty.getDescriptorForType().findFieldByName("answer");
+      for (JsonNode each : step.path("answers")) {
+        if (answers != null) {
+          response.addRepeatedField(answers, Vectors.answerOf(each));
+        } else {
+          response.setField(answer, Vectors.answerOf(each));
+        }
+      }
+      if (answer != null) {
+        FieldDescriptor id = empty.getDescriptorForType().findFieldByName("reservation_id");
+        response.setField(id, step.path("held_as").asString(this.<String>get("reservation_id")));
+      }
+      ((StreamObserver<Message>) observer).onNext(response.build());
+      observer.onCompleted();
+    }
+  }
+
+  public String address() {
+    return "127.0.0.1:" + server.getPort();
+  }
+
+  /** The next call. */
+  public Call next() throws InterruptedException {
+    Call call = calls.poll(TollgateServer.PATIENCE.toSeconds(), TimeUnit.SECONDS);
+    if (call == null) {
+      throw new AssertionError("no call");
+    }
+    return call;
+  }
+
+  /** Whether no call waits to be taken. */
+  public boolean isIdle() {
+    return calls.isEmpty();
+  }
+
+  @Override
+  public void close() {
+    server.shutdownNow();
+  }
+}
