@@ -91,19 +91,14 @@ class Server:
 
 
 class Relay:
-    """Forwards connections to a server, and its answers until they are lost."""
+    """Forwards connections to a server."""
 
     def __init__(self, target):
         self._target = target
-        self._loses_answers = False
         # Reads of what clients sent.
         self.reads = 0
         self._forwarding = set()
         self.address = None
-
-    def lose_answers(self):
-        """From now on the server reads what clients send, and no client learns of its answers."""
-        self._loses_answers = True
 
     @contextlib.asynccontextmanager
     async def running(self):
@@ -119,22 +114,18 @@ class Relay:
     async def _forward(self, reader, writer):
         self._forwarding.add(asyncio.current_task())
         server_reader, server_writer = await asyncio.open_connection(*self._target.split(":"))
-        with contextlib.closing(writer), contextlib.closing(server_writer):
-            with contextlib.suppress(ConnectionError, asyncio.CancelledError):
-                await asyncio.gather(
-                    self._copy(reader, server_writer, self._count_read),
-                    self._copy(server_reader, writer, lambda: self._loses_answers),
-                )
+        with (
+            contextlib.closing(writer),
+            contextlib.closing(server_writer),
+            contextlib.suppress(ConnectionError, asyncio.CancelledError),
+        ):
+            await asyncio.gather(self._copy(reader, server_writer, 1), self._copy(server_reader, writer, 0))
 
-    def _count_read(self):
-        self.reads += 1
-        return False
-
-    async def _copy(self, reader, writer, is_lost):
+    async def _copy(self, reader, writer, counted):
         while data := await reader.read(65_536):
-            if not is_lost():
-                writer.write(data)
-                await writer.drain()
+            self.reads += counted
+            writer.write(data)
+            await writer.drain()
 
 
 def _is_ready(address):

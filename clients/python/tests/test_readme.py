@@ -11,8 +11,7 @@ import textwrap
 import pytest
 
 import tollgate_client
-from server import Relay, eventually
-from tollgate_client import Client, Descriptor, NoAnswerError, OnNoAnswer, Request, Source
+from tollgate_client import Client, Descriptor, Request
 
 RULES_OF_ADDRESSES = """
 domain: edge
@@ -52,31 +51,6 @@ async def test_lines_of_readme_section_charge_what_is_used(start_server, make_cl
     await names["run"]()
 
     assert (await client.peek(Request("models", descriptors))).tightest.remaining == left
-
-
-async def test_lines_of_readme_cancel_a_reservation_whose_answer_is_lost(start_server, make_client):
-    server = await start_server(RULES_OF_MODELS)
-    client = await make_client(server.address)
-    block = re.search(r"^```python\n(.*?)^```$", README.split("## Reservations")[1], re.MULTILINE | re.DOTALL)[1]
-    descriptors = [Descriptor([("tokens", "ann")])]
-
-    async def left(expected):
-        return (await client.peek(Request("models", descriptors))).tightest.remaining == expected
-
-    async with Relay(server.address).running() as relay:
-        # Long enough for a busy machine to reserve, and to cancel.
-        impatient = await make_client(relay.address, timeout=3, on_no_answer=OnNoAnswer.DENY)
-        assert (await impatient.check(Request("models", descriptors))).source is Source.SERVER
-        relay.lose_answers()
-        names = {**vars(tollgate_client), "client": impatient, "descriptors": descriptors}
-        exec("async def run():\n" + textwrap.indent(block, "    "), names)
-
-        run = asyncio.create_task(names["run"]())
-        await eventually("the hits are held", lambda: left(10_000 - 1 - 800))
-        await eventually("the hits are given back", lambda: left(10_000 - 1))
-
-        with pytest.raises(NoAnswerError):
-            await run
 
 
 def test_readme_names_each_setting_with_its_default():

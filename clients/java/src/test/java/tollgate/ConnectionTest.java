@@ -64,23 +64,6 @@ class ConnectionTest {
   }
 
   @Test
-  void server_afterRestart_isAskedAgain() throws Exception {
-    TollgateServer server = new TollgateServer(RULES);
-    try (TollgateClient client = client(server.address(), new ClientOptions().timeout(Duration.ofSeconds(1)))) {
-      client.warmUp();
-      assertNull(client.check(ANN).noAnswer());
-      server.close();
-      assertNotNull(client.check(ANN).noAnswer());
-
-      try (TollgateServer another = server.restarted(RULES)) {
-        eventually("an answer", () -> client.checkAsync(ANN).join().noAnswer() == null);
-      }
-    } finally {
-      server.close();
-    }
-  }
-
-  @Test
   void client_duringAnOutage_reconnectsEachSecond() throws Exception {
     try (ServerSocket refusing = listener();
         TollgateClient client = client(addressOf(refusing), new ClientOptions().timeout(PATIENCE))) {

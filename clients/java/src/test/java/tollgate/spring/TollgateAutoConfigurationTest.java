@@ -170,19 +170,6 @@ class TollgateAutoConfigurationTest {
   }
 
   @Test
-  void request_withoutTollgate_getsTheDefault() throws Exception {
-    // Nothing listens on port 1.
-    ConfigurableApplicationContext allowing = start(Limited.class, "tollgate.target=127.0.0.1:1");
-    ConfigurableApplicationContext denying =
-        start(Limited.class, "tollgate.target=127.0.0.1:1", "tollgate.on-no-answer=deny");
-
-    assertEquals(200, get(allowing, "/user", "ann").statusCode());
-    HttpResponse<String> denied = get(denying, "/user", "ann");
-    assertEquals(429, denied.statusCode());
-    assertEquals("", header(denied, "Retry-After"));
-  }
-
-  @Test
   void application_withoutTarget_hasNoClient() throws Exception {
     ConfigurableApplicationContext application = start(Limited.class);
 

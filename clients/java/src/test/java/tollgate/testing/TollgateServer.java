@@ -34,10 +34,6 @@ public final class TollgateServer implements AutoCloseable {
 
   /** Starts a server with these rules, and waits until it is ready. */
   public TollgateServer(String rules, String... flags) {
-    this(FREE, rules, List.of(flags));
-  }
-
-  private TollgateServer(String address, String rules, List<String> flags) {
     String program = System.getenv("TOLLGATE");
     if (program == null) {
       throw new IllegalStateException("set the variable TOLLGATE to the path of the program tollgate");
@@ -46,9 +42,9 @@ public final class TollgateServer implements AutoCloseable {
       Path folder = Files.createTempDirectory("tollgate");
       Path path = Files.writeString(folder.resolve("rules.yaml"), rules);
       List<String> command = new ArrayList<>(List.of(program, "serve", "--rules", path.toString()));
-      command.addAll(List.of("--grpc-listen", address, "--http-listen", FREE, "--admin-listen", FREE));
+      command.addAll(List.of("--grpc-listen", FREE, "--http-listen", FREE, "--admin-listen", FREE));
       command.addAll(List.of("--metrics-listen", FREE, "--log-format", "json", "--drain-delay", "0s"));
-      command.addAll(flags);
+      command.addAll(List.of(flags));
       ProcessBuilder builder = new ProcessBuilder(command).redirectErrorStream(true);
       builder.environment().keySet().removeIf(name -> name.startsWith("TOLLGATE"));
       process = builder.start();
@@ -64,11 +60,6 @@ public final class TollgateServer implements AutoCloseable {
       close();
       throw new AssertionError(error.getMessage() + ":\n" + log, error);
     }
-  }
-
-  /** Starts another server at the address of this one, which has ended. */
-  public TollgateServer restarted(String rules) {
-    return new TollgateServer(address(), rules, List.of());
   }
 
   /** The address of the gRPC listener. */
