@@ -22,8 +22,8 @@ use crate::{
 const SEEDS: Range<u64> = 0..220;
 /// One of this many scripts has reservations.
 const HOLDS_EVERY: u64 = 3;
-/// One of this many scripts has a flood of keys, and little memory.
-const FLOOD_EVERY: u64 = 5;
+/// One of this many scripts has a flood of keys, and little memory. Such a script takes as long as twenty others.
+const FLOOD_EVERY: u64 = 40;
 /// The keys of a flood. So many counters and their backups take more than the memory of two to four replicas.
 const FLOOD_KEYS: Range<usize> = 20_000..40_000;
 /// The longest step of a clock, in milliseconds.
