@@ -184,9 +184,11 @@ impl<C: Counters> Rounds<'_, C> {
 
 #[cfg(test)]
 mod tests {
-    use std::pin::pin;
+    use std::{
+        pin::pin,
+        task::{Context, Poll, Waker},
+    };
 
-    use futures_util::FutureExt as _;
     use proptest::prelude::*;
 
     use super::*;
@@ -251,7 +253,9 @@ mod tests {
                 let checks: Checks<'_> = call.iter().map(check).collect();
                 let store = OneStore { memory: &by_rounds, checks: &checks };
                 let deciding = pin!(decide(&store, &checks, is_refused));
-                let outcomes = deciding.now_or_never().expect("each step is decided at once");
+                let Poll::Ready(outcomes) = deciding.poll(&mut Context::from_waker(Waker::noop())) else {
+                    panic!("each step is decided at once");
+                };
                 let expected = at_once.apply(&checks, NOW, is_refused).expect("each slot is here");
                 let shown = |decision: &Decision| {
                     // The delay of a call that is refused is not predicted.
