@@ -224,9 +224,7 @@ impl HeldCounter {
         room: Room,
     ) -> Settled {
         let bytes = Holds::bytes_of_one(id);
-        if !room.has(self.holds(), 1, bytes) {
-            self.forget_holds(now.now);
-        }
+        self.forget_holds(now.now);
         let has_room = room.has(self.holds(), 1, bytes);
         let is_known = self.holds().is_some_and(|holds| holds.answer(id).is_some());
         let holds = self.holds.take().unwrap_or_else(|| Box::new(Holds::new(limit)));
@@ -369,7 +367,8 @@ pub(crate) fn reserve(
 
 impl Draft {
     /// Decides what each check reserves.
-    pub(super) fn new(each: &[Reserve<'_>], counters: &[HeldCounter], now: Now) -> Self {
+    pub(super) fn new(each: &[Reserve<'_>], counters: &mut [HeldCounter], now: Now) -> Self {
+        counters.iter_mut().for_each(|counter| counter.forget_holds(now.now));
         let mut draft = Self {
             decisions: SmallVec::new(),
             counters: SmallVec::from_elem(None, counters.len()),
