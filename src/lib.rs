@@ -30,6 +30,8 @@ pub mod limiter;
 mod named;
 pub mod remote;
 pub mod resilience;
+#[cfg(feature = "server")]
+pub mod rule_source;
 pub mod rules;
 #[cfg(feature = "server")]
 pub mod server;

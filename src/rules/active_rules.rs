@@ -6,7 +6,7 @@ use std::sync::{
 };
 
 use arc_swap::{ArcSwap, Guard};
-#[cfg(feature = "server")]
+#[cfg(feature = "watch")]
 use tokio::sync::Notify;
 
 use crate::{
@@ -24,7 +24,7 @@ pub struct ActiveRules {
     // Incremented after each replacement of the rules or the secret.
     version: AtomicU64,
     status: RwLock<Status>,
-    #[cfg(feature = "server")]
+    #[cfg(feature = "watch")]
     replaced: Notify,
     stats: RuleStatsRegistry,
 }
@@ -78,7 +78,7 @@ impl ActiveRules {
             keyed: ArcSwap::from_pointee(keyed),
             version: AtomicU64::new(0),
             status: RwLock::default(),
-            #[cfg(feature = "server")]
+            #[cfg(feature = "watch")]
             replaced: Notify::new(),
             stats,
         }
@@ -117,7 +117,7 @@ impl ActiveRules {
     }
 
     /// Waits for the first valid rule set.
-    #[cfg(feature = "server")]
+    #[cfg(feature = "watch")]
     pub async fn loaded(&self) {
         let replaced = self.replaced.notified();
         if self.status().generation == 0 {
@@ -148,7 +148,7 @@ impl ActiveRules {
             status.loaded_at = Some(now);
             status.last_error = None;
         });
-        #[cfg(feature = "server")]
+        #[cfg(feature = "watch")]
         self.replaced.notify_waiters();
         previous
     }

@@ -31,7 +31,6 @@ pub(crate) fn compile_all(contents: &Contents, overlay: Option<&Overlay>) -> Res
 }
 
 /// Compiles all files together, with the numbers of `trial`.
-#[cfg(feature = "server")]
 pub(super) fn compile_trial(contents: &Contents, trial: &Trial) -> Result<Rules, Problems> {
     compile_with(contents.problems.clone(), &contents.sources, None, Some(trial))
 }

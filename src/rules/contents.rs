@@ -4,75 +4,73 @@ use std::{hash::Hasher, sync::Arc};
 
 use siphasher::sip128::{Hasher128, SipHasher13};
 
-#[cfg(feature = "server")]
-use crate::rules::source::xds::resource;
 use crate::{
     rules::{Problems, diagnostics::Origin},
     yaml::{self, Stream},
 };
 
-/// The bytes of a rule file or of a resource.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Source {
-    /// A rule file.
-    File {
-        /// The path, for messages.
-        path: Arc<str>,
-        /// The content.
-        bytes: Vec<u8>,
-    },
-    /// A resource of a control plane: a `RateLimitConfig`.
-    #[cfg(feature = "server")]
-    Resource {
-        /// The content.
-        bytes: Vec<u8>,
-    },
+/// Reads the documents of a source, with what they come from, from its path and its content.
+pub type ReadDocuments = fn(&str, &[u8]) -> (Arc<Origin>, Stream);
+
+/// A rule file, or a resource of a control plane.
+#[derive(Clone, Debug)]
+pub struct Source {
+    path: Arc<str>,
+    bytes: Vec<u8>,
+    documents: ReadDocuments,
 }
 
 impl Source {
     /// A rule file with this text.
     pub fn file(path: &str, text: impl Into<Vec<u8>>) -> Self {
-        Self::File { path: path.into(), bytes: text.into() }
+        Self {
+            path: path.into(),
+            bytes: text.into(),
+            documents: |path, bytes| (Origin::file(path), yaml::load(bytes)),
+        }
+    }
+
+    /// A resource in another format than that of files.
+    pub fn resource(bytes: Vec<u8>, documents: ReadDocuments) -> Self {
+        Self { path: Arc::default(), bytes, documents }
+    }
+
+    /// The path of a file; empty for a resource, whose name is part of its content.
+    pub(super) fn path(&self) -> &str {
+        &self.path
     }
 
     /// The content.
     pub fn bytes(&self) -> &[u8] {
-        match self {
-            Self::File { bytes, .. } => bytes,
-            #[cfg(feature = "server")]
-            Self::Resource { bytes } => bytes,
-        }
+        &self.bytes
     }
 
     /// The documents, and what they come from.
     pub(super) fn documents(&self) -> (Arc<Origin>, Stream) {
-        match self {
-            Self::File { path, bytes } => (Origin::file(path), yaml::load(bytes)),
-            #[cfg(feature = "server")]
-            Self::Resource { bytes } => resource::load(bytes),
-        }
-    }
-
-    /// The path; empty for a resource, whose name is part of its content.
-    pub(super) fn path(&self) -> &str {
-        match self {
-            Self::File { path, .. } => path,
-            #[cfg(feature = "server")]
-            Self::Resource { .. } => "",
-        }
+        (self.documents)(&self.path, &self.bytes)
     }
 }
 
+impl PartialEq for Source {
+    fn eq(&self, other: &Self) -> bool {
+        (&self.path, &self.bytes) == (&other.path, &other.bytes)
+    }
+}
+
+impl Eq for Source {}
+
 /// All files or resources at one time.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(super) struct Contents {
-    pub(super) sources: Vec<Source>,
-    pub(super) problems: Problems,
+pub struct Contents {
+    /// The files or resources.
+    pub sources: Vec<Source>,
+    /// Why others could not be read.
+    pub problems: Problems,
 }
 
 impl Contents {
     /// A fingerprint of the paths, the contents and the problems.
-    pub(super) fn fingerprint(&self) -> u128 {
+    pub fn fingerprint(&self) -> u128 {
         let problems = self.problems.to_string();
         let sources = self.sources.iter().flat_map(|source| [source.path().as_bytes(), source.bytes()]);
         hash_of(sources.chain([problems.as_bytes()]))

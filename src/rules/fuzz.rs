@@ -16,13 +16,8 @@ pub fn rules(bytes: &[u8]) {
     used(&Source::file("rules.yaml", bytes), "rules.yaml:");
 }
 
-/// A resource of a control plane, in the same way.
-pub fn resource(bytes: &[u8]) {
-    used(&Source::Resource { bytes: bytes.to_vec() }, "resource ");
-}
-
 /// Uses all rules of a source, or shows its problems, which begin with this text.
-fn used(source: &Source, problem: &str) {
+pub(crate) fn used(source: &Source, problem: &str) {
     let rules = match compile(slice::from_ref(source)) {
         Ok(rules) => rules,
         Err(problems) => return assert!(problems.to_string().starts_with(problem), "{problems}"),

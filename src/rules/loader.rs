@@ -26,7 +26,7 @@ const LOGGED_MAX: usize = 20;
 
 /// Loads the contents of one source.
 #[derive(Debug)]
-pub(super) struct Loader {
+pub(crate) struct Loader {
     // A path or a URL, for the log.
     source: String,
     clock: Clock,
@@ -37,18 +37,18 @@ pub(super) struct Loader {
 }
 
 impl Loader {
-    pub(super) fn new(source: String, clock: Clock, active_rules: Arc<ActiveRules>) -> Self {
+    pub(crate) fn new(source: String, clock: Clock, active_rules: Arc<ActiveRules>) -> Self {
         Self { source, clock, active_rules, overlay: None, bytes: 0 }
     }
 
     /// Sets what is added to rules that are loaded from now on.
-    pub(super) fn set_overlay(&mut self, overlay: Option<Arc<Overlay>>) {
+    pub(crate) fn set_overlay(&mut self, overlay: Option<Arc<Overlay>>) {
         self.overlay = overlay;
     }
 
     /// Compiles `contents` and activates them, or records their problems. `version` is that of a control plane. `None`
     /// after a panic or at the end of the runtime: nothing was decided.
-    pub(super) async fn load(
+    pub(crate) async fn load(
         &mut self,
         contents: &Arc<Contents>,
         version: Option<&str>,
@@ -76,14 +76,14 @@ impl Loader {
     }
 
     /// The contents are those of the active rules again.
-    pub(super) fn recover(&self, version: Option<&str>) {
+    pub(crate) fn recover(&self, version: Option<&str>) {
         self.active_rules.recover(version);
         info!(source = self.source, "the rules of the source are the active ones again");
     }
 
     /// Large loads run at `SCHED_IDLE` so that they do not delay requests. Small ones, and the first load, run at
     /// normal priority.
-    pub(super) fn priority(&self) -> Priority {
+    fn priority(&self) -> Priority {
         if self.bytes > BYTES_AT_ONCE && self.active_rules.current().rules().is_some() {
             Priority::Idle
         } else {

@@ -11,7 +11,6 @@ mod active_rules;
 mod background;
 mod compile;
 mod contents;
-#[cfg(feature = "server")]
 mod descriptor_ref;
 mod diagnostics;
 mod file;
@@ -34,20 +33,22 @@ mod unit;
 
 pub use active_rules::{ActiveRules, LoadError, Status};
 pub use compile::compile;
-pub use contents::Source;
-#[cfg(feature = "server")]
+pub use contents::{Contents, ReadDocuments, Source};
 pub use descriptor_ref::DescriptorRef;
-pub use diagnostics::{Location, Origin, Problem, Problems};
+pub use diagnostics::{Location, Origin, Place, Problem, Problems};
 pub use keyed_rules::{KeyedDomain, KeyedRules, Match, OpenMatch};
+#[cfg(feature = "watch")]
+pub(crate) use loader::Loader;
+pub(crate) use overlay::Overlay;
 pub use prefix_tree::MatchKind;
+pub(crate) use prefix_tree::composite;
 pub use schema::json_schema;
 pub use source::load;
-#[cfg(feature = "server")]
 pub(crate) use source::load_trial;
 #[cfg(feature = "watch")]
 pub use source::{FileSettings, Watcher};
-#[cfg(feature = "server")]
-pub use source::{Settings, SourceSettings, xds};
+#[cfg(feature = "watch")]
+pub(crate) use source::{OverlayFile, OverlayReceiver};
 pub use stats::{DecisionStats, RuleEvent, RuleStats, RuleStatsRegistry, Series, Totals};
 pub use trace::{LevelTrace, NODES_MAX, NodeTrace};
 pub use unit::Unit;
@@ -55,7 +56,7 @@ pub use unit::Unit;
 use stats::StatsHandle;
 
 /// The maximum number of descriptors in all files or resources together.
-const DESCRIPTORS_MAX: usize = 1_000_000;
+pub const DESCRIPTORS_MAX: usize = 1_000_000;
 
 /// A compiled set of rules.
 #[derive(Debug)]

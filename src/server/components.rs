@@ -20,7 +20,8 @@ use crate::{
     cluster::Cluster,
     limiter::{self, Limiter},
     remote::Remote,
-    rules::{self, ActiveRules, RuleStatsRegistry},
+    rule_source,
+    rules::{ActiveRules, RuleStatsRegistry},
     server::{
         Budgets, Error, Phase, ServerStats, lifecycle, metrics,
         replica::{self, Replica},
@@ -54,7 +55,7 @@ pub(super) struct Components {
     pub(super) cluster: Option<Cluster>,
     shared_store: Option<SharedStore>,
     // `None` without a control plane.
-    xds_stats: Option<Arc<rules::xds::Stats>>,
+    xds_stats: Option<Arc<rule_source::xds::Stats>>,
     admin: AdminState,
     api: Api,
 }
@@ -111,8 +112,8 @@ impl Components {
             .with_traces(traces)
             .with_admin_token(settings.admin.token_file.clone().map(admin::Token::new));
         let xds_stats = match &settings.rules.source {
-            rules::SourceSettings::Files(_) => None,
-            rules::SourceSettings::Xds(..) => Some(Arc::default()),
+            rule_source::Source::Files(_) => None,
+            rule_source::Source::Xds(..) => Some(Arc::default()),
         };
         Ok(Self {
             settings,

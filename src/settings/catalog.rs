@@ -6,7 +6,7 @@ use axum::http::HeaderName;
 
 use crate::{
     api::{self, forward_auth, recorder::RecordedValues},
-    rules::xds,
+    rule_source::xds,
     settings::{
         listeners::{CertificateName, ListenAddress},
         memory::MemoryShare,

@@ -39,7 +39,7 @@ pub struct Settings {
     /// The certificates of the listeners.
     pub tls: Certificates,
     /// The source of the rules.
-    pub rules: crate::rules::Settings,
+    pub rules: crate::rule_source::Settings,
     /// The store of counters.
     pub store: store::Settings,
     /// The memory that requests and replies may use.

@@ -356,7 +356,7 @@ fn boolean(text: &str) -> Option<String> {
 mod tests {
     use super::*;
     use crate::{
-        rules::SourceSettings,
+        rule_source::Source,
         settings::{Compat, Error, Setting, Settings, Sources},
     };
 
@@ -464,7 +464,7 @@ mod tests {
             let settings = load(&[&variables, more].concat()).unwrap();
             assert!(!settings.rules.required);
             match settings.rules.source {
-                SourceSettings::Xds(client, None) => (*client, settings.without_effect),
+                Source::Xds(client, None) => (*client, settings.without_effect),
                 other => panic!("{other:?}"),
             }
         };

@@ -1,10 +1,11 @@
 //! The settings of the rules.
 
 use crate::{
-    rules::{
-        FileSettings, Settings, SourceSettings,
+    rule_source::{
+        self, Settings,
         xds::{self, TlsFiles},
     },
+    rules::FileSettings,
     settings::{
         catalog::{Rules, Xds},
         conflicts::Conflicts,
@@ -25,9 +26,9 @@ impl Rules {
                     conflicts
                         .add("rules.path: not set; use --rules, TOLLGATE_RULES__PATH or a settings file");
                 }
-                SourceSettings::Files(file(path.unwrap_or_default()))
+                rule_source::Source::Files(file(path.unwrap_or_default()))
             }
-            Source::Xds => SourceSettings::Xds(Box::new(xds.read(conflicts)), overlay.map(file)),
+            Source::Xds => rule_source::Source::Xds(Box::new(xds.read(conflicts)), overlay.map(file)),
         };
         Settings { source, required }
     }

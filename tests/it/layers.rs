@@ -9,7 +9,7 @@ const LAYERS: [&[&str]; 12] = [
     &["resilience"],
     &["algorithm", "certificates"],
     &["rules", "store"],
-    &["remote"],
+    &["remote", "rule_source"],
     &["cluster", "limiter", "shared_store"],
     &["shared_limiter"],
     &["api", "tower"],

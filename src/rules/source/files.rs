@@ -6,13 +6,11 @@ use std::{
     path::{Path, PathBuf},
 };
 
-#[cfg(feature = "server")]
-use crate::rules::{Trial, compile::compile_trial};
 use crate::{
     files,
     rules::{
-        Problems, Rules, Source,
-        compile::compile_all,
+        Problems, Rules, Source, Trial,
+        compile::{compile_all, compile_trial},
         contents::Contents,
         diagnostics::{Location, Origin, Problem},
     },
@@ -32,7 +30,6 @@ pub fn load(path: &Path) -> Result<Rules, Problems> {
 }
 
 /// The same with the numbers of `trial`.
-#[cfg(feature = "server")]
 pub(crate) fn load_trial(path: &Path, trial: &Trial) -> Result<Rules, Problems> {
     compile_trial(&read(path), trial)
 }
@@ -46,7 +43,7 @@ pub(super) fn read(path: &Path) -> Contents {
         match bytes_of(file, bytes_left) {
             Ok(bytes) => {
                 bytes_left -= bytes.len();
-                contents.sources.push(Source::File { path: file.to_string_lossy().into(), bytes });
+                contents.sources.push(Source::file(&file.to_string_lossy(), bytes));
             }
             Err(error) => contents.problems.push(unreadable(file, &error)),
         }

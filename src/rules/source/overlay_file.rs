@@ -18,11 +18,11 @@ use crate::{
 };
 
 /// The overlay that is in force, for the loader of the rules; `None` before the first valid one.
-pub(super) type OverlayReceiver = watch::Receiver<Option<Arc<Overlay>>>;
+pub(crate) type OverlayReceiver = watch::Receiver<Option<Arc<Overlay>>>;
 
 /// An overlay file.
 #[derive(Debug)]
-pub(super) struct OverlayFile {
+pub(crate) struct OverlayFile {
     path: PathBuf,
     events: FileEvents,
     active_rules: Arc<ActiveRules>,
@@ -30,7 +30,7 @@ pub(super) struct OverlayFile {
 }
 
 impl OverlayFile {
-    pub(super) fn watch(path: PathBuf, active_rules: Arc<ActiveRules>) -> (FileWatch<Self>, OverlayReceiver) {
+    pub(crate) fn watch(path: PathBuf, active_rules: Arc<ActiveRules>) -> (FileWatch<Self>, OverlayReceiver) {
         let (overlay, receiver) = watch::channel(None);
         let events = FileEvents::watching(&path);
         (FileWatch::new(Self { path, events, active_rules, overlay }), receiver)

@@ -14,7 +14,7 @@ use axum::{
 
 use crate::{
     cluster::Cluster,
-    rules,
+    rule_source,
     shared_store::SharedStore,
     telemetry::metrics::{self, Metric, Page},
 };
@@ -51,7 +51,7 @@ pub fn xds_metrics() -> impl Iterator<Item = &'static Metric> {
 pub(super) fn router(
     cluster: Option<Cluster>,
     shared_store: Option<SharedStore>,
-    xds: Option<Arc<rules::xds::Stats>>,
+    xds: Option<Arc<rule_source::xds::Stats>>,
     sources: Sources,
     reference_names: bool,
 ) -> Router {
@@ -64,7 +64,7 @@ struct PageState {
     sources: Sources,
     cluster: Option<Cluster>,
     shared_store: Option<SharedStore>,
-    xds: Option<Arc<rules::xds::Stats>>,
+    xds: Option<Arc<rule_source::xds::Stats>>,
     reference_names: bool,
 }
 

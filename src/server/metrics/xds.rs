@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use crate::{
-    rules::{ActiveRules, Rules, xds},
+    rule_source::xds,
+    rules::{ActiveRules, Rules},
     telemetry::metrics::metrics,
 };
 

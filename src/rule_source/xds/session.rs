@@ -4,11 +4,8 @@ use std::sync::Arc;
 
 use tonic::Code;
 
-use crate::rules::{
-    Problems,
-    contents::{Contents, Source},
-    diagnostics::{Location, Origin, Problem},
-    source::xds::{
+use crate::{
+    rule_source::xds::{
         proto::{
             envoy::{
                 config::core::v3::Node,
@@ -18,6 +15,7 @@ use crate::rules::{
         },
         resource,
     },
+    rules::{Contents, Location, Origin, Problem, Problems},
 };
 
 /// The type of the resources.
@@ -128,7 +126,7 @@ pub(super) fn contents(response: &mut DiscoveryResponse) -> Contents {
         }
     }
     named.sort();
-    let sources = named.into_iter().map(|(_, bytes)| Source::Resource { bytes }).collect();
+    let sources = named.into_iter().map(|(_, bytes)| resource::source(bytes)).collect();
     Contents { sources, problems }
 }
 

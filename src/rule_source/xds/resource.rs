@@ -6,14 +6,10 @@ use prost::{DecodeError, Message};
 use prost_types::{Struct, Value as Json, value::Kind};
 
 use crate::{
-    rules::{
-        DESCRIPTORS_MAX, Origin, Unit,
-        diagnostics::Place,
-        prefix_tree::composite,
-        source::xds::proto::ratelimit::config::ratelimit::v3::{
-            RateLimitConfig, RateLimitDescriptor, RateLimitPolicy, RateLimitUnit,
-        },
+    rule_source::xds::proto::ratelimit::config::ratelimit::v3::{
+        RateLimitConfig, RateLimitDescriptor, RateLimitPolicy, RateLimitUnit,
     },
+    rules::{DESCRIPTORS_MAX, Origin, Place, Source, Unit, composite},
     yaml::{Mark, Node, Pair, Problem, Scalar, Stream, Value},
 };
 
@@ -25,8 +21,13 @@ pub(super) fn name(bytes: &[u8]) -> String {
     RateLimitConfig::decode(bytes).map(|config| config.name).unwrap_or_default()
 }
 
+/// A resource with these bytes, as a source of rules.
+pub(super) fn source(bytes: Vec<u8>) -> Source {
+    Source::resource(bytes, |_path, bytes| documents(bytes))
+}
+
 /// The document of a resource, with its places.
-pub(crate) fn load(bytes: &[u8]) -> (Arc<Origin>, Stream) {
+fn documents(bytes: &[u8]) -> (Arc<Origin>, Stream) {
     let mut reader = Reader::default();
     let (name, documents) = match RateLimitConfig::decode(bytes) {
         Ok(config) => {
@@ -223,7 +224,7 @@ impl Fields {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::rules::{Rules, Source, compile};
+    use crate::rules::{Rules, compile};
 
     fn compiled(descriptors: &[RateLimitDescriptor]) -> Result<Rules, String> {
         let config = RateLimitConfig {
@@ -231,8 +232,7 @@ mod tests {
             domain: "d".to_owned(),
             descriptors: descriptors.iter().map(Message::encode_to_vec).collect(),
         };
-        compile(&[Source::Resource { bytes: config.encode_to_vec() }])
-            .map_err(|problems| problems.to_string())
+        compile(&[source(config.encode_to_vec())]).map_err(|problems| problems.to_string())
     }
 
     /// The rules of a file with these descriptors, whose locations are those of `like`.
@@ -323,7 +323,7 @@ mod tests {
         };
         let problems = compiled(&[broken]).unwrap_err();
         assert!(problems.starts_with("resource r at d.outer: the descriptor cannot be read"), "{problems}");
-        let whole = compile(&[Source::Resource { bytes: vec![0xff] }]).unwrap_err().to_string();
+        let whole = compile(&[source(vec![0xff])]).unwrap_err().to_string();
         assert!(whole.starts_with("resource : the resource cannot be read"), "{whole}");
         let number = Json { kind: Some(Kind::NumberValue(f64::INFINITY)) };
         let metadata = Some(Struct { fields: [("n".to_owned(), number)].into() });

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use tokio::sync::{mpsc, oneshot};
 
-use crate::rules::{Problems, contents::Contents, loader::Loader, source::overlay_file::OverlayReceiver};
+use crate::rules::{Contents, Loader, Overlay, OverlayReceiver, Problems};
 
 /// Rules of a response.
 pub(super) struct Update {
@@ -59,7 +59,7 @@ pub(super) async fn apply(
 }
 
 /// Waits for the next overlay; for ever without one.
-async fn changed(overlays: &mut Option<OverlayReceiver>) -> Option<Arc<crate::rules::overlay::Overlay>> {
+async fn changed(overlays: &mut Option<OverlayReceiver>) -> Option<Arc<Overlay>> {
     let Some(overlays) = overlays else { return std::future::pending().await };
     match overlays.changed().await {
         Ok(()) => overlays.borrow_and_update().clone(),

@@ -14,13 +14,15 @@ use tracing::{debug, info, warn};
 
 use crate::{
     resilience::Backoff,
-    rules::{loader::Loader, source::overlay_file::OverlayReceiver},
+    rules::{Loader, OverlayReceiver},
     telemetry::causes,
 };
 
 mod applier;
 mod endpoint;
-pub(crate) mod resource;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzz;
+mod resource;
 mod session;
 mod stats;
 
