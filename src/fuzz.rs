@@ -9,11 +9,12 @@ pub use crate::{
         v1::fuzz::v1,
     },
     cluster::fuzz::batch,
+    persistence::fuzz::snapshot,
     rule_source::xds::fuzz::resource,
     rules::fuzz::rules,
     server::fuzz::connection,
     settings::fuzz::settings,
-    store::fuzz::{slot_data, snapshot},
+    store::fuzz::slot_data,
 };
 
 #[cfg(test)]

@@ -27,7 +27,10 @@ pub mod files;
 #[cfg(all(feature = "server", any(test, fuzzing)))]
 pub mod fuzz;
 pub mod limiter;
+pub mod metrics;
 mod named;
+#[cfg(feature = "server")]
+pub mod persistence;
 pub mod remote;
 pub mod resilience;
 #[cfg(feature = "server")]
@@ -42,6 +45,7 @@ pub mod shared_limiter;
 #[cfg(feature = "redis")]
 pub mod shared_store;
 pub mod store;
+#[cfg(feature = "server")]
 pub mod telemetry;
 pub mod time;
 #[cfg(feature = "tower")]

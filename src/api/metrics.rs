@@ -8,7 +8,7 @@ use std::{
 use crate::{
     api::{ApiKind, Error},
     limiter::{HoldError, LimiterError},
-    telemetry::metrics::{Counter, Histogram, micros},
+    metrics::{Counter, Histogram, micros},
 };
 
 const DURATION_BOUNDS: [Duration; 15] =

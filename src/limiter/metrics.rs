@@ -7,9 +7,9 @@ use crate::{
         Answer, Descriptor, Examples, Request, Status,
         plan::{AppliedLimit, Plan},
     },
+    metrics::{Counter, TopKeys},
     rules::{DecisionStats, Domain, KeyedDomain, RuleEvent},
     store::{Check, Decisions},
-    telemetry::metrics::{Counter, TopKeys},
 };
 
 /// The default length of the list of most denied keys.

@@ -83,7 +83,7 @@ impl Loader {
 
     /// Large loads run at `SCHED_IDLE` so that they do not delay requests. Small ones, and the first load, run at
     /// normal priority.
-    fn priority(&self) -> Priority {
+    pub(super) fn priority(&self) -> Priority {
         if self.bytes > BYTES_AT_ONCE && self.active_rules.current().rules().is_some() {
             Priority::Idle
         } else {

@@ -9,7 +9,7 @@ use std::{
 use arc_swap::ArcSwap;
 use rustc_hash::{FxBuildHasher, FxHashMap};
 
-use crate::{rules::Rules, telemetry::metrics::ShardedCounters};
+use crate::{metrics::ShardedCounters, rules::Rules};
 
 /// The maximum length of a name in metrics, in bytes. Longer names are counted under `other`.
 const NAME_MAX: usize = 256;

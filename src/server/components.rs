@@ -2,7 +2,11 @@
 
 use std::sync::Arc;
 
-use tokio::{sync::watch, task::JoinSet, time::interval};
+use tokio::{
+    sync::watch,
+    task::JoinSet,
+    time::{interval, sleep},
+};
 use tonic::service::Routes;
 use tonic_health::pb::health_server::{Health, HealthServer};
 use tracing::warn;
@@ -19,6 +23,7 @@ use crate::{
     },
     cluster::Cluster,
     limiter::{self, Limiter},
+    persistence::Persistence,
     remote::Remote,
     rule_source,
     rules::{ActiveRules, RuleStatsRegistry},
@@ -30,7 +35,7 @@ use crate::{
     },
     settings::Settings,
     shared_store::SharedStore,
-    store::{self, Lead, Memory, Persistence},
+    store::{Lead, Memory, SWEEP_PARTS, SWEEP_ROUND},
     telemetry::{logs::LogControl, traces::Traces},
     time::{Clock, FOLLOW_EVERY, Step},
 };
@@ -149,7 +154,7 @@ impl Components {
                 recorder.stop();
             });
         }
-        background.spawn(store::sweep(persistence.memory.clone(), clock.clone()));
+        background.spawn(sweep(persistence.memory.clone(), clock.clone()));
         let rules = active_rules.clone();
         background.spawn(persistence.clone().write_periodically(clock.clone(), move || rules.secret()));
         background.spawn(follow_system_clock(clock.clone(), persistence.memory.clone(), cluster.clone()));
@@ -234,6 +239,15 @@ impl Components {
             unready_without_store: store.is_some_and(|settings| settings.unready_without_store),
             rules_required: self.settings.rules.required,
         }
+    }
+}
+
+/// Evicts idle counters, one part of the slots at a time, for as long as it is polled.
+async fn sweep(memory: Arc<Memory>, clock: Clock) {
+    let pause = SWEEP_ROUND / SWEEP_PARTS as u32;
+    for part in (0..SWEEP_PARTS).cycle() {
+        sleep(pause).await;
+        memory.sweep_part(part, clock.now());
     }
 }
 

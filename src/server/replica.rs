@@ -11,9 +11,9 @@ use crate::{
         link::{self, LinkListener},
     },
     descriptor::Secret,
+    persistence::{self, Persistence, SlotSources},
     rules::ActiveRules,
     server::Error,
-    store::{self, Persistence, SlotSources},
     time::Clock,
 };
 
@@ -33,7 +33,7 @@ impl Replica {
     /// Restores stored counters with their secret and, if there are cluster settings, listens for other replicas.
     pub(super) async fn start(
         settings: Option<cluster::Settings>,
-        store: store::Settings,
+        store: persistence::Settings,
         clock: &Clock,
         active_rules: &Arc<ActiveRules>,
     ) -> Result<(Persistence, Option<Self>), Error> {

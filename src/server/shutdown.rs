@@ -12,10 +12,10 @@ use tracing::{field::display, info, warn};
 
 use crate::{
     cluster::Cluster,
+    persistence::Persistence,
     rules::ActiveRules,
     server::{Phase, replica},
     settings::Drain,
-    store::Persistence,
     telemetry::traces::Traces,
     time::Clock,
 };

@@ -7,7 +7,7 @@ use std::sync::{
 
 use crate::{
     api::admin::Certificates,
-    telemetry::metrics::Counter,
+    metrics::Counter,
     time::{SECOND, Timestamp},
 };
 

@@ -3,13 +3,13 @@
 use crate::{
     api::admin::{EffectiveSetting, Origin},
     limiter::Modes,
+    persistence,
     settings::{
         Admin, Certificates, Drain, Settings, Tls,
         catalog::{CATALOG, Counters, Draft, TlsFiles},
         conflicts::Conflicts,
         value_type::{OFF, Part, Setting, Source, StoreKind},
     },
-    store,
 };
 
 impl Draft {
@@ -32,7 +32,7 @@ impl Draft {
             },
             shared_store: is_redis.then(|| self.redis.read(memory_limit, poll_interval, &mut conflicts)),
             cluster: if is_redis { None } else { self.cluster.read(poll_interval, &mut conflicts) },
-            store: store::Settings { memory_limit, on_full, snapshot, snapshot_every },
+            store: persistence::Settings { memory_limit, on_full, snapshot, snapshot_every },
             limiter: Modes { quota: self.limiter.quota_mode, shadow: self.limiter.shadow_mode },
             traces: None,
             without_effect: Vec::new(),

@@ -1,7 +1,7 @@
 //! The settings of the process, read once at the start: defaults, overridden by a file, by the environment, and by
 //! flags.
 
-use crate::{api, limiter, store, telemetry};
+use crate::{api, limiter, persistence, telemetry};
 
 mod catalog;
 mod cluster;
@@ -41,7 +41,7 @@ pub struct Settings {
     /// The source of the rules.
     pub rules: crate::rule_source::Settings,
     /// The store of counters.
-    pub store: store::Settings,
+    pub store: persistence::Settings,
     /// The memory that requests and replies may use.
     pub memory: Memory,
     /// The cluster, if there is one.

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::telemetry::metrics::{Buckets, Counter, Histogram, micros};
+use crate::metrics::{Buckets, Counter, Histogram, micros};
 
 /// The bounds of the histogram of round trips.
 const ROUND_TRIP_BOUNDS: [Duration; 14] = micros([

@@ -21,7 +21,7 @@ use crate::{
         packed_counter::{Now, PackedCounter},
         table::{BYTES_FIRST, EVICTION_COST_MAX, EventCounter, HoldTotals, Table, TableResources},
     },
-    time::{Clock, Timestamp},
+    time::Timestamp,
 };
 
 mod admin;
@@ -43,9 +43,9 @@ use ownership::OwnershipTable;
 use restrictions::Restrictions;
 
 /// A sweep visits one of this many parts of the slots at a time.
-pub(crate) const SWEEP_PARTS: usize = 64;
+pub const SWEEP_PARTS: usize = 64;
 /// The duration of a full round of sweeps.
-pub(crate) const SWEEP_ROUND: Duration = Duration::from_secs(10);
+pub const SWEEP_ROUND: Duration = Duration::from_secs(10);
 
 /// A slot that needs memory takes it from this many other slots at a time.
 const STARVED_SHED_SLOTS: usize = 8;
@@ -182,7 +182,7 @@ impl Memory {
     }
 
     /// Restores counters from a snapshot, as many as the memory allows.
-    pub(super) fn restore(&self, data: SlotData, now: Timestamp) {
+    pub fn restore(&self, data: SlotData, now: Timestamp) {
         self.adopt_lead(&data, now);
         let (counters, holds) = data.into_counters();
         for (key, packed) in counters.into_iter().filter(|(_, packed)| now < packed.idle_at()) {
@@ -426,7 +426,7 @@ impl Memory {
     }
 
     /// Evicts idle counters in one of the parts and releases unused memory.
-    pub(crate) fn sweep_part(&self, number: usize, now: Timestamp) {
+    pub fn sweep_part(&self, number: usize, now: Timestamp) {
         self.restrictions.end_lead(now);
         for slot in self.each_slot().skip(number).step_by(SWEEP_PARTS) {
             self.sweep_slot(slot, now);
@@ -459,16 +459,6 @@ impl OnFull {
         };
         let remaining = if verdict.passes() { decision.remaining } else { 0 };
         Decision { verdict, remaining, receipt: None, ..decision }
-    }
-}
-
-/// Evicts idle counters, one part of the slots at a time, for as long as it is polled.
-#[cfg(feature = "server")]
-pub async fn sweep(memory: Arc<Memory>, clock: Clock) {
-    let pause = SWEEP_ROUND / SWEEP_PARTS as u32;
-    for part in (0..SWEEP_PARTS).cycle() {
-        tokio::time::sleep(pause).await;
-        memory.sweep_part(part, clock.now());
     }
 }
 

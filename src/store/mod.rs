@@ -17,13 +17,11 @@ mod local_share;
 mod memory;
 mod operation;
 mod packed_counter;
-#[cfg(feature = "server")]
-mod persistence;
 mod refusal;
 mod reservation;
 mod slot;
 mod slot_data;
-mod snapshot;
+mod stored_slot;
 mod table;
 
 pub use budget::BYTES_MIN;
@@ -37,18 +35,13 @@ pub(crate) use holds::Expired;
 pub use holds::HOLDS_MAX;
 pub use local_share::{Admitted, LocalShare};
 pub(crate) use memory::each_hold_id;
-#[cfg(feature = "server")]
-pub use memory::sweep;
 pub use memory::{
-    CounterState, DryRun, Lead, Memory, NotLocal, Replacement, ReserveError, StoreStats, UsedHits,
+    CounterState, DryRun, Lead, Memory, NotLocal, Replacement, ReserveError, SWEEP_PARTS, SWEEP_ROUND,
+    StoreStats, UsedHits,
 };
-#[cfg(all(feature = "server", test))]
-pub(crate) use memory::{SWEEP_PARTS, SWEEP_ROUND};
 pub use operation::{CounterOperation, HoldOutcome, Outcome};
 #[cfg(feature = "redis")]
 pub(crate) use packed_counter::Now;
-#[cfg(feature = "server")]
-pub use persistence::{Persistence, Settings, SlotSources};
 pub(crate) use refusal::refuses;
 pub use refusal::{Refusal, Role};
 pub use reservation::{
@@ -57,7 +50,7 @@ pub use reservation::{
 };
 pub use slot::{SLOTS, Slot};
 pub use slot_data::{Changes, Consumption, DecodeError, PendingUsage, SlotData};
-pub use snapshot::{SlotSource, SnapshotError, StoredSlot};
+pub use stored_slot::{SlotSource, StoredSlot};
 
 /// A check of one counter.
 #[derive(Clone, Copy, Debug)]

@@ -298,7 +298,7 @@ impl SlotData {
     }
 
     /// The same with all instants `back` nanoseconds earlier.
-    pub(super) fn shifted_back(mut self, back: u64) -> Self {
+    pub fn shifted_back(mut self, back: u64) -> Self {
         let earlier = |packed: PackedCounter| packed.shifted_back(back);
         self.counters = self.counters.into_iter().map(|(key, packed)| (key, earlier(packed))).collect();
         self.holds =

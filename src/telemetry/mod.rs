@@ -1,17 +1,11 @@
 //! Logs, metrics and traces of the process.
 
-#[cfg(feature = "server")]
 mod call_site_limit;
-#[cfg(feature = "server")]
 pub mod logs;
 pub mod metrics;
-#[cfg(feature = "server")]
 mod output;
-#[cfg(feature = "server")]
 mod parent_span;
-#[cfg(feature = "server")]
 pub mod sampler;
-#[cfg(feature = "server")]
 pub mod traces;
 
 /// An error with all its causes, outermost first.

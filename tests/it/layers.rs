@@ -5,12 +5,12 @@ use std::{fs, path::Path};
 /// From the lowest to the highest layer.
 const LAYERS: [&[&str]; 12] = [
     &["accept", "files", "file_watch", "named"],
-    &["time", "descriptor", "telemetry", "yaml"],
-    &["resilience"],
+    &["time", "descriptor", "metrics", "yaml"],
+    &["resilience", "telemetry"],
     &["algorithm", "certificates"],
     &["rules", "store"],
     &["remote", "rule_source"],
-    &["cluster", "limiter", "shared_store"],
+    &["cluster", "limiter", "persistence", "shared_store"],
     &["shared_limiter"],
     &["api", "tower"],
     &["settings"],

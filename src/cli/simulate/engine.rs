@@ -21,9 +21,9 @@ use crate::{
     },
     descriptor::{Entry, Secret},
     limiter::{Descriptor, Limiter, Metrics, Request},
+    metrics::{TopKey, TopKeys},
     rules::{ActiveRules, Allowance, Rule, Rules},
     store::{Memory, OnFull},
-    telemetry::metrics::{TopKey, TopKeys},
     time::{Clock, Timestamp},
 };
 

@@ -9,7 +9,7 @@ use crate::{
         stats::{Bin, Timeline, UserCounts, share},
         suggest::Suggestion,
     },
-    telemetry::metrics::TopKey,
+    metrics::TopKey,
     time::Timestamp,
 };
 

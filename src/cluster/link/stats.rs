@@ -11,9 +11,7 @@ use rustls::{AlertDescription, CertificateError, Error};
 use tracing::warn;
 
 use crate::{
-    cluster::protocol::VersionMismatch,
-    named::named,
-    telemetry::{metrics::Counter, sampler::Sampler},
+    cluster::protocol::VersionMismatch, metrics::Counter, named::named, telemetry::sampler::Sampler,
     time::Stopwatch,
 };
 

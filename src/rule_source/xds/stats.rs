@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
-use crate::{rule_source::xds::session::Answer, telemetry::metrics::Counter};
+use crate::{metrics::Counter, rule_source::xds::session::Answer};
 
 /// What a client of a control plane counts.
 #[derive(Debug, Default)]

@@ -1,36 +1,8 @@
-//! Metrics: counters that every thread adds to without contention and that are summed when read.
+//! Metrics as Prometheus reads them.
 
-mod histogram;
 mod process;
-mod sharded;
 mod text;
-mod top_keys;
 
-pub use histogram::{Buckets, Histogram, micros};
 pub use process::ProcessStats;
-pub use sharded::{Shard, ShardedCounters};
 pub(crate) use text::metrics;
 pub use text::{CONTENT_TYPE, Family, Metric, MetricKind, Page, Row};
-pub use top_keys::{SpaceSaving, TopKey, TopKeys};
-
-/// A single counter.
-#[derive(Debug, Default)]
-pub struct Counter(ShardedCounters<1>);
-
-impl Counter {
-    /// Adds one.
-    pub fn increase(&self) {
-        self.add(1);
-    }
-
-    /// Adds `number`.
-    pub fn add(&self, number: u64) {
-        self.0.shard().add(0, number);
-    }
-
-    /// The sum over all threads.
-    pub fn get(&self) -> u64 {
-        let [sum] = self.0.sums();
-        sum
-    }
-}

@@ -2,7 +2,7 @@
 
 use std::fmt::{Display, Write as _};
 
-use crate::{named::named, telemetry::metrics::Buckets};
+use crate::{metrics::Buckets, named::named};
 
 /// The content type of a page.
 pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";

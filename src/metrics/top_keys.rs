@@ -6,7 +6,7 @@ use std::{
     sync::{Mutex, PoisonError, TryLockError},
 };
 
-use crate::telemetry::metrics::{Counter, sharded};
+use crate::metrics::{Counter, sharded};
 
 /// The maximum length of a text, in bytes; longer ones are truncated.
 const TEXT_MAX: usize = 256;

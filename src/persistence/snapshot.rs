@@ -18,7 +18,7 @@ use siphasher::sip::SipHasher13;
 use crate::{
     descriptor::Secret,
     files,
-    store::{Changes, Memory, Slot, SlotData},
+    store::{Memory, Slot, SlotData, SlotSource, StoredSlot},
     time::Timestamp,
 };
 
@@ -56,48 +56,6 @@ struct Section {
     seq: u64,
     // In bytes.
     length: u64,
-}
-
-/// The stored data of one slot.
-#[derive(Clone, Debug, PartialEq)]
-pub struct StoredSlot {
-    /// The slot.
-    pub slot: Slot,
-    /// How often its owner had changed; 0 without a cluster.
-    pub epoch: u64,
-    /// The number of changes since.
-    pub seq: u64,
-    /// The counters.
-    pub data: SlotData,
-}
-
-/// Where a snapshot takes the counters of a slot from.
-#[derive(Clone, Debug)]
-pub enum SlotSource {
-    /// The memory.
-    Memory {
-        /// How often the owner of the slot has changed; 0 without a cluster.
-        epoch: u64,
-    },
-    /// A copy that is kept for an owner that is gone.
-    Copy(Box<StoredSlot>),
-}
-
-impl SlotSource {
-    /// The counters of `slot` without idle ones; `None` if there are none.
-    pub fn read(self, slot: Slot, memory: &Memory, now: Timestamp) -> Option<StoredSlot> {
-        match self {
-            Self::Memory { epoch } => {
-                let Changes { seq, data } = memory.snapshot(slot, now)?;
-                Some(StoredSlot { slot, epoch, seq, data })
-            }
-            Self::Copy(copy) => {
-                let StoredSlot { slot, epoch, seq, data } = *copy;
-                let data = data.without_idle(now);
-                (!data.is_empty()).then_some(StoredSlot { slot, epoch, seq, data })
-            }
-        }
-    }
 }
 
 /// A snapshot: the secret of its keys, the number of slots and the stored slots.

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::telemetry::metrics::ShardedCounters;
+use crate::metrics::ShardedCounters;
 
 /// The maximum number of bounds.
 const BOUNDS_MAX: usize = 22;

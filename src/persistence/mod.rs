@@ -1,4 +1,4 @@
-//! Persistence of counters: the store and its snapshot file.
+//! Persistence of counters: the memory and its snapshot file.
 
 use std::{
     path::{Path, PathBuf},
@@ -14,12 +14,17 @@ use tracing::{error, info};
 
 use crate::{
     descriptor::Secret,
-    store::{
-        Memory, OnFull, Slot, SlotSource, SnapshotError, StoredSlot,
-        snapshot::{self, Snapshot},
-    },
+    store::{Memory, OnFull, Slot, SlotSource, StoredSlot},
     time::{Clock, Timestamp},
 };
+
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzz;
+mod snapshot;
+
+pub use snapshot::SnapshotError;
+
+use snapshot::Snapshot;
 
 /// An upper bound of the size of an empty snapshot.
 const EMPTY_SNAPSHOT_BYTES: u64 = 1 << 20;
