@@ -11,8 +11,7 @@ use rustls::{
     sign::CertifiedKey,
     time_provider::TimeProvider,
 };
-
-use crate::{
+use tollgate_limiter::{
     files,
     time::{Clock, SECOND, Timestamp},
 };

@@ -2,6 +2,8 @@
 //!
 //! Compiled for tests, which replay the inputs in `fuzz/seeds`, and for `cargo fuzz` (`tests/fuzz`).
 
+pub use tollgate_limiter::{rules::fuzz::rules, store::fuzz::slot_data};
+
 pub use crate::{
     api::{
         fuzz::{admin, json},
@@ -11,10 +13,8 @@ pub use crate::{
     cluster::fuzz::batch,
     persistence::fuzz::snapshot,
     rule_source::xds::fuzz::resource,
-    rules::fuzz::rules,
     server::fuzz::connection,
     settings::fuzz::settings,
-    store::fuzz::slot_data,
 };
 
 #[cfg(test)]

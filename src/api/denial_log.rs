@@ -1,14 +1,14 @@
 //! Logs a sample of denials: the first few of each second.
 
-use tracing::info;
-
-use crate::{
+use tollgate_limiter::{
     algorithm::Operation,
     descriptor::{self, Entry},
     limiter::{Answer, Request},
-    telemetry::{logs, sampler::Sampler},
     time::Timestamp,
 };
+use tracing::info;
+
+use crate::telemetry::{logs, sampler::Sampler};
 
 /// Maximum length of a logged descriptor, in bytes.
 const DESCRIPTOR_BYTES_MAX: usize = 256;

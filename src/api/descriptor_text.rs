@@ -2,7 +2,7 @@
 
 use crate::api::proto::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::Entry;
 
-pub use crate::descriptor::format;
+pub use tollgate_limiter::descriptor::format;
 
 /// Parses a descriptor of at least one entry.
 pub fn parse(text: &str) -> Result<Vec<Entry>, String> {

@@ -4,14 +4,14 @@
 use std::time::Duration;
 
 use smallvec::SmallVec;
-
-use crate::{
+use tollgate_limiter::{
     algorithm::Operation,
-    api::protobuf::{Fields, Malformed, Value, text},
     descriptor::Entry,
     limiter::{self, Bounds, Override, TooLarge, UnknownUnit},
     rules::Unit,
 };
+
+use crate::api::protobuf::{Fields, Malformed, Value, text};
 
 /// Decoded descriptors.
 #[derive(Debug, Default)]

@@ -2,16 +2,14 @@
 
 use prost::Message as _;
 use prost_types::Any;
+use tollgate_limiter::limiter::{HoldError, LimiterError, NoCounter, RequestError};
 use tonic::Code;
 
-use crate::{
-    api::{
-        admin::AccessError,
-        proto::google::rpc::{self, ErrorInfo},
-        rls::DecodeError,
-        v1::{CallError, Fault, ResetError},
-    },
-    limiter::{HoldError, LimiterError, NoCounter, RequestError},
+use crate::api::{
+    admin::AccessError,
+    proto::google::rpc::{self, ErrorInfo},
+    rls::DecodeError,
+    v1::{CallError, Fault, ResetError},
 };
 
 /// The domain of the reasons in the details of errors.

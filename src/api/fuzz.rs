@@ -13,25 +13,25 @@ use axum::{
 };
 use prost::Message as _;
 use tokio::runtime::{self, Runtime};
-use tonic::codegen::Service as _;
-
-use crate::{
-    api::{
-        Api, Settings,
-        admin::{self, AdminState},
-        call::Method,
-        forward_auth, headers,
-        http::{self, Readiness},
-        json,
-        proto::envoy::service::ratelimit::v3::RateLimitRequest,
-        reader::RequestReader,
-        top,
-    },
+use tollgate_limiter::{
     descriptor::Secret,
     limiter::Limiter,
     rules::{ActiveRules, Rules},
     store::{Memory, OnFull},
     time::{Clock, Timestamp},
+};
+use tonic::codegen::Service as _;
+
+use crate::api::{
+    Api, Settings,
+    admin::{self, AdminState},
+    call::Method,
+    forward_auth, headers,
+    http::{self, Readiness},
+    json,
+    proto::envoy::service::ratelimit::v3::RateLimitRequest,
+    reader::RequestReader,
+    top,
 };
 
 pub(super) const NOW: Timestamp = Timestamp::from_nanos(1_790_000_040_123_456_789);

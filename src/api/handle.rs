@@ -5,16 +5,17 @@
 
 use std::time::Duration;
 
-use crate::{
-    api::{
-        Api, Error,
-        call::{Call, Method, Reply, ResetPrecision},
-        metrics::Uncounted,
-        span::CallSpan,
-        v1::{Decided, Partial},
-    },
+use tollgate_limiter::{
     limiter::{ActiveView, LimiterError},
     resilience::OpenForwards,
+};
+
+use crate::api::{
+    Api, Error,
+    call::{Call, Method, Reply, ResetPrecision},
+    metrics::Uncounted,
+    span::CallSpan,
+    v1::{Decided, Partial},
 };
 
 /// Result of [`Batch::handle`].

@@ -12,19 +12,17 @@ use axum::{
     routing::{get, post},
 };
 use tokio::sync::Semaphore;
+use tollgate_limiter::resilience::OpenForwards;
 use tonic::Code;
 
-use crate::{
-    api::{
-        Api, ApiKind, Call, Error, Method, Reply, ResetPrecision,
-        call::{HoldVerb, Verb},
-        cross_site,
-        error::details,
-        forward_auth, json,
-        proto::google::rpc,
-        reader::{ReadError, ReadRequest, RequestReader},
-    },
-    resilience::OpenForwards,
+use crate::api::{
+    Api, ApiKind, Call, Error, Method, Reply, ResetPrecision,
+    call::{HoldVerb, Verb},
+    cross_site,
+    error::details,
+    forward_auth, json,
+    proto::google::rpc,
+    reader::{ReadError, ReadRequest, RequestReader},
 };
 
 /// Reports whether this process is ready to serve requests.

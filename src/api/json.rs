@@ -8,13 +8,11 @@ use serde::{
     Deserialize, Deserializer,
     de::{DeserializeSeed, Error as _, IgnoredAny, MapAccess, SeqAccess, Visitor},
 };
+use tollgate_limiter::limiter::{Bounds, CallSize, TooLarge};
 
-use crate::{
-    api::{
-        call::Method,
-        proto::{DESCRIPTORS, envoy::service::ratelimit::v3::RateLimitRequest, google::rpc::Status},
-    },
-    limiter::{Bounds, CallSize, TooLarge},
+use crate::api::{
+    call::Method,
+    proto::{DESCRIPTORS, envoy::service::ratelimit::v3::RateLimitRequest, google::rpc::Status},
 };
 
 static POOL: LazyLock<DescriptorPool> =

@@ -5,11 +5,12 @@ use std::{
     time::Duration,
 };
 
-use crate::{
-    api::{ApiKind, Error},
+use tollgate_limiter::{
     limiter::{HoldError, LimiterError},
     metrics::{Counter, Histogram, micros},
 };
+
+use crate::api::{ApiKind, Error};
 
 const DURATION_BOUNDS: [Duration; 15] =
     micros([5, 10, 25, 50, 100, 250, 500, 1_000, 2_500, 5_000, 10_000, 25_000, 50_000, 100_000, 1_000_000]);

@@ -2,10 +2,9 @@
 
 use std::{sync::Arc, time::Duration};
 
-use crate::{
-    limiter::{ActiveView, Answer, Bounds, Limiter, Request},
-    telemetry::{logs, traces::Traces},
-};
+use tollgate_limiter::limiter::{ActiveView, Answer, Bounds, Limiter, Request};
+
+use crate::telemetry::{logs, traces::Traces};
 
 pub mod admin;
 pub mod call;

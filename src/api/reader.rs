@@ -13,16 +13,14 @@ use tokio::{
     task::spawn_blocking,
     time::timeout,
 };
+use tollgate_limiter::limiter::{Bounds, TooLarge};
 use tonic::Code;
 
-use crate::{
-    api::{
-        call::Method,
-        error::details,
-        json::{self, JsonError},
-        proto::google::rpc,
-    },
-    limiter::{Bounds, TooLarge},
+use crate::api::{
+    call::Method,
+    error::details,
+    json::{self, JsonError},
+    proto::google::rpc,
 };
 
 /// Maximum size of a body, in bytes. As over gRPC, since a smaller maximum would be a way around limits.

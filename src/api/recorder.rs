@@ -12,8 +12,7 @@ use std::{
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use tokio::sync::Notify;
-
-use crate::{
+use tollgate_limiter::{
     algorithm::Operation,
     descriptor::{Entry, KeyText, Secret},
     limiter::{ActiveView, Descriptor, Request},

@@ -4,8 +4,7 @@ use std::sync::Arc;
 
 use axum::{Json, Router, extract::State, routing::get};
 use serde_json::{Value, json};
-
-use crate::limiter::Metrics;
+use tollgate_limiter::limiter::Metrics;
 
 /// Maximum number of listed keys.
 const LISTED_MAX: usize = 100;

@@ -3,8 +3,9 @@
 use std::process::ExitCode;
 
 use clap::{Arg, ArgMatches, Command};
+use tollgate_limiter::rules;
 
-use crate::{cli::print, rules, settings};
+use crate::{cli::print, settings};
 
 const RULES: &str = "rules";
 const SETTINGS: &str = "settings";

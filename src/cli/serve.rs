@@ -14,13 +14,13 @@ use tokio::{
     sync::mpsc,
     task::JoinSet,
 };
+use tollgate_limiter::time::{Clock, Stopwatch};
 use tracing::{error, info, warn};
 
 use crate::{
     server::{Server, WorkerPool},
     settings::{CATALOG, Compat, ListenAddress, Settings, Sources, Tls, environment},
     telemetry::logs,
-    time::{Clock, Stopwatch},
 };
 
 /// The time for blocking calls to return after the service has ended.

@@ -8,11 +8,9 @@ use std::sync::{
 use dashmap::DashMap;
 use rustc_hash::FxBuildHasher;
 use tokio::sync::oneshot;
+use tollgate_limiter::remote::{OpenChecks, RemoteOutcome, rounds::RemoteOutcomes};
 
-use crate::{
-    cluster::node::Ticket,
-    remote::{OpenChecks, RemoteOutcome, rounds::RemoteOutcomes},
-};
+use crate::cluster::node::Ticket;
 
 /// The open rounds. Rounds on different cores find theirs without a common lock.
 #[derive(Debug, Default)]
@@ -68,7 +66,7 @@ impl Round {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::remote::COUNTER_ONLY;
+    use tollgate_limiter::remote::COUNTER_ONLY;
 
     #[test]
     fn call_gets_its_outcomes_when_all_checks_are_complete() {

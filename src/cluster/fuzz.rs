@@ -2,15 +2,16 @@
 
 use std::{sync::Arc, time::Duration};
 
-use crate::{
-    cluster::{
-        MemberId,
-        message::{Hello, MemberRecord, MemberState, Message},
-        node::{Node, NodeSettings},
-        wire,
-    },
+use tollgate_limiter::{
     store::{Memory, OnFull},
     time::{SECOND, Timestamp},
+};
+
+use crate::cluster::{
+    MemberId,
+    message::{Hello, MemberRecord, MemberState, Message},
+    node::{Node, NodeSettings},
+    wire,
 };
 
 const NOW: Timestamp = Timestamp::from_nanos(1_790_000_000 * SECOND);

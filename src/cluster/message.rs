@@ -6,14 +6,14 @@
 use std::{num::NonZeroU64, sync::Arc, time::Duration};
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
-
-use crate::{
+use tollgate_limiter::{
     algorithm::Limit,
-    cluster::MemberId,
     descriptor::{Key, Secret},
     store::{CounterOperation, Outcome, Slot, SlotData},
     time::Timestamp,
 };
+
+use crate::cluster::MemberId;
 
 /// The version of a slot's counters. The larger one is the newer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]

@@ -14,13 +14,12 @@ use tokio::{
     task::JoinSet,
     time::{MissedTickBehavior, interval, sleep, timeout},
 };
-use tracing::{info, warn};
-
-use crate::{
+use tollgate_limiter::{
     rules::ActiveRules,
     store::{Lead, Memory, Slot, SlotSource, StoredSlot},
     time::{Clock, SECOND, Stopwatch, Timestamp},
 };
+use tracing::{info, warn};
 
 mod calls;
 mod degraded;

@@ -13,8 +13,9 @@ use std::{
 };
 
 use siphasher::sip::SipHasher13;
+use tollgate_limiter::store::Slot;
 
-use crate::{cluster::MemberId, store::Slot};
+use crate::cluster::MemberId;
 
 /// The most slots of one member, in percent of the mean.
 const SHARE_MAX_PERCENT: usize = 105;
@@ -146,7 +147,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::{
+    use tollgate_limiter::{
         descriptor::{Entry, KeyText, Secret},
         store::SLOTS,
     };

@@ -13,12 +13,10 @@ use tokio::{
     sync::oneshot,
     time::{sleep, timeout},
 };
+use tollgate_limiter::time::Stopwatch;
 use tracing::{info, warn};
 
-use crate::{
-    cluster::link::{DialResult, SeedFailures, SeedState, Shared},
-    time::Stopwatch,
-};
+use crate::cluster::link::{DialResult, SeedFailures, SeedState, Shared};
 
 /// Interval of the lookups while no other member is known, and afterwards.
 const ALONE_INTERVAL: Duration = Duration::from_secs(1);

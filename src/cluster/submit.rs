@@ -2,15 +2,16 @@
 
 use std::time::Duration;
 
-use crate::{
+use tollgate_limiter::{
     algorithm::Limit,
-    cluster::{
-        Cluster, MemberState,
-        message::{RemoteCheck, RemoteOperation},
-        node::Ticket,
-    },
     descriptor::Key,
     remote::{CounterCheck, CounterChecks, Extent, Mode, Outcomes, RemoteOutcome, Submission, Submit},
+};
+
+use crate::cluster::{
+    Cluster, MemberState,
+    message::{RemoteCheck, RemoteOperation},
+    node::Ticket,
 };
 
 impl Submit for Cluster {

@@ -3,13 +3,13 @@
 use std::{fs, hash::Hasher, path::Path, time::Duration};
 
 use siphasher::sip::SipHasher13;
-
-use crate::{
+use tollgate_limiter::{
     files::fuzz::temporary,
-    persistence::{Persistence, Settings},
     store::OnFull,
     time::{SECOND, Timestamp},
 };
+
+use crate::persistence::{Persistence, Settings};
 
 const NOW: Timestamp = Timestamp::from_nanos(1_790_000_000 * SECOND);
 const MEMORY_LIMIT: usize = 1 << 24;

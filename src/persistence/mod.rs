@@ -10,13 +10,12 @@ use tokio::{
     task::spawn_blocking,
     time::{Instant, sleep, timeout_at},
 };
-use tracing::{error, info};
-
-use crate::{
+use tollgate_limiter::{
     descriptor::Secret,
     store::{Memory, OnFull, Slot, SlotSource, StoredSlot},
     time::{Clock, Timestamp},
 };
+use tracing::{error, info};
 
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzz;
@@ -180,7 +179,7 @@ mod tests {
     use std::{fs, path::Path};
 
     use super::*;
-    use crate::{
+    use tollgate_limiter::{
         algorithm::{Limit, Operation, laws::every_limit},
         descriptor::KeyText,
         store::{

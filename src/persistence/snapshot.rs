@@ -14,8 +14,7 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 use siphasher::sip::SipHasher13;
-
-use crate::{
+use tollgate_limiter::{
     descriptor::Secret,
     files,
     store::{Memory, Slot, SlotData, SlotSource, StoredSlot},
@@ -213,7 +212,7 @@ mod tests {
     use std::os::unix::fs::{PermissionsExt, symlink};
 
     use super::*;
-    use crate::store::OnFull;
+    use tollgate_limiter::store::OnFull;
 
     fn write_empty(path: &Path) -> Result<(), SnapshotError> {
         let memory = Memory::new(1 << 24, OnFull::Deny);

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::{
+use tollgate_limiter::{
     rules::{ActiveRules, FileSettings, Loader, OverlayFile, Watcher},
     time::Clock,
 };

@@ -7,6 +7,14 @@ use tokio::{
     task::JoinSet,
     time::{interval, sleep},
 };
+use tollgate_limiter::{
+    limiter::{self, Limiter},
+    remote::Remote,
+    rules::{ActiveRules, RuleStatsRegistry},
+    shared_store::SharedStore,
+    store::{Lead, Memory, SWEEP_PARTS, SWEEP_ROUND},
+    time::{Clock, FOLLOW_EVERY, Step},
+};
 use tonic::service::Routes;
 use tonic_health::pb::health_server::{Health, HealthServer};
 use tracing::warn;
@@ -22,11 +30,8 @@ use crate::{
         top,
     },
     cluster::Cluster,
-    limiter::{self, Limiter},
     persistence::Persistence,
-    remote::Remote,
     rule_source,
-    rules::{ActiveRules, RuleStatsRegistry},
     server::{
         Budgets, Error, Phase, ServerStats, lifecycle, metrics,
         replica::{self, Replica},
@@ -34,10 +39,7 @@ use crate::{
         tasks::Tasks,
     },
     settings::Settings,
-    shared_store::SharedStore,
-    store::{Lead, Memory, SWEEP_PARTS, SWEEP_ROUND},
     telemetry::{logs::LogControl, traces::Traces},
-    time::{Clock, FOLLOW_EVERY, Step},
 };
 
 /// Maximum size of a reflection message, in bytes.

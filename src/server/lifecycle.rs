@@ -3,15 +3,14 @@
 use std::{sync::Arc, time::Duration};
 
 use tokio::{sync::watch, time::timeout};
-use tonic_health::{ServingStatus, server::HealthReporter};
-use tracing::{info, warn};
-
-use crate::{
-    api::http::Readiness,
-    cluster::Cluster,
+use tollgate_limiter::{
     rules::ActiveRules,
     shared_store::{self, SharedStore},
 };
+use tonic_health::{ServingStatus, server::HealthReporter};
+use tracing::{info, warn};
+
+use crate::{api::http::Readiness, cluster::Cluster};
 
 /// How often the state of cluster links is checked.
 const LINKS_CHECK_INTERVAL: Duration = Duration::from_millis(250);

@@ -4,18 +4,17 @@ use std::{io, net::SocketAddr, sync::Arc};
 
 use bytesize::ByteSize;
 use tokio::sync::{mpsc, watch};
+use tollgate_limiter::{shared_store::PasswordError, time::Clock};
 use tracing::info;
 
 use crate::{
     api::admin,
     cluster::link,
     settings::{self, ListenAddress, Settings},
-    shared_store::PasswordError,
     telemetry::{
         logs::LogControl,
         traces::{self, Traces},
     },
-    time::Clock,
 };
 
 mod acceptor;

@@ -3,6 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use tokio::time::interval;
+use tollgate_limiter::{descriptor::Secret, rules::ActiveRules, time::Clock};
 use tracing::{info, warn};
 
 use crate::{
@@ -10,11 +11,8 @@ use crate::{
         self, Cluster,
         link::{self, LinkListener},
     },
-    descriptor::Secret,
     persistence::{self, Persistence, SlotSources},
-    rules::ActiveRules,
     server::Error,
-    time::Clock,
 };
 
 /// Time for goodbyes to be sent.

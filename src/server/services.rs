@@ -13,11 +13,11 @@ use axum::{
     http::{HeaderValue, Request, Response},
 };
 use hyper::body::{Body as _, Bytes};
+use tollgate_limiter::resilience::OpenForwards;
 use tonic::codegen::Service as _;
 
 use crate::{
     api::{Api, Batch},
-    resilience::OpenForwards,
     server::{
         body::{CallKind, RequestBody, Source},
         idle::{Activity, RequestActivity},

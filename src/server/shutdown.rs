@@ -8,16 +8,15 @@ use tokio::{
     task::JoinSet,
     time::{Instant, sleep, timeout_at},
 };
+use tollgate_limiter::{rules::ActiveRules, time::Clock};
 use tracing::{field::display, info, warn};
 
 use crate::{
     cluster::Cluster,
     persistence::Persistence,
-    rules::ActiveRules,
     server::{Phase, replica},
     settings::Drain,
     telemetry::traces::Traces,
-    time::Clock,
 };
 
 /// Maximum part of the drain timeout that is reserved for the last snapshot; at most a fifth of it is.

@@ -5,11 +5,12 @@ use std::sync::{
     atomic::{AtomicU64, Ordering::Relaxed},
 };
 
-use crate::{
-    api::admin::Certificates,
+use tollgate_limiter::{
     metrics::Counter,
     time::{SECOND, Timestamp},
 };
+
+use crate::api::admin::Certificates;
 
 /// Statistics of all listeners.
 #[derive(Clone, Debug, Default)]

@@ -14,16 +14,18 @@ use rustls::{
     },
     sign::SingleCertAndKey,
 };
+use tollgate_limiter::{
+    file_watch::{FileWatch, WatchedFiles, fingerprint, read_blocking},
+    time::Clock,
+};
 use tracing::{error, info};
 
 use crate::{
     certificates::{
         BadFile, OwnCertificate, SystemTime, authorities, own_certificate, read_file, rfc3339, unix_time,
     },
-    file_watch::{FileWatch, WatchedFiles, fingerprint, read_blocking},
     server::stats::ListenerStats,
     settings::{self, CertificateName},
-    time::Clock,
 };
 
 /// Why a certificate file cannot be used.
@@ -39,7 +41,7 @@ pub struct CertificateFileError {
 /// The certificates of one listener, reloaded when their files change.
 #[derive(Debug)]
 pub(super) struct Certificates {
-    reader: Reader,
+    reader: Arc<Reader>,
     stats: Arc<ListenerStats>,
     active: ArcSwap<ServerConfig>,
     // The fingerprint of the files at the start.
@@ -69,7 +71,7 @@ impl Certificates {
         clock: Clock,
         stats: Arc<ListenerStats>,
     ) -> Result<Self, CertificateFileError> {
-        let reader = Reader { listener, files, protocols, clock };
+        let reader = Arc::new(Reader { listener, files, protocols, clock });
         let read = reader.read();
         let initial = fingerprint(&read);
         let Compiled { config, expires } = reader.compile(&read?)?;
@@ -87,19 +89,19 @@ impl Certificates {
     /// Reloads the files when they change, for as long as it is polled.
     pub(super) async fn reload_on_change(self: Arc<Self>, poll_interval: Duration) {
         let initial = self.initial;
-        FileWatch::with_active(self, initial).run(poll_interval).await;
+        FileWatch::with_active(&*self, initial).run(poll_interval).await;
     }
 }
 
-impl WatchedFiles for Arc<Certificates> {
+impl WatchedFiles for &Certificates {
     type Contents = Result<CertificateFiles, CertificateFileError>;
     type Error = CertificateFileError;
     // A certificate may not be valid yet.
     const DEPENDS_ON_TIME: bool = true;
 
     async fn read(&self) -> Option<(Self::Contents, u128)> {
-        let this = self.clone();
-        read_blocking(move || this.reader.read()).await
+        let reader = self.reader.clone();
+        read_blocking(move || reader.read()).await
     }
 
     async fn load(&mut self, contents: Self::Contents) -> Option<Result<(), CertificateFileError>> {

@@ -17,9 +17,8 @@ use tokio::{
     sync::{mpsc, oneshot},
     task::JoinSet,
 };
+use tollgate_limiter::time::Stopwatch;
 use tracing::warn;
-
-use crate::time::Stopwatch;
 
 /// Time for blocking calls of a worker to finish at shutdown.
 const BLOCKING_TIMEOUT: Duration = Duration::from_millis(500);

@@ -3,6 +3,7 @@
 use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
 use axum::http::HeaderName;
+use tollgate_limiter::{shared_store::is_prefix, store::OnFull};
 
 use crate::{
     api::{self, forward_auth, recorder::RecordedValues},
@@ -16,8 +17,6 @@ use crate::{
             pairs, path, read, redis_urls, size, socket_address, text, time, time_between, word,
         },
     },
-    shared_store::is_prefix,
-    store::OnFull,
     telemetry::logs::{self, Denials, Format},
 };
 
@@ -320,7 +319,7 @@ settings! {
     }
     "log." Always use log: logs::Settings {
         level: String = text("LEVEL", LOG_LEVEL, |text| logs::filter(text).is_ok()) => "info"
-            "Log level: error, warn, info, debug, trace or off, also per module, as in info,tollgate::rules=debug. Libraries log errors only, unless their module is named, as in info,h2=warn.";
+            "Log level: error, warn, info, debug, trace or off, also per module, as in info,tollgate_limiter::rules=debug. Libraries log errors only, unless their module is named, as in info,h2=warn.";
         format: Format = one_of(&[("text", Format::Text), ("json", Format::Json)]) => "text"
             "Log format: text or json.";
         denials: Denials = read("RATE", Denials::EXPECTED) => "off"

@@ -1,8 +1,9 @@
 //! The values of all settings become the settings of the components, if they agree with each other.
 
+use tollgate_limiter::limiter::Modes;
+
 use crate::{
     api::admin::{EffectiveSetting, Origin},
-    limiter::Modes,
     persistence,
     settings::{
         Admin, Certificates, Drain, Settings, Tls,

@@ -2,10 +2,9 @@
 
 use std::fs;
 
-use crate::{
-    files::fuzz::temporary,
-    settings::{CATALOG, Setting, Sources},
-};
+use tollgate_limiter::files::fuzz::temporary;
+
+use crate::settings::{CATALOG, Setting, Sources};
 
 /// A settings file: it has problems that can be shown, or each setting has an effective value.
 pub fn settings(bytes: &[u8]) {

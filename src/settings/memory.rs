@@ -6,7 +6,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use crate::store;
+use tollgate_limiter::store;
 
 /// The memory of a gRPC connection: as measured idle with TLS, and the unsent replies that it may always have.
 const GRPC_CONNECTION_BYTES: u64 = 64 * 1024;

@@ -1,7 +1,9 @@
 //! The settings of the process, read once at the start: defaults, overridden by a file, by the environment, and by
 //! flags.
 
-use crate::{api, limiter, persistence, telemetry};
+use tollgate_limiter::limiter;
+
+use crate::{api, persistence, telemetry};
 
 mod catalog;
 mod cluster;
@@ -47,7 +49,7 @@ pub struct Settings {
     /// The cluster, if there is one.
     pub cluster: Option<crate::cluster::Settings>,
     /// The store that replicas share, if there is one.
-    pub shared_store: Option<crate::shared_store::Settings>,
+    pub shared_store: Option<tollgate_limiter::shared_store::Settings>,
     /// The modes of the limiter.
     pub limiter: limiter::Modes,
     /// The API.

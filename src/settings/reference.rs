@@ -489,7 +489,10 @@ mod tests {
         let settings = load(&[&redis[..], &[("TOLLGATE_STORE__KIND", "redis")]].concat()).unwrap();
         let store = settings.shared_store.unwrap();
         assert_eq!(store.urls, ["rediss://a:26379", "rediss://b:26379"]);
-        assert_eq!(store.mode, crate::shared_store::Mode::Sentinel { service: "mymaster".to_owned() });
+        assert_eq!(
+            store.mode,
+            tollgate_limiter::shared_store::Mode::Sentinel { service: "mymaster".to_owned() }
+        );
     }
 
     #[test]

@@ -1,11 +1,12 @@
 //! The settings of the rules.
 
+use tollgate_limiter::rules::FileSettings;
+
 use crate::{
     rule_source::{
         self, Settings,
         xds::{self, TlsFiles},
     },
-    rules::FileSettings,
     settings::{
         catalog::{Rules, Xds},
         conflicts::Conflicts,

@@ -2,10 +2,9 @@
 
 use std::time::Duration;
 
-use crate::{
-    settings::{catalog::Redis, conflicts::Conflicts, value_type::Mode},
-    shared_store::{self, PasswordFiles, Settings, TlsFiles},
-};
+use tollgate_limiter::shared_store::{self, PasswordFiles, Settings, TlsFiles};
+
+use crate::settings::{catalog::Redis, conflicts::Conflicts, value_type::Mode};
 
 impl Redis {
     pub(super) fn read(
@@ -53,12 +52,11 @@ impl Redis {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{
-        settings::{
-            Sources,
-            tests::{flags, load, problems},
-        },
-        shared_store::Mode,
+    use tollgate_limiter::shared_store::Mode;
+
+    use crate::settings::{
+        Sources,
+        tests::{flags, load, problems},
     };
 
     const REDIS_KIND: (&str, &str) = ("store.kind", "redis");

@@ -2,9 +2,13 @@
 
 use std::{io, path::PathBuf};
 
+use tollgate_limiter::{
+    files,
+    yaml::{self, Mark, Node, Pair, Value},
+};
+
 use crate::{
     api::admin::{EffectiveSetting, Origin},
-    files,
     settings::{
         CATALOG, Setting, Settings,
         catalog::Draft,
@@ -12,7 +16,6 @@ use crate::{
         reference::{self, Given},
         value_type::StoreKind,
     },
-    yaml::{self, Mark, Node, Pair, Value},
 };
 
 /// The sources of settings; each overrides the previous ones.
@@ -370,7 +373,7 @@ mod tests {
     #[test]
     fn word_that_is_not_a_level_is_refused_as_log_filter() {
         for (level, allowed) in [
-            ("info,tollgate::rules=debug", true),
+            ("info,tollgate_limiter::rules=debug", true),
             ("off", true),
             ("inof", false),
             ("tollgate[call]=debug", false),

@@ -10,11 +10,11 @@ use std::{
 use bytesize::ByteSize;
 use jiff::SignedDuration;
 use serde_json::{Value as Json, json};
+use tollgate_limiter::shared_store;
 
 use crate::{
     cluster::link,
     settings::{listeners::CertificateName, memory::MemoryShare},
-    shared_store,
 };
 
 /// The maximum of a count.

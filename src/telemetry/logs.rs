@@ -24,7 +24,7 @@ use crate::telemetry::{call_site_limit::CallSiteLimit, output::Output};
 
 pub use crate::telemetry::call_site_limit::{Format, UNLIMITED};
 
-/// The target of events of this program.
+/// What the targets of events of this program begin with: also those of the package `tollgate-limiter`.
 const OWN: &str = env!("CARGO_CRATE_NAME");
 
 /// The settings of logs.
@@ -68,7 +68,7 @@ pub struct DroppedLines {
 /// An invalid level.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "`{0}` is not a level; allowed are error, warn, info, debug, trace or off, also per module, as in info,tollgate::rules=debug"
+    "`{0}` is not a level; allowed are error, warn, info, debug, trace or off, also per module, as in info,tollgate_limiter::rules=debug"
 )]
 pub struct LevelError(String);
 

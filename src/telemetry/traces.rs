@@ -12,10 +12,11 @@ use opentelemetry_sdk::{
     Resource,
     trace::{SdkTracer, SdkTracerProvider, Span},
 };
+use tollgate_limiter::files;
 use tonic::transport::{Certificate, ClientTlsConfig};
 use tracing::warn;
 
-use crate::{files, telemetry::parent_span::Parent};
+use crate::telemetry::parent_span::Parent;
 
 /// The maximum time to send the last spans.
 const FLUSH_MAX: Duration = Duration::from_secs(2);

@@ -15,8 +15,8 @@ use tollgate::{
     },
     server::{Addresses, Server},
     settings::{Setting, Settings, Sources},
-    time::Clock,
 };
+use tollgate_limiter::time::Clock;
 
 mod wire;
 

@@ -8,8 +8,8 @@ use tokio::sync::mpsc;
 use tollgate::{
     server::{Error, Server},
     telemetry::logs::LogControl,
-    time::Clock,
 };
+use tollgate_limiter::time::Clock;
 
 use crate::{
     harness::{START, Service, request_for, send, settings, with_hits},

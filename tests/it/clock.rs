@@ -1,6 +1,6 @@
 //! A machine whose clock jumps ahead and is corrected.
 
-use tollgate::time::SECOND;
+use tollgate_limiter::time::SECOND;
 
 use crate::{
     harness::{Service, cluster_view, http, replica, request_for, until, until_linked},

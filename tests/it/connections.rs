@@ -14,8 +14,9 @@ use tokio::{
 };
 use tollgate::{
     api::proto::envoy::service::ratelimit::v3::rate_limit_service_client::RateLimitServiceClient,
-    server::Server, time::Clock,
+    server::Server,
 };
+use tollgate_limiter::time::Clock;
 use tonic::transport::Channel;
 
 use crate::{

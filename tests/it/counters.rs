@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use tollgate::{
+use tollgate_limiter::{
     algorithm::{AlgorithmName, Operation},
     descriptor::{Entry, Secret},
     limiter::{Descriptor, Limiter, Request},

@@ -12,9 +12,9 @@ use std::{
 
 use tempfile::TempDir;
 use tokio::task::JoinSet;
-use tollgate::{
+use tollgate::cluster::{self, Cluster, Trust, link};
+use tollgate_limiter::{
     algorithm::{Classic, Excess, FixedWindow, Limit, Operation, Window},
-    cluster::{self, Cluster, Trust, link},
     descriptor::{Entry, Key, KeyText, Secret},
     remote::Remote,
     resilience::{OpenForwards, Overloaded},

@@ -20,8 +20,8 @@ use tollgate::{
     },
     server::{Addresses, Error, Server, ServerStats, WorkerPool},
     settings::{Setting, Settings, Sources},
-    time::{Clock, Timestamp},
 };
+use tollgate_limiter::time::{Clock, Timestamp};
 use tonic::{Status, transport::Channel};
 
 /// Longer than any step of a test takes; a test that waits this long fails.

@@ -3,10 +3,8 @@
 use std::time::Duration;
 
 use tokio::time::timeout;
-use tollgate::{
-    server::{Error, Server},
-    time::Clock,
-};
+use tollgate::server::{Error, Server};
+use tollgate_limiter::time::Clock;
 use tonic::transport::Channel;
 use tonic_health::pb::{
     HealthCheckRequest, health_check_response::ServingStatus, health_client::HealthClient,

@@ -9,8 +9,8 @@ use tollgate::{
         service::ratelimit::v3::RateLimitRequest,
     },
     server::{Error, Server, cluster_metrics, replica_metrics, shared_store_metrics, xds_metrics},
-    time::Clock,
 };
+use tollgate_limiter::time::Clock;
 
 use crate::{
     api_v1::{self, each, stream::Stream},

@@ -8,13 +8,11 @@ use tokio::{
     task::JoinSet,
     time::{Instant, timeout},
 };
-use tollgate::{
-    api::{
-        self, Api, ApiKind, Call, Method, ResetPrecision,
-        proto::envoy::service::ratelimit::v3::{
-            RateLimitRequest, RateLimitResponse, rate_limit_response::Code,
-        },
-    },
+use tollgate::api::{
+    self, Api, ApiKind, Call, Method, ResetPrecision,
+    proto::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse, rate_limit_response::Code},
+};
+use tollgate_limiter::{
     limiter::Limiter,
     resilience::OpenForwards,
     rules::{ActiveRules, Rules},

@@ -12,7 +12,7 @@ use std::{
 
 use tempfile::TempDir;
 use tokio::{task::JoinHandle, time};
-use tollgate::{
+use tollgate_limiter::{
     rules::{ActiveRules, FileSettings, Watcher},
     time::{Clock, Timestamp},
 };

@@ -10,7 +10,7 @@ use std::{
 };
 
 use proptest::prelude::*;
-use tollgate::{
+use tollgate_limiter::{
     algorithm::Operation,
     rules::{ActiveRules, Rules},
 };

@@ -11,7 +11,7 @@ use tokio::{
     process::{Child, Command},
     time::timeout,
 };
-use tollgate::algorithm::AlgorithmName;
+use tollgate_limiter::algorithm::AlgorithmName;
 
 use crate::{
     admin::record::Recording,

@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use tollgate::{
+use tollgate_limiter::{
     algorithm::{AlgorithmName, Operation},
     limiter::Limiter,
     rules::{ActiveRules, Rules},

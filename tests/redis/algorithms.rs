@@ -3,7 +3,7 @@
 use std::{num::NonZeroU64, time::Duration};
 
 use rand::{RngExt, SeedableRng, rngs::StdRng};
-use tollgate::{
+use tollgate_limiter::{
     algorithm::{
         Classic, Concurrency, Decision, Excess, FixedWindow, LeakyQueue, Limit, Operation, Rate, SlidingLog,
         SlidingWindow, Span, SteppedBucket, TokenBucket, Verdict, Window,

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use tollgate::{
+use tollgate_limiter::{
     algorithm::Operation,
     rules::OnOwnerUnavailable,
     shared_store::{Mode, Settings, State},

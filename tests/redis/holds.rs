@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use futures_util::future::join_all;
-use tollgate::{
+use tollgate_limiter::{
     algorithm::Operation,
     remote::RemoteHoldError,
     shared_store::Settings,

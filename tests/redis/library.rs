@@ -6,7 +6,7 @@ use axum::{Router, body::Body, routing::get};
 use futures_util::future::join_all;
 use http::{Request, StatusCode};
 use tokio::time::{sleep, timeout};
-use tollgate::{
+use tollgate_limiter::{
     limiter::{Checked, HoldError, Limiter},
     shared_limiter::SharedLimiter,
     shared_store::{ConnectError, Settings, State},

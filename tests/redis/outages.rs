@@ -11,7 +11,7 @@ use std::{
 };
 
 use futures_util::FutureExt;
-use tollgate::{
+use tollgate_limiter::{
     algorithm::{Limit, Operation, Verdict},
     descriptor::Key,
     resilience::{OpenForwards, Overloaded},

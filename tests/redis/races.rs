@@ -17,7 +17,7 @@ use tokio::{
         tcp::{OwnedReadHalf, OwnedWriteHalf},
     },
 };
-use tollgate::{
+use tollgate_limiter::{
     algorithm::{Limit, Operation},
     descriptor::Key,
     shared_store::Settings,

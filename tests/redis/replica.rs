@@ -6,7 +6,7 @@ use std::{
 };
 
 use tokio::{sync::watch, task::JoinHandle};
-use tollgate::{
+use tollgate_limiter::{
     algorithm::{Decision, Excess, FixedWindow, Limit, Operation, Span, Window},
     descriptor::{Key, KeyText, Secret},
     remote::{Remote, RemoteHoldError},

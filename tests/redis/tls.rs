@@ -5,7 +5,7 @@ use std::{fs, path::Path};
 use rcgen::{
     BasicConstraints, CertificateParams, CertifiedIssuer, DnType, ExtendedKeyUsagePurpose, IsCa, KeyPair,
 };
-use tollgate::{
+use tollgate_limiter::{
     algorithm::Operation,
     shared_store::{Settings, State, TlsFiles},
 };

@@ -7,17 +7,19 @@ use axum::{
 };
 use serde::Deserialize;
 use serde_json::{Value, json};
+use tollgate_limiter::{
+    algorithm::{Counter, Limit},
+    descriptor::Entry,
+    limiter::{ActiveView, CounterRef, NoCounter},
+    store::{CounterState, Replacement},
+};
 use tracing::info;
 
 use crate::{
-    algorithm::{Counter, Limit},
     api::{
         admin::{AdminError, AdminState, ClientAddress, format},
         descriptor_text,
     },
-    descriptor::Entry,
-    limiter::{ActiveView, CounterRef, NoCounter},
-    store::{CounterState, Replacement},
     telemetry::logs::UNLIMITED,
 };
 

@@ -7,22 +7,22 @@ use axum::{
 };
 use prost::Message as _;
 use serde_json::{Value, json};
-
-use crate::{
+use tollgate_limiter::{
     algorithm::{Limit, Operation, Verdict},
-    api::{
-        Error,
-        admin::{AdminError, AdminState, counters, format},
-        call::Method,
-        descriptor_text,
-        proto::envoy::{
-            extensions::common::ratelimit::v3::RateLimitDescriptor, service::ratelimit::v3::RateLimitRequest,
-        },
-        rls,
-    },
     limiter::{self, CheckExplanation, DescriptorExplanation, Explanation, LimiterError, NoCounter, Status},
     rules::{LevelTrace, MatchKind, NodeTrace, Rule},
     time::Timestamp,
+};
+
+use crate::api::{
+    Error,
+    admin::{AdminError, AdminState, counters, format},
+    call::Method,
+    descriptor_text,
+    proto::envoy::{
+        extensions::common::ratelimit::v3::RateLimitDescriptor, service::ratelimit::v3::RateLimitRequest,
+    },
+    rls,
 };
 
 /// Explains a request in the format of `/json`.

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::{
+use tollgate_limiter::{
     algorithm::{AlgorithmName, CalendarUnit, Excess, Limit, Span, Window},
     descriptor::Key,
     rules::Unit,

@@ -11,16 +11,14 @@ use axum::{
     routing::{get, post},
 };
 use serde_json::{Value, json};
+use tollgate_limiter::{
+    limiter::Limiter, rules::ActiveRules, shared_store::SharedStore, store::Memory, time::Timestamp,
+};
 
 use crate::{
     api::{cross_site, reader::RequestReader, recorder::Recorder},
     cluster::Cluster,
-    limiter::Limiter,
-    rules::ActiveRules,
-    shared_store::SharedStore,
-    store::Memory,
     telemetry::logs::LogControl,
-    time::Timestamp,
 };
 
 mod cluster;
@@ -58,7 +56,7 @@ const ENDPOINTS: [(&str, &str); 15] = [
         "POST a request as for /json, or ?domain=D&key=k=v[,k=v]: the decision and the reasons for it",
     ),
     ("/live", "the figures of the page and of tollgate top: a line of JSON each second, for a minute"),
-    ("/log", "the log level; PUT a level, as in info,tollgate::rules=debug, to change it"),
+    ("/log", "the log level; PUT a level, as in info,tollgate_limiter::rules=debug, to change it"),
     (
         "/record",
         "?seconds=60&values=hashed: the requests that are decided, for tollgate simulate; needs admin.record",

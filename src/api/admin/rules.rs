@@ -9,13 +9,13 @@ use axum::{
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use tokio::task::spawn_blocking;
-
-use crate::{
-    api::admin::{AdminError, AdminState, format},
+use tollgate_limiter::{
     files,
     rules::{Allowance, Location, OnOwnerUnavailable, Origin, Problems, Rule, Rules, Status, Totals},
     yaml::Mark,
 };
+
+use crate::api::admin::{AdminError, AdminState, format};
 
 /// The maximum number of listed rules.
 const LISTED_MAX: usize = 500;

@@ -9,12 +9,10 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use siphasher::sip128::SipHasher13;
+use tollgate_limiter::files;
 use tracing::{debug, error};
 
-use crate::{
-    api::admin::{AdminError, ClientAddress},
-    files,
-};
+use crate::api::admin::{AdminError, ClientAddress};
 
 /// The maximum length of a token, in bytes.
 const BYTES_MAX: usize = 4096;

@@ -2,13 +2,14 @@
 
 use std::time::Duration;
 
-use crate::{
+use tollgate_limiter::{
     algorithm::Operation,
-    api::{
-        descriptors::{Descriptor, DescriptorView, Descriptors, Undecodable},
-        protobuf::{Fields, Malformed, Value, text},
-    },
     limiter::{self, Bounds, TooLarge},
+};
+
+use crate::api::{
+    descriptors::{Descriptor, DescriptorView, Descriptors, Undecodable},
+    protobuf::{Fields, Malformed, Value, text},
 };
 
 /// A decoded request.

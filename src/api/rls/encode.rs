@@ -3,18 +3,18 @@
 use std::time::Duration;
 
 use prost::Message;
-
-use crate::{
-    api::{
-        call::ResetPrecision,
-        proto::envoy::{
-            config::core::v3::HeaderValue,
-            service::ratelimit::v3::rate_limit_response::{Code, rate_limit},
-        },
-        protobuf::{FRAME_PREFIX_BYTES, begin, bytes_len, frame_prefix, number, number_len, text_field},
-    },
+use tollgate_limiter::{
     limiter::{Answer, CurrentLimit, Status},
     rules::Unit,
+};
+
+use crate::api::{
+    call::ResetPrecision,
+    proto::envoy::{
+        config::core::v3::HeaderValue,
+        service::ratelimit::v3::rate_limit_response::{Code, rate_limit},
+    },
+    protobuf::{FRAME_PREFIX_BYTES, begin, bytes_len, frame_prefix, number, number_len, text_field},
 };
 
 /// Encodes a reply with headers and dynamic metadata.

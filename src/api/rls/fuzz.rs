@@ -12,6 +12,15 @@ use tokio::{
     runtime::{self, Runtime},
     time::{sleep, timeout as within},
 };
+use tollgate_limiter::{
+    files::fuzz::temporary,
+    limiter::{Limiter, LimiterError, RequestError},
+    remote::Remote,
+    resilience::OpenForwards,
+    rules::ActiveRules,
+    store::{Memory, OnFull, SLOTS},
+    time::Clock,
+};
 
 use crate::{
     api::{
@@ -26,14 +35,7 @@ use crate::{
         timeout,
     },
     cluster::{self, Cluster, Trust, link},
-    files::fuzz::temporary,
-    limiter::{Limiter, LimiterError, RequestError},
-    remote::Remote,
-    resilience::OpenForwards,
-    rules::ActiveRules,
-    store::{Memory, OnFull, SLOTS},
     telemetry::traces::Traces,
-    time::Clock,
 };
 
 /// The longest time that a test waits for replicas.

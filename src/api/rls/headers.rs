@@ -2,11 +2,12 @@
 
 use std::{fmt::Write as _, time::Duration};
 
-use crate::{
-    api::proto::envoy::config::core::v3::HeaderValue,
+use tollgate_limiter::{
     limiter::{Answer, CurrentLimit, Modes, Status},
     rules::Allowance,
 };
+
+use crate::api::proto::envoy::config::core::v3::HeaderValue;
 
 /// Which headers replies have. The default is none.
 #[derive(Clone, Debug, Default)]

@@ -2,15 +2,15 @@
 
 use prost_types::{ListValue, Struct, Value, value::Kind};
 use serde_json::Map;
-
-use crate::{
-    api::{
-        descriptors::{DescriptorView, LimitOverride},
-        proto::envoy::r#type::v3::RateLimitUnit,
-        rls::decode::Request,
-    },
+use tollgate_limiter::{
     limiter::{Answer, Status},
     rules::Rule,
+};
+
+use crate::api::{
+    descriptors::{DescriptorView, LimitOverride},
+    proto::envoy::r#type::v3::RateLimitUnit,
+    rls::decode::Request,
 };
 
 /// The request, the metadata of rules whose descriptors passed, the rules that denied, and whether the decision was
@@ -143,7 +143,9 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::{api::rls::decode, limiter::Bounds};
+    use tollgate_limiter::limiter::Bounds;
+
+    use crate::api::rls::decode;
 
     #[test]
     fn only_decision_without_owner_is_marked_degraded() {

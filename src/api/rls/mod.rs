@@ -1,13 +1,14 @@
 //! Envoy's rate limit service: from the bytes of a request to the bytes of its reply.
 
-use crate::{
-    api::{
-        Api, Error,
-        call::{Call, Reply},
-        span::CallSpan,
-    },
+use tollgate_limiter::{
     limiter::{self, ActiveView, Answer},
     resilience::OpenForwards,
+};
+
+use crate::api::{
+    Api, Error,
+    call::{Call, Reply},
+    span::CallSpan,
 };
 
 mod decode;

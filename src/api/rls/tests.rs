@@ -6,22 +6,23 @@ use proptest::{collection::vec, option, prelude::*, sample::Index};
 use prost::Message;
 
 use super::*;
-use crate::{
-    api::{
-        ApiKind, Handled, Method, ResetPrecision, Settings,
-        proto::envoy::{
-            extensions::common::ratelimit::v3::{
-                RateLimitDescriptor,
-                rate_limit_descriptor::{Entry, RateLimitOverride},
-            },
-            service::ratelimit::v3::{RateLimitRequest, RateLimitResponse, rate_limit_response::Code},
-        },
-        protobuf::FRAME_PREFIX_BYTES,
-    },
+use tollgate_limiter::{
     limiter::{Bounds, Limiter},
     rules::{ActiveRules, Rules},
     store::{Memory, OnFull},
     time::{Clock, Timestamp},
+};
+
+use crate::api::{
+    ApiKind, Handled, Method, ResetPrecision, Settings,
+    proto::envoy::{
+        extensions::common::ratelimit::v3::{
+            RateLimitDescriptor,
+            rate_limit_descriptor::{Entry, RateLimitOverride},
+        },
+        service::ratelimit::v3::{RateLimitRequest, RateLimitResponse, rate_limit_response::Code},
+    },
+    protobuf::FRAME_PREFIX_BYTES,
 };
 
 const NOW: Timestamp = Timestamp::from_nanos(1_790_000_040_123_456_789);

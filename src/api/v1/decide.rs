@@ -3,21 +3,21 @@
 use std::time::Duration;
 
 use futures_util::future::join_all;
-
-use crate::{
-    api::{
-        Api, Error,
-        call::Verb,
-        proto::tollgate::v1::check_request::Mode,
-        protobuf::FRAME_PREFIX_BYTES,
-        v1::{
-            CallError,
-            decode::{Request, Requests},
-            encode::{self, DecidedRequest},
-        },
-    },
+use tollgate_limiter::{
     limiter::{self, ActiveView, Answer, LimiterError, TooLarge},
     resilience::OpenForwards,
+};
+
+use crate::api::{
+    Api, Error,
+    call::Verb,
+    proto::tollgate::v1::check_request::Mode,
+    protobuf::FRAME_PREFIX_BYTES,
+    v1::{
+        CallError,
+        decode::{Request, Requests},
+        encode::{self, DecidedRequest},
+    },
 };
 
 /// Room for an answer with one limit, in bytes.

@@ -4,18 +4,18 @@ use std::time::Duration;
 
 use prost::Message as _;
 use smallvec::SmallVec;
-
-use crate::{
+use tollgate_limiter::{
     algorithm::Operation,
-    api::{
-        call::Verb,
-        descriptors::{Descriptor, DescriptorView, Descriptors},
-        proto::tollgate::v1::check_request::Mode,
-        protobuf::{Fields, Malformed, Value, text},
-        v1::{CallError, Fault},
-    },
     limiter::{self, Bounds, CallSize, TooLarge},
     store::{HoldId, HoldTerms, OnExpiry},
+};
+
+use crate::api::{
+    call::Verb,
+    descriptors::{Descriptor, DescriptorView, Descriptors},
+    proto::tollgate::v1::check_request::Mode,
+    protobuf::{Fields, Malformed, Value, text},
+    v1::{CallError, Fault},
 };
 
 /// The encoded requests of a call.

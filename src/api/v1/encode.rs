@@ -3,16 +3,16 @@
 use std::time::Duration;
 
 use prost::Message as _;
-
-use crate::{
-    api::{
-        Error,
-        proto::tollgate::v1::{answer::Verdict, limit, settled_limit::Outcome},
-        protobuf::{begin, nested, number, text_field},
-    },
+use tollgate_limiter::{
     limiter::{SettledAnswer, Status},
     rules::Unit,
     store::{SettleOutcome, Settled},
+};
+
+use crate::api::{
+    Error,
+    proto::tollgate::v1::{answer::Verdict, limit, settled_limit::Outcome},
+    protobuf::{begin, nested, number, text_field},
 };
 
 /// The verdict on one request, and the limits that apply to it.

@@ -1,10 +1,11 @@
 //! Why a call, one of its requests, or a reset is refused.
 
-use crate::{
-    api::{admin::AccessError, descriptors::Undecodable, protobuf::Malformed},
+use tollgate_limiter::{
     limiter::{NoCounter, RequestError, TooLarge},
     store::{HoldIdTooLong, HoldTtlOutOfBounds},
 };
+
+use crate::api::{admin::AccessError, descriptors::Undecodable, protobuf::Malformed};
 
 /// Why a call is refused for its content.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]

@@ -2,22 +2,23 @@
 
 use std::{borrow::Cow, time::Duration};
 
-use crate::{
+use tollgate_limiter::{
     algorithm::Operation,
-    api::{
-        Api, Error,
-        call::{HoldVerb, Reply},
-        proto::tollgate::v1::reserve_request,
-        protobuf::{FRAME_PREFIX_BYTES, Value, text, text_field},
-        v1::{
-            CallError,
-            decode::{Named, duration},
-            encode::{self, DecidedRequest},
-        },
-    },
     limiter::{self, ActiveView, Bounds, HeldAnswer, SettledAnswer},
     resilience::OpenForwards,
     store::{HOLD_TTL_DEFAULT, HoldId, HoldTerms, OnExpiry},
+};
+
+use crate::api::{
+    Api, Error,
+    call::{HoldVerb, Reply},
+    proto::tollgate::v1::reserve_request,
+    protobuf::{FRAME_PREFIX_BYTES, Value, text, text_field},
+    v1::{
+        CallError,
+        decode::{Named, duration},
+        encode::{self, DecidedRequest},
+    },
 };
 
 /// Room for the id and one limit, in bytes.

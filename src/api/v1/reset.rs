@@ -1,9 +1,9 @@
 //! `Reset`: replaces counters by unused ones, with the admin token.
 
+use tollgate_limiter::{algorithm::Operation, limiter::ActiveView};
 use tracing::info;
 
 use crate::{
-    algorithm::Operation,
     api::{
         Api, Error,
         admin::AccessError,
@@ -11,7 +11,6 @@ use crate::{
         protobuf::{FRAME_PREFIX_BYTES, nested, number, text_field},
         v1::{ResetError, decode::Named},
     },
-    limiter::ActiveView,
     telemetry::logs::UNLIMITED,
 };
 

@@ -3,15 +3,13 @@
 use std::time::Duration;
 
 use prost::Message as _;
+use tollgate_limiter::resilience::OpenForwards;
 
-use crate::{
-    api::{
-        Api, ApiKind, Error,
-        call::Verb,
-        protobuf::{FRAME_PREFIX_BYTES, Fields, Malformed, Value, begin, frame_prefix, number},
-        v1::{CallError, Decided, Partial, decode::duration},
-    },
-    resilience::OpenForwards,
+use crate::api::{
+    Api, ApiKind, Error,
+    call::Verb,
+    protobuf::{FRAME_PREFIX_BYTES, Fields, Malformed, Value, begin, frame_prefix, number},
+    v1::{CallError, Decided, Partial, decode::duration},
 };
 
 /// The questions of a stream that may be unanswered at a time.

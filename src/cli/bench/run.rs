@@ -11,17 +11,15 @@ use std::{
 
 use prost::bytes::Bytes;
 use tokio::{sync::Semaphore, task::JoinSet, time::timeout};
+use tollgate_limiter::time::Stopwatch;
 use tonic::Code;
 
-use crate::{
-    cli::bench::{
-        client::{self, Client, Route},
-        frame::{AnswerKind, Template},
-        keys::{Hits, Keys},
-        schedule::{MeasuredSpan, Schedule},
-        stats::{LATE, Stats},
-    },
-    time::Stopwatch,
+use crate::cli::bench::{
+    client::{self, Client, Route},
+    frame::{AnswerKind, Template},
+    keys::{Hits, Keys},
+    schedule::{MeasuredSpan, Schedule},
+    stats::{LATE, Stats},
 };
 
 /// Permits for every caller to find that the run has ended.

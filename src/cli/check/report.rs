@@ -2,8 +2,7 @@
 
 use serde::Serialize;
 use serde_json::Value as Json;
-
-use crate::rules::{Origin, Problem, Problems, Rules};
+use tollgate_limiter::rules::{Origin, Problem, Problems, Rules};
 
 /// What a check found.
 #[derive(Debug, Serialize)]

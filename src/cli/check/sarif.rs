@@ -77,7 +77,7 @@ fn uri(path: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::rules::{Problems, Rules};
+    use tollgate_limiter::rules::{Problems, Rules};
 
     #[test]
     fn problem_is_a_result_with_its_place() {

@@ -6,15 +6,15 @@
 use std::{collections::BTreeSet, sync::Arc};
 
 use rustc_hash::FxHashMap;
-
-use crate::{
+use tollgate_limiter::{
     algorithm::{Counter, Limit},
-    cli::diff::{
-        difference::{Applied, Change, Difference, KeyChange},
-        keys,
-    },
     descriptor::{Entry, Key, Secret},
     rules::{DescriptorRef, Domain, KeyedRules, MatchKind, OnDenied, Rule, Rules},
+};
+
+use crate::cli::diff::{
+    difference::{Applied, Change, Difference, KeyChange},
+    keys,
 };
 
 /// The value of an entry for which a rule file has no value. Nothing names it, so only less specific descriptors match.

@@ -1,10 +1,8 @@
 //! The keys of a descriptor and its rule, as text that can be compared.
 
-use crate::{
-    api::admin::format,
-    cli::diff::difference::KeyChange,
-    rules::{DescriptorRef, Rule},
-};
+use tollgate_limiter::rules::{DescriptorRef, Rule};
+
+use crate::{api::admin::format, cli::diff::difference::KeyChange};
 
 /// The keys whose values differ. A key that one side lacks has its default there.
 pub(super) fn changes(old: Option<DescriptorRef<'_>>, new: Option<DescriptorRef<'_>>) -> Vec<KeyChange> {

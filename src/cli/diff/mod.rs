@@ -4,11 +4,9 @@ use std::{path::PathBuf, process::ExitCode};
 
 use clap::{Arg, ArgAction, ArgMatches, Command, ValueHint, value_parser};
 use serde_json::json;
+use tollgate_limiter::rules;
 
-use crate::{
-    cli::{TROUBLE, print},
-    rules,
-};
+use crate::cli::{TROUBLE, print};
 
 mod compare;
 mod difference;

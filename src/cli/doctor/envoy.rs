@@ -3,6 +3,7 @@
 use std::{collections::BTreeMap, path::Path, time::Duration};
 
 use serde_json::{Map, Value};
+use tollgate_limiter::{files, yaml};
 
 use crate::{
     api::admin::doctor::finding::{Finding, listed},
@@ -10,7 +11,6 @@ use crate::{
         fields::{field, message, text},
         optional_entries::OptionalEntries,
     },
-    files, yaml,
 };
 
 /// The maximum size of a configuration, in bytes. A config dump of a large mesh has some ten megabytes.

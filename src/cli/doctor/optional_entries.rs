@@ -161,7 +161,7 @@ impl Presence {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::yaml;
+    use tollgate_limiter::yaml;
 
     const GENERIC: &str = "{generic_key: {descriptor_key: route, descriptor_value: login}}";
     const HEADER: &str = "{request_headers: {header_name: x-account, descriptor_key: account}}";

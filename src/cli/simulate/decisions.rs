@@ -9,8 +9,7 @@ use std::{
 
 use serde::Serialize;
 use smallvec::SmallVec;
-
-use crate::time::Timestamp;
+use tollgate_limiter::time::Timestamp;
 
 /// The outcome of one descriptor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -9,9 +9,17 @@ use std::{
 use rustc_hash::{FxHashMap, FxHasher};
 use smallvec::SmallVec;
 use tokio::time::Instant;
+use tollgate_limiter::{
+    algorithm::{AlgorithmName, Operation},
+    descriptor::{Entry, Secret},
+    limiter::{Descriptor, Limiter, Metrics, Request},
+    metrics::{TopKey, TopKeys},
+    rules::{ActiveRules, Allowance, Rule, Rules},
+    store::{Memory, OnFull},
+    time::{Clock, Timestamp},
+};
 
 use crate::{
-    algorithm::{AlgorithmName, Operation},
     api::descriptor_text,
     cli::simulate::{
         decisions::{Decided, Decisions, RuleOutcome},
@@ -19,12 +27,6 @@ use crate::{
         progress::Progress,
         stats::{RuleUse, Totals, Users},
     },
-    descriptor::{Entry, Secret},
-    limiter::{Descriptor, Limiter, Metrics, Request},
-    metrics::{TopKey, TopKeys},
-    rules::{ActiveRules, Allowance, Rule, Rules},
-    store::{Memory, OnFull},
-    time::{Clock, Timestamp},
 };
 
 /// The number of users refused most often that are kept.

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use crate::{descriptor::Entry, time::Timestamp};
+use tollgate_limiter::{descriptor::Entry, time::Timestamp};
 
 /// The number of requests that are read before they are decided. Each has up to a line, which is at most 1 MiB.
 pub(super) const READ_AHEAD: usize = 64;

@@ -8,6 +8,7 @@ use clap::{
     builder::{PossibleValue, PossibleValuesParser, TypedValueParser as _},
     value_parser,
 };
+use tollgate_limiter::{named, rules::Rules};
 
 use crate::{
     api::proto::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::Entry,
@@ -29,8 +30,6 @@ use crate::{
             template::Template,
         },
     },
-    named::named,
-    rules::Rules,
 };
 
 /// The maximum number of retries of a request.

@@ -2,16 +2,15 @@
 
 use std::{borrow::Cow, cmp::Reverse, collections::BinaryHeap, time::Duration};
 
-use crate::{
-    cli::{
-        bench::{keys::Keys, schedule::Schedule},
-        simulate::{
-            event::{Event, Origin, READ_AHEAD, Skipped, Source},
-            shape::Shape,
-            template::{Fields, Template},
-        },
+use tollgate_limiter::time::Timestamp;
+
+use crate::cli::{
+    bench::{keys::Keys, schedule::Schedule},
+    simulate::{
+        event::{Event, Origin, READ_AHEAD, Skipped, Source},
+        shape::Shape,
+        template::{Fields, Template},
     },
-    time::Timestamp,
 };
 
 /// The maximum number of pending retries; further ones are dropped.

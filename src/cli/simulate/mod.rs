@@ -15,23 +15,21 @@ use tokio::{
     task,
     time::{Instant, MissedTickBehavior, interval},
 };
+use tollgate_limiter::rules::{self, Rules};
 
-use crate::{
-    cli::{
-        block_on,
-        simulate::{
-            decisions::Decisions,
-            engine::{Refusals, Replay, RuleTable, Side},
-            event::Source,
-            flags::{Flags, TrafficFlags},
-            generator::Generated,
-            input::{Recorded, file::KeptInput},
-            progress::Progress,
-            report::{Names, Report},
-            suggest::{Goal, Suggestion, Tried, suggest},
-        },
+use crate::cli::{
+    block_on,
+    simulate::{
+        decisions::Decisions,
+        engine::{Refusals, Replay, RuleTable, Side},
+        event::Source,
+        flags::{Flags, TrafficFlags},
+        generator::Generated,
+        input::{Recorded, file::KeptInput},
+        progress::Progress,
+        report::{Names, Report},
+        suggest::{Goal, Suggestion, Tried, suggest},
     },
-    rules::{self, Rules},
 };
 
 mod cells;

@@ -1,16 +1,13 @@
 //! The result of a simulation, for people and for programs.
 
 use serde::Serialize;
+use tollgate_limiter::{metrics::TopKey, time::Timestamp};
 
-use crate::{
-    cli::simulate::{
-        engine::{Replay, RuleEntry, Side},
-        event::Skipped,
-        stats::{Bin, Timeline, UserCounts, share},
-        suggest::Suggestion,
-    },
-    metrics::TopKey,
-    time::Timestamp,
+use crate::cli::simulate::{
+    engine::{Replay, RuleEntry, Side},
+    event::Skipped,
+    stats::{Bin, Timeline, UserCounts, share},
+    suggest::Suggestion,
 };
 
 /// What a simulation found.

@@ -3,8 +3,7 @@
 use std::{collections::hash_map::Entry, time::Duration};
 
 use rustc_hash::FxHashMap;
-
-use crate::{
+use tollgate_limiter::{
     limiter::Status,
     time::{SECOND, Timestamp},
 };

@@ -1,13 +1,13 @@
 //! Searches the smallest limits under which a share of the traffic is never refused.
 
 use serde::Serialize;
-
-use crate::{
+use tollgate_limiter::{
     algorithm::{AlgorithmName, Limit},
-    cli::simulate::{progress::Progress, stats::share},
-    named::named,
+    named,
     rules::{Allowance, Rule, Rules, Trial, TrialNumbers},
 };
+
+use crate::cli::simulate::{progress::Progress, stats::share};
 
 named! {
     /// What the share is a share of.

@@ -2,9 +2,11 @@
 
 use std::borrow::Cow;
 
+use tollgate_limiter::named;
+
 use crate::{
     api::proto::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::Entry,
-    cli::simulate::event::Event, named::named,
+    cli::simulate::event::Event,
 };
 
 /// The values of one record by the names of its fields.
@@ -178,7 +180,9 @@ fn filter(word: &str) -> Result<Filter, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{api::descriptor_text, time::Timestamp};
+    use tollgate_limiter::time::Timestamp;
+
+    use crate::api::descriptor_text;
 
     struct One(&'static str);
 

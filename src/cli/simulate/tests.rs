@@ -6,7 +6,7 @@ use super::{
     suggest::{Goal, ShareOf, Suggestion, suggest},
     *,
 };
-use crate::time::{SECOND, Timestamp};
+use tollgate_limiter::time::{SECOND, Timestamp};
 
 const MEMORY: u64 = 64 << 20;
 

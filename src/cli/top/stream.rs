@@ -9,13 +9,11 @@ use tokio::{
     task::JoinSet,
     time::{sleep, timeout},
 };
+use tollgate_limiter::resilience::Backoff;
 
-use crate::{
-    cli::{
-        admin_client::{AdminCall, Answer, Server},
-        top::sample::Sample,
-    },
-    resilience::Backoff,
+use crate::cli::{
+    admin_client::{AdminCall, Answer, Server},
+    top::sample::Sample,
 };
 
 /// The content type of samples.

@@ -5,7 +5,9 @@ use std::{
     time::Duration,
 };
 
-use crate::{cluster::MemberId, time::Stopwatch};
+use tollgate_limiter::time::Stopwatch;
+
+use crate::cluster::MemberId;
 
 /// The most addresses that are dialled at a time.
 const DIALS_MAX: usize = 1024;

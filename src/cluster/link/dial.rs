@@ -20,25 +20,22 @@ use tokio::{
     time::{sleep, timeout},
 };
 use tokio_rustls::{TlsConnector, client::TlsStream};
+use tollgate_limiter::{resilience::Backoff, time::Stopwatch};
 use tonic::{body::Body, codegen::Service, codegen::http};
 use tracing::debug;
 
-use crate::{
-    cluster::{
-        link::{
-            addresses::DialResult,
-            connection::{self, ConnectionOutcome, DialTarget},
-            drive::{SpawnedTasks, drive},
-            frame::{FRAME_BYTES_MAX, LinksClient},
-            hub::Hub,
-            outbound::{OutboundFrames, OutboundQueue},
-            peer::Peer,
-            stats::LinkFailure,
-        },
-        protocol::VersionMismatch,
+use crate::cluster::{
+    link::{
+        addresses::DialResult,
+        connection::{self, ConnectionOutcome, DialTarget},
+        drive::{SpawnedTasks, drive},
+        frame::{FRAME_BYTES_MAX, LinksClient},
+        hub::Hub,
+        outbound::{OutboundFrames, OutboundQueue},
+        peer::Peer,
+        stats::LinkFailure,
     },
-    resilience::Backoff,
-    time::Stopwatch,
+    protocol::VersionMismatch,
 };
 
 /// Timeout of the TCP connection.

@@ -12,12 +12,12 @@ use tokio::{
     task::JoinSet,
     time::{Instant, timeout_at},
 };
+use tollgate_limiter::time::Clock;
 use tracing::{info, warn};
 
 use crate::{
     accept::Acceptor,
     cluster::{MemberId, Trust, TrustError, seeds, trust::Credentials},
-    time::Clock,
 };
 
 mod accept;

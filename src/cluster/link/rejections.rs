@@ -7,7 +7,9 @@ use std::{
     time::Duration,
 };
 
-use crate::{cluster::link::stats::LinkFailure, time::Stopwatch};
+use tollgate_limiter::time::Stopwatch;
+
+use crate::cluster::link::stats::LinkFailure;
 
 /// Lifetime of a rejection. Seeds are dialled more often; an address that is no longer dialled expires.
 const REJECTION_TTL: Duration = Duration::from_secs(30);

@@ -8,12 +8,10 @@ use std::{
 };
 
 use rustls::{AlertDescription, CertificateError, Error};
+use tollgate_limiter::{metrics::Counter, named, time::Stopwatch};
 use tracing::warn;
 
-use crate::{
-    cluster::protocol::VersionMismatch, metrics::Counter, named::named, telemetry::sampler::Sampler,
-    time::Stopwatch,
-};
+use crate::{cluster::protocol::VersionMismatch, telemetry::sampler::Sampler};
 
 /// Each reason is logged once per this interval.
 const LOGGED_EVERY_SECONDS: u64 = 10;

@@ -2,14 +2,15 @@
 
 use std::{sync::Arc, time::Duration};
 
-use crate::{
-    cluster::{
-        MemberId,
-        message::{Grant, Message, Owner, SlotCopy, Version},
-        node::context::Context,
-    },
+use tollgate_limiter::{
     store::{Memory, Slot},
     time::Timestamp,
+};
+
+use crate::cluster::{
+    MemberId,
+    message::{Grant, Message, Owner, SlotCopy, Version},
+    node::context::Context,
 };
 
 /// How long a copy is kept that is no longer updated and should not be needed.

@@ -3,26 +3,27 @@
 
 use std::sync::Arc;
 
-use crate::{
+use tollgate_limiter::{
     algorithm::Decision,
-    cluster::{
-        MemberId,
-        message::{LeaseReply, Message, RemoteCheck, RemoteOperation, Reply},
-        node::{
-            context::Context,
-            forwarding::{Forward, Forwarding, LATE_REPLY_MAX, OpenCheck, Requester},
-            lease_borrower::LeaseBorrower,
-            local_share::LocalShare,
-            output::Action,
-            slots::Slots,
-            ticket::Ticket,
-        },
-    },
     descriptor::Key,
     remote::{DecidedBy, RemoteOutcome},
     rules::{ForwardPolicy, OnOwnerUnavailable},
     store::{CounterOperation, Outcome},
     time::Timestamp,
+};
+
+use crate::cluster::{
+    MemberId,
+    message::{LeaseReply, Message, RemoteCheck, RemoteOperation, Reply},
+    node::{
+        context::Context,
+        forwarding::{Forward, Forwarding, LATE_REPLY_MAX, OpenCheck, Requester},
+        lease_borrower::LeaseBorrower,
+        local_share::LocalShare,
+        output::Action,
+        slots::Slots,
+        ticket::Ticket,
+    },
 };
 
 /// After this many hops a check waits for the next tick, because the members' owner tables still differ.

@@ -1,9 +1,8 @@
 //! What each machine gets with an input besides the input itself.
 
-use crate::{
-    cluster::node::{membership::Membership, output::Output},
-    time::Timestamp,
-};
+use tollgate_limiter::time::Timestamp;
+
+use crate::cluster::node::{membership::Membership, output::Output};
 
 /// The time, the members, and where messages and actions go.
 #[derive(Debug)]

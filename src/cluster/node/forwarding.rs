@@ -2,15 +2,16 @@
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
-use crate::{
-    cluster::{
-        MemberId,
-        message::{Message, RemoteCheck},
-        node::{context::Context, output::Output, ticket::Ticket},
-    },
+use tollgate_limiter::{
     resilience::{BreakerState, CircuitBreaker},
     rules::ForwardPolicy,
     time::Timestamp,
+};
+
+use crate::cluster::{
+    MemberId,
+    message::{Message, RemoteCheck},
+    node::{context::Context, output::Output, ticket::Ticket},
 };
 
 /// The most open checks.

@@ -2,11 +2,9 @@
 
 use std::time::Duration;
 
-use crate::{
-    cluster::{MemberId, message::HashSecret, node::membership::ReachedPeers},
-    descriptor::Secret,
-    time::Timestamp,
-};
+use tollgate_limiter::{descriptor::Secret, time::Timestamp};
+
+use crate::cluster::{MemberId, message::HashSecret, node::membership::ReachedPeers};
 
 /// The hash secret, which names the cluster, and what a replica waits for before it serves.
 #[derive(Debug)]

@@ -6,18 +6,19 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use crate::{
+use tollgate_limiter::{
     algorithm::{Decision, Limit, Operation, Verdict},
-    cluster::{
-        MemberId,
-        message::{LeaseReply, LeaseState, RemoteCheck, RemoteOperation, Settlement},
-        node::{
-            NodeSettings,
-            lease_owner::{KEYS_MAX, LEASE_TTL},
-        },
-    },
     descriptor::Key,
     time::Timestamp,
+};
+
+use crate::cluster::{
+    MemberId,
+    message::{LeaseReply, LeaseState, RemoteCheck, RemoteOperation, Settlement},
+    node::{
+        NodeSettings,
+        lease_owner::{KEYS_MAX, LEASE_TTL},
+    },
 };
 
 /// The window in which forwards are counted to find hot keys.
@@ -253,7 +254,7 @@ impl Borrowed {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{algorithm::laws::every_limit, store::CounterOperation, time::SECOND};
+    use tollgate_limiter::{algorithm::laws::every_limit, store::CounterOperation, time::SECOND};
 
     impl LeaseBorrower {
         /// Hits of `key` that this replica has borrowed and may still use.

@@ -11,16 +11,17 @@ use std::{
     time::Duration,
 };
 
-use crate::{
+use tollgate_limiter::{
     algorithm::{Decision, Limit, Verdict},
-    cluster::{
-        MemberId,
-        message::{ChargedHits, Grant, LeaseReply, LeaseState, Message, RemoteCheck, Settlement},
-        node::{context::Context, membership::Departure, output::Output},
-    },
     descriptor::Key,
     store::{Memory, Slot, UsedHits},
     time::Timestamp,
+};
+
+use crate::cluster::{
+    MemberId,
+    message::{ChargedHits, Grant, LeaseReply, LeaseState, Message, RemoteCheck, Settlement},
+    node::{context::Context, membership::Departure, output::Output},
 };
 
 /// How long a grant or a refusal lasts.

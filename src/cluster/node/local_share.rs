@@ -3,12 +3,13 @@
 
 use std::sync::Arc;
 
-use crate::{
-    cluster::message::{RemoteCheck, RemoteOperation},
+use tollgate_limiter::{
     descriptor::Key,
     store::{self, Admitted, SlotData},
     time::Timestamp,
 };
+
+use crate::cluster::message::{RemoteCheck, RemoteOperation};
 
 /// The most reports that wait to be sent again.
 const REPORTS_MAX: usize = 10_000;

@@ -5,18 +5,16 @@ use std::{
     time::Duration,
 };
 
-use crate::{
-    cluster::{
-        MemberId,
-        message::{MemberRecord, MemberState, Message},
-        node::{
-            NodeSettings,
-            output::{Action, Event, Output},
-        },
-        placement::Placement,
+use tollgate_limiter::{store::Slot, time::Timestamp};
+
+use crate::cluster::{
+    MemberId,
+    message::{MemberRecord, MemberState, Message},
+    node::{
+        NodeSettings,
+        output::{Action, Event, Output},
     },
-    store::Slot,
-    time::Timestamp,
+    placement::Placement,
 };
 
 /// The most departed members that are remembered.

@@ -11,17 +11,18 @@
 
 use std::{collections::VecDeque, sync::Arc, time::Duration};
 
-use crate::{
+use tollgate_limiter::{
     algorithm::Limit,
-    cluster::{
-        MemberId,
-        message::{Hello, MemberState, Message, Owner, RemoteCheck},
-    },
     descriptor::{Key, Secret},
     remote::{DecidedBy, RemoteOutcome},
     rules::ForwardPolicy,
     store::{Lead, Memory, Slot, SlotSource, StoredSlot},
     time::Timestamp,
+};
+
+use crate::cluster::{
+    MemberId,
+    message::{Hello, MemberState, Message, Owner, RemoteCheck},
 };
 
 mod backup;

@@ -2,14 +2,12 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use crate::{
-    cluster::{
-        MemberId,
-        message::Message,
-        node::{stats::Stats, ticket::Ticket},
-    },
-    descriptor::Secret,
-    remote::RemoteOutcome,
+use tollgate_limiter::{descriptor::Secret, remote::RemoteOutcome};
+
+use crate::cluster::{
+    MemberId,
+    message::Message,
+    node::{stats::Stats, ticket::Ticket},
 };
 
 /// The most messages that wait for one peer. Beyond that number, checks treat the peer as unreachable.

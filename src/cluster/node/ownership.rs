@@ -5,14 +5,15 @@
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
-use crate::{
-    cluster::{
-        MemberId,
-        message::{Grant, HandOff, HandOffId, Message, Origin, Owner, SlotCopy, Version},
-        node::{context::Context, membership::Membership, output::Output},
-    },
+use tollgate_limiter::{
     store::{Consumption, Memory, Slot, SlotData},
     time::Timestamp,
+};
+
+use crate::cluster::{
+    MemberId,
+    message::{Grant, HandOff, HandOffId, Message, Origin, Owner, SlotCopy, Version},
+    node::{context::Context, membership::Membership, output::Output},
 };
 
 /// How long an owner keeps the copy that it started from, for members that return with another history of the slot.

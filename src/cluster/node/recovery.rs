@@ -6,14 +6,15 @@ use std::{
     time::Duration,
 };
 
-use crate::{
-    cluster::{
-        MemberId,
-        message::{Message, Owner, SlotCopy, Version},
-        node::context::Context,
-    },
+use tollgate_limiter::{
     store::Slot,
     time::{SECOND, Timestamp},
+};
+
+use crate::cluster::{
+    MemberId,
+    message::{Message, Owner, SlotCopy, Version},
+    node::context::Context,
 };
 
 /// How long to wait before the query is repeated for a slot whose owner is reachable for others but not for this

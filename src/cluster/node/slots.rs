@@ -3,24 +3,25 @@
 
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
-use crate::{
-    cluster::{
-        MemberId,
-        message::{Origin, Owner, SlotCopy, Version},
-        node::{
-            NodeSettings,
-            backup::{Backups, BackupsDue},
-            context::Context,
-            lease_owner::LeaseOwner,
-            membership::Membership,
-            ownership::Ownership,
-            recovery::Recovery,
-        },
-        placement::Placement,
-    },
+use tollgate_limiter::{
     descriptor::Key,
     store::{Memory, Slot, SlotData, SlotSource, StoredSlot},
     time::Timestamp,
+};
+
+use crate::cluster::{
+    MemberId,
+    message::{Origin, Owner, SlotCopy, Version},
+    node::{
+        NodeSettings,
+        backup::{Backups, BackupsDue},
+        context::Context,
+        lease_owner::LeaseOwner,
+        membership::Membership,
+        ownership::Ownership,
+        recovery::Recovery,
+    },
+    placement::Placement,
 };
 
 mod apply;

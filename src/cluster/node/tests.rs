@@ -1,11 +1,8 @@
 //! What the simulation reads from a node.
 
-use crate::{
-    cluster::{MemberId, message::Version, node::Node},
-    descriptor::Key,
-    store::Slot,
-    time::Timestamp,
-};
+use tollgate_limiter::{descriptor::Key, store::Slot, time::Timestamp};
+
+use crate::cluster::{MemberId, message::Version, node::Node};
 
 impl Node {
     /// The slots whose newest counters may exist only here.

@@ -4,17 +4,15 @@ use std::{collections::BTreeMap, hash::Hasher, time::Duration};
 
 use serde::{Serialize, Serializer};
 use siphasher::sip::SipHasher13;
+use tollgate_limiter::time::Timestamp;
 
-use crate::{
-    cluster::{
-        MemberId,
-        message::{MemberRecord, MemberState, Owner},
-        node::{
-            membership::{Membership, PeerStatus},
-            slots::Slots,
-        },
+use crate::cluster::{
+    MemberId,
+    message::{MemberRecord, MemberState, Owner},
+    node::{
+        membership::{Membership, PeerStatus},
+        slots::Slots,
     },
-    time::Timestamp,
 };
 
 /// The cluster as this replica sees it.

@@ -8,7 +8,7 @@ use std::{
     task::{Context, Poll, Waker},
 };
 
-use crate::{
+use tollgate_limiter::{
     algorithm::{Decision, Limit, Operation},
     descriptor::Key,
     remote::{

@@ -2,23 +2,24 @@
 
 use std::{ops::Range, time::Duration};
 
-use crate::{
+use tollgate_limiter::{
     algorithm::{Limit, Operation},
-    cluster::{
-        MemberId,
-        message::{Message, RemoteCheck, RemoteOperation},
-        node::{Action, Node, Ticket},
-        sim::{
-            Step::{Drain, Kill, Pass, Settle, Start},
-            World,
-            keys::TestKey,
-        },
-    },
     descriptor::Key,
     remote::DecidedBy,
     rules::{ForwardPolicy, OnOwnerUnavailable},
     store::CounterOperation,
     time::Timestamp,
+};
+
+use crate::cluster::{
+    MemberId,
+    message::{Message, RemoteCheck, RemoteOperation},
+    node::{Action, Node, Ticket},
+    sim::{
+        Step::{Drain, Kill, Pass, Settle, Start},
+        World,
+        keys::TestKey,
+    },
 };
 
 const PEEK: RemoteOperation = RemoteOperation::Counter(CounterOperation::Decide(Operation::Peek));

@@ -3,13 +3,13 @@
 use std::time::Duration;
 
 use rand::{RngExt, rngs::StdRng};
-
-use crate::{
+use tollgate_limiter::{
     algorithm::{Excess, Limit},
-    cluster::sim::record::{Effect, Entry, Record},
     store::{HoldId, HoldTerms, OnExpiry, SettleOutcome, Settled},
     time::SECOND,
 };
+
+use crate::cluster::sim::record::{Effect, Entry, Record};
 
 /// The most that an expiry is earlier or later than its caller expects, by clocks that differ and late messages.
 const SLACK: u64 = SECOND / 2;
@@ -73,7 +73,7 @@ impl Reservation {
     }
 
     fn ttl(&self) -> u64 {
-        self.terms.ttl.as_nanos() as u64
+        self.terms.ttl().as_nanos() as u64
     }
 
     /// The instants before and after which it certainly has not and has expired.
@@ -98,7 +98,7 @@ impl Reservations {
         let id = HoldId::new(&self.asked.to_be_bytes()).expect("eight bytes");
         let on_expiry = if rng.random_bool(0.3) { OnExpiry::Charge } else { OnExpiry::Release };
         let terms = HoldTerms::new(id, Duration::from_millis(rng.random_range(TTL_MILLIS)), on_expiry);
-        HoldTerms { attempt: rng.random(), ..terms.expect("the time is within its bounds") }
+        terms.expect("the time is within its bounds").with_attempt(rng.random())
     }
 
     /// Adds one that is held, and returns its number.
@@ -121,7 +121,7 @@ impl Reservations {
     pub(super) fn open_ids(&self, key: usize) -> Vec<HoldId> {
         let holds =
             |hold: &&Reservation| hold.state == State::Open && hold.parts.iter().any(|part| part.key == key);
-        self.each.iter().filter(holds).map(|hold| hold.terms.id.clone()).collect()
+        self.each.iter().filter(holds).map(|hold| hold.terms.id().clone()).collect()
     }
 
     /// A repeated reservation has another answer than the first.
@@ -163,7 +163,7 @@ impl Reservations {
             }
             let called_at = earliest.min(now);
             hold.state = State::Expired;
-            if hold.terms.on_expiry == OnExpiry::Release {
+            if hold.terms.on_expiry() == OnExpiry::Release {
                 for Part { key, limit, hits, .. } in &hold.parts {
                     let is_certain = is_certain && gives_all_back(limit, record);
                     let effect = Effect::Ended { returned: *hits, used: 0, is_certain };
@@ -204,7 +204,7 @@ impl Reservations {
         let may_differ = hold.may_differ(&[(called_at, now)], record);
         let parts = hold.parts.clone().into_iter().zip(actual).zip(answer);
         for ((Part { key, limit, hits, .. }, actual), settled) in parts {
-            let expected = match (is_late, hold.terms.on_expiry) {
+            let expected = match (is_late, hold.terms.on_expiry()) {
                 (false, _) => SettleOutcome::Open,
                 (true, OnExpiry::Charge) => SettleOutcome::Charged,
                 (true, OnExpiry::Release) => SettleOutcome::Released,
@@ -217,7 +217,7 @@ impl Reservations {
             }
             // An expiry that has charged the hits is forgotten early by a clock that is ahead.
             let may_be_charged =
-                settled.outcome == SettleOutcome::Unknown && hold.terms.on_expiry == OnExpiry::Charge;
+                settled.outcome == SettleOutcome::Unknown && hold.terms.on_expiry() == OnExpiry::Charge;
             let is_certain = gives_all_back(&limit, record) && !may_be_charged;
             let mut note = |effect| {
                 record.note(Entry { key, effect, called_at, answered_at: now, degraded: false });

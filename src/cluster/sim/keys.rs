@@ -1,12 +1,13 @@
 //! The keys of the simulation: two for every algorithm. The limits of the first are not reset during a script, so every
 //! hit shows; the windows of the second turn and their buckets refill within it.
 
-use crate::{
+use tollgate_limiter::{
     algorithm::{Limit, laws::every_limit},
-    cluster::MemberId,
     descriptor::Key,
     time::SECOND,
 };
+
+use crate::cluster::MemberId;
 
 /// Hits that a key with a long period allows.
 pub(super) const LIMIT: u64 = 60;

@@ -3,19 +3,16 @@
 use std::{ops::Range, time::Duration};
 
 use rand::{RngExt, SeedableRng, rngs::StdRng};
+use tollgate_limiter::store::BYTES_MIN;
 
-use crate::{
-    cluster::sim::{
-        Step::{
-            self, AgeSnapshots, Cut, CutOneWay, Delay, Drain, Flood, Freeze, Heal, Hold, Hot, Kill,
-            KillTogether, LoseSnapshots, Mixed, Pass, Resume, Rules, Settle, Skew, Start, Store, Thaw,
-            Traffic,
-        },
-        World,
-        record::Faults,
-        scripts::play_in,
+use crate::cluster::sim::{
+    Step::{
+        self, AgeSnapshots, Cut, CutOneWay, Delay, Drain, Flood, Freeze, Heal, Hold, Hot, Kill, KillTogether,
+        LoseSnapshots, Mixed, Pass, Resume, Rules, Settle, Skew, Start, Store, Thaw, Traffic,
     },
-    store::BYTES_MIN,
+    World,
+    record::Faults,
+    scripts::play_in,
 };
 
 /// The seeds of each kind of script; `SIMULATION_SEEDS=FROM..TO` in the environment runs others.

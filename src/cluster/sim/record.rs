@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::{algorithm::Limit, time::SECOND};
+use tollgate_limiter::{algorithm::Limit, time::SECOND};
 
 mod bounds;
 

@@ -8,22 +8,22 @@ use std::{
 
 use prost::bytes::Bytes;
 use rand::{RngExt, SeedableRng, rngs::StdRng};
-
-use crate::{
-    cluster::{
-        MemberId,
-        node::{Node, NodeSettings},
-        sim::{
-            Step, Tamper,
-            calls::OpenCall,
-            holds::Reservations,
-            keys::{self, TestKey},
-            record::{Effect, Entry, Fault, Faults, Record},
-        },
-    },
+use tollgate_limiter::{
     descriptor::{Key, Secret},
     store::{CounterOperation, Memory, SWEEP_PARTS, SWEEP_ROUND, Slot, StoredSlot},
     time::{SECOND, Timestamp},
+};
+
+use crate::cluster::{
+    MemberId,
+    node::{Node, NodeSettings},
+    sim::{
+        Step, Tamper,
+        calls::OpenCall,
+        holds::Reservations,
+        keys::{self, TestKey},
+        record::{Effect, Entry, Fault, Faults, Record},
+    },
 };
 
 mod network;

@@ -26,13 +26,15 @@ use rustls::{
     version::TLS13,
 };
 use tokio::{task, time::sleep};
+use tollgate_limiter::{
+    file_watch::{Comparison, FileWatch, SETTLE, WatchedFiles, fingerprint, read_blocking},
+    time::{Clock, Timestamp},
+};
 use tracing::{error, info, warn};
 
 use crate::{
     certificates::{BadFile, SystemTime, authorities, own_certificate, read_file, unix_time},
     cluster::protocol::{self, VersionMismatch},
-    file_watch::{Comparison, FileWatch, SETTLE, WatchedFiles, fingerprint, read_blocking},
-    time::{Clock, Timestamp},
 };
 
 mod secret;

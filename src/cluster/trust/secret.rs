@@ -26,11 +26,9 @@ use rustls::{
     pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer},
     sign::CertifiedKey,
 };
+use tollgate_limiter::time::{SECOND, Timestamp};
 
-use crate::{
-    cluster::trust::Identity,
-    time::{SECOND, Timestamp},
-};
+use crate::cluster::trust::Identity;
 
 /// The shortest secret in bytes, and the fewest distinct bytes in one.
 const SECRET_BYTES_MIN: usize = 16;

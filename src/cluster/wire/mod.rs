@@ -20,8 +20,9 @@ use std::sync::Arc;
 
 use prost::bytes::Bytes;
 use serde::{Deserialize, Serialize};
+use tollgate_limiter::{store::SlotData, time::Timestamp};
 
-use crate::{cluster::message::Message, store::SlotData, time::Timestamp};
+use crate::cluster::message::Message;
 
 #[cfg(test)]
 mod tests;

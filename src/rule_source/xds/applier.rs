@@ -3,8 +3,7 @@
 use std::sync::Arc;
 
 use tokio::sync::{mpsc, oneshot};
-
-use crate::rules::{Contents, Loader, Overlay, OverlayReceiver, Problems};
+use tollgate_limiter::rules::{Contents, Loader, Overlay, OverlayReceiver, Problems};
 
 /// Rules of a response.
 pub(super) struct Update {

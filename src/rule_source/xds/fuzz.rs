@@ -1,6 +1,8 @@
 //! The fuzz target of resources.
 
-use crate::{rule_source::xds::resource, rules::fuzz::used};
+use tollgate_limiter::rules::fuzz::used;
+
+use crate::rule_source::xds::resource;
 
 /// A resource of a control plane: it has problems that can be shown, or rules that can be looked up.
 pub fn resource(bytes: &[u8]) {

@@ -9,14 +9,14 @@ use tokio::{
     sync::{mpsc, oneshot},
     time::{sleep, timeout},
 };
+use tollgate_limiter::{
+    resilience::Backoff,
+    rules::{Loader, OverlayReceiver},
+};
 use tonic::transport::Channel;
 use tracing::{debug, info, warn};
 
-use crate::{
-    resilience::Backoff,
-    rules::{Loader, OverlayReceiver},
-    telemetry::causes,
-};
+use crate::telemetry::causes;
 
 mod applier;
 mod endpoint;

@@ -4,13 +4,13 @@ use std::{fmt::Display, sync::Arc};
 
 use prost::{DecodeError, Message};
 use prost_types::{Struct, Value as Json, value::Kind};
-
-use crate::{
-    rule_source::xds::proto::ratelimit::config::ratelimit::v3::{
-        RateLimitConfig, RateLimitDescriptor, RateLimitPolicy, RateLimitUnit,
-    },
+use tollgate_limiter::{
     rules::{DESCRIPTORS_MAX, Origin, Place, Source, Unit, composite},
     yaml::{Mark, Node, Pair, Problem, Scalar, Stream, Value},
+};
+
+use crate::rule_source::xds::proto::ratelimit::config::ratelimit::v3::{
+    RateLimitConfig, RateLimitDescriptor, RateLimitPolicy, RateLimitUnit,
 };
 
 /// The maximum depth of nested descriptors; a request has at most as many entries by default.
@@ -224,7 +224,7 @@ impl Fields {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::rules::{Rules, compile};
+    use tollgate_limiter::rules::{Rules, compile};
 
     fn compiled(descriptors: &[RateLimitDescriptor]) -> Result<Rules, String> {
         let config = RateLimitConfig {
@@ -236,11 +236,14 @@ mod tests {
     }
 
     /// The rules of a file with these descriptors, whose locations are those of `like`.
-    fn of_file(yaml: &str, like: &Rules) -> Vec<crate::rules::Rule> {
+    fn of_file(yaml: &str, like: &Rules) -> Vec<tollgate_limiter::rules::Rule> {
         let rules = Rules::parse("f", &format!("{{domain: d, descriptors: [{yaml}]}}")).unwrap();
         let pairs = rules.domain("d").unwrap().rules().zip(like.domain("d").unwrap().rules());
         pairs
-            .map(|(rule, like)| crate::rules::Rule { location: like.location.clone(), ..rule.clone() })
+            .map(|(rule, like)| tollgate_limiter::rules::Rule {
+                location: like.location.clone(),
+                ..rule.clone()
+            })
             .collect()
     }
 

@@ -2,20 +2,18 @@
 
 use std::sync::Arc;
 
+use tollgate_limiter::rules::{Contents, Location, Origin, Problem, Problems};
 use tonic::Code;
 
-use crate::{
-    rule_source::xds::{
-        proto::{
-            envoy::{
-                config::core::v3::Node,
-                service::discovery::v3::{DiscoveryRequest, DiscoveryResponse},
-            },
-            google::rpc::Status,
+use crate::rule_source::xds::{
+    proto::{
+        envoy::{
+            config::core::v3::Node,
+            service::discovery::v3::{DiscoveryRequest, DiscoveryResponse},
         },
-        resource,
+        google::rpc::Status,
     },
-    rules::{Contents, Location, Origin, Problem, Problems},
+    resource,
 };
 
 /// The type of the resources.

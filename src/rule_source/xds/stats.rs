@@ -2,7 +2,9 @@
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
-use crate::{metrics::Counter, rule_source::xds::session::Answer};
+use tollgate_limiter::metrics::Counter;
+
+use crate::rule_source::xds::session::Answer;
 
 /// What a client of a control plane counts.
 #[derive(Debug, Default)]

@@ -13,6 +13,13 @@ use prost::Message;
 use tokio::io::{DuplexStream, ReadBuf};
 
 use super::*;
+use tollgate_limiter::{
+    limiter::Limiter,
+    rules::{ActiveRules, Rules},
+    store::{Memory, OnFull},
+    time::{Clock, Timestamp},
+};
+
 use crate::{
     api::{
         Api,
@@ -21,11 +28,7 @@ use crate::{
             service::ratelimit::v3::RateLimitRequest,
         },
     },
-    limiter::Limiter,
-    rules::{ActiveRules, Rules},
     settings::Settings,
-    store::{Memory, OnFull},
-    time::{Clock, Timestamp},
 };
 
 /// A socket that counts writes.

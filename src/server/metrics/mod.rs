@@ -11,11 +11,11 @@ use axum::{
     response::{IntoResponse, Response},
     routing::get,
 };
+use tollgate_limiter::shared_store::SharedStore;
 
 use crate::{
     cluster::Cluster,
     rule_source,
-    shared_store::SharedStore,
     telemetry::metrics::{self, Metric, Page},
 };
 
@@ -103,13 +103,16 @@ impl PageState {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{
+    use tollgate_limiter::{
         rules::ActiveRules,
+        store::{Memory, OnFull},
+        time::{Clock, Timestamp},
+    };
+
+    use crate::{
         server::{Budgets, ServerStats},
         settings::Settings,
-        store::{Memory, OnFull},
         telemetry::{logs::LogControl, metrics::MetricKind},
-        time::{Clock, Timestamp},
     };
 
     fn sources() -> Sources {

@@ -2,10 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use crate::{
-    rules::{Series, Totals},
-    telemetry::metrics::{Family, metrics},
-};
+use tollgate_limiter::rules::{Series, Totals};
+
+use crate::telemetry::metrics::{Family, metrics};
 
 /// Domain, first and second level of a rule's path.
 type Labels = (String, String, String);

@@ -2,18 +2,21 @@
 
 use std::sync::Arc;
 
-use crate::{
-    api::{self, ApiKind},
+use tollgate_limiter::{
     limiter,
     rules::{self, ActiveRules, Series, Totals},
-    server::{Budgets, ListenerStats, ServerStats},
     shared_store,
     store::{Memory, StoreStats},
+    time::{Clock, LongSteps, Timestamp},
+};
+
+use crate::{
+    api::{self, ApiKind},
+    server::{Budgets, ListenerStats, ServerStats},
     telemetry::{
         logs::{DroppedLines, LogControl},
         metrics::{Family, ProcessStats, metrics},
     },
-    time::{Clock, LongSteps, Timestamp},
 };
 
 /// The components that the page reports.

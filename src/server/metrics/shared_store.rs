@@ -1,6 +1,8 @@
 //! The metrics of a replica with a shared store.
 
-use crate::{shared_store::Stats, telemetry::metrics::metrics};
+use tollgate_limiter::shared_store::Stats;
+
+use crate::telemetry::metrics::metrics;
 
 metrics! { Stats;
     Gauge "tollgate_store_ready" []

@@ -2,11 +2,9 @@
 
 use std::sync::Arc;
 
-use crate::{
-    rule_source::xds,
-    rules::{ActiveRules, Rules},
-    telemetry::metrics::metrics,
-};
+use tollgate_limiter::rules::{ActiveRules, Rules};
+
+use crate::{rule_source::xds, telemetry::metrics::metrics};
 
 /// What several metrics take from one reading.
 pub(super) struct Reading {

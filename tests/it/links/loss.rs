@@ -3,10 +3,8 @@
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use tollgate::{
-    cluster::{MemberId, link::DisconnectReason},
-    time::Stopwatch,
-};
+use tollgate::cluster::{MemberId, link::DisconnectReason};
+use tollgate_limiter::time::Stopwatch;
 
 use crate::{
     harness::until,

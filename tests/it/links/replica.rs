@@ -12,13 +12,11 @@ use std::{
 use prost::bytes::Bytes;
 use tempfile::TempDir;
 use tokio::task::JoinHandle;
-use tollgate::{
-    cluster::{
-        MemberId, Trust,
-        link::{DisconnectReason, Error, LinkHandler, Links, Settings},
-    },
-    time::{Clock, Timestamp},
+use tollgate::cluster::{
+    MemberId, Trust,
+    link::{DisconnectReason, Error, LinkHandler, Links, Settings},
 };
+use tollgate_limiter::time::{Clock, Timestamp};
 
 use crate::{harness::until, links::proxy::Proxy};
 

@@ -20,13 +20,11 @@ use tokio::{
     net::{TcpListener, TcpStream},
 };
 use tokio_rustls::{TlsAcceptor, TlsConnector};
-use tollgate::{
-    cluster::{
-        Files, MemberId, Trust,
-        link::{LinkFailure, Links, Settings},
-    },
-    time::{Clock, SECOND, Timestamp},
+use tollgate::cluster::{
+    Files, MemberId, Trust,
+    link::{LinkFailure, Links, Settings},
 };
+use tollgate_limiter::time::{Clock, SECOND, Timestamp};
 
 use crate::{
     certificates::{self, Authority},

@@ -5,16 +5,15 @@ use std::sync::Arc;
 
 use axum::{Json, Router, extract::State, routing::get};
 use serde_json::{Value, json};
-
-use crate::{
-    api::admin::Certificates,
-    cluster::Cluster,
+use tollgate_limiter::{
     limiter::Limiter,
     rules::{ActiveRules, Rules},
     shared_store::SharedStore,
     store::Memory,
     time::Clock,
 };
+
+use crate::{api::admin::Certificates, cluster::Cluster};
 
 mod cluster;
 pub(crate) mod finding;

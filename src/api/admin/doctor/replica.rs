@@ -2,22 +2,23 @@
 
 use std::time::Duration;
 
-use crate::{
-    api::{
-        admin::{
-            doctor::{
-                Sources,
-                finding::{Finding, listed},
-            },
-            format,
-        },
-        descriptor_text,
-    },
+use tollgate_limiter::{
     limiter::Example,
     rules::{KeyedRules, Rules},
     shared_store::SharedStore,
     store::StoreStats,
     time::Timestamp,
+};
+
+use crate::api::{
+    admin::{
+        doctor::{
+            Sources,
+            finding::{Finding, listed},
+        },
+        format,
+    },
+    descriptor_text,
 };
 
 /// The time before the end of a certificate from which it is a finding, as in the alert of docs/operations.md.
@@ -149,7 +150,7 @@ fn certificates(ends: &[(&'static str, Timestamp)], now: Timestamp) -> Vec<Findi
 fn shared_store(store: &SharedStore) -> Vec<Finding> {
     let mut findings = Vec::new();
     let state = store.state();
-    if state != crate::shared_store::State::Ready {
+    if state != tollgate_limiter::shared_store::State::Ready {
         findings.push(Finding::error(
             "store_unavailable",
             format!("the shared store cannot be used: {state}"),

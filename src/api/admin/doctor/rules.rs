@@ -1,10 +1,11 @@
 //! Findings in the rules.
 
-use crate::{
+use tollgate_limiter::{
     algorithm::Limit,
-    api::admin::doctor::finding::{Finding, listed},
     rules::{DescriptorRef, Domain, MatchKind, Rule, Rules, Status},
 };
+
+use crate::api::admin::doctor::finding::{Finding, listed};
 
 /// A value that no pattern contains, so that only a `*` matches it.
 const ANY_TEXT: &str = "\u{1f}";

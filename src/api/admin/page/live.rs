@@ -14,14 +14,12 @@ use tokio::{
     task::spawn_blocking,
     time::{Instant, sleep, timeout_at},
 };
+use tollgate_limiter::time::Stopwatch;
 use tracing::error;
 
-use crate::{
-    api::admin::{
-        AdminError,
-        page::sample::{Sampler, Sources},
-    },
-    time::Stopwatch,
+use crate::api::admin::{
+    AdminError,
+    page::sample::{Sampler, Sources},
 };
 
 /// The maximum number of open pages.
@@ -157,10 +155,9 @@ pub(in crate::api::admin) async fn stream(State(live): State<Arc<Live>>) -> Resu
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{
-        api::{admin::Certificates, fuzz::admin_state},
-        time::Timestamp,
-    };
+    use tollgate_limiter::time::Timestamp;
+
+    use crate::api::{admin::Certificates, fuzz::admin_state};
 
     #[derive(Debug)]
     struct WithoutTls;

@@ -3,14 +3,12 @@
 use std::{cmp::Reverse, collections::HashSet, ptr, sync::Arc};
 
 use serde_json::{Value, json};
+use tollgate_limiter::rules::{KeyedRules, Rules, Totals};
 
-use crate::{
-    api::{
-        self,
-        admin::{AdminState, Certificates, cluster, format, rules::numbers, store_json},
-        top,
-    },
-    rules::{KeyedRules, Rules, Totals},
+use crate::api::{
+    self,
+    admin::{AdminState, Certificates, cluster, format, rules::numbers, store_json},
+    top,
 };
 
 /// The maximum number of rules in a sample.

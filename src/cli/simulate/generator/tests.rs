@@ -1,11 +1,12 @@
 use super::*;
+use tollgate_limiter::time::SECOND;
+
 use crate::{
     api::descriptor_text,
     cli::{
         bench::schedule::{Arrivals, MeasuredSpan},
         simulate::shape::Bursts,
     },
-    time::SECOND,
 };
 
 const HOUR: Duration = Duration::from_secs(3_600);

@@ -1,6 +1,6 @@
 //! Instants as logs write them.
 
-use crate::time::{SECOND, Timestamp};
+use tollgate_limiter::time::{SECOND, Timestamp};
 
 /// Reads RFC 3339, or a number since 1970: seconds below 10^11, then milliseconds, microseconds and nanoseconds, each
 /// for a thousand times as many.

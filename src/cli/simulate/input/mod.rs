@@ -2,16 +2,15 @@
 
 use std::{borrow::Cow, io::BufRead};
 
-use crate::{
-    cli::simulate::{
-        event::{BadLine, Event, Skipped, Source},
-        input::{
-            lines::{Line, Lines},
-            record::{Format, Record},
-        },
-        template::{Fields as _, Template},
+use tollgate_limiter::time::Timestamp;
+
+use crate::cli::simulate::{
+    event::{BadLine, Event, Skipped, Source},
+    input::{
+        lines::{Line, Lines},
+        record::{Format, Record},
     },
-    time::Timestamp,
+    template::{Fields as _, Template},
 };
 
 mod envoy;

@@ -4,11 +4,11 @@ use std::borrow::Cow;
 
 use csv_core::{ReadRecordResult, Reader};
 use serde_json::Value as Json;
+use tollgate_limiter::named;
 
 use crate::{
     api::descriptor_text,
     cli::simulate::{event::Event, input::envoy::AccessLine, template::Fields},
-    named::named,
 };
 
 named! {

@@ -34,7 +34,7 @@ fn read_by(
         let text =
             |(range, hits): (std::ops::Range<usize>, u64)| format!("{hits} {}", entries[range].join(","));
         let descriptors: Vec<_> = event.descriptors().map(text).collect();
-        let seconds = event.at.as_nanos() / crate::time::SECOND;
+        let seconds = event.at.as_nanos() / tollgate_limiter::time::SECOND;
         all.push(format!("{seconds} {} {}", event.domain(), descriptors.join(" ")));
     }
     Ok((all, recorded.skipped()))

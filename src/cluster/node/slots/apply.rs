@@ -1,12 +1,11 @@
 //! Decides checks of the counters that are owned here.
 
-use crate::{
-    cluster::{
-        MemberId,
-        message::{RemoteCheck, RemoteOperation, Reply},
-        node::{context::Context, slots::Slots},
-    },
-    store::{CounterOperation, NotLocal, Outcome},
+use tollgate_limiter::store::{CounterOperation, NotLocal, Outcome};
+
+use crate::cluster::{
+    MemberId,
+    message::{RemoteCheck, RemoteOperation, Reply},
+    node::{context::Context, slots::Slots},
 };
 
 impl Slots {

@@ -1,12 +1,11 @@
 //! What other members tell of the slots: owners, hand-offs, backups and copies.
 
-use crate::{
-    cluster::{
-        MemberId,
-        message::{HandOff, Message, Owner, SlotCopy, Version},
-        node::{backup::Received, context::Context, membership::Departure, ownership::Arrival, slots::Slots},
-    },
-    store::Slot,
+use tollgate_limiter::store::Slot;
+
+use crate::cluster::{
+    MemberId,
+    message::{HandOff, Message, Owner, SlotCopy, Version},
+    node::{backup::Received, context::Context, membership::Departure, ownership::Arrival, slots::Slots},
 };
 
 impl Slots {

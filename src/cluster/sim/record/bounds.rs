@@ -1,12 +1,13 @@
 //! What may pass, and what must, with the faults that there were.
 
-use crate::{
+use tollgate_limiter::{
     algorithm::{Limit, laws},
-    cluster::sim::{
-        keys::{SHORT, TestKey},
-        record::{Effect, Entry, Faults, NetworkCut, Record, SKEW_MAX, UNSURE_FOR},
-    },
     time::Timestamp,
+};
+
+use crate::cluster::sim::{
+    keys::{SHORT, TestKey},
+    record::{Effect, Entry, Faults, NetworkCut, Record, SKEW_MAX, UNSURE_FOR},
 };
 
 /// Every instant.

@@ -3,26 +3,26 @@
 use std::{collections::BTreeSet, sync::Arc};
 
 use rand::RngExt;
-
-use crate::{
+use tollgate_limiter::{
     algorithm::Operation,
-    cluster::{
-        MemberId,
-        node::{Action, Node},
-        sim::{
-            calls::{OpenCall, Purpose},
-            keys,
-            record::{Effect, Fault, SKEW_MAX},
-            world::{
-                CRASH_WINDOW, DELAY_MAX, MILLISECOND, NODE_SETTINGS, NOTICE_MAX, Process, SLOTS, STEP,
-                Snapshot, World,
-            },
-        },
-        wire,
-    },
     remote::DecidedBy,
     store::{Lead, Memory, OnFull, Slot, StoredSlot},
     time::{SECOND, Timestamp},
+};
+
+use crate::cluster::{
+    MemberId,
+    node::{Action, Node},
+    sim::{
+        calls::{OpenCall, Purpose},
+        keys,
+        record::{Effect, Fault, SKEW_MAX},
+        world::{
+            CRASH_WINDOW, DELAY_MAX, MILLISECOND, NODE_SETTINGS, NOTICE_MAX, Process, SLOTS, STEP, Snapshot,
+            World,
+        },
+    },
+    wire,
 };
 
 impl World {

@@ -2,18 +2,19 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::{
+use tollgate_limiter::{
     algorithm::Operation,
-    cluster::{
-        message::MemberState,
-        sim::{
-            calls::OpenCall,
-            record::{Fault, Faults},
-            world::{BEGINS_AT, BUDGET, MILLISECOND, Process, SLOTS, World, network::NOTICED_WITHIN},
-        },
-    },
     store::{BYTES_MIN, Slot},
     time::SECOND,
+};
+
+use crate::cluster::{
+    message::MemberState,
+    sim::{
+        calls::OpenCall,
+        record::{Fault, Faults},
+        world::{BEGINS_AT, BUDGET, MILLISECOND, Process, SLOTS, World, network::NOTICED_WITHIN},
+    },
 };
 
 impl World {

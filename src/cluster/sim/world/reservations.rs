@@ -1,24 +1,24 @@
 //! Reservations at random, and what their callers are told.
 
 use rand::RngExt;
-
-use crate::{
+use tollgate_limiter::{
     algorithm::{Decision, Excess, Operation},
-    cluster::{
-        message::RemoteCheck,
-        sim::{
-            calls::{self, OpenCall, Purpose, TestCheck},
-            holds::Part,
-            record::Effect,
-            world::{STEP, World},
-        },
-    },
     remote::{
         COUNTER_ONLY, RemoteHoldError, RemoteOutcome, answered, reserve_operations, settle_operations,
         settled, withdrawals,
     },
     store::{HoldTerms, Reserved, Settled},
     time::SECOND,
+};
+
+use crate::cluster::{
+    message::RemoteCheck,
+    sim::{
+        calls::{self, OpenCall, Purpose, TestCheck},
+        holds::Part,
+        record::Effect,
+        world::{STEP, World},
+    },
 };
 
 impl World {
@@ -79,7 +79,7 @@ impl World {
             self.hold_check(number, *key, actual)
         };
         let checks: Vec<TestCheck> = parts.iter().map(&mut check).collect();
-        let id = self.reservations.get(hold).terms.id.clone();
+        let id = self.reservations.get(hold).terms.id().clone();
         let operations = settle_operations(&calls::of_store(&checks), &id);
         self.submit_holds(number, OpenCall::of_holds(purpose, checks, operations, self.now));
     }
@@ -156,7 +156,7 @@ impl World {
                 for Part { key, hits, .. } in &parts {
                     self.note(*key, Effect::Passed(*hits), called_at, false);
                 }
-                let again = HoldTerms { attempt: self.rng.random(), ..terms.clone() };
+                let again = terms.clone().with_attempt(self.rng.random());
                 let hold = self.reservations.held(terms, parts, called_at, self.now);
                 if self.rng.random_bool(0.2)
                     && let Some(other) = self.random_replica()

@@ -1,22 +1,22 @@
 //! Calls at random, and what their callers are told.
 
 use rand::RngExt;
-
-use crate::{
+use tollgate_limiter::{
     algorithm::{Limit, Operation, laws::every_limit},
-    cluster::{
-        message::{MemberState, RemoteCheck, RemoteOperation},
-        node::Ticket,
-        sim::{
-            calls::{self, OpenCall, Progress, Purpose, TestCheck},
-            keys::{self, TestKey},
-            record::Effect,
-            world::{BUDGET, Process, STEP, Traffic, World},
-        },
-    },
     remote::{DecidedBy, RemoteOutcome},
     rules::{ForwardPolicy, OnOwnerUnavailable},
     time::SECOND,
+};
+
+use crate::cluster::{
+    message::{MemberState, RemoteCheck, RemoteOperation},
+    node::Ticket,
+    sim::{
+        calls::{self, OpenCall, Progress, Purpose, TestCheck},
+        keys::{self, TestKey},
+        record::Effect,
+        world::{BUDGET, Process, STEP, Traffic, World},
+    },
 };
 
 impl World {

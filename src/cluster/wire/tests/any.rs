@@ -3,10 +3,8 @@
 use std::{num::NonZeroU64, sync::Arc, time::Duration};
 
 use proptest::{prelude::*, sample::select};
-
-use crate::{
+use tollgate_limiter::{
     algorithm::{Decision, Limit, Operation, Receipt, Verdict, laws::any_limit},
-    cluster::{MemberId, message::*},
     descriptor::{Key, Secret},
     store::{
         Check, Checks, CounterOperation, HOLD_TTL_DEFAULT, HoldId, HoldOutcome, HoldTerms, Memory, OnExpiry,
@@ -14,6 +12,8 @@ use crate::{
     },
     time::{SECOND, Timestamp},
 };
+
+use crate::cluster::{MemberId, message::*};
 
 /// The instant at which messages are encoded.
 pub(super) const NOW: Timestamp = Timestamp::from_nanos(1_790_000_000 * SECOND + 123_456_789);
@@ -201,7 +201,7 @@ fn counter_operation() -> BoxedStrategy<CounterOperation> {
         number().prop_map(CounterOperation::Set),
         (hold_id(), number()).prop_map(|(id, hits)| {
             let terms = HoldTerms::new(id, HOLD_TTL_DEFAULT, OnExpiry::Charge).unwrap();
-            CounterOperation::Reserve { terms: Box::new(HoldTerms { attempt: hits, ..terms }), hits }
+            CounterOperation::Reserve { terms: Box::new(terms.with_attempt(hits)), hits }
         }),
         (hold_id(), number()).prop_map(|(id, actual)| CounterOperation::Settle { id, actual }),
         (hold_id(), number()).prop_map(|(id, attempt)| CounterOperation::Withdraw { id, attempt }),

@@ -4,19 +4,20 @@
 use std::{num::NonZeroU64, sync::Arc, time::Duration};
 
 use super::any::NOW;
-use crate::{
+use tollgate_limiter::{
     algorithm::{Classic, Decision, Excess, Limit, Operation, Rate, TokenBucket, Verdict, Window},
-    cluster::{
-        MemberId,
-        message::*,
-        wire::{decode, encode},
-    },
     descriptor::{Key, Secret},
     store::{
         Check, CounterOperation, HoldId, HoldOutcome, HoldTerms, Memory, OnExpiry, OnFull, OnRefusal,
         Outcome, SettleOutcome, Settled, Slot, SlotData,
     },
     time::SECOND,
+};
+
+use crate::cluster::{
+    MemberId,
+    message::*,
+    wire::{decode, encode},
 };
 
 pub(super) const KEY: Key = Key::from_halves(0x0102_0304_0506_0708, 0x1112_1314_1516_1718);
@@ -111,7 +112,7 @@ fn encoding_of_operations_is_stable() {
     let settlement = Settlement { borrower: member(2), number: 1, hits: 2, left: 3, age, state };
     let id = HoldId::new(b"ab").unwrap();
     let terms = HoldTerms::new(id.clone(), Duration::from_secs(60), OnExpiry::Charge).unwrap();
-    let terms = HoldTerms { attempt: 7, ..terms };
+    let terms = terms.with_attempt(7);
     for (operation, bytes) in [
         (
             counter(CounterOperation::Decide(Operation::Peek)),

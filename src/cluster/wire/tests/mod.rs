@@ -2,13 +2,11 @@
 
 use proptest::prelude::*;
 use prost::bytes::Bytes;
+use tollgate_limiter::time::{SECOND, Timestamp};
 
-use crate::{
-    cluster::{
-        message::Message,
-        wire::{decode, encode},
-    },
-    time::{SECOND, Timestamp},
+use crate::cluster::{
+    message::Message,
+    wire::{decode, encode},
 };
 
 mod any;

@@ -5,15 +5,16 @@ use std::{sync::Arc, time::Duration};
 use proptest::prelude::*;
 
 use super::any::NOW;
-use crate::{
+use tollgate_limiter::{
     algorithm::{Decision, Limit, Operation, Receipt, laws::any_limit},
-    cluster::{
-        message::{Message, RemoteCheck, RemoteOperation, Reply},
-        wire::{decode, encode},
-    },
     descriptor::Key,
     store::{CounterOperation, Outcome},
     time::{SECOND, Timestamp},
+};
+
+use crate::cluster::{
+    message::{Message, RemoteCheck, RemoteOperation, Reply},
+    wire::{decode, encode},
 };
 
 /// The receipt that a replica whose clock shows `there` receives and returns.

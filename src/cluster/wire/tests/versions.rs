@@ -3,13 +3,14 @@
 use std::{sync::Arc, time::Duration};
 
 use super::{any::NOW, golden};
-use crate::{
+use tollgate_limiter::{
     algorithm::{Limit, Operation},
-    cluster::{
-        message::*,
-        wire::{Malformed, decode, encode, put, put_block},
-    },
     store::{CounterOperation, Slot, SlotData},
+};
+
+use crate::cluster::{
+    message::*,
+    wire::{Malformed, decode, encode, put, put_block},
 };
 
 const LACKING: Message = Message::BackupBaseMissing { slot: Slot(5) };

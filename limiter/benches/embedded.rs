@@ -1,0 +1,191 @@
+//! The limiter inside a program beside other libraries: time of one decision for one key, for a million keys, and for a
+//! million keys on two threads, and bytes per key. All have the same rate and burst (GCRA, nothing is refused), keys of
+//! the same length that the caller owns, and read the clock for each decision. With the feature `tsc` our clock is the
+//! counter of the processor, as governor's always is.
+//!
+//!     cargo bench -p tollgate-limiter --bench embedded --no-default-features --features tsc
+
+#![allow(clippy::unwrap_used, reason = "a benchmark stops at the first error")]
+#![allow(clippy::ptr_arg, reason = "one of the libraries takes an owned key")]
+#![allow(clippy::disallowed_methods, reason = "one of the libraries is told the time")]
+
+use std::{
+    hint::black_box,
+    num::NonZeroU32,
+    sync::{
+        Mutex,
+        atomic::{AtomicUsize, Ordering},
+    },
+    thread,
+    time::{Duration, SystemTime},
+};
+
+use criterion::{BenchmarkGroup, Criterion, measurement::WallTime};
+use governor::{DefaultKeyedRateLimiter, Quota, RateLimiter};
+use peak_alloc::PeakAlloc;
+use throttlecrab::PeriodicStore;
+use tollgate_limiter::{limiter::Limiter, time::Stopwatch};
+
+#[global_allocator]
+static ALLOCATOR: PeakAlloc = PeakAlloc;
+
+const KEYS: usize = 1_000_000;
+/// Coprime with the number of keys, so that steps of this size visit every key once per round.
+const STRIDE: usize = 611_953;
+/// Slow, so that no counter is idle again during the measurement.
+const PER_SECOND: u32 = 1;
+/// High enough that nothing is refused.
+const BURST: u32 = 1_000_000_000;
+
+/// A library under test.
+trait Library: Sync {
+    const NAME: &str;
+
+    fn new() -> Self;
+    /// Decides keys in one thread.
+    fn caller(&self) -> impl FnMut(&String) -> bool;
+}
+
+struct Ours(Limiter);
+
+/// The same with a descriptor that is prepared for any key.
+struct OursPrepared(Ours);
+
+/// The same with a descriptor that is prepared for one key.
+struct OursPreparedKey(Ours);
+
+impl Library for Ours {
+    const NAME: &str = "tollgate";
+
+    fn new() -> Self {
+        let limit = format!(
+            "{{unit: second, requests_per_unit: {PER_SECOND}, burst: {BURST}, algorithm: token_bucket}}"
+        );
+        let rules = format!("domain: d\ndescriptors: [{{key: user, rate_limit: {limit}}}]\n");
+        Self(Limiter::from_yaml(&rules).unwrap())
+    }
+
+    fn caller(&self) -> impl FnMut(&String) -> bool {
+        |key| self.0.check("d", &[("user", key)], 1).unwrap().passes
+    }
+}
+
+impl Library for OursPrepared {
+    const NAME: &str = "tollgate, prepared";
+
+    fn new() -> Self {
+        Self(Ours::new())
+    }
+
+    fn caller(&self) -> impl FnMut(&String) -> bool {
+        let mut user = self.0.0.prepare("d", &[], ["user"]);
+        move |key| user.check([key], 1).unwrap().passes
+    }
+}
+
+impl Library for OursPreparedKey {
+    const NAME: &str = "tollgate, prepared for one key";
+
+    fn new() -> Self {
+        Self(Ours::new())
+    }
+
+    fn caller(&self) -> impl FnMut(&String) -> bool {
+        let [only] = &keys(1)[..] else { unreachable!("one key") };
+        let mut only = self.0.0.prepare("d", &[("user", only)], []);
+        move |_| only.check([], 1).unwrap().passes
+    }
+}
+
+impl Library for DefaultKeyedRateLimiter<String> {
+    const NAME: &str = "governor, keyed";
+
+    fn new() -> Self {
+        let number = |number| NonZeroU32::new(number).unwrap();
+        RateLimiter::keyed(Quota::per_second(number(PER_SECOND)).allow_burst(number(BURST)))
+    }
+
+    fn caller(&self) -> impl FnMut(&String) -> bool {
+        |key| self.check_key(key).is_ok()
+    }
+}
+
+/// It decides one call at a time.
+struct Throttlecrab(Mutex<throttlecrab::RateLimiter<PeriodicStore>>);
+
+impl Library for Throttlecrab {
+    const NAME: &str = "throttlecrab, behind a mutex";
+
+    fn new() -> Self {
+        let store = PeriodicStore::builder().capacity(KEYS).build();
+        Self(Mutex::new(throttlecrab::RateLimiter::new(store)))
+    }
+
+    fn caller(&self) -> impl FnMut(&String) -> bool {
+        let (burst, rate) = (i64::from(BURST), i64::from(PER_SECOND));
+        move |key| self.0.lock().unwrap().rate_limit(key, burst, rate, 1, 1, SystemTime::now()).unwrap().0
+    }
+}
+
+fn keys(count: usize) -> Vec<String> {
+    (0..count).map(|number| format!("user-{number:07x}")).collect()
+}
+
+/// Measures `decisions` of each library, which holds these keys.
+fn measure<L: Library>(group: &mut BenchmarkGroup<'_, WallTime>, keys: &[String], threads: usize) {
+    let library = L::new();
+    assert!(keys.iter().all(library.caller()));
+    let next = AtomicUsize::new(0);
+    group.bench_function(L::NAME, |bencher| {
+        bencher.iter_custom(|decisions| {
+            let each = decisions.div_ceil(threads as u64);
+            let run = || {
+                let mut index = next.fetch_add(KEYS / 2 + 1, Ordering::Relaxed) % keys.len();
+                let mut passes = library.caller();
+                for _ in 0..each {
+                    black_box(passes(&keys[index]));
+                    index = (index + STRIDE) % keys.len();
+                }
+            };
+            let watch = Stopwatch::start();
+            thread::scope(|scope| (0..threads).for_each(|_| drop(scope.spawn(run))));
+            watch.elapsed()
+        });
+    });
+}
+
+fn bytes_per_key<L: Library>(keys: &[String]) {
+    let before = ALLOCATOR.current_usage();
+    let library = L::new();
+    assert!(keys.iter().all(library.caller()));
+    let bytes = (ALLOCATOR.current_usage() - before) as f64 / keys.len() as f64;
+    println!("{}: {bytes:.1} bytes per key", L::NAME);
+}
+
+fn main() {
+    let (one, many) = (keys(1), keys(KEYS));
+    let mut criterion = Criterion::default()
+        .measurement_time(Duration::from_secs(3))
+        .warm_up_time(Duration::from_secs(1))
+        .sample_size(20)
+        .configure_from_args();
+    for (name, keys, threads) in
+        [("one key", &one, 1), ("a million keys", &many, 1), ("a million keys, two threads", &many, 2)]
+    {
+        let mut group = criterion.benchmark_group(name);
+        measure::<Ours>(&mut group, keys, threads);
+        measure::<OursPrepared>(&mut group, keys, threads);
+        if keys.len() == 1 {
+            measure::<OursPreparedKey>(&mut group, keys, threads);
+        }
+        measure::<DefaultKeyedRateLimiter<String>>(&mut group, keys, threads);
+        measure::<Throttlecrab>(&mut group, keys, threads);
+    }
+    // `cargo test --benches` only checks that the benchmark compiles and starts.
+    if std::env::args().any(|argument| argument == "--bench") {
+        bytes_per_key::<Ours>(&many);
+        bytes_per_key::<DefaultKeyedRateLimiter<String>>(&many);
+        bytes_per_key::<Throttlecrab>(&many);
+    }
+    criterion.final_summary();
+}

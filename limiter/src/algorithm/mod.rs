@@ -1,0 +1,258 @@
+//! Algorithms: pure functions of a limit, a counter, an instant and an operation.
+//!
+//! A limit is policy, a counter is history. Algorithms take no lock, do no I/O and read no clock.
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use crate::time::Timestamp;
+
+mod calendar;
+mod classic;
+mod concurrency;
+mod counter;
+mod fixed_window;
+mod gcra;
+mod held;
+mod leaky_queue;
+mod limit;
+mod sliding_log;
+mod sliding_window;
+mod stepped_bucket;
+mod token_bucket;
+mod window;
+
+#[cfg(test)]
+mod examples;
+#[cfg(any(test, feature = "testing"))]
+#[allow(
+    dead_code,
+    unused_imports,
+    clippy::unwrap_used,
+    clippy::wildcard_imports,
+    reason = "a module of tests"
+)]
+pub mod laws;
+
+pub use calendar::{Calendar, CalendarUnit};
+pub use classic::Classic;
+pub use concurrency::Concurrency;
+pub(crate) use counter::own;
+pub use counter::{Counter, Receipt, Variant};
+pub use fixed_window::FixedWindow;
+pub use gcra::{DebtCounter, DebtReceipt, Rate};
+pub use held::{Held, Place};
+pub use leaky_queue::LeakyQueue;
+pub(crate) use limit::each_algorithm;
+pub use limit::{AlgorithmName, CounterKind, Limit};
+pub(crate) use sliding_log::ENTRIES_MAX as LOG_ENTRIES_MAX;
+pub use sliding_log::{LogCounter, LogReceipt, SlidingLog};
+pub use sliding_window::{SlidingCounter, SlidingReceipt, SlidingWindow};
+pub use stepped_bucket::{StepCounter, StepReceipt, SteppedBucket};
+pub use token_bucket::TokenBucket;
+pub use window::{Span, Window, WindowCounter, WindowReceipt};
+
+/// What a call does to a counter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Operation {
+    /// Read only: charges nothing.
+    Peek,
+    /// Charge this many hits, all or none.
+    Charge(u64),
+    /// Give this many hits back, the newest first. Never refused; never leaves more than the limit.
+    Refund(u64),
+}
+
+impl Operation {
+    /// Whether the operation changes the counter, given whether it passes and how excess charges are handled.
+    pub(crate) fn changes(self, passes: bool, excess: impl FnOnce() -> Excess) -> bool {
+        match self {
+            Self::Peek => false,
+            Self::Charge(_) => passes || excess() == Excess::Count,
+            Self::Refund(_) => true,
+        }
+    }
+
+    /// Whether nothing of a passed operation stays after its call is refused and charges are taken back, given what was
+    /// `left` before. A refund stays, and so does an overdraft.
+    pub(crate) fn is_taken_back(self, left: u64) -> bool {
+        match self {
+            Self::Peek => true,
+            Self::Charge(hits) => hits <= left,
+            Self::Refund(_) => false,
+        }
+    }
+}
+
+/// Whether a call may pass.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Verdict {
+    /// It passes now.
+    Pass,
+    /// It passes after this delay.
+    Delay(Duration),
+    /// It is refused.
+    Refuse {
+        /// The same operation passes after this time and not before; `None` if it never passes.
+        retry_after: Option<Duration>,
+    },
+}
+
+impl Verdict {
+    /// Whether the call passes, now or after a delay.
+    pub const fn passes(self) -> bool {
+        match self {
+            Self::Pass | Self::Delay(_) => true,
+            Self::Refuse { .. } => false,
+        }
+    }
+}
+
+/// The answer to one operation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Decision<R = Receipt> {
+    /// Whether the call may pass.
+    pub verdict: Verdict,
+    /// Hits that would pass now. Of a classic limit: the limit less the count.
+    pub remaining: u64,
+    /// After a pass: the time until the window ends or the bucket is full. After a refusal: the time until the same
+    /// operation passes, or as after a pass if it never does.
+    pub reset_after: Duration,
+    /// What [`Algorithm::undo`] needs to take this charge back; `None` if there is nothing to take back.
+    pub receipt: Option<R>,
+}
+
+/// What happens to a charge that is larger than what is left.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Excess {
+    /// Refuse it without changing the counter.
+    #[default]
+    Refuse,
+    /// Refuse it and count it (`count_denied`).
+    Count,
+    /// Let it pass if anything is left, with a debt of at most this many hits (`overdraft`).
+    Overdraft(u64),
+}
+
+impl Excess {
+    /// How many of `hits` must fit for a charge to pass: an overdraft needs only one.
+    fn needed(self, hits: u64) -> u64 {
+        match self {
+            Self::Refuse | Self::Count => hits,
+            Self::Overdraft(_) => hits.min(1),
+        }
+    }
+
+    /// The same with a debt of at most `debt` hits; an overdraft keeps its own bound.
+    fn with_debt(self, debt: u64) -> Self {
+        match self {
+            Self::Refuse | Self::Count => Self::Overdraft(debt),
+            Self::Overdraft(_) => self,
+        }
+    }
+}
+
+/// A rate limiting algorithm.
+pub trait Algorithm: Clone {
+    /// The state of one key. The default is the state of an unused key.
+    type Counter: Variant<Counter> + Default;
+    /// The data for taking one charge back.
+    type Receipt: Variant<Receipt> + Copy;
+    /// Whether a part of what is left may be leased to another replica while refused hits leave no trace.
+    const LEASABLE: bool = true;
+
+    /// Answers `operation`, and charges or refunds `counter` accordingly.
+    fn decide(
+        &self,
+        counter: &mut Self::Counter,
+        now: Timestamp,
+        operation: Operation,
+    ) -> Decision<Self::Receipt>;
+
+    /// Takes back what still counts of one charge, never more.
+    fn undo(&self, counter: &mut Self::Counter, receipt: Self::Receipt, now: Timestamp);
+
+    /// The instant from which `counter` may be evicted without changing any answer.
+    fn idle_at(&self, counter: &Self::Counter) -> Timestamp;
+
+    /// What was consumed after `base`, an earlier state of the same counter.
+    fn since(&self, counter: &Self::Counter, base: &Self::Counter, now: Timestamp) -> Self::Counter;
+
+    /// Adds what was consumed on another replica.
+    fn absorb(&self, counter: &mut Self::Counter, other: &Self::Counter, now: Timestamp);
+
+    /// Clamps `counter` after a clock gave up a lead at `at`, not after `now`: a window more than one ahead of `now`
+    /// becomes the next one after `at`, hits ahead of `now` move to `at`, and a debt larger than this limit allows is
+    /// cut to the largest one at `at`. This frees nothing. Other counters stay unchanged.
+    fn clamp_ahead(&self, counter: &mut Self::Counter, at: Timestamp, now: Timestamp);
+
+    /// Where a charge at `now` is in `counter`, which has just counted it.
+    fn place(&self, counter: &Self::Counter, now: Timestamp) -> Place;
+
+    /// What everything in `place` weighs at `now`, in units.
+    fn weight(&self, counter: &Self::Counter, place: Place, now: Timestamp) -> u128;
+
+    /// Lowers the weight of what is in the place of `held` by `units`, at most its floor.
+    fn lighten(&self, counter: &mut Self::Counter, held: &Held, units: u128, now: Timestamp);
+
+    /// The weight of `hits` in the units of [`Algorithm::weight`].
+    fn units(&self, hits: u64) -> u128 {
+        hits.into()
+    }
+
+    /// Hits that pass when nothing was counted.
+    fn allowance(&self) -> u64;
+
+    /// What happens to a charge that is larger than what is left.
+    fn excess(&self) -> Excess {
+        Excess::Refuse
+    }
+
+    /// The windows that hits are counted in, if they are whole windows.
+    fn window(&self) -> Option<&Window> {
+        None
+    }
+
+    /// Hits that come back in each period.
+    fn hits_per_period(&self) -> u64 {
+        self.allowance()
+    }
+
+    /// The time in which the whole allowance comes back, in nanoseconds, if that is constant.
+    fn period(&self) -> Option<u64> {
+        self.window().and_then(Window::period)
+    }
+
+    /// For limits that keep a debt as time: the longest time to pay a debt, in nanoseconds, at which a single hit is
+    /// sure to pass. 0 for all others.
+    fn passing_debt_max(&self) -> u64 {
+        0
+    }
+
+    /// Replaces its numbers of hits (of the limit, a burst, a step; not the length of windows), and what happens to a
+    /// charge that is larger than what is left.
+    fn change(&mut self, number: impl Fn(u64) -> u64, excess: impl Fn(Excess) -> Excess);
+
+    /// Charges `hits` that were consumed at `at`, not after `now`, whether they would pass or not. Hits that have
+    /// expired change nothing. Override it for an algorithm without overdrafts: the default takes one.
+    fn charge_at(&self, counter: &mut Self::Counter, hits: u64, at: Timestamp, now: Timestamp) {
+        let (mut limit, mut taken) = (self.clone(), Self::Counter::default());
+        limit.change(|number| number, |excess| excess.with_debt(hits));
+        limit.decide(&mut taken, at, Operation::Charge(hits));
+        self.absorb(counter, &taken, now);
+    }
+}
+
+impl<R> Decision<R> {
+    /// The same with what `keep` returns for the receipt.
+    #[inline(always)]
+    pub(crate) fn keep_receipt<S>(self, keep: impl FnOnce(R) -> Option<S>) -> Decision<S> {
+        Decision {
+            verdict: self.verdict,
+            remaining: self.remaining,
+            reset_after: self.reset_after,
+            receipt: self.receipt.and_then(keep),
+        }
+    }
+}

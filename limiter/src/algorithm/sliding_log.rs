@@ -1,0 +1,345 @@
+//! The sliding log: every charge is stored until it is one window old.
+//!
+//! With sub-windows, the charges of one sub-window are stored as one entry and expire together.
+
+use std::{collections::VecDeque, num::NonZeroU64, time::Duration};
+
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    algorithm::{Algorithm, Decision, Excess, Held, Operation, Place, Span, Verdict},
+    time::Timestamp,
+};
+
+/// The maximum number of entries. Beyond it the two oldest are merged at the later instant, which makes the limit
+/// slightly stricter, never more lenient.
+pub const ENTRIES_MAX: usize = 10_000;
+
+/// At most `limit` hits within any span of the window's length (with sub-windows: of the window less one of them).
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SlidingLog {
+    /// Hits within the length of the window; 0 lets none pass.
+    pub limit: u64,
+    /// The length of the window.
+    pub span: Span,
+    /// Instants are rounded down to a multiple of this many nanoseconds, which divides the window.
+    pub sub_window: NonZeroU64,
+    /// What happens to a charge larger than what is left. A debt expires with the charge that made it.
+    pub excess: Excess,
+}
+
+/// Charges within the length of the window, oldest first, and their sum.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LogCounter {
+    // Invariant: instants increase; no hits are 0.
+    pub(crate) entries: VecDeque<LogEntry>,
+    // Invariant: the sum of the hits of all entries; if 64 bits cannot hold it, the oldest hits are left out.
+    total: u64,
+}
+
+/// Hits of one instant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LogEntry {
+    pub(crate) at: Timestamp,
+    pub(crate) hits: u64,
+}
+
+/// A charge at one instant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LogReceipt(LogEntry);
+
+impl SlidingLog {
+    /// Whether charges are counted by sub-windows, not each on its own.
+    pub fn has_sub_windows(&self) -> bool {
+        self.sub_window > NonZeroU64::MIN
+    }
+
+    /// The instant at which a charge at `now` is stored.
+    fn instant(&self, counter: &LogCounter, now: Timestamp) -> Timestamp {
+        let sub_window = now.minus(now.as_nanos() % self.sub_window);
+        // If time goes back, the charge is added to the newest entry.
+        counter.entries.back().map_or(sub_window, |newest| newest.at.max(sub_window))
+    }
+
+    fn leaves_at(&self, entry: &LogEntry) -> Timestamp {
+        entry.at.plus(self.span.nanos())
+    }
+
+    /// The entries that still count.
+    fn live<'c>(&self, counter: &'c LogCounter, now: Timestamp) -> impl Iterator<Item = &'c LogEntry> {
+        counter.entries.iter().skip_while(move |entry| self.leaves_at(entry) <= now)
+    }
+
+    fn sum(&self, counter: &LogCounter, now: Timestamp) -> u64 {
+        let left = counter.entries.iter().take_while(|entry| self.leaves_at(entry) <= now);
+        counter.total - left.map(|entry| entry.hits).sum::<u64>()
+    }
+
+    fn charge(&self, counter: &mut LogCounter, now: Timestamp, hits: u64) -> (bool, Option<LogReceipt>) {
+        let sum = self.sum(counter, now);
+        let left = self.limit.saturating_sub(sum);
+        let (passes, taken) = match self.excess {
+            _ if hits <= left => (true, hits),
+            Excess::Refuse => (false, 0),
+            Excess::Count => (false, hits),
+            Excess::Overdraft(_) if left == 0 => (false, 0),
+            Excess::Overdraft(debt) => (true, hits.min(left.saturating_add(debt))),
+        };
+        let entry = LogEntry { at: self.instant(counter, now), hits: taken };
+        if taken > 0 {
+            self.forget(counter, now);
+            counter.add(entry);
+            self.bound(counter);
+        }
+        (passes, (passes && hits <= left).then_some(LogReceipt(entry)))
+    }
+
+    /// Removes `hits` that still count, the oldest first, or as many as there are.
+    pub(crate) fn free_oldest(&self, counter: &mut LogCounter, now: Timestamp, hits: u64) {
+        self.forget(counter, now);
+        counter.remove_oldest(hits);
+    }
+
+    /// The time until the oldest hits expire.
+    pub(crate) fn oldest_leaves_after(&self, counter: &LogCounter, now: Timestamp) -> Duration {
+        let oldest = self.live(counter, now).next();
+        oldest.map(|entry| self.leaves_at(entry).since(now)).unwrap_or_default()
+    }
+
+    /// Drops expired entries.
+    fn forget(&self, counter: &mut LogCounter, now: Timestamp) {
+        while let Some(oldest) = counter.entries.front()
+            && self.leaves_at(oldest) <= now
+        {
+            counter.total -= oldest.hits;
+            counter.entries.pop_front();
+        }
+        if counter.entries.len() < counter.entries.capacity() / 4 {
+            counter.entries.shrink_to(counter.entries.len() * 2);
+        }
+    }
+
+    /// Merges entries beyond the bound. With more entries than the limit, the oldest entry alone never decides, so it
+    /// can be merged with the next one.
+    fn bound(&self, counter: &mut LogCounter) {
+        let most = usize::try_from(self.limit).unwrap_or(usize::MAX).clamp(1, ENTRIES_MAX);
+        while most < counter.entries.len() {
+            let oldest = counter.entries.pop_front();
+            if let (Some(oldest), Some(next)) = (oldest, counter.entries.front_mut()) {
+                // Both are part of the total, so their sum fits.
+                next.hits += oldest.hits;
+            }
+        }
+    }
+
+    /// The first instant at which `hits` would pass without further charges; `None` if they never pass.
+    fn passes_at(&self, counter: &LogCounter, now: Timestamp, hits: u64) -> Option<Timestamp> {
+        let room = self.limit.checked_sub(self.excess.needed(hits))?;
+        // Entries expire oldest first until there is room.
+        let mut kept = 0_u64;
+        let keeps = |entry: &&LogEntry| {
+            kept = kept.saturating_add(entry.hits);
+            kept <= room
+        };
+        let fitting = counter.entries.iter().rev().take_while(keeps).count();
+        let last_to_leave = counter.entries.iter().rev().nth(fitting)?;
+        Some(self.leaves_at(last_to_leave).max(now))
+    }
+}
+
+impl Algorithm for SlidingLog {
+    type Counter = LogCounter;
+    type Receipt = LogReceipt;
+    const LEASABLE: bool = false;
+
+    fn decide(&self, counter: &mut LogCounter, now: Timestamp, operation: Operation) -> Decision<LogReceipt> {
+        let (hits, passes, receipt) = match operation {
+            Operation::Peek => (1, self.sum(counter, now) < self.limit, None),
+            Operation::Charge(hits) => {
+                let (passes, receipt) = self.charge(counter, now, hits);
+                (hits, passes, receipt)
+            }
+            Operation::Refund(hits) => {
+                self.forget(counter, now);
+                counter.remove_newest(hits);
+                (0, true, None)
+            }
+        };
+        let remaining = self.limit.saturating_sub(self.sum(counter, now));
+        let oldest_leaves = self.oldest_leaves_after(counter, now);
+        if passes {
+            return Decision { verdict: Verdict::Pass, remaining, reset_after: oldest_leaves, receipt };
+        }
+        let retry_after = self.passes_at(counter, now, hits).map(|then| then.since(now));
+        let reset_after = retry_after.unwrap_or(oldest_leaves);
+        Decision { verdict: Verdict::Refuse { retry_after }, remaining, reset_after, receipt }
+    }
+
+    fn undo(&self, counter: &mut LogCounter, LogReceipt(charge): LogReceipt, _now: Timestamp) {
+        if let Some(index) = counter.index_of(Place::Instant(charge.at)) {
+            counter.remove_at(index, charge.hits);
+        }
+    }
+
+    fn idle_at(&self, counter: &LogCounter) -> Timestamp {
+        counter.entries.back().map_or(Timestamp::EPOCH, |newest| self.leaves_at(newest))
+    }
+
+    fn since(&self, counter: &LogCounter, base: &LogCounter, now: Timestamp) -> LogCounter {
+        let mut since = counter.clone();
+        self.forget(&mut since, now);
+        // Not by instants: entries that came through other clocks have other ones.
+        since.remove_oldest(self.sum(base, now));
+        since
+    }
+
+    fn absorb(&self, counter: &mut LogCounter, other: &LogCounter, now: Timestamp) {
+        self.forget(counter, now);
+        // The other clock may be ahead; at most one window of that is kept.
+        let latest = now.plus(self.span.nanos());
+        for entry in self.live(other, now) {
+            counter.add(LogEntry { at: entry.at.min(latest), hits: entry.hits });
+        }
+        self.bound(counter);
+    }
+
+    fn clamp_ahead(&self, counter: &mut LogCounter, at: Timestamp, now: Timestamp) {
+        // The last entries are the newest.
+        if counter.entries.back().is_some_and(|newest| now < newest.at) {
+            let moved = |(instant, hits)| (if now < instant { at } else { instant }, hits);
+            *counter = LogCounter::of(counter.hits().map(moved));
+        }
+    }
+
+    fn place(&self, counter: &LogCounter, now: Timestamp) -> Place {
+        Place::Instant(self.instant(counter, now))
+    }
+
+    fn weight(&self, counter: &LogCounter, place: Place, now: Timestamp) -> u128 {
+        let entry = counter.index_of(place).map(|index| &counter.entries[index]);
+        entry.filter(|entry| now < self.leaves_at(entry)).map_or(0, |entry| entry.hits.into())
+    }
+
+    fn lighten(&self, counter: &mut LogCounter, held: &Held, units: u128, _now: Timestamp) {
+        if let Some(index) = counter.index_of(held.place) {
+            counter.remove_at(index, u64::try_from(units).unwrap_or(u64::MAX));
+        }
+    }
+
+    fn allowance(&self) -> u64 {
+        self.limit
+    }
+
+    fn excess(&self) -> Excess {
+        self.excess
+    }
+
+    fn period(&self) -> Option<u64> {
+        Some(self.span.nanos())
+    }
+
+    fn change(&mut self, number: impl Fn(u64) -> u64, excess: impl Fn(Excess) -> Excess) {
+        (self.limit, self.excess) = (number(self.limit), excess(self.excess));
+    }
+}
+
+impl LogCounter {
+    /// A log of these hits, in any order.
+    pub(crate) fn of(hits: impl Iterator<Item = (Timestamp, u64)>) -> Self {
+        let mut log = Self::default();
+        hits.for_each(|(at, hits)| log.add(LogEntry { at, hits }));
+        log
+    }
+
+    /// The hits with their instants, oldest first.
+    pub(crate) fn hits(&self) -> impl Iterator<Item = (Timestamp, u64)> {
+        self.entries.iter().map(|entry| (entry.at, entry.hits))
+    }
+
+    pub(crate) fn heap_bytes(&self) -> usize {
+        self.entries.capacity() * size_of::<LogEntry>()
+    }
+
+    pub(crate) fn shift_back(&mut self, back: u64) {
+        for entry in &mut self.entries {
+            entry.at = entry.at.minus(back);
+        }
+    }
+
+    fn add(&mut self, new: LogEntry) {
+        let hits = new.hits - self.make_room(new);
+        if hits == 0 {
+            return;
+        }
+        self.total += hits;
+        match self.entries.binary_search_by_key(&new.at, |entry| entry.at) {
+            Ok(index) => self.entries[index].hits += hits,
+            Err(index) => self.entries.insert(index, LogEntry { hits, ..new }),
+        }
+    }
+
+    /// If 64 bits cannot hold the sum with the hits of `new`, removes older hits, the oldest first, and returns how
+    /// many of the new hits are still too many. So after some hits have expired the sum is exact, or the largest
+    /// possible.
+    fn make_room(&mut self, new: LogEntry) -> u64 {
+        let mut over = new.hits.saturating_sub(u64::MAX - self.total);
+        while over > 0
+            && let Some(oldest) = self.entries.front_mut()
+            && oldest.at < new.at
+        {
+            let taken = oldest.hits.min(over);
+            oldest.hits -= taken;
+            over -= taken;
+            self.total -= taken;
+            if oldest.hits == 0 {
+                self.entries.pop_front();
+            }
+        }
+        over
+    }
+
+    /// The index of the entry at `place`, if there is one.
+    fn index_of(&self, place: Place) -> Option<usize> {
+        let Place::Instant(at) = place else { return None };
+        self.entries.binary_search_by_key(&at, |entry| entry.at).ok()
+    }
+
+    /// Removes `hits` from one entry, or as many as it has.
+    fn remove_at(&mut self, index: usize, hits: u64) {
+        let entry = &mut self.entries[index];
+        let taken = entry.hits.min(hits);
+        entry.hits -= taken;
+        self.total -= taken;
+        if entry.hits == 0 {
+            self.entries.remove(index);
+        }
+    }
+
+    /// Removes `hits`, the oldest first, or as many as there are.
+    fn remove_oldest(&mut self, mut hits: u64) {
+        while let Some(oldest) = self.entries.front_mut() {
+            let taken = oldest.hits.min(hits);
+            oldest.hits -= taken;
+            hits -= taken;
+            self.total -= taken;
+            if oldest.hits > 0 {
+                return;
+            }
+            self.entries.pop_front();
+        }
+    }
+
+    /// Removes `hits`, the newest first, or as many as there are.
+    fn remove_newest(&mut self, mut hits: u64) {
+        while let Some(newest) = self.entries.back_mut() {
+            let taken = newest.hits.min(hits);
+            newest.hits -= taken;
+            hits -= taken;
+            self.total -= taken;
+            if newest.hits > 0 {
+                return;
+            }
+            self.entries.pop_back();
+        }
+    }
+}

@@ -1,0 +1,408 @@
+//! The limiter inside a program, without a service: rules as text, counters in memory, one call for each question.
+
+use std::{
+    path::Path,
+    pin::pin,
+    sync::Arc,
+    task::{Context, Poll, Waker},
+    time::Duration,
+};
+
+use smallvec::SmallVec;
+
+use crate::{
+    algorithm::Operation,
+    descriptor::Entry,
+    limiter::{
+        AnswerOf, Descriptor, HeldAnswer, HoldError, Limiter, LimiterError, Request, RequestError, Status,
+    },
+    resilience::OpenForwards,
+    rules::{self, ActiveRules, Problems, Rules},
+    store::{HoldId, HoldTerms, Lead, Memory, OnExpiry, OnFull, Settled},
+    time::{Clock, Reading},
+};
+
+/// The memory of the counters of an embedded limiter: 256 MiB, about four million counters.
+const MEMORY_LIMIT: u64 = 256 << 20;
+
+/// The answer to one descriptor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Checked {
+    /// Whether the caller may go on.
+    pub passes: bool,
+    /// The time that the caller waits before it goes on; not zero only for `leaky_queue`.
+    pub delay: Duration,
+    /// Hits in one unit of the limit that applies; `None` without a limit.
+    pub limit: Option<u64>,
+    /// Hits that are left; `u64::MAX` without a limit.
+    pub remaining: u64,
+    /// The time until the whole limit is available again; `None` without a limit.
+    pub reset_after: Option<Duration>,
+    /// After a refusal: the time until the same hits pass; `None` if they never do.
+    pub retry_after: Option<Duration>,
+    /// Whether the shared store could not be reached, so that the rule's `on_owner_unavailable` has decided.
+    pub degraded: bool,
+}
+
+/// The answer to a reservation.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Reservation {
+    /// The answer.
+    pub checked: Checked,
+    /// The id by which [`Limiter::settle`] finds it; `None` if nothing is reserved.
+    pub id: Option<HoldId>,
+}
+
+/// Why a question has no answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum CheckError {
+    /// The content of the question is invalid.
+    #[error(transparent)]
+    Request(#[from] RequestError),
+    /// The limiter cannot answer.
+    #[error(transparent)]
+    Limiter(#[from] LimiterError),
+}
+
+impl Limiter {
+    /// A limiter with the rules in `yaml`, the format of the rule files, and new counters in at most 256 MiB of memory.
+    ///
+    /// ```
+    /// let limiter = tollgate_limiter::Limiter::from_yaml(
+    ///     "
+    /// domain: shop
+    /// descriptors:
+    ///   - key: user
+    ///     rate_limit: {unit: minute, requests_per_unit: 2, algorithm: sliding_log}
+    /// ",
+    /// )?;
+    /// assert!(limiter.check("shop", &[("user", "ada")], 1)?.passes);
+    /// assert!(limiter.check("shop", &[("user", "ada")], 1)?.passes);
+    /// let refused = limiter.check("shop", &[("user", "ada")], 1)?;
+    /// assert!(!refused.passes && refused.retry_after.is_some());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// All problems of the rules, each with line and column.
+    pub fn from_yaml(yaml: &str) -> Result<Self, Problems> {
+        Ok(Self::embedded(Rules::parse("rules", yaml)?, MEMORY_LIMIT))
+    }
+
+    /// A limiter with the rules in a file, or in all `*.yaml` and `*.yml` files of a directory, and new counters in at
+    /// most `memory_limit` bytes. A charge to a new key for which there is no memory is refused.
+    ///
+    /// # Errors
+    ///
+    /// All problems of the rules, each with file, line and column.
+    pub fn from_path(path: &Path, memory_limit: u64) -> Result<Self, Problems> {
+        Ok(Self::embedded(rules::load(path)?, memory_limit))
+    }
+
+    fn embedded(rules: Rules, memory_limit: u64) -> Self {
+        let clock = Clock::system();
+        let active_rules = Arc::new(ActiveRules::of(rules, clock.now()));
+        let limiter = Self::new(active_rules, Arc::new(Memory::new(memory_limit, OnFull::Deny)), clock);
+        Self { follows_wall: true, ..limiter }
+    }
+
+    /// Follows the wall clock, and reads the clock.
+    #[cold]
+    pub(super) fn follow_wall(&self) -> Reading {
+        if let Some(comparison) = self.clock.compare_with_wall() {
+            if let Some(lead) = Lead::given_up(&comparison) {
+                self.memory.give_up_lead(lead);
+            }
+            self.clock.follow(&comparison);
+        }
+        self.clock.read()
+    }
+
+    /// Replaces the rules by those in `yaml`. Counters stay, and new limits apply to them at once.
+    ///
+    /// # Errors
+    ///
+    /// All problems of the rules. The old rules stay active.
+    pub fn replace_rules(&self, yaml: &str) -> Result<(), Problems> {
+        self.active_rules.replace(Rules::parse("rules", yaml)?, self.clock.now());
+        Ok(())
+    }
+
+    /// Follows rule files: replaces the rules whenever the files change, for as long as it is polled. Broken files change
+    /// nothing and are logged through `tracing`. Needs a runtime of tokio.
+    #[cfg(feature = "watch")]
+    pub async fn follow_files(&self, settings: rules::FileSettings) {
+        rules::Watcher::new(settings, self.clock.clone(), self.active_rules.clone()).run().await;
+    }
+
+    /// Charges `hits` to the limit of a descriptor if they pass. A descriptor without a rule passes.
+    ///
+    /// # Errors
+    ///
+    /// The domain is empty, or there are no rules.
+    pub fn check(&self, domain: &str, entries: &[(&str, &str)], hits: u64) -> Result<Checked, CheckError> {
+        self.ask(domain, entries, Operation::Charge(hits))
+    }
+
+    /// The answer that a charge of one hit would get, which is not charged.
+    ///
+    /// # Errors
+    ///
+    /// As of [`Limiter::check`].
+    pub fn peek(&self, domain: &str, entries: &[(&str, &str)]) -> Result<Checked, CheckError> {
+        self.ask(domain, entries, Operation::Peek)
+    }
+
+    /// Gives `hits` back that were charged earlier, at most those that the counter still holds.
+    ///
+    /// # Errors
+    ///
+    /// As of [`Limiter::check`].
+    pub fn refund(&self, domain: &str, entries: &[(&str, &str)], hits: u64) -> Result<Checked, CheckError> {
+        self.ask(domain, entries, Operation::Refund(hits))
+    }
+
+    /// Reserves `amount` hits until [`Limiter::settle`] says how many were used. They count at once, and are given back
+    /// after `ttl` (from 1 ms to 24 h) if that is never said.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    ///
+    /// let limiter = tollgate_limiter::Limiter::from_yaml(
+    ///     "
+    /// domain: models
+    /// descriptors:
+    ///   - key: tokens
+    ///     rate_limit: {unit: minute, requests_per_unit: 1000, algorithm: token_bucket}
+    /// ",
+    /// )?;
+    /// let tokens = [("tokens", "ada")];
+    /// // The prompt is known, and the answer has at most 700 tokens.
+    /// let reservation = limiter.reserve("models", &tokens, 800, Duration::from_secs(60))?;
+    /// let id = reservation.id.expect("800 tokens are left");
+    /// assert!(limiter.reserve("models", &tokens, 800, Duration::from_secs(60))?.id.is_none());
+    /// // The model has used 300.
+    /// let settled = limiter.settle("models", &tokens, &id, 300)?;
+    /// assert!(settled.is_some_and(|settled| settled.remaining >= 700));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As of [`Limiter::check`]; `ttl` is out of bounds; there are too many reservations.
+    pub fn reserve(
+        &self,
+        domain: &str,
+        entries: &[(&str, &str)],
+        amount: u64,
+        ttl: Duration,
+    ) -> Result<Reservation, HoldError> {
+        let terms = HoldTerms::new(HoldId::random(), ttl, OnExpiry::Release)?;
+        let mut buffer = SmallVec::new();
+        let request = request(domain, each_entry(entries, &mut buffer), Operation::Charge(amount))?;
+        let (view, connection) = (self.view(), OpenForwards::default());
+        let held = at_once(view.reserve(&request, &terms, &connection))?;
+        Ok(Reservation::of(&held, terms))
+    }
+
+    /// Settles a reservation at the hits that were used: the others are given back, missing ones are charged as far as
+    /// the limit goes. 0 cancels it. If its time has passed, or the id is unknown, all of them are charged. A repeated
+    /// call answers as the first and changes nothing. `None` if the descriptor has no limit.
+    ///
+    /// # Errors
+    ///
+    /// As of [`Limiter::check`].
+    pub fn settle(
+        &self,
+        domain: &str,
+        entries: &[(&str, &str)],
+        id: &HoldId,
+        actual: u64,
+    ) -> Result<Option<Settled>, HoldError> {
+        let mut buffer = SmallVec::new();
+        let request = request(domain, each_entry(entries, &mut buffer), Operation::Charge(actual))?;
+        let (view, connection) = (self.view(), OpenForwards::default());
+        let settled = at_once(view.settle(&request, id, &connection))?.settled[0];
+        Ok(settled)
+    }
+
+    /// Evicts counters that are idle. The memory limit holds without it; called every few seconds, it returns unused
+    /// memory earlier.
+    pub fn sweep(&self) {
+        self.memory.sweep(self.clock.now());
+    }
+
+    pub(super) fn ask(
+        &self,
+        domain: &str,
+        entries: &[(&str, &str)],
+        operation: Operation,
+    ) -> Result<Checked, CheckError> {
+        let mut buffer = SmallVec::new();
+        self.ask_entries(domain, each_entry(entries, &mut buffer), operation)
+    }
+
+    // `inline(always)`: two callers, of which only one is hot.
+    #[inline(always)]
+    pub(super) fn ask_entries(
+        &self,
+        domain: &str,
+        entries: &[Entry<'_>],
+        operation: Operation,
+    ) -> Result<Checked, CheckError> {
+        let request = request(domain, entries, operation)?;
+        Ok(self.view().decide_as(&request, |answer| Checked::of(&answer), |answer| Checked::of(&answer))?)
+    }
+}
+
+/// The result of a call whose counters are here, which waits for nothing.
+pub(super) fn at_once<T>(call: impl Future<Output = Result<T, HoldError>>) -> Result<T, HoldError> {
+    match pin!(call).poll(&mut Context::from_waker(Waker::noop())) {
+        Poll::Ready(result) => result,
+        Poll::Pending => Err(LimiterError::Remote.into()),
+    }
+}
+
+impl Reservation {
+    /// The answer to a reservation with these terms.
+    pub(crate) fn of(HeldAnswer { answer, is_held }: &HeldAnswer<'_>, terms: HoldTerms) -> Self {
+        Self { checked: Checked::of(answer), id: is_held.then_some(terms.id) }
+    }
+}
+
+impl Checked {
+    /// The answer to a request with one descriptor.
+    #[inline(always)]
+    pub(crate) fn of<'s>(answer: &AnswerOf<impl AsRef<[Status<'s>]>>) -> Self {
+        let status = &answer.statuses.as_ref()[0];
+        let limit = status.limit.map(|limit| limit.requests_per_unit);
+        Self {
+            passes: answer.passes,
+            delay: answer.delay,
+            limit,
+            remaining: if limit.is_some() { status.remaining } else { u64::MAX },
+            reset_after: status.reset_after,
+            retry_after: status.retry_after,
+            degraded: status.degraded,
+        }
+    }
+}
+
+/// The entries, which are written to `buffer`.
+#[inline(always)]
+pub(crate) fn each_entry<'b, 'a>(
+    entries: &[(&'a str, &'a str)],
+    buffer: &'b mut SmallVec<[Entry<'a>; 4]>,
+) -> &'b [Entry<'a>] {
+    buffer.extend(entries.iter().map(|&(key, value)| Entry { key, value }));
+    buffer
+}
+
+/// A request with one descriptor.
+#[inline(always)]
+pub(crate) fn request<'a>(
+    domain: &'a str,
+    entries: &'a [Entry<'a>],
+    operation: Operation,
+) -> Result<Request<'a>, RequestError> {
+    Request::new(domain, [Descriptor { entries, operation, limit: None }], None)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::time::{SECOND, Stopwatch};
+
+    const RULES: &str = "
+domain: shop
+descriptors:
+  - key: user
+    rate_limit: {unit: day, requests_per_unit: 3, algorithm: fixed_window}
+  - key: queue
+    rate_limit: {unit: second, requests_per_unit: 1, algorithm: leaky_queue, burst: 5}
+";
+
+    fn remaining(limiter: &Limiter) -> u64 {
+        limiter.peek("shop", &[("user", "ada")]).unwrap().remaining
+    }
+
+    #[test]
+    fn charges_peeks_and_refunds_agree_on_what_is_left() {
+        let limiter = Limiter::from_yaml(RULES).unwrap();
+        let user = [("user", "ada")];
+        assert_eq!(limiter.check("shop", &user, 2).unwrap().remaining, 1);
+        assert_eq!(remaining(&limiter), 1);
+        let refused = limiter.check("shop", &user, 2).unwrap();
+        assert!(!refused.passes && refused.retry_after.is_some());
+        assert_eq!(limiter.refund("shop", &user, 1).unwrap().remaining, 2);
+        assert!(limiter.check("shop", &user, 2).unwrap().passes);
+    }
+
+    #[test]
+    fn descriptor_without_rule_passes_without_limit() {
+        let limiter = Limiter::from_yaml(RULES).unwrap();
+        for (domain, entries) in [("shop", [("plan", "free")]), ("other", [("user", "ada")])] {
+            let checked = limiter.check(domain, &entries, 1).unwrap();
+            assert_eq!((checked.passes, checked.remaining, checked.reset_after), (true, u64::MAX, None));
+        }
+    }
+
+    #[test]
+    fn empty_domain_and_no_entries_are_answered_alike_by_every_question() {
+        let limiter = Limiter::from_yaml(RULES).unwrap();
+        let empty = CheckError::Request(RequestError::EmptyDomain);
+        assert_eq!(limiter.check("", &[("user", "ada")], 1), Err(empty));
+        assert_eq!(limiter.peek("", &[("user", "ada")]), Err(empty));
+        assert_eq!(limiter.refund("", &[("user", "ada")], 1), Err(empty));
+        assert!(limiter.check("shop", &[], 1).unwrap().passes);
+    }
+
+    #[test]
+    fn queue_says_how_long_the_caller_waits() {
+        let limiter = Limiter::from_yaml(RULES).unwrap();
+        let queue = [("queue", "a")];
+        assert!(limiter.check("shop", &queue, 1).unwrap().delay.is_zero());
+        let second = limiter.check("shop", &queue, 1).unwrap();
+        assert!(second.passes && !second.delay.is_zero());
+    }
+
+    #[test]
+    fn limiter_follows_wall_clock_that_jumps_and_is_put_right() {
+        const DAY: u64 = 24 * 3_600 * SECOND;
+        let limiter = Limiter::from_yaml(RULES).unwrap();
+        let user = [("user", "ada")];
+        let start = limiter.view().now();
+        assert!(limiter.check("shop", &user, 3).unwrap().passes);
+        limiter.clock.set_wall_ahead(3 * DAY as i64);
+        until(|| limiter.view().now() > start.plus(2 * DAY));
+        assert_eq!(limiter.check("shop", &user, 2).unwrap().remaining, 1);
+        limiter.clock.set_wall_ahead(0);
+        until(|| limiter.view().now() < start.plus(DAY));
+        // The window that lies three days ahead has become the next one.
+        let refused = limiter.check("shop", &user, 2).unwrap();
+        let retry_after = refused.retry_after.unwrap();
+        assert!(!refused.passes && retry_after <= Duration::from_nanos(2 * DAY), "{retry_after:?}");
+    }
+
+    fn until(condition: impl Fn() -> bool) {
+        let watch = Stopwatch::start();
+        while !condition() {
+            assert!(watch.elapsed() < Duration::from_secs(60), "the condition does not hold within a minute");
+            std::thread::yield_now();
+        }
+    }
+
+    #[test]
+    fn replaced_rules_keep_counters_and_broken_rules_change_nothing() {
+        let limiter = Limiter::from_yaml(RULES).unwrap();
+        limiter.check("shop", &[("user", "ada")], 2).unwrap();
+        let problems = limiter.replace_rules("domain: shop\ndescriptors: 3\n").unwrap_err();
+        assert!(problems.to_string().starts_with("rules:2:"), "{problems}");
+        assert_eq!(remaining(&limiter), 1);
+        limiter.replace_rules(&RULES.replace("requests_per_unit: 3", "requests_per_unit: 10")).unwrap();
+        assert_eq!(remaining(&limiter), 8);
+    }
+}

@@ -1,0 +1,297 @@
+//! Explanations of decisions without charging them, and access to single counters, for operators.
+
+use smallvec::SmallVec;
+
+use crate::{
+    algorithm::{Decision, Limit, Operation, Verdict},
+    descriptor::{Entry, Key},
+    limiter::{
+        ActiveView, Answer, LimiterError, Request, Status, answer,
+        plan::{AppliedLimit, Plan, drop_replaced},
+    },
+    remote::{Extent, Remote},
+    rules::{Allowance, LevelTrace, Rule},
+    store::{
+        Check, Checks, CounterOperation, CounterState, Decisions, DryRun, OnRefusal, Outcome, Refusal,
+        Replacement,
+    },
+    time::Timestamp,
+};
+
+/// The answer that a request would get, and the reasons.
+#[derive(Clone, Debug)]
+pub struct Explanation<'s> {
+    /// The answer.
+    pub answer: Answer<'s>,
+    /// The instant of the answer.
+    pub now: Timestamp,
+    /// One for each descriptor; empty if the domain has no rules.
+    pub parts: Vec<DescriptorExplanation<'s>>,
+}
+
+/// The reasons for the answer to one descriptor.
+#[derive(Clone, Debug)]
+pub struct DescriptorExplanation<'s> {
+    /// The steps of the rule lookup; empty for an override, which needs none.
+    pub levels: Vec<LevelTrace<'s>>,
+    /// The rule that was found, even if it does not apply.
+    pub rule: Option<&'s Rule>,
+    /// The rules of the same request that replace this one, so that it does not apply.
+    pub replaced_by: Vec<&'s Rule>,
+    /// The check that decides, if any.
+    pub check: Option<CheckExplanation>,
+    /// The check of the candidate of the rule, if there is one.
+    pub candidate: Option<CheckExplanation>,
+}
+
+/// A check and its decision.
+#[derive(Clone, Debug)]
+pub struct CheckExplanation {
+    /// The counter.
+    pub key: Key,
+    /// The limit.
+    pub limit: Limit,
+    /// The counter before the check.
+    pub before: CounterState,
+    /// The decision.
+    pub decision: Decision,
+}
+
+/// The counter of a descriptor under the active rules.
+#[derive(Clone, Debug)]
+pub struct CounterRef<'s> {
+    /// The rule.
+    pub rule: &'s Rule,
+    /// Its limit.
+    pub limit: &'s Limit,
+    /// The counter.
+    pub key: Key,
+    /// The instant of the view.
+    pub now: Timestamp,
+}
+
+/// Why a descriptor has no counter to show.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NoCounter {
+    /// No valid rules have been loaded.
+    #[error("no valid rules are loaded yet")]
+    NoRules,
+    /// The domain has no rules.
+    #[error("no rules for this domain")]
+    NoDomain,
+    /// No rule matches the descriptor.
+    #[error("no rule matches this descriptor; see /explain")]
+    NoRule,
+    /// The rule is unlimited.
+    #[error("the rule for this descriptor is unlimited: it has no counter")]
+    Unlimited,
+    /// The owner of the counter cannot be reached.
+    #[error("the owner of this counter cannot be reached; see /cluster")]
+    Unreachable,
+    /// The shared store cannot be used.
+    #[error("the shared store cannot be used; see /readyz")]
+    NoStore,
+}
+
+#[doc(hidden)]
+impl ActiveView<'_> {
+    /// The answer that [`ActiveView::decide`] would give now, with reasons. Charges nothing.
+    ///
+    /// For counters of other owners the verdict is predicted from a peek, and `retry_after` is the time until reset.
+    /// Returns [`LimiterError::Remote`] if an owner, or [`LimiterError::NoStore`] if the shared store cannot be reached.
+    pub async fn explain(&self, request: &Request<'_>) -> Result<Explanation<'_>, LimiterError> {
+        self.require_rules()?;
+        let Some(domain) = self.rules.domain(request.domain) else {
+            let answer = Answer::without_limits(request.descriptors.len());
+            return Ok(Explanation { answer, now: self.now(), parts: Vec::new() });
+        };
+        let mut applied = AppliedLimit::of_each(domain, request);
+        let mut parts: Vec<DescriptorExplanation<'_>> = request
+            .descriptors
+            .iter()
+            .zip(&applied)
+            .map(|(descriptor, found)| DescriptorExplanation {
+                levels: match found {
+                    AppliedLimit::Override(..) => Vec::new(),
+                    AppliedLimit::Nothing | AppliedLimit::Unlimited(_) | AppliedLimit::Rule(..) => {
+                        domain.trace(descriptor.entries)
+                    }
+                },
+                rule: found.rule(),
+                replaced_by: replacing(found, &applied),
+                check: None,
+                candidate: None,
+            })
+            .collect();
+        drop_replaced(&mut applied);
+
+        let plan = Plan::new(domain, request, &applied);
+        let modes = self.limiter.modes;
+        let refusal = answer::refusal(modes, &applied, plan.deciding());
+        let dry_run = self.dry_run(&plan.checks, refusal).await?;
+        let checked = |index: usize| {
+            let Check { key, limit, .. } = plan.checks[index];
+            let (before, decision) = (dry_run.before[index], dry_run.decisions[index]);
+            CheckExplanation { key, limit: limit.clone(), before, decision }
+        };
+        for (check, index) in plan.deciding().iter().enumerate() {
+            parts[*index].check = Some(checked(check));
+        }
+        for (check, index) in (plan.deciding().len()..).zip(plan.candidates()) {
+            parts[*index].candidate = Some(checked(check));
+        }
+        let answer = Answer::fold(modes, &applied, &plan, &dry_run.decisions);
+        Ok(Explanation { answer, now: self.now(), parts })
+    }
+
+    /// The counter of a descriptor under the active rule.
+    pub fn counter_ref(&self, domain: &str, entries: &[Entry<'_>]) -> Result<CounterRef<'_>, NoCounter> {
+        self.rules.rules().ok_or(NoCounter::NoRules)?;
+        let domain = self.rules.domain(domain).ok_or(NoCounter::NoDomain)?;
+        let matched = domain.find(entries).ok_or(NoCounter::NoRule)?;
+        match &matched.rule.allowance {
+            Allowance::Unlimited => Err(NoCounter::Unlimited),
+            Allowance::Limited(limit) => {
+                let key = matched.key(entries, limit);
+                Ok(CounterRef { rule: matched.rule, limit, key, now: self.now() })
+            }
+        }
+    }
+
+    /// The state of a counter, on this replica or another.
+    pub async fn peek(&self, counter_ref: &CounterRef<'_>) -> Result<CounterState, NoCounter> {
+        let CounterRef { key, limit, now, .. } = counter_ref;
+        let Some(remote) = &self.limiter.remote else {
+            return Ok(self.limiter.memory.peek(*key, limit, *now));
+        };
+        let [peek] = remote
+            .operate(*key, limit, [CounterOperation::Decide(Operation::Peek)])
+            .await
+            .ok_or_else(|| unreachable(remote))?;
+        Ok(CounterState::of_peek(limit, peek.decision, *now))
+    }
+
+    /// Replaces the counter by a fresh one with `hits` charged, above the limit if the algorithm can hold a debt.
+    pub async fn replace(&self, counter_ref: &CounterRef<'_>, hits: u64) -> Result<Replacement, NoCounter> {
+        let CounterRef { key, limit, now, .. } = counter_ref;
+        let Some(remote) = &self.limiter.remote else {
+            return Ok(self.limiter.memory.replace(*key, limit, *now, hits));
+        };
+        let operations = [CounterOperation::Decide(Operation::Peek), CounterOperation::Set(hits)];
+        let [before, after] =
+            remote.operate(*key, limit, operations).await.ok_or_else(|| unreachable(remote))?;
+        let state = |outcome: Outcome| CounterState::of_peek(limit, outcome.decision, *now);
+        Ok(Replacement { before: state(before), after: state(after) })
+    }
+
+    async fn dry_run(&self, checks: &Checks<'_>, refusal: Refusal) -> Result<DryRun, LimiterError> {
+        let memory = &self.limiter.memory;
+        let refused = |decisions: &[Decision]| refusal.is_refused(decisions);
+        let Some(remote) = &self.limiter.remote else {
+            return Ok(memory.dry_run(checks, self.now(), refused));
+        };
+        if remote.is_joining() {
+            return Err(LimiterError::Joining);
+        }
+        let is_here =
+            |check: &Check<'_>| remote.extent() == Extent::OtherOwners && memory.owns(memory.slot(check.key));
+        // Also for owned counters: a peek at an exhausted counter recalls its leases.
+        let Some((peeks, decisions)) = remote.dry_run(checks, refusal.clone()).await else {
+            return Err(match remote.extent() {
+                Extent::OtherOwners => LimiterError::Remote,
+                Extent::All => LimiterError::NoStore,
+            });
+        };
+        if decisions.is_none() && checks.iter().all(is_here) {
+            return Ok(memory.dry_run(checks, self.now(), refused));
+        }
+        let state =
+            |(peek, check): (Decision, &Check<'_>)| CounterState::of_peek(check.limit, peek, self.now());
+        let before: SmallVec<[CounterState; 2]> = peeks.into_iter().zip(checks).map(state).collect();
+        let decisions = decisions.unwrap_or_else(|| predict(checks, &before, refused));
+        Ok(DryRun { decisions, before })
+    }
+}
+
+/// Why a counter elsewhere cannot be shown or changed.
+fn unreachable(remote: &Remote) -> NoCounter {
+    match remote.extent() {
+        Extent::OtherOwners => NoCounter::Unreachable,
+        Extent::All => NoCounter::NoStore,
+    }
+}
+
+/// Predicts the decisions of a check set from peeks at the counters.
+fn predict(
+    checks: &[Check<'_>],
+    before: &[CounterState],
+    refused: impl FnOnce(&[Decision]) -> bool,
+) -> Decisions {
+    let mut each: SmallVec<[Decision; 2]> = SmallVec::new();
+    for (index, check) in checks.iter().enumerate() {
+        let mut peek = before[index].peek;
+        // Two checks of one counter charge it twice.
+        if let Some(earlier) = checks[..index].iter().rposition(|earlier| earlier.key == check.key) {
+            peek.remaining = each[earlier].remaining;
+        }
+        each.push(predict_one(check, &peek));
+    }
+    let is_refused = checks.len() > 1 && refused(&each);
+    let charged = checks.iter().zip(&mut each).zip(before).map(|((check, decision), before)| {
+        let passes = decision.verdict.passes();
+        let is_taken_back =
+            check.on_refusal == OnRefusal::TakeBack && check.operation.is_taken_back(before.peek.remaining);
+        if is_refused && passes && is_taken_back {
+            decision.remaining = before.peek.remaining;
+            return 0;
+        }
+        check.limit.charged(check.operation, passes)
+    });
+    let charged = charged.collect();
+    Decisions::new(each, charged)
+}
+
+fn predict_one(check: &Check<'_>, peek: &Decision) -> Decision {
+    let Check { limit, operation, .. } = check;
+    let decision = limit.predict(*operation, peek);
+    let passes = decision.verdict.passes();
+    let unused = Decision { verdict: Verdict::Pass, remaining: limit.allowance(), ..*peek };
+    let verdict = match (operation, limit) {
+        (Operation::Peek, _) => peek.verdict,
+        // The delay is the time until all earlier hits have left.
+        (Operation::Charge(_), Limit::LeakyQueue(_)) if passes && !peek.reset_after.is_zero() => {
+            Verdict::Delay(peek.reset_after)
+        }
+        // Places are freed when their callers say so.
+        (Operation::Charge(_), Limit::Concurrency(_)) => decision.verdict,
+        (Operation::Charge(_), _) if !passes && limit.predict(*operation, &unused).verdict.passes() => {
+            Verdict::Refuse { retry_after: Some(peek.reset_after) }
+        }
+        (Operation::Charge(_) | Operation::Refund(_), _) => decision.verdict,
+    };
+    let remaining = match operation {
+        Operation::Refund(hits) => peek.remaining.saturating_add(*hits).min(limit.allowance()),
+        Operation::Peek | Operation::Charge(_) => {
+            peek.remaining.saturating_sub(limit.charged(*operation, passes))
+        }
+    };
+    Decision { verdict, remaining, ..decision }
+}
+
+/// The rules of the request that replace the given one.
+fn replacing<'s>(found: &AppliedLimit<'s>, all: &[AppliedLimit<'s>]) -> Vec<&'s Rule> {
+    let Some(name) = found.rule().and_then(|rule| rule.name.as_ref()) else {
+        return Vec::new();
+    };
+    let mut by: Vec<&'s Rule> =
+        all.iter().filter_map(AppliedLimit::rule).filter(|rule| rule.replaces.contains(name)).collect();
+    by.dedup_by(|one, other| std::ptr::eq(*one, *other));
+    by
+}
+
+impl Explanation<'_> {
+    /// The statuses with their explanations, one for each descriptor.
+    pub fn descriptors(&self) -> impl Iterator<Item = (&Status<'_>, Option<&DescriptorExplanation<'_>>)> {
+        self.answer.statuses.iter().enumerate().map(|(index, status)| (status, self.parts.get(index)))
+    }
+}

@@ -1,0 +1,345 @@
+//! Decides requests: finds the rule of each descriptor, checks its counter, combines the decisions into one answer.
+
+use std::{sync::Arc, time::Duration};
+
+use arc_swap::Guard;
+use smallvec::SmallVec;
+
+use crate::{
+    algorithm::Decision,
+    remote::{Extent, Remote},
+    resilience::{OpenForwards, Overloaded},
+    rules::{ActiveRules, ForwardPolicy, KeyedDomain, KeyedRules},
+    store::{Decisions, Memory, RemoteDecisions, SingleDecision},
+    time::{Clock, Reading, Timestamp},
+};
+
+mod answer;
+mod bounds;
+mod embedded;
+mod examples;
+mod explain;
+mod metrics;
+mod plan;
+mod prepared;
+mod request;
+mod reserve;
+
+use answer::SingleAnswer;
+pub use answer::{Answer, AnswerOf, Status};
+pub use bounds::{Bounds, CallSize, TooLarge};
+pub use embedded::{CheckError, Checked, Reservation};
+#[cfg(feature = "redis")]
+pub(crate) use embedded::{each_entry, request};
+pub use examples::{Example, Examples};
+pub use explain::{CheckExplanation, CounterRef, DescriptorExplanation, Explanation, NoCounter};
+pub use metrics::Metrics;
+pub use plan::{CurrentLimit, Modes};
+pub use prepared::PreparedDescriptor;
+pub use request::{Descriptor, Override, Request, RequestError, UnknownUnit};
+pub use reserve::{HeldAnswer, HoldError, SettledAnswer};
+
+use metrics::CheckOutcome;
+use plan::{AppliedLimit, Plan, applied_limits};
+
+/// Why a valid request is not answered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum LimiterError {
+    /// No valid rules have been loaded.
+    #[error("no valid rules are loaded yet")]
+    NoRules,
+    /// This replica does not know the slot owners yet.
+    #[error("still joining the cluster")]
+    Joining,
+    /// The counters are elsewhere: use [`ActiveView::decide`].
+    #[error("the counters are in another replica or in the shared store")]
+    Remote,
+    /// The shared store cannot be used.
+    #[error("the shared store cannot be used; see /readyz")]
+    NoStore,
+    /// Too many checks of the call, its connection or this replica wait for counters elsewhere. Nothing is charged.
+    #[error("too many checks wait for counters elsewhere: nothing was charged, try again later")]
+    Overloaded,
+}
+
+impl From<Overloaded> for LimiterError {
+    fn from(Overloaded: Overloaded) -> Self {
+        Self::Overloaded
+    }
+}
+
+/// Decides requests by the active rules.
+#[derive(Clone, Debug)]
+pub struct Limiter {
+    active_rules: Arc<ActiveRules>,
+    memory: Arc<Memory>,
+    clock: Clock,
+    remote: Option<Remote>,
+    modes: Modes,
+    metrics: Arc<Metrics>,
+    // Whether calls make the clock follow the wall clock. In the service a task does.
+    follows_wall: bool,
+}
+
+/// The active view: rules, secret and time that decide one request or one read batch.
+#[derive(Debug)]
+pub struct ActiveView<'l> {
+    limiter: &'l Limiter,
+    rules: Guard<Arc<KeyedRules>>,
+    reading: Reading,
+}
+
+/// For the service.
+#[doc(hidden)]
+impl Limiter {
+    /// A limiter with the rules in `active_rules` and the counters in `memory`.
+    pub fn new(active_rules: Arc<ActiveRules>, memory: Arc<Memory>, clock: Clock) -> Self {
+        Self {
+            active_rules,
+            memory,
+            clock,
+            remote: None,
+            modes: Modes::default(),
+            metrics: Arc::default(),
+            follows_wall: false,
+        }
+    }
+
+    /// The same limiter with counters elsewhere.
+    pub fn with_remote(self, remote: Option<Remote>) -> Self {
+        Self { remote, ..self }
+    }
+
+    /// The same limiter with these modes.
+    pub fn with_modes(self, modes: Modes) -> Self {
+        Self { modes, ..self }
+    }
+
+    /// The same limiter with these metrics.
+    pub fn with_metrics(self, metrics: Arc<Metrics>) -> Self {
+        Self { metrics, ..self }
+    }
+
+    /// Whether all counters are elsewhere.
+    #[inline]
+    pub fn has_no_counters(&self) -> bool {
+        self.remote.as_ref().is_some_and(|remote| remote.extent() == Extent::All)
+    }
+
+    /// The metrics.
+    pub fn metrics(&self) -> &Arc<Metrics> {
+        &self.metrics
+    }
+
+    /// The clock of the counters.
+    pub(crate) fn clock(&self) -> &Clock {
+        &self.clock
+    }
+
+    /// The active rules.
+    pub(crate) fn active_rules(&self) -> &Arc<ActiveRules> {
+        &self.active_rules
+    }
+
+    /// The modes.
+    pub fn modes(&self) -> Modes {
+        self.modes
+    }
+}
+
+impl Limiter {
+    /// A view of the active rules, secret and time.
+    pub fn view(&self) -> ActiveView<'_> {
+        ActiveView { limiter: self, rules: self.active_rules.current(), reading: self.read_clock() }
+    }
+
+    #[inline(always)]
+    fn read_clock(&self) -> Reading {
+        let reading = self.clock.read();
+        if self.follows_wall && reading.must_follow { self.follow_wall() } else { reading }
+    }
+}
+
+impl ActiveView<'_> {
+    /// Decides and charges `request` by the counters in the memory of this process, without waiting.
+    ///
+    /// # Errors
+    ///
+    /// There are no rules, or counters are elsewhere.
+    pub fn decide_here(&self, request: &Request<'_>) -> Result<Answer<'_>, LimiterError> {
+        self.decide_as(request, Answer::from, |answer| answer)
+    }
+}
+
+/// For the service.
+#[doc(hidden)]
+impl ActiveView<'_> {
+    /// The instant at which requests are decided.
+    pub fn now(&self) -> Timestamp {
+        self.reading.now
+    }
+
+    /// The rules.
+    pub fn rules(&self) -> &KeyedRules {
+        &self.rules
+    }
+
+    /// The time since the view was taken.
+    pub fn age(&self) -> Duration {
+        self.limiter.clock.since(&self.reading)
+    }
+
+    /// Decides and charges `request`, received over `connection`: here if this replica decides all its counters, elsewhere
+    /// otherwise.
+    pub async fn decide(
+        &self,
+        request: &Request<'_>,
+        connection: &OpenForwards,
+    ) -> Result<Answer<'_>, LimiterError> {
+        match self.decide_here(request) {
+            Err(LimiterError::Remote) => self.decide_elsewhere(request, connection).await,
+            decided => decided,
+        }
+    }
+
+    async fn decide_elsewhere(
+        &self,
+        request: &Request<'_>,
+        connection: &OpenForwards,
+    ) -> Result<Answer<'_>, LimiterError> {
+        let Some(domain) = self.rules.domain(request.domain) else { return Err(LimiterError::Remote) };
+        let applied = applied_limits(domain, request);
+        let plan = Plan::new(domain, request, &applied);
+        let refusal = answer::refusal(self.limiter.modes, &applied, plan.deciding());
+        let policy = |index| applied[plan.descriptor(index)].forward_policy();
+        let policies: SmallVec<[ForwardPolicy; 2]> = (0..plan.checks.len()).map(policy).collect();
+        let remote = self.remote()?;
+        let RemoteDecisions { decisions, degraded } =
+            remote.decide(&plan.checks, &policies, request.timeout, connection, refusal).await?;
+        Ok(self.counted_answer(domain, request, &applied, &plan, &decisions, &degraded))
+    }
+
+    fn remote(&self) -> Result<&Remote, LimiterError> {
+        self.limiter.remote.as_ref().ok_or(LimiterError::Remote)
+    }
+
+    /// Whether this replica may decide `request` if it has all counters.
+    #[inline]
+    fn is_tried_here(&self, request: &Request<'_>) -> bool {
+        match self.limiter.remote.as_ref().map(Remote::extent) {
+            None => true,
+            // The owner may have reported the counter as exhausted to other replicas.
+            Some(Extent::OtherOwners) => !request.has_refund(),
+            Some(Extent::All) => false,
+        }
+    }
+
+    /// The same with another form of the answer, so that an answer for one descriptor need not be moved.
+    // `inline(always)`: an answer is too large to move.
+    #[inline(always)]
+    fn decide_as<'s, A>(
+        &'s self,
+        request: &Request<'_>,
+        of_single: impl FnOnce(SingleAnswer<'s>) -> A,
+        of_set: impl FnOnce(Answer<'s>) -> A,
+    ) -> Result<A, LimiterError> {
+        let Some(domain) = self.domain_of(request)? else {
+            return Ok(of_set(Answer::without_limits(request.descriptors.len())));
+        };
+        if !self.is_tried_here(request) {
+            return Err(LimiterError::Remote);
+        }
+        if let [descriptor] = &*request.descriptors
+            && let Some(answer) = self.decide_single(domain, descriptor, request)?
+        {
+            return Ok(of_single(answer));
+        }
+        self.decide_set(domain, request).map(of_set)
+    }
+
+    /// Decides the only descriptor of a request, without what only several checks need. `None` unless it has exactly one
+    /// check.
+    // `inline(always)`: decision and answer are too large to move.
+    #[inline(always)]
+    fn decide_single<'s>(
+        &'s self,
+        domain: KeyedDomain<'s>,
+        descriptor: &Descriptor<'_>,
+        request: &Request<'_>,
+    ) -> Result<Option<SingleAnswer<'s>>, LimiterError> {
+        // `replaces` cannot apply here: there is no other descriptor.
+        let applied = AppliedLimit::of(domain, descriptor, request);
+        if applied.has_candidate() {
+            return Ok(None);
+        }
+        let Some(check) = applied.check(domain, descriptor) else { return Ok(None) };
+        let decided = self.limiter.memory.apply_single(&check, self.now());
+        let SingleDecision { decision, charged } = decided.map_err(|_| self.not_local_error())?;
+        let status = Status::of(&applied);
+        let answer = SingleAnswer::of(self.limiter.modes, applied.role(), status, &decision);
+        let checked = CheckOutcome { check: &check, decision: &decision, charged };
+        let metrics = &self.limiter.metrics;
+        metrics.count_shadow_pass(answer.passes_in_shadow);
+        metrics.count_descriptor(&domain, descriptor, &applied, Some(checked), &answer.statuses[0]);
+        Ok(Some(answer))
+    }
+
+    // `inline(never)`: keeps the stack frame of the common path small.
+    #[inline(never)]
+    fn decide_set<'s>(
+        &'s self,
+        domain: KeyedDomain<'s>,
+        request: &Request<'_>,
+    ) -> Result<Answer<'s>, LimiterError> {
+        let applied = applied_limits(domain, request);
+        let plan = Plan::new(domain, request, &applied);
+        let modes = self.limiter.modes;
+        let refused = |decisions: &[Decision]| answer::refuses(modes, &applied, plan.deciding(), decisions);
+        let decisions = self.limiter.memory.apply(&plan.checks, self.now(), refused);
+        let decisions = decisions.map_err(|_| self.not_local_error())?;
+        Ok(self.counted_answer(domain, request, &applied, &plan, &decisions, &[]))
+    }
+
+    #[inline]
+    fn domain_of(&self, request: &Request<'_>) -> Result<Option<KeyedDomain<'_>>, LimiterError> {
+        self.require_rules()?;
+        let domain = self.rules.domain(request.domain);
+        if domain.is_none() {
+            self.limiter.metrics.unknown_domains.increase();
+            self.limiter.metrics.unknown_examples.add(request.domain, &[]);
+        }
+        Ok(domain)
+    }
+
+    fn require_rules(&self) -> Result<(), LimiterError> {
+        self.rules.rules().map(drop).ok_or(LimiterError::NoRules)
+    }
+
+    fn not_local_error(&self) -> LimiterError {
+        match &self.limiter.remote {
+            Some(remote) if remote.is_joining() => LimiterError::Joining,
+            Some(_) | None => LimiterError::Remote,
+        }
+    }
+
+    /// Combines the decisions into an answer and counts it. `degraded` marks decisions made without the owner.
+    fn counted_answer<'s>(
+        &'s self,
+        domain: KeyedDomain<'s>,
+        request: &Request<'_>,
+        applied: &[AppliedLimit<'s>],
+        plan: &Plan<'_>,
+        decisions: &Decisions,
+        degraded: &[bool],
+    ) -> Answer<'s> {
+        let mut answer = Answer::fold(self.limiter.modes, applied, plan, decisions);
+        for (index, degraded) in plan.deciding().iter().zip(degraded) {
+            answer.statuses[*index].degraded = *degraded;
+        }
+        self.limiter.metrics.count(domain, request, applied, plan, decisions, &answer);
+        answer
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,159 @@
+//! Reservations whose counters are elsewhere. Only counters decide on them: nothing is held or settled without them.
+
+use std::time::Duration;
+
+use smallvec::SmallVec;
+
+use crate::{
+    algorithm::Decision,
+    remote::{
+        COUNTER_ONLY, CounterCheck, CounterChecks, DecidedBy, Mode, Remote, RemoteOutcome, Submit, rounds,
+    },
+    resilience::{OpenForwards, Overloaded},
+    store::{
+        Check, Checks, CounterOperation, Decisions, HoldId, HoldOutcome, HoldTerms, Refusal, Reserved,
+        Settled, each_hold_id,
+    },
+};
+
+/// Why counters elsewhere have not held or settled anything for good.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum RemoteHoldError {
+    /// Too many checks are open. Nothing was sent.
+    #[error("too many checks wait for counters elsewhere")]
+    Overloaded,
+    /// A counter has too many holds. Nothing is held.
+    #[error("too many reservations are open")]
+    Exhausted,
+    /// A counter could not be reached in time. Nothing is held; what was settled stays so, and a repeated call settles
+    /// the rest.
+    #[error("the owner of a counter could not be reached in time")]
+    OwnerUnreachable,
+}
+
+impl From<Overloaded> for RemoteHoldError {
+    fn from(Overloaded: Overloaded) -> Self {
+        Self::Overloaded
+    }
+}
+
+impl Remote {
+    /// Holds the charges of all checks, within half of the caller's `timeout`, or none if `refusal` says that their
+    /// decisions refuse the call. What was held in vain is withdrawn, also if the call is canceled; until that arrives
+    /// it counts.
+    pub async fn reserve(
+        &self,
+        checks: &Checks<'_>,
+        terms: &HoldTerms,
+        timeout: Option<Duration>,
+        connection: &OpenForwards,
+        refusal: Refusal,
+    ) -> Result<Reserved, RemoteHoldError> {
+        let terms = terms.with_random_attempt();
+        let call = self.open(reserve_operations(checks, &terms), timeout, connection)?;
+        let mut attempt = Attempt { submit: &*self.submit, withdrawals: withdrawals(checks, &terms) };
+        let submission = call.submission(call.checks.clone(), Mode::Reserve(refusal.clone()));
+        let (outcomes, is_one_step) = match self.submit.submit(submission) {
+            Some(outcomes) => (outcomes.await, true),
+            None => (call.submit(call.checks.clone()).await, false),
+        };
+        let answered = answered(&outcomes);
+        // In one step, nothing is held of a call that is not held as a whole.
+        if is_one_step && answered != Err(RemoteHoldError::OwnerUnreachable) {
+            attempt.keep();
+        }
+        let mut decisions = answered?;
+        if refusal.is_refused(&decisions) {
+            decisions.iter_mut().for_each(|decision| decision.receipt = None);
+            let charged = SmallVec::from_elem(0, checks.len());
+            return Ok(Reserved { is_held: false, decisions: Decisions::new(decisions, charged) });
+        }
+        attempt.keep();
+        let charged = outcomes.iter().map(|outcome| outcome.outcome.charged).collect();
+        Ok(Reserved { is_held: true, decisions: Decisions::new(decisions, charged) })
+    }
+
+    /// Settles the holds of all checks, each at the hits of its charge, within half of the caller's `timeout`.
+    pub async fn settle(
+        &self,
+        checks: &Checks<'_>,
+        id: &HoldId,
+        timeout: Option<Duration>,
+        connection: &OpenForwards,
+    ) -> Result<SmallVec<[Settled; 2]>, RemoteHoldError> {
+        let call = self.open(settle_operations(checks, id), timeout, connection)?;
+        settled(&call.submit(call.checks.clone()).await)
+    }
+}
+
+/// What holds the charges of checks.
+pub fn reserve_operations(checks: &[Check<'_>], terms: &HoldTerms) -> CounterChecks {
+    each_operation(checks, &terms.id, |id, hits| CounterOperation::Reserve {
+        terms: Box::new(HoldTerms { id, ..terms.clone() }),
+        hits,
+    })
+}
+
+/// What settles the holds of checks, each at the hits of its charge.
+pub fn settle_operations(checks: &[Check<'_>], id: &HoldId) -> CounterChecks {
+    each_operation(checks, id, |id, actual| CounterOperation::Settle { id, actual })
+}
+
+/// What takes back the holds of one attempt.
+pub fn withdrawals(checks: &[Check<'_>], terms: &HoldTerms) -> CounterChecks {
+    each_operation(checks, &terms.id, |id, _| CounterOperation::Withdraw { id, attempt: terms.attempt })
+}
+
+/// An operation on the counter of each check, from the id of its hold and the hits of its charge.
+fn each_operation(
+    checks: &[Check<'_>],
+    id: &HoldId,
+    operation: impl Fn(HoldId, u64) -> CounterOperation,
+) -> CounterChecks {
+    let ids = each_hold_id(checks, id);
+    let check = |(check, id)| CounterCheck::of(check, COUNTER_ONLY).with(operation(id, check.hits()));
+    checks.iter().zip(ids).map(check).collect()
+}
+
+/// How the counters have settled, if all have answered.
+pub fn settled(outcomes: &[RemoteOutcome]) -> Result<SmallVec<[Settled; 2]>, RemoteHoldError> {
+    answered(outcomes)?;
+    let settled = |outcome: &RemoteOutcome| match outcome.outcome.hold {
+        HoldOutcome::Settled(settled) => Ok(settled),
+        HoldOutcome::Decided | HoldOutcome::Exhausted => Err(RemoteHoldError::OwnerUnreachable),
+    };
+    outcomes.iter().map(settled).collect()
+}
+
+/// The decisions of the counters, if all have answered.
+pub fn answered(outcomes: &[RemoteOutcome]) -> Result<SmallVec<[Decision; 2]>, RemoteHoldError> {
+    for RemoteOutcome { outcome, decided_by } in outcomes {
+        match (decided_by, outcome.hold) {
+            (DecidedBy::Counter, HoldOutcome::Decided | HoldOutcome::Settled(_)) => {}
+            (DecidedBy::Counter, HoldOutcome::Exhausted) => return Err(RemoteHoldError::Exhausted),
+            (DecidedBy::Lease | DecidedBy::Degraded, _) => return Err(RemoteHoldError::OwnerUnreachable),
+        }
+    }
+    Ok(rounds::decisions(outcomes))
+}
+
+/// What one call has reserved. Dropping it withdraws everything.
+struct Attempt<'r> {
+    submit: &'r dyn Submit,
+    withdrawals: CounterChecks,
+}
+
+impl Attempt<'_> {
+    /// Withdraws nothing.
+    fn keep(&mut self) {
+        self.withdrawals.clear();
+    }
+}
+
+impl Drop for Attempt<'_> {
+    fn drop(&mut self) {
+        if !self.withdrawals.is_empty() {
+            self.submit.send(std::mem::take(&mut self.withdrawals));
+        }
+    }
+}

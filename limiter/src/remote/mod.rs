@@ -1,0 +1,417 @@
+//! Calls whose counters are not in this process: of other owners in a cluster, or in a shared store.
+//!
+//! A [`Submit`] carries operations to counters and brings their outcomes. All else is here, once for every store: the
+//! budget of a call, the bounds on open checks, the rounds over several owners, and what is taken back.
+
+use std::{
+    fmt::Debug,
+    pin::Pin,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use smallvec::SmallVec;
+
+use crate::{
+    algorithm::{Decision, Limit, Operation, Receipt, Verdict},
+    descriptor::Key,
+    resilience::{OpenForwards, Overloaded, budget},
+    rules::{ForwardPolicy, OnOwnerUnavailable},
+    store::{Check, Checks, CounterOperation, Decisions, OnRefusal, Outcome, Refusal, RemoteDecisions},
+    time::Stopwatch,
+};
+
+mod bounds;
+mod holds;
+pub mod rounds;
+
+pub use holds::RemoteHoldError;
+#[cfg(any(test, feature = "testing"))]
+pub use holds::{answered, reserve_operations, settle_operations, settled, withdrawals};
+
+use bounds::Bounds;
+pub use bounds::OpenChecks;
+use rounds::RemoteOutcomes;
+
+/// Carries operations to counters elsewhere. Implemented by the cluster and by the shared store.
+pub trait Submit: Debug + Send + Sync {
+    /// Applies operations, and returns an outcome for each. An operation that no counter decides in time has the outcome
+    /// that its policy says. `None` if the counters cannot be changed in one step, as the mode demands.
+    fn submit(&self, submission: Submission) -> Option<Outcomes>;
+
+    /// Applies operations for which nothing waits. Withdrawals are repeated until they arrive, at most for some time.
+    fn send(&self, checks: CounterChecks);
+
+    /// Takes back what was charged to something else than the counter: a grant, or a local share.
+    fn take_back_here(&self, key: Key, limit: &Limit, outcome: &mut RemoteOutcome);
+
+    /// The refusal of a check whose counter is known to be exhausted.
+    fn refuse_known(&self, _check: &Check<'_>) -> Option<RemoteOutcome> {
+        None
+    }
+
+    /// Which counters are elsewhere.
+    fn extent(&self) -> Extent;
+
+    /// Whether this replica does not know yet where the counters are.
+    fn is_joining(&self) -> bool;
+
+    /// The longest time that a call waits.
+    fn budget_max(&self) -> Duration;
+}
+
+/// The outcomes of a submission, once all are known.
+pub type Outcomes = Pin<Box<dyn Future<Output = RemoteOutcomes> + Send>>;
+
+/// Operations that are submitted together: sent at once and awaited together, so the work is linear in their number.
+#[derive(Debug)]
+pub struct Submission {
+    pub checks: CounterChecks,
+    pub mode: Mode,
+    /// How long the call waits.
+    pub within: Duration,
+    /// Counts the checks as open. The store drops it when all of them are answered.
+    pub open: Option<Arc<OpenChecks>>,
+}
+
+/// An operation on one counter, with all that it needs.
+#[derive(Clone, Debug)]
+pub struct CounterCheck {
+    pub key: Key,
+    pub limit: Limit,
+    pub operation: CounterOperation,
+    pub(crate) on_refusal: OnRefusal,
+    pub policy: ForwardPolicy,
+}
+
+/// Operations on several counters.
+pub type CounterChecks = SmallVec<[CounterCheck; 1]>;
+
+/// How the operations of a submission are applied.
+#[derive(Clone, Debug)]
+pub enum Mode {
+    /// One after the other.
+    Each,
+    /// As one call: if their decisions refuse it, charges are taken back as the checks say.
+    Call(Refusal),
+    /// The same without changing anything. A peek of each counter is before the outcomes.
+    DryRun(Refusal),
+    /// Reservations: all are held, or none if their decisions refuse the call.
+    Reserve(Refusal),
+}
+
+/// Which counters are elsewhere.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Extent {
+    /// Those of other owners. This replica is an owner, too.
+    OtherOwners,
+    /// All.
+    All,
+}
+
+/// The outcome of an operation on a counter elsewhere.
+#[derive(Clone, Copy, Debug)]
+pub struct RemoteOutcome {
+    pub outcome: Outcome,
+    pub decided_by: DecidedBy,
+}
+
+/// What has decided an operation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DecidedBy {
+    /// The counter.
+    Counter,
+    /// This replica, from a grant or a refusal that the owner has lent or sent.
+    Lease,
+    /// This replica, because the counter could not be reached.
+    Degraded,
+}
+
+/// Calls counters elsewhere. Clones share the bounds on open checks.
+#[derive(Clone, Debug)]
+pub struct Remote {
+    submit: Arc<dyn Submit>,
+    bounds: Arc<Bounds>,
+}
+
+/// The policy of operations that only the counter decides.
+pub const COUNTER_ONLY: ForwardPolicy =
+    ForwardPolicy { on_owner_unavailable: OnOwnerUnavailable::Deny, lease: false };
+
+impl RemoteOutcome {
+    /// The outcome of an operation that the counter has decided.
+    pub(crate) fn of_counter(outcome: Outcome) -> Self {
+        Self { outcome, decided_by: DecidedBy::Counter }
+    }
+
+    /// The outcome of a decision that was made without the counter.
+    pub fn degraded(decision: Decision, charged: u64) -> Self {
+        Self { outcome: Outcome::of(decision, charged), decided_by: DecidedBy::Degraded }
+    }
+
+    /// The outcome of an operation that neither the counter nor a local share decides.
+    pub fn without_counter(policy: ForwardPolicy) -> Self {
+        let verdict = match policy.on_owner_unavailable {
+            OnOwnerUnavailable::Allow => Verdict::Pass,
+            OnOwnerUnavailable::LocalShare | OnOwnerUnavailable::Deny => {
+                Verdict::Refuse { retry_after: None }
+            }
+        };
+        let decision = Decision { verdict, remaining: 0, reset_after: Duration::ZERO, receipt: None };
+        Self::degraded(decision, 0)
+    }
+}
+
+impl CounterCheck {
+    /// The operation of a check.
+    pub(crate) fn of(check: &Check<'_>, policy: ForwardPolicy) -> Self {
+        let Check { key, limit, operation, on_refusal } = *check;
+        let operation = CounterOperation::Decide(operation);
+        Self { key, limit: limit.clone(), operation, on_refusal, policy }
+    }
+
+    /// Another operation on the same counter.
+    pub(crate) fn with(&self, operation: CounterOperation) -> Self {
+        Self { operation, ..self.clone() }
+    }
+
+    /// The check, if the operation is one of a call.
+    pub(crate) fn to_check(&self) -> Check<'_> {
+        let Self { key, ref limit, on_refusal, .. } = *self;
+        Check { key, limit, operation: self.operation.of_call(), on_refusal }
+    }
+}
+
+impl Remote {
+    /// Calls counters to which `submit` carries operations.
+    pub fn new(submit: Arc<dyn Submit>) -> Self {
+        Self { submit, bounds: Arc::default() }
+    }
+
+    /// Which counters are elsewhere.
+    pub(crate) fn extent(&self) -> Extent {
+        self.submit.extent()
+    }
+
+    /// Whether this replica does not know yet where the counters are.
+    pub(crate) fn is_joining(&self) -> bool {
+        self.submit.is_joining()
+    }
+
+    /// Decides the check set of one call, within half of the caller's `timeout`.
+    ///
+    /// If `refusal` says that the call as a whole is refused, charges that passed are taken back where their checks say
+    /// so. Refunds and overdrafts stay. A check whose counter cannot be reached is decided as its policy says. If the
+    /// caller goes away, what its unfinished rounds have charged is taken back.
+    ///
+    /// On an error nothing was sent: the call has too many checks, or too many are open for its `connection` or for
+    /// this replica.
+    pub async fn decide(
+        &self,
+        checks: &[Check<'_>],
+        policies: &[ForwardPolicy],
+        timeout: Option<Duration>,
+        connection: &OpenForwards,
+        refusal: Refusal,
+    ) -> Result<RemoteDecisions, Overloaded> {
+        if let [check] = checks
+            && let Some(outcome) = self.submit.refuse_known(check)
+        {
+            return Ok(decisions(&[outcome]));
+        }
+        let counters = checks.iter().zip(policies).map(|(check, policy)| CounterCheck::of(check, *policy));
+        let call = self.open(counters.collect(), timeout, connection)?;
+        if checks.len() == 1 {
+            return Ok(decisions(&call.submit(call.checks.clone()).await));
+        }
+        let submission = call.submission(call.checks.clone(), Mode::Call(refusal.clone()));
+        if let Some(outcomes) = self.submit.submit(submission) {
+            let mut outcomes = outcomes.await;
+            call.take_back_degraded(&mut outcomes, &refusal);
+            return Ok(decisions(&outcomes));
+        }
+        // Boxed, so that the future of a single check stays small.
+        let outcomes = Box::pin(rounds::decide(&call, checks, |each| refusal.is_refused(each))).await;
+        call.charged.finish();
+        Ok(decisions(&outcomes))
+    }
+
+    /// The decisions that [`Remote::decide`] would return now, after a peek at each counter. Changes nothing. The
+    /// decisions are `None` if the counters do not change in one step: then they can be predicted from the peeks. All is
+    /// `None` if a counter cannot be reached.
+    pub(crate) async fn dry_run(
+        &self,
+        checks: &Checks<'_>,
+        refusal: Refusal,
+    ) -> Option<(Vec<Decision>, Option<Decisions>)> {
+        let counters: CounterChecks =
+            checks.iter().map(|check| CounterCheck::of(check, COUNTER_ONLY)).collect();
+        let call = self.open(counters, None, &OpenForwards::default()).ok()?;
+        let submission = call.submission(call.checks.clone(), Mode::DryRun(refusal));
+        if let Some(outcomes) = self.submit.submit(submission) {
+            let outcomes = by_counters(outcomes.await)?;
+            let (peeks, decided) = outcomes.split_at_checked(checks.len())?;
+            let each = decided.iter().map(|outcome| outcome.decision).collect();
+            let charged = decided.iter().map(|outcome| outcome.charged).collect();
+            let peeks = peeks.iter().map(|outcome| outcome.decision).collect();
+            return Some((peeks, Some(Decisions::new(each, charged))));
+        }
+        let peek = |check: &CounterCheck| check.with(CounterOperation::Decide(Operation::Peek));
+        let peeks = by_counters(call.submit(call.checks.iter().map(peek).collect()).await)?;
+        Some((peeks.iter().map(|outcome| outcome.decision).collect(), None))
+    }
+
+    /// Applies operations of operators to one counter. `None` if it cannot be reached.
+    pub async fn operate<const N: usize>(
+        &self,
+        key: Key,
+        limit: &Limit,
+        operations: [CounterOperation; N],
+    ) -> Option<[Outcome; N]> {
+        let check = |operation| CounterCheck {
+            key,
+            limit: limit.clone(),
+            operation,
+            on_refusal: OnRefusal::Keep,
+            policy: COUNTER_ONLY,
+        };
+        let checks: CounterChecks = operations.into_iter().map(check).collect();
+        let call = self.open(checks, None, &OpenForwards::default()).ok()?;
+        let outcomes = by_counters(call.submit(call.checks.clone()).await)?;
+        outcomes[..].try_into().ok()
+    }
+
+    fn open(
+        &self,
+        checks: CounterChecks,
+        timeout: Option<Duration>,
+        connection: &OpenForwards,
+    ) -> Result<RemoteCall<'_>, Overloaded> {
+        let open = Arc::new(self.bounds.open(checks.len(), connection)?);
+        let (budget, started) = (budget(timeout, self.submit.budget_max()), Stopwatch::start());
+        let charged = Charged { submit: &*self.submit, each: Mutex::default() };
+        Ok(RemoteCall { submit: &*self.submit, checks, open, budget, started, charged })
+    }
+}
+
+/// A call whose counters are elsewhere.
+struct RemoteCall<'r> {
+    submit: &'r dyn Submit,
+    checks: CounterChecks,
+    open: Arc<OpenChecks>,
+    budget: Duration,
+    started: Stopwatch,
+    charged: Charged<'r>,
+}
+
+impl RemoteCall<'_> {
+    fn submission(&self, checks: CounterChecks, mode: Mode) -> Submission {
+        let within = self.budget.saturating_sub(self.started.elapsed());
+        Submission { checks, mode, within, open: Some(self.open.clone()) }
+    }
+
+    /// Applies operations one after the other.
+    async fn submit(&self, checks: CounterChecks) -> RemoteOutcomes {
+        match self.submit.submit(self.submission(checks, Mode::Each)) {
+            Some(outcomes) => outcomes.await,
+            // Each operation changes one counter, so no store refuses this.
+            None => RemoteOutcomes::new(),
+        }
+    }
+
+    /// Takes back what was admitted of a refused call without its counters.
+    fn take_back_degraded(&self, outcomes: &mut [RemoteOutcome], refusal: &Refusal) {
+        let is_degraded = |outcome: &RemoteOutcome| outcome.decided_by == DecidedBy::Degraded;
+        if !outcomes.iter().any(is_degraded) || !refusal.is_refused(&rounds::decisions(outcomes)) {
+            return;
+        }
+        for (check, outcome) in self.checks.iter().zip(outcomes).rev() {
+            if is_degraded(outcome) && check.on_refusal == OnRefusal::TakeBack {
+                self.submit.take_back_here(check.key, &check.limit, outcome);
+            }
+        }
+    }
+}
+
+impl rounds::Counters for RemoteCall<'_> {
+    async fn apply(&self, operations: Vec<(usize, CounterOperation)>) -> RemoteOutcomes {
+        let (indices, checks): (Vec<usize>, CounterChecks) = operations
+            .into_iter()
+            .map(|(index, operation)| (index, self.checks[index].with(operation)))
+            .unzip();
+        let operations: SmallVec<[CounterOperation; 2]> =
+            checks.iter().map(|check| check.operation.clone()).collect();
+        let outcomes = self.submit(checks).await;
+        for ((index, operation), outcome) in indices.iter().zip(operations).zip(&outcomes) {
+            self.charged.note(&self.checks[*index], &operation, outcome);
+        }
+        outcomes
+    }
+
+    fn take_back_here(&self, index: usize, outcome: &mut RemoteOutcome) {
+        let CounterCheck { key, limit, .. } = &self.checks[index];
+        self.submit.take_back_here(*key, limit, outcome);
+    }
+}
+
+/// What the rounds of a call have charged to its counters. Dropping it before the call is finished takes that back.
+struct Charged<'r> {
+    submit: &'r dyn Submit,
+    each: Mutex<Vec<(CounterCheck, Receipt)>>,
+}
+
+impl Charged<'_> {
+    fn note(&self, check: &CounterCheck, operation: &CounterOperation, outcome: &RemoteOutcome) {
+        let RemoteOutcome { outcome: Outcome { decision, charged, .. }, decided_by } = outcome;
+        match (operation, decision.receipt) {
+            (CounterOperation::Decide(_), Some(receipt))
+                if *charged > 0
+                    && *decided_by == DecidedBy::Counter
+                    && check.on_refusal == OnRefusal::TakeBack =>
+            {
+                lock(&self.each).push((check.clone(), receipt));
+            }
+            (CounterOperation::Undo(undone), _) => {
+                lock(&self.each).retain(|(other, receipt)| other.key != check.key || receipt != undone);
+            }
+            _no_charge => {}
+        }
+    }
+
+    fn finish(&self) {
+        lock(&self.each).clear();
+    }
+}
+
+impl Drop for Charged<'_> {
+    fn drop(&mut self) {
+        let left = std::mem::take(&mut *lock(&self.each));
+        if !left.is_empty() {
+            // Newest first, so that two charges to one counter are undone in reverse order.
+            let undo = |(check, receipt): &(CounterCheck, _)| check.with(CounterOperation::Undo(*receipt));
+            self.submit.send(left.iter().rev().map(undo).collect());
+        }
+    }
+}
+
+/// The outcomes, if the counters have decided all of them.
+fn by_counters(outcomes: RemoteOutcomes) -> Option<SmallVec<[Outcome; 1]>> {
+    let by_counter = |each: RemoteOutcome| (each.decided_by == DecidedBy::Counter).then_some(each.outcome);
+    outcomes.into_iter().map(by_counter).collect()
+}
+
+fn decisions(outcomes: &[RemoteOutcome]) -> RemoteDecisions {
+    let charged = outcomes.iter().map(|outcome| outcome.outcome.charged).collect();
+    RemoteDecisions {
+        decisions: Decisions::new(rounds::decisions(outcomes), charged),
+        degraded: outcomes.iter().map(|outcome| outcome.decided_by == DecidedBy::Degraded).collect(),
+    }
+}
+
+/// Locks without regard to a panic elsewhere: every change leaves the content consistent.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,78 @@
+//! The fuzz targets of rule files and resources.
+
+use std::{slice, sync::Arc};
+
+use crate::{
+    algorithm::{Limit, Operation},
+    descriptor::{Entry, Secret},
+    rules::{Allowance, KeyedRules, Rule, Source, compile},
+    time::Timestamp,
+};
+
+const NOW: Timestamp = Timestamp::from_nanos(1_790_000_040_123_456_789);
+
+/// A rule file: it has problems that can be shown, or rules that can be looked up and limits that decide.
+pub fn rules(bytes: &[u8]) {
+    used(&Source::file("rules.yaml", bytes), "rules.yaml:");
+}
+
+/// Uses all rules of a source, or shows its problems, which begin with this text.
+pub fn used(source: &Source, problem: &str) {
+    let rules = match compile(slice::from_ref(source)) {
+        Ok(rules) => rules,
+        Err(problems) => return assert!(problems.to_string().starts_with(problem), "{problems}"),
+    };
+    for warning in rules.warnings() {
+        assert!(!warning.to_string().is_empty());
+    }
+    let entries = ["user", "path", "a", "b", "c"].map(|key| Entry { key, value: "/api/1" });
+    let rules = Arc::new(rules);
+    let keyed = KeyedRules::new(Some(rules.clone()), Secret::from_bytes([7; 16]));
+    for domain in rules.domains() {
+        let keyed = keyed.domain(&domain.name).expect("the rules have the domain");
+        for first in 0..entries.len() {
+            for last in first..entries.len() {
+                let entries = &entries[first..=last];
+                keyed.trace(entries);
+                if let Some(found) = keyed.find(entries) {
+                    found.metric_name(entries);
+                    for limit in limits(found.rule) {
+                        found.key(entries, limit);
+                    }
+                }
+            }
+        }
+        domain.rules().flat_map(limits).for_each(decide);
+    }
+}
+
+/// The limits of a rule.
+fn limits(rule: &Rule) -> impl Iterator<Item = &Limit> {
+    let limit = match &rule.allowance {
+        Allowance::Limited(limit) => Some(limit),
+        Allowance::Unlimited => None,
+    };
+    limit.into_iter().chain(&rule.candidate)
+}
+
+/// Decides each operation at instants that lie far apart, in both directions.
+fn decide(limit: &Limit) {
+    let mut counter = limit.fresh();
+    let instants = [NOW, NOW.plus(1), Timestamp::EPOCH, Timestamp::from_nanos(u64::MAX), NOW];
+    for now in instants {
+        for operation in [
+            Operation::Peek,
+            Operation::Charge(1),
+            Operation::Charge(limit.allowance()),
+            Operation::Charge(u64::MAX),
+            Operation::Refund(1),
+            Operation::Refund(u64::MAX),
+        ] {
+            let decision = limit.decide(&mut counter, now, operation);
+            if let Some(receipt) = decision.receipt {
+                limit.undo(&mut counter, receipt, now);
+            }
+        }
+        limit.idle_at(&counter);
+    }
+}

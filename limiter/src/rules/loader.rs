@@ -1,0 +1,158 @@
+//! Activates contents of a source as a whole, or keeps the active rules.
+
+use std::sync::Arc;
+
+use tracing::{error, info, warn};
+
+use crate::{
+    rules::{
+        ActiveRules, KeyedRules, Problem, Problems,
+        background::{Priority, run_in_background, run_in_background_once},
+        compile::compile_all,
+        contents::Contents,
+        overlay::Overlay,
+    },
+    time::Clock,
+};
+
+/// The number of checks, and the pause between them, whether replaced rules are still in use. The product is longer
+/// than any request that asks another replica.
+const DROP_TRIES_MAX: usize = 200;
+const DROP_PAUSE: std::time::Duration = std::time::Duration::from_millis(5);
+/// Contents of up to this total size are read and compiled within about 2 ms, at normal priority.
+const BYTES_AT_ONCE: usize = 64 * 1024;
+/// The maximum number of problems in one log line.
+const LOGGED_MAX: usize = 20;
+
+/// Loads the contents of one source.
+#[derive(Debug)]
+pub struct Loader {
+    // A path or a URL, for the log.
+    source: String,
+    clock: Clock,
+    active_rules: Arc<ActiveRules>,
+    overlay: Option<Arc<Overlay>>,
+    // The total size at the last change.
+    bytes: usize,
+}
+
+impl Loader {
+    pub fn new(source: String, clock: Clock, active_rules: Arc<ActiveRules>) -> Self {
+        Self { source, clock, active_rules, overlay: None, bytes: 0 }
+    }
+
+    /// Sets what is added to rules that are loaded from now on.
+    pub fn set_overlay(&mut self, overlay: Option<Arc<Overlay>>) {
+        self.overlay = overlay;
+    }
+
+    /// Compiles `contents` and activates them, or records their problems. `version` is that of a control plane. `None`
+    /// after a panic or at the end of the runtime: nothing was decided.
+    pub async fn load(
+        &mut self,
+        contents: &Arc<Contents>,
+        version: Option<&str>,
+    ) -> Option<Result<(), Arc<Problems>>> {
+        self.bytes = contents.bytes();
+        let recovered = self.active_rules.status().last_error.is_some();
+        let (priority, active_rules) = (self.priority(), self.active_rules.clone());
+        let (contents, overlay) = (contents.clone(), self.overlay.clone());
+        let rules =
+            match run_in_background(priority, move || compile_all(&contents, overlay.as_deref())).await? {
+                Ok(rules) => rules,
+                Err(problems) => {
+                    let problems = Arc::new(problems);
+                    self.reject(problems.clone());
+                    return Some(Err(problems));
+                }
+            };
+        let (now, version) = (self.clock.now(), version.map(str::to_owned));
+        let previous =
+            run_in_background_once(priority, move || active_rules.replace_version(rules, version, now))
+                .await?;
+        self.log_loaded(recovered);
+        run_in_background_once(priority, move || drop_when_unused(previous)).await;
+        Some(Ok(()))
+    }
+
+    /// The contents are those of the active rules again.
+    pub fn recover(&self, version: Option<&str>) {
+        self.active_rules.recover(version);
+        info!(source = self.source, "the rules of the source are the active ones again");
+    }
+
+    /// Large loads run at `SCHED_IDLE` so that they do not delay requests. Small ones, and the first load, run at
+    /// normal priority.
+    pub(super) fn priority(&self) -> Priority {
+        if self.bytes > BYTES_AT_ONCE && self.active_rules.current().rules().is_some() {
+            Priority::Idle
+        } else {
+            Priority::Normal
+        }
+    }
+
+    fn log_loaded(&self, recovered: bool) {
+        let source = &self.source;
+        let (rules, status) = (self.active_rules.current(), self.active_rules.status());
+        let Some(rules) = rules.rules() else { return };
+        if !rules.warnings().is_empty() {
+            let list = listed(rules.warnings().iter());
+            warn!(source, warnings = rules.warnings().len(), list, "the rules have warnings");
+        }
+        let (hash, number) = (rules.hash(), rules.len());
+        let (generation, version) = (status.generation, status.version);
+        info!(source, generation, version, hash, rules = number, recovered, "new rules are active");
+    }
+
+    fn reject(&self, problems: Arc<Problems>) {
+        let (source, number, list) = (&self.source, problems.len(), listed(problems.iter()));
+        match self.active_rules.status().hash {
+            Some(hash) => {
+                error!(
+                    source,
+                    problems = number,
+                    list,
+                    hash,
+                    "cannot load the rules; the previous rules stay active"
+                )
+            }
+            None => {
+                error!(source, problems = number, list, "cannot load the rules; no rules are active")
+            }
+        }
+        self.active_rules.fail(problems, self.clock.now());
+    }
+}
+
+/// Drops replaced rules after the last request has released them. Dropping many rules takes a while; otherwise the
+/// last request to read them would pay for it.
+fn drop_when_unused(rules: Arc<KeyedRules>) {
+    for _ in 0..DROP_TRIES_MAX {
+        if Arc::strong_count(&rules) == 1 {
+            break;
+        }
+        std::thread::sleep(DROP_PAUSE);
+    }
+}
+
+/// The first problems, for one log line.
+fn listed<'p>(problems: impl Iterator<Item = &'p Problem>) -> String {
+    problems.take(LOGGED_MAX).map(ToString::to_string).collect::<Vec<_>>().join("; ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::descriptor::Secret;
+
+    #[test]
+    fn replaced_rules_are_dropped_after_their_last_reader() {
+        let rules = Arc::new(KeyedRules::new(None, Secret::random()));
+        let (reader, left) = (rules.clone(), Arc::downgrade(&rules));
+        let dropping = std::thread::spawn(move || drop_when_unused(rules));
+        assert!(!dropping.is_finished(), "waits for the reader");
+        drop(reader);
+        dropping.join().unwrap();
+        assert_eq!(left.strong_count(), 0);
+    }
+}

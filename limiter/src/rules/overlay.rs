@@ -1,0 +1,210 @@
+//! The overlay: what a local file adds to rules of a control plane, whose messages know no algorithms.
+
+use rustc_hash::FxHashMap;
+use serde_json::{Map, Value as Json};
+
+use crate::{
+    rules::{
+        Location, OnDenied, Origin, Problems,
+        diagnostics::Diagnostics,
+        file::{RateLimit, metadata, on_denied, required},
+        keys::Section,
+        pattern::Pattern,
+        reader::{Fields, Located},
+    },
+    yaml::{self, Node, Value},
+};
+
+/// Keys of `rate_limit` that are the control plane's.
+const OF_CONTROL_PLANE: [&str; 7] =
+    ["unit", "unit_multiplier", "window", "requests_per_unit", "unlimited", "name", "replaces"];
+
+/// The content of an overlay file.
+#[derive(Debug)]
+pub struct Overlay {
+    /// The bytes, as part of the hash of the rules.
+    pub(crate) bytes: Vec<u8>,
+    /// In the order of the file.
+    pub(crate) rules: Vec<OverlayRule>,
+    domains: FxHashMap<String, OverlayDomain>,
+}
+
+/// What is added to a domain.
+#[derive(Debug)]
+struct OverlayDomain {
+    on_denied: Option<OnDenied>,
+    /// The indices of its rules.
+    rules: Vec<usize>,
+}
+
+/// What is added to the rules that match.
+#[derive(Debug)]
+pub(crate) struct OverlayRule {
+    pub(crate) location: Location,
+    pub(crate) rate_limit: Option<RateLimit>,
+    pub(crate) metadata: Option<Located<Map<String, Json>>>,
+    path: Vec<OverlayStep>,
+}
+
+/// A descriptor of a path.
+#[derive(Debug)]
+struct OverlayStep {
+    key: TextPattern,
+    /// `None` for any value, or none.
+    value: Option<TextPattern>,
+}
+
+#[derive(Debug)]
+enum TextPattern {
+    Literal(String),
+    Pattern(Pattern),
+}
+
+/// The rules of an overlay that match a path down to some depth.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Matching {
+    depth: usize,
+    rules: Vec<usize>,
+}
+
+impl Overlay {
+    /// Reads an overlay file.
+    pub(crate) fn read(path: &str, bytes: Vec<u8>) -> Result<Self, Problems> {
+        let mut problems = Problems::default();
+        let mut diagnostics = Diagnostics::new(Origin::file(path), &mut problems);
+        let stream = yaml::load(&bytes);
+        diagnostics.add_all(stream.problems);
+        let mut overlay = Self { bytes, rules: Vec::new(), domains: FxHashMap::default() };
+        for document in stream.documents.iter().filter(|document| !document.is_null()) {
+            let Some(fields) = Fields::read(document, Section::Overlay, &mut diagnostics) else { continue };
+            for item in fields.items("overlay", &mut diagnostics) {
+                overlay.domain(item, &mut diagnostics);
+            }
+        }
+        problems.sort();
+        if problems.is_empty() { Ok(overlay) } else { Err(problems) }
+    }
+
+    fn domain(&mut self, item: &Node, diagnostics: &mut Diagnostics<'_>) {
+        let Some(fields) = Fields::read(item, Section::OverlayDomain, diagnostics) else { return };
+        let name = required(&fields, "domain", "the domain of the rules", diagnostics);
+        let on_denied = on_denied(&fields, diagnostics);
+        let first = self.rules.len();
+        for item in fields.items("rules", diagnostics) {
+            self.rules.extend(OverlayRule::read(item, diagnostics));
+        }
+        let Some(name) = name else { return };
+        let domain = self.domains.entry(name).or_insert(OverlayDomain { on_denied: None, rules: Vec::new() });
+        domain.rules.extend(first..self.rules.len());
+        if let Some(Located { value, mark }) = on_denied {
+            if domain.on_denied.is_some_and(|before| before != value) {
+                diagnostics.add(mark, "`on_denied` of this domain has another value above; set it once");
+            }
+            domain.on_denied = Some(value);
+        }
+    }
+
+    /// What a refused call charges in this domain, if the overlay says so.
+    pub(crate) fn on_denied(&self, domain: &str) -> Option<OnDenied> {
+        self.domains.get(domain)?.on_denied
+    }
+
+    /// All rules of a domain.
+    pub(crate) fn matching(&self, domain: &str) -> Matching {
+        let rules = self.domains.get(domain).map(|domain| domain.rules.clone()).unwrap_or_default();
+        Matching { depth: 0, rules }
+    }
+
+    /// Those of `matching` that also match the next descriptor of a path.
+    pub(crate) fn narrowed(&self, matching: &Matching, key: &str, value: &str) -> Matching {
+        let fits = |index: &usize| {
+            self.rules[*index].path.get(matching.depth).is_some_and(|step| step.matches(key, value))
+        };
+        let rules = matching.rules.iter().copied().filter(fits).collect();
+        Matching { depth: matching.depth + 1, rules }
+    }
+
+    /// The first rule whose path ends here.
+    pub(crate) fn first(&self, matching: &Matching) -> Option<usize> {
+        matching.rules.iter().copied().find(|index| self.rules[*index].path.len() == matching.depth)
+    }
+}
+
+impl OverlayRule {
+    fn read(item: &Node, diagnostics: &mut Diagnostics<'_>) -> Option<Self> {
+        let fields = Fields::read(item, Section::OverlayRule, diagnostics)?;
+        let rate_limit = fields.pair("rate_limit").and_then(|pair| RateLimit::read(&pair.value, diagnostics));
+        for name in OF_CONTROL_PLANE {
+            if let Some(mark) = rate_limit.as_ref().and_then(|limit| limit.given(name)) {
+                diagnostics
+                    .add(mark, format!("`{name}` is the control plane's; an overlay cannot change it"));
+            }
+        }
+        let metadata = metadata(&fields, diagnostics);
+        let items = fields.items("match", diagnostics);
+        if items.is_empty() {
+            let what = "`match` is missing or empty; it lists the keys of a rule from the top, each as `key` or `key: value`";
+            diagnostics.add(fields.mark, what);
+        }
+        let path: Vec<_> = items.iter().filter_map(|item| OverlayStep::read(item, diagnostics)).collect();
+        let location = diagnostics.location(fields.mark);
+        (!path.is_empty()).then_some(Self { location, rate_limit, metadata, path })
+    }
+
+    /// The limit of the control plane with what this rule adds.
+    pub(crate) fn added_to(&self, limit: &RateLimit) -> RateLimit {
+        let Some(more) = &self.rate_limit else { return limit.clone() };
+        RateLimit {
+            mark: limit.mark,
+            given: limit.given.iter().chain(&more.given).copied().collect(),
+            requests_per_unit: limit.requests_per_unit.clone(),
+            unlimited: limit.unlimited,
+            name: limit.name.clone(),
+            replaces: limit.replaces.clone(),
+            unit: limit.unit.clone(),
+            ..more.clone()
+        }
+    }
+}
+
+impl OverlayStep {
+    fn read(item: &Node, diagnostics: &mut Diagnostics<'_>) -> Option<Self> {
+        match &item.value {
+            Value::Scalar(scalar) if !scalar.text.is_empty() => {
+                return Some(Self { key: TextPattern::of(&scalar.text), value: None });
+            }
+            Value::Mapping(pairs) => {
+                if let [pair] = &**pairs
+                    && let Value::Scalar(value) = &pair.value.value
+                {
+                    return Some(Self {
+                        key: TextPattern::of(&pair.key),
+                        value: Some(TextPattern::of(&value.text)),
+                    });
+                }
+            }
+            Value::Unreadable => return None,
+            Value::Scalar(_) | Value::List(_) => {}
+        }
+        diagnostics
+            .add(item.mark, format!("an item of `match` is `key` or `key: value`, not {}", item.describe()));
+        None
+    }
+
+    fn matches(&self, key: &str, value: &str) -> bool {
+        self.key.matches(key) && self.value.as_ref().is_none_or(|pattern| pattern.matches(value))
+    }
+}
+
+impl TextPattern {
+    fn of(text: &str) -> Self {
+        Pattern::parse(text).map_or_else(|| Self::Literal(text.to_owned()), Self::Pattern)
+    }
+
+    fn matches(&self, text: &str) -> bool {
+        match self {
+            Self::Literal(literal) => literal == text,
+            Self::Pattern(pattern) => pattern.matches(text.as_bytes()),
+        }
+    }
+}

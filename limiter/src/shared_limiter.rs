@@ -1,0 +1,178 @@
+//! The limiter inside a program, with counters in Redis or Valkey that several processes share.
+
+use std::{sync::Arc, time::Duration};
+
+use smallvec::SmallVec;
+use tokio::task::JoinSet;
+
+use crate::{
+    algorithm::Operation,
+    limiter::{CheckError, Checked, HoldError, Limiter, Reservation, each_entry, request},
+    remote::Remote,
+    resilience::OpenForwards,
+    rules::Problems,
+    shared_store::SharedStore,
+    store::{HoldId, HoldTerms, OnExpiry, Settled},
+};
+
+#[doc(inline)]
+pub use crate::shared_store::{ConnectError, Mode, PasswordError, PasswordFiles, Settings, State, TlsFiles};
+
+/// A limiter with the counters in Redis or Valkey. Processes with the same prefix of keys share their counters, and
+/// exactly the limit passes, however many of them race. Needs a runtime of tokio.
+///
+/// While the store cannot be reached, the rule's `on_owner_unavailable` decides, and [`Checked::degraded`] says so.
+#[derive(Debug)]
+pub struct SharedLimiter {
+    limiter: Limiter,
+    store: SharedStore,
+    // Ends with the limiter.
+    _background: JoinSet<()>,
+}
+
+impl SharedLimiter {
+    /// Connects to a store: the rules of `limiter` apply to counters there. Waits until the store has answered once,
+    /// and logs through `tracing` why it has not; drop the future to give up.
+    ///
+    /// ```no_run
+    /// use tollgate_limiter::{Limiter, shared_limiter::{Settings, SharedLimiter}};
+    ///
+    /// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+    /// let limiter = Limiter::from_yaml(
+    ///     "
+    /// domain: shop
+    /// descriptors:
+    ///   - key: user
+    ///     rate_limit: {unit: minute, requests_per_unit: 100, algorithm: sliding_log}
+    /// ",
+    /// )?;
+    /// let settings = Settings::new(["redis://127.0.0.1:6379"]);
+    /// let limiter = SharedLimiter::connect(limiter, settings).await?;
+    /// let checked = limiter.check("shop", &[("user", "ada")], 1).await?;
+    /// if !checked.passes {
+    ///     println!("wait for {:?}", checked.retry_after);
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// The settings are invalid, or a password cannot be read.
+    pub async fn connect(limiter: Limiter, settings: Settings) -> Result<Self, ConnectError> {
+        settings.validate()?;
+        // Connections with TLS would panic if the program has several libraries for cryptography and has chosen none. It
+        // may have chosen one: then this changes nothing.
+        let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
+        let mut background = JoinSet::new();
+        let (clock, active_rules) = (limiter.clock().clone(), limiter.active_rules().clone());
+        let store = SharedStore::start(settings, clock, active_rules, &mut background)?;
+        store.until_known().await;
+        let limiter = limiter.with_remote(Some(Remote::new(Arc::new(store.clone()))));
+        Ok(Self { limiter, store, _background: background })
+    }
+
+    /// Whether the store decides.
+    pub fn state(&self) -> State {
+        self.store.state()
+    }
+
+    /// As [`Limiter::replace_rules`].
+    ///
+    /// # Errors
+    ///
+    /// All problems of the rules. The old rules stay active.
+    pub fn replace_rules(&self, yaml: &str) -> Result<(), Problems> {
+        self.limiter.replace_rules(yaml)
+    }
+
+    /// As [`Limiter::check`].
+    ///
+    /// # Errors
+    ///
+    /// The domain is empty, there are no rules, or too many checks wait for the store.
+    pub async fn check(
+        &self,
+        domain: &str,
+        entries: &[(&str, &str)],
+        hits: u64,
+    ) -> Result<Checked, CheckError> {
+        self.ask(domain, entries, Operation::Charge(hits)).await
+    }
+
+    /// As [`Limiter::peek`].
+    ///
+    /// # Errors
+    ///
+    /// As of [`SharedLimiter::check`].
+    pub async fn peek(&self, domain: &str, entries: &[(&str, &str)]) -> Result<Checked, CheckError> {
+        self.ask(domain, entries, Operation::Peek).await
+    }
+
+    /// As [`Limiter::refund`].
+    ///
+    /// # Errors
+    ///
+    /// As of [`SharedLimiter::check`].
+    pub async fn refund(
+        &self,
+        domain: &str,
+        entries: &[(&str, &str)],
+        hits: u64,
+    ) -> Result<Checked, CheckError> {
+        self.ask(domain, entries, Operation::Refund(hits)).await
+    }
+
+    /// As [`Limiter::reserve`]. Any process settles the reservation.
+    ///
+    /// # Errors
+    ///
+    /// As of [`Limiter::reserve`]; the store cannot be reached.
+    pub async fn reserve(
+        &self,
+        domain: &str,
+        entries: &[(&str, &str)],
+        amount: u64,
+        ttl: Duration,
+    ) -> Result<Reservation, HoldError> {
+        let terms = HoldTerms::new(HoldId::random(), ttl, OnExpiry::Release)?;
+        let mut buffer = SmallVec::new();
+        let request = request(domain, each_entry(entries, &mut buffer), Operation::Charge(amount))?;
+        // Each call is a connection of its own: none is greedy, because all are of one program.
+        let (view, connection) = (self.limiter.view(), OpenForwards::default());
+        let answer = view.reserve(&request, &terms, &connection).await?;
+        Ok(Reservation::of(&answer, terms))
+    }
+
+    /// As [`Limiter::settle`].
+    ///
+    /// # Errors
+    ///
+    /// As of [`SharedLimiter::check`]; the store cannot be reached.
+    pub async fn settle(
+        &self,
+        domain: &str,
+        entries: &[(&str, &str)],
+        id: &HoldId,
+        actual: u64,
+    ) -> Result<Option<Settled>, HoldError> {
+        let mut buffer = SmallVec::new();
+        let request = request(domain, each_entry(entries, &mut buffer), Operation::Charge(actual))?;
+        let (view, connection) = (self.limiter.view(), OpenForwards::default());
+        let answer = view.settle(&request, id, &connection).await?;
+        Ok(answer.settled[0])
+    }
+
+    async fn ask(
+        &self,
+        domain: &str,
+        entries: &[(&str, &str)],
+        operation: Operation,
+    ) -> Result<Checked, CheckError> {
+        let mut buffer = SmallVec::new();
+        let request = request(domain, each_entry(entries, &mut buffer), operation)?;
+        let (view, connection) = (self.limiter.view(), OpenForwards::default());
+        let answer = view.decide(&request, &connection).await?;
+        Ok(Checked::of(&answer))
+    }
+}

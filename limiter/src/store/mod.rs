@@ -1,0 +1,95 @@
+//! The store of counters: it takes checks and returns decisions.
+
+use crate::{
+    algorithm::{Limit, Operation},
+    descriptor::Key,
+};
+
+mod budget;
+mod decide_set;
+mod decisions;
+#[cfg(any(test, fuzzing, feature = "testing"))]
+pub mod fuzz;
+mod held_counter;
+mod holds;
+mod key_hasher;
+mod local_share;
+mod memory;
+mod operation;
+mod packed_counter;
+mod refusal;
+mod reservation;
+mod slot;
+mod slot_data;
+mod stored_slot;
+mod table;
+
+pub use budget::BYTES_MIN;
+#[cfg(feature = "redis")]
+pub(crate) use decide_set::decide_set;
+pub use decisions::{Checks, Decisions, RemoteDecisions, Reserved, SingleDecision};
+#[cfg(feature = "redis")]
+pub(crate) use held_counter::{DecodedHeldCounter, Exhausted, HeldCounter, Reserve, Room, reserve};
+#[cfg(feature = "redis")]
+pub(crate) use holds::Expired;
+pub use holds::HOLDS_MAX;
+pub use local_share::{Admitted, LocalShare};
+pub(crate) use memory::each_hold_id;
+pub use memory::{
+    CounterState, DryRun, Lead, Memory, NotLocal, Replacement, ReserveError, SWEEP_PARTS, SWEEP_ROUND,
+    StoreStats, UsedHits,
+};
+pub use operation::{CounterOperation, HoldOutcome, Outcome};
+#[cfg(feature = "redis")]
+pub(crate) use packed_counter::Now;
+pub(crate) use refusal::refuses;
+pub use refusal::{Refusal, Role};
+pub use reservation::{
+    HOLD_ID_BYTES_MAX, HOLD_TTL_DEFAULT, HOLD_TTL_MAX, HOLD_TTL_MIN, HoldId, HoldIdTooLong, HoldTerms,
+    HoldTtlOutOfBounds, OnExpiry, SettleOutcome, Settled,
+};
+pub use slot::{SLOTS, Slot};
+pub use slot_data::{Changes, Consumption, DecodeError, PendingUsage, SlotData};
+pub use stored_slot::{SlotSource, StoredSlot};
+
+/// A check of one counter.
+#[derive(Clone, Copy, Debug)]
+pub struct Check<'a> {
+    /// The counter.
+    pub key: Key,
+    /// The limit.
+    pub limit: &'a Limit,
+    /// The operation on the counter.
+    pub operation: Operation,
+    /// What happens to the charge if another check refuses the call.
+    pub on_refusal: OnRefusal,
+}
+
+impl Check<'_> {
+    /// The hits of its charge.
+    pub(crate) fn hits(&self) -> u64 {
+        match self.operation {
+            Operation::Charge(hits) => hits,
+            Operation::Peek | Operation::Refund(_) => 0,
+        }
+    }
+}
+
+/// What happens to a passed charge of a refused call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OnRefusal {
+    /// The charge stays.
+    Keep,
+    /// The charge is taken back.
+    TakeBack,
+}
+
+/// What happens to a charge to a new key without memory for it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum OnFull {
+    /// Refuse it.
+    #[default]
+    Deny,
+    /// Let it pass without counting it.
+    Allow,
+}

@@ -1,0 +1,147 @@
+//! Operations on one counter and its holds, and their outcomes.
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    algorithm::{Counter, Decision, Limit, Operation, Receipt, Verdict},
+    store::{HoldId, HoldTerms, Settled},
+    time::Timestamp,
+};
+
+/// What is asked of a counter and its holds, in every store.
+///
+/// Replicas encode operations by the order of the variants and fields.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub enum CounterOperation {
+    /// Decide the operation of a call.
+    Decide(Operation),
+    /// Take back what still counts of one charge, then peek.
+    Undo(Receipt),
+    /// Replace the counter by one with this many hits, above the limit if the algorithm can hold a debt, and drop the
+    /// holds. Then peek.
+    Set(u64),
+    /// Hold a charge of this many hits.
+    Reserve {
+        /// The terms of the hold.
+        terms: Box<HoldTerms>,
+        /// The hits.
+        hits: u64,
+    },
+    /// Settle a hold at the hits that were used.
+    Settle {
+        /// The hold.
+        id: HoldId,
+        /// The hits that were used.
+        actual: u64,
+    },
+    /// Take back what one attempt holds, and forget it.
+    Withdraw {
+        /// The hold.
+        id: HoldId,
+        /// The attempt that made it.
+        attempt: u64,
+    },
+    /// Add what was consumed elsewhere, then peek. Instants in it are of this clock, so it is not sent.
+    #[serde(skip)]
+    Absorb(Counter),
+}
+
+/// What an operation on a counter has come to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Outcome {
+    /// The decision.
+    pub decision: Decision,
+    /// The hits that were charged.
+    pub charged: u64,
+    /// What has become of holds.
+    pub hold: HoldOutcome,
+}
+
+/// What an operation has done to holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum HoldOutcome {
+    /// What the decision says.
+    Decided,
+    /// Nothing, because the counter has too many holds.
+    Exhausted,
+    /// One is settled.
+    Settled(Settled),
+}
+
+impl CounterOperation {
+    /// Applies the operation to a counter. Operations on holds only peek.
+    #[inline]
+    pub(super) fn apply(&self, limit: &Limit, counter: &mut Counter, now: Timestamp) -> Decision {
+        match self {
+            Self::Decide(operation) => return limit.decide(counter, now, *operation),
+            Self::Undo(receipt) => limit.undo(counter, *receipt, now),
+            Self::Set(hits) => *counter = charged_counter(limit, *hits, now),
+            Self::Absorb(consumed) => limit.absorb(counter, consumed, now),
+            Self::Reserve { .. } | Self::Settle { .. } | Self::Withdraw { .. } => {}
+        }
+        limit.decide(counter, now, Operation::Peek)
+    }
+
+    /// The operation of a call; a peek for all others.
+    pub(crate) fn of_call(&self) -> Operation {
+        if let Self::Decide(operation) = self { *operation } else { Operation::Peek }
+    }
+
+    /// Whether the counter may refuse before the operation and pass after it.
+    pub fn frees_hits(&self) -> bool {
+        match self {
+            Self::Decide(Operation::Refund(_))
+            | Self::Undo(_)
+            | Self::Set(_)
+            | Self::Settle { .. }
+            | Self::Withdraw { .. } => true,
+            Self::Decide(Operation::Peek | Operation::Charge(_)) | Self::Absorb(_) | Self::Reserve { .. } => {
+                false
+            }
+        }
+    }
+
+    /// Whether only the counter itself can decide the operation.
+    pub fn needs_counter(&self) -> bool {
+        match self {
+            Self::Reserve { .. } | Self::Settle { .. } | Self::Withdraw { .. } => true,
+            Self::Decide(_) | Self::Undo(_) | Self::Set(_) | Self::Absorb(_) => false,
+        }
+    }
+}
+
+impl Outcome {
+    /// The outcome of a decision that has charged so many hits.
+    pub fn of(decision: Decision, charged: u64) -> Self {
+        Self { decision, charged, hold: HoldOutcome::Decided }
+    }
+
+    /// The outcome of a settlement.
+    pub(super) fn settled(settled: Settled) -> Self {
+        let Settled { remaining, reset_after, .. } = settled;
+        let decision = Decision { verdict: Verdict::Pass, remaining, reset_after, receipt: None };
+        Self { hold: HoldOutcome::Settled(settled), ..Self::of(decision, 0) }
+    }
+
+    /// The outcome if the counter has too many holds.
+    pub fn exhausted() -> Self {
+        let (verdict, reset_after) = (Verdict::Pass, Duration::ZERO);
+        let decision = Decision { verdict, remaining: 0, reset_after, receipt: None };
+        Self { hold: HoldOutcome::Exhausted, ..Self::of(decision, 0) }
+    }
+}
+
+/// A fresh counter with `hits` charged, above the limit if the algorithm can hold a debt.
+pub(super) fn charged_counter(limit: &Limit, hits: u64, now: Timestamp) -> Counter {
+    let mut counter = limit.fresh();
+    if hits > 0 {
+        // A queue and a concurrency limit hold no more than their allowance.
+        let most = limit.allowance();
+        let is_bounded = matches!(limit, Limit::LeakyQueue(_) | Limit::Concurrency(_));
+        let hits = if is_bounded { hits.min(most) } else { hits };
+        limit.with_debt(hits).decide(&mut counter, now, Operation::Charge(hits));
+    }
+    counter
+}
