@@ -21,9 +21,9 @@ use tracing::{info, warn};
 
 use crate::{
     descriptor::Key,
+    remote::LocalShare,
     resilience::BreakerState,
     rules::ActiveRules,
-    store::LocalShare,
     time::{Clock, Stopwatch, Timestamp},
 };
 

@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use crate::{
     descriptor::Key,
-    remote::{COUNTER_ONLY, CounterCheck, CounterChecks, Mode},
+    remote::{Admitted, COUNTER_ONLY, CounterCheck, CounterChecks, Mode},
     shared_store::{SharedStore, lock},
-    store::{Admitted, CounterOperation, OnRefusal},
+    store::{CounterOperation, OnRefusal},
     time::Timestamp,
 };
 

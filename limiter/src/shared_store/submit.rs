@@ -14,7 +14,6 @@ use crate::{
         CounterCheck, CounterChecks, DecidedBy, Extent, Mode, OpenChecks, Outcomes, RemoteOutcome,
         Submission, Submit, rounds::RemoteOutcomes,
     },
-    rules::OnOwnerUnavailable,
     shared_store::{
         Shared, SharedStore, lock,
         part::{Part, PartOutcomes, Unavailable},
@@ -72,11 +71,8 @@ impl Submit for SharedStore {
 
     fn take_back_here(&self, key: Key, limit: &Limit, outcome: &mut RemoteOutcome) {
         let store = &self.0;
-        if let Some(receipt) = outcome.outcome.decision.receipt.take() {
-            let hits = std::mem::take(&mut outcome.outcome.charged);
-            let (replicas, now) = (store.replicas.load(Relaxed), store.degraded_now());
-            lock(&store.share).undo(key, limit, receipt, hits, replicas, now);
-        }
+        let (replicas, now) = (store.replicas.load(Relaxed), store.degraded_now());
+        lock(&store.share).take_back(key, limit, outcome, replicas, now);
     }
 
     fn refuse_known(&self, check: &Check<'_>) -> Option<RemoteOutcome> {
@@ -179,15 +175,8 @@ impl Shared {
         let CounterCheck { key, limit, operation, policy, .. } = check;
         // Without the store a hold fails, and nothing is decided.
         self.counts.degraded.add((!operation.needs_counter()).into());
-        match policy.on_owner_unavailable {
-            OnOwnerUnavailable::LocalShare => {
-                let (replicas, now) = (self.replicas.load(Relaxed), self.degraded_now());
-                let (decision, charged) =
-                    lock(&self.share).decide(*key, limit, operation.of_call(), replicas, now);
-                RemoteOutcome::degraded(decision, charged)
-            }
-            OnOwnerUnavailable::Allow | OnOwnerUnavailable::Deny => RemoteOutcome::without_counter(*policy),
-        }
+        let (replicas, now) = (self.replicas.load(Relaxed), self.degraded_now());
+        lock(&self.share).decide(*key, limit, operation, *policy, replicas, now)
     }
 
     /// Takes charges back for which no caller waits. If the store is gone by then, they stay.
