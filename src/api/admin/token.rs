@@ -10,9 +10,13 @@ use axum::{
 };
 use siphasher::sip128::SipHasher13;
 use tollgate_limiter::files;
+use tonic::Code;
 use tracing::{debug, error};
 
-use crate::api::admin::{AdminError, ClientAddress};
+use crate::api::{
+    admin::{AdminError, ClientAddress},
+    reason::Reason,
+};
 
 /// The maximum length of a token, in bytes.
 const BYTES_MAX: usize = 4096;
@@ -43,6 +47,16 @@ pub enum TokenError {
         /// The file.
         path: PathBuf,
     },
+}
+
+impl Reason for AccessError {
+    fn reason(&self) -> (Code, &'static str) {
+        match self {
+            Self::Refused => (Code::Unauthenticated, "WRONG_TOKEN"),
+            Self::NoToken => (Code::PermissionDenied, "NO_TOKEN_SET"),
+            Self::Unusable => (Code::Unavailable, "TOKEN_UNUSABLE"),
+        }
+    }
 }
 
 impl Token {

@@ -6,10 +6,12 @@ use tollgate_limiter::{
     algorithm::Operation,
     limiter::{self, Bounds, TooLarge},
 };
+use tonic::Code;
 
 use crate::api::{
     descriptors::{Descriptor, DescriptorView, Descriptors, Undecodable},
     protobuf::{Fields, Malformed, Value, text},
+    reason::Reason,
 };
 
 /// A decoded request.
@@ -31,6 +33,15 @@ pub enum DecodeError {
     /// Not a `RateLimitRequest`.
     #[error("the message is not a valid RateLimitRequest")]
     Malformed,
+}
+
+impl Reason for DecodeError {
+    fn reason(&self) -> (Code, &'static str) {
+        match self {
+            Self::TooLarge(_) => (Code::InvalidArgument, "TOO_LARGE"),
+            Self::Malformed => (Code::InvalidArgument, "MALFORMED"),
+        }
+    }
 }
 
 impl From<Undecodable> for DecodeError {

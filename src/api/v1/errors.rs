@@ -4,8 +4,9 @@ use tollgate_limiter::{
     limiter::{NoCounter, RequestError, TooLarge},
     store::{HoldIdTooLong, HoldTtlOutOfBounds},
 };
+use tonic::Code;
 
-use crate::api::{admin::AccessError, descriptors::Undecodable, protobuf::Malformed};
+use crate::api::{admin::AccessError, descriptors::Undecodable, protobuf::Malformed, reason::Reason};
 
 /// Why a call is refused for its content.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -71,6 +72,48 @@ pub enum Fault {
     /// The content is invalid.
     #[error(transparent)]
     Content(#[from] RequestError),
+}
+
+impl Reason for CallError {
+    fn reason(&self) -> (Code, &'static str) {
+        let reason = match self {
+            Self::Malformed => "MALFORMED",
+            Self::TooLarge(_) => "TOO_LARGE",
+            Self::NoRequests => "NO_REQUESTS",
+            Self::Mode(_) => "UNKNOWN_MODE",
+            Self::Timeout => "INVALID_TIMEOUT",
+            Self::Ttl => "INVALID_TTL",
+            Self::OnExpiry(_) => "UNKNOWN_ON_EXPIRY",
+            Self::NoId | Self::LongId(_) => "INVALID_ID",
+            Self::Request { fault, .. } => return fault.reason(),
+        };
+        (Code::InvalidArgument, reason)
+    }
+}
+
+impl Reason for Fault {
+    fn reason(&self) -> (Code, &'static str) {
+        let reason = match self {
+            Self::Malformed => "MALFORMED",
+            Self::TooLarge(_) => "TOO_LARGE",
+            Self::HitsOfPeek => "HITS_OF_PEEK",
+            Self::LongRequestId(_) => "INVALID_ID",
+            Self::RequestIdWindow(_) => "INVALID_TTL",
+            Self::MisplacedRequestId => "MISPLACED_REQUEST_ID",
+            Self::Content(error) => return error.reason(),
+        };
+        (Code::InvalidArgument, reason)
+    }
+}
+
+impl Reason for ResetError {
+    fn reason(&self) -> (Code, &'static str) {
+        match self {
+            Self::LimitOrHits(_) => (Code::InvalidArgument, "LIMIT_OR_HITS"),
+            Self::Access(error) => error.reason(),
+            Self::NoCounter { error, .. } => error.reason(),
+        }
+    }
 }
 
 impl From<Malformed> for CallError {
