@@ -11,7 +11,6 @@ use crate::{
         held_counter::Room,
         operation::{CounterOperation, Outcome},
         packed_counter::Now,
-        table::EVICTION_COST_MAX,
     },
     time::Timestamp,
 };
@@ -309,12 +308,10 @@ impl Memory {
         let mut table = self.tables.lock(slot);
         self.sweep_holds(slot, &mut table, now);
         table.forget_idle(now, &self.tables.resources);
-        // Counters may have grown since they were inserted.
-        if self.tables.resources.budget.is_exceeded() {
-            table.shed(EVICTION_COST_MAX, now, &self.tables.resources);
-        }
         table.shrink(&self.tables.resources);
         drop(table);
+        // Counters may have grown since they were inserted.
+        self.shed(slot, now);
         if let Some(ownerships) = &self.ownerships {
             ownerships.lock(slot).forget_idle(now);
         }

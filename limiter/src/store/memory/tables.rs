@@ -185,12 +185,17 @@ impl Tables {
     #[cold]
     fn shed_elsewhere(&self, now: Timestamp) {
         let first = self.shed_from.fetch_add(STARVED_SHED_SLOTS, Ordering::Relaxed);
-        for number in 0..STARVED_SHED_SLOTS {
-            // The table of the small slot is locked, and so may others be.
-            if let Ok(mut table) = self.each[(first + number) % self.slots()].0.try_lock()
-                && !table.is_eviction_paused(now)
-            {
-                table.shed(EVICTION_COST_MAX, now, &self.resources);
+        for cost_max in SHED_COSTS {
+            for number in 0..STARVED_SHED_SLOTS {
+                // The table of the small slot is locked, and so may others be.
+                if let Ok(mut table) = self.each[(first + number) % self.slots()].0.try_lock()
+                    && !table.is_eviction_paused(now)
+                {
+                    table.shed(cost_max, now, &self.resources);
+                }
+            }
+            if !self.resources.budget.is_exceeded() {
+                return;
             }
         }
     }
