@@ -18,10 +18,11 @@ use tonic::Code;
 use crate::api::{
     Api, ApiKind, Call, Error, Method, Reply, ResetPrecision,
     call::{HoldVerb, Verb},
-    cross_site, forward_auth, json,
+    cross_site,
+    error::details,
+    forward_auth, json,
     proto::google::rpc,
     reader::{ReadError, ReadRequest, RequestReader},
-    reason::details,
 };
 
 /// Reports whether this process is ready to serve requests.

@@ -212,7 +212,7 @@ mod tests {
     use tonic::Code;
 
     use super::*;
-    use crate::api::{call::Verb, proto::tollgate::v1, reason::details};
+    use crate::api::{call::Verb, error::details, proto::tollgate::v1};
 
     const BOUNDS: Bounds = Bounds { requests: 2, descriptors: 2, entries: 3 };
 

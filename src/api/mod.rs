@@ -22,7 +22,6 @@ pub mod json;
 mod metrics;
 mod protobuf;
 pub mod reader;
-mod reason;
 pub mod recorder;
 pub mod rls;
 mod span;

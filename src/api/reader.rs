@@ -18,9 +18,9 @@ use tonic::Code;
 
 use crate::api::{
     call::Method,
+    error::details,
     json::{self, JsonError},
     proto::google::rpc,
-    reason::details,
 };
 
 /// Maximum size of a body, in bytes. As over gRPC, since a smaller maximum would be a way around limits.

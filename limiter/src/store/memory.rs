@@ -9,6 +9,7 @@ use crate::{
         Check, Checks, Decisions, OnFull, OnRefusal, Reserved, SLOTS, SingleDecision, Slot, SlotData,
         decide_set::decide_set,
         held_counter::Room,
+        lead::Lead,
         operation::{CounterOperation, Outcome},
         packed_counter::Now,
     },
@@ -28,7 +29,6 @@ pub use admin::{CounterState, DryRun, Replacement};
 pub use holds::ReserveError;
 pub(crate) use holds::each_hold_id;
 pub use leases::UsedHits;
-pub use restrictions::Lead;
 
 use locked::LockedSlots;
 use ownership::OwnershipTable;

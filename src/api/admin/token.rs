@@ -10,12 +10,11 @@ use axum::{
 };
 use siphasher::sip128::SipHasher13;
 use tollgate_limiter::files;
-use tonic::Code;
 use tracing::{debug, error};
 
 use crate::api::{
     admin::{AdminError, ClientAddress},
-    reason::Reason,
+    error::AccessError,
 };
 
 /// The maximum length of a token, in bytes.
@@ -49,16 +48,6 @@ pub enum TokenError {
     },
 }
 
-impl Reason for AccessError {
-    fn reason(&self) -> (Code, &'static str) {
-        match self {
-            Self::Refused => (Code::Unauthenticated, "WRONG_TOKEN"),
-            Self::NoToken => (Code::PermissionDenied, "NO_TOKEN_SET"),
-            Self::Unusable => (Code::Unavailable, "TOKEN_UNUSABLE"),
-        }
-    }
-}
-
 impl Token {
     /// The token in the file at `path`, which is read at each use.
     pub fn new(path: PathBuf) -> Self {
@@ -82,20 +71,6 @@ impl Token {
         let hash = |text: &[u8]| SipHasher13::new_with_key(&self.seed).hash(text).as_u128();
         hash(token) == hash(presented)
     }
-}
-
-/// Why a caller is refused.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum AccessError {
-    /// The caller has not shown the token.
-    #[error("this needs `authorization: Bearer TOKEN`, with the token of admin.token_file")]
-    Refused,
-    /// No token is set, so that none can be shown.
-    #[error("this needs admin.token_file, which is not set")]
-    NoToken,
-    /// The token file cannot be used. The file is named in the log only.
-    #[error("admin.token_file cannot be used; see the log")]
-    Unusable,
 }
 
 impl Token {

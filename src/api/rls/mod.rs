@@ -18,7 +18,7 @@ pub(crate) mod fuzz;
 pub mod headers;
 mod metadata;
 
-pub use decode::{DecodeError, Request, decode};
+pub use decode::{Request, decode};
 
 use encode::encode;
 

@@ -6,7 +6,7 @@ use crate::{
     algorithm::{Limit, Operation},
     descriptor::Key,
     store::{
-        Changes, Consumption, Slot, SlotData, StoredSlot,
+        Changes, Consumption, Slot, SlotData, SlotSource, StoredSlot,
         budget::{Budget, Reservation},
         held_counter::HeldCounter,
         memory::{
@@ -175,9 +175,23 @@ impl Memory {
         self.copies_of(slot, all)
     }
 
+    /// The counters of `slot` from where a snapshot takes them, without idle ones; `None` if there are none.
+    pub fn stored(&self, slot: Slot, source: SlotSource, now: Timestamp) -> Option<StoredSlot> {
+        match source {
+            SlotSource::Memory { epoch } => {
+                let Changes { seq, data } = self.snapshot(slot, now)?;
+                Some(StoredSlot { slot, epoch, seq, data })
+            }
+            SlotSource::Copy(copy) => {
+                let data = copy.data.without_idle(now);
+                (!data.is_empty()).then_some(StoredSlot { data, ..*copy })
+            }
+        }
+    }
+
     /// Copies of all counters of `slot`, with or without a cluster. Does not affect [`Memory::changes`]. `None` if
     /// there are none.
-    pub(crate) fn snapshot(&self, slot: Slot, now: Timestamp) -> Option<Changes> {
+    pub(super) fn snapshot(&self, slot: Slot, now: Timestamp) -> Option<Changes> {
         let table = self.tables.lock(slot);
         let ownership = self.ownerships.as_ref().map(|ownerships| ownerships.lock(slot));
         let seq = ownership.as_ref().map_or(0, |ownership| ownership.seq());

@@ -18,7 +18,7 @@ pub(super) trait Reason {
 }
 
 /// A status with a reason.
-pub(super) fn details(code: Code, reason: &str, message: String) -> rpc::Status {
+pub(in crate::api) fn details(code: Code, reason: &str, message: String) -> rpc::Status {
     let info = ErrorInfo { reason: reason.to_owned(), domain: DOMAIN.to_owned(), ..ErrorInfo::default() };
     let info = Any { type_url: ERROR_INFO.to_owned(), value: info.encode_to_vec() };
     rpc::Status { code: code.into(), message, details: vec![info] }

@@ -4,12 +4,17 @@ use prost::Message as _;
 use tollgate_limiter::limiter::{HoldError, LimiterError, RequestError};
 use tonic::Code;
 
-use crate::api::{
-    proto::google::rpc,
-    reason::{Reason, details},
-    rls::DecodeError,
-    v1::{CallError, Fault, ResetError},
-};
+use crate::api::proto::google::rpc;
+
+mod call;
+mod reason;
+mod reset;
+
+pub use call::{CallError, DecodeError, Fault};
+pub(in crate::api) use reason::details;
+pub use reset::{AccessError, ResetError};
+
+use reason::Reason;
 
 /// Why a request is not decided.
 #[derive(Clone, Copy, Debug, thiserror::Error)]
