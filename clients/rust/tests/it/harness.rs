@@ -105,40 +105,6 @@ impl Server {
     pub async fn kill(&mut self) {
         self.child.kill().await.unwrap();
     }
-
-    /// Stops the process without closing its connections, until the returned value is dropped.
-    pub async fn pause(&self) -> Paused {
-        let paused = Paused(self.child.id().unwrap());
-        paused.signal("STOP");
-        eventually("all threads have stopped", async || paused.is_stopped()).await;
-        paused
-    }
-}
-
-/// A server that does not run.
-pub struct Paused(u32);
-
-impl Paused {
-    /// Threads run on for a moment after the signal.
-    fn is_stopped(&self) -> bool {
-        let threads = std::fs::read_dir(format!("/proc/{}/task", self.0)).expect("the tests need Linux");
-        threads.map(|thread| thread.unwrap().path().join("stat")).all(|path| {
-            // The state is behind the name, which is in parentheses. A thread may have ended meanwhile.
-            std::fs::read_to_string(path).is_ok_and(|stat| stat.rsplit(')').next().unwrap().starts_with(" T"))
-        })
-    }
-
-    fn signal(&self, name: &str) {
-        let id = self.0.to_string();
-        let status = std::process::Command::new("kill").args(["-s", name, &id]).status().unwrap();
-        assert!(status.success());
-    }
-}
-
-impl Drop for Paused {
-    fn drop(&mut self) {
-        self.signal("CONT");
-    }
 }
 
 /// Forwards connections to a server, and its answers unless they are held or lost. It ends with the runtime of the test.
@@ -218,7 +184,7 @@ impl Metrics for Counts {
         self.batches.lock().unwrap().push(batch);
     }
 
-    fn lost_hits(&self, hits: u64) {
+    fn lost(&self, hits: u64) {
         self.lost_hits.fetch_add(hits, Ordering::SeqCst);
     }
 }
@@ -232,7 +198,7 @@ impl Counts {
         self.batches.lock().unwrap().clone()
     }
 
-    pub fn lost(&self) -> u64 {
+    pub fn lost_hits(&self) -> u64 {
         self.lost_hits.load(Ordering::SeqCst)
     }
 }
@@ -258,7 +224,7 @@ pub fn request(key: &str, value: &str) -> Request {
 /// A decision by the server or the deny cache.
 pub async fn check(client: &Client, request: &Request) -> Decision {
     let decision = client.check(request).await.unwrap();
-    assert!(!matches!(decision.source, Source::Default(_)), "{decision:?}");
+    assert!(decision.source != Source::Default, "{decision:?}");
     decision
 }
 
