@@ -7,103 +7,78 @@ use std::{
     time::Instant,
 };
 
-use http::{HeaderMap, Response, header::CONTENT_TYPE};
-use serde::Deserialize;
+use http::{Response, header::CONTENT_TYPE};
+use serde_json::{Value, json};
+use tokio::time::timeout;
 use tonic_types::StatusExt;
 use tower::{Layer, ServiceExt, service_fn};
 
 use super::{
-    notation::{Answer, Asked, ClientFields, code_name, millis},
-    scripted::Scripted,
+    notation::{Fields, PATIENCE, answer_of, client_options, code_name, request_of},
+    scripted,
 };
-use crate::{Client, Options, RateLimitLayer};
+use crate::{Client, RateLimitLayer, Request, v1};
 
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(super) struct MiddlewareVector {
-    name: String,
-    #[serde(default)]
-    options: ClientFields,
-    request: Option<Asked>,
-    answer: Option<Answer>,
-    passes: bool,
-    #[serde(default)]
-    waits_ms: u64,
-    limit: BTreeMap<String, String>,
-    http: Option<HttpFields>,
-    grpc: Option<GrpcFields>,
+pub(super) async fn replay(mut vector: Fields) {
+    let mut server = scripted::start();
+    let options = client_options(vector.options(), PATIENCE);
+    let (request, answer) = (vector.get("request").map(request_of), vector.get("answer").map(answer_of));
+    let passes: bool = vector.get("passes").unwrap();
+    let waits = vector.time("waits_ms").unwrap_or_default();
+    let limit: BTreeMap<String, String> = vector.get("limit").unwrap();
+    for (protocol, content_type) in [("http", "text/html"), ("grpc", "application/grpc")] {
+        let begin = Instant::now();
+        let client = Client::new(&server.target, options.clone()).unwrap();
+        let call = respond(client, request.clone(), content_type);
+        let both = async { tokio::join!(call, reply(&mut server, answer.clone())) };
+        let ((response, passed), ()) = timeout(PATIENCE, both).await.unwrap();
+        assert_eq!(passed, passes);
+        assert!(begin.elapsed() >= waits);
+        let headers = response.headers();
+        let text = |(name, value): (&http::HeaderName, &http::HeaderValue)| {
+            (name.to_string(), value.to_str().unwrap().to_owned())
+        };
+        let sent = headers.iter().map(text).filter(|(name, _)| name.starts_with("ratelimit-"));
+        assert_eq!(sent.collect::<BTreeMap<_, _>>(), limit);
+        assert_eq!(response.body(), "");
+        let refused = match protocol {
+            "http" if response.status() == 200 => Value::Null,
+            "http" => {
+                let wait = headers.get("retry-after").map(|value| value.to_str().unwrap());
+                json!({"status": response.status().as_u16(), "retry_after": wait})
+            }
+            _ => tonic::Status::from_header_map(headers).map_or(Value::Null, |status| describe(&status)),
+        };
+        assert_eq!(refused, vector.get(protocol).unwrap_or(Value::Null));
+    }
 }
 
-#[derive(Debug, PartialEq, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct HttpFields {
-    status: u16,
-    retry_after: Option<String>,
-}
-
-#[derive(Debug, PartialEq, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct GrpcFields {
-    code: String,
-    message: String,
-    retry_delay_ms: Option<u64>,
-}
-
-pub(super) async fn replay(vector: MiddlewareVector) {
-    println!("{}", vector.name);
-    assert_eq!(vector.passes, vector.http.is_none() && vector.grpc.is_none());
-    let headers = headers_of(&vector, "text/html").await;
-    assert_eq!(headers.0, vector.http.as_ref().map_or(200, |http| http.status));
-    let retry_after = headers.1.get("retry-after").map(|value| value.to_str().unwrap());
-    assert_eq!(retry_after, vector.http.as_ref().and_then(|http| http.retry_after.as_deref()));
-
-    let (status, headers) = headers_of(&vector, "application/grpc").await;
-    assert_eq!(status, 200);
-    let refused = tonic::Status::from_header_map(&headers).map(|status| {
-        let retry = status.get_details_retry_info().and_then(|info| info.retry_delay);
-        GrpcFields {
-            code: code_name(status.code()),
-            message: status.message().to_owned(),
-            retry_delay_ms: retry.map(|delay| delay.as_millis().try_into().unwrap()),
-        }
-    });
-    assert_eq!(refused, vector.grpc);
-}
-
-/// The status and the headers of the response to a request of this type.
-async fn headers_of(vector: &MiddlewareVector, content_type: &str) -> (u16, HeaderMap) {
-    let mut server = Scripted::start();
-    let timeout = std::time::Duration::from_secs(60);
-    let options = Options { timeout, ..vector.options.options() };
-    let client = Client::new(&server.target, options).unwrap();
-    let described = vector.request.as_ref().map(|asked| asked.request.clone());
-    let layer = RateLimitLayer::new(client, move |_: &http::Request<()>| described.clone());
+/// Sends a request, and says whether the handler is reached.
+async fn respond(client: Client, request: Option<Request>, content_type: &str) -> (Response<String>, bool) {
+    let layer = RateLimitLayer::new(client, move |_: &http::Request<()>| request.clone());
     let passed = std::sync::Arc::new(AtomicBool::new(false));
-    let handler = {
-        let passed = passed.clone();
-        service_fn(move |_| {
-            passed.store(true, Ordering::SeqCst);
-            async { Ok::<_, Infallible>(Response::<String>::default()) }
-        })
-    };
-    let request = http::Request::builder().header(CONTENT_TYPE, content_type).body(()).unwrap();
-    let begin = Instant::now();
-    let answer = async {
-        if let Some(answer) = &vector.answer {
-            let call = server.calls.recv().await.unwrap();
-            call.reply.send(Ok((vec![answer.0.clone()], String::new()))).unwrap();
-        }
-    };
-    let (response, ()) = tokio::join!(layer.layer(handler).oneshot(request), answer);
-    assert!(begin.elapsed() >= millis(vector.waits_ms));
-    assert_eq!(passed.load(Ordering::SeqCst), vector.passes);
-    let (parts, body) = response.unwrap().into_parts();
-    assert_eq!(body, "");
-    let text = |(name, value): (&http::HeaderName, &http::HeaderValue)| {
-        (name.to_string(), value.to_str().unwrap().to_owned())
-    };
-    let limit: BTreeMap<_, _> =
-        parts.headers.iter().map(text).filter(|(name, _)| name.starts_with("ratelimit-")).collect();
-    assert_eq!(limit, vector.limit);
-    (parts.status.as_u16(), parts.headers)
+    let reached = passed.clone();
+    let handler = service_fn(move |_| {
+        reached.store(true, Ordering::SeqCst);
+        async { Ok::<_, Infallible>(Response::default()) }
+    });
+    let call = http::Request::builder().header(CONTENT_TYPE, content_type).body(()).unwrap();
+    let response = layer.layer(handler).oneshot(call).await.unwrap();
+    (response, passed.load(Ordering::SeqCst))
+}
+
+async fn reply(server: &mut scripted::Scripted, answer: Option<v1::Answer>) {
+    if let Some(answer) = answer {
+        let call = server.calls.recv().await.unwrap();
+        call.reply.send(Ok((vec![answer], None))).unwrap();
+    }
+}
+
+fn describe(status: &tonic::Status) -> Value {
+    let retry = status.get_details_retry_info().and_then(|info| info.retry_delay);
+    json!({
+        "code": code_name(status.code()),
+        "message": status.message(),
+        "retry_delay_ms": retry.map(|delay| delay.as_millis()),
+    })
 }

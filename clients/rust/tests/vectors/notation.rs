@@ -1,98 +1,143 @@
-//! The notation of `clients/vectors`, which `clients/behaviour.md` describes. A field that it does not have is an error.
+//! The notation of `clients/vectors`, which `clients/behaviour.md` describes.
 
-use std::{fs, path::PathBuf, time::Duration};
+use std::{fs, path::PathBuf, thread, time::Duration};
 
-use serde::{Deserialize, de::DeserializeOwned};
-use serde_json::{Value, json};
+use serde::de::DeserializeOwned;
+use serde_json::{Map, Value, json};
 use tonic::{Code, Status};
 
 use crate::{
-    Decision, Descriptor, OnExpiry, OnNoAnswer, Options, Request, SliceOptions, Source, Terms, Unit, v1,
+    Decision, Descriptor, Limit, OnExpiry, OnNoAnswer, Options, Request, SliceOptions, Source, Terms, Unit,
+    v1,
 };
+
+/// Bounds each wait. Long, so that a busy machine does not look like a fault.
+pub(super) const PATIENCE: Duration = Duration::from_secs(20);
 
 pub(super) fn folder() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../vectors")
 }
 
-/// The vectors of a file.
-pub(super) fn vectors<T: DeserializeOwned>(file: &str) -> Vec<T> {
+/// The vectors of a file, whose names are printed.
+pub(super) fn vectors(file: &str) -> impl Iterator<Item = Fields> {
     let text = fs::read(folder().join(file).with_extension("json")).unwrap();
-    serde_json::from_slice(&text).unwrap()
+    serde_json::from_slice::<Vec<_>>(&text).unwrap().into_iter().map(|vector| {
+        let mut fields = Fields(vector);
+        println!("{}", fields.get::<String>("name").unwrap());
+        fields
+    })
 }
 
-pub(super) const fn millis(millis: u64) -> Duration {
-    Duration::from_millis(millis)
-}
+/// The fields of an object. One that nothing reads is an error.
+pub(super) struct Fields(Map<String, Value>);
 
-/// A request, and the name of its call.
-#[derive(Clone, Deserialize)]
-#[serde(from = "RequestForm")]
-pub(super) struct Asked {
-    pub(super) name: String,
-    pub(super) request: Request,
-}
+impl Fields {
+    pub(super) fn of(value: Value) -> Self {
+        Self(serde_json::from_value(value).unwrap())
+    }
 
-#[derive(Deserialize)]
-#[serde(untagged)]
-enum RequestForm {
-    User(String),
-    Fields(RequestFields),
-}
+    /// A text is the value of this field.
+    fn of_text_or(value: Value, name: &str) -> Self {
+        Self::of(if value.is_string() { json!({name: value}) } else { value })
+    }
 
-#[derive(Default, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-struct RequestFields {
-    user: Option<String>,
-    pad: usize,
-    descriptors: Vec<DescriptorFields>,
-    domain: Option<String>,
-    hits: Option<u64>,
-    request_id: String,
-}
+    /// None also if it is `null`.
+    pub(super) fn get<T: DeserializeOwned>(&mut self, name: &str) -> Option<T> {
+        self.0.remove(name).and_then(|value| serde_json::from_value(value).unwrap())
+    }
 
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct DescriptorFields {
-    entries: Vec<(String, String)>,
-    hits: Option<u64>,
-    limit: Option<(u32, String)>,
-}
+    pub(super) fn contains(&self, name: &str) -> bool {
+        self.0.contains_key(name)
+    }
 
-impl From<RequestForm> for Asked {
-    fn from(form: RequestForm) -> Self {
-        let fields = match form {
-            RequestForm::User(user) => RequestFields { user: Some(user), ..RequestFields::default() },
-            RequestForm::Fields(fields) => fields,
-        };
-        let padded = |user: &String| Descriptor::new([("user", user.clone() + &"x".repeat(fields.pad))]);
-        let first = fields.user.iter().map(padded);
-        let further = fields.descriptors.into_iter().map(|DescriptorFields { entries, hits, limit }| {
-            let descriptor = Descriptor { hits, ..Descriptor::new(entries) };
-            match limit {
-                Some((requests, unit)) => descriptor.limit(requests, unit_of(&unit)),
-                None => descriptor,
-            }
-        });
-        let descriptors: Vec<_> = first.chain(further).collect();
-        let domain = fields.domain.unwrap_or_else(|| "edge".to_owned());
-        let request = Request { hits: fields.hits.unwrap_or(1), ..Request::new(domain, descriptors) };
-        Self { name: fields.user.unwrap_or_default(), request: request.request_id(fields.request_id) }
+    pub(super) fn list(&mut self, name: &str) -> Vec<Value> {
+        self.get(name).unwrap_or_default()
+    }
+
+    pub(super) fn time(&mut self, name: &str) -> Option<Duration> {
+        self.get(name).map(Duration::from_millis)
+    }
+
+    fn wire_time(&mut self, name: &str) -> Option<prost_types::Duration> {
+        self.time(name).map(|time| time.try_into().unwrap())
+    }
+
+    /// Options of a client, slices or a reservation.
+    pub(super) fn options(&mut self) -> Self {
+        Self(self.get("options").unwrap_or_default())
     }
 }
 
-fn unit_of(name: &str) -> Unit {
-    Unit::from_str_name(&name.to_uppercase()).unwrap()
+impl Drop for Fields {
+    fn drop(&mut self) {
+        assert!(thread::panicking() || self.0.is_empty(), "unknown fields: {:?}", self.0);
+    }
 }
 
-/// A code of gRPC and a message.
-#[derive(Clone, Deserialize)]
-pub(super) struct ErrorForm(String, String);
+/// The user of a request, which names its call.
+pub(super) fn user_of(request: &Value) -> Option<String> {
+    request.as_str().or(request["user"].as_str()).map(str::to_owned)
+}
 
-impl ErrorForm {
-    pub(super) fn status(&self) -> Status {
-        let code = (0..=16).map(Code::from_i32).find(|code| code_name(*code) == self.0);
-        Status::new(code.unwrap(), self.1.clone())
+pub(super) fn request_of(value: Value) -> Request {
+    let mut fields = Fields::of_text_or(value, "user");
+    let pad = "x".repeat(fields.get("pad").unwrap_or(0));
+    let first = fields.get::<String>("user").map(|user| Descriptor::new([("user", user + &pad)]));
+    let further = fields.list("descriptors").into_iter().map(descriptor_of);
+    let domain = fields.get("domain").unwrap_or_else(|| "edge".to_owned());
+    let request = Request::new(domain, first.into_iter().chain(further).collect::<Vec<_>>());
+    let id: String = fields.get("request_id").unwrap_or_default();
+    request.hits(fields.get("hits").unwrap_or(1)).request_id(id)
+}
+
+fn descriptor_of(value: Value) -> Descriptor {
+    let mut fields = Fields::of(value);
+    let limit = fields.get("limit").map(|(requests_per_unit, unit): (u32, String)| Limit {
+        requests_per_unit,
+        unit: Unit::from_str_name(&unit.to_uppercase()).unwrap(),
+    });
+    Descriptor { entries: fields.get("entries").unwrap(), limit, hits: fields.get("hits") }
+}
+
+pub(super) fn answer_of(value: Value) -> v1::Answer {
+    if let Ok((remaining, reset)) = serde_json::from_value::<(u64, u64)>(value.clone()) {
+        let limit = json!({"remaining": remaining, "reset_after_ms": reset});
+        return answer_of(json!({"verdict": "allowed", "limits": [limit]}));
     }
+    let mut fields = Fields::of_text_or(value, "verdict");
+    let verdict = fields.get::<String>("verdict").unwrap_or_else(|| "undecided".to_owned());
+    let error = fields.get("error").map(|error| {
+        let status = status_of(error);
+        let (code, message) = (status.code().into(), status.message().to_owned());
+        tonic_types::Status { code, message, details: Vec::new() }
+    });
+    v1::Answer {
+        verdict: v1::answer::Verdict::from_str_name(&verdict.to_uppercase()).unwrap().into(),
+        delay: fields.wire_time("delay_ms"),
+        retry_after: fields.wire_time("retry_after_ms"),
+        limits: fields.list("limits").into_iter().map(limit_of).collect(),
+        error,
+        ..v1::Answer::default()
+    }
+}
+
+fn limit_of(value: Value) -> v1::LimitStatus {
+    let mut fields = Fields::of(value);
+    v1::LimitStatus {
+        requests_per_unit: fields.get("requests_per_unit").unwrap_or(0),
+        unit: Unit::Minute.into(),
+        remaining: fields.get("remaining").unwrap_or(0),
+        reset_after: fields.wire_time("reset_after_ms"),
+        retry_after: fields.wire_time("retry_after_ms"),
+        refused: fields.get("refused").unwrap_or(false),
+        ..v1::LimitStatus::default()
+    }
+}
+
+/// An error by its code and its message.
+pub(super) fn status_of((name, message): (String, String)) -> Status {
+    let code = (0..=16).map(Code::from_i32).find(|code| code_name(*code) == name);
+    Status::new(code.unwrap(), message)
 }
 
 /// The name of a code, as gRPC writes it.
@@ -107,151 +152,39 @@ pub(super) fn code_name(code: Code) -> String {
     name
 }
 
-/// An answer as the server sends it.
-#[derive(Clone, Deserialize)]
-#[serde(from = "AnswerForm")]
-pub(super) struct Answer(pub(super) v1::Answer);
-
-#[derive(Deserialize)]
-#[serde(untagged)]
-enum AnswerForm {
-    Verdict(String),
-    Limit(u64, u64),
-    Fields(AnswerFields),
-}
-
-#[derive(Default, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-struct AnswerFields {
-    verdict: Option<String>,
-    delay_ms: Option<u64>,
-    retry_after_ms: Option<u64>,
-    limits: Vec<LimitFields>,
-    error: Option<ErrorForm>,
-}
-
-#[derive(Default, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-struct LimitFields {
-    requests_per_unit: u64,
-    remaining: u64,
-    reset_after_ms: Option<u64>,
-    retry_after_ms: Option<u64>,
-    refused: bool,
-}
-
-impl From<AnswerForm> for Answer {
-    fn from(form: AnswerForm) -> Self {
-        let fields = match form {
-            AnswerForm::Verdict(verdict) => AnswerFields { verdict: Some(verdict), ..Default::default() },
-            AnswerForm::Limit(remaining, reset) => {
-                let limit = LimitFields { remaining, reset_after_ms: Some(reset), ..Default::default() };
-                let verdict = Some("allowed".to_owned());
-                AnswerFields { verdict, limits: vec![limit], ..Default::default() }
-            }
-            AnswerForm::Fields(fields) => fields,
-        };
-        let verdict = fields.verdict.unwrap_or_else(|| "undecided".to_owned()).to_uppercase();
-        let limit = |limit: LimitFields| v1::LimitStatus {
-            requests_per_unit: limit.requests_per_unit,
-            unit: Unit::Minute.into(),
-            remaining: limit.remaining,
-            reset_after: wire_duration(limit.reset_after_ms),
-            retry_after: wire_duration(limit.retry_after_ms),
-            refused: limit.refused,
-            ..v1::LimitStatus::default()
-        };
-        let error = fields.error.map(|error| {
-            let status = error.status();
-            let (code, message) = (status.code().into(), status.message().to_owned());
-            tonic_types::Status { code, message, details: Vec::new() }
-        });
-        Self(v1::Answer {
-            verdict: v1::answer::Verdict::from_str_name(&verdict).unwrap().into(),
-            delay: wire_duration(fields.delay_ms),
-            retry_after: wire_duration(fields.retry_after_ms),
-            limits: fields.limits.into_iter().map(limit).collect(),
-            error,
-            ..v1::Answer::default()
-        })
+pub(super) fn client_options(mut fields: Fields, timeout: Duration) -> Options {
+    let usual = Options::default();
+    Options {
+        timeout: fields.time("timeout_ms").unwrap_or(timeout),
+        on_no_answer: match fields.get::<String>("on_no_answer").as_deref() {
+            Some("deny") => OnNoAnswer::Deny,
+            Some("allow") => OnNoAnswer::Allow,
+            Some(other) => panic!("unknown default: {other}"),
+            None => usual.on_no_answer,
+        },
+        calls_max: fields.get("calls_max").unwrap_or(usual.calls_max),
+        batch_max: fields.get("batch_max").unwrap_or(usual.batch_max),
+        queue_max: fields.get("queue_max").unwrap_or(usual.queue_max),
+        deny_cache_keys: fields.get("deny_cache_keys").unwrap_or(usual.deny_cache_keys),
+        deny_cache_max: fields.time("deny_cache_max_ms").unwrap_or(usual.deny_cache_max),
+        ..usual
     }
 }
 
-pub(super) fn wire_duration(time: Option<u64>) -> Option<prost_types::Duration> {
-    Some(millis(time?).try_into().unwrap())
-}
-
-/// The options of a client.
-#[derive(Default, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub(super) struct ClientFields {
-    pub(super) timeout_ms: Option<u64>,
-    on_no_answer: Option<String>,
-    calls_max: Option<usize>,
-    batch_max: Option<usize>,
-    queue_max: Option<usize>,
-    deny_cache_keys: Option<usize>,
-    deny_cache_max_ms: Option<u64>,
-}
-
-impl ClientFields {
-    pub(super) fn options(&self) -> Options {
-        let usual = Options::default();
-        Options {
-            timeout: self.timeout_ms.map_or(usual.timeout, millis),
-            on_no_answer: match self.on_no_answer.as_deref() {
-                None => usual.on_no_answer,
-                Some("allow") => OnNoAnswer::Allow,
-                Some("deny") => OnNoAnswer::Deny,
-                Some(other) => panic!("unknown default: {other}"),
-            },
-            calls_max: self.calls_max.unwrap_or(usual.calls_max),
-            batch_max: self.batch_max.unwrap_or(usual.batch_max),
-            queue_max: self.queue_max.unwrap_or(usual.queue_max),
-            deny_cache_keys: self.deny_cache_keys.unwrap_or(usual.deny_cache_keys),
-            deny_cache_max: self.deny_cache_max_ms.map_or(usual.deny_cache_max, millis),
-            ..usual
-        }
+pub(super) fn slice_options(mut fields: Fields) -> SliceOptions {
+    let usual = SliceOptions::default();
+    SliceOptions {
+        hits: fields.get("hits").unwrap_or(usual.hits),
+        ttl: fields.time("ttl_ms").unwrap_or(usual.ttl),
+        keys_max: fields.get("keys_max").unwrap_or(usual.keys_max),
     }
 }
 
-/// The options of slices.
-#[derive(Default, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub(super) struct SliceFields {
-    hits: Option<u64>,
-    ttl_ms: Option<u64>,
-    keys_max: Option<usize>,
-}
-
-impl SliceFields {
-    pub(super) fn options(&self) -> SliceOptions {
-        let usual = SliceOptions::default();
-        SliceOptions {
-            hits: self.hits.unwrap_or(usual.hits),
-            ttl: self.ttl_ms.map_or(usual.ttl, millis),
-            keys_max: self.keys_max.unwrap_or(usual.keys_max),
-        }
-    }
-}
-
-/// The terms of a reservation.
-#[derive(Clone, Default, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub(super) struct TermsFields {
-    ttl_ms: Option<u64>,
-    on_expiry: Option<String>,
-}
-
-impl TermsFields {
-    pub(super) fn terms(&self) -> Terms {
-        let usual = Terms::default();
-        let expiry = |name: &String| OnExpiry::from_str_name(&name.to_uppercase()).unwrap();
-        Terms {
-            ttl: self.ttl_ms.map_or(usual.ttl, millis),
-            on_expiry: self.on_expiry.as_ref().map_or(usual.on_expiry, expiry),
-        }
-    }
+pub(super) fn terms_of(mut fields: Fields) -> Terms {
+    let usual = Terms::default();
+    let expiry = |name: String| OnExpiry::from_str_name(&name.to_uppercase()).unwrap();
+    let on_expiry = fields.get("on_expiry").map_or(usual.on_expiry, expiry);
+    Terms { ttl: fields.time("ttl_ms").unwrap_or(usual.ttl), on_expiry }
 }
 
 /// A decision in the notation.
@@ -262,7 +195,6 @@ pub(super) fn describe(decision: &Decision) -> Value {
         Source::Prepaid => "prepaid",
         Source::Default => "default",
     };
-    let no_answer = decision.no_answer.as_ref();
     let limit = decision.limits.first();
     json!({
         "allowed": decision.allowed,
@@ -270,7 +202,7 @@ pub(super) fn describe(decision: &Decision) -> Value {
         "retry_after_ms": decision.retry_after.map(|wait| wait.as_millis()),
         "remaining": limit.map(|limit| limit.remaining),
         "reset_after_ms": limit.map(|limit| limit.reset_after.as_millis()),
-        "no_answer": no_answer.map(|reason| json!([code_name(reason.code), reason.message])),
+        "no_answer": decision.no_answer.as_ref().map(|reason| (code_name(reason.code), &reason.message)),
     })
 }
 
@@ -278,7 +210,7 @@ pub(super) fn describe(decision: &Decision) -> Value {
 pub(super) fn assert_covers(value: &Value, expected: &Value) {
     match expected {
         Value::Object(fields) => fields.iter().for_each(|(name, each)| assert_covers(&value[name], each)),
-        Value::Array(each) => each.iter().enumerate().for_each(|(i, each)| assert_covers(&value[i], each)),
+        Value::Array(list) => list.iter().enumerate().for_each(|(i, each)| assert_covers(&value[i], each)),
         Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => assert_eq!(value, expected),
     }
 }

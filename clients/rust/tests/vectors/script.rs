@@ -6,57 +6,23 @@ use std::{
     time::Duration,
 };
 
-use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::{
+    sync::oneshot,
     task::{JoinHandle, yield_now},
     time::timeout,
 };
 
 use super::{
-    notation::{Answer, Asked, ClientFields, ErrorForm, TermsFields, assert_covers, code_name, describe},
-    scripted::{Received, Reply, Scripted},
+    notation::{
+        Fields, PATIENCE, answer_of, assert_covers, client_options, code_name, describe, request_of,
+        status_of, terms_of, user_of,
+    },
+    scripted::{self, Reply, Scripted},
 };
-use crate::{Client, Error, Metrics, Options, Outcome, Reservation};
+use crate::{Client, Error, Metrics, Options, Outcome, Reservation, Terms};
 
-/// Bounds each script. Long, so that a busy machine does not look like a fault.
-const PATIENCE: Duration = Duration::from_secs(60);
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(super) struct Script {
-    name: String,
-    needs: Option<String>,
-    #[serde(default)]
-    options: ClientFields,
-    steps: Vec<Step>,
-}
-
-#[derive(Clone, Default, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-struct Step {
-    call: Option<String>,
-    request: Option<Asked>,
-    terms: TermsFields,
-    of: Option<String>,
-    actual: Option<u64>,
-    queue: Vec<Asked>,
-    waiting: Option<usize>,
-    receive: Option<Vec<Asked>>,
-    receive_terms: Option<TermsFields>,
-    reservation_id: Option<String>,
-    answers: Option<Vec<Answer>>,
-    fails: Option<ErrorForm>,
-    held_as: Option<String>,
-    reply: Option<usize>,
-    cancel: Option<String>,
-    close: bool,
-    result: Option<Value>,
-    results: BTreeMap<String, Value>,
-    metrics: Option<Value>,
-}
-
-/// What a client has counted.
+/// The outcomes of checks, and the sizes of batches.
 #[derive(Default)]
 struct Counts(Mutex<(BTreeMap<&'static str, usize>, Vec<usize>)>);
 
@@ -78,165 +44,177 @@ struct Run {
     counts: Arc<Counts>,
     calls: HashMap<String, JoinHandle<Value>>,
     reservations: Arc<Mutex<HashMap<String, Reservation>>>,
-    /// Those without a reply yet.
-    received: Vec<Option<Received>>,
+    /// By the order in which calls were received. None if the call has its reply.
+    replies: Vec<Option<oneshot::Sender<Reply>>>,
     ids: HashMap<String, String>,
 }
 
-pub(super) async fn replay(script: Script) {
-    println!("{}", script.name);
-    assert!(script.needs.is_none_or(|needs| ["cancel", "close"].contains(&needs.as_str())));
-    let (server, counts) = (Scripted::start(), Arc::new(Counts::default()));
-    let options = Options { metrics: counts.clone(), ..script.options.options() };
-    let timeout_ms = script.options.timeout_ms;
-    let options = Options { timeout: timeout_ms.map_or(PATIENCE, |_| options.timeout), ..options };
+/// The arguments of a call.
+#[derive(Default)]
+struct Arguments {
+    request: Value,
+    terms: Terms,
+    actual: Option<u64>,
+}
+
+pub(super) async fn replay(mut vector: Fields) {
+    let needs: Option<String> = vector.get("needs");
+    assert!(needs.is_none_or(|needs| ["cancel", "close"].contains(&needs.as_str())));
+    let (server, counts) = (scripted::start(), Arc::new(Counts::default()));
+    let options = Options { metrics: counts.clone(), ..client_options(vector.options(), PATIENCE) };
     let client = Client::new(&server.target, options).unwrap();
-    let (calls, reservations, ids) = (HashMap::new(), Arc::default(), HashMap::new());
-    let mut run = Run { server, client, counts, calls, reservations, received: Vec::new(), ids };
-    let steps = async {
-        for step in script.steps {
-            run.step(step).await;
-        }
-    };
-    timeout(PATIENCE, steps).await.expect("the script ends");
+    let (calls, reservations, replies, ids) = Default::default();
+    let mut run = Run { server, client, counts, calls, reservations, replies, ids };
+    for step in vector.list("steps") {
+        timeout(PATIENCE, run.step(Fields::of(step))).await.expect("the step ends");
+    }
     assert!(run.server.calls.try_recv().is_err(), "a further call");
 }
 
 impl Run {
-    async fn step(&mut self, step: Step) {
-        let name = step.of.clone().or(step.request.as_ref().map(|asked| asked.name.clone()));
-        if step.call.is_some() {
-            self.begin(name.clone().unwrap(), step.clone());
+    async fn step(&mut self, mut step: Fields) {
+        let method: Option<String> = step.get("call");
+        let request: Value = step.get("request").unwrap_or_default();
+        let name = step.get("of").or_else(|| user_of(&request));
+        let actual: Option<u64> = step.get("actual");
+        if let (Some(method), Some(name)) = (&method, &name) {
+            let terms = terms_of(Fields::of(step.get("terms").unwrap_or(json!({}))));
+            self.begin(name, method.clone(), Arguments { request, terms, actual });
         }
-        for asked in &step.queue {
+        for request in step.list("queue") {
             let waiting = self.client.0.batcher.waiting() + 1;
-            let check =
-                Step { call: Some("check".to_owned()), request: Some(asked.clone()), ..Step::default() };
-            self.begin(asked.name.clone(), check);
+            let name = user_of(&request).unwrap();
+            self.begin(&name, "check".to_owned(), Arguments { request, ..Arguments::default() });
             self.until_waiting(waiting).await;
         }
-        if let Some(waiting) = step.waiting {
+        if let Some(waiting) = step.get("waiting") {
             self.until_waiting(waiting).await;
         }
-        if let Some(requests) = &step.receive {
-            self.receive(&step, requests).await;
+        let mut reply = reply_of(&mut step);
+        if step.contains("receive") {
+            let sender = self.receive(&mut step, method.as_deref().unwrap_or("check"), actual).await;
+            if matches!(method.as_deref(), Some("settle" | "cancel")) {
+                reply = reply.or(Some(Ok((Vec::new(), None))));
+            }
+            self.replies.push(Some(sender));
         }
-        if let Some(number) = step.reply {
-            reply(self.received[number - 1].take().unwrap(), &step);
+        let number = step.get("reply").unwrap_or(self.replies.len());
+        if let Some(reply) = reply {
+            // An error says that the call has ended.
+            let _ = self.replies[number - 1].take().unwrap().send(reply);
         }
-        if let Some(name) = &step.cancel {
-            self.calls[name].abort();
+        if let Some(name) = step.get::<String>("cancel") {
+            self.calls[&name].abort();
         }
-        if step.close {
+        if step.get("close") == Some(true) {
             self.client.close();
         }
-        for (name, expected) in step.results.into_iter().chain(name.zip(step.result)) {
-            let expected = match expected.as_str() {
-                Some("allowed") => json!({"allowed": true, "source": "server"}),
-                Some("denied") => json!({"allowed": false, "source": "server"}),
-                Some("settled") => json!({"settled": true}),
-                Some(other) => panic!("unknown result: {other}"),
-                None => expected,
-            };
-            let result = self.calls.remove(&name).unwrap().await.unwrap_or_else(|ended| {
-                assert!(ended.is_cancelled());
-                json!({"error": ["canceled"]})
-            });
-            println!("{name}: {result}, expected: {expected}");
-            assert_covers(&result, &expected);
+        let results: BTreeMap<String, Value> = step.get("results").unwrap_or_default();
+        for (name, expected) in results.into_iter().chain(name.zip(step.get("result"))) {
+            self.assert_result(&name, expected).await;
         }
-        if let Some(expected) = step.metrics {
+        if let Some(expected) = step.get::<Value>("metrics") {
             let (outcomes, sent) = &*self.counts.0.lock().unwrap();
             assert_eq!(json!({"outcomes": outcomes, "sent": sent}), expected);
         }
     }
 
-    fn begin(&mut self, name: String, step: Step) {
+    fn begin(&mut self, name: &str, method: String, arguments: Arguments) {
         let (client, reservations) = (self.client.clone(), self.reservations.clone());
-        let call = call(client, reservations, name.clone(), step);
+        let call = call(client, reservations, name.to_owned(), method, arguments);
         let described = async { call.await.unwrap_or_else(|error| describe_error(&error)) };
-        self.calls.insert(name, tokio::spawn(described));
+        self.calls.insert(name.to_owned(), tokio::spawn(described));
     }
 
-    /// The test has one thread, so all that can go on does.
+    /// The test has one thread, so all other tasks go on meanwhile.
     async fn until_waiting(&self, checks: usize) {
         while self.client.0.batcher.waiting() != checks {
             yield_now().await;
         }
     }
 
-    async fn receive(&mut self, step: &Step, requests: &[Asked]) {
+    async fn receive(
+        &mut self,
+        step: &mut Fields,
+        method: &str,
+        actual: Option<u64>,
+    ) -> oneshot::Sender<Reply> {
         let received = self.server.calls.recv().await.unwrap();
-        let method = step.call.as_deref().unwrap_or("check");
         assert_eq!(received.method, method);
-        let mut expected: Vec<_> = requests.iter().map(|asked| asked.request.clone()).collect();
-        match method {
-            "settle" => expected[0].hits = step.actual.unwrap(),
-            "cancel" => expected[0].hits = 0,
-            _ => {}
+        let (requests, terms, id) = received.content;
+        let mut expected: Vec<_> = step.list("receive").into_iter().map(request_of).collect();
+        if ["settle", "cancel"].contains(&method) {
+            expected[0].hits = actual.unwrap_or(0);
         }
-        assert!(received.requests == expected, "other requests");
-        if let Some(terms) = &step.receive_terms {
-            assert_eq!(received.terms, Some(terms.terms()));
+        assert!(requests == expected, "other requests");
+        if let Some(expected) = step.get("receive_terms") {
+            assert_eq!(terms, Some(terms_of(Fields::of(expected))));
         }
-        if let Some(id) = &step.reservation_id {
-            assert_eq!(received.reservation_id, self.id_of(id, &received.reservation_id));
+        if let Some(expected) = step.get::<String>("reservation_id") {
+            assert_eq!(id, self.id_of(expected, &id));
         }
-        let is_end = ["settle", "cancel"].contains(&method);
-        if step.answers.is_some() || step.fails.is_some() || is_end {
-            reply(received, step);
-            self.received.push(None);
-        } else {
-            self.received.push(Some(received));
-        }
+        received.reply
     }
 
     /// A variable is bound to the first id that is received.
-    fn id_of(&mut self, expected: &str, received: &str) -> String {
-        if !expected.starts_with('$') {
-            return expected.to_owned();
+    fn id_of(&mut self, expected: String, received: &str) -> String {
+        if !expected.starts_with('$') || self.ids.contains_key(&expected) {
+            return self.ids.get(&expected).cloned().unwrap_or(expected);
         }
-        if !self.ids.contains_key(expected) {
-            let is_digit = |character: char| matches!(character, '0'..='9' | 'a'..='f');
-            assert!(received.len() == 32 && received.chars().all(is_digit), "{received}");
-            assert!(self.ids.values().all(|id| id != received), "the id of another reservation");
-            self.ids.insert(expected.to_owned(), received.to_owned());
-        }
-        self.ids[expected].clone()
+        let is_digit = |letter: char| letter.is_ascii_hexdigit() && !letter.is_uppercase();
+        assert!(received.len() == 32 && received.chars().all(is_digit), "{received}");
+        assert!(self.ids.values().all(|id| id != received), "the id of another reservation");
+        self.ids.insert(expected, received.to_owned());
+        received.to_owned()
+    }
+
+    async fn assert_result(&mut self, name: &str, expected: Value) {
+        let expected = match expected.as_str() {
+            Some("allowed") => json!({"allowed": true, "source": "server"}),
+            Some("denied") => json!({"allowed": false, "source": "server"}),
+            Some(other) => json!({other: true}),
+            None => expected,
+        };
+        let result = self.calls.remove(name).unwrap().await.unwrap_or_else(|ended| {
+            assert!(ended.is_cancelled());
+            json!({"error": ["canceled"]})
+        });
+        println!("{name}: {result}, expected: {expected}");
+        assert_covers(&result, &expected);
     }
 }
 
-fn reply(received: Received, step: &Step) {
-    let answers = step.answers.iter().flatten().map(|answer| answer.0.clone()).collect();
-    let id = step.held_as.clone().unwrap_or(received.reservation_id);
-    let reply: Reply = step.fails.as_ref().map_or(Ok((answers, id)), |error| Err(error.status()));
-    // An error says that the call has ended.
-    let _ = received.reply.send(reply);
+fn reply_of(step: &mut Fields) -> Option<Reply> {
+    let held_as = step.get("held_as");
+    if let Some(error) = step.get("fails") {
+        return Some(Err(status_of(error)));
+    }
+    let answers: Vec<Value> = step.get("answers")?;
+    Some(Ok((answers.into_iter().map(answer_of).collect(), held_as)))
 }
 
-/// Makes the call of a step.
 async fn call(
     client: Client,
     reservations: Arc<Mutex<HashMap<String, Reservation>>>,
     name: String,
-    Step { call, request, terms, actual, .. }: Step,
+    method: String,
+    Arguments { request, terms, actual }: Arguments,
 ) -> Result<Value, Error> {
     let reserved = || reservations.lock().unwrap()[&name].clone();
     let settled = json!({"settled": true});
-    let request = request.map(|asked| asked.request);
-    let decision = match (call.as_deref().unwrap(), request) {
-        ("check", Some(request)) => client.check(&request).await?,
-        ("peek", Some(request)) => client.peek(&request).await?,
-        ("refund", Some(request)) => client.refund(&request).await?,
-        ("reserve", Some(request)) => {
-            let reservation = client.reserve(&request, terms.terms()).await?;
+    let decision = match method.as_str() {
+        "check" => client.check(&request_of(request)).await?,
+        "peek" => client.peek(&request_of(request)).await?,
+        "refund" => client.refund(&request_of(request)).await?,
+        "reserve" => {
+            let reservation = client.reserve(&request_of(request), terms).await?;
             let decision = reservation.decision.clone();
             reservations.lock().unwrap().insert(name, reservation);
             decision
         }
-        ("settle", None) => return reserved().settle(actual.unwrap()).await.map(|_| settled),
-        ("cancel", None) => return reserved().cancel().await.map(|_| settled),
-        (other, _) => panic!("unknown call: {other}"),
+        "settle" => return reserved().settle(actual.unwrap()).await.map(|_| settled),
+        "cancel" => return reserved().cancel().await.map(|_| settled),
+        other => panic!("unknown call: {other}"),
     };
     Ok(describe(&decision))
 }

@@ -5,181 +5,113 @@ use std::{
     sync::Arc,
 };
 
-use serde::Deserialize;
-use serde_json::Value;
+use serde_json::{Value, json};
 use tokio::time::Instant;
 
 use super::notation::{
-    Answer, Asked, ClientFields, SliceFields, assert_covers, describe, millis, wire_duration,
+    Fields, PATIENCE, answer_of, assert_covers, client_options, describe, request_of, slice_options,
 };
 use crate::{
     Client, Code, Decision, InvalidRequest, NoAnswer, Options, Request, Reservation, Settlement, Source,
     deny_cache::DenyCache,
     request::{CounterKey, KeyHasher},
     slice_table::{Actions, End, SliceTable},
-    v1::{self, LimitStatus, answer::Verdict},
 };
 
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(super) struct CacheVector {
-    name: String,
-    #[serde(default)]
-    options: ClientFields,
-    steps: Vec<CacheStep>,
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct CacheStep {
-    at: u64,
-    check: Option<Asked>,
-    denied: Option<Value>,
-    refuse: Option<Asked>,
-    sent: Option<u64>,
-    retry_after_ms: Option<u64>,
-    reset_after_ms: Option<u64>,
-    refund: Option<Asked>,
-    begin: Option<Asked>,
-    end: Option<Asked>,
-}
-
-pub(super) fn replay_cache(vector: CacheVector) {
-    println!("{}", vector.name);
-    let options = vector.options.options();
+pub(super) fn replay_cache(mut vector: Fields) {
+    let options = client_options(vector.options(), PATIENCE);
     let cache = DenyCache::new(options.deny_cache_keys, options.deny_cache_max);
     let (hasher, start, mut ends) = (KeyHasher::default(), Instant::now(), VecDeque::new());
-    let key_of = |asked: &Asked| hasher.key_of(&asked.request);
-    for step in vector.steps {
-        let now = start + millis(step.at);
-        if let Some(asked) = &step.refuse {
-            let (wait, sent) = (step.retry_after_ms, start + millis(step.sent.unwrap()));
-            let refusal = refusal(wait, step.reset_after_ms.or(wait));
-            cache.begin(key_of(asked)).refuse(asked.request.hits_of_each(), &refusal, sent);
-        }
-        if let Some(asked) = &step.refund {
-            cache.refund(key_of(asked), now);
-        }
-        if let Some(asked) = &step.begin {
-            ends.push_back(cache.begin(key_of(asked)));
-        }
-        if step.end.is_some() {
-            drop(ends.pop_front().unwrap());
-        }
-        if let Some(asked) = &step.check {
-            let denied = cache.denied(key_of(asked), &asked.request.hits_of_each(), now);
-            match step.denied.unwrap() {
-                Value::Bool(expected) => assert_eq!(denied.is_some(), expected, "at {}", step.at),
-                expected => {
-                    let decision = describe(&denied.unwrap());
-                    assert_eq!(decision["source"], "deny_cache");
-                    assert_covers(&decision, &expected);
-                }
+    for value in vector.list("steps") {
+        println!("{value}");
+        let mut step = Fields::of(value);
+        let now = start + step.time("at").unwrap();
+        let mut request = |name| step.get(name).map(request_of);
+        if let Some(request) = request("check") {
+            let denied = cache.denied(hasher.key_of(&request), &request.hits_of_each(), now);
+            match step.get("denied").unwrap() {
+                Value::Bool(expected) => assert_eq!(denied.is_some(), expected),
+                expected => assert_covers(&describe(&denied.unwrap()), &expected),
             }
+        } else if let Some(request) = request("refuse") {
+            let sent = start + step.time("sent").unwrap();
+            let wait: Option<u64> = step.get("retry_after_ms");
+            let reset = step.get("reset_after_ms").or(wait);
+            let limit = json!({"refused": true, "reset_after_ms": reset, "retry_after_ms": wait});
+            let answer = json!({"verdict": "denied", "retry_after_ms": wait, "limits": [limit]});
+            let decision = Decision::of_answer(answer_of(answer)).unwrap();
+            cache.begin(hasher.key_of(&request)).refuse(request.hits_of_each(), &decision, sent);
+        } else if let Some(request) = request("refund") {
+            cache.refund(hasher.key_of(&request), now);
+        } else if let Some(request) = request("begin") {
+            ends.push_back(cache.begin(hasher.key_of(&request)));
+        } else {
+            request("end").expect("a known step");
+            drop(ends.pop_front().unwrap());
         }
     }
 }
 
-/// A refusal by one limit.
-fn refusal(retry_after_ms: Option<u64>, reset_after_ms: Option<u64>) -> Decision {
-    let (retry_after, reset_after) = (wire_duration(retry_after_ms), wire_duration(reset_after_ms));
-    let limit = LimitStatus { refused: true, reset_after, retry_after, ..LimitStatus::default() };
-    let verdict = Verdict::Denied.into();
-    Decision::of_answer(v1::Answer { verdict, retry_after, limits: vec![limit], ..v1::Answer::default() })
-        .unwrap()
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(super) struct SliceVector {
-    name: String,
-    #[serde(default)]
-    options: SliceFields,
-    steps: Vec<SliceStep>,
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct SliceStep {
-    at: u64,
-    check: Option<Asked>,
-    remaining: Option<u64>,
-    reset_after_ms: Option<u64>,
-    reserved: Option<Value>,
-    #[serde(default = "yes")]
-    held: bool,
-    ended: Option<String>,
-    #[serde(default)]
-    due: bool,
-    #[serde(default)]
-    close: bool,
-    #[serde(default = "red")]
-    key: Asked,
-    #[serde(default)]
-    calls: Vec<String>,
-}
-
-const fn yes() -> bool {
-    true
-}
-
-fn red() -> Asked {
-    serde_json::from_value("red".into()).unwrap()
-}
-
 struct SliceRun {
     table: SliceTable,
+    /// That of the reservations. It makes no call.
     client: Client,
-    start: Instant,
     /// The instant of the last step.
     last: Instant,
     /// Those under way, of each key.
     ends: HashMap<CounterKey, VecDeque<Arc<End>>>,
 }
 
-/// Reservations belong to a client, which makes no call.
-pub(super) fn replay_slices(vector: SliceVector) {
-    println!("{}", vector.name);
+pub(super) fn replay_slices(mut vector: Fields) {
     let client = Client::new("127.0.0.1:1", Options::default()).unwrap();
-    let (table, start) = (SliceTable::new(vector.options.options()), Instant::now());
-    let mut run = SliceRun { table, client, start, last: start, ends: HashMap::new() };
-    for step in vector.steps {
-        run.step(&step);
+    let (table, start) = (SliceTable::new(slice_options(vector.options())), Instant::now());
+    let mut run = SliceRun { table, client, last: start, ends: HashMap::new() };
+    for value in vector.list("steps") {
+        println!("{value}");
+        run.step(Fields::of(value), start);
     }
 }
 
 impl SliceRun {
-    fn step(&mut self, step: &SliceStep) {
-        let asked = step.check.as_ref().unwrap_or(&step.key);
-        let (key, now) = (self.client.0.hasher.key_of(&asked.request), self.start + millis(step.at));
-        let Actions { ends, reserve, lost } = self.actions(step, &asked.request, key, now);
+    fn step(&mut self, mut step: Fields, start: Instant) {
+        let now = start + step.time("at").unwrap();
+        let checked = step.get("check").map(request_of);
+        let key = step.get("key").unwrap_or(json!("red"));
+        let request = checked.clone().unwrap_or_else(|| request_of(key));
+        let key = self.client.0.hasher.key_of(&request);
+        let Actions { ends, reserve, lost } = if checked.is_some() {
+            self.check(&mut step, &request, key, now)
+        } else {
+            self.event(&mut step, &request, key, now)
+        };
         let end = |end: &Arc<End>| end.spent.map_or("cancel".to_owned(), |spent| format!("settle {spent}"));
         let mut begun: Vec<_> = ends.iter().map(end).collect();
         begun.extend(reserve.map(|_| "reserve".to_owned()));
         begun.extend((lost > 0).then(|| format!("lost {lost}")));
-        assert_eq!(begun, step.calls, "at {}", step.at);
+        assert_eq!(begun, step.list("calls"));
         self.ends.entry(key).or_default().extend(ends);
         self.last = now;
     }
 
-    fn actions(&mut self, step: &SliceStep, request: &Request, key: CounterKey, now: Instant) -> Actions {
-        if step.check.is_some() {
-            let serves = self.table.serves(request);
-            let (decision, actions) =
-                if serves { self.table.check(key, request, now) } else { (None, Actions::default()) };
-            let limit = decision.as_ref().map(|decision| &decision.limits[0]);
-            assert_eq!(limit.map(|limit| limit.remaining), step.remaining, "at {}", step.at);
-            assert!(decision.as_ref().is_none_or(|decision| decision.source == Source::Prepaid));
-            if let Some(reset) = step.reset_after_ms {
-                assert_eq!(limit.unwrap().reset_after, millis(reset), "at {}", step.at);
-            }
-            return actions;
+    fn check(&mut self, step: &mut Fields, request: &Request, key: CounterKey, now: Instant) -> Actions {
+        let serves = self.table.serves(request);
+        let (decision, actions) =
+            if serves { self.table.check(key, request, now) } else { (None, Actions::default()) };
+        let limit = decision.as_ref().map(|decision| &decision.limits[0]);
+        assert_eq!(limit.map(|limit| limit.remaining), step.get("remaining"));
+        assert!(decision.as_ref().is_none_or(|decision| decision.source == Source::Prepaid));
+        if let Some(reset) = step.time("reset_after_ms") {
+            assert_eq!(limit.unwrap().reset_after, reset);
         }
-        if let Some(answer) = &step.reserved {
-            let result = self.reservation(answer, step.held, request);
-            return self.table.reserved(key, result, now);
+        actions
+    }
+
+    fn event(&mut self, step: &mut Fields, request: &Request, key: CounterKey, now: Instant) -> Actions {
+        if let Some(answer) = step.get("reserved") {
+            let reservation = self.reservation(answer, step.get("held").unwrap_or(true), request);
+            return self.table.reserved(key, reservation, now);
         }
-        if let Some(answer) = &step.ended {
+        if let Some(answer) = step.get::<String>("ended") {
             let end = self.ends.get_mut(&key).and_then(VecDeque::pop_front).unwrap();
             let result = match answer.as_str() {
                 "ok" => Ok(Settlement::default()),
@@ -189,19 +121,19 @@ impl SliceRun {
             };
             return self.table.ended(key, &end, &result, now);
         }
-        if step.close {
-            let all = self.table.close(now).into_iter().find(|(each, _)| *each == key);
-            return all.map(|(_, actions)| actions).unwrap_or_default();
+        if step.get("close") == Some(true) {
+            let closed = self.table.close(now).into_iter().find(|(each, _)| *each == key);
+            return closed.map(|(_, actions)| actions).unwrap_or_default();
         }
-        assert!(step.due, "unknown step");
-        assert_eq!(self.table.next_due(key, self.last), Some(now), "at {}", step.at);
+        assert_eq!(step.get("due"), Some(true), "an unknown step");
+        assert_eq!(self.table.next_due(key, self.last), Some(now));
         self.table.due(key, now)
     }
 
     /// What the client makes of an answer to a reservation.
     fn reservation(
         &self,
-        answer: &Value,
+        answer: Value,
         held: bool,
         request: &Request,
     ) -> Result<Reservation, InvalidRequest> {
@@ -209,8 +141,7 @@ impl SliceRun {
             Some("invalid") => return Err(InvalidRequest(String::new())),
             Some("no_answer") => (Decision::default_of(true, no_answer()), "chosen"),
             _ => {
-                let answer: Answer = serde_json::from_value(answer.clone()).unwrap();
-                let decision = Decision::of_answer(answer.0).unwrap();
+                let decision = Decision::of_answer(answer_of(answer)).unwrap();
                 let id = if decision.allowed && held { "held" } else { "" };
                 (decision, id)
             }
