@@ -1,7 +1,5 @@
 //! What decides requests.
 
-use std::sync::Arc;
-
 use crate::{Client, Decision, InvalidRequest, PrepaidSlices, Request};
 
 /// Decides requests: a client, or slices of a limit. [`RateLimitLayer`](crate::RateLimitLayer) takes either.
@@ -19,11 +17,5 @@ impl Checker for Client {
 impl Checker for PrepaidSlices {
     fn check(&self, request: &Request) -> impl Future<Output = Result<Decision, InvalidRequest>> + Send {
         self.check(request)
-    }
-}
-
-impl<C: Checker> Checker for Arc<C> {
-    fn check(&self, request: &Request) -> impl Future<Output = Result<Decision, InvalidRequest>> + Send {
-        (**self).check(request)
     }
 }

@@ -37,7 +37,7 @@ pub struct RateLimitService<S, D, C = Client> {
 }
 
 impl<D, C> RateLimitLayer<D, C> {
-    /// A layer that asks this client, or these slices: an `Arc` of [`PrepaidSlices`](crate::PrepaidSlices).
+    /// A layer that asks this client, or these [`PrepaidSlices`](crate::PrepaidSlices).
     pub fn new(checker: C, describe: D) -> Self {
         Self { checker, describe }
     }

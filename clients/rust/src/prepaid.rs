@@ -53,6 +53,9 @@ impl SliceOptions {
 /// its limit. It needs windows or buckets that are much larger than a slice; of a bucket, a slice has at least as many
 /// hits as the bucket refills in the time that the slice shall last. Of a `sliding_log`, slices end as often as a hit
 /// leaves the log.
+///
+/// Clones share the slices.
+#[derive(Clone)]
 pub struct PrepaidSlices(Arc<Shared>);
 
 struct Shared {

@@ -1,7 +1,5 @@
 //! The layer in servers of axum and tonic.
 
-use std::sync::Arc;
-
 use axum::{Router, routing};
 use tokio::net::TcpListener;
 use tollgate_client::{Descriptor, Outcome, PrepaidSlices, RateLimitLayer, Request, SliceOptions};
@@ -34,7 +32,7 @@ async fn layer_of_slices_spends_them() {
     let server = Server::start(RULES).await;
     let (options, counts) = counted();
     let slices = SliceOptions { hits: 10, ttl: HOUR, ..SliceOptions::default() };
-    let slices = Arc::new(PrepaidSlices::new(client(server.target(), options), slices).unwrap());
+    let slices = PrepaidSlices::new(client(server.target(), options), slices).unwrap();
     let layer = RateLimitLayer::new(slices.clone(), |request: &http::Request<_>| describe("path", request));
     let app = Router::new().route("/hello", routing::get(|| async { "hello" })).layer(layer);
     let listener = TcpListener::bind(FREE).await.unwrap();

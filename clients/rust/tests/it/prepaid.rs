@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use tokio::task::JoinSet;
-use tollgate_client::{Outcome, PrepaidSlices, Request, SliceOptions, Source};
+use tollgate_client::{PrepaidSlices, Request, SliceOptions, Source};
 
 use crate::harness::{RULES, Server, client, counted, eventually, options, remaining, request};
 
@@ -11,35 +11,6 @@ const TEN: SliceOptions = SliceOptions { hits: 10, ttl: Duration::from_secs(60),
 
 async fn spends_slice(prepaid: &PrepaidSlices, request: &Request) -> bool {
     prepaid.check(request).await.unwrap().source == Source::Prepaid
-}
-
-#[tokio::test]
-async fn slice_is_spent_without_calls_and_settled_at_close() {
-    let server = Server::start(RULES).await;
-    let (options, counts) = counted();
-    let client = client(server.target(), options);
-    let (prepaid, red) = (
-        PrepaidSlices::new(client.clone(), SliceOptions { hits: 50, ..TEN }).unwrap(),
-        request("group", "red"),
-    );
-    let mut checks = 0;
-    eventually("a slice is reserved", async || {
-        checks += 1;
-        spends_slice(&prepaid, &red).await
-    })
-    .await;
-    let sent = counts.batches();
-    for _ in 0..20 {
-        assert!(spends_slice(&prepaid, &red).await);
-    }
-    assert_eq!(counts.batches(), sent);
-    assert_eq!(counts.of(Outcome::Prepaid), 21);
-    assert_eq!(remaining(&client, &red).await, 100 - 50 - (checks - 1), "the slice is held");
-
-    prepaid.close().await;
-
-    assert_eq!(remaining(&client, &red).await, 100 - 20 - checks);
-    assert!(!spends_slice(&prepaid, &red).await, "checks go to the server");
 }
 
 #[tokio::test(flavor = "multi_thread")]

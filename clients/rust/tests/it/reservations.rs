@@ -9,7 +9,7 @@ use std::{
 
 use tollgate_client::{Descriptor, OnExpiry, Request, SettledOutcome, Terms};
 
-use crate::harness::{RULES, Relay, Server, client, eventually, options, remaining, request};
+use crate::harness::{RULES, Server, client, eventually, options, remaining, request};
 
 /// Without a cancellation, the hits stay charged.
 const CHARGE: Terms = Terms { ttl: Duration::from_secs(600), on_expiry: OnExpiry::Charge };
@@ -52,28 +52,6 @@ async fn settlement_dropped_before_its_answer_is_sent() {
 
 #[tokio::test]
 async fn reservation_dropped_before_its_answer_is_canceled() {
-    let server = Server::start(RULES).await;
-    let direct = client(server.target(), options());
-    let relay = Relay::start(server.address).await;
-    let relayed = client(relay.address.to_string(), options());
-    let red = request("group", "red");
-    assert_eq!(remaining(&relayed, &red).await, 100);
-    relay.hold_answers();
-    let caller = tokio::spawn({
-        let red = red.clone().hits(80);
-        async move { relayed.reserve(&red, CHARGE).await }
-    });
-    eventually("the hits are held", async || remaining(&direct, &red).await == 20).await;
-
-    caller.abort();
-    assert!(caller.await.err().unwrap().is_cancelled());
-    relay.release_answers();
-
-    eventually("they are given back", async || remaining(&direct, &red).await == 100).await;
-}
-
-#[tokio::test]
-async fn reservation_dropped_with_its_answer_is_canceled() {
     let server = Server::start(RULES).await;
     let client = client(server.target(), options());
     // A settlement would keep the hits of a descriptor.
