@@ -66,6 +66,8 @@ pub(super) struct Connection<W> {
     shutdown: Shutdown,
     // Tells streams that the connection is to be closed.
     closing: watch::Sender<bool>,
+    // Whether HTTP/2 has replies or other frames that the last pass did not write.
+    has_unwritten: bool,
 }
 
 /// State of the graceful shutdown.
@@ -129,6 +131,7 @@ impl<W: AsyncRead + AsyncWrite + Unpin> Connection<W> {
             unsent: Unsent::new(budgets.replies.clone()),
             shutdown: Shutdown::NotRequested,
             closing: watch::Sender::new(false),
+            has_unwritten: false,
         }
     }
 
@@ -237,8 +240,10 @@ impl<W: AsyncRead + AsyncWrite + Unpin> Connection<W> {
             unsent: &self.unsent,
             closing: &self.closing,
         };
+        // What the last pass left is written by the first poll.
+        let corked_from = usize::from(self.has_unwritten);
         for call in 0..CALLS_PER_POLL_MAX {
-            if call == 1 {
+            if call == corked_from {
                 self.io_handle.cork();
             }
             match connection.poll_accept(&mut cx) {
@@ -269,7 +274,8 @@ impl<W: AsyncRead + AsyncWrite + Unpin> Connection<W> {
                 WINDOW_BYTES.saturating_add(u32::try_from(withheld).unwrap_or(u32::MAX)),
             );
         }
-        Ok(Progress::of(has_progressed || self.io_handle.is_read_budget_spent()))
+        self.has_unwritten = has_progressed | self.io_handle.take_delayed_write();
+        Ok(Progress::of(self.has_unwritten || self.io_handle.is_read_budget_spent()))
     }
 }
 
