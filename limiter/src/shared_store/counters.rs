@@ -31,9 +31,9 @@ const EXPIRY_MARGIN: u64 = 1_000;
 /// For so long a value that the store has shown is not assumed to have expired.
 const FRESH_FOR: Duration = Duration::from_millis(100);
 
-/// The holds of one counter that are open or remembered are bounded in number: all of them are written with each change
+/// The holds of one counter are bounded in number, which bounds its value: all of them are written with each change
 /// of the counter.
-pub(super) const ROOM: Room = Room { remembered: 4_000, ..Room::UNBOUNDED };
+pub(super) const ROOM: Room = Room::UNBOUNDED;
 
 /// The instants of a batch, and what a claim consists of.
 #[derive(Clone, Copy, Debug)]

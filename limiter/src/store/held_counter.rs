@@ -38,8 +38,6 @@ pub(crate) enum DecodedHeldCounter {
 pub(crate) struct Room {
     /// The bytes that they may take.
     pub(crate) bytes: usize,
-    /// The most holds of one counter that are open or remembered.
-    pub(crate) remembered: usize,
 }
 
 /// A counter has too many holds, or all holds take too much memory.
@@ -79,13 +77,12 @@ struct NewHold {
 
 impl Room {
     /// No bound but that of each counter.
-    pub(crate) const UNBOUNDED: Self = Self { bytes: usize::MAX, remembered: usize::MAX };
+    pub(crate) const UNBOUNDED: Self = Self { bytes: usize::MAX };
     /// No room.
-    pub(crate) const NONE: Self = Self { bytes: 0, remembered: 0 };
+    pub(crate) const NONE: Self = Self { bytes: 0 };
 
     fn has(self, holds: Option<&Holds>, more: usize, bytes: usize) -> bool {
-        let (weighing, remembered) = holds.map_or((0, 0), |holds| (holds.weighing(), holds.remembered()));
-        weighing + more <= HOLDS_MAX && remembered + more <= self.remembered && bytes <= self.bytes
+        holds.map_or(0, Holds::weighing) + more <= HOLDS_MAX && bytes <= self.bytes
     }
 }
 

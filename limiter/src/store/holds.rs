@@ -17,6 +17,11 @@ pub(super) use codec::DecodedHolds;
 
 /// The most holds of one counter that are open, or charged at their expiry and not forgotten yet.
 pub const HOLDS_MAX: usize = 1_000;
+/// The ids that a counter remembers, those of open holds included, before it forgets those that have ended: the oldest of
+/// the settled ones first.
+pub(super) const IDS_MAX: usize = 4_096;
+/// That many are forgotten at once, so that one more costs little.
+const FORGOTTEN_AT_ONCE: usize = 256;
 /// A hold is remembered for this long after its expiry.
 const REMEMBERED: Duration = Duration::from_secs(60);
 /// The approximate memory of an entry of a tree besides key and value, in bytes.
@@ -50,7 +55,22 @@ struct Ended {
     // `None` if its expiry has released it.
     settled: Option<Settled>,
     forgotten_at: Timestamp,
+    // Which change of the ended holds this is.
+    #[serde(skip)]
+    change: Uncompared<u64>,
 }
+
+/// What does not tell two states apart.
+#[derive(Clone, Copy, Debug, Default)]
+struct Uncompared<T>(T);
+
+impl<T> PartialEq for Uncompared<T> {
+    fn eq(&self, _: &Self) -> bool {
+        true
+    }
+}
+
+impl<T> Eq for Uncompared<T> {}
 
 /// The decision by which a hold was made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -92,9 +112,23 @@ pub(super) struct Holds {
     // Invariant: no open hold expires earlier.
     #[serde(skip)]
     next_expiry: Timestamp,
+    // Invariant: no ended hold is forgotten earlier.
+    #[serde(skip)]
+    next_forgotten: Uncompared<Timestamp>,
     // The bytes of all ids.
     #[serde(skip)]
     id_bytes: usize,
+    // The changes of the ended holds, and how many of them the last copy of changes had.
+    #[serde(skip)]
+    changes: Uncompared<u64>,
+    #[serde(skip)]
+    copied: Uncompared<u64>,
+    // Whether ended holds are missing that have not changed since an earlier copy.
+    #[serde(skip)]
+    is_partial: bool,
+    // Ended holds that were forgotten because there were too many.
+    #[serde(skip)]
+    forgotten_early: Uncompared<usize>,
 }
 
 impl HoldAnswer {
@@ -123,7 +157,12 @@ impl Holds {
             each: Vec::new(),
             ended: BTreeMap::new(),
             next_expiry: Timestamp::MAX,
+            next_forgotten: Uncompared(Timestamp::MAX),
             id_bytes: 0,
+            changes: Uncompared(0),
+            copied: Uncompared(0),
+            is_partial: false,
+            forgotten_early: Uncompared(0),
         }
     }
 
@@ -150,11 +189,6 @@ impl Holds {
     /// The number of holds that still weigh something.
     pub(super) fn weighing(&self) -> usize {
         self.each.len()
-    }
-
-    /// The number of holds that are open or remembered.
-    pub(super) fn remembered(&self) -> usize {
-        self.each.len() + self.ended.len()
     }
 
     /// The instant from which none is remembered.
@@ -251,6 +285,11 @@ impl Holds {
 
     /// Forgets holds whose time to be remembered has passed.
     pub(super) fn forget(&mut self, now: Timestamp) {
+        let charged = self.each.iter().filter(|hold| hold.state == HoldState::Charged);
+        let next = charged.map(Hold::forgotten_at).fold(self.next_forgotten.0, Timestamp::min);
+        if now < next {
+            return;
+        }
         let id_bytes = &mut self.id_bytes;
         self.each.retain(|hold| {
             let stays = hold.state == HoldState::Open || now < hold.forgotten_at();
@@ -262,6 +301,71 @@ impl Holds {
             *id_bytes -= if stays { 0 } else { id.bytes.len() };
             stays
         });
+        self.set_next_forgotten();
+    }
+
+    /// Forgets the oldest of the holds that have ended, if there are too many.
+    fn forget_oldest(&mut self) {
+        let excess = (self.each.len() + self.ended.len()).saturating_sub(IDS_MAX).min(self.ended.len());
+        if excess < FORGOTTEN_AT_ONCE {
+            return;
+        }
+        let age = |(id, ended): (&HoldId, &Ended)| (ended.settled.is_none(), ended.forgotten_at, id.clone());
+        let mut ended: Vec<_> = self.ended.iter().map(age).collect();
+        ended.select_nth_unstable(excess - 1);
+        ended[..excess].iter().for_each(|(_, _, id)| self.forget_ended(id));
+        self.forgotten_early.0 += excess;
+    }
+
+    /// How many ended holds were forgotten because there were too many, since the last call.
+    pub(super) fn take_forgotten_early(&mut self) -> usize {
+        std::mem::take(&mut self.forgotten_early.0)
+    }
+
+    /// A copy for a backup that has the last such copy: of the holds that have ended, only those since then.
+    pub(super) fn copy_changes(&mut self) -> Self {
+        let is_new = |ended: &Ended| self.copied.0 < ended.change.0;
+        let ended = self.ended.iter().filter(|(_, ended)| is_new(ended));
+        let ended: BTreeMap<_, _> = ended.map(|(id, ended)| (id.clone(), ended.clone())).collect();
+        let is_partial = ended.len() < self.ended.len();
+        self.copied = self.changes;
+        let (limit, each) = (self.limit.clone(), self.each.clone());
+        Self { limit, each, ended, is_partial, ..Self::new(&self.limit) }.with_bytes_of_ids()
+    }
+
+    /// The same with the ended holds of an earlier copy, if only the changes since then are here.
+    pub(super) fn since(mut self, earlier: Self) -> Self {
+        if self.is_partial {
+            self.is_partial = earlier.is_partial;
+            for (id, ended) in earlier.ended {
+                if self.each.iter().all(|hold| hold.id != id) {
+                    self.ended.entry(id).or_insert(ended);
+                }
+            }
+            self.forget_oldest();
+            self.set_next_forgotten();
+            return self.with_bytes_of_ids();
+        }
+        self
+    }
+
+    /// Whether ended holds are missing that have not changed since an earlier copy.
+    pub(super) fn is_partial(&self) -> bool {
+        self.is_partial
+    }
+
+    fn with_bytes_of_ids(self) -> Self {
+        let ids = self.each.iter().map(|hold| &hold.id).chain(self.ended.keys());
+        let id_bytes = ids.map(|id| id.bytes.len()).sum();
+        Self { id_bytes, ..self }
+    }
+
+    /// Remembers a hold that has ended.
+    fn remember(&mut self, id: HoldId, ended: Ended) {
+        self.changes.0 += 1;
+        self.next_forgotten.0 = self.next_forgotten.0.min(ended.forgotten_at);
+        self.ended.insert(id, Ended { change: self.changes, ..ended });
+        self.forget_oldest();
     }
 
     /// The hits that settling `actual` hits of this id will charge now.
@@ -343,6 +447,7 @@ impl Holds {
         for ended in self.ended.values_mut() {
             ended.forgotten_at = ended.forgotten_at.min(latest);
         }
+        self.set_next_forgotten();
         self.set_next_expiry();
         has_moved
     }
@@ -378,6 +483,7 @@ impl Holds {
             ended.forgotten_at = instant(ended.forgotten_at);
         }
         self.set_next_expiry();
+        self.set_next_forgotten();
         self
     }
 
@@ -395,20 +501,26 @@ impl Holds {
 
     fn end(&mut self, hold: Hold, settled: Option<Settled>) {
         let forgotten_at = hold.forgotten_at();
-        self.ended.insert(hold.id, Ended { answer: hold.answer, settled, forgotten_at });
+        self.remember(hold.id, Ended { answer: hold.answer, settled, forgotten_at, change: Uncompared(0) });
     }
 
     /// Remembers the settlement of an id that is unknown, or whose hold was released.
     fn end_unknown(&mut self, id: &HoldId, settled: Settled, now: Timestamp) {
         if let Some(ended) = self.ended.get_mut(id) {
-            ended.settled = Some(settled);
+            self.changes.0 += 1;
+            (ended.settled, ended.change) = (Some(settled), self.changes);
             return;
         }
         let Settled { remaining, reset_after, .. } = settled;
         let answer = HoldAnswer { verdict: Verdict::Pass, remaining, reset_after };
         self.id_bytes += id.bytes.len();
-        let forgotten_at = now.after(REMEMBERED);
-        self.ended.insert(id.clone(), Ended { answer, settled: Some(settled), forgotten_at });
+        let (settled, forgotten_at) = (Some(settled), now.after(REMEMBERED));
+        self.remember(id.clone(), Ended { answer, settled, forgotten_at, change: Uncompared(0) });
+    }
+
+    fn set_next_forgotten(&mut self) {
+        let ended = self.ended.values().map(|ended| ended.forgotten_at);
+        self.next_forgotten.0 = ended.min().unwrap_or(Timestamp::MAX);
     }
 
     fn set_next_expiry(&mut self) {

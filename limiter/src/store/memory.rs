@@ -74,6 +74,8 @@ pub struct StoreStats {
     pub holds_charged: u64,
     /// Reservations that were refused because there were too many.
     pub holds_exhausted: u64,
+    /// Ids of ended reservations and of requests that were forgotten because their counter had too many.
+    pub ids_forgotten: u64,
 }
 
 /// Why a check set is not decided on this replica. Nothing was charged.
@@ -139,6 +141,7 @@ impl Memory {
             holds_released: resources.holds.released.get(),
             holds_charged: resources.holds.charged.get(),
             holds_exhausted: resources.holds.exhausted.get(),
+            ids_forgotten: resources.holds.forgotten.get(),
         }
     }
 
@@ -213,7 +216,7 @@ impl Memory {
         if let (Some(ownerships), Some(ownership)) = (&self.ownerships, &mut ownership)
             && check.limit.is_changed_by(check.operation, passes)
         {
-            ownerships.record_change(slot, ownership, check.key, table.len());
+            ownerships.record_change(slot, ownership, check.key, &table);
         }
         let charged = if stored { check.limit.charged(check.operation, passes) } else { 0 };
         Ok(SingleDecision { decision, charged })

@@ -180,16 +180,21 @@ impl SlotData {
                 return self.account();
             }
         }
+        let mut holds = changes.holds;
         for key in changes.counters.keys().chain(changes.pending.by_key.keys()).chain(&changes.removed) {
             self.pending.by_key.remove(key);
             self.removed.remove(key);
-            self.holds.remove(key);
+            if let Some(earlier) = self.holds.remove(key)
+                && let Some(later) = holds.remove(key)
+            {
+                holds.insert(*key, Box::new(later.since(*earlier)));
+            }
         }
         for key in &changes.removed {
             self.counters.remove(key);
         }
         self.counters.extend(changes.counters);
-        self.holds.extend(changes.holds);
+        self.holds.extend(holds);
         self.pending.by_key.extend(changes.pending.by_key);
         self.unknown.extend(changes.unknown);
         self.lead = match (self.lead, changes.lead) {
@@ -246,8 +251,8 @@ impl SlotData {
         } else {
             bytes_of_map((capacity * 2).max(wanted * 2)) - bytes_of_map(capacity)
         };
-        let replaced_holds =
-            changes.holds.keys().filter_map(|key| self.holds.get(key)).map(|holds| holds.bytes()).sum();
+        let whole = changes.holds.iter().filter(|(_, holds)| !holds.is_partial()).map(|(key, _)| key);
+        let replaced_holds = whole.filter_map(|key| self.holds.get(key)).map(|holds| holds.bytes()).sum();
         let holds = bytes_of_holds(&changes.holds).saturating_sub(replaced_holds);
         let pending = if changes.pending.is_empty() { 0 } else { changes.pending.bytes() };
         let heap = changes.heap_bytes().saturating_sub(replaced_heap);

@@ -67,6 +67,8 @@ pub(super) struct HoldTotals {
     pub(super) released: EventCounter,
     pub(super) charged: EventCounter,
     pub(super) exhausted: EventCounter,
+    /// Ids that were forgotten because a counter had too many.
+    pub(super) forgotten: EventCounter,
 }
 
 /// A counter of events.
@@ -149,10 +151,14 @@ impl Table {
     pub(super) fn put_holds(
         &mut self,
         key: Key,
-        holds: Option<Box<Holds>>,
+        mut holds: Option<Box<Holds>>,
         before: HoldSize,
         resources: &TableResources,
     ) {
+        let forgotten = holds.as_mut().map_or(0, |holds| holds.take_forgotten_early());
+        if forgotten > 0 {
+            resources.holds.forgotten.add(forgotten);
+        }
         resources.change_holds(before, holds.as_ref().map(|holds| holds.size()).unwrap_or_default());
         match holds {
             Some(holds) => {
@@ -162,6 +168,11 @@ impl Table {
                 self.holds.take_if(|holds| holds.is_empty());
             }
         }
+    }
+
+    /// A copy of what has changed of the holds of `key` since the last such copy.
+    pub(super) fn copy_changed_holds(&mut self, key: Key) -> Option<Box<Holds>> {
+        Some(Box::new(self.holds.as_mut()?.get_mut(&key)?.copy_changes()))
     }
 
     /// Copies of all holds.

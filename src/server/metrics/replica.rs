@@ -173,6 +173,9 @@ metrics! { Reading;
     Counter "tollgate_reservations_exhausted_total" []
         "Reservations refused because a counter has too many or all of them take too much memory."
         => |all, family| family.value(all.store.holds_exhausted);
+    Counter "tollgate_ids_forgotten_total" []
+        "Ids of requests and of ended reservations that were forgotten early because a counter had more than 4,096."
+        => |all, family| family.value(all.store.ids_forgotten);
     Counter "tollgate_clock_steps_total" ["direction"]
         "Steps of the counter clock by more than a minute: forward with the system clock, back when the system clock was corrected."
         => |all, family| {

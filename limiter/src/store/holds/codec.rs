@@ -25,6 +25,11 @@ impl Holds {
         put(&self.clone().moved(age, |place| moved_place(place, age)))
     }
 
+    /// The same holds, which are only the changes since an earlier copy.
+    pub(in crate::store) fn partial(self) -> Self {
+        Self { is_partial: true, ..self }
+    }
+
     /// Decodes holds.
     pub(in crate::store) fn read(bytes: &[u8], now: Timestamp) -> DecodedHolds {
         let holds: Self = match postcard::take_from_bytes(bytes) {
@@ -32,15 +37,15 @@ impl Holds {
             Err(postcard::Error::SerdeDeCustom) => return DecodedHolds::Unknown,
             Ok(_) | Err(_) => return DecodedHolds::Malformed,
         };
-        let ids = || holds.each.iter().map(|hold| &hold.id).chain(holds.ended.keys());
         let is_valid =
             holds.each.len() <= HOLDS_MAX && holds.each.iter().all(|hold| hold.ttl <= HOLD_TTL_MAX);
         if !is_valid {
             return DecodedHolds::Malformed;
         }
-        let id_bytes = ids().map(|id| id.bytes.len()).sum();
         let instant = |age: Timestamp| Age::of_bits(age.as_nanos()).instant(now);
-        DecodedHolds::Holds(Self { id_bytes, ..holds }.moved(instant, |place| moved_place(place, instant)))
+        let mut holds = holds.with_bytes_of_ids();
+        holds.forget_oldest();
+        DecodedHolds::Holds(holds.moved(instant, |place| moved_place(place, instant)))
     }
 }
 

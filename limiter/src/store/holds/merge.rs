@@ -65,14 +65,12 @@ impl Holds {
             self.each.push(Hold { held, ..hold });
         }
         for (id, ended) in holds.ended {
-            match self.ended.get_mut(&id) {
-                Some(own) if own.settled.is_none() => *own = ended,
+            match self.ended.get(&id) {
+                Some(own) if own.settled.is_some() => continue,
                 Some(_) => {}
-                None => {
-                    self.id_bytes += id.bytes.len();
-                    self.ended.insert(id, ended);
-                }
+                None => self.id_bytes += id.bytes.len(),
             }
+            self.remember(id, ended);
         }
     }
 

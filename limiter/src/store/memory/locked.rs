@@ -152,7 +152,7 @@ impl LockedSlots<'_> {
     pub(super) fn record_change(&mut self, key: Key) {
         let position = self.position(key);
         if let Some(Ownerships { all, each }) = &mut self.ownerships {
-            all.record_change(self.slots[position], &mut each[position], key, self.tables[position].len());
+            all.record_change(self.slots[position], &mut each[position], key, &self.tables[position]);
         }
     }
 

@@ -16,6 +16,7 @@ use crate::{
         budget::Reservation,
         key_hasher::KeyHasher,
         slot_data::{self, UnknownRecords},
+        table::Table,
     },
     time::Timestamp,
 };
@@ -75,8 +76,8 @@ impl OwnershipTable {
         self.each[slot.index()].lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Records a change of the counter of `key`, in a slot with this many counters.
-    pub(super) fn record_change(&self, slot: Slot, ownership: &mut SlotOwnership, key: Key, counters: usize) {
+    /// Records a change of the counter of `key` in the table of its slot.
+    pub(super) fn record_change(&self, slot: Slot, ownership: &mut SlotOwnership, key: Key, table: &Table) {
         ownership.seq += 1;
         if !self.tracking.load(Ordering::Relaxed) {
             return;
@@ -86,8 +87,8 @@ impl OwnershipTable {
                 self.flag(slot);
             }
             keys.insert(key);
-            // With more changes than this, a copy of the whole slot is cheaper.
-            if counters < keys.len() * 2 {
+            // With more changes than this, a copy of the whole slot is cheaper, unless it has holds that have not changed.
+            if table.len() < keys.len() * 2 && !table.has_holds() {
                 ownership.changed = Changed::All;
             }
         }

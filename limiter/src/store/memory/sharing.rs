@@ -126,13 +126,13 @@ impl Memory {
         let Consumption { pending, held } = consumption;
         for (key, there) in held {
             self.tables.absorb_held(&mut table, key, there, self.at(now));
-            ownerships.record_change(slot, &mut ownership, key, table.len());
+            ownerships.record_change(slot, &mut ownership, key, &table);
         }
         if pending.is_empty() {
             return true;
         }
         for key in pending.keys() {
-            ownerships.record_change(slot, &mut ownership, key, table.len());
+            ownerships.record_change(slot, &mut ownership, key, &table);
         }
         ownership.update_side_data(|| self.empty_side_data(), |side_data| side_data.pending.append(pending));
         true
@@ -206,7 +206,7 @@ impl Memory {
 
     fn copies_of(&self, slot: Slot, which: impl FnOnce(&mut SlotOwnership) -> Changed) -> Changes {
         let Some(ownerships) = &self.ownerships else { return Changes::default() };
-        let table = self.tables.lock(slot);
+        let mut table = self.tables.lock(slot);
         let mut ownership = ownerships.lock(slot);
         if !ownership.is_owned() {
             return Changes::default();
@@ -224,8 +224,9 @@ impl Memory {
                 let packed = |key: &Key| (*key, table.get(*key).cloned());
                 let pending =
                     ownership.side_data().map(|side_data| side_data.pending.only(&keys)).unwrap_or_default();
-                let holds = keys.iter().filter_map(|key| Some((*key, Box::new(table.holds(*key)?.clone()))));
-                SlotData::some(keys.iter().map(packed), holds.collect(), pending)
+                let counters: Vec<_> = keys.iter().map(packed).collect();
+                let holds = keys.iter().filter_map(|key| Some((*key, table.copy_changed_holds(*key)?)));
+                SlotData::some(counters.into_iter(), holds.collect(), pending)
             }
         };
         let data = data.with_lead(self.restrictions.lead());

@@ -301,7 +301,7 @@ impl Tables {
         let budget = &self.resources.budget;
         let used = self.resources.holds.bytes.load(Ordering::Relaxed);
         let share = (budget.bytes_max() / SHARE_DIVISOR).saturating_sub(used);
-        Room { bytes: share.min(budget.free()), ..Room::UNBOUNDED }
+        Room { bytes: share.min(budget.free()) }
     }
 }
 

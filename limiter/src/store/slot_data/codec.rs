@@ -24,6 +24,8 @@ const PENDING: u8 = 128;
 const REMOVED: u8 = 129;
 /// The tag of all holds of a key.
 const HOLDS: u8 = 130;
+/// The tag of the holds of a key without those that have ended before an earlier copy.
+const CHANGED_HOLDS: u8 = 131;
 /// The maximum encoded size of a length, with seven bits in each byte.
 const LENGTH_MAX: usize = usize::BITS.div_ceil(7) as usize;
 
@@ -55,7 +57,8 @@ impl SlotData {
         }
         removed.into_iter().for_each(|key| put_record(&mut bytes, key, REMOVED, &[]));
         for (key, holds) in &self.holds {
-            put_record(&mut bytes, *key, HOLDS, &holds.write(now));
+            let tag = if holds.is_partial() { CHANGED_HOLDS } else { HOLDS };
+            put_record(&mut bytes, *key, tag, &holds.write(now));
         }
         for (key, each) in &self.pending.by_key {
             for usage in each.iter().filter(|usage| now < usage.packed.idle_at()) {
@@ -97,8 +100,9 @@ impl SlotData {
                 true
             }
             REMOVED => return Err(DecodeError::Malformed),
-            HOLDS => match Holds::read(body, now) {
+            HOLDS | CHANGED_HOLDS => match Holds::read(body, now) {
                 DecodedHolds::Holds(holds) => {
+                    let holds = if tag == CHANGED_HOLDS { holds.partial() } else { holds };
                     self.holds.insert(key, Box::new(holds));
                     true
                 }
