@@ -409,7 +409,7 @@ fn decisions(outcomes: &[RemoteOutcome]) -> RemoteDecisions {
 }
 
 /// Locks without regard to a panic elsewhere: every change leaves the content consistent.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 

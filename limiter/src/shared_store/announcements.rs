@@ -7,8 +7,9 @@ use futures_util::StreamExt;
 use tokio::sync::watch;
 
 use crate::{
+    remote::lock,
     resilience::Backoff,
-    shared_store::{SharedStore, connection::Connection, lock, passwords::Passwords},
+    shared_store::{SharedStore, connection::Connection, passwords::Passwords},
 };
 
 /// The delays between attempts to subscribe.

@@ -19,8 +19,8 @@ use crate::{
         value::encode,
     },
     store::{
-        self, Checks, CounterOperation, Exhausted, Expired, HeldCounter, HoldTerms, Now, Outcome, Refusal,
-        Reserve, Reserved, Room, decide_set,
+        self, Checks, CounterOperation, Decisions, Exhausted, Expired, HeldCounter, HoldTerms, Now, Outcome,
+        Refusal, Reserve, Reserved, Room, decide_set,
     },
     time::Timestamp,
 };
@@ -150,8 +150,7 @@ impl Counters {
         let decisions = decide_set(&checks, refused, |index, operation| {
             (self.apply(&part.checks[index], operation, instants).decision, true)
         });
-        let outcomes = decisions.iter().zip(decisions.charged());
-        outcomes.map(|(decision, charged)| Outcome::of(*decision, *charged)).collect()
+        outcomes(&decisions)
     }
 
     /// Holds the charges of a call, or none of them.
@@ -180,10 +179,7 @@ impl Counters {
             entry.is_changed |= is_changed;
         }
         match reserved {
-            Ok(Reserved { decisions, .. }) => {
-                let outcomes = decisions.iter().zip(decisions.charged());
-                outcomes.map(|(decision, charged)| Outcome::of(*decision, *charged)).collect()
-            }
+            Ok(Reserved { decisions, .. }) => outcomes(&decisions),
             Err(Exhausted) => SmallVec::from_elem(Outcome::exhausted(), part.checks.len()),
         }
     }
@@ -228,6 +224,11 @@ impl Counters {
             entry.new = entry.new_value(now);
         }
     }
+}
+
+fn outcomes(decisions: &Decisions) -> PartOutcomes {
+    let charged = decisions.iter().zip(decisions.charged());
+    charged.map(|(decision, charged)| Outcome::of(*decision, *charged)).collect()
 }
 
 impl Index<usize> for Counters {

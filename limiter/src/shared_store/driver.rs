@@ -2,21 +2,18 @@
 
 use std::sync::Arc;
 
-use redis::{ErrorKind, RedisError, RedisResult, ServerErrorKind};
-
 use crate::{
-    remote::{CounterChecks, Mode},
+    remote::{CounterChecks, Mode, lock},
     resilience::BreakerState,
     shared_store::{
         Shared,
         batch::Batch,
-        connection::{Connection, classify},
+        connection::Connection,
         counters::Instants,
+        failure::{Failure, unexpected, within},
         lane::{Answers, BatchStats, LaneStep},
-        lock,
         part::Part,
-        script::{self, Group},
-        unexpected,
+        script,
     },
     store::CounterOperation,
 };
@@ -59,31 +56,26 @@ impl Shared {
     async fn send(
         self: &Arc<Self>,
         lane: usize,
-        connection: Connection,
+        mut connection: Connection,
         batch: Batch,
         instants: &Instants,
     ) -> bool {
         let channel = self.channel();
         let groups = batch.groups(|key| self.name(key), instants);
         let sent = self.local();
-        let mut connection = connection;
-        let answered = call_script(&mut connection, &groups, &channel);
-        let reply = tokio::time::timeout(self.settings.timeout, answered).await;
+        let call = |command: &str, script: &str| script::call(command, script, &groups, &channel);
+        let reply = within(self.settings.timeout, connection.call(script::script(), call)).await;
         let arrived = self.local();
-        let reply = match reply.unwrap_or_else(|_elapsed| Err(timed_out())) {
-            Ok(reply) if reply.groups.len() == groups.len() => Ok(reply),
-            Ok(_) => Err(unexpected()),
-            Err(error) => Err(error),
-        };
+        let reply = reply.and_then(|reply| script::read(reply, groups.len()).ok_or_else(unexpected));
         let (replies, failure) = match reply {
             Ok(reply) => {
                 lock(&self.server_clock).observe(reply.time, arrived);
-                self.note_success();
+                self.last_failure.end();
                 (reply.groups, None)
             }
             Err(error) => {
-                self.note_failure(&error);
-                (Vec::new(), Some(classify(&error)))
+                self.last_failure.note(&error);
+                (Vec::new(), Some(Failure::of(&error)))
             }
         };
         drop(groups);
@@ -126,22 +118,4 @@ impl Shared {
             }
         }
     }
-}
-
-async fn call_script(
-    connection: &mut Connection,
-    groups: &[Group<'_>],
-    channel: &str,
-) -> RedisResult<script::Reply> {
-    let value = match connection.send(&script::by_hash(groups, channel)).await {
-        Err(error) if error.kind() == ErrorKind::Server(ServerErrorKind::NoScript) => {
-            connection.send(&script::by_source(groups, channel)).await?
-        }
-        other => other?,
-    };
-    script::read(value).ok_or_else(unexpected)
-}
-
-fn timed_out() -> RedisError {
-    std::io::Error::from(std::io::ErrorKind::TimedOut).into()
 }

@@ -39,17 +39,13 @@ pub(super) struct Greeting {
     pub(super) is_created: bool,
 }
 
-/// Greets the store: `secret` is created if it has none.
-pub(super) fn by_hash(prefix: &str, secret: &Secret, replica: u64) -> Cmd {
-    call("EVALSHA", SCRIPT.get_hash(), prefix, secret, replica)
+/// The hash of the script, and its source.
+pub(super) fn script() -> (&'static str, &'static str) {
+    (SCRIPT.get_hash(), SOURCE)
 }
 
-/// The same for a server that does not know the script yet.
-pub(super) fn by_source(prefix: &str, secret: &Secret, replica: u64) -> Cmd {
-    call("EVAL", SOURCE, prefix, secret, replica)
-}
-
-fn call(command: &str, script: &str, prefix: &str, secret: &Secret, replica: u64) -> Cmd {
+/// The command that greets the store: `secret` is created if it has none.
+pub(super) fn call(command: &str, script: &str, prefix: &str, secret: &Secret, replica: u64) -> Cmd {
     let mut cmd = Cmd::new();
     // In a cluster both keys are on one server, because of the braces.
     cmd.arg(command).arg(script).arg(2);

@@ -12,6 +12,7 @@ use crate::{
     shared_store::{
         batch::{Batch, Settled},
         counters::Instants,
+        failure::Failure,
         known::{Known, KnownValues},
         part::{Part, PartOutcomes, Unavailable},
         script::GroupReply,
@@ -237,15 +238,4 @@ impl Lane {
         self.is_driven = false;
         answers.extend(self.waiting.drain(..).map(|part| (part, Err(Unavailable::Unreachable))));
     }
-}
-
-/// Why a batch has no answer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Failure {
-    pub(super) unavailable: Unavailable,
-    /// The connection is of no more use.
-    pub(super) is_broken: bool,
-    /// The connection broke, so the batch is sent once more over the next one. If the store had charged it, it is
-    /// charged twice.
-    pub(super) may_resend: bool,
 }

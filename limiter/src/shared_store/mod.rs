@@ -6,21 +6,21 @@
 
 use std::{
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex,
         atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering::Relaxed},
     },
     time::Duration,
 };
 
-use redis::{ErrorKind, RedisError, ServerErrorKind};
 use tokio::{
     sync::{Notify, watch},
     task::JoinSet,
 };
-use tracing::{info, warn};
+use tracing::warn;
 
 use crate::{
     descriptor::Key,
+    remote::lock,
     resilience::BreakerState,
     rules::ActiveRules,
     store::LocalShare,
@@ -32,6 +32,7 @@ mod batch;
 mod connection;
 mod counters;
 mod driver;
+mod failure;
 mod greeting;
 mod known;
 mod lane;
@@ -50,7 +51,8 @@ pub use passwords::{PasswordError, PasswordFiles, Passwords};
 pub use settings::{ConnectError, Mode, Settings, TlsFiles, is_prefix, is_url};
 pub use stats::Stats;
 
-use connection::{Connection, classify};
+use connection::Connection;
+use failure::{Failure, LastFailure, unexpected, within};
 use lane::Lane;
 use link::Link;
 use part::Part;
@@ -92,9 +94,7 @@ struct Shared {
     replicas: AtomicU32,
     share: Mutex<LocalShare>,
     open_withdrawals: AtomicUsize,
-    /// Whether the last batch failed, and why.
-    is_failing: AtomicBool,
-    failure: Mutex<String>,
+    last_failure: LastFailure,
     counts: Counts,
 }
 
@@ -154,8 +154,7 @@ impl SharedStore {
             replicas: AtomicU32::new(1),
             share: Mutex::default(),
             open_withdrawals: AtomicUsize::new(0),
-            is_failing: AtomicBool::new(false),
-            failure: Mutex::default(),
+            last_failure: LastFailure::default(),
             counts: Counts::default(),
             settings: Arc::new(settings),
         }))
@@ -185,8 +184,7 @@ impl SharedStore {
             None if !self.0.has_secret.load(Relaxed) => {
                 State::Unavailable("the secret is not known yet".into())
             }
-            None if self.0.is_failing.load(Relaxed) => State::Unavailable(lock(&self.0.failure).clone()),
-            None => State::Ready,
+            None => self.0.last_failure.reason().map_or(State::Ready, State::Unavailable),
         }
     }
 
@@ -232,13 +230,8 @@ impl SharedStore {
             let shared = &self.0;
             let link = &shared.links[0];
             let Some((connection, number)) = link.connection(shared.settings.timeout).await else { continue };
-            let greeting = tokio::time::timeout(shared.settings.timeout, shared.greet(connection)).await;
-            let is_broken = match greeting {
-                Ok(Ok(())) => false,
-                Ok(Err(error)) => classify(&error).is_broken,
-                Err(_elapsed) => true,
-            };
-            if is_broken {
+            let greeting = within(shared.settings.timeout, shared.greet(connection)).await;
+            if greeting.is_err_and(|error| Failure::of(&error).is_broken) {
                 link.report_broken(number);
             }
         }
@@ -250,12 +243,9 @@ impl Shared {
     async fn greet(&self, mut connection: Connection) -> redis::RedisResult<()> {
         let prefix = &self.settings.prefix;
         let secret = self.active_rules.secret();
-        let value = match connection.send(&greeting::by_hash(prefix, &secret, self.replica)).await {
-            Err(error) if error.kind() == ErrorKind::Server(ServerErrorKind::NoScript) => {
-                connection.send(&greeting::by_source(prefix, &secret, self.replica)).await?
-            }
-            other => other?,
-        };
+        let call =
+            |command: &str, script: &str| greeting::call(command, script, prefix, &secret, self.replica);
+        let value = connection.call(greeting::script(), call).await?;
         let greeting = greeting::read(&value).ok_or_else(unexpected)?;
         lock(&self.server_clock).observe(greeting.time, self.local());
         self.replicas.store(greeting.replicas.max(1), Relaxed);
@@ -317,20 +307,6 @@ impl Shared {
         }
     }
 
-    /// Notes why a batch failed.
-    fn note_failure(&self, error: &RedisError) {
-        *lock(&self.failure) = error.to_string();
-        if !self.is_failing.swap(true, Relaxed) {
-            warn!(%error, "the shared store does not decide");
-        }
-    }
-
-    fn note_success(&self) {
-        if self.is_failing.load(Relaxed) && self.is_failing.swap(false, Relaxed) {
-            info!("the shared store decides again");
-        }
-    }
-
     /// The name of a key in the store: the prefix and the hexadecimal key, whose first digits are in braces, so that
     /// they alone select the hash slot in a cluster. It is the same outside a cluster, so that data can be moved.
     fn name(&self, key: Key) -> Vec<u8> {
@@ -369,13 +345,4 @@ impl Shared {
         }
         Ok(())
     }
-}
-
-/// Locks without regard to a panic elsewhere: every change leaves the content consistent.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-fn unexpected() -> RedisError {
-    RedisError::from((ErrorKind::UnexpectedReturnType, "the script's answer has an unexpected form"))
 }

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use crate::{
     descriptor::Key,
-    remote::{COUNTER_ONLY, CounterCheck, CounterChecks, Mode},
-    shared_store::{SharedStore, lock},
+    remote::{COUNTER_ONLY, CounterCheck, CounterChecks, Mode, lock},
+    shared_store::SharedStore,
     store::{Admitted, CounterOperation, OnRefusal},
     time::Timestamp,
 };

@@ -4,7 +4,7 @@ use std::{path::PathBuf, time::Duration};
 
 use redis::IntoConnectionInfo;
 
-use crate::shared_store::{PasswordError, PasswordFiles};
+use crate::shared_store::passwords::{PasswordError, PasswordFiles};
 
 /// How to reach the store, and how to use it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -100,12 +100,13 @@ impl Settings {
 
     /// Whether a store can be connected to with these settings.
     pub(crate) fn validate(&self) -> Result<(), ConnectError> {
-        let has_tls = |url: &String| url.starts_with("rediss:");
-        let Some(first) = self.urls.first() else { return Err(ConnectError::NoUrl) };
+        if self.urls.is_empty() {
+            return Err(ConnectError::NoUrl);
+        }
         if let Some(url) = self.urls.iter().find(|url| !is_url(url)) {
             return Err(ConnectError::Url(url.clone()));
         }
-        if self.urls.iter().any(|url| has_tls(url) != has_tls(first)) {
+        if self.is_tls() && !self.urls.iter().all(|url| has_tls(url)) {
             return Err(ConnectError::MixedTls);
         }
         if self.connections == 0 {
@@ -116,6 +117,11 @@ impl Settings {
         }
         Ok(())
     }
+
+    /// Whether connections use TLS.
+    pub(super) fn is_tls(&self) -> bool {
+        self.urls.iter().any(|url| has_tls(url))
+    }
 }
 
 /// The interval between comparisons of the password files with the passwords in use.
@@ -124,6 +130,10 @@ const POLL_INTERVAL: Duration = Duration::from_secs(3);
 const MEMORY_LIMIT: u64 = 256 << 20;
 /// The longest prefix of keys.
 const PREFIX_BYTES_MAX: usize = 64;
+
+fn has_tls(url: &str) -> bool {
+    url.starts_with("rediss:")
+}
 
 /// Whether a text is the address of a server: `redis://HOST:PORT` or `rediss://HOST:PORT`, without a password.
 pub fn is_url(text: &str) -> bool {

@@ -12,11 +12,11 @@ use crate::{
     descriptor::Key,
     remote::{
         CounterCheck, CounterChecks, DecidedBy, Extent, Mode, OpenChecks, Outcomes, RemoteOutcome,
-        Submission, Submit, rounds::RemoteOutcomes,
+        Submission, Submit, lock, rounds::RemoteOutcomes,
     },
     rules::OnOwnerUnavailable,
     shared_store::{
-        Shared, SharedStore, lock,
+        Shared, SharedStore,
         part::{Part, PartOutcomes, Unavailable},
     },
     store::{Check, CounterOperation, HoldOutcome},

@@ -37,6 +37,13 @@ pub(super) struct Claim {
     pub(super) until: Timestamp,
 }
 
+/// The first bytes of a value that a replica has claimed. The instant of its expiry follows.
+pub(super) fn claim_mark(replica: u64) -> [u8; 9] {
+    let mut mark = [CLAIMED; 9];
+    mark[1..].copy_from_slice(&replica.to_le_bytes());
+    mark
+}
+
 /// Encodes a counter. An absent one is empty.
 pub(super) fn encode(counter: &HeldCounter) -> Vec<u8> {
     match (counter.write_counter(), counter.write_holds()) {
