@@ -6,10 +6,11 @@ use rustc_hash::FxHashMap;
 use crate::{
     descriptor::Key,
     shared_store::{
-        counters::{Counters, Entry, Instants},
+        clocks::Instants,
+        counters::{Counters, Entry},
         known::{Known, KnownValues},
         part::{Part, PartOutcomes, Unavailable},
-        script::{Group, GroupReply, KeyChange},
+        script::{ClaimTerms, Group, GroupReply, KeyChange},
     },
     store::{Expired, HeldCounter},
     time::Timestamp,
@@ -21,8 +22,10 @@ const CLAIM_AFTER: u32 = 2;
 const CLAIMED_PAUSE: u64 = 500_000;
 
 /// Parts with their outcomes, if the script confirms what is known.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Batch {
+    instants: Instants,
+    claim: ClaimTerms,
     counters: Counters,
     groups: Vec<PartGroup>,
     /// Parts that wait for values or for the claims of others.
@@ -56,6 +59,12 @@ pub(super) struct Settled {
 }
 
 impl Batch {
+    /// An empty batch. Its parts ask for `claim` after lost races.
+    pub(super) fn new(instants: Instants, claim: ClaimTerms) -> Self {
+        let counters = Counters::new(instants);
+        Self { instants, claim, counters, groups: Vec::new(), deferred: Vec::new() }
+    }
+
     /// The number of keys.
     pub(super) fn len(&self) -> usize {
         self.counters.len()
@@ -73,13 +82,8 @@ impl Batch {
 
     /// Adds a part and decides it on what is known. Returns it if it can never be decided.
     #[expect(clippy::result_large_err, reason = "the part is handed back, and a box would allocate")]
-    pub(super) fn add(
-        &mut self,
-        part: Part,
-        known: &mut KnownValues,
-        instants: &Instants,
-    ) -> Result<(), (Part, Unavailable)> {
-        let entries = self.counters.entries_of(&part, known, instants);
+    pub(super) fn add(&mut self, part: Part, known: &mut KnownValues) -> Result<(), (Part, Unavailable)> {
+        let entries = self.counters.entries_of(&part, known);
         if entries
             .iter()
             .any(|entry| self.counters[*entry].known.as_ref().is_some_and(|known| known.is_foreign))
@@ -87,19 +91,20 @@ impl Batch {
             self.defer_reads(&entries);
             return Err((part, Unavailable::Foreign));
         }
-        let is_claimed = entries.iter().any(|entry| self.counters[*entry].is_claimed(instants));
+        let is_claimed =
+            entries.iter().any(|entry| self.counters[*entry].is_claimed(self.claim.replica, &self.instants));
         let is_unread = entries.iter().any(|entry| self.counters[*entry].is_read)
             // A guess may fail, and must not fail others with it.
             || (entries.len() > 1 && entries.iter().any(|entry| self.counters[*entry].known.is_none()));
         if is_claimed || is_unread {
             let pause = if is_claimed { CLAIMED_PAUSE } else { 0 };
-            let not_before = instants.local.plus(pause);
+            let not_before = self.instants.local.plus(pause);
             self.defer_reads(&entries);
             self.deferred.push(Part { not_before, ..part });
             return Ok(());
         }
         let group = self.join(&entries);
-        let outcomes = self.counters.decide(&part, instants);
+        let outcomes = self.counters.decide(&part);
         let group = &mut self.groups[group];
         group.conflicts = group.conflicts.max(part.conflicts);
         group.parts.push((part, outcomes));
@@ -146,13 +151,13 @@ impl Batch {
     }
 
     /// Computes the new values.
-    pub(super) fn encode(&mut self, instants: &Instants) {
-        self.counters.encode(instants.server);
+    pub(super) fn encode(&mut self) {
+        self.counters.encode();
     }
 
     /// The groups to compare and set, in the order in which [`Batch::settle`] takes their replies. `name` is the name
     /// of a key in the store.
-    pub(super) fn groups(&self, name: impl Fn(Key) -> Vec<u8>, instants: &Instants) -> Vec<Group<'_>> {
+    pub(super) fn groups(&self, name: impl Fn(Key) -> Vec<u8>) -> Vec<Group<'_>> {
         let change = |entry: &usize| {
             let Entry { key, known, new, .. } = &self.counters[*entry];
             let expected = known.as_ref().map_or(&[][..], |known| &known.bytes);
@@ -161,7 +166,7 @@ impl Batch {
         };
         let decided = self.decided_groups().map(|group| Group {
             keys: group.entries.iter().map(change).collect(),
-            claim: (group.conflicts >= CLAIM_AFTER).then_some((instants.replica, instants.claim_ms)),
+            claim: (group.conflicts >= CLAIM_AFTER).then_some(self.claim),
             is_announced: group.parts.iter().any(|(part, _)| part.may_end_refusals()),
         });
         let reads =

@@ -14,12 +14,13 @@ use crate::{
     descriptor::Key,
     remote::{CounterCheck, Mode},
     shared_store::{
+        clocks::Instants,
         known::{Known, KnownValues},
         part::{Part, PartOutcomes},
         value::encode,
     },
     store::{
-        self, Checks, CounterOperation, Decisions, Exhausted, Expired, HeldCounter, HoldTerms, Now, Outcome,
+        self, Checks, CounterOperation, Decisions, Exhausted, Expired, HeldCounter, HoldTerms, Outcome,
         Refusal, Reserve, Reserved, Room, decide_set,
     },
     time::Timestamp,
@@ -35,30 +36,10 @@ const FRESH_FOR: Duration = Duration::from_millis(100);
 /// of the counter.
 pub(super) const ROOM: Room = Room { remembered: 4_000, ..Room::UNBOUNDED };
 
-/// The instants of a batch, and what a claim consists of.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Instants {
-    /// The local instant.
-    pub(super) local: Timestamp,
-    /// The servers' clock.
-    pub(super) server: Timestamp,
-    /// When the servers' clock gave up a lead, if it has one.
-    pub(super) given_up: Option<Timestamp>,
-    /// This replica, for claims.
-    pub(super) replica: u64,
-    /// How long a claim holds, in milliseconds.
-    pub(super) claim_ms: u64,
-}
-
-impl Instants {
-    fn now(&self) -> Now {
-        Now { now: self.server, given_up: self.given_up.map(|at| at.min(self.server)) }
-    }
-}
-
 /// The counters of a batch, each once.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Counters {
+    instants: Instants,
     entries: Vec<Entry>,
     index: FxHashMap<Key, usize>,
     known_bytes: usize,
@@ -91,6 +72,11 @@ struct EntryCopy {
 }
 
 impl Counters {
+    /// No counters yet.
+    pub(super) fn new(instants: Instants) -> Self {
+        Self { instants, entries: Vec::new(), index: FxHashMap::default(), known_bytes: 0 }
+    }
+
     /// Their number.
     pub(super) fn len(&self) -> usize {
         self.entries.len()
@@ -102,16 +88,11 @@ impl Counters {
     }
 
     /// The numbers of a part's counters, each once.
-    pub(super) fn entries_of(
-        &mut self,
-        part: &Part,
-        known: &mut KnownValues,
-        instants: &Instants,
-    ) -> SmallVec<[usize; 2]> {
+    pub(super) fn entries_of(&mut self, part: &Part, known: &mut KnownValues) -> SmallVec<[usize; 2]> {
         let mut found = SmallVec::new();
         for CounterCheck { key, .. } in &part.checks {
             let entry = *self.index.entry(*key).or_insert_with(|| {
-                let known = known.take(*key).filter(|known| known.is_current(instants));
+                let known = known.take(*key).filter(|known| known.is_current(&self.instants));
                 self.known_bytes += known.as_ref().map_or(0, |known| known.bytes.len());
                 self.entries.push(Entry::new(*key, known));
                 self.entries.len() - 1
@@ -124,42 +105,40 @@ impl Counters {
     }
 
     /// Decides a part on what is known.
-    pub(super) fn decide(&mut self, part: &Part, instants: &Instants) -> PartOutcomes {
+    pub(super) fn decide(&mut self, part: &Part) -> PartOutcomes {
         match &part.mode {
-            Mode::Call(refusal) => self.decide_call(part, refusal, instants),
+            Mode::Call(refusal) => self.decide_call(part, refusal),
             Mode::DryRun(refusal) => {
                 let copies = self.copies(part);
                 let peek = CounterOperation::Decide(Operation::Peek);
-                let peeks = part.checks.iter().map(|check| self.apply(check, &peek, instants));
+                let peeks = part.checks.iter().map(|check| self.apply(check, &peek));
                 let mut outcomes: PartOutcomes = peeks.collect();
-                outcomes.extend(self.decide_call(part, refusal, instants));
+                outcomes.extend(self.decide_call(part, refusal));
                 self.restore(copies);
                 outcomes
             }
-            Mode::Reserve(refusal) => self.reserve(part, refusal, instants),
-            Mode::Each => {
-                part.checks.iter().map(|check| self.apply(check, &check.operation, instants)).collect()
-            }
+            Mode::Reserve(refusal) => self.reserve(part, refusal),
+            Mode::Each => part.checks.iter().map(|check| self.apply(check, &check.operation)).collect(),
         }
     }
 
     /// Decides the checks of a call as the store in memory does.
-    fn decide_call(&mut self, part: &Part, refusal: &Refusal, instants: &Instants) -> PartOutcomes {
+    fn decide_call(&mut self, part: &Part, refusal: &Refusal) -> PartOutcomes {
         let checks: Checks<'_> = part.checks.iter().map(CounterCheck::to_check).collect();
         let refused = |decisions: &[Decision]| refusal.is_refused(decisions);
         let decisions = decide_set(&checks, refused, |index, operation| {
-            (self.apply(&part.checks[index], operation, instants).decision, true)
+            (self.apply(&part.checks[index], operation).decision, true)
         });
         outcomes(&decisions)
     }
 
     /// Holds the charges of a call, or none of them.
-    fn reserve(&mut self, part: &Part, refusal: &Refusal, instants: &Instants) -> PartOutcomes {
+    fn reserve(&mut self, part: &Part, refusal: &Refusal) -> PartOutcomes {
         let mut numbers: SmallVec<[usize; 2]> = SmallVec::new();
         let mut each: SmallVec<[Reserve<'_>; 2]> = SmallVec::new();
         for check in &part.checks {
             let CounterOperation::Reserve { terms, hits } = &check.operation else { continue };
-            self.expire(check, instants);
+            self.expire(check);
             let number = self.index[&check.key];
             let counter = numbers.iter().position(|other| *other == number).unwrap_or(numbers.len());
             if counter == numbers.len() {
@@ -171,7 +150,7 @@ impl Counters {
         let mut counters: SmallVec<[HeldCounter; 2]> =
             numbers.iter().map(|number| std::mem::take(&mut self.entries[*number].counter)).collect();
         let refused = |decisions: &[Decision]| refusal.is_refused(decisions);
-        let reserved = store::reserve(&each, &mut counters, instants.now(), ROOM, refused);
+        let reserved = store::reserve(&each, &mut counters, self.instants.server, ROOM, refused);
         let is_changed = reserved.as_ref().is_ok_and(|reserved| reserved.is_held);
         for (number, counter) in numbers.into_iter().zip(counters) {
             let entry = &mut self.entries[number];
@@ -202,26 +181,27 @@ impl Counters {
     }
 
     /// Applies an operation to the counter of a check, after its holds that are due have ended.
-    fn apply(&mut self, check: &CounterCheck, operation: &CounterOperation, instants: &Instants) -> Outcome {
-        let entry = self.expire(check, instants);
-        let (outcome, is_changed) = entry.counter.apply(&check.limit, operation, instants.now(), ROOM);
+    fn apply(&mut self, check: &CounterCheck, operation: &CounterOperation) -> Outcome {
+        let now = self.instants.server;
+        let entry = self.expire(check);
+        let (outcome, is_changed) = entry.counter.apply(&check.limit, operation, now, ROOM);
         entry.is_changed |= is_changed;
         outcome
     }
 
     /// Ends the holds of a counter that are due.
-    fn expire(&mut self, check: &CounterCheck, instants: &Instants) -> &mut Entry {
+    fn expire(&mut self, check: &CounterCheck) -> &mut Entry {
         let entry = &mut self.entries[self.index[&check.key]];
-        let (is_changed, expired) = entry.counter.expire(&check.limit, instants.now());
+        let (is_changed, expired) = entry.counter.expire(&check.limit, self.instants.server);
         entry.is_changed |= is_changed;
         entry.expired += expired;
         entry
     }
 
     /// Computes the new values.
-    pub(super) fn encode(&mut self, now: Timestamp) {
+    pub(super) fn encode(&mut self) {
         for entry in &mut self.entries {
-            entry.new = entry.new_value(now);
+            entry.new = entry.new_value(self.instants.server.now);
         }
     }
 }
@@ -252,12 +232,10 @@ impl Entry {
         Self { key, known, counter, is_changed: false, expired, new: None, group: None, is_read: false }
     }
 
-    /// Whether another replica has claimed it.
-    pub(super) fn is_claimed(&self, instants: &Instants) -> bool {
-        self.known
-            .as_ref()
-            .and_then(|known| known.claim)
-            .is_some_and(|claim| claim.replica != instants.replica && instants.server < claim.until)
+    /// Whether a replica other than `replica` has claimed it.
+    pub(super) fn is_claimed(&self, replica: u64, instants: &Instants) -> bool {
+        let claim = self.known.as_ref().and_then(|known| known.claim);
+        claim.is_some_and(|claim| claim.replica != replica && instants.server.now < claim.until)
     }
 
     /// The value to set and its expiry; `None` if nothing changes. An idle counter is not stored.
@@ -298,6 +276,6 @@ impl Known {
             return true;
         }
         let expiry = self.counter.idle_at().plus(EXPIRY_MARGIN * 1_000_000);
-        instants.server < expiry || instants.local.since(self.confirmed_at) < FRESH_FOR
+        instants.server.now < expiry || instants.local.since(self.confirmed_at) < FRESH_FOR
     }
 }

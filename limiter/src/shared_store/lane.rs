@@ -11,13 +11,13 @@ use crate::{
     resilience::{BreakerState, CircuitBreaker},
     shared_store::{
         batch::{Batch, Settled},
-        counters::Instants,
+        clocks::Instants,
         failure::Failure,
         known::{Known, KnownValues},
         part::{Part, PartOutcomes, Unavailable},
-        script::GroupReply,
+        script::{ClaimTerms, GroupReply},
     },
-    store::{Expired, Now, Outcome},
+    store::{Check, Expired, Outcome},
     time::Timestamp,
 };
 
@@ -41,6 +41,8 @@ pub(super) struct Lane {
     known: KnownValues,
     is_driven: bool,
     breaker: CircuitBreaker,
+    /// This replica, for claims.
+    replica: u64,
     /// The last round trip.
     round_trip: Duration,
 }
@@ -49,7 +51,7 @@ pub(super) struct Lane {
 #[derive(Debug)]
 pub(super) enum LaneStep {
     /// Sends a batch.
-    Send(Batch, Instants),
+    Send(Batch),
     /// Waits for the counters that others have claimed.
     Wait(Duration),
     /// Ends. The next part needs a new driver.
@@ -70,13 +72,14 @@ pub(super) struct BatchStats {
 }
 
 impl Lane {
-    /// A lane that knows values of at most so many bytes.
-    pub(super) fn new(known_bytes_max: usize) -> Self {
+    /// A lane that knows values of at most so many bytes, of the replica with this number.
+    pub(super) fn new(known_bytes_max: usize, replica: u64) -> Self {
         Self {
             waiting: VecDeque::new(),
             known: KnownValues::new(known_bytes_max),
             is_driven: false,
             breaker: CircuitBreaker::new(BREAKER_FAILURES, BREAKER_OPEN_FOR),
+            replica,
             round_trip: Duration::ZERO,
         }
     }
@@ -106,12 +109,8 @@ impl Lane {
     /// and resets are announced.
     pub(super) fn refuse_known(
         &mut self,
-        key: Key,
-        limit: &Limit,
-        operation: Operation,
-        local: Timestamp,
-        server: Timestamp,
-        given_up: Option<Timestamp>,
+        &Check { key, limit, operation, .. }: &Check<'_>,
+        Instants { local, server }: Instants,
     ) -> Option<Outcome> {
         // A queue passes what can wait, so a peek does not tell.
         if limit.is_changed_by(operation, false) || matches!(limit, Limit::LeakyQueue(_)) {
@@ -122,12 +121,12 @@ impl Lane {
             return None;
         }
         // The end of a hold may end the refusal.
-        if known.counter.is_absent() || known.counter.is_due(server) {
+        if known.counter.is_absent() || known.counter.is_due(server.now) {
             return None;
         }
-        let now = Now { now: server, given_up: given_up.map(|at| at.min(server)) };
+        let counter = &mut known.counter;
         let mut decide =
-            |operation| known.counter.update(limit, now, |counter| limit.decide(counter, server, operation));
+            |operation| counter.update(limit, server, |counter| limit.decide(counter, server.now, operation));
         let peek = decide(Operation::Peek);
         if limit.predict(operation, &peek).verdict.passes() {
             return None;
@@ -152,10 +151,10 @@ impl Lane {
     }
 
     /// What the driver does next: usually a batch of all that waits.
-    pub(super) fn step(&mut self, mut instants: Instants, answers: &mut Answers) -> LaneStep {
+    pub(super) fn step(&mut self, instants: Instants, answers: &mut Answers) -> LaneStep {
         // A claim must outlast the way to the server and back.
-        instants.claim_ms = (4 * self.round_trip.as_millis() as u64).clamp(5, 200);
-        let mut batch = Batch::default();
+        let millis = (4 * self.round_trip.as_millis() as u64).clamp(5, 200);
+        let mut batch = Batch::new(instants, ClaimTerms { replica: self.replica, millis });
         let mut later = VecDeque::new();
         while let Some(part) = self.waiting.pop_front() {
             if part.is_abandoned(instants.local) {
@@ -165,7 +164,7 @@ impl Lane {
             } else if batch.is_empty()
                 || (batch.len() + part.checks.len() <= BATCH_KEYS_MAX && batch.bytes() < BATCH_BYTES_MAX)
             {
-                if let Err((part, unavailable)) = batch.add(part, &mut self.known, &instants) {
+                if let Err((part, unavailable)) = batch.add(part, &mut self.known) {
                     answers.push((part, Err(unavailable)));
                 }
             } else {
@@ -177,8 +176,8 @@ impl Lane {
         later.extend(self.waiting.drain(..));
         self.waiting = later;
         if !batch.is_empty() {
-            batch.encode(&instants);
-            return LaneStep::Send(batch, instants);
+            batch.encode();
+            return LaneStep::Send(batch);
         }
         match first {
             Some(first) => LaneStep::Wait(first.since(instants.local)),

@@ -81,7 +81,7 @@ impl Link {
     /// Keeps the link open. `greet` tries a new connection before others use it.
     pub(super) async fn run<G, F>(
         self,
-        settings: Arc<Settings>,
+        settings: &Settings,
         mut passwords: watch::Receiver<Passwords>,
         greet: G,
     ) where
@@ -92,7 +92,7 @@ impl Link {
         loop {
             let login = passwords.borrow_and_update().clone();
             let opened = async {
-                let connection = Connection::open(&settings, &login).await?;
+                let connection = Connection::open(settings, &login).await?;
                 greet(connection.clone()).await?;
                 Ok(connection)
             };

@@ -87,10 +87,18 @@ pub(super) struct KeyChange<'b> {
 #[derive(Debug)]
 pub(super) struct Group<'b> {
     pub(super) keys: Vec<KeyChange<'b>>,
-    /// The replica and the milliseconds of a claim.
-    pub(super) claim: Option<(u64, u64)>,
+    pub(super) claim: Option<ClaimTerms>,
     /// Whether other replicas learn of the change, because it may end refusals.
     pub(super) is_announced: bool,
+}
+
+/// A claim, if the values differ.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ClaimTerms {
+    /// This replica.
+    pub(super) replica: u64,
+    /// How long the claim holds, in milliseconds.
+    pub(super) millis: u64,
 }
 
 /// The answer of the script.
@@ -128,7 +136,7 @@ pub(super) fn call(command: &str, script: &str, groups: &[Group<'_>], channel: &
         cmd.arg(keys.len());
         match claim {
             None => cmd.arg(0).arg(""),
-            Some((replica, millis)) => cmd.arg(*millis).arg(&claim_mark(*replica)),
+            Some(ClaimTerms { replica, millis }) => cmd.arg(*millis).arg(&claim_mark(*replica)),
         };
         cmd.arg(if *is_announced { channel } else { "" });
         for KeyChange { expected, new, .. } in keys {

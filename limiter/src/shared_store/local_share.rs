@@ -1,0 +1,122 @@
+//! Local shares: what this replica decides without the store while it cannot be used, and charges to it afterwards.
+
+use std::{
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicU32, Ordering::Relaxed},
+    },
+    time::Duration,
+};
+
+use crate::{
+    algorithm::Limit,
+    descriptor::Key,
+    metrics::Counter,
+    remote::{COUNTER_ONLY, CounterCheck, CounterChecks, Mode, RemoteOutcome, lock},
+    rules::OnOwnerUnavailable,
+    shared_store::{clocks::Clocks, lanes::Lanes},
+    store::{self, Admitted, CounterOperation, OnRefusal},
+    time::Timestamp,
+};
+
+/// How often charging is tried while something is to be charged.
+const INTERVAL: Duration = Duration::from_millis(250);
+/// Counters that are charged at once, so that callers need not wait for all.
+const KEYS_AT_ONCE: usize = 256;
+
+/// The local shares.
+#[derive(Debug)]
+pub(super) struct LocalShare {
+    clocks: Clocks,
+    /// The replicas that use the store, as it last said.
+    replicas: AtomicU32,
+    share: Mutex<store::LocalShare>,
+    /// Checks that were decided without the store.
+    degraded: Counter,
+}
+
+impl LocalShare {
+    pub(super) fn new(clocks: Clocks) -> Self {
+        let (share, degraded) = (Mutex::default(), Counter::default());
+        Self { clocks, replicas: AtomicU32::new(1), share, degraded }
+    }
+
+    /// The replicas that use the store, as it last said.
+    pub(super) fn replicas(&self) -> u32 {
+        self.replicas.load(Relaxed)
+    }
+
+    pub(super) fn set_replicas(&self, replicas: u32) {
+        self.replicas.store(replicas.max(1), Relaxed);
+    }
+
+    /// Checks that were decided without the store.
+    pub(super) fn degraded(&self) -> u64 {
+        self.degraded.get()
+    }
+
+    /// Forgets what was admitted.
+    pub(super) fn clear(&self) {
+        *lock(&self.share) = store::LocalShare::default();
+    }
+
+    /// Decides a check without the store.
+    pub(super) fn decide(&self, check: &CounterCheck) -> RemoteOutcome {
+        let CounterCheck { key, limit, operation, policy, .. } = check;
+        // Without the store a hold fails, and nothing is decided.
+        self.degraded.add((!operation.needs_counter()).into());
+        match policy.on_owner_unavailable {
+            OnOwnerUnavailable::LocalShare => {
+                let (replicas, now) = (self.replicas(), self.clocks.degraded());
+                let (decision, charged) =
+                    lock(&self.share).decide(*key, limit, operation.of_call(), replicas, now);
+                RemoteOutcome::degraded(decision, charged)
+            }
+            OnOwnerUnavailable::Allow | OnOwnerUnavailable::Deny => RemoteOutcome::without_counter(*policy),
+        }
+    }
+
+    /// Takes back what a check was charged.
+    pub(super) fn undo(&self, key: Key, limit: &Limit, outcome: &mut store::Outcome) {
+        if let Some(receipt) = outcome.decision.receipt.take() {
+            let hits = std::mem::take(&mut outcome.charged);
+            let (replicas, now) = (self.replicas(), self.clocks.degraded());
+            lock(&self.share).undo(key, limit, receipt, hits, replicas, now);
+        }
+    }
+
+    /// Charges what was admitted, until it is cancelled.
+    pub(super) async fn charge_admitted(&self, lanes: &Arc<Lanes>) {
+        loop {
+            tokio::time::sleep(INTERVAL).await;
+            let keys: Vec<Key> = lock(&self.share).admitted_keys().collect();
+            for keys in keys.chunks(KEYS_AT_ONCE) {
+                let charges = keys.iter().map(|key| self.charge(*key, lanes));
+                if !futures_util::future::join_all(charges).await.contains(&true) {
+                    break;
+                }
+            }
+        }
+    }
+
+    /// Charges what was admitted of one key. Returns whether the store took it. If only the answer is lost, it is
+    /// charged twice.
+    async fn charge(&self, key: Key, lanes: &Arc<Lanes>) -> bool {
+        let Some(Admitted { limit, counter }) = lock(&self.share).take_admitted(key) else { return true };
+        let operation = CounterOperation::Absorb(counter.clone());
+        let check = CounterCheck {
+            key,
+            limit: limit.clone(),
+            operation,
+            on_refusal: OnRefusal::Keep,
+            policy: COUNTER_ONLY,
+        };
+        let checks = CounterChecks::from_iter([check]);
+        // The lane answers every part, so there is no other bound on the wait.
+        if lanes.apply(checks, Mode::Each, Timestamp::MAX, None).await.is_ok() {
+            return true;
+        }
+        lock(&self.share).put_back(key, Admitted { limit, counter }, self.clocks.degraded());
+        false
+    }
+}
