@@ -170,6 +170,11 @@ impl CounterCheck {
         Self { key, limit: limit.clone(), operation, on_refusal, policy }
     }
 
+    /// An operation that only the counter decides.
+    pub(crate) fn by_counter(key: Key, limit: Limit, operation: CounterOperation) -> Self {
+        Self { key, limit, operation, on_refusal: OnRefusal::Keep, policy: COUNTER_ONLY }
+    }
+
     /// Another operation on the same counter.
     pub(crate) fn with(&self, operation: CounterOperation) -> Self {
         Self { operation, ..self.clone() }
@@ -268,13 +273,7 @@ impl Remote {
         limit: &Limit,
         operations: [CounterOperation; N],
     ) -> Option<[Outcome; N]> {
-        let check = |operation| CounterCheck {
-            key,
-            limit: limit.clone(),
-            operation,
-            on_refusal: OnRefusal::Keep,
-            policy: COUNTER_ONLY,
-        };
+        let check = |operation| CounterCheck::by_counter(key, limit.clone(), operation);
         let checks: CounterChecks = operations.into_iter().map(check).collect();
         let call = self.open(checks, None, &OpenForwards::default()).ok()?;
         let outcomes = by_counters(call.submit(call.checks.clone()).await)?;

@@ -17,16 +17,14 @@ use crate::{
 /// The delays between attempts to subscribe.
 const BACKOFF: Backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(2));
 
-/// The announcements of other replicas.
+/// Whether announcements are heard.
 #[derive(Debug, Default)]
-pub(super) struct Announcements {
-    is_subscribed: AtomicBool,
-}
+pub(super) struct Announcements(AtomicBool);
 
 impl Announcements {
     /// Whether announcements are heard. Otherwise no refusal is decided without the store.
     pub(super) fn are_heard(&self) -> bool {
-        self.is_subscribed.load(Relaxed)
+        self.0.load(Relaxed)
     }
 
     /// Hears announcements until it is cancelled.
@@ -36,7 +34,7 @@ impl Announcements {
         lanes: &Lanes,
         passwords: watch::Receiver<Passwords>,
     ) {
-        let channel = lanes.keyspace().channel();
+        let channel = lanes.keyspace.channel();
         let mut backoff = BACKOFF;
         loop {
             let login = passwords.borrow().clone();
@@ -45,14 +43,14 @@ impl Announcements {
                 backoff.reset();
                 // What was announced before is not known.
                 lanes.forget_all();
-                self.is_subscribed.store(true, Relaxed);
+                self.0.store(true, Relaxed);
                 let mut announcements = subscription.on_message();
                 while let Some(announcement) = announcements.next().await {
-                    if let Some(key) = lanes.keyspace().key_of(announcement.get_payload_bytes()) {
+                    if let Some(key) = lanes.keyspace.key_of(announcement.get_payload_bytes()) {
                         lanes.forget(key);
                     }
                 }
-                self.is_subscribed.store(false, Relaxed);
+                self.0.store(false, Relaxed);
             }
             tokio::time::sleep(backoff.next_delay(rand::random())).await;
         }

@@ -1,16 +1,13 @@
 //! The counters of a batch: what is known of each, and what the parts of the batch make of it. Pure: the batch groups
 //! them for the script.
 
-use std::{
-    ops::{Index, IndexMut},
-    time::Duration,
-};
+use std::time::Duration;
 
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
 use crate::{
-    algorithm::{Decision, Operation},
+    algorithm::Operation,
     descriptor::Key,
     remote::{CounterCheck, Mode},
     shared_store::{
@@ -39,10 +36,11 @@ pub(super) const ROOM: Room = Room { remembered: 4_000, ..Room::UNBOUNDED };
 /// The counters of a batch, each once.
 #[derive(Debug)]
 pub(super) struct Counters {
-    instants: Instants,
-    entries: Vec<Entry>,
+    pub(super) instants: Instants,
+    pub(super) entries: Vec<Entry>,
     index: FxHashMap<Key, usize>,
-    known_bytes: usize,
+    /// The bytes of the values that were known.
+    pub(super) known_bytes: usize,
 }
 
 /// A counter of the batch.
@@ -51,10 +49,7 @@ pub(super) struct Entry {
     pub(super) key: Key,
     /// `None` if nothing is known: the counter is assumed to be fresh.
     pub(super) known: Option<Known>,
-    pub(super) counter: HeldCounter,
-    is_changed: bool,
-    /// Holds that have expired.
-    pub(super) expired: Expired,
+    pub(super) state: EntryState,
     /// The value to set and its expiry in milliseconds.
     pub(super) new: Option<(Vec<u8>, u64)>,
     /// The group of the parts that use it; `None` if no decided part does.
@@ -63,28 +58,19 @@ pub(super) struct Entry {
     pub(super) is_read: bool,
 }
 
-/// A counter of the batch before a part that may have to be taken back.
-struct EntryCopy {
-    number: usize,
+/// What the parts so far make of a counter.
+#[derive(Clone, Debug, Default)]
+pub(super) struct EntryState {
     counter: HeldCounter,
     is_changed: bool,
-    expired: Expired,
+    /// Holds that have expired.
+    pub(super) expired: Expired,
 }
 
 impl Counters {
     /// No counters yet.
     pub(super) fn new(instants: Instants) -> Self {
         Self { instants, entries: Vec::new(), index: FxHashMap::default(), known_bytes: 0 }
-    }
-
-    /// Their number.
-    pub(super) fn len(&self) -> usize {
-        self.entries.len()
-    }
-
-    /// The bytes of the values that were known.
-    pub(super) fn bytes(&self) -> usize {
-        self.known_bytes
     }
 
     /// The numbers of a part's counters, each once.
@@ -109,12 +95,12 @@ impl Counters {
         match &part.mode {
             Mode::Call(refusal) => self.decide_call(part, refusal),
             Mode::DryRun(refusal) => {
-                let copies = self.copies(part);
+                let before = self.states(part);
                 let peek = CounterOperation::Decide(Operation::Peek);
                 let peeks = part.checks.iter().map(|check| self.apply(check, &peek));
                 let mut outcomes: PartOutcomes = peeks.collect();
                 outcomes.extend(self.decide_call(part, refusal));
-                self.restore(copies);
+                before.into_iter().for_each(|(number, state)| self.entries[number].state = state);
                 outcomes
             }
             Mode::Reserve(refusal) => self.reserve(part, refusal),
@@ -125,10 +111,11 @@ impl Counters {
     /// Decides the checks of a call as the store in memory does.
     fn decide_call(&mut self, part: &Part, refusal: &Refusal) -> PartOutcomes {
         let checks: Checks<'_> = part.checks.iter().map(CounterCheck::to_check).collect();
-        let refused = |decisions: &[Decision]| refusal.is_refused(decisions);
-        let decisions = decide_set(&checks, refused, |index, operation| {
-            (self.apply(&part.checks[index], operation).decision, true)
-        });
+        let decisions = decide_set(
+            &checks,
+            |each| refusal.is_refused(each),
+            |index, operation| (self.apply(&part.checks[index], operation).decision, true),
+        );
         outcomes(&decisions)
     }
 
@@ -148,14 +135,14 @@ impl Counters {
             each.push(Reserve { counter, limit: &check.limit, terms, hits: *hits, leased: 0 });
         }
         let mut counters: SmallVec<[HeldCounter; 2]> =
-            numbers.iter().map(|number| std::mem::take(&mut self.entries[*number].counter)).collect();
-        let refused = |decisions: &[Decision]| refusal.is_refused(decisions);
-        let reserved = store::reserve(&each, &mut counters, self.instants.server, ROOM, refused);
+            numbers.iter().map(|number| std::mem::take(&mut self.entries[*number].state.counter)).collect();
+        let reserved =
+            store::reserve(&each, &mut counters, self.instants.server, ROOM, |each| refusal.is_refused(each));
         let is_changed = reserved.as_ref().is_ok_and(|reserved| reserved.is_held);
         for (number, counter) in numbers.into_iter().zip(counters) {
-            let entry = &mut self.entries[number];
-            entry.counter = counter;
-            entry.is_changed |= is_changed;
+            let state = &mut self.entries[number].state;
+            state.counter = counter;
+            state.is_changed |= is_changed;
         }
         match reserved {
             Ok(Reserved { decisions, .. }) => outcomes(&decisions),
@@ -163,46 +150,34 @@ impl Counters {
         }
     }
 
-    /// Copies of a part's counters.
-    fn copies(&self, part: &Part) -> Vec<EntryCopy> {
-        let copy = |check: &CounterCheck| {
-            let number = self.index[&check.key];
-            let Entry { counter, is_changed, expired, .. } = &self.entries[number];
-            EntryCopy { number, counter: counter.clone(), is_changed: *is_changed, expired: *expired }
-        };
-        part.checks.iter().map(copy).collect()
-    }
-
-    fn restore(&mut self, copies: Vec<EntryCopy>) {
-        for EntryCopy { number, counter, is_changed, expired } in copies {
-            let entry = &mut self.entries[number];
-            (entry.counter, entry.is_changed, entry.expired) = (counter, is_changed, expired);
-        }
+    /// The states of a part's counters.
+    fn states(&self, part: &Part) -> Vec<(usize, EntryState)> {
+        let numbers = part.checks.iter().map(|check| self.index[&check.key]);
+        numbers.map(|number| (number, self.entries[number].state.clone())).collect()
     }
 
     /// Applies an operation to the counter of a check, after its holds that are due have ended.
     fn apply(&mut self, check: &CounterCheck, operation: &CounterOperation) -> Outcome {
         let now = self.instants.server;
-        let entry = self.expire(check);
-        let (outcome, is_changed) = entry.counter.apply(&check.limit, operation, now, ROOM);
-        entry.is_changed |= is_changed;
+        let state = self.expire(check);
+        let (outcome, is_changed) = state.counter.apply(&check.limit, operation, now, ROOM);
+        state.is_changed |= is_changed;
         outcome
     }
 
     /// Ends the holds of a counter that are due.
-    fn expire(&mut self, check: &CounterCheck) -> &mut Entry {
-        let entry = &mut self.entries[self.index[&check.key]];
-        let (is_changed, expired) = entry.counter.expire(&check.limit, self.instants.server);
-        entry.is_changed |= is_changed;
-        entry.expired += expired;
-        entry
+    fn expire(&mut self, check: &CounterCheck) -> &mut EntryState {
+        let state = &mut self.entries[self.index[&check.key]].state;
+        let (is_changed, expired) = state.counter.expire(&check.limit, self.instants.server);
+        state.is_changed |= is_changed;
+        state.expired += expired;
+        state
     }
 
     /// Computes the new values.
     pub(super) fn encode(&mut self) {
-        for entry in &mut self.entries {
-            entry.new = entry.new_value(self.instants.server.now);
-        }
+        let now = self.instants.server.now;
+        self.entries.iter_mut().for_each(|entry| entry.new = entry.new_value(now));
     }
 }
 
@@ -211,41 +186,27 @@ fn outcomes(decisions: &Decisions) -> PartOutcomes {
     charged.map(|(decision, charged)| Outcome::of(*decision, *charged)).collect()
 }
 
-impl Index<usize> for Counters {
-    type Output = Entry;
-
-    fn index(&self, number: usize) -> &Entry {
-        &self.entries[number]
-    }
-}
-
-impl IndexMut<usize> for Counters {
-    fn index_mut(&mut self, number: usize) -> &mut Entry {
-        &mut self.entries[number]
-    }
-}
-
 impl Entry {
     fn new(key: Key, mut known: Option<Known>) -> Self {
         let counter = known.as_mut().map(|known| std::mem::take(&mut known.counter)).unwrap_or_default();
-        let expired = Expired::default();
-        Self { key, known, counter, is_changed: false, expired, new: None, group: None, is_read: false }
+        let state = EntryState { counter, ..EntryState::default() };
+        Self { key, known, state, new: None, group: None, is_read: false }
     }
 
     /// Whether a replica other than `replica` has claimed it.
-    pub(super) fn is_claimed(&self, replica: u64, instants: &Instants) -> bool {
+    pub(super) fn is_claimed(&self, replica: u64, now: Timestamp) -> bool {
         let claim = self.known.as_ref().and_then(|known| known.claim);
-        claim.is_some_and(|claim| claim.replica != replica && instants.server.now < claim.until)
+        claim.is_some_and(|claim| claim.replica != replica && now < claim.until)
     }
 
     /// The value to set and its expiry; `None` if nothing changes. An idle counter is not stored.
     fn new_value(&mut self, now: Timestamp) -> Option<(Vec<u8>, u64)> {
-        if !self.is_changed {
+        let EntryState { counter, is_changed, .. } = &mut self.state;
+        if !*is_changed {
             return None;
         }
-        self.counter.forget_idle(now);
-        let (value, left) =
-            (encode(&self.counter), self.counter.idle_at().nanos_since(now).div_ceil(1_000_000));
+        counter.forget_idle(now);
+        let (value, left) = (encode(counter), counter.idle_at().nanos_since(now).div_ceil(1_000_000));
         let known = self.known.as_ref().map_or(&[][..], |known| &known.bytes);
         (known != value).then_some((value, left + EXPIRY_MARGIN))
     }
@@ -256,13 +217,13 @@ impl Entry {
             (Some((bytes, _)), _) if bytes.is_empty() => Known::read(bytes, arrived),
             (Some((bytes, _)), _) => Known {
                 bytes,
-                counter: std::mem::take(&mut self.counter),
+                counter: std::mem::take(&mut self.state.counter),
                 claim: None,
                 is_foreign: false,
                 confirmed_at: arrived,
             },
-            // The counter may have been peeked at only.
-            (None, Some(known)) => Known { confirmed_at: arrived, ..known }.reread(),
+            // The counter, which was moved out, may have been peeked at only.
+            (None, Some(known)) => Known::read(known.bytes, arrived),
             (None, None) => Known::read(Vec::new(), arrived),
         }
     }

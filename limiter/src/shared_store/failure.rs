@@ -1,4 +1,4 @@
-//! Failures of the store: what an error means for the parts of a batch and for the connection, and the last one.
+//! Failures of the store: what an error means for a batch and its connection, and the last one.
 
 use std::{
     io,
@@ -12,12 +12,11 @@ use std::{
 use redis::{ErrorKind, RedisError, RedisResult, ServerErrorKind};
 use tracing::{info, warn};
 
-use crate::{remote::lock, shared_store::part::Unavailable};
+use crate::remote::lock;
 
 /// Why a batch has no answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Failure {
-    pub(super) unavailable: Unavailable,
     /// The connection is of no more use.
     pub(super) is_broken: bool,
     /// The connection broke, so the batch is sent once more over the next one. If the store had charged it, it is
@@ -35,18 +34,14 @@ pub(super) struct LastFailure {
 impl Failure {
     /// What an error means.
     pub(super) fn of(error: &RedisError) -> Self {
-        let failure = |unavailable, is_broken, may_resend| Self { unavailable, is_broken, may_resend };
-        if error.is_timeout() {
-            return failure(Unavailable::Unreachable, true, false);
-        }
-        match error.kind() {
-            ErrorKind::Io | ErrorKind::Parse => failure(Unavailable::Unreachable, true, true),
+        let (is_broken, may_resend) = match error.kind() {
+            _ if error.is_timeout() => (true, false),
+            ErrorKind::Io | ErrorKind::Parse => (true, true),
             // The server became a replica, or the connection's user may not do this any more.
-            ErrorKind::Server(ServerErrorKind::ReadOnly) | ErrorKind::AuthenticationFailed => {
-                failure(Unavailable::Refused, true, false)
-            }
-            _ => failure(Unavailable::Refused, false, false),
-        }
+            ErrorKind::Server(ServerErrorKind::ReadOnly) | ErrorKind::AuthenticationFailed => (true, false),
+            _ => (false, false),
+        };
+        Self { is_broken, may_resend }
     }
 }
 
@@ -77,8 +72,8 @@ pub(super) async fn within<T>(
     timeout: Duration,
     answer: impl Future<Output = RedisResult<T>>,
 ) -> RedisResult<T> {
-    let answer = tokio::time::timeout(timeout, answer).await;
-    answer.unwrap_or_else(|_elapsed| Err(io::Error::new(io::ErrorKind::TimedOut, "no answer in time").into()))
+    let timed_out = |_elapsed| Err(io::Error::new(io::ErrorKind::TimedOut, "no answer in time").into());
+    tokio::time::timeout(timeout, answer).await.unwrap_or_else(timed_out)
 }
 
 /// The error of an answer that the script does not give.

@@ -2,20 +2,16 @@
 //! store, and the time.
 
 use std::{
-    sync::{
-        Arc, LazyLock,
-        atomic::{AtomicBool, Ordering::Relaxed},
-    },
+    sync::{Arc, LazyLock},
     time::Duration,
 };
 
 use redis::{Cmd, RedisResult, Value};
-use tokio::sync::Notify;
+use tokio::sync::SetOnce;
 use tracing::warn;
 
 use crate::{
     descriptor::Secret,
-    metrics::Counter,
     rules::ActiveRules,
     shared_store::{
         clocks::Clocks,
@@ -25,6 +21,7 @@ use crate::{
         local_share::LocalShare,
         script,
         settings::Settings,
+        stats::Counts,
     },
     time::Timestamp,
 };
@@ -60,12 +57,9 @@ pub(super) struct Greeter {
     clocks: Clocks,
     /// They have the secret of the keys.
     active_rules: Arc<ActiveRules>,
-    /// Whether the secret is that of the store.
-    has_secret: AtomicBool,
-    /// Notified when it becomes so.
-    learnt: Notify,
-    /// How often the store has lost its secret.
-    secrets_lost: Counter,
+    /// Set once the secret is that of the store.
+    learnt: SetOnce<()>,
+    counts: Arc<Counts>,
 }
 
 /// What the store says.
@@ -87,33 +81,19 @@ impl Greeter {
         replica: u64,
         clocks: Clocks,
         active_rules: Arc<ActiveRules>,
+        counts: Arc<Counts>,
     ) -> Self {
-        Self {
-            settings,
-            replica,
-            clocks,
-            active_rules,
-            has_secret: AtomicBool::new(false),
-            learnt: Notify::new(),
-            secrets_lost: Counter::default(),
-        }
+        Self { settings, replica, clocks, active_rules, learnt: SetOnce::new(), counts }
     }
 
     /// Whether this replica has learnt the secret of the store.
     pub(super) fn has_secret(&self) -> bool {
-        self.has_secret.load(Relaxed)
+        self.learnt.initialized()
     }
 
     /// Waits until this replica has learnt the secret of the store.
     pub(super) async fn until_known(&self) {
-        while !self.has_secret() {
-            self.learnt.notified().await;
-        }
-    }
-
-    /// How often the store has lost its secret.
-    pub(super) fn secrets_lost(&self) -> u64 {
-        self.secrets_lost.get()
+        self.learnt.wait().await;
     }
 
     /// Greets the store over `link` until it is cancelled.
@@ -149,12 +129,11 @@ impl Greeter {
             local_share.clear();
             self.active_rules.set_secret(greeting.secret);
         } else if greeting.is_created && had_secret {
-            self.secrets_lost.increase();
+            self.counts.lost.increase();
             warn!("the shared store has lost its secret, and probably counters; the secret was stored again");
         }
-        self.has_secret.store(true, Relaxed);
-        // One waits, before the first.
-        self.learnt.notify_one();
+        // It is set already, except the first time.
+        let _ = self.learnt.set(());
         Ok(())
     }
 

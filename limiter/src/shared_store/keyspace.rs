@@ -35,24 +35,17 @@ impl Keyspace {
 
     /// Whether the counters can change in one step: those of a hash slot can, and all outside a cluster.
     pub(super) fn is_one_step(&self, keys: impl Iterator<Item = Key>) -> bool {
-        match self.0.mode {
-            Mode::Standalone | Mode::Sentinel { .. } => true,
-            Mode::Cluster => {
-                let mut lanes = keys.map(|key| self.lane_of(key));
-                let first = lanes.next();
-                lanes.all(|lane| Some(lane) == first)
-            }
-        }
+        let mut lanes = keys.map(|key| self.lane_of(key));
+        let first = lanes.next();
+        self.0.mode != Mode::Cluster || lanes.all(|lane| Some(lane) == first)
     }
 
     /// The name of a key in the store: the prefix and the hexadecimal key, whose first digits are in braces, so that
     /// they alone select the hash slot in a cluster. It is the same outside a cluster, so that data can be moved.
     pub(super) fn name(&self, key: Key) -> Vec<u8> {
-        let mut name = String::with_capacity(self.0.prefix.len() + 34);
         let digits = format!("{:016x}{:016x}", key.high(), key.low());
         let (tag, rest) = digits.split_at(TAG_DIGITS);
-        name.extend([&self.0.prefix, "{", tag, "}", rest]);
-        name.into_bytes()
+        [&self.0.prefix, "{", tag, "}", rest].concat().into_bytes()
     }
 
     /// The key with this name.

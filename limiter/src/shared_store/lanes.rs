@@ -1,6 +1,7 @@
 //! The lanes: give each part to its lane, and send the batches of a lane one after the other while parts wait.
 
 use std::{
+    collections::BTreeMap,
     sync::{Arc, Mutex},
     time::Duration,
 };
@@ -11,18 +12,18 @@ use tokio::sync::oneshot;
 
 use crate::{
     descriptor::Key,
-    metrics::{Buckets, Histogram},
-    remote::{CounterCheck, CounterChecks, Mode, OpenChecks, lock},
+    metrics::Histogram,
+    remote::{CounterChecks, Mode, lock},
     resilience::BreakerState,
     shared_store::{
-        batch::Batch,
+        batch::{Batch, BatchStats},
         clocks::Clocks,
         connection::Connection,
         failure::{Failure, LastFailure, unexpected, within},
         keyspace::Keyspace,
-        lane::{Answers, BatchStats, Lane, LaneStep},
+        lane::{Answers, Lane, LaneStep},
         link::Link,
-        part::{Part, PartOutcomes, Unavailable},
+        part::{Part, PartOutcomes},
         script::{self, Group},
         settings::Settings,
         stats::{Counts, ROUND_TRIP_BOUNDS},
@@ -38,18 +39,18 @@ const LATE_MAX: Duration = Duration::from_secs(30);
 #[derive(Debug)]
 pub(super) struct Lanes {
     settings: Arc<Settings>,
-    keyspace: Keyspace,
+    pub(super) keyspace: Keyspace,
     clocks: Clocks,
+    counts: Arc<Counts>,
     each: Box<[Mutex<Lane>]>,
-    links: Box<[Link]>,
-    last_failure: LastFailure,
-    counts: Counts,
-    round_trips: Histogram,
+    pub(super) links: Box<[Link]>,
+    pub(super) last_failure: LastFailure,
+    pub(super) round_trips: Histogram,
 }
 
 impl Lanes {
     /// Lanes without a connection, of the replica with this number.
-    pub(super) fn new(settings: Arc<Settings>, clocks: Clocks, replica: u64) -> Self {
+    pub(super) fn new(settings: Arc<Settings>, clocks: Clocks, counts: Arc<Counts>, replica: u64) -> Self {
         let keyspace = Keyspace(settings.clone());
         let known_bytes_max = usize::try_from(settings.memory_limit).unwrap_or(usize::MAX) / keyspace.lanes();
         let lane = |_| Mutex::new(Lane::new(known_bytes_max, replica));
@@ -57,34 +58,12 @@ impl Lanes {
             each: (0..keyspace.lanes()).map(lane).collect(),
             links: (0..settings.connections).map(|_| Link::new()).collect(),
             last_failure: LastFailure::default(),
-            counts: Counts::default(),
             round_trips: Histogram::new(&ROUND_TRIP_BOUNDS),
             settings,
             keyspace,
             clocks,
+            counts,
         }
-    }
-
-    pub(super) fn keyspace(&self) -> &Keyspace {
-        &self.keyspace
-    }
-
-    pub(super) fn links(&self) -> &[Link] {
-        &self.links
-    }
-
-    /// Why the last batch failed, if it did.
-    pub(super) fn failure(&self) -> Option<String> {
-        self.last_failure.reason()
-    }
-
-    pub(super) fn counts(&self) -> &Counts {
-        &self.counts
-    }
-
-    /// The durations of round trips.
-    pub(super) fn round_trips(&self) -> Buckets {
-        self.round_trips.buckets()
     }
 
     /// The number of lanes whose circuit breaker is not closed.
@@ -111,50 +90,38 @@ impl Lanes {
         self.each.iter().for_each(|lane| lock(lane).forget_all());
     }
 
-    /// Lets a lane apply operations in one step, and waits for the outcomes.
-    pub(super) async fn apply(
-        self: &Arc<Self>,
-        checks: CounterChecks,
-        mode: Mode,
-        deadline: Timestamp,
-        open: Option<Arc<OpenChecks>>,
-    ) -> Result<PartOutcomes, Unavailable> {
-        let (reply, outcomes) = oneshot::channel();
-        let left = deadline.since(self.clocks.local());
-        self.submit(Part::new(checks, mode, Some(reply), deadline, open));
-        // A part that is not accepted is dropped, and its reply with it.
-        let Ok(Ok(outcomes)) = tokio::time::timeout(left, outcomes).await else {
-            return Err(Unavailable::Unreachable);
-        };
-        let outcomes = outcomes?;
-        let is_exhausted = outcomes.iter().any(|outcome| outcome.hold == HoldOutcome::Exhausted);
-        self.counts.holds_exhausted.add(is_exhausted.into());
-        Ok(outcomes)
+    /// The local instant `within` from now.
+    pub(super) fn deadline(&self, within: Duration) -> Timestamp {
+        self.clocks.local().after(within)
     }
 
-    /// Lets the lanes apply operations, those of one lane in one step, and waits for the outcomes. Those that the store
-    /// does not apply are `None`.
-    pub(super) async fn apply_by_lane(
-        self: &Arc<Self>,
-        checks: &[CounterCheck],
-        deadline: Timestamp,
-        open: Option<Arc<OpenChecks>>,
-    ) -> SmallVec<[Option<Outcome>; 1]> {
-        let mut lanes: Vec<(usize, Vec<usize>, CounterChecks)> = Vec::new();
-        for (index, check) in checks.iter().enumerate() {
-            let lane = self.keyspace.lane_of(check.key);
-            let position = lanes.iter().position(|(other, ..)| *other == lane).unwrap_or_else(|| {
-                lanes.push((lane, Vec::new(), CounterChecks::new()));
-                lanes.len() - 1
-            });
-            lanes[position].1.push(index);
-            lanes[position].2.push(check.clone());
+    /// Lets a lane decide a part, and waits for the outcomes; `None` if the store does not decide it.
+    pub(super) async fn apply(self: &Arc<Self>, part: Part) -> Option<PartOutcomes> {
+        let (reply, outcomes) = oneshot::channel();
+        let left = part.deadline.since(self.clocks.local());
+        self.submit(Part { reply: Some(reply), ..part });
+        // A part that its lane does not accept is dropped, and its reply with it.
+        let outcomes = tokio::time::timeout(left, outcomes).await.ok()?.ok()??;
+        let is_exhausted = outcomes.iter().any(|outcome| outcome.hold == HoldOutcome::Exhausted);
+        self.counts.holds_exhausted.add(is_exhausted.into());
+        Some(outcomes)
+    }
+
+    /// Lets the lanes decide a part, the checks of one lane in one step, and waits for the outcomes; `None` for those
+    /// that the store does not decide.
+    pub(super) async fn apply_by_lane(self: &Arc<Self>, part: Part) -> SmallVec<[Option<Outcome>; 1]> {
+        let Part { checks, deadline, open, .. } = part;
+        let mut all = SmallVec::from_elem(None, checks.len());
+        let mut lanes: BTreeMap<usize, (Vec<usize>, CounterChecks)> = BTreeMap::new();
+        for (index, check) in checks.into_iter().enumerate() {
+            let (indices, checks) = lanes.entry(self.keyspace.lane_of(check.key)).or_default();
+            indices.push(index);
+            checks.push(check);
         }
-        let parts = lanes.into_iter().map(|(_, indices, checks)| {
-            let outcomes = self.apply(checks, Mode::Each, deadline, open.clone());
+        let parts = lanes.into_values().map(|(indices, checks)| {
+            let outcomes = self.apply(Part::new(checks, Mode::Each, deadline, open.clone()));
             async move { (indices, outcomes.await) }
         });
-        let mut all = SmallVec::from_elem(None, checks.len());
         for (indices, outcomes) in futures_util::future::join_all(parts).await {
             let outcomes = outcomes.into_iter().flatten();
             indices.into_iter().zip(outcomes).for_each(|(index, outcome)| all[index] = Some(outcome));
@@ -165,8 +132,8 @@ impl Lanes {
     /// Takes charges back for which no caller waits. If the store is gone by then, they stay.
     pub(super) fn take_back_late(self: &Arc<Self>, checks: CounterChecks) {
         for check in checks {
-            let deadline = self.clocks.local().after(LATE_MAX);
-            self.submit(Part::new(CounterChecks::from_iter([check]), Mode::Each, None, deadline, None));
+            let checks = CounterChecks::from_iter([check]);
+            self.submit(Part::new(checks, Mode::Each, self.deadline(LATE_MAX), None));
         }
     }
 
@@ -218,27 +185,28 @@ impl Lanes {
     }
 
     /// Sends one batch. Returns whether the connection broke.
-    async fn send(self: &Arc<Self>, lane: &Mutex<Lane>, connection: Connection, batch: Batch) -> bool {
+    async fn send(self: &Arc<Self>, lane: &Mutex<Lane>, connection: Connection, mut batch: Batch) -> bool {
         let groups = batch.groups(|key| self.keyspace.name(key));
         let sent = self.clocks.local();
         let reply = self.call(connection, &groups).await;
         let arrived = self.clocks.local();
         drop(groups);
-        let (replies, failure) = match reply {
+        let replies = match reply {
             Ok(reply) => {
                 self.clocks.observe(reply.time, arrived);
                 self.last_failure.end();
-                (reply.groups, None)
+                Ok(reply.groups)
             }
             Err(error) => {
                 self.last_failure.note(&error);
-                (Vec::new(), Some(Failure::of(&error)))
+                Err(Failure::of(&error))
             }
         };
+        let is_broken = matches!(replies, Err(Failure { is_broken: true, .. }));
         self.counts.batches.increase();
         self.round_trips.record(arrived.since(sent));
         let mut answers = Answers::new();
-        let stats = lock(lane).complete(batch, replies, failure, sent, arrived, &mut answers);
+        let stats = lock(lane).complete(batch, replies, sent, arrived, &mut answers);
         let BatchStats { conflicts, lost, expired, has_opened, forgotten } = stats;
         self.counts.holds_released.add(expired.released as u64);
         self.counts.holds_charged.add(expired.charged as u64);
@@ -248,7 +216,7 @@ impl Lanes {
         self.counts.checks.add(answers.iter().map(|(part, _)| part.checks.len() as u64).sum());
         self.answer(answers);
         drop(forgotten);
-        failure.is_some_and(|failure| failure.is_broken)
+        is_broken
     }
 
     async fn call(&self, mut connection: Connection, groups: &[Group<'_>]) -> RedisResult<script::Reply> {
@@ -263,7 +231,7 @@ impl Lanes {
         for (part, outcomes) in answers {
             let Part { checks, mode, reply, .. } = part;
             let Some(reply) = reply else { continue };
-            let Err(Ok(outcomes)) = reply.send(outcomes) else { continue };
+            let Err(Some(outcomes)) = reply.send(outcomes) else { continue };
             if matches!(mode, Mode::DryRun(_)) {
                 continue;
             }

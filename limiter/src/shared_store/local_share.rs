@@ -11,11 +11,10 @@ use std::{
 use crate::{
     algorithm::Limit,
     descriptor::Key,
-    metrics::Counter,
-    remote::{COUNTER_ONLY, CounterCheck, CounterChecks, Mode, RemoteOutcome, lock},
+    remote::{CounterCheck, CounterChecks, Mode, RemoteOutcome, lock},
     rules::OnOwnerUnavailable,
-    shared_store::{clocks::Clocks, lanes::Lanes},
-    store::{self, Admitted, CounterOperation, OnRefusal},
+    shared_store::{clocks::Clocks, lanes::Lanes, part::Part, stats::Counts},
+    store::{self, Admitted, CounterOperation},
     time::Timestamp,
 };
 
@@ -31,14 +30,12 @@ pub(super) struct LocalShare {
     /// The replicas that use the store, as it last said.
     replicas: AtomicU32,
     share: Mutex<store::LocalShare>,
-    /// Checks that were decided without the store.
-    degraded: Counter,
+    counts: Arc<Counts>,
 }
 
 impl LocalShare {
-    pub(super) fn new(clocks: Clocks) -> Self {
-        let (share, degraded) = (Mutex::default(), Counter::default());
-        Self { clocks, replicas: AtomicU32::new(1), share, degraded }
+    pub(super) fn new(clocks: Clocks, counts: Arc<Counts>) -> Self {
+        Self { clocks, replicas: AtomicU32::new(1), share: Mutex::default(), counts }
     }
 
     /// The replicas that use the store, as it last said.
@@ -50,11 +47,6 @@ impl LocalShare {
         self.replicas.store(replicas.max(1), Relaxed);
     }
 
-    /// Checks that were decided without the store.
-    pub(super) fn degraded(&self) -> u64 {
-        self.degraded.get()
-    }
-
     /// Forgets what was admitted.
     pub(super) fn clear(&self) {
         *lock(&self.share) = store::LocalShare::default();
@@ -64,7 +56,7 @@ impl LocalShare {
     pub(super) fn decide(&self, check: &CounterCheck) -> RemoteOutcome {
         let CounterCheck { key, limit, operation, policy, .. } = check;
         // Without the store a hold fails, and nothing is decided.
-        self.degraded.add((!operation.needs_counter()).into());
+        self.counts.degraded.add((!operation.needs_counter()).into());
         match policy.on_owner_unavailable {
             OnOwnerUnavailable::LocalShare => {
                 let (replicas, now) = (self.replicas(), self.clocks.degraded());
@@ -104,16 +96,9 @@ impl LocalShare {
     async fn charge(&self, key: Key, lanes: &Arc<Lanes>) -> bool {
         let Some(Admitted { limit, counter }) = lock(&self.share).take_admitted(key) else { return true };
         let operation = CounterOperation::Absorb(counter.clone());
-        let check = CounterCheck {
-            key,
-            limit: limit.clone(),
-            operation,
-            on_refusal: OnRefusal::Keep,
-            policy: COUNTER_ONLY,
-        };
-        let checks = CounterChecks::from_iter([check]);
+        let checks = CounterChecks::from_iter([CounterCheck::by_counter(key, limit.clone(), operation)]);
         // The lane answers every part, so there is no other bound on the wait.
-        if lanes.apply(checks, Mode::Each, Timestamp::MAX, None).await.is_ok() {
+        if lanes.apply(Part::new(checks, Mode::Each, Timestamp::MAX, None)).await.is_some() {
             return true;
         }
         lock(&self.share).put_back(key, Admitted { limit, counter }, self.clocks.degraded());

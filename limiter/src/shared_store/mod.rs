@@ -11,14 +11,13 @@ use tokio::{sync::watch, task::JoinSet};
 use crate::{
     algorithm::Limit,
     descriptor::Key,
-    remote,
     remote::{
-        CounterCheck, CounterChecks, Extent, OpenChecks, Outcomes, RemoteOutcome, Submission, Submit,
+        self, CounterCheck, CounterChecks, Extent, Outcomes, RemoteOutcome, Submission, Submit,
         rounds::RemoteOutcomes,
     },
     rules::ActiveRules,
     store::{Check, CounterOperation, Outcome},
-    time::{Clock, Timestamp},
+    time::Clock,
 };
 
 mod announcements;
@@ -37,7 +36,6 @@ mod local_share;
 mod part;
 mod passwords;
 mod script;
-mod server_clock;
 mod settings;
 mod stats;
 mod value;
@@ -53,6 +51,8 @@ use greeting::Greeter;
 use lanes::Lanes;
 use link::Link;
 use local_share::LocalShare;
+use part::Part;
+use stats::Counts;
 use withdrawals::Withdrawals;
 
 /// The shared store. Clones share it.
@@ -63,7 +63,7 @@ pub struct SharedStore(Arc<Shared>);
 #[derive(Debug)]
 struct Shared {
     settings: Arc<Settings>,
-    clocks: Clocks,
+    counts: Arc<Counts>,
     lanes: Arc<Lanes>,
     greeter: Greeter,
     announcements: Announcements,
@@ -108,22 +108,23 @@ impl SharedStore {
     /// A store that has not been connected to. If it has a secret, that becomes the secret of the keys in
     /// `active_rules`; otherwise it gets theirs.
     pub fn new(settings: Settings, clock: Clock, active_rules: Arc<ActiveRules>) -> Self {
-        let (settings, clocks, replica) = (Arc::new(settings), Clocks::new(clock), rand::random());
+        let (settings, clocks) = (Arc::new(settings), Clocks::new(clock));
+        let (counts, replica) = (Arc::<Counts>::default(), rand::random());
         Self(Arc::new(Shared {
-            lanes: Arc::new(Lanes::new(settings.clone(), clocks.clone(), replica)),
-            greeter: Greeter::new(settings.clone(), replica, clocks.clone(), active_rules),
+            lanes: Arc::new(Lanes::new(settings.clone(), clocks.clone(), counts.clone(), replica)),
+            greeter: Greeter::new(settings.clone(), replica, clocks.clone(), active_rules, counts.clone()),
             announcements: Announcements::default(),
-            local_share: LocalShare::new(clocks.clone()),
-            withdrawals: Withdrawals::new(clocks.clone(), settings.timeout),
+            local_share: LocalShare::new(clocks, counts.clone()),
+            withdrawals: Withdrawals::default(),
             settings,
-            clocks,
+            counts,
         }))
     }
 
     /// Keeps the connections to the store, until it is cancelled.
     pub async fn run(self, passwords: watch::Receiver<Passwords>) {
         let mut tasks = JoinSet::new();
-        for link in self.0.lanes.links() {
+        for link in &self.0.lanes.links {
             let (store, link, passwords) = (self.0.clone(), link.clone(), passwords.clone());
             tasks.spawn(async move {
                 let greet = |connection| store.greeter.greet(connection, &store.local_share);
@@ -132,7 +133,7 @@ impl SharedStore {
         }
         let [greeting, hearing, charging] = [(); 3].map(|()| self.0.clone());
         tasks.spawn(async move {
-            greeting.greeter.keep_greeting(&greeting.lanes.links()[0], &greeting.local_share).await;
+            greeting.greeter.keep_greeting(&greeting.lanes.links[0], &greeting.local_share).await;
         });
         tasks.spawn(async move {
             hearing.announcements.hear(&hearing.settings, &hearing.lanes, passwords).await;
@@ -144,10 +145,10 @@ impl SharedStore {
     /// The state of the store.
     pub fn state(&self) -> State {
         let lanes = &self.0.lanes;
-        match lanes.links().iter().find_map(Link::trouble) {
+        match lanes.links.iter().find_map(Link::trouble) {
             Some(reason) => State::Unavailable(reason.to_string()),
             None if !self.has_secret() => State::Unavailable("the secret is not known yet".into()),
-            None => lanes.failure().map_or(State::Ready, State::Unavailable),
+            None => lanes.last_failure.reason().map_or(State::Ready, State::Unavailable),
         }
     }
 
@@ -163,42 +164,39 @@ impl SharedStore {
 
     /// The statistics so far.
     pub fn stats(&self) -> Stats {
-        let Shared { lanes, greeter, local_share, .. } = &*self.0;
-        let counts = lanes.counts();
+        let Shared { counts, lanes, local_share, .. } = &*self.0;
         Stats {
             is_ready: self.state() == State::Ready,
             replicas: local_share.replicas(),
             checks: counts.checks.get(),
             batches: counts.batches.get(),
             conflicts: counts.conflicts.get(),
-            lost: counts.lost.get() + greeter.secrets_lost(),
+            lost: counts.lost.get(),
             refused_locally: counts.refused_locally.get(),
-            degraded: local_share.degraded(),
+            degraded: counts.degraded.get(),
             late: counts.late.get(),
             breaker_openings: counts.breaker_openings.get(),
             holds_released: counts.holds_released.get(),
             holds_charged: counts.holds_charged.get(),
             holds_exhausted: counts.holds_exhausted.get(),
             breakers_open: lanes.breakers_open(),
-            round_trips: lanes.round_trips(),
+            round_trips: lanes.round_trips.buckets(),
         }
     }
 }
 
 impl Submit for SharedStore {
     fn submit(&self, Submission { checks, mode, within, open }: Submission) -> Option<Outcomes> {
+        if checks.is_empty() {
+            return Some(Box::pin(async { RemoteOutcomes::new() }));
+        }
         let store = self.0.clone();
-        let deadline = store.clocks.local().after(within);
-        let is_one_step = store.lanes.keyspace().is_one_step(checks.iter().map(|check| check.key));
-        match mode {
-            _ if checks.is_empty() => Some(Box::pin(async { RemoteOutcomes::new() })),
-            remote::Mode::Each if !is_one_step => {
-                Some(Box::pin(async move { store.apply_by_lane(checks, deadline, open).await }))
-            }
-            remote::Mode::Call(_) | remote::Mode::DryRun(_) | remote::Mode::Reserve(_) if !is_one_step => {
-                None
-            }
-            mode => Some(Box::pin(async move { store.apply(checks, mode, deadline, open).await })),
+        let is_one_step = store.lanes.keyspace.is_one_step(checks.iter().map(|check| check.key));
+        let part = Part::new(checks, mode, store.lanes.deadline(within), open);
+        match part.mode {
+            _ if is_one_step => Some(Box::pin(async move { store.apply(part).await })),
+            remote::Mode::Each => Some(Box::pin(async move { store.apply_by_lane(part).await })),
+            remote::Mode::Call(_) | remote::Mode::DryRun(_) | remote::Mode::Reserve(_) => None,
         }
     }
 
@@ -213,7 +211,7 @@ impl Submit for SharedStore {
             checks.into_iter().partition(is_withdrawal);
         self.0.lanes.take_back_late(others);
         if !withdrawals.is_empty() {
-            self.0.withdrawals.start(withdrawals, self.0.lanes.clone());
+            self.0.withdrawals.start(withdrawals, self.budget_max(), self.0.lanes.clone());
         }
     }
 
@@ -241,27 +239,18 @@ impl Submit for SharedStore {
 
 impl Shared {
     /// Applies operations in one step. Those that the store does not apply are decided without it.
-    async fn apply(
-        &self,
-        checks: CounterChecks,
-        mode: remote::Mode,
-        deadline: Timestamp,
-        open: Option<Arc<OpenChecks>>,
-    ) -> RemoteOutcomes {
-        match self.lanes.apply(checks.clone(), mode, deadline, open).await {
-            Ok(outcomes) => outcomes.into_iter().map(RemoteOutcome::of_counter).collect(),
-            Err(_unavailable) => checks.iter().map(|check| self.local_share.decide(check)).collect(),
+    async fn apply(&self, part: Part) -> RemoteOutcomes {
+        let checks = part.checks.clone();
+        match self.lanes.apply(part).await {
+            Some(outcomes) => outcomes.into_iter().map(RemoteOutcome::of_counter).collect(),
+            None => checks.iter().map(|check| self.local_share.decide(check)).collect(),
         }
     }
 
     /// Applies operations, those of one lane in one step.
-    async fn apply_by_lane(
-        &self,
-        checks: CounterChecks,
-        deadline: Timestamp,
-        open: Option<Arc<OpenChecks>>,
-    ) -> RemoteOutcomes {
-        let outcomes = self.lanes.apply_by_lane(&checks, deadline, open).await;
+    async fn apply_by_lane(&self, part: Part) -> RemoteOutcomes {
+        let checks = part.checks.clone();
+        let outcomes = self.lanes.apply_by_lane(part).await;
         let outcome = |(check, outcome): (&CounterCheck, Option<Outcome>)| {
             outcome.map_or_else(|| self.local_share.decide(check), RemoteOutcome::of_counter)
         };

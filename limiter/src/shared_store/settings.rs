@@ -106,7 +106,7 @@ impl Settings {
         if let Some(url) = self.urls.iter().find(|url| !is_url(url)) {
             return Err(ConnectError::Url(url.clone()));
         }
-        if self.is_tls() && !self.urls.iter().all(|url| has_tls(url)) {
+        if self.is_tls() && self.urls.iter().any(|url| url.starts_with("redis:")) {
             return Err(ConnectError::MixedTls);
         }
         if self.connections == 0 {
@@ -120,7 +120,7 @@ impl Settings {
 
     /// Whether connections use TLS.
     pub(super) fn is_tls(&self) -> bool {
-        self.urls.iter().any(|url| has_tls(url))
+        self.urls.iter().any(|url| url.starts_with("rediss:"))
     }
 }
 
@@ -130,10 +130,6 @@ const POLL_INTERVAL: Duration = Duration::from_secs(3);
 const MEMORY_LIMIT: u64 = 256 << 20;
 /// The longest prefix of keys.
 const PREFIX_BYTES_MAX: usize = 64;
-
-fn has_tls(url: &str) -> bool {
-    url.starts_with("rediss:")
-}
 
 /// Whether a text is the address of a server: `redis://HOST:PORT` or `rediss://HOST:PORT`, without a password.
 pub fn is_url(text: &str) -> bool {

@@ -9,7 +9,7 @@ pub(super) const ROUND_TRIP_BOUNDS: [Duration; 14] = micros([
     100, 200, 300, 500, 700, 1_000, 2_000, 3_000, 5_000, 10_000, 30_000, 100_000, 300_000, 1_000_000,
 ]);
 
-/// Counts of what happens in the lanes.
+/// Counts of what happens, to which every part of the store adds.
 #[derive(Debug, Default)]
 pub(super) struct Counts {
     pub(super) checks: Counter,
@@ -17,6 +17,7 @@ pub(super) struct Counts {
     pub(super) conflicts: Counter,
     pub(super) lost: Counter,
     pub(super) refused_locally: Counter,
+    pub(super) degraded: Counter,
     pub(super) late: Counter,
     pub(super) breaker_openings: Counter,
     pub(super) holds_released: Counter,
