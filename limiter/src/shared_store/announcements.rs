@@ -7,7 +7,7 @@ use std::{
 };
 
 use futures_util::StreamExt;
-use tokio::sync::watch;
+use tokio::sync::watch::Receiver;
 
 use crate::{
     resilience::Backoff,
@@ -28,12 +28,7 @@ impl Announcements {
     }
 
     /// Hears announcements until it is cancelled.
-    pub(super) async fn hear(
-        &self,
-        settings: &Settings,
-        lanes: &Lanes,
-        passwords: watch::Receiver<Passwords>,
-    ) {
+    pub(super) async fn hear(&self, settings: &Settings, lanes: &Lanes, passwords: Receiver<Passwords>) {
         let channel = lanes.keyspace.channel();
         let mut backoff = BACKOFF;
         loop {

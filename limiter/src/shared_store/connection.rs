@@ -43,6 +43,7 @@ impl Connection {
                 Ok(Self::Server(client.get_multiplexed_async_connection_with_config(&config).await?))
             }
             Mode::Cluster => {
+                // User, password and TLS of the nodes apply to the whole cluster.
                 let mut builder = ClusterClientBuilder::new(infos(settings, passwords)?)
                     .retries(CLUSTER_RETRIES)
                     .min_retry_wait(millis(*timeout / 20))
@@ -50,17 +51,10 @@ impl Connection {
                     .connection_timeout(*timeout)
                     .response_timeout(*timeout)
                     .overall_response_timeout(Some(*timeout));
-                if let Some(password) = &passwords.server {
-                    builder = builder.password(password);
-                }
-                if let Some(username) = &settings.username {
-                    builder = builder.username(username);
-                }
-                if settings.is_tls() {
-                    builder = builder.tls(TlsMode::Secure);
-                    if let Some(certificates) = certificates(settings)? {
-                        builder = builder.certs(certificates);
-                    }
+                if settings.is_tls()
+                    && let Some(certificates) = certificates(settings)?
+                {
+                    builder = builder.certs(certificates);
                 }
                 Ok(Self::Cluster(builder.build()?.get_async_connection().await?))
             }

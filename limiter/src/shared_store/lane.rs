@@ -1,5 +1,5 @@
 //! A lane: parts that wait, the values that are known, and one batch under way at a time. What arrives meanwhile is in
-//! the next batch, so a hot counter takes one round trip for many calls. Pure: the driver sends the batches.
+//! the next batch, so a hot counter takes one round trip for many calls. Pure: the driver of the lane sends the batches.
 
 use std::{collections::VecDeque, time::Duration};
 

@@ -24,7 +24,7 @@ use crate::{
         lane::{Answers, Lane, LaneStep},
         link::Link,
         part::{Part, PartOutcomes},
-        script::{self, Group},
+        script::{self, Group, SCRIPT, SOURCE},
         settings::Settings,
         stats::{Counts, ROUND_TRIP_BOUNDS},
     },
@@ -222,7 +222,8 @@ impl Lanes {
     async fn call(&self, mut connection: Connection, groups: &[Group<'_>]) -> RedisResult<script::Reply> {
         let channel = self.keyspace.channel();
         let call = |command: &str, script: &str| script::call(command, script, groups, &channel);
-        let value = within(self.settings.timeout, connection.call(script::script(), call)).await?;
+        let answer = connection.call((SCRIPT.get_hash(), SOURCE), call);
+        let value = within(self.settings.timeout, answer).await?;
         script::read(value, groups.len()).ok_or_else(unexpected)
     }
 

@@ -15,7 +15,7 @@ use crate::{shared_store::value::claim_mark, time::Timestamp};
 ///
 /// A group that asks for a claim and fails marks the values that differ: with the mark and the instant until which the
 /// claim holds. A marked value equals no value that other replicas expect, so they read the claim and wait.
-const SOURCE: &str = r"
+pub(super) const SOURCE: &str = r"
 local time = redis.call('TIME')
 local reply = {tonumber(time[1]), tonumber(time[2])}
 if #KEYS == 0 then return reply end
@@ -72,7 +72,7 @@ end
 return reply
 ";
 
-static SCRIPT: LazyLock<redis::Script> = LazyLock::new(|| redis::Script::new(SOURCE));
+pub(super) static SCRIPT: LazyLock<redis::Script> = LazyLock::new(|| redis::Script::new(SOURCE));
 
 /// One key of a group.
 #[derive(Debug)]
@@ -117,11 +117,6 @@ pub(super) enum GroupReply {
     Applied,
     /// Nothing was set. The values of its keys; empty if there is none.
     Differs(Vec<Vec<u8>>),
-}
-
-/// The hash of the script, and its source.
-pub(super) fn script() -> (&'static str, &'static str) {
-    (SCRIPT.get_hash(), SOURCE)
 }
 
 /// The command that calls the script.
