@@ -2,6 +2,7 @@
 //! script then compares and sets. Pure: the lane sends it.
 
 use rustc_hash::FxHashMap;
+use smallvec::{SmallVec, smallvec};
 
 use crate::{
     descriptor::Key,
@@ -38,7 +39,7 @@ pub(super) struct Batch {
 /// Parts that share counters, and these counters.
 #[derive(Debug, Default)]
 struct PartGroup {
-    entries: Vec<usize>,
+    entries: SmallVec<[usize; 2]>,
     parts: Vec<(Part, PartOutcomes)>,
     /// The most races that one of the parts has lost.
     conflicts: u32,
@@ -160,29 +161,24 @@ impl Batch {
     /// of a key in the store.
     pub(super) fn groups(&mut self, name: impl Fn(Key) -> Vec<u8>) -> Vec<Group<'_>> {
         self.counters.encode();
+        // Joined groups are empty. Entries that no decided part uses are read, each in a group without parts.
+        self.groups.retain(|group| !group.entries.is_empty());
+        let unused =
+            (0..self.counters.entries.len()).filter(|entry| self.counters.entries[*entry].group.is_none());
+        let read = |entry| PartGroup { entries: smallvec![entry], ..PartGroup::default() };
+        self.groups.extend(unused.map(read));
         let change = |entry: &usize| {
             let Entry { key, known, new, .. } = &self.counters.entries[*entry];
             let expected = known.as_ref().map_or(&[][..], |known| &known.bytes);
             let new = new.as_ref().map(|(value, expiry)| (&**value, *expiry));
             KeyChange { key: name(*key), expected, new }
         };
-        let decided = self.decided_groups().map(|group| Group {
+        let group = |group: &PartGroup| Group {
             keys: group.entries.iter().map(change).collect(),
             claim: (group.conflicts >= CLAIM_AFTER).then_some(self.claim),
             is_announced: group.parts.iter().any(|(part, _)| part.may_end_refusals()),
-        });
-        let reads =
-            self.reads().map(|entry| Group { keys: vec![change(&entry)], claim: None, is_announced: false });
-        decided.chain(reads).collect()
-    }
-
-    fn decided_groups(&self) -> impl Iterator<Item = &PartGroup> {
-        self.groups.iter().filter(|group| !group.entries.is_empty())
-    }
-
-    /// The entries whose values are asked for only, and those that nothing uses.
-    fn reads(&self) -> impl Iterator<Item = usize> {
-        (0..self.counters.entries.len()).filter(|entry| self.counters.entries[*entry].group.is_none())
+        };
+        self.groups.iter().map(group).collect()
     }
 
     /// Takes the replies to [`Batch::groups`], which arrived at the local instant `arrived`, and updates what is known.
@@ -194,10 +190,8 @@ impl Batch {
         arrived: Timestamp,
     ) -> Settled {
         let (mut settled, mut stats) = (Settled::default(), BatchStats::default());
-        let reads: Vec<usize> = self.reads().collect();
         let mut replies = replies.into_iter();
-        for group in std::mem::take(&mut self.groups).into_iter().filter(|group| !group.entries.is_empty()) {
-            let PartGroup { entries, parts, .. } = group;
+        for PartGroup { entries, parts, .. } in self.groups {
             match replies.next() {
                 Some(GroupReply::Applied) => {
                     for entry in entries {
@@ -213,6 +207,7 @@ impl Batch {
                         let Entry { key, known: expected, .. } = &mut self.counters.entries[entry];
                         if let Some(expected) = expected
                             && expected.bytes != value
+                            && !parts.is_empty()
                         {
                             was_guess = false;
                             stats.lost += u64::from(value.is_empty());
@@ -230,17 +225,6 @@ impl Batch {
                 // What the store holds now is unknown.
                 None => settled.failed.extend(parts.into_iter().map(|(part, _)| part)),
             }
-        }
-        for entry in reads {
-            let entry = &mut self.counters.entries[entry];
-            let now_known = match replies.next() {
-                Some(GroupReply::Applied) => entry.applied(arrived),
-                Some(GroupReply::Differs(mut values)) => {
-                    Known::read(values.pop().unwrap_or_default(), arrived)
-                }
-                None => continue,
-            };
-            stats.forgotten.extend(known.insert(entry.key, now_known));
         }
         settled.again.append(&mut self.deferred);
         Settled { stats, ..settled }

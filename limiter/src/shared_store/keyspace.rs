@@ -36,8 +36,7 @@ impl Keyspace {
     /// Whether the counters can change in one step: those of a hash slot can, and all outside a cluster.
     pub(super) fn is_one_step(&self, keys: impl Iterator<Item = Key>) -> bool {
         let mut lanes = keys.map(|key| self.lane_of(key));
-        let first = lanes.next();
-        self.0.mode != Mode::Cluster || lanes.all(|lane| Some(lane) == first)
+        self.0.mode != Mode::Cluster || lanes.next().is_none_or(|first| lanes.all(|lane| lane == first))
     }
 
     /// The name of a key in the store: the prefix and the hexadecimal key, whose first digits are in braces, so that
