@@ -65,8 +65,9 @@ impl Round {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use tollgate_limiter::remote::COUNTER_ONLY;
+
+    use super::*;
 
     #[test]
     fn call_gets_its_outcomes_when_all_checks_are_complete() {

@@ -31,7 +31,6 @@ mod message;
 mod node;
 mod placement;
 mod protocol;
-mod seeds;
 #[cfg(test)]
 mod sim;
 mod stats;

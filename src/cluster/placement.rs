@@ -145,12 +145,12 @@ fn score(slot: usize, member: MemberId) -> u64 {
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
-
-    use super::*;
     use tollgate_limiter::{
         descriptor::{Entry, KeyText, Secret},
         store::SLOTS,
     };
+
+    use super::*;
 
     fn members(seed: u64, count: usize) -> Vec<MemberId> {
         let mut members: Vec<MemberId> = (0..count as u64)

@@ -178,7 +178,6 @@ impl Persistence {
 mod tests {
     use std::{fs, path::Path};
 
-    use super::*;
     use tollgate_limiter::{
         algorithm::{Limit, Operation, laws::every_limit},
         descriptor::KeyText,
@@ -187,6 +186,8 @@ mod tests {
         },
         time::SECOND,
     };
+
+    use super::*;
 
     const NOW: Timestamp = Timestamp::from_nanos(1_790_000_000 * SECOND);
     const HOUR: u64 = 3_600 * SECOND;

@@ -118,7 +118,7 @@ fn write_to(
     output.put(&Some(Header { taken_at: now, secret: secret.to_bytes(), slots }))?;
     for slot in memory.each_slot() {
         // The epoch first: if the owner changes meanwhile, the copy is only taken for older than it is.
-        let Some(StoredSlot { epoch, seq, data, .. }) = source(slot).read(slot, memory, now) else {
+        let Some(StoredSlot { epoch, seq, data, .. }) = memory.stored(slot, source(slot), now) else {
             continue;
         };
         let bytes = data.encode(now);
@@ -211,8 +211,9 @@ impl<W: Write> Write for ChecksumWriter<W> {
 mod tests {
     use std::os::unix::fs::{PermissionsExt, symlink};
 
-    use super::*;
     use tollgate_limiter::store::OnFull;
+
+    use super::*;
 
     fn write_empty(path: &Path) -> Result<(), SnapshotError> {
         let memory = Memory::new(1 << 24, OnFull::Deny);

@@ -42,6 +42,10 @@ use keepalive::KeepaliveTimer;
 
 /// Maximum number of calls that are decided before their replies are written.
 const CALLS_PER_POLL_MAX: usize = 128;
+/// Number of calls that are accepted, then decided, then replied to. The code of these steps is larger than the
+/// first-level cache of instructions: with one call at a time it is fetched again for each, which is 5 % of the CPU with
+/// 50 or 100 calls at a time.
+const CALLS_PER_GROUP: usize = 16;
 /// Approximate maximum of bytes that are read before other connections are polled.
 const READ_BUDGET_BYTES: usize = 32 * 1024;
 /// The flow-control window of the connection and of each stream: the HTTP/2 default.
@@ -66,6 +70,8 @@ pub(super) struct Connection<W> {
     shutdown: Shutdown,
     // Tells streams that the connection is to be closed.
     closing: watch::Sender<bool>,
+    // Whether HTTP/2 has replies or other frames that the last pass did not write.
+    has_unwritten: bool,
 }
 
 /// State of the graceful shutdown.
@@ -129,6 +135,7 @@ impl<W: AsyncRead + AsyncWrite + Unpin> Connection<W> {
             unsent: Unsent::new(budgets.replies.clone()),
             shutdown: Shutdown::NotRequested,
             closing: watch::Sender::new(false),
+            has_unwritten: false,
         }
     }
 
@@ -208,27 +215,29 @@ impl<W: AsyncRead + AsyncWrite + Unpin> Connection<W> {
         }
     }
 
+    /// Continues the handshake.
+    fn open(&mut self) -> Result<Progress, ConnectionError> {
+        let State::Handshake(handshake) = &mut self.state else { return Ok(Progress::Active) };
+        let mut cx = Context::from_waker(self.wake_filter.waker());
+        let Poll::Ready(connection) = Pin::new(handshake).poll(&mut cx) else {
+            return Ok(Progress::of(self.io_handle.is_read_budget_spent()));
+        };
+        let mut connection = connection?;
+        let keepalive_timer =
+            KeepaliveTimer::new(self.keepalive, self.io_handle.clone(), connection.ping_pong());
+        match self.shutdown {
+            Shutdown::NotRequested => {}
+            Shutdown::Requested(_) | Shutdown::Overdue => connection.graceful_shutdown(),
+        }
+        self.state = State::Open(connection, WakeFiltered::new(keepalive_timer));
+        Ok(Progress::Active)
+    }
+
     /// Writes replies, reads requests and decides them.
     fn drive(&mut self) -> Result<Progress, ConnectionError> {
         self.io_handle.set_read_budget(READ_BUDGET_BYTES);
+        let State::Open(connection, _) = &mut self.state else { return self.open() };
         let mut cx = Context::from_waker(self.wake_filter.waker());
-        let connection = match &mut self.state {
-            State::Handshake(handshake) => {
-                let Poll::Ready(connection) = Pin::new(handshake).poll(&mut cx) else {
-                    return Ok(Progress::of(self.io_handle.is_read_budget_spent()));
-                };
-                let mut connection = connection?;
-                let keepalive_timer =
-                    KeepaliveTimer::new(self.keepalive, self.io_handle.clone(), connection.ping_pong());
-                match self.shutdown {
-                    Shutdown::NotRequested => {}
-                    Shutdown::Requested(_) | Shutdown::Overdue => connection.graceful_shutdown(),
-                }
-                self.state = State::Open(connection, WakeFiltered::new(keepalive_timer));
-                return Ok(Progress::Active);
-            }
-            State::Open(connection, _) => connection,
-        };
         let (mut batch, mut has_progressed) = (self.service.batch(), false);
         let calls = Calls {
             service: &self.service,
@@ -237,24 +246,33 @@ impl<W: AsyncRead + AsyncWrite + Unpin> Connection<W> {
             unsent: &self.unsent,
             closing: &self.closing,
         };
+        // What the last pass left is written by the first poll.
+        let corked_from = usize::from(self.has_unwritten);
+        let mut accepted = Vec::new();
         for call in 0..CALLS_PER_POLL_MAX {
-            if call == 1 {
+            if call == corked_from {
                 self.io_handle.cork();
             }
             match connection.poll_accept(&mut cx) {
-                Poll::Pending => break,
+                Poll::Pending if accepted.is_empty() => break,
+                // The next poll lets HTTP/2 encode the replies while they are in the cache.
+                Poll::Pending => {}
+                // Calls of the group end with their connection, as do those that are not accepted yet.
                 Poll::Ready(None) => return Ok(Progress::Closed),
-                Poll::Ready(Some(accepted)) => {
-                    let (request, respond) = accepted?;
-                    if self.unsent.has_room() {
-                        calls.begin(batch.as_mut(), request, respond, &mut cx);
-                    } else {
-                        self.deferred.push_back(calls.defer(request, respond));
+                Poll::Ready(Some(call)) => {
+                    if accepted.is_empty() {
+                        accepted.reserve(CALLS_PER_GROUP);
                     }
+                    accepted.push(call?);
                     has_progressed = true;
+                    if accepted.len() < CALLS_PER_GROUP {
+                        continue;
+                    }
                 }
             }
+            calls.begin_or_defer(&mut accepted, &mut self.deferred, batch.as_mut(), &mut cx);
         }
+        calls.begin_or_defer(&mut accepted, &mut self.deferred, batch.as_mut(), &mut cx);
         if !self.deferred.is_empty() {
             has_progressed |= calls.begin_deferred(&mut self.deferred, batch.as_mut(), &mut cx);
         }
@@ -269,7 +287,8 @@ impl<W: AsyncRead + AsyncWrite + Unpin> Connection<W> {
                 WINDOW_BYTES.saturating_add(u32::try_from(withheld).unwrap_or(u32::MAX)),
             );
         }
-        Ok(Progress::of(has_progressed || self.io_handle.is_read_budget_spent()))
+        self.has_unwritten = has_progressed | self.io_handle.take_delayed_write();
+        Ok(Progress::of(self.has_unwritten || self.io_handle.is_read_budget_spent()))
     }
 }
 

@@ -32,6 +32,7 @@ struct IoState {
     has_received: AtomicBool,
     is_drained: AtomicBool,
     is_corked: AtomicBool,
+    has_delayed_write: AtomicBool,
     // Bytes that may still be read; `usize::MAX` is no bound.
     read_budget: AtomicUsize,
     is_read_budget_spent: AtomicBool,
@@ -67,8 +68,8 @@ impl IoHandle {
     }
 
     /// Delays small writes until [`IoHandle::uncork`], and does not read again once the socket was empty. Delayed reads
-    /// and writes return `Pending` without registering a waker, so the task must uncork and poll again in the same
-    /// poll.
+    /// and writes return `Pending` without registering a waker, so the task must uncork, and poll again if
+    /// [`IoHandle::take_delayed_write`] says so.
     pub(super) fn cork(&self) {
         self.0.is_drained.store(false, Relaxed);
         self.0.is_corked.store(true, Relaxed);
@@ -79,12 +80,23 @@ impl IoHandle {
         self.0.is_corked.store(false, Relaxed);
     }
 
+    /// Whether a write was delayed since the last call of this function.
+    pub(super) fn take_delayed_write(&self) -> bool {
+        let has_delayed = self.0.has_delayed_write.load(Relaxed);
+        self.0.has_delayed_write.store(false, Relaxed);
+        has_delayed
+    }
+
     fn is_drained(&self) -> bool {
         self.0.is_corked.load(Relaxed) && self.0.is_drained.load(Relaxed)
     }
 
     fn delays_write(&self, bytes: usize) -> bool {
-        self.0.is_corked.load(Relaxed) && bytes < CORKED_BYTES_MAX
+        let is_delayed = self.0.is_corked.load(Relaxed) && bytes < CORKED_BYTES_MAX;
+        if is_delayed {
+            self.0.has_delayed_write.store(true, Relaxed);
+        }
+        is_delayed
     }
 
     fn record_read(&self, bytes: usize) {
@@ -209,8 +221,9 @@ mod tests {
             let io = Pin::new(&mut io);
             io.poll_write(&mut Context::from_waker(std::task::Waker::noop()), &vec![7; bytes])
         };
-        assert!(write(CORKED_BYTES_MAX - 1).is_pending());
+        assert!(write(CORKED_BYTES_MAX - 1).is_pending() && io_handle.take_delayed_write());
         assert!(matches!(write(CORKED_BYTES_MAX), Poll::Ready(Ok(CORKED_BYTES_MAX))));
+        assert!(!io_handle.take_delayed_write());
         io_handle.uncork();
         assert!(matches!(write(1), Poll::Ready(Ok(1))));
         let mut got = vec![0; CORKED_BYTES_MAX + 1];

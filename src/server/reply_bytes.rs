@@ -60,7 +60,11 @@ impl Unsent {
     pub(super) fn part(&self, bytes: Bytes) -> ReplyPart {
         let counted = bytes.len() + REPLY_BYTES;
         let before = self.0.bytes.fetch_add(counted, Relaxed);
-        self.0.process.unsent.fetch_add(steps(before, before + counted), Relaxed);
+        let steps = steps(before, before + counted);
+        // Usually none: cores must not share a cache line for each reply.
+        if steps > 0 {
+            self.0.process.unsent.fetch_add(steps, Relaxed);
+        }
         ReplyPart { rest: bytes, counted, unsent: self.clone() }
     }
 
@@ -84,7 +88,10 @@ impl Drop for ReplyPart {
     fn drop(&mut self) {
         let connection = &self.unsent.0;
         let before = connection.bytes.fetch_sub(self.counted, Relaxed);
-        connection.process.unsent.fetch_sub(steps(before - self.counted, before), Relaxed);
+        let steps = steps(before - self.counted, before);
+        if steps > 0 {
+            connection.process.unsent.fetch_sub(steps, Relaxed);
+        }
     }
 }
 

@@ -51,9 +51,9 @@ impl Redis {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use tollgate_limiter::shared_store::Mode;
 
+    use super::*;
     use crate::settings::{
         Sources,
         tests::{flags, load, problems},

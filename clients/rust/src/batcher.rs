@@ -16,8 +16,8 @@ use tokio::{
 use tonic::{Code, Status};
 
 use crate::{
-    NoAnswer, Options,
-    connections::{Connections, Server},
+    Options,
+    connections::{Connections, Server, late, runtime_ended},
     metrics::Metrics,
     v1,
 };
@@ -52,12 +52,12 @@ struct QueuedCheck {
     request: v1::Request,
     bytes: usize,
     deadline: Instant,
-    reply: oneshot::Sender<Reply>,
+    reply: oneshot::Sender<Result<Reply, Status>>,
 }
 
-/// The answer to one check, or the reason why there is none.
+/// The answer to one check.
 pub(crate) struct Reply {
-    pub(crate) answer: Result<v1::Answer, Status>,
+    pub(crate) answer: v1::Answer,
     /// When the check was sent.
     pub(crate) sent: Instant,
 }
@@ -79,45 +79,57 @@ impl Batcher {
         Self { shared, _senders: senders }
     }
 
-    /// Waits for the answer until the deadline. A check whose caller is gone is not sent.
-    pub(crate) async fn check(&self, request: v1::Request, deadline: Instant) -> Result<Reply, NoAnswer> {
+    /// Queues a check; the error says that the queue is full.
+    pub(crate) fn queue(&self, request: v1::Request, deadline: Instant) -> Result<Waiting<'_>, Status> {
+        let shared = &*self.shared;
         let (reply, answer) = oneshot::channel();
         let bytes = request.encoded_len();
-        let _place = self.shared.queue(QueuedCheck { request, bytes, deadline, reply })?;
-        match timeout_at(deadline, answer).await {
-            Ok(Ok(reply)) => Ok(reply),
-            Ok(Err(_)) => Err(Status::unavailable("the runtime of the client has ended").into()),
-            Err(_) => Err(Status::deadline_exceeded("no answer in time").into()),
+        let mut queue = shared.lock();
+        let length = queue.checks.len();
+        if length >= shared.queue_max {
+            return Err(Status::resource_exhausted(format!("{length} checks wait already")));
+        }
+        let number = queue.next;
+        queue.next += 1;
+        queue.checks.insert(number, QueuedCheck { request, bytes, deadline, reply });
+        drop(queue);
+        shared.arrival.notify_one();
+        Ok(Waiting { shared, number, deadline, answer })
+    }
+
+    /// The number of checks that wait for a call.
+    #[cfg(test)]
+    pub(crate) fn waiting(&self) -> usize {
+        self.shared.lock().checks.len()
+    }
+}
+
+/// A check that waits for its answer. It leaves the queue when this is dropped.
+pub(crate) struct Waiting<'a> {
+    shared: &'a Shared,
+    number: u64,
+    deadline: Instant,
+    answer: oneshot::Receiver<Result<Reply, Status>>,
+}
+
+impl Waiting<'_> {
+    /// Waits until the deadline.
+    pub(crate) async fn reply(mut self) -> Result<Reply, Status> {
+        match timeout_at(self.deadline, &mut self.answer).await {
+            Ok(Ok(reply)) => reply,
+            Ok(Err(_)) => Err(runtime_ended()),
+            Err(_) => Err(late()),
         }
     }
 }
 
-/// The place of a check in the queue, which it leaves when this is dropped.
-struct Place<'a> {
-    shared: &'a Shared,
-    number: u64,
-}
-
-impl Drop for Place<'_> {
+impl Drop for Waiting<'_> {
     fn drop(&mut self) {
         self.shared.lock().checks.remove(&self.number);
     }
 }
 
 impl Shared {
-    fn queue(&self, check: QueuedCheck) -> Result<Place<'_>, NoAnswer> {
-        let mut queue = self.lock();
-        if queue.checks.len() >= self.queue_max {
-            return Err(NoAnswer::QueueFull);
-        }
-        let number = queue.next;
-        queue.next += 1;
-        queue.checks.insert(number, check);
-        drop(queue);
-        self.arrival.notify_one();
-        Ok(Place { shared: self, number })
-    }
-
     async fn send_batches(self: Arc<Self>) {
         loop {
             // A check that arrives after `take` leaves a permit.
@@ -151,6 +163,11 @@ impl Shared {
     async fn send(&self, batch: Vec<QueuedCheck>) {
         let mut parts = vec![batch];
         while let Some(mut part) = parts.pop() {
+            // Callers of a second half may have gone while the first one was sent.
+            part.retain(|check| !check.reply.is_closed());
+            if part.is_empty() {
+                continue;
+            }
             let sent = Instant::now();
             let result = self.call(&part).await;
             if part.len() > 1 && matches!(&result, Err(status) if status.code() == Code::InvalidArgument) {
@@ -161,12 +178,12 @@ impl Shared {
             match result {
                 Ok(answers) => {
                     for (check, answer) in part.into_iter().zip(answers) {
-                        check.reply(Ok(answer), sent);
+                        check.reply(Ok(Reply { answer, sent }));
                     }
                 }
                 Err(status) => {
                     for check in part {
-                        check.reply(Err(status.clone()), sent);
+                        check.reply(Err(status.clone()));
                     }
                 }
             }
@@ -191,9 +208,9 @@ impl Shared {
 }
 
 impl QueuedCheck {
-    fn reply(self, answer: Result<v1::Answer, Status>, sent: Instant) {
+    fn reply(self, reply: Result<Reply, Status>) {
         // An error says that the caller is gone.
-        let _ = self.reply.send(Reply { answer, sent });
+        let _ = self.reply.send(reply);
     }
 }
 

@@ -6,7 +6,7 @@ use tokio::{runtime::Handle, time::Instant};
 use tonic::{Code, Request as Call, Status};
 
 use crate::{
-    Decision, InvalidOptions, InvalidRequest, NoAnswer, OnNoAnswer, Options, Outcome, Request, Source,
+    Decision, InvalidOptions, InvalidRequest, NoAnswer, OnNoAnswer, Options, Outcome, Request,
     batcher::{Batcher, answers_to},
     connections::{Connections, Server},
     deny_cache::DenyCache,
@@ -23,7 +23,7 @@ pub(crate) struct Inner {
     pub(crate) options: Options,
     pub(crate) runtime: Handle,
     pub(crate) connections: Arc<Connections>,
-    batcher: Batcher,
+    pub(crate) batcher: Batcher,
     pub(crate) denials: DenyCache,
     pub(crate) hasher: KeyHasher,
 }
@@ -63,30 +63,36 @@ impl Client {
         let mut measured = Measured::new(&*inner.options.metrics);
         let message = request.check_message()?;
         let (key, hits) = (inner.hasher.key_of(request), request.hits_of_each());
-        if request.request_id.is_none()
+        if request.request_id.is_empty()
             && let Some(decision) = inner.denials.denied(key, &hits, measured.begin)
         {
             measured.outcome = Outcome::DeniedLocally;
             return Ok(decision);
         }
         let under_way = inner.denials.begin(key);
-        let reply = inner.batcher.check(message, inner.deadline()).await;
-        let sent = reply.as_ref().ok().map(|reply| reply.sent);
-        let answer = match reply {
-            Ok(reply) => reply.answer.and_then(Decision::of_answer).map_err(Error::from),
-            Err(no_answer) => Err(no_answer.into()),
+        let waiting = match inner.batcher.queue(message, inner.deadline()) {
+            Ok(waiting) => waiting,
+            Err(full) => {
+                measured.outcome = Outcome::QueueFull;
+                return inner.or_default(Err(full.into()));
+            }
         };
-        let decision = inner.or_default(answer)?;
-        measured.outcome = match &decision.source {
-            Source::Default(NoAnswer::QueueFull) => Outcome::QueueFull,
-            Source::Default(NoAnswer::Failed { .. }) => Outcome::NoAnswer,
-            Source::Server | Source::DenyCache | Source::Prepaid if decision.allowed => Outcome::Allowed,
-            Source::Server | Source::DenyCache | Source::Prepaid => Outcome::Denied,
-        };
-        if let (Outcome::Denied, Some(sent)) = (measured.outcome, sent) {
-            under_way.refuse(hits, &decision, sent.into_std());
+        let reply = waiting.reply().await;
+        let answer = reply.and_then(|reply| Ok((Decision::of_answer(reply.answer)?, reply.sent)));
+        match answer {
+            Ok((decision, sent)) => {
+                measured.outcome = if decision.allowed { Outcome::Allowed } else { Outcome::Denied };
+                if !decision.allowed {
+                    under_way.refuse(hits, &decision, sent);
+                }
+                Ok(decision)
+            }
+            Err(status) => {
+                let decision = inner.or_default(Err(status.into()))?;
+                measured.outcome = Outcome::NoAnswer;
+                Ok(decision)
+            }
         }
-        Ok(decision)
     }
 
     /// Decides whether anything is left, and charges nothing.
@@ -101,9 +107,14 @@ impl Client {
     pub async fn refund(&self, request: &Request) -> Result<Decision, Error> {
         let message = v1::RefundRequest { requests: vec![request.refund_message()?] };
         let method = |mut server: Server, call: Call<_>| async move { server.refund(call).await };
+        let _refunding = self.0.denials.refunding(self.0.hasher.key_of(request));
         let response = self.0.connections.call(message, self.0.deadline(), method).await;
-        self.0.denials.refund(self.0.hasher.key_of(request), std::time::Instant::now());
         only(response.map(|response| response.answers))
+    }
+
+    /// Closes the connections. Calls under way, of all clones, and later ones have no answer.
+    pub fn close(&self) {
+        self.0.connections.close();
     }
 }
 

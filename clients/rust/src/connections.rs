@@ -57,6 +57,7 @@ struct State {
     ready: Vec<Connection>,
     /// Why there is no connection. None while the first attempt is under way: calls wait for it.
     failure: Option<Status>,
+    closed: bool,
 }
 
 /// One HTTP/2 connection. It never reconnects: the manager makes another one.
@@ -90,6 +91,7 @@ impl Connections {
         M: Clone,
         F: Future<Output = Result<Response<T>, Status>>,
     {
+        let mut changes = self.state.subscribe();
         let calls = async {
             let mut tries = 0;
             loop {
@@ -112,7 +114,19 @@ impl Connections {
                 }
             }
         };
-        timeout_at(deadline, calls).await.unwrap_or_else(|_| Err(late()))
+        let end = async {
+            tokio::select! {
+                biased;
+                result = calls => result,
+                _ = changes.wait_for(|state| state.closed) => Err(closed()),
+            }
+        };
+        timeout_at(deadline, end).await.unwrap_or_else(|_| Err(late()))
+    }
+
+    /// Closes the connections. Calls under way end, and later ones are not sent.
+    pub(crate) fn close(&self) {
+        self.state.send_modify(|state| state.closed = true);
     }
 
     /// The connection whose turn it is. Waits while the first one is being made.
@@ -125,11 +139,14 @@ impl Connections {
             if let Some(next) = self.try_next(&changes.borrow_and_update()) {
                 return next;
             }
-            changes.changed().await.map_err(|_| Status::unavailable("the client is closed"))?;
+            changes.changed().await.map_err(|_| closed())?;
         }
     }
 
     fn try_next(&self, state: &State) -> Option<Result<Connection, Status>> {
+        if state.closed {
+            return Some(Err(closed()));
+        }
         if state.ready.is_empty() {
             return state.failure.clone().map(Err);
         }
@@ -150,8 +167,16 @@ impl Connections {
     }
 }
 
-fn late() -> Status {
+pub(crate) fn late() -> Status {
     Status::deadline_exceeded("no answer in time")
+}
+
+fn closed() -> Status {
+    Status::cancelled("the client is closed")
+}
+
+pub(crate) fn runtime_ended() -> Status {
+    Status::unavailable("the runtime of the client has ended")
 }
 
 /// What made a call fail.
@@ -216,8 +241,10 @@ impl Manager {
     }
 
     async fn run(mut self, mut reports: mpsc::Receiver<SocketAddr>) {
+        let mut changes = self.state.subscribe();
         loop {
             tokio::select! {
+                _ = changes.wait_for(|state| state.closed) => break,
                 () = sleep_until(self.lookup_at), if !self.lookup_runs => self.look_up(),
                 Some(Ok(event)) = self.tasks.join_next() => match event {
                     Event::Found(found) => self.found(found),
@@ -225,10 +252,11 @@ impl Manager {
                 },
                 report = reports.recv() => match report {
                     Some(address) => self.broken(address),
-                    None => return,
+                    None => break,
                 },
             }
         }
+        self.state.send_modify(|state| state.ready.clear());
     }
 
     fn look_up(&mut self) {

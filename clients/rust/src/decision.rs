@@ -21,35 +21,31 @@ pub struct Decision {
     pub limits: Vec<LimitStatus>,
     /// Whether the server decided a limit without the owner of its counter, which it could not reach.
     pub degraded: bool,
+    /// Why the source is the default, if it is.
+    pub no_answer: Option<NoAnswer>,
 }
 
 /// Where a decision comes from.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Source {
     /// The server.
     Server,
     /// The key was refused earlier, and the time of its retry-after is not over.
     DenyCache,
-    /// A slice of [`Prepaid`](crate::Prepaid).
+    /// A slice of [`PrepaidSlices`](crate::PrepaidSlices).
     Prepaid,
-    /// [`Options::on_no_answer`](crate::Options::on_no_answer), for this reason.
-    Default(NoAnswer),
+    /// [`Options::on_no_answer`](crate::Options::on_no_answer).
+    Default,
 }
 
 /// Why the server gave no answer.
-#[derive(Clone, Debug, PartialEq, thiserror::Error)]
-pub enum NoAnswer {
-    /// Too many checks wait for a call.
-    #[error("too many checks wait for a call to the server")]
-    QueueFull,
-    /// The call failed, or had no answer in time.
-    #[error("the server gave no answer: {code:?}: {message}")]
-    Failed {
-        /// That of the gRPC status.
-        code: Code,
-        /// That of the gRPC status.
-        message: String,
-    },
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the server gave no answer: {code:?}: {message}")]
+pub struct NoAnswer {
+    /// That of a gRPC status, of the server or of this client.
+    pub code: Code,
+    /// That of the status.
+    pub message: String,
 }
 
 /// One limit of a request.
@@ -82,8 +78,9 @@ pub struct LimitStatus {
 impl Decision {
     /// The decision without an answer.
     pub(crate) fn default_of(allowed: bool, reason: NoAnswer) -> Self {
+        let (source, no_answer) = (Source::Default, Some(reason));
         let (delay, limits) = (Duration::ZERO, Vec::new());
-        Self { allowed, source: Source::Default(reason), delay, retry_after: None, limits, degraded: false }
+        Self { allowed, source, delay, retry_after: None, limits, degraded: false, no_answer }
     }
 
     /// The limit to report in headers: a limit that denies the request comes first, then the one with the fewest
@@ -137,6 +134,7 @@ impl Decision {
             retry_after: answer.retry_after.map(|wait| duration(Some(wait))),
             limits: answer.limits.into_iter().map(LimitStatus::of_message).collect(),
             degraded: answer.degraded,
+            no_answer: None,
         })
     }
 }
@@ -162,58 +160,11 @@ impl LimitStatus {
 
 impl From<Status> for NoAnswer {
     fn from(status: Status) -> Self {
-        Self::Failed { code: status.code(), message: status.message().to_owned() }
+        Self { code: status.code(), message: status.message().to_owned() }
     }
 }
 
 /// Absent and negative times are zero.
 pub(crate) fn duration(message: Option<prost_types::Duration>) -> Duration {
     message.and_then(|time| Duration::try_from(time).ok()).unwrap_or_default()
-}
-
-#[cfg(test)]
-pub(crate) mod tests {
-    use super::*;
-
-    /// A limit that refuses until this time has passed.
-    pub(crate) fn refusing(wait: Duration) -> LimitStatus {
-        let message = v1::LimitStatus { refused: true, ..v1::LimitStatus::default() };
-        LimitStatus { reset_after: wait, retry_after: Some(wait), ..LimitStatus::of_message(message) }
-    }
-
-    /// A refusal until this time has passed.
-    pub(crate) fn refusal(wait: Duration) -> Decision {
-        let denied = v1::Answer { verdict: v1::answer::Verdict::Denied.into(), ..v1::Answer::default() };
-        let decision = Decision::of_answer(denied).unwrap();
-        Decision { retry_after: Some(wait), limits: vec![refusing(wait)], ..decision }
-    }
-
-    #[test]
-    fn tightest_limit_denies_then_has_fewest_hits_then_longest_wait() {
-        let limit = |descriptor, remaining, seconds, refused| LimitStatus {
-            descriptor,
-            remaining,
-            refused,
-            ..refusing(Duration::from_secs(seconds))
-        };
-        let tightest = |allowed, limits: &[LimitStatus]| {
-            let decision = Decision { allowed, limits: limits.to_vec(), ..refusal(Duration::ZERO) };
-            decision.tightest().map(|limit| limit.descriptor)
-        };
-        let limits = [
-            limit(0, 5, 9, false),
-            limit(1, 2, 1, true),
-            limit(2, 2, 3, true),
-            limit(3, 0, 9, false),
-            limit(4, 0, 1, false),
-        ];
-        assert_eq!(tightest(false, &limits), Some(2));
-        assert_eq!(tightest(true, &limits), Some(3), "a shadow rule that refuses is one of several");
-        assert_eq!(tightest(true, &[]), None);
-    }
-
-    #[test]
-    fn answer_without_verdict_is_an_error() {
-        assert_eq!(Decision::of_answer(v1::Answer::default()).unwrap_err().code(), Code::Internal);
-    }
 }

@@ -17,7 +17,7 @@ pub(crate) fn add_limit(headers: &mut HeaderMap, decision: &Decision) {
 
 /// Adds the time until a refused request would pass, if it ever would.
 pub(crate) fn add_retry_after(headers: &mut HeaderMap, decision: &Decision) {
-    if let Some(wait) = decision.retry_after {
+    if let Some(wait) = decision.retry_after.filter(|wait| !wait.is_zero()) {
         headers.insert(RETRY_AFTER, seconds(wait).into());
     }
 }

@@ -10,7 +10,7 @@ use tonic::{Code, Status};
 use tonic_types::{ErrorDetails, StatusExt};
 use tower::{Layer, Service};
 
-use crate::{Check, Client, Decision, Request, headers};
+use crate::{Checker, Client, Decision, Request, headers};
 
 /// Limits the requests of a service. `describe` says what each request asks; a request for which it returns `None` is
 /// not limited.
@@ -37,7 +37,7 @@ pub struct RateLimitService<S, D, C = Client> {
 }
 
 impl<D, C> RateLimitLayer<D, C> {
-    /// A layer that asks this client, or these slices: an `Arc` of a [`Prepaid`](crate::Prepaid).
+    /// A layer that asks this client, or these [`PrepaidSlices`](crate::PrepaidSlices).
     pub fn new(checker: C, describe: D) -> Self {
         Self { checker, describe }
     }
@@ -57,7 +57,7 @@ where
     S::Future: Send + 'static,
     S::Error: Send + 'static,
     D: Fn(&http::Request<A>) -> Option<Request>,
-    C: Check + Clone + 'static,
+    C: Checker + Clone + 'static,
     A: Send + 'static,
     B: Default + Send + 'static,
 {
@@ -138,7 +138,7 @@ fn empty<B: Default>(status: StatusCode) -> Response<B> {
 
 fn exhausted(decision: &Decision) -> Status {
     let (code, message) = (Code::ResourceExhausted, "rate limit exceeded");
-    match decision.retry_after {
+    match decision.retry_after.filter(|wait| !wait.is_zero()) {
         Some(wait) => Status::with_error_details(code, message, ErrorDetails::with_retry_info(Some(wait))),
         None => Status::new(code, message),
     }

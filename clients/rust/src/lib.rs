@@ -4,10 +4,10 @@
 //! checks together, and answers for keys that are known to be refused. If the server gives no answer in time,
 //! [`Options::on_no_answer`] decides.
 //!
-//! [`RateLimitLayer`] limits the requests of HTTP and gRPC servers. [`Prepaid`] spends slices of a limit without calls.
+//! [`RateLimitLayer`] limits the requests of HTTP and gRPC servers. [`PrepaidSlices`] spends slices of a limit without calls.
 
 mod batcher;
-mod check;
+mod checker;
 mod client;
 mod connections;
 mod decision;
@@ -20,19 +20,23 @@ mod options;
 mod prepaid;
 mod request;
 mod reservation;
+mod slice_table;
+#[cfg(test)]
+#[path = "../tests/vectors/mod.rs"]
+mod vectors;
 
 pub use tonic::{
     Code,
     transport::{Certificate, ClientTlsConfig, Identity},
 };
 
-pub use check::Check;
+pub use checker::Checker;
 pub use client::{Client, Error};
 pub use decision::{Decision, LimitStatus, NoAnswer, Source};
 pub use layer::{RateLimitLayer, RateLimitService};
 pub use metrics::{Metrics, Outcome};
-pub use options::{InvalidOptions, OnNoAnswer, Options};
-pub use prepaid::{Prepaid, Slices};
+pub use options::{InvalidOptions, OnNoAnswer, Options, OutOfRange};
+pub use prepaid::{PrepaidSlices, SliceOptions};
 pub use proto::tollgate::v1;
 pub use request::{Descriptor, InvalidRequest, Limit, Request, Unit};
 pub use reservation::{OnExpiry, Reservation, SettledLimit, SettledOutcome, Settlement, Terms};

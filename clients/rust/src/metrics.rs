@@ -1,21 +1,24 @@
 //! What a client counts.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-/// Receives what a client counts. Many tasks call its functions at once; they must not block.
+use tokio::time::Instant;
+
+/// Receives what a client counts. Many tasks call its functions at once; they must neither block nor panic.
 pub trait Metrics: Send + Sync {
     /// Called once for each check, with the time that it took.
     fn checked(&self, outcome: Outcome, latency: Duration);
     /// Called for each call to the server with checks, with the number of checks in it.
     fn sent(&self, batch: usize);
-    /// Called with the hits of a slice that were not spent and stay charged, because no settlement had an answer.
-    fn lost_hits(&self, _hits: u64) {}
+    /// Called with the hits of a slice that were not spent and stay charged, because its settlement was lost.
+    fn lost(&self, hits: u64);
 }
 
 /// Counts nothing.
 impl Metrics for () {
     fn checked(&self, _: Outcome, _: Duration) {}
     fn sent(&self, _: usize) {}
+    fn lost(&self, _: u64) {}
 }
 
 /// How a check ended.
@@ -27,7 +30,7 @@ pub enum Outcome {
     Denied,
     /// By the deny cache.
     DeniedLocally,
-    /// Allowed by a slice of [`Prepaid`](crate::Prepaid).
+    /// Allowed by a slice of [`PrepaidSlices`](crate::PrepaidSlices).
     Prepaid,
     /// The server did not answer in time or at all, and the default decided.
     NoAnswer,

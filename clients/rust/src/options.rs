@@ -1,10 +1,13 @@
 //! Options of a client.
 
-use std::{sync::Arc, time::Duration};
+use std::{fmt::Debug, ops::RangeInclusive, sync::Arc, time::Duration};
 
 use tonic::transport::ClientTlsConfig;
 
 use crate::Metrics;
+
+pub(crate) const MILLISECOND: Duration = Duration::from_millis(1);
+pub(crate) const DAY: Duration = Duration::from_secs(24 * 3600);
 
 /// The decision on a request if the server gives no answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,41 +21,49 @@ pub enum OnNoAnswer {
 /// Options of a client.
 #[derive(Clone)]
 pub struct Options {
-    /// Bounds the time of a call. Default: 100 ms.
+    /// The time that a call waits for its answer: 1 ms to 60 s. Default: 100 ms.
     pub timeout: Duration,
     /// Decides if the server does not answer in time or at all. Default: allow.
     pub on_no_answer: OnNoAnswer,
     /// TLS of the connections. Default: plaintext.
     pub tls: Option<ClientTlsConfig>,
-    /// Calls under way from which on further checks are collected. Default: 2.
+    /// Calls with checks under way, from which on further checks are collected: 1 to 100. Default: 2.
     pub calls_max: usize,
-    /// Checks in one call, at most `api.max_requests` of the server. Default: 256.
+    /// Checks in one call: 1 to 256, at most `api.max_requests` of the server. Default: 256.
     pub batch_max: usize,
-    /// Checks that may wait for a call; `on_no_answer` decides further ones. Default: 10,000.
+    /// Checks that may wait for a call: 1 to 1,000,000; `on_no_answer` decides further ones. Default: 10,000.
     pub queue_max: usize,
-    /// Keys in the local deny cache, above which the oldest one is dropped; 0 turns it off. Default: 10,000.
+    /// Keys in the local deny cache, above which the oldest one is dropped: at most 1,000,000; 0 turns it off. Default:
+    /// 10,000.
     pub deny_cache_keys: usize,
-    /// The time after which a refused key is asked for again, if its retry-after is longer. Default: 1 s.
+    /// The time after which a refused key is asked for again, if its retry-after is longer: 1 ms to 24 h. Default: 1 s.
     pub deny_cache_max: Duration,
     /// Receives what the client counts. Default: nothing is counted.
     pub metrics: Arc<dyn Metrics>,
 }
 
-/// A client cannot be made.
+/// A client or slices cannot be made.
 #[derive(Debug, thiserror::Error)]
 pub enum InvalidOptions {
-    /// The option must be more than 0.
-    #[error("the option {0} must be more than 0")]
-    Zero(&'static str),
+    /// An option is out of its range.
+    #[error(transparent)]
+    OutOfRange(#[from] OutOfRange),
     /// The target is not `host:port`, or several of them with commas between.
     #[error("the target {0:?} is not host:port")]
     Target(String),
-    /// Slices cannot be held for this time.
-    #[error("the ttl of slices must be 1 ms to 24 h, and is {0:?}")]
-    Ttl(Duration),
     /// TLS cannot be set up.
     #[error("TLS cannot be set up")]
     Tls(#[source] tonic::transport::Error),
+}
+
+/// An option is out of its range.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the option {option} is not in {range}")]
+pub struct OutOfRange {
+    /// Its name.
+    pub option: &'static str,
+    /// Its lowest and its highest value.
+    pub range: String,
 }
 
 impl Default for Options {
@@ -72,16 +83,23 @@ impl Default for Options {
 }
 
 impl Options {
-    pub(crate) fn validate(&self) -> Result<(), InvalidOptions> {
-        let zero = [
-            ("timeout", self.timeout.is_zero()),
-            ("calls_max", self.calls_max == 0),
-            ("batch_max", self.batch_max == 0),
-            ("queue_max", self.queue_max == 0),
-        ];
-        match zero.into_iter().find(|(_, zero)| *zero) {
-            Some((name, _)) => Err(InvalidOptions::Zero(name)),
-            None => Ok(()),
-        }
+    pub(crate) fn validate(&self) -> Result<(), OutOfRange> {
+        in_range("timeout", self.timeout, MILLISECOND..=Duration::from_secs(60))?;
+        in_range("calls_max", self.calls_max, 1..=100)?;
+        in_range("batch_max", self.batch_max, 1..=256)?;
+        in_range("queue_max", self.queue_max, 1..=1_000_000)?;
+        in_range("deny_cache_keys", self.deny_cache_keys, 0..=1_000_000)?;
+        in_range("deny_cache_max", self.deny_cache_max, MILLISECOND..=DAY)
     }
+}
+
+pub(crate) fn in_range<T: PartialOrd + Debug>(
+    option: &'static str,
+    value: T,
+    range: RangeInclusive<T>,
+) -> Result<(), OutOfRange> {
+    if range.contains(&value) {
+        return Ok(());
+    }
+    Err(OutOfRange { option, range: format!("{range:?}") })
 }

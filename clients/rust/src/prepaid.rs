@@ -2,46 +2,46 @@
 
 use std::{
     collections::HashMap,
-    ops::RangeInclusive,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
 use tokio::{
-    sync::{Notify, watch},
-    task::JoinSet,
-    time::{Instant, sleep, sleep_until},
+    sync::watch,
+    task::AbortHandle,
+    time::{Instant, sleep_until},
 };
 
 use crate::{
-    Client, Decision, InvalidOptions, InvalidRequest, OnExpiry, Outcome, Request, Reservation, Source, Terms,
-    request::CounterKey, reservation::repeated,
+    Client, Decision, InvalidOptions, InvalidRequest, OnExpiry, OutOfRange, Outcome, Request, Terms,
+    options::{DAY, MILLISECOND, in_range},
+    request::CounterKey,
+    slice_table::{Actions, End, SliceTable},
 };
 
-/// Between attempts to reserve a slice that the server refuses.
-const REFUSED_PAUSE_MAX: Duration = Duration::from_secs(1);
-
-/// A slice that ends sooner is not worth the calls that reserve and settle it.
-const LASTS_MIN: Duration = Duration::from_millis(50);
-
-/// Those that a server takes.
-const TTLS: RangeInclusive<Duration> = Duration::from_millis(1)..=Duration::from_secs(24 * 3600);
-
-/// Options of [`Prepaid`].
+/// Options of [`PrepaidSlices`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Slices {
-    /// Hits of a slice. Default: 100.
+pub struct SliceOptions {
+    /// Hits of a slice: at least 1. Default: 100.
     pub hits: u64,
     /// The time for which a slice is held at most: 1 ms to 24 h. A slice that lasts less than 50 ms is given back
     /// unused. Default: 5 s.
     pub ttl: Duration,
-    /// Keys with slices. Checks of further keys go to the server. Default: 100.
+    /// Keys with slices: 1 to 1,000,000. Checks of further keys ask the server. Default: 100.
     pub keys_max: usize,
 }
 
-impl Default for Slices {
+impl Default for SliceOptions {
     fn default() -> Self {
         Self { hits: 100, ttl: Duration::from_secs(5), keys_max: 100 }
+    }
+}
+
+impl SliceOptions {
+    pub(crate) fn validate(&self) -> Result<(), OutOfRange> {
+        in_range("hits", self.hits, 1..=u64::MAX)?;
+        in_range("ttl", self.ttl, MILLISECOND..=DAY)?;
+        in_range("keys_max", self.keys_max, 1..=1_000_000)
     }
 }
 
@@ -53,180 +53,129 @@ impl Default for Slices {
 /// its limit. It needs windows or buckets that are much larger than a slice; of a bucket, a slice has at least as many
 /// hits as the bucket refills in the time that the slice shall last. Of a `sliding_log`, slices end as often as a hit
 /// leaves the log.
-pub struct Prepaid {
-    shared: Arc<Shared>,
-    keepers: Mutex<JoinSet<()>>,
-    closed: watch::Sender<bool>,
-}
+///
+/// Clones share the slices.
+#[derive(Clone)]
+pub struct PrepaidSlices(Arc<Shared>);
 
 struct Shared {
     client: Client,
-    slices: Slices,
-    /// Keys that have a keeper. None while the first slice is being reserved, or was refused.
-    keys: Mutex<HashMap<CounterKey, Option<Slice>>>,
+    options: SliceOptions,
+    state: Mutex<State>,
+    /// The number of keys with a state.
+    keys: watch::Sender<usize>,
 }
 
-struct Slice {
-    reservation: Reservation,
-    left: u64,
-    until: Instant,
-    /// Wakes the keeper when little is left.
-    low: Arc<Notify>,
+struct State {
+    table: SliceTable,
+    /// Wake a key when something is due.
+    timers: HashMap<CounterKey, AbortHandle>,
 }
 
-impl Prepaid {
-    /// Slices of this client.
-    pub fn new(client: Client, slices: Slices) -> Result<Self, InvalidOptions> {
-        if slices.hits == 0 {
-            return Err(InvalidOptions::Zero("hits"));
-        }
-        if !TTLS.contains(&slices.ttl) {
-            return Err(InvalidOptions::Ttl(slices.ttl));
-        }
-        let shared = Arc::new(Shared { client, slices, keys: Mutex::default() });
-        Ok(Self { shared, keepers: Mutex::default(), closed: watch::Sender::new(false) })
+impl PrepaidSlices {
+    /// Slices of this client. Close them before it.
+    pub fn new(client: Client, options: SliceOptions) -> Result<Self, InvalidOptions> {
+        options.validate()?;
+        let state = Mutex::new(State { table: SliceTable::new(options), timers: HashMap::new() });
+        Ok(Self(Arc::new(Shared { client, options, state, keys: watch::Sender::default() })))
     }
 
     /// Spends hits of the slice of the request's key. Without a slice, or if it has too few hits left, it is
     /// [`Client::check`]. So is a request with more hits than a slice, with hits of its own for a descriptor, or with a
     /// [`request_id`](Request::request_id).
     pub async fn check(&self, request: &Request) -> Result<Decision, InvalidRequest> {
-        let (begin, client) = (Instant::now(), &self.shared.client.0);
-        if self.shared.may_spend(request) {
-            let key = client.hasher.key_of(request);
-            match self.shared.spend(key, request.hits.max(1)) {
-                Spent::Allowed(decision) => {
-                    client.options.metrics.checked(Outcome::Prepaid, begin.elapsed());
-                    return Ok(decision);
-                }
-                Spent::NotEnough => {}
-                Spent::NoKeeper => self.keep(key, request),
+        let (begin, client) = (Instant::now(), &self.0.client);
+        match self.0.spend(request, begin) {
+            Some(decision) => {
+                client.0.options.metrics.checked(Outcome::Prepaid, begin.elapsed());
+                Ok(decision)
             }
+            None => client.check(request).await,
         }
-        self.shared.client.check(request).await
     }
 
-    /// Settles all slices with what was spent. Checks from then on go to the server. Without it, slices stay charged
-    /// as a whole.
+    /// Settles all slices with what was spent, which takes at most four timeouts of the client and half a second.
+    /// Checks from then on ask the server. If the program ends without it, slices stay charged as a whole.
     pub async fn close(&self) {
-        self.closed.send_replace(true);
-        let mut keepers = std::mem::take(&mut *lock(&self.keepers));
-        while keepers.join_next().await.is_some() {}
+        self.0.end_slices();
+        // An error says that the sender is gone, which this borrows.
+        let _ = self.0.keys.subscribe().wait_for(|keys| *keys == 0).await;
     }
-
-    fn keep(&self, key: CounterKey, request: &Request) {
-        let mut keepers = lock(&self.keepers);
-        if *self.closed.borrow() {
-            return;
-        }
-        while keepers.try_join_next().is_some() {}
-        let mut keys = lock(&self.shared.keys);
-        if keys.len() >= self.shared.slices.keys_max || keys.contains_key(&key) {
-            return;
-        }
-        keys.insert(key, None);
-        let request = request.clone().hits(self.shared.slices.hits);
-        keepers.spawn(self.shared.clone().keep(key, request, self.closed.subscribe()));
-    }
-}
-
-enum Spent {
-    Allowed(Decision),
-    NotEnough,
-    NoKeeper,
 }
 
 impl Shared {
-    fn may_spend(&self, request: &Request) -> bool {
-        request.hits <= self.slices.hits
-            && request.request_id.is_none()
-            && request.descriptors.iter().all(|descriptor| descriptor.hits.is_none())
+    fn spend(self: &Arc<Self>, request: &Request, now: Instant) -> Option<Decision> {
+        let mut state = self.lock();
+        if !state.table.serves(request) {
+            return None;
+        }
+        let key = self.client.0.hasher.key_of(request);
+        let (decision, actions) = state.table.check(key, request, now);
+        // What is due changes only with a call.
+        if actions.reserve.is_some() || !actions.ends.is_empty() {
+            self.act(&mut state, key, actions, now);
+        }
+        decision
     }
 
-    fn spend(&self, key: CounterKey, hits: u64) -> Spent {
-        let mut keys = lock(&self.keys);
-        let Some(slice) = keys.get_mut(&key) else { return Spent::NoKeeper };
-        let now = Instant::now();
-        let Some(slice) = slice.as_mut().filter(|slice| now < slice.until) else {
-            return Spent::NotEnough;
+    fn end_slices(self: &Arc<Self>) {
+        let (mut state, now) = (self.lock(), Instant::now());
+        for (key, actions) in state.table.close(now) {
+            self.act(&mut state, key, actions, now);
+        }
+    }
+
+    /// Takes an event of a key.
+    fn step(self: &Arc<Self>, key: CounterKey, event: impl FnOnce(&mut SliceTable, Instant) -> Actions) {
+        let (mut state, now) = (self.lock(), Instant::now());
+        let actions = event(&mut state.table, now);
+        let lost = actions.lost;
+        self.act(&mut state, key, actions, now);
+        drop(state);
+        if lost > 0 {
+            self.client.0.options.metrics.lost(lost);
+        }
+    }
+
+    /// Begins the calls of a key, and sets its timer.
+    fn act(self: &Arc<Self>, state: &mut State, key: CounterKey, actions: Actions, now: Instant) {
+        let runtime = &self.client.0.runtime;
+        if let Some(request) = actions.reserve {
+            runtime.spawn(self.clone().reserve(key, request));
+        }
+        for end in actions.ends {
+            runtime.spawn(self.clone().end(key, end));
+        }
+        if let Some(timer) = state.timers.remove(&key) {
+            timer.abort();
+        }
+        if let Some(at) = state.table.next_due(key, now) {
+            let shared = self.clone();
+            let timer = runtime.spawn(async move {
+                sleep_until(at).await;
+                shared.step(key, |table, now| table.due(key, now));
+            });
+            state.timers.insert(key, timer.abort_handle());
+        }
+        self.keys.send_replace(state.table.len());
+    }
+
+    async fn reserve(self: Arc<Self>, key: CounterKey, request: Request) {
+        let terms = Terms { ttl: self.options.ttl, on_expiry: OnExpiry::Charge };
+        let result = self.client.reserve(&request, terms).await;
+        self.step(key, |table, now| table.reserved(key, result, now));
+    }
+
+    async fn end(self: Arc<Self>, key: CounterKey, end: Arc<End>) {
+        let result = match end.spent {
+            Some(spent) => end.reservation.settle(spent).await,
+            None => end.reservation.cancel().await,
         };
-        if slice.left <= hits.saturating_add(self.slices.hits / 4) {
-            slice.low.notify_one();
-        }
-        let Some(left) = slice.left.checked_sub(hits) else { return Spent::NotEnough };
-        slice.left = left;
-        let reservation = &slice.reservation;
-        let mut decision = reservation.decision.later(Source::Prepaid, now - reservation.begin);
-        for limit in &mut decision.limits {
-            limit.remaining = limit.remaining.saturating_add(left);
-        }
-        Spent::Allowed(decision)
+        self.step(key, |table, now| table.ended(key, &end, &result, now));
     }
 
-    /// Keeps a slice of one key until it is not used for the time of a slice.
-    async fn keep(self: Arc<Self>, key: CounterKey, request: Request, mut closed: watch::Receiver<bool>) {
-        loop {
-            let Some(slice) = self.reserve(&request, &mut closed).await else { break };
-            let renew_at = slice.until - (slice.until - Instant::now()) / 4;
-            let low = slice.low.clone();
-            let before = lock(&self.keys).insert(key, Some(slice));
-            self.settle(before.flatten()).await;
-            tokio::select! {
-                () = low.notified() => {}
-                () = sleep_until(renew_at) => if !self.is_used(key) {
-                    break;
-                },
-                // An error says that it was dropped.
-                _ = closed.wait_for(|closed| *closed) => break,
-            }
-        }
-        let last = lock(&self.keys).remove(&key);
-        self.settle(last.flatten()).await;
+    /// No code panics while it holds the lock.
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
-
-    /// None if the slice is refused, after a pause.
-    async fn reserve(&self, request: &Request, closed: &mut watch::Receiver<bool>) -> Option<Slice> {
-        let terms = Terms { ttl: self.slices.ttl, on_expiry: OnExpiry::Charge };
-        let reservation = self.client.reserve(request, terms).await.ok()?;
-        let decision = &reservation.decision;
-        // Hits of a window that has ended must not be spent in the next one.
-        let times = decision.limits.iter().map(|limit| limit.reset_after).chain([self.slices.ttl]);
-        let lasts = times.min().unwrap_or_default();
-        if reservation.is_held() && decision.delay.is_zero() && lasts >= LASTS_MIN {
-            // Counted from an instant before the server's.
-            let until = reservation.begin + lasts;
-            return Some(Slice { reservation, left: self.slices.hits, until, low: Arc::default() });
-        }
-        // It may be held: for too short a time, with a place in a queue, or without an answer. If it cannot be given
-        // back, it stays charged.
-        let _ = repeated(|| reservation.cancel()).await;
-        let pause = decision.retry_after.unwrap_or(REFUSED_PAUSE_MAX).min(REFUSED_PAUSE_MAX);
-        tokio::select! {
-            () = sleep(pause) => {}
-            _ = closed.wait_for(|closed| *closed) => {}
-        }
-        None
-    }
-
-    fn is_used(&self, key: CounterKey) -> bool {
-        let keys = lock(&self.keys);
-        let slice = keys.get(&key).and_then(Option::as_ref);
-        slice.is_some_and(|slice| slice.left < self.slices.hits)
-    }
-
-    async fn settle(&self, slice: Option<Slice>) {
-        if let Some(slice) = slice {
-            let spent = self.slices.hits - slice.left;
-            let settled = repeated(|| slice.reservation.settle(spent)).await;
-            if settled.is_err() && slice.left > 0 {
-                // The slice stays charged as a whole.
-                self.client.0.options.metrics.lost_hits(slice.left);
-            }
-        }
-    }
-}
-
-/// No code panics while it holds one of the locks.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

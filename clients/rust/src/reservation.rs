@@ -3,20 +3,18 @@
 use std::time::Duration;
 
 use prost_types::Duration as WireDuration;
-use tokio::time::{Instant, sleep};
-use tonic::{Request as Call, Status};
+use tokio::time::Instant;
+use tonic::Request as Call;
 
 use crate::{
-    Client, Decision, Error, InvalidRequest, Request, Source,
+    Client, Decision, Error, InvalidRequest, Request,
     client::Inner,
-    connections::Server,
+    connections::{Server, runtime_ended},
     decision::duration,
-    request::{Descriptor, check_size},
+    options::{DAY, MILLISECOND, in_range},
+    request::check_size,
     v1,
 };
-
-/// Pauses before a settlement or a cancellation without an answer is repeated.
-const REPEAT_PAUSES: [Duration; 2] = [Duration::from_millis(100), Duration::from_millis(400)];
 
 /// What happens to a reservation that is neither settled nor canceled before it expires.
 pub use v1::reserve_request::OnExpiry;
@@ -43,12 +41,10 @@ impl Default for Terms {
 pub struct Reservation {
     /// If the default has decided, the hits may be held or not: settle or cancel them nevertheless.
     pub decision: Decision,
-    /// When the call began.
-    pub(crate) begin: Instant,
-    client: Client,
-    request: Request,
-    /// None if the server has decided that nothing is held.
-    id: Option<String>,
+    pub(crate) client: Client,
+    pub(crate) request: Request,
+    /// Empty if the server has decided that nothing is held.
+    pub(crate) id: String,
 }
 
 /// How a reservation has ended.
@@ -86,25 +82,21 @@ impl Client {
     /// If its future is dropped before it is ready, as servers do with the handler of a caller that goes away, the hits
     /// are given back when the call has ended.
     pub async fn reserve(&self, request: &Request, terms: Terms) -> Result<Reservation, InvalidRequest> {
+        in_range("ttl", terms.ttl, MILLISECOND..=DAY).map_err(|error| InvalidRequest(error.to_string()))?;
         // Chosen here, so that hits can be settled that were held without an answer.
         let id = self.0.hasher.unique_id();
         let message = v1::ReserveRequest {
             domain: request.domain.clone(),
             descriptors: request.descriptors.iter().map(|each| each.message(each.hits)).collect(),
             amount: request.hits,
-            // The server refuses a time that is too long.
-            ttl: Some(
-                WireDuration::try_from(terms.ttl).unwrap_or(WireDuration { seconds: i64::MAX, nanos: 0 }),
-            ),
+            ttl: WireDuration::try_from(terms.ttl).ok(),
             reservation_id: id.clone(),
             on_expiry: terms.on_expiry.into(),
         };
         check_size(&message)?;
-        let begin = Instant::now();
-        let ended = Status::unavailable("the runtime of the client has ended");
-        let decision = self.0.or_default(Err(ended.into()))?;
+        let decision = self.0.or_default(Err(runtime_ended().into()))?;
         let (client, request) = (self.clone(), request.clone());
-        let unanswered = Reservation { decision, begin, client, request, id: Some(id) };
+        let unanswered = Reservation { decision, client, request, id };
         // Its own task, because a cancellation must not reach the server before the call that it ends.
         let call = self.0.runtime.spawn(unanswered.clone().call(message, self.0.deadline()));
         let answered = match call.await {
@@ -124,7 +116,7 @@ impl Drop for Unclaimed {
             let runtime = reservation.inner().runtime.clone();
             runtime.spawn(async move {
                 // Without an answer, its expiry decides.
-                let _ = repeated(|| reservation.cancel()).await;
+                let _ = reservation.cancel().await;
             });
         }
     }
@@ -145,7 +137,7 @@ impl Reservation {
         match answer {
             Ok((decision, id)) => {
                 self.decision = decision;
-                self.id = Some(id).filter(|id| !id.is_empty());
+                self.id = id;
             }
             Err(status) => self.decision = inner.or_default(Err(status.into()))?,
         }
@@ -155,58 +147,51 @@ impl Reservation {
     /// Ends the reservation at the hits that were used. They apply to each descriptor without hits of its own; the
     /// others keep theirs. A reservation that is not known any more, or never was, is charged now.
     ///
-    /// After [`Error::NoAnswer`] the same call may be repeated: the hits count once. If the server has decided that
-    /// nothing is held, nothing is sent and the settlement has no limits: the reservation is refused, or allowed only
-    /// by the shadow mode of all rules.
+    /// The call goes on if its future is dropped. After [`Error::NoAnswer`] it may be repeated: the hits count once. If
+    /// the server has decided that nothing is held, nothing is sent and the settlement has no limits: the reservation
+    /// is refused, or allowed only by the shadow mode of all rules.
     pub async fn settle(&self, actual: u64) -> Result<Settlement, Error> {
-        let Some(id) = &self.id else { return Ok(Settlement::default()) };
-        let message = v1::SettleRequest {
-            domain: self.request.domain.clone(),
-            descriptors: self.descriptors(|each| each.hits),
-            reservation_id: id.clone(),
-            actual,
-        };
-        check_size(&message)?;
-        let method = |mut server: Server, call: Call<_>| async move { server.settle(call).await };
-        let response = self.inner().connections.call(message, self.inner().deadline(), method).await;
-        self.ended();
-        let response = response?;
-        Ok(Settlement::of_message(response.limits, response.unknown))
+        self.end(Some(actual)).await
     }
 
-    /// Ends the reservation and gives all hits back. After [`Error::NoAnswer`] the same call may be repeated.
+    /// Ends the reservation and gives all hits back. It is otherwise like [`settle`](Self::settle).
     pub async fn cancel(&self) -> Result<Settlement, Error> {
-        let Some(id) = &self.id else { return Ok(Settlement::default()) };
-        let message = v1::CancelRequest {
-            domain: self.request.domain.clone(),
-            descriptors: self.descriptors(|_| None),
-            reservation_id: id.clone(),
-        };
-        check_size(&message)?;
-        let method = |mut server: Server, call: Call<_>| async move { server.cancel(call).await };
-        let response = self.inner().connections.call(message, self.inner().deadline(), method).await;
-        self.ended();
-        let response = response?;
-        Ok(Settlement::of_message(response.limits, response.unknown))
+        self.end(None).await
     }
 
-    /// Whether the server has decided that the hits are held.
-    pub(crate) fn is_held(&self) -> bool {
-        self.id.is_some() && self.decision.source == Source::Server
+    /// Settles at these hits, or cancels.
+    async fn end(&self, actual: Option<u64>) -> Result<Settlement, Error> {
+        if self.id.is_empty() {
+            return Ok(Settlement::default());
+        }
+        let reservation = self.clone();
+        let call = self.inner().runtime.spawn(async move { reservation.send_end(actual).await });
+        call.await.unwrap_or_else(|_| Err(runtime_ended().into()))
+    }
+
+    async fn send_end(&self, actual: Option<u64>) -> Result<Settlement, Error> {
+        let inner = self.inner();
+        let (domain, reservation_id) = (self.request.domain.clone(), self.id.clone());
+        let descriptors = self.request.descriptors.iter().map(|each| each.message(each.hits)).collect();
+        let (calls, deadline) = (&inner.connections, inner.deadline());
+        let _refunding = inner.denials.refunding(inner.hasher.key_of(&self.request));
+        if let Some(actual) = actual {
+            let message = v1::SettleRequest { domain, descriptors, reservation_id, actual };
+            check_size(&message)?;
+            let method = |mut server: Server, call: Call<_>| async move { server.settle(call).await };
+            let response = calls.call(message, deadline, method).await?;
+            Ok(Settlement::of_message(response.limits, response.unknown))
+        } else {
+            let message = v1::CancelRequest { domain, descriptors, reservation_id };
+            check_size(&message)?;
+            let method = |mut server: Server, call: Call<_>| async move { server.cancel(call).await };
+            let response = calls.call(message, deadline, method).await?;
+            Ok(Settlement::of_message(response.limits, response.unknown))
+        }
     }
 
     fn inner(&self) -> &Inner {
         &self.client.0
-    }
-
-    fn descriptors(&self, hits: impl Fn(&Descriptor) -> Option<u64>) -> Vec<v1::Descriptor> {
-        self.request.descriptors.iter().map(|each| each.message(hits(each))).collect()
-    }
-
-    /// Hits may have been given back.
-    fn ended(&self) {
-        let inner = self.inner();
-        inner.denials.refund(inner.hasher.key_of(&self.request), std::time::Instant::now());
     }
 }
 
@@ -222,48 +207,5 @@ impl Settlement {
             rule: limit.rule,
         });
         Self { limits: limits.collect(), unknown }
-    }
-}
-
-/// Ends a reservation, and repeats it twice if there is no answer.
-pub(crate) async fn repeated<F>(end: impl Fn() -> F) -> Result<Settlement, Error>
-where
-    F: Future<Output = Result<Settlement, Error>>,
-{
-    let mut result = end().await;
-    for pause in REPEAT_PAUSES {
-        match result {
-            Err(Error::NoAnswer(_)) => {
-                sleep(pause).await;
-                result = end().await;
-            }
-            Ok(_) | Err(Error::InvalidRequest(_)) => break,
-        }
-    }
-    result
-}
-
-#[cfg(test)]
-mod tests {
-    use std::cell::Cell;
-
-    use super::*;
-    use crate::NoAnswer;
-
-    #[tokio::test]
-    async fn settlement_without_answer_is_repeated_twice() {
-        for (result, attempts) in [
-            (Ok(Settlement::default()), 1),
-            (Err(Error::NoAnswer(NoAnswer::QueueFull)), 3),
-            (Err(Error::InvalidRequest(InvalidRequest(String::new()))), 1),
-        ] {
-            let calls = Cell::new(0);
-            let end = || async {
-                calls.set(calls.get() + 1);
-                result.clone()
-            };
-            assert_eq!(repeated(end).await, result);
-            assert_eq!(calls.get(), attempts, "{result:?}");
-        }
     }
 }

@@ -23,6 +23,7 @@ use crate::{
 
 mod bounds;
 mod holds;
+mod local_share;
 pub mod rounds;
 
 pub use holds::RemoteHoldError;
@@ -31,6 +32,7 @@ pub use holds::{answered, reserve_operations, settle_operations, settled, withdr
 
 use bounds::Bounds;
 pub use bounds::OpenChecks;
+pub use local_share::{Admitted, LocalShare};
 use rounds::RemoteOutcomes;
 
 /// Carries operations to counters elsewhere. Implemented by the cluster and by the shared store.
@@ -145,7 +147,7 @@ impl RemoteOutcome {
     }
 
     /// The outcome of a decision that was made without the counter.
-    pub fn degraded(decision: Decision, charged: u64) -> Self {
+    pub(crate) fn degraded(decision: Decision, charged: u64) -> Self {
         Self { outcome: Outcome::of(decision, charged), decided_by: DecidedBy::Degraded }
     }
 

@@ -11,10 +11,9 @@ use std::{
 use crate::{
     algorithm::Limit,
     descriptor::Key,
-    remote::{CounterCheck, CounterChecks, Mode, RemoteOutcome, lock},
-    rules::OnOwnerUnavailable,
+    remote::{self, Admitted, CounterCheck, CounterChecks, Mode, RemoteOutcome, lock},
     shared_store::{clocks::Clocks, lanes::Lanes, part::Part, stats::Counts},
-    store::{self, Admitted, CounterOperation},
+    store::CounterOperation,
     time::Timestamp,
 };
 
@@ -29,7 +28,7 @@ pub(super) struct LocalShare {
     clocks: Clocks,
     /// The replicas that use the store, as it last said.
     replicas: AtomicU32,
-    share: Mutex<store::LocalShare>,
+    share: Mutex<remote::LocalShare>,
     counts: Arc<Counts>,
 }
 
@@ -49,7 +48,7 @@ impl LocalShare {
 
     /// Forgets what was admitted.
     pub(super) fn clear(&self) {
-        *lock(&self.share) = store::LocalShare::default();
+        *lock(&self.share) = remote::LocalShare::default();
     }
 
     /// Decides a check without the store.
@@ -57,24 +56,14 @@ impl LocalShare {
         let CounterCheck { key, limit, operation, policy, .. } = check;
         // Without the store a hold fails, and nothing is decided.
         self.counts.degraded.add((!operation.needs_counter()).into());
-        match policy.on_owner_unavailable {
-            OnOwnerUnavailable::LocalShare => {
-                let (replicas, now) = (self.replicas(), self.clocks.degraded());
-                let (decision, charged) =
-                    lock(&self.share).decide(*key, limit, operation.of_call(), replicas, now);
-                RemoteOutcome::degraded(decision, charged)
-            }
-            OnOwnerUnavailable::Allow | OnOwnerUnavailable::Deny => RemoteOutcome::without_counter(*policy),
-        }
+        let (replicas, now) = (self.replicas(), self.clocks.degraded());
+        lock(&self.share).decide(*key, limit, operation, *policy, replicas, now)
     }
 
     /// Takes back what a check was charged.
-    pub(super) fn undo(&self, key: Key, limit: &Limit, outcome: &mut store::Outcome) {
-        if let Some(receipt) = outcome.decision.receipt.take() {
-            let hits = std::mem::take(&mut outcome.charged);
-            let (replicas, now) = (self.replicas(), self.clocks.degraded());
-            lock(&self.share).undo(key, limit, receipt, hits, replicas, now);
-        }
+    pub(super) fn take_back(&self, key: Key, limit: &Limit, outcome: &mut RemoteOutcome) {
+        let (replicas, now) = (self.replicas(), self.clocks.degraded());
+        lock(&self.share).take_back(key, limit, outcome, replicas, now);
     }
 
     /// Charges what was admitted, until it is cancelled.

@@ -216,7 +216,7 @@ impl Submit for SharedStore {
     }
 
     fn take_back_here(&self, key: Key, limit: &Limit, outcome: &mut RemoteOutcome) {
-        self.0.local_share.undo(key, limit, &mut outcome.outcome);
+        self.0.local_share.take_back(key, limit, outcome);
     }
 
     fn refuse_known(&self, check: &Check<'_>) -> Option<RemoteOutcome> {

@@ -1,25 +1,17 @@
 //! Counters in memory, in one table for each slot.
 
-use std::{
-    slice,
-    sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicUsize, Ordering},
-    },
-    time::Duration,
-};
+use std::{slice, sync::atomic::Ordering, time::Duration};
 
 use crate::{
-    algorithm::{Counter, Decision, Limit, Operation, Receipt, Verdict},
+    algorithm::{Decision, Limit, Operation},
     descriptor::Key,
     store::{
         Check, Checks, Decisions, OnFull, OnRefusal, Reserved, SLOTS, SingleDecision, Slot, SlotData,
-        budget::Budget,
         decide_set::decide_set,
         held_counter::Room,
+        lead::Lead,
         operation::{CounterOperation, Outcome},
-        packed_counter::{Now, PackedCounter},
-        table::{BYTES_FIRST, EVICTION_COST_MAX, EventCounter, HoldTotals, Table, TableResources},
+        packed_counter::Now,
     },
     time::Timestamp,
 };
@@ -31,47 +23,31 @@ mod locked;
 mod ownership;
 mod restrictions;
 mod sharing;
+mod tables;
 
 pub use admin::{CounterState, DryRun, Replacement};
 pub use holds::ReserveError;
 pub(crate) use holds::each_hold_id;
 pub use leases::UsedHits;
-pub use restrictions::Lead;
 
 use locked::LockedSlots;
 use ownership::OwnershipTable;
 use restrictions::Restrictions;
+use tables::Tables;
 
 /// A sweep visits one of this many parts of the slots at a time.
 pub const SWEEP_PARTS: usize = 64;
 /// The duration of a full round of sweeps.
 pub const SWEEP_ROUND: Duration = Duration::from_secs(10);
 
-/// A slot that needs memory takes it from this many other slots at a time.
-const STARVED_SHED_SLOTS: usize = 8;
-
 /// The counters of this process, each under the lock of its slot, within a memory budget.
 #[derive(Debug)]
 pub struct Memory {
-    // One for each slot.
-    tables: Box<[TableLock]>,
+    tables: Tables,
     // `None` if this replica owns all slots.
     ownerships: Option<OwnershipTable>,
     restrictions: Restrictions,
-    resources: TableResources,
-    on_full: OnFull,
-    refused_full: EventCounter,
-    // The next slot that makes room for a slot with a small table.
-    shed_from: AtomicUsize,
 }
-
-/// The table of one slot behind its lock, alone in its cache line: the lock and the pointer to the table are loaded
-/// together, and locks do not share a line.
-#[derive(Debug, Default)]
-#[repr(align(64))]
-struct TableLock(Mutex<Table>);
-
-const _: () = assert!(size_of::<TableLock>() == 64);
 
 /// Statistics of counters in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -120,7 +96,7 @@ impl Memory {
 
     /// The same with this many slots, a power of two from 2 to 65,536. Drops all counters.
     pub fn with_slots(self, slots: usize) -> Self {
-        Self::of(self.resources.budget.bytes_max() as u64, self.on_full, slots)
+        Self::of(self.tables.resources.budget.bytes_max() as u64, self.tables.on_full, slots)
     }
 
     /// The same as part of a cluster: it owns no slot until [`Memory::acquire`].
@@ -129,56 +105,41 @@ impl Memory {
     }
 
     fn of(bytes_max: u64, on_full: OnFull, slots: usize) -> Self {
-        assert!(slots.is_power_of_two() && (2..=1 << 16).contains(&slots), "{slots} slots");
-        let resources = TableResources {
-            budget: Arc::new(Budget::new(bytes_max, slots, BYTES_FIRST)),
-            tables: slots,
-            evicted_idle: EventCounter::default(),
-            evicted_unexpired: EventCounter::default(),
-            holds: HoldTotals::default(),
-        };
-        Self {
-            tables: (0..slots).map(|_| TableLock::default()).collect(),
-            ownerships: None,
-            restrictions: Restrictions::default(),
-            resources,
-            on_full,
-            refused_full: EventCounter::default(),
-            shed_from: AtomicUsize::new(0),
-        }
+        let tables = Tables::new(bytes_max, on_full, slots);
+        Self { tables, ownerships: None, restrictions: Restrictions::default() }
     }
 
     /// The number of slots.
     pub fn slots(&self) -> usize {
-        self.tables.len()
+        self.tables.slots()
     }
 
     /// The slot of a key.
     pub fn slot(&self, key: Key) -> Slot {
-        Slot::of(key, self.slots())
-    }
-
-    /// Current statistics.
-    pub fn stats(&self) -> StoreStats {
-        StoreStats {
-            live: self.each_slot().map(|slot| self.table(slot).len()).sum(),
-            bytes: self.resources.budget.used(),
-            bytes_max: self.resources.budget.bytes_max(),
-            backup_bytes: self.resources.budget.outside_tables(),
-            evicted_idle: self.resources.evicted_idle.get(),
-            evicted_unexpired: self.resources.evicted_unexpired.get(),
-            refused_full: self.refused_full.get(),
-            holds_open: self.resources.holds.open.load(Ordering::Relaxed),
-            holds_released: self.resources.holds.released.get(),
-            holds_charged: self.resources.holds.charged.get(),
-            holds_exhausted: self.resources.holds.exhausted.get(),
-        }
+        self.tables.slot(key)
     }
 
     /// All slots, owned or not.
     pub fn each_slot(&self) -> impl Iterator<Item = Slot> + use<> {
-        // At most 65,536, so they fit.
-        (0..self.slots()).map(|slot| Slot(slot as u16))
+        self.tables.each_slot()
+    }
+
+    /// Current statistics.
+    pub fn stats(&self) -> StoreStats {
+        let resources = &self.tables.resources;
+        StoreStats {
+            live: self.each_slot().map(|slot| self.tables.lock(slot).len()).sum(),
+            bytes: resources.budget.used(),
+            bytes_max: resources.budget.bytes_max(),
+            backup_bytes: resources.budget.outside_tables(),
+            evicted_idle: resources.evicted_idle.get(),
+            evicted_unexpired: resources.evicted_unexpired.get(),
+            refused_full: self.tables.refused_full.get(),
+            holds_open: resources.holds.open.load(Ordering::Relaxed),
+            holds_released: resources.holds.released.get(),
+            holds_charged: resources.holds.charged.get(),
+            holds_exhausted: resources.holds.exhausted.get(),
+        }
     }
 
     /// Restores counters from a snapshot, as many as the memory allows.
@@ -186,14 +147,14 @@ impl Memory {
         self.adopt_lead(&data, now);
         let (counters, holds) = data.into_counters();
         for (key, packed) in counters.into_iter().filter(|(_, packed)| now < packed.idle_at()) {
-            let mut table = self.table(self.slot(key));
+            let mut table = self.tables.lock(self.slot(key));
             // A snapshot that names a key twice is damaged, whatever its checksum says.
             if table.get(key).is_none() {
-                self.insert(&mut table, key, packed, now);
+                self.tables.insert(&mut table, key, packed, now);
             }
         }
         for (key, holds) in holds {
-            self.restore_holds(key, holds);
+            self.tables.restore_holds(key, holds);
         }
     }
 
@@ -230,7 +191,7 @@ impl Memory {
         if self.restrictions.is_suspended() {
             return Err(NotLocal::Slot(slot));
         }
-        let mut table = self.table(slot);
+        let mut table = self.tables.lock(slot);
         let mut ownership = self.ownerships.as_ref().map(|ownerships| ownerships.lock(slot));
         if let Some(ownership) = &ownership
             && !ownership.is_owned()
@@ -241,8 +202,13 @@ impl Memory {
             drop((ownership, table));
             return self.apply_single_with_side_data(check, now);
         }
-        let (decision, stored) =
-            self.touch(&mut table, check, &CounterOperation::Decide(check.operation), now, |_| None);
+        let (decision, stored) = self.tables.touch(
+            &mut table,
+            check,
+            &CounterOperation::Decide(check.operation),
+            self.at(now),
+            |_| None,
+        );
         let passes = decision.verdict.passes();
         if let (Some(ownerships), Some(ownership)) = (&self.ownerships, &mut ownership)
             && check.limit.is_changed_by(check.operation, passes)
@@ -306,94 +272,6 @@ impl Memory {
         }
     }
 
-    /// Applies an operation to the counter of a check in the table of its slot, which has no holds, and returns whether
-    /// the counter is stored. `keep` returns what is kept of a receipt.
-    #[inline(always)]
-    fn touch<R>(
-        &self,
-        table: &mut Table,
-        check: &Check<'_>,
-        operation: &CounterOperation,
-        now: Timestamp,
-        keep: impl Fn(Receipt) -> Option<R>,
-    ) -> (Decision<R>, bool) {
-        if let CounterOperation::Decide(operation) = operation
-            && let Some(packed) = table.get_mut(check.key)
-            && let Some(decision) = packed.decide(check.limit, self.at(now), *operation, &keep)
-        {
-            return (decision, true);
-        }
-        let decide = |counter: &mut Counter| operation.apply(check.limit, counter, now);
-        let (decision, stored) = self.touch_counter(table, check.key, check.limit, now, decide);
-        (decision.keep_receipt(keep), stored)
-    }
-
-    /// Applies `decide` to the unpacked counter of a key, and returns whether the counter is stored. Its holds observe
-    /// the change.
-    fn touch_unpacked(
-        &self,
-        table: &mut Table,
-        key: Key,
-        limit: &Limit,
-        now: Timestamp,
-        decide: impl FnOnce(&mut Counter) -> Decision,
-    ) -> (Decision, bool) {
-        if table.holds(key).is_none() {
-            return self.touch_counter(table, key, limit, now, decide);
-        }
-        let (decision, stored) =
-            self.with_held(table, key, now, |counter| counter.update(limit, self.at(now), decide));
-        (if stored { decision } else { self.on_full.without_memory(decision) }, stored)
-    }
-
-    /// Applies `decide` to the unpacked counter of a key without holds, and returns whether the counter is stored. A new
-    /// counter that stays idle need not be stored.
-    // `inline(never)`: new counters are rare and need a larger stack frame.
-    #[inline(never)]
-    fn touch_counter(
-        &self,
-        table: &mut Table,
-        key: Key,
-        limit: &Limit,
-        now: Timestamp,
-        decide: impl FnOnce(&mut Counter) -> Decision,
-    ) -> (Decision, bool) {
-        if let Some(packed) = table.get_mut(key) {
-            let before = packed.heap_bytes();
-            let decision = packed.change(limit, self.at(now), decide);
-            self.resources.budget.change(before, packed.heap_bytes());
-            return (decision, true);
-        }
-        let (decision, new) = PackedCounter::first(limit, now, decide);
-        let stored = new.is_none_or(|packed| self.insert(table, key, packed, now));
-        (if stored { decision } else { self.on_full.without_memory(decision) }, stored)
-    }
-
-    fn insert(&self, table: &mut Table, key: Key, packed: PackedCounter, now: Timestamp) -> bool {
-        if table.is_starved(&self.resources) {
-            self.shed_elsewhere(now);
-        }
-        let stored = table.insert(key, packed, now, &self.resources);
-        if !stored {
-            self.refused_full.add(1);
-        }
-        stored
-    }
-
-    /// Evicts counters of other slots for the table of a slot that may not grow although it is small.
-    #[cold]
-    fn shed_elsewhere(&self, now: Timestamp) {
-        let first = self.shed_from.fetch_add(STARVED_SHED_SLOTS, Ordering::Relaxed);
-        for number in 0..STARVED_SHED_SLOTS {
-            // The table of the small slot is locked, and so may others be.
-            if let Ok(mut table) = self.tables[(first + number) % self.slots()].0.try_lock()
-                && !table.is_eviction_paused(now)
-            {
-                table.shed(EVICTION_COST_MAX, now, &self.resources);
-            }
-        }
-    }
-
     /// Records that the clock gave up a lead: from now on, each decision first clamps its counter. Call this before
     /// the first `now` of the corrected clock.
     pub fn give_up_lead(&self, lead: Lead) {
@@ -413,13 +291,6 @@ impl Memory {
         }
     }
 
-    /// Locks the table of a slot.
-    #[inline]
-    fn table(&self, slot: Slot) -> MutexGuard<'_, Table> {
-        // Every change leaves the table consistent, so a poisoned lock is harmless.
-        self.tables[slot.index()].0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Evicts idle counters and releases unused memory.
     pub fn sweep(&self, now: Timestamp) {
         (0..SWEEP_PARTS).for_each(|part| self.sweep_part(part, now));
@@ -434,31 +305,16 @@ impl Memory {
     }
 
     fn sweep_slot(&self, slot: Slot, now: Timestamp) {
-        let mut table = self.table(slot);
+        let mut table = self.tables.lock(slot);
         self.sweep_holds(slot, &mut table, now);
-        table.forget_idle(now, &self.resources);
-        // Counters may have grown since they were inserted.
-        if self.resources.budget.is_exceeded() {
-            table.shed(EVICTION_COST_MAX, now, &self.resources);
-        }
-        table.shrink(&self.resources);
+        table.forget_idle(now, &self.tables.resources);
+        table.shrink(&self.tables.resources);
         drop(table);
+        // Counters may have grown since they were inserted.
+        self.shed(slot, now);
         if let Some(ownerships) = &self.ownerships {
             ownerships.lock(slot).forget_idle(now);
         }
-    }
-}
-
-impl OnFull {
-    /// The decision in place of one whose counter could not be stored.
-    fn without_memory(self, decision: Decision) -> Decision {
-        let verdict = match self {
-            _ if !decision.verdict.passes() => decision.verdict,
-            Self::Allow => Verdict::Pass,
-            Self::Deny => Verdict::Refuse { retry_after: None },
-        };
-        let remaining = if verdict.passes() { decision.remaining } else { 0 };
-        Decision { verdict, remaining, receipt: None, ..decision }
     }
 }
 

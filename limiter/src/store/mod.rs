@@ -13,7 +13,7 @@ pub mod fuzz;
 mod held_counter;
 mod holds;
 mod key_hasher;
-mod local_share;
+mod lead;
 mod memory;
 mod operation;
 mod packed_counter;
@@ -33,11 +33,11 @@ pub(crate) use held_counter::{DecodedHeldCounter, Exhausted, HeldCounter, Reserv
 #[cfg(feature = "redis")]
 pub(crate) use holds::Expired;
 pub use holds::HOLDS_MAX;
-pub use local_share::{Admitted, LocalShare};
+pub use lead::Lead;
 pub(crate) use memory::each_hold_id;
 pub use memory::{
-    CounterState, DryRun, Lead, Memory, NotLocal, Replacement, ReserveError, SWEEP_PARTS, SWEEP_ROUND,
-    StoreStats, UsedHits,
+    CounterState, DryRun, Memory, NotLocal, Replacement, ReserveError, SWEEP_PARTS, SWEEP_ROUND, StoreStats,
+    UsedHits,
 };
 pub use operation::{CounterOperation, HoldOutcome, Outcome};
 #[cfg(feature = "redis")]

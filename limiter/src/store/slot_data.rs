@@ -15,7 +15,7 @@ use crate::{
         held_counter::HeldCounter,
         holds::Holds,
         key_hasher::{ByKey, KeyHasher},
-        memory::Lead,
+        lead::Lead,
         packed_counter::PackedCounter,
         table::Table,
     },

@@ -1,9 +1,6 @@
 //! Slots as snapshots hold them.
 
-use crate::{
-    store::{Changes, Memory, Slot, SlotData},
-    time::Timestamp,
-};
+use crate::store::{Slot, SlotData};
 
 /// The stored data of one slot.
 #[derive(Clone, Debug, PartialEq)]
@@ -28,21 +25,4 @@ pub enum SlotSource {
     },
     /// A copy that is kept for an owner that is gone.
     Copy(Box<StoredSlot>),
-}
-
-impl SlotSource {
-    /// The counters of `slot` without idle ones; `None` if there are none.
-    pub fn read(self, slot: Slot, memory: &Memory, now: Timestamp) -> Option<StoredSlot> {
-        match self {
-            Self::Memory { epoch } => {
-                let Changes { seq, data } = memory.snapshot(slot, now)?;
-                Some(StoredSlot { slot, epoch, seq, data })
-            }
-            Self::Copy(copy) => {
-                let StoredSlot { slot, epoch, seq, data } = *copy;
-                let data = data.without_idle(now);
-                (!data.is_empty()).then_some(StoredSlot { slot, epoch, seq, data })
-            }
-        }
-    }
 }

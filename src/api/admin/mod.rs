@@ -34,7 +34,7 @@ mod rules;
 mod token;
 
 pub use config::{EffectiveSetting, Origin};
-pub use token::{AccessError, Token, TokenError};
+pub use token::{Token, TokenError};
 
 /// The certificates of the listeners.
 pub trait Certificates: fmt::Debug + Send + Sync {

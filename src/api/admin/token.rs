@@ -12,7 +12,10 @@ use siphasher::sip128::SipHasher13;
 use tollgate_limiter::files;
 use tracing::{debug, error};
 
-use crate::api::admin::{AdminError, ClientAddress};
+use crate::api::{
+    admin::{AdminError, ClientAddress},
+    error::AccessError,
+};
 
 /// The maximum length of a token, in bytes.
 const BYTES_MAX: usize = 4096;
@@ -68,20 +71,6 @@ impl Token {
         let hash = |text: &[u8]| SipHasher13::new_with_key(&self.seed).hash(text).as_u128();
         hash(token) == hash(presented)
     }
-}
-
-/// Why a caller is refused.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum AccessError {
-    /// The caller has not shown the token.
-    #[error("this needs `authorization: Bearer TOKEN`, with the token of admin.token_file")]
-    Refused,
-    /// No token is set, so that none can be shown.
-    #[error("this needs admin.token_file, which is not set")]
-    NoToken,
-    /// The token file cannot be used. The file is named in the log only.
-    #[error("admin.token_file cannot be used; see the log")]
-    Unusable,
 }
 
 impl Token {

@@ -4,11 +4,12 @@ use std::time::Duration;
 
 use tollgate_limiter::{
     algorithm::Operation,
-    limiter::{self, Bounds, TooLarge},
+    limiter::{self, Bounds},
 };
 
 use crate::api::{
-    descriptors::{Descriptor, DescriptorView, Descriptors, Undecodable},
+    descriptors::{Descriptor, DescriptorView, Descriptors},
+    error::DecodeError,
     protobuf::{Fields, Malformed, Value, text},
 };
 
@@ -20,32 +21,6 @@ pub struct Request<'m> {
     /// Hits of descriptors without hits of their own.
     pub hits_addend: u32,
     descriptors: Descriptors<'m>,
-}
-
-/// Why a message cannot be decoded.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum DecodeError {
-    /// More descriptors or entries than the bounds allow.
-    #[error(transparent)]
-    TooLarge(#[from] TooLarge),
-    /// Not a `RateLimitRequest`.
-    #[error("the message is not a valid RateLimitRequest")]
-    Malformed,
-}
-
-impl From<Undecodable> for DecodeError {
-    fn from(error: Undecodable) -> Self {
-        match error {
-            Undecodable::TooLarge(error) => Self::TooLarge(error),
-            Undecodable::Malformed => Self::Malformed,
-        }
-    }
-}
-
-impl From<Malformed> for DecodeError {
-    fn from(Malformed: Malformed) -> Self {
-        Self::Malformed
-    }
 }
 
 /// Decodes a request within `bounds`, with the same result as `prost`.

@@ -26,12 +26,12 @@ use crate::{
     api::{
         Api, Error, Settings,
         call::{ApiKind, Call, Method, Reply},
+        error::DecodeError,
         fuzz::{NOW, active_rules, api, api_of, headers_and_rest, runtime},
         handle::Handled,
         proto::envoy::service::ratelimit::v3::{
             RateLimitRequest, RateLimitResponse, rate_limit_response::Code,
         },
-        rls::DecodeError,
         timeout,
     },
     cluster::{self, Cluster, Trust, link},

@@ -142,9 +142,9 @@ fn value(kind: Kind) -> Value {
 mod tests {
     use std::time::Duration;
 
-    use super::*;
     use tollgate_limiter::limiter::Bounds;
 
+    use super::*;
     use crate::api::rls::decode;
 
     #[test]

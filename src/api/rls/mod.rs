@@ -18,7 +18,7 @@ pub(crate) mod fuzz;
 pub mod headers;
 mod metadata;
 
-pub use decode::{DecodeError, Request, decode};
+pub use decode::{Request, decode};
 
 use encode::encode;
 
@@ -33,8 +33,11 @@ impl Api {
         let mut decoded = Request::default();
         self.decode(call, &mut decoded, span)?;
         let request = decoded.limiter_request(call.timeout())?;
-        let answer = view.decide_here(&request)?;
-        Ok(self.reply(call, &decoded, &request, view, &answer))
+        // Borrowed, because an answer is large to move.
+        match &view.decide_here(&request) {
+            Ok(answer) => Ok(self.reply(call, &decoded, &request, view, answer)),
+            Err(error) => Err((*error).into()),
+        }
     }
 
     pub(super) async fn decide_waiting(

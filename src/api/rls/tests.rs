@@ -4,8 +4,6 @@ use std::sync::Arc;
 
 use proptest::{collection::vec, option, prelude::*, sample::Index};
 use prost::Message;
-
-use super::*;
 use tollgate_limiter::{
     limiter::{Bounds, Limiter},
     rules::{ActiveRules, Rules},
@@ -13,8 +11,10 @@ use tollgate_limiter::{
     time::{Clock, Timestamp},
 };
 
+use super::*;
 use crate::api::{
     ApiKind, Handled, Method, ResetPrecision, Settings,
+    error::DecodeError,
     proto::envoy::{
         extensions::common::ratelimit::v3::{
             RateLimitDescriptor,

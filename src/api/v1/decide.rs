@@ -11,10 +11,10 @@ use tollgate_limiter::{
 use crate::api::{
     Api, Error,
     call::Verb,
+    error::CallError,
     proto::tollgate::v1::check_request::Mode,
     protobuf::FRAME_PREFIX_BYTES,
     v1::{
-        CallError,
         decode::{Request, Requests},
         encode::{self, DecidedRequest},
     },

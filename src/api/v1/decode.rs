@@ -13,9 +13,9 @@ use tollgate_limiter::{
 use crate::api::{
     call::Verb,
     descriptors::{Descriptor, DescriptorView, Descriptors},
+    error::{CallError, Fault},
     proto::tollgate::v1::check_request::Mode,
     protobuf::{Fields, Malformed, Value, text},
-    v1::{CallError, Fault},
 };
 
 /// The encoded requests of a call.

@@ -7,16 +7,14 @@ use tollgate_limiter::{limiter::HoldError, resilience::OpenForwards};
 use crate::api::{
     Api, Error,
     call::{ApiKind, Call, HoldVerb, Method, Reply, ResetPrecision, Verb},
+    error::CallError,
     fuzz::api,
     proto::tollgate::v1::{
         Answer, CancelRequest, CheckRequest, CheckResponse, Question, QuestionAnswer, ReserveRequest,
         ReserveResponse, SettleRequest, SettleResponse, answer::Verdict,
     },
     protobuf::FRAME_PREFIX_BYTES,
-    v1::{
-        CallError,
-        stream::{Answered, CREDITS},
-    },
+    v1::stream::{Answered, CREDITS},
 };
 
 /// An encoded call, with each method that takes it, and as the question of a stream: each of its requests has an

@@ -6,7 +6,6 @@
 mod decide;
 mod decode;
 mod encode;
-mod errors;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzz;
 mod reservations;
@@ -14,4 +13,3 @@ mod reset;
 pub mod stream;
 
 pub(super) use decide::{Decided, Partial};
-pub use errors::{CallError, Fault, ResetError};

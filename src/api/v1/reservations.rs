@@ -12,10 +12,10 @@ use tollgate_limiter::{
 use crate::api::{
     Api, Error,
     call::{HoldVerb, Reply},
+    error::CallError,
     proto::tollgate::v1::reserve_request,
     protobuf::{FRAME_PREFIX_BYTES, Value, text, text_field},
     v1::{
-        CallError,
         decode::{Named, duration},
         encode::{self, DecidedRequest},
     },

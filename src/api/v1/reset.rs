@@ -6,10 +6,10 @@ use tracing::info;
 use crate::{
     api::{
         Api, Error,
-        admin::AccessError,
         call::Call,
+        error::{AccessError, ResetError},
         protobuf::{FRAME_PREFIX_BYTES, nested, number, text_field},
-        v1::{ResetError, decode::Named},
+        v1::decode::Named,
     },
     telemetry::logs::UNLIMITED,
 };

@@ -8,8 +8,9 @@ use tollgate_limiter::resilience::OpenForwards;
 use crate::api::{
     Api, ApiKind, Error,
     call::Verb,
+    error::CallError,
     protobuf::{FRAME_PREFIX_BYTES, Fields, Malformed, Value, begin, frame_prefix, number},
-    v1::{CallError, Decided, Partial, decode::duration},
+    v1::{Decided, Partial, decode::duration},
 };
 
 /// The questions of a stream that may be unanswered at a time.

@@ -76,8 +76,9 @@ fn uri(path: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use tollgate_limiter::rules::{Problems, Rules};
+
+    use super::*;
 
     #[test]
     fn problem_is_a_result_with_its_place() {

@@ -160,8 +160,9 @@ impl Presence {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use tollgate_limiter::yaml;
+
+    use super::*;
 
     const GENERIC: &str = "{generic_key: {descriptor_key: route, descriptor_value: login}}";
     const HEADER: &str = "{request_headers: {header_name: x-account, descriptor_key: account}}";

@@ -179,9 +179,9 @@ fn filter(word: &str) -> Result<Filter, String> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use tollgate_limiter::time::Timestamp;
 
+    use super::*;
     use crate::api::descriptor_text;
 
     struct One(&'static str);

@@ -1,3 +1,5 @@
+use tollgate_limiter::time::{SECOND, Timestamp};
+
 use super::{
     engine::{Refusals, Replay, RuleTable, Side},
     event::{Event, Source},
@@ -6,7 +8,6 @@ use super::{
     suggest::{Goal, ShareOf, Suggestion, suggest},
     *,
 };
-use tollgate_limiter::time::{SECOND, Timestamp};
 
 const MEMORY: u64 = 64 << 20;
 

@@ -17,7 +17,7 @@ use tracing::{info, warn};
 
 use crate::{
     accept::Acceptor,
-    cluster::{MemberId, Trust, TrustError, seeds, trust::Credentials},
+    cluster::{MemberId, Trust, TrustError, trust::Credentials},
 };
 
 mod accept;
@@ -35,12 +35,13 @@ mod outbound;
 mod peer;
 mod rejections;
 mod seed_state;
+mod seeds;
 mod session;
 mod stats;
 
-pub(in crate::cluster) use addresses::DialResult;
+use addresses::DialResult;
 pub use advertise::is_host_port;
-pub(in crate::cluster) use hub::Shared;
+use hub::Shared;
 pub use seed_state::{SeedFailures, SeedState};
 pub use stats::{LinkFailure, Stats};
 

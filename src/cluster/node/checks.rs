@@ -7,7 +7,7 @@ use tollgate_limiter::{
     algorithm::Decision,
     descriptor::Key,
     remote::{DecidedBy, RemoteOutcome},
-    rules::{ForwardPolicy, OnOwnerUnavailable},
+    rules::ForwardPolicy,
     store::{CounterOperation, Outcome},
     time::Timestamp,
 };
@@ -311,14 +311,10 @@ impl Router<'_> {
 
     fn degraded_outcome(&mut self, check: &RemoteCheck, policy: ForwardPolicy) -> RemoteOutcome {
         let RemoteCheck { key, limit, operation, .. } = check;
-        if let RemoteOperation::Counter(CounterOperation::Decide(operation)) = operation
-            && policy.on_owner_unavailable == OnOwnerUnavailable::LocalShare
-        {
-            let members = self.cx.members.healthy();
-            let share = &mut self.checks.local_share.share;
-            let (decision, charged) = share.decide(*key, limit, *operation, members, self.cx.wall);
-            return RemoteOutcome::degraded(decision, charged);
-        }
-        RemoteOutcome::without_counter(policy)
+        let RemoteOperation::Counter(operation) = operation else {
+            return RemoteOutcome::without_counter(policy);
+        };
+        let members = self.cx.members.healthy();
+        self.checks.local_share.share.decide(*key, limit, operation, policy, members, self.cx.wall)
     }
 }

@@ -253,8 +253,9 @@ impl Borrowed {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use tollgate_limiter::{algorithm::laws::every_limit, store::CounterOperation, time::SECOND};
+
+    use super::*;
 
     impl LeaseBorrower {
         /// Hits of `key` that this replica has borrowed and may still use.

@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use tollgate_limiter::{
     descriptor::Key,
-    store::{self, Admitted, SlotData},
+    remote::{self, Admitted},
+    store::SlotData,
     time::Timestamp,
 };
 
@@ -17,7 +18,7 @@ const REPORTS_MAX: usize = 10_000;
 /// The local shares, and the reports that could not be sent.
 #[derive(Debug, Default)]
 pub(super) struct LocalShare {
-    pub(super) share: store::LocalShare,
+    pub(super) share: remote::LocalShare,
     unsent_reports: Vec<Arc<RemoteCheck>>,
 }
 

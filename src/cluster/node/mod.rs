@@ -233,16 +233,19 @@ impl Node {
 
     /// Takes back what this replica charged to a grant or admitted from its local share.
     pub(crate) fn take_back_here(&mut self, key: Key, limit: &Limit, outcome: &mut RemoteOutcome) {
-        let RemoteOutcome { outcome, decided_by } = outcome;
-        match (decided_by, outcome.decision.receipt.take()) {
-            (DecidedBy::Lease, _) if outcome.charged > 0 => {
-                self.checks.borrower.undo(key, limit, std::mem::take(&mut outcome.charged));
+        match outcome.decided_by {
+            DecidedBy::Lease => {
+                outcome.outcome.decision.receipt = None;
+                let charged = std::mem::take(&mut outcome.outcome.charged);
+                if charged > 0 {
+                    self.checks.borrower.undo(key, limit, charged);
+                }
             }
-            (DecidedBy::Degraded, Some(receipt)) => {
-                let (hits, members) = (std::mem::take(&mut outcome.charged), self.members.healthy());
-                self.checks.local_share.share.undo(key, limit, receipt, hits, members, self.wall);
+            DecidedBy::Degraded => {
+                let (share, members) = (&mut self.checks.local_share.share, self.members.healthy());
+                share.take_back(key, limit, outcome, members, self.wall);
             }
-            (DecidedBy::Counter | DecidedBy::Lease | DecidedBy::Degraded, _) => {}
+            DecidedBy::Counter => {}
         }
     }
 

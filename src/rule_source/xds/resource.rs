@@ -223,8 +223,9 @@ impl Fields {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use tollgate_limiter::rules::{Rules, compile};
+
+    use super::*;
 
     fn compiled(descriptors: &[RateLimitDescriptor]) -> Result<Rules, String> {
         let config = RateLimitConfig {

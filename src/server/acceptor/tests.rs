@@ -11,8 +11,6 @@ use hyper::client::conn::http2;
 use hyper_util::rt::TokioExecutor;
 use prost::Message;
 use tokio::io::{DuplexStream, ReadBuf};
-
-use super::*;
 use tollgate_limiter::{
     limiter::Limiter,
     rules::{ActiveRules, Rules},
@@ -20,6 +18,7 @@ use tollgate_limiter::{
     time::{Clock, Timestamp},
 };
 
+use super::*;
 use crate::{
     api::{
         Api,

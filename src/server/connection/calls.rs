@@ -46,6 +46,15 @@ pub(super) struct Calls<'a> {
     pub(super) closing: &'a watch::Sender<bool>,
 }
 
+/// A call that HTTP/2 has accepted.
+pub(super) type AcceptedCall = (Request<RecvStream>, SendResponse<ReplyPart>);
+
+/// A call that was decided without waiting. Its reply is counted as unsent.
+struct DecidedCall {
+    respond: SendResponse<ReplyPart>,
+    reply: ReplyPart,
+}
+
 /// A call that has not begun.
 pub(super) struct Deferred {
     request: Request<RecvStream>,
@@ -89,12 +98,31 @@ impl Drop for PendingCalls {
 }
 
 impl Calls<'_> {
-    /// Replies to a call, or adds it to the pending calls.
-    pub(super) fn begin(
+    /// Begins a group of accepted calls, and defers those for whose replies there is no room.
+    pub(super) fn begin_or_defer(
+        &self,
+        accepted: &mut Vec<AcceptedCall>,
+        deferred: &mut VecDeque<Deferred>,
+        mut batch: Option<&mut Batch<'_>>,
+        cx: &mut Context<'_>,
+    ) {
+        let mut decided = Vec::with_capacity(accepted.len());
+        for call in accepted.drain(..) {
+            if self.unsent.has_room() {
+                self.begin(batch.as_deref_mut(), call, &mut decided, cx);
+            } else {
+                deferred.push_back(self.defer(call));
+            }
+        }
+        decided.into_iter().for_each(DecidedCall::reply);
+    }
+
+    /// Decides a call, rejects it, or adds it to the pending calls.
+    fn begin(
         &self,
         batch: Option<&mut Batch<'_>>,
-        mut request: Request<RecvStream>,
-        mut respond: SendResponse<ReplyPart>,
+        (mut request, mut respond): AcceptedCall,
+        decided: &mut Vec<DecidedCall>,
         cx: &mut Context<'_>,
     ) {
         if let Some(response) = rejection(&request) {
@@ -125,7 +153,7 @@ impl Calls<'_> {
             Call { method, message, metadata: Some(request.headers()), precision: batch.precision(), api };
         match batch.handle(call) {
             Ok(Handled::Ready(reply)) if reply.delay.is_zero() => {
-                log_error(send_reply(&mut respond, reply, self.unsent))
+                decided.push(DecidedCall { respond, reply: self.unsent.part(reply.frame.into()) });
             }
             Ok(Handled::Ready(reply)) => {
                 let (service, unsent) = (self.service.clone(), self.unsent.clone());
@@ -192,7 +220,7 @@ impl Calls<'_> {
     }
 
     /// Keeps a call until there is room for its reply.
-    pub(super) fn defer(&self, request: Request<RecvStream>, respond: SendResponse<ReplyPart>) -> Deferred {
+    fn defer(&self, (request, respond): AcceptedCall) -> Deferred {
         let share = self.requests.share(head_bytes(&request));
         Deferred { request, respond, share }
     }
@@ -212,13 +240,21 @@ impl Calls<'_> {
             }
             !is_rejected
         });
+        let mut decided = Vec::new();
         while self.unsent.has_room()
             && let Some(Deferred { request, respond, share }) = deferred.pop_front()
         {
             drop(share);
-            self.begin(batch.as_deref_mut(), request, respond, cx);
+            self.begin(batch.as_deref_mut(), (request, respond), &mut decided, cx);
         }
+        decided.into_iter().for_each(DecidedCall::reply);
         deferred.len() != before
+    }
+}
+
+impl DecidedCall {
+    fn reply(mut self) {
+        log_error(send_message(&mut self.respond, self.reply));
     }
 }
 
@@ -267,12 +303,17 @@ fn log_error(completed: Result<(), h2::Error>) {
 
 /// Sends the reply and its OK trailers. Flow control may delay the bytes.
 fn send_reply(respond: &mut SendResponse<ReplyPart>, reply: Reply, unsent: &Unsent) -> Result<(), h2::Error> {
+    send_message(respond, unsent.part(reply.frame.into()))
+}
+
+/// The same with a message that is already counted.
+fn send_message(respond: &mut SendResponse<ReplyPart>, message: ReplyPart) -> Result<(), h2::Error> {
     let mut response = Response::new(());
     // Allocates room for one header only.
     *response.headers_mut() = HeaderMap::with_capacity(1);
     response.headers_mut().insert(header::CONTENT_TYPE, GRPC_CONTENT_TYPE);
     let mut stream = respond.send_response(response, false)?;
-    stream.send_data(unsent.part(reply.frame.into()), false)?;
+    stream.send_data(message, false)?;
     stream.send_trailers(ok_trailers())
 }
 

@@ -94,6 +94,21 @@ async fn reset_call_is_cancelled() {
     has_ended.await.unwrap();
 }
 
+#[tokio::test]
+async fn ping_without_calls_is_acknowledged() {
+    let (ours, theirs) = tokio::io::duplex(1 << 16);
+    let service = Services::http(Router::new()).for_connection(None, None);
+    let keepalive = Keepalive { interval: HOUR, timeout: HOUR };
+    let io_handle = IoHandle::default();
+    tokio::spawn(Connection::new(&Builder::new(), ours, io_handle, service, keepalive, &budgets()));
+    let (_client, mut connection) = h2::client::handshake(theirs).await.unwrap();
+    let mut pings = connection.ping_pong().unwrap();
+    tokio::spawn(connection);
+    for _ in 0..2 {
+        pings.ping(h2::Ping::opaque()).await.unwrap();
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn client_without_ping_replies_is_disconnected() {
     let keepalive = Keepalive { interval: Duration::from_secs(60), timeout: Duration::from_secs(20) };

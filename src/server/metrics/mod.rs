@@ -102,13 +102,13 @@ impl PageState {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use tollgate_limiter::{
         rules::ActiveRules,
         store::{Memory, OnFull},
         time::{Clock, Timestamp},
     };
 
+    use super::*;
     use crate::{
         server::{Budgets, ServerStats},
         settings::Settings,

@@ -7,7 +7,7 @@ use std::{
     process::Stdio,
     sync::{
         Arc, Mutex,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::Duration,
 };
@@ -20,7 +20,6 @@ use tokio::{
         tcp::{OwnedReadHalf, OwnedWriteHalf},
     },
     process::{Child, Command},
-    sync::watch,
     time::{sleep, timeout},
 };
 use tollgate_client::{Client, Decision, Descriptor, Metrics, Options, Outcome, Request, Source};
@@ -105,97 +104,37 @@ impl Server {
     pub async fn kill(&mut self) {
         self.child.kill().await.unwrap();
     }
-
-    /// Stops the process without closing its connections, until the returned value is dropped.
-    pub async fn pause(&self) -> Paused {
-        let paused = Paused(self.child.id().unwrap());
-        paused.signal("STOP");
-        eventually("all threads have stopped", async || paused.is_stopped()).await;
-        paused
-    }
 }
 
-/// A server that does not run.
-pub struct Paused(u32);
-
-impl Paused {
-    /// Threads run on for a moment after the signal.
-    fn is_stopped(&self) -> bool {
-        let threads = std::fs::read_dir(format!("/proc/{}/task", self.0)).expect("the tests need Linux");
-        threads.map(|thread| thread.unwrap().path().join("stat")).all(|path| {
-            // The state is behind the name, which is in parentheses. A thread may have ended meanwhile.
-            std::fs::read_to_string(path).is_ok_and(|stat| stat.rsplit(')').next().unwrap().starts_with(" T"))
-        })
-    }
-
-    fn signal(&self, name: &str) {
-        let id = self.0.to_string();
-        let status = std::process::Command::new("kill").args(["-s", name, &id]).status().unwrap();
-        assert!(status.success());
-    }
-}
-
-impl Drop for Paused {
-    fn drop(&mut self) {
-        self.signal("CONT");
-    }
-}
-
-/// Forwards connections to a server, and its answers unless they are held or lost. It ends with the runtime of the test.
+/// Forwards connections to a server, and its answers unless they are lost. It ends with the runtime of the test.
 pub struct Relay {
     pub address: SocketAddr,
-    answers: watch::Sender<Answers>,
-}
-
-#[derive(Clone, Copy, PartialEq)]
-enum Answers {
-    Forwarded,
-    Held,
-    Lost,
+    /// Whether no client learns of the answers to what the server reads.
+    pub loses_answers: Arc<AtomicBool>,
 }
 
 impl Relay {
     pub async fn start(server: SocketAddr) -> Self {
         let listener = TcpListener::bind(FREE).await.unwrap();
         let address = listener.local_addr().unwrap();
-        let (answers, state) = watch::channel(Answers::Forwarded);
+        let loses_answers = Arc::new(AtomicBool::new(false));
+        let loses = loses_answers.clone();
         tokio::spawn(async move {
             while let Ok((client, _)) = listener.accept().await {
                 let (mut from_client, to_client) = client.into_split();
                 let (from_server, mut to_server) = TcpStream::connect(server).await.unwrap().into_split();
                 tokio::spawn(async move { tokio::io::copy(&mut from_client, &mut to_server).await });
-                tokio::spawn(forward_answers(from_server, to_client, state.clone()));
+                tokio::spawn(forward_answers(from_server, to_client, loses.clone()));
             }
         });
-        Self { address, answers }
-    }
-
-    /// From now on the server reads what clients send, and no client learns of its answers until they are released.
-    pub fn hold_answers(&self) {
-        self.answers.send_replace(Answers::Held);
-    }
-
-    pub fn release_answers(&self) {
-        self.answers.send_replace(Answers::Forwarded);
-    }
-
-    /// From now on the server reads what clients send, and no client learns of its answers.
-    pub fn lose_answers(&self) {
-        self.answers.send_replace(Answers::Lost);
+        Self { address, loses_answers }
     }
 }
 
-async fn forward_answers(
-    mut from: OwnedReadHalf,
-    mut to: OwnedWriteHalf,
-    mut answers: watch::Receiver<Answers>,
-) {
+async fn forward_answers(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, loses: Arc<AtomicBool>) {
     let mut buffer = vec![0; 1 << 16];
     while let Ok(length @ 1..) = from.read(&mut buffer).await {
-        let Ok(state) = answers.wait_for(|state| *state != Answers::Held).await.map(|state| *state) else {
-            return;
-        };
-        if state == Answers::Forwarded && to.write_all(&buffer[..length]).await.is_err() {
+        if !loses.load(Ordering::SeqCst) && to.write_all(&buffer[..length]).await.is_err() {
             return;
         }
     }
@@ -218,7 +157,7 @@ impl Metrics for Counts {
         self.batches.lock().unwrap().push(batch);
     }
 
-    fn lost_hits(&self, hits: u64) {
+    fn lost(&self, hits: u64) {
         self.lost_hits.fetch_add(hits, Ordering::SeqCst);
     }
 }
@@ -232,7 +171,7 @@ impl Counts {
         self.batches.lock().unwrap().clone()
     }
 
-    pub fn lost(&self) -> u64 {
+    pub fn lost_hits(&self) -> u64 {
         self.lost_hits.load(Ordering::SeqCst)
     }
 }
@@ -258,7 +197,7 @@ pub fn request(key: &str, value: &str) -> Request {
 /// A decision by the server or the deny cache.
 pub async fn check(client: &Client, request: &Request) -> Decision {
     let decision = client.check(request).await.unwrap();
-    assert!(!matches!(decision.source, Source::Default(_)), "{decision:?}");
+    assert!(decision.source != Source::Default, "{decision:?}");
     decision
 }
 

@@ -1,7 +1,7 @@
-//! The client against the real server, whose program is in the variable TOLLGATE.
+//! What the vectors cannot say: that the client and the real server understand each other, connections, and what only
+//! Rust has. The program of the server is in the variable TOLLGATE.
 #![allow(clippy::unwrap_used, reason = "a test ends at what it does not expect")]
 
-mod batches;
 mod checks;
 mod example;
 mod harness;

@@ -7,7 +7,7 @@ use crate::{
     descriptor::Key,
     store::{
         Checks, Decisions, decide_set::decide_set, held_counter::Room, memory::Memory,
-        operation::CounterOperation, table::Table,
+        operation::CounterOperation,
     },
     time::Timestamp,
 };
@@ -83,33 +83,20 @@ impl Memory {
 
     /// The state of the counter of `key`, of the kind of `limit`.
     pub fn peek(&self, key: Key, limit: &Limit, now: Timestamp) -> CounterState {
-        self.state(&self.table(self.slot(key)), key, limit, now)
+        self.lock_key(key, now).state(key, limit)
     }
 
     /// Replaces the counter of `key` by a fresh one with `hits` charged. Hits above the limit become a debt if the
     /// algorithm can hold one. Does nothing if this replica does not own the slot.
     pub fn replace(&self, key: Key, limit: &Limit, now: Timestamp, hits: u64) -> Replacement {
-        let slot = self.slot(key);
-        let table = &mut *self.table(slot);
-        let before = self.state(table, key, limit, now);
-        let mut ownership = self.ownerships.as_ref().map(|ownerships| ownerships.lock(slot));
-        if ownership.as_ref().is_some_and(|ownership| !ownership.is_owned()) {
-            return Replacement { before, after: before };
+        let mut locked = self.lock_key(key, now);
+        let before = locked.state(key, limit);
+        if locked.are_owned() {
+            let set = CounterOperation::Set(hits);
+            locked.with_held(key, |counter| counter.apply(limit, &set, self.at(now), Room::NONE));
+            locked.record_change(key);
         }
-        let set = CounterOperation::Set(hits);
-        self.with_held(table, key, now, |counter| counter.apply(limit, &set, self.at(now), Room::NONE));
-        if let (Some(ownerships), Some(ownership)) = (&self.ownerships, &mut ownership) {
-            ownerships.record_change(slot, ownership, key, table.len());
-        }
-        Replacement { before, after: self.state(table, key, limit, now) }
-    }
-
-    fn state(&self, table: &Table, key: Key, limit: &Limit, now: Timestamp) -> CounterState {
-        CounterState::of(
-            table.get(key).map(|packed| packed.corrected(limit, self.at(now))).as_ref(),
-            limit,
-            now,
-        )
+        Replacement { before, after: locked.state(key, limit) }
     }
 }
 
@@ -120,7 +107,7 @@ impl CounterState {
         Self { idle_at: is_used.then(|| now.after(peek.reset_after)), peek }
     }
 
-    fn of(counter: Option<&Counter>, limit: &Limit, now: Timestamp) -> Self {
+    pub(super) fn of(counter: Option<&Counter>, limit: &Limit, now: Timestamp) -> Self {
         let idle_at = counter.map(|counter| limit.idle_at(counter)).filter(|idle_at| now < *idle_at);
         let mut copy = counter.cloned().unwrap_or_else(|| limit.fresh());
         Self { idle_at, peek: limit.decide(&mut copy, now, Operation::Peek) }

@@ -1,26 +1,20 @@
 //! Reservations: several checks held as one, settled and withdrawn.
 
-use std::{collections::BTreeMap, mem, sync::atomic::Ordering};
+use std::{collections::BTreeMap, mem};
 
 use smallvec::SmallVec;
 
 use crate::{
-    algorithm::{Decision, Limit},
+    algorithm::Decision,
     descriptor::Key,
     store::{
         Check, Checks, HoldId, HoldTerms, NotLocal, Reserved, Settled, Slot,
-        held_counter::{Draft, Exhausted, HeldCounter, Reserve, Room},
-        holds::{HoldSize, Holds},
-        memory::{LockedSlots, Memory},
-        packed_counter::PackedCounter,
-        slot_data::HeldConsumption,
+        held_counter::{Draft, Exhausted, HeldCounter, Reserve},
+        memory::{LockedSlots, Memory, tables::Taken},
         table::Table,
     },
     time::Timestamp,
 };
-
-/// The part of the memory limit that holds may take: one of this many.
-const SHARE_DIVISOR: usize = 8;
 
 /// Why nothing is reserved. Nothing was charged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -31,17 +25,6 @@ pub enum ReserveError {
     /// A counter has too many holds, or all holds take too much memory.
     #[error("too many reservations are open")]
     Exhausted,
-}
-
-/// A counter with its holds, taken out of the table of its slot until [`Memory::put`].
-struct Taken {
-    key: Key,
-    counter: HeldCounter,
-    // What the budget knows of it.
-    heap: usize,
-    size: HoldSize,
-    // Whether its place in the table is kept.
-    is_stored: bool,
 }
 
 impl Memory {
@@ -65,7 +48,7 @@ impl Memory {
             .zip(each_hold_id(checks, &terms.id))
             .map(|(check, id)| {
                 let counter = taken.iter().position(|taken| taken.key == check.key).unwrap_or_else(|| {
-                    taken.push(self.take(locked.table(check.key), check.key));
+                    taken.push(self.tables.take(locked.table(check.key), check.key));
                     taken.len() - 1
                 });
                 let terms = HoldTerms { id, ..terms.clone() };
@@ -77,7 +60,7 @@ impl Memory {
             taken.iter_mut().map(|taken| mem::take(&mut taken.counter)).collect();
         let store = |counters: &[HeldCounter]| {
             for (taken, counter) in taken.iter_mut().zip(counters) {
-                taken.is_stored = self.keep_place(locked.table(taken.key), taken, counter, now);
+                taken.is_stored = self.tables.keep_place(locked.table(taken.key), taken, counter, now);
             }
             taken.iter().map(|taken| taken.is_stored).collect()
         };
@@ -85,13 +68,13 @@ impl Memory {
         for (mut taken, counter) in taken.into_iter().zip(counters) {
             taken.counter = counter;
             let key = taken.key;
-            self.put(locked.table(key), taken, now);
+            self.tables.put(locked.table(key), taken, now);
             if reserved.as_ref().is_ok_and(|reserved| reserved.is_held) {
                 locked.record_change(key);
             }
         }
         reserved.map_err(|Exhausted| {
-            self.resources.holds.exhausted.add(1);
+            self.tables.resources.holds.exhausted.add(1);
             ReserveError::Exhausted
         })
     }
@@ -110,12 +93,12 @@ impl Memory {
         if refused(&draft.decisions) {
             return Ok(draft.not_held(each, counters, at));
         }
-        draft.require_room(each, counters, at, self.room())?;
+        draft.require_room(each, counters, at, self.tables.room())?;
         draft.charge(each, counters, at);
         let are_stored = store(counters);
         for (Reserve { counter, .. }, decision) in each.iter().zip(&mut draft.decisions) {
             if !are_stored[*counter] {
-                *decision = self.on_full.without_memory(*decision);
+                *decision = self.tables.on_full.without_memory(*decision);
             }
         }
         if refused(&draft.decisions) {
@@ -154,9 +137,8 @@ impl Memory {
     ) -> Result<(), NotLocal> {
         let mut locked = self.lock_for_holds(checks, now)?;
         for (Check { key, limit, .. }, id) in checks.iter().zip(each_hold_id(checks, id)) {
-            let (was_held, _) = self.with_held(locked.table(*key), *key, now, |counter| {
-                counter.withdraw(limit, &id, attempt, self.at(now))
-            });
+            let (was_held, _) =
+                locked.with_held(*key, |counter| counter.withdraw(limit, &id, attempt, self.at(now)));
             if was_held {
                 locked.record_change(*key);
             }
@@ -171,97 +153,16 @@ impl Memory {
         Ok(locked)
     }
 
-    /// Merges what another replica has made of the counter of `key` and of its holds.
-    pub(super) fn absorb_held(&self, table: &mut Table, key: Key, there: HeldConsumption, now: Timestamp) {
-        let HeldConsumption { now: there, base } = there;
-        self.with_held(table, key, now, |counter| counter.absorb(there, base, self.at(now), self.room()));
-    }
-
-    /// Restores the holds of `key` from a snapshot, if there is memory.
-    pub(super) fn restore_holds(&self, key: Key, holds: Box<Holds>) {
-        if holds.bytes() <= self.room().bytes {
-            self.table(self.slot(key)).put_holds(key, Some(holds), HoldSize::default(), &self.resources);
-        }
-    }
-
-    /// Ends the holds of `key` that have expired, and returns whether that changed the counter.
-    pub(super) fn expire_holds(&self, table: &mut Table, key: Key, limit: &Limit, now: Timestamp) -> bool {
-        let at = self.at(now);
-        if table.holds(key).is_none_or(|holds| at.given_up.is_none() && !holds.is_due(now)) {
-            return false;
-        }
-        let ((is_changed, expired), _) = self.with_held(table, key, now, |counter| counter.expire(limit, at));
-        self.resources.holds.released.add(expired.released);
-        self.resources.holds.charged.add(expired.charged);
-        is_changed
-    }
-
     /// Ends the holds of a slot that have expired, and forgets those that ended long ago.
     pub(super) fn sweep_holds(&self, slot: Slot, table: &mut Table, now: Timestamp) {
         for key in table.keys_with_holds() {
             let Some(limit) = table.holds(key).map(|holds| holds.limit().clone()) else { continue };
-            let changed = self.expire_holds(table, key, &limit, now);
-            self.with_held(table, key, now, |counter| counter.forget_holds(now));
+            let changed = self.tables.expire_holds(table, key, &limit, self.at(now));
+            self.tables.with_held(table, key, now, |counter| counter.forget_holds(now));
             if changed && let Some(ownerships) = &self.ownerships {
                 ownerships.record_change(slot, &mut ownerships.lock(slot), key, table.len());
             }
         }
-    }
-
-    /// Applies `change` to the counter of `key` with its holds, and returns whether the counter is stored.
-    pub(super) fn with_held<R>(
-        &self,
-        table: &mut Table,
-        key: Key,
-        now: Timestamp,
-        change: impl FnOnce(&mut HeldCounter) -> R,
-    ) -> (R, bool) {
-        let mut taken = self.take(table, key);
-        let result = change(&mut taken.counter);
-        (result, self.put(table, taken, now))
-    }
-
-    /// Takes the counter of `key` and its holds out of their table.
-    fn take(&self, table: &mut Table, key: Key) -> Taken {
-        let packed = table.get_mut(key).map(|packed| mem::replace(packed, PackedCounter::TAKEN));
-        let (is_stored, holds) = (packed.is_some(), table.take_holds(key));
-        let size = holds.as_ref().map(|holds| holds.size()).unwrap_or_default();
-        let counter = HeldCounter::new(packed, holds);
-        Taken { key, heap: counter.packed_heap_bytes(), counter, size, is_stored }
-    }
-
-    /// Puts a counter and its holds back, and returns whether the counter is stored.
-    fn put(&self, table: &mut Table, taken: Taken, now: Timestamp) -> bool {
-        let is_stored = self.keep_place(table, &taken, &taken.counter, now);
-        let Taken { key, counter, heap, size, .. } = taken;
-        let (packed, holds) = counter.into_parts();
-        match (packed, table.get_mut(key)) {
-            (Some(packed), Some(place)) => {
-                self.resources.budget.change(heap, packed.heap_bytes());
-                *place = packed;
-            }
-            (None, Some(_)) => {
-                self.resources.budget.change(heap, 0);
-                table.remove(key, &self.resources);
-            }
-            (Some(_) | None, None) => {}
-        }
-        table.put_holds(key, holds, size, &self.resources);
-        is_stored
-    }
-
-    /// Whether a counter has a place in its table, or needs none. A new one gets a place if there is memory.
-    fn keep_place(&self, table: &mut Table, taken: &Taken, counter: &HeldCounter, now: Timestamp) -> bool {
-        let is_new = !taken.is_stored && counter.is_in_use(now) && table.get(taken.key).is_none();
-        !is_new || self.insert(table, taken.key, PackedCounter::TAKEN, now)
-    }
-
-    /// The room for more holds.
-    fn room(&self) -> Room {
-        let budget = &self.resources.budget;
-        let used = self.resources.holds.bytes.load(Ordering::Relaxed);
-        let share = (budget.bytes_max() / SHARE_DIVISOR).saturating_sub(used);
-        Room { bytes: share.min(budget.free()), ..Room::UNBOUNDED }
     }
 }
 
@@ -284,8 +185,8 @@ impl LockedSlots<'_> {
 
     fn settle(&mut self, check: &Check<'_>, id: &HoldId) -> Settled {
         let (memory, now, actual) = (self.memory, self.now, check.hits());
-        let (mut settled, stored) = memory.with_held(self.table(check.key), check.key, now, |counter| {
-            counter.settle(check.limit, id, actual, memory.at(now), memory.room())
+        let (mut settled, stored) = self.with_held(check.key, |counter| {
+            counter.settle(check.limit, id, actual, memory.at(now), memory.tables.room())
         });
         if !stored {
             settled.uncharged = actual.saturating_sub(settled.reserved);

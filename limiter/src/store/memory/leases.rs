@@ -22,25 +22,18 @@ impl Memory {
     /// nothing is leased: also if the algorithm does not support it (see [`Limit::is_leasable`]), or this replica does
     /// not own the slot.
     pub fn lease(&self, key: Key, limit: &Limit, hits: u64, now: Timestamp) -> Option<Decision> {
-        let ownerships = self.ownerships.as_ref().filter(|_| limit.is_leasable())?;
-        let slot = self.slot(key);
-        let mut table = self.table(slot);
-        let mut ownership = ownerships.lock(slot);
-        if !ownership.is_owned() || self.resources.budget.is_short_of(0) {
+        if self.ownerships.is_none() || !limit.is_leasable() {
             return None;
         }
-        if self.absorb_pending(&mut table, &mut ownership, key, limit, now) {
-            ownerships.record_change(slot, &mut ownership, key, table.len());
+        let mut locked = self.lock_key(key, now);
+        if !locked.are_owned() || self.tables.resources.budget.is_short_of(0) {
+            return None;
         }
-        if self.expire_holds(&mut table, key, limit, now) {
-            ownerships.record_change(slot, &mut ownership, key, table.len());
-        }
-        let all = ownership.leased(key).checked_add(hits)?;
-        let mut copy =
-            table.get(key).map_or_else(|| limit.fresh(), |packed| packed.corrected(limit, self.at(now)));
-        let decision = limit.decide(&mut copy, now, Operation::Charge(all));
+        locked.settle_side_data_of(key, limit);
+        let all = locked.leased(key).checked_add(hits)?;
+        let decision = limit.decide(&mut locked.copy(key, limit), now, Operation::Charge(all));
         decision.verdict.passes().then(|| {
-            ownership.update_side_data(|| self.empty_side_data(), |side_data| side_data.set_leased(key, all));
+            locked.set_leased(key, all);
             Decision { receipt: None, ..decision }
         })
     }

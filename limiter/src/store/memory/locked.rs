@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, sync::MutexGuard};
 
-use smallvec::SmallVec;
+use smallvec::{SmallVec, smallvec};
 
 use crate::{
     algorithm::{Counter, Decision, Limit},
@@ -10,10 +10,10 @@ use crate::{
     store::{
         Check, NotLocal, Slot,
         decide_set::decide_set,
-        held_counter::apply_leased,
+        held_counter::{HeldCounter, apply_leased},
         holds::Holds,
         memory::{
-            Memory,
+            CounterState, Memory,
             ownership::{OwnershipTable, SlotOwnership},
         },
         operation::CounterOperation,
@@ -44,7 +44,17 @@ impl Memory {
         let mut slots: SmallVec<[Slot; 2]> = checks.iter().map(|check| self.slot(check.key)).collect();
         slots.sort_unstable();
         slots.dedup();
-        let tables = slots.iter().map(|slot| self.table(*slot)).collect();
+        self.lock_slots(slots, now)
+    }
+
+    /// Locks the slot of a key.
+    pub(super) fn lock_key(&self, key: Key, now: Timestamp) -> LockedSlots<'_> {
+        self.lock_slots(smallvec![self.slot(key)], now)
+    }
+
+    // Ascending and unique slots.
+    fn lock_slots(&self, slots: SmallVec<[Slot; 2]>, now: Timestamp) -> LockedSlots<'_> {
+        let tables = slots.iter().map(|slot| self.tables.lock(*slot)).collect();
         let ownerships = self
             .ownerships
             .as_ref()
@@ -103,16 +113,39 @@ impl LockedSlots<'_> {
     /// Merges pending usage into the counters of the checks, and ends their holds that have expired.
     pub(super) fn settle_side_data(&mut self, checks: &[Check<'_>]) {
         for Check { key, limit, .. } in checks {
-            let (memory, now, position) = (self.memory, self.now, self.position(*key));
-            let table = &mut self.tables[position];
-            let mut has_changed = false;
-            if let Some(ownerships) = &mut self.ownerships {
-                has_changed = memory.absorb_pending(table, &mut ownerships.each[position], *key, limit, now);
-            }
-            if memory.expire_holds(table, *key, limit, now) || has_changed {
-                self.record_change(*key);
-            }
+            self.settle_side_data_of(*key, limit);
         }
+    }
+
+    /// The same for one counter.
+    pub(super) fn settle_side_data_of(&mut self, key: Key, limit: &Limit) {
+        let (memory, now, position) = (self.memory, self.now, self.position(key));
+        let table = &mut self.tables[position];
+        let mut has_changed = false;
+        if let Some(ownerships) = &mut self.ownerships {
+            has_changed = memory.absorb_pending(table, &mut ownerships.each[position], key, limit, now);
+        }
+        if memory.tables.expire_holds(table, key, limit, memory.at(now)) || has_changed {
+            self.record_change(key);
+        }
+    }
+
+    /// Whether this replica owns the slots.
+    pub(super) fn are_owned(&self) -> bool {
+        self.ownerships().iter().all(|ownership| ownership.is_owned())
+    }
+
+    /// Applies `change` to the counter of `key` with its holds, and returns whether the counter is stored.
+    pub(super) fn with_held<R>(&mut self, key: Key, change: impl FnOnce(&mut HeldCounter) -> R) -> (R, bool) {
+        let (memory, now) = (self.memory, self.now);
+        memory.tables.with_held(self.table(key), key, now, change)
+    }
+
+    /// The state of the counter of `key`.
+    pub(super) fn state(&self, key: Key, limit: &Limit) -> CounterState {
+        let packed = self.table_ref(key).get(key);
+        let counter = packed.map(|packed| packed.corrected(limit, self.memory.at(self.now)));
+        CounterState::of(counter.as_ref(), limit, self.now)
     }
 
     /// Records that the counter of `key` has changed.
@@ -152,14 +185,23 @@ impl LockedSlots<'_> {
         self.ownerships().get(self.position(key)).map_or(0, |ownership| ownership.leased(key))
     }
 
+    /// Sets the leased hits of `key`.
+    pub(super) fn set_leased(&mut self, key: Key, hits: u64) {
+        let (memory, position) = (self.memory, self.position(key));
+        if let Some(Ownerships { each, .. }) = &mut self.ownerships {
+            each[position]
+                .update_side_data(|| memory.empty_side_data(), |side_data| side_data.set_leased(key, hits));
+        }
+    }
+
     /// Applies an operation to the counter of a check, and returns whether the counter is stored.
     pub(super) fn apply(&mut self, check: &Check<'_>, operation: &CounterOperation) -> (Decision, bool) {
         let (memory, now, leased) = (self.memory, self.now, self.leased(check.key));
         let table = self.table(check.key);
         if leased == 0 && !table.has_holds() {
-            return memory.touch(table, check, operation, now, Some);
+            return memory.tables.touch(table, check, operation, memory.at(now), Some);
         }
-        memory.touch_unpacked(table, check.key, check.limit, now, |counter| {
+        memory.tables.touch_unpacked(table, check.key, check.limit, memory.at(now), |counter| {
             apply_leased(check.limit, counter, operation, leased, now).decision
         })
     }

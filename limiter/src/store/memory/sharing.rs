@@ -6,20 +6,17 @@ use crate::{
     algorithm::{Limit, Operation},
     descriptor::Key,
     store::{
-        Changes, Consumption, Slot, SlotData, StoredSlot,
+        Changes, Consumption, Slot, SlotData, SlotSource, StoredSlot,
         budget::{Budget, Reservation},
         held_counter::HeldCounter,
         memory::{
             Memory,
             ownership::{Changed, SideData, SlotOwnership},
         },
-        table::{EVICTION_COST_MAX, Table},
+        table::Table,
     },
     time::Timestamp,
 };
-
-/// When memory is overfull, all slots evict counters up to each of these costs in turn.
-const SHED_COSTS: [u8; 5] = [7, 31, 63, 127, EVICTION_COST_MAX];
 
 /// Slots in a cluster. Without a cluster, a store owns all slots and these methods do nothing.
 impl Memory {
@@ -38,7 +35,7 @@ impl Memory {
     pub fn release(&self, slot: Slot) -> Option<(SlotData, u64)> {
         let ownerships = self.ownerships.as_ref()?;
         let (mut table, ownership) = {
-            let mut table = self.table(slot);
+            let mut table = self.tables.lock(slot);
             let mut ownership = ownerships.lock(slot);
             if !ownership.is_owned() {
                 return None;
@@ -46,14 +43,14 @@ impl Memory {
             ownerships.unflag(slot);
             (std::mem::take(&mut *table), std::mem::take(&mut *ownership))
         };
-        let holds = table.take_all_holds(&self.resources);
+        let holds = table.take_all_holds(&self.tables.resources);
         let (bytes, seq) = (table.bytes(), ownership.seq());
         let SideData { pending, unknown, .. } = ownership.into_side_data();
         let data = SlotData::all(table.into_counters(), holds, pending, unknown);
         let data = data.with_lead(self.restrictions.lead());
-        self.resources.budget.change_table(bytes, 0);
-        self.resources.budget.change(data.heap_bytes(), 0);
-        Some((data.charged_to(&self.resources.budget), seq))
+        self.tables.resources.budget.change_table(bytes, 0);
+        self.tables.resources.budget.change(data.heap_bytes(), 0);
+        Some((data.charged_to(&self.tables.resources.budget), seq))
     }
 
     /// Acquires `slot` with this data. Afterwards memory may be overfull. Does nothing if the slot is owned already.
@@ -64,57 +61,42 @@ impl Memory {
         let heap = data.heap_bytes();
         let (counters, holds, pending, unknown) = data.into_parts();
         let side_data = SideData { pending, unknown, ..self.empty_side_data() };
-        let mut table = self.table(slot);
+        let mut table = self.tables.lock(slot);
         let mut ownership = ownerships.lock(slot);
         debug_assert!(!ownership.is_owned(), "{slot:?} is owned already");
         if ownership.is_owned() {
             return;
         }
-        self.resources.budget.change_table(table.bytes(), counters.bytes());
-        self.resources.budget.change(0, heap);
+        self.tables.resources.budget.change_table(table.bytes(), counters.bytes());
+        self.tables.resources.budget.change(0, heap);
         *table = counters;
-        table.add_holds(holds, &self.resources);
+        table.add_holds(holds, &self.tables.resources);
         *ownership = SlotOwnership::owned(side_data);
         ownerships.record_all_changed(slot, &mut ownership);
     }
 
     /// Whether more memory is used than new data may take.
     pub fn is_overfull(&self) -> bool {
-        self.resources.budget.is_exceeded()
+        self.tables.resources.budget.is_exceeded()
     }
 
     /// Whether memory is overfull and copies take more than half of it.
     pub fn is_overfull_of_copies(&self) -> bool {
-        self.is_overfull() && self.resources.budget.is_mostly_outside_tables()
+        self.is_overfull() && self.tables.resources.budget.is_mostly_outside_tables()
     }
 
     /// Evicts counters of all slots, from `first` on, until memory is no longer overfull or nothing can be evicted: those
     /// that have used least of their limit before all others.
     pub fn shed(&self, first: Slot, now: Timestamp) {
-        self.shed_while(first, now, Budget::is_exceeded);
-    }
-
-    fn shed_while(&self, first: Slot, now: Timestamp, is_needed: impl Fn(&Budget) -> bool) {
-        let budget = &self.resources.budget;
-        for cost_max in SHED_COSTS {
-            let mut before = usize::MAX;
-            // Each round evicts an eighth of the counters that may go.
-            while is_needed(budget) && budget.used() < before {
-                before = budget.used();
-                (0..self.slots())
-                    .map(|number| Slot::at((first.index() + number) % self.slots()))
-                    .take_while(|_| is_needed(budget))
-                    .for_each(|slot| self.table(slot).shed(cost_max, now, &self.resources));
-            }
-        }
+        self.tables.shed_while(first, now, Budget::is_exceeded);
     }
 
     /// Drops counters of `slot` until memory is no longer overfull, at last those that refuse now, which count as refused.
     pub fn cut(&self, slot: Slot, now: Timestamp) {
         if self.is_overfull() {
-            let mut table = self.table(slot);
-            let bytes_max = table.all_bytes().saturating_sub(self.resources.budget.excess());
-            self.refused_full.add(table.cut_to(bytes_max, now, &self.resources));
+            let mut table = self.tables.lock(slot);
+            let bytes_max = table.all_bytes().saturating_sub(self.tables.resources.budget.excess());
+            self.tables.refused_full.add(table.cut_to(bytes_max, now, &self.tables.resources));
         }
     }
 
@@ -125,25 +107,25 @@ impl Memory {
     pub fn add(&self, slot: Slot, mut consumption: Consumption, now: Timestamp) -> bool {
         let Some(ownerships) = &self.ownerships else { return false };
         consumption.pending.forget_idle(now);
-        let fair = consumption.bytes().min(self.resources.budget.bytes_max() / self.slots());
+        let fair = consumption.bytes().min(self.tables.resources.budget.bytes_max() / self.slots());
         let is_needed = |budget: &Budget| budget.is_short_of(fair) && !budget.is_mostly_outside_tables();
-        self.shed_while(slot, now, is_needed);
-        let mut table = self.table(slot);
+        self.tables.shed_while(slot, now, is_needed);
+        let mut table = self.tables.lock(slot);
         let mut ownership = ownerships.lock(slot);
         if !ownership.is_owned() {
             return false;
         }
-        let budget = &self.resources.budget;
+        let budget = &self.tables.resources.budget;
         if budget.is_short_of(consumption.bytes()) {
-            self.refused_full.add(consumption.cut_to(budget.free(), now));
+            self.tables.refused_full.add(consumption.cut_to(budget.free(), now));
         }
         if budget.is_short_of(consumption.bytes()) {
-            self.refused_full.add(consumption.held.len());
+            self.tables.refused_full.add(consumption.held.len());
             return false;
         }
         let Consumption { pending, held } = consumption;
         for (key, there) in held {
-            self.absorb_held(&mut table, key, there, now);
+            self.tables.absorb_held(&mut table, key, there, self.at(now));
             ownerships.record_change(slot, &mut ownership, key, table.len());
         }
         if pending.is_empty() {
@@ -163,7 +145,7 @@ impl Memory {
 
     /// Empty side data that counts in the budget.
     pub(super) fn empty_side_data(&self) -> SideData {
-        SideData { reservation: Reservation::of(&self.resources.budget), ..SideData::default() }
+        SideData { reservation: Reservation::of(&self.tables.resources.budget), ..SideData::default() }
     }
 
     /// Starts to record which counters change.
@@ -193,10 +175,24 @@ impl Memory {
         self.copies_of(slot, all)
     }
 
+    /// The counters of `slot` from where a snapshot takes them, without idle ones; `None` if there are none.
+    pub fn stored(&self, slot: Slot, source: SlotSource, now: Timestamp) -> Option<StoredSlot> {
+        match source {
+            SlotSource::Memory { epoch } => {
+                let Changes { seq, data } = self.snapshot(slot, now)?;
+                Some(StoredSlot { slot, epoch, seq, data })
+            }
+            SlotSource::Copy(copy) => {
+                let data = copy.data.without_idle(now);
+                (!data.is_empty()).then_some(StoredSlot { data, ..*copy })
+            }
+        }
+    }
+
     /// Copies of all counters of `slot`, with or without a cluster. Does not affect [`Memory::changes`]. `None` if
     /// there are none.
-    pub(crate) fn snapshot(&self, slot: Slot, now: Timestamp) -> Option<Changes> {
-        let table = self.table(slot);
+    pub(super) fn snapshot(&self, slot: Slot, now: Timestamp) -> Option<Changes> {
+        let table = self.tables.lock(slot);
         let ownership = self.ownerships.as_ref().map(|ownerships| ownerships.lock(slot));
         let seq = ownership.as_ref().map_or(0, |ownership| ownership.seq());
         let side_data = ownership.as_ref().and_then(|ownership| ownership.side_data());
@@ -210,7 +206,7 @@ impl Memory {
 
     fn copies_of(&self, slot: Slot, which: impl FnOnce(&mut SlotOwnership) -> Changed) -> Changes {
         let Some(ownerships) = &self.ownerships else { return Changes::default() };
-        let table = self.table(slot);
+        let table = self.tables.lock(slot);
         let mut ownership = ownerships.lock(slot);
         if !ownership.is_owned() {
             return Changes::default();
@@ -233,7 +229,7 @@ impl Memory {
             }
         };
         let data = data.with_lead(self.restrictions.lead());
-        Changes { seq, data: data.charged_to(&self.resources.budget) }
+        Changes { seq, data: data.charged_to(&self.tables.resources.budget) }
     }
 
     /// Applies `change` to the counter of `key` with its holds, and records the change. `None` if this replica does not
@@ -244,17 +240,12 @@ impl Memory {
         now: Timestamp,
         change: impl FnOnce(&mut HeldCounter) -> R,
     ) -> Option<R> {
-        let slot = self.slot(key);
-        let mut table = self.table(slot);
-        let ownership = self.ownerships.as_ref().map(|ownerships| (ownerships, ownerships.lock(slot)));
-        if ownership.as_ref().is_some_and(|(_, ownership)| !ownership.is_owned()) {
-            return None;
-        }
-        let (result, _) = self.with_held(&mut table, key, now, change);
-        if let Some((ownerships, mut ownership)) = ownership {
-            ownerships.record_change(slot, &mut ownership, key, table.len());
-        }
-        Some(result)
+        let mut locked = self.lock_key(key, now);
+        locked.are_owned().then(|| {
+            let (result, _) = locked.with_held(key, change);
+            locked.record_change(key);
+            result
+        })
     }
 
     /// Merges pending usage into the counter of `key`, if there is any.
@@ -271,7 +262,7 @@ impl Memory {
         }
         let pending =
             ownership.update_side_data(|| self.empty_side_data(), |side_data| side_data.pending.take(key));
-        self.touch_unpacked(table, key, limit, now, |counter| {
+        self.tables.touch_unpacked(table, key, limit, self.at(now), |counter| {
             for usage in pending.iter().filter(|usage| now < usage.packed.idle_at()) {
                 let consumed = usage.packed.counter(limit);
                 let base = usage.base.as_ref().map_or_else(|| limit.fresh(), |base| base.counter(limit));
@@ -290,7 +281,7 @@ impl Memory {
     /// The same for data in place of an older copy, which is about to be dropped.
     pub fn within_limit_in_place_of(&self, older: &SlotData, data: SlotData) -> Option<SlotData> {
         let short = self.has_no_room_for(data.bytes().saturating_sub(older.bytes()));
-        (!short).then(|| data.charged_to(&self.resources.budget))
+        (!short).then(|| data.charged_to(&self.tables.resources.budget))
     }
 
     /// Whether there is memory for merging these changes into a copy.
@@ -302,12 +293,12 @@ impl Memory {
     /// used least of their limit.
     pub fn fit(&self, stored: Vec<StoredSlot>, now: Timestamp) -> Vec<StoredSlot> {
         let all: usize = stored.iter().map(|stored| stored.data.bytes()).sum();
-        let bytes_max = self.resources.budget.free();
+        let bytes_max = self.tables.resources.budget.free();
         let fit = |stored: StoredSlot| {
             let share = stored.data.bytes() as u128 * bytes_max as u128 / all.max(1) as u128;
             let (data, lost) =
                 stored.data.cut_to(if all <= bytes_max { usize::MAX } else { share as usize }, now);
-            self.resources.evicted_unexpired.add(lost);
+            self.tables.resources.evicted_unexpired.add(lost);
             Some(StoredSlot { data: self.within_limit(data)?, ..stored })
         };
         stored.into_iter().filter_map(fit).collect()
@@ -315,11 +306,11 @@ impl Memory {
 
     /// The same data, counted in the memory limit until it is dropped, whether or not there is memory for it.
     pub fn counted(&self, data: SlotData) -> SlotData {
-        data.charged_to(&self.resources.budget)
+        data.charged_to(&self.tables.resources.budget)
     }
 
     fn has_no_room_for(&self, bytes: usize) -> bool {
-        bytes > 0 && self.resources.budget.is_short_of(bytes)
+        bytes > 0 && self.tables.resources.budget.is_short_of(bytes)
     }
 }
 

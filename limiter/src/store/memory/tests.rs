@@ -302,7 +302,7 @@ fn flood_of_new_keys_stays_in_budget_and_admits_no_refused_key() {
         assert!(!charge(&memory, key("exhausted"), &limit, NOW));
         for index in 0..200_000 {
             assert!(charge(&memory, number(index), &limit, NOW), "there is always a counter to evict");
-            assert!(memory.resources.budget.used() as u64 <= bytes_max);
+            assert!(memory.tables.resources.budget.used() as u64 <= bytes_max);
         }
         let stats = memory.stats();
         assert!(!charge(&memory, key("exhausted"), &limit, NOW));

@@ -8,7 +8,7 @@ use crate::{
     store::{
         PendingUsage, SlotData,
         holds::{DecodedHolds, Holds},
-        memory::Lead,
+        lead::Lead,
         packed_counter::{Age, Decoded, PackedCounter, put},
         slot_data::{Extent, Usage},
     },

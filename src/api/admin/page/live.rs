@@ -154,9 +154,9 @@ pub(in crate::api::admin) async fn stream(State(live): State<Arc<Live>>) -> Resu
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use tollgate_limiter::time::Timestamp;
 
+    use super::*;
     use crate::api::{admin::Certificates, fuzz::admin_state};
 
     #[derive(Debug)]

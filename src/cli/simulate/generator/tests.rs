@@ -1,6 +1,6 @@
-use super::*;
 use tollgate_limiter::time::SECOND;
 
+use super::*;
 use crate::{
     api::descriptor_text,
     cli::{

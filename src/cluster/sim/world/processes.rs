@@ -175,7 +175,7 @@ impl World {
     pub(super) fn snapshot(&self, number: usize) -> Option<Snapshot> {
         let Process { node, memory, secret, .. } = self.processes.get(&number)?;
         let now = self.wall_of(number);
-        let copy = |slot| node.snapshot_source(slot).read(slot, memory, now);
+        let copy = |slot| memory.stored(slot, node.snapshot_source(slot), now);
         let copies: Vec<_> = memory.each_slot().filter_map(copy).collect();
         let secret = secret.clone()?;
         (!copies.is_empty()).then_some(Snapshot { secret, copies })

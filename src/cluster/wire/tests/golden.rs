@@ -3,7 +3,6 @@
 
 use std::{num::NonZeroU64, sync::Arc, time::Duration};
 
-use super::any::NOW;
 use tollgate_limiter::{
     algorithm::{Classic, Decision, Excess, Limit, Operation, Rate, TokenBucket, Verdict, Window},
     descriptor::{Key, Secret},
@@ -14,6 +13,7 @@ use tollgate_limiter::{
     time::SECOND,
 };
 
+use super::any::NOW;
 use crate::cluster::{
     MemberId,
     message::*,

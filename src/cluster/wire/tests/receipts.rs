@@ -3,8 +3,6 @@
 use std::{sync::Arc, time::Duration};
 
 use proptest::prelude::*;
-
-use super::any::NOW;
 use tollgate_limiter::{
     algorithm::{Decision, Limit, Operation, Receipt, laws::any_limit},
     descriptor::Key,
@@ -12,6 +10,7 @@ use tollgate_limiter::{
     time::{SECOND, Timestamp},
 };
 
+use super::any::NOW;
 use crate::cluster::{
     message::{Message, RemoteCheck, RemoteOperation, Reply},
     wire::{decode, encode},

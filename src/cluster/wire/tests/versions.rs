@@ -2,12 +2,12 @@
 
 use std::{sync::Arc, time::Duration};
 
-use super::{any::NOW, golden};
 use tollgate_limiter::{
     algorithm::{Limit, Operation},
     store::{CounterOperation, Slot, SlotData},
 };
 
+use super::{any::NOW, golden};
 use crate::cluster::{
     message::*,
     wire::{Malformed, decode, encode, put, put_block},

@@ -8,11 +8,14 @@ use std::{
 
 use super::*;
 use crate::{
-    algorithm::{Operation, laws::every_limit},
+    algorithm::{Limit, Operation, laws::every_limit},
     store::{
         BYTES_MIN, CounterOperation, HOLD_TTL_DEFAULT, HOLDS_MAX, OnExpiry, OnFull, OnRefusal, SettleOutcome,
         SlotData,
-        memory::tests::{BYTES, NOW, key, left, window},
+        memory::{
+            tables::SHARE_DIVISOR,
+            tests::{BYTES, NOW, key, left, window},
+        },
     },
     time::SECOND,
 };
@@ -126,7 +129,7 @@ fn sweep_expires_holds_and_forgets_them_a_minute_later() {
     assert!(reserve(&memory, &[check(key("k"), &limit, 4)], "a", NOW.plus(119 * SECOND)), "a repeated call");
     assert_eq!(left(&memory, key("k"), &limit), 10);
     memory.sweep(NOW.plus(120 * SECOND));
-    assert!(!memory.table(memory.slot(key("k"))).has_holds());
+    assert!(!memory.tables.lock(memory.slot(key("k"))).has_holds());
     assert!(reserve(&memory, &[check(key("k"), &limit, 4)], "a", NOW.plus(120 * SECOND)));
     assert_eq!(left_at(&memory, key("k"), &limit, NOW.plus(120 * SECOND)), 6);
 }
@@ -170,9 +173,11 @@ fn holds_take_at_most_their_share_of_memory() {
         memory.reserve(&checks, &terms, NOW, any_refused).is_ok()
     });
     assert!((100..10_000).contains(&held.count()));
-    assert!(memory.resources.holds.bytes.load(Ordering::Relaxed) <= BYTES_MIN as usize / SHARE_DIVISOR);
+    assert!(
+        memory.tables.resources.holds.bytes.load(Ordering::Relaxed) <= BYTES_MIN as usize / SHARE_DIVISOR
+    );
     memory.sweep(NOW.plus(DAY));
-    assert_eq!(memory.resources.holds.bytes.load(Ordering::Relaxed), 0);
+    assert_eq!(memory.tables.resources.holds.bytes.load(Ordering::Relaxed), 0);
 }
 
 #[test]
@@ -183,7 +188,9 @@ fn unknown_ids_beyond_memory_share_are_not_remembered() {
         assert_eq!((settled.outcome, settled.uncharged), (SettleOutcome::Unknown, 0));
     }
     assert_eq!(left(&memory, key("k"), &limit), 90_000);
-    assert!(memory.resources.holds.bytes.load(Ordering::Relaxed) <= BYTES_MIN as usize / SHARE_DIVISOR);
+    assert!(
+        memory.tables.resources.holds.bytes.load(Ordering::Relaxed) <= BYTES_MIN as usize / SHARE_DIVISOR
+    );
 }
 
 #[test]

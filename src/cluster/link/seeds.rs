@@ -51,7 +51,7 @@ impl Search {
 }
 
 /// Searches at all seeds until it is dropped.
-pub(in crate::cluster) async fn watch(shared: Arc<Shared>) {
+pub(super) async fn watch(shared: Arc<Shared>) {
     let search = Search { since: Stopwatch::start(), all: Mutex::new(vec![None; shared.seeds().len()]) };
     search.publish(&shared);
     let seeds = shared.seeds().iter().enumerate();

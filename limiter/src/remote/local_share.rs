@@ -4,9 +4,11 @@
 use std::collections::BTreeMap;
 
 use crate::{
-    algorithm::{Counter, Decision, Limit, Operation, Receipt, Verdict},
+    algorithm::{Counter, Decision, Limit, Operation, Verdict},
     descriptor::Key,
-    store::{Check, Lead, Memory, OnFull, OnRefusal, operation::CounterOperation},
+    remote::RemoteOutcome,
+    rules::{ForwardPolicy, OnOwnerUnavailable},
+    store::{Check, CounterOperation, Lead, Memory, OnFull, OnRefusal},
     time::Timestamp,
 };
 
@@ -77,8 +79,27 @@ impl LocalShare {
         }
     }
 
-    /// Decides by the share of one of `replicas` equal replicas. Returns the decision and the hits that were charged.
+    /// Decides an operation whose counter cannot be reached, as its policy says, for one of `replicas` equal replicas.
     pub fn decide(
+        &mut self,
+        key: Key,
+        limit: &Limit,
+        operation: &CounterOperation,
+        policy: ForwardPolicy,
+        replicas: u32,
+        now: Timestamp,
+    ) -> RemoteOutcome {
+        match (policy.on_owner_unavailable, operation) {
+            (OnOwnerUnavailable::LocalShare, CounterOperation::Decide(operation)) => {
+                let (decision, charged) = self.admit(key, limit, *operation, replicas, now);
+                RemoteOutcome::degraded(decision, charged)
+            }
+            _ => RemoteOutcome::without_counter(policy),
+        }
+    }
+
+    /// Decides by the share. Returns the decision and the hits that were charged.
+    fn admit(
         &mut self,
         key: Key,
         limit: &Limit,
@@ -107,16 +128,17 @@ impl LocalShare {
         (decision, charged)
     }
 
-    /// Takes back one charge of a share.
-    pub fn undo(
+    /// Takes back what was charged to a share, and removes it from its outcome.
+    pub fn take_back(
         &mut self,
         key: Key,
         limit: &Limit,
-        receipt: Receipt,
-        hits: u64,
+        outcome: &mut RemoteOutcome,
         replicas: u32,
         now: Timestamp,
     ) {
+        let Some(receipt) = outcome.outcome.decision.receipt.take() else { return };
+        let hits = std::mem::take(&mut outcome.outcome.charged);
         let share = limit.share(replicas);
         if let Some(admitted) = self.admitted.get_mut(&key) {
             admitted.limit.decide(&mut admitted.counter, now, Operation::Refund(hits));

@@ -1,11 +1,12 @@
-//! Why a call, one of its requests, or a reset is refused.
+//! Why a call or one of its requests is refused for its content.
 
 use tollgate_limiter::{
-    limiter::{NoCounter, RequestError, TooLarge},
+    limiter::{RequestError, TooLarge},
     store::{HoldIdTooLong, HoldTtlOutOfBounds},
 };
+use tonic::Code;
 
-use crate::api::{admin::AccessError, descriptors::Undecodable, protobuf::Malformed};
+use crate::api::{descriptors::Undecodable, error::reason::Reason, protobuf::Malformed};
 
 /// Why a call is refused for its content.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -73,6 +74,38 @@ pub enum Fault {
     Content(#[from] RequestError),
 }
 
+impl Reason for CallError {
+    fn reason(&self) -> (Code, &'static str) {
+        let reason = match self {
+            Self::Malformed => "MALFORMED",
+            Self::TooLarge(_) => "TOO_LARGE",
+            Self::NoRequests => "NO_REQUESTS",
+            Self::Mode(_) => "UNKNOWN_MODE",
+            Self::Timeout => "INVALID_TIMEOUT",
+            Self::Ttl => "INVALID_TTL",
+            Self::OnExpiry(_) => "UNKNOWN_ON_EXPIRY",
+            Self::NoId | Self::LongId(_) => "INVALID_ID",
+            Self::Request { fault, .. } => return fault.reason(),
+        };
+        (Code::InvalidArgument, reason)
+    }
+}
+
+impl Reason for Fault {
+    fn reason(&self) -> (Code, &'static str) {
+        let reason = match self {
+            Self::Malformed => "MALFORMED",
+            Self::TooLarge(_) => "TOO_LARGE",
+            Self::HitsOfPeek => "HITS_OF_PEEK",
+            Self::LongRequestId(_) => "INVALID_ID",
+            Self::RequestIdWindow(_) => "INVALID_TTL",
+            Self::MisplacedRequestId => "MISPLACED_REQUEST_ID",
+            Self::Content(error) => return error.reason(),
+        };
+        (Code::InvalidArgument, reason)
+    }
+}
+
 impl From<Malformed> for CallError {
     fn from(Malformed: Malformed) -> Self {
         Self::Malformed
@@ -103,21 +136,37 @@ impl From<Undecodable> for Fault {
     }
 }
 
-/// Why counters are not reset.
+/// Why a message of Envoy's service cannot be decoded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum ResetError {
-    /// The caller has not shown the admin token.
+pub enum DecodeError {
+    /// More descriptors or entries than the bounds allow.
     #[error(transparent)]
-    Access(#[from] AccessError),
-    /// A descriptor with a limit or hits.
-    #[error("descriptors[{0}]: a reset takes neither limits nor hits")]
-    LimitOrHits(usize),
-    /// A descriptor has no counter, or it cannot be reached.
-    #[error("descriptors[{descriptor}]: {error}")]
-    NoCounter {
-        /// The index of the descriptor.
-        descriptor: usize,
-        /// Why.
-        error: NoCounter,
-    },
+    TooLarge(#[from] TooLarge),
+    /// Not a `RateLimitRequest`.
+    #[error("the message is not a valid RateLimitRequest")]
+    Malformed,
+}
+
+impl Reason for DecodeError {
+    fn reason(&self) -> (Code, &'static str) {
+        match self {
+            Self::TooLarge(_) => (Code::InvalidArgument, "TOO_LARGE"),
+            Self::Malformed => (Code::InvalidArgument, "MALFORMED"),
+        }
+    }
+}
+
+impl From<Undecodable> for DecodeError {
+    fn from(error: Undecodable) -> Self {
+        match error {
+            Undecodable::TooLarge(error) => Self::TooLarge(error),
+            Undecodable::Malformed => Self::Malformed,
+        }
+    }
+}
+
+impl From<Malformed> for DecodeError {
+    fn from(Malformed: Malformed) -> Self {
+        Self::Malformed
+    }
 }

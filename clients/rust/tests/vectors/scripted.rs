@@ -1,0 +1,120 @@
+//! A server on the loopback whose calls wait for a script.
+
+use axum::{Router, extract::Path};
+use prost::Message;
+use tokio::sync::{mpsc, oneshot};
+use tonic::{
+    Status,
+    body::Body,
+    codegen::http,
+    server::Grpc,
+    service::Routes,
+    transport::{Server, server::TcpIncoming},
+};
+use tonic_prost::ProstCodec;
+use tower::service_fn;
+
+use crate::{Descriptor, Limit, OnExpiry, Request, Terms, v1};
+
+pub(super) struct Scripted {
+    pub(super) target: String,
+    pub(super) calls: mpsc::UnboundedReceiver<Received>,
+}
+
+/// A call that waits for its reply.
+pub(super) struct Received {
+    /// In lower case.
+    pub(super) method: String,
+    pub(super) content: Content,
+    pub(super) reply: oneshot::Sender<Reply>,
+}
+
+/// The requests, the terms, and the id of the reservation. The end of a reservation has its hits as those of a request.
+type Content = (Vec<Request>, Option<Terms>, String);
+/// The answers, and the id of the reservation if it is not the one that was received.
+pub(super) type Reply = Result<(Vec<v1::Answer>, Option<String>), Status>;
+
+pub(super) fn start() -> Scripted {
+    let (sender, calls) = mpsc::unbounded_channel();
+    let handler = move |Path(method): Path<String>, call| handle(method, call, sender.clone());
+    let routes = Router::new().route("/tollgate.v1.RateLimiter/{method}", axum::routing::post(handler));
+    let incoming = TcpIncoming::bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    let target = incoming.local_addr().unwrap().to_string();
+    tokio::spawn(Server::builder().add_routes(Routes::from(routes)).serve_with_incoming(incoming));
+    Scripted { target, calls }
+}
+
+/// Messages with the same fields are decoded as one of them.
+async fn handle(
+    method: String,
+    call: axum::extract::Request,
+    calls: mpsc::UnboundedSender<Received>,
+) -> http::Response<Body> {
+    let method = method.to_lowercase();
+    match method.as_str() {
+        "check" | "peek" | "refund" => {
+            let content = |message: v1::CheckRequest| {
+                (message.requests.into_iter().map(request_of).collect(), None, String::new())
+            };
+            unary(method, call, calls, content, |answers, _| v1::CheckResponse { answers }).await
+        }
+        "reserve" => {
+            let content = |message: v1::ReserveRequest| {
+                let on_expiry = OnExpiry::try_from(message.on_expiry).unwrap();
+                let terms = Terms { ttl: message.ttl.unwrap().try_into().unwrap(), on_expiry };
+                let request = reserved(message.domain, message.descriptors, message.amount);
+                (vec![request], Some(terms), message.reservation_id)
+            };
+            let response = |answers: Vec<_>, reservation_id| v1::ReserveResponse {
+                answer: answers.into_iter().next(),
+                reservation_id,
+            };
+            unary(method, call, calls, content, response).await
+        }
+        "settle" | "cancel" => {
+            let content = |message: v1::SettleRequest| {
+                let request = reserved(message.domain, message.descriptors, message.actual);
+                (vec![request], None, message.reservation_id)
+            };
+            unary(method, call, calls, content, |_, _| v1::SettleResponse::default()).await
+        }
+        other => panic!("unknown method: {other}"),
+    }
+}
+
+async fn unary<M: Message + Default + 'static, R: Message + Default + 'static>(
+    method: String,
+    call: axum::extract::Request,
+    calls: mpsc::UnboundedSender<Received>,
+    content: fn(M) -> Content,
+    response: fn(Vec<v1::Answer>, String) -> R,
+) -> http::Response<Body> {
+    let handler = service_fn(move |message: tonic::Request<M>| {
+        let ((reply, replied), content) = (oneshot::channel(), content(message.into_inner()));
+        let id = content.2.clone();
+        // An error says that the test has ended, as below.
+        let _ = calls.send(Received { method: method.clone(), content, reply });
+        async move {
+            let reply = replied.await.unwrap_or_else(|_| Err(Status::unavailable("the test has ended")));
+            reply.map(|(answers, held_as)| tonic::Response::new(response(answers, held_as.unwrap_or(id))))
+        }
+    });
+    Grpc::new(ProstCodec::<R, M>::default()).unary(handler, call).await
+}
+
+fn reserved(domain: String, descriptors: Vec<v1::Descriptor>, hits: u64) -> Request {
+    request_of(v1::Request { domain, descriptors, hits, ..v1::Request::default() })
+}
+
+fn request_of(message: v1::Request) -> Request {
+    assert_eq!(message.id, "");
+    let descriptors = message.descriptors.into_iter().map(|each| Descriptor {
+        limit: each
+            .limit
+            .map(|limit| Limit { requests_per_unit: limit.requests_per_unit, unit: limit.unit() }),
+        entries: each.entries.into_iter().map(|entry| (entry.key, entry.value)).collect(),
+        hits: each.hits,
+    });
+    let request = Request::new(message.domain, descriptors.collect::<Vec<_>>());
+    request.hits(message.hits).request_id(message.request_id)
+}

@@ -1,0 +1,319 @@
+//! The tables of all slots, each behind its lock, within one memory limit.
+
+use std::{
+    mem,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicUsize, Ordering},
+    },
+};
+
+use crate::{
+    algorithm::{Counter, Decision, Limit, Receipt, Verdict},
+    descriptor::Key,
+    store::{
+        Check, OnFull, Slot,
+        budget::Budget,
+        held_counter::{HeldCounter, Room},
+        holds::{HoldSize, Holds},
+        operation::CounterOperation,
+        packed_counter::{Now, PackedCounter},
+        slot_data::HeldConsumption,
+        table::{BYTES_FIRST, EVICTION_COST_MAX, EventCounter, HoldTotals, Table, TableResources},
+    },
+    time::Timestamp,
+};
+
+/// A slot that needs memory takes it from this many other slots at a time.
+const STARVED_SHED_SLOTS: usize = 8;
+
+/// When memory is overfull, all slots evict counters up to each of these costs in turn.
+const SHED_COSTS: [u8; 5] = [7, 31, 63, 127, EVICTION_COST_MAX];
+
+/// The part of the memory limit that holds may take: one of this many.
+pub(super) const SHARE_DIVISOR: usize = 8;
+
+/// The tables of all slots.
+#[derive(Debug)]
+pub(super) struct Tables {
+    // One for each slot.
+    each: Box<[TableLock]>,
+    pub(super) resources: TableResources,
+    pub(super) on_full: OnFull,
+    pub(super) refused_full: EventCounter,
+    // The next slot that makes room for a slot with a small table.
+    shed_from: AtomicUsize,
+}
+
+/// The table of one slot behind its lock, alone in its cache line: the lock and the pointer to the table are loaded
+/// together, and locks do not share a line.
+#[derive(Debug, Default)]
+#[repr(align(64))]
+struct TableLock(Mutex<Table>);
+
+const _: () = assert!(size_of::<TableLock>() == 64);
+
+/// A counter with its holds, taken out of the table of its slot until [`Tables::put`].
+pub(super) struct Taken {
+    pub(super) key: Key,
+    pub(super) counter: HeldCounter,
+    // What the budget knows of it.
+    heap: usize,
+    size: HoldSize,
+    // Whether its place in the table is kept.
+    pub(super) is_stored: bool,
+}
+
+impl Tables {
+    /// Empty tables of `slots` slots, in at most `bytes_max` bytes.
+    pub(super) fn new(bytes_max: u64, on_full: OnFull, slots: usize) -> Self {
+        assert!(slots.is_power_of_two() && (2..=1 << 16).contains(&slots), "{slots} slots");
+        let resources = TableResources {
+            budget: Arc::new(Budget::new(bytes_max, slots, BYTES_FIRST)),
+            tables: slots,
+            evicted_idle: EventCounter::default(),
+            evicted_unexpired: EventCounter::default(),
+            holds: HoldTotals::default(),
+        };
+        Self {
+            each: (0..slots).map(|_| TableLock::default()).collect(),
+            resources,
+            on_full,
+            refused_full: EventCounter::default(),
+            shed_from: AtomicUsize::new(0),
+        }
+    }
+
+    /// The number of slots.
+    pub(super) fn slots(&self) -> usize {
+        self.each.len()
+    }
+
+    /// The slot of a key.
+    pub(super) fn slot(&self, key: Key) -> Slot {
+        Slot::of(key, self.slots())
+    }
+
+    /// All slots, owned or not.
+    pub(super) fn each_slot(&self) -> impl Iterator<Item = Slot> + use<> {
+        // At most 65,536, so they fit.
+        (0..self.slots()).map(|slot| Slot(slot as u16))
+    }
+
+    /// Locks the table of a slot.
+    #[inline]
+    pub(super) fn lock(&self, slot: Slot) -> MutexGuard<'_, Table> {
+        // Every change leaves the table consistent, so a poisoned lock is harmless.
+        self.each[slot.index()].0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Applies an operation to the counter of a check in the table of its slot, which has no holds, and returns whether
+    /// the counter is stored. `keep` returns what is kept of a receipt.
+    #[inline(always)]
+    pub(super) fn touch<R>(
+        &self,
+        table: &mut Table,
+        check: &Check<'_>,
+        operation: &CounterOperation,
+        at: Now,
+        keep: impl Fn(Receipt) -> Option<R>,
+    ) -> (Decision<R>, bool) {
+        if let CounterOperation::Decide(operation) = operation
+            && let Some(packed) = table.get_mut(check.key)
+            && let Some(decision) = packed.decide(check.limit, at, *operation, &keep)
+        {
+            return (decision, true);
+        }
+        let decide = |counter: &mut Counter| operation.apply(check.limit, counter, at.now);
+        let (decision, stored) = self.touch_counter(table, check.key, check.limit, at, decide);
+        (decision.keep_receipt(keep), stored)
+    }
+
+    /// Applies `decide` to the unpacked counter of a key, and returns whether the counter is stored. Its holds observe
+    /// the change.
+    pub(super) fn touch_unpacked(
+        &self,
+        table: &mut Table,
+        key: Key,
+        limit: &Limit,
+        at: Now,
+        decide: impl FnOnce(&mut Counter) -> Decision,
+    ) -> (Decision, bool) {
+        if table.holds(key).is_none() {
+            return self.touch_counter(table, key, limit, at, decide);
+        }
+        let (decision, stored) =
+            self.with_held(table, key, at.now, |counter| counter.update(limit, at, decide));
+        (if stored { decision } else { self.on_full.without_memory(decision) }, stored)
+    }
+
+    /// Applies `decide` to the unpacked counter of a key without holds, and returns whether the counter is stored. A new
+    /// counter that stays idle need not be stored.
+    // `inline(never)`: new counters are rare and need a larger stack frame.
+    #[inline(never)]
+    fn touch_counter(
+        &self,
+        table: &mut Table,
+        key: Key,
+        limit: &Limit,
+        at: Now,
+        decide: impl FnOnce(&mut Counter) -> Decision,
+    ) -> (Decision, bool) {
+        if let Some(packed) = table.get_mut(key) {
+            let before = packed.heap_bytes();
+            let decision = packed.change(limit, at, decide);
+            self.resources.budget.change(before, packed.heap_bytes());
+            return (decision, true);
+        }
+        let (decision, new) = PackedCounter::first(limit, at.now, decide);
+        let stored = new.is_none_or(|packed| self.insert(table, key, packed, at.now));
+        (if stored { decision } else { self.on_full.without_memory(decision) }, stored)
+    }
+
+    pub(super) fn insert(&self, table: &mut Table, key: Key, packed: PackedCounter, now: Timestamp) -> bool {
+        if table.is_starved(&self.resources) {
+            self.shed_elsewhere(now);
+        }
+        let stored = table.insert(key, packed, now, &self.resources);
+        if !stored {
+            self.refused_full.add(1);
+        }
+        stored
+    }
+
+    /// Evicts counters of other slots for the table of a slot that may not grow although it is small.
+    #[cold]
+    fn shed_elsewhere(&self, now: Timestamp) {
+        let first = self.shed_from.fetch_add(STARVED_SHED_SLOTS, Ordering::Relaxed);
+        for cost_max in SHED_COSTS {
+            for number in 0..STARVED_SHED_SLOTS {
+                // The table of the small slot is locked, and so may others be.
+                if let Ok(mut table) = self.each[(first + number) % self.slots()].0.try_lock()
+                    && !table.is_eviction_paused(now)
+                {
+                    table.shed(cost_max, now, &self.resources);
+                }
+            }
+            if !self.resources.budget.is_exceeded() {
+                return;
+            }
+        }
+    }
+
+    /// Evicts counters of all slots, from `first` on, while it is needed and anything can be evicted: those that have used
+    /// least of their limit before all others.
+    pub(super) fn shed_while(&self, first: Slot, now: Timestamp, is_needed: impl Fn(&Budget) -> bool) {
+        let budget = &self.resources.budget;
+        for cost_max in SHED_COSTS {
+            let mut before = usize::MAX;
+            // Each round evicts an eighth of the counters that may go.
+            while is_needed(budget) && budget.used() < before {
+                before = budget.used();
+                (0..self.slots())
+                    .map(|number| Slot::at((first.index() + number) % self.slots()))
+                    .take_while(|_| is_needed(budget))
+                    .for_each(|slot| self.lock(slot).shed(cost_max, now, &self.resources));
+            }
+        }
+    }
+
+    /// Merges what another replica has made of the counter of `key` and of its holds.
+    pub(super) fn absorb_held(&self, table: &mut Table, key: Key, there: HeldConsumption, at: Now) {
+        let HeldConsumption { now: there, base } = there;
+        self.with_held(table, key, at.now, |counter| counter.absorb(there, base, at, self.room()));
+    }
+
+    /// Restores the holds of `key` from a snapshot, if there is memory.
+    pub(super) fn restore_holds(&self, key: Key, holds: Box<Holds>) {
+        if holds.bytes() <= self.room().bytes {
+            self.lock(self.slot(key)).put_holds(key, Some(holds), HoldSize::default(), &self.resources);
+        }
+    }
+
+    /// Ends the holds of `key` that have expired, and returns whether that changed the counter.
+    pub(super) fn expire_holds(&self, table: &mut Table, key: Key, limit: &Limit, at: Now) -> bool {
+        if table.holds(key).is_none_or(|holds| at.given_up.is_none() && !holds.is_due(at.now)) {
+            return false;
+        }
+        let ((is_changed, expired), _) =
+            self.with_held(table, key, at.now, |counter| counter.expire(limit, at));
+        self.resources.holds.released.add(expired.released);
+        self.resources.holds.charged.add(expired.charged);
+        is_changed
+    }
+
+    /// Applies `change` to the counter of `key` with its holds, and returns whether the counter is stored.
+    pub(super) fn with_held<R>(
+        &self,
+        table: &mut Table,
+        key: Key,
+        now: Timestamp,
+        change: impl FnOnce(&mut HeldCounter) -> R,
+    ) -> (R, bool) {
+        let mut taken = self.take(table, key);
+        let result = change(&mut taken.counter);
+        (result, self.put(table, taken, now))
+    }
+
+    /// Takes the counter of `key` and its holds out of their table.
+    pub(super) fn take(&self, table: &mut Table, key: Key) -> Taken {
+        let packed = table.get_mut(key).map(|packed| mem::replace(packed, PackedCounter::TAKEN));
+        let (is_stored, holds) = (packed.is_some(), table.take_holds(key));
+        let size = holds.as_ref().map(|holds| holds.size()).unwrap_or_default();
+        let counter = HeldCounter::new(packed, holds);
+        Taken { key, heap: counter.packed_heap_bytes(), counter, size, is_stored }
+    }
+
+    /// Puts a counter and its holds back, and returns whether the counter is stored.
+    pub(super) fn put(&self, table: &mut Table, taken: Taken, now: Timestamp) -> bool {
+        let is_stored = self.keep_place(table, &taken, &taken.counter, now);
+        let Taken { key, counter, heap, size, .. } = taken;
+        let (packed, holds) = counter.into_parts();
+        match (packed, table.get_mut(key)) {
+            (Some(packed), Some(place)) => {
+                self.resources.budget.change(heap, packed.heap_bytes());
+                *place = packed;
+            }
+            (None, Some(_)) => {
+                self.resources.budget.change(heap, 0);
+                table.remove(key, &self.resources);
+            }
+            (Some(_) | None, None) => {}
+        }
+        table.put_holds(key, holds, size, &self.resources);
+        is_stored
+    }
+
+    /// Whether a counter has a place in its table, or needs none. A new one gets a place if there is memory.
+    pub(super) fn keep_place(
+        &self,
+        table: &mut Table,
+        taken: &Taken,
+        counter: &HeldCounter,
+        now: Timestamp,
+    ) -> bool {
+        let is_new = !taken.is_stored && counter.is_in_use(now) && table.get(taken.key).is_none();
+        !is_new || self.insert(table, taken.key, PackedCounter::TAKEN, now)
+    }
+
+    /// The room for more holds.
+    pub(super) fn room(&self) -> Room {
+        let budget = &self.resources.budget;
+        let used = self.resources.holds.bytes.load(Ordering::Relaxed);
+        let share = (budget.bytes_max() / SHARE_DIVISOR).saturating_sub(used);
+        Room { bytes: share.min(budget.free()), ..Room::UNBOUNDED }
+    }
+}
+
+impl OnFull {
+    /// The decision in place of one whose counter could not be stored.
+    pub(super) fn without_memory(self, decision: Decision) -> Decision {
+        let verdict = match self {
+            _ if !decision.verdict.passes() => decision.verdict,
+            Self::Allow => Verdict::Pass,
+            Self::Deny => Verdict::Refuse { retry_after: None },
+        };
+        let remaining = if verdict.passes() { decision.remaining } else { 0 };
+        Decision { verdict, remaining, receipt: None, ..decision }
+    }
+}

@@ -1,0 +1,93 @@
+//! Why a request is not decided, as a status of gRPC with details.
+
+use prost::Message as _;
+use tollgate_limiter::limiter::{HoldError, LimiterError, RequestError};
+use tonic::Code;
+
+use crate::api::proto::google::rpc;
+
+mod call;
+mod reason;
+mod reset;
+
+pub use call::{CallError, DecodeError, Fault};
+pub(in crate::api) use reason::details;
+pub use reset::{AccessError, ResetError};
+
+use reason::Reason;
+
+/// Why a request is not decided.
+#[derive(Clone, Copy, Debug, thiserror::Error)]
+pub enum Error {
+    /// The limiter cannot decide.
+    #[error(transparent)]
+    LimiterError(#[from] LimiterError),
+    /// The message is invalid or beyond the bounds.
+    #[error(transparent)]
+    Decode(#[from] DecodeError),
+    /// The content of the request is invalid.
+    #[error(transparent)]
+    Request(#[from] RequestError),
+    /// The content of a call of `tollgate.v1` is invalid.
+    #[error(transparent)]
+    Call(#[from] CallError),
+    /// The content of one request of such a call is invalid.
+    #[error(transparent)]
+    Fault(#[from] Fault),
+    /// A reservation is not made or ended.
+    #[error(transparent)]
+    Hold(#[from] HoldError),
+    /// Counters are not reset.
+    #[error(transparent)]
+    Reset(#[from] ResetError),
+}
+
+impl Error {
+    /// Whether the request itself is invalid, so that a retry is useless.
+    pub fn is_caller_error(self) -> bool {
+        match self.code() {
+            Code::Unavailable | Code::ResourceExhausted => false,
+            _the_callers => true,
+        }
+    }
+
+    /// Whether the counters are elsewhere, so that the request is decided by waiting for them.
+    pub(super) fn is_elsewhere(self) -> bool {
+        matches!(
+            self,
+            Self::LimiterError(LimiterError::Remote) | Self::Hold(HoldError::Limiter(LimiterError::Remote))
+        )
+    }
+
+    /// The status code. Never `UNKNOWN`: Envoy lets a request with this status pass, whatever its failure mode.
+    pub fn code(self) -> Code {
+        self.reason().0
+    }
+
+    /// The error with its reason, as it is sent.
+    pub fn details(self) -> rpc::Status {
+        let (code, reason) = self.reason();
+        details(code, reason, self.to_string())
+    }
+}
+
+impl Reason for Error {
+    fn reason(&self) -> (Code, &'static str) {
+        match self {
+            Self::LimiterError(error) => error.reason(),
+            Self::Decode(error) => error.reason(),
+            Self::Request(error) => error.reason(),
+            Self::Call(error) => error.reason(),
+            Self::Fault(error) => error.reason(),
+            Self::Hold(error) => error.reason(),
+            Self::Reset(error) => error.reason(),
+        }
+    }
+}
+
+impl From<Error> for tonic::Status {
+    fn from(error: Error) -> Self {
+        let details = error.details();
+        Self::with_details(error.code(), details.message.clone(), details.encode_to_vec().into())
+    }
+}

@@ -1,0 +1,59 @@
+//! Why counters are not reset.
+
+use tollgate_limiter::limiter::NoCounter;
+use tonic::Code;
+
+use crate::api::error::reason::Reason;
+
+/// Why counters are not reset.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ResetError {
+    /// The caller has not shown the admin token.
+    #[error(transparent)]
+    Access(#[from] AccessError),
+    /// A descriptor with a limit or hits.
+    #[error("descriptors[{0}]: a reset takes neither limits nor hits")]
+    LimitOrHits(usize),
+    /// A descriptor has no counter, or it cannot be reached.
+    #[error("descriptors[{descriptor}]: {error}")]
+    NoCounter {
+        /// The index of the descriptor.
+        descriptor: usize,
+        /// Why.
+        error: NoCounter,
+    },
+}
+
+/// Why a caller is refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum AccessError {
+    /// The caller has not shown the token.
+    #[error("this needs `authorization: Bearer TOKEN`, with the token of admin.token_file")]
+    Refused,
+    /// No token is set, so that none can be shown.
+    #[error("this needs admin.token_file, which is not set")]
+    NoToken,
+    /// The token file cannot be used. The file is named in the log only.
+    #[error("admin.token_file cannot be used; see the log")]
+    Unusable,
+}
+
+impl Reason for ResetError {
+    fn reason(&self) -> (Code, &'static str) {
+        match self {
+            Self::LimitOrHits(_) => (Code::InvalidArgument, "LIMIT_OR_HITS"),
+            Self::Access(error) => error.reason(),
+            Self::NoCounter { error, .. } => error.reason(),
+        }
+    }
+}
+
+impl Reason for AccessError {
+    fn reason(&self) -> (Code, &'static str) {
+        match self {
+            Self::Refused => (Code::Unauthenticated, "WRONG_TOKEN"),
+            Self::NoToken => (Code::PermissionDenied, "NO_TOKEN_SET"),
+            Self::Unusable => (Code::Unavailable, "TOKEN_UNUSABLE"),
+        }
+    }
+}
