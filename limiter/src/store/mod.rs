@@ -1,11 +1,7 @@
 //! The store of counters: it takes checks and returns decisions.
 
-use crate::{
-    algorithm::{Limit, Operation},
-    descriptor::Key,
-};
-
 mod budget;
+mod check;
 mod decide_set;
 mod decisions;
 #[cfg(any(test, fuzzing, feature = "testing"))]
@@ -25,6 +21,7 @@ mod stored_slot;
 mod table;
 
 pub use budget::BYTES_MIN;
+pub use check::{Check, OnFull, OnRefusal};
 #[cfg(feature = "redis")]
 pub(crate) use decide_set::decide_set;
 pub use decisions::{Checks, Decisions, RemoteDecisions, Reserved, SingleDecision};
@@ -51,45 +48,3 @@ pub use reservation::{
 pub use slot::{SLOTS, Slot};
 pub use slot_data::{Changes, Consumption, DecodeError, PendingUsage, SlotData};
 pub use stored_slot::{SlotSource, StoredSlot};
-
-/// A check of one counter.
-#[derive(Clone, Copy, Debug)]
-pub struct Check<'a> {
-    /// The counter.
-    pub key: Key,
-    /// The limit.
-    pub limit: &'a Limit,
-    /// The operation on the counter.
-    pub operation: Operation,
-    /// What happens to the charge if another check refuses the call.
-    pub on_refusal: OnRefusal,
-}
-
-impl Check<'_> {
-    /// The hits of its charge.
-    pub(crate) fn hits(&self) -> u64 {
-        match self.operation {
-            Operation::Charge(hits) => hits,
-            Operation::Peek | Operation::Refund(_) => 0,
-        }
-    }
-}
-
-/// What happens to a passed charge of a refused call.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum OnRefusal {
-    /// The charge stays.
-    Keep,
-    /// The charge is taken back.
-    TakeBack,
-}
-
-/// What happens to a charge to a new key without memory for it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum OnFull {
-    /// Refuse it.
-    #[default]
-    Deny,
-    /// Let it pass without counting it.
-    Allow,
-}

@@ -1,0 +1,330 @@
+//! This replica in the cluster: its state machine, its links, and the calls that wait for other replicas.
+
+use std::{
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use prost::bytes::Bytes;
+use tokio::{
+    sync::watch,
+    task::JoinSet,
+    time::{MissedTickBehavior, interval, sleep, timeout},
+};
+use tollgate_limiter::{
+    rules::ActiveRules,
+    store::{Lead, Memory, Slot, SlotSource, StoredSlot},
+    time::{Clock, SECOND, Stopwatch, Timestamp},
+};
+use tracing::{info, warn};
+
+use crate::cluster::{
+    MemberId, MemberState,
+    calls::Calls,
+    link::{self, DisconnectReason, LinkHandler, LinkListener, Links, SeedState},
+    node::{Action, Event, Node, NodeSettings, View},
+    wire,
+};
+
+/// The interval of [`Node::tick`].
+const TICK: Duration = Duration::from_millis(10);
+/// A peer that is not heard for this long counts as silent.
+const SILENCE_LIMIT: Duration = Duration::from_secs(1);
+/// How long to look for other replicas before this one bootstraps a cluster.
+const BOOTSTRAP_TIMEOUT: Duration = Duration::from_millis(1500);
+/// The most unacknowledged hand-offs to one peer, so that checks behind them are not delayed for long.
+const HAND_OFFS_MAX: usize = 256;
+/// The most messages in a batch.
+const MESSAGES_MAX: usize = 1_024;
+/// The initial value of the monotonic clock. It is not 0, so that earlier instants exist.
+const MONOTONIC_START: Timestamp = Timestamp::from_nanos(1_000_000 * SECOND);
+
+/// The settings of a replica in a cluster.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// The links to other replicas.
+    pub link: link::Settings,
+    /// The longest time that a check waits for another replica.
+    pub forward_budget_max: Duration,
+    /// How often changed counters are sent to the backup owner; `None` for never.
+    pub backup_interval: Option<Duration>,
+    /// A replica that is silent for this long is treated as departed.
+    pub forget_after: Duration,
+    /// A replica that forwards a key this many times a second gets a lease; `None` for never.
+    pub lease_from: Option<u64>,
+}
+
+/// This replica in the cluster. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct Cluster(pub(super) Arc<Replica>);
+
+#[derive(Debug)]
+pub(super) struct Replica {
+    node: Mutex<Node>,
+    /// The calls that wait for the node, outside its lock: replies wake callers on all cores.
+    pub(super) calls: Calls,
+    pub(super) links: Links,
+    clock: Clock,
+    pub(super) started: Stopwatch,
+    active_rules: Arc<ActiveRules>,
+    pub(super) forward_budget_max: Duration,
+    state: watch::Sender<MemberState>,
+    left: watch::Sender<bool>,
+}
+
+impl Cluster {
+    /// Binds the listener for other replicas. `memory` is in shared mode and owns no slot yet; `stored` is the snapshot
+    /// of an earlier process, whose secret is set in `active_rules`.
+    pub async fn bind(
+        settings: Settings,
+        memory: Arc<Memory>,
+        stored: Vec<StoredSlot>,
+        active_rules: Arc<ActiveRules>,
+        clock: Clock,
+    ) -> Result<(Self, LinkListener), link::Error> {
+        let Settings { link, forward_budget_max, backup_interval, forget_after, lease_from } = settings;
+        let local_id = MemberId::starting_at(clock.now());
+        let (links, listening) = Links::bind(link, local_id, clock.clone()).await?;
+        let node_settings = NodeSettings {
+            silence: SILENCE_LIMIT,
+            forget_after,
+            bootstrap_timeout: BOOTSTRAP_TIMEOUT,
+            backup_interval,
+            lease_from,
+            hand_offs_max: HAND_OFFS_MAX,
+        };
+        let mut node =
+            Node::new(local_id, links.address().to_owned(), node_settings, memory, MONOTONIC_START);
+        node.set_wall(clock.now());
+        if !stored.is_empty() {
+            node.restore(active_rules.secret(), stored, MONOTONIC_START);
+        }
+        let replica = Replica {
+            node: Mutex::new(node),
+            calls: Calls::default(),
+            links,
+            clock,
+            started: Stopwatch::start(),
+            active_rules,
+            forward_budget_max,
+            state: watch::Sender::new(MemberState::Joining),
+            left: watch::Sender::new(false),
+        };
+        Ok((Self(Arc::new(replica)), listening))
+    }
+
+    /// Runs the replica until [`Cluster::leave`] has ended.
+    pub async fn run(self, listening: LinkListener) -> Result<(), link::Error> {
+        let mut tasks = JoinSet::new();
+        tasks.spawn(self.clone().run_ticks());
+        tasks.spawn(self.clone().follow_seeds());
+        tasks.spawn(self.clone().log_degraded());
+        let ended = listening.run(self.0.clone()).await;
+        tasks.shutdown().await;
+        ended
+    }
+
+    async fn run_ticks(self) {
+        let mut ticks = interval(TICK);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            ticks.tick().await;
+            self.0.with_node(Node::tick);
+        }
+    }
+
+    async fn follow_seeds(self) {
+        let mut seeds = self.0.links.seeds();
+        loop {
+            let state = *seeds.borrow_and_update();
+            self.0.with_node(|node, _| node.seeds_tried(matches!(state, SeedState::NotFound(_))));
+            if seeds.changed().await.is_err() {
+                return;
+            }
+        }
+    }
+
+    /// The replicas that reject links, if every link is rejected: see [`Links::rejected`].
+    pub fn rejected(&self) -> Option<String> {
+        self.0.links.rejected()
+    }
+
+    /// The id of this replica.
+    pub fn local_id(&self) -> MemberId {
+        self.0.links.local_id()
+    }
+
+    /// The state of this replica.
+    pub fn state(&self) -> MemberState {
+        *self.0.state.borrow()
+    }
+
+    /// Waits until this replica knows the owners of the slots and may answer.
+    pub async fn joined(&self) {
+        let mut state = self.0.state.subscribe();
+        // The sender is in `self`, so the channel does not close.
+        let _ = state.wait_for(|state| *state != MemberState::Joining).await;
+    }
+
+    /// Announces that this replica leaves, and begins to hand off its slots.
+    pub fn drain(&self) {
+        self.0.with_node(Node::drain);
+    }
+
+    /// Waits until every slot is handed off and no other replica needs the copies here.
+    pub async fn drained(&self) {
+        // As in `joined`, the channel does not close.
+        let _ = self.0.left.subscribe().wait_for(|left| *left).await;
+    }
+
+    /// Says goodbye and closes all links within this time. Returns the number of slots that were not handed off.
+    pub async fn leave(&self, within: Duration) -> usize {
+        // A replica that does not know of the departure yet may have forwarded another check.
+        let done = async {
+            while !self.0.with_node(|node, now| node.is_drained(now)) {
+                sleep(TICK).await;
+            }
+        };
+        // After the timeout the links are closed all the same.
+        let _ = timeout(within, done).await;
+        let left = self.0.with_node(|node, _| node.owned_slots().count());
+        self.0.links.close(within).await;
+        left
+    }
+
+    /// Sets the hash of the active rules.
+    pub fn rules_changed(&self, rules: u64) {
+        self.0.with_node(|node, _| node.rules_changed(rules));
+    }
+
+    /// Applies a lead that the clock of the counters gives up. The caller applies it to the memory.
+    pub fn give_up_lead(&self, lead: Lead) {
+        self.0.with_node(|node, _| node.give_up_lead(lead));
+    }
+
+    /// The cluster as this replica sees it.
+    pub fn view(&self) -> View {
+        self.0.with_node(|node, now| node.view(now))
+    }
+
+    /// Whether no other member is known. A silent member is known until it is declared dead or forgotten.
+    pub fn is_last_member(&self) -> bool {
+        self.0.lock().is_last_member()
+    }
+
+    /// Treats a member as dead because an operator declares it. Returns whether the member was known.
+    pub fn declare_dead(&self, member: MemberId) -> bool {
+        self.0.with_node(|node, now| node.declare_dead(member, now))
+    }
+
+    /// Where a snapshot takes the counters of `slot` from.
+    pub fn snapshot_source(&self, slot: Slot) -> SlotSource {
+        let (now, mut node) = (self.0.clock.now(), self.0.lock());
+        node.set_wall(now);
+        node.snapshot_source(slot)
+    }
+}
+
+impl Replica {
+    pub(super) fn lock(&self) -> MutexGuard<'_, Node> {
+        // A panic here is a bug; other calls can still be answered.
+        self.node.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The monotonic time.
+    fn now(&self) -> Timestamp {
+        MONOTONIC_START.after(self.started.elapsed())
+    }
+
+    /// Calls `operation` on the node, and then performs the actions that it caused.
+    pub(super) fn with_node<T>(&self, operation: impl FnOnce(&mut Node, Timestamp) -> T) -> T {
+        let (result, ready_peers) = self.with_node_without_wakes(operation);
+        self.wake(&ready_peers);
+        result
+    }
+
+    pub(super) fn wake(&self, peers: &[MemberId]) {
+        for peer in peers {
+            self.links.wake(*peer);
+        }
+    }
+
+    /// The same, but the caller wakes the links that have messages to send.
+    pub(super) fn with_node_without_wakes<T>(
+        &self,
+        operation: impl FnOnce(&mut Node, Timestamp) -> T,
+    ) -> (T, Vec<MemberId>) {
+        let (result, ready_peers, actions) = {
+            let mut node = self.lock();
+            let now = self.now();
+            node.set_wall(self.clock.now());
+            let result = operation(&mut node, now);
+            self.state.send_if_modified(|state| {
+                let now = node.state();
+                std::mem::replace(state, now) != now
+            });
+            (result, node.ready_peers(), node.actions())
+        };
+        for action in actions {
+            match action {
+                Action::Complete(ticket, outcome) => self.calls.complete(ticket, outcome),
+                Action::Dial(address) => self.links.dial(&address),
+                Action::Disconnect(member) => self.links.forget(member),
+                Action::SetHashSecret(secret) => self.active_rules.set_secret(secret),
+                Action::Leave => {
+                    self.left.send_replace(true);
+                }
+                Action::Report(event) => log_event(event),
+            }
+        }
+        (result, ready_peers)
+    }
+}
+
+fn log_event(event: Event) {
+    match event {
+        Event::Joined => info!("joined the cluster: the owners of the slots are known"),
+        Event::ClusterAdopted => {
+            warn!("met another cluster: adopted its secret and discarded all counters of this replica")
+        }
+        Event::Isolated => {
+            warn!("isolated from most replicas: every key gets this replica's share of its limit");
+        }
+        Event::IsolationEnded => info!("no longer isolated: most replicas are reachable again"),
+    }
+}
+
+impl LinkHandler for Replica {
+    fn connected(&self, peer: MemberId, address: &str) {
+        self.with_node(|node, now| node.connected(peer, address, now));
+    }
+
+    fn heard(&self, peer: MemberId) {
+        let now = self.now();
+        self.lock().heard(peer, now);
+    }
+
+    fn received(&self, peer: MemberId, batch: Bytes) {
+        match wire::decode(&batch, self.clock.now()) {
+            Ok(messages) => self.with_node(|node, now| {
+                for message in messages {
+                    node.receive(peer, message, now);
+                }
+            }),
+            Err(error) => {
+                warn!(member = %peer, %error, "closed the link to a replica that sent an unreadable batch");
+                self.links.forget(peer);
+            }
+        }
+    }
+
+    fn next_batch(&self, peer: MemberId, bytes_max: usize) -> Option<Bytes> {
+        let now = self.now();
+        let messages = self.lock().outgoing(peer, MESSAGES_MAX, bytes_max, now);
+        (!messages.is_empty()).then(|| wire::encode(&messages, self.clock.now()))
+    }
+
+    fn disconnected(&self, peer: MemberId, reason: DisconnectReason) {
+        self.with_node(|node, now| node.disconnected(peer, reason == DisconnectReason::Dead, now));
+    }
+}
