@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use tollgate_limiter::{
     algorithm::Operation,
     rules::OnOwnerUnavailable,
-    shared_store::{Mode, Settings, State},
+    shared_store::{Mode, Passwords, Settings, State},
 };
 
 use crate::{
@@ -95,6 +95,25 @@ async fn cluster_admits_exactly_the_limits_over_hash_slots() {
     }
     for server in &cluster.servers[..3] {
         assert!(server.run::<u64>("DBSIZE") > 10, "every master has counters");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn user_and_password_open_every_node_of_a_cluster() {
+    let cluster = Cluster::start();
+    for server in &cluster.servers {
+        server.run::<()>("ACL SETUSER tollgate on >secret allcommands allkeys allchannels");
+        server.run::<()>("ACL SETUSER default off");
+    }
+    let user = Settings { username: Some("tollgate".to_owned()), ..cluster.settings() };
+    let login = Passwords { server: Some("secret".to_owned()), sentinel: None };
+    let replica = Replica::start_with(user, login);
+    replica.until_ready().await;
+    let limit = a_day(9);
+    // Keys on all masters.
+    for number in 0..50 {
+        let checks = [check(key(&number.to_string()), &limit, CHARGE)];
+        assert!(!replica.decide(&checks).await.degraded[0]);
     }
 }
 

@@ -172,6 +172,11 @@ impl CounterCheck {
         Self { key, limit: limit.clone(), operation, on_refusal, policy }
     }
 
+    /// An operation that only the counter decides.
+    pub(crate) fn by_counter(key: Key, limit: Limit, operation: CounterOperation) -> Self {
+        Self { key, limit, operation, on_refusal: OnRefusal::Keep, policy: COUNTER_ONLY }
+    }
+
     /// Another operation on the same counter.
     pub(crate) fn with(&self, operation: CounterOperation) -> Self {
         Self { operation, ..self.clone() }
@@ -270,13 +275,7 @@ impl Remote {
         limit: &Limit,
         operations: [CounterOperation; N],
     ) -> Option<[Outcome; N]> {
-        let check = |operation| CounterCheck {
-            key,
-            limit: limit.clone(),
-            operation,
-            on_refusal: OnRefusal::Keep,
-            policy: COUNTER_ONLY,
-        };
+        let check = |operation| CounterCheck::by_counter(key, limit.clone(), operation);
         let checks: CounterChecks = operations.into_iter().map(check).collect();
         let call = self.open(checks, None, &OpenForwards::default()).ok()?;
         let outcomes = by_counters(call.submit(call.checks.clone()).await)?;
@@ -411,7 +410,7 @@ fn decisions(outcomes: &[RemoteOutcome]) -> RemoteDecisions {
 }
 
 /// Locks without regard to a panic elsewhere: every change leaves the content consistent.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 

@@ -2,27 +2,34 @@
 //! script then compares and sets. Pure: the lane sends it.
 
 use rustc_hash::FxHashMap;
+use smallvec::{SmallVec, smallvec};
 
 use crate::{
     descriptor::Key,
     shared_store::{
-        counters::{Counters, Entry, Instants},
+        clocks::Instants,
+        counters::{Counters, Entry, EntryState},
         known::{Known, KnownValues},
-        part::{Part, PartOutcomes, Unavailable},
-        script::{Group, GroupReply, KeyChange},
+        part::{Part, PartOutcomes},
+        script::{ClaimTerms, Group, GroupReply, KeyChange},
     },
-    store::{Expired, HeldCounter},
+    store::Expired,
     time::Timestamp,
 };
 
+/// The most keys. A script of so many keys takes the server about half a millisecond.
+const KEYS_MAX: usize = 256;
+/// No part is added to known values of so many bytes. Counters with many reservations are large.
+const BYTES_MAX: usize = 4 * 1024 * 1024;
 /// After this many lost races a part claims its counters.
 const CLAIM_AFTER: u32 = 2;
 /// How long a part waits for a counter that another replica has claimed, in nanoseconds.
 const CLAIMED_PAUSE: u64 = 500_000;
 
 /// Parts with their outcomes, if the script confirms what is known.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Batch {
+    claim: ClaimTerms,
     counters: Counters,
     groups: Vec<PartGroup>,
     /// Parts that wait for values or for the claims of others.
@@ -32,7 +39,7 @@ pub(super) struct Batch {
 /// Parts that share counters, and these counters.
 #[derive(Debug, Default)]
 struct PartGroup {
-    entries: Vec<usize>,
+    entries: SmallVec<[usize; 2]>,
     parts: Vec<(Part, PartOutcomes)>,
     /// The most races that one of the parts has lost.
     conflicts: u32,
@@ -45,95 +52,100 @@ pub(super) struct Settled {
     pub(super) decided: Vec<(Part, PartOutcomes)>,
     /// To be decided again.
     pub(super) again: Vec<Part>,
+    /// Their groups have no reply.
+    pub(super) failed: Vec<Part>,
+    pub(super) stats: BatchStats,
+}
+
+/// What a batch came to, beside the decisions.
+#[derive(Debug, Default)]
+pub(super) struct BatchStats {
     /// Groups that were decided on values which other replicas had changed.
     pub(super) conflicts: u64,
     /// Counters that were known and are gone from the store before they were idle.
     pub(super) lost: u64,
     /// Holds that have expired.
     pub(super) expired: Expired,
-    /// Forgotten values.
+    /// Forgotten values, to be dropped without a lock.
     pub(super) forgotten: Vec<FxHashMap<Key, Known>>,
+    /// Whether the circuit breaker has opened.
+    pub(super) has_opened: bool,
 }
 
 impl Batch {
-    /// The number of keys.
-    pub(super) fn len(&self) -> usize {
-        self.counters.len()
+    /// An empty batch. Its parts ask for `claim` after lost races.
+    pub(super) fn new(instants: Instants, claim: ClaimTerms) -> Self {
+        Self { claim, counters: Counters::new(instants), groups: Vec::new(), deferred: Vec::new() }
     }
 
-    /// The bytes of the values that were known.
-    pub(super) fn bytes(&self) -> usize {
-        self.counters.bytes()
+    /// Whether so many keys fit in.
+    pub(super) fn has_room(&self, keys: usize) -> bool {
+        self.is_empty()
+            || (self.counters.entries.len() + keys <= KEYS_MAX && self.counters.known_bytes < BYTES_MAX)
     }
 
     /// Whether there is nothing to send.
     pub(super) fn is_empty(&self) -> bool {
-        self.counters.len() == 0
+        self.counters.entries.is_empty()
     }
 
     /// Adds a part and decides it on what is known. Returns it if it can never be decided.
-    #[expect(clippy::result_large_err, reason = "the part is handed back, and a box would allocate")]
-    pub(super) fn add(
-        &mut self,
-        part: Part,
-        known: &mut KnownValues,
-        instants: &Instants,
-    ) -> Result<(), (Part, Unavailable)> {
-        let entries = self.counters.entries_of(&part, known, instants);
-        if entries
-            .iter()
-            .any(|entry| self.counters[*entry].known.as_ref().is_some_and(|known| known.is_foreign))
-        {
+    pub(super) fn add(&mut self, part: Part, known: &mut KnownValues) -> Option<Part> {
+        let entries = self.counters.entries_of(&part, known);
+        let entry = |number: &usize| &self.counters.entries[*number];
+        if entries.iter().any(|number| entry(number).known.as_ref().is_some_and(|known| known.is_foreign)) {
             self.defer_reads(&entries);
-            return Err((part, Unavailable::Foreign));
+            return Some(part);
         }
-        let is_claimed = entries.iter().any(|entry| self.counters[*entry].is_claimed(instants));
-        let is_unread = entries.iter().any(|entry| self.counters[*entry].is_read)
+        let Instants { local, server } = self.counters.instants;
+        let is_claimed =
+            entries.iter().any(|number| entry(number).is_claimed(self.claim.replica, server.now));
+        let is_unread = entries.iter().any(|number| entry(number).is_read)
             // A guess may fail, and must not fail others with it.
-            || (entries.len() > 1 && entries.iter().any(|entry| self.counters[*entry].known.is_none()));
+            || (entries.len() > 1 && entries.iter().any(|number| entry(number).known.is_none()));
         if is_claimed || is_unread {
             let pause = if is_claimed { CLAIMED_PAUSE } else { 0 };
-            let not_before = instants.local.plus(pause);
+            let not_before = local.plus(pause);
             self.defer_reads(&entries);
             self.deferred.push(Part { not_before, ..part });
-            return Ok(());
+            return None;
         }
         let group = self.join(&entries);
-        let outcomes = self.counters.decide(&part, instants);
+        let outcomes = self.counters.decide(&part);
         let group = &mut self.groups[group];
         group.conflicts = group.conflicts.max(part.conflicts);
         group.parts.push((part, outcomes));
-        Ok(())
+        None
     }
 
     /// Asks for the values of those entries that are unknown or claimed, if no decided part uses them.
     fn defer_reads(&mut self, entries: &[usize]) {
         for entry in entries {
-            let entry = &mut self.counters[*entry];
+            let entry = &mut self.counters.entries[*entry];
             let is_unknown =
                 entry.known.as_ref().is_none_or(|known| known.claim.is_some() || known.is_foreign);
             if entry.group.is_none() && is_unknown {
-                (entry.known, entry.counter, entry.is_read) = (None, HeldCounter::default(), true);
+                (entry.known, entry.state, entry.is_read) = (None, EntryState::default(), true);
             }
         }
     }
 
     /// Puts the entries into one group.
     fn join(&mut self, entries: &[usize]) -> usize {
-        let joined = entries.iter().filter_map(|entry| self.counters[*entry].group).min();
+        let joined = entries.iter().filter_map(|entry| self.counters.entries[*entry].group).min();
         let joined = joined.unwrap_or_else(|| {
             self.groups.push(PartGroup::default());
             self.groups.len() - 1
         });
         for entry in entries {
-            match self.counters[*entry].group {
+            match self.counters.entries[*entry].group {
                 None => {
-                    self.counters[*entry].group = Some(joined);
+                    self.counters.entries[*entry].group = Some(joined);
                     self.groups[joined].entries.push(*entry);
                 }
                 Some(group) if group != joined => {
                     let PartGroup { entries, parts, conflicts } = std::mem::take(&mut self.groups[group]);
-                    entries.iter().for_each(|moved| self.counters[*moved].group = Some(joined));
+                    entries.iter().for_each(|moved| self.counters.entries[*moved].group = Some(joined));
                     let into = &mut self.groups[joined];
                     into.entries.extend(entries);
                     into.parts.extend(parts);
@@ -145,37 +157,28 @@ impl Batch {
         joined
     }
 
-    /// Computes the new values.
-    pub(super) fn encode(&mut self, instants: &Instants) {
-        self.counters.encode(instants.server);
-    }
-
     /// The groups to compare and set, in the order in which [`Batch::settle`] takes their replies. `name` is the name
     /// of a key in the store.
-    pub(super) fn groups(&self, name: impl Fn(Key) -> Vec<u8>, instants: &Instants) -> Vec<Group<'_>> {
+    pub(super) fn groups(&mut self, name: impl Fn(Key) -> Vec<u8>) -> Vec<Group<'_>> {
+        self.counters.encode();
+        // Joined groups are empty. Entries that no decided part uses are read, each in a group without parts.
+        self.groups.retain(|group| !group.entries.is_empty());
+        let unused =
+            (0..self.counters.entries.len()).filter(|entry| self.counters.entries[*entry].group.is_none());
+        let read = |entry| PartGroup { entries: smallvec![entry], ..PartGroup::default() };
+        self.groups.extend(unused.map(read));
         let change = |entry: &usize| {
-            let Entry { key, known, new, .. } = &self.counters[*entry];
+            let Entry { key, known, new, .. } = &self.counters.entries[*entry];
             let expected = known.as_ref().map_or(&[][..], |known| &known.bytes);
             let new = new.as_ref().map(|(value, expiry)| (&**value, *expiry));
             KeyChange { key: name(*key), expected, new }
         };
-        let decided = self.decided_groups().map(|group| Group {
+        let group = |group: &PartGroup| Group {
             keys: group.entries.iter().map(change).collect(),
-            claim: (group.conflicts >= CLAIM_AFTER).then_some((instants.replica, instants.claim_ms)),
+            claim: (group.conflicts >= CLAIM_AFTER).then_some(self.claim),
             is_announced: group.parts.iter().any(|(part, _)| part.may_end_refusals()),
-        });
-        let reads =
-            self.reads().map(|entry| Group { keys: vec![change(&entry)], claim: None, is_announced: false });
-        decided.chain(reads).collect()
-    }
-
-    fn decided_groups(&self) -> impl Iterator<Item = &PartGroup> {
-        self.groups.iter().filter(|group| !group.entries.is_empty())
-    }
-
-    /// The entries whose values are asked for only, and those that nothing uses.
-    fn reads(&self) -> impl Iterator<Item = usize> {
-        (0..self.counters.len()).filter(|entry| self.counters[*entry].group.is_none())
+        };
+        self.groups.iter().map(group).collect()
     }
 
     /// Takes the replies to [`Batch::groups`], which arrived at the local instant `arrived`, and updates what is known.
@@ -185,34 +188,33 @@ impl Batch {
         replies: Vec<GroupReply>,
         known: &mut KnownValues,
         arrived: Timestamp,
-    ) -> (Settled, Vec<Part>) {
-        let (mut settled, mut failed) = (Settled::default(), Vec::new());
-        let reads: Vec<usize> = self.reads().collect();
+    ) -> Settled {
+        let (mut settled, mut stats) = (Settled::default(), BatchStats::default());
         let mut replies = replies.into_iter();
-        for group in std::mem::take(&mut self.groups).into_iter().filter(|group| !group.entries.is_empty()) {
-            let PartGroup { entries, parts, .. } = group;
+        for PartGroup { entries, parts, .. } in self.groups {
             match replies.next() {
                 Some(GroupReply::Applied) => {
                     for entry in entries {
-                        settled.expired += self.counters[entry].expired;
-                        let now_known = self.counters[entry].applied(arrived);
-                        settled.forgotten.extend(known.insert(self.counters[entry].key, now_known));
+                        stats.expired += self.counters.entries[entry].state.expired;
+                        let now_known = self.counters.entries[entry].applied(arrived);
+                        stats.forgotten.extend(known.insert(self.counters.entries[entry].key, now_known));
                     }
                     settled.decided.extend(parts);
                 }
                 Some(GroupReply::Differs(values)) => {
                     let mut was_guess = true;
                     for (entry, value) in entries.into_iter().zip(values) {
-                        let Entry { key, known: expected, .. } = &mut self.counters[entry];
+                        let Entry { key, known: expected, .. } = &mut self.counters.entries[entry];
                         if let Some(expected) = expected
                             && expected.bytes != value
+                            && !parts.is_empty()
                         {
                             was_guess = false;
-                            settled.lost += u64::from(value.is_empty());
+                            stats.lost += u64::from(value.is_empty());
                         }
-                        settled.forgotten.extend(known.insert(*key, Known::read(value, arrived)));
+                        stats.forgotten.extend(known.insert(*key, Known::read(value, arrived)));
                     }
-                    settled.conflicts += u64::from(!was_guess);
+                    stats.conflicts += u64::from(!was_guess);
                     settled.again.extend(
                         parts.into_iter().map(|(part, _)| Part {
                             conflicts: part.conflicts + u32::from(!was_guess),
@@ -221,21 +223,10 @@ impl Batch {
                     );
                 }
                 // What the store holds now is unknown.
-                None => failed.extend(parts.into_iter().map(|(part, _)| part)),
+                None => settled.failed.extend(parts.into_iter().map(|(part, _)| part)),
             }
         }
-        for entry in reads {
-            let entry = &mut self.counters[entry];
-            let now_known = match replies.next() {
-                Some(GroupReply::Applied) => entry.applied(arrived),
-                Some(GroupReply::Differs(mut values)) => {
-                    Known::read(values.pop().unwrap_or_default(), arrived)
-                }
-                None => continue,
-            };
-            settled.forgotten.extend(known.insert(entry.key, now_known));
-        }
         settled.again.append(&mut self.deferred);
-        (settled, failed)
+        Settled { stats, ..settled }
     }
 }

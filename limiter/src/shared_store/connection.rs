@@ -13,8 +13,7 @@ use redis::{
 };
 
 use crate::shared_store::{
-    lane::Failure,
-    part::Unavailable,
+    failure::within,
     passwords::Passwords,
     settings::{Mode, Settings},
 };
@@ -44,6 +43,7 @@ impl Connection {
                 Ok(Self::Server(client.get_multiplexed_async_connection_with_config(&config).await?))
             }
             Mode::Cluster => {
+                // User, password and TLS of the nodes apply to the whole cluster.
                 let mut builder = ClusterClientBuilder::new(infos(settings, passwords)?)
                     .retries(CLUSTER_RETRIES)
                     .min_retry_wait(millis(*timeout / 20))
@@ -51,17 +51,10 @@ impl Connection {
                     .connection_timeout(*timeout)
                     .response_timeout(*timeout)
                     .overall_response_timeout(Some(*timeout));
-                if let Some(password) = &passwords.server {
-                    builder = builder.password(password);
-                }
-                if let Some(username) = &settings.username {
-                    builder = builder.username(username);
-                }
-                if is_tls(settings) {
-                    builder = builder.tls(TlsMode::Secure);
-                    if let Some(certificates) = certificates(settings)? {
-                        builder = builder.certs(certificates);
-                    }
+                if settings.is_tls()
+                    && let Some(certificates) = certificates(settings)?
+                {
+                    builder = builder.certs(certificates);
                 }
                 Ok(Self::Cluster(builder.build()?.get_async_connection().await?))
             }
@@ -89,17 +82,30 @@ impl Connection {
                 subscription.subscribe(channel).await?;
                 Ok(subscription)
             };
-            match tokio::time::timeout(settings.timeout, subscribed).await {
-                Ok(Ok(subscription)) => return Ok(subscription),
-                Ok(Err(error)) => last = error,
-                Err(_elapsed) => last = (ErrorKind::Io, "no answer in time").into(),
+            match within(settings.timeout, subscribed).await {
+                Ok(subscription) => return Ok(subscription),
+                Err(error) => last = error,
             }
         }
         Err(last)
     }
 
-    /// Sends a command and awaits its answer.
-    pub(super) async fn send(&mut self, cmd: &Cmd) -> RedisResult<Value> {
+    /// Calls a script by its hash, or by its source if the server does not know it yet. `call` makes the command of its
+    /// name and the script.
+    pub(super) async fn call(
+        &mut self,
+        (hash, source): (&str, &str),
+        call: impl Fn(&str, &str) -> Cmd,
+    ) -> RedisResult<Value> {
+        match self.send(&call("EVALSHA", hash)).await {
+            Err(error) if error.kind() == ErrorKind::Server(ServerErrorKind::NoScript) => {
+                self.send(&call("EVAL", source)).await
+            }
+            other => other,
+        }
+    }
+
+    async fn send(&mut self, cmd: &Cmd) -> RedisResult<Value> {
         match self {
             Self::Server(connection) => cmd.query_async(connection).await,
             Self::Cluster(connection) => cmd.query_async(connection).await,
@@ -127,7 +133,7 @@ async fn server_client(settings: &Settings, passwords: &Passwords) -> RedisResul
             if let Some(password) = &passwords.sentinel {
                 builder = builder.set_client_to_sentinel_password(password);
             }
-            if is_tls(settings) {
+            if settings.is_tls() {
                 builder = builder.set_client_to_redis_tls_mode(TlsMode::Secure);
                 if let Some(certificates) = certificates(settings)? {
                     builder = builder
@@ -142,7 +148,7 @@ async fn server_client(settings: &Settings, passwords: &Passwords) -> RedisResul
 
 fn client(info: ConnectionInfo, settings: &Settings) -> RedisResult<Client> {
     match certificates(settings)? {
-        Some(certificates) if is_tls(settings) => Client::build_with_tls(info, certificates),
+        Some(certificates) if settings.is_tls() => Client::build_with_tls(info, certificates),
         Some(_) | None => Client::open(info),
     }
 }
@@ -163,10 +169,6 @@ fn infos(settings: &Settings, passwords: &Passwords) -> RedisResult<Vec<Connecti
     settings.urls.iter().map(info).collect()
 }
 
-fn is_tls(settings: &Settings) -> bool {
-    settings.urls.iter().any(|url| url.starts_with("rediss:"))
-}
-
 /// The certificates in the files that the settings name. They are read at every connection, so new ones count.
 fn certificates(settings: &Settings) -> RedisResult<Option<TlsCertificates>> {
     let read = |path: &std::path::PathBuf| {
@@ -182,22 +184,6 @@ fn certificates(settings: &Settings) -> RedisResult<Option<TlsCertificates>> {
     };
     let is_given = root_cert.is_some() || client_tls.is_some();
     Ok(is_given.then_some(TlsCertificates { client_tls, root_cert }))
-}
-
-/// What an error means for the parts of a batch and for the connection.
-pub(super) fn classify(error: &RedisError) -> Failure {
-    let failure = |unavailable, is_broken, may_resend| Failure { unavailable, is_broken, may_resend };
-    if error.is_timeout() {
-        return failure(Unavailable::Unreachable, true, false);
-    }
-    match error.kind() {
-        ErrorKind::Io | ErrorKind::Parse => failure(Unavailable::Unreachable, true, true),
-        // The server became a replica, or the connection's user may not do this any more.
-        ErrorKind::Server(ServerErrorKind::ReadOnly) | ErrorKind::AuthenticationFailed => {
-            failure(Unavailable::Refused, true, false)
-        }
-        _ => failure(Unavailable::Refused, false, false),
-    }
 }
 
 fn millis(duration: Duration) -> u64 {

@@ -1,26 +1,24 @@
 //! The counters of a batch: what is known of each, and what the parts of the batch make of it. Pure: the batch groups
 //! them for the script.
 
-use std::{
-    ops::{Index, IndexMut},
-    time::Duration,
-};
+use std::time::Duration;
 
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
 use crate::{
-    algorithm::{Decision, Operation},
+    algorithm::Operation,
     descriptor::Key,
     remote::{CounterCheck, Mode},
     shared_store::{
+        clocks::Instants,
         known::{Known, KnownValues},
         part::{Part, PartOutcomes},
         value::encode,
     },
     store::{
-        self, Checks, CounterOperation, Exhausted, Expired, HeldCounter, HoldTerms, Now, Outcome, Refusal,
-        Reserve, Reserved, Room, decide_set,
+        self, Checks, CounterOperation, Decisions, Exhausted, Expired, HeldCounter, HoldTerms, Outcome,
+        Refusal, Reserve, Reserved, Room, decide_set,
     },
     time::Timestamp,
 };
@@ -35,33 +33,14 @@ const FRESH_FOR: Duration = Duration::from_millis(100);
 /// of the counter.
 pub(super) const ROOM: Room = Room::UNBOUNDED;
 
-/// The instants of a batch, and what a claim consists of.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Instants {
-    /// The local instant.
-    pub(super) local: Timestamp,
-    /// The servers' clock.
-    pub(super) server: Timestamp,
-    /// When the servers' clock gave up a lead, if it has one.
-    pub(super) given_up: Option<Timestamp>,
-    /// This replica, for claims.
-    pub(super) replica: u64,
-    /// How long a claim holds, in milliseconds.
-    pub(super) claim_ms: u64,
-}
-
-impl Instants {
-    fn now(&self) -> Now {
-        Now { now: self.server, given_up: self.given_up.map(|at| at.min(self.server)) }
-    }
-}
-
 /// The counters of a batch, each once.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Counters {
-    entries: Vec<Entry>,
+    pub(super) instants: Instants,
+    pub(super) entries: Vec<Entry>,
     index: FxHashMap<Key, usize>,
-    known_bytes: usize,
+    /// The bytes of the values that were known.
+    pub(super) known_bytes: usize,
 }
 
 /// A counter of the batch.
@@ -70,10 +49,7 @@ pub(super) struct Entry {
     pub(super) key: Key,
     /// `None` if nothing is known: the counter is assumed to be fresh.
     pub(super) known: Option<Known>,
-    pub(super) counter: HeldCounter,
-    is_changed: bool,
-    /// Holds that have expired.
-    pub(super) expired: Expired,
+    pub(super) state: EntryState,
     /// The value to set and its expiry in milliseconds.
     pub(super) new: Option<(Vec<u8>, u64)>,
     /// The group of the parts that use it; `None` if no decided part does.
@@ -82,36 +58,27 @@ pub(super) struct Entry {
     pub(super) is_read: bool,
 }
 
-/// A counter of the batch before a part that may have to be taken back.
-struct EntryCopy {
-    number: usize,
+/// What the parts so far make of a counter.
+#[derive(Clone, Debug, Default)]
+pub(super) struct EntryState {
     counter: HeldCounter,
     is_changed: bool,
-    expired: Expired,
+    /// Holds that have expired.
+    pub(super) expired: Expired,
 }
 
 impl Counters {
-    /// Their number.
-    pub(super) fn len(&self) -> usize {
-        self.entries.len()
-    }
-
-    /// The bytes of the values that were known.
-    pub(super) fn bytes(&self) -> usize {
-        self.known_bytes
+    /// No counters yet.
+    pub(super) fn new(instants: Instants) -> Self {
+        Self { instants, entries: Vec::new(), index: FxHashMap::default(), known_bytes: 0 }
     }
 
     /// The numbers of a part's counters, each once.
-    pub(super) fn entries_of(
-        &mut self,
-        part: &Part,
-        known: &mut KnownValues,
-        instants: &Instants,
-    ) -> SmallVec<[usize; 2]> {
+    pub(super) fn entries_of(&mut self, part: &Part, known: &mut KnownValues) -> SmallVec<[usize; 2]> {
         let mut found = SmallVec::new();
         for CounterCheck { key, .. } in &part.checks {
             let entry = *self.index.entry(*key).or_insert_with(|| {
-                let known = known.take(*key).filter(|known| known.is_current(instants));
+                let known = known.take(*key).filter(|known| known.is_current(&self.instants));
                 self.known_bytes += known.as_ref().map_or(0, |known| known.bytes.len());
                 self.entries.push(Entry::new(*key, known));
                 self.entries.len() - 1
@@ -124,43 +91,41 @@ impl Counters {
     }
 
     /// Decides a part on what is known.
-    pub(super) fn decide(&mut self, part: &Part, instants: &Instants) -> PartOutcomes {
+    pub(super) fn decide(&mut self, part: &Part) -> PartOutcomes {
         match &part.mode {
-            Mode::Call(refusal) => self.decide_call(part, refusal, instants),
+            Mode::Call(refusal) => self.decide_call(part, refusal),
             Mode::DryRun(refusal) => {
-                let copies = self.copies(part);
+                let before = self.states(part);
                 let peek = CounterOperation::Decide(Operation::Peek);
-                let peeks = part.checks.iter().map(|check| self.apply(check, &peek, instants));
+                let peeks = part.checks.iter().map(|check| self.apply(check, &peek));
                 let mut outcomes: PartOutcomes = peeks.collect();
-                outcomes.extend(self.decide_call(part, refusal, instants));
-                self.restore(copies);
+                outcomes.extend(self.decide_call(part, refusal));
+                before.into_iter().for_each(|(number, state)| self.entries[number].state = state);
                 outcomes
             }
-            Mode::Reserve(refusal) => self.reserve(part, refusal, instants),
-            Mode::Each => {
-                part.checks.iter().map(|check| self.apply(check, &check.operation, instants)).collect()
-            }
+            Mode::Reserve(refusal) => self.reserve(part, refusal),
+            Mode::Each => part.checks.iter().map(|check| self.apply(check, &check.operation)).collect(),
         }
     }
 
     /// Decides the checks of a call as the store in memory does.
-    fn decide_call(&mut self, part: &Part, refusal: &Refusal, instants: &Instants) -> PartOutcomes {
+    fn decide_call(&mut self, part: &Part, refusal: &Refusal) -> PartOutcomes {
         let checks: Checks<'_> = part.checks.iter().map(CounterCheck::to_check).collect();
-        let refused = |decisions: &[Decision]| refusal.is_refused(decisions);
-        let decisions = decide_set(&checks, refused, |index, operation| {
-            (self.apply(&part.checks[index], operation, instants).decision, true)
-        });
-        let outcomes = decisions.iter().zip(decisions.charged());
-        outcomes.map(|(decision, charged)| Outcome::of(*decision, *charged)).collect()
+        let decisions = decide_set(
+            &checks,
+            |each| refusal.is_refused(each),
+            |index, operation| (self.apply(&part.checks[index], operation).decision, true),
+        );
+        outcomes(&decisions)
     }
 
     /// Holds the charges of a call, or none of them.
-    fn reserve(&mut self, part: &Part, refusal: &Refusal, instants: &Instants) -> PartOutcomes {
+    fn reserve(&mut self, part: &Part, refusal: &Refusal) -> PartOutcomes {
         let mut numbers: SmallVec<[usize; 2]> = SmallVec::new();
         let mut each: SmallVec<[Reserve<'_>; 2]> = SmallVec::new();
         for check in &part.checks {
             let CounterOperation::Reserve { terms, hits } = &check.operation else { continue };
-            self.expire(check, instants);
+            self.expire(check);
             let number = self.index[&check.key];
             let counter = numbers.iter().position(|other| *other == number).unwrap_or(numbers.len());
             if counter == numbers.len() {
@@ -170,103 +135,78 @@ impl Counters {
             each.push(Reserve { counter, limit: &check.limit, terms, hits: *hits, leased: 0 });
         }
         let mut counters: SmallVec<[HeldCounter; 2]> =
-            numbers.iter().map(|number| std::mem::take(&mut self.entries[*number].counter)).collect();
-        let refused = |decisions: &[Decision]| refusal.is_refused(decisions);
-        let reserved = store::reserve(&each, &mut counters, instants.now(), ROOM, refused);
+            numbers.iter().map(|number| std::mem::take(&mut self.entries[*number].state.counter)).collect();
+        let reserved =
+            store::reserve(&each, &mut counters, self.instants.server, ROOM, |each| refusal.is_refused(each));
         let is_changed = reserved.as_ref().is_ok_and(|reserved| reserved.is_held);
         for (number, counter) in numbers.into_iter().zip(counters) {
-            let entry = &mut self.entries[number];
-            entry.counter = counter;
-            entry.is_changed |= is_changed;
+            let state = &mut self.entries[number].state;
+            state.counter = counter;
+            state.is_changed |= is_changed;
         }
         match reserved {
-            Ok(Reserved { decisions, .. }) => {
-                let outcomes = decisions.iter().zip(decisions.charged());
-                outcomes.map(|(decision, charged)| Outcome::of(*decision, *charged)).collect()
-            }
+            Ok(Reserved { decisions, .. }) => outcomes(&decisions),
             Err(Exhausted) => SmallVec::from_elem(Outcome::exhausted(), part.checks.len()),
         }
     }
 
-    /// Copies of a part's counters.
-    fn copies(&self, part: &Part) -> Vec<EntryCopy> {
-        let copy = |check: &CounterCheck| {
-            let number = self.index[&check.key];
-            let Entry { counter, is_changed, expired, .. } = &self.entries[number];
-            EntryCopy { number, counter: counter.clone(), is_changed: *is_changed, expired: *expired }
-        };
-        part.checks.iter().map(copy).collect()
-    }
-
-    fn restore(&mut self, copies: Vec<EntryCopy>) {
-        for EntryCopy { number, counter, is_changed, expired } in copies {
-            let entry = &mut self.entries[number];
-            (entry.counter, entry.is_changed, entry.expired) = (counter, is_changed, expired);
-        }
+    /// The states of a part's counters.
+    fn states(&self, part: &Part) -> Vec<(usize, EntryState)> {
+        let numbers = part.checks.iter().map(|check| self.index[&check.key]);
+        numbers.map(|number| (number, self.entries[number].state.clone())).collect()
     }
 
     /// Applies an operation to the counter of a check, after its holds that are due have ended.
-    fn apply(&mut self, check: &CounterCheck, operation: &CounterOperation, instants: &Instants) -> Outcome {
-        let entry = self.expire(check, instants);
-        let (outcome, is_changed) = entry.counter.apply(&check.limit, operation, instants.now(), ROOM);
-        entry.is_changed |= is_changed;
+    fn apply(&mut self, check: &CounterCheck, operation: &CounterOperation) -> Outcome {
+        let now = self.instants.server;
+        let state = self.expire(check);
+        let (outcome, is_changed) = state.counter.apply(&check.limit, operation, now, ROOM);
+        state.is_changed |= is_changed;
         outcome
     }
 
     /// Ends the holds of a counter that are due.
-    fn expire(&mut self, check: &CounterCheck, instants: &Instants) -> &mut Entry {
-        let entry = &mut self.entries[self.index[&check.key]];
-        let (is_changed, expired) = entry.counter.expire(&check.limit, instants.now());
-        entry.is_changed |= is_changed;
-        entry.expired += expired;
-        entry
+    fn expire(&mut self, check: &CounterCheck) -> &mut EntryState {
+        let state = &mut self.entries[self.index[&check.key]].state;
+        let (is_changed, expired) = state.counter.expire(&check.limit, self.instants.server);
+        state.is_changed |= is_changed;
+        state.expired += expired;
+        state
     }
 
     /// Computes the new values.
-    pub(super) fn encode(&mut self, now: Timestamp) {
-        for entry in &mut self.entries {
-            entry.new = entry.new_value(now);
-        }
+    pub(super) fn encode(&mut self) {
+        let now = self.instants.server.now;
+        self.entries.iter_mut().for_each(|entry| entry.new = entry.new_value(now));
     }
 }
 
-impl Index<usize> for Counters {
-    type Output = Entry;
-
-    fn index(&self, number: usize) -> &Entry {
-        &self.entries[number]
-    }
-}
-
-impl IndexMut<usize> for Counters {
-    fn index_mut(&mut self, number: usize) -> &mut Entry {
-        &mut self.entries[number]
-    }
+fn outcomes(decisions: &Decisions) -> PartOutcomes {
+    let charged = decisions.iter().zip(decisions.charged());
+    charged.map(|(decision, charged)| Outcome::of(*decision, *charged)).collect()
 }
 
 impl Entry {
     fn new(key: Key, mut known: Option<Known>) -> Self {
         let counter = known.as_mut().map(|known| std::mem::take(&mut known.counter)).unwrap_or_default();
-        let expired = Expired::default();
-        Self { key, known, counter, is_changed: false, expired, new: None, group: None, is_read: false }
+        let state = EntryState { counter, ..EntryState::default() };
+        Self { key, known, state, new: None, group: None, is_read: false }
     }
 
-    /// Whether another replica has claimed it.
-    pub(super) fn is_claimed(&self, instants: &Instants) -> bool {
-        self.known
-            .as_ref()
-            .and_then(|known| known.claim)
-            .is_some_and(|claim| claim.replica != instants.replica && instants.server < claim.until)
+    /// Whether a replica other than `replica` has claimed it.
+    pub(super) fn is_claimed(&self, replica: u64, now: Timestamp) -> bool {
+        let claim = self.known.as_ref().and_then(|known| known.claim);
+        claim.is_some_and(|claim| claim.replica != replica && now < claim.until)
     }
 
     /// The value to set and its expiry; `None` if nothing changes. An idle counter is not stored.
     fn new_value(&mut self, now: Timestamp) -> Option<(Vec<u8>, u64)> {
-        if !self.is_changed {
+        let EntryState { counter, is_changed, .. } = &mut self.state;
+        if !*is_changed {
             return None;
         }
-        self.counter.forget_idle(now);
-        let (value, left) =
-            (encode(&self.counter), self.counter.idle_at().nanos_since(now).div_ceil(1_000_000));
+        counter.forget_idle(now);
+        let (value, left) = (encode(counter), counter.idle_at().nanos_since(now).div_ceil(1_000_000));
         let known = self.known.as_ref().map_or(&[][..], |known| &known.bytes);
         (known != value).then_some((value, left + EXPIRY_MARGIN))
     }
@@ -277,13 +217,13 @@ impl Entry {
             (Some((bytes, _)), _) if bytes.is_empty() => Known::read(bytes, arrived),
             (Some((bytes, _)), _) => Known {
                 bytes,
-                counter: std::mem::take(&mut self.counter),
+                counter: std::mem::take(&mut self.state.counter),
                 claim: None,
                 is_foreign: false,
                 confirmed_at: arrived,
             },
-            // The counter may have been peeked at only.
-            (None, Some(known)) => Known { confirmed_at: arrived, ..known }.reread(),
+            // The counter, which was moved out, may have been peeked at only.
+            (None, Some(known)) => Known::read(known.bytes, arrived),
             (None, None) => Known::read(Vec::new(), arrived),
         }
     }
@@ -297,6 +237,6 @@ impl Known {
             return true;
         }
         let expiry = self.counter.idle_at().plus(EXPIRY_MARGIN * 1_000_000);
-        instants.server < expiry || instants.local.since(self.confirmed_at) < FRESH_FOR
+        instants.server.now < expiry || instants.local.since(self.confirmed_at) < FRESH_FOR
     }
 }

@@ -1,11 +1,33 @@
 //! What a replica and the store tell each other every second: the secret of the key hash, that the replica uses the
 //! store, and the time.
 
-use std::sync::LazyLock;
+use std::{
+    sync::{Arc, LazyLock},
+    time::Duration,
+};
 
-use redis::{Cmd, Value};
+use redis::{Cmd, RedisResult, Value};
+use tokio::sync::SetOnce;
+use tracing::warn;
 
-use crate::{descriptor::Secret, shared_store::script, time::Timestamp};
+use crate::{
+    descriptor::Secret,
+    rules::ActiveRules,
+    shared_store::{
+        clocks::Clocks,
+        connection::Connection,
+        failure::{Failure, unexpected, within},
+        link::Link,
+        local_share::LocalShare,
+        script,
+        settings::Settings,
+        stats::Counts,
+    },
+    time::Timestamp,
+};
+
+/// How often a replica greets the store.
+const INTERVAL: Duration = Duration::from_secs(1);
 
 /// A replica that has not greeted the store for so long does not count, in milliseconds.
 const ABSENT_AFTER: u64 = 5_000;
@@ -26,40 +48,109 @@ return {tonumber(time[1]), tonumber(time[2]), redis.call('GET', KEYS[1]), redis.
 
 static SCRIPT: LazyLock<redis::Script> = LazyLock::new(|| redis::Script::new(SOURCE));
 
+/// Greets the store, and learns its secret.
+#[derive(Debug)]
+pub(super) struct Greeter {
+    settings: Arc<Settings>,
+    /// This replica.
+    replica: u64,
+    clocks: Clocks,
+    /// They have the secret of the keys.
+    active_rules: Arc<ActiveRules>,
+    /// Set once the secret is that of the store.
+    learnt: SetOnce<()>,
+    counts: Arc<Counts>,
+}
+
 /// What the store says.
 #[derive(Debug)]
-pub(super) struct Greeting {
+struct Greeting {
     /// The clock of the server.
-    pub(super) time: Timestamp,
+    time: Timestamp,
     /// The secret of the key hash.
-    pub(super) secret: Secret,
+    secret: Secret,
     /// The replicas that use the store.
-    pub(super) replicas: u32,
+    replicas: u32,
     /// Whether the store had no secret, and has that of this replica now.
-    pub(super) is_created: bool,
+    is_created: bool,
 }
 
-/// Greets the store: `secret` is created if it has none.
-pub(super) fn by_hash(prefix: &str, secret: &Secret, replica: u64) -> Cmd {
-    call("EVALSHA", SCRIPT.get_hash(), prefix, secret, replica)
-}
+impl Greeter {
+    pub(super) fn new(
+        settings: Arc<Settings>,
+        replica: u64,
+        clocks: Clocks,
+        active_rules: Arc<ActiveRules>,
+        counts: Arc<Counts>,
+    ) -> Self {
+        Self { settings, replica, clocks, active_rules, learnt: SetOnce::new(), counts }
+    }
 
-/// The same for a server that does not know the script yet.
-pub(super) fn by_source(prefix: &str, secret: &Secret, replica: u64) -> Cmd {
-    call("EVAL", SOURCE, prefix, secret, replica)
-}
+    /// Whether this replica has learnt the secret of the store.
+    pub(super) fn has_secret(&self) -> bool {
+        self.learnt.initialized()
+    }
 
-fn call(command: &str, script: &str, prefix: &str, secret: &Secret, replica: u64) -> Cmd {
-    let mut cmd = Cmd::new();
-    // In a cluster both keys are on one server, because of the braces.
-    cmd.arg(command).arg(script).arg(2);
-    cmd.arg(format!("{prefix}{{replicas}}:secret")).arg(format!("{prefix}{{replicas}}:seen"));
-    cmd.arg(&secret.to_bytes()).arg(format!("{replica:016x}")).arg(ABSENT_AFTER);
-    cmd
+    /// Waits until this replica has learnt the secret of the store.
+    pub(super) async fn until_known(&self) {
+        self.learnt.wait().await;
+    }
+
+    /// Greets the store over `link` until it is cancelled.
+    pub(super) async fn keep_greeting(&self, link: &Link, local_share: &LocalShare) {
+        loop {
+            tokio::time::sleep(INTERVAL).await;
+            let Some((connection, number)) = link.connection(self.settings.timeout).await else { continue };
+            let greeting = within(self.settings.timeout, self.greet(connection, local_share)).await;
+            if greeting.is_err_and(|error| Failure::of(&error).is_broken) {
+                link.report_broken(number);
+            }
+        }
+    }
+
+    /// Greets the store: learns its secret, its time and the number of replicas.
+    pub(super) async fn greet(
+        &self,
+        mut connection: Connection,
+        local_share: &LocalShare,
+    ) -> RedisResult<()> {
+        let secret = self.active_rules.secret();
+        let call = |command: &str, script: &str| self.call(command, script, &secret);
+        let value = connection.call((SCRIPT.get_hash(), SOURCE), call).await?;
+        let greeting = read(&value).ok_or_else(unexpected)?;
+        self.clocks.observe(greeting.time, self.clocks.local());
+        local_share.set_replicas(greeting.replicas);
+        let had_secret = self.has_secret();
+        if greeting.secret != secret {
+            if had_secret {
+                warn!("the shared store has another secret: it lost its data, and all counters begin anew");
+            }
+            // Keys were hashed with another secret until now.
+            local_share.clear();
+            self.active_rules.set_secret(greeting.secret);
+        } else if greeting.is_created && had_secret {
+            self.counts.lost.increase();
+            warn!("the shared store has lost its secret, and probably counters; the secret was stored again");
+        }
+        // It is set already, except the first time.
+        let _ = self.learnt.set(());
+        Ok(())
+    }
+
+    /// The command that greets the store: `secret` is created if it has none.
+    fn call(&self, command: &str, script: &str, secret: &Secret) -> Cmd {
+        let (prefix, replica) = (&self.settings.prefix, self.replica);
+        let mut cmd = Cmd::new();
+        // In a cluster both keys are on one server, because of the braces.
+        cmd.arg(command).arg(script).arg(2);
+        cmd.arg(format!("{prefix}{{replicas}}:secret")).arg(format!("{prefix}{{replicas}}:seen"));
+        cmd.arg(&secret.to_bytes()).arg(format!("{replica:016x}")).arg(ABSENT_AFTER);
+        cmd
+    }
 }
 
 /// Reads the answer; `None` if it is not one of this script.
-pub(super) fn read(value: &Value) -> Option<Greeting> {
+fn read(value: &Value) -> Option<Greeting> {
     let Value::Array(items) = value else { return None };
     let [seconds, micros, Value::BulkString(secret), Value::Int(replicas), Value::Int(created)] = &items[..]
     else {

@@ -4,8 +4,8 @@ use rustc_hash::FxHashMap;
 
 use crate::{
     descriptor::Key,
-    shared_store::value::{Claim, Value, decode},
-    store::HeldCounter,
+    shared_store::value::{Claim, decode},
+    store::{DecodedHeldCounter, HeldCounter},
     time::Timestamp,
 };
 
@@ -32,16 +32,12 @@ impl Known {
     pub(super) fn read(bytes: Vec<u8>, confirmed_at: Timestamp) -> Self {
         let (value, claim) = decode(&bytes);
         let (counter, is_foreign) = match value {
-            Some(Value::Counter(counter)) => (counter, false),
-            Some(Value::Unknown) => (HeldCounter::default(), true),
-            Some(Value::Malformed) | None => (HeldCounter::default(), false),
+            Some(DecodedHeldCounter::Counter(counter)) => (counter, false),
+            Some(DecodedHeldCounter::Unknown) => (HeldCounter::default(), true),
+            // What is no value of Tollgate counts as absent, and the next charge overwrites it.
+            Some(DecodedHeldCounter::Malformed) | None => (HeldCounter::default(), false),
         };
         Self { bytes, counter, claim, is_foreign, confirmed_at }
-    }
-
-    /// The same after its counter was moved out of it.
-    pub(super) fn reread(self) -> Self {
-        Self::read(self.bytes, self.confirmed_at)
     }
 
     fn size(&self) -> usize {

@@ -1,31 +1,24 @@
 //! A lane: parts that wait, the values that are known, and one batch under way at a time. What arrives meanwhile is in
-//! the next batch, so a hot counter takes one round trip for many calls. Pure: the driver sends the batches.
+//! the next batch, so a hot counter takes one round trip for many calls. Pure: the driver of the lane sends the batches.
 
 use std::{collections::VecDeque, time::Duration};
-
-use rustc_hash::FxHashMap;
 
 use crate::{
     algorithm::{Decision, Limit, Operation},
     descriptor::Key,
     resilience::{BreakerState, CircuitBreaker},
     shared_store::{
-        batch::{Batch, Settled},
-        counters::Instants,
-        known::{Known, KnownValues},
-        part::{Part, PartOutcomes, Unavailable},
-        script::GroupReply,
+        batch::{Batch, BatchStats, Settled},
+        clocks::Instants,
+        failure::Failure,
+        known::KnownValues,
+        part::{Part, PartOutcomes},
+        script::{ClaimTerms, GroupReply},
     },
-    store::{Expired, Now, Outcome},
+    store::{Check, Outcome},
     time::Timestamp,
 };
 
-/// The most keys of a batch. A script of so many keys takes the server about half a millisecond.
-const BATCH_KEYS_MAX: usize = 256;
-/// No part is added to a batch whose known values have so many bytes. Counters with many reservations are large.
-const BATCH_BYTES_MAX: usize = 4 * 1024 * 1024;
-/// The most round trips of a part.
-const ROUNDS_MAX: u32 = 64;
 /// A counter is refused without asking the store for this long after its last answer.
 const REFUSAL_MAX: Duration = Duration::from_secs(1);
 /// After this many failures in a row the lane's circuit breaker opens.
@@ -40,6 +33,8 @@ pub(super) struct Lane {
     known: KnownValues,
     is_driven: bool,
     breaker: CircuitBreaker,
+    /// This replica, for claims.
+    replica: u64,
     /// The last round trip.
     round_trip: Duration,
 }
@@ -48,34 +43,25 @@ pub(super) struct Lane {
 #[derive(Debug)]
 pub(super) enum LaneStep {
     /// Sends a batch.
-    Send(Batch, Instants),
+    Send(Batch),
     /// Waits for the counters that others have claimed.
     Wait(Duration),
     /// Ends. The next part needs a new driver.
     End,
 }
 
-/// Answers to callers, to be sent without a lock.
-pub(super) type Answers = Vec<(Part, Result<PartOutcomes, Unavailable>)>;
-
-/// What a batch came to, beside the answers.
-#[derive(Debug, Default)]
-pub(super) struct BatchStats {
-    pub(super) conflicts: u64,
-    pub(super) lost: u64,
-    pub(super) expired: Expired,
-    pub(super) has_opened: bool,
-    pub(super) forgotten: Vec<FxHashMap<Key, Known>>,
-}
+/// Answers to callers, to be sent without a lock; `None` if the store does not decide.
+pub(super) type Answers = Vec<(Part, Option<PartOutcomes>)>;
 
 impl Lane {
-    /// A lane that knows values of at most so many bytes.
-    pub(super) fn new(known_bytes_max: usize) -> Self {
+    /// A lane that knows values of at most so many bytes, of the replica with this number.
+    pub(super) fn new(known_bytes_max: usize, replica: u64) -> Self {
         Self {
             waiting: VecDeque::new(),
             known: KnownValues::new(known_bytes_max),
             is_driven: false,
             breaker: CircuitBreaker::new(BREAKER_FAILURES, BREAKER_OPEN_FOR),
+            replica,
             round_trip: Duration::ZERO,
         }
     }
@@ -105,12 +91,8 @@ impl Lane {
     /// and resets are announced.
     pub(super) fn refuse_known(
         &mut self,
-        key: Key,
-        limit: &Limit,
-        operation: Operation,
-        local: Timestamp,
-        server: Timestamp,
-        given_up: Option<Timestamp>,
+        &Check { key, limit, operation, .. }: &Check<'_>,
+        Instants { local, server }: Instants,
     ) -> Option<Outcome> {
         // A queue passes what can wait, so a peek does not tell.
         if limit.is_changed_by(operation, false) || matches!(limit, Limit::LeakyQueue(_)) {
@@ -121,12 +103,12 @@ impl Lane {
             return None;
         }
         // The end of a hold may end the refusal.
-        if known.counter.is_absent() || known.counter.is_due(server) {
+        if known.counter.is_absent() || known.counter.is_due(server.now) {
             return None;
         }
-        let now = Now { now: server, given_up: given_up.map(|at| at.min(server)) };
+        let counter = &mut known.counter;
         let mut decide =
-            |operation| known.counter.update(limit, now, |counter| limit.decide(counter, server, operation));
+            |operation| counter.update(limit, server, |counter| limit.decide(counter, server.now, operation));
         let peek = decide(Operation::Peek);
         if limit.predict(operation, &peek).verdict.passes() {
             return None;
@@ -151,22 +133,18 @@ impl Lane {
     }
 
     /// What the driver does next: usually a batch of all that waits.
-    pub(super) fn step(&mut self, mut instants: Instants, answers: &mut Answers) -> LaneStep {
+    pub(super) fn step(&mut self, instants: Instants, answers: &mut Answers) -> LaneStep {
         // A claim must outlast the way to the server and back.
-        instants.claim_ms = (4 * self.round_trip.as_millis() as u64).clamp(5, 200);
-        let mut batch = Batch::default();
+        let millis = (4 * self.round_trip.as_millis() as u64).clamp(5, 200);
+        let mut batch = Batch::new(instants, ClaimTerms { replica: self.replica, millis });
         let mut later = VecDeque::new();
         while let Some(part) = self.waiting.pop_front() {
             if part.is_abandoned(instants.local) {
-                answers.push((part, Err(Unavailable::Unreachable)));
+                answers.push((part, None));
             } else if instants.local < part.not_before {
                 later.push_back(part);
-            } else if batch.is_empty()
-                || (batch.len() + part.checks.len() <= BATCH_KEYS_MAX && batch.bytes() < BATCH_BYTES_MAX)
-            {
-                if let Err((part, unavailable)) = batch.add(part, &mut self.known, &instants) {
-                    answers.push((part, Err(unavailable)));
-                }
+            } else if batch.has_room(part.checks.len()) {
+                answers.extend(batch.add(part, &mut self.known).map(|part| (part, None)));
             } else {
                 self.waiting.push_front(part);
                 break;
@@ -176,8 +154,7 @@ impl Lane {
         later.extend(self.waiting.drain(..));
         self.waiting = later;
         if !batch.is_empty() {
-            batch.encode(&instants);
-            return LaneStep::Send(batch, instants);
+            return LaneStep::Send(batch);
         }
         match first {
             Some(first) => LaneStep::Wait(first.since(instants.local)),
@@ -192,60 +169,35 @@ impl Lane {
     pub(super) fn complete(
         &mut self,
         batch: Batch,
-        replies: Vec<GroupReply>,
-        failure: Option<Failure>,
+        replies: Result<Vec<GroupReply>, Failure>,
         sent: Timestamp,
         arrived: Timestamp,
         answers: &mut Answers,
     ) -> BatchStats {
-        let (Settled { decided, again, conflicts, lost, expired, forgotten }, failed) =
-            batch.settle(replies, &mut self.known, arrived);
         self.round_trip = arrived.since(sent);
-        let mut has_opened = false;
-        match failure {
+        let (mut may_resend, mut has_opened) = (false, false);
+        match replies {
+            Ok(_) => self.breaker.on_success(),
             // The next connection shows whether the store is gone.
-            Some(Failure { may_resend: true, .. }) => {}
-            Some(_) => has_opened = self.breaker.on_failure(arrived),
-            None => self.breaker.on_success(),
+            Err(Failure { may_resend: true, .. }) => may_resend = true,
+            Err(_) => has_opened = self.breaker.on_failure(arrived),
         }
-        answers.extend(decided.into_iter().map(|(part, outcomes)| (part, Ok(outcomes))));
-        let mut front: Vec<Part> = Vec::new();
-        for part in again {
-            if part.rounds > ROUNDS_MAX {
-                answers.push((part, Err(Unavailable::Contended)));
-            } else {
-                front.push(part);
-            }
-        }
-        for part in failed {
-            match failure {
-                Some(Failure { may_resend: true, .. }) if !part.was_lost => {
-                    front.push(Part { was_lost: true, ..part });
-                }
-                Some(Failure { unavailable, .. }) => answers.push((part, Err(unavailable))),
-                None => answers.push((part, Err(Unavailable::Unreachable))),
-            }
-        }
-        for part in front.into_iter().rev() {
+        let Settled { decided, again, failed, stats } =
+            batch.settle(replies.unwrap_or_default(), &mut self.known, arrived);
+        answers.extend(decided.into_iter().map(|(part, outcomes)| (part, Some(outcomes))));
+        let (resent, failed): (Vec<Part>, Vec<Part>) =
+            failed.into_iter().partition(|part| may_resend && !part.was_lost);
+        answers.extend(failed.into_iter().map(|part| (part, None)));
+        let resent = resent.into_iter().map(|part| Part { was_lost: true, ..part });
+        for part in again.into_iter().chain(resent).rev() {
             self.waiting.push_front(part);
         }
-        BatchStats { conflicts, lost, expired, has_opened, forgotten }
+        BatchStats { has_opened, ..stats }
     }
 
     /// Fails all parts that wait, because the store cannot be reached. The driver ends.
     pub(super) fn fail_waiting(&mut self, answers: &mut Answers) {
         self.is_driven = false;
-        answers.extend(self.waiting.drain(..).map(|part| (part, Err(Unavailable::Unreachable))));
+        answers.extend(self.waiting.drain(..).map(|part| (part, None)));
     }
-}
-
-/// Why a batch has no answer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Failure {
-    pub(super) unavailable: Unavailable,
-    /// The connection is of no more use.
-    pub(super) is_broken: bool,
-    /// The connection broke, so the batch is sent once more over the next one. If the store had charged it, it is
-    /// charged twice.
-    pub(super) may_resend: bool,
 }

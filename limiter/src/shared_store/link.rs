@@ -8,7 +8,7 @@ use tracing::{info, warn};
 
 use crate::{
     resilience::Backoff,
-    shared_store::{connection::Connection, passwords::Passwords, settings::Settings},
+    shared_store::{connection::Connection, failure::within, passwords::Passwords, settings::Settings},
 };
 
 /// The delays between attempts to connect.
@@ -81,7 +81,7 @@ impl Link {
     /// Keeps the link open. `greet` tries a new connection before others use it.
     pub(super) async fn run<G, F>(
         self,
-        settings: Arc<Settings>,
+        settings: &Settings,
         mut passwords: watch::Receiver<Passwords>,
         greet: G,
     ) where
@@ -92,13 +92,13 @@ impl Link {
         loop {
             let login = passwords.borrow_and_update().clone();
             let opened = async {
-                let connection = Connection::open(&settings, &login).await?;
+                let connection = Connection::open(settings, &login).await?;
                 greet(connection.clone()).await?;
-                Ok::<_, redis::RedisError>(connection)
+                Ok(connection)
             };
             // Opening takes several round trips.
-            match tokio::time::timeout(settings.timeout * 4, opened).await {
-                Ok(Ok(connection)) => {
+            match within(settings.timeout * 4, opened).await {
+                Ok(connection) => {
                     number += 1;
                     backoff.reset();
                     let before = self.state.send_replace(LinkState::Open(connection, number));
@@ -114,12 +114,8 @@ impl Link {
                         }
                     }
                 }
-                failed => {
-                    let reason = match failed {
-                        Ok(Err(error)) => error.to_string(),
-                        Ok(Ok(_)) | Err(_) => "no answer in time".to_owned(),
-                    };
-                    self.close(&reason);
+                Err(error) => {
+                    self.close(&error.to_string());
                     tokio::select! {
                         () = tokio::time::sleep(backoff.next_delay(rand::random())) => {}
                         Ok(()) = passwords.changed() => {}

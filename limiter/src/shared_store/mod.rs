@@ -4,98 +4,71 @@
 //! another replica was first, the script returns the value and the replica decides again. So exactly the limit passes,
 //! however many replicas race.
 
-use std::{
-    sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering::Relaxed},
-    },
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
-use redis::{ErrorKind, RedisError, ServerErrorKind};
-use tokio::{
-    sync::{Notify, watch},
-    task::JoinSet,
-};
-use tracing::{info, warn};
+use tokio::{sync::watch, task::JoinSet};
 
 use crate::{
+    algorithm::Limit,
     descriptor::Key,
-    remote::LocalShare,
-    resilience::BreakerState,
+    remote::{
+        self, CounterCheck, CounterChecks, Extent, Outcomes, RemoteOutcome, Submission, Submit,
+        rounds::RemoteOutcomes,
+    },
     rules::ActiveRules,
-    time::{Clock, Stopwatch, Timestamp},
+    store::{Check, CounterOperation, Outcome},
+    time::Clock,
 };
 
 mod announcements;
 mod batch;
+mod clocks;
 mod connection;
 mod counters;
-mod driver;
+mod failure;
 mod greeting;
+mod keyspace;
 mod known;
 mod lane;
+mod lanes;
 mod link;
+mod local_share;
 mod part;
 mod passwords;
-mod recovery;
 mod script;
-mod server_clock;
 mod settings;
 mod stats;
-mod submit;
 mod value;
+mod withdrawals;
 
 pub use passwords::{PasswordError, PasswordFiles, Passwords};
 pub use settings::{ConnectError, Mode, Settings, TlsFiles, is_prefix, is_url};
 pub use stats::Stats;
 
-use connection::{Connection, classify};
-use lane::Lane;
+use announcements::Announcements;
+use clocks::Clocks;
+use greeting::Greeter;
+use lanes::Lanes;
 use link::Link;
+use local_share::LocalShare;
 use part::Part;
-use server_clock::ServerClock;
 use stats::Counts;
-
-/// The hexadecimal digits of a key that name the hash slot of its counter in a cluster.
-const TAG_DIGITS: usize = 3;
-/// The lanes of a cluster: one for each such tag, so that all counters of a lane are in one hash slot.
-const CLUSTER_LANES: usize = 1 << (4 * TAG_DIGITS);
-/// How often a replica greets the store.
-const GREETING_INTERVAL: Duration = Duration::from_secs(1);
+use withdrawals::Withdrawals;
 
 /// The shared store. Clones share it.
 #[derive(Clone, Debug)]
 pub struct SharedStore(Arc<Shared>);
 
+/// The parts of the store. Each owns its state.
 #[derive(Debug)]
 struct Shared {
     settings: Arc<Settings>,
-    /// This replica.
-    replica: u64,
-    started: Stopwatch,
-    lanes: Box<[Mutex<Lane>]>,
-    links: Box<[Link]>,
-    /// The clock of this replica.
-    clock: Clock,
-    /// The clock of the servers.
-    server_clock: Mutex<ServerClock>,
-    /// They have the secret of the keys.
-    active_rules: Arc<ActiveRules>,
-    /// Whether the secret is that of the store.
-    has_secret: AtomicBool,
-    /// Notified when it becomes so.
-    learnt: Notify,
-    /// Whether refunds and resets of other replicas are heard.
-    is_subscribed: AtomicBool,
-    /// The replicas that use the store, as it last said.
-    replicas: AtomicU32,
-    share: Mutex<LocalShare>,
-    open_withdrawals: AtomicUsize,
-    /// Whether the last batch failed, and why.
-    is_failing: AtomicBool,
-    failure: Mutex<String>,
-    counts: Counts,
+    counts: Arc<Counts>,
+    lanes: Arc<Lanes>,
+    greeter: Greeter,
+    announcements: Announcements,
+    local_share: LocalShare,
+    withdrawals: Withdrawals,
 }
 
 /// The state of the store as this replica sees it.
@@ -135,81 +108,66 @@ impl SharedStore {
     /// A store that has not been connected to. If it has a secret, that becomes the secret of the keys in
     /// `active_rules`; otherwise it gets theirs.
     pub fn new(settings: Settings, clock: Clock, active_rules: Arc<ActiveRules>) -> Self {
-        let (lanes, memory_limit) = match settings.mode {
-            Mode::Standalone | Mode::Sentinel { .. } => (settings.connections, settings.memory_limit),
-            Mode::Cluster => (CLUSTER_LANES, settings.memory_limit),
-        };
-        let known_bytes_max = usize::try_from(memory_limit).unwrap_or(usize::MAX) / lanes;
+        let (settings, clocks) = (Arc::new(settings), Clocks::new(clock));
+        let (counts, replica) = (Arc::<Counts>::default(), rand::random());
         Self(Arc::new(Shared {
-            replica: rand::random(),
-            started: Stopwatch::start(),
-            lanes: (0..lanes).map(|_| Mutex::new(Lane::new(known_bytes_max))).collect(),
-            links: (0..settings.connections).map(|_| Link::new()).collect(),
-            clock,
-            server_clock: Mutex::default(),
-            active_rules,
-            has_secret: AtomicBool::new(false),
-            learnt: Notify::new(),
-            is_subscribed: AtomicBool::new(false),
-            replicas: AtomicU32::new(1),
-            share: Mutex::default(),
-            open_withdrawals: AtomicUsize::new(0),
-            is_failing: AtomicBool::new(false),
-            failure: Mutex::default(),
-            counts: Counts::default(),
-            settings: Arc::new(settings),
+            lanes: Arc::new(Lanes::new(settings.clone(), clocks.clone(), counts.clone(), replica)),
+            greeter: Greeter::new(settings.clone(), replica, clocks.clone(), active_rules, counts.clone()),
+            announcements: Announcements::default(),
+            local_share: LocalShare::new(clocks, counts.clone()),
+            withdrawals: Withdrawals::default(),
+            settings,
+            counts,
         }))
     }
 
     /// Keeps the connections to the store, until it is cancelled.
     pub async fn run(self, passwords: watch::Receiver<Passwords>) {
         let mut tasks = JoinSet::new();
-        for link in &self.0.links {
-            let (store, link) = (self.clone(), link.clone());
-            let (settings, passwords) = (self.0.settings.clone(), passwords.clone());
+        for link in &self.0.lanes.links {
+            let (store, link, passwords) = (self.0.clone(), link.clone(), passwords.clone());
             tasks.spawn(async move {
-                let greet = |connection| store.0.greet(connection);
-                link.run(settings, passwords, greet).await;
+                let greet = |connection| store.greeter.greet(connection, &store.local_share);
+                link.run(&store.settings, passwords, greet).await;
             });
         }
-        tasks.spawn(self.clone().keep_greeting());
-        tasks.spawn(self.clone().hear_announcements(passwords));
-        tasks.spawn(self.clone().charge_admitted());
+        let [greeting, hearing, charging] = [(); 3].map(|()| self.0.clone());
+        tasks.spawn(async move {
+            greeting.greeter.keep_greeting(&greeting.lanes.links[0], &greeting.local_share).await;
+        });
+        tasks.spawn(async move {
+            hearing.announcements.hear(&hearing.settings, &hearing.lanes, passwords).await;
+        });
+        tasks.spawn(async move { charging.local_share.charge_admitted(&charging.lanes).await });
         while tasks.join_next().await.is_some() {}
     }
 
     /// The state of the store.
     pub fn state(&self) -> State {
-        match self.0.links.iter().find_map(Link::trouble) {
+        let lanes = &self.0.lanes;
+        match lanes.links.iter().find_map(Link::trouble) {
             Some(reason) => State::Unavailable(reason.to_string()),
-            None if !self.0.has_secret.load(Relaxed) => {
-                State::Unavailable("the secret is not known yet".into())
-            }
-            None if self.0.is_failing.load(Relaxed) => State::Unavailable(lock(&self.0.failure).clone()),
-            None => State::Ready,
+            None if !self.has_secret() => State::Unavailable("the secret is not known yet".into()),
+            None => lanes.last_failure.reason().map_or(State::Ready, State::Unavailable),
         }
     }
 
     /// Whether this replica has learnt the secret of the store. Before that it must not be asked.
     pub fn has_secret(&self) -> bool {
-        self.0.has_secret.load(Relaxed)
+        self.0.greeter.has_secret()
     }
 
     /// Waits until this replica has learnt the secret of the store.
     pub async fn until_known(&self) {
-        while !self.has_secret() {
-            self.0.learnt.notified().await;
-        }
+        self.0.greeter.until_known().await;
     }
 
     /// The statistics so far.
     pub fn stats(&self) -> Stats {
-        let Shared { counts, replicas, lanes, .. } = &*self.0;
-        let local = self.0.local();
-        let is_open = |lane: &&Mutex<Lane>| lock(lane).breaker(local) != BreakerState::Closed;
+        let Shared { counts, lanes, local_share, .. } = &*self.0;
         Stats {
             is_ready: self.state() == State::Ready,
-            replicas: replicas.load(Relaxed),
+            replicas: local_share.replicas(),
             checks: counts.checks.get(),
             batches: counts.batches.get(),
             conflicts: counts.conflicts.get(),
@@ -221,161 +179,81 @@ impl SharedStore {
             holds_released: counts.holds_released.get(),
             holds_charged: counts.holds_charged.get(),
             holds_exhausted: counts.holds_exhausted.get(),
-            breakers_open: lanes.iter().filter(is_open).count(),
-            round_trips: counts.round_trips.buckets(),
+            breakers_open: lanes.breakers_open(),
+            round_trips: lanes.round_trips.buckets(),
+        }
+    }
+}
+
+impl Submit for SharedStore {
+    fn submit(&self, Submission { checks, mode, within, open }: Submission) -> Option<Outcomes> {
+        if checks.is_empty() {
+            return Some(Box::pin(async { RemoteOutcomes::new() }));
+        }
+        let store = self.0.clone();
+        let is_one_step = store.lanes.keyspace.is_one_step(checks.iter().map(|check| check.key));
+        let part = Part::new(checks, mode, store.lanes.deadline(within), open);
+        match part.mode {
+            _ if is_one_step => Some(Box::pin(async move { store.apply(part).await })),
+            remote::Mode::Each => Some(Box::pin(async move { store.apply_by_lane(part).await })),
+            remote::Mode::Call(_) | remote::Mode::DryRun(_) | remote::Mode::Reserve(_) => None,
         }
     }
 
-    async fn keep_greeting(self) {
-        loop {
-            tokio::time::sleep(GREETING_INTERVAL).await;
-            let shared = &self.0;
-            let link = &shared.links[0];
-            let Some((connection, number)) = link.connection(shared.settings.timeout).await else { continue };
-            let greeting = tokio::time::timeout(shared.settings.timeout, shared.greet(connection)).await;
-            let is_broken = match greeting {
-                Ok(Ok(())) => false,
-                Ok(Err(error)) => classify(&error).is_broken,
-                Err(_elapsed) => true,
-            };
-            if is_broken {
-                link.report_broken(number);
-            }
+    fn send(&self, checks: CounterChecks) {
+        // At the end of the process no lane can be driven.
+        if tokio::runtime::Handle::try_current().is_err() {
+            return;
         }
+        let is_withdrawal =
+            |check: &CounterCheck| matches!(check.operation, CounterOperation::Withdraw { .. });
+        let (withdrawals, others): (CounterChecks, CounterChecks) =
+            checks.into_iter().partition(is_withdrawal);
+        self.0.lanes.take_back_late(others);
+        if !withdrawals.is_empty() {
+            self.0.withdrawals.start(withdrawals, self.budget_max(), self.0.lanes.clone());
+        }
+    }
+
+    fn take_back_here(&self, key: Key, limit: &Limit, outcome: &mut RemoteOutcome) {
+        self.0.local_share.take_back(key, limit, outcome);
+    }
+
+    fn refuse_known(&self, check: &Check<'_>) -> Option<RemoteOutcome> {
+        let Shared { announcements, lanes, .. } = &*self.0;
+        announcements.are_heard().then(|| lanes.refuse_known(check))?.map(RemoteOutcome::of_counter)
+    }
+
+    fn extent(&self) -> Extent {
+        Extent::All
+    }
+
+    fn is_joining(&self) -> bool {
+        false
+    }
+
+    fn budget_max(&self) -> Duration {
+        self.0.settings.timeout
     }
 }
 
 impl Shared {
-    /// Greets the store: learns its secret, its time and the number of replicas.
-    async fn greet(&self, mut connection: Connection) -> redis::RedisResult<()> {
-        let prefix = &self.settings.prefix;
-        let secret = self.active_rules.secret();
-        let value = match connection.send(&greeting::by_hash(prefix, &secret, self.replica)).await {
-            Err(error) if error.kind() == ErrorKind::Server(ServerErrorKind::NoScript) => {
-                connection.send(&greeting::by_source(prefix, &secret, self.replica)).await?
-            }
-            other => other?,
+    /// Applies operations in one step. Those that the store does not apply are decided without it.
+    async fn apply(&self, part: Part) -> RemoteOutcomes {
+        let checks = part.checks.clone();
+        match self.lanes.apply(part).await {
+            Some(outcomes) => outcomes.into_iter().map(RemoteOutcome::of_counter).collect(),
+            None => checks.iter().map(|check| self.local_share.decide(check)).collect(),
+        }
+    }
+
+    /// Applies operations, those of one lane in one step.
+    async fn apply_by_lane(&self, part: Part) -> RemoteOutcomes {
+        let checks = part.checks.clone();
+        let outcomes = self.lanes.apply_by_lane(part).await;
+        let outcome = |(check, outcome): (&CounterCheck, Option<Outcome>)| {
+            outcome.map_or_else(|| self.local_share.decide(check), RemoteOutcome::of_counter)
         };
-        let greeting = greeting::read(&value).ok_or_else(unexpected)?;
-        lock(&self.server_clock).observe(greeting.time, self.local());
-        self.replicas.store(greeting.replicas.max(1), Relaxed);
-        let had_secret = self.has_secret.load(Relaxed);
-        if greeting.secret != secret {
-            if had_secret {
-                warn!("the shared store has another secret: it lost its data, and all counters begin anew");
-            }
-            // Keys were hashed with another secret until now.
-            *lock(&self.share) = LocalShare::default();
-            self.active_rules.set_secret(greeting.secret);
-        } else if greeting.is_created && had_secret {
-            self.counts.lost.increase();
-            warn!("the shared store has lost its secret, and probably counters; the secret was stored again");
-        }
-        self.has_secret.store(true, Relaxed);
-        // One waits, before the first.
-        self.learnt.notify_one();
-        Ok(())
+        checks.iter().zip(outcomes).map(outcome).collect()
     }
-
-    /// The local instant: monotonic, and of no meaning elsewhere.
-    fn local(&self) -> Timestamp {
-        Timestamp::EPOCH.after(self.started.elapsed())
-    }
-
-    /// The servers' clock, and when it gave up a lead. A manual clock takes its place.
-    fn server_now(&self, local: Timestamp) -> Option<(Timestamp, Option<Timestamp>)> {
-        if self.clock.is_manual() {
-            return Some((self.clock.now(), None));
-        }
-        let mut clock = lock(&self.server_clock);
-        let now = clock.now(local)?;
-        Some((now, clock.given_up_at()))
-    }
-
-    /// The clock for decisions without the store: that of the servers if it is known.
-    fn degraded_now(&self) -> Timestamp {
-        self.server_now(self.local()).map_or_else(|| self.clock.now(), |(now, _)| now)
-    }
-
-    /// The lane of a key. In a cluster only counters of one lane can change in one step.
-    fn lane_of(&self, key: Key) -> usize {
-        match self.settings.mode {
-            Mode::Standalone | Mode::Sentinel { .. } => key.low() as usize % self.lanes.len(),
-            Mode::Cluster => (key.high() >> (u64::BITS as usize - 4 * TAG_DIGITS)) as usize,
-        }
-    }
-
-    /// Whether the counters can change in one step: those of a hash slot can, and all outside a cluster.
-    fn is_one_step(&self, keys: impl Iterator<Item = Key>) -> bool {
-        match self.settings.mode {
-            Mode::Standalone | Mode::Sentinel { .. } => true,
-            Mode::Cluster => {
-                let mut lanes = keys.map(|key| self.lane_of(key));
-                let first = lanes.next();
-                lanes.all(|lane| Some(lane) == first)
-            }
-        }
-    }
-
-    /// Notes why a batch failed.
-    fn note_failure(&self, error: &RedisError) {
-        *lock(&self.failure) = error.to_string();
-        if !self.is_failing.swap(true, Relaxed) {
-            warn!(%error, "the shared store does not decide");
-        }
-    }
-
-    fn note_success(&self) {
-        if self.is_failing.load(Relaxed) && self.is_failing.swap(false, Relaxed) {
-            info!("the shared store decides again");
-        }
-    }
-
-    /// The name of a key in the store: the prefix and the hexadecimal key, whose first digits are in braces, so that
-    /// they alone select the hash slot in a cluster. It is the same outside a cluster, so that data can be moved.
-    fn name(&self, key: Key) -> Vec<u8> {
-        let mut name = String::with_capacity(self.settings.prefix.len() + 34);
-        let digits = format!("{:016x}{:016x}", key.high(), key.low());
-        let (tag, rest) = digits.split_at(TAG_DIGITS);
-        name.extend([&self.settings.prefix, "{", tag, "}", rest]);
-        name.into_bytes()
-    }
-
-    /// The key with this name.
-    fn key_of(&self, name: &[u8]) -> Option<Key> {
-        let name = std::str::from_utf8(name.strip_prefix(self.settings.prefix.as_bytes())?).ok()?;
-        let (tag, rest) = name.strip_prefix('{')?.split_once('}')?;
-        let digits = format!("{tag}{rest}");
-        let half = |range: std::ops::Range<usize>| u64::from_str_radix(digits.get(range)?, 16).ok();
-        Some(Key::from_halves(half(0..16)?, half(16..32)?))
-    }
-
-    /// The channel of announcements.
-    fn channel(&self) -> String {
-        format!("{}refunds", self.settings.prefix)
-    }
-
-    /// Hands a part to its lane. Returns it if the lane cannot reach the store.
-    #[expect(clippy::result_large_err, reason = "the part is handed back, and a box would allocate")]
-    fn submit(self: &Arc<Self>, part: Part) -> Result<(), Part> {
-        let Some(first) = part.checks.first() else { return Err(part) };
-        let number = self.lane_of(first.key);
-        let mut lane = lock(&self.lanes[number]);
-        if self.links[number % self.links.len()].is_closed() || !lane.accepts(self.local()) {
-            return Err(part);
-        }
-        if lane.push(part) {
-            tokio::spawn(self.clone().drive(number));
-        }
-        Ok(())
-    }
-}
-
-/// Locks without regard to a panic elsewhere: every change leaves the content consistent.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-fn unexpected() -> RedisError {
-    RedisError::from((ErrorKind::UnexpectedReturnType, "the script's answer has an unexpected form"))
 }

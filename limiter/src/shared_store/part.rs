@@ -17,41 +17,35 @@ pub(super) struct Part {
     pub(super) checks: CounterChecks,
     pub(super) mode: Mode,
     /// `None` if nothing waits for the outcomes.
-    pub(super) reply: Option<oneshot::Sender<Result<PartOutcomes, Unavailable>>>,
+    pub(super) reply: Option<Reply>,
     /// The local instant at which the caller stops waiting.
     pub(super) deadline: Timestamp,
     /// Lost races.
     pub(super) conflicts: u32,
-    /// Round trips after which it had to be decided again: lost races and wrong guesses.
-    pub(super) rounds: u32,
     /// Whether it was sent already and the answer was lost.
     pub(super) was_lost: bool,
     /// The local instant before which it waits, because another replica has claimed a counter.
     pub(super) not_before: Timestamp,
     // Keeps the checks open, also if the caller has gone.
-    pub(super) _open: Option<Arc<OpenChecks>>,
+    pub(super) open: Option<Arc<OpenChecks>>,
 }
 
+/// The outcomes of a part, one for each check. Those of a dry run follow the peeks before it.
+pub(super) type PartOutcomes = SmallVec<[Outcome; 1]>;
+
+/// Takes the outcomes of a part; `None` if the store does not decide it.
+pub(super) type Reply = oneshot::Sender<Option<PartOutcomes>>;
+
 impl Part {
-    /// A part whose outcomes are sent to `reply`.
+    /// A part for whose outcomes nothing waits yet.
     pub(super) fn new(
         checks: CounterChecks,
         mode: Mode,
-        reply: Option<oneshot::Sender<Result<PartOutcomes, Unavailable>>>,
         deadline: Timestamp,
         open: Option<Arc<OpenChecks>>,
     ) -> Self {
-        Self {
-            checks,
-            mode,
-            reply,
-            deadline,
-            conflicts: 0,
-            rounds: 0,
-            was_lost: false,
-            not_before: Timestamp::EPOCH,
-            _open: open,
-        }
+        let not_before = Timestamp::EPOCH;
+        Self { checks, mode, reply: None, deadline, conflicts: 0, was_lost: false, not_before, open }
     }
 
     /// Whether nothing waits for the outcomes any more.
@@ -66,20 +60,4 @@ impl Part {
             Mode::Call(_) | Mode::Each => self.checks.iter().any(|check| check.operation.frees_hits()),
         }
     }
-}
-
-/// The outcomes of a part, one for each check. Those of a dry run follow the peeks before it.
-pub(super) type PartOutcomes = SmallVec<[Outcome; 1]>;
-
-/// Why the store decides nothing.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Unavailable {
-    /// It does not answer, or not in time.
-    Unreachable,
-    /// It refuses to work.
-    Refused,
-    /// Other replicas changed the counter again and again.
-    Contended,
-    /// Another version of Tollgate wrote the value.
-    Foreign,
 }

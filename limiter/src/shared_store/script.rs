@@ -4,7 +4,7 @@ use std::sync::LazyLock;
 
 use redis::{Cmd, Value};
 
-use crate::time::Timestamp;
+use crate::{shared_store::value::claim_mark, time::Timestamp};
 
 /// Compares and sets groups of keys, each group as a whole.
 ///
@@ -15,7 +15,7 @@ use crate::time::Timestamp;
 ///
 /// A group that asks for a claim and fails marks the values that differ: with the mark and the instant until which the
 /// claim holds. A marked value equals no value that other replicas expect, so they read the claim and wait.
-const SOURCE: &str = r"
+pub(super) const SOURCE: &str = r"
 local time = redis.call('TIME')
 local reply = {tonumber(time[1]), tonumber(time[2])}
 if #KEYS == 0 then return reply end
@@ -72,10 +72,7 @@ end
 return reply
 ";
 
-/// The first byte of a claimed value.
-const CLAIMED: u8 = 2;
-
-static SCRIPT: LazyLock<redis::Script> = LazyLock::new(|| redis::Script::new(SOURCE));
+pub(super) static SCRIPT: LazyLock<redis::Script> = LazyLock::new(|| redis::Script::new(SOURCE));
 
 /// One key of a group.
 #[derive(Debug)]
@@ -90,10 +87,18 @@ pub(super) struct KeyChange<'b> {
 #[derive(Debug)]
 pub(super) struct Group<'b> {
     pub(super) keys: Vec<KeyChange<'b>>,
-    /// The replica and the milliseconds of a claim.
-    pub(super) claim: Option<(u64, u64)>,
+    pub(super) claim: Option<ClaimTerms>,
     /// Whether other replicas learn of the change, because it may end refusals.
     pub(super) is_announced: bool,
+}
+
+/// A claim, if the values differ.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ClaimTerms {
+    /// This replica.
+    pub(super) replica: u64,
+    /// How long the claim holds, in milliseconds.
+    pub(super) millis: u64,
 }
 
 /// The answer of the script.
@@ -114,17 +119,8 @@ pub(super) enum GroupReply {
     Differs(Vec<Vec<u8>>),
 }
 
-/// The call of the script by its hash.
-pub(super) fn by_hash(groups: &[Group<'_>], channel: &str) -> Cmd {
-    call("EVALSHA", SCRIPT.get_hash(), groups, channel)
-}
-
-/// The call of the script by its source, for a server that does not know it yet.
-pub(super) fn by_source(groups: &[Group<'_>], channel: &str) -> Cmd {
-    call("EVAL", SOURCE, groups, channel)
-}
-
-fn call(command: &str, script: &str, groups: &[Group<'_>], channel: &str) -> Cmd {
+/// The command that calls the script.
+pub(super) fn call(command: &str, script: &str, groups: &[Group<'_>], channel: &str) -> Cmd {
     let keys: usize = groups.iter().map(|group| group.keys.len()).sum();
     let mut cmd = Cmd::with_capacity(3 + 4 * keys + 4 * groups.len(), 96 + 128 * keys);
     cmd.arg(command).arg(script).arg(keys);
@@ -135,11 +131,7 @@ fn call(command: &str, script: &str, groups: &[Group<'_>], channel: &str) -> Cmd
         cmd.arg(keys.len());
         match claim {
             None => cmd.arg(0).arg(""),
-            Some((replica, millis)) => {
-                let mut mark = [CLAIMED; 9];
-                mark[1..].copy_from_slice(&replica.to_le_bytes());
-                cmd.arg(*millis).arg(&mark)
-            }
+            Some(ClaimTerms { replica, millis }) => cmd.arg(*millis).arg(&claim_mark(*replica)),
         };
         cmd.arg(if *is_announced { channel } else { "" });
         for KeyChange { expected, new, .. } in keys {
@@ -152,13 +144,13 @@ fn call(command: &str, script: &str, groups: &[Group<'_>], channel: &str) -> Cmd
     cmd
 }
 
-/// Reads the answer; `None` if it is not one of this script.
-pub(super) fn read(value: Value) -> Option<Reply> {
+/// Reads the answer about so many groups; `None` if it is not one of this script.
+pub(super) fn read(value: Value, groups_len: usize) -> Option<Reply> {
     let Value::Array(items) = value else { return None };
     let mut items = items.into_iter();
     let time = time(&items.next()?, &items.next()?)?;
-    let groups: Option<Vec<GroupReply>> = items.map(group_reply).collect();
-    Some(Reply { time, groups: groups? })
+    let groups = items.map(group_reply).collect::<Option<Vec<GroupReply>>>()?;
+    (groups.len() == groups_len).then_some(Reply { time, groups })
 }
 
 /// The instant of an answer to `TIME`: seconds and microseconds.

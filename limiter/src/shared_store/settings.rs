@@ -4,7 +4,7 @@ use std::{path::PathBuf, time::Duration};
 
 use redis::IntoConnectionInfo;
 
-use crate::shared_store::{PasswordError, PasswordFiles};
+use crate::shared_store::passwords::{PasswordError, PasswordFiles};
 
 /// How to reach the store, and how to use it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -100,12 +100,13 @@ impl Settings {
 
     /// Whether a store can be connected to with these settings.
     pub(crate) fn validate(&self) -> Result<(), ConnectError> {
-        let has_tls = |url: &String| url.starts_with("rediss:");
-        let Some(first) = self.urls.first() else { return Err(ConnectError::NoUrl) };
+        if self.urls.is_empty() {
+            return Err(ConnectError::NoUrl);
+        }
         if let Some(url) = self.urls.iter().find(|url| !is_url(url)) {
             return Err(ConnectError::Url(url.clone()));
         }
-        if self.urls.iter().any(|url| has_tls(url) != has_tls(first)) {
+        if self.is_tls() && self.urls.iter().any(|url| url.starts_with("redis:")) {
             return Err(ConnectError::MixedTls);
         }
         if self.connections == 0 {
@@ -115,6 +116,11 @@ impl Settings {
             return Err(ConnectError::Prefix(self.prefix.clone()));
         }
         Ok(())
+    }
+
+    /// Whether connections use TLS.
+    pub(super) fn is_tls(&self) -> bool {
+        self.urls.iter().any(|url| url.starts_with("rediss:"))
     }
 }
 

@@ -2,15 +2,15 @@
 
 use std::time::Duration;
 
-use crate::metrics::{Buckets, Counter, Histogram, micros};
+use crate::metrics::{Buckets, Counter, micros};
 
 /// The bounds of the histogram of round trips.
-const ROUND_TRIP_BOUNDS: [Duration; 14] = micros([
+pub(super) const ROUND_TRIP_BOUNDS: [Duration; 14] = micros([
     100, 200, 300, 500, 700, 1_000, 2_000, 3_000, 5_000, 10_000, 30_000, 100_000, 300_000, 1_000_000,
 ]);
 
-/// Counts of what happens.
-#[derive(Debug)]
+/// Counts of what happens, to which every part of the store adds.
+#[derive(Debug, Default)]
 pub(super) struct Counts {
     pub(super) checks: Counter,
     pub(super) batches: Counter,
@@ -23,26 +23,6 @@ pub(super) struct Counts {
     pub(super) holds_released: Counter,
     pub(super) holds_charged: Counter,
     pub(super) holds_exhausted: Counter,
-    pub(super) round_trips: Histogram,
-}
-
-impl Default for Counts {
-    fn default() -> Self {
-        Self {
-            checks: Counter::default(),
-            batches: Counter::default(),
-            conflicts: Counter::default(),
-            lost: Counter::default(),
-            refused_locally: Counter::default(),
-            degraded: Counter::default(),
-            late: Counter::default(),
-            breaker_openings: Counter::default(),
-            holds_released: Counter::default(),
-            holds_charged: Counter::default(),
-            holds_exhausted: Counter::default(),
-            round_trips: Histogram::new(&ROUND_TRIP_BOUNDS),
-        }
-    }
 }
 
 /// Statistics of this replica and its store.

@@ -17,17 +17,6 @@ const CLAIMED: u8 = 2;
 /// The bytes of a claim with its mark.
 const CLAIM_BYTES: usize = 17;
 
-/// A value that was read from the store.
-#[derive(Debug)]
-pub(super) enum Value {
-    /// A counter.
-    Counter(HeldCounter),
-    /// Written by a version of Tollgate that this one does not know. It is not overwritten.
-    Unknown,
-    /// No value of Tollgate. It counts as absent, and the next charge overwrites it.
-    Malformed,
-}
-
 /// The announcement of a replica that lost races for a counter: others leave the next change to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Claim {
@@ -35,6 +24,13 @@ pub(super) struct Claim {
     pub(super) replica: u64,
     /// The instant of the servers' clock at which the claim expires.
     pub(super) until: Timestamp,
+}
+
+/// The first bytes of a value that a replica has claimed. The instant of its expiry follows.
+pub(super) fn claim_mark(replica: u64) -> [u8; 9] {
+    let mut mark = [CLAIMED; 9];
+    mark[1..].copy_from_slice(&replica.to_le_bytes());
+    mark
 }
 
 /// Encodes a counter. An absent one is empty.
@@ -51,8 +47,8 @@ pub(super) fn encode(counter: &HeldCounter) -> Vec<u8> {
     }
 }
 
-/// Decodes a value and the claim on it. An empty value is an absent counter.
-pub(super) fn decode(bytes: &[u8]) -> (Option<Value>, Option<Claim>) {
+/// Decodes a value and the claim on it. An empty value is an absent counter. A malformed one is no value of Tollgate.
+pub(super) fn decode(bytes: &[u8]) -> (Option<DecodedHeldCounter>, Option<Claim>) {
     let (claim, bytes) = match bytes {
         [CLAIMED, ..] if bytes.len() >= CLAIM_BYTES => {
             let number = |range: std::ops::Range<usize>| {
@@ -70,21 +66,17 @@ pub(super) fn decode(bytes: &[u8]) -> (Option<Value>, Option<Claim>) {
             let parts = rest.split_first_chunk().and_then(|(length, rest)| {
                 rest.split_at_checked(usize::try_from(u32::from_le_bytes(*length)).ok()?)
             });
-            parts.map_or(Value::Malformed, |(counter, holds)| read(counter, Some(holds)))
+            parts.map_or(DecodedHeldCounter::Malformed, |(counter, holds)| read(counter, Some(holds)))
         }
-        [VERSION] => Value::Malformed,
-        [_, ..] => Value::Unknown,
+        [VERSION] => DecodedHeldCounter::Malformed,
+        [_, ..] => DecodedHeldCounter::Unknown,
     };
     (Some(value), claim)
 }
 
 /// Decodes the tag and the fields of a counter, if there are any, and its holds.
-fn read(counter: &[u8], holds: Option<&[u8]>) -> Value {
-    match HeldCounter::read(counter.split_first().map(|(tag, fields)| (*tag, fields)), holds) {
-        DecodedHeldCounter::Counter(counter) => Value::Counter(counter),
-        DecodedHeldCounter::Unknown => Value::Unknown,
-        DecodedHeldCounter::Malformed => Value::Malformed,
-    }
+fn read(counter: &[u8], holds: Option<&[u8]>) -> DecodedHeldCounter {
+    HeldCounter::read(counter.split_first().map(|(tag, fields)| (*tag, fields)), holds)
 }
 
 #[cfg(test)]
@@ -103,7 +95,7 @@ mod tests {
 
     fn read_back(bytes: &[u8]) -> HeldCounter {
         match decode(bytes) {
-            (Some(Value::Counter(counter)), None) => counter,
+            (Some(DecodedHeldCounter::Counter(counter)), None) => counter,
             other => panic!("{other:?}"),
         }
     }
@@ -168,8 +160,11 @@ mod tests {
     #[test]
     fn truncated_and_unknown_values_are_told_apart() {
         for malformed in [&[VERSION][..], &[VERSION_WITH_HOLDS, 9, 0, 0, 0, 1], &[VERSION_WITH_HOLDS, 0, 0]] {
-            assert!(matches!(decode(malformed), (Some(Value::Malformed), None)), "{malformed:?}");
+            assert!(
+                matches!(decode(malformed), (Some(DecodedHeldCounter::Malformed), None)),
+                "{malformed:?}"
+            );
         }
-        assert!(matches!(decode(&[VERSION_WITH_HOLDS + 1, 1, 2]), (Some(Value::Unknown), None)));
+        assert!(matches!(decode(&[VERSION_WITH_HOLDS + 1, 1, 2]), (Some(DecodedHeldCounter::Unknown), None)));
     }
 }

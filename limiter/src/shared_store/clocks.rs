@@ -1,8 +1,15 @@
-//! The clock of the store's servers, as far as their answers tell.
+//! The clocks of the shared store: one for durations, and the servers' for counters, as far as their answers tell.
 
-use std::time::Duration;
+use std::{
+    sync::{Arc, Mutex},
+    time::Duration,
+};
 
-use crate::time::Timestamp;
+use crate::{
+    remote::lock,
+    store::Now,
+    time::{Clock, Stopwatch, Timestamp},
+};
 
 /// The offset is the largest of this span and the one before, so that a local clock that runs too fast does not carry
 /// the estimate away.
@@ -11,13 +18,61 @@ const SPAN: Duration = Duration::from_secs(10);
 /// while the estimate stands still.
 const LEAD_MAX: Duration = Duration::from_secs(1);
 
+/// The clocks. Clones share them.
+#[derive(Clone, Debug)]
+pub(super) struct Clocks {
+    started: Stopwatch,
+    /// The clock of this replica.
+    clock: Clock,
+    servers: Arc<Mutex<ServerClock>>,
+}
+
+/// One moment on both clocks.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Instants {
+    pub(super) local: Timestamp,
+    pub(super) server: Now,
+}
+
+impl Clocks {
+    /// The clocks before the first answer. A manual `clock` takes the place of the servers' clock.
+    pub(super) fn new(clock: Clock) -> Self {
+        Self { started: Stopwatch::start(), clock, servers: Arc::default() }
+    }
+
+    /// The local instant: monotonic, and of no meaning elsewhere.
+    pub(super) fn local(&self) -> Timestamp {
+        Timestamp::EPOCH.after(self.started.elapsed())
+    }
+
+    /// Adds the time that an answer shows, which arrived at the local instant `local`.
+    pub(super) fn observe(&self, server: Timestamp, local: Timestamp) {
+        lock(&self.servers).observe(server, local);
+    }
+
+    /// The current instants; `None` before the first answer.
+    pub(super) fn now(&self) -> Option<Instants> {
+        let local = self.local();
+        if self.clock.is_manual() {
+            return Some(Instants { local, server: Now { now: self.clock.now(), given_up: None } });
+        }
+        let server = lock(&self.servers).now(local)?;
+        Some(Instants { local, server })
+    }
+
+    /// The instant of decisions without the store: by the servers' clock if it is known.
+    pub(super) fn degraded(&self) -> Timestamp {
+        self.now().map_or_else(|| self.clock.now(), |instants| instants.server.now)
+    }
+}
+
 /// Estimates the servers' clock. An answer that shows `server` proves that the servers' clock shows at least that when
 /// the answer arrives, so the estimate is behind the server by the fastest answer's way back at most, and never ahead.
 /// With several servers the estimate follows the one whose clock is ahead of the others.
 ///
 /// Local instants are monotonic. The estimate never goes back, except when it gives up a lead.
 #[derive(Clone, Debug, Default)]
-pub(super) struct ServerClock {
+struct ServerClock {
     spans: Option<Spans>,
     shown: Timestamp,
     given_up: Option<GivenUp>,
@@ -40,7 +95,7 @@ struct GivenUp {
 
 impl ServerClock {
     /// Adds the time that an answer shows, which arrived at the local instant `local`.
-    pub(super) fn observe(&mut self, server: Timestamp, local: Timestamp) {
+    fn observe(&mut self, server: Timestamp, local: Timestamp) {
         let offset = i128::from(server.as_nanos()) - i128::from(local.as_nanos());
         let spans = self.spans.get_or_insert(Spans { began: local, current: offset, previous: offset });
         if local.since(spans.began) >= SPAN {
@@ -50,7 +105,7 @@ impl ServerClock {
     }
 
     /// What the servers' clock shows at the local instant `local`; `None` before the first answer.
-    pub(super) fn now(&mut self, local: Timestamp) -> Option<Timestamp> {
+    fn now(&mut self, local: Timestamp) -> Option<Now> {
         let spans = self.spans?;
         let nanos = i128::from(local.as_nanos()) + spans.current.max(spans.previous);
         let estimate = Timestamp::from_nanos(u64::try_from(nanos.max(0)).unwrap_or(u64::MAX));
@@ -61,12 +116,7 @@ impl ServerClock {
         }
         self.shown = self.shown.max(estimate);
         self.given_up = self.given_up.filter(|given_up| self.shown < given_up.until);
-        Some(self.shown)
-    }
-
-    /// When the current lead was given up, if there is one.
-    pub(super) fn given_up_at(&self) -> Option<Timestamp> {
-        self.given_up.map(|given_up| given_up.at)
+        Some(Now { now: self.shown, given_up: self.given_up.map(|given_up| given_up.at) })
     }
 }
 
@@ -84,7 +134,7 @@ mod tests {
 
     #[test]
     fn clock_is_unknown_before_first_answer() {
-        assert_eq!(ServerClock::default().now(at(5)), None);
+        assert!(ServerClock::default().now(at(5)).is_none());
     }
 
     proptest! {
@@ -99,7 +149,7 @@ mod tests {
                 local += pause;
                 fastest = fastest.min(way_back);
                 clock.observe(at(SERVER + local - way_back.min(local)), at(local));
-                let now = clock.now(at(local)).unwrap();
+                let now = clock.now(at(local)).unwrap().now;
                 prop_assert!(now <= at(SERVER + local), "not ahead of the server");
                 prop_assert!(now >= shown, "never back");
                 if local < 10_000_000_000 {
@@ -117,7 +167,7 @@ mod tests {
         for second in 1..1_000_u64 {
             let (server, local) = (SERVER + second * 1_000_000_000, second * 1_000_100_000);
             clock.observe(at(server), at(local));
-            let ahead = clock.now(at(local)).unwrap().nanos_since(at(server));
+            let ahead = clock.now(at(local)).unwrap().now.nanos_since(at(server));
             assert!(ahead <= 2 * 10 * 100_000 + 200_000, "{ahead} ns after {second} s");
         }
     }
@@ -126,7 +176,7 @@ mod tests {
     fn short_step_back_stops_the_clock_and_long_one_is_followed() {
         let mut clock = ServerClock::default();
         clock.observe(at(SERVER), at(0));
-        let shown = clock.now(at(0)).unwrap();
+        let shown = clock.now(at(0)).unwrap().now;
         // Two spans later only answers of the stepped clock count.
         let step_back = |clock: &mut ServerClock, from: u64, back: u64| {
             for second in 0..=30 {
@@ -137,13 +187,11 @@ mod tests {
             clock.now(at(from + 30_000_000_000)).unwrap()
         };
         let half = step_back(&mut clock, 0, 500_000_000);
-        assert!(half > shown && clock.given_up_at().is_none());
+        assert!(half.now > shown && half.given_up.is_none());
         let minute = step_back(&mut clock, 30_000_000_000, 60_000_000_000);
-        assert_eq!(minute, at(SERVER));
-        assert!(clock.given_up_at().is_some());
+        assert_eq!((minute.now, minute.given_up.is_some()), (at(SERVER), true));
         // The lead is over when the clock shows what it had shown before.
         clock.observe(at(SERVER + 90_000_000_000), at(91_000_000_000));
-        clock.now(at(91_000_000_000)).unwrap();
-        assert!(clock.given_up_at().is_none());
+        assert!(clock.now(at(91_000_000_000)).unwrap().given_up.is_none());
     }
 }
