@@ -6,7 +6,7 @@ use std::{collections::VecDeque, time::Duration};
 use rustc_hash::FxHashMap;
 
 use crate::{
-    algorithm::{Decision, Limit, Operation},
+    algorithm::{Admission, Decision, Limit, Operation},
     descriptor::Key,
     resilience::{BreakerState, CircuitBreaker},
     shared_store::{
@@ -113,7 +113,7 @@ impl Lane {
         given_up: Option<Timestamp>,
     ) -> Option<Outcome> {
         // A queue passes what can wait, so a peek does not tell.
-        if limit.is_changed_by(operation, false) || matches!(limit, Limit::LeakyQueue(_)) {
+        if limit.is_changed_by(operation, false) || limit.admission() == Admission::Delayed {
             return None;
         }
         let known = self.known.get_mut(key)?;

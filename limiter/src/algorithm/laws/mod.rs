@@ -12,7 +12,7 @@ mod strategies;
 
 use strategies::*;
 use subject::{ENCODED, Law, variant};
-pub use subject::{any_limit, bound, every_limit};
+pub use subject::{any_limit, bound, early, every_limit};
 
 const HOUR: u64 = 3_600 * SECOND;
 

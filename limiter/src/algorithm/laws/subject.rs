@@ -38,11 +38,6 @@ pub(super) trait Law:
     fn can_free_several(&self) -> bool {
         false
     }
-
-    /// Whether a refusal names the time at which the same charge passes. `false` if that depends on other callers.
-    fn names_retry(&self) -> bool {
-        true
-    }
 }
 
 /// What a sample of each algorithm admits.
@@ -96,6 +91,22 @@ impl Sample {
 
     fn rate(&self) -> Rate {
         Rate::new(NonZeroU64::new(self.allowance).unwrap(), NonZeroU64::new(self.nanos).unwrap())
+    }
+}
+
+impl Classic {
+    fn fixed_window(&self) -> FixedWindow {
+        FixedWindow { limit: self.limit, window: self.window.clone(), excess: Excess::Refuse }
+    }
+}
+
+impl Law for Classic {
+    fn bound(&self, from: Timestamp, to: Timestamp) -> u128 {
+        self.fixed_window().bound(from, to)
+    }
+
+    fn refilled_at(&self, now: Timestamp) -> Timestamp {
+        self.fixed_window().refilled_at(now)
     }
 }
 
@@ -223,27 +234,16 @@ impl Law for Concurrency {
     fn refilled_at(&self, now: Timestamp) -> Timestamp {
         now.plus(self.hold_max.nanos())
     }
-
-    fn names_retry(&self) -> bool {
-        false
-    }
 }
 
 /// The most hits that `limit` may admit between two instants, both included: see `Law::bound`.
 pub fn bound(limit: &Limit, from: Timestamp, to: Timestamp) -> u128 {
-    match limit {
-        Limit::Classic(Classic { limit, window }) => {
-            let (limit, window) = (*limit, window.clone());
-            FixedWindow { limit, window, excess: Excess::Refuse }.bound(from, to)
-        }
-        Limit::FixedWindow(limit) => limit.bound(from, to),
-        Limit::SlidingWindow(limit) => limit.bound(from, to),
-        Limit::SlidingLog(limit) => limit.bound(from, to),
-        Limit::TokenBucket(limit) | Limit::LeakyBucket(limit) => limit.bound(from, to),
-        Limit::SteppedBucket(limit) => limit.bound(from, to),
-        Limit::LeakyQueue(limit) => limit.bound(from, to),
-        Limit::Concurrency(limit) => limit.bound(from, to),
-    }
+    each_algorithm!(limit, limit => limit.bound(from, to))
+}
+
+/// Hits that may come back too early because of a charge that was taken back: see `Law::early`.
+pub fn early(limit: &Limit) -> u64 {
+    each_algorithm!(limit, limit => limit.early())
 }
 
 algorithms! {
