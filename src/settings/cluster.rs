@@ -3,14 +3,19 @@
 use std::time::Duration;
 
 use crate::{
-    cluster::{Files, Settings, Trust, TrustError, link},
-    settings::{catalog::Cluster, conflicts::Conflicts},
+    cluster::{Files, Settings, Trust, TrustError, Tuning, link},
+    settings::{catalog::Links, conflicts::Conflicts},
 };
 
-impl Cluster {
+impl Links {
     /// `None` without an address to listen on.
-    pub(super) fn read(self, poll_interval: Duration, conflicts: &mut Conflicts) -> Option<Settings> {
-        let Self { listen, advertise, seed: seeds, secret_file, cert, key, ca, .. } = self;
+    pub(super) fn read(
+        self,
+        tuning: Tuning,
+        poll_interval: Duration,
+        conflicts: &mut Conflicts,
+    ) -> Option<Settings> {
+        let Self { listen, advertise, seed: seeds, secret_file, cert, key, ca } = self;
         let listen = listen?;
         let certificates = [("cert", cert.is_some()), ("key", key.is_some()), ("ca", ca.is_some())];
         match certificates.iter().find(|(_, is_set)| *is_set) {
@@ -22,13 +27,7 @@ impl Cluster {
         }
         let files = cert.zip(key).zip(ca).map(|((cert, key), ca)| Files { cert, key, ca });
         let trust = Trust { files, secret_file, poll_interval };
-        Some(Settings {
-            link: link::Settings { listen, advertise, seeds, trust },
-            forward_budget_max: self.forward_budget_max,
-            backup_interval: self.backup_interval,
-            forget_after: self.forget_after,
-            lease_from: self.lease_from,
-        })
+        Some(Settings { link: link::Settings { listen, advertise, seeds, trust }, tuning })
     }
 }
 
@@ -49,7 +48,8 @@ mod tests {
     #[test]
     fn listen_address_and_secret_suffice_for_a_cluster() {
         let cluster = load(&[LISTEN, SECRET, ("tls.poll_interval", "7s")]).unwrap().cluster.unwrap();
-        let Settings { link, forward_budget_max, backup_interval, forget_after, lease_from } = cluster;
+        let Settings { link, tuning } = cluster;
+        let Tuning { forward_budget_max, backup_interval, forget_after, lease_from } = tuning;
         assert_eq!(
             (link.listen.to_string().as_str(), link.advertise, link.seeds),
             ("10.0.0.7:8082", None, vec![])
@@ -78,7 +78,7 @@ mod tests {
         assert_eq!(cluster.link.advertise.as_deref(), Some("10.0.0.8"));
         let files = Files { cert: "c.pem".into(), key: "k.pem".into(), ca: "a.pem".into() };
         assert_eq!((cluster.link.trust.files, cluster.link.trust.secret_file), (Some(files), None));
-        assert_eq!((cluster.backup_interval, cluster.lease_from), (None, None));
+        assert_eq!((cluster.tuning.backup_interval, cluster.tuning.lease_from), (None, None));
     }
 
     #[test]
