@@ -46,10 +46,9 @@ fn serving_node(memory: &Arc<Memory>, now: &mut Timestamp) -> Node {
         bootstrap_timeout: Duration::from_millis(20),
         hand_offs_max: 3,
         tuning: crate::cluster::Tuning {
-            forward_budget_max: Duration::from_millis(500),
             backup_interval: Some(Duration::from_millis(50)),
-            forget_after: Duration::from_secs(8),
             lease_from: Some(1),
+            ..crate::cluster::Tuning::FOR_TESTS
         },
     };
     let mut node = Node::new(LOCAL, "local:1".to_owned(), settings, memory.clone(), *now);

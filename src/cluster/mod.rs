@@ -85,6 +85,17 @@ pub struct Tuning {
     pub lease_from: Option<u64>,
 }
 
+impl Tuning {
+    /// Without backups and leases, for tests.
+    #[doc(hidden)]
+    pub const FOR_TESTS: Self = Self {
+        forward_budget_max: Duration::from_millis(500),
+        backup_interval: None,
+        forget_after: Duration::from_secs(8),
+        lease_from: None,
+    };
+}
+
 /// This replica in the cluster. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Cluster(Arc<Replica>);

@@ -49,16 +49,18 @@ mod tests {
     fn listen_address_and_secret_suffice_for_a_cluster() {
         let cluster = load(&[LISTEN, SECRET, ("tls.poll_interval", "7s")]).unwrap().cluster.unwrap();
         let Settings { link, tuning } = cluster;
-        let Tuning { forward_budget_max, backup_interval, forget_after, lease_from } = tuning;
         assert_eq!(
             (link.listen.to_string().as_str(), link.advertise, link.seeds),
             ("10.0.0.7:8082", None, vec![])
         );
         let Trust { files, secret_file, poll_interval } = link.trust;
         assert_eq!((files, secret_file.unwrap().to_str()), (None, Some("/run/secret")));
-        assert_eq!((poll_interval, forget_after), (Duration::from_secs(7), Duration::from_secs(30)));
-        assert_eq!(forward_budget_max, Duration::from_millis(500));
-        assert_eq!((backup_interval, lease_from), (Some(Duration::from_millis(100)), Some(500)));
+        assert_eq!((poll_interval, tuning.forget_after), (Duration::from_secs(7), Duration::from_secs(30)));
+        assert_eq!(tuning.forward_budget_max, Duration::from_millis(500));
+        assert_eq!(
+            (tuning.backup_interval, tuning.lease_from),
+            (Some(Duration::from_millis(100)), Some(500))
+        );
     }
 
     #[test]

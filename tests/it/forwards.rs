@@ -64,9 +64,8 @@ impl Pair {
                 link,
                 tuning: cluster::Tuning {
                     forward_budget_max: TIMEOUT,
-                    backup_interval: None,
                     forget_after: Duration::from_secs(30),
-                    lease_from: None,
+                    ..cluster::Tuning::FOR_TESTS
                 },
             };
             let memory = Arc::new(Memory::new(1 << 30, OnFull::Deny).shared());

@@ -200,9 +200,8 @@ async fn replica(rules: Arc<ActiveRules>, seeds: &[String]) -> (Cluster, Arc<Mem
         // No answer is degraded, and no hits are lent, so the decisions are those of a single replica.
         tuning: cluster::Tuning {
             forward_budget_max: Duration::from_secs(60),
-            backup_interval: None,
             forget_after: Duration::from_secs(600),
-            lease_from: None,
+            ..cluster::Tuning::FOR_TESTS
         },
     };
     let memory = Arc::new(Memory::new(1 << 30, OnFull::Deny).shared());

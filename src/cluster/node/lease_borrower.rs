@@ -276,12 +276,7 @@ mod tests {
             silence: Duration::from_secs(1),
             bootstrap_timeout: Duration::from_secs(1),
             hand_offs_max: 1,
-            tuning: crate::cluster::Tuning {
-                forward_budget_max: Duration::from_millis(500),
-                backup_interval: None,
-                forget_after: Duration::from_secs(8),
-                lease_from: Some(50),
-            },
+            tuning: crate::cluster::Tuning { lease_from: Some(50), ..crate::cluster::Tuning::FOR_TESTS },
         };
         let borrower = MemberId::from_number(1);
         let mut leases = LeaseBorrower::new(borrower, settings);

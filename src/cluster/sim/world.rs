@@ -58,10 +58,9 @@ pub(super) const NODE_SETTINGS: NodeSettings = NodeSettings {
     bootstrap_timeout: Duration::from_millis(400),
     hand_offs_max: 3,
     tuning: crate::cluster::Tuning {
-        forward_budget_max: Duration::from_millis(500),
         backup_interval: Some(Duration::from_millis(100)),
-        forget_after: Duration::from_secs(8),
         lease_from: Some(50),
+        ..crate::cluster::Tuning::FOR_TESTS
     },
 };
 
