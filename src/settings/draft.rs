@@ -98,7 +98,7 @@ impl Settings {
             let what = "is not a loopback address, so admin.token_file must be set: admin requests can reset counters";
             conflicts.add(format!("admin.listen: {listen} {what}"));
         }
-        let Drain { delay, timeout } = self.drain;
+        let Drain { delay, timeout, .. } = self.drain;
         if delay > timeout {
             let what = "drain.delay is longer than drain.timeout, which includes it";
             conflicts.add(format!("{what}: {delay:?} and {timeout:?}"));
