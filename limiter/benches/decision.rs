@@ -25,18 +25,17 @@ const STRIDE: usize = 611_953;
 /// A rate that is never used up.
 const RATE: &str = "unit: hour, requests_per_unit: 1000000000";
 
+/// The keys of algorithms that need others.
+const OWN_KEYS: [(AlgorithmName, &str); 2] = [
+    (AlgorithmName::Concurrency, "max_in_flight: 10000"),
+    (AlgorithmName::LeakyQueue, "unit: hour, requests_per_unit: 1000000000, burst: 1000000000"),
+];
+
 /// Every algorithm, with its text in a rule.
 fn algorithms() -> impl Iterator<Item = (&'static str, String)> {
     let named = AlgorithmName::ALL.into_iter().map(|algorithm| {
-        let rate = match algorithm {
-            AlgorithmName::Concurrency => "max_in_flight: 10000",
-            AlgorithmName::LeakyQueue => "unit: hour, requests_per_unit: 1000000000, burst: 1000000000",
-            AlgorithmName::FixedWindow
-            | AlgorithmName::SlidingWindow
-            | AlgorithmName::SlidingLog
-            | AlgorithmName::TokenBucket
-            | AlgorithmName::LeakyBucket => RATE,
-        };
+        let own = OWN_KEYS.iter().find(|(of, _)| *of == algorithm);
+        let rate = own.map_or(RATE, |(_, keys)| keys);
         (algorithm.name(), format!("{rate}, algorithm: {}", algorithm.name()))
     });
     std::iter::once(("classic", RATE.to_owned())).chain(named)

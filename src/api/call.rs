@@ -12,16 +12,23 @@ use crate::api::{
 /// The path of the method with streams of requests and replies.
 pub const CHECK_STREAM_PATH: &str = "/tollgate.v1.RateLimiter/CheckStream";
 
-/// A method with one request and one reply.
+/// A method with one message and one reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Method {
     /// That of Envoy's rate limit service.
     ShouldRateLimit,
-    /// One that decides requests of `tollgate.v1`.
+    /// One of `tollgate.v1` that decides several requests.
     Decide(Verb),
-    /// One of `tollgate.v1` for reservations.
+    /// One of `tollgate.v1` with one request.
+    Single(SingleMethod),
+}
+
+/// A method of `tollgate.v1` with one request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SingleMethod {
+    /// One for reservations.
     Hold(HoldVerb),
-    /// `Reset` of `tollgate.v1`.
+    /// `Reset`
     Reset,
 }
 
@@ -106,7 +113,7 @@ impl ApiKind {
     pub const fn over_grpc(method: Method) -> Self {
         match method {
             Method::ShouldRateLimit => Self::Envoy,
-            Method::Decide(_) | Method::Hold(_) | Method::Reset => Self::TollgateV1,
+            Method::Decide(_) | Method::Single(_) => Self::TollgateV1,
         }
     }
 
@@ -121,23 +128,46 @@ impl ApiKind {
     }
 }
 
-impl Method {
-    /// All methods.
-    pub const ALL: [Self; 8] = [
-        Self::ShouldRateLimit,
-        Self::Decide(Verb::Check),
-        Self::Decide(Verb::Peek),
-        Self::Decide(Verb::Refund),
-        Self::Hold(HoldVerb::Reserve),
-        Self::Hold(HoldVerb::Settle),
-        Self::Hold(HoldVerb::Cancel),
-        Self::Reset,
-    ];
+/// All methods: each with its path in gRPC, and that of its JSON.
+macro_rules! methods {
+    ($($method:ident $(($($which:tt)*))? $path:literal $json_path:literal;)*) => {
+        impl Method {
+            /// All methods.
+            pub const ALL: &[Self] = &[$(Self::$method $(($($which)*))?),*];
 
+            /// Its path in gRPC.
+            pub const fn path(self) -> &'static str {
+                match self {
+                    $(Self::$method $(($($which)*))? => $path,)*
+                }
+            }
+
+            /// Its path in the HTTP API.
+            pub const fn json_path(self) -> &'static str {
+                match self {
+                    $(Self::$method $(($($which)*))? => $json_path,)*
+                }
+            }
+        }
+    };
+}
+
+methods! {
+    ShouldRateLimit "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit" "/json";
+    Decide(Verb::Check) "/tollgate.v1.RateLimiter/Check" "/v1/check";
+    Decide(Verb::Peek) "/tollgate.v1.RateLimiter/Peek" "/v1/peek";
+    Decide(Verb::Refund) "/tollgate.v1.RateLimiter/Refund" "/v1/refund";
+    Single(SingleMethod::Hold(HoldVerb::Reserve)) "/tollgate.v1.RateLimiter/Reserve" "/v1/reserve";
+    Single(SingleMethod::Hold(HoldVerb::Settle)) "/tollgate.v1.RateLimiter/Settle" "/v1/settle";
+    Single(SingleMethod::Hold(HoldVerb::Cancel)) "/tollgate.v1.RateLimiter/Cancel" "/v1/cancel";
+    Single(SingleMethod::Reset) "/tollgate.v1.RateLimiter/Reset" "/v1/reset";
+}
+
+impl Method {
     /// The method at a path of HTTP/2.
     #[inline]
     pub fn of_path(path: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|method| method.path() == path)
+        Self::ALL.iter().copied().find(|method| method.path() == path)
     }
 
     /// The full name of its service.
@@ -153,20 +183,6 @@ impl Method {
     /// The two parts of its path.
     fn names(self) -> (&'static str, &'static str) {
         self.path()[1..].split_once('/').unwrap_or_default()
-    }
-
-    /// Its path in HTTP/2.
-    pub const fn path(self) -> &'static str {
-        match self {
-            Self::ShouldRateLimit => "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit",
-            Self::Decide(Verb::Check) => "/tollgate.v1.RateLimiter/Check",
-            Self::Decide(Verb::Peek) => "/tollgate.v1.RateLimiter/Peek",
-            Self::Decide(Verb::Refund) => "/tollgate.v1.RateLimiter/Refund",
-            Self::Hold(HoldVerb::Reserve) => "/tollgate.v1.RateLimiter/Reserve",
-            Self::Hold(HoldVerb::Settle) => "/tollgate.v1.RateLimiter/Settle",
-            Self::Hold(HoldVerb::Cancel) => "/tollgate.v1.RateLimiter/Cancel",
-            Self::Reset => "/tollgate.v1.RateLimiter/Reset",
-        }
     }
 }
 

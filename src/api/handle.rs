@@ -66,7 +66,7 @@ impl Batch<'_> {
                 }
                 Err(error) => Err(error),
             },
-            Method::Hold(_) | Method::Reset => {
+            Method::Single(_) => {
                 return Ok(Handled::Unfinished(Unfinished { span, partial: None }));
             }
         };
@@ -117,11 +117,7 @@ impl Api {
                 let finished = self.finish_v1(verb, call.message, call.timeout(), partial, &view, connection);
                 Box::pin(finished).await.map(Reply::of_frame)
             }
-            (Method::Hold(verb), _) => {
-                let held = self.hold_v1(verb, call.message, call.timeout(), &view, connection);
-                Box::pin(held).await
-            }
-            (Method::Reset, _) => Box::pin(self.reset(call, &view)).await.map(Reply::of_frame),
+            (Method::Single(method), _) => Box::pin(self.single_v1(method, call, &view, connection)).await,
         };
         self.metrics.answered(call.api, view.age());
         self.end(span, decided)

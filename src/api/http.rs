@@ -16,9 +16,7 @@ use tollgate_limiter::resilience::OpenForwards;
 use tonic::Code;
 
 use crate::api::{
-    Api, ApiKind, Call, Error, Method, Reply, ResetPrecision,
-    call::{HoldVerb, Verb},
-    cross_site,
+    Api, ApiKind, Call, Error, Method, Reply, ResetPrecision, cross_site,
     error::details,
     forward_auth, json,
     proto::google::rpc,
@@ -53,16 +51,14 @@ pub fn router<R: Readiness>(
         .with_state(readiness);
     let calls = Calls { api, running: Arc::new(Semaphore::new(calls_max)) };
     let v1 = |method| post(async move |state, parts, body| call_v1(method, state, parts, body).await);
-    let json = Router::new()
-        .route("/json", post(should_rate_limit))
-        .route("/v1/check", v1(Method::Decide(Verb::Check)))
-        .route("/v1/peek", v1(Method::Decide(Verb::Peek)))
-        .route("/v1/refund", v1(Method::Decide(Verb::Refund)))
-        .route("/v1/reserve", v1(Method::Hold(HoldVerb::Reserve)))
-        .route("/v1/settle", v1(Method::Hold(HoldVerb::Settle)))
-        .route("/v1/cancel", v1(Method::Hold(HoldVerb::Cancel)))
-        .route("/v1/reset", v1(Method::Reset))
-        .with_state((calls.clone(), reader));
+    let json = Method::ALL.iter().fold(Router::new(), |router, method| {
+        let handler = match method {
+            Method::ShouldRateLimit => post(should_rate_limit),
+            Method::Decide(_) | Method::Single(_) => v1(*method),
+        };
+        router.route(method.json_path(), handler)
+    });
+    let json = json.with_state((calls.clone(), reader));
     // A web page must not be able to make charges or reservations.
     let routes = probes.merge(json.route_layer(middleware::from_fn(cross_site::refuse)));
     match check.check() {

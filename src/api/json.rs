@@ -41,7 +41,7 @@ pub(super) enum JsonError {
 /// fields and trailing characters are errors.
 pub(super) fn request(method: Method, json: &[u8], bounds: Bounds) -> Result<Vec<u8>, JsonError> {
     let position = match method {
-        Method::ShouldRateLimit | Method::Hold(_) | Method::Reset => Position::Request,
+        Method::ShouldRateLimit | Method::Single(_) => Position::Request,
         Method::Decide(_) => Position::Call,
     };
     check_bounds(position, json, bounds)?;

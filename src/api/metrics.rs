@@ -10,7 +10,10 @@ use tollgate_limiter::{
     metrics::{Counter, Histogram, micros},
 };
 
-use crate::api::{ApiKind, Error};
+use crate::{
+    api::{ApiKind, Error},
+    telemetry::metrics::metrics,
+};
 
 const DURATION_BOUNDS: [Duration; 15] =
     micros([5, 10, 25, 50, 100, 250, 500, 1_000, 2_500, 5_000, 10_000, 25_000, 50_000, 100_000, 1_000_000]);
@@ -39,6 +42,34 @@ pub struct Metrics {
     // In the order of `ApiKind`.
     requests: [Counter; ApiKind::ALL.len()],
     waiting: AtomicU64,
+}
+
+metrics! { Metrics;
+    Counter "tollgate_unanswered_requests_total" ["reason"]
+        "Requests answered with an error: no_rules before rules are loaded, joining before the owners are known, overloaded when too many checks wait for other replicas, owner_unreachable for reservations whose owner does not answer, invalid for malformed requests."
+        => |all, family| {
+            family.sample(&["no_rules"], all.no_rules.get());
+            family.sample(&["joining"], all.joining.get());
+            family.sample(&["overloaded"], all.overloaded.get());
+            family.sample(&["owner_unreachable"], all.owner_unreachable.get());
+            family.sample(&["invalid"], all.invalid.get());
+        };
+    Histogram "tollgate_request_duration_seconds" []
+        "Time from reading a request to its decision, without delays imposed by a leaky_queue. Requests of one read batch count with their mean."
+        => |all, family| family.buckets(&all.duration.buckets());
+    Counter "tollgate_requests_total" ["api"]
+        "Requests with a decision or an error, by API: envoy for its gRPC service, tollgate.v1 with each question of a stream, json for both as JSON, forward_auth for headers of gateways."
+        => |all, family| {
+            for api in ApiKind::ALL {
+                family.sample(&[api.name()], all.requests(api));
+            }
+        };
+    Gauge "tollgate_queue_waiting_requests" []
+        "Requests waiting for their turn in a leaky_queue."
+        => |all, family| family.value(all.waiting());
+    Histogram "tollgate_queue_delay_seconds" []
+        "Delays imposed by a leaky_queue on requests that had to wait."
+        => |all, family| family.buckets(&all.delays.buckets());
 }
 
 /// Requests with a reply or an error that are not counted yet.

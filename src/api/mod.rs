@@ -32,6 +32,7 @@ pub mod v1;
 pub use call::{ApiKind, Call, Method, Reply, ResetPrecision};
 pub use error::Error;
 pub use handle::{Batch, Handled, Unfinished};
+pub(crate) use metrics::ALL as METRICS;
 pub use metrics::Metrics;
 pub use rls::headers;
 

@@ -43,11 +43,13 @@ pub fn batch(bytes: &[u8]) {
 fn serving_node(memory: &Arc<Memory>, now: &mut Timestamp) -> Node {
     let settings = NodeSettings {
         silence: Duration::from_secs(1),
-        forget_after: Duration::from_secs(8),
         bootstrap_timeout: Duration::from_millis(20),
-        backup_interval: Some(Duration::from_millis(50)),
-        lease_from: Some(1),
         hand_offs_max: 3,
+        tuning: crate::cluster::Tuning {
+            backup_interval: Some(Duration::from_millis(50)),
+            lease_from: Some(1),
+            ..crate::cluster::Tuning::FOR_TESTS
+        },
     };
     let mut node = Node::new(LOCAL, "local:1".to_owned(), settings, memory.clone(), *now);
     node.seeds_tried(true);

@@ -25,6 +25,6 @@ pub use link::{SeedFailures, SeedState};
 pub use member::MemberId;
 pub use message::MemberState;
 pub use node::{MemberView, View};
-pub use replica::{Cluster, Settings};
+pub use replica::{Cluster, Settings, Tuning};
 pub use stats::Stats;
 pub use trust::{Files, Trust, TrustError};

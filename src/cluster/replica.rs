@@ -44,6 +44,13 @@ const MONOTONIC_START: Timestamp = Timestamp::from_nanos(1_000_000 * SECOND);
 pub struct Settings {
     /// The links to other replicas.
     pub link: link::Settings,
+    /// The rest.
+    pub tuning: Tuning,
+}
+
+/// Times and rates of a replica in a cluster.
+#[derive(Clone, Copy, Debug)]
+pub struct Tuning {
     /// The longest time that a check waits for another replica.
     pub forward_budget_max: Duration,
     /// How often changed counters are sent to the backup owner; `None` for never.
@@ -52,6 +59,17 @@ pub struct Settings {
     pub forget_after: Duration,
     /// A replica that forwards a key this many times a second gets a lease; `None` for never.
     pub lease_from: Option<u64>,
+}
+
+impl Tuning {
+    /// Without backups and leases, for tests.
+    #[doc(hidden)]
+    pub const FOR_TESTS: Self = Self {
+        forward_budget_max: Duration::from_millis(500),
+        backup_interval: None,
+        forget_after: Duration::from_secs(8),
+        lease_from: None,
+    };
 }
 
 /// This replica in the cluster. Cheap to clone.
@@ -82,16 +100,14 @@ impl Cluster {
         active_rules: Arc<ActiveRules>,
         clock: Clock,
     ) -> Result<(Self, LinkListener), link::Error> {
-        let Settings { link, forward_budget_max, backup_interval, forget_after, lease_from } = settings;
+        let Settings { link, tuning } = settings;
         let local_id = MemberId::starting_at(clock.now());
         let (links, listening) = Links::bind(link, local_id, clock.clone()).await?;
         let node_settings = NodeSettings {
             silence: SILENCE_LIMIT,
-            forget_after,
             bootstrap_timeout: BOOTSTRAP_TIMEOUT,
-            backup_interval,
-            lease_from,
             hand_offs_max: HAND_OFFS_MAX,
+            tuning,
         };
         let mut node =
             Node::new(local_id, links.address().to_owned(), node_settings, memory, MONOTONIC_START);
@@ -106,7 +122,7 @@ impl Cluster {
             clock,
             started: Stopwatch::start(),
             active_rules,
-            forward_budget_max,
+            forward_budget_max: tuning.forward_budget_max,
             state: watch::Sender::new(MemberState::Joining),
             left: watch::Sender::new(false),
         };

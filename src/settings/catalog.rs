@@ -3,10 +3,11 @@
 use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
 use axum::http::HeaderName;
-use tollgate_limiter::{shared_store::is_prefix, store::OnFull};
+use tollgate_limiter::{limiter, shared_store::is_prefix, store::OnFull};
 
 use crate::{
     api::{self, forward_auth, recorder::RecordedValues},
+    cluster,
     rule_source::xds,
     settings::{
         listeners::{CertificateName, ListenAddress},
@@ -189,7 +190,7 @@ settings! {
         reference_names: bool = boolean() => "false"
             "Whether the metrics of rules are also served under the names of envoyproxy/ratelimit.";
     }
-    "limiter." Always struct limiter: Limiter {
+    "limiter." Always use limiter: limiter::Modes {
         quota_mode: bool = boolean() => "false"
             "Refuse a request only if all its descriptors are refused, as if all rules had quota_mode.";
         shadow_mode: bool = boolean() => "false"
@@ -287,7 +288,7 @@ settings! {
         snapshot_every: Duration = time() => "10s"
             "Interval between snapshots; another one is written at shutdown.";
     }
-    "cluster." Cluster struct cluster: Cluster {
+    "cluster." Cluster struct links: Links {
         listen: Option<SocketAddr> = or_off(socket_address()) => "off"
             "Address of the listener for other replicas; off for a single replica.";
         advertise: Option<String> = or_auto(advertised_address()) => "auto"
@@ -302,6 +303,8 @@ settings! {
             "Private key of the certificate, in PEM.";
         ca: Option<PathBuf> = or_off(path()) => "off"
             "CA certificates that member certificates must be signed by, in PEM.";
+    }
+    "cluster." Cluster use cluster: cluster::Tuning {
         forward_budget_max: Duration = time_between(millis(1), secs(60)) => "500ms"
             "Maximum time to wait for another replica; at most half of the caller's timeout is used.";
         backup_interval: Option<Duration> = or_off(time_between(millis(20), secs(10))) => "100ms"

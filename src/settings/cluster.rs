@@ -3,14 +3,19 @@
 use std::time::Duration;
 
 use crate::{
-    cluster::{Files, Settings, Trust, TrustError, link},
-    settings::{catalog::Cluster, conflicts::Conflicts},
+    cluster::{Files, Settings, Trust, TrustError, Tuning, link},
+    settings::{catalog::Links, conflicts::Conflicts},
 };
 
-impl Cluster {
+impl Links {
     /// `None` without an address to listen on.
-    pub(super) fn read(self, poll_interval: Duration, conflicts: &mut Conflicts) -> Option<Settings> {
-        let Self { listen, advertise, seed: seeds, secret_file, cert, key, ca, .. } = self;
+    pub(super) fn read(
+        self,
+        tuning: Tuning,
+        poll_interval: Duration,
+        conflicts: &mut Conflicts,
+    ) -> Option<Settings> {
+        let Self { listen, advertise, seed: seeds, secret_file, cert, key, ca } = self;
         let listen = listen?;
         let certificates = [("cert", cert.is_some()), ("key", key.is_some()), ("ca", ca.is_some())];
         match certificates.iter().find(|(_, is_set)| *is_set) {
@@ -22,13 +27,7 @@ impl Cluster {
         }
         let files = cert.zip(key).zip(ca).map(|((cert, key), ca)| Files { cert, key, ca });
         let trust = Trust { files, secret_file, poll_interval };
-        Some(Settings {
-            link: link::Settings { listen, advertise, seeds, trust },
-            forward_budget_max: self.forward_budget_max,
-            backup_interval: self.backup_interval,
-            forget_after: self.forget_after,
-            lease_from: self.lease_from,
-        })
+        Some(Settings { link: link::Settings { listen, advertise, seeds, trust }, tuning })
     }
 }
 
@@ -49,16 +48,19 @@ mod tests {
     #[test]
     fn listen_address_and_secret_suffice_for_a_cluster() {
         let cluster = load(&[LISTEN, SECRET, ("tls.poll_interval", "7s")]).unwrap().cluster.unwrap();
-        let Settings { link, forward_budget_max, backup_interval, forget_after, lease_from } = cluster;
+        let Settings { link, tuning } = cluster;
         assert_eq!(
             (link.listen.to_string().as_str(), link.advertise, link.seeds),
             ("10.0.0.7:8082", None, vec![])
         );
         let Trust { files, secret_file, poll_interval } = link.trust;
         assert_eq!((files, secret_file.unwrap().to_str()), (None, Some("/run/secret")));
-        assert_eq!((poll_interval, forget_after), (Duration::from_secs(7), Duration::from_secs(30)));
-        assert_eq!(forward_budget_max, Duration::from_millis(500));
-        assert_eq!((backup_interval, lease_from), (Some(Duration::from_millis(100)), Some(500)));
+        assert_eq!((poll_interval, tuning.forget_after), (Duration::from_secs(7), Duration::from_secs(30)));
+        assert_eq!(tuning.forward_budget_max, Duration::from_millis(500));
+        assert_eq!(
+            (tuning.backup_interval, tuning.lease_from),
+            (Some(Duration::from_millis(100)), Some(500))
+        );
     }
 
     #[test]
@@ -78,7 +80,7 @@ mod tests {
         assert_eq!(cluster.link.advertise.as_deref(), Some("10.0.0.8"));
         let files = Files { cert: "c.pem".into(), key: "k.pem".into(), ca: "a.pem".into() };
         assert_eq!((cluster.link.trust.files, cluster.link.trust.secret_file), (Some(files), None));
-        assert_eq!((cluster.backup_interval, cluster.lease_from), (None, None));
+        assert_eq!((cluster.tuning.backup_interval, cluster.tuning.lease_from), (None, None));
     }
 
     #[test]

@@ -1,7 +1,5 @@
 //! The values of all settings become the settings of the components, if they agree with each other.
 
-use tollgate_limiter::limiter::Modes;
-
 use crate::{
     api::admin::{EffectiveSetting, Origin},
     persistence,
@@ -19,7 +17,7 @@ impl Draft {
         let mut conflicts = Conflicts(
             CATALOG.iter().zip(&given).filter_map(|(setting, given)| self.unused(setting, given)).collect(),
         );
-        let Self { grpc, http, admin, metrics, memory, api, check, headers, drain, log, .. } = self;
+        let Self { grpc, http, admin, metrics, limiter, memory, api, check, headers, drain, log, .. } = self;
         let is_redis = self.store.kind == StoreKind::Redis;
         let poll_interval = self.certificates.poll_interval;
         let memory_limit = self.store.memory_limit;
@@ -32,9 +30,12 @@ impl Draft {
                 poll_interval,
             },
             shared_store: is_redis.then(|| self.redis.read(memory_limit, poll_interval, &mut conflicts)),
-            cluster: if is_redis { None } else { self.cluster.read(poll_interval, &mut conflicts) },
+            cluster: if is_redis {
+                None
+            } else {
+                self.links.read(self.cluster, poll_interval, &mut conflicts)
+            },
             store: persistence::Settings { memory_limit, on_full, snapshot, snapshot_every },
-            limiter: Modes { quota: self.limiter.quota_mode, shadow: self.limiter.shadow_mode },
             traces: None,
             without_effect: Vec::new(),
             given,
@@ -42,6 +43,7 @@ impl Draft {
             http,
             admin,
             metrics,
+            limiter,
             memory,
             api,
             check,
@@ -56,7 +58,7 @@ impl Draft {
     /// Why a setting that an operator gave has no effect beside the others.
     fn unused(&self, setting: &Setting, given: &EffectiveSetting) -> Option<String> {
         let is_redis = self.store.kind == StoreKind::Redis;
-        let is_alone = self.cluster.listen.is_none() && given.value != setting.default;
+        let is_alone = self.links.listen.is_none() && given.value != setting.default;
         let why = match setting.part {
             Part::Always => None,
             Part::Xds => {
@@ -96,7 +98,7 @@ impl Settings {
             let what = "is not a loopback address, so admin.token_file must be set: admin requests can reset counters";
             conflicts.add(format!("admin.listen: {listen} {what}"));
         }
-        let Drain { delay, timeout } = self.drain;
+        let Drain { delay, timeout, .. } = self.drain;
         if delay > timeout {
             let what = "drain.delay is longer than drain.timeout, which includes it";
             conflicts.add(format!("{what}: {delay:?} and {timeout:?}"));

@@ -92,13 +92,12 @@ def test_schema_takes_every_rule_file_that_the_compiler_takes(rules_schema, tmp_
     assert not {path: found for path, found in refused.items() if found}
 
 
-# Values that keys may or may not have; each is tried with each key.
+# Values that keys may or may not have. A key without some here has those of its type.
 VALUES = {
     "requests_per_unit": ["1", "1_000", "0x1F", "0b11", "0o17", "+7", "010", "~", "18446744073709551615", "-1", "'5'"],
     "unit": ["day", "MINUTE", "Hour", "week", "'month'", "", "eon"],
     "unit_multiplier": ["2", "0", "~"],
     "window": ["90s", "PT1M", "01:30:00", "'250ms'", "1h 30m", "90", "~"],
-    "algorithm": ["fixed_window", "sliding_window", "sliding_log", "token_bucket", "leaky_bucket", "leaky_queue", "concurrency", "~"],
     "unlimited": ["true", "yes", "On", "n", "off", "FALSE", "~", "'yes'"],
     "name": ["a", "1", "true", "2026-01-01", "1.5", "''", "~", "=", ".nan"],
     "replaces": ["[{name: b}]", "[{name: 1}, {name: yes}]", "[]", "[{}]", "~"],
@@ -122,27 +121,45 @@ BASES = [
     {"window": "1m", "requests_per_unit": "5"},
     {"unlimited": "true"},
     {"algorithm": "token_bucket", "refill_amount": "2", "refill_interval": "1s", "burst": "4"},
-    *({"algorithm": name, "unit": "week", "requests_per_unit": "3"} for name in VALUES["algorithm"][:5]),
     {"algorithm": "leaky_queue", "unit": "hour", "requests_per_unit": "3", "burst": "1"},
     {"algorithm": "concurrency", "max_in_flight": "3"},
 ]
 
 
-def random_limit(source, may_try=True):
-    limit = dict(source.choice(BASES))
-    for name in source.sample(sorted(VALUES), source.randint(0, 3)):
-        limit[name] = source.choice(VALUES[name])
+def values_of(schema):
+    """Values of every key of a rule, with the algorithms that there are."""
+    values = {}
+    for name, key in schema["definitions"]["rate_limit"]["properties"].items():
+        if name == "<<":
+            continue
+        if name in VALUES:
+            values[name] = VALUES[name]
+        elif "enum" in key:
+            values[name] = [choice or "~" for choice in key["enum"]]
+        elif "integer" in key.get("type", []):
+            values[name] = ["5", "0", "~"]
+        elif "string" in key.get("type", []):
+            values[name] = ["1s", "a", "~"]
+    return values
+
+
+def random_limit(source, values, may_try=True):
+    at_rate = [{"algorithm": name, "unit": "week", "requests_per_unit": "3"} for name in values["algorithm"]]
+    limit = dict(source.choice(BASES + at_rate))
+    for name in source.sample(sorted(values), source.randint(0, 3)):
+        limit[name] = source.choice(values[name])
     if may_try and source.random() < 0.2:
-        limit["candidate"] = random_limit(source, may_try=False)
+        limit["candidate"] = random_limit(source, values, may_try=False)
     return "{" + ", ".join(f"{name}: {value}" for name, value in limit.items()) + "}"
 
 
 def test_schema_takes_every_random_limit_that_the_compiler_takes(rules_schema, tmp_path):
     source = random.Random(SEED)
+    values = values_of(rules_schema.schema)
     path = tmp_path / "rules.yaml"
     accepted, refused, wrong = 0, 0, {}
     for _ in range(LIMITS // LIMITS_IN_FILE):
-        lines = [f"- {{key: k{number}, rate_limit: {random_limit(source)}}}" for number in range(LIMITS_IN_FILE)]
+        lines = [f"- {{key: k{number}, rate_limit: {random_limit(source, values)}}}" for number in range(LIMITS_IN_FILE)]
         path.write_text("domain: d\ndescriptors:\n" + "\n".join(lines) + "\n")
         report = json.loads(run("check", path, "--json").stdout)
         assert report["omitted"] == 0

@@ -62,10 +62,11 @@ impl Pair {
             let link = link::Settings { listen, advertise: None, seeds: seeds.clone(), trust };
             let settings = cluster::Settings {
                 link,
-                forward_budget_max: TIMEOUT,
-                backup_interval: None,
-                forget_after: Duration::from_secs(30),
-                lease_from: None,
+                tuning: cluster::Tuning {
+                    forward_budget_max: TIMEOUT,
+                    forget_after: Duration::from_secs(30),
+                    ..cluster::Tuning::FOR_TESTS
+                },
             };
             let memory = Arc::new(Memory::new(1 << 30, OnFull::Deny).shared());
             let rules = Arc::new(ActiveRules::default());

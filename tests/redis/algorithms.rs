@@ -5,8 +5,8 @@ use std::{num::NonZeroU64, time::Duration};
 use rand::{RngExt, SeedableRng, rngs::StdRng};
 use tollgate_limiter::{
     algorithm::{
-        Classic, Concurrency, Decision, Excess, FixedWindow, LeakyQueue, Limit, Operation, Rate, SlidingLog,
-        SlidingWindow, Span, SteppedBucket, TokenBucket, Verdict, Window,
+        Decision, Excess, FixedWindow, Limit, Operation, Rate, SlidingLog, SlidingWindow, Span,
+        SteppedBucket, TokenBucket, Verdict, Window, laws,
     },
     rules::OnOwnerUnavailable,
     store::{Checks, HoldId, HoldTerms, Memory, OnExpiry, OnFull},
@@ -24,12 +24,8 @@ fn every_limit() -> Vec<Limit> {
     let nanos = |nanos| NonZeroU64::new(nanos).unwrap();
     let span = Span::of_nanos(HOUR).unwrap();
     let rate = Rate::new(nanos(10), nanos(HOUR));
-    let mut all = vec![
-        Limit::Classic(Classic { limit: 10, window: Window::Aligned(span) }),
-        Limit::LeakyQueue(LeakyQueue { rate, burst: Some(9), max_delay: None, timeout: None }),
-        Limit::Concurrency(Concurrency { max_in_flight: 10, hold_max: span }),
-    ];
-    for excess in [Excess::Refuse, Excess::Count, Excess::Overdraft(20)] {
+    let mut all = laws::every_limit(10, HOUR);
+    for excess in [Excess::Count, Excess::Overdraft(20)] {
         all.extend([
             Limit::FixedWindow(FixedWindow { limit: 10, window: Window::Aligned(span), excess }),
             Limit::SlidingWindow(SlidingWindow { limit: 10, span, excess }),

@@ -6,7 +6,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     algorithm::{
-        Algorithm, Decision, Excess, Held, Operation, Place, Verdict, Window, WindowCounter, WindowReceipt,
+        Admission, Algorithm, Decision, Excess, Held, Operation, Place, Verdict, Window, WindowCounter,
+        WindowReceipt,
     },
     time::Timestamp,
 };
@@ -23,6 +24,8 @@ pub struct Classic {
 impl Algorithm for Classic {
     type Counter = WindowCounter;
     type Receipt = WindowReceipt;
+    const ADMISSION: Admission = Admission::AtOnce;
+    const LEASABLE: bool = true;
 
     // `inline(always)`: part of every decision.
     #[inline(always)]
@@ -87,6 +90,10 @@ impl Algorithm for Classic {
     fn lighten(&self, counter: &mut WindowCounter, _held: &Held, units: u128, now: Timestamp) {
         counter.advance(&self.window, now, |_, _| 0);
         counter.remove(u64::try_from(units).unwrap_or(u64::MAX));
+    }
+
+    fn converted(&self, units: u128, _before: &Self) -> u128 {
+        units
     }
 
     fn allowance(&self) -> u64 {

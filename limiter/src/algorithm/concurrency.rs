@@ -10,8 +10,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     algorithm::{
-        Algorithm, Decision, Excess, Held, LogCounter, LogReceipt, Operation, Place, SlidingLog, Span,
-        Verdict,
+        Admission, Algorithm, Decision, Excess, Held, LogCounter, LogReceipt, Operation, Place, SlidingLog,
+        Span, Verdict,
     },
     time::Timestamp,
 };
@@ -40,6 +40,7 @@ impl Concurrency {
 impl Algorithm for Concurrency {
     type Counter = LogCounter;
     type Receipt = LogReceipt;
+    const ADMISSION: Admission = Admission::InFlight;
     // A place that is taken on one replica may be freed on another.
     const LEASABLE: bool = false;
 
@@ -88,6 +89,10 @@ impl Algorithm for Concurrency {
 
     fn lighten(&self, counter: &mut LogCounter, held: &Held, units: u128, now: Timestamp) {
         self.log().lighten(counter, held, units, now);
+    }
+
+    fn converted(&self, units: u128, _before: &Self) -> u128 {
+        units
     }
 
     fn allowance(&self) -> u64 {

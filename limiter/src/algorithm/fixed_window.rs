@@ -4,7 +4,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     algorithm::{
-        Algorithm, Decision, Excess, Held, Operation, Place, Verdict, Window, WindowCounter, WindowReceipt,
+        Admission, Algorithm, Decision, Excess, Held, Operation, Place, Verdict, Window, WindowCounter,
+        WindowReceipt,
     },
     time::Timestamp,
 };
@@ -60,6 +61,8 @@ impl FixedWindow {
 impl Algorithm for FixedWindow {
     type Counter = WindowCounter;
     type Receipt = WindowReceipt;
+    const ADMISSION: Admission = Admission::AtOnce;
+    const LEASABLE: bool = true;
 
     // `inline(always)`: part of every decision.
     #[inline(always)]
@@ -142,6 +145,10 @@ impl Algorithm for FixedWindow {
     fn lighten(&self, counter: &mut WindowCounter, _held: &Held, units: u128, now: Timestamp) {
         counter.advance(&self.window, now, |count, windows| self.carry_over(count, windows));
         counter.remove(u64::try_from(units).unwrap_or(u64::MAX));
+    }
+
+    fn converted(&self, units: u128, _before: &Self) -> u128 {
+        units
     }
 
     fn allowance(&self) -> u64 {

@@ -10,7 +10,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     algorithm::{
-        Algorithm, DebtCounter, DebtReceipt, Decision, Excess, Held, Operation, Place, Rate, Verdict,
+        Admission, Algorithm, DebtCounter, DebtReceipt, Decision, Excess, Held, Operation, Place, Rate,
+        Verdict,
     },
     time::Timestamp,
 };
@@ -57,6 +58,7 @@ impl LeakyQueue {
 impl Algorithm for LeakyQueue {
     type Counter = DebtCounter;
     type Receipt = DebtReceipt;
+    const ADMISSION: Admission = Admission::Delayed;
     const LEASABLE: bool = false;
 
     fn decide(
@@ -140,6 +142,10 @@ impl Algorithm for LeakyQueue {
         self.rate.cost(hits)
     }
 
+    fn converted(&self, units: u128, before: &Self) -> u128 {
+        self.rate.converted(units, before.rate)
+    }
+
     fn allowance(&self) -> u64 {
         self.burst.map_or(0, |burst| burst.saturating_add(1))
     }
@@ -159,6 +165,10 @@ impl Algorithm for LeakyQueue {
 
     fn charge_at(&self, counter: &mut DebtCounter, hits: u64, at: Timestamp, _now: Timestamp) {
         counter.charge(self.rate, at, hits);
+    }
+
+    fn set_timeout(&mut self, timeout: Duration) {
+        self.timeout = Some(timeout);
     }
 
     fn change(&mut self, number: impl Fn(u64) -> u64, _: impl Fn(Excess) -> Excess) {

@@ -6,8 +6,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     algorithm::{
-        Algorithm, Classic, Concurrency, Counter, Decision, Excess, FixedWindow, LeakyQueue, Operation,
-        Receipt, SlidingLog, SlidingWindow, SteppedBucket, TokenBucket, Variant, Verdict, Window, own,
+        Admission, Algorithm, Classic, Concurrency, Counter, Decision, Excess, FixedWindow, LeakyQueue,
+        Operation, Receipt, SlidingLog, SlidingWindow, SteppedBucket, TokenBucket, Variant, Verdict, Window,
+        own,
     },
     named,
     time::Timestamp,
@@ -96,6 +97,11 @@ impl CounterKind {
         bytes[9..].copy_from_slice(&self.sub_window.to_le_bytes());
         bytes
     }
+
+    /// The time over which hits are remembered or come back, in nanoseconds; not of calendar windows.
+    pub fn window_nanos(self) -> u64 {
+        self.window
+    }
 }
 
 impl Limit {
@@ -179,33 +185,36 @@ impl Limit {
         traceless && each_algorithm!(self, limit => is_leasable(limit))
     }
 
-    /// The same limit for a caller with this timeout. Only a queue depends on it.
-    pub fn within(&self, timeout: Option<Duration>) -> Cow<'_, Self> {
-        if let (Self::LeakyQueue(queue), Some(_)) = (self, timeout) {
-            return Cow::Owned(Self::LeakyQueue(LeakyQueue { timeout, ..*queue }));
+    /// How it lets hits pass.
+    pub fn admission(&self) -> Admission {
+        fn admission<A: Algorithm>(_: &A) -> Admission {
+            A::ADMISSION
         }
-        Cow::Borrowed(self)
+        each_algorithm!(self, limit => admission(limit))
+    }
+
+    /// The same limit for a caller with this timeout. Only delays depend on it.
+    pub fn within(&self, timeout: Option<Duration>) -> Cow<'_, Self> {
+        match (self.admission(), timeout) {
+            (Admission::Delayed, Some(timeout)) => {
+                let mut within = self.clone();
+                each_algorithm!(&mut within, limit => limit.set_timeout(timeout));
+                Cow::Owned(within)
+            }
+            (Admission::AtOnce | Admission::Delayed | Admission::InFlight, _) => Cow::Borrowed(self),
+        }
     }
 
     /// The same limit with the same counters, except that a refused charge changes nothing.
     pub fn without_refused_charges(&self) -> Cow<'_, Self> {
-        match self {
-            Self::Classic(Classic { limit, window }) => Cow::Owned(Self::FixedWindow(FixedWindow {
-                limit: *limit,
-                window: window.clone(),
-                excess: Excess::Refuse,
-            })),
-            Self::FixedWindow(_)
-            | Self::SlidingWindow(_)
-            | Self::SlidingLog(_)
-            | Self::TokenBucket(_)
-            | Self::SteppedBucket(_)
-            | Self::LeakyBucket(_)
-            | Self::LeakyQueue(_)
-            | Self::Concurrency(_) => match self.excess() {
-                Excess::Count => Cow::Owned(self.changed(|number| number, |_| Excess::Refuse)),
-                Excess::Refuse | Excess::Overdraft(_) => Cow::Borrowed(self),
-            },
+        // A classic limit cannot refuse without counting, but shares its counter with a fixed window.
+        if let Self::Classic(Classic { limit, window }) = self {
+            let (limit, window) = (*limit, window.clone());
+            return Cow::Owned(Self::FixedWindow(FixedWindow { limit, window, excess: Excess::Refuse }));
+        }
+        match self.excess() {
+            Excess::Count => Cow::Owned(self.changed(|number| number, |_| Excess::Refuse)),
+            Excess::Refuse | Excess::Overdraft(_) => Cow::Borrowed(self),
         }
     }
 

@@ -153,14 +153,28 @@ impl Excess {
     }
 }
 
+/// How an algorithm lets hits pass, and how they come back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Admission {
+    /// A hit passes at once or is refused. Time gives it back.
+    AtOnce,
+    /// A hit that passes may wait for its turn. Later hits are admitted with their delays, so only the last one can be
+    /// given back.
+    Delayed,
+    /// A call holds places until its end. Its caller frees them, so no time is known at which they are free.
+    InFlight,
+}
+
 /// A rate limiting algorithm.
 pub trait Algorithm: Clone {
     /// The state of one key. The default is the state of an unused key.
     type Counter: Variant<Counter> + Default;
     /// The data for taking one charge back.
     type Receipt: Variant<Receipt> + Copy;
+    /// How it lets hits pass.
+    const ADMISSION: Admission;
     /// Whether a part of what is left may be leased to another replica while refused hits leave no trace.
-    const LEASABLE: bool = true;
+    const LEASABLE: bool;
 
     /// Answers `operation`, and charges or refunds `counter` accordingly.
     fn decide(
@@ -201,6 +215,9 @@ pub trait Algorithm: Clone {
         hits.into()
     }
 
+    /// `units` that were counted under the limit `before`, under this one. They come back in the same time.
+    fn converted(&self, units: u128, before: &Self) -> u128;
+
     /// Hits that pass when nothing was counted.
     fn allowance(&self) -> u64;
 
@@ -233,6 +250,9 @@ pub trait Algorithm: Clone {
     /// Replaces its numbers of hits (of the limit, a burst, a step; not the length of windows), and what happens to a
     /// charge that is larger than what is left.
     fn change(&mut self, number: impl Fn(u64) -> u64, excess: impl Fn(Excess) -> Excess);
+
+    /// Refuses hits that would wait longer than this. Override it for an algorithm that delays hits.
+    fn set_timeout(&mut self, _timeout: Duration) {}
 
     /// Charges `hits` that were consumed at `at`, not after `now`, whether they would pass or not. Hits that have
     /// expired change nothing. Override it for an algorithm without overdrafts: the default takes one.

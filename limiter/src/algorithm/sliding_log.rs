@@ -7,7 +7,7 @@ use std::{collections::VecDeque, num::NonZeroU64, time::Duration};
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    algorithm::{Algorithm, Decision, Excess, Held, Operation, Place, Span, Verdict},
+    algorithm::{Admission, Algorithm, Decision, Excess, Held, Operation, Place, Span, Verdict},
     time::Timestamp,
 };
 
@@ -150,6 +150,7 @@ impl SlidingLog {
 impl Algorithm for SlidingLog {
     type Counter = LogCounter;
     type Receipt = LogReceipt;
+    const ADMISSION: Admission = Admission::AtOnce;
     const LEASABLE: bool = false;
 
     fn decide(&self, counter: &mut LogCounter, now: Timestamp, operation: Operation) -> Decision<LogReceipt> {
@@ -224,6 +225,10 @@ impl Algorithm for SlidingLog {
         if let Some(index) = counter.index_of(held.place) {
             counter.remove_at(index, u64::try_from(units).unwrap_or(u64::MAX));
         }
+    }
+
+    fn converted(&self, units: u128, _before: &Self) -> u128 {
+        units
     }
 
     fn allowance(&self) -> u64 {

@@ -7,7 +7,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    algorithm::{Algorithm, Decision, Excess, Held, Operation, Place, Span, Verdict},
+    algorithm::{Admission, Algorithm, Decision, Excess, Held, Operation, Place, Span, Verdict},
     time::Timestamp,
 };
 
@@ -130,6 +130,8 @@ impl SlidingWindow {
 impl Algorithm for SlidingWindow {
     type Counter = SlidingCounter;
     type Receipt = SlidingReceipt;
+    const ADMISSION: Admission = Admission::AtOnce;
+    const LEASABLE: bool = true;
 
     fn decide(
         &self,
@@ -220,6 +222,10 @@ impl Algorithm for SlidingWindow {
         if let Some(hits) = counter.in_window(held.place, self.span) {
             *hits = hits.saturating_sub(u64::try_from(units).unwrap_or(u64::MAX));
         }
+    }
+
+    fn converted(&self, units: u128, _before: &Self) -> u128 {
+        units
     }
 
     fn allowance(&self) -> u64 {

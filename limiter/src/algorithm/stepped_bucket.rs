@@ -5,7 +5,7 @@ use std::num::NonZeroU64;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    algorithm::{Algorithm, Decision, Excess, Held, Operation, Place, Verdict},
+    algorithm::{Admission, Algorithm, Decision, Excess, Held, Operation, Place, Verdict},
     time::Timestamp,
 };
 
@@ -110,6 +110,8 @@ impl SteppedBucket {
 impl Algorithm for SteppedBucket {
     type Counter = StepCounter;
     type Receipt = StepReceipt;
+    const ADMISSION: Admission = Admission::AtOnce;
+    const LEASABLE: bool = true;
 
     fn decide(
         &self,
@@ -201,6 +203,10 @@ impl Algorithm for SteppedBucket {
         // latest now.
         let step = if held.floor <= units { level.step.max(now) } else { level.step };
         *counter = self.counter(Level { step, missing: level.missing.saturating_sub(units) });
+    }
+
+    fn converted(&self, units: u128, before: &Self) -> u128 {
+        units / before.brought() * self.brought()
     }
 
     fn allowance(&self) -> u64 {

@@ -4,7 +4,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     algorithm::{
-        Algorithm, DebtCounter, DebtReceipt, Decision, Excess, Held, Operation, Place, Rate, Verdict,
+        Admission, Algorithm, DebtCounter, DebtReceipt, Decision, Excess, Held, Operation, Place, Rate,
+        Verdict,
     },
     time::Timestamp,
 };
@@ -64,6 +65,8 @@ impl TokenBucket {
 impl Algorithm for TokenBucket {
     type Counter = DebtCounter;
     type Receipt = DebtReceipt;
+    const ADMISSION: Admission = Admission::AtOnce;
+    const LEASABLE: bool = true;
 
     // `inline(always)`: part of every decision.
     #[inline(always)]
@@ -134,6 +137,10 @@ impl Algorithm for TokenBucket {
 
     fn units(&self, hits: u64) -> u128 {
         self.rate.cost(hits)
+    }
+
+    fn converted(&self, units: u128, before: &Self) -> u128 {
+        self.rate.converted(units, before.rate)
     }
 
     fn allowance(&self) -> u64 {

@@ -86,7 +86,7 @@ impl<'s> Status<'s> {
 
     /// Whether a refusal refuses the request only if all other descriptors in quota mode are refused too.
     pub fn in_quota_mode(&self, modes: Modes) -> bool {
-        modes.quota || self.rule.is_some_and(|rule| rule.quota_mode)
+        modes.quota_mode || self.rule.is_some_and(|rule| rule.quota_mode)
     }
 
     /// Whether this descriptor alone refuses the request.
@@ -130,7 +130,7 @@ pub(super) fn refuses<R>(
 
 #[inline(always)]
 fn in_modes(modes: Modes, role: Role) -> Role {
-    Role { is_quota: role.is_quota || modes.quota, ..role }
+    Role { is_quota: role.is_quota || modes.quota_mode, ..role }
 }
 
 /// The same for decisions that are made elsewhere.
@@ -143,7 +143,7 @@ pub(super) fn refusal(modes: Modes, applied: &[AppliedLimit<'_>], deciding: &[us
 
 /// A descriptor without a limit is never exhausted; an unlimited one is ignored.
 fn do_quotas_refuse(modes: Modes, applied: &[AppliedLimit<'_>]) -> bool {
-    !(modes.quota && applied.iter().any(|applied| matches!(applied, AppliedLimit::Nothing)))
+    !(modes.quota_mode && applied.iter().any(|applied| matches!(applied, AppliedLimit::Nothing)))
 }
 
 impl<'s, S: AsMut<[Status<'s>]>> AnswerOf<S> {
@@ -151,8 +151,8 @@ impl<'s, S: AsMut<[Status<'s>]>> AnswerOf<S> {
     #[inline(always)]
     fn new(modes: Modes, refused: bool, statuses: S) -> Self {
         Self {
-            passes: !refused || modes.shadow,
-            passes_in_shadow: refused && modes.shadow,
+            passes: !refused || modes.shadow_mode,
+            passes_in_shadow: refused && modes.shadow_mode,
             delay: Duration::ZERO,
             statuses,
         }

@@ -3,7 +3,7 @@
 use smallvec::SmallVec;
 
 use crate::{
-    algorithm::{Decision, Limit, Operation, Verdict},
+    algorithm::{Admission, Decision, Limit, Operation, Verdict},
     descriptor::{Entry, Key},
     limiter::{
         ActiveView, Answer, LimiterError, Request, Status, answer,
@@ -256,18 +256,19 @@ fn predict_one(check: &Check<'_>, peek: &Decision) -> Decision {
     let decision = limit.predict(*operation, peek);
     let passes = decision.verdict.passes();
     let unused = Decision { verdict: Verdict::Pass, remaining: limit.allowance(), ..*peek };
-    let verdict = match (operation, limit) {
+    let verdict = match (operation, limit.admission()) {
         (Operation::Peek, _) => peek.verdict,
         // The delay is the time until all earlier hits have left.
-        (Operation::Charge(_), Limit::LeakyQueue(_)) if passes && !peek.reset_after.is_zero() => {
+        (Operation::Charge(_), Admission::Delayed) if passes && !peek.reset_after.is_zero() => {
             Verdict::Delay(peek.reset_after)
         }
-        // Places are freed when their callers say so.
-        (Operation::Charge(_), Limit::Concurrency(_)) => decision.verdict,
-        (Operation::Charge(_), _) if !passes && limit.predict(*operation, &unused).verdict.passes() => {
+        (Operation::Charge(_), Admission::AtOnce | Admission::Delayed)
+            if !passes && limit.predict(*operation, &unused).verdict.passes() =>
+        {
             Verdict::Refuse { retry_after: Some(peek.reset_after) }
         }
-        (Operation::Charge(_) | Operation::Refund(_), _) => decision.verdict,
+        (Operation::Charge(_), Admission::AtOnce | Admission::Delayed | Admission::InFlight)
+        | (Operation::Refund(_), _) => decision.verdict,
     };
     let remaining = match operation {
         Operation::Refund(hits) => peek.remaining.saturating_add(*hits).min(limit.allowance()),

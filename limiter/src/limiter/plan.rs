@@ -19,9 +19,9 @@ use crate::{
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Modes {
     /// Every descriptor is in quota mode, whatever its rule says.
-    pub quota: bool,
+    pub quota_mode: bool,
     /// A request that would be refused passes nevertheless.
-    pub shadow: bool,
+    pub shadow_mode: bool,
 }
 
 /// The description of the limit in a status.

@@ -84,7 +84,7 @@ proptest! {
             1..60,
         ),
     ) {
-        let [mut asked, mut prepared] = [limiter(Modes { quota, shadow }), limiter(Modes { quota, shadow })];
+        let [mut asked, mut prepared] = [limiter(Modes { quota_mode: quota, shadow_mode: shadow }), limiter(Modes { quota_mode: quota, shadow_mode: shadow })];
         let mut open: Vec<_> = KEYS.iter().map(|key| prepared.prepare("d", &[], [key])).collect();
         let mut nested: Vec<_> = KEYS.iter().map(|key| prepared.prepare("d", &[("plan", "a")], [key])).collect();
         let mut now = NOW;
@@ -113,7 +113,7 @@ proptest! {
         (quota, shadow) in any::<(bool, bool)>(),
         steps in prop::collection::vec((0..KEYS.len(), "a[bc]?", any_operation(), 0..SECOND, any::<bool>()), 1..60),
     ) {
-        let [alone, beside] = [limiter(Modes { quota, shadow }), limiter(Modes { quota, shadow })];
+        let [alone, beside] = [limiter(Modes { quota_mode: quota, shadow_mode: shadow }), limiter(Modes { quota_mode: quota, shadow_mode: shadow })];
         let mut now = NOW;
         for (key, value, operation, pass, patient) in steps {
             now = now.plus(pass);

@@ -314,13 +314,13 @@ impl DocumentCompiler<'_> {
         matching: &Matching,
     ) -> Option<usize> {
         for replaced in &limit.replaces {
-            if limit.name.as_ref() == Some(&replaced.value) {
+            if limit.name() == Some(&*replaced.value) {
                 self.diagnostics
                     .add(replaced.mark, "`replaces` names the limit itself; it takes the names of others");
             }
             self.replaced.push((replaced.value.clone(), self.diagnostics.location(replaced.mark)));
         }
-        self.names.extend(limit.name.clone());
+        self.names.extend(limit.name().map(str::to_owned));
         if let Some(numbers) = self.trial.and_then(|trial| trial.numbers.get(path)) {
             limit.set_numbers(*numbers);
         }
@@ -338,13 +338,14 @@ impl DocumentCompiler<'_> {
         };
         let Terms { rule: terms, candidate } = terms?;
         let set = |boolean: &Option<Located<bool>>| boolean.as_ref().is_some_and(|boolean| boolean.value);
+        let lease = limit.boolean("lease").is_none_or(|lease| lease.value);
         self.rules.push(Rule {
             path: path.to_owned(),
-            name: limit.name,
+            name: limit.name().map(str::to_owned),
             allowance: terms.allowance,
             candidate,
             on_owner_unavailable: limit.on_owner_unavailable.map(|what| what.value).unwrap_or_default(),
-            lease: limit.lease.is_none_or(|lease| lease.value),
+            lease,
             replaces: limit.replaces.into_iter().map(|replaced| replaced.value).collect(),
             shadow_mode: set(&draft.shadow_mode) || self.trial.is_some_and(|trial| trial.shadow_mode),
             quota_mode: set(&draft.quota_mode),
@@ -399,8 +400,9 @@ impl Terms {
         let candidate = tried
             .map(|tried| limit::candidate(tried, diagnostics))
             .map_or(Some(None), |limit| limit.map(Some));
-        let fits = tried.is_none_or(|tried| limit::candidate_fits(draft, tried, diagnostics));
         let (rule, candidate) = (rule?, candidate?);
+        let fits =
+            candidate.as_ref().is_none_or(|tried| limit::candidate_fits(draft, &rule, tried, diagnostics));
         fits.then_some(Self { rule, candidate })
     }
 }

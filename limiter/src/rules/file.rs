@@ -8,7 +8,7 @@ use crate::{
     rules::{
         OnDenied, OnOwnerUnavailable, TrialNumbers, Unit,
         diagnostics::Diagnostics,
-        keys::{self, Key, Section},
+        keys::{self, Key, Section, Takes},
         reader::{Fields, Located},
     },
     yaml::{Mark, Node},
@@ -45,32 +45,16 @@ pub(crate) struct Descriptor<'n> {
     pub(crate) descriptors: &'n [Node],
 }
 
-/// The value of `rate_limit`. A key in `given` whose field is `None` had an invalid value, which was reported.
+/// The value of `rate_limit`. A key in `given` that has no value had an invalid one, which was reported.
 #[derive(Clone, Debug)]
 pub(crate) struct RateLimit {
     pub(crate) mark: Mark,
     pub(crate) given: Vec<GivenKey>,
-    pub(crate) requests_per_unit: Option<Located<u64>>,
-    pub(crate) unlimited: bool,
-    pub(crate) name: Option<String>,
     pub(crate) replaces: Vec<Located<String>>,
     pub(crate) unit: Option<Located<Unit>>,
-    pub(crate) unit_multiplier: Option<Located<u64>>,
-    pub(crate) window: Option<Located<String>>,
     pub(crate) algorithm: Option<Located<AlgorithmName>>,
     pub(crate) calendar: Option<Calendar>,
-    pub(crate) sub_windows: Option<Located<u64>>,
-    pub(crate) burst: Option<Located<u64>>,
-    pub(crate) refill_amount: Option<Located<u64>>,
-    pub(crate) refill_interval: Option<Located<String>>,
-    pub(crate) max_delay: Option<Located<String>>,
-    pub(crate) max_in_flight: Option<Located<u64>>,
-    pub(crate) hold_max: Option<Located<String>>,
-    pub(crate) count_denied: Option<Located<bool>>,
-    pub(crate) overdraft: Option<Located<bool>>,
-    pub(crate) overdraft_limit: Option<Located<u64>>,
     pub(crate) on_owner_unavailable: Option<Located<OnOwnerUnavailable>>,
-    pub(crate) lease: Option<Located<bool>>,
     pub(crate) candidate: Option<Box<RateLimit>>,
 }
 
@@ -85,10 +69,20 @@ pub(crate) struct Calendar {
 }
 
 /// A key that is present.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct GivenKey {
     pub(crate) key: &'static Key,
     pub(crate) mark: Mark,
+    /// `None` also for a key with a field of its own.
+    value: Option<PlainValue>,
+}
+
+/// The value of a key that takes any integer, boolean or text.
+#[derive(Clone, Debug)]
+enum PlainValue {
+    Integer(Located<u64>),
+    Boolean(Located<bool>),
+    Text(Located<String>),
 }
 
 impl RateLimit {
@@ -97,24 +91,69 @@ impl RateLimit {
         self.given.iter().find(|given| given.key.name == name).map(|given| given.mark)
     }
 
+    pub(crate) fn is_unlimited(&self) -> bool {
+        self.is_set("unlimited")
+    }
+
+    /// The name, if it has one.
+    pub(crate) fn name(&self) -> Option<&str> {
+        self.text("name").map(|name| &*name.value).filter(|name| !name.is_empty())
+    }
+
+    fn value(&self, name: &str) -> Option<&PlainValue> {
+        self.given.iter().find(|given| given.key.name == name).and_then(|given| given.value.as_ref())
+    }
+
+    /// The value of a key that takes an integer.
+    pub(crate) fn integer(&self, name: &str) -> Option<&Located<u64>> {
+        assert_takes(name, Takes::Integer);
+        match self.value(name)? {
+            PlainValue::Integer(value) => Some(value),
+            PlainValue::Boolean(_) | PlainValue::Text(_) => None,
+        }
+    }
+
+    /// Whether a key that takes a boolean is set to `true`.
+    pub(crate) fn is_set(&self, name: &str) -> bool {
+        self.boolean(name).is_some_and(|boolean| boolean.value)
+    }
+
+    /// The value of a key that takes a boolean.
+    pub(crate) fn boolean(&self, name: &str) -> Option<&Located<bool>> {
+        assert_takes(name, Takes::Boolean);
+        match self.value(name)? {
+            PlainValue::Boolean(value) => Some(value),
+            PlainValue::Integer(_) | PlainValue::Text(_) => None,
+        }
+    }
+
+    /// The value of a key that takes a text.
+    pub(crate) fn text(&self, name: &str) -> Option<&Located<String>> {
+        assert_takes(name, Takes::Text);
+        match self.value(name)? {
+            PlainValue::Text(value) => Some(value),
+            PlainValue::Integer(_) | PlainValue::Boolean(_) => None,
+        }
+    }
+
     /// Replaces its numbers, as if the file had these.
     pub(crate) fn set_numbers(&mut self, numbers: TrialNumbers) {
         let TrialNumbers { limit, burst } = numbers;
         if self.given("refill_amount").is_some() {
-            self.set("refill_amount", limit, |limit| &mut limit.refill_amount);
+            self.set("refill_amount", limit);
         } else {
-            self.set("requests_per_unit", limit, |limit| &mut limit.requests_per_unit);
+            self.set("requests_per_unit", limit);
         }
         if let Some(burst) = burst {
-            self.set("burst", burst, |limit| &mut limit.burst);
+            self.set("burst", burst);
         }
     }
 
-    fn set(&mut self, name: &str, value: u64, field: impl Fn(&mut Self) -> &mut Option<Located<u64>>) {
+    fn set(&mut self, name: &str, number: u64) {
         let mark = self.given(name).unwrap_or(self.mark);
-        *field(self) = Some(Located { value, mark });
-        let key = keys::find(name, Section::RateLimit).filter(|_| self.given(name).is_none());
-        self.given.extend(key.map(|key| GivenKey { key, mark }));
+        let value = Some(PlainValue::Integer(Located { value: number, mark }));
+        self.given.retain(|given| given.key.name != name);
+        self.given.extend(keys::find(name, Section::RateLimit).map(|key| GivenKey { key, mark, value }));
     }
 }
 
@@ -170,44 +209,60 @@ impl Descriptor<'_> {
 impl RateLimit {
     pub(crate) fn read(node: &Node, diagnostics: &mut Diagnostics<'_>) -> Option<Self> {
         let fields = Fields::read(node, Section::RateLimit, diagnostics)?;
-        let given = |pair: &crate::yaml::Pair| {
-            keys::find(&pair.key, Section::RateLimit).map(|key| GivenKey { key, mark: pair.mark })
-        };
+        let mut given = Vec::new();
+        for pair in fields.pairs() {
+            let key = keys::find(&pair.key, Section::RateLimit);
+            given.extend(key.map(|key| GivenKey {
+                key,
+                mark: pair.mark,
+                value: PlainValue::read(key, &fields, diagnostics),
+            }));
+        }
         Some(Self {
             mark: fields.mark,
-            given: fields.pairs().filter_map(given).collect(),
-            requests_per_unit: fields.integer("requests_per_unit", diagnostics),
-            unlimited: fields.boolean("unlimited", diagnostics).is_some_and(|boolean| boolean.value),
-            name: fields.text("name", diagnostics).map(|name| name.value).filter(|name| !name.is_empty()),
+            given,
             replaces: replaces(&fields, diagnostics),
             unit: fields.choice("unit", &Unit::NAMED, str::eq_ignore_ascii_case, diagnostics),
-            unit_multiplier: fields.integer("unit_multiplier", diagnostics),
-            window: fields.text("window", diagnostics),
             algorithm: fields.choice("algorithm", &AlgorithmName::NAMED, str::eq, diagnostics),
             calendar: fields.pair("calendar").and_then(|pair| Calendar::read(&pair.value, diagnostics)),
-            sub_windows: fields.integer("sub_windows", diagnostics),
-            burst: fields.integer("burst", diagnostics),
-            refill_amount: fields.integer("refill_amount", diagnostics),
-            refill_interval: fields.text("refill_interval", diagnostics),
-            max_delay: fields.text("max_delay", diagnostics),
-            max_in_flight: fields.integer("max_in_flight", diagnostics),
-            hold_max: fields.text("hold_max", diagnostics),
-            count_denied: fields.boolean("count_denied", diagnostics),
-            overdraft: fields.boolean("overdraft", diagnostics),
-            overdraft_limit: fields.integer("overdraft_limit", diagnostics),
             on_owner_unavailable: fields.choice(
                 "on_owner_unavailable",
                 &OnOwnerUnavailable::NAMED,
                 str::eq,
                 diagnostics,
             ),
-            lease: fields.boolean("lease", diagnostics),
             candidate: fields
                 .pair("candidate")
                 .and_then(|pair| Self::read(&pair.value, diagnostics))
                 .map(Box::new),
         })
     }
+}
+
+impl PlainValue {
+    fn read(key: &Key, fields: &Fields<'_>, diagnostics: &mut Diagnostics<'_>) -> Option<Self> {
+        match key.takes {
+            Takes::Integer => fields.integer(key.name, diagnostics).map(Self::Integer),
+            Takes::Boolean => fields.boolean(key.name, diagnostics).map(Self::Boolean),
+            Takes::Text => fields.text(key.name, diagnostics).map(Self::Text),
+            Takes::Required
+            | Takes::OnDenied
+            | Takes::Unit
+            | Takes::Algorithm
+            | Takes::OnOwnerUnavailable
+            | Takes::Weekday
+            | Takes::Anything
+            | Takes::Mapping(_)
+            | Takes::Candidate
+            | Takes::List(_)
+            | Takes::Path => None,
+        }
+    }
+}
+
+/// The table of keys says what the reader of `rate_limit` has kept.
+fn assert_takes(name: &str, takes: Takes) {
+    debug_assert!(keys::find(name, Section::RateLimit).is_some_and(|key| key.takes == takes), "{name}");
 }
 
 impl Calendar {

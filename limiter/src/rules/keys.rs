@@ -197,13 +197,22 @@ const WITH_EXCESS: &[AlgorithmName] = &[
     AlgorithmName::LeakyBucket,
 ];
 
-/// Mutually exclusive keys of `rate_limit`: none of the first list may be combined with any of the second.
+/// Mutually exclusive keys of `rate_limit`: none of the first list may be combined with any of the second. If the
+/// second has `requests_per_unit`, the first begins with the key that takes its place.
 pub const EXCLUSIVE: &[(&[&str], &[&str])] = &[
     (&["window"], &["unit", "unit_multiplier"]),
     (&["calendar"], &["window", "unit_multiplier"]),
     (&["refill_amount", "refill_interval"], &["requests_per_unit", "unit", "unit_multiplier", "window"]),
     (&["max_in_flight", "hold_max"], &["requests_per_unit", "unit", "unit_multiplier", "window", "lease"]),
 ];
+
+/// The keys that say how much passes: `requests_per_unit`, and of the algorithms that have another one, that.
+pub(crate) fn amounts() -> impl Iterator<Item = &'static str> {
+    let in_its_place = EXCLUSIVE.iter().filter(|(_, others)| others.contains(&REQUESTS));
+    [REQUESTS].into_iter().chain(in_its_place.filter_map(|(ones, _)| ones.first().copied()))
+}
+
+const REQUESTS: &str = "requests_per_unit";
 
 const fn key(name: &'static str, section: Section, takes: Takes) -> Key {
     Key { name, section, takes, applies_to: AppliesTo::Any }

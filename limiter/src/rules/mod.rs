@@ -4,7 +4,11 @@
 use rustc_hash::FxHashMap;
 use serde_json::{Map, Value as Json};
 
-use crate::{algorithm::Limit, descriptor::Entry, named};
+use crate::{
+    algorithm::{Admission, Limit},
+    descriptor::Entry,
+    named,
+};
 
 mod active_rules;
 #[cfg(feature = "watch")]
@@ -37,6 +41,7 @@ pub use contents::{Contents, ReadDocuments, Source};
 pub use descriptor_ref::DescriptorRef;
 pub use diagnostics::{Location, Origin, Place, Problem, Problems};
 pub use keyed_rules::{KeyedDomain, KeyedRules, Match, OpenMatch};
+pub use limit::{KeyValue, algorithm_keys};
 #[cfg(feature = "watch")]
 pub use loader::Loader;
 pub use overlay::Overlay;
@@ -241,9 +246,9 @@ impl Rule {
         self.stats.get()
     }
 
-    /// Whether it limits calls in flight, so that what it refuses may pass at any time.
-    pub fn is_concurrency(&self) -> bool {
-        matches!(self.allowance, Allowance::Limited(Limit::Concurrency(_)))
+    /// How its limit lets hits pass; `None` if the rule is unlimited.
+    pub fn admission(&self) -> Option<Admission> {
+        self.limit().map(Limit::admission)
     }
 }
 

@@ -156,10 +156,7 @@ impl OverlayRule {
         let Some(more) = &self.rate_limit else { return limit.clone() };
         RateLimit {
             mark: limit.mark,
-            given: limit.given.iter().chain(&more.given).copied().collect(),
-            requests_per_unit: limit.requests_per_unit.clone(),
-            unlimited: limit.unlimited,
-            name: limit.name.clone(),
+            given: limit.given.iter().chain(&more.given).cloned().collect(),
             replaces: limit.replaces.clone(),
             unit: limit.unit.clone(),
             ..more.clone()

@@ -9,7 +9,7 @@ use crate::{
     rules::{
         OnOwnerUnavailable, Unit,
         file::{Calendar, ON_DENIED},
-        keys::{AppliesTo, EXCLUSIVE, KEYS, Key, NOT_IN_CANDIDATE, Section, Takes},
+        keys::{AppliesTo, EXCLUSIVE, KEYS, Key, NOT_IN_CANDIDATE, Section, Takes, amounts},
     },
 };
 
@@ -125,12 +125,7 @@ fn limit_conditions() -> Vec<Json> {
             }
         }
     });
-    excluded
-        .chain(algorithms)
-        .chain([json!({"anyOf": [
-            present("requests_per_unit"), present("refill_amount"), present("max_in_flight"),
-        ]})])
-        .collect()
+    excluded.chain(algorithms).chain([json!({"anyOf": amounts().map(present).collect::<Vec<_>>()})]).collect()
 }
 
 fn is_unlimited() -> Json {

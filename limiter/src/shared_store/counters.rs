@@ -29,10 +29,6 @@ const EXPIRY_MARGIN: u64 = 1_000;
 /// For so long a value that the store has shown is not assumed to have expired.
 const FRESH_FOR: Duration = Duration::from_millis(100);
 
-/// The holds of one counter are bounded in number, which bounds its value: all of them are written with each change
-/// of the counter.
-pub(super) const ROOM: Room = Room::UNBOUNDED;
-
 /// The counters of a batch, each once.
 #[derive(Debug)]
 pub(super) struct Counters {
@@ -136,8 +132,9 @@ impl Counters {
         }
         let mut counters: SmallVec<[HeldCounter; 2]> =
             numbers.iter().map(|number| std::mem::take(&mut self.entries[*number].state.counter)).collect();
-        let reserved =
-            store::reserve(&each, &mut counters, self.instants.server, ROOM, |each| refusal.is_refused(each));
+        let reserved = store::reserve(&each, &mut counters, self.instants.server, Room::UNBOUNDED, |each| {
+            refusal.is_refused(each)
+        });
         let is_changed = reserved.as_ref().is_ok_and(|reserved| reserved.is_held);
         for (number, counter) in numbers.into_iter().zip(counters) {
             let state = &mut self.entries[number].state;
@@ -160,7 +157,7 @@ impl Counters {
     fn apply(&mut self, check: &CounterCheck, operation: &CounterOperation) -> Outcome {
         let now = self.instants.server;
         let state = self.expire(check);
-        let (outcome, is_changed) = state.counter.apply(&check.limit, operation, now, ROOM);
+        let (outcome, is_changed) = state.counter.apply(&check.limit, operation, now, Room::UNBOUNDED);
         state.is_changed |= is_changed;
         outcome
     }

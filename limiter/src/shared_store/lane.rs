@@ -4,7 +4,7 @@
 use std::{collections::VecDeque, time::Duration};
 
 use crate::{
-    algorithm::{Decision, Limit, Operation},
+    algorithm::{Admission, Decision, Operation},
     descriptor::Key,
     resilience::{BreakerState, CircuitBreaker},
     shared_store::{
@@ -95,7 +95,7 @@ impl Lane {
         Instants { local, server }: Instants,
     ) -> Option<Outcome> {
         // A queue passes what can wait, so a peek does not tell.
-        if limit.is_changed_by(operation, false) || matches!(limit, Limit::LeakyQueue(_)) {
+        if limit.is_changed_by(operation, false) || limit.admission() == Admission::Delayed {
             return None;
         }
         let known = self.known.get_mut(key)?;

@@ -1,6 +1,9 @@
 //! Holds: the reservations of one counter. A hold is a charge with an id and an expiry.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
 
 use serde::{Deserialize, Serialize};
 
@@ -329,24 +332,27 @@ impl Holds {
         let ended: BTreeMap<_, _> = ended.map(|(id, ended)| (id.clone(), ended.clone())).collect();
         let is_partial = ended.len() < self.ended.len();
         self.copied = self.changes;
-        let (limit, each) = (self.limit.clone(), self.each.clone());
-        Self { limit, each, ended, is_partial, ..Self::new(&self.limit) }.with_bytes_of_ids()
+        let (each, next_expiry) = (self.each.clone(), self.next_expiry);
+        let mut copy =
+            Self { each, ended, next_expiry, is_partial, ..Self::new(&self.limit) }.with_bytes_of_ids();
+        copy.set_next_forgotten();
+        copy
     }
 
     /// The same with the ended holds of an earlier copy, if only the changes since then are here.
     pub(super) fn since(mut self, earlier: Self) -> Self {
-        if self.is_partial {
-            self.is_partial = earlier.is_partial;
-            for (id, ended) in earlier.ended {
-                if self.each.iter().all(|hold| hold.id != id) {
-                    self.ended.entry(id).or_insert(ended);
-                }
-            }
-            self.forget_oldest();
-            self.set_next_forgotten();
-            return self.with_bytes_of_ids();
+        if !self.is_partial {
+            return self;
         }
-        self
+        self.is_partial = earlier.is_partial;
+        let weighing: BTreeSet<&HoldId> = self.each.iter().map(|hold| &hold.id).collect();
+        for (id, ended) in earlier.ended.into_iter().filter(|(id, _)| !weighing.contains(id)) {
+            self.ended.entry(id).or_insert(ended);
+        }
+        let mut all = self.with_bytes_of_ids();
+        all.forget_oldest();
+        all.set_next_forgotten();
+        all
     }
 
     /// Whether ended holds are missing that have not changed since an earlier copy.

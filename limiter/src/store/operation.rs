@@ -5,7 +5,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    algorithm::{Counter, Decision, Limit, Operation, Receipt, Verdict},
+    algorithm::{Admission, Counter, Decision, Limit, Operation, Receipt, Verdict},
     store::{HoldId, HoldTerms, Settled},
     time::Timestamp,
 };
@@ -137,10 +137,11 @@ impl Outcome {
 pub(super) fn charged_counter(limit: &Limit, hits: u64, now: Timestamp) -> Counter {
     let mut counter = limit.fresh();
     if hits > 0 {
-        // A queue and a concurrency limit hold no more than their allowance.
-        let most = limit.allowance();
-        let is_bounded = matches!(limit, Limit::LeakyQueue(_) | Limit::Concurrency(_));
-        let hits = if is_bounded { hits.min(most) } else { hits };
+        let hits = match limit.admission() {
+            Admission::AtOnce => hits,
+            // A queue and places in flight hold no more than their allowance.
+            Admission::Delayed | Admission::InFlight => hits.min(limit.allowance()),
+        };
         limit.with_debt(hits).decide(&mut counter, now, Operation::Charge(hits));
     }
     counter

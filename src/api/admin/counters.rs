@@ -8,7 +8,7 @@ use axum::{
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tollgate_limiter::{
-    algorithm::{Counter, Limit},
+    algorithm::{Admission, Counter, Limit},
     descriptor::Entry,
     limiter::{ActiveView, CounterRef, NoCounter},
     store::{CounterState, Replacement},
@@ -91,14 +91,14 @@ pub(super) async fn set(
 
 /// How hits beyond the limit are stored.
 fn note_beyond_limit(limit: &Limit) -> &'static str {
-    match (limit, limit.fresh()) {
-        (Limit::LeakyQueue(_), _) => "a queue stores at most its burst: it is full now",
-        (Limit::Concurrency(_), _) => "at most max_in_flight places can be taken: all of them are now",
-        (_, Counter::Window(_)) => "all hits are stored; the window refuses until its end",
-        (_, Counter::Sliding(_) | Counter::Log(_)) => {
+    match (limit.admission(), limit.fresh()) {
+        (Admission::Delayed, _) => "a queue stores at most its burst: it is full now",
+        (Admission::InFlight, _) => "at most max_in_flight places can be taken: all of them are now",
+        (Admission::AtOnce, Counter::Window(_)) => "all hits are stored; the window refuses until its end",
+        (Admission::AtOnce, Counter::Sliding(_) | Counter::Log(_)) => {
             "all hits are stored, and requests are refused until they have left the window"
         }
-        (_, Counter::Debt(_) | Counter::Step(_)) => {
+        (Admission::AtOnce, Counter::Debt(_) | Counter::Step(_)) => {
             "all hits are stored as a debt (at most overdraft_limit, if set), and requests are refused until it is repaid"
         }
     }

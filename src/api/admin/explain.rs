@@ -8,7 +8,7 @@ use axum::{
 use prost::Message as _;
 use serde_json::{Value, json};
 use tollgate_limiter::{
-    algorithm::{Limit, Operation, Verdict},
+    algorithm::{Admission, Operation, Verdict},
     limiter::{self, CheckExplanation, DescriptorExplanation, Explanation, LimiterError, NoCounter, Status},
     rules::{LevelTrace, MatchKind, NodeTrace, Rule},
     time::Timestamp,
@@ -280,7 +280,7 @@ fn verdict(check: &CheckExplanation, now: Timestamp) -> Value {
         }
         Verdict::Refuse { retry_after: None } => {
             // Places may be freed at any time.
-            let never = !matches!(check.limit, Limit::Concurrency(_));
+            let never = check.limit.admission() != Admission::InFlight;
             json!({"passes": false, "never": never, "reset_after_ms": reset_after_ms})
         }
         Verdict::Refuse { retry_after: Some(wait) } => {

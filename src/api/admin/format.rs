@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use tollgate_limiter::{
-    algorithm::{AlgorithmName, CalendarUnit, Excess, Limit, Span, Window},
+    algorithm::{Admission, AlgorithmName, CalendarUnit, Excess, Limit, Window},
     descriptor::Key,
-    rules::Unit,
+    rules::{KeyValue, Unit, algorithm_keys},
     time::Timestamp,
 };
 
@@ -27,19 +27,18 @@ pub(crate) fn key(key: Key) -> String {
 
 /// A limit with its options: `10 per minute, algorithm: token_bucket, burst: 20`.
 pub(crate) fn limit(limit: &Limit, unit: Option<Unit>) -> String {
-    let mut text = match (limit, unit) {
-        (Limit::SteppedBucket(bucket), _) => bucket.burst.to_string(),
-        (Limit::Concurrency(limit), _) => format!("{} in flight", limit.max_in_flight),
-        (_, Some(unit)) => format!("{} per {}", limit.hits_per_period(), unit.name()),
-        (_, None) => match limit.window() {
-            Some(Window::Calendar(calendar)) => {
-                format!("{} per {}", limit.hits_per_period(), calendar_unit(calendar.unit()))
-            }
-            Some(Window::Aligned(_)) | None => {
-                let time = limit.period().map(time).unwrap_or_default();
-                format!("{} per {time}", limit.hits_per_period())
-            }
-        },
+    let period = match (unit, limit.window()) {
+        (Some(unit), _) => Some(unit.name().to_owned()),
+        (None, Some(Window::Calendar(calendar))) => Some(calendar_unit(calendar.unit()).to_owned()),
+        (None, Some(Window::Aligned(_)) | None) => limit.period().map(time),
+    };
+    let mut text = match (limit.admission(), period) {
+        (Admission::InFlight, _) => format!("{} in flight", limit.allowance()),
+        (Admission::AtOnce | Admission::Delayed, Some(period)) => {
+            format!("{} per {period}", limit.hits_per_period())
+        }
+        // The keys of the algorithm say how hits come back.
+        (Admission::AtOnce | Admission::Delayed, None) => limit.allowance().to_string(),
     };
     for (key, value) in own_keys(limit, unit).into_iter().filter(|(key, _)| *key != "window") {
         text.extend([", ", key, ": ", &value]);
@@ -49,11 +48,9 @@ pub(crate) fn limit(limit: &Limit, unit: Option<Unit>) -> String {
 
 /// The kind of its counter. Limits of the same kind share counters.
 pub(crate) fn kind(limit: &Limit) -> String {
-    let over = match (limit.window(), limit) {
-        (Some(Window::Calendar(calendar)), _) => calendar_words(calendar.unit(), calendar.zone()),
-        (_, Limit::SteppedBucket(bucket)) => time(Duration::from_nanos(bucket.interval.get())),
-        (_, Limit::Concurrency(limit)) => time(Duration::from_nanos(limit.hold_max.nanos())),
-        (Some(Window::Aligned(_)) | None, _) => limit.period().map(time).unwrap_or_default(),
+    let over = match limit.window() {
+        Some(Window::Calendar(calendar)) => calendar_words(calendar.unit(), calendar.zone()),
+        Some(Window::Aligned(_)) | None => time(Duration::from_nanos(limit.kind().window_nanos())),
     };
     format!("{} over {over}", algorithm(limit))
 }
@@ -64,38 +61,15 @@ pub(crate) fn own_keys(limit: &Limit, unit: Option<Unit>) -> Vec<(&'static str, 
     if !limit.is_classic() {
         keys.push(("algorithm", algorithm(limit).to_owned()));
     }
-    match (limit.window(), limit) {
-        (Some(Window::Calendar(calendar)), _) => {
+    match limit.window() {
+        Some(Window::Calendar(calendar)) => {
             keys.push(("calendar", calendar_words(calendar.unit(), calendar.zone())));
         }
-        (Some(Window::Aligned(_)) | None, _) if unit.is_none() => {
-            keys.extend(limit.period().map(|period| ("window", time(period))));
-        }
-        (Some(Window::Aligned(_)) | None, _) => {}
-    }
-    match limit {
-        Limit::Classic(_) | Limit::FixedWindow(_) | Limit::SlidingWindow(_) => {}
-        Limit::SlidingLog(limit) => {
-            let sub_windows = || ("sub_windows", (limit.span.nanos() / limit.sub_window).to_string());
-            keys.extend(limit.has_sub_windows().then(sub_windows));
-        }
-        Limit::TokenBucket(limit) | Limit::LeakyBucket(limit) => {
-            keys.push(("burst", limit.burst.to_string()));
-        }
-        Limit::SteppedBucket(limit) => {
-            keys.push(("burst", limit.burst.to_string()));
-            keys.push(("refill_amount", limit.amount.to_string()));
-            keys.push(("refill_interval", time(Duration::from_nanos(limit.interval.get()))));
-        }
-        Limit::LeakyQueue(limit) => {
-            keys.extend(limit.burst.map(|burst| ("burst", burst.to_string())));
-            keys.extend(limit.max_delay.map(|longest| ("max_delay", time(longest))));
-        }
-        Limit::Concurrency(limit) => {
-            keys.push(("max_in_flight", limit.max_in_flight.to_string()));
-            keys.push(("hold_max", time(Duration::from_nanos(limit.hold_max.nanos()))));
+        Some(Window::Aligned(_)) | None => {
+            keys.extend(limit.period().filter(|_| unit.is_none()).map(|period| ("window", time(period))));
         }
     }
+    keys.extend(algorithm_keys(limit).into_iter().map(|(key, value)| (key, value.to_string())));
     match limit.excess() {
         // A classic limit always counts denied hits.
         _ if limit.is_classic() => {}
@@ -133,11 +107,5 @@ fn calendar_unit(unit: CalendarUnit) -> &'static str {
 
 /// A duration as written in rule files.
 fn time(time: Duration) -> String {
-    const DAY: u64 = Span::NANOS_MAX / (100 * 365);
-    // Whole days are more readable than hours.
-    let days = time.as_nanos() / u128::from(DAY);
-    if days > 0 && time.as_nanos().is_multiple_of(u128::from(DAY)) {
-        return format!("{days}d");
-    }
-    jiff::SignedDuration::try_from(time).map_or_else(|_| format!("{time:?}"), |time| format!("{time:#}"))
+    KeyValue::Time(time).to_string()
 }

@@ -198,10 +198,11 @@ async fn replica(rules: Arc<ActiveRules>, seeds: &[String]) -> (Cluster, Arc<Mem
             trust: Trust { files: None, secret_file, poll_interval },
         },
         // No answer is degraded, and no hits are lent, so the decisions are those of a single replica.
-        forward_budget_max: Duration::from_secs(60),
-        backup_interval: None,
-        forget_after: Duration::from_secs(600),
-        lease_from: None,
+        tuning: cluster::Tuning {
+            forward_budget_max: Duration::from_secs(60),
+            forget_after: Duration::from_secs(600),
+            ..cluster::Tuning::FOR_TESTS
+        },
     };
     let memory = Arc::new(Memory::new(1 << 30, OnFull::Deny).shared());
     let bound = Cluster::bind(settings, memory.clone(), Vec::new(), rules, Clock::manual(NOW)).await;

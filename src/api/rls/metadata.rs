@@ -3,6 +3,7 @@
 use prost_types::{ListValue, Struct, Value, value::Kind};
 use serde_json::Map;
 use tollgate_limiter::{
+    algorithm::Admission,
     limiter::{Answer, Status},
     rules::Rule,
 };
@@ -52,7 +53,7 @@ fn denial(request: &Request<'_>, status: &Status<'_>) -> Value {
     let why = match status.retry_after {
         _ if limit == 0 => "banned",
         // Places may be freed at any time.
-        None if status.rule.is_some_and(Rule::is_concurrency) => "over limit",
+        None if status.rule.and_then(Rule::admission) == Some(Admission::InFlight) => "over limit",
         None => "more hits than ever pass",
         Some(_) => "over limit",
     };

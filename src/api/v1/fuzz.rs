@@ -6,7 +6,7 @@ use tollgate_limiter::{limiter::HoldError, resilience::OpenForwards};
 
 use crate::api::{
     Api, Error,
-    call::{ApiKind, Call, HoldVerb, Method, Reply, ResetPrecision, Verb},
+    call::{ApiKind, Call, HoldVerb, Method, Reply, ResetPrecision, SingleMethod, Verb},
     error::CallError,
     fuzz::api,
     proto::tollgate::v1::{
@@ -97,7 +97,7 @@ fn hold(message: &[u8]) {
 
 fn call_hold(api: &Api, verb: HoldVerb, message: &[u8]) -> Result<Reply, Error> {
     let call = Call {
-        method: Method::Hold(verb),
+        method: Method::Single(SingleMethod::Hold(verb)),
         message,
         metadata: None,
         precision: ResetPrecision::Nanos,

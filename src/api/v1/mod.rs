@@ -12,4 +12,27 @@ mod reservations;
 mod reset;
 pub mod stream;
 
+use tollgate_limiter::{limiter::ActiveView, resilience::OpenForwards};
+
 pub(super) use decide::{Decided, Partial};
+
+use crate::api::{
+    Api, Error,
+    call::{Call, Reply, SingleMethod},
+};
+
+impl Api {
+    /// Answers a call of a method with one request.
+    pub(super) async fn single_v1(
+        &self,
+        method: SingleMethod,
+        call: Call<'_>,
+        view: &ActiveView<'_>,
+        connection: &OpenForwards,
+    ) -> Result<Reply, Error> {
+        match method {
+            SingleMethod::Hold(verb) => self.hold(verb, call, view, connection).await,
+            SingleMethod::Reset => self.reset(call, view).await,
+        }
+    }
+}

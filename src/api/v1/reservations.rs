@@ -11,7 +11,7 @@ use tollgate_limiter::{
 
 use crate::api::{
     Api, Error,
-    call::{HoldVerb, Reply},
+    call::{Call, HoldVerb, Reply},
     error::CallError,
     proto::tollgate::v1::reserve_request,
     protobuf::{FRAME_PREFIX_BYTES, Value, text, text_field},
@@ -119,20 +119,19 @@ impl<'m> HoldCall<'m> {
 
 impl Api {
     /// Makes or ends a reservation, of a call received over `connection`.
-    pub(in crate::api) async fn hold_v1(
+    pub(super) async fn hold(
         &self,
         verb: HoldVerb,
-        message: &[u8],
-        timeout: Option<Duration>,
+        call: Call<'_>,
         view: &ActiveView<'_>,
         connection: &OpenForwards,
     ) -> Result<Reply, Error> {
-        let call = HoldCall::decode(verb, message, self.settings.bounds())?;
-        let request = call.limiter_request(timeout)?;
-        match &call.purpose {
+        let hold = HoldCall::decode(verb, call.message, self.settings.bounds())?;
+        let request = hold.limiter_request(call.timeout())?;
+        match &hold.purpose {
             Purpose::Make(terms) => {
                 let held = view.reserve(&request, terms, connection).await?;
-                Ok(self.held(&call.id, &request, view, &held))
+                Ok(self.held(&hold.id, &request, view, &held))
             }
             Purpose::End(id) => Ok(settled(&view.settle(&request, id, connection).await?)),
         }

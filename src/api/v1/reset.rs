@@ -6,7 +6,7 @@ use tracing::info;
 use crate::{
     api::{
         Api, Error,
-        call::Call,
+        call::{Call, Reply},
         error::{AccessError, ResetError},
         protobuf::{FRAME_PREFIX_BYTES, nested, number, text_field},
         v1::decode::Named,
@@ -16,11 +16,7 @@ use crate::{
 
 impl Api {
     /// Resets counters. If a descriptor has none, nothing is reset.
-    pub(in crate::api) async fn reset(
-        &self,
-        call: Call<'_>,
-        view: &ActiveView<'_>,
-    ) -> Result<Vec<u8>, Error> {
+    pub(super) async fn reset(&self, call: Call<'_>, view: &ActiveView<'_>) -> Result<Reply, Error> {
         let token = self.admin_token.as_ref().ok_or(AccessError::NoToken);
         let token = token.map_err(ResetError::from)?;
         let shown = call.metadata.ok_or(AccessError::Refused).map_err(ResetError::from)?;
@@ -55,6 +51,6 @@ impl Api {
                 number(out, 3, after);
             });
         }
-        Ok(frame)
+        Ok(Reply::of_frame(frame))
     }
 }

@@ -10,7 +10,7 @@ use rustc_hash::{FxHashMap, FxHasher};
 use smallvec::SmallVec;
 use tokio::time::Instant;
 use tollgate_limiter::{
-    algorithm::{AlgorithmName, Operation},
+    algorithm::{Admission, Operation},
     descriptor::{Entry, Secret},
     limiter::{Descriptor, Limiter, Metrics, Request},
     metrics::{TopKey, TopKeys},
@@ -112,7 +112,7 @@ impl Side {
             limits[index] = Some(match &rule.allowance {
                 Allowance::Limited(limit) => RuleLimit {
                     allowance: Some(limit.allowance()),
-                    is_queue: limit.algorithm() == Some(AlgorithmName::LeakyQueue),
+                    is_queue: limit.admission() == Admission::Delayed,
                 },
                 Allowance::Unlimited => RuleLimit { allowance: None, is_queue: false },
             });

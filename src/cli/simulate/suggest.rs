@@ -2,9 +2,9 @@
 
 use serde::Serialize;
 use tollgate_limiter::{
-    algorithm::{AlgorithmName, Limit},
+    algorithm::Admission,
     named,
-    rules::{Allowance, Rule, Rules, Trial, TrialNumbers},
+    rules::{Rule, Rules, Trial, TrialNumbers, algorithm_keys},
 };
 
 use crate::cli::simulate::{progress::Progress, stats::share};
@@ -162,19 +162,19 @@ impl Search {
     /// `None` for rules without a number to search: unlimited ones, and those that count calls under way, of whose ends
     /// the traffic says nothing.
     fn new(rule: &Rule) -> Option<Self> {
-        let Allowance::Limited(limit) = &rule.allowance else { return None };
-        if matches!(limit, Limit::Concurrency(_)) {
-            return None;
-        }
-        let is_stepped = matches!(limit, Limit::SteppedBucket(_));
-        let algorithm = limit.algorithm();
-        let is_queue = algorithm == Some(AlgorithmName::LeakyQueue);
-        let is_bucket = matches!(algorithm, Some(AlgorithmName::TokenBucket | AlgorithmName::LeakyBucket));
+        let limit = rule.limit()?;
+        let is_queue = match limit.admission() {
+            Admission::AtOnce => false,
+            Admission::Delayed => true,
+            Admission::InFlight => return None,
+        };
+        let keys = algorithm_keys(limit);
+        let has = |name| keys.iter().any(|(key, _)| *key == name);
         Some(Self {
             path: rule.path.clone(),
             at: rule.location.to_string(),
-            key: if is_stepped { "refill_amount" } else { "requests_per_unit" },
-            has_burst: is_queue || is_bucket,
+            key: if has("refill_amount") { "refill_amount" } else { "requests_per_unit" },
+            has_burst: has("burst"),
             is_queue,
             // A full queue holds one that leaves at once.
             burst: limit.allowance().saturating_sub(1),

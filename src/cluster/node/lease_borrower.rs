@@ -69,8 +69,8 @@ impl LeaseBorrower {
     pub(super) fn new(local_id: MemberId, settings: NodeSettings) -> Self {
         Self {
             local_id,
-            lease_from: settings.lease_from,
-            report_interval: settings.backup_interval.unwrap_or(COUNT_WINDOW),
+            lease_from: settings.tuning.lease_from,
+            report_interval: settings.tuning.backup_interval.unwrap_or(COUNT_WINDOW),
             borrowed: BTreeMap::new(),
             forward_counts: BTreeMap::new(),
             counted_since: Timestamp::EPOCH,
@@ -275,11 +275,9 @@ mod tests {
     fn grant_without_room_is_returned_unused() {
         let settings = NodeSettings {
             silence: Duration::from_secs(1),
-            forget_after: Duration::from_secs(8),
             bootstrap_timeout: Duration::from_secs(1),
-            backup_interval: None,
-            lease_from: Some(50),
             hand_offs_max: 1,
+            tuning: crate::cluster::Tuning { lease_from: Some(50), ..crate::cluster::Tuning::FOR_TESTS },
         };
         let borrower = MemberId::from_number(1);
         let mut leases = LeaseBorrower::new(borrower, settings);

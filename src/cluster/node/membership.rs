@@ -412,7 +412,7 @@ impl Membership {
 
     /// The members that have been silent for so long that they count as departed.
     pub(super) fn too_silent(&self, now: Timestamp) -> Vec<MemberId> {
-        let too_silent = |peer: &&Peer| now.since(peer.heard_at) > self.settings.forget_after;
+        let too_silent = |peer: &&Peer| now.since(peer.heard_at) > self.settings.tuning.forget_after;
         self.peers.values().filter(too_silent).map(|peer| peer.record.id).collect()
     }
 
@@ -429,7 +429,7 @@ impl Membership {
 
     /// A member that departed by silence may return at the same address.
     fn redial_silent(&mut self, now: Timestamp, out: &mut Output) {
-        let every = self.settings.forget_after / 6;
+        let every = self.settings.tuning.forget_after / 6;
         for departed in self.departed.values_mut() {
             if departed.departure == Departure::Silent
                 && now.since(departed.dialled_at) >= every
@@ -461,7 +461,7 @@ impl Membership {
             self.healthy.extend(heard);
             // Departed members leave the view while a majority of it is reachable. A member that was heard until it ended
             // the session does not hear this replica and may be one of another majority, so it leaves later.
-            let (departed, forget_after) = (&self.departed, self.settings.forget_after);
+            let (departed, forget_after) = (&self.departed, self.settings.tuning.forget_after);
             let is_silent = |departed: &Departed| now.since(departed.heard_at) >= forget_after;
             self.healthy.retain(|id| !departed.get(id).is_some_and(is_silent));
         }

@@ -21,7 +21,7 @@ use tollgate_limiter::{
 };
 
 use crate::cluster::{
-    MemberId,
+    MemberId, Tuning,
     message::{Hello, MemberState, Message, Owner, RemoteCheck},
 };
 
@@ -68,16 +68,12 @@ const TICK_LATE: Duration = Duration::from_millis(25);
 pub(crate) struct NodeSettings {
     /// A peer that is not heard for this long counts as silent.
     pub(crate) silence: Duration,
-    /// A peer that is silent for this long is treated as departed.
-    pub(crate) forget_after: Duration,
     /// How long to wait for seeds before this replica bootstraps a cluster.
     pub(crate) bootstrap_timeout: Duration,
-    /// How often changed counters are sent to the backup owner; `None` for never.
-    pub(crate) backup_interval: Option<Duration>,
-    /// A key that is forwarded this many times a second asks for a lease; `None` for never.
-    pub(crate) lease_from: Option<u64>,
     /// The most unacknowledged hand-offs to one peer.
     pub(crate) hand_offs_max: usize,
+    /// The settings of operators.
+    pub(crate) tuning: Tuning,
 }
 
 /// The state of one replica in the cluster.

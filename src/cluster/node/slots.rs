@@ -73,7 +73,7 @@ impl Slots {
         Self {
             ownership: Ownership::new(local_id, memory.clone(), settings.hand_offs_max),
             recovery: Recovery::default(),
-            backups: Backups::new(memory.clone(), settings.backup_interval, now),
+            backups: Backups::new(memory.clone(), settings.tuning.backup_interval, now),
             leases: LeaseOwner::new(memory.clone()),
             memory,
             acquired: BTreeSet::new(),

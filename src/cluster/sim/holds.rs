@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use rand::{RngExt, rngs::StdRng};
 use tollgate_limiter::{
-    algorithm::{Excess, Limit},
+    algorithm::{Admission, Counter, Excess, Limit},
     store::{HoldId, HoldTerms, OnExpiry, SettleOutcome, Settled},
     time::SECOND,
 };
@@ -269,8 +269,8 @@ impl Reservations {
 /// here. A queue gives only its last place back, a log less if a clock gave up a lead and the hits were moved to
 /// one instant, a refund may have taken the held hits, and counted refusals may have been refused because of them.
 fn gives_all_back(limit: &Limit, record: &Record) -> bool {
-    let is_queue = matches!(limit, Limit::LeakyQueue(_));
-    let is_log = matches!(limit, Limit::SlidingLog(_) | Limit::Concurrency(_));
+    let is_queue = limit.admission() == Admission::Delayed;
+    let is_log = matches!(limit.fresh(), Counter::Log(_));
     let may_be_moved = is_log && record.leads > 0;
     !record.is_mixed && !is_queue && !may_be_moved && limit.excess() == Excess::Refuse
 }

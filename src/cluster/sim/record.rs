@@ -2,7 +2,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use tollgate_limiter::{algorithm::Limit, time::SECOND};
+use tollgate_limiter::{
+    algorithm::{Admission, Counter, Limit},
+    time::SECOND,
+};
 
 mod bounds;
 
@@ -271,8 +274,8 @@ impl Record {
     /// taken back were told their delays, so only the last place is given back. A refund takes the newest hits of a log:
     /// if they are those of a charge that is taken back after it, nothing is left to take back.
     fn wasted(&self, key: usize, limit: &Limit) -> u64 {
-        let is_queue = matches!(limit, Limit::LeakyQueue(_));
-        let is_log = matches!(limit, Limit::SlidingLog(_));
+        let is_queue = limit.admission() == Admission::Delayed;
+        let is_log = matches!(limit.fresh(), Counter::Log(_));
         let is_refunded = |charge: &Entry| {
             let overlaps = |entry: &Entry| entry.overlaps(charge.called_at, charge.answered_at);
             self.of(key).iter().any(|entry| matches!(entry.effect, Effect::Refunded(_)) && overlaps(entry))

@@ -55,11 +55,13 @@ const SLOTS: usize = 16;
 
 pub(super) const NODE_SETTINGS: NodeSettings = NodeSettings {
     silence: Duration::from_secs(1),
-    forget_after: Duration::from_secs(8),
     bootstrap_timeout: Duration::from_millis(400),
-    backup_interval: Some(Duration::from_millis(100)),
-    lease_from: Some(50),
     hand_offs_max: 3,
+    tuning: crate::cluster::Tuning {
+        backup_interval: Some(Duration::from_millis(100)),
+        lease_from: Some(50),
+        ..crate::cluster::Tuning::FOR_TESTS
+    },
 };
 
 /// The complete simulation.

@@ -1,6 +1,7 @@
 //! The metrics page.
 //!
-//! A metric is one row of [`replica`], [`cluster`], [`shared_store`] or [`xds`]: its name, its help and its series.
+//! A metric is one row of [`api::METRICS`], [`replica`], [`cluster`], [`shared_store`] or [`xds`]: its name, its help and
+//! its series.
 
 use std::sync::Arc;
 
@@ -14,6 +15,7 @@ use axum::{
 use tollgate_limiter::shared_store::SharedStore;
 
 use crate::{
+    api,
     cluster::Cluster,
     rule_source,
     telemetry::metrics::{self, Metric, Page},
@@ -29,7 +31,8 @@ pub(super) use replica::Sources;
 
 /// The metrics of every replica, in the order of the page.
 pub fn replica_metrics() -> impl Iterator<Item = &'static Metric> {
-    replica::ALL.iter().map(|row| &row.metric)
+    let of_api = api::METRICS.iter().map(|row| &row.metric);
+    replica::ALL.iter().map(|row| &row.metric).chain(of_api)
 }
 
 /// The metrics of a replica in a cluster, which follow the others.
@@ -81,8 +84,10 @@ impl PageState {
     fn page(self) -> String {
         let xds = self.xds.map(|stats| xds::Reading::of(stats, &self.sources.active_rules));
         let shared = self.shared_store.map(|store| store.stats());
+        let api = self.sources.api.clone();
         let (mut page, reading) = (Page::default(), replica::Reading::of(self.sources, shared.as_ref()));
         page.add(replica::ALL, &reading);
+        page.add(api::METRICS, &api);
         if self.reference_names {
             page.add(reference::ALL, &reference::Reading::of(&reading.rules));
         }

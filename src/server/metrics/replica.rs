@@ -11,7 +11,7 @@ use tollgate_limiter::{
 };
 
 use crate::{
-    api::{self, ApiKind},
+    api,
     server::{Budgets, ListenerStats, ServerStats},
     telemetry::{
         logs::{DroppedLines, LogControl},
@@ -121,31 +121,6 @@ metrics! { Reading;
     Counter "tollgate_unknown_domain_requests_total" []
         "Requests for a domain without rules; they pass."
         => |all, family| family.value(all.sources.limiter.unknown_domains.get());
-    Counter "tollgate_unanswered_requests_total" ["reason"]
-        "Requests answered with an error: no_rules before rules are loaded, joining before the owners are known, overloaded when too many checks wait for other replicas, owner_unreachable for reservations whose owner does not answer, invalid for malformed requests."
-        => |all, family| {
-            family.sample(&["no_rules"], all.sources.api.no_rules.get());
-            family.sample(&["joining"], all.sources.api.joining.get());
-            family.sample(&["overloaded"], all.sources.api.overloaded.get());
-            family.sample(&["owner_unreachable"], all.sources.api.owner_unreachable.get());
-            family.sample(&["invalid"], all.sources.api.invalid.get());
-        };
-    Histogram "tollgate_request_duration_seconds" []
-        "Time from reading a request to its decision, without delays imposed by a leaky_queue. Requests of one read batch count with their mean."
-        => |all, family| family.buckets(&all.sources.api.duration.buckets());
-    Counter "tollgate_requests_total" ["api"]
-        "Requests with a decision or an error, by API: envoy for its gRPC service, tollgate.v1 with each question of a stream, json for both as JSON, forward_auth for headers of gateways."
-        => |all, family| {
-            for api in ApiKind::ALL {
-                family.sample(&[api.name()], all.sources.api.requests(api));
-            }
-        };
-    Gauge "tollgate_queue_waiting_requests" []
-        "Requests waiting for their turn in a leaky_queue."
-        => |all, family| family.value(all.sources.api.waiting());
-    Histogram "tollgate_queue_delay_seconds" []
-        "Delays imposed by a leaky_queue on requests that had to wait."
-        => |all, family| family.buckets(&all.sources.api.delays.buckets());
     Gauge "tollgate_counters" []
         "Counters in memory, including idle ones not yet removed."
         => |all, family| family.value(all.store.live);

@@ -46,7 +46,7 @@ pub struct Row<R: 'static> {
 macro_rules! metrics {
     ($reading:ty; $($kind:ident $name:literal [$($label:literal),*] $help:literal => $series:expr;)*) => {
         /// All metrics, in the order of the page and of the documentation.
-        pub(super) const ALL: &[$crate::telemetry::metrics::Row<$reading>] = &[$($crate::telemetry::metrics::Row {
+        pub(crate) const ALL: &[$crate::telemetry::metrics::Row<$reading>] = &[$($crate::telemetry::metrics::Row {
             metric: $crate::telemetry::metrics::Metric {
                 name: $name,
                 kind: $crate::telemetry::metrics::MetricKind::$kind,

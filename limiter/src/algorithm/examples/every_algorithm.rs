@@ -36,7 +36,7 @@ fn reset_after_several_hits_is_exact() {
         let refused = limit.decide(&mut counter, at(7), Operation::Charge(3));
         let then = at(7).plus(u64::try_from(refused.reset_after.as_nanos()).unwrap());
         // Places may be freed earlier.
-        let is_known = !matches!(limit, Limit::Concurrency(_));
+        let is_known = limit.admission() != Admission::InFlight;
         let retry_after = is_known.then_some(refused.reset_after);
         assert_eq!(refused.verdict, Verdict::Refuse { retry_after });
         assert!(left(&counter, then.minus(1)) < 3 && left(&counter, then) >= 3, "{limit:?}");

@@ -83,7 +83,7 @@ pub(super) fn retry_after_of_refusal_is_exact<A: Law>(
     let (mut counter, now) = after(&limit, &history);
     let operation = Operation::Charge(hits);
     let Verdict::Refuse { retry_after } = limit.decide(&mut counter, now, operation).verdict else { return };
-    if !limit.names_retry() {
+    if A::ADMISSION == Admission::InFlight {
         assert_eq!(retry_after, None);
         return;
     }

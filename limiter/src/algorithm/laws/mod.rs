@@ -11,16 +11,16 @@ mod serialization;
 mod strategies;
 
 use strategies::*;
-use subject::{ENCODED, Law, variant};
-pub use subject::{any_limit, bound, every_limit};
+use subject::{ENCODED, KINDS, Law, variant};
+pub use subject::{any_limit, bound, early, every_limit};
 
 const HOUR: u64 = 3_600 * SECOND;
 
-/// The algorithms: for each variant of [`Limit`] a sample, its encoding and that of the receipt of one hit, a strategy,
-/// and modules of its laws, each with a strategy.
+/// The algorithms: for each variant of [`Limit`] a sample, the number of its kind, its encoding and that of the receipt
+/// of one hit, a strategy, and modules of its laws, each with a strategy.
 macro_rules! algorithms {
     ($($variant:ident {
-        sample: $sample:expr, encoded: [$limit:literal, $receipt:literal], any: $any:expr,
+        sample: $sample:expr, kind: $kind:literal, encoded: [$limit:literal, $receipt:literal], any: $any:expr,
         laws: [$($module:ident: $limits:expr),*] $(,)?
     })*) => {
         /// A limit of every variant: `allowance` hits pass at once and come back in `nanos`.
@@ -46,6 +46,9 @@ macro_rules! algorithms {
 
         /// Of each variant: its name, the encoding of a sample of ten hits a minute, and that of a receipt.
         pub(super) const ENCODED: &[(&str, &str, &str)] = &[$((stringify!($variant), $limit, $receipt)),*];
+
+        /// Of each variant: its name, and the number of its kind. The number is part of keys, which outlive versions.
+        pub(super) const KINDS: &[(&str, u8)] = &[$((stringify!($variant), $kind)),*];
 
         $($(laws!($module, $limits);)*)*
     };

@@ -38,11 +38,6 @@ pub(super) trait Law:
     fn can_free_several(&self) -> bool {
         false
     }
-
-    /// Whether a refusal names the time at which the same charge passes. `false` if that depends on other callers.
-    fn names_retry(&self) -> bool {
-        true
-    }
 }
 
 /// What a sample of each algorithm admits.
@@ -96,6 +91,22 @@ impl Sample {
 
     fn rate(&self) -> Rate {
         Rate::new(NonZeroU64::new(self.allowance).unwrap(), NonZeroU64::new(self.nanos).unwrap())
+    }
+}
+
+impl Classic {
+    fn fixed_window(&self) -> FixedWindow {
+        FixedWindow { limit: self.limit, window: self.window.clone(), excess: Excess::Refuse }
+    }
+}
+
+impl Law for Classic {
+    fn bound(&self, from: Timestamp, to: Timestamp) -> u128 {
+        self.fixed_window().bound(from, to)
+    }
+
+    fn refilled_at(&self, now: Timestamp) -> Timestamp {
+        self.fixed_window().refilled_at(now)
     }
 }
 
@@ -223,62 +234,57 @@ impl Law for Concurrency {
     fn refilled_at(&self, now: Timestamp) -> Timestamp {
         now.plus(self.hold_max.nanos())
     }
-
-    fn names_retry(&self) -> bool {
-        false
-    }
 }
 
 /// The most hits that `limit` may admit between two instants, both included: see `Law::bound`.
 pub fn bound(limit: &Limit, from: Timestamp, to: Timestamp) -> u128 {
-    match limit {
-        Limit::Classic(Classic { limit, window }) => {
-            let (limit, window) = (*limit, window.clone());
-            FixedWindow { limit, window, excess: Excess::Refuse }.bound(from, to)
-        }
-        Limit::FixedWindow(limit) => limit.bound(from, to),
-        Limit::SlidingWindow(limit) => limit.bound(from, to),
-        Limit::SlidingLog(limit) => limit.bound(from, to),
-        Limit::TokenBucket(limit) | Limit::LeakyBucket(limit) => limit.bound(from, to),
-        Limit::SteppedBucket(limit) => limit.bound(from, to),
-        Limit::LeakyQueue(limit) => limit.bound(from, to),
-        Limit::Concurrency(limit) => limit.bound(from, to),
-    }
+    each_algorithm!(limit, limit => limit.bound(from, to))
+}
+
+/// Hits that may come back too early because of a charge that was taken back: see `Law::early`.
+pub fn early(limit: &Limit) -> u64 {
+    each_algorithm!(limit, limit => limit.early())
 }
 
 algorithms! {
     Classic {
         sample: Sample::classic,
+        kind: 0,
         encoded: ["000a0080b09dc2df01", "0080b0e2aca9aec7fd1701"],
         any: (any_number(), any_window()).prop_map(|(limit, window)| Classic { limit, window }),
         laws: []
     }
     FixedWindow {
         sample: Sample::fixed_window,
+        kind: 2,
         encoded: ["010a0080b09dc2df0100", "0080b0e2aca9aec7fd1701"],
         any: (fixed_window(), any_window()).prop_map(|(limit, window)| FixedWindow { window, ..limit }),
         laws: [of_fixed_window: fixed_window(), of_calendar_window: calendar_window()]
     }
     SlidingWindow {
         sample: Sample::sliding_window,
+        kind: 4,
         encoded: ["020a80b09dc2df0100", "0180b0e2aca9aec7fd1701"],
         any: sliding_window(),
         laws: [of_sliding_window: sliding_window()]
     }
     SlidingLog {
         sample: Sample::sliding_log,
+        kind: 6,
         encoded: ["030a80b09dc2df010100", "028080c5eac9acc7fd1701"],
         any: sliding_log(),
         laws: [of_sliding_log: sliding_log()]
     }
     TokenBucket {
         sample: Sample::token_bucket,
+        kind: 7,
         encoded: ["040a80b09dc2df010a00", "038080c5eac9acc7fd170180f8c797e0acc7fd1700"],
         any: token_bucket(),
         laws: [of_token_bucket: token_bucket()]
     }
     SteppedBucket {
         sample: Sample::stepped_bucket,
+        kind: 8,
         encoded: ["050180f882ad160a00", "048080c5eac9acc7fd170101"],
         any: stepped_bucket(),
         laws: [of_stepped_bucket: stepped_bucket()]
@@ -286,12 +292,14 @@ algorithms! {
     // The arithmetic of a token bucket, whose laws stand for both.
     LeakyBucket {
         sample: Sample::token_bucket,
+        kind: 9,
         encoded: ["060a80b09dc2df010a00", "038080c5eac9acc7fd170180f8c797e0acc7fd1700"],
         any: token_bucket(),
         laws: []
     }
     LeakyQueue {
         sample: Sample::leaky_queue,
+        kind: 10,
         encoded: ["070a80b09dc2df0101090000", "038080c5eac9acc7fd170180f8c797e0acc7fd1700"],
         any: (leaky_queue(), prop::option::of(any_pause().prop_map(Duration::from_nanos)))
             .prop_map(|(queue, timeout)| LeakyQueue { timeout, ..queue }),
@@ -299,6 +307,7 @@ algorithms! {
     }
     Concurrency {
         sample: Sample::concurrency,
+        kind: 11,
         encoded: ["080a80b09dc2df01", "028080c5eac9acc7fd1701"],
         any: concurrency(),
         laws: [of_concurrency: concurrency()]

@@ -1,5 +1,7 @@
 //! Held charges of any limit: see [`Held`].
 
+use std::any::Any;
+
 use crate::{
     algorithm::{Algorithm, Counter, Decision, Held, Limit, Operation, Place, Variant, each_algorithm, own},
     time::Timestamp,
@@ -41,18 +43,14 @@ impl Limit {
 
     /// Converts a held charge of the same counter under another limit.
     pub(crate) fn convert(&self, held: &mut Held, before: &Self) {
-        let converted = |units| match (self, before) {
-            (Self::TokenBucket(limit), Self::TokenBucket(before))
-            | (Self::LeakyBucket(limit), Self::LeakyBucket(before)) => {
-                limit.rate.converted(units, before.rate)
+        let before: &dyn Any = each_algorithm!(before, limit => limit);
+        each_algorithm!(self, limit => {
+            // Limits of different algorithms that share a counter count in hits.
+            if let Some(before) = before.downcast_ref() {
+                held.taken = limit.converted(held.taken, before);
+                held.floor = limit.converted(held.floor, before);
             }
-            (Self::LeakyQueue(limit), Self::LeakyQueue(before)) => limit.rate.converted(units, before.rate),
-            (Self::SteppedBucket(limit), Self::SteppedBucket(before)) => {
-                units / u128::from(before.amount.get()) * u128::from(limit.amount.get())
-            }
-            _counted_in_hits => units,
-        };
-        (held.taken, held.floor) = (converted(held.taken), converted(held.floor));
+        });
     }
 
     /// Charges `hits` that were used already: as a debt if the limit allows one, otherwise as far as the limit goes.

@@ -112,7 +112,7 @@ fn shadow_modes_pass_without_holding_what_they_refuse() {
     let limiter_with_rule = limiter(Modes::default());
     assert_eq!(reserve(&limiter_with_rule, &[("shadow", 4), ("tokens", 10)], "a"), Ok(true));
     assert_eq!((left(&limiter_with_rule, "shadow"), left(&limiter_with_rule, "tokens")), (3, 90));
-    let limiter_in_shadow = limiter(Modes { shadow: true, quota: false });
+    let limiter_in_shadow = limiter(Modes { shadow_mode: true, quota_mode: false });
     assert_eq!(reserve(&limiter_in_shadow, &[("tokens", 101)], "a"), Ok(false));
     assert_eq!(left(&limiter_in_shadow, "tokens"), 100);
 }

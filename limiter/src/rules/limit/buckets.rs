@@ -1,6 +1,6 @@
 //! Rules with buckets.
 
-use std::num::NonZeroU64;
+use std::{num::NonZeroU64, time::Duration};
 
 use crate::{
     algorithm::{Excess, Limit, Rate, Span, SteppedBucket, TokenBucket},
@@ -9,7 +9,7 @@ use crate::{
         diagnostics::Diagnostics,
         file::RateLimit,
         limit::{
-            Period, RuleTerms,
+            AtRate, KeyValue, RuleTerms,
             excess::{debt, excess},
             period,
         },
@@ -21,16 +21,14 @@ use crate::{
 /// A bucket that refills evenly: `requests` tokens in each period.
 pub(super) fn token_bucket(
     draft: &RateLimit,
-    period: &Period,
-    requests: u64,
-    excess: Excess,
+    AtRate { period, requests, excess }: AtRate,
     diagnostics: &mut Diagnostics<'_>,
 ) -> Option<TokenBucket> {
     let Some(hits) = NonZeroU64::new(requests) else {
         let rate = Rate::new(NonZeroU64::MIN, period.nanos());
         return Some(TokenBucket { rate, burst: 0, excess: Excess::Refuse });
     };
-    let burst = match (&draft.burst, draft.given("burst")) {
+    let burst = match (draft.integer("burst"), draft.given("burst")) {
         (None, None) => requests,
         (None, Some(_reported)) => return None,
         (Some(Located { value: 0, mark }), _) => {
@@ -59,15 +57,14 @@ pub(super) fn stepped_bucket(
         diagnostics
             .add(steps, "`burst` is missing; with steps it must say how many tokens a full bucket holds");
     }
-    let amount = at_least_one(&draft.refill_amount, "refill_amount", diagnostics);
+    let amount = at_least_one(draft, "refill_amount", diagnostics);
     let interval = draft
-        .refill_interval
-        .as_ref()
+        .text("refill_interval")
         .and_then(|text| {
             period::nanos(text, "refill_interval", period::NANOS_MIN, period::NANOS_MAX, diagnostics)
         })
         .and_then(NonZeroU64::new);
-    let burst = at_least_one(&draft.burst, "burst", diagnostics).map(NonZeroU64::get);
+    let burst = at_least_one(draft, "burst", diagnostics).map(NonZeroU64::get);
     let excess = excess(draft, burst.unwrap_or_default(), diagnostics);
     let (amount, interval, burst, excess) = (amount?, interval?, burst?, excess?);
     let refills = burst.saturating_add(debt(excess)).div_ceil(amount.get());
@@ -79,17 +76,27 @@ pub(super) fn stepped_bucket(
     })
 }
 
-fn at_least_one(
-    number: &Option<Located<u64>>,
-    name: &str,
-    diagnostics: &mut Diagnostics<'_>,
-) -> Option<NonZeroU64> {
-    let number = number.as_ref()?;
+fn at_least_one(draft: &RateLimit, name: &str, diagnostics: &mut Diagnostics<'_>) -> Option<NonZeroU64> {
+    let number = draft.integer(name)?;
     let positive = NonZeroU64::new(number.value);
     if positive.is_none() {
         diagnostics.add(number.mark, format!("`{name}` is at least 1"));
     }
     positive
+}
+
+/// The keys of a bucket that refills evenly.
+pub(super) fn keys(bucket: &TokenBucket) -> Vec<(&'static str, KeyValue)> {
+    vec![("burst", KeyValue::Number(bucket.burst))]
+}
+
+/// The keys of a bucket that refills in steps.
+pub(super) fn stepped_keys(bucket: &SteppedBucket) -> Vec<(&'static str, KeyValue)> {
+    vec![
+        ("burst", KeyValue::Number(bucket.burst)),
+        ("refill_amount", KeyValue::Number(bucket.amount.get())),
+        ("refill_interval", KeyValue::Time(Duration::from_nanos(bucket.interval.get()))),
+    ]
 }
 
 /// Whether everything that can be taken is refilled within the longest span; reported if not.

@@ -1,12 +1,14 @@
 //! Rules with places for calls in flight.
 
+use std::time::Duration;
+
 use crate::{
     algorithm::{Concurrency, Limit, Span},
     rules::{
         Allowance, DisplayedLimit,
         diagnostics::Diagnostics,
         file::RateLimit,
-        limit::{RuleTerms, period},
+        limit::{KeyValue, RuleTerms, period},
     },
     time::SECOND,
 };
@@ -26,7 +28,7 @@ pub(super) fn concurrency(draft: &RateLimit, diagnostics: &mut Diagnostics<'_>) 
             "`max_in_flight` is missing; with `concurrency` it must say how many calls may be in flight",
         );
     }
-    let places = draft.max_in_flight.as_ref().filter(|places| {
+    let places = draft.integer("max_in_flight").filter(|places| {
         let fits = (1..=PLACES_MAX).contains(&places.value);
         if !fits {
             let what =
@@ -35,7 +37,7 @@ pub(super) fn concurrency(draft: &RateLimit, diagnostics: &mut Diagnostics<'_>) 
         }
         fits
     });
-    let hold_max = match (&draft.hold_max, draft.given("hold_max")) {
+    let hold_max = match (draft.text("hold_max"), draft.given("hold_max")) {
         (None, None) => Some(HOLD_DEFAULT),
         (None, Some(_reported)) => None,
         (Some(text), _) => period::nanos(text, "hold_max", HOLD_MIN, HOLD_MAX, diagnostics),
@@ -45,4 +47,12 @@ pub(super) fn concurrency(draft: &RateLimit, diagnostics: &mut Diagnostics<'_>) 
         allowance: Allowance::Limited(Limit::Concurrency(Concurrency { max_in_flight, hold_max })),
         displayed_limit: DisplayedLimit { requests_per_unit: max_in_flight, unit: None },
     })
+}
+
+/// The keys of a limit of calls in flight.
+pub(super) fn keys(limit: &Concurrency) -> Vec<(&'static str, KeyValue)> {
+    vec![
+        ("max_in_flight", KeyValue::Number(limit.max_in_flight)),
+        ("hold_max", KeyValue::Time(Duration::from_nanos(limit.hold_max.nanos()))),
+    ]
 }

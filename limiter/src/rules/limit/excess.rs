@@ -2,7 +2,7 @@
 
 use crate::{
     algorithm::Excess,
-    rules::{diagnostics::Diagnostics, file::RateLimit, reader::Located},
+    rules::{diagnostics::Diagnostics, file::RateLimit},
 };
 
 /// Reads `count_denied`, `overdraft` and `overdraft_limit`, whose default is `default_debt`.
@@ -11,17 +11,16 @@ pub(super) fn excess(
     default_debt: u64,
     diagnostics: &mut Diagnostics<'_>,
 ) -> Option<Excess> {
-    let is_set = |boolean: &Option<Located<bool>>| boolean.as_ref().is_some_and(|boolean| boolean.value);
-    let (stats, overdrawn) = (is_set(&draft.count_denied), is_set(&draft.overdraft));
+    let (counted, overdrawn) = (draft.is_set("count_denied"), draft.is_set("overdraft"));
     if let Some(mark) = draft.given("overdraft_limit").filter(|_| !overdrawn) {
         diagnostics.add(mark, "`overdraft_limit` needs `overdraft: true`");
         return None;
     }
-    match (stats, overdrawn) {
+    match (counted, overdrawn) {
         (false, false) => Some(Excess::Refuse),
         (true, false) => Some(Excess::Count),
         (false, true) => {
-            Some(Excess::Overdraft(draft.overdraft_limit.as_ref().map_or(default_debt, |max| max.value)))
+            Some(Excess::Overdraft(draft.integer("overdraft_limit").map_or(default_debt, |max| max.value)))
         }
         (true, true) => {
             let mark = draft.given("overdraft").unwrap_or(draft.mark);

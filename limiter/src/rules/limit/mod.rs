@@ -1,7 +1,7 @@
 //! Interprets a `rate_limit`.
 
 use crate::{
-    algorithm::{AlgorithmName, Limit},
+    algorithm::{Admission, AlgorithmName, Excess, Limit},
     rules::{
         Allowance, DisplayedLimit,
         diagnostics::Diagnostics,
@@ -16,10 +16,12 @@ mod concurrency;
 mod excess;
 mod period;
 mod queue;
+mod value;
 mod windows;
 
 use excess::excess;
 use period::Period;
+pub use value::KeyValue;
 
 /// What a rule allows, and the limit that responses show.
 pub(crate) struct RuleTerms {
@@ -30,22 +32,64 @@ pub(crate) struct RuleTerms {
 /// The terms of a rule; `None` after reporting a problem.
 pub(crate) fn terms(draft: &RateLimit, diagnostics: &mut Diagnostics<'_>) -> Option<RuleTerms> {
     let misplaced: Vec<_> =
-        draft.given.iter().filter_map(|given| misuse(draft, *given)).chain(contradictions(draft)).collect();
+        draft.given.iter().filter_map(|given| misuse(draft, given)).chain(contradictions(draft)).collect();
     let all_fit = misplaced.is_empty();
     misplaced.into_iter().for_each(|problem| diagnostics.add(problem.mark, problem.value));
-    if draft.unlimited {
+    if draft.is_unlimited() {
         let displayed_limit = DisplayedLimit { requests_per_unit: 0, unit: None };
         return all_fit.then_some(RuleTerms { allowance: Allowance::Unlimited, displayed_limit });
     }
     let steps = ["refill_amount", "refill_interval"].into_iter().find_map(|name| draft.given(name));
-    let algorithm = draft.algorithm.as_ref().map(|algorithm| algorithm.value);
-    let terms = match (steps, algorithm) {
+    let terms = match (steps, draft.algorithm.as_ref().map(|algorithm| algorithm.value)) {
+        // Which keys are missing depends on those that do not fit.
         (Some(_), _) | (None, Some(AlgorithmName::Concurrency)) if !all_fit => None,
         (Some(steps), _) => buckets::stepped_bucket(draft, steps, diagnostics),
-        (None, Some(AlgorithmName::Concurrency)) => concurrency::concurrency(draft, diagnostics),
-        (None, Some(_) | None) => at_a_rate(draft, diagnostics),
+        (None, algorithm) => of_algorithm(draft, algorithm, diagnostics),
     };
     terms.filter(|_| all_fit)
+}
+
+/// The terms of a rule by its algorithm; classic without one.
+fn of_algorithm(
+    draft: &RateLimit,
+    algorithm: Option<AlgorithmName>,
+    diagnostics: &mut Diagnostics<'_>,
+) -> Option<RuleTerms> {
+    let Some(algorithm) = algorithm else {
+        let is_classic = draft.given("algorithm").is_none();
+        return at_rate(draft, diagnostics, |rate, _| is_classic.then(|| windows::classic(rate)));
+    };
+    match algorithm {
+        AlgorithmName::FixedWindow => {
+            at_rate(draft, diagnostics, |rate, problems| windows::fixed_window(draft, rate, problems))
+        }
+        AlgorithmName::SlidingWindow => {
+            at_rate(draft, diagnostics, |rate, problems| windows::sliding_window(draft, rate, problems))
+        }
+        AlgorithmName::SlidingLog => at_rate(draft, diagnostics, |rate, _| Some(windows::sliding_log(rate))),
+        AlgorithmName::TokenBucket => at_rate(draft, diagnostics, |rate, problems| {
+            buckets::token_bucket(draft, rate, problems).map(Limit::TokenBucket)
+        }),
+        AlgorithmName::LeakyBucket => at_rate(draft, diagnostics, |rate, problems| {
+            buckets::token_bucket(draft, rate, problems).map(Limit::LeakyBucket)
+        }),
+        AlgorithmName::LeakyQueue => {
+            at_rate(draft, diagnostics, |rate, problems| queue::leaky_queue(draft, rate, problems))
+        }
+        AlgorithmName::Concurrency => concurrency::concurrency(draft, diagnostics),
+    }
+}
+
+/// The keys of a rule that only some algorithms have, as written in a rule file.
+pub fn algorithm_keys(limit: &Limit) -> Vec<(&'static str, KeyValue)> {
+    match limit {
+        Limit::Classic(_) | Limit::FixedWindow(_) | Limit::SlidingWindow(_) => Vec::new(),
+        Limit::SlidingLog(log) => windows::log_keys(log),
+        Limit::TokenBucket(bucket) | Limit::LeakyBucket(bucket) => buckets::keys(bucket),
+        Limit::SteppedBucket(bucket) => buckets::stepped_keys(bucket),
+        Limit::LeakyQueue(queue) => queue::keys(queue),
+        Limit::Concurrency(limit) => concurrency::keys(limit),
+    }
 }
 
 /// The limit of a `candidate`; `None` after reporting a problem.
@@ -67,16 +111,22 @@ pub(crate) fn candidate(draft: &RateLimit, diagnostics: &mut Diagnostics<'_>) ->
 /// Whether a rule and its candidate read the same calls: those of a concurrency limit take and free places, those of
 /// any other limit count hits. Reported if not.
 pub(crate) fn candidate_fits(
-    rule: &RateLimit,
-    candidate: &RateLimit,
+    draft: &RateLimit,
+    rule: &RuleTerms,
+    candidate: &Limit,
     diagnostics: &mut Diagnostics<'_>,
 ) -> bool {
-    let counts_places = |draft: &RateLimit| {
-        draft.algorithm.as_ref().is_some_and(|algorithm| algorithm.value == AlgorithmName::Concurrency)
+    let counts_places = |limit: &Limit| match limit.admission() {
+        Admission::AtOnce | Admission::Delayed => false,
+        Admission::InFlight => true,
     };
-    let fits = counts_places(rule) == counts_places(candidate);
+    let of_rule = match &rule.allowance {
+        Allowance::Unlimited => false,
+        Allowance::Limited(limit) => counts_places(limit),
+    };
+    let fits = of_rule == counts_places(candidate);
     if !fits {
-        let mark = rule.given("candidate").unwrap_or(candidate.mark);
+        let mark = draft.given("candidate").unwrap_or(draft.mark);
         diagnostics.add(
             mark,
             "`candidate` and its rule must both have `algorithm: concurrency`, or neither: a refund frees a place \
@@ -86,8 +136,19 @@ pub(crate) fn candidate_fits(
     fits
 }
 
-/// The terms of a rule with a number of requests in a period.
-fn at_a_rate(draft: &RateLimit, diagnostics: &mut Diagnostics<'_>) -> Option<RuleTerms> {
+/// What all rules with a number of requests in a period have.
+struct AtRate {
+    period: Period,
+    requests: u64,
+    excess: Excess,
+}
+
+/// The terms of a rule with a number of requests in a period, whose other keys make a `limit` of it.
+fn at_rate(
+    draft: &RateLimit,
+    diagnostics: &mut Diagnostics<'_>,
+    limit: impl FnOnce(AtRate, &mut Diagnostics<'_>) -> Option<Limit>,
+) -> Option<RuleTerms> {
     let period = Period::read(draft, diagnostics);
     if draft.given("requests_per_unit").is_none() {
         diagnostics.add(
@@ -95,43 +156,22 @@ fn at_a_rate(draft: &RateLimit, diagnostics: &mut Diagnostics<'_>) -> Option<Rul
             "`requests_per_unit` is missing; 0 lets nothing pass, `unlimited: true` everything",
         );
     }
-    let requests = draft.requests_per_unit.as_ref().map(|requests| requests.value);
+    let requests = draft.integer("requests_per_unit").map(|requests| requests.value);
     let excess = excess(draft, requests.unwrap_or_default(), diagnostics);
     let (period, requests, excess) = (period?, requests?, excess?);
     let displayed_limit = DisplayedLimit { requests_per_unit: requests, unit: period.unit };
-    let limit = match &draft.algorithm {
-        None if draft.given("algorithm").is_some() => return None,
-        None => windows::classic(period, requests),
-        Some(Located { value, .. }) => match value {
-            AlgorithmName::FixedWindow => {
-                windows::fixed_window(draft, period, requests, excess, diagnostics)?
-            }
-            AlgorithmName::SlidingWindow => {
-                windows::sliding_window(draft, &period, requests, excess, diagnostics)?
-            }
-            AlgorithmName::SlidingLog => windows::sliding_log(&period, requests, excess),
-            AlgorithmName::TokenBucket => {
-                Limit::TokenBucket(buckets::token_bucket(draft, &period, requests, excess, diagnostics)?)
-            }
-            AlgorithmName::LeakyBucket => {
-                Limit::LeakyBucket(buckets::token_bucket(draft, &period, requests, excess, diagnostics)?)
-            }
-            AlgorithmName::LeakyQueue => queue::leaky_queue(draft, &period, requests, diagnostics)?,
-            // It has no rate.
-            AlgorithmName::Concurrency => return None,
-        },
-    };
+    let limit = limit(AtRate { period, requests, excess }, diagnostics)?;
     Some(RuleTerms { allowance: Allowance::Limited(limit), displayed_limit })
 }
 
 /// The problem of this key with the algorithm or with `unlimited`.
-fn misuse(draft: &RateLimit, given: GivenKey) -> Option<Located<String>> {
+fn misuse(draft: &RateLimit, given: &GivenKey) -> Option<Located<String>> {
     let name = given.key.name;
     let algorithm = draft.algorithm.as_ref().map(|algorithm| algorithm.value);
     let names = |some: &[AlgorithmName]| keys::quoted_list(some.iter().map(|name| name.name()));
     let value = match (given.key.applies_to, algorithm) {
         (AppliesTo::Any, _) => return None,
-        _limiting if draft.unlimited => {
+        _limiting if draft.is_unlimited() => {
             format!("`{name}` has no meaning with `unlimited: true`; remove one of them")
         }
         (AppliesTo::Limited, _) | (AppliesTo::ClassicOr(_), None) => return None,
@@ -159,7 +199,7 @@ fn misuse(draft: &RateLimit, given: GivenKey) -> Option<Located<String>> {
 
 /// The problems of mutually exclusive keys.
 fn contradictions(draft: &RateLimit) -> Vec<Located<String>> {
-    if draft.unlimited {
+    if draft.is_unlimited() {
         return Vec::new();
     }
     let mut found = Vec::new();

@@ -28,7 +28,7 @@ impl Period {
     /// Reads `unit`, `unit_multiplier`, `window` and `calendar`.
     pub(super) fn read(draft: &RateLimit, diagnostics: &mut Diagnostics<'_>) -> Option<Self> {
         if draft.given("window").is_some() {
-            let span = window(draft.window.as_ref()?, diagnostics)?;
+            let span = window(draft.text("window")?, diagnostics)?;
             return Some(Self { span, unit: None, calendar: None });
         }
         if draft.given("unit").is_none() {
@@ -57,7 +57,7 @@ impl Period {
 }
 
 fn multiplied(draft: &RateLimit, unit: Unit, diagnostics: &mut Diagnostics<'_>) -> Option<Period> {
-    match (&draft.unit_multiplier, draft.given("unit_multiplier")) {
+    match (draft.integer("unit_multiplier"), draft.given("unit_multiplier")) {
         (None, Some(_reported)) => None,
         (None, None) | (Some(Located { value: 1, .. }), _) => {
             Some(Period { span: unit.span(), unit: Some(unit), calendar: None })

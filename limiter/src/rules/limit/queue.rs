@@ -7,15 +7,14 @@ use crate::{
     rules::{
         diagnostics::Diagnostics,
         file::RateLimit,
-        limit::{Period, period},
+        limit::{AtRate, KeyValue, period},
     },
 };
 
 /// A queue that `requests` leave in each period.
 pub(super) fn leaky_queue(
     draft: &RateLimit,
-    period: &Period,
-    requests: u64,
+    AtRate { period, requests, .. }: AtRate,
     diagnostics: &mut Diagnostics<'_>,
 ) -> Option<Limit> {
     if draft.given("burst").is_none() {
@@ -24,14 +23,14 @@ pub(super) fn leaky_queue(
             "`burst` is missing; with `leaky_queue` it must say how many may wait; 0 lets no request wait",
         );
     }
-    let max_delay = match (&draft.max_delay, draft.given("max_delay")) {
+    let max_delay = match (draft.text("max_delay"), draft.given("max_delay")) {
         (None, None) => None,
         (None, Some(_reported)) => return None,
         (Some(text), _) => {
             Some(Duration::from_nanos(period::nanos(text, "max_delay", 0, period::NANOS_MAX, diagnostics)?))
         }
     };
-    let burst = draft.burst.as_ref()?.value;
+    let burst = draft.integer("burst")?.value;
     let Some(hits) = NonZeroU64::new(requests) else {
         let rate = Rate::new(NonZeroU64::MIN, period.nanos());
         return Some(Limit::LeakyQueue(LeakyQueue { rate, burst: None, max_delay, timeout: None }));
@@ -43,4 +42,11 @@ pub(super) fn leaky_queue(
         return None;
     }
     Some(Limit::LeakyQueue(LeakyQueue { rate, burst: Some(burst), max_delay, timeout: None }))
+}
+
+/// The keys of a queue.
+pub(super) fn keys(queue: &LeakyQueue) -> Vec<(&'static str, KeyValue)> {
+    let burst = queue.burst.map(|burst| ("burst", KeyValue::Number(burst)));
+    let max_delay = queue.max_delay.map(|longest| ("max_delay", KeyValue::Time(longest)));
+    burst.into_iter().chain(max_delay).collect()
 }

@@ -3,11 +3,11 @@
 use std::num::NonZeroU64;
 
 use crate::{
-    algorithm::{Classic, Excess, FixedWindow, Limit, SlidingLog, SlidingWindow, Span},
+    algorithm::{Classic, FixedWindow, Limit, SlidingLog, SlidingWindow, Span},
     rules::{
         diagnostics::Diagnostics,
         file::RateLimit,
-        limit::{Period, excess::debt},
+        limit::{AtRate, KeyValue, excess::debt},
         reader::Located,
     },
 };
@@ -15,15 +15,14 @@ use crate::{
 /// The maximum number of sub-windows of a window.
 const SUB_WINDOWS_MAX: u64 = 1_000;
 
-pub(super) fn classic(period: Period, limit: u64) -> Limit {
-    Limit::Classic(Classic { limit, window: period.into_window() })
+/// What envoyproxy/ratelimit does.
+pub(super) fn classic(AtRate { period, requests, .. }: AtRate) -> Limit {
+    Limit::Classic(Classic { limit: requests, window: period.into_window() })
 }
 
 pub(super) fn fixed_window(
     draft: &RateLimit,
-    period: Period,
-    limit: u64,
-    excess: Excess,
+    AtRate { period, requests: limit, excess }: AtRate,
     diagnostics: &mut Diagnostics<'_>,
 ) -> Option<Limit> {
     // A limit of 0 admits nothing and so has no debt.
@@ -41,13 +40,11 @@ pub(super) fn fixed_window(
 
 pub(super) fn sliding_window(
     draft: &RateLimit,
-    period: &Period,
-    limit: u64,
-    excess: Excess,
+    AtRate { period, requests: limit, excess }: AtRate,
     diagnostics: &mut Diagnostics<'_>,
 ) -> Option<Limit> {
     let span = period.span;
-    match (&draft.sub_windows, draft.given("sub_windows")) {
+    match (draft.integer("sub_windows"), draft.given("sub_windows")) {
         (None, None) => Some(Limit::SlidingWindow(SlidingWindow { limit, span, excess })),
         (None, Some(_reported)) => None,
         (Some(parts), _) => {
@@ -74,6 +71,12 @@ fn sub_window(span: Span, parts: &Located<u64>, diagnostics: &mut Diagnostics<'_
     NonZeroU64::new(span.nanos() / parts)
 }
 
-pub(super) fn sliding_log(period: &Period, limit: u64, excess: Excess) -> Limit {
+pub(super) fn sliding_log(AtRate { period, requests: limit, excess }: AtRate) -> Limit {
     Limit::SlidingLog(SlidingLog { limit, span: period.span, sub_window: NonZeroU64::MIN, excess })
+}
+
+/// The keys of a log.
+pub(super) fn log_keys(log: &SlidingLog) -> Vec<(&'static str, KeyValue)> {
+    let sub_windows = || ("sub_windows", KeyValue::Number(log.span.nanos() / log.sub_window));
+    log.has_sub_windows().then(sub_windows).into_iter().collect()
 }

@@ -7,8 +7,8 @@ use proptest::prelude::*;
 use super::*;
 use crate::{
     algorithm::{
-        Excess,
-        laws::{any_limit, every_limit},
+        Admission, Excess,
+        laws::{any_limit, early, every_limit},
     },
     time::SECOND,
 };
@@ -243,17 +243,16 @@ proptest! {
         let (subject, expected) = ended(&limit, history);
         for now in [subject.now, subject.now.plus(later)] {
             let [held, plain] = [&subject.counter, &expected].map(|counter| left(&limit, counter, now));
-            match &limit {
+            match limit.admission() {
                 // Others were admitted with their delays, so only the last place in the queue is given back.
-                Limit::LeakyQueue(_) => prop_assert!(held <= plain),
+                Admission::Delayed => prop_assert!(held <= plain),
                 // A hold may have opened another step, and a partial step counts as a whole one on either side.
-                Limit::SteppedBucket(bucket) => {
-                    let later = |counter| left(&limit, counter, now.plus(2 * bucket.interval.get()));
+                Admission::AtOnce | Admission::InFlight if early(&limit) > 0 => {
+                    let later = |counter| left(&limit, counter, now.plus(2 * limit.kind().window_nanos()));
                     prop_assert!(plain <= later(&subject.counter), "{held} {plain}");
                     prop_assert!(held <= later(&expected), "{held} {plain}");
                 }
-                Limit::Classic(_) | Limit::FixedWindow(_) | Limit::SlidingWindow(_) | Limit::SlidingLog(_)
-                | Limit::TokenBucket(_) | Limit::LeakyBucket(_) | Limit::Concurrency(_) => prop_assert_eq!(held, plain),
+                Admission::AtOnce | Admission::InFlight => prop_assert_eq!(held, plain),
             }
         }
     }
@@ -272,7 +271,7 @@ proptest! {
         }
         let (subject, expected) = ended(&limit, history);
         // Tokens of a stepped bucket may come back up to two intervals later without the holds.
-        let later = if let Limit::SteppedBucket(bucket) = &limit { 2 * bucket.interval.get() } else { 0 };
+        let later = if early(&limit) > 0 { 2 * limit.kind().window_nanos() } else { 0 };
         let held = left(&limit, &subject.counter, subject.now);
         let plain = left(&limit, &expected, subject.now.plus(later));
         prop_assert!(held <= plain, "{} {}", held, plain);

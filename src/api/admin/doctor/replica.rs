@@ -34,7 +34,7 @@ pub(super) fn findings(sources: &Sources) -> Vec<Finding> {
         findings.extend(unknown_domains(sources, &active));
         findings.extend(unmatched_descriptors(sources, &active));
     }
-    if sources.limiter.modes().shadow {
+    if sources.limiter.modes().shadow_mode {
         findings.push(Finding::warning(
             "shadow_mode",
             "limiter.shadow_mode is on: no request is refused",

@@ -1,7 +1,7 @@
 //! Findings in the rules.
 
 use tollgate_limiter::{
-    algorithm::Limit,
+    algorithm::Admission,
     rules::{DescriptorRef, Domain, MatchKind, Rule, Rules, Status},
 };
 
@@ -94,7 +94,7 @@ pub(super) fn findings(rules: &Rules) -> Vec<Finding> {
 
 /// Whether a rule may delay requests.
 pub(super) fn may_delay(rules: &Rules) -> bool {
-    rules.domains().flat_map(Domain::rules).any(|rule| matches!(rule.limit(), Some(Limit::LeakyQueue(_))))
+    rules.domains().flat_map(Domain::rules).any(|rule| rule.admission() == Some(Admission::Delayed))
 }
 
 fn of_rules(rules: &[&Rule], id: &str, what: &str, mend: &str) -> Option<Finding> {

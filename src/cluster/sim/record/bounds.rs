@@ -89,8 +89,7 @@ impl Record {
         let is_refused =
             |entry: &Entry| matches!(entry.effect, Effect::Refused(_) | Effect::TakenBack(_)).into();
         // A step that a charge opened stays open if the charge is taken back.
-        let is_stepped = matches!(limit, Limit::SteppedBucket(_));
-        let reopened = if is_stepped { self.sum_over(key, times, is_refused) } else { 0 };
+        let reopened = if laws::early(limit) > 0 { self.sum_over(key, times, is_refused) } else { 0 };
         let more = self.refunded(key, times) + self.forgotten(key, times) + reopened;
         more + match faults {
             Faults::None => bound(limit, times, 0),

@@ -2,7 +2,7 @@
 
 use rand::RngExt;
 use tollgate_limiter::{
-    algorithm::{Limit, Operation, laws::every_limit},
+    algorithm::{Operation, laws::every_limit},
     remote::{DecidedBy, RemoteOutcome},
     rules::{ForwardPolicy, OnOwnerUnavailable},
     time::SECOND,
@@ -86,9 +86,7 @@ impl World {
             };
             let mut check = self.check(number, key, operation);
             check.policy.lease = self.rng.random_bool(0.7);
-            if let Limit::Classic(_) = check.limit
-                && self.rng.random_bool(0.3)
-            {
+            if check.limit.is_classic() && self.rng.random_bool(0.3) {
                 // An override uses the counter of the classic limit with the same window.
                 check.limit = check.limit.share(2);
             }

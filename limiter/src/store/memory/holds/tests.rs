@@ -12,6 +12,7 @@ use crate::{
     store::{
         BYTES_MIN, CounterOperation, HOLD_TTL_DEFAULT, HOLDS_MAX, OnExpiry, OnFull, OnRefusal, SettleOutcome,
         SlotData,
+        holds::IDS_MAX,
         memory::{
             tables::SHARE_DIVISOR,
             tests::{BYTES, NOW, key, left, window},
@@ -191,6 +192,92 @@ fn unknown_ids_beyond_memory_share_are_not_remembered() {
     assert!(
         memory.tables.resources.holds.bytes.load(Ordering::Relaxed) <= BYTES_MIN as usize / SHARE_DIVISOR
     );
+}
+
+#[test]
+fn counter_forgets_the_oldest_settled_ids_beyond_its_bound() {
+    let (memory, limit) = (Memory::new(BYTES, OnFull::Deny), window(1_000_000));
+    let at = |number: u64| NOW.plus(number * SECOND / 1_000);
+    let settle = |number: u64, at| settle(&memory, check(key("k"), &limit, 1), &number.to_string(), at);
+    let ids = 10_000;
+    for number in 0..ids {
+        settle(number, at(number));
+    }
+    let used = limit.allowance() - left(&memory, key("k"), &limit);
+    assert_eq!(used, ids);
+    let forgotten = memory.stats().ids_forgotten;
+    let kept = ids - forgotten;
+    assert!((IDS_MAX as u64..IDS_MAX as u64 + 256).contains(&kept), "{kept}");
+    let bytes = memory.tables.resources.holds.bytes.load(Ordering::Relaxed);
+    assert!(bytes < 1 << 20, "{bytes}");
+    // The newest are answered as the first time, and the oldest are unknown.
+    for number in forgotten..ids {
+        settle(number, at(ids));
+    }
+    assert_eq!(left(&memory, key("k"), &limit), limit.allowance() - ids);
+    settle(0, at(ids));
+    assert_eq!(left(&memory, key("k"), &limit), limit.allowance() - ids - 1);
+}
+
+#[test]
+fn expired_holds_stay_known_while_settled_ones_are_forgotten() {
+    let (memory, limit) = (Memory::new(BYTES, OnFull::Deny), window(1_000_000));
+    let short = terms("expired", Duration::from_millis(1), OnExpiry::Release);
+    memory.reserve(&Checks::from_slice(&[check(key("k"), &limit, 5)]), &short, NOW, any_refused).unwrap();
+    let later = NOW.plus(SECOND);
+    for number in 0..10_000 {
+        settle(&memory, check(key("k"), &limit, 1), &number.to_string(), later);
+    }
+    assert!(memory.stats().ids_forgotten > 0);
+    let settled = settle(&memory, check(key("k"), &limit, 5), "expired", later);
+    assert_eq!(settled.outcome, SettleOutcome::Released);
+}
+
+#[test]
+fn backup_of_counter_with_many_ids_gets_only_the_changed_ones() {
+    let memory = Memory::new(BYTES, OnFull::Deny).with_slots(SLOTS.into()).shared();
+    memory.track_changes();
+    let (limit, slot) = (window(1_000_000), memory.slot(key("k")));
+    memory.acquire(slot, SlotData::default(), NOW);
+    let settle = |number: u64| settle(&memory, check(key("k"), &limit, 1), &number.to_string(), NOW);
+    let mut copy = memory.whole(slot).data;
+    let sent = |copy: &mut SlotData| {
+        let encoded = memory.changes(slot).data.encode(NOW);
+        copy.merge(SlotData::decode(&encoded, NOW).unwrap());
+        encoded.len()
+    };
+    for number in 0..4_000 {
+        settle(number);
+    }
+    let all = sent(&mut copy);
+    assert!(all > 100_000, "{all}");
+    let mut more = 0;
+    for number in 4_000..4_030 {
+        memory.apply(&[check(key("k"), &limit, 1)], NOW, |_| false).unwrap();
+        settle(number);
+        more += sent(&mut copy);
+    }
+    assert!(more < 30 * 250, "{more}");
+    assert_eq!(copy, memory.whole(slot).data);
+}
+
+#[test]
+fn backup_that_missed_nothing_forgets_the_ids_that_its_owner_forgets() {
+    let memory = Memory::new(BYTES, OnFull::Deny).with_slots(SLOTS.into()).shared();
+    memory.track_changes();
+    let (limit, slot) = (window(1_000_000), memory.slot(key("k")));
+    memory.acquire(slot, SlotData::default(), NOW);
+    let mut copy = memory.whole(slot).data;
+    for number in 0..10_000_u64 {
+        let at = NOW.plus(number * SECOND / 1_000);
+        settle(&memory, check(key("k"), &limit, 1), &number.to_string(), at);
+        if number.is_multiple_of(100) {
+            copy.merge(memory.changes(slot).data);
+        }
+    }
+    copy.merge(memory.changes(slot).data);
+    let [kept, owned] = [copy.bytes(), memory.whole(slot).data.bytes()];
+    assert!(kept < owned * 11 / 10, "{kept} of {owned}");
 }
 
 #[test]

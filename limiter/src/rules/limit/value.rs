@@ -1,0 +1,31 @@
+//! Values of keys, as text that a rule file takes.
+
+use std::{fmt, time::Duration};
+
+use crate::algorithm::Span;
+
+/// The value of a key in a rule file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KeyValue {
+    /// A number.
+    Number(u64),
+    /// A time.
+    Time(Duration),
+}
+
+impl fmt::Display for KeyValue {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        const DAY: u64 = Span::NANOS_MAX / (100 * 365);
+        match self {
+            Self::Number(number) => number.fmt(formatter),
+            // Whole days are more readable than hours.
+            Self::Time(time) if !time.is_zero() && time.as_nanos().is_multiple_of(u128::from(DAY)) => {
+                write!(formatter, "{}d", time.as_nanos() / u128::from(DAY))
+            }
+            Self::Time(time) => match jiff::SignedDuration::try_from(*time) {
+                Ok(time) => write!(formatter, "{time:#}"),
+                Err(_beyond_its_range) => write!(formatter, "{time:?}"),
+            },
+        }
+    }
+}
