@@ -19,12 +19,14 @@ mod sim;
 mod stats;
 mod submit;
 mod trust;
+mod tuning;
 mod wire;
 
 pub use link::{SeedFailures, SeedState};
 pub use member::MemberId;
 pub use message::MemberState;
 pub use node::{MemberView, View};
-pub use replica::{Cluster, Settings, Tuning};
+pub use replica::{Cluster, Settings};
 pub use stats::Stats;
 pub use trust::{Files, Trust, TrustError};
+pub use tuning::Tuning;

@@ -160,7 +160,7 @@ impl Memory {
             let changed = self.tables.expire_holds(table, key, &limit, self.at(now));
             self.tables.with_held(table, key, now, |counter| counter.forget_holds(now));
             if changed && let Some(ownerships) = &self.ownerships {
-                ownerships.record_change(slot, &mut ownerships.lock(slot), key, &table);
+                ownerships.record_change(slot, &mut ownerships.lock(slot), key, table);
             }
         }
     }
