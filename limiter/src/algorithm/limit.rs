@@ -195,13 +195,13 @@ impl Limit {
 
     /// The same limit for a caller with this timeout. Only delays depend on it.
     pub fn within(&self, timeout: Option<Duration>) -> Cow<'_, Self> {
-        match (self.admission(), timeout) {
-            (Admission::Delayed, Some(timeout)) => {
+        match timeout {
+            Some(timeout) if self.admission() == Admission::Delayed => {
                 let mut within = self.clone();
                 each_algorithm!(&mut within, limit => limit.set_timeout(timeout));
                 Cow::Owned(within)
             }
-            (Admission::AtOnce | Admission::Delayed | Admission::InFlight, _) => Cow::Borrowed(self),
+            Some(_) | None => Cow::Borrowed(self),
         }
     }
 
