@@ -3,7 +3,7 @@
 //! the same length that the caller owns, and read the clock for each decision. With the feature `tsc` our clock is the
 //! counter of the processor, as governor's always is.
 //!
-//!     cargo bench -p tollgate-limiter --bench embedded --no-default-features --features tsc
+//!     cargo bench -p tollgate-limiter --bench embedded --features tsc
 
 #![allow(clippy::unwrap_used, reason = "a benchmark stops at the first error")]
 #![allow(clippy::ptr_arg, reason = "one of the libraries takes an owned key")]

@@ -1,5 +1,5 @@
 //! A program that shares its limits with others through Redis or Valkey: `cargo run --example shared
-//! --no-default-features --features redis -- redis://127.0.0.1:6379`, several times within a minute.
+//! --features redis -- redis://127.0.0.1:6379`, several times within a minute.
 
 use std::{error::Error, time::Duration};
 
