@@ -12,7 +12,10 @@ use axum::{
     http::{HeaderMap, HeaderName, HeaderValue, Request, StatusCode, header::CONTENT_TYPE},
 };
 use prost::Message as _;
-use tokio::runtime::{self, Runtime};
+use tokio::{
+    runtime::{self, Runtime},
+    sync::watch,
+};
 use tollgate_limiter::{
     descriptor::Secret,
     limiter::Limiter,
@@ -85,7 +88,7 @@ pub(crate) fn api() -> Api {
 /// The routes of the HTTP API, with fresh counters.
 pub(super) fn http_router() -> Router {
     let reader = RequestReader::new(Settings::default().bounds(), 1 << 24);
-    http::router(api(), Ready, reader, forward_auth::Settings::default(), 8)
+    http::router(api(), Ready, reader, forward_auth::Settings::default(), 8, watch::channel(true).1)
 }
 
 /// A runtime whose time passes when it is idle.

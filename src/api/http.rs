@@ -11,7 +11,7 @@ use axum::{
     response::{IntoResponse, Response},
     routing::{get, post},
 };
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, watch};
 use tollgate_limiter::resilience::OpenForwards;
 use tonic::Code;
 
@@ -36,20 +36,21 @@ pub trait Readiness: Clone + Send + Sync + 'static {
 
 /// Routes `/healthcheck`, `/livez`, `/readyz`, `POST /json`, the calls of `tollgate.v1` below `/v1` and, if it is set,
 /// `/check`. At most `calls_max` calls run
-/// at once.
+/// at once. Calls wait until it is `opened`.
 pub fn router<R: Readiness>(
     api: Api,
     readiness: R,
     reader: RequestReader,
     check: forward_auth::Settings,
     calls_max: usize,
+    opened: watch::Receiver<bool>,
 ) -> Router {
     let probes = Router::new()
         .route("/livez", get(async || "OK"))
         .route("/readyz", get(readyz::<R>))
         .route("/healthcheck", axum::routing::any(healthcheck::<R>))
         .with_state(readiness);
-    let calls = Calls { api, running: Arc::new(Semaphore::new(calls_max)) };
+    let calls = Calls { api, running: Arc::new(Semaphore::new(calls_max)), opened };
     let v1 = |method| post(async move |state, parts, body| call_v1(method, state, parts, body).await);
     let json = Method::ALL.iter().fold(Router::new(), |router, method| {
         let handler = match method {
@@ -77,6 +78,8 @@ struct Calls {
     api: Api,
     /// Permits of calls that are running or delayed. Connections without one can be closed to admit a probe.
     running: Arc<Semaphore>,
+    /// Whether calls are answered.
+    opened: watch::Receiver<bool>,
 }
 
 /// Why a call has no reply.
@@ -99,6 +102,8 @@ impl Calls {
         message: fn(&M) -> &[u8],
     ) -> Result<Reply, Undecided> {
         let Ok(_permit) = self.running.try_acquire() else { return Err(Undecided::Overloaded) };
+        // An error means that the service ends, and the call is answered.
+        let _ = self.opened.clone().wait_for(|is_open| *is_open).await;
         // A task of its own, because hyper drops the handler of a client that is gone, and a call that was forwarded
         // must be decided to its end. The task frees the memory of the request before the delay.
         let decider = self.api.clone();

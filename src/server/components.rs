@@ -178,6 +178,16 @@ impl Components {
         }
     }
 
+    /// Waits until calls can be decided, or the first rules are refused, so that callers learn of it.
+    pub(super) async fn answerable(&self) {
+        if self.settings.rules.required {
+            self.active_rules.tried().await;
+        }
+        if self.active_rules.status().last_error.is_none() {
+            self.ready().await;
+        }
+    }
+
     /// The services of the gRPC listener.
     pub(super) fn grpc_services(&self, background: &mut JoinSet<()>) -> Result<Services, Error> {
         let (reporter, health) = tonic_health::server::health_reporter();
@@ -186,12 +196,12 @@ impl Components {
     }
 
     /// The services of the HTTP listener.
-    pub(super) fn http_services(&self) -> Services {
+    pub(super) fn http_services(&self, opened: watch::Receiver<bool>) -> Services {
         let connections_max = self.settings.http.max_connections;
         let calls_max = connections_max - connections_max.div_ceil(PROBE_SHARE).min(connections_max - 1);
         let (api, reader) = (self.api.clone(), self.admin.reader.clone());
         let check = self.settings.check.clone();
-        Services::http(http::router(api, self.probe(), reader, check, calls_max))
+        Services::http(http::router(api, self.probe(), reader, check, calls_max, opened))
     }
 
     /// The services of the admin listener.

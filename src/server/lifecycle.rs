@@ -101,6 +101,12 @@ pub(super) async fn wait_for_phase(mut phases: watch::Receiver<Phase>, phase: Ph
     let _ = phases.wait_for(|now| *now >= phase).await;
 }
 
+/// Waits until calls are answered.
+pub(super) async fn wait_until_open(mut opened: watch::Receiver<bool>) {
+    // An error means that the sender was dropped, which ends the wait too.
+    let _ = opened.wait_for(|is_open| *is_open).await;
+}
+
 /// Updates the health service for as long as it is polled.
 pub(super) async fn report_health(reporter: HealthReporter, mut probe: Probe) {
     let mut reported = None;

@@ -1,9 +1,12 @@
 //! Builds all components of the service in order, and runs them.
 
-use std::{io, net::SocketAddr, sync::Arc};
+use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 
 use bytesize::ByteSize;
-use tokio::sync::{mpsc, watch};
+use tokio::{
+    sync::{mpsc, watch},
+    time::timeout,
+};
 use tollgate_limiter::{shared_store::PasswordError, time::Clock};
 use tracing::info;
 
@@ -60,6 +63,8 @@ use tls::Certificates;
 
 /// Maximum size of a message, in bytes.
 const MESSAGE_BYTES_MAX: usize = 4 * 1024 * 1024;
+/// The longest time for which calls wait for the first rules and for the owners of the counters after the start.
+const OPEN_AFTER_MAX: Duration = Duration::from_secs(5);
 
 /// Memory budgets for data that clients make the process hold.
 #[derive(Clone, Debug)]
@@ -267,19 +272,35 @@ impl Server {
         for certificates in [&grpc.certificates, &http.certificates].into_iter().flatten() {
             tasks.background.spawn(certificates.clone().reload_on_change(poll_interval));
         }
-        let services = components.http_services();
+        let (open, opened) = watch::channel(false);
+        let services = components.http_services(opened.clone());
         tasks.listeners.spawn(http.serve(services, workers.http_handles(), phases.clone()));
         let services = components.metrics_services(grpc.budgets.clone());
         tasks.listeners.spawn(metrics.serve(services, workers.page_handles(), phases.clone()));
         let services = components.admin_services();
         tasks.listeners.spawn(admin.serve(services, workers.page_handles(), phases.clone()));
-        let services = components.grpc_services(&mut tasks.background)?;
-        tasks.listeners.spawn(grpc.serve(services, workers.grpc_handles(), phases));
+        let (services, handles) = (components.grpc_services(&mut tasks.background)?, workers.grpc_handles());
+        tasks.listeners.spawn(async move {
+            tokio::select! {
+                () = lifecycle::wait_until_open(opened) => {}
+                () = lifecycle::wait_for_phase(phases.clone(), Phase::Stopping) => {}
+            }
+            grpc.serve(services, handles, phases).await;
+        });
 
         let serve = async {
-            components.ready().await;
-            phase.send_replace(Phase::Serving);
-            std::future::pending::<()>().await;
+            tokio::join!(
+                async {
+                    // What waits is answered, also with an error, after this time.
+                    let _ = timeout(OPEN_AFTER_MAX, components.answerable()).await;
+                    open.send_replace(true);
+                },
+                async {
+                    components.ready().await;
+                    phase.send_replace(Phase::Serving);
+                    std::future::pending::<()>().await;
+                }
+            );
         };
         let result = tokio::select! {
             () = serve => Ok(()),

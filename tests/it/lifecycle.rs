@@ -66,6 +66,26 @@ async fn process_without_rules_serves_once_rules_are_repaired() {
 }
 
 #[tokio::test]
+async fn calls_during_the_start_wait_until_rules_and_owners_are_known() {
+    let folder = tempfile::tempdir().unwrap();
+    let secret = folder.path().join("secret");
+    std::fs::write(&secret, "a secret that replicas share").unwrap();
+    // It looks for other replicas first, for more than a second.
+    let cluster = [
+        ("cluster.listen", "127.0.0.1:0"),
+        ("cluster.secret_file", secret.to_str().unwrap()),
+        ("cluster.seed", "127.0.0.1:1"),
+    ];
+    let service = Service::start_unready(RULES, &cluster).await;
+    assert_eq!(service.http("GET", "/livez", "").await.0, 200);
+    let body = r#"{"domain": "shop", "descriptors": [{"entries": [{"key": "user", "value": "y"}]}]}"#;
+    let (answer, (status, text)) =
+        tokio::join!(service.call(request_for("shop", "user", "x")), service.http("POST", "/json", body));
+    assert_eq!(answer.unwrap().statuses[0].limit_remaining, 999);
+    assert_eq!(status, 200, "{text}");
+}
+
+#[tokio::test]
 async fn reflection_lists_served_services() {
     let service = Service::start(RULES).await;
     let query = ServerReflectionRequest {

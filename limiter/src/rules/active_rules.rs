@@ -119,9 +119,22 @@ impl ActiveRules {
     /// Waits for the first valid rule set.
     #[cfg(feature = "watch")]
     pub async fn loaded(&self) {
-        let replaced = self.replaced.notified();
-        if self.status().generation == 0 {
-            replaced.await;
+        loop {
+            let changed = self.replaced.notified();
+            if self.status().generation > 0 {
+                return;
+            }
+            changed.await;
+        }
+    }
+
+    /// Waits until the first rules are active or refused.
+    #[cfg(feature = "watch")]
+    pub async fn tried(&self) {
+        let changed = self.replaced.notified();
+        let Status { generation, last_error, .. } = self.status();
+        if generation == 0 && last_error.is_none() {
+            changed.await;
         }
     }
 
@@ -159,6 +172,8 @@ impl ActiveRules {
             status.load_errors += 1;
             status.last_error = Some(LoadError { at: now, problems });
         });
+        #[cfg(feature = "watch")]
+        self.replaced.notify_waiters();
     }
 
     /// Clears the error of the last load: the source has the active rules again, under this version.
