@@ -12,7 +12,7 @@ use axum::{
     routing::{get, post},
 };
 use tokio::sync::Semaphore;
-use tollgate_limiter::resilience::OpenForwards;
+use tollgate_limiter::{printable, resilience::OpenForwards};
 use tonic::Code;
 
 use crate::api::{
@@ -155,12 +155,20 @@ impl Undecided {
 }
 
 async fn readyz<R: Readiness>(State(readiness): State<R>) -> Response {
-    readiness.ready().map_err(|why| (StatusCode::SERVICE_UNAVAILABLE, why)).into_response()
+    readiness.ready().map_err(|why| (StatusCode::SERVICE_UNAVAILABLE, printable_lines(&why))).into_response()
 }
 
 /// Like `/readyz`, with the status codes that probes for envoyproxy/ratelimit expect.
 async fn healthcheck<R: Readiness>(State(readiness): State<R>) -> Response {
-    readiness.healthy().map_err(|why| (StatusCode::INTERNAL_SERVER_ERROR, why)).into_response()
+    readiness
+        .healthy()
+        .map_err(|why| (StatusCode::INTERNAL_SERVER_ERROR, printable_lines(&why)))
+        .into_response()
+}
+
+/// A reason may quote rules and names of others, and `curl` prints it on a terminal.
+fn printable_lines(text: &str) -> String {
+    text.lines().map(|line| printable::escaped(line) + "\n").collect()
 }
 
 async fn should_rate_limit(

@@ -2,7 +2,10 @@
 
 use std::{fmt, sync::Arc};
 
-use crate::yaml::{self, Mark, escaped};
+use crate::{
+    printable::escaped,
+    yaml::{self, Mark},
+};
 
 /// What rules are read from.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
