@@ -10,7 +10,10 @@ use tollgate_limiter::{
     metrics::{Counter, Histogram, micros},
 };
 
-use crate::api::{ApiKind, Error};
+use crate::api::{
+    ApiKind, Error,
+    error::{AccessError, ResetError},
+};
 
 const DURATION_BOUNDS: [Duration; 15] =
     micros([5, 10, 25, 50, 100, 250, 500, 1_000, 2_500, 5_000, 10_000, 25_000, 50_000, 100_000, 1_000_000]);
@@ -36,6 +39,8 @@ pub struct Metrics {
     pub invalid: Counter,
     /// Reservations whose owner could not be reached.
     pub owner_unreachable: Counter,
+    /// Resets without the right admin token.
+    pub wrong_token: Counter,
     // In the order of `ApiKind`.
     requests: [Counter; ApiKind::ALL.len()],
     waiting: AtomicU64,
@@ -65,6 +70,7 @@ impl Default for Metrics {
             overloaded: Counter::default(),
             invalid: Counter::default(),
             owner_unreachable: Counter::default(),
+            wrong_token: Counter::default(),
             requests: Default::default(),
             waiting: AtomicU64::new(0),
         }
@@ -122,8 +128,15 @@ impl Metrics {
                 // The store counts it.
                 HoldError::Exhausted => {}
             },
-            // Resets are not requests for a decision.
-            Error::Reset(_) => {}
+            Error::Reset(ResetError::Access(AccessError::Refused | AccessError::Busy)) => {
+                self.wrong_token.increase();
+            }
+            // Other resets are not requests for a decision.
+            Error::Reset(
+                ResetError::Access(AccessError::NoToken | AccessError::Unusable)
+                | ResetError::LimitOrHits(_)
+                | ResetError::NoCounter { .. },
+            ) => {}
         }
     }
 }

@@ -38,6 +38,7 @@ pub use rls::headers;
 use admin::Token;
 use denial_log::DenialLog;
 use recorder::Recorder;
+use v1::ResetAccess;
 
 /// Code generated from `proto/`.
 #[allow(missing_docs, clippy::all, clippy::disallowed_methods)]
@@ -95,7 +96,7 @@ pub struct Api {
     denials: Option<Arc<DenialLog>>,
     recorder: Option<Arc<Recorder>>,
     traces: Option<Traces>,
-    admin_token: Option<Arc<Token>>,
+    reset_access: Option<ResetAccess>,
 }
 
 impl Api {
@@ -109,7 +110,7 @@ impl Api {
             denials: None,
             recorder: None,
             traces: None,
-            admin_token: None,
+            reset_access: None,
         }
     }
 
@@ -140,7 +141,7 @@ impl Api {
 
     /// Sets the token that resets need.
     pub fn with_admin_token(self, token: Option<Token>) -> Self {
-        Self { admin_token: token.map(Arc::new), ..self }
+        Self { reset_access: token.map(ResetAccess::new), ..self }
     }
 
     /// Shows a request and its answer to those that watch requests.

@@ -10,6 +10,8 @@ mod encode;
 pub(crate) mod fuzz;
 mod reservations;
 mod reset;
+mod reset_access;
 pub mod stream;
 
 pub(super) use decide::{Decided, Partial};
+pub(super) use reset_access::ResetAccess;

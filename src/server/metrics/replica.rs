@@ -122,13 +122,14 @@ metrics! { Reading;
         "Requests for a domain without rules; they pass."
         => |all, family| family.value(all.sources.limiter.unknown_domains.get());
     Counter "tollgate_unanswered_requests_total" ["reason"]
-        "Requests answered with an error: no_rules before rules are loaded, joining before the owners are known, overloaded when too many checks wait for other replicas, owner_unreachable for reservations whose owner does not answer, invalid for malformed requests."
+        "Requests answered with an error: no_rules before rules are loaded, joining before the owners are known, overloaded when too many checks wait for other replicas, owner_unreachable for reservations whose owner does not answer, invalid for malformed requests, wrong_token for resets without the admin token."
         => |all, family| {
             family.sample(&["no_rules"], all.sources.api.no_rules.get());
             family.sample(&["joining"], all.sources.api.joining.get());
             family.sample(&["overloaded"], all.sources.api.overloaded.get());
             family.sample(&["owner_unreachable"], all.sources.api.owner_unreachable.get());
             family.sample(&["invalid"], all.sources.api.invalid.get());
+            family.sample(&["wrong_token"], all.sources.api.wrong_token.get());
         };
     Histogram "tollgate_request_duration_seconds" []
         "Time from reading a request to its decision, without delays imposed by a leaky_queue. Requests of one read batch count with their mean."
