@@ -16,9 +16,9 @@ use tollgate_limiter::{printable, resilience::OpenForwards};
 use tonic::Code;
 
 use crate::api::{
-    Api, ApiKind, Call, Error, Method, Reply, ResetPrecision,
+    Api, ApiKind, Call, Error, Hosts, Method, Reply, ResetPrecision,
     call::{HoldVerb, Verb},
-    cross_site,
+    cross_site::{self, GatewayRequests},
     error::details,
     forward_auth, json,
     proto::google::rpc,
@@ -44,6 +44,7 @@ pub fn router<R: Readiness>(
     readiness: R,
     reader: RequestReader,
     check: forward_auth::Settings,
+    hosts: Hosts,
     calls_max: usize,
 ) -> Router {
     let probes = Router::new()
@@ -64,13 +65,16 @@ pub fn router<R: Readiness>(
         .route("/v1/reset", v1(Method::Reset))
         .with_state((calls.clone(), reader));
     // A web page must not be able to make charges or reservations.
-    let routes = probes.merge(json.route_layer(middleware::from_fn(cross_site::refuse)));
+    let guard = middleware::from_fn_with_state(hosts.clone(), cross_site::refuse_unless_served);
+    let routes = probes.merge(json.route_layer(guard));
     match check.check() {
         None => routes,
-        // A gateway forwards the headers of its clients, so the origin is that of the client's page.
         Some(check) => {
+            let gateways = GatewayRequests { hosts, headers: check.headers().into() };
+            let guard = middleware::from_fn_with_state(gateways, cross_site::refuse_pages);
             let methods = get(decide_headers).post(decide_headers);
-            routes.merge(Router::new().route("/check", methods).with_state((calls, Arc::new(check))))
+            let check = Router::new().route("/check", methods).with_state((calls, Arc::new(check)));
+            routes.merge(check.route_layer(guard))
         }
     }
 }

@@ -30,6 +30,7 @@ pub mod top;
 pub mod v1;
 
 pub use call::{ApiKind, Call, Method, Reply, ResetPrecision};
+pub use cross_site::Hosts;
 pub use error::Error;
 pub use handle::{Batch, Handled, Unfinished};
 pub use metrics::Metrics;

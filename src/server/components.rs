@@ -21,7 +21,7 @@ use tracing::warn;
 
 use crate::{
     api::{
-        Api,
+        Api, Hosts,
         admin::{self, AdminState},
         http,
         proto::DESCRIPTORS,
@@ -191,7 +191,8 @@ impl Components {
         let calls_max = connections_max - connections_max.div_ceil(PROBE_SHARE).min(connections_max - 1);
         let (api, reader) = (self.api.clone(), self.admin.reader.clone());
         let check = self.settings.check.clone();
-        Services::http(http::router(api, self.probe(), reader, check, calls_max))
+        let hosts = Hosts::new(self.settings.http.hosts.clone());
+        Services::http(http::router(api, self.probe(), reader, check, hosts, calls_max))
     }
 
     /// The services of the admin listener.
