@@ -4,7 +4,10 @@ use std::{io, net::SocketAddr, sync::Arc};
 
 use bytesize::ByteSize;
 use tokio::sync::{mpsc, watch};
-use tollgate_limiter::{shared_store::PasswordError, time::Clock};
+use tollgate_limiter::{
+    shared_store::PasswordError,
+    time::{Clock, ClockOutOfRange},
+};
 use tracing::info;
 
 use crate::{
@@ -91,6 +94,9 @@ pub enum Error {
         /// The cause.
         error: io::Error,
     },
+    /// The clock of the machine is wrong.
+    #[error(transparent)]
+    Clock(#[from] ClockOutOfRange),
     /// Certificates cannot be used.
     #[error(transparent)]
     Certificates(#[from] CertificateFileError),
@@ -145,8 +151,9 @@ pub struct Addresses {
 }
 
 impl Server {
-    /// Loads the certificates and binds all listeners. Fails if any of them is invalid.
+    /// Loads the certificates and binds all listeners. Fails if any of them is invalid, or the clock is.
     pub async fn bind(settings: Settings, clock: Clock) -> Result<Self, Error> {
+        clock.require_in_range()?;
         if let Some(path) = &settings.admin.token_file {
             admin::Token::new(path.clone()).read()?;
         }
