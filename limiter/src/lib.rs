@@ -20,6 +20,8 @@ pub mod limiter;
 pub mod metrics;
 mod named;
 #[doc(hidden)]
+pub mod printable;
+#[doc(hidden)]
 pub mod remote;
 #[doc(hidden)]
 pub mod resilience;

@@ -25,6 +25,14 @@ const FOLLOW_NANOS: u64 = FOLLOW_EVERY.as_nanos() as u64;
 /// jumped ahead and was set back.
 pub const LEAD_MAX: Duration = Duration::from_secs(60);
 
+/// The start of the year 2500. Windows of years and everything that outlives them end before the last instant, in 2554.
+const LAST_START: Timestamp = Timestamp(16_725_225_600 * SECOND);
+
+/// The wall clock shows a time that no server can work with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the clock of this machine is not between the years 1970 and 2499: set it, then start again")]
+pub struct ClockOutOfRange;
+
 /// Nanoseconds since the Unix epoch, up to the year 2554. Arithmetic saturates.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Timestamp(u64);
@@ -128,6 +136,13 @@ impl Clock {
     /// The wall clock. Certificates are issued and verified by it, as replicas and clients verify by theirs.
     pub fn wall(&self) -> Timestamp {
         self.as_system().map_or_else(|| self.now(), SystemClock::wall)
+    }
+
+    /// Fails unless the wall clock is in the years 1970 to 2499.
+    pub fn require_in_range(&self) -> Result<(), ClockOutOfRange> {
+        // Any time before 1970 reads as 1970.
+        let wall = self.wall();
+        if Timestamp::EPOCH < wall && wall < LAST_START { Ok(()) } else { Err(ClockOutOfRange) }
     }
 
     /// Sets a manual clock to `now`. A system clock ignores this.
@@ -558,6 +573,24 @@ mod tests {
         let (step, ahead, behind) = follow();
         assert!(matches!(step, Some(Step::Back(_))), "{step:?}");
         assert!(ahead < LEAD_MAX && behind < LEAD_MAX && clock.now().since(start) < LEAD_MAX);
+    }
+
+    #[test]
+    fn clock_is_in_range_from_1970_to_2499() {
+        let last = jiff::civil::date(2500, 1, 1).to_zoned(jiff::tz::TimeZone::UTC).unwrap().timestamp();
+        assert_eq!(LAST_START.as_nanos(), last.as_nanosecond() as u64);
+        assert_eq!(Clock::system().require_in_range(), Ok(()));
+        let clock = Clock::system();
+        clock.set_wall_ahead(i64::MIN);
+        assert_eq!(clock.require_in_range(), Err(ClockOutOfRange), "a clock that was never set");
+        for (at, expected) in [
+            (Timestamp::EPOCH.plus(1), Ok(())),
+            (LAST_START.minus(1), Ok(())),
+            (LAST_START, Err(ClockOutOfRange)),
+            (Timestamp::MAX, Err(ClockOutOfRange)),
+        ] {
+            assert_eq!(Clock::manual(at).require_in_range(), expected, "{at:?}");
+        }
     }
 
     #[test]

@@ -3,15 +3,105 @@
 //! A browser sends requests of any page to any address, with the page's origin in `Sec-Fetch-Site` and `Origin`. With
 //! DNS rebinding, a host name of the page resolves to this process; then `Host` is that name.
 
-use std::net::IpAddr;
+use std::{net::IpAddr, sync::Arc};
 
 use axum::{
-    extract::Request,
-    http::{HeaderMap, HeaderValue, StatusCode, Uri, header, uri::Authority},
+    extract::{Request, State},
+    http::{HeaderMap, HeaderName, HeaderValue, StatusCode, Uri, Version, header, uri::Authority},
     middleware::Next,
     response::{IntoResponse, Response},
 };
 use tracing::debug;
+
+/// The names under which callers know this process. A name that a web page can have is served only if it is among them.
+#[derive(Clone, Debug, Default)]
+pub struct Hosts(Arc<[String]>);
+
+/// Tells requests of gateways from those of browsers by headers that a browser does not send for a page of another
+/// origin, unless it has asked the server for permission first.
+#[derive(Clone, Debug)]
+pub(super) struct GatewayRequests {
+    pub(super) hosts: Hosts,
+    /// The headers that descriptors are made of.
+    pub(super) headers: Arc<[HeaderName]>,
+}
+
+impl Hosts {
+    /// These names, beside those that are always served.
+    pub fn new(names: Vec<String>) -> Self {
+        Self(names.into())
+    }
+
+    /// Whether each host that the request names is served. A request without any is not of a browser.
+    fn check(&self, uri: &Uri, headers: &HeaderMap) -> Result<(), &'static str> {
+        if uri.authority().is_none() && !headers.contains_key(header::HOST) {
+            return Ok(());
+        }
+        match hosts(uri, headers) {
+            Some(hosts) if hosts.iter().all(|host| self.has(host.host())) => Ok(()),
+            Some(_) | None => Err("the Host header is none of http.hosts"),
+        }
+    }
+
+    /// Addresses are no names. No page of the Internet has a name without a dot, or one that Kubernetes gives.
+    fn has(&self, host: &str) -> bool {
+        let ends_with = |end: &str| {
+            let at = host.len().checked_sub(end.len());
+            at.and_then(|at| host.get(at..)).is_some_and(|last| last.eq_ignore_ascii_case(end))
+        };
+        let is_local_name = !host.is_empty() && !host.contains(['.', ':', '@', '[']);
+        address(host).is_some()
+            || is_local_name
+            || ends_with(".svc")
+            || ends_with(".svc.cluster.local")
+            || self.0.iter().any(|name| name.eq_ignore_ascii_case(host))
+    }
+}
+
+impl GatewayRequests {
+    fn check(&self, request: &Request) -> Result<(), &'static str> {
+        let (uri, headers) = (request.uri(), request.headers());
+        // Some gateways pass the host of their client on, so this must be asked for.
+        if !self.hosts.0.is_empty() {
+            self.hosts.check(uri, headers)?;
+        }
+        let is_of_gateway =
+            request.version() < Version::HTTP_11 || headers.keys().any(|name| self.is_set_by_gateway(name));
+        if is_of_gateway { Ok(()) } else { same_origin(uri, headers) }
+    }
+
+    /// Whether only a gateway sends the header: neither a browser by itself nor a proxy between the two.
+    fn is_set_by_gateway(&self, name: &HeaderName) -> bool {
+        let text = name.as_str();
+        let is_of_browser =
+            ["x-forwarded-for", "x-requested-with", "x-moz", "x-purpose", "x-client-data"].contains(&text);
+        let is_usual = ["x-forwarded-", "x-original-"].iter().any(|begin| text.starts_with(begin))
+            || text == "x-real-ip";
+        !is_of_browser && (is_usual || text.starts_with("x-") && self.headers.contains(name))
+    }
+}
+
+/// Responds with 403 to a request of another origin, or for a host that is not served.
+pub(super) async fn refuse_unless_served(
+    State(served): State<Hosts>,
+    request: Request,
+    next: Next,
+) -> Response {
+    let (uri, headers) = (request.uri(), request.headers());
+    let allowed = served.check(uri, headers).and_then(|()| same_origin(uri, headers));
+    answer(allowed, request, next).await
+}
+
+/// Responds with 403 to a request that a page of another origin has caused. A gateway forwards the headers of its
+/// clients, so the origin alone does not tell.
+pub(super) async fn refuse_pages(
+    State(gateways): State<GatewayRequests>,
+    request: Request,
+    next: Next,
+) -> Response {
+    let allowed = gateways.check(&request);
+    answer(allowed, request, next).await
+}
 
 /// Responds with 403 to a request of another origin. Clients other than browsers send neither header.
 pub(super) async fn refuse(request: Request, next: Next) -> Response {
@@ -78,9 +168,12 @@ fn hosts(uri: &Uri, headers: &HeaderMap) -> Option<Vec<Authority>> {
 
 fn is_loopback(host: &Authority) -> bool {
     let host = host.host();
-    let address = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
     host.eq_ignore_ascii_case("localhost")
-        || address.parse::<IpAddr>().is_ok_and(|address| address.to_canonical().is_loopback())
+        || address(host).is_some_and(|address| address.to_canonical().is_loopback())
+}
+
+fn address(host: &str) -> Option<IpAddr> {
+    host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host).parse().ok()
 }
 
 #[cfg(test)]
@@ -123,6 +216,47 @@ mod tests {
         ] {
             assert!(!is_local("/log", &[("host", host)]), "{host:?}");
         }
+    }
+
+    #[test]
+    fn names_that_no_page_can_have_and_those_of_the_setting_are_served() {
+        let hosts = Hosts::new(vec!["tollgate.example".to_owned()]);
+        let is_served =
+            |host: &str| hosts.check(&"/json".parse().unwrap(), &headers(&[("host", host)])).is_ok();
+        for host in [
+            "localhost",
+            "127.0.0.1:8080",
+            "10.1.2.3",
+            "[fd00::1]:8080",
+            "tollgate",
+            "tollgate:8080",
+            "tollgate.edge.svc",
+            "tollgate.edge.SVC:8080",
+            "tollgate.edge.svc.cluster.local",
+            "Tollgate.Example:1",
+        ] {
+            assert!(is_served(host), "{host}");
+        }
+        for host in [
+            "evil.example",
+            "a.tollgate.example",
+            "tollgate.example.evil.example",
+            "10.0.0.1.evil.example",
+            "svc.evil.example",
+            "evil.example:8080",
+            "",
+            "localhost, evil.example",
+            "evil.example@tollgate",
+        ] {
+            assert!(!is_served(host), "{host:?}");
+        }
+        assert!(
+            hosts.check(&"/json".parse().unwrap(), &HeaderMap::new()).is_ok(),
+            "no browser leaves out Host"
+        );
+        assert!(
+            hosts.check(&"http://evil.example/json".parse().unwrap(), &headers(&[("host", "a")])).is_err()
+        );
     }
 
     #[test]

@@ -1,4 +1,7 @@
-//! The text form of descriptors: `key=value,key=value`. A backslash escapes the next character.
+//! The text form of descriptors: `key=value,key=value`. A backslash escapes the next character; `\n`, `\r`, `\t` and
+//! `\u{1b}` stand for characters that cannot be printed.
+
+use std::str::Chars;
 
 use crate::api::proto::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::Entry;
 
@@ -11,7 +14,7 @@ pub fn parse(text: &str) -> Result<Vec<Entry>, String> {
     let mut characters = text.chars();
     loop {
         match characters.next() {
-            Some('\\') => part.push(characters.next().ok_or("trailing backslash")?),
+            Some('\\') => part.push(unescaped(&mut characters)?),
             Some('=') if key.is_none() => key = Some(std::mem::take(&mut part)),
             Some(',') | None if key.is_none() => return Err(format!("`{part}` has no `=`; write key=value")),
             end @ (Some(',') | None) => {
@@ -29,8 +32,26 @@ pub fn parse(text: &str) -> Result<Vec<Entry>, String> {
     }
 }
 
+/// The character that is written after a backslash.
+fn unescaped(characters: &mut Chars<'_>) -> Result<char, String> {
+    Ok(match characters.next().ok_or("trailing backslash")? {
+        'n' => '\n',
+        'r' => '\r',
+        't' => '\t',
+        'u' if characters.as_str().starts_with('{') => {
+            let (number, rest) = characters.as_str()[1..].split_once('}').ok_or("`\\u{` without `}`")?;
+            *characters = rest.chars();
+            let number = u32::from_str_radix(number, 16).ok().and_then(char::from_u32);
+            number.ok_or("`\\u{..}` with something else than the hexadecimal number of a character")?
+        }
+        plain => plain,
+    })
+}
+
 #[cfg(test)]
 mod tests {
+    use tollgate_limiter::printable;
+
     use super::*;
 
     fn entry(key: &str, value: &str) -> Entry {
@@ -55,8 +76,21 @@ mod tests {
 
     #[test]
     fn formatted_descriptor_parses_to_same_entries() {
-        let given = vec![entry("pa,th", r"/a\b=c,d"), entry("user", "")];
-        let pairs = given.iter().map(|entry| (&*entry.key, &*entry.value));
-        assert_eq!(parse(&format(pairs)), Ok(given.clone()));
+        let given = vec![
+            entry("pa,th", r"/a\b=c,d"),
+            entry("user", ""),
+            entry("hidden", "\x1b]0;\x07\r\n\t\u{9b}\u{202e}"),
+            entry("spelled", r"\u{1b}\n"),
+        ];
+        let text = format(given.iter().map(|entry| (&*entry.key, &*entry.value)));
+        assert!(!text.contains(printable::is_hidden), "{text:?}");
+        assert_eq!(parse(&text), Ok(given.clone()));
+    }
+
+    #[test]
+    fn malformed_number_of_a_character_is_an_error() {
+        for text in [r"a=\u{1b", r"a=\u{}", r"a=\u{d800}", r"a=\u{x}"] {
+            assert!(parse(text).unwrap_err().contains(r"\u{"), "{text}");
+        }
     }
 }

@@ -71,6 +71,15 @@ impl Check {
         (!request.descriptors.is_empty()).then(|| request.encode_to_vec())
     }
 
+    /// The headers that the descriptors are made of.
+    pub(super) fn headers(&self) -> Vec<HeaderName> {
+        let header = |entry: &EntryTemplate| match &entry.value {
+            Value::Text(_) => None,
+            Value::Header(name) => Some(name.clone()),
+        };
+        self.template.0.iter().flatten().filter_map(header).collect()
+    }
+
     /// The status of a decided request.
     pub(super) fn status(&self, passes: bool) -> StatusCode {
         if passes { StatusCode::OK } else { self.denied }

@@ -26,7 +26,7 @@ use tollgate_limiter::{
 use tonic::codegen::Service as _;
 
 use crate::api::{
-    Api, Settings,
+    Api, Hosts, Settings,
     admin::{self, AdminState},
     call::Method,
     forward_auth, headers,
@@ -88,7 +88,8 @@ pub(crate) fn api() -> Api {
 /// The routes of the HTTP API, with fresh counters.
 pub(super) fn http_router() -> Router {
     let reader = RequestReader::new(Settings::default().bounds(), 1 << 24);
-    http::router(api(), Ready, reader, forward_auth::Settings::default(), 8, watch::channel(true).1)
+    let open = watch::channel(true).1;
+    http::router(api(), Ready, reader, forward_auth::Settings::default(), Hosts::default(), 8, open)
 }
 
 /// A runtime whose time passes when it is idle.

@@ -12,7 +12,7 @@ use tollgate_limiter::{
 
 use crate::api::{
     Api, Error,
-    call::{Call, Method, Reply, ResetPrecision},
+    call::{Call, Method, Reply, ResetPrecision, SingleMethod},
     metrics::Uncounted,
     span::CallSpan,
     v1::{Decided, Partial},
@@ -109,7 +109,15 @@ impl Api {
         connection: &OpenForwards,
         Unfinished { mut span, partial }: Unfinished,
     ) -> Result<Reply, Error> {
+        let refused = match call.method {
+            Method::Single(SingleMethod::Reset) => Box::pin(self.may_reset(call)).await.err(),
+            Method::ShouldRateLimit | Method::Decide(_) | Method::Single(SingleMethod::Hold(_)) => None,
+        };
         let view = self.limiter.view();
+        if let Some(error) = refused {
+            self.metrics.answered(call.api, view.age());
+            return self.end(span, Err(error));
+        }
         let decided = match (call.method, partial) {
             (Method::ShouldRateLimit, _) => self.decide_waiting(call, &view, connection, &mut span).await,
             (Method::Decide(verb), partial) => {

@@ -12,11 +12,12 @@ use axum::{
     routing::{get, post},
 };
 use tokio::sync::{Semaphore, watch};
-use tollgate_limiter::resilience::OpenForwards;
+use tollgate_limiter::{printable, resilience::OpenForwards};
 use tonic::Code;
 
 use crate::api::{
-    Api, ApiKind, Call, Error, Method, Reply, ResetPrecision, cross_site,
+    Api, ApiKind, Call, Error, Hosts, Method, Reply, ResetPrecision,
+    cross_site::{self, GatewayRequests},
     error::details,
     forward_auth, json,
     proto::google::rpc,
@@ -42,6 +43,7 @@ pub fn router<R: Readiness>(
     readiness: R,
     reader: RequestReader,
     check: forward_auth::Settings,
+    hosts: Hosts,
     calls_max: usize,
     opened: watch::Receiver<bool>,
 ) -> Router {
@@ -61,13 +63,16 @@ pub fn router<R: Readiness>(
     });
     let json = json.with_state((calls.clone(), reader));
     // A web page must not be able to make charges or reservations.
-    let routes = probes.merge(json.route_layer(middleware::from_fn(cross_site::refuse)));
+    let guard = middleware::from_fn_with_state(hosts.clone(), cross_site::refuse_unless_served);
+    let routes = probes.merge(json.route_layer(guard));
     match check.check() {
         None => routes,
-        // A gateway forwards the headers of its clients, so the origin is that of the client's page.
         Some(check) => {
+            let gateways = GatewayRequests { hosts, headers: check.headers().into() };
+            let guard = middleware::from_fn_with_state(gateways, cross_site::refuse_pages);
             let methods = get(decide_headers).post(decide_headers);
-            routes.merge(Router::new().route("/check", methods).with_state((calls, Arc::new(check))))
+            let check = Router::new().route("/check", methods).with_state((calls, Arc::new(check)));
+            routes.merge(check.route_layer(guard))
         }
     }
 }
@@ -156,12 +161,20 @@ impl Undecided {
 }
 
 async fn readyz<R: Readiness>(State(readiness): State<R>) -> Response {
-    readiness.ready().map_err(|why| (StatusCode::SERVICE_UNAVAILABLE, why)).into_response()
+    readiness.ready().map_err(|why| (StatusCode::SERVICE_UNAVAILABLE, printable_lines(&why))).into_response()
 }
 
 /// Like `/readyz`, with the status codes that probes for envoyproxy/ratelimit expect.
 async fn healthcheck<R: Readiness>(State(readiness): State<R>) -> Response {
-    readiness.healthy().map_err(|why| (StatusCode::INTERNAL_SERVER_ERROR, why)).into_response()
+    readiness
+        .healthy()
+        .map_err(|why| (StatusCode::INTERNAL_SERVER_ERROR, printable_lines(&why)))
+        .into_response()
+}
+
+/// A reason may quote rules and names of others, and `curl` prints it on a terminal.
+fn printable_lines(text: &str) -> String {
+    text.lines().map(|line| printable::escaped(line) + "\n").collect()
 }
 
 async fn should_rate_limit(

@@ -11,7 +11,10 @@ use tollgate_limiter::{
 };
 
 use crate::{
-    api::{ApiKind, Error},
+    api::{
+        ApiKind, Error,
+        error::{AccessError, ResetError},
+    },
     telemetry::metrics::metrics,
 };
 
@@ -39,6 +42,8 @@ pub struct Metrics {
     pub invalid: Counter,
     /// Reservations whose owner could not be reached.
     pub owner_unreachable: Counter,
+    /// Resets without the right admin token.
+    pub wrong_token: Counter,
     // In the order of `ApiKind`.
     requests: [Counter; ApiKind::ALL.len()],
     waiting: AtomicU64,
@@ -46,13 +51,14 @@ pub struct Metrics {
 
 metrics! { Metrics;
     Counter "tollgate_unanswered_requests_total" ["reason"]
-        "Requests answered with an error: no_rules before rules are loaded, joining before the owners are known, overloaded when too many checks wait for other replicas, owner_unreachable for reservations whose owner does not answer, invalid for malformed requests."
+        "Requests answered with an error: no_rules before rules are loaded, joining before the owners are known, overloaded when too many checks wait for other replicas, owner_unreachable for reservations whose owner does not answer, invalid for malformed requests, wrong_token for resets without the admin token."
         => |all, family| {
             family.sample(&["no_rules"], all.no_rules.get());
             family.sample(&["joining"], all.joining.get());
             family.sample(&["overloaded"], all.overloaded.get());
             family.sample(&["owner_unreachable"], all.owner_unreachable.get());
             family.sample(&["invalid"], all.invalid.get());
+            family.sample(&["wrong_token"], all.wrong_token.get());
         };
     Histogram "tollgate_request_duration_seconds" []
         "Time from reading a request to its decision, without delays imposed by a leaky_queue. Requests of one read batch count with their mean."
@@ -96,6 +102,7 @@ impl Default for Metrics {
             overloaded: Counter::default(),
             invalid: Counter::default(),
             owner_unreachable: Counter::default(),
+            wrong_token: Counter::default(),
             requests: Default::default(),
             waiting: AtomicU64::new(0),
         }
@@ -153,8 +160,15 @@ impl Metrics {
                 // The store counts it.
                 HoldError::Exhausted => {}
             },
-            // Resets are not requests for a decision.
-            Error::Reset(_) => {}
+            Error::Reset(ResetError::Access(AccessError::Refused | AccessError::Busy)) => {
+                self.wrong_token.increase();
+            }
+            // Other resets are not requests for a decision.
+            Error::Reset(
+                ResetError::Access(AccessError::NoToken | AccessError::Unusable)
+                | ResetError::LimitOrHits(_)
+                | ResetError::NoCounter { .. },
+            ) => {}
         }
     }
 }

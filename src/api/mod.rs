@@ -30,6 +30,7 @@ pub mod top;
 pub mod v1;
 
 pub use call::{ApiKind, Call, Method, Reply, ResetPrecision};
+pub use cross_site::Hosts;
 pub use error::Error;
 pub use handle::{Batch, Handled, Unfinished};
 pub(crate) use metrics::ALL as METRICS;
@@ -39,6 +40,7 @@ pub use rls::headers;
 use admin::Token;
 use denial_log::DenialLog;
 use recorder::Recorder;
+use v1::ResetAccess;
 
 /// Code generated from `proto/`.
 #[allow(missing_docs, clippy::all, clippy::disallowed_methods)]
@@ -96,7 +98,7 @@ pub struct Api {
     denials: Option<Arc<DenialLog>>,
     recorder: Option<Arc<Recorder>>,
     traces: Option<Traces>,
-    admin_token: Option<Arc<Token>>,
+    reset_access: Option<ResetAccess>,
 }
 
 impl Api {
@@ -110,7 +112,7 @@ impl Api {
             denials: None,
             recorder: None,
             traces: None,
-            admin_token: None,
+            reset_access: None,
         }
     }
 
@@ -141,7 +143,7 @@ impl Api {
 
     /// Sets the token that resets need.
     pub fn with_admin_token(self, token: Option<Token>) -> Self {
-        Self { admin_token: token.map(Arc::new), ..self }
+        Self { reset_access: token.map(ResetAccess::new), ..self }
     }
 
     /// Shows a request and its answer to those that watch requests.

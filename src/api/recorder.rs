@@ -2,7 +2,7 @@
 
 use std::{
     borrow::Cow,
-    mem,
+    collections::VecDeque,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, Ordering::Relaxed},
@@ -15,15 +15,21 @@ use tokio::sync::Notify;
 use tollgate_limiter::{
     algorithm::Operation,
     descriptor::{Entry, KeyText, Secret},
-    limiter::{ActiveView, Descriptor, Request},
-    rules::{KeyedDomain, MatchKind},
+    limiter::{ActiveView, Descriptor, Limiter, Request},
+    rules::{KeyedDomain, KeyedRules, MatchKind},
     time::Timestamp,
 };
 
-/// The maximum size of lines that are not sent yet, in bytes. Beyond it requests are left out.
-const UNSENT_BYTES_MAX: usize = 4 << 20;
+/// The maximum size of requests that are not written as lines yet, in bytes. Beyond it requests are left out.
+const WAITING_BYTES_MAX: usize = 4 << 20;
+/// Requests are written in portions of so many bytes, and of one more request.
+const PORTION_BYTES: usize = 64 << 10;
+/// What a request and an entry take beside their texts, roughly.
+const OVERHEAD_BYTES: usize = 32;
 /// The maximum number of further hashes that are tried if one matches a pattern that the value does not match.
 const ATTEMPTS_MAX: u8 = 63;
+/// The same for all descriptors of a request together. Beyond it their hashes may match other patterns.
+const REQUEST_ATTEMPTS_MAX: u32 = 1_024;
 
 /// What a recording shows of the values of descriptors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -35,28 +41,49 @@ pub enum RecordedValues {
     Plain,
 }
 
-/// Records requests as lines of JSON; one recording at a time.
+/// Records requests as lines of JSON; one recording at a time. A decision only copies its request: finding hashes that
+/// match the same patterns may take as long as a hundred decisions, so a thread in the background does it.
 #[derive(Debug)]
 pub struct Recorder {
     allowed: RecordedValues,
     // Whether there is a recording, so that a request without one costs a load.
     is_recording: AtomicBool,
-    recording: Mutex<Option<Lines>>,
+    recording: Mutex<Option<State>>,
     is_stopped: AtomicBool,
-    // A line, or the stop.
+    // A request, or the stop.
     arrived: Notify,
 }
 
 #[derive(Debug)]
-struct Lines {
+struct State {
     // `None` if values are plain.
     secret: Option<Secret>,
     /// Later requests are not recorded, also if the client has not noticed the end yet.
     until: Timestamp,
-    unsent: Vec<u8>,
+    waiting: VecDeque<Charges>,
+    // Invariant: at most `WAITING_BYTES_MAX`.
+    waiting_bytes: usize,
     requests: u64,
     left_out: u64,
 }
+
+/// What a request charges, without borrowing from it.
+#[derive(Debug)]
+struct Charges {
+    time: Timestamp,
+    bytes: usize,
+    domain: Box<str>,
+    /// The keys and values of all descriptors, one after the other.
+    text: String,
+    /// The length of each key and of each value.
+    lengths: Vec<(u32, u32)>,
+    /// The number of entries and the hits of each descriptor.
+    descriptors: Vec<(u32, u64)>,
+}
+
+/// Requests that are to be written as lines.
+#[derive(Debug)]
+pub struct Portion(Vec<Charges>);
 
 /// A recording; it ends when this is dropped.
 #[derive(Debug)]
@@ -124,7 +151,8 @@ impl Recorder {
             return Err(RecordError::Busy);
         }
         let secret = (values == RecordedValues::Hashed).then(Secret::random);
-        *recording = Some(Lines { secret, until, unsent: Vec::new(), requests: 0, left_out: 0 });
+        let (waiting, waiting_bytes) = (VecDeque::new(), 0);
+        *recording = Some(State { secret, until, waiting, waiting_bytes, requests: 0, left_out: 0 });
         self.is_recording.store(true, Relaxed);
         Ok(Recording { recorder: self.clone(), values })
     }
@@ -145,52 +173,89 @@ impl Recorder {
 
     #[cold]
     fn add(&self, request: &Request<'_>, view: &ActiveView<'_>) {
-        let secret = match &*self.lock() {
-            Some(lines) if view.now() < lines.until => lines.secret.clone(),
-            Some(_) | None => return,
-        };
-        let Some(mut line) = line(request, view, secret.as_ref()) else { return };
-        line.push(b'\n');
-        if let Some(lines) = &mut *self.lock() {
-            if lines.unsent.len() + line.len() > UNSENT_BYTES_MAX {
-                lines.left_out += 1;
-                return;
+        let Some(bytes) = Charges::bytes(request) else { return };
+        match &mut *self.lock() {
+            Some(state) if view.now() < state.until => {
+                if state.waiting_bytes + bytes > WAITING_BYTES_MAX {
+                    state.left_out += 1;
+                    return;
+                }
+                state.waiting_bytes += bytes;
             }
-            lines.unsent.append(&mut line);
-            lines.requests += 1;
+            Some(_) | None => return,
+        }
+        let charges = Charges::of(request, view.now(), bytes);
+        if let Some(state) = &mut *self.lock() {
+            state.waiting.push_back(charges);
         }
         self.arrived.notify_one();
     }
 
-    fn lock(&self) -> MutexGuard<'_, Option<Lines>> {
-        // Lines are appended whole or not at all.
+    fn lock(&self) -> MutexGuard<'_, Option<State>> {
+        // Requests are added whole or not at all.
         self.recording.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Recording {
-    /// The lines since the last call; waits until there are some. `None` if the process stops.
-    pub async fn next(&self) -> Option<Vec<u8>> {
+    /// The requests since the last call, or the first of them; waits until there are some. `None` if the process stops.
+    pub async fn next(&self) -> Option<Portion> {
         while !self.recorder.is_stopped.load(Relaxed) {
-            let lines = self.recorder.lock().as_mut().map(|lines| mem::take(&mut lines.unsent));
-            match lines {
-                Some(lines) if !lines.is_empty() => return Some(lines),
-                Some(_) | None => self.recorder.arrived.notified().await,
+            match self.take(PORTION_BYTES) {
+                Some(portion) => return Some(portion),
+                None => self.recorder.arrived.notified().await,
             }
         }
         None
     }
 
+    /// The lines of a portion, with hashes that match the active rules as their values do.
+    pub fn lines(&self, Portion(requests): Portion, limiter: &Limiter) -> Vec<u8> {
+        let secret = self.recorder.lock().as_ref().and_then(|state| state.secret.clone());
+        let mut lines = Vec::new();
+        for request in &requests {
+            // Infallible: it has only texts and numbers.
+            let recorded = request.recorded(limiter.view().rules(), secret.as_ref());
+            if serde_json::to_writer(&mut lines, &recorded).is_ok() {
+                lines.push(b'\n');
+            }
+        }
+        if let Some(state) = &mut *self.recorder.lock() {
+            state.requests += requests.len() as u64;
+        }
+        lines
+    }
+
     /// Ends the recording: the lines that are left, and one that says how complete it is.
-    pub fn end(self) -> Vec<u8> {
+    pub fn end(self, limiter: &Limiter) -> Vec<u8> {
+        self.recorder.is_recording.store(false, Relaxed);
+        let mut lines = Vec::new();
+        while let Some(portion) = self.take(PORTION_BYTES) {
+            lines.append(&mut self.lines(portion, limiter));
+        }
         // Only the drop of `self` makes room for another recording, which it would end otherwise.
-        let mut recording = self.recorder.lock();
-        let Some(Lines { unsent, requests, left_out, .. }) = &mut *recording else { return Vec::new() };
-        let mut lines = mem::take(unsent);
+        let recording = self.recorder.lock();
+        let Some(State { requests, left_out, .. }) = &*recording else { return lines };
         let summary =
             json!({"recording": {"requests": requests, "left_out": left_out, "values": self.values}});
         lines.extend_from_slice(format!("{summary}\n").as_bytes());
         lines
+    }
+
+    /// The first requests, until they have so many bytes; `None` if there are none.
+    fn take(&self, bytes: usize) -> Option<Portion> {
+        let mut recording = self.recorder.lock();
+        let state = recording.as_mut()?;
+        let (mut portion, mut taken) = (Vec::new(), 0);
+        while taken < bytes
+            && let Some(charges) = state.waiting.pop_front()
+        {
+            taken += charges.bytes;
+            portion.push(charges);
+        }
+        // A request that was added while another recording ended was not counted.
+        state.waiting_bytes = state.waiting_bytes.saturating_sub(taken);
+        (!portion.is_empty()).then_some(Portion(portion))
     }
 }
 
@@ -201,28 +266,72 @@ impl Drop for Recording {
     }
 }
 
-/// The request as JSON; `None` if no descriptor is charged.
-fn line(request: &Request<'_>, view: &ActiveView<'_>, secret: Option<&Secret>) -> Option<Vec<u8>> {
-    let domain = view.rules().domain(request.domain());
-    let charged = request.descriptors().iter().filter_map(|Descriptor { entries, operation, .. }| {
-        let Operation::Charge(hits) = *operation else { return None };
-        Some(RecordedDescriptor { entries: recorded(entries, request.domain(), domain, secret), hits })
-    });
-    let descriptors: Vec<_> = charged.collect();
-    if descriptors.is_empty() {
-        return None;
+impl Charges {
+    /// The size of the copy; `None` if no descriptor is charged.
+    fn bytes(request: &Request<'_>) -> Option<usize> {
+        let texts = |entry: &Entry<'_>| entry.key.len() + entry.value.len() + OVERHEAD_BYTES;
+        let of =
+            |(entries, _): (&[Entry<'_>], u64)| OVERHEAD_BYTES + entries.iter().map(texts).sum::<usize>();
+        let bytes: usize = charged(request).map(of).sum();
+        (bytes > 0).then_some(OVERHEAD_BYTES + request.domain().len() + bytes)
     }
-    let request = RecordedRequest { time: view.now().as_nanos(), domain: request.domain(), descriptors };
-    // Infallible: it has only texts and numbers.
-    serde_json::to_vec(&request).ok()
+
+    fn of(request: &Request<'_>, time: Timestamp, bytes: usize) -> Self {
+        let (mut text, mut lengths, mut descriptors) = (String::new(), Vec::new(), Vec::new());
+        for (entries, hits) in charged(request) {
+            for Entry { key, value } in entries {
+                text.extend([*key, *value]);
+                lengths.push((length(key), length(value)));
+            }
+            // A descriptor has at most some hundred entries.
+            descriptors.push((entries.len() as u32, hits));
+        }
+        Self { time, bytes, domain: request.domain().into(), text, lengths, descriptors }
+    }
+
+    fn recorded(&self, rules: &KeyedRules, secret: Option<&Secret>) -> RecordedRequest<'_> {
+        let domain = rules.domain(&self.domain);
+        let mut attempts = REQUEST_ATTEMPTS_MAX;
+        let (mut text, mut lengths) = (self.text.as_str(), self.lengths.iter());
+        let mut next = |length: u32| {
+            let (part, rest) = text.split_at(length as usize);
+            text = rest;
+            part
+        };
+        let descriptor = |(number, hits): &(u32, u64)| {
+            let lengths = lengths.by_ref().take(*number as usize);
+            let entries: Vec<_> =
+                lengths.map(|(key, value)| Entry { key: next(*key), value: next(*value) }).collect();
+            RecordedDescriptor {
+                entries: recorded(&entries, &self.domain, domain, secret, &mut attempts),
+                hits: *hits,
+            }
+        };
+        let descriptors = self.descriptors.iter().map(descriptor).collect();
+        RecordedRequest { time: self.time.as_nanos(), domain: &self.domain, descriptors }
+    }
+}
+
+/// The entries and the hits of each descriptor that is charged.
+fn charged<'r>(request: &'r Request<'_>) -> impl Iterator<Item = (&'r [Entry<'r>], u64)> {
+    request.descriptors().iter().filter_map(|Descriptor { entries, operation, .. }| match *operation {
+        Operation::Charge(hits) => Some((*entries, hits)),
+        Operation::Peek | Operation::Refund(_) => None,
+    })
+}
+
+/// A message is smaller than 4 GiB.
+fn length(text: &str) -> u32 {
+    text.len() as u32
 }
 
 /// The entries, with their values or such that match the same rules.
 fn recorded<'r>(
     entries: &[Entry<'r>],
     name: &str,
-    domain: Option<KeyedDomain<'r>>,
+    domain: Option<KeyedDomain<'_>>,
     secret: Option<&Secret>,
+    attempts: &mut u32,
 ) -> Vec<RecordedEntry<'r>> {
     let Some(secret) = secret else {
         return entries
@@ -245,10 +354,11 @@ fn recorded<'r>(
         let read: Vec<_> = hashed.iter().map(|RecordedEntry { key, value }| Entry { key, value }).collect();
         // A pattern such as `4*` also matches hashes.
         let matches_alike = matches(&read) == wanted;
-        if matches_alike || attempt == ATTEMPTS_MAX {
+        if matches_alike || attempt == ATTEMPTS_MAX || *attempts == 0 {
             return hashed;
         }
         attempt += 1;
+        *attempts -= 1;
     }
 }
 

@@ -15,6 +15,7 @@ use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
 use serde_json::Value;
 use tokio::{net::TcpStream, task::JoinSet, time::timeout};
+use tollgate_limiter::printable;
 
 use crate::cli::block_on;
 
@@ -166,7 +167,7 @@ fn host(to: &str, address: SocketAddr) -> String {
 fn first_line(text: &[u8]) -> String {
     let text = String::from_utf8_lossy(text);
     let line = text.trim().lines().next().unwrap_or_default();
-    line.chars().filter(|character| !character.is_control()).take(LINE_MAX).collect()
+    line.chars().take(LINE_MAX).flat_map(printable::visible).collect()
 }
 
 /// `text` percent-encoded for a query or for a segment of a path.

@@ -5,6 +5,7 @@ use std::{process::ExitCode, time::Duration};
 use clap::{ArgMatches, Command};
 use prost::Message as _;
 use tokio::time::timeout;
+use tollgate_limiter::printable::escaped;
 use tonic::transport::{Certificate, ClientTlsConfig, Endpoint, Identity};
 
 use crate::{
@@ -17,7 +18,7 @@ use crate::{
         },
     },
     cli::{
-        OVER_LIMIT, block_on, request,
+        OVER_LIMIT, block_on, printable_json, request,
         target::{self, Target, Tls},
     },
     telemetry::causes,
@@ -38,6 +39,7 @@ pub(super) fn run(matches: &ArgMatches) -> Result<(String, ExitCode), String> {
     let answered = block_on(async { ask(target::of(matches)?, request.clone()).await }).and_then(|answer| {
         let text = if matches.get_flag("json") {
             json::response(Method::ShouldRateLimit, &answer.encode_to_vec())
+                .map(|text| printable_json(&text))
                 .map_err(|error| error.to_string())?
         } else {
             readable(&request, &answer)
@@ -78,7 +80,7 @@ async fn ask(target: Target, request: RateLimitRequest) -> Result<RateLimitRespo
         let answer = client.should_rate_limit(request).await;
         answer
             .map(tonic::Response::into_inner)
-            .map_err(|status| format!("{} ({:?})", status.message(), status.code()))
+            .map_err(|status| format!("{} ({:?})", escaped(status.message()), status.code()))
     };
     timeout(TIMEOUT, answered).await.unwrap_or_else(|_| Err(format!("none within {} s", TIMEOUT.as_secs())))
 }
@@ -113,7 +115,7 @@ fn status_line(status: &DescriptorStatus) -> String {
         let exact = Duration::new(reset.seconds.try_into().unwrap_or(0), reset.nanos.try_into().unwrap_or(0));
         format!(", resets in {exact:?}")
     });
-    let name = if limit.name.is_empty() { String::new() } else { format!(", rule {}", limit.name) };
+    let name = if limit.name.is_empty() { String::new() } else { format!(", rule {}", escaped(&limit.name)) };
     let (left, most) = (status.limit_remaining, limit.requests_per_unit);
     format!("{code}, {left} left of {most}{per}{}{name}", reset.unwrap_or_default())
 }

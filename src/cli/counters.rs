@@ -4,10 +4,11 @@ use std::process::ExitCode;
 
 use clap::{Arg, ArgAction, ArgGroup, ArgMatches, Command, value_parser};
 use serde_json::{Value, json};
+use tollgate_limiter::printable::escaped;
 
 use crate::{
     api::{descriptor_text, proto::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::Entry},
-    cli::{admin_client, request},
+    cli::{admin_client, printable_json, request},
 };
 
 pub(super) fn command() -> Command {
@@ -41,12 +42,12 @@ pub(super) fn run(matches: &ArgMatches) -> Result<(String, ExitCode), String> {
         None => ("GET", String::new()),
     };
     let answer = admin_client::ask(matches, &admin_client::AdminCall { method, path, body })?;
-    let text = if matches.get_flag("json") { answer.to_string() } else { readable(&answer) };
+    let text = if matches.get_flag("json") { printable_json(&answer.to_string()) } else { readable(&answer) };
     Ok((text, ExitCode::SUCCESS))
 }
 
 fn readable(answer: &Value) -> String {
-    let text = |name: &str| answer[name].as_str().unwrap_or_default();
+    let text = |name: &str| answer[name].as_str().map(escaped).unwrap_or_default();
     let mut lines = vec![format!("{} of rule {}: {}", text("key"), text("rule"), text("limit"))];
     if answer["before"].is_object() {
         lines.push(format!("  before: {}", state(&answer["before"])));
@@ -56,7 +57,7 @@ fn readable(answer: &Value) -> String {
     }
     lines.push(format!("  counter {}, {}", text("counter"), text("kind")));
     if let Some(note) = answer["note"].as_str() {
-        lines.push(format!("  {note}"));
+        lines.push(format!("  {}", escaped(note)));
     }
     lines.join("\n")
 }
@@ -66,7 +67,7 @@ fn state(of: &Value) -> String {
     match of["idle_at"].as_str() {
         None => format!("{left} left, nothing counted"),
         Some(idle_at) => {
-            format!("{left} left, resets in {} ms, as unused from {idle_at}", of["reset_after_ms"])
+            format!("{left} left, resets in {} ms, as unused from {}", of["reset_after_ms"], escaped(idle_at))
         }
     }
 }

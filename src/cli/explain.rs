@@ -4,10 +4,11 @@ use std::process::ExitCode;
 
 use clap::{ArgMatches, Command};
 use serde_json::Value;
+use tollgate_limiter::printable::escaped;
 
 use crate::{
     api::json,
-    cli::{OVER_LIMIT, admin_client, request},
+    cli::{OVER_LIMIT, admin_client, printable_json, request},
 };
 
 pub(super) fn command() -> Command {
@@ -21,7 +22,7 @@ pub(super) fn run(matches: &ArgMatches) -> Result<(String, ExitCode), String> {
     let body = json::request_text(&request::request(matches)).map_err(|error| error.to_string())?;
     let call = admin_client::AdminCall { method: "POST", path: "/explain".to_owned(), body };
     let answer = admin_client::ask(matches, &call)?;
-    let text = if matches.get_flag("json") { answer.to_string() } else { readable(&answer) };
+    let text = if matches.get_flag("json") { printable_json(&answer.to_string()) } else { readable(&answer) };
     Ok((text, if answer["code"] == "OK" { ExitCode::SUCCESS } else { ExitCode::from(OVER_LIMIT) }))
 }
 
@@ -30,7 +31,7 @@ fn readable(answer: &Value) -> String {
     let mut lines =
         vec![format!("decision: {} at {}; nothing was charged", outcome(answer), text(&answer["at"]))];
     if let Some(version) = answer["rules"]["version"].as_str() {
-        lines.push(format!("rules of the control plane: version {version}"));
+        lines.push(format!("rules of the control plane: version {}", escaped(version)));
     }
     if answer["passes_in_shadow_mode"] == true {
         lines.push("passes only because of limiter.shadow_mode".to_owned());
@@ -58,11 +59,12 @@ fn readable(answer: &Value) -> String {
 fn rule(descriptor: &Value, lines: &mut Vec<String>) {
     let rule = &descriptor["rule"];
     if rule.is_object() {
-        let name = rule["name"].as_str().map(|name| format!(", called {name}")).unwrap_or_default();
+        let name =
+            rule["name"].as_str().map(|name| format!(", called {}", escaped(name))).unwrap_or_default();
         let flags = ["shadow_mode", "quota_mode"].into_iter().filter(|flag| rule[*flag] == true);
         let flags: String = flags.map(|flag| format!(", {flag}")).collect();
         lines.push(format!("  rule {} at {}{name}{flags}", text(&rule["path"]), text(&rule["at"])));
-        lines.extend(rule["overlay"].as_str().map(|at| format!("  with the overlay at {at}")));
+        lines.extend(rule["overlay"].as_str().map(|at| format!("  with the overlay at {}", escaped(at))));
     }
     for (what, of) in [("", descriptor), ("candidate: ", &descriptor["candidate"])] {
         if of["limit"].is_null() {
@@ -123,8 +125,8 @@ fn outcome(of: &Value) -> &'static str {
     if of["code"] == "OK" { "passed" } else { "over limit" }
 }
 
-fn text(value: &Value) -> &str {
-    value.as_str().unwrap_or_default()
+fn text(value: &Value) -> String {
+    value.as_str().map(escaped).unwrap_or_default()
 }
 
 fn list(value: &Value) -> &[Value] {

@@ -9,6 +9,7 @@ use std::{
 };
 
 use tokio::runtime;
+use tollgate_limiter::printable;
 
 mod admin_client;
 mod ask;
@@ -127,6 +128,21 @@ fn report(found: Result<(String, ExitCode), String>) -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+/// JSON with hidden characters in the escapes of JSON, for a terminal.
+fn printable_json(json: &str) -> String {
+    let mut text = String::with_capacity(json.len());
+    for character in json.chars() {
+        if printable::is_hidden(character) {
+            for unit in character.encode_utf16(&mut [0; 2]) {
+                text += &format!("\\u{unit:04x}");
+            }
+        } else {
+            text.push(character);
+        }
+    }
+    text
 }
 
 /// Prints `text` and ends its line. Returns `code` unless it cannot be written.

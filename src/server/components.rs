@@ -21,7 +21,7 @@ use tracing::warn;
 
 use crate::{
     api::{
-        Api,
+        Api, Hosts,
         admin::{self, AdminState},
         http,
         proto::DESCRIPTORS,
@@ -201,7 +201,8 @@ impl Components {
         let calls_max = connections_max - connections_max.div_ceil(PROBE_SHARE).min(connections_max - 1);
         let (api, reader) = (self.api.clone(), self.admin.reader.clone());
         let check = self.settings.check.clone();
-        Services::http(http::router(api, self.probe(), reader, check, calls_max, opened))
+        let hosts = Hosts::new(self.settings.http.hosts.clone());
+        Services::http(http::router(api, self.probe(), reader, check, hosts, calls_max, opened))
     }
 
     /// The services of the admin listener.
@@ -293,13 +294,21 @@ async fn follow_system_clock(clock: Clock, memory: Arc<Memory>, cluster: Option<
 
 /// The gRPC services other than the rate limit service.
 pub(super) fn grpc_routes(health: HealthServer<impl Health>) -> Result<axum::Router, Error> {
-    let reflection = tonic_reflection::server::Builder::configure()
-        .register_encoded_file_descriptor_set(DESCRIPTORS)
-        .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
-        .build_v1()
-        .map_err(|error| Error::TaskFailed { task: "gRPC reflection", reason: error.to_string() })?;
+    let reflection = || {
+        tonic_reflection::server::Builder::configure()
+            .register_encoded_file_descriptor_set(DESCRIPTORS)
+            .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
+    };
+    let failed = |error: tonic_reflection::server::Error| Error::TaskFailed {
+        task: "gRPC reflection",
+        reason: error.to_string(),
+    };
+    // Many tools, such as ghz, ask in the first version only.
+    let (v1, v1alpha) =
+        (reflection().build_v1().map_err(failed)?, reflection().build_v1alpha().map_err(failed)?);
     // tonic allocates the announced length, so the size must be bounded.
-    let reflection = reflection.max_decoding_message_size(REFLECTION_BYTES_MAX);
-    let routes = Routes::new(health).add_service(reflection);
+    let routes = Routes::new(health)
+        .add_service(v1.max_decoding_message_size(REFLECTION_BYTES_MAX))
+        .add_service(v1alpha.max_decoding_message_size(REFLECTION_BYTES_MAX));
     Ok(routes.prepare().into_axum_router())
 }

@@ -7,7 +7,10 @@ use tokio::{
     sync::{mpsc, watch},
     time::timeout,
 };
-use tollgate_limiter::{shared_store::PasswordError, time::Clock};
+use tollgate_limiter::{
+    shared_store::PasswordError,
+    time::{Clock, ClockOutOfRange},
+};
 use tracing::info;
 
 use crate::{
@@ -96,6 +99,9 @@ pub enum Error {
         /// The cause.
         error: io::Error,
     },
+    /// The clock of the machine is wrong.
+    #[error(transparent)]
+    Clock(#[from] ClockOutOfRange),
     /// Certificates cannot be used.
     #[error(transparent)]
     Certificates(#[from] CertificateFileError),
@@ -150,8 +156,9 @@ pub struct Addresses {
 }
 
 impl Server {
-    /// Loads the certificates and binds all listeners. Fails if any of them is invalid.
+    /// Loads the certificates and binds all listeners. Fails if any of them is invalid, or the clock is.
     pub async fn bind(settings: Settings, clock: Clock) -> Result<Self, Error> {
+        clock.require_in_range()?;
         if let Some(path) = &settings.admin.token_file {
             admin::Token::new(path.clone()).read()?;
         }

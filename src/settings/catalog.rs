@@ -14,8 +14,9 @@ use crate::{
         memory::MemoryShare,
         value_type::{
             COUNT_MAX, Mode, Parser, Part, Setting, Source, StoreKind, advertised_address, boolean, bytes,
-            certificate_names, connections, count, file_mode, host_ports, integer, one_of, or_auto, or_off,
-            pairs, path, read, redis_urls, size, socket_address, text, time, time_between, word,
+            certificate_names, connections, count, file_mode, host_names, host_ports, integer, one_of,
+            or_auto, or_off, pairs, path, read, redis_urls, size, socket_address, text, time, time_between,
+            word,
         },
     },
     telemetry::logs::{self, Denials, Format},
@@ -157,6 +158,8 @@ settings! {
             "Maximum number of HTTP connections. auto: as many as fit into 4 % of the memory at 32 KiB each, from 100 to 1000.";
         header_timeout: Duration = time() => "30s"
             "Time for the TLS handshake, and for the header of each HTTP request, also on the admin listener; an idle connection is closed after it.";
+        hosts: Vec<String> = host_names() => "off"
+            "Names, without ports, under which POST /json and /v1 may be asked, beside addresses, localhost, names without a dot and names that end with .svc or .svc.cluster.local. If there are any, /check requires them too.";
     }
     "http.tls_" Always use http_tls: TlsFiles {
         cert: Option<PathBuf> = or_off(path()) => "off"

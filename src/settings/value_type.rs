@@ -247,6 +247,14 @@ pub(super) fn redis_urls() -> Parser<Vec<String>> {
     list("URL[,URL]...", expected, |url| shared_store::is_url(url).then(|| url.to_owned()))
 }
 
+/// Names of hosts.
+pub(super) fn host_names() -> Parser<Vec<String>> {
+    list("HOST[,HOST]...", "a host name without a port, several separated by commas", |name| {
+        let fits = |character: char| character.is_ascii_alphanumeric() || "-._".contains(character);
+        (!name.is_empty() && name.chars().all(fits)).then(|| name.to_owned())
+    })
+}
+
 /// A comma list of `NAME=VALUE`.
 pub(super) fn pairs() -> Parser<Vec<(String, String)>> {
     list("NAME=VALUE[,NAME=VALUE]...", "NAME=VALUE, several separated by commas", |pair| {

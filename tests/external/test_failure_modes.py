@@ -22,7 +22,8 @@ def test_failure_modes_table_has_every_row_once(rows):
 
 
 def test_names_in_failure_modes_table_exist(rows):
-    sources = [*(ROOT / "tests").rglob("*.rs"), *(ROOT / "tests").rglob("*.py"), *(ROOT / "src").rglob("*.rs")]
+    code = [ROOT / "tests", ROOT / "src", ROOT / "limiter"]
+    sources = [*(ROOT / "tests").rglob("*.py"), *(source for folder in code for source in folder.rglob("*.rs"))]
     text = "\n".join(source.read_text() for source in sources)
     # Tests are functions, or names in a macro call that makes one test of each.
     functions = set(re.findall(r"\b(?:fn|def) (?:test_)?(\w+)|^    (\w+): \"", text, re.MULTILINE))
@@ -32,7 +33,7 @@ def test_names_in_failure_modes_table_exist(rows):
         named = re.findall(r"`(\w+)`", tests)
         assert named, f"row {number} names no test"
         assert set(named) <= functions, f"row {number}, not found: {set(named) - functions}"
-        for file in re.findall(r"`((?:external|it|src)/[\w/.]+)(?: --?\w+[^`]*| BINARY)?`", tests):
+        for file in re.findall(r"`((?:external|it|src|limiter)/[\w/.]+)(?: --?\w+[^`]*| BINARY)?`", tests):
             assert (ROOT / file).exists() or (ROOT / "tests" / file).exists(), f"row {number}, not found: {file}"
 
 

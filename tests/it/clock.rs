@@ -1,9 +1,10 @@
 //! A machine whose clock jumps ahead and is corrected.
 
-use tollgate_limiter::time::SECOND;
+use tollgate::server::Server;
+use tollgate_limiter::time::{Clock, SECOND, Timestamp};
 
 use crate::{
-    harness::{Service, cluster_view, http, replica, request_for, until, until_linked},
+    harness::{Service, cluster_view, http, replica, request_for, settings, until, until_linked},
     log::Log,
 };
 
@@ -33,6 +34,16 @@ async fn passed(replicas: [&Service; 2], key: &str, value: &str, calls: usize) -
         passed += usize::from(status.code == 1);
     }
     passed
+}
+
+#[tokio::test]
+async fn server_does_not_start_with_a_clock_out_of_range() {
+    let folder = tempfile::tempdir().unwrap();
+    for at in [Timestamp::EPOCH, Timestamp::MAX] {
+        let started = Server::bind(settings(&folder, &[]), Clock::manual(at)).await;
+        let why = started.err().map(|error| error.to_string()).unwrap_or_default();
+        assert!(why.starts_with("the clock of this machine is not between the years 1970 and 2499"), "{why}");
+    }
 }
 
 #[tokio::test]

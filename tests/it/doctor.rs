@@ -119,6 +119,31 @@ async fn unmatched_descriptors_are_shown_by_their_keys() {
 }
 
 #[tokio::test]
+async fn printed_command_is_safe_in_a_shell_and_on_a_terminal() {
+    let service = Service::start(RULES).await;
+    let folder = tempfile::tempdir().unwrap();
+    let value = "x'; touch owned; echo '\x1b]0;t\x07\r\u{9b}2J\u{202e}";
+    let path = descriptor(&[("user", "ann"), ("path", value)]);
+    service.call(request("shop", vec![path])).await.unwrap();
+    let hidden = |text: &str| text.replace('\n', "").contains(|c: char| c.is_control() || c == '\u{202e}');
+    let output = String::from_utf8(doctor(&service, &[]).await.stdout).unwrap();
+    assert!(!hidden(&output), "{output:?}");
+    let json = String::from_utf8(doctor(&service, &["--json"]).await.stdout).unwrap();
+    assert!(!hidden(&json), "{json:?}");
+
+    let command = output.split('`').find(|part| part.starts_with("tollgate explain")).unwrap();
+    let to = format!("--to {} ", service.addresses.admin);
+    let command = command.replace("tollgate explain", &format!("{PROGRAM} explain --json {to}"));
+    let mut shell = Command::new("sh");
+    let shell = shell.args(["-c", &command]).current_dir(folder.path());
+    let explained = timeout(TIMEOUT, shell.output()).await.unwrap().unwrap();
+    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0, "{command}");
+    let answer: Value = serde_json::from_slice(&explained.stdout).unwrap_or_else(|_| panic!("{explained:?}"));
+    let same = r"user=ann,path=x'; touch owned; echo '\u{1b}]0;t\u{7}\r\u{9b}2J\u{202e}";
+    assert_eq!(answer["descriptors"][0]["descriptor"], same);
+}
+
+#[tokio::test]
 async fn faults_in_rules_are_found_with_their_places() {
     let each = [
         ("{key: a, rate_limit: {unit: day, requests_per_unit: 0}}", "never_passes"),

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::harness::{Service, http};
+use crate::harness::{Service, http, send};
 
 const RULES: &str = "
 domain: shop
@@ -40,6 +40,51 @@ async fn json_answers_200_then_429_with_grpc_messages() {
     let (code, body) = service.http("POST", "/json", ALICE).await;
     assert_eq!(code, 429);
     assert!(body.contains(r#""overallCode":"OVER_LIMIT""#), "{body}");
+}
+
+/// The status of a request with these header lines.
+async fn status(service: &Service, headers: &str, method: &str, path: &str, body: &str) -> u16 {
+    send(service.addresses.http, headers, method, path, body).await.0
+}
+
+#[tokio::test]
+async fn page_that_rebinds_its_name_charges_nothing() {
+    let service = Service::start(RULES).await;
+    let v1 = r#"{"requests": [{"domain": "shop", "descriptors": [{"entries": [{"key": "user", "value": "a"}]}]}]}"#;
+    for (path, body) in [("/json", ALICE), ("/v1/check", v1)] {
+        let of_page =
+            "host: evil.example:8080\r\norigin: http://evil.example:8080\r\nsec-fetch-site: same-origin\r\n";
+        assert_eq!(status(&service, of_page, "POST", path, body).await, 403, "{path}");
+        for host in ["127.0.0.1:8080", "tollgate:8080", "tollgate.edge.svc:8080"] {
+            assert_ne!(
+                status(&service, &format!("host: {host}\r\n"), "POST", path, body).await,
+                403,
+                "{host}"
+            );
+        }
+    }
+    let named = Service::start_with(RULES, &[("http.hosts", "evil.example,tollgate.example")]).await;
+    assert_eq!(status(&named, "host: Tollgate.example\r\n", "POST", "/json", ALICE).await, 200);
+}
+
+#[tokio::test]
+async fn page_of_another_origin_cannot_charge_by_headers() {
+    let check = [("check.domain", "shop"), ("check.descriptors", "user={user-agent}")];
+    let service = Service::start_with(RULES, &check).await;
+    let of_page = "host: tollgate:8080\r\nuser-agent: u\r\nsec-fetch-site: cross-site\r\n";
+    for more in ["", "origin: http://evil.example\r\n", "x-forwarded-for: 10.0.0.1\r\n"] {
+        assert_eq!(status(&service, &format!("{of_page}{more}"), "GET", "/check", "").await, 403, "{more}");
+    }
+    // What gateways forward of such a page, with a header of their own, and what a gateway passes on as it came.
+    for more in ["x-real-ip: 10.0.0.1\r\n", "x-forwarded-uri: /\r\n"] {
+        assert_eq!(status(&service, &format!("{of_page}{more}"), "GET", "/check", "").await, 200, "{more}");
+    }
+    let of_client = "host: shop.example\r\nuser-agent: v\r\n";
+    assert_eq!(status(&service, of_client, "GET", "/check", "").await, 200);
+    let strict = [&check[..], &[("http.hosts", "shop.example")]].concat();
+    let strict = Service::start_with(RULES, &strict).await;
+    assert_eq!(status(&strict, of_client, "GET", "/check", "").await, 200);
+    assert_eq!(status(&strict, "host: evil.example\r\nuser-agent: v\r\n", "GET", "/check", "").await, 403);
 }
 
 #[tokio::test]

@@ -9,9 +9,12 @@ use tonic::transport::Channel;
 use tonic_health::pb::{
     HealthCheckRequest, health_check_response::ServingStatus, health_client::HealthClient,
 };
-use tonic_reflection::pb::v1::{
-    ServerReflectionRequest, server_reflection_client::ServerReflectionClient,
-    server_reflection_request::MessageRequest, server_reflection_response::MessageResponse,
+use tonic_reflection::pb::{
+    v1::{
+        ServerReflectionRequest, server_reflection_client::ServerReflectionClient,
+        server_reflection_request::MessageRequest, server_reflection_response::MessageResponse,
+    },
+    v1alpha,
 };
 
 use crate::harness::{Service, TIMEOUT, request_for, settings, until, with_hits};
@@ -66,7 +69,7 @@ async fn process_without_rules_serves_once_rules_are_repaired() {
 }
 
 #[tokio::test]
-async fn calls_during_the_start_wait_until_rules_and_owners_are_known() {
+async fn calls_wait_while_the_replica_of_a_cluster_starts() {
     let folder = tempfile::tempdir().unwrap();
     let secret = folder.path().join("secret");
     std::fs::write(&secret, "a secret that replicas share").unwrap();
@@ -102,6 +105,25 @@ async fn reflection_lists_served_services() {
     {
         assert!(names.iter().any(|found| found == name), "{names:?}");
     }
+}
+
+#[tokio::test]
+async fn reflection_answers_older_tools_too() {
+    let service = Service::start(RULES).await;
+    let query = v1alpha::ServerReflectionRequest {
+        host: String::new(),
+        message_request: Some(v1alpha::server_reflection_request::MessageRequest::FileContainingSymbol(
+            "envoy.service.ratelimit.v3.RateLimitService".to_owned(),
+        )),
+    };
+    let channel = channel(&service).await;
+    let mut client = v1alpha::server_reflection_client::ServerReflectionClient::new(channel);
+    let mut answers = client.server_reflection_info(tokio_stream::once(query)).await.unwrap().into_inner();
+    let answer = answers.message().await.unwrap().unwrap().message_response.unwrap();
+    let is_file = |answer: &_| {
+        matches!(answer, v1alpha::server_reflection_response::MessageResponse::FileDescriptorResponse(_))
+    };
+    assert!(is_file(&answer), "{answer:?}");
 }
 
 #[tokio::test]

@@ -79,6 +79,7 @@ async fn all_series_exist_at_zero_after_start() {
         r#"tollgate_unanswered_requests_total{reason="no_rules"}"#,
         r#"tollgate_unanswered_requests_total{reason="joining"}"#,
         r#"tollgate_unanswered_requests_total{reason="invalid"}"#,
+        r#"tollgate_unanswered_requests_total{reason="wrong_token"}"#,
         "tollgate_unknown_domain_requests_total",
         r#"tollgate_counters_evicted_total{reason="unexpired"}"#,
         "tollgate_counters_refused_total",

@@ -32,7 +32,15 @@ impl Program {
     }
 
     /// The same with a command that runs the program with the arguments appended to it.
-    pub async fn start_command(mut command: Command, rules: &str, flags: &[&str]) -> Self {
+    pub async fn start_command(command: Command, rules: &str, flags: &[&str]) -> Self {
+        let program = Self::start_unready(command, rules, flags).await;
+        let is_ready = async || (http(program.http, "GET", "/readyz", "").await.ok()?.0 == 200).then_some(());
+        until(is_ready).await;
+        program
+    }
+
+    /// The same without waiting until it is ready.
+    pub async fn start_unready(mut command: Command, rules: &str, flags: &[&str]) -> Self {
         let folder = tempfile::tempdir().unwrap();
         fs::write(folder.path().join("rules.yaml"), rules).unwrap();
         command.args(["serve", "--log-format", "json", "--rules"]).arg(folder.path()).args(flags);
@@ -57,7 +65,6 @@ impl Program {
             }
         });
         let [grpc, http_at, admin] = addresses[..] else { unreachable!("three were read") };
-        until(async || (http(http_at, "GET", "/readyz", "").await.ok()?.0 == 200).then_some(())).await;
         Self { process, grpc, http: http_at, admin, log, _rules: folder }
     }
 

@@ -4,7 +4,10 @@ use std::{fs, path::Path};
 
 use tokio::{process::Command, time::timeout};
 
-use crate::harness::{Service, TIMEOUT, send};
+use crate::{
+    harness::{Service, TIMEOUT, http, send},
+    program::{PROGRAM, Program},
+};
 
 const RULES: &str = "
 domain: shop
@@ -55,6 +58,20 @@ async fn pipe_as_file_of_a_setting_refuses_start() {
         let (started, printed) = run(&arguments).await;
         assert!(!started && printed.contains(REFUSAL), "{flags:?}: {printed}");
     }
+}
+
+/// A store is not connected at the start, so its certificate is read while the process serves.
+#[tokio::test]
+async fn pipe_as_certificate_of_a_store_blocks_no_thread() {
+    let (_folder, _, pipe) = folder();
+    let flags = ["--store-kind", "redis", "--store-redis-urls", "rediss://127.0.0.1:1"];
+    let flags = [&flags[..], &["--store-redis-ca", &pipe]].concat();
+    let mut program = Program::start_unready(Command::new(PROGRAM), RULES, &flags).await;
+    let failed = program.until_logged("cannot connect to the shared store").await;
+    assert!(failed["reason"].as_str().unwrap().contains(REFUSAL), "{failed}");
+    assert_eq!(timeout(TIMEOUT, http(program.http, "GET", "/livez", "")).await.unwrap().unwrap().0, 200);
+    program.signal("TERM").await;
+    assert_eq!(program.exit_code().await, Some(0));
 }
 
 #[tokio::test]

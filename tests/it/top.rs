@@ -48,7 +48,7 @@ async fn top_once_prints_figures_refused_keys_and_rules() {
         "10 since the start",
         "3 since the start",
         "generation 1: 1 rule in 1 domain",
-        "shop user=bob\u{fffd}[2J",
+        r"shop user=bob\u{1b}[2J",
         "13        –  shop.user",
     ] {
         assert!(text.contains(shown), "{shown} is not in\n{text}");
@@ -96,7 +96,7 @@ async fn top_of_another_server_says_so() {
     let answers = [
         ("200 OK", "text/html", "<html>\n<body>", "it is not a Tollgate"),
         ("404 Not Found", "text/html", "<html>\n<body>", "is this an admin listener?"),
-        ("500 Internal Server Error", "text/plain", "\u{1b}[2Jno\nmore", "refused the request: [2Jno"),
+        ("500 Internal Server Error", "text/plain", "\u{1b}[2Jno\nmore", r"refused the request: \u{1b}[2Jno"),
         ("200 OK", "application/x-ndjson", "{}\n", "cannot read a sample"),
         ("200 OK", "application/x-ndjson", "", "the stream ended without a sample"),
     ];

@@ -1,4 +1,7 @@
-//! The text form of descriptors: `key=value,key=value`. A backslash escapes the next character.
+//! The text form of descriptors: `key=value,key=value`. A backslash escapes the next character; hidden characters are
+//! escaped as in Rust, so the text can be printed.
+
+use crate::printable;
 
 /// Formats keys and values so that a reader of this form finds the same entries.
 pub fn format<'e>(entries: impl IntoIterator<Item = (&'e str, &'e str)>) -> String {
@@ -19,6 +22,6 @@ fn push_escaped(part: &str, text: &mut String) {
         if matches!(character, '\\' | ',' | '=') {
             text.push('\\');
         }
-        text.push(character);
+        text.extend(printable::visible(character));
     }
 }

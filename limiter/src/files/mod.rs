@@ -4,7 +4,7 @@
 //! a thread, so all files named by settings are read here.
 
 use std::{
-    fs::{self, FileType, Metadata, OpenOptions},
+    fs::{self, File, FileType, Metadata, OpenOptions},
     io::{self, ErrorKind, Read},
     os::unix::fs::{FileTypeExt, OpenOptionsExt},
     path::Path,
@@ -19,20 +19,34 @@ const CHUNK_BYTES: u64 = 64 << 10;
 /// Reads the regular file at `path`, which may be a symbolic link. Fails for files of more than `bytes_max` bytes and
 /// for any other kind of file.
 pub fn read(path: &Path, bytes_max: u64) -> io::Result<Vec<u8>> {
-    let bytes = read_prefix(path, bytes_max.saturating_add(1))?;
-    let fits = u64::try_from(bytes.len()).is_ok_and(|length| length <= bytes_max);
     let too_large =
         || io::Error::new(ErrorKind::FileTooLarge, format!("it is larger than {bytes_max} bytes"));
+    let file = open(path)?;
+    // Kernel files have no length, and a file may grow, so the bytes are counted as well.
+    if file.metadata()?.len() > bytes_max {
+        return Err(too_large());
+    }
+    let bytes = read_open(file, bytes_max.saturating_add(1))?;
+    let fits = u64::try_from(bytes.len()).is_ok_and(|length| length <= bytes_max);
     if fits { Ok(bytes) } else { Err(too_large()) }
 }
 
 /// Reads at most the first `bytes_max` bytes of the regular file at `path`.
 pub fn read_prefix(path: &Path, bytes_max: u64) -> io::Result<Vec<u8>> {
+    read_open(open(path)?, bytes_max)
+}
+
+/// Opens a regular file.
+fn open(path: &Path) -> io::Result<File> {
     // Checked before opening too: opening a device can have side effects.
     require_regular(&fs::metadata(path)?)?;
     // `O_NONBLOCK`: the path may point to a pipe by now, and some kernel files are regular and block.
     let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY).open(path)?;
     require_regular(&file.metadata()?)?;
+    Ok(file)
+}
+
+fn read_open(file: File, bytes_max: u64) -> io::Result<Vec<u8>> {
     let (mut file, mut bytes) = (file.take(bytes_max), Vec::new());
     while file.by_ref().take(CHUNK_BYTES).read_to_end(&mut bytes)? != 0 {}
     Ok(bytes)
@@ -119,6 +133,15 @@ mod tests {
                 assert_eq!(why, format!("it is larger than {less} bytes"));
             }
         }
+    }
+
+    #[test]
+    fn file_that_is_too_large_is_refused_unread() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("file");
+        // A terabyte without blocks on the disk: no machine of a test can hold half of it.
+        File::create(&path).unwrap().set_len(1 << 40).unwrap();
+        assert_eq!(read(&path, 1 << 39).unwrap_err().kind(), ErrorKind::FileTooLarge);
     }
 
     #[cfg(target_os = "linux")]

@@ -2,7 +2,10 @@
 
 use std::{fmt, sync::Arc};
 
-use crate::yaml::{self, Mark, escaped};
+use crate::{
+    printable::escaped,
+    yaml::{self, Mark},
+};
 
 /// What rules are read from.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -101,7 +104,17 @@ impl Problems {
 
     /// Adds a problem.
     pub fn push(&mut self, problem: Problem) {
-        if self.list.len() < Self::MAX { self.list.push(problem) } else { self.dropped += 1 }
+        if self.is_full() { self.drop_one() } else { self.list.push(problem) }
+    }
+
+    /// Counts a problem that is not kept.
+    fn drop_one(&mut self) {
+        self.dropped += 1;
+    }
+
+    /// Whether further problems are only counted.
+    fn is_full(&self) -> bool {
+        self.list.len() >= Self::MAX
     }
 
     /// The problems kept, in the order of the files or resources.
@@ -154,6 +167,11 @@ impl<'p> Diagnostics<'p> {
     pub(crate) fn add(&mut self, mark: Mark, what: impl Into<String>) {
         let location = self.location(mark);
         self.problems.push(Problem { location, what: what.into() });
+    }
+
+    /// The same for a text that takes a while, such as one with a suggestion. It is written only if it is kept.
+    pub(crate) fn add_with(&mut self, mark: Mark, what: impl FnOnce() -> String) {
+        if self.problems.is_full() { self.problems.drop_one() } else { self.add(mark, what()) }
     }
 
     pub(crate) fn add_all(&mut self, problems: Vec<yaml::Problem>) {

@@ -14,6 +14,7 @@ use smallvec::SmallVec;
 use crate::{
     algorithm::Limit,
     descriptor::{Entry, Key, KeyText, PrefixHash, Secret},
+    printable,
     rules::{
         Allowance, Domain, LevelTrace, MatchKind, Rule, Rules,
         prefix_tree::{self, Step, Steps},
@@ -278,7 +279,8 @@ impl<'r> Match<'r> {
                 name.push_str(&prefix_tree::composite(entry.key, entry.value));
             }
         }
-        name
+        // Escaped here and not on the page of metrics, so that two spellings are one series there and not a duplicate.
+        if name.contains(printable::is_hidden) { printable::escaped(&name) } else { name }
     }
 }
 

@@ -32,7 +32,7 @@ impl<'n> Fields<'n> {
         let mut known = Vec::with_capacity(pairs.len());
         for pair in pairs {
             if keys::find(&pair.key, section).is_none() {
-                diagnostics.add(pair.mark, keys::misplaced_key(&pair.key, section));
+                diagnostics.add_with(pair.mark, || keys::misplaced_key(&pair.key, section));
             } else if !pair.value.is_null() {
                 known.push(pair);
             }
@@ -113,15 +113,11 @@ impl<'n> Fields<'n> {
         let found = choices.iter().find(|(name, _)| is(name, &text));
         if found.is_none() {
             let names = || choices.iter().map(|(name, _)| *name);
-            let hint = keys::hint(&text, names());
-            diagnostics.add(
-                mark,
-                format!(
-                    "`{key}` cannot be {}; it is one of {}{hint}",
-                    quote(&text),
-                    keys::quoted_list(names())
-                ),
-            );
+            diagnostics.add_with(mark, || {
+                let hint = keys::hint(&text, names());
+                let (given, names) = (quote(&text), keys::quoted_list(names()));
+                format!("`{key}` cannot be {given}; it is one of {names}{hint}")
+            });
         }
         found.map(|(_, value)| Located { value: *value, mark })
     }

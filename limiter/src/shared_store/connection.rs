@@ -1,6 +1,6 @@
 //! Connections to the store: to one server, to the master that sentinels name, or to a cluster.
 
-use std::{fs, time::Duration};
+use std::{path::PathBuf, time::Duration};
 
 use redis::{
     AsyncConnectionConfig, Client, ClientTlsConfig, Cmd, ConnectionAddr, ConnectionInfo, ErrorKind,
@@ -12,14 +12,19 @@ use redis::{
     sentinel::{SentinelClientBuilder, SentinelServerType},
 };
 
-use crate::shared_store::{
-    failure::within,
-    passwords::Passwords,
-    settings::{Mode, Settings},
+use crate::{
+    files,
+    shared_store::{
+        failure::within,
+        passwords::Passwords,
+        settings::{Mode, Settings},
+    },
 };
 
 /// How often the client of a cluster follows a redirection, or tries a node again, for one command.
 const CLUSTER_RETRIES: u32 = 3;
+/// The largest file of certificates, in bytes. A bundle of every public authority has a third of it.
+const CERTIFICATES_BYTES_MAX: u64 = 1024 * 1024;
 
 /// A connection to the store. Clones share it.
 #[derive(Clone)]
@@ -171,8 +176,8 @@ fn infos(settings: &Settings, passwords: &Passwords) -> RedisResult<Vec<Connecti
 
 /// The certificates in the files that the settings name. They are read at every connection, so new ones count.
 fn certificates(settings: &Settings) -> RedisResult<Option<TlsCertificates>> {
-    let read = |path: &std::path::PathBuf| {
-        fs::read(path).map_err(|error| {
+    let read = |path: &PathBuf| {
+        files::read(path, CERTIFICATES_BYTES_MAX).map_err(|error| {
             let detail = format!("{}: {error}", path.display());
             RedisError::from((ErrorKind::InvalidClientConfig, "cannot read a certificate file", detail))
         })

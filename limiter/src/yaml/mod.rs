@@ -10,6 +10,8 @@ mod scalar;
 pub use load::{BYTES_MAX, DEPTH_MAX, PROBLEMS_MAX, WEIGHT_MAX, load};
 pub use scalar::Resolved;
 
+use crate::printable;
+
 /// A position in a text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Mark {
@@ -113,24 +115,13 @@ impl Node {
     }
 }
 
-/// `text` in backquotes for messages, truncated to 80 characters, with control characters escaped.
+/// `text` in backquotes for messages, truncated to 80 characters, with hidden characters escaped.
 pub fn quote(text: &str) -> String {
     const CHARACTERS_MAX: usize = 80;
     let end = text.char_indices().nth(CHARACTERS_MAX).map_or(text.len(), |(end, _)| end);
-    let shown = escaped(&text[..end]);
+    let shown = printable::escaped(&text[..end]);
     let rest = if end < text.len() { "..." } else { "" };
     format!("`{shown}{rest}`")
-}
-
-/// `text` with control characters escaped.
-pub fn escaped(text: &str) -> String {
-    text.chars().flat_map(visible).collect()
-}
-
-fn visible(character: char) -> impl Iterator<Item = char> {
-    let escaped = character.is_control().then(|| character.escape_default());
-    let plain = (!character.is_control()).then_some(character);
-    escaped.into_iter().flatten().chain(plain)
 }
 
 #[cfg(test)]

@@ -13,7 +13,10 @@ use axum::{
 };
 use futures_util::stream;
 use serde::Deserialize;
-use tokio::time::{Instant, timeout_at};
+use tokio::{
+    task::spawn_blocking,
+    time::{Instant, timeout_at},
+};
 use tracing::warn;
 
 use crate::{
@@ -72,15 +75,23 @@ pub(super) async fn stream(
     // A warning, so that it leaves a trace of the client that reads the requests of others.
     warn!(name: UNLIMITED, %peer, seconds, ?values, "recording requests");
     let end = Instant::now() + time;
-    let lines = stream::unfold(Some(recording), move |recording| async move {
-        let recording = recording?;
+    let limiter = state.limiter.clone();
+    let lines = stream::unfold(Some((recording, limiter)), move |recording| async move {
+        let (recording, limiter) = recording?;
         let empty_line = Instant::now() + EMPTY_LINE_INTERVAL;
-        let (lines, rest) = match timeout_at(end.min(empty_line), recording.next()).await {
-            Ok(Some(lines)) => (lines, Some(recording)),
-            Err(_) if empty_line < end => (b"\n".to_vec(), Some(recording)),
-            Ok(None) | Err(_) => (recording.end(), None),
+        // Lines are written on a thread of their own, because other requests to this listener must not wait for them.
+        let written = match timeout_at(end.min(empty_line), recording.next()).await {
+            Ok(Some(portion)) => {
+                spawn_blocking(move || (recording.lines(portion, &limiter), Some((recording, limiter))))
+            }
+            Err(_) if empty_line < end => {
+                return Some((Ok::<_, Infallible>(Bytes::from_static(b"\n")), Some((recording, limiter))));
+            }
+            Ok(None) | Err(_) => spawn_blocking(move || (recording.end(&limiter), None)),
         };
-        Some((Ok::<_, Infallible>(Bytes::from(lines)), rest))
+        // The recording ends if writing panics, which is a bug and was logged.
+        let (lines, rest) = written.await.ok()?;
+        Some((Ok(Bytes::from(lines)), rest))
     });
     let headers = [(CONTENT_TYPE, "application/x-ndjson"), (CACHE_CONTROL, "no-store")];
     Ok((headers, Body::from_stream(lines)).into_response())

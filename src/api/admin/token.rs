@@ -74,6 +74,11 @@ impl Token {
 }
 
 impl Token {
+    /// Whether `headers` show a token, right or wrong.
+    pub(in crate::api) fn is_presented(headers: &HeaderMap) -> bool {
+        presented(headers).is_some()
+    }
+
     /// Whether `headers` show the token. The file is read each time, so a new token takes effect at once and an old one
     /// is invalid at once.
     pub async fn check(self: &Arc<Self>, headers: &HeaderMap) -> Result<(), AccessError> {
@@ -104,7 +109,7 @@ pub(super) async fn require_token(State(token): State<Arc<Token>>, request: Requ
             let wanted = [(header::WWW_AUTHENTICATE, "Bearer")];
             (wanted, AdminError(StatusCode::UNAUTHORIZED, error.to_string())).into_response()
         }
-        Err(error @ AccessError::Unusable) => {
+        Err(error @ (AccessError::Unusable | AccessError::Busy)) => {
             AdminError(StatusCode::SERVICE_UNAVAILABLE, error.to_string()).into_response()
         }
     }

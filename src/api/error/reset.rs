@@ -33,6 +33,9 @@ pub enum AccessError {
     /// No token is set, so that none can be shown.
     #[error("this needs admin.token_file, which is not set")]
     NoToken,
+    /// Too many callers try tokens.
+    #[error("too many tokens are tried; try again later")]
+    Busy,
     /// The token file cannot be used. The file is named in the log only.
     #[error("admin.token_file cannot be used; see the log")]
     Unusable,
@@ -53,6 +56,7 @@ impl Reason for AccessError {
         match self {
             Self::Refused => (Code::Unauthenticated, "WRONG_TOKEN"),
             Self::NoToken => (Code::PermissionDenied, "NO_TOKEN_SET"),
+            Self::Busy => (Code::ResourceExhausted, "TOO_MANY_TOKENS"),
             Self::Unusable => (Code::Unavailable, "TOKEN_UNUSABLE"),
         }
     }

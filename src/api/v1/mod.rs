@@ -10,11 +10,13 @@ mod encode;
 pub(crate) mod fuzz;
 mod reservations;
 mod reset;
+mod reset_access;
 pub mod stream;
 
 use tollgate_limiter::{limiter::ActiveView, resilience::OpenForwards};
 
 pub(super) use decide::{Decided, Partial};
+pub(super) use reset_access::ResetAccess;
 
 use crate::api::{
     Api, Error,

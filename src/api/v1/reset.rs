@@ -15,12 +15,14 @@ use crate::{
 };
 
 impl Api {
-    /// Resets counters. If a descriptor has none, nothing is reset.
+    /// Whether a call shows the admin token. It is asked before the rules of the call are taken, because it may wait.
+    pub(in crate::api) async fn may_reset(&self, call: Call<'_>) -> Result<(), Error> {
+        let access = self.reset_access.as_ref().ok_or(AccessError::NoToken).map_err(ResetError::from)?;
+        Ok(access.check(call.metadata).await.map_err(ResetError::from)?)
+    }
+
+    /// Resets counters, once [`Api::may_reset`] allows it. If a descriptor has none, nothing is reset.
     pub(super) async fn reset(&self, call: Call<'_>, view: &ActiveView<'_>) -> Result<Reply, Error> {
-        let token = self.admin_token.as_ref().ok_or(AccessError::NoToken);
-        let token = token.map_err(ResetError::from)?;
-        let shown = call.metadata.ok_or(AccessError::Refused).map_err(ResetError::from)?;
-        token.check(shown).await.map_err(ResetError::from)?;
         let bounds = self.settings.bounds();
         let Named { domain, descriptors } = Named::decode(call.message, bounds, |_unknown, _| Ok(()))?;
         if let Some(index) = descriptors.views().position(|view| view.limit.is_some() || view.hits.is_some())

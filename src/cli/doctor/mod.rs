@@ -5,10 +5,11 @@ use std::{path::PathBuf, process::ExitCode};
 use clap::{Arg, ArgAction, ArgMatches, Command, ValueHint, value_parser};
 use serde::Deserialize;
 use serde_json::json;
+use tollgate_limiter::printable::escaped;
 
 use crate::{
     api::admin::doctor::finding::{Finding, Level},
-    cli::{TROUBLE, admin_client, print},
+    cli::{TROUBLE, admin_client, print, printable_json},
 };
 
 mod envoy;
@@ -56,7 +57,7 @@ pub(super) fn run(matches: &ArgMatches) -> ExitCode {
         }
     };
     let text = if matches.get_flag("json") {
-        json!({"program": program, "findings": findings}).to_string()
+        printable_json(&json!({"program": program, "findings": findings}).to_string())
     } else {
         readable(&findings)
     };
@@ -83,7 +84,8 @@ fn examine(matches: &ArgMatches) -> Result<(String, Vec<Finding>), String> {
 fn readable(findings: &[Finding]) -> String {
     let mut text = String::new();
     for Finding { id, level, what, mend } in findings {
-        text += &format!("{} {id}: {what}\n  mend: {mend}\n\n", level.name());
+        text +=
+            &format!("{} {}: {}\n  mend: {}\n\n", level.name(), escaped(id), escaped(what), escaped(mend));
     }
     let number = |level| findings.iter().filter(|finding| finding.level == level).count();
     match (number(Level::Error), number(Level::Warning), number(Level::Advice)) {

@@ -2,6 +2,7 @@
 
 use jiff::Timestamp;
 use serde::{Deserialize, Deserializer, de::Error as _};
+use tollgate_limiter::printable;
 
 /// The figures of a server at one instant. Counts are since its start.
 #[derive(Debug, Deserialize)]
@@ -117,7 +118,7 @@ pub(super) struct Member {
     pub state: Text,
 }
 
-/// A text without control characters. Keys contain values of requests, which could control the terminal.
+/// A text without hidden characters. Keys contain values of requests, which could control the terminal.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub(super) struct Text(pub String);
 
@@ -125,17 +126,10 @@ impl<'de> Deserialize<'de> for Text {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let text = String::deserialize(deserializer)?;
         let shown = |character: char| {
-            if is_unsafe(character) { char::REPLACEMENT_CHARACTER } else { character }
+            if printable::is_hidden(character) { char::REPLACEMENT_CHARACTER } else { character }
         };
         Ok(Self(text.chars().map(shown).collect()))
     }
-}
-
-/// Whether a character acts on the terminal, or on the order of the characters around it.
-fn is_unsafe(character: char) -> bool {
-    let is_order =
-        matches!(character, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
-    character.is_control() || is_order
 }
 
 fn instant<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Timestamp, D::Error> {

@@ -116,7 +116,7 @@ async fn admin_with_token_answers_for_any_host() {
 
 #[tokio::test]
 async fn json_refuses_cross_site_requests_and_charges_nothing() {
-    let service = Service::start(RULES).await;
+    let service = Service::start_with(RULES, &[("http.hosts", "tollgate.example")]).await;
     let body = r#"{"domain":"shop","descriptors":[{"entries":[{"key":"user","value":"bob"}]}]}"#;
     let post = async |headers: &str| send(service.addresses.http, headers, "POST", "/json", body).await;
     for headers in
@@ -124,7 +124,7 @@ async fn json_refuses_cross_site_requests_and_charges_nothing() {
     {
         assert_eq!(post(headers).await.0, 403, "{headers:?}");
     }
-    // Any host and any content type are accepted.
+    // Each host that is served and any content type are accepted.
     let own = "host: tollgate.example\r\norigin: http://tollgate.example\r\nsec-fetch-site: same-origin\r\n";
     let plain = "host: tollgate.example\r\ncontent-type: text/plain\r\n";
     for (headers, code) in [(own, 200), (plain, 200), ("host: x\r\n", 429)] {

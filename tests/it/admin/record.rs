@@ -2,6 +2,7 @@
 
 use serde_json::{Value, json};
 use tokio::{io::AsyncReadExt, net::TcpStream, time::timeout};
+use tollgate_limiter::time::Stopwatch;
 
 use crate::{
     admin::{access::FOREIGN, admin},
@@ -117,6 +118,39 @@ async fn hashed_values_match_no_other_pattern() {
     values.sort_unstable();
     values.dedup();
     assert_eq!(values.len(), users.len());
+}
+
+#[tokio::test]
+async fn values_chosen_against_the_patterns_delay_no_call() {
+    // Nearly every hash has most of these digits, so none matches as a value without any of them does.
+    let pattern = |digit: u32| {
+        format!(
+            "  - {{key: user, value: \"*{digit:x}*\", rate_limit: {{unit: hour, requests_per_unit: 1}}}}\n"
+        )
+    };
+    let rules = format!("{RULES}{}", (0..16).map(pattern).collect::<String>());
+    let service = Service::start_with(&rules, &[("admin.record", "hashed")]).await;
+    let values: Vec<_> = (0..250).map(|number| "xyz".repeat(number + 1)).collect();
+    let call =
+        || with_hits(request("shop", values.iter().map(|value| descriptor(&[("user", value)])).collect()), 1);
+    let mut client = service.client().await;
+    let mut quickest = async || {
+        let mut least = TIMEOUT;
+        for _ in 0..5 {
+            let begun = Stopwatch::start();
+            client.should_rate_limit(call()).await.unwrap();
+            least = least.min(begun.elapsed());
+        }
+        least
+    };
+    let without = quickest().await;
+    let recording = Recording::start(&service, "seconds=600").await;
+    let with = quickest().await;
+    assert!(with < without * 4, "{with:?}, without a recording {without:?}");
+    service.shutdown.send(()).await.unwrap();
+    let lines = recording.ended().await;
+    assert_eq!(lines.len(), 6, "five calls and the summary");
+    assert!(!lines[0].contains("xyz"));
 }
 
 #[tokio::test]

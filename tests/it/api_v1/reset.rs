@@ -2,12 +2,15 @@
 
 use std::fs;
 
+use tokio::task::JoinSet;
 use tollgate::api::proto::tollgate::v1::{Descriptor, Limit, ResetCounter, ResetRequest, limit::Unit};
+use tollgate_limiter::time::Stopwatch;
 use tonic::{Code, Request};
 
 use crate::{
     api_v1::{check, client, descriptor, each, reason_of, remaining, request, with_hits},
     harness::Service,
+    metrics::{page, value},
 };
 
 const RULES: &str = "
@@ -63,6 +66,30 @@ async fn reset_with_token_empties_counters() {
     fs::remove_file(&file).unwrap();
     let error = client.reset(reset(vec![descriptor("user", "ann")], Some("secret"))).await.unwrap_err();
     assert_eq!((error.code(), reason_of(&error)), (Code::Unavailable, "TOKEN_UNUSABLE".to_owned()));
+}
+
+#[tokio::test]
+async fn guesses_of_the_token_are_counted_and_slowed_down() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("token");
+    fs::write(&file, "secret\n").unwrap();
+    let service = Service::start_with(RULES, &[("admin.token_file", file.to_str().unwrap())]).await;
+    let client = client(&service).await;
+    let begun = Stopwatch::start();
+    let mut guesses = JoinSet::new();
+    for number in 0..400 {
+        let mut client = client.clone();
+        let call = reset(vec![descriptor("user", "ann")], Some(&format!("guess{number}")));
+        guesses.spawn(async move { reason_of(&client.reset(call).await.unwrap_err()) });
+    }
+    let answers = guesses.join_all().await;
+    let compared = answers.iter().filter(|reason| *reason == "WRONG_TOKEN").count();
+    let seconds = begun.elapsed().as_secs();
+    assert!(answers.iter().all(|reason| ["WRONG_TOKEN", "TOO_MANY_TOKENS"].contains(&reason.as_str())));
+    assert!(seconds >= 1 && compared as u64 <= 16 * (seconds + 1), "{compared} guesses in {seconds} s");
+    let refused = value(&page(&service).await, r#"tollgate_unanswered_requests_total{reason="wrong_token"}"#);
+    assert_eq!(refused, 400.0);
+    client.clone().reset(reset(vec![descriptor("user", "ann")], Some("secret"))).await.unwrap();
 }
 
 #[tokio::test]

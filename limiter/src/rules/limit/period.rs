@@ -156,11 +156,10 @@ fn calendar_unit(
 }
 
 fn unknown_zone(zone: &str, mark: Mark, diagnostics: &mut Diagnostics<'_>) {
-    let known: Vec<String> = jiff::tz::db().available().map(|name| name.to_string()).collect();
-    let hint = keys::hint(zone, known.iter().map(String::as_str));
-    let what = format!(
-        "`timezone` cannot be {}; it is an IANA name such as `Europe/Berlin` or `UTC`{hint}",
-        quote(zone)
-    );
-    diagnostics.add(mark, what);
+    diagnostics.add_with(mark, || {
+        let known: Vec<String> = jiff::tz::db().available().map(|name| name.to_string()).collect();
+        let hint = keys::hint(zone, known.iter().map(String::as_str));
+        let given = quote(zone);
+        format!("`timezone` cannot be {given}; it is an IANA name such as `Europe/Berlin` or `UTC`{hint}")
+    });
 }

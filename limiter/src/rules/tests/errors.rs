@@ -7,6 +7,7 @@ use crate::{
         Rules, Source, compile,
         keys::{AppliesTo, KEYS, Section},
     },
+    time::Stopwatch,
 };
 
 /// A file with one rule whose `rate_limit` is `limit`, one key to a line from line 4, column 7.
@@ -31,6 +32,21 @@ fn algorithms_of(name: &str) -> String {
         AppliesTo::ClassicOr(algorithms) => format!("{} or none", quoted(algorithms)),
         AppliesTo::Any | AppliesTo::Limited => panic!("`{name}` belongs to no algorithm"),
     }
+}
+
+/// The first problems are kept, and only for them a similar name is looked for.
+#[test]
+fn many_unknown_keys_cost_little_more_than_reading_them() {
+    let keys: String = (0..50_000).map(|number| format!("      dscriptor_{number}: 1\n")).collect();
+    let time = |section: &str| {
+        let text = format!("domain: d\ndescriptors:\n  - key: a\n    {section}:\n{keys}");
+        let begun = Stopwatch::start();
+        let found = problems(&text);
+        (begun.elapsed(), found)
+    };
+    let ((free, _), (unknown, found)) = (time("metadata"), time("rate_limit"));
+    assert!(found.contains("did you mean") && found.contains("more"), "{}", found.len());
+    assert!(unknown < free * 3, "{unknown:?} for unknown keys, {free:?} for keys that are free");
 }
 
 macro_rules! broken {

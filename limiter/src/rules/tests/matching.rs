@@ -151,6 +151,7 @@ fn metric_name_is_the_path_unless_the_rule_adds_values() {
         (&[("plain", "v"), ("sub", "9")][..], "d.plain_v.sub"),
         (&[("detailed", "x")], "d.detailed_x"),
         (&[("detailed", "")], "d.detailed_"),
+        (&[("detailed", "\x1b]\u{202e}")], r"d.detailed_\u{1b}]\u{202e}"),
         (&[("route", "draw"), ("m", "GET"), ("id", "7")], "d.route_draw.m_GET.id"),
         (&[("route", ""), ("m", "GET"), ("id", "7")], "d.route.m_GET.id"),
         (&[("user", "alice"), ("id", "7")], "d.user_alice.id"),

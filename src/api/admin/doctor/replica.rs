@@ -80,7 +80,11 @@ fn unmatched_descriptors(sources: &Sources, active: &KeyedRules) -> Option<Findi
         let entries = example.entries.iter().map(|(key, value)| (key.as_str(), value.as_str()));
         descriptor_text::format(entries)
     };
-    let explained = format!("`tollgate explain '{}' '{}'` shows why", first.domain, text(first));
+    let explained = format!(
+        "`tollgate explain {} {}` shows why",
+        format::shell_word(&first.domain),
+        format::shell_word(&text(first))
+    );
     let examples = examples.iter().map(|example| format!("{:?} {}", example.domain, text(example)));
     Some(Finding::warning(
         "unmatched_descriptor",
