@@ -212,6 +212,7 @@ CASES = {
     "TollgateRulesStale": gauge("tollgate_rules_stale", 1, 0),
     "TollgateRulesDiffer": (hashes("two"), hashes("one")),
     "TollgateXdsDisconnected": gauge("tollgate_xds_connected", 0, 1),
+    "TollgateXdsConflicts": gauge("tollgate_xds_conflicts", 2, 0),
     "TollgateOverlayMisfits": gauge("tollgate_overlay_misfits", 2, 0),
     "TollgateOverlayStale": gauge("tollgate_overlay_stale", 1, 0),
     "TollgateAcceptErrors": counter("tollgate_accept_errors_total", 'listener="grpc"'),

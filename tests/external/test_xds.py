@@ -96,6 +96,34 @@ def test_broken_set_is_refused_with_names_and_old_rules_stay(start_control_plane
     assert metric(tollgate, 'tollgate_xds_responses_total{answer="refused"}') >= 1
 
 
+def test_conflict_of_two_tenants_leaves_out_the_second_descriptor_only(start_control_plane, start_client):
+    control_plane = start_control_plane()
+    control_plane.serve("1", users(3))
+    tollgate = start_client(control_plane.address)
+    plan, user = {"key": "plan", **limit(5)}, {"key": "user", **limit(9)}
+    control_plane.serve("2", rules("edge", {"key": "user", **limit(3)}, user, plan), rules("other", user))
+    control_plane.await_accepted("2")
+
+    assert [tollgate.remaining((key, "x")) for key in ("user", "plan")] == [3, 5]
+    shown = tollgate.rules()
+    assert shown["domains"] == {"edge": 2, "other": 1}
+    [warning] = shown["warnings"]
+    assert "edge.user: this descriptor is left out" in str(warning)
+    assert metric(tollgate, "tollgate_xds_conflicts") == 1
+
+
+def test_set_that_is_partial_for_a_moment_drops_no_counter(start_control_plane, start_client):
+    control_plane = start_control_plane()
+    control_plane.serve("1", users(3), rules("other", {"key": "user", **limit(1)}))
+    tollgate = start_client(control_plane.address)
+    assert [tollgate.ask("edge", "user=ann").returncode for _ in range(2)] == [0, 0]
+    for version, sets in (("2", []), ("3", [users(3)])):
+        control_plane.serve(version, *sets, rules("other", {"key": "user", **limit(1)}))
+        control_plane.await_accepted(version)
+    assert tollgate.remaining(("user", "ann")) == 1
+    assert metric(tollgate, 'tollgate_xds_responses_total{answer="accepted"}') == 3
+
+
 def test_refused_set_is_not_asked_for_in_a_loop(start_control_plane, start_client):
     control_plane = start_control_plane()
     control_plane.serve("1", rules("edge", {"key": ""}))
@@ -121,6 +149,7 @@ def test_restarted_control_plane_with_same_version_replaces_rules(start_control_
     assert [e["message"] for e in tollgate.events()].count(
         "the control plane cannot be reached; the active rules stay"
     ) <= 2, "one line for the end of the stream and one for refused connections"
+    assert "the connection was lost" in [e.get("error") for e in tollgate.events()]
 
     again = start_control_plane(listen=address)
     again.serve("1", users(9))

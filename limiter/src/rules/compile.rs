@@ -1,11 +1,12 @@
 //! Compiles rules to [`Rules`] and reports every problem in them.
 
-use std::sync::Arc;
+use std::{mem, sync::Arc};
 
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::{
     algorithm::Limit,
+    printable::escaped,
     rules::{
         DESCRIPTORS_MAX, Domain, OnDenied, Problem, Problems, Rule, Rules, Source, Trial,
         contents::{Contents, hash_of},
@@ -65,6 +66,7 @@ struct Compiler<'o> {
     overlay: Option<&'o Overlay>,
     trial: Option<&'o Trial>,
     overlay_use: OverlayUse,
+    conflicts: usize,
     domains: Vec<DomainDraft>,
     by_name: FxHashMap<String, usize>,
     descriptors: usize,
@@ -134,6 +136,7 @@ impl Compiler<'_> {
             replaced: &mut draft.replaced,
             overlay: self.overlay,
             overlay_use: &mut self.overlay_use,
+            conflicts: &mut self.conflicts,
             trial: self.trial,
         };
         let matching = self.overlay.map(|overlay| overlay.matching(&draft.name)).unwrap_or_default();
@@ -186,7 +189,8 @@ impl Compiler<'_> {
         };
         let domains = self.domains.into_iter().map(finish).collect();
         let overlay_misfits = self.overlay_use.misfits;
-        Ok(Rules { domains, by_name: self.by_name, hash, warnings, overlay_misfits })
+        let conflicts = self.conflicts;
+        Ok(Rules { domains, by_name: self.by_name, hash, warnings, overlay_misfits, conflicts })
     }
 }
 
@@ -219,6 +223,8 @@ struct DocumentCompiler<'c> {
     replaced: &'c mut Vec<(String, Location)>,
     overlay: Option<&'c Overlay>,
     overlay_use: &'c mut OverlayUse,
+    // Descriptors of a control plane that were left out.
+    conflicts: &'c mut usize,
     trial: Option<&'c Trial>,
 }
 
@@ -248,23 +254,25 @@ impl DocumentCompiler<'_> {
         let key = draft.key.take();
         let composite = composite(key.as_deref().unwrap_or_default(), &draft.value);
         let path = format!("{parent}.{composite}");
-        let duplicate = level.get(&composite).filter(|_| key.is_some()).map(|node| node.location.clone());
-        if let Some(location) = &duplicate {
-            let what = format!(
-                "{} is already given at {location}; keys and values together must differ",
-                quote(&path)
-            );
-            self.diagnostics.add(draft.mark, what);
+        let before = level.get_mut(&composite).filter(|_| key.is_some());
+        if let Some(before) = &before
+            && self.conflict(before, &draft, &path)
+        {
+            return;
         }
         self.flags(&draft, &composite);
         let narrowed =
             |overlay: &Overlay| overlay.narrowed(matching, key.as_deref().unwrap_or_default(), &draft.value);
         let matching = self.overlay.map(narrowed).unwrap_or_default();
         let rule = draft.rate_limit.take().and_then(|limit| self.rule(limit, &mut draft, &path, &matching));
-        let mut children = Level::default();
+        let mut children = before.map(|node| mem::take(&mut node.children)).unwrap_or_default();
         children.reserve(draft.descriptors.len().min(DESCRIPTORS_MAX));
         draft.descriptors.iter().for_each(|child| self.read(child, &mut children, &path, &matching));
-        if let (Some(key), None) = (key, duplicate) {
+        let Some(key) = key else { return };
+        if let Some(before) = level.get_mut(&composite) {
+            before.children = children;
+            before.rule = before.rule.or(rule);
+        } else {
             level.push(Node {
                 location: self.diagnostics.location(draft.mark),
                 declared_kind: MatchKind::declared(&key, &draft.value),
@@ -276,6 +284,33 @@ impl DocumentCompiler<'_> {
                 children,
             });
         }
+    }
+
+    /// Reports that `before` has the key and the value of this descriptor. Returns whether this one is left out.
+    ///
+    /// In a file that is a problem. A control plane has the rules of several tenants, and a mistake of one of them must
+    /// not keep the changes of the others from applying: two descriptors are one unless both have a limit.
+    fn conflict(&mut self, before: &Node, draft: &Descriptor<'_>, path: &str) -> bool {
+        let location = &before.location;
+        match &*location.origin {
+            Origin::File(_) => {
+                let path = quote(path);
+                let what =
+                    format!("{path} is already given at {location}; keys and values together must differ");
+                self.diagnostics.add(draft.mark, what);
+            }
+            Origin::Resource { name, .. } if before.rule.is_some() && draft.rate_limit.is_some() => {
+                *self.conflicts += 1;
+                let what = format!(
+                    "this descriptor is left out: resource {} has a limit for the same key and value before it",
+                    escaped(name)
+                );
+                self.warnings.add(draft.mark, what);
+                return true;
+            }
+            Origin::Resource { .. } => {}
+        }
+        false
     }
 
     fn flags(&mut self, draft: &Descriptor<'_>, composite: &str) {

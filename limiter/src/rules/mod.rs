@@ -70,6 +70,7 @@ pub struct Rules {
     hash: String,
     warnings: Vec<Problem>,
     overlay_misfits: usize,
+    conflicts: usize,
 }
 
 impl Rules {
@@ -106,6 +107,12 @@ impl Rules {
     /// The number of rules that are without what the overlay has for them, because it does not fit.
     pub fn overlay_misfits(&self) -> usize {
         self.overlay_misfits
+    }
+
+    /// The number of descriptors of a control plane that are left out, because one before each of them has a limit for
+    /// the same key and value.
+    pub fn conflicts(&self) -> usize {
+        self.conflicts
     }
 
     /// Problems that do not prevent loading but are probably mistakes.

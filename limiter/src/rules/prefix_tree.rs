@@ -111,6 +111,12 @@ impl Level {
         self.at(composite.as_bytes())
     }
 
+    /// The same, to change it.
+    pub(crate) fn get_mut(&mut self, composite: &str) -> Option<&mut Node> {
+        let number = *self.by_text.get(composite.as_bytes())?;
+        self.nodes.get_mut(number as usize)
+    }
+
     /// Reserves capacity for `more` nodes.
     pub(crate) fn reserve(&mut self, more: usize) {
         self.nodes.reserve_exact(more);

@@ -2,7 +2,7 @@
 //!
 //! A lost control plane changes nothing but a metric and a log line: the active rules stay until it answers again.
 
-use std::{convert::Infallible, fmt, sync::Arc, time::Duration};
+use std::{convert::Infallible, error::Error, fmt, sync::Arc, time::Duration};
 
 use futures_util::{Stream, stream::poll_fn};
 use tokio::{
@@ -195,6 +195,8 @@ impl fmt::Display for Ended {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Unconnected(reason) => f.write_str(reason),
+            // An error of the transport, such as that of a control plane that stops.
+            Self::Stream(status) if status.source().is_some() => f.write_str("the connection was lost"),
             Self::Stream(status) => write!(f, "{} ({:?})", status.message(), status.code()),
             Self::Closed => f.write_str("the control plane closed the stream"),
         }

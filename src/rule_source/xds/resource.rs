@@ -227,13 +227,30 @@ mod tests {
 
     use super::*;
 
-    fn compiled(descriptors: &[RateLimitDescriptor]) -> Result<Rules, String> {
+    fn resource(name: &str, descriptors: &[RateLimitDescriptor]) -> Source {
         let config = RateLimitConfig {
-            name: "r".to_owned(),
+            name: name.to_owned(),
             domain: "d".to_owned(),
             descriptors: descriptors.iter().map(Message::encode_to_vec).collect(),
         };
-        compile(&[source(config.encode_to_vec())]).map_err(|problems| problems.to_string())
+        source(config.encode_to_vec())
+    }
+
+    fn compiled(descriptors: &[RateLimitDescriptor]) -> Result<Rules, String> {
+        compile(&[resource("r", descriptors)]).map_err(|problems| problems.to_string())
+    }
+
+    fn nested(key: &str, inner: &[RateLimitDescriptor]) -> RateLimitDescriptor {
+        let descriptors = inner.iter().map(Message::encode_to_vec).collect();
+        RateLimitDescriptor { key: key.to_owned(), descriptors, ..RateLimitDescriptor::default() }
+    }
+
+    /// The path and the limit of each rule.
+    fn limits(rules: &Rules) -> Vec<(String, u64)> {
+        let limit = |rule: &tollgate_limiter::rules::Rule| {
+            (rule.path.clone(), rule.displayed_limit.requests_per_unit)
+        };
+        rules.domain("d").unwrap().rules().map(limit).collect()
     }
 
     /// The rules of a file with these descriptors, whose locations are those of `like`.
@@ -297,6 +314,41 @@ mod tests {
         let unknown = "no limit of domain `d` has the name `b`; this replaces nothing";
         let warnings: Vec<_> = rules.warnings().iter().map(ToString::to_string).collect();
         assert_eq!(warnings, [format!("resource r at d.path.user_true: {unknown}")], "none for shadow mode");
+    }
+
+    #[test]
+    fn conflicting_descriptor_is_left_out_and_everything_else_applies() {
+        let first = nested("route", &[limited(RateLimitUnit::Day, 1)]);
+        let other = RateLimitDescriptor { key: "other".to_owned(), ..limited(RateLimitUnit::Day, 4) };
+        let second = nested(
+            "route",
+            &[limited(RateLimitUnit::Hour, 2), limited(RateLimitUnit::Hour, 3), other.clone()],
+        );
+        let rules = compile(&[resource("a", &[first]), resource("b", &[second, other])]).unwrap();
+        let expected = [("d.route.k", 1), ("d.route.other", 4), ("d.other", 4)];
+        assert_eq!(limits(&rules), expected.map(|(path, limit)| (path.to_owned(), limit)));
+        let warnings: Vec<_> = rules.warnings().iter().map(ToString::to_string).collect();
+        let expected = "resource b at d.route.k: this descriptor is left out: resource a has a limit for the same \
+                        key and value before it";
+        assert_eq!((warnings, rules.conflicts()), (vec![expected.to_owned(); 2], 2));
+    }
+
+    #[test]
+    fn descriptors_of_which_one_has_a_limit_are_one() {
+        let (bare, limit) = (nested("k", &[]), limited(RateLimitUnit::Day, 1));
+        let inner = RateLimitDescriptor { key: "inner".to_owned(), ..limited(RateLimitUnit::Day, 2) };
+        let parent = nested("k", &[inner]);
+        for descriptors in [
+            vec![bare.clone(), limit.clone(), parent.clone()],
+            vec![parent.clone(), limit.clone()],
+            vec![limit, bare, parent],
+        ] {
+            let rules = compiled(&descriptors).unwrap();
+            let mut found = limits(&rules);
+            found.sort();
+            assert_eq!(found, [("d.k".to_owned(), 1), ("d.k.inner".to_owned(), 2)]);
+            assert_eq!((rules.conflicts(), rules.warnings().len()), (0, 0));
+        }
     }
 
     #[test]

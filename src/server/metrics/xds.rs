@@ -9,15 +9,19 @@ use crate::{rule_source::xds, telemetry::metrics::metrics};
 /// What several metrics take from one reading.
 pub(super) struct Reading {
     client: Arc<xds::Stats>,
+    conflicts: usize,
     overlay_misfits: usize,
     is_overlay_stale: bool,
 }
 
 impl Reading {
     pub(super) fn of(client: Arc<xds::Stats>, active_rules: &ActiveRules) -> Self {
+        let current = active_rules.current();
+        let count = |of: fn(&Rules) -> usize| current.rules().map_or(0, of);
         Self {
             client,
-            overlay_misfits: active_rules.current().rules().map_or(0, Rules::overlay_misfits),
+            conflicts: count(Rules::conflicts),
+            overlay_misfits: count(Rules::overlay_misfits),
             is_overlay_stale: active_rules.status().overlay_problems.is_some(),
         }
     }
@@ -36,6 +40,9 @@ metrics! { Reading;
             family.sample(&["accepted"], stats.client.accepted.get());
             family.sample(&["refused"], stats.client.refused.get());
         };
+    Gauge "tollgate_xds_conflicts" []
+        "Descriptors of the control plane that are left out, because one before each of them has a limit for the same key and value."
+        => |stats, family| family.value(stats.conflicts);
     Gauge "tollgate_overlay_misfits" []
         "Rules that are without what the overlay has for them, because it does not fit."
         => |stats, family| family.value(stats.overlay_misfits);
