@@ -53,7 +53,7 @@ pub fn run() -> ExitCode {
         }
     };
     match matches.subcommand() {
-        Some(("serve", serve)) => serve::run(serve),
+        Some((serve::NAME, serve)) => serve::run(serve),
         Some(("check", check)) => check::run(check),
         Some(("ask", ask)) => report(ask::run(ask)),
         Some(("bench", bench)) => report(bench::run(bench)),
@@ -86,7 +86,10 @@ fn arguments(given: impl IntoIterator<Item = OsString>) -> Vec<OsString> {
     let program = given.first().and_then(|path| Path::new(path).file_name());
     if program.is_some_and(|name| name == REFERENCE) {
         let flag = format!("--{}={}", serve::COMPAT, serve::ENVOY_RATELIMIT);
-        given.splice(1..1, ["serve".into(), flag.into()]);
+        given.splice(1..1, [serve::NAME.into(), flag.into()]);
+    }
+    if given.get(1).is_some_and(|command| command == serve::NAME) {
+        given = serve::set_aside_unknown(given);
     }
     given
 }
@@ -174,5 +177,32 @@ mod tests {
         assert_eq!(of(&["/bin/ratelimit"]), ["/bin/ratelimit", "serve", "--compat=envoy-ratelimit"]);
         assert_eq!(of(&["/tollgate", "check", "x"]), ["/tollgate", "check", "x"]);
         assert!(command().try_get_matches_from(of(&["ratelimit", "--log-level", "info"])).is_ok());
+    }
+
+    #[test]
+    fn unknown_arguments_are_set_aside_in_the_place_of_ratelimit_only() {
+        let of = |given: &[&str]| arguments(given.iter().map(OsString::from));
+        let unknown = "--quotaRateLimitServiceAddr=0.0.0.0:18002";
+        let expected = [
+            "ratelimit",
+            "serve",
+            "--compat=envoy-ratelimit",
+            "--log-level",
+            "info",
+            "--",
+            unknown,
+            "-v",
+            "2",
+        ];
+        let given = of(&["ratelimit", unknown, "--log-level", "info", "-v", "2"]);
+        assert_eq!(given, expected);
+        assert!(command().try_get_matches_from(given).is_ok());
+        let given = of(&["tollgate", "serve", "--compat", "envoy-ratelimit", unknown]);
+        assert_eq!(given, ["tollgate", "serve", "--compat", "envoy-ratelimit", "--", unknown]);
+        for given in [&["tollgate", "serve", unknown][..], &["ratelimit", "--log-level"]] {
+            assert!(command().try_get_matches_from(of(given)).is_err(), "{given:?}");
+        }
+        let help = command().try_get_matches_from(of(&["ratelimit", "--help"])).unwrap_err();
+        assert_eq!(help.kind(), clap::error::ErrorKind::DisplayHelp);
     }
 }

@@ -2,6 +2,7 @@
 
 use std::{
     backtrace::{Backtrace, BacktraceStatus},
+    ffi::OsString,
     net::{Ipv4Addr, Ipv6Addr},
     process::ExitCode,
     time::Duration,
@@ -31,6 +32,10 @@ const FLUSH_MAX: Duration = Duration::from_secs(1);
 /// The flag for a server in whose place this program starts, and its value.
 pub(super) const COMPAT: &str = "compat";
 pub(super) const ENVOY_RATELIMIT: &str = "envoy-ratelimit";
+/// The name of the command.
+pub(super) const NAME: &str = "serve";
+/// Arguments without effect, after `--`.
+const IGNORED: &str = "ignored";
 
 pub(super) fn command() -> Command {
     let file = Arg::new("settings").long("settings").value_name("FILE").value_hint(ValueHint::FilePath).help(
@@ -49,7 +54,48 @@ pub(super) fn command() -> Command {
         .value_name("SERVER")
         .value_parser([ENVOY_RATELIMIT])
         .help("Also read the environment variables of this server; the default if the program is called `ratelimit`");
-    Command::new("serve").about("Run the service").arg(file).arg(compat).args(flags)
+    let ignored = Arg::new(IGNORED).num_args(0..).last(true).requires(COMPAT).hide(true);
+    Command::new(NAME).about("Run the service").arg(file).arg(compat).args(flags).arg(ignored)
+}
+
+/// Moves arguments that this command does not know behind `--` if it starts in the place of envoyproxy/ratelimit: that
+/// program reads no arguments, so gateways may give it any.
+pub(super) fn set_aside_unknown(arguments: Vec<OsString>) -> Vec<OsString> {
+    let name = |argument: &OsString| {
+        let text = argument.to_string_lossy().into_owned();
+        text.split_once('=').map_or((text.clone(), false), |(name, _)| (name.to_owned(), true))
+    };
+    if !arguments.iter().any(|argument| name(argument).0.strip_prefix("--") == Some(COMPAT)) {
+        return arguments;
+    }
+    let mut command = command();
+    command.build();
+    let takes_value = |name: &str| {
+        let long = name.strip_prefix("--")?;
+        let flag = command.get_arguments().find(|flag| flag.get_long() == Some(long))?;
+        Some(flag.get_action().takes_values())
+    };
+    let (mut known, mut unknown) = (Vec::new(), Vec::new());
+    let mut arguments = arguments.into_iter();
+    known.extend(arguments.by_ref().take(2));
+    while let Some(argument) = arguments.next() {
+        let (name, has_value) = name(&argument);
+        match takes_value(&name) {
+            Some(takes_value) => {
+                known.push(argument);
+                if takes_value && !has_value {
+                    known.extend(arguments.next());
+                }
+            }
+            None if name == "-h" => known.push(argument),
+            None => unknown.push(argument),
+        }
+    }
+    if !unknown.is_empty() {
+        known.push("--".into());
+        known.append(&mut unknown);
+    }
+    known
 }
 
 pub(super) fn run(matches: &ArgMatches) -> ExitCode {
@@ -69,6 +115,10 @@ pub(super) fn run(matches: &ArgMatches) -> ExitCode {
         }
     };
     log_panics(log_control.clone());
+    if let Some(ignored) = matches.get_many::<String>(IGNORED) {
+        let arguments = ignored.map(String::as_str).collect::<Vec<_>>().join(" ");
+        warn!(arguments, "some arguments have no effect; envoyproxy/ratelimit reads none");
+    }
     // Connections run on the workers; everything else fits on one thread.
     let served = match runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => {
