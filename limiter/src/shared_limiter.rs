@@ -9,7 +9,7 @@ use crate::{
     algorithm::Operation,
     limiter::{CheckError, Checked, HoldError, Limiter, Reservation, each_entry, request},
     remote::Remote,
-    resilience::OpenForwards,
+    resilience::Caller,
     rules::Problems,
     shared_store::SharedStore,
     store::{HoldId, HoldTerms, OnExpiry, Settled},
@@ -139,7 +139,7 @@ impl SharedLimiter {
         let mut buffer = SmallVec::new();
         let request = request(domain, each_entry(entries, &mut buffer), Operation::Charge(amount))?;
         // Each call is a connection of its own: none is greedy, because all are of one program.
-        let (view, connection) = (self.limiter.view(), OpenForwards::default());
+        let (view, connection) = (self.limiter.view(), Caller::default());
         let answer = view.reserve(&request, &terms, &connection).await?;
         Ok(Reservation::of(&answer, terms))
     }
@@ -158,7 +158,7 @@ impl SharedLimiter {
     ) -> Result<Option<Settled>, HoldError> {
         let mut buffer = SmallVec::new();
         let request = request(domain, each_entry(entries, &mut buffer), Operation::Charge(actual))?;
-        let (view, connection) = (self.limiter.view(), OpenForwards::default());
+        let (view, connection) = (self.limiter.view(), Caller::default());
         let answer = view.settle(&request, id, &connection).await?;
         Ok(answer.settled[0])
     }
@@ -171,7 +171,7 @@ impl SharedLimiter {
     ) -> Result<Checked, CheckError> {
         let mut buffer = SmallVec::new();
         let request = request(domain, each_entry(entries, &mut buffer), operation)?;
-        let (view, connection) = (self.limiter.view(), OpenForwards::default());
+        let (view, connection) = (self.limiter.view(), Caller::default());
         let answer = view.decide(&request, &connection).await?;
         Ok(Checked::of(&answer))
     }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use tollgate_limiter::{
     limiter::{ActiveView, LimiterError},
-    resilience::OpenForwards,
+    resilience::Caller,
 };
 
 use crate::api::{
@@ -93,7 +93,7 @@ impl Api {
     }
 
     /// Decides a call of `connection`, locally or elsewhere. The reply may have a delay.
-    pub async fn handle(&self, call: Call<'_>, connection: &OpenForwards) -> Result<Reply, Error> {
+    pub async fn handle(&self, call: Call<'_>, connection: &Caller) -> Result<Reply, Error> {
         let handled = self.batch().handle(call)?;
         match handled {
             Handled::Ready(reply) => Ok(reply),
@@ -106,7 +106,7 @@ impl Api {
     pub async fn finish(
         &self,
         call: Call<'_>,
-        connection: &OpenForwards,
+        connection: &Caller,
         Unfinished { mut span, partial }: Unfinished,
     ) -> Result<Reply, Error> {
         let refused = match call.method {

@@ -12,7 +12,7 @@ use axum::{
     routing::{get, post},
 };
 use tokio::sync::{Semaphore, watch};
-use tollgate_limiter::{printable, resilience::OpenForwards};
+use tollgate_limiter::{printable, resilience::Caller};
 use tonic::Code;
 
 use crate::api::{
@@ -102,7 +102,7 @@ impl Calls {
         api: ApiKind,
         method: Method,
         metadata: Option<HeaderMap>,
-        connection: OpenForwards,
+        connection: Caller,
         request: M,
         message: fn(&M) -> &[u8],
     ) -> Result<Reply, Undecided> {
@@ -179,7 +179,7 @@ fn printable_lines(text: &str) -> String {
 
 async fn should_rate_limit(
     State((calls, reader)): State<(Calls, RequestReader)>,
-    connection: Option<Extension<OpenForwards>>,
+    connection: Option<Extension<Caller>>,
     body: Body,
 ) -> Response {
     let Extension(connection) = connection.unwrap_or_default();
@@ -206,7 +206,7 @@ async fn call_v1(
     parts: request::Parts,
     body: Body,
 ) -> Response {
-    let connection = parts.extensions.get::<OpenForwards>().cloned().unwrap_or_default();
+    let connection = parts.extensions.get::<Caller>().cloned().unwrap_or_default();
     let request = match read(&calls, &reader, method, body).await {
         Ok(request) => request,
         Err(error) => return json_response(error.status(), json::error(&error.details())),
@@ -242,7 +242,7 @@ fn json_response(status: StatusCode, json: Result<String, serde_json::Error>) ->
 
 async fn decide_headers(
     State((calls, check)): State<(Calls, Arc<forward_auth::Check>)>,
-    connection: Option<Extension<OpenForwards>>,
+    connection: Option<Extension<Caller>>,
     headers: HeaderMap,
 ) -> Response {
     let Some(message) = check.request(&headers) else { return StatusCode::OK.into_response() };

@@ -183,6 +183,7 @@ mod tests {
         descriptor::KeyText,
         store::{
             Check, Checks, HOLD_TTL_DEFAULT, HoldId, HoldTerms, OnExpiry, OnRefusal, SettleOutcome, SlotData,
+            UnknownId,
         },
         time::SECOND,
     };
@@ -280,7 +281,8 @@ mod tests {
             let (after, _) = Persistence::start(settings(&path), now);
             assert_eq!(after.memory.stats().holds_open, limits().len());
             for limit in &limits() {
-                let settled = after.memory.settle(&checks(limit, 1), &id, now).unwrap()[0];
+                let settled =
+                    after.memory.settle(&checks(limit, 1), &id, UnknownId::Remember, now).unwrap()[0];
                 assert_eq!(settled.outcome, SettleOutcome::Open, "{limit:?}");
                 assert_eq!(left(&after, limit, Operation::Peek, now), 9, "{limit:?}");
             }

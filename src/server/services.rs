@@ -13,7 +13,7 @@ use axum::{
     http::{HeaderValue, Request, Response},
 };
 use hyper::body::{Body as _, Bytes};
-use tollgate_limiter::resilience::OpenForwards;
+use tollgate_limiter::resilience::Caller;
 use tonic::codegen::Service as _;
 
 use crate::{
@@ -44,7 +44,7 @@ pub(super) struct Services {
     // Activity of the connection, if the listener closes idle connections.
     activity: Option<Arc<Activity>>,
     // Open checks of this connection that were forwarded to other replicas.
-    forwards: OpenForwards,
+    forwards: Caller,
 }
 
 impl Services {
@@ -56,13 +56,13 @@ impl Services {
             api: None,
             peer: Some(None),
             activity: None,
-            forwards: OpenForwards::default(),
+            forwards: Caller::default(),
         }
     }
 
     /// gRPC services: `api` is the rate limit service, `router` has the other services.
     pub(super) fn grpc(router: Router, api: Api) -> Self {
-        Self { router, api: Some(api), peer: None, activity: None, forwards: OpenForwards::default() }
+        Self { router, api: Some(api), peer: None, activity: None, forwards: Caller::default() }
     }
 
     /// The services for one connection.
@@ -73,7 +73,7 @@ impl Services {
     ) -> Arc<Self> {
         let (router, api) = (self.router.clone(), self.api.clone());
         // One per connection: connections on different cores must not share a reference count.
-        let forwards = OpenForwards::default();
+        let forwards = Caller::default();
         Arc::new(Self { router, api, peer: self.peer.map(|_| peer), activity, forwards })
     }
 
@@ -83,7 +83,7 @@ impl Services {
     }
 
     /// The rate limit service and the forwarded checks of this connection.
-    pub(super) fn api(&self) -> Option<(&Api, &OpenForwards)> {
+    pub(super) fn api(&self) -> Option<(&Api, &Caller)> {
         Some((self.api.as_ref()?, &self.forwards))
     }
 

@@ -17,11 +17,11 @@ use tollgate_limiter::{
     algorithm::{Classic, Excess, FixedWindow, Limit, Operation, Window},
     descriptor::{Entry, Key, KeyText, Secret},
     remote::Remote,
-    resilience::{OpenForwards, Overloaded},
+    resilience::{Caller, Overloaded},
     rules::{ActiveRules, ForwardPolicy, OnOwnerUnavailable},
     store::{
         Check, Checks, HOLD_TTL_MAX, HoldId, HoldTerms, Memory, OnExpiry, OnFull, OnRefusal, Refusal, Role,
-        SettleOutcome, Settled,
+        SettleOutcome, Settled, UnknownId,
     },
     time::{Clock, SECOND},
 };
@@ -90,7 +90,7 @@ impl Pair {
     }
 
     /// Decides a call of `checks` checks with distinct keys. Returns how many pass, and the number of polls.
-    async fn decide(&self, checks: usize, connection: &OpenForwards) -> (Result<usize, Overloaded>, usize) {
+    async fn decide(&self, checks: usize, connection: &Caller) -> (Result<usize, Overloaded>, usize) {
         let window = Window::of_nanos(1_000 * SECOND).unwrap();
         let limit = Limit::Classic(Classic { limit: 10, window });
         let secret = Secret::random();
@@ -125,16 +125,16 @@ impl Pair {
 
     /// Reserves `hits` of ten for each key, under one id. Returns whether everything is held.
     async fn reserve(&self, keys: &[Key], hits: u64, id: &HoldId) -> bool {
-        let (limit, connection) = (ten(), OpenForwards::default());
+        let (limit, connection) = (ten(), Caller::default());
         let terms = HoldTerms::new(id.clone(), HOLD_TTL_MAX, OnExpiry::Release).unwrap();
         let (checks, refusal) = (charges(keys, &limit, hits), any_refuses(keys.len()));
         self.caller.reserve(&checks, &terms, None, &connection, refusal).await.unwrap().is_held
     }
 
     async fn settle(&self, keys: &[Key], hits: u64, id: &HoldId) -> Vec<Settled> {
-        let (limit, connection) = (ten(), OpenForwards::default());
+        let (limit, connection) = (ten(), Caller::default());
         let checks = charges(keys, &limit, hits);
-        self.caller.settle(&checks, id, None, &connection).await.unwrap().to_vec()
+        self.caller.settle(&checks, id, UnknownId::Remember, None, &connection).await.unwrap().to_vec()
     }
 
     /// The open reservations of each replica.
@@ -208,7 +208,7 @@ async fn reservation_moves_with_its_slot_when_the_owner_drains() {
 async fn call_is_polled_once_per_round_for_any_number_of_checks() {
     let pair = Pair::start().await;
     for checks in [2, 256, 1_024] {
-        let (passed, polls) = pair.decide(checks, &OpenForwards::default()).await;
+        let (passed, polls) = pair.decide(checks, &Caller::default()).await;
         assert_eq!(passed, Ok(checks));
         // At the start, when all peeks are answered, and when all charges are answered.
         assert!(polls <= 3, "{polls} polls for {checks} checks");
@@ -218,7 +218,7 @@ async fn call_is_polled_once_per_round_for_any_number_of_checks() {
 #[tokio::test]
 async fn call_above_forward_limit_is_refused_and_charges_nothing() {
     let pair = Pair::start().await;
-    let connection = OpenForwards::default();
+    let connection = Caller::default();
     let (refused, _) = pair.decide(30_000, &connection).await;
     assert_eq!((refused, pair.counters()), (Err(Overloaded), 0));
     let (passed, _) = pair.decide(256, &connection).await;
@@ -228,7 +228,7 @@ async fn call_above_forward_limit_is_refused_and_charges_nothing() {
 #[tokio::test]
 async fn calls_above_connection_forward_limit_are_refused_alone() {
     let pair = Pair::start().await;
-    let (greedy, modest) = (OpenForwards::default(), OpenForwards::default());
+    let (greedy, modest) = (Caller::default(), Caller::default());
     let calls = (0..64).map(|_| pair.decide(256, &greedy));
     let (answers, other) = tokio::join!(futures_util::future::join_all(calls), pair.decide(256, &modest));
     assert_eq!(other.0, Ok(256));

@@ -14,7 +14,7 @@ use tollgate::api::{
 };
 use tollgate_limiter::{
     limiter::Limiter,
-    resilience::OpenForwards,
+    resilience::Caller,
     rules::{ActiveRules, Rules},
     store::{Memory, OnFull},
     time::Clock,
@@ -85,7 +85,7 @@ async fn answer(api: &Api, request: &RateLimitRequest, timeout: Option<Duration>
         precision: ResetPrecision::Nanos,
         api: ApiKind::Envoy,
     };
-    let reply = api.handle(call, &OpenForwards::default()).await.unwrap();
+    let reply = api.handle(call, &Caller::default()).await.unwrap();
     if !reply.delay.is_zero() {
         api.wait(reply.delay).await;
     }

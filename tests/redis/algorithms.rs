@@ -9,7 +9,7 @@ use tollgate_limiter::{
         SteppedBucket, TokenBucket, Verdict, Window, laws,
     },
     rules::OnOwnerUnavailable,
-    store::{Checks, HoldId, HoldTerms, Memory, OnExpiry, OnFull},
+    store::{Checks, HoldId, HoldTerms, Memory, OnExpiry, OnFull, UnknownId},
     time::{Clock, Timestamp},
 };
 
@@ -140,7 +140,12 @@ async fn store_holds_every_algorithm_as_memory_does() {
                     assert_eq!(shared.decisions.charged(), local.decisions.charged(), "{what}");
                 }
                 2 | 3 => {
-                    let local = memory.settle(&checks, &HoldId::new(id.as_bytes()).unwrap(), clock.now());
+                    let local = memory.settle(
+                        &checks,
+                        &HoldId::new(id.as_bytes()).unwrap(),
+                        UnknownId::Remember,
+                        clock.now(),
+                    );
                     let shared = replica.settle(&checks, &id).await.unwrap();
                     assert_eq!(shared, local.unwrap().into_vec(), "{what}");
                 }

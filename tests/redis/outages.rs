@@ -14,7 +14,7 @@ use futures_util::FutureExt;
 use tollgate_limiter::{
     algorithm::{Limit, Operation, Verdict},
     descriptor::Key,
-    resilience::{OpenForwards, Overloaded},
+    resilience::{Caller, Overloaded},
     rules::OnOwnerUnavailable,
     shared_store::{Passwords, Settings, State},
     store::CounterOperation,
@@ -120,7 +120,7 @@ async fn frozen_server_costs_callers_half_of_their_timeout_at_most() {
 async fn calls_above_connection_bound_are_refused_alone() {
     let server = Server::start(&[]);
     let replica = Replica::ready(settings(&[server.url()])).await;
-    let (greedy, modest) = (OpenForwards::default(), OpenForwards::default());
+    let (greedy, modest) = (Caller::default(), Caller::default());
     let (limit, one) = (a_day(10), key("one"));
     let checks = vec![check(one, &limit, Operation::Peek); 256];
     let call = |connection| replica.decide_over(connection, &checks, OnOwnerUnavailable::Deny, None);

@@ -10,7 +10,7 @@ use tollgate_limiter::{
     algorithm::{Decision, Excess, FixedWindow, Limit, Operation, Span, Window},
     descriptor::{Key, KeyText, Secret},
     remote::{Remote, RemoteHoldError},
-    resilience::{OpenForwards, Overloaded},
+    resilience::{Caller, Overloaded},
     rules::{ActiveRules, ForwardPolicy, OnOwnerUnavailable},
     shared_store::{Mode, PasswordFiles, Passwords, Settings, SharedStore, State, TlsFiles},
     store::{
@@ -92,13 +92,13 @@ impl Replica {
         policy: OnOwnerUnavailable,
         timeout: Option<Duration>,
     ) -> RemoteDecisions {
-        self.decide_over(&OpenForwards::default(), checks, policy, timeout).await.unwrap()
+        self.decide_over(&Caller::default(), checks, policy, timeout).await.unwrap()
     }
 
     /// Decides a call of `connection`.
     pub async fn decide_over(
         &self,
-        connection: &OpenForwards,
+        connection: &Caller,
         checks: &[Check<'_>],
         on_owner_unavailable: OnOwnerUnavailable,
         timeout: Option<Duration>,
@@ -113,14 +113,14 @@ impl Replica {
         checks: &[Check<'_>],
         terms: &HoldTerms,
     ) -> Result<Reserved, RemoteHoldError> {
-        let connection = OpenForwards::default();
+        let connection = Caller::default();
         self.remote.reserve(&Checks::from_slice(checks), terms, None, &connection, refusal(checks)).await
     }
 
     /// Settles a reservation at the hits of charges.
     pub async fn settle(&self, checks: &[Check<'_>], id: &str) -> Result<Vec<Settled>, RemoteHoldError> {
         let id = HoldId::new(id.as_bytes()).unwrap();
-        let (checks, connection) = (Checks::from_slice(checks), OpenForwards::default());
+        let (checks, connection) = (Checks::from_slice(checks), Caller::default());
         self.remote.settle(&checks, &id, None, &connection).await.map(|settled| settled.into_vec())
     }
 }

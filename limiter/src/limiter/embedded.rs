@@ -16,7 +16,7 @@ use crate::{
     limiter::{
         AnswerOf, Descriptor, HeldAnswer, HoldError, Limiter, LimiterError, Request, RequestError, Status,
     },
-    resilience::OpenForwards,
+    resilience::Caller,
     rules::{self, ActiveRules, Problems, Rules},
     store::{HoldId, HoldTerms, Lead, Memory, OnExpiry, OnFull, Settled},
     time::{Clock, Reading},
@@ -203,7 +203,7 @@ impl Limiter {
         let terms = HoldTerms::new(HoldId::random(), ttl, OnExpiry::Release)?;
         let mut buffer = SmallVec::new();
         let request = request(domain, each_entry(entries, &mut buffer), Operation::Charge(amount))?;
-        let (view, connection) = (self.view(), OpenForwards::default());
+        let (view, connection) = (self.view(), Caller::default());
         let held = at_once(view.reserve(&request, &terms, &connection))?;
         Ok(Reservation::of(&held, terms))
     }
@@ -224,7 +224,7 @@ impl Limiter {
     ) -> Result<Option<Settled>, HoldError> {
         let mut buffer = SmallVec::new();
         let request = request(domain, each_entry(entries, &mut buffer), Operation::Charge(actual))?;
-        let (view, connection) = (self.view(), OpenForwards::default());
+        let (view, connection) = (self.view(), Caller::default());
         let settled = at_once(view.settle(&request, id, &connection))?.settled[0];
         Ok(settled)
     }

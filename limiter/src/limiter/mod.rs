@@ -8,7 +8,7 @@ use smallvec::SmallVec;
 use crate::{
     algorithm::Decision,
     remote::{Extent, Remote},
-    resilience::{OpenForwards, Overloaded},
+    resilience::{Caller, Overloaded},
     rules::{ActiveRules, ForwardPolicy, KeyedDomain, KeyedRules},
     store::{Decisions, Memory, RemoteDecisions, SingleDecision},
     time::{Clock, Reading, Timestamp},
@@ -19,6 +19,7 @@ mod bounds;
 mod embedded;
 mod examples;
 mod explain;
+mod id_share;
 mod metrics;
 mod plan;
 mod prepared;
@@ -194,7 +195,7 @@ impl ActiveView<'_> {
     pub async fn decide(
         &self,
         request: &Request<'_>,
-        connection: &OpenForwards,
+        connection: &Caller,
     ) -> Result<Answer<'_>, LimiterError> {
         match self.decide_here(request) {
             Err(LimiterError::Remote) => self.decide_elsewhere(request, connection).await,
@@ -205,7 +206,7 @@ impl ActiveView<'_> {
     async fn decide_elsewhere(
         &self,
         request: &Request<'_>,
-        connection: &OpenForwards,
+        connection: &Caller,
     ) -> Result<Answer<'_>, LimiterError> {
         let Some(domain) = self.rules.domain(request.domain) else { return Err(LimiterError::Remote) };
         let applied = applied_limits(domain, request);

@@ -6,12 +6,15 @@ use crate::{
     algorithm::{Decision, Operation},
     limiter::{
         ActiveView, Answer, LimiterError, Request, RequestError, Status, answer,
+        id_share::SentId,
         plan::{AppliedLimit, Plan, applied_limits},
     },
     remote::RemoteHoldError,
-    resilience::OpenForwards,
+    resilience::Caller,
     rules::KeyedDomain,
-    store::{Checks, HoldId, HoldTerms, HoldTtlOutOfBounds, Refusal, ReserveError, Reserved, Settled},
+    store::{
+        Checks, HoldId, HoldTerms, HoldTtlOutOfBounds, Refusal, ReserveError, Reserved, Settled, UnknownId,
+    },
 };
 
 /// Why a reservation is not made or settled. Nothing was reserved.
@@ -84,7 +87,7 @@ impl ActiveView<'_> {
         &self,
         request: &Request<'_>,
         terms: &HoldTerms,
-        connection: &OpenForwards,
+        connection: &Caller,
     ) -> Result<HeldAnswer<'_>, HoldError> {
         let Some(applied) = self.applied_holds(request)? else {
             let answer = Answer::without_limits(request.descriptors.len());
@@ -92,6 +95,11 @@ impl ActiveView<'_> {
         };
         let plan = Plan::new(applied.domain, request, &applied.limits);
         let refusal = answer::refusal(self.limiter.modes, &applied.limits, plan.deciding());
+        let sent = self.sent_id(connection, &plan.checks, terms.id());
+        if sent.as_ref().is_some_and(|sent| !sent.is_allowed()) {
+            self.limiter.memory.count_exhausted();
+            return Err(HoldError::Exhausted);
+        }
         let reserved = match self.reserve_here(&plan.checks, terms, &refusal) {
             Err(HoldError::Limiter(LimiterError::Remote)) => {
                 let remote = self.remote()?;
@@ -100,6 +108,9 @@ impl ActiveView<'_> {
             reserved => reserved?,
         };
         let Reserved { is_held, decisions } = reserved;
+        if let Some(sent) = sent.filter(|_| is_held) {
+            sent.held(terms);
+        }
         let answer = self.counted_answer(applied.domain, request, &applied.limits, &plan, &decisions, &[]);
         Ok(HeldAnswer { answer, is_held })
     }
@@ -128,7 +139,7 @@ impl ActiveView<'_> {
         &self,
         request: &Request<'_>,
         terms: &HoldTerms,
-        connection: &OpenForwards,
+        connection: &Caller,
     ) -> Result<Answer<'_>, HoldError> {
         let HeldAnswer { answer, is_held } = self.reserve(request, terms, connection).await?;
         if is_held {
@@ -144,22 +155,33 @@ impl ActiveView<'_> {
         &self,
         request: &Request<'_>,
         id: &HoldId,
-        connection: &OpenForwards,
+        connection: &Caller,
     ) -> Result<SettledAnswer<'_>, HoldError> {
         let Some(applied) = self.applied_holds(request)? else {
             return Ok(SettledAnswer::without_limits(request));
         };
         let plan = Plan::new(applied.domain, request, &applied.limits);
+        let sent = self.sent_id(connection, &plan.checks, id);
+        let unknown = sent.as_ref().map_or(UnknownId::Remember, SentId::unknown);
         let settled = match &self.limiter.remote {
             None => self
                 .limiter
                 .memory
-                .settle(&plan.checks, id, self.now())
+                .settle(&plan.checks, id, unknown, self.now())
                 .map_err(|_| HoldError::Limiter(LimiterError::Remote))?,
             // Also for counters that are here: the owner may have reported them as exhausted to other replicas.
-            Some(remote) => remote.settle(&plan.checks, id, request.timeout, connection).await?,
+            Some(remote) => remote.settle(&plan.checks, id, unknown, request.timeout, connection).await?,
         };
+        if let Some(sent) = sent {
+            sent.settled(&settled);
+        }
         Ok(SettledAnswer::of(&applied, &plan, &settled))
+    }
+
+    /// The id of a call in its caller's share; `None` if this process keeps no counters.
+    fn sent_id<'c>(&self, caller: &'c Caller, checks: &Checks<'_>, id: &HoldId) -> Option<SentId<'c>> {
+        let memory = (!self.limiter.has_no_counters()).then(|| self.limiter.memory.id_memory())?;
+        Some(SentId::new(caller, checks, id, memory, self.now()))
     }
 
     /// The limits that apply; `None` if the domain has no rules.

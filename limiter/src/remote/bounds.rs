@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex};
 
 use crate::{
     remote::lock,
-    resilience::{OpenForwards, Overloaded},
+    resilience::{Caller, Overloaded},
 };
 
 /// The most checks in one call.
@@ -23,22 +23,22 @@ pub(super) struct Bounds(Arc<Mutex<usize>>);
 #[derive(Debug)]
 pub struct OpenChecks {
     checks: usize,
-    connection: OpenForwards,
+    connection: Caller,
     all: Arc<Mutex<usize>>,
 }
 
 impl Bounds {
     /// Opens a call with this many checks of `connection`.
-    pub(super) fn open(&self, checks: usize, connection: &OpenForwards) -> Result<OpenChecks, Overloaded> {
+    pub(super) fn open(&self, checks: usize, connection: &Caller) -> Result<OpenChecks, Overloaded> {
         let mut all = lock(&self.0);
-        let own = connection.get();
+        let own = connection.open_checks();
         let of_others = all.saturating_sub(own);
         let room = OPEN_CHECKS_MAX.saturating_sub(of_others) / CONNECTION_SHARE;
         if checks > CHECKS_PER_CALL_MAX || own + checks > room {
             return Err(Overloaded);
         }
         *all += checks;
-        connection.set(own + checks);
+        connection.set_open_checks(own + checks);
         Ok(OpenChecks { checks, connection: connection.clone(), all: self.0.clone() })
     }
 }
@@ -47,7 +47,7 @@ impl Drop for OpenChecks {
     fn drop(&mut self) {
         let mut all = lock(&self.all);
         *all -= self.checks;
-        self.connection.set(self.connection.get() - self.checks);
+        self.connection.set_open_checks(self.connection.open_checks() - self.checks);
     }
 }
 
@@ -61,24 +61,24 @@ mod tests {
 
     #[test]
     fn call_with_too_many_checks_is_refused_and_reserves_nothing() {
-        let (bounds, connection) = (Bounds::default(), OpenForwards::default());
+        let (bounds, connection) = (Bounds::default(), Caller::default());
         assert_eq!(bounds.open(30_000, &connection).err(), Some(Overloaded));
         assert_eq!(bounds.open(CHECKS_PER_CALL_MAX + 1, &connection).err(), Some(Overloaded));
-        assert_eq!((open_checks(&bounds), connection.get()), (0, 0));
+        assert_eq!((open_checks(&bounds), connection.open_checks()), (0, 0));
         assert!(bounds.open(CHECKS_PER_CALL_MAX, &connection).is_ok());
     }
 
     #[test]
     fn connection_at_its_bound_is_refused_until_a_call_ends() {
-        let (bounds, connection) = (Bounds::default(), OpenForwards::default());
+        let (bounds, connection) = (Bounds::default(), Caller::default());
         let mut open: Vec<OpenChecks> = std::iter::from_fn(|| bounds.open(256, &connection).ok()).collect();
         assert_eq!(open.len() * 256, OPEN_CHECKS_MAX / CONNECTION_SHARE);
-        assert!(bounds.open(256, &OpenForwards::default()).is_ok());
+        assert!(bounds.open(256, &Caller::default()).is_ok());
         assert!(bounds.open(1, &connection).is_err());
         open.pop();
         assert!(bounds.open(1, &connection).is_ok());
         drop(open);
-        assert_eq!((open_checks(&bounds), connection.get()), (0, 0));
+        assert_eq!((open_checks(&bounds), connection.open_checks()), (0, 0));
     }
 
     #[test]
@@ -86,7 +86,7 @@ mod tests {
         let bounds = Bounds::default();
         let mut taken = Vec::new();
         for _ in 0..500 {
-            let greedy = OpenForwards::default();
+            let greedy = Caller::default();
             let open: Vec<OpenChecks> = std::iter::from_fn(|| bounds.open(1, &greedy).ok()).collect();
             taken.push((greedy, open));
         }
@@ -94,6 +94,6 @@ mod tests {
         let (greedy, open) = &mut taken[0];
         open.truncate(open.len() - 100);
         assert!(bounds.open(1, greedy).is_err());
-        assert!(bounds.open(1, &OpenForwards::default()).is_ok());
+        assert!(bounds.open(1, &Caller::default()).is_ok());
     }
 }

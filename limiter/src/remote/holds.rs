@@ -9,10 +9,10 @@ use crate::{
     remote::{
         COUNTER_ONLY, CounterCheck, CounterChecks, DecidedBy, Mode, Remote, RemoteOutcome, Submit, rounds,
     },
-    resilience::{OpenForwards, Overloaded},
+    resilience::{Caller, Overloaded},
     store::{
         Check, Checks, CounterOperation, Decisions, HoldId, HoldOutcome, HoldTerms, Refusal, Reserved,
-        Settled, each_hold_id,
+        Settled, UnknownId, each_hold_id,
     },
 };
 
@@ -46,7 +46,7 @@ impl Remote {
         checks: &Checks<'_>,
         terms: &HoldTerms,
         timeout: Option<Duration>,
-        connection: &OpenForwards,
+        connection: &Caller,
         refusal: Refusal,
     ) -> Result<Reserved, RemoteHoldError> {
         let terms = terms.with_random_attempt();
@@ -78,10 +78,11 @@ impl Remote {
         &self,
         checks: &Checks<'_>,
         id: &HoldId,
+        unknown: UnknownId,
         timeout: Option<Duration>,
-        connection: &OpenForwards,
+        connection: &Caller,
     ) -> Result<SmallVec<[Settled; 2]>, RemoteHoldError> {
-        let call = self.open(settle_operations(checks, id), timeout, connection)?;
+        let call = self.open(settle_operations(checks, id, unknown), timeout, connection)?;
         settled(&call.submit(call.checks.clone()).await)
     }
 }
@@ -95,8 +96,8 @@ pub fn reserve_operations(checks: &[Check<'_>], terms: &HoldTerms) -> CounterChe
 }
 
 /// What settles the holds of checks, each at the hits of its charge.
-pub fn settle_operations(checks: &[Check<'_>], id: &HoldId) -> CounterChecks {
-    each_operation(checks, id, |id, actual| CounterOperation::Settle { id, actual })
+pub fn settle_operations(checks: &[Check<'_>], id: &HoldId, unknown: UnknownId) -> CounterChecks {
+    each_operation(checks, id, |id, actual| CounterOperation::Settle { id, actual, unknown })
 }
 
 /// What takes back the holds of one attempt.

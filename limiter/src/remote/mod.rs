@@ -15,7 +15,7 @@ use smallvec::SmallVec;
 use crate::{
     algorithm::{Decision, Limit, Operation, Receipt, Verdict},
     descriptor::Key,
-    resilience::{OpenForwards, Overloaded, budget},
+    resilience::{Caller, Overloaded, budget},
     rules::{ForwardPolicy, OnOwnerUnavailable},
     store::{Check, Checks, CounterOperation, Decisions, OnRefusal, Outcome, Refusal, RemoteDecisions},
     time::Stopwatch,
@@ -218,7 +218,7 @@ impl Remote {
         checks: &[Check<'_>],
         policies: &[ForwardPolicy],
         timeout: Option<Duration>,
-        connection: &OpenForwards,
+        connection: &Caller,
         refusal: Refusal,
     ) -> Result<RemoteDecisions, Overloaded> {
         if let [check] = checks
@@ -253,7 +253,7 @@ impl Remote {
     ) -> Option<(Vec<Decision>, Option<Decisions>)> {
         let counters: CounterChecks =
             checks.iter().map(|check| CounterCheck::of(check, COUNTER_ONLY)).collect();
-        let call = self.open(counters, None, &OpenForwards::default()).ok()?;
+        let call = self.open(counters, None, &Caller::default()).ok()?;
         let submission = call.submission(call.checks.clone(), Mode::DryRun(refusal));
         if let Some(outcomes) = self.submit.submit(submission) {
             let outcomes = by_counters(outcomes.await)?;
@@ -277,7 +277,7 @@ impl Remote {
     ) -> Option<[Outcome; N]> {
         let check = |operation| CounterCheck::by_counter(key, limit.clone(), operation);
         let checks: CounterChecks = operations.into_iter().map(check).collect();
-        let call = self.open(checks, None, &OpenForwards::default()).ok()?;
+        let call = self.open(checks, None, &Caller::default()).ok()?;
         let outcomes = by_counters(call.submit(call.checks.clone()).await)?;
         outcomes[..].try_into().ok()
     }
@@ -286,7 +286,7 @@ impl Remote {
         &self,
         checks: CounterChecks,
         timeout: Option<Duration>,
-        connection: &OpenForwards,
+        connection: &Caller,
     ) -> Result<RemoteCall<'_>, Overloaded> {
         let open = Arc::new(self.bounds.open(checks.len(), connection)?);
         let (budget, started) = (budget(timeout, self.submit.budget_max()), Stopwatch::start());

@@ -81,7 +81,7 @@ fn finished_rounds_of_a_caller_that_goes_away_are_taken_back() {
     let checks = keys.map(charge);
     let refusal = Refusal { roles: [Role::default(); 2].into(), do_quotas_refuse: false };
     store.0.replace(keys[1], &limit, NOW, 1);
-    let connection = OpenForwards::default();
+    let connection = Caller::default();
     {
         let policies = [COUNTER_ONLY; 2];
         let mut call = pin!(remote.decide(&checks, &policies, None, &connection, refusal));
@@ -94,8 +94,8 @@ fn finished_rounds_of_a_caller_that_goes_away_are_taken_back() {
         assert_eq!(keys.map(|key| store.left(key, &limit)), [1, 0]);
         // The first limit is being charged.
         assert!(!advance());
-        assert_eq!(connection.get(), 2);
+        assert_eq!(connection.open_checks(), 2);
     }
     assert_eq!(store.left(keys[1], &limit), 1);
-    assert_eq!(connection.get(), 0);
+    assert_eq!(connection.open_checks(), 0);
 }

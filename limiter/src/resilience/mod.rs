@@ -1,15 +1,13 @@
-//! What remote deciders share: the budget of a call, the circuit breaker, and delays between attempts. All are pure:
-//! time and randomness are arguments.
+//! What keeps callers and components from harming each other: the use of each caller, the budget of a call, the circuit
+//! breaker, and delays between attempts. Time and randomness are arguments.
 
-use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering::Relaxed},
-    },
-    time::Duration,
-};
+use std::time::Duration;
 
 use crate::time::Timestamp;
+
+mod caller;
+
+pub use caller::Caller;
 
 /// How long a call may wait for a remote decision: half of the caller's timeout, so that the answer still arrives, and
 /// at most `max`.
@@ -22,10 +20,6 @@ pub fn budget(timeout: Option<Duration>, max: Duration) -> Duration {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("too many checks wait for a remote decision")]
 pub struct Overloaded;
-
-/// The number of checks of one connection that wait for a remote decision. Clones share it.
-#[derive(Clone, Debug, Default)]
-pub struct OpenForwards(Arc<AtomicUsize>);
 
 /// Stops asking a component that fails repeatedly, so that callers do not wait for it.
 #[derive(Clone, Copy, Debug)]
@@ -46,17 +40,6 @@ pub enum BreakerState {
     Open,
     /// It is asked again; the next failure opens the breaker, the next success closes it.
     HalfOpen,
-}
-
-impl OpenForwards {
-    pub(crate) fn get(&self) -> usize {
-        self.0.load(Relaxed)
-    }
-
-    /// The caller excludes other changes since its [`OpenForwards::get`].
-    pub(crate) fn set(&self, checks: usize) {
-        self.0.store(checks, Relaxed);
-    }
 }
 
 impl CircuitBreaker {

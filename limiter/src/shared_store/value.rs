@@ -86,7 +86,7 @@ mod tests {
     use super::*;
     use crate::{
         algorithm::{Limit, Operation, laws::every_limit},
-        store::{CounterOperation, HoldId, HoldOutcome, HoldTerms, Now, OnExpiry, Room},
+        store::{CounterOperation, HoldId, HoldOutcome, HoldTerms, Now, OnExpiry, Room, UnknownId},
         time::SECOND,
     };
 
@@ -111,7 +111,7 @@ mod tests {
     }
 
     fn settle(counter: &mut HeldCounter, limit: &Limit, id: &HoldId, now: Now) -> HoldOutcome {
-        let operation = CounterOperation::Settle { id: id.clone(), actual: 2 };
+        let operation = CounterOperation::Settle { id: id.clone(), actual: 2, unknown: UnknownId::Remember };
         counter.apply(limit, &operation, now, Room::UNBOUNDED).0.hold
     }
 

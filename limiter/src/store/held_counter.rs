@@ -7,7 +7,7 @@ use crate::store::{holds::DecodedHolds, packed_counter::Decoded};
 use crate::{
     algorithm::{Counter, Decision, Held, Limit, Operation},
     store::{
-        Decisions, HOLDS_MAX, HoldId, HoldTerms, Reserved, Settled,
+        Decisions, HOLDS_MAX, HoldId, HoldTerms, Reserved, Settled, UnknownId,
         holds::{Expired, Holds},
         operation::{CounterOperation, Outcome},
         packed_counter::{Now, PackedCounter},
@@ -200,7 +200,8 @@ impl HeldCounter {
                     Err(Exhausted) => (Outcome::exhausted(), false),
                 }
             }
-            CounterOperation::Settle { id, actual } => {
+            CounterOperation::Settle { id, actual, unknown } => {
+                let room = if *unknown == UnknownId::Remember { room } else { Room::NONE };
                 (Outcome::settled(self.settle(limit, id, *actual, now, room)), true)
             }
             CounterOperation::Withdraw { id, attempt } => {

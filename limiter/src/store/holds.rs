@@ -25,8 +25,13 @@ pub const HOLDS_MAX: usize = 1_000;
 pub(super) const IDS_MAX: usize = 4_096;
 /// That many are forgotten at once, so that one more costs little.
 const FORGOTTEN_AT_ONCE: usize = 256;
+/// The bytes that one more hold of this id takes.
+pub(crate) fn id_bytes(id: &HoldId) -> usize {
+    Holds::bytes_of_one(id)
+}
+
 /// A hold is remembered for this long after its expiry.
-const REMEMBERED: Duration = Duration::from_secs(60);
+pub(crate) const REMEMBERED: Duration = Duration::from_secs(60);
 /// The approximate memory of an entry of a tree besides key and value, in bytes.
 const TREE_ENTRY_BYTES: usize = 16;
 

@@ -49,6 +49,15 @@ pub struct Memory {
     restrictions: Restrictions,
 }
 
+/// The memory for ids of requests and reservations, in bytes.
+#[derive(Clone, Copy, Debug)]
+pub struct IdMemory {
+    /// What they take.
+    pub used: usize,
+    /// What they may take.
+    pub max: usize,
+}
+
 /// Statistics of counters in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StoreStats {
@@ -143,6 +152,18 @@ impl Memory {
             holds_exhausted: resources.holds.exhausted.get(),
             ids_forgotten: resources.holds.forgotten.get(),
         }
+    }
+
+    /// The memory for ids.
+    pub fn id_memory(&self) -> IdMemory {
+        let resources = &self.tables.resources;
+        let max = resources.budget.bytes_max() / tables::SHARE_DIVISOR;
+        IdMemory { used: resources.holds.bytes.load(Ordering::Relaxed), max }
+    }
+
+    /// Counts a reservation that is refused for lack of memory.
+    pub fn count_exhausted(&self) {
+        self.tables.resources.holds.exhausted.add(1);
     }
 
     /// Restores counters from a snapshot, as many as the memory allows.
@@ -259,8 +280,8 @@ impl Memory {
                     Err(ReserveError::Exhausted) => Ok(Outcome::exhausted()),
                 }
             }
-            CounterOperation::Settle { id, actual } => {
-                Ok(Outcome::settled(self.settle(&charge(*actual), id, now)?[0]))
+            CounterOperation::Settle { id, actual, unknown } => {
+                Ok(Outcome::settled(self.settle(&charge(*actual), id, *unknown, now)?[0]))
             }
             CounterOperation::Withdraw { id, attempt } => {
                 self.withdraw(&charge(0), id, *attempt, now)?;

@@ -30,13 +30,14 @@ pub(crate) use held_counter::{DecodedHeldCounter, Exhausted, HeldCounter, Reserv
 #[cfg(feature = "redis")]
 pub(crate) use holds::Expired;
 pub use holds::HOLDS_MAX;
+pub(crate) use holds::{REMEMBERED as HOLD_REMEMBERED, id_bytes};
 pub use lead::Lead;
 pub(crate) use memory::each_hold_id;
 pub use memory::{
-    CounterState, DryRun, Memory, NotLocal, Replacement, ReserveError, SWEEP_PARTS, SWEEP_ROUND, StoreStats,
-    UsedHits,
+    CounterState, DryRun, IdMemory, Memory, NotLocal, Replacement, ReserveError, SWEEP_PARTS, SWEEP_ROUND,
+    StoreStats, UsedHits,
 };
-pub use operation::{CounterOperation, HoldOutcome, Outcome};
+pub use operation::{CounterOperation, HoldOutcome, Outcome, UnknownId};
 #[cfg(feature = "redis")]
 pub(crate) use packed_counter::Now;
 pub(crate) use refusal::refuses;

@@ -35,6 +35,8 @@ pub enum CounterOperation {
         id: HoldId,
         /// The hits that were used.
         actual: u64,
+        /// What becomes of an id that is unknown.
+        unknown: UnknownId,
     },
     /// Take back what one attempt holds, and forget it.
     Withdraw {
@@ -46,6 +48,15 @@ pub enum CounterOperation {
     /// Add what was consumed elsewhere, then peek. Instants in it are of this clock, so it is not sent.
     #[serde(skip)]
     Absorb(Counter),
+}
+
+/// What becomes of an unknown id whose settlement was charged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum UnknownId {
+    /// It is remembered if there is room, so that a repeated settlement charges nothing.
+    Remember,
+    /// It is forgotten.
+    Forget,
 }
 
 /// What an operation on a counter has come to.

@@ -16,7 +16,7 @@ use tollgate_limiter::{
     files::fuzz::temporary,
     limiter::{Limiter, LimiterError, RequestError},
     remote::Remote,
-    resilience::OpenForwards,
+    resilience::Caller,
     rules::ActiveRules,
     store::{Memory, OnFull, SLOTS},
     time::Clock,
@@ -110,7 +110,7 @@ pub fn remote_rls(message: &[u8]) {
         api: ApiKind::Envoy,
     };
     replicas.log.add(message);
-    let forwards = OpenForwards::default();
+    let forwards = Caller::default();
     let handle = |api: &Api| replicas.runtime.block_on(api.handle(call, &forwards));
     let clustered = match handle(&replicas.clustered) {
         // Nothing is charged.
@@ -228,7 +228,7 @@ pub fn headers(lines: &[u8]) {
             precision: api.precision(),
             api: ApiKind::Envoy,
         };
-        let reply = runtime().block_on(api.handle(call, &OpenForwards::default()));
+        let reply = runtime().block_on(api.handle(call, &Caller::default()));
         reply.expect("the message is valid")
     };
     assert_eq!(handle(api().with_traces(Some(TRACES.clone()))), handle(api()));

@@ -2,7 +2,7 @@
 
 use tollgate_limiter::{
     limiter::{self, ActiveView, Answer},
-    resilience::OpenForwards,
+    resilience::Caller,
 };
 
 use crate::api::{
@@ -44,7 +44,7 @@ impl Api {
         &self,
         call: Call<'_>,
         view: &ActiveView<'_>,
-        connection: &OpenForwards,
+        connection: &Caller,
         span: &mut CallSpan,
     ) -> Result<Reply, Error> {
         let mut decoded = Request::default();

@@ -187,7 +187,7 @@ proptest! {
                 Handled::Ready(reply) => reply,
                 Handled::Unfinished(_) => panic!("all counters are local"),
             });
-            let handled = runtime.block_on(alone.handle(call, &OpenForwards::default()));
+            let handled = runtime.block_on(alone.handle(call, &Caller::default()));
             let text = |error: Error| error.to_string();
             prop_assert_eq!(in_batch.map_err(text), handled.map_err(text));
         }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use tollgate_limiter::{
     limiter::{self, ActiveView, Answer, LimiterError, TooLarge},
-    resilience::OpenForwards,
+    resilience::Caller,
 };
 
 use crate::api::{
@@ -163,7 +163,7 @@ impl Api {
         timeout: Option<Duration>,
         Partial { mut answers, missing }: Partial,
         view: &ActiveView<'_>,
-        connection: &OpenForwards,
+        connection: &Caller,
     ) -> Result<Vec<u8>, Error> {
         let bounds = self.settings.bounds();
         let requests = Requests::decode(verb, message, bounds)?;

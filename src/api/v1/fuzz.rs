@@ -2,7 +2,7 @@
 
 use futures_util::FutureExt as _;
 use prost::Message;
-use tollgate_limiter::{limiter::HoldError, resilience::OpenForwards};
+use tollgate_limiter::{limiter::HoldError, resilience::Caller};
 
 use crate::api::{
     Api, Error,
@@ -29,7 +29,7 @@ pub fn v1(message: &[u8]) {
             precision: ResetPrecision::Nanos,
             api: ApiKind::TollgateV1,
         };
-        match at_once(api().handle(call, &OpenForwards::default())) {
+        match at_once(api().handle(call, &Caller::default())) {
             Ok(reply) => check_reply(&reply, message),
             Err(Error::Call(CallError::Malformed)) => assert!(decoded.is_err()),
             Err(error) => assert!(error.is_caller_error(), "{error}"),
@@ -40,7 +40,7 @@ pub fn v1(message: &[u8]) {
         let api = api();
         let answered = match api.answer_question(question, None) {
             Ok(Answered::Unfinished(unfinished)) => {
-                let connection = OpenForwards::default();
+                let connection = Caller::default();
                 at_once(api.finish_question(question, None, unfinished, &connection)).map(Answered::Ready)
             }
             answered => answered,
@@ -103,7 +103,7 @@ fn call_hold(api: &Api, verb: HoldVerb, message: &[u8]) -> Result<Reply, Error> 
         precision: ResetPrecision::Nanos,
         api: ApiKind::TollgateV1,
     };
-    at_once(api.handle(call, &OpenForwards::default()))
+    at_once(api.handle(call, &Caller::default()))
 }
 
 /// The result of what waits for nothing, as there is no other replica.

@@ -13,7 +13,7 @@ mod reset;
 mod reset_access;
 pub mod stream;
 
-use tollgate_limiter::{limiter::ActiveView, resilience::OpenForwards};
+use tollgate_limiter::{limiter::ActiveView, resilience::Caller};
 
 pub(super) use decide::{Decided, Partial};
 pub(super) use reset_access::ResetAccess;
@@ -30,7 +30,7 @@ impl Api {
         method: SingleMethod,
         call: Call<'_>,
         view: &ActiveView<'_>,
-        connection: &OpenForwards,
+        connection: &Caller,
     ) -> Result<Reply, Error> {
         match method {
             SingleMethod::Hold(verb) => self.hold(verb, call, view, connection).await,

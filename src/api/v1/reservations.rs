@@ -5,7 +5,7 @@ use std::{borrow::Cow, time::Duration};
 use tollgate_limiter::{
     algorithm::Operation,
     limiter::{self, ActiveView, Bounds, HeldAnswer, SettledAnswer},
-    resilience::OpenForwards,
+    resilience::Caller,
     store::{HOLD_TTL_DEFAULT, HoldId, HoldTerms, OnExpiry},
 };
 
@@ -124,7 +124,7 @@ impl Api {
         verb: HoldVerb,
         call: Call<'_>,
         view: &ActiveView<'_>,
-        connection: &OpenForwards,
+        connection: &Caller,
     ) -> Result<Reply, Error> {
         let hold = HoldCall::decode(verb, call.message, self.settings.bounds())?;
         let request = hold.limiter_request(call.timeout())?;

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use prost::Message as _;
-use tollgate_limiter::resilience::OpenForwards;
+use tollgate_limiter::resilience::Caller;
 
 use crate::api::{
     Api, ApiKind, Error,
@@ -114,7 +114,7 @@ impl Api {
         message: &[u8],
         rest: Option<Duration>,
         UnfinishedAnswer(partial): UnfinishedAnswer,
-        connection: &OpenForwards,
+        connection: &Caller,
     ) -> Result<Vec<u8>, Error> {
         let question = Question::decode(message).map_err(CallError::from)?;
         let timeout = question.timeout(rest)?;

@@ -40,7 +40,7 @@ fn reserve(limiter: &Limiter, each: &[(&str, u64)], id: &str) -> Result<bool, Ho
     let id = HoldId::new(id.as_bytes()).unwrap();
     let terms = HoldTerms::new(id, Duration::from_secs(60), OnExpiry::Release).unwrap();
     with_request(each, |request| {
-        let (view, connection) = (limiter.view(), OpenForwards::default());
+        let (view, connection) = (limiter.view(), Caller::default());
         at_once(view.reserve(request, &terms, &connection)).map(|answer| answer.is_held)
     })
 }
@@ -48,7 +48,7 @@ fn reserve(limiter: &Limiter, each: &[(&str, u64)], id: &str) -> Result<bool, Ho
 fn settle(limiter: &Limiter, each: &[(&str, u64)], id: &str) -> Vec<Option<Settled>> {
     let id = HoldId::new(id.as_bytes()).unwrap();
     with_request(each, |request| {
-        let (view, connection) = (limiter.view(), OpenForwards::default());
+        let (view, connection) = (limiter.view(), Caller::default());
         at_once(view.settle(request, &id, &connection)).unwrap().settled.to_vec()
     })
 }
@@ -124,7 +124,7 @@ fn peek_and_refund_are_no_reservations() {
     for operation in [Operation::Peek, Operation::Refund(1)] {
         let request =
             Request::new("d", [Descriptor { entries: &entries, operation, limit: None }], None).unwrap();
-        let (view, connection) = (limiter.view(), OpenForwards::default());
+        let (view, connection) = (limiter.view(), Caller::default());
         let error = at_once(view.settle(&request, &HoldId::random(), &connection)).unwrap_err();
         assert_eq!(error, HoldError::NotCharge { descriptor: 0 });
     }

@@ -8,8 +8,8 @@ use crate::{
     algorithm::Decision,
     descriptor::Key,
     store::{
-        Check, Checks, HoldId, HoldTerms, NotLocal, Reserved, Settled, Slot,
-        held_counter::{Draft, Exhausted, HeldCounter, Reserve},
+        Check, Checks, HoldId, HoldTerms, NotLocal, Reserved, Settled, Slot, UnknownId,
+        held_counter::{Draft, Exhausted, HeldCounter, Reserve, Room},
         memory::{LockedSlots, Memory, tables::Taken},
         table::Table,
     },
@@ -74,7 +74,7 @@ impl Memory {
             }
         }
         reserved.map_err(|Exhausted| {
-            self.tables.resources.holds.exhausted.add(1);
+            self.count_exhausted();
             ReserveError::Exhausted
         })
     }
@@ -108,14 +108,14 @@ impl Memory {
         Ok(draft.hold(each, counters, at))
     }
 
-    /// Settles the holds of all checks, each at the hits of its charge. An unknown id charges these hits, and is then
-    /// remembered if there is memory for it.
+    /// Settles the holds of all checks, each at the hits of its charge. An unknown id charges these hits.
     ///
     /// In a cluster this fails unless this replica owns the slots of all checks and no charge depends on leased hits.
     pub fn settle(
         &self,
         checks: &Checks<'_>,
         id: &HoldId,
+        unknown: UnknownId,
         now: Timestamp,
     ) -> Result<SmallVec<[Settled; 2]>, NotLocal> {
         let mut locked = self.lock_for_holds(checks, now)?;
@@ -123,7 +123,7 @@ impl Memory {
         for (check, id) in checks.iter().zip(&ids) {
             locked.require_chargeable(check, id)?;
         }
-        Ok(checks.iter().zip(&ids).map(|(check, id)| locked.settle(check, id)).collect())
+        Ok(checks.iter().zip(&ids).map(|(check, id)| locked.settle(check, id, unknown)).collect())
     }
 
     /// Takes back the holds of all checks that one attempt has made, and forgets them. Fails unless this replica owns
@@ -183,11 +183,14 @@ impl LockedSlots<'_> {
         if charged < possible { Err(NotLocal::Leased(key)) } else { Ok(()) }
     }
 
-    fn settle(&mut self, check: &Check<'_>, id: &HoldId) -> Settled {
+    fn settle(&mut self, check: &Check<'_>, id: &HoldId, unknown: UnknownId) -> Settled {
         let (memory, now, actual) = (self.memory, self.now, check.hits());
-        let (mut settled, stored) = self.with_held(check.key, |counter| {
-            counter.settle(check.limit, id, actual, memory.at(now), memory.tables.room())
-        });
+        let room = match unknown {
+            UnknownId::Remember => memory.tables.room(),
+            UnknownId::Forget => Room::NONE,
+        };
+        let (mut settled, stored) = self
+            .with_held(check.key, |counter| counter.settle(check.limit, id, actual, memory.at(now), room));
         if !stored {
             settled.uncharged = actual.saturating_sub(settled.reserved);
         }

@@ -7,7 +7,7 @@ use tollgate_limiter::{
         COUNTER_ONLY, RemoteHoldError, RemoteOutcome, answered, reserve_operations, settle_operations,
         settled, withdrawals,
     },
-    store::{HoldTerms, Reserved, Settled},
+    store::{HoldTerms, Reserved, Settled, UnknownId},
     time::SECOND,
 };
 
@@ -80,7 +80,7 @@ impl World {
         };
         let checks: Vec<TestCheck> = parts.iter().map(&mut check).collect();
         let id = self.reservations.get(hold).terms.id().clone();
-        let operations = settle_operations(&calls::of_store(&checks), &id);
+        let operations = settle_operations(&calls::of_store(&checks), &id, UnknownId::Remember);
         self.submit_holds(number, OpenCall::of_holds(purpose, checks, operations, self.now));
     }
 
@@ -214,7 +214,12 @@ impl World {
         for id in self.reservations.open_ids(key) {
             let checks = std::slice::from_ref(&check);
             // Without an answer there is nothing to break.
-            let _ = self.processes[&owner].memory.settle(&calls::of_store(checks), &id, wall);
+            let _ = self.processes[&owner].memory.settle(
+                &calls::of_store(checks),
+                &id,
+                UnknownId::Remember,
+                wall,
+            );
         }
     }
 }

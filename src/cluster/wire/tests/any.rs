@@ -8,7 +8,7 @@ use tollgate_limiter::{
     descriptor::{Key, Secret},
     store::{
         Check, Checks, CounterOperation, HOLD_TTL_DEFAULT, HoldId, HoldOutcome, HoldTerms, Memory, OnExpiry,
-        OnFull, OnRefusal, Outcome, SettleOutcome, Settled, Slot, SlotData,
+        OnFull, OnRefusal, Outcome, SettleOutcome, Settled, Slot, SlotData, UnknownId,
     },
     time::{SECOND, Timestamp},
 };
@@ -157,6 +157,10 @@ prop_compose! {
     }
 }
 
+fn unknown_id() -> impl Strategy<Value = UnknownId> {
+    prop_oneof![Just(UnknownId::Remember), Just(UnknownId::Forget)]
+}
+
 fn hold_id() -> impl Strategy<Value = HoldId> {
     prop::collection::vec(any::<u8>(), 0..=64).prop_map(|bytes| HoldId::new(&bytes).unwrap())
 }
@@ -203,7 +207,11 @@ fn counter_operation() -> BoxedStrategy<CounterOperation> {
             let terms = HoldTerms::new(id, HOLD_TTL_DEFAULT, OnExpiry::Charge).unwrap();
             CounterOperation::Reserve { terms: Box::new(terms.with_attempt(hits)), hits }
         }),
-        (hold_id(), number()).prop_map(|(id, actual)| CounterOperation::Settle { id, actual }),
+        (hold_id(), number(), unknown_id()).prop_map(|(id, actual, unknown)| CounterOperation::Settle {
+            id,
+            actual,
+            unknown
+        }),
         (hold_id(), number()).prop_map(|(id, attempt)| CounterOperation::Withdraw { id, attempt }),
     ]
     .boxed()

@@ -8,7 +8,7 @@ use tollgate_limiter::{
     descriptor::{Key, Secret},
     store::{
         Check, CounterOperation, HoldId, HoldOutcome, HoldTerms, Memory, OnExpiry, OnFull, OnRefusal,
-        Outcome, SettleOutcome, Settled, Slot, SlotData,
+        Outcome, SettleOutcome, Settled, Slot, SlotData, UnknownId,
     },
     time::SECOND,
 };
@@ -162,10 +162,10 @@ fn encoding_of_operations_is_stable() {
             ),
         ),
         (
-            counter(CounterOperation::Settle { id: id.clone(), actual: 300 }),
+            counter(CounterOperation::Settle { id: id.clone(), actual: 300, unknown: UnknownId::Remember }),
             concat!(
-                "2d0c8202888e98a8c0e080810198aed8a8c1e284891104058094ebdc031400000402616200ac0200",
-                "0080ade20401",
+                "2e0c8202888e98a8c0e080810198aed8a8c1e284891104058094ebdc031400000402616200ac0200",
+                "000080ade20401",
             ),
         ),
         (

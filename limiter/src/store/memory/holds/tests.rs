@@ -46,7 +46,7 @@ fn reserve(memory: &Memory, checks: &[Check<'_>], name: &str, now: Timestamp) ->
 }
 
 fn settle(memory: &Memory, check: Check<'_>, name: &str, now: Timestamp) -> Settled {
-    memory.settle(&Checks::from_slice(&[check]), &id(name), now).unwrap()[0]
+    memory.settle(&Checks::from_slice(&[check]), &id(name), UnknownId::Remember, now).unwrap()[0]
 }
 
 fn left_at(memory: &Memory, key: Key, limit: &Limit, now: Timestamp) -> u64 {
@@ -79,7 +79,7 @@ fn two_reservations_of_one_counter_in_a_call_are_settled_apart() {
     assert!(reserve(&memory, &[check(key("k"), &limit, 4), check(key("k"), &limit, 5)], "a", NOW));
     assert_eq!(left(&memory, key("k"), &limit), 1);
     let checks = Checks::from_slice(&[check(key("k"), &limit, 1), check(key("k"), &limit, 2)]);
-    let settled = memory.settle(&checks, &id("a"), NOW).unwrap();
+    let settled = memory.settle(&checks, &id("a"), UnknownId::Remember, NOW).unwrap();
     assert_eq!([settled[0].reserved, settled[1].reserved], [4, 5]);
     assert_eq!(left(&memory, key("k"), &limit), 7);
 }
@@ -316,7 +316,7 @@ fn reservation_that_needs_leased_hits_changes_nothing() {
     assert_eq!(error, ReserveError::NotLocal(NotLocal::Leased(key("k"))));
     assert!(reserve(&memory, &[check(key("k"), &limit, 5)], "b", NOW));
     let more = Checks::from_slice(&[check(key("k"), &limit, 6)]);
-    assert_eq!(memory.settle(&more, &id("b"), NOW), Err(NotLocal::Leased(key("k"))));
+    assert_eq!(memory.settle(&more, &id("b"), UnknownId::Remember, NOW), Err(NotLocal::Leased(key("k"))));
     assert!(memory.lease(key("k"), &limit, 1, NOW).is_none(), "held hits are not lent");
     assert_eq!(settle(&memory, check(key("k"), &limit, 5), "b", NOW).outcome, SettleOutcome::Open);
 }

@@ -1,0 +1,73 @@
+//! Each caller's share of the memory for ids, so that no caller takes the reservations of all.
+
+use std::hash::{Hash, Hasher};
+
+use rustc_hash::FxHasher;
+
+use crate::{
+    resilience::Caller,
+    store::{
+        Checks, HOLD_REMEMBERED, HoldId, HoldTerms, IdMemory, SettleOutcome, Settled, UnknownId, id_bytes,
+    },
+    time::Timestamp,
+};
+
+/// Once half of the memory is used, a caller gets at most this fraction of what the others leave free.
+const CALLER_SHARE: usize = 4;
+
+/// An id that a caller sends, and what the counters of its call remember of it.
+#[derive(Debug)]
+pub(super) struct SentId<'c> {
+    caller: &'c Caller,
+    id: u64,
+    bytes: usize,
+    is_allowed: bool,
+    now: Timestamp,
+}
+
+impl<'c> SentId<'c> {
+    pub(super) fn new(
+        caller: &'c Caller,
+        checks: &Checks<'_>,
+        id: &HoldId,
+        memory: IdMemory,
+        now: Timestamp,
+    ) -> Self {
+        let mut hasher = FxHasher::default();
+        id.as_bytes().hash(&mut hasher);
+        checks.first().map(|check| check.key).hash(&mut hasher);
+        let (hash, bytes) = (hasher.finish(), checks.len() * id_bytes(id));
+        let ids = caller.ids(now);
+        let own = ids.bytes();
+        let of_others = memory.used.saturating_sub(own);
+        let is_plenty = memory.used + bytes <= memory.max / 2;
+        let is_in_share = own + bytes <= memory.max.saturating_sub(of_others) / CALLER_SHARE;
+        let is_allowed = ids.contains(hash) || is_plenty || is_in_share;
+        Self { caller, id: hash, bytes, is_allowed, now }
+    }
+
+    /// Whether the caller's share has room for it, or the id is known.
+    pub(super) fn is_allowed(&self) -> bool {
+        self.is_allowed
+    }
+
+    /// What becomes of it if a settlement finds that it is unknown.
+    pub(super) fn unknown(&self) -> UnknownId {
+        if self.is_allowed { UnknownId::Remember } else { UnknownId::Forget }
+    }
+
+    /// Counts it as held with these terms.
+    pub(super) fn held(&self, terms: &HoldTerms) {
+        let until = self.now.after(terms.ttl()).after(HOLD_REMEMBERED);
+        self.caller.ids(self.now).set(self.id, until, self.bytes);
+    }
+
+    /// Counts it as settled.
+    pub(super) fn settled(&self, each: &[Settled]) {
+        let is_new = each.iter().any(|settled| settled.outcome == SettleOutcome::Unknown);
+        let mut ids = self.caller.ids(self.now);
+        if ids.contains(self.id) || (is_new && self.is_allowed) {
+            ids.set(self.id, self.now.after(HOLD_REMEMBERED), self.bytes);
+        }
+    }
+}
