@@ -102,7 +102,8 @@ def test_joining_replica_answers_unavailable(start_cluster, callers, silent_serv
     joining = cluster.launch(seeds=[silent_server])
     eventually("rules are active", lambda: joining.event("new rules are active"))
 
-    response = callers.call(joining.grpc, descriptor(("user", "ann")))
+    # Calls wait for the owners first, for at most 5 s.
+    response = callers.call(joining.grpc, descriptor(("user", "ann")), timeout=30)
 
     assert response.error == "UNAVAILABLE: still joining the cluster"
     assert joining.call(joining.http, "/readyz").code == 503
