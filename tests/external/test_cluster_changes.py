@@ -1,6 +1,8 @@
 """Planned changes: replicas are replaced, added, removed and stopped, and every counter keeps its value."""
 
 import socket
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -74,6 +76,34 @@ def test_scaling_3_to_5_to_2_replicas_keeps_exact_remaining(start_cluster, charg
     cluster.await_settled()
 
     assert_remaining(cluster, 4)
+
+
+@pytest.mark.parametrize("pause", [0, 1])
+@pytest.mark.parametrize("total,leaving", [(3, 2), (5, 3), (5, 4)])
+def test_replicas_that_leave_together_forget_nothing(start_cluster, callers, total, leaving, pause):
+    cluster = start_cluster(total)
+
+    def passes(targets, each):
+        """The calls of one hit that pass, of `each` calls for each key, spread over these replicas."""
+        keys = [(n, key) for _ in range(each) for n, key in enumerate(KEYS)]
+        calls = [
+            (targets[(n + turn) % len(targets)], rate_limit_request(descriptor(key)))
+            for turn, (n, key) in enumerate(keys)
+        ]
+        responses = callers.call_all(calls)
+        assert not [response for response in responses if response.error]
+        return sum(response.passes for response in responses)
+
+    assert passes(cluster.targets, 8) == 8 * len(KEYS)
+    time.sleep(pause)
+    staying = cluster.targets[leaving:]
+    with ThreadPoolExecutor() as threads:
+        others = threads.submit(passes, staying, 6)
+        cluster.remove(*cluster.replicas[:leaving])
+    cluster.await_settled()
+
+    assert others.result() == 2 * len(KEYS), "10 of 14 calls for each key pass"
+    assert passes(cluster.targets, 1) == 0
 
 
 @pytest.mark.timing

@@ -15,7 +15,7 @@ use tollgate_limiter::{
     shared_store::{Mode, PasswordFiles, Passwords, Settings, SharedStore, State, TlsFiles},
     store::{
         Check, Checks, HoldId, HoldTerms, OnExpiry, OnRefusal, Refusal, RemoteDecisions, Reserved, Role,
-        Settled,
+        Settled, UnknownId,
     },
     time::Clock,
 };
@@ -121,7 +121,10 @@ impl Replica {
     pub async fn settle(&self, checks: &[Check<'_>], id: &str) -> Result<Vec<Settled>, RemoteHoldError> {
         let id = HoldId::new(id.as_bytes()).unwrap();
         let (checks, connection) = (Checks::from_slice(checks), Caller::default());
-        self.remote.settle(&checks, &id, None, &connection).await.map(|settled| settled.into_vec())
+        self.remote
+            .settle(&checks, &id, UnknownId::Remember, None, &connection)
+            .await
+            .map(|settled| settled.into_vec())
     }
 }
 
