@@ -78,10 +78,11 @@ def test_scaling_3_to_5_to_2_replicas_keeps_exact_remaining(start_cluster, charg
     assert_remaining(cluster, 4)
 
 
-@pytest.mark.parametrize("pause", [0, 1])
+# The last delay is that of the manifests.
+@pytest.mark.parametrize("pause,delay", [(0, "0s"), (0, "100ms"), (1, "100ms"), (0, "10s")])
 @pytest.mark.parametrize("total,leaving", [(3, 2), (5, 3), (5, 4)])
-def test_replicas_that_leave_together_forget_nothing(start_cluster, callers, total, leaving, pause):
-    cluster = start_cluster(total)
+def test_replicas_that_leave_together_forget_nothing(start_cluster, callers, total, leaving, pause, delay):
+    cluster = start_cluster(total, drain_delay=delay)
 
     def passes(targets, each):
         """The calls of one hit that pass, of `each` calls for each key, spread over these replicas."""
