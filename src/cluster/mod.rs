@@ -17,6 +17,7 @@ mod replica;
 #[cfg(test)]
 mod sim;
 mod stats;
+mod strangers;
 mod submit;
 mod trust;
 mod tuning;

@@ -21,8 +21,9 @@ use tracing::{info, warn};
 use crate::cluster::{
     MemberId, MemberState, Tuning,
     calls::Calls,
-    link::{self, DisconnectReason, LinkHandler, LinkListener, Links, SeedState},
+    link::{self, DisconnectReason, LinkHandler, LinkListener, Links, SeedState, Strangers},
     node::{Action, Event, Node, NodeSettings, View},
+    strangers::{History, Situation, Standing},
     wire,
 };
 
@@ -62,6 +63,7 @@ pub(super) struct Replica {
     pub(super) started: Stopwatch,
     active_rules: Arc<ActiveRules>,
     pub(super) forward_budget_max: Duration,
+    history: Mutex<History>,
     state: watch::Sender<MemberState>,
     left: watch::Sender<bool>,
 }
@@ -99,6 +101,7 @@ impl Cluster {
             started: Stopwatch::start(),
             active_rules,
             forward_budget_max: tuning.forward_budget_max,
+            history: Mutex::default(),
             state: watch::Sender::new(MemberState::Joining),
             left: watch::Sender::new(false),
         };
@@ -136,9 +139,27 @@ impl Cluster {
         }
     }
 
-    /// The replicas that reject links, if every link is rejected: see [`Links::rejected`].
+    /// The processes that reject links, if every link is rejected and this replica must not be asked for that.
     pub fn rejected(&self) -> Option<String> {
-        self.0.links.rejected()
+        let strangers = self.0.links.strangers();
+        let mut history = self.0.history.lock().unwrap_or_else(PoisonError::into_inner);
+        let (owns_all, now) = self.0.with_node(|node, now| (node.owned_slots().count() == node.slots(), now));
+        let is_serving = self.state() == MemberState::Serving;
+        let situation = Situation { is_linked: self.0.links.is_linked(), is_serving, owns_all };
+        let before = history.standing;
+        match (history.judge(strangers.as_ref(), situation, now), strangers) {
+            (Standing::Unready, Some(strangers)) => Some(strangers.named),
+            (Standing::Alone, Some(Strangers { named, .. })) => {
+                if before != Standing::Alone {
+                    warn!(
+                        strangers = named,
+                        "every link to another process is rejected; this replica has all counters and goes on alone"
+                    );
+                }
+                None
+            }
+            (Standing::Trusted | Standing::Unready | Standing::Alone, _) => None,
+        }
     }
 
     /// The id of this replica.

@@ -2,13 +2,16 @@
 
 use std::fs;
 
-use tokio::net::TcpListener;
+use tokio::{net::TcpListener, time::timeout};
 use tonic::transport::Endpoint;
 use tonic_health::pb::{
     HealthCheckRequest, health_check_response::ServingStatus, health_client::HealthClient,
 };
 
-use crate::harness::{Service, http, until};
+use crate::{
+    harness::{Service, TIMEOUT, http, until, until_linked},
+    log::Log,
+};
 
 const RULES: &str =
     "{domain: shop, descriptors: [{key: user, rate_limit: {unit: hour, requests_per_unit: 3}}]}";
@@ -17,11 +20,16 @@ const OTHER: &str = "another secret that replicas share";
 
 /// A replica with this secret, possibly not ready, and the directory with its secret file.
 async fn replica(secret: &str, seeds: &str) -> (Service, tempfile::TempDir) {
+    replica_at("127.0.0.1:0", secret, seeds).await
+}
+
+/// The same at this address for other replicas.
+async fn replica_at(address: &str, secret: &str, seeds: &str) -> (Service, tempfile::TempDir) {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("secret");
     fs::write(&file, secret).unwrap();
     let overrides = [
-        ("cluster.listen", "127.0.0.1:0"),
+        ("cluster.listen", address),
         ("cluster.secret_file", file.to_str().unwrap()),
         ("cluster.seed", seeds),
         ("tls.poll_interval", "50ms"),
@@ -61,6 +69,24 @@ async fn replica_whose_links_are_all_rejected_is_not_ready() {
     fs::write(folder.path().join("secret"), SECRET).unwrap();
     outside.until_http("/readyz", 200).await;
     until(async || (health(&outside).await == ServingStatus::Serving).then_some(())).await;
+}
+
+#[tokio::test]
+async fn last_replica_of_a_pair_stays_ready_beside_a_stranger() {
+    let log = Log::text();
+    let (first, _folder) = replica(SECRET, "off").await;
+    first.until_http("/readyz", 200).await;
+    let address = cluster_address(&first).await;
+    let (last, _folder) = replica(SECRET, &address).await;
+    until_linked(&last).await;
+    first.shutdown.send(()).await.unwrap();
+    assert!(timeout(TIMEOUT, first.task).await.unwrap().unwrap().is_ok());
+    // Another process gets the address of the replica that has left.
+    let (stranger, _folder) = replica_at(&address, OTHER, "off").await;
+    stranger.until_http("/readyz", 200).await;
+    let goes_on = |line: &String| line.contains("this replica has all counters and goes on alone");
+    until(async || log.take().iter().any(goes_on).then_some(())).await;
+    assert_eq!(last.http("GET", "/readyz", "").await.0, 200);
 }
 
 #[tokio::test]

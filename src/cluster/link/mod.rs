@@ -42,6 +42,7 @@ mod stats;
 use addresses::DialResult;
 pub use advertise::is_host_port;
 use hub::Shared;
+pub use rejections::Strangers;
 pub use seed_state::{SeedFailures, SeedState};
 pub use stats::{LinkFailure, Stats};
 
@@ -219,8 +220,13 @@ impl Links {
 
     /// Addresses that reject links with the reasons, if there are any and no link is up. Then a certificate, a secret
     /// or a protocol version separates this replica from the others, not silence.
-    pub fn rejected(&self) -> Option<String> {
-        if self.0.local.stats.links_up() == 0 { self.0.rejections.summary() } else { None }
+    pub fn strangers(&self) -> Option<Strangers> {
+        if self.is_linked() { None } else { self.0.rejections.strangers() }
+    }
+
+    /// Whether a link is up.
+    pub(super) fn is_linked(&self) -> bool {
+        self.0.local.stats.links_up() > 0
     }
 
     /// Statistics since the start.

@@ -18,6 +18,15 @@ const ADDRESSES_MAX: usize = 1024;
 /// The most addresses in a summary.
 const NAMED_MAX: usize = 3;
 
+/// Processes at dialled addresses that rejected a link or were rejected.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Strangers {
+    /// Their addresses with the reasons.
+    pub named: String,
+    /// Whether one of them speaks another version of the protocol.
+    pub has_other_version: bool,
+}
+
 /// The last rejection of each address.
 #[derive(Debug, Default)]
 pub(super) struct Rejections(Mutex<HashMap<SocketAddr, (LinkFailure, Stopwatch)>>);
@@ -38,7 +47,7 @@ impl Rejections {
     }
 
     /// The addresses that reject links with their reasons; `None` if there are none.
-    pub(super) fn summary(&self) -> Option<String> {
+    pub(super) fn strangers(&self) -> Option<Strangers> {
         let addresses = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let recent = addresses.iter().filter(|(_, (_, since))| since.elapsed() < REJECTION_TTL);
         let mut recent: Vec<_> = recent.map(|(address, (reason, _))| (*address, *reason)).collect();
@@ -49,6 +58,7 @@ impl Rejections {
         if recent.len() > NAMED_MAX {
             named.push(format!("and {} more", recent.len() - NAMED_MAX));
         }
-        (!named.is_empty()).then(|| named.join(", "))
+        let has_other_version = recent.iter().any(|(_, reason)| *reason == LinkFailure::Version);
+        (!named.is_empty()).then(|| Strangers { named: named.join(", "), has_other_version })
     }
 }

@@ -386,6 +386,11 @@ impl Node {
         self.slots.ownership.owned()
     }
 
+    /// The number of slots.
+    pub(crate) fn slots(&self) -> usize {
+        self.slots.len()
+    }
+
     /// Members that are reachable and serve.
     pub(crate) fn serving(&self) -> usize {
         self.members.placement.members().len()

@@ -22,7 +22,7 @@ use tokio::{
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 use tollgate::cluster::{
     Files, MemberId, Trust,
-    link::{LinkFailure, Links, Settings},
+    link::{LinkFailure, Links, Settings, Strangers},
 };
 use tollgate_limiter::time::{Clock, SECOND, Timestamp};
 
@@ -241,7 +241,8 @@ async fn server_of_other_version_is_refused_and_both_are_logged() {
     one.links.dial(&address.to_string());
     until_refused(&one, LinkFailure::Version).await;
     assert!(logs_both_versions(&log, 5));
-    assert_eq!(one.links.rejected(), Some(format!("{address} (version)")));
+    let expected = Strangers { named: format!("{address} (version)"), has_other_version: true };
+    assert_eq!(one.links.strangers(), Some(expected));
 }
 
 #[tokio::test]

@@ -1,0 +1,114 @@
+//! Whether a replica is ready although every link to another process is rejected.
+
+use std::time::Duration;
+
+use tollgate_limiter::time::Timestamp;
+
+use crate::cluster::link::Strangers;
+
+/// A replica that has never served stays unready for this long beside processes of another authority. It is longer than
+/// the 10 minutes after which Kubernetes reports that a rollout makes no progress.
+const LONE_START_MAX: Duration = Duration::from_secs(15 * 60);
+
+/// A replica without links has served once it has been ready for this long.
+const SERVED_MIN: Duration = Duration::from_secs(5);
+
+/// What strangers mean for this replica.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Standing {
+    /// There are none.
+    #[default]
+    Trusted,
+    /// This replica must not be asked: both sides would admit whole limits.
+    Unready,
+    /// This replica has all counters, so it goes on.
+    Alone,
+}
+
+/// What this replica sees of itself.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Situation {
+    /// Whether it has a link to another replica.
+    pub(super) is_linked: bool,
+    /// Whether it knows the owners of the slots.
+    pub(super) is_serving: bool,
+    /// Whether it owns every slot.
+    pub(super) owns_all: bool,
+}
+
+/// What is known of this replica and of strangers.
+#[derive(Debug, Default)]
+pub(super) struct History {
+    has_served: bool,
+    trusted_since: Option<Timestamp>,
+    rejected_since: Option<Timestamp>,
+    /// The last standing.
+    pub(super) standing: Standing,
+}
+
+impl History {
+    /// The standing at `now`.
+    pub(super) fn judge(
+        &mut self,
+        strangers: Option<&Strangers>,
+        situation: Situation,
+        now: Timestamp,
+    ) -> Standing {
+        let Situation { is_linked, is_serving, owns_all } = situation;
+        self.standing = match strangers {
+            None => {
+                self.rejected_since = None;
+                let since = *self.trusted_since.get_or_insert(now);
+                self.has_served |= is_serving && (is_linked || now.since(since) >= SERVED_MIN);
+                Standing::Trusted
+            }
+            Some(Strangers { has_other_version, .. }) => {
+                self.trusted_since = None;
+                let since = *self.rejected_since.get_or_insert(now);
+                let has_waited = !has_other_version && now.since(since) >= LONE_START_MAX;
+                if owns_all && (self.has_served || has_waited) { Standing::Alone } else { Standing::Unready }
+            }
+        };
+        self.standing
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NOW: Timestamp = Timestamp::from_nanos(1_000_000_000);
+    const JOINING: Situation = Situation { is_linked: false, is_serving: false, owns_all: false };
+    const ALONE: Situation = Situation { is_linked: false, is_serving: true, owns_all: true };
+    const OF_PAIR: Situation = Situation { is_linked: true, is_serving: true, owns_all: false };
+
+    fn strangers(has_other_version: bool) -> Strangers {
+        Strangers { named: "a (untrusted)".to_owned(), has_other_version }
+    }
+
+    #[test]
+    fn replica_that_has_served_and_owns_all_slots_stays_ready() {
+        for other_version in [false, true] {
+            for (before, since) in [(OF_PAIR, NOW), (ALONE, NOW.after(SERVED_MIN))] {
+                let (mut history, strangers) = (History::default(), strangers(other_version));
+                assert_eq!(history.judge(None, JOINING, NOW), Standing::Trusted);
+                assert_eq!(history.judge(None, before, since), Standing::Trusted);
+                assert_eq!(history.judge(Some(&strangers), ALONE, since), Standing::Alone);
+                let not_all = Situation { owns_all: false, ..ALONE };
+                assert_eq!(history.judge(Some(&strangers), not_all, since), Standing::Unready);
+            }
+        }
+    }
+
+    #[test]
+    fn lone_first_start_waits_except_beside_another_version() {
+        for (other_version, then) in [(false, Standing::Alone), (true, Standing::Unready)] {
+            let (mut history, strangers) = (History::default(), strangers(other_version));
+            assert_eq!(history.judge(None, ALONE, NOW), Standing::Trusted, "between two attempts");
+            assert_eq!(history.judge(Some(&strangers), ALONE, NOW), Standing::Unready);
+            let before = NOW.after(LONE_START_MAX).minus(1);
+            assert_eq!(history.judge(Some(&strangers), ALONE, before), Standing::Unready);
+            assert_eq!(history.judge(Some(&strangers), ALONE, NOW.after(LONE_START_MAX)), then);
+        }
+    }
+}
