@@ -137,7 +137,10 @@ async fn input_of_which_nothing_is_decided_is_an_error() {
     for arguments in ["empty", "lines --strict", "log --from-denials"] {
         let (code, output, errors) = ended(simulate(folder.path(), arguments)).await;
         assert_eq!((code, &*output), (Some(1), ""), "{arguments}");
-        assert!(errors.contains(": the input has no requests: nothing was decided\n"), "{errors}");
+        assert!(
+            errors.contains(": nothing was decided: the input has no request with a descriptor\n"),
+            "{errors}"
+        );
     }
 }
 

@@ -70,7 +70,7 @@ pub(super) fn notes(report: &Report) -> Vec<String> {
 
 /// The error for an input without a single request to decide, with the reasons.
 pub(super) fn nothing_decided(skipped: &Skipped) -> String {
-    let no_requests = "the input has no requests: nothing was decided".to_owned();
+    let no_requests = "nothing was decided: the input has no request with a descriptor".to_owned();
     std::iter::once(no_requests).chain(unread(skipped)).collect::<Vec<_>>().join("\n")
 }
 
