@@ -43,7 +43,6 @@ pub(in crate::cli::simulate) enum Format {
 
 /// The fields of one line.
 #[derive(Debug)]
-#[expect(clippy::large_enum_variant, reason = "there is one at a time, used where it is built")]
 pub(super) enum Record<'l> {
     Json(Json),
     Columns(&'l Columns),
