@@ -193,6 +193,8 @@ def settings(overlay):
 
 def security_context(overlay):
     pod, container = overlay.pod.get("securityContext", {}), overlay.container.get("securityContext", {})
+    resources = overlay.container["resources"]
+    limits, requests = resources.get("limits", {}), resources.get("requests", {})
     wanted = {
         "service links are off": overlay.pod.get("enableServiceLinks") is False,
         "there is no token for the Kubernetes API": overlay.pod.get("automountServiceAccountToken") is False,
@@ -202,7 +204,9 @@ def security_context(overlay):
         "its root is read-only": container.get("readOnlyRootFilesystem") is True,
         "it has no capabilities": container.get("capabilities") == {"drop": ["ALL"]},
         "it gains no privileges": container.get("allowPrivilegeEscalation") is False,
-        "its memory is bounded": "memory" in overlay.container["resources"].get("limits", {}),
+        "its memory is bounded": "memory" in limits,
+        "its ephemeral storage is bounded": "ephemeral-storage" in limits,
+        "it requests ephemeral storage": "ephemeral-storage" in requests,
     }
     yield from (f"not true: {fact}" for fact, holds in wanted.items() if not holds)
 

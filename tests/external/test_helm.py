@@ -32,7 +32,11 @@ CASES = {
     "production": PRODUCTION_VALUES,
     "monitoring": {
         "serviceMonitor": {"enabled": True, "labels": {"release": "prometheus"}, "interval": "15s"},
-        "prometheusRule": {"enabled": True, "labels": {"release": "prometheus"}},
+        "prometheusRule": {
+            "enabled": True,
+            "labels": {"release": "prometheus"},
+            "runbooks": "https://git.example.org/tollgate/blob/main",
+        },
         "dashboard": {"enabled": True, "labels": {"grafana": "load"}, "annotations": {"folder": "limits"}},
     },
     "an image by digest": {
@@ -350,6 +354,15 @@ def test_rules_as_yaml_and_as_text_compile(tmp_path):
     assert (folder / "other.yaml").read_text() == text, "text keeps its comments"
     # Written with an exponent, a number is no whole number for the program.
     assert "123456789" in (folder / "edge.yaml").read_text()
+
+
+def test_runbooks_of_alerts_are_in_the_given_copy(tmp_path):
+    found = charts.objects(CASES["monitoring"], tmp_path)
+
+    (rule,) = charts.of_kind(found, "PrometheusRule")
+
+    urls = [one["annotations"]["runbook_url"] for group in rule["spec"]["groups"] for one in group["rules"]]
+    assert urls and all(url.startswith("https://git.example.org/tollgate/blob/main/docs/") for url in urls)
 
 
 def test_example_rules_are_active_without_others(tmp_path):

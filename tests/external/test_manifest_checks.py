@@ -150,6 +150,14 @@ FAULTS = {
     ),
     "variables of every service": (lambda o: o.pod.pop("enableServiceLinks"), "service links are off"),
     "a process that is root": (lambda o: o.pod["securityContext"].update(runAsUser=0), "the process runs as nobody"),
+    "a disk without a bound": (
+        lambda o: o.container["resources"]["limits"].pop("ephemeral-storage"),
+        "its ephemeral storage is bounded",
+    ),
+    "a disk that is not requested": (
+        lambda o: o.container["resources"]["requests"].pop("ephemeral-storage"),
+        "it requests ephemeral storage",
+    ),
     "a root that can be written": (
         lambda o: o.container["securityContext"].update(readOnlyRootFilesystem=False),
         "its root is read-only",

@@ -95,6 +95,32 @@ def test_expressions_use_metrics_and_labels_of_the_catalog():
     }
 
 
+RUNBOOKS = "https://example.com/tollgate/"
+
+
+def sections(page):
+    """The text below each heading of a page, by the anchor of the heading."""
+    found = {}
+    for part in re.split(r"^#+ ", page.read_text(), flags=re.MULTILINE)[1:]:
+        title, text = part.split("\n", 1)
+        found[re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")] = text
+    return found
+
+
+@pytest.mark.parametrize("name", ALERTS)
+def test_runbook_of_alert_describes_its_metric(name):
+    expression, url = ALERTS[name]["expr"], ALERTS[name]["annotations"].get("runbook_url", "")
+    assert url.startswith(RUNBOOKS), "no runbook"
+
+    page, anchor = url.removeprefix(RUNBOOKS).split("#")
+
+    text = sections(ROOT / page)[anchor]
+    metrics = set(re.findall(r"\b(?:(?:tollgate|process)_\w+|up)\b(?=[\[{) ])", expression))
+    assert metrics, "the expression has a metric"
+    for metric in metrics:
+        assert f"`{metric.removesuffix('_bucket')}`" in text or f"`{metric}{{" in text, metric
+
+
 TIMES = {"a minute": "1m", "10 seconds": "10s", "2 minutes": "2m", "5 minutes": "5m"}
 TIMES |= {"10 minutes": "10m", "15 minutes": "15m"}
 

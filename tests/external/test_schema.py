@@ -177,6 +177,20 @@ def test_schema_takes_every_random_limit_that_the_compiler_takes(rules_schema, t
     assert refused > LIMITS / 10, "limits that the schema refuses"
 
 
+def test_every_property_of_rules_has_a_description(rules_schema):
+    sections = {"root": rules_schema.schema, **rules_schema.schema["definitions"]}
+
+    without = {
+        f"{name}.{key}"
+        for name, section in sections.items()
+        for key, value in section["properties"].items()
+        if not value.get("description")
+    }
+
+    assert not without
+    assert len(sections) > 4, "the definitions were found"
+
+
 @pytest.mark.parametrize(
     "text",
     [
@@ -193,6 +207,16 @@ def test_schema_takes_every_random_limit_that_the_compiler_takes(rules_schema, t
         "domain: d\ndescriptors: [{key: a, rate_limit: {unit: day, requests_per_unit: 1, burst: 2}}]",
         "domain: d\ndescriptors: [{key: a, rate_limit: {unlimited: yes, unit: day}}]",
         "domain: d\ndescriptors: [{key: a, rate_limit: {unit: day, requests_per_unit: 1, calendar: {}}}]",
+        "domain: d\ndescriptors: [{key: a, rate_limit: {requests_per_unit: 1}}]",
+        "domain: d\ndescriptors: [{key: a, rate_limit: {unit: , requests_per_unit: 1}}]",
+        "domain: d\ndescriptors: [{key: a, rate_limit: {requests_per_unit: 1, calendar: {timezone: UTC}}}]",
+        "domain: d\ndescriptors: [{key: a, rate_limit: {unit: day, unit_multiplier: 0, requests_per_unit: 1}}]",
+        "domain: d\ndescriptors: [{key: a, rate_limit: {algorithm: concurrency}}]",
+        "domain: d\ndescriptors: [{key: a, rate_limit: {algorithm: concurrency, unit: day, requests_per_unit: 1}}]",
+        "domain: d\ndescriptors: [{key: a, rate_limit: {algorithm: concurrency, max_in_flight: 0}}]",
+        "domain: d\ndescriptors: [{key: a, rate_limit: {unit: day, requests_per_unit: 1, candidate: {requests_per_unit: 1}}}]",
+        "---\n...\n",
+        "~",
     ],
 )
 def test_schema_refuses_common_mistakes(rules_schema, rule_file, text):

@@ -131,13 +131,45 @@ async fn bad_lines_are_named_and_strict_stops_at_the_first() {
 }
 
 #[tokio::test]
-async fn input_without_requests_is_reported() {
+async fn input_of_which_nothing_is_decided_is_an_error() {
     let line = br#"{"timestamp":"2026-11-01T00:00:00Z","message":"started"}"#;
     let folder = folder(RULES, &[("empty", b""), ("lines", b"\n\n"), ("log", line)]);
     for arguments in ["empty", "lines --strict", "log --from-denials"] {
-        let (code, output, _) = ended(simulate(folder.path(), arguments)).await;
-        assert_eq!(code, Some(0));
-        assert!(output.contains("the input has no requests: nothing was decided\n"), "{output}");
+        let (code, output, errors) = ended(simulate(folder.path(), arguments)).await;
+        assert_eq!((code, &*output), (Some(1), ""), "{arguments}");
+        assert!(
+            errors.contains(": nothing was decided: the input has no request with a descriptor\n"),
+            "{errors}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn error_of_an_undecided_input_names_the_reasons() {
+    let folder = folder(RULES, &[("log.csv", b"time,user\nsoon,ann\n60,\n")]);
+    let (code, _, errors) = ended(simulate(folder.path(), "log.csv --descriptor user={user}")).await;
+    assert_eq!(code, Some(1));
+    for reason in ["log.csv: ", "bad lines, left out: 1", "line 2: `soon` is no time", "missing or empty: 1"]
+    {
+        assert!(errors.contains(reason), "{reason}: {errors}");
+    }
+}
+
+#[tokio::test]
+async fn combined_access_log_is_decided() {
+    let line = |second: u64, address: &str| {
+        format!(
+            "{address} - - [02/Mar/2026:09:00:{second:02} +0000] \"GET / HTTP/1.1\" 200 5 \"-\" \"curl\"\n"
+        )
+    };
+    let log =
+        [line(1, "192.0.2.1"), line(2, "192.0.2.1"), line(3, "192.0.2.2"), line(4, "192.0.2.1")].concat();
+    let folder = folder(RULES, &[("access.log", log.as_bytes())]);
+    for format in ["", " --format combined"] {
+        let report =
+            reported(folder.path(), &format!("access.log --descriptor user={{remote_addr}}{format}")).await;
+        assert_eq!((&report["requests"], &report["refused"]), (&4.into(), &1.into()), "{report}");
+        assert_eq!(report["from"], "2026-03-02T09:00:01Z");
     }
 }
 
@@ -156,7 +188,11 @@ async fn suggestion_and_page_are_written() {
     let arguments = "log.csv --descriptor user={user} --suggest 100% --html page.html";
     let (code, output, _) = ended(simulate(folder.path(), arguments)).await;
     assert_eq!(code, Some(0));
-    assert!(output.ends_with("100.000 % of users never refused\nrequests_per_unit: 3\n"), "{output}");
+    assert!(
+        output.contains("100.000 % of users never refused\n# the input covers 3s, less than"),
+        "{output}"
+    );
+    assert!(output.ends_with("needs at least 20\nrequests_per_unit: 3\n"), "{output}");
     let page = fs::read_to_string(folder.path().join("page.html")).unwrap();
     assert!(page.starts_with("<!DOCTYPE html>") && page.contains("requests_per_unit: 3"), "{page}");
 }

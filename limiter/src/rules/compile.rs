@@ -93,6 +93,8 @@ impl OverlayUse {
 /// A domain under construction.
 struct DomainDraft {
     name: String,
+    // Of the first document.
+    location: Location,
     on_denied: Option<(OnDenied, Location)>,
     root: Level,
     rules: Vec<Rule>,
@@ -124,7 +126,8 @@ impl Compiler<'_> {
         let next = self.domains.len();
         let index = *self.by_name.entry(document.domain.clone()).or_insert(next);
         if index == next {
-            self.domains.push(DomainDraft::new(document.domain));
+            let location = Location { origin: origin.clone(), mark: document.mark };
+            self.domains.push(DomainDraft::new(document.domain, location));
         }
         let draft = &mut self.domains[index];
         let mut compiler = DocumentCompiler {
@@ -171,6 +174,10 @@ impl Compiler<'_> {
                 );
                 self.warnings.push(Problem { location: location.clone(), what });
             }
+            if draft.root.nodes().is_empty() && draft.location.is_in_file() {
+                let what = format!("domain {} has no descriptors, so it limits nothing", quote(&draft.name));
+                self.warnings.push(Problem { location: draft.location.clone(), what });
+            }
         }
         let overlay_rules = self.overlay.iter().flat_map(|overlay| &overlay.rules);
         for (rule, _) in overlay_rules.zip(&self.overlay_use.matched).filter(|(_, matched)| !**matched) {
@@ -195,9 +202,10 @@ impl Compiler<'_> {
 }
 
 impl DomainDraft {
-    fn new(name: String) -> Self {
+    fn new(name: String, location: Location) -> Self {
         Self {
             name,
+            location,
             on_denied: None,
             root: Level::default(),
             rules: Vec::new(),
@@ -314,6 +322,11 @@ impl DocumentCompiler<'_> {
     }
 
     fn flags(&mut self, draft: &Descriptor<'_>, composite: &str) {
+        // A control plane may write every field of a descriptor.
+        if let Some(mark) = draft.empty_value.filter(|mark| self.warnings.location(*mark).is_in_file()) {
+            self.warnings
+                .add(mark, "`value` is empty, so any value matches; give a value, or leave the key out");
+        }
         let set = |boolean: &Option<Located<bool>>| {
             boolean.as_ref().filter(|boolean| boolean.value).map(|boolean| boolean.mark)
         };

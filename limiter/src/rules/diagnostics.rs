@@ -53,6 +53,16 @@ impl Location {
     }
 }
 
+impl Location {
+    /// Whether it is in a file, and not in a resource of a control plane.
+    pub(crate) fn is_in_file(&self) -> bool {
+        match &*self.origin {
+            Origin::File(_) => true,
+            Origin::Resource { .. } => false,
+        }
+    }
+}
+
 impl fmt::Display for Location {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &*self.origin {

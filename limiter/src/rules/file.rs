@@ -11,7 +11,7 @@ use crate::{
         keys::{self, Key, Section, Takes},
         reader::{Fields, Located},
     },
-    yaml::{Mark, Node},
+    yaml::{Mark, Node, Value},
 };
 
 /// The values of `on_denied`.
@@ -20,6 +20,8 @@ pub(crate) const ON_DENIED: [(&str, OnDenied); 2] =
 
 /// One document.
 pub(crate) struct Document {
+    /// The location of `domain`.
+    pub(crate) mark: Mark,
     /// Never empty.
     pub(crate) domain: String,
     pub(crate) on_denied: Option<Located<OnDenied>>,
@@ -34,6 +36,8 @@ pub(crate) struct Descriptor<'n> {
     pub(crate) key: Option<String>,
     /// Empty if any value matches.
     pub(crate) value: String,
+    /// The location of a `value` that is given without a text, as if it were absent.
+    pub(crate) empty_value: Option<Mark>,
     pub(crate) rate_limit: Option<RateLimit>,
     pub(crate) shadow_mode: Option<Located<bool>>,
     pub(crate) quota_mode: Option<Located<bool>>,
@@ -161,6 +165,7 @@ impl Document {
     /// Reads a document; `None` if the domain is unknown.
     pub(crate) fn read(mut node: Node, diagnostics: &mut Diagnostics<'_>) -> Option<Self> {
         let fields = Fields::read(&node, Section::Root, diagnostics)?;
+        let mark = fields.pair("domain").map_or(fields.mark, |pair| pair.mark);
         let domain = required(&fields, "domain", "the name that requests ask under", diagnostics);
         let on_denied = on_denied(&fields, diagnostics);
         let descriptors = fields.items("descriptors", diagnostics);
@@ -170,7 +175,7 @@ impl Document {
             return None;
         };
         let descriptors = node.take_items("descriptors");
-        Some(Self { domain, on_denied, descriptors })
+        Some(Self { mark, domain, on_denied, descriptors })
     }
 }
 
@@ -183,6 +188,7 @@ impl<'n> Descriptor<'n> {
             mark: fields.mark,
             key: required(&fields, "key", "the key of a descriptor entry", diagnostics),
             value: fields.text("value", diagnostics).map(|value| value.value).unwrap_or_default(),
+            empty_value: empty_value(node),
             rate_limit,
             shadow_mode: fields.boolean("shadow_mode", diagnostics),
             quota_mode: fields.boolean("quota_mode", diagnostics),
@@ -288,6 +294,17 @@ impl Calendar {
             week_start: fields.choice("week_start", &Self::WEEKDAYS, str::eq, diagnostics),
         })
     }
+}
+
+/// The location of a `value` without a text. `Fields` leaves out keys without a value.
+fn empty_value(descriptor: &Node) -> Option<Mark> {
+    let Value::Mapping(pairs) = &descriptor.value else { return None };
+    let pair = pairs.iter().find(|pair| *pair.key == *"value")?;
+    let is_empty = match &pair.value.value {
+        Value::Scalar(scalar) => scalar.text.is_empty() || pair.value.is_null(),
+        Value::List(_) | Value::Mapping(_) | Value::Unreadable => false,
+    };
+    is_empty.then_some(pair.mark)
 }
 
 /// The value of `on_denied`.

@@ -1,5 +1,5 @@
-//! The table of all keys: where each is allowed, what it takes, and with which algorithms. All messages about keys and
-//! the JSON Schema of rule files are derived from it.
+//! The table of all keys: where each is allowed, what it takes, and with which algorithms, and what it means. All
+//! messages about keys and the JSON Schema of rule files are derived from it.
 
 use crate::algorithm::AlgorithmName;
 
@@ -40,7 +40,7 @@ impl Section {
     }
 
     /// Whether it is part of overlay files only.
-    fn is_of_overlay(self) -> bool {
+    pub(crate) fn is_of_overlay(self) -> bool {
         match self {
             Self::Overlay | Self::OverlayDomain | Self::OverlayRule => true,
             Self::Root | Self::Descriptor | Self::RateLimit | Self::Replaced | Self::Calendar => false,
@@ -132,59 +132,227 @@ pub struct Key {
     pub takes: Takes,
     /// The rules to which the key applies; `Any` outside `rate_limit`.
     pub applies_to: AppliesTo,
+    /// What the key means, as a sentence.
+    pub help: &'static str,
 }
 
 /// All keys.
 pub const KEYS: &[Key] = &[
-    key("domain", Section::Root, Takes::Required),
-    key("descriptors", Section::Root, Takes::List(Section::Descriptor)),
-    key("on_denied", Section::Root, Takes::OnDenied),
-    key("key", Section::Descriptor, Takes::Required),
-    key("value", Section::Descriptor, Takes::Text),
-    key("rate_limit", Section::Descriptor, Takes::Mapping(Section::RateLimit)),
-    key("descriptors", Section::Descriptor, Takes::List(Section::Descriptor)),
-    key("shadow_mode", Section::Descriptor, Takes::Boolean),
-    key("quota_mode", Section::Descriptor, Takes::Boolean),
-    key("detailed_metric", Section::Descriptor, Takes::Boolean),
-    key("value_to_metric", Section::Descriptor, Takes::Boolean),
-    key("share_threshold", Section::Descriptor, Takes::Boolean),
-    key("metadata", Section::Descriptor, Takes::Anything),
-    limit("requests_per_unit", Takes::Integer, AppliesTo::Any),
-    limit("unlimited", Takes::Boolean, AppliesTo::Any),
-    limit("name", Takes::Text, AppliesTo::Any),
-    limit("replaces", Takes::List(Section::Replaced), AppliesTo::Any),
-    limit("unit", Takes::Unit, AppliesTo::Limited),
-    limit("unit_multiplier", Takes::Integer, AppliesTo::Limited),
-    limit("window", Takes::Text, AppliesTo::Limited),
-    limit("algorithm", Takes::Algorithm, AppliesTo::Limited),
-    limit("calendar", Takes::Mapping(Section::Calendar), AppliesTo::ClassicOr(&[AlgorithmName::FixedWindow])),
-    limit("sub_windows", Takes::Integer, AppliesTo::Only(&[AlgorithmName::SlidingWindow])),
+    key("domain", Section::Root, Takes::Required, "The domain of requests to which the rules apply."),
+    key(
+        "descriptors",
+        Section::Root,
+        Takes::List(Section::Descriptor),
+        "The first level of the tree of rules.",
+    ),
+    key(
+        "on_denied",
+        Section::Root,
+        Takes::OnDenied,
+        "Whether a refused call charges those of its rules that would have passed.",
+    ),
+    key("key", Section::Descriptor, Takes::Required, "The key of the entry."),
+    key(
+        "value",
+        Section::Descriptor,
+        Takes::Text,
+        "The value of the entry, or a pattern with `*`. Without it, any value matches.",
+    ),
+    key(
+        "rate_limit",
+        Section::Descriptor,
+        Takes::Mapping(Section::RateLimit),
+        "The limit of calls that match this descriptor.",
+    ),
+    key(
+        "descriptors",
+        Section::Descriptor,
+        Takes::List(Section::Descriptor),
+        "The next level of the tree of rules.",
+    ),
+    key(
+        "shadow_mode",
+        Section::Descriptor,
+        Takes::Boolean,
+        "The rule counts and reports, but lets pass what it would refuse.",
+    ),
+    key(
+        "quota_mode",
+        Section::Descriptor,
+        Takes::Boolean,
+        "Rules with this key refuse a call only if all of them refuse.",
+    ),
+    key(
+        "detailed_metric",
+        Section::Descriptor,
+        Takes::Boolean,
+        "The rule's name in metrics shows the value of every entry.",
+    ),
+    key(
+        "value_to_metric",
+        Section::Descriptor,
+        Takes::Boolean,
+        "The rule's name in metrics shows the value of this entry.",
+    ),
+    key(
+        "share_threshold",
+        Section::Descriptor,
+        Takes::Boolean,
+        "All values that match this pattern share one counter.",
+    ),
+    key(
+        "metadata",
+        Section::Descriptor,
+        Takes::Anything,
+        "Returned in the dynamic metadata of the answer if the rule passes.",
+    ),
+    limit(
+        "requests_per_unit",
+        Takes::Integer,
+        AppliesTo::Any,
+        "How many hits pass in a unit or window. 0 lets nothing pass.",
+    ),
+    limit("unlimited", Takes::Boolean, AppliesTo::Any, "Everything passes and nothing is counted."),
+    limit("name", Takes::Text, AppliesTo::Any, "The name of the limit, for `replaces` and in answers."),
+    limit(
+        "replaces",
+        Takes::List(Section::Replaced),
+        AppliesTo::Any,
+        "The limits that are ignored if they match in the same call as this rule.",
+    ),
+    limit(
+        "unit",
+        Takes::Unit,
+        AppliesTo::Limited,
+        "The window. Units are counted from 1970-01-01 00:00 UTC, or are those of `calendar`.",
+    ),
+    limit("unit_multiplier", Takes::Integer, AppliesTo::Limited, "The number of units in a window."),
+    limit(
+        "window",
+        Takes::Text,
+        AppliesTo::Limited,
+        "The window by its length, as in `90s`, `250ms` or `1h 30m`.",
+    ),
+    limit("algorithm", Takes::Algorithm, AppliesTo::Limited, "How requests are decided."),
+    limit(
+        "calendar",
+        Takes::Mapping(Section::Calendar),
+        AppliesTo::ClassicOr(&[AlgorithmName::FixedWindow]),
+        "Makes the unit that of the calendar in a time zone.",
+    ),
+    limit(
+        "sub_windows",
+        Takes::Integer,
+        AppliesTo::Only(&[AlgorithmName::SlidingWindow]),
+        "The number of parts of the window that are counted separately.",
+    ),
     limit(
         "burst",
         Takes::Integer,
         AppliesTo::Only(&[AlgorithmName::TokenBucket, AlgorithmName::LeakyBucket, AlgorithmName::LeakyQueue]),
+        "How many requests a full token bucket lets pass, a leaky bucket takes in, or a queue lets wait.",
     ),
-    limit("refill_amount", Takes::Integer, AppliesTo::Only(&[AlgorithmName::TokenBucket])),
-    limit("refill_interval", Takes::Text, AppliesTo::Only(&[AlgorithmName::TokenBucket])),
-    limit("max_delay", Takes::Text, AppliesTo::Only(&[AlgorithmName::LeakyQueue])),
-    limit("max_in_flight", Takes::Integer, AppliesTo::Only(&[AlgorithmName::Concurrency])),
-    limit("hold_max", Takes::Text, AppliesTo::Only(&[AlgorithmName::Concurrency])),
-    limit("count_denied", Takes::Boolean, AppliesTo::Only(WITH_EXCESS)),
-    limit("overdraft", Takes::Boolean, AppliesTo::Only(WITH_EXCESS)),
-    limit("overdraft_limit", Takes::Integer, AppliesTo::Only(WITH_EXCESS)),
-    limit("on_owner_unavailable", Takes::OnOwnerUnavailable, AppliesTo::Limited),
-    limit("lease", Takes::Boolean, AppliesTo::Limited),
-    limit("candidate", Takes::Candidate, AppliesTo::Any),
-    key("name", Section::Replaced, Takes::Required),
-    key("timezone", Section::Calendar, Takes::Required),
-    key("week_start", Section::Calendar, Takes::Weekday),
-    key("overlay", Section::Overlay, Takes::List(Section::OverlayDomain)),
-    key("domain", Section::OverlayDomain, Takes::Required),
-    key("on_denied", Section::OverlayDomain, Takes::OnDenied),
-    key("rules", Section::OverlayDomain, Takes::List(Section::OverlayRule)),
-    key("match", Section::OverlayRule, Takes::Path),
-    key("rate_limit", Section::OverlayRule, Takes::Mapping(Section::RateLimit)),
-    key("metadata", Section::OverlayRule, Takes::Anything),
+    limit(
+        "refill_amount",
+        Takes::Integer,
+        AppliesTo::Only(&[AlgorithmName::TokenBucket]),
+        "How many tokens are refilled at once.",
+    ),
+    limit(
+        "refill_interval",
+        Takes::Text,
+        AppliesTo::Only(&[AlgorithmName::TokenBucket]),
+        "The time between two refills, as in `500ms`.",
+    ),
+    limit(
+        "max_delay",
+        Takes::Text,
+        AppliesTo::Only(&[AlgorithmName::LeakyQueue]),
+        "The longest that a request waits. A request whose turn is later is refused.",
+    ),
+    limit(
+        "max_in_flight",
+        Takes::Integer,
+        AppliesTo::Only(&[AlgorithmName::Concurrency]),
+        "How many calls may be in flight.",
+    ),
+    limit(
+        "hold_max",
+        Takes::Text,
+        AppliesTo::Only(&[AlgorithmName::Concurrency]),
+        "The time after which a place that was not freed is free again.",
+    ),
+    limit("count_denied", Takes::Boolean, AppliesTo::Only(WITH_EXCESS), "Refused requests count too."),
+    limit(
+        "overdraft",
+        Takes::Boolean,
+        AppliesTo::Only(WITH_EXCESS),
+        "A request that is larger than what is left passes and leaves a debt.",
+    ),
+    limit("overdraft_limit", Takes::Integer, AppliesTo::Only(WITH_EXCESS), "The largest debt."),
+    limit(
+        "on_owner_unavailable",
+        Takes::OnOwnerUnavailable,
+        AppliesTo::Limited,
+        "How a request is decided if the owner of its counter cannot be reached.",
+    ),
+    limit(
+        "lease",
+        Takes::Boolean,
+        AppliesTo::Limited,
+        "Whether the owner may lend a part of what is left to another replica.",
+    ),
+    limit(
+        "candidate",
+        Takes::Candidate,
+        AppliesTo::Any,
+        "A limit that is evaluated beside this one and decides nothing.",
+    ),
+    key("name", Section::Replaced, Takes::Required, "The name of the limit that is replaced."),
+    key(
+        "timezone",
+        Section::Calendar,
+        Takes::Required,
+        "The name of a time zone in the IANA database, as in `Europe/Berlin`.",
+    ),
+    key("week_start", Section::Calendar, Takes::Weekday, "The day on which a week begins."),
+    key(
+        "overlay",
+        Section::Overlay,
+        Takes::List(Section::OverlayDomain),
+        "The domains to which the overlay adds.",
+    ),
+    key("domain", Section::OverlayDomain, Takes::Required, "The domain of the control plane."),
+    key(
+        "on_denied",
+        Section::OverlayDomain,
+        Takes::OnDenied,
+        "Whether a refused call charges those of its rules that would have passed.",
+    ),
+    key(
+        "rules",
+        Section::OverlayDomain,
+        Takes::List(Section::OverlayRule),
+        "The rules to which the overlay adds.",
+    ),
+    key(
+        "match",
+        Section::OverlayRule,
+        Takes::Path,
+        "The path of a rule: a list of keys, or of keys with values.",
+    ),
+    key(
+        "rate_limit",
+        Section::OverlayRule,
+        Takes::Mapping(Section::RateLimit),
+        "The keys that the overlay adds to the limit.",
+    ),
+    key(
+        "metadata",
+        Section::OverlayRule,
+        Takes::Anything,
+        "Returned in the dynamic metadata of the answer if the rule passes.",
+    ),
 ];
 
 /// The algorithms that can count denied hits and owe some. A queue and a concurrency limit either have room or have
@@ -198,7 +366,7 @@ const WITH_EXCESS: &[AlgorithmName] = &[
 ];
 
 /// Mutually exclusive keys of `rate_limit`: none of the first list may be combined with any of the second. If the
-/// second has `requests_per_unit`, the first begins with the key that takes its place.
+/// second has `requests_per_unit` or `unit`, the first begins with the key that takes its place.
 pub const EXCLUSIVE: &[(&[&str], &[&str])] = &[
     (&["window"], &["unit", "unit_multiplier"]),
     (&["calendar"], &["window", "unit_multiplier"]),
@@ -208,19 +376,36 @@ pub const EXCLUSIVE: &[(&[&str], &[&str])] = &[
 
 /// The keys that say how much passes: `requests_per_unit`, and of the algorithms that have another one, that.
 pub(crate) fn amounts() -> impl Iterator<Item = &'static str> {
-    let in_its_place = EXCLUSIVE.iter().filter(|(_, others)| others.contains(&REQUESTS));
-    [REQUESTS].into_iter().chain(in_its_place.filter_map(|(ones, _)| ones.first().copied()))
+    in_place_of(REQUESTS)
 }
 
 const REQUESTS: &str = "requests_per_unit";
+const UNIT: &str = "unit";
 
-const fn key(name: &'static str, section: Section, takes: Takes) -> Key {
-    Key { name, section, takes, applies_to: AppliesTo::Any }
+/// The keys that say in which time: `unit`, and those that take its place.
+pub(crate) fn periods() -> impl Iterator<Item = &'static str> {
+    in_place_of(UNIT)
 }
 
-const fn limit(name: &'static str, takes: Takes, applies_to: AppliesTo) -> Key {
-    Key { name, section: Section::RateLimit, takes, applies_to }
+/// `key`, and the first key of each list that excludes it.
+fn in_place_of(key: &'static str) -> impl Iterator<Item = &'static str> {
+    let in_its_place = EXCLUSIVE.iter().filter(move |(_, others)| others.contains(&key));
+    [key].into_iter().chain(in_its_place.filter_map(|(ones, _)| ones.first().copied()))
 }
+
+const fn key(name: &'static str, section: Section, takes: Takes, help: &'static str) -> Key {
+    Key { name, section, takes, applies_to: AppliesTo::Any, help }
+}
+
+const fn limit(name: &'static str, takes: Takes, applies_to: AppliesTo, help: &'static str) -> Key {
+    Key { name, section: Section::RateLimit, takes, applies_to, help }
+}
+
+/// Keys of `rate_limit` whose integer is at least 1, whatever the other keys are.
+pub(crate) const AT_LEAST_ONE: [&str; 3] = ["unit_multiplier", "refill_amount", "max_in_flight"];
+
+/// Keys of `rate_limit` without which a rule of their algorithm is refused.
+pub(crate) const REQUIRED: [(AlgorithmName, &str); 1] = [(AlgorithmName::Concurrency, "max_in_flight")];
 
 /// Keys of `rate_limit` that a `candidate` cannot have.
 pub const NOT_IN_CANDIDATE: [&str; 6] =
@@ -229,53 +414,4 @@ pub const NOT_IN_CANDIDATE: [&str; 6] =
 /// The key with this name in `section`.
 pub(crate) fn find(name: &str, section: Section) -> Option<&'static Key> {
     KEYS.iter().find(|key| key.section == section && key.name == name)
-}
-
-/// The message for a key that is not allowed in `section`.
-pub(crate) fn misplaced_key(name: &str, section: Section) -> String {
-    let quoted = crate::yaml::quote(name);
-    let known = || KEYS.iter().filter(|key| section.is_of_overlay() || !key.section.is_of_overlay());
-    let sections: Vec<_> =
-        known().filter(|key| key.name == name).map(|key| key.section.described()).collect();
-    if !sections.is_empty() {
-        return format!(
-            "{quoted} does not belong {}; it belongs {}",
-            section.described(),
-            sections.join(" or ")
-        );
-    }
-    let here: Vec<_> = KEYS.iter().filter(|key| key.section == section).map(|key| key.name).collect();
-    match nearest(name, known().map(|key| key.name)) {
-        Some(near) if here.contains(&near) => format!("unknown key {quoted}; did you mean `{near}`?"),
-        Some(near) => {
-            let sections = misplaced_key(near, section);
-            format!("unknown key {quoted}; did you mean `{near}`? But {sections}")
-        }
-        None => format!("unknown key {quoted}; allowed {} are {}", section.described(), quoted_list(here)),
-    }
-}
-
-/// The end of a message about a misspelt `word`: what it most likely means, if anything.
-pub(crate) fn hint<'c>(word: &str, candidates: impl Iterator<Item = &'c str>) -> String {
-    nearest(word, candidates).map(|near| format!("; did you mean `{near}`?")).unwrap_or_default()
-}
-
-/// The candidate that a misspelt `word` most likely means.
-fn nearest<'c>(word: &str, candidates: impl Iterator<Item = &'c str>) -> Option<&'c str> {
-    const LENGTH_MAX: usize = 64;
-    const SIMILARITY_MIN: f64 = 0.6;
-    if word.len() > LENGTH_MAX {
-        return None;
-    }
-    let word = word.to_lowercase().replace('-', "_");
-    let similarity = |candidate: &'c str| {
-        (strsim::normalized_damerau_levenshtein(&word, &candidate.to_lowercase()), candidate)
-    };
-    let best = candidates.map(similarity).reduce(|best, next| if best.0 < next.0 { next } else { best })?;
-    (best.0 >= SIMILARITY_MIN).then_some(best.1)
-}
-
-/// Quoted names for a message.
-pub(crate) fn quoted_list<'n>(names: impl IntoIterator<Item = &'n str>) -> String {
-    names.into_iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ")
 }

@@ -20,6 +20,7 @@ mod diagnostics;
 mod file;
 #[cfg(any(test, fuzzing, feature = "testing"))]
 pub mod fuzz;
+mod key_messages;
 mod keyed_rules;
 mod keys;
 mod limit;

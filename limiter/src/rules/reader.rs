@@ -3,6 +3,7 @@
 use crate::{
     rules::{
         diagnostics::Diagnostics,
+        key_messages,
         keys::{self, Section, Takes},
     },
     yaml::{Mark, Node, Pair, Resolved, Value, quote},
@@ -32,7 +33,7 @@ impl<'n> Fields<'n> {
         let mut known = Vec::with_capacity(pairs.len());
         for pair in pairs {
             if keys::find(&pair.key, section).is_none() {
-                diagnostics.add_with(pair.mark, || keys::misplaced_key(&pair.key, section));
+                diagnostics.add_with(pair.mark, || key_messages::misplaced_key(&pair.key, section));
             } else if !pair.value.is_null() {
                 known.push(pair);
             }
@@ -114,8 +115,8 @@ impl<'n> Fields<'n> {
         if found.is_none() {
             let names = || choices.iter().map(|(name, _)| *name);
             diagnostics.add_with(mark, || {
-                let hint = keys::hint(&text, names());
-                let (given, names) = (quote(&text), keys::quoted_list(names()));
+                let hint = key_messages::hint(&text, names());
+                let (given, names) = (quote(&text), key_messages::quoted_list(names()));
                 format!("`{key}` cannot be {given}; it is one of {names}{hint}")
             });
         }

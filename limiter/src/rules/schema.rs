@@ -1,6 +1,8 @@
 //! The JSON Schema of rule files, for editors. Made from the table of keys.
 //!
 //! It never refuses what the compiler takes, whether its reader follows YAML 1.1 or 1.2. The compiler refuses more.
+//! There is one exception: the schema refuses an empty document, which is an empty file for most editors. The compiler
+//! passes over it beside other documents.
 
 use serde_json::{Map, Value as Json, json};
 
@@ -9,7 +11,10 @@ use crate::{
     rules::{
         OnOwnerUnavailable, Unit,
         file::{Calendar, ON_DENIED},
-        keys::{AppliesTo, EXCLUSIVE, KEYS, Key, NOT_IN_CANDIDATE, Section, Takes, amounts},
+        keys::{
+            AT_LEAST_ONE, AppliesTo, EXCLUSIVE, KEYS, Key, NOT_IN_CANDIDATE, REQUIRED, Section, Takes,
+            amounts, periods,
+        },
     },
 };
 
@@ -39,8 +44,7 @@ pub fn json_schema() -> Json {
     let mut root = section(Section::Root);
     root["$schema"] = "http://json-schema.org/draft-07/schema#".into();
     root["title"] = "Rules of Tollgate".into();
-    // The compiler leaves empty documents out.
-    root["type"] = json!(["object", "null"]);
+    root["type"] = "object".into();
     root["definitions"] = definitions.into();
     root
 }
@@ -48,10 +52,20 @@ pub fn json_schema() -> Json {
 /// The keys of a section. `<<` merges others in.
 fn section(section: Section) -> Json {
     let keys = || KEYS.iter().filter(move |key| key.section == section);
-    let mut properties: Map<_, _> = keys().map(|key| (key.name.to_owned(), value(key.takes))).collect();
-    properties.insert("<<".to_owned(), true.into());
+    let mut properties: Map<_, _> = keys().map(|key| (key.name.to_owned(), property(key))).collect();
+    properties.insert("<<".to_owned(), json!({"description": "The mapping whose keys are merged in."}));
     let required: Vec<_> = keys().filter(|key| key.takes == Takes::Required).map(|key| key.name).collect();
     json!({"properties": properties, "required": required, "additionalProperties": false})
+}
+
+/// The values of a key, with what it means.
+fn property(key: &Key) -> Json {
+    let mut property = value(key.takes);
+    property["description"] = key.help.into();
+    if key.section == Section::RateLimit && AT_LEAST_ONE.contains(&key.name) {
+        property["minimum"] = 1.into();
+    }
+    property
 }
 
 /// The values of a key. A key without a value counts as absent.
@@ -125,7 +139,17 @@ fn limit_conditions() -> Vec<Json> {
             }
         }
     });
-    excluded.chain(algorithms).chain([json!({"anyOf": amounts().map(present).collect::<Vec<_>>()})]).collect()
+    let required = REQUIRED.iter().map(|(algorithm, key)| {
+        let is_chosen =
+            json!({"required": ["algorithm"], "properties": {"algorithm": {"const": algorithm.name()}}});
+        json!({"if": is_chosen, "then": present(key)})
+    });
+    let given = [any_present(amounts()), any_present(periods())];
+    excluded.chain(algorithms).chain(required).chain(given).collect()
+}
+
+fn any_present<'k>(keys: impl Iterator<Item = &'k str>) -> Json {
+    json!({"anyOf": keys.map(present).collect::<Vec<_>>()})
 }
 
 fn is_unlimited() -> Json {
@@ -140,4 +164,51 @@ fn present(key: &str) -> Json {
 fn absent<'k>(keys: impl IntoIterator<Item = &'k str>) -> Json {
     let nulls: Map<_, _> = keys.into_iter().map(|key| (key.to_owned(), json!({"type": "null"}))).collect();
     json!({"properties": nulls})
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rules::Rules;
+
+    /// The properties that a part of the schema declares; conditions only refer to them.
+    fn declared(schema: &Json) -> Vec<(&String, &Json)> {
+        let own = schema["properties"].as_object().into_iter().flatten();
+        let definitions = schema["definitions"].as_object().into_iter().flatten();
+        own.chain(definitions.flat_map(|(_, definition)| declared(definition))).collect()
+    }
+
+    #[test]
+    fn every_property_of_the_schema_has_a_description() {
+        let schema = json_schema();
+        let declared = declared(&schema);
+        let without = declared
+            .iter()
+            .filter(|(_, property)| property["description"].as_str().is_none_or(str::is_empty));
+        assert_eq!(without.map(|(name, _)| *name).collect::<Vec<_>>(), Vec::<&String>::new());
+        let keys = KEYS.iter().filter(|key| DEFINITIONS.iter().any(|(section, _)| *section == key.section));
+        assert!(declared.len() > keys.count(), "keys of the root and merges are declared too");
+    }
+
+    #[test]
+    fn help_of_every_key_is_a_sentence() {
+        for key in KEYS {
+            assert!(key.help.len() > 10 && key.help.ends_with('.'), "{}: {}", key.name, key.help);
+        }
+    }
+
+    #[test]
+    fn zero_is_refused_for_keys_that_are_at_least_one() {
+        for (key, others) in [
+            ("unit_multiplier", "unit: day, requests_per_unit: 1"),
+            ("refill_amount", "algorithm: token_bucket, refill_interval: 1s, burst: 1"),
+            ("max_in_flight", "algorithm: concurrency"),
+        ] {
+            let with = |number| {
+                let limit = format!("{{{others}, {key}: {number}}}");
+                Rules::parse("f", &format!("domain: d\ndescriptors: [{{key: a, rate_limit: {limit}}}]\n"))
+            };
+            assert!(AT_LEAST_ONE.contains(&key) && with(1).is_ok() && with(0).is_err(), "{key}");
+        }
+    }
 }

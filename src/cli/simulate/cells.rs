@@ -1,6 +1,9 @@
 //! What the text and the page of a report both show: rows of their tables, and notes.
 
-use crate::cli::simulate::report::{Report, RuleDifference, RuleReport};
+use crate::cli::simulate::{
+    event::Skipped,
+    report::{Report, RuleDifference, RuleReport},
+};
 
 /// The header of [`rule`].
 pub(super) const RULE: [&str; 9] =
@@ -39,17 +42,9 @@ pub(super) fn difference(rule: &RuleDifference) -> Vec<String> {
 
 /// What the numbers leave out, and what would be refused otherwise.
 pub(super) fn notes(report: &Report) -> Vec<String> {
-    let mut lines = Vec::new();
     let skipped = &report.skipped;
-    if report.requests == 0 {
-        lines.push("the input has no requests: nothing was decided".to_owned());
-    }
-    if skipped.bad_lines > 0 {
-        lines.push(format!("bad lines, left out: {}", skipped.bad_lines));
-        lines.extend(skipped.first_bad_lines.iter().map(|bad| format!("  line {}: {}", bad.line, bad.why)));
-    }
+    let mut lines = unread(skipped);
     for (number, what) in [
-        (skipped.without_descriptor, "lines without a descriptor, because a field is missing or empty"),
         (skipped.unrecorded, "requests that the service left out of the recording or the log"),
         (report.out_of_order, "requests earlier than one before them, decided at its time"),
         (report.descriptors_without_rule, "descriptors that match no rule, and pass"),
@@ -69,6 +64,26 @@ pub(super) fn notes(report: &Report) -> Vec<String> {
                 lines.push(format!("{}: {number} would be refused {how}", rule.rule));
             }
         }
+    }
+    lines
+}
+
+/// The error for an input without a single request to decide, with the reasons.
+pub(super) fn nothing_decided(skipped: &Skipped) -> String {
+    let no_requests = "nothing was decided: the input has no request with a descriptor".to_owned();
+    std::iter::once(no_requests).chain(unread(skipped)).collect::<Vec<_>>().join("\n")
+}
+
+/// The lines of the input that gave no request.
+fn unread(skipped: &Skipped) -> Vec<String> {
+    let mut lines = Vec::new();
+    if skipped.bad_lines > 0 {
+        lines.push(format!("bad lines, left out: {}", skipped.bad_lines));
+        lines.extend(skipped.first_bad_lines.iter().map(|bad| format!("  line {}: {}", bad.line, bad.why)));
+    }
+    if skipped.without_descriptor > 0 {
+        let number = skipped.without_descriptor;
+        lines.push(format!("lines without a descriptor, because a field is missing or empty: {number}"));
     }
     lines
 }

@@ -216,6 +216,14 @@ pub(super) struct Traffic {
     pub(super) is_interrupted: bool,
 }
 
+impl Traffic {
+    /// The time between the first and the last request.
+    pub(super) fn span(&self) -> Duration {
+        let nanos = self.first.map_or(0, |first| self.last.as_nanos().saturating_sub(first.as_nanos()));
+        Duration::from_nanos(nanos)
+    }
+}
+
 impl Replay {
     pub(super) fn new(table: RuleTable, first: Side, second: Option<Side>, users_max: usize) -> Self {
         let users_refused_only = [(); 2].map(|()| TopKeys::new(TOP_USERS));

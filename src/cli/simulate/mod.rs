@@ -139,8 +139,11 @@ impl Simulation {
             .run(&mut *source, &self.progress)
             .map_err(|error| format!("{}: {error}", self.input_name()))?;
         let skipped = source.skipped();
+        if replay.traffic.requests == 0 && !self.progress.is_stopped() {
+            return Err(format!("{}: {}", self.input_name(), cells::nothing_decided(&skipped)));
+        }
         let suggestions = match self.flags.goal {
-            Some(goal) if !replay.traffic.is_interrupted => self.suggestions(goal)?,
+            Some(goal) if !replay.traffic.is_interrupted => self.suggestions(goal, replay.traffic.span())?,
             Some(_) | None => Vec::new(),
         };
         if self.progress.is_stopped() {
@@ -188,7 +191,7 @@ impl Simulation {
     }
 
     /// The suggestions; none if the search is interrupted.
-    fn suggestions(&self, goal: Goal) -> Result<Vec<Suggestion>, String> {
+    fn suggestions(&self, goal: Goal, span: Duration) -> Result<Vec<Suggestion>, String> {
         let rules = load(&self.flags.rules)?;
         let mut replay = |trial: &rules::Trial, paths: &[String]| {
             let tried =
@@ -199,7 +202,7 @@ impl Simulation {
             replay.run(&mut *self.source()?, &self.progress)?;
             Ok(tried_rules(&replay, paths))
         };
-        let found = suggest(&rules, goal, &self.progress, &mut replay)?;
+        let found = suggest(&rules, goal, span, &self.progress, &mut replay)?;
         Ok(found.unwrap_or_default())
     }
 }

@@ -1,13 +1,19 @@
 //! Searches the smallest limits under which a share of the traffic is never refused.
 
+use std::time::Duration;
+
+use jiff::SignedDuration;
 use serde::Serialize;
 use tollgate_limiter::{
-    algorithm::Admission,
+    algorithm::{Admission, CalendarUnit, Limit, Window},
     named,
-    rules::{Rule, Rules, Trial, TrialNumbers, algorithm_keys},
+    rules::{Rule, Rules, Trial, TrialNumbers, Unit, algorithm_keys},
 };
 
 use crate::cli::simulate::{progress::Progress, stats::share};
+
+/// The fewest users, or requests, of which a share says something about others.
+const SAMPLE_MIN: u64 = 20;
 
 named! {
     /// What the share is a share of.
@@ -52,6 +58,8 @@ pub(super) struct Suggestion {
     pub(super) share_passed: f64,
     /// Whether that is the share that was asked for.
     pub(super) reaches_goal: bool,
+    /// Why the traffic may not be enough for this limit.
+    pub(super) warnings: Vec<String>,
 }
 
 /// Replays the traffic with a trial and returns the outcome for each of these paths.
@@ -67,6 +75,8 @@ struct Search {
     is_queue: bool,
     // The burst of the rule, for queues.
     burst: u64,
+    // The time over which the limit counts, if that is constant.
+    window: Option<Duration>,
     low: u64,
     high: u64,
     // The limit that was found, while the burst is searched.
@@ -85,14 +95,55 @@ impl Goal {
         // A share is a quotient of counts, so equality needs some slack.
         self.passed(tried) >= self.share - 1e-12
     }
+
+    /// Warns of a sample so small that the share leaves none of it out, or that says little about other traffic.
+    fn small_sample(self, tried: &Tried) -> Option<String> {
+        let sample = match self.of {
+            ShareOf::Users => tried.users,
+            ShareOf::Requests => tried.asked,
+        };
+        let left_out = 1.0 - self.share;
+        let needed = if left_out > 1e-9 { (1.0 / left_out - 1e-6).ceil() as u64 } else { 0 };
+        let needed = needed.max(SAMPLE_MIN);
+        let (of, percent) = (self.of.name(), self.share * 100.0);
+        (sample < needed)
+            .then(|| format!("{sample} {of} are few: a share of {percent} % needs at least {needed}"))
+    }
+}
+
+/// The time over which a limit counts, if that is constant; about that of calendar windows.
+fn window(limit: &Limit) -> Option<Duration> {
+    let unit = match limit.window() {
+        Some(Window::Calendar(calendar)) => match calendar.unit() {
+            CalendarUnit::Day => Unit::Day,
+            CalendarUnit::Week(_) => Unit::Week,
+            CalendarUnit::Month => Unit::Month,
+            CalendarUnit::Year => Unit::Year,
+        },
+        Some(Window::Aligned(_)) | None => return limit.period(),
+    };
+    Some(Duration::from_secs(unit.seconds().into()))
+}
+
+/// Warns of traffic that does not fill a window.
+fn short_input(window: Option<Duration>, span: Duration) -> Option<String> {
+    let window = window.filter(|window| span < *window)?;
+    // To whole seconds, unless it is shorter.
+    let shown = |time: Duration| {
+        let time = if time.as_secs() > 0 { Duration::from_secs(time.as_secs()) } else { time };
+        SignedDuration::try_from(time).map_or_else(|_| format!("{time:?}"), |time| format!("{time:#}"))
+    };
+    let (span, window) = (shown(span), shown(window));
+    Some(format!("the input covers {span}, less than the window of {window}: the limit may be too small"))
 }
 
 /// The smallest limits of `rules`. While a limit is searched, no rule refuses: so each is found on its own. Then the
 /// smallest burst with that limit is searched for buckets and queues. A last replay with all limits checks them.
-/// `None` if it is stopped.
+/// `None` if it is stopped. `span` is the time that the traffic covers.
 pub(super) fn suggest(
     rules: &Rules,
     goal: Goal,
+    span: Duration,
     progress: &Progress,
     replay: &mut ReplayTrial<'_>,
 ) -> Result<Option<Vec<Suggestion>>, String> {
@@ -128,6 +179,7 @@ pub(super) fn suggest(
             burst,
             share_passed: goal.passed(tried),
             reaches_goal: goal.is_reached(tried),
+            warnings: short_input(search.window, span).into_iter().chain(goal.small_sample(tried)).collect(),
         }
     };
     let suggestions = searches.iter().zip(&tried).map(suggestion).collect();
@@ -176,6 +228,7 @@ impl Search {
             key: if has("refill_amount") { "refill_amount" } else { "requests_per_unit" },
             has_burst: has("burst"),
             is_queue,
+            window: window(limit),
             // A full queue holds one that leaves at once.
             burst: limit.allowance().saturating_sub(1),
             low: 0,
@@ -217,6 +270,7 @@ impl Suggestion {
         let of = goal.of.name();
         let mut text =
             format!("# {} at {}: {percent:.3} % of {of} never refused{reached}\n", self.rule, self.at);
+        text.extend(self.warnings.iter().map(|warning| format!("# {warning}\n")));
         text.push_str(&format!("{}: {}\n", self.key, self.limit));
         if let Some(burst) = self.burst {
             text.push_str(&format!("burst: {burst}\n"));

@@ -134,7 +134,9 @@ fn suggested(text: &str, source: &Requests, goal: Goal) -> Vec<Suggestion> {
         replay.run(&mut source.clone(), &progress)?;
         Ok(tried_rules(&replay, paths))
     };
-    suggest(&rules(), goal, &progress, &mut replay).unwrap().unwrap()
+    let at = |request: Option<&(u64, _, _, _)>| request.map_or(0, |(at, ..)| *at);
+    let span = Duration::from_millis(at(source.0.last()) - at(source.0.first()));
+    suggest(&rules(), goal, span, &progress, &mut replay).unwrap().unwrap()
 }
 
 #[test]
@@ -205,6 +207,32 @@ fn suggestion_says_if_it_does_not_reach_the_goal() {
     let goal = Goal { share: 1.0, of: ShareOf::Users };
     let suggestions = suggested(&queue, &requests(vec![(0, "user", "ann", 1); 2]), goal);
     assert!(!suggestions[0].reaches_goal, "{suggestions:?}");
+}
+
+#[test]
+fn suggestion_warns_of_short_traffic_and_few_users() {
+    let of = |users: u64, minutes: u64| {
+        let asked = (0..users)
+            .map(move |user| (user * minutes * 60_000 / (users - 1), "user", format!("u{user}"), 1));
+        Requests(asked.collect(), 0)
+    };
+    let window = rule("user", "unit: hour, requests_per_unit: 3, algorithm: fixed_window");
+    let calendar = rule("user", "unit: day, requests_per_unit: 3, calendar: {timezone: UTC}");
+    let short = "the input covers 59m, less than the window of 1h: the limit may be too small";
+    let day = "the input covers 1h 40m, less than the window of 24h: the limit may be too small";
+    for (rule, users, minutes, share, expected) in [
+        (&window, 100, 60, 0.99, vec![]),
+        (&window, 100, 59, 0.99, vec![short]),
+        (&window, 99, 60, 0.99, vec!["99 users are few: a share of 99 % needs at least 100"]),
+        (&window, 19, 60, 1.0, vec!["19 users are few: a share of 100 % needs at least 20"]),
+        (&calendar, 20, 100, 1.0, vec![day]),
+    ] {
+        let goal = Goal { share, of: ShareOf::Users };
+        let suggestions = suggested(rule, &of(users, minutes), goal);
+        assert_eq!(suggestions[0].warnings, expected);
+        let yaml = suggestions[0].yaml(goal);
+        assert!(expected.iter().all(|warning| yaml.contains(&format!("\n# {warning}\n"))), "{yaml}");
+    }
 }
 
 #[test]

@@ -19,6 +19,14 @@ info:
   description: Rate limits for services that ask by themselves, in the JSON mapping of Protocol Buffers.
   license: {name: Apache-2.0, identifier: Apache-2.0}
   version: v1
+servers:
+  - url: http://127.0.0.1:8080
+    description: A replica with the default of `http.listen`.
+tags:
+  - name: limits
+    description: Calls of services, without a token.
+  - name: operation
+    description: Calls of operators, with the admin token.
 ";
 
 /// The description of an element of a `.proto` file: the comment above it.
@@ -78,6 +86,11 @@ impl Schemas {
                 Cardinality::Repeated => {
                     writeln!(text, "          type: array\n          items: {schema}").unwrap()
                 }
+                // Beside a reference, linters expect a description.
+                Cardinality::Optional | Cardinality::Required if description.is_empty() => {
+                    text.truncate(text.len() - 1);
+                    writeln!(text, " {schema}").unwrap();
+                }
                 Cardinality::Optional | Cardinality::Required => {
                     writeln!(text, "          allOf: [{schema}]").unwrap();
                 }
@@ -105,23 +118,33 @@ impl Schemas {
 
 fn path(method: &MethodDescriptor, schemas: &mut Schemas) -> String {
     let name = method.name().to_lowercase();
-    let description = quoted(&comment(&method.parent_service().parent_file(), method.path()));
+    let description = comment(&method.parent_service().parent_file(), method.path());
     let (input, output) = (schemas.reference(&method.input()), schemas.reference(&method.output()));
+    let summary = quoted(description.split_once('.').map_or(&*description, |(first, _)| first));
+    let description = quoted(&description);
+    // The codes of HTTP that `docs/api.md` names.
+    let (tag, security, errors): (_, _, &[u16]) = match &*name {
+        "reset" => ("operation", "[{adminToken: []}]", &[400, 401, 403, 404, 413, 503]),
+        _without_token => ("limits", "[]", &[400, 413, 503]),
+    };
     let error = "{$ref: '#/components/responses/Error'}";
-    let security = if name == "reset" { "      security: [{adminToken: []}]\n" } else { "" };
+    let errors: String = errors.iter().map(|code| format!("        '{code}': {error}\n")).collect();
     format!(
         "  /v1/{name}:
     post:
       operationId: {name}
+      summary: {summary}
       description: {description}
-{security}      requestBody:
+      tags: [{tag}]
+      security: {security}
+      requestBody:
         required: true
         content: {{application/json: {{schema: {input}}}}}
       responses:
         '200':
           description: The call is answered, whatever the verdicts.
           content: {{application/json: {{schema: {output}}}}}
-        default: {error}
+{errors}        default: {error}
 "
     )
 }
@@ -159,6 +182,31 @@ fn openapi_file_agrees_with_the_descriptors() {
         let written = Path::new(env!("CARGO_TARGET_TMPDIR")).join("openapi.yaml");
         fs::write(&written, expected).unwrap();
         panic!("{FILE} differs; copy {} over it", written.display());
+    }
+}
+
+/// The operations of the file: the path of each, and its lines.
+fn operations(file: &str) -> Vec<(&str, Vec<&str>)> {
+    let (_, paths) = file.split_once("\npaths:\n").unwrap();
+    let (paths, _) = paths.split_once("\ncomponents:\n").unwrap();
+    let operations = paths.split("  /v1/").skip(1);
+    operations.map(|text| (text.split_once(':').unwrap().0, text.lines().map(str::trim).collect())).collect()
+}
+
+#[test]
+fn operations_of_openapi_file_have_what_linters_require() {
+    let file = fs::read_to_string(FILE).unwrap();
+    assert!(file.contains("\nservers:\n  - url: http"), "no servers");
+    assert!(file.contains("\n  license: {name: "), "no license");
+    let operations = operations(&file);
+    assert_eq!(operations.len(), Method::ALL.len() - 1, "all methods but that of Envoy");
+    for (name, lines) in operations {
+        let value = |key: &str| lines.iter().find_map(|line| line.strip_prefix(key)).unwrap_or_default();
+        assert_eq!(value("operationId: "), name);
+        assert!(value("summary: ").len() > 2, "{name}: no summary");
+        let security = if name == "reset" { "[{adminToken: []}]" } else { "[]" };
+        assert_eq!(value("security: "), security, "{name}");
+        assert!(!value("'400': ").is_empty(), "{name}: no code of a refusal");
     }
 }
 

@@ -6,6 +6,7 @@ use crate::{
         Allowance, DisplayedLimit,
         diagnostics::Diagnostics,
         file::{GivenKey, RateLimit},
+        key_messages,
         keys::{self, AppliesTo},
         reader::Located,
     },
@@ -168,7 +169,7 @@ fn at_rate(
 fn misuse(draft: &RateLimit, given: &GivenKey) -> Option<Located<String>> {
     let name = given.key.name;
     let algorithm = draft.algorithm.as_ref().map(|algorithm| algorithm.value);
-    let names = |some: &[AlgorithmName]| keys::quoted_list(some.iter().map(|name| name.name()));
+    let names = |some: &[AlgorithmName]| key_messages::quoted_list(some.iter().map(|name| name.name()));
     let value = match (given.key.applies_to, algorithm) {
         (AppliesTo::Any, _) => return None,
         _limiting if draft.is_unlimited() => {

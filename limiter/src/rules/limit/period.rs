@@ -10,7 +10,7 @@ use crate::{
         Unit,
         diagnostics::Diagnostics,
         file::{self, RateLimit},
-        keys,
+        key_messages,
         reader::Located,
     },
     yaml::{Mark, quote},
@@ -32,7 +32,7 @@ impl Period {
             return Some(Self { span, unit: None, calendar: None });
         }
         if draft.given("unit").is_none() {
-            let names = keys::quoted_list(Unit::ALL.iter().map(|unit| unit.name()));
+            let names = key_messages::quoted_list(Unit::ALL.iter().map(|unit| unit.name()));
             diagnostics
                 .add(draft.mark, format!("`unit` is missing; it is one of {names}, or give a `window`"));
             return None;
@@ -158,7 +158,7 @@ fn calendar_unit(
 fn unknown_zone(zone: &str, mark: Mark, diagnostics: &mut Diagnostics<'_>) {
     diagnostics.add_with(mark, || {
         let known: Vec<String> = jiff::tz::db().available().map(|name| name.to_string()).collect();
-        let hint = keys::hint(zone, known.iter().map(String::as_str));
+        let hint = key_messages::hint(zone, known.iter().map(String::as_str));
         let given = quote(zone);
         format!("`timezone` cannot be {given}; it is an IANA name such as `Europe/Berlin` or `UTC`{hint}")
     });

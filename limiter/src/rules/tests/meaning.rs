@@ -290,6 +290,34 @@ fn domain_without_rules_is_valid_and_null_counts_as_absent() {
 }
 
 #[test]
+fn empty_value_is_a_warning_and_matches_any_value() {
+    let limit = "rate_limit: {unit: day, requests_per_unit: 1}";
+    for empty in ["", "~", "''", "\"\""] {
+        let rules = rules(&format!("domain: d\ndescriptors:\n  - key: a\n    value: {empty}\n    {limit}\n"));
+        assert_eq!(
+            warnings(&rules),
+            ["rules.yaml:4:5: `value` is empty, so any value matches; give a value, or leave the key out"],
+            "{empty:?}"
+        );
+        assert_eq!(rules.len(), 1);
+    }
+    for given in ["", "    value: b\n", "    value: false\n"] {
+        let rules = rules(&format!("domain: d\ndescriptors:\n  - key: a\n{given}    {limit}\n"));
+        assert_eq!(warnings(&rules), Vec::<String>::new(), "{given:?}");
+    }
+}
+
+#[test]
+fn domain_without_descriptors_is_a_warning() {
+    for text in ["domain: d", "domain: d\ndescriptors: []", "domain: d\ndescriptors:"] {
+        let expected = "rules.yaml:1:1: domain `d` has no descriptors, so it limits nothing";
+        assert_eq!(warnings(&rules(text)), [expected], "{text}");
+    }
+    let in_another_document = "domain: d\non_denied: charge_none\n---\ndomain: d\ndescriptors: [{key: a}]\n";
+    assert_eq!(warnings(&rules(in_another_document)), Vec::<String>::new());
+}
+
+#[test]
 fn replacing_an_unknown_limit_is_a_warning() {
     let text = "domain: d\ndescriptors:\n  - key: a\n    rate_limit:\n      unlimited: true\n      replaces: [{name: b}, {name: gone}]\n  \
                 - {key: b, rate_limit: {unlimited: true, name: b}}\n";

@@ -2,14 +2,18 @@
 
 use tollgate_limiter::time::{SECOND, Timestamp};
 
-/// Reads RFC 3339, or a number since 1970: seconds below 10^11, then milliseconds, microseconds and nanoseconds, each
-/// for a thousand times as many.
+/// Reads RFC 3339, the time of NGINX and Apache as in `02/Jan/2026:03:04:05 +0000`, or a number since 1970: seconds
+/// below 10^11, then milliseconds, microseconds and nanoseconds, each for a thousand times as many.
 pub(in crate::cli::simulate) fn parse(text: &str) -> Option<Timestamp> {
     let text = text.trim();
     if text.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.') {
         return number(text);
     }
-    let parsed: jiff::Timestamp = text.parse().ok()?;
+    let parsed = match text.contains('/') {
+        true => jiff::Timestamp::strptime("%d/%b/%Y:%H:%M:%S %z", text),
+        false => text.parse(),
+    };
+    let parsed = parsed.ok()?;
     u64::try_from(parsed.as_nanosecond()).ok().map(Timestamp::from_nanos)
 }
 
@@ -50,14 +54,24 @@ mod tests {
             assert_eq!(nanos(text), Some(1_767_323_045_250_000_000), "{text}");
         }
         assert_eq!(nanos("1767323045250.5"), Some(1_767_323_045_250_500_000));
+        assert_eq!(nanos("02/Jan/2026:05:04:05 +0200"), Some(1_767_323_045_000_000_000));
         assert_eq!(nanos("0"), Some(0));
     }
 
     #[test]
     fn what_is_no_instant_is_refused() {
-        for text in
-            ["", ".", "1.2.3", "-5", "soon", "2026-01-02", "99999999999999999999", "1969-01-01T00:00:00Z"]
-        {
+        for text in [
+            "",
+            ".",
+            "1.2.3",
+            "-5",
+            "soon",
+            "2026-01-02",
+            "99999999999999999999",
+            "1969-01-01T00:00:00Z",
+            "02/Jan/2026",
+            "2/2026",
+        ] {
             assert_eq!(parse(text), None, "{text}");
         }
     }

@@ -13,6 +13,7 @@ use crate::cli::simulate::{
     template::{Fields as _, Template},
 };
 
+mod combined;
 mod envoy;
 pub(super) mod file;
 pub(super) mod instant;
@@ -164,7 +165,7 @@ fn time(record: &Record<'_>, field: Option<&str>) -> Result<Timestamp, String> {
 
 fn instant_of(text: &str) -> Result<Timestamp, String> {
     instant::parse(text)
-        .ok_or_else(|| format!("`{text}` is no time; RFC 3339, or seconds or milliseconds since 1970 are"))
+        .ok_or_else(|| format!("`{text}` is no time; RFC 3339, `02/Jan/2026:03:04:05 +0000`, or seconds or milliseconds since 1970 are"))
 }
 
 fn hits(record: &Record<'_>, field: Option<&str>) -> Result<u64, String> {

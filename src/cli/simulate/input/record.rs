@@ -8,7 +8,11 @@ use tollgate_limiter::named;
 
 use crate::{
     api::descriptor_text,
-    cli::simulate::{event::Event, input::envoy::AccessLine, template::Fields},
+    cli::simulate::{
+        event::Event,
+        input::{combined::CombinedLine, envoy::AccessLine},
+        template::Fields,
+    },
 };
 
 named! {
@@ -21,6 +25,8 @@ named! {
         Csv = "csv",
         /// Envoy's default access log format.
         Envoy = "envoy",
+        /// The combined access log format of NGINX and Apache.
+        Combined = "combined",
     }
 }
 
@@ -32,15 +38,16 @@ pub(in crate::cli::simulate) enum Format {
     Json,
     Csv(Columns),
     Envoy,
+    Combined,
 }
 
 /// The fields of one line.
 #[derive(Debug)]
-#[expect(clippy::large_enum_variant, reason = "there is one at a time, used where it is built")]
 pub(super) enum Record<'l> {
     Json(Json),
     Columns(&'l Columns),
     Envoy(AccessLine<'l>),
+    Combined(CombinedLine<'l>),
 }
 
 /// The columns of a CSV file, and the values of one line.
@@ -60,6 +67,7 @@ impl Format {
             None if columns.is_none() => Self::Unknown,
             Some(FormatName::Json) => Self::Json,
             Some(FormatName::Envoy) => Self::Envoy,
+            Some(FormatName::Combined) => Self::Combined,
             None | Some(FormatName::Csv) => Self::Csv(Columns { names: columns, ..Columns::default() }),
         }
     }
@@ -70,6 +78,7 @@ impl Format {
             *self = match line.trim_start().as_bytes().first() {
                 Some(b'{') => Self::Json,
                 Some(b'[') => Self::Envoy,
+                Some(_) if CombinedLine::read(line).is_ok() => Self::Combined,
                 Some(_) | None => Self::Csv(Columns::default()),
             };
         }
@@ -80,6 +89,7 @@ impl Format {
                 Err(error) => Err(format!("the line is not JSON: {error}")),
             },
             Self::Envoy => AccessLine::read(line).map(|line| Some(Record::Envoy(line))),
+            Self::Combined => CombinedLine::read(line).map(|line| Some(Record::Combined(line))),
             Self::Csv(columns) => {
                 columns.read(line).map(|is_record| is_record.then_some(Record::Columns(columns)))
             }
@@ -138,7 +148,7 @@ impl Record<'_> {
     pub(super) fn domain(&self) -> Option<&str> {
         match self {
             Self::Json(value) => value["domain"].as_str().filter(|domain| !domain.is_empty()),
-            Self::Columns(_) | Self::Envoy(_) => None,
+            Self::Columns(_) | Self::Envoy(_) | Self::Combined(_) => None,
         }
     }
 
@@ -204,6 +214,7 @@ impl Fields for Record<'_> {
         match self {
             Self::Json(value) => in_json(value, name),
             Self::Envoy(line) => line.get(name),
+            Self::Combined(line) => line.get(name),
             Self::Columns(columns) => {
                 let index = columns.names.as_ref()?.iter().position(|column| column == name)?;
                 Some(columns.value(index)).filter(|value| !value.is_empty()).map(Cow::Borrowed)

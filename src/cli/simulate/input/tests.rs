@@ -109,6 +109,16 @@ fn default_access_log_of_envoy_is_read() {
 }
 
 #[test]
+fn combined_access_log_is_found_by_its_first_line() {
+    let line = r#"10.0.0.7 - ann [01/Jan/1970:00:00:09 +0000] "GET /a/b HTTP/2.0" 200 1 "-" "curl""#;
+    let template = Some("ip={remote_addr},p={path|first_segment}");
+    let text = format!("{line}\n{}\n", line.replace("GET /a/b HTTP/2.0", "-"));
+    let (read, skipped) = read(&text, template);
+    assert_eq!(read, ["9 shop 1 ip=10.0.0.7,p=/a"]);
+    assert_eq!((skipped.bad_lines, skipped.without_descriptor), (0, 1));
+}
+
+#[test]
 fn bad_lines_are_counted_and_named_by_number() {
     let text = "user,time\nann,5\nbob\nann,soon\n\"ann,5\n,6\nbob,7\n";
     let (read, skipped) = read(text, Some("u={user}"));
@@ -136,7 +146,7 @@ fn number_of_named_bad_lines_is_bounded() {
 
 proptest::proptest! {
     #[test]
-    fn any_bytes_are_read_without_panic(bytes: Vec<u8>, format in 0..4_usize, content in 0..3_usize) {
+    fn any_bytes_are_read_without_panic(bytes: Vec<u8>, format in 0..=FormatName::ALL.len(), content in 0..3_usize) {
         let format = match format {
             0 => Format::new(None, None),
             index => Format::new(Some(FormatName::ALL[index - 1]), None),

@@ -1,0 +1,175 @@
+//! Lines of the combined access log format of NGINX and Apache.
+
+use std::borrow::Cow;
+
+use crate::cli::simulate::template::Fields;
+
+/// A line, by its fields.
+#[derive(Debug)]
+pub(super) struct CombinedLine<'l> {
+    remote_addr: &'l str,
+    remote_user: &'l str,
+    start_time: &'l str,
+    // As written: a malformed request is one text without a method.
+    request: &'l str,
+    response_code: &'l str,
+    bytes_sent: &'l str,
+    // The referer, the user agent and, in the `main` format of NGINX, `X-Forwarded-For`. The common format has none.
+    quoted: [Option<&'l str>; QUOTED.len()],
+}
+
+/// The fields after the size, in order.
+const QUOTED: [&str; 3] = ["referer", "user_agent", "x_forwarded_for"];
+
+impl<'l> CombinedLine<'l> {
+    /// Reads `address ident user [time] "METHOD path protocol" code bytes "referer" "agent"`.
+    pub(super) fn read(line: &'l str) -> Result<Self, String> {
+        Self::parts(line).ok_or_else(|| "this is not the combined access log format".to_owned())
+    }
+
+    fn parts(line: &'l str) -> Option<Self> {
+        let (client, rest) = line.split_once(" [")?;
+        let (remote_addr, user) = client.split_once(' ')?;
+        // The name of a user may have spaces.
+        let (_ident, remote_user) = user.split_once(' ')?;
+        let (start_time, rest) = rest.split_once("] ")?;
+        let (request, rest) = in_quotes(rest)?;
+        let mut words = rest.strip_prefix(' ')?.splitn(3, ' ');
+        let (response_code, bytes_sent) = (words.next()?, words.next()?);
+        let is_number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+        if !is_number(response_code) || !(is_number(bytes_sent) || bytes_sent == "-") {
+            return None;
+        }
+        let (mut quoted, mut rest) = ([None; QUOTED.len()], words.next().unwrap_or_default());
+        for field in &mut quoted {
+            if rest.is_empty() {
+                break;
+            }
+            let (text, after) = in_quotes(rest)?;
+            (*field, rest) = (Some(text), after.strip_prefix(' ').unwrap_or(after));
+        }
+        Some(Self { remote_addr, remote_user, start_time, request, response_code, bytes_sent, quoted })
+    }
+
+    /// A part of the request; `None` if it is malformed. Version 0.9 has no protocol.
+    fn request(&self, index: usize) -> Option<&'l str> {
+        let parts: Vec<_> = self.request.splitn(3, ' ').collect();
+        let is_method =
+            parts[0].bytes().all(|byte| byte.is_ascii_uppercase() || byte == b'-' || byte == b'_');
+        parts.get(index).copied().filter(|_| is_method && parts.len() > 1)
+    }
+}
+
+impl Fields for CombinedLine<'_> {
+    fn get(&self, name: &str) -> Option<Cow<'_, str>> {
+        let value = match name {
+            "remote_addr" => self.remote_addr,
+            "remote_user" => self.remote_user,
+            "start_time" => self.start_time,
+            "method" => self.request(0)?,
+            "path" => self.request(1)?,
+            "protocol" => self.request(2)?,
+            "response_code" => self.response_code,
+            "bytes_sent" => self.bytes_sent,
+            _ => self.quoted[QUOTED.iter().position(|field| *field == name)?]?,
+        };
+        // Both servers write a dash for what is missing.
+        (value != "-" && !value.is_empty()).then(|| unescaped(value))
+    }
+}
+
+/// The text in quotes at the start, and what follows it. A backslash escapes a quote.
+fn in_quotes(text: &str) -> Option<(&str, &str)> {
+    let text = text.strip_prefix('"')?;
+    let mut is_escaped = false;
+    let end = text.bytes().position(|byte| {
+        let ends = byte == b'"' && !is_escaped;
+        is_escaped = byte == b'\\' && !is_escaped;
+        ends
+    })?;
+    Some((&text[..end], &text[end + 1..]))
+}
+
+/// A text as it was sent: Apache writes `\"` and `\\`, both write `\xhh` for other bytes.
+fn unescaped(text: &str) -> Cow<'_, str> {
+    if !text.contains('\\') {
+        return Cow::Borrowed(text);
+    }
+    let (mut bytes, mut rest) = (Vec::with_capacity(text.len()), text.as_bytes());
+    while let [first, after @ ..] = rest {
+        rest = after;
+        let (byte, used) = match (first, after) {
+            (b'\\', [b'x', high, low, ..]) => match hex(*high).zip(hex(*low)) {
+                Some((high, low)) => (high * 16 + low, 3),
+                None => (b'\\', 0),
+            },
+            (b'\\', [quoted @ (b'"' | b'\\'), ..]) => (*quoted, 1),
+            (other, _) => (*other, 0),
+        };
+        bytes.push(byte);
+        rest = &rest[used..];
+    }
+    Cow::Owned(String::from_utf8_lossy(&bytes).into_owned())
+}
+
+fn hex(digit: u8) -> Option<u8> {
+    char::from(digit).to_digit(16).and_then(|digit| u8::try_from(digit).ok())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LINE: &str = r#"192.0.2.7 - joe smith [02/Mar/2026:09:00:01 +0100] "GET /a/b?c=d HTTP/1.1" 200 612 "https://shop.test/" "a \"quoted\" \x61gent""#;
+
+    #[test]
+    fn combined_format_is_read_by_its_fields() {
+        let line = CombinedLine::read(LINE).unwrap();
+        for (name, value) in [
+            ("remote_addr", Some("192.0.2.7")),
+            ("remote_user", Some("joe smith")),
+            ("start_time", Some("02/Mar/2026:09:00:01 +0100")),
+            ("method", Some("GET")),
+            ("path", Some("/a/b?c=d")),
+            ("protocol", Some("HTTP/1.1")),
+            ("response_code", Some("200")),
+            ("bytes_sent", Some("612")),
+            ("referer", Some("https://shop.test/")),
+            ("user_agent", Some("a \"quoted\" agent")),
+            ("x_forwarded_for", None),
+            ("other", None),
+        ] {
+            assert_eq!(line.get(name).as_deref(), value, "{name}");
+        }
+    }
+
+    #[test]
+    fn common_and_main_formats_are_read_too() {
+        let (common, _) = LINE.split_once(" \"https").unwrap();
+        let line = CombinedLine::read(common).unwrap();
+        assert_eq!((line.get("path").as_deref(), line.get("user_agent")), (Some("/a/b?c=d"), None));
+        let main = format!("{LINE} \"10.0.0.9, 10.0.0.1\"");
+        let forwarded = CombinedLine::read(&main).unwrap().get("x_forwarded_for").map(Cow::into_owned);
+        assert_eq!(forwarded.as_deref(), Some("10.0.0.9, 10.0.0.1"));
+    }
+
+    #[test]
+    fn malformed_request_has_an_address_and_no_path() {
+        for request in [r"\x16\x03\x01", "-", "", "hello world 1"] {
+            let text = LINE.replace("GET /a/b?c=d HTTP/1.1", request).replace(" 612 ", " - ");
+            let line = CombinedLine::read(&text).unwrap();
+            assert_eq!((line.get("remote_addr").as_deref(), line.get("path")), (Some("192.0.2.7"), None));
+            assert_eq!(line.get("bytes_sent"), None);
+        }
+    }
+
+    #[test]
+    fn other_lines_are_refused() {
+        let without_end = LINE.trim_end_matches('"');
+        for line in
+            ["", "time,user", "a - - [now] GET", without_end, &LINE.replace(" 200 ", " ok "), &LINE[12..]]
+        {
+            assert!(CombinedLine::read(line).is_err(), "{line}");
+        }
+    }
+}
