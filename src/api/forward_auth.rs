@@ -117,10 +117,20 @@ impl EntryTemplate {
     fn of(&self, headers: &HeaderMap) -> Option<Entry> {
         let value = match &self.value {
             Value::Text(text) => text.clone(),
-            Value::Header(name) => String::from_utf8_lossy(headers.get(name)?.as_bytes()).into_owned(),
+            Value::Header(name) => escaped(headers.get(name)?.as_bytes()),
         };
         Some(Entry { key: self.key.clone(), value })
     }
+}
+
+/// A header value as a text. Bytes that are not UTF-8 become `%XX`, so that different values have different counters.
+fn escaped(value: &[u8]) -> String {
+    let mut text = String::with_capacity(value.len());
+    for chunk in value.utf8_chunks() {
+        text.push_str(chunk.valid());
+        text.extend(chunk.invalid().iter().map(|byte| format!("%{byte:02X}")));
+    }
+    text
 }
 
 impl TryFrom<String> for Template {
@@ -184,6 +194,18 @@ mod tests {
         let template = "user={x-user};path={x-path}";
         assert_eq!(requested(template, &[("x-path", "/")]), Some(vec![vec![entry("path", "/")]]));
         assert_eq!(requested(template, &[]), None);
+    }
+
+    #[test]
+    fn header_values_beyond_utf8_stay_different() {
+        let value = |bytes: &[u8]| {
+            let template = Template::try_from("user={x-user}".to_owned()).unwrap();
+            let headers = [("x-user".parse().unwrap(), HeaderValue::from_bytes(bytes).unwrap())];
+            template.descriptors(&headers.into_iter().collect()).remove(0).entries.remove(0).value
+        };
+        assert_eq!(value(b"ann\xff"), "ann%FF");
+        assert_eq!(value(b"ann\xfe\xe2\x82"), "ann%FE%E2%82");
+        assert_eq!(value("é%".as_bytes()), "é%");
     }
 
     #[test]

@@ -17,6 +17,7 @@ mod outages;
 mod program;
 mod races;
 mod replica;
+mod replies;
 mod server;
 mod settings;
 mod tls;

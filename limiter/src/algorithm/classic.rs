@@ -37,12 +37,16 @@ impl Algorithm for Classic {
     ) -> Decision<WindowReceipt> {
         let mut advanced = *counter;
         advanced.advance(&self.window, now, |_, _| 0);
-        let (hits, charged) = match operation {
-            Operation::Peek => (1, None),
-            Operation::Charge(hits) => (hits, Some(advanced.add(hits))),
+        let (hits, is_countable, charged) = match operation {
+            Operation::Peek => (1, true, None),
+            // A count that exceeds the largest number exceeds every limit.
+            Operation::Charge(hits) => {
+                let is_countable = advanced.count.checked_add(hits).is_some();
+                (hits, is_countable, Some(advanced.add(hits)))
+            }
             Operation::Refund(hits) => {
                 advanced.remove(hits);
-                (0, None)
+                (0, true, None)
             }
         };
         if operation != Operation::Peek {
@@ -50,7 +54,8 @@ impl Algorithm for Classic {
         }
         let reset_after = advanced.end.since(now);
         let remaining = self.limit.saturating_sub(advanced.count);
-        if advanced.count <= self.limit || matches!(operation, Operation::Refund(_)) {
+        let is_within = is_countable && advanced.count <= self.limit;
+        if is_within || matches!(operation, Operation::Refund(_)) {
             return Decision { verdict: Verdict::Pass, remaining, reset_after, receipt: charged };
         }
         let retry_after = (hits <= self.limit).then_some(reset_after);

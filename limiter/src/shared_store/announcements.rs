@@ -6,7 +6,6 @@ use std::{
     time::Duration,
 };
 
-use futures_util::StreamExt;
 use tokio::sync::watch::Receiver;
 
 use crate::{
@@ -39,9 +38,8 @@ impl Announcements {
                 // What was announced before is not known.
                 lanes.forget_all();
                 self.0.store(true, Relaxed);
-                let mut announcements = subscription.on_message();
-                while let Some(announcement) = announcements.next().await {
-                    if let Some(key) = lanes.keyspace.key_of(announcement.get_payload_bytes()) {
+                while let Some(announcement) = subscription.next().await {
+                    if let Some(key) = lanes.keyspace.key_of(&announcement) {
                         lanes.forget(key);
                     }
                 }

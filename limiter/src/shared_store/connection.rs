@@ -6,16 +6,18 @@ use redis::{
     AsyncConnectionConfig, Client, ClientTlsConfig, Cmd, ConnectionAddr, ConnectionInfo, ErrorKind,
     IntoConnectionInfo, ProtocolVersion, RedisError, RedisResult, ServerErrorKind, TlsCertificates, TlsMode,
     Value,
-    aio::{MultiplexedConnection, PubSub},
     cluster::ClusterClientBuilder,
     cluster_async::ClusterConnection,
     sentinel::{SentinelClientBuilder, SentinelServerType},
 };
+use tokio_rustls::TlsConnector;
 
 use crate::{
     files,
     shared_store::{
+        dial::tls_connector,
         failure::within,
+        node::{Node, Subscription},
         passwords::Passwords,
         settings::{Mode, Settings},
     },
@@ -30,9 +32,9 @@ const CERTIFICATES_BYTES_MAX: u64 = 1024 * 1024;
 #[derive(Clone)]
 pub(super) enum Connection {
     /// To one server.
-    Server(MultiplexedConnection),
+    Server(Node),
     /// To all masters of a cluster.
-    Cluster(ClusterConnection),
+    Cluster(ClusterConnection<Node>),
 }
 
 impl Connection {
@@ -45,7 +47,9 @@ impl Connection {
                     .set_connection_timeout(Some(*timeout))
                     .set_response_timeout(Some(*timeout));
                 let client = server_client(settings, passwords).await?;
-                Ok(Self::Server(client.get_multiplexed_async_connection_with_config(&config).await?))
+                let tls = tls(settings)?;
+                let opened = Node::open(client.get_connection_info(), tls.as_ref(), config);
+                Ok(Self::Server(within(*timeout, opened).await?))
             }
             Mode::Cluster => {
                 // User, password and TLS of the nodes apply to the whole cluster.
@@ -61,7 +65,7 @@ impl Connection {
                 {
                     builder = builder.certs(certificates);
                 }
-                Ok(Self::Cluster(builder.build()?.get_async_connection().await?))
+                Ok(Self::Cluster(builder.build()?.get_async_generic_connection().await?))
             }
         }
     }
@@ -71,7 +75,7 @@ impl Connection {
         settings: &Settings,
         passwords: &Passwords,
         channel: &[u8],
-    ) -> RedisResult<PubSub> {
+    ) -> RedisResult<Subscription> {
         let mut last = RedisError::from((ErrorKind::InvalidClientConfig, "no server is configured"));
         let clients = match settings.mode {
             Mode::Standalone | Mode::Sentinel { .. } => vec![server_client(settings, passwords).await?],
@@ -81,13 +85,10 @@ impl Connection {
                 .map(|info| client(info, settings))
                 .collect::<RedisResult<_>>()?,
         };
+        let tls = tls(settings)?;
         for client in clients {
-            let subscribed = async {
-                let mut subscription = client.get_async_pubsub().await?;
-                subscription.subscribe(channel).await?;
-                Ok(subscription)
-            };
-            match within(settings.timeout, subscribed).await {
+            let opened = Subscription::open(client.get_connection_info(), tls.as_ref(), channel);
+            match within(settings.timeout, opened).await {
                 Ok(subscription) => return Ok(subscription),
                 Err(error) => last = error,
             }
@@ -172,6 +173,11 @@ fn infos(settings: &Settings, passwords: &Passwords) -> RedisResult<Vec<Connecti
         Ok(info.set_redis_settings(login))
     };
     settings.urls.iter().map(info).collect()
+}
+
+/// What connects to a server with TLS, if the settings want it.
+fn tls(settings: &Settings) -> RedisResult<Option<TlsConnector>> {
+    settings.is_tls().then(|| tls_connector(certificates(settings)?.as_ref())).transpose()
 }
 
 /// The certificates in the files that the settings name. They are read at every connection, so new ones count.

@@ -22,9 +22,11 @@ use crate::{
 
 mod announcements;
 mod batch;
+mod bounded_stream;
 mod clocks;
 mod connection;
 mod counters;
+mod dial;
 mod failure;
 mod greeting;
 mod keyspace;
@@ -33,6 +35,7 @@ mod lane;
 mod lanes;
 mod link;
 mod local_share;
+mod node;
 mod part;
 mod passwords;
 mod script;

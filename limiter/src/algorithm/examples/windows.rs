@@ -205,3 +205,28 @@ fn log_in_whole_seconds_keeps_one_entry_per_second() {
     assert!(limit.decide(&mut counter, at(60), Operation::Charge(60)).verdict.passes());
     assert!(counter.entries.len() <= 60, "at most one entry for each second");
 }
+
+#[test]
+fn largest_limit_refuses_hits_beyond_it() {
+    let largest = u64::MAX;
+    let limits = [
+        Limit::Classic(classic(largest, MINUTE)),
+        Limit::FixedWindow(fixed_window(largest, MINUTE)),
+        Limit::SlidingWindow(sliding_window(largest, MINUTE)),
+        Limit::SlidingLog(sliding_log(largest, MINUTE, 1)),
+    ];
+    for limit in limits {
+        let mut counter = limit.fresh();
+        let all = limit.decide(&mut counter, TWO, Operation::Charge(largest - 1));
+        assert_eq!((all.verdict, all.remaining), (Verdict::Pass, 1), "{limit:?}");
+        for hits in [2, 1, largest] {
+            let refused = limit.decide(&mut counter.clone(), TWO, Operation::Charge(hits));
+            assert_eq!(refused.verdict.passes(), hits == 1, "{limit:?} {hits}");
+        }
+        limit.decide(&mut counter, TWO, Operation::Charge(1));
+        for _ in 0..2 {
+            let refused = limit.decide(&mut counter, TWO, Operation::Charge(1));
+            assert_eq!((refused.verdict.passes(), refused.remaining), (false, 0), "{limit:?}");
+        }
+    }
+}
