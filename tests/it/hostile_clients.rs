@@ -12,12 +12,14 @@ use tokio::{
     task::JoinSet,
     time::timeout,
 };
-use tollgate::api::proto::envoy::service::ratelimit::v3::{
-    RateLimitRequest, rate_limit_service_client::RateLimitServiceClient,
+use tollgate::api::proto::{
+    envoy::service::ratelimit::v3::{RateLimitRequest, rate_limit_service_client::RateLimitServiceClient},
+    tollgate::v1::{self, ReserveRequest, SettleRequest, answer::Verdict},
 };
 use tonic::Code;
 
 use crate::{
+    api_v1::{check, client, descriptor, each, reason_of, request},
     certificates::{Authority, Files, borrowed, connect},
     frames::{
         self, METHOD, PREFACE, RST_STREAM, call_headers, framed, partial_message, read_until, reset_calls,
@@ -347,4 +349,37 @@ async fn deeply_nested_json_and_large_headers_are_refused() {
     let refused = timeout(Duration::from_secs(20), client.should_rate_limit(large)).await.unwrap();
     assert!(refused.is_err());
     assert!(service.call(sample_request()).await.is_ok());
+}
+
+#[tokio::test]
+async fn caller_with_many_ids_leaves_room_for_those_of_others() {
+    let service = Service::start_with(RULES, &[("store.memory_limit", "1MiB")]).await;
+    let (mut hostile, mut other) = (client(&service).await, client(&service).await);
+    let reserve = |user: usize, id: &str| ReserveRequest {
+        domain: "shop".into(),
+        descriptors: vec![descriptor("user", &user.to_string())],
+        amount: 1,
+        reservation_id: id.into(),
+        ..ReserveRequest::default()
+    };
+    let settle = |user: usize| SettleRequest {
+        domain: "shop".into(),
+        descriptors: vec![descriptor("user", &user.to_string())],
+        reservation_id: "unknown".into(),
+        actual: 1,
+    };
+    let mut refused = 0;
+    for user in 0..1_000 {
+        let held = hostile.reserve(reserve(user, "a")).await;
+        refused += usize::from(held.is_err_and(|error| reason_of(&error) == "TOO_MANY_RESERVATIONS"));
+        hostile.settle(settle(user)).await.unwrap();
+    }
+    assert!(refused > 0, "there is room for a part of these ids");
+    for user in 0..10 {
+        assert_eq!(other.reserve(reserve(user, "b")).await.unwrap().into_inner().reservation_id, "b");
+        let once = v1::Request { request_id: "c".into(), ..request("user", &user.to_string()) };
+        assert_eq!(check(&service, each(vec![once])).await[0].verdict(), Verdict::Allowed);
+    }
+    let repeated = hostile.reserve(reserve(0, "a")).await.unwrap().into_inner();
+    assert_eq!(repeated.reservation_id, "a", "a known id is answered as the first time");
 }

@@ -11,7 +11,7 @@ use tollgate::api::proto::tollgate::v1::{
 use tonic::{Code, Status, transport::Channel};
 
 use crate::{
-    api_v1::{check, client, descriptor, duration, each, reason_of, remaining, request},
+    api_v1::{client, descriptor, duration, reason_of, remaining},
     harness::{Service, cluster_view, http, replica, until, until_linked},
     program::Program,
 };
@@ -422,25 +422,4 @@ async fn reservation_without_an_owner_is_unavailable_and_holds_nothing() {
     assert!(page.contains("tollgate_unanswered_requests_total{reason=\"owner_unreachable\"} 1\n"), "{page}");
     second.signal("CONT").await;
     until(async || (caller.left(&users()).await == [10; 40]).then_some(())).await;
-}
-
-#[tokio::test]
-async fn caller_with_many_ids_leaves_room_for_those_of_others() {
-    let service = Service::start_with(RULES, &[("store.memory_limit", "1MiB")]).await;
-    let (mut hostile, mut other) = (Caller::of(&service).await, Caller::of(&service).await);
-    let fresh = |number: usize| [descriptor("tokens", &number.to_string())];
-    let mut refused = 0;
-    for number in 0..1_000 {
-        let held = hostile.reserve(hold(&fresh(number), 1, "a")).await;
-        refused += usize::from(held.is_err_and(|error| reason_of(&error) == "TOO_MANY_RESERVATIONS"));
-        hostile.settle(used(&fresh(number), 1, "unknown")).await.unwrap();
-    }
-    assert!(refused > 0, "there is room for a part of these ids");
-    for number in 0..10 {
-        assert!(is_held(&other.reserve(hold(&fresh(number), 1, "b")).await.unwrap(), "b"), "{number}");
-        let request = Request { request_id: "c".into(), ..request("tokens", &number.to_string()) };
-        assert_eq!(check(&service, each(vec![request])).await[0].verdict(), Verdict::Allowed);
-    }
-    let repeated = hostile.reserve(hold(&fresh(0), 1, "a")).await.unwrap();
-    assert!(is_held(&repeated, "a"), "a known id is answered as the first time");
 }
