@@ -96,7 +96,7 @@ mod tests {
 
     #[test]
     fn rules_without_problems_have_an_empty_list_of_results() {
-        let checked = Rules::parse("a.yaml", "domain: edge\n");
+        let checked = Rules::parse("a.yaml", "domain: edge\ndescriptors: [{key: user}]\n");
         let log = log(&Report::of(&checked));
         assert_eq!(log["runs"][0]["results"], json!([]));
     }
