@@ -72,7 +72,7 @@ async fn replica_whose_links_are_all_rejected_is_not_ready() {
 }
 
 #[tokio::test]
-async fn last_replica_of_a_pair_stays_ready_beside_a_stranger() {
+async fn last_replica_of_a_cluster_stays_ready_beside_a_stranger() {
     let log = Log::text();
     let (first, _folder) = replica(SECRET, "off").await;
     first.until_http("/readyz", 200).await;
