@@ -56,7 +56,7 @@ def test_broken_generation_is_logged_once(rule_file, start_tollgate):
         eventually("the error is shown", lambda: tollgate.rules()["last_error"])
     # The applied repair proves that all earlier events have been handled.
     good = path.with_name("good.tmp")
-    good.write_text("domain: edge\ndescriptors: []\n")
+    good.write_text("domain: edge\ndescriptors: [{key: user}]\n")
     os.replace(good, path)
     tollgate.await_generation_after(generation)
 
