@@ -78,7 +78,7 @@ fn laws_named_by_algorithms_page_exist() {
 
 #[test]
 fn tests_named_by_architecture_page_exist() {
-    let page = fs::read_to_string(Path::new(ROOT).join("docs/architecture.md")).unwrap();
+    let page = fs::read_to_string(Path::new(ROOT).join("docs/dev/architecture.md")).unwrap();
     let sources = text_of("src") + &text_of("limiter") + &text_of("tests");
     let (_, page) = page.split_once("\n## Promises and their tests\n").unwrap();
     let rows = page.split("\n## ").next().unwrap().lines().filter(|line| line.starts_with('|'));
@@ -93,7 +93,7 @@ fn tests_named_by_architecture_page_exist() {
 
 #[test]
 fn source_tree_of_architecture_page_is_complete() {
-    let page = fs::read_to_string(Path::new(ROOT).join("docs/architecture.md")).unwrap();
+    let page = fs::read_to_string(Path::new(ROOT).join("docs/dev/architecture.md")).unwrap();
     for folder in ["src", "limiter/src"] {
         let (_, tree) = page.split_once(&format!("\n{folder}/ ")).unwrap();
         let tree = tree.split("\n\n").next().unwrap();
@@ -108,7 +108,7 @@ fn source_tree_of_architecture_page_is_complete() {
 
 #[test]
 fn dependencies_page_lists_exactly_the_dependencies() {
-    let page = fs::read_to_string(Path::new(ROOT).join("docs/dependencies.md")).unwrap();
+    let page = fs::read_to_string(Path::new(ROOT).join("docs/dev/dependencies.md")).unwrap();
     let mut wanted = BTreeSet::new();
     for manifest in ["Cargo.toml", "limiter/Cargo.toml"] {
         let manifest = fs::read_to_string(Path::new(ROOT).join(manifest)).unwrap();
