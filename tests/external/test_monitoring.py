@@ -29,7 +29,7 @@ ALERTS = {one["alert"]: one for group in RULE["spec"]["groups"] for one in group
 DASHBOARD = json.loads((MONITORING / "dashboard.json").read_text())
 PANELS = [one for one in DASHBOARD["panels"] if one["type"] != "row"]
 QUERIES = [(panel["title"], target) for panel in PANELS for target in panel["targets"]]
-OPERATIONS = (ROOT / "docs" / "operations.md").read_text()
+METRICS = (ROOT / "docs" / "metrics.md").read_text()
 # Labels that a scrape adds.
 TARGET_LABELS = {"job", "instance", "namespace", "service"}
 
@@ -59,7 +59,7 @@ def test_alerts_pass_promtool(rule_file_of_prometheus):
 
 def catalog():
     """The labels of each metric, from the table that a test of the program compares with its catalog."""
-    rows = re.findall(r"^\| `((?:tollgate|process)_\w+)` \| (\w+) \|([^|]*)\|", OPERATIONS, re.MULTILINE)
+    rows = re.findall(r"^\| `((?:tollgate|process)_\w+)` \| (\w+) \|([^|]*)\|", METRICS, re.MULTILINE)
     found = {}
     for name, kind, labels in rows:
         labels = set(re.findall(r"`(\w+)`", labels))
@@ -125,10 +125,10 @@ TIMES = {"a minute": "1m", "10 seconds": "10s", "2 minutes": "2m", "5 minutes": 
 TIMES |= {"10 minutes": "10m", "15 minutes": "15m"}
 
 
-def test_operations_page_and_alerts_are_the_same():
+def test_metrics_page_and_alerts_are_the_same():
     """Each expression of the table is an alert, with the same duration, and the other way round."""
-    cells = [line.rsplit(" | ", 1)[1] for line in OPERATIONS.splitlines() if re.match(r"\| `(tollgate|process)_", line)]
-    cells.append(next(line for line in OPERATIONS.splitlines() if "`up{" in line))
+    cells = [line.rsplit(" | ", 1)[1] for line in METRICS.splitlines() if re.match(r"\| `(tollgate|process)_", line)]
+    cells.append(next(line for line in METRICS.splitlines() if "`up{" in line))
     documented = set()
     for cell in cells:
         for expression, duration in re.findall(r"`([^`]+ (?:>|==|<) [^`]+)`(?: for ([\w ]+))?", cell):

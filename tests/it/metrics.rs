@@ -380,14 +380,14 @@ async fn metrics_of_docs_code_and_page_are_the_same() {
         assert_eq!(types.collect::<Vec<_>>(), known, "no metrics of a cluster or a shared store");
     }
 
-    let manual = include_str!("../../docs/operations.md");
+    let manual = include_str!("../../docs/metrics.md");
     let all =
         || replica_metrics().chain(cluster_metrics()).chain(shared_store_metrics()).chain(xds_metrics());
     for metric in all() {
         let labels: Vec<_> = metric.labels.iter().map(|label| format!("`{label}`")).collect();
         let (name, kind, labels) = (metric.name, metric.kind.name(), labels.join(", "));
         let row = format!("| `{name}` | {kind} | {labels} | {} |", metric.help).replace("|  |", "| |");
-        assert!(manual.contains(&row), "docs/operations.md lacks this row:\n{row}");
+        assert!(manual.contains(&row), "docs/metrics.md lacks this row:\n{row}");
     }
     let rows =
         manual.lines().filter(|line| line.starts_with("| `tollgate_") || line.starts_with("| `process_"));

@@ -21,7 +21,7 @@ use crate::api::{
     descriptor_text,
 };
 
-/// The time before the end of a certificate from which it is a finding, as in the alert of docs/operations.md.
+/// The time before the end of a certificate from which it is a finding, as in the alert of docs/metrics.md.
 const CERTIFICATE_ENDS_WITHIN: Duration = Duration::from_secs(7 * 24 * 60 * 60);
 /// The share of the memory of counters from which it is a finding, in percent.
 const MEMORY_SHARE: u64 = 80;
