@@ -265,7 +265,7 @@ impl Stopwatch {
     }
 }
 
-/// The mapping from monotonic time to shown time that is in force.
+/// The mapping from monotonic time to shown time that is active.
 #[derive(Debug)]
 struct SystemClock {
     monotonic: MonotonicClock,
@@ -305,10 +305,10 @@ struct ClockMapping {
 struct Monotonic(u64);
 
 /// A mapping that is replaced as a whole. Every decision reads it, so a reader writes nothing to memory, and waits for
-/// no writer: a mapping is written beside the one in force. A reader whose mapping was replaced meanwhile reads again.
+/// no writer: a mapping is written beside the active one. A reader whose mapping was replaced meanwhile reads again.
 #[derive(Debug, Default)]
 struct MappingCell {
-    // Incremented by each replacement. The lowest bit is the index of the mapping in force.
+    // Incremented by each replacement. The lowest bit is the index of the active mapping.
     version: AtomicUsize,
     mappings: [AtomicMapping; 2],
     // Held by the writer.

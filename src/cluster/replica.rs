@@ -190,7 +190,8 @@ impl Cluster {
         let _ = self.0.left.subscribe().wait_for(|left| *left).await;
     }
 
-    /// Says goodbye and closes all links within this time. Returns the number of slots that were not handed off.
+    /// Announces the leaving of this replica and closes all links within this time. Returns the number of slots that
+    /// were not handed off.
     pub async fn leave(&self, within: Duration) -> usize {
         // A replica that does not know of the departure yet may have forwarded another check.
         let done = async {

@@ -104,7 +104,7 @@ def test_rules_show_figures_search_and_problem_at_its_line(loaded_cluster, open_
     loaded_cluster.rules.write_text(rules.replace("unit: second,", "unit: moment,"))
     problem = page.locator("pre .hit")
     expect(problem).to_contain_text("unit: moment")
-    expect(page.get_by_text("1 problem: these contents are not in force")).to_be_visible()
+    expect(page.get_by_text("1 problem: these contents are not active")).to_be_visible()
     loaded_cluster.rules.write_text(rules.replace("unit: second,", "unit: minute,"))
     expect(problem).to_have_count(0)
     expect(page.get_by_text("Generation 2")).to_be_visible()

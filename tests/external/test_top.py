@@ -124,7 +124,7 @@ def test_top_fits_into_terminal_of_any_size(tollgate, open_top):
 def test_no_color_shows_the_same_without_colours(tollgate, open_top):
     top = open_top(tollgate.admin, variables={"NO_COLOR": "1"})
     top.await_text("live")
-    top.await_text("in force")
+    top.await_text("active")
     assert top.colours() == {"default"}
     quit_and_expect_restored(top)
 

@@ -45,7 +45,7 @@ fn ids(findings: &[Value]) -> Vec<&str> {
 }
 
 fn what(finding: &Value) -> &str {
-    assert!(!finding["mend"].as_str().unwrap().is_empty());
+    assert!(!finding["repair"].as_str().unwrap().is_empty());
     finding["what"].as_str().unwrap()
 }
 
@@ -98,7 +98,7 @@ async fn unknown_domain_is_named_until_rules_have_it() {
     }
     let finding = only(&service, "unknown_domain").await;
     assert!(what(&finding).contains("\"edge\", \"web\" (3 such requests"), "{finding}");
-    assert!(finding["mend"].as_str().unwrap().ends_with("the rules have \"shop\""), "{finding}");
+    assert!(finding["repair"].as_str().unwrap().ends_with("the rules have \"shop\""), "{finding}");
     for domain in ["edge", "web"] {
         let rules = RULES.replace("domain: shop", &format!("domain: {domain}"));
         fs::write(service.rules.path().join(format!("{domain}.yaml")), rules).unwrap();
@@ -115,7 +115,7 @@ async fn unmatched_descriptors_are_shown_by_their_keys() {
     }
     let finding = only(&service, "unmatched_descriptor").await;
     assert!(what(&finding).contains("for example \"shop\" user=ann,path=/a (2 descriptors"), "{finding}");
-    assert!(finding["mend"].as_str().unwrap().contains("tollgate explain 'shop' 'user=ann,path=/a'"));
+    assert!(finding["repair"].as_str().unwrap().contains("tollgate explain 'shop' 'user=ann,path=/a'"));
 }
 
 #[tokio::test]
@@ -318,7 +318,7 @@ async fn refused_links_are_found_with_their_reason() {
 }
 
 #[tokio::test]
-async fn broken_overlay_is_found_with_its_place_until_it_is_mended() {
+async fn broken_overlay_is_found_with_its_place_until_it_is_repaired() {
     // Bound and never accepted from, so that no other process can take the port.
     let control_plane = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}", control_plane.local_addr().unwrap());
@@ -354,7 +354,7 @@ async fn envoy_configuration_is_compared_with_the_server() {
     let output = doctor(&service, &["--envoy", file.to_str().unwrap()]).await;
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     assert_eq!(output.status.code(), Some(1), "{text}");
-    assert!(text.contains("warning envoy_unknown_domain: ") && text.contains("\n  mend: "), "{text}");
+    assert!(text.contains("warning envoy_unknown_domain: ") && text.contains("\n  repair: "), "{text}");
     fs::write(&file, envoy.replace("domain: edge", "domain: shop")).unwrap();
     let output = doctor(&service, &["--envoy", file.to_str().unwrap()]).await;
     assert_eq!(output.status.code(), Some(0), "advice is no fault: {output:?}");

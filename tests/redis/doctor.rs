@@ -34,11 +34,11 @@ async fn stopped_store_is_found_until_it_is_back() {
     until("the store is missed", || !examine(&program).1.is_empty()).await;
     let (code, found) = examine(&program);
     assert_eq!((code, found.len()), (Some(1), 1), "{found:?}");
-    let [id, level, what, mend] =
-        ["id", "level", "what", "mend"].map(|name| found[0][name].as_str().unwrap());
+    let [id, level, what, repair] =
+        ["id", "level", "what", "repair"].map(|name| found[0][name].as_str().unwrap());
     assert_eq!((id, level), ("store_unavailable", "error"));
     assert!(what.starts_with("the shared store cannot be used: "), "{what}");
-    assert!(mend.contains("store.redis.urls"), "{mend}");
+    assert!(repair.contains("store.redis.urls"), "{repair}");
     server.restart();
     until("the program has no findings", || examine(&program).1.is_empty()).await;
 }

@@ -183,7 +183,7 @@ export function answersTo(requests: number, answers: WireAnswer[]): WireAnswer[]
   return answers;
 }
 
-/** Why there is no answer. An invalid request is the only error that the caller can mend. */
+/** Why there is no answer. An invalid request is the only error that the caller can correct. */
 export function errorOf(code: number, message: string): InvalidRequestError | NoAnswerError {
   if (code === status.INVALID_ARGUMENT) return new InvalidRequestError(message);
   return new NoAnswerError(status[code] ?? "UNKNOWN", message);

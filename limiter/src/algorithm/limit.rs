@@ -16,7 +16,7 @@ use crate::{
 
 mod held;
 
-/// A limit in force: an algorithm with its parameters. Replicas number the variants by their order: append at the end.
+/// An active limit: an algorithm with its parameters. Replicas number the variants by their order: append at the end.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Limit {
     /// What envoyproxy/ratelimit does.

@@ -44,7 +44,7 @@ pub struct Status {
     pub load_errors: u64,
     /// The error of the current contents; `None` while they are active.
     pub last_error: Option<LoadError>,
-    /// The problems of the current overlay file; `None` while it is in force, and without one.
+    /// The problems of the current overlay file; `None` while it is active, and without one.
     pub overlay_problems: Option<Arc<Problems>>,
 }
 
@@ -138,7 +138,7 @@ impl ActiveRules {
         }
     }
 
-    /// Activates `rules` of files under the secret in force, and returns what they replace.
+    /// Activates `rules` of files under the active secret, and returns what they replace.
     pub fn replace(&self, rules: Rules, now: Timestamp) -> Arc<KeyedRules> {
         self.replace_version(rules, None, now)
     }

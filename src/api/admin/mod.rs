@@ -49,7 +49,7 @@ const ENDPOINTS: [(&str, &str); 15] = [
     ("/cluster/declare-dead", "POST ?member=ID: declares a silent member dead"),
     ("/config", "the effective settings and the origin of each"),
     ("/counters", "?domain=D&key=k=v[,k=v]: one counter; DELETE resets it, PUT {\"used\": N} sets it"),
-    ("/doctor", "what commonly goes wrong, and how to mend it"),
+    ("/doctor", "what commonly goes wrong, and how to repair it"),
     ("/endpoints", "this list"),
     (
         "/explain",

@@ -33,7 +33,7 @@ pub(super) fn command() -> Command {
         .about(
             "Show which limits change for which descriptors between two sets of rules; exits 0 if none does, 1 if any does, 2 on errors",
         )
-        .arg(path("old", "Rule file, or directory of rule files, that is in force"))
+        .arg(path("old", "Rule file, or directory of rule files, that is active"))
         .arg(path("new", "Rule file, or directory of rule files, that replaces it"))
         .arg(Arg::new("json").long("json").action(ArgAction::SetTrue).help("Print the differences as JSON"))
 }

@@ -1,4 +1,4 @@
-//! `tollgate doctor`: what commonly goes wrong on a running server and in its cluster, and how to mend it.
+//! `tollgate doctor`: what commonly goes wrong on a running server and in its cluster, and how to repair it.
 
 use std::{path::PathBuf, process::ExitCode};
 
@@ -42,7 +42,7 @@ pub(super) fn command() -> Command {
     let json = Arg::new("json").long("json").action(ArgAction::SetTrue).help("Print the findings as JSON");
     Command::new(NAME)
         .about(
-            "Examine a server and its cluster for what commonly goes wrong, and say how to mend it; exits 0 without errors and warnings, 1 with any, 2 without an answer",
+            "Examine a server and its cluster for what commonly goes wrong, and say how to repair it; exits 0 without errors and warnings, 1 with any, 2 without an answer",
         )
         .args(admin_client::args())
         .args([envoy, json])
@@ -83,9 +83,14 @@ fn examine(matches: &ArgMatches) -> Result<(String, Vec<Finding>), String> {
 
 fn readable(findings: &[Finding]) -> String {
     let mut text = String::new();
-    for Finding { id, level, what, mend } in findings {
-        text +=
-            &format!("{} {}: {}\n  mend: {}\n\n", level.name(), escaped(id), escaped(what), escaped(mend));
+    for Finding { id, level, what, repair } in findings {
+        text += &format!(
+            "{} {}: {}\n  repair: {}\n\n",
+            level.name(),
+            escaped(id),
+            escaped(what),
+            escaped(repair)
+        );
     }
     let number = |level| findings.iter().filter(|finding| finding.level == level).count();
     match (number(Level::Error), number(Level::Warning), number(Level::Advice)) {

@@ -107,11 +107,11 @@ fn rules(sample: &Sample) -> Figure {
             ("none".to_owned(), "no rules are loaded yet".to_owned(), Tone::Bad)
         }
         (0, state) if state.warnings > 0 => {
-            ("in force".to_owned(), format!("{active}; {}", count(state.warnings, "warning")), Tone::Good)
+            ("active".to_owned(), format!("{active}; {}", count(state.warnings, "warning")), Tone::Good)
         }
-        (0, _) => ("in force".to_owned(), active, Tone::Good),
+        (0, _) => ("active".to_owned(), active, Tone::Good),
         (problems, _) => {
-            (count(problems, "problem"), format!("{active} stay in force; see tollgate doctor"), Tone::Bad)
+            (count(problems, "problem"), format!("{active} stay active; see tollgate doctor"), Tone::Bad)
         }
     };
     Figure::new("Rules", value, note, tone)
@@ -184,14 +184,14 @@ mod tests {
     #[test]
     fn rules_show_problems_before_warnings() {
         let of = |change: fn(&mut Value)| figure("Rules", single(change));
-        assert_eq!(of(|_| ()), ("in force".into(), "generation 1: 3 rules in 1 domain".into(), Tone::Good));
+        assert_eq!(of(|_| ()), ("active".into(), "generation 1: 3 rules in 1 domain".into(), Tone::Good));
         let (value, note, tone) = of(|sample| {
             sample["rules"]["problems"] = 1.into();
             sample["rules"]["overlay_problems"] = 1.into();
             sample["rules"]["warnings"] = 2.into();
         });
         assert_eq!((value.as_str(), tone), ("2 problems", Tone::Bad));
-        assert!(note.contains("stay in force"), "{note}");
+        assert!(note.contains("stay active"), "{note}");
         assert!(of(|sample| sample["rules"]["warnings"] = 2.into()).1.ends_with("; 2 warnings"));
         assert_eq!(of(|sample| sample["rules"]["generation"] = 0.into()).0, "none");
     }

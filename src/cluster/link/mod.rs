@@ -278,7 +278,7 @@ impl LinkListener {
         let end = Instant::now() + within;
         while let Ok(Some(_)) = timeout_at(end, tasks.join_next()).await {}
         if !tasks.is_empty() {
-            warn!(links = tasks.len(), "closed links before their goodbye was sent");
+            warn!(links = tasks.len(), "closed links before the announcement of leaving was sent");
         }
         tasks.shutdown().await;
         Ok(())

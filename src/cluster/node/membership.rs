@@ -97,7 +97,7 @@ struct Departed {
 /// How a departure became known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Departure {
-    /// The address refused a connection, or the member said goodbye. Its id never returns.
+    /// The address refused a connection, or the member announced its leaving. Its id never returns.
     Proven,
     /// The member was silent for too long.
     Silent,

@@ -217,7 +217,7 @@ async fn rules_list_shows_problem_with_its_line() {
         (!page["last_error"].is_null()).then_some(page)
     })
     .await;
-    assert_eq!(shown["list"]["rules"].as_array().unwrap().len(), 8, "the rules in force stay");
+    assert_eq!(shown["list"]["rules"].as_array().unwrap().len(), 8, "the active rules stay");
     let problem = &shown["last_error"]["shown"][0];
     let line = &problem["lines"][2];
     assert_eq!((&problem["line"], &line[0]), (&json!(8), &json!(8)), "{problem}");

@@ -17,7 +17,7 @@ use crate::{
     yaml,
 };
 
-/// The overlay that is in force, for the loader of the rules; `None` before the first valid one.
+/// The active overlay, for the loader of the rules; `None` before the first valid one.
 pub type OverlayReceiver = watch::Receiver<Option<Arc<Overlay>>>;
 
 /// An overlay file.
@@ -54,7 +54,7 @@ impl WatchedFiles for OverlayFile {
     async fn load(&mut self, contents: Contents) -> Option<Result<(), Problems>> {
         let path = self.path.display();
         Some(parsed(&path.to_string(), contents).map(|overlay| {
-            info!(%path, rules = overlay.rules.len(), "a new overlay is in force");
+            info!(%path, rules = overlay.rules.len(), "a new overlay is active");
             self.active_rules.set_overlay_problems(None);
             self.overlay.send_replace(Some(Arc::new(overlay)));
         }))

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU8, AtomicU64, Ordering::Relaxed};
 
 use crate::{store::lead::Lead, time::Timestamp};
 
-/// The restrictions in force. Every decision reads them, so the flags are one byte.
+/// The active restrictions. Every decision reads them, so the flags are one byte.
 #[derive(Debug, Default)]
 pub(super) struct Restrictions {
     flags: AtomicU8,

@@ -17,7 +17,7 @@ pub(super) fn findings(view: &View, stats: &Stats) -> Vec<Finding> {
     if stats.members_with_other_rules > 0 {
         findings.push(Finding::warning(
             "members_of_other_rules",
-            format!("{} members have other rules in force than this one", stats.members_with_other_rules),
+            format!("{} members have other active rules than this one", stats.members_with_other_rules),
             "give all replicas the same files; one that cannot load them says so on /rules",
         ));
     }

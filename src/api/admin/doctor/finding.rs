@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-/// What goes wrong, and how to mend it.
+/// What goes wrong, and how to repair it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Finding {
     /// The name of the kind of finding, which does not change.
@@ -11,7 +11,7 @@ pub(crate) struct Finding {
     /// What was found, with names and numbers.
     pub(crate) what: String,
     /// What to do about it.
-    pub(crate) mend: String,
+    pub(crate) repair: String,
 }
 
 /// The weight of a finding.
@@ -37,20 +37,20 @@ impl Level {
 }
 
 impl Finding {
-    pub(crate) fn error(id: &str, what: impl Into<String>, mend: impl Into<String>) -> Self {
-        Self::of(Level::Error, id, what.into(), mend.into())
+    pub(crate) fn error(id: &str, what: impl Into<String>, repair: impl Into<String>) -> Self {
+        Self::of(Level::Error, id, what.into(), repair.into())
     }
 
-    pub(crate) fn warning(id: &str, what: impl Into<String>, mend: impl Into<String>) -> Self {
-        Self::of(Level::Warning, id, what.into(), mend.into())
+    pub(crate) fn warning(id: &str, what: impl Into<String>, repair: impl Into<String>) -> Self {
+        Self::of(Level::Warning, id, what.into(), repair.into())
     }
 
-    pub(crate) fn advice(id: &str, what: impl Into<String>, mend: impl Into<String>) -> Self {
-        Self::of(Level::Advice, id, what.into(), mend.into())
+    pub(crate) fn advice(id: &str, what: impl Into<String>, repair: impl Into<String>) -> Self {
+        Self::of(Level::Advice, id, what.into(), repair.into())
     }
 
-    fn of(level: Level, id: &str, what: String, mend: String) -> Self {
-        Self { id: id.to_owned(), level, what, mend }
+    fn of(level: Level, id: &str, what: String, repair: String) -> Self {
+        Self { id: id.to_owned(), level, what, repair }
     }
 }
 

@@ -98,7 +98,7 @@ fn unmatched_descriptors(sources: &Sources, active: &KeyedRules) -> Option<Findi
 }
 
 fn memory(stats: &StoreStats) -> Vec<Finding> {
-    const MEND: &str =
+    const REPAIR: &str =
         "raise store.memory_limit, or shorten the windows of rules on keys that callers choose freely";
     let mut findings = Vec::new();
     let share = stats.bytes as u64 * 100 / stats.bytes_max.max(1) as u64;
@@ -109,7 +109,7 @@ fn memory(stats: &StoreStats) -> Vec<Finding> {
                 "counters take {share} % of store.memory_limit: {} counters, {} bytes",
                 stats.live, stats.bytes
             ),
-            MEND,
+            REPAIR,
         ));
     }
     if stats.evicted_unexpired > 0 {
@@ -119,14 +119,14 @@ fn memory(stats: &StoreStats) -> Vec<Finding> {
                 "{} counters were evicted for lack of memory since the start; each gave its key a fresh limit early",
                 stats.evicted_unexpired
             ),
-            MEND,
+            REPAIR,
         ));
     }
     if stats.refused_full > 0 {
         findings.push(Finding::error(
             "memory_full",
             format!("{} charges to new keys found no memory since the start", stats.refused_full),
-            format!("{MEND}; store.on_full says whether such requests pass"),
+            format!("{REPAIR}; store.on_full says whether such requests pass"),
         ));
     }
     findings
@@ -136,16 +136,16 @@ fn certificates(ends: &[(&'static str, Timestamp)], now: Timestamp) -> Vec<Findi
     let ending = ends.iter().filter(|(_, end)| end.since(now) <= CERTIFICATE_ENDS_WITHIN);
     ending
         .map(|(listener, end)| {
-            let mend = format!(
+            let repair = format!(
                 "renew the files of {listener}.tls_cert and {listener}.tls_key; the server loads them without a restart"
             );
             let at = format::instant(*end);
             if *end <= now {
                 let what = format!("the certificate of the {listener} listener expired at {at}: clients refuse it");
-                Finding::error("certificate_expired", what, mend)
+                Finding::error("certificate_expired", what, repair)
             } else {
                 let what = format!("the certificate of the {listener} listener expires at {at}");
-                Finding::warning("certificate_ends", what, mend)
+                Finding::warning("certificate_ends", what, repair)
             }
         })
         .collect()

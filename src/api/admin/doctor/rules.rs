@@ -97,9 +97,9 @@ pub(super) fn may_delay(rules: &Rules) -> bool {
     rules.domains().flat_map(Domain::rules).any(|rule| rule.admission() == Some(Admission::Delayed))
 }
 
-fn of_rules(rules: &[&Rule], id: &str, what: &str, mend: &str) -> Option<Finding> {
+fn of_rules(rules: &[&Rule], id: &str, what: &str, repair: &str) -> Option<Finding> {
     let places = rules.iter().map(|rule| format!("{} ({})", rule.path, rule.location));
-    (!rules.is_empty()).then(|| Finding::warning(id, format!("{what}: {}", listed(places)), mend))
+    (!rules.is_empty()).then(|| Finding::warning(id, format!("{what}: {}", listed(places)), repair))
 }
 
 fn never_refuses(rule: &Rule) -> bool {

@@ -23,7 +23,7 @@ function members(root, history) {
   const bar = element("div", { class: "bar", role: "img" });
   const summary = element("div");
   const body = element("tbody");
-  const columns = ["Member", "Address", "State", "Slots", "Last heard", "Rules"];
+  const columns = ["Member", "Address", "State", "Slots", "Last message", "Rules"];
   const head = columns.map((name, index) =>
     element("th", { scope: "col", class: index === 3 || index === 4 ? "number" : null }, name),
   );

@@ -102,9 +102,9 @@ export function overview(root, { history }) {
   const updateRules = (state) => {
     const problems = state.problems + state.overlay_problems;
     const where = `generation ${state.generation}: ${count(state.rules, "rule")} in ${count(state.domains, "domain")}`;
-    if (problems > 0) rules.set(`${count(problems, "problem")}`, `${where} stay in force; see Rules`, "bad");
+    if (problems > 0) rules.set(`${count(problems, "problem")}`, `${where} stay active; see Rules`, "bad");
     else if (state.generation === 0) rules.set("none", "no rules are loaded yet", "bad");
-    else rules.set("in force", state.warnings > 0 ? `${where}; ${count(state.warnings, "warning")}` : where, "good");
+    else rules.set("active", state.warnings > 0 ? `${where}; ${count(state.warnings, "warning")}` : where, "good");
   };
 
   const updateCertificates = ({ certificates: listed, at }) => {

@@ -102,8 +102,8 @@ export function rules(root, { history }) {
     if (error) {
       const more = error.problems.length - error.shown.length;
       problems.append(
-        element("h3", { class: "bad" }, `${count(error.problems.length, "problem")}: these contents are not in force`),
-        element("p", {}, `Read at ${instant(error.at)}. The rules of generation ${status.generation} stay in force.`),
+        element("h3", { class: "bad" }, `${count(error.problems.length, "problem")}: these contents are not active`),
+        element("p", {}, `Read at ${instant(error.at)}. The rules of generation ${status.generation} stay active.`),
         element("ul", {}, error.shown.map(problem), more > 0 ? element("li", {}, `and ${number(more)} more`) : null),
       );
     }

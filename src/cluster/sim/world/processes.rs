@@ -181,7 +181,7 @@ impl World {
         (!copies.is_empty()).then_some(Snapshot { secret, copies })
     }
 
-    /// The process has said goodbye, and writes a snapshot.
+    /// The process has announced its leaving, and writes a snapshot.
     fn leave(&mut self, number: usize) {
         let snapshot = self.snapshot(number);
         self.snapshots.extend(snapshot.map(Some));
