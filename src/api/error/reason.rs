@@ -54,7 +54,7 @@ impl Reason for HoldError {
             Self::Request(error) => error.reason(),
             Self::Limiter(error) => error.reason(),
             Self::Ttl(_) => (Code::InvalidArgument, "INVALID_TTL"),
-            // Calls of the API only charge.
+            // A check with a `request_id` has a descriptor with 0 hits.
             Self::NotCharge { .. } => (Code::InvalidArgument, "NOT_A_CHARGE"),
             Self::Exhausted => (Code::ResourceExhausted, "TOO_MANY_RESERVATIONS"),
             Self::OwnerUnreachable => (Code::Unavailable, "OWNER_UNREACHABLE"),

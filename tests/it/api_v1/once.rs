@@ -152,6 +152,15 @@ async fn misplaced_and_long_request_ids_are_refused() {
 }
 
 #[tokio::test]
+async fn charge_with_request_id_and_zero_hits_is_refused() {
+    let service = Service::start(RULES).await;
+    let mut zero = once(request("user", "ann"), "a");
+    zero.descriptors[0].hits = Some(0);
+    let refused = answer(&service, zero).await;
+    assert_eq!(reason(refused.error.as_ref().unwrap()), "NOT_A_CHARGE");
+}
+
+#[tokio::test]
 async fn charge_with_request_id_in_json_counts_once() {
     let service = Service::start(RULES).await;
     let entries = json!([{"key": "user", "value": "ann"}]);
