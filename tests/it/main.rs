@@ -25,6 +25,7 @@ mod layers;
 mod lifecycle;
 mod links;
 mod log;
+mod markdown;
 mod metrics;
 mod output;
 mod program;
