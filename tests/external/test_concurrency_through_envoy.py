@@ -91,17 +91,17 @@ def edge(start):
     return start(admitted_only(*IN_FLIGHT))
 
 
-def open_stream(envoy, path="/slow"):
+def open_stream(envoy, headers):
     """A request that is not answered yet."""
     connection = http.client.HTTPConnection(*envoy.address.rsplit(":", 1), timeout=60)
-    connection.request("GET", path)
+    connection.request("GET", "/slow", headers=headers)
     return connection
 
 
-def occupy(envoy, slow, count):
+def occupy(envoy, slow, count, headers=None):
     """Streams that the upstream has received and not answered."""
     already = slow.requests.count("/slow")
-    streams = [open_stream(envoy) for _ in range(count)]
+    streams = [open_stream(envoy, headers or {}) for _ in range(count)]
     eventually(f"{count} streams reach the upstream", lambda: slow.requests.count("/slow") == already + count)
     return streams
 
