@@ -60,14 +60,16 @@ impl Tenant {
 
     async fn reserves(&self, amount: u64, id: &str) -> bool {
         let descriptors = [Self::descriptor("minute")];
-        let body = json!({"domain": "models", "descriptors": descriptors, "amount": amount, "reservationId": id});
+        let body =
+            json!({"domain": "models", "descriptors": descriptors, "amount": amount, "reservationId": id});
         self.post("/v1/reserve", body).await["reservationId"] == id
     }
 
     /// Settles, and returns the hits that were not charged.
     async fn settle(&self, actual: u64, id: &str) -> u64 {
         let descriptors = [Self::descriptor("minute")];
-        let body = json!({"domain": "models", "descriptors": descriptors, "actual": actual, "reservationId": id});
+        let body =
+            json!({"domain": "models", "descriptors": descriptors, "actual": actual, "reservationId": id});
         let settled = self.post("/v1/settle", body).await;
         settled["limits"][0]["notCharged"].as_str().map_or(0, |hits| hits.parse().unwrap())
     }

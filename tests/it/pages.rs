@@ -6,7 +6,10 @@ use std::{fs, path::Path, time::Duration};
 use serde_json::Value;
 use tokio::process::Command;
 
-use crate::{harness::Service, program::PROGRAM};
+use crate::{
+    harness::{Service, http},
+    program::PROGRAM,
+};
 
 /// The page `docs/NAME`.
 pub fn page(name: &str) -> String {
@@ -87,7 +90,7 @@ async fn curl(service: &Service, arguments: &[&str]) -> String {
         "6070" => service.addresses.admin,
         port => panic!("no listener has the port {port}"),
     };
-    crate::harness::http(address, method, path, body).await.unwrap().1
+    http(address, method, path, body).await.unwrap().1
 }
 
 async fn run(service: &Service, command: &str) -> String {
@@ -136,7 +139,10 @@ async fn assert_page_shows_what_commands_print(name: &str) {
             let service = service.as_ref().expect("rules stand above the commands");
             for (command, shown) in commands(text) {
                 let printed = run(service, &command).await;
-                assert!(is_shown(&shown, &printed), "{name}: $ {command}\nprints\n{printed}\nand not\n{shown}");
+                assert!(
+                    is_shown(&shown, &printed),
+                    "{name}: $ {command}\nprints\n{printed}\nand not\n{shown}"
+                );
                 ran += 1;
             }
         }
