@@ -9,7 +9,7 @@ import pytest
 
 import clients
 import console
-from processes import ROOT, eventually
+from processes import ROOT, eventually, run
 from test_client_packages import PACKAGES
 from test_deployed_envoy import BOOTSTRAP, with_ports
 
@@ -73,17 +73,29 @@ def test_program_in_rust_of_readme_prints_what_it_shows():
 
 
 def test_no_command_of_readme_is_left_out():
-    run = [command for command, _ in COMMANDS if re.match(r"tollgate |curl .*:8080/|for .*:10000/|cargo ", command)]
+    tested = [command for command, _ in COMMANDS if re.match(r"tollgate |curl .*:8080/|for .*:10000/|cargo ", command)]
 
-    assert run == [command for command, _ in COMMANDS]
+    assert tested == [command for command, _ in COMMANDS]
     programs = [command.split()[0] for command in set_up_commands()]
     assert programs == ["cargo", "tests/run", "python3", "target/envoy/bin/envoy"]
 
 
-def test_image_of_readme_is_built_as_its_file_says():
-    [command] = re.findall(r"`(docker build [^`]+)`", README)
+def test_image_of_readme_is_built_and_run_as_its_file_says():
+    dockerfile = (ROOT / "deploy" / "Dockerfile").read_text()
+    [build] = re.findall(r"`(docker build [^`]+)`", README)
+    [start] = re.findall(r"`docker run ([^`]+)`", README)
+    assert f"#   {build}\n" in dockerfile
 
-    assert f"#   {command}\n" in (ROOT / "deploy" / "Dockerfile").read_text()
+    *flags, image, command = shlex.split(start)
+    ports = [value.split(":") for flag, value in zip(flags, flags[1:], strict=False) if flag == "-p"]
+    host, inside, mode = flags[flags.index("-v") + 1].split(":")
+
+    assert f" -t {image} " in build
+    assert 'ENTRYPOINT ["/tollgate"]' in dockerfile and command == "serve"
+    assert ports == [["8081", "8081"], ["8080", "8080"]] and "EXPOSE 8081 8080 " in dockerfile
+    assert f"ENV TOLLGATE_RULES__PATH={inside}\n" in dockerfile and mode == "ro"
+    # The directory with the rule file has no other one.
+    assert run("check", ROOT / host.removeprefix("$PWD/")).stdout.startswith("good: 1 rule in 1 domain")
 
 
 @pytest.mark.extended
