@@ -25,19 +25,21 @@ def test_envoy_accepts_bootstrap_without_deprecations(bootstrap):
 @pytest.fixture
 def edge(start_tollgate, start_envoy, tmp_path):
     tollgate = start_tollgate(RULES)
-    text = BOOTSTRAP.read_text()
+    envoy = start_envoy(with_ports(BOOTSTRAP.read_text(), tollgate, tmp_path))
+    eventually("tollgate is healthy in envoy", lambda: envoy.healthy("tollgate"))
+    return tollgate, envoy
+
+
+def with_ports(text, tollgate, folder):
+    """The bootstrap with free ports, and a timeout that suits a busy test machine: a late reply lets requests pass."""
     # The upstream is a Unix socket here, because the port of a listener on port 0 is unknown to the cluster.
     text = substitute(
-        text, "socket_address: { address: 127.0.0.1, port_value: 10001 }", f'pipe: {{ path: "{tmp_path}/up" }}'
+        text, "socket_address: { address: 127.0.0.1, port_value: 10001 }", f'pipe: {{ path: "{folder}/up" }}'
     )
     text = substitute(text, "port_value: 10000", "port_value: 0")
     text = substitute(text, "port_value: 9901", "port_value: 0")
     text = substitute(text, "port_value: 8081", f"port_value: {tollgate.grpc.rsplit(':', 1)[1]}")
-    # A late reply on a busy test machine would let the request pass.
-    text = substitute(text, "timeout: 0.25s\n                      #", "timeout: 5s\n                      #")
-    envoy = start_envoy(text)
-    eventually("tollgate is healthy in envoy", lambda: envoy.healthy("tollgate"))
-    return tollgate, envoy
+    return substitute(text, "timeout: 0.25s\n                      #", "timeout: 5s\n                      #")
 
 
 def substitute(text, old, new):

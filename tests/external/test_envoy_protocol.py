@@ -93,7 +93,8 @@ def test_example_with_bad_arguments_is_neither_allowed_nor_denied(ask, closed_po
 def test_grpcurl_calls_by_reflection(tollgate):
     if clients.missing("go"):
         pytest.skip("go: not installed; it builds grpcurl")
-    command = next(block for block in clients.blocks((ROOT / "README.md").read_text(), "sh") if "grpcurl" in block)
+    page = (ROOT / "docs" / "envoy.md").read_text()
+    command = next(block for block in clients.blocks(page, "sh") if "grpcurl" in block)
     assert f"{LOOPBACK}:8081" in command
 
     done = clients.run(["bash", "-c", command.replace(f"{LOOPBACK}:8081", tollgate.grpc)], ROOT, clients.BUILD_TIMEOUT)

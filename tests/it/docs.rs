@@ -175,7 +175,7 @@ fn pages_name_only_metrics_that_exist() {
             // `tollgate_cluster_*` names a group.
             let is_group =
                 text.contains(&format!("{name}*")) && known.iter().any(|known| known.starts_with(name));
-            let is_package = name == "tollgate_limiter";
+            let is_package = ["tollgate_limiter", "tollgate_client"].contains(&name);
             if !known.contains(name) && !family(name) && !is_group && !is_package {
                 unknown.push(format!("{}: {name}", page));
             }

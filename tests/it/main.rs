@@ -15,6 +15,7 @@ mod counters;
 mod denials;
 mod diff;
 mod docs;
+mod docs_front;
 mod doctor;
 mod forwards;
 mod frames;

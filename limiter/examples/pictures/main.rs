@@ -1,11 +1,18 @@
-//! Draws the decisions of each algorithm on the same 42 seconds of requests, for docs/algorithms.md:
-//! `cargo run --example pictures`.
+//! Draws the pictures of the documentation that show figures: `cargo run -p tollgate-limiter --example pictures`.
 //!
-//! The production code makes the decisions; a test compares the checked-in pictures.
+//! For docs/algorithms.md the decisions of each algorithm on the same 42 seconds of requests, which the production code
+//! makes; for docs/performance.md the chart of the figures in its tables. A test compares the checked-in pictures.
 
-#![allow(clippy::unwrap_used, reason = "a picture without its limit shows nothing")]
+#![allow(clippy::unwrap_used, reason = "a picture without its limit or its figures shows nothing")]
 
-use std::{fmt::Write, fs, num::NonZeroU64, path::Path};
+mod chart;
+
+use std::{
+    fmt::Write,
+    fs,
+    num::NonZeroU64,
+    path::{Path, PathBuf},
+};
 
 use tollgate_limiter::{
     algorithm::{
@@ -15,7 +22,7 @@ use tollgate_limiter::{
     time::{SECOND, Timestamp},
 };
 
-const FOLDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/pictures");
+const DOCS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs");
 
 const MILLISECOND: u64 = SECOND / 1_000;
 /// Every limit has this many hits in ten seconds.
@@ -287,9 +294,20 @@ fn mark(svg: &mut String, hit: &Hit) {
     }
 }
 
+/// The names of all pictures, and their contents.
+fn drawn() -> Vec<(&'static str, String)> {
+    let algorithms = pictures().into_iter().map(|picture| (picture.file, draw(&picture)));
+    let page = fs::read_to_string(Path::new(DOCS).join("performance.md")).unwrap();
+    algorithms.chain([("cpu_a_decision", chart::draw(&page))]).collect()
+}
+
+fn path_of(name: &str) -> PathBuf {
+    Path::new(DOCS).join("pictures").join(name).with_extension("svg")
+}
+
 fn main() {
-    for picture in pictures() {
-        fs::write(Path::new(FOLDER).join(picture.file).with_extension("svg"), draw(&picture)).unwrap();
+    for (name, svg) in drawn() {
+        fs::write(path_of(name), svg).unwrap();
     }
 }
 
@@ -299,10 +317,14 @@ mod tests {
 
     #[test]
     fn pictures_of_docs_match_drawn_pictures() {
-        for picture in pictures() {
-            let path = Path::new(FOLDER).join(picture.file).with_extension("svg");
-            let drawn = fs::read_to_string(&path).unwrap_or_default();
-            assert!(drawn == draw(&picture), "{} is not: run `cargo run --example pictures`", path.display());
+        for (name, svg) in drawn() {
+            let path = path_of(name);
+            let checked_in = fs::read_to_string(&path).unwrap_or_default();
+            assert!(
+                checked_in == svg,
+                "{} is not: run `cargo run -p tollgate-limiter --example pictures`",
+                path.display()
+            );
         }
     }
 }
