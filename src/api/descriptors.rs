@@ -28,6 +28,8 @@ pub(super) struct Descriptor {
     pub(super) limit: Option<LimitOverride>,
     pub(super) hits: Option<u64>,
     pub(super) is_negative_hits: bool,
+    // As sent; it may be unknown.
+    pub(super) on_expiry: Option<i32>,
 }
 
 /// A descriptor with its entries.
@@ -37,6 +39,7 @@ pub(super) struct DescriptorView<'r, 'm> {
     pub(super) limit: Option<LimitOverride>,
     pub(super) hits: Option<u64>,
     pub(super) is_negative_hits: bool,
+    pub(super) on_expiry: Option<i32>,
 }
 
 /// A limit override as sent; its unit may be unknown.
@@ -101,8 +104,8 @@ impl<'m> Descriptors<'m> {
         self.each.iter().map(move |descriptor| {
             let entries = &self.entries[begin..descriptor.entries_end];
             begin = descriptor.entries_end;
-            let Descriptor { limit, hits, is_negative_hits, .. } = *descriptor;
-            DescriptorView { entries, limit, hits, is_negative_hits }
+            let Descriptor { limit, hits, is_negative_hits, on_expiry, .. } = *descriptor;
+            DescriptorView { entries, limit, hits, is_negative_hits, on_expiry }
         })
     }
 

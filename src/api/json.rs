@@ -270,6 +270,7 @@ mod tests {
             entries: vec![v1::Entry { key: "user".into(), value: "\u{e4}\"".into() }],
             limit: Some(v1::Limit { requests_per_unit: u32::MAX, unit: 7 }),
             hits: Some(0),
+            on_expiry: Some(1),
         };
         let request = v1::Request {
             domain: "shop".into(),

@@ -55,11 +55,24 @@ fn readable(answer: &Value) -> String {
     } else {
         lines.push(format!("  {}", state(answer)));
     }
+    lines.extend(held(&answer["held"]));
     lines.push(format!("  counter {}, {}", text("counter"), text("kind")));
     if let Some(note) = answer["note"].as_str() {
         lines.push(format!("  {}", escaped(note)));
     }
     lines.join("\n")
+}
+
+/// What reservations hold.
+fn held(held: &Value) -> Vec<String> {
+    let Some(first) = held["first"].as_array() else { return Vec::new() };
+    let mut lines = vec![format!("  {} hits held by {} reservations", held["hits"], held["reservations"])];
+    lines.extend(first.iter().map(|hold| {
+        let [id, on_expiry] =
+            ["id", "on_expiry"].map(|name| hold[name].as_str().map(escaped).unwrap_or_default());
+        format!("    {id}: {} hits, expires in {} ms: {on_expiry}", hold["hits"], hold["expires_after_ms"])
+    }));
+    lines
 }
 
 fn state(of: &Value) -> String {

@@ -72,10 +72,10 @@ mod tests {
     #[test]
     fn call_gets_its_outcomes_when_all_checks_are_complete() {
         let (calls, outcome) = (Calls::default(), RemoteOutcome::without_counter(COUNTER_ONLY));
-        let (call, mut receiver) = calls.start_round(RemoteOutcomes::from_elem(outcome, 3), None);
+        let (call, mut receiver) = calls.start_round(RemoteOutcomes::from_elem(outcome.clone(), 3), None);
         for check in 0..3 {
             assert!(receiver.try_recv().is_err());
-            calls.complete(Ticket { call, check }, outcome);
+            calls.complete(Ticket { call, check }, outcome.clone());
         }
         assert_eq!(receiver.try_recv().unwrap().len(), 3);
         assert!(calls.open.is_empty());

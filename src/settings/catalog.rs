@@ -241,7 +241,7 @@ settings! {
         max_requests: usize = count(COUNT_MAX) => "256"
             "Maximum number of requests in a call of tollgate.v1; larger calls are refused with INVALID_ARGUMENT.";
         request_id_window: Duration = time_between(secs(1), secs(24 * 60 * 60)) => "60s"
-            "Time for which a charge with a request_id is remembered at least, so that a repeated one counts once.";
+            "Time for which a charge or refund with a request_id is remembered at least, so that a repeated one counts once.";
     }
     "memory." Always struct memory: Memory {
         requests: u64 = size(MemoryShare::Requests) => "auto"

@@ -1,6 +1,12 @@
 //! The program as a child process, on free ports of the loopback.
 
-use std::{collections::BTreeMap, fs, net::SocketAddr, path::PathBuf, process::Stdio};
+use std::{
+    collections::BTreeMap,
+    fs,
+    net::SocketAddr,
+    path::PathBuf,
+    process::{Output, Stdio},
+};
 
 use serde_json::Value;
 use tokio::{
@@ -110,4 +116,16 @@ impl Program {
         let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
         line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() * 1024
     }
+}
+
+/// Runs the program.
+pub async fn tollgate(arguments: &[&str]) -> Output {
+    let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_tollgate"));
+    command.args(arguments);
+    tokio::task::spawn_blocking(move || command.output().unwrap()).await.unwrap()
+}
+
+/// What it has printed.
+pub fn printed(output: &Output) -> String {
+    String::from_utf8(output.stdout.clone()).unwrap() + &String::from_utf8(output.stderr.clone()).unwrap()
 }

@@ -235,6 +235,11 @@ impl Limit {
         })
     }
 
+    /// The same limit with so many fewer hits.
+    pub(crate) fn less(&self, hits: u64) -> Self {
+        self.changed(|number| number.saturating_sub(hits), |excess| excess)
+    }
+
     fn changed(&self, number: impl Fn(u64) -> u64, excess: impl Fn(Excess) -> Excess) -> Self {
         let mut changed = self.clone();
         each_algorithm!(&mut changed, limit => limit.change(number, excess));

@@ -254,6 +254,17 @@ pub trait Algorithm: Clone {
     /// Refuses hits that would wait longer than this. Override it for an algorithm that delays hits.
     fn set_timeout(&mut self, _timeout: Duration) {}
 
+    /// Refunds `hits`: those of calls before those that are `held`. Override it for an algorithm that keeps charges apart.
+    fn refund_beside(
+        &self,
+        counter: &mut Self::Counter,
+        _held: &[Held],
+        hits: u64,
+        now: Timestamp,
+    ) -> Decision<Self::Receipt> {
+        self.decide(counter, now, Operation::Refund(hits))
+    }
+
     /// Charges `hits` that were consumed at `at`, not after `now`, whether they would pass or not. Hits that have
     /// expired change nothing. Override it for an algorithm without overdrafts: the default takes one.
     fn charge_at(&self, counter: &mut Self::Counter, hits: u64, at: Timestamp, now: Timestamp) {

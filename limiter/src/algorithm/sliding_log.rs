@@ -2,7 +2,11 @@
 //!
 //! With sub-windows, the charges of one sub-window are stored as one entry and expire together.
 
-use std::{collections::VecDeque, num::NonZeroU64, time::Duration};
+use std::{
+    collections::{BTreeMap, VecDeque},
+    num::NonZeroU64,
+    time::Duration,
+};
 
 use serde::{Deserialize, Serialize};
 
@@ -227,6 +231,18 @@ impl Algorithm for SlidingLog {
         }
     }
 
+    fn refund_beside(
+        &self,
+        counter: &mut LogCounter,
+        held: &[Held],
+        hits: u64,
+        now: Timestamp,
+    ) -> Decision<LogReceipt> {
+        self.forget(counter, now);
+        let rest = counter.remove_newest_beside(held, hits);
+        self.decide(counter, now, Operation::Refund(rest))
+    }
+
     fn converted(&self, units: u128, _before: &Self) -> u128 {
         units
     }
@@ -332,6 +348,27 @@ impl LogCounter {
             }
             self.entries.pop_front();
         }
+    }
+
+    /// Removes `hits` that are not held, the newest first, and returns how many are left to remove.
+    fn remove_newest_beside(&mut self, held: &[Held], mut hits: u64) -> u64 {
+        let mut kept: BTreeMap<Timestamp, u128> = BTreeMap::new();
+        for Held { place, taken, floor } in held {
+            if let Place::Instant(at) = place {
+                *kept.entry(*at).or_default() += (*taken).min(*floor);
+            }
+        }
+        for entry in self.entries.iter_mut().rev() {
+            let kept = kept.get(&entry.at).copied().unwrap_or_default();
+            let taken = u128::from(entry.hits).saturating_sub(kept).min(hits.into());
+            // At most the hits of the entry.
+            let taken = taken as u64;
+            entry.hits -= taken;
+            self.total -= taken;
+            hits -= taken;
+        }
+        self.entries.retain(|entry| entry.hits > 0);
+        hits
     }
 
     /// Removes `hits`, the newest first, or as many as there are.

@@ -131,7 +131,7 @@ impl ActiveView<'_> {
         let dry_run = self.dry_run(&plan.checks, refusal).await?;
         let checked = |index: usize| {
             let Check { key, limit, .. } = plan.checks[index];
-            let (before, decision) = (dry_run.before[index], dry_run.decisions[index]);
+            let (before, decision) = (dry_run.before[index].clone(), dry_run.decisions[index]);
             CheckExplanation { key, limit: limit.clone(), before, decision }
         };
         for (check, index) in plan.deciding().iter().enumerate() {
@@ -164,11 +164,9 @@ impl ActiveView<'_> {
         let Some(remote) = &self.limiter.remote else {
             return Ok(self.limiter.memory.peek(*key, limit, *now));
         };
-        let [peek] = remote
-            .operate(*key, limit, [CounterOperation::Decide(Operation::Peek)])
-            .await
-            .ok_or_else(|| unreachable(remote))?;
-        Ok(CounterState::of_peek(limit, peek.decision, *now))
+        let [peek] =
+            remote.operate(*key, limit, [CounterOperation::Show]).await.ok_or_else(|| unreachable(remote))?;
+        Ok(CounterState::of_peek(limit, peek.decision, *now).with_holds_of(&peek))
     }
 
     /// Replaces the counter by a fresh one with `hits` charged, above the limit if the algorithm can hold a debt.
@@ -177,10 +175,11 @@ impl ActiveView<'_> {
         let Some(remote) = &self.limiter.remote else {
             return Ok(self.limiter.memory.replace(*key, limit, *now, hits));
         };
-        let operations = [CounterOperation::Decide(Operation::Peek), CounterOperation::Set(hits)];
+        let operations = [CounterOperation::Show, CounterOperation::Set(hits)];
         let [before, after] =
             remote.operate(*key, limit, operations).await.ok_or_else(|| unreachable(remote))?;
-        let state = |outcome: Outcome| CounterState::of_peek(limit, outcome.decision, *now);
+        let state =
+            |outcome: Outcome| CounterState::of_peek(limit, outcome.decision, *now).with_holds_of(&outcome);
         Ok(Replacement { before: state(before), after: state(after) })
     }
 
@@ -196,7 +195,7 @@ impl ActiveView<'_> {
         let is_here =
             |check: &Check<'_>| remote.extent() == Extent::OtherOwners && memory.owns(memory.slot(check.key));
         // Also for owned counters: a peek at an exhausted counter recalls its leases.
-        let Some((peeks, decisions)) = remote.dry_run(checks, refusal.clone()).await else {
+        let Some((shown, decisions)) = remote.dry_run(checks, refusal.clone()).await else {
             return Err(match remote.extent() {
                 Extent::OtherOwners => LimiterError::Remote,
                 Extent::All => LimiterError::NoStore,
@@ -205,9 +204,10 @@ impl ActiveView<'_> {
         if decisions.is_none() && checks.iter().all(is_here) {
             return Ok(memory.dry_run(checks, self.now(), refused));
         }
-        let state =
-            |(peek, check): (Decision, &Check<'_>)| CounterState::of_peek(check.limit, peek, self.now());
-        let before: SmallVec<[CounterState; 2]> = peeks.into_iter().zip(checks).map(state).collect();
+        let state = |(outcome, check): (&Outcome, &Check<'_>)| {
+            CounterState::of_peek(check.limit, outcome.decision, self.now()).with_holds_of(outcome)
+        };
+        let before: SmallVec<[CounterState; 2]> = shown.iter().zip(checks).map(state).collect();
         let decisions = decisions.unwrap_or_else(|| predict(checks, &before, refused));
         Ok(DryRun { decisions, before })
     }

@@ -247,6 +247,11 @@ impl<'a> Plan<'a> {
         self.descriptors[check]
     }
 
+    /// The index of the descriptor of each check.
+    pub(super) fn each_descriptor(&self) -> impl Iterator<Item = usize> {
+        self.descriptors.iter().copied()
+    }
+
     /// The index of the descriptor of each deciding check.
     pub(super) fn deciding(&self) -> &[usize] {
         &self.descriptors[..self.deciding]

@@ -9,11 +9,12 @@ use crate::{
         id_share::SentId,
         plan::{AppliedLimit, Plan, applied_limits},
     },
-    remote::RemoteHoldError,
+    remote::{CounterCheck, CounterChecks, RemoteHoldError, refund_operations},
     resilience::Caller,
     rules::KeyedDomain,
     store::{
-        Checks, HoldId, HoldTerms, HoldTtlOutOfBounds, Refusal, ReserveError, Reserved, Settled, UnknownId,
+        Checks, Decisions, HoldId, HoldOutcome, HoldTerms, HoldTtlOutOfBounds, Refusal, ReserveError,
+        Reserved, Settled, UnknownId,
     },
 };
 
@@ -95,11 +96,8 @@ impl ActiveView<'_> {
         };
         let plan = Plan::new(applied.domain, request, &applied.limits);
         let refusal = answer::refusal(self.limiter.modes, &applied.limits, plan.deciding());
-        let sent = self.sent_id(connection, &plan.checks, terms.id());
-        if sent.as_ref().is_some_and(|sent| !sent.is_allowed()) {
-            self.limiter.memory.count_exhausted();
-            return Err(HoldError::Exhausted);
-        }
+        let terms = &*terms.with_checks(plan.each_descriptor());
+        let sent = self.require_share(connection, &plan.checks, terms)?;
         let reserved = match self.reserve_here(&plan.checks, terms, &refusal) {
             Err(HoldError::Limiter(LimiterError::Remote)) => {
                 let remote = self.remote()?;
@@ -147,6 +145,61 @@ impl ActiveView<'_> {
             let _ = self.settle(request, &terms.id, connection).await;
         }
         Ok(answer)
+    }
+
+    /// Refunds the hits of all descriptors once for each id: a repeated call is answered as the first one.
+    pub async fn refund_once(
+        &self,
+        request: &Request<'_>,
+        terms: &HoldTerms,
+        connection: &Caller,
+    ) -> Result<Answer<'_>, HoldError> {
+        let Some(domain) = self.domain_of(request)? else {
+            return Ok(Answer::without_limits(request.descriptors.len()));
+        };
+        let limits = applied_limits(domain, request);
+        let plan = Plan::new(domain, request, &limits);
+        let sent = self.require_share(connection, &plan.checks, terms)?;
+        let operations = refund_operations(&plan.checks, terms);
+        let decisions = match &self.limiter.remote {
+            None => self.refund_here(operations)?,
+            // Also for counters that are here: the owner may have reported them as exhausted to other replicas.
+            Some(remote) => remote.refund_once(operations, request.timeout, connection).await?,
+        };
+        if let Some(sent) = sent {
+            sent.held(terms);
+        }
+        Ok(self.counted_answer(domain, request, &limits, &plan, &decisions, &[]))
+    }
+
+    fn refund_here(&self, operations: CounterChecks) -> Result<Decisions, HoldError> {
+        let (mut decisions, mut charged) = (SmallVec::new(), SmallVec::new());
+        for CounterCheck { key, limit, operation, .. } in operations {
+            let outcome = self.limiter.memory.operate(key, &limit, &operation, self.now());
+            let outcome = outcome.map_err(|_| HoldError::Limiter(LimiterError::Remote))?;
+            if outcome.hold == HoldOutcome::Exhausted {
+                self.limiter.memory.count_exhausted();
+                return Err(HoldError::Exhausted);
+            }
+            decisions.push(outcome.decision);
+            charged.push(0);
+        }
+        Ok(Decisions::new(decisions, charged))
+    }
+
+    /// The id of a call in its caller's share, which has room for it.
+    fn require_share<'c>(
+        &self,
+        caller: &'c Caller,
+        checks: &Checks<'_>,
+        terms: &HoldTerms,
+    ) -> Result<Option<SentId<'c>>, HoldError> {
+        let sent = self.sent_id(caller, checks, terms.id());
+        if sent.as_ref().is_some_and(|sent| !sent.is_allowed()) {
+            self.limiter.memory.count_exhausted();
+            return Err(HoldError::Exhausted);
+        }
+        Ok(sent)
     }
 
     /// Settles a reservation at the hits of the descriptors. They are the same descriptors as those of the reservation.

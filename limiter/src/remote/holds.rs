@@ -73,6 +73,20 @@ impl Remote {
         Ok(Reserved { is_held: true, decisions: Decisions::new(decisions, charged) })
     }
 
+    /// Refunds the hits of all checks, once for each id, within half of the caller's `timeout`. If a counter could not be
+    /// reached, a repeated call refunds the rest.
+    pub async fn refund_once(
+        &self,
+        operations: CounterChecks,
+        timeout: Option<Duration>,
+        connection: &Caller,
+    ) -> Result<Decisions, RemoteHoldError> {
+        let call = self.open(operations, timeout, connection)?;
+        let decisions = answered(&call.submit(call.checks.clone()).await)?;
+        let charged = SmallVec::from_elem(0, decisions.len());
+        Ok(Decisions::new(decisions, charged))
+    }
+
     /// Settles the holds of all checks, each at the hits of its charge, within half of the caller's `timeout`.
     pub async fn settle(
         &self,
@@ -87,33 +101,45 @@ impl Remote {
     }
 }
 
+/// What refunds the hits of checks, each once.
+pub fn refund_operations(checks: &[Check<'_>], terms: &HoldTerms) -> CounterChecks {
+    let ids = each_hold_id(checks, &terms.id);
+    let check = |(index, (check, id)): (usize, (&Check<'_>, HoldId))| {
+        let (terms, hits) = (Box::new(terms.of_part(index, id)), check.refunded());
+        CounterCheck::of(check, COUNTER_ONLY).with(CounterOperation::RefundOnce { terms, hits })
+    };
+    checks.iter().zip(ids).enumerate().map(check).collect()
+}
+
 /// What holds the charges of checks.
 pub fn reserve_operations(checks: &[Check<'_>], terms: &HoldTerms) -> CounterChecks {
-    each_operation(checks, &terms.id, |id, hits| CounterOperation::Reserve {
-        terms: Box::new(HoldTerms { id, ..terms.clone() }),
-        hits,
+    each_operation(checks, &terms.id, |index, id, hits| {
+        let terms = Box::new(terms.of_part(index, id));
+        CounterOperation::Reserve { terms, hits }
     })
 }
 
 /// What settles the holds of checks, each at the hits of its charge.
 pub fn settle_operations(checks: &[Check<'_>], id: &HoldId, unknown: UnknownId) -> CounterChecks {
-    each_operation(checks, id, |id, actual| CounterOperation::Settle { id, actual, unknown })
+    each_operation(checks, id, |_, id, actual| CounterOperation::Settle { id, actual, unknown })
 }
 
 /// What takes back the holds of one attempt.
 pub fn withdrawals(checks: &[Check<'_>], terms: &HoldTerms) -> CounterChecks {
-    each_operation(checks, &terms.id, |id, _| CounterOperation::Withdraw { id, attempt: terms.attempt })
+    each_operation(checks, &terms.id, |_, id, _| CounterOperation::Withdraw { id, attempt: terms.attempt })
 }
 
-/// An operation on the counter of each check, from the id of its hold and the hits of its charge.
+/// An operation on the counter of each check, from its index, the id of its hold and the hits of its charge.
 fn each_operation(
     checks: &[Check<'_>],
     id: &HoldId,
-    operation: impl Fn(HoldId, u64) -> CounterOperation,
+    operation: impl Fn(usize, HoldId, u64) -> CounterOperation,
 ) -> CounterChecks {
     let ids = each_hold_id(checks, id);
-    let check = |(check, id)| CounterCheck::of(check, COUNTER_ONLY).with(operation(id, check.hits()));
-    checks.iter().zip(ids).map(check).collect()
+    let check = |(index, (check, id)): (usize, (&Check<'_>, HoldId))| {
+        CounterCheck::of(check, COUNTER_ONLY).with(operation(index, id, check.hits()))
+    };
+    checks.iter().zip(ids).enumerate().map(check).collect()
 }
 
 /// How the counters have settled, if all have answered.
@@ -121,7 +147,9 @@ pub fn settled(outcomes: &[RemoteOutcome]) -> Result<SmallVec<[Settled; 2]>, Rem
     answered(outcomes)?;
     let settled = |outcome: &RemoteOutcome| match outcome.outcome.hold {
         HoldOutcome::Settled(settled) => Ok(settled),
-        HoldOutcome::Decided | HoldOutcome::Exhausted => Err(RemoteHoldError::OwnerUnreachable),
+        HoldOutcome::Decided | HoldOutcome::Exhausted | HoldOutcome::Listed(_) => {
+            Err(RemoteHoldError::OwnerUnreachable)
+        }
     };
     outcomes.iter().map(settled).collect()
 }
@@ -129,8 +157,9 @@ pub fn settled(outcomes: &[RemoteOutcome]) -> Result<SmallVec<[Settled; 2]>, Rem
 /// The decisions of the counters, if all have answered.
 pub fn answered(outcomes: &[RemoteOutcome]) -> Result<SmallVec<[Decision; 2]>, RemoteHoldError> {
     for RemoteOutcome { outcome, decided_by } in outcomes {
-        match (decided_by, outcome.hold) {
-            (DecidedBy::Counter, HoldOutcome::Decided | HoldOutcome::Settled(_)) => {}
+        match (decided_by, &outcome.hold) {
+            (DecidedBy::Counter, HoldOutcome::Decided | HoldOutcome::Settled(_) | HoldOutcome::Listed(_)) => {
+            }
             (DecidedBy::Counter, HoldOutcome::Exhausted) => return Err(RemoteHoldError::Exhausted),
             (DecidedBy::Lease | DecidedBy::Degraded, _) => return Err(RemoteHoldError::OwnerUnreachable),
         }

@@ -13,7 +13,7 @@ use std::{
 use smallvec::SmallVec;
 
 use crate::{
-    algorithm::{Decision, Limit, Operation, Receipt, Verdict},
+    algorithm::{Decision, Limit, Receipt, Verdict},
     descriptor::Key,
     resilience::{Caller, Overloaded, budget},
     rules::{ForwardPolicy, OnOwnerUnavailable},
@@ -28,7 +28,7 @@ pub mod rounds;
 
 pub use holds::RemoteHoldError;
 #[cfg(any(test, feature = "testing"))]
-pub use holds::{answered, reserve_operations, settle_operations, settled, withdrawals};
+pub use holds::{answered, refund_operations, reserve_operations, settle_operations, settled, withdrawals};
 
 use bounds::Bounds;
 pub use bounds::OpenChecks;
@@ -112,7 +112,7 @@ pub enum Extent {
 }
 
 /// The outcome of an operation on a counter elsewhere.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct RemoteOutcome {
     pub outcome: Outcome,
     pub decided_by: DecidedBy,
@@ -243,29 +243,29 @@ impl Remote {
         Ok(decisions(&outcomes))
     }
 
-    /// The decisions that [`Remote::decide`] would return now, after a peek at each counter. Changes nothing. The
-    /// decisions are `None` if the counters do not change in one step: then they can be predicted from the peeks. All is
+    /// The decisions that [`Remote::decide`] would return now, after each counter is shown. Changes nothing. The
+    /// decisions are `None` if the counters do not change in one step: then they can be predicted from what is shown. All is
     /// `None` if a counter cannot be reached.
     pub(crate) async fn dry_run(
         &self,
         checks: &Checks<'_>,
         refusal: Refusal,
-    ) -> Option<(Vec<Decision>, Option<Decisions>)> {
+    ) -> Option<(SmallVec<[Outcome; 1]>, Option<Decisions>)> {
         let counters: CounterChecks =
             checks.iter().map(|check| CounterCheck::of(check, COUNTER_ONLY)).collect();
         let call = self.open(counters, None, &Caller::default()).ok()?;
         let submission = call.submission(call.checks.clone(), Mode::DryRun(refusal));
         if let Some(outcomes) = self.submit.submit(submission) {
-            let outcomes = by_counters(outcomes.await)?;
-            let (peeks, decided) = outcomes.split_at_checked(checks.len())?;
+            let mut shown = by_counters(outcomes.await)?;
+            let (_, decided) = shown.split_at_checked(checks.len())?;
             let each = decided.iter().map(|outcome| outcome.decision).collect();
             let charged = decided.iter().map(|outcome| outcome.charged).collect();
-            let peeks = peeks.iter().map(|outcome| outcome.decision).collect();
-            return Some((peeks, Some(Decisions::new(each, charged))));
+            shown.truncate(checks.len());
+            return Some((shown, Some(Decisions::new(each, charged))));
         }
-        let peek = |check: &CounterCheck| check.with(CounterOperation::Decide(Operation::Peek));
-        let peeks = by_counters(call.submit(call.checks.iter().map(peek).collect()).await)?;
-        Some((peeks.iter().map(|outcome| outcome.decision).collect(), None))
+        let show = |check: &CounterCheck| check.with(CounterOperation::Show);
+        let shown = by_counters(call.submit(call.checks.iter().map(show).collect()).await)?;
+        Some((shown, None))
     }
 
     /// Applies operations of operators to one counter. `None` if it cannot be reached.
@@ -279,7 +279,7 @@ impl Remote {
         let checks: CounterChecks = operations.into_iter().map(check).collect();
         let call = self.open(checks, None, &Caller::default()).ok()?;
         let outcomes = by_counters(call.submit(call.checks.clone()).await)?;
-        outcomes[..].try_into().ok()
+        outcomes.into_vec().try_into().ok()
     }
 
     fn open(

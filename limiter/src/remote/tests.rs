@@ -7,7 +7,7 @@ use std::{
 
 use super::*;
 use crate::{
-    algorithm::{Excess, FixedWindow, Span, Window},
+    algorithm::{Excess, FixedWindow, Operation, Span, Window},
     store::{Memory, OnFull, Role},
     time::{SECOND, Timestamp},
 };

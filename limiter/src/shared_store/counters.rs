@@ -7,7 +7,6 @@ use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
 use crate::{
-    algorithm::Operation,
     descriptor::Key,
     remote::{CounterCheck, Mode},
     shared_store::{
@@ -92,9 +91,8 @@ impl Counters {
             Mode::Call(refusal) => self.decide_call(part, refusal),
             Mode::DryRun(refusal) => {
                 let before = self.states(part);
-                let peek = CounterOperation::Decide(Operation::Peek);
-                let peeks = part.checks.iter().map(|check| self.apply(check, &peek));
-                let mut outcomes: PartOutcomes = peeks.collect();
+                let shown = part.checks.iter().map(|check| self.apply(check, &CounterOperation::Show));
+                let mut outcomes: PartOutcomes = shown.collect();
                 outcomes.extend(self.decide_call(part, refusal));
                 before.into_iter().for_each(|(number, state)| self.entries[number].state = state);
                 outcomes

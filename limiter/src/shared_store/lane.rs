@@ -107,8 +107,9 @@ impl Lane {
             return None;
         }
         let counter = &mut known.counter;
-        let mut decide =
-            |operation| counter.update(limit, server, |counter| limit.decide(counter, server.now, operation));
+        let mut decide = |operation| {
+            counter.update(limit, server, |limit, counter| limit.decide(counter, server.now, operation))
+        };
         let peek = decide(Operation::Peek);
         if limit.predict(operation, &peek).verdict.passes() {
             return None;

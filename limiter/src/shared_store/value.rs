@@ -120,7 +120,7 @@ mod tests {
         let now = Now { now: NOW, given_up: None };
         for limit in every_limit(10, 3_600 * SECOND) {
             let mut counter = HeldCounter::default();
-            counter.update(&limit, now, |counter| limit.decide(counter, NOW, Operation::Charge(1)));
+            counter.update(&limit, now, |limit, counter| limit.decide(counter, NOW, Operation::Charge(1)));
             let plain = encode(&counter);
             assert_eq!(plain[0], VERSION, "older versions read it");
             assert_eq!(encode(&read_back(&plain)), plain);

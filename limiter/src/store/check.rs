@@ -26,6 +26,14 @@ impl Check<'_> {
             Operation::Peek | Operation::Refund(_) => 0,
         }
     }
+
+    /// The hits of its refund.
+    pub(crate) fn refunded(&self) -> u64 {
+        match self.operation {
+            Operation::Refund(hits) => hits,
+            Operation::Peek | Operation::Charge(_) => 0,
+        }
+    }
 }
 
 /// What happens to a passed charge of a refused call.

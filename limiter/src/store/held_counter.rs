@@ -1,15 +1,17 @@
 //! A counter with its holds, in every store, and the interpreter of the operations on both.
 
+use std::{borrow::Cow, sync::Arc};
+
 use smallvec::SmallVec;
 
 #[cfg(feature = "redis")]
 use crate::store::{holds::DecodedHolds, packed_counter::Decoded};
 use crate::{
-    algorithm::{Counter, Decision, Held, Limit, Operation},
+    algorithm::{Admission, Counter, Decision, Held, Limit, Operation},
     store::{
         Decisions, HOLDS_MAX, HoldId, HoldTerms, Reserved, Settled, UnknownId,
         holds::{Expired, Holds},
-        operation::{CounterOperation, Outcome},
+        operation::{CounterOperation, HoldOutcome, Outcome},
         packed_counter::{Now, PackedCounter},
     },
     time::Timestamp,
@@ -146,17 +148,38 @@ impl HeldCounter {
         self.holds.take_if(|holds| holds.is_empty());
     }
 
-    /// Applies `decide` to the counter. The holds observe the change.
+    /// The limit of the counter alone, without what its holds keep beside it.
+    pub(super) fn beside<'l>(&self, limit: &'l Limit) -> Cow<'l, Limit> {
+        self.holds().map_or(Cow::Borrowed(limit), |holds| holds.beside(limit))
+    }
+
+    /// Applies `decide` to the counter and its limit. The holds observe the change.
     pub(crate) fn update(
         &mut self,
         limit: &Limit,
         now: Now,
-        decide: impl FnOnce(&mut Counter) -> Decision,
+        decide: impl FnOnce(&Limit, &mut Counter) -> Decision,
     ) -> Decision {
         match self.holds.take() {
-            None => change(&mut self.packed, limit, now, decide),
-            Some(holds) => self.change_both(holds, limit, now, |_, counter| (decide(counter), ())).0,
+            None => change(&mut self.packed, limit, now, |counter| decide(limit, counter)),
+            Some(holds) => {
+                let decide =
+                    |holds: &mut Holds, counter: &mut Counter| (decide(&holds.beside(limit), counter), ());
+                self.change_both(holds, limit, now, decide).0
+            }
         }
+    }
+
+    /// Refunds hits: those of calls before those that are held.
+    pub(super) fn refund(&mut self, limit: &Limit, hits: u64, now: Now) -> Decision {
+        let Some(holds) = self.holds.take() else {
+            return change(&mut self.packed, limit, now, |counter| {
+                limit.decide(counter, now.now, Operation::Refund(hits))
+            });
+        };
+        let refund =
+            |holds: &mut Holds, counter: &mut Counter| (holds.refund(limit, counter, hits, now.now), ());
+        self.change_both(holds, limit, now, refund).0
     }
 
     /// Applies an operation on one counter, after its holds that are due have ended. Returns whether it has changed the
@@ -170,7 +193,12 @@ impl HeldCounter {
     ) -> (Outcome, bool) {
         match operation {
             CounterOperation::Decide(operation) => {
-                let decision = self.update(limit, now, |counter| limit.decide(counter, now.now, *operation));
+                let decision = match *operation {
+                    Operation::Refund(hits) => self.refund(limit, hits, now),
+                    Operation::Peek | Operation::Charge(_) => {
+                        self.update(limit, now, |limit, counter| limit.decide(counter, now.now, *operation))
+                    }
+                };
                 let passes = decision.verdict.passes();
                 let outcome = Outcome::of(decision, limit.charged(*operation, passes));
                 (outcome, limit.is_changed_by(*operation, passes))
@@ -179,14 +207,17 @@ impl HeldCounter {
                 *self = Self::default();
                 (
                     Outcome::of(
-                        self.update(limit, now, |counter| operation.apply(limit, counter, now.now)),
+                        self.update(limit, now, |limit, counter| operation.apply(limit, counter, now.now)),
                         0,
                     ),
                     true,
                 )
             }
             CounterOperation::Undo(_) | CounterOperation::Absorb(_) => (
-                Outcome::of(self.update(limit, now, |counter| operation.apply(limit, counter, now.now)), 0),
+                Outcome::of(
+                    self.update(limit, now, |limit, counter| operation.apply(limit, counter, now.now)),
+                    0,
+                ),
                 true,
             ),
             CounterOperation::Reserve { terms, hits } => {
@@ -204,11 +235,42 @@ impl HeldCounter {
                 let room = if *unknown == UnknownId::Remember { room } else { Room::NONE };
                 (Outcome::settled(self.settle(limit, id, *actual, now, room)), true)
             }
+            CounterOperation::RefundOnce { terms, hits } => self.refund_once(limit, terms, *hits, now, room),
+            CounterOperation::Show => {
+                let listed = self.holds().map(|holds| holds.list(now.now)).unwrap_or_default();
+                let peek = self.update(limit, now, |limit, counter| peek(limit, counter, now));
+                (Outcome { hold: HoldOutcome::Listed(Arc::new(listed)), ..Outcome::of(peek, 0) }, false)
+            }
             CounterOperation::Withdraw { id, attempt } => {
                 let was_held = self.withdraw(limit, id, *attempt, now);
-                (Outcome::of(self.update(limit, now, |counter| peek(limit, counter, now)), 0), was_held)
+                (
+                    Outcome::of(self.update(limit, now, |limit, counter| peek(limit, counter, now)), 0),
+                    was_held,
+                )
             }
         }
+    }
+
+    /// Refunds hits, unless the id is known, and remembers the id.
+    fn refund_once(
+        &mut self,
+        limit: &Limit,
+        terms: &HoldTerms,
+        hits: u64,
+        now: Now,
+        room: Room,
+    ) -> (Outcome, bool) {
+        self.forget_holds(now.now);
+        if let Some(known) = self.holds().and_then(|holds| holds.answer(&terms.id)) {
+            return (Outcome::of(known, 0), false);
+        }
+        if !room.has(self.holds(), 1, Holds::bytes_of_one(&terms.id)) {
+            return (Outcome::exhausted(), false);
+        }
+        let decision = Decision { receipt: None, ..self.refund(limit, hits, now) };
+        let holds = self.holds.get_or_insert_with(|| Box::new(Holds::new(limit)));
+        holds.remember_refund(terms, &decision, now.now);
+        (Outcome::of(decision, 0), true)
     }
 
     /// Settles the hold of this id at `actual` hits. If the id is unknown, the hits are charged, and the settlement is
@@ -228,7 +290,7 @@ impl HeldCounter {
         let holds = self.holds.take().unwrap_or_else(|| Box::new(Holds::new(limit)));
         let (_, settled) = self.change_both(holds, limit, now, |holds, counter| {
             let settled = holds.settle(limit, counter, id, actual, now.now);
-            (peek(limit, counter, now), settled)
+            (peek(&holds.beside(limit), counter, now), settled)
         });
         if let Some(holds) = self.holds.as_mut().filter(|_| !is_known && !has_room) {
             holds.forget_ended(id);
@@ -242,7 +304,7 @@ impl HeldCounter {
         let Some(holds) = self.holds.take() else { return false };
         let withdraw = |holds: &mut Holds, counter: &mut Counter| {
             let was_held = holds.withdraw(counter, id, attempt, now.now);
-            (peek(limit, counter, now), was_held)
+            (peek(&holds.beside(limit), counter, now), was_held)
         };
         self.change_both(holds, limit, now, withdraw).1
     }
@@ -383,6 +445,7 @@ impl Draft {
                 (counter.clone(), counter)
             });
             let mut after = before.clone();
+            let limit = &*counters[*counter].beside(limit);
             let decision =
                 decide_leased(limit, &mut after, Operation::Charge(*hits), *leased, now.now).decision;
             let passes = decision.verdict.passes();
@@ -400,6 +463,7 @@ impl Draft {
         for (Reserve { counter, limit, leased, .. }, decision) in each.iter().zip(&mut self.decisions) {
             if decision.verdict.passes() {
                 let mut copy = counters[*counter].counter(limit, now);
+                let limit = &*counters[*counter].beside(limit);
                 let left = decide_leased(limit, &mut copy, Operation::Peek, *leased, now.now).decision;
                 (decision.remaining, decision.reset_after) = (left.remaining, left.reset_after);
             }
@@ -437,7 +501,7 @@ impl Draft {
         counters.iter().zip(&more).all(has_room)
     }
 
-    /// Charges the counters.
+    /// Charges the counters, except for places in flight, which the holds keep.
     pub(super) fn charge(&self, each: &[Reserve<'_>], counters: &mut [HeldCounter], now: Now) {
         self.set(each, counters, now, |(_, after)| after);
     }
@@ -455,8 +519,10 @@ impl Draft {
         which: impl Fn(&(Counter, Counter)) -> &Counter,
     ) {
         for Reserve { counter: index, limit, .. } in each {
-            if let Some(states) = &self.counters[*index] {
-                counters[*index].update(limit, now, |counter| {
+            if let Some(states) = &self.counters[*index]
+                && limit.admission() != Admission::InFlight
+            {
+                counters[*index].update(limit, now, |limit, counter| {
                     counter.clone_from(which(states));
                     peek(limit, counter, now)
                 });

@@ -1,6 +1,7 @@
 //! Holds: the reservations of one counter. A hold is a charge with an id and an expiry.
 
 use std::{
+    borrow::Cow,
     collections::{BTreeMap, BTreeSet},
     time::Duration,
 };
@@ -8,8 +9,11 @@ use std::{
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    algorithm::{Counter, Decision, Held, Limit, Operation, Place, Verdict},
-    store::reservation::{HOLD_TTL_MAX, HoldId, HoldTerms, OnExpiry, SettleOutcome, Settled},
+    algorithm::{Admission, Counter, Decision, Held, Limit, Operation, Place, Verdict},
+    store::reservation::{
+        HOLD_TTL_MAX, HoldId, HoldTerms, LISTED_HOLDS_MAX, OnExpiry, OpenHold, OpenHolds, SettleOutcome,
+        Settled,
+    },
     time::Timestamp,
 };
 
@@ -152,6 +156,19 @@ impl HoldAnswer {
 }
 
 impl Hold {
+    /// Whether it keeps places of a limit on what is in flight. They are not in the counter, which frees a place after a
+    /// time.
+    fn keeps_places(&self, limit: &Limit) -> bool {
+        self.state == HoldState::Open && limit.admission() == Admission::InFlight
+    }
+
+    /// Charges places that it has kept, as of the reservation.
+    fn charge_places(&self, limit: &Limit, counter: &mut Counter, places: u64, now: Timestamp) {
+        if let Place::Instant(at) = self.held.place {
+            limit.charge_at(counter, places, at.min(now), now);
+        }
+    }
+
     fn forgotten_at(&self) -> Timestamp {
         self.expires_at.after(REMEMBERED)
     }
@@ -187,6 +204,20 @@ impl Holds {
     /// The number of open holds.
     pub(super) fn open(&self) -> usize {
         self.each.iter().filter(|hold| hold.state == HoldState::Open).count()
+    }
+
+    /// The open holds as of `now`.
+    pub(super) fn list(&self, now: Timestamp) -> OpenHolds {
+        let mut open: Vec<&Hold> = self.each.iter().filter(|hold| hold.state == HoldState::Open).collect();
+        open.sort_by_key(|hold| hold.expires_at);
+        let first = open.iter().take(LISTED_HOLDS_MAX).map(|hold| OpenHold {
+            id: hold.id.clone(),
+            hits: hold.hits,
+            expires_after: hold.expires_at.since(now),
+            on_expiry: hold.on_expiry,
+        });
+        let hits = open.iter().map(|hold| hold.hits).fold(0, u64::saturating_add);
+        OpenHolds { count: open.len() as u64, hits, first: first.collect() }
     }
 
     /// What they take.
@@ -234,10 +265,32 @@ impl Holds {
         held.or_else(|| self.ended.get(id).map(|ended| ended.answer)).map(HoldAnswer::decision)
     }
 
+    /// The limit of the counter alone, without the places that open holds keep.
+    pub(super) fn beside<'l>(&self, limit: &'l Limit) -> Cow<'l, Limit> {
+        let kept = self.each.iter().filter(|hold| hold.keeps_places(limit)).map(|hold| hold.hits);
+        match kept.fold(0, u64::saturating_add) {
+            0 => Cow::Borrowed(limit),
+            kept => Cow::Owned(limit.less(kept)),
+        }
+    }
+
+    /// Refunds `hits` of calls, and then those that are held.
+    pub(super) fn refund(
+        &mut self,
+        limit: &Limit,
+        counter: &mut Counter,
+        hits: u64,
+        now: Timestamp,
+    ) -> Decision {
+        let open = self.each.iter().filter(|hold| hold.state == HoldState::Open && !hold.keeps_places(limit));
+        let held: Vec<Held> = open.map(|hold| hold.held).collect();
+        self.beside(limit).refund_beside(counter, &held, hits, now)
+    }
+
     /// Records what `counter` weighs. Call this before and after each change of the counter.
     pub(super) fn observe(&mut self, limit: &Limit, counter: &Counter, now: Timestamp) {
         self.adopt(limit);
-        for hold in &mut self.each {
+        for hold in self.each.iter_mut().filter(|hold| !hold.keeps_places(limit)) {
             limit.observe(&mut hold.held, counter, now);
         }
     }
@@ -276,7 +329,11 @@ impl Holds {
                 }
                 OnExpiry::Charge => {
                     expired.charged += 1;
-                    self.each[index].state = HoldState::Charged;
+                    let hold = &mut self.each[index];
+                    if hold.keeps_places(limit) {
+                        hold.charge_places(limit, counter, hold.hits, at);
+                    }
+                    hold.state = HoldState::Charged;
                 }
             }
         }
@@ -406,6 +463,7 @@ impl Holds {
         let hold = hold.map(|index| self.take_back(index, counter, actual, now).0);
         let reserved = hold.as_ref().map_or(0, |hold| hold.hits);
         let missing = actual.saturating_sub(reserved);
+        let limit = self.beside(limit);
         let (charged, _) = limit.charge_used(counter, missing, now);
         let left = limit.decide(counter, now, Operation::Peek);
         let outcome = match &hold {
@@ -498,9 +556,13 @@ impl Holds {
         self
     }
 
-    /// Removes the hold at `index` and takes back all but `kept` of its hits. Also returns the units taken back.
+    /// Removes the hold at `index` and takes back all but `kept` of its hits. Places that it has kept are charged then. Also returns the units taken back.
     fn take_back(&mut self, index: usize, counter: &mut Counter, kept: u64, now: Timestamp) -> (Hold, u128) {
         let mut hold = self.each.remove(index);
+        if hold.keeps_places(&self.limit) {
+            hold.charge_places(&self.limit, counter, kept.min(hold.hits), now);
+            return (hold, 0);
+        }
         let units = self.limit.lighten(counter, &mut hold.held, kept, now);
         if units > 0 {
             let (earlier, later) = self.each.split_at_mut(index);
@@ -527,6 +589,17 @@ impl Holds {
         self.id_bytes += id.bytes.len();
         let (settled, forgotten_at) = (Some(settled), now.after(REMEMBERED));
         self.remember(id.clone(), Ended { answer, settled, forgotten_at, change: Uncompared(0) });
+    }
+
+    /// Remembers a refund, as long as a charge of the same terms. The id must be unknown.
+    pub(super) fn remember_refund(&mut self, terms: &HoldTerms, decision: &Decision, now: Timestamp) {
+        let Decision { remaining, reset_after, .. } = *decision;
+        let (outcome, reserved, uncharged) = (SettleOutcome::Open, 0, 0);
+        let settled = Some(Settled { outcome, reserved, uncharged, remaining, reset_after });
+        let forgotten_at = now.after(terms.ttl.min(HOLD_TTL_MAX)).after(REMEMBERED);
+        self.id_bytes += terms.id.bytes.len();
+        let answer = HoldAnswer::of(decision);
+        self.remember(terms.id.clone(), Ended { answer, settled, forgotten_at, change: Uncompared(0) });
     }
 
     fn set_next_forgotten(&mut self) {

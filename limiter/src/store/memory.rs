@@ -283,11 +283,17 @@ impl Memory {
             CounterOperation::Settle { id, actual, unknown } => {
                 Ok(Outcome::settled(self.settle(&charge(*actual), id, *unknown, now)?[0]))
             }
+            CounterOperation::RefundOnce { hits, .. } => {
+                self.refund_once(&check(Operation::Refund(*hits)), operation, now)
+            }
             CounterOperation::Withdraw { id, attempt } => {
                 self.withdraw(&charge(0), id, *attempt, now)?;
                 Ok(Outcome::of(self.peek(key, limit, now).peek, 0))
             }
-            CounterOperation::Undo(_) | CounterOperation::Set(_) | CounterOperation::Absorb(_) => {
+            CounterOperation::Undo(_)
+            | CounterOperation::Set(_)
+            | CounterOperation::Absorb(_)
+            | CounterOperation::Show => {
                 let at = self.at(now);
                 let outcome =
                     self.with_owned(key, now, |counter| counter.apply(limit, operation, at, Room::NONE).0);

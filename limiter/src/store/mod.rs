@@ -44,7 +44,7 @@ pub(crate) use refusal::refuses;
 pub use refusal::{Refusal, Role};
 pub use reservation::{
     HOLD_ID_BYTES_MAX, HOLD_TTL_DEFAULT, HOLD_TTL_MAX, HOLD_TTL_MIN, HoldId, HoldIdTooLong, HoldTerms,
-    HoldTtlOutOfBounds, OnExpiry, SettleOutcome, Settled,
+    HoldTtlOutOfBounds, OnExpiry, OpenHold, OpenHolds, SettleOutcome, Settled,
 };
 pub use slot::{SLOTS, Slot};
 pub use slot_data::{Changes, Consumption, DecodeError, PendingUsage, SlotData};

@@ -1,12 +1,12 @@
 //! Operations on one counter and its holds, and their outcomes.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use serde::{Deserialize, Serialize};
 
 use crate::{
     algorithm::{Admission, Counter, Decision, Limit, Operation, Receipt, Verdict},
-    store::{HoldId, HoldTerms, Settled},
+    store::{HoldId, HoldTerms, OpenHolds, Settled},
     time::Timestamp,
 };
 
@@ -45,6 +45,15 @@ pub enum CounterOperation {
         /// The attempt that made it.
         attempt: u64,
     },
+    /// Refund this many hits once for each id. A repeated refund is answered as the first one.
+    RefundOnce {
+        /// The id, and for how long it is remembered.
+        terms: Box<HoldTerms>,
+        /// The hits.
+        hits: u64,
+    },
+    /// Peek, and list the open holds.
+    Show,
     /// Add what was consumed elsewhere, then peek. Instants in it are of this clock, so it is not sent.
     #[serde(skip)]
     Absorb(Counter),
@@ -60,7 +69,7 @@ pub enum UnknownId {
 }
 
 /// What an operation on a counter has come to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Outcome {
     /// The decision.
     pub decision: Decision,
@@ -71,7 +80,7 @@ pub struct Outcome {
 }
 
 /// What an operation has done to holds.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum HoldOutcome {
     /// What the decision says.
     Decided,
@@ -79,6 +88,8 @@ pub enum HoldOutcome {
     Exhausted,
     /// One is settled.
     Settled(Settled),
+    /// Nothing: the open ones are listed.
+    Listed(Arc<OpenHolds>),
 }
 
 impl CounterOperation {
@@ -90,7 +101,11 @@ impl CounterOperation {
             Self::Undo(receipt) => limit.undo(counter, *receipt, now),
             Self::Set(hits) => *counter = charged_counter(limit, *hits, now),
             Self::Absorb(consumed) => limit.absorb(counter, consumed, now),
-            Self::Reserve { .. } | Self::Settle { .. } | Self::Withdraw { .. } => {}
+            Self::Reserve { .. }
+            | Self::Settle { .. }
+            | Self::Withdraw { .. }
+            | Self::RefundOnce { .. }
+            | Self::Show => {}
         }
         limit.decide(counter, now, Operation::Peek)
     }
@@ -106,18 +121,24 @@ impl CounterOperation {
             Self::Decide(Operation::Refund(_))
             | Self::Undo(_)
             | Self::Set(_)
+            | Self::RefundOnce { .. }
             | Self::Settle { .. }
             | Self::Withdraw { .. } => true,
-            Self::Decide(Operation::Peek | Operation::Charge(_)) | Self::Absorb(_) | Self::Reserve { .. } => {
-                false
-            }
+            Self::Decide(Operation::Peek | Operation::Charge(_))
+            | Self::Absorb(_)
+            | Self::Reserve { .. }
+            | Self::Show => false,
         }
     }
 
     /// Whether only the counter itself can decide the operation.
     pub fn needs_counter(&self) -> bool {
         match self {
-            Self::Reserve { .. } | Self::Settle { .. } | Self::Withdraw { .. } => true,
+            Self::Reserve { .. }
+            | Self::Settle { .. }
+            | Self::Withdraw { .. }
+            | Self::RefundOnce { .. }
+            | Self::Show => true,
             Self::Decide(_) | Self::Undo(_) | Self::Set(_) | Self::Absorb(_) => false,
         }
     }

@@ -1,15 +1,18 @@
 //! Reservations as callers see them: their ids and terms, and how they were settled.
 
-use std::time::Duration;
+use std::{borrow::Cow, fmt, time::Duration};
 
 use serde::{Deserialize, Serialize};
 
 /// The most bytes of an id.
 pub const HOLD_ID_BYTES_MAX: usize = 64;
-/// A byte that no text has.
-const NO_TEXT: u8 = 0xff;
+/// Bytes that no text has: ids of requests that charge, and of those that refund.
+const CHARGES: u8 = 0xff;
+const REFUNDS: u8 = 0xfe;
 /// The time until a hold expires, unless the caller says otherwise.
 pub const HOLD_TTL_DEFAULT: Duration = Duration::from_secs(60);
+/// The most holds of a counter that are listed.
+pub const LISTED_HOLDS_MAX: usize = 100;
 /// The shortest time until a hold expires.
 pub const HOLD_TTL_MIN: Duration = Duration::from_millis(1);
 /// The longest time until a hold expires.
@@ -55,12 +58,40 @@ pub struct HoldTerms {
     pub(crate) attempt: u64,
     pub(crate) ttl: Duration,
     pub(crate) on_expiry: OnExpiry,
+    // What happens to the parts of the call instead, by their index; for the others nothing is said. Each part gets its
+    // own terms before they are sent.
+    #[serde(skip)]
+    pub(crate) parts: Vec<Option<OnExpiry>>,
 }
 
 /// The time until a hold expires is out of bounds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the ttl of a reservation is {0:?}; from 1 ms to 24 h are allowed")]
 pub struct HoldTtlOutOfBounds(pub Duration);
+
+/// The open holds of a counter.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OpenHolds {
+    /// Their number.
+    pub count: u64,
+    /// The hits of all of them.
+    pub hits: u64,
+    /// Those that expire first, at most [`LISTED_HOLDS_MAX`].
+    pub first: Vec<OpenHold>,
+}
+
+/// An open hold.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OpenHold {
+    /// Its id.
+    pub id: HoldId,
+    /// Its hits.
+    pub hits: u64,
+    /// The time until it expires.
+    pub expires_after: Duration,
+    /// What happens to the hits then.
+    pub on_expiry: OnExpiry,
+}
 
 /// How a hold was settled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -101,7 +132,12 @@ impl HoldId {
 
     /// The id of a charge that counts once, from the id of its request. It differs from every id that is a text.
     pub fn of_request(request_id: &str) -> Result<Self, HoldIdTooLong> {
-        Self::new(&[&[NO_TEXT], request_id.as_bytes()].concat())
+        Self::new(&[&[CHARGES], request_id.as_bytes()].concat())
+    }
+
+    /// The id of a refund that counts once, from the id of its request. A charge with the same id is another one.
+    pub fn of_refund(request_id: &str) -> Result<Self, HoldIdTooLong> {
+        Self::new(&[&[REFUNDS], request_id.as_bytes()].concat())
     }
 
     /// A random id of 16 bytes.
@@ -120,6 +156,16 @@ impl HoldId {
     pub(super) fn nth(&self, nth: usize) -> Self {
         // The number of checks of a call is bounded by its message.
         Self { nth: self.nth + nth as u32, ..self.clone() }
+    }
+}
+
+/// The id as callers chose it; in hexadecimal digits if it is no text, or the id of a request.
+impl fmt::Display for HoldId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match std::str::from_utf8(&self.bytes) {
+            Ok(text) => f.write_str(text),
+            Err(_) => self.bytes.iter().try_for_each(|byte| write!(f, "{byte:02x}")),
+        }
     }
 }
 
@@ -153,7 +199,28 @@ impl HoldTerms {
         if !(HOLD_TTL_MIN..=HOLD_TTL_MAX).contains(&ttl) {
             return Err(HoldTtlOutOfBounds(ttl));
         }
-        Ok(Self { id, attempt: 0, ttl, on_expiry })
+        Ok(Self { id, attempt: 0, ttl, on_expiry, parts: Vec::new() })
+    }
+
+    /// The same terms, with what happens to each descriptor of the request instead.
+    pub fn with_descriptors(self, parts: Vec<Option<OnExpiry>>) -> Self {
+        Self { parts, ..self }
+    }
+
+    /// The same terms with the checks of the descriptors at these indices as their parts.
+    pub(crate) fn with_checks(&self, descriptors: impl Iterator<Item = usize>) -> Cow<'_, Self> {
+        if self.parts.is_empty() {
+            return Cow::Borrowed(self);
+        }
+        let parts = descriptors.map(|index| self.parts.get(index).copied().flatten()).collect();
+        Cow::Owned(Self { parts, ..self.clone() })
+    }
+
+    /// The terms of one part.
+    pub(crate) fn of_part(&self, index: usize, id: HoldId) -> Self {
+        let Self { attempt, ttl, on_expiry, ref parts, .. } = *self;
+        let on_expiry = parts.get(index).copied().flatten().unwrap_or(on_expiry);
+        Self { id, attempt, ttl, on_expiry, parts: Vec::new() }
     }
 
     /// The same terms for another attempt.

@@ -11,7 +11,7 @@ use tollgate_limiter::{
     algorithm::{Admission, Counter, Limit},
     descriptor::Entry,
     limiter::{ActiveView, CounterRef, NoCounter},
-    store::{CounterState, Replacement},
+    store::{CounterState, OnExpiry, OpenHold, OpenHolds, Replacement},
 };
 use tracing::info;
 
@@ -159,11 +159,29 @@ fn admin_error(error: NoCounter) -> AdminError {
 
 /// The state of a counter; one without stored state equals an unused one.
 pub(super) fn kept_json(kept: &CounterState) -> Value {
-    json!({
+    let mut body = json!({
         "kept": kept.idle_at.is_some(),
         "remaining": kept.peek.remaining,
         "passes": kept.peek.verdict.passes(),
         "reset_after_ms": format::millis(kept.peek.reset_after),
         "idle_at": kept.idle_at.map(format::instant),
+    });
+    if kept.holds.count > 0 {
+        let OpenHolds { count, hits, first } = &*kept.holds;
+        let first: Vec<Value> = first.iter().map(hold_json).collect();
+        body["held"] = json!({"reservations": count, "hits": hits, "first": first});
+    }
+    body
+}
+
+fn hold_json(hold: &OpenHold) -> Value {
+    json!({
+        "id": hold.id.to_string(),
+        "hits": hold.hits,
+        "expires_after_ms": format::millis(hold.expires_after),
+        "on_expiry": match hold.on_expiry {
+            OnExpiry::Release => "release",
+            OnExpiry::Charge => "charge",
+        },
     })
 }

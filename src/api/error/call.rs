@@ -67,7 +67,7 @@ pub enum Fault {
     #[error(transparent)]
     RequestIdWindow(#[from] HoldTtlOutOfBounds),
     /// An id for being charged once, of a request that cannot have one.
-    #[error("request_id: only a charge that is decided by itself has one; leave it out")]
+    #[error("request_id: only a charge or a refund that is decided by itself has one; leave it out")]
     MisplacedRequestId,
     /// The content is invalid.
     #[error(transparent)]

@@ -133,7 +133,7 @@ impl Api {
                     continue;
                 }
             };
-            let decided = match request.once(self.settings.request_id_window) {
+            let decided = match request.once(verb, self.settings.request_id_window) {
                 Ok(None) => view.decide_here(&asked).map_err(Error::from),
                 // A reservation and its settlement, which may wait.
                 Ok(Some(_)) => Err(LimiterError::Remote.into()),
@@ -185,10 +185,14 @@ impl Api {
                 .map_err(|error| fault(missing.request, error))?;
             let asked =
                 request.limiter_request(verb, timeout).map_err(|error| fault(missing.request, error))?;
-            let once = request.once(self.settings.request_id_window);
+            let once = request.once(verb, self.settings.request_id_window);
             let decided = match once.map_err(|error| fault(missing.request, error))? {
                 None => view.decide(&asked, connection).await.map_err(Error::from),
-                Some(terms) => view.charge_once(&asked, &terms, connection).await.map_err(Error::from),
+                Some(terms) => match verb {
+                    Verb::Refund => view.refund_once(&asked, &terms, connection).await,
+                    Verb::Check | Verb::Peek => view.charge_once(&asked, &terms, connection).await,
+                }
+                .map_err(Error::from),
             };
             match decided {
                 Ok(answer) => self.answer(&mut answers, request.id, &asked, view, &answer),

@@ -29,7 +29,7 @@ pub(super) struct Requests<'m> {
 pub(super) struct Request<'m> {
     pub(super) domain: &'m str,
     pub(super) id: &'m str,
-    // Empty unless the charge counts once.
+    // Empty unless the charge or the refund counts once.
     request_id: &'m str,
     hits: u64,
     descriptors: Descriptors<'m>,
@@ -110,13 +110,17 @@ impl<'m> Request<'m> {
         Ok(())
     }
 
-    /// How it is charged once, remembered for at least `window`; `None` if it has no id for that.
+    /// How it is charged or refunded once, remembered for at least `window`; `None` if it has no id for that.
     #[inline]
-    pub(super) fn once(&self, window: Duration) -> Result<Option<HoldTerms>, Fault> {
+    pub(super) fn once(&self, verb: Verb, window: Duration) -> Result<Option<HoldTerms>, Fault> {
         if self.request_id.is_empty() {
             return Ok(None);
         }
-        let id = HoldId::of_request(self.request_id)?;
+        let id = match verb {
+            Verb::Check => HoldId::of_request(self.request_id)?,
+            Verb::Refund => HoldId::of_refund(self.request_id)?,
+            Verb::Peek => return Err(Fault::MisplacedRequestId),
+        };
         Ok(Some(HoldTerms::new(id, window, OnExpiry::Charge)?))
     }
 
@@ -137,9 +141,6 @@ impl<'m> Request<'m> {
         verb: Verb,
         timeout: Option<Duration>,
     ) -> Result<limiter::Request<'_>, Fault> {
-        if verb != Verb::Check && !self.request_id.is_empty() {
-            return Err(Fault::MisplacedRequestId);
-        }
         let has_hits = || self.hits != 0 || self.descriptors.views().any(|view| view.hits.is_some());
         if verb == Verb::Peek && has_hits() {
             return Err(Fault::HitsOfPeek);
@@ -188,11 +189,12 @@ pub(super) fn duration(message: &[u8]) -> Option<Duration> {
     prost_types::Duration::decode(message).ok()?.try_into().ok()
 }
 
-/// Reads the hits of a descriptor.
+/// Reads the hits of a descriptor, and what happens to them at an expiry.
 fn read_hits(descriptor: &mut Descriptor, number: u32, value: Value<'_>) -> Result<(), Malformed> {
     match (number, value) {
         (3, Value::Varint(hits)) => descriptor.hits = Some(hits),
-        (3, _wrong_type) => return Err(Malformed),
+        (4, Value::Varint(number)) => descriptor.on_expiry = Some(number as i32),
+        (3..=4, _wrong_type) => return Err(Malformed),
         (_unknown, Value::Varint(_) | Value::Bytes(_) | Value::Other) => {}
     }
     Ok(())

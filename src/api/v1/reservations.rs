@@ -68,17 +68,19 @@ impl<'m> HoldCall<'m> {
             }
             Ok(())
         })?;
-        let on_expiry = match reserve_request::OnExpiry::try_from(on_expiry) {
-            Ok(reserve_request::OnExpiry::Release) => OnExpiry::Release,
-            Ok(reserve_request::OnExpiry::Charge) => OnExpiry::Charge,
-            Err(_) => return Err(CallError::OnExpiry(on_expiry).into()),
-        };
+        let on_expiry = on_expiry_of(on_expiry)?;
+        let mut each = Vec::new();
+        if named.descriptors.views().any(|view| view.on_expiry.is_some()) {
+            let own = named.descriptors.views().map(|view| view.on_expiry.map(on_expiry_of).transpose());
+            each = own.collect::<Result<_, _>>()?;
+        }
         let id = match id {
             "" => Cow::Owned(format!("{:032x}", rand::random::<u128>())),
             given => Cow::Borrowed(given),
         };
         let hold_id = HoldId::new(id.as_bytes()).map_err(CallError::from)?;
         let terms = HoldTerms::new(hold_id, ttl, on_expiry).map_err(limiter::HoldError::from)?;
+        let terms = terms.with_descriptors(each);
         Ok(Self { named, hits: Hits::OwnOr(amount.max(1)), id, purpose: Purpose::Make(terms) })
     }
 
@@ -153,6 +155,15 @@ impl Api {
             text_field(&mut frame, 2, id);
         }
         Reply { passes: Some(passes), ..Reply::of_frame(frame) }
+    }
+}
+
+/// What happens at the expiry, by its number.
+fn on_expiry_of(number: i32) -> Result<OnExpiry, CallError> {
+    match reserve_request::OnExpiry::try_from(number) {
+        Ok(reserve_request::OnExpiry::Release) => Ok(OnExpiry::Release),
+        Ok(reserve_request::OnExpiry::Charge) => Ok(OnExpiry::Charge),
+        Err(_) => Err(CallError::OnExpiry(number)),
     }
 }
 

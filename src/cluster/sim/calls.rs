@@ -85,7 +85,7 @@ impl Counters for ByMailbox {
     }
 
     fn take_back_here(&self, index: usize, outcome: &mut RemoteOutcome) {
-        self.0.borrow_mut().taken_back_here.push((index, *outcome));
+        self.0.borrow_mut().taken_back_here.push((index, outcome.clone()));
         (outcome.outcome.charged, outcome.outcome.decision.receipt) = (0, None);
     }
 }

@@ -1,6 +1,6 @@
 //! Access control of the admin pages, and the commands that call them.
 
-use std::{fs, path::Path, process::Output};
+use std::{fs, path::Path};
 
 use serde_json::{Value, json};
 use tollgate::telemetry::logs::LogControl;
@@ -8,18 +8,8 @@ use tollgate::telemetry::logs::LogControl;
 use crate::{
     admin::{RULES, admin_with, start},
     harness::{Service, request_for, send},
+    program::{printed, tollgate},
 };
-
-/// Runs the program.
-async fn tollgate(arguments: &[&str]) -> Output {
-    let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_tollgate"));
-    command.args(arguments);
-    tokio::task::spawn_blocking(move || command.output().unwrap()).await.unwrap()
-}
-
-fn printed(output: &Output) -> String {
-    String::from_utf8(output.stdout.clone()).unwrap() + &String::from_utf8(output.stderr.clone()).unwrap()
-}
 
 #[tokio::test]
 async fn admin_pages_require_current_token_of_token_file() {

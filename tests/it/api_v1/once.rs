@@ -77,6 +77,28 @@ async fn charge_is_remembered_for_its_window_and_then_counts_again() {
     );
 }
 
+/// Asks for one refund.
+async fn refunded(service: &Service, request: Request) -> Answer {
+    let requests = vec![request];
+    client(service).await.refund(RefundRequest { requests }).await.unwrap().into_inner().answers.remove(0)
+}
+
+#[tokio::test]
+async fn repeated_refund_is_answered_as_the_first_and_counts_once() {
+    let service = Service::start(RULES).await;
+    for key in ["user", "places"] {
+        // A charge with the same id is another one.
+        answer(&service, once(with_hits(request(key, "ann"), 6), "a")).await;
+        let refund = once(with_hits(request(key, "ann"), 2), "a");
+        let first = refunded(&service, refund.clone()).await;
+        assert_eq!((first.verdict(), first.limits[0].remaining), (Verdict::Allowed, 6));
+        assert_eq!(refunded(&service, refund).await, first);
+        assert_eq!(left(&service, key).await, 6, "{key}");
+        let another = refunded(&service, once(request(key, "ann"), "b")).await;
+        assert_eq!(another.limits[0].remaining, 7, "{key}");
+    }
+}
+
 #[tokio::test]
 async fn charge_over_several_limits_is_all_or_nothing_and_once() {
     let service = Service::start(RULES).await;
@@ -140,10 +162,7 @@ async fn misplaced_and_long_request_ids_are_refused() {
     let error = caller.check(together(requests())).await.unwrap_err();
     assert_eq!((error.code(), &*reason_of(&error)), (Code::InvalidArgument, misplaced));
     let peeked = caller.peek(PeekRequest { requests: requests() }).await.unwrap().into_inner();
-    let refunded = caller.refund(RefundRequest { requests: requests() }).await.unwrap().into_inner();
-    for answer in [&peeked.answers[0], &refunded.answers[0]] {
-        assert_eq!(reason(answer.error.as_ref().unwrap()), misplaced);
-    }
+    assert_eq!(reason(peeked.answers[0].error.as_ref().unwrap()), misplaced);
     let long = answer(&service, once(request("user", "ann"), &"x".repeat(64))).await;
     assert_eq!(reason(long.error.as_ref().unwrap()), "INVALID_ID");
     assert_eq!(left(&service, "user").await, 10);

@@ -13,7 +13,7 @@ use tonic::{Code, Status, transport::Channel};
 use crate::{
     api_v1::{client, descriptor, duration, reason_of, remaining},
     harness::{Service, cluster_view, http, replica, until, until_linked},
-    program::Program,
+    program::{Program, printed, tollgate},
 };
 
 const RULES: &str = "
@@ -23,6 +23,7 @@ descriptors:
   - {key: tokens, rate_limit: {name: tokens, unit: day, requests_per_unit: 1000, algorithm: fixed_window}}
   - {key: debt, rate_limit: {unit: day, requests_per_unit: 1000, algorithm: token_bucket, overdraft: true}}
   - {key: shadow, shadow_mode: true, rate_limit: {unit: day, requests_per_unit: 3}}
+  - {key: places, rate_limit: {algorithm: concurrency, max_in_flight: 2, hold_max: 1s}}
 ";
 
 fn with_hits(descriptor: Descriptor, hits: u64) -> Descriptor {
@@ -422,4 +423,57 @@ async fn reservation_without_an_owner_is_unavailable_and_holds_nothing() {
     assert!(page.contains("tollgate_unanswered_requests_total{reason=\"owner_unreachable\"} 1\n"), "{page}");
     second.signal("CONT").await;
     until(async || (caller.left(&users()).await == [10; 40]).then_some(())).await;
+}
+
+#[tokio::test]
+async fn descriptors_of_a_reservation_expire_each_as_it_says() {
+    let service = Service::start(RULES).await;
+    let mut caller = Caller::of(&service).await;
+    let both = [
+        Descriptor { on_expiry: Some(OnExpiry::Release.into()), ..with_hits(descriptor("places", "ann"), 1) },
+        Descriptor { on_expiry: Some(OnExpiry::Charge.into()), ..descriptor("tokens", "ann") },
+    ];
+    assert!(is_held(&caller.reserve(hold(&both, 700, "a")).await.unwrap(), "a"));
+    let without_hits = both.clone().map(|both| Descriptor { hits: None, ..both });
+    assert_eq!(caller.left(&without_hits).await, [1, 300]);
+    service.advance(Duration::from_secs(60));
+    assert_eq!(caller.left(&without_hits).await, [2, 300]);
+    let unknown = Descriptor { on_expiry: Some(7), ..descriptor("tokens", "ann") };
+    let error = caller.reserve(hold(&[unknown], 1, "b")).await.unwrap_err();
+    assert_eq!((error.code(), &*reason_of(&error)), (Code::InvalidArgument, "UNKNOWN_ON_EXPIRY"));
+}
+
+#[tokio::test]
+async fn place_of_a_reservation_is_kept_longer_than_hold_max() {
+    let service = Service::start(RULES).await;
+    let mut caller = Caller::of(&service).await;
+    let place = [descriptor("places", "ann")];
+    for id in ["a", "b"] {
+        assert!(is_held(&caller.reserve(hold(&place, 1, id)).await.unwrap(), id));
+    }
+    service.advance(Duration::from_secs(10));
+    assert_eq!(caller.left(&place).await, [0]);
+    assert!(!is_held(&caller.reserve(hold(&place, 1, "c")).await.unwrap(), "c"));
+    assert_eq!(caller.settle_one(used(&place, 0, "a")).await.remaining, 1);
+    service.advance(Duration::from_secs(50));
+    assert_eq!(caller.left(&place).await, [2]);
+}
+
+#[tokio::test]
+async fn operators_see_what_is_held_and_by_which_reservations() {
+    let service = Service::start(RULES).await;
+    let mut caller = Caller::of(&service).await;
+    assert!(is_held(&caller.reserve(hold(&tokens(), 800, "job \u{1b}[1m")).await.unwrap(), "job \u{1b}[1m"));
+    assert!(is_held(&caller.reserve(hold(&tokens(), 100, "b")).await.unwrap(), "b"));
+    let (status, counter) =
+        http(service.addresses.admin, "GET", "/counters?domain=shop&key=tokens=ann", "").await.unwrap();
+    let counter: Value = serde_json::from_str(&counter).unwrap();
+    assert_eq!(
+        (status, &counter["held"]["reservations"], &counter["held"]["hits"]),
+        (200, &json!(2), &json!(900))
+    );
+    let to = service.addresses.admin.to_string();
+    let shown = printed(&tollgate(&["counters", "--to", &to, "shop", "tokens=ann"]).await);
+    assert!(shown.contains("900 hits held by 2 reservations"), "{shown}");
+    assert!(shown.contains("\\u{1b}[1m: 800 hits, expires in ") && shown.contains("b: 100 hits"), "{shown}");
 }

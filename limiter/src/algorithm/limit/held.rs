@@ -41,6 +41,19 @@ impl Limit {
         })
     }
 
+    /// Refunds `hits`: those of calls before those that are `held`.
+    pub(crate) fn refund_beside(
+        &self,
+        counter: &mut Counter,
+        held: &[Held],
+        hits: u64,
+        now: Timestamp,
+    ) -> Decision {
+        each_algorithm!(self, limit => {
+            limit.refund_beside(own(counter), held, hits, now).keep_receipt(|receipt| Some(receipt.into()))
+        })
+    }
+
     /// Converts a held charge of the same counter under another limit.
     pub(crate) fn convert(&self, held: &mut Held, before: &Self) {
         let before: &dyn Any = each_algorithm!(before, limit => limit);

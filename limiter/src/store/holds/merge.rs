@@ -4,7 +4,7 @@ use crate::{
     algorithm::{Counter, Held, Limit},
     store::{
         HOLDS_MAX, HoldId, OnExpiry,
-        holds::{Hold, Holds},
+        holds::{HoldState, Holds},
     },
     time::Timestamp,
 };
@@ -31,6 +31,7 @@ impl Holds {
 
         let mut ended_there = base.ids_without(&there);
         ended_there.retain(|id| self.knows(id) || !base.is_charged_at_expiry(id));
+        base.charge_expired_places(&mut counter_base, &there, &ended_there, now);
         ended_there.iter().for_each(|id| base.take_out(&mut counter_base, id, now));
         for id in ended_there.iter().chain(there.ended.keys()) {
             self.take_out(counter, id, now);
@@ -41,9 +42,11 @@ impl Holds {
 
         let since = limit.since(&counter_there, &counter_base, now);
         limit.absorb(counter, &since, now);
+        there.each.retain(|hold| new.contains(&hold.id));
         if has_room {
-            there.each.retain(|hold| new.contains(&hold.id));
             self.add_weighed(&limit, counter, (since, there), now);
+        } else {
+            there.charge_all_places(&limit, counter, now);
         }
         self.set_next_expiry();
     }
@@ -52,18 +55,21 @@ impl Holds {
     fn add_weighed(
         &mut self,
         limit: &Limit,
-        counter: &Counter,
+        counter: &mut Counter,
         (mut absorbed, mut holds): (Counter, Self),
         now: Timestamp,
     ) {
         holds.observe(limit, &absorbed, now);
         while !holds.each.is_empty() && self.each.len() < HOLDS_MAX {
-            let (hold, taken) = holds.take_back(0, &mut absorbed, 0, now);
-            let mut held = Held { taken, floor: u128::MAX, ..hold.held };
-            limit.observe(&mut held, counter, now);
+            let (mut hold, taken) = holds.take_back(0, &mut absorbed, 0, now);
+            if !hold.keeps_places(limit) {
+                hold.held = Held { taken, floor: u128::MAX, ..hold.held };
+                limit.observe(&mut hold.held, counter, now);
+            }
             self.id_bytes += hold.id.bytes.len();
-            self.each.push(Hold { held, ..hold });
+            self.each.push(hold);
         }
+        holds.charge_all_places(limit, counter, now);
         for (id, ended) in holds.ended {
             match self.ended.get(&id) {
                 Some(own) if own.settled.is_some() => continue,
@@ -71,6 +77,24 @@ impl Holds {
                 None => self.id_bytes += id.bytes.len(),
             }
             self.remember(id, ended);
+        }
+    }
+
+    /// Charges the places of holds that their expiry has charged in `there`, so that they count as not new there.
+    fn charge_expired_places(&self, counter: &mut Counter, there: &Self, ended: &[HoldId], now: Timestamp) {
+        let is_open =
+            |id: &HoldId| there.each.iter().any(|hold| hold.id == *id && hold.state == HoldState::Open);
+        for hold in self.each.iter().filter(|hold| hold.keeps_places(&self.limit)) {
+            if !ended.contains(&hold.id) && !is_open(&hold.id) {
+                hold.charge_places(&self.limit, counter, hold.hits, now);
+            }
+        }
+    }
+
+    /// Charges the places that holds keep which become unknown.
+    fn charge_all_places(&self, limit: &Limit, counter: &mut Counter, now: Timestamp) {
+        for hold in self.each.iter().filter(|hold| hold.keeps_places(limit)) {
+            hold.charge_places(limit, counter, hold.hits, now);
         }
     }
 

@@ -1,13 +1,18 @@
 //! Operations of operators: dry runs, and access to single counters.
 
+use std::{borrow::Cow, sync::Arc};
+
 use smallvec::SmallVec;
 
 use crate::{
     algorithm::{Counter, Decision, Limit, Operation},
     descriptor::Key,
     store::{
-        Checks, Decisions, decide_set::decide_set, held_counter::Room, memory::Memory,
-        operation::CounterOperation,
+        Checks, Decisions, OpenHolds,
+        decide_set::decide_set,
+        held_counter::Room,
+        memory::{LockedSlots, Memory},
+        operation::{CounterOperation, HoldOutcome, Outcome},
     },
     time::Timestamp,
 };
@@ -22,16 +27,18 @@ pub struct DryRun {
 }
 
 /// The state of one counter.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CounterState {
     /// The instant from which the counter may be evicted; `None` if there is no counter, or an idle one.
     pub idle_at: Option<Timestamp>,
     /// The answer to a peek.
     pub peek: Decision,
+    /// The open holds, if they are asked for.
+    pub holds: Arc<OpenHolds>,
 }
 
 /// A counter before and after its replacement.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Replacement {
     /// Before.
     pub before: CounterState,
@@ -48,34 +55,31 @@ impl Memory {
         now: Timestamp,
         refused: impl FnOnce(&[Decision]) -> bool,
     ) -> DryRun {
-        let mut copies = self.copies(checks, now);
-        let before = checks
-            .iter()
-            .map(|check| {
-                let copy = copies.iter().find(|(key, _)| *key == check.key);
-                CounterState::of(copy.map(|(_, counter)| counter), check.limit, now)
-            })
-            .collect();
+        let mut locked = self.lock(checks, now);
+        let before = checks.iter().map(|check| locked.state(check.key, check.limit)).collect();
+        let limits: SmallVec<[Cow<'_, Limit>; 2]> =
+            checks.iter().map(|check| locked.beside(check.key, check.limit)).collect();
+        let mut copies = self.copies(&mut locked, checks);
+        drop(locked);
         let decisions = decide_set(checks, refused, |index, operation| {
             let check = &checks[index];
             let position = copies.iter().position(|(key, _)| *key == check.key).unwrap_or_else(|| {
                 copies.push((check.key, check.limit.fresh()));
                 copies.len() - 1
             });
-            (operation.apply(check.limit, &mut copies[position].1, now), true)
+            (operation.apply(&limits[index], &mut copies[position].1, now), true)
         });
         DryRun { decisions, before }
     }
 
-    /// Consistent copies of the stored counters of the checks.
-    fn copies(&self, checks: &Checks<'_>, now: Timestamp) -> Vec<(Key, Counter)> {
-        let mut locked = self.lock(checks, now);
-        let mut copies: Vec<(Key, Counter)> = Vec::new();
+    /// Copies of the stored counters of the checks.
+    fn copies(&self, locked: &mut LockedSlots<'_>, checks: &Checks<'_>) -> Vec<(Key, Counter)> {
+        let (mut copies, at): (Vec<(Key, Counter)>, _) = (Vec::new(), self.at(locked.now));
         for check in checks {
             if let Some(packed) = locked.table(check.key).get(check.key)
                 && copies.iter().all(|(key, _)| *key != check.key)
             {
-                copies.push((check.key, packed.corrected(check.limit, self.at(now))));
+                copies.push((check.key, packed.corrected(check.limit, at)));
             }
         }
         copies
@@ -104,12 +108,21 @@ impl CounterState {
     /// The state of a counter elsewhere whose peek was answered like this at `now`.
     pub(crate) fn of_peek(limit: &Limit, peek: Decision, now: Timestamp) -> Self {
         let is_used = peek.remaining < limit.allowance() && !peek.reset_after.is_zero();
-        Self { idle_at: is_used.then(|| now.after(peek.reset_after)), peek }
+        Self { idle_at: is_used.then(|| now.after(peek.reset_after)), peek, holds: Arc::default() }
+    }
+
+    /// The same with the holds that an operation has listed.
+    pub(crate) fn with_holds_of(self, outcome: &Outcome) -> Self {
+        match &outcome.hold {
+            HoldOutcome::Listed(holds) => Self { holds: holds.clone(), ..self },
+            HoldOutcome::Decided | HoldOutcome::Exhausted | HoldOutcome::Settled(_) => self,
+        }
     }
 
     pub(super) fn of(counter: Option<&Counter>, limit: &Limit, now: Timestamp) -> Self {
         let idle_at = counter.map(|counter| limit.idle_at(counter)).filter(|idle_at| now < *idle_at);
         let mut copy = counter.cloned().unwrap_or_else(|| limit.fresh());
-        Self { idle_at, peek: limit.decide(&mut copy, now, Operation::Peek) }
+        let peek = limit.decide(&mut copy, now, Operation::Peek);
+        Self { idle_at, peek, holds: Arc::default() }
     }
 }

@@ -11,6 +11,7 @@ use crate::{
         Check, Checks, HoldId, HoldTerms, NotLocal, Reserved, Settled, Slot, UnknownId,
         held_counter::{Draft, Exhausted, HeldCounter, Reserve, Room},
         memory::{LockedSlots, Memory, tables::Taken},
+        operation::{CounterOperation, Outcome},
         table::Table,
     },
     time::Timestamp,
@@ -46,12 +47,13 @@ impl Memory {
         let each: SmallVec<[Reserve<'_>; 2]> = checks
             .iter()
             .zip(each_hold_id(checks, &terms.id))
-            .map(|(check, id)| {
+            .enumerate()
+            .map(|(index, (check, id))| {
                 let counter = taken.iter().position(|taken| taken.key == check.key).unwrap_or_else(|| {
                     taken.push(self.tables.take(locked.table(check.key), check.key));
                     taken.len() - 1
                 });
-                let terms = HoldTerms { id, ..terms.clone() };
+                let terms = terms.of_part(index, id);
                 let leased = locked.leased(check.key);
                 Reserve { counter, limit: check.limit, terms, hits: check.hits(), leased }
             })
@@ -124,6 +126,26 @@ impl Memory {
             locked.require_chargeable(check, id)?;
         }
         Ok(checks.iter().zip(&ids).map(|(check, id)| locked.settle(check, id, unknown)).collect())
+    }
+
+    /// Applies a refund that counts once.
+    ///
+    /// In a cluster this fails unless this replica owns the slot and the refund does not depend on leased hits.
+    pub(super) fn refund_once(
+        &self,
+        check: &Check<'_>,
+        operation: &CounterOperation,
+        now: Timestamp,
+    ) -> Result<Outcome, NotLocal> {
+        let mut locked = self.lock_for_holds(std::slice::from_ref(check), now)?;
+        locked.require_unleased(std::slice::from_ref(check), |_| false)?;
+        let (at, room) = (self.at(now), self.tables.room());
+        let ((outcome, is_changed), _) =
+            locked.with_held(check.key, |counter| counter.apply(check.limit, operation, at, room));
+        if is_changed {
+            locked.record_change(check.key);
+        }
+        Ok(outcome)
     }
 
     /// Takes back the holds of all checks that one attempt has made, and forgets them. Fails unless this replica owns

@@ -92,7 +92,7 @@ impl Memory {
         correct: impl FnOnce(&mut Counter),
     ) -> bool {
         let corrected = self.with_owned(key, now, |counter| {
-            counter.update(limit, self.at(now), |counter| {
+            counter.update(limit, self.at(now), |limit, counter| {
                 correct(counter);
                 limit.decide(counter, now, Operation::Peek)
             })

@@ -1,11 +1,15 @@
 //! The locked slots of the checks of one call.
 
-use std::{collections::BTreeMap, sync::MutexGuard};
+use std::{
+    borrow::Cow,
+    collections::BTreeMap,
+    sync::{Arc, MutexGuard},
+};
 
 use smallvec::{SmallVec, smallvec};
 
 use crate::{
-    algorithm::{Counter, Decision, Limit},
+    algorithm::{Counter, Decision, Limit, Operation},
     descriptor::Key,
     store::{
         Check, NotLocal, Slot,
@@ -145,7 +149,14 @@ impl LockedSlots<'_> {
     pub(super) fn state(&self, key: Key, limit: &Limit) -> CounterState {
         let packed = self.table_ref(key).get(key);
         let counter = packed.map(|packed| packed.corrected(limit, self.memory.at(self.now)));
-        CounterState::of(counter.as_ref(), limit, self.now)
+        let state = CounterState::of(counter.as_ref(), &self.beside(key, limit), self.now);
+        let holds = self.holds(key).map(|holds| holds.list(self.now)).unwrap_or_default();
+        CounterState { holds: Arc::new(holds), ..state }
+    }
+
+    /// The limit of the counter of `key` alone, without what its holds keep beside it.
+    pub(super) fn beside<'l>(&self, key: Key, limit: &'l Limit) -> Cow<'l, Limit> {
+        self.holds(key).map_or(Cow::Borrowed(limit), |holds| holds.beside(limit))
     }
 
     /// Records that the counter of `key` has changed.
@@ -201,8 +212,16 @@ impl LockedSlots<'_> {
         if leased == 0 && !table.has_holds() {
             return memory.tables.touch(table, check, operation, memory.at(now), Some);
         }
-        memory.tables.touch_unpacked(table, check.key, check.limit, memory.at(now), |counter| {
-            apply_leased(check.limit, counter, operation, leased, now).decision
+        if let CounterOperation::Decide(Operation::Refund(hits)) = operation
+            && leased == 0
+            && table.holds(check.key).is_some()
+        {
+            return memory.tables.with_held(table, check.key, now, |counter| {
+                counter.refund(check.limit, *hits, memory.at(now))
+            });
+        }
+        memory.tables.touch_unpacked(table, check.key, check.limit, memory.at(now), |limit, counter| {
+            apply_leased(limit, counter, operation, leased, now).decision
         })
     }
 

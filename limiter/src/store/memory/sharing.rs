@@ -263,7 +263,7 @@ impl Memory {
         }
         let pending =
             ownership.update_side_data(|| self.empty_side_data(), |side_data| side_data.pending.take(key));
-        self.tables.touch_unpacked(table, key, limit, self.at(now), |counter| {
+        self.tables.touch_unpacked(table, key, limit, self.at(now), |limit, counter| {
             for usage in pending.iter().filter(|usage| now < usage.packed.idle_at()) {
                 let consumed = usage.packed.counter(limit);
                 let base = usage.base.as_ref().map_or_else(|| limit.fresh(), |base| base.counter(limit));

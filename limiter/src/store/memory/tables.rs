@@ -137,10 +137,10 @@ impl Tables {
         key: Key,
         limit: &Limit,
         at: Now,
-        decide: impl FnOnce(&mut Counter) -> Decision,
+        decide: impl FnOnce(&Limit, &mut Counter) -> Decision,
     ) -> (Decision, bool) {
         if table.holds(key).is_none() {
-            return self.touch_counter(table, key, limit, at, decide);
+            return self.touch_counter(table, key, limit, at, |counter| decide(limit, counter));
         }
         let (decision, stored) =
             self.with_held(table, key, at.now, |counter| counter.update(limit, at, decide));

@@ -15,6 +15,14 @@ function counterText({ counter, remaining }) {
   return `${number(counter.before.remaining)} of ${number(counter.allowance)} ${before}, ${number(remaining)} after`;
 }
 
+function heldText({ counter }) {
+  const { held } = counter.before;
+  if (!held) return null;
+  const each = held.first.map(({ id, hits, expires_after_ms: left }) => `${id} (${number(hits)}, ${seconds(left / 1000)} left)`);
+  const more = held.reservations > each.length ? ["…"] : [];
+  return `${number(held.hits)} by ${number(held.reservations)} reservations: ${[...each, ...more].join(", ")}`;
+}
+
 function ruleText(rule) {
   const modes = [
     ["shadow_mode", "shadow mode"],
@@ -47,6 +55,7 @@ function limitTerms(part, prefix) {
     [`${prefix}imit`, part.limit],
     [prefix === "L" ? "Decision" : "Candidate’s decision", verdictText(part.verdict)],
     [prefix === "L" ? "Counter" : "Candidate’s counter", counterText(part)],
+    [prefix === "L" ? "Held" : "Held by the candidate", heldText(part)],
   ];
 }
 
