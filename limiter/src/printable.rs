@@ -22,9 +22,33 @@ pub fn is_hidden(character: char) -> bool {
             | '\u{2060}'..='\u{206f}' | '\u{feff}' | '\u{fff9}'..='\u{fffb}' | '\u{e0000}'..='\u{e007f}')
 }
 
+/// Addresses without the user and the password in front of their hosts.
+pub fn without_login(addresses: &str) -> String {
+    // A password may contain anything, so all text up to the last host is left out.
+    match addresses.rsplit_once('@') {
+        None => addresses.to_owned(),
+        Some((before, hosts)) => {
+            let scheme = before.find("//").map_or("", |at| &before[..at + 2]);
+            format!("{scheme}(not shown)@{hosts}")
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn login_in_an_address_is_not_shown() {
+        for (given, shown) in [
+            ("redis://host:1", "redis://host:1"),
+            ("redis://user:pa@s/s@host:1", "redis://(not shown)@host:1"),
+            ("redis://:a@one:1,redis://:b@two:2", "redis://(not shown)@two:2"),
+            (":secret@host", "(not shown)@host"),
+        ] {
+            assert_eq!(without_login(given), shown);
+        }
+    }
 
     #[test]
     fn hidden_characters_are_escaped_and_others_kept() {

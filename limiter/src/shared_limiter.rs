@@ -16,7 +16,9 @@ use crate::{
 };
 
 #[doc(inline)]
-pub use crate::shared_store::{ConnectError, Mode, PasswordError, PasswordFiles, Settings, State, TlsFiles};
+pub use crate::shared_store::{
+    ConnectError, Mode, PasswordError, PasswordSource, PasswordSources, Settings, State, TlsFiles,
+};
 
 /// A limiter with the counters in Redis or Valkey. Processes with the same prefix of keys share their counters, and
 /// exactly the limit passes, however many of them race. Needs a runtime of tokio.

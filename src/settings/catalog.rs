@@ -13,8 +13,8 @@ use crate::{
         listeners::{CertificateName, ListenAddress},
         memory::MemoryShare,
         value_type::{
-            COUNT_MAX, Mode, Parser, Part, Setting, Source, StoreKind, advertised_address, boolean, bytes,
-            certificate_names, connections, count, file_mode, host_names, host_ports, integer, one_of,
+            COUNT_MAX, Mode, Parser, Part, Setting, Source, StoreKind, URL, advertised_address, boolean,
+            bytes, certificate_names, connections, count, file_mode, host_names, host_ports, integer, one_of,
             or_auto, or_off, pairs, path, read, redis_urls, size, socket_address, text, time, time_between,
             word,
         },
@@ -27,6 +27,12 @@ const LISTEN_ADDRESS: &str = "an IP address and a port, as in 127.0.0.1:8081 or 
 const TEMPLATE: &str = "key={header} or key=text, entries separated by commas, descriptors by semicolons";
 const REDIS_PREFIX: &str = "1 to 64 visible characters without braces, brackets, `*`, `?` and `\\`";
 const LOG_LEVEL: &str = "error, warn, info, debug, trace or off, also per module";
+
+/// The bounds of `store.redis.timeout`.
+pub(super) const REDIS_TIMEOUT_MIN: Duration = millis(1);
+pub(super) const REDIS_TIMEOUT_MAX: Duration = secs(60);
+/// The most connections to each Redis server.
+pub(super) const REDIS_CONNECTIONS_MAX: u64 = 64;
 
 /// The struct of a section, unless it is that of another module.
 macro_rules! section {
@@ -41,10 +47,10 @@ macro_rules! section {
 }
 
 /// Makes the catalog, and the draft that its values are read into. A section has the beginning of its names, the part
-/// of the program that uses it, and its target in the draft; a row has the field of the target, a flag that is not the
+/// of the program that uses it, a heading, and its target in the draft; a row has the field of the target, a flag that is not the
 /// name, the type, the parser, the default and the help.
 macro_rules! settings {
-    ($($prefix:literal $part:ident $kind:tt $section:ident: $($target:ident)::+ {
+    ($($prefix:literal $part:ident $heading:literal $kind:tt $section:ident: $($target:ident)::+ {
         $($name:ident $(as $flag:literal)?: $type:ty = $parser:expr => $default:literal $help:literal;)*
     })*) => {
         /// All settings, in the order of the help.
@@ -52,6 +58,7 @@ macro_rules! settings {
             name: concat!($prefix, stringify!($name)),
             default: $default,
             help: $help,
+            heading: $heading,
             own_flag: &[$($flag)?],
             part: Part::$part,
             value_type: || Parser::<$type>::value_type($parser),
@@ -85,7 +92,7 @@ macro_rules! settings {
 }
 
 settings! {
-    "rules." Always struct rules: Rules {
+    "rules." Always "Rules" struct rules: Rules {
         source: Source = one_of(&[("files", Source::Files), ("xds", Source::Xds)]) => "files"
             "Source of the rules: files, or xds for a control plane.";
         path as "rules": Option<PathBuf> = or_off(path()) => "off"
@@ -97,8 +104,8 @@ settings! {
         overlay: Option<PathBuf> = or_off(path()) => "off"
             "File that adds algorithms and other keys to the rules of a control plane; it is compared every rules.poll_interval too.";
     }
-    "rules.xds." Xds struct xds: Xds {
-        url: Option<String> = or_off(text("URL", "http://HOST:PORT or https://HOST:PORT", xds::is_url)) => "off"
+    "rules.xds." Xds "Rules from a control plane" struct xds: Xds {
+        url: Option<String> = or_off(text(URL, "http://HOST:PORT or https://HOST:PORT", xds::is_url)) => "off"
             "Address of the control plane: http://HOST:PORT, or https://HOST:PORT for TLS.";
         node_id: String = word() => "tollgate"
             "Name of this client, by which the control plane chooses the rules.";
@@ -121,7 +128,7 @@ settings! {
         retry_max: Duration = time_between(millis(10), secs(3600)) => "30s"
             "Largest delay before a lost control plane is called again.";
     }
-    "grpc." Always struct grpc: Grpc {
+    "grpc." Always "gRPC" struct grpc: Grpc {
         listen: ListenAddress = read("ADDRESS:PORT", LISTEN_ADDRESS) => "0.0.0.0:8081"
             "Address of the gRPC listener: an IP address and a port, or unix:/path/to.sock.";
         socket_mode: u32 = file_mode() => "0660"
@@ -141,7 +148,7 @@ settings! {
         handshake_timeout: Duration = time() => "10s"
             "Time for the handshake of a new gRPC connection, TLS included.";
     }
-    "grpc.tls_" Always struct grpc_tls: TlsFiles {
+    "grpc.tls_" Always "gRPC" struct grpc_tls: TlsFiles {
         cert: Option<PathBuf> = or_off(path()) => "off"
             "Certificate chain of the listener, in PEM; without it the listener speaks plaintext.";
         key: Option<PathBuf> = or_off(path()) => "off"
@@ -151,7 +158,7 @@ settings! {
         client_san: Vec<CertificateName> = certificate_names() => "off"
             "Names of which a client certificate must have at least one: hosts, URIs or IP addresses, separated by commas.";
     }
-    "http." Always struct http: Http {
+    "http." Always "HTTP" struct http: Http {
         listen: SocketAddr = socket_address() => "0.0.0.0:8080"
             "Address of the HTTP listener, for probes and POST /json.";
         max_connections: usize = connections(MemoryShare::HttpConnections) => "auto"
@@ -161,7 +168,7 @@ settings! {
         hosts: Vec<String> = host_names() => "off"
             "Names, without ports, under which POST /json and /v1 may be asked, beside addresses, localhost, names without a dot and names that end with .svc or .svc.cluster.local. If there are any, /check requires them too.";
     }
-    "http.tls_" Always use http_tls: TlsFiles {
+    "http.tls_" Always "HTTP" use http_tls: TlsFiles {
         cert: Option<PathBuf> = or_off(path()) => "off"
             "Certificate chain of the listener, in PEM; without it the listener speaks plaintext.";
         key: Option<PathBuf> = or_off(path()) => "off"
@@ -171,7 +178,7 @@ settings! {
         client_san: Vec<CertificateName> = certificate_names() => "off"
             "Names of which a client certificate must have at least one: hosts, URIs or IP addresses, separated by commas.";
     }
-    "admin." Always struct admin: Admin {
+    "admin." Always "Admin" struct admin: Admin {
         listen: SocketAddr = socket_address() => "127.0.0.1:6070"
             "Address of the admin listener; any address but a loopback one requires admin.token_file.";
         token_file: Option<PathBuf> = or_off(path()) => "off"
@@ -181,7 +188,7 @@ settings! {
         max_connections: usize = count(COUNT_MAX) => "100"
             "Maximum number of connections to the admin listener; further ones are closed at once.";
     }
-    "metrics." Always struct metrics: Metrics {
+    "metrics." Always "Metrics" struct metrics: Metrics {
         listen: SocketAddr = socket_address() => "0.0.0.0:9090"
             "Address of the metrics listener, from which Prometheus scrapes /metrics.";
         max_connections: usize = count(COUNT_MAX) => "100"
@@ -193,13 +200,13 @@ settings! {
         reference_names: bool = boolean() => "false"
             "Whether the metrics of rules are also served under the names of envoyproxy/ratelimit.";
     }
-    "limiter." Always use limiter: limiter::Modes {
+    "limiter." Always "Decisions" use limiter: limiter::Modes {
         quota_mode: bool = boolean() => "false"
             "Refuse a request only if all its descriptors are refused, as if all rules had quota_mode.";
         shadow_mode: bool = boolean() => "false"
             "Let requests pass that would be refused; the statuses of their descriptors still show the decision.";
     }
-    "check." Always use check: forward_auth::Settings {
+    "check." Always "Decisions by headers (/check)" use check: forward_auth::Settings {
         domain: Option<String> = or_off(word()) => "off"
             "Domain of the rules for requests to /check of the HTTP listener.";
         descriptors: Option<forward_auth::Template> = or_off(read("TEMPLATE", TEMPLATE)) => "off"
@@ -209,7 +216,7 @@ settings! {
         failure_status: u16 = integer("STATUS", "a status", 200..=599) => "503"
             "Status of a request that cannot be decided; 200 lets it pass.";
     }
-    "headers." Always use headers: api::headers::Settings {
+    "headers." Always "Response headers" use headers: api::headers::Settings {
         x_ratelimit: bool = boolean() => "false"
             "Add the headers X-RateLimit-Limit, -Remaining and -Reset to responses.";
         ratelimit: bool = boolean() => "false"
@@ -225,11 +232,11 @@ settings! {
         retry_after: bool = boolean() => "false"
             "Add the header Retry-After to refusals.";
     }
-    "tls." Always struct certificates: CertificateReload {
+    "tls." Always "Certificate files" struct certificates: CertificateReload {
         poll_interval: Duration = time() => "3s"
             "Interval between comparisons of the certificate files with the active certificates.";
     }
-    "api." Always use api: api::Settings {
+    "api." Always "Requests and responses" use api: api::Settings {
         dynamic_metadata: bool = boolean() => "false"
             "Add dynamic metadata to responses, for the access logs of the caller.";
         exact_reset: bool = boolean() => "false"
@@ -243,19 +250,19 @@ settings! {
         request_id_window: Duration = time_between(secs(1), secs(24 * 60 * 60)) => "60s"
             "Time for which a charge or refund with a request_id is remembered at least, so that a repeated one counts once.";
     }
-    "memory." Always struct memory: Memory {
+    "memory." Always "Memory of requests and replies" struct memory: Memory {
         requests: u64 = size(MemoryShare::Requests) => "auto"
             "Maximum memory for incomplete requests; beyond it the oldest are refused. auto: 10 % of the memory available to the process.";
         replies: u64 = size(MemoryShare::Replies) => "auto"
             "Maximum memory for unsent replies; beyond it, further calls of slow clients wait. auto: 10 % of the memory available to the process.";
     }
-    "store." Always struct store: Store {
+    "store." Always "Counters" struct store: Store {
         kind: StoreKind = one_of(&[("memory", StoreKind::Memory), ("redis", StoreKind::Redis)]) => "memory"
             "Place of the counters: memory, or redis for servers of Redis or Valkey that all replicas share.";
         memory_limit: u64 = size(MemoryShare::Counters) => "auto"
             "Maximum memory for counters, or with store.kind redis for their last known values. auto: 50 % of the memory available to the process.";
     }
-    "store.redis." Redis struct redis: Redis {
+    "store.redis." Redis "Counters in Redis or Valkey" struct redis: Redis {
         urls: Vec<String> = redis_urls() => "off"
             "Addresses of the servers, or of the sentinels: redis://HOST:PORT, or rediss://HOST:PORT for TLS, separated by commas or in several flags.";
         mode: Mode = one_of(&[("standalone", Mode::Standalone), ("sentinel", Mode::Sentinel), ("cluster", Mode::Cluster)]) => "standalone"
@@ -266,6 +273,8 @@ settings! {
             "User of the access control list of the servers; off for the default user.";
         password_file: Option<PathBuf> = or_off(path()) => "off"
             "File with the password for the servers. A changed password is used at the next tls.poll_interval.";
+        sentinel_username: Option<String> = or_off(word()) => "off"
+            "User of the access control list of the sentinels; off for the default user.";
         sentinel_password_file: Option<PathBuf> = or_off(path()) => "off"
             "File with the password for the sentinels.";
         ca: Option<PathBuf> = or_off(path()) => "off"
@@ -274,16 +283,16 @@ settings! {
             "Certificate chain to show to the servers, in PEM.";
         key: Option<PathBuf> = or_off(path()) => "off"
             "Private key of the certificate, in PEM.";
-        connections: usize = count(64) => "1"
+        connections: usize = count(REDIS_CONNECTIONS_MAX) => "1"
             "Connections to each server.";
-        timeout: Duration = time_between(millis(1), secs(60)) => "500ms"
+        timeout: Duration = time_between(REDIS_TIMEOUT_MIN, REDIS_TIMEOUT_MAX) => "500ms"
             "Maximum time to wait for the servers; at most half of the caller's timeout is used.";
         prefix: String = text("TEXT", REDIS_PREFIX, is_prefix) => "tollgate:"
             "First part of every key. Replicas with the same prefix share their counters.";
         unready_without_store: bool = boolean() => "false"
             "Whether the replica is not ready while the servers cannot be used. Otherwise it decides as on_owner_unavailable of each rule says.";
     }
-    "store." Memory struct counters: Counters {
+    "store." Memory "Counters" struct counters: Counters {
         on_full: OnFull = one_of(&[("deny", OnFull::Deny), ("allow", OnFull::Allow)]) => "deny"
             "Decision for a new key when the memory for counters is full: deny it, or allow it uncounted.";
         snapshot as "snapshot": Option<PathBuf> = or_off(path()) => "off"
@@ -291,7 +300,7 @@ settings! {
         snapshot_every: Duration = time() => "10s"
             "Interval between snapshots; another one is written at shutdown.";
     }
-    "cluster." Cluster struct links: Links {
+    "cluster." Cluster "Cluster" struct links: Links {
         listen: Option<SocketAddr> = or_off(socket_address()) => "off"
             "Address of the listener for other replicas; off for a single replica.";
         advertise: Option<String> = or_auto(advertised_address()) => "auto"
@@ -307,7 +316,7 @@ settings! {
         ca: Option<PathBuf> = or_off(path()) => "off"
             "CA certificates that member certificates must be signed by, in PEM.";
     }
-    "cluster." Cluster use cluster: cluster::Tuning {
+    "cluster." Cluster "Cluster" use cluster: cluster::Tuning {
         forward_budget_max: Duration = time_between(millis(1), secs(60)) => "500ms"
             "Maximum time to wait for another replica; at most half of the caller's timeout is used.";
         backup_interval: Option<Duration> = or_off(time_between(millis(20), secs(10))) => "100ms"
@@ -317,13 +326,13 @@ settings! {
         lease_from: Option<u64> = or_off(count(COUNT_MAX)) => "500"
             "Forwarded requests per second for one key from which a replica is granted a lease on part of the limit.";
     }
-    "drain." Always struct drain: Drain {
+    "drain." Always "Shutdown" struct drain: Drain {
         delay: Duration = time() => "5s"
             "Time to continue serving after SIGTERM while not ready.";
         timeout: Duration = time() => "25s"
             "Maximum duration of the shutdown, drain.delay and the last snapshot included.";
     }
-    "log." Always use log: logs::Settings {
+    "log." Always "Log" use log: logs::Settings {
         level: String = text("LEVEL", LOG_LEVEL, |text| logs::filter(text).is_ok()) => "info"
             "Log level: error, warn, info, debug, trace or off, also per module, as in info,tollgate_limiter::rules=debug. Libraries log errors only, unless their module is named, as in info,h2=warn.";
         format: Format = one_of(&[("text", Format::Text), ("json", Format::Json)]) => "text"

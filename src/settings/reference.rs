@@ -2,6 +2,13 @@
 
 use std::net::SocketAddr;
 
+use tollgate_limiter::shared_store::Passwords;
+
+use crate::settings::{
+    catalog::{REDIS_CONNECTIONS_MAX, REDIS_TIMEOUT_MAX, REDIS_TIMEOUT_MIN},
+    value_type::duration,
+};
+
 /// The host of listeners without one.
 const ANY_HOST: &str = "0.0.0.0";
 
@@ -17,10 +24,24 @@ pub(super) struct Given {
 #[derive(Debug, Default)]
 pub(super) struct Translation {
     pub(super) settings: Vec<Given>,
+    /// Passwords for the shared store. No setting has one, so that none is shown.
+    pub(super) passwords: Passwords,
     /// Variables that have no effect, each with the reason.
     pub(super) without_effect: Vec<String>,
     /// Values that are not allowed.
     pub(super) problems: Vec<String>,
+}
+
+/// What the settings of the other sources say that decides how variables are read.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Own {
+    /// The counters are in Redis. No variable of the reference decides that, because gateways demand an address even if
+    /// there is none.
+    pub(super) is_redis: bool,
+    /// A file has the password for the servers.
+    pub(super) has_password_file: bool,
+    /// A file has the password for the sentinels.
+    pub(super) has_sentinel_password_file: bool,
 }
 
 /// How a variable is read.
@@ -31,12 +52,21 @@ enum Rule {
     Converted(&'static str, fn(&str) -> Option<String>),
     /// As `Same`, but only if this switch is on.
     With(&'static str, &'static str),
+    /// As `PASSWORD` or `USER:PASSWORD`.
+    Login(Login),
     /// Together with others.
     Joined,
     /// Has no effect, because of this.
     Nothing(&'static str),
     /// As the rule says, but only for counters in Redis.
     Redis(&'static Rule),
+}
+
+/// Whom a password is for.
+#[derive(Clone, Copy)]
+enum Login {
+    Servers,
+    Sentinels,
 }
 
 const GRPC_TLS: &str = "GRPC_SERVER_USE_TLS";
@@ -130,20 +160,14 @@ const VARIABLES: &[(&str, Rule)] = &[
     ("REDIS_TYPE", Rule::Joined),
     ("REDIS_URL", Rule::Joined),
     ("REDIS_TLS", Rule::Joined),
-    (
-        "REDIS_POOL_SIZE",
-        Rule::Redis(&Rule::Nothing("calls share connections; store.redis.connections sets how many")),
-    ),
-    ("REDIS_AUTH", Rule::Redis(&Rule::Nothing("store.redis.password_file has the password"))),
-    (
-        "REDIS_SENTINEL_AUTH",
-        Rule::Redis(&Rule::Nothing("store.redis.sentinel_password_file has the password")),
-    ),
+    ("REDIS_POOL_SIZE", Rule::Redis(&Rule::Converted("store.redis.connections", redis_connections))),
+    ("REDIS_AUTH", Rule::Redis(&Rule::Login(Login::Servers))),
+    ("REDIS_SENTINEL_AUTH", Rule::Redis(&Rule::Login(Login::Sentinels))),
     ("REDIS_TLS_CACERT", Rule::Redis(&Rule::With("REDIS_TLS", "store.redis.ca"))),
     ("REDIS_TLS_CLIENT_CERT", Rule::Redis(&Rule::With("REDIS_TLS", "store.redis.cert"))),
     ("REDIS_TLS_CLIENT_KEY", Rule::Redis(&Rule::With("REDIS_TLS", "store.redis.key"))),
     ("REDIS_TLS_SKIP_HOSTNAME_VERIFICATION", Rule::Redis(&Rule::Nothing("names are always verified"))),
-    ("REDIS_TIMEOUT", Rule::Redis(&Rule::Nothing("store.redis.timeout bounds every wait"))),
+    ("REDIS_TIMEOUT", Rule::Redis(&Rule::Converted("store.redis.timeout", redis_timeout))),
     (
         "REDIS_HEALTH_CHECK_ACTIVE_CONNECTION",
         Rule::Redis(&Rule::Converted("store.redis.unready_without_store", boolean)),
@@ -168,10 +192,9 @@ const PREFIXES: &[(&str, &str)] = &[
     ("MEMCACHE_", NO_MEMCACHED),
 ];
 
-/// Translates the variables of the reference. `is_redis`: the counters are in Redis, which no variable of the
-/// reference decides, because gateways demand an address even if there is none.
-pub(super) fn translate(environment: &[(String, String)], is_redis: bool) -> Translation {
-    let reader = Reader { environment, is_redis };
+/// Translates the variables of the reference.
+pub(super) fn translate(environment: &[(String, String)], own: Own) -> Translation {
+    let reader = Reader { environment, own };
     let mut translation = Translation::default();
     for (variable, value) in environment {
         match VARIABLES.iter().find(|(name, _)| name == variable) {
@@ -189,7 +212,7 @@ pub(super) fn translate(environment: &[(String, String)], is_redis: bool) -> Tra
 
 struct Reader<'e> {
     environment: &'e [(String, String)],
-    is_redis: bool,
+    own: Own,
 }
 
 impl Reader<'_> {
@@ -212,6 +235,7 @@ impl Reader<'_> {
         };
         match rule {
             Rule::Joined => {}
+            Rule::Login(login) => self.login(variable, value, *login, translation),
             Rule::Same(setting) => give(setting, value.to_owned()),
             Rule::With(needed, setting) if self.is_on(needed) => give(setting, value.to_owned()),
             Rule::With(needed, _) => {
@@ -222,9 +246,41 @@ impl Reader<'_> {
                 None => translation.problems.push(format!("{variable}: `{value}` is not allowed")),
             },
             Rule::Nothing(why) => translation.without_effect.push(format!("{variable} ({why})")),
-            Rule::Redis(rule) if self.is_redis => self.apply(variable, value, rule, translation),
+            Rule::Redis(rule) if self.own.is_redis => self.apply(variable, value, rule, translation),
             Rule::Redis(_) => translation.without_effect.push(no_redis(variable)),
         }
+    }
+
+    /// A user and a password. No message contains the value.
+    fn login(&self, variable: &str, value: &str, login: Login, translation: &mut Translation) {
+        let (user_setting, file_setting, has_file) = match login {
+            Login::Servers => {
+                ("store.redis.username", "store.redis.password_file", self.own.has_password_file)
+            }
+            Login::Sentinels => (
+                "store.redis.sentinel_username",
+                "store.redis.sentinel_password_file",
+                self.own.has_sentinel_password_file,
+            ),
+        };
+        if has_file {
+            translation.without_effect.push(format!("{variable} ({file_setting} has the password)"));
+            return;
+        }
+        let (user, password) = value.split_once(':').unwrap_or(("", value));
+        if password.is_empty() || user.contains(char::is_whitespace) {
+            translation.problems.push(format!("{variable}: the value is neither PASSWORD nor USER:PASSWORD"));
+            return;
+        }
+        if !user.is_empty() {
+            let (value, variable) = (user.to_owned(), variable.to_owned());
+            translation.settings.push(Given { setting: user_setting, value, variable });
+        }
+        let place = match login {
+            Login::Servers => &mut translation.passwords.server,
+            Login::Sentinels => &mut translation.passwords.sentinel,
+        };
+        *place = Some(password.to_owned());
     }
 
     /// Settings that several variables make up.
@@ -281,7 +337,7 @@ impl Reader<'_> {
     /// The servers of a shared store.
     fn redis(&self, translation: &mut Translation) {
         const NAMES: [&str; 3] = ["REDIS_URL", "REDIS_TYPE", "REDIS_TLS"];
-        if !self.is_redis {
+        if !self.own.is_redis {
             let given = NAMES.into_iter().filter(|name| self.value(name).is_some());
             translation.without_effect.extend(given.map(no_redis));
             return;
@@ -348,12 +404,29 @@ fn switch(text: &str) -> Option<bool> {
     }
 }
 
+/// The reference bounds only its wait for a connection, and 0 means no bound there. Here the longest one stands for what
+/// is longer.
+fn redis_timeout(text: &str) -> Option<String> {
+    let given = duration(text)?;
+    let timeout = if given.is_zero() { REDIS_TIMEOUT_MAX } else { given };
+    let within = timeout.clamp(REDIS_TIMEOUT_MIN, REDIS_TIMEOUT_MAX);
+    Some(if within == given { text.to_owned() } else { format!("{}ms", within.as_millis()) })
+}
+
+/// Calls of the reference wait for a connection of their own, so its pools are larger than what is of use here.
+fn redis_connections(text: &str) -> Option<String> {
+    let given: u64 = text.parse().ok().filter(|connections| *connections > 0)?;
+    Some(given.min(REDIS_CONNECTIONS_MAX).to_string())
+}
+
 fn boolean(text: &str) -> Option<String> {
     switch(text).map(|on| on.to_string())
 }
 
 #[cfg(test)]
 mod tests {
+    use tollgate_limiter::shared_store::{self, PasswordSource};
+
     use super::*;
     use crate::{
         rule_source::Source,
@@ -379,28 +452,52 @@ mod tests {
                     assert!(Setting::named(setting).is_some(), "{setting}");
                 }
                 Rule::Redis(rule) => rules.push(rule),
-                Rule::Joined | Rule::Nothing(_) => {}
+                Rule::Login(_) | Rule::Joined | Rule::Nothing(_) => {}
             }
         }
     }
 
-    #[test]
-    fn every_variable_of_the_migration_page_is_known() {
+    /// The rows of the tables in the migration page: the variables in the first cell, and the cell about `--compat`.
+    fn documented() -> Vec<(Vec<&'static str>, &'static str)> {
         let page = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/migrating.md"));
         let (_, tables) = page.split_once("## Each environment variable").unwrap();
         let (tables, _) = tables.split_once("### Commands").unwrap();
-        let cells = tables.lines().filter_map(|line| line.strip_prefix("| `")?.split('|').next());
-        let mut named = 0;
-        for name in cells.flat_map(|cell| cell.split('`')) {
-            if name.len() < 4 || !name.chars().all(|letter| letter == '_' || letter.is_ascii_uppercase()) {
-                continue;
-            }
-            named += 1;
-            let is_known = VARIABLES.iter().any(|(known, _)| *known == name)
+        let is_variable = |name: &&str| {
+            name.len() > 3 && name.chars().all(|letter| letter == '_' || letter.is_ascii_uppercase())
+        };
+        let rows = tables.lines().filter(|line| line.starts_with("| `")).map(|row| {
+            let cells: Vec<&str> = row.split('|').map(str::trim).collect();
+            (cells[1].split('`').filter(is_variable).collect(), cells[3])
+        });
+        rows.collect()
+    }
+
+    #[test]
+    fn every_variable_of_the_migration_page_is_known() {
+        let named: Vec<&str> = documented().into_iter().flat_map(|(names, _)| names).collect();
+        assert!(named.len() > 80, "{}", named.len());
+        for name in &named {
+            let is_known = VARIABLES.iter().any(|(known, _)| known == name)
                 || PREFIXES.iter().any(|(prefix, _)| name.starts_with(prefix));
             assert!(is_known, "{name}");
         }
-        assert!(named > 80, "{named}");
+        for (known, _) in VARIABLES {
+            assert!(named.contains(known), "{known} is not on the page");
+        }
+    }
+
+    #[test]
+    fn migration_page_says_which_variables_have_an_effect() {
+        for (names, compat) in documented() {
+            for name in names {
+                let mut rule = VARIABLES.iter().find(|(known, _)| *known == name).map(|(_, rule)| rule);
+                while let Some(Rule::Redis(inner)) = rule {
+                    rule = Some(inner);
+                }
+                let is_read = !matches!(rule, None | Some(Rule::Nothing(_)));
+                assert_eq!(compat, if is_read { "yes" } else { "no" }, "{name}");
+            }
+        }
     }
 
     #[test]
@@ -495,6 +592,86 @@ mod tests {
         );
     }
 
+    /// The shared store of these variables, and the variables without effect.
+    fn redis(variables: &[(&str, &str)]) -> (shared_store::Settings, Vec<String>) {
+        const STORE: [(&str, &str); 2] = [("TOLLGATE_STORE__KIND", "redis"), ("REDIS_URL", "redis:6379")];
+        let settings = load(&[&STORE, variables].concat()).unwrap();
+        assert!(!format!("{settings:?}").contains("hush"), "a password is shown");
+        (settings.shared_store.unwrap(), settings.without_effect)
+    }
+
+    fn text(password: &str) -> Option<PasswordSource> {
+        Some(PasswordSource::Text(password.to_owned()))
+    }
+
+    #[test]
+    fn logins_of_redis_are_read_and_not_shown() {
+        for (login, user, password) in
+            [("hush", None, "hush"), (":hush", None, "hush"), ("ann:hush:1", Some("ann"), "hush:1")]
+        {
+            let (store, without_effect) = redis(&[("REDIS_AUTH", login)]);
+            assert_eq!((store.username.as_deref(), store.passwords.server), (user, text(password)));
+            assert!(without_effect.is_empty(), "{without_effect:?}");
+            let (store, _) = redis(&[("REDIS_SENTINEL_AUTH", login)]);
+            assert_eq!(
+                (store.sentinel_username.as_deref(), store.passwords.sentinel),
+                (user, text(password))
+            );
+        }
+    }
+
+    #[test]
+    fn own_password_file_wins_over_whole_login() {
+        let files = [
+            ("TOLLGATE_STORE__REDIS__PASSWORD_FILE", "/server"),
+            ("TOLLGATE_STORE__REDIS__SENTINEL_PASSWORD_FILE", "/sentinel"),
+        ];
+        let logins = [("REDIS_AUTH", "ann:hush"), ("REDIS_SENTINEL_AUTH", "ann:hush")];
+        let (store, without_effect) = redis(&[&files[..], &logins].concat());
+        let file = |path: &str| Some(PasswordSource::File(path.into()));
+        assert_eq!((store.passwords.server, store.passwords.sentinel), (file("/server"), file("/sentinel")));
+        assert_eq!((store.username, store.sentinel_username), (None, None));
+        assert_eq!(
+            without_effect,
+            [
+                "REDIS_AUTH (store.redis.password_file has the password)",
+                "REDIS_SENTINEL_AUTH (store.redis.sentinel_password_file has the password)",
+            ]
+        );
+    }
+
+    #[test]
+    fn password_is_in_no_message() {
+        for (variable, value) in [
+            ("REDIS_AUTH", "hush:"),
+            ("REDIS_AUTH", "the hush:hush"),
+            ("REDIS_SENTINEL_AUTH", ":"),
+            ("REDIS_URL", "redis://:hush@redis:6379"),
+            ("REDIS_URL", "ann:hush@redis:6379"),
+        ] {
+            let given = [("TOLLGATE_STORE__KIND", "redis"), ("REDIS_URL", "redis:6379"), (variable, value)];
+            let given = if variable == "REDIS_URL" { &[given[0], given[2]] } else { &given[..] };
+            let problem = load(given).unwrap_err().to_string();
+            assert!(problem.contains(variable) && !problem.contains("hush"), "{problem}");
+        }
+        let (_, without_effect) = redis(&[("REDIS_PERSECOND_AUTH", "hush")]);
+        assert_eq!(without_effect, ["REDIS_PERSECOND_AUTH (all counters are in one store)"]);
+        let without_redis = load(&[("REDIS_AUTH", "hush")]).unwrap().without_effect;
+        assert_eq!(without_redis, ["REDIS_AUTH (only store.kind redis has counters in Redis)"]);
+    }
+
+    #[test]
+    fn timeout_and_pool_of_redis_are_kept_within_bounds() {
+        for (given, seconds) in [("250ms", 0.25), ("10s", 10.0), ("2m", 60.0), ("0s", 60.0), ("10us", 0.001)]
+        {
+            let (store, without_effect) = redis(&[("REDIS_TIMEOUT", given)]);
+            assert_eq!((store.timeout.as_secs_f64(), without_effect.len()), (seconds, 0), "{given}");
+        }
+        for (given, connections) in [("1", 1), ("10", 10), ("200", 64)] {
+            assert_eq!(redis(&[("REDIS_POOL_SIZE", given)]).0.connections, connections);
+        }
+    }
+
     #[test]
     fn wrong_value_is_an_error_with_its_variable() {
         for (variable, value) in [
@@ -504,8 +681,11 @@ mod tests {
             ("LOG_LEVEL", "loud"),
             ("GRPC_MAX_CONNECTION_AGE", "soon"),
             ("PORT", "eighty"),
+            ("REDIS_TIMEOUT", "soon"),
+            ("REDIS_POOL_SIZE", "0"),
         ] {
-            let problem = load(&[(variable, value)]).unwrap_err().to_string();
+            let redis = [("TOLLGATE_STORE__KIND", "redis"), ("REDIS_URL", "redis:6379")];
+            let problem = load(&[&redis[..], &[(variable, value)]].concat()).unwrap_err().to_string();
             assert!(problem.contains(variable) && problem.contains(value), "{problem}");
         }
     }

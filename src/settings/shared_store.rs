@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tollgate_limiter::shared_store::{self, PasswordFiles, Settings, TlsFiles};
+use tollgate_limiter::shared_store::{self, PasswordSource, PasswordSources, Settings, TlsFiles};
 
 use crate::settings::{catalog::Redis, conflicts::Conflicts, value_type::Mode};
 
@@ -14,7 +14,8 @@ impl Redis {
         conflicts: &mut Conflicts,
     ) -> Settings {
         self.check(conflicts);
-        let (server, sentinel) = (self.password_file, self.sentinel_password_file);
+        let [server, sentinel] =
+            [self.password_file, self.sentinel_password_file].map(|path| path.map(PasswordSource::File));
         Settings {
             urls: self.urls,
             mode: match self.mode {
@@ -23,8 +24,9 @@ impl Redis {
                 Mode::Cluster => shared_store::Mode::Cluster,
             },
             username: self.username,
+            sentinel_username: self.sentinel_username,
             tls: TlsFiles { ca: self.ca, client: self.cert.zip(self.key) },
-            password_files: PasswordFiles { server, sentinel, poll_interval },
+            passwords: PasswordSources { server, sentinel, poll_interval },
             unready_without_store: self.unready_without_store,
             connections: self.connections,
             timeout: self.timeout,
@@ -73,7 +75,8 @@ mod tests {
     #[test]
     fn all_settings_of_a_shared_store_are_read() {
         let file = "store:\n  kind: redis\n  redis:\n    mode: sentinel\n    sentinel_service: counters\n    \
-                    urls: rediss://a:1, rediss://b:2\n    username: tollgate\n    password_file: p\n    ca: c\n    \
+                    urls: rediss://a:1, rediss://b:2\n    username: tollgate\n    sentinel_username: watcher\n    \
+                    password_file: p\n    ca: c\n    \
                     cert: d\n    key: k\n    connections: 4\n    timeout: 20ms\n    prefix: 'mine:'\n";
         let path = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(path.path(), format!("rules:\n  path: r.yaml\n{file}")).unwrap();
@@ -82,7 +85,10 @@ mod tests {
         assert_eq!(store.mode, Mode::Sentinel { service: "counters".to_owned() });
         assert_eq!(store.urls, ["rediss://a:1", "rediss://b:2"]);
         assert_eq!(store.tls.client, Some(("d".into(), "k".into())));
-        assert_eq!((store.password_files.server, store.connections), (Some("p".into()), 4));
+        let users = (store.username.as_deref(), store.sentinel_username.as_deref());
+        assert_eq!(users, (Some("tollgate"), Some("watcher")));
+        let password = store.passwords.server;
+        assert_eq!((password, store.connections), (Some(PasswordSource::File("p".into())), 4));
         assert_eq!((store.timeout, store.prefix.as_str()), (Duration::from_millis(20), "mine:"));
     }
 

@@ -4,6 +4,7 @@ use std::{io, path::PathBuf};
 
 use tollgate_limiter::{
     files,
+    shared_store::{PasswordSource, PasswordSources},
     yaml::{self, Mark, Node, Pair, Value},
 };
 
@@ -13,7 +14,7 @@ use crate::{
         CATALOG, Setting, Settings,
         catalog::Draft,
         otel,
-        reference::{self, Given},
+        reference::{self, Given, Own, Translation},
         value_type::StoreKind,
     },
 };
@@ -74,7 +75,7 @@ impl Sources {
         for (setting, value) in &self.flags {
             loading.set(Origin::Flag, &flag(setting), flag, setting.name, value);
         }
-        let without_effect = self.load_reference(&mut loading);
+        let Translation { without_effect, passwords, .. } = self.load_reference(&mut loading);
         let traces = otel::traces(&self.environment).unwrap_or_else(|problem| {
             loading.problems.push(problem);
             None
@@ -84,9 +85,15 @@ impl Sources {
             return Err(Error::Wrong(problems));
         }
         let mut settings = draft.settings(given).map_err(Error::Wrong)?;
-        for (_, secret) in CATALOG.iter().zip(&mut settings.given).filter(|(setting, _)| setting.is_secret())
-        {
-            "(not shown)".clone_into(&mut secret.value);
+        for (setting, given) in CATALOG.iter().zip(&mut settings.given) {
+            given.value = setting.shown(&given.value);
+        }
+        if let Some(store) = &mut settings.shared_store {
+            let PasswordSources { server, sentinel, .. } = &mut store.passwords;
+            // The reference gives no password where a file has one.
+            for (source, given) in [(server, passwords.server), (sentinel, passwords.sentinel)] {
+                *source = source.take().or(given.map(PasswordSource::Text));
+            }
         }
         Ok(Settings { traces, without_effect, ..settings })
     }
@@ -127,18 +134,23 @@ impl Sources {
         }
     }
 
-    /// Reads the variables of another server, which override defaults only. Returns those that have no effect.
-    fn load_reference(&self, loading: &mut Loading) -> Vec<String> {
+    /// Reads the variables of another server, which override defaults only.
+    fn load_reference(&self, loading: &mut Loading) -> Translation {
         match self.compat {
-            None => Vec::new(),
+            None => Translation::default(),
             Some(Compat::EnvoyRatelimit) => {
-                let is_redis = loading.draft.store.kind == StoreKind::Redis;
-                let translation = reference::translate(&self.environment, is_redis);
-                loading.problems.extend(translation.problems);
+                let Draft { store, redis, .. } = &loading.draft;
+                let own = Own {
+                    is_redis: store.kind == StoreKind::Redis,
+                    has_password_file: redis.password_file.is_some(),
+                    has_sentinel_password_file: redis.sentinel_password_file.is_some(),
+                };
+                let mut translation = reference::translate(&self.environment, own);
+                loading.problems.append(&mut translation.problems);
                 for Given { setting, value, variable } in &translation.settings {
                     loading.set(Origin::Reference, variable, |_| variable.clone(), setting, value);
                 }
-                translation.without_effect
+                translation
             }
         }
     }
@@ -225,7 +237,8 @@ impl Loading {
         let draft = if is_overridden { &mut Draft::defaults() } else { &mut self.draft };
         if draft.set(setting, value).is_none() {
             let expected = setting.value_type().expected;
-            self.problems.push(format!("{place}: `{value}` is not allowed; {expected} is"));
+            let shown = setting.shown(value);
+            self.problems.push(format!("{place}: `{shown}` is not allowed; {expected} is"));
         } else if !is_overridden {
             *given = EffectiveSetting { name: setting.name, value: value.to_owned(), from };
         }

@@ -10,7 +10,7 @@ use std::{
 use bytesize::ByteSize;
 use jiff::SignedDuration;
 use serde_json::{Value as Json, json};
-use tollgate_limiter::shared_store;
+use tollgate_limiter::{printable, shared_store};
 
 use crate::{
     cluster::link,
@@ -23,6 +23,8 @@ pub(super) const COUNT_MAX: u64 = 1_000_000;
 pub(super) const OFF: &str = "off";
 /// The value for a share of the memory, and for an address that is determined at run time.
 const AUTO: &str = "auto";
+/// The placeholder of an address with a scheme.
+pub(super) const URL: &str = "URL";
 
 /// A setting.
 #[derive(Clone, Copy, Debug)]
@@ -33,6 +35,8 @@ pub struct Setting {
     pub default: &'static str,
     /// The help text.
     pub help: &'static str,
+    /// The heading of the section in the help.
+    pub heading: &'static str,
     /// The flag; empty if the name is the flag.
     pub(super) own_flag: &'static [&'static str],
     /// The part of the program that uses the setting.
@@ -70,6 +74,17 @@ impl Setting {
     /// of a file is not a secret.
     pub fn is_secret(&self) -> bool {
         ["token", "secret", "password", "headers"].into_iter().any(|end| self.name.ends_with(end))
+    }
+
+    /// A value of it as it is shown: without secrets, and addresses without users and passwords.
+    pub(super) fn shown(&self, value: &str) -> String {
+        if self.is_secret() {
+            "(not shown)".to_owned()
+        } else if self.value_type().value_name.starts_with(URL) {
+            printable::without_login(value)
+        } else {
+            value.to_owned()
+        }
     }
 
     /// The environment variable.
@@ -341,7 +356,7 @@ pub(super) fn integer<T: TryFrom<u64> + 'static>(
     parser(value_name, format!("{what} from {min} to {max}"), within).with_schema(schema)
 }
 
-fn duration(text: &str) -> Option<Duration> {
+pub(super) fn duration(text: &str) -> Option<Duration> {
     text.parse::<SignedDuration>().ok()?.try_into().ok()
 }
 

@@ -123,7 +123,19 @@ fn variables_and_flags_of_migration_page_exist() {
     let mut flags: BTreeSet<_> = CATALOG.iter().map(|setting| format!("--{}", setting.flag())).collect();
     // The flags of `tollgate ask`, and those of `tollgate serve` that are no settings.
     flags.extend(
-        ["--to", "--peek", "--refund", "--hits", "--json", "--settings", "--compat"].map(str::to_owned),
+        [
+            "--to",
+            "--peek",
+            "--refund",
+            "--hits",
+            "--json",
+            "--tls-ca",
+            "--tls-cert",
+            "--tls-key",
+            "--settings",
+            "--compat",
+        ]
+        .map(str::to_owned),
     );
     let unknown: Vec<_> = words(&page, "--", |letter| letter == '-' || letter.is_ascii_lowercase())
         .filter(|flag| !flag.trim_matches('-').is_empty() && !flags.contains(*flag))

@@ -91,6 +91,16 @@ impl Program {
         }
     }
 
+    /// Ends the process with SIGTERM, and returns the log lines that nothing has read yet.
+    pub async fn end(mut self) -> Vec<Value> {
+        self.signal("TERM").await;
+        let mut events = Vec::new();
+        while let Some(event) = timeout(TIMEOUT, self.log.recv()).await.unwrap() {
+            events.push(event);
+        }
+        events
+    }
+
     /// Waits until the process ends; `None` if a signal killed it.
     pub async fn exit_code(&mut self) -> Option<i32> {
         timeout(TIMEOUT, self.process.wait()).await.unwrap().unwrap().code()

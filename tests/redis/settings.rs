@@ -7,6 +7,7 @@ use std::{
 };
 
 use serde_json::json;
+use tokio::process::Command;
 use tonic::transport::Endpoint;
 use tonic_health::pb::{
     HealthCheckRequest, health_check_response::ServingStatus, health_client::HealthClient,
@@ -14,7 +15,7 @@ use tonic_health::pb::{
 
 use crate::{
     harness::{http, until},
-    program::Program,
+    program::{PROGRAM, Program},
     server::Server,
 };
 
@@ -115,4 +116,58 @@ async fn calls_use_the_configured_number_of_connections() {
         assert_eq!(sources.len(), connections, "{sources:?}");
         until(opened).await;
     }
+}
+
+/// The password that no log line and no answer may contain.
+const PASSWORD: &str = "hush:42";
+
+/// A program in the place of envoyproxy/ratelimit, which has this login of the server. It logs all that it can.
+async fn start_in_place(server: &Server, login: &str) -> Program {
+    let mut command = Command::new(PROGRAM);
+    let variables = [
+        ("TOLLGATE_STORE__KIND", "redis"),
+        ("TOLLGATE_LOG__LEVEL", "trace,redis=trace"),
+        ("REDIS_URL", &format!("127.0.0.1:{}", server.port())),
+        ("REDIS_TYPE", "SINGLE"),
+        ("REDIS_AUTH", login),
+        ("REDIS_TIMEOUT", "5s"),
+        ("REDIS_POOL_SIZE", "2"),
+    ];
+    command.envs(variables);
+    Program::start_unready(command, RULES, &["--compat", "envoy-ratelimit", "--drain-delay", "0s"]).await
+}
+
+/// All that the program shows of its settings and of its log.
+async fn shown(program: Program) -> String {
+    let mut texts = Vec::new();
+    for path in ["/config", "/doctor", "/rules"] {
+        texts.push(http(program.admin, "GET", path, "").await.unwrap().1);
+    }
+    texts.push(serde_json::to_string(&program.end().await).unwrap());
+    texts.concat()
+}
+
+#[tokio::test]
+async fn variables_of_reference_log_in_and_show_no_password() {
+    let server = Server::start(&["--requirepass", "other"]);
+    let rights = format!("ACL SETUSER ann on >{PASSWORD} ~tollgate:* &tollgate:* +@all");
+    server.run_with_password::<()>("other", &rights);
+    let program = start_in_place(&server, &format!("ann:{PASSWORD}")).await;
+    until_probed(&program, 200, "OK").await;
+    charge(&program, 1).await;
+    let users: String = server.run_with_password("other", "CLIENT LIST");
+    assert!(users.lines().filter(|client| client.contains("user=ann")).count() >= 2, "{users}");
+    let shown = shown(program).await;
+    assert!(shown.contains("store.redis.timeout") && shown.contains("connected to the shared store"));
+    assert!(!shown.contains(PASSWORD), "{shown}");
+}
+
+#[tokio::test]
+async fn refused_login_of_reference_shows_no_password() {
+    let server = Server::start(&["--requirepass", "other"]);
+    let mut program = start_in_place(&server, &format!(":{PASSWORD}")).await;
+    let refused = program.until_logged("cannot connect to the shared store").await;
+    assert!(refused["reason"].as_str().unwrap().contains("WRONGPASS"), "{refused}");
+    let shown = shown(program).await + &refused.to_string();
+    assert!(!shown.contains(PASSWORD), "{shown}");
 }

@@ -136,6 +136,9 @@ async fn server_client(settings: &Settings, passwords: &Passwords) -> RedisResul
             if let Some(password) = &passwords.server {
                 builder = builder.set_client_to_redis_password(password);
             }
+            if let Some(username) = &settings.sentinel_username {
+                builder = builder.set_client_to_sentinel_username(username);
+            }
             if let Some(password) = &passwords.sentinel {
                 builder = builder.set_client_to_sentinel_password(password);
             }

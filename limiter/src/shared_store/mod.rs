@@ -44,7 +44,7 @@ mod stats;
 mod value;
 mod withdrawals;
 
-pub use passwords::{PasswordError, PasswordFiles, Passwords};
+pub use passwords::{PasswordError, PasswordSource, PasswordSources, Passwords};
 pub use settings::{ConnectError, Mode, Settings, TlsFiles, is_prefix, is_url};
 pub use stats::Stats;
 
@@ -100,11 +100,11 @@ impl SharedStore {
         active_rules: Arc<ActiveRules>,
         background: &mut JoinSet<()>,
     ) -> Result<Self, PasswordError> {
-        let files = settings.password_files.clone();
-        let (passwords, received) = watch::channel(files.read()?);
+        let sources = settings.passwords.clone();
+        let (passwords, received) = watch::channel(sources.read()?);
         let store = Self::new(settings, clock, active_rules);
         background.spawn(store.clone().run(received));
-        background.spawn(files.watch(passwords));
+        background.spawn(sources.watch(passwords));
         Ok(store)
     }
 

@@ -1,4 +1,4 @@
-//! The passwords of the store, from files that are watched.
+//! The passwords of the store: given, or from files that are watched.
 
 use std::{
     io,
@@ -26,15 +26,24 @@ pub struct Passwords {
     pub sentinel: Option<String>,
 }
 
-/// The files of the passwords.
+/// Where the passwords of the store come from.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct PasswordFiles {
+pub struct PasswordSources {
     /// For the servers.
-    pub server: Option<PathBuf>,
+    pub server: Option<PasswordSource>,
     /// For the sentinels.
-    pub sentinel: Option<PathBuf>,
-    /// The interval between comparisons with the passwords in use.
+    pub sentinel: Option<PasswordSource>,
+    /// The interval between comparisons of the files with the passwords in use.
     pub poll_interval: Duration,
+}
+
+/// Where a password comes from.
+#[derive(Clone, PartialEq, Eq)]
+pub enum PasswordSource {
+    /// The first line of a file, which is read again when it changes.
+    File(PathBuf),
+    /// The password itself, which is never shown.
+    Text(String),
 }
 
 /// Why a password cannot be read. The setting is named by the caller.
@@ -45,10 +54,10 @@ pub struct PasswordError {
     reason: String,
 }
 
-impl PasswordFiles {
+impl PasswordSources {
     /// Reads the passwords.
     pub fn read(&self) -> Result<Passwords, PasswordError> {
-        let read = |path: &Option<PathBuf>| path.as_deref().map(read_password).transpose();
+        let read = |source: &Option<PasswordSource>| source.as_ref().map(PasswordSource::read).transpose();
         Ok(Passwords { server: read(&self.server)?, sentinel: read(&self.sentinel)? })
     }
 
@@ -56,7 +65,7 @@ impl PasswordFiles {
     pub async fn watch(self, passwords: watch::Sender<Passwords>) {
         let active = fingerprint(&Ok::<_, String>(passwords.borrow().clone()));
         let (poll_interval, files) =
-            (self.poll_interval, SentPasswords { files: self, passwords: passwords.clone() });
+            (self.poll_interval, SentPasswords { sources: self, passwords: passwords.clone() });
         tokio::select! {
             () = passwords.closed() => {}
             () = FileWatch::with_active(files, active).run(poll_interval) => {}
@@ -64,9 +73,28 @@ impl PasswordFiles {
     }
 }
 
-/// The files of the passwords, and the passwords in use.
+impl PasswordSource {
+    fn read(&self) -> Result<String, PasswordError> {
+        match self {
+            Self::File(path) => read_password(path),
+            Self::Text(password) => Ok(password.clone()),
+        }
+    }
+}
+
+/// Shows no password.
+impl std::fmt::Debug for PasswordSource {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::File(path) => f.debug_tuple("File").field(path).finish(),
+            Self::Text(_) => f.write_str("Text(..)"),
+        }
+    }
+}
+
+/// The sources of the passwords, and the passwords in use.
 struct SentPasswords {
-    files: PasswordFiles,
+    sources: PasswordSources,
     passwords: watch::Sender<Passwords>,
 }
 
@@ -75,8 +103,8 @@ impl WatchedFiles for SentPasswords {
     type Error = String;
 
     async fn read(&self) -> Option<(Self::Contents, u128)> {
-        let files = self.files.clone();
-        read_blocking(move || files.read().map_err(|error| error.to_string())).await
+        let sources = self.sources.clone();
+        read_blocking(move || sources.read().map_err(|error| error.to_string())).await
     }
 
     async fn load(&mut self, contents: Self::Contents) -> Option<Result<(), String>> {
@@ -113,8 +141,21 @@ mod tests {
 
     use super::*;
 
-    fn files(path: PathBuf) -> PasswordFiles {
-        PasswordFiles { server: Some(path), sentinel: None, poll_interval: Duration::from_millis(60) }
+    fn of_file(path: PathBuf) -> PasswordSources {
+        let server = Some(PasswordSource::File(path));
+        PasswordSources { server, sentinel: None, poll_interval: Duration::from_millis(60) }
+    }
+
+    #[test]
+    fn given_password_is_read_and_never_shown() {
+        let given = PasswordSources {
+            server: Some(PasswordSource::Text("secret".to_owned())),
+            sentinel: Some(PasswordSource::File("/run/password".into())),
+            poll_interval: Duration::ZERO,
+        };
+        let shown = format!("{given:?}");
+        assert!(shown.contains("Text(..)") && shown.contains("/run/password"), "{shown}");
+        assert_eq!(given.server.unwrap().read().unwrap(), "secret");
     }
 
     #[test]
@@ -122,12 +163,12 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("password");
         fs::write(&path, " a b\r\n").unwrap();
-        assert_eq!(files(path.clone()).read().unwrap().server.unwrap(), " a b");
+        assert_eq!(of_file(path.clone()).read().unwrap().server.unwrap(), " a b");
         fs::write(&path, "\n").unwrap();
-        let error = files(path.clone()).read().unwrap_err().to_string();
+        let error = of_file(path.clone()).read().unwrap_err().to_string();
         assert!(error.ends_with("password: no password in it"), "{error}");
         fs::remove_file(&path).unwrap();
-        assert!(files(path).read().is_err());
+        assert!(of_file(path).read().is_err());
     }
 
     // While time is paused, it passes only when no read is under way.
@@ -136,9 +177,9 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("password");
         fs::write(&path, "one").unwrap();
-        let files = files(path.clone());
-        let (sender, mut received) = watch::channel(files.read().unwrap());
-        let watching = tokio::spawn(files.watch(sender));
+        let sources = of_file(path.clone());
+        let (sender, mut received) = watch::channel(sources.read().unwrap());
+        let watching = tokio::spawn(sources.watch(sender));
         fs::write(&path, "").unwrap();
         // Several polls.
         tokio::time::sleep(Duration::from_secs(1)).await;

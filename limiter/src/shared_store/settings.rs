@@ -4,7 +4,10 @@ use std::{path::PathBuf, time::Duration};
 
 use redis::IntoConnectionInfo;
 
-use crate::shared_store::passwords::{PasswordError, PasswordFiles};
+use crate::{
+    printable,
+    shared_store::passwords::{PasswordError, PasswordSources},
+};
 
 /// How to reach the store, and how to use it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -15,11 +18,13 @@ pub struct Settings {
     pub mode: Mode,
     /// The user of the server's access control list; `None` for the default user.
     pub username: Option<String>,
+    /// The user of the sentinels' access control list; `None` for the default user.
+    pub sentinel_username: Option<String>,
     /// Certificates, if the servers' certificates are not issued by an authority that the system trusts, or the servers
     /// require a certificate of their clients.
     pub tls: TlsFiles,
-    /// The files of the passwords.
-    pub password_files: PasswordFiles,
+    /// The passwords.
+    pub passwords: PasswordSources,
     /// Whether the replica is not ready while the store cannot be used.
     pub unready_without_store: bool,
     /// The connections to each server.
@@ -62,7 +67,7 @@ pub enum ConnectError {
     /// No server is named.
     #[error("no URL of a server is given")]
     NoUrl,
-    /// A URL is invalid.
+    /// A URL is invalid. It is named without its user and password.
     #[error(
         "{0:?} is not redis://HOST:PORT or rediss://HOST:PORT; user and password have settings of their own"
     )]
@@ -88,8 +93,9 @@ impl Settings {
             urls: urls.into_iter().map(U::into).collect(),
             mode: Mode::Standalone,
             username: None,
+            sentinel_username: None,
             tls: TlsFiles::default(),
-            password_files: PasswordFiles { server: None, sentinel: None, poll_interval: POLL_INTERVAL },
+            passwords: PasswordSources { server: None, sentinel: None, poll_interval: POLL_INTERVAL },
             unready_without_store: false,
             connections: 1,
             timeout: Duration::from_millis(500),
@@ -104,7 +110,7 @@ impl Settings {
             return Err(ConnectError::NoUrl);
         }
         if let Some(url) = self.urls.iter().find(|url| !is_url(url)) {
-            return Err(ConnectError::Url(url.clone()));
+            return Err(ConnectError::Url(printable::without_login(url)));
         }
         if self.is_tls() && self.urls.iter().any(|url| url.starts_with("redis:")) {
             return Err(ConnectError::MixedTls);
@@ -134,7 +140,7 @@ const PREFIX_BYTES_MAX: usize = 64;
 /// Whether a text is the address of a server: `redis://HOST:PORT` or `rediss://HOST:PORT`, without a password.
 pub fn is_url(text: &str) -> bool {
     let is_scheme = text.starts_with("redis://") || text.starts_with("rediss://");
-    // Passwords come from a file, and everything else has a setting.
+    // User, password and everything else have settings of their own.
     is_scheme && !text.contains(['@', '?', '#']) && text.into_connection_info().is_ok()
 }
 
