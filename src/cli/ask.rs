@@ -18,7 +18,7 @@ use crate::{
         },
     },
     cli::{
-        OVER_LIMIT, block_on, printable_json, request,
+        OVER_LIMIT, block_on, examples, printable_json, request,
         target::{self, Target, Tls},
     },
     telemetry::causes,
@@ -30,6 +30,11 @@ const TIMEOUT: Duration = Duration::from_secs(5);
 pub(super) fn command() -> Command {
     let command = Command::new("ask")
         .about("Send one request to a server; exits 0 if it passes, 2 if it is over a limit, 1 without an answer")
+        .after_help(examples(&[
+            "tollgate ask edge remote_address=203.0.113.7",
+            "tollgate ask edge route=login,account=ada path=/search --peek",
+            "tollgate ask --to tollgate:8081 --tls-ca ca.crt shop user=ada --hits 3",
+        ]))
         .args(target::args());
     request::of(command)
 }

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use clap::{Arg, ArgMatches, Command, value_parser};
 use clap_complete::{Shell, generate};
 
-use crate::cli::{NAME, print};
+use crate::cli::{NAME, examples, print};
 
 pub(super) fn command() -> Command {
     let shell = Arg::new("shell")
@@ -13,7 +13,10 @@ pub(super) fn command() -> Command {
         .required(true)
         .value_parser(value_parser!(Shell))
         .help("Shell that reads the script");
-    Command::new("completions").about("Print the completion script of a shell").arg(shell)
+    Command::new("completions")
+        .about("Print the completion script of a shell")
+        .after_help(examples(&["tollgate completions bash > /etc/bash_completion.d/tollgate"]))
+        .arg(shell)
 }
 
 /// Prints the script for `program`, the whole command line.

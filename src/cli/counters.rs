@@ -8,7 +8,7 @@ use tollgate_limiter::printable::escaped;
 
 use crate::{
     api::{descriptor_text, proto::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::Entry},
-    cli::{admin_client, printable_json, request},
+    cli::{admin_client, examples, printable_json, request},
 };
 
 pub(super) fn command() -> Command {
@@ -24,6 +24,10 @@ pub(super) fn command() -> Command {
     let json = Arg::new("json").long("json").action(ArgAction::SetTrue).help("Print the answer as JSON");
     Command::new("counters")
         .about("Show, reset or set the counter of a descriptor on a server; the server logs every change")
+        .after_help(examples(&[
+            "tollgate counters edge remote_address=203.0.113.7",
+            "tollgate counters edge remote_address=203.0.113.7 --reset",
+        ]))
         .args(admin_client::args())
         .args([request::domain(), request::descriptor(), reset, set, json])
         .group(ArgGroup::new("change").args(["reset", "set"]))

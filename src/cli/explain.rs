@@ -8,13 +8,13 @@ use tollgate_limiter::printable::escaped;
 
 use crate::{
     api::json,
-    cli::{OVER_LIMIT, admin_client, printable_json, request},
+    cli::{OVER_LIMIT, admin_client, examples, printable_json, request},
 };
 
 pub(super) fn command() -> Command {
     let command = Command::new("explain").about(
         "Show what a server would decide and why, without charging anything; exits 0 if the request would pass, 2 if it would be over a limit, 1 without an answer",
-    );
+    ).after_help(examples(&["tollgate explain edge remote_address=203.0.113.7"]));
     request::of(command.args(admin_client::args()))
 }
 

@@ -5,7 +5,7 @@ use std::{io, process::ExitCode};
 use clap::{Arg, ArgMatches, Command, builder::PossibleValuesParser};
 use clap_mangen::Man;
 
-use crate::cli::print;
+use crate::cli::{examples, print};
 
 /// The command, for a program with these other commands.
 pub(super) fn command(commands: Vec<String>) -> Command {
@@ -13,7 +13,10 @@ pub(super) fn command(commands: Vec<String>) -> Command {
         .value_name("COMMAND")
         .value_parser(PossibleValuesParser::new(commands))
         .help("Command to describe; without it, the page lists the commands");
-    Command::new("man").about("Print a manual page in roff, as in `tollgate man serve | man -l -`").arg(of)
+    Command::new("man")
+        .about("Print a manual page in roff, as in `tollgate man serve | man -l -`")
+        .after_help(examples(&["tollgate man serve | man -l -"]))
+        .arg(of)
 }
 
 /// Prints a page of `program`, the whole command line.

@@ -98,6 +98,10 @@ fn command() -> clap::Command {
     let program = clap::Command::new(NAME)
         .version(env!("CARGO_PKG_VERSION"))
         .about("Rate limit service for Envoy and other gRPC clients")
+        .after_help(examples(&[
+            "tollgate serve --rules rules.yaml",
+            "tollgate ask edge remote_address=203.0.113.7",
+        ]))
         .subcommand_required(true)
         .arg_required_else_help(true)
         .subcommand(serve::command())
@@ -114,6 +118,12 @@ fn command() -> clap::Command {
         .subcommand(completions::command());
     let commands = program.get_subcommands().map(|command| command.get_name().to_owned()).collect();
     program.subcommand(man::command(commands))
+}
+
+/// The end of a command's help: command lines that work as they are, beside the files that they name.
+fn examples(command_lines: &[&str]) -> String {
+    let lines = command_lines.iter().map(|line| format!("\n  {line}"));
+    format!("Examples:{}", lines.collect::<String>())
 }
 
 /// Runs a command that waits for a server.
@@ -170,6 +180,49 @@ fn print(bytes: &[u8]) -> ExitCode {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// The words of each example in the help of a command, as a shell reads them up to a pipe or a redirection.
+    pub(super) fn examples_of(command: &clap::Command) -> Vec<Vec<String>> {
+        let help = command.get_after_help().map(ToString::to_string).unwrap_or_default();
+        let help = help.replace("\\\n", "");
+        let lines = help.lines().filter_map(|line| line.strip_prefix("  "));
+        lines.map(words).collect()
+    }
+
+    /// Single quotes keep what is between them in one word.
+    fn words(line: &str) -> Vec<String> {
+        let mut words = vec![String::new()];
+        let mut is_quoted = false;
+        for character in line.trim().chars() {
+            match character {
+                '\'' => is_quoted = !is_quoted,
+                ' ' if !is_quoted => words.push(String::new()),
+                '|' | '>' if !is_quoted => {
+                    words.pop();
+                    break;
+                }
+                other => words.last_mut().unwrap().push(other),
+            }
+        }
+        words.retain(|word| !word.is_empty());
+        words
+    }
+
+    #[test]
+    fn every_command_has_examples_that_parse() {
+        let program = command();
+        for described in program.get_subcommands().chain([&program]) {
+            let examples = examples_of(described);
+            assert!(!examples.is_empty(), "{} has no example", described.get_name());
+            for words in examples {
+                let is_own = described.get_name() == NAME || words[1] == described.get_name();
+                assert!(is_own && words[0] == NAME, "{words:?}");
+                if let Err(error) = command().try_get_matches_from(&words) {
+                    panic!("{words:?}: {error}");
+                }
+            }
+        }
+    }
 
     #[test]
     fn program_called_ratelimit_serves_with_its_variables() {

@@ -5,7 +5,10 @@ use std::process::ExitCode;
 use clap::{Arg, ArgMatches, Command};
 use tollgate_limiter::rules;
 
-use crate::{cli::print, settings};
+use crate::{
+    cli::{examples, print},
+    settings,
+};
 
 const RULES: &str = "rules";
 const SETTINGS: &str = "settings";
@@ -18,6 +21,7 @@ pub(super) fn command() -> Command {
         .help("Kind of file: rule files or settings files");
     Command::new("schema")
         .about("Print the JSON Schema of rule files or of settings files, for editors")
+        .after_help(examples(&["tollgate schema rules > rules.schema.json"]))
         .arg(of)
 }
 

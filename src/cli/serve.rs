@@ -19,6 +19,7 @@ use tollgate_limiter::time::{Clock, Stopwatch};
 use tracing::{error, info, warn};
 
 use crate::{
+    cli::examples,
     server::{Server, WorkerPool},
     settings::{CATALOG, Compat, ListenAddress, Settings, Sources, Tls, environment},
     telemetry::logs,
@@ -34,6 +35,26 @@ pub(super) const COMPAT: &str = "compat";
 pub(super) const ENVOY_RATELIMIT: &str = "envoy-ratelimit";
 /// The name of the command.
 pub(super) const NAME: &str = "serve";
+/// The settings that the short help shows, and the long one first, beside the settings file. All others are below the
+/// headings of the catalog.
+const MOST_USED: [&str; 9] = [
+    "rules.path",
+    "grpc.listen",
+    "http.listen",
+    "store.kind",
+    "store.redis.urls",
+    "cluster.listen",
+    "cluster.seed",
+    "cluster.secret_file",
+    "log.level",
+];
+const EXAMPLES: [&str; 4] = [
+    "tollgate serve --rules rules.yaml",
+    "tollgate serve --rules rules/ --settings tollgate.yaml --log-level info",
+    "tollgate serve --rules rules.yaml --cluster-listen 10.0.0.7:8082 \\\n      \
+     --cluster-seed tollgate-peers:8082 --cluster-secret-file secret",
+    "tollgate serve --rules rules.yaml --store-kind redis --store-redis-urls redis://redis:6379",
+];
 /// Arguments without effect, after `--`.
 const IGNORED: &str = "ignored";
 
@@ -43,19 +64,32 @@ pub(super) fn command() -> Command {
     );
     let flags = CATALOG.iter().map(|setting| {
         let value_type = setting.value_type();
-        Arg::new(setting.name)
+        let flag = Arg::new(setting.name)
             .long(setting.flag())
             .value_name(value_type.value_name)
             .action(if value_type.is_list { ArgAction::Append } else { ArgAction::Set })
-            .help(format!("{} [default: {}]", setting.help, setting.default))
+            .help(format!("{} [default: {}]", setting.help, setting.default));
+        if MOST_USED.contains(&setting.name) {
+            flag
+        } else {
+            flag.help_heading(setting.heading).hide_short_help(true)
+        }
     });
     let compat = Arg::new(COMPAT)
         .long(COMPAT)
         .value_name("SERVER")
         .value_parser([ENVOY_RATELIMIT])
+        .help_heading("In the place of another server")
+        .hide_short_help(true)
         .help("Also read the environment variables of this server; the default if the program is called `ratelimit`");
     let ignored = Arg::new(IGNORED).num_args(0..).last(true).requires(COMPAT).hide(true);
-    Command::new(NAME).about("Run the service").arg(file).arg(compat).args(flags).arg(ignored)
+    Command::new(NAME)
+        .about("Run the service")
+        .after_help(examples(&EXAMPLES))
+        .arg(file)
+        .args(flags)
+        .arg(compat)
+        .arg(ignored)
 }
 
 /// Moves arguments that this command does not know behind `--` if it starts in the place of envoyproxy/ratelimit: that
@@ -235,6 +269,33 @@ mod tests {
         let flags: Vec<_> = flags.iter().map(|(setting, value)| (setting.name, value.as_str())).collect();
         assert_eq!(flags, [("grpc.listen", "[::]:1"), ("cluster.seed", "a:1,b:2,c:3")]);
         assert!(read(&["serve", "--grpc-listen", "[::]:1", "--grpc-listen", "[::]:2"]).is_err());
+    }
+
+    #[test]
+    fn examples_in_help_are_valid_settings() {
+        for words in crate::cli::tests::examples_of(&command()) {
+            let given = sources(&command().get_matches_from(&words[1..]));
+            // The settings file is that of an operator.
+            let loaded = Sources { file: None, environment: Vec::new(), ..given }.load();
+            assert!(loaded.is_ok(), "{words:?}: {loaded:?}");
+        }
+    }
+
+    #[test]
+    fn short_help_shows_ten_flags_and_long_help_all_below_headings() {
+        let short = command().render_help().to_string();
+        let flags = |help: &str| {
+            let (flags, _examples) = help.split_once("Examples:").unwrap();
+            flags.lines().filter(|line| line.trim_start().starts_with("--")).count()
+        };
+        assert_eq!(flags(&short), 10, "{short}");
+        let long = command().render_long_help().to_string();
+        assert_eq!(flags(&long), CATALOG.len() + 2, "{long}");
+        let (most_used, rest) = long.split_once("In the place of another server:").unwrap();
+        assert!(most_used.contains("--cluster-seed") && !rest.contains("--cluster-seed"), "{long}");
+        for setting in CATALOG {
+            assert!(long.contains(&format!("\n{}:\n", setting.heading)), "{}", setting.name);
+        }
     }
 
     #[test]

@@ -17,7 +17,7 @@ use crate::{
             run::{Callers, LoadModel, Run, Traffic},
             schedule::{Arrivals, MeasuredSpan, Schedule},
         },
-        request, target,
+        examples, request, target,
     },
 };
 
@@ -40,6 +40,10 @@ pub(super) fn command() -> Command {
             "Generate load on a server, as fast as it answers or at a fixed rate, and report latencies; exits 0 if there was any \
              answer, otherwise 1",
         )
+        .after_help(examples(&[
+            "tollgate bench edge 'remote_address=10.0.0.{}' --keys 1000 --connections 4 --streams 50",
+            "tollgate bench edge user=ada --rate 2000 --poisson --duration 30s",
+        ]))
         .args(target::args())
         .args([request::domain(), descriptors])
         .args(traffic())

@@ -5,7 +5,7 @@ use std::{path::PathBuf, process::ExitCode};
 use clap::{Arg, ArgAction, ArgMatches, Command, ValueHint, value_parser};
 use tollgate_limiter::rules::{self, Problems, Rules};
 
-use crate::cli::{check::report::Report, print_line};
+use crate::cli::{check::report::Report, examples, print_line};
 
 mod report;
 mod sarif;
@@ -20,6 +20,10 @@ pub(super) fn command() -> Command {
     let flag = |name: &'static str| Arg::new(name).long(name).action(ArgAction::SetTrue);
     Command::new("check")
         .about("Report every problem of a rule file or directory; exits 1 if there is any")
+        .after_help(examples(&[
+            "tollgate check rules.yaml",
+            "tollgate check rules/ --sarif > problems.sarif",
+        ]))
         .arg(path)
         .arg(flag("json").help("Print the problems and warnings as JSON"))
         .arg(

@@ -6,7 +6,7 @@ use clap::{Arg, ArgAction, ArgMatches, Command, ValueHint, value_parser};
 use serde_json::json;
 use tollgate_limiter::rules;
 
-use crate::cli::{TROUBLE, print};
+use crate::cli::{TROUBLE, examples, print};
 
 mod compare;
 mod difference;
@@ -33,6 +33,7 @@ pub(super) fn command() -> Command {
         .about(
             "Show which limits change for which descriptors between two sets of rules; exits 0 if none does, 1 if any does, 2 on errors",
         )
+        .after_help(examples(&["tollgate diff rules.yaml new.yaml"]))
         .arg(path("old", "Rule file, or directory of rule files, that is active"))
         .arg(path("new", "Rule file, or directory of rule files, that replaces it"))
         .arg(Arg::new("json").long("json").action(ArgAction::SetTrue).help("Print the differences as JSON"))

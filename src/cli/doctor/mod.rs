@@ -9,7 +9,7 @@ use tollgate_limiter::printable::escaped;
 
 use crate::{
     api::admin::doctor::finding::{Finding, Level},
-    cli::{TROUBLE, admin_client, print, printable_json},
+    cli::{TROUBLE, admin_client, examples, print, printable_json},
 };
 
 mod envoy;
@@ -44,6 +44,10 @@ pub(super) fn command() -> Command {
         .about(
             "Examine a server and its cluster for what commonly goes wrong, and say how to repair it; exits 0 without errors and warnings, 1 with any, 2 without an answer",
         )
+        .after_help(examples(&[
+            "tollgate doctor",
+            "tollgate doctor --to 127.0.0.1:6070 --envoy envoy.yaml",
+        ]))
         .args(admin_client::args())
         .args([envoy, json])
 }

@@ -18,7 +18,7 @@ use crate::{
             keys::{KEYS_MAX, Keys},
             schedule::{Arrivals, MeasuredSpan, Schedule},
         },
-        request,
+        examples, request,
         simulate::{
             generator::{Retry, Terms, Wait},
             input::{
@@ -95,6 +95,10 @@ pub(super) fn command() -> Command {
         // clap would write the group before the rules.
         .override_usage("tollgate simulate [OPTIONS] <RULES> <INPUT|--generate <ARRIVALS>>")
         .about("Replay recorded or generated traffic against rules, without a server, and report what would be refused")
+        .after_help(examples(&[
+            "tollgate simulate rules.yaml access.log --descriptor 'remote_address={x_forwarded_for|last}' --suggest 99%",
+            "tollgate simulate rules.yaml --generate bursts --descriptor 'user={key}' --keys 1000",
+        ]))
         .arg(path("rules", "RULES", "Rule file, or directory of rule files").required(true))
         .arg(path("input", "INPUT", "Recorded traffic, plain or compressed with gzip or zstd; - reads the standard input"))
         .args(recorded())

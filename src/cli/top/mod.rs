@@ -21,7 +21,7 @@ use tokio::{
 
 use crate::cli::{
     admin_client::{self, Server},
-    block_on, print,
+    block_on, examples, print,
     top::{
         figures::figures,
         history::History,
@@ -57,6 +57,10 @@ pub(super) fn command() -> Command {
         .help("Print the figures of one second as text, and exit");
     Command::new("top")
         .about("Show what a server does now, in the terminal: rates, latency, counters, rules, the most refused keys")
+        .after_help(examples(&[
+            "tollgate top",
+            "tollgate top --to 10.0.0.7:6070 --token-file token --once",
+        ]))
         .args(admin_client::args())
         .arg(once)
 }
