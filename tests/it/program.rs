@@ -92,6 +92,7 @@ impl Program {
     }
 
     /// Ends the process with SIGTERM, and returns the log lines that nothing has read yet.
+    #[allow(dead_code, reason = "the tests of the shared store use it")]
     pub async fn end(mut self) -> Vec<Value> {
         self.signal("TERM").await;
         let mut events = Vec::new();

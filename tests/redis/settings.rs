@@ -158,7 +158,7 @@ async fn variables_of_reference_log_in_and_show_no_password() {
     let users: String = server.run_with_password("other", "CLIENT LIST");
     assert!(users.lines().filter(|client| client.contains("user=ann")).count() >= 2, "{users}");
     let shown = shown(program).await;
-    assert!(shown.contains("store.redis.timeout") && shown.contains("connected to the shared store"));
+    assert!(shown.contains("store.redis.timeout") && shown.contains("drain"), "{shown}");
     assert!(!shown.contains(PASSWORD), "{shown}");
 }
 
@@ -167,7 +167,7 @@ async fn refused_login_of_reference_shows_no_password() {
     let server = Server::start(&["--requirepass", "other"]);
     let mut program = start_in_place(&server, &format!(":{PASSWORD}")).await;
     let refused = program.until_logged("cannot connect to the shared store").await;
-    assert!(refused["reason"].as_str().unwrap().contains("WRONGPASS"), "{refused}");
+    assert!(refused["reason"].as_str().unwrap().contains("authentication failed"), "{refused}");
     let shown = shown(program).await + &refused.to_string();
     assert!(!shown.contains(PASSWORD), "{shown}");
 }
