@@ -33,7 +33,7 @@ func TestExample_ForEachUser_KeepsTheLimit(t *testing.T) {
 	for _, each := range []struct {
 		user string
 		want int
-	}{{"ann", 200}, {"ann", 429}, {"bob", 200}, {"", 200}, {"", 200}} {
+	}{{"ann", 200}, {"ann", 429}, {"bob", 200}, {"", 200}, {"", 429}} {
 		request := httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/hello", nil)
 		if each.user != "" {
 			request.Header.Set("user", each.user)

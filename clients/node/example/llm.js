@@ -4,7 +4,7 @@ import { createServer } from "node:http";
 import { setTimeout as wait } from "node:timers/promises";
 import { parseArgs } from "node:util";
 
-import { Client } from "tollgate";
+import { Client } from "tollgate-ratelimit-client";
 
 const { values } = parseArgs({
   options: {

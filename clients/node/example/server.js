@@ -7,8 +7,8 @@ import { createServer } from "node:http";
 import { parseArgs } from "node:util";
 
 import express from "express";
-import { Client } from "tollgate";
-import { rateLimit } from "tollgate/express";
+import { Client } from "tollgate-ratelimit-client";
+import { rateLimit } from "tollgate-ratelimit-client/express";
 
 const { values } = parseArgs({
   options: {
@@ -19,9 +19,11 @@ const { values } = parseArgs({
 const [host, port] = values.listen.split(":");
 
 const client = new Client(values.limiter, { timeoutMs: 100, onNoAnswer: "allow" });
+// Limits each user; requests without a user share one limit. A real service takes the user from a verified token: a
+// client that chooses its name chooses its budget.
 const describe = (request) => ({
   domain: "shop",
-  descriptors: [{ entries: [["user", request.get("x-user") ?? ""]] }],
+  descriptors: [{ entries: [["user", request.get("x-user") ?? "anonymous"]] }],
 });
 
 const app = express();

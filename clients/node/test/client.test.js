@@ -4,7 +4,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { Client, InvalidRequestError, PrepaidSlices } from "tollgate";
+import { Client, InvalidRequestError, PrepaidSlices } from "tollgate-ratelimit-client";
 import { clientOf, connectedClient, eventually, PATIENT, requestOf, silentServer, startTollgate } from "./processes.js";
 
 const limitOf = (requestsPerUnit, unit) => ({ requestsPerUnit, unit });

@@ -5,8 +5,8 @@ import { test } from "node:test";
 
 import express from "express";
 import Fastify from "fastify";
-import { rateLimit as expressRateLimit } from "tollgate/express";
-import { rateLimit as fastifyRateLimit } from "tollgate/fastify";
+import { rateLimit as expressRateLimit } from "tollgate-ratelimit-client/express";
+import { rateLimit as fastifyRateLimit } from "tollgate-ratelimit-client/fastify";
 import { clientOf } from "./processes.js";
 import { optionsOf, requestOf, startScripted, vectorsOf } from "./scripted.js";
 

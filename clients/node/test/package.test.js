@@ -7,7 +7,7 @@ import { promisify } from "node:util";
 
 import { credentials, loadPackageDefinition } from "@grpc/grpc-js";
 import { loadSync } from "@grpc/proto-loader";
-import { PROTO_DIRECTORY } from "tollgate";
+import { PROTO_DIRECTORY } from "tollgate-ratelimit-client";
 
 import { eventually, start, startTollgate } from "./processes.js";
 
@@ -97,4 +97,5 @@ test("example_refuses_the_fourth_request_of_a_user", async (t) => {
   await eventually("ada is refused", async () => (await get("ada")).status === 429);
   assert.equal((await get("ada")).headers.get("ratelimit-limit"), "3");
   assert.equal((await get("bob")).status, 200);
+  await eventually("requests without a user are refused", async () => (await fetch(url)).status === 429);
 });

@@ -10,7 +10,7 @@ import { join } from "node:path";
 import { createInterface } from "node:readline";
 import { setTimeout as wait } from "node:timers/promises";
 
-import { Client } from "tollgate";
+import { Client } from "tollgate-ratelimit-client";
 
 const LOOPBACK = "127.0.0.1";
 // Long, so that a busy machine does not look like an outage.

@@ -4,7 +4,7 @@ import { readFileSync } from "node:fs";
 
 import { loadPackageDefinition, Server, ServerCredentials, status } from "@grpc/grpc-js";
 import { loadSync } from "@grpc/proto-loader";
-import { PROTO_DIRECTORY } from "tollgate";
+import { PROTO_DIRECTORY } from "tollgate-ratelimit-client";
 
 /** The vectors of a file that Node can replay: a check cannot be canceled. */
 export function vectorsOf(name) {

@@ -10,9 +10,9 @@ import {
   PrepaidSlices,
   type Settlement,
   tightest,
-} from "tollgate";
-import { rateLimit as expressRateLimit } from "tollgate/express";
-import { rateLimit as fastifyRateLimit } from "tollgate/fastify";
+} from "tollgate-ratelimit-client";
+import { rateLimit as expressRateLimit } from "tollgate-ratelimit-client/express";
+import { rateLimit as fastifyRateLimit } from "tollgate-ratelimit-client/fastify";
 
 const metrics: Metrics = { checked: (outcome, latencyMs) => console.log(outcome, latencyMs), sent: () => {} };
 const client = new Client("127.0.0.1:8081", { timeoutMs: 50, onNoAnswer: "deny", metrics, tls: {} });

@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { Client, InvalidRequestError, NoAnswerError } from "tollgate";
+import { Client, InvalidRequestError, NoAnswerError } from "tollgate-ratelimit-client";
 import { CLIENT_NUMBERS } from "../dist/client.js";
 import { decode, withDefaults } from "../dist/codec.js";
 import { DenyCache } from "../dist/deny_cache.js";

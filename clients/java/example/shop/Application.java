@@ -1,5 +1,6 @@
 package shop;
 
+import java.util.Objects;
 import org.springframework.boot.SpringApplication;
 import org.springframework.boot.autoconfigure.SpringBootApplication;
 import org.springframework.context.annotation.Bean;
@@ -23,12 +24,13 @@ public class Application {
     return "hello";
   }
 
-  /** Limits each user; a request without a user has no limit. */
+  /** Limits each user; requests without a user share one limit. */
   @Bean
   RateLimitFilter.Describe describe() {
     return request -> {
-      String user = request.getHeader("user");
-      return user == null ? null : Request.of("edge", Descriptor.of("user", user));
+      // A real service takes the user from a verified token: a client that chooses its name chooses its budget.
+      String user = Objects.requireNonNullElse(request.getHeader("user"), "anonymous");
+      return Request.of("edge", Descriptor.of("user", user));
     };
   }
 }

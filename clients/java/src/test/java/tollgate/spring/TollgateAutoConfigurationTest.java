@@ -193,6 +193,7 @@ class TollgateAutoConfigurationTest {
     }
 
     assertEquals(429, get(application, "/hello", "eve").statusCode());
+    assertEquals(429, get(application, "/hello", null).statusCode());
     assertEquals(200, get(application, "/hello", "dan").statusCode());
   }
 }
