@@ -20,9 +20,9 @@ BUILDS = pathlib.Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")) / "cl
 BUILD_TIMEOUT = 600.0
 RUN_TIMEOUT = 30.0
 # Tools of each language, besides Python, which runs the tests.
-TOOLS = {"go": ["go"], "java": ["java", "javac", "mvn"], "node": ["node", "npm"], "python": []}
+TOOLS = {"go": ["go"], "java": ["java", "javac", "mvn"], "node": ["node", "npm"], "python": [], "rust": ["cargo"]}
 # Build artefacts in the source tree.
-LEFTOVERS = {"java": ["target"], "node": ["node_modules"], "python": [".venv"]}
+LEFTOVERS = {"java": ["target"], "node": ["node_modules"], "python": [".venv", "build", "*.egg-info"]}
 # Variables of the caller's shell that would redirect the build.
 UNSET = ("CARGO_TARGET_DIR", "CARGO_BUILD_TARGET", "CARGO_BUILD_TARGET_DIR", "VIRTUAL_ENV", "PYTHONPATH", "GOFLAGS")
 
@@ -50,6 +50,14 @@ def install(language, setup):
             assert done.returncode == 0, f"{setup}\n{done.stdout}\n{done.stderr}"
             marker.write_text(built_from)
     return folder
+
+
+def checkout(language, folder):
+    """Copies what a user of a package needs of the repository to `folder`, because installing leaves files there."""
+    leftovers = shutil.ignore_patterns("__pycache__", *LEFTOVERS.get(language, []))
+    shutil.copytree(PACKAGES / language, folder / "clients" / language, ignore=leftovers)
+    shutil.copytree(PROTO, folder / "proto")
+    shutil.copy(ROOT / "LICENSE", folder)
 
 
 @contextlib.contextmanager

@@ -6,7 +6,7 @@ import re
 import pytest
 
 import clients
-from processes import TOLLGATE
+from processes import ROOT, TOLLGATE
 
 pytestmark = pytest.mark.extended
 
@@ -50,6 +50,58 @@ PACKAGES = {
         skipped=r"^Tests run: .* Skipped: (\d+)",
     ),
 }
+
+
+@dataclasses.dataclass(frozen=True)
+class FirstProgram:
+    """What a new user of a package does in an empty directory. `before` and `after` are commands around the one that
+    installs the package; `run` prints what the program prints. `timeout` is that of the program, and what suits a busy
+    machine."""
+
+    file: str
+    run: str
+    timeout: tuple[str, str]
+    before: str = "true"
+    after: str = "true"
+
+
+# Maven builds a program with a file of its own, which has the dependency of the page.
+MAVEN_PROJECT = """
+<project><modelVersion>4.0.0</modelVersion>
+  <groupId>shop</groupId><artifactId>ask</artifactId><version>1</version>
+  <properties><maven.compiler.release>17</maven.compiler.release></properties>
+  <dependencies>{dependency}</dependencies>
+</project>
+"""
+MAVEN_RUN = "org.codehaus.mojo:exec-maven-plugin:3.6.4:java -Dexec.mainClass=Ask"
+FIRST_PROGRAMS = {
+    "go": FirstProgram(
+        file="main.go",
+        before="go mod init shop",
+        run="go run .",
+        timeout=("Timeout: time.Second", "Timeout: 20 * time.Second"),
+    ),
+    "python": FirstProgram(
+        file="ask.py",
+        before="python3 -m venv .venv && . .venv/bin/activate",
+        run="python ask.py",
+        timeout=("timeout=1.0", "timeout=20.0"),
+    ),
+    "node": FirstProgram(file="ask.mjs", run="node ask.mjs", timeout=("timeoutMs: 1_000", "timeoutMs: 20_000")),
+    "java": FirstProgram(
+        file="src/main/java/Ask.java",
+        run=f"mvn -q -B compile {MAVEN_RUN}",
+        timeout=("new ClientOptions()", "new ClientOptions().timeout(java.time.Duration.ofSeconds(20))"),
+    ),
+    "rust": FirstProgram(
+        file="src/main.rs",
+        before="cargo init --quiet --name shop",
+        after="cargo add --quiet tokio --features macros,rt-multi-thread",
+        run="cargo run --quiet",
+        timeout=("Duration::from_secs(1)", "Duration::from_secs(20)"),
+    ),
+}
+FENCES = {"node": "js"}
 # The client in Rust is a member of the workspace: `cargo test --workspace` runs its tests.
 LANGUAGES = {*PACKAGES, "rust"}
 
@@ -69,6 +121,38 @@ def test_client_package_passes_its_tests_against_server(language, record_propert
     assert re.search(package.passed, done.stdout, re.MULTILINE), done.stdout
     skipped = re.findall(package.skipped, done.stdout, re.MULTILINE)
     record_property("skipped", sum(int(number) if number.isdigit() else 1 for number in skipped))
+
+
+@pytest.mark.parametrize("language", FIRST_PROGRAMS)
+def test_first_program_of_readme_prints_what_the_page_shows(language, start_tollgate, tmp_path):
+    missing = clients.missing(language)
+    if missing:
+        pytest.skip(f"{language}: not installed: {', '.join(missing)}")
+    first, page = FIRST_PROGRAMS[language], (clients.PACKAGES / language / "README.md").read_text()
+    install = re.search(r"^\| a checkout at `\$REPO` \| `([^`]+)`", page, re.MULTILINE)[1]
+    (program, *_), (printed, *_) = (clients.blocks(page, fence) for fence in (FENCES.get(language, language), "text"))
+    repo, folder = tmp_path / "repo", tmp_path / "program"
+    clients.checkout(language, repo)
+    (folder / first.file).parent.mkdir(parents=True)
+    if language == "java":
+        (dependency,) = clients.blocks(page, "xml")
+        (folder / "pom.xml").write_text(MAVEN_PROJECT.format(dependency=dependency))
+    tollgate = start_tollgate(ROOT / "deploy" / "rules" / "example.yaml")
+    for shown, given in (("127.0.0.1:8081", tollgate.grpc), first.timeout):
+        assert shown in program
+        program = program.replace(shown, given)
+
+    # The program is written after the tools have made their files.
+    commands = f"{{ {first.before}; {install}; {first.after}; cp ../source {first.file}; }} >&2; {first.run}"
+    (tmp_path / "source").write_text(program)
+    variables = {
+        "REPO": repo,
+        "CARGO_TARGET_DIR": clients.BUILDS / "first-program",
+        "MAVEN_OPTS": f"-Dmaven.repo.local={clients.BUILDS / 'maven'}",
+    }
+    done = clients.run(["bash", "-euo", "pipefail", "-c", commands], folder, clients.BUILD_TIMEOUT, **variables)
+
+    assert (done.returncode, done.stdout) == (0, printed), done.stderr
 
 
 def test_every_client_package_has_tests_and_a_row():

@@ -78,12 +78,12 @@ def test_release_names_replace_all_others(copy):
 def test_release_with_a_name_left_fails_and_names_it(copy, spelling):
     if clients.missing("go"):
         pytest.skip("go: not installed; it sorts the imports")
-    (copy / "docs" / "more.md").write_text(f"one\n{spelling}\n")
-    subprocess.run(["git", "add", "docs/more.md"], cwd=copy, check=True)
+    (copy / "clients" / "more.txt").write_text(f"one\n{spelling}\n")
+    subprocess.run(["git", "add", "clients/more.txt"], cwd=copy, check=True)
 
     done = run(copy, *given())
 
-    assert (done.returncode, done.stderr) == (1, f"left: docs/more.md:2: {spelling}\n")
+    assert (done.returncode, done.stderr) == (1, f"left: clients/more.txt:2: {spelling}\n")
 
 
 def test_release_without_a_name_changes_nothing(copy):
