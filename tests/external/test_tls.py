@@ -6,9 +6,11 @@ import subprocess
 import threading
 
 import pytest
+import yaml
 
+import clients
 from bootstraps import bootstrap, header, rate_limit, route, upstream_tls
-from processes import eventually, run
+from processes import ROOT, eventually, run
 
 THREE_FOR_EACH_USER = """
     domain: edge
@@ -76,6 +78,24 @@ def test_envoy_and_tollgate_verify_each_other(authority, start_with_tls, start_e
 
     assert envoy.codes(5, x_user="ann") == [200] * 3 + [429] * 2
     assert envoy.statistic("cluster.tollgate.ssl.handshake") >= 1
+
+
+@needs_openssl
+def test_transport_socket_of_migration_page_reaches_tollgate(
+    authority, rule_file, start_tollgate, start_envoy, echo
+):
+    (block,) = clients.blocks((ROOT / "docs" / "migrating.md").read_text(), "yaml")
+    cert, key = authority.sign("tollgate", "DNS:tollgate-headless.shop.svc")
+    envoys_cert, envoys_key = authority.sign("envoy", f"URI:{ENVOYS_NAME}")
+    for name, path in (("tls.crt", envoys_cert), ("tls.key", envoys_key), ("ca.crt", authority.cert)):
+        assert f"/etc/envoy/tollgate/{name}" in block
+        block = block.replace(f"/etc/envoy/tollgate/{name}", str(path))
+    flags = ["--grpc-tls-cert", cert, "--grpc-tls-key", key, "--grpc-tls-client-ca", authority.cert]
+    tollgate = start_tollgate(rule_file(THREE_FOR_EACH_USER), flags=flags)
+    settings = {"failure_mode_deny": True, "tls": yaml.safe_load(block)}
+    envoy = start_envoy(bootstrap([tollgate.grpc], echo.address, ROUTES, **settings))
+
+    assert envoy.codes(5, x_user="ann") == [200] * 3 + [429] * 2
 
 
 @needs_openssl
