@@ -1,5 +1,7 @@
 //! The destination of traces from OpenTelemetry's environment variables.
 
+use tollgate_limiter::printable;
+
 use crate::telemetry::traces;
 
 /// The variables for the endpoint of the collector, the more specific one first.
@@ -24,8 +26,9 @@ pub(super) fn traces(environment: &[(String, String)]) -> Result<Option<traces::
     let is_web = ["http://", "https://"].iter().any(|scheme| endpoint.starts_with(scheme));
     let is_allowed = is_web && endpoint.parse::<axum::http::Uri>().is_ok();
     if !is_allowed {
+        let shown = printable::without_login(endpoint);
         return Err(format!(
-            "{variable}: `{endpoint}` is not allowed; http:// or https:// with a host and a port is, as in http://127.0.0.1:4317"
+            "{variable}: `{shown}` is not allowed; http:// or https:// with a host and a port is, as in http://127.0.0.1:4317"
         ));
     }
     let certificate = first(CERTIFICATES).map(|(_, path)| path.into());
