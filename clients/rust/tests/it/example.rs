@@ -40,21 +40,30 @@ async fn first_program_of_readme_prints_the_decision() {
     assert_eq!(readme_blocks().next(), Some(include_str!("../../examples/check.rs")));
     let rules = "
 domain: edge
-descriptors: [{key: remote_address, rate_limit: {unit: hour, requests_per_unit: 2, algorithm: sliding_log}}]
+descriptors: [{key: remote_address, rate_limit: {unit: hour, requests_per_unit: 5, algorithm: sliding_log}}]
 ";
     let tollgate = Server::start(rules).await;
     // `cargo test` has built it, beside this test.
     let folder = std::env::current_exe().unwrap();
     let program = folder.ancestors().nth(2).unwrap().join("examples/check");
-    let mut refused = String::new();
+    let page = include_str!("../../README.md");
+    let (_, printed) = page.split_once("```text\n").unwrap();
+    let (mut passed, mut refused) = (String::new(), String::new());
     // Its deadline may be too short for a busy machine, so that the default decides.
     eventually("it is refused", async || {
         let done = Command::new(&program).arg(tollgate.target()).output().await.unwrap();
         assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
-        refused = String::from_utf8(done.stdout).unwrap();
-        !refused.contains("allowed: true")
+        let line = String::from_utf8(done.stdout).unwrap();
+        let is_refused = !line.contains("allowed: true");
+        if is_refused {
+            refused = line;
+        } else if line.starts_with("Server") {
+            passed = line;
+        }
+        is_refused
     })
     .await;
+    assert!(printed.starts_with(&passed) && !passed.is_empty(), "{passed}");
     assert!(refused.starts_with("Server, allowed: false, refused for Some("), "{refused}");
 }
 
