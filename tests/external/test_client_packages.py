@@ -130,7 +130,7 @@ def test_first_program_of_readme_prints_what_the_page_shows(language, start_toll
     if language == "java":
         (dependency,) = clients.blocks(page, "xml")
         (folder / "pom.xml").write_text(MAVEN_PROJECT.format(dependency=dependency))
-    tollgate = start_tollgate(ROOT / "deploy" / "rules" / "example.yaml")
+    tollgate = start_tollgate(ROOT / "examples" / "rules.yaml")
     for shown, given in (("127.0.0.1:8081", tollgate.grpc), first.timeout):
         assert shown in program
         program = program.replace(shown, given)
