@@ -32,10 +32,15 @@ impl Server {
 
     /// Starts a sentinel that watches the master at this port as `counters`.
     pub fn start_sentinel(master: u16) -> Self {
+        Self::start_sentinel_with(master, "")
+    }
+
+    /// The same with these further lines of configuration.
+    pub fn start_sentinel_with(master: u16, more: &str) -> Self {
         let configuration = format!(
             "sentinel monitor counters 127.0.0.1 {master} 2\n\
              sentinel down-after-milliseconds counters 1000\n\
-             sentinel failover-timeout counters 5000\n"
+             sentinel failover-timeout counters 5000\n{more}"
         );
         Self::start_with(&configuration, &["--sentinel"])
     }

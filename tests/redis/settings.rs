@@ -121,19 +121,11 @@ async fn calls_use_the_configured_number_of_connections() {
 /// The password that no log line and no answer may contain.
 const PASSWORD: &str = "hush:42";
 
-/// A program in the place of envoyproxy/ratelimit, which has this login of the server. It logs all that it can.
-async fn start_in_place(server: &Server, login: &str) -> Program {
+/// A program in the place of envoyproxy/ratelimit, with these variables of it. It logs all that it can.
+async fn start_in_place(variables: &[(&str, &str)]) -> Program {
     let mut command = Command::new(PROGRAM);
-    let variables = [
-        ("TOLLGATE_STORE__KIND", "redis"),
-        ("TOLLGATE_LOG__LEVEL", "trace,redis=trace"),
-        ("REDIS_URL", &format!("127.0.0.1:{}", server.port())),
-        ("REDIS_TYPE", "SINGLE"),
-        ("REDIS_AUTH", login),
-        ("REDIS_TIMEOUT", "5s"),
-        ("REDIS_POOL_SIZE", "2"),
-    ];
-    command.envs(variables);
+    command.envs([("TOLLGATE_STORE__KIND", "redis"), ("TOLLGATE_LOG__LEVEL", "trace,redis=trace")]);
+    command.envs(variables.iter().copied());
     Program::start_unready(command, RULES, &["--compat", "envoy-ratelimit", "--drain-delay", "0s"]).await
 }
 
@@ -152,7 +144,9 @@ async fn variables_of_reference_log_in_and_show_no_password() {
     let server = Server::start(&["--requirepass", "other"]);
     let rights = format!("ACL SETUSER ann on >{PASSWORD} ~tollgate:* &tollgate:* +@all");
     server.run_with_password::<()>("other", &rights);
-    let program = start_in_place(&server, &format!("ann:{PASSWORD}")).await;
+    let (url, login) = (format!("127.0.0.1:{}", server.port()), format!("ann:{PASSWORD}"));
+    let pool = [("REDIS_TIMEOUT", "5s"), ("REDIS_POOL_SIZE", "2")];
+    let program = start_in_place(&[&pool[..], &[("REDIS_URL", &url), ("REDIS_AUTH", &login)]].concat()).await;
     until_probed(&program, 200, "OK").await;
     charge(&program, 1).await;
     let users: String = server.run_with_password("other", "CLIENT LIST");
@@ -165,9 +159,30 @@ async fn variables_of_reference_log_in_and_show_no_password() {
 #[tokio::test]
 async fn refused_login_of_reference_shows_no_password() {
     let server = Server::start(&["--requirepass", "other"]);
-    let mut program = start_in_place(&server, &format!(":{PASSWORD}")).await;
+    let (url, login) = (format!("127.0.0.1:{}", server.port()), format!(":{PASSWORD}"));
+    let mut program = start_in_place(&[("REDIS_URL", &url), ("REDIS_AUTH", &login)]).await;
     let refused = program.until_logged("cannot connect to the shared store").await;
     assert!(refused["reason"].as_str().unwrap().contains("authentication failed"), "{refused}");
     let shown = shown(program).await + &refused.to_string();
+    assert!(!shown.contains(PASSWORD), "{shown}");
+}
+
+#[tokio::test]
+async fn variables_of_reference_log_in_at_sentinels() {
+    let server = Server::start(&["--requirepass", "other"]);
+    let accounts =
+        format!("sentinel auth-pass counters other\nuser default off\nuser watcher on >{PASSWORD} +@all\n");
+    let sentinel = Server::start_sentinel_with(server.port(), &accounts);
+    let (url, login) = (format!("counters,127.0.0.1:{}", sentinel.port()), format!("watcher:{PASSWORD}"));
+    let variables = [
+        ("REDIS_TYPE", "SENTINEL"),
+        ("REDIS_URL", &*url),
+        ("REDIS_AUTH", "other"),
+        ("REDIS_SENTINEL_AUTH", &login),
+    ];
+    let program = start_in_place(&variables).await;
+    until_probed(&program, 200, "OK").await;
+    charge(&program, 1).await;
+    let shown = shown(program).await;
     assert!(!shown.contains(PASSWORD), "{shown}");
 }
