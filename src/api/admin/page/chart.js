@@ -45,9 +45,8 @@ export function chart(title, series, { format, mark, least }) {
     return svg("line", { class: "grid", x1: x, x2: x, y1: 0, y2: HEIGHT });
   };
   const grid = [...[0, 0.25, 0.5, 0.75, 1].map(level), ...minutes.map(instant)];
-  const times = minutes.map((minute) =>
-    element("span", {}, minute === MINUTES ? "now" : `−${MINUTES - minute}${NO_BREAK}min`),
-  );
+  const time = (minute) => (minute === MINUTES ? "now" : `−${MINUTES - minute}`);
+  const times = minutes.map((minute) => element("span", {}, minute === 0 ? `${time(0)}${NO_BREAK}min` : time(minute)));
   const drawing = svg(
     "svg",
     { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", role: "img", "aria-label": title },
