@@ -274,7 +274,10 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::cli::top::samples::{loaded, single};
+    use crate::cli::top::{
+        sample::{Answered, Decisions},
+        samples::{loaded, single},
+    };
 
     /// The first sample with these decisions, so many seconds later.
     fn later(seconds: i64, ok: u64) -> Sample {
@@ -342,7 +345,12 @@ mod tests {
 
     /// Points of a server at these seconds after the first sample, with ten passed decisions each second.
     fn past(seconds: impl IntoIterator<Item = i64>) -> Past {
-        let points = seconds.into_iter().map(|second| later(second, counted(second)).counted());
+        let start = later(0, 0).counted();
+        let points = seconds.into_iter().map(|second| Counted {
+            at: start.at + SignedDuration::from_secs(second),
+            requests: Answered { count: counted(second) },
+            decisions: Decisions { ok: counted(second), ..start.decisions },
+        });
         Past { points: points.collect() }
     }
 

@@ -263,6 +263,34 @@ mod tests {
         running.abort();
     }
 
+    /// Makes each sample take a while.
+    #[derive(Debug)]
+    struct SlowToRead;
+
+    /// The least time that a sample takes with it.
+    const SLOWNESS: Duration = Duration::from_millis(30);
+
+    impl Certificates for SlowToRead {
+        fn expiries(&self) -> Vec<(&'static str, Timestamp)> {
+            std::thread::sleep(SLOWNESS);
+            Vec::new()
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn long_samples_are_rare() {
+        let live = Arc::new(Live::default());
+        let sources = Sources { certificates: Arc::new(SlowToRead), ..sources() };
+        let running = tokio::spawn(live.clone().run(sources, std::future::pending()));
+        let mut page = live.open().unwrap();
+        points(&mut page).await;
+        page.next().await.unwrap();
+        let begin = Instant::now();
+        page.next().await.unwrap();
+        assert!(begin.elapsed() >= SLOWNESS * PAUSE_FACTOR, "{:?}", begin.elapsed());
+        running.abort();
+    }
+
     #[tokio::test(start_paused = true)]
     async fn stream_ends_after_its_time_and_frees_its_place() {
         let live = Arc::new(Live::default());
