@@ -13,8 +13,9 @@ import clients
 BROWSERS = ("chromium", "chromium-headless-shell", "google-chrome")
 AXE = "axe-core@4.14.1"
 AXE_RULES = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]
-# The narrowest and a usual width, in pixels.
-WIDTHS = (360, 1440)
+# A phone and a usual window, in pixels.
+PHONE = 360
+WIDTHS = (PHONE, 1440)
 # In milliseconds.
 TIMEOUT = 20_000
 # A name of another site that leads to this machine, as DNS rebinding makes it.
@@ -45,7 +46,8 @@ class Browser:
 
     def open_url(self, url, own, *, scheme="light", width=1440, height=900):
         """A page in a window of its own. Requests for URLs that do not begin with `own` are problems of the page."""
-        context = self.chromium.new_context(color_scheme=scheme, viewport={"width": width, "height": height})
+        window = {"viewport": {"width": width, "height": height}, "has_touch": width == PHONE}
+        context = self.chromium.new_context(color_scheme=scheme, **window)
         context.set_default_timeout(TIMEOUT)
         page = context.new_page()
         page.problems = []
@@ -86,6 +88,33 @@ def violations(page):
 
 def is_wider_than_window(page):
     return page.evaluate("document.documentElement.scrollWidth > innerWidth")
+
+
+def broken_parts(page):
+    """The texts that must stay on one line and do not: numbers, and parts of keys and paths."""
+    return page.evaluate(
+        """() => {
+            const isBroken = (part) => {
+                const range = document.createRange();
+                range.selectNodeContents(part);
+                return new Set([...range.getClientRects()].map((line) => Math.round(line.top))).size > 1;
+            };
+            const all = [...document.querySelectorAll(".whole > span, td.number > *, .figure")];
+            return all.filter(isBroken).map((part) => part.textContent);
+        }"""
+    )
+
+
+def is_in_sight(part):
+    """Whether no scrolling sideways is needed to see an element."""
+    return part.evaluate(
+        """(part) => {
+            const { left, right, width, height } = part.getBoundingClientRect();
+            const outer = part.closest(".scroll").getBoundingClientRect();
+            const isInside = outer.left <= left && right <= outer.right && 0 <= left && right <= innerWidth;
+            return isInside && width > 0 && height > 0;
+        }"""
+    )
 
 
 def is_dark(page):

@@ -1,7 +1,10 @@
 """The operators' page in a real browser."""
 
 import contextlib
+import http.client
 import http.server
+import itertools
+import json
 import re
 import threading
 
@@ -10,6 +13,7 @@ from playwright.sync_api import expect
 
 import browser as browsers
 from cluster import RULES
+from colours import VISIONS, Colour
 from load import Load
 from processes import LOOPBACK, TIMEOUT, eventually
 from rls import descriptor
@@ -21,6 +25,9 @@ expect.set_options(timeout=browsers.TIMEOUT)
 VIEWS = {"overview": "Overview", "rules": "Rules", "keys": "Keys", "cluster": "Cluster", "try": "Try it"}
 DENIED = ("user", "ada, the first")
 LOADED = [descriptor(DENIED), descriptor(("hot", "x")), *(descriptor(("plenty", f"{n}")) for n in range(20))]
+# The maximum number of keys that the page lists.
+KEYS_MAX = 50
+OWNERS = 6
 SECRET = "token-of-this-test"
 
 
@@ -73,6 +80,19 @@ def chosen_key(page):
     return answer
 
 
+def points(replica):
+    """The points with which the stream of samples begins."""
+    with contextlib.closing(http.client.HTTPConnection(replica.admin, timeout=TIMEOUT)) as connection:
+        connection.request("GET", "/live")
+        return json.loads(connection.getresponse().readline())["points"]
+
+
+def instants(page, chart):
+    """The places of the points of a line, from the left; the width of the chart is 600."""
+    line = page.get_by_role("img", name=chart).locator("path").first.get_attribute("d")
+    return [float(place) for place in re.findall(r"[ML]([\d.]+) ", line or "")]
+
+
 def test_overview_shows_rates_and_state_of_loaded_cluster(loaded_cluster, open_page):
     page = open_page(loaded_cluster.replicas[0])
 
@@ -81,10 +101,21 @@ def test_overview_shows_rates_and_state_of_loaded_cluster(loaded_cluster, open_p
         eventually(f"{title} has a rate", lambda rate=rate: "/s" in rate.inner_text() and figure(rate.inner_text()) > 0)
     expect(card(page, "Cluster")).to_contain_text("3 of 3 serve")
     expect(card(page, "Rules")).to_contain_text("generation 1: 10 rules in 1 domain")
-    expect(card(page, "Time to decide").first).to_contain_text("≤")
-    passed = page.get_by_role("img", name="Decisions each second").locator("path").first
-    points = len(passed.get_attribute("d"))
-    eventually("the line grows", lambda: len(passed.get_attribute("d")) > points)
+    latency = card(page, "Time to decide").first
+    expect(latency.locator(".figure")).to_contain_text("p99 ≤")
+    expect(latency).to_contain_text("p50 ≤")
+    begin = len(instants(page, "Decisions each second"))
+    eventually("the line grows", lambda: len(instants(page, "Decisions each second")) > begin)
+
+
+def test_page_opened_later_begins_with_lines_of_the_time_before(exhausted, open_page):
+    eventually("the server has points", lambda: len(points(exhausted)) >= 3)
+    page = open_page(exhausted)
+    # Two points of five seconds, before the first samples of the page.
+    page.get_by_role("img", name="Decisions each second").wait_for()
+    places = instants(page, "Decisions each second")
+    assert len(places) >= 3
+    assert places[-1] - places[0] > 600 * 5 / 300
 
 
 def test_rules_show_figures_search_and_problem_at_its_line(loaded_cluster, open_page):
@@ -139,7 +170,9 @@ def test_cluster_is_shown_by_every_replica_and_follows_its_changes(loaded_cluste
     for page in pages:
         expect(page.locator("tbody tr")).to_have_count(3)
         expect(page.get_by_role("img", name="Slots by owner")).to_be_visible()
-        slots = page.locator("tbody tr td:nth-child(4)")
+        names = [name.split()[0] for name in page.locator("tbody th").all_inner_texts()]
+        assert sorted(names) == sorted(replica.advertised for replica in cluster.replicas)
+        slots = page.locator("tbody tr td:nth-child(3)")
         assert sum(int(figure(text)) for text in slots.all_inner_texts()) == 4096
         sent = page.locator("dd", has=page.get_by_text("of decisions")).first
         eventually("checks are sent to their owner", lambda sent=sent: figure(sent.inner_text()) > 0)
@@ -189,8 +222,56 @@ def test_every_view_fits_and_is_accessible(loaded_cluster, open_page, scheme, wi
             page.get_by_role("button", name="Explain").click()
             expect(page.get_by_text("Passes", exact=True)).to_be_visible()
         assert browsers.violations(page) == [], view
+        assert browsers.broken_parts(page) == [], view
         assert not browsers.is_wider_than_window(page), view
         assert browsers.is_dark(page) == (scheme == "dark"), view
+        if page.get_by_role("dialog").is_visible():
+            page.get_by_role("button", name="Close").click()
+
+
+def test_phone_shows_decisions_refusals_and_states_without_scrolling_sideways(loaded_cluster, open_page):
+    page = open_page(loaded_cluster.replicas[0], view="rules", width=browsers.PHONE)
+    rows = page.locator("tbody tr")
+    expect(rows).to_have_count(10)
+    for row, column in itertools.product(rows.all(), ("Decisions", "Refused")):
+        cell = row.locator(f"td[data-label='{column}'] > *")
+        eventually("the cell has a figure", lambda cell=cell: "/s" in cell.inner_text())
+        assert browsers.is_in_sight(cell), (row.inner_text(), column)
+
+    page.get_by_role("link", name="Cluster").click()
+    states = page.locator("td[data-label=State] > *")
+    expect(states).to_have_text(["serving"] * 3)
+    assert all(browsers.is_in_sight(state) for state in states.all())
+
+
+def test_explanation_is_visible_after_tap_on_first_of_fifty_keys(exhausted, callers, open_page):
+    for number in range(KEYS_MAX):
+        for hits in (10, 1):
+            callers.call(exhausted.grpc, descriptor(("user", f"of a phone {number}"), hits=hits))
+    page = open_page(exhausted, view="keys", width=browsers.PHONE)
+    keys = page.locator("tbody button")
+    expect(keys).to_have_count(KEYS_MAX)
+    keys.first.tap()
+    answer = page.get_by_role("region", name="Explanation")
+    expect(answer.get_by_text("Over limit", exact=True)).to_be_in_viewport()
+    expect(answer.get_by_text("10 per year, algorithm: fixed_window", exact=True)).to_be_in_viewport()
+    page.get_by_role("button", name="Close").tap()
+    expect(answer).to_be_hidden()
+    expect(keys.first).to_be_in_viewport()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_colours_of_owners_differ_for_all_readers_and_judge_nothing(exhausted, open_page, scheme):
+    page = open_page(exhausted, scheme=scheme)
+    value = "(name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim()"
+    card, *owners = (
+        Colour.of(page.evaluate(value, name)) for name in ("--card", *(f"--m{n}" for n in range(OWNERS)))
+    )
+    for owner in owners:
+        assert owner.contrast(card) >= 3
+        assert owner.is_cold_or_grey()
+    for (one, other), vision in itertools.product(itertools.combinations(owners, 2), VISIONS):
+        assert one.distance(other, vision) > 0.1, vision
 
 
 def test_page_works_by_keyboard_alone(exhausted, open_page):

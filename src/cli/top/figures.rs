@@ -45,8 +45,8 @@ pub(super) fn figures(history: &History) -> Vec<Figure> {
         refused,
         Figure::new(
             "Time to decide",
-            up_to(0.99),
-            format!("99 % of requests; half: {}", up_to(0.5)),
+            format!("p99 {}", up_to(0.99)),
+            format!("p50 {}", up_to(0.5)),
             Tone::Neutral,
         ),
         counters(&sample.store),

@@ -4,7 +4,7 @@ use std::collections::{HashMap, VecDeque};
 
 use jiff::{SignedDuration, Timestamp};
 
-use crate::cli::top::sample::{EachRule, Requests, Sample, Text, Top, Totals};
+use crate::cli::top::sample::{Counted, EachRule, Past, Requests, Sample, Text, Top, Totals};
 
 /// The time that charts show.
 pub(super) const KEPT: SignedDuration = SignedDuration::from_mins(5);
@@ -12,17 +12,22 @@ pub(super) const KEPT: SignedDuration = SignedDuration::from_mins(5);
 pub(super) const RATE: SignedDuration = SignedDuration::from_secs(10);
 /// A sample that follows the last one sooner is left out, which bounds the number of samples that are kept.
 const APART_MIN: SignedDuration = SignedDuration::from_millis(100);
+/// The maximum number of points up to which the past of a server is added.
+const POINTS_MAX: usize = 4_000;
 /// The number of rules from which on those without recent decisions are dropped.
 const RULES_MAX: usize = 5_000;
 /// The maximum number of rules, and of keys, that are taken from a sample.
 const TAKEN_MAX: usize = 1_000;
 
-/// What is known of one server since its start, or since it was first sampled.
+/// What is known of one server: the points that it kept, and what its samples tell.
 #[derive(Debug, Default)]
 pub(super) struct History {
     /// Those of the time of a rate, and the one before it.
     samples: VecDeque<Sample>,
+    // Invariant: instants increase.
     points: VecDeque<Point>,
+    /// What the next point is counted from.
+    counted: Option<Counted>,
     rules_hash: Text,
     rules: HashMap<usize, Rule>,
     keys: HashMap<Text, Seen<u64>>,
@@ -94,21 +99,40 @@ impl<T: Copy> Seen<T> {
 }
 
 impl History {
+    /// Adds the points that the server kept, as far as no sample told them: those from before the first sample, and from
+    /// while there was no stream.
+    pub(super) fn add_past(&mut self, past: &Past) {
+        let Some(newest) = past.points.last() else { return };
+        if self.counted.is_some_and(|last| last.at <= newest.at && is_reset(&last, newest)) {
+            *self = Self::default();
+        }
+        let (first, last) =
+            (self.points.front().map(|point| point.at), self.points.back().map(|point| point.at));
+        let is_new = |point: &Point| {
+            first.is_none_or(|first| point.at < first) || last.is_none_or(|last| last < point.at)
+        };
+        let points = past.points.windows(2).filter_map(|pair| Point::between(&pair[0], &pair[1]));
+        let room = POINTS_MAX.saturating_sub(self.points.len());
+        self.points.extend(points.filter(is_new).take(room));
+        self.points.make_contiguous().sort_by_key(|point| point.at);
+        if self.counted.is_none_or(|last| last.at < newest.at) {
+            self.counted = Some(*newest);
+        }
+    }
+
     /// Adds a sample. One of a process that was started again, or whose clock was put right, forgets all before it.
     pub(super) fn add(&mut self, mut sample: Sample) {
-        if let Some(last) = self.latest() {
-            if sample.at < last.at || sample.requests.count < last.requests.count {
-                *self = Self::default();
-            } else if sample.at.duration_since(last.at) < APART_MIN {
-                return;
-            }
+        let counted = sample.counted();
+        if self.counted.is_some_and(|last| is_reset(&last, &counted)) {
+            *self = Self::default();
         }
         let at = sample.at;
-        if let Some(before) = self.latest() {
-            let point = point(before, &sample);
-            self.points.push_back(point);
-            trim(&mut self.points, at, KEPT, |point| point.at);
+        if self.latest().is_some_and(|last| at.duration_since(last.at) < APART_MIN) {
+            return;
         }
+        let before = self.counted.replace(counted);
+        self.points.extend(before.and_then(|before| Point::between(&before, &counted)));
+        trim(&mut self.points, at, KEPT, |point| point.at);
         if let Some(each) = sample.each_rule.take() {
             self.add_rules(each, at);
         }
@@ -198,14 +222,22 @@ impl History {
     }
 }
 
-fn point(before: &Sample, now: &Sample) -> Point {
-    let time = seconds(now.at, before.at);
-    Point {
-        from: before.at,
-        at: now.at,
-        passed: growth(before.decisions.ok, now.decisions.ok) / time,
-        refused: growth(before.decisions.over_limit, now.decisions.over_limit) / time,
+impl Point {
+    /// `None` if no time is between them.
+    fn between(before: &Counted, now: &Counted) -> Option<Self> {
+        let time = seconds(now.at, before.at);
+        (time > 0.0).then(|| Self {
+            from: before.at,
+            at: now.at,
+            passed: growth(before.decisions.ok, now.decisions.ok) / time,
+            refused: growth(before.decisions.over_limit, now.decisions.over_limit) / time,
+        })
     }
+}
+
+/// Whether the process was started again, or its clock was put back.
+fn is_reset(before: &Counted, now: &Counted) -> bool {
+    now.at < before.at || now.requests.count < before.requests.count
 }
 
 /// Drops what is older than `span`, but for one entry, which is the base of the rate.
@@ -242,7 +274,10 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::cli::top::samples::{loaded, single};
+    use crate::cli::top::{
+        sample::{Answered, Decisions},
+        samples::{loaded, single},
+    };
 
     /// The first sample with these decisions, so many seconds later.
     fn later(seconds: i64, ok: u64) -> Sample {
@@ -306,6 +341,71 @@ mod tests {
             history.add(later(1_000, 0));
         }
         assert_eq!((history.points.len(), history.samples.len()), (301, 11));
+    }
+
+    /// Points of a server at these seconds after the first sample, with ten passed decisions each second.
+    fn past(seconds: impl IntoIterator<Item = i64>) -> Past {
+        let start = later(0, 0).counted();
+        let points = seconds.into_iter().map(|second| Counted {
+            at: start.at + SignedDuration::from_secs(second),
+            requests: Answered { count: counted(second) },
+            decisions: Decisions { ok: counted(second), ..start.decisions },
+        });
+        Past { points: points.collect() }
+    }
+
+    /// The decisions at a second of `past`.
+    fn counted(second: i64) -> u64 {
+        u64::try_from(10 * (second + 1_000)).unwrap()
+    }
+
+    fn instants(history: &History) -> Vec<i64> {
+        let start = later(0, 0).at;
+        history.points().map(|point| point.at.duration_since(start).as_secs()).collect()
+    }
+
+    #[test]
+    fn history_begins_with_points_of_server() {
+        let mut history = History::default();
+        history.add_past(&past([-15, -10, -5]));
+        history.add(later(0, counted(0)));
+        assert_eq!(instants(&history), [-10, -5, 0]);
+        assert!(history.points().all(|point| near(Some(point.passed), 10.0)));
+        // Rates are of samples only.
+        assert_eq!(history.growth(|sample| sample.decisions.ok), None);
+    }
+
+    #[test]
+    fn points_of_server_fill_gap_between_streams() {
+        let mut history = History::default();
+        history.add_past(&past([]));
+        for second in [0, 1, 2] {
+            history.add(later(second, counted(second)));
+        }
+        history.add_past(&past([-5, 0, 5, 10]));
+        history.add(later(11, counted(11)));
+        assert_eq!(instants(&history), [0, 1, 2, 5, 10, 11]);
+        assert!(history.points().all(|point| near(Some(point.passed), 10.0)));
+    }
+
+    #[test]
+    fn points_of_restarted_server_replace_those_before() {
+        let mut history = History::default();
+        history.add(later(0, 5_000_000));
+        history.add(later(1, 5_000_000));
+        history.add_past(&past([5, 10]));
+        history.add(later(11, counted(11)));
+        assert_eq!(instants(&history), [10, 11]);
+    }
+
+    #[test]
+    fn points_of_server_are_bounded() {
+        let mut history = History::default();
+        for _ in 0..3 {
+            history.add_past(&past(-900..3_000));
+            history.add_past(&past(-900..9_000));
+        }
+        assert_eq!(history.points.len(), POINTS_MAX);
     }
 
     #[test]

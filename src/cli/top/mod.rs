@@ -26,7 +26,7 @@ use crate::cli::{
         figures::figures,
         history::History,
         screen::{Palette, View, draw, figure_text, instant},
-        stream::{Event, Stream, follow},
+        stream::{Event, Line, Stream, follow},
         table::{Kind, Order, table},
         terminal::Screen,
     },
@@ -93,9 +93,17 @@ fn failure(why: &str) -> ExitCode {
 /// The figures as text: those of the second between two samples.
 async fn once(server: &Server) -> Result<String, String> {
     let (mut stream, mut history) = (Stream::open(server).await?, History::default());
-    for _ in 0..2 {
-        let sample = stream.next().await.map_err(|why| server.no_answer(why))?;
-        history.add(sample.ok_or_else(|| server.no_answer("the stream ended without a sample"))?);
+    let mut samples = 0;
+    while samples < 2 {
+        let line = stream.next().await.map_err(|why| server.no_answer(why))?;
+        match line.ok_or_else(|| server.no_answer("the stream ended without a sample"))? {
+            // Only charts show it.
+            Line::Past(_) => {}
+            Line::Sample(sample) => {
+                history.add(*sample);
+                samples += 1;
+            }
+        }
     }
     Ok(text(server.address(), &history))
 }
@@ -198,7 +206,8 @@ impl State {
 
     fn take(&mut self, event: Event) {
         match event {
-            Event::Sample(sample) => {
+            Event::Line(Line::Past(past)) => self.history.add_past(&past),
+            Event::Line(Line::Sample(sample)) => {
                 self.history.add(*sample);
                 self.arrived = Instant::now();
                 self.lost = None;

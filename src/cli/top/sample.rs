@@ -1,8 +1,28 @@
-//! The samples of `/live`, as far as they are shown. Fields that a later version adds are ignored.
+//! The lines of `/live`, as far as they are shown. Fields that a later version adds are ignored.
 
 use jiff::Timestamp;
 use serde::{Deserialize, Deserializer, de::Error as _};
 use tollgate_limiter::printable;
+
+/// The first line: what was counted in the last five minutes, oldest first.
+#[derive(Debug, Deserialize)]
+pub(super) struct Past {
+    pub points: Vec<Counted>,
+}
+
+/// What was counted since the start of the server until an instant. A sample has these fields too.
+#[derive(Clone, Copy, Debug, Deserialize)]
+pub(super) struct Counted {
+    #[serde(deserialize_with = "instant")]
+    pub at: Timestamp,
+    pub requests: Answered,
+    pub decisions: Decisions,
+}
+
+#[derive(Clone, Copy, Debug, Deserialize)]
+pub(super) struct Answered {
+    pub count: u64,
+}
 
 /// The figures of a server at one instant. Counts are since its start.
 #[derive(Debug, Deserialize)]
@@ -21,6 +41,13 @@ pub(super) struct Sample {
     pub cluster: Option<Cluster>,
 }
 
+impl Sample {
+    pub(super) fn counted(&self) -> Counted {
+        let requests = Answered { count: self.requests.count };
+        Counted { at: self.at, requests, decisions: self.decisions }
+    }
+}
+
 #[derive(Debug, Deserialize)]
 pub(super) struct Requests {
     pub count: u64,
@@ -32,7 +59,7 @@ pub(super) struct Requests {
     pub invalid: u64,
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Clone, Copy, Debug, Deserialize)]
 pub(super) struct Decisions {
     pub ok: u64,
     pub over_limit: u64,

@@ -273,7 +273,7 @@ mod tests {
             "Tollgate 127.0.0.1:6070  live  2026-11-23 00:35:41 UTC",
             "404 /s         2,497 since the start",
             "96.0 /s        19.2 % of all; 500 since the start",
-            "99 % of requests; half: ≤ ",
+            "Time to decide  p99 ≤ 1 ms     p50 ≤ ",
             "generation 1: 3 rules in 1 domain",
             "none since the start",
             "the listeners have no TLS",

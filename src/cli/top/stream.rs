@@ -13,7 +13,7 @@ use tollgate_limiter::resilience::Backoff;
 
 use crate::cli::{
     admin_client::{AdminCall, Answer, Server},
-    top::sample::Sample,
+    top::sample::{Past, Sample},
 };
 
 /// The content type of samples.
@@ -28,10 +28,18 @@ const SAMPLE_BYTES_MAX: usize = 4 * 1024 * 1024;
 /// The delays between attempts to reach the server.
 const BACKOFF: Backoff = Backoff::new(Duration::from_millis(500), Duration::from_secs(5));
 
+/// A line of a stream.
+#[derive(Debug)]
+pub(super) enum Line {
+    /// The first one.
+    Past(Past),
+    Sample(Box<Sample>),
+}
+
 /// What happens to a stream that is followed.
 #[derive(Debug)]
 pub(super) enum Event {
-    Sample(Box<Sample>),
+    Line(Line),
     /// There is no stream for this reason; another attempt follows.
     Lost(String),
 }
@@ -40,6 +48,8 @@ pub(super) enum Event {
 #[derive(Debug)]
 pub(super) struct Stream {
     data: BodyDataStream,
+    /// Whether the first line was read.
+    has_begun: bool,
     /// What has arrived and is not read yet.
     buffer: Vec<u8>,
     /// The length of the part of the buffer that has no end of line.
@@ -55,14 +65,18 @@ impl Stream {
             return Err(server.no_answer("it is not a Tollgate"));
         }
         let data = body.into_data_stream();
-        Ok(Self { data, buffer: Vec::new(), searched: 0, _connection: connection })
+        Ok(Self { data, has_begun: false, buffer: Vec::new(), searched: 0, _connection: connection })
     }
 
-    /// The next sample; `None` at the end of the stream.
-    pub(super) async fn next(&mut self) -> Result<Option<Sample>, String> {
+    /// The next line; `None` at the end of the stream.
+    pub(super) async fn next(&mut self) -> Result<Option<Line>, String> {
         let Some(line) = self.line().await? else { return Ok(None) };
-        let sample = serde_json::from_slice(&line);
-        sample.map(Some).map_err(|error| format!("cannot read a sample of the server: {error}"))
+        let read = if mem::replace(&mut self.has_begun, true) {
+            serde_json::from_slice(&line).map(Line::Sample)
+        } else {
+            serde_json::from_slice(&line).map(Line::Past)
+        };
+        read.map(Some).map_err(|error| format!("cannot read a sample of the server: {error}"))
     }
 
     async fn line(&mut self) -> Result<Option<Vec<u8>>, String> {
@@ -124,9 +138,9 @@ async fn forward(mut stream: Stream, events: &mpsc::Sender<Event>) -> Ended {
     let mut has_samples = false;
     loop {
         match stream.next().await {
-            Ok(Some(sample)) => {
-                has_samples = true;
-                if events.send(Event::Sample(Box::new(sample))).await.is_err() {
+            Ok(Some(line)) => {
+                has_samples |= matches!(line, Line::Sample(_));
+                if events.send(Event::Line(line)).await.is_err() {
                     return Ended::Closed;
                 }
             }
@@ -146,21 +160,29 @@ mod tests {
 
     use super::*;
 
+    const PAST: &str = concat!(
+        r#"{"points":[{"at":"2026-11-23T00:35:42Z","requests":{"count":3,"up_to":[[0.001,3]]},"#,
+        r#""decisions":{"ok":2,"over_limit":1,"shadow_denials":0}}]}"#,
+        "\n"
+    );
     const LINE: &str = include_str!("samples/cluster.ndjson");
 
     fn stream_of(chunks: impl IntoIterator<Item = Bytes>) -> Stream {
         let chunks: Vec<_> = chunks.into_iter().map(Ok::<_, io::Error>).collect();
         let data = Body::from_stream(stream::iter(chunks)).into_data_stream();
-        Stream { data, buffer: Vec::new(), searched: 0, _connection: JoinSet::new() }
+        Stream { data, has_begun: false, buffer: Vec::new(), searched: 0, _connection: JoinSet::new() }
     }
 
     #[tokio::test]
     async fn samples_are_lines_however_they_arrive() {
-        let text = LINE.trim().to_owned() + "\n" + LINE.trim() + "\n";
+        let text = PAST.to_owned() + LINE.trim() + "\n" + LINE.trim() + "\n";
         for size in [1, 7, 4_096, text.len()] {
             let mut stream = stream_of(text.as_bytes().chunks(size).map(Bytes::copy_from_slice));
+            let first = stream.next().await.unwrap().unwrap();
+            assert!(matches!(first, Line::Past(past) if past.points[0].decisions.over_limit == 1));
             for _ in 0..2 {
-                assert!(stream.next().await.unwrap().unwrap().cluster.is_some());
+                let line = stream.next().await.unwrap().unwrap();
+                assert!(matches!(line, Line::Sample(sample) if sample.cluster.is_some()));
             }
             assert!(stream.next().await.unwrap().is_none());
         }
@@ -170,6 +192,10 @@ mod tests {
     async fn other_lines_and_endless_lines_are_errors() {
         for line in ["{}\n", "<html>\n", "\n", "[]\n"] {
             let why = stream_of([Bytes::from(line)]).next().await.unwrap_err();
+            assert!(why.starts_with("cannot read a sample"), "{why}");
+            let mut begun = stream_of([PAST, line].map(Bytes::from));
+            assert!(begun.next().await.unwrap().is_some());
+            let why = begun.next().await.unwrap_err();
             assert!(why.starts_with("cannot read a sample"), "{why}");
         }
         let endless = std::iter::repeat_n(Bytes::from(vec![b'x'; 1 << 20]), 6);

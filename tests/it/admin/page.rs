@@ -13,12 +13,22 @@ use crate::{
 /// The maximum number of open pages.
 const PAGES_MAX: usize = 10;
 
-/// A request to `/live` and its answer so far.
-struct Live(Answer<TcpStream>);
+/// A request to `/live` and its answer so far, whose first line has points.
+struct Live {
+    answer: Answer<TcpStream>,
+    points: Option<Vec<Value>>,
+}
 
 impl Live {
     async fn open(service: &Service, header: &str) -> Self {
-        Self(Answer::get(service.addresses.admin, &format!("host: localhost\r\n{header}"), "/live").await)
+        let headers = format!("host: localhost\r\n{header}");
+        let answer = Answer::get(service.addresses.admin, &headers, "/live").await;
+        let mut live = Self { answer, points: None };
+        if live.answer.code == 200 {
+            let first = live.next().await.unwrap();
+            live.points = Some(first["points"].as_array().unwrap().clone());
+        }
+        live
     }
 
     /// The next sample; `None` at the end of the stream.
@@ -26,7 +36,7 @@ impl Live {
         let read = async {
             loop {
                 let mut line = String::new();
-                if self.0.body.read_line(&mut line).await.unwrap() == 0 {
+                if self.answer.body.read_line(&mut line).await.unwrap() == 0 {
                     return None;
                 }
                 // Other lines are the sizes of chunks.
@@ -104,10 +114,10 @@ async fn page_forbids_inline_scripts_and_other_origins() {
 async fn samples_need_token_and_page_does_not() {
     let (service, _folder) = with_token().await;
     assert_eq!(admin(&service, "GET", "/", "").await.0, 200);
-    assert_eq!(Live::open(&service, "").await.0.code, 401);
-    assert_eq!(Live::open(&service, "authorization: Bearer wrong\r\n").await.0.code, 401);
+    assert_eq!(Live::open(&service, "").await.answer.code, 401);
+    assert_eq!(Live::open(&service, "authorization: Bearer wrong\r\n").await.answer.code, 401);
     let mut live = Live::open(&service, "authorization: Bearer first\r\n").await;
-    assert_eq!(live.0.code, 200);
+    assert_eq!(live.answer.code, 200);
     assert_eq!(live.next().await.unwrap()["rules"]["generation"], 1);
 }
 
@@ -145,7 +155,7 @@ async fn eleventh_page_is_refused_until_one_closes() {
     let mut pages = Vec::new();
     for _ in 0..PAGES_MAX {
         let mut page = Live::open(&service, "").await;
-        assert!(page.0.code == 200 && page.next().await.is_some());
+        assert!(page.answer.code == 200 && page.next().await.is_some());
         pages.push(page);
     }
     let (code, why) = admin(&service, "GET", "/live", "").await;
@@ -154,9 +164,35 @@ async fn eleventh_page_is_refused_until_one_closes() {
     drop(pages.pop());
     until(async || {
         let page = Live::open(&service, "").await;
-        (page.0.code == 200).then_some(())
+        (page.answer.code == 200).then_some(())
     })
     .await;
+}
+
+#[tokio::test]
+async fn page_opened_later_begins_with_points_that_samples_have_too() {
+    let service = Service::start(RULES).await;
+    until(async || {
+        let points = Live::open(&service, "").await.points.unwrap();
+        (!points.is_empty()).then_some(())
+    })
+    .await;
+    // Samples go on without a page, every five seconds.
+    service.call(request_for("shop", "user", "bob")).await.unwrap();
+    let mut page = until(async || {
+        let page = Live::open(&service, "").await;
+        let newest = page.points.as_ref().unwrap().last().unwrap();
+        (newest["decisions"]["ok"] == 1).then_some(page)
+    })
+    .await;
+    let points = page.points.take().unwrap();
+    assert_eq!(points[0]["decisions"]["ok"], 0);
+    let (newest, sample) = (points.last().unwrap(), page.next().await.unwrap());
+    for name in newest.as_object().unwrap().keys() {
+        assert!(!sample[name].is_null(), "{name}");
+    }
+    assert_eq!(newest["requests"]["count"], sample["requests"]["count"]);
+    assert_eq!(newest["requests"]["up_to"], sample["requests"]["up_to"]);
 }
 
 #[tokio::test]

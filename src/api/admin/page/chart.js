@@ -1,9 +1,10 @@
 // A line chart of the last five minutes.
 
-import { element, say, svg } from "./dom.js";
+import { NO_BREAK, element, say, svg } from "./dom.js";
 
 const [WIDTH, HEIGHT] = [600, 160];
-const SPAN_MS = 5 * 60 * 1000;
+const MINUTES = 5;
+const SPAN_MS = MINUTES * 60 * 1000;
 // A longer time between points is a gap.
 const GAP_MS = 30 * 1000;
 
@@ -30,14 +31,22 @@ function line(points, figure, at, top) {
   return path;
 }
 
-/** `series`: name and figure of each line; `format`: a figure as text; `least`: the least top of the scale. */
-export function chart(title, series, format, least) {
-  const top = element("span");
-  const from = element("span");
+/**
+ * `series`: name and figure of each line; `format`: a figure as text; `mark`: the top of the scale as text; `least`: its
+ * least value.
+ */
+export function chart(title, series, { format, mark, least }) {
+  const top = element("p", { class: "axis" });
   const paths = series.map((_, index) => svg("path", { class: `s${index}` }));
-  const grid = [0.25, 0.5, 0.75].map((part) =>
-    svg("line", { class: "grid", x1: 0, x2: WIDTH, y1: HEIGHT * part, y2: HEIGHT * part }),
-  );
+  const level = (part) => svg("line", { class: "grid", x1: 0, x2: WIDTH, y1: HEIGHT * part, y2: HEIGHT * part });
+  const minutes = Array.from({ length: MINUTES + 1 }, (_, index) => index);
+  const instant = (minute) => {
+    const x = (WIDTH * minute) / MINUTES;
+    return svg("line", { class: "grid", x1: x, x2: x, y1: 0, y2: HEIGHT });
+  };
+  const grid = [...[0, 0.25, 0.5, 0.75, 1].map(level), ...minutes.map(instant)];
+  const time = (minute) => (minute === MINUTES ? "now" : `−${MINUTES - minute}`);
+  const times = minutes.map((minute) => element("span", {}, minute === 0 ? `${time(0)}${NO_BREAK}min` : time(minute)));
   const drawing = svg(
     "svg",
     { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", role: "img", "aria-label": title },
@@ -54,9 +63,9 @@ export function chart(title, series, format, least) {
     "section",
     { class: "card chart wide" },
     element("h3", {}, title),
-    element("div", { class: "axis" }, top, element("span", {}, "")),
+    top,
     drawing,
-    element("div", { class: "axis" }, from, element("span", {}, "now")),
+    element("div", { class: "axis times" }, times),
     element("ul", { class: "legend" }, legend),
   );
   const update = (points, at) => {
@@ -68,8 +77,7 @@ export function chart(title, series, format, least) {
       const value = shown.length > 0 ? figure(shown.at(-1)) : null;
       say(values[index], value === null ? "–" : format(value));
     });
-    say(top, format(scale));
-    say(from, "5 minutes ago");
+    say(top, mark(scale));
     const now = series.map(([name], index) => `${name} ${values[index].textContent}`);
     drawing.setAttribute("aria-label", `${title}, now: ${now.join(", ")}`);
   };

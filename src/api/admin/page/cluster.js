@@ -1,6 +1,6 @@
 // Cluster: the members and their slots, as this replica sees them.
 
-import { element, number, rate, say, seconds, share, terms } from "./dom.js";
+import { element, number, perSecond, say, seconds, share, table, terms, whole } from "./dom.js";
 
 const COLOURS = 6;
 
@@ -22,11 +22,11 @@ function alone(root) {
 function members(root, history) {
   const bar = element("div", { class: "bar", role: "img" });
   const summary = element("div");
-  const body = element("tbody");
-  const columns = ["Member", "Address", "State", "Slots", "Last message", "Rules"];
-  const head = columns.map((name, index) =>
-    element("th", { scope: "col", class: index === 3 || index === 4 ? "number" : null }, name),
-  );
+  const {
+    root: list,
+    body,
+    row: make,
+  } = table("Members", [["Member"], ["State"], ["Slots", "number"], ["Last message", "number"], ["Rules"]]);
   const checks = element("div");
   root.append(
     element("section", { class: "card" }, element("h3", {}, "Slots by owner"), bar, summary),
@@ -34,11 +34,7 @@ function members(root, history) {
       "section",
       { class: "card" },
       element("h3", {}, "Members"),
-      element(
-        "div",
-        { class: "scroll", tabindex: 0, role: "group", "aria-label": "Members" },
-        element("table", {}, element("thead", {}, element("tr", {}, head)), body),
-      ),
+      list,
     ),
     element("section", { class: "card" }, element("h3", {}, "Checks of this replica in the last 10 seconds"), checks),
   );
@@ -56,11 +52,11 @@ function members(root, history) {
           return part;
         }),
     );
-    const owners = view.members.map((member) => `${member.id} ${share(member.holding, all)}`);
+    const owners = view.members.map((member) => `${member.address} ${share(member.holding, all)}`);
     bar.setAttribute("aria-label", `Slots by owner: ${owners.join(", ")}`);
     summary.replaceChildren(
       terms([
-        ["This replica", `${view.self}, ${view.state}${view.isolated ? ", isolated" : ""}`],
+        ["This replica", `${own?.address ?? view.self}, ${view.state}${view.isolated ? ", isolated" : ""}`],
         ["Slots of this replica", number(view.holding)],
         ["Slots that move", number(view.moving)],
         ["Slots it has a backup of", number(view.copies)],
@@ -69,28 +65,24 @@ function members(root, history) {
       ]),
     );
     body.replaceChildren(
-      ...view.members.map((member, index) =>
-        element(
-          "tr",
+      ...view.members.map((member, index) => {
+        const isSelf = member.id === view.self;
+        const name = element(
+          "div",
           {},
-          element(
-            "th",
-            { scope: "row" },
-            element("span", { class: `swatch m${index % COLOURS}`, "aria-hidden": "true" }),
-            element("code", {}, member.id),
-            member.id === view.self ? " (this one)" : "",
-          ),
-          element("td", {}, member.address),
-          element("td", { class: member.state === "serving" ? "good" : "warn" }, member.state),
-          element("td", { class: "number" }, `${number(member.holding)} (${share(member.holding, all)})`),
-          element("td", { class: "number" }, member.id === view.self ? "–" : `${seconds(member.silent_ms / 1000)} ago`),
-          element(
-            "td",
-            { class: member.rules === own?.rules ? "" : "warn" },
-            member.rules === own?.rules ? "the same" : `others: ${member.rules}`,
-          ),
-        ),
-      ),
+          element("span", { class: `swatch m${index % COLOURS}`, "aria-hidden": "true" }),
+          whole("span", member.address),
+          isSelf ? " (this one)" : "",
+          whole("span", `id ${member.id}`, { class: "at" }),
+        );
+        const hasOwnRules = member.rules === own?.rules;
+        return make(name, [
+          element("span", { class: member.state === "serving" ? "good" : "warn" }, member.state),
+          element("span", {}, `${number(member.holding)} (${share(member.holding, all)})`),
+          element("span", {}, isSelf ? "–" : `${seconds(member.silent_ms / 1000)} ago`),
+          element("span", { class: hasOwnRules ? "" : "warn" }, hasOwnRules ? "the same" : `others: ${member.rules}`),
+        ]);
+      }),
     );
     const growth = (figure) => history.growth((one) => figure(one) ?? 0) ?? 0;
     const decisions = growth((one) => one.decisions.ok + one.decisions.over_limit);
@@ -101,10 +93,10 @@ function members(root, history) {
     ];
     checks.replaceChildren(
       terms([
-        ["Decisions", `${rate(decisions)} /s`],
+        ["Decisions", perSecond(decisions)],
         ...kinds.map(([name, kind]) => {
           const each = growth((one) => one.cluster?.checks[kind]);
-          const text = `${rate(each)} /s (${share(each, decisions)} of decisions); ${number(view.checks[kind])} since the start`;
+          const text = `${perSecond(each)} (${share(each, decisions)} of decisions); ${number(view.checks[kind])} since the start`;
           return [name, element("span", { class: kind === "degraded" && each > 0 ? "bad" : "" }, text)];
         }),
       ]),

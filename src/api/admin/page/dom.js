@@ -20,14 +20,66 @@ export function svg(tag, attributes = {}, ...children) {
   return fill(document.createElementNS(SVG, tag), attributes, children);
 }
 
+/**
+ * Nodes for a text with keys, paths or numbers. Lines break between words, and after a comma or a slash; within other
+ * parts only if one is longer than a line.
+ */
+export function parts(text) {
+  const words = text.split(/(\s+)/);
+  return words.flatMap((word, index) =>
+    index % 2 === 1 ? [word] : (word.match(/[^,/]*[,/]+|[^,/]+/g) ?? []).map((part) => element("span", {}, part)),
+  );
+}
+
+/** An element with a text whose parts stay whole. */
+export function whole(tag, text, attributes = {}) {
+  return element(tag, { ...attributes, class: `whole ${attributes.class ?? ""}`.trim() }, parts(text));
+}
+
 /** A list of terms and texts or nodes; pairs without a value are left out. */
 export function terms(pairs) {
   const given = pairs.filter(([, value]) => value !== null && value !== undefined && value !== "");
   return element(
     "dl",
     {},
-    given.flatMap(([term, value]) => [element("dt", {}, term), element("dd", {}, value)]),
+    given.flatMap(([term, value]) => [
+      element("dt", {}, term),
+      typeof value === "string" ? whole("dd", value) : element("dd", {}, value),
+    ]),
   );
+}
+
+/**
+ * A table. On a narrow screen each row is a block, whose cells have the names of their columns as labels. The roles are
+ * explicit, because blocks lose those of the elements.
+ *
+ * `columns`: the name of each, and `number` if its cells are numbers. The first one names the row.
+ */
+export function table(label, columns) {
+  const body = element("tbody", { role: "rowgroup" });
+  const head = columns.map(([name, kind]) => element("th", { scope: "col", role: "columnheader", class: kind }, name));
+  const root = element(
+    "div",
+    { class: "scroll", tabindex: 0, role: "group", "aria-label": label },
+    element(
+      "table",
+      { role: "table" },
+      element("thead", { role: "rowgroup" }, element("tr", { role: "row" }, head)),
+      body,
+    ),
+  );
+  /** A row: the head and the cells, each of which is one node. */
+  const row = (headNode, cells) =>
+    element(
+      "tr",
+      { role: "row" },
+      element("th", { scope: "row", role: "rowheader" }, headNode),
+      cells.map((cell, index) => {
+        const [name, kind] = columns[index + 1];
+        return element("td", { role: "cell", class: kind, "data-label": name }, cell);
+      }),
+    );
+  return { root, body, row };
 }
 
 /** Sets a text only if it changes, so that a selection in it stays. */
@@ -35,44 +87,57 @@ export function say(node, text) {
   if (node.textContent !== text) node.textContent = text;
 }
 
-const whole = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
+const integer = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
+/** Between a number and what belongs to it: no line breaks there. */
+export const NO_BREAK = "\u00a0";
+
 const tenth = new Intl.NumberFormat("en", { minimumFractionDigits: 1, maximumFractionDigits: 1 });
 
 export function number(value) {
-  return whole.format(value);
+  return integer.format(value);
 }
 
 /** A rate: tenths below 100. */
 export function rate(value) {
-  return value > 0 && value < 100 ? tenth.format(value) : whole.format(value);
+  return value > 0 && value < 100 ? tenth.format(value) : integer.format(value);
 }
 
 /** A share of a whole; a dash if there is none. */
 export function share(part, all) {
-  return all > 0 ? `${tenth.format((100 * part) / all)} %` : "–";
+  return all > 0 ? `${tenth.format((100 * part) / all)}${NO_BREAK}%` : "–";
 }
 
 export function bytes(value) {
   const units = ["B", "KiB", "MiB", "GiB", "TiB"];
   let unit = 0;
   while (value >= 1024 && unit + 1 < units.length) [value, unit] = [value / 1024, unit + 1];
-  return `${unit === 0 ? whole.format(value) : tenth.format(value)} ${units[unit]}`;
+  return `${unit === 0 ? integer.format(value) : tenth.format(value)}${NO_BREAK}${units[unit]}`;
 }
 
 /** A number with its noun: `1 rule`, `2 rules`. */
 export function count(value, noun) {
-  return `${whole.format(value)} ${noun}${value === 1 ? "" : "s"}`;
+  return `${integer.format(value)}${NO_BREAK}${noun}${value === 1 ? "" : "s"}`;
 }
 
 /** An instant in RFC 3339, to the second. */
 export function instant(text) {
-  return text.replace("T", " ").replace(/(\.\d+)?Z$/, " UTC");
+  return text.replace("T", NO_BREAK).replace(/(\.\d+)?Z$/, `${NO_BREAK}UTC`);
+}
+
+/** A rate with its unit. */
+export function perSecond(value) {
+  return `${rate(value)}${NO_BREAK}/s`;
 }
 
 export function seconds(value) {
-  if (value < 0.001) return `${whole.format(value * 1e6)} µs`;
-  if (value < 1) return `${rate(value * 1e3)} ms`;
-  if (value < 120) return `${rate(value)} s`;
-  if (value < 7200) return `${whole.format(value / 60)} min`;
-  return value < 172800 ? `${whole.format(value / 3600)} h` : `${whole.format(value / 86400)} days`;
+  const [figure, unit] = inUnit(value);
+  return `${figure}${NO_BREAK}${unit}`;
+}
+
+function inUnit(value) {
+  if (value < 0.001) return [integer.format(value * 1e6), "µs"];
+  if (value < 1) return [rate(value * 1e3), "ms"];
+  if (value < 120) return [rate(value), "s"];
+  if (value < 7200) return [integer.format(value / 60), "min"];
+  return value < 172800 ? [integer.format(value / 3600), "h"] : [integer.format(value / 86400), "days"];
 }

@@ -1,7 +1,7 @@
 // The explanation of a request: what would be decided and why, with the reset of a counter.
 
 import { Refusal, ask } from "./api.js";
-import { element, instant, number, seconds, terms } from "./dom.js";
+import { element, instant, number, seconds, terms, whole } from "./dom.js";
 
 function verdictText(verdict) {
   if (verdict.passes)
@@ -46,7 +46,7 @@ function level({ looked_up: text, matched, others, there }) {
           more.map((line) => element("li", {}, line)),
         )
       : null;
-  return element("li", {}, element("code", {}, text), `: ${found}`, list);
+  return element("li", {}, whole("code", text), `: ${found}`, list);
 }
 
 function limitTerms(part, prefix) {
@@ -65,12 +65,12 @@ function descriptor(answer, part, reset) {
   return element(
     "section",
     { class: "card" },
-    element("h3", {}, element("code", {}, part.descriptor)),
+    element("h3", {}, whole("code", part.descriptor)),
     element(
       "p",
       {},
       element("span", { class: `badge ${passes ? "good" : "bad"}` }, passes ? "passes" : "over limit"),
-      part.why,
+      whole("span", part.why),
     ),
     terms([
       ["Asks", part.asks],
@@ -78,7 +78,7 @@ function descriptor(answer, part, reset) {
       ["Overlay", part.rule?.overlay],
       ...limitTerms(part, "L"),
       ...limitTerms(part.candidate, "Candidate’s l"),
-      ["Counter key", part.counter && element("code", {}, part.counter.key)],
+      ["Counter key", part.counter && whole("code", part.counter.key)],
       ["Kind", part.counter?.kind],
     ]),
     part.levels?.length > 0
@@ -146,7 +146,7 @@ export function explainer(root) {
       status.textContent = "";
       body.replaceChildren(
         element("p", { class: `figure ${passes ? "good" : "bad"}` }, passes ? "Passes" : "Over limit"),
-        element("p", {}, `Decided at ${instant(answer.at)}${by}${shadow}. Nothing was charged.`),
+        whole("p", `Decided at ${instant(answer.at)}${by}${shadow}. Nothing was charged.`),
         ...answer.descriptors.map((part) =>
           descriptor(answer, part, (domain, one) => reset(domain, one, () => explain(parameters))),
         ),

@@ -1,8 +1,13 @@
-// What the page has seen: the last five minutes, and the last seconds of each rule and key.
+// What the page knows: the last five minutes, at first as the server kept them, and the last seconds of each rule and key.
 
 const KEPT_MS = 5 * 60 * 1000;
 /** Rates are means of this time. */
 export const RATE_MS = 10 * 1000;
+
+/** Whether the process was started again, or its clock was put back. */
+function isReset(before, now) {
+  return now.at < before.at || now.requests.count < before.requests.count;
+}
 
 function trim(entries, at, span) {
   let old = 0;
@@ -27,6 +32,8 @@ export class History {
   clear() {
     this.samples = [];
     this.points = [];
+    /** What the next point is counted from. */
+    this.counted = null;
     this.rules = new Map();
     this.rulesHash = null;
     this.keys = new Map();
@@ -36,42 +43,58 @@ export class History {
     return this.samples.at(-1) ?? null;
   }
 
-  /** The time from which on the page knows the figures. */
-  get from() {
-    return this.points[0]?.at ?? this.latest?.at ?? null;
+  /** A line of the stream: the points that the server kept, or a sample. */
+  add(line) {
+    if (line.points) this.addPast(line.points.map((point) => ({ ...point, at: Date.parse(point.at) })));
+    else this.addSample({ ...line, at: Date.parse(line.at) });
   }
 
-  add(line) {
-    const sample = { ...line, at: Date.parse(line.at) };
-    const last = this.latest;
-    // The process was started again, or its clock was put right.
-    if (last && (sample.at < last.at || sample.requests.count < last.requests.count)) this.clear();
+  /** Adds points as far as no sample told them: from before the first one, and from while there was no stream. */
+  addPast(kept) {
+    const newest = kept.at(-1);
+    if (!newest) return;
+    if (this.counted && this.counted.at <= newest.at && isReset(this.counted, newest)) this.clear();
+    const [first, last] = [this.points[0]?.at ?? Infinity, this.points.at(-1)?.at ?? -Infinity];
+    const past = kept.slice(1).flatMap((now, index) => this.point(kept[index], now));
+    this.points.unshift(...past.filter(({ at }) => at < first));
+    this.points.push(...past.filter(({ at }) => at >= first && at > last));
+    if (!this.counted || this.counted.at < newest.at) this.counted = newest;
+  }
+
+  addSample(sample) {
+    if (this.counted && isReset(this.counted, sample)) this.clear();
     if (this.latest && sample.at === this.latest.at) this.samples.pop();
     this.samples.push(sample);
     trim(this.samples, sample.at, RATE_MS);
-    const before = this.samples.at(-2);
-    if (before) this.points.push(this.point(before, sample));
+    if (this.counted) this.points.push(...this.point(this.counted, sample));
+    this.counted = sample;
     trim(this.points, sample.at, KEPT_MS);
     this.addRules(sample);
     this.addKeys(sample);
   }
 
+  /** A list with the point of this time; an empty one if no time is between them. */
   point(before, now) {
     const time = (now.at - before.at) / 1000;
-    return {
-      at: now.at,
-      passed: (now.decisions.ok - before.decisions.ok) / time,
-      refused: (now.decisions.over_limit - before.decisions.over_limit) / time,
-      median: quantile(before.requests, now.requests, 0.5),
-      slow: quantile(before.requests, now.requests, 0.99),
-    };
+    if (time <= 0) return [];
+    // Rules that are replaced take their decisions with them.
+    const each = (figure) => Math.max(0, now.decisions[figure] - before.decisions[figure]) / time;
+    return [
+      {
+        at: now.at,
+        passed: each("ok"),
+        refused: each("over_limit"),
+        p50: quantile(before.requests, now.requests, 0.5),
+        p99: quantile(before.requests, now.requests, 0.99),
+      },
+    ];
   }
 
   /** The growth of a figure each second. */
   growth(figure) {
     const [first, last] = [this.samples[0], this.latest];
     if (!first || first === last) return null;
-    return (figure(last) - figure(first)) / ((last.at - first.at) / 1000);
+    return Math.max(0, figure(last) - figure(first)) / ((last.at - first.at) / 1000);
   }
 
   latency(part) {

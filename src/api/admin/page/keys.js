@@ -1,11 +1,14 @@
 // Keys: those that were denied most often, and why.
 
 import { ask } from "./api.js";
-import { count, element, number, rate, say } from "./dom.js";
+import { count, element, number, perSecond, say, table, whole } from "./dom.js";
 import { explainer } from "./explain.js";
 
+// As in the style sheet: there is no room beside the list.
+const NARROW = matchMedia("(max-width: 60rem)");
+
 /** Domain and descriptor of a key; null if its text was cut. */
-function parts(key, domains) {
+function split(key, domains) {
   if (key.endsWith("…")) return null;
   const fitting = domains.filter((domain) => key.startsWith(`${domain} `));
   const longest = fitting.reduce((one, other) => (other.length > one.length ? other : one), "");
@@ -15,45 +18,37 @@ function parts(key, domains) {
 
 export function keys(root, { history }) {
   const rows = new Map();
-  const body = element("tbody");
   const note = element("p", { class: "soft" });
-  const table = element(
-    "table",
-    {},
-    element(
-      "thead",
-      {},
-      element(
-        "tr",
-        {},
-        element("th", { scope: "col" }, "Key"),
-        element("th", { scope: "col", class: "number" }, "Denied each second"),
-        element("th", { scope: "col", class: "number" }, "Since the start"),
-      ),
-    ),
+  const {
+    root: list,
     body,
-  );
+    row: make,
+  } = table("Most denied keys", [["Key"], ["Denied each second", "number"], ["Since the start", "number"]]);
+  list.classList.add("keys");
   const answer = element(
     "section",
-    { class: "card", tabindex: -1, "aria-label": "Explanation" },
+    { class: "card answer", tabindex: -1, "aria-label": "Explanation" },
     element("h3", {}, "Explanation"),
   );
-  const explain = explainer(answer);
-  const hint = element("p", { class: "soft" }, "Choose a key to see why it is refused. Asking charges nothing.");
+  const hint = element("p", { class: "soft" }, "No key is chosen.");
   answer.append(hint);
+  const explain = explainer(answer);
+  const beside = element("div", { class: "split" }, element("section", { class: "card" }, list), answer);
+  const close = element("button", { click: () => sheet.close() }, "Close");
+  const sheet = element(
+    "dialog",
+    { class: "sheet", "aria-label": "Explanation of a key", close: () => beside.append(answer) },
+    element("p", { class: "actions" }, close),
+  );
   root.append(
     element(
       "p",
       { class: "soft" },
-      "The keys that were denied most often since the start, on this replica. The order stays while the pointer or the focus is in the list.",
+      "The keys that were denied most often since the start, on this replica. Choose one to see why it is refused; asking charges nothing. The order stays while the pointer or the focus is in the list.",
     ),
     note,
-    element(
-      "div",
-      { class: "split" },
-      element("section", { class: "card scroll", tabindex: 0, "aria-label": "Most denied keys" }, table),
-      answer,
-    ),
+    beside,
+    sheet,
   );
 
   let domains = [];
@@ -63,7 +58,7 @@ export function keys(root, { history }) {
   );
 
   const choose = (key) => {
-    const found = parts(key, domains);
+    const found = split(key, domains);
     for (const [other, { button }] of rows) button.setAttribute("aria-pressed", other === key);
     hint.remove();
     if (found)
@@ -71,19 +66,25 @@ export function keys(root, { history }) {
         ["domain", found[0]],
         ["key", found[1]],
       ]);
+    if (NARROW.matches) {
+      sheet.append(answer);
+      sheet.showModal();
+    }
     answer.focus();
   };
 
   const row = (key) => {
-    const [each, total] = [element("td", { class: "number" }), element("td", { class: "number" })];
+    const [each, total] = [element("span"), element("span")];
     const cut = key.endsWith("…");
     const label = cut ? "The text of this key was cut, so it cannot be explained" : null;
-    const button = element(
-      "button",
-      { class: "link mono", disabled: cut, title: label, "aria-pressed": "false", click: () => choose(key) },
-      key,
-    );
-    return { root: element("tr", {}, element("th", { scope: "row" }, button), each, total), button, each, total };
+    const button = whole("button", key, {
+      class: "link mono",
+      disabled: cut,
+      title: label,
+      "aria-pressed": "false",
+      click: () => choose(key),
+    });
+    return { root: make(button, [each, total]), button, each, total };
   };
 
   const update = () => {
@@ -104,7 +105,7 @@ export function keys(root, { history }) {
         body.append(rows.get(key).root);
       }
       const shown = rows.get(key);
-      say(shown.each, `${rate(history.keyRate(key))} /s`);
+      say(shown.each, perSecond(history.keyRate(key)));
       say(shown.total, error > 0 ? `${number(most - error)} to ${number(most)}` : number(most));
       if (!held) body.append(shown.root);
     }

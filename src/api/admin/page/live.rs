@@ -1,6 +1,12 @@
-//! `/live`: samples of all figures. One task samples for all open pages, and only while a page is open.
+//! `/live`: the last five minutes as points, and then samples of all figures. One task samples for all open pages.
+//! While none is open, it takes a point now and then.
 
-use std::{convert::Infallible, future::Future, sync::Arc, time::Duration};
+use std::{
+    convert::Infallible,
+    future::Future,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
 
 use axum::{
     body::{Body, Bytes},
@@ -19,7 +25,10 @@ use tracing::error;
 
 use crate::api::admin::{
     AdminError,
-    page::sample::{Sampler, Sources},
+    page::{
+        history::{History, POINT_INTERVAL},
+        sample::{Sampler, Sources},
+    },
 };
 
 /// The maximum number of open pages.
@@ -33,10 +42,11 @@ const PAUSE_FACTOR: u32 = 100;
 /// The time after which a stream ends and the page opens another one: a token that was replaced is good for no longer.
 const STREAM_TIME: Duration = Duration::from_secs(60);
 
-/// The latest sample, and the pages that read it. A page that reads slowly misses samples.
+/// The latest sample and the points before it, and the pages that read them. A page that reads slowly misses samples.
 #[derive(Debug)]
 pub struct Live {
     latest: watch::Sender<Latest>,
+    history: Mutex<History>,
     opened: Notify,
     places: Arc<Semaphore>,
 }
@@ -55,6 +65,7 @@ impl Default for Live {
     fn default() -> Self {
         Self {
             latest: watch::Sender::new(Latest::Nothing),
+            history: Mutex::default(),
             opened: Notify::new(),
             places: Arc::new(Semaphore::new(PAGES_MAX)),
         }
@@ -62,10 +73,10 @@ impl Default for Live {
 }
 
 impl Live {
-    /// Samples while pages are open, until `stopped`, which ends the streams of all pages.
+    /// Samples until `stopped`, which ends the streams of all pages.
     pub async fn run(self: Arc<Self>, sources: Sources, stopped: impl Future<Output = ()>) {
         tokio::select! {
-            () = self.sample_for_pages(sources) => {}
+            () = self.sample(sources) => {}
             () = stopped => {}
         }
         self.end();
@@ -76,57 +87,91 @@ impl Live {
         self.latest.send_replace(Latest::Ended);
     }
 
-    async fn sample_for_pages(&self, sources: Sources) {
+    async fn sample(&self, sources: Sources) {
         let mut sampler = Sampler::new(sources.clone());
+        let mut point_due = Instant::now();
         loop {
-            if self.latest.receiver_count() == 0 {
-                self.latest.send_replace(Latest::Nothing);
-                self.opened.notified().await;
-                continue;
+            let now = Instant::now();
+            let (has_pages, is_due) = (self.latest.receiver_count() > 0, point_due <= now);
+            if is_due {
+                point_due = now + POINT_INTERVAL;
             }
-            // With very many rules this takes a while, which no other task should wait for.
-            let sampled = spawn_blocking(move || {
-                let stopwatch = Stopwatch::start();
-                let line = sampler.line();
-                (sampler, line, stopwatch.elapsed())
-            });
-            let took = match sampled.await {
-                Ok((returned, line, took)) => {
-                    sampler = returned;
-                    self.latest.send_replace(Latest::Line(line.into()));
-                    took
+            let mut pause = Duration::ZERO;
+            if has_pages || is_due {
+                // With very many rules this takes a while, which no other task should wait for.
+                let sampled = spawn_blocking(move || {
+                    let stopwatch = Stopwatch::start();
+                    let (point, line) = if has_pages {
+                        let (point, line) = sampler.line();
+                        (point, Some(line))
+                    } else {
+                        (sampler.point(), None)
+                    };
+                    (sampler, point, line, stopwatch.elapsed())
+                });
+                match sampled.await {
+                    Ok((returned, point, line, took)) => {
+                        sampler = returned;
+                        pause = took * PAUSE_FACTOR;
+                        // Before the point, so that no sample that a page gets is older than its points.
+                        if let Some(line) = line {
+                            self.latest.send_replace(Latest::Line(line.into()));
+                        }
+                        if is_due {
+                            self.history().push(&point);
+                        }
+                    }
+                    Err(error) => {
+                        error!(%error, "cannot sample figures for the operators' page");
+                        sampler = Sampler::new(sources.clone());
+                    }
                 }
-                Err(error) => {
-                    error!(%error, "cannot sample figures for the operators' page");
-                    sampler = Sampler::new(sources.clone());
-                    Duration::ZERO
-                }
-            };
-            sleep(INTERVAL.max(took * PAUSE_FACTOR)).await;
+            }
+            if has_pages {
+                sleep(INTERVAL.max(pause)).await;
+            } else {
+                self.latest.send_replace(Latest::Nothing);
+                // Ends at that instant, or when a page is opened.
+                let _ = timeout_at(point_due.max(Instant::now() + pause), self.opened.notified()).await;
+            }
         }
     }
 
-    /// The samples from now on; `None` if too many pages are open.
+    fn history(&self) -> MutexGuard<'_, History> {
+        self.history.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The points so far and the samples from now on; `None` if too many pages are open.
     fn open(&self) -> Option<OpenPage> {
         let place = self.places.clone().try_acquire_owned().ok()?;
         let mut latest = self.latest.subscribe();
         // The latest sample is at most one interval old.
         latest.mark_changed();
         self.opened.notify_one();
-        Some(OpenPage { latest, end: Instant::now() + STREAM_TIME, _place: place })
+        Some(OpenPage {
+            history: Some(self.history().line()),
+            latest,
+            end: Instant::now() + STREAM_TIME,
+            _place: place,
+        })
     }
 }
 
 /// An open page; dropping it frees its place.
 struct OpenPage {
+    /// The first line, until it is sent.
+    history: Option<Bytes>,
     latest: watch::Receiver<Latest>,
     end: Instant,
     _place: OwnedSemaphorePermit,
 }
 
 impl OpenPage {
-    /// The next sample; `None` at the end.
+    /// The next line: the history, then samples; `None` at the end.
     async fn next(&mut self) -> Option<Bytes> {
+        if let Some(history) = self.history.take() {
+            return Some(history);
+        }
         loop {
             timeout_at(self.end, self.latest.changed()).await.ok()?.ok()?;
             let latest = self.latest.borrow_and_update().clone();
@@ -139,7 +184,7 @@ impl OpenPage {
     }
 }
 
-/// The samples as lines of JSON.
+/// The history and the samples as lines of JSON.
 pub(in crate::api::admin) async fn stream(State(live): State<Arc<Live>>) -> Result<Response, AdminError> {
     let page = live.open().ok_or_else(|| {
         AdminError::unavailable(format!("{PAGES_MAX} pages are open already: close one and try again"))
@@ -154,6 +199,7 @@ pub(in crate::api::admin) async fn stream(State(live): State<Arc<Live>>) -> Resu
 
 #[cfg(test)]
 mod tests {
+    use serde_json::Value;
     use tollgate_limiter::time::Timestamp;
 
     use super::*;
@@ -178,18 +224,70 @@ mod tests {
         }
     }
 
+    /// The number of points in the first line of a stream.
+    async fn points(page: &mut OpenPage) -> usize {
+        let line: Value = serde_json::from_slice(&page.next().await.unwrap()).unwrap();
+        line["points"].as_array().unwrap().len()
+    }
+
     #[tokio::test(start_paused = true)]
-    async fn sampling_stops_without_pages_and_starts_with_the_next() {
+    async fn samples_stop_without_pages_and_start_with_the_next() {
         let live = Arc::new(Live::default());
         let running = tokio::spawn(live.clone().run(sources(), std::future::pending()));
         for _ in 0..2 {
             let mut page = live.open().unwrap();
+            points(&mut page).await;
             for _ in 0..3 {
-                assert!(page.next().await.unwrap().ends_with(b"}\n"));
+                let sample: Value = serde_json::from_slice(&page.next().await.unwrap()).unwrap();
+                assert!(sample["rules"].is_object(), "{sample}");
             }
             drop(page);
             until(|| *live.latest.borrow() == Latest::Nothing).await;
         }
+        running.abort();
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn page_opened_later_begins_with_points_of_five_minutes() {
+        let live = Arc::new(Live::default());
+        let running = tokio::spawn(live.clone().run(sources(), std::future::pending()));
+        // Without a page, then with one, and beyond the bound.
+        sleep(POINT_INTERVAL * 10 + INTERVAL).await;
+        let mut page = live.open().unwrap();
+        assert_eq!(points(&mut page).await, 11);
+        while page.next().await.is_some() {}
+        let among_pages = points(&mut live.open().unwrap()).await;
+        assert!((21..=23).contains(&among_pages), "{among_pages}");
+        sleep(POINT_INTERVAL * 100).await;
+        assert_eq!(points(&mut live.open().unwrap()).await, 60);
+        running.abort();
+    }
+
+    /// Makes each sample take a while.
+    #[derive(Debug)]
+    struct SlowToRead;
+
+    /// The least time that a sample takes with it.
+    const SLOWNESS: Duration = Duration::from_millis(30);
+
+    impl Certificates for SlowToRead {
+        fn expiries(&self) -> Vec<(&'static str, Timestamp)> {
+            std::thread::sleep(SLOWNESS);
+            Vec::new()
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn long_samples_are_rare() {
+        let live = Arc::new(Live::default());
+        let sources = Sources { certificates: Arc::new(SlowToRead), ..sources() };
+        let running = tokio::spawn(live.clone().run(sources, std::future::pending()));
+        let mut page = live.open().unwrap();
+        points(&mut page).await;
+        page.next().await.unwrap();
+        let begin = Instant::now();
+        page.next().await.unwrap();
+        assert!(begin.elapsed() >= SLOWNESS * PAUSE_FACTOR, "{:?}", begin.elapsed());
         running.abort();
     }
 
@@ -214,6 +312,9 @@ mod tests {
         let running = tokio::spawn(run);
         let mut pages: Vec<_> = (0..PAGES_MAX).map(|_| live.open().unwrap()).collect();
         assert!(live.open().is_none());
+        for page in &mut pages {
+            points(page).await;
+        }
         let first = pages[0].next().await.unwrap();
         for page in &mut pages[1..] {
             assert_eq!(page.next().await.unwrap(), first);

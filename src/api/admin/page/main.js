@@ -87,8 +87,10 @@ async function follow() {
     let hasLines = false;
     try {
       for await (const line of lines("/live")) {
-        hasLines = true;
         history.add(line);
+        // The first line has no sample.
+        if (line.points) continue;
+        hasLines = true;
         tell("Live", false);
         // Apart from the state, which is read aloud when it changes.
         say(clock, new Date(history.latest.at).toLocaleTimeString("en-GB"));

@@ -11,6 +11,7 @@ use axum::{
     routing::get,
 };
 
+mod history;
 mod live;
 mod sample;
 

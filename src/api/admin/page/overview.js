@@ -1,13 +1,13 @@
 // Overview: what the service does now.
 
 import { chart } from "./chart.js";
-import { bytes, count, element, number, rate, say, seconds, share } from "./dom.js";
+import { NO_BREAK, bytes, count, element, number, perSecond, say, seconds, share } from "./dom.js";
 
 const EXPIRY_SOON_S = 30 * 86400;
 
 function upTo(value) {
   if (value === null) return "–";
-  return value === Infinity ? "above 1 s" : `≤ ${seconds(value)}`;
+  return value === Infinity ? `above${NO_BREAK}${seconds(1)}` : `≤${NO_BREAK}${seconds(value)}`;
 }
 
 function card(title) {
@@ -22,24 +22,21 @@ function card(title) {
 }
 
 export function overview(root, { history }) {
-  const since = element("p", { class: "soft" });
   const decisions = chart(
     "Decisions each second",
     [
       ["passed", (point) => point.passed],
       ["refused", (point) => point.refused],
     ],
-    (value) => `${rate(value)} /s`,
-    1,
+    { format: perSecond, mark: perSecond, least: 1 },
   );
   const latency = chart(
     "Time to decide",
     [
-      ["half of the requests", (point) => point.median],
-      ["99 % of the requests", (point) => point.slow],
+      ["p50", (point) => point.p50],
+      ["p99", (point) => point.p99],
     ],
-    upTo,
-    0.0001,
+    { format: upTo, mark: seconds, least: 0.0001 },
   );
   const [passed, refused, slow, memory] = [card("Passed"), card("Refused"), card("Time to decide"), card("Counters")];
   const [rules, unanswered, certificates, cluster] = [
@@ -52,7 +49,7 @@ export function overview(root, { history }) {
   memory.note.after(meter);
   const all = [passed, refused, slow, memory, rules, unanswered, certificates, cluster];
   root.append(
-    since,
+    element("p", { class: "soft" }, "Rates and times are those of the last 10 seconds."),
     element(
       "div",
       { class: "cards" },
@@ -64,19 +61,15 @@ export function overview(root, { history }) {
   const update = () => {
     const sample = history.latest;
     if (!sample) return;
-    say(
-      since,
-      `The page knows the figures since ${new Date(history.from).toLocaleTimeString("en-GB")}. Rates are those of the last 10 seconds.`,
-    );
     const each = (figure) => history.growth(figure);
-    const text = (value) => (value === null ? "–" : `${rate(value)} /s`);
+    const text = (value) => (value === null ? "–" : perSecond(value));
     const [ok, over] = [each((one) => one.decisions.ok), each((one) => one.decisions.over_limit)];
     passed.set(text(ok), `${number(sample.decisions.ok)} since the start`);
     refused.set(
       text(over),
       `${share(over ?? 0, (ok ?? 0) + (over ?? 0))} of all; ${number(sample.decisions.over_limit)} since the start`,
     );
-    slow.set(upTo(history.latency(0.99)), `99 % of requests; half: ${upTo(history.latency(0.5))}`);
+    slow.set(`p99${NO_BREAK}${upTo(history.latency(0.99))}`, `p50${NO_BREAK}${upTo(history.latency(0.5))}`);
     const { live, bytes: used, bytes_max: most, refused_full: full } = sample.store;
     const fullNote = full > 0 ? `; ${number(full)} charges refused for lack of memory` : "";
     memory.set(number(live), `${bytes(used)} of ${bytes(most)}${fullNote}`, full > 0 ? "warn" : "");

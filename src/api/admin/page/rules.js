@@ -1,18 +1,18 @@
 // Rules: the tree of domains and rules with their decisions, and problems of the files at their lines.
 
 import { ask } from "./api.js";
-import { count, element, instant, number, rate, say, share } from "./dom.js";
+import { count, element, instant, number, parts, perSecond, say, share, table, whole } from "./dom.js";
 
 const SEARCH_DELAY_MS = 200;
 const DEPTH_MAX = 3;
 const COLUMNS = [
-  "Rule",
-  "Limit",
-  "Decisions",
-  "Refused",
-  "Near the limit",
-  "Shadow: would refuse",
-  "Candidate: would refuse",
+  ["Rule"],
+  ["Limit"],
+  ["Decisions", "number"],
+  ["Refused", "number"],
+  ["Near the limit", "number"],
+  ["Shadow: would refuse", "number"],
+  ["Candidate: would refuse", "number"],
 ];
 const NONE = [0, 0, 0, 0, 0, 0];
 
@@ -44,7 +44,7 @@ function problem({ at, line, column, what, lines }) {
 }
 
 export function rules(root, { history }) {
-  const state = element("p");
+  const state = element("p", { class: "whole" });
   const problems = element("section", { class: "card", "aria-label": "Problems" });
   const search = element("input", { id: "search", type: "search", autocomplete: "off", spellcheck: "false" });
   const span = element(
@@ -94,7 +94,9 @@ export function rules(root, { history }) {
   const showState = () => {
     const loaded = status.loaded_at ? `, loaded at ${instant(status.loaded_at)}` : "";
     const control = status.version ? `, version ${status.version} of the control plane` : "";
-    say(state, `Generation ${status.generation}${loaded}${control}, hash ${status.hash ?? "–"}.`);
+    state.replaceChildren(
+      ...parts(`Generation ${status.generation}${loaded}${control}, hash ${status.hash ?? "–"}.`),
+    );
     const error = status.last_error;
     const texts = [...(status.overlay_problems ?? []), ...status.warnings];
     problems.hidden = !error && texts.length === 0;
@@ -119,44 +121,38 @@ export function rules(root, { history }) {
     }
   };
 
-  const row = ({ rule, label, depth }) => {
-    const cells = COLUMNS.slice(2).map(() => element("td", { class: "number" }));
+  const row = ({ rule, label, depth }, make) => {
+    const cells = COLUMNS.slice(2).map(() => element("span"));
     const modes = [
       [rule.shadow_mode, "shadow"],
       [rule.quota_mode, "quota"],
     ].filter(([on]) => on);
     const badges = modes.map(([, mode]) => element("span", { class: "badge warn" }, mode));
-    const candidate = rule.candidate ? element("span", { class: "at" }, `candidate: ${rule.candidate}`) : null;
-    const replaces =
-      rule.replaces.length > 0 ? element("span", { class: "at" }, `replaces ${rule.replaces.join(", ")}`) : null;
-    shown.push({ rule, cells });
-    const name = element(
-      "th",
-      { scope: "row", class: `d${depth}` },
-      element("code", {}, label),
-      " ",
-      badges,
-      element("span", { class: "at" }, rule.at),
+    const more = [rule.candidate && `candidate: ${rule.candidate}`];
+    if (rule.replaces.length > 0) more.push(`replaces ${rule.replaces.join(", ")}`);
+    const limit = element(
+      "span",
+      {},
+      whole("span", rule.limit),
+      more.filter(Boolean).map((text) => whole("span", text, { class: "at" })),
     );
-    return element("tr", {}, name, element("td", {}, rule.limit, candidate, replaces), cells);
+    const name = element("div", { class: `d${depth}` }, whole("code", label), " ", badges);
+    name.append(whole("span", rule.at, { class: "at" }));
+    shown.push({ rule, cells });
+    const made = make(name, [limit, ...cells]);
+    // They stay empty.
+    if (!rule.shadow_mode) cells[3].parentElement.classList.add("unused");
+    if (!rule.candidate) cells[4].parentElement.classList.add("unused");
+    return made;
   };
 
   const showList = () => {
     shown = [];
-    const parts = [];
+    const domains = [];
     for (const [domain, listed] of tree(status.list.rules)) {
-      const head = element(
-        "tr",
-        {},
-        COLUMNS.map((name, index) => element("th", { scope: "col", class: index > 1 ? "number" : null }, name)),
-      );
-      const table = element("table", {}, element("thead", {}, head), element("tbody", {}, listed.map(row)));
-      const scroll = element(
-        "div",
-        { class: "scroll", tabindex: 0, role: "group", "aria-label": `Rules of ${domain}` },
-        table,
-      );
-      parts.push(
+      const { root: scroll, body, row: make } = table(`Rules of ${domain}`, COLUMNS);
+      body.append(...listed.map((one) => row(one, make)));
+      domains.push(
         element(
           "details",
           { class: "card", open: true },
@@ -165,7 +161,7 @@ export function rules(root, { history }) {
         ),
       );
     }
-    list.replaceChildren(...parts);
+    list.replaceChildren(...domains);
     const all = history.latest?.rules.rules ?? status.list.found;
     const cut =
       status.list.found > shown.length ? `; the first ${number(shown.length)} are shown, search for the others` : "";
@@ -180,11 +176,10 @@ export function rules(root, { history }) {
       const each = span.value === "now";
       const [ok, over, hits, near, shadow, candidate] = each ? seen.rates : seen.totals;
       const all = ok + over;
-      const unit = each ? " /s" : "";
-      const format = each ? rate : number;
-      const would = (on, denied) => (on ? `${format(denied)}${unit} (${share(denied, all)})` : "–");
-      say(cells[0], `${format(all)}${unit}`);
-      say(cells[1], `${format(over)}${unit} (${share(over, all)})`);
+      const format = each ? perSecond : number;
+      const would = (on, denied) => (on ? `${format(denied)} (${share(denied, all)})` : "–");
+      say(cells[0], format(all));
+      say(cells[1], `${format(over)} (${share(over, all)})`);
       say(cells[2], share(near, hits));
       say(cells[3], would(rule.shadow_mode, shadow));
       say(cells[4], would(rule.candidate, candidate));

@@ -1,9 +1,14 @@
-//! A sample of the figures that the operators' page shows. The page computes rates from successive samples.
+//! A sample of the figures that the operators' page shows, and the part of it that its lines need. The page computes
+//! rates from successive samples.
 
 use std::{cmp::Reverse, collections::HashSet, ptr, sync::Arc};
 
 use serde_json::{Value, json};
-use tollgate_limiter::rules::{KeyedRules, Rules, Totals};
+use tollgate_limiter::{
+    metrics::Buckets,
+    rules::{KeyedRules, Rules, Totals},
+    time::Timestamp,
+};
 
 use crate::api::{
     self,
@@ -29,6 +34,25 @@ pub struct Sources {
     pub certificates: Arc<dyn Certificates>,
 }
 
+/// The figures of which the page draws lines, at one instant. Counts are since the start.
+#[derive(Clone, Debug)]
+pub(super) struct Point {
+    pub at: Timestamp,
+    durations: Buckets,
+    decisions: Totals,
+}
+
+impl Point {
+    /// The fields that a sample has too.
+    pub(super) fn json(&self) -> Value {
+        json!({
+            "at": format::instant(self.at),
+            "requests": {"count": self.durations.count, "up_to": self.durations.up_to},
+            "decisions": decisions_json(&self.decisions),
+        })
+    }
+}
+
 /// Takes samples, and remembers the totals of rules so that a sample has only those that changed.
 #[derive(Debug)]
 pub(super) struct Sampler {
@@ -42,58 +66,58 @@ impl Sampler {
         Self { sources, hash: String::new(), totals: Vec::new() }
     }
 
-    /// A sample as one line of JSON.
-    pub(super) fn line(&mut self) -> String {
+    /// The figures of lines alone, which costs less than a sample.
+    pub(super) fn point(&self) -> Point {
+        let Sources { state, requests, .. } = &self.sources;
+        let rules = state.active_rules.current();
+        Point {
+            at: state.limiter.view().now(),
+            durations: requests.duration.buckets(),
+            decisions: sum(rules.rules()).plus(state.limiter.metrics().overrides.totals()),
+        }
+    }
+
+    /// A sample as one line of JSON, and the part of it that lines need.
+    pub(super) fn line(&mut self) -> (Point, String) {
+        let point = self.point();
         let rules = self.sources.state.active_rules.current();
-        let (all, each) = self.decisions(rules.rules());
+        let each = self.changes(rules.rules());
         let Sources { state, requests, certificates } = &self.sources;
-        let (metrics, duration) = (state.limiter.metrics(), requests.duration.buckets());
-        let overrides = metrics.overrides.totals();
+        let metrics = state.limiter.metrics();
         let certificates = certificates.expiries().into_iter();
         let certificates = certificates
             .map(|(listener, expires)| json!({"listener": listener, "expires_at": format::instant(expires)}));
-        let sample = json!({
-            "at": format::instant(state.limiter.view().now()),
-            "requests": {
-                "count": duration.count,
-                "up_to": duration.up_to,
-                "waiting": requests.waiting(),
-                "no_rules": requests.no_rules.get(),
-                "joining": requests.joining.get(),
-                "overloaded": requests.overloaded.get(),
-                "invalid": requests.invalid.get(),
-            },
-            "decisions": decisions_json(&all.plus(overrides)),
-            "unmatched": metrics.unmatched.get(),
-            "unknown_domains": metrics.unknown_domains.get(),
-            "store": store_json(state),
-            "rules": rules_json(state, &rules),
-            "each_rule": each,
-            "top": top::denied_json(metrics, KEYS_MAX),
-            "certificates": certificates.collect::<Vec<_>>(),
-            "cluster": state.cluster.as_ref().map(cluster::view_json),
-        });
-        format!("{sample}\n")
+        let mut sample = point.json();
+        sample["requests"]["waiting"] = requests.waiting().into();
+        sample["requests"]["no_rules"] = requests.no_rules.get().into();
+        sample["requests"]["joining"] = requests.joining.get().into();
+        sample["requests"]["overloaded"] = requests.overloaded.get().into();
+        sample["requests"]["invalid"] = requests.invalid.get().into();
+        sample["unmatched"] = metrics.unmatched.get().into();
+        sample["unknown_domains"] = metrics.unknown_domains.get().into();
+        sample["store"] = store_json(state);
+        sample["rules"] = rules_json(state, &rules);
+        sample["each_rule"] = each;
+        sample["top"] = top::denied_json(metrics, KEYS_MAX);
+        sample["certificates"] = certificates.collect();
+        sample["cluster"] = state.cluster.as_ref().map(cluster::view_json).into();
+        (point, format!("{sample}\n"))
     }
 
-    /// The totals of all rules, and those of each rule that changed, by its index in the list of rules. The paths of
-    /// those with the most decisions since the sample before are beside them.
-    fn decisions(&mut self, rules: Option<&Rules>) -> (Totals, Value) {
-        let Some(rules) = rules else { return (Totals::default(), Value::Null) };
+    /// The totals of each rule that changed, by its index in the list of rules. The paths of those with the most
+    /// decisions since the sample before are beside them.
+    fn changes(&mut self, rules: Option<&Rules>) -> Value {
+        let Some(rules) = rules else { return Value::Null };
         if self.hash != rules.hash() {
             self.hash = rules.hash().to_owned();
             self.totals.clear();
         }
         self.totals.resize(rules.len(), Totals::default());
-        let (mut sum, mut summed, mut changed) = (Totals::default(), HashSet::new(), Vec::new());
+        let mut changed = Vec::new();
         let each = rules.domains().flat_map(|domain| domain.rules());
         for (index, (rule, before)) in each.zip(&mut self.totals).enumerate() {
             let Some(stats) = rule.stats() else { continue };
             let now = stats.totals();
-            // Rules with equal paths share their stats.
-            if summed.insert(ptr::from_ref(stats)) {
-                sum = sum.plus(now);
-            }
             if now != *before {
                 let decisions = |totals: &Totals| totals.ok + totals.over_limit;
                 let change = decisions(&now).saturating_sub(decisions(before));
@@ -111,8 +135,17 @@ impl Sampler {
         let busiest = busiest.collect::<Vec<_>>();
         let changed = changed.iter().map(|(_, index, totals, _)| json!([index, numbers(totals)]));
         let changed = changed.collect::<Vec<_>>();
-        (sum, json!({"hash": self.hash, "changed": changed, "left_out": left_out, "busiest": busiest}))
+        json!({"hash": self.hash, "changed": changed, "left_out": left_out, "busiest": busiest})
     }
+}
+
+/// The totals of all rules.
+fn sum(rules: Option<&Rules>) -> Totals {
+    let rules = rules.into_iter().flat_map(Rules::domains).flat_map(|domain| domain.rules());
+    // Rules with equal paths share their stats.
+    let mut summed = HashSet::new();
+    let stats = rules.filter_map(|rule| rule.stats()).filter(|stats| summed.insert(ptr::from_ref(*stats)));
+    stats.fold(Totals::default(), |sum, stats| sum.plus(stats.totals()))
 }
 
 fn rules_json(state: &AdminState, rules: &KeyedRules) -> Value {
@@ -134,4 +167,14 @@ fn rules_json(state: &AdminState, rules: &KeyedRules) -> Value {
 
 fn decisions_json(totals: &Totals) -> Value {
     json!({"ok": totals.ok, "over_limit": totals.over_limit, "shadow_denials": totals.shadow_denials})
+}
+
+/// A point without requests.
+#[cfg(test)]
+pub(super) fn point(second: u64) -> Point {
+    Point {
+        at: Timestamp::from_nanos(second * 1_000_000_000),
+        durations: Buckets { up_to: vec![(0.001, 0)], count: 0, sum: 0.0 },
+        decisions: Totals::default(),
+    }
 }
