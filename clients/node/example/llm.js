@@ -4,7 +4,7 @@ import { createServer } from "node:http";
 import { setTimeout as wait } from "node:timers/promises";
 import { parseArgs } from "node:util";
 
-import { Client } from "tollgate";
+import { Client, refusal } from "tollgate";
 
 const { values } = parseArgs({
   options: {
@@ -54,9 +54,8 @@ async function chat(request, response) {
   if (!reservation.decision.allowed) {
     // Holds tokens only if the answer was lost, and the default has decided.
     await repeated(() => client.cancel(reservation));
-    const { retryAfterMs } = reservation.decision;
-    const headers = retryAfterMs === undefined ? {} : { "Retry-After": Math.ceil(retryAfterMs / 1_000) };
-    return response.writeHead(429, headers).end();
+    const { status, headers } = refusal(reservation.decision);
+    return response.writeHead(status, headers).end();
   }
   let sent = 0;
   try {

@@ -7,14 +7,13 @@ away.
 import asyncio
 import contextlib
 import logging
-import math
 import os
 
 from starlette.applications import Starlette
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
-from tollgate_client import Client, Descriptor, NoAnswerError, OnExpiry, OnNoAnswer, Request, Terms
+from tollgate_client import Client, Descriptor, NoAnswerError, OnExpiry, OnNoAnswer, Request, Terms, refusal
 
 SENTENCE = ["Limits", " are", " kept", " exactly", ".", "\n"]
 # Longer than any answer takes. If this process ends, a reservation stays charged as a whole: some tokens were sent.
@@ -69,9 +68,8 @@ async def chat(request):
             await client.cancel(reservation)
         except NoAnswerError as error:
             logging.warning("the reservation may stay charged: %s", error)
-        wait = reservation.decision.retry_after
-        # Rounded up: a caller that waits for it is not refused for waiting too short.
-        return Response(status_code=429, headers={} if wait is None else {"retry-after": str(math.ceil(wait))})
+        status, headers = refusal(reservation.decision)
+        return Response(status_code=status, headers=dict(headers))
     return MeteredResponse(model(int(tokens_max)), reservation)
 
 

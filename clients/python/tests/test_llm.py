@@ -110,7 +110,7 @@ async def test_reservation_whose_answer_is_lost_is_canceled(start_example):
 
         assert (cancel.method, cancel.message.reservation_id) == ("Cancel", reserve.message.reservation_id)
         cancel.reply.set_result({})
-        assert (await answer)[0] == 429
+        assert (await answer)[0] == 503
 
 
 async def test_rules_of_example_limit_tokens(start_server, start_example):

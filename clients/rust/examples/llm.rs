@@ -16,7 +16,7 @@ use axum::{
     Router,
     body::Body,
     extract::State,
-    http::{HeaderMap, StatusCode, header::RETRY_AFTER},
+    http::{HeaderMap, StatusCode},
     response::{IntoResponse, Response},
     routing,
 };
@@ -76,11 +76,7 @@ async fn generate(State((client, model)): State<(Client, Model)>, headers: Heade
     let metered = Metered { reservation, sent: 0 };
     let decision = &metered.reservation.decision;
     if !decision.allowed {
-        let mut response = StatusCode::TOO_MANY_REQUESTS.into_response();
-        if let Some(wait) = decision.retry_after {
-            response.headers_mut().insert(RETRY_AFTER, whole_seconds(wait).into());
-        }
-        return response;
+        return decision.refusal();
     }
     let tokens = stream::unfold(metered, move |mut metered| async move {
         let token = model.token(metered.sent).await.filter(|_| metered.sent < TOKENS_MAX)?;
@@ -88,11 +84,6 @@ async fn generate(State((client, model)): State<(Client, Model)>, headers: Heade
         Some((Ok::<_, Infallible>(token), metered))
     });
     Body::from_stream(tokens).into_response()
-}
-
-/// Rounded up: a caller that waits for them is not refused for waiting too short.
-pub fn whole_seconds(time: Duration) -> u64 {
-    time.as_secs() + u64::from(time.subsec_nanos() > 0)
 }
 
 /// Settles with the tokens that were sent, when the stream ends or its caller goes away.

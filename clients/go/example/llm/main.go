@@ -8,13 +8,13 @@ import (
 	"flag"
 	"io"
 	"log"
-	"math"
 	"net"
 	"net/http"
 	"strconv"
 	"time"
 
 	"example.com/tollgate"
+	"example.com/tollgate/httplimit"
 )
 
 // Longer than any answer takes. If this process ends, the tokens that it held stay charged.
@@ -95,11 +95,7 @@ func refuse(writer http.ResponseWriter, request *http.Request, reservation *toll
 	if _, err := reservation.Cancel(request.Context()); err != nil {
 		log.Printf("the reservation may stay charged: %v", err)
 	}
-	if wait := reservation.Decision.RetryAfter; wait > 0 {
-		// Rounded up: a caller that waits for it is not refused for waiting too short.
-		writer.Header().Set("Retry-After", strconv.Itoa(int(math.Ceil(wait.Seconds()))))
-	}
-	fail(writer, http.StatusTooManyRequests)
+	httplimit.Refuse(writer, &reservation.Decision)
 }
 
 // describe asks for one request of the user, and for as many tokens as its answer may have.

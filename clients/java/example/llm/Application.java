@@ -68,7 +68,7 @@ public class Application {
     decision.retryAfterSeconds().ifPresent(wait -> response.setHeader("Retry-After", Long.toString(wait)));
     if (!decision.allowed()) {
       giveBack(reservation);
-      return ResponseEntity.status(429).build();
+      return ResponseEntity.status(decision.httpStatus()).build();
     }
     Iterator<String> answer = Model.answer(sentences, maxTokens);
     return ResponseEntity.ok(output -> stream(answer, output, reservation));

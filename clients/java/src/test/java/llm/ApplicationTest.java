@@ -136,7 +136,8 @@ class ApplicationTest {
       assertEquals("cancel", cancel.method());
       assertEquals(reserve.<String>get("reservation_id"), cancel.get("reservation_id"));
       cancel.reply(Vectors.tree(Map.of()));
-      assertEquals(429, response.join().statusCode());
+      assertEquals(503, response.join().statusCode());
+      assertEquals("1", response.join().headers().firstValue("Retry-After").orElseThrow());
     }
   }
 
