@@ -10,5 +10,5 @@ export { refusal } from "./http.js";
 export type { Limit, Unit } from "./limit.js";
 export type { Metrics, Outcome } from "./metrics.js";
 export { PrepaidSlices, type SliceOptions } from "./prepaid.js";
-export type { Descriptor, Request } from "./request.js";
-export type { Reservation, SettledLimit, SettledOutcome, Settlement, Terms } from "./reservation.js";
+export type { Descriptor, OnExpiry, Request } from "./request.js";
+export type { HitsByIndex, Reservation, SettledLimit, SettledOutcome, Settlement, Terms } from "./reservation.js";
