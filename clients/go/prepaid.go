@@ -61,7 +61,8 @@ func NewPrepaidSlices(client *Client, options SliceOptions) (*PrepaidSlices, err
 }
 
 // Check spends hits of the slice of the request's counters. Without a slice, or if it has too few hits left, it is
-// [Client.Check]. A request with more hits than a slice, with an id, or with hits of a descriptor has no slice.
+// [Client.Check]. A request with more hits than a slice, with an id, or with hits or OnExpiry of a descriptor has
+// no slice.
 func (p *PrepaidSlices) Check(ctx context.Context, request Request) (Decision, error) {
 	start := time.Now()
 	if p.table.serves(&request) {

@@ -38,6 +38,8 @@ type Descriptor struct {
 	Limit *Limit
 	// Hits replaces the hits of the request, if it is not nil; 0 charges nothing.
 	Hits *uint64
+	// OnExpiry replaces that of the terms of a reservation, if it is not nil: Charge.Enum(). Other calls ignore it.
+	OnExpiry *OnExpiry
 }
 
 // Entry is one part of a descriptor. It matches one level of the rules.
@@ -87,8 +89,8 @@ func (d Descriptor) And(key, value string) Descriptor {
 	return d
 }
 
-// message translates the request, without its id. It finds text that is not UTF-8, which would fail a whole batch, and a request that
-// is larger than a message may be, which the server would refuse as it refuses an overload.
+// message translates the request, without its id. It finds text that is not UTF-8, which would fail a whole batch, and
+// a request that is larger than a message may be, which the server would refuse as it refuses an overload.
 func (r *Request) message() (*pb.Request, error) {
 	message := &pb.Request{Domain: r.Domain, Hits: r.Hits, Descriptors: make([]*pb.Descriptor, len(r.Descriptors))}
 	if !utf8.ValidString(r.Domain) {
@@ -102,7 +104,7 @@ func (r *Request) message() (*pb.Request, error) {
 			}
 			entries[j] = &pb.Entry{Key: entry.Key, Value: entry.Value}
 		}
-		message.Descriptors[i] = &pb.Descriptor{Entries: entries, Hits: descriptor.Hits}
+		message.Descriptors[i] = &pb.Descriptor{Entries: entries, Hits: descriptor.Hits, OnExpiry: descriptor.OnExpiry}
 		if limit := descriptor.Limit; limit != nil {
 			message.Descriptors[i].Limit = &pb.Limit{RequestsPerUnit: limit.RequestsPerUnit, Unit: limit.Unit}
 		}
@@ -168,8 +170,11 @@ func (r *Request) hits() []uint64 {
 	return hits
 }
 
-func (r *Request) hasOwnHits() bool {
-	return slices.ContainsFunc(r.Descriptors, func(each Descriptor) bool { return each.Hits != nil })
+// hasOwnTerms says whether a descriptor has hits or an end of its own.
+func (r *Request) hasOwnTerms() bool {
+	return slices.ContainsFunc(r.Descriptors, func(each Descriptor) bool {
+		return each.Hits != nil || each.OnExpiry != nil
+	})
 }
 
 func appendText(key []byte, text string) []byte {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/rand"
 	"encoding/hex"
+	"fmt"
 	"time"
 
 	"google.golang.org/protobuf/proto"
@@ -16,7 +17,7 @@ import (
 type Terms struct {
 	// TTL is the time until the reservation expires: 1 ms to 24 h. Default: 60 s.
 	TTL time.Duration
-	// OnExpiry says what happens to the hits then. Default: Release.
+	// OnExpiry says what happens then to the hits of each descriptor without its own. Default: Release.
 	OnExpiry OnExpiry
 }
 
@@ -150,9 +151,26 @@ func (c *Client) reserve(
 // [Options.Timeout] bounds it. If there is no answer, it returns a [*NoAnswerError]. Repeat the call then: the hits
 // count once.
 func (r *Reservation) Settle(ctx context.Context, actual uint64) (Settlement, error) {
+	return r.SettleEach(ctx, actual, nil)
+}
+
+// SettleEach is [Reservation.Settle] with hits of single descriptors, by their index. They replace the hits with which
+// these were reserved, and the actual hits. An index without a descriptor is an [*InvalidRequestError].
+func (r *Reservation) SettleEach(ctx context.Context, actual uint64, hits map[int]uint64) (Settlement, error) {
+	descriptors := make([]*pb.Descriptor, len(r.request.Descriptors))
+	for i, reserved := range r.request.Descriptors {
+		descriptors[i] = &pb.Descriptor{Entries: reserved.Entries, Limit: reserved.Limit, Hits: reserved.Hits}
+	}
+	for i, used := range hits {
+		if i < 0 || i >= len(descriptors) {
+			problem := fmt.Sprintf("hits of descriptor %d, of %d descriptors", i, len(descriptors))
+			return Settlement{}, &InvalidRequestError{problem}
+		}
+		descriptors[i].Hits = &used
+	}
 	return r.end(ctx, func(ctx context.Context) (settled, error) {
 		return r.client.server.Settle(ctx, &pb.SettleRequest{
-			Domain: r.request.Domain, Descriptors: r.request.Descriptors, ReservationId: r.id, Actual: actual,
+			Domain: r.request.Domain, Descriptors: descriptors, ReservationId: r.id, Actual: actual,
 		})
 	})
 }

@@ -32,6 +32,7 @@ type scriptStep struct {
 	Request       *VectorRequest
 	Terms         map[string]any
 	Actual        uint64
+	Hits          map[int]uint64
 	Queue         []*VectorRequest
 	Waiting       *int
 	Receive       []*VectorRequest
@@ -85,7 +86,7 @@ func (r *scriptRun) Sent(batch int) {
 func (r *scriptRun) Lost(uint64) {}
 
 func TestScripts_OfVectors_HaveTheirResults(t *testing.T) {
-	for _, name := range []string{"batches", "defaults", "ids", "retries"} {
+	for _, name := range []string{"batches", "defaults", "ids", "reservations", "retries"} {
 		for _, vector := range LoadVectors[script](t, name) {
 			t.Run(vector.Name, func(t *testing.T) {
 				switch vector.Of {
@@ -203,7 +204,7 @@ func (r *scriptRun) call(ctx context.Context, name string, step *scriptStep) map
 			r.reservations[name] = reservation
 		}
 	case "settle":
-		_, err = r.reservations[name].Settle(ctx, step.Actual)
+		_, err = r.reservations[name].SettleEach(ctx, step.Actual, step.Hits)
 	case "cancel":
 		_, err = r.reservations[name].Cancel(ctx)
 	}

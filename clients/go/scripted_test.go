@@ -44,9 +44,10 @@ type VectorRequest struct {
 	User        string
 	Pad         int
 	Descriptors []struct {
-		Entries [][2]string
-		Limit   []any
-		Hits    *uint64
+		Entries  [][2]string
+		Limit    []any
+		Hits     *uint64
+		OnExpiry string `json:"on_expiry"`
 	}
 	Hits      *uint64
 	RequestID string `json:"request_id"`
@@ -80,6 +81,9 @@ func (r *VectorRequest) Request() Request {
 		if each.Limit != nil {
 			unit := Unit(pb.Limit_Unit_value[strings.ToUpper(each.Limit[1].(string))])
 			descriptor.Limit = &Limit{RequestsPerUnit: uint32(each.Limit[0].(float64)), Unit: unit}
+		}
+		if each.OnExpiry != "" {
+			descriptor.OnExpiry = OnExpiry(pb.ReserveRequest_OnExpiry_value[strings.ToUpper(each.OnExpiry)]).Enum()
 		}
 		request.Descriptors = append(request.Descriptors, descriptor)
 	}

@@ -77,7 +77,7 @@ func (a *sliceActions) isEmpty() bool {
 
 // serves says whether a request may be spent from slices.
 func (t *sliceTable) serves(request *Request) bool {
-	return !request.hasOwnHits() && request.RequestID == "" && request.Hits <= t.options.Hits
+	return !request.hasOwnTerms() && request.RequestID == "" && request.Hits <= t.options.Hits
 }
 
 // check returns the decision of a slice. Without one, the server decides.

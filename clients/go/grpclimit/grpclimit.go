@@ -22,9 +22,10 @@ type Describe func(ctx context.Context, method string, message any) *tollgate.Re
 
 // UnaryServerInterceptor limits unary calls.
 //
-// A denied call ends with RESOURCE_EXHAUSTED and google.rpc.RetryInfo, if the same call passes later. The metadata of
-// each response to a call with a limit has ratelimit-limit, ratelimit-remaining and ratelimit-reset of the tightest
-// one, in whole seconds. If describe returns an invalid request, the code is INTERNAL.
+// A denied call ends with RESOURCE_EXHAUSTED and google.rpc.RetryInfo, if the same call passes later. If the decision is
+// the default one, it ends with UNAVAILABLE and google.rpc.RetryInfo of a second. The metadata of each response to a
+// call with a limit has ratelimit-limit, ratelimit-remaining and ratelimit-reset of the tightest one, in whole seconds.
+// If describe returns an invalid request, the code is INTERNAL.
 func UnaryServerInterceptor(checker tollgate.Checker, describe Describe) grpc.UnaryServerInterceptor {
 	return func(ctx context.Context, message any, info *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
 		limited := describe(ctx, info.FullMethod, message)
@@ -78,11 +79,14 @@ func pass(
 }
 
 func denial(decision tollgate.Decision) error {
-	denied := status.New(codes.ResourceExhausted, "rate limit exceeded")
-	if decision.RetryAfter <= 0 {
+	denied, wait := status.New(codes.ResourceExhausted, "rate limit exceeded"), decision.RetryAfter
+	if decision.Source == tollgate.SourceDefault {
+		denied, wait = status.New(codes.Unavailable, "the rate limiter gave no answer"), headers.NoAnswerWait
+	}
+	if wait <= 0 {
 		return denied.Err()
 	}
-	detailed, err := denied.WithDetails(&errdetails.RetryInfo{RetryDelay: durationpb.New(decision.RetryAfter)})
+	detailed, err := denied.WithDetails(&errdetails.RetryInfo{RetryDelay: durationpb.New(wait)})
 	if err != nil {
 		return denied.Err()
 	}

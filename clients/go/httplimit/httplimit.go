@@ -13,9 +13,9 @@ type Describe func(*http.Request) *tollgate.Request
 
 // Middleware returns handlers that limit the requests of another handler.
 //
-// A denied request gets status 429 with Retry-After, if the same request passes later. Each response to a request with
-// a limit has RateLimit-Limit, RateLimit-Remaining and RateLimit-Reset of the tightest one. Times are in whole seconds.
-// If describe returns an invalid request, the status is 500.
+// A denied request gets the response of [Refuse]. Each response to a request with a limit has RateLimit-Limit,
+// RateLimit-Remaining and RateLimit-Reset of the tightest one, in whole seconds. If describe returns an invalid request,
+// the status is 500.
 func Middleware(checker tollgate.Checker, describe Describe) func(http.Handler) http.Handler {
 	return func(next http.Handler) http.Handler {
 		return http.HandlerFunc(func(writer http.ResponseWriter, request *http.Request) {
@@ -37,16 +37,32 @@ func pass(checker tollgate.Checker, limited *tollgate.Request, writer http.Respo
 		writer.WriteHeader(http.StatusInternalServerError)
 		return false
 	}
-	for _, header := range headers.Limits(&decision) {
-		writer.Header().Set(header.Name, header.Value)
-	}
 	if !decision.Allowed {
-		if decision.RetryAfter > 0 {
-			writer.Header().Set("Retry-After", headers.Seconds(decision.RetryAfter))
-		}
-		writer.WriteHeader(http.StatusTooManyRequests)
+		Refuse(writer, &decision)
 		return false
 	}
+	addLimit(writer, &decision)
 	// An error says that the caller is gone.
 	return decision.Wait(request.Context()) == nil
+}
+
+// Refuse responds to a denied request: with status 429, and with Retry-After if the same request passes later; with
+// status 503, and with Retry-After of a second, if the decision is the default one. The response has the headers of the
+// tightest limit, and no body.
+func Refuse(writer http.ResponseWriter, decision *tollgate.Decision) {
+	code, wait := http.StatusTooManyRequests, decision.RetryAfter
+	if decision.Source == tollgate.SourceDefault {
+		code, wait = http.StatusServiceUnavailable, headers.NoAnswerWait
+	}
+	addLimit(writer, decision)
+	if wait > 0 {
+		writer.Header().Set("Retry-After", headers.Seconds(wait))
+	}
+	writer.WriteHeader(code)
+}
+
+func addLimit(writer http.ResponseWriter, decision *tollgate.Decision) {
+	for _, header := range headers.Limits(decision) {
+		writer.Header().Set(header.Name, header.Value)
+	}
 }

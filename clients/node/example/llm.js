@@ -1,25 +1,35 @@
-// Streams the answer of a fake model, and limits its tokens for each user.
+// Keeps four limits of each user of a language model: GET /chat, which streams the answer. A reservation holds one
+// request, the most tokens that the answer may have, and a place in flight. Its settlement frees the place, and charges
+// the tokens that were sent.
 
 import { createServer } from "node:http";
 import { setTimeout as wait } from "node:timers/promises";
 import { parseArgs } from "node:util";
 
-import { Client } from "tollgate-ratelimit-client";
+import { Client, refusal } from "tollgate-ratelimit-client";
 
 const { values } = parseArgs({
   options: {
     limiter: { type: "string", default: "127.0.0.1:8081" },
     "timeout-ms": { type: "string", default: "1000" },
     port: { type: "string", default: "8000" },
+    // The time between two tokens.
+    "pace-ms": { type: "string", default: "50" },
   },
 });
 // Tokens cost money.
 const client = new Client(values.limiter, { timeoutMs: Number(values["timeout-ms"]), onNoAnswer: "deny" });
+// Longer than any answer takes. If this program ends before, the place is free again, and the rest stays charged.
+const terms = { ttlMs: 300_000, onExpiry: "charge" };
+// The index of the descriptor of calls in flight.
+const IN_FLIGHT = 3;
 
+// Stands for a language model: the tokens of an answer, as they come.
 async function* model(maxTokens) {
-  for (let token = 0; token < maxTokens; token++) {
-    await wait(5);
-    yield `token${token} `;
+  const sentence = ["Limits", " are", " kept", " exactly", ".", "\n"];
+  for (let token = 0; token < Math.min(18, maxTokens); token++) {
+    if (token > 0) await wait(Number(values["pace-ms"]));
+    yield sentence[token % 6];
   }
 }
 
@@ -34,41 +44,33 @@ async function repeated(end) {
   }
 }
 
-// Waits until the caller has taken what was written, or has gone away.
-function drained(response) {
-  return new Promise((resolve) => {
-    const end = () => {
-      response.off("drain", end).off("close", end);
-      resolve();
-    };
-    response.on("drain", end).on("close", end);
-  });
-}
-
 async function chat(request, response) {
-  const maxTokens = Number(new URL(request.url, "http://localhost").searchParams.get("max_tokens") ?? 100);
-  const descriptors = [{ entries: [["tokens", request.headers.user ?? ""]] }];
-  // Stays charged if this program ends before the settlement.
-  const terms = { ttlMs: 300_000, onExpiry: "charge" };
-  const reservation = await client.reserve({ domain: "shop", descriptors, hits: maxTokens }, terms);
+  const maxTokens = Number(new URL(request.url, "http://localhost").searchParams.get("max_tokens"));
+  const user = request.headers.user ?? "";
+  const descriptors = [
+    { entries: [["requests", user]], hits: 1 },
+    { entries: [["tokens", user]] },
+    { entries: [["tokens_of_month", user]] },
+    { entries: [["in_flight", user]], hits: 1, onExpiry: "release" },
+  ];
+  const reservation = await client.reserve({ domain: "models", descriptors, hits: maxTokens }, terms);
   if (!reservation.decision.allowed) {
-    // Holds tokens only if the answer was lost, and the default has decided.
+    // Holds hits only if the answer was lost, and the default has decided.
     await repeated(() => client.cancel(reservation));
-    const { retryAfterMs } = reservation.decision;
-    const headers = retryAfterMs === undefined ? {} : { "Retry-After": Math.ceil(retryAfterMs / 1_000) };
-    return response.writeHead(429, headers).end();
+    const { status, headers } = refusal(reservation.decision);
+    return response.writeHead(status, headers).end();
   }
   let sent = 0;
   try {
     for await (const token of model(maxTokens)) {
       // The caller has gone away.
       if (response.destroyed) break;
+      response.write(token);
       sent++;
-      // A slow caller is not sent more than it takes.
-      if (!response.write(token) && !response.destroyed) await drained(response);
     }
   } finally {
-    await repeated(() => client.settle(reservation, sent));
+    // One request as reserved, the tokens that were sent, and no place.
+    await repeated(() => client.settle(reservation, sent, { [IN_FLIGHT]: 0 }));
     response.end();
   }
 }

@@ -23,7 +23,7 @@ import { NoAnswerError, QueueFullError } from "./errors.js";
 import type { Metrics, Outcome } from "./metrics.js";
 import { numberOptions } from "./options.js";
 import { ParsedRequest, type Request, whole } from "./request.js";
-import type { Reservation, Settlement, Terms } from "./reservation.js";
+import type { HitsByIndex, Reservation, Settlement, Terms } from "./reservation.js";
 
 /** The settings of a client. */
 export interface ClientOptions {
@@ -157,13 +157,14 @@ export class Client implements Checker {
 
   /**
    * Ends a reservation at the hits that were used, for each descriptor without hits of its own: gives the rest back, or
-   * charges what is missing. If nothing is held, it does nothing.
+   * charges what is missing. `hits` of single descriptors, by their index, replace those with which they were reserved,
+   * and `actual`. If nothing is held, it does nothing.
    *
-   * @throws InvalidRequestError if the number is invalid
+   * @throws InvalidRequestError if a number or an index is invalid
    * @throws NoAnswerError if the server gives no answer; repeat the call, which then answers as the first one
    */
-  async settle(reservation: Reservation, actual: number): Promise<Settlement> {
-    return this.#end("Settle", reservation, { actual: whole(actual, "actual") });
+  async settle(reservation: Reservation, actual: number, hits: HitsByIndex = {}): Promise<Settlement> {
+    return this.#end("Settle", reservation, { actual: whole(actual, "actual") }, hits);
   }
 
   /** Ends a reservation of which nothing was used. Errors are those of `settle`. */
@@ -197,10 +198,15 @@ export class Client implements Checker {
     }
   }
 
-  async #end(method: ReservationMethod, reservation: Reservation, used: { actual?: number }): Promise<Settlement> {
+  async #end(
+    method: ReservationMethod,
+    reservation: Reservation,
+    used: { actual?: number },
+    hits?: HitsByIndex,
+  ): Promise<Settlement> {
     if (reservation.id === "") return { limits: [], unknown: false };
     const parsed = new ParsedRequest(reservation.request);
-    const message = { ...encodeEnd(parsed, reservation.id), ...used };
+    const message = { ...encodeEnd(parsed, reservation.id, hits), ...used };
     try {
       return decodeSettlement(await this.#connection.send<WireSettlement>(method, message, this.#timeoutMs));
     } finally {

@@ -9,8 +9,8 @@ import type { Decision, LimitStatus } from "./decision.js";
 import { InvalidRequestError, NoAnswerError } from "./errors.js";
 import type { Unit } from "./limit.js";
 import { numberOptions, TTL_MAX_MS } from "./options.js";
-import type { Descriptor, ParsedRequest } from "./request.js";
-import type { SettledOutcome, Settlement, Terms } from "./reservation.js";
+import { type Descriptor, type ParsedRequest, parseOnExpiry, whole } from "./request.js";
+import type { HitsByIndex, SettledOutcome, Settlement, Terms } from "./reservation.js";
 
 /** The directory of `tollgate/v1/tollgate.proto`, for calls that the client does not have. */
 export const PROTO_DIRECTORY = fileURLToPath(new URL("../proto", import.meta.url));
@@ -104,18 +104,26 @@ export function encodeReserve(request: ParsedRequest, terms: Terms, reservationI
   return held;
 }
 
-/** The message that ends a reservation, without the hits that were used. */
-export function encodeEnd(request: ParsedRequest, reservationId: string) {
-  return { ...messageOf(request), reservationId };
+/** The message that ends a reservation, without the common hits that were used. Those of single descriptors are there. */
+export function encodeEnd({ domain, descriptors }: ParsedRequest, reservationId: string, hits: HitsByIndex = {}) {
+  const used = descriptors.map((each) => ({ ...each }));
+  for (const [index, each] of Object.entries(hits)) {
+    const descriptor = used[Number(index)];
+    if (descriptor === undefined)
+      throw new InvalidRequestError(`hits of descriptor ${index}, of ${used.length} descriptors`);
+    descriptor.hits = whole(each, `hits[${index}]`);
+  }
+  return { ...messageOf({ domain, descriptors: used }), reservationId };
 }
 
 function messageOf({ domain, descriptors }: { domain: string; descriptors: readonly Descriptor[] }) {
   return {
     domain,
-    descriptors: descriptors.map(({ entries, limit, hits }) => ({
+    descriptors: descriptors.map(({ entries, limit, hits, onExpiry }) => ({
       entries: entries.map(([key, value]) => ({ key, value })),
       ...(limit && { limit: { requestsPerUnit: limit.requestsPerUnit, unit: limit.unit.toUpperCase() } }),
       ...(hits !== undefined && { hits }),
+      ...(onExpiry && { onExpiry: onExpiry.toUpperCase() }),
     })),
   };
 }
@@ -138,7 +146,7 @@ function requireSize(bytes: number): void {
 
 /** The terms with their defaults. */
 export function withDefaults({ ttlMs, onExpiry = "release" }: Terms) {
-  if (!["release", "charge"].includes(onExpiry)) throw new InvalidRequestError("onExpiry: not `release` or `charge`");
+  parseOnExpiry(onExpiry, "onExpiry");
   try {
     return { ...numberOptions({ ttlMs: { min: 1, max: TTL_MAX_MS, usual: 60_000 } }, { ttlMs }), onExpiry };
   } catch (error) {

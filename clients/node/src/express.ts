@@ -3,13 +3,14 @@
 import type { IncomingMessage, ServerResponse } from "node:http";
 
 import type { Checker } from "./checker.js";
-import { decide, type Describe, headersOf, TOO_MANY_REQUESTS } from "./http.js";
+import { decide, type Describe, headersOf, refusal } from "./http.js";
 
 export type { Describe } from "./http.js";
 
 /**
- * Limits requests: a refused one is answered with status 429 and `Retry-After`. All responses to limited requests have
- * `RateLimit-Limit`, `RateLimit-Remaining` and `RateLimit-Reset`. The error handler gets an invalid description.
+ * Limits requests: a denied one is answered with status 429, or 503 if the server gave no answer, and `Retry-After`. All
+ * responses to limited requests have `RateLimit-Limit`, `RateLimit-Remaining` and `RateLimit-Reset`. The error handler
+ * gets an invalid description.
  */
 export function rateLimit<Request extends IncomingMessage>(
   checker: Checker,
@@ -18,10 +19,12 @@ export function rateLimit<Request extends IncomingMessage>(
   return (request, response, next) => {
     decide(checker, describe, request).then((decision) => {
       if (decision === undefined) return next();
+      if (!decision.allowed) {
+        const { status, headers } = refusal(decision);
+        return response.writeHead(status, headers).end();
+      }
       for (const [name, value] of Object.entries(headersOf(decision))) response.setHeader(name, value);
-      if (decision.allowed) return next();
-      response.statusCode = TOO_MANY_REQUESTS;
-      response.end();
+      next();
     }, next);
   };
 }

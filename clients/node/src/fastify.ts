@@ -3,7 +3,7 @@
 import type { FastifyPluginAsync, FastifyRequest } from "fastify";
 
 import type { Checker } from "./checker.js";
-import { decide, type Describe, headersOf, TOO_MANY_REQUESTS } from "./http.js";
+import { decide, type Describe, headersOf, refusal } from "./http.js";
 
 export type { Describe } from "./http.js";
 
@@ -15,16 +15,19 @@ export interface RateLimitOptions {
 }
 
 /**
- * Limits requests before their bodies are read: a refused one is answered with status 429 and `Retry-After`. All
- * responses to limited requests have `RateLimit-Limit`, `RateLimit-Remaining` and `RateLimit-Reset`. An invalid
- * description is passed to the error handler.
+ * Limits requests before their bodies are read: a denied one is answered with status 429, or 503 if the server gave no
+ * answer, and `Retry-After`. All responses to limited requests have `RateLimit-Limit`, `RateLimit-Remaining` and
+ * `RateLimit-Reset`. An invalid description is passed to the error handler.
  */
 export const rateLimit: FastifyPluginAsync<RateLimitOptions> = async (app, { checker, describe }) => {
   app.addHook("onRequest", async (request, reply) => {
     const decision = await decide(checker, describe, request);
     if (decision === undefined) return;
+    if (!decision.allowed) {
+      const { status, headers } = refusal(decision);
+      return reply.code(status).headers(headers).send();
+    }
     reply.headers(headersOf(decision));
-    if (!decision.allowed) return reply.code(TOO_MANY_REQUESTS).send();
   });
 };
 

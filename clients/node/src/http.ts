@@ -6,9 +6,6 @@ import type { Checker } from "./checker.js";
 import { type Decision, tightest } from "./decision.js";
 import type { Request } from "./request.js";
 
-/** The status of a refused request. */
-export const TOO_MANY_REQUESTS = 429;
-
 /** The request of an HTTP request; without one it is not limited. */
 export type Describe<HttpRequest> = (request: HttpRequest) => Request | undefined | Promise<Request | undefined>;
 
@@ -25,7 +22,18 @@ export async function decide<HttpRequest>(
   return decision;
 }
 
-/** The headers of the response: the tightest limit, and when a refused request would pass. */
+/**
+ * The response to a denied request: 429, and `Retry-After` if the same request passes later; 503, and `Retry-After` of a
+ * second, if the decision is the default one.
+ */
+export function refusal(decision: Decision): { status: number; headers: Record<string, string> } {
+  const noAnswer = decision.source === "default";
+  const waitMs = noAnswer ? 1_000 : decision.retryAfterMs;
+  const headers = { ...headersOf(decision), ...(waitMs && { "Retry-After": seconds(waitMs) }) };
+  return { status: noAnswer ? 503 : 429, headers };
+}
+
+/** The headers of the response to a request with a limit: the tightest one. */
 export function headersOf(decision: Decision): Record<string, string> {
   const headers: Record<string, string> = {};
   const limit = tightest(decision);
@@ -34,7 +42,6 @@ export function headersOf(decision: Decision): Record<string, string> {
     headers["RateLimit-Remaining"] = String(limit.remaining);
     headers["RateLimit-Reset"] = seconds(limit.resetAfterMs);
   }
-  if (!decision.allowed && decision.retryAfterMs) headers["Retry-After"] = seconds(decision.retryAfterMs);
   return headers;
 }
 

@@ -13,6 +13,8 @@ export interface Descriptor {
   readonly limit?: Limit | undefined;
   /** Replaces the hits of the request for this descriptor; 0 charges nothing. */
   readonly hits?: number | undefined;
+  /** Replaces that of the terms of a reservation. Other calls ignore it. */
+  readonly onExpiry?: OnExpiry | undefined;
 }
 
 /** Descriptors of one domain that are decided together. */
@@ -27,6 +29,9 @@ export interface Request {
    */
   readonly requestId?: string | undefined;
 }
+
+/** Whether the hits of a reservation that expires are given back or stay charged. */
+export type OnExpiry = "release" | "charge";
 
 const REQUESTS_PER_UNIT_MAX = 2 ** 32 - 1;
 
@@ -71,11 +76,12 @@ function parseDescriptor(descriptor: Descriptor, place: string): Descriptor {
     if (!Array.isArray(entry) || entry.length !== 2) throw new InvalidRequestError(`${at}: not a key and a value`);
     return [text(entry[0], `${at}: key`), text(entry[1], `${at}: value`)] as const;
   });
-  const { hits, limit } = descriptor;
+  const { hits, limit, onExpiry } = descriptor;
   return {
     entries,
     ...(hits !== undefined && { hits: whole(hits, `${place}.hits`) }),
     ...(limit !== undefined && { limit: parseLimit(limit, `${place}.limit`) }),
+    ...(onExpiry !== undefined && { onExpiry: parseOnExpiry(onExpiry, `${place}.onExpiry`) }),
   };
 }
 
@@ -84,6 +90,12 @@ function parseLimit({ requestsPerUnit, unit }: Limit, place: string): Limit {
     throw new InvalidRequestError(`${place}.requestsPerUnit: above ${REQUESTS_PER_UNIT_MAX}`);
   if (!UNITS.includes(unit)) throw new InvalidRequestError(`${place}.unit: not one of ${UNITS.join(", ")}`);
   return { requestsPerUnit, unit };
+}
+
+/** What happens to a reservation when it expires. */
+export function parseOnExpiry(onExpiry: OnExpiry, place: string): OnExpiry {
+  if (!["release", "charge"].includes(onExpiry)) throw new InvalidRequestError(`${place}: not \`release\` or \`charge\``);
+  return onExpiry;
 }
 
 // A text that is no UTF-8 would make the message unreadable, and with it the requests of other callers.

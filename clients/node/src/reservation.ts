@@ -1,14 +1,14 @@
 // Hits that are held until it is known how many were used.
 
 import type { Decision } from "./decision.js";
-import type { Request } from "./request.js";
+import type { OnExpiry, Request } from "./request.js";
 
 /** For how long a reservation holds its hits. */
 export interface Terms {
   /** Whole milliseconds until it expires: 1 to 86,400,000, by default 60,000. */
   readonly ttlMs?: number | undefined;
-  /** Whether its hits are given back then (`release`, the default) or stay charged (`charge`). */
-  readonly onExpiry?: "release" | "charge" | undefined;
+  /** What happens then to the hits of each descriptor without its own, by default `release`. */
+  readonly onExpiry?: OnExpiry | undefined;
 }
 
 export interface Reservation {
@@ -28,6 +28,9 @@ export interface Reservation {
  * nothing.
  */
 export type SettledOutcome = "open" | "charged" | "released" | "unknown";
+
+/** Hits of single descriptors, by their index. */
+export type HitsByIndex = { readonly [index: number]: number };
 
 /** One limit of a reservation that has ended. */
 export interface SettledLimit {

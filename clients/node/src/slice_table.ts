@@ -98,7 +98,8 @@ export class SliceTable {
 
   /** Whether a request may be spent from slices. */
   serves({ hits, requestId, descriptors }: ParsedRequest): boolean {
-    return hits <= this.#numbers.hits && requestId === "" && descriptors.every((each) => each.hits === undefined);
+    const isCommon = descriptors.every((each) => each.hits === undefined && each.onExpiry === undefined);
+    return hits <= this.#numbers.hits && requestId === "" && isCommon;
   }
 
   /** The decision of a slice. Without one, the server decides. */

@@ -1,59 +1,72 @@
 import assert from "node:assert/strict";
+import { readFileSync } from "node:fs";
 import { test } from "node:test";
 import { fileURLToPath } from "node:url";
 
-import { connectedClient, eventually, PATIENT, relay, requestOf, start, startTollgate } from "./processes.js";
+import { connectedClient, eventually, PATIENT, relay, start, startTollgate } from "./processes.js";
 
 const PROGRAM = fileURLToPath(new URL("../example/llm.js", import.meta.url));
+const RULES = readFileSync(new URL("../../llm.yaml", import.meta.url), "utf8");
 
-async function startExample(t) {
-  const { address } = await startTollgate(t);
+async function startExample(t, paceMs) {
+  const { address } = await startTollgate(t, { rules: RULES });
   const client = await connectedClient(t, address, PATIENT);
   const { address: limiter, loseAnswers } = await relay(t, address);
   // Long enough for a busy machine to reserve, and to cancel.
-  const arguments_ = [PROGRAM, "--limiter", limiter, "--timeout-ms", "2000", "--port", "0"];
-  const { found } = await start(t, process.execPath, arguments_, (line) => line.match(/^listening on (.*)$/)?.[1]);
+  const options = ["--limiter", limiter, "--timeout-ms", "2000", "--port", "0", "--pace-ms", String(paceMs)];
+  const { found } = await start(t, process.execPath, [PROGRAM, ...options], (line) =>
+    line.match(/^listening on (.*)$/)?.[1],
+  );
   const ask = (maxTokens, options = {}) =>
-    fetch(`http://${found}/?max_tokens=${maxTokens}`, { headers: { user: "ada" }, ...options });
-  const remaining = async () =>
-    (await client.peek(requestOf("tokens", "ada"))).limits[0].remaining;
-  return { ask, remaining, loseAnswers };
+    fetch(`http://${found}/chat?max_tokens=${maxTokens}`, { headers: { user: "ada" }, ...options });
+  // The tokens of the month, and the calls in flight.
+  const used = async () => {
+    const descriptors = ["tokens_of_month", "in_flight"].map((key) => ({ entries: [[key, "ada"]] }));
+    const { limits } = await client.peek({ domain: "models", descriptors });
+    return [1_000_000 - limits[0].remaining, 4 - limits[1].remaining];
+  };
+  const eventuallyUsed = (tokens, inFlight) =>
+    eventually(`${tokens} and ${inFlight} are used`, async () => String(await used()) === `${tokens},${inFlight}`);
+  return { ask, used, eventuallyUsed, loseAnswers };
 }
 
 test("llm_example_charges_the_tokens_that_were_sent", async (t) => {
-  const { ask, remaining } = await startExample(t);
+  const { ask, used, eventuallyUsed } = await startExample(t, 0);
 
-  const text = await (await ask(20)).text();
+  assert.equal(await (await ask(500)).text(), "Limits are kept exactly.\n".repeat(3));
 
-  assert.equal(text.trim().split(" ").length, 20);
-  assert.equal(await remaining(), 980);
-  assert.equal((await ask(981)).status, 429);
+  await eventuallyUsed(18, 0);
+  const never = await ask(10_001);
+  assert.deepEqual([never.status, never.headers.get("retry-after")], [429, null]);
   assert.equal((await ask("many")).status, 400);
-  assert.equal(await remaining(), 980);
+  assert.deepEqual(await used(), [18, 0]);
 });
 
 test("llm_example_gives_tokens_back_if_the_caller_goes_away", async (t) => {
-  const { ask, remaining } = await startExample(t);
+  const { ask, used } = await startExample(t, 300);
   const caller = new AbortController();
-  const response = await ask(1_000, { signal: caller.signal });
+  const response = await ask(6_000, { signal: caller.signal });
   await response.body.getReader().read();
-  assert.equal(await remaining(), 0);
+  assert.deepEqual(await used(), [6_000, 1]);
 
   caller.abort();
 
-  const left = await eventually("the reservation is settled", remaining);
-  assert.ok(left < 1_000, left);
+  const tokens = await eventually("the place is free", async () => {
+    const [month, inFlight] = await used();
+    return inFlight === 0 && month;
+  });
+  assert.ok(tokens < 18, tokens);
 });
 
 test("llm_example_cancels_reservation_whose_answer_is_lost", async (t) => {
-  const { ask, remaining, loseAnswers } = await startExample(t);
+  const { ask, eventuallyUsed, loseAnswers } = await startExample(t, 0);
   await (await ask(1)).text();
-  assert.equal(await remaining(), 999);
+  await eventuallyUsed(1, 0);
   loseAnswers();
 
   const answer = ask(600);
-  await eventually("tokens are held", async () => (await remaining()) === 399);
+  await eventuallyUsed(601, 1);
 
-  await eventually("they are given back", async () => (await remaining()) === 999);
-  assert.equal((await answer).status, 429);
+  await eventuallyUsed(1, 0);
+  assert.equal((await answer).status, 503);
 });

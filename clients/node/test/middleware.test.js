@@ -31,7 +31,7 @@ async function serveFastify(test, checker, describe) {
   return app.listen({ host: "127.0.0.1", port: 0 });
 }
 
-const BODIES = { 429: "", 500: "InvalidRequestError" };
+const BODIES = { 429: "", 503: "", 500: "InvalidRequestError" };
 
 for (const [framework, serve] of [
   ["express", serveExpress],

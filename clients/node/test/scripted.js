@@ -30,8 +30,9 @@ export function requestOf(request) {
   if (typeof request === "string") return requestOf({ user: request });
   const { user, pad = 0, descriptors = [], domain = "edge", hits, request_id: requestId } = request;
   const first = user === undefined ? [] : [{ entries: [["user", user + "x".repeat(pad)]] }];
-  const further = descriptors.map(({ limit, ...each }) => ({
+  const further = descriptors.map(({ limit, on_expiry: onExpiry, ...each }) => ({
     ...each,
+    onExpiry,
     ...(limit && { limit: { requestsPerUnit: limit[0], unit: limit[1] } }),
   }));
   return { domain, descriptors: [...first, ...further], hits, requestId };
@@ -40,10 +41,11 @@ export function requestOf(request) {
 /** A request as the server receives it. */
 export function wireOf(request) {
   const { domain, descriptors, hits = 1, requestId = "" } = requestOf(request);
-  const wire = descriptors.map(({ entries, limit = null, hits: own }) => ({
+  const wire = descriptors.map(({ entries, limit = null, hits: own, onExpiry }) => ({
     entries: entries.map(([key, value]) => ({ key, value })),
     limit: limit && { requestsPerUnit: limit.requestsPerUnit, unit: limit.unit.toUpperCase() },
     ...(own !== undefined && { hits: own }),
+    ...(onExpiry && { onExpiry: onExpiry.toUpperCase() }),
   }));
   return { domain, descriptors: wire, hits, id: "", requestId };
 }

@@ -8,6 +8,7 @@ import {
   InvalidRequestError,
   type Metrics,
   PrepaidSlices,
+  refusal,
   type Settlement,
   tightest,
 } from "tollgate-ratelimit-client";
@@ -46,6 +47,9 @@ const settlement: Settlement = reservation.decision.allowed
   ? await client.settle(reservation, 3)
   : await client.cancel(reservation);
 if (settlement.limits[0]?.outcome === "released") console.log(settlement.limits[0].notCharged);
+
+const { status, headers }: { status: number; headers: Record<string, string> } = refusal(reservation.decision);
+console.log(status, headers["Retry-After"]);
 
 const slices = new PrepaidSlices(client, { hits: 1_000 });
 const prepaid: Decision = await slices.check(ada);

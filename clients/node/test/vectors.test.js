@@ -66,9 +66,9 @@ class Run {
     if (step.metrics) assert.deepEqual({ outcomes: this.outcomes, sent: this.sizes }, step.metrics);
   }
 
-  async call(name, { call, request, terms, actual }) {
+  async call(name, { call, request, terms, actual, hits }) {
     if (call === "settle" || call === "cancel") {
-      await this.client[call](this.reservations.get(name), actual);
+      await this.client[call](this.reservations.get(name), actual, hits);
       return { settled: true };
     }
     if (call !== "reserve") return describeDecision(await this.client[call](requestOf(request)));
@@ -117,7 +117,7 @@ function describeError(error) {
   throw error;
 }
 
-for (const file of ["batches", "defaults", "ids", "retries"])
+for (const file of ["batches", "defaults", "ids", "reservations", "retries"])
   for (const vector of vectorsOf(file).filter(({ steps }) => steps))
     test(vector.name, { timeout: 20_000 }, async (t) => {
       const run = new Run(await startScripted(t), vector.options);

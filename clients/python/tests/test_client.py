@@ -196,20 +196,16 @@ async def test_settlement_reports_each_limit(client):
     assert await client.cancel(reservation) == settled
 
 
-@pytest.mark.parametrize(
-    ("on_expiry", "left", "outcome"),
-    [(OnExpiry.RELEASE, 1_000, SettledOutcome.RELEASED), (OnExpiry.CHARGE, 200, SettledOutcome.CHARGED)],
-)
-async def test_expired_reservation_is_released_or_charged(client, on_expiry, left, outcome):
-    reservation = await client.reserve(TOKENS, Terms(0.05, on_expiry))
-    # Made later with the same ttl, so that both have expired when it is released.
-    other = Request("edge", [Descriptor([("many", "y")])])
-    await client.reserve(other, Terms(0.05))
+async def test_descriptors_expire_by_terms_of_their_own(client):
+    # As if the caller had crashed: the place of the call is released, and its tokens stay charged.
+    place = Descriptor([("group", "red")], hits=1, on_expiry=OnExpiry.RELEASE)
+    reservation = await client.reserve(Request("edge", [*TOKENS.descriptors, place], 800), Terms(0.05, OnExpiry.CHARGE))
 
-    await eventually_remain(client, other, 1_000)
-    assert await remaining(client, TOKENS) == left
-    settled = await client.settle(reservation, 1)
-    assert (settled.limits[0].outcome, settled.limits[0].remaining) == (outcome, 999)
+    await eventually_remain(client, Request("edge", [place]), 10)
+    assert await remaining(client, TOKENS) == 200
+    settled = await client.settle(reservation, 300, {1: 0})
+    outcomes = [(limit.outcome, limit.remaining) for limit in settled.limits]
+    assert outcomes == [(SettledOutcome.CHARGED, 700), (SettledOutcome.RELEASED, 10)]
 
 
 async def test_settlement_of_cancelled_caller_is_sent_nevertheless(server, client, make_client):

@@ -1,25 +1,18 @@
-"""The example that limits the tokens of a language model."""
+"""The example that limits the users of a language model."""
 
 import asyncio
 import contextlib
+import pathlib
 
 import pytest
 
 import web
 from server import LOOPBACK, eventually
-from tollgate_client import Descriptor, Request, Source
+from tollgate_client import Descriptor, Request
+from tollgate_client.v1 import tollgate_pb2 as v1
 from vectors import ScriptedServer
 
-# By the hour, so that nothing comes back during the test.
-RULES = """
-domain: models
-descriptors:
-  - key: requests
-    rate_limit: {unit: hour, requests_per_unit: 2, algorithm: sliding_log}
-  - key: tokens
-    rate_limit: {unit: hour, requests_per_unit: 1000, algorithm: sliding_log}
-"""
-ANSWER = "Limits are kept exactly.\n" * 3
+RULES = (pathlib.Path(__file__).parents[2] / "llm.yaml").read_text()
 
 
 @pytest.fixture
@@ -40,56 +33,54 @@ async def start_example(server, serve, monkeypatch):
     return start
 
 
-async def remaining(client, key):
-    decision = await client.peek(Request("models", [Descriptor([(key, "ann")])]))
-    assert decision.source is Source.SERVER
-    return decision.tightest.remaining
+async def used(client):
+    """The tokens of the month, and the calls in flight."""
+    descriptors = [Descriptor([(key, "ann")]) for key in ("tokens_of_month", "in_flight")]
+    month, in_flight = (await client.peek(Request("models", descriptors))).limits
+    return 1_000_000 - month.remaining, 4 - in_flight.remaining
 
 
-async def eventually_remain(client, key, hits):
-    async def remain():
-        return await remaining(client, key) == hits
+async def eventually_used(client, *expected):
+    async def is_used():
+        return await used(client) == expected
 
-    await eventually(f"{hits} {key} are left", remain)
+    await eventually(f"{expected} are used", is_used)
 
 
 async def test_answer_shorter_than_reserved_is_charged_as_sent(start_example, client):
     port = await start_example(pace=0)
 
-    status, _, body = await web.get(port, "/chat?max_tokens=500", x_user="ann")
+    status, _, body = await web.get(port, "/chat?max_tokens=500", user="ann")
 
-    assert (status, body) == (200, ANSWER)
-    await eventually_remain(client, "tokens", 1_000 - 18)
-    await eventually_remain(client, "requests", 1)
+    assert (status, body) == (200, "Limits are kept exactly.\n" * 3)
+    await eventually_used(client, 18, 0)
 
 
 async def test_answer_whose_caller_goes_away_is_charged_as_sent(start_example, client):
     # The second token never comes.
     port = await start_example(pace=3_600)
     reader, writer = await asyncio.open_connection(LOOPBACK, port)
-    writer.write(b"GET /chat?max_tokens=600 HTTP/1.1\r\nhost: example\r\nx-user: ann\r\n\r\n")
+    writer.write(b"GET /chat?max_tokens=6000 HTTP/1.1\r\nhost: example\r\nuser: ann\r\n\r\n")
     async with asyncio.timeout(20):
         await reader.readuntil(b"Limits")
-    assert await remaining(client, "tokens") == 400, "they are held"
+    assert await used(client) == (6_000, 1), "they are held"
+    status, fields, _ = await web.get(port, "/chat?max_tokens=6000", user="ann")
+    assert status == 429 and 1 <= int(fields["retry-after"]) <= 12
 
     writer.close()
     with contextlib.suppress(ConnectionError):
         await writer.wait_closed()
 
-    await eventually_remain(client, "tokens", 999)
-    await eventually_remain(client, "requests", 1)
+    await eventually_used(client, 1, 0)
 
 
-async def test_call_over_a_limit_is_429_and_holds_nothing(start_example, client):
+async def test_call_that_never_passes_is_refused_and_holds_nothing(start_example, client):
     port = await start_example(pace=0)
 
-    assert (await web.get(port, "/chat?max_tokens=1001", x_user="ann"))[0] == 429
-    assert (await remaining(client, "requests"), await remaining(client, "tokens")) == (2, 1_000)
-    for _ in range(2):
-        assert (await web.get(port, "/chat?max_tokens=1", x_user="ann"))[0] == 200
+    status, fields, _ = await web.get(port, "/chat?max_tokens=10001", user="ann")
 
-    status, fields, _ = await web.get(port, "/chat?max_tokens=1", x_user="ann")
-    assert status == 429 and 3_500 < int(fields["retry-after"]) <= 3_600
+    assert (status, fields.get("retry-after")) == (429, None)
+    assert await used(client) == (0, 0)
 
 
 async def test_call_without_valid_tokens_is_400(start_example):
@@ -102,20 +93,16 @@ async def test_call_without_valid_tokens_is_400(start_example):
 async def test_reservation_whose_answer_is_lost_is_canceled(start_example):
     async with ScriptedServer() as losing:
         port = await start_example(pace=0, server=losing)
-        answer = asyncio.create_task(web.get(port, "/chat?max_tokens=600", x_user="ann"))
+        answer = asyncio.create_task(web.get(port, "/chat?max_tokens=600", user="ann"))
         reserve = await losing.calls.get()
+        # A crash of the example frees the place, and charges the rest.
+        place = v1.Descriptor(entries=[v1.Entry(key="in_flight", value="ann")], hits=1, on_expiry="RELEASE")
+        assert (reserve.message.descriptors[3], reserve.message.on_expiry) == (place, v1.ReserveRequest.CHARGE)
         reserve.reply.set_result({"fails": ["UNAVAILABLE", "the answer is lost"]})
 
         cancel = await losing.calls.get()
 
         assert (cancel.method, cancel.message.reservation_id) == ("Cancel", reserve.message.reservation_id)
         cancel.reply.set_result({})
-        assert (await answer)[0] == 429
-
-
-async def test_rules_of_example_limit_tokens(start_server, start_example):
-    server = await start_server((web.EXAMPLE / "llm_rules.yaml").read_text())
-    port = await start_example(pace=0, server=server)
-
-    assert (await web.get(port, "/chat?max_tokens=10001", x_user="ann"))[0] == 429
-    assert (await web.get(port, "/chat?max_tokens=10000", x_user="ann"))[0] == 200
+        status, fields, _ = await answer
+        assert (status, fields["retry-after"]) == (503, "1")

@@ -108,7 +108,8 @@ class Script:
     async def _call(self, name, step):
         match step["call"]:
             case "settle":
-                await self._client.settle(self._reservations[name], step["actual"])
+                hits = {int(index): used for index, used in step.get("hits", {}).items()}
+                await self._client.settle(self._reservations[name], step["actual"], hits)
                 return SHORT["settled"]
             case "cancel":
                 await self._client.cancel(self._reservations[name])
@@ -151,7 +152,7 @@ class Script:
             assert_has(terms, step.get("receive_terms", {}))
 
 
-@vectors("batches", "defaults", "ids", "retries", key=lambda vector: "steps" in vector)
+@vectors("batches", "defaults", "ids", "reservations", "retries", key=lambda vector: "steps" in vector)
 async def test_script_has_its_results(vector):
     async with ScriptedServer() as server:
         await Script(server, client_options(vector)).run(vector["steps"])

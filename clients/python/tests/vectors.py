@@ -33,7 +33,8 @@ def request_of(text):
         descriptors.append(Descriptor([("user", fields["user"] + "x" * fields.get("pad", 0))]))
     for each in fields.get("descriptors", ()):
         limit = Limit(each["limit"][0], Unit[each["limit"][1].upper()]) if "limit" in each else None
-        descriptors.append(Descriptor(each["entries"], hits=each.get("hits"), limit=limit))
+        on_expiry = OnExpiry(each["on_expiry"]) if "on_expiry" in each else None
+        descriptors.append(Descriptor(each["entries"], hits=each.get("hits"), limit=limit, on_expiry=on_expiry))
     domain, hits = fields.get("domain", "edge"), fields.get("hits", 1)
     return Request(domain, descriptors, hits, request_id=fields.get("request_id"))
 

@@ -1,22 +1,17 @@
-//! An HTTP server that streams the words of a model: GET /generate, limited by tokens for each header `user`.
+//! An HTTP server that keeps four limits of each user of a language model: GET /chat, which streams the answer.
 //!
-//! It reserves as many tokens as an answer may have, and settles with those that were sent, also if the caller goes
-//! away. Tollgate has a rule such as
-//!
-//!     domain: models
-//!     descriptors:
-//!       - key: user
-//!         rate_limit: {unit: minute, requests_per_unit: 1000, algorithm: token_bucket}
+//! A reservation holds one request, the most tokens that the answer may have, and a place in flight. Its settlement
+//! frees the place, and charges the tokens that were sent.
 //!
 //!     cargo run --example llm -- 127.0.0.1:8081 127.0.0.1:8000
 
-use std::{convert::Infallible, env, error::Error, time::Duration};
+use std::{collections::HashMap, convert::Infallible, env, error::Error, time::Duration};
 
 use axum::{
     Router,
     body::Body,
-    extract::State,
-    http::{HeaderMap, StatusCode, header::RETRY_AFTER},
+    extract::{Query, State},
+    http::{HeaderMap, StatusCode},
     response::{IntoResponse, Response},
     routing,
 };
@@ -24,9 +19,10 @@ use futures_util::stream;
 use tokio::{net::TcpListener, time::sleep};
 use tollgate_client::{Client, Descriptor, OnExpiry, OnNoAnswer, Options, Request, Reservation, Terms};
 
-/// Tokens that an answer may have.
-pub const TOKENS_MAX: u64 = 100;
-const ANSWER: &str = "A rate limit says how often something may happen in a time. ";
+/// Longer than any answer takes. If this program ends before, the place is free again, and the rest stays charged.
+const TERMS: Terms = Terms { ttl: Duration::from_secs(600), on_expiry: OnExpiry::Charge };
+/// The index of the descriptor of calls in flight.
+const IN_FLIGHT: usize = 3;
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
@@ -38,11 +34,11 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let client = Client::new(&target, Options { on_no_answer: OnNoAnswer::Deny, ..Options::default() })?;
     let listener = TcpListener::bind(&listen).await?;
     println!("listening on http://{}", listener.local_addr()?);
-    axum::serve(listener, app(client, Model { pace: Duration::from_millis(100) })).await?;
+    axum::serve(listener, app(client, Model { pace: Duration::from_millis(50) })).await?;
     Ok(())
 }
 
-/// Stands for a model: the words of an answer, one after the other.
+/// Stands for a language model: the tokens of an answer, one after the other.
 #[derive(Clone, Copy)]
 pub struct Model {
     /// The time between two tokens.
@@ -54,59 +50,69 @@ impl Model {
         if number > 0 {
             sleep(self.pace).await;
         }
-        ANSWER.split_inclusive(' ').nth(usize::try_from(number).ok()?)
+        let sentence = ["Limits", " are", " kept", " exactly", ".", "\n"];
+        sentence.into_iter().cycle().take(18).nth(usize::try_from(number).ok()?)
     }
 }
 
 /// The server's routes, limited by this client.
 pub fn app(client: Client, model: Model) -> Router {
-    Router::new().route("/generate", routing::get(generate)).with_state((client, model))
+    Router::new().route("/chat", routing::get(chat)).with_state((client, model))
 }
 
-async fn generate(State((client, model)): State<(Client, Model)>, headers: HeaderMap) -> Response {
-    let user =
-        headers.get("user").map_or_else(Default::default, |user| String::from_utf8_lossy(user.as_bytes()));
-    let request = Request::new("models", [Descriptor::new([("user", user)])]).hits(TOKENS_MAX);
-    // If this program ends, the reservation is charged as a whole: more tokens were sent than none.
-    let terms = Terms { ttl: Duration::from_secs(600), on_expiry: OnExpiry::Charge };
-    let Ok(reservation) = client.reserve(&request, terms).await else {
+async fn chat(
+    State((client, model)): State<(Client, Model)>,
+    Query(query): Query<HashMap<String, String>>,
+    headers: HeaderMap,
+) -> Response {
+    let tokens_max = query.get("max_tokens").and_then(|text| text.parse().ok());
+    let Some(tokens_max) = tokens_max.filter(|tokens_max| *tokens_max > 0) else {
+        return StatusCode::BAD_REQUEST.into_response();
+    };
+    let user = headers.get("user").map(|user| String::from_utf8_lossy(user.as_bytes())).unwrap_or_default();
+    let descriptor = |key| Descriptor::new([(key, user.as_ref())]);
+    let descriptors = [
+        descriptor("requests").hits(1),
+        descriptor("tokens"),
+        descriptor("tokens_of_month"),
+        descriptor("in_flight").hits(1).on_expiry(OnExpiry::Release),
+    ];
+    let Ok(reservation) = client.reserve(&Request::new("models", descriptors).hits(tokens_max), TERMS).await
+    else {
         return StatusCode::INTERNAL_SERVER_ERROR.into_response();
     };
-    // From here on it is settled in any case: if the answer was lost, and the default has refused, tokens may be held.
-    let metered = Metered { reservation, sent: 0 };
-    let decision = &metered.reservation.decision;
+    let mut metered = Metered { reservation, sent: Some(0) };
+    let decision = metered.reservation.decision.clone();
     if !decision.allowed {
-        let mut response = StatusCode::TOO_MANY_REQUESTS.into_response();
-        if let Some(wait) = decision.retry_after {
-            response.headers_mut().insert(RETRY_AFTER, whole_seconds(wait).into());
-        }
-        return response;
+        metered.sent = None;
+        return decision.refusal();
     }
-    let tokens = stream::unfold(metered, move |mut metered| async move {
-        let token = model.token(metered.sent).await.filter(|_| metered.sent < TOKENS_MAX)?;
-        metered.sent += 1;
-        Some((Ok::<_, Infallible>(token), metered))
+    let tokens = stream::unfold((metered, 0), move |(mut metered, number)| async move {
+        let token = model.token(number).await.filter(|_| number < tokens_max)?;
+        metered.sent = Some(number + 1);
+        Some((Ok::<_, Infallible>(token), (metered, number + 1)))
     });
     Body::from_stream(tokens).into_response()
 }
 
-/// Rounded up: a caller that waits for them is not refused for waiting too short.
-pub fn whole_seconds(time: Duration) -> u64 {
-    time.as_secs() + u64::from(time.subsec_nanos() > 0)
-}
-
-/// Settles with the tokens that were sent, when the stream ends or its caller goes away.
+/// Ends a reservation when the stream ends or its caller goes away.
 struct Metered {
     reservation: Reservation,
-    sent: u64,
+    /// The tokens that were sent. None of a denied request, which holds hits only if the answer was lost.
+    sent: Option<u64>,
 }
 
 impl Drop for Metered {
     fn drop(&mut self) {
         let (reservation, sent) = (self.reservation.clone(), self.sent);
         tokio::spawn(async move {
-            if let Err(error) = reservation.settle(sent).await {
-                eprintln!("the reservation may stay charged as a whole: {error}");
+            let ended = match sent {
+                // One request as reserved, the tokens that were sent, and no place.
+                Some(sent) => reservation.settle_each(sent, [(IN_FLIGHT, 0)]).await,
+                None => reservation.cancel().await,
+            };
+            if let Err(error) = ended {
+                eprintln!("the reservation may be held until it expires: {error}");
             }
         });
     }

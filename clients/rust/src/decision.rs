@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tonic::{Code, Status};
 
-use crate::{Unit, v1};
+use crate::{Unit, headers, v1};
 
 /// What to do with a request.
 #[derive(Clone, Debug, PartialEq)]
@@ -91,6 +91,12 @@ impl Decision {
             let wait = if denies { limit.reset_after } else { Duration::ZERO };
             (!denies, limit.remaining, std::cmp::Reverse(wait))
         })
+    }
+
+    /// The response to a denied HTTP request, without a body: 429, with `Retry-After` if the same request passes later;
+    /// 503, with `Retry-After` of a second, if the source is the default. It has the headers of the tightest limit.
+    pub fn refusal<B: Default>(&self) -> http::Response<B> {
+        headers::refusal(self)
     }
 
     /// Waits for the delay of the decision: an allowed request goes on afterwards.

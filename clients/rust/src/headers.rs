@@ -2,9 +2,19 @@
 
 use std::time::Duration;
 
-use http::{HeaderMap, header::RETRY_AFTER};
+use http::{HeaderMap, Response, StatusCode, header::RETRY_AFTER};
 
-use crate::Decision;
+use crate::{Decision, Source};
+
+/// The time after which a request may pass that is denied because the server gave no answer.
+const NO_ANSWER_WAIT: Duration = Duration::from_secs(1);
+
+/// The time after which a caller of a denied request tries again, if it ever would pass.
+pub(crate) fn wait_of(decision: &Decision) -> Option<Duration> {
+    let is_default = decision.source == Source::Default;
+    let wait = if is_default { Some(NO_ANSWER_WAIT) } else { decision.retry_after };
+    wait.filter(|wait| !wait.is_zero())
+}
 
 /// Adds the headers of every response to a request with a limit: the tightest one, and what is left of it.
 pub(crate) fn add_limit(headers: &mut HeaderMap, decision: &Decision) {
@@ -15,11 +25,17 @@ pub(crate) fn add_limit(headers: &mut HeaderMap, decision: &Decision) {
     }
 }
 
-/// Adds the time until a refused request would pass, if it ever would.
-pub(crate) fn add_retry_after(headers: &mut HeaderMap, decision: &Decision) {
-    if let Some(wait) = decision.retry_after.filter(|wait| !wait.is_zero()) {
-        headers.insert(RETRY_AFTER, seconds(wait).into());
+/// The response to a denied request, without a body.
+pub(crate) fn refusal<B: Default>(decision: &Decision) -> Response<B> {
+    let is_default = decision.source == Source::Default;
+    let mut response = Response::new(B::default());
+    *response.status_mut() =
+        if is_default { StatusCode::SERVICE_UNAVAILABLE } else { StatusCode::TOO_MANY_REQUESTS };
+    add_limit(response.headers_mut(), decision);
+    if let Some(wait) = wait_of(decision) {
+        response.headers_mut().insert(RETRY_AFTER, seconds(wait).into());
     }
+    response
 }
 
 /// Whole seconds, rounded up: a caller that waits for them is not refused for waiting too short.

@@ -10,18 +10,17 @@ use tonic::{Code, Status};
 use tonic_types::{ErrorDetails, StatusExt};
 use tower::{Layer, Service};
 
-use crate::{Checker, Client, Decision, Request, headers};
+use crate::{Checker, Client, Decision, Request, Source, headers};
 
 /// Limits the requests of a service. `describe` says what each request asks; a request for which it returns `None` is
 /// not limited.
 ///
-/// A refused request gets status 429, with `Retry-After` if the same request passes later. Each response to a request
-/// with a limit has `RateLimit-Limit`, `RateLimit-Remaining` and `RateLimit-Reset` of the tightest one. Times are in
-/// whole seconds. If `describe` returns an invalid request, the status is 500: to let it pass would open a way around
-/// the limit.
+/// A denied request gets [`Decision::refusal`]. Each response to a request with a limit has `RateLimit-Limit`,
+/// `RateLimit-Remaining` and `RateLimit-Reset` of the tightest one, in whole seconds. If `describe` returns an invalid
+/// request, the status is 500: to let it pass would open a way around the limit.
 ///
-/// A call of gRPC, by its content type, gets `RESOURCE_EXHAUSTED` with `google.rpc.RetryInfo`, or `INTERNAL`, and the
-/// same headers as metadata.
+/// A call of gRPC, by its content type, gets `RESOURCE_EXHAUSTED` with `google.rpc.RetryInfo`, `UNAVAILABLE` with
+/// `google.rpc.RetryInfo` of a second if the server gave no answer, or `INTERNAL`, and the same headers as metadata.
 #[derive(Clone)]
 pub struct RateLimitLayer<D, C = Client> {
     checker: C,
@@ -113,32 +112,31 @@ impl Protocol {
 
     fn refusal<B: Default>(self, decision: &Decision) -> Response<B> {
         match self {
-            Self::Http => {
-                let mut response = empty(StatusCode::TOO_MANY_REQUESTS);
-                headers::add_retry_after(response.headers_mut(), decision);
-                response
-            }
-            Self::Grpc => exhausted(decision).into_http(),
+            Self::Http => decision.refusal(),
+            Self::Grpc => denial(decision).into_http(),
         }
     }
 
     fn failure<B: Default>(self) -> Response<B> {
         match self {
-            Self::Http => empty(StatusCode::INTERNAL_SERVER_ERROR),
+            Self::Http => {
+                let mut response = Response::new(B::default());
+                *response.status_mut() = StatusCode::INTERNAL_SERVER_ERROR;
+                response
+            }
             Self::Grpc => Status::internal("the rate limit of this call is not set up correctly").into_http(),
         }
     }
 }
 
-fn empty<B: Default>(status: StatusCode) -> Response<B> {
-    let mut response = Response::new(B::default());
-    *response.status_mut() = status;
-    response
-}
-
-fn exhausted(decision: &Decision) -> Status {
-    let (code, message) = (Code::ResourceExhausted, "rate limit exceeded");
-    match decision.retry_after.filter(|wait| !wait.is_zero()) {
+fn denial(decision: &Decision) -> Status {
+    let (code, message) = match decision.source {
+        Source::Default => (Code::Unavailable, "the rate limiter gave no answer"),
+        Source::Server | Source::DenyCache | Source::Prepaid => {
+            (Code::ResourceExhausted, "rate limit exceeded")
+        }
+    };
+    match headers::wait_of(decision) {
         Some(wait) => Status::with_error_details(code, message, ErrorDetails::with_retry_info(Some(wait))),
         None => Status::new(code, message),
     }

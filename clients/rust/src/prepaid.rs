@@ -81,8 +81,8 @@ impl PrepaidSlices {
     }
 
     /// Spends hits of the slice of the request's key. Without a slice, or if it has too few hits left, it is
-    /// [`Client::check`]. So is a request with more hits than a slice, with hits of its own for a descriptor, or with a
-    /// [`request_id`](Request::request_id).
+    /// [`Client::check`]. So is a request with more hits than a slice, with hits or `on_expiry` of a descriptor, or with
+    /// a [`request_id`](Request::request_id).
     pub async fn check(&self, request: &Request) -> Result<Decision, InvalidRequest> {
         let (begin, client) = (Instant::now(), &self.0.client);
         match self.0.spend(request, begin) {

@@ -7,7 +7,7 @@ use std::{
 
 use prost::Message;
 
-use crate::v1;
+use crate::{OnExpiry, v1};
 
 /// A message has at most 4 MiB, of which the request takes all but its tag and length.
 const REQUEST_BYTES_MAX: usize = (4 << 20) - 16;
@@ -35,6 +35,8 @@ pub struct Descriptor {
     pub limit: Option<Limit>,
     /// Replaces the hits of the request for this descriptor; 0 charges nothing.
     pub hits: Option<u64>,
+    /// Replaces that of the terms of a reservation. Other calls ignore it.
+    pub on_expiry: Option<OnExpiry>,
 }
 
 /// A limit that the caller sends instead of the one in the rules.
@@ -116,7 +118,7 @@ impl Descriptor {
     /// A descriptor of these keys and values.
     pub fn new<K: Into<String>, V: Into<String>>(entries: impl IntoIterator<Item = (K, V)>) -> Self {
         let entries = entries.into_iter().map(|(key, value)| (key.into(), value.into())).collect();
-        Self { entries, limit: None, hits: None }
+        Self { entries, ..Self::default() }
     }
 
     /// The same with this limit instead of that of the rules.
@@ -131,12 +133,19 @@ impl Descriptor {
         self
     }
 
+    /// The same with this end of a reservation that expires, instead of that of the terms.
+    pub fn on_expiry(mut self, on_expiry: OnExpiry) -> Self {
+        self.on_expiry = Some(on_expiry);
+        self
+    }
+
     pub(crate) fn message(&self, hits: Option<u64>) -> v1::Descriptor {
         let entry = |(key, value): &(String, String)| v1::Entry { key: key.clone(), value: value.clone() };
         let limit = self
             .limit
             .map(|limit| v1::Limit { requests_per_unit: limit.requests_per_unit, unit: limit.unit.into() });
-        v1::Descriptor { entries: self.entries.iter().map(entry).collect(), limit, hits }
+        let (entries, on_expiry) = (self.entries.iter().map(entry).collect(), self.on_expiry.map(i32::from));
+        v1::Descriptor { entries, limit, hits, on_expiry }
     }
 }
 

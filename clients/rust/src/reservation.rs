@@ -26,7 +26,7 @@ pub use v1::settled_limit::Outcome as SettledOutcome;
 pub struct Terms {
     /// The time until the reservation expires: 1 ms to 24 h. Default: 60 s.
     pub ttl: Duration,
-    /// Default: release.
+    /// What happens then to the hits of each descriptor without its own. Default: release.
     pub on_expiry: OnExpiry,
 }
 
@@ -151,21 +151,40 @@ impl Reservation {
     /// the server has decided that nothing is held, nothing is sent and the settlement has no limits: the reservation
     /// is refused, or allowed only by the shadow mode of all rules.
     pub async fn settle(&self, actual: u64) -> Result<Settlement, Error> {
-        self.end(Some(actual)).await
+        self.settle_each(actual, []).await
+    }
+
+    /// Like [`settle`](Self::settle), with hits of single descriptors by their index. They replace the hits with which
+    /// these were reserved, and the actual hits. An index without a descriptor is an [`Error::InvalidRequest`].
+    pub async fn settle_each(
+        &self,
+        actual: u64,
+        hits: impl IntoIterator<Item = (usize, u64)>,
+    ) -> Result<Settlement, Error> {
+        let mut used = self.clone();
+        let descriptors = used.request.descriptors.len();
+        for (index, hits) in hits {
+            let Some(descriptor) = used.request.descriptors.get_mut(index) else {
+                let problem = format!("hits of descriptor {index}, of {descriptors} descriptors");
+                return Err(InvalidRequest(problem).into());
+            };
+            descriptor.hits = Some(hits);
+        }
+        used.end(Some(actual)).await
     }
 
     /// Ends the reservation and gives all hits back. It is otherwise like [`settle`](Self::settle).
     pub async fn cancel(&self) -> Result<Settlement, Error> {
-        self.end(None).await
+        self.clone().end(None).await
     }
 
     /// Settles at these hits, or cancels.
-    async fn end(&self, actual: Option<u64>) -> Result<Settlement, Error> {
+    async fn end(self, actual: Option<u64>) -> Result<Settlement, Error> {
         if self.id.is_empty() {
             return Ok(Settlement::default());
         }
-        let reservation = self.clone();
-        let call = self.inner().runtime.spawn(async move { reservation.send_end(actual).await });
+        let runtime = self.inner().runtime.clone();
+        let call = runtime.spawn(async move { self.send_end(actual).await });
         call.await.unwrap_or_else(|_| Err(runtime_ended().into()))
     }
 

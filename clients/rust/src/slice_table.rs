@@ -92,7 +92,7 @@ impl SliceTable {
     pub(crate) fn serves(&self, request: &Request) -> bool {
         request.hits <= self.options.hits
             && request.request_id.is_empty()
-            && request.descriptors.iter().all(|descriptor| descriptor.hits.is_none())
+            && request.descriptors.iter().all(|each| each.hits.is_none() && each.on_expiry.is_none())
     }
 
     /// The decision of a slice. Without one, the server decides.

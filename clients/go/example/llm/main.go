@@ -1,23 +1,27 @@
-// Command llm is an HTTP server that limits the requests and the tokens of each user of a language model: GET /chat,
-// which streams the answer. The most tokens that the answer may have are reserved, and settled at the tokens that were
-// sent.
+// Command llm is an HTTP server that keeps four limits of each user of a language model: GET /chat, which streams the
+// answer. A reservation holds one request, the most tokens that the answer may have, and a place in flight. Its
+// settlement frees the place, and charges the tokens that were sent.
 package main
 
 import (
 	"context"
 	"flag"
 	"io"
+	"iter"
 	"log"
-	"math"
 	"net"
 	"net/http"
 	"strconv"
 	"time"
 
 	"example.com/tollgate"
+	"example.com/tollgate/httplimit"
 )
 
-// Longer than any answer takes. If this process ends, the tokens that it held stay charged.
+// The index of the descriptor of calls in flight.
+const inFlight = 3
+
+// Longer than any answer takes. If this process ends before, the place is free again, and the rest stays charged.
 var terms = tollgate.Terms{TTL: 5 * time.Minute, OnExpiry: tollgate.Charge}
 
 func main() {
@@ -35,15 +39,16 @@ func main() {
 		log.Fatal(err)
 	}
 	log.Printf("listening on http://%s", listener.Addr())
-	handler := (&service{client, model{pace: 50 * time.Millisecond}}).handler()
 	// An answer ends before its reservation expires.
+	handler := (&service{client, 50 * time.Millisecond}).handler()
 	server := http.Server{Handler: handler, ReadHeaderTimeout: 5 * time.Second, WriteTimeout: 4 * time.Minute}
 	log.Fatal(server.Serve(listener))
 }
 
 type service struct {
 	client *tollgate.Client
-	model  model
+	// The time between two tokens.
+	pace time.Duration
 }
 
 func (s *service) handler() http.Handler {
@@ -53,32 +58,35 @@ func (s *service) handler() http.Handler {
 }
 
 func (s *service) chat(writer http.ResponseWriter, request *http.Request) {
-	user := request.Header.Get("user")
-	sentences, maxTokens := number(request, "sentences", 3), number(request, "max_tokens", 500)
-	if user == "" || sentences < 1 || sentences > 1_000_000 || maxTokens < 1 {
-		fail(writer, http.StatusBadRequest)
+	maxTokens, err := strconv.ParseUint(request.FormValue("max_tokens"), 10, 32)
+	if err != nil || maxTokens == 0 {
+		writer.WriteHeader(http.StatusBadRequest)
 		return
 	}
 	// Not canceled with the request: a reservation without its answer would stay charged as a whole.
-	reservation, err := s.client.Reserve(context.WithoutCancel(request.Context()), describe(user, maxTokens), terms)
+	ctx := context.WithoutCancel(request.Context())
+	reservation, err := s.client.Reserve(ctx, describe(request.Header.Get("user"), maxTokens), terms)
 	if err != nil {
-		fail(writer, http.StatusInternalServerError)
+		writer.WriteHeader(http.StatusInternalServerError)
 		return
 	}
 	if !reservation.Decision.Allowed {
-		refuse(writer, request, reservation)
+		// Holds hits only if the answer was lost, and the default has decided.
+		if _, err := reservation.Cancel(ctx); err != nil {
+			log.Printf("the reservation may be held until it expires: %v", err)
+		}
+		httplimit.Refuse(writer, &reservation.Decision)
 		return
 	}
-	sent := 0
+	sent := uint64(0)
 	defer func() {
-		// One request, and the tokens that were sent.
-		if _, err := reservation.Settle(request.Context(), uint64(sent)); err != nil {
-			log.Printf("the reservation stays charged as a whole: %v", err)
+		// One request as reserved, the tokens that were sent, and no place.
+		if _, err := reservation.SettleEach(ctx, sent, map[int]uint64{inFlight: 0}); err != nil {
+			log.Printf("the reservation is held until it expires: %v", err)
 		}
 	}()
-	writer.Header().Set("Content-Type", "text/plain; charset=utf-8")
 	stream := http.NewResponseController(writer)
-	for token := range s.model.answer(request.Context(), sentences, maxTokens) {
+	for token := range model(request.Context(), s.pace, maxTokens) {
 		if _, err := io.WriteString(writer, token); err != nil {
 			return
 		}
@@ -90,41 +98,31 @@ func (s *service) chat(writer http.ResponseWriter, request *http.Request) {
 	}
 }
 
-func refuse(writer http.ResponseWriter, request *http.Request, reservation *tollgate.Reservation) {
-	// Holds hits only if the answer was lost, and the default has decided.
-	if _, err := reservation.Cancel(request.Context()); err != nil {
-		log.Printf("the reservation may stay charged: %v", err)
-	}
-	if wait := reservation.Decision.RetryAfter; wait > 0 {
-		// Rounded up: a caller that waits for it is not refused for waiting too short.
-		writer.Header().Set("Retry-After", strconv.Itoa(int(math.Ceil(wait.Seconds()))))
-	}
-	fail(writer, http.StatusTooManyRequests)
-}
-
-// describe asks for one request of the user, and for as many tokens as its answer may have.
-func describe(user string, maxTokens int) tollgate.Request {
+func describe(user string, maxTokens uint64) tollgate.Request {
 	one := uint64(1)
-	requests, tokens := tollgate.Describe("requests", user), tollgate.Describe("tokens", user)
-	requests.Hits = &one
+	requests, place := tollgate.Describe("requests", user), tollgate.Describe("in_flight", user)
+	requests.Hits, place.Hits, place.OnExpiry = &one, &one, tollgate.Release.Enum()
+	tokens, month := tollgate.Describe("tokens", user), tollgate.Describe("tokens_of_month", user)
 	return tollgate.Request{
-		Domain: "models", Descriptors: []tollgate.Descriptor{requests, tokens}, Hits: uint64(maxTokens),
+		Domain: "models", Descriptors: []tollgate.Descriptor{requests, tokens, month, place}, Hits: maxTokens,
 	}
 }
 
-// number is a parameter of the request; 0 if it is not valid.
-func number(request *http.Request, name string, otherwise int) int {
-	text := request.URL.Query().Get(name)
-	if text == "" {
-		return otherwise
+// model stands for a language model: it yields the tokens of an answer as they come, until the context ends.
+func model(ctx context.Context, pace time.Duration, maxTokens uint64) iter.Seq[string] {
+	sentence := []string{"Limits", " are", " kept", " exactly", ".", "\n"}
+	return func(yield func(string) bool) {
+		for i := range min(18, maxTokens) {
+			if i > 0 {
+				select {
+				case <-time.After(pace):
+				case <-ctx.Done():
+					return
+				}
+			}
+			if !yield(sentence[i%6]) {
+				return
+			}
+		}
 	}
-	value, err := strconv.Atoi(text)
-	if err != nil {
-		return 0
-	}
-	return value
-}
-
-func fail(writer http.ResponseWriter, code int) {
-	http.Error(writer, http.StatusText(code), code)
 }

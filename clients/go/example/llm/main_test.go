@@ -1,8 +1,6 @@
 package main
 
 import (
-	"bufio"
-	"fmt"
 	"io"
 	"net/http"
 	"net/http/httptest"
@@ -16,31 +14,25 @@ import (
 	"example.com/tollgate/internal/servertest"
 )
 
-// By the hour, so that nothing comes back during the test.
-const rules = `
-domain: models
-descriptors:
-  - key: requests
-    rate_limit: {unit: hour, requests_per_unit: 2, algorithm: sliding_log}
-  - key: tokens
-    rate_limit: {unit: hour, requests_per_unit: 1000, algorithm: sliding_log}
-`
-
 // example is the running program, and the client that it uses.
 type example struct {
-	t      *testing.T
+	*testing.T
 	url    string
 	client *tollgate.Client
 }
 
-func start(t *testing.T, rules string, pace time.Duration) *example {
+func start(t *testing.T, pace time.Duration) *example {
 	t.Helper()
-	options := tollgate.Options{Timeout: servertest.Patience, OnNoAnswer: tollgate.Deny}
-	client, err := tollgate.New(servertest.Start(t, rules).Address, options)
+	rules, err := os.ReadFile("../../../llm.yaml")
 	if err != nil {
 		t.Fatal(err)
 	}
-	server := httptest.NewServer((&service{client, model{pace}}).handler())
+	options := tollgate.Options{Timeout: servertest.Patience, OnNoAnswer: tollgate.Deny}
+	client, err := tollgate.New(servertest.Start(t, string(rules)).Address, options)
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := httptest.NewServer((&service{client, pace}).handler())
 	t.Cleanup(func() {
 		// Waits for the settlements.
 		server.Close()
@@ -52,125 +44,84 @@ func start(t *testing.T, rules string, pace time.Duration) *example {
 }
 
 // chat returns the response when its header has come.
-func (e *example) chat(query string) *http.Response {
-	e.t.Helper()
-	request, err := http.NewRequestWithContext(e.t.Context(), http.MethodGet, e.url+"/chat?"+query, nil)
+func (e *example) chat(maxTokens string) *http.Response {
+	e.Helper()
+	request, err := http.NewRequestWithContext(e.Context(), http.MethodGet, e.url+"/chat?max_tokens="+maxTokens, nil)
 	if err != nil {
-		e.t.Fatal(err)
+		e.Fatal(err)
 	}
 	request.Header.Set("user", "ann")
 	response, err := http.DefaultClient.Do(request)
 	if err != nil {
-		e.t.Fatal(err)
+		e.Fatal(err)
 	}
-	e.t.Cleanup(func() { response.Body.Close() })
+	e.Cleanup(func() { response.Body.Close() })
 	return response
 }
 
-// text returns the whole answer.
-func (e *example) text(query string) string {
-	e.t.Helper()
-	response := e.chat(query)
-	text, err := io.ReadAll(response.Body)
-	if err != nil || response.StatusCode != http.StatusOK {
-		e.t.Fatal(response.Status, err)
-	}
-	return string(text)
-}
-
-func (e *example) remaining(key string) uint64 {
-	e.t.Helper()
-	decision, err := e.client.Peek(e.t.Context(), tollgate.Request{
-		Domain: "models", Descriptors: []tollgate.Descriptor{tollgate.Describe(key, "ann")},
+// used are the tokens of the month and the calls in flight.
+func (e *example) used() [2]uint64 {
+	e.Helper()
+	decision, err := e.client.Peek(e.Context(), tollgate.Request{
+		Domain:      "models",
+		Descriptors: []tollgate.Descriptor{tollgate.Describe("tokens_of_month", "ann"), tollgate.Describe("in_flight", "ann")},
 	})
-	if err != nil || decision.Tightest() == nil {
-		e.t.Fatal(decision, err)
+	if err != nil || len(decision.Limits) != 2 {
+		e.Fatal(decision, err)
 	}
-	return decision.Tightest().Remaining
+	return [2]uint64{1_000_000 - decision.Limits[0].Remaining, 4 - decision.Limits[1].Remaining}
 }
 
-func (e *example) eventuallyRemain(key string, hits uint64) {
-	e.t.Helper()
-	servertest.Eventually(e.t, fmt.Sprintf("%d %s are left", hits, key), func() bool { return e.remaining(key) == hits })
+func (e *example) eventuallyUses(tokens, inFlight uint64) {
+	e.Helper()
+	servertest.Eventually(e, "the limits are used", func() bool { return e.used() == [2]uint64{tokens, inFlight} })
 }
 
 func TestAnswer_ShorterThanReserved_IsChargedAsSent(t *testing.T) {
-	example := start(t, rules, 0)
+	example := start(t, 0)
 
-	text := example.text("sentences=2&max_tokens=500")
+	text, err := io.ReadAll(example.chat("500").Body)
 
-	if text != strings.Repeat("Limits are kept exactly.\n", 2) {
-		t.Errorf("%q", text)
+	if err != nil || string(text) != strings.Repeat("Limits are kept exactly.\n", 3) {
+		t.Errorf("%q %v", text, err)
 	}
-	example.eventuallyRemain("tokens", 1000-12)
-	example.eventuallyRemain("requests", 1)
-}
-
-func TestAnswer_AtItsMostTokens_Ends(t *testing.T) {
-	example := start(t, rules, 0)
-
-	if text := example.text("max_tokens=3"); text != "Limits are kept" {
-		t.Errorf("%q", text)
-	}
-	example.eventuallyRemain("tokens", 1000-3)
+	example.eventuallyUses(18, 0)
 }
 
 func TestAnswer_WhoseCallerGoesAway_IsChargedAsSent(t *testing.T) {
 	// The second token does not come.
-	example := start(t, rules, time.Hour)
-	response := example.chat("max_tokens=600")
-	if token, err := bufio.NewReader(response.Body).Peek(len("Limits")); string(token) != "Limits" {
-		t.Fatalf("%q %v", token, err)
+	example := start(t, time.Hour)
+	response := example.chat("6000")
+	if used := example.used(); used != [2]uint64{6000, 1} {
+		t.Errorf("%v are held while the answer goes on", used)
 	}
-	if left := example.remaining("tokens"); left != 400 {
-		t.Errorf("%d are left while the answer goes on", left)
-	}
-	if another := example.chat("max_tokens=600"); another.StatusCode != http.StatusTooManyRequests {
-		t.Error(another.Status)
+	refused := example.chat("6000")
+	wait, err := strconv.Atoi(refused.Header.Get("Retry-After"))
+	if refused.StatusCode != http.StatusTooManyRequests || err != nil || wait < 1 || wait > 12 {
+		t.Error(refused.Status, refused.Header)
 	}
 
 	response.Body.Close()
 
-	example.eventuallyRemain("tokens", 1000-1)
-	example.eventuallyRemain("requests", 1)
+	example.eventuallyUses(1, 0)
 }
 
-func TestCall_OverALimit_IsRefused(t *testing.T) {
-	example := start(t, rules, 0)
-	if never := example.chat("max_tokens=1001"); never.StatusCode != 429 || never.Header.Get("Retry-After") != "" {
+func TestCall_ThatNeverPasses_IsRefusedAndHoldsNothing(t *testing.T) {
+	example := start(t, 0)
+
+	never := example.chat("10001")
+
+	if never.StatusCode != http.StatusTooManyRequests || never.Header.Get("Retry-After") != "" {
 		t.Error(never.Status, never.Header)
 	}
-	example.eventuallyRemain("requests", 2)
-	example.text("max_tokens=1")
-	example.text("max_tokens=1")
-
-	refused := example.chat("max_tokens=1")
-
-	wait, err := strconv.Atoi(refused.Header.Get("Retry-After"))
-	if refused.StatusCode != http.StatusTooManyRequests || err != nil || wait <= 3000 || wait > 3600 {
-		t.Error(refused.Status, refused.Header)
-	}
+	example.eventuallyUses(0, 0)
 }
 
-func TestCall_WithInvalidParameters_IsABadRequest(t *testing.T) {
-	example := start(t, rules, 0)
-	for _, query := range []string{"max_tokens=0", "max_tokens=x", "sentences=-1", "sentences=1000001"} {
-		if response := example.chat(query); response.StatusCode != http.StatusBadRequest {
-			t.Error(query, response.Status)
+func TestCall_WithInvalidTokens_IsABadRequest(t *testing.T) {
+	example := start(t, 0)
+	for _, tokens := range []string{"", "0", "-1", "x"} {
+		if response := example.chat(tokens); response.StatusCode != http.StatusBadRequest {
+			t.Error(tokens, response.Status)
 		}
-	}
-}
-
-func TestRules_OfTheExample_LimitIt(t *testing.T) {
-	rules, err := os.ReadFile("rules.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
-	example := start(t, string(rules), 0)
-
-	example.text("max_tokens=3")
-
-	if refused := example.chat("max_tokens=10001"); refused.StatusCode != http.StatusTooManyRequests {
-		t.Error(refused.Status)
 	}
 }

@@ -8,6 +8,9 @@ import (
 	"example.com/tollgate"
 )
 
+// NoAnswerWait is the time after which a request may pass that is denied because the server gave no answer.
+const NoAnswerWait = time.Second
+
 // Header is a name and its value.
 type Header struct {
 	Name, Value string

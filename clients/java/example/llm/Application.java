@@ -6,16 +6,15 @@ import java.io.OutputStream;
 import java.lang.System.Logger.Level;
 import java.nio.charset.StandardCharsets;
 import java.time.Duration;
-import java.util.Iterator;
+import java.util.List;
 import java.util.Map;
+import org.springframework.beans.factory.annotation.Value;
 import org.springframework.boot.SpringApplication;
 import org.springframework.boot.autoconfigure.SpringBootApplication;
-import org.springframework.http.ResponseEntity;
 import org.springframework.web.bind.annotation.GetMapping;
 import org.springframework.web.bind.annotation.RequestHeader;
 import org.springframework.web.bind.annotation.RequestParam;
 import org.springframework.web.bind.annotation.RestController;
-import org.springframework.web.servlet.mvc.method.annotation.StreamingResponseBody;
 import tollgate.Decision;
 import tollgate.Descriptor;
 import tollgate.NoAnswerException;
@@ -26,21 +25,28 @@ import tollgate.Terms;
 import tollgate.TollgateClient;
 
 /**
- * An HTTP server that limits the requests and the tokens of each user of a language model: GET /chat, which streams the
- * answer. The most tokens that the answer may have are reserved, and settled at the tokens that were sent.
+ * An HTTP server that keeps four limits of each user of a language model: GET /chat, which streams the answer. A
+ * reservation holds one request, the most tokens that the answer may have, and a place in flight. Its settlement frees
+ * the place, and charges the tokens that were sent.
  */
 @SpringBootApplication
 @RestController
 public class Application {
 
   private static final System.Logger LOG = System.getLogger(Application.class.getName());
-  // Longer than any answer takes. If this process ends, the tokens that it held stay charged.
+  private static final List<String> SENTENCE = List.of("Limits", " are", " kept", " exactly", ".", "\n");
+  // Longer than any answer takes. If this process ends before, the place is free again, and the rest stays charged.
   private static final Terms TERMS = new Terms(Duration.ofMinutes(5), OnExpiry.CHARGE);
+  // The index of the descriptor of calls in flight.
+  private static final int IN_FLIGHT = 3;
 
   private final TollgateClient tollgate;
+  // The time between two tokens.
+  private final Duration pace;
 
-  Application(TollgateClient tollgate) {
+  Application(TollgateClient tollgate, @Value("${model.pace:50ms}") Duration pace) {
     this.tollgate = tollgate;
+    this.pace = pace;
   }
 
   public static void main(String[] arguments) {
@@ -51,27 +57,35 @@ public class Application {
   }
 
   @GetMapping("/chat")
-  ResponseEntity<StreamingResponseBody> chat(
+  void chat(
       @RequestHeader("user") String user,
-      @RequestParam(name = "sentences", defaultValue = "3") int sentences,
       @RequestParam(name = "max_tokens", defaultValue = "500") int maxTokens,
       HttpServletResponse response)
-      throws InterruptedException {
-    if (sentences < 1 || sentences > 1_000_000 || maxTokens < 1) {
-      return ResponseEntity.badRequest().build();
+      throws IOException, InterruptedException {
+    if (maxTokens < 1) {
+      response.setStatus(HttpServletResponse.SC_BAD_REQUEST);
+      return;
     }
-    Descriptor requests = Descriptor.of("requests", user).withHits(1);
-    Descriptor tokens = Descriptor.of("tokens", user);
-    Reservation reservation = tollgate.reserve(Request.of("models", requests, tokens).withHits(maxTokens), TERMS);
+    Reservation reservation = tollgate.reserve(describe(user, maxTokens), TERMS);
     Decision decision = reservation.decision();
     decision.limitHeaders().forEach(response::setHeader);
-    decision.retryAfterSeconds().ifPresent(wait -> response.setHeader("Retry-After", Long.toString(wait)));
     if (!decision.allowed()) {
       giveBack(reservation);
-      return ResponseEntity.status(429).build();
+      decision.retryAfterSeconds().ifPresent(wait -> response.setHeader("Retry-After", Long.toString(wait)));
+      response.setStatus(decision.httpStatus());
+      return;
     }
-    Iterator<String> answer = Model.answer(sentences, maxTokens);
-    return ResponseEntity.ok(output -> stream(answer, output, reservation));
+    stream(maxTokens, response.getOutputStream(), reservation);
+  }
+
+  private static Request describe(String user, int maxTokens) {
+    return Request.of(
+            "models",
+            Descriptor.of("requests", user).withHits(1),
+            Descriptor.of("tokens", user),
+            Descriptor.of("tokens_of_month", user),
+            Descriptor.of("in_flight", user).withHits(1).withOnExpiry(OnExpiry.RELEASE))
+        .withHits(maxTokens);
   }
 
   /** Holds hits only if the answer was lost, and the default has decided. */
@@ -79,27 +93,29 @@ public class Application {
     try {
       tollgate.cancel(reservation);
     } catch (NoAnswerException error) {
-      LOG.log(Level.WARNING, "the reservation may stay charged", error);
+      LOG.log(Level.WARNING, "the reservation may be held until it expires", error);
     }
   }
 
-  private void stream(Iterator<String> answer, OutputStream output, Reservation reservation) throws IOException {
+  /** Streams the tokens of a fake model. */
+  private void stream(int maxTokens, OutputStream output, Reservation reservation)
+      throws IOException, InterruptedException {
     int sent = 0;
     try {
-      while (answer.hasNext()) {
-        String token = answer.next();
+      while (sent < Math.min(18, maxTokens)) {
+        output.write(SENTENCE.get(sent % SENTENCE.size()).getBytes(StandardCharsets.UTF_8));
         sent++;
-        output.write(token.getBytes(StandardCharsets.UTF_8));
         // Fails if the caller has gone away.
         output.flush();
+        Thread.sleep(pace.toMillis());
       }
     } finally {
-      // One request, and the tokens that the model has made.
+      // One request as reserved, the tokens that the model has made, and no place.
       tollgate
-          .settleAsync(reservation, sent)
+          .settleAsync(reservation, sent, Map.of(IN_FLIGHT, 0L))
           .exceptionally(
               error -> {
-                LOG.log(Level.WARNING, "the reservation stays charged as a whole", error);
+                LOG.log(Level.WARNING, "the reservation is held until it expires", error);
                 return null;
               });
     }

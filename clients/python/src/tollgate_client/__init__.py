@@ -8,6 +8,7 @@ without calls. `RateLimitMiddleware` limits the requests of an ASGI application,
 from .asgi import RateLimitMiddleware
 from .checker import Checker
 from .client import Client
+from .headers import refusal
 from .interceptor import RateLimitInterceptor
 from .metrics import Metrics, Outcome
 from .model import (
@@ -56,4 +57,5 @@ __all__ = [
     "Source",
     "Terms",
     "Unit",
+    "refusal",
 ]

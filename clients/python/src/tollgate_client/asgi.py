@@ -8,7 +8,7 @@ from typing import Any
 
 from . import headers
 from .checker import Checker
-from .model import Decision, Request
+from .model import Request
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -18,7 +18,8 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
 class RateLimitMiddleware:
-    """Answers 429 to denied HTTP requests, and adds `RateLimit-*` headers to the answers of the others.
+    """Answers 429 to denied HTTP requests, 503 if the server gave no answer, and adds `RateLimit-*` headers to all
+    answers.
 
     `checker` decides: a `Client`, or `PrepaidSlices`. `describe` returns the `Request` of a scope, or None if it has no
     limit. WebSockets are not limited.
@@ -36,15 +37,14 @@ class RateLimitMiddleware:
             return
         decision = await self._checker.check(request)
         if not decision.allowed:
-            fields = [(b"content-length", b"0"), *_fields(decision)]
-            if decision.retry_after:
-                fields.append((b"retry-after", headers.whole_seconds(decision.retry_after).encode()))
-            await send({"type": "http.response.start", "status": 429, "headers": fields})
+            status, fields = headers.refusal(decision)
+            fields = _encoded([("content-length", "0"), *fields])
+            await send({"type": "http.response.start", "status": status, "headers": fields})
             await send({"type": "http.response.body", "body": b""})
             return
         if decision.delay > 0:
             await asyncio.sleep(decision.delay)
-        await self._app(scope, receive, _with_fields(send, _fields(decision)))
+        await self._app(scope, receive, _with_fields(send, _encoded(headers.of(decision))))
 
 
 def _with_fields(send: Send, fields: list[tuple[bytes, bytes]]) -> Send:
@@ -59,5 +59,5 @@ def _with_fields(send: Send, fields: list[tuple[bytes, bytes]]) -> Send:
     return send_with_fields
 
 
-def _fields(decision: Decision) -> list[tuple[bytes, bytes]]:
-    return [(name.encode(), value.encode()) for name, value in headers.of(decision)]
+def _encoded(fields: list[tuple[str, str]]) -> list[tuple[bytes, bytes]]:
+    return [(name.encode(), value.encode()) for name, value in fields]

@@ -6,7 +6,8 @@ import asyncio
 import json
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import grpc
@@ -151,14 +152,17 @@ class Client:
         except NoAnswerError as error:
             return Reservation(request, self._default_decision(error), reservation_id)
 
-    async def settle(self, reservation: Reservation, actual: int) -> Settlement:
+    async def settle(
+        self, reservation: Reservation, actual: int, hits: Mapping[int, int] = MappingProxyType({})
+    ) -> Settlement:
         """Ends a reservation at the hits that were used, for each descriptor without hits of its own: gives the rest
-        back, or charges what is missing. If nothing is held, it does nothing.
+        back, or charges what is missing. `hits` of single descriptors, by their index, replace those with which they
+        were reserved, and `actual`. If nothing is held, it does nothing.
 
         It is sent also if the caller is cancelled. Raises `NoAnswerError`, after which the call may be repeated and
         answers as the first one, or `InvalidRequestError`.
         """
-        return await self._end(reservation, "Settle", wire.settle_request_of(reservation, actual))
+        return await self._end(reservation, "Settle", wire.settle_request_of(reservation, actual, hits))
 
     async def cancel(self, reservation: Reservation) -> Settlement:
         """Ends a reservation of which nothing was used. Raises as `settle` does."""

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import math
 
-from .model import Decision
+from .model import Decision, Source
+
+# The time after which a request may pass that is denied because the server gave no answer.
+NO_ANSWER_WAIT = 1.0
 
 
 def of(decision: Decision) -> list[tuple[str, str]]:
@@ -16,6 +19,14 @@ def of(decision: Decision) -> list[tuple[str, str]]:
         ("ratelimit-remaining", str(limit.remaining)),
         ("ratelimit-reset", whole_seconds(limit.reset_after)),
     ]
+
+
+def refusal(decision: Decision) -> tuple[int, list[tuple[str, str]]]:
+    """The status of the response to a denied HTTP request, and its headers, with names in lower case: 429, and
+    `retry-after` if the same request passes later; 503, and `retry-after` of a second, if the decision is the default
+    one."""
+    status, wait = (503, NO_ANSWER_WAIT) if decision.source is Source.DEFAULT else (429, decision.retry_after)
+    return status, of(decision) + ([("retry-after", whole_seconds(wait))] if wait else [])
 
 
 def whole_seconds(seconds: float) -> str:

@@ -11,17 +11,18 @@ import grpc
 import grpc.aio
 from google.protobuf.any_pb2 import Any
 from google.protobuf.duration_pb2 import Duration
-from google.rpc import code_pb2, error_details_pb2, status_pb2
+from google.rpc import error_details_pb2, status_pb2
 
 from . import headers
 from .checker import Checker
-from .model import Decision, InvalidRequestError, Request
+from .model import Decision, InvalidRequestError, Request, Source
 
 Continuation = Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler]]
 
 
 class RateLimitInterceptor(grpc.aio.ServerInterceptor):
-    """Ends denied calls with `RESOURCE_EXHAUSTED`: the time until they pass is in `google.rpc.RetryInfo`.
+    """Ends denied calls with `RESOURCE_EXHAUSTED`, or with `UNAVAILABLE` if the server gave no answer: the time until
+    they pass is in `google.rpc.RetryInfo`.
 
     The trailing metadata of calls with a limit has `ratelimit-*` of the tightest one, unless the handler of an admitted
     call sets its own. `checker` decides: a `Client`, or `PrepaidSlices`. `describe` returns the `Request` of the method
@@ -43,9 +44,7 @@ class RateLimitInterceptor(grpc.aio.ServerInterceptor):
         except InvalidRequestError:
             return _aborting(grpc.StatusCode.INTERNAL, "the rate limit of this call is not set up correctly", ())
         if not decision.allowed:
-            status = _refusal(decision)
-            metadata = (("grpc-status-details-bin", status.SerializeToString()), *headers.of(decision))
-            return _aborting(grpc.StatusCode.RESOURCE_EXHAUSTED, status.message, metadata)
+            return _refusing(decision)
         if decision.delay > 0:
             await asyncio.sleep(decision.delay)
         handler = await continuation(handler_call_details)
@@ -53,16 +52,21 @@ class RateLimitInterceptor(grpc.aio.ServerInterceptor):
         return _with_metadata(handler, metadata) if handler is not None and metadata else handler
 
 
-def _refusal(decision: Decision) -> status_pb2.Status:
-    status = status_pb2.Status(code=code_pb2.RESOURCE_EXHAUSTED, message="rate limit exceeded")
-    if decision.retry_after:
+def _refusing(decision: Decision) -> grpc.RpcMethodHandler:
+    code, message, wait = grpc.StatusCode.RESOURCE_EXHAUSTED, "rate limit exceeded", decision.retry_after
+    if decision.source is Source.DEFAULT:
+        code, message = grpc.StatusCode.UNAVAILABLE, "the rate limiter gave no answer"
+        wait = headers.NO_ANSWER_WAIT
+    status = status_pb2.Status(code=code.value[0], message=message)
+    if wait:
         delay = Duration()
         # Rounded up, so that a caller does not retry too early.
-        delay.FromNanoseconds(math.ceil(decision.retry_after * 1e9))
+        delay.FromNanoseconds(math.ceil(wait * 1e9))
         details = Any()
         details.Pack(error_details_pb2.RetryInfo(retry_delay=delay))
         status.details.append(details)
-    return status
+    metadata = (("grpc-status-details-bin", status.SerializeToString()), *headers.of(decision))
+    return _aborting(code, message, metadata)
 
 
 def _aborting(

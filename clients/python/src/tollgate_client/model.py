@@ -119,6 +119,8 @@ class Descriptor:
     # Replaces the hits of the request for this descriptor; 0 charges nothing and answers what is left.
     hits: int | None = None
     limit: Limit | None = None
+    # Replaces that of the terms of a reservation. Other calls ignore it.
+    on_expiry: OnExpiry | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "entries", tuple((key, value) for key, value in self.entries))
@@ -158,6 +160,7 @@ class Terms:
 
     # Seconds until the reservation expires, 1 ms to 24 h.
     ttl: float = 60.0
+    # Of each descriptor without its own.
     on_expiry: OnExpiry = OnExpiry.RELEASE
 
     def __post_init__(self) -> None:

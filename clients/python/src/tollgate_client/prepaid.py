@@ -42,8 +42,8 @@ class PrepaidSlices:
 
     async def check(self, request: Request) -> Decision:
         """Charges the hits, and decides whether the request may pass. Use it for keys that many requests have. A
-        request with more hits than a slice, with a descriptor that has hits of its own, or with a `request_id` asks
-        the server. Raises `InvalidRequestError`."""
+        request with more hits than a slice, with a descriptor that has hits or `on_expiry` of its own, or with a
+        `request_id` asks the server. Raises `InvalidRequestError`."""
         begin = time.monotonic()
         if self._table.serves(request):
             key = request.key()

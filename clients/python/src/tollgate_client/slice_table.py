@@ -124,7 +124,7 @@ class SliceTable:
             not request.request_id
             and isinstance(request.hits, int)
             and 0 <= request.hits <= self._options.hits
-            and all(each.hits is None for each in request.descriptors)
+            and all(each.hits is None and each.on_expiry is None for each in request.descriptors)
         )
 
     def check(self, key: bytes, request: Request, now: float) -> tuple[Decision | None, Actions]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
 import grpc
@@ -60,8 +60,16 @@ def reserve_request_of(request: Request, terms: Terms, reservation_id: str) -> v
     )
 
 
-def settle_request_of(reservation: Reservation, actual: int) -> v1.SettleRequest:
-    return _message(v1.SettleRequest, reservation.request, reservation_id=reservation.id, actual=actual)
+def settle_request_of(reservation: Reservation, actual: int, hits: Mapping[int, int]) -> v1.SettleRequest:
+    message = _message(v1.SettleRequest, reservation.request, reservation_id=reservation.id, actual=actual)
+    for index, used in hits.items():
+        if index not in range(len(message.descriptors)):
+            raise InvalidRequestError(f"hits of descriptor {index}, of {len(message.descriptors)} descriptors")
+        try:
+            message.descriptors[index].hits = used
+        except (TypeError, ValueError) as error:
+            raise InvalidRequestError(str(error)) from error
+    return message
 
 
 def cancel_request_of(reservation: Reservation) -> v1.CancelRequest:
@@ -124,6 +132,8 @@ def _descriptor(descriptor: Descriptor) -> v1.Descriptor:
     message = v1.Descriptor(entries=[v1.Entry(key=key, value=value) for key, value in descriptor.entries])
     if descriptor.hits is not None:
         message.hits = descriptor.hits
+    if descriptor.on_expiry is not None:
+        message.on_expiry = descriptor.on_expiry.name
     if (limit := descriptor.limit) is not None:
         message.limit.CopyFrom(v1.Limit(requests_per_unit=limit.requests_per_unit, unit=Unit(limit.unit).name))
     return message

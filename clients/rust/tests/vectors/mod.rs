@@ -16,7 +16,8 @@ use notation::{Fields, assert_covers, client_options, slice_options, terms_of, v
 
 #[test]
 fn each_file_of_vectors_is_replayed() {
-    let known = ["batches", "defaults", "deny_cache", "ids", "middleware", "retries", "slices"];
+    let known =
+        ["batches", "defaults", "deny_cache", "ids", "middleware", "reservations", "retries", "slices"];
     let files = std::fs::read_dir(notation::folder()).unwrap();
     let names = files.map(|file| file.unwrap().file_name().into_string().unwrap());
     assert_eq!(names.collect::<BTreeSet<_>>(), known.map(|name| format!("{name}.json")).into());
@@ -24,7 +25,7 @@ fn each_file_of_vectors_is_replayed() {
 
 #[tokio::test]
 async fn scripts_have_their_results() {
-    for vector in ["batches", "ids", "retries"].into_iter().flat_map(vectors) {
+    for vector in ["batches", "ids", "reservations", "retries"].into_iter().flat_map(vectors) {
         script::replay(vector).await;
     }
 }

@@ -96,7 +96,8 @@ fn descriptor_of(value: Value) -> Descriptor {
         requests_per_unit,
         unit: Unit::from_str_name(&unit.to_uppercase()).unwrap(),
     });
-    Descriptor { entries: fields.get("entries").unwrap(), limit, hits: fields.get("hits") }
+    let (entries, hits) = (fields.get("entries").unwrap(), fields.get("hits"));
+    Descriptor { entries, limit, hits, on_expiry: fields.get("on_expiry").map(on_expiry_of) }
 }
 
 pub(super) fn answer_of(value: Value) -> v1::Answer {
@@ -182,9 +183,12 @@ pub(super) fn slice_options(mut fields: Fields) -> SliceOptions {
 
 pub(super) fn terms_of(mut fields: Fields) -> Terms {
     let usual = Terms::default();
-    let expiry = |name: String| OnExpiry::from_str_name(&name.to_uppercase()).unwrap();
-    let on_expiry = fields.get("on_expiry").map_or(usual.on_expiry, expiry);
+    let on_expiry = fields.get("on_expiry").map_or(usual.on_expiry, on_expiry_of);
     Terms { ttl: fields.time("ttl_ms").unwrap_or(usual.ttl), on_expiry }
+}
+
+fn on_expiry_of(name: String) -> OnExpiry {
+    OnExpiry::from_str_name(&name.to_uppercase()).unwrap()
 }
 
 /// A decision in the notation.

@@ -55,6 +55,7 @@ struct Arguments {
     request: Value,
     terms: Terms,
     actual: Option<u64>,
+    hits: BTreeMap<usize, u64>,
 }
 
 pub(super) async fn replay(mut vector: Fields) {
@@ -79,7 +80,8 @@ impl Run {
         let actual: Option<u64> = step.get("actual");
         if let (Some(method), Some(name)) = (&method, &name) {
             let terms = terms_of(Fields::of(step.get("terms").unwrap_or(json!({}))));
-            self.begin(name, method.clone(), Arguments { request, terms, actual });
+            let hits = step.get("hits").unwrap_or_default();
+            self.begin(name, method.clone(), Arguments { request, terms, actual, hits });
         }
         for request in step.list("queue") {
             let waiting = self.client.0.batcher.waiting() + 1;
@@ -198,7 +200,7 @@ async fn call(
     reservations: Arc<Mutex<HashMap<String, Reservation>>>,
     name: String,
     method: String,
-    Arguments { request, terms, actual }: Arguments,
+    Arguments { request, terms, actual, hits }: Arguments,
 ) -> Result<Value, Error> {
     let reserved = || reservations.lock().unwrap()[&name].clone();
     let settled = json!({"settled": true});
@@ -212,7 +214,7 @@ async fn call(
             reservations.lock().unwrap().insert(name, reservation);
             decision
         }
-        "settle" => return reserved().settle(actual.unwrap()).await.map(|_| settled),
+        "settle" => return reserved().settle_each(actual.unwrap(), hits).await.map(|_| settled),
         "cancel" => return reserved().cancel().await.map(|_| settled),
         other => panic!("unknown call: {other}"),
     };

@@ -114,6 +114,7 @@ fn request_of(message: v1::Request) -> Request {
             .map(|limit| Limit { requests_per_unit: limit.requests_per_unit, unit: limit.unit() }),
         entries: each.entries.into_iter().map(|entry| (entry.key, entry.value)).collect(),
         hits: each.hits,
+        on_expiry: each.on_expiry.map(|value| OnExpiry::try_from(value).unwrap()),
     });
     let request = Request::new(message.domain, descriptors.collect::<Vec<_>>());
     request.hits(message.hits).request_id(message.request_id)

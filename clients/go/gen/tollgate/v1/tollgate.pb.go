@@ -409,7 +409,9 @@ type Descriptor struct {
 	// Replaces the limit of the rules.
 	Limit *Limit `protobuf:"bytes,2,opt,name=limit,proto3" json:"limit,omitempty"`
 	// Replaces the hits of the request for this descriptor; 0 charges nothing and answers what is left.
-	Hits          *uint64 `protobuf:"varint,3,opt,name=hits,proto3,oneof" json:"hits,omitempty"`
+	Hits *uint64 `protobuf:"varint,3,opt,name=hits,proto3,oneof" json:"hits,omitempty"`
+	// In a reservation: replaces what happens to this descriptor when the reservation expires. Other calls ignore it.
+	OnExpiry      *ReserveRequest_OnExpiry `protobuf:"varint,4,opt,name=on_expiry,json=onExpiry,proto3,enum=tollgate.v1.ReserveRequest_OnExpiry,oneof" json:"on_expiry,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -463,6 +465,13 @@ func (x *Descriptor) GetHits() uint64 {
 		return *x.Hits
 	}
 	return 0
+}
+
+func (x *Descriptor) GetOnExpiry() ReserveRequest_OnExpiry {
+	if x != nil && x.OnExpiry != nil {
+		return *x.OnExpiry
+	}
+	return ReserveRequest_RELEASE
 }
 
 // Descriptors of one domain that are decided together.
@@ -1080,7 +1089,8 @@ type ReserveRequest struct {
 	Ttl *durationpb.Duration `protobuf:"bytes,4,opt,name=ttl,proto3" json:"ttl,omitempty"`
 	// Chosen by the caller, so that it can repeat a call without an answer: at most 64 bytes, and different for all
 	// reservations of one counter. Empty: the server chooses one.
-	ReservationId string                  `protobuf:"bytes,5,opt,name=reservation_id,json=reservationId,proto3" json:"reservation_id,omitempty"`
+	ReservationId string `protobuf:"bytes,5,opt,name=reservation_id,json=reservationId,proto3" json:"reservation_id,omitempty"`
+	// For each descriptor without its own.
 	OnExpiry      ReserveRequest_OnExpiry `protobuf:"varint,6,opt,name=on_expiry,json=onExpiry,proto3,enum=tollgate.v1.ReserveRequest_OnExpiry" json:"on_expiry,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1915,13 +1925,16 @@ const file_tollgate_v1_tollgate_proto_rawDesc = "" +
 	"\x03DAY\x10\x04\x12\t\n" +
 	"\x05MONTH\x10\x05\x12\b\n" +
 	"\x04YEAR\x10\x06\x12\b\n" +
-	"\x04WEEK\x10\a\"\x86\x01\n" +
+	"\x04WEEK\x10\a\"\xdc\x01\n" +
 	"\n" +
 	"Descriptor\x12,\n" +
 	"\aentries\x18\x01 \x03(\v2\x12.tollgate.v1.EntryR\aentries\x12(\n" +
 	"\x05limit\x18\x02 \x01(\v2\x12.tollgate.v1.LimitR\x05limit\x12\x17\n" +
-	"\x04hits\x18\x03 \x01(\x04H\x00R\x04hits\x88\x01\x01B\a\n" +
-	"\x05_hits\"\x9f\x01\n" +
+	"\x04hits\x18\x03 \x01(\x04H\x00R\x04hits\x88\x01\x01\x12F\n" +
+	"\ton_expiry\x18\x04 \x01(\x0e2$.tollgate.v1.ReserveRequest.OnExpiryH\x01R\bonExpiry\x88\x01\x01B\a\n" +
+	"\x05_hitsB\f\n" +
+	"\n" +
+	"_on_expiry\"\x9f\x01\n" +
 	"\aRequest\x12\x16\n" +
 	"\x06domain\x18\x01 \x01(\tR\x06domain\x129\n" +
 	"\vdescriptors\x18\x02 \x03(\v2\x17.tollgate.v1.DescriptorR\vdescriptors\x12\x12\n" +
@@ -2099,59 +2112,60 @@ var file_tollgate_v1_tollgate_proto_depIdxs = []int32{
 	0,  // 0: tollgate.v1.Limit.unit:type_name -> tollgate.v1.Limit.Unit
 	5,  // 1: tollgate.v1.Descriptor.entries:type_name -> tollgate.v1.Entry
 	6,  // 2: tollgate.v1.Descriptor.limit:type_name -> tollgate.v1.Limit
-	7,  // 3: tollgate.v1.Request.descriptors:type_name -> tollgate.v1.Descriptor
-	8,  // 4: tollgate.v1.CheckRequest.requests:type_name -> tollgate.v1.Request
-	1,  // 5: tollgate.v1.CheckRequest.mode:type_name -> tollgate.v1.CheckRequest.Mode
-	15, // 6: tollgate.v1.CheckResponse.answers:type_name -> tollgate.v1.Answer
-	8,  // 7: tollgate.v1.PeekRequest.requests:type_name -> tollgate.v1.Request
-	15, // 8: tollgate.v1.PeekResponse.answers:type_name -> tollgate.v1.Answer
-	8,  // 9: tollgate.v1.RefundRequest.requests:type_name -> tollgate.v1.Request
-	15, // 10: tollgate.v1.RefundResponse.answers:type_name -> tollgate.v1.Answer
-	2,  // 11: tollgate.v1.Answer.verdict:type_name -> tollgate.v1.Answer.Verdict
-	29, // 12: tollgate.v1.Answer.delay:type_name -> google.protobuf.Duration
-	29, // 13: tollgate.v1.Answer.retry_after:type_name -> google.protobuf.Duration
-	16, // 14: tollgate.v1.Answer.limits:type_name -> tollgate.v1.LimitStatus
-	30, // 15: tollgate.v1.Answer.error:type_name -> google.rpc.Status
-	0,  // 16: tollgate.v1.LimitStatus.unit:type_name -> tollgate.v1.Limit.Unit
-	29, // 17: tollgate.v1.LimitStatus.reset_after:type_name -> google.protobuf.Duration
-	29, // 18: tollgate.v1.LimitStatus.retry_after:type_name -> google.protobuf.Duration
-	7,  // 19: tollgate.v1.ReserveRequest.descriptors:type_name -> tollgate.v1.Descriptor
-	29, // 20: tollgate.v1.ReserveRequest.ttl:type_name -> google.protobuf.Duration
-	3,  // 21: tollgate.v1.ReserveRequest.on_expiry:type_name -> tollgate.v1.ReserveRequest.OnExpiry
-	15, // 22: tollgate.v1.ReserveResponse.answer:type_name -> tollgate.v1.Answer
-	7,  // 23: tollgate.v1.SettleRequest.descriptors:type_name -> tollgate.v1.Descriptor
-	21, // 24: tollgate.v1.SettleResponse.limits:type_name -> tollgate.v1.SettledLimit
-	4,  // 25: tollgate.v1.SettledLimit.outcome:type_name -> tollgate.v1.SettledLimit.Outcome
-	29, // 26: tollgate.v1.SettledLimit.reset_after:type_name -> google.protobuf.Duration
-	7,  // 27: tollgate.v1.CancelRequest.descriptors:type_name -> tollgate.v1.Descriptor
-	21, // 28: tollgate.v1.CancelResponse.limits:type_name -> tollgate.v1.SettledLimit
-	7,  // 29: tollgate.v1.ResetRequest.descriptors:type_name -> tollgate.v1.Descriptor
-	26, // 30: tollgate.v1.ResetResponse.counters:type_name -> tollgate.v1.ResetCounter
-	9,  // 31: tollgate.v1.Question.check:type_name -> tollgate.v1.CheckRequest
-	29, // 32: tollgate.v1.Question.timeout:type_name -> google.protobuf.Duration
-	10, // 33: tollgate.v1.QuestionAnswer.check:type_name -> tollgate.v1.CheckResponse
-	30, // 34: tollgate.v1.QuestionAnswer.error:type_name -> google.rpc.Status
-	9,  // 35: tollgate.v1.RateLimiter.Check:input_type -> tollgate.v1.CheckRequest
-	11, // 36: tollgate.v1.RateLimiter.Peek:input_type -> tollgate.v1.PeekRequest
-	13, // 37: tollgate.v1.RateLimiter.Refund:input_type -> tollgate.v1.RefundRequest
-	17, // 38: tollgate.v1.RateLimiter.Reserve:input_type -> tollgate.v1.ReserveRequest
-	19, // 39: tollgate.v1.RateLimiter.Settle:input_type -> tollgate.v1.SettleRequest
-	22, // 40: tollgate.v1.RateLimiter.Cancel:input_type -> tollgate.v1.CancelRequest
-	24, // 41: tollgate.v1.RateLimiter.Reset:input_type -> tollgate.v1.ResetRequest
-	27, // 42: tollgate.v1.RateLimiter.CheckStream:input_type -> tollgate.v1.Question
-	10, // 43: tollgate.v1.RateLimiter.Check:output_type -> tollgate.v1.CheckResponse
-	12, // 44: tollgate.v1.RateLimiter.Peek:output_type -> tollgate.v1.PeekResponse
-	14, // 45: tollgate.v1.RateLimiter.Refund:output_type -> tollgate.v1.RefundResponse
-	18, // 46: tollgate.v1.RateLimiter.Reserve:output_type -> tollgate.v1.ReserveResponse
-	20, // 47: tollgate.v1.RateLimiter.Settle:output_type -> tollgate.v1.SettleResponse
-	23, // 48: tollgate.v1.RateLimiter.Cancel:output_type -> tollgate.v1.CancelResponse
-	25, // 49: tollgate.v1.RateLimiter.Reset:output_type -> tollgate.v1.ResetResponse
-	28, // 50: tollgate.v1.RateLimiter.CheckStream:output_type -> tollgate.v1.QuestionAnswer
-	43, // [43:51] is the sub-list for method output_type
-	35, // [35:43] is the sub-list for method input_type
-	35, // [35:35] is the sub-list for extension type_name
-	35, // [35:35] is the sub-list for extension extendee
-	0,  // [0:35] is the sub-list for field type_name
+	3,  // 3: tollgate.v1.Descriptor.on_expiry:type_name -> tollgate.v1.ReserveRequest.OnExpiry
+	7,  // 4: tollgate.v1.Request.descriptors:type_name -> tollgate.v1.Descriptor
+	8,  // 5: tollgate.v1.CheckRequest.requests:type_name -> tollgate.v1.Request
+	1,  // 6: tollgate.v1.CheckRequest.mode:type_name -> tollgate.v1.CheckRequest.Mode
+	15, // 7: tollgate.v1.CheckResponse.answers:type_name -> tollgate.v1.Answer
+	8,  // 8: tollgate.v1.PeekRequest.requests:type_name -> tollgate.v1.Request
+	15, // 9: tollgate.v1.PeekResponse.answers:type_name -> tollgate.v1.Answer
+	8,  // 10: tollgate.v1.RefundRequest.requests:type_name -> tollgate.v1.Request
+	15, // 11: tollgate.v1.RefundResponse.answers:type_name -> tollgate.v1.Answer
+	2,  // 12: tollgate.v1.Answer.verdict:type_name -> tollgate.v1.Answer.Verdict
+	29, // 13: tollgate.v1.Answer.delay:type_name -> google.protobuf.Duration
+	29, // 14: tollgate.v1.Answer.retry_after:type_name -> google.protobuf.Duration
+	16, // 15: tollgate.v1.Answer.limits:type_name -> tollgate.v1.LimitStatus
+	30, // 16: tollgate.v1.Answer.error:type_name -> google.rpc.Status
+	0,  // 17: tollgate.v1.LimitStatus.unit:type_name -> tollgate.v1.Limit.Unit
+	29, // 18: tollgate.v1.LimitStatus.reset_after:type_name -> google.protobuf.Duration
+	29, // 19: tollgate.v1.LimitStatus.retry_after:type_name -> google.protobuf.Duration
+	7,  // 20: tollgate.v1.ReserveRequest.descriptors:type_name -> tollgate.v1.Descriptor
+	29, // 21: tollgate.v1.ReserveRequest.ttl:type_name -> google.protobuf.Duration
+	3,  // 22: tollgate.v1.ReserveRequest.on_expiry:type_name -> tollgate.v1.ReserveRequest.OnExpiry
+	15, // 23: tollgate.v1.ReserveResponse.answer:type_name -> tollgate.v1.Answer
+	7,  // 24: tollgate.v1.SettleRequest.descriptors:type_name -> tollgate.v1.Descriptor
+	21, // 25: tollgate.v1.SettleResponse.limits:type_name -> tollgate.v1.SettledLimit
+	4,  // 26: tollgate.v1.SettledLimit.outcome:type_name -> tollgate.v1.SettledLimit.Outcome
+	29, // 27: tollgate.v1.SettledLimit.reset_after:type_name -> google.protobuf.Duration
+	7,  // 28: tollgate.v1.CancelRequest.descriptors:type_name -> tollgate.v1.Descriptor
+	21, // 29: tollgate.v1.CancelResponse.limits:type_name -> tollgate.v1.SettledLimit
+	7,  // 30: tollgate.v1.ResetRequest.descriptors:type_name -> tollgate.v1.Descriptor
+	26, // 31: tollgate.v1.ResetResponse.counters:type_name -> tollgate.v1.ResetCounter
+	9,  // 32: tollgate.v1.Question.check:type_name -> tollgate.v1.CheckRequest
+	29, // 33: tollgate.v1.Question.timeout:type_name -> google.protobuf.Duration
+	10, // 34: tollgate.v1.QuestionAnswer.check:type_name -> tollgate.v1.CheckResponse
+	30, // 35: tollgate.v1.QuestionAnswer.error:type_name -> google.rpc.Status
+	9,  // 36: tollgate.v1.RateLimiter.Check:input_type -> tollgate.v1.CheckRequest
+	11, // 37: tollgate.v1.RateLimiter.Peek:input_type -> tollgate.v1.PeekRequest
+	13, // 38: tollgate.v1.RateLimiter.Refund:input_type -> tollgate.v1.RefundRequest
+	17, // 39: tollgate.v1.RateLimiter.Reserve:input_type -> tollgate.v1.ReserveRequest
+	19, // 40: tollgate.v1.RateLimiter.Settle:input_type -> tollgate.v1.SettleRequest
+	22, // 41: tollgate.v1.RateLimiter.Cancel:input_type -> tollgate.v1.CancelRequest
+	24, // 42: tollgate.v1.RateLimiter.Reset:input_type -> tollgate.v1.ResetRequest
+	27, // 43: tollgate.v1.RateLimiter.CheckStream:input_type -> tollgate.v1.Question
+	10, // 44: tollgate.v1.RateLimiter.Check:output_type -> tollgate.v1.CheckResponse
+	12, // 45: tollgate.v1.RateLimiter.Peek:output_type -> tollgate.v1.PeekResponse
+	14, // 46: tollgate.v1.RateLimiter.Refund:output_type -> tollgate.v1.RefundResponse
+	18, // 47: tollgate.v1.RateLimiter.Reserve:output_type -> tollgate.v1.ReserveResponse
+	20, // 48: tollgate.v1.RateLimiter.Settle:output_type -> tollgate.v1.SettleResponse
+	23, // 49: tollgate.v1.RateLimiter.Cancel:output_type -> tollgate.v1.CancelResponse
+	25, // 50: tollgate.v1.RateLimiter.Reset:output_type -> tollgate.v1.ResetResponse
+	28, // 51: tollgate.v1.RateLimiter.CheckStream:output_type -> tollgate.v1.QuestionAnswer
+	44, // [44:52] is the sub-list for method output_type
+	36, // [36:44] is the sub-list for method input_type
+	36, // [36:36] is the sub-list for extension type_name
+	36, // [36:36] is the sub-list for extension extendee
+	0,  // [0:36] is the sub-list for field type_name
 }
 
 func init() { file_tollgate_v1_tollgate_proto_init() }

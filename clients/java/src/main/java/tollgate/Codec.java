@@ -11,6 +11,7 @@ import java.nio.charset.StandardCharsets;
 import java.security.MessageDigest;
 import java.security.NoSuchAlgorithmException;
 import java.util.List;
+import java.util.Map;
 import tollgate.v1.Answer;
 import tollgate.v1.CancelRequest;
 import tollgate.v1.ReserveRequest;
@@ -71,6 +72,9 @@ final class Codec {
     if (descriptor.hits() != null) {
       message.setHits(notNegative(descriptor.hits(), "hits"));
     }
+    if (descriptor.onExpiry() != null) {
+      message.setOnExpiry(onExpiryOf(descriptor.onExpiry()));
+    }
     return message.build();
   }
 
@@ -82,6 +86,10 @@ final class Codec {
         .setRequestsPerUnit((int) notNegative(limit.requestsPerUnit(), "requestsPerUnit"))
         .setUnit(tollgate.v1.Limit.Unit.valueOf(limit.unit().name()))
         .build();
+  }
+
+  private static ReserveRequest.OnExpiry onExpiryOf(OnExpiry onExpiry) {
+    return ReserveRequest.OnExpiry.valueOf(onExpiry.name());
   }
 
   private static String unicode(String text, String what) {
@@ -99,10 +107,10 @@ final class Codec {
     return number;
   }
 
-  /** The request of a peek. It is equal for requests that differ in their hits and their request id only. */
+  /** The request of a peek. It is equal for requests that have the same counters. */
   static tollgate.v1.Request peekOf(tollgate.v1.Request message) {
     tollgate.v1.Request.Builder builder = message.toBuilder().clearHits().clearRequestId();
-    builder.getDescriptorsBuilderList().forEach(tollgate.v1.Descriptor.Builder::clearHits);
+    builder.getDescriptorsBuilderList().forEach(each -> each.clearHits().clearOnExpiry());
     return builder.build();
   }
 
@@ -190,18 +198,28 @@ final class Codec {
             .setAmount(message.getHits())
             .setTtl(ttl)
             .setReservationId(id)
-            .setOnExpiry(ReserveRequest.OnExpiry.valueOf(terms.onExpiry().name()))
+            .setOnExpiry(onExpiryOf(terms.onExpiry()))
             .build());
   }
 
-  static SettleRequest settleOf(Reservation reservation, long actual) {
+  static SettleRequest settleOf(Reservation reservation, long actual, Map<Integer, Long> hits) {
     tollgate.v1.Request message = messageOf(reservation.request());
-    return SettleRequest.newBuilder()
-        .setDomain(message.getDomain())
-        .addAllDescriptors(message.getDescriptorsList())
-        .setReservationId(reservation.id())
-        .setActual(notNegative(actual, "actual"))
-        .build();
+    SettleRequest.Builder settle =
+        SettleRequest.newBuilder()
+            .setDomain(message.getDomain())
+            .addAllDescriptors(message.getDescriptorsList())
+            .setReservationId(reservation.id())
+            .setActual(notNegative(actual, "actual"));
+    int descriptors = settle.getDescriptorsCount();
+    hits.forEach(
+        (index, used) -> {
+          if (index < 0 || index >= descriptors) {
+            String problem = "hits of descriptor " + index + ", of " + descriptors + " descriptors";
+            throw new InvalidRequestException(problem);
+          }
+          settle.getDescriptorsBuilder(index).setHits(notNegative(used, "hits"));
+        });
+    return settle.build();
   }
 
   static CancelRequest cancelOf(Reservation reservation) {

@@ -31,6 +31,9 @@ public record Decision(
     Source source,
     NoAnswerException noAnswer) {
 
+  /** The time after which a request may pass that is denied because the server gave no answer. */
+  public static final Duration NO_ANSWER_WAIT = Duration.ofSeconds(1);
+
   public Decision {
     limits = List.copyOf(limits);
   }
@@ -69,9 +72,18 @@ public record Decision(
     return headers;
   }
 
-  /** The value of the header Retry-After; empty if the request is allowed, or never passes. */
+  /** The status of the response to a denied request: 429, or 503 if the decision is the default one. */
+  public int httpStatus() {
+    return source == Source.DEFAULT ? 503 : 429;
+  }
+
+  /**
+   * The value of the header Retry-After: until the denied request would pass, and a second if the decision is the default
+   * one. Empty if the request is allowed, or never passes.
+   */
   public OptionalLong retryAfterSeconds() {
-    return allowed || retryAfter.isZero() ? OptionalLong.empty() : OptionalLong.of(wholeSeconds(retryAfter));
+    Duration wait = source == Source.DEFAULT ? NO_ANSWER_WAIT : retryAfter;
+    return allowed || wait.isZero() ? OptionalLong.empty() : OptionalLong.of(wholeSeconds(wait));
   }
 
   /**

@@ -7,7 +7,7 @@ import java.util.Objects;
  *
  * @param request what was reserved
  * @param decision whether the request may go on; the default without an answer
- * @param id names the reservation for {@link TollgateClient#settle}; empty if nothing is held. Without an answer, the
+ * @param id names the reservation for {@link TollgateClient#settle(Reservation, long)}; empty if nothing is held. Without an answer, the
  *     server may hold the hits or not, and the id is that under which it may.
  */
 public record Reservation(Request request, Decision decision, String id) {

@@ -121,7 +121,7 @@ final class SliceTable {
   boolean serves(Request request) {
     return (request.requestId() == null || request.requestId().isEmpty())
         && request.hits() <= options.hits()
-        && request.descriptors().stream().allMatch(each -> each.hits() == null);
+        && request.descriptors().stream().allMatch(each -> each.hits() == null && each.onExpiry() == null);
   }
 
   /** The decision of a slice. Without one, the server decides. */

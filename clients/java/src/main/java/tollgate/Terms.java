@@ -7,7 +7,7 @@ import java.util.Objects;
  * How a reservation holds its hits.
  *
  * @param ttl the time until it expires, 1 ms to 24 h
- * @param onExpiry what happens to the hits then
+ * @param onExpiry what happens then to the hits of each descriptor without its own
  */
 public record Terms(Duration ttl, OnExpiry onExpiry) {
 

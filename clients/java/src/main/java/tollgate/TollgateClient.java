@@ -8,6 +8,7 @@ import java.security.SecureRandom;
 import java.time.Duration;
 import java.util.HexFormat;
 import java.util.List;
+import java.util.Map;
 import java.util.Objects;
 import java.util.Optional;
 import java.util.concurrent.CancellationException;
@@ -190,7 +191,7 @@ public final class TollgateClient implements AutoCloseable, Checker {
   }
 
   /**
-   * Holds the hits of a request until {@link #settle} says how many were used. All limits hold them, or none does. The
+   * Holds the hits of a request until {@link #settle(Reservation, long)} says how many were used. All limits hold them, or none does. The
    * server is always asked; without an answer, {@link OnNoAnswer} decides. Errors are those of {@link #check}.
    */
   public Reservation reserve(Request request, Terms terms) throws InterruptedException {
@@ -224,19 +225,33 @@ public final class TollgateClient implements AutoCloseable, Checker {
    * @throws InterruptedException if the thread is interrupted; the settlement is sent nevertheless
    */
   public Settlement settle(Reservation reservation, long actual) throws InterruptedException {
-    return get(settleAsync(reservation, actual));
+    return settle(reservation, actual, Map.of());
+  }
+
+  /**
+   * Ends a reservation as {@link #settle(Reservation, long)}, with hits of single descriptors by their index. They replace
+   * the hits with which these were reserved, and the actual hits. Errors are the same; an index without a descriptor is an
+   * {@link InvalidRequestException}.
+   */
+  public Settlement settle(Reservation reservation, long actual, Map<Integer, Long> hits) throws InterruptedException {
+    return get(settleAsync(reservation, actual, hits));
   }
 
   /** Does the same without a thread that waits. The settlement is sent before it returns. */
   public CompletableFuture<Settlement> settleAsync(Reservation reservation, long actual) {
+    return settleAsync(reservation, actual, Map.of());
+  }
+
+  /** Does the same without a thread that waits. The settlement is sent before it returns. */
+  public CompletableFuture<Settlement> settleAsync(Reservation reservation, long actual, Map<Integer, Long> hits) {
     return end(
         reservation,
         RateLimiterGrpc.getSettleMethod(),
-        () -> Codec.settleOf(reservation, actual),
+        () -> Codec.settleOf(reservation, actual, hits),
         response -> Codec.settlementOf(response.getLimitsList(), response.getUnknown()));
   }
 
-  /** Ends a reservation of which nothing was used. Errors are those of {@link #settle}. */
+  /** Ends a reservation of which nothing was used. Errors are those of {@link #settle(Reservation, long)}. */
   public Settlement cancel(Reservation reservation) throws InterruptedException {
     return get(cancelAsync(reservation));
   }

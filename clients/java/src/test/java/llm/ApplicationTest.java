@@ -11,6 +11,9 @@ import java.net.http.HttpClient;
 import java.net.http.HttpRequest;
 import java.net.http.HttpResponse;
 import java.net.http.HttpResponse.BodyHandlers;
+import java.nio.file.Files;
+import java.nio.file.Path;
+import java.time.Duration;
 import java.util.List;
 import java.util.Map;
 import java.util.concurrent.CompletableFuture;
@@ -20,6 +23,7 @@ import org.junit.jupiter.api.Test;
 import org.springframework.boot.SpringApplication;
 import org.springframework.context.ConfigurableApplicationContext;
 import tollgate.Descriptor;
+import tollgate.LimitStatus;
 import tollgate.Request;
 import tollgate.TollgateClient;
 import tollgate.testing.ScriptedServer;
@@ -28,24 +32,12 @@ import tollgate.testing.Vectors;
 
 class ApplicationTest {
 
-  // By the hour, so that nothing comes back during the test.
-  private static final String RULES =
-      """
-      domain: models
-      descriptors:
-        - key: requests
-          rate_limit: {unit: hour, requests_per_unit: 2, algorithm: sliding_log}
-        - key: tokens
-          rate_limit: {unit: hour, requests_per_unit: 10000000}
-      """;
-  private static final int TOKENS = 10_000_000;
-
   private TollgateServer server;
   private ConfigurableApplicationContext application;
 
   @BeforeEach
-  void start() {
-    server = new TollgateServer(RULES);
+  void start() throws Exception {
+    server = new TollgateServer(Files.readString(Path.of("..", "llm.yaml")));
     application = run(server.address());
   }
 
@@ -58,6 +50,7 @@ class ApplicationTest {
         "--server.address=127.0.0.1",
         "--spring.main.banner-mode=off",
         "--logging.level.root=off",
+        "--model.pace=200ms",
         "--tollgate.target=" + target,
         "--tollgate.timeout=" + PATIENCE);
   }
@@ -68,55 +61,50 @@ class ApplicationTest {
     server.close();
   }
 
-  private HttpRequest chat(String query) {
+  private HttpRequest chat(int maxTokens) {
     String port = application.getEnvironment().getProperty("local.server.port");
-    URI uri = URI.create("http://127.0.0.1:" + port + "/chat?" + query);
-    return HttpRequest.newBuilder(uri).header("user", "ann").build();
+    URI uri = URI.create("http://127.0.0.1:" + port + "/chat?max_tokens=" + maxTokens);
+    return HttpRequest.newBuilder(uri).header("user", "ann").timeout(Duration.ofMinutes(1)).build();
   }
 
-  private HttpResponse<String> get(String query) throws Exception {
-    return HttpClient.newHttpClient().send(chat(query), BodyHandlers.ofString());
+  private HttpResponse<String> get(int maxTokens) throws Exception {
+    return HttpClient.newHttpClient().send(chat(maxTokens), BodyHandlers.ofString());
   }
 
-  private long remaining(String key) {
+  /** The tokens of the month, and the calls in flight. */
+  private List<Long> used() {
+    Request both = Request.of("models", Descriptor.of("tokens_of_month", "ann"), Descriptor.of("in_flight", "ann"));
     try {
-      Request request = Request.of("models", Descriptor.of(key, "ann"));
-      return application.getBean(TollgateClient.class).peek(request).tightest().orElseThrow().remaining();
+      List<LimitStatus> limits = application.getBean(TollgateClient.class).peek(both).limits();
+      return List.of(1_000_000 - limits.get(0).remaining(), 4 - limits.get(1).remaining());
     } catch (InterruptedException error) {
       throw new AssertionError(error);
     }
   }
 
-  private void eventuallyRemain(String key, long hits) {
-    eventually(hits + " " + key + " are left", () -> remaining(key) == hits);
-  }
-
   @Test
   void answer_shorterThanReserved_isChargedAsSent() throws Exception {
-    HttpResponse<String> response = get("sentences=2&max_tokens=500");
+    assertEquals("Limits are kept exactly.\n".repeat(3), get(500).body());
 
-    assertEquals(200, response.statusCode());
-    assertEquals("Limits are kept exactly.\n".repeat(2), response.body());
-    eventuallyRemain("tokens", TOKENS - 12);
-    eventuallyRemain("requests", 1);
-  }
-
-  @Test
-  void answer_atItsMostTokens_ends() throws Exception {
-    assertEquals("Limits are kept", get("max_tokens=3").body());
-    eventuallyRemain("tokens", TOKENS - 3);
+    eventually("18 tokens are charged", () -> used().equals(List.of(18L, 0L)));
+    assertEquals(400, get(0).statusCode());
   }
 
   @Test
   void answer_whoseCallerGoesAway_isChargedAsSent() throws Exception {
-    HttpResponse<InputStream> response =
-        HttpClient.newHttpClient().send(chat("sentences=1000000&max_tokens=6000000"), BodyHandlers.ofInputStream());
+    HttpResponse<InputStream> response = HttpClient.newHttpClient().send(chat(6000), BodyHandlers.ofInputStream());
     assertEquals('L', response.body().read());
+    assertEquals(List.of(6000L, 1L), used());
+    HttpResponse<String> refused = get(6000);
+    assertEquals(429, refused.statusCode());
+    long wait = refused.headers().firstValueAsLong("Retry-After").orElseThrow();
+    assertTrue(wait >= 1 && wait <= 12, refused.headers()::toString);
+    assertEquals("10000", refused.headers().firstValue("RateLimit-Limit").orElseThrow());
 
     response.body().close();
 
-    eventually("the tokens that were not sent are given back", () -> remaining("tokens") > TOKENS - 6_000_000);
-    eventuallyRemain("requests", 1);
+    eventually("the place is free", () -> used().get(1) == 0);
+    assertTrue(used().get(0) < 18, () -> used().toString());
   }
 
   @Test
@@ -127,7 +115,7 @@ class ApplicationTest {
       // That of the warm-up.
       losing.next().reply(Vectors.tree(Map.of("answers", List.of("allowed"))));
       CompletableFuture<HttpResponse<String>> response =
-          HttpClient.newHttpClient().sendAsync(chat("max_tokens=600"), BodyHandlers.ofString());
+          HttpClient.newHttpClient().sendAsync(chat(600), BodyHandlers.ofString());
       ScriptedServer.Call reserve = losing.next();
       reserve.reply(Vectors.tree(Map.of("fails", List.of("UNAVAILABLE", "the answer is lost"))));
 
@@ -136,22 +124,8 @@ class ApplicationTest {
       assertEquals("cancel", cancel.method());
       assertEquals(reserve.<String>get("reservation_id"), cancel.get("reservation_id"));
       cancel.reply(Vectors.tree(Map.of()));
-      assertEquals(429, response.join().statusCode());
+      assertEquals(503, response.join().statusCode());
+      assertEquals("1", response.join().headers().firstValue("Retry-After").orElseThrow());
     }
-  }
-
-  @Test
-  void call_overALimit_isRefused() throws Exception {
-    assertEquals(429, get("max_tokens=" + (TOKENS + 1)).statusCode());
-    eventuallyRemain("requests", 2);
-    assertEquals(200, get("max_tokens=1").statusCode());
-    assertEquals(200, get("max_tokens=1").statusCode());
-
-    HttpResponse<String> refused = get("max_tokens=1");
-
-    assertEquals(429, refused.statusCode());
-    assertTrue(refused.headers().firstValueAsLong("Retry-After").orElseThrow() > 3000);
-    assertEquals("2", refused.headers().firstValue("RateLimit-Limit").orElseThrow());
-    assertEquals(400, get("max_tokens=0").statusCode());
   }
 }

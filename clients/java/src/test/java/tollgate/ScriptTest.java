@@ -45,7 +45,7 @@ class ScriptTest {
 
   @TestFactory
   Stream<DynamicTest> scripts_ofVectors_haveTheirResults() {
-    return Stream.of("batches", "ids", "retries", "defaults")
+    return Stream.of("batches", "ids", "reservations", "retries", "defaults")
         .flatMap(file -> Vectors.tests(file, vector -> {
           if (vector.has("of")) {
             replayOptions(vector);
@@ -129,7 +129,11 @@ class ScriptTest {
           Terms terms = Vectors.with(new Terms(), step.path("terms"));
           yield client.reserveAsync(request, terms).whenComplete((held, error) -> reservations.put(name, held));
         }
-        case "settle" -> client.settleAsync(reservations.get(name), step.get("actual").asLong());
+        case "settle" -> {
+          Map<Integer, Long> hits = new HashMap<>();
+          step.path("hits").forEachEntry((index, used) -> hits.put(Integer.valueOf(index), used.asLong()));
+          yield client.settleAsync(reservations.get(name), step.get("actual").asLong(), hits);
+        }
         case "cancel" -> client.cancelAsync(reservations.get(name));
         default -> throw new AssertionError(step);
       };

@@ -17,13 +17,15 @@ import tollgate.Checker;
 import tollgate.Decision;
 import tollgate.InvalidRequestException;
 import tollgate.Request;
+import tollgate.Source;
 
 /**
  * Limits calls of a gRPC server by the decisions of a Tollgate server, each when it begins.
  *
- * <p>A denied call ends with RESOURCE_EXHAUSTED and google.rpc.RetryInfo, if the same call passes later. The metadata
- * of each response to a call with a limit has ratelimit-limit, ratelimit-remaining and ratelimit-reset of the tightest
- * one, in whole seconds. If the description is an invalid request, the code is INTERNAL.
+ * <p>A denied call ends with RESOURCE_EXHAUSTED and google.rpc.RetryInfo, if the same call passes later, and with
+ * UNAVAILABLE and google.rpc.RetryInfo of a second if the server gave no answer. The metadata of each response to a call
+ * with a limit has ratelimit-limit, ratelimit-remaining and ratelimit-reset of the tightest one, in whole seconds. If
+ * the description is an invalid request, the code is INTERNAL.
  *
  * <p>It waits in a thread of the server's executor, so the server must not use a direct executor.
  */
@@ -87,16 +89,14 @@ public final class RateLimitInterceptor implements ServerInterceptor {
   }
 
   private static StatusRuntimeException denialOf(Decision decision) {
+    boolean noAnswer = decision.source() == Source.DEFAULT;
     com.google.rpc.Status.Builder status =
         com.google.rpc.Status.newBuilder()
-            .setCode(Code.RESOURCE_EXHAUSTED_VALUE)
-            .setMessage("rate limit exceeded");
-    if (!decision.retryAfter().isZero()) {
-      Duration delay =
-          Duration.newBuilder()
-              .setSeconds(decision.retryAfter().toSeconds())
-              .setNanos(decision.retryAfter().getNano())
-              .build();
+            .setCode(noAnswer ? Code.UNAVAILABLE_VALUE : Code.RESOURCE_EXHAUSTED_VALUE)
+            .setMessage(noAnswer ? "the rate limiter gave no answer" : "rate limit exceeded");
+    java.time.Duration wait = noAnswer ? Decision.NO_ANSWER_WAIT : decision.retryAfter();
+    if (!wait.isZero()) {
+      Duration delay = Duration.newBuilder().setSeconds(wait.toSeconds()).setNanos(wait.getNano()).build();
       status.addDetails(Any.pack(RetryInfo.newBuilder().setRetryDelay(delay).build()));
     }
     return StatusProto.toStatusRuntimeException(status.build());

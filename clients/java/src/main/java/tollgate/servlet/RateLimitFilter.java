@@ -16,13 +16,12 @@ import tollgate.Request;
 /**
  * Limits HTTP requests by the decisions of a Tollgate server.
  *
- * <p>A denied request gets status 429 with Retry-After, if the same request passes later. Each response to a request
- * with a limit has RateLimit-Limit, RateLimit-Remaining and RateLimit-Reset of the tightest one. Times are in whole
- * seconds. If the description is an invalid request, the status is 500.
+ * <p>A denied request gets status 429 with Retry-After, if the same request passes later, and status 503 with
+ * Retry-After of a second if the server gave no answer. Each response to a request with a limit has RateLimit-Limit,
+ * RateLimit-Remaining and RateLimit-Reset of the tightest one. Times are in whole seconds. If the description is an
+ * invalid request, the status is 500.
  */
 public final class RateLimitFilter implements Filter {
-
-  private static final int TOO_MANY_REQUESTS = 429;
 
   private final Checker checker;
   private final Describe describe;
@@ -58,7 +57,7 @@ public final class RateLimitFilter implements Filter {
             .retryAfterSeconds()
             .ifPresent(seconds -> response.setHeader("Retry-After", Long.toString(seconds)));
         // Without `sendError`, which would dispatch the request to an error page.
-        response.setStatus(TOO_MANY_REQUESTS);
+        response.setStatus(decision.httpStatus());
         return false;
       }
       decision.awaitTurn();

@@ -89,7 +89,8 @@ public final class Vectors {
     return new Descriptor(
         entries,
         limit.isArray() ? new Limit(limit.get(0).asLong(), Unit.valueOf(upper(limit.get(1)))) : null,
-        hits.isNumber() ? hits.asLong() : null);
+        hits.isNumber() ? hits.asLong() : null,
+        descriptor.has("on_expiry") ? OnExpiry.valueOf(upper(descriptor.get("on_expiry"))) : null);
   }
 
   /** The options of a client. The timeout is long, unless it is given. */
