@@ -52,7 +52,7 @@ pub enum LimiterError {
     /// This replica does not know the slot owners yet.
     #[error("still joining the cluster")]
     Joining,
-    /// The counters are elsewhere: use [`ActiveView::decide`].
+    /// The counters are elsewhere: use [`ActiveView::decide_elsewhere`].
     #[error("the counters are in another replica or in the shared store")]
     Remote,
     /// The shared store cannot be used.
@@ -190,25 +190,16 @@ impl ActiveView<'_> {
         self.limiter.clock.since(&self.reading)
     }
 
-    /// Decides and charges `request`, received over `connection`: here if this replica decides all its counters, elsewhere
-    /// otherwise.
-    pub async fn decide(
+    /// Decides and charges `request`, received over `connection`, after [`ActiveView::decide_here`] has answered
+    /// [`LimiterError::Remote`]. The request is not tried here again: the cluster decides the counters that are here.
+    pub async fn decide_elsewhere(
         &self,
         request: &Request<'_>,
         connection: &Caller,
     ) -> Result<Answer<'_>, LimiterError> {
-        match self.decide_here(request) {
-            Err(LimiterError::Remote) => self.decide_elsewhere(request, connection).await,
-            decided => decided,
-        }
-    }
-
-    async fn decide_elsewhere(
-        &self,
-        request: &Request<'_>,
-        connection: &Caller,
-    ) -> Result<Answer<'_>, LimiterError> {
-        let Some(domain) = self.rules.domain(request.domain) else { return Err(LimiterError::Remote) };
+        let Some(domain) = self.domain_of(request)? else {
+            return Ok(Answer::without_limits(request.descriptors.len()));
+        };
         let applied = applied_limits(domain, request);
         let plan = Plan::new(domain, request, &applied);
         let refusal = answer::refusal(self.limiter.modes, &applied, plan.deciding());

@@ -50,7 +50,7 @@ impl Api {
         let mut decoded = Request::default();
         self.decode(call, &mut decoded, span)?;
         let request = decoded.limiter_request(call.timeout())?;
-        let answer = view.decide(&request, connection).await?;
+        let answer = view.decide_elsewhere(&request, connection).await?;
         Ok(self.reply(call, &decoded, &request, view, &answer))
     }
 

@@ -173,7 +173,7 @@ impl Api {
                 let group = Group::decode(&requests, bounds)?;
                 let parts = group.parts(verb, timeout)?;
                 let request = together(&parts)?;
-                let answer = view.decide(&request, connection).await?;
+                let answer = view.decide_elsewhere(&request, connection).await?;
                 return Ok(self.answer_group(&group, &parts, &request, view, &answer));
             }
         }
@@ -187,7 +187,7 @@ impl Api {
                 request.limiter_request(verb, timeout).map_err(|error| fault(missing.request, error))?;
             let once = request.once(verb, self.settings.request_id_window);
             let decided = match once.map_err(|error| fault(missing.request, error))? {
-                None => view.decide(&asked, connection).await.map_err(Error::from),
+                None => view.decide_elsewhere(&asked, connection).await.map_err(Error::from),
                 Some(terms) => match verb {
                     Verb::Refund => view.refund_once(&asked, &terms, connection).await,
                     Verb::Check | Verb::Peek => view.charge_once(&asked, &terms, connection).await,
