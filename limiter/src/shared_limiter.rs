@@ -172,7 +172,7 @@ impl SharedLimiter {
         let mut buffer = SmallVec::new();
         let request = request(domain, each_entry(entries, &mut buffer), operation)?;
         let (view, connection) = (self.limiter.view(), Caller::default());
-        let answer = view.decide_elsewhere(&request, &connection).await?;
+        let answer = view.decide(&request, Some(&connection)).await?;
         Ok(Checked::of(&answer))
     }
 }

@@ -190,9 +190,21 @@ impl ActiveView<'_> {
         self.limiter.clock.since(&self.reading)
     }
 
-    /// Decides and charges `request`, received over `connection`, after [`ActiveView::decide_here`] has answered
-    /// [`LimiterError::Remote`]. The request is not tried here again: the cluster decides the counters that are here.
-    pub async fn decide_elsewhere(
+    /// Decides and charges `request`: here, or `elsewhere` for this connection. What [`ActiveView::decide_here`] has left
+    /// with [`LimiterError::Remote`] is not tried here again, because the cluster decides the counters that are here.
+    #[inline]
+    pub async fn decide(
+        &self,
+        request: &Request<'_>,
+        elsewhere: Option<&Caller>,
+    ) -> Result<Answer<'_>, LimiterError> {
+        match elsewhere {
+            None => self.decide_here(request),
+            Some(connection) => self.decide_elsewhere(request, connection).await,
+        }
+    }
+
+    async fn decide_elsewhere(
         &self,
         request: &Request<'_>,
         connection: &Caller,
