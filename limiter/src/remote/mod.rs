@@ -41,7 +41,8 @@ pub trait Submit: Debug + Send + Sync {
     /// that its policy says. `None` if the counters cannot be changed in one step, as the mode demands.
     fn submit(&self, submission: Submission) -> Option<Outcomes>;
 
-    /// Applies operations for which nothing waits. Withdrawals are repeated until they arrive, at most for some time.
+    /// Applies operations for which nothing waits. Withdrawals are repeated until they arrive, at most for
+    /// [`LATE_MAX`].
     fn send(&self, checks: CounterChecks);
 
     /// Takes back what was charged to something else than the counter: a grant, or a local share.
@@ -61,6 +62,9 @@ pub trait Submit: Debug + Send + Sync {
     /// The longest time that a call waits.
     fn budget_max(&self) -> Duration;
 }
+
+/// For so long what a call has left behind is taken back, while its counter cannot be reached.
+pub const LATE_MAX: Duration = Duration::from_secs(30);
 
 /// The outcomes of a submission, once all are known.
 pub type Outcomes = Pin<Box<dyn Future<Output = RemoteOutcomes> + Send>>;
