@@ -18,7 +18,9 @@ use crate::{
         },
     },
     cli::{
-        OVER_LIMIT, block_on, printable_json, request,
+        output::{OVER_LIMIT, printable_json},
+        request,
+        runtime::block_on,
         target::{self, Target, Tls},
     },
     telemetry::causes,

@@ -8,7 +8,11 @@ use tollgate_limiter::printable::escaped;
 
 use crate::{
     api::json,
-    cli::{OVER_LIMIT, admin_client, printable_json, request},
+    cli::{
+        admin_client,
+        output::{OVER_LIMIT, printable_json},
+        request,
+    },
 };
 
 pub(super) fn command() -> Command {

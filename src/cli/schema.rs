@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use clap::{Arg, ArgMatches, Command};
 use tollgate_limiter::rules;
 
-use crate::{cli::print, settings};
+use crate::{cli::output::print, settings};
 
 const RULES: &str = "rules";
 const SETTINGS: &str = "settings";

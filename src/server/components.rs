@@ -64,6 +64,8 @@ pub(super) struct Components {
     // `None` without a control plane.
     xds_stats: Option<Arc<rule_source::xds::Stats>>,
     admin: AdminState,
+    // The samples for the operators' page.
+    live: Arc<admin::page::Live>,
     api: Api,
 }
 
@@ -109,7 +111,6 @@ impl Components {
             reader: RequestReader::new(settings.api.bounds(), JSON_BODIES_BYTES_MAX),
             settings: settings.given.clone().into(),
             logs,
-            live: Arc::default(),
             recorder: settings.admin.record.map(|values| Arc::new(Recorder::new(values))),
         };
         let api = Api::new(limiter, settings.api)
@@ -133,6 +134,7 @@ impl Components {
             shared_store,
             xds_stats,
             admin,
+            live: Arc::default(),
             api,
         })
     }
@@ -148,7 +150,7 @@ impl Components {
             certificates: Arc::new(self.stats.clone()),
         };
         let stopping = || lifecycle::wait_for_phase(self.phases.clone(), Phase::Stopping);
-        background.spawn(self.admin.live.clone().run(page, stopping()));
+        background.spawn(self.live.clone().run(page, stopping()));
         if let Some(recorder) = self.admin.recorder.clone() {
             let stopping = stopping();
             background.spawn(async move {
@@ -217,7 +219,9 @@ impl Components {
             certificates: Arc::new(self.stats.clone()),
             clock: self.clock.clone(),
         };
-        let more = top::router(limiter.metrics().clone()).merge(admin::doctor::router(doctor));
+        let more = top::router(limiter.metrics().clone())
+            .merge(admin::doctor::router(doctor))
+            .merge(admin::page::router(self.live.clone()));
         Services::http(admin::router(self.admin.clone(), self.settings.admin.token_file.clone(), more))
     }
 

@@ -12,8 +12,8 @@ use crate::{
     algorithm::Limit,
     descriptor::Key,
     remote::{
-        self, CounterCheck, CounterChecks, Extent, Outcomes, RemoteOutcome, Submission, Submit,
-        rounds::RemoteOutcomes,
+        self, CounterCheck, CounterChecks, Extent, Outcomes, RemoteOutcome, RemoteOutcomes, Submission,
+        Submit,
     },
     rules::ActiveRules,
     store::{Check, CounterOperation, Outcome},

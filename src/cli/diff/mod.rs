@@ -6,7 +6,7 @@ use clap::{Arg, ArgAction, ArgMatches, Command, ValueHint, value_parser};
 use serde_json::json;
 use tollgate_limiter::rules;
 
-use crate::cli::{TROUBLE, print};
+use crate::cli::output::{TROUBLE, print};
 
 mod compare;
 mod difference;

@@ -9,7 +9,10 @@ use tollgate_limiter::printable::escaped;
 
 use crate::{
     api::admin::doctor::finding::{Finding, Level},
-    cli::{TROUBLE, admin_client, print, printable_json},
+    cli::{
+        admin_client,
+        output::{TROUBLE, print, printable_json},
+    },
 };
 
 mod envoy;

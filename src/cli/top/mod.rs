@@ -21,7 +21,8 @@ use tokio::{
 
 use crate::cli::{
     admin_client::{self, Server},
-    block_on, print,
+    output::print,
+    runtime::block_on,
     top::{
         figures::figures,
         history::History,

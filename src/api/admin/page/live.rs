@@ -3,10 +3,12 @@
 use std::{convert::Infallible, future::Future, sync::Arc, time::Duration};
 
 use axum::{
+    Router,
     body::{Body, Bytes},
     extract::State,
     http::header::{CACHE_CONTROL, CONTENT_TYPE},
     response::{IntoResponse, Response},
+    routing::get,
 };
 use futures_util::stream;
 use tokio::{
@@ -18,7 +20,7 @@ use tollgate_limiter::time::Stopwatch;
 use tracing::error;
 
 use crate::api::admin::{
-    AdminError,
+    error::AdminError,
     page::sample::{Sampler, Sources},
 };
 
@@ -139,8 +141,13 @@ impl OpenPage {
     }
 }
 
+/// A router with the stream of samples.
+pub fn router(live: Arc<Live>) -> Router {
+    Router::new().route("/live", get(stream)).with_state(live)
+}
+
 /// The samples as lines of JSON.
-pub(in crate::api::admin) async fn stream(State(live): State<Arc<Live>>) -> Result<Response, AdminError> {
+async fn stream(State(live): State<Arc<Live>>) -> Result<Response, AdminError> {
     let page = live.open().ok_or_else(|| {
         AdminError::unavailable(format!("{PAGES_MAX} pages are open already: close one and try again"))
     })?;

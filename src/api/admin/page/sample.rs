@@ -7,7 +7,7 @@ use tollgate_limiter::rules::{KeyedRules, Rules, Totals};
 
 use crate::api::{
     self,
-    admin::{AdminState, Certificates, cluster, format, rules::numbers, store_json},
+    admin::{AdminState, Certificates, cluster, format, rules::numbers, store},
     top,
 };
 
@@ -66,7 +66,7 @@ impl Sampler {
             "decisions": decisions_json(&all.plus(overrides)),
             "unmatched": metrics.unmatched.get(),
             "unknown_domains": metrics.unknown_domains.get(),
-            "store": store_json(state),
+            "store": store::json_of(state),
             "rules": rules_json(state, &rules),
             "each_rule": each,
             "top": top::denied_json(metrics, KEYS_MAX),
