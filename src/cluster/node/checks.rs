@@ -293,10 +293,6 @@ impl Router<'_> {
                 self.cx.out.send(peer, Message::Reply { ticket, reply: Reply::Unreachable });
             }
             Requester::Caller(ticket, policy) => {
-                // Without its owner a hold fails, and nothing is decided.
-                let needs_owner =
-                    matches!(&open.check.operation, RemoteOperation::Counter(held) if held.needs_counter());
-                self.cx.out.stats.degraded += u64::from(!needs_owner);
                 let outcome = self.degraded_outcome(&open.check, policy);
                 self.cx.out.actions.push(Action::Complete(ticket, outcome));
             }
