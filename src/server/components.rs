@@ -13,7 +13,7 @@ use tollgate_limiter::{
     rules::{ActiveRules, RuleStatsRegistry},
     shared_store::SharedStore,
     store::{Lead, Memory, SWEEP_PARTS, SWEEP_ROUND},
-    time::{Clock, FOLLOW_EVERY, Step},
+    time::{Clock, ClockStep, FOLLOW_EVERY},
 };
 use tonic::service::Routes;
 use tonic_health::pb::health_server::{Health, HealthServer};
@@ -281,13 +281,13 @@ async fn follow_system_clock(clock: Clock, memory: Arc<Memory>, cluster: Option<
             }
         }
         match comparison.long_step() {
-            Some(Step::Back(lead)) => {
+            Some(ClockStep::Back(lead)) => {
                 warn!(
                     ?lead,
                     "system clock jumped ahead and was corrected, cutting counters with times in the future"
                 );
             }
-            Some(Step::Forward(by)) => {
+            Some(ClockStep::Forward(by)) => {
                 warn!(?by, "system clock jumped ahead, counters follow it")
             }
             None => {}
