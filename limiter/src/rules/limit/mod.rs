@@ -37,22 +37,18 @@ pub(crate) fn terms(draft: &RateLimit, diagnostics: &mut Diagnostics<'_>) -> Opt
         return all_fit.then_some(RuleTerms { allowance: Allowance::Unlimited, displayed_limit });
     }
     let steps = ["refill_amount", "refill_interval"].into_iter().find_map(|name| draft.given(name));
-    let terms = match (steps, draft.algorithm.as_ref().map(|algorithm| algorithm.value)) {
+    let terms = match steps {
         // Which keys are missing depends on those that do not fit.
-        (Some(_), _) | (None, Some(AlgorithmName::Concurrency)) if !all_fit => None,
-        (Some(steps), _) => buckets::stepped_bucket(draft, steps, diagnostics),
-        (None, algorithm) => of_algorithm(draft, algorithm, diagnostics),
+        Some(_) if !all_fit => None,
+        Some(steps) => buckets::stepped_bucket(draft, steps, diagnostics),
+        None => of_algorithm(draft, all_fit, diagnostics),
     };
     terms.filter(|_| all_fit)
 }
 
-/// The terms of a rule by its algorithm; classic without one.
-fn of_algorithm(
-    draft: &RateLimit,
-    algorithm: Option<AlgorithmName>,
-    diagnostics: &mut Diagnostics<'_>,
-) -> Option<RuleTerms> {
-    let Some(algorithm) = algorithm else {
+/// The terms of a rule by its algorithm; classic without one. `all_fit`: whether all its keys belong to the algorithm.
+fn of_algorithm(draft: &RateLimit, all_fit: bool, diagnostics: &mut Diagnostics<'_>) -> Option<RuleTerms> {
+    let Some(algorithm) = draft.algorithm.as_ref().map(|algorithm| algorithm.value) else {
         let is_classic = draft.given("algorithm").is_none();
         return at_rate(draft, diagnostics, |rate, _| is_classic.then(|| windows::classic(rate)));
     };
@@ -73,6 +69,8 @@ fn of_algorithm(
         AlgorithmName::LeakyQueue => {
             at_rate(draft, diagnostics, |rate, problems| queue::leaky_queue(draft, rate, problems))
         }
+        // Which keys are missing depends on those that do not fit.
+        AlgorithmName::Concurrency if !all_fit => None,
         AlgorithmName::Concurrency => concurrency::concurrency(draft, diagnostics),
     }
 }
