@@ -12,7 +12,7 @@ use crate::{
     resilience::Caller,
     rules::Problems,
     shared_store::SharedStore,
-    store::{HoldId, HoldTerms, OnExpiry, Settled},
+    store::{HoldId, Settled},
 };
 
 #[doc(inline)]
@@ -137,13 +137,7 @@ impl SharedLimiter {
         amount: u64,
         ttl: Duration,
     ) -> Result<Reservation, HoldError> {
-        let terms = HoldTerms::new(HoldId::random(), ttl, OnExpiry::Release)?;
-        let mut buffer = SmallVec::new();
-        let request = request(domain, each_entry(entries, &mut buffer), Operation::Charge(amount))?;
-        // Each call is a connection of its own: none is greedy, because all are of one program.
-        let (view, connection) = (self.limiter.view(), Caller::default());
-        let answer = view.reserve(&request, &terms, &connection).await?;
-        Ok(Reservation::of(&answer, terms))
+        self.limiter.reserve_anywhere(domain, entries, amount, ttl).await
     }
 
     /// As [`Limiter::settle`].
@@ -158,11 +152,7 @@ impl SharedLimiter {
         id: &HoldId,
         actual: u64,
     ) -> Result<Option<Settled>, HoldError> {
-        let mut buffer = SmallVec::new();
-        let request = request(domain, each_entry(entries, &mut buffer), Operation::Charge(actual))?;
-        let (view, connection) = (self.limiter.view(), Caller::default());
-        let answer = view.settle(&request, id, &connection).await?;
-        Ok(answer.settled[0])
+        self.limiter.settle_anywhere(domain, entries, id, actual).await
     }
 
     async fn ask(
@@ -174,7 +164,7 @@ impl SharedLimiter {
         let mut buffer = SmallVec::new();
         let request = request(domain, each_entry(entries, &mut buffer), operation)?;
         let (view, connection) = (self.limiter.view(), Caller::default());
-        let answer = view.decide(&request, &connection).await?;
+        let answer = view.decide(&request, Some(&connection)).await?;
         Ok(Checked::of(&answer))
     }
 }

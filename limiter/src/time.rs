@@ -208,12 +208,12 @@ impl Comparison {
     }
 
     /// The step that following takes, if it is longer than [`LEAD_MAX`].
-    pub fn long_step(&self) -> Option<Step> {
+    pub fn long_step(&self) -> Option<ClockStep> {
         let (ahead, behind) = (self.shown.since(self.wall), self.wall.since(self.shown));
         if ahead > LEAD_MAX {
-            Some(Step::Back(ahead))
+            Some(ClockStep::Back(ahead))
         } else if behind > LEAD_MAX {
-            Some(Step::Forward(behind))
+            Some(ClockStep::Forward(behind))
         } else {
             None
         }
@@ -222,7 +222,7 @@ impl Comparison {
 
 /// A step of a clock, with its length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Step {
+pub enum ClockStep {
     /// The wall clock jumped ahead, or the machine was suspended.
     Forward(Duration),
     /// The clock gives up its lead over a wall clock that was set back.
@@ -433,10 +433,10 @@ impl SystemClock {
 
     fn follow(&self, comparison: &Comparison) {
         match comparison.long_step() {
-            Some(Step::Forward(_)) => {
+            Some(ClockStep::Forward(_)) => {
                 self.steps_forward.fetch_add(1, Ordering::Relaxed);
             }
-            Some(Step::Back(_)) => {
+            Some(ClockStep::Back(_)) => {
                 self.steps_back.fetch_add(1, Ordering::Relaxed);
             }
             None => {}
@@ -566,12 +566,12 @@ mod tests {
         clock.set_wall_ahead(DAYS);
         assert!(clock.now().since(start) < LEAD_MAX, "only the wall clock has moved");
         let (step, ahead, behind) = follow();
-        assert!(matches!(step, Some(Step::Forward(_))), "{step:?}");
+        assert!(matches!(step, Some(ClockStep::Forward(_))), "{step:?}");
         assert!(ahead < LEAD_MAX && behind < LEAD_MAX && clock.now().since(start) > LEAD_MAX);
         assert_eq!(follow().0, None);
         clock.set_wall_ahead(0);
         let (step, ahead, behind) = follow();
-        assert!(matches!(step, Some(Step::Back(_))), "{step:?}");
+        assert!(matches!(step, Some(ClockStep::Back(_))), "{step:?}");
         assert!(ahead < LEAD_MAX && behind < LEAD_MAX && clock.now().since(start) < LEAD_MAX);
     }
 

@@ -157,9 +157,11 @@ pub fn admin(bytes: &[u8]) {
     *request.headers_mut() = headers;
     request.extensions_mut().insert(ConnectInfo(SocketAddr::from(([127, 0, 0, 1], 1))));
     let state = admin_state();
+    let live = Arc::<admin::page::Live>::default();
     // Otherwise a stream of samples would not end.
-    state.live.end();
-    let (status, headers, body) = answer(admin::router(state, None, top::router(Arc::default())), request);
+    live.end();
+    let more = top::router(Arc::default()).merge(admin::page::router(live));
+    let (status, headers, body) = answer(admin::router(state, None, more), request);
     assert_ne!(status, StatusCode::INTERNAL_SERVER_ERROR);
     if status.is_success() && headers.get(CONTENT_TYPE).is_some_and(|kind| kind == "application/json") {
         serde_json::from_slice::<serde_json::Value>(&body).expect("the answer is JSON");
@@ -178,7 +180,6 @@ pub(super) fn admin_state() -> AdminState {
         reader: RequestReader::new(Settings::default().bounds(), 1 << 24),
         settings: Arc::default(),
         logs: Default::default(),
-        live: Arc::default(),
         recorder: None,
     }
 }

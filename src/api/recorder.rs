@@ -48,14 +48,14 @@ pub struct Recorder {
     allowed: RecordedValues,
     // Whether there is a recording, so that a request without one costs a load.
     is_recording: AtomicBool,
-    recording: Mutex<Option<State>>,
+    recording: Mutex<Option<RecordingState>>,
     is_stopped: AtomicBool,
     // A request, or the stop.
     arrived: Notify,
 }
 
 #[derive(Debug)]
-struct State {
+struct RecordingState {
     // `None` if values are plain.
     secret: Option<Secret>,
     /// Later requests are not recorded, also if the client has not noticed the end yet.
@@ -152,7 +152,7 @@ impl Recorder {
         }
         let secret = (values == RecordedValues::Hashed).then(Secret::random);
         let (waiting, waiting_bytes) = (VecDeque::new(), 0);
-        *recording = Some(State { secret, until, waiting, waiting_bytes, requests: 0, left_out: 0 });
+        *recording = Some(RecordingState { secret, until, waiting, waiting_bytes, requests: 0, left_out: 0 });
         self.is_recording.store(true, Relaxed);
         Ok(Recording { recorder: self.clone(), values })
     }
@@ -191,7 +191,7 @@ impl Recorder {
         self.arrived.notify_one();
     }
 
-    fn lock(&self) -> MutexGuard<'_, Option<State>> {
+    fn lock(&self) -> MutexGuard<'_, Option<RecordingState>> {
         // Requests are added whole or not at all.
         self.recording.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -235,7 +235,7 @@ impl Recording {
         }
         // Only the drop of `self` makes room for another recording, which it would end otherwise.
         let recording = self.recorder.lock();
-        let Some(State { requests, left_out, .. }) = &*recording else { return lines };
+        let Some(RecordingState { requests, left_out, .. }) = &*recording else { return lines };
         let summary =
             json!({"recording": {"requests": requests, "left_out": left_out, "values": self.values}});
         lines.extend_from_slice(format!("{summary}\n").as_bytes());

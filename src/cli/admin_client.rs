@@ -17,7 +17,7 @@ use serde_json::Value;
 use tokio::{net::TcpStream, task::JoinSet, time::timeout};
 use tollgate_limiter::printable;
 
-use crate::cli::block_on;
+use crate::cli::runtime::block_on;
 
 /// The time to wait for an answer.
 const TIMEOUT: Duration = Duration::from_secs(5);

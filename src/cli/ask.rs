@@ -18,7 +18,10 @@ use crate::{
         },
     },
     cli::{
-        OVER_LIMIT, block_on, examples, printable_json, request,
+        help::examples,
+        output::{OVER_LIMIT, printable_json},
+        request,
+        runtime::block_on,
         target::{self, Target, Tls},
     },
     telemetry::causes,

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use clap::{Arg, ArgMatches, Command, value_parser};
 use clap_complete::{Shell, generate};
 
-use crate::cli::{NAME, examples, print};
+use crate::cli::{help::examples, output::print};
 
 pub(super) fn command() -> Command {
     let shell = Arg::new("shell")
@@ -27,7 +27,8 @@ pub(super) fn run(matches: &ArgMatches, program: Command) -> ExitCode {
 
 fn script(shell: Shell, mut program: Command) -> Vec<u8> {
     let mut script = Vec::new();
-    generate(shell, &mut program, NAME, &mut script);
+    let name = program.get_name().to_owned();
+    generate(shell, &mut program, name, &mut script);
     script
 }
 

@@ -8,7 +8,12 @@ use tollgate_limiter::printable::escaped;
 
 use crate::{
     api::json,
-    cli::{OVER_LIMIT, admin_client, examples, printable_json, request},
+    cli::{
+        admin_client,
+        help::examples,
+        output::{OVER_LIMIT, printable_json},
+        request,
+    },
 };
 
 pub(super) fn command() -> Command {

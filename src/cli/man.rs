@@ -5,7 +5,7 @@ use std::{io, process::ExitCode};
 use clap::{Arg, ArgMatches, Command, builder::PossibleValuesParser};
 use clap_mangen::Man;
 
-use crate::cli::{examples, print};
+use crate::cli::{help::examples, output::print};
 
 /// The command, for a program with these other commands.
 pub(super) fn command(commands: Vec<String>) -> Command {

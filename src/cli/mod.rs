@@ -1,15 +1,6 @@
 //! The command line. Each command is a thin client of the library.
 
-use std::{
-    env,
-    ffi::OsString,
-    io::{self, Write as _},
-    path::Path,
-    process::ExitCode,
-};
-
-use tokio::runtime;
-use tollgate_limiter::printable;
+use std::{env, ffi::OsString, path::Path, process::ExitCode};
 
 mod admin_client;
 mod ask;
@@ -20,22 +11,23 @@ mod counters;
 mod diff;
 mod doctor;
 mod explain;
+mod help;
 mod man;
+mod output;
 mod request;
+mod runtime;
 mod schema;
 mod serve;
 mod simulate;
 mod target;
 mod top;
 
+use output::{TROUBLE, report};
+
 /// The name of the program.
 const NAME: &str = "tollgate";
 /// The name of the program of envoyproxy/ratelimit.
 const REFERENCE: &str = "ratelimit";
-/// The exit code for a request over its limit.
-const OVER_LIMIT: u8 = 2;
-/// The exit code of a command that finds differences or faults, for which 1 means that there are some.
-const TROUBLE: u8 = 2;
 
 /// Runs the command that the arguments name.
 pub fn run() -> ExitCode {
@@ -98,7 +90,7 @@ fn command() -> clap::Command {
     let program = clap::Command::new(NAME)
         .version(env!("CARGO_PKG_VERSION"))
         .about("Rate limit service for Envoy and other gRPC clients")
-        .after_help(examples(&[
+        .after_help(help::examples(&[
             "tollgate serve --rules rules.yaml",
             "tollgate ask edge remote_address=203.0.113.7",
         ]))
@@ -118,63 +110,6 @@ fn command() -> clap::Command {
         .subcommand(completions::command());
     let commands = program.get_subcommands().map(|command| command.get_name().to_owned()).collect();
     program.subcommand(man::command(commands))
-}
-
-/// The end of a command's help: command lines that work as they are, beside the files that they name.
-fn examples(command_lines: &[&str]) -> String {
-    let lines = command_lines.iter().map(|line| format!("\n  {line}"));
-    format!("Examples:{}", lines.collect::<String>())
-}
-
-/// Runs a command that waits for a server.
-fn block_on<T>(work: impl Future<Output = Result<T, String>>) -> Result<T, String> {
-    let runtime = runtime::Builder::new_current_thread().enable_all().build();
-    runtime.map_err(|error| error.to_string())?.block_on(work)
-}
-
-/// Prints what a command has found, or why it has found nothing.
-fn report(found: Result<(String, ExitCode), String>) -> ExitCode {
-    match found {
-        Ok((text, code)) => print_line(text, code),
-        Err(why) => {
-            eprintln!("{why}");
-            ExitCode::FAILURE
-        }
-    }
-}
-
-/// JSON with hidden characters in the escapes of JSON, for a terminal.
-fn printable_json(json: &str) -> String {
-    let mut text = String::with_capacity(json.len());
-    for character in json.chars() {
-        if printable::is_hidden(character) {
-            for unit in character.encode_utf16(&mut [0; 2]) {
-                text += &format!("\\u{unit:04x}");
-            }
-        } else {
-            text.push(character);
-        }
-    }
-    text
-}
-
-/// Prints `text` and ends its line. Returns `code` unless it cannot be written.
-fn print_line(mut text: String, code: ExitCode) -> ExitCode {
-    text.push('\n');
-    let printed = print(text.as_bytes());
-    if printed == ExitCode::SUCCESS { code } else { printed }
-}
-
-/// Writes to the standard output. A reader that has closed it is an error and no panic.
-fn print(bytes: &[u8]) -> ExitCode {
-    let mut output = io::stdout().lock();
-    match output.write_all(bytes).and_then(|()| output.flush()) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("cannot write the output: {error}");
-            ExitCode::FAILURE
-        }
-    }
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@ use clap::{Arg, ArgMatches, Command};
 use tollgate_limiter::rules;
 
 use crate::{
-    cli::{examples, print},
+    cli::{help::examples, output::print},
     settings,
 };
 

@@ -8,7 +8,7 @@ use std::sync::{
 use dashmap::DashMap;
 use rustc_hash::FxBuildHasher;
 use tokio::sync::oneshot;
-use tollgate_limiter::remote::{OpenChecks, RemoteOutcome, rounds::RemoteOutcomes};
+use tollgate_limiter::remote::{OpenChecks, RemoteOutcome, RemoteOutcomes};
 
 use crate::cluster::node::Ticket;
 

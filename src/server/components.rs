@@ -13,7 +13,7 @@ use tollgate_limiter::{
     rules::{ActiveRules, RuleStatsRegistry},
     shared_store::SharedStore,
     store::{Lead, Memory, SWEEP_PARTS, SWEEP_ROUND},
-    time::{Clock, FOLLOW_EVERY, Step},
+    time::{Clock, ClockStep, FOLLOW_EVERY},
 };
 use tonic::service::Routes;
 use tonic_health::pb::health_server::{Health, HealthServer};
@@ -64,6 +64,8 @@ pub(super) struct Components {
     // `None` without a control plane.
     xds_stats: Option<Arc<rule_source::xds::Stats>>,
     admin: AdminState,
+    // The samples for the operators' page.
+    live: Arc<admin::page::Live>,
     api: Api,
 }
 
@@ -109,7 +111,6 @@ impl Components {
             reader: RequestReader::new(settings.api.bounds(), JSON_BODIES_BYTES_MAX),
             settings: settings.given.clone().into(),
             logs,
-            live: Arc::default(),
             recorder: settings.admin.record.map(|values| Arc::new(Recorder::new(values))),
         };
         let api = Api::new(limiter, settings.api)
@@ -133,6 +134,7 @@ impl Components {
             shared_store,
             xds_stats,
             admin,
+            live: Arc::default(),
             api,
         })
     }
@@ -148,7 +150,7 @@ impl Components {
             certificates: Arc::new(self.stats.clone()),
         };
         let stopping = || lifecycle::wait_for_phase(self.phases.clone(), Phase::Stopping);
-        background.spawn(self.admin.live.clone().run(page, stopping()));
+        background.spawn(self.live.clone().run(page, stopping()));
         if let Some(recorder) = self.admin.recorder.clone() {
             let stopping = stopping();
             background.spawn(async move {
@@ -217,7 +219,9 @@ impl Components {
             certificates: Arc::new(self.stats.clone()),
             clock: self.clock.clone(),
         };
-        let more = top::router(limiter.metrics().clone()).merge(admin::doctor::router(doctor));
+        let more = top::router(limiter.metrics().clone())
+            .merge(admin::doctor::router(doctor))
+            .merge(admin::page::router(self.live.clone()));
         Services::http(admin::router(self.admin.clone(), self.settings.admin.token_file.clone(), more))
     }
 
@@ -277,13 +281,13 @@ async fn follow_system_clock(clock: Clock, memory: Arc<Memory>, cluster: Option<
             }
         }
         match comparison.long_step() {
-            Some(Step::Back(lead)) => {
+            Some(ClockStep::Back(lead)) => {
                 warn!(
                     ?lead,
                     "system clock jumped ahead and was corrected, cutting counters with times in the future"
                 );
             }
-            Some(Step::Forward(by)) => {
+            Some(ClockStep::Forward(by)) => {
                 warn!(?by, "system clock jumped ahead, counters follow it")
             }
             None => {}

@@ -55,7 +55,7 @@ pub(super) const SHUTDOWN_ACK_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// A gRPC connection. The future completes when the connection is closed.
 pub(super) struct Connection<W> {
-    state: State<W>,
+    state: ConnectionState<W>,
     wake_filter: WakeFilter,
     io_handle: IoHandle,
     service: Arc<Services>,
@@ -83,7 +83,7 @@ enum Shutdown {
     Overdue,
 }
 
-enum State<W> {
+enum ConnectionState<W> {
     Handshake(Handshake<CorkedIo<W>, ReplyPart>),
     Open(Http2Connection<CorkedIo<W>, ReplyPart>, WakeFiltered<KeepaliveTimer>),
 }
@@ -123,7 +123,7 @@ impl<W: AsyncRead + AsyncWrite + Unpin> Connection<W> {
         budgets: &Budgets,
     ) -> Self {
         Self {
-            state: State::Handshake(http2.handshake(CorkedIo::new(io, io_handle.clone()))),
+            state: ConnectionState::Handshake(http2.handshake(CorkedIo::new(io, io_handle.clone()))),
             wake_filter: WakeFilter::new(),
             io_handle,
             service,
@@ -144,8 +144,8 @@ impl<W: AsyncRead + AsyncWrite + Unpin> Connection<W> {
         self.shutdown = Shutdown::Requested(Box::pin(sleep(SHUTDOWN_ACK_TIMEOUT)));
         self.closing.send_replace(true);
         match &mut self.state {
-            State::Handshake(_) => {}
-            State::Open(connection, _) => connection.graceful_shutdown(),
+            ConnectionState::Handshake(_) => {}
+            ConnectionState::Open(connection, _) => connection.graceful_shutdown(),
         }
         self.wake_filter.waker().wake_by_ref();
     }
@@ -170,8 +170,8 @@ impl<W: AsyncRead + AsyncWrite + Unpin> Future for Connection<W> {
             return Poll::Ready(Ok(()));
         }
         match &mut this.state {
-            State::Handshake(_) => Poll::Pending,
-            State::Open(_, keepalive_timer) => {
+            ConnectionState::Handshake(_) => Poll::Pending,
+            ConnectionState::Open(_, keepalive_timer) => {
                 Pin::new(keepalive_timer).poll(cx).map(|()| Err(ConnectionError::KeepaliveTimeout))
             }
         }
@@ -208,7 +208,7 @@ impl<W: AsyncRead + AsyncWrite + Unpin> Connection<W> {
 
     /// Sends GOAWAY and closes the connection.
     fn close(&mut self, cx: &mut Context<'_>) {
-        if let State::Open(connection, _) = &mut self.state {
+        if let ConnectionState::Open(connection, _) = &mut self.state {
             connection.abrupt_shutdown(Reason::NO_ERROR);
             // Bytes that the socket does not accept now are dropped.
             let _ = connection.poll_closed(cx);
@@ -217,7 +217,7 @@ impl<W: AsyncRead + AsyncWrite + Unpin> Connection<W> {
 
     /// Continues the handshake.
     fn open(&mut self) -> Result<Progress, ConnectionError> {
-        let State::Handshake(handshake) = &mut self.state else { return Ok(Progress::Active) };
+        let ConnectionState::Handshake(handshake) = &mut self.state else { return Ok(Progress::Active) };
         let mut cx = Context::from_waker(self.wake_filter.waker());
         let Poll::Ready(connection) = Pin::new(handshake).poll(&mut cx) else {
             return Ok(Progress::of(self.io_handle.is_read_budget_spent()));
@@ -229,14 +229,14 @@ impl<W: AsyncRead + AsyncWrite + Unpin> Connection<W> {
             Shutdown::NotRequested => {}
             Shutdown::Requested(_) | Shutdown::Overdue => connection.graceful_shutdown(),
         }
-        self.state = State::Open(connection, WakeFiltered::new(keepalive_timer));
+        self.state = ConnectionState::Open(connection, WakeFiltered::new(keepalive_timer));
         Ok(Progress::Active)
     }
 
     /// Writes replies, reads requests and decides them.
     fn drive(&mut self) -> Result<Progress, ConnectionError> {
         self.io_handle.set_read_budget(READ_BUDGET_BYTES);
-        let State::Open(connection, _) = &mut self.state else { return self.open() };
+        let ConnectionState::Open(connection, _) = &mut self.state else { return self.open() };
         let mut cx = Context::from_waker(self.wake_filter.waker());
         let (mut batch, mut has_progressed) = (self.service.batch(), false);
         let calls = Calls {

@@ -36,12 +36,12 @@ pub(super) struct TrackedConnection {
 /// The activity of one connection.
 #[derive(Debug)]
 pub(super) struct Activity {
-    state: Mutex<State>,
+    state: Mutex<RunningRequests>,
     close: Notify,
 }
 
 #[derive(Debug)]
-struct State {
+struct RunningRequests {
     /// Complete requests without a response yet.
     running: usize,
     idle_since: Instant,
@@ -59,7 +59,7 @@ pub(super) struct RequestActivity {
 impl ConnectionTracker {
     /// Registers a connection, which is idle at first.
     pub(super) fn track(self: &Arc<Self>) -> TrackedConnection {
-        let state = State { running: 0, idle_since: Instant::now(), is_closing: false };
+        let state = RunningRequests { running: 0, idle_since: Instant::now(), is_closing: false };
         let activity = Arc::new(Activity { state: Mutex::new(state), close: Notify::new() });
         let mut open = lock(&self.0);
         let number = open.next;

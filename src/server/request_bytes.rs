@@ -35,11 +35,11 @@ struct Calls {
     bytes: usize,
     begun: u64,
     // By age: the oldest call has the smallest number.
-    by_number: BTreeMap<u64, Call>,
+    by_number: BTreeMap<u64, IncompleteCall>,
 }
 
 #[derive(Debug)]
-struct Call {
+struct IncompleteCall {
     bytes: usize,
     rejection: Arc<Rejection>,
 }
@@ -102,7 +102,7 @@ impl RequestBytes {
         let mut calls = self.calls();
         calls.begun += 1;
         let number = calls.begun;
-        calls.by_number.insert(number, Call { bytes: 0, rejection: rejection.clone() });
+        calls.by_number.insert(number, IncompleteCall { bytes: 0, rejection: rejection.clone() });
         drop(calls);
         self.grow(number, bytes);
         (number, rejection)

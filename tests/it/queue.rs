@@ -245,26 +245,6 @@ async fn grpc_queued_replies_come_in_order_and_not_early() {
 }
 
 #[tokio::test]
-async fn grpc_delay_beyond_timeout_is_refused_before_timeout() {
-    let service = Service::start(RULES).await;
-    let mut client = service.client().await;
-    let with_timeout = |timeout: &'static str| {
-        let mut request = tonic::Request::new(request_of("slow"));
-        request.metadata_mut().insert("grpc-timeout", timeout.parse().unwrap());
-        request
-    };
-    assert_eq!(
-        client.should_rate_limit(request_of("slow")).await.unwrap().get_ref().overall_code(),
-        Code::Ok
-    );
-    for timeout in ["30S", "59999m", "20S"] {
-        let answer = client.should_rate_limit(with_timeout(timeout)).await.unwrap().into_inner();
-        assert_eq!(answer.overall_code(), Code::OverLimit, "a response, not an error");
-        assert_eq!(reset_ms(&answer), 60_000);
-    }
-}
-
-#[tokio::test]
 async fn thousands_of_queued_calls_do_not_block_their_connection() {
     const WAITING: u32 = 2_000;
     let service = Service::start_with(RULES, &[("grpc.max_concurrent_streams", "3000")]).await;

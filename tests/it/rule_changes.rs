@@ -187,51 +187,6 @@ fn removed_and_restored_rule_finds_its_counter() {
     }
 }
 
-#[test]
-fn two_versions_of_limit_share_one_count() {
-    for (name, rule_text) in COUNT_PRESERVING {
-        let counters = Counters::new();
-        let [old, new] = [10, 20].map(|limit| counters.with_rule(&rule_text(limit)));
-        let mut passed = [0, 0];
-        for _ in 0..30 {
-            for (index, limiter) in [&old, &new].into_iter().enumerate() {
-                // A classic rule would count the hits that the older version refuses.
-                let hits = if remaining(limiter) == 0 { Operation::Peek } else { Operation::Charge(1) };
-                passed[index] += u32::from(hits != Operation::Peek && apply(limiter, hits).passes);
-            }
-        }
-        assert_eq!(passed, [5, 15], "{name}: each version stops at its own limit");
-    }
-}
-
-#[test]
-fn two_versions_of_rate_share_one_debt() {
-    for (name, rule_text) in SHARE_PRESERVING {
-        let counters = Counters::new();
-        let [old, new] = [10, 20].map(|limit| counters.with_rule(&rule_text(limit)));
-        let mut passed = [0, 0];
-        for _ in 0..30 {
-            for (index, limiter) in [&old, &new].into_iter().enumerate() {
-                passed[index] += u32::from(apply(limiter, Operation::Charge(1)).passes);
-            }
-        }
-        // A tenth and a twentieth in turn: after six of each, nine tenths are used, and one more tenth fits.
-        assert_eq!(passed, [7, 6], "{name}");
-        assert_eq!((remaining(&old), remaining(&new)), (0, 0), "{name}");
-    }
-}
-
-#[test]
-fn two_versions_with_other_algorithms_are_independent() {
-    let counters = Counters::new();
-    let old = counters.with_rule("algorithm: fixed_window, unit: hour, requests_per_unit: 10");
-    let new = counters.with_rule("algorithm: token_bucket, unit: hour, requests_per_unit: 10");
-    for left in (0..10).rev() {
-        assert_eq!(apply(&old, Operation::Charge(1)).remaining, left);
-        assert_eq!(apply(&new, Operation::Charge(1)).remaining, left);
-    }
-}
-
 proptest! {
     #![proptest_config(ProptestConfig { cases: 32, ..ProptestConfig::default() })]
 

@@ -302,7 +302,8 @@ impl Limit {
     pub fn since(&self, counter: &Counter, base: &Counter, now: Timestamp) -> Counter {
         each_algorithm!(self, limit => match (Variant::of(counter), Variant::of(base)) {
             (Some(counter), Some(base)) => limit.since(counter, base, now).into(),
-            _of_another_kind => counter.clone(),
+            // The base is of another kind.
+            (Some(_), None) | (None, Some(_) | None) => counter.clone(),
         })
     }
 

@@ -200,12 +200,7 @@ impl Limiter {
         amount: u64,
         ttl: Duration,
     ) -> Result<Reservation, HoldError> {
-        let terms = HoldTerms::new(HoldId::random(), ttl, OnExpiry::Release)?;
-        let mut buffer = SmallVec::new();
-        let request = request(domain, each_entry(entries, &mut buffer), Operation::Charge(amount))?;
-        let (view, connection) = (self.view(), Caller::default());
-        let held = at_once(view.reserve(&request, &terms, &connection))?;
-        Ok(Reservation::of(&held, terms))
+        at_once(self.reserve_anywhere(domain, entries, amount, ttl))
     }
 
     /// Settles a reservation at the hits that were used: the others are given back, missing ones are charged as far as
@@ -222,11 +217,38 @@ impl Limiter {
         id: &HoldId,
         actual: u64,
     ) -> Result<Option<Settled>, HoldError> {
+        at_once(self.settle_anywhere(domain, entries, id, actual))
+    }
+
+    /// [`Limiter::reserve`], also of counters elsewhere.
+    pub(crate) async fn reserve_anywhere(
+        &self,
+        domain: &str,
+        entries: &[(&str, &str)],
+        amount: u64,
+        ttl: Duration,
+    ) -> Result<Reservation, HoldError> {
+        let terms = HoldTerms::new(HoldId::random(), ttl, OnExpiry::Release)?;
+        let mut buffer = SmallVec::new();
+        let request = request(domain, each_entry(entries, &mut buffer), Operation::Charge(amount))?;
+        // Each call is a connection of its own: none is greedy, because all are of one program.
+        let (view, connection) = (self.view(), Caller::default());
+        let HeldAnswer { answer, is_held } = view.reserve(&request, &terms, &connection).await?;
+        Ok(Reservation { checked: Checked::of(&answer), id: is_held.then_some(terms.id) })
+    }
+
+    /// [`Limiter::settle`], also of counters elsewhere.
+    pub(crate) async fn settle_anywhere(
+        &self,
+        domain: &str,
+        entries: &[(&str, &str)],
+        id: &HoldId,
+        actual: u64,
+    ) -> Result<Option<Settled>, HoldError> {
         let mut buffer = SmallVec::new();
         let request = request(domain, each_entry(entries, &mut buffer), Operation::Charge(actual))?;
         let (view, connection) = (self.view(), Caller::default());
-        let settled = at_once(view.settle(&request, id, &connection))?.settled[0];
-        Ok(settled)
+        Ok(view.settle(&request, id, &connection).await?.settled[0])
     }
 
     /// Evicts counters that are idle. The memory limit holds without it; called every few seconds, it returns unused
@@ -263,13 +285,6 @@ pub(super) fn at_once<T>(call: impl Future<Output = Result<T, HoldError>>) -> Re
     match pin!(call).poll(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(result) => result,
         Poll::Pending => Err(LimiterError::Remote.into()),
-    }
-}
-
-impl Reservation {
-    /// The answer to a reservation with these terms.
-    pub(crate) fn of(HeldAnswer { answer, is_held }: &HeldAnswer<'_>, terms: HoldTerms) -> Self {
-        Self { checked: Checked::of(answer), id: is_held.then_some(terms.id) }
     }
 }
 

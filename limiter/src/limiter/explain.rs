@@ -162,7 +162,7 @@ impl ActiveView<'_> {
     pub async fn peek(&self, counter_ref: &CounterRef<'_>) -> Result<CounterState, NoCounter> {
         let CounterRef { key, limit, now, .. } = counter_ref;
         let Some(remote) = &self.limiter.remote else {
-            return Ok(self.limiter.memory.peek(*key, limit, *now));
+            return Ok(self.limiter.memory.admin().peek(*key, limit, *now));
         };
         let [peek] =
             remote.operate(*key, limit, [CounterOperation::Show]).await.ok_or_else(|| unreachable(remote))?;
@@ -173,7 +173,7 @@ impl ActiveView<'_> {
     pub async fn replace(&self, counter_ref: &CounterRef<'_>, hits: u64) -> Result<Replacement, NoCounter> {
         let CounterRef { key, limit, now, .. } = counter_ref;
         let Some(remote) = &self.limiter.remote else {
-            return Ok(self.limiter.memory.replace(*key, limit, *now, hits));
+            return Ok(self.limiter.memory.admin().replace(*key, limit, *now, hits));
         };
         let operations = [CounterOperation::Show, CounterOperation::Set(hits)];
         let [before, after] =
@@ -187,7 +187,7 @@ impl ActiveView<'_> {
         let memory = &self.limiter.memory;
         let refused = |decisions: &[Decision]| refusal.is_refused(decisions);
         let Some(remote) = &self.limiter.remote else {
-            return Ok(memory.dry_run(checks, self.now(), refused));
+            return Ok(memory.admin().dry_run(checks, self.now(), refused));
         };
         if remote.is_joining() {
             return Err(LimiterError::Joining);
@@ -202,7 +202,7 @@ impl ActiveView<'_> {
             });
         };
         if decisions.is_none() && checks.iter().all(is_here) {
-            return Ok(memory.dry_run(checks, self.now(), refused));
+            return Ok(memory.admin().dry_run(checks, self.now(), refused));
         }
         let state = |(outcome, check): (&Outcome, &Check<'_>)| {
             CounterState::of_peek(check.limit, outcome.decision, self.now()).with_holds_of(outcome)

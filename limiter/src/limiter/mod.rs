@@ -8,7 +8,7 @@ use smallvec::SmallVec;
 use crate::{
     algorithm::Decision,
     remote::{Extent, Remote},
-    resilience::{Caller, Overloaded},
+    resilience::Caller,
     rules::{ActiveRules, ForwardPolicy, KeyedDomain, KeyedRules},
     store::{Decisions, Memory, RemoteDecisions, SingleDecision},
     time::{Clock, Reading, Timestamp},
@@ -17,6 +17,7 @@ use crate::{
 mod answer;
 mod bounds;
 mod embedded;
+mod error;
 mod examples;
 mod explain;
 mod id_share;
@@ -32,6 +33,7 @@ pub use bounds::{Bounds, CallSize, TooLarge};
 pub use embedded::{CheckError, Checked, Reservation};
 #[cfg(feature = "redis")]
 pub(crate) use embedded::{each_entry, request};
+pub use error::LimiterError;
 pub use examples::{Example, Examples};
 pub use explain::{CheckExplanation, CounterRef, DescriptorExplanation, Explanation, NoCounter};
 pub use metrics::Metrics;
@@ -42,32 +44,6 @@ pub use reserve::{HeldAnswer, HoldError, SettledAnswer};
 
 use metrics::CheckOutcome;
 use plan::{AppliedLimit, Plan, applied_limits};
-
-/// Why a valid request is not answered.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum LimiterError {
-    /// No valid rules have been loaded.
-    #[error("no valid rules are loaded yet")]
-    NoRules,
-    /// This replica does not know the slot owners yet.
-    #[error("still joining the cluster")]
-    Joining,
-    /// The counters are elsewhere: use [`ActiveView::decide`].
-    #[error("the counters are in another replica or in the shared store")]
-    Remote,
-    /// The shared store cannot be used.
-    #[error("the shared store cannot be used; see /readyz")]
-    NoStore,
-    /// Too many checks of the call, its connection or this replica wait for counters elsewhere. Nothing is charged.
-    #[error("too many checks wait for counters elsewhere: nothing was charged, try again later")]
-    Overloaded,
-}
-
-impl From<Overloaded> for LimiterError {
-    fn from(Overloaded: Overloaded) -> Self {
-        Self::Overloaded
-    }
-}
 
 /// Decides requests by the active rules.
 #[derive(Clone, Debug)]
@@ -190,16 +166,17 @@ impl ActiveView<'_> {
         self.limiter.clock.since(&self.reading)
     }
 
-    /// Decides and charges `request`, received over `connection`: here if this replica decides all its counters, elsewhere
-    /// otherwise.
+    /// Decides and charges `request`: here, or `elsewhere` for this connection. What [`ActiveView::decide_here`] has left
+    /// with [`LimiterError::Remote`] is not tried here again, because the cluster decides the counters that are here.
+    #[inline]
     pub async fn decide(
         &self,
         request: &Request<'_>,
-        connection: &Caller,
+        elsewhere: Option<&Caller>,
     ) -> Result<Answer<'_>, LimiterError> {
-        match self.decide_here(request) {
-            Err(LimiterError::Remote) => self.decide_elsewhere(request, connection).await,
-            decided => decided,
+        match elsewhere {
+            None => self.decide_here(request),
+            Some(connection) => self.decide_elsewhere(request, connection).await,
         }
     }
 
@@ -208,7 +185,9 @@ impl ActiveView<'_> {
         request: &Request<'_>,
         connection: &Caller,
     ) -> Result<Answer<'_>, LimiterError> {
-        let Some(domain) = self.rules.domain(request.domain) else { return Err(LimiterError::Remote) };
+        let Some(domain) = self.domain_of(request)? else {
+            return Ok(Answer::without_limits(request.descriptors.len()));
+        };
         let applied = applied_limits(domain, request);
         let plan = Plan::new(domain, request, &applied);
         let refusal = answer::refusal(self.limiter.modes, &applied, plan.deciding());

@@ -24,6 +24,7 @@ const KEYS_MAX: usize = 100_000;
 pub struct LocalShare {
     memory: Memory,
     admitted: BTreeMap<Key, Admitted>,
+    decided: u64,
 }
 
 /// The consumption of one key, as a counter of the whole limit.
@@ -38,7 +39,7 @@ pub struct Admitted {
 impl Default for LocalShare {
     fn default() -> Self {
         let memory = Memory::new(BYTES_MAX, OnFull::Deny).with_slots(SLOTS);
-        Self { memory, admitted: BTreeMap::new() }
+        Self { memory, admitted: BTreeMap::new(), decided: 0 }
     }
 }
 
@@ -49,6 +50,16 @@ impl LocalShare {
         for Admitted { limit, counter } in self.admitted.values_mut() {
             limit.clamp_ahead(counter, lead.at, lead.at);
         }
+    }
+
+    /// The number of operations that were decided without their counters, since the start.
+    pub fn decided(&self) -> u64 {
+        self.decided
+    }
+
+    /// Forgets what was admitted.
+    pub fn clear(&mut self) {
+        *self = Self { decided: self.decided, ..Self::default() };
     }
 
     /// The keys with consumption that is still to be charged.
@@ -89,6 +100,8 @@ impl LocalShare {
         replicas: u32,
         now: Timestamp,
     ) -> RemoteOutcome {
+        // Without its counter a hold fails, and nothing is decided.
+        self.decided += u64::from(!operation.needs_counter());
         match (policy.on_owner_unavailable, operation) {
             (OnOwnerUnavailable::LocalShare, CounterOperation::Decide(operation)) => {
                 let (decision, charged) = self.admit(key, limit, *operation, replicas, now);

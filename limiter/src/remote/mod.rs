@@ -4,189 +4,46 @@
 //! budget of a call, the bounds on open checks, the rounds over several owners, and what is taken back.
 
 use std::{
-    fmt::Debug,
-    pin::Pin,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex},
     time::Duration,
 };
 
 use smallvec::SmallVec;
 
 use crate::{
-    algorithm::{Decision, Limit, Receipt, Verdict},
+    algorithm::{Limit, Receipt},
     descriptor::Key,
     resilience::{Caller, Overloaded, budget},
-    rules::{ForwardPolicy, OnOwnerUnavailable},
+    rules::ForwardPolicy,
     store::{Check, Checks, CounterOperation, Decisions, OnRefusal, Outcome, Refusal, RemoteDecisions},
     time::Stopwatch,
 };
 
 mod bounds;
+mod check;
 mod holds;
 mod local_share;
+mod lock;
 pub mod rounds;
+mod submit;
 
 pub use holds::RemoteHoldError;
 #[cfg(any(test, feature = "testing"))]
 pub use holds::{answered, refund_operations, reserve_operations, settle_operations, settled, withdrawals};
 
-use bounds::Bounds;
 pub use bounds::OpenChecks;
+pub use check::{COUNTER_ONLY, CounterCheck, CounterChecks, DecidedBy, RemoteOutcome, RemoteOutcomes};
 pub use local_share::{Admitted, LocalShare};
-use rounds::RemoteOutcomes;
+pub(crate) use lock::lock;
+pub use submit::{Extent, LATE_MAX, Mode, Outcomes, Submission, Submit};
 
-/// Carries operations to counters elsewhere. Implemented by the cluster and by the shared store.
-pub trait Submit: Debug + Send + Sync {
-    /// Applies operations, and returns an outcome for each. An operation that no counter decides in time has the outcome
-    /// that its policy says. `None` if the counters cannot be changed in one step, as the mode demands.
-    fn submit(&self, submission: Submission) -> Option<Outcomes>;
-
-    /// Applies operations for which nothing waits. Withdrawals are repeated until they arrive, at most for some time.
-    fn send(&self, checks: CounterChecks);
-
-    /// Takes back what was charged to something else than the counter: a grant, or a local share.
-    fn take_back_here(&self, key: Key, limit: &Limit, outcome: &mut RemoteOutcome);
-
-    /// The refusal of a check whose counter is known to be exhausted.
-    fn refuse_known(&self, _check: &Check<'_>) -> Option<RemoteOutcome> {
-        None
-    }
-
-    /// Which counters are elsewhere.
-    fn extent(&self) -> Extent;
-
-    /// Whether this replica does not know yet where the counters are.
-    fn is_joining(&self) -> bool;
-
-    /// The longest time that a call waits.
-    fn budget_max(&self) -> Duration;
-}
-
-/// The outcomes of a submission, once all are known.
-pub type Outcomes = Pin<Box<dyn Future<Output = RemoteOutcomes> + Send>>;
-
-/// Operations that are submitted together: sent at once and awaited together, so the work is linear in their number.
-#[derive(Debug)]
-pub struct Submission {
-    pub checks: CounterChecks,
-    pub mode: Mode,
-    /// How long the call waits.
-    pub within: Duration,
-    /// Counts the checks as open. The store drops it when all of them are answered.
-    pub open: Option<Arc<OpenChecks>>,
-}
-
-/// An operation on one counter, with all that it needs.
-#[derive(Clone, Debug)]
-pub struct CounterCheck {
-    pub key: Key,
-    pub limit: Limit,
-    pub operation: CounterOperation,
-    pub(crate) on_refusal: OnRefusal,
-    pub policy: ForwardPolicy,
-}
-
-/// Operations on several counters.
-pub type CounterChecks = SmallVec<[CounterCheck; 1]>;
-
-/// How the operations of a submission are applied.
-#[derive(Clone, Debug)]
-pub enum Mode {
-    /// One after the other.
-    Each,
-    /// As one call: if their decisions refuse it, charges are taken back as the checks say.
-    Call(Refusal),
-    /// The same without changing anything. A peek of each counter is before the outcomes.
-    DryRun(Refusal),
-    /// Reservations: all are held, or none if their decisions refuse the call.
-    Reserve(Refusal),
-}
-
-/// Which counters are elsewhere.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Extent {
-    /// Those of other owners. This replica is an owner, too.
-    OtherOwners,
-    /// All.
-    All,
-}
-
-/// The outcome of an operation on a counter elsewhere.
-#[derive(Clone, Debug)]
-pub struct RemoteOutcome {
-    pub outcome: Outcome,
-    pub decided_by: DecidedBy,
-}
-
-/// What has decided an operation.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum DecidedBy {
-    /// The counter.
-    Counter,
-    /// This replica, from a grant or a refusal that the owner has lent or sent.
-    Lease,
-    /// This replica, because the counter could not be reached.
-    Degraded,
-}
+use bounds::Bounds;
 
 /// Calls counters elsewhere. Clones share the bounds on open checks.
 #[derive(Clone, Debug)]
 pub struct Remote {
     submit: Arc<dyn Submit>,
     bounds: Arc<Bounds>,
-}
-
-/// The policy of operations that only the counter decides.
-pub const COUNTER_ONLY: ForwardPolicy =
-    ForwardPolicy { on_owner_unavailable: OnOwnerUnavailable::Deny, lease: false };
-
-impl RemoteOutcome {
-    /// The outcome of an operation that the counter has decided.
-    pub(crate) fn of_counter(outcome: Outcome) -> Self {
-        Self { outcome, decided_by: DecidedBy::Counter }
-    }
-
-    /// The outcome of a decision that was made without the counter.
-    pub(crate) fn degraded(decision: Decision, charged: u64) -> Self {
-        Self { outcome: Outcome::of(decision, charged), decided_by: DecidedBy::Degraded }
-    }
-
-    /// The outcome of an operation that neither the counter nor a local share decides.
-    pub fn without_counter(policy: ForwardPolicy) -> Self {
-        let verdict = match policy.on_owner_unavailable {
-            OnOwnerUnavailable::Allow => Verdict::Pass,
-            OnOwnerUnavailable::LocalShare | OnOwnerUnavailable::Deny => {
-                Verdict::Refuse { retry_after: None }
-            }
-        };
-        let decision = Decision { verdict, remaining: 0, reset_after: Duration::ZERO, receipt: None };
-        Self::degraded(decision, 0)
-    }
-}
-
-impl CounterCheck {
-    /// The operation of a check.
-    pub(crate) fn of(check: &Check<'_>, policy: ForwardPolicy) -> Self {
-        let Check { key, limit, operation, on_refusal } = *check;
-        let operation = CounterOperation::Decide(operation);
-        Self { key, limit: limit.clone(), operation, on_refusal, policy }
-    }
-
-    /// An operation that only the counter decides.
-    pub(crate) fn by_counter(key: Key, limit: Limit, operation: CounterOperation) -> Self {
-        Self { key, limit, operation, on_refusal: OnRefusal::Keep, policy: COUNTER_ONLY }
-    }
-
-    /// Another operation on the same counter.
-    pub(crate) fn with(&self, operation: CounterOperation) -> Self {
-        Self { operation, ..self.clone() }
-    }
-
-    /// The check, if the operation is one of a call.
-    pub(crate) fn to_check(&self) -> Check<'_> {
-        let Self { key, ref limit, on_refusal, .. } = *self;
-        Check { key, limit, operation: self.operation.of_call(), on_refusal }
-    }
 }
 
 impl Remote {
@@ -407,11 +264,6 @@ fn decisions(outcomes: &[RemoteOutcome]) -> RemoteDecisions {
         decisions: Decisions::new(rounds::decisions(outcomes), charged),
         degraded: outcomes.iter().map(|outcome| outcome.decided_by == DecidedBy::Degraded).collect(),
     }
-}
-
-/// Locks without regard to a panic elsewhere: every change leaves the content consistent.
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

@@ -9,7 +9,7 @@ use smallvec::SmallVec;
 use crate::{
     algorithm::{Decision, Operation},
     descriptor::Key,
-    remote::{DecidedBy, RemoteOutcome},
+    remote::{DecidedBy, RemoteOutcome, RemoteOutcomes},
     store::{Check, CounterOperation, OnRefusal, Outcome},
 };
 
@@ -21,9 +21,6 @@ pub trait Counters {
     /// Takes back what the check with this index has charged to something else than its counter.
     fn take_back_here(&self, index: usize, outcome: &mut RemoteOutcome);
 }
-
-/// An outcome for each operation, in their order.
-pub type RemoteOutcomes = SmallVec<[RemoteOutcome; 1]>;
 
 /// Decides a check set. If `refused` says that the call as a whole is refused, charges that passed are taken back where
 /// their checks say so. Refunds and overdrafts stay.
@@ -269,7 +266,7 @@ mod tests {
                 let expected: Vec<_> = expected.iter().map(shown).zip(charged).collect();
                 prop_assert_eq!(decided, expected, "{:?}", checks);
                 for (key, (limit, _)) in keys.iter().zip(&limits) {
-                    let left = |memory: &Memory| memory.peek(*key, limit, NOW).peek;
+                    let left = |memory: &Memory| memory.admin().peek(*key, limit, NOW).peek;
                     prop_assert_eq!(shown(&left(&by_rounds)), shown(&left(&at_once)));
                 }
             }

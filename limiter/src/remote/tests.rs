@@ -25,7 +25,7 @@ impl Later {
     }
 
     fn left(&self, key: Key, limit: &Limit) -> u64 {
-        self.0.peek(key, limit, NOW).peek.remaining
+        self.0.admin().peek(key, limit, NOW).peek.remaining
     }
 }
 
@@ -80,7 +80,7 @@ fn finished_rounds_of_a_caller_that_goes_away_are_taken_back() {
         |key| Check { key, limit: &limit, operation: Operation::Charge(1), on_refusal: OnRefusal::TakeBack };
     let checks = keys.map(charge);
     let refusal = Refusal { roles: [Role::default(); 2].into(), do_quotas_refuse: false };
-    store.0.replace(keys[1], &limit, NOW, 1);
+    store.0.admin().replace(keys[1], &limit, NOW, 1);
     let connection = Caller::default();
     {
         let policies = [COUNTER_ONLY; 2];
@@ -88,7 +88,7 @@ fn finished_rounds_of_a_caller_that_goes_away_are_taken_back() {
         let mut advance = || call.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_ready();
         // The peeks expect a refusal by the second limit.
         assert!(!advance());
-        store.0.replace(keys[1], &limit, NOW, 0);
+        store.0.admin().replace(keys[1], &limit, NOW, 0);
         // The second limit is charged, and passes now.
         assert!(!advance());
         assert_eq!(keys.map(|key| store.left(key, &limit)), [1, 0]);

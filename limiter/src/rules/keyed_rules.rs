@@ -17,7 +17,7 @@ use crate::{
     printable,
     rules::{
         Allowance, Domain, LevelTrace, MatchKind, Rule, Rules,
-        prefix_tree::{self, Step, Steps},
+        prefix_tree::{self, MatchedNode, Steps},
         trace,
     },
 };
@@ -138,7 +138,7 @@ impl<'r> KeyedDomain<'r> {
     #[inline(always)]
     pub fn find(self, entries: &[Entry<'_>]) -> Option<Match<'r>> {
         let (mut length, mut last, mut has_value_to_metric) = (0, None, false);
-        let visit = |step: Step<'r>| {
+        let visit = |step: MatchedNode<'r>| {
             length += 1;
             last = Some(step.node);
             has_value_to_metric |= step.node.value_to_metric;

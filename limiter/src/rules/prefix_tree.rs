@@ -57,13 +57,13 @@ pub enum MatchKind {
 
 /// A node on the path to a rule.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Step<'r> {
+pub(crate) struct MatchedNode<'r> {
     pub(crate) node: &'r Node,
     pub(crate) kind: MatchKind,
 }
 
 /// A path through the tree. As many steps as a decoder holds entries without an allocation.
-pub(crate) type Steps<'r> = SmallVec<[Step<'r>; 8]>;
+pub(crate) type Steps<'r> = SmallVec<[MatchedNode<'r>; 8]>;
 
 /// The composite text `key_value`, or `key` for a node without a value.
 pub fn composite(key: &str, value: &str) -> String {
@@ -83,7 +83,7 @@ impl MatchKind {
     }
 }
 
-impl Step<'_> {
+impl MatchedNode<'_> {
     /// Whether all values that match here share a counter.
     pub(crate) fn is_shared(&self) -> bool {
         self.node.share_threshold && self.kind == MatchKind::Pattern
@@ -144,7 +144,7 @@ impl Level {
     pub(crate) fn walk<'r>(
         &'r self,
         entries: &[Entry<'_>],
-        mut visit: impl FnMut(Step<'r>),
+        mut visit: impl FnMut(MatchedNode<'r>),
         visits: &mut usize,
     ) -> bool {
         let (mut level, mut is_literal) = (self, true);
@@ -176,7 +176,7 @@ impl Level {
 
     /// Fast path for a level with a single node that `entry` matches literally.
     #[inline(always)]
-    fn only_step(&self, entry: Entry<'_>) -> Option<Step<'_>> {
+    fn only_step(&self, entry: Entry<'_>) -> Option<MatchedNode<'_>> {
         let [node] = &*self.nodes else { return None };
         let kind = node.declared_kind;
         let fits = match kind {
@@ -184,10 +184,10 @@ impl Level {
             MatchKind::Exact => *node.value == *entry.value,
             MatchKind::Pattern => false,
         };
-        (fits && *node.key == *entry.key).then_some(Step { node, kind })
+        (fits && *node.key == *entry.key).then_some(MatchedNode { node, kind })
     }
 
-    fn step(&self, entry: Entry<'_>, visits: &mut usize) -> Option<Step<'_>> {
+    fn step(&self, entry: Entry<'_>, visits: &mut usize) -> Option<MatchedNode<'_>> {
         *visits += 1;
         let length = entry.key.len() + 1 + entry.value.len();
         // Skips building the text if nothing can match it.
@@ -208,17 +208,17 @@ impl Level {
                 }
             };
             if let Some(node) = self.at(text) {
-                return Some(Step { node, kind: MatchKind::Exact });
+                return Some(MatchedNode { node, kind: MatchKind::Exact });
             }
             let found = self.patterns.first_match(text);
             *visits += found.visits;
             if let Some(number) = found.number {
-                return Some(Step { node: &self.nodes[number as usize], kind: MatchKind::Pattern });
+                return Some(MatchedNode { node: &self.nodes[number as usize], kind: MatchKind::Pattern });
             }
         }
         *visits += 1;
         let node = self.at(entry.key.as_bytes())?;
-        Some(Step { node, kind: MatchKind::KeyOnly })
+        Some(MatchedNode { node, kind: MatchKind::KeyOnly })
     }
 
     /// The nodes in the order of declaration.

@@ -5,7 +5,7 @@ use crate::{
     rules::{
         Location,
         pattern::Pattern,
-        prefix_tree::{Level, MatchKind, Node, Step},
+        prefix_tree::{Level, MatchKind, MatchedNode, Node},
     },
 };
 
@@ -63,7 +63,7 @@ pub(super) fn levels<'r>(root: &'r Level, entries: &[Entry<'_>]) -> Vec<LevelTra
 }
 
 impl<'r> LevelTrace<'r> {
-    fn of(level: &'r Level, entry: Entry<'_>, step: Option<&Step<'r>>) -> Self {
+    fn of(level: &'r Level, entry: Entry<'_>, step: Option<&MatchedNode<'r>>) -> Self {
         let text = format!("{}_{}", entry.key, entry.value);
         let is_chosen = |node: &Node| step.is_some_and(|step| std::ptr::eq(step.node, node));
         let mut trace = Self {

@@ -13,7 +13,7 @@ use tokio::sync::oneshot;
 use crate::{
     descriptor::Key,
     metrics::Histogram,
-    remote::{CounterChecks, Mode, lock},
+    remote::{CounterChecks, LATE_MAX, Mode, lock},
     resilience::BreakerState,
     shared_store::{
         batch::{Batch, BatchStats},
@@ -31,9 +31,6 @@ use crate::{
     store::{Check, CounterOperation, HoldOutcome, Outcome},
     time::Timestamp,
 };
-
-/// How long a charge may be taken back for which no caller waits.
-const LATE_MAX: Duration = Duration::from_secs(30);
 
 /// The lanes, and the links that their batches take.
 #[derive(Debug)]

@@ -12,7 +12,7 @@ use crate::{
     algorithm::Limit,
     descriptor::Key,
     remote::{self, Admitted, CounterCheck, CounterChecks, Mode, RemoteOutcome, lock},
-    shared_store::{clocks::Clocks, lanes::Lanes, part::Part, stats::Counts},
+    shared_store::{clocks::Clocks, lanes::Lanes, part::Part},
     store::CounterOperation,
     time::Timestamp,
 };
@@ -29,12 +29,16 @@ pub(super) struct LocalShare {
     /// The replicas that use the store, as it last said.
     replicas: AtomicU32,
     share: Mutex<remote::LocalShare>,
-    counts: Arc<Counts>,
 }
 
 impl LocalShare {
-    pub(super) fn new(clocks: Clocks, counts: Arc<Counts>) -> Self {
-        Self { clocks, replicas: AtomicU32::new(1), share: Mutex::default(), counts }
+    pub(super) fn new(clocks: Clocks) -> Self {
+        Self { clocks, replicas: AtomicU32::new(1), share: Mutex::default() }
+    }
+
+    /// The number of operations that were decided without the store.
+    pub(super) fn decided(&self) -> u64 {
+        lock(&self.share).decided()
     }
 
     /// The replicas that use the store, as it last said.
@@ -48,14 +52,12 @@ impl LocalShare {
 
     /// Forgets what was admitted.
     pub(super) fn clear(&self) {
-        *lock(&self.share) = remote::LocalShare::default();
+        lock(&self.share).clear();
     }
 
     /// Decides a check without the store.
     pub(super) fn decide(&self, check: &CounterCheck) -> RemoteOutcome {
         let CounterCheck { key, limit, operation, policy, .. } = check;
-        // Without the store a hold fails, and nothing is decided.
-        self.counts.degraded.add((!operation.needs_counter()).into());
         let (replicas, now) = (self.replicas(), self.clocks.degraded());
         lock(&self.share).decide(*key, limit, operation, *policy, replicas, now)
     }

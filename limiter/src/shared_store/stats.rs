@@ -17,7 +17,6 @@ pub(super) struct Counts {
     pub(super) conflicts: Counter,
     pub(super) lost: Counter,
     pub(super) refused_locally: Counter,
-    pub(super) degraded: Counter,
     pub(super) late: Counter,
     pub(super) breaker_openings: Counter,
     pub(super) holds_released: Counter,

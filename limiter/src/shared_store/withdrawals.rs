@@ -5,13 +5,11 @@ use std::{sync::Arc, time::Duration};
 use tokio::sync::Semaphore;
 
 use crate::{
-    remote::{CounterChecks, Mode},
+    remote::{CounterChecks, LATE_MAX, Mode},
     shared_store::{lanes::Lanes, part::Part},
     time::Stopwatch,
 };
 
-/// For so long a withdrawal is repeated while the store does not answer. Then the expiry ends what is held.
-const WITHDRAWAL_MAX: Duration = Duration::from_secs(30);
 /// How often it is repeated.
 const WITHDRAWAL_INTERVAL: Duration = Duration::from_millis(250);
 /// The most withdrawals that are open. The expiry ends what others would take back.
@@ -41,7 +39,8 @@ impl Withdrawals {
 
 async fn withdraw(mut left: CounterChecks, timeout: Duration, lanes: &Arc<Lanes>) {
     let started = Stopwatch::start();
-    while started.elapsed() < WITHDRAWAL_MAX {
+    // After that the expiry ends what is held.
+    while started.elapsed() < LATE_MAX {
         let part = Part::new(left.clone(), Mode::Each, lanes.deadline(timeout), None);
         let mut outcomes = lanes.apply_by_lane(part).await.into_iter();
         left.retain(|_| outcomes.next().flatten().is_none());

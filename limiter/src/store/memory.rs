@@ -25,10 +25,10 @@ mod restrictions;
 mod sharing;
 mod tables;
 
-pub use admin::{CounterState, DryRun, Replacement};
+pub use admin::{Admin, CounterState, DryRun, Replacement};
 pub use holds::ReserveError;
 pub(crate) use holds::each_hold_id;
-pub use leases::UsedHits;
+pub use leases::{Leases, UsedHits};
 
 use locked::LockedSlots;
 use ownership::OwnershipTable;
@@ -118,6 +118,16 @@ impl Memory {
     fn of(bytes_max: u64, on_full: OnFull, slots: usize) -> Self {
         let tables = Tables::new(bytes_max, on_full, slots);
         Self { tables, ownerships: None, restrictions: Restrictions::default() }
+    }
+
+    /// What operators do with the counters.
+    pub fn admin(&self) -> Admin<'_> {
+        Admin { memory: self }
+    }
+
+    /// The leases of the counters.
+    pub fn leases(&self) -> Leases<'_> {
+        Leases { memory: self }
     }
 
     /// The number of slots.
@@ -288,7 +298,7 @@ impl Memory {
             }
             CounterOperation::Withdraw { id, attempt } => {
                 self.withdraw(&charge(0), id, *attempt, now)?;
-                Ok(Outcome::of(self.peek(key, limit, now).peek, 0))
+                Ok(Outcome::of(self.admin().peek(key, limit, now).peek, 0))
             }
             CounterOperation::Undo(_)
             | CounterOperation::Set(_)

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use tracing::warn;
 
 use crate::{
-    api::admin::{AdminError, AdminState, ClientAddress, format},
+    api::admin::{AdminState, client_address::ClientAddress, error::AdminError, format},
     cluster::{Cluster, MemberId},
     telemetry::logs::UNLIMITED,
 };

@@ -17,7 +17,7 @@ use tracing::info;
 
 use crate::{
     api::{
-        admin::{AdminError, AdminState, ClientAddress, format},
+        admin::{AdminState, client_address::ClientAddress, error::AdminError, format},
         descriptor_text,
     },
     telemetry::logs::UNLIMITED,

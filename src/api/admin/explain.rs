@@ -16,7 +16,7 @@ use tollgate_limiter::{
 
 use crate::api::{
     Error,
-    admin::{AdminError, AdminState, counters, format},
+    admin::{AdminState, counters, error::AdminError, format},
     call::Method,
     descriptor_text,
     proto::envoy::{

@@ -4,7 +4,7 @@ use axum::{extract::State, http::StatusCode};
 use tracing::warn;
 
 use crate::{
-    api::admin::{AdminError, AdminState, ClientAddress},
+    api::admin::{AdminState, client_address::ClientAddress, error::AdminError},
     telemetry::logs::{SetLevelError, UNLIMITED},
 };
 

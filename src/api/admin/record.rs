@@ -21,7 +21,7 @@ use tracing::warn;
 
 use crate::{
     api::{
-        admin::{AdminError, AdminState, ClientAddress},
+        admin::{AdminState, client_address::ClientAddress, error::AdminError},
         recorder::{RecordError, RecordedValues},
     },
     telemetry::logs::UNLIMITED,

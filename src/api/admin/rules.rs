@@ -15,7 +15,7 @@ use tollgate_limiter::{
     yaml::Mark,
 };
 
-use crate::api::admin::{AdminError, AdminState, format};
+use crate::api::admin::{AdminState, error::AdminError, format};
 
 /// The maximum number of listed rules.
 const LISTED_MAX: usize = 500;

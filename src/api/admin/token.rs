@@ -13,7 +13,7 @@ use tollgate_limiter::files;
 use tracing::{debug, error};
 
 use crate::api::{
-    admin::{AdminError, ClientAddress},
+    admin::{client_address::ClientAddress, error::AdminError},
     error::AccessError,
 };
 

@@ -1,5 +1,6 @@
 //! Why a request is not decided, as a status of gRPC with details.
 
+use futures_util::FutureExt as _;
 use prost::Message as _;
 use tollgate_limiter::limiter::{HoldError, LimiterError, RequestError};
 use tonic::Code;
@@ -43,6 +44,17 @@ pub enum Error {
 }
 
 impl Error {
+    /// The counters are elsewhere, so that the request is decided by waiting for them.
+    pub(super) const ELSEWHERE: Self = Self::LimiterError(LimiterError::Remote);
+
+    /// The result of a call that is tried here, which waits for nothing; `None` if its counters are elsewhere.
+    #[inline]
+    pub(super) fn unless_elsewhere<T>(
+        call: impl Future<Output = Result<T, Self>>,
+    ) -> Option<Result<T, Self>> {
+        call.now_or_never().filter(|tried| !tried.as_ref().is_err_and(|error| error.is_elsewhere()))
+    }
+
     /// Whether the request itself is invalid, so that a retry is useless.
     pub fn is_caller_error(self) -> bool {
         match self.code() {
@@ -51,12 +63,9 @@ impl Error {
         }
     }
 
-    /// Whether the counters are elsewhere, so that the request is decided by waiting for them.
+    /// Whether it is [`Error::ELSEWHERE`].
     pub(super) fn is_elsewhere(self) -> bool {
-        matches!(
-            self,
-            Self::LimiterError(LimiterError::Remote) | Self::Hold(HoldError::Limiter(LimiterError::Remote))
-        )
+        matches!(self, Self::LimiterError(LimiterError::Remote))
     }
 
     /// The status code. Never `UNKNOWN`: Envoy lets a request with this status pass, whatever its failure mode.

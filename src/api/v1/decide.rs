@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use tollgate_limiter::{
-    limiter::{self, ActiveView, Answer, LimiterError, TooLarge},
+    limiter::{self, ActiveView, Answer, TooLarge},
     resilience::Caller,
 };
 
@@ -23,16 +23,8 @@ use crate::api::{
 /// Room for an answer with one limit, in bytes.
 const ANSWER_BYTES: usize = 80;
 
-/// What could be decided without waiting.
-pub(in crate::api) enum Decided {
-    /// Everything: the response, after room for its frame prefix.
-    Whole(Vec<u8>),
-    /// A part.
-    Part(Partial),
-}
-
-/// The answers so far, and the requests whose counters are elsewhere.
-#[derive(Debug, Default)]
+/// What is decided of a call whose other counters are elsewhere.
+#[derive(Debug)]
 pub(in crate::api) struct Partial {
     answers: Answers,
     missing: Vec<Missing>,
@@ -47,6 +39,15 @@ struct Missing {
     at: usize,
 }
 
+/// How the requests of a call are decided, and where: here, or after that elsewhere.
+#[derive(Clone, Copy)]
+struct Place<'c> {
+    verb: Verb,
+    timeout: Option<Duration>,
+    view: &'c ActiveView<'c>,
+    elsewhere: Option<&'c Caller>,
+}
+
 /// Encoded answers.
 #[derive(Debug, Default)]
 struct Answers {
@@ -54,6 +55,14 @@ struct Answers {
     // Whether an answer has a verdict, or an error that is the caller's.
     any_final: bool,
     errors: Vec<Error>,
+}
+
+impl Partial {
+    /// Nothing is decided of a call with this many requests.
+    fn undecided(requests: usize) -> Self {
+        let missing = |request| Missing { request, at: FRAME_PREFIX_BYTES };
+        Self { answers: Answers::of_call(requests), missing: (0..requests).map(missing).collect() }
+    }
 }
 
 impl Answers {
@@ -93,116 +102,100 @@ impl Answers {
 }
 
 impl Api {
-    /// Decides the requests of a call whose counters are here.
+    /// Decides the requests of a call whose counters are here. If others remain, the error is [`Error::ELSEWHERE`], and
+    /// the call is continued `elsewhere` with the same `partial`.
     #[inline]
-    pub(in crate::api) fn decide_v1(
+    pub(in crate::api) async fn decide_v1(
         &self,
         verb: Verb,
         message: &[u8],
         timeout: Option<Duration>,
         view: &ActiveView<'_>,
-    ) -> Result<Decided, Error> {
-        let bounds = self.settings.bounds();
-        let requests = Requests::decode(verb, message, bounds)?;
+        elsewhere: Option<&Caller>,
+        partial: &mut Option<Partial>,
+    ) -> Result<Vec<u8>, Error> {
+        let requests = Requests::decode(verb, message, self.settings.bounds())?;
+        let place = Place { verb, timeout, view, elsewhere };
         match requests.mode {
-            Mode::Each => {}
-            Mode::Together => {
-                let group = Group::decode(&requests, bounds)?;
-                let parts = group.parts(verb, timeout)?;
-                let request = together(&parts)?;
-                return match view.decide_here(&request) {
-                    Ok(answer) => {
-                        Ok(Decided::Whole(self.answer_group(&group, &parts, &request, view, &answer)))
-                    }
-                    Err(LimiterError::Remote) => Ok(Decided::Part(Partial::default())),
-                    Err(error) => Err(error.into()),
-                };
-            }
-        }
-        let mut partial = Partial { answers: Answers::of_call(requests.each.len()), missing: Vec::new() };
-        for (index, message) in requests.each.iter().enumerate() {
-            let mut request = Request::default();
-            if let Err(fault) = request.read(message, bounds) {
-                partial.answers.undecided("", fault.into());
-                continue;
-            }
-            let asked = match request.limiter_request(verb, timeout) {
-                Ok(asked) => asked,
-                Err(fault) => {
-                    partial.answers.undecided(request.id, fault.into());
-                    continue;
-                }
-            };
-            let decided = match request.once(verb, self.settings.request_id_window) {
-                Ok(None) => view.decide_here(&asked).map_err(Error::from),
-                // A reservation and its settlement, which may wait.
-                Ok(Some(_)) => Err(LimiterError::Remote.into()),
-                Err(fault) => Err(fault.into()),
-            };
-            match decided {
-                Ok(answer) => self.answer(&mut partial.answers, request.id, &asked, view, &answer),
-                Err(error) if error.is_elsewhere() => {
-                    let at = partial.answers.frame.len();
-                    partial.missing.push(Missing { request: index, at });
-                }
-                Err(error) => partial.answers.undecided(request.id, error),
-            }
-        }
-        if partial.missing.is_empty() {
-            self.whole(partial.answers).map(Decided::Whole)
-        } else {
-            Ok(Decided::Part(partial))
+            Mode::Each => self.decide_each(&requests.each, place, partial).await,
+            Mode::Together => self.decide_together(&requests.each, place).await,
         }
     }
 
-    /// Decides the rest of a call.
-    pub(in crate::api) async fn finish_v1(
+    /// Decides requests, each by itself: here one after the other, elsewhere all at once.
+    #[inline]
+    async fn decide_each(
         &self,
-        verb: Verb,
-        message: &[u8],
-        timeout: Option<Duration>,
-        Partial { mut answers, missing }: Partial,
-        view: &ActiveView<'_>,
-        connection: &Caller,
+        requests: &[&[u8]],
+        place: Place<'_>,
+        partial: &mut Option<Partial>,
     ) -> Result<Vec<u8>, Error> {
-        let bounds = self.settings.bounds();
-        let requests = Requests::decode(verb, message, bounds)?;
-        match requests.mode {
-            Mode::Each => {}
-            Mode::Together => {
-                let group = Group::decode(&requests, bounds)?;
-                let parts = group.parts(verb, timeout)?;
-                let request = together(&parts)?;
-                let answer = view.decide(&request, connection).await?;
-                return Ok(self.answer_group(&group, &parts, &request, view, &answer));
+        if place.elsewhere.is_some() {
+            let Partial { mut answers, missing } =
+                partial.take().unwrap_or_else(|| Partial::undecided(requests.len()));
+            let each = missing.iter().map(async |missing| {
+                let mut answers = Answers::default();
+                self.decide_request(requests[missing.request], place, &mut answers).await;
+                answers
+            });
+            answers.insert(&missing, join_all(each).await);
+            return self.whole(answers);
+        }
+        let (mut answers, mut missing) = (Answers::of_call(requests.len()), Vec::new());
+        for (request, message) in requests.iter().enumerate() {
+            if !self.decide_request(message, place, &mut answers).await {
+                missing.push(Missing { request, at: answers.frame.len() });
             }
         }
-        let each = missing.iter().map(async |missing| -> Result<Answers, Error> {
-            let mut answers = Answers::default();
-            let fault = |request, fault| CallError::Request { request, fault };
-            // They were read without faults before.
-            let request = Request::decode(requests.each[missing.request], bounds)
-                .map_err(|error| fault(missing.request, error))?;
-            let asked =
-                request.limiter_request(verb, timeout).map_err(|error| fault(missing.request, error))?;
-            let once = request.once(verb, self.settings.request_id_window);
-            let decided = match once.map_err(|error| fault(missing.request, error))? {
-                None => view.decide(&asked, connection).await.map_err(Error::from),
-                Some(terms) => match verb {
-                    Verb::Refund => view.refund_once(&asked, &terms, connection).await,
-                    Verb::Check | Verb::Peek => view.charge_once(&asked, &terms, connection).await,
-                }
-                .map_err(Error::from),
-            };
-            match decided {
-                Ok(answer) => self.answer(&mut answers, request.id, &asked, view, &answer),
-                Err(error) => answers.undecided(request.id, error),
+        if missing.is_empty() {
+            return self.whole(answers);
+        }
+        *partial = Some(Partial { answers, missing });
+        Err(Error::ELSEWHERE)
+    }
+
+    /// Decides one request. False if it has no answer, because its counters are elsewhere.
+    #[inline]
+    async fn decide_request(&self, message: &[u8], place: Place<'_>, answers: &mut Answers) -> bool {
+        let mut request = Request::default();
+        if let Err(fault) = request.read(message, self.settings.bounds()) {
+            answers.undecided("", fault.into());
+            return true;
+        }
+        let asked = match request.limiter_request(place.verb, place.timeout) {
+            Ok(asked) => asked,
+            Err(fault) => {
+                answers.undecided(request.id, fault.into());
+                return true;
             }
-            Ok(answers)
-        });
-        let each = join_all(each).await.into_iter().collect::<Result<Vec<_>, _>>()?;
-        answers.insert(&missing, each);
-        self.whole(answers)
+        };
+        let Place { verb, view, elsewhere, .. } = place;
+        let decided = match (request.once(verb, self.settings.request_id_window), elsewhere) {
+            (Ok(None), _) => view.decide(&asked, elsewhere).await.map_err(Error::from),
+            // A reservation and its settlement, or a refund, which may wait.
+            (Ok(Some(_)), None) => Err(Error::ELSEWHERE),
+            (Ok(Some(terms)), Some(connection)) => match verb {
+                Verb::Refund => Box::pin(view.refund_once(&asked, &terms, connection)).await,
+                Verb::Check | Verb::Peek => Box::pin(view.charge_once(&asked, &terms, connection)).await,
+            }
+            .map_err(Error::from),
+            (Err(fault), _) => Err(fault.into()),
+        };
+        match decided {
+            Ok(answer) => self.answer(answers, request.id, &asked, view, &answer),
+            Err(error) if elsewhere.is_none() && error.is_elsewhere() => return false,
+            Err(error) => answers.undecided(request.id, error),
+        }
+        true
+    }
+
+    /// Decides requests as one.
+    async fn decide_together(&self, requests: &[&[u8]], place: Place<'_>) -> Result<Vec<u8>, Error> {
+        let group = Group::decode(requests, self.settings.bounds())?;
+        let parts = group.parts(place.verb, place.timeout)?;
+        let request = together(&parts)?;
+        let answer = place.view.decide(&request, place.elsewhere).await?;
+        Ok(self.answer_group(&group, &parts, &request, place.view, &answer))
     }
 
     /// The response. If no request was decided, and this is not the caller's fault, the call as a whole fails, so that
@@ -263,9 +256,9 @@ struct Group<'m>(Vec<Request<'m>>);
 
 impl<'m> Group<'m> {
     /// Decodes requests that have together at most as many descriptors as one.
-    fn decode(requests: &Requests<'m>, bounds: limiter::Bounds) -> Result<Self, CallError> {
-        let (mut each, mut descriptors) = (Vec::with_capacity(requests.each.len()), 0);
-        for (index, message) in requests.each.iter().enumerate() {
+    fn decode(requests: &[&'m [u8]], bounds: limiter::Bounds) -> Result<Self, CallError> {
+        let (mut each, mut descriptors) = (Vec::with_capacity(requests.len()), 0);
+        for (index, message) in requests.iter().enumerate() {
             let request = Request::decode(message, bounds).and_then(Request::without_request_id);
             let request = request.map_err(|fault| CallError::Request { request: index, fault })?;
             descriptors += request.descriptors();

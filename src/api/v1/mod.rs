@@ -15,7 +15,7 @@ pub mod stream;
 
 use tollgate_limiter::{limiter::ActiveView, resilience::Caller};
 
-pub(super) use decide::{Decided, Partial};
+pub(super) use decide::Partial;
 pub(super) use reset_access::ResetAccess;
 
 use crate::api::{

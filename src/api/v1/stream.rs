@@ -10,7 +10,7 @@ use crate::api::{
     call::Verb,
     error::CallError,
     protobuf::{FRAME_PREFIX_BYTES, Fields, Malformed, Value, begin, frame_prefix, number},
-    v1::{Decided, Partial, decode::duration},
+    v1::{Partial, decode::duration},
 };
 
 /// The questions of a stream that may be unanswered at a time.
@@ -30,7 +30,7 @@ pub enum Answered {
 
 /// A question that waits for another replica or for the shared store.
 #[derive(Debug)]
-pub struct UnfinishedAnswer(Partial);
+pub struct UnfinishedAnswer(Option<Partial>);
 
 /// A decoded question.
 struct Question<'m> {
@@ -92,20 +92,14 @@ impl Api {
     /// Answers a question if its counters are local. `rest` is the time that is left to the stream. An error ends the
     /// stream, because its question has no number.
     pub fn answer_question(&self, message: &[u8], rest: Option<Duration>) -> Result<Answered, Error> {
-        let question =
-            Question::decode(message).map_err(|error| self.counted(CallError::from(error).into()))?;
-        let view = self.limiter.view();
-        let decided = match question.timeout(rest) {
-            Ok(timeout) => self.decide_v1(Verb::Check, question.check, timeout, &view),
-            Err(error) => Err(error.into()),
-        };
-        let whole = match decided {
-            Ok(Decided::Part(partial)) => return Ok(Answered::Unfinished(UnfinishedAnswer(partial))),
-            Ok(Decided::Whole(frame)) => Ok(frame),
-            Err(error) => Err(error),
-        };
-        self.metrics.answered(ApiKind::TollgateV1, view.age());
-        Ok(Answered::Ready(self.answer_of(question.number, whole)))
+        let mut partial = None;
+        if self.limiter.has_no_counters() {
+            return Ok(Answered::Unfinished(UnfinishedAnswer(partial)));
+        }
+        match Error::unless_elsewhere(self.question(message, rest, None, &mut partial)) {
+            Some(answer) => answer.map(Answered::Ready),
+            None => Ok(Answered::Unfinished(UnfinishedAnswer(partial))),
+        }
     }
 
     /// Continues [`Answered::Unfinished`].
@@ -113,15 +107,35 @@ impl Api {
         &self,
         message: &[u8],
         rest: Option<Duration>,
-        UnfinishedAnswer(partial): UnfinishedAnswer,
+        UnfinishedAnswer(mut partial): UnfinishedAnswer,
         connection: &Caller,
     ) -> Result<Vec<u8>, Error> {
-        let question = Question::decode(message).map_err(CallError::from)?;
-        let timeout = question.timeout(rest)?;
+        self.question(message, rest, Some(connection), &mut partial).await
+    }
+
+    async fn question(
+        &self,
+        message: &[u8],
+        rest: Option<Duration>,
+        elsewhere: Option<&Caller>,
+        partial: &mut Option<Partial>,
+    ) -> Result<Vec<u8>, Error> {
+        let question =
+            Question::decode(message).map_err(|error| self.counted(CallError::from(error).into()))?;
         let view = self.limiter.view();
-        let whole = self.finish_v1(Verb::Check, question.check, timeout, partial, &view, connection).await;
+        let decided = match question.timeout(rest) {
+            Ok(timeout) => {
+                self.decide_v1(Verb::Check, question.check, timeout, &view, elsewhere, partial).await
+            }
+            Err(error) => Err(error.into()),
+        };
+        if let Err(error) = decided
+            && error.is_elsewhere()
+        {
+            return Err(error);
+        }
         self.metrics.answered(ApiKind::TollgateV1, view.age());
-        Ok(self.answer_of(question.number, whole))
+        Ok(self.answer_of(question.number, decided))
     }
 
     fn answer_of(&self, question: u64, decided: Result<Vec<u8>, Error>) -> Vec<u8> {

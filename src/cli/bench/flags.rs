@@ -17,7 +17,8 @@ use crate::{
             run::{Callers, LoadModel, Run, Traffic},
             schedule::{Arrivals, MeasuredSpan, Schedule},
         },
-        examples, request, target,
+        help::examples,
+        request, target,
     },
 };
 

@@ -5,7 +5,7 @@ use std::{path::PathBuf, process::ExitCode};
 use clap::{Arg, ArgAction, ArgMatches, Command, ValueHint, value_parser};
 use tollgate_limiter::rules::{self, Problems, Rules};
 
-use crate::cli::{check::report::Report, examples, print_line};
+use crate::cli::{check::report::Report, help::examples, output::print_line};
 
 mod report;
 mod sarif;

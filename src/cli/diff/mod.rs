@@ -6,7 +6,10 @@ use clap::{Arg, ArgAction, ArgMatches, Command, ValueHint, value_parser};
 use serde_json::json;
 use tollgate_limiter::rules;
 
-use crate::cli::{TROUBLE, examples, print};
+use crate::cli::{
+    help::examples,
+    output::{TROUBLE, print},
+};
 
 mod compare;
 mod difference;

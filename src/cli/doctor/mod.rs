@@ -9,7 +9,11 @@ use tollgate_limiter::printable::escaped;
 
 use crate::{
     api::admin::doctor::finding::{Finding, Level},
-    cli::{TROUBLE, admin_client, examples, print, printable_json},
+    cli::{
+        admin_client,
+        help::examples,
+        output::{TROUBLE, print, printable_json},
+    },
 };
 
 mod envoy;

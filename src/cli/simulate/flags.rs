@@ -18,7 +18,8 @@ use crate::{
             keys::{KEYS_MAX, Keys},
             schedule::{Arrivals, MeasuredSpan, Schedule},
         },
-        examples, request,
+        help::examples,
+        request,
         simulate::{
             generator::{Retry, Terms, Wait},
             input::{

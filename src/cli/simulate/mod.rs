@@ -18,7 +18,7 @@ use tokio::{
 use tollgate_limiter::rules::{self, Rules};
 
 use crate::cli::{
-    block_on,
+    runtime::block_on,
     simulate::{
         decisions::Decisions,
         engine::{Refusals, Replay, RuleTable, Side},

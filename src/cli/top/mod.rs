@@ -21,7 +21,9 @@ use tokio::{
 
 use crate::cli::{
     admin_client::{self, Server},
-    block_on, examples, print,
+    help::examples,
+    output::print,
+    runtime::block_on,
     top::{
         figures::figures,
         history::History,

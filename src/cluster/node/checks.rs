@@ -6,7 +6,7 @@ use std::sync::Arc;
 use tollgate_limiter::{
     algorithm::Decision,
     descriptor::Key,
-    remote::{DecidedBy, RemoteOutcome},
+    remote::{DecidedBy, LATE_MAX, RemoteOutcome},
     rules::ForwardPolicy,
     store::{CounterOperation, Outcome},
     time::Timestamp,
@@ -17,7 +17,7 @@ use crate::cluster::{
     message::{LeaseReply, Message, RemoteCheck, RemoteOperation, Reply},
     node::{
         context::Context,
-        forwarding::{Forward, Forwarding, LATE_REPLY_MAX, OpenCheck, Requester},
+        forwarding::{Forward, Forwarding, OpenCheck, Requester},
         lease_borrower::LeaseBorrower,
         local_share::LocalShare,
         output::Action,
@@ -130,7 +130,7 @@ impl Router<'_> {
         };
         let reports = checks.local_share.take_reports(|key| intended(key).is_some(), cx.wall);
         for (to, check) in reports.into_iter().filter_map(|report| Some((intended(report.key)?, report))) {
-            cx.out.send(to, Message::Forward { ticket: 0, check, budget: LATE_REPLY_MAX, hops: 0 });
+            cx.out.send(to, Message::Forward { ticket: 0, check, budget: LATE_MAX, hops: 0 });
         }
     }
 
@@ -293,10 +293,6 @@ impl Router<'_> {
                 self.cx.out.send(peer, Message::Reply { ticket, reply: Reply::Unreachable });
             }
             Requester::Caller(ticket, policy) => {
-                // Without its owner a hold fails, and nothing is decided.
-                let needs_owner =
-                    matches!(&open.check.operation, RemoteOperation::Counter(held) if held.needs_counter());
-                self.cx.out.stats.degraded += u64::from(!needs_owner);
                 let outcome = self.degraded_outcome(&open.check, policy);
                 self.cx.out.actions.push(Action::Complete(ticket, outcome));
             }

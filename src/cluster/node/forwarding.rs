@@ -3,6 +3,7 @@
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use tollgate_limiter::{
+    remote::LATE_MAX,
     resilience::{BreakerState, CircuitBreaker},
     rules::ForwardPolicy,
     time::Timestamp,
@@ -16,8 +17,6 @@ use crate::cluster::{
 
 /// The most open checks.
 const OPEN_CHECKS_MAX: usize = 100_000;
-/// How long a late reply may still arrive.
-pub(super) const LATE_REPLY_MAX: Duration = Duration::from_secs(30);
 /// Opens after this many consecutive timeouts of a peer, for this long.
 const CLOSED_BREAKER: CircuitBreaker = CircuitBreaker::new(64, Duration::from_secs(1));
 
@@ -63,7 +62,7 @@ impl OpenCheck {
 
     /// An operation of this replica, which waits for no reply.
     pub(super) fn without_reply(check: Arc<RemoteCheck>, now: Timestamp) -> Self {
-        Self { requester: Requester::NoReply, check, deadline: now.after(LATE_REPLY_MAX), hops: 0 }
+        Self { requester: Requester::NoReply, check, deadline: now.after(LATE_MAX), hops: 0 }
     }
 
     /// Sets the number of hits to ask for as a lease. Most checks ask for none and are not copied.
@@ -223,7 +222,7 @@ impl Forwarding {
                 && self.late.len() < OPEN_CHECKS_MAX
             {
                 let check = forward.open.check.clone();
-                let (sent_at, until) = (forward.sent_at, now.after(LATE_REPLY_MAX));
+                let (sent_at, until) = (forward.sent_at, now.after(LATE_MAX));
                 self.late.insert(ticket, TimedOutCheck { check, sent_at, until });
             }
             expired.push(forward.open);

@@ -135,7 +135,7 @@ impl LeaseOwner {
                 None if left == 0 => GrantState::Settled,
                 None => GrantState::Open,
             };
-            self.memory.set_leased(key, self.memory.leased(key) + left);
+            self.memory.leases().set_leased(key, self.memory.leases().leased(key) + left);
             let expires_at = cx.now.after(ttl);
             let grant = OpenGrant { limit, borrower, number, left, expires_at, state };
             self.keys.entry(key).or_default().grants.push(grant);
@@ -199,7 +199,7 @@ impl LeaseOwner {
         if hits < HITS_MIN || ttl.is_zero() || has_grant {
             return None;
         }
-        self.memory.lease(*key, limit, hits, cx.wall)?;
+        self.memory.leases().lease(*key, limit, hits, cx.wall)?;
         self.last_number += 1;
         let number = self.last_number;
         let expires_at = cx.now.after(ttl);
@@ -248,9 +248,9 @@ impl LeaseOwner {
         }
         if hits > 0 {
             let at = cx.wall.before(*age);
-            self.memory.charge_leased(key, limit, UsedHits { hits, at }, cx.wall);
+            self.memory.leases().charge_leased(key, limit, UsedHits { hits, at }, cx.wall);
         }
-        self.memory.reclaim(key, unused_hits);
+        self.memory.leases().reclaim(key, unused_hits);
         if *state == LeaseState::Closed {
             self.mark_changed(key);
             self.prune_key(key);
@@ -259,7 +259,7 @@ impl LeaseOwner {
 
     fn refund_unused(&mut self, key: Key, limit: &Limit, unused: UsedHits, cx: &mut Context<'_>) {
         if unused.hits > 0 {
-            self.memory.refund_leased(key, limit, unused, cx.wall);
+            self.memory.leases().refund_leased(key, limit, unused, cx.wall);
             self.revoke_refusals(key, cx.out);
         }
         self.mark_changed(key);
@@ -281,13 +281,13 @@ impl LeaseOwner {
     pub(super) fn recall_grants(&mut self, key: Key, out: &mut Output) {
         let Some(leases) = self.keys.get_mut(&key) else {
             // Without grants nothing is leased.
-            self.memory.set_leased(key, 0);
+            self.memory.leases().set_leased(key, 0);
             return;
         };
         let borrowers: Vec<MemberId> =
             leases.grants.iter().filter(|grant| grant.left > 0).map(|grant| grant.borrower).collect();
         if borrowers.is_empty() {
-            self.memory.set_leased(key, 0);
+            self.memory.leases().set_leased(key, 0);
         } else if !std::mem::replace(&mut leases.recalled, true) {
             out.stats.grants_recalled += 1;
             for borrower in borrowers {
@@ -353,7 +353,7 @@ impl LeaseOwner {
         }
         for (key, limit, used) in charged {
             cx.out.stats.grants_lost += 1;
-            self.memory.charge_leased(key, &limit, used, cx.wall);
+            self.memory.leases().charge_leased(key, &limit, used, cx.wall);
         }
         for key in expired {
             self.mark_changed(key);

@@ -24,7 +24,8 @@ pub(super) struct LocalShare {
 
 impl LocalShare {
     pub(super) fn clear(&mut self) {
-        *self = Self::default();
+        self.share.clear();
+        self.unsent_reports.clear();
     }
 
     /// Queues a report for an owner that is unreachable. False if the queue is full, and the report is dropped.

@@ -378,7 +378,7 @@ impl Node {
 
     /// The counts so far.
     pub(crate) fn stats(&self) -> Stats {
-        self.out.stats
+        Stats { degraded: self.checks.local_share.share.decided(), ..self.out.stats }
     }
 
     /// The slots that this replica owns.

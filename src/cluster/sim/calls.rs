@@ -12,8 +12,8 @@ use tollgate_limiter::{
     algorithm::{Decision, Limit, Operation},
     descriptor::Key,
     remote::{
-        CounterChecks, RemoteOutcome,
-        rounds::{self, Counters, RemoteOutcomes},
+        CounterChecks, RemoteOutcome, RemoteOutcomes,
+        rounds::{self, Counters},
     },
     rules::ForwardPolicy,
     store::{Check, Checks, CounterOperation, HoldTerms, OnRefusal},

@@ -31,7 +31,7 @@ pub(super) struct Reservation {
     pub(super) parts: Vec<Part>,
     called_at: u64,
     answered_at: u64,
-    state: State,
+    state: HoldState,
 }
 
 /// What a reservation holds of one key.
@@ -47,7 +47,7 @@ pub(super) struct Part {
 
 /// What its caller knows of a reservation.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum State {
+enum HoldState {
     Open,
     /// A settlement of an open one is under way.
     Settling,
@@ -84,9 +84,11 @@ impl Reservation {
     fn can_be_settled(&self, now: u64) -> bool {
         let (earliest, latest) = self.expiry();
         match self.state {
-            State::Open => now < earliest,
-            State::Expired => latest < now,
-            State::Settling | State::SettlingLate | State::Settled { .. } | State::Unsure => false,
+            HoldState::Open => now < earliest,
+            HoldState::Expired => latest < now,
+            HoldState::Settling | HoldState::SettlingLate | HoldState::Settled { .. } | HoldState::Unsure => {
+                false
+            }
         }
     }
 }
@@ -109,7 +111,7 @@ impl Reservations {
         called_at: u64,
         answered_at: u64,
     ) -> usize {
-        self.each.push(Reservation { terms, parts, called_at, answered_at, state: State::Open });
+        self.each.push(Reservation { terms, parts, called_at, answered_at, state: HoldState::Open });
         self.each.len() - 1
     }
 
@@ -119,8 +121,9 @@ impl Reservations {
 
     /// The ids of the open ones that hold hits of a key.
     pub(super) fn open_ids(&self, key: usize) -> Vec<HoldId> {
-        let holds =
-            |hold: &&Reservation| hold.state == State::Open && hold.parts.iter().any(|part| part.key == key);
+        let holds = |hold: &&Reservation| {
+            hold.state == HoldState::Open && hold.parts.iter().any(|part| part.key == key)
+        };
         self.each.iter().filter(holds).map(|hold| hold.terms.id().clone()).collect()
     }
 
@@ -158,11 +161,11 @@ impl Reservations {
     fn expire_from(&mut self, now: u64, is_due: impl Fn(u64) -> bool, is_certain: bool, record: &mut Record) {
         for hold in &mut self.each {
             let (earliest, answered_at) = hold.expiry();
-            if hold.state != State::Open || !is_due(earliest) {
+            if hold.state != HoldState::Open || !is_due(earliest) {
                 continue;
             }
             let called_at = earliest.min(now);
-            hold.state = State::Expired;
+            hold.state = HoldState::Expired;
             if hold.terms.on_expiry() == OnExpiry::Release {
                 for Part { key, limit, hits, .. } in &hold.parts {
                     let is_certain = is_certain && gives_all_back(limit, record);
@@ -176,7 +179,8 @@ impl Reservations {
     /// A settlement begins: until it is answered, all held hits may be free.
     pub(super) fn begin_settling(&mut self, number: usize, record: &mut Record) {
         let hold = &mut self.each[number];
-        hold.state = if hold.state == State::Open { State::Settling } else { State::SettlingLate };
+        hold.state =
+            if hold.state == HoldState::Open { HoldState::Settling } else { HoldState::SettlingLate };
         for Part { key, hits, .. } in &hold.parts {
             *record.returning.entry(*key).or_default() += hits;
         }
@@ -196,11 +200,11 @@ impl Reservations {
             *record.returning.entry(*key).or_default() -= hits;
         }
         let Some(answer) = answer else {
-            hold.state = State::Unsure;
+            hold.state = HoldState::Unsure;
             return self.unsure(number, actual, called_at, now, record);
         };
-        let is_late = hold.state == State::SettlingLate;
-        hold.state = State::Settled { first: answer.to_vec(), times: (called_at, now) };
+        let is_late = hold.state == HoldState::SettlingLate;
+        hold.state = HoldState::Settled { first: answer.to_vec(), times: (called_at, now) };
         let may_differ = hold.may_differ(&[(called_at, now)], record);
         let parts = hold.parts.clone().into_iter().zip(actual).zip(answer);
         for ((Part { key, limit, hits, .. }, actual), settled) in parts {
@@ -244,7 +248,7 @@ impl Reservations {
         record: &mut Record,
     ) {
         let hold = &self.each[number];
-        let State::Settled { first, times } = &hold.state else { unreachable!("it was settled before") };
+        let HoldState::Settled { first, times } = &hold.state else { unreachable!("it was settled before") };
         if answer != Some(first) {
             // A caller that gets no answer in time repeats its call.
             if answer.is_some() && !hold.may_differ(&[*times, (called_at, now)], record) {

@@ -22,6 +22,7 @@ mod applier;
 mod endpoint;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzz;
+mod proto;
 mod resource;
 mod session;
 mod stats;
@@ -35,12 +36,6 @@ use proto::envoy::service::discovery::v3::{
     aggregated_discovery_service_client::AggregatedDiscoveryServiceClient,
 };
 use session::{Answer, Session};
-
-/// Code generated from `proto/`.
-#[allow(missing_docs, clippy::all, clippy::disallowed_methods)]
-mod proto {
-    include!(concat!(env!("OUT_DIR"), "/control_plane/proto.rs"));
-}
 
 /// Time for the connection to stand, TLS included.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);

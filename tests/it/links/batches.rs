@@ -7,18 +7,12 @@ use tokio::time::{interval, timeout};
 
 use crate::{
     harness::{TIMEOUT, until},
-    links::{
-        proxy::Proxy,
-        replica::{Event, Replica},
-    },
+    links::replica::{Event, Replica},
 };
 
 #[tokio::test]
 async fn linked_replicas_exchange_batches_in_both_directions() {
-    let one = Replica::start(&[]).await;
-    let two = Replica::start(&[&one.address()]).await;
-    one.until_linked(&two).await;
-    two.until_linked(&one).await;
+    let (one, two) = Replica::pair().await;
     for number in 0..100_u32 {
         one.send(two.id(), number.to_string());
         two.send(one.id(), format!("back {number}"));
@@ -48,11 +42,7 @@ async fn replicas_link_over_ipv6() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn batches_arrive_once_and_in_order_over_breaking_connections() {
     const BATCHES: u32 = 100_000;
-    let (to_one, to_two) = (Proxy::start().await, Proxy::start().await);
-    let one = Replica::start_behind(&to_one, &[]).await;
-    let two = Replica::start_behind(&to_two, &[&one.address()]).await;
-    one.until_linked(&two).await;
-    two.until_linked(&one).await;
+    let ([to_one, to_two], one, two) = Replica::pair_behind_proxies().await;
     let cutting = async {
         let mut beats = interval(Duration::from_millis(30));
         loop {
@@ -92,9 +82,7 @@ async fn batches_arrive_once_and_in_order_over_breaking_connections() {
 
 #[tokio::test]
 async fn batch_of_8_mib_arrives_whole_between_heartbeats() {
-    let one = Replica::start(&[]).await;
-    let two = Replica::start(&[&one.address()]).await;
-    one.until_linked(&two).await;
+    let (one, two) = Replica::pair().await;
     let batch: Vec<u8> = (0..8 * 1024 * 1024_u32).map(|index| (index % 251) as u8).collect();
     one.send(two.id(), batch.clone());
     one.send(two.id(), "next");
@@ -106,11 +94,7 @@ async fn batch_of_8_mib_arrives_whole_between_heartbeats() {
 #[tokio::test]
 async fn unacknowledged_bytes_of_a_link_are_bounded() {
     const MIB: u64 = 1024 * 1024;
-    let (to_one, to_two) = (Proxy::start().await, Proxy::start().await);
-    let one = Replica::start_behind(&to_one, &[]).await;
-    let two = Replica::start_behind(&to_two, &[&one.address()]).await;
-    one.until_linked(&two).await;
-    two.until_linked(&one).await;
+    let ([to_one, to_two], one, two) = Replica::pair_behind_proxies().await;
     to_one.stall();
     to_two.stall();
     for _ in 0..640 {

@@ -7,10 +7,7 @@ use tollgate::cluster::link::DisconnectReason;
 
 use crate::{
     harness::until,
-    links::{
-        proxy::Proxy,
-        replica::{Event, Replica},
-    },
+    links::replica::{Event, Replica},
 };
 
 /// The number of sockets from or to these ports. Other tests have sockets in the same process.
@@ -26,12 +23,8 @@ fn connections(ports: &[u16]) -> usize {
 #[tokio::test]
 async fn thousand_broken_connections_leak_no_task_and_no_socket() {
     let tasks = || Handle::current().metrics().num_alive_tasks();
-    let (to_one, to_two) = (Proxy::start().await, Proxy::start().await);
-    let one = Replica::start_behind(&to_one, &[]).await;
-    let two = Replica::start_behind(&to_two, &[&one.address()]).await;
+    let ([to_one, to_two], one, two) = Replica::pair_behind_proxies().await;
     let ports = [to_one.address.port(), to_two.address.port(), one.listen.port(), two.listen.port()];
-    one.until_linked(&two).await;
-    two.until_linked(&one).await;
     // The state of two replicas that have been linked for a moment.
     one.send(two.id(), "first");
     two.until_received(one.id(), 1).await;

@@ -16,9 +16,7 @@ use crate::{
 
 #[tokio::test]
 async fn killed_replica_is_dead_at_once() {
-    let one = Replica::start(&[]).await;
-    let two = Replica::start(&[&one.address()]).await;
-    one.until_linked(&two).await;
+    let (one, two) = Replica::pair().await;
     let (id, since) = (two.id(), Stopwatch::start());
     two.kill().await;
     one.until(Event::Lost(id, DisconnectReason::Dead)).await;
@@ -42,10 +40,7 @@ async fn replica_is_dead_when_another_answers_at_its_address() {
 
 #[tokio::test]
 async fn closing_replica_sends_queued_batches_and_goodbye() {
-    let one = Replica::start(&[]).await;
-    let two = Replica::start(&[&one.address()]).await;
-    one.until_linked(&two).await;
-    two.until_linked(&one).await;
+    let (one, two) = Replica::pair().await;
     for number in 0..1_000_u32 {
         two.send(one.id(), number.to_string());
     }
@@ -81,11 +76,7 @@ async fn replicas_closing_together_under_load_end_in_time() {
 
 #[tokio::test]
 async fn close_ends_in_time_when_peer_is_stalled() {
-    let (to_one, to_two) = (Proxy::start().await, Proxy::start().await);
-    let one = Replica::start_behind(&to_one, &[]).await;
-    let two = Replica::start_behind(&to_two, &[&one.address()]).await;
-    one.until_linked(&two).await;
-    two.until_linked(&one).await;
+    let ([to_one, to_two], _one, two) = Replica::pair_behind_proxies().await;
     to_one.stall();
     to_two.stall();
     let since = Stopwatch::start();
@@ -95,11 +86,7 @@ async fn close_ends_in_time_when_peer_is_stalled() {
 
 #[tokio::test]
 async fn silent_replica_is_not_dead_and_loses_no_batch() {
-    let (to_one, to_two) = (Proxy::start().await, Proxy::start().await);
-    let one = Replica::start_behind(&to_one, &[]).await;
-    let two = Replica::start_behind(&to_two, &[&one.address()]).await;
-    one.until_linked(&two).await;
-    two.until_linked(&one).await;
+    let ([to_one, to_two], one, two) = Replica::pair_behind_proxies().await;
     to_one.stall();
     to_two.stall();
     one.send(two.id(), "across the silence");
@@ -136,10 +123,7 @@ async fn unresponsive_replica_does_not_delay_other_links() {
 
 #[tokio::test]
 async fn forgotten_replica_is_lost_on_both_sides_and_relinks() {
-    let one = Replica::start(&[]).await;
-    let two = Replica::start(&[&one.address()]).await;
-    one.until_linked(&two).await;
-    two.until_linked(&one).await;
+    let (one, two) = Replica::pair().await;
     one.links.forget(two.id());
     one.until(Event::Lost(two.id(), DisconnectReason::Forgotten)).await;
     let again =
@@ -152,9 +136,7 @@ async fn forgotten_replica_is_lost_on_both_sides_and_relinks() {
 
 #[tokio::test]
 async fn idle_link_sends_about_five_heartbeats_per_second() {
-    let one = Replica::start(&[]).await;
-    let two = Replica::start(&[&one.address()]).await;
-    one.until_linked(&two).await;
+    let (one, two) = Replica::pair().await;
     let (before, since) = (one.heard(two.id()), Stopwatch::start());
     until(async || (one.heard(two.id()) >= before + 10).then_some(())).await;
     let took = since.elapsed();

@@ -119,6 +119,25 @@ impl Replica {
         replica
     }
 
+    /// Two replicas that are linked.
+    pub async fn pair() -> (Self, Self) {
+        let one = Self::start(&[]).await;
+        let two = Self::start(&[&one.address()]).await;
+        one.until_linked(&two).await;
+        two.until_linked(&one).await;
+        (one, two)
+    }
+
+    /// Two replicas that are linked, each through a proxy before it.
+    pub async fn pair_behind_proxies() -> ([Proxy; 2], Self, Self) {
+        let (to_one, to_two) = (Proxy::start().await, Proxy::start().await);
+        let one = Self::start_behind(&to_one, &[]).await;
+        let two = Self::start_behind(&to_two, &[&one.address()]).await;
+        one.until_linked(&two).await;
+        two.until_linked(&one).await;
+        ([to_one, to_two], one, two)
+    }
+
     pub async fn start_with(settings: Settings, local_id: MemberId, clock: Clock) -> Self {
         let (links, listening) = Links::bind(settings, local_id, clock).await.unwrap();
         let (traffic, listen) = (Arc::new(RecordedTraffic::default()), listening.address());

@@ -3,23 +3,6 @@
 use super::*;
 
 #[test]
-fn charge_above_remaining_is_refused_and_changes_nothing() {
-    for limit in ten_each() {
-        let mut counter = limit.fresh();
-        for left in [10, 6, 2] {
-            for _ in 0..3 {
-                let refused = limit.decide(&mut counter, TWO, Operation::Charge(left + 1));
-                assert_eq!((refused.verdict.passes(), refused.remaining), (false, left), "{limit:?}");
-                let never = limit.decide(&mut counter, TWO, Operation::Charge(11));
-                assert_eq!(never.verdict, Verdict::Refuse { retry_after: None }, "{limit:?}");
-                assert_eq!(never.remaining, left);
-            }
-            limit.decide(&mut counter, TWO, Operation::Charge(4));
-        }
-    }
-}
-
-#[test]
 fn reset_after_several_hits_is_exact() {
     for limit in ten_each() {
         let mut counter = limit.fresh();
@@ -40,37 +23,5 @@ fn reset_after_several_hits_is_exact() {
         let retry_after = is_known.then_some(refused.reset_after);
         assert_eq!(refused.verdict, Verdict::Refuse { retry_after });
         assert!(left(&counter, then.minus(1)) < 3 && left(&counter, then) >= 3, "{limit:?}");
-    }
-}
-
-#[test]
-fn refund_of_uncharged_hits_gives_nothing() {
-    for limit in ten_each() {
-        let mut counter = limit.fresh();
-        let refund = limit.decide(&mut counter, TWO, Operation::Refund(u64::MAX));
-        assert_eq!((refund.verdict, refund.remaining), (Verdict::Pass, 10), "{limit:?}");
-        limit.decide(&mut counter, TWO, Operation::Charge(10));
-        let refund = limit.decide(&mut counter, TWO, Operation::Refund(3));
-        assert_eq!((refund.verdict, refund.remaining), (Verdict::Pass, 3), "{limit:?}");
-        let refund = limit.decide(&mut counter, TWO, Operation::Refund(1_000));
-        assert_eq!((refund.verdict, refund.remaining), (Verdict::Pass, 10), "{limit:?}");
-    }
-}
-
-#[test]
-fn peek_leaves_counter_unchanged() {
-    for limit in ten_each() {
-        let mut counter = limit.fresh();
-        for (now, operation) in [
-            (0, Operation::Charge(4)),
-            (30, Operation::Charge(9)),
-            (70, Operation::Charge(2)),
-            (200, Operation::Peek),
-        ] {
-            let before = counter.clone();
-            limit.decide(&mut counter, at(now), Operation::Peek);
-            assert_eq!(counter, before, "{limit:?}");
-            limit.decide(&mut counter, at(now), operation);
-        }
     }
 }

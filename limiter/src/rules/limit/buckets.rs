@@ -9,9 +9,10 @@ use crate::{
         diagnostics::Diagnostics,
         file::RateLimit,
         limit::{
-            AtRate, KeyValue, RuleTerms,
+            KeyValue, RuleTerms,
             excess::{debt, excess},
             period,
+            terms::AtRate,
         },
         reader::Located,
     },

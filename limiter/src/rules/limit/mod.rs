@@ -1,7 +1,7 @@
 //! Interprets a `rate_limit`.
 
 use crate::{
-    algorithm::{Admission, AlgorithmName, Excess, Limit},
+    algorithm::{Admission, AlgorithmName, Limit},
     rules::{
         Allowance, DisplayedLimit,
         diagnostics::Diagnostics,
@@ -17,18 +17,14 @@ mod concurrency;
 mod excess;
 mod period;
 mod queue;
+mod terms;
 mod value;
 mod windows;
 
-use excess::excess;
-use period::Period;
+pub(crate) use terms::RuleTerms;
 pub use value::KeyValue;
 
-/// What a rule allows, and the limit that responses show.
-pub(crate) struct RuleTerms {
-    pub(crate) allowance: Allowance,
-    pub(crate) displayed_limit: DisplayedLimit,
-}
+use terms::at_rate;
 
 /// The terms of a rule; `None` after reporting a problem.
 pub(crate) fn terms(draft: &RateLimit, diagnostics: &mut Diagnostics<'_>) -> Option<RuleTerms> {
@@ -41,22 +37,18 @@ pub(crate) fn terms(draft: &RateLimit, diagnostics: &mut Diagnostics<'_>) -> Opt
         return all_fit.then_some(RuleTerms { allowance: Allowance::Unlimited, displayed_limit });
     }
     let steps = ["refill_amount", "refill_interval"].into_iter().find_map(|name| draft.given(name));
-    let terms = match (steps, draft.algorithm.as_ref().map(|algorithm| algorithm.value)) {
+    let terms = match steps {
         // Which keys are missing depends on those that do not fit.
-        (Some(_), _) | (None, Some(AlgorithmName::Concurrency)) if !all_fit => None,
-        (Some(steps), _) => buckets::stepped_bucket(draft, steps, diagnostics),
-        (None, algorithm) => of_algorithm(draft, algorithm, diagnostics),
+        Some(_) if !all_fit => None,
+        Some(steps) => buckets::stepped_bucket(draft, steps, diagnostics),
+        None => of_algorithm(draft, all_fit, diagnostics),
     };
     terms.filter(|_| all_fit)
 }
 
-/// The terms of a rule by its algorithm; classic without one.
-fn of_algorithm(
-    draft: &RateLimit,
-    algorithm: Option<AlgorithmName>,
-    diagnostics: &mut Diagnostics<'_>,
-) -> Option<RuleTerms> {
-    let Some(algorithm) = algorithm else {
+/// The terms of a rule by its algorithm; classic without one. `all_fit`: whether all its keys belong to the algorithm.
+fn of_algorithm(draft: &RateLimit, all_fit: bool, diagnostics: &mut Diagnostics<'_>) -> Option<RuleTerms> {
+    let Some(algorithm) = draft.algorithm.as_ref().map(|algorithm| algorithm.value) else {
         let is_classic = draft.given("algorithm").is_none();
         return at_rate(draft, diagnostics, |rate, _| is_classic.then(|| windows::classic(rate)));
     };
@@ -77,6 +69,8 @@ fn of_algorithm(
         AlgorithmName::LeakyQueue => {
             at_rate(draft, diagnostics, |rate, problems| queue::leaky_queue(draft, rate, problems))
         }
+        // Which keys are missing depends on those that do not fit.
+        AlgorithmName::Concurrency if !all_fit => None,
         AlgorithmName::Concurrency => concurrency::concurrency(draft, diagnostics),
     }
 }
@@ -135,34 +129,6 @@ pub(crate) fn candidate_fits(
         );
     }
     fits
-}
-
-/// What all rules with a number of requests in a period have.
-struct AtRate {
-    period: Period,
-    requests: u64,
-    excess: Excess,
-}
-
-/// The terms of a rule with a number of requests in a period, whose other keys make a `limit` of it.
-fn at_rate(
-    draft: &RateLimit,
-    diagnostics: &mut Diagnostics<'_>,
-    limit: impl FnOnce(AtRate, &mut Diagnostics<'_>) -> Option<Limit>,
-) -> Option<RuleTerms> {
-    let period = Period::read(draft, diagnostics);
-    if draft.given("requests_per_unit").is_none() {
-        diagnostics.add(
-            draft.mark,
-            "`requests_per_unit` is missing; 0 lets nothing pass, `unlimited: true` everything",
-        );
-    }
-    let requests = draft.integer("requests_per_unit").map(|requests| requests.value);
-    let excess = excess(draft, requests.unwrap_or_default(), diagnostics);
-    let (period, requests, excess) = (period?, requests?, excess?);
-    let displayed_limit = DisplayedLimit { requests_per_unit: requests, unit: period.unit };
-    let limit = limit(AtRate { period, requests, excess }, diagnostics)?;
-    Some(RuleTerms { allowance: Allowance::Limited(limit), displayed_limit })
 }
 
 /// The problem of this key with the algorithm or with `unlimited`.

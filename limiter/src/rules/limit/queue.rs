@@ -7,7 +7,7 @@ use crate::{
     rules::{
         diagnostics::Diagnostics,
         file::RateLimit,
-        limit::{AtRate, KeyValue, period},
+        limit::{KeyValue, period, terms::AtRate},
     },
 };
 

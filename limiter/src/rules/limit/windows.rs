@@ -7,7 +7,7 @@ use crate::{
     rules::{
         diagnostics::Diagnostics,
         file::RateLimit,
-        limit::{AtRate, KeyValue, excess::debt},
+        limit::{KeyValue, excess::debt, terms::AtRate},
         reader::Located,
     },
 };

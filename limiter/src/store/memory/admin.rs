@@ -17,6 +17,12 @@ use crate::{
     time::Timestamp,
 };
 
+/// What operators do with counters in memory.
+#[derive(Clone, Copy, Debug)]
+pub struct Admin<'m> {
+    pub(super) memory: &'m Memory,
+}
+
 /// The decisions that a check set would get, with the state of its counters.
 #[derive(Clone, Debug)]
 pub struct DryRun {
@@ -46,7 +52,7 @@ pub struct Replacement {
     pub after: CounterState,
 }
 
-impl Memory {
+impl Admin<'_> {
     /// The decisions that [`Memory::apply`] would return now. Changes nothing, and does not predict a lack of memory
     /// for a new key.
     pub fn dry_run(
@@ -55,7 +61,7 @@ impl Memory {
         now: Timestamp,
         refused: impl FnOnce(&[Decision]) -> bool,
     ) -> DryRun {
-        let mut locked = self.lock(checks, now);
+        let mut locked = self.memory.lock(checks, now);
         let before = checks.iter().map(|check| locked.state(check.key, check.limit)).collect();
         let limits: SmallVec<[Cow<'_, Limit>; 2]> =
             checks.iter().map(|check| locked.beside(check.key, check.limit)).collect();
@@ -74,7 +80,7 @@ impl Memory {
 
     /// Copies of the stored counters of the checks.
     fn copies(&self, locked: &mut LockedSlots<'_>, checks: &Checks<'_>) -> Vec<(Key, Counter)> {
-        let (mut copies, at): (Vec<(Key, Counter)>, _) = (Vec::new(), self.at(locked.now));
+        let (mut copies, at): (Vec<(Key, Counter)>, _) = (Vec::new(), self.memory.at(locked.now));
         for check in checks {
             if let Some(packed) = locked.table(check.key).get(check.key)
                 && copies.iter().all(|(key, _)| *key != check.key)
@@ -87,17 +93,17 @@ impl Memory {
 
     /// The state of the counter of `key`, of the kind of `limit`.
     pub fn peek(&self, key: Key, limit: &Limit, now: Timestamp) -> CounterState {
-        self.lock_key(key, now).state(key, limit)
+        self.memory.lock_key(key, now).state(key, limit)
     }
 
     /// Replaces the counter of `key` by a fresh one with `hits` charged. Hits above the limit become a debt if the
     /// algorithm can hold one. Does nothing if this replica does not own the slot.
     pub fn replace(&self, key: Key, limit: &Limit, now: Timestamp, hits: u64) -> Replacement {
-        let mut locked = self.lock_key(key, now);
+        let mut locked = self.memory.lock_key(key, now);
         let before = locked.state(key, limit);
         if locked.are_owned() {
             let set = CounterOperation::Set(hits);
-            locked.with_held(key, |counter| counter.apply(limit, &set, self.at(now), Room::NONE));
+            locked.with_held(key, |counter| counter.apply(limit, &set, self.memory.at(now), Room::NONE));
             locked.record_change(key);
         }
         Replacement { before, after: locked.state(key, limit) }

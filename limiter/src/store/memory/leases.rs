@@ -8,6 +8,12 @@ use crate::{
     time::Timestamp,
 };
 
+/// The leases of counters in memory. Without a cluster there are none.
+#[derive(Clone, Copy, Debug)]
+pub struct Leases<'m> {
+    pub(super) memory: &'m Memory,
+}
+
 /// Used hits of a lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UsedHits {
@@ -17,16 +23,16 @@ pub struct UsedHits {
     pub at: Timestamp,
 }
 
-impl Memory {
+impl Leases<'_> {
     /// Leases `hits` of `key` if they would pass on top of all leased hits, and returns what would be left. `None` if
     /// nothing is leased: also if the algorithm does not support it (see [`Limit::is_leasable`]), or this replica does
     /// not own the slot.
     pub fn lease(&self, key: Key, limit: &Limit, hits: u64, now: Timestamp) -> Option<Decision> {
-        if self.ownerships.is_none() || !limit.is_leasable() {
+        if self.memory.ownerships.is_none() || !limit.is_leasable() {
             return None;
         }
-        let mut locked = self.lock_key(key, now);
-        if !locked.are_owned() || self.tables.resources.budget.is_short_of(0) {
+        let mut locked = self.memory.lock_key(key, now);
+        if !locked.are_owned() || self.memory.tables.resources.budget.is_short_of(0) {
             return None;
         }
         locked.settle_side_data_of(key, limit);
@@ -40,7 +46,10 @@ impl Memory {
 
     /// The leased hits of `key`.
     pub fn leased(&self, key: Key) -> u64 {
-        self.ownerships.as_ref().map_or(0, |ownerships| ownerships.lock(self.slot(key)).leased(key))
+        self.memory
+            .ownerships
+            .as_ref()
+            .map_or(0, |ownerships| ownerships.lock(self.memory.slot(key)).leased(key))
     }
 
     /// Sets the leased hits of `key`, as reported by the former owner. Returns whether this replica owns the slot.
@@ -54,12 +63,14 @@ impl Memory {
     }
 
     fn change_leased(&self, key: Key, change: impl FnOnce(u64) -> u64) -> bool {
-        let Some(ownerships) = &self.ownerships else { return false };
-        let mut ownership = ownerships.lock(self.slot(key));
+        let Some(ownerships) = &self.memory.ownerships else { return false };
+        let mut ownership = ownerships.lock(self.memory.slot(key));
         let leased = change(ownership.leased(key));
         if ownership.is_owned() {
-            ownership
-                .update_side_data(|| self.empty_side_data(), |side_data| side_data.set_leased(key, leased));
+            ownership.update_side_data(
+                || self.memory.empty_side_data(),
+                |side_data| side_data.set_leased(key, leased),
+            );
         }
         ownership.is_owned()
     }
@@ -76,7 +87,7 @@ impl Memory {
         charged && self.reclaim(key, used.hits)
     }
 
-    /// Takes back hits that [`Memory::charge_leased`] charged and that turned out to be unused, as far as they still
+    /// Takes back hits that [`Leases::charge_leased`] charged and that turned out to be unused, as far as they still
     /// count. Returns whether this replica owns the slot.
     pub fn refund_leased(&self, key: Key, limit: &Limit, unused: UsedHits, now: Timestamp) -> bool {
         self.correct_leased(key, limit, now, |counter| {
@@ -91,8 +102,8 @@ impl Memory {
         now: Timestamp,
         correct: impl FnOnce(&mut Counter),
     ) -> bool {
-        let corrected = self.with_owned(key, now, |counter| {
-            counter.update(limit, self.at(now), |limit, counter| {
+        let corrected = self.memory.with_owned(key, now, |counter| {
+            counter.update(limit, self.memory.at(now), |limit, counter| {
                 correct(counter);
                 limit.decide(counter, now, Operation::Peek)
             })

@@ -5,39 +5,15 @@ use std::sync::Arc;
 
 use axum::{Json, Router, extract::State, routing::get};
 use serde_json::{Value, json};
-use tollgate_limiter::{
-    limiter::Limiter,
-    rules::{ActiveRules, Rules},
-    shared_store::SharedStore,
-    store::Memory,
-    time::Clock,
-};
-
-use crate::{api::admin::Certificates, cluster::Cluster};
+use tollgate_limiter::rules::Rules;
 
 mod cluster;
 pub(crate) mod finding;
 mod replica;
 mod rules;
+mod sources;
 
-/// What the findings are taken from.
-#[derive(Clone)]
-pub struct Sources {
-    /// The active rules.
-    pub active_rules: Arc<ActiveRules>,
-    /// The counters.
-    pub memory: Arc<Memory>,
-    /// The limiter.
-    pub limiter: Limiter,
-    /// The cluster, if this replica is part of one.
-    pub cluster: Option<Cluster>,
-    /// The shared store, if the counters are there.
-    pub shared_store: Option<SharedStore>,
-    /// The certificates of the listeners.
-    pub certificates: Arc<dyn Certificates>,
-    /// The clock.
-    pub clock: Clock,
-}
+pub use sources::Sources;
 
 /// A router with `/doctor`.
 pub fn router(sources: Sources) -> Router {

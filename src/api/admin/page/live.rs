@@ -9,10 +9,12 @@ use std::{
 };
 
 use axum::{
+    Router,
     body::{Body, Bytes},
     extract::State,
     http::header::{CACHE_CONTROL, CONTENT_TYPE},
     response::{IntoResponse, Response},
+    routing::get,
 };
 use futures_util::stream;
 use tokio::{
@@ -24,7 +26,7 @@ use tollgate_limiter::time::Stopwatch;
 use tracing::error;
 
 use crate::api::admin::{
-    AdminError,
+    error::AdminError,
     page::{
         history::{History, POINT_INTERVAL},
         sample::{Sampler, Sources},
@@ -184,8 +186,13 @@ impl OpenPage {
     }
 }
 
+/// A router with the stream of samples.
+pub fn router(live: Arc<Live>) -> Router {
+    Router::new().route("/live", get(stream)).with_state(live)
+}
+
 /// The history and the samples as lines of JSON.
-pub(in crate::api::admin) async fn stream(State(live): State<Arc<Live>>) -> Result<Response, AdminError> {
+async fn stream(State(live): State<Arc<Live>>) -> Result<Response, AdminError> {
     let page = live.open().ok_or_else(|| {
         AdminError::unavailable(format!("{PAGES_MAX} pages are open already: close one and try again"))
     })?;

@@ -15,8 +15,7 @@ mod history;
 mod live;
 mod sample;
 
-pub use live::Live;
-pub(super) use live::stream as live;
+pub use live::{Live, router};
 pub use sample::Sources;
 
 /// What a browser may load and do for the page: nothing from elsewhere, no inline script, no frame around it.

@@ -12,7 +12,7 @@ use tollgate_limiter::{
 
 use crate::api::{
     self,
-    admin::{AdminState, Certificates, cluster, format, rules::numbers, store_json},
+    admin::{AdminState, Certificates, cluster, format, rules::numbers, store},
     top,
 };
 
@@ -95,7 +95,7 @@ impl Sampler {
         sample["requests"]["invalid"] = requests.invalid.get().into();
         sample["unmatched"] = metrics.unmatched.get().into();
         sample["unknown_domains"] = metrics.unknown_domains.get().into();
-        sample["store"] = store_json(state);
+        sample["store"] = store::json_of(state);
         sample["rules"] = rules_json(state, &rules);
         sample["each_rule"] = each;
         sample["top"] = top::denied_json(metrics, KEYS_MAX);

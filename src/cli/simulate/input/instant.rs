@@ -17,6 +17,12 @@ pub(in crate::cli::simulate) fn parse(text: &str) -> Option<Timestamp> {
     u64::try_from(parsed.as_nanosecond()).ok().map(Timestamp::from_nanos)
 }
 
+/// The same with an error for other texts.
+pub(super) fn required(text: &str) -> Result<Timestamp, String> {
+    parse(text)
+        .ok_or_else(|| format!("`{text}` is no time; RFC 3339, `02/Jan/2026:03:04:05 +0000`, or seconds or milliseconds since 1970 are"))
+}
+
 fn number(text: &str) -> Option<Timestamp> {
     let (whole, fraction) = text.split_once('.').unwrap_or((text, ""));
     let whole: u64 = whole.parse().ok()?;

@@ -160,12 +160,7 @@ fn time(record: &Record<'_>, field: Option<&str>) -> Result<Timestamp, String> {
             TIME_FIELDS.iter().find_map(|field| record.get(field)).ok_or_else(missing)?
         }
     };
-    instant_of(&found)
-}
-
-fn instant_of(text: &str) -> Result<Timestamp, String> {
-    instant::parse(text)
-        .ok_or_else(|| format!("`{text}` is no time; RFC 3339, `02/Jan/2026:03:04:05 +0000`, or seconds or milliseconds since 1970 are"))
+    instant::required(&found)
 }
 
 fn hits(record: &Record<'_>, field: Option<&str>) -> Result<u64, String> {
@@ -175,12 +170,7 @@ fn hits(record: &Record<'_>, field: Option<&str>) -> Result<u64, String> {
             Some(field) => Err(format!("there is no field `{field}`, the hits")),
         };
     };
-    hits_of(&found)
-}
-
-fn hits_of(text: &str) -> Result<u64, String> {
-    let hits = text.parse().ok().filter(|hits| *hits > 0);
-    hits.ok_or_else(|| format!("`{text}` is no number of hits; whole numbers from 1 are"))
+    record::hits_of(&found)
 }
 
 #[cfg(test)]

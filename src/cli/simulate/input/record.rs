@@ -10,7 +10,7 @@ use crate::{
     api::descriptor_text,
     cli::simulate::{
         event::Event,
-        input::{combined::CombinedLine, envoy::AccessLine},
+        input::{combined::CombinedLine, envoy::AccessLine, instant},
         template::Fields,
     },
 };
@@ -168,7 +168,7 @@ impl Record<'_> {
             // The JSON form of a message has this name, and number fields of 64 bits are texts.
             match in_json(descriptor, "hitsAddend").or_else(|| in_json(descriptor, "hits_addend")) {
                 None => event.end_descriptor(),
-                Some(text) => event.end_descriptor_with(super::hits_of(&text)?),
+                Some(text) => event.end_descriptor_with(hits_of(&text)?),
             }
         }
         Ok(())
@@ -196,7 +196,7 @@ impl Record<'_> {
         let missing = "a denial without `timestamp`, `domain` or `descriptor`";
         let text = |name: &str| value[name].as_str().ok_or(missing);
         let (at, domain, descriptor) = (text("timestamp")?, text("domain")?, text("descriptor")?);
-        let at = super::instant_of(at)?;
+        let at = instant::required(at)?;
         if descriptor.ends_with('…') {
             return Err("the log has cut the descriptor".to_owned());
         }
@@ -207,6 +207,12 @@ impl Record<'_> {
         event.end_descriptor();
         Ok(Some(value["left_out"].as_u64().unwrap_or_default()))
     }
+}
+
+/// A number of hits.
+pub(super) fn hits_of(text: &str) -> Result<u64, String> {
+    let hits = text.parse().ok().filter(|hits| *hits > 0);
+    hits.ok_or_else(|| format!("`{text}` is no number of hits; whole numbers from 1 are"))
 }
 
 impl Fields for Record<'_> {

@@ -35,11 +35,11 @@ impl Slots {
             }
             RemoteOperation::Absorb(consumed) => {
                 self.memory.add(self.of(*key), consumed.difference(&Default::default()), cx.wall);
-                Outcome::of(self.memory.peek(*key, limit, cx.wall).peek, 0)
+                Outcome::of(self.memory.admin().peek(*key, limit, cx.wall).peek, 0)
             }
             RemoteOperation::Settle(settlement) => {
                 self.leases.settle(*key, limit, settlement, cx);
-                Outcome::of(self.memory.peek(*key, limit, cx.wall).peek, 0)
+                Outcome::of(self.memory.admin().peek(*key, limit, cx.wall).peek, 0)
             }
         };
         let borrower = borrower.filter(|_| *lease_hits > 0);

@@ -285,7 +285,7 @@ fn replaced_counter_drops_its_holds() {
     let (memory, limit) = (Memory::new(BYTES, OnFull::Deny), window(10));
     let left_after = |after: Decision| (memory.stats().holds_open, after.remaining);
     assert!(reserve(&memory, &[check(key("k"), &limit, 4)], "a", NOW));
-    assert_eq!(left_after(memory.replace(key("k"), &limit, NOW, 0).after.peek), (0, 10));
+    assert_eq!(left_after(memory.admin().replace(key("k"), &limit, NOW, 0).after.peek), (0, 10));
     assert!(reserve(&memory, &[check(key("k"), &limit, 4)], "a", NOW));
     assert_eq!(
         left_after(memory.operate(key("k"), &limit, &CounterOperation::Set(0), NOW).unwrap().decision),
@@ -309,7 +309,7 @@ fn withdrawn_attempt_is_forgotten_and_others_stay() {
 #[test]
 fn reservation_that_needs_leased_hits_changes_nothing() {
     let (memory, limit) = (sharing(), window(10));
-    assert!(memory.lease(key("k"), &limit, 5, NOW).is_some());
+    assert!(memory.leases().lease(key("k"), &limit, 5, NOW).is_some());
     let terms = terms("a", HOLD_TTL_DEFAULT, OnExpiry::Release);
     let checks = Checks::from_slice(&[check(key("k"), &limit, 6)]);
     let error = memory.reserve(&checks, &terms, NOW, any_refused).unwrap_err();
@@ -317,7 +317,7 @@ fn reservation_that_needs_leased_hits_changes_nothing() {
     assert!(reserve(&memory, &[check(key("k"), &limit, 5)], "b", NOW));
     let more = Checks::from_slice(&[check(key("k"), &limit, 6)]);
     assert_eq!(memory.settle(&more, &id("b"), UnknownId::Remember, NOW), Err(NotLocal::Leased(key("k"))));
-    assert!(memory.lease(key("k"), &limit, 1, NOW).is_none(), "held hits are not lent");
+    assert!(memory.leases().lease(key("k"), &limit, 1, NOW).is_none(), "held hits are not lent");
     assert_eq!(settle(&memory, check(key("k"), &limit, 5), "b", NOW).outcome, SettleOutcome::Open);
 }
 

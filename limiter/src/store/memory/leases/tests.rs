@@ -37,17 +37,17 @@ fn charge(
 fn leased_hits_count_as_charged_until_returned() {
     for limit in [window(10), bucket(10)] {
         let (memory, name) = (sharing(), key("one"));
-        assert_eq!(memory.lease(name, &limit, 6, NOW).unwrap().remaining, 4);
-        assert!(memory.lease(name, &limit, 5, NOW).is_none());
+        assert_eq!(memory.leases().lease(name, &limit, 6, NOW).unwrap().remaining, 4);
+        assert!(memory.leases().lease(name, &limit, 5, NOW).is_none());
         assert_eq!(charge(&memory, &limit, 1, NOW).unwrap().remaining, 3);
         assert_eq!(charge(&memory, &limit, 4, NOW), Err(NotLocal::Leased(name)));
         let never = charge(&memory, &limit, 11, NOW).unwrap();
         assert_eq!(never.verdict, Verdict::Refuse { retry_after: None });
 
-        assert!(memory.charge_leased(name, &limit, UsedHits { hits: 2, at: NOW }, NOW));
-        assert_eq!(memory.leased(name), 4);
-        assert!(memory.reclaim(name, 4));
-        assert_eq!((memory.leased(name), memory.stats().backup_bytes), (0, 0));
+        assert!(memory.leases().charge_leased(name, &limit, UsedHits { hits: 2, at: NOW }, NOW));
+        assert_eq!(memory.leases().leased(name), 4);
+        assert!(memory.leases().reclaim(name, 4));
+        assert_eq!((memory.leases().leased(name), memory.stats().backup_bytes), (0, 0));
         assert_eq!(charge(&memory, &limit, 4, NOW).unwrap().remaining, 3);
     }
 }
@@ -55,7 +55,7 @@ fn leased_hits_count_as_charged_until_returned() {
 #[test]
 fn call_refused_only_for_leased_hits_charges_nothing() {
     let (memory, limit, name) = (sharing(), window(10), key("one"));
-    memory.lease(name, &limit, 10, NOW).unwrap();
+    memory.leases().lease(name, &limit, 10, NOW).unwrap();
     let check =
         |key| Check { key, limit: &limit, operation: Operation::Charge(1), on_refusal: OnRefusal::Keep };
     let any_refused = |decisions: &[Decision]| decisions.iter().any(|decision| !decision.verdict.passes());
@@ -68,14 +68,14 @@ fn call_refused_only_for_leased_hits_charges_nothing() {
 fn released_slot_drops_leases_and_next_owner_sets_them() {
     let (memory, limit, name) = (sharing(), window(10), key("one"));
     let slot = memory.slot(name);
-    memory.lease(name, &limit, 6, NOW).unwrap();
+    memory.leases().lease(name, &limit, 6, NOW).unwrap();
     let (data, _) = memory.release(slot).unwrap();
-    assert!(!memory.set_leased(name, 6));
+    assert!(!memory.leases().set_leased(name, 6));
     memory.acquire(slot, data, NOW);
-    assert_eq!(memory.leased(name), 0);
-    assert!(memory.set_leased(name, 6));
-    assert!(memory.lease(name, &limit, 5, NOW).is_none());
-    assert!(memory.lease(name, &limit, 4, NOW).is_some());
+    assert_eq!(memory.leases().leased(name), 0);
+    assert!(memory.leases().set_leased(name, 6));
+    assert!(memory.leases().lease(name, &limit, 5, NOW).is_none());
+    assert!(memory.leases().lease(name, &limit, 4, NOW).is_some());
 }
 
 #[test]
@@ -83,23 +83,27 @@ fn unleasable_limits_and_stores_without_cluster_lease_nothing() {
     let memory = sharing();
     // Overdraft, count_denied, sub-windows, a log, steps with a debt, a queue.
     for index in [3, 5, 8, 9, 12, 14] {
-        assert!(memory.lease(key("one"), &second_of(index), 1, NOW).is_none(), "{:?}", second_of(index));
+        assert!(
+            memory.leases().lease(key("one"), &second_of(index), 1, NOW).is_none(),
+            "{:?}",
+            second_of(index)
+        );
     }
-    assert!(Memory::new(BYTES, OnFull::Deny).lease(key("one"), &window(9), 1, NOW).is_none());
+    assert!(Memory::new(BYTES, OnFull::Deny).leases().lease(key("one"), &window(9), 1, NOW).is_none());
 }
 
 #[test]
 fn refund_beyond_charged_hits_waits_for_leased_ones() {
     let (memory, limit, name) = (sharing(), window(10), key("one"));
     charge(&memory, &limit, 1, NOW).unwrap();
-    memory.lease(name, &limit, 6, NOW).unwrap();
+    memory.leases().lease(name, &limit, 6, NOW).unwrap();
     let refund = || {
         let (operation, on_refusal) = (Operation::Refund(4), OnRefusal::TakeBack);
         let check = Check { key: name, limit: &limit, operation, on_refusal };
         memory.apply_single(&check, NOW).map(|decided| decided.decision.remaining)
     };
     assert_eq!(refund(), Err(NotLocal::Leased(name)));
-    assert!(memory.charge_leased(name, &limit, UsedHits { hits: 4, at: NOW }, NOW));
+    assert!(memory.leases().charge_leased(name, &limit, UsedHits { hits: 4, at: NOW }, NOW));
     assert_eq!(refund(), Ok(10 - 1 - 2));
 }
 
@@ -116,10 +120,10 @@ proptest! {
         let left_after = |charged: u64, returned: u64| {
             let (memory, name) = (sharing(), key("one"));
             charge(&memory, &limit, before, NOW).unwrap();
-            memory.charge_leased(name, &limit, UsedHits { hits: charged, at: NOW }, NOW);
+            memory.leases().charge_leased(name, &limit, UsedHits { hits: charged, at: NOW }, NOW);
             let then = NOW.plus(pause);
-            memory.refund_leased(name, &limit, UsedHits { hits: returned, at: NOW }, then);
-            memory.peek(name, &limit, then).peek.remaining
+            memory.leases().refund_leased(name, &limit, UsedHits { hits: returned, at: NOW }, then);
+            memory.admin().peek(name, &limit, then).peek.remaining
         };
         let (returned, never_charged) = (left_after(leased, leased - used), left_after(used, 0));
         prop_assert!(returned <= never_charged);
@@ -172,12 +176,12 @@ fn admitted(limit: &Limit, steps: Vec<(u64, Step)>) -> Vec<(Timestamp, u64)> {
                     admitted.push((now, hits));
                 }
             }
-            Step::Lease(hits) => unused += memory.lease(name, limit, hits, now).map_or(0, |_| hits),
+            Step::Lease(hits) => unused += memory.leases().lease(name, limit, hits, now).map_or(0, |_| hits),
             Step::UseAndReport(hits) if unused > 0 => {
                 let hits = hits.min(unused);
                 unused -= hits;
                 admitted.push((now, hits));
-                assert!(memory.charge_leased(name, limit, UsedHits { hits, at: now }, now));
+                assert!(memory.leases().charge_leased(name, limit, UsedHits { hits, at: now }, now));
             }
             Step::Use(hits) if unused > 0 => {
                 let hits = hits.min(unused);
@@ -186,17 +190,17 @@ fn admitted(limit: &Limit, steps: Vec<(u64, Step)>) -> Vec<(Timestamp, u64)> {
                 admitted.push((now, hits));
             }
             Step::Report => {
-                assert!(memory.charge_leased(name, limit, unreported, now));
+                assert!(memory.leases().charge_leased(name, limit, unreported, now));
                 unreported.hits = 0;
             }
             Step::Return(hits) => {
                 let hits = hits.min(unused);
                 unused -= hits;
-                assert!(memory.reclaim(name, hits));
+                assert!(memory.leases().reclaim(name, hits));
             }
             Step::Use(_) | Step::UseAndReport(_) => {}
         }
-        assert_eq!(memory.leased(name), unused + unreported.hits);
+        assert_eq!(memory.leases().leased(name), unused + unreported.hits);
     }
     admitted
 }

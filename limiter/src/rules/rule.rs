@@ -1,0 +1,113 @@
+//! A rule.
+
+use serde_json::{Map, Value as Json};
+
+use crate::{
+    algorithm::{Admission, Limit},
+    named,
+    rules::{Location, RuleStats, StatsHandle, Unit},
+};
+
+/// The rule of a descriptor: limit and options.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Rule {
+    /// The path in the prefix tree: `domain.key_value.key`.
+    pub path: String,
+    /// The name that `replaces` refers to.
+    pub name: Option<String>,
+    /// How much the rule lets pass.
+    pub allowance: Allowance,
+    /// A limit on trial: it has counters of its own and decides nothing.
+    pub candidate: Option<Limit>,
+    /// The decision for a request whose owner cannot be reached.
+    pub on_owner_unavailable: OnOwnerUnavailable,
+    /// Whether part of the remaining budget may be leased to another replica.
+    pub lease: bool,
+    /// The names of the limits that do not apply when this rule matches.
+    pub replaces: Vec<String>,
+    /// Shadow mode: the rule counts, and what it refuses passes.
+    pub shadow_mode: bool,
+    /// Quota mode: a call is refused only if all of its quota rules refuse.
+    pub quota_mode: bool,
+    /// Whether the name in metrics contains the values of all entries.
+    pub detailed_metric: bool,
+    /// Metadata of responses in which the rule passes.
+    pub metadata: Option<Map<String, Json>>,
+    /// The limit as shown in responses.
+    pub displayed_limit: DisplayedLimit,
+    /// The location in the rule file or resource.
+    pub location: Location,
+    /// The location in the overlay of what was added to the rule.
+    pub overlay: Option<Location>,
+    pub stats: StatsHandle,
+}
+
+impl Rule {
+    /// The limit; `None` if the rule is unlimited.
+    pub fn limit(&self) -> Option<&Limit> {
+        match &self.allowance {
+            Allowance::Unlimited => None,
+            Allowance::Limited(limit) => Some(limit),
+        }
+    }
+
+    /// The stats of the rule; `None` before it is active.
+    pub fn stats(&self) -> Option<&RuleStats> {
+        self.stats.get()
+    }
+
+    /// How its limit lets hits pass; `None` if the rule is unlimited.
+    pub fn admission(&self) -> Option<Admission> {
+        self.limit().map(Limit::admission)
+    }
+}
+
+/// How much a rule lets pass.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Allowance {
+    /// Everything passes; nothing is counted.
+    Unlimited,
+    /// Up to the limit; a limit of 0 lets nothing pass.
+    Limited(Limit),
+}
+
+/// A limit as shown in responses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DisplayedLimit {
+    /// As in the rule file; 0 if the rule is unlimited.
+    pub requests_per_unit: u64,
+    /// As in the rule file; `None` if no unit has the length of the window.
+    pub unit: Option<Unit>,
+}
+
+/// Which descriptors of a refused call are charged, of those that would have passed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OnDenied {
+    /// All of them, as envoyproxy/ratelimit does.
+    ChargeAll,
+    /// None of them.
+    ChargeNone,
+}
+
+named! {
+    /// The decision for a request whose owner cannot be reached, with its name in rule files.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+    pub enum OnOwnerUnavailable {
+        /// The local replica admits its share of the limit.
+        #[default]
+        LocalShare = "local_share",
+        /// The request passes without being counted.
+        Allow = "allow",
+        /// The request is refused.
+        Deny = "deny",
+    }
+}
+
+/// How a check is decided whose counter is elsewhere.
+#[derive(Clone, Copy, Debug)]
+pub struct ForwardPolicy {
+    /// The decision while the counter cannot be reached.
+    pub on_owner_unavailable: OnOwnerUnavailable,
+    /// Whether the owner may lend hits of the limit to this replica.
+    pub lease: bool,
+}

@@ -1,0 +1,187 @@
+//! Stats of all rules. A reload keeps the stats of every path that still has a rule.
+
+use std::sync::{Arc, PoisonError};
+
+use arc_swap::ArcSwap;
+use rustc_hash::{FxBuildHasher, FxHashMap};
+
+use crate::rules::{
+    Rules,
+    stats::{RuleStats, Totals},
+};
+
+/// The stats of all active rules.
+#[derive(Debug)]
+pub struct RuleStatsRegistry {
+    names_max: usize,
+    // Replaced as a whole, so that readers never wait for a reload.
+    rules: ArcSwap<AllStats>,
+}
+
+/// By domain, then by rule path.
+type AllStats = FxHashMap<Arc<str>, DomainStats>;
+type DomainStats = FxHashMap<Arc<str>, Arc<RuleStats>>;
+
+/// The labels of one series.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Series {
+    /// The domain.
+    pub domain: Arc<str>,
+    /// The path of a rule, or its name with values.
+    pub rule: String,
+}
+
+impl Default for RuleStatsRegistry {
+    fn default() -> Self {
+        Self::new(100)
+    }
+}
+
+impl RuleStatsRegistry {
+    /// Empty stats with at most `names_max` names with values for each rule.
+    pub fn new(names_max: usize) -> Self {
+        Self { names_max, rules: ArcSwap::default() }
+    }
+
+    /// Attaches stats to each rule: those of the previous rule with the same path, or new ones. Stats of removed
+    /// rules are dropped. Must not run concurrently with itself.
+    pub(crate) fn attach(&self, rules: &Rules) {
+        let before = self.rules.load_full();
+        let mut all = AllStats::default();
+        for domain in rules.domains() {
+            let before = before.get_key_value(&*domain.name);
+            let name = before.map_or_else(|| domain.name.as_str().into(), |(name, _)| name.clone());
+            let mut after = DomainStats::with_capacity_and_hasher(domain.rules().len(), FxBuildHasher);
+            for rule in domain.rules() {
+                let stats = self.reuse_or_create(&rule.path, before.map(|(_, before)| before), &mut after);
+                // Fails for rules that were active before: they keep their stats.
+                let _ = rule.stats.0.set(stats);
+            }
+            all.insert(name, after);
+        }
+        self.rules.store(Arc::new(all));
+    }
+
+    /// The stats of the rule with this path, which are added to `after`.
+    fn reuse_or_create(
+        &self,
+        path: &str,
+        before: Option<&DomainStats>,
+        after: &mut DomainStats,
+    ) -> Arc<RuleStats> {
+        if let Some(stats) = after.get(path) {
+            return stats.clone();
+        }
+        let known = before.and_then(|before| before.get_key_value(path));
+        let known = known.map(|(path, stats)| (path.clone(), stats.clone()));
+        let fresh = || (path.into(), Arc::new(RuleStats::new(self.names_max)));
+        let (path, stats) = known.unwrap_or_else(fresh);
+        after.insert(path, stats.clone());
+        stats
+    }
+
+    /// All series in order; series with equal labels are merged.
+    pub fn totals(&self) -> Vec<(Series, Totals)> {
+        let rules = self.rules.load_full();
+        let mut all = Vec::new();
+        let each = rules.iter().flat_map(|(domain, rules)| rules.iter().map(move |rule| (domain, rule)));
+        for (domain, (path, stats)) in each {
+            let series = |rule: String| Series { domain: domain.clone(), rule };
+            let names = stats.names.read().unwrap_or_else(PoisonError::into_inner);
+            all.extend(names.iter().map(|(name, stats)| (series(name.to_string()), stats.totals())));
+            let (plain, other_names) = (stats.plain.totals(), stats.other_names.totals());
+            if other_names != Totals::default() {
+                all.push((series(format!("{path}:other")), other_names));
+            }
+            all.push((series(path.to_string()), plain));
+        }
+        all.sort_unstable_by(|(one, _), (other, _)| one.cmp(other));
+        // Two names with values can be equal, depending on the values.
+        all.dedup_by(|(series, totals), (kept, sum)| {
+            let same = series == kept;
+            if same {
+                *sum = sum.plus(*totals);
+            }
+            same
+        });
+        all
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::borrow::Cow;
+
+    use super::*;
+    use crate::rules::stats::{NAME_MAX, RuleEvent};
+
+    const PASSED: RuleEvent = RuleEvent {
+        over_limit: false,
+        charged: 1,
+        near_limit: 0,
+        shadow_denied: false,
+        candidate_denied: false,
+    };
+
+    fn rules(keys: &[&str]) -> Rules {
+        let each = keys
+            .iter()
+            .map(|key| format!("  - {{key: {key}, rate_limit: {{unit: hour, requests_per_unit: 1}}}}\n"));
+        Rules::parse("test", &format!("domain: d\ndescriptors:\n{}", each.collect::<String>())).unwrap()
+    }
+
+    fn count(rules: &Rules, key: usize, name: Cow<'_, str>) {
+        let rule = rules.domain("d").unwrap().rules().nth(key).unwrap();
+        rule.stats.get().unwrap().count(name, PASSED);
+    }
+
+    fn hits(stats: &RuleStatsRegistry) -> Vec<(String, u64)> {
+        stats.totals().into_iter().map(|(series, totals)| (series.rule, totals.hits)).collect()
+    }
+
+    #[test]
+    fn reload_keeps_stats_of_remaining_rules_and_drops_others() {
+        let stats = RuleStatsRegistry::default();
+        let (one, two, three) = (rules(&["a", "b"]), rules(&["c", "b"]), rules(&["a", "b"]));
+        stats.attach(&one);
+        [0, 1].into_iter().for_each(|key| count(&one, key, "".into()));
+        stats.attach(&two);
+        count(&two, 1, "".into());
+        assert_eq!(hits(&stats), [("d.b".to_owned(), 2), ("d.c".to_owned(), 0)]);
+        stats.attach(&three);
+        assert_eq!(hits(&stats), [("d.a".to_owned(), 0), ("d.b".to_owned(), 2)]);
+    }
+
+    #[test]
+    fn names_beyond_the_cap_are_counted_as_other() {
+        let (stats, rules) = (RuleStatsRegistry::new(10), rules(&["a"]));
+        stats.attach(&rules);
+        for value in 0..1_000_000 {
+            count(&rules, 0, Cow::Owned(format!("d.a_{value}")));
+        }
+        let hits = hits(&stats);
+        assert_eq!(hits.len(), 12);
+        assert_eq!(
+            hits.iter().find(|(name, _)| name == "d.a:other"),
+            Some(&("d.a:other".to_owned(), 999_990))
+        );
+    }
+
+    #[test]
+    fn name_beyond_the_length_bound_is_counted_as_other() {
+        let (stats, rules) = (RuleStatsRegistry::new(10), rules(&["a"]));
+        stats.attach(&rules);
+        count(&rules, 0, Cow::Owned("x".repeat(NAME_MAX + 1)));
+        assert!(hits(&stats).contains(&("d.a:other".to_owned(), 1)));
+    }
+
+    #[test]
+    fn equal_names_are_merged_into_one_series() {
+        let (stats, rules) = (RuleStatsRegistry::new(10), rules(&["a", "a_b"]));
+        stats.attach(&rules);
+        count(&rules, 0, Cow::Owned("d.a_b_c".to_owned()));
+        count(&rules, 1, Cow::Owned("d.a_b_c".to_owned()));
+        let expected = [("d.a", 0), ("d.a_b", 0), ("d.a_b_c", 2)];
+        assert_eq!(hits(&stats), expected.map(|(name, hits)| (name.to_owned(), hits)));
+    }
+}

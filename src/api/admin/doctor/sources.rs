@@ -1,0 +1,28 @@
+//! What the findings are taken from.
+
+use std::sync::Arc;
+
+use tollgate_limiter::{
+    limiter::Limiter, rules::ActiveRules, shared_store::SharedStore, store::Memory, time::Clock,
+};
+
+use crate::{api::admin::Certificates, cluster::Cluster};
+
+/// What the findings are taken from.
+#[derive(Clone)]
+pub struct Sources {
+    /// The active rules.
+    pub active_rules: Arc<ActiveRules>,
+    /// The counters.
+    pub memory: Arc<Memory>,
+    /// The limiter.
+    pub limiter: Limiter,
+    /// The cluster, if this replica is part of one.
+    pub cluster: Option<Cluster>,
+    /// The shared store, if the counters are there.
+    pub shared_store: Option<SharedStore>,
+    /// The certificates of the listeners.
+    pub certificates: Arc<dyn Certificates>,
+    /// The clock.
+    pub clock: Clock,
+}

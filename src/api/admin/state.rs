@@ -1,0 +1,70 @@
+//! What the admin handlers share.
+
+use std::{fmt, sync::Arc};
+
+use serde::Serialize;
+use tollgate_limiter::{
+    limiter::Limiter, rules::ActiveRules, shared_store::SharedStore, store::Memory, time::Timestamp,
+};
+
+use crate::{
+    api::{reader::RequestReader, recorder::Recorder},
+    cluster::Cluster,
+    telemetry::logs::LogControl,
+};
+
+/// The state that the admin handlers share.
+#[derive(Clone, Debug)]
+pub struct AdminState {
+    /// The cluster, if this replica is part of one.
+    pub cluster: Option<Cluster>,
+    /// The shared store, if the counters are there.
+    pub shared_store: Option<SharedStore>,
+    /// The active rules.
+    pub active_rules: Arc<ActiveRules>,
+    /// The counters.
+    pub memory: Arc<Memory>,
+    /// The limiter.
+    pub limiter: Limiter,
+    /// Reads the requests to explain.
+    pub reader: RequestReader,
+    /// The effective settings.
+    pub settings: Arc<[EffectiveSetting]>,
+    /// The log level.
+    pub logs: LogControl,
+    /// The recorder of requests; `None` if requests are never recorded.
+    pub recorder: Option<Arc<Recorder>>,
+}
+
+/// The effective value of a setting.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EffectiveSetting {
+    /// The section and name.
+    pub name: &'static str,
+    /// The value; a secret is not shown.
+    pub value: String,
+    /// The origin of the value.
+    pub from: Origin,
+}
+
+/// The origin of a value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Origin {
+    /// The default.
+    Default,
+    /// A variable of envoyproxy/ratelimit.
+    Reference,
+    /// The settings file.
+    File,
+    /// An environment variable.
+    Environment,
+    /// A command-line flag.
+    Flag,
+}
+
+/// The certificates of the listeners.
+pub trait Certificates: fmt::Debug + Send + Sync {
+    /// The name of each listener with a certificate, and when the active one expires.
+    fn expiries(&self) -> Vec<(&'static str, Timestamp)>;
+}

@@ -1,0 +1,58 @@
+//! What the commands print, and their exit codes.
+
+use std::{
+    io::{self, Write as _},
+    process::ExitCode,
+};
+
+use tollgate_limiter::printable;
+
+/// The exit code for a request over its limit.
+pub(super) const OVER_LIMIT: u8 = 2;
+/// The exit code of a command that finds differences or faults, for which 1 means that there are some.
+pub(super) const TROUBLE: u8 = 2;
+
+/// Prints what a command has found, or why it has found nothing.
+pub(super) fn report(found: Result<(String, ExitCode), String>) -> ExitCode {
+    match found {
+        Ok((text, code)) => print_line(text, code),
+        Err(why) => {
+            eprintln!("{why}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Writes to the standard output. A reader that has closed it is an error and no panic.
+pub(super) fn print(bytes: &[u8]) -> ExitCode {
+    let mut output = io::stdout().lock();
+    match output.write_all(bytes).and_then(|()| output.flush()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("cannot write the output: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// JSON with hidden characters in the escapes of JSON, for a terminal.
+pub(super) fn printable_json(json: &str) -> String {
+    let mut text = String::with_capacity(json.len());
+    for character in json.chars() {
+        if printable::is_hidden(character) {
+            for unit in character.encode_utf16(&mut [0; 2]) {
+                text += &format!("\\u{unit:04x}");
+            }
+        } else {
+            text.push(character);
+        }
+    }
+    text
+}
+
+/// Prints `text` and ends its line. Returns `code` unless it cannot be written.
+pub(super) fn print_line(mut text: String, code: ExitCode) -> ExitCode {
+    text.push('\n');
+    let printed = print(text.as_bytes());
+    if printed == ExitCode::SUCCESS { code } else { printed }
+}
