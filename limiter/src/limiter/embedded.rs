@@ -53,6 +53,9 @@ pub struct Reservation {
     pub checked: Checked,
     /// The id by which [`Limiter::settle`] finds it; `None` if nothing is reserved.
     pub id: Option<HoldId>,
+    /// Whether a reservation with this id was made before and has ended: it was settled or has expired. The answer is
+    /// that of its first call, and nothing more is reserved.
+    pub has_ended: bool,
 }
 
 /// Why a question has no answer.
@@ -268,8 +271,9 @@ pub(super) fn at_once<T>(call: impl Future<Output = Result<T, HoldError>>) -> Re
 
 impl Reservation {
     /// The answer to a reservation with these terms.
-    pub(crate) fn of(HeldAnswer { answer, is_held }: &HeldAnswer<'_>, terms: HoldTerms) -> Self {
-        Self { checked: Checked::of(answer), id: is_held.then_some(terms.id) }
+    pub(crate) fn of(HeldAnswer { answer, is_held, has_ended }: &HeldAnswer<'_>, terms: HoldTerms) -> Self {
+        let id = is_held.then_some(terms.id);
+        Self { checked: Checked::of(answer), id, has_ended: *has_ended }
     }
 }
 

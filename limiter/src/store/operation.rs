@@ -3,10 +3,11 @@
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+use smallvec::SmallVec;
 
 use crate::{
     algorithm::{Admission, Counter, Decision, Limit, Operation, Receipt, Verdict},
-    store::{HoldId, HoldTerms, Settled},
+    store::{HoldId, HoldTerms, Reserved, Settled},
     time::Timestamp,
 };
 
@@ -79,6 +80,8 @@ pub enum HoldOutcome {
     Exhausted,
     /// One is settled.
     Settled(Settled),
+    /// The one that was reserved is known and has ended. The decision is that of its reservation.
+    Ended,
 }
 
 impl CounterOperation {
@@ -127,6 +130,13 @@ impl Outcome {
     /// The outcome of a decision that has charged so many hits.
     pub fn of(decision: Decision, charged: u64) -> Self {
         Self { decision, charged, hold: HoldOutcome::Decided }
+    }
+
+    /// The outcomes of a reservation, in the order of its checks.
+    pub(crate) fn reserved(reserved: &Reserved) -> SmallVec<[Self; 1]> {
+        let hold = if reserved.has_ended { HoldOutcome::Ended } else { HoldOutcome::Decided };
+        let each = reserved.decisions.iter().zip(reserved.decisions.charged());
+        each.map(|(decision, charged)| Self { hold, ..Self::of(*decision, *charged) }).collect()
     }
 
     /// The outcome of a settlement.

@@ -147,7 +147,7 @@ class Client:
         message = wire.reserve_request_of(request, terms, reservation_id)
         try:
             reply = await self._call("Reserve", message)
-            return Reservation(request, wire.decision_of(reply.answer), reply.reservation_id)
+            return Reservation(request, wire.decision_of(reply.answer), reply.reservation_id, reply.ended)
         except NoAnswerError as error:
             return Reservation(request, self._default_decision(error), reservation_id)
 

@@ -187,6 +187,7 @@ fn hold_outcome() -> impl Strategy<Value = HoldOutcome> {
     prop_oneof![
         Just(HoldOutcome::Decided),
         Just(HoldOutcome::Exhausted),
+        Just(HoldOutcome::Ended),
         settled().boxed().prop_map(HoldOutcome::Settled),
     ]
 }
