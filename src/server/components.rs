@@ -271,11 +271,7 @@ async fn sweep(memory: Arc<Memory>, clock: Clock) {
 
 /// Keeps the clock of counters in step with the system clock. A system clock out of range ends it: nothing is decided by
 /// such a clock, and the libraries that write dates panic.
-async fn follow_system_clock(
-    clock: Clock,
-    memory: Arc<Memory>,
-    cluster: Option<Cluster>,
-) -> ClockOutOfRange {
+async fn follow_system_clock(clock: Clock, memory: Arc<Memory>, cluster: Option<Cluster>) -> ClockOutOfRange {
     let mut ticks = interval(FOLLOW_EVERY);
     loop {
         ticks.tick().await;

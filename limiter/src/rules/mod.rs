@@ -1,7 +1,7 @@
 //! Rules: which descriptors are limited, and how. Read from files or from a control plane, and replaced as a whole
 //! at run time.
 
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 use serde_json::{Map, Value as Json};
 
 use crate::{
@@ -103,6 +103,13 @@ impl Rules {
     /// Whether no domain has a rule.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+
+    /// Whether each rule of `others` has a rule here with the same path.
+    fn covers(&self, others: &Self) -> bool {
+        let rules = |of: &'_ Self| of.domains.iter().flat_map(Domain::rules);
+        let paths: FxHashSet<&str> = rules(self).map(|rule| &*rule.path).collect();
+        rules(others).all(|rule| paths.contains(&*rule.path))
     }
 
     /// The number of rules that are without what the overlay has for them, because it does not fit.
