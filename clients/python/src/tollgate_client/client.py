@@ -7,7 +7,7 @@ import json
 import secrets
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Self
 
 import grpc
 import grpc.aio
@@ -100,7 +100,7 @@ class Client:
         self._ends: set[asyncio.Task[Settlement]] = set()
         self._closed = False
 
-    async def __aenter__(self) -> Client:
+    async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -218,7 +218,8 @@ class Client:
         self._connected()
         self.metrics.sent(len(requests))
         reply = await self._call("Check", v1.CheckRequest(requests=requests), deadline)
-        return reply.answers
+        answers: Sequence[v1.Answer] = reply.answers
+        return answers
 
     async def _call(self, method: str, message: Any, deadline: float | None = None) -> Any:
         """The reply to a call that ends at this instant of the loop, by default after the timeout. Raises
@@ -231,7 +232,8 @@ class Client:
         except grpc.aio.AioRpcError as error:
             code, message = error.code(), error.details() or ""
         except asyncio.CancelledError:
-            if asyncio.current_task().cancelling():
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
                 raise
             # The call is cancelled, and its caller is not.
             code, message = grpc.StatusCode.CANCELLED, CLOSED
