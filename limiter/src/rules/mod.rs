@@ -107,9 +107,12 @@ impl Rules {
 
     /// Whether each rule of `others` has a rule here with the same path.
     fn covers(&self, others: &Self) -> bool {
-        let rules = |of: &'_ Self| of.domains.iter().flat_map(Domain::rules);
-        let paths: FxHashSet<&str> = rules(self).map(|rule| &*rule.path).collect();
-        rules(others).all(|rule| paths.contains(&*rule.path))
+        let here: FxHashSet<&str> = self.paths().collect();
+        others.paths().all(|path| here.contains(path))
+    }
+
+    fn paths(&self) -> impl Iterator<Item = &str> {
+        self.domains.iter().flat_map(Domain::rules).map(|rule| &*rule.path)
     }
 
     /// The number of rules that are without what the overlay has for them, because it does not fit.
