@@ -8,7 +8,7 @@ use super::*;
 use crate::{
     algorithm::Decision,
     store::{
-        Check, Checks, DecodeError, NotLocal, OnFull, OnRefusal, PendingUsage, StoredSlot,
+        Check, Checks, DecodeError, Epoch, NotLocal, OnFull, OnRefusal, PendingUsage, StoredSlot,
         memory::tests::{BYTES, NOW, bucket, charge, key, left, second_of, window},
     },
     time::SECOND,
