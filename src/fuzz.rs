@@ -10,7 +10,7 @@ pub use crate::{
         rls::fuzz::{headers, remote_rls, rls},
         v1::fuzz::v1,
     },
-    cluster::fuzz::batch,
+    cluster::{fuzz::batch, link::fuzz::link},
     persistence::fuzz::snapshot,
     rule_source::xds::fuzz::resource,
     server::fuzz::connection,
@@ -29,12 +29,13 @@ mod tests {
 
     type Target = fn(&[u8]);
 
-    const TARGETS: [(&str, Target); 13] = [
+    const TARGETS: [(&str, Target); 14] = [
         ("admin", admin),
         ("batch", batch),
         ("connection", connection),
         ("headers", headers),
         ("json", json),
+        ("link", link),
         ("remote_rls", remote_rls),
         ("resource", resource),
         ("rls", rls),

@@ -44,6 +44,8 @@ type Reservation struct {
 	// Decision says whether the request may go on. If the default has decided, the hits may be held or not: settle or
 	// cancel them nevertheless.
 	Decision Decision
+	// Ended says whether a reservation of its id was made before and is not open any more. Then nothing is held.
+	Ended bool
 
 	client *Client
 	// What was reserved. A copy: a settlement names the same descriptors, whatever the caller has changed since.
@@ -140,6 +142,7 @@ func (c *Client) reserve(
 	}
 	if reservation.Decision.NoAnswer == nil {
 		reservation.id = response.GetReservationId()
+		reservation.Ended = response.GetEnded()
 	}
 	return reservation, nil
 }

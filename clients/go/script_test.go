@@ -200,8 +200,10 @@ func (r *scriptRun) call(ctx context.Context, name string, step *scriptStep) map
 		}
 		var reservation *Reservation
 		if reservation, err = r.client.Reserve(ctx, step.Request.Request(), terms); err == nil {
-			decision = reservation.Decision
 			r.reservations[name] = reservation
+			described := describeDecision(reservation.Decision)
+			described["ended"] = reservation.Ended
+			return described
 		}
 	case "settle":
 		_, err = r.reservations[name].SettleEach(ctx, step.Actual, step.Hits)

@@ -209,6 +209,7 @@ type scriptedReply struct {
 	Answers []*VectorAnswer
 	Fails   *vectorError
 	HeldAs  *string `json:"held_as"`
+	Ended   bool
 }
 
 // StartScripted starts a server, which stops at the end of the test.
@@ -258,10 +259,11 @@ func (s *ScriptedServer) serve(
 	case *pb.RefundRequest:
 		return &pb.RefundResponse{Answers: answers}, nil
 	case *pb.ReserveRequest:
+		id := message.GetReservationId()
 		if reply.HeldAs != nil {
-			return &pb.ReserveResponse{Answer: answers[0], ReservationId: *reply.HeldAs}, nil
+			id = *reply.HeldAs
 		}
-		return &pb.ReserveResponse{Answer: answers[0], ReservationId: message.GetReservationId()}, nil
+		return &pb.ReserveResponse{Answer: answers[0], ReservationId: id, Ended: reply.Ended}, nil
 	case *pb.SettleRequest:
 		return &pb.SettleResponse{}, nil
 	default:

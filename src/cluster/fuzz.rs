@@ -83,3 +83,53 @@ fn pass(node: &mut Node, memory: &Memory, now: &mut Timestamp, ticks: u32) {
         assert!(node.owned_slots().all(|slot| memory.owns(slot)));
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use tollgate_limiter::store::{Epoch, Slot};
+
+    use super::*;
+    use crate::cluster::{
+        message::{Owner, Version},
+        node::{Action, Event},
+    };
+
+    fn hello(slot: Slot, epoch: Epoch) -> Message {
+        let owner = Owner { epoch, member: PEERS[1] };
+        let address = "peer-1:1".to_owned();
+        let record =
+            MemberRecord { id: PEERS[0], address, state: MemberState::Serving, rules: 0, changes: 2 };
+        Message::Hello(Box::new(Hello {
+            record,
+            hash_secret: None,
+            known: vec![],
+            owned: vec![],
+            owners: vec![(slot, owner)],
+        }))
+    }
+
+    #[test]
+    fn slot_or_epoch_out_of_range_ends_the_session() {
+        let (last, beyond) = (Slot::at(SLOTS - 1), Slot::at(SLOTS));
+        let too_late = Epoch(u64::MAX);
+        let orphan = |slot, epoch| Message::Orphan { slot, owner: Owner { epoch, member: PEERS[1] } };
+        let query = |slot, epoch| Message::RecoveryQuery { slot, best: Version { epoch, seq: 0 } };
+        for of in [&hello as &dyn Fn(Slot, Epoch) -> Message, &orphan, &query] {
+            for (slot, epoch, is_in_range) in
+                [(last, Epoch::MAX, true), (beyond, Epoch(1), false), (last, too_late, false)]
+            {
+                let mut now = NOW;
+                let memory = Arc::new(Memory::new(1 << 24, OnFull::Deny).with_slots(SLOTS).shared());
+                let mut node = serving_node(&memory, &mut now);
+                node.actions();
+                node.receive(PEERS[0], of(slot, epoch), now);
+                let is_disconnect =
+                    |action: &Action| matches!(action, Action::Disconnect(peer) if *peer == PEERS[0]);
+                let is_report = |action: &Action| matches!(action, Action::Report(Event::OutOfRange(_)));
+                let actions = node.actions();
+                let ended = (actions.iter().any(is_disconnect), actions.iter().any(is_report));
+                assert_eq!(ended, (!is_in_range, !is_in_range), "{slot:?} {epoch:?} {actions:?}");
+            }
+        }
+    }
+}

@@ -9,7 +9,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use tollgate_limiter::{
     algorithm::Limit,
     descriptor::{Key, Secret},
-    store::{CounterOperation, Outcome, Slot, SlotData},
+    store::{CounterOperation, Epoch, Outcome, Slot, SlotData},
     time::Timestamp,
 };
 
@@ -19,15 +19,20 @@ use crate::cluster::MemberId;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub(crate) struct Version {
     /// Grows with every change of the owner.
-    pub(crate) epoch: u64,
+    pub(crate) epoch: Epoch,
     /// Grows with every change of a counter.
     pub(crate) seq: u64,
+}
+
+impl Version {
+    /// No copy is newer.
+    pub(crate) const MAX: Self = Self { epoch: Epoch::MAX, seq: u64::MAX };
 }
 
 /// The owner of a slot, and the epoch of its ownership. Of two owners the larger one keeps the slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub(crate) struct Owner {
-    pub(crate) epoch: u64,
+    pub(crate) epoch: Epoch,
     pub(crate) member: MemberId,
 }
 
@@ -80,7 +85,7 @@ pub(crate) struct Origin {
     /// The version of the copy that was recovered; the least version if there was none.
     pub(crate) version: Version,
     /// The epoch that began with the recovery.
-    pub(crate) since: u64,
+    pub(crate) since: Epoch,
     /// The data of that copy, while it is kept.
     #[serde(serialize_with = "presence", deserialize_with = "empty_if_present")]
     pub(crate) contents: Option<Arc<SlotData>>,
@@ -232,7 +237,7 @@ pub(crate) enum Message {
     /// The record of a member has changed.
     Member(MemberRecord),
     /// The sender owns this slot.
-    Owns { slot: Slot, epoch: u64, origin: Version },
+    Owns { slot: Slot, epoch: Epoch, origin: Version },
     /// The receiver becomes the owner of this slot.
     HandOff(Box<HandOff>),
     /// The sender owns the slot of this hand-off, and its data is safe.
@@ -280,6 +285,11 @@ pub(crate) enum Message {
 }
 
 impl Message {
+    /// Whether the slots and epochs that the message names exist in a cluster of this many slots.
+    pub(crate) fn is_in_range(&self, slots: usize) -> bool {
+        self.last_slot().is_none_or(|slot| slot.index() < slots) && self.last_epoch() <= Epoch::MAX
+    }
+
     /// The largest slot that the message names, if any.
     pub(crate) fn last_slot(&self) -> Option<Slot> {
         match self {
@@ -305,6 +315,41 @@ impl Message {
             | Self::Revoke { .. }
             | Self::Dead { .. }
             | Self::Status { .. } => None,
+        }
+    }
+
+    /// The largest epoch that the message names; the least one if it names none.
+    fn last_epoch(&self) -> Epoch {
+        match self {
+            Self::Hello(hello) => {
+                let owned = hello.owned.iter().flat_map(|(_, epoch, origin)| [*epoch, origin.epoch]);
+                let owners = hello.owners.iter().map(|(_, owner)| owner.epoch);
+                owned.chain(owners).max().unwrap_or_default()
+            }
+            Self::Owns { epoch, origin, .. } => origin.epoch.max(*epoch),
+            Self::HandOff(hand_off) => {
+                let HandOff { copy, origin, .. } = &**hand_off;
+                copy.version.epoch.max(origin.version.epoch).max(origin.since)
+            }
+            Self::Backup { copy, .. } | Self::NewerCopy { copy, .. } => copy.version.epoch,
+            Self::BackupAck { version, .. }
+            | Self::BackupRefused { version, .. }
+            | Self::RecoveryQuery { best: version, .. } => version.epoch,
+            Self::RecoveryReply { owner, copy, .. } => {
+                let owner = owner.map(|owner| owner.epoch);
+                let copy = copy.as_ref().map(|copy| copy.version.epoch);
+                owner.max(copy).unwrap_or_default()
+            }
+            Self::Orphan { owner, .. } => owner.epoch,
+            Self::BackupBaseMissing { .. }
+            | Self::Member(_)
+            | Self::HandOffAck(_)
+            | Self::Forward { .. }
+            | Self::Reply { .. }
+            | Self::Recall { .. }
+            | Self::Revoke { .. }
+            | Self::Dead { .. }
+            | Self::Status { .. } => Epoch::default(),
         }
     }
 
@@ -409,7 +454,7 @@ pub(crate) struct Hello {
     pub(crate) hash_secret: Option<HashSecret>,
     pub(crate) known: Vec<MemberRecord>,
     /// The slots of the sender: the epoch of its ownership, and the version that it started from.
-    pub(crate) owned: Vec<(Slot, u64, Version)>,
+    pub(crate) owned: Vec<(Slot, Epoch, Version)>,
     /// The newest owners that the sender knows.
     pub(crate) owners: Vec<(Slot, Owner)>,
 }

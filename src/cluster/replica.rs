@@ -304,6 +304,9 @@ fn log_event(event: Event) {
         Event::Isolated => {
             warn!("isolated from most replicas: every key gets this replica's share of its limit");
         }
+        Event::OutOfRange(member) => {
+            warn!(%member, "closed the link to a replica that named a slot or an epoch out of range");
+        }
         Event::IsolationEnded => info!("no longer isolated: most replicas are reachable again"),
     }
 }

@@ -12,7 +12,7 @@ use tokio::{
 };
 use tollgate_limiter::{
     descriptor::Secret,
-    store::{Memory, OnFull, Slot, SlotSource, StoredSlot},
+    store::{Epoch, Memory, OnFull, Slot, SlotSource, StoredSlot},
     time::{Clock, Timestamp},
 };
 use tracing::{error, info};
@@ -66,7 +66,7 @@ impl SlotSources {
 impl Default for SlotSources {
     /// The memory for all slots, without a cluster.
     fn default() -> Self {
-        Self::new(|_| SlotSource::Memory { epoch: 0 })
+        Self::new(|_| SlotSource::Memory { epoch: Epoch::default() })
     }
 }
 
@@ -332,7 +332,7 @@ mod tests {
         let path = folder.path().join("counters");
         let (before, secret, none) = Persistence::start_shared(settings(&path), NOW);
         assert!(secret.is_none() && none.is_empty());
-        let source = |slot: Slot| SlotSource::Memory { epoch: 7 + u64::from(slot.0) };
+        let source = |slot: Slot| SlotSource::Memory { epoch: Epoch(7 + u64::from(slot.0)) };
         let before = before.with_sources(SlotSources::new(source));
         before.memory.each_slot().for_each(|slot| before.memory.acquire(slot, SlotData::default(), NOW));
         for limit in limits() {
@@ -348,7 +348,7 @@ mod tests {
         assert!(after.memory.stats().backup_bytes > 0);
         for StoredSlot { slot, epoch, seq, data } in stored {
             // Two charges of each counter.
-            assert_eq!((epoch, seq), (7 + u64::from(slot.0), 2 * data.len() as u64));
+            assert_eq!((epoch, seq), (Epoch(7 + u64::from(slot.0)), 2 * data.len() as u64));
             after.memory.acquire(slot, data, now);
         }
         for limit in limits() {

@@ -17,7 +17,7 @@ use siphasher::sip::SipHasher13;
 use tollgate_limiter::{
     descriptor::Secret,
     files,
-    store::{Memory, Slot, SlotData, SlotSource, StoredSlot},
+    store::{Epoch, Memory, Slot, SlotData, SlotSource, StoredSlot},
     time::Timestamp,
 };
 
@@ -51,7 +51,7 @@ struct Header {
 #[derive(Serialize, Deserialize)]
 struct Section {
     slot: Slot,
-    epoch: u64,
+    epoch: Epoch,
     seq: u64,
     // In bytes.
     length: u64,
@@ -151,6 +151,9 @@ pub(super) fn read(path: &Path, bytes_max: u64, now: Timestamp) -> Result<Option
     let ahead = header.taken_at.nanos_since(now);
     let mut stored = Vec::new();
     while let (Some(Section { slot, epoch, seq, length }), after) = take::<Section>(rest)? {
+        if slot.index() >= header.slots as usize || epoch > Epoch::MAX {
+            return Err(SnapshotError::Damaged);
+        }
         let length = usize::try_from(length).map_err(|_| SnapshotError::Damaged)?;
         let (bytes, after) = after.split_at_checked(length).ok_or(SnapshotError::Damaged)?;
         let data = SlotData::decode(bytes, header.taken_at).map_err(|_| SnapshotError::UnsupportedVersion)?;
@@ -217,7 +220,7 @@ mod tests {
 
     fn write_empty(path: &Path) -> Result<(), SnapshotError> {
         let memory = Memory::new(1 << 24, OnFull::Deny);
-        let source = |_| SlotSource::Memory { epoch: 0 };
+        let source = |_| SlotSource::Memory { epoch: Epoch::default() };
         write(&memory, &Secret::random(), source, Timestamp::from_nanos(1), path)
     }
 
@@ -256,6 +259,27 @@ mod tests {
             assert_eq!(read(&path, 1_000, Timestamp::EPOCH).err().unwrap().to_string(), expected);
             assert_eq!(set_aside(&path).unwrap_err().to_string(), expected);
             assert!(!with_suffix(&path, "new").exists());
+        }
+    }
+
+    #[test]
+    fn slot_or_epoch_out_of_range_is_damage() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("counters");
+        let read_back = |slot, epoch| {
+            let mut output = ChecksumWriter { file: Vec::new(), hash: SipHasher13::new() };
+            output.write_all(&MAGIC).unwrap();
+            output.put(&Some(Header { taken_at: Timestamp::EPOCH, secret: [0; 16], slots: 16 })).unwrap();
+            let data = SlotData::default().encode(Timestamp::EPOCH);
+            output.put(&Some(Section { slot, epoch, seq: 0, length: data.len() as u64 })).unwrap();
+            output.write_all(&data).unwrap();
+            output.put::<Option<Section>>(&None).unwrap();
+            fs::write(&path, [output.file, output.hash.finish().to_le_bytes().to_vec()].concat()).unwrap();
+            read(&path, 1_000, Timestamp::EPOCH).map(|snapshot| snapshot.unwrap().stored.len())
+        };
+        assert_eq!(read_back(Slot(15), Epoch::MAX).unwrap(), 1);
+        for (slot, epoch) in [(Slot(16), Epoch(1)), (Slot(1), Epoch(Epoch::MAX.0 + 1))] {
+            assert!(matches!(read_back(slot, epoch), Err(SnapshotError::Damaged)), "{slot:?} {epoch:?}");
         }
     }
 

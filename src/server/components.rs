@@ -13,7 +13,7 @@ use tollgate_limiter::{
     rules::{ActiveRules, RuleStatsRegistry},
     shared_store::SharedStore,
     store::{Lead, Memory, SWEEP_PARTS, SWEEP_ROUND},
-    time::{Clock, ClockStep, FOLLOW_EVERY},
+    time::{Clock, ClockOutOfRange, ClockStep, FOLLOW_EVERY},
 };
 use tonic::service::Routes;
 use tonic_health::pb::health_server::{Health, HealthServer};
@@ -161,10 +161,15 @@ impl Components {
         background.spawn(sweep(persistence.memory.clone(), clock.clone()));
         let rules = active_rules.clone();
         background.spawn(persistence.clone().write_periodically(clock.clone(), move || rules.secret()));
-        background.spawn(follow_system_clock(clock.clone(), persistence.memory.clone(), cluster.clone()));
         if let Some(cluster) = cluster.clone() {
             background.spawn(replica::announce_rules(cluster, active_rules.clone()));
         }
+    }
+
+    /// Keeps the clock of counters in step with the system clock, until that is out of range.
+    pub(super) fn follow_system_clock(&self) -> impl Future<Output = ClockOutOfRange> + use<> {
+        let (memory, cluster) = (self.persistence.memory.clone(), self.cluster.clone());
+        follow_system_clock(self.clock.clone(), memory, cluster)
     }
 
     /// Waits until requests can be decided.
@@ -268,12 +273,16 @@ async fn sweep(memory: Arc<Memory>, clock: Clock) {
     }
 }
 
-/// Keeps the clock of counters in step with the system clock, for as long as it is polled.
-async fn follow_system_clock(clock: Clock, memory: Arc<Memory>, cluster: Option<Cluster>) {
+/// Keeps the clock of counters in step with the system clock. A system clock out of range ends it: nothing is decided by
+/// such a clock, and the libraries that write dates panic.
+async fn follow_system_clock(clock: Clock, memory: Arc<Memory>, cluster: Option<Cluster>) -> ClockOutOfRange {
     let mut ticks = interval(FOLLOW_EVERY);
     loop {
         ticks.tick().await;
         let Some(comparison) = clock.compare_with_wall() else { continue };
+        if let Err(out_of_range) = clock.require_in_range() {
+            return out_of_range;
+        }
         if let Some(lead) = Lead::given_up(&comparison) {
             memory.give_up_lead(lead);
             if let Some(cluster) = &cluster {

@@ -257,7 +257,7 @@ impl Server {
     }
 
     /// Serves until the first message of `shutdown`, then drains and writes the snapshot within the drain timeout. A
-    /// second message ends this at once.
+    /// second message ends this at once. Fails, with a snapshot, if the system clock leaves the range of the clock.
     pub async fn run(self, mut shutdown: mpsc::Receiver<()>) -> Result<(), Error> {
         self.log_bounds();
         let Self { grpc, http, admin, metrics, traces, settings, clock, stats, mut workers, logs } = self;
@@ -275,6 +275,7 @@ impl Server {
         )
         .await?;
         components.spawn_background(&mut tasks.background);
+        tasks.clock.spawn(components.follow_system_clock());
         tasks.background.spawn(workers.worker_exit());
         for certificates in [&grpc.certificates, &http.certificates].into_iter().flatten() {
             tasks.background.spawn(certificates.clone().reload_on_change(poll_interval));
@@ -315,8 +316,8 @@ impl Server {
             error = tasks.exit() => Err(error),
         };
         let is_graceful = result.is_ok();
-        // The links are needed until the end.
-        let Tasks { listeners, background, links: _links } = tasks;
+        // The links and the clock are needed until the end.
+        let Tasks { listeners, background, clock: _clock, links: _links } = tasks;
         let Components { active_rules, persistence, cluster, .. } = components;
         let parts = Shutdown {
             drain,

@@ -1,6 +1,7 @@
 //! The tasks of the service.
 
 use tokio::task::JoinSet;
+use tollgate_limiter::time::ClockOutOfRange;
 
 use crate::{cluster::link, server::Error};
 
@@ -9,6 +10,8 @@ use crate::{cluster::link, server::Error};
 pub(super) struct Tasks {
     pub(super) listeners: JoinSet<()>,
     pub(super) background: JoinSet<()>,
+    /// What follows the system clock.
+    pub(super) clock: JoinSet<ClockOutOfRange>,
     /// The links to other replicas; empty without a cluster.
     pub(super) links: JoinSet<Result<(), link::Error>>,
 }
@@ -20,6 +23,7 @@ impl Tasks {
             error = links_exit(&mut self.links) => error,
             error = task_exit(&mut self.listeners, "listener") => error,
             error = task_exit(&mut self.background, "background task") => error,
+            error = clock_exit(&mut self.clock) => error,
         }
     }
 }
@@ -31,6 +35,15 @@ async fn task_exit(tasks: &mut JoinSet<()>, task: &'static str) -> Error {
         Some(Err(panic)) => panic.to_string(),
     };
     Error::TaskFailed { task, reason }
+}
+
+/// Waits until the system clock is out of range.
+async fn clock_exit(clock: &mut JoinSet<ClockOutOfRange>) -> Error {
+    match clock.join_next().await {
+        None => std::future::pending().await,
+        Some(Ok(error)) => error.into(),
+        Some(Err(panic)) => Error::TaskFailed { task: "clock", reason: panic.to_string() },
+    }
 }
 
 /// Waits until the links task exits. Never completes without a cluster.

@@ -108,6 +108,18 @@ def test_clock_steps_of_an_hour_free_nothing_and_lock_no_key_out(rule_file, star
     assert not [event for event in tollgate.events() if event.get("level") == "ERROR"]
 
 
+def test_clock_before_1970_ends_the_process_with_its_snapshot(rule_file, start_tollgate, tmp_path):
+    clock, counters = SetClock(tmp_path / "clock"), tmp_path / "counters"
+    tollgate = start_tollgate(rule_file(STEP_RULES), flags=["--snapshot", counters], prefix=clock.prefix)
+    assert tollgate.is_ready()
+    clock.set("-70y")
+    assert tollgate.wait() == 1
+    output = tollgate.output()
+    assert "the clock of this machine is not between the years 1970 and 2499" in output
+    assert "panicked" not in output
+    assert counters.exists()
+
+
 SKEW_SECONDS = 1500
 DAY_SECONDS = 24 * 60 * 60
 KEYS_OF_A_KIND = 40

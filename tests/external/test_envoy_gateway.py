@@ -14,8 +14,12 @@ from test_tls import Authority, needs_openssl
 pytestmark = needs_control_plane
 
 
+# A gateway may pass an argument that envoyproxy/ratelimit ignores.
+UNKNOWN_ARGUMENT = "--quotaRateLimitServiceAddr=0.0.0.0:18002"
+
+
 class Pod(Tollgate):
-    """The container of the rate limit service: no arguments, everything in variables."""
+    """The container of the rate limit service: everything in variables."""
 
     def __init__(self, variables, directory):
         # The image has this link.
@@ -30,7 +34,7 @@ class Pod(Tollgate):
             # As in the image.
             own["TOLLGATE_RULES__PATH"] = "/etc/tollgate/rules"
         given = [f"{name}={value}" for name, value in (variables | own).items()]
-        Process.__init__(self, ["env", *given, command], directory / "pod.log")
+        Process.__init__(self, ["env", *given, command, UNKNOWN_ARGUMENT], directory / "pod.log")
 
 
 @pytest.fixture
@@ -117,6 +121,9 @@ def test_pod_of_envoy_gateway_limits_through_envoy(gateway, certs, start_pod_of_
     assert pod.call(pod.http, "/healthcheck").code == 200
 
     warnings = [event for event in pod.events() if "no effect" in event["message"]]
+    of_arguments = [event for event in warnings if "arguments" in event]
+    assert [event["arguments"] for event in of_arguments] == [UNKNOWN_ARGUMENT], "once"
+    warnings = [event for event in warnings if "variables" in event]
     assert len(warnings) == 1, "once"
     for variable in ("REDIS_URL", "GRPC_SERVER_TLS_CA_CERT", "PROMETHEUS_MAPPER_YAML", "USE_STATSD"):
         assert variable in warnings[0]["variables"]

@@ -122,6 +122,7 @@ def test_set_that_is_partial_for_a_moment_drops_no_counter(start_control_plane, 
         control_plane.await_accepted(version)
     assert tollgate.remaining(("user", "ann")) == 1
     assert metric(tollgate, 'tollgate_xds_responses_total{answer="accepted"}') == 3
+    assert metric(tollgate, "tollgate_xds_removals_total") == 1
 
 
 def test_refused_set_is_not_asked_for_in_a_loop(start_control_plane, start_client):

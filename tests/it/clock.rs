@@ -47,6 +47,22 @@ async fn server_does_not_start_with_a_clock_out_of_range() {
 }
 
 #[tokio::test]
+async fn clock_that_leaves_the_range_ends_the_process_with_its_snapshot() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("counters");
+    let settings = settings(&folder, &[("store.snapshot", path.to_str().unwrap())]);
+    let clock = Clock::system();
+    let server = Server::bind(settings, clock.clone()).await.unwrap();
+    let (_shutdown, shutdown_signal) = tokio::sync::mpsc::channel(2);
+    let running = tokio::spawn(server.run(shutdown_signal));
+    // 292 years back.
+    clock.set_wall_ahead(i64::MIN);
+    let why = running.await.unwrap().unwrap_err().to_string();
+    assert!(why.starts_with("the clock of this machine is not between the years 1970 and 2499"), "{why}");
+    assert!(path.exists());
+}
+
+#[tokio::test]
 async fn replica_with_corrected_clock_relinks_and_keeps_limits() {
     let log = Log::text();
     let secret = tempfile::tempdir().unwrap();

@@ -20,8 +20,8 @@ use tollgate_limiter::{
     resilience::{Caller, Overloaded},
     rules::{ActiveRules, ForwardPolicy, OnOwnerUnavailable},
     store::{
-        Check, Checks, HOLD_TTL_MAX, HoldId, HoldTerms, Memory, OnExpiry, OnFull, OnRefusal, Refusal, Role,
-        SettleOutcome, Settled, UnknownId,
+        Check, Checks, HOLD_TTL_MAX, HoldId, HoldTerms, Memory, OnExpiry, OnFull, OnRefusal, Refusal,
+        Reserved, Role, SettleOutcome, Settled, UnknownId,
     },
     time::{Clock, SECOND},
 };
@@ -125,10 +125,14 @@ impl Pair {
 
     /// Reserves `hits` of ten for each key, under one id. Returns whether everything is held.
     async fn reserve(&self, keys: &[Key], hits: u64, id: &HoldId) -> bool {
+        self.reserved(keys, hits, id).await.is_held
+    }
+
+    async fn reserved(&self, keys: &[Key], hits: u64, id: &HoldId) -> Reserved {
         let (limit, connection) = (ten(), Caller::default());
         let terms = HoldTerms::new(id.clone(), HOLD_TTL_MAX, OnExpiry::Release).unwrap();
         let (checks, refusal) = (charges(keys, &limit, hits), any_refuses(keys.len()));
-        self.caller.reserve(&checks, &terms, None, &connection, refusal).await.unwrap().is_held
+        self.caller.reserve(&checks, &terms, None, &connection, refusal).await.unwrap()
     }
 
     async fn settle(&self, keys: &[Key], hits: u64, id: &HoldId) -> Vec<Settled> {
@@ -188,6 +192,9 @@ async fn reservation_over_two_owners_is_held_whole_or_not_at_all() {
         "{settled:?}"
     );
     assert_eq!(pair.settle(&keys[1..], 9, &held).await, settled, "a repeated call answers as the first");
+    assert!(!pair.reserved(&keys[..1], 6, &held).await.has_ended, "the first key is not settled");
+    let again = pair.reserved(&keys, 6, &held).await;
+    assert!(again.is_held && again.has_ended && again.decisions.iter().all(|one| one.verdict.passes()));
 }
 
 #[tokio::test]

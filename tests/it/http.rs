@@ -1,6 +1,10 @@
 //! Probes, JSON and the rules page.
 
 use serde_json::{Value, json};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::TcpStream,
+};
 
 use crate::harness::{Service, http, send};
 
@@ -85,6 +89,36 @@ async fn page_of_another_origin_cannot_charge_by_headers() {
     let strict = Service::start_with(RULES, &strict).await;
     assert_eq!(status(&strict, of_client, "GET", "/check", "").await, 200);
     assert_eq!(status(&strict, "host: evil.example\r\nuser-agent: v\r\n", "GET", "/check", "").await, 403);
+}
+
+/// The status of a request to `/check` with these bytes as header lines.
+async fn checked(service: &Service, headers: &[u8]) -> u16 {
+    let mut stream = TcpStream::connect(service.addresses.http).await.unwrap();
+    let head = b"GET /check HTTP/1.1\r\nhost: tollgate:8080\r\nconnection: close\r\n";
+    stream.write_all(&[head, headers, b"\r\n"].concat()).await.unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).await.unwrap();
+    answer.split(' ').nth(1).and_then(|code| code.parse().ok()).unwrap_or_else(|| panic!("{answer}"))
+}
+
+#[tokio::test]
+async fn check_counts_first_header_as_it_was_sent() {
+    let check = [("check.domain", "shop"), ("check.descriptors", "user={x-user};user={x-forwarded-uri}")];
+    let service = Service::start_with(RULES, &check).await;
+    // Each value has a limit of two: bytes that are not UTF-8, equal headers, and a query.
+    for (value, other) in [
+        (&b"x-user: ann\xff\r\n"[..], &b"x-user: ann\xfe\r\n"[..]),
+        (b"x-user: bob\r\nx-user: eve\r\n", b"x-user: eve\r\nx-user: bob\r\n"),
+        (b"x-forwarded-uri: /search?q=1\r\n", b"x-forwarded-uri: /search?q=2\r\n"),
+    ] {
+        for status in [200, 200, 429] {
+            assert_eq!(checked(&service, value).await, status, "{}", value.escape_ascii());
+        }
+        assert_eq!(checked(&service, other).await, 200, "{}", other.escape_ascii());
+    }
+    for _ in 0..4 {
+        assert_eq!(checked(&service, b"").await, 200, "a request without a descriptor passes");
+    }
 }
 
 #[tokio::test]

@@ -145,6 +145,21 @@ async fn input_of_which_nothing_is_decided_is_an_error() {
 }
 
 #[tokio::test]
+async fn input_whose_descriptors_match_no_rule_is_an_error() {
+    let other = RULES.replace("key: user", "key: plan");
+    let folder = folder(RULES, &[("log.csv", CSV.as_bytes()), ("other.yaml", other.as_bytes())]);
+    let run = async |arguments: &str| ended(simulate(folder.path(), arguments)).await;
+    for compare in ["", " --compare other.yaml"] {
+        let (code, output, errors) = run(&format!("log.csv --descriptor route={{user}}{compare}")).await;
+        assert_eq!((code, &*output), (Some(1), ""), "{compare}");
+        assert!(errors.contains("nothing was decided: no rule matches any of the 4 descriptors"), "{errors}");
+    }
+    let (code, output, _) = run("log.csv --descriptor plan={user} --compare other.yaml").await;
+    assert_eq!(code, Some(0), "a rule of the other side matches");
+    assert!(output.contains("descriptors that match no rule, and pass: 4"), "{output}");
+}
+
+#[tokio::test]
 async fn error_of_an_undecided_input_names_the_reasons() {
     let folder = folder(RULES, &[("log.csv", b"time,user\nsoon,ann\n60,\n")]);
     let (code, _, errors) = ended(simulate(folder.path(), "log.csv --descriptor user={user}")).await;

@@ -70,6 +70,9 @@ async fn reservation_survives_restart_of_all_replicas() {
     assert!(!second.check(name, &limit, Operation::Charge(3)).await.verdict.passes());
     let settled = second.settle(&hold(1), "a").await.unwrap()[0];
     assert_eq!((settled.outcome, settled.reserved, settled.remaining), (SettleOutcome::Open, 8, 9));
+    let again = second.reserve(&hold(8), &terms("a", MINUTE)).await.unwrap();
+    assert!(again.is_held && again.has_ended, "it is settled");
+    assert_eq!(second.check(name, &limit, Operation::Peek).await.remaining, 9);
 }
 
 #[tokio::test]

@@ -144,15 +144,16 @@ export class Client implements Checker {
     const parsed = new ParsedRequest(request);
     // Chosen here, so that a reservation whose answer is lost can be settled.
     let id = randomBytes(16).toString("hex");
+    let ended = false;
     const message = encodeReserve(parsed, terms, id);
     const decision = await this.#orDefault(async () => {
-      type Response = { answer: WireAnswer | null; reservationId: string };
+      type Response = { answer: WireAnswer | null; reservationId: string; ended: boolean };
       const response = await this.#connection.send<Response>("Reserve", message, this.#timeoutMs);
       const decided = decode(response.answer);
-      id = response.reservationId;
+      ({ reservationId: id, ended } = response);
       return decided;
     });
-    return { request: parsed, decision, id };
+    return { request: parsed, decision, id, ended };
   }
 
   /**

@@ -21,6 +21,8 @@ export interface Reservation {
    * may.
    */
   readonly id: string;
+  /** Whether a reservation of this id was made before and is not open any more. Then nothing is held. */
+  readonly ended: boolean;
 }
 
 /**

@@ -123,8 +123,8 @@ export async function startScripted(test) {
 }
 
 // The error and the response by which a step replies.
-function replyOf(method, message, { answers = [], fails, held_as: heldAs = message.reservationId }) {
+function replyOf(method, message, { answers = [], fails, held_as: heldAs = message.reservationId, ended = false }) {
   if (fails) return [{ code: status[fails[0]], details: fails[1] }];
-  if (method === "Reserve") return [null, { answer: answerOf(answers[0]), reservationId: heldAs }];
+  if (method === "Reserve") return [null, { answer: answerOf(answers[0]), reservationId: heldAs, ended }];
   return [null, { answers: answers.map(answerOf) }];
 }

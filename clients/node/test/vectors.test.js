@@ -75,7 +75,7 @@ class Run {
     const { ttl_ms: ttlMs, on_expiry: onExpiry } = terms ?? {};
     const reservation = await this.client.reserve(requestOf(request), { ttlMs, onExpiry });
     this.reservations.set(name, reservation);
-    return describeDecision(reservation.decision);
+    return { ...describeDecision(reservation.decision), ended: reservation.ended };
   }
 
   async receive(step) {

@@ -116,8 +116,9 @@ class Script:
                 return SHORT["settled"]
             case "reserve":
                 terms = Terms(**options_of(step.get("terms")))
-                self._reservations[name] = await self._client.reserve(request_of(step["request"]), terms)
-                return described(self._reservations[name].decision)
+                reservation = await self._client.reserve(request_of(step["request"]), terms)
+                self._reservations[name] = reservation
+                return described(reservation.decision) | {"ended": reservation.ended}
             case method:
                 return described(await getattr(self._client, method)(request_of(step["request"])))
 

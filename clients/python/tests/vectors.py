@@ -170,7 +170,8 @@ class ScriptedServer:
             answers = [answer_of(each) for each in reply.get("answers", ())]
             if method == "Reserve":
                 held_as = reply.get("held_as", message.reservation_id)
-                return v1.ReserveResponse(answer=answers[0], reservation_id=held_as)
+                ended = reply.get("ended", False)
+                return v1.ReserveResponse(answer=answers[0], reservation_id=held_as, ended=ended)
             response = getattr(v1, f"{method}Response")
             return response() if method in ("Settle", "Cancel") else response(answers=answers)
 

@@ -41,6 +41,8 @@ impl Default for Terms {
 pub struct Reservation {
     /// If the default has decided, the hits may be held or not: settle or cancel them nevertheless.
     pub decision: Decision,
+    /// Whether a reservation of its id was made before and is not open any more. Then nothing is held.
+    pub ended: bool,
     pub(crate) client: Client,
     pub(crate) request: Request,
     /// Empty if the server has decided that nothing is held.
@@ -96,7 +98,7 @@ impl Client {
         check_size(&message)?;
         let decision = self.0.or_default(Err(runtime_ended().into()))?;
         let (client, request) = (self.clone(), request.clone());
-        let unanswered = Reservation { decision, client, request, id };
+        let unanswered = Reservation { decision, ended: false, client, request, id };
         // Its own task, because a cancellation must not reach the server before the call that it ends.
         let call = self.0.runtime.spawn(unanswered.clone().call(message, self.0.deadline()));
         let answered = match call.await {
@@ -132,12 +134,14 @@ impl Reservation {
         let method = |mut server: Server, call: Call<_>| async move { server.reserve(call).await };
         let response = inner.connections.call(message, deadline, method).await;
         let answer = response.and_then(|response| {
-            Ok((Decision::of_answer(response.answer.unwrap_or_default())?, response.reservation_id))
+            let decision = Decision::of_answer(response.answer.unwrap_or_default())?;
+            Ok((decision, response.reservation_id, response.ended))
         });
         match answer {
-            Ok((decision, id)) => {
+            Ok((decision, id, ended)) => {
                 self.decision = decision;
                 self.id = id;
+                self.ended = ended;
             }
             Err(status) => self.decision = inner.or_default(Err(status.into()))?,
         }

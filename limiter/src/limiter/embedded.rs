@@ -53,6 +53,9 @@ pub struct Reservation {
     pub checked: Checked,
     /// The id by which [`Limiter::settle`] finds it; `None` if nothing is reserved.
     pub id: Option<HoldId>,
+    /// Whether a reservation with this id was made before and has ended: it was settled or has expired. The answer is
+    /// that of its first call, and nothing more is reserved.
+    pub has_ended: bool,
 }
 
 /// Why a question has no answer.
@@ -233,8 +236,8 @@ impl Limiter {
         let request = request(domain, each_entry(entries, &mut buffer), Operation::Charge(amount))?;
         // Each call is a connection of its own: none is greedy, because all are of one program.
         let (view, connection) = (self.view(), Caller::default());
-        let HeldAnswer { answer, is_held } = view.reserve(&request, &terms, &connection).await?;
-        Ok(Reservation { checked: Checked::of(&answer), id: is_held.then_some(terms.id) })
+        let HeldAnswer { answer, is_held, has_ended } = view.reserve(&request, &terms, &connection).await?;
+        Ok(Reservation { checked: Checked::of(&answer), id: is_held.then_some(terms.id), has_ended })
     }
 
     /// [`Limiter::settle`], also of counters elsewhere.

@@ -53,6 +53,9 @@ pub struct HeldAnswer<'s> {
     /// Whether all limits that apply are held. Otherwise nothing is. They are not if the request passes only because of
     /// the shadow mode of all rules.
     pub is_held: bool,
+    /// Whether a reservation with this id was made before and has ended: it was settled or has expired. The answer is
+    /// that of its first call, and nothing more is held.
+    pub has_ended: bool,
 }
 
 /// The answer to a settlement.
@@ -92,7 +95,7 @@ impl ActiveView<'_> {
     ) -> Result<HeldAnswer<'_>, HoldError> {
         let Some(applied) = self.applied_holds(request)? else {
             let answer = Answer::without_limits(request.descriptors.len());
-            return Ok(HeldAnswer { answer, is_held: true });
+            return Ok(HeldAnswer { answer, is_held: true, has_ended: false });
         };
         let plan = Plan::new(applied.domain, request, &applied.limits);
         let refusal = answer::refusal(self.limiter.modes, &applied.limits, plan.deciding());
@@ -105,12 +108,12 @@ impl ActiveView<'_> {
             }
             reserved => reserved?,
         };
-        let Reserved { is_held, decisions } = reserved;
+        let Reserved { is_held, has_ended, decisions } = reserved;
         if let Some(sent) = sent.filter(|_| is_held) {
             sent.held(terms);
         }
         let answer = self.counted_answer(applied.domain, request, &applied.limits, &plan, &decisions, &[]);
-        Ok(HeldAnswer { answer, is_held })
+        Ok(HeldAnswer { answer, is_held, has_ended })
     }
 
     fn reserve_here(
@@ -139,7 +142,7 @@ impl ActiveView<'_> {
         terms: &HoldTerms,
         connection: &Caller,
     ) -> Result<Answer<'_>, HoldError> {
-        let HeldAnswer { answer, is_held } = self.reserve(request, terms, connection).await?;
+        let HeldAnswer { answer, is_held, .. } = self.reserve(request, terms, connection).await?;
         if is_held {
             // The expiry charges what is not settled, so the answer does not depend on this.
             let _ = self.settle(request, &terms.id, connection).await;

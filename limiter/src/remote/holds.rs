@@ -66,11 +66,16 @@ impl Remote {
         if refusal.is_refused(&decisions) {
             decisions.iter_mut().for_each(|decision| decision.receipt = None);
             let charged = SmallVec::from_elem(0, checks.len());
-            return Ok(Reserved { is_held: false, decisions: Decisions::new(decisions, charged) });
+            return Ok(Reserved {
+                is_held: false,
+                has_ended: false,
+                decisions: Decisions::new(decisions, charged),
+            });
         }
         attempt.keep();
         let charged = outcomes.iter().map(|outcome| outcome.outcome.charged).collect();
-        Ok(Reserved { is_held: true, decisions: Decisions::new(decisions, charged) })
+        let has_ended = outcomes.iter().any(|outcome| outcome.outcome.hold == HoldOutcome::Ended);
+        Ok(Reserved { is_held: true, has_ended, decisions: Decisions::new(decisions, charged) })
     }
 
     /// Refunds the hits of all checks, once for each id, within half of the caller's `timeout`. If a counter could not be
@@ -147,7 +152,7 @@ pub fn settled(outcomes: &[RemoteOutcome]) -> Result<SmallVec<[Settled; 2]>, Rem
     answered(outcomes)?;
     let settled = |outcome: &RemoteOutcome| match outcome.outcome.hold {
         HoldOutcome::Settled(settled) => Ok(settled),
-        HoldOutcome::Decided | HoldOutcome::Exhausted | HoldOutcome::Listed(_) => {
+        HoldOutcome::Decided | HoldOutcome::Exhausted | HoldOutcome::Listed(_) | HoldOutcome::Ended => {
             Err(RemoteHoldError::OwnerUnreachable)
         }
     };
@@ -158,8 +163,10 @@ pub fn settled(outcomes: &[RemoteOutcome]) -> Result<SmallVec<[Settled; 2]>, Rem
 pub fn answered(outcomes: &[RemoteOutcome]) -> Result<SmallVec<[Decision; 2]>, RemoteHoldError> {
     for RemoteOutcome { outcome, decided_by } in outcomes {
         match (decided_by, &outcome.hold) {
-            (DecidedBy::Counter, HoldOutcome::Decided | HoldOutcome::Settled(_) | HoldOutcome::Listed(_)) => {
-            }
+            (
+                DecidedBy::Counter,
+                HoldOutcome::Decided | HoldOutcome::Settled(_) | HoldOutcome::Listed(_) | HoldOutcome::Ended,
+            ) => {}
             (DecidedBy::Counter, HoldOutcome::Exhausted) => return Err(RemoteHoldError::Exhausted),
             (DecidedBy::Lease | DecidedBy::Degraded, _) => return Err(RemoteHoldError::OwnerUnreachable),
         }

@@ -44,6 +44,8 @@ pub struct Status {
     pub load_errors: u64,
     /// The error of the current contents; `None` while they are active.
     pub last_error: Option<LoadError>,
+    /// How often rules of a control plane were replaced by a set that lacks at least one of them.
+    pub removals: u64,
     /// The problems of the current overlay file; `None` while it is active, and without one.
     pub overlay_problems: Option<Arc<Problems>>,
 }
@@ -154,8 +156,10 @@ impl ActiveRules {
         let rules = Arc::new(rules);
         let previous = self.keyed.rcu(|current| current.with_rules(rules.clone()));
         self.version.fetch_add(1, Ordering::Release);
+        let removes = version.is_some() && previous.rules().is_some_and(|previous| !rules.covers(previous));
         self.update(|status| {
             status.generation += 1;
+            status.removals += u64::from(removes);
             status.hash = Some(rules.hash().to_owned());
             status.version = version;
             status.loaded_at = Some(now);
@@ -225,6 +229,31 @@ mod tests {
         active_rules.replace(compiled, NOW);
         assert!(active_rules.secret() == secret(2));
         assert_eq!(active_limit(&active_rules), 2);
+    }
+
+    #[test]
+    fn sets_of_a_control_plane_that_lack_a_rule_are_counted() {
+        let set = |keys: &[&str]| {
+            let rule =
+                |key: &&str| format!("{{key: {key}, rate_limit: {{unit: day, requests_per_unit: 1}}}}");
+            let rules: Vec<_> = keys.iter().map(rule).collect();
+            Rules::parse("test", &format!("domain: d\ndescriptors: [{}]\n", rules.join(", "))).unwrap()
+        };
+        let active_rules = ActiveRules::default();
+        for (keys, removals) in [
+            (&["a"][..], 0),
+            (&["a", "b"], 0),
+            (&["b", "a"], 0),
+            (&["b", "c"], 1),
+            (&["b", "c"], 1),
+            (&[], 2),
+        ] {
+            active_rules.replace_version(set(keys), Some("1".to_owned()), NOW);
+            assert_eq!(active_rules.status().removals, removals, "{keys:?}");
+        }
+        active_rules.replace(set(&["a"]), NOW);
+        active_rules.replace(set(&[]), NOW);
+        assert_eq!(active_rules.status().removals, 2, "files are whole");
     }
 
     #[test]

@@ -17,7 +17,7 @@ use crate::{
     },
     store::{
         self, Checks, CounterOperation, Decisions, Exhausted, Expired, HeldCounter, HoldTerms, Outcome,
-        Refusal, Reserve, Reserved, Room, decide_set,
+        Refusal, Reserve, Room, decide_set,
     },
     time::Timestamp,
 };
@@ -140,7 +140,7 @@ impl Counters {
             state.is_changed |= is_changed;
         }
         match reserved {
-            Ok(Reserved { decisions, .. }) => outcomes(&decisions),
+            Ok(reserved) => Outcome::reserved(&reserved),
             Err(Exhausted) => SmallVec::from_elem(Outcome::exhausted(), part.checks.len()),
         }
     }

@@ -40,6 +40,8 @@ pub struct RemoteDecisions {
 pub struct Reserved {
     /// Whether everything is held. Otherwise nothing is.
     pub is_held: bool,
+    /// Whether the id is known and a hold of it has ended: this call holds nothing for it.
+    pub has_ended: bool,
     /// The decisions, in the order of the checks.
     pub decisions: Decisions,
 }

@@ -66,6 +66,8 @@ pub(crate) struct Draft {
     // For each counter, what it was and what it would be; `None` if nothing new is charged.
     counters: SmallVec<[Option<(Counter, Counter)>; 2]>,
     new: Vec<NewHold>,
+    // Whether a hold of the id has ended.
+    has_ended: bool,
 }
 
 /// A hold that is added if the call passes.
@@ -225,9 +227,7 @@ impl HeldCounter {
                 let each = [Reserve { counter: 0, limit, terms, hits: *hits, leased: 0 }];
                 let counters = std::slice::from_mut(self);
                 match reserve(&each, counters, now, room, |decisions| !decisions[0].verdict.passes()) {
-                    Ok(Reserved { decisions, is_held }) => {
-                        (Outcome::of(decisions[0], decisions.charged()[0]), is_held)
-                    }
+                    Ok(reserved) => (Outcome::reserved(&reserved)[0].clone(), reserved.is_held),
                     Err(Exhausted) => (Outcome::exhausted(), false),
                 }
             }
@@ -262,7 +262,7 @@ impl HeldCounter {
     ) -> (Outcome, bool) {
         self.forget_holds(now.now);
         if let Some(known) = self.holds().and_then(|holds| holds.answer(&terms.id)) {
-            return (Outcome::of(known, 0), false);
+            return (Outcome::of(known.decision, 0), false);
         }
         if !room.has(self.holds(), 1, Holds::bytes_of_one(&terms.id)) {
             return (Outcome::exhausted(), false);
@@ -433,11 +433,13 @@ impl Draft {
             decisions: SmallVec::new(),
             counters: SmallVec::from_elem(None, counters.len()),
             new: Vec::new(),
+            has_ended: false,
         };
         for (check, Reserve { counter, limit, terms, hits, leased }) in each.iter().enumerate() {
             let known = counters[*counter].holds().and_then(|holds| holds.answer(&terms.id));
             if let Some(known) = known {
-                draft.decisions.push(known);
+                draft.decisions.push(known.decision);
+                draft.has_ended |= !known.is_open;
                 continue;
             }
             let (first, before) = draft.counters[*counter].take().unwrap_or_else(|| {
@@ -469,7 +471,7 @@ impl Draft {
             }
         }
         let charged = SmallVec::from_elem(0, each.len());
-        Reserved { is_held: false, decisions: Decisions::new(self.decisions, charged) }
+        Reserved { is_held: false, has_ended: false, decisions: Decisions::new(self.decisions, charged) }
     }
 
     /// Fails unless there is room for the new holds, at least after those are forgotten that ended long ago.
@@ -532,7 +534,7 @@ impl Draft {
 
     /// Adds the holds of what is charged.
     pub(super) fn hold(self, each: &[Reserve<'_>], counters: &mut [HeldCounter], now: Now) -> Reserved {
-        let Self { decisions, new, .. } = self;
+        let Self { decisions, new, has_ended, .. } = self;
         let mut charged = SmallVec::from_elem(0, each.len());
         for NewHold { check, hits, held } in new {
             let Reserve { counter, limit, terms, .. } = &each[check];
@@ -540,7 +542,7 @@ impl Draft {
             let holds = counters[*counter].holds.get_or_insert_with(|| Box::new(Holds::new(limit)));
             holds.add(terms.id.clone(), terms, hits, held, &decisions[check], now.now);
         }
-        Reserved { is_held: true, decisions: Decisions::new(decisions, charged) }
+        Reserved { is_held: true, has_ended, decisions: Decisions::new(decisions, charged) }
     }
 }
 

@@ -92,6 +92,14 @@ struct HoldAnswer {
     reset_after: Duration,
 }
 
+/// The answer to the reservation of a known id.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct KnownAnswer {
+    pub(super) decision: Decision,
+    /// Whether the hold is open: neither settled nor expired.
+    pub(super) is_open: bool,
+}
+
 /// What the holds of one counter take.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct HoldSize {
@@ -260,9 +268,11 @@ impl Holds {
     }
 
     /// The answer to the reservation of this id, if it is known.
-    pub(super) fn answer(&self, id: &HoldId) -> Option<Decision> {
-        let held = self.each.iter().find(|hold| hold.id == *id).map(|hold| hold.answer);
-        held.or_else(|| self.ended.get(id).map(|ended| ended.answer)).map(HoldAnswer::decision)
+    pub(super) fn answer(&self, id: &HoldId) -> Option<KnownAnswer> {
+        let known = |answer: HoldAnswer, is_open| KnownAnswer { decision: answer.decision(), is_open };
+        let held = self.each.iter().find(|hold| hold.id == *id);
+        held.map(|hold| known(hold.answer, hold.state == HoldState::Open))
+            .or_else(|| self.ended.get(id).map(|ended| known(ended.answer, false)))
     }
 
     /// The limit of the counter alone, without the places that open holds keep.

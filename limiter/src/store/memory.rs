@@ -6,7 +6,7 @@ use crate::{
     algorithm::{Decision, Limit, Operation},
     descriptor::Key,
     store::{
-        Check, Checks, Decisions, OnFull, OnRefusal, Reserved, SLOTS, SingleDecision, Slot, SlotData,
+        Check, Checks, Decisions, OnFull, OnRefusal, SLOTS, SingleDecision, Slot, SlotData,
         decide_set::decide_set,
         held_counter::Room,
         lead::Lead,
@@ -285,7 +285,7 @@ impl Memory {
             CounterOperation::Reserve { terms, hits } => {
                 let refused = |decisions: &[Decision]| !decisions[0].verdict.passes();
                 match self.reserve(&charge(*hits), terms, now, refused) {
-                    Ok(Reserved { decisions, .. }) => Ok(Outcome::of(decisions[0], decisions.charged()[0])),
+                    Ok(reserved) => Ok(Outcome::reserved(&reserved)[0].clone()),
                     Err(ReserveError::NotLocal(missing)) => Err(missing),
                     Err(ReserveError::Exhausted) => Ok(Outcome::exhausted()),
                 }

@@ -48,4 +48,4 @@ pub use reservation::{
 };
 pub use slot::{SLOTS, Slot};
 pub use slot_data::{Changes, Consumption, DecodeError, PendingUsage, SlotData};
-pub use stored_slot::{SlotSource, StoredSlot};
+pub use stored_slot::{Epoch, SlotSource, StoredSlot};

@@ -3,10 +3,11 @@
 use std::{sync::Arc, time::Duration};
 
 use serde::{Deserialize, Serialize};
+use smallvec::SmallVec;
 
 use crate::{
     algorithm::{Admission, Counter, Decision, Limit, Operation, Receipt, Verdict},
-    store::{HoldId, HoldTerms, OpenHolds, Settled},
+    store::{HoldId, HoldTerms, OpenHolds, Reserved, Settled},
     time::Timestamp,
 };
 
@@ -90,6 +91,8 @@ pub enum HoldOutcome {
     Settled(Settled),
     /// Nothing: the open ones are listed.
     Listed(Arc<OpenHolds>),
+    /// The one that was reserved is known and has ended. The decision is that of its reservation.
+    Ended,
 }
 
 impl CounterOperation {
@@ -148,6 +151,13 @@ impl Outcome {
     /// The outcome of a decision that has charged so many hits.
     pub fn of(decision: Decision, charged: u64) -> Self {
         Self { decision, charged, hold: HoldOutcome::Decided }
+    }
+
+    /// The outcomes of a reservation, in the order of its checks.
+    pub(crate) fn reserved(reserved: &Reserved) -> SmallVec<[Self; 1]> {
+        let hold = if reserved.has_ended { HoldOutcome::Ended } else { HoldOutcome::Decided };
+        let each = reserved.decisions.iter().zip(reserved.decisions.charged());
+        each.map(|(decision, charged)| Self { hold: hold.clone(), ..Self::of(*decision, *charged) }).collect()
     }
 
     /// The outcome of a settlement.

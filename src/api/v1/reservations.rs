@@ -14,7 +14,7 @@ use crate::api::{
     call::{Call, HoldVerb, Reply},
     error::CallError,
     proto::tollgate::v1::reserve_request,
-    protobuf::{FRAME_PREFIX_BYTES, Value, text, text_field},
+    protobuf::{FRAME_PREFIX_BYTES, Value, number, text, text_field},
     v1::{
         decode::{Named, duration},
         encode::{self, DecidedRequest},
@@ -144,7 +144,7 @@ impl Api {
         id: &str,
         request: &limiter::Request<'_>,
         view: &ActiveView<'_>,
-        HeldAnswer { answer, is_held }: &HeldAnswer<'_>,
+        HeldAnswer { answer, is_held, has_ended }: &HeldAnswer<'_>,
     ) -> Reply {
         self.observe(request, view, answer);
         let mut frame = frame();
@@ -153,6 +153,7 @@ impl Api {
         encode::decided(&mut frame, &DecidedRequest { id: "", passes, delay, retry_after, statuses });
         if *is_held {
             text_field(&mut frame, 2, id);
+            number(&mut frame, 3, u64::from(*has_ended));
         }
         Reply { passes: Some(passes), ..Reply::of_frame(frame) }
     }

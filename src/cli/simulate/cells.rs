@@ -68,10 +68,14 @@ pub(super) fn notes(report: &Report) -> Vec<String> {
     lines
 }
 
-/// The error for an input without a single request to decide, with the reasons.
-pub(super) fn nothing_decided(skipped: &Skipped) -> String {
-    let no_requests = "nothing was decided: the input has no request with a descriptor".to_owned();
-    std::iter::once(no_requests).chain(unread(skipped)).collect::<Vec<_>>().join("\n")
+/// The error for an input without a single descriptor that matches a rule, with the reasons. `unmatched` are the
+/// descriptors that match none.
+pub(super) fn nothing_decided(skipped: &Skipped, unmatched: u64) -> String {
+    let why = match unmatched {
+        0 => "nothing was decided: the input has no request with a descriptor".to_owned(),
+        _ => format!("nothing was decided: no rule matches any of the {unmatched} descriptors"),
+    };
+    std::iter::once(why).chain(unread(skipped)).collect::<Vec<_>>().join("\n")
 }
 
 /// The lines of the input that gave no request.

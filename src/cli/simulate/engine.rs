@@ -162,6 +162,11 @@ impl Side {
         Ok(&self.last)
     }
 
+    /// Whether a descriptor has matched a rule.
+    fn has_decided(&self) -> bool {
+        !self.rules.is_empty()
+    }
+
     /// Whether this side has the rule.
     pub(super) fn has(&self, rule: usize) -> bool {
         self.limits.get(rule).is_some_and(Option::is_some)
@@ -230,6 +235,11 @@ impl Replay {
         let (refused_only, traffic) = (vec![[0; 2]; table.rules.len()], Traffic::default());
         let users = Users::new(users_max);
         Self { table, first, second, users, refused_only, users_refused_only, decisions: None, traffic }
+    }
+
+    /// Whether a descriptor has matched a rule of a side.
+    pub(super) fn has_decided(&self) -> bool {
+        self.first.has_decided() || self.second.as_ref().is_some_and(Side::has_decided)
     }
 
     /// The same, which writes the decisions of the first side.

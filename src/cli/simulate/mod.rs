@@ -139,8 +139,9 @@ impl Simulation {
             .run(&mut *source, &self.progress)
             .map_err(|error| format!("{}: {error}", self.input_name()))?;
         let skipped = source.skipped();
-        if replay.traffic.requests == 0 && !self.progress.is_stopped() {
-            return Err(format!("{}: {}", self.input_name(), cells::nothing_decided(&skipped)));
+        if !replay.has_decided() && !self.progress.is_stopped() {
+            let why = cells::nothing_decided(&skipped, replay.first.totals.unmatched);
+            return Err(format!("{}: {why}", self.input_name()));
         }
         let suggestions = match self.flags.goal {
             Some(goal) if !replay.traffic.is_interrupted => self.suggestions(goal, replay.traffic.span())?,

@@ -96,11 +96,7 @@ async fn tls_handshake(
 }
 
 async fn serve(hub: Arc<Hub>, stream: TlsStream<TcpStream>, from: SocketAddr) {
-    let (frames_sender, frames_receiver) = oneshot::channel();
-    let outbound = Arc::new(OutboundQueue::default());
-    let frames_sender = Arc::new(Mutex::new(Some(frames_sender)));
-    let inbound = InboundLink { outbound: outbound.clone(), frames_sender };
-    let service = LinksServer::new(inbound).max_decoding_message_size(FRAME_BYTES_MAX);
+    let (service, outbound, frames_receiver) = link_service();
     let spawned = SpawnedTasks::default();
     let connection = http2::Builder::new(spawned.clone())
         .initial_stream_window_size(WINDOW_BYTES)
@@ -123,8 +119,19 @@ async fn serve(hub: Arc<Hub>, stream: TlsStream<TcpStream>, from: SocketAddr) {
     drive(spawned, connection, exchange).await;
 }
 
+/// The gRPC service of one connection, the queue of what it sends, and the frames of the client once it has called.
+pub(super) fn link_service()
+-> (LinksServer<InboundLink>, Arc<OutboundQueue>, oneshot::Receiver<Streaming<Frame>>) {
+    let (frames_sender, frames_receiver) = oneshot::channel();
+    let outbound = Arc::new(OutboundQueue::default());
+    let frames_sender = Arc::new(Mutex::new(Some(frames_sender)));
+    let inbound = InboundLink { outbound: outbound.clone(), frames_sender };
+    let service = LinksServer::new(inbound).max_decoding_message_size(FRAME_BYTES_MAX);
+    (service, outbound, frames_receiver)
+}
+
 /// The gRPC service of one connection, which serves one call.
-struct InboundLink {
+pub(super) struct InboundLink {
     outbound: Arc<OutboundQueue>,
     frames_sender: Arc<Mutex<Option<oneshot::Sender<Streaming<Frame>>>>>,
 }

@@ -27,6 +27,8 @@ mod connection;
 mod dial;
 mod drive;
 mod frame;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzz;
 mod handshake;
 mod hub;
 #[cfg(test)]

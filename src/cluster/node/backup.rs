@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use tollgate_limiter::{
-    store::{Memory, Slot},
+    store::{Epoch, Memory, Slot},
     time::Timestamp,
 };
 
@@ -161,7 +161,7 @@ impl Backups {
     }
 
     /// Whether `to` was sent a backup of the slot at this epoch.
-    pub(super) fn is_sent_to(&self, slot: Slot, epoch: u64, to: MemberId) -> bool {
+    pub(super) fn is_sent_to(&self, slot: Slot, epoch: Epoch, to: MemberId) -> bool {
         self.slots[slot.index()].sent.is_some_and(|(sent, receiver)| sent.epoch == epoch && receiver == to)
     }
 

@@ -141,7 +141,8 @@ impl Forwarding {
             // replica.
             open.set_lease_hits(0);
         }
-        let (check, budget, hops) = (open.check.clone(), open.deadline.since(cx.now), open.hops + 1);
+        let (check, budget, hops) =
+            (open.check.clone(), open.deadline.since(cx.now), open.hops.saturating_add(1));
         let ticket = match open.requester {
             Requester::NoReply if !check.operation.must_arrive() => 0,
             Requester::NoReply | Requester::Caller(..) | Requester::Peer(..) => {

@@ -252,9 +252,9 @@ impl Node {
             return;
         }
         self.heard(from, now);
-        // The sender's cluster has more slots than this one, so the slot does not exist here.
-        if message.last_slot().is_some_and(|slot| self.slots.len() <= slot.index()) {
-            return;
+        if !message.is_in_range(self.slots.len()) {
+            self.out.actions.push(Action::Report(Event::OutOfRange(from)));
+            return self.depart(from, Departure::Silent, now);
         }
         let is_of_a_slot = message.last_slot().is_some() && !matches!(message, Message::Hello(_));
         if is_of_a_slot && !self.members.is_synced(from) {

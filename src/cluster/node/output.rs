@@ -41,6 +41,8 @@ pub(crate) enum Event {
     Isolated,
     /// Enough members are reachable again.
     IsolationEnded,
+    /// This member has named a slot or an epoch that cannot exist.
+    OutOfRange(MemberId),
 }
 
 /// The pending messages and actions, and the counts so far.

@@ -6,7 +6,7 @@
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use tollgate_limiter::{
-    store::{Consumption, Memory, Slot, SlotData},
+    store::{Consumption, Epoch, Memory, Slot, SlotData},
     time::Timestamp,
 };
 
@@ -45,7 +45,7 @@ struct SlotState {
 /// What the owner of a slot knows besides its counters.
 #[derive(Clone, Debug)]
 struct OwnedSlot {
-    epoch: u64,
+    epoch: Epoch,
     origin: Origin,
     /// From this instant no replica can return with another lineage of the slot.
     origin_expires_at: Timestamp,
@@ -115,7 +115,7 @@ impl Ownership {
     }
 
     /// The epochs and origins of the slots that this replica owns.
-    pub(super) fn announcements(&self) -> Vec<(Slot, u64, Version)> {
+    pub(super) fn announcements(&self) -> Vec<(Slot, Epoch, Version)> {
         let announcement = |slot| {
             let owned = self.state(slot).owned.as_ref()?;
             Some((slot, owned.epoch, owned.origin.version))
@@ -142,7 +142,7 @@ impl Ownership {
     /// The unacknowledged copy of a slot on its way to another owner, and that owner.
     pub(super) fn pending_hand_off(&self, slot: Slot) -> Option<(&SlotCopy, Owner)> {
         let pending = self.hand_offs.values().find(|pending| pending.slot == slot)?;
-        Some((&pending.copy, Owner { epoch: pending.copy.version.epoch + 1, member: pending.to }))
+        Some((&pending.copy, Owner { epoch: pending.copy.version.epoch.next(), member: pending.to }))
     }
 
     pub(super) fn has_acks_due(&self, slot: Slot) -> bool {
@@ -216,7 +216,7 @@ impl Ownership {
         cx.out.stats.handed_off += copy.contents.len() as u64;
         let pending = PendingHandOff { slot, copy: copy.clone(), origin: origin.clone(), to, at: cx.now };
         self.hand_offs.insert(id, pending);
-        self.state_mut(slot).owner = Some(Owner { epoch: epoch + 1, member: to });
+        self.state_mut(slot).owner = Some(Owner { epoch: epoch.next(), member: to });
         // The slot data stays in `hand_offs` until the new owner acknowledges it, so earlier senders can drop theirs.
         self.acknowledge(slot, cx.out);
         cx.out.send(to, Message::HandOff(Box::new(HandOff { id, slot, copy, origin })));
@@ -280,7 +280,7 @@ impl Ownership {
                 grants.extend(copy.grants);
                 owned.epoch = owned.epoch.max(copy.version.epoch);
             }
-            owned.epoch += 1;
+            owned.epoch = owned.epoch.next();
         }
         self.announce(slot, cx.out);
         for consumed in consumed_elsewhere {
@@ -305,9 +305,10 @@ impl Ownership {
             copy.grants.extend(other.grants);
         }
         // The epoch is larger than any that was announced, so that other members accept it.
-        let heard = self.owner(slot);
-        let heard = heard.map_or(0, |owner| owner.epoch + u64::from(owner.member != self.local_id));
-        let epoch = heard.max(copy.version.epoch + 1);
+        let announced = self.owner(slot).map_or(Epoch::default(), |owner| {
+            if owner.member == self.local_id { owner.epoch } else { owner.epoch.next() }
+        });
+        let epoch = announced.max(copy.version.epoch.next());
         self.acquire(slot, epoch, copy.contents, origin, cx);
         for consumed in consumed_elsewhere {
             self.memory.add(slot, consumed, cx.wall);
@@ -319,7 +320,7 @@ impl Ownership {
     pub(super) fn acquire(
         &mut self,
         slot: Slot,
-        epoch: u64,
+        epoch: Epoch,
         contents: Arc<SlotData>,
         origin: Origin,
         cx: &mut Context<'_>,

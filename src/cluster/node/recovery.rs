@@ -7,7 +7,7 @@ use std::{
 };
 
 use tollgate_limiter::{
-    store::Slot,
+    store::{Epoch, Slot},
     time::{SECOND, Timestamp},
 };
 
@@ -21,7 +21,7 @@ use crate::cluster::{
 /// replica.
 const RECOVERY_RETRY: Duration = Duration::from_secs(1);
 /// The wall clock gives epochs in steps of this many nanoseconds. No slot changes its owner more often.
-const EPOCH: u64 = SECOND / 1_000;
+const EPOCH_NANOS: u64 = SECOND / 1_000;
 
 /// The recoveries in progress, and the lost owners that were reported to the intended owners.
 #[derive(Debug, Default)]
@@ -31,7 +31,7 @@ pub(super) struct Recovery {
     reported: BTreeMap<Slot, (Owner, MemberId)>,
     /// The lowest epoch of a slot that this replica recovers. It is the wall clock when the replica began to serve, so
     /// that copies of earlier processes are older.
-    epoch_floor: u64,
+    epoch_floor: Epoch,
 }
 
 /// The recovery of a slot that has lost its owner.
@@ -49,18 +49,18 @@ struct OpenRecovery {
 
 impl Recovery {
     /// Recovers slots at epochs from `epoch` on.
-    pub(super) fn raise_epoch_floor(&mut self, epoch: u64) {
+    pub(super) fn raise_epoch_floor(&mut self, epoch: Epoch) {
         self.epoch_floor = self.epoch_floor.max(epoch);
     }
 
     /// This replica begins to serve at `wall`.
     pub(super) fn begin_to_serve(&mut self, wall: Timestamp) {
-        self.raise_epoch_floor(wall.as_nanos() / EPOCH);
+        self.raise_epoch_floor(Epoch(wall.as_nanos() / EPOCH_NANOS));
     }
 
     /// The epoch of a recovered slot, whose known owner had this epoch and whose newest copy has this version.
-    pub(super) fn next_epoch(&self, known: u64, version: Version) -> u64 {
-        known.max(version.epoch).max(self.epoch_floor) + 1
+    pub(super) fn next_epoch(&self, known: Epoch, version: Version) -> Epoch {
+        known.max(version.epoch).max(self.epoch_floor).next()
     }
 
     /// Asks all members for their newest copy of `slot`, unless they were asked lately. `stored` is the copy here.

@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use tollgate_limiter::{
     descriptor::Key,
-    store::{Memory, Slot, SlotData, SlotSource, StoredSlot},
+    store::{Epoch, Memory, Slot, SlotData, SlotSource, StoredSlot},
     time::Timestamp,
 };
 
@@ -101,7 +101,7 @@ impl Slots {
                 copy.grants.iter().for_each(|grant| grant.charge_to(&mut data, wall));
                 SlotSource::Copy(Box::new(StoredSlot { slot, epoch, seq, data }))
             }
-            (owner, _) => SlotSource::Memory { epoch: owner.map_or(0, |owner| owner.epoch) },
+            (owner, _) => SlotSource::Memory { epoch: owner.map_or(Epoch::default(), |owner| owner.epoch) },
         }
     }
 
@@ -284,7 +284,7 @@ impl Slots {
         }
         let SlotCopy { version, contents, grants } = newest.unwrap_or_default();
         let lost_owner = self.ownership.owner(slot);
-        let known_epoch = lost_owner.map_or(0, |owner| owner.epoch);
+        let known_epoch = lost_owner.map_or(Epoch::default(), |owner| owner.epoch);
         let since = self.recovery.next_epoch(known_epoch, version);
         let origin = Origin { version, since, contents: Some(contents.clone()) };
         // A slot of a new cluster had no owner to lose.

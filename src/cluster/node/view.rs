@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, hash::Hasher, time::Duration};
 
 use serde::{Serialize, Serializer};
 use siphasher::sip::SipHasher13;
-use tollgate_limiter::time::Timestamp;
+use tollgate_limiter::{store::Epoch, time::Timestamp};
 
 use crate::cluster::{
     MemberId,
@@ -48,8 +48,8 @@ impl View {
         for slot in slots.ownership.all() {
             let owner = slots.ownership.owner(slot);
             let Owner { epoch, member } =
-                owner.unwrap_or(Owner { epoch: 0, member: MemberId::from_number(0) });
-            hasher.write_u64(epoch);
+                owner.unwrap_or(Owner { epoch: Epoch::default(), member: MemberId::from_number(0) });
+            hasher.write_u64(epoch.0);
             hasher.write_u64(member.number());
             *owned.entry(member).or_default() += 1;
         }

@@ -9,6 +9,7 @@ use crate::{rule_source::xds, telemetry::metrics::metrics};
 /// What several metrics take from one reading.
 pub(super) struct Reading {
     client: Arc<xds::Stats>,
+    removals: u64,
     conflicts: usize,
     overlay_misfits: usize,
     is_overlay_stale: bool,
@@ -17,12 +18,14 @@ pub(super) struct Reading {
 impl Reading {
     pub(super) fn of(client: Arc<xds::Stats>, active_rules: &ActiveRules) -> Self {
         let current = active_rules.current();
+        let status = active_rules.status();
         let count = |of: fn(&Rules) -> usize| current.rules().map_or(0, of);
         Self {
             client,
+            removals: status.removals,
             conflicts: count(Rules::conflicts),
             overlay_misfits: count(Rules::overlay_misfits),
-            is_overlay_stale: active_rules.status().overlay_problems.is_some(),
+            is_overlay_stale: status.overlay_problems.is_some(),
         }
     }
 }
@@ -40,6 +43,9 @@ metrics! { Reading;
             family.sample(&["accepted"], stats.client.accepted.get());
             family.sample(&["refused"], stats.client.refused.get());
         };
+    Counter "tollgate_xds_removals_total" []
+        "Accepted responses of the control plane that lack a rule that was active."
+        => |stats, family| family.value(stats.removals);
     Gauge "tollgate_xds_conflicts" []
         "Descriptors of the control plane that are left out, because one before each of them has a limit for the same key and value."
         => |stats, family| family.value(stats.conflicts);

@@ -199,8 +199,36 @@ async fn repeated_calls_answer_as_the_first_and_change_nothing() {
     assert_eq!(caller.left(&tokens()).await, [200]);
     let settled = caller.settle(used(&tokens(), 300, "a")).await.unwrap();
     assert_eq!(caller.settle(used(&tokens(), 900, "a")).await.unwrap(), settled);
-    assert_eq!(caller.reserve(hold(&tokens(), 800, "a")).await.unwrap(), held);
+    let again = caller.reserve(hold(&tokens(), 800, "a")).await.unwrap();
+    assert_eq!(again, ReserveResponse { ended: true, ..held });
     assert_eq!(caller.left(&tokens()).await, [700]);
+}
+
+#[tokio::test]
+async fn repeated_reservation_says_that_it_has_ended() {
+    let service = Service::start(RULES).await;
+    let mut caller = Caller::of(&service).await;
+    let ttl = Some(prost_types::Duration { seconds: 2, nanos: 0 });
+    let on_expiry = OnExpiry::Charge.into();
+    let released = ReserveRequest { ttl, ..hold(&tokens(), 100, "released") };
+    let charged = ReserveRequest { ttl, on_expiry, ..hold(&tokens(), 50, "charged") };
+    for call in [&released, &charged] {
+        assert!(!caller.reserve(call.clone()).await.unwrap().ended, "the first call");
+        assert!(!caller.reserve(call.clone()).await.unwrap().ended, "it is open");
+    }
+    service.advance(Duration::from_secs(2));
+    for call in [released, charged] {
+        let again = caller.reserve(call).await.unwrap();
+        assert!(again.ended && again.answer.unwrap().verdict() == Verdict::Allowed);
+    }
+    assert_eq!(caller.left(&tokens()).await, [950], "nothing more is held");
+    let body = json!({
+        "domain": "shop",
+        "descriptors": [{"entries": [{"key": "tokens", "value": "ann"}]}],
+        "reservation_id": "released",
+    });
+    let (_, answer) = service.http("POST", "/v1/reserve", &body.to_string()).await;
+    assert!(answer.contains(r#""ended":true"#), "{answer}");
 }
 
 #[tokio::test]

@@ -109,7 +109,7 @@ class Batcher:
             half = len(batch) // 2
             await self._send(batch[:half])
             await self._send(batch[half:])
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001, each check gets it
             _fail(batch, error)
         else:
             for check, answer in zip(batch, answers, strict=True):

@@ -8,7 +8,7 @@ import secrets
 import time
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Self
 
 import grpc
 import grpc.aio
@@ -101,7 +101,7 @@ class Client:
         self._ends: set[asyncio.Task[Settlement]] = set()
         self._closed = False
 
-    async def __aenter__(self) -> Client:
+    async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -148,7 +148,7 @@ class Client:
         message = wire.reserve_request_of(request, terms, reservation_id)
         try:
             reply = await self._call("Reserve", message)
-            return Reservation(request, wire.decision_of(reply.answer), reply.reservation_id)
+            return Reservation(request, wire.decision_of(reply.answer), reply.reservation_id, reply.ended)
         except NoAnswerError as error:
             return Reservation(request, self._default_decision(error), reservation_id)
 
@@ -222,7 +222,8 @@ class Client:
         self._connected()
         self.metrics.sent(len(requests))
         reply = await self._call("Check", v1.CheckRequest(requests=requests), deadline)
-        return reply.answers
+        answers: Sequence[v1.Answer] = reply.answers
+        return answers
 
     async def _call(self, method: str, message: Any, deadline: float | None = None) -> Any:
         """The reply to a call that ends at this instant of the loop, by default after the timeout. Raises
@@ -235,7 +236,8 @@ class Client:
         except grpc.aio.AioRpcError as error:
             code, message = error.code(), error.details() or ""
         except asyncio.CancelledError:
-            if asyncio.current_task().cancelling():
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
                 raise
             # The call is cancelled, and its caller is not.
             code, message = grpc.StatusCode.CANCELLED, CLOSED

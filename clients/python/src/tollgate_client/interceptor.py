@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import inspect
 import math
-from collections.abc import Awaitable, Callable
+import typing
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 import grpc
 import grpc.aio
@@ -17,7 +18,12 @@ from . import headers
 from .checker import Checker
 from .model import Decision, InvalidRequestError, Request, Source
 
-Continuation = Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler]]
+if typing.TYPE_CHECKING:
+    # These classes of grpc are generic for type checkers only.
+    Handler = grpc.RpcMethodHandler[typing.Any, typing.Any]
+    Context = grpc.aio.ServicerContext[typing.Any, typing.Any]
+    Continuation = Callable[[grpc.HandlerCallDetails], Awaitable[Handler | None]]
+    Behavior = Callable[[typing.Any, Context], typing.Any]
 
 
 class RateLimitInterceptor(grpc.aio.ServerInterceptor):
@@ -35,7 +41,7 @@ class RateLimitInterceptor(grpc.aio.ServerInterceptor):
 
     async def intercept_service(
         self, continuation: Continuation, handler_call_details: grpc.HandlerCallDetails
-    ) -> grpc.RpcMethodHandler:
+    ) -> Handler | None:
         request = self._describe(handler_call_details)
         if request is None:
             return await continuation(handler_call_details)
@@ -71,38 +77,38 @@ def _refusing(decision: Decision) -> grpc.RpcMethodHandler:
 
 def _aborting(
     code: grpc.StatusCode, details: str, metadata: tuple[tuple[str, str | bytes], ...]
-) -> grpc.RpcMethodHandler:
+) -> Handler:
     """Ends a call of any kind without reading its messages."""
 
-    async def abort(_requests: object, context: grpc.aio.ServicerContext) -> None:
+    async def abort(_requests: object, context: Context) -> None:
         await context.abort(code, details, metadata)
 
     return grpc.stream_stream_rpc_method_handler(abort)
 
 
-def _with_metadata(handler: grpc.RpcMethodHandler, metadata: tuple[tuple[str, str], ...]) -> grpc.RpcMethodHandler:
+def _with_metadata(handler: Handler, metadata: tuple[tuple[str, str], ...]) -> Handler:
     """The same handler, which sets the trailing metadata before it begins."""
     sides = [
         "stream" if streaming else "unary" for streaming in (handler.request_streaming, handler.response_streaming)
     ]
     kind = "_".join(sides)
     behavior = _behavior_with_metadata(getattr(handler, kind), metadata)
-    constructor = getattr(grpc, f"{kind}_rpc_method_handler")
+    constructor: Callable[..., Handler] = getattr(grpc, f"{kind}_rpc_method_handler")
     return constructor(behavior, handler.request_deserializer, handler.response_serializer)
 
 
-def _behavior_with_metadata(behavior: Callable, metadata: tuple[tuple[str, str], ...]) -> Callable:
+def _behavior_with_metadata(behavior: Behavior, metadata: tuple[tuple[str, str], ...]) -> Behavior:
     # The server treats each of the three forms in its own way, so the form stays.
-    async def generator(requests, context):
+    async def generator(requests: typing.Any, context: Context) -> AsyncIterator[typing.Any]:
         context.set_trailing_metadata(metadata)
         async for response in behavior(requests, context):
             yield response
 
-    async def coroutine(requests, context):
+    async def coroutine(requests: typing.Any, context: Context) -> typing.Any:
         context.set_trailing_metadata(metadata)
         return await behavior(requests, context)
 
-    def function(requests, context):
+    def function(requests: typing.Any, context: Context) -> typing.Any:
         context.set_trailing_metadata(metadata)
         return behavior(requests, context)
 

@@ -244,6 +244,8 @@ class Reservation:
     decision: Decision
     # Empty if nothing is held. Without an answer, the server may hold the hits or not, under this id.
     id: str
+    # Whether a reservation of this id was made before and is not open any more. Then nothing is held.
+    ended: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

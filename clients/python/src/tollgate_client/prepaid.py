@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Coroutine
+from typing import Self
 
 from .client import Client
 from .metrics import Outcome
@@ -34,7 +35,7 @@ class PrepaidSlices:
         # Set when the table may have forgotten a key.
         self._forgotten = asyncio.Event()
 
-    async def __aenter__(self) -> PrepaidSlices:
+    async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *_: object) -> None:

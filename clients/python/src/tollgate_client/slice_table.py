@@ -156,7 +156,7 @@ class SliceTable:
         actions = Actions()
         begin, known.reserving_since = known.reserving_since, None
         lasts = self._lasts(reservation)
-        if lasts >= LASTS_MIN and not self._closed:
+        if reservation is not None and begin is not None and lasts >= LASTS_MIN and not self._closed:
             self._settle(known, actions)
             known.slice = _Slice(reservation, begin, lasts, self._options.hits)
         else:
@@ -221,7 +221,8 @@ class SliceTable:
         return actions
 
     def _renew(self, known: _Key, now: float, actions: Actions) -> None:
-        if known.is_idle() and (known.slice.is_low or now >= known.slice.renew_at):
+        current = known.slice
+        if current is not None and known.is_idle() and (current.is_low or now >= current.renew_at):
             known.reserve(now, actions)
 
     def _settle(self, known: _Key, actions: Actions) -> None:

@@ -18,7 +18,7 @@ use super::{
         Fields, PATIENCE, answer_of, assert_covers, client_options, code_name, describe, request_of,
         status_of, terms_of, user_of,
     },
-    scripted::{self, Reply, Scripted},
+    scripted::{self, Replied, Reply, Scripted},
 };
 use crate::{Client, Error, Metrics, Options, Outcome, Reservation, Terms};
 
@@ -96,7 +96,7 @@ impl Run {
         if step.contains("receive") {
             let sender = self.receive(&mut step, method.as_deref().unwrap_or("check"), actual).await;
             if matches!(method.as_deref(), Some("settle" | "cancel")) {
-                reply = reply.or(Some(Ok((Vec::new(), None))));
+                reply = reply.or(Some(Ok(Replied::default())));
             }
             self.replies.push(Some(sender));
         }
@@ -187,12 +187,12 @@ impl Run {
 }
 
 fn reply_of(step: &mut Fields) -> Option<Reply> {
-    let held_as = step.get("held_as");
+    let (held_as, ended) = (step.get("held_as"), step.get("ended").unwrap_or_default());
     if let Some(error) = step.get("fails") {
         return Some(Err(status_of(error)));
     }
     let answers: Vec<Value> = step.get("answers")?;
-    Some(Ok((answers.into_iter().map(answer_of).collect(), held_as)))
+    Some(Ok(Replied { answers: answers.into_iter().map(answer_of).collect(), held_as, ended }))
 }
 
 async fn call(
@@ -210,9 +210,10 @@ async fn call(
         "refund" => client.refund(&request_of(request)).await?,
         "reserve" => {
             let reservation = client.reserve(&request_of(request), terms).await?;
-            let decision = reservation.decision.clone();
+            let mut described = describe(&reservation.decision);
+            described["ended"] = json!(reservation.ended);
             reservations.lock().unwrap().insert(name, reservation);
-            decision
+            return Ok(described);
         }
         "settle" => return reserved().settle_each(actual.unwrap(), hits).await.map(|_| settled),
         "cancel" => return reserved().cancel().await.map(|_| settled),

@@ -31,8 +31,16 @@ pub(super) struct Received {
 
 /// The requests, the terms, and the id of the reservation. The end of a reservation has its hits as those of a request.
 type Content = (Vec<Request>, Option<Terms>, String);
-/// The answers, and the id of the reservation if it is not the one that was received.
-pub(super) type Reply = Result<(Vec<v1::Answer>, Option<String>), Status>;
+pub(super) type Reply = Result<Replied, Status>;
+
+#[derive(Default)]
+pub(super) struct Replied {
+    pub(super) answers: Vec<v1::Answer>,
+    /// The id of the reservation if it is not the one that was received.
+    pub(super) held_as: Option<String>,
+    /// Whether the reservation has ended.
+    pub(super) ended: bool,
+}
 
 pub(super) fn start() -> Scripted {
     let (sender, calls) = mpsc::unbounded_channel();
@@ -56,7 +64,8 @@ async fn handle(
             let content = |message: v1::CheckRequest| {
                 (message.requests.into_iter().map(request_of).collect(), None, String::new())
             };
-            unary(method, call, calls, content, |answers, _| v1::CheckResponse { answers }).await
+            unary(method, call, calls, content, |replied, _| v1::CheckResponse { answers: replied.answers })
+                .await
         }
         "reserve" => {
             let content = |message: v1::ReserveRequest| {
@@ -65,9 +74,10 @@ async fn handle(
                 let request = reserved(message.domain, message.descriptors, message.amount);
                 (vec![request], Some(terms), message.reservation_id)
             };
-            let response = |answers: Vec<_>, reservation_id| v1::ReserveResponse {
-                answer: answers.into_iter().next(),
-                reservation_id,
+            let response = |replied: Replied, id| v1::ReserveResponse {
+                answer: replied.answers.into_iter().next(),
+                reservation_id: replied.held_as.unwrap_or(id),
+                ended: replied.ended,
             };
             unary(method, call, calls, content, response).await
         }
@@ -87,7 +97,7 @@ async fn unary<M: Message + Default + 'static, R: Message + Default + 'static>(
     call: axum::extract::Request,
     calls: mpsc::UnboundedSender<Received>,
     content: fn(M) -> Content,
-    response: fn(Vec<v1::Answer>, String) -> R,
+    response: fn(Replied, String) -> R,
 ) -> http::Response<Body> {
     let handler = service_fn(move |message: tonic::Request<M>| {
         let ((reply, replied), content) = (oneshot::channel(), content(message.into_inner()));
@@ -96,7 +106,7 @@ async fn unary<M: Message + Default + 'static, R: Message + Default + 'static>(
         let _ = calls.send(Received { method: method.clone(), content, reply });
         async move {
             let reply = replied.await.unwrap_or_else(|_| Err(Status::unavailable("the test has ended")));
-            reply.map(|(answers, held_as)| tonic::Response::new(response(answers, held_as.unwrap_or(id))))
+            reply.map(|replied| tonic::Response::new(response(replied, id)))
         }
     });
     Grpc::new(ProstCodec::<R, M>::default()).unary(handler, call).await

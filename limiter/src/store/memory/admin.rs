@@ -121,7 +121,9 @@ impl CounterState {
     pub(crate) fn with_holds_of(self, outcome: &Outcome) -> Self {
         match &outcome.hold {
             HoldOutcome::Listed(holds) => Self { holds: holds.clone(), ..self },
-            HoldOutcome::Decided | HoldOutcome::Exhausted | HoldOutcome::Settled(_) => self,
+            HoldOutcome::Decided | HoldOutcome::Exhausted | HoldOutcome::Settled(_) | HoldOutcome::Ended => {
+                self
+            }
         }
     }
 

@@ -152,7 +152,7 @@ impl Slots {
     ) {
         if let Some(owner) = owner {
             if owner.member == from {
-                self.receive_owner(slot, owner, Version { epoch: u64::MAX, seq: 0 }, cx);
+                self.receive_owner(slot, owner, Version::MAX, cx);
             } else {
                 self.learn_owner(slot, owner, cx);
             }

@@ -7,8 +7,8 @@ use tollgate_limiter::{
     algorithm::{Decision, Limit, Operation, Receipt, Verdict, laws::any_limit},
     descriptor::{Key, Secret},
     store::{
-        Check, Checks, CounterOperation, HOLD_TTL_DEFAULT, HoldId, HoldOutcome, HoldTerms, Memory, OnExpiry,
-        OnFull, OnRefusal, Outcome, SettleOutcome, Settled, Slot, SlotData, UnknownId,
+        Check, Checks, CounterOperation, Epoch, HOLD_TTL_DEFAULT, HoldId, HoldOutcome, HoldTerms, Memory,
+        OnExpiry, OnFull, OnRefusal, Outcome, SettleOutcome, Settled, Slot, SlotData, UnknownId,
     },
     time::{SECOND, Timestamp},
 };
@@ -53,12 +53,16 @@ fn key() -> impl Strategy<Value = Key> {
     (any::<u64>(), any::<u64>()).prop_map(|(high, low)| Key::from_halves(high, low))
 }
 
+fn epoch() -> impl Strategy<Value = Epoch> {
+    number().prop_map(Epoch)
+}
+
 fn version() -> impl Strategy<Value = Version> {
-    (number(), number()).prop_map(|(epoch, seq)| Version { epoch, seq })
+    (epoch(), number()).prop_map(|(epoch, seq)| Version { epoch, seq })
 }
 
 fn owner() -> impl Strategy<Value = Owner> {
-    (number(), member()).prop_map(|(epoch, member)| Owner { epoch, member })
+    (epoch(), member()).prop_map(|(epoch, member)| Owner { epoch, member })
 }
 
 prop_compose! {
@@ -138,7 +142,7 @@ prop_compose! {
         number in number(),
         slot in slot(),
         copy in copy().boxed(),
-        (version, since) in (version(), number()),
+        (version, since) in (version(), epoch()),
         contents in prop::option::of(contents()),
     ) -> HandOff {
         HandOff { id: HandOffId { from, number }, slot, copy, origin: Origin { version, since, contents } }
@@ -183,6 +187,7 @@ fn hold_outcome() -> impl Strategy<Value = HoldOutcome> {
     prop_oneof![
         Just(HoldOutcome::Decided),
         Just(HoldOutcome::Exhausted),
+        Just(HoldOutcome::Ended),
         settled().boxed().prop_map(HoldOutcome::Settled),
     ]
 }
@@ -266,7 +271,7 @@ prop_compose! {
         record in record(),
         hash_secret in prop::option::of((member(), any::<[u8; 16]>())),
         known in prop::collection::vec(record(), 0..3),
-        owned in prop::collection::vec((slot(), number(), version()), 0..4),
+        owned in prop::collection::vec((slot(), epoch(), version()), 0..4),
         owners in prop::collection::vec((slot(), owner()), 0..4),
     ) -> Hello {
         let hashed = |(founder, secret)| HashSecret { founder, secret: Secret::from_bytes(secret) };
@@ -275,7 +280,7 @@ prop_compose! {
 }
 
 pub(super) fn message() -> BoxedStrategy<Message> {
-    let owns = (slot(), number(), version());
+    let owns = (slot(), epoch(), version());
     let backup = (slot(), copy().boxed(), prop::option::of(number()));
     let known = (slot(), prop::option::of(owner()), any::<bool>(), prop::option::of(copy().boxed()));
     let forward = (number(), remote_check().boxed(), time(), any::<u8>());

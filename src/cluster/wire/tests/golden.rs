@@ -7,7 +7,7 @@ use tollgate_limiter::{
     algorithm::{Classic, Decision, Excess, Limit, Operation, Rate, TokenBucket, Verdict, Window},
     descriptor::{Key, Secret},
     store::{
-        Check, CounterOperation, HoldId, HoldOutcome, HoldTerms, Memory, OnExpiry, OnFull, OnRefusal,
+        Check, CounterOperation, Epoch, HoldId, HoldOutcome, HoldTerms, Memory, OnExpiry, OnFull, OnRefusal,
         Outcome, SettleOutcome, Settled, Slot, SlotData, UnknownId,
     },
     time::SECOND,
@@ -38,8 +38,8 @@ pub(super) fn hello(secret: [u8; 16]) -> Message {
         record: record(1, MemberState::Serving),
         hash_secret: Some(HashSecret { founder: member(2), secret: Secret::from_bytes(secret) }),
         known: vec![record(2, MemberState::Joining), record(3, MemberState::Draining)],
-        owned: vec![(Slot(4_095), 5, Version { epoch: 4, seq: 300 })],
-        owners: vec![(Slot(7), Owner { epoch: 6, member: member(3) })],
+        owned: vec![(Slot(4_095), Epoch(5), Version { epoch: Epoch(4), seq: 300 })],
+        owners: vec![(Slot(7), Owner { epoch: Epoch(6), member: member(3) })],
     }))
 }
 
@@ -91,9 +91,9 @@ pub(super) fn grant(limit: Limit) -> Grant {
 }
 
 fn hand_off() -> Message {
-    let version = Version { epoch: 1, seq: 2 };
+    let version = Version { epoch: Epoch(1), seq: 2 };
     let copy = SlotCopy { version, contents: contents(), grants: vec![grant(bucket())] };
-    let origin = Origin { version: Version::default(), since: 1, contents: None };
+    let origin = Origin { version: Version::default(), since: Epoch(1), contents: None };
     let id = HandOffId { from: member(1), number: 9 };
     Message::HandOff(Box::new(HandOff { id, slot: Slot(0), copy, origin }))
 }
@@ -202,6 +202,7 @@ fn encoding_of_replies_is_stable() {
     };
     pinned(replied(HoldOutcome::Settled(settled)), "120d010000000000000002020501ac02000300");
     pinned(replied(HoldOutcome::Exhausted), "0b0d01000000000000000100");
+    pinned(replied(HoldOutcome::Ended), "0b0d01000000000000000300");
 }
 
 #[test]
@@ -217,13 +218,14 @@ fn encoding_of_hello_is_stable() {
 
 #[test]
 fn encoding_of_each_other_message_is_stable() {
-    let (slot, version, members) = (Slot(300), Version { epoch: 5, seq: 6 }, vec![member(2), member(3)]);
-    let owner = Owner { epoch: 7, member: member(1) };
+    let (slot, version, members) =
+        (Slot(300), Version { epoch: Epoch(5), seq: 6 }, vec![member(2), member(3)]);
+    let owner = Owner { epoch: Epoch(7), member: member(1) };
     let copy = || SlotCopy { version, contents: contents(), grants: vec![grant(classic())] };
     let Message::Hello(hello) = hello(*b"0123456789abcdef") else { unreachable!() };
     for (message, bytes) in [
         (Message::Member(hello.record), "0a010103613a31018b1403"),
-        (Message::Owns { slot, epoch: 5, origin: version }, "0602ac02050506"),
+        (Message::Owns { slot, epoch: Epoch(5), origin: version }, "0602ac02050506"),
         (
             hand_off(),
             concat!(

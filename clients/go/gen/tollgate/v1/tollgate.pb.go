@@ -1177,6 +1177,9 @@ type ReserveResponse struct {
 	// The id of the reservation, if the hits are held. Empty if nothing is held: the answer is denied, or it is allowed
 	// only because all rules are in shadow mode.
 	ReservationId string `protobuf:"bytes,2,opt,name=reservation_id,json=reservationId,proto3" json:"reservation_id,omitempty"`
+	// Whether a reservation of this id was made before and is not open any more: it was settled, canceled, or has expired.
+	// The answer is that of its first call, and this call holds nothing.
+	Ended         bool `protobuf:"varint,3,opt,name=ended,proto3" json:"ended,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1223,6 +1226,13 @@ func (x *ReserveResponse) GetReservationId() string {
 		return x.ReservationId
 	}
 	return ""
+}
+
+func (x *ReserveResponse) GetEnded() bool {
+	if x != nil {
+		return x.Ended
+	}
+	return false
 }
 
 // A reservation that ends, and the hits that were used.
@@ -1997,10 +2007,11 @@ const file_tollgate_v1_tollgate_proto_rawDesc = "" +
 	"\bOnExpiry\x12\v\n" +
 	"\aRELEASE\x10\x00\x12\n" +
 	"\n" +
-	"\x06CHARGE\x10\x01\"e\n" +
+	"\x06CHARGE\x10\x01\"{\n" +
 	"\x0fReserveResponse\x12+\n" +
 	"\x06answer\x18\x01 \x01(\v2\x13.tollgate.v1.AnswerR\x06answer\x12%\n" +
-	"\x0ereservation_id\x18\x02 \x01(\tR\rreservationId\"\xa1\x01\n" +
+	"\x0ereservation_id\x18\x02 \x01(\tR\rreservationId\x12\x14\n" +
+	"\x05ended\x18\x03 \x01(\bR\x05ended\"\xa1\x01\n" +
 	"\rSettleRequest\x12\x16\n" +
 	"\x06domain\x18\x01 \x01(\tR\x06domain\x129\n" +
 	"\vdescriptors\x18\x02 \x03(\v2\x17.tollgate.v1.DescriptorR\vdescriptors\x12%\n" +

@@ -8,7 +8,7 @@ use super::*;
 use crate::{
     algorithm::Decision,
     store::{
-        Check, Checks, DecodeError, NotLocal, OnFull, OnRefusal, PendingUsage, StoredSlot,
+        Check, Checks, DecodeError, Epoch, NotLocal, OnFull, OnRefusal, PendingUsage, StoredSlot,
         memory::tests::{BYTES, NOW, bucket, charge, key, left, second_of, window},
     },
     time::SECOND,
@@ -169,7 +169,7 @@ fn changes_beyond_the_budget_cannot_be_merged() {
 #[test]
 fn snapshot_that_does_not_fit_loses_least_used_counters() {
     let ((rich, exhausted), poor) = (crowded_slot(1_000), small(20_000));
-    let stored = StoredSlot { slot: Slot(0), epoch: 1, seq: 1, data: rich.whole(Slot(0)).data };
+    let stored = StoredSlot { slot: Slot(0), epoch: Epoch(1), seq: 1, data: rich.whole(Slot(0)).data };
     let fitting = poor.fit(vec![stored], NOW);
     assert!(100 < fitting[0].data.len() && fitting[0].data.len() < 600);
     assert!(poor.stats().bytes <= 20_000);

@@ -212,8 +212,11 @@ public final class TollgateClient implements AutoCloseable, Checker {
                     message,
                     response ->
                         new Reservation(
-                            request, Codec.decisionOf(response.getAnswer()), response.getReservationId())))
-        .exceptionally(error -> new Reservation(request, defaultOf(error), id));
+                            request,
+                            Codec.decisionOf(response.getAnswer()),
+                            response.getReservationId(),
+                            response.getEnded())))
+        .exceptionally(error -> new Reservation(request, defaultOf(error), id, false));
   }
 
   /**

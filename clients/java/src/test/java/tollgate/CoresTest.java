@@ -148,11 +148,12 @@ class CoresTest {
             new Reservation(
                 request,
                 Decision.withoutAnswer(OnNoAnswer.ALLOW, (NoAnswerException) errorOf("no_answer")),
-                "chosen");
+                "chosen",
+                false);
         default -> {
           Decision decision = Codec.decisionOf(Vectors.answerOf(answer));
           boolean held = decision.allowed() && step.path("held").asBoolean(true);
-          yield new Reservation(request, decision, held ? "held" : "");
+          yield new Reservation(request, decision, held ? "held" : "", false);
         }
       };
     }

@@ -32,6 +32,7 @@ import tollgate.testing.Counts;
 import tollgate.testing.ScriptedServer;
 import tollgate.testing.Vectors;
 import tools.jackson.databind.JsonNode;
+import tools.jackson.databind.node.ObjectNode;
 
 /** The vectors that run a client against a scripted server, and those of options. */
 class ScriptTest {
@@ -171,7 +172,7 @@ class ScriptTest {
         return tree(Map.of("error", List.of("canceled")));
       }
       if (value instanceof Reservation reservation) {
-        return described(reservation.decision());
+        return ((ObjectNode) described(reservation.decision())).put("ended", reservation.ended());
       }
       return value instanceof Decision decision ? described(decision) : SHORT.get("settled");
     }

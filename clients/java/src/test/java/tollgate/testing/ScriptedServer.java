@@ -87,6 +87,8 @@ public final class ScriptedServer implements AutoCloseable {
       if (answer != null) {
         FieldDescriptor id = empty.getDescriptorForType().findFieldByName("reservation_id");
         response.setField(id, step.path("held_as").asString(this.<String>get("reservation_id")));
+        response.setField(
+            empty.getDescriptorForType().findFieldByName("ended"), step.path("ended").asBoolean(false));
       }
       ((StreamObserver<Message>) observer).onNext(response.build());
       observer.onCompleted();
