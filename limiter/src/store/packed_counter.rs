@@ -15,7 +15,7 @@ mod codec;
 mod pack;
 
 pub(crate) use codec::Decoded;
-pub(super) use codec::{Age, put};
+pub(super) use codec::{Age, NUMBER_BYTES_MAX, number_bytes, put};
 
 /// Nanoseconds in a millisecond.
 const MILLISECOND: u64 = 1_000_000;

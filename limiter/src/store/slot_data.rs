@@ -29,7 +29,7 @@ pub use codec::DecodeError;
 /// Data that takes too much memory is cut by this fraction at a time.
 const CUT_DIVISOR: usize = 16;
 
-/// The content of a slot. Copies that a store makes or accepts count in its budget until they are dropped.
+/// The content of a slot. What a store releases or accepts counts in its budget until it is dropped.
 #[derive(Clone, Debug, Default)]
 pub struct SlotData {
     extent: Extent,

@@ -170,9 +170,25 @@ impl Table {
         }
     }
 
-    /// A copy of what has changed of the holds of `key` since the last such copy.
-    pub(super) fn copy_changed_holds(&mut self, key: Key) -> Option<Box<Holds>> {
-        Some(Box::new(self.holds.as_mut()?.get_mut(&key)?.copy_changes()))
+    /// A copy of what has changed of the holds of `key` since the last such copy, or the last [`Table::copy_all_holds`].
+    pub(super) fn copy_changed_holds(&mut self, key: Key, resources: &TableResources) -> Option<Box<Holds>> {
+        let holds = self.holds.as_mut()?.get_mut(&key)?;
+        let before = holds.size();
+        let copy = holds.copy_changes();
+        resources.change_holds(before, holds.size());
+        Some(Box::new(copy))
+    }
+
+    /// Copies of all holds, for a backup.
+    pub(super) fn copy_all_holds(&mut self, resources: &TableResources) -> ByKey<Box<Holds>> {
+        let each = self.holds.as_deref_mut().into_iter().flatten();
+        let copy = |(key, holds): (&Key, &mut Box<Holds>)| {
+            let before = holds.size();
+            let copy = holds.copy_all();
+            resources.change_holds(before, holds.size());
+            (*key, Box::new(copy))
+        };
+        each.map(copy).collect()
     }
 
     /// Copies of all holds.

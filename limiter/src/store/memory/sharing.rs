@@ -206,6 +206,7 @@ impl Memory {
 
     fn copies_of(&self, slot: Slot, which: impl FnOnce(&mut SlotOwnership) -> Changed) -> Changes {
         let Some(ownerships) = &self.ownerships else { return Changes::default() };
+        let resources = &self.tables.resources;
         let mut table = self.tables.lock(slot);
         let mut ownership = ownerships.lock(slot);
         if !ownership.is_owned() {
@@ -216,7 +217,7 @@ impl Memory {
         let data = match which(&mut ownership) {
             Changed::All => {
                 let (pending, unknown) = ownership.side_data().map(SideData::copies).unwrap_or_default();
-                let (copies, holds) = (table.copies(), table.copies_of_holds());
+                let (copies, holds) = (table.copies(), table.copy_all_holds(resources));
                 drop((ownership, table));
                 SlotData::all(copies.into_iter(), holds, pending, unknown)
             }
@@ -225,12 +226,12 @@ impl Memory {
                 let pending =
                     ownership.side_data().map(|side_data| side_data.pending.only(&keys)).unwrap_or_default();
                 let counters: Vec<_> = keys.iter().map(packed).collect();
-                let holds = keys.iter().filter_map(|key| Some((*key, table.copy_changed_holds(*key)?)));
+                let holds =
+                    keys.iter().filter_map(|key| Some((*key, table.copy_changed_holds(*key, resources)?)));
                 SlotData::some(counters.into_iter(), holds.collect(), pending)
             }
         };
-        let data = data.with_lead(self.restrictions.lead());
-        Changes { seq, data: data.charged_to(&self.tables.resources.budget) }
+        Changes { seq, data: data.with_lead(self.restrictions.lead()) }
     }
 
     /// Applies `change` to the counter of `key` with its holds, and records the change. `None` if this replica does not

@@ -24,6 +24,11 @@ const LARGE_DEBT: u8 = 7;
 const LARGE_STEP: u8 = 8;
 const LOG: u8 = 9;
 
+/// The largest encoded fields of a counter other than a log, in bytes: four numbers and the used share.
+const FIELDS_BYTES_MAX: usize = 4 * NUMBER_BYTES_MAX + 1;
+/// The largest encoded number of 64 bits, in bytes.
+pub(in crate::store) const NUMBER_BYTES_MAX: usize = 10;
+
 /// The result of decoding a packed counter.
 pub(crate) enum Decoded {
     Counter(PackedCounter),
@@ -69,6 +74,24 @@ impl PackedCounter {
                     }
                 }
             }
+        }
+    }
+
+    /// The size of the encoded fields at any instant, in bytes, at most.
+    pub(in crate::store) fn encoded_bytes_max(&self) -> usize {
+        match self {
+            Self::Window { .. } | Self::Sliding { .. } | Self::Debt { .. } | Self::Step { .. } => {
+                FIELDS_BYTES_MAX
+            }
+            Self::Large(large) => match &large.counter {
+                Counter::Window(_) | Counter::Sliding(_) | Counter::Debt(_) | Counter::Step(_) => {
+                    FIELDS_BYTES_MAX
+                }
+                Counter::Log(log) => {
+                    let entries = log.hits().map(|(_, hits)| NUMBER_BYTES_MAX + number_bytes(hits));
+                    FIELDS_BYTES_MAX + entries.sum::<usize>()
+                }
+            },
         }
     }
 
@@ -146,6 +169,11 @@ impl Age {
         let distance = self.0.unsigned_abs();
         if self.0 < 0 { now.minus(distance) } else { now.plus(distance) }
     }
+}
+
+/// The size of an encoded number, in bytes.
+pub(in crate::store) fn number_bytes(number: u64) -> usize {
+    (u64::BITS - (number | 1).leading_zeros()).div_ceil(7) as usize
 }
 
 pub(in crate::store) fn put<T: Serialize>(value: &T) -> Vec<u8> {

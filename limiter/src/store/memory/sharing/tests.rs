@@ -83,13 +83,14 @@ fn released_slot_data_counts_in_budget_until_dropped() {
     let keys: Vec<_> = (0..).map(number).filter(|key| memory.slot(*key) == Slot(0)).take(1_000).collect();
     keys.iter().for_each(|key| assert!(charge(&memory, *key, &limit, NOW)));
     let held = memory.stats().bytes;
-    let whole = memory.whole(Slot(0)).data;
-    let copy = whole.clone();
+    let copy = memory.whole(Slot(0)).data;
+    assert_eq!(memory.stats().bytes, held, "a copy for a backup has a bound of its own");
+    let (whole, kept) = (memory.counted(copy.clone()), memory.counted(copy));
     let stats = memory.stats();
     assert!(1_000 * 2 * 32 <= stats.backup_bytes && stats.bytes == held + stats.backup_bytes);
     drop(whole);
     assert_eq!(memory.stats().backup_bytes, stats.backup_bytes / 2);
-    drop(copy);
+    drop(kept);
     assert_eq!(memory.stats().bytes, held);
 
     let (given, _) = memory.release(Slot(0)).unwrap();
