@@ -321,11 +321,6 @@ impl SlotData {
         (self.counters, self.holds)
     }
 
-    /// The approximate size of the encoded holds, in bytes.
-    pub fn hold_bytes(&self) -> usize {
-        self.holds.values().map(|holds| holds.bytes()).sum()
-    }
-
     /// The same, counted in `budget`.
     pub(super) fn charged_to(mut self, budget: &Arc<Budget>) -> Self {
         self.reservation = Reservation::of(budget);
