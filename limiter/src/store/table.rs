@@ -126,6 +126,11 @@ impl Table {
         self.buckets.get_mut(key)
     }
 
+    /// Whether the counter of `key` is a log, which is copied in parts.
+    pub(super) fn is_log(&self, key: Key) -> bool {
+        self.get(key).is_some_and(PackedCounter::is_log)
+    }
+
     /// Whether there are holds.
     #[inline(always)]
     pub(super) fn has_holds(&self) -> bool {
@@ -208,6 +213,21 @@ impl Table {
         for (key, holds) in holds {
             self.put_holds(key, Some(holds), HoldSize::default(), resources);
         }
+    }
+
+    /// A copy of what has changed of the counter of `key` since the last such copy, or the last [`Table::copy_all`].
+    pub(super) fn copy_changes(&mut self, key: Key) -> Option<PackedCounter> {
+        // A log with holds in its entries is copied as they are, as a whole.
+        let has_entries_held = self.holds(key).is_some_and(Holds::are_in_entries);
+        let packed = self.buckets.get_mut(key)?;
+        Some(if has_entries_held { packed.copy_all() } else { packed.copy_changes() })
+    }
+
+    /// Copies of all counters, for a backup.
+    pub(super) fn copy_all(&mut self) -> Vec<(Key, PackedCounter)> {
+        let mut copies = Vec::with_capacity(self.len());
+        copies.extend(self.buckets.iter_mut().map(|(key, packed)| (*key, packed.copy_all())));
+        copies
     }
 
     /// Copies of all counters.

@@ -73,6 +73,10 @@ impl Changes {
 }
 
 impl Hold {
+    fn is_in_entry(&self) -> bool {
+        matches!(self.held.place, Place::Instant(_))
+    }
+
     /// A number that differs if what may change of it has changed: each step of the hash is a bijection.
     fn state(&self) -> u64 {
         let mut hasher = FxHasher::default();
@@ -104,13 +108,19 @@ impl Holds {
         self.clone()
     }
 
-    /// A copy for a backup that has the last copy: of the holds, those that are new or have changed since.
+    /// Whether a hold is in an entry of a log. Their instants are equal only if both are copied at the same time.
+    pub(in crate::store) fn are_in_entries(&self) -> bool {
+        self.each.iter().any(Hold::is_in_entry)
+    }
+
+    /// A copy for a backup that has the last copy: of the holds, those that are new or have changed since, and those in
+    /// an entry of a log, which is copied as a whole.
     pub(in crate::store) fn copy_changes(&mut self) -> Self {
         let Some(copied) = self.changes.copied else { return self.copy_all() };
         let mut each = Vec::new();
         for hold in &mut self.each {
             let state = hold.state();
-            if std::mem::replace(&mut hold.copied.0, state) != state {
+            if std::mem::replace(&mut hold.copied.0, state) != state || hold.is_in_entry() {
                 each.push(hold.clone());
             }
         }

@@ -23,8 +23,9 @@ const LARGE_SLIDING: u8 = 6;
 const LARGE_DEBT: u8 = 7;
 const LARGE_STEP: u8 = 8;
 const LOG: u8 = 9;
+const CHANGED_LOG: u8 = 10;
 
-/// The largest encoded fields of a counter other than a log, in bytes: four numbers and the used share.
+/// The largest encoded fields of a counter without the entries of a log, in bytes: four numbers and the used share.
 const FIELDS_BYTES_MAX: usize = 4 * NUMBER_BYTES_MAX + 1;
 /// The largest encoded number of 64 bits, in bytes.
 pub(in crate::store) const NUMBER_BYTES_MAX: usize = 10;
@@ -70,7 +71,10 @@ impl PackedCounter {
                     }
                     Counter::Log(log) => {
                         let entries: Vec<_> = log.hits().map(|(at, hits)| (age(at), hits)).collect();
-                        (LOG, put(&(used, age(*idle_at), entries)))
+                        match log.changes() {
+                            None => (LOG, put(&(used, age(*idle_at), entries))),
+                            Some(changes) => (CHANGED_LOG, put(&(used, age(*idle_at), entries, changes))),
+                        }
                     }
                 }
             }
@@ -129,18 +133,32 @@ impl PackedCounter {
                 let counter = StepCounter { full_at: full_at.instant(now), spare };
                 Self::large(used, idle_at.instant(now), Counter::Step(counter))
             }),
-            LOG => Self::read_log(bytes, now),
+            LOG => take(bytes).and_then(|(used, idle_at, entries): (_, _, Vec<_>)| {
+                Self::of_log(used, idle_at, &entries, None, now)
+            }),
+            CHANGED_LOG => take(bytes).and_then(|(used, idle_at, entries, changes): (_, _, Vec<_>, _)| {
+                Self::of_log(used, idle_at, &entries, Some(changes), now)
+            }),
             _ => return Decoded::Unknown,
         };
         packed.map_or(Decoded::Malformed, Decoded::Counter)
     }
 
-    fn read_log(bytes: &[u8], now: Timestamp) -> Option<Self> {
-        let (used, idle_at, entries): (UsedShare, Age, Vec<(Age, u64)>) = take(bytes)?;
+    fn of_log(
+        used: UsedShare,
+        idle_at: Age,
+        entries: &[(Age, u64)],
+        changes: Option<(u16, u16)>,
+        now: Timestamp,
+    ) -> Option<Self> {
         if entries.len() > LOG_ENTRIES_MAX {
             return None;
         }
-        let log = LogCounter::of(entries.into_iter().map(|(age, hits)| (age.instant(now), hits)));
+        let hits = entries.iter().map(|(age, hits)| (age.instant(now), *hits));
+        let log = match changes {
+            None => LogCounter::of(hits),
+            Some(changes) => LogCounter::of_changes(changes, hits),
+        };
         Some(Self::large(used, idle_at.instant(now), Counter::Log(log)))
     }
 }
