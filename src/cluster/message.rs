@@ -15,6 +15,27 @@ use tollgate_limiter::{
 
 use crate::cluster::MemberId;
 
+/// The largest encoded length, in bytes.
+const LENGTH_BYTES_MAX: usize = 10;
+/// The largest encoded message without what it has a variable number of, in bytes: a check.
+const MESSAGE_BYTES_MAX: usize = 384;
+/// The largest encoded grant, in bytes.
+const GRANT_BYTES_MAX: usize = 256;
+/// The largest encoded record of a member without its address, in bytes.
+const RECORD_BYTES_MAX: usize = 48;
+/// The largest encoded id of a member, in bytes.
+const MEMBER_BYTES_MAX: usize = 10;
+/// The largest encoded owner of a slot, in bytes.
+const OWNER_BYTES_MAX: usize = 40;
+
+/// The size of an encoded message in bytes, at most.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct WireSize {
+    pub(crate) bytes: usize,
+    /// The part that is slot data.
+    pub(crate) data_bytes: usize,
+}
+
 /// The version of a slot's counters. The larger one is the newer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub(crate) struct Version {
@@ -427,23 +448,44 @@ impl Message {
         }
     }
 
-    /// The approximate size of the encoded message in bytes.
-    pub(crate) fn wire_bytes(&self) -> usize {
-        /// A counter with its key.
-        const COUNTER_BYTES: usize = 40;
-        /// Most messages.
-        const MESSAGE_BYTES: usize = 64;
-        if let Self::Hello(hello) = self {
-            return MESSAGE_BYTES * (1 + hello.known.len())
-                + COUNTER_BYTES * (hello.owned.len() + hello.owners.len());
-        }
-        if let Self::Dead { members } = self {
-            return MESSAGE_BYTES + size_of::<MemberId>() * members.len();
-        }
+    /// The size of the encoded message, at most.
+    pub(crate) fn wire_size(&self) -> WireSize {
+        let block = |bytes: usize| LENGTH_BYTES_MAX + bytes;
+        let data_bytes = self.contents().map(|contents| block(contents.encoded_bytes_max())).sum();
         let grants = self.copy().map_or(0, |copy| copy.grants.len());
-        let counters: usize = self.contents().map(|contents| contents.len()).sum();
-        let holds: usize = self.contents().map(|contents| contents.hold_bytes()).sum();
-        MESSAGE_BYTES + COUNTER_BYTES * (counters + grants) + holds
+        let more = match self {
+            Self::Hello(hello) => {
+                let records = hello.known.iter().chain([&hello.record]);
+                OWNER_BYTES_MAX * (hello.owned.len() + hello.owners.len())
+                    + records.map(MemberRecord::wire_bytes).sum::<usize>()
+            }
+            Self::Member(record) => record.wire_bytes(),
+            Self::Dead { members } => MEMBER_BYTES_MAX * members.len(),
+            Self::Status { program, .. } => program.len(),
+            Self::HandOff(_)
+            | Self::Owns { .. }
+            | Self::HandOffAck(_)
+            | Self::Backup { .. }
+            | Self::BackupAck { .. }
+            | Self::BackupBaseMissing { .. }
+            | Self::BackupRefused { .. }
+            | Self::RecoveryQuery { .. }
+            | Self::RecoveryReply { .. }
+            | Self::Orphan { .. }
+            | Self::NewerCopy { .. }
+            | Self::Forward { .. }
+            | Self::Reply { .. }
+            | Self::Recall { .. }
+            | Self::Revoke { .. } => 0,
+        };
+        let bytes = block(MESSAGE_BYTES_MAX + more + grants * GRANT_BYTES_MAX + data_bytes);
+        WireSize { bytes, data_bytes }
+    }
+}
+
+impl MemberRecord {
+    fn wire_bytes(&self) -> usize {
+        RECORD_BYTES_MAX + self.address.len()
     }
 }
 

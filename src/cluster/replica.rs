@@ -35,6 +35,8 @@ const SILENCE_LIMIT: Duration = Duration::from_secs(1);
 const BOOTSTRAP_TIMEOUT: Duration = Duration::from_millis(1500);
 /// The most unacknowledged hand-offs to one peer, so that checks behind them are not delayed for long.
 const HAND_OFFS_MAX: usize = 256;
+/// The most bytes of slot data that wait for one peer before further data is held back. Checks wait behind them.
+const DATA_BYTES_MAX: usize = 512 * 1024;
 /// The most messages in a batch.
 const MESSAGES_MAX: usize = 1_024;
 /// The initial value of the monotonic clock. It is not 0, so that earlier instants exist.
@@ -85,6 +87,7 @@ impl Cluster {
             silence: SILENCE_LIMIT,
             bootstrap_timeout: BOOTSTRAP_TIMEOUT,
             hand_offs_max: HAND_OFFS_MAX,
+            data_bytes_max: DATA_BYTES_MAX,
             tuning,
         };
         let mut node =

@@ -138,6 +138,31 @@ async fn more_than_the_most_reservations_are_refused() {
 }
 
 #[tokio::test]
+async fn forgotten_ids_are_counted_and_their_counter_stays_bounded() {
+    const IDS: usize = 4_800;
+    let server = Server::start(&[]);
+    let settings = Settings { timeout: PATIENCE, ..settings(&[server.url()]) };
+    let replica = Replica::ready(settings).await;
+    let (name, limit) = (key("many"), a_day(1_000_000));
+    let charge = [check(name, &limit, Operation::Charge(1))];
+    for first in (0..IDS).step_by(100) {
+        let settle = async |number: usize| replica.settle(&charge, &number.to_string()).await;
+        for settled in join_all((first..first + 100).map(settle)).await {
+            assert_eq!(settled.unwrap()[0].outcome, SettleOutcome::Unknown);
+        }
+    }
+    let forgotten = replica.store.stats().ids_forgotten as usize;
+    assert!((IDS - 4_096 - 255..=IDS - 4_096).contains(&forgotten), "{forgotten}");
+    // The newest is answered as the first time, and the oldest is unknown.
+    assert_eq!(
+        replica.settle(&charge, &(IDS - 1).to_string()).await.unwrap()[0].remaining,
+        1_000_000 - IDS as u64
+    );
+    replica.settle(&charge, "0").await.unwrap();
+    assert_eq!(replica.check(name, &limit, Operation::Peek).await.remaining, 1_000_000 - IDS as u64 - 1);
+}
+
+#[tokio::test]
 async fn reservation_without_the_store_is_an_error_and_holds_nothing() {
     let server = Server::start(&[]);
     let replica = Replica::ready(settings(&[server.url()])).await;

@@ -39,7 +39,28 @@ pub struct LogCounter {
     pub(crate) entries: VecDeque<LogEntry>,
     // Invariant: the sum of the hits of all entries; if 64 bits cannot hold it, the oldest hits are left out.
     total: u64,
+    #[serde(skip)]
+    copied: CopiedEntries,
 }
+
+/// What the last copy of changes has of a log. It does not distinguish two logs.
+#[derive(Clone, Copy, Debug, Default)]
+struct CopiedEntries {
+    // The number of entries from the oldest one on that are as in the copy, but for the hits of the oldest one.
+    kept: u16,
+    // The number of entries of the copy that were older and have gone since.
+    gone: u16,
+    // Whether the kept entries are missing here, except for the oldest one.
+    is_partial: bool,
+}
+
+impl PartialEq for CopiedEntries {
+    fn eq(&self, _: &Self) -> bool {
+        true
+    }
+}
+
+impl Eq for CopiedEntries {}
 
 /// Hits of one instant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -116,7 +137,7 @@ impl SlidingLog {
             && self.leaves_at(oldest) <= now
         {
             counter.total -= oldest.hits;
-            counter.entries.pop_front();
+            counter.pop_oldest();
         }
         if counter.entries.len() < counter.entries.capacity() / 4 {
             counter.entries.shrink_to(counter.entries.len() * 2);
@@ -128,7 +149,7 @@ impl SlidingLog {
     fn bound(&self, counter: &mut LogCounter) {
         let most = usize::try_from(self.limit).unwrap_or(usize::MAX).clamp(1, ENTRIES_MAX);
         while most < counter.entries.len() {
-            let oldest = counter.entries.pop_front();
+            let oldest = counter.pop_oldest();
             if let (Some(oldest), Some(next)) = (oldest, counter.entries.front_mut()) {
                 // Both are part of the total, so their sum fits.
                 next.hits += oldest.hits;
@@ -285,6 +306,91 @@ impl LogCounter {
         for entry in &mut self.entries {
             entry.at = entry.at.minus(back);
         }
+        self.change_from(0);
+    }
+
+    /// A copy for a backup that has the last copy: the changes since then, if the backup can keep any entry.
+    pub(crate) fn copy_changes(&mut self) -> Self {
+        let CopiedEntries { kept, gone, .. } = self.copied;
+        let copy = match usize::from(kept) {
+            0 => self.clone(),
+            kept_entries => {
+                let entries = self.entries.iter().take(1).chain(self.entries.iter().skip(kept_entries));
+                let hits = entries.map(|entry| (entry.at, entry.hits));
+                Self::of_changes((gone, kept), hits)
+            }
+        };
+        self.copied = CopiedEntries { kept: self.len(), ..CopiedEntries::default() };
+        copy
+    }
+
+    /// A copy of everything. The next copy of changes has what changes from now on.
+    pub(crate) fn copy_all(&mut self) -> Self {
+        self.copied = CopiedEntries { kept: self.len(), ..CopiedEntries::default() };
+        self.clone()
+    }
+
+    /// The changes, if this is a copy of changes only.
+    pub(crate) fn changes(&self) -> Option<(u16, u16)> {
+        let CopiedEntries { kept, gone, is_partial } = self.copied;
+        is_partial.then_some((gone, kept))
+    }
+
+    /// A copy of changes only.
+    pub(crate) fn of_changes((gone, kept): (u16, u16), hits: impl Iterator<Item = (Timestamp, u64)>) -> Self {
+        Self { copied: CopiedEntries { kept, gone, is_partial: true }, ..Self::of(hits) }
+    }
+
+    /// Whether the changes can be applied to an earlier copy.
+    pub(crate) fn can_follow(&self, earlier: &Self) -> bool {
+        let CopiedEntries { kept, gone, is_partial } = self.copied;
+        !is_partial || usize::from(kept) + usize::from(gone) <= earlier.entries.len()
+    }
+
+    /// Applies the changes to an earlier copy.
+    pub(crate) fn after(self, mut earlier: Self) -> Self {
+        let CopiedEntries { kept, gone, is_partial } = self.copied;
+        if !is_partial {
+            return self;
+        }
+        earlier.entries.drain(..usize::from(gone).min(earlier.entries.len()));
+        earlier.entries.truncate(kept.into());
+        let mut changed = self.entries.into_iter();
+        if let (Some(oldest), Some(changed)) = (earlier.entries.front_mut(), changed.next()) {
+            oldest.hits = changed.hits;
+        }
+        earlier.total = earlier.entries.iter().fold(0, |total, entry| total.saturating_add(entry.hits));
+        for entry in changed {
+            // It took another time to arrive than those before it.
+            let newest = earlier.entries.back().map_or(Timestamp::EPOCH, |newest| newest.at.plus(1));
+            earlier.add(LogEntry { at: entry.at.max(newest), ..entry });
+        }
+        earlier
+    }
+
+    /// The number of entries, at most [`ENTRIES_MAX`] and one more.
+    fn len(&self) -> u16 {
+        u16::try_from(self.entries.len()).unwrap_or(u16::MAX)
+    }
+
+    fn pop_oldest(&mut self) -> Option<LogEntry> {
+        if self.copied.kept > 0 {
+            self.copied.kept -= 1;
+            self.copied.gone += 1;
+        }
+        self.entries.pop_front()
+    }
+
+    /// Records that the hits of the entry at `index` have changed. Those of the oldest one are always copied.
+    fn change_at(&mut self, index: usize) {
+        if index > 0 {
+            self.change_from(index);
+        }
+    }
+
+    /// Records that the entries from `index` on have changed.
+    fn change_from(&mut self, index: usize) {
+        self.copied.kept = self.copied.kept.min(u16::try_from(index).unwrap_or(u16::MAX));
     }
 
     fn add(&mut self, new: LogEntry) {
@@ -294,8 +400,14 @@ impl LogCounter {
         }
         self.total += hits;
         match self.entries.binary_search_by_key(&new.at, |entry| entry.at) {
-            Ok(index) => self.entries[index].hits += hits,
-            Err(index) => self.entries.insert(index, LogEntry { hits, ..new }),
+            Ok(index) => {
+                self.entries[index].hits += hits;
+                self.change_at(index);
+            }
+            Err(index) => {
+                self.entries.insert(index, LogEntry { hits, ..new });
+                self.change_from(index);
+            }
         }
     }
 
@@ -313,7 +425,7 @@ impl LogCounter {
             over -= taken;
             self.total -= taken;
             if oldest.hits == 0 {
-                self.entries.pop_front();
+                self.pop_oldest();
             }
         }
         over
@@ -331,8 +443,13 @@ impl LogCounter {
         let taken = entry.hits.min(hits);
         entry.hits -= taken;
         self.total -= taken;
-        if entry.hits == 0 {
-            self.entries.remove(index);
+        match (entry.hits, index) {
+            (0, 0) => drop(self.pop_oldest()),
+            (0, _) => {
+                self.entries.remove(index);
+                self.change_from(index);
+            }
+            (_, _) => self.change_at(index),
         }
     }
 
@@ -346,7 +463,7 @@ impl LogCounter {
             if oldest.hits > 0 {
                 return;
             }
-            self.entries.pop_front();
+            self.pop_oldest();
         }
     }
 
@@ -378,10 +495,14 @@ impl LogCounter {
             newest.hits -= taken;
             hits -= taken;
             self.total -= taken;
-            if newest.hits > 0 {
-                return;
+            let is_gone = newest.hits == 0;
+            if is_gone {
+                self.entries.pop_back();
             }
-            self.entries.pop_back();
+            if !is_gone {
+                return self.change_at(self.entries.len() - 1);
+            }
+            self.change_from(self.entries.len());
         }
     }
 }

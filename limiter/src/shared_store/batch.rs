@@ -66,6 +66,8 @@ pub(super) struct BatchStats {
     pub(super) lost: u64,
     /// Holds that have expired.
     pub(super) expired: Expired,
+    /// Ids of holds that were forgotten because their counter had too many.
+    pub(super) ids_forgotten: usize,
     /// Forgotten values, to be dropped without a lock.
     pub(super) forgotten: Vec<FxHashMap<Key, Known>>,
     /// Whether the circuit breaker has opened.
@@ -196,6 +198,7 @@ impl Batch {
                 Some(GroupReply::Applied) => {
                     for entry in entries {
                         stats.expired += self.counters.entries[entry].state.expired;
+                        stats.ids_forgotten += self.counters.entries[entry].state.ids_forgotten;
                         let now_known = self.counters.entries[entry].applied(arrived);
                         stats.forgotten.extend(known.insert(self.counters.entries[entry].key, now_known));
                     }

@@ -60,6 +60,8 @@ pub(super) struct EntryState {
     is_changed: bool,
     /// Holds that have expired.
     pub(super) expired: Expired,
+    /// Ids that were forgotten because there were too many.
+    pub(super) ids_forgotten: usize,
 }
 
 impl Counters {
@@ -196,10 +198,11 @@ impl Entry {
 
     /// The value to set and its expiry; `None` if nothing changes. An idle counter is not stored.
     fn new_value(&mut self, now: Timestamp) -> Option<(Vec<u8>, u64)> {
-        let EntryState { counter, is_changed, .. } = &mut self.state;
+        let EntryState { counter, is_changed, ids_forgotten, .. } = &mut self.state;
         if !*is_changed {
             return None;
         }
+        *ids_forgotten = counter.take_ids_forgotten();
         counter.forget_idle(now);
         let (value, left) = (encode(counter), counter.idle_at().nanos_since(now).div_ceil(1_000_000));
         let known = self.known.as_ref().map_or(&[][..], |known| &known.bytes);

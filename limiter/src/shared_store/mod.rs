@@ -182,6 +182,7 @@ impl SharedStore {
             holds_released: counts.holds_released.get(),
             holds_charged: counts.holds_charged.get(),
             holds_exhausted: counts.holds_exhausted.get(),
+            ids_forgotten: counts.ids_forgotten.get(),
             breakers_open: lanes.breakers_open(),
             round_trips: lanes.round_trips.buckets(),
         }

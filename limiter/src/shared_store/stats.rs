@@ -22,6 +22,7 @@ pub(super) struct Counts {
     pub(super) holds_released: Counter,
     pub(super) holds_charged: Counter,
     pub(super) holds_exhausted: Counter,
+    pub(super) ids_forgotten: Counter,
 }
 
 /// Statistics of this replica and its store.
@@ -55,6 +56,8 @@ pub struct Stats {
     pub holds_charged: u64,
     /// Reservations that were refused because a counter has too many.
     pub holds_exhausted: u64,
+    /// Ids of ended reservations and of requests that this replica has forgotten because their counter had too many.
+    pub ids_forgotten: u64,
     /// The durations of round trips.
     pub round_trips: Buckets,
 }

@@ -383,6 +383,11 @@ impl HeldCounter {
         self.holds().map(|holds| holds.write(Timestamp::EPOCH))
     }
 
+    /// How many ids of ended holds were forgotten because there were too many, since the last call.
+    pub(crate) fn take_ids_forgotten(&mut self) -> usize {
+        self.holds.as_mut().map_or(0, |holds| holds.take_forgotten_early())
+    }
+
     /// Whether there is neither a counter nor a hold.
     pub(crate) fn is_absent(&self) -> bool {
         self.packed.is_none() && self.holds.is_none()
@@ -498,7 +503,7 @@ impl Draft {
         }
         let first =
             counters.iter().zip(&more).filter(|(counter, more)| **more > 0 && counter.holds.is_none());
-        bytes += first.count() * size_of::<Holds>();
+        bytes += first.count() * Holds::BYTES_OF_FIRST;
         let has_room = |(counter, more): (&HeldCounter, &usize)| room.has(counter.holds(), *more, bytes);
         counters.iter().zip(&more).all(has_room)
     }

@@ -1,10 +1,6 @@
 //! Holds: the reservations of one counter. A hold is a charge with an id and an expiry.
 
-use std::{
-    borrow::Cow,
-    collections::{BTreeMap, BTreeSet},
-    time::Duration,
-};
+use std::{borrow::Cow, collections::BTreeMap, time::Duration};
 
 use serde::{Deserialize, Serialize};
 
@@ -17,9 +13,11 @@ use crate::{
     time::Timestamp,
 };
 
+mod changes;
 mod codec;
 mod merge;
 
+use changes::Changes;
 pub(super) use codec::DecodedHolds;
 
 /// The most holds of one counter that are open, or charged at their expiry and not forgotten yet.
@@ -51,9 +49,12 @@ struct Hold {
     on_expiry: OnExpiry,
     state: HoldState,
     held: Held,
+    // What tells whether it has changed since the last copy of changes.
+    #[serde(skip)]
+    copied: Uncompared<u64>,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 enum HoldState {
     Open,
     /// The expiry has charged it. It can be adjusted until it is forgotten.
@@ -67,7 +68,7 @@ struct Ended {
     // `None` if its expiry has released it.
     settled: Option<Settled>,
     forgotten_at: Timestamp,
-    // Which change of the ended holds this is.
+    // Which change of the ended holds this is: the least is the oldest.
     #[serde(skip)]
     change: Uncompared<u64>,
 }
@@ -128,6 +129,7 @@ pub(super) struct Holds {
     limit: Limit,
     // Those that still weigh something, in the order of their charges. At most `HOLDS_MAX`.
     each: Vec<Hold>,
+    #[serde(with = "codec::oldest_first")]
     ended: BTreeMap<HoldId, Ended>,
     // Invariant: no open hold expires earlier.
     #[serde(skip)]
@@ -138,14 +140,8 @@ pub(super) struct Holds {
     // The bytes of all ids.
     #[serde(skip)]
     id_bytes: usize,
-    // The changes of the ended holds, and how many of them the last copy of changes had.
     #[serde(skip)]
-    changes: Uncompared<u64>,
-    #[serde(skip)]
-    copied: Uncompared<u64>,
-    // Whether ended holds are missing that have not changed since an earlier copy.
-    #[serde(skip)]
-    is_partial: bool,
+    changes: Changes,
     // Ended holds that were forgotten because there were too many.
     #[serde(skip)]
     forgotten_early: Uncompared<usize>,
@@ -192,9 +188,7 @@ impl Holds {
             next_expiry: Timestamp::MAX,
             next_forgotten: Uncompared(Timestamp::MAX),
             id_bytes: 0,
-            changes: Uncompared(0),
-            copied: Uncompared(0),
-            is_partial: false,
+            changes: Changes::default(),
             forgotten_early: Uncompared(0),
         }
     }
@@ -253,7 +247,11 @@ impl Holds {
             + self.each.capacity() * size_of::<Hold>()
             + self.ended.len() * ended
             + self.id_bytes
+            + self.changes.bytes()
     }
+
+    /// The bytes that the first hold of a counter takes beside [`Holds::bytes_of_one`]: a vector begins with four places.
+    pub(super) const BYTES_OF_FIRST: usize = size_of::<Self>() + 2 * size_of::<Hold>();
 
     /// The bytes that one more hold of this id takes.
     pub(super) fn bytes_of_one(id: &HoldId) -> usize {
@@ -321,8 +319,8 @@ impl Holds {
         self.id_bytes += id.bytes.len();
         self.next_expiry = self.next_expiry.min(expires_at);
         let (attempt, on_expiry, answer) = (terms.attempt, terms.on_expiry, HoldAnswer::of(decision));
-        let state = HoldState::Open;
-        self.each.push(Hold { id, attempt, hits, answer, ttl, expires_at, on_expiry, state, held });
+        let (state, copied) = (HoldState::Open, Uncompared(0));
+        self.each.push(Hold { id, attempt, hits, answer, ttl, expires_at, on_expiry, state, held, copied });
     }
 
     /// Ends holds that have expired, each at the instant of its expiry, the earliest first.
@@ -365,10 +363,13 @@ impl Holds {
         if now < next {
             return;
         }
-        let id_bytes = &mut self.id_bytes;
+        let (id_bytes, changes) = (&mut self.id_bytes, &mut self.changes);
         self.each.retain(|hold| {
             let stays = hold.state == HoldState::Open || now < hold.forgotten_at();
-            *id_bytes -= if stays { 0 } else { hold.id.bytes.len() };
+            if !stays {
+                *id_bytes -= hold.id.bytes.len();
+                changes.remove(&hold.id);
+            }
             stays
         });
         self.ended.retain(|id, ended| {
@@ -380,12 +381,13 @@ impl Holds {
     }
 
     /// Forgets the oldest of the holds that have ended, if there are too many.
+    /// Those that are settled go first.
     fn forget_oldest(&mut self) {
         let excess = (self.each.len() + self.ended.len()).saturating_sub(IDS_MAX).min(self.ended.len());
         if excess < FORGOTTEN_AT_ONCE {
             return;
         }
-        let age = |(id, ended): (&HoldId, &Ended)| (ended.settled.is_none(), ended.forgotten_at, id.clone());
+        let age = |(id, ended): (&HoldId, &Ended)| (ended.settled.is_none(), ended.change.0, id.clone());
         let mut ended: Vec<_> = self.ended.iter().map(age).collect();
         ended.select_nth_unstable(excess - 1);
         ended[..excess].iter().for_each(|(_, _, id)| self.forget_ended(id));
@@ -397,41 +399,6 @@ impl Holds {
         std::mem::take(&mut self.forgotten_early.0)
     }
 
-    /// A copy for a backup that has the last such copy: of the holds that have ended, only those since then.
-    pub(super) fn copy_changes(&mut self) -> Self {
-        let is_new = |ended: &Ended| self.copied.0 < ended.change.0;
-        let ended = self.ended.iter().filter(|(_, ended)| is_new(ended));
-        let ended: BTreeMap<_, _> = ended.map(|(id, ended)| (id.clone(), ended.clone())).collect();
-        let is_partial = ended.len() < self.ended.len();
-        self.copied = self.changes;
-        let (each, next_expiry) = (self.each.clone(), self.next_expiry);
-        let mut copy =
-            Self { each, ended, next_expiry, is_partial, ..Self::new(&self.limit) }.with_bytes_of_ids();
-        copy.set_next_forgotten();
-        copy
-    }
-
-    /// The same with the ended holds of an earlier copy, if only the changes since then are here.
-    pub(super) fn since(mut self, earlier: Self) -> Self {
-        if !self.is_partial {
-            return self;
-        }
-        self.is_partial = earlier.is_partial;
-        let weighing: BTreeSet<&HoldId> = self.each.iter().map(|hold| &hold.id).collect();
-        for (id, ended) in earlier.ended.into_iter().filter(|(id, _)| !weighing.contains(id)) {
-            self.ended.entry(id).or_insert(ended);
-        }
-        let mut all = self.with_bytes_of_ids();
-        all.forget_oldest();
-        all.set_next_forgotten();
-        all
-    }
-
-    /// Whether ended holds are missing that have not changed since an earlier copy.
-    pub(super) fn is_partial(&self) -> bool {
-        self.is_partial
-    }
-
     fn with_bytes_of_ids(self) -> Self {
         let ids = self.each.iter().map(|hold| &hold.id).chain(self.ended.keys());
         let id_bytes = ids.map(|id| id.bytes.len()).sum();
@@ -440,9 +407,9 @@ impl Holds {
 
     /// Remembers a hold that has ended.
     fn remember(&mut self, id: HoldId, ended: Ended) {
-        self.changes.0 += 1;
+        let change = self.changes.next();
         self.next_forgotten.0 = self.next_forgotten.0.min(ended.forgotten_at);
-        self.ended.insert(id, Ended { change: self.changes, ..ended });
+        self.ended.insert(id, Ended { change, ..ended });
         self.forget_oldest();
     }
 
@@ -566,9 +533,11 @@ impl Holds {
         self
     }
 
-    /// Removes the hold at `index` and takes back all but `kept` of its hits. Places that it has kept are charged then. Also returns the units taken back.
+    /// Removes the hold at `index` and takes back all but `kept` of its hits. Places that it has kept are charged then.
+    /// Also returns the units taken back.
     fn take_back(&mut self, index: usize, counter: &mut Counter, kept: u64, now: Timestamp) -> (Hold, u128) {
         let mut hold = self.each.remove(index);
+        self.changes.remove(&hold.id);
         if hold.keeps_places(&self.limit) {
             hold.charge_places(&self.limit, counter, kept.min(hold.hits), now);
             return (hold, 0);
@@ -590,8 +559,7 @@ impl Holds {
     /// Remembers the settlement of an id that is unknown, or whose hold was released.
     fn end_unknown(&mut self, id: &HoldId, settled: Settled, now: Timestamp) {
         if let Some(ended) = self.ended.get_mut(id) {
-            self.changes.0 += 1;
-            (ended.settled, ended.change) = (Some(settled), self.changes);
+            (ended.settled, ended.change) = (Some(settled), self.changes.next());
             return;
         }
         let Settled { remaining, reset_after, .. } = settled;

@@ -7,7 +7,9 @@ use serde::{Deserialize, Serialize};
 use pack::{Pack, pack, unpack, window_nanos};
 
 use crate::{
-    algorithm::{Algorithm, Counter, Decision, Limit, Operation, Receipt, Variant, each_algorithm},
+    algorithm::{
+        Algorithm, Counter, Decision, Limit, LogCounter, Operation, Receipt, Variant, each_algorithm,
+    },
     time::Timestamp,
 };
 
@@ -15,7 +17,7 @@ mod codec;
 mod pack;
 
 pub(crate) use codec::Decoded;
-pub(super) use codec::{Age, put};
+pub(super) use codec::{Age, NUMBER_BYTES_MAX, number_bytes, put};
 
 /// Nanoseconds in a millisecond.
 const MILLISECOND: u64 = 1_000_000;
@@ -64,7 +66,7 @@ pub(crate) struct Millis([u16; 3]);
 pub(crate) struct ApproxNumber(u16);
 
 // The memory per counter follows from these sizes; docs/algorithms.md states it.
-const _: () = assert!(size_of::<PackedCounter>() == 16 && size_of::<Large>() == 56);
+const _: () = assert!(size_of::<PackedCounter>() == 16 && size_of::<Large>() == 64);
 
 impl PackedCounter {
     /// Keeps the place of a counter that is taken out of its table: it is neither idle nor evicted.
@@ -189,6 +191,71 @@ impl PackedCounter {
             return Variant::of(&large.counter).is_some_and(may_be_ahead);
         }
         unpack(self, algorithm).is_some_and(|counter| may_be_ahead(&counter))
+    }
+
+    /// A copy for a backup that has the last copy: of a log the changes since then, if they suffice.
+    pub(super) fn copy_changes(&mut self) -> Self {
+        self.copy_with(LogCounter::copy_changes)
+    }
+
+    /// A copy of everything. The next copy of changes has what changes from now on.
+    pub(super) fn copy_all(&mut self) -> Self {
+        self.copy_with(LogCounter::copy_all)
+    }
+
+    fn copy_with(&mut self, copy: impl FnOnce(&mut LogCounter) -> LogCounter) -> Self {
+        match self {
+            Self::Large(large) => match &mut large.counter {
+                Counter::Log(log) => Self::large(large.used, large.idle_at, Counter::Log(copy(log))),
+                Counter::Window(_) | Counter::Sliding(_) | Counter::Debt(_) | Counter::Step(_) => {
+                    self.clone()
+                }
+            },
+            Self::Window { .. } | Self::Sliding { .. } | Self::Debt { .. } | Self::Step { .. } => {
+                self.clone()
+            }
+        }
+    }
+
+    /// Whether only the changes of a log are here.
+    pub(super) fn is_partial(&self) -> bool {
+        self.log().is_some_and(|log| log.changes().is_some())
+    }
+
+    /// Whether an earlier copy has what is missing here.
+    pub(super) fn can_follow(&self, earlier: Option<&Self>) -> bool {
+        match (self.log(), earlier.and_then(Self::log)) {
+            (Some(log), Some(earlier)) => log.can_follow(earlier),
+            (Some(_) | None, _) => !self.is_partial(),
+        }
+    }
+
+    /// The same with what has not changed since an earlier copy, if only the changes of a log are here.
+    pub(super) fn after(self, earlier: Self) -> Self {
+        match (self, earlier) {
+            (Self::Large(mut later), Self::Large(earlier)) => {
+                later.counter = match (later.counter, earlier.counter) {
+                    (Counter::Log(later), Counter::Log(earlier)) => Counter::Log(later.after(earlier)),
+                    (later, _of_another_kind) => later,
+                };
+                Self::Large(later)
+            }
+            (later, _) => later,
+        }
+    }
+
+    pub(super) fn is_log(&self) -> bool {
+        self.log().is_some()
+    }
+
+    fn log(&self) -> Option<&LogCounter> {
+        if let Self::Large(large) = self
+            && let Counter::Log(log) = &large.counter
+        {
+            Some(log)
+        } else {
+            None
+        }
     }
 
     /// The instant from which the counter may be evicted without changing any answer.

@@ -2,7 +2,7 @@
 
 use std::{
     cmp::Reverse,
-    collections::{BTreeMap, HashSet},
+    collections::{BTreeMap, HashSet, hash_map::Entry},
     hash::BuildHasherDefault,
     sync::Arc,
 };
@@ -29,7 +29,7 @@ pub use codec::DecodeError;
 /// Data that takes too much memory is cut by this fraction at a time.
 const CUT_DIVISOR: usize = 16;
 
-/// The content of a slot. Copies that a store makes or accepts count in its budget until they are dropped.
+/// The content of a slot. What a store releases or accepts counts in its budget until it is dropped.
 #[derive(Clone, Debug, Default)]
 pub struct SlotData {
     extent: Extent,
@@ -193,7 +193,17 @@ impl SlotData {
         for key in &changes.removed {
             self.counters.remove(key);
         }
-        self.counters.extend(changes.counters);
+        for (key, later) in changes.counters {
+            match self.counters.entry(key) {
+                Entry::Occupied(mut counter) => {
+                    let earlier = std::mem::replace(counter.get_mut(), PackedCounter::TAKEN);
+                    *counter.get_mut() = later.after(earlier);
+                }
+                Entry::Vacant(place) => {
+                    place.insert(later);
+                }
+            }
+        }
         self.holds.extend(holds);
         self.pending.by_key.extend(changes.pending.by_key);
         self.unknown.extend(changes.unknown);
@@ -205,6 +215,11 @@ impl SlotData {
             self.removed.extend(changes.removed);
         }
         self.account();
+    }
+
+    /// Whether this copy has what these changes leave out.
+    pub(super) fn can_be_followed_by(&self, changes: &Self) -> bool {
+        changes.counters.iter().all(|(key, packed)| packed.can_follow(self.counters.get(key)))
     }
 
     /// The same with so few counters that the data takes at most `bytes_max` bytes, if that is possible, and how many are
@@ -236,16 +251,16 @@ impl SlotData {
             Extent::All => return changes.bytes().saturating_sub(self.bytes()),
         }
         let (mut added, mut replaced_heap) = (0, 0);
-        for key in changes.counters.keys() {
+        for (key, later) in &changes.counters {
             match self.counters.get(key) {
+                // What has not changed stays.
+                Some(_) if later.is_partial() => {}
                 Some(packed) => replaced_heap += packed.heap_bytes(),
                 None => added += 1,
             }
         }
         let (capacity, len) = (self.counters.capacity(), self.counters.len());
-        // `extend` reserves for half of the counters, whether they are new or not.
-        let reserved = if len == 0 { changes.counters.len() } else { changes.counters.len().div_ceil(2) };
-        let wanted = len + reserved.max(added);
+        let wanted = len + added;
         let map = if wanted <= capacity {
             0
         } else {
@@ -319,11 +334,6 @@ impl SlotData {
     /// The counters and the holds by key.
     pub(super) fn into_counters(self) -> (ByKey<PackedCounter>, ByKey<Box<Holds>>) {
         (self.counters, self.holds)
-    }
-
-    /// The approximate size of the encoded holds, in bytes.
-    pub fn hold_bytes(&self) -> usize {
-        self.holds.values().map(|holds| holds.bytes()).sum()
     }
 
     /// The same, counted in `budget`.

@@ -126,6 +126,11 @@ impl Table {
         self.buckets.get_mut(key)
     }
 
+    /// Whether the counter of `key` is a log, which is copied in parts.
+    pub(super) fn is_log(&self, key: Key) -> bool {
+        self.get(key).is_some_and(PackedCounter::is_log)
+    }
+
     /// Whether there are holds.
     #[inline(always)]
     pub(super) fn has_holds(&self) -> bool {
@@ -170,9 +175,25 @@ impl Table {
         }
     }
 
-    /// A copy of what has changed of the holds of `key` since the last such copy.
-    pub(super) fn copy_changed_holds(&mut self, key: Key) -> Option<Box<Holds>> {
-        Some(Box::new(self.holds.as_mut()?.get_mut(&key)?.copy_changes()))
+    /// A copy of what has changed of the holds of `key` since the last such copy, or the last [`Table::copy_all_holds`].
+    pub(super) fn copy_changed_holds(&mut self, key: Key, resources: &TableResources) -> Option<Box<Holds>> {
+        let holds = self.holds.as_mut()?.get_mut(&key)?;
+        let before = holds.size();
+        let copy = holds.copy_changes();
+        resources.change_holds(before, holds.size());
+        Some(Box::new(copy))
+    }
+
+    /// Copies of all holds, for a backup.
+    pub(super) fn copy_all_holds(&mut self, resources: &TableResources) -> ByKey<Box<Holds>> {
+        let each = self.holds.as_deref_mut().into_iter().flatten();
+        let copy = |(key, holds): (&Key, &mut Box<Holds>)| {
+            let before = holds.size();
+            let copy = holds.copy_all();
+            resources.change_holds(before, holds.size());
+            (*key, Box::new(copy))
+        };
+        each.map(copy).collect()
     }
 
     /// Copies of all holds.
@@ -192,6 +213,21 @@ impl Table {
         for (key, holds) in holds {
             self.put_holds(key, Some(holds), HoldSize::default(), resources);
         }
+    }
+
+    /// A copy of what has changed of the counter of `key` since the last such copy, or the last [`Table::copy_all`].
+    pub(super) fn copy_changes(&mut self, key: Key) -> Option<PackedCounter> {
+        // A log with holds in its entries is copied as they are, as a whole.
+        let has_entries_held = self.holds(key).is_some_and(Holds::are_in_entries);
+        let packed = self.buckets.get_mut(key)?;
+        Some(if has_entries_held { packed.copy_all() } else { packed.copy_changes() })
+    }
+
+    /// Copies of all counters, for a backup.
+    pub(super) fn copy_all(&mut self) -> Vec<(Key, PackedCounter)> {
+        let mut copies = Vec::with_capacity(self.len());
+        copies.extend(self.buckets.iter_mut().map(|(key, packed)| (*key, packed.copy_all())));
+        copies
     }
 
     /// Copies of all counters.

@@ -375,10 +375,7 @@ impl FrameSource for Peer {
         if let Some(batch) = batch {
             self.local.stats.batches_out.increase();
             self.local.stats.bytes_out.add(batch.len() as u64);
-            if let Err(error) = state.session.push(batch) {
-                state.abort(self, error);
-                return NextFrame::End;
-            }
+            state.session.push(batch);
             if let Some(frame) = state.piece(&self.local.stats) {
                 return NextFrame::Frame(frame);
             }

@@ -9,8 +9,9 @@ use prost::bytes::{Bytes, BytesMut};
 
 use crate::cluster::link::frame::{PIECE_BYTES_MAX, Piece};
 
-/// The largest batch, in bytes.
-const BATCH_BYTES_MAX: usize = 64 * 1024 * 1024;
+/// The largest batch that is received, in bytes. A batch is larger than a piece only if it is one message with the data
+/// of a slot. The 4,096 slots share `store.memory_limit`, so no slot comes near this.
+const BATCH_BYTES_MAX: usize = 1024 * 1024 * 1024;
 /// No batch is taken while this many bytes are unacknowledged.
 const UNACKNOWLEDGED_BYTES_MAX: usize = 8 * 1024 * 1024;
 /// The least that a piece counts, so that the number of pieces is bounded too.
@@ -87,11 +88,8 @@ impl Session {
         self.bounds.unacknowledged.saturating_sub(self.unacknowledged_bytes)
     }
 
-    /// Queues a batch for sending, cut into pieces.
-    pub(super) fn push(&mut self, mut batch: Bytes) -> Result<(), SessionError> {
-        if batch.len() > self.bounds.batch {
-            return Err(SessionError::TooLarge);
-        }
+    /// Queues a batch of any size for sending, cut into pieces.
+    pub(super) fn push(&mut self, mut batch: Bytes) {
         loop {
             let payload = batch.split_to(batch.len().min(self.bounds.piece));
             let piece = UnacknowledgedPiece { has_more: !batch.is_empty(), payload };
@@ -99,7 +97,7 @@ impl Session {
             self.unacknowledged_bytes += piece.bytes();
             self.unacknowledged.push_back(piece);
             if !has_more {
-                return Ok(());
+                return;
             }
         }
     }

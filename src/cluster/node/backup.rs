@@ -1,15 +1,15 @@
-//! Backups: each owner sends changed counters to the backup owner of the slot, which stores a copy.
+//! The backups that other owners send to this replica, which stores a copy of each slot.
 
 use std::{sync::Arc, time::Duration};
 
 use tollgate_limiter::{
-    store::{Epoch, Memory, Slot},
+    store::{Memory, Slot},
     time::Timestamp,
 };
 
 use crate::cluster::{
     MemberId,
-    message::{Grant, Message, Owner, SlotCopy, Version},
+    message::{Message, Owner, SlotCopy, Version},
     node::context::Context,
 };
 
@@ -21,26 +21,18 @@ const REFUSAL_PAUSE: Duration = Duration::from_secs(1);
 /// How often old copies are searched.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
 
-/// The backups that were sent, and the copies that are stored for other owners.
+/// The copies that are stored for other owners.
 #[derive(Debug)]
 pub(super) struct Backups {
     memory: Arc<Memory>,
-    /// How often changed counters are sent to the backup owner; `None` for never.
-    interval: Option<Duration>,
     slots: Vec<SlotBackup>,
-    backed_up_at: Timestamp,
-    /// A new backup owner still lacks some slots.
-    is_incomplete: bool,
     swept_at: Timestamp,
 }
 
 #[derive(Clone, Debug, Default)]
 struct SlotBackup {
-    /// The backup that is stored for another owner.
     stored: Option<StoredCopy>,
-    /// The version and the receiver of the last backup.
-    sent: Option<(Version, MemberId)>,
-    /// When the last backup for another owner was refused; `None` if it was stored.
+    /// When the last backup was refused; `None` if it was stored.
     refused_at: Option<Timestamp>,
 }
 
@@ -62,28 +54,9 @@ pub(super) enum Received {
     BaseMissing,
 }
 
-/// Which backups are due.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum BackupsDue {
-    /// Changed counters, and the slots that a new backup owner lacks.
-    Changed,
-    /// Only the slots that a new backup owner lacks.
-    Missing,
-}
-
 impl Backups {
-    pub(super) fn new(memory: Arc<Memory>, interval: Option<Duration>, now: Timestamp) -> Self {
-        if interval.is_some() {
-            memory.track_changes();
-        }
-        Self {
-            slots: vec![SlotBackup::default(); memory.slots()],
-            memory,
-            interval,
-            backed_up_at: now,
-            is_incomplete: false,
-            swept_at: now,
-        }
+    pub(super) fn new(memory: Arc<Memory>, now: Timestamp) -> Self {
+        Self { slots: vec![SlotBackup::default(); memory.slots()], memory, swept_at: now }
     }
 
     /// The copy that is stored for another owner.
@@ -119,70 +92,9 @@ impl Backups {
         }
     }
 
-    /// This replica has become the owner of the slot: it needs no copy, and no member has a backup of its counters.
+    /// This replica has become the owner of the slot: it needs no copy.
     pub(super) fn begin_ownership(&mut self, slot: Slot) {
         self.slots[slot.index()] = SlotBackup::default();
-    }
-
-    /// This replica is no longer the owner of the slot.
-    pub(super) fn end_ownership(&mut self, slot: Slot) {
-        self.slots[slot.index()].sent = None;
-    }
-
-    /// Whether backups are sent periodically.
-    pub(super) fn is_periodic(&self) -> bool {
-        self.interval.is_some()
-    }
-
-    /// The backups to send now. [`Backups::set_incomplete`] makes the missing ones due in the next tick.
-    pub(super) fn take_due(&mut self, now: Timestamp) -> Option<BackupsDue> {
-        let is_due = now.since(self.backed_up_at) >= self.interval?;
-        let was_incomplete = std::mem::take(&mut self.is_incomplete);
-        if is_due {
-            self.backed_up_at = now;
-            return Some(BackupsDue::Changed);
-        }
-        was_incomplete.then_some(BackupsDue::Missing)
-    }
-
-    pub(super) fn set_incomplete(&mut self) {
-        self.is_incomplete = true;
-    }
-
-    /// Whether a backup was sent since this replica owns the slot.
-    pub(super) fn is_sent(&self, slot: Slot) -> bool {
-        self.slots[slot.index()].sent.is_some()
-    }
-
-    /// The receiver of the last backup since this replica owns the slot.
-    #[cfg(test)]
-    pub(super) fn receiver(&self, slot: Slot) -> Option<MemberId> {
-        self.slots[slot.index()].sent.map(|(_, receiver)| receiver)
-    }
-
-    /// Whether `to` was sent a backup of the slot at this epoch.
-    pub(super) fn is_sent_to(&self, slot: Slot, epoch: Epoch, to: MemberId) -> bool {
-        self.slots[slot.index()].sent.is_some_and(|(sent, receiver)| sent.epoch == epoch && receiver == to)
-    }
-
-    /// Sends the changes that the backup owner lacks.
-    pub(super) fn send(
-        &mut self,
-        slot: Slot,
-        version: Version,
-        to: MemberId,
-        grants: Vec<Grant>,
-        cx: &mut Context<'_>,
-    ) {
-        let is_known = self.is_sent_to(slot, version.epoch, to);
-        let sent = &mut self.slots[slot.index()].sent;
-        let after = sent.filter(|_| is_known).map(|(former, _)| former.seq);
-        let changes = if is_known { self.memory.changes(slot) } else { self.memory.whole(slot) };
-        let version = Version { seq: changes.seq, ..version };
-        let copy = SlotCopy { version, contents: Arc::new(changes.data), grants };
-        cx.out.stats.backed_up += copy.contents.len() as u64;
-        *sent = Some((version, to));
-        cx.out.send(to, Message::Backup { slot, copy, after });
     }
 
     /// Stores a backup, which holds the changes after the version `after`, or all counters.
@@ -243,32 +155,6 @@ impl Backups {
         self.slots[slot.index()].refused_at.is_some()
     }
 
-    /// Whether `version` is the last backup of the slot, which was sent to `from`.
-    pub(super) fn is_last_sent(&self, from: MemberId, slot: Slot, version: Version) -> bool {
-        self.slots[slot.index()].sent == Some((version, from))
-    }
-
-    /// Records the acknowledgement of a backup. Returns whether it is the last one that was sent.
-    pub(super) fn receive_ack(
-        &mut self,
-        from: MemberId,
-        slot: Slot,
-        version: Version,
-        cx: &mut Context<'_>,
-    ) -> bool {
-        cx.out.stats.backups_arrived += 1;
-        let is_last = self.is_last_sent(from, slot, version);
-        if is_last {
-            cx.out.stats.backup_arrived_at = cx.now;
-        }
-        is_last
-    }
-
-    /// The backup owner lacks the version that the last backup builds on. Returns whether it is still the backup owner.
-    pub(super) fn receive_base_missing(&mut self, from: MemberId, slot: Slot) -> bool {
-        self.slots[slot.index()].sent.take_if(|(_, to)| *to == from).is_some()
-    }
-
     /// Drops copies that should not be needed: the owner is reachable and another member is its backup owner. Returns
     /// false if that was done lately.
     pub(super) fn sweep(&mut self, owner: impl Fn(Slot) -> Option<Owner>, cx: &Context<'_>) -> bool {
@@ -306,7 +192,7 @@ impl Backups {
         dropped
     }
 
-    /// Discards all copies, and forgets which backups were sent.
+    /// Discards all copies.
     pub(super) fn discard(&mut self) {
         self.slots.fill(SlotBackup::default());
     }

@@ -277,6 +277,7 @@ mod tests {
             silence: Duration::from_secs(1),
             bootstrap_timeout: Duration::from_secs(1),
             hand_offs_max: 1,
+            data_bytes_max: 1_000,
             tuning: crate::cluster::Tuning { lease_from: Some(50), ..crate::cluster::Tuning::FOR_TESTS },
         };
         let borrower = MemberId::from_number(1);

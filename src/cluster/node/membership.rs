@@ -265,7 +265,7 @@ impl Membership {
             self.healthy.remove(&member);
         }
         self.has_changed = true;
-        out.queues.remove(&member);
+        out.disconnect(member);
         out.actions.push(Action::Disconnect(member));
         true
     }

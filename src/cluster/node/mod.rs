@@ -9,7 +9,7 @@
 //! of the slots: ownership with hand-offs, recovery, backups and lent leases. [`Router`] connects those of the checks:
 //! forwarding, borrowed leases and local shares.
 
-use std::{collections::VecDeque, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use tollgate_limiter::{
     algorithm::Limit,
@@ -26,6 +26,7 @@ use crate::cluster::{
 };
 
 mod backup;
+mod backup_sender;
 mod checks;
 mod context;
 mod forwarding;
@@ -72,6 +73,8 @@ pub(crate) struct NodeSettings {
     pub(crate) bootstrap_timeout: Duration,
     /// The most unacknowledged hand-offs to one peer.
     pub(crate) hand_offs_max: usize,
+    /// The most bytes of slot data that wait for one peer before further data is held back.
+    pub(crate) data_bytes_max: usize,
     /// The settings of operators.
     pub(crate) tuning: Tuning,
 }
@@ -119,7 +122,7 @@ impl Node {
                 borrower: LeaseBorrower::new(local_id, settings),
                 local_share: LocalShare::default(),
             },
-            out: Output::default(),
+            out: Output::new(settings.data_bytes_max),
         }
     }
 
@@ -167,7 +170,7 @@ impl Node {
             self.disconnected(peer, false, now);
         }
         self.members.connect(peer, address, now);
-        self.out.queues.insert(peer, VecDeque::new());
+        self.out.connect(peer);
         self.send_hello([peer]);
         self.out.send(peer, membership::status(self.wall));
         // The peer may have been cut off when they died, and still count them among the members that it does not hear.
@@ -345,7 +348,8 @@ impl Node {
         }
     }
 
-    /// Takes messages that wait for `peer`, oldest first: at most `most` messages, and about `bytes_max` bytes.
+    /// Takes messages that wait for `peer`, oldest first: at most `most` messages and `bytes_max` bytes, but at least one
+    /// message.
     pub(crate) fn outgoing(
         &mut self,
         peer: MemberId,

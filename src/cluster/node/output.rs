@@ -6,7 +6,7 @@ use tollgate_limiter::{descriptor::Secret, remote::RemoteOutcome};
 
 use crate::cluster::{
     MemberId,
-    message::Message,
+    message::{Message, WireSize},
     node::{stats::Stats, ticket::Ticket},
 };
 
@@ -48,22 +48,47 @@ pub(crate) enum Event {
 /// The pending messages and actions, and the counts so far.
 #[derive(Debug, Default)]
 pub(super) struct Output {
-    // One queue for each connected peer.
-    pub(super) queues: BTreeMap<MemberId, VecDeque<Message>>,
+    /// The most bytes of slot data that wait for one peer before further data is held back.
+    data_bytes_max: usize,
+    queues: BTreeMap<MemberId, Queue>,
     /// The peers whose queue was empty and has received messages.
     pub(super) ready_peers: Vec<MemberId>,
     pub(super) actions: Vec<Action>,
     pub(super) stats: Stats,
 }
 
+/// The messages that wait for one connected peer, oldest first.
+#[derive(Debug, Default)]
+struct Queue {
+    messages: VecDeque<(WireSize, Message)>,
+    /// The encoded bytes of the slot data in them, at most.
+    data_bytes: usize,
+}
+
 impl Output {
+    pub(super) fn new(data_bytes_max: usize) -> Self {
+        Self { data_bytes_max, ..Self::default() }
+    }
+
+    /// A session with `peer` has begun.
+    pub(super) fn connect(&mut self, peer: MemberId) {
+        self.queues.insert(peer, Queue::default());
+    }
+
+    /// The session with `peer` has ended.
+    pub(super) fn disconnect(&mut self, peer: MemberId) {
+        self.queues.remove(&peer);
+    }
+
     /// Queues a message; without effect if `to` is not connected.
     pub(super) fn send(&mut self, to: MemberId, message: Message) {
         if let Some(queue) = self.queues.get_mut(&to) {
-            if queue.is_empty() {
+            if queue.messages.is_empty() {
                 self.ready_peers.push(to);
             }
-            queue.push_back(message);
+            let size = message.wire_size();
+            queue.data_bytes += size.data_bytes;
+            queue.messages.push_back((size, message));
         }
     }
 
@@ -81,20 +106,26 @@ impl Output {
 
     /// Whether the queue of `peer` is full for checks.
     pub(super) fn is_full(&self, peer: MemberId) -> bool {
-        self.queues.get(&peer).is_some_and(|queue| queue.len() >= QUEUE_MAX)
+        self.queues.get(&peer).is_some_and(|queue| queue.messages.len() >= QUEUE_MAX)
     }
 
-    /// Takes messages for `peer`, oldest first: at most `most` messages, and about `bytes_max` bytes.
+    /// Whether little slot data waits for `peer`. Checks wait behind what is queued, so further data is held back.
+    pub(super) fn has_room_for_data(&self, peer: MemberId) -> bool {
+        self.queues.get(&peer).is_some_and(|queue| queue.data_bytes < self.data_bytes_max)
+    }
+
+    /// Takes messages for `peer`, oldest first: at most `most` messages and `bytes_max` bytes, but at least one message.
     pub(super) fn take_messages(&mut self, peer: MemberId, most: usize, bytes_max: usize) -> Vec<Message> {
         let Some(queue) = self.queues.get_mut(&peer) else { return Vec::new() };
         let (mut bytes, mut count) = (0, 0);
-        for message in queue.iter().take(most) {
-            bytes += message.wire_bytes();
+        for (size, _) in queue.messages.iter().take(most) {
+            bytes += size.bytes;
             if bytes > bytes_max && count > 0 {
                 break;
             }
+            queue.data_bytes -= size.data_bytes;
             count += 1;
         }
-        queue.drain(..count).collect()
+        queue.messages.drain(..count).map(|(_, message)| message).collect()
     }
 }

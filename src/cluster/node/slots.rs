@@ -14,7 +14,8 @@ use crate::cluster::{
     message::{Origin, Owner, SlotCopy, Version},
     node::{
         NodeSettings,
-        backup::{Backups, BackupsDue},
+        backup::Backups,
+        backup_sender::{Answered, BackupSender},
         context::Context,
         lease_owner::LeaseOwner,
         membership::Membership,
@@ -29,10 +30,6 @@ mod arrivals;
 
 /// How often all slots are checked while nothing happens.
 const CHECK_INTERVAL: Duration = Duration::from_millis(100);
-/// The approximate number of counters that a new backup owner receives in one tick. Checks wait behind them on the
-/// link.
-const WHOLE_COUNTERS_MAX: u64 = 8_192;
-
 /// The slots, as this replica knows them.
 #[derive(Debug)]
 pub(super) struct Slots {
@@ -40,6 +37,7 @@ pub(super) struct Slots {
     pub(super) ownership: Ownership,
     pub(super) recovery: Recovery,
     pub(super) backups: Backups,
+    pub(super) backup_sender: BackupSender,
     leases: LeaseOwner,
     /// Slots that this replica has acquired, so that checks that waited for an owner can be retried.
     acquired: BTreeSet<Slot>,
@@ -73,7 +71,8 @@ impl Slots {
         Self {
             ownership: Ownership::new(local_id, memory.clone(), settings.hand_offs_max),
             recovery: Recovery::default(),
-            backups: Backups::new(memory.clone(), settings.tuning.backup_interval, now),
+            backups: Backups::new(memory.clone(), now),
+            backup_sender: BackupSender::new(memory.clone(), settings.tuning.backup_interval, now),
             leases: LeaseOwner::new(memory.clone()),
             memory,
             acquired: BTreeSet::new(),
@@ -117,6 +116,7 @@ impl Slots {
         self.ownership.discard();
         self.recovery.discard();
         self.backups.discard();
+        self.backup_sender.discard();
         self.leases.discard();
     }
 
@@ -170,7 +170,11 @@ impl Slots {
         }
         self.checked_at = cx.now;
         for (slot, to) in self.ownership.misplaced(cx.members, cx.now) {
-            self.send_hand_off(slot, to, cx);
+            if cx.out.has_room_for_data(to) {
+                self.send_hand_off(slot, to, cx);
+            } else {
+                self.may_move = true;
+            }
         }
         if cx.members.may_claim() {
             for slot in self.ownership.all() {
@@ -199,50 +203,70 @@ impl Slots {
         self.leases.expire_grants(cx);
     }
 
+    /// Sends the backups that are due, as far as there is room for them; the others wait for their turn.
     fn back_up_when_due(&mut self, cx: &mut Context<'_>) {
-        let Some(due) = self.backups.take_due(cx.now) else { return };
-        let before = cx.out.stats.backed_up;
-        for slot in self.ownership.all() {
-            let Some(Owner { epoch, member }) = self.ownership.local_owner(slot) else { continue };
-            let Some(backup_owner) = cx.members.placement.backup_owner(slot, member) else { continue };
-            if self.backups.is_sent_to(slot, epoch, backup_owner) {
-                if due == BackupsDue::Changed && self.leases.has_changed(slot) {
-                    self.send_backup(slot, cx);
+        if self.backup_sender.take_due(cx.now) {
+            for slot in self.ownership.all() {
+                let Some(Owner { epoch, member }) = self.ownership.local_owner(slot) else { continue };
+                let Some(backup_owner) = cx.members.placement.backup_owner(slot, member) else { continue };
+                let is_sent = self.backup_sender.is_sent_to(slot, epoch, backup_owner);
+                if !is_sent || self.leases.has_changed(slot) {
+                    self.backup_sender.wait(slot, backup_owner);
                 }
-            } else if cx.out.stats.backed_up - before >= WHOLE_COUNTERS_MAX {
-                self.backups.set_incomplete();
-            } else {
-                self.send_backup(slot, cx);
+            }
+            for slot in self.memory.changed_slots() {
+                if let Some(backup_owner) = cx.members.backup_owner(slot, cx.now) {
+                    self.backup_sender.wait(slot, backup_owner);
+                }
             }
         }
-        let changed = match due {
-            BackupsDue::Changed => self.memory.changed_slots(),
-            BackupsDue::Missing => Vec::new(),
-        };
-        for slot in changed {
-            // A new backup owner received the whole slot above, or receives it in a later tick.
-            if self.backups.is_sent(slot) {
-                self.send_backup(slot, cx);
-            }
+        for backup_owner in self.backup_sender.awaited() {
+            self.send_waiting_backups(backup_owner, cx);
         }
     }
 
-    /// Sends the changes that the backup owner lacks. Without a backup owner, acknowledges hand-offs at once.
+    /// Sends the backups that have waited longest, as long as there is room for them in the queue of the backup owner.
+    fn send_waiting_backups(&mut self, backup_owner: MemberId, cx: &mut Context<'_>) {
+        while cx.out.has_room_for_data(backup_owner)
+            && let Some(slot) = self.backup_sender.next_waiting(backup_owner)
+        {
+            self.send_backup(slot, cx);
+        }
+    }
+
+    /// Sends the changes that the backup owner lacks, now or as soon as it has answered the last backup and there is
+    /// room in its queue. Without a backup owner, acknowledges hand-offs at once.
     fn send_backup(&mut self, slot: Slot, cx: &mut Context<'_>) {
         let Some(version) = self.ownership.version(slot) else { return };
         let Some(backup_owner) = cx.members.backup_owner(slot, cx.now) else {
             return self.ownership.acknowledge(slot, cx.out);
         };
-        if self.backups.is_periodic() || self.ownership.has_acks_due(slot) {
-            self.leases.mark_backed_up(slot);
-            let grants = self.leases.grants_of_slot(slot, cx);
-            self.backups.send(slot, version, backup_owner, grants, cx);
+        let is_urgent = self.ownership.has_acks_due(slot);
+        if !self.backup_sender.is_periodic() && !is_urgent {
+            return;
+        }
+        if self.backup_sender.must_await_answer(slot, version.epoch, backup_owner) {
+            return;
+        }
+        if !is_urgent && !cx.out.has_room_for_data(backup_owner) {
+            return self.backup_sender.wait(slot, backup_owner);
+        }
+        self.leases.mark_backed_up(slot);
+        let grants = self.leases.grants_of_slot(slot, cx);
+        self.backup_sender.send(slot, version, backup_owner, grants, cx);
+    }
+
+    /// The backup owner has answered the last backup of the slot: former owners need not keep their copies any longer.
+    fn backup_answered(&mut self, slot: Slot, Answered { is_due }: Answered, cx: &mut Context<'_>) {
+        self.ownership.acknowledge(slot, cx.out);
+        if is_due {
+            self.send_backup(slot, cx);
         }
     }
 
     fn send_hand_off(&mut self, slot: Slot, to: MemberId, cx: &mut Context<'_>) {
         let grants = self.leases.remove_slot(slot, cx);
-        self.backups.end_ownership(slot);
+        self.backup_sender.reset(slot);
         self.ownership.send_hand_off(slot, to, grants, cx);
         self.make_room(slot, cx);
     }
@@ -262,6 +286,7 @@ impl Slots {
     fn begin_ownership(&mut self, slot: Slot, cx: &mut Context<'_>) {
         self.recovery.end(slot);
         self.backups.begin_ownership(slot);
+        self.backup_sender.reset(slot);
         self.make_room(slot, cx);
         self.acquired.insert(slot);
         self.send_backup(slot, cx);

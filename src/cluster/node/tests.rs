@@ -29,7 +29,7 @@ impl Node {
 
     /// The member that this replica has sent the last backup of the slot to, since it owns the slot.
     pub(crate) fn backed_up_at(&self, slot: Slot) -> Option<MemberId> {
-        self.slots.backups.receiver(slot)
+        self.slots.backup_sender.receiver(slot)
     }
 
     /// Hits of `key` that this replica has borrowed and may still use.

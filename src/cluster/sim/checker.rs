@@ -99,7 +99,7 @@ fn forgotten_reservations_are_found() {
     let forget: Vec<Step> = (0..long).map(|key| Tamper(SetHits(key, 60))).collect();
     let steps = [&[Hold(200), SECOND][..], &forget, &[SECOND]].concat();
     for faults in [Faults::None, Faults::Late] {
-        finds(&steps, faults, "hits were settled as");
+        finds(&steps, faults, "settle");
     }
 }
 

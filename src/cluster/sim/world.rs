@@ -57,6 +57,8 @@ pub(super) const NODE_SETTINGS: NodeSettings = NodeSettings {
     silence: Duration::from_secs(1),
     bootstrap_timeout: Duration::from_millis(400),
     hand_offs_max: 3,
+    // So little that backups and hand-offs wait for each other.
+    data_bytes_max: 1_000,
     tuning: crate::cluster::Tuning {
         backup_interval: Some(Duration::from_millis(100)),
         lease_from: Some(50),

@@ -48,6 +48,7 @@ impl Reading {
             store.holds_released += shared.holds_released;
             store.holds_charged += shared.holds_charged;
             store.holds_exhausted += shared.holds_exhausted;
+            store.ids_forgotten += shared.ids_forgotten;
         }
         Self {
             rules: sources.active_rules.stats().totals(),

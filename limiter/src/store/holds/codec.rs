@@ -1,14 +1,32 @@
 //! The wire format of holds. Their instants are sent as ages, except the ends of windows.
 
+use serde::{Deserialize, Serialize};
+
 use crate::{
     algorithm::Place,
     store::{
-        HOLD_TTL_MAX, HOLDS_MAX,
-        holds::Holds,
+        HOLD_TTL_MAX, HOLDS_MAX, HoldId,
+        holds::{Changes, Holds},
         packed_counter::{Age, put},
     },
     time::Timestamp,
 };
+
+/// The largest encoded limit, in bytes.
+const LIMIT_BYTES_MAX: usize = 128;
+/// The largest encoded hold without its id, in bytes.
+const HOLD_BYTES_MAX: usize = 144;
+/// The same of one that has ended.
+const ENDED_BYTES_MAX: usize = 105;
+/// What an encoded id has beside its bytes, at most, and a length.
+const ID_BYTES_MAX: usize = 6;
+
+/// Holds, and in a copy of changes the ids of those that are gone.
+#[derive(Serialize, Deserialize)]
+struct Changed<H> {
+    holds: H,
+    gone: Vec<HoldId>,
+}
 
 /// The result of decoding holds.
 pub(in crate::store) enum DecodedHolds {
@@ -22,30 +40,89 @@ impl Holds {
     /// The encoded holds.
     pub(in crate::store) fn write(&self, now: Timestamp) -> Vec<u8> {
         let age = |instant| Timestamp::from_nanos(Age::of(instant, now).to_bits());
-        put(&self.clone().moved(age, |place| moved_place(place, age)))
+        let holds = self.clone().moved(age, |place| moved_place(place, age));
+        if self.is_partial() {
+            put(&Changed { gone: holds.changes.gone().to_vec(), holds })
+        } else {
+            put(&holds)
+        }
     }
 
-    /// The same holds, which are only the changes since an earlier copy.
-    pub(in crate::store) fn partial(self) -> Self {
-        Self { is_partial: true, ..self }
+    /// The size of the encoded holds at any instant, in bytes, at most.
+    pub(in crate::store) fn encoded_bytes_max(&self) -> usize {
+        let gone = self.changes.gone();
+        LIMIT_BYTES_MAX
+            + 3 * ID_BYTES_MAX
+            + self.each.len() * (HOLD_BYTES_MAX + ID_BYTES_MAX)
+            + self.ended.len() * (ENDED_BYTES_MAX + ID_BYTES_MAX)
+            + self.id_bytes
+            + gone.iter().map(|id| ID_BYTES_MAX + id.bytes.len()).sum::<usize>()
     }
 
     /// Decodes holds.
     pub(in crate::store) fn read(bytes: &[u8], now: Timestamp) -> DecodedHolds {
-        let holds: Self = match postcard::take_from_bytes(bytes) {
-            Ok((holds, [])) => holds,
-            Err(postcard::Error::SerdeDeCustom) => return DecodedHolds::Unknown,
-            Ok(_) | Err(_) => return DecodedHolds::Malformed,
-        };
-        let is_valid =
-            holds.each.len() <= HOLDS_MAX && holds.each.iter().all(|hold| hold.ttl <= HOLD_TTL_MAX);
+        read_all(bytes, |holds: Self| holds.decoded(None, now))
+    }
+
+    /// Decodes a copy of the changes since an earlier copy.
+    pub(in crate::store) fn read_changes(bytes: &[u8], now: Timestamp) -> DecodedHolds {
+        read_all(bytes, |Changed { holds, gone }: Changed<Self>| holds.decoded(Some(gone), now))
+    }
+
+    fn decoded(self, gone: Option<Vec<HoldId>>, now: Timestamp) -> DecodedHolds {
+        let is_valid = self.each.len() <= HOLDS_MAX
+            && self.each.iter().all(|hold| hold.ttl <= HOLD_TTL_MAX)
+            && gone.as_ref().is_none_or(|gone| gone.len() <= HOLDS_MAX);
         if !is_valid {
             return DecodedHolds::Malformed;
         }
         let instant = |age: Timestamp| Age::of_bits(age.as_nanos()).instant(now);
-        let mut holds = holds.with_bytes_of_ids();
+        let last = self.ended.values().map(|ended| ended.change.0).max();
+        let changes = Changes::decoded(last.unwrap_or_default(), gone);
+        let mut holds = Self { changes, ..self.with_bytes_of_ids() };
         holds.forget_oldest();
         DecodedHolds::Holds(holds.moved(instant, |place| moved_place(place, instant)))
+    }
+}
+
+/// Decodes all of `bytes`.
+fn read_all<'b, T: Deserialize<'b>>(bytes: &'b [u8], read: impl FnOnce(T) -> DecodedHolds) -> DecodedHolds {
+    match postcard::take_from_bytes(bytes) {
+        Ok((holds, [])) => read(holds),
+        Err(postcard::Error::SerdeDeCustom) => DecodedHolds::Unknown,
+        Ok(_) | Err(_) => DecodedHolds::Malformed,
+    }
+}
+
+/// Ended holds in the order of their changes, which are numbered anew.
+pub(super) mod oldest_first {
+    use std::collections::BTreeMap;
+
+    use serde::{Deserialize, Deserializer, Serializer};
+
+    use crate::store::{
+        HoldId,
+        holds::{Ended, Uncompared},
+    };
+
+    pub(in crate::store::holds) fn serialize<S: Serializer>(
+        ended: &BTreeMap<HoldId, Ended>,
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
+        let mut each: Vec<(&HoldId, &Ended)> = ended.iter().collect();
+        each.sort_by_key(|(_, ended)| ended.change.0);
+        serializer.collect_seq(each)
+    }
+
+    pub(in crate::store::holds) fn deserialize<'de, D: Deserializer<'de>>(
+        deserializer: D,
+    ) -> Result<BTreeMap<HoldId, Ended>, D::Error> {
+        let each: Vec<(HoldId, Ended)> = Vec::deserialize(deserializer)?;
+        let numbered = (1..).zip(each).map(|(change, (id, ended))| {
+            let change = Uncompared(change);
+            (id, Ended { change, ..ended })
+        });
+        Ok(numbered.collect())
     }
 }
 

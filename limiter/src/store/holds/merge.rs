@@ -27,6 +27,7 @@ impl Holds {
         let limit = self.limit.clone();
         self.observe(&limit, counter, now);
         there.adopt(&limit);
+        there.forget_copies();
         base.adopt(&limit);
 
         let mut ended_there = base.ids_without(&there);
@@ -70,7 +71,9 @@ impl Holds {
             self.each.push(hold);
         }
         holds.charge_all_places(limit, counter, now);
-        for (id, ended) in holds.ended {
+        let mut ended: Vec<_> = holds.ended.into_iter().collect();
+        ended.sort_by_key(|(_, ended)| ended.change.0);
+        for (id, ended) in ended {
             match self.ended.get(&id) {
                 Some(own) if own.settled.is_some() => continue,
                 Some(_) => {}

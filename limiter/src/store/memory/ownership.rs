@@ -21,6 +21,9 @@ use crate::{
     time::Timestamp,
 };
 
+/// Beyond that many changed keys without a counter, a slot is copied as a whole.
+const GONE_KEYS_MAX: usize = 1_024;
+
 /// The ownership state of all slots, for a replica in a cluster.
 #[derive(Debug)]
 pub(super) struct OwnershipTable {
@@ -43,8 +46,16 @@ pub(super) struct SlotOwnership {
 /// Which counters of a slot have changed since their last copy.
 #[derive(Debug)]
 pub(super) enum Changed {
-    Some(HashSet<Key, BuildHasherDefault<KeyHasher>>),
+    Some(ChangedKeys),
     All,
+}
+
+/// The keys of counters that have changed.
+#[derive(Debug, Default)]
+pub(super) struct ChangedKeys {
+    pub(super) keys: HashSet<Key, BuildHasherDefault<KeyHasher>>,
+    // Whether a log is known to be among them.
+    has_log: bool,
 }
 
 /// State that only few slots have.
@@ -58,7 +69,15 @@ pub(super) struct SideData {
 
 impl Default for Changed {
     fn default() -> Self {
-        Self::Some(HashSet::default())
+        Self::Some(ChangedKeys::default())
+    }
+}
+
+impl ChangedKeys {
+    /// Whether one of the counters is a log.
+    fn have_log(&mut self, table: &Table) -> bool {
+        self.has_log = self.has_log || self.keys.iter().any(|key| table.is_log(*key));
+        self.has_log
     }
 }
 
@@ -82,13 +101,16 @@ impl OwnershipTable {
         if !self.tracking.load(Ordering::Relaxed) {
             return;
         }
-        if let Changed::Some(keys) = &mut ownership.changed {
-            if keys.is_empty() {
+        if let Changed::Some(changed) = &mut ownership.changed {
+            if changed.keys.is_empty() {
                 self.flag(slot);
             }
-            keys.insert(key);
-            // With more changes than this, a copy of the whole slot is cheaper, unless it has holds that have not changed.
-            if table.len() < keys.len() * 2 && !table.has_holds() {
+            changed.keys.insert(key);
+            // With more changes than this, a copy of the whole slot is cheaper, unless counters have changed in part. The
+            // keys of counters that have gone since are bounded in any case.
+            let (all, keys) = (table.len(), changed.keys.len());
+            let is_cheaper = all < keys * 2 && !table.has_holds() && !changed.have_log(table);
+            if is_cheaper || GONE_KEYS_MAX + all < keys {
                 ownership.changed = Changed::All;
             }
         }

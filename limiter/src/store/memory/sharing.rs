@@ -11,7 +11,7 @@ use crate::{
         held_counter::HeldCounter,
         memory::{
             Memory,
-            ownership::{Changed, SideData, SlotOwnership},
+            ownership::{Changed, ChangedKeys, SideData, SlotOwnership},
         },
         table::Table,
     },
@@ -206,6 +206,7 @@ impl Memory {
 
     fn copies_of(&self, slot: Slot, which: impl FnOnce(&mut SlotOwnership) -> Changed) -> Changes {
         let Some(ownerships) = &self.ownerships else { return Changes::default() };
+        let resources = &self.tables.resources;
         let mut table = self.tables.lock(slot);
         let mut ownership = ownerships.lock(slot);
         if !ownership.is_owned() {
@@ -216,21 +217,20 @@ impl Memory {
         let data = match which(&mut ownership) {
             Changed::All => {
                 let (pending, unknown) = ownership.side_data().map(SideData::copies).unwrap_or_default();
-                let (copies, holds) = (table.copies(), table.copies_of_holds());
+                let (copies, holds) = (table.copy_all(), table.copy_all_holds(resources));
                 drop((ownership, table));
                 SlotData::all(copies.into_iter(), holds, pending, unknown)
             }
-            Changed::Some(keys) => {
-                let packed = |key: &Key| (*key, table.get(*key).cloned());
+            Changed::Some(ChangedKeys { keys, .. }) => {
                 let pending =
                     ownership.side_data().map(|side_data| side_data.pending.only(&keys)).unwrap_or_default();
-                let counters: Vec<_> = keys.iter().map(packed).collect();
-                let holds = keys.iter().filter_map(|key| Some((*key, table.copy_changed_holds(*key)?)));
+                let counters: Vec<_> = keys.iter().map(|key| (*key, table.copy_changes(*key))).collect();
+                let holds =
+                    keys.iter().filter_map(|key| Some((*key, table.copy_changed_holds(*key, resources)?)));
                 SlotData::some(counters.into_iter(), holds.collect(), pending)
             }
         };
-        let data = data.with_lead(self.restrictions.lead());
-        Changes { seq, data: data.charged_to(&self.tables.resources.budget) }
+        Changes { seq, data: data.with_lead(self.restrictions.lead()) }
     }
 
     /// Applies `change` to the counter of `key` with its holds, and records the change. `None` if this replica does not
@@ -285,9 +285,9 @@ impl Memory {
         (!short).then(|| data.charged_to(&self.tables.resources.budget))
     }
 
-    /// Whether there is memory for merging these changes into a copy.
+    /// Whether these changes can be merged into a copy: they continue it, and there is memory for them.
     pub fn can_merge(&self, copy: &SlotData, changes: &SlotData) -> bool {
-        !self.has_no_room_for(copy.growth_by(changes))
+        copy.can_be_followed_by(changes) && !self.has_no_room_for(copy.growth_by(changes))
     }
 
     /// Copies from a snapshot, counted in the memory limit. If they take more, each loses counters: first those that have

@@ -23,6 +23,12 @@ const LARGE_SLIDING: u8 = 6;
 const LARGE_DEBT: u8 = 7;
 const LARGE_STEP: u8 = 8;
 const LOG: u8 = 9;
+const CHANGED_LOG: u8 = 10;
+
+/// The largest encoded fields of a counter without the entries of a log, in bytes: four numbers and the used share.
+const FIELDS_BYTES_MAX: usize = 4 * NUMBER_BYTES_MAX + 1;
+/// The largest encoded number of 64 bits, in bytes.
+pub(in crate::store) const NUMBER_BYTES_MAX: usize = 10;
 
 /// The result of decoding a packed counter.
 pub(crate) enum Decoded {
@@ -65,10 +71,31 @@ impl PackedCounter {
                     }
                     Counter::Log(log) => {
                         let entries: Vec<_> = log.hits().map(|(at, hits)| (age(at), hits)).collect();
-                        (LOG, put(&(used, age(*idle_at), entries)))
+                        match log.changes() {
+                            None => (LOG, put(&(used, age(*idle_at), entries))),
+                            Some(changes) => (CHANGED_LOG, put(&(used, age(*idle_at), entries, changes))),
+                        }
                     }
                 }
             }
+        }
+    }
+
+    /// The size of the encoded fields at any instant, in bytes, at most.
+    pub(in crate::store) fn encoded_bytes_max(&self) -> usize {
+        match self {
+            Self::Window { .. } | Self::Sliding { .. } | Self::Debt { .. } | Self::Step { .. } => {
+                FIELDS_BYTES_MAX
+            }
+            Self::Large(large) => match &large.counter {
+                Counter::Window(_) | Counter::Sliding(_) | Counter::Debt(_) | Counter::Step(_) => {
+                    FIELDS_BYTES_MAX
+                }
+                Counter::Log(log) => {
+                    let entries = log.hits().map(|(_, hits)| NUMBER_BYTES_MAX + number_bytes(hits));
+                    FIELDS_BYTES_MAX + entries.sum::<usize>()
+                }
+            },
         }
     }
 
@@ -106,18 +133,32 @@ impl PackedCounter {
                 let counter = StepCounter { full_at: full_at.instant(now), spare };
                 Self::large(used, idle_at.instant(now), Counter::Step(counter))
             }),
-            LOG => Self::read_log(bytes, now),
+            LOG => take(bytes).and_then(|(used, idle_at, entries): (_, _, Vec<_>)| {
+                Self::of_log(used, idle_at, &entries, None, now)
+            }),
+            CHANGED_LOG => take(bytes).and_then(|(used, idle_at, entries, changes): (_, _, Vec<_>, _)| {
+                Self::of_log(used, idle_at, &entries, Some(changes), now)
+            }),
             _ => return Decoded::Unknown,
         };
         packed.map_or(Decoded::Malformed, Decoded::Counter)
     }
 
-    fn read_log(bytes: &[u8], now: Timestamp) -> Option<Self> {
-        let (used, idle_at, entries): (UsedShare, Age, Vec<(Age, u64)>) = take(bytes)?;
+    fn of_log(
+        used: UsedShare,
+        idle_at: Age,
+        entries: &[(Age, u64)],
+        changes: Option<(u16, u16)>,
+        now: Timestamp,
+    ) -> Option<Self> {
         if entries.len() > LOG_ENTRIES_MAX {
             return None;
         }
-        let log = LogCounter::of(entries.into_iter().map(|(age, hits)| (age.instant(now), hits)));
+        let hits = entries.iter().map(|(age, hits)| (age.instant(now), *hits));
+        let log = match changes {
+            None => LogCounter::of(hits),
+            Some(changes) => LogCounter::of_changes(changes, hits),
+        };
         Some(Self::large(used, idle_at.instant(now), Counter::Log(log)))
     }
 }
@@ -146,6 +187,11 @@ impl Age {
         let distance = self.0.unsigned_abs();
         if self.0 < 0 { now.minus(distance) } else { now.plus(distance) }
     }
+}
+
+/// The size of an encoded number, in bytes.
+pub(in crate::store) fn number_bytes(number: u64) -> usize {
+    (u64::BITS - (number | 1).leading_zeros()).div_ceil(7) as usize
 }
 
 pub(in crate::store) fn put<T: Serialize>(value: &T) -> Vec<u8> {

@@ -9,7 +9,7 @@ use crate::{
         PendingUsage, SlotData,
         holds::{DecodedHolds, Holds},
         lead::Lead,
-        packed_counter::{Age, Decoded, PackedCounter, put},
+        packed_counter::{Age, Decoded, NUMBER_BYTES_MAX, PackedCounter, number_bytes, put},
         slot_data::{Extent, Usage},
     },
     time::Timestamp,
@@ -24,10 +24,14 @@ const PENDING: u8 = 128;
 const REMOVED: u8 = 129;
 /// The tag of all holds of a key.
 const HOLDS: u8 = 130;
-/// The tag of the holds of a key without those that have ended before an earlier copy.
+/// The tag of the holds of a key that have changed since an earlier copy.
 const CHANGED_HOLDS: u8 = 131;
 /// The maximum encoded size of a length, with seven bits in each byte.
 const LENGTH_MAX: usize = usize::BITS.div_ceil(7) as usize;
+/// The encoded size of what comes before the records, at most: the version, the extent, and the lead.
+const HEADER_BYTES_MAX: usize = 3 + 2 * NUMBER_BYTES_MAX;
+/// The encoded size of a record without its fields and their length.
+const RECORD_BYTES: usize = 17;
 
 /// Why slot data cannot be decoded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -71,6 +75,18 @@ impl SlotData {
         bytes
     }
 
+    /// The size of the encoded data at any instant, in bytes, at most.
+    pub fn encoded_bytes_max(&self) -> usize {
+        let record = |fields: usize| RECORD_BYTES + number_bytes(fields as u64) + fields;
+        let counters = self.counters.values().map(|packed| record(packed.encoded_bytes_max()));
+        let removed = self.removed.len() * record(0);
+        let holds = self.holds.values().map(|holds| record(holds.encoded_bytes_max()));
+        let pending = self.pending.by_key.values().flatten();
+        let pending = pending.map(|usage| record(usage.encoded_bytes_max()));
+        let unknown = self.unknown.values().flatten().map(|unknown| record(unknown.len()));
+        HEADER_BYTES_MAX + removed + counters.chain(holds).chain(pending).chain(unknown).sum::<usize>()
+    }
+
     /// Decodes slot data, with its instants relative to `now`. It is not counted in a memory limit yet: see
     /// [`Memory::within_limit`](crate::store::Memory::within_limit).
     pub fn decode(bytes: &[u8], now: Timestamp) -> Result<Self, DecodeError> {
@@ -100,18 +116,14 @@ impl SlotData {
                 true
             }
             REMOVED => return Err(DecodeError::Malformed),
-            HOLDS | CHANGED_HOLDS => match Holds::read(body, now) {
-                DecodedHolds::Holds(holds) => {
-                    let holds = if tag == CHANGED_HOLDS { holds.partial() } else { holds };
-                    self.holds.insert(key, Box::new(holds));
-                    true
-                }
-                DecodedHolds::Unknown => false,
-                DecodedHolds::Malformed => return Err(DecodeError::Malformed),
-            },
+            HOLDS => self.insert_holds(key, Holds::read(body, now))?,
+            CHANGED_HOLDS => self.insert_holds(key, Holds::read_changes(body, now))?,
             PENDING => usage(body, now)?.map(|usage| self.pending.push(key, usage)).is_some(),
             _ => {
                 let packed = counter(tag, body, now)?;
+                if self.extent == Extent::All && packed.as_ref().is_some_and(PackedCounter::is_partial) {
+                    return Err(DecodeError::Malformed);
+                }
                 packed.map(|packed| drop(self.counters.insert(key, packed))).is_some()
             }
         };
@@ -119,6 +131,20 @@ impl SlotData {
             self.unknown.entry((key, tag)).or_default().push(body.into());
         }
         Ok(())
+    }
+}
+
+impl SlotData {
+    /// Inserts decoded holds; false if this version does not know a part of them.
+    fn insert_holds(&mut self, key: Key, holds: DecodedHolds) -> Result<bool, DecodeError> {
+        match holds {
+            DecodedHolds::Holds(holds) => {
+                self.holds.insert(key, Box::new(holds));
+                Ok(true)
+            }
+            DecodedHolds::Unknown => Ok(false),
+            DecodedHolds::Malformed => Err(DecodeError::Malformed),
+        }
     }
 }
 
@@ -155,6 +181,12 @@ impl PendingUsage {
 }
 
 impl Usage {
+    fn encoded_bytes_max(&self) -> usize {
+        let both = [Some(&self.packed), self.base.as_ref()].into_iter().flatten();
+        let fields = both.map(PackedCounter::encoded_bytes_max);
+        fields.map(|fields| 1 + number_bytes(fields as u64) + fields).sum()
+    }
+
     fn write(&self, now: Timestamp) -> Vec<u8> {
         let mut bytes = Vec::new();
         for packed in [Some(&self.packed), self.base.as_ref()].into_iter().flatten() {
@@ -208,7 +240,7 @@ mod tests {
 
         #[test]
         fn record_with_unknown_tag_is_written_unchanged(
-            halves in any::<(u64, u64)>(), tag in 10..PENDING, body in prop::collection::vec(any::<u8>(), 0..200),
+            halves in any::<(u64, u64)>(), tag in 11..PENDING, body in prop::collection::vec(any::<u8>(), 0..200),
         ) {
             let mut bytes = vec![VERSION, 1, 0];
             put_record(&mut bytes, Key::from_halves(halves.0, halves.1), tag, &body);

@@ -134,6 +134,10 @@ impl HashTable {
         self.buckets.iter().filter_map(|bucket| bucket.0.as_ref())
     }
 
+    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = &mut (Key, PackedCounter)> {
+        self.buckets.iter_mut().filter_map(|bucket| bucket.0.as_mut())
+    }
+
     pub(super) fn into_counters(self) -> impl Iterator<Item = (Key, PackedCounter)> {
         self.buckets.into_iter().filter_map(|bucket| bucket.0)
     }

@@ -20,7 +20,11 @@ impl Slots {
             && cx.members.is_reachable(owner.member, cx.now)
             && cx.members.is_synced(owner.member)
         {
-            self.send_hand_off(slot, owner.member, cx);
+            if cx.out.has_room_for_data(owner.member) {
+                self.send_hand_off(slot, owner.member, cx);
+            } else {
+                self.may_move = true;
+            }
         }
     }
 
@@ -93,8 +97,8 @@ impl Slots {
         version: Version,
         cx: &mut Context<'_>,
     ) {
-        if self.backups.is_last_sent(from, slot, version) {
-            self.ownership.acknowledge(slot, cx.out);
+        if let Some(answered) = self.backup_sender.answered(from, slot, version) {
+            self.backup_answered(slot, answered, cx);
         }
     }
 
@@ -105,8 +109,10 @@ impl Slots {
         version: Version,
         cx: &mut Context<'_>,
     ) {
-        if self.backups.receive_ack(from, slot, version, cx) {
-            self.ownership.acknowledge(slot, cx.out);
+        cx.out.stats.backups_arrived += 1;
+        if let Some(answered) = self.backup_sender.answered(from, slot, version) {
+            cx.out.stats.backup_arrived_at = cx.now;
+            self.backup_answered(slot, answered, cx);
         }
     }
 
@@ -116,7 +122,7 @@ impl Slots {
         slot: Slot,
         cx: &mut Context<'_>,
     ) {
-        if self.backups.receive_base_missing(from, slot) {
+        if self.backup_sender.receive_base_missing(from, slot) {
             self.send_backup(slot, cx);
         }
     }
@@ -207,6 +213,7 @@ impl Slots {
         for (slot, copy) in self.ownership.take_hand_offs_to(member) {
             self.backups.store_newer(slot, copy, cx.now);
         }
+        self.backup_sender.member_departed(member);
         for slot in self.recovery.stop_waiting_for(member) {
             self.end_recovery_if_complete(slot, cx);
         }

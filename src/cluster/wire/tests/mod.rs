@@ -39,6 +39,13 @@ proptest! {
     }
 
     #[test]
+    fn encoded_message_is_within_its_size(message in message()) {
+        let size = message.wire_size();
+        prop_assert!(encode(std::slice::from_ref(&message), NOW).len() <= size.bytes);
+        prop_assert!(size.data_bytes < size.bytes);
+    }
+
+    #[test]
     fn concatenated_batches_decode_as_one_batch(one in messages(), other in messages()) {
         let bytes = [encode(&one, NOW), encode(&other, NOW)].concat();
         let both: Vec<_> = one.into_iter().chain(other).collect();

@@ -6,12 +6,14 @@ use std::{
     time::Duration,
 };
 
+use proptest::prelude::*;
+
 use super::*;
 use crate::{
     algorithm::{Limit, Operation, laws::every_limit},
     store::{
-        BYTES_MIN, CounterOperation, HOLD_TTL_DEFAULT, HOLDS_MAX, OnExpiry, OnFull, OnRefusal, SettleOutcome,
-        SlotData,
+        BYTES_MIN, CounterOperation, HOLD_TTL_DEFAULT, HOLD_TTL_MAX, HOLDS_MAX, OnExpiry, OnFull, OnRefusal,
+        SettleOutcome, SlotData,
         holds::IDS_MAX,
         memory::{
             tables::SHARE_DIVISOR,
@@ -355,7 +357,113 @@ fn copy_with_all_changes_has_the_holds_of_the_slot() {
     memory.withdraw(&Checks::from_slice(&[check(key("k"), &limit, 0)]), &id("a"), 0, NOW).unwrap();
     copy.merge(memory.changes(slot).data);
     assert_eq!(copy, memory.snapshot(slot, NOW).unwrap().data);
-    assert_eq!(copy.hold_bytes(), 0);
+    assert!(copy.into_counters().1.is_empty());
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Reserve { name: u8, hits: u64, ttl: u64, on_expiry: OnExpiry },
+    Settle { name: u8, hits: u64 },
+    Withdraw(u8),
+    Charge(u64),
+    Copy,
+    // The receiver gets the whole slot.
+    Whole,
+}
+
+fn any_step() -> impl Strategy<Value = Step> {
+    let on_expiry = prop_oneof![Just(OnExpiry::Release), Just(OnExpiry::Charge)];
+    prop_oneof![
+        4 => (0..12_u8, 0..4_u64, prop_oneof![1..3_000_u64, Just(50_000)], on_expiry)
+            .prop_map(|(name, hits, ttl, on_expiry)| Step::Reserve { name, hits, ttl, on_expiry }),
+        3 => (0..12_u8, 0..6_u64).prop_map(|(name, hits)| Step::Settle { name, hits }),
+        2 => (0..12_u8).prop_map(Step::Withdraw),
+        2 => (0..4_u64).prop_map(Step::Charge),
+        3 => Just(Step::Copy),
+        1 => Just(Step::Whole),
+    ]
+}
+
+proptest! {
+    #[test]
+    fn copy_with_all_changes_merged_has_all_holds(
+        index in 0..every_limit(10, DAY).len(),
+        steps in prop::collection::vec((any_step(), 0..SECOND / 2), 1..60),
+    ) {
+        let (memory, limit) = (sharing(), &every_limit(40, DAY)[index]);
+        let (slot, mut now) = (memory.slot(key("k")), NOW);
+        let mut copy = memory.whole(slot).data;
+        for (step, pause) in steps {
+            now = now.plus(pause);
+            match step {
+                Step::Reserve { name, hits, ttl, on_expiry } => {
+                    let terms = terms(&name.to_string(), Duration::from_millis(ttl), on_expiry);
+                    let checks = Checks::from_slice(&[check(key("k"), limit, hits)]);
+                    memory.reserve(&checks, &terms, now, any_refused).unwrap();
+                }
+                Step::Settle { name, hits } => {
+                    settle(&memory, check(key("k"), limit, hits), &name.to_string(), now);
+                }
+                Step::Withdraw(name) => {
+                    let checks = Checks::from_slice(&[check(key("k"), limit, 0)]);
+                    memory.withdraw(&checks, &id(&name.to_string()), 0, now).unwrap();
+                }
+                Step::Charge(hits) => {
+                    memory.apply_single(&check(key("k"), limit, hits), now).unwrap();
+                }
+                Step::Copy | Step::Whole => {
+                    // What a refused call has observed is copied with the next change.
+                    settle(&memory, check(key("k"), limit, 0), &format!("{now:?}"), now);
+                    let changes = match step {
+                        Step::Whole => memory.whole(slot).data,
+                        _ => memory.changes(slot).data,
+                    };
+                    let encoded = changes.encode(now);
+                    prop_assert!(encoded.len() <= changes.encoded_bytes_max());
+                    copy.merge(SlotData::decode(&encoded, now).unwrap());
+                    let owned = memory.snapshot(slot, now).map(|snapshot| snapshot.data).unwrap_or_default();
+                    prop_assert_eq!(copy.clone().without_idle(now), owned);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn reservation_that_is_settled_long_before_its_expiry_is_forgotten_first() {
+    let (memory, limit) = (sharing(), window(1_000_000));
+    let slot = memory.slot(key("k"));
+    let day = terms("long", HOLD_TTL_MAX, OnExpiry::Release);
+    memory.reserve(&Checks::from_slice(&[check(key("k"), &limit, 5)]), &day, NOW, any_refused).unwrap();
+    settle(&memory, check(key("k"), &limit, 5), "long", NOW);
+    for number in 0..4_000 {
+        settle(&memory, check(key("k"), &limit, 1), &number.to_string(), NOW);
+    }
+    // The order of the settlements moves with the slot.
+    let (data, _) = memory.release(slot).unwrap();
+    memory.acquire(slot, SlotData::decode(&data.encode(NOW), NOW).unwrap(), NOW);
+    for number in 4_000..4_400 {
+        settle(&memory, check(key("k"), &limit, 1), &number.to_string(), NOW);
+    }
+    assert!(memory.stats().ids_forgotten > 0);
+    let again = settle(&memory, check(key("k"), &limit, 5), "long", NOW);
+    assert_eq!(again.outcome, SettleOutcome::Unknown);
+    let youngest = settle(&memory, check(key("k"), &limit, 9), "4399", NOW);
+    assert_eq!(youngest.remaining, limit.allowance() - 4_405);
+}
+
+#[test]
+fn backup_of_counter_with_many_open_holds_gets_only_the_changed_ones() {
+    let (memory, limit) = (sharing(), window(1_000_000));
+    let slot = memory.slot(key("k"));
+    for number in 0..HOLDS_MAX {
+        assert!(reserve(&memory, &[check(key("k"), &limit, 1)], &number.to_string(), NOW));
+    }
+    let all = memory.whole(slot).data.encode(NOW).len();
+    memory.apply(&[check(key("k"), &limit, 1)], NOW, |_| false).unwrap();
+    settle(&memory, check(key("k"), &limit, 1), "7", NOW);
+    let changes = memory.changes(slot).data.encode(NOW).len();
+    assert!(all > 20_000 && changes < 300, "{changes} of {all}");
 }
 
 #[test]

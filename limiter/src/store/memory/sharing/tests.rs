@@ -6,9 +6,10 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::{
-    algorithm::Decision,
+    algorithm::{Counter, Decision, laws::every_limit},
     store::{
-        Check, Checks, DecodeError, Epoch, NotLocal, OnFull, OnRefusal, PendingUsage, StoredSlot,
+        Check, Checks, CounterOperation, DecodeError, Epoch, NotLocal, OnFull, OnRefusal, PendingUsage,
+        StoredSlot,
         memory::tests::{BYTES, NOW, bucket, charge, key, left, second_of, window},
     },
     time::SECOND,
@@ -83,13 +84,14 @@ fn released_slot_data_counts_in_budget_until_dropped() {
     let keys: Vec<_> = (0..).map(number).filter(|key| memory.slot(*key) == Slot(0)).take(1_000).collect();
     keys.iter().for_each(|key| assert!(charge(&memory, *key, &limit, NOW)));
     let held = memory.stats().bytes;
-    let whole = memory.whole(Slot(0)).data;
-    let copy = whole.clone();
+    let copy = memory.whole(Slot(0)).data;
+    assert_eq!(memory.stats().bytes, held, "a copy for a backup has a bound of its own");
+    let (whole, kept) = (memory.counted(copy.clone()), memory.counted(copy));
     let stats = memory.stats();
     assert!(1_000 * 2 * 32 <= stats.backup_bytes && stats.bytes == held + stats.backup_bytes);
     drop(whole);
     assert_eq!(memory.stats().backup_bytes, stats.backup_bytes / 2);
-    drop(copy);
+    drop(kept);
     assert_eq!(memory.stats().bytes, held);
 
     let (given, _) = memory.release(Slot(0)).unwrap();
@@ -197,6 +199,39 @@ fn slot_with_few_counters_gets_memory_of_other_slots() {
     assert!(memory.stats().evicted_unexpired > 0);
     // Each of them refuses from now on, so none of them may be evicted.
     assert!(small.iter().take(300).all(|key| charge(&memory, *key, &window(1), NOW)));
+}
+
+#[test]
+fn backup_of_a_long_log_gets_only_its_changes() {
+    let (memory, name, hour) = (sharing(0..SLOTS), key("log"), 3_600 * SECOND);
+    let limit =
+        every_limit(9_000, hour).into_iter().find(|limit| matches!(limit, Limit::SlidingLog(_))).unwrap();
+    let slot = memory.slot(name);
+    for number in 0..9_000 {
+        operation(&memory, name, &limit, Operation::Charge(1), NOW.plus(number * SECOND / 10)).unwrap();
+    }
+    let now = NOW.plus(hour + 600 * SECOND);
+    let mut copy = sent(&memory.whole(slot).data, now, now);
+    // The first 6,000 have left the window.
+    operation(&memory, name, &limit, Operation::Charge(1), now).unwrap();
+    let changes = memory.changes(slot).data.encode(now);
+    assert!(changes.len() < 100, "{}", changes.len());
+    copy.merge(SlotData::decode(&changes, now).unwrap());
+    assert_eq!(copy, memory.whole(slot).data);
+}
+
+#[test]
+fn changes_of_a_log_need_the_entries_that_they_leave_out() {
+    let (memory, name) = (sharing(0..SLOTS), key("log"));
+    let (limit, slot) = (&logs()[0], memory.slot(name));
+    let empty = memory.whole(slot).data;
+    for number in 0..5 {
+        operation(&memory, name, limit, Operation::Charge(1), NOW.plus(number)).unwrap();
+    }
+    let copy = memory.whole(slot).data;
+    operation(&memory, name, limit, Operation::Charge(1), NOW.plus(9)).unwrap();
+    let changes = memory.changes(slot).data;
+    assert!(memory.can_merge(&copy, &changes) && !memory.can_merge(&empty, &changes));
 }
 
 #[test]
@@ -330,6 +365,12 @@ fn any_operation() -> impl Strategy<Value = Operation> {
     ]
 }
 
+/// Limits whose counters are logs.
+fn logs() -> Vec<Limit> {
+    let each = every_limit(20, SECOND);
+    each.into_iter().filter(|limit| matches!(limit.fresh(), Counter::Log(_))).collect()
+}
+
 proptest! {
     #[test]
     fn transferred_counter_answers_like_one_that_stays(
@@ -387,6 +428,41 @@ proptest! {
         }
         copy.merge(memory.changes(Slot(0)).data);
         prop_assert_eq!(copy.without_idle(now), memory.whole(Slot(0)).data.without_idle(now));
+    }
+
+    #[test]
+    fn copy_with_all_changes_merged_has_the_whole_log(
+        limit in prop::sample::select(logs()),
+        steps in prop::collection::vec((any_operation(), prop_oneof![Just(0), 0..SECOND / 4], 0..6_u8), 1..80),
+    ) {
+        let (memory, name) = (sharing(0..SLOTS), key("log"));
+        let (slot, mut now) = (memory.slot(name), NOW);
+        let (mut copy, mut receipts) = (memory.whole(slot).data, Vec::new());
+        for (operation, pause, then) in steps {
+            now = now.plus(pause);
+            let check = Check { key: name, limit: &limit, operation, on_refusal: OnRefusal::Keep };
+            receipts.extend(memory.apply(&[check], now, |_| false).unwrap()[0].receipt);
+            match (then, receipts.pop()) {
+                (0, Some(receipt)) => {
+                    memory.operate(name, &limit, &CounterOperation::Undo(receipt), now).unwrap();
+                }
+                (1, _) => {
+                    memory.add(slot, copy.difference(&SlotData::default()), now);
+                }
+                (2, _) => copy = memory.whole(slot).data,
+                (3, _) => {
+                    let changes = memory.changes(slot).data;
+                    let encoded = changes.encode(now);
+                    prop_assert!(encoded.len() <= changes.encoded_bytes_max());
+                    let changes = SlotData::decode(&encoded, now).unwrap();
+                    prop_assert!(memory.can_merge(&copy, &changes));
+                    copy.merge(changes);
+                    let owned = memory.snapshot(slot, now).map(|snapshot| snapshot.data).unwrap_or_default();
+                    prop_assert_eq!(copy.clone().without_idle(now), owned);
+                }
+                (_, _) => {}
+            }
+        }
     }
 
     #[test]

@@ -1,0 +1,201 @@
+//! The backups of the slots that are owned here: which their backup owners lack, and which are on their way.
+//!
+//! Of each slot at most one backup is on its way to one receiver: it waits in the queue, is being sent, or is not answered
+//! yet. Meanwhile further changes of the slot gather in memory, and the next backup has all of them. So a slow or stalled
+//! link delays backups, and they take no more memory.
+
+use std::{
+    collections::{BTreeMap, VecDeque},
+    sync::Arc,
+    time::Duration,
+};
+
+use tollgate_limiter::{
+    store::{Epoch, Memory, Slot},
+    time::Timestamp,
+};
+
+use crate::cluster::{
+    MemberId,
+    message::{Grant, Message, SlotCopy, Version},
+    node::context::Context,
+};
+
+/// The backups of the slots that are owned here.
+#[derive(Debug)]
+pub(super) struct BackupSender {
+    memory: Arc<Memory>,
+    /// How often changed counters are sent to the backup owner; `None` for never.
+    interval: Option<Duration>,
+    slots: Vec<SlotState>,
+    /// The slots whose backup waits for room in the queue of its receiver, each once.
+    waiting: BTreeMap<MemberId, VecDeque<Slot>>,
+    backed_up_at: Timestamp,
+}
+
+#[derive(Clone, Debug, Default)]
+struct SlotState {
+    /// The last backup since this replica owns the slot.
+    sent: Option<SentBackup>,
+    is_waiting: bool,
+}
+
+/// A backup that was sent.
+#[derive(Clone, Copy, Debug)]
+struct SentBackup {
+    version: Version,
+    receiver: MemberId,
+    next: Next,
+}
+
+/// What happens with the next backup to the same receiver.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Next {
+    /// The receiver has answered: the next one is sent when it is due.
+    Free,
+    /// The next one waits for the answer.
+    Blocked,
+    /// The next one is sent with the answer, because it was due before.
+    Due,
+}
+
+impl BackupSender {
+    pub(super) fn new(memory: Arc<Memory>, interval: Option<Duration>, now: Timestamp) -> Self {
+        if interval.is_some() {
+            memory.track_changes();
+        }
+        Self {
+            slots: vec![SlotState::default(); memory.slots()],
+            memory,
+            interval,
+            waiting: BTreeMap::new(),
+            backed_up_at: now,
+        }
+    }
+
+    /// This replica has become the owner of the slot, or is it no longer.
+    pub(super) fn reset(&mut self, slot: Slot) {
+        self.slots[slot.index()].sent = None;
+    }
+
+    /// Forgets which backups were sent, because all counters are discarded.
+    pub(super) fn discard(&mut self) {
+        self.slots.fill(SlotState::default());
+        self.waiting.clear();
+    }
+
+    /// The session with `member` has ended: what was not answered is lost.
+    pub(super) fn member_departed(&mut self, member: MemberId) {
+        for state in &mut self.slots {
+            state.sent.take_if(|sent| sent.receiver == member);
+        }
+        for slot in self.waiting.remove(&member).unwrap_or_default() {
+            self.slots[slot.index()].is_waiting = false;
+        }
+    }
+
+    /// Whether backups are sent periodically.
+    pub(super) fn is_periodic(&self) -> bool {
+        self.interval.is_some()
+    }
+
+    /// Whether the backups of changed slots are due. They are then due again after the interval.
+    pub(super) fn take_due(&mut self, now: Timestamp) -> bool {
+        let is_due = self.interval.is_some_and(|interval| now.since(self.backed_up_at) >= interval);
+        if is_due {
+            self.backed_up_at = now;
+        }
+        is_due
+    }
+
+    /// The receiver of the last backup since this replica owns the slot.
+    #[cfg(test)]
+    pub(super) fn receiver(&self, slot: Slot) -> Option<MemberId> {
+        self.slots[slot.index()].sent.map(|sent| sent.receiver)
+    }
+
+    /// Whether `to` was sent a backup of the slot at this epoch.
+    pub(super) fn is_sent_to(&self, slot: Slot, epoch: Epoch, to: MemberId) -> bool {
+        let is_same = |sent: SentBackup| sent.version.epoch == epoch && sent.receiver == to;
+        self.slots[slot.index()].sent.is_some_and(is_same)
+    }
+
+    /// Whether the last backup at this epoch is on its way to `to`. Then the next one follows its answer.
+    pub(super) fn must_await_answer(&mut self, slot: Slot, epoch: Epoch, to: MemberId) -> bool {
+        let is_same = self.is_sent_to(slot, epoch, to);
+        let sent = self.slots[slot.index()].sent.as_mut().filter(|_| is_same);
+        sent.is_some_and(|sent| match sent.next {
+            Next::Free => false,
+            Next::Blocked | Next::Due => {
+                sent.next = Next::Due;
+                true
+            }
+        })
+    }
+
+    /// The backup of the slot waits for room in the queue of `to`.
+    pub(super) fn wait(&mut self, slot: Slot, to: MemberId) {
+        let state = &mut self.slots[slot.index()];
+        if !state.is_waiting {
+            state.is_waiting = true;
+            self.waiting.entry(to).or_default().push_back(slot);
+        }
+    }
+
+    /// The receivers for whose queue backups wait.
+    pub(super) fn awaited(&self) -> Vec<MemberId> {
+        self.waiting.keys().copied().collect()
+    }
+
+    /// Takes the slot that has waited longest for room in the queue of `to`.
+    pub(super) fn next_waiting(&mut self, to: MemberId) -> Option<Slot> {
+        let waiting = self.waiting.get_mut(&to)?;
+        let slot = waiting.pop_front();
+        if waiting.is_empty() {
+            self.waiting.remove(&to);
+        }
+        let slot = slot?;
+        self.slots[slot.index()].is_waiting = false;
+        Some(slot)
+    }
+
+    /// Sends the changes that the backup owner lacks.
+    pub(super) fn send(
+        &mut self,
+        slot: Slot,
+        version: Version,
+        to: MemberId,
+        grants: Vec<Grant>,
+        cx: &mut Context<'_>,
+    ) {
+        let is_known = self.is_sent_to(slot, version.epoch, to);
+        let sent = &mut self.slots[slot.index()].sent;
+        let after = sent.filter(|_| is_known).map(|former| former.version.seq);
+        let changes = if is_known { self.memory.changes(slot) } else { self.memory.whole(slot) };
+        let version = Version { seq: changes.seq, ..version };
+        let copy = SlotCopy { version, contents: Arc::new(changes.data), grants };
+        cx.out.stats.backed_up += copy.contents.len() as u64;
+        *sent = Some(SentBackup { version, receiver: to, next: Next::Blocked });
+        cx.out.send(to, Message::Backup { slot, copy, after });
+    }
+
+    /// `from` has answered the backup at this version. Returns what that means; `None` if it was not the last one.
+    pub(super) fn answered(&mut self, from: MemberId, slot: Slot, version: Version) -> Option<Answered> {
+        let is_last = |sent: &&mut SentBackup| sent.version == version && sent.receiver == from;
+        let sent = self.slots[slot.index()].sent.as_mut().filter(is_last)?;
+        let is_due = std::mem::replace(&mut sent.next, Next::Free) == Next::Due;
+        Some(Answered { is_due })
+    }
+
+    /// The backup owner lacks the version that the last backup builds on. Returns whether it is still the backup owner.
+    pub(super) fn receive_base_missing(&mut self, from: MemberId, slot: Slot) -> bool {
+        self.slots[slot.index()].sent.take_if(|sent| sent.receiver == from).is_some()
+    }
+}
+
+/// The last backup of a slot was answered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Answered {
+    /// The next one has become due meanwhile.
+    pub(super) is_due: bool,
+}
