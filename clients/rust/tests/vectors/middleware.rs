@@ -70,7 +70,7 @@ async fn respond(client: Client, request: Option<Request>, content_type: &str) -
 async fn reply(server: &mut scripted::Scripted, answer: Option<v1::Answer>) {
     if let Some(answer) = answer {
         let call = server.calls.recv().await.unwrap();
-        call.reply.send(Ok((vec![answer], None))).unwrap();
+        call.reply.send(Ok(scripted::Replied { answers: vec![answer], ..Default::default() })).unwrap();
     }
 }
 

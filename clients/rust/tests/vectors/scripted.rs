@@ -33,7 +33,7 @@ pub(super) struct Received {
 type Content = (Vec<Request>, Option<Terms>, String);
 pub(super) type Reply = Result<Replied, Status>;
 
-#[derive(Default)]
+#[derive(Debug, Default)]
 pub(super) struct Replied {
     pub(super) answers: Vec<v1::Answer>,
     /// The id of the reservation if it is not the one that was received.
