@@ -147,7 +147,7 @@ impl SliceRun {
             }
         };
         let (client, request) = (self.client.clone(), request.clone());
-        Ok(Reservation { decision, client, request, id: id.to_owned() })
+        Ok(Reservation { decision, client, request, id: id.to_owned(), ended: false })
     }
 }
 
