@@ -57,7 +57,7 @@ const (
 	answerBytesMax = 32 << 20
 	ttlMax         = 24 * time.Hour
 	million        = 1_000_000
-	roundRobin     = `{"loadBalancingConfig": [{"round_robin": {}}]}`
+	serviceConfig  = `{"loadBalancingConfig": [{"` + policyName + `": {}}]}`
 )
 
 // withDefaults fills in the defaults.
@@ -98,7 +98,8 @@ func (o *Options) dial(target string) (*grpc.ClientConn, error) {
 	retry := backoff.Config{BaseDelay: 100 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: time.Second}
 	options := []grpc.DialOption{
 		grpc.WithTransportCredentials(security),
-		grpc.WithDefaultServiceConfig(roundRobin),
+		grpc.WithDefaultServiceConfig(serviceConfig),
+		grpc.WithChainUnaryInterceptor(repeatElsewhere),
 		grpc.WithConnectParams(grpc.ConnectParams{Backoff: retry, MinConnectTimeout: 5 * time.Second}),
 		// Detects a server that disappeared without closing the connection.
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{

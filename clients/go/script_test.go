@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"google.golang.org/genproto/googleapis/rpc/code"
+	"google.golang.org/grpc"
 	"google.golang.org/protobuf/proto"
 
 	pb "example.com/tollgate/gen/tollgate/v1"
@@ -24,6 +25,7 @@ type script struct {
 	Defaults         map[string]any
 	Valid, Invalid   []float64
 	Options          map[string]any
+	Addresses        []string
 	Steps            []scriptStep
 }
 
@@ -38,6 +40,8 @@ type scriptStep struct {
 	Receive       []*VectorRequest
 	ReceiveTerms  map[string]any `json:"receive_terms"`
 	ReservationID string         `json:"reservation_id"`
+	FirstFails    vectorError    `json:"first_fails"`
+	Elsewhere     int
 	Reply         int
 	scriptedReply
 	Result  any
@@ -111,17 +115,42 @@ func runScript(t *testing.T, vector *script) {
 	}
 	options := VectorOptions(vector.Options)
 	options.Metrics = run
-	client, err := New(run.server.Address, options)
+	if vector.Addresses == nil {
+		vector.Addresses = []string{"server"}
+	}
+	targets := run.server.targets(t, vector.Addresses)
+	options.DialOptions = []grpc.DialOption{grpc.WithResolvers(targets)}
+	client, err := New(targets.Scheme()+":///servers", options)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer client.Close()
 	run.client = client
+	run.connect()
 	for i := range vector.Steps {
 		run.step(&vector.Steps[i])
 	}
 	if further := len(run.server.calls); further > 0 {
 		t.Errorf("%d further calls", further)
+	}
+}
+
+// connect waits until the client is connected to all servers, if there are several.
+func (r *scriptRun) connect() {
+	for seen := map[int]bool{}; r.server.servers > 1 && len(seen) < r.server.servers; {
+		answered := make(chan struct{})
+		go func() {
+			defer close(answered)
+			// Without an answer, another peek follows.
+			_, _ = r.client.Peek(r.Context(), Request{})
+		}()
+		select {
+		case call := <-r.server.calls:
+			seen[call.server] = true
+			call.reply <- scriptedReply{Answers: []*VectorAnswer{{Verdict: "allowed"}}}
+			<-answered
+		case <-answered:
+		}
 	}
 }
 
@@ -247,13 +276,36 @@ func (r *scriptRun) compare(name string, expected any) {
 
 // receive takes the next call of the server, and replies if the step does.
 func (r *scriptRun) receive(step *scriptStep) {
-	var call *scriptedCall
-	select {
-	case call = <-r.server.calls:
-	case <-time.After(servertest.Patience):
-		r.Fatalf("no call: %+v", step)
+	call := r.next(step)
+	r.compareCall(call, step)
+	if step.FirstFails != nil {
+		call.reply <- scriptedReply{Fails: step.FirstFails}
+		r.served = append(r.served, call)
+		step.Elsewhere = len(r.served)
+		call = r.next(step)
+		r.compareCall(call, step)
+	}
+	if step.Elsewhere > 0 && call.server == r.served[step.Elsewhere-1].server {
+		r.Error("not at another address")
 	}
 	r.served = append(r.served, call)
+	if step.Answers != nil || step.Fails != nil || step.Call == "settle" || step.Call == "cancel" {
+		call.reply <- step.scriptedReply
+	}
+}
+
+func (r *scriptRun) next(step *scriptStep) *scriptedCall {
+	select {
+	case call := <-r.server.calls:
+		return call
+	case <-time.After(servertest.Patience):
+		r.Fatalf("no call: %+v", step)
+		return nil
+	}
+}
+
+// compareCall compares a call with that of the step.
+func (r *scriptRun) compareCall(call *scriptedCall, step *scriptStep) {
 	requests := make([]*pb.Request, len(step.Receive))
 	for i, each := range step.Receive {
 		request := each.Request()
@@ -293,9 +345,6 @@ func (r *scriptRun) receive(step *scriptStep) {
 	}
 	if !proto.Equal(wanted, call.message) {
 		r.Fatalf("%.500s instead of %.500s", call.message, wanted)
-	}
-	if step.Answers != nil || step.Fails != nil || step.Call == "settle" || step.Call == "cancel" {
-		call.reply <- step.scriptedReply
 	}
 }
 

@@ -13,10 +13,14 @@ import (
 	"time"
 
 	"google.golang.org/genproto/googleapis/rpc/code"
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	rpc "google.golang.org/genproto/googleapis/rpc/status"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/resolver"
+	"google.golang.org/grpc/resolver/manual"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/anypb"
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	pb "example.com/tollgate/gen/tollgate/v1"
@@ -90,11 +94,17 @@ func (r *VectorRequest) Request() Request {
 	return request
 }
 
-// vectorError is the code and the message of an error.
-type vectorError [2]string
+// vectorError is the code, the message and, if there is one, the reason of an error.
+type vectorError []string
 
-func (e *vectorError) status() *rpc.Status {
-	return &rpc.Status{Code: code.Code_value[e[0]], Message: e[1]}
+func (e vectorError) status() *rpc.Status {
+	answer := &rpc.Status{Code: code.Code_value[e[0]], Message: e[1]}
+	for _, reason := range e[2:] {
+		// Each message can be encoded.
+		info, _ := anypb.New(&errdetails.ErrorInfo{Reason: reason, Domain: "tollgate"})
+		answer.Details = append(answer.Details, info)
+	}
+	return answer
 }
 
 // VectorAnswer is an answer of the server in a vector.
@@ -103,7 +113,7 @@ type VectorAnswer struct {
 	Delay      float64  `json:"delay_ms"`
 	RetryAfter *float64 `json:"retry_after_ms"`
 	Limits     []vectorLimit
-	Error      *vectorError
+	Error      vectorError
 }
 
 type vectorLimit struct {
@@ -192,22 +202,25 @@ func describeDecision(decision Decision) map[string]any {
 	return described
 }
 
-// ScriptedServer is a server on the loopback whose calls wait for the replies of a script.
+// ScriptedServer is one or several servers on the loopback whose calls wait for the replies of a script.
 type ScriptedServer struct {
 	pb.UnimplementedRateLimiterServer
+	// That of the first one.
 	Address string
+	servers int
 	calls   chan *scriptedCall
 }
 
-// scriptedCall is a call that the server has received.
+// scriptedCall is a call that a server has received.
 type scriptedCall struct {
+	server  int
 	message proto.Message
 	reply   chan scriptedReply
 }
 
 type scriptedReply struct {
 	Answers []*VectorAnswer
-	Fails   *vectorError
+	Fails   vectorError
 	HeldAs  *string `json:"held_as"`
 	Ended   bool
 }
@@ -215,17 +228,48 @@ type scriptedReply struct {
 // StartScripted starts a server, which stops at the end of the test.
 func StartScripted(t *testing.T) *ScriptedServer {
 	t.Helper()
+	scripted := &ScriptedServer{calls: make(chan *scriptedCall, 16)}
+	scripted.Address = scripted.listen(t)
+	return scripted
+}
+
+// listen starts another server, and returns its address.
+func (s *ScriptedServer) listen(t *testing.T) string {
+	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
-	scripted := &ScriptedServer{Address: listener.Addr().String(), calls: make(chan *scriptedCall, 16)}
-	server := grpc.NewServer(grpc.UnaryInterceptor(scripted.serve))
-	pb.RegisterRateLimiterServer(server, scripted)
+	number := s.servers
+	s.servers++
+	server := grpc.NewServer(grpc.UnaryInterceptor(func(
+		ctx context.Context, message any, _ *grpc.UnaryServerInfo, _ grpc.UnaryHandler,
+	) (any, error) {
+		return s.serve(ctx, number, message)
+	}))
+	pb.RegisterRateLimiterServer(server, s)
 	// It returns at the stop.
 	go func() { _ = server.Serve(listener) }()
 	t.Cleanup(server.Stop)
-	return scripted
+	return listener.Addr().String()
+}
+
+// targets resolves to the addresses of a vector, and starts their servers.
+func (s *ScriptedServer) targets(t *testing.T, addresses []string) *manual.Resolver {
+	state := resolver.State{}
+	for i, address := range addresses {
+		switch {
+		case address == "server" && i == 0:
+			address = s.Address
+		case address == "server":
+			address = s.listen(t)
+		}
+		endpoint := resolver.Endpoint{Addresses: []resolver.Address{{Addr: address}}}
+		state.Endpoints = append(state.Endpoints, endpoint)
+	}
+	targets := manual.NewBuilderWithScheme("scripted")
+	targets.InitialState(state)
+	return targets
 }
 
 // Answer replies to the next call, a check.
@@ -233,10 +277,8 @@ func (s *ScriptedServer) Answer(answer *VectorAnswer) {
 	(<-s.calls).reply <- scriptedReply{Answers: []*VectorAnswer{answer}}
 }
 
-func (s *ScriptedServer) serve(
-	ctx context.Context, message any, _ *grpc.UnaryServerInfo, _ grpc.UnaryHandler,
-) (any, error) {
-	call := &scriptedCall{message.(proto.Message), make(chan scriptedReply, 1)}
+func (s *ScriptedServer) serve(ctx context.Context, server int, message any) (any, error) {
+	call := &scriptedCall{server, message.(proto.Message), make(chan scriptedReply, 1)}
 	s.calls <- call
 	var reply scriptedReply
 	select {

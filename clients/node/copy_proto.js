@@ -3,7 +3,7 @@
 import { cpSync, rmSync } from "node:fs";
 import { fileURLToPath } from "node:url";
 
-const FILES = ["tollgate/v1/tollgate.proto", "google/rpc/status.proto"];
+const FILES = ["tollgate/v1/tollgate.proto", "google/rpc/status.proto", "google/rpc/error_details.proto"];
 
 const path = (name) => fileURLToPath(new URL(name, import.meta.url));
 

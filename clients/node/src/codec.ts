@@ -2,8 +2,8 @@
 
 import { fileURLToPath } from "node:url";
 
-import { loadPackageDefinition, type ServiceClientConstructor, status } from "@grpc/grpc-js";
-import { loadSync } from "@grpc/proto-loader";
+import { loadPackageDefinition, type Metadata, type ServiceClientConstructor, status } from "@grpc/grpc-js";
+import { loadSync, type MessageTypeDefinition } from "@grpc/proto-loader";
 
 import type { Decision, LimitStatus } from "./decision.js";
 import { InvalidRequestError, NoAnswerError } from "./errors.js";
@@ -15,7 +15,8 @@ import type { HitsByIndex, SettledOutcome, Settlement, Terms } from "./reservati
 /** The directory of `tollgate/v1/tollgate.proto`, for calls that the client does not have. */
 export const PROTO_DIRECTORY = fileURLToPath(new URL("../proto", import.meta.url));
 
-const definition = loadSync("tollgate/v1/tollgate.proto", {
+const FILES = ["tollgate/v1/tollgate.proto", "google/rpc/status.proto", "google/rpc/error_details.proto"];
+const definition = loadSync(FILES, {
   includeDirs: [PROTO_DIRECTORY],
   enums: String,
   longs: Number,
@@ -26,6 +27,13 @@ const { tollgate } = loadPackageDefinition(definition) as unknown as {
 };
 
 export const RateLimiter = tollgate.v1.RateLimiter;
+
+const StatusMessage = definition["google.rpc.Status"] as MessageTypeDefinition<object, WireStatus>;
+const ErrorInfo = definition["google.rpc.ErrorInfo"] as MessageTypeDefinition<object, { reason: string }>;
+
+interface WireStatus {
+  details: { type_url: string; value: Buffer }[];
+}
 
 // A message has at most 4 MiB, of which the request takes all but its tag and length.
 const REQUEST_BYTES_MAX = (4 << 20) - 16;
@@ -104,7 +112,7 @@ export function encodeReserve(request: ParsedRequest, terms: Terms, reservationI
   return held;
 }
 
-/** The message that ends a reservation, without the common hits that were used. Those of single descriptors are there. */
+/** The message that ends a reservation, with the hits of single descriptors, and without the common hits. */
 export function encodeEnd({ domain, descriptors }: ParsedRequest, reservationId: string, hits: HitsByIndex = {}) {
   const used = descriptors.map((each) => ({ ...each }));
   for (const [index, each] of Object.entries(hits)) {
@@ -182,6 +190,19 @@ export function decode(answer: WireAnswer | null | undefined): Decision {
     degraded,
     noAnswer: undefined,
   };
+}
+
+/** The reason in the details of an error; empty if there is none, or if they cannot be read. */
+export function reasonOf(metadata: Metadata): string {
+  const [encoded] = metadata.get("grpc-status-details-bin");
+  if (!(encoded instanceof Buffer)) return "";
+  try {
+    const { details } = StatusMessage.deserialize(encoded);
+    const info = details.find(({ type_url: type }) => type.endsWith("/google.rpc.ErrorInfo"));
+    return info ? ErrorInfo.deserialize(info.value).reason : "";
+  } catch {
+    return "";
+  }
 }
 
 /** The answers to so many requests. */

@@ -5,10 +5,13 @@ import {
   type Client as GrpcClient,
   type ClientUnaryCall,
   credentials,
+  Metadata,
+  type ServiceError,
   status,
 } from "@grpc/grpc-js";
 
 import { errorOf, RateLimiter, type RequestField, type WireAnswer } from "./codec.js";
+import { avoid, foundNoOther, hasChargedNothing, POLICY } from "./elsewhere.js";
 import { closedError, lateError } from "./errors.js";
 
 /** Certificates in PEM. */
@@ -29,7 +32,7 @@ export type Method = "Check" | "Peek" | "Refund";
 export type ReservationMethod = "Reserve" | "Settle" | "Cancel";
 
 const OPTIONS: ChannelOptions = {
-  "grpc.service_config": JSON.stringify({ loadBalancingConfig: [{ round_robin: {} }] }),
+  "grpc.service_config": JSON.stringify({ loadBalancingConfig: [{ [POLICY]: {} }] }),
   "grpc.service_config_disable_resolution": 1,
   // Finds new addresses of the name soon after a connection has ended. The default is 30 s.
   "grpc.dns_min_time_between_resolutions_ms": 5_000,
@@ -43,6 +46,8 @@ const OPTIONS: ChannelOptions = {
   // Answers are larger than their requests. The default is 4 MiB.
   "grpc.max_receive_message_length": 32 << 20,
 };
+
+const NO_RESPONSE = { code: status.UNKNOWN, details: "no response" };
 
 // A timer of Node may be early, since it counts whole milliseconds.
 const TIMER_EARLY_MS_MAX = 2;
@@ -89,21 +94,36 @@ export class Connection {
     message: Message,
     timeoutMs: number,
   ): Promise<Response> {
-    if (this.#closed) return Promise.reject(closedError());
     const { path, responseDeserialize } = methodOf(method);
     const deadline = Date.now() + timeoutMs;
     return new Promise((resolve, reject) => {
-      const done = (error: { code: number; details: string } | null, response?: Response) => {
-        this.#underWay.delete(call);
-        if (response) return resolve(response);
-        const { code, details } = error ?? { code: status.UNKNOWN, details: "no response" };
+      // A call that has charged nothing is repeated once, at another address.
+      const attempt = (before: { error: ServiceError; address: string } | undefined) => {
         if (this.#closed) return reject(closedError());
-        // The server may say the same of a call of its own.
-        const isLate = code === status.DEADLINE_EXCEEDED && Date.now() >= deadline - TIMER_EARLY_MS_MAX;
-        reject(isLate ? lateError() : errorOf(code, details));
+        const metadata = new Metadata();
+        if (before) avoid(metadata, before.address);
+        const done = (error: ServiceError | null, response?: Response) => {
+          this.#underWay.delete(call);
+          if (response) return resolve(response);
+          if (error && !before && hasChargedNothing(error)) return attempt({ error, address: call.getPeer() });
+          const { code, details } = (error && foundNoOther(error) ? before?.error : error) ?? NO_RESPONSE;
+          if (this.#closed) return reject(closedError());
+          // The server may say the same of a call of its own.
+          const isLate = code === status.DEADLINE_EXCEEDED && Date.now() >= deadline - TIMER_EARLY_MS_MAX;
+          reject(isLate ? lateError() : errorOf(code, details));
+        };
+        const call = this.#client.makeUnaryRequest(
+          path,
+          serialize,
+          responseDeserialize,
+          message,
+          metadata,
+          { deadline },
+          done,
+        );
+        this.#underWay.add(call);
       };
-      const call = this.#client.makeUnaryRequest(path, serialize, responseDeserialize, message, { deadline }, done);
-      this.#underWay.add(call);
+      attempt(undefined);
     });
   }
 }

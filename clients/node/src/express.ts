@@ -8,9 +8,9 @@ import { decide, type Describe, headersOf, refusal } from "./http.js";
 export type { Describe } from "./http.js";
 
 /**
- * Limits requests: a denied one is answered with status 429, or 503 if the server gave no answer, and `Retry-After`. All
- * responses to limited requests have `RateLimit-Limit`, `RateLimit-Remaining` and `RateLimit-Reset`. The error handler
- * gets an invalid description.
+ * Limits requests: a denied one is answered with status 429, or 503 if the server gave no answer, and `Retry-After`.
+ * All responses to limited requests have `RateLimit-Limit`, `RateLimit-Remaining` and `RateLimit-Reset`. The error
+ * handler gets an invalid description.
  */
 export function rateLimit<Request extends IncomingMessage>(
   checker: Checker,

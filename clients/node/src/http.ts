@@ -23,8 +23,8 @@ export async function decide<HttpRequest>(
 }
 
 /**
- * The response to a denied request: 429, and `Retry-After` if the same request passes later; 503, and `Retry-After` of a
- * second, if the decision is the default one.
+ * The response to a denied request: 429, and `Retry-After` if the same request passes later; 503, and `Retry-After` of
+ * a second, if the decision is the default one.
  */
 export function refusal(decision: Decision): { status: number; headers: Record<string, string> } {
   const noAnswer = decision.source === "default";

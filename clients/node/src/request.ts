@@ -94,7 +94,8 @@ function parseLimit({ requestsPerUnit, unit }: Limit, place: string): Limit {
 
 /** What happens to a reservation when it expires. */
 export function parseOnExpiry(onExpiry: OnExpiry, place: string): OnExpiry {
-  if (!["release", "charge"].includes(onExpiry)) throw new InvalidRequestError(`${place}: not \`release\` or \`charge\``);
+  if (!["release", "charge"].includes(onExpiry))
+    throw new InvalidRequestError(`${place}: not \`release\` or \`charge\``);
   return onExpiry;
 }
 

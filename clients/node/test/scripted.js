@@ -2,7 +2,7 @@
 
 import { readFileSync } from "node:fs";
 
-import { loadPackageDefinition, Server, ServerCredentials, status } from "@grpc/grpc-js";
+import { loadPackageDefinition, Metadata, Server, ServerCredentials, status } from "@grpc/grpc-js";
 import { loadSync } from "@grpc/proto-loader";
 import { PROTO_DIRECTORY } from "tollgate-ratelimit-client";
 
@@ -93,7 +93,8 @@ export const describeDecision = ({ allowed, source, retryAfterMs, noAnswer, limi
   no_answer: noAnswer && [noAnswer.code, noAnswer.message],
 });
 
-const definition = loadSync("tollgate/v1/tollgate.proto", {
+const FILES = ["tollgate/v1/tollgate.proto", "google/rpc/status.proto", "google/rpc/error_details.proto"];
+const definition = loadSync(FILES, {
   includeDirs: [PROTO_DIRECTORY],
   enums: String,
   longs: Number,
@@ -101,30 +102,51 @@ const definition = loadSync("tollgate/v1/tollgate.proto", {
 });
 const { service } = loadPackageDefinition(definition).tollgate.v1.RateLimiter;
 
-/** A server on the loopback. `next()` is its next call, with `method`, `message` and `reply`. */
-export async function startScripted(test) {
-  const server = new Server();
+/**
+ * Servers on the loopback: one for each of the addresses that is `server`. `next()` is their next call, with the number
+ * of its `server`, `method`, `message` and `reply`.
+ */
+export async function startScripted(test, addresses = ["server"]) {
   const [calls, waiting] = [[], []];
-  const handle = (method) => (call, callback) => {
+  const handle = (server, method) => (call, callback) => {
     const reply = (step) => callback(...replyOf(method, call.request, step));
-    const received = { method, message: call.request, reply };
+    const received = { server, method, message: call.request, reply };
     const next = waiting.shift();
     if (next) next(received);
     else calls.push(received);
   };
-  server.addService(service, Object.fromEntries(Object.keys(service).map((method) => [method, handle(method)])));
-  const port = await new Promise((resolve, reject) => {
-    const bound = (error, number) => (error ? reject(error) : resolve(number));
-    server.bindAsync("127.0.0.1:0", ServerCredentials.createInsecure(), bound);
-  });
-  test.after(() => server.forceShutdown());
+  const start = async (number) => {
+    const server = new Server();
+    const handlers = Object.keys(service).map((method) => [method, handle(number, method)]);
+    server.addService(service, Object.fromEntries(handlers));
+    const port = await new Promise((resolve, reject) => {
+      const bound = (error, number) => (error ? reject(error) : resolve(number));
+      server.bindAsync("127.0.0.1:0", ServerCredentials.createInsecure(), bound);
+    });
+    test.after(() => server.forceShutdown());
+    return `127.0.0.1:${port}`;
+  };
+  const targets = await Promise.all(addresses.map((address, i) => (address === "server" ? start(i) : address)));
   const next = async () => calls.shift() ?? new Promise((resolve) => waiting.push(resolve));
-  return { address: `127.0.0.1:${port}`, calls, next };
+  const servers = addresses.filter((each) => each === "server").length;
+  return { address: `ipv4:${targets.join(",")}`, servers, calls, next };
+}
+
+const encode = (name, message) => definition[name].serialize(message);
+
+function errorOf([code, details, reason]) {
+  const metadata = new Metadata();
+  if (reason !== undefined) {
+    const value = encode("google.rpc.ErrorInfo", { reason });
+    const info = { type_url: "type.googleapis.com/google.rpc.ErrorInfo", value };
+    metadata.set("grpc-status-details-bin", encode("google.rpc.Status", { code: status[code], details: [info] }));
+  }
+  return { code: status[code], details, metadata };
 }
 
 // The error and the response by which a step replies.
 function replyOf(method, message, { answers = [], fails, held_as: heldAs = message.reservationId, ended = false }) {
-  if (fails) return [{ code: status[fails[0]], details: fails[1] }];
+  if (fails) return [errorOf(fails)];
   if (method === "Reserve") return [null, { answer: answerOf(answers[0]), reservationId: heldAs, ended }];
   return [null, { answers: answers.map(answerOf) }];
 }

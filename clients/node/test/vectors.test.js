@@ -49,6 +49,18 @@ class Run {
     this.sizes.push(batch);
   }
 
+  // Waits until the client is connected to all servers, if there are several.
+  async connect() {
+    const seen = new Set();
+    while (this.server.servers > 1 && seen.size < this.server.servers) {
+      const peek = this.client.peek(requestOf("ann"));
+      const call = await this.server.next();
+      seen.add(call.server);
+      call.reply({ answers: ["allowed"] });
+      await peek;
+    }
+  }
+
   // Without `waiting`: a check waits for a call before its function returns.
   async step(step) {
     const name = step.of ?? (step.request && userOf(step.request));
@@ -79,16 +91,28 @@ class Run {
   }
 
   async receive(step) {
+    const { call: method = "check", answers, fails, first_fails: firstFails } = step;
+    let { elsewhere } = step;
+    let call = await this.receiveOne(step, method);
+    if (firstFails) {
+      elsewhere = this.served.length;
+      call.reply({ fails: firstFails });
+      call = await this.receiveOne(step, method);
+    }
+    if (elsewhere) assert.notEqual(call.server, this.served[elsewhere - 1].server);
+    if (answers || fails || method === "settle" || method === "cancel") call.reply(step);
+  }
+
+  async receiveOne(step, method) {
     const call = await this.server.next();
     this.served.push(call);
-    const { call: method = "check", answers, fails, actual } = step;
     assert.equal(call.method.toLowerCase(), method);
     const { requests, ttl, onExpiry, reservationId, ...message } = call.message;
     if (requests) {
       assert.deepEqual(requests, step.receive.map(wireOf));
     } else {
       const { domain, descriptors, hits } = wireOf(step.receive[0]);
-      const amounts = { reserve: { amount: hits }, settle: { actual }, cancel: {} };
+      const amounts = { reserve: { amount: hits }, settle: { actual: step.actual }, cancel: {} };
       assert.deepEqual(message, { domain, descriptors, ...amounts[method] });
       assert.equal(reservationId, this.idOf(step.reservation_id, reservationId));
     }
@@ -96,7 +120,7 @@ class Run {
       const terms = { ttl_ms: ttl.seconds * 1_000 + ttl.nanos / 1e6, on_expiry: onExpiry.toLowerCase() };
       assert.deepEqual(terms, step.receive_terms);
     }
-    if (answers || fails || method === "settle" || method === "cancel") call.reply(step);
+    return call;
   }
 
   // A variable is bound to the first id that is received.
@@ -120,8 +144,9 @@ function describeError(error) {
 for (const file of ["batches", "defaults", "ids", "reservations", "retries"])
   for (const vector of vectorsOf(file).filter(({ steps }) => steps))
     test(vector.name, { timeout: 20_000 }, async (t) => {
-      const run = new Run(await startScripted(t), vector.options);
+      const run = new Run(await startScripted(t, vector.addresses), vector.options);
       t.after(() => run.client.close());
+      await run.connect();
       for (const step of vector.steps) await run.step(step);
       assert.deepEqual(run.server.calls, []);
     });

@@ -21,7 +21,7 @@ from tollgate_client import (
     Terms,
     Unit,
 )
-from tollgate_client.client import CHANNEL_OPTIONS
+from tollgate_client.connections import CHANNEL_OPTIONS
 
 ANN = Request("edge", [Descriptor([("user", "ann")])])
 MANY = Request("edge", [Descriptor([("many", "x")])])
@@ -142,12 +142,18 @@ async def test_checks_take_all_addresses_in_turn(start_server, make_client):
         return {100, 200} <= seen
 
     await eventually("both servers answer", both_seen)
+    # As if the client did not know yet that a connection has closed.
+    for channel in client._connections._channels.values():
+        channel._watch.cancel()
+    servers[0].stop()
+    for _ in range(4):
+        assert (await client.check(MANY)).tightest.requests_per_unit == 200, "the other server takes the checks"
 
 
 async def test_idle_connection_is_pinged(server, make_client, monkeypatch):
     # Every 10 s, which is too long for a test.
     options = [(name, 100 if name == "grpc.keepalive_time_ms" else value) for name, value in CHANNEL_OPTIONS]
-    monkeypatch.setattr("tollgate_client.client.CHANNEL_OPTIONS", options)
+    monkeypatch.setattr("tollgate_client.connections.CHANNEL_OPTIONS", options)
     async with Relay(server.address).running() as relay:
         client = await make_client(relay.address)
         assert await answers(client)
@@ -159,16 +165,18 @@ async def test_idle_connection_is_pinged(server, make_client, monkeypatch):
 
 async def test_client_asks_over_tls(start_server, make_client, tmp_path):
     authority = trustme.CA()
-    certificate = authority.issue_cert(LOOPBACK)
+    certificate = authority.issue_cert("localhost")
     certificate.cert_chain_pems[0].write_to_path(tmp_path / "cert.pem")
     certificate.private_key_pem.write_to_path(tmp_path / "key.pem")
     flags = ["--grpc-tls-cert", tmp_path / "cert.pem", "--grpc-tls-key", tmp_path / "key.pem"]
     server = await start_server(flags=flags)
     trusted = grpc.ssl_channel_credentials(authority.cert_pem.bytes())
+    name = server.address.replace(LOOPBACK, "localhost")
 
-    assert await answers(await make_client(server.address, credentials=trusted))
+    assert await answers(await make_client(name, credentials=trusted))
+    assert not await answers(await make_client(server.address, credentials=trusted)), "another name"
     other = grpc.ssl_channel_credentials(trustme.CA().cert_pem.bytes())
-    assert not await answers(await make_client(server.address, credentials=other))
+    assert not await answers(await make_client(name, credentials=other))
 
 
 async def test_cancelled_caller_of_a_call_gets_no_decision(server, make_client):

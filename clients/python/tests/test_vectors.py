@@ -61,9 +61,20 @@ class Script:
 
     async def run(self, steps):
         async with self._client, asyncio.timeout(20):
+            await self._connect()
             for step in steps:
                 await self._step(step)
             assert self._server.calls.empty()
+
+    async def _connect(self):
+        """Waits until the client is connected to all servers, if there are several."""
+        seen = set()
+        while len(self._server.servers) > 1 and len(seen) < len(self._server.servers):
+            peek = asyncio.create_task(self._client.peek(request_of("ann")))
+            call = await self._server.calls.get()
+            seen.add(call.server)
+            call.reply.set_result({"answers": ["allowed"]})
+            await peek
 
     async def _step(self, step):
         name = step["of"] if "of" in step else user_of(step.get("request", ""))
@@ -123,6 +134,18 @@ class Script:
                 return described(await getattr(self._client, method)(request_of(step["request"])))
 
     async def _receive(self, step):
+        call = await self._receive_one(step)
+        elsewhere = step.get("elsewhere")
+        if "first_fails" in step:
+            elsewhere = len(self._served)
+            call.reply.set_result({"fails": step["first_fails"]})
+            call = await self._receive_one(step)
+        if elsewhere is not None:
+            assert self._served[elsewhere - 1].server != call.server
+        if step.keys() & {"answers", "fails"} or call.method in ("Settle", "Cancel"):
+            call.reply.set_result(step)
+
+    async def _receive_one(self, step):
         call = await self._server.calls.get()
         self._served.append(call)
         assert call.method == step.get("call", "check").capitalize()
@@ -131,8 +154,7 @@ class Script:
             assert list(call.message.requests) == requests
         else:
             self._receive_reservation(step, call.message, requests[0])
-        if step.keys() & {"answers", "fails"} or call.method in ("Settle", "Cancel"):
-            call.reply.set_result(step)
+        return call
 
     def _receive_reservation(self, step, message, request):
         assert (message.domain, list(message.descriptors)) == (request.domain, list(request.descriptors))
@@ -155,7 +177,7 @@ class Script:
 
 @vectors("batches", "defaults", "ids", "reservations", "retries", key=lambda vector: "steps" in vector)
 async def test_script_has_its_results(vector):
-    async with ScriptedServer() as server:
+    async with ScriptedServer(vector.get("addresses", ["server"])) as server:
         await Script(server, client_options(vector)).run(vector["steps"])
 
 

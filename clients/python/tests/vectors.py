@@ -10,7 +10,7 @@ import grpc
 import grpc.aio
 import pytest
 from google.protobuf.message import Message
-from google.rpc import code_pb2, status_pb2
+from google.rpc import code_pb2, error_details_pb2, status_pb2
 
 from server import LOOPBACK
 from tollgate_client import Descriptor, Limit, Metrics, OnExpiry, OnNoAnswer, Request, Unit
@@ -60,7 +60,10 @@ def client_options(vector):
 
 
 def error_of(error):
-    return status_pb2.Status(code=code_pb2.Code.Value(error[0]), message=error[1])
+    status = status_pb2.Status(code=code_pb2.Code.Value(error[0]), message=error[1])
+    for reason in error[2:]:
+        status.details.add().Pack(error_details_pb2.ErrorInfo(reason=reason, domain="tollgate"))
+    return status
 
 
 def answer_of(answer):
@@ -129,44 +132,54 @@ class Counts(Metrics):
 
 @dataclasses.dataclass
 class ScriptedCall:
+    # The number of the server.
+    server: int
     method: str
     message: Message
     reply: asyncio.Future
 
 
 class ScriptedServer:
-    """Calls wait for the replies of a script."""
+    """A server for each of the addresses that is `server`. Calls wait for the replies of a script."""
 
-    def __init__(self):
+    def __init__(self, addresses=("server",)):
         self.calls = asyncio.Queue()
-        self._server = grpc.aio.server(options=[("grpc.max_receive_message_length", -1)])
+        self.servers = []
+        targets = [self._listen() if address == "server" else address for address in addresses]
+        self.address = f"ipv4:{','.join(targets)}"
+
+    def _listen(self):
+        server = grpc.aio.server(options=[("grpc.max_receive_message_length", -1)])
         handlers = {
             method: grpc.unary_unary_rpc_method_handler(
-                self._handler(method),
+                self._handler(len(self.servers), method),
                 getattr(v1, f"{method}Request").FromString,
                 lambda reply: reply.SerializeToString(),
             )
             for method in METHODS
         }
-        self._server.add_generic_rpc_handlers(
-            [grpc.method_handlers_generic_handler("tollgate.v1.RateLimiter", handlers)]
-        )
-        self.address = f"{LOOPBACK}:{self._server.add_insecure_port(f'{LOOPBACK}:0')}"
+        server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler("tollgate.v1.RateLimiter", handlers)])
+        self.servers.append(server)
+        return f"{LOOPBACK}:{server.add_insecure_port(f'{LOOPBACK}:0')}"
 
     async def __aenter__(self):
-        await self._server.start()
+        for server in self.servers:
+            await server.start()
         return self
 
     async def __aexit__(self, *_):
-        await self._server.stop(None)
+        for server in self.servers:
+            await server.stop(None)
 
-    def _handler(self, method):
+    def _handler(self, server, method):
         async def handle(message, context):
-            call = ScriptedCall(method, message, asyncio.get_running_loop().create_future())
+            call = ScriptedCall(server, method, message, asyncio.get_running_loop().create_future())
             self.calls.put_nowait(call)
             reply = await call.reply
             if "fails" in reply:
-                await context.abort(grpc.StatusCode[reply["fails"][0]], reply["fails"][1])
+                error = error_of(reply["fails"])
+                details = (("grpc-status-details-bin", error.SerializeToString()),)
+                await context.abort(grpc.StatusCode[reply["fails"][0]], error.message, details)
             answers = [answer_of(each) for each in reply.get("answers", ())]
             if method == "Reserve":
                 held_as = reply.get("held_as", message.reservation_id)

@@ -2,7 +2,6 @@
 
 use std::{
     collections::{BTreeMap, btree_map},
-    error::Error,
     io,
     net::SocketAddr,
     sync::{
@@ -19,12 +18,13 @@ use tokio::{
     time::{Instant, sleep_until, timeout_at},
 };
 use tonic::{
-    ConnectError, Request, Response, Status, TimeoutExpired,
+    Request, Response, Status,
     transport::{self, Channel, ClientTlsConfig, Endpoint},
 };
 
 use crate::{
     InvalidOptions,
+    cause::{Cause, chain},
     endpoint::{authority, connect, endpoint},
     v1::rate_limiter_client::RateLimiterClient,
 };
@@ -80,7 +80,8 @@ impl Connections {
         Ok(Self { state, broken, turn: AtomicUsize::new(0), _manager: manager })
     }
 
-    /// Makes one call. A connection that was closed before it has taken the call is replaced by another one.
+    /// Makes one call. A connection that was closed before it has taken the call is replaced by another one. A call that
+    /// has charged nothing is repeated once, if another address is connected.
     pub(crate) async fn call<M, T, F>(
         &self,
         message: M,
@@ -93,9 +94,12 @@ impl Connections {
     {
         let mut changes = self.state.subscribe();
         let calls = async {
-            let mut tries = 0;
+            let (mut tries, mut refusal) = (0, None);
             loop {
-                let connection = self.next().await?;
+                let connection = match &refusal {
+                    None => self.next().await?,
+                    Some((address, status)) => self.other(*address).ok_or_else(|| Status::clone(status))?,
+                };
                 let mut request = Request::new(message.clone());
                 request.set_timeout(deadline.saturating_duration_since(Instant::now()));
                 let status = match method(connection.server.clone(), request).await {
@@ -104,7 +108,8 @@ impl Connections {
                 };
                 tries += 1;
                 match Cause::of(&status) {
-                    Cause::Server => return Err(status),
+                    Cause::NotReady if refusal.is_none() => refusal = Some((connection.address, status)),
+                    Cause::NotReady | Cause::Server => return Err(status),
                     Cause::Timeout => return Err(late()),
                     Cause::NotSent if tries < TRIES_MAX => self.remove(&connection),
                     Cause::NotSent | Cause::Connection => {
@@ -143,6 +148,14 @@ impl Connections {
         }
     }
 
+    /// A connection to another address whose turn it is, if there is one.
+    fn other(&self, than: SocketAddr) -> Option<Connection> {
+        let state = self.state.borrow();
+        let mut others = state.ready.iter().filter(|ready| ready.address != than);
+        let turn = self.turn.fetch_add(1, Ordering::Relaxed) % others.clone().count().max(1);
+        others.nth(turn).cloned()
+    }
+
     fn try_next(&self, state: &State) -> Option<Result<Connection, Status>> {
         if state.closed {
             return Some(Err(closed()));
@@ -177,32 +190,6 @@ fn closed() -> Status {
 
 pub(crate) fn runtime_ended() -> Status {
     Status::unavailable("the runtime of the client has ended")
-}
-
-/// What made a call fail.
-enum Cause {
-    /// The answer of the server.
-    Server,
-    /// tonic keeps the deadline too, and calls it a cancellation.
-    Timeout,
-    /// The connection was closed, and the call not sent.
-    NotSent,
-    /// The connection failed; the call may have been sent.
-    Connection,
-}
-
-impl Cause {
-    fn of(status: &Status) -> Self {
-        let Some(first) = status.source() else { return Self::Server };
-        let mut causes =
-            std::iter::successors(Some(first), |cause: &&(dyn Error + 'static)| (*cause).source());
-        let known = causes.find_map(|cause| match cause {
-            _ if cause.is::<TimeoutExpired>() => Some(Self::Timeout),
-            _ if cause.is::<ConnectError>() => Some(Self::NotSent),
-            _ => None,
-        });
-        known.unwrap_or(Self::Connection)
-    }
 }
 
 /// Keeps a connection to each address.
@@ -367,12 +354,6 @@ impl Manager {
 fn retry_delay(failures: u32) -> Duration {
     let exponent = failures.saturating_sub(1).min(10);
     (1..=exponent).fold(RETRY_FIRST, |delay, _| delay * 8 / 5).min(RETRY_MAX)
-}
-
-/// An error with its causes.
-fn chain(error: &dyn Error) -> String {
-    let causes = std::iter::successors(error.source(), |cause: &&(dyn Error + 'static)| (*cause).source());
-    causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
 }
 
 #[cfg(test)]

@@ -7,6 +7,7 @@
 //! [`RateLimitLayer`] limits the requests of HTTP and gRPC servers. [`PrepaidSlices`] spends slices of a limit without calls.
 
 mod batcher;
+mod cause;
 mod checker;
 mod client;
 mod connections;

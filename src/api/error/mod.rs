@@ -63,6 +63,11 @@ impl Error {
         }
     }
 
+    /// Whether the request was not looked at, so that it has charged nothing.
+    pub(super) fn has_charged_nothing(self) -> bool {
+        matches!(self.reason().1, "NO_RULES" | "JOINING")
+    }
+
     /// Whether it is [`Error::ELSEWHERE`].
     pub(super) fn is_elsewhere(self) -> bool {
         matches!(self, Self::LimiterError(LimiterError::Remote))

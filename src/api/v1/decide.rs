@@ -85,6 +85,13 @@ impl Answers {
         encode::undecided(&mut self.frame, id, error);
     }
 
+    /// The error of the call as a whole, if no request was decided and this is not the caller's fault. A caller repeats
+    /// the call elsewhere if it has charged nothing, so an error of a request that may be charged comes first.
+    fn failure(&self) -> Option<Error> {
+        let charged = self.errors.iter().find(|error| !error.has_charged_nothing());
+        charged.or(self.errors.first()).filter(|_| !self.any_final).copied()
+    }
+
     /// Inserts the answers to `missing` requests, which are in the order of the call.
     fn insert(&mut self, missing: &[Missing], answers: Vec<Self>) {
         let mut rest = self.frame.split_off(missing.first().map_or(self.frame.len(), |first| first.at));
@@ -200,13 +207,12 @@ impl Api {
 
     /// The response. If no request was decided, and this is not the caller's fault, the call as a whole fails, so that
     /// the caller's retries and load balancing see it.
-    fn whole(&self, Answers { frame, any_final, errors }: Answers) -> Result<Vec<u8>, Error> {
-        match errors.first() {
-            Some(first) if !any_final => return Err(*first),
-            Some(_) | None => {}
+    fn whole(&self, answers: Answers) -> Result<Vec<u8>, Error> {
+        if let Some(error) = answers.failure() {
+            return Err(error);
         }
-        errors.into_iter().for_each(|error| self.metrics.unanswered(error));
-        Ok(frame)
+        answers.errors.into_iter().for_each(|error| self.metrics.unanswered(error));
+        Ok(answers.frame)
     }
 
     #[inline]
@@ -282,4 +288,19 @@ impl<'m> Group<'m> {
 fn together<'r>(parts: &[limiter::Request<'r>]) -> Result<limiter::Request<'r>, CallError> {
     limiter::Request::together(parts)
         .map_err(|(request, error)| CallError::Request { request, fault: error.into() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn call_fails_by_the_error_that_may_have_charged() {
+        let (joining, remote) = (LimiterError::Joining.into(), LimiterError::Remote.into());
+        for errors in [[joining, remote], [remote, joining]] {
+            let mut answers = Answers::of_call(errors.len());
+            errors.into_iter().for_each(|error| answers.undecided("", error));
+            assert!(matches!(answers.failure(), Some(Error::LimiterError(LimiterError::Remote))));
+        }
+    }
 }

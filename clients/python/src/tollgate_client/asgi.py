@@ -38,8 +38,8 @@ class RateLimitMiddleware:
         decision = await self._checker.check(request)
         if not decision.allowed:
             status, fields = headers.refusal(decision)
-            fields = _encoded([("content-length", "0"), *fields])
-            await send({"type": "http.response.start", "status": status, "headers": fields})
+            encoded = _encoded([("content-length", "0"), *fields])
+            await send({"type": "http.response.start", "status": status, "headers": encoded})
             await send({"type": "http.response.body", "body": b""})
             return
         if decision.delay > 0:

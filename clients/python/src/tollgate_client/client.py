@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import secrets
 import time
 from collections.abc import Mapping, Sequence
@@ -15,6 +14,7 @@ import grpc.aio
 
 from . import wire
 from .batcher import NO_ANSWER_IN_TIME, Batcher, QueueFullError
+from .connections import CLOSED, Connections
 from .deny_cache import DenyCache
 from .metrics import Metrics, Outcome
 from .model import (
@@ -30,30 +30,12 @@ from .model import (
     check_range,
 )
 from .v1 import tollgate_pb2 as v1
-from .v1.tollgate_pb2_grpc import RateLimiterStub
 
 MILLION = 1_000_000
-CLOSED = "the client is closed"
-CHANNEL_OPTIONS = [
-    # Every address of a name is connected, and calls take them in turn.
-    ("grpc.service_config", json.dumps({"loadBalancingConfig": [{"round_robin": {}}]})),
-    # By default gRPC waits up to two minutes before it reconnects.
-    ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.max_reconnect_backoff_ms", 1_000),
-    # Detects a peer that disappeared without closing the connection.
-    ("grpc.keepalive_time_ms", 10_000),
-    ("grpc.keepalive_timeout_ms", 2_000),
-    # Also without calls, so that the first one after a pause does not wait for a dead connection. By default gRPC stops
-    # after two pings without data.
-    ("grpc.keepalive_permit_without_calls", 1),
-    ("grpc.http2.max_pings_without_data", 0),
-    # Answers are larger than their requests.
-    ("grpc.max_receive_message_length", 32 << 20),
-]
 
 
 class Client:
-    """Make one for the process, and use it in one event loop: its channel carries all calls and reconnects by itself.
+    """Make one for the process, and use it in one event loop: its channels carry all calls and reconnect by themselves.
 
     It connects at its first call, so it can be made before the loop runs and while the server is down. Where a server
     forks its workers, each worker makes its own after the fork.
@@ -95,8 +77,7 @@ class Client:
         self._batcher = Batcher(
             self._check, timeout=timeout, calls_max=calls_max, batch_max=batch_max, queue_max=queue_max
         )
-        self._channel: grpc.aio.Channel | None = None
-        self._stub: RateLimiterStub | None = None
+        self._connections: Connections | None = None
         # Settlements and cancellations under way.
         self._ends: set[asyncio.Task[Settlement]] = set()
         self._closed = False
@@ -171,8 +152,8 @@ class Client:
     async def close(self) -> None:
         """Ends the connection, and the calls under way. Calls from then on have no answer."""
         self._closed = True
-        if self._channel is not None:
-            await self._channel.close()
+        if self._connections is not None:
+            await self._connections.close()
 
     async def _decide(self, request: Request, now: float) -> tuple[Decision, Outcome]:
         message = wire.check_request_of(request)
@@ -232,9 +213,11 @@ class Client:
         if deadline is None:
             deadline = now() + self._timeout
         try:
-            return await getattr(self._connected(), method)(message, timeout=deadline - now())
+            return await self._connected().call(method, message, deadline)
         except grpc.aio.AioRpcError as error:
             code, message = error.code(), error.details() or ""
+        except TimeoutError:
+            code, message = grpc.StatusCode.DEADLINE_EXCEEDED, NO_ANSWER_IN_TIME
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
@@ -253,22 +236,10 @@ class Client:
         reason = error.with_traceback(None)
         return Decision(self._on_no_answer is OnNoAnswer.ALLOW, Source.DEFAULT, no_answer=reason)
 
-    def _connected(self) -> RateLimiterStub:
-        """The stub, whose channel belongs to the loop that runs when it is made."""
+    def _connected(self) -> Connections:
+        """The connections, which belong to the loop that runs when they are made."""
         if self._closed:
             raise NoAnswerError(grpc.StatusCode.CANCELLED, CLOSED)
-        if self._stub is None:
-            options = CHANNEL_OPTIONS + _authority_options(self._target)
-            if self._credentials is None:
-                self._channel = grpc.aio.insecure_channel(self._target, options)
-            else:
-                self._channel = grpc.aio.secure_channel(self._target, self._credentials, options)
-            self._stub = RateLimiterStub(self._channel)
-        return self._stub
-
-
-def _authority_options(target: str) -> list[tuple[str, str]]:
-    """For a list of addresses, the first one as authority: by default it would be the list, which is not valid."""
-    scheme, _, addresses = target.partition(":")
-    first, separator, _ = addresses.partition(",")
-    return [("grpc.default_authority", first)] if scheme in ("ipv4", "ipv6") and separator else []
+        if self._connections is None:
+            self._connections = Connections(self._target, self._credentials)
+        return self._connections

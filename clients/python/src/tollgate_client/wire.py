@@ -133,7 +133,7 @@ def _descriptor(descriptor: Descriptor) -> v1.Descriptor:
     if descriptor.hits is not None:
         message.hits = descriptor.hits
     if descriptor.on_expiry is not None:
-        message.on_expiry = descriptor.on_expiry.name
+        message.on_expiry = v1.ReserveRequest.OnExpiry.Value(descriptor.on_expiry.name)
     if (limit := descriptor.limit) is not None:
         message.limit.CopyFrom(v1.Limit(requests_per_unit=limit.requests_per_unit, unit=Unit(limit.unit).name))
     return message

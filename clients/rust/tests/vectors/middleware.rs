@@ -20,7 +20,7 @@ use super::{
 use crate::{Client, RateLimitLayer, Request, v1};
 
 pub(super) async fn replay(mut vector: Fields) {
-    let mut server = scripted::start();
+    let mut server = scripted::start(&["server".to_owned()]);
     let options = client_options(vector.options(), PATIENCE);
     let (request, answer) = (vector.get("request").map(request_of), vector.get("answer").map(answer_of));
     let passes: bool = vector.get("passes").unwrap();
@@ -70,7 +70,8 @@ async fn respond(client: Client, request: Option<Request>, content_type: &str) -
 async fn reply(server: &mut scripted::Scripted, answer: Option<v1::Answer>) {
     if let Some(answer) = answer {
         let call = server.calls.recv().await.unwrap();
-        call.reply.send(Ok(scripted::Replied { answers: vec![answer], ..Default::default() })).unwrap();
+        let replied = scripted::Replied { answers: vec![answer], ..Default::default() };
+        assert!(call.reply.send(Ok(replied)).is_ok());
     }
 }
 

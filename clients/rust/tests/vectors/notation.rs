@@ -1,10 +1,11 @@
 //! The notation of `clients/vectors`, which `clients/behaviour.md` describes.
 
-use std::{fs, path::PathBuf, thread, time::Duration};
+use std::{collections::HashMap, fs, path::PathBuf, thread, time::Duration};
 
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value, json};
 use tonic::{Code, Status};
+use tonic_types::{ErrorDetails, StatusExt};
 
 use crate::{
     Decision, Descriptor, Limit, OnExpiry, OnNoAnswer, Options, Request, SliceOptions, Source, Terms, Unit,
@@ -135,10 +136,16 @@ fn limit_of(value: Value) -> v1::LimitStatus {
     }
 }
 
-/// An error by its code and its message.
-pub(super) fn status_of((name, message): (String, String)) -> Status {
-    let code = (0..=16).map(Code::from_i32).find(|code| code_name(*code) == name);
-    Status::new(code.unwrap(), message)
+/// An error by its code, its message and, if there is one, its reason.
+pub(super) fn status_of(error: Vec<String>) -> Status {
+    let code = (0..=16).map(Code::from_i32).find(|code| code_name(*code) == error[0]).unwrap();
+    match error.get(2) {
+        None => Status::new(code, &error[1]),
+        Some(reason) => {
+            let details = ErrorDetails::with_error_info(reason, "tollgate", HashMap::new());
+            Status::with_error_details(code, &error[1], details)
+        }
+    }
 }
 
 /// The name of a code, as gRPC writes it.

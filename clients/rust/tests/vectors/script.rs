@@ -1,7 +1,7 @@
 //! Runs a client against a scripted server.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap},
     sync::{Arc, Mutex},
     time::Duration,
 };
@@ -20,7 +20,7 @@ use super::{
     },
     scripted::{self, Replied, Reply, Scripted},
 };
-use crate::{Client, Error, Metrics, Options, Outcome, Reservation, Terms};
+use crate::{Client, Error, Metrics, Options, Outcome, Request, Reservation, Terms};
 
 /// The outcomes of checks, and the sizes of batches.
 #[derive(Default)]
@@ -44,8 +44,8 @@ struct Run {
     counts: Arc<Counts>,
     calls: HashMap<String, JoinHandle<Value>>,
     reservations: Arc<Mutex<HashMap<String, Reservation>>>,
-    /// By the order in which calls were received. None if the call has its reply.
-    replies: Vec<Option<oneshot::Sender<Reply>>>,
+    /// By the order in which calls were received: their server, and None if the call has its reply.
+    served: Vec<(usize, Option<oneshot::Sender<Reply>>)>,
     ids: HashMap<String, String>,
 }
 
@@ -61,11 +61,13 @@ struct Arguments {
 pub(super) async fn replay(mut vector: Fields) {
     let needs: Option<String> = vector.get("needs");
     assert!(needs.is_none_or(|needs| ["cancel", "close"].contains(&needs.as_str())));
-    let (server, counts) = (scripted::start(), Arc::new(Counts::default()));
+    let addresses = vector.get("addresses").unwrap_or_else(|| vec!["server".to_owned()]);
+    let (server, counts) = (scripted::start(&addresses), Arc::new(Counts::default()));
     let options = Options { metrics: counts.clone(), ..client_options(vector.options(), PATIENCE) };
     let client = Client::new(&server.target, options).unwrap();
-    let (calls, reservations, replies, ids) = Default::default();
-    let mut run = Run { server, client, counts, calls, reservations, replies, ids };
+    let (calls, reservations, served, ids) = Default::default();
+    let mut run = Run { server, client, counts, calls, reservations, served, ids };
+    timeout(PATIENCE, run.connect()).await.expect("the client connects");
     for step in vector.list("steps") {
         timeout(PATIENCE, run.step(Fields::of(step))).await.expect("the step ends");
     }
@@ -73,6 +75,21 @@ pub(super) async fn replay(mut vector: Fields) {
 }
 
 impl Run {
+    /// Waits until the client is connected to all servers, if there are several.
+    async fn connect(&mut self) {
+        let mut seen = BTreeSet::new();
+        while self.server.servers > 1 && seen.len() < self.server.servers {
+            let client = self.client.clone();
+            let peek = tokio::spawn(async move { client.peek(&request_of(json!("ann"))).await });
+            let call = self.server.calls.recv().await.unwrap();
+            seen.insert(call.server);
+            let answers = vec![answer_of(json!("allowed"))];
+            let _ = call.reply.send(Ok(Replied { answers, ..Replied::default() }));
+            // Without an answer, another peek follows.
+            let _ = peek.await;
+        }
+    }
+
     async fn step(&mut self, mut step: Fields) {
         let method: Option<String> = step.get("call");
         let request: Value = step.get("request").unwrap_or_default();
@@ -94,16 +111,14 @@ impl Run {
         }
         let mut reply = reply_of(&mut step);
         if step.contains("receive") {
-            let sender = self.receive(&mut step, method.as_deref().unwrap_or("check"), actual).await;
+            self.receive(&mut step, method.as_deref().unwrap_or("check"), actual).await;
             if matches!(method.as_deref(), Some("settle" | "cancel")) {
                 reply = reply.or(Some(Ok(Replied::default())));
             }
-            self.replies.push(Some(sender));
         }
-        let number = step.get("reply").unwrap_or(self.replies.len());
+        let number = step.get("reply").unwrap_or(self.served.len());
         if let Some(reply) = reply {
-            // An error says that the call has ended.
-            let _ = self.replies[number - 1].take().unwrap().send(reply);
+            self.reply(number, reply);
         }
         if let Some(name) = step.get::<String>("cancel") {
             self.calls[&name].abort();
@@ -135,27 +150,47 @@ impl Run {
         }
     }
 
-    async fn receive(
+    fn reply(&mut self, number: usize, reply: Reply) {
+        // An error says that the call has ended.
+        let _ = self.served[number - 1].1.take().unwrap().send(reply);
+    }
+
+    /// Takes a call, and its repetition if the first attempt fails.
+    async fn receive(&mut self, step: &mut Fields, method: &str, actual: Option<u64>) {
+        let mut requests: Vec<_> = step.list("receive").into_iter().map(request_of).collect();
+        if ["settle", "cancel"].contains(&method) {
+            requests[0].hits = actual.unwrap_or(0);
+        }
+        let terms = step.get("receive_terms").map(|terms| terms_of(Fields::of(terms)));
+        let id: Option<String> = step.get("reservation_id");
+        let mut elsewhere: Option<usize> = step.get("elsewhere");
+        self.receive_one(method, &requests, terms, id.clone()).await;
+        if let Some(error) = step.get("first_fails") {
+            self.reply(self.served.len(), Err(status_of(error)));
+            elsewhere = Some(self.served.len());
+            self.receive_one(method, &requests, terms, id).await;
+        }
+        if let Some(other) = elsewhere {
+            assert_ne!(self.served[other - 1].0, self.served.last().unwrap().0, "at the same address");
+        }
+    }
+
+    async fn receive_one(
         &mut self,
-        step: &mut Fields,
         method: &str,
-        actual: Option<u64>,
-    ) -> oneshot::Sender<Reply> {
+        requests: &[Request],
+        terms: Option<Terms>,
+        id: Option<String>,
+    ) {
         let received = self.server.calls.recv().await.unwrap();
         assert_eq!(received.method, method);
-        let (requests, terms, id) = received.content;
-        let mut expected: Vec<_> = step.list("receive").into_iter().map(request_of).collect();
-        if ["settle", "cancel"].contains(&method) {
-            expected[0].hits = actual.unwrap_or(0);
+        let (received_requests, received_terms, received_id) = received.content;
+        assert!(received_requests == requests, "other requests");
+        assert!(terms.is_none() || received_terms == terms, "{received_terms:?}");
+        if let Some(expected) = id {
+            assert_eq!(received_id, self.id_of(expected, &received_id));
         }
-        assert!(requests == expected, "other requests");
-        if let Some(expected) = step.get("receive_terms") {
-            assert_eq!(terms, Some(terms_of(Fields::of(expected))));
-        }
-        if let Some(expected) = step.get::<String>("reservation_id") {
-            assert_eq!(id, self.id_of(expected, &id));
-        }
-        received.reply
+        self.served.push((received.server, Some(received.reply)));
     }
 
     /// A variable is bound to the first id that is received.

@@ -16,13 +16,18 @@ use tower::service_fn;
 
 use crate::{Descriptor, Limit, OnExpiry, Request, Terms, v1};
 
+/// One or several servers.
 pub(super) struct Scripted {
+    /// Their addresses, with commas between.
     pub(super) target: String,
+    pub(super) servers: usize,
     pub(super) calls: mpsc::UnboundedReceiver<Received>,
 }
 
 /// A call that waits for its reply.
 pub(super) struct Received {
+    /// The number of the server.
+    pub(super) server: usize,
     /// In lower case.
     pub(super) method: String,
     pub(super) content: Content,
@@ -42,29 +47,47 @@ pub(super) struct Replied {
     pub(super) ended: bool,
 }
 
-pub(super) fn start() -> Scripted {
+/// Starts a server for each of these addresses that is `server`.
+pub(super) fn start(addresses: &[String]) -> Scripted {
     let (sender, calls) = mpsc::unbounded_channel();
-    let handler = move |Path(method): Path<String>, call| handle(method, call, sender.clone());
+    let is_server = |address: &&String| *address == "server";
+    let mut started = 0..;
+    let targets = addresses.iter().map(|address| match address.as_str() {
+        "server" => serve(started.next().unwrap(), sender.clone()),
+        other => other.to_owned(),
+    });
+    let target = targets.collect::<Vec<_>>().join(",");
+    Scripted { target, servers: addresses.iter().filter(is_server).count(), calls }
+}
+
+/// Starts a server, and returns its address.
+fn serve(server: usize, calls: mpsc::UnboundedSender<Received>) -> String {
+    let handler = move |Path(method): Path<String>, call| handle(server, method, call, calls.clone());
     let routes = Router::new().route("/tollgate.v1.RateLimiter/{method}", axum::routing::post(handler));
     let incoming = TcpIncoming::bind("127.0.0.1:0".parse().unwrap()).unwrap();
-    let target = incoming.local_addr().unwrap().to_string();
+    let address = incoming.local_addr().unwrap().to_string();
     tokio::spawn(Server::builder().add_routes(Routes::from(routes)).serve_with_incoming(incoming));
-    Scripted { target, calls }
+    address
 }
 
 /// Messages with the same fields are decoded as one of them.
 async fn handle(
+    server: usize,
     method: String,
     call: axum::extract::Request,
     calls: mpsc::UnboundedSender<Received>,
 ) -> http::Response<Body> {
     let method = method.to_lowercase();
+    let send = move |method, content, reply| {
+        // An error says that the test has ended.
+        let _ = calls.send(Received { server, method, content, reply });
+    };
     match method.as_str() {
         "check" | "peek" | "refund" => {
             let content = |message: v1::CheckRequest| {
                 (message.requests.into_iter().map(request_of).collect(), None, String::new())
             };
-            unary(method, call, calls, content, |replied, _| v1::CheckResponse { answers: replied.answers })
+            unary(method, call, send, content, |replied, _| v1::CheckResponse { answers: replied.answers })
                 .await
         }
         "reserve" => {
@@ -79,14 +102,14 @@ async fn handle(
                 reservation_id: replied.held_as.unwrap_or(id),
                 ended: replied.ended,
             };
-            unary(method, call, calls, content, response).await
+            unary(method, call, send, content, response).await
         }
         "settle" | "cancel" => {
             let content = |message: v1::SettleRequest| {
                 let request = reserved(message.domain, message.descriptors, message.actual);
                 (vec![request], None, message.reservation_id)
             };
-            unary(method, call, calls, content, |_, _| v1::SettleResponse::default()).await
+            unary(method, call, send, content, |_, _| v1::SettleResponse::default()).await
         }
         other => panic!("unknown method: {other}"),
     }
@@ -95,15 +118,14 @@ async fn handle(
 async fn unary<M: Message + Default + 'static, R: Message + Default + 'static>(
     method: String,
     call: axum::extract::Request,
-    calls: mpsc::UnboundedSender<Received>,
+    send: impl Fn(String, Content, oneshot::Sender<Reply>),
     content: fn(M) -> Content,
     response: fn(Replied, String) -> R,
 ) -> http::Response<Body> {
     let handler = service_fn(move |message: tonic::Request<M>| {
         let ((reply, replied), content) = (oneshot::channel(), content(message.into_inner()));
         let id = content.2.clone();
-        // An error says that the test has ended, as below.
-        let _ = calls.send(Received { method: method.clone(), content, reply });
+        send(method.clone(), content, reply);
         async move {
             let reply = replied.await.unwrap_or_else(|_| Err(Status::unavailable("the test has ended")));
             reply.map(|replied| tonic::Response::new(response(replied, id)))

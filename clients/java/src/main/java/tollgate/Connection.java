@@ -1,8 +1,10 @@
 package tollgate;
 
 import io.grpc.CallOptions;
+import io.grpc.Context;
 import io.grpc.Deadline;
 import io.grpc.Grpc;
+import io.grpc.LoadBalancerRegistry;
 import io.grpc.ManagedChannel;
 import io.grpc.ManagedChannelBuilder;
 import io.grpc.MethodDescriptor;
@@ -12,6 +14,7 @@ import io.grpc.stub.StreamObserver;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.Executor;
 import java.util.concurrent.TimeUnit;
+import tollgate.Elsewhere.Attempt;
 
 /** The gRPC channel to all addresses of a server's name. */
 final class Connection implements AutoCloseable {
@@ -20,13 +23,17 @@ final class Connection implements AutoCloseable {
   private static final int ANSWER_BYTES_MAX = 32 << 20;
   private static final Executor IN_A_SECOND = CompletableFuture.delayedExecutor(1, TimeUnit.SECONDS);
 
+  static {
+    LoadBalancerRegistry.getDefaultRegistry().register(new Elsewhere());
+  }
+
   private final ManagedChannel channel;
 
   /** Does not wait for a connection, so a service can start while the server is down. */
   Connection(String target, ClientOptions options) {
     ManagedChannelBuilder<?> builder =
         Grpc.newChannelBuilder(target, options.credentials)
-            .defaultLoadBalancingPolicy("round_robin")
+            .defaultLoadBalancingPolicy(Elsewhere.POLICY)
             // Detects a server that disappeared without closing the connection.
             .keepAliveTime(10, TimeUnit.SECONDS)
             .keepAliveTimeout(2, TimeUnit.SECONDS)
@@ -47,10 +54,35 @@ final class Connection implements AutoCloseable {
     }
   }
 
-  /** Sends a call, which ends with the context of the caller. */
+  /**
+   * Sends a call, which ends with the context of the caller. A call that has charged nothing is repeated once, if
+   * another address is connected.
+   */
   <Q, A> CompletableFuture<A> call(MethodDescriptor<Q, A> method, Q request, Deadline deadline) {
+    Context caller = Context.current();
+    Attempt first = new Attempt(null);
+    return send(method, request, deadline, first)
+        .exceptionallyCompose(
+            error -> {
+              if (first.used == null || !Elsewhere.chargedNothing(error)) {
+                return CompletableFuture.failedFuture(error);
+              }
+              Attempt second = new Attempt(first.used);
+              Context before = caller.attach();
+              try {
+                return send(method, request, deadline, second)
+                    .exceptionallyCompose(
+                        again -> CompletableFuture.failedFuture(second.used == null ? error : again));
+              } finally {
+                caller.detach(before);
+              }
+            });
+  }
+
+  private <Q, A> CompletableFuture<A> send(
+      MethodDescriptor<Q, A> method, Q request, Deadline deadline, Attempt attempt) {
     Reply<A> reply = new Reply<>();
-    CallOptions options = CallOptions.DEFAULT.withDeadline(deadline);
+    CallOptions options = CallOptions.DEFAULT.withDeadline(deadline).withOption(Elsewhere.ATTEMPT, attempt);
     try {
       ClientCalls.asyncUnaryCall(channel.newCall(method, options), request, reply);
     } catch (RuntimeException error) {

@@ -6,31 +6,22 @@ import static org.junit.jupiter.api.Assertions.assertNull;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 import static tollgate.TollgateClientTest.RULES;
 import static tollgate.testing.TollgateServer.PATIENCE;
-import static tollgate.testing.TollgateServer.eventually;
 
 import io.grpc.Context;
-import io.grpc.EquivalentAddressGroup;
-import io.grpc.NameResolver;
-import io.grpc.NameResolverProvider;
-import io.grpc.NameResolverRegistry;
-import io.grpc.StatusOr;
 import java.io.IOException;
 import java.net.InetAddress;
-import java.net.InetSocketAddress;
 import java.net.ServerSocket;
 import java.net.Socket;
 import java.net.URI;
 import java.time.Duration;
-import java.util.List;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.Executors;
 import java.util.concurrent.ScheduledExecutorService;
 import java.util.concurrent.TimeUnit;
-import java.util.stream.Stream;
 import org.junit.jupiter.api.Test;
 import tollgate.testing.TollgateServer;
 
-/** Without a server, with a silent one, and with several. */
+/** Without a server, and with a silent one. */
 class ConnectionTest {
 
   private static final Request ANN = Request.of("edge", Descriptor.of("user", "ann"));
@@ -111,72 +102,6 @@ class ConnectionTest {
       from.getInputStream().transferTo(to.getOutputStream());
     } catch (IOException closed) {
       // The test is over.
-    }
-  }
-
-  @Test
-  void checks_withTwoAddresses_areSentToBoth() throws Exception {
-    try (TollgateServer one = new TollgateServer(RULES);
-        TollgateServer other = new TollgateServer(RULES)) {
-      Replicas name = new Replicas(List.of(one.address(), other.address()));
-      NameResolverRegistry.getDefaultRegistry().register(name);
-      ClientOptions options = new ClientOptions().timeout(PATIENCE).denyCacheKeys(0);
-      try (TollgateClient client = client("replicas:///tollgate", options)) {
-        // Each server lets three pass.
-        int[] passed = {0};
-        eventually(
-            "six pass",
-            () -> {
-              passed[0] += client.checkAsync(ANN).join().allowed() ? 1 : 0;
-              return passed[0] == 6;
-            });
-      } finally {
-        NameResolverRegistry.getDefaultRegistry().deregister(name);
-      }
-    }
-  }
-
-  /** A name with several addresses. */
-  private static final class Replicas extends NameResolverProvider {
-    private final List<EquivalentAddressGroup> addresses;
-
-    private Replicas(List<String> addresses) {
-      Stream<URI> parsed = addresses.stream().map(address -> URI.create("tcp://" + address));
-      this.addresses =
-          parsed.map(uri -> new EquivalentAddressGroup(new InetSocketAddress(uri.getHost(), uri.getPort()))).toList();
-    }
-
-    @Override
-    protected boolean isAvailable() {
-      return true;
-    }
-
-    @Override
-    protected int priority() {
-      return 5;
-    }
-
-    @Override
-    public String getDefaultScheme() {
-      return "replicas";
-    }
-
-    @Override
-    public NameResolver newNameResolver(URI target, NameResolver.Args arguments) {
-      return new NameResolver() {
-        @Override
-        public String getServiceAuthority() {
-          return "tollgate";
-        }
-
-        @Override
-        public void start(Listener2 listener) {
-          listener.onResult(ResolutionResult.newBuilder().setAddressesOrError(StatusOr.fromValue(addresses)).build());
-        }
-
-        @Override
-        public void shutdown() {}
-      };
     }
   }
 }

@@ -2,6 +2,7 @@ package tollgate;
 
 import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertFalse;
+import static org.junit.jupiter.api.Assertions.assertNotEquals;
 import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 import static tollgate.testing.TollgateServer.PATIENCE;
@@ -15,12 +16,15 @@ import static tollgate.testing.Vectors.tree;
 import static tollgate.testing.Vectors.userOf;
 
 import com.google.protobuf.Duration;
+import io.grpc.NameResolverRegistry;
 import java.lang.reflect.Field;
 import java.util.ArrayList;
 import java.util.HashMap;
+import java.util.HashSet;
 import java.util.List;
 import java.util.Locale;
 import java.util.Map;
+import java.util.Set;
 import java.util.concurrent.CancellationException;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.CompletionException;
@@ -29,6 +33,7 @@ import java.util.stream.Stream;
 import org.junit.jupiter.api.DynamicTest;
 import org.junit.jupiter.api.TestFactory;
 import tollgate.testing.Counts;
+import tollgate.testing.Replicas;
 import tollgate.testing.ScriptedServer;
 import tollgate.testing.Vectors;
 import tools.jackson.databind.JsonNode;
@@ -57,12 +62,22 @@ class ScriptTest {
   }
 
   private static void replay(JsonNode vector) throws Exception {
-    try (ScriptedServer server = new ScriptedServer();
-        Script script = new Script(server, Vectors.clientOptions(vector))) {
-      for (JsonNode step : vector.get("steps")) {
-        script.step(step);
+    try (ScriptedServer server = new ScriptedServer()) {
+      List<String> addresses = new ArrayList<>(List.of(server.address()));
+      for (JsonNode address : elements(vector.path("addresses")).skip(1).toList()) {
+        addresses.add(address.asString().equals("server") ? server.start() : address.asString());
       }
-      assertTrue(server.isIdle(), "there is a further call");
+      Replicas name = new Replicas(addresses);
+      NameResolverRegistry.getDefaultRegistry().register(name);
+      try (Script script = new Script(server, Vectors.clientOptions(vector))) {
+        script.connect();
+        for (JsonNode step : vector.get("steps")) {
+          script.step(step);
+        }
+        assertTrue(server.isIdle(), "there is a further call");
+      } finally {
+        NameResolverRegistry.getDefaultRegistry().deregister(name);
+      }
     }
   }
 
@@ -78,12 +93,24 @@ class ScriptTest {
 
     Script(ScriptedServer server, ClientOptions options) {
       this.server = server;
-      client = new TollgateClient(server.address(), options.metrics(counts));
+      client = new TollgateClient("replicas:///tollgate", options.metrics(counts));
     }
 
     @Override
     public void close() {
       client.close();
+    }
+
+    /** Waits until the client is connected to all servers, if there are several. */
+    void connect() throws Exception {
+      Set<Integer> seen = new HashSet<>();
+      while (server.size() > 1 && seen.size() < server.size()) {
+        CompletableFuture<?> peek = blocking(() -> client.peek(requestOf(tree("ann"))));
+        ScriptedServer.Call call = server.next();
+        seen.add(call.server());
+        call.reply(tree(Map.of("answers", List.of("allowed"))));
+        peek.join();
+      }
     }
 
     void step(JsonNode step) throws Exception {
@@ -178,6 +205,22 @@ class ScriptTest {
     }
 
     private void receive(JsonNode step) throws InterruptedException {
+      ScriptedServer.Call call = receiveOne(step);
+      int elsewhere = step.path("elsewhere").asInt(0);
+      if (step.has("first_fails")) {
+        elsewhere = served.size();
+        call.reply(tree(Map.of("fails", step.get("first_fails"))));
+        call = receiveOne(step);
+      }
+      if (elsewhere > 0) {
+        assertNotEquals(served.get(elsewhere - 1).server(), call.server());
+      }
+      if (step.has("answers") || step.has("fails") || List.of("settle", "cancel").contains(call.method())) {
+        call.reply(step);
+      }
+    }
+
+    private ScriptedServer.Call receiveOne(JsonNode step) throws InterruptedException {
       ScriptedServer.Call call = server.next();
       served.add(call);
       assertEquals(step.path("call").asString("check"), call.method());
@@ -188,9 +231,7 @@ class ScriptTest {
       } else {
         receiveReservation(step, call, requests.get(0));
       }
-      if (step.has("answers") || step.has("fails") || List.of("settle", "cancel").contains(call.method())) {
-        call.reply(step);
-      }
+      return call;
     }
 
     private void receiveReservation(JsonNode step, ScriptedServer.Call call, tollgate.v1.Request request) {

@@ -12,6 +12,7 @@ import io.grpc.stub.ServerCallStreamObserver;
 import io.grpc.stub.ServerCalls;
 import io.grpc.stub.StreamObserver;
 import java.io.IOException;
+import java.util.ArrayList;
 import java.util.List;
 import java.util.concurrent.BlockingQueue;
 import java.util.concurrent.LinkedBlockingQueue;
@@ -19,7 +20,7 @@ import java.util.concurrent.TimeUnit;
 import tollgate.v1.RateLimiterGrpc;
 import tools.jackson.databind.JsonNode;
 
-/** A server on the loopback whose calls wait for the replies of a script. */
+/** One or several servers on the loopback whose calls wait for the replies of a script. */
 public final class ScriptedServer implements AutoCloseable {
 
   private static final List<MethodDescriptor<? extends Message, ? extends Message>> METHODS =
@@ -32,21 +33,29 @@ public final class ScriptedServer implements AutoCloseable {
           RateLimiterGrpc.getCancelMethod());
 
   private final BlockingQueue<Call> calls = new LinkedBlockingQueue<>();
-  private final Server server;
+  private final List<Server> servers = new ArrayList<>();
 
   public ScriptedServer() throws IOException {
+    start();
+  }
+
+  /** Starts another server, and returns its address. */
+  public String start() throws IOException {
     ServerServiceDefinition.Builder service = ServerServiceDefinition.builder(RateLimiterGrpc.SERVICE_NAME);
-    METHODS.forEach(method -> add(service, method));
-    server =
+    int number = servers.size();
+    METHODS.forEach(method -> add(service, number, method));
+    Server server =
         Grpc.newServerBuilderForPort(0, InsecureServerCredentials.create())
             .addService(service.build())
             .maxInboundMessageSize(16 << 20)
             .build()
             .start();
+    servers.add(server);
+    return "127.0.0.1:" + server.getPort();
   }
 
   private <Q extends Message, A extends Message> void add(
-      ServerServiceDefinition.Builder service, MethodDescriptor<Q, A> method) {
+      ServerServiceDefinition.Builder service, int server, MethodDescriptor<Q, A> method) {
     A empty = ((MethodDescriptor.PrototypeMarshaller<A>) method.getResponseMarshaller()).getMessagePrototype();
     service.addMethod(
         method,
@@ -54,12 +63,13 @@ public final class ScriptedServer implements AutoCloseable {
             (message, observer) -> {
               // A canceled call may be replied to.
               ((ServerCallStreamObserver<A>) observer).setOnCancelHandler(() -> {});
-              calls.add(new Call(method.getBareMethodName().toLowerCase(), message, empty, observer));
+              calls.add(new Call(server, method.getBareMethodName().toLowerCase(), message, empty, observer));
             }));
   }
 
-  /** A call that the server has received, and its empty response. */
-  public record Call(String method, Message message, Message empty, StreamObserver<? extends Message> observer) {
+  /** A call that the server with this number has received, and its empty response. */
+  public record Call(
+      int server, String method, Message message, Message empty, StreamObserver<? extends Message> observer) {
 
     /** The value of a field of the message. */
     @SuppressWarnings("unchecked")
@@ -96,7 +106,12 @@ public final class ScriptedServer implements AutoCloseable {
   }
 
   public String address() {
-    return "127.0.0.1:" + server.getPort();
+    return "127.0.0.1:" + servers.get(0).getPort();
+  }
+
+  /** The number of servers. */
+  public int size() {
+    return servers.size();
   }
 
   /** The next call. */
@@ -115,6 +130,6 @@ public final class ScriptedServer implements AutoCloseable {
 
   @Override
   public void close() {
-    server.shutdownNow();
+    servers.forEach(Server::shutdownNow);
   }
 }

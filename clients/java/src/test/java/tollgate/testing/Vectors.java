@@ -1,7 +1,9 @@
 package tollgate.testing;
 
+import com.google.protobuf.Any;
 import com.google.protobuf.Duration;
 import com.google.rpc.Code;
+import com.google.rpc.ErrorInfo;
 import java.lang.reflect.InvocationTargetException;
 import java.lang.reflect.Method;
 import java.nio.file.Path;
@@ -143,8 +145,15 @@ public final class Vectors {
   }
 
   static com.google.rpc.Status errorOf(JsonNode error) {
-    int code = Code.valueOf(error.get(0).asString()).getNumber();
-    return com.google.rpc.Status.newBuilder().setCode(code).setMessage(error.get(1).asString()).build();
+    com.google.rpc.Status.Builder status =
+        com.google.rpc.Status.newBuilder()
+            .setCode(Code.valueOf(error.get(0).asString()).getNumber())
+            .setMessage(error.get(1).asString());
+    if (error.has(2)) {
+      ErrorInfo info = ErrorInfo.newBuilder().setReason(error.get(2).asString()).setDomain("tollgate").build();
+      status.addDetails(Any.pack(info));
+    }
+    return status.build();
   }
 
   public static Answer answerOf(JsonNode answer) {
