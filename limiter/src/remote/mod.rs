@@ -27,9 +27,9 @@ mod lock;
 pub mod rounds;
 mod submit;
 
-pub use holds::RemoteHoldError;
+pub use holds::{RemoteHoldError, refund_operations};
 #[cfg(any(test, feature = "testing"))]
-pub use holds::{answered, refund_operations, reserve_operations, settle_operations, settled, withdrawals};
+pub use holds::{answered, reserve_operations, settle_operations, settled, withdrawals};
 
 pub use bounds::OpenChecks;
 pub use check::{COUNTER_ONLY, CounterCheck, CounterChecks, DecidedBy, RemoteOutcome, RemoteOutcomes};
