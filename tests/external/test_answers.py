@@ -1,10 +1,8 @@
-"""docs/answers.md: which statistic of Envoy names which cause of a 500, and TLS on Envoy's side."""
+"""docs/answers.md: which statistic of Envoy names which cause of a 500."""
 
 import json
-import re
 
 import pytest
-import yaml
 
 from bootstraps import bootstrap, cluster, header, rate_limit, route, upstream_tls
 from processes import ROOT
@@ -89,15 +87,3 @@ def test_error_of_tollgate_is_told_by_its_statistic(assert_grows, rule_file, sta
     tollgate = start_tollgate(rule_file("domain: edge\ndescriptors: [{key: user, rate_limit: {}}]"), ready=False)
 
     assert_grows("upstream_rq_200", tollgate.grpc)
-
-
-@needs_openssl
-def test_envoy_with_transport_socket_of_page_reaches_tollgate(authority, start_with_tls, start_envoy, echo):
-    (block,) = re.findall(r"```yaml\n(transport_socket:.*?)```", PAGE, re.DOTALL)
-    cert, key = authority.sign("envoy", "DNS:envoy")
-    for name, path in {"ca.crt": authority.cert, "tls.crt": cert, "tls.key": key}.items():
-        block = block.replace(f"/etc/tollgate/tls/{name}", str(path))
-    to = start_with_tls()
-    envoy = start_envoy(bootstrap([to], echo.address, ROUTES, failure_mode_deny=True, tls=yaml.safe_load(block)))
-
-    assert envoy.codes(4, x_user="ann") == [200] * 3 + [429]
