@@ -194,7 +194,7 @@ pub(super) fn client_name(certificate: &CertificateDer<'_>) -> Option<Box<[u8]>>
     let name = leaf.valid_dns_names().next().map(str::to_ascii_lowercase);
     let name = name.or_else(|| leaf.valid_uri_names().next().map(str::to_owned));
     let name = name.map_or_else(|| leaf.subject().to_vec(), String::into_bytes);
-    Some(name.into()).filter(|name: &Box<[u8]>| !name.is_empty())
+    (!name.is_empty()).then(|| name.into())
 }
 
 /// Accepts client certificates that the inner verifier accepts and that have a listed subject alternative name.
