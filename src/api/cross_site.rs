@@ -1,17 +1,58 @@
 //! Rejects cross-site requests that a web page makes a browser send to this process.
 //!
-//! A browser sends requests of any page to any address, with the page's origin in `Sec-Fetch-Site` and `Origin`. With
-//! DNS rebinding, a host name of the page resolves to this process; then `Host` is that name.
+//! A browser sends requests of any page to any address. `Origin` has the page's origin if the method is neither GET nor
+//! HEAD; `Sec-Fetch-Site` tells of it, but is sent to `https` and `localhost` only. With DNS rebinding, a host name of
+//! the page resolves to this process; then `Host` is that name.
 
 use std::{net::IpAddr, sync::Arc};
 
 use axum::{
     extract::{Request, State},
-    http::{HeaderMap, HeaderName, HeaderValue, StatusCode, Uri, Version, header, uri::Authority},
+    http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, Uri, Version, header, uri::Authority},
     middleware::Next,
     response::{IntoResponse, Response},
 };
 use tracing::debug;
+
+/// Headers that browsers, and proxies between them and a server, send by themselves.
+const OF_BROWSERS: [&str; 20] = [
+    "accept",
+    "authorization",
+    "cache-control",
+    "connection",
+    "cookie",
+    "dnt",
+    "forwarded",
+    "host",
+    "keep-alive",
+    "origin",
+    "pragma",
+    "priority",
+    "range",
+    "referer",
+    "save-data",
+    "te",
+    "upgrade",
+    "upgrade-insecure-requests",
+    "user-agent",
+    "via",
+];
+
+/// How further headers begin that they send, or that a page may set without asking the server.
+const OF_BROWSERS_BEGIN: [&str; 12] = [
+    "accept-",
+    "content-",
+    "device-",
+    "if-",
+    "ping-",
+    "proxy-",
+    "sec-",
+    "x-client-data",
+    "x-forwarded-for",
+    "x-moz",
+    "x-purpose",
+    "x-requested-with",
+];
 
 /// The names under which callers know this process. A name that a web page can have is served only if it is among them.
 #[derive(Clone, Debug, Default)]
@@ -54,7 +95,16 @@ impl Hosts {
             || is_local_name
             || ends_with(".svc")
             || ends_with(".svc.cluster.local")
-            || self.0.iter().any(|name| name.eq_ignore_ascii_case(host))
+            || self.names(host)
+    }
+
+    fn names(&self, host: &str) -> bool {
+        self.0.iter().any(|name| name.eq_ignore_ascii_case(host))
+    }
+
+    /// Whether the request names hosts, and each is one of the given names.
+    fn names_all(&self, uri: &Uri, headers: &HeaderMap) -> bool {
+        hosts(uri, headers).is_some_and(|hosts| hosts.iter().all(|host| self.names(host.host())))
     }
 }
 
@@ -67,17 +117,24 @@ impl GatewayRequests {
         }
         let is_of_gateway =
             request.version() < Version::HTTP_11 || headers.keys().any(|name| self.is_set_by_gateway(name));
-        if is_of_gateway { Ok(()) } else { same_origin(uri, headers) }
+        if is_of_gateway {
+            return Ok(());
+        }
+        // Without TLS, a GET of a page in a browser may tell nothing of its origin.
+        if request.method() != Method::POST && !self.hosts.names_all(uri, headers) {
+            return Err("GET /check without a header of a gateway, such as X-Real-IP: \
+                        send one, or POST, or name this host in http.hosts");
+        }
+        same_origin(uri, headers)
     }
 
     /// Whether only a gateway sends the header: neither a browser by itself nor a proxy between the two.
     fn is_set_by_gateway(&self, name: &HeaderName) -> bool {
         let text = name.as_str();
-        let is_of_browser =
-            ["x-forwarded-for", "x-requested-with", "x-moz", "x-purpose", "x-client-data"].contains(&text);
-        let is_usual = ["x-forwarded-", "x-original-"].iter().any(|begin| text.starts_with(begin))
-            || text == "x-real-ip";
-        !is_of_browser && (is_usual || text.starts_with("x-") && self.headers.contains(name))
+        let begins = |with: &&str| text.starts_with(with);
+        let is_usual = text == "x-real-ip" || ["x-forwarded-", "x-original-"].iter().any(begins);
+        let is_of_browser = OF_BROWSERS.contains(&text) || OF_BROWSERS_BEGIN.iter().any(begins);
+        (is_usual || self.headers.contains(name)) && !is_of_browser
     }
 }
 

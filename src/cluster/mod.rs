@@ -27,7 +27,7 @@ pub use link::{SeedFailures, SeedState};
 pub use member::MemberId;
 pub use message::MemberState;
 pub use node::{MemberView, View};
-pub use replica::{Cluster, Settings};
+pub use replica::{Cluster, LinkTrust, Settings};
 pub use stats::Stats;
 pub use trust::{Files, Trust, TrustError};
 pub use tuning::Tuning;

@@ -55,6 +55,17 @@ pub struct Settings {
 #[derive(Clone, Debug)]
 pub struct Cluster(pub(super) Arc<Replica>);
 
+/// What the processes at dialled addresses mean for the readiness of this replica.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum LinkTrust {
+    /// A link is up, or no process rejects one.
+    Trusted,
+    /// These processes reject every link. This replica has served and goes on without them.
+    GoesOn(String),
+    /// These processes reject every link. This replica must not be asked.
+    Unready(String),
+}
+
 #[derive(Debug)]
 pub(super) struct Replica {
     node: Mutex<Node>,
@@ -142,26 +153,30 @@ impl Cluster {
         }
     }
 
-    /// The processes that reject links, if every link is rejected and this replica must not be asked for that.
-    pub fn rejected(&self) -> Option<String> {
+    /// What the processes at dialled addresses mean for the readiness of this replica.
+    pub fn link_trust(&self) -> LinkTrust {
         let strangers = self.0.links.strangers();
         let mut history = self.0.history.lock().unwrap_or_else(PoisonError::into_inner);
         let (owns_all, now) = self.0.with_node(|node, now| (node.owned_slots().count() == node.slots(), now));
-        let is_serving = self.state() == MemberState::Serving;
-        let situation = Situation { is_linked: self.0.links.is_linked(), is_serving, owns_all };
+        let situation = Situation {
+            is_linked: self.0.links.is_linked(),
+            is_serving: self.state() == MemberState::Serving,
+            owns_all,
+            has_tried_seeds: self.0.links.seed_state() != SeedState::Searching,
+        };
         let before = history.standing;
         match (history.judge(strangers.as_ref(), situation, now), strangers) {
-            (Standing::Unready, Some(strangers)) => Some(strangers.named),
-            (Standing::Alone, Some(Strangers { named, .. })) => {
-                if before != Standing::Alone {
+            (Standing::Unready, Some(strangers)) => LinkTrust::Unready(strangers.named),
+            (Standing::GoesOn, Some(Strangers { named, .. })) => {
+                if before != Standing::GoesOn {
                     warn!(
                         strangers = named,
-                        "every link to another process is rejected; this replica has all counters and goes on alone"
+                        "every link to another process is rejected; this replica has served and goes on without them"
                     );
                 }
-                None
+                LinkTrust::GoesOn(named)
             }
-            (Standing::Trusted | Standing::Unready | Standing::Alone, _) => None,
+            (Standing::Trusted | Standing::Unready | Standing::GoesOn, _) => LinkTrust::Trusted,
         }
     }
 

@@ -23,6 +23,8 @@ pub struct Stats {
     pub members_with_other_rules: usize,
     /// Whether fewer members are reachable than this replica needs to trust its counters.
     pub is_isolated: bool,
+    /// The processes that reject every link, if there is no link and there are such processes.
+    pub rejected_by: Option<String>,
     /// The time since the last acknowledged backup, or since this replica started.
     pub backup_age: Duration,
 }
@@ -31,6 +33,7 @@ impl Cluster {
     /// The statistics so far.
     pub fn stats(&self) -> Stats {
         let links = self.0.links.stats().clone();
+        let rejected_by = self.0.links.strangers().map(|strangers| strangers.named);
         self.0.with_node(|node, now| Stats {
             node: node.stats(),
             links,
@@ -40,6 +43,7 @@ impl Cluster {
             slots_moving: node.moving(),
             members_with_other_rules: node.with_other_rules(),
             is_isolated: node.is_isolated(),
+            rejected_by,
             // Without any acknowledged backup, the age is that of this replica.
             backup_age: node.backup_age(now).min(self.0.started.elapsed()),
         })

@@ -11,7 +11,7 @@ use crate::cluster::link::Strangers;
 const LONE_START_MAX: Duration = Duration::from_secs(15 * 60);
 
 /// A replica without links has served once it has been ready for this long.
-const SERVED_MIN: Duration = Duration::from_secs(5);
+pub(super) const SERVED_MIN: Duration = Duration::from_secs(5);
 
 /// What strangers mean for this replica.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -21,8 +21,8 @@ pub(super) enum Standing {
     Trusted,
     /// This replica must not be asked: both sides would admit whole limits.
     Unready,
-    /// This replica has all counters, so it goes on.
-    Alone,
+    /// This replica has served, and no process that it has served with rejects it. So it goes on.
+    GoesOn,
 }
 
 /// What this replica sees of itself.
@@ -34,6 +34,8 @@ pub(super) struct Situation {
     pub(super) is_serving: bool,
     /// Whether it owns every slot.
     pub(super) owns_all: bool,
+    /// Whether it has tried every seed.
+    pub(super) has_tried_seeds: bool,
 }
 
 /// What is known of this replica and of strangers.
@@ -54,19 +56,23 @@ impl History {
         situation: Situation,
         now: Timestamp,
     ) -> Standing {
-        let Situation { is_linked, is_serving, owns_all } = situation;
+        let Situation { is_linked, is_serving, owns_all, has_tried_seeds } = situation;
         self.standing = match strangers {
             None => {
                 self.rejected_since = None;
-                let since = *self.trusted_since.get_or_insert(now);
-                self.has_served |= is_serving && (is_linked || now.since(since) >= SERVED_MIN);
+                // Before the seeds are tried, there may be strangers that are not known yet.
+                let since = has_tried_seeds.then(|| *self.trusted_since.get_or_insert(now));
+                let has_been_alone = since.is_some_and(|since| now.since(since) >= SERVED_MIN);
+                self.has_served |= is_serving && (is_linked || has_been_alone);
                 Standing::Trusted
             }
-            Some(Strangers { has_other_version, .. }) => {
+            Some(Strangers { has_other_version, has_former_peer, .. }) => {
                 self.trusted_since = None;
                 let since = *self.rejected_since.get_or_insert(now);
                 let has_waited = !has_other_version && now.since(since) >= LONE_START_MAX;
-                if owns_all && (self.has_served || has_waited) { Standing::Alone } else { Standing::Unready }
+                // A peer of this replica that is silent or dead, and not the strangers, is why there is no link.
+                let goes_on = self.has_served && (owns_all || !has_former_peer);
+                if goes_on || (owns_all && has_waited) { Standing::GoesOn } else { Standing::Unready }
             }
         };
         self.standing
@@ -78,31 +84,50 @@ mod tests {
     use super::*;
 
     const NOW: Timestamp = Timestamp::from_nanos(1_000_000_000);
-    const JOINING: Situation = Situation { is_linked: false, is_serving: false, owns_all: false };
-    const ALONE: Situation = Situation { is_linked: false, is_serving: true, owns_all: true };
-    const OF_PAIR: Situation = Situation { is_linked: true, is_serving: true, owns_all: false };
+    const JOINING: Situation =
+        Situation { is_linked: false, is_serving: false, owns_all: false, has_tried_seeds: true };
+    const ALONE: Situation = Situation { is_serving: true, owns_all: true, ..JOINING };
+    const OF_PAIR: Situation = Situation { is_linked: true, is_serving: true, ..JOINING };
 
     fn strangers(has_other_version: bool) -> Strangers {
-        Strangers { named: "a (untrusted)".to_owned(), has_other_version }
+        Strangers { named: "a (untrusted)".to_owned(), has_other_version, has_former_peer: false }
     }
 
     #[test]
-    fn replica_that_has_served_and_owns_all_slots_stays_ready() {
+    fn replica_that_has_served_stays_ready_unless_a_former_peer_rejects_it() {
         for other_version in [false, true] {
             for (before, since) in [(OF_PAIR, NOW), (ALONE, NOW.after(SERVED_MIN))] {
                 let (mut history, strangers) = (History::default(), strangers(other_version));
                 assert_eq!(history.judge(None, JOINING, NOW), Standing::Trusted);
                 assert_eq!(history.judge(None, before, since), Standing::Trusted);
-                assert_eq!(history.judge(Some(&strangers), ALONE, since), Standing::Alone);
                 let not_all = Situation { owns_all: false, ..ALONE };
-                assert_eq!(history.judge(Some(&strangers), not_all, since), Standing::Unready);
+                for situation in [not_all, ALONE] {
+                    assert_eq!(history.judge(Some(&strangers), situation, since), Standing::GoesOn);
+                }
+                let peers = Strangers { has_former_peer: true, ..strangers };
+                assert_eq!(history.judge(Some(&peers), not_all, since), Standing::Unready);
+                assert_eq!(history.judge(Some(&peers), ALONE, since), Standing::GoesOn);
             }
         }
     }
 
     #[test]
+    fn replica_has_not_served_before_all_seeds_are_tried() {
+        let untried = Situation { has_tried_seeds: false, ..ALONE };
+        let (mut history, strangers) = (History::default(), strangers(false));
+        let tried_at = NOW.after(SERVED_MIN);
+        history.judge(None, untried, NOW);
+        for (situation, at) in
+            [(untried, tried_at), (ALONE, tried_at), (ALONE, tried_at.after(SERVED_MIN).minus(1))]
+        {
+            assert_eq!(history.judge(None, situation, at), Standing::Trusted);
+        }
+        assert_eq!(history.judge(Some(&strangers), ALONE, tried_at.after(SERVED_MIN)), Standing::Unready);
+    }
+
+    #[test]
     fn lone_first_start_waits_except_beside_another_version() {
-        for (other_version, then) in [(false, Standing::Alone), (true, Standing::Unready)] {
+        for (other_version, then) in [(false, Standing::GoesOn), (true, Standing::Unready)] {
             let (mut history, strangers) = (History::default(), strangers(other_version));
             assert_eq!(history.judge(None, ALONE, NOW), Standing::Trusted, "between two attempts");
             assert_eq!(history.judge(Some(&strangers), ALONE, NOW), Standing::Unready);

@@ -36,6 +36,7 @@ use crate::{
         lifecycle::wait_for_phase,
         listen::{self, DetachedSocket},
         stats::{ConnectionPermit, ListenerStats},
+        tls,
         wake_filter::WakeFiltered,
         workers::WorkerHandles,
     },
@@ -350,8 +351,9 @@ impl ConnectionContext {
                 return debug!(listener = self.name, %error, "cannot register a connection with its worker");
             }
         };
-        let service = self.service.for_connection(listen::peer(&socket), activity);
+        let peer = listen::peer(&socket);
         let Some(certificates) = &self.certificates else {
+            let service = self.service.for_connection(peer, None, activity);
             return Box::pin(self.serve_protocol(socket, service, Alpn::Other, phases)).await;
         };
         let accepting = Box::pin(TlsAcceptor::from(certificates.active()).accept(socket));
@@ -362,7 +364,10 @@ impl ConnectionContext {
         };
         match result {
             Ok(Ok(stream)) => {
-                let is_http2 = stream.get_ref().1.alpn_protocol() == Some(b"h2");
+                let session = stream.get_ref().1;
+                let name = session.peer_certificates().and_then(|chain| tls::client_name(chain.first()?));
+                let service = self.service.for_connection(peer, name, activity);
+                let is_http2 = session.alpn_protocol() == Some(b"h2");
                 let alpn = if is_http2 { Alpn::Http2 } else { Alpn::Other };
                 Box::pin(self.serve_protocol(stream, service, alpn, phases)).await;
             }

@@ -10,6 +10,7 @@ use tokio::{
 use tollgate_limiter::{
     limiter::{self, Limiter},
     remote::Remote,
+    resilience::Callers,
     rules::{ActiveRules, RuleStatsRegistry},
     shared_store::SharedStore,
     store::{Lead, Memory, SWEEP_PARTS, SWEEP_ROUND},
@@ -67,6 +68,7 @@ pub(super) struct Components {
     // The samples for the operators' page.
     live: Arc<admin::page::Live>,
     api: Api,
+    callers: Callers,
 }
 
 impl Components {
@@ -125,6 +127,7 @@ impl Components {
         };
         Ok(Self {
             settings,
+            callers: Callers::new(clock.clone()),
             clock,
             stats,
             phases,
@@ -199,7 +202,7 @@ impl Components {
     pub(super) fn grpc_services(&self, background: &mut JoinSet<()>) -> Result<Services, Error> {
         let (reporter, health) = tonic_health::server::health_reporter();
         background.spawn(lifecycle::report_health(reporter, self.probe()));
-        Ok(Services::grpc(grpc_routes(health)?, self.api.clone()))
+        Ok(Services::grpc(grpc_routes(health)?, self.api.clone(), self.callers.clone()))
     }
 
     /// The services of the HTTP listener.
@@ -209,7 +212,8 @@ impl Components {
         let (api, reader) = (self.api.clone(), self.admin.reader.clone());
         let check = self.settings.check.clone();
         let hosts = Hosts::new(self.settings.http.hosts.clone());
-        Services::http(http::router(api, self.probe(), reader, check, hosts, calls_max, opened))
+        let router = http::router(api, self.probe(), reader, check, hosts, calls_max, opened);
+        Services::http(router, self.callers.clone())
     }
 
     /// The services of the admin listener.
@@ -227,7 +231,8 @@ impl Components {
         let more = top::router(limiter.metrics().clone())
             .merge(admin::doctor::router(doctor))
             .merge(admin::page::router(self.live.clone()));
-        Services::http(admin::router(self.admin.clone(), self.settings.admin.token_file.clone(), more))
+        let router = admin::router(self.admin.clone(), self.settings.admin.token_file.clone(), more);
+        Services::http(router, self.callers.clone())
     }
 
     /// The services of the metrics listener.
@@ -242,13 +247,14 @@ impl Components {
             logs: self.admin.logs.clone(),
             clock: self.clock.clone(),
         };
-        Services::http(metrics::router(
+        let router = metrics::router(
             self.cluster.clone(),
             self.shared_store.clone(),
             self.xds_stats.clone(),
             sources,
             self.settings.metrics.reference_names,
-        ))
+        );
+        Services::http(router, self.callers.clone())
     }
 
     fn probe(&self) -> lifecycle::Probe {

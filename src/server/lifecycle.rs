@@ -10,10 +10,16 @@ use tollgate_limiter::{
 use tonic_health::{ServingStatus, server::HealthReporter};
 use tracing::{info, warn};
 
-use crate::{api::http::Readiness, cluster::Cluster};
+use crate::{
+    api::http::Readiness,
+    cluster::{Cluster, LinkTrust},
+};
 
 /// How often the state of cluster links is checked.
 const LINKS_CHECK_INTERVAL: Duration = Duration::from_millis(250);
+
+/// Why a replica is not ready, or what is wrong although it is.
+const ALL_LINKS_REJECTED: &str = "every link to another replica is rejected";
 
 /// Service names of the health service; the empty name is the whole server.
 const HEALTH_NAMES: [&str; 4] =
@@ -49,9 +55,24 @@ impl Probe {
     /// Why this replica must not be asked although it serves: all its links are rejected, so that each side would admit
     /// the whole limits, or the shared store cannot be used.
     fn isolation(&self) -> Option<String> {
-        let rejected = self.cluster.as_ref().and_then(Cluster::rejected);
-        let rejected = rejected.map(|peers| format!("every link to another replica is rejected: {peers}"));
-        rejected.or_else(|| self.store_trouble().filter(|_| self.unready_without_store))
+        match self.link_trust() {
+            LinkTrust::Unready(peers) => Some(format!("{ALL_LINKS_REJECTED}: {peers}")),
+            LinkTrust::Trusted | LinkTrust::GoesOn(_) => {
+                self.store_trouble().filter(|_| self.unready_without_store)
+            }
+        }
+    }
+
+    fn link_trust(&self) -> LinkTrust {
+        self.cluster.as_ref().map_or(LinkTrust::Trusted, Cluster::link_trust)
+    }
+
+    /// What an operator should repair although this replica serves.
+    fn trouble(&self) -> Option<String> {
+        match self.link_trust() {
+            LinkTrust::GoesOn(peers) => Some(format!("{ALL_LINKS_REJECTED}: {peers}")),
+            LinkTrust::Trusted | LinkTrust::Unready(_) => self.store_trouble(),
+        }
     }
 
     /// Why the shared store cannot be used.
@@ -79,7 +100,7 @@ impl Readiness for Probe {
                 Some(error) => format!("no valid rules are loaded yet:\n{}\n", error.problems),
                 None => "no rules are loaded yet\n".to_owned(),
             }),
-            Phase::Serving => Ok(match self.store_trouble() {
+            Phase::Serving => Ok(match self.trouble() {
                 Some(trouble) => format!("OK, but {trouble}\n"),
                 None => "OK".to_owned(),
             }),

@@ -13,7 +13,7 @@ use axum::{
     http::{HeaderValue, Request, Response},
 };
 use hyper::body::{Body as _, Bytes};
-use tollgate_limiter::resilience::Caller;
+use tollgate_limiter::resilience::{Caller, Callers, Origin};
 use tonic::codegen::Service as _;
 
 use crate::{
@@ -43,38 +43,36 @@ pub(super) struct Services {
     peer: Option<Option<SocketAddr>>,
     // Activity of the connection, if the listener closes idle connections.
     activity: Option<Arc<Activity>>,
-    // Open checks of this connection that were forwarded to other replicas.
-    forwards: Caller,
+    callers: Callers,
+    // What this connection uses of what all share.
+    caller: Caller,
 }
 
 impl Services {
     /// Services over HTTP.
-    pub(super) fn http(router: Router) -> Self {
+    pub(super) fn http(router: Router, callers: Callers) -> Self {
         // A router with its state set is not rebuilt for each request.
-        Self {
-            router: router.with_state(()),
-            api: None,
-            peer: Some(None),
-            activity: None,
-            forwards: Caller::default(),
-        }
+        let router = router.with_state(());
+        Self { router, api: None, peer: Some(None), activity: None, callers, caller: Caller::default() }
     }
 
     /// gRPC services: `api` is the rate limit service, `router` has the other services.
-    pub(super) fn grpc(router: Router, api: Api) -> Self {
-        Self { router, api: Some(api), peer: None, activity: None, forwards: Caller::default() }
+    pub(super) fn grpc(router: Router, api: Api, callers: Callers) -> Self {
+        Self { router, api: Some(api), peer: None, activity: None, callers, caller: Caller::default() }
     }
 
-    /// The services for one connection.
+    /// The services for one connection. `name` is that of the client's certificate, which was verified.
     pub(super) fn for_connection(
         &self,
         peer: Option<SocketAddr>,
+        name: Option<Box<[u8]>>,
         activity: Option<Arc<Activity>>,
     ) -> Arc<Self> {
-        let (router, api) = (self.router.clone(), self.api.clone());
+        let (router, api, callers) = (self.router.clone(), self.api.clone(), self.callers.clone());
+        let network = || Origin::network(peer.map(|peer| peer.ip()));
         // One per connection: connections on different cores must not share a reference count.
-        let forwards = Caller::default();
-        Arc::new(Self { router, api, peer: self.peer.map(|_| peer), activity, forwards })
+        let caller = self.callers.connected(name.map_or_else(network, Origin::Name));
+        Arc::new(Self { router, api, peer: self.peer.map(|_| peer), activity, callers, caller })
     }
 
     /// Starts a batch of calls that are read together.
@@ -82,9 +80,9 @@ impl Services {
         self.api.as_ref().map(Api::batch)
     }
 
-    /// The rate limit service and the forwarded checks of this connection.
+    /// The rate limit service and what this connection uses of what all share.
     pub(super) fn api(&self) -> Option<(&Api, &Caller)> {
-        Some((self.api.as_ref()?, &self.forwards))
+        Some((self.api.as_ref()?, &self.caller))
     }
 
     /// Whether the streams of a request may stay open.
@@ -122,7 +120,7 @@ impl Services {
         if let Some(peer) = self.peer.flatten() {
             request.extensions_mut().insert(ConnectInfo(peer));
         }
-        request.extensions_mut().insert(self.forwards.clone());
+        request.extensions_mut().insert(self.caller.clone());
         // A router is always ready.
         let Ok(mut response) = self.router.clone().call(request).await;
         // The services behind the router return neither status for other reasons.

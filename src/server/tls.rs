@@ -188,6 +188,15 @@ impl Reader {
     }
 }
 
+/// The name of a client by its certificate, which was verified: its first DNS name or URI, otherwise its subject.
+pub(super) fn client_name(certificate: &CertificateDer<'_>) -> Option<Box<[u8]>> {
+    let leaf = webpki::EndEntityCert::try_from(certificate).ok()?;
+    let name = leaf.valid_dns_names().next().map(str::to_ascii_lowercase);
+    let name = name.or_else(|| leaf.valid_uri_names().next().map(str::to_owned));
+    let name = name.map_or_else(|| leaf.subject().to_vec(), String::into_bytes);
+    (!name.is_empty()).then(|| name.into())
+}
+
 /// Accepts client certificates that the inner verifier accepts and that have a listed subject alternative name.
 #[derive(Debug)]
 struct SanVerifier {

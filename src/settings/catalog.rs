@@ -166,7 +166,7 @@ settings! {
         header_timeout: Duration = time() => "30s"
             "Time for the TLS handshake, and for the header of each HTTP request, also on the admin listener; an idle connection is closed after it.";
         hosts: Vec<String> = host_names() => "off"
-            "Names, without ports, under which POST /json and /v1 may be asked, beside addresses, localhost, names without a dot and names that end with .svc or .svc.cluster.local. If there are any, /check requires them too.";
+            "Names, without ports, under which POST /json and /v1 may be asked, beside addresses, localhost, names without a dot and names that end with .svc or .svc.cluster.local. If there are any, /check requires one of all these, and GET /check under one of these names requires no header of a gateway.";
     }
     "http.tls_" Always "HTTP" use http_tls: TlsFiles {
         cert: Option<PathBuf> = or_off(path()) => "off"

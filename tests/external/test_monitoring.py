@@ -257,6 +257,7 @@ CASES = {
     "TollgateClusterMembersDiffer": (members(2), members(3)),
     "TollgateClusterRulesDiffer": gauge("tollgate_cluster_members_of_other_rules", 1, 0),
     "TollgateClusterIsolated": gauge("tollgate_cluster_isolated", 1, 0),
+    "TollgateClusterRejected": gauge("tollgate_cluster_rejected", 1, 0),
     "TollgateClusterSlotsMoving": gauge("tollgate_cluster_slots_moving", 7, 0),
     "TollgateClusterOwnerLost": counter("tollgate_cluster_slots_claimed_total"),
     "TollgateClusterCountersDiscarded": counter("tollgate_cluster_begun_anew_total"),

@@ -83,12 +83,47 @@ async fn page_of_another_origin_cannot_charge_by_headers() {
     for more in ["x-real-ip: 10.0.0.1\r\n", "x-forwarded-uri: /\r\n"] {
         assert_eq!(status(&service, &format!("{of_page}{more}"), "GET", "/check", "").await, 200, "{more}");
     }
-    let of_client = "host: shop.example\r\nuser-agent: v\r\n";
-    assert_eq!(status(&service, of_client, "GET", "/check", "").await, 200);
-    let strict = [&check[..], &[("http.hosts", "shop.example")]].concat();
-    let strict = Service::start_with(RULES, &strict).await;
-    assert_eq!(status(&strict, of_client, "GET", "/check", "").await, 200);
-    assert_eq!(status(&strict, "host: evil.example\r\nuser-agent: v\r\n", "GET", "/check", "").await, 403);
+    assert_eq!(status(&service, "host: tollgate:8080\r\nuser-agent: v\r\n", "POST", "/check", "").await, 200);
+}
+
+/// A browser sends `Sec-Fetch-Site` only to `https` and `localhost`, and no `Origin` with an image.
+#[tokio::test]
+async fn image_of_page_without_tls_cannot_charge() {
+    let check = [("check.domain", "shop"), ("check.descriptors", "user={user-agent};user={tenant}")];
+    let service = Service::start_with(RULES, &check).await;
+    let image =
+        "user-agent: u\r\naccept: image/png\r\naccept-language: en\r\nreferer: http://evil.example/\r\n";
+    let of_image = format!("host: 10.0.0.5:8080\r\n{image}");
+    for method in ["GET", "HEAD"] {
+        assert_eq!(status(&service, &of_image, method, "/check", "").await, 403, "{method}");
+    }
+    let proxied = format!("{of_image}x-forwarded-for: 10.0.0.1\r\nvia: 1.1 proxy\r\n");
+    assert_eq!(status(&service, &proxied, "GET", "/check", "").await, 403);
+    // A page cannot set a header without asking the server first.
+    for more in ["x-real-ip: 10.0.0.1\r\n", "tenant: a\r\n"] {
+        assert_eq!(status(&service, &format!("{of_image}{more}"), "GET", "/check", "").await, 200, "{more}");
+    }
+    assert_eq!(
+        status(&service, &of_image, "POST", "/check", "").await,
+        429,
+        "the refused requests cost nothing"
+    );
+}
+
+#[tokio::test]
+async fn check_serves_named_hosts_without_header_of_gateway() {
+    let check = [
+        ("check.domain", "shop"),
+        ("check.descriptors", "user={user-agent}"),
+        ("http.hosts", "shop.example"),
+    ];
+    let service = Service::start_with(RULES, &check).await;
+    for (host, expected) in [("shop.example:8080", 200), ("evil.example", 403), ("10.0.0.5:8080", 403)] {
+        let headers = format!("host: {host}\r\nuser-agent: v\r\n");
+        assert_eq!(status(&service, &headers, "GET", "/check", "").await, expected, "{host}");
+    }
+    let of_page = "host: shop.example\r\nuser-agent: v\r\nsec-fetch-site: cross-site\r\n";
+    assert_eq!(status(&service, of_page, "GET", "/check", "").await, 403);
 }
 
 /// The status of a request to `/check` with these bytes as header lines.

@@ -196,7 +196,7 @@ async fn requests_are_counted_by_their_api() {
     assert_eq!(service.http("POST", "/json", &body.to_string()).await.0, 200);
     let body = json!({"requests": [body]});
     assert_eq!(service.http("POST", "/v1/check", &body.to_string()).await.0, 200);
-    assert_eq!(service.http("GET", "/check", "").await.0, 200);
+    assert_eq!(service.http("POST", "/check", "").await.0, 200);
     let expected = [("envoy", 5.0), ("tollgate.v1", 3.0), ("json", 2.0), ("forward_auth", 1.0)];
     for (api, number) in expected {
         assert_eq!(count(api).await, number, "{api}");

@@ -84,9 +84,15 @@ async fn last_replica_of_a_cluster_stays_ready_beside_a_stranger() {
     // Another process gets the address of the replica that has left.
     let (stranger, _folder) = replica_at(&address, OTHER, "off").await;
     stranger.until_http("/readyz", 200).await;
-    let goes_on = |line: &String| line.contains("this replica has all counters and goes on alone");
+    let goes_on = |line: &String| line.contains("this replica has served and goes on without them");
     until(async || log.take().iter().any(goes_on).then_some(())).await;
-    assert_eq!(last.http("GET", "/readyz", "").await.0, 200);
+    let (code, why) = last.http("GET", "/readyz", "").await;
+    let rejected = format!("OK, but every link to another replica is rejected: {address} (untrusted)\n");
+    assert_eq!((code, why), (200, rejected));
+    let (_, metrics) = http(last.addresses.metrics, "GET", "/metrics", "").await.unwrap();
+    assert!(metrics.contains("tollgate_cluster_rejected 1"), "{metrics}");
+    let (_, findings) = http(last.addresses.admin, "GET", "/doctor", "").await.unwrap();
+    assert!(findings.contains("links_rejected") && findings.contains(&address), "{findings}");
 }
 
 #[tokio::test]

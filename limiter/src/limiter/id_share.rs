@@ -5,7 +5,7 @@ use std::hash::{Hash, Hasher};
 use rustc_hash::FxHasher;
 
 use crate::{
-    resilience::Caller,
+    resilience::{Caller, IdRecord},
     store::{
         Checks, HOLD_REMEMBERED, HoldId, HoldTerms, IdMemory, SettleOutcome, Settled, UnknownId, id_bytes,
     },
@@ -21,6 +21,7 @@ pub(super) struct SentId<'c> {
     caller: &'c Caller,
     id: u64,
     bytes: usize,
+    bytes_max: usize,
     is_allowed: bool,
     now: Timestamp,
 }
@@ -37,13 +38,12 @@ impl<'c> SentId<'c> {
         id.as_bytes().hash(&mut hasher);
         checks.first().map(|check| check.key).hash(&mut hasher);
         let (hash, bytes) = (hasher.finish(), checks.len() * id_bytes(id));
-        let ids = caller.ids(now);
-        let own = ids.bytes();
+        let own = caller.id_bytes(now);
         let of_others = memory.used.saturating_sub(own);
         let is_plenty = memory.used + bytes <= memory.max / 2;
         let is_in_share = own + bytes <= memory.max.saturating_sub(of_others) / CALLER_SHARE;
-        let is_allowed = ids.contains(hash) || is_plenty || is_in_share;
-        Self { caller, id: hash, bytes, is_allowed, now }
+        let is_allowed = is_plenty || is_in_share || caller.has_id(hash, now);
+        Self { caller, id: hash, bytes, bytes_max: memory.max, is_allowed, now }
     }
 
     /// Whether the caller's share has room for it, or the id is known.
@@ -58,16 +58,19 @@ impl<'c> SentId<'c> {
 
     /// Counts it as held with these terms.
     pub(super) fn held(&self, terms: &HoldTerms) {
-        let until = self.now.after(terms.ttl()).after(HOLD_REMEMBERED);
-        self.caller.ids(self.now).set(self.id, until, self.bytes);
+        self.remember(self.now.after(terms.ttl()).after(HOLD_REMEMBERED));
     }
 
     /// Counts it as settled.
     pub(super) fn settled(&self, each: &[Settled]) {
         let is_new = each.iter().any(|settled| settled.outcome == SettleOutcome::Unknown);
-        let mut ids = self.caller.ids(self.now);
-        if ids.contains(self.id) || (is_new && self.is_allowed) {
-            ids.set(self.id, self.now.after(HOLD_REMEMBERED), self.bytes);
+        if (is_new && self.is_allowed) || self.caller.has_id(self.id, self.now) {
+            self.remember(self.now.after(HOLD_REMEMBERED));
         }
+    }
+
+    fn remember(&self, until: Timestamp) {
+        let record = IdRecord { id: self.id, until, bytes: self.bytes };
+        self.caller.remember_id(record, self.bytes_max, self.now);
     }
 }

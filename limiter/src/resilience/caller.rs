@@ -1,16 +1,25 @@
 //! What one caller uses of what all callers share.
 
 use std::{
-    collections::BTreeSet,
+    net::{IpAddr, Ipv6Addr},
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex, PoisonError,
         atomic::{AtomicUsize, Ordering::Relaxed},
     },
+    time::Duration,
 };
 
 use rustc_hash::FxHashMap;
 
-use crate::time::Timestamp;
+use crate::{
+    resilience::ids::{AllIds, IdAccount, IdRecord},
+    time::{Clock, Timestamp},
+};
+
+/// The most names and networks with accounts of their own. All others share one.
+const ACCOUNTS_MAX: usize = 4_096;
+/// The pause between two searches for accounts without ids, if there are too many.
+const PRUNE_PAUSE: Duration = Duration::from_secs(1);
 
 /// What one caller, such as a connection, uses of what all callers share. Clones share it.
 #[derive(Clone, Debug, Default)]
@@ -20,22 +29,32 @@ pub struct Caller(Arc<Use>);
 struct Use {
     // Checks that wait for a remote decision.
     open_checks: AtomicUsize,
-    ids: Mutex<Ids>,
+    // Of the connection, or of all connections of a name.
+    ids: Arc<IdAccount>,
+    // Of the closed connections from the same network.
+    closed: Option<Arc<IdAccount>>,
 }
 
-/// The ids that counters remember for a caller.
-#[derive(Debug, Default)]
-pub(crate) struct Ids {
-    // By their hash.
-    each: FxHashMap<u64, Remembered>,
-    order: BTreeSet<(Timestamp, u64)>,
-    bytes: usize,
+/// Where the calls of a connection come from.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Origin {
+    /// The holder of a certificate that was verified, by its name.
+    Name(Box<[u8]>),
+    /// An IPv4 address, or the /64 network of an IPv6 address; `None` for a Unix socket.
+    Network(Option<IpAddr>),
 }
 
-#[derive(Clone, Copy, Debug)]
-struct Remembered {
-    until: Timestamp,
-    bytes: usize,
+/// The callers of this process: ids that a connection has made counters remember count after it was closed.
+#[derive(Clone, Debug)]
+pub struct Callers(Arc<Mutex<Accounts>>);
+
+#[derive(Debug)]
+struct Accounts {
+    clock: Clock,
+    all: Arc<AllIds>,
+    each: FxHashMap<Origin, Arc<IdAccount>>,
+    shared: Arc<IdAccount>,
+    prune_at: Timestamp,
 }
 
 impl Caller {
@@ -48,40 +67,88 @@ impl Caller {
         self.0.open_checks.store(checks, Relaxed);
     }
 
-    /// The ids that are remembered at `now`.
-    pub(crate) fn ids(&self, now: Timestamp) -> MutexGuard<'_, Ids> {
-        // Each change is whole before anything can panic.
-        let mut ids = self.0.ids.lock().unwrap_or_else(PoisonError::into_inner);
-        ids.forget(now);
-        ids
+    /// The bytes of the ids that are remembered at `now`.
+    pub(crate) fn id_bytes(&self, now: Timestamp) -> usize {
+        self.0.ids.bytes(now) + self.0.closed.as_ref().map_or(0, |closed| closed.bytes(now))
+    }
+
+    /// Whether the id is remembered at `now`.
+    pub(crate) fn has_id(&self, id: u64, now: Timestamp) -> bool {
+        self.0.ids.contains(id, now) || self.closed_with(id, now).is_some()
+    }
+
+    /// Remembers an id. The ids of all callers take `bytes_max` at most.
+    pub(crate) fn remember_id(&self, record: IdRecord, bytes_max: usize, now: Timestamp) {
+        let account = self.closed_with(record.id, now).unwrap_or(&self.0.ids);
+        account.remember(record, bytes_max, now);
+    }
+
+    fn closed_with(&self, id: u64, now: Timestamp) -> Option<&Arc<IdAccount>> {
+        self.0.closed.as_ref().filter(|closed| closed.contains(id, now))
     }
 }
 
-impl Ids {
-    /// The bytes that they take.
-    pub(crate) fn bytes(&self) -> usize {
-        self.bytes
+impl Drop for Use {
+    fn drop(&mut self) {
+        if let Some(closed) = &self.closed {
+            closed.take_over(&self.ids);
+        }
+    }
+}
+
+impl Origin {
+    /// The network of a peer.
+    pub fn network(address: Option<IpAddr>) -> Self {
+        Self::Network(address.map(|address| match address.to_canonical() {
+            IpAddr::V4(address) => address.into(),
+            IpAddr::V6(address) => {
+                let [a, b, c, d, ..] = address.segments();
+                Ipv6Addr::new(a, b, c, d, 0, 0, 0, 0).into()
+            }
+        }))
+    }
+}
+
+impl Callers {
+    /// No callers. `clock` is that of the counters.
+    pub fn new(clock: Clock) -> Self {
+        let all = Arc::<AllIds>::default();
+        let shared = Arc::new(IdAccount::new(all.clone()));
+        let prune_at = Timestamp::EPOCH;
+        Self(Arc::new(Mutex::new(Accounts { clock, all, each: FxHashMap::default(), shared, prune_at })))
     }
 
-    pub(crate) fn contains(&self, id: u64) -> bool {
-        self.each.contains_key(&id)
+    /// The caller of a new connection.
+    pub fn connected(&self, origin: Origin) -> Caller {
+        // Each change is whole before anything can panic.
+        let mut accounts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_named = matches!(origin, Origin::Name(_));
+        let account = accounts.of(origin);
+        let (ids, closed) = if is_named {
+            (account, None)
+        } else {
+            (Arc::new(IdAccount::new(accounts.all.clone())), Some(account))
+        };
+        Caller(Arc::new(Use { open_checks: AtomicUsize::new(0), ids, closed }))
     }
+}
 
-    /// An id is remembered until this instant, in so many bytes. An id that is known keeps its bytes.
-    pub(crate) fn set(&mut self, id: u64, until: Timestamp, bytes: usize) {
-        let remembered = self.each.entry(id).or_insert_with(|| {
-            self.bytes += bytes;
-            Remembered { until, bytes }
-        });
-        self.order.remove(&(remembered.until, id));
-        remembered.until = until;
-        self.order.insert((until, id));
-    }
-
-    fn forget(&mut self, now: Timestamp) {
-        while let Some((until, id)) = self.order.first().copied().filter(|(until, _)| *until <= now) {
-            self.order.remove(&(until, id));
-            self.bytes -= self.each.remove(&id).map_or(0, |remembered| remembered.bytes);
+impl Accounts {
+    fn of(&mut self, origin: Origin) -> Arc<IdAccount> {
+        let is_full = self.each.len() >= ACCOUNTS_MAX;
+        let now = self.clock.now();
+        if is_full && self.prune_at <= now {
+            self.prune_at = now.after(PRUNE_PAUSE);
+            self.each.retain(|_, account| Arc::strong_count(account) > 1 || account.bytes(now) > 0);
+        }
+        match self.each.get(&origin) {
+            Some(account) => account.clone(),
+            None if self.each.len() >= ACCOUNTS_MAX => self.shared.clone(),
+            None => {
+                let account = Arc::new(IdAccount::new(self.all.clone()));
+                self.each.insert(origin, account.clone());
+                account
+            }
         }
     }
 }
@@ -93,15 +160,62 @@ mod tests {
 
     const NOW: Timestamp = Timestamp::from_nanos(SECOND);
 
+    fn callers() -> Callers {
+        Callers::new(Clock::manual(NOW))
+    }
+
+    fn network(address: &str) -> Origin {
+        Origin::network(Some(address.parse().unwrap()))
+    }
+
+    fn remember(caller: &Caller, id: u64) {
+        let record = IdRecord { id, until: NOW.plus(5), bytes: 100 };
+        caller.remember_id(record, 1_000_000, NOW);
+    }
+
     #[test]
-    fn ids_count_until_they_are_forgotten() {
-        let caller = Caller::default();
-        caller.ids(NOW).set(1, NOW.plus(5), 100);
-        caller.clone().ids(NOW).set(2, NOW.plus(50), 10);
-        assert_eq!(caller.ids(NOW.plus(4)).bytes(), 110);
-        assert_eq!(caller.ids(NOW.plus(5)).bytes(), 10);
-        caller.ids(NOW.plus(5)).set(2, NOW.plus(9), 7);
-        assert!(caller.ids(NOW.plus(8)).contains(2));
-        assert_eq!(caller.ids(NOW.plus(9)).bytes(), 0);
+    fn ids_of_closed_connection_count_for_next_one_of_network() {
+        let callers = callers();
+        let first = callers.connected(network("10.0.0.1"));
+        remember(&first, 1);
+        let beside = callers.connected(network("10.0.0.1"));
+        assert_eq!(beside.id_bytes(NOW), 0, "open connections have accounts of their own");
+        drop(first);
+        for caller in [&beside, &callers.connected(network("::ffff:10.0.0.1"))] {
+            assert_eq!((caller.id_bytes(NOW), caller.has_id(1, NOW)), (100, true));
+        }
+        remember(&beside, 1);
+        assert_eq!(beside.id_bytes(NOW), 100, "the id is known");
+        assert_eq!(callers.connected(network("10.0.0.2")).id_bytes(NOW), 0);
+        assert_eq!(beside.id_bytes(NOW.plus(5)), 0);
+    }
+
+    #[test]
+    fn connections_of_one_name_or_ipv6_network_are_one_caller() {
+        let callers = callers();
+        let named = || callers.connected(Origin::Name(b"edge".as_slice().into()));
+        let first = named();
+        remember(&first, 1);
+        assert_eq!(named().id_bytes(NOW), 100);
+        drop(first);
+        assert_eq!(named().id_bytes(NOW), 100);
+        remember(&callers.connected(network("fd00::1")), 2);
+        assert_eq!(callers.connected(network("fd00::2:0:0:1")).id_bytes(NOW), 100);
+        assert_eq!(callers.connected(network("fd00:0:0:1::1")).id_bytes(NOW), 0);
+    }
+
+    #[test]
+    fn accounts_are_bounded_and_unused_ones_make_room() {
+        let callers = callers();
+        let numbered = |number: usize| callers.connected(Origin::Name(number.to_be_bytes().into()));
+        let held: Vec<_> = (0..ACCOUNTS_MAX).map(numbered).collect();
+        for number in ACCOUNTS_MAX..ACCOUNTS_MAX + 2 {
+            remember(&numbered(number), number as u64);
+        }
+        assert_eq!(numbered(ACCOUNTS_MAX + 2).id_bytes(NOW), 200, "further ones share an account");
+        drop(held);
+        callers.0.lock().unwrap().clock.set(NOW.after(PRUNE_PAUSE));
+        assert_eq!(numbered(ACCOUNTS_MAX + 3).id_bytes(NOW), 0);
+        assert_eq!(callers.0.lock().unwrap().each.len(), 1);
     }
 }

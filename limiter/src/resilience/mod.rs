@@ -6,8 +6,10 @@ use std::time::Duration;
 use crate::time::Timestamp;
 
 mod caller;
+mod ids;
 
-pub use caller::Caller;
+pub use caller::{Caller, Callers, Origin};
+pub(crate) use ids::IdRecord;
 
 /// How long a call may wait for a remote decision: half of the caller's timeout, so that the answer still arrives, and
 /// at most `max`.

@@ -292,6 +292,8 @@ fn together<'r>(parts: &[limiter::Request<'r>]) -> Result<limiter::Request<'r>, 
 
 #[cfg(test)]
 mod tests {
+    use tollgate_limiter::limiter::LimiterError;
+
     use super::*;
 
     #[test]

@@ -243,7 +243,7 @@ async fn dial_once(
             if let Some(reason) = report_tls_failure(hub, address, &error)
                 && reason.is_rejection()
             {
-                hub.shared.rejections.note(address, reason);
+                hub.shared.rejections.note(address, reason, target.expected.map(|peer| &**peer));
             }
         }
         Some(Err(_)) => {

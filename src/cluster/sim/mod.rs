@@ -55,8 +55,12 @@ enum Step {
     Cut(Vec<usize>),
     /// Cuts only what these replicas send to the others.
     CutOneWay(Vec<usize>),
+    /// Cuts the network between these replicas and the others, which reject each other: their secrets differ.
+    Distrust(Vec<usize>),
     /// Ends the cut.
     Heal,
+    /// Puts a process that is no member at a seed of every replica.
+    Stranger,
     /// Sets the longest delay of a message, in milliseconds.
     Delay(u64),
     /// Moves a replica's clock by this many milliseconds. A negative number gives up a lead.

@@ -8,7 +8,7 @@ use tollgate_limiter::store::BYTES_MIN;
 use crate::cluster::sim::{
     Step::{
         self, AgeSnapshots, Cut, CutOneWay, Delay, Drain, Flood, Freeze, Heal, Hold, Hot, Kill, KillTogether,
-        LoseSnapshots, Mixed, Pass, Resume, Rules, Settle, Skew, Start, Store, Thaw, Traffic,
+        LoseSnapshots, Mixed, Pass, Resume, Rules, Settle, Skew, Start, Store, Stranger, Thaw, Traffic,
     },
     World,
     record::Faults,
@@ -19,6 +19,8 @@ use crate::cluster::sim::{
 const SEEDS: Range<u64> = 0..220;
 /// One of this many scripts has reservations.
 const HOLDS_EVERY: u64 = 3;
+/// In one of this many scripts a process that is no member is at a seed.
+const STRANGER_EVERY: u64 = 4;
 /// One of this many scripts has a flood of keys, and little memory. Such a script takes as long as twenty others.
 const FLOOD_EVERY: u64 = 40;
 /// The keys of a flood. So many counters and their backups take more than the memory of two to four replicas.
@@ -74,6 +76,9 @@ impl Writer {
         let mut script = Self { rng, steps, there: (0..count).collect(), started: count };
         if seed.is_multiple_of(HOLDS_EVERY) {
             script.steps.push(Hold(30));
+        }
+        if seed.is_multiple_of(STRANGER_EVERY) {
+            script.steps.push(Stranger);
         }
         if script.rng.random_bool(0.2) {
             let calls = script.rng.random_range(200..3_000);

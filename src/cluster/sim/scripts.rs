@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use crate::cluster::sim::{
     Step::{
-        self, Cut, Delay, Drain, DrainOwner, Flood, FreezeBorrower, Heal, Hold, Hot, Pass, Resume, Settle,
-        Skew, Start, Thaw, Traffic,
+        self, Cut, Delay, Distrust, Drain, DrainOwner, Flood, FreezeBorrower, Heal, Hold, Hot, Kill, Pass,
+        Resume, Settle, Skew, Start, Stranger, Thaw, Traffic,
     },
     World,
     keys::{SHORT, TestKey},
@@ -191,5 +191,47 @@ fn single_replica_and_cluster_merge_when_they_meet() {
     for seed in 0..40 {
         let world = owns(seed, &steps, Faults::None);
         assert_eq!(world.serving(), [4, 5, 6, 7]);
+    }
+}
+
+#[test]
+fn replica_that_has_served_stays_ready_beside_a_stranger() {
+    // Shorter and longer than the time after which a silent member has departed.
+    for silent_for in [2_000, 12_000] {
+        for seed in 0..10 {
+            let lose = [Stranger, Cut(vec![1]), Pass(millis(silent_for))];
+            let steps = [&[Start(2), Settle, Traffic(60), Pass(millis(500))], &lose[..]].concat();
+            let mut world = World::new(seed);
+            world.faults = Some(Faults::Partition { minority: 1, members: 2 });
+            world.run(&steps);
+            assert_eq!((world.broken(), world.ready()), (None, vec![0, 1]), "seed {seed}");
+        }
+    }
+    for seed in 0..10 {
+        let steps = after_begin(&[Stranger, Kill(0), Pass(millis(700)), Drain(1), Pass(millis(1_500))]);
+        let world = owns(seed, &steps, Faults::Crashes);
+        assert_eq!(world.ready(), [2]);
+    }
+}
+
+#[test]
+fn lone_replica_that_never_served_is_not_ready_beside_a_stranger() {
+    let alone = [Stranger, Start(1), Settle, Pass(millis(8_000))];
+    let mut world = World::new(1);
+    world.faults = Some(Faults::None);
+    world.run(&alone);
+    assert_eq!((world.broken(), world.ready(), world.serving()), (None, vec![], vec![0]));
+    world.run(&[Start(1), Settle, Pass(millis(300))]);
+    assert_eq!((world.broken(), world.ready()), (None, vec![0, 1]), "a link is up");
+}
+
+#[test]
+fn of_two_sides_that_reject_each_other_only_one_is_ready() {
+    for seed in 0..10 {
+        let distrust = [Pass(millis(500)), Distrust(vec![1]), Pass(millis(12_000))];
+        let mut world = World::new(seed);
+        world.faults = Some(Faults::Partition { minority: 1, members: 3 });
+        world.run(&after_begin(&distrust));
+        assert_eq!((world.broken(), world.ready()), (None, vec![0, 2]), "seed {seed}");
     }
 }

@@ -23,12 +23,14 @@ use crate::cluster::{
         holds::Reservations,
         keys::{self, TestKey},
         record::{Effect, Entry, Fault, Faults, Record},
+        world::readiness::{Seen, StrangersAt},
     },
 };
 
 mod network;
 mod processes;
 mod promises;
+mod readiness;
 mod reservations;
 mod traffic;
 
@@ -83,6 +85,7 @@ pub(super) struct World {
     stored: (u64, BTreeMap<usize, Snapshot>),
     cut: BTreeSet<usize>,
     is_cut_one_way: bool,
+    strangers_at: StrangersAt,
     delay_max: u64,
     bytes_max: u64,
     /// Frozen processes, each with the peers that have dropped its session meanwhile.
@@ -142,6 +145,7 @@ struct Process {
     divided_by: u32,
     /// Every slot is handed off: it answers checks that it has received, and takes no more calls.
     is_leaving: bool,
+    seen: Seen,
 }
 
 /// What a process writes before it ends, for a later one.
@@ -186,6 +190,7 @@ impl World {
             stored: (0, BTreeMap::new()),
             cut: BTreeSet::new(),
             is_cut_one_way: false,
+            strangers_at: StrangersAt::None,
             delay_max: DELAY_MAX,
             bytes_max,
             frozen: BTreeMap::new(),
@@ -253,12 +258,18 @@ impl World {
             }
             Step::Cut(numbers) => self.set_cut(numbers, false),
             Step::CutOneWay(numbers) => self.set_cut(numbers, true),
+            Step::Distrust(numbers) => {
+                self.set_cut(numbers, false);
+                self.strangers_at = StrangersAt::Cut;
+            }
+            Step::Stranger => self.strangers_at = StrangersAt::Seed,
             Step::Heal => {
                 if !self.cut.is_empty() {
                     self.note_fault(None);
                     self.record.heal(self.now);
                 }
                 self.cut.clear();
+                self.strangers_at = StrangersAt::None;
             }
             Step::Delay(millis) => self.delay_max = millis * MILLISECOND,
             Step::FreezeBorrower => self.freeze_borrower(),
@@ -366,6 +377,7 @@ impl World {
             }
             self.sweep();
             self.end_departed();
+            self.judge_readiness();
             self.call_at_random();
             self.hold_at_random();
             self.observe();

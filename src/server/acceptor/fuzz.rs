@@ -10,6 +10,7 @@ use tokio::{
     task::yield_now,
     time::{sleep, timeout},
 };
+use tollgate_limiter::{resilience::Callers, time::Clock};
 
 use crate::{
     api::fuzz::{api, runtime},
@@ -59,9 +60,9 @@ async fn serve(bytes: &[u8], part_bytes: usize, budgets: Budgets) {
         budgets,
         stats: Default::default(),
         when_full: WhenFull::CloseNew,
-        service: Services::grpc(ROUTES.clone(), api()),
+        service: Services::grpc(ROUTES.clone(), api(), Callers::new(Clock::system())),
     };
-    let service = context.service.for_connection(None, None);
+    let service = context.service.for_connection(None, None, None);
     let (_phase, phases) = watch::channel(Phase::Serving);
     let (server, client) = duplex(1 << 16);
     let (mut replies, mut requests) = split(client);

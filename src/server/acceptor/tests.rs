@@ -13,6 +13,7 @@ use prost::Message;
 use tokio::io::{DuplexStream, ReadBuf};
 use tollgate_limiter::{
     limiter::Limiter,
+    resilience::Callers,
     rules::{ActiveRules, Rules},
     store::{Memory, OnFull},
     time::{Clock, Timestamp},
@@ -76,7 +77,8 @@ fn context(router: Router) -> ConnectionContext {
         "domain: d\ndescriptors: [{key: user, rate_limit: {unit: hour, requests_per_unit: 1000000}}]\n";
     let active_rules = Arc::new(ActiveRules::of(Rules::parse("test", rules).unwrap(), now));
     let memory = Arc::new(Memory::new(1 << 24, OnFull::Deny));
-    let limiter = Limiter::new(active_rules, memory, Clock::manual(now));
+    let clock = Clock::manual(now);
+    let limiter = Limiter::new(active_rules, memory, clock.clone());
     // No timer fires while a test counts wakes.
     let settings = Settings::with(&[("grpc.handshake_timeout", "1h"), ("grpc.keepalive_interval", "1h")]);
     ConnectionContext {
@@ -87,7 +89,7 @@ fn context(router: Router) -> ConnectionContext {
         stats: Arc::default(),
         budgets: Budgets::new(&settings.memory),
         when_full: WhenFull::CloseNew,
-        service: Services::grpc(router, Api::new(limiter, settings.api)),
+        service: Services::grpc(router, Api::new(limiter, settings.api), Callers::new(clock)),
     }
 }
 
@@ -127,7 +129,7 @@ impl TestClient {
         let writes = Arc::new(AtomicUsize::new(0));
         let (context, io) = (context(router), Counted { io: ours, writes: writes.clone() });
         let (phase, phases) = watch::channel(Phase::Serving);
-        let service = context.service.for_connection(None, None);
+        let service = context.service.for_connection(None, None, None);
         let mut tasks = JoinSet::new();
         let woken = Arc::new(Woken::default());
         let counts = woken.clone();

@@ -5,6 +5,7 @@ use axum::{
 };
 use hyper::body::Bytes;
 use tokio::{sync::oneshot, task::JoinHandle, time::Instant};
+use tollgate_limiter::{resilience::Callers, time::Clock};
 
 use super::*;
 use crate::server::body::GRPC_CONTENT_TYPE;
@@ -24,6 +25,10 @@ fn budgets() -> Budgets {
     Budgets::new(&crate::settings::Memory { requests: 1 << 24, replies: 1 << 24 })
 }
 
+fn callers() -> Callers {
+    Callers::new(Clock::system())
+}
+
 /// A server and its client, whose streams have a window of `window` bytes.
 async fn connect(
     router: Router,
@@ -31,7 +36,7 @@ async fn connect(
     keepalive: Keepalive,
 ) -> (h2::client::SendRequest<Bytes>, JoinHandle<Result<(), ConnectionError>>) {
     let (ours, theirs) = tokio::io::duplex(1 << 16);
-    let service = Services::http(router).for_connection(None, None);
+    let service = Services::http(router, callers()).for_connection(None, None, None);
     let server = tokio::spawn(Connection::new(
         &Builder::new(),
         ours,
@@ -97,7 +102,7 @@ async fn reset_call_is_cancelled() {
 #[tokio::test]
 async fn ping_without_calls_is_acknowledged() {
     let (ours, theirs) = tokio::io::duplex(1 << 16);
-    let service = Services::http(Router::new()).for_connection(None, None);
+    let service = Services::http(Router::new(), callers()).for_connection(None, None, None);
     let keepalive = Keepalive { interval: HOUR, timeout: HOUR };
     let io_handle = IoHandle::default();
     tokio::spawn(Connection::new(&Builder::new(), ours, io_handle, service, keepalive, &budgets()));
@@ -117,7 +122,7 @@ async fn client_without_ping_replies_is_disconnected() {
     assert!(!server.is_finished());
 
     let (ours, mut theirs) = tokio::io::duplex(1 << 16);
-    let service = Services::http(Router::new()).for_connection(None, None);
+    let service = Services::http(Router::new(), callers()).for_connection(None, None, None);
     let server = Connection::new(&Builder::new(), ours, IoHandle::default(), service, keepalive, &budgets());
     let handshake = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
     tokio::io::AsyncWriteExt::write_all(&mut theirs, handshake).await.unwrap();

@@ -37,6 +37,9 @@ metrics! { Reading;
     Gauge "tollgate_cluster_isolated" []
         "1 while too few other members are connected for this replica to rely on its slots, otherwise 0."
         => |all, family| family.value(u8::from(all.stats.is_isolated));
+    Gauge "tollgate_cluster_rejected" []
+        "1 while there is no link, and processes at dialled addresses reject this replica or are rejected; otherwise 0."
+        => |all, family| family.value(u8::from(all.stats.rejected_by.is_some()));
     Counter "tollgate_cluster_isolations_total" []
         "Times that this replica became isolated."
         => |all, family| family.value(all.stats.node.isolations);

@@ -241,7 +241,8 @@ async fn server_of_other_version_is_refused_and_both_are_logged() {
     one.links.dial(&address.to_string());
     until_refused(&one, LinkFailure::Version).await;
     assert!(logs_both_versions(&log, 5));
-    let expected = Strangers { named: format!("{address} (version)"), has_other_version: true };
+    let named = format!("{address} (version)");
+    let expected = Strangers { named, has_other_version: true, has_former_peer: false };
     assert_eq!(one.links.strangers(), Some(expected));
 }
 

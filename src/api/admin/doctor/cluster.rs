@@ -21,6 +21,13 @@ pub(super) fn findings(view: &View, stats: &Stats) -> Vec<Finding> {
             "give all replicas the same files; one that cannot load them says so on /rules",
         ));
     }
+    if let Some(processes) = &stats.rejected_by {
+        findings.push(Finding::error(
+            "links_rejected",
+            format!("this replica has no link, and other processes reject it or are rejected: {processes}"),
+            "remove the process that is no replica from cluster.seed, or compare secrets, certificates, system clocks and versions",
+        ));
+    }
     let degraded = stats.node.degraded;
     if degraded > 0 {
         findings.push(Finding::warning(

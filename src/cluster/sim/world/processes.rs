@@ -18,8 +18,8 @@ use crate::cluster::{
         keys,
         record::{Effect, Fault, SKEW_MAX},
         world::{
-            CRASH_WINDOW, DELAY_MAX, MILLISECOND, NODE_SETTINGS, NOTICE_MAX, Process, SLOTS, STEP, Snapshot,
-            World,
+            CRASH_WINDOW, DELAY_MAX, MILLISECOND, NODE_SETTINGS, NOTICE_MAX, Process, SLOTS, STEP, Seen,
+            Snapshot, World,
         },
     },
     wire,
@@ -105,7 +105,15 @@ impl World {
         }
         self.processes.insert(
             number,
-            Process { node, memory, secret: None, skew, divided_by: self.divided_by, is_leaving: false },
+            Process {
+                node,
+                memory,
+                secret: None,
+                skew,
+                divided_by: self.divided_by,
+                is_leaving: false,
+                seen: Seen::default(),
+            },
         );
         let others: Vec<usize> = self.processes.keys().copied().filter(|other| *other != number).collect();
         let reachable: Vec<usize> =
