@@ -58,7 +58,7 @@ class RateLimitInterceptor(grpc.aio.ServerInterceptor):
         return _with_metadata(handler, metadata) if handler is not None and metadata else handler
 
 
-def _refusing(decision: Decision) -> grpc.RpcMethodHandler:
+def _refusing(decision: Decision) -> Handler:
     code, message, wait = grpc.StatusCode.RESOURCE_EXHAUSTED, "rate limit exceeded", decision.retry_after
     if decision.source is Source.DEFAULT:
         code, message = grpc.StatusCode.UNAVAILABLE, "the rate limiter gave no answer"

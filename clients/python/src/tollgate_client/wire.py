@@ -129,11 +129,9 @@ def _message(kind: type[M], request: Request, **fields: object) -> M:
 
 
 def _descriptor(descriptor: Descriptor) -> v1.Descriptor:
-    message = v1.Descriptor(entries=[v1.Entry(key=key, value=value) for key, value in descriptor.entries])
-    if descriptor.hits is not None:
-        message.hits = descriptor.hits
-    if descriptor.on_expiry is not None:
-        message.on_expiry = v1.ReserveRequest.OnExpiry.Value(descriptor.on_expiry.name)
+    entries = [v1.Entry(key=key, value=value) for key, value in descriptor.entries]
+    on_expiry = None if descriptor.on_expiry is None else descriptor.on_expiry.name
+    message = v1.Descriptor(entries=entries, hits=descriptor.hits, on_expiry=on_expiry)
     if (limit := descriptor.limit) is not None:
         message.limit.CopyFrom(v1.Limit(requests_per_unit=limit.requests_per_unit, unit=Unit(limit.unit).name))
     return message
