@@ -15,9 +15,10 @@ use crate::{
 
 mod changes;
 mod codec;
+mod copies;
 mod merge;
 
-use changes::Changes;
+use changes::{Changes, Uncompared};
 pub(super) use codec::DecodedHolds;
 
 /// The most holds of one counter that are open, or charged at their expiry and not forgotten yet.
@@ -72,18 +73,6 @@ struct Ended {
     #[serde(skip)]
     change: Uncompared<u64>,
 }
-
-/// What does not tell two states apart.
-#[derive(Clone, Copy, Debug, Default)]
-struct Uncompared<T>(T);
-
-impl<T> PartialEq for Uncompared<T> {
-    fn eq(&self, _: &Self) -> bool {
-        true
-    }
-}
-
-impl<T> Eq for Uncompared<T> {}
 
 /// The decision by which a hold was made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

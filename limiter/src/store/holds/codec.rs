@@ -6,7 +6,7 @@ use crate::{
     algorithm::Place,
     store::{
         HOLD_TTL_MAX, HOLDS_MAX, HoldId,
-        holds::{Changes, Holds},
+        holds::{Holds, changes::Changes},
         packed_counter::{Age, put},
     },
     time::Timestamp,

@@ -1,0 +1,125 @@
+//! Copies of what has changed in the holds of a counter since the last such copy.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    hash::{Hash, Hasher},
+};
+
+use rustc_hash::FxHasher;
+
+use crate::{
+    algorithm::Place,
+    store::{
+        HoldId,
+        holds::{
+            Ended, Hold, Holds,
+            changes::{Changes, Uncompared},
+        },
+    },
+};
+
+impl Hold {
+    fn is_in_entry(&self) -> bool {
+        matches!(self.held.place, Place::Instant(_))
+    }
+
+    /// A number that differs if what may change of it has changed: each step of the hash is a bijection.
+    fn state(&self) -> u64 {
+        let mut hasher = FxHasher::default();
+        let (place, instant) = match self.held.place {
+            Place::Sum => (0, None),
+            Place::Window(end) => (1, Some(end)),
+            Place::Instant(at) => (2, Some(at)),
+        };
+        let instants = (instant.map(|at| at.as_nanos()), self.expires_at.as_nanos());
+        (self.state, place, instants, self.held.taken, self.held.floor).hash(&mut hasher);
+        // 0 stands for a hold that is new.
+        hasher.finish().max(1)
+    }
+}
+
+impl Holds {
+    /// Makes all of them new for the next copy of changes.
+    pub(super) fn forget_copies(&mut self) {
+        self.each.iter_mut().for_each(|hold| hold.copied.0 = 0);
+    }
+
+    /// A copy of everything. The next copy of changes has what changes from now on.
+    pub(in crate::store) fn copy_all(&mut self) -> Self {
+        for hold in &mut self.each {
+            hold.copied.0 = hold.state();
+        }
+        let Changes { last, .. } = self.changes;
+        self.changes = Changes { last, copied: Some(last), ..Changes::default() };
+        self.clone()
+    }
+
+    /// Whether a hold is in an entry of a log. Their instants are equal only if both are copied at the same time.
+    pub(in crate::store) fn are_in_entries(&self) -> bool {
+        self.each.iter().any(Hold::is_in_entry)
+    }
+
+    /// A copy for a backup that has the last copy: of the holds, those that are new or have changed since, and those in
+    /// an entry of a log, which is copied as a whole.
+    pub(in crate::store) fn copy_changes(&mut self) -> Self {
+        let Some(copied) = self.changes.copied else { return self.copy_all() };
+        let mut each = Vec::new();
+        for hold in &mut self.each {
+            let state = hold.state();
+            if std::mem::replace(&mut hold.copied.0, state) != state || hold.is_in_entry() {
+                each.push(hold.clone());
+            }
+        }
+        let ended = self.ended.iter().filter(|(_, ended)| copied < ended.change.0);
+        let ended: BTreeMap<HoldId, Ended> = ended.map(|(id, ended)| (id.clone(), ended.clone())).collect();
+        let mut gone = std::mem::take(&mut self.changes.gone);
+        gone.retain(|id| !ended.contains_key(id));
+        let Changes { last, .. } = self.changes;
+        self.changes.copied = Some(last);
+        let changes = Changes { last, copied: None, gone, is_partial: true };
+        let mut copy = Self { each, ended, changes, ..Self::new(&self.limit) }.with_bytes_of_ids();
+        copy.set_next_expiry();
+        copy.set_next_forgotten();
+        copy
+    }
+
+    /// The same with what has not changed since an earlier copy, if only the changes since then are here.
+    pub(in crate::store) fn since(mut self, mut earlier: Self) -> Self {
+        if !self.is_partial() {
+            return self;
+        }
+        let gone: BTreeSet<&HoldId> = self.changes.gone.iter().chain(self.ended.keys()).collect();
+        earlier.each.retain(|hold| !gone.contains(&hold.id));
+        let places = earlier.each.iter().enumerate().map(|(index, hold)| (hold.id.clone(), index));
+        let places: BTreeMap<HoldId, usize> = places.collect();
+        for hold in std::mem::take(&mut self.each) {
+            match places.get(&hold.id) {
+                Some(index) => earlier.each[*index] = hold,
+                // New ones are the last.
+                None => earlier.each.push(hold),
+            }
+        }
+        // What has ended later is younger.
+        for (id, ended) in std::mem::take(&mut self.ended) {
+            let change = Uncompared(earlier.changes.last + ended.change.0);
+            earlier.ended.insert(id, Ended { change, ..ended });
+        }
+        let weighing: BTreeSet<&HoldId> = earlier.each.iter().map(|hold| &hold.id).collect();
+        earlier.ended.retain(|id, _| !weighing.contains(id));
+        earlier.changes.last += self.changes.last;
+        if earlier.is_partial() {
+            earlier.changes.gone.append(&mut self.changes.gone);
+        }
+        let Self { each, ended, changes, .. } = earlier;
+        let mut all = Self { each, ended, changes, ..self }.with_bytes_of_ids();
+        all.forget_oldest();
+        all.set_next_forgotten();
+        all.set_next_expiry();
+        all
+    }
+
+    /// Whether what has not changed since an earlier copy is missing.
+    pub(in crate::store) fn is_partial(&self) -> bool {
+        self.changes.is_partial
+    }
+}
