@@ -70,7 +70,7 @@ func (c *Client) Check(ctx context.Context, request Request) (Decision, error) {
 }
 
 func (c *Client) check(caller context.Context, request *Request, now time.Time) (Decision, Outcome, error) {
-	message, err := request.checkMessage()
+	message, err := request.countedMessage()
 	if err != nil {
 		return Decision{}, Failed, err
 	}
@@ -120,7 +120,7 @@ func (c *Client) Peek(ctx context.Context, request Request) (Decision, error) {
 // Refund gives the hits of an earlier check back. No decision stands in for a missing answer: it is a [*NoAnswerError],
 // and the hits may have been given back or not.
 func (c *Client) Refund(ctx context.Context, request Request) (Decision, error) {
-	message, err := request.message()
+	message, err := request.countedMessage()
 	if err != nil {
 		return Decision{}, err
 	}

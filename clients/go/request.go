@@ -24,9 +24,9 @@ type Request struct {
 	Descriptors []Descriptor
 	// Hits of each descriptor without hits of its own; 0 means 1.
 	Hits uint64
-	// RequestID makes a check count once: a check that is repeated with the same id within the window of the server is
-	// answered as the first one. The server decides such a check, not the deny cache nor a slice. At most 63 bytes;
-	// other calls ignore it.
+	// RequestID makes a check or a refund count once: one that is repeated with the same id within the window of the
+	// server is answered as the first one. The server decides such a check, not the deny cache nor a slice. At most 63
+	// bytes; other calls ignore it.
 	RequestID string
 }
 
@@ -115,8 +115,8 @@ func (r *Request) message() (*pb.Request, error) {
 	return message, nil
 }
 
-// checkMessage translates the request for a check.
-func (r *Request) checkMessage() (*pb.Request, error) {
+// countedMessage translates the request with its id, for a check or a refund.
+func (r *Request) countedMessage() (*pb.Request, error) {
 	if !utf8.ValidString(r.RequestID) {
 		return nil, &InvalidRequestError{"the request id is not UTF-8"}
 	}

@@ -310,7 +310,7 @@ func (r *scriptRun) compareCall(call *scriptedCall, step *scriptStep) {
 	for i, each := range step.Receive {
 		request := each.Request()
 		// Vectors have valid requests.
-		requests[i], _ = request.checkMessage()
+		requests[i], _ = request.countedMessage()
 	}
 	var wanted proto.Message
 	switch received := call.message.(type) {

@@ -8,10 +8,9 @@ import {
   answersTo,
   decode,
   decodeSettlement,
-  encodeCheck,
+  encodeCounted,
   encodeEnd,
   encodePeek,
-  encodeRefund,
   encodeReserve,
   type WireAnswer,
   type WireSettlement,
@@ -125,7 +124,7 @@ export class Client implements Checker {
    */
   async refund(request: Request): Promise<Decision> {
     const parsed = new ParsedRequest(request);
-    const message = encodeRefund(parsed);
+    const message = encodeCounted(parsed);
     try {
       return await this.#only("Refund", message);
     } finally {
@@ -185,7 +184,7 @@ export class Client implements Checker {
     const hits = parsed.hitsOfEach();
     const known = requestId === "" ? this.#denyCache.denied(key, hits, begin) : undefined;
     if (known) return known;
-    const message = encodeCheck(parsed);
+    const message = encodeCounted(parsed);
     const end = this.#denyCache.begin(key);
     try {
       return await this.#orDefault(async () => {

@@ -86,16 +86,11 @@ export interface RequestField {
   readonly bytes: number;
 }
 
-/** @throws InvalidRequestError if the request is too large */
-export function encodeCheck(request: ParsedRequest): RequestField {
+/** The request of a check or a refund. @throws InvalidRequestError if the request is too large */
+export function encodeCounted(request: ParsedRequest): RequestField {
   const { hits, requestId } = request;
   // An empty text takes bytes if it is there.
   return encode({ ...messageOf(request), hits, ...(requestId !== "" && { requestId }) });
-}
-
-/** @throws InvalidRequestError if the request is too large */
-export function encodeRefund(request: ParsedRequest): RequestField {
-  return encode({ ...messageOf(request), hits: request.hits });
 }
 
 /** @throws InvalidRequestError if the request is too large */

@@ -24,8 +24,8 @@ export interface Request {
   /** The hits of each descriptor without hits of its own, by default 1. 0 means 1. */
   readonly hits?: number | undefined;
   /**
-   * Makes a check count once: one that is repeated with the same id within the window of the server is answered as the
-   * first one. At most 63 bytes. Other calls leave it out.
+   * Makes a check or a refund count once: one that is repeated with the same id within the window of the server is
+   * answered as the first one. At most 63 bytes. Other calls leave it out.
    */
   readonly requestId?: string | undefined;
 }

@@ -149,7 +149,7 @@ class Script:
         call = await self._server.calls.get()
         self._served.append(call)
         assert call.method == step.get("call", "check").capitalize()
-        requests = [wire.check_request_of(request_of(each)) for each in step["receive"]]
+        requests = [wire.request_of(request_of(each)) for each in step["receive"]]
         if call.method in ("Check", "Peek", "Refund"):
             assert list(call.message.requests) == requests
         else:

@@ -61,7 +61,7 @@ impl Client {
     pub async fn check(&self, request: &Request) -> Result<Decision, InvalidRequest> {
         let inner = &*self.0;
         let mut measured = Measured::new(&*inner.options.metrics);
-        let message = request.check_message()?;
+        let message = request.counted_message()?;
         let (key, hits) = (inner.hasher.key_of(request), request.hits_of_each());
         if request.request_id.is_empty()
             && let Some(decision) = inner.denials.denied(key, &hits, measured.begin)
@@ -105,7 +105,7 @@ impl Client {
 
     /// Gives the hits of an earlier check back. No decision stands in for a missing answer.
     pub async fn refund(&self, request: &Request) -> Result<Decision, Error> {
-        let message = v1::RefundRequest { requests: vec![request.refund_message()?] };
+        let message = v1::RefundRequest { requests: vec![request.counted_message()?] };
         let method = |mut server: Server, call: Call<_>| async move { server.refund(call).await };
         let _refunding = self.0.denials.refunding(self.0.hasher.key_of(request));
         let response = self.0.connections.call(message, self.0.deadline(), method).await;

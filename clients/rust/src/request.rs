@@ -21,8 +21,8 @@ pub struct Request {
     pub descriptors: Vec<Descriptor>,
     /// Hits of each descriptor without hits of its own; 0 means 1.
     pub hits: u64,
-    /// Makes a check count once: a repeated check of the same descriptors with this id is answered as the first one,
-    /// for `api.request_id_window` of the server. At most 63 bytes; empty is none. Other calls leave it out.
+    /// Makes a check or a refund count once: a repeated one of the same descriptors with this id is answered as the first
+    /// one, for `api.request_id_window` of the server. At most 63 bytes; empty is none. Other calls leave it out.
     pub request_id: String,
 }
 
@@ -74,14 +74,10 @@ impl Request {
         self
     }
 
-    pub(crate) fn check_message(&self) -> Result<v1::Request, InvalidRequest> {
+    /// The message of a check or a refund.
+    pub(crate) fn counted_message(&self) -> Result<v1::Request, InvalidRequest> {
         let request_id = self.request_id.clone();
         sized(v1::Request { request_id, ..self.message_with(self.hits, |descriptor| descriptor.hits) })
-    }
-
-    /// The server refuses an id of a charge in refunds and peeks.
-    pub(crate) fn refund_message(&self) -> Result<v1::Request, InvalidRequest> {
-        sized(self.message_with(self.hits, |descriptor| descriptor.hits))
     }
 
     /// The message of a peek, which has no hits.

@@ -110,7 +110,7 @@ class Client:
     async def refund(self, request: Request) -> Decision:
         """Gives hits back. Raises `NoAnswerError`, after which the hits may be given back or not, or
         `InvalidRequestError`."""
-        message = v1.RefundRequest(requests=[wire.refund_request_of(request)])
+        message = v1.RefundRequest(requests=[wire.request_of(request)])
         try:
             reply = await self._call("Refund", message)
             return wire.decision_of(wire.only(reply.answers))
@@ -156,7 +156,7 @@ class Client:
             await self._connections.close()
 
     async def _decide(self, request: Request, now: float) -> tuple[Decision, Outcome]:
-        message = wire.check_request_of(request)
+        message = wire.request_of(request)
         key, hits = request.key(), request.hits_of_each()
         if not request.request_id and (local := self._deny_cache.find(key, hits, now)):
             return local, Outcome.DENIED_LOCALLY

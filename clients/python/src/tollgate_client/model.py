@@ -136,8 +136,8 @@ class Request:
     # The hits of each descriptor without hits of its own. 0 is 1.
     hits: int = 1
     _: dataclasses.KW_ONLY
-    # Makes a check count once: a repeated check of the same descriptors with this id is answered as the first one, for
-    # `api.request_id_window` of the server. At most 63 bytes. Other calls leave it out.
+    # Makes a check or a refund count once: a repeated one of the same descriptors with this id is answered as the first
+    # one, for `api.request_id_window` of the server. At most 63 bytes. Other calls leave it out.
     request_id: str | None = None
 
     def __post_init__(self) -> None:

@@ -33,7 +33,8 @@ CODES = {code.value[0]: code for code in grpc.StatusCode}
 M = TypeVar("M", bound=Message)
 
 
-def check_request_of(request: Request) -> v1.Request:
+def request_of(request: Request) -> v1.Request:
+    """The request of a check or a refund."""
     return _message(v1.Request, request, hits=request.hits, request_id=request.request_id)
 
 
@@ -43,10 +44,6 @@ def peek_request_of(request: Request) -> v1.Request:
     for descriptor in message.descriptors:
         descriptor.ClearField("hits")
     return message
-
-
-def refund_request_of(request: Request) -> v1.Request:
-    return _message(v1.Request, request, hits=request.hits)
 
 
 def reserve_request_of(request: Request, terms: Terms, reservation_id: str) -> v1.ReserveRequest:

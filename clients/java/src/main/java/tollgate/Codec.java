@@ -27,8 +27,8 @@ final class Codec {
 
   private Codec() {}
 
-  /** The message of a check. */
-  static tollgate.v1.Request checkOf(Request request) {
+  /** The message of a check or a refund. */
+  static tollgate.v1.Request countedOf(Request request) {
     tollgate.v1.Request message = messageOf(request);
     if (request.requestId() == null) {
       return message;

@@ -9,8 +9,9 @@ import java.util.Objects;
  * @param domain the set of rules that applies
  * @param descriptors at least one
  * @param hits those of each descriptor without hits of its own; 0 means 1
- * @param requestId makes a check count once: a repeated check of the same descriptors with this id is answered as the
- *     first one, for {@code api.request_id_window} of the server. At most 63 bytes, or null. Other calls ignore it.
+ * @param requestId makes a check or a refund count once: a repeated one of the same descriptors with this id is
+ *     answered as the first one, for {@code api.request_id_window} of the server. At most 63 bytes, or null. Other calls ignore
+ *     it.
  */
 public record Request(String domain, List<Descriptor> descriptors, long hits, String requestId) {
 

@@ -100,7 +100,7 @@ public final class TollgateClient implements AutoCloseable, Checker {
     long start = System.nanoTime();
     tollgate.v1.Request message;
     try {
-      message = Codec.checkOf(request);
+      message = Codec.countedOf(request);
     } catch (InvalidRequestException error) {
       metrics.checked(Outcome.FAILED, elapsed(start));
       return CompletableFuture.failedFuture(error);
@@ -179,7 +179,7 @@ public final class TollgateClient implements AutoCloseable, Checker {
    * @throws InterruptedException if the thread is interrupted; the hits may have been given back or not
    */
   public Decision refund(Request request) throws InterruptedException {
-    tollgate.v1.Request message = Codec.messageOf(request);
+    tollgate.v1.Request message = Codec.countedOf(request);
     RefundRequest refund = RefundRequest.newBuilder().addRequests(message).build();
     try {
       return get(
@@ -191,8 +191,9 @@ public final class TollgateClient implements AutoCloseable, Checker {
   }
 
   /**
-   * Holds the hits of a request until {@link #settle(Reservation, long)} says how many were used. All limits hold them, or none does. The
-   * server is always asked; without an answer, {@link OnNoAnswer} decides. Errors are those of {@link #check}.
+   * Holds the hits of a request until {@link #settle(Reservation, long)} says how many were used. All limits hold them,
+   * or none does. The server is always asked; without an answer, {@link OnNoAnswer} decides. Errors are those of {@link
+   * #check}.
    */
   public Reservation reserve(Request request, Terms terms) throws InterruptedException {
     return get(reserveAsync(request, terms));
@@ -232,9 +233,9 @@ public final class TollgateClient implements AutoCloseable, Checker {
   }
 
   /**
-   * Ends a reservation as {@link #settle(Reservation, long)}, with hits of single descriptors by their index. They replace
-   * the hits with which these were reserved, and the actual hits. Errors are the same; an index without a descriptor is an
-   * {@link InvalidRequestException}.
+   * Ends a reservation as {@link #settle(Reservation, long)}, with hits of single descriptors by their index. They
+   * replace the hits with which these were reserved, and the actual hits. Errors are the same; an index without a
+   * descriptor is an {@link InvalidRequestException}.
    */
   public Settlement settle(Reservation reservation, long actual, Map<Integer, Long> hits) throws InterruptedException {
     return get(settleAsync(reservation, actual, hits));

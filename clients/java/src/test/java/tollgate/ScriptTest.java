@@ -225,7 +225,7 @@ class ScriptTest {
       served.add(call);
       assertEquals(step.path("call").asString("check"), call.method());
       List<tollgate.v1.Request> requests =
-          elements(step.get("receive")).map(each -> Codec.checkOf(requestOf(each))).toList();
+          elements(step.get("receive")).map(each -> Codec.countedOf(requestOf(each))).toList();
       if (List.of("check", "peek", "refund").contains(call.method())) {
         assertEquals(requests, call.get("requests"));
       } else {
