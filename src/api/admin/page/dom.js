@@ -1,6 +1,8 @@
 // Builds elements and formats values. Texts become text nodes only, so that no value is read as markup.
 
 const SVG = "http://www.w3.org/2000/svg";
+/** Between a number and what belongs to it: no line breaks there. */
+export const NO_BREAK = "\u00a0";
 
 function fill(node, attributes, children) {
   for (const [name, value] of Object.entries(attributes)) {
@@ -25,7 +27,7 @@ export function svg(tag, attributes = {}, ...children) {
  * parts only if one is longer than a line.
  */
 export function parts(text) {
-  const words = text.split(/(\s+)/);
+  const words = text.split(/([ \n]+)/);
   return words.flatMap((word, index) =>
     index % 2 === 1 ? [word] : (word.match(/[^,/]*[,/]+|[^,/]+/g) ?? []).map((part) => element("span", {}, part)),
   );
@@ -88,9 +90,6 @@ export function say(node, text) {
 }
 
 const integer = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
-/** Between a number and what belongs to it: no line breaks there. */
-export const NO_BREAK = "\u00a0";
-
 const tenth = new Intl.NumberFormat("en", { minimumFractionDigits: 1, maximumFractionDigits: 1 });
 
 export function number(value) {
