@@ -202,7 +202,7 @@ fn encoding_of_replies_is_stable() {
     };
     pinned(replied(HoldOutcome::Settled(settled)), "120d010000000000000002020501ac02000300");
     pinned(replied(HoldOutcome::Exhausted), "0b0d01000000000000000100");
-    pinned(replied(HoldOutcome::Ended), "0b0d01000000000000000300");
+    pinned(replied(HoldOutcome::Ended), "0b0d01000000000000000400");
 }
 
 #[test]
