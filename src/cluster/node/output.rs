@@ -156,7 +156,8 @@ mod tests {
         let memory = Memory::new(1 << 30, OnFull::Deny).with_slots(2).shared();
         memory.acquire(Slot(0), SlotData::default(), NOW);
         let is_log = |limit: &tollgate_limiter::algorithm::Limit| matches!(limit.fresh(), Counter::Log(_));
-        let limit = every_limit(ENTRIES, 3_600 * SECOND).into_iter().find(is_log).expect("a limit with a log");
+        let limit =
+            every_limit(ENTRIES, 3_600 * SECOND).into_iter().find(is_log).expect("a limit with a log");
         for (low, entry) in (0..logs).flat_map(|low| (0..ENTRIES).map(move |entry| (low, entry))) {
             let (key, operation) = (Key::from_halves(0, low), Operation::Charge(1));
             let check = Check { key, limit: &limit, operation, on_refusal: OnRefusal::Keep };
@@ -171,7 +172,8 @@ mod tests {
         out.connect(peer);
         let [small, large] = [full_logs(1), full_logs(4)];
         for contents in [&small, &small, &small, &large, &small].into_iter().cycle().take(20) {
-            let copy = SlotCopy { version: Version::default(), contents: contents.clone(), grants: Vec::new() };
+            let copy =
+                SlotCopy { version: Version::default(), contents: contents.clone(), grants: Vec::new() };
             out.send(peer, Message::NewerCopy { slot: Slot(0), copy });
         }
         let mut sent = 0;
@@ -191,7 +193,8 @@ mod tests {
         assert!(!out.has_room_for_data(peer), "there is no session");
         out.connect(peer);
         while out.has_room_for_data(peer) {
-            let copy = SlotCopy { version: Version::default(), contents: contents.clone(), grants: Vec::new() };
+            let copy =
+                SlotCopy { version: Version::default(), contents: contents.clone(), grants: Vec::new() };
             out.send(peer, Message::NewerCopy { slot: Slot(0), copy });
         }
         let waiting = out.take_messages(peer, usize::MAX, usize::MAX);
