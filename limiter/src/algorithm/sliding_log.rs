@@ -485,6 +485,7 @@ impl LogCounter {
             hits -= taken;
         }
         self.entries.retain(|entry| entry.hits > 0);
+        self.change_from(0);
         hits
     }
 

@@ -129,3 +129,75 @@ impl Output {
         queue.messages.drain(..count).map(|(_, message)| message).collect()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use tollgate_limiter::{
+        algorithm::{Counter, Operation, laws::every_limit},
+        descriptor::Key,
+        store::{Check, Memory, OnFull, OnRefusal, Slot, SlotData},
+        time::{SECOND, Timestamp},
+    };
+
+    use super::*;
+    use crate::cluster::{
+        message::{SlotCopy, Version},
+        wire,
+    };
+
+    const NOW: Timestamp = Timestamp::from_nanos(1_790_000_000 * SECOND);
+    const BATCH_BYTES: usize = 256 * 1024;
+    const ENTRIES: u64 = 10_000;
+
+    /// A slot with logs of as many entries as a log can have.
+    fn full_logs(logs: u64) -> Arc<SlotData> {
+        let memory = Memory::new(1 << 30, OnFull::Deny).with_slots(2).shared();
+        memory.acquire(Slot(0), SlotData::default(), NOW);
+        let is_log = |limit: &tollgate_limiter::algorithm::Limit| matches!(limit.fresh(), Counter::Log(_));
+        let limit =
+            every_limit(ENTRIES, 3_600 * SECOND).into_iter().find(is_log).expect("a limit with a log");
+        for (low, entry) in (0..logs).flat_map(|low| (0..ENTRIES).map(move |entry| (low, entry))) {
+            let (key, operation) = (Key::from_halves(0, low), Operation::Charge(1));
+            let check = Check { key, limit: &limit, operation, on_refusal: OnRefusal::Keep };
+            memory.apply(&[check], NOW.plus(entry * SECOND / 10), |_| false).unwrap();
+        }
+        Arc::new(memory.whole(Slot(0)).data)
+    }
+
+    #[test]
+    fn batches_of_full_logs_are_within_their_bound() {
+        let (peer, mut out) = (MemberId::from_number(1), Output::new(usize::MAX));
+        out.connect(peer);
+        let [small, large] = [full_logs(1), full_logs(4)];
+        for contents in [&small, &small, &small, &large, &small].into_iter().cycle().take(20) {
+            let copy =
+                SlotCopy { version: Version::default(), contents: contents.clone(), grants: Vec::new() };
+            out.send(peer, Message::NewerCopy { slot: Slot(0), copy });
+        }
+        let mut sent = 0;
+        while sent < 20 {
+            let batch = out.take_messages(peer, 1_024, BATCH_BYTES);
+            let bytes = wire::encode(&batch, NOW).len();
+            assert!(batch.len() == 1 || (2..20).contains(&batch.len()) && bytes <= BATCH_BYTES, "{bytes}");
+            sent += batch.len();
+        }
+        assert!(out.take_messages(peer, 1_024, BATCH_BYTES).is_empty());
+    }
+
+    #[test]
+    fn slot_data_that_waits_for_a_peer_leaves_room_when_it_is_taken() {
+        let (peer, mut out) = (MemberId::from_number(1), Output::new(100_000));
+        let contents = full_logs(1);
+        assert!(!out.has_room_for_data(peer), "there is no session");
+        out.connect(peer);
+        while out.has_room_for_data(peer) {
+            let copy =
+                SlotCopy { version: Version::default(), contents: contents.clone(), grants: Vec::new() };
+            out.send(peer, Message::NewerCopy { slot: Slot(0), copy });
+        }
+        let waiting = out.take_messages(peer, usize::MAX, usize::MAX);
+        assert!((1..10).contains(&waiting.len()) && out.has_room_for_data(peer));
+    }
+}

@@ -10,6 +10,7 @@
 
 use std::time::Duration;
 
+mod backups;
 mod calls;
 mod checker;
 mod forwards;

@@ -366,6 +366,7 @@ enum Step {
     Settle { name: u8, hits: u64 },
     Withdraw(u8),
     Charge(u64),
+    Refund(u64),
     Copy,
     // The receiver gets the whole slot.
     Whole,
@@ -379,6 +380,7 @@ fn any_step() -> impl Strategy<Value = Step> {
         3 => (0..12_u8, 0..6_u64).prop_map(|(name, hits)| Step::Settle { name, hits }),
         2 => (0..12_u8).prop_map(Step::Withdraw),
         2 => (0..4_u64).prop_map(Step::Charge),
+        1 => (1..4_u64).prop_map(Step::Refund),
         3 => Just(Step::Copy),
         1 => Just(Step::Whole),
     ]
@@ -410,6 +412,10 @@ proptest! {
                 }
                 Step::Charge(hits) => {
                     memory.apply_single(&check(key("k"), limit, hits), now).unwrap();
+                }
+                Step::Refund(hits) => {
+                    let refund = Check { operation: Operation::Refund(hits), ..check(key("k"), limit, 0) };
+                    memory.apply_single(&refund, now).unwrap();
                 }
                 Step::Copy | Step::Whole => {
                     // What a refused call has observed is copied with the next change.

@@ -1,0 +1,205 @@
+"""Callers that make a cluster remember as much as it can: links, limits and memory hold, and others are answered."""
+
+import asyncio
+import itertools
+import pathlib
+import threading
+import time
+
+import grpc
+import pytest
+
+from load import Load
+from processes import eventually
+from rls import CHANNEL_OPTIONS, descriptor, rate_limit_request
+
+METHOD = "/tollgate.v1.RateLimiter/Settle"
+# Of `api.max_descriptors`.
+DESCRIPTORS_MAX = 256
+# Calls under way on one connection.
+AT_ONCE = 6
+# The longest call of others, in seconds.
+SLOWEST = 1.0
+# What 20,000 ids of a counter and 30 charges of it may send.
+BACKUP_BYTES_MAX = 5_000_000
+MEMORY_LIMIT = "128MiB"
+RESIDENT_MAX = 300 * 1024 * 1024
+# A degraded check is refused, so that no key gets more than its limit.
+RULES = """
+    domain: edge
+    on_denied: charge_none
+    descriptors:
+      - key: flooded
+        rate_limit: {unit: year, requests_per_unit: 1000000000, algorithm: fixed_window}
+      - key: user
+        rate_limit: {unit: year, requests_per_unit: 40, algorithm: fixed_window, on_owner_unavailable: deny}
+      - key: log
+        rate_limit: {unit: hour, requests_per_unit: 10000, algorithm: sliding_log}
+"""
+# Of a user.
+USER_LIMIT = 40
+USERS = [descriptor(("user", f"name-{number}")) for number in range(10)]
+
+
+def field(number, value):
+    """A field of a protobuf message that is a text or a message."""
+    return bytes([number << 3 | 2]) + varint(len(value)) + value
+
+
+def varint(number):
+    encoded = bytearray()
+    while number >= 0x80:
+        encoded.append(number & 0x7F | 0x80)
+        number >>= 7
+    return bytes([*encoded, number])
+
+
+def settlement(values):
+    """All but the id of a settlement of one hit for each of these values of `flooded`."""
+    entries = [field(1, field(1, b"flooded") + field(2, value.encode())) for value in values]
+    return field(1, b"edge") + b"".join(field(2, entry) for entry in entries) + bytes([4 << 3, 1])
+
+
+class Flood:
+    """Settles unknown reservations over one connection, until `ids` of them are settled or `seconds` have passed."""
+
+    def __init__(self, name, address, values, ids, seconds):
+        self.name = name
+        self.address = address
+        self.message = settlement(values)
+        self.values = len(values)
+        self.ids = ids
+        self.seconds = seconds
+        self.settled = 0
+        self.errors = []
+        self.thread = threading.Thread(target=lambda: asyncio.run(self._run()))
+
+    async def _run(self):
+        numbers = itertools.count()
+        end = time.monotonic() + self.seconds
+        async with grpc.aio.insecure_channel(self.address, options=CHANNEL_OPTIONS) as channel:
+            settle = channel.unary_unary(METHOD, lambda message: message, lambda message: message)
+
+            async def settle_in_turn():
+                while self.settled < self.ids and time.monotonic() < end:
+                    reservation = f"a reservation of {self.name} with a long id, number {next(numbers)}"
+                    try:
+                        await settle(self.message + field(3, reservation.encode()), timeout=10.0)
+                        self.settled += self.values
+                    except grpc.aio.AioRpcError as error:
+                        self.errors.append(error.code().name)
+
+            await asyncio.gather(*(settle_in_turn() for _ in range(AT_ONCE)))
+
+    def __enter__(self):
+        self.thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self.thread.join()
+
+
+def resident_peaks(cluster):
+    """The most that each replica has had resident, in bytes."""
+    statuses = [pathlib.Path(f"/proc/{replica.child.pid}/status").read_text() for replica in cluster.replicas]
+    return [1024 * int(status.split("VmHWM:")[1].split()[0]) for status in statuses]
+
+
+def assert_links_held(cluster):
+    for replica in [*cluster.replicas, *cluster.gone]:
+        aborted = [event for event in replica.events() if "session aborted" in event.get("message", "")]
+        assert not aborted, aborted[:3]
+
+
+def assert_exact(cluster, callers, load):
+    """No user got more than the limit, nor less than what no degraded check refused."""
+    for user in USERS:
+        assert load.passed_count(user) <= USER_LIMIT
+    if cluster.total("tollgate_cluster_degraded_checks_total") == 0:
+        for user in USERS:
+            [left] = callers.call(cluster.targets[0], {**user, "hits_addend": {"value": 0}}).remaining
+            assert load.passed_count(user) + left == USER_LIMIT
+
+
+def test_backups_of_a_counter_with_many_ids_send_only_changes(start_cluster, callers):
+    cluster = start_cluster(2, rules=RULES)
+    owner = cluster.replicas[0]
+    name = next(name for name in map(str, itertools.count()) if is_owner(owner, callers, name))
+    charge = descriptor(("flooded", name))
+    sent = owner.metric("tollgate_cluster_batch_bytes_total", direction="out")
+
+    with Flood("caller", owner.grpc, [name] * DESCRIPTORS_MAX, 20_000, 60.0) as flood:
+        pass
+    assert flood.settled >= 20_000 and not flood.errors
+    for _ in range(30):
+        assert callers.call(owner.grpc, charge).passes
+        # So that each charge is in a backup of its own.
+        await_backups(owner, 1)
+
+    assert owner.metric("tollgate_cluster_batch_bytes_total", direction="out") - sent <= BACKUP_BYTES_MAX
+
+
+def is_owner(replica, callers, name):
+    """Whether the counter of this key is at the replica: it forwards no charge."""
+    forwarded = replica.metric("tollgate_cluster_forwarded_checks_total")
+    assert callers.call(replica.grpc, descriptor(("flooded", name))).passes
+    return replica.metric("tollgate_cluster_forwarded_checks_total") == forwarded
+
+
+def await_backups(replica, number):
+    """Waits until so many further backups of slots are acknowledged."""
+    wanted = replica.metric("tollgate_cluster_backups_arrived_total") + number
+    eventually("a backup", lambda: replica.metric("tollgate_cluster_backups_arrived_total") >= wanted)
+
+
+@pytest.mark.extended
+@pytest.mark.timing
+def test_ids_of_one_key_leave_links_and_other_calls_alone(start_cluster, callers):
+    cluster = start_cluster(rules=RULES, may_degrade=True, drain_delay="500ms")
+    floods = [
+        Flood(f"caller {number}", cluster.targets[number], ["one"] * DESCRIPTORS_MAX, 425_000, 4.0) for number in (0, 1)
+    ]
+
+    with Load(callers, cluster.targets, USERS) as load:
+        with floods[0], floods[1]:
+            pass
+        assert all(flood.settled > 1_000 for flood in floods), [(flood.settled, flood.errors[:3]) for flood in floods]
+        assert cluster.total("tollgate_cluster_members_lost_total") == 0
+        fill_logs(cluster, callers)
+        cluster.roll()
+        load.await_calls(200)
+
+    assert_links_held(cluster)
+    assert not load.failed()
+    assert max(response.seconds for response in load.responses) < SLOWEST
+    assert_exact(cluster, callers, load)
+
+
+def fill_logs(cluster, callers):
+    """Gives many logs some hundred entries each, over all replicas."""
+    logs = [descriptor(("log", f"name-{number}")) for number in range(DESCRIPTORS_MAX)]
+    calls = [(target, rate_limit_request(*logs)) for target in cluster.targets] * 60
+    assert all(response.passes for response in callers.call_all(calls, 4, timeout=10.0))
+
+
+@pytest.mark.extended
+@pytest.mark.timing
+def test_small_replicas_keep_limits_and_memory_while_ids_flood(start_cluster, callers):
+    cluster = start_cluster(rules=RULES, may_degrade=True, flags=["--store-memory-limit", MEMORY_LIMIT])
+    many = [f"name-{number}" for number in range(DESCRIPTORS_MAX)]
+    floods = [
+        Flood("the first caller", cluster.targets[0], ["one"] * DESCRIPTORS_MAX, 10**9, 14.0),
+        Flood("the second caller", cluster.targets[1], many, 10**9, 14.0),
+    ]
+
+    with Load(callers, cluster.targets, USERS, concurrency=8, interval=0.001) as load:
+        with floods[0], floods[1]:
+            pass
+
+    assert all(flood.settled > 10_000 for flood in floods)
+    assert_links_held(cluster)
+    assert cluster.total("tollgate_cluster_members_lost_total") == 0
+    assert_exact(cluster, callers, load)
+    assert cluster.total("tollgate_counters_evicted_total", reason="unexpired") == 0
+    assert cluster.total("tollgate_counters_refused_total") == 0
+    assert max(resident_peaks(cluster)) <= RESIDENT_MAX, resident_peaks(cluster)
