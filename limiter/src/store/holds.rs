@@ -16,13 +16,13 @@ use crate::{
 mod changes;
 mod codec;
 mod copies;
+mod ended;
 mod merge;
 
 use changes::{Changes, Uncompared};
 pub(super) use codec::DecodedHolds;
+use ended::{Ended, HoldAnswer};
 
-/// The most holds of one counter that are open, or charged at their expiry and not forgotten yet.
-pub const HOLDS_MAX: usize = 1_000;
 /// The ids that a counter remembers, those of open holds included, before it forgets those that have ended: the oldest of
 /// the settled ones first.
 pub(super) const IDS_MAX: usize = 4_096;
@@ -62,26 +62,6 @@ enum HoldState {
     Charged,
 }
 
-/// A hold that has ended.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-struct Ended {
-    answer: HoldAnswer,
-    // `None` if its expiry has released it.
-    settled: Option<Settled>,
-    forgotten_at: Timestamp,
-    // Which change of the ended holds this is: the least is the oldest.
-    #[serde(skip)]
-    change: Uncompared<u64>,
-}
-
-/// The decision by which a hold was made.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-struct HoldAnswer {
-    verdict: Verdict,
-    remaining: u64,
-    reset_after: Duration,
-}
-
 /// The answer to the reservation of a known id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct KnownAnswer {
@@ -118,7 +98,7 @@ pub(super) struct Holds {
     limit: Limit,
     // Those that still weigh something, in the order of their charges. At most `HOLDS_MAX`.
     each: Vec<Hold>,
-    #[serde(with = "codec::oldest_first")]
+    #[serde(with = "ended::oldest_first")]
     ended: BTreeMap<HoldId, Ended>,
     // Invariant: no open hold expires earlier.
     #[serde(skip)]
@@ -134,18 +114,6 @@ pub(super) struct Holds {
     // Ended holds that were forgotten because there were too many.
     #[serde(skip)]
     forgotten_early: Uncompared<usize>,
-}
-
-impl HoldAnswer {
-    fn of(decision: &Decision) -> Self {
-        let Decision { verdict, remaining, reset_after, receipt: _ } = *decision;
-        Self { verdict, remaining, reset_after }
-    }
-
-    fn decision(self) -> Decision {
-        let Self { verdict, remaining, reset_after } = self;
-        Decision { verdict, remaining, reset_after, receipt: None }
-    }
 }
 
 impl Hold {

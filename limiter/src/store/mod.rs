@@ -29,7 +29,6 @@ pub use decisions::{Checks, Decisions, RemoteDecisions, Reserved, SingleDecision
 pub(crate) use held_counter::{DecodedHeldCounter, Exhausted, HeldCounter, Reserve, Room, reserve};
 #[cfg(feature = "redis")]
 pub(crate) use holds::Expired;
-pub use holds::HOLDS_MAX;
 pub(crate) use holds::{REMEMBERED as HOLD_REMEMBERED, id_bytes};
 pub use lead::Lead;
 pub(crate) use memory::each_hold_id;
@@ -43,8 +42,8 @@ pub(crate) use packed_counter::Now;
 pub(crate) use refusal::refuses;
 pub use refusal::{Refusal, Role};
 pub use reservation::{
-    HOLD_ID_BYTES_MAX, HOLD_TTL_DEFAULT, HOLD_TTL_MAX, HOLD_TTL_MIN, HoldId, HoldIdTooLong, HoldTerms,
-    HoldTtlOutOfBounds, OnExpiry, OpenHold, OpenHolds, SettleOutcome, Settled,
+    HOLD_ID_BYTES_MAX, HOLD_TTL_DEFAULT, HOLD_TTL_MAX, HOLD_TTL_MIN, HOLDS_MAX, HoldId, HoldIdTooLong,
+    HoldTerms, HoldTtlOutOfBounds, OnExpiry, OpenHold, OpenHolds, SettleOutcome, Settled,
 };
 pub use slot::{SLOTS, Slot};
 pub use slot_data::{Changes, Consumption, DecodeError, PendingUsage, SlotData};

@@ -11,6 +11,8 @@ const CHARGES: u8 = 0xff;
 const REFUNDS: u8 = 0xfe;
 /// The time until a hold expires, unless the caller says otherwise.
 pub const HOLD_TTL_DEFAULT: Duration = Duration::from_secs(60);
+/// The most holds of one counter that are open, or charged at their expiry and not forgotten yet.
+pub const HOLDS_MAX: usize = 1_000;
 /// The most holds of a counter that are listed.
 pub const LISTED_HOLDS_MAX: usize = 100;
 /// The shortest time until a hold expires.

@@ -94,38 +94,6 @@ fn read_all<'b, T: Deserialize<'b>>(bytes: &'b [u8], read: impl FnOnce(T) -> Dec
     }
 }
 
-/// Ended holds in the order of their changes, which are numbered anew.
-pub(super) mod oldest_first {
-    use std::collections::BTreeMap;
-
-    use serde::{Deserialize, Deserializer, Serializer};
-
-    use crate::store::{
-        HoldId,
-        holds::{Ended, Uncompared},
-    };
-
-    pub(in crate::store::holds) fn serialize<S: Serializer>(
-        ended: &BTreeMap<HoldId, Ended>,
-        serializer: S,
-    ) -> Result<S::Ok, S::Error> {
-        let mut each: Vec<(&HoldId, &Ended)> = ended.iter().collect();
-        each.sort_by_key(|(_, ended)| ended.change.0);
-        serializer.collect_seq(each)
-    }
-
-    pub(in crate::store::holds) fn deserialize<'de, D: Deserializer<'de>>(
-        deserializer: D,
-    ) -> Result<BTreeMap<HoldId, Ended>, D::Error> {
-        let each: Vec<(HoldId, Ended)> = Vec::deserialize(deserializer)?;
-        let numbered = (1..).zip(each).map(|(change, (id, ended))| {
-            let change = Uncompared(change);
-            (id, Ended { change, ..ended })
-        });
-        Ok(numbered.collect())
-    }
-}
-
 /// The same place with another instant. Windows are the same on all replicas.
 fn moved_place(place: Place, instant: impl Fn(Timestamp) -> Timestamp) -> Place {
     match place {

@@ -12,8 +12,9 @@ use crate::{
     store::{
         HoldId,
         holds::{
-            Ended, Hold, Holds,
+            Hold, Holds,
             changes::{Changes, Uncompared},
+            ended::Ended,
         },
     },
 };
