@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use redis::{
-    AsyncConnectionConfig, ConnectionAddr, ConnectionInfo, ErrorKind, RedisError, RedisResult, Value, cmd,
+    AsyncConnectionConfig, ConnectionAddr, ConnectionInfo, ErrorKind, RedisError, RedisResult,
+    ServerErrorKind, Value, cmd,
 };
 use tokio_rustls::TlsConnector;
 
@@ -46,9 +47,12 @@ async fn named_by(
 
 /// An error if the server is no master: sentinels may name one that has just been replaced.
 pub(super) async fn require_master(node: &mut Node) -> RedisResult<()> {
-    let role: Vec<Value> = cmd("ROLE").query_async(node).await?;
-    match role.first() {
-        Some(Value::BulkString(role)) if role == b"master" => Ok(()),
-        _ => Err(RedisError::from((ErrorKind::Io, "the server that the sentinels name is no master"))),
+    let role: RedisResult<Vec<Value>> = cmd("ROLE").query_async(node).await;
+    match role {
+        Ok(role) if matches!(role.first(), Some(Value::BulkString(role)) if role == b"master") => Ok(()),
+        Ok(_) => Err(RedisError::from((ErrorKind::Io, "the server that the sentinels name is no master"))),
+        // The user may have no right to ask. A replica refuses what is written to it.
+        Err(error) if error.kind() == ErrorKind::Server(ServerErrorKind::NoPerm) => Ok(()),
+        Err(error) => Err(error),
     }
 }
