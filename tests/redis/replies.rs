@@ -9,11 +9,11 @@ use tokio::{
 };
 use tollgate_limiter::{
     algorithm::Operation,
-    shared_store::{Mode, Settings},
+    shared_store::{Mode, Settings, State},
 };
 
 use crate::{
-    replica::{Replica, a_day, check, key, settings},
+    replica::{Replica, a_day, check, key, settings, until},
     server::PATIENCE,
 };
 
@@ -28,7 +28,7 @@ struct Endless {
     repeated: &'static [u8],
 }
 
-/// Starts a server that greets as Redis does and answers every other script without an end. Returns its address, and
+/// Starts a server that greets as Redis does and answers every other script, and the question of a sentinel, without an end. Returns its address, and
 /// how many bytes each connection took of such an answer.
 async fn start(reply: Endless) -> (String, mpsc::UnboundedReceiver<usize>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -56,7 +56,7 @@ async fn serve(
         if command.contains("{replicas}") {
             let greeting = "*5\r\n:1790000000\r\n:0\r\n$16\r\n0123456789abcdef\r\n:1\r\n:0\r\n";
             let _ = socket.write_all(greeting.as_bytes()).await;
-        } else if command.contains("EVALSHA") {
+        } else if command.contains("EVALSHA") || command.contains("SENTINEL") {
             let mut sent = 0;
             let mut chunk = reply.0;
             while sent < SENT_MAX && socket.write_all(chunk).await.is_ok() {
@@ -82,6 +82,17 @@ async fn assert_closed(mode: Mode, reply: Endless) {
     assert!(decided.degraded[0] && !decided.decisions[0].verdict.passes());
     let taken = tokio::time::timeout(Duration::from_secs(5), taken.recv()).await.unwrap().unwrap();
     assert!(taken < TAKEN_MAX, "{taken}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn endless_reply_of_sentinel_closes_its_connection() {
+    let (url, mut taken) = start(ARRAY).await;
+    let mode = Mode::Sentinel { service: "counters".to_owned() };
+    let replica = Replica::start(Settings { mode, timeout: PATIENCE, ..settings(&[url]) });
+    let taken = tokio::time::timeout(PATIENCE, taken.recv()).await.unwrap().unwrap();
+    assert!(taken < TAKEN_MAX, "{taken}");
+    let unavailable = || matches!(replica.store.state(), State::Unavailable(_));
+    until("the sentinel names no master", unavailable).await;
 }
 
 const STRING: Endless = Endless { head: b"*3\r\n:1790000000\r\n:0\r\n$1073741824\r\n", repeated: b"aaaa" };

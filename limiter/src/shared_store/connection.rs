@@ -3,12 +3,9 @@
 use std::{path::PathBuf, time::Duration};
 
 use redis::{
-    AsyncConnectionConfig, Client, ClientTlsConfig, Cmd, ConnectionAddr, ConnectionInfo, ErrorKind,
-    IntoConnectionInfo, ProtocolVersion, RedisError, RedisResult, ServerErrorKind, TlsCertificates, TlsMode,
-    Value,
-    cluster::ClusterClientBuilder,
-    cluster_async::ClusterConnection,
-    sentinel::{SentinelClientBuilder, SentinelServerType},
+    AsyncConnectionConfig, ClientTlsConfig, Cmd, ConnectionInfo, ErrorKind, IntoConnectionInfo,
+    ProtocolVersion, RedisConnectionInfo, RedisError, RedisResult, ServerErrorKind, TlsCertificates, Value,
+    cluster::ClusterClientBuilder, cluster_async::ClusterConnection,
 };
 use tokio_rustls::TlsConnector;
 
@@ -19,6 +16,7 @@ use crate::{
         failure::within,
         node::{Node, Subscription},
         passwords::Passwords,
+        sentinel,
         settings::{Mode, Settings},
     },
 };
@@ -46,9 +44,15 @@ impl Connection {
                 let config = AsyncConnectionConfig::new()
                     .set_connection_timeout(Some(*timeout))
                     .set_response_timeout(Some(*timeout));
-                let client = server_client(settings, passwords).await?;
                 let tls = tls(settings)?;
-                let opened = Node::open(client.get_connection_info(), tls.as_ref(), config);
+                let server = server(settings, passwords, tls.as_ref()).await?;
+                let opened = async {
+                    let mut node = Node::open(&server, tls.as_ref(), config).await?;
+                    if let Mode::Sentinel { .. } = settings.mode {
+                        sentinel::require_master(&mut node).await?;
+                    }
+                    Ok(node)
+                };
                 Ok(Self::Server(within(*timeout, opened).await?))
             }
             Mode::Cluster => {
@@ -77,17 +81,16 @@ impl Connection {
         channel: &[u8],
     ) -> RedisResult<Subscription> {
         let mut last = RedisError::from((ErrorKind::InvalidClientConfig, "no server is configured"));
-        let clients = match settings.mode {
-            Mode::Standalone | Mode::Sentinel { .. } => vec![server_client(settings, passwords).await?],
-            // Every node of a cluster passes announcements on.
-            Mode::Cluster => infos(settings, passwords)?
-                .into_iter()
-                .map(|info| client(info, settings))
-                .collect::<RedisResult<_>>()?,
-        };
         let tls = tls(settings)?;
-        for client in clients {
-            let opened = Subscription::open(client.get_connection_info(), tls.as_ref(), channel);
+        let servers = match settings.mode {
+            Mode::Standalone | Mode::Sentinel { .. } => {
+                vec![server(settings, passwords, tls.as_ref()).await?]
+            }
+            // Every node of a cluster passes announcements on.
+            Mode::Cluster => infos(settings, passwords)?,
+        };
+        for server in servers {
+            let opened = Subscription::open(&server, tls.as_ref(), channel);
             match within(settings.timeout, opened).await {
                 Ok(subscription) => return Ok(subscription),
                 Err(error) => last = error,
@@ -119,63 +122,45 @@ impl Connection {
     }
 }
 
-/// The client of the only server, or of the master that the sentinels name.
-async fn server_client(settings: &Settings, passwords: &Passwords) -> RedisResult<Client> {
-    match &settings.mode {
-        Mode::Standalone | Mode::Cluster => {
-            let first = infos(settings, passwords)?.into_iter().next();
-            client(first.ok_or((ErrorKind::InvalidClientConfig, "no server is configured"))?, settings)
-        }
-        Mode::Sentinel { service } => {
-            let sentinels: Vec<ConnectionAddr> =
-                infos(settings, passwords)?.iter().map(|info| info.addr().clone()).collect();
-            let mut builder = SentinelClientBuilder::new(sentinels, service, SentinelServerType::Master)?;
-            if let Some(username) = &settings.username {
-                builder = builder.set_client_to_redis_username(username);
-            }
-            if let Some(password) = &passwords.server {
-                builder = builder.set_client_to_redis_password(password);
-            }
-            if let Some(username) = &settings.sentinel_username {
-                builder = builder.set_client_to_sentinel_username(username);
-            }
-            if let Some(password) = &passwords.sentinel {
-                builder = builder.set_client_to_sentinel_password(password);
-            }
-            if settings.is_tls() {
-                builder = builder.set_client_to_redis_tls_mode(TlsMode::Secure);
-                if let Some(certificates) = certificates(settings)? {
-                    builder = builder
-                        .set_client_to_redis_certificates(certificates.clone())
-                        .set_client_to_sentinel_certificates(certificates);
-                }
-            }
-            builder.build()?.async_get_client().await
-        }
+/// The only server, or the master that the sentinels name.
+async fn server(
+    settings: &Settings,
+    passwords: &Passwords,
+    tls: Option<&TlsConnector>,
+) -> RedisResult<ConnectionInfo> {
+    let infos = infos(settings, passwords)?;
+    let first = infos.first().cloned().ok_or((ErrorKind::InvalidClientConfig, "no server is configured"))?;
+    let Mode::Sentinel { service } = &settings.mode else { return Ok(first) };
+    let mut login = login();
+    if let Some(username) = &settings.sentinel_username {
+        login = login.set_username(username);
     }
-}
-
-fn client(info: ConnectionInfo, settings: &Settings) -> RedisResult<Client> {
-    match certificates(settings)? {
-        Some(certificates) if settings.is_tls() => Client::build_with_tls(info, certificates),
-        Some(_) | None => Client::open(info),
+    if let Some(password) = &passwords.sentinel {
+        login = login.set_password(password);
     }
+    let sentinels: Vec<_> = infos.into_iter().map(|info| info.set_redis_settings(login.clone())).collect();
+    Ok(first.set_addr(sentinel::master(&sentinels, service, tls, settings.timeout).await?))
 }
 
 /// The addresses of the servers with user and password.
 fn infos(settings: &Settings, passwords: &Passwords) -> RedisResult<Vec<ConnectionInfo>> {
+    let mut login = login();
+    if let Some(username) = &settings.username {
+        login = login.set_username(username);
+    }
+    if let Some(password) = &passwords.server {
+        login = login.set_password(password);
+    }
     let info = |url: &String| {
         let info = url.as_str().into_connection_info()?;
-        let mut login = info.redis_settings().clone().set_protocol(ProtocolVersion::RESP2);
-        if let Some(username) = &settings.username {
-            login = login.set_username(username);
-        }
-        if let Some(password) = &passwords.server {
-            login = login.set_password(password);
-        }
+        let login = login.clone().set_db(info.redis_settings().db());
         Ok(info.set_redis_settings(login))
     };
     settings.urls.iter().map(info).collect()
+}
+
+fn login() -> RedisConnectionInfo {
+    RedisConnectionInfo::default().set_protocol(ProtocolVersion::RESP2)
 }
 
 /// What connects to a server with TLS, if the settings want it.

@@ -39,6 +39,7 @@ mod node;
 mod part;
 mod passwords;
 mod script;
+mod sentinel;
 mod settings;
 mod stats;
 mod value;

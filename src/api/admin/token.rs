@@ -1,6 +1,9 @@
 //! Access control of the admin pages by a bearer token in a file.
 
-use std::{path::PathBuf, sync::Arc};
+use std::{
+    path::PathBuf,
+    sync::{Arc, Mutex, PoisonError},
+};
 
 use axum::{
     extract::{Request, State},
@@ -19,6 +22,8 @@ use crate::api::{
 
 /// The maximum length of a token, in bytes.
 const BYTES_MAX: usize = 4096;
+/// Guesses of a token of this length do not succeed, however many there are: 24 characters of base64 have 144 bits.
+const LONG_BYTES: usize = 24;
 
 /// A token in a file.
 #[derive(Debug)]
@@ -27,6 +32,8 @@ pub struct Token {
     // The secret seed of the hashes that are compared instead of the tokens, so that the time of the comparison
     // reveals nothing.
     seed: [u8; 16],
+    // The hash of the token that was read last, if it is long.
+    last_long: Mutex<Option<u128>>,
 }
 
 /// An error of the token file.
@@ -51,7 +58,7 @@ pub enum TokenError {
 impl Token {
     /// The token in the file at `path`, which is read at each use.
     pub fn new(path: PathBuf) -> Self {
-        Self { path, seed: rand::random() }
+        Self { path, seed: rand::random(), last_long: Mutex::default() }
     }
 
     /// Reads the current token.
@@ -67,9 +74,8 @@ impl Token {
         if fits { Ok(token.to_vec()) } else { Err(TokenError::Unfit { path }) }
     }
 
-    fn is(&self, token: &[u8], presented: &[u8]) -> bool {
-        let hash = |text: &[u8]| SipHasher13::new_with_key(&self.seed).hash(text).as_u128();
-        hash(token) == hash(presented)
+    fn hash(&self, text: &[u8]) -> u128 {
+        SipHasher13::new_with_key(&self.seed).hash(text).as_u128()
     }
 }
 
@@ -77,6 +83,13 @@ impl Token {
     /// Whether `headers` show a token, right or wrong.
     pub(in crate::api) fn is_presented(headers: &HeaderMap) -> bool {
         presented(headers).is_some()
+    }
+
+    /// Whether `headers` show the token that was read last, if it is too long to be guessed. The file may have another one
+    /// by now.
+    pub(in crate::api) fn is_last_long(&self, headers: &HeaderMap) -> bool {
+        let last = *self.last_long.lock().unwrap_or_else(PoisonError::into_inner);
+        last.is_some() && presented(headers).map(|presented| self.hash(presented)) == last
     }
 
     /// Whether `headers` show the token. The file is read each time, so a new token takes effect at once and an old one
@@ -89,7 +102,10 @@ impl Token {
             Ok(Err(error)) => return Err(unusable(&error)),
             Err(error) => return Err(unusable(&error)),
         };
-        let is_shown = presented(headers).is_some_and(|presented| self.is(&known, presented));
+        let hash = self.hash(&known);
+        let long = (known.len() >= LONG_BYTES).then_some(hash);
+        *self.last_long.lock().unwrap_or_else(PoisonError::into_inner) = long;
+        let is_shown = presented(headers).is_some_and(|presented| self.hash(presented) == hash);
         if is_shown { Ok(()) } else { Err(AccessError::Refused) }
     }
 }

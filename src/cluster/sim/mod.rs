@@ -39,6 +39,8 @@ enum Step {
     AgeSnapshots,
     /// Drains the replica with this number.
     Drain(usize),
+    /// Drains replicas at the same instant.
+    DrainTogether(Vec<usize>),
     /// Drains the owner of the first key.
     DrainOwner,
     /// Ends the replica without a goodbye.

@@ -7,8 +7,9 @@ use tollgate_limiter::store::BYTES_MIN;
 
 use crate::cluster::sim::{
     Step::{
-        self, AgeSnapshots, Cut, CutOneWay, Delay, Drain, Flood, Freeze, Heal, Hold, Hot, Kill, KillTogether,
-        LoseSnapshots, Mixed, Pass, Resume, Rules, Settle, Skew, Start, Store, Stranger, Thaw, Traffic,
+        self, AgeSnapshots, Cut, CutOneWay, Delay, Drain, DrainTogether, Flood, Freeze, Heal, Hold, Hot,
+        Kill, KillTogether, LoseSnapshots, Mixed, Pass, Resume, Rules, Settle, Skew, Start, Store, Stranger,
+        Thaw, Traffic,
     },
     World,
     record::Faults,
@@ -36,6 +37,8 @@ enum Kind {
     Late,
     Partition,
     Stop,
+    /// Most replicas leave at once, as when a cluster is scaled down.
+    ScaleDown,
 }
 
 /// A script in the making.
@@ -67,9 +70,14 @@ impl Writer {
         self.there.swap_remove(index)
     }
 
-    fn begin(seed: u64) -> Self {
+    fn begin(seed: u64, kind: Kind) -> Self {
         let mut rng = StdRng::seed_from_u64(seed ^ 0x5EED);
-        let count = rng.random_range(2..=4);
+        let count = match kind {
+            Kind::ScaleDown => 3 + 2 * rng.random_range(0..=1),
+            Kind::Plan | Kind::Clock | Kind::Crash | Kind::Late | Kind::Partition | Kind::Stop => {
+                rng.random_range(2..=4)
+            }
+        };
         let calls = rng.random_range(20..160);
         let traffic = if rng.random_bool(0.7) { Mixed(calls) } else { Traffic(calls) };
         let steps = vec![Start(count), Settle, traffic];
@@ -170,6 +178,17 @@ impl Writer {
         Faults::Partition { minority: minority as u64, members: members as u64 }
     }
 
+    /// Leaves one or two of three replicas and of five, right after the last answer or up to a second later.
+    fn scale_down(&mut self) {
+        let staying = if self.there.len() > 3 { self.rng.random_range(1..=2) } else { 1 };
+        let leaving = (staying..self.there.len()).map(|_| self.take_any()).collect();
+        if self.rng.random_bool(0.5) {
+            self.pause(1_000);
+        }
+        self.steps.push(DrainTogether(leaving));
+        self.pause(1_500);
+    }
+
     fn stop(&mut self) -> Faults {
         // Replicas that leave for good have gone, so that only those of the full stop leave snapshots.
         self.steps.extend([Settle, Pass(Duration::from_millis(1_200)), Store]);
@@ -205,12 +224,15 @@ impl Writer {
 
 /// A script, and the faults in it.
 fn script(seed: u64, kind: Kind) -> (Vec<Step>, Faults) {
-    let mut script = Writer::begin(seed);
+    let mut script = Writer::begin(seed, kind);
     let mut faults = Faults::None;
+    if kind == Kind::ScaleDown {
+        script.scale_down();
+    }
     for _ in 0..script.rng.random_range(1..=5) {
         script.change();
         match kind {
-            Kind::Plan | Kind::Partition | Kind::Stop => {}
+            Kind::Plan | Kind::Partition | Kind::Stop | Kind::ScaleDown => {}
             Kind::Clock => {
                 faults = Faults::Lead;
                 script.step_clock();
@@ -228,7 +250,7 @@ fn script(seed: u64, kind: Kind) -> (Vec<Step>, Faults) {
     match kind {
         Kind::Partition => faults = script.cut(),
         Kind::Stop => faults = script.stop(),
-        Kind::Plan | Kind::Clock | Kind::Crash | Kind::Late => {}
+        Kind::Plan | Kind::Clock | Kind::Crash | Kind::Late | Kind::ScaleDown => {}
     }
     if has_flood(seed, kind) {
         flood(seed, &mut script.steps);
@@ -291,6 +313,11 @@ fn mistyped_seeds_are_an_error() {
 #[test]
 fn random_planned_changes_admit_exactly_the_limit() {
     all_hold(Kind::Plan, &[800]);
+}
+
+#[test]
+fn random_scale_downs_admit_exactly_the_limit() {
+    all_hold(Kind::ScaleDown, &[]);
 }
 
 #[test]

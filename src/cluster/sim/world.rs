@@ -245,6 +245,7 @@ impl World {
                 self.note_fault(Some(since));
             }
             Step::Drain(number) => self.drain(*number),
+            Step::DrainTogether(numbers) => numbers.iter().for_each(|number| self.drain(*number)),
             Step::DrainOwner => {
                 if let Some(owner) = self.owner(self.keys[0].key) {
                     self.drain(owner);

@@ -1,8 +1,8 @@
 //! `Reset` with and without the admin token.
 
-use std::fs;
+use std::{fs, sync::Arc};
 
-use tokio::task::JoinSet;
+use tokio::{sync::Notify, task::JoinSet};
 use tollgate::api::proto::tollgate::v1::{Descriptor, Limit, ResetCounter, ResetRequest, limit::Unit};
 use tollgate_limiter::time::Stopwatch;
 use tonic::{Code, Request};
@@ -90,6 +90,39 @@ async fn guesses_of_the_token_are_counted_and_slowed_down() {
     let refused = value(&page(&service).await, r#"tollgate_unanswered_requests_total{reason="wrong_token"}"#);
     assert_eq!(refused, 400.0);
     client.clone().reset(reset(vec![descriptor("user", "ann")], Some("secret"))).await.unwrap();
+}
+
+#[tokio::test]
+async fn right_token_does_not_wait_behind_guesses() {
+    const GUESSERS: usize = 64;
+    let token = "a token of 24 characters".replace(' ', "-");
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("token");
+    fs::write(&file, &token).unwrap();
+    let service = Service::start_with(RULES, &[("admin.token_file", file.to_str().unwrap())]).await;
+    let guessed = Arc::new(Notify::new());
+    let mut guessers = JoinSet::new();
+    for number in 0..GUESSERS {
+        let (mut client, guessed) = (client(&service).await, guessed.clone());
+        guessers.spawn(async move {
+            loop {
+                let call = reset(vec![descriptor("user", "ann")], Some(&format!("guess{number}")));
+                if reason_of(&client.reset(call).await.unwrap_err()) == "WRONG_TOKEN" {
+                    guessed.notify_one();
+                }
+            }
+        });
+    }
+    // From here on, four times as many guesses as there are places wait for one.
+    guessed.notified().await;
+    let mut client = client(&service).await;
+    for _ in 0..20 {
+        client.reset(reset(vec![descriptor("user", "ann")], Some(&token))).await.unwrap();
+    }
+    fs::write(&file, "another token that is long".replace(' ', "-")).unwrap();
+    let error = client.reset(reset(vec![descriptor("user", "ann")], Some(&token))).await.unwrap_err();
+    assert!(["WRONG_TOKEN", "TOO_MANY_TOKENS"].contains(&reason_of(&error).as_str()), "{error}");
+    assert_eq!(guessers.len(), GUESSERS);
 }
 
 #[tokio::test]
