@@ -485,9 +485,9 @@ type Request struct {
 	Hits uint64 `protobuf:"varint,3,opt,name=hits,proto3" json:"hits,omitempty"`
 	// Chosen by the caller; the answer repeats it.
 	Id string `protobuf:"bytes,4,opt,name=id,proto3" json:"id,omitempty"`
-	// Makes a charge count once: a repeated charge of the same descriptors with this id is answered as the first one and
-	// charges nothing, for the time of the setting api.request_id_window. At most 63 bytes. Not in requests that are
-	// decided together, in peeks and in refunds.
+	// Makes a charge or a refund count once: a repeated one of the same descriptors with this id is answered as the first
+	// one and changes nothing, for the time of the setting api.request_id_window. At most 63 bytes. Not in requests that
+	// are decided together, and in peeks.
 	RequestId     string `protobuf:"bytes,5,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
