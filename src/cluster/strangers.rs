@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn replica_that_has_served_stays_ready_unless_a_former_peer_rejects_it() {
+    fn served_replica_stays_ready_unless_a_former_peer_rejects_it() {
         for other_version in [false, true] {
             for (before, since) in [(OF_PAIR, NOW), (ALONE, NOW.after(SERVED_MIN))] {
                 let (mut history, strangers) = (History::default(), strangers(other_version));

@@ -91,7 +91,7 @@ async fn reservations_of_the_most_never_exceed_the_limit() {
 }
 
 #[tokio::test]
-async fn reservations_of_less_exceed_the_limit_by_the_rest_of_calls_in_flight() {
+async fn reservations_of_less_exceed_limit_by_rest_of_calls_in_flight() {
     let tenant = Tenant::start().await;
     let mut used = LIMIT - CALLS * RESERVED;
     assert!(tenant.send("check", "minute", used).await.0);
@@ -107,7 +107,7 @@ async fn reservations_of_less_exceed_the_limit_by_the_rest_of_calls_in_flight() 
 }
 
 #[tokio::test]
-async fn charges_afterwards_exceed_the_limit_by_the_calls_in_flight_and_all_count() {
+async fn charges_afterwards_exceed_limit_by_calls_in_flight() {
     let tenant = Tenant::start().await;
     let mut used = LIMIT - 1;
     assert!(tenant.send("check", "minute", used).await.0);

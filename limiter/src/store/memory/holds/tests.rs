@@ -436,7 +436,7 @@ proptest! {
 }
 
 #[test]
-fn reservation_that_is_settled_long_before_its_expiry_is_forgotten_first() {
+fn reservation_settled_long_ago_is_forgotten_first() {
     let (memory, limit) = (sharing(), window(1_000_000));
     let slot = memory.slot(key("k"));
     let day = terms("long", HOLD_TTL_MAX, OnExpiry::Release);
@@ -459,7 +459,7 @@ fn reservation_that_is_settled_long_before_its_expiry_is_forgotten_first() {
 }
 
 #[test]
-fn backup_of_counter_with_many_open_holds_gets_only_the_changed_ones() {
+fn backup_gets_only_the_open_holds_that_changed() {
     let (memory, limit) = (sharing(), window(1_000_000));
     let slot = memory.slot(key("k"));
     for number in 0..HOLDS_MAX {
