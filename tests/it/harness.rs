@@ -22,10 +22,7 @@ use tollgate::{
     settings::{Setting, Settings, Sources},
 };
 use tollgate_limiter::time::{Clock, Timestamp};
-use tonic::{
-    Status,
-    transport::{Channel, Endpoint},
-};
+use tonic::{Status, transport::Channel};
 
 /// Longer than any step of a test takes; a test that waits this long fails.
 pub const TIMEOUT: Duration = Duration::from_secs(20);
@@ -137,13 +134,7 @@ impl Service {
 
     /// A client with its own connection.
     pub async fn client(&self) -> RateLimitServiceClient<Channel> {
-        RateLimitServiceClient::new(self.channel().await)
-    }
-
-    /// A connection to the gRPC port, which refuses connections while the service starts.
-    pub async fn channel(&self) -> Channel {
-        let endpoint = Endpoint::from_shared(format!("http://{}", self.addresses.grpc)).unwrap();
-        until(async || endpoint.connect().await.ok()).await
+        RateLimitServiceClient::connect(format!("http://{}", self.addresses.grpc)).await.unwrap()
     }
 
     /// Sends one request on a new connection.

@@ -3,6 +3,7 @@
 use std::fs;
 
 use tokio::{net::TcpListener, time::timeout};
+use tonic::transport::Endpoint;
 use tonic_health::pb::{
     HealthCheckRequest, health_check_response::ServingStatus, health_client::HealthClient,
 };
@@ -43,7 +44,8 @@ async fn cluster_address(service: &Service) -> String {
 }
 
 async fn health(service: &Service) -> ServingStatus {
-    let mut client = HealthClient::new(service.channel().await);
+    let endpoint = Endpoint::from_shared(format!("http://{}", service.addresses.grpc)).unwrap();
+    let mut client = HealthClient::new(endpoint.connect().await.unwrap());
     client.check(HealthCheckRequest::default()).await.unwrap().into_inner().status()
 }
 

@@ -26,7 +26,7 @@ use crate::harness::Service;
 
 /// A client with its own connection.
 pub async fn client(service: &Service) -> RateLimiterClient<Channel> {
-    RateLimiterClient::new(service.channel().await)
+    RateLimiterClient::connect(format!("http://{}", service.addresses.grpc)).await.unwrap()
 }
 
 /// A descriptor with one entry.
