@@ -78,7 +78,7 @@ pub struct OpenHolds {
     pub count: u64,
     /// The hits of all of them.
     pub hits: u64,
-    /// Those that expire first, at most [`LISTED_HOLDS_MAX`].
+    /// Those that expire first, at most 100.
     pub first: Vec<OpenHold>,
 }
 
