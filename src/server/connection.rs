@@ -36,7 +36,7 @@ use crate::server::{
 mod calls;
 mod keepalive;
 
-use calls::{Calls, Deferred, PendingCalls};
+use calls::{AcceptedCall, Calls, Deferred, PendingCalls};
 pub(super) use keepalive::Keepalive;
 use keepalive::KeepaliveTimer;
 
@@ -263,7 +263,7 @@ impl<W: AsyncRead + AsyncWrite + Unpin> Connection<W> {
                     if accepted.is_empty() {
                         accepted.reserve(CALLS_PER_GROUP);
                     }
-                    accepted.push(call?);
+                    accepted.push(Some(AcceptedCall::new(call?)));
                     has_progressed = true;
                     if accepted.len() < CALLS_PER_GROUP {
                         continue;

@@ -34,7 +34,8 @@ impl Api {
         span.describe(decoded.domain, || decoded.descriptor_views().count());
         let request = decoded.limiter_request(call.timeout())?;
         // Borrowed, because an answer is large to move.
-        let answer = &view.decide(&request, elsewhere).await?;
+        let decided = view.decide(&request, elsewhere).await;
+        let answer = decided.as_ref().map_err(|error| *error)?;
         self.observe(&request, view, answer);
         let headers = self.headers.of(answer, self.limiter.modes());
         let metadata = self.settings.dynamic_metadata.then(|| metadata::of(&decoded, answer));

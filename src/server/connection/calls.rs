@@ -46,19 +46,32 @@ pub(super) struct Calls<'a> {
     pub(super) closing: &'a watch::Sender<bool>,
 }
 
-/// A call that HTTP/2 has accepted.
-pub(super) type AcceptedCall = (Request<RecvStream>, SendResponse<ReplyPart>);
-
-/// A call that was decided without waiting. Its reply is counted as unsent.
-struct DecidedCall {
+/// A call that HTTP/2 has accepted. A call that is decided at once stays in its place until its reply is sent, because it
+/// is large to move.
+pub(super) struct AcceptedCall {
+    request: Request<RecvStream>,
     respond: SendResponse<ReplyPart>,
-    reply: ReplyPart,
+    // The reply of a decided call, counted as unsent.
+    reply: Option<ReplyPart>,
+}
+
+/// What is left to do for a call that was not decided at once.
+enum Rest {
+    /// Read the rest of it, after what was read.
+    Read(Method, Option<Bytes>),
+    /// Continue the decision elsewhere.
+    Finish(Method, Bytes, Unfinished),
+    /// Send its reply after the delay.
+    Delay(Reply),
+    /// Serve it as a stream of questions.
+    Stream,
+    /// Pass it to another gRPC service.
+    Route,
 }
 
 /// A call that has not begun.
 pub(super) struct Deferred {
-    request: Request<RecvStream>,
-    respond: SendResponse<ReplyPart>,
+    call: AcceptedCall,
     share: Share,
 }
 
@@ -97,43 +110,29 @@ impl Drop for PendingCalls {
     }
 }
 
-impl Calls<'_> {
-    /// Begins a group of accepted calls, and defers those for whose replies there is no room.
-    pub(super) fn begin_or_defer(
-        &self,
-        accepted: &mut Vec<AcceptedCall>,
-        deferred: &mut VecDeque<Deferred>,
-        mut batch: Option<&mut Batch<'_>>,
-        cx: &mut Context<'_>,
-    ) {
-        let mut decided = Vec::with_capacity(accepted.len());
-        for call in accepted.drain(..) {
-            if self.unsent.has_room() {
-                self.begin(batch.as_deref_mut(), call, &mut decided, cx);
-            } else {
-                deferred.push_back(self.defer(call));
-            }
-        }
-        decided.into_iter().for_each(DecidedCall::reply);
+impl AcceptedCall {
+    pub(super) fn new((request, respond): (Request<RecvStream>, SendResponse<ReplyPart>)) -> Self {
+        Self { request, respond, reply: None }
     }
 
-    /// Decides a call, rejects it, or adds it to the pending calls.
-    fn begin(
-        &self,
+    /// Decides the call if that needs no wait, or rejects it. Otherwise returns what is left to do.
+    fn decide_at_once(
+        &mut self,
         batch: Option<&mut Batch<'_>>,
-        (mut request, mut respond): AcceptedCall,
-        decided: &mut Vec<DecidedCall>,
+        unsent: &Unsent,
         cx: &mut Context<'_>,
-    ) {
-        if let Some(response) = rejection(&request) {
-            return log_error(respond.send_response(response, true).map(drop));
+    ) -> Option<Rest> {
+        let Self { request, respond, reply } = self;
+        if let Some(rejection) = Rejection::of(request) {
+            log_error(respond.send_response(rejection.response(), true).map(drop));
+            return None;
         }
-        let Some(batch) = batch else { return self.route(request, respond) };
+        let Some(batch) = batch else { return Some(Rest::Route) };
         let Some(method) = Method::of_path(request.uri().path()) else {
-            return match request.uri().path() {
-                CHECK_STREAM_PATH => self.serve_stream(request, respond),
-                _another => self.route(request, respond),
-            };
+            return Some(match request.uri().path() {
+                CHECK_STREAM_PATH => Rest::Stream,
+                _another => Rest::Route,
+            });
         };
         let chunk = match request.body_mut().poll_data(cx) {
             Poll::Ready(Some(Ok(chunk))) => Some(chunk),
@@ -142,30 +141,86 @@ impl Calls<'_> {
         };
         // The window is released when the stream is dropped.
         let Some(framed) = chunk.as_ref().filter(|_| request.body().is_end_stream()) else {
-            return self.read_and_decide(method, request, chunk, respond);
+            return Some(Rest::Read(method, chunk));
         };
         let message = match message::unframe(framed) {
             Ok(message) => message,
-            Err(error) => return log_error(send_error(&mut respond, error.status())),
+            Err(error) => {
+                log_error(send_error(respond, error.status()));
+                return None;
+            }
         };
         let api = ApiKind::over_grpc(method);
         let call =
             Call { method, message, metadata: Some(request.headers()), precision: batch.precision(), api };
         match batch.handle(call) {
-            Ok(Handled::Ready(reply)) if reply.delay.is_zero() => {
-                decided.push(DecidedCall { respond, reply: self.unsent.part(reply.frame.into()) });
+            Ok(Handled::Ready(ready)) if ready.delay.is_zero() => {
+                *reply = Some(unsent.part(ready.frame.into()));
+                None
             }
-            Ok(Handled::Ready(reply)) => {
+            Ok(Handled::Ready(ready)) => Some(Rest::Delay(ready)),
+            Ok(Handled::Unfinished(unfinished)) => Some(Rest::Finish(method, framed.clone(), unfinished)),
+            Err(error) => {
+                log_error(send_error(respond, Some(error.into())));
+                None
+            }
+        }
+    }
+
+    /// Sends the reply of a decided call.
+    fn reply(&mut self) {
+        if let Some(reply) = self.reply.take() {
+            log_error(send_message(&mut self.respond, reply));
+        }
+    }
+}
+
+impl Calls<'_> {
+    /// Begins a group of accepted calls, and defers those for whose replies there is no room.
+    pub(super) fn begin_or_defer(
+        &self,
+        accepted: &mut Vec<Option<AcceptedCall>>,
+        deferred: &mut VecDeque<Deferred>,
+        mut batch: Option<&mut Batch<'_>>,
+        cx: &mut Context<'_>,
+    ) {
+        for call in accepted.iter_mut() {
+            if self.unsent.has_room() {
+                self.begin(batch.as_deref_mut(), call, cx);
+            } else if let Some(call) = call.take() {
+                deferred.push_back(self.defer(call));
+            }
+        }
+        accepted.iter_mut().flatten().for_each(AcceptedCall::reply);
+        accepted.clear();
+    }
+
+    /// Decides a call in its place, rejects it, or takes it to the pending calls.
+    fn begin(&self, batch: Option<&mut Batch<'_>>, place: &mut Option<AcceptedCall>, cx: &mut Context<'_>) {
+        let rest = place.as_mut().and_then(|call| call.decide_at_once(batch, self.unsent, cx));
+        if let Some(rest) = rest
+            && let Some(call) = place.take()
+        {
+            self.proceed(call, rest);
+        }
+    }
+
+    /// Adds a call to the pending calls.
+    fn proceed(&self, AcceptedCall { request, respond, .. }: AcceptedCall, rest: Rest) {
+        match rest {
+            Rest::Read(method, first) => self.read_and_decide(method, request, first, respond),
+            Rest::Finish(method, framed, unfinished) => {
                 let (service, unsent) = (self.service.clone(), self.unsent.clone());
-                self.push_pending(async move { send_delayed_reply(&service, reply, respond, &unsent).await });
-            }
-            Ok(Handled::Unfinished(unfinished)) => {
-                let (service, unsent, framed) = (self.service.clone(), self.unsent.clone(), framed.clone());
                 self.push_pending(async move {
                     decide(&service, method, &request, &framed, Some(unfinished), respond, &unsent).await
                 });
             }
-            Err(error) => log_error(send_error(&mut respond, Some(error.into()))),
+            Rest::Delay(reply) => {
+                let (service, unsent) = (self.service.clone(), self.unsent.clone());
+                self.push_pending(async move { send_delayed_reply(&service, reply, respond, &unsent).await });
+            }
+            Rest::Stream => self.serve_stream(request, respond),
+            Rest::Route => self.route(request, respond),
         }
     }
 
@@ -220,9 +275,9 @@ impl Calls<'_> {
     }
 
     /// Keeps a call until there is room for its reply.
-    fn defer(&self, (request, respond): AcceptedCall) -> Deferred {
-        let share = self.requests.share(head_bytes(&request));
-        Deferred { request, respond, share }
+    fn defer(&self, call: AcceptedCall) -> Deferred {
+        let share = self.requests.share(head_bytes(&call.request));
+        Deferred { call, share }
     }
 
     /// Begins deferred calls in their order while there is room for replies. Returns whether any was begun or refused.
@@ -233,46 +288,60 @@ impl Calls<'_> {
         cx: &mut Context<'_>,
     ) -> bool {
         let before = deferred.len();
-        deferred.retain_mut(|call| {
-            let is_rejected = call.share.poll_rejected(cx).is_ready();
+        deferred.retain_mut(|Deferred { call, share }| {
+            let is_rejected = share.poll_rejected(cx).is_ready();
             if is_rejected {
                 log_error(send_error(&mut call.respond, MessageError::OverBudget.status()));
             }
             !is_rejected
         });
-        let mut decided = Vec::new();
         while self.unsent.has_room()
-            && let Some(Deferred { request, respond, share }) = deferred.pop_front()
+            && let Some(Deferred { call, share }) = deferred.pop_front()
         {
             drop(share);
-            self.begin(batch.as_deref_mut(), (request, respond), &mut decided, cx);
+            let mut place = Some(call);
+            self.begin(batch.as_deref_mut(), &mut place, cx);
+            place.iter_mut().for_each(AcceptedCall::reply);
         }
-        decided.into_iter().for_each(DecidedCall::reply);
         deferred.len() != before
     }
 }
 
-impl DecidedCall {
-    fn reply(mut self) {
-        log_error(send_message(&mut self.respond, self.reply));
-    }
+/// Why a request is not valid gRPC, or cannot be read.
+enum Rejection {
+    Method,
+    ContentType,
+    Compressed,
 }
 
-/// The response to a request that is not valid gRPC, or is compressed.
-fn rejection(request: &Request<RecvStream>) -> Option<Response<()>> {
-    let mut response = Response::new(());
-    if request.method() != http::Method::POST {
-        *response.status_mut() = StatusCode::METHOD_NOT_ALLOWED;
-        response.headers_mut().insert(header::ALLOW, HeaderValue::from_static("POST"));
-    } else if !is_grpc(request.headers()) {
-        *response.status_mut() = StatusCode::UNSUPPORTED_MEDIA_TYPE;
-    } else if request.headers().get(&GRPC_ENCODING).is_some_and(|encoding| *encoding != UNCOMPRESSED) {
-        response = Status::unimplemented("compressed messages are not supported").into_http();
-        response.headers_mut().insert(&GRPC_ACCEPT_ENCODING, UNCOMPRESSED);
-    } else {
-        return None;
+impl Rejection {
+    fn of(request: &Request<RecvStream>) -> Option<Self> {
+        if request.method() != http::Method::POST {
+            Some(Self::Method)
+        } else if !is_grpc(request.headers()) {
+            Some(Self::ContentType)
+        } else if request.headers().get(&GRPC_ENCODING).is_some_and(|encoding| *encoding != UNCOMPRESSED) {
+            Some(Self::Compressed)
+        } else {
+            None
+        }
     }
-    Some(response)
+
+    fn response(&self) -> Response<()> {
+        let mut response = Response::new(());
+        match self {
+            Self::Method => {
+                *response.status_mut() = StatusCode::METHOD_NOT_ALLOWED;
+                response.headers_mut().insert(header::ALLOW, HeaderValue::from_static("POST"));
+            }
+            Self::ContentType => *response.status_mut() = StatusCode::UNSUPPORTED_MEDIA_TYPE,
+            Self::Compressed => {
+                response = Status::unimplemented("compressed messages are not supported").into_http();
+                response.headers_mut().insert(&GRPC_ACCEPT_ENCODING, UNCOMPRESSED);
+            }
+        }
+        response
+    }
 }
 
 /// Whether the content type is gRPC.
