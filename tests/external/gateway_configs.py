@@ -1,5 +1,6 @@
 """Configurations of gateways that ask over HTTP, from the examples of pages in docs/. Each returns a command."""
 
+import json
 import re
 import textwrap
 
@@ -59,3 +60,22 @@ def caddy(folder, port, tollgate, upstream, example):
         f"http://:{port} {{\n    bind {LOOPBACK}\n{example}    reverse_proxy {upstream}\n}}\n"
     )
     return "caddy", "run", "--config", str(config)
+
+
+def traefik(folder, port, upstream, entry_point, middleware):
+    """`entry_point` has its fields beside the address. Requests to /unlimited pass by the middleware."""
+    routes = folder / "routes.yaml"
+    server = {"loadBalancer": {"servers": [{"url": f"http://{upstream}"}]}}
+    limited = {"rule": "PathPrefix(`/`)", "service": "application", "middlewares": ["tollgate"]}
+    routers = {"limited": limited, "unlimited": {"rule": "Path(`/unlimited`)", "service": "application"}}
+    http = {"routers": routers, "services": {"application": server}, "middlewares": {"tollgate": middleware}}
+    # JSON is YAML too.
+    routes.write_text(json.dumps({"http": http}))
+    config = folder / "traefik.yaml"
+    static = {
+        "global": {"checkNewVersion": False, "sendAnonymousUsage": False},
+        "entryPoints": {"web": entry_point | {"address": f"{LOOPBACK}:{port}"}},
+        "providers": {"file": {"filename": str(routes)}},
+    }
+    config.write_text(json.dumps(static))
+    return "traefik", f"--configFile={config}"

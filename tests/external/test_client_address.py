@@ -155,6 +155,26 @@ def test_caddy_counts_address_of_client(place, start_limiter, start_gateway, ech
         assert http_call(caddy, "/").code == 400, "a request around the balancer"
 
 
+@pytest.mark.tools
+@PLACES
+def test_traefik_counts_address_of_client(place, start_limiter, start_gateway, echo, tmp_path):
+    tollgate, port = start_limiter(template("Traefik", place)), free_port()
+    edge, points, balancer = examples("Traefik", "yaml")
+    point, middleware = {}, edge
+    if place == "balancer":
+        text = gateway_configs.replaced(points, (BALANCERS, LOCAL_BALANCERS))
+        point, middleware = yaml.safe_load(text)["entryPoints"]["web"], balancer
+    middleware = yaml.safe_load(gateway_configs.replaced(middleware, ("tollgate:8080", tollgate.http)))
+
+    config = gateway_configs.traefik(tmp_path, port, echo.address, point, middleware)
+    traefik = start_gateway(port, *config)
+    eventually("Traefik knows its routers", lambda: http_call(traefik, "/unlimited").code == 200)
+
+    assert_address_counts(tollgate, traefik, place)
+    if place == "balancer":
+        assert http_call(traefik, "/").code == 400, "a request around the balancer"
+
+
 @pytest.fixture
 def start_service(cleanup):
     """Starts a service that asks Tollgate for the address that the function of the page returns."""
