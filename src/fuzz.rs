@@ -6,7 +6,7 @@ pub use tollgate_limiter::{rules::fuzz::rules, store::fuzz::slot_data};
 
 pub use crate::{
     api::{
-        fuzz::{admin, json},
+        fuzz::{admin, check, json},
         rls::fuzz::{headers, remote_rls, rls},
         v1::fuzz::v1,
     },
@@ -29,9 +29,10 @@ mod tests {
 
     type Target = fn(&[u8]);
 
-    const TARGETS: [(&str, Target); 14] = [
+    const TARGETS: [(&str, Target); 15] = [
         ("admin", admin),
         ("batch", batch),
+        ("check", check),
         ("connection", connection),
         ("headers", headers),
         ("json", json),

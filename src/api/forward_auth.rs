@@ -1,13 +1,17 @@
 //! `/check`: decides a request by its headers, for gateways that ask over HTTP and know no gRPC rate limiting.
 
-use std::str::FromStr;
+use std::{borrow::Cow, fmt, str::FromStr};
 
 use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use prost::Message as _;
 
-use crate::api::proto::envoy::{
-    extensions::common::ratelimit::v3::{RateLimitDescriptor, rate_limit_descriptor::Entry},
-    service::ratelimit::v3::{RateLimitRequest, RateLimitResponse},
+use crate::api::{
+    descriptor_template::{self, EntryTemplate, Fields, Filter, Presence},
+    descriptor_text,
+    proto::envoy::{
+        extensions::common::ratelimit::v3::{RateLimitDescriptor, rate_limit_descriptor::Entry},
+        service::ratelimit::v3::{RateLimitRequest, RateLimitResponse},
+    },
 };
 
 /// How requests are decided by their headers.
@@ -24,21 +28,25 @@ pub struct Settings {
 }
 
 /// The descriptors of a request as a text: `key={header}` or `key=text`, entries separated by commas, descriptors by
-/// semicolons.
+/// semicolons. A header may have filters, and is required unless it is `optional`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Template(Vec<Vec<EntryTemplate>>);
-
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct EntryTemplate {
-    key: String,
-    value: Value,
+pub struct Template {
+    descriptors: descriptor_template::Template,
+    /// The headers of the descriptors, each once.
+    headers: Vec<HeaderName>,
 }
 
+/// Why the headers of a request give no descriptors.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Value {
-    Text(String),
-    Header(HeaderName),
+pub(super) enum BadHeader<'t> {
+    /// A required header is missing, or empty after its filters.
+    Missing(&'t str),
+    /// A value is not UTF-8.
+    NotUtf8(&'t HeaderName),
 }
+
+/// The values of the headers of a template.
+struct HeaderValues<'h>(Vec<(&'h HeaderName, Cow<'h, str>)>);
 
 /// `/check` as it is set.
 #[derive(Clone, Debug)]
@@ -64,20 +72,16 @@ impl Settings {
 
 impl Check {
     /// The encoded request for these headers; `None` if no descriptor is complete, so that there is nothing to decide.
-    pub(super) fn request(&self, headers: &HeaderMap) -> Option<Vec<u8>> {
-        let descriptors = self.template.descriptors(headers);
+    pub(super) fn request(&self, headers: &HeaderMap) -> Result<Option<Vec<u8>>, BadHeader<'_>> {
+        let descriptors = self.template.descriptors(headers)?;
         let request =
             RateLimitRequest { domain: self.domain.clone(), descriptors, ..RateLimitRequest::default() };
-        (!request.descriptors.is_empty()).then(|| request.encode_to_vec())
+        Ok((!request.descriptors.is_empty()).then(|| request.encode_to_vec()))
     }
 
     /// The headers that the descriptors are made of.
-    pub(super) fn headers(&self) -> Vec<HeaderName> {
-        let header = |entry: &EntryTemplate| match &entry.value {
-            Value::Text(_) => None,
-            Value::Header(name) => Some(name.clone()),
-        };
-        self.template.0.iter().flatten().filter_map(header).collect()
+    pub(super) fn headers(&self) -> &[HeaderName] {
+        &self.template.headers
     }
 
     /// The status of a decided request.
@@ -103,53 +107,111 @@ pub(super) fn headers(reply: &[u8]) -> HeaderMap {
 }
 
 impl Template {
-    /// The descriptors of which every header is present, as Envoy leaves out the others.
-    fn descriptors(&self, headers: &HeaderMap) -> Vec<RateLimitDescriptor> {
-        let descriptor = |entries: &Vec<EntryTemplate>| {
-            let entries = entries.iter().map(|entry| entry.of(headers)).collect::<Option<_>>()?;
-            Some(RateLimitDescriptor { entries, ..RateLimitDescriptor::default() })
-        };
-        self.0.iter().filter_map(descriptor).collect()
+    /// The descriptors of these headers, without those that lack an optional one.
+    fn descriptors(&self, headers: &HeaderMap) -> Result<Vec<RateLimitDescriptor>, BadHeader<'_>> {
+        let values = HeaderValues::read(&self.headers, headers)?;
+        let descriptors = self.descriptors.descriptors().map(|entries| descriptor(entries, &values));
+        descriptors.filter_map(Result::transpose).collect()
     }
 }
 
-impl EntryTemplate {
-    fn of(&self, headers: &HeaderMap) -> Option<Entry> {
-        let value = match &self.value {
-            Value::Text(text) => text.clone(),
-            Value::Header(name) => escaped(headers.get(name)?.as_bytes()),
-        };
-        Some(Entry { key: self.key.clone(), value })
+/// The descriptor of these entries; `None` if it lacks an optional header.
+fn descriptor<'t>(
+    templates: &'t [EntryTemplate],
+    values: &HeaderValues<'_>,
+) -> Result<Option<RateLimitDescriptor>, BadHeader<'t>> {
+    let (mut entries, mut is_complete) = (Vec::with_capacity(templates.len()), true);
+    for template in templates {
+        let mut value = String::new();
+        match template.fill(values, &mut value) {
+            Ok(()) => entries.push(Entry { key: template.key.clone(), value }),
+            Err(missing) => match missing.presence {
+                Presence::Required => return Err(BadHeader::Missing(&missing.name)),
+                // The entries behind it may lack a required one.
+                Presence::Optional => is_complete = false,
+            },
+        }
+    }
+    Ok(is_complete.then(|| RateLimitDescriptor { entries, ..RateLimitDescriptor::default() }))
+}
+
+impl<'h> HeaderValues<'h> {
+    /// The values of these headers, as far as the request has them.
+    fn read<'t: 'h>(names: &'t [HeaderName], headers: &'h HeaderMap) -> Result<Self, BadHeader<'t>> {
+        let value = |name| Some(joined(name, headers)?.map(|value| (name, value)));
+        names.iter().filter_map(value).collect::<Result<_, _>>().map(Self)
     }
 }
 
-/// A header value as a text. Bytes that are not UTF-8 become `%XX`, so that different values have different counters.
-fn escaped(value: &[u8]) -> String {
-    let mut text = String::with_capacity(value.len());
-    for chunk in value.utf8_chunks() {
-        text.push_str(chunk.valid());
-        text.extend(chunk.invalid().iter().map(|byte| format!("%{byte:02X}")));
+impl Fields for HeaderValues<'_> {
+    fn get(&self, name: &str) -> Option<Cow<'_, str>> {
+        let (_, value) = self.0.iter().find(|(header, _)| name.eq_ignore_ascii_case(header.as_str()))?;
+        Some(Cow::Borrowed(value))
     }
-    text
+}
+
+/// The value of a header. As in HTTP, several of one name are one list.
+fn joined<'h, 't>(
+    name: &'t HeaderName,
+    headers: &'h HeaderMap,
+) -> Option<Result<Cow<'h, str>, BadHeader<'t>>> {
+    let text =
+        |value: &'h HeaderValue| str::from_utf8(value.as_bytes()).map_err(|_| BadHeader::NotUtf8(name));
+    let mut values = headers.get_all(name).iter().map(text);
+    let first = values.next()?.map(Cow::Borrowed);
+    Some(values.fold(first, |list, value| Ok(Cow::Owned(format!("{}, {}", list?, value?)))))
+}
+
+/// What counts of a header without filters, so that a client can neither invent its address nor have a counter for
+/// each query.
+fn default_filter(header: &HeaderName) -> Option<Filter> {
+    let name = header.as_str();
+    if name == "x-forwarded-for" {
+        Some(Filter::LAST)
+    } else if ["-uri", "-url", "-path"].iter().any(|end| name.ends_with(end)) {
+        Some(Filter::Path)
+    } else {
+        None
+    }
 }
 
 impl TryFrom<String> for Template {
-    type Error = &'static str;
+    type Error = String;
 
     fn try_from(text: String) -> Result<Self, Self::Error> {
-        let entry = |text: &str| {
-            let (key, value) = text.split_once('=').ok_or("an entry is key={header} or key=text")?;
-            let header =
-                value.trim().strip_prefix('{').map(|name| name.strip_suffix('}').unwrap_or_default());
-            let value = match header {
-                Some(name) => Value::Header(HeaderName::from_str(name).map_err(|_| "not a header name")?),
-                None => Value::Text(value.trim().to_owned()),
-            };
-            let key = key.trim().to_owned();
-            if key.is_empty() { Err("a key is empty") } else { Ok(EntryTemplate { key, value }) }
-        };
-        let descriptor = |text: &str| text.split(',').map(entry).collect::<Result<Vec<_>, _>>();
-        text.split(';').map(descriptor).collect::<Result<_, _>>().map(Self)
+        let descriptors = text.split(';').map(entries).collect::<Result<Vec<_>, _>>()?;
+        let mut template = descriptor_template::Template::new(descriptors.iter())?;
+        let mut headers = Vec::new();
+        for field in template.fields_mut() {
+            let wrong = |_| format!("`{}` is not the name of a header", field.name);
+            let header = HeaderName::from_str(&field.name).map_err(wrong)?;
+            if field.filters.is_empty() {
+                field.filters.extend(default_filter(&header));
+            }
+            if !headers.contains(&header) {
+                headers.push(header);
+            }
+        }
+        Ok(Self { descriptors: template, headers })
+    }
+}
+
+/// The entries of the text of one descriptor, without the space around keys and values.
+fn entries(text: &str) -> Result<Vec<Entry>, String> {
+    let entry = |entry: Entry| {
+        let trimmed = |text: String| text.trim().to_owned();
+        let entry = Entry { key: trimmed(entry.key), value: trimmed(entry.value) };
+        if entry.key.is_empty() { Err(format!("`{text}`: a key is empty")) } else { Ok(entry) }
+    };
+    descriptor_text::parse(text)?.into_iter().map(entry).collect()
+}
+
+impl fmt::Display for BadHeader<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Missing(name) => write!(f, "the header {name} is missing or empty"),
+            Self::NotUtf8(name) => write!(f, "the header {name} is not UTF-8"),
+        }
     }
 }
 
@@ -157,60 +219,148 @@ impl TryFrom<String> for Template {
 mod tests {
     use super::*;
 
-    fn requested(template: &str, given: &[(&str, &str)]) -> Option<Vec<Vec<(String, String)>>> {
-        let check = Settings {
+    fn check(template: &str) -> Check {
+        let settings = Settings {
             domain: Some("d".to_owned()),
             descriptors: Some(Template::try_from(template.to_owned()).unwrap()),
             denied_status: 403,
             failure_status: 200,
         };
-        let check = check.check().unwrap();
-        assert_eq!((check.status(false).as_u16(), check.failure().as_u16()), (403, 200));
-        let headers =
-            given.iter().map(|(name, value)| (name.parse().unwrap(), value.parse().unwrap())).collect();
-        let request = RateLimitRequest::decode(&*check.request(&headers)?).unwrap();
-        assert_eq!(request.domain, "d");
-        let entries = |descriptor: RateLimitDescriptor| {
-            descriptor.entries.into_iter().map(|entry| (entry.key, entry.value)).collect()
-        };
-        Some(request.descriptors.into_iter().map(entries).collect())
+        settings.check().unwrap()
     }
 
-    fn entry(key: &str, value: &str) -> (String, String) {
-        (key.to_owned(), value.to_owned())
+    fn headers(given: &[(&str, &[u8])]) -> HeaderMap {
+        let header =
+            |(name, value): &(&str, &[u8])| (name.parse().unwrap(), HeaderValue::from_bytes(value).unwrap());
+        given.iter().map(header).collect()
+    }
+
+    /// The descriptors of a request in their text form, or why there are none.
+    fn requested(template: &str, given: &[(&str, &str)]) -> Result<Vec<String>, String> {
+        let given: Vec<_> = given.iter().map(|(name, value)| (*name, value.as_bytes())).collect();
+        let check = check(template);
+        let message = check.request(&headers(&given)).map_err(|bad| bad.to_string())?;
+        let request = message.map(|message| RateLimitRequest::decode(&*message).unwrap());
+        let descriptors = request.map(|request| request.descriptors).unwrap_or_default();
+        let text = |descriptor: RateLimitDescriptor| {
+            let entries = descriptor.entries.iter().map(|entry| format!("{}={}", entry.key, entry.value));
+            entries.collect::<Vec<_>>().join(" ")
+        };
+        Ok(descriptors.into_iter().map(text).collect())
+    }
+
+    fn value(template: &str, header: &str, value: &str) -> String {
+        requested(template, &[(header, value)]).unwrap().join(";")
+    }
+
+    #[test]
+    fn check_answers_with_its_statuses() {
+        let check = check("user={x-user}");
+        assert_eq!((check.status(true).as_u16(), check.status(false).as_u16()), (200, 403));
+        assert_eq!(check.failure().as_u16(), 200);
     }
 
     #[test]
     fn descriptors_have_texts_and_values_of_headers() {
-        let template = "route=shop, user={X-User}; path={x-forwarded-uri}";
-        let given = [("x-user", "ann"), ("x-forwarded-uri", "/a,b;c=d")];
-        let expected =
-            vec![vec![entry("route", "shop"), entry("user", "ann")], vec![entry("path", "/a,b;c=d")]];
-        assert_eq!(requested(template, &given), Some(expected));
+        let template = r"route=shop, user={X-User} ; path=p{x-forwarded-uri}\,{x-user|lower}";
+        let given = [("x-user", "Ann"), ("x-forwarded-uri", "/a,b;c=d")];
+        let expected = ["route=shop user=Ann", "path=p/a,b;c=d,ann"];
+        assert_eq!(requested(template, &given).unwrap(), expected);
+        let names: Vec<_> = check(template).headers().iter().map(HeaderName::to_string).collect();
+        assert_eq!(names, ["x-user", "x-forwarded-uri"]);
     }
 
     #[test]
-    fn descriptor_without_its_header_is_left_out() {
-        let template = "user={x-user};path={x-path}";
-        assert_eq!(requested(template, &[("x-path", "/")]), Some(vec![vec![entry("path", "/")]]));
-        assert_eq!(requested(template, &[]), None);
+    fn last_forwarded_address_counts_without_filter() {
+        for (list, address) in [
+            ("10.0.0.1", "10.0.0.1"),
+            ("invented, 203.0.113.7, 10.0.0.1", "10.0.0.1"),
+            ("invented,10.0.0.1:4711", "10.0.0.1"),
+            ("invented, [2001:db8::1]:4711", "2001:db8::1"),
+        ] {
+            assert_eq!(
+                value("a={X-Forwarded-For}", "x-forwarded-for", list),
+                format!("a={address}"),
+                "{list}"
+            );
+        }
+        let list = "invented, 203.0.113.7, 10.0.0.1";
+        for (filter, address) in [("nth-trusted:2", "203.0.113.7"), ("first", "invented"), ("whole", list)] {
+            let template = format!("a={{x-forwarded-for|{filter}}}");
+            assert_eq!(value(&template, "x-forwarded-for", list), format!("a={address}"));
+        }
     }
 
     #[test]
-    fn header_values_beyond_utf8_stay_different() {
-        let value = |bytes: &[u8]| {
-            let template = Template::try_from("user={x-user}".to_owned()).unwrap();
-            let headers = [("x-user".parse().unwrap(), HeaderValue::from_bytes(bytes).unwrap())];
-            template.descriptors(&headers.into_iter().collect()).remove(0).entries.remove(0).value
-        };
-        assert_eq!(value(b"ann\xff"), "ann%FF");
-        assert_eq!(value(b"ann\xfe\xe2\x82"), "ann%FE%E2%82");
-        assert_eq!(value("é%".as_bytes()), "é%");
+    fn uri_counts_as_its_path_without_filter() {
+        for header in ["x-forwarded-uri", "x-original-uri", "x-original-url", "x-envoy-original-path"] {
+            let template = format!("p={{{header}}}");
+            assert_eq!(value(&template, header, "/search?q=1"), "p=/search");
+        }
+        assert_eq!(value("p={x-forwarded-uri|whole}", "x-forwarded-uri", "/search?q=1"), "p=/search?q=1");
+        assert_eq!(value("p={x-query}", "x-query", "/search?q=1"), "p=/search?q=1");
+    }
+
+    #[test]
+    fn equal_headers_are_a_list_in_their_order() {
+        let given =
+            [("x-user", "bob"), ("x-forwarded-for", "a, b"), ("X-User", "eve"), ("x-forwarded-for", "c")];
+        assert_eq!(requested("user={x-user}", &given).unwrap(), ["user=bob, eve"]);
+        assert_eq!(requested("a={x-forwarded-for}", &given).unwrap(), ["a=c"]);
+        assert_eq!(requested("a={x-forwarded-for|nth-trusted:2}", &given).unwrap(), ["a=b"]);
+    }
+
+    #[test]
+    fn missing_or_empty_header_is_an_error() {
+        let missing = |header| Err(format!("the header {header} is missing or empty"));
+        for given in [&[][..], &[("x-user", "")], &[("x-path", "/")]] {
+            assert_eq!(requested("route=shop;user={x-user}", given), missing("x-user"));
+        }
+        let short = [("x-forwarded-for", "10.0.0.1")];
+        assert_eq!(requested("a={x-forwarded-for|nth-trusted:2}", &short), missing("x-forwarded-for"));
+        // Whatever else the descriptor lacks.
+        assert_eq!(requested("a={x-a|optional},b={x-b}", &[]), missing("x-b"));
+        assert_eq!(requested("b={x-b},a={x-a|optional}", &[]), missing("x-b"));
+    }
+
+    #[test]
+    fn descriptor_without_optional_header_is_left_out() {
+        let template = "user={x-user|optional};path={x-path},user={x-user|lower|optional}";
+        let none: [&str; 0] = [];
+        assert_eq!(requested(template, &[("x-path", "/")]).unwrap(), none);
+        let template = "user={x-user|optional};path={x-path}";
+        assert_eq!(requested(template, &[("x-path", "/")]).unwrap(), ["path=/"]);
+        let given = [("x-path", "/"), ("x-user", "ann")];
+        assert_eq!(requested(template, &given).unwrap(), ["user=ann", "path=/"]);
+    }
+
+    #[test]
+    fn header_value_beyond_utf8_is_an_error() {
+        let check = check("user={x-user|optional};a={x-forwarded-for}");
+        let list = ("x-forwarded-for", &b"10.0.0.1"[..]);
+        for users in [&[&b"ann\xff"[..]][..], &[b"ann", b"\xe2\x82"]] {
+            let mut given = vec![list, ("x-other", b"\xff")];
+            given.extend(users.iter().map(|user| ("x-user", *user)));
+            let bad = check.request(&headers(&given)).unwrap_err();
+            assert_eq!(bad, BadHeader::NotUtf8(&HeaderName::from_static("x-user")));
+        }
+        assert!(check.request(&headers(&[list, ("x-user", "é%".as_bytes())])).is_ok());
     }
 
     #[test]
     fn wrong_template_is_refused() {
-        for text in ["", "user", "={x}", "user={}", "user={x y}", "user={x", "a={b};;", "a=b,"] {
+        for text in [
+            "",
+            "user",
+            "={x}",
+            "user={}",
+            "user={x y}",
+            "user={x",
+            "a={b};;",
+            "a=b,",
+            " ={x}",
+            "a={x|upper}",
+        ] {
             assert!(Template::try_from(text.to_owned()).is_err(), "{text}");
         }
     }

@@ -1,4 +1,4 @@
-//! Fuzz targets of JSON and admin requests, and what the targets of this layer and of servers share.
+//! Fuzz targets of JSON, `/check` and admin requests, and what the targets of this layer and of servers share.
 
 use std::{
     net::SocketAddr,
@@ -36,6 +36,8 @@ use crate::api::{
     reader::RequestReader,
     top,
 };
+
+const FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 
 pub(super) const NOW: Timestamp = Timestamp::from_nanos(1_790_000_040_123_456_789);
 
@@ -141,6 +143,33 @@ pub fn json(body: &[u8]) {
             assert!(body.is_object());
         }
         _ => assert_eq!(status, StatusCode::BAD_REQUEST),
+    }
+}
+
+/// A template of descriptors in a line, and the headers of a request to `/check`. Descriptors have keys, and no address
+/// that a client puts in front of `X-Forwarded-For` changes what counts by default.
+pub fn check(bytes: &[u8]) {
+    let end = bytes.iter().position(|byte| *byte == b'\n').unwrap_or(bytes.len());
+    let (line, rest) = bytes.split_at(end);
+    let (headers, _) = headers_and_rest(rest.get(1..).unwrap_or_default());
+    let check = |template: &str| {
+        let descriptors = forward_auth::Template::try_from(template.to_owned()).ok();
+        forward_auth::Settings { domain: Some("d".to_owned()), descriptors, ..Default::default() }.check()
+    };
+    if let Some(check) = str::from_utf8(line).ok().and_then(check)
+        && let Ok(Some(message)) = check.request(&headers)
+    {
+        let request = RateLimitRequest::decode(&*message).expect("headers become a valid request");
+        let mut descriptors = request.descriptors.iter();
+        assert!(descriptors.all(|one| one.entries.iter().all(|entry| !entry.key.is_empty())));
+    }
+    let check = check("address={x-forwarded-for}").expect("the template is valid");
+    if let Ok(counted) = check.request(&headers) {
+        let mut extended = HeaderMap::from_iter([(FORWARDED_FOR, HeaderValue::from_static("192.0.2.1"))]);
+        headers.iter().for_each(|(name, value)| {
+            extended.append(name, value.clone());
+        });
+        assert_eq!(check.request(&extended), Ok(counted));
     }
 }
 

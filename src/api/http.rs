@@ -245,7 +245,14 @@ async fn decide_headers(
     connection: Option<Extension<Caller>>,
     headers: HeaderMap,
 ) -> Response {
-    let Some(message) = check.request(&headers) else { return StatusCode::OK.into_response() };
+    let message = match check.request(&headers) {
+        Ok(Some(message)) => message,
+        Ok(None) => return StatusCode::OK.into_response(),
+        Err(header) => {
+            calls.api.metrics().bad_header(&header);
+            return (StatusCode::BAD_REQUEST, format!("{header}\n")).into_response();
+        }
+    };
     let Extension(connection) = connection.unwrap_or_default();
     match calls
         .decide(ApiKind::ForwardAuth, Method::ShouldRateLimit, None, connection, message, |message| message)

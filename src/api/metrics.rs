@@ -14,6 +14,7 @@ use crate::{
     api::{
         ApiKind, Error,
         error::{AccessError, ResetError},
+        forward_auth::BadHeader,
     },
     telemetry::metrics::metrics,
 };
@@ -44,6 +45,8 @@ pub struct Metrics {
     pub owner_unreachable: Counter,
     /// Resets without the right admin token.
     pub wrong_token: Counter,
+    missing_headers: Counter,
+    headers_not_utf8: Counter,
     // In the order of `ApiKind`.
     requests: [Counter; ApiKind::ALL.len()],
     waiting: AtomicU64,
@@ -69,6 +72,12 @@ metrics! { Metrics;
             for api in ApiKind::ALL {
                 family.sample(&[api.name()], all.requests(api));
             }
+        };
+    Counter "tollgate_forward_auth_bad_headers_total" ["reason"]
+        "Requests to /check answered 400 because of a header of check.descriptors: missing if it is missing or empty, not_utf8 if its value is not UTF-8."
+        => |all, family| {
+            family.sample(&["missing"], all.missing_headers.get());
+            family.sample(&["not_utf8"], all.headers_not_utf8.get());
         };
     Gauge "tollgate_queue_waiting_requests" []
         "Requests waiting for their turn in a leaky_queue."
@@ -103,6 +112,8 @@ impl Default for Metrics {
             invalid: Counter::default(),
             owner_unreachable: Counter::default(),
             wrong_token: Counter::default(),
+            missing_headers: Counter::default(),
+            headers_not_utf8: Counter::default(),
             requests: Default::default(),
             waiting: AtomicU64::new(0),
         }
@@ -127,6 +138,14 @@ impl Metrics {
             counter.add(u64::from(*number));
         }
         self.duration.record_mean(duration, requests.iter().sum());
+    }
+
+    /// Counts a request to `/check` whose headers give no descriptors.
+    pub(super) fn bad_header(&self, header: &BadHeader<'_>) {
+        match header {
+            BadHeader::Missing(_) => self.missing_headers.increase(),
+            BadHeader::NotUtf8(_) => self.headers_not_utf8.increase(),
+        }
     }
 
     /// Requests that are delayed now.

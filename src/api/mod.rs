@@ -10,6 +10,7 @@ pub mod admin;
 pub mod call;
 mod cross_site;
 mod denial_log;
+pub mod descriptor_template;
 pub mod descriptor_text;
 mod descriptors;
 mod error;

@@ -24,7 +24,7 @@ use crate::{
 
 /// The accepted texts of single settings, for messages.
 const LISTEN_ADDRESS: &str = "an IP address and a port, as in 127.0.0.1:8081 or [::1]:8081, or a socket, as in unix:/run/tollgate.sock";
-const TEMPLATE: &str = "key={header} or key=text, entries separated by commas, descriptors by semicolons";
+const TEMPLATE: &str = "key=text, key={header} or key={header|filter}, entries separated by commas, descriptors by semicolons; filters are first_segment, path, first, last, nth-trusted:N, without_port, lower and whole, and optional for a header that may be missing";
 const REDIS_PREFIX: &str = "1 to 64 visible characters without braces, brackets, `*`, `?` and `\\`";
 const LOG_LEVEL: &str = "error, warn, info, debug, trace or off, also per module";
 
@@ -210,7 +210,7 @@ settings! {
         domain: Option<String> = or_off(word()) => "off"
             "Domain of the rules for requests to /check of the HTTP listener.";
         descriptors: Option<forward_auth::Template> = or_off(read("TEMPLATE", TEMPLATE)) => "off"
-            "Descriptors of these requests: entries key={header} or key=text, separated by commas, descriptors by semicolons. A descriptor without one of its headers is left out. Without them there is no /check.";
+            "Descriptors of these requests: entries key={header} or key=text, separated by commas, descriptors by semicolons. {header|filter} takes a part of the value; without a filter, the last address of X-Forwarded-For and the path of a URI. A request that lacks a header gets 400; {header|optional} leaves its descriptor out instead. Without descriptors there is no /check.";
         denied_status: u16 = integer("STATUS", "a status", 400..=599) => "429"
             "Status of a refused request; auth_request of NGINX needs 403.";
         failure_status: u16 = integer("STATUS", "a status", 200..=599) => "503"

@@ -15,11 +15,12 @@ def bootstrap(
     tls=None,
     own_headers=True,
     access_log=None,
+    manager_fields=(),
 ):
     """An edge proxy that calls `tollgates` (addresses) as `routes` configure and forwards requests to `upstream`.
 
     `tls` is a result of `upstream_tls`. With `own_headers` Envoy adds its own x-ratelimit headers;
-    `access_log` is a path and a format.
+    `access_log` is a path and a format; `manager_fields` has more fields of the connection manager.
     """
     limiter = {
         "domain": "edge",
@@ -42,6 +43,7 @@ def bootstrap(
         ],
         "route_config": {"virtual_hosts": [{"name": "all", "domains": ["*"], "routes": list(routes)}]},
     }
+    manager |= dict(manager_fields)
     if access_log:
         path, line = access_log
         log = {"path": str(path), "log_format": {"text_format_source": {"inline_string": line + "\n"}}}

@@ -4,6 +4,7 @@ import contextlib
 import itertools
 import json
 import os
+import shutil
 import socket
 import textwrap
 
@@ -209,6 +210,27 @@ def start_envoy(cleanup, tmp_path):
         cleanup.callback(envoy.stop)
         envoy.await_live()
         return envoy
+
+    return start
+
+
+@pytest.fixture
+def start_gateway(cleanup, tmp_path):
+    """Starts a gateway, which listens on `port`."""
+
+    def start(port, *command):
+        if shutil.which(command[0]) is None:
+            pytest.skip(f"{command[0]}: not installed; tests/run downloads it on Debian and Ubuntu")
+        process = Process(command, tmp_path / f"{command[0]}.log")
+        cleanup.callback(process.stop)
+
+        def listens():
+            process.assert_running()
+            with socket.socket() as client:
+                return client.connect_ex((LOOPBACK, port)) == 0
+
+        eventually(f"{command[0]} listens", listens)
+        return f"{LOOPBACK}:{port}"
 
     return start
 

@@ -9,6 +9,7 @@ import os
 import pathlib
 import secrets
 import signal
+import socket
 import subprocess
 import threading
 import time
@@ -58,6 +59,13 @@ def http_call(address, path="/", method="GET", headers=None, body=None, timeout=
         return Response(response.status, {name.lower(): value for name, value in response.getheaders()}, text)
     finally:
         connection.close()
+
+
+def free_port():
+    """A port that was free a moment ago, for programs that do not report the port that they bind."""
+    with socket.socket() as bound:
+        bound.bind((LOOPBACK, 0))
+        return bound.getsockname()[1]
 
 
 class Process:

@@ -89,7 +89,7 @@ async fn page_of_another_origin_cannot_charge_by_headers() {
 /// A browser sends `Sec-Fetch-Site` only to `https` and `localhost`, and no `Origin` with an image.
 #[tokio::test]
 async fn image_of_page_without_tls_cannot_charge() {
-    let check = [("check.domain", "shop"), ("check.descriptors", "user={user-agent};user={tenant}")];
+    let check = [("check.domain", "shop"), ("check.descriptors", "user={user-agent};user={tenant|optional}")];
     let service = Service::start_with(RULES, &check).await;
     let image =
         "user-agent: u\r\naccept: image/png\r\naccept-language: en\r\nreferer: http://evil.example/\r\n";
@@ -137,23 +137,56 @@ async fn checked(service: &Service, headers: &[u8]) -> u16 {
 }
 
 #[tokio::test]
-async fn check_counts_first_header_as_it_was_sent() {
-    let check = [("check.domain", "shop"), ("check.descriptors", "user={x-user};user={x-forwarded-uri}")];
-    let service = Service::start_with(RULES, &check).await;
-    // Each value has a limit of two: bytes that are not UTF-8, equal headers, and a query.
-    for (value, other) in [
-        (&b"x-user: ann\xff\r\n"[..], &b"x-user: ann\xfe\r\n"[..]),
-        (b"x-user: bob\r\nx-user: eve\r\n", b"x-user: eve\r\nx-user: bob\r\n"),
-        (b"x-forwarded-uri: /search?q=1\r\n", b"x-forwarded-uri: /search?q=2\r\n"),
+async fn check_counts_what_client_cannot_change() {
+    let template = "user={x-user|optional};user={x-forwarded-uri|optional};user={x-forwarded-for|optional}";
+    let service =
+        Service::start_with(RULES, &[("check.domain", "shop"), ("check.descriptors", template)]).await;
+    // Each value has a limit of two.
+    for (same, other) in [
+        (["x-user: bob\r\nx-user: eve", "x-user: bob, eve"], "x-user: eve\r\nx-user: bob"),
+        (["x-forwarded-uri: /search?q=1", "x-forwarded-uri: /search?q=2"], "x-forwarded-uri: /find?q=1"),
+        (
+            [
+                "x-forwarded-for: 1.1.1.1, 10.0.0.1",
+                "x-forwarded-for: 2.2.2.2\r\nx-forwarded-for: 10.0.0.1:80",
+            ],
+            "x-forwarded-for: 1.1.1.1, 10.0.0.2",
+        ),
     ] {
-        for status in [200, 200, 429] {
-            assert_eq!(checked(&service, value).await, status, "{}", value.escape_ascii());
+        // A GET without a header of a gateway is refused.
+        let status = async |header: &str| {
+            checked(&service, format!("x-real-ip: 10.0.0.9\r\n{header}\r\n").as_bytes()).await
+        };
+        for (header, expected) in
+            [(same[0], 200), (same[1], 200), (same[0], 429), (same[1], 429), (other, 200)]
+        {
+            assert_eq!(status(header).await, expected, "{header}");
         }
-        assert_eq!(checked(&service, other).await, 200, "{}", other.escape_ascii());
     }
     for _ in 0..4 {
         let plain = b"x-real-ip: 10.0.0.1\r\n";
         assert_eq!(checked(&service, plain).await, 200, "a request without a descriptor passes");
+    }
+}
+
+#[tokio::test]
+async fn check_answers_400_to_bad_header_and_counts_it() {
+    let check = [("check.domain", "shop"), ("check.descriptors", "user={x-user}")];
+    let service = Service::start_with(RULES, &check).await;
+    for (header, status) in [
+        (&b"x-real-ip: 10.0.0.1\r\n"[..], 400),
+        (b"x-user: \r\n", 400),
+        (b"x-user: ann\xff\r\n", 400),
+        (b"x-user: ann\r\n", 200),
+    ] {
+        assert_eq!(checked(&service, header).await, status, "{}", header.escape_ascii());
+    }
+    let (status, body) = service.http("POST", "/check", "").await;
+    assert_eq!((status, &*body), (400, "the header x-user is missing or empty\n"));
+    let page = http(service.addresses.metrics, "GET", "/metrics", "").await.unwrap().1;
+    for (reason, count) in [("missing", 3), ("not_utf8", 1)] {
+        let line = format!("tollgate_forward_auth_bad_headers_total{{reason=\"{reason}\"}} {count}\n");
+        assert!(page.contains(&line), "{page}");
     }
 }
 

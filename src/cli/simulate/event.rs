@@ -4,6 +4,8 @@ use std::ops::Range;
 
 use tollgate_limiter::{descriptor::Entry, time::Timestamp};
 
+use crate::api::descriptor_template::{Fields, Template};
+
 /// The number of requests that are read before they are decided. Each has up to a line, which is at most 1 MiB.
 pub(super) const READ_AHEAD: usize = 64;
 
@@ -60,6 +62,26 @@ impl Event {
     pub(super) fn entry(&mut self, key: &str, value: &str) {
         let (key, value) = (self.append(key), self.append(value));
         self.entries.push(EntryText { key, value });
+    }
+
+    /// Adds the descriptors of these fields. As in Envoy, a descriptor is left out if a field of it is missing or empty.
+    /// `value` is memory for one value.
+    pub(super) fn fill(&mut self, template: &Template, fields: &impl Fields, value: &mut String) {
+        for entries in template.descriptors() {
+            let is_complete = entries.iter().all(|entry| {
+                value.clear();
+                let is_filled = entry.fill(fields, value).is_ok();
+                if is_filled {
+                    self.entry(&entry.key, value);
+                }
+                is_filled
+            });
+            if is_complete {
+                self.end_descriptor();
+            } else {
+                self.drop_descriptor();
+            }
+        }
     }
 
     /// Ends a descriptor with the hits of the request.
@@ -146,4 +168,36 @@ pub(super) struct BadLine {
     /// From 1.
     pub(super) line: u64,
     pub(super) why: String,
+}
+
+#[cfg(test)]
+mod tests {
+    use std::borrow::Cow;
+
+    use super::*;
+    use crate::api::descriptor_text;
+
+    struct One(&'static str);
+
+    impl Fields for One {
+        fn get(&self, name: &str) -> Option<Cow<'_, str>> {
+            (name == "f").then_some(Cow::Borrowed(self.0))
+        }
+    }
+
+    fn filled(templates: &[&str], value: &'static str) -> Vec<String> {
+        let entries: Vec<_> = templates.iter().map(|text| descriptor_text::parse(text).unwrap()).collect();
+        let mut event = Event::default();
+        event.begin(Timestamp::EPOCH, "d", 1);
+        event.fill(&Template::new(entries.iter()).unwrap(), &One(value), &mut String::new());
+        let all: Vec<_> = event.entries().map(|entry| format!("{}={}", entry.key, entry.value)).collect();
+        event.descriptors().map(|(range, _)| all[range].join(",")).collect()
+    }
+
+    #[test]
+    fn descriptor_with_missing_or_empty_field_is_left_out() {
+        assert_eq!(filled(&["k={f}", "a=b,k={other}"], "v"), ["k=v"]);
+        assert_eq!(filled(&["a=b,k={other|optional}", "k=x{f|optional}y,c=d"], "v"), ["k=xvy,c=d"]);
+        assert_eq!(filled(&["k={f}", "c=d"], ""), ["c=d"]);
+    }
 }

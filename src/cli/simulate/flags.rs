@@ -11,7 +11,10 @@ use clap::{
 use tollgate_limiter::{named, rules::Rules};
 
 use crate::{
-    api::proto::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::Entry,
+    api::{
+        descriptor_template::Template,
+        proto::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::Entry,
+    },
     cli::{
         bench::{
             flags::{RATE_MAX, duration, skew},
@@ -28,7 +31,6 @@ use crate::{
             },
             shape::{Bursts, Shape},
             suggest::{Goal, ShareOf},
-            template::Template,
         },
     },
 };
@@ -274,9 +276,10 @@ fn traffic(matches: &ArgMatches, rules: &Rules) -> Result<TrafficFlags, String> 
             let domain =
                 domain.ok_or("the rules have several domains: --domain names that of the requests")?;
             let template = template.ok_or("--generate needs --descriptor, as in user={key}")?;
-            if let Some(field) = template.fields().find(|field| *field != Terms::FIELD) {
+            if let Some(field) = template.fields().find(|field| field.name != Terms::FIELD) {
                 return Err(format!(
-                    "generated requests have no field `{field}`; they have `{}`",
+                    "generated requests have no field `{}`; they have `{}`",
+                    field.name,
                     Terms::FIELD
                 ));
             }

@@ -4,12 +4,14 @@ use std::{borrow::Cow, cmp::Reverse, collections::BinaryHeap, time::Duration};
 
 use tollgate_limiter::time::Timestamp;
 
-use crate::cli::{
-    bench::{keys::Keys, schedule::Schedule},
-    simulate::{
-        event::{Event, Origin, READ_AHEAD, Skipped, Source},
-        shape::Shape,
-        template::{Fields, Template},
+use crate::{
+    api::descriptor_template::{Fields, Template},
+    cli::{
+        bench::{keys::Keys, schedule::Schedule},
+        simulate::{
+            event::{Event, Origin, READ_AHEAD, Skipped, Source},
+            shape::Shape,
+        },
     },
 };
 
@@ -123,7 +125,7 @@ impl Source for Generated {
         }
         event.begin(at, &self.terms.domain, 1);
         event.origin = origin;
-        self.terms.template.fill(&Key(&self.key), event, &mut self.value);
+        event.fill(&self.terms.template, &Key(&self.key), &mut self.value);
         Ok(true)
     }
 

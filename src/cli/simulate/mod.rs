@@ -46,7 +46,6 @@ mod shape;
 mod stats;
 mod suggest;
 mod table;
-mod template;
 
 /// How often the progress is shown.
 const SHOWN_EVERY: Duration = Duration::from_millis(500);

@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use crate::cli::simulate::template::Fields;
+use crate::api::descriptor_template::Fields;
 
 /// A line, by its fields.
 #[derive(Debug)]

@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use crate::cli::simulate::template::Fields;
+use crate::api::descriptor_template::Fields;
 
 /// The fields after the request, in order, without quotes and in quotes.
 const BARE: [&str; 6] =

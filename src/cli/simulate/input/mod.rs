@@ -4,13 +4,15 @@ use std::{borrow::Cow, io::BufRead};
 
 use tollgate_limiter::time::Timestamp;
 
-use crate::cli::simulate::{
-    event::{BadLine, Event, Skipped, Source},
-    input::{
-        lines::{Line, Lines},
-        record::{Format, Record},
+use crate::{
+    api::descriptor_template::{Fields as _, Template},
+    cli::simulate::{
+        event::{BadLine, Event, Skipped, Source},
+        input::{
+            lines::{Line, Lines},
+            record::{Format, Record},
+        },
     },
-    template::{Fields as _, Template},
 };
 
 mod combined;
@@ -141,7 +143,7 @@ fn fill(record: &Record<'_>, mapping: &Mapping, event: &mut Event, value: &mut S
     let domain = domain.ok_or("the record names no `domain`, and --domain is not given")?;
     event.begin(at, &domain, hits);
     match &mapping.content {
-        Content::Fields(template) => template.fill(record, event, value),
+        Content::Fields(template) => event.fill(template, record, value),
         Content::Requests | Content::Denials => record.descriptors(event)?,
     }
     Ok(())

@@ -7,11 +7,10 @@ use serde_json::Value as Json;
 use tollgate_limiter::named;
 
 use crate::{
-    api::descriptor_text,
+    api::{descriptor_template::Fields, descriptor_text},
     cli::simulate::{
         event::Event,
         input::{combined::CombinedLine, envoy::AccessLine, instant},
-        template::Fields,
     },
 };
 

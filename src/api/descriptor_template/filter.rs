@@ -1,0 +1,183 @@
+//! Changes of the value of a field.
+
+use std::{borrow::Cow, net::IpAddr, num::NonZeroU8};
+
+/// A change of the value of a field.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Filter {
+    /// The path up to its second slash.
+    FirstSegment,
+    /// The path of a URI: without scheme and host, query and fragment.
+    Path,
+    /// The first part of a comma list.
+    First,
+    /// The part at this place of a comma list, counted from its end.
+    FromEnd(NonZeroU8),
+    /// An address without its port and brackets.
+    WithoutPort,
+    /// In lower case.
+    Lower,
+    /// All of it.
+    Whole,
+}
+
+/// How the filters are written.
+const NAMES: &str = "first_segment, path, first, last, nth-trusted:N, without_port, lower, whole";
+
+impl Filter {
+    /// The last part of a comma list.
+    pub const LAST: Self = Self::FromEnd(NonZeroU8::MIN);
+
+    /// The filter of this name.
+    pub(super) fn parse(word: &str) -> Result<Self, String> {
+        Ok(match word {
+            "first_segment" => Self::FirstSegment,
+            "path" => Self::Path,
+            "first" => Self::First,
+            "last" => Self::LAST,
+            "without_port" => Self::WithoutPort,
+            "lower" => Self::Lower,
+            "whole" => Self::Whole,
+            _ => match word.split_once(':') {
+                Some(("nth-trusted", number)) => Self::FromEnd(number.parse().map_err(|_| {
+                    format!("`{word}`: the number of proxies is from 1 to 255, as in nth-trusted:2")
+                })?),
+                Some(_) | None => return Err(format!("`{word}` is no filter; there are {NAMES}")),
+            },
+        })
+    }
+
+    /// What the filter keeps of the value; empty if that is missing.
+    pub(super) fn apply(self, value: Cow<'_, str>) -> Cow<'_, str> {
+        match (self, value) {
+            (Self::Lower, text) => Cow::Owned(text.to_lowercase()),
+            (_, Cow::Borrowed(text)) => Cow::Borrowed(self.part(text)),
+            (_, Cow::Owned(text)) => Cow::Owned(self.part(&text).to_owned()),
+        }
+    }
+
+    fn part(self, text: &str) -> &str {
+        match self {
+            Self::FirstSegment => {
+                let path = path(text);
+                let start = usize::from(path.starts_with('/'));
+                path[start..].find('/').map_or(path, |end| &path[..start + end])
+            }
+            Self::Path => path(text),
+            Self::First => address(elements(text).next().unwrap_or_default()),
+            Self::FromEnd(place) => {
+                let element = elements(text).rev().nth(usize::from(place.get()) - 1);
+                address(element.unwrap_or_default())
+            }
+            Self::WithoutPort => without_port(text),
+            Self::Lower | Self::Whole => text,
+        }
+    }
+}
+
+/// The elements of a comma list. As in HTTP, empty ones do not count.
+fn elements(list: &str) -> impl DoubleEndedIterator<Item = &str> {
+    list.split(',').map(str::trim).filter(|element| !element.is_empty())
+}
+
+fn path(uri: &str) -> &str {
+    let uri = uri.split(['?', '#']).next().unwrap_or_default();
+    match uri.split_once("://") {
+        Some((scheme, rest)) if !scheme.contains('/') => rest.find('/').map_or("/", |start| &rest[start..]),
+        Some(_) | None => uri,
+    }
+}
+
+/// An IP address without its port and brackets, and any other text as it is.
+fn address(text: &str) -> &str {
+    let address = without_port(text);
+    // The zone of an IPv6 address stays part of it.
+    let (number, _zone) = address.split_once('%').unwrap_or((address, ""));
+    if number.parse::<IpAddr>().is_ok() { address } else { text }
+}
+
+fn without_port(text: &str) -> &str {
+    match text.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
+        Some((address, _)) => address,
+        // More than one colon: an IPv6 address without a port.
+        None if text.matches(':').count() > 1 => text,
+        None => text.split(':').next().unwrap_or_default(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn kept<'v>(words: &str, value: &'v str) -> Cow<'v, str> {
+        let filters = words.split('|').map(|word| Filter::parse(word).unwrap());
+        filters.fold(Cow::Borrowed(value), |value, filter| filter.apply(value))
+    }
+
+    #[test]
+    fn filters_keep_their_part_of_the_value() {
+        for (filter, value, expected) in [
+            ("first_segment", "/a/b?c=/d", "/a"),
+            ("first_segment", "/a?c=/d", "/a"),
+            ("first_segment", "/", "/"),
+            ("first_segment", "a/b", "a"),
+            ("path", "/a/b?c#d", "/a/b"),
+            ("path", "/a?u=http://b/c", "/a"),
+            ("path", "https://shop:8/a/b?c", "/a/b"),
+            ("path", "https://shop?c", "/"),
+            ("path", "/redirect/http://b/c", "/redirect/http://b/c"),
+            ("path", "?a", ""),
+            ("first", "10.0.0.1, 10.0.0.2", "10.0.0.1"),
+            ("last", "10.0.0.1, 10.0.0.2", "10.0.0.2"),
+            ("last", "a b", "a b"),
+            ("last", " , ", ""),
+            ("last", "10.0.0.1,,", "10.0.0.1"),
+            ("nth-trusted:1", "1.1.1.1, 2.2.2.2", "2.2.2.2"),
+            ("nth-trusted:2", "0.0.0.0, 1.1.1.1, 2.2.2.2", "1.1.1.1"),
+            ("nth-trusted:3", "1.1.1.1, 2.2.2.2", ""),
+            ("without_port", "10.0.0.1:80", "10.0.0.1"),
+            ("without_port", "[::1]:80", "::1"),
+            ("without_port", "fe80::1", "fe80::1"),
+            ("without_port", "shop:80", "shop"),
+            ("lower", "GET", "get"),
+            ("whole", "a, b", "a, b"),
+            ("last|lower", "A, B", "b"),
+        ] {
+            assert_eq!(kept(filter, value), expected, "{filter} {value}");
+        }
+    }
+
+    #[test]
+    fn address_of_list_loses_port_and_brackets() {
+        for (element, address) in [
+            ("10.0.0.2:5", "10.0.0.2"),
+            ("[2001:db8::1]:5", "2001:db8::1"),
+            ("[2001:db8::1]", "2001:db8::1"),
+            ("2001:db8::1", "2001:db8::1"),
+            ("[fe80::1%eth0]:5", "fe80::1%eth0"),
+            ("shop:80", "shop:80"),
+            ("[shop]:80", "[shop]:80"),
+            ("unknown", "unknown"),
+            ("10.0.0.256:5", "10.0.0.256:5"),
+        ] {
+            let list = format!("1.1.1.1,\t{element}");
+            assert_eq!(kept("last", &list), address);
+            assert_eq!(kept("nth-trusted:2", &format!("{list}, 10.0.0.1")), address);
+            assert_eq!(kept("first", &format!("{element},10.0.0.1")), address);
+        }
+    }
+
+    #[test]
+    fn unknown_filter_is_an_error_with_the_names_of_all() {
+        for word in ["upper", "", "nth", "nth-trusted", "last:2"] {
+            let error = Filter::parse(word).unwrap_err();
+            assert!(error.contains(&format!("`{word}` is no filter")) && error.contains(NAMES), "{error}");
+        }
+        for word in ["nth-trusted:0", "nth-trusted:256", "nth-trusted:-1", "nth-trusted:", "nth-trusted:a"] {
+            assert!(Filter::parse(word).unwrap_err().contains("from 1 to 255"), "{word}");
+        }
+        for word in NAMES.split(", ").map(|name| name.replace(":N", ":9")) {
+            assert!(Filter::parse(&word).is_ok(), "{word}");
+        }
+    }
+}
