@@ -40,13 +40,13 @@ impl Group {
     }
 }
 
-/// The prefix lengths as in a rule file.
+/// The prefix lengths as in a rule file, without one that counts each address beside one that does not.
 impl fmt::Display for Group {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { ipv4, ipv6 } = self;
         match (*ipv4 == Self::EACH.ipv4, *ipv6 == Self::EACH.ipv6) {
-            (false, false) => write!(f, "{{ipv4: {ipv4}, ipv6: {ipv6}}}"),
-            (_, true) => write!(f, "{{ipv4: {ipv4}}}"),
+            (false, false) | (true, true) => write!(f, "{{ipv4: {ipv4}, ipv6: {ipv6}}}"),
+            (false, true) => write!(f, "{{ipv4: {ipv4}}}"),
             (true, false) => write!(f, "{{ipv6: {ipv6}}}"),
         }
     }
@@ -86,7 +86,7 @@ mod tests {
     #[test]
     fn group_is_shown_as_in_a_rule_file() {
         let shown = |ipv4, ipv6| Group { ipv4, ipv6 }.to_string();
-        let expected = ["{ipv4: 24, ipv6: 64}", "{ipv6: 64}", "{ipv4: 24}", "{ipv4: 32}"];
+        let expected = ["{ipv4: 24, ipv6: 64}", "{ipv6: 64}", "{ipv4: 24}", "{ipv4: 32, ipv6: 128}"];
         assert_eq!([shown(24, 64), shown(32, 64), shown(24, 128), shown(32, 128)], expected);
     }
 }

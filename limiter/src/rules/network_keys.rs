@@ -33,10 +33,12 @@ pub(crate) fn network(
         let what = "`match: cidr` compares `key` as it is, so it cannot have a `*`";
         diagnostics.add(key.value.mark, what);
     }
-    let Some(value) = value.filter(|value| !value.value.is_empty()) else {
+    let is_absent = value.map_or_else(|| fields.pair("value").is_none(), |value| value.value.is_empty());
+    if is_absent {
         diagnostics.add(mark, "`match: cidr` needs a `value`: the network, as in `10.0.0.0/8`");
         return None;
-    };
+    }
+    let value = value?;
     let network = value.value.parse::<Network>();
     network.map_err(|error| diagnostics.add(value.mark, format!("{} {error}", quote(&value.value)))).ok()
 }

@@ -101,6 +101,7 @@ fn network_that_is_none_is_refused_with_its_place() {
             "{key: ip, match: cidr, share_threshold: true}",
             "f:3:22: `match: cidr` needs a `value`: the network, as in `10.0.0.0/8`",
         ),
+        ("{key: ip, value: [10.0.0.0/8], match: cidr}", "f:3:22: `value` takes text, not a list"),
         (
             "{key: ip, value: 10.0.0.0/8, match: cdir, group: {ipv4: 24}}",
             "f:3:41: `match` cannot be `cdir`; it is one of `cidr`; did you mean `cidr`?",
