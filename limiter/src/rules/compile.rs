@@ -339,6 +339,13 @@ impl DocumentCompiler<'_> {
         let set = |boolean: &Option<Located<bool>>| {
             boolean.as_ref().filter(|boolean| boolean.value).map(|boolean| boolean.mark)
         };
+        if draft.is_network_as_text() && self.warnings.location(draft.mark).is_in_file() {
+            let what = format!(
+                "{} is compared as text and matches no address; add `match: cidr` to match the addresses of the network",
+                quote(composite)
+            );
+            self.warnings.add(draft.mark, what);
+        }
         let is_single = draft.kind.is_some_and(|kind| !kind.has_several_values());
         if let Some(mark) = set(&draft.share_threshold).filter(|_| is_single) {
             let what = format!(

@@ -224,6 +224,13 @@ impl<'n> Descriptor<'n> {
 }
 
 impl Descriptor<'_> {
+    /// Whether its value reads like a network, but is compared as text, and no caller is known to send such texts.
+    pub(crate) fn is_network_as_text(&self) -> bool {
+        self.kind == Some(MatchKind::Exact)
+            && self.key.as_deref() != Some(network_keys::MASKED_ADDRESS)
+            && network_keys::reads_like_network(&self.value)
+    }
+
     /// Its key with its group, if it has one.
     pub(crate) fn grouped_key(&self) -> Option<GroupedKey> {
         let (key, group) = (self.key.as_ref()?, self.group.as_ref()?);

@@ -5,7 +5,7 @@ use crate::{
         diagnostics::Diagnostics,
         group::Group,
         keys::Section,
-        network::Network,
+        network::{Network, NetworkError},
         reader::{Fields, Located},
     },
     yaml::quote,
@@ -13,6 +13,9 @@ use crate::{
 
 /// The values of `match`.
 pub(crate) const MATCH: [(&str, MatchBy); 1] = [("cidr", MatchBy::Network)];
+
+/// The key of the entries in which Envoy sends networks as text.
+pub(crate) const MASKED_ADDRESS: &str = "masked_remote_address";
 
 /// How a descriptor says that it compares values otherwise than as text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,6 +44,11 @@ pub(crate) fn network(
     let value = value?;
     let network = value.value.parse::<Network>();
     network.map_err(|error| diagnostics.add(value.mark, format!("{} {error}", quote(&value.value)))).ok()
+}
+
+/// Whether `value` is a network, or an address with a prefix length.
+pub(crate) fn reads_like_network(value: &str) -> bool {
+    matches!(value.parse::<Network>(), Ok(_) | Err(NetworkError::HostBits(_)))
 }
 
 /// The value of `group`; `None` also after reporting a problem.

@@ -49,6 +49,8 @@ impl NetworkTable {
     }
 
     /// The longest network that contains the address of an entry.
+    // `inline(never)`: keeps the lookup of levels without networks small.
+    #[inline(never)]
     pub(crate) fn longest_match(&self, entry: Entry<'_>) -> Found {
         let mut found = Found { number: None, visits: 1 };
         // Values are parsed only if there are networks for their key.

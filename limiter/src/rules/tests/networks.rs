@@ -121,6 +121,27 @@ fn network_that_is_none_is_refused_with_its_place() {
 }
 
 #[test]
+fn network_as_text_is_a_warning_unless_envoy_sends_it() {
+    for (descriptor, warns) in [
+        ("{key: ip, value: 10.0.0.0/8, LIMIT}", true),
+        ("{key: ip, value: '2001:db8::1/64', LIMIT}", true),
+        ("{key: masked_remote_address, value: 10.0.0.0/8, LIMIT}", false),
+        ("{key: ip, value: 10.0.0.0, LIMIT}", false),
+        ("{key: path, value: /8, LIMIT}", false),
+        ("{key: ip, value: 10.0.0.0/8, match: cidr, LIMIT}", false),
+    ] {
+        let rules = rules(&file(&[descriptor]));
+        let warnings: Vec<_> = rules.warnings().iter().map(ToString::to_string).collect();
+        assert_eq!(
+            warnings.iter().any(|warning| warning.contains("add `match: cidr`")),
+            warns,
+            "{warnings:?}"
+        );
+        assert_eq!(warnings.len(), usize::from(warns), "{warnings:?}");
+    }
+}
+
+#[test]
 fn group_that_is_none_is_refused_with_its_place() {
     for (descriptor, problem) in [
         (
