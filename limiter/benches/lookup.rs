@@ -2,7 +2,11 @@
 
 #![allow(clippy::unwrap_used, reason = "a benchmark stops at the first error")]
 
-use std::{fmt::Write, hint::black_box};
+use std::{
+    fmt::Write,
+    hint::black_box,
+    net::{Ipv4Addr, Ipv6Addr},
+};
 
 use criterion::{Criterion, Throughput};
 use tollgate_limiter::{
@@ -25,7 +29,7 @@ struct RuleForm {
     entry: fn(usize) -> (String, String),
 }
 
-const FORMS: [RuleForm; 3] = [
+const FORMS: [RuleForm; 5] = [
     RuleForm {
         name: "exact",
         rule: |n| format!("key: user, value: u{n:06}"),
@@ -41,7 +45,30 @@ const FORMS: [RuleForm; 3] = [
         rule: |n| format!("key: path, value: /p{n:06}/*"),
         entry: |n| ("path".into(), format!("/p{n:06}/any")),
     },
+    RuleForm {
+        name: "IPv4 network",
+        rule: |n| {
+            // Every other network is a single address, so both prefix lengths are tried.
+            let length = if n % 2 == 0 { 24 } else { 32 };
+            format!("key: ip, match: cidr, value: {}/{length}", ipv4(n, 0))
+        },
+        entry: |n| ("ip".into(), ipv4(n - n % 2, 7)),
+    },
+    RuleForm {
+        name: "IPv6 network",
+        rule: |n| format!("key: ip, match: cidr, value: '{}/64'", ipv6(n, 0)),
+        entry: |n| ("ip".into(), ipv6(n, 7)),
+    },
 ];
+
+/// An address of the `n`th network.
+fn ipv4(n: usize, host: u32) -> String {
+    Ipv4Addr::from_bits(0x0a00_0000 + ((n as u32) << 8) + host).to_string()
+}
+
+fn ipv6(n: usize, host: u128) -> String {
+    Ipv6Addr::from_bits((0x2001_0db8 << 96) + ((n as u128) << 64) + host).to_string()
+}
 
 fn rules(form: &RuleForm, size: usize) -> KeyedRules {
     let mut text = String::from("domain: d\ndescriptors:\n");

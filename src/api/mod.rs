@@ -22,6 +22,7 @@ pub mod http;
 pub mod json;
 mod metrics;
 mod protobuf;
+mod pseudonym;
 pub mod reader;
 pub mod recorder;
 pub mod rls;

@@ -16,9 +16,11 @@ use tollgate_limiter::{
     algorithm::Operation,
     descriptor::{Entry, KeyText, Secret},
     limiter::{ActiveView, Descriptor, Limiter, Request},
-    rules::{KeyedDomain, KeyedRules, MatchKind},
+    rules::{KeyedDomain, KeyedRules},
     time::Timestamp,
 };
+
+use crate::api::pseudonym;
 
 /// The maximum size of requests that are not written as lines yet, in bytes. Beyond it requests are left out.
 const WAITING_BYTES_MAX: usize = 4 << 20;
@@ -348,7 +350,9 @@ fn recorded<'r>(
             .enumerate()
             .map(|(index, entry)| RecordedEntry {
                 key: entry.key,
-                value: hashed(*entry, wanted.get(index).copied(), || hash(name, *entry, attempt, secret)),
+                value: pseudonym::of(*entry, wanted.get(index).copied(), |value| {
+                    hash(name, Entry { key: entry.key, value }, attempt, secret)
+                }),
             })
             .collect();
         let read: Vec<_> = hashed.iter().map(|RecordedEntry { key, value }| Entry { key, value }).collect();
@@ -362,22 +366,9 @@ fn recorded<'r>(
     }
 }
 
-/// The value of an entry that matches in this way, with what no rule names replaced by `hash`.
-fn hashed<'r>(
-    entry: Entry<'r>,
-    matched: Option<(&str, MatchKind)>,
-    hash: impl Fn() -> String,
-) -> Cow<'r, str> {
-    match matched {
-        Some((_, MatchKind::Exact)) => entry.value.into(),
-        Some((pattern, MatchKind::Pattern)) if pattern.contains('*') => pattern.replace('*', &hash()).into(),
-        Some((_, MatchKind::Pattern | MatchKind::KeyOnly)) | None => hash().into(),
-    }
-}
-
-/// The same text for the same entry and attempt, as long as the secret is the same.
-fn hash(domain: &str, entry: Entry<'_>, attempt: u8, secret: &Secret) -> String {
+/// The same hash for the same entry and attempt, as long as the secret is the same.
+fn hash(domain: &str, entry: Entry<'_>, attempt: u8, secret: &Secret) -> u64 {
     let mut text = KeyText::new(domain);
     text.entry(entry);
-    format!("{:016x}", text.key(&[attempt], secret).high())
+    text.key(&[attempt], secret).high()
 }

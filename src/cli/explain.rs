@@ -107,8 +107,11 @@ fn looked_up(level: &Value, lines: &mut Vec<String>) {
     let (looked_up, matched) = (text(&level["looked_up"]), &level["matched"]);
     lines.push(if matched.is_object() {
         let shared = if matched["shared"] == true { ", shared by all that match" } else { "" };
+        let counted = matched["counted_as"].as_str();
+        let counted = counted.map(|value| format!(", counted as {}", escaped(value))).unwrap_or_default();
         let (descriptor, how) = (text(&matched["descriptor"]), text(&matched["how"]));
-        format!("  looked up {looked_up}: matches {descriptor} {how}{shared} ({})", text(&matched["at"]))
+        let at = text(&matched["at"]);
+        format!("  looked up {looked_up}: matches {descriptor} {how}{shared}{counted} ({at})")
     } else {
         format!("  looked up {looked_up}: nothing matches")
     });

@@ -19,6 +19,7 @@ use crate::{
 mod access;
 mod cluster;
 mod explain;
+mod networks;
 mod page;
 pub mod record;
 

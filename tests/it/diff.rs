@@ -174,6 +174,47 @@ async fn added_descriptor_without_limit_is_a_difference_if_it_hides_one() {
 }
 
 #[tokio::test]
+async fn network_is_compared_by_an_address_that_only_it_matches() {
+    let network = |value: &str, limit: u32| {
+        format!(
+            "  - {{key: ip, value: {value}, match: cidr, rate_limit: {{unit: day, requests_per_unit: {limit}}}}}\n"
+        )
+    };
+    let old = format!("{RULES}{}{}", network("10.0.0.0/8", 5), network("10.0.0.0/16", 6));
+    let found = differences(&old, &(old.clone() + &network("10.1.0.0/16", 7))).await;
+    let [added] = &found[..] else { panic!("{found:?}") };
+    assert_eq!((&added["path"], &added["change"]), (&"ip=10.1.0.0/16".into(), &"added".into()));
+    assert_eq!(added["before"]["rule"], "edge.ip_10.0.0.0/8");
+    assert!(counters(added).starts_with("are kept"), "{added}");
+    let found =
+        differences(&old, &old.replace("day, requests_per_unit: 5", "day, requests_per_unit: 9")).await;
+    let [changed] = &found[..] else { panic!("{found:?}") };
+    assert_eq!(changed["path"], "ip=10.0.0.0/8");
+    assert_eq!((&changed["before"], &changed["after"]), (&Value::Null, &Value::Null), "{changed}");
+    let plain = old.replace("10.0.0.0/16, match: cidr", "10.0.0.0/16");
+    let found = differences(&old, &plain).await;
+    assert_eq!(
+        (&found[0]["keys"][0]["key"], &found[0]["keys"][0]["new"]),
+        (&"match".into(), &"text".into()),
+        "{found:?}"
+    );
+}
+
+#[tokio::test]
+async fn another_group_is_another_counter() {
+    let with = |group: &str| {
+        let rule = "rate_limit: {unit: day, requests_per_unit: 1}";
+        format!("domain: edge\ndescriptors: [{{key: ip, {group} descriptors: [{{key: path, {rule}}}]}}]\n")
+    };
+    for (old, new) in [("", "group: {ipv6: 64},"), ("group: {ipv6: 64},", "group: {ipv6: 56},")] {
+        let found = differences(&with(old), &with(new)).await;
+        let [changed] = &found[..] else { panic!("{found:?}") };
+        assert_eq!((&changed["path"], &changed["keys"][0]["key"]), (&"ip, path".into(), &"group".into()));
+        assert!(counters(changed).starts_with("begin empty"), "{changed}");
+    }
+}
+
+#[tokio::test]
 async fn order_of_patterns_is_compared() {
     let pattern = |value| {
         format!("- {{key: path, value: '{value}', rate_limit: {{unit: day, requests_per_unit: 1}}}}\n")

@@ -174,7 +174,7 @@ async fn commands_of_answers_page_print_what_it_shows() {
 fn each_recipe_has_a_rule_and_a_call() {
     let page = page("recipes.md");
     let recipes: Vec<_> = page.split("\n## ").skip(1).collect();
-    assert!(recipes.len() >= 11, "{} recipes", recipes.len());
+    assert!(recipes.len() >= 12, "{} recipes", recipes.len());
     for recipe in recipes {
         let mut languages = blocks(recipe).map(|block| (is_rule_file(block), block.0));
         assert_eq!(languages.next(), Some((true, "yaml")), "{recipe}");

@@ -1,6 +1,6 @@
 //! Keys of counters: the text of a descriptor and its hash.
 
-use std::hash::Hasher;
+use std::{borrow::Cow, hash::Hasher, mem};
 
 use siphasher::sip128::SipHasher13;
 use smallvec::SmallVec;
@@ -16,7 +16,7 @@ const WORD: usize = 8;
 #[derive(Clone, Debug)]
 pub struct KeyText<'a> {
     frame: SmallVec<[u8; 128]>,
-    values: SmallVec<[&'a str; 4]>,
+    values: SmallVec<[Cow<'a, str>; 4]>,
 }
 
 /// The first byte of each part of the frame.
@@ -50,8 +50,13 @@ impl<'a> KeyText<'a> {
 
     /// Adds an entry with its value.
     pub fn entry(&mut self, entry: Entry<'a>) {
-        self.part(Part::Sent, &[entry.key.as_bytes()]);
-        self.values.push(entry.value);
+        self.counted_entry(entry.key, Cow::Borrowed(entry.value));
+    }
+
+    /// Adds an entry with the value that is counted in place of the value that was sent.
+    pub fn counted_entry(&mut self, key: &str, value: Cow<'a, str>) {
+        self.part(Part::Sent, &[key.as_bytes()]);
+        self.values.push(value);
     }
 
     /// Adds an entry by its pattern, so that all entries that match it share the counter.
@@ -66,9 +71,9 @@ impl<'a> KeyText<'a> {
     }
 
     /// The key of the counter of this kind.
-    pub fn key(self, kind: &[u8], secret: &Secret) -> Key {
-        let values = self.values.clone();
-        self.prefix_hash(kind, secret).key(values.into_iter())
+    pub fn key(mut self, kind: &[u8], secret: &Secret) -> Key {
+        let values = mem::take(&mut self.values);
+        self.prefix_hash(kind, secret).key(values.iter().map(|value| &**value))
     }
 
     /// The hash state of this frame, for counters of this kind.

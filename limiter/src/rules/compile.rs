@@ -8,7 +8,7 @@ use crate::{
     algorithm::Limit,
     printable::escaped,
     rules::{
-        DESCRIPTORS_MAX, Domain, OnDenied, Problem, Problems, Rule, Rules, Source, Trial,
+        DESCRIPTORS_MAX, Domain, GroupedKey, OnDenied, Problem, Problems, Rule, Rules, Source, Trial,
         contents::{Contents, hash_of},
         diagnostics::{Diagnostics, Location, Origin},
         file::{Descriptor, Document, RateLimit},
@@ -143,6 +143,7 @@ impl Compiler<'_> {
             trial: self.trial,
         };
         let matching = self.overlay.map(|overlay| overlay.matching(&draft.name)).unwrap_or_default();
+        let top = Parent { path: draft.name.clone(), groups: Vec::new(), matching };
         if let Some(Located { value, mark }) = document.on_denied {
             let here = compiler.diagnostics.location(mark);
             let (before, there) = draft.on_denied.get_or_insert((value, here));
@@ -155,7 +156,7 @@ impl Compiler<'_> {
         }
         draft.root.reserve(document.descriptors.len().min(DESCRIPTORS_MAX));
         for node in document.descriptors {
-            compiler.read(&node, &mut draft.root, &draft.name, &matching);
+            compiler.read(&node, &mut draft.root, &top);
         }
     }
 
@@ -236,21 +237,24 @@ struct DocumentCompiler<'c> {
     trial: Option<&'c Trial>,
 }
 
+/// A descriptor, or a domain, above a level.
+struct Parent {
+    path: String,
+    // Those of the path.
+    groups: Vec<GroupedKey>,
+    // The rules of the overlay that match the path.
+    matching: Matching,
+}
+
 impl DocumentCompiler<'_> {
-    /// Reads a node as a descriptor of `level`, below the path `parent`, which has these matches in the overlay.
-    fn read(&mut self, node: &yaml::Node, level: &mut Level, parent: &str, matching: &Matching) {
+    /// Reads a node as a descriptor of `level`.
+    fn read(&mut self, node: &yaml::Node, level: &mut Level, parent: &Parent) {
         if let Some(draft) = Descriptor::read(node, &mut self.diagnostics) {
-            self.descriptor(draft, level, parent, matching);
+            self.descriptor(draft, level, parent);
         }
     }
 
-    fn descriptor(
-        &mut self,
-        mut draft: Descriptor<'_>,
-        level: &mut Level,
-        parent: &str,
-        matching: &Matching,
-    ) {
+    fn descriptor(&mut self, mut draft: Descriptor<'_>, level: &mut Level, parent: &Parent) {
         *self.descriptors += 1;
         if *self.descriptors > DESCRIPTORS_MAX {
             if *self.descriptors == DESCRIPTORS_MAX + 1 {
@@ -259,36 +263,41 @@ impl DocumentCompiler<'_> {
             }
             return;
         }
-        let key = draft.key.take();
-        let composite = composite(key.as_deref().unwrap_or_default(), &draft.value);
-        let path = format!("{parent}.{composite}");
-        let before = level.get_mut(&composite).filter(|_| key.is_some());
+        let key = draft.key.as_deref().unwrap_or_default();
+        let composite = composite(key, &draft.value);
+        let path = format!("{}.{composite}", parent.path);
+        let narrowed = |overlay: &Overlay| overlay.narrowed(&parent.matching, key, &draft.value);
+        let matching = self.overlay.map(narrowed).unwrap_or_default();
+        let before = level.get_mut(&composite).filter(|_| draft.key.is_some());
         if let Some(before) = &before
             && self.conflict(before, &draft, &path)
         {
             return;
         }
         self.flags(&draft, &composite);
-        let narrowed =
-            |overlay: &Overlay| overlay.narrowed(matching, key.as_deref().unwrap_or_default(), &draft.value);
-        let matching = self.overlay.map(narrowed).unwrap_or_default();
-        let rule = draft.rate_limit.take().and_then(|limit| self.rule(limit, &mut draft, &path, &matching));
+        let mut here = Parent { path, groups: parent.groups.clone(), matching };
+        let rule = draft.rate_limit.take().and_then(|limit| self.rule(limit, &mut draft, &here));
+        here.groups.extend(draft.grouped_key());
         let mut children = before.map(|node| mem::take(&mut node.children)).unwrap_or_default();
         children.reserve(draft.descriptors.len().min(DESCRIPTORS_MAX));
-        draft.descriptors.iter().for_each(|child| self.read(child, &mut children, &path, &matching));
-        let Some(key) = key else { return };
+        draft.descriptors.iter().for_each(|child| self.read(child, &mut children, &here));
+        let Some(key) = draft.key else { return };
+        let group = draft.group.map(|group| group.value);
         if let Some(before) = level.get_mut(&composite) {
             before.children = children;
             before.rule = before.rule.or(rule);
+            before.group = before.group.or(group);
         } else {
             level.push(Node {
                 location: self.diagnostics.location(draft.mark),
-                declared_kind: MatchKind::declared(&key, &draft.value),
+                // Without a kind there is a problem, and the rules are dropped.
+                declared_kind: draft.kind.unwrap_or(MatchKind::Exact),
                 key: key.into(),
                 value: draft.value.into(),
                 rule,
                 value_to_metric: draft.value_to_metric.is_some_and(|boolean| boolean.value),
                 share_threshold: draft.share_threshold.is_some_and(|boolean| boolean.value),
+                group,
                 children,
             });
         }
@@ -330,12 +339,23 @@ impl DocumentCompiler<'_> {
         let set = |boolean: &Option<Located<bool>>| {
             boolean.as_ref().filter(|boolean| boolean.value).map(|boolean| boolean.mark)
         };
-        if let Some(mark) = set(&draft.share_threshold).filter(|_| !composite.contains('*')) {
+        if draft.is_network_as_text() && self.warnings.location(draft.mark).is_in_file() {
             let what = format!(
-                "`share_threshold` needs a `*` in `key` or `value`, but this is {}",
+                "{} is compared as text and matches no address; add `match: cidr` to match the addresses of the network",
+                quote(composite)
+            );
+            self.warnings.add(draft.mark, what);
+        }
+        let is_single = draft.kind.is_some_and(|kind| !kind.has_several_values());
+        if let Some(mark) = set(&draft.share_threshold).filter(|_| is_single) {
+            let what = format!(
+                "`share_threshold` needs a `*` in `key` or `value`, or `match: cidr`, but this is {}",
                 quote(composite)
             );
             self.diagnostics.add(mark, what);
+        }
+        if let Some((group, what)) = draft.group.as_ref().zip(group_misfit(draft)) {
+            self.diagnostics.add(group.mark, what);
         }
         if draft.rate_limit.is_some() {
             return;
@@ -354,13 +374,7 @@ impl DocumentCompiler<'_> {
     }
 
     /// Adds a rule and returns its index.
-    fn rule(
-        &mut self,
-        mut limit: RateLimit,
-        draft: &mut Descriptor<'_>,
-        path: &str,
-        matching: &Matching,
-    ) -> Option<usize> {
+    fn rule(&mut self, mut limit: RateLimit, draft: &mut Descriptor<'_>, here: &Parent) -> Option<usize> {
         for replaced in &limit.replaces {
             if limit.name() == Some(&*replaced.value) {
                 self.diagnostics
@@ -369,13 +383,16 @@ impl DocumentCompiler<'_> {
             self.replaced.push((replaced.value.clone(), self.diagnostics.location(replaced.mark)));
         }
         self.names.extend(limit.name().map(str::to_owned));
-        if let Some(numbers) = self.trial.and_then(|trial| trial.numbers.get(path)) {
+        if let Some(numbers) = self.trial.and_then(|trial| trial.numbers.get(&here.path)) {
             limit.set_numbers(*numbers);
         }
-        let (limit, terms, overlay) = match self.overlaid(&limit, matching) {
+        let (limit, terms, overlay) = match self.overlaid(&limit, draft, &here.matching) {
             Some((with_overlay, terms, rule)) => {
                 if rule.metadata.is_some() {
                     draft.metadata.clone_from(&rule.metadata);
+                }
+                if rule.group.is_some() {
+                    draft.group.clone_from(&rule.group);
                 }
                 (with_overlay, Some(terms), Some(rule.location.clone()))
             }
@@ -388,7 +405,7 @@ impl DocumentCompiler<'_> {
         let set = |boolean: &Option<Located<bool>>| boolean.as_ref().is_some_and(|boolean| boolean.value);
         let lease = limit.boolean("lease").is_none_or(|lease| lease.value);
         self.rules.push(Rule {
-            path: path.to_owned(),
+            path: here.path.clone(),
             name: limit.name().map(str::to_owned),
             allowance: terms.allowance,
             candidate,
@@ -398,6 +415,7 @@ impl DocumentCompiler<'_> {
             shadow_mode: set(&draft.shadow_mode) || self.trial.is_some_and(|trial| trial.shadow_mode),
             quota_mode: set(&draft.quota_mode),
             detailed_metric: set(&draft.detailed_metric),
+            groups: here.groups.iter().cloned().chain(draft.grouped_key()).collect(),
             metadata: draft.metadata.take().map(|metadata| metadata.value),
             displayed_limit: terms.displayed_limit,
             location: self.diagnostics.location(limit.mark),
@@ -411,6 +429,7 @@ impl DocumentCompiler<'_> {
     fn overlaid(
         &mut self,
         limit: &RateLimit,
+        draft: &Descriptor<'_>,
         matching: &Matching,
     ) -> Option<(RateLimit, Terms, &OverlayRule)> {
         let overlay = self.overlay?;
@@ -420,11 +439,13 @@ impl DocumentCompiler<'_> {
         let (with_overlay, mut problems) = (rule.added_to(limit), Problems::default());
         let origin = rule.location.origin.clone();
         let terms = Terms::read(&with_overlay, &mut Diagnostics::new(origin, &mut problems));
-        match (terms, problems.iter().next()) {
+        let group_misfit = rule.group.as_ref().and_then(|_| group_misfit(draft));
+        let problem = problems.iter().next().map(|problem| &*problem.what).or(group_misfit);
+        match (terms, problem) {
             (Some(terms), None) => Some((with_overlay, terms, rule)),
-            (_, problem) => {
+            (_, why) => {
                 self.overlay_use.misfits += 1;
-                let why = problem.map(|problem| problem.what.clone()).unwrap_or_default();
+                let why = why.unwrap_or_default();
                 let what =
                     format!("the overlay at {} does not fit this rule and is left out: {why}", rule.location);
                 self.warnings.add(limit.mark, what);
@@ -432,6 +453,19 @@ impl DocumentCompiler<'_> {
             }
         }
     }
+}
+
+/// Why a group does not fit a descriptor, if it does not.
+fn group_misfit(draft: &Descriptor<'_>) -> Option<&'static str> {
+    if draft.kind == Some(MatchKind::Exact) {
+        return Some(
+            "`group` has no effect on a single value; leave `value` out, or give a network with `match: cidr`",
+        );
+    }
+    let is_shared = draft.share_threshold.as_ref().is_some_and(|shared| shared.value);
+    is_shared.then_some(
+        "`group` cannot be combined with `share_threshold`, which counts all values as one; remove one of them",
+    )
 }
 
 /// What a rule allows, and the limit that it tries.

@@ -1,7 +1,7 @@
 //! The descriptors of a domain as a tree, for programs that compare or list rules.
 
 use crate::rules::{
-    Domain, Location, MatchKind, Rule,
+    Domain, Location, MatchKind, Network, Rule,
     pattern::Pattern,
     prefix_tree::{Level, Node},
 };
@@ -30,7 +30,7 @@ impl<'r> DescriptorRef<'r> {
         &self.node.key
     }
 
-    /// The value as written; empty if the descriptor has none.
+    /// The value as written, a network in its one spelling; empty if the descriptor has none.
     pub fn value(&self) -> &'r str {
         &self.node.value
     }
@@ -43,6 +43,11 @@ impl<'r> DescriptorRef<'r> {
     /// The way in which entries match the descriptor.
     pub fn kind(&self) -> MatchKind {
         self.node.declared_kind
+    }
+
+    /// The network of which it matches the addresses, if it is one.
+    pub fn network(&self) -> Option<Network> {
+        self.node.network()
     }
 
     /// Whether the descriptor is a pattern that matches `text`, which is `key_value`.

@@ -8,7 +8,10 @@ use crate::{
     rules::{
         OnDenied, OnOwnerUnavailable, TrialNumbers, Unit,
         diagnostics::Diagnostics,
+        group::{Group, GroupedKey},
         keys::{self, Key, Section, Takes},
+        network_keys,
+        prefix_tree::MatchKind,
         reader::{Fields, Located},
     },
     yaml::{Mark, Node, Value},
@@ -34,8 +37,10 @@ pub(crate) struct Descriptor<'n> {
     pub(crate) mark: Mark,
     /// Never empty; `None` if the key is invalid and was reported.
     pub(crate) key: Option<String>,
-    /// Empty if any value matches.
+    /// Empty if any value matches. A network in its one spelling.
     pub(crate) value: String,
+    /// `None` if the way in which it matches is invalid and was reported.
+    pub(crate) kind: Option<MatchKind>,
     /// The location of a `value` that is given without a text, as if it were absent.
     pub(crate) empty_value: Option<Mark>,
     pub(crate) rate_limit: Option<RateLimit>,
@@ -44,6 +49,7 @@ pub(crate) struct Descriptor<'n> {
     pub(crate) detailed_metric: Option<Located<bool>>,
     pub(crate) value_to_metric: Option<Located<bool>>,
     pub(crate) share_threshold: Option<Located<bool>>,
+    pub(crate) group: Option<Located<Group>>,
     pub(crate) metadata: Option<Located<Map<String, Json>>>,
     /// The nested descriptors, read one by one.
     pub(crate) descriptors: &'n [Node],
@@ -184,10 +190,25 @@ impl<'n> Descriptor<'n> {
     pub(crate) fn read(node: &'n Node, diagnostics: &mut Diagnostics<'_>) -> Option<Self> {
         let fields = Fields::read(node, Section::Descriptor, diagnostics)?;
         let rate_limit = fields.pair("rate_limit").and_then(|pair| RateLimit::read(&pair.value, diagnostics));
+        let key = required(&fields, "key", "the key of a descriptor entry", diagnostics);
+        let value = fields.text("value", diagnostics);
+        let network = fields
+            .pair("match")
+            .map(|_| network_keys::network(&fields, key.as_deref(), value.as_ref(), diagnostics));
+        let value = value.map(|value| value.value).unwrap_or_default();
+        let (value, kind) = match network {
+            None => {
+                let kind = MatchKind::declared(key.as_deref().unwrap_or_default(), &value);
+                (value, Some(kind))
+            }
+            Some(None) => (value, None),
+            Some(Some(network)) => (network.to_string(), Some(MatchKind::Network)),
+        };
         Some(Self {
             mark: fields.mark,
-            key: required(&fields, "key", "the key of a descriptor entry", diagnostics),
-            value: fields.text("value", diagnostics).map(|value| value.value).unwrap_or_default(),
+            key,
+            value,
+            kind,
             empty_value: empty_value(node),
             rate_limit,
             shadow_mode: fields.boolean("shadow_mode", diagnostics),
@@ -195,6 +216,7 @@ impl<'n> Descriptor<'n> {
             detailed_metric: fields.boolean("detailed_metric", diagnostics),
             value_to_metric: fields.boolean("value_to_metric", diagnostics),
             share_threshold: fields.boolean("share_threshold", diagnostics),
+            group: network_keys::group(&fields, diagnostics),
             metadata: metadata(&fields, diagnostics),
             descriptors: fields.items("descriptors", diagnostics),
         })
@@ -202,6 +224,19 @@ impl<'n> Descriptor<'n> {
 }
 
 impl Descriptor<'_> {
+    /// Whether its value reads like a network, but is compared as text, and no caller is known to send such texts.
+    pub(crate) fn is_network_as_text(&self) -> bool {
+        self.kind == Some(MatchKind::Exact)
+            && self.key.as_deref() != Some(network_keys::MASKED_ADDRESS)
+            && network_keys::reads_like_network(&self.value)
+    }
+
+    /// Its key with its group, if it has one.
+    pub(crate) fn grouped_key(&self) -> Option<GroupedKey> {
+        let (key, group) = (self.key.as_ref()?, self.group.as_ref()?);
+        Some(GroupedKey { key: key.clone(), group: group.value })
+    }
+
     /// Reports the problems of descriptors and of those nested in them.
     fn report_all(nodes: &[Node], diagnostics: &mut Diagnostics<'_>) {
         for node in nodes {
@@ -257,6 +292,8 @@ impl PlainValue {
             | Takes::Algorithm
             | Takes::OnOwnerUnavailable
             | Takes::Weekday
+            | Takes::Match
+            | Takes::PrefixLength(_)
             | Takes::Anything
             | Takes::Mapping(_)
             | Takes::Candidate

@@ -5,7 +5,7 @@ use std::{slice, sync::Arc};
 use crate::{
     algorithm::{Limit, Operation},
     descriptor::{Entry, Secret},
-    rules::{Allowance, KeyedRules, Rule, Source, compile},
+    rules::{Allowance, KeyedDomain, KeyedRules, Rule, Source, compile},
     time::Timestamp,
 };
 
@@ -25,24 +25,30 @@ pub fn used(source: &Source, problem: &str) {
     for warning in rules.warnings() {
         assert!(!warning.to_string().is_empty());
     }
-    let entries = ["user", "path", "a", "b", "c"].map(|key| Entry { key, value: "/api/1" });
     let rules = Arc::new(rules);
     let keyed = KeyedRules::new(Some(rules.clone()), Secret::from_bytes([7; 16]));
     for domain in rules.domains() {
         let keyed = keyed.domain(&domain.name).expect("the rules have the domain");
-        for first in 0..entries.len() {
-            for last in first..entries.len() {
-                let entries = &entries[first..=last];
-                keyed.trace(entries);
-                if let Some(found) = keyed.find(entries) {
-                    found.metric_name(entries);
-                    for limit in limits(found.rule) {
-                        found.key(entries, limit);
-                    }
+        for value in ["/api/1", "10.1.2.3:80", "2001:db8::1"] {
+            look_up(keyed, &["user", "path", "a", "b", "c"].map(|key| Entry { key, value }));
+        }
+        domain.rules().flat_map(limits).for_each(decide);
+    }
+}
+
+/// Looks up each part of these entries.
+fn look_up(domain: KeyedDomain<'_>, entries: &[Entry<'_>]) {
+    for first in 0..entries.len() {
+        for last in first..entries.len() {
+            let entries = &entries[first..=last];
+            domain.trace(entries);
+            if let Some(found) = domain.find(entries) {
+                found.metric_name(entries);
+                for limit in limits(found.rule) {
+                    found.key(entries, limit);
                 }
             }
         }
-        domain.rules().flat_map(limits).for_each(decide);
     }
 }
 

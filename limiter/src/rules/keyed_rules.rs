@@ -16,7 +16,7 @@ use crate::{
     descriptor::{Entry, Key, KeyText, PrefixHash, Secret},
     printable,
     rules::{
-        Allowance, Domain, LevelTrace, MatchKind, Rule, Rules,
+        Allowance, Domain, Group, LevelTrace, MatchKind, Network, Rule, Rules,
         prefix_tree::{self, MatchedNode, Steps},
         trace,
     },
@@ -55,6 +55,19 @@ pub struct Match<'r> {
     prefix: Option<&'r OnceLock<Box<KeyPrefix>>>,
 }
 
+/// How an entry matches on the way to a rule.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EntryMatch<'r> {
+    /// The kind of match.
+    pub kind: MatchKind,
+    /// The value of the node as written.
+    pub value: &'r str,
+    /// The network of the node, if it is one.
+    pub network: Option<Network>,
+    /// The group of the node.
+    pub group: Option<Group>,
+}
+
 /// The rule and the key of a descriptor whose last values are left open.
 #[derive(Clone, Copy, Debug)]
 pub struct OpenMatch {
@@ -78,6 +91,8 @@ struct KeyPrefix {
     hash: PrefixHash,
     // The indices of the entries whose values are not part of `hash`.
     unhashed_entries: SmallVec<[usize; 4]>,
+    // The groups of these entries; `None` if no node of the path has one.
+    groups: Option<Box<[Option<Group>]>>,
 }
 
 impl KeyedRules {
@@ -171,7 +186,7 @@ impl<'r> KeyedDomain<'r> {
         } else {
             let mut hash = found.key_text(entries).prefix_hash(&limit.kind().bytes(), &self.keyed.secret);
             let sent = steps.iter().zip(entries).take(known).filter(|(step, _)| !step.is_shared());
-            sent.for_each(|(_, entry)| hash.push(entry.value));
+            sent.for_each(|(step, entry)| hash.push(&step.counted(*entry)));
             OpenKey::Prefix(hash)
         };
         let domain =
@@ -180,10 +195,16 @@ impl<'r> KeyedDomain<'r> {
         Some(OpenMatch { domain, rule, key })
     }
 
-    /// How each entry matches on the way to a rule: the value of its node as written, and the kind of match. Ends before
-    /// the first entry without a match.
-    pub fn matches(self, entries: &[Entry<'_>]) -> Vec<(&'r str, MatchKind)> {
-        self.domain.root.steps(entries).iter().map(|step| (&*step.node.value, step.kind)).collect()
+    /// How each entry matches on the way to a rule. Ends before the first entry without a match.
+    pub fn matches(self, entries: &[Entry<'_>]) -> Vec<EntryMatch<'r>> {
+        let steps = self.domain.root.steps(entries);
+        let matched = steps.iter().map(|MatchedNode { node, kind }| EntryMatch {
+            kind: *kind,
+            value: &node.value,
+            network: node.network(),
+            group: node.group,
+        });
+        matched.collect()
     }
 
     /// A trace of the lookup: one level for each entry, up to the first entry without a match. Slower than
@@ -236,14 +257,15 @@ impl<'r> Match<'r> {
         text.key(&limit.kind().bytes(), &self.domain.keyed.secret)
     }
 
-    /// The text of the counter's key: the entries as sent, or the pattern if all values that match it share a counter.
+    /// The text of the counter's key: the entries as sent or with their groups, or the pattern or network if all values
+    /// that match it share a counter.
     pub(super) fn key_text<'a>(&self, entries: &[Entry<'a>]) -> KeyText<'a> {
         let mut text = KeyText::new(&self.domain.name);
         for (step, entry) in self.steps(entries).iter().zip(entries) {
             if step.is_shared() {
                 text.pattern(Entry { key: &step.node.key, value: &step.node.value });
             } else {
-                text.entry(*entry);
+                text.counted_entry(entry.key, step.counted(*entry));
             }
         }
         text
@@ -274,9 +296,9 @@ impl<'r> Match<'r> {
             if step.is_shared() || !(detailed || step.node.value_to_metric || step.kind == MatchKind::Exact) {
                 name.push_str(&step.node.composite());
             } else if detailed && !any_shared {
-                name.extend([entry.key, "_", entry.value]);
+                name.extend([entry.key, "_", &*step.counted(*entry)]);
             } else {
-                name.push_str(&prefix_tree::composite(entry.key, entry.value));
+                name.push_str(&prefix_tree::composite(entry.key, &step.counted(*entry)));
             }
         }
         // Escaped here and not on the page of metrics, so that two spellings are one series there and not a duplicate.
@@ -298,11 +320,26 @@ impl KeyPrefix {
         for entry in unhashed_entries.drain(..known.min(unhashed_entries.len().saturating_sub(1))) {
             hash.push(entries[entry].value);
         }
-        Self { hash, unhashed_entries }
+        let groups: Box<[_]> = unhashed_entries.iter().map(|entry| steps[*entry].node.group).collect();
+        let groups = groups.iter().any(Option::is_some).then_some(groups);
+        Self { hash, unhashed_entries, groups }
     }
 
     #[inline(always)]
     fn key(&self, entries: &[Entry<'_>]) -> Key {
-        self.hash.key(self.unhashed_entries.iter().map(|entry| entries[*entry].value))
+        match &self.groups {
+            None => self.hash.key(self.unhashed_entries.iter().map(|entry| entries[*entry].value)),
+            Some(groups) => self.key_of_groups(groups, entries),
+        }
+    }
+
+    #[inline(never)]
+    fn key_of_groups(&self, groups: &[Option<Group>], entries: &[Entry<'_>]) -> Key {
+        let sent = self.unhashed_entries.iter().map(|entry| entries[*entry].value);
+        let counted = sent
+            .zip(groups)
+            .map(|(value, group)| group.map_or(Cow::Borrowed(value), |group| group.counted(value)));
+        let counted: SmallVec<[Cow<'_, str>; 4]> = counted.collect();
+        self.hash.key(counted.iter().map(|value| &**value))
     }
 }

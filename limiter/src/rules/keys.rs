@@ -1,7 +1,7 @@
 //! The table of all keys: where each is allowed, what it takes, and with which algorithms, and what it means. All
 //! messages about keys and the JSON Schema of rule files are derived from it.
 
-use crate::algorithm::AlgorithmName;
+use crate::{algorithm::AlgorithmName, rules::group::Group};
 
 /// A kind of mapping in a rule file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -16,6 +16,8 @@ pub enum Section {
     Replaced,
     /// The value of `calendar`.
     Calendar,
+    /// The value of `group`.
+    Group,
     /// The document of an overlay file.
     Overlay,
     /// An item of `overlay`.
@@ -33,6 +35,7 @@ impl Section {
             Self::RateLimit => "in `rate_limit`",
             Self::Replaced => "in an item of `replaces`",
             Self::Calendar => "in `calendar`",
+            Self::Group => "in `group`",
             Self::Overlay => "at the root of the overlay",
             Self::OverlayDomain => "in an item of `overlay`",
             Self::OverlayRule => "in an item of `rules`",
@@ -43,7 +46,12 @@ impl Section {
     pub(crate) fn is_of_overlay(self) -> bool {
         match self {
             Self::Overlay | Self::OverlayDomain | Self::OverlayRule => true,
-            Self::Root | Self::Descriptor | Self::RateLimit | Self::Replaced | Self::Calendar => false,
+            Self::Root
+            | Self::Descriptor
+            | Self::RateLimit
+            | Self::Replaced
+            | Self::Calendar
+            | Self::Group => false,
         }
     }
 }
@@ -70,6 +78,8 @@ pub enum Takes {
     Text,
     /// An integer from 0 to 2^64 - 1.
     Integer,
+    /// An integer from 1 to this number of bits of an address.
+    PrefixLength(u8),
     /// `true` or `false`.
     Boolean,
     /// What a refused call charges.
@@ -82,6 +92,8 @@ pub enum Takes {
     OnOwnerUnavailable,
     /// The name of a day of the week.
     Weekday,
+    /// How values are compared, if not as text.
+    Match,
     /// A mapping with any content.
     Anything,
     /// A mapping.
@@ -104,8 +116,10 @@ impl Takes {
             | Self::Unit
             | Self::Algorithm
             | Self::OnOwnerUnavailable
-            | Self::Weekday => true,
+            | Self::Weekday
+            | Self::Match => true,
             Self::Integer
+            | Self::PrefixLength(_)
             | Self::Boolean
             | Self::Anything
             | Self::Mapping(_)
@@ -156,7 +170,19 @@ pub const KEYS: &[Key] = &[
         "value",
         Section::Descriptor,
         Takes::Text,
-        "The value of the entry, or a pattern with `*`. Without it, any value matches.",
+        "The value of the entry, or a pattern with `*`, or a network. Without it, any value matches.",
+    ),
+    key(
+        "match",
+        Section::Descriptor,
+        Takes::Match,
+        "With `cidr` the value is a network, which matches the addresses in it.",
+    ),
+    key(
+        "group",
+        Section::Descriptor,
+        Takes::Mapping(Section::Group),
+        "Counts all addresses of a network as one key.",
     ),
     key(
         "rate_limit",
@@ -198,7 +224,7 @@ pub const KEYS: &[Key] = &[
         "share_threshold",
         Section::Descriptor,
         Takes::Boolean,
-        "All values that match this pattern share one counter.",
+        "All values that match this pattern or network share one counter.",
     ),
     key(
         "metadata",
@@ -317,6 +343,18 @@ pub const KEYS: &[Key] = &[
     ),
     key("week_start", Section::Calendar, Takes::Weekday, "The day on which a week begins."),
     key(
+        "ipv4",
+        Section::Group,
+        Takes::PrefixLength(Group::EACH.ipv4),
+        "The prefix length of the IPv4 networks that are counted as one key.",
+    ),
+    key(
+        "ipv6",
+        Section::Group,
+        Takes::PrefixLength(Group::EACH.ipv6),
+        "The prefix length of the IPv6 networks that are counted as one key.",
+    ),
+    key(
         "overlay",
         Section::Overlay,
         Takes::List(Section::OverlayDomain),
@@ -346,6 +384,12 @@ pub const KEYS: &[Key] = &[
         Section::OverlayRule,
         Takes::Mapping(Section::RateLimit),
         "The keys that the overlay adds to the limit.",
+    ),
+    key(
+        "group",
+        Section::OverlayRule,
+        Takes::Mapping(Section::Group),
+        "Counts all addresses of a network as one key, for the last descriptor of the path.",
     ),
     key(
         "metadata",

@@ -11,12 +11,16 @@ mod diagnostics;
 mod file;
 #[cfg(any(test, fuzzing, feature = "testing"))]
 pub mod fuzz;
+mod group;
 mod key_messages;
 mod keyed_rules;
 mod keys;
 mod limit;
 #[cfg(feature = "watch")]
 mod loader;
+mod network;
+mod network_keys;
+mod network_table;
 mod overlay;
 mod pattern;
 mod prefix_tree;
@@ -35,10 +39,12 @@ pub use compile::compile;
 pub use contents::{Contents, ReadDocuments, Source};
 pub use descriptor_ref::DescriptorRef;
 pub use diagnostics::{Location, Origin, Place, Problem, Problems};
-pub use keyed_rules::{KeyedDomain, KeyedRules, Match, OpenMatch};
+pub use group::{Group, GroupedKey};
+pub use keyed_rules::{EntryMatch, KeyedDomain, KeyedRules, Match, OpenMatch};
 pub use limit::{KeyValue, algorithm_keys};
 #[cfg(feature = "watch")]
 pub use loader::Loader;
+pub use network::{Network, NetworkError, address};
 pub use overlay::Overlay;
 pub use prefix_tree::MatchKind;
 pub use prefix_tree::composite;

@@ -8,7 +8,9 @@ use crate::{
         Location, OnDenied, Origin, Problems,
         diagnostics::Diagnostics,
         file::{RateLimit, metadata, on_denied, required},
+        group::Group,
         keys::Section,
+        network_keys,
         pattern::Pattern,
         reader::{Fields, Located},
     },
@@ -43,6 +45,7 @@ pub(crate) struct OverlayRule {
     pub(crate) location: Location,
     pub(crate) rate_limit: Option<RateLimit>,
     pub(crate) metadata: Option<Located<Map<String, Json>>>,
+    pub(crate) group: Option<Located<Group>>,
     path: Vec<OverlayStep>,
 }
 
@@ -141,6 +144,7 @@ impl OverlayRule {
             }
         }
         let metadata = metadata(&fields, diagnostics);
+        let group = network_keys::group(&fields, diagnostics);
         let items = fields.items("match", diagnostics);
         if items.is_empty() {
             let what = "`match` is missing or empty; it lists the keys of a rule from the top, each as `key` or `key: value`";
@@ -148,7 +152,7 @@ impl OverlayRule {
         }
         let path: Vec<_> = items.iter().filter_map(|item| OverlayStep::read(item, diagnostics)).collect();
         let location = diagnostics.location(fields.mark);
-        (!path.is_empty()).then_some(Self { location, rate_limit, metadata, path })
+        (!path.is_empty()).then_some(Self { location, rate_limit, metadata, group, path })
     }
 
     /// The limit of the control plane with what this rule adds.

@@ -59,7 +59,7 @@ struct Numbered {
 
 /// The result of a lookup and its cost.
 pub(crate) struct Found {
-    /// The lowest number of a matching pattern.
+    /// The number of the node that matches.
     pub(crate) number: Option<u32>,
     /// The number of tables and patterns tried.
     pub(crate) visits: usize,
@@ -86,11 +86,6 @@ impl Patterns {
         let middle = pattern.middle().iter().filter(|piece| !piece.is_empty()).cloned().collect();
         let numbered = self.prefixes.entry(pattern.prefix()).entry(pattern.suffix());
         numbered.push(Numbered { number, middle });
-    }
-
-    /// Whether the set is empty.
-    pub(crate) fn is_empty(&self) -> bool {
-        self.prefixes.lengths.is_empty()
     }
 
     /// The matching pattern with the lowest number.

@@ -3,6 +3,8 @@
 //! Each entry is looked up among the children of the node that matched the previous entry. There is no backtracking:
 //! if nothing below the chosen node matches, there is no rule, even if a sibling would have had one.
 
+use std::borrow::Cow;
+
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
@@ -10,6 +12,9 @@ use crate::{
     descriptor::Entry,
     rules::{
         diagnostics::Location,
+        group::Group,
+        network::Network,
+        network_table::NetworkTable,
         pattern::{Pattern, Patterns},
     },
 };
@@ -22,11 +27,14 @@ const INLINE_BYTES: usize = 256;
 pub(crate) struct Level {
     // In the order of declaration.
     nodes: Vec<Node>,
-    // Every node by its literal key and value, patterns included: a literal match takes precedence.
+    // Every node but networks by its literal key and value, patterns included: a literal match takes precedence.
     by_text: FxHashMap<Box<[u8]>, u32>,
     // A bit for each length of these texts; the highest bit stands for all longer ones.
     lengths: u64,
     patterns: Patterns,
+    networks: Option<Box<NetworkTable>>,
+    // Whether there are patterns or networks.
+    has_ranges: bool,
 }
 
 /// One descriptor of a rule file.
@@ -34,11 +42,13 @@ pub(crate) struct Level {
 pub(crate) struct Node {
     pub(crate) location: Location,
     pub(crate) key: Box<str>,
+    /// As written; a network in its one spelling.
     pub(crate) value: Box<str>,
     /// The index of its rule among those of the domain.
     pub(crate) rule: Option<usize>,
     pub(crate) value_to_metric: bool,
     pub(crate) share_threshold: bool,
+    pub(crate) group: Option<Group>,
     pub(crate) children: Level,
     /// The kind of match of an entry with the literal key and a fitting value.
     pub(crate) declared_kind: MatchKind,
@@ -49,6 +59,8 @@ pub(crate) struct Node {
 pub enum MatchKind {
     /// Key and value are equal to those of the node.
     Exact,
+    /// The key is equal to that of the node, and its network contains the address in the value.
+    Network,
     /// Key and value match the pattern of the node.
     Pattern,
     /// The key is equal to that of a node without a value.
@@ -71,7 +83,7 @@ pub fn composite(key: &str, value: &str) -> String {
 }
 
 impl MatchKind {
-    /// The kind of match that a node with this key and value declares.
+    /// The kind of match that a node with this key and value declares, unless it is a network.
     pub(crate) fn declared(key: &str, value: &str) -> Self {
         if Pattern::parse(&composite(key, value)).is_some() {
             Self::Pattern
@@ -81,12 +93,25 @@ impl MatchKind {
             Self::Exact
         }
     }
+
+    /// Whether a value of the node, if it has one, stands for several.
+    pub(crate) fn has_several_values(self) -> bool {
+        match self {
+            Self::Network | Self::Pattern => true,
+            Self::Exact | Self::KeyOnly => false,
+        }
+    }
 }
 
 impl MatchedNode<'_> {
     /// Whether all values that match here share a counter.
     pub(crate) fn is_shared(&self) -> bool {
-        self.node.share_threshold && self.kind == MatchKind::Pattern
+        self.node.share_threshold && self.kind.has_several_values()
+    }
+
+    /// The value of `entry` that is counted.
+    pub(crate) fn counted<'v>(&self, entry: Entry<'v>) -> Cow<'v, str> {
+        self.node.group.map_or(Cow::Borrowed(entry.value), |group| group.counted(entry.value))
     }
 
     /// Whether `entry` has the key of the node and matches in the declared way.
@@ -103,18 +128,26 @@ impl Node {
     pub(crate) fn composite(&self) -> String {
         composite(&self.key, &self.value)
     }
+
+    /// The network of the node, if it declares one.
+    pub(crate) fn network(&self) -> Option<Network> {
+        match self.declared_kind {
+            MatchKind::Network => self.value.parse().ok(),
+            MatchKind::Exact | MatchKind::Pattern | MatchKind::KeyOnly => None,
+        }
+    }
 }
 
 impl Level {
-    /// The node with this composite text.
-    pub(crate) fn get(&self, composite: &str) -> Option<&Node> {
-        self.at(composite.as_bytes())
+    /// The node with this composite text, to change it.
+    pub(crate) fn get_mut(&mut self, composite: &str) -> Option<&mut Node> {
+        let number = self.number(composite)?;
+        self.nodes.get_mut(number as usize)
     }
 
-    /// The same, to change it.
-    pub(crate) fn get_mut(&mut self, composite: &str) -> Option<&mut Node> {
-        let number = *self.by_text.get(composite.as_bytes())?;
-        self.nodes.get_mut(number as usize)
+    fn number(&self, composite: &str) -> Option<u32> {
+        let number = self.by_text.get(composite.as_bytes()).copied();
+        number.or_else(|| self.networks.as_ref()?.number(composite))
     }
 
     /// Reserves capacity for `more` nodes.
@@ -126,14 +159,20 @@ impl Level {
     /// Appends a node. Its composite text must be new.
     pub(crate) fn push(&mut self, node: Node) {
         let composite = node.composite();
-        debug_assert!(self.get(&composite).is_none(), "composite keys are unique");
+        debug_assert!(self.number(&composite).is_none(), "composite keys are unique");
         // A file of at most 16 MiB cannot hold 2^32 nodes, nor can the files of one directory.
         let number = self.nodes.len() as u32;
-        if let Some(pattern) = Pattern::parse(&composite) {
-            self.patterns.add(number, &pattern);
+        if let Some(network) = node.network() {
+            self.networks.get_or_insert_default().add(composite, &node.key, network, number);
+            self.has_ranges = true;
+        } else {
+            if let Some(pattern) = Pattern::parse(&composite) {
+                self.patterns.add(number, &pattern);
+                self.has_ranges = true;
+            }
+            self.lengths |= length_bit(composite.len());
+            self.by_text.insert(composite.into_bytes().into(), number);
         }
-        self.lengths |= length_bit(composite.len());
-        self.by_text.insert(composite.into_bytes().into(), number);
         self.nodes.push(node);
     }
 
@@ -167,10 +206,11 @@ impl Level {
 
     /// The node that an entry with this key matches by its key alone, if its value makes no difference.
     pub(crate) fn for_any_value(&self, key: &str) -> Option<&Node> {
-        let node = self.at(key.as_bytes()).filter(|node| node.declared_kind == MatchKind::KeyOnly)?;
+        let is_for_any = |node: &&Node| node.declared_kind == MatchKind::KeyOnly && node.group.is_none();
+        let node = self.at(key.as_bytes()).filter(is_for_any)?;
         let has_value =
             |text: &[u8]| text.strip_prefix(key.as_bytes()).is_some_and(|rest| rest.starts_with(b"_"));
-        let is_only = self.patterns.is_empty() && !self.by_text.keys().any(|text| has_value(text));
+        let is_only = !self.has_ranges && !self.by_text.keys().any(|text| has_value(text));
         is_only.then_some(node)
     }
 
@@ -182,7 +222,7 @@ impl Level {
         let fits = match kind {
             MatchKind::KeyOnly => true,
             MatchKind::Exact => *node.value == *entry.value,
-            MatchKind::Pattern => false,
+            MatchKind::Network | MatchKind::Pattern => false,
         };
         (fits && *node.key == *entry.key).then_some(MatchedNode { node, kind })
     }
@@ -191,7 +231,7 @@ impl Level {
         *visits += 1;
         let length = entry.key.len() + 1 + entry.value.len();
         // Skips building the text if nothing can match it.
-        if self.has_text_of(length) || !self.patterns.is_empty() {
+        if self.has_text_of(length) || self.has_ranges {
             let mut inline = [0; INLINE_BYTES];
             let allocated;
             let text = match inline.get_mut(..length) {
@@ -209,6 +249,16 @@ impl Level {
             };
             if let Some(node) = self.at(text) {
                 return Some(MatchedNode { node, kind: MatchKind::Exact });
+            }
+            if let Some(networks) = &self.networks {
+                let found = networks.longest_match(entry);
+                *visits += found.visits;
+                if let Some(number) = found.number {
+                    return Some(MatchedNode {
+                        node: &self.nodes[number as usize],
+                        kind: MatchKind::Network,
+                    });
+                }
             }
             let found = self.patterns.first_match(text);
             *visits += found.visits;

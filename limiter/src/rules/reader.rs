@@ -90,6 +90,18 @@ impl<'n> Fields<'n> {
         }
     }
 
+    /// A prefix length from 1 to the number of bits of an address.
+    pub(crate) fn prefix_length(&self, key: &str, max: u8, diagnostics: &mut Diagnostics<'_>) -> Option<u8> {
+        self.assert_takes(key, |takes| takes == Takes::PrefixLength(max));
+        let pair = self.pair(key)?;
+        let length = match resolve(&pair.value) {
+            Some(Resolved::Integer(value)) => u8::try_from(value).ok(),
+            Some(Resolved::Null | Resolved::Bool(_) | Resolved::Float(_) | Resolved::Text) | None => None,
+        };
+        let length = length.filter(|length| (1..=max).contains(length));
+        length.or_else(|| wrong_value(pair, &format!("a prefix length from 1 to {max}"), diagnostics))
+    }
+
     /// The items of a list; empty if it is absent.
     pub(crate) fn items(&self, key: &str, diagnostics: &mut Diagnostics<'_>) -> &'n [Node] {
         self.assert_takes(key, Takes::is_list);

@@ -5,7 +5,7 @@ use serde_json::{Map, Value as Json};
 use crate::{
     algorithm::{Admission, Limit},
     named,
-    rules::{Location, RuleStats, StatsHandle, Unit},
+    rules::{GroupedKey, Location, RuleStats, StatsHandle, Unit},
 };
 
 /// The rule of a descriptor: limit and options.
@@ -31,6 +31,8 @@ pub struct Rule {
     pub quota_mode: bool,
     /// Whether the name in metrics contains the values of all entries.
     pub detailed_metric: bool,
+    /// The keys on its path of which networks are counted instead of addresses.
+    pub groups: Vec<GroupedKey>,
     /// Metadata of responses in which the rule passes.
     pub metadata: Option<Map<String, Json>>,
     /// The limit as shown in responses.

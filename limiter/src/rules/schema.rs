@@ -15,15 +15,17 @@ use crate::{
             AT_LEAST_ONE, AppliesTo, EXCLUSIVE, KEYS, Key, NOT_IN_CANDIDATE, REQUIRED, Section, Takes,
             amounts, periods,
         },
+        network_keys::MATCH,
     },
 };
 
 /// The sections of rule files that others refer to, with their names in the schema.
-const DEFINITIONS: [(Section, &str); 4] = [
+const DEFINITIONS: [(Section, &str); 5] = [
     (Section::Descriptor, "descriptor"),
     (Section::RateLimit, "rate_limit"),
     (Section::Replaced, "replaced"),
     (Section::Calendar, "calendar"),
+    (Section::Group, "group"),
 ];
 
 /// The texts that YAML 1.1 reads as booleans and YAML 1.2 as text.
@@ -77,6 +79,9 @@ fn value(takes: Takes) -> Json {
         Takes::Integer => json!({
             "type": ["integer", "string", "null"], "minimum": 0, "maximum": u64::MAX, "pattern": INTEGER,
         }),
+        Takes::PrefixLength(max) => json!({
+            "type": ["integer", "string", "null"], "minimum": 1, "maximum": max, "pattern": INTEGER,
+        }),
         Takes::Boolean => json!({"type": ["boolean", "string", "null"], "pattern": TRUE_OR_FALSE}),
         Takes::OnDenied => choice(ON_DENIED.map(|(name, _)| name)),
         Takes::Unit => {
@@ -87,6 +92,7 @@ fn value(takes: Takes) -> Json {
         Takes::Algorithm => choice(AlgorithmName::ALL.map(AlgorithmName::name)),
         Takes::OnOwnerUnavailable => choice(OnOwnerUnavailable::ALL.map(OnOwnerUnavailable::name)),
         Takes::Weekday => choice(Calendar::WEEKDAYS.map(|(name, _)| name)),
+        Takes::Match => choice(MATCH.map(|(name, _)| name)),
         Takes::Anything => json!({"type": ["object", "null"]}),
         Takes::Mapping(section) => json!({"type": ["object", "null"], "allOf": [reference(section)]}),
         Takes::Candidate => {

@@ -3,7 +3,7 @@
 use crate::{
     descriptor::Entry,
     rules::{
-        Location,
+        Location, network,
         pattern::Pattern,
         prefix_tree::{Level, MatchKind, MatchedNode, Node},
     },
@@ -17,6 +17,8 @@ pub const NODES_MAX: usize = 10;
 pub struct LevelTrace<'r> {
     /// The composite text that was looked up.
     pub text: String,
+    /// The value that is counted in place of the entry's, if the chosen node has a group.
+    pub counted_as: Option<String>,
     /// The node that was chosen; `None` if no node matches, which ends the lookup.
     pub chosen: Option<NodeTrace<'r>>,
     /// The first of the nodes that match too but have lower precedence, in the order of declaration.
@@ -68,6 +70,9 @@ impl<'r> LevelTrace<'r> {
         let is_chosen = |node: &Node| step.is_some_and(|step| std::ptr::eq(step.node, node));
         let mut trace = Self {
             text,
+            counted_as: step
+                .filter(|step| step.node.group.is_some())
+                .map(|step| step.counted(entry).into_owned()),
             chosen: step.map(|step| NodeTrace::of(step.node, Some(step.kind))),
             other_matches: Vec::new(),
             other_matches_more: 0,
@@ -99,13 +104,17 @@ impl<'r> NodeTrace<'r> {
             kind,
             location: &node.location,
             has_rule: node.rule.is_some(),
-            is_shared: node.share_threshold && kind == Some(MatchKind::Pattern),
+            is_shared: node.share_threshold && kind.is_some_and(MatchKind::has_several_values),
             has_children: !node.children.nodes().is_empty(),
         }
     }
 }
 
 fn kind(node: &Node, entry: Entry<'_>, text: &str) -> Option<MatchKind> {
+    if let Some(network) = node.network() {
+        let contains = network::address(entry.value).is_some_and(|address| network.contains(address));
+        return (contains && *node.key == *entry.key).then_some(MatchKind::Network);
+    }
     let composite = node.composite();
     if composite == text {
         return Some(MatchKind::Exact);

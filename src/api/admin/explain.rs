@@ -182,6 +182,7 @@ fn level(level: &LevelTrace<'_>) -> Value {
             "how": how(node.kind),
             "at": node.location.to_string(),
             "shared": node.is_shared,
+            "counted_as": level.counted_as,
         })),
     });
     let best = chosen.and_then(|node| node.kind);
@@ -215,6 +216,7 @@ fn written(node: &NodeTrace<'_>) -> String {
 fn how(how: Option<MatchKind>) -> &'static str {
     match how {
         Some(MatchKind::Exact) => "exactly",
+        Some(MatchKind::Network) => "by its network",
         Some(MatchKind::Pattern) => "by its pattern",
         Some(MatchKind::KeyOnly) => "by its key alone",
         None => "not at all",
@@ -224,6 +226,18 @@ fn how(how: Option<MatchKind>) -> &'static str {
 /// The reason why a node was not chosen.
 fn not_chosen_reason(how: Option<MatchKind>, best: Option<MatchKind>) -> &'static str {
     match (how, best) {
+        (Some(MatchKind::Network), Some(MatchKind::Network)) => {
+            "its network contains the address too, but a longer prefix takes precedence"
+        }
+        (Some(MatchKind::Network), Some(MatchKind::Exact)) => {
+            "its network contains the address, but an exact match takes precedence"
+        }
+        (Some(MatchKind::Pattern), Some(MatchKind::Network)) => {
+            "its pattern matches too, but a network takes precedence"
+        }
+        (Some(MatchKind::KeyOnly), Some(MatchKind::Network)) => {
+            "its key alone matches too, but a network takes precedence"
+        }
         (Some(MatchKind::Pattern), Some(MatchKind::Pattern)) => {
             "its pattern matches too, but is declared later"
         }
@@ -236,9 +250,10 @@ fn not_chosen_reason(how: Option<MatchKind>, best: Option<MatchKind>) -> &'stati
         (Some(MatchKind::KeyOnly), Some(MatchKind::Pattern)) => {
             "its key alone matches too, but a pattern takes precedence"
         }
-        (Some(MatchKind::Exact | MatchKind::Pattern), Some(MatchKind::KeyOnly))
+        (Some(MatchKind::Exact | MatchKind::Network | MatchKind::Pattern), Some(MatchKind::KeyOnly))
+        | (Some(MatchKind::Network), Some(MatchKind::Pattern))
         | (Some(MatchKind::KeyOnly), Some(MatchKind::KeyOnly))
-        | (Some(MatchKind::Exact), Some(MatchKind::Exact | MatchKind::Pattern))
+        | (Some(MatchKind::Exact), Some(MatchKind::Exact | MatchKind::Network | MatchKind::Pattern))
         | (None, _)
         | (_, None) => "it does not match",
     }
@@ -256,6 +271,7 @@ fn rule_json(rule: &Rule, part: &DescriptorExplanation<'_>) -> Value {
         "on_owner_unavailable": rule.on_owner_unavailable.name(),
         "lease": rule.lease,
         "replaces": rule.replaces,
+        "groups": format::groups(rule),
         "replaced_by": replaced_by,
     })
 }

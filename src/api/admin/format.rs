@@ -5,7 +5,7 @@ use std::time::Duration;
 use tollgate_limiter::{
     algorithm::{Admission, AlgorithmName, CalendarUnit, Excess, Limit, Window},
     descriptor::Key,
-    rules::{KeyValue, Unit, algorithm_keys},
+    rules::{KeyValue, Rule, Unit, algorithm_keys},
     time::Timestamp,
 };
 
@@ -49,6 +49,11 @@ pub(crate) fn limit(limit: &Limit, unit: Option<Unit>) -> String {
         text.extend([", ", key, ": ", &value]);
     }
     text
+}
+
+/// The keys of a rule of which networks are counted: `remote_address by {ipv4: 24, ipv6: 64}`.
+pub(crate) fn groups(rule: &Rule) -> Vec<String> {
+    rule.groups.iter().map(ToString::to_string).collect()
 }
 
 /// The kind of its counter. Limits of the same kind share counters.

@@ -11,7 +11,9 @@ use serde_json::{Map, Value, json};
 use tokio::task::spawn_blocking;
 use tollgate_limiter::{
     files,
-    rules::{Allowance, Location, OnOwnerUnavailable, Origin, Problems, Rule, Rules, Status, Totals},
+    rules::{
+        Allowance, GroupedKey, Location, OnOwnerUnavailable, Origin, Problems, Rule, Rules, Status, Totals,
+    },
     yaml::Mark,
 };
 
@@ -128,6 +130,7 @@ fn rule_json(index: usize, domain: &str, rule: &Rule) -> Value {
         "quota_mode": rule.quota_mode,
         "candidate": rule.candidate.as_ref().map(|candidate| format::limit(candidate, None)),
         "replaces": rule.replaces,
+        "groups": format::groups(rule),
         "totals": rule.stats().map(|stats| numbers(&stats.totals())),
     })
 }
@@ -196,6 +199,9 @@ fn line(rule: &Rule, text: &mut String) {
     }
     if rule.on_owner_unavailable != OnOwnerUnavailable::default() {
         let _ = write!(text, ", on_owner_unavailable: {}", rule.on_owner_unavailable.name());
+    }
+    for GroupedKey { key, group } in &rule.groups {
+        let _ = write!(text, ", group of {key}: {group}");
     }
     if !rule.lease {
         text.push_str(", lease: false");

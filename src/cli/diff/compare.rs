@@ -9,12 +9,13 @@ use rustc_hash::FxHashMap;
 use tollgate_limiter::{
     algorithm::{Counter, Limit},
     descriptor::{Entry, Key, Secret},
-    rules::{DescriptorRef, Domain, KeyedRules, MatchKind, OnDenied, Rule, Rules},
+    rules::{DescriptorRef, Domain, GroupedKey, KeyedRules, MatchKind, OnDenied, Rule, Rules},
 };
 
 use crate::cli::diff::{
     difference::{Applied, Change, Difference, KeyChange},
     keys,
+    network_sample::LevelNetworks,
 };
 
 /// The value of an entry for which a rule file has no value. Nothing names it, so only less specific descriptors match.
@@ -47,8 +48,12 @@ struct Path {
 /// The rule that applies to sample entries, and the key of its counter unless it is unlimited.
 struct Effect<'r> {
     rule: &'r Rule,
-    counter: Option<(Key, &'r Limit)>,
+    counter: Option<(CounterKey<'r>, &'r Limit)>,
 }
+
+/// The key of the counter of sample entries. They are no addresses where a rule names none, so the key does not tell
+/// groups apart.
+type CounterKey<'r> = (Key, &'r [GroupedKey]);
 
 /// All differences, in the order of the new rules; what they lack comes last in each level.
 pub(super) fn differences(old: Rules, new: Rules) -> Vec<Difference> {
@@ -113,9 +118,10 @@ impl Sides {
         });
         let gone = old.iter().filter(|descriptor| !new_index.contains_key(&descriptor.composite()));
         let gone = gone.map(|descriptor| Pair { old: Some(*descriptor), new: None });
+        let networks = LevelNetworks::of(new.iter().chain(old).copied());
         for pair in in_new.chain(gone) {
             let Some(descriptor) = pair.new.or(pair.old) else { continue };
-            let path = path.with(descriptor);
+            let path = path.with(descriptor, &networks);
             found.extend(self.descriptor(domain, &path, pair));
             let (old, new) = (nested(pair.old), nested(pair.new));
             self.level(domain, &path, &old, &new, found);
@@ -165,11 +171,17 @@ fn nested(descriptor: Option<DescriptorRef<'_>>) -> Vec<DescriptorRef<'_>> {
 }
 
 impl Path {
-    fn with(&self, descriptor: DescriptorRef<'_>) -> Self {
+    /// The path to a descriptor of a level with these networks.
+    fn with(&self, descriptor: DescriptorRef<'_>, networks: &LevelNetworks<'_>) -> Self {
         let (key, value) = (descriptor.key(), descriptor.value());
         let written = if value.is_empty() { key.to_owned() } else { format!("{key}={value}") };
+        let exact = || (written.clone(), (key.to_owned(), value.to_owned()));
         let (words, sample) = match descriptor.kind() {
-            MatchKind::Exact => (written.clone(), (key.to_owned(), value.to_owned())),
+            MatchKind::Exact => exact(),
+            MatchKind::Network => descriptor.network().map_or_else(exact, |network| {
+                let words = format!("addresses in {written} that nothing more specific matches");
+                (words, (key.to_owned(), networks.sample(key, network).to_string()))
+            }),
             MatchKind::KeyOnly => {
                 (format!("values of {key} that nothing else matches"), (key.to_owned(), ANY_VALUE.to_owned()))
             }
@@ -191,7 +203,8 @@ fn effect<'r>(rules: &'r KeyedRules, domain: &str, path: &Path) -> Option<Effect
     let entries: Vec<_> = path.samples.iter().map(|(key, value)| Entry { key, value }).collect();
     let found = rules.domain(domain)?.find(&entries)?;
     let limit = found.rule.limit();
-    Some(Effect { rule: found.rule, counter: limit.map(|limit| (found.key(&entries, limit), limit)) })
+    let counter = limit.map(|limit| ((found.key(&entries, limit), &*found.rule.groups), limit));
+    Some(Effect { rule: found.rule, counter })
 }
 
 /// What a reload does to the counters, as the store does it: limits are replaced, counters stay where they are.
@@ -206,7 +219,7 @@ fn counters(old: Option<&Effect<'_>>, new: Option<&Effect<'_>>, keys: &[KeyChang
             "are not used any more; they are removed when they are idle, and a limit of the same algorithm and window finds them until then"
         }
         (Some((old, _)), Some((new, _))) if old != new => {
-            "begin empty: another algorithm, window or sharing is another counter; going back finds the old ones until they are idle"
+            "begin empty: another algorithm, window, group or sharing is another counter; going back finds the old ones until they are idle"
         }
         (Some((_, old)), Some((_, new))) if old == new && keys.iter().all(|change| change.key != "limit") => {
             "are kept"

@@ -41,18 +41,24 @@ fn default_of(key: &str) -> &'static str {
         "limit" | SHOWN => "",
         "on_owner_unavailable" => "local_share",
         "lease" => "true",
-        "name" | "replaces" | "metadata" | "candidate" => NONE,
+        "name" | "replaces" | "metadata" | "candidate" | "group" => NONE,
+        MATCH => TEXT,
         _ => "false",
     }
 }
 
 const NONE: &str = "none";
+/// How values are compared, and the default.
+const MATCH: &str = "match";
+const TEXT: &str = "text";
 /// The number and unit in responses, which can change without the limit.
 const SHOWN: &str = "shown in responses";
 
 /// Keys of the rule, and of the descriptor, which exist without a rule.
 fn values(descriptor: DescriptorRef<'_>) -> Values {
     let mut values = descriptor.rule().map_or_else(|| vec![("limit", "no limit".to_owned())], of_rule);
+    let compared = if descriptor.network().is_some() { "cidr" } else { TEXT };
+    values.push((MATCH, compared.to_owned()));
     values.push(("share_threshold", descriptor.share_threshold().to_string()));
     values.push(("value_to_metric", descriptor.value_to_metric().to_string()));
     values
@@ -71,6 +77,7 @@ fn of_rule(rule: &Rule) -> Values {
         shadow_mode,
         quota_mode,
         detailed_metric,
+        groups,
         metadata,
         displayed_limit,
         location: _,
@@ -91,6 +98,7 @@ fn of_rule(rule: &Rule) -> Values {
         ("on_owner_unavailable", on_owner_unavailable.name().to_owned()),
         ("lease", lease.to_string()),
         ("detailed_metric", detailed_metric.to_string()),
+        ("group", text((!groups.is_empty()).then(|| format::groups(rule).join(", ")))),
         ("metadata", text(metadata.clone().map(|map| serde_json::Value::Object(map).to_string()))),
     ]
 }

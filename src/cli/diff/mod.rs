@@ -14,6 +14,7 @@ use crate::cli::{
 mod compare;
 mod difference;
 mod keys;
+mod network_sample;
 
 use difference::Difference;
 

@@ -1,5 +1,7 @@
 //! Recordings of requests.
 
+use std::net::Ipv4Addr;
+
 use serde_json::{Value, json};
 use tokio::{io::AsyncReadExt, net::TcpStream, time::timeout};
 use tollgate_limiter::time::Stopwatch;
@@ -118,6 +120,28 @@ async fn hashed_values_match_no_other_pattern() {
     values.sort_unstable();
     values.dedup();
     assert_eq!(values.len(), users.len());
+}
+
+#[tokio::test]
+async fn hashed_addresses_stay_in_their_networks_and_groups() {
+    let rules = format!(
+        "{RULES}  - {{key: ip, group: {{ipv4: 24}}, rate_limit: {{unit: hour, requests_per_unit: 1}}}}\n  \
+         - {{key: ip, value: 10.0.0.0/8, match: cidr, rate_limit: {{unit: hour, requests_per_unit: 1}}}}\n"
+    );
+    let sent = ["192.0.2.1", "192.0.2.9", "198.51.100.1", "10.1.2.3", "unknown"];
+    let lines = recorded_by(&rules, "hashed", async |service| {
+        for address in sent {
+            service.call(with_hits(request_for("shop", "ip", address), 1)).await.unwrap();
+        }
+    })
+    .await;
+    let values: Vec<_> =
+        lines.iter().filter_map(|line| line["descriptors"][0]["entries"][0]["value"].as_str()).collect();
+    let [one, same, other, inside, text] = values[..] else { panic!("{values:?}") };
+    let group = |value: &str| value.parse::<Ipv4Addr>().unwrap().octets()[..3].to_vec();
+    assert!(one != same && group(one) == group(same) && group(one) != group(other), "{values:?}");
+    assert!(inside.starts_with("10.") && !one.starts_with("10.") && text.len() == 16, "{values:?}");
+    assert!(!sent.iter().any(|sent| values.contains(sent)), "{values:?}");
 }
 
 #[tokio::test]

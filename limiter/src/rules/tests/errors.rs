@@ -97,7 +97,7 @@ broken! {
          f:11:11: `replaces` names the limit itself; it takes the names of others\n\
          f:12:11: expected a mapping, not the text `text`";
     share_threshold_without_a_star_is_refused: "share_threshold.yaml" =>
-        "f:5:22: `share_threshold` needs a `*` in `key` or `value`, but this is `a_b`";
+        "f:5:22: `share_threshold` needs a `*` in `key` or `value`, or `match: cidr`, but this is `a_b`";
     metadata_that_is_not_a_mapping_of_texts_is_refused: "bad_metadata.yaml" =>
         "f:4:15: `metadata` takes a mapping, not the text `text`\n\
          f:7:7: a key must be text, but this is the number `1`; if it is meant as text, put it in quotes\n\

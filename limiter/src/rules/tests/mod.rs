@@ -7,6 +7,7 @@ mod documented;
 mod errors;
 mod matching;
 mod meaning;
+mod networks;
 mod overlay;
 mod several_files;
 

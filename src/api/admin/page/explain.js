@@ -33,7 +33,8 @@ function ruleText(rule) {
 }
 
 function level({ looked_up: text, matched, others, there }) {
-  const found = matched ? `matches ${matched.descriptor} ${matched.how} (${matched.at})` : "nothing matches";
+  const counted = matched?.counted_as ? `, counted as ${matched.counted_as}` : "";
+  const found = matched ? `matches ${matched.descriptor} ${matched.how}${counted} (${matched.at})` : "nothing matches";
   const more = [
     ...others.map((other) => `not ${other.descriptor} (${other.at}): ${other.why}`),
     ...(there ?? []).map((other) => `there is ${other.descriptor} (${other.at})`),

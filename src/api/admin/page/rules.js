@@ -130,6 +130,7 @@ export function rules(root, { history }) {
     const badges = modes.map(([, mode]) => element("span", { class: "badge warn" }, mode));
     const more = [rule.candidate && `candidate: ${rule.candidate}`];
     if (rule.replaces.length > 0) more.push(`replaces ${rule.replaces.join(", ")}`);
+    if (rule.groups.length > 0) more.push(`groups ${rule.groups.join(", ")}`);
     const limit = element(
       "span",
       {},
