@@ -16,6 +16,8 @@ pub enum Section {
     Replaced,
     /// The value of `calendar`.
     Calendar,
+    /// The value of `penalty`.
+    Penalty,
     /// The document of an overlay file.
     Overlay,
     /// An item of `overlay`.
@@ -33,6 +35,7 @@ impl Section {
             Self::RateLimit => "in `rate_limit`",
             Self::Replaced => "in an item of `replaces`",
             Self::Calendar => "in `calendar`",
+            Self::Penalty => "in `penalty`",
             Self::Overlay => "at the root of the overlay",
             Self::OverlayDomain => "in an item of `overlay`",
             Self::OverlayRule => "in an item of `rules`",
@@ -43,7 +46,12 @@ impl Section {
     pub(crate) fn is_of_overlay(self) -> bool {
         match self {
             Self::Overlay | Self::OverlayDomain | Self::OverlayRule => true,
-            Self::Root | Self::Descriptor | Self::RateLimit | Self::Replaced | Self::Calendar => false,
+            Self::Root
+            | Self::Descriptor
+            | Self::RateLimit
+            | Self::Replaced
+            | Self::Calendar
+            | Self::Penalty => false,
         }
     }
 }
@@ -291,6 +299,12 @@ pub const KEYS: &[Key] = &[
     ),
     limit("overdraft_limit", Takes::Integer, AppliesTo::Only(WITH_EXCESS), "The largest debt."),
     limit(
+        "penalty",
+        Takes::Mapping(Section::Penalty),
+        AppliesTo::Only(&AlgorithmName::ALL),
+        "Refuses a key that was refused too often in a row, for longer each time.",
+    ),
+    limit(
         "on_owner_unavailable",
         Takes::OnOwnerUnavailable,
         AppliesTo::Limited,
@@ -316,6 +330,26 @@ pub const KEYS: &[Key] = &[
         "The name of a time zone in the IANA database, as in `Europe/Berlin`.",
     ),
     key("week_start", Section::Calendar, Takes::Weekday, "The day on which a week begins."),
+    key(
+        "after",
+        Section::Penalty,
+        Takes::Integer,
+        "The refusals in a row, with no pass between, after which a penalty begins.",
+    ),
+    key("first", Section::Penalty, Takes::Text, "The length of the first penalty, as in `2m`."),
+    key(
+        "factor",
+        Section::Penalty,
+        Takes::Integer,
+        "Each penalty is this many times as long as the one before; 2 by default.",
+    ),
+    key("max", Section::Penalty, Takes::Text, "The greatest length of a penalty; `1h` by default."),
+    key(
+        "forget_after",
+        Section::Penalty,
+        Takes::Text,
+        "How long after the last refusal all refusals and penalties are forgotten; `24h` by default.",
+    ),
     key(
         "overlay",
         Section::Overlay,
@@ -372,6 +406,7 @@ pub const EXCLUSIVE: &[(&[&str], &[&str])] = &[
     (&["calendar"], &["window", "unit_multiplier"]),
     (&["refill_amount", "refill_interval"], &["requests_per_unit", "unit", "unit_multiplier", "window"]),
     (&["max_in_flight", "hold_max"], &["requests_per_unit", "unit", "unit_multiplier", "window", "lease"]),
+    (&["penalty"], &["lease"]),
 ];
 
 /// The keys that say how much passes: `requests_per_unit`, and of the algorithms that have another one, that.
@@ -401,8 +436,12 @@ const fn limit(name: &'static str, takes: Takes, applies_to: AppliesTo, help: &'
     Key { name, section: Section::RateLimit, takes, applies_to, help }
 }
 
-/// Keys of `rate_limit` whose integer is at least 1, whatever the other keys are.
-pub(crate) const AT_LEAST_ONE: [&str; 3] = ["unit_multiplier", "refill_amount", "max_in_flight"];
+/// Keys of `rate_limit` and `penalty` whose integer is at least 1, whatever the other keys are.
+pub(crate) const AT_LEAST_ONE: [&str; 5] =
+    ["unit_multiplier", "refill_amount", "max_in_flight", "after", "factor"];
+
+/// Keys without which a `penalty` is refused.
+pub(crate) const REQUIRED_IN_PENALTY: [&str; 2] = ["after", "first"];
 
 /// Keys of `rate_limit` without which a rule of their algorithm is refused.
 pub(crate) const REQUIRED: [(AlgorithmName, &str); 1] = [(AlgorithmName::Concurrency, "max_in_flight")];

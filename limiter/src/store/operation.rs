@@ -175,8 +175,9 @@ impl Outcome {
     }
 }
 
-/// A fresh counter with `hits` charged, above the limit if the algorithm can hold a debt.
+/// A fresh counter with `hits` charged, above the limit if the algorithm can hold a debt, and without a penalty.
 pub(super) fn charged_counter(limit: &Limit, hits: u64, now: Timestamp) -> Counter {
+    let limit = limit.plain();
     let mut counter = limit.fresh();
     if hits > 0 {
         let hits = match limit.admission() {

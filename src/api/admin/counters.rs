@@ -94,7 +94,10 @@ fn note_beyond_limit(limit: &Limit) -> &'static str {
     match (limit.admission(), limit.fresh()) {
         (Admission::Delayed, _) => "a queue stores at most its burst: it is full now",
         (Admission::InFlight, _) => "at most max_in_flight places can be taken: all of them are now",
-        (Admission::AtOnce, Counter::Window(_)) => "all hits are stored; the window refuses until its end",
+        // A fresh counter has no refusals to remember.
+        (Admission::AtOnce, Counter::Window(_) | Counter::Penalized(_)) => {
+            "all hits are stored; the window refuses until its end"
+        }
         (Admission::AtOnce, Counter::Sliding(_) | Counter::Log(_)) => {
             "all hits are stored, and requests are refused until they have left the window"
         }

@@ -15,6 +15,7 @@ use crate::{
 mod buckets;
 mod concurrency;
 mod excess;
+mod penalty;
 mod period;
 mod queue;
 mod terms;
@@ -42,6 +43,10 @@ pub(crate) fn terms(draft: &RateLimit, diagnostics: &mut Diagnostics<'_>) -> Opt
         Some(_) if !all_fit => None,
         Some(steps) => buckets::stepped_bucket(draft, steps, diagnostics),
         None => of_algorithm(draft, all_fit, diagnostics),
+    };
+    let terms = match draft.given("penalty") {
+        Some(_) => penalty::with_penalty(draft, terms, diagnostics),
+        None => terms,
     };
     terms.filter(|_| all_fit)
 }
@@ -84,6 +89,11 @@ pub fn algorithm_keys(limit: &Limit) -> Vec<(&'static str, KeyValue)> {
         Limit::SteppedBucket(bucket) => buckets::stepped_keys(bucket),
         Limit::LeakyQueue(queue) => queue::keys(queue),
         Limit::Concurrency(limit) => concurrency::keys(limit),
+        Limit::Penalized(penalized) => {
+            let mut keys = algorithm_keys(penalized.limit());
+            keys.push(("penalty", KeyValue::Penalty(*penalized.penalty())));
+            keys
+        }
     }
 }
 
