@@ -48,7 +48,7 @@ pub use leaky_queue::LeakyQueue;
 pub(crate) use limit::each_algorithm;
 pub use limit::{AlgorithmName, CounterKind, Limit};
 pub(crate) use penalized::PenaltyRecord;
-pub use penalized::{Penalized, PenalizedCounter, Penalty};
+pub use penalized::{Penalized, PenalizedCounter, Penalty, PenaltyState};
 pub(crate) use sliding_log::ENTRIES_MAX as LOG_ENTRIES_MAX;
 pub use sliding_log::{LogCounter, LogReceipt, SlidingLog};
 pub use sliding_window::{SlidingCounter, SlidingReceipt, SlidingWindow};

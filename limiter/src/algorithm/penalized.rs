@@ -63,6 +63,19 @@ pub(crate) struct PenaltyRecord {
     pub(crate) forgotten_at: Timestamp,
 }
 
+/// What is remembered of the refusals of one key, as operators see it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PenaltyState {
+    /// Refusals in a row that count for the next penalty.
+    pub refusals: u32,
+    /// Penalties so far, with one that lasts.
+    pub penalties: u32,
+    /// The time until the penalty ends; `None` if none lasts.
+    pub ends_after: Option<Duration>,
+    /// The time until everything is forgotten, unless the key is refused before.
+    pub forgotten_after: Duration,
+}
+
 macro_rules! received {
     ($($variant:ident($limit:ident)),* $(,)?) => {
         /// A limit without a penalty, encoded like [`Limit`]. A penalty of a penalty would be read without a bound on its
@@ -364,8 +377,25 @@ impl PenaltyRecord {
         Self { until, forgotten_at: cut(self.forgotten_at, remembered).max(until), ..self }
     }
 
+    fn state(&self, now: Timestamp) -> PenaltyState {
+        PenaltyState {
+            refusals: if self.has_passed { 0 } else { self.refusals },
+            penalties: self.penalties,
+            ends_after: (now < self.until).then(|| self.until.since(now)),
+            forgotten_after: self.forgotten_at.since(now),
+        }
+    }
+
     pub(crate) fn shifted_back(self, back: u64) -> Self {
         Self { until: self.until.minus(back), forgotten_at: self.forgotten_at.minus(back), ..self }
+    }
+}
+
+impl Limit {
+    /// What is remembered of the refusals of a key; `None` if nothing is, or without a penalty.
+    pub fn penalty_state(&self, counter: &Counter, now: Timestamp) -> Option<PenaltyState> {
+        let record = counter.record().filter(|record| now < record.forgotten_at);
+        self.penalized().and(record).map(|record| record.state(now))
     }
 }
 

@@ -63,6 +63,8 @@ pub enum AppliesTo {
     Any,
     /// Any rule with a limit.
     Limited,
+    /// Rules with an algorithm.
+    Named,
     /// Rules without an algorithm or with one of these.
     ClassicOr(&'static [AlgorithmName]),
     /// Rules with one of these algorithms.
@@ -301,7 +303,7 @@ pub const KEYS: &[Key] = &[
     limit(
         "penalty",
         Takes::Mapping(Section::Penalty),
-        AppliesTo::Only(&AlgorithmName::ALL),
+        AppliesTo::Named,
         "Refuses a key that was refused too often in a row, for longer each time.",
     ),
     limit(

@@ -132,6 +132,7 @@ fn limit_conditions() -> Vec<Json> {
         let names = |some: &[AlgorithmName]| some.iter().map(|one| one.name().into()).collect::<Vec<Json>>();
         match key.applies_to {
             AppliesTo::Any | AppliesTo::Limited => None,
+            AppliesTo::Named => Some(json!({"if": present(key.name), "then": present("algorithm")})),
             AppliesTo::Only(some) => Some(json!({
                 "if": present(key.name),
                 "then": {"required": ["algorithm"], "properties": {"algorithm": {"enum": names(some)}}},

@@ -11,7 +11,7 @@ use crate::{
     store::{
         Decisions, HOLDS_MAX, HoldId, HoldTerms, Reserved, Settled, UnknownId,
         holds::{Expired, Holds},
-        operation::{CounterOperation, HoldOutcome, Outcome},
+        operation::{CounterOperation, HoldOutcome, Outcome, Shown},
         packed_counter::{Now, PackedCounter},
     },
     time::Timestamp,
@@ -237,9 +237,11 @@ impl HeldCounter {
             }
             CounterOperation::RefundOnce { terms, hits } => self.refund_once(limit, terms, *hits, now, room),
             CounterOperation::Show => {
-                let listed = self.holds().map(|holds| holds.list(now.now)).unwrap_or_default();
+                let holds = self.holds().map(|holds| holds.list(now.now)).unwrap_or_default();
+                let penalty = limit.penalty_state(&self.counter(limit, now), now.now);
+                let shown = Shown { holds: Arc::new(holds), penalty };
                 let peek = self.update(limit, now, |limit, counter| peek(limit, counter, now));
-                (Outcome { hold: HoldOutcome::Listed(Arc::new(listed)), ..Outcome::of(peek, 0) }, false)
+                (Outcome { hold: HoldOutcome::Shown(Arc::new(shown)), ..Outcome::of(peek, 0) }, false)
             }
             CounterOperation::Withdraw { id, attempt } => {
                 let was_held = self.withdraw(limit, id, *attempt, now);

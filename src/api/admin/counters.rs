@@ -8,7 +8,7 @@ use axum::{
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tollgate_limiter::{
-    algorithm::{Admission, Counter, Limit},
+    algorithm::{Admission, Counter, Limit, PenaltyState},
     descriptor::Entry,
     limiter::{ActiveView, CounterRef, NoCounter},
     store::{CounterState, OnExpiry, OpenHold, OpenHolds, Replacement},
@@ -174,7 +174,20 @@ pub(super) fn kept_json(kept: &CounterState) -> Value {
         let first: Vec<Value> = first.iter().map(hold_json).collect();
         body["held"] = json!({"reservations": count, "hits": hits, "first": first});
     }
+    if let Some(penalty) = &kept.penalty {
+        body["penalty"] = penalty_json(penalty);
+    }
     body
+}
+
+fn penalty_json(penalty: &PenaltyState) -> Value {
+    let PenaltyState { refusals, penalties, ends_after, forgotten_after } = penalty;
+    json!({
+        "ends_after_ms": ends_after.map(format::millis),
+        "penalties": penalties,
+        "refusals": refusals,
+        "forgotten_after_ms": format::millis(*forgotten_after),
+    })
 }
 
 fn hold_json(hold: &OpenHold) -> Value {

@@ -151,14 +151,17 @@ fn misuse(draft: &RateLimit, given: &GivenKey) -> Option<Located<String>> {
         _limiting if draft.is_unlimited() => {
             format!("`{name}` has no meaning with `unlimited: true`; remove one of them")
         }
-        (AppliesTo::Limited, _) | (AppliesTo::ClassicOr(_), None) => return None,
+        (AppliesTo::Limited, _) | (AppliesTo::ClassicOr(_), None) | (AppliesTo::Named, Some(_)) => {
+            return None;
+        }
         (AppliesTo::Only(some) | AppliesTo::ClassicOr(some), Some(algorithm))
             if some.contains(&algorithm) =>
         {
             return None;
         }
         // The algorithm is invalid, which was reported, so its keys are unknown.
-        (AppliesTo::Only(_), None) if draft.given("algorithm").is_some() => return None,
+        (AppliesTo::Only(_) | AppliesTo::Named, None) if draft.given("algorithm").is_some() => return None,
+        (AppliesTo::Named, None) => format!("`{name}` needs an `algorithm`"),
         (AppliesTo::Only(some), None) => {
             format!("`{name}` needs an `algorithm` that has it: {}", names(some))
         }

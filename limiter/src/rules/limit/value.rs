@@ -21,8 +21,11 @@ impl fmt::Display for KeyValue {
         match self {
             Self::Number(number) => number.fmt(formatter),
             Self::Penalty(Penalty { after, first, factor, max, forget_after }) => {
-                let [first, max, forget_after] =
-                    [first, max, forget_after].map(|span| Self::Time(Duration::from_nanos(span.nanos())));
+                // Rule files take no days.
+                let [first, max, forget_after] = [first, max, forget_after].map(|span| {
+                    let time = jiff::SignedDuration::try_from(Duration::from_nanos(span.nanos()));
+                    format!("{:#}", time.unwrap_or(jiff::SignedDuration::MAX))
+                });
                 write!(
                     formatter,
                     "{{after: {after}, first: {first}, factor: {factor}, max: {max}, forget_after: {forget_after}}}"

@@ -8,6 +8,7 @@ mod errors;
 mod matching;
 mod meaning;
 mod overlay;
+mod penalty;
 mod several_files;
 
 const SECRET: Secret = Secret::from_bytes([3; 16]);
