@@ -289,9 +289,10 @@ impl Penalized {
     }
 }
 
-/// The same limit with a penalty: two refusals in a row refuse for a second, then two, at most ten.
-pub fn with_penalty(limit: Limit) -> Limit {
-    let [first, max, forget_after] = [1, 10, 60].map(Span::of_seconds);
+/// The same limit with a penalty: two refusals in a row refuse for a hundredth of `nanos`, then twice as long, at most a
+/// tenth. They are forgotten after half of it.
+pub fn with_penalty(limit: Limit, nanos: u64) -> Limit {
+    let [first, max, forget_after] = [100, 10, 2].map(|part| Span::of_nanos(nanos / part).unwrap());
     Limit::Penalized(Penalized::new(limit, Penalty { after: 2, first, factor: 2, max, forget_after }))
 }
 
