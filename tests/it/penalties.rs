@@ -8,7 +8,9 @@ use tollgate::api::proto::envoy::service::ratelimit::v3::rate_limit_response::Co
 
 use crate::{
     admin::ok_json,
-    harness::{Service, cluster_view, descriptor, replica, request, request_for, until_linked, with_hits},
+    harness::{
+        Service, cluster_view, descriptor, http, replica, request, request_for, until_linked, with_hits,
+    },
 };
 
 /// Two refusals in a row refuse for two minutes, then four, at most an hour.
@@ -89,6 +91,8 @@ async fn operators_see_a_penalty_and_end_it() {
     assert_eq!((&reset["before"]["penalty"], &reset["penalty"]), (&expected, &Value::Null));
     assert_eq!((&reset["remaining"], &reset["kept"]), (&json!(1), &json!(false)));
     assert_eq!(provoke(&service, "eve").await, Some(120), "the next one is the first one again");
+    let (_, metrics) = http(service.addresses.metrics, "GET", "/metrics", "").await.unwrap();
+    assert!(metrics.contains("\ntollgate_penalties_total 2\n"), "{metrics}");
     // A counter that is set has no penalty either.
     ok_json(&service, "PUT", &login("eve"), r#"{"used": 1}"#).await;
     assert_eq!(try_login(&service, "eve").await, Some(60));

@@ -111,6 +111,11 @@ impl HeldCounter {
         self.packed.as_ref().is_some_and(|packed| now < packed.idle_at())
     }
 
+    /// The penalties that are remembered.
+    pub(crate) fn penalties(&self) -> u32 {
+        self.packed.as_ref().map_or(0, PackedCounter::penalties)
+    }
+
     /// The bytes that the counter takes on the heap, without its holds.
     pub(super) fn packed_heap_bytes(&self) -> usize {
         self.packed.as_ref().map_or(0, PackedCounter::heap_bytes)

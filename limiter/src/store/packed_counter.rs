@@ -130,6 +130,11 @@ impl PackedCounter {
         }
     }
 
+    /// The penalties that are remembered.
+    pub(super) fn penalties(&self) -> u32 {
+        if let Self::Penalized(penalized) = self { penalized.record.penalties } else { 0 }
+    }
+
     /// Answers `operation` of a limit of the same kind, and charges or refunds the counter accordingly. `keep` returns
     /// what is kept of a receipt. `None`, without a change, if the counter is of another kind, does not fit into 16
     /// bytes before or after the operation, may be ahead of the clock, or has a limit with a penalty.
