@@ -60,6 +60,7 @@ fn readable(answer: &Value) -> String {
         lines.push(format!("  {}", state(answer)));
     }
     lines.extend(held(&answer["held"]));
+    lines.extend(penalty(&answer["penalty"]));
     lines.push(format!("  counter {}, {}", text("counter"), text("kind")));
     if let Some(note) = answer["note"].as_str() {
         lines.push(format!("  {}", escaped(note)));
@@ -77,6 +78,20 @@ fn held(held: &Value) -> Vec<String> {
         format!("    {id}: {} hits, expires in {} ms: {on_expiry}", hold["hits"], hold["expires_after_ms"])
     }));
     lines
+}
+
+/// What is remembered of refusals.
+pub(super) fn penalty(penalty: &Value) -> Option<String> {
+    penalty.is_object().then(|| {
+        let lasts = match &penalty["ends_after_ms"] {
+            Value::Null => "none lasts".to_owned(),
+            left => format!("lasts another {left} ms"),
+        };
+        format!(
+            "  penalty: {lasts}; {} so far, {} refusals in a row, forgotten in {} ms",
+            penalty["penalties"], penalty["refusals"], penalty["forgotten_after_ms"]
+        )
+    })
 }
 
 fn state(of: &Value) -> String {

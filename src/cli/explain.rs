@@ -10,6 +10,7 @@ use crate::{
     api::json,
     cli::{
         admin_client,
+        counters::penalty,
         help::examples,
         output::{OVER_LIMIT, printable_json},
         request,
@@ -85,6 +86,7 @@ fn rule(descriptor: &Value, lines: &mut Vec<String>) {
             counter["before"]["remaining"],
             of["remaining"]
         ));
+        lines.extend(penalty(&counter["before"]["penalty"]));
         lines.push(format!("  {what}counter {}, {}", text(&counter["key"]), text(&counter["kind"])));
     }
 }

@@ -65,7 +65,7 @@ async fn admin_with(service: &Service, header: &str, method: &str, path: &str, b
     send(service.addresses.admin, &header, method, path, body).await
 }
 
-async fn ok_json(service: &Service, method: &str, path: &str, body: &str) -> Value {
+pub async fn ok_json(service: &Service, method: &str, path: &str, body: &str) -> Value {
     let (code, answer) = admin(service, method, path, body).await;
     assert_eq!(code, 200, "{answer}");
     serde_json::from_str(&answer).unwrap()

@@ -31,6 +31,7 @@ mod markdown;
 mod metrics;
 mod output;
 mod pages;
+mod penalties;
 mod program;
 mod queue;
 mod readiness;

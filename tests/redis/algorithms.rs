@@ -25,6 +25,7 @@ fn every_limit() -> Vec<Limit> {
     let span = Span::of_nanos(HOUR).unwrap();
     let rate = Rate::new(nanos(10), nanos(HOUR));
     let mut all = laws::every_limit(10, HOUR);
+    all.extend(laws::every_limit(10, HOUR).into_iter().map(|limit| laws::with_penalty(limit, HOUR)));
     for excess in [Excess::Count, Excess::Overdraft(20)] {
         all.extend([
             Limit::FixedWindow(FixedWindow { limit: 10, window: Window::Aligned(span), excess }),

@@ -5,8 +5,8 @@ use std::convert::Infallible;
 use serde::{Deserialize, Serialize};
 
 use crate::algorithm::{
-    DebtCounter, DebtReceipt, LogCounter, LogReceipt, SlidingCounter, SlidingReceipt, StepCounter,
-    StepReceipt, WindowCounter, WindowReceipt,
+    DebtCounter, DebtReceipt, LogCounter, LogReceipt, PenalizedCounter, SlidingCounter, SlidingReceipt,
+    StepCounter, StepReceipt, WindowCounter, WindowReceipt,
 };
 
 /// The history of one key.
@@ -22,6 +22,8 @@ pub enum Counter {
     Debt(DebtCounter),
     /// Tokens that are missing.
     Step(StepCounter),
+    /// One of the others, of which refusals or penalties are remembered.
+    Penalized(Box<PenalizedCounter>),
 }
 
 /// What taking one charge back needs. Replicas number the variants by their order: append at the end.
@@ -46,11 +48,44 @@ impl From<Infallible> for Receipt {
     }
 }
 
+/// Of any kind: a limit makes its own of it.
+impl Default for Counter {
+    fn default() -> Self {
+        Self::Window(WindowCounter::default())
+    }
+}
+
+impl From<PenalizedCounter> for Counter {
+    fn from(penalized: PenalizedCounter) -> Self {
+        Self::Penalized(Box::new(penalized))
+    }
+}
+
 impl Counter {
+    /// The counter with its record, if it has one.
+    pub(super) fn penalized(&self) -> Option<&PenalizedCounter> {
+        if let Self::Penalized(penalized) = self { Some(penalized) } else { None }
+    }
+
+    /// The same to change it.
+    pub(super) fn penalized_mut(&mut self) -> Option<&mut PenalizedCounter> {
+        if let Self::Penalized(penalized) = self { Some(penalized) } else { None }
+    }
+
+    /// The counter that has a record here.
+    fn inner(&self) -> Option<&Self> {
+        self.penalized().map(|penalized| &penalized.counter)
+    }
+
+    fn inner_mut(&mut self) -> Option<&mut Self> {
+        self.penalized_mut().map(|penalized| &mut penalized.counter)
+    }
+
     /// The bytes on the heap.
     pub(crate) fn heap_bytes(&self) -> usize {
         match self {
             Self::Log(log) => log.heap_bytes(),
+            Self::Penalized(penalized) => size_of::<PenalizedCounter>() + penalized.counter.heap_bytes(),
             Self::Window(_) | Self::Sliding(_) | Self::Debt(_) | Self::Step(_) => 0,
         }
     }
@@ -63,7 +98,22 @@ impl Counter {
             Self::Log(counter) => counter.shift_back(back),
             Self::Debt(counter) => counter.paid_at = counter.paid_at.minus(back),
             Self::Step(counter) => counter.full_at = counter.full_at.minus(back),
+            Self::Penalized(penalized) => {
+                penalized.counter.shift_back(back);
+                penalized.record = penalized.record.shifted_back(back);
+            }
         }
+    }
+}
+
+impl Receipt {
+    /// A receipt is in no other one.
+    fn inner(&self) -> Option<&Self> {
+        None
+    }
+
+    fn inner_mut(&mut self) -> Option<&mut Self> {
+        None
     }
 }
 
@@ -76,7 +126,7 @@ pub(crate) fn own<C: Variant<Counter> + Default>(counter: &mut Counter) -> &mut 
     C::of_mut(counter).expect("the counter was just made of this kind")
 }
 
-/// One variant of the enum `E`.
+/// One variant of the enum `E`. That of a counter with a record is the one of the counter alone.
 pub trait Variant<E>: Sized + Into<E> {
     /// The value, if it is of this variant.
     fn of(value: &E) -> Option<&Self>;
@@ -95,14 +145,32 @@ macro_rules! variants {
 
         impl Variant<$enum> for $type {
             fn of(value: &$enum) -> Option<&Self> {
-                if let $enum::$variant(value) = value { Some(value) } else { None }
+                match value {
+                    $enum::$variant(value) => Some(value),
+                    other => other.inner().and_then(<Self as Variant<$enum>>::of),
+                }
             }
 
             fn of_mut(value: &mut $enum) -> Option<&mut Self> {
-                if let $enum::$variant(value) = value { Some(value) } else { None }
+                match value {
+                    $enum::$variant(value) => Some(value),
+                    other => other.inner_mut().and_then(<Self as Variant<$enum>>::of_mut),
+                }
             }
         }
-    )*};
+    )*
+
+        /// For a limit with a penalty, whose limit may be of any kind.
+        impl Variant<Self> for $enum {
+            fn of(value: &Self) -> Option<&Self> {
+                Some(value)
+            }
+
+            fn of_mut(value: &mut Self) -> Option<&mut Self> {
+                Some(value)
+            }
+        }
+    };
 }
 
 variants! {

@@ -7,8 +7,8 @@ use serde::{Deserialize, Serialize};
 use crate::{
     algorithm::{
         Admission, Algorithm, Classic, Concurrency, Counter, Decision, Excess, FixedWindow, LeakyQueue,
-        Operation, Receipt, SlidingLog, SlidingWindow, SteppedBucket, TokenBucket, Variant, Verdict, Window,
-        own,
+        Operation, Penalized, Receipt, SlidingLog, SlidingWindow, SteppedBucket, TokenBucket, Variant,
+        Verdict, Window, own,
     },
     named,
     time::Timestamp,
@@ -37,6 +37,8 @@ pub enum Limit {
     LeakyQueue(LeakyQueue),
     /// `concurrency`
     Concurrency(Concurrency),
+    /// One of the others with a `penalty`.
+    Penalized(Penalized),
 }
 
 /// The expression for the algorithm of a limit, with its own type.
@@ -52,6 +54,7 @@ macro_rules! each_algorithm {
             $crate::algorithm::Limit::LeakyBucket($algorithm) => $expression,
             $crate::algorithm::Limit::LeakyQueue($algorithm) => $expression,
             $crate::algorithm::Limit::Concurrency($algorithm) => $expression,
+            $crate::algorithm::Limit::Penalized($algorithm) => $expression,
         }
     };
 }
@@ -122,7 +125,21 @@ impl Limit {
             Self::LeakyBucket(_) => AlgorithmName::LeakyBucket,
             Self::LeakyQueue(_) => AlgorithmName::LeakyQueue,
             Self::Concurrency(_) => AlgorithmName::Concurrency,
+            Self::Penalized(penalized) => return penalized.limit().algorithm(),
         })
+    }
+
+    /// The same limit without a penalty.
+    pub fn plain(&self) -> &Self {
+        match self.penalized() {
+            Some(penalized) => penalized.limit(),
+            None => self,
+        }
+    }
+
+    /// The limit with its penalty, if it has one.
+    pub fn penalized(&self) -> Option<&Penalized> {
+        if let Self::Penalized(penalized) = self { Some(penalized) } else { None }
     }
 
     /// Predicts the answer to `operation` from the answer to a peek, by what is left.
@@ -158,6 +175,7 @@ impl Limit {
     /// Whether `operation` changes its counter, given whether it passes.
     pub(crate) fn is_changed_by(&self, operation: Operation, passes: bool) -> bool {
         operation.changes(passes, || self.excess())
+            || matches!((self, operation), (Self::Penalized(_), Operation::Charge(_)))
     }
 
     /// Hits that come back in each period.
@@ -172,7 +190,27 @@ impl Limit {
 
     /// The time in which the whole allowance comes back, if that is constant.
     pub fn period(&self) -> Option<Duration> {
-        each_algorithm!(self, limit => limit.period()).map(Duration::from_nanos)
+        self.period_nanos().map(Duration::from_nanos)
+    }
+
+    /// The same in nanoseconds.
+    pub(super) fn period_nanos(&self) -> Option<u64> {
+        each_algorithm!(self, limit => limit.period())
+    }
+
+    /// See [`Algorithm::passing_debt_max`].
+    pub(super) fn passing_debt_max(&self) -> u64 {
+        each_algorithm!(self, limit => limit.passing_debt_max())
+    }
+
+    /// See [`Algorithm::set_timeout`].
+    pub(super) fn set_timeout(&mut self, timeout: Duration) {
+        each_algorithm!(self, limit => limit.set_timeout(timeout));
+    }
+
+    /// See [`Algorithm::change`].
+    pub(super) fn change(&mut self, number: &dyn Fn(u64) -> u64, excess: &dyn Fn(Excess) -> Excess) {
+        each_algorithm!(self, limit => limit.change(number, excess));
     }
 
     /// Whether a part of what is left may be leased to another replica. This requires that a refused hit leaves no
@@ -190,6 +228,9 @@ impl Limit {
         fn admission<A: Algorithm>(_: &A) -> Admission {
             A::ADMISSION
         }
+        if let Self::Penalized(penalized) = self {
+            return penalized.limit().admission();
+        }
         each_algorithm!(self, limit => admission(limit))
     }
 
@@ -198,15 +239,21 @@ impl Limit {
         match timeout {
             Some(timeout) if self.admission() == Admission::Delayed => {
                 let mut within = self.clone();
-                each_algorithm!(&mut within, limit => limit.set_timeout(timeout));
+                within.set_timeout(timeout);
                 Cow::Owned(within)
             }
             Some(_) | None => Cow::Borrowed(self),
         }
     }
 
-    /// The same limit with the same counters, except that a refused charge changes nothing.
+    /// The same limit with the same counters, except that a refused charge is not counted. A penalty stays.
     pub fn without_refused_charges(&self) -> Cow<'_, Self> {
+        if let Self::Penalized(penalized) = self {
+            return match penalized.limit().without_refused_charges() {
+                Cow::Owned(limit) => Cow::Owned(Self::Penalized(penalized.with(limit))),
+                Cow::Borrowed(_) => Cow::Borrowed(self),
+            };
+        }
         // A classic limit cannot refuse without counting, but shares its counter with a fixed window.
         if let Self::Classic(Classic { limit, window }) = self {
             let (limit, window) = (*limit, window.clone());
@@ -242,11 +289,11 @@ impl Limit {
 
     fn changed(&self, number: impl Fn(u64) -> u64, excess: impl Fn(Excess) -> Excess) -> Self {
         let mut changed = self.clone();
-        each_algorithm!(&mut changed, limit => limit.change(number, excess));
+        changed.change(&number, &excess);
         changed
     }
 
-    /// The kind of counter that this limit uses.
+    /// The kind of counter that this limit uses, with or without a penalty.
     pub fn kind(&self) -> CounterKind {
         let windows = |aligned, calendar, window: &Window| match window {
             Window::Aligned(span) => CounterKind { algorithm: aligned, window: span.nanos(), sub_window: 0 },
@@ -266,6 +313,7 @@ impl Limit {
             Self::LeakyBucket(limit) => plain(9, limit.rate.nanos()),
             Self::LeakyQueue(limit) => plain(10, limit.rate.nanos()),
             Self::Concurrency(limit) => plain(11, limit.hold_max.nanos()),
+            Self::Penalized(penalized) => penalized.limit().kind(),
         }
     }
 }
@@ -276,7 +324,7 @@ impl Limit {
         fn fresh<A: Algorithm>(_: &A) -> Counter {
             A::Counter::default().into()
         }
-        each_algorithm!(self, limit => fresh(limit))
+        each_algorithm!(self.plain(), limit => fresh(limit))
     }
 
     /// Answers `operation`, and charges or refunds `counter` accordingly.

@@ -166,7 +166,7 @@ impl ActiveView<'_> {
         };
         let [peek] =
             remote.operate(*key, limit, [CounterOperation::Show]).await.ok_or_else(|| unreachable(remote))?;
-        Ok(CounterState::of_peek(limit, peek.decision, *now).with_holds_of(&peek))
+        Ok(CounterState::of_outcome(limit, &peek, *now))
     }
 
     /// Replaces the counter by a fresh one with `hits` charged, above the limit if the algorithm can hold a debt.
@@ -178,9 +178,8 @@ impl ActiveView<'_> {
         let operations = [CounterOperation::Show, CounterOperation::Set(hits)];
         let [before, after] =
             remote.operate(*key, limit, operations).await.ok_or_else(|| unreachable(remote))?;
-        let state =
-            |outcome: Outcome| CounterState::of_peek(limit, outcome.decision, *now).with_holds_of(&outcome);
-        Ok(Replacement { before: state(before), after: state(after) })
+        let state = |outcome| CounterState::of_outcome(limit, outcome, *now);
+        Ok(Replacement { before: state(&before), after: state(&after) })
     }
 
     async fn dry_run(&self, checks: &Checks<'_>, refusal: Refusal) -> Result<DryRun, LimiterError> {
@@ -205,7 +204,7 @@ impl ActiveView<'_> {
             return Ok(memory.admin().dry_run(checks, self.now(), refused));
         }
         let state = |(outcome, check): (&Outcome, &Check<'_>)| {
-            CounterState::of_peek(check.limit, outcome.decision, self.now()).with_holds_of(outcome)
+            CounterState::of_outcome(check.limit, outcome, self.now())
         };
         let before: SmallVec<[CounterState; 2]> = shown.iter().zip(checks).map(state).collect();
         let decisions = decisions.unwrap_or_else(|| predict(checks, &before, refused));

@@ -152,7 +152,7 @@ pub fn settled(outcomes: &[RemoteOutcome]) -> Result<SmallVec<[Settled; 2]>, Rem
     answered(outcomes)?;
     let settled = |outcome: &RemoteOutcome| match outcome.outcome.hold {
         HoldOutcome::Settled(settled) => Ok(settled),
-        HoldOutcome::Decided | HoldOutcome::Exhausted | HoldOutcome::Listed(_) | HoldOutcome::Ended => {
+        HoldOutcome::Decided | HoldOutcome::Exhausted | HoldOutcome::Shown(_) | HoldOutcome::Ended => {
             Err(RemoteHoldError::OwnerUnreachable)
         }
     };
@@ -165,7 +165,7 @@ pub fn answered(outcomes: &[RemoteOutcome]) -> Result<SmallVec<[Decision; 2]>, R
         match (decided_by, &outcome.hold) {
             (
                 DecidedBy::Counter,
-                HoldOutcome::Decided | HoldOutcome::Settled(_) | HoldOutcome::Listed(_) | HoldOutcome::Ended,
+                HoldOutcome::Decided | HoldOutcome::Settled(_) | HoldOutcome::Shown(_) | HoldOutcome::Ended,
             ) => {}
             (DecidedBy::Counter, HoldOutcome::Exhausted) => return Err(RemoteHoldError::Exhausted),
             (DecidedBy::Lease | DecidedBy::Degraded, _) => return Err(RemoteHoldError::OwnerUnreachable),

@@ -134,6 +134,8 @@ impl LocalShare {
             return (Decision { verdict, receipt: None, ..decision }, 0);
         }
         if charged > 0 {
+            // Refusals are those of this share.
+            let limit = limit.plain();
             let fresh = || Admitted { limit: limit.clone(), counter: limit.fresh() };
             let admitted = self.admitted.entry(key).or_insert_with(fresh);
             admitted.limit.decide(&mut admitted.counter, now, Operation::Charge(charged));

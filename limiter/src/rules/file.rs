@@ -64,6 +64,7 @@ pub(crate) struct RateLimit {
     pub(crate) unit: Option<Located<Unit>>,
     pub(crate) algorithm: Option<Located<AlgorithmName>>,
     pub(crate) calendar: Option<Calendar>,
+    pub(crate) penalty: Option<Penalty>,
     pub(crate) on_owner_unavailable: Option<Located<OnOwnerUnavailable>>,
     pub(crate) candidate: Option<Box<RateLimit>>,
 }
@@ -76,6 +77,18 @@ pub(crate) struct Calendar {
     /// The location of the key `week_start`.
     pub(crate) week_start_given: Option<Mark>,
     pub(crate) week_start: Option<Located<Weekday>>,
+}
+
+/// The value of `penalty`. A key that is given without a value had an invalid one, which was reported.
+#[derive(Clone, Debug)]
+pub(crate) struct Penalty {
+    pub(crate) mark: Mark,
+    given: Vec<String>,
+    pub(crate) after: Option<Located<u64>>,
+    pub(crate) first: Option<Located<String>>,
+    pub(crate) factor: Option<Located<u64>>,
+    pub(crate) max: Option<Located<String>>,
+    pub(crate) forget_after: Option<Located<String>>,
 }
 
 /// A key that is present.
@@ -266,6 +279,7 @@ impl RateLimit {
             unit: fields.choice("unit", &Unit::NAMED, str::eq_ignore_ascii_case, diagnostics),
             algorithm: fields.choice("algorithm", &AlgorithmName::NAMED, str::eq, diagnostics),
             calendar: fields.pair("calendar").and_then(|pair| Calendar::read(&pair.value, diagnostics)),
+            penalty: fields.pair("penalty").and_then(|pair| Penalty::read(&pair.value, diagnostics)),
             on_owner_unavailable: fields.choice(
                 "on_owner_unavailable",
                 &OnOwnerUnavailable::NAMED,
@@ -330,6 +344,26 @@ impl Calendar {
             week_start_given: fields.pair("week_start").map(|pair| pair.mark),
             week_start: fields.choice("week_start", &Self::WEEKDAYS, str::eq, diagnostics),
         })
+    }
+}
+
+impl Penalty {
+    fn read(node: &Node, diagnostics: &mut Diagnostics<'_>) -> Option<Self> {
+        let fields = Fields::read(node, Section::Penalty, diagnostics)?;
+        Some(Self {
+            mark: fields.mark,
+            given: fields.pairs().map(|pair| pair.key.to_string()).collect(),
+            after: fields.integer("after", diagnostics),
+            first: fields.text("first", diagnostics),
+            factor: fields.integer("factor", diagnostics),
+            max: fields.text("max", diagnostics),
+            forget_after: fields.text("forget_after", diagnostics),
+        })
+    }
+
+    /// Whether a key is present.
+    pub(crate) fn is_given(&self, name: &str) -> bool {
+        self.given.iter().any(|given| given == name)
     }
 }
 

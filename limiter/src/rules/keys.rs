@@ -18,6 +18,8 @@ pub enum Section {
     Calendar,
     /// The value of `group`.
     Group,
+    /// The value of `penalty`.
+    Penalty,
     /// The document of an overlay file.
     Overlay,
     /// An item of `overlay`.
@@ -36,6 +38,7 @@ impl Section {
             Self::Replaced => "in an item of `replaces`",
             Self::Calendar => "in `calendar`",
             Self::Group => "in `group`",
+            Self::Penalty => "in `penalty`",
             Self::Overlay => "at the root of the overlay",
             Self::OverlayDomain => "in an item of `overlay`",
             Self::OverlayRule => "in an item of `rules`",
@@ -51,7 +54,8 @@ impl Section {
             | Self::RateLimit
             | Self::Replaced
             | Self::Calendar
-            | Self::Group => false,
+            | Self::Group
+            | Self::Penalty => false,
         }
     }
 }
@@ -63,6 +67,8 @@ pub enum AppliesTo {
     Any,
     /// Any rule with a limit.
     Limited,
+    /// Rules with an algorithm.
+    Named,
     /// Rules without an algorithm or with one of these.
     ClassicOr(&'static [AlgorithmName]),
     /// Rules with one of these algorithms.
@@ -317,6 +323,12 @@ pub const KEYS: &[Key] = &[
     ),
     limit("overdraft_limit", Takes::Integer, AppliesTo::Only(WITH_EXCESS), "The largest debt."),
     limit(
+        "penalty",
+        Takes::Mapping(Section::Penalty),
+        AppliesTo::Named,
+        "Refuses a key that was refused too often in a row, for longer each time.",
+    ),
+    limit(
         "on_owner_unavailable",
         Takes::OnOwnerUnavailable,
         AppliesTo::Limited,
@@ -353,6 +365,26 @@ pub const KEYS: &[Key] = &[
         Section::Group,
         Takes::PrefixLength(Group::EACH.ipv6),
         "The prefix length of the IPv6 networks that are counted as one key.",
+    ),
+    key(
+        "after",
+        Section::Penalty,
+        Takes::Integer,
+        "The refusals in a row, with no pass between, after which a penalty begins.",
+    ),
+    key("first", Section::Penalty, Takes::Text, "The length of the first penalty, as in `2m`."),
+    key(
+        "factor",
+        Section::Penalty,
+        Takes::Integer,
+        "Each penalty is this many times as long as the one before; 2 by default.",
+    ),
+    key("max", Section::Penalty, Takes::Text, "The greatest length of a penalty; `1h` by default."),
+    key(
+        "forget_after",
+        Section::Penalty,
+        Takes::Text,
+        "How long after the last refusal all refusals and penalties are forgotten; `24h` by default.",
     ),
     key(
         "overlay",
@@ -416,6 +448,7 @@ pub const EXCLUSIVE: &[(&[&str], &[&str])] = &[
     (&["calendar"], &["window", "unit_multiplier"]),
     (&["refill_amount", "refill_interval"], &["requests_per_unit", "unit", "unit_multiplier", "window"]),
     (&["max_in_flight", "hold_max"], &["requests_per_unit", "unit", "unit_multiplier", "window", "lease"]),
+    (&["penalty"], &["lease"]),
 ];
 
 /// The keys that say how much passes: `requests_per_unit`, and of the algorithms that have another one, that.
@@ -445,8 +478,12 @@ const fn limit(name: &'static str, takes: Takes, applies_to: AppliesTo, help: &'
     Key { name, section: Section::RateLimit, takes, applies_to, help }
 }
 
-/// Keys of `rate_limit` whose integer is at least 1, whatever the other keys are.
-pub(crate) const AT_LEAST_ONE: [&str; 3] = ["unit_multiplier", "refill_amount", "max_in_flight"];
+/// Keys of `rate_limit` and `penalty` whose integer is at least 1, whatever the other keys are.
+pub(crate) const AT_LEAST_ONE: [&str; 5] =
+    ["unit_multiplier", "refill_amount", "max_in_flight", "after", "factor"];
+
+/// Keys without which a `penalty` is refused.
+pub(crate) const REQUIRED_IN_PENALTY: [&str; 2] = ["after", "first"];
 
 /// Keys of `rate_limit` without which a rule of their algorithm is refused.
 pub(crate) const REQUIRED: [(AlgorithmName, &str); 1] = [(AlgorithmName::Concurrency, "max_in_flight")];

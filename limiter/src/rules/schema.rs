@@ -12,20 +12,21 @@ use crate::{
         OnOwnerUnavailable, Unit,
         file::{Calendar, ON_DENIED},
         keys::{
-            AT_LEAST_ONE, AppliesTo, EXCLUSIVE, KEYS, Key, NOT_IN_CANDIDATE, REQUIRED, Section, Takes,
-            amounts, periods,
+            AT_LEAST_ONE, AppliesTo, EXCLUSIVE, KEYS, Key, NOT_IN_CANDIDATE, REQUIRED, REQUIRED_IN_PENALTY,
+            Section, Takes, amounts, periods,
         },
         network_keys::MATCH,
     },
 };
 
 /// The sections of rule files that others refer to, with their names in the schema.
-const DEFINITIONS: [(Section, &str); 5] = [
+const DEFINITIONS: [(Section, &str); 6] = [
     (Section::Descriptor, "descriptor"),
     (Section::RateLimit, "rate_limit"),
     (Section::Replaced, "replaced"),
     (Section::Calendar, "calendar"),
     (Section::Group, "group"),
+    (Section::Penalty, "penalty"),
 ];
 
 /// The texts that YAML 1.1 reads as booleans and YAML 1.2 as text.
@@ -57,14 +58,19 @@ fn section(section: Section) -> Json {
     let mut properties: Map<_, _> = keys().map(|key| (key.name.to_owned(), property(key))).collect();
     properties.insert("<<".to_owned(), json!({"description": "The mapping whose keys are merged in."}));
     let required: Vec<_> = keys().filter(|key| key.takes == Takes::Required).map(|key| key.name).collect();
-    json!({"properties": properties, "required": required, "additionalProperties": false})
+    let mut section_of =
+        json!({"properties": properties, "required": required, "additionalProperties": false});
+    if section == Section::Penalty {
+        section_of["allOf"] = REQUIRED_IN_PENALTY.map(present).to_vec().into();
+    }
+    section_of
 }
 
 /// The values of a key, with what it means.
 fn property(key: &Key) -> Json {
     let mut property = value(key.takes);
     property["description"] = key.help.into();
-    if key.section == Section::RateLimit && AT_LEAST_ONE.contains(&key.name) {
+    if matches!(key.section, Section::RateLimit | Section::Penalty) && AT_LEAST_ONE.contains(&key.name) {
         property["minimum"] = 1.into();
     }
     property
@@ -132,6 +138,7 @@ fn limit_conditions() -> Vec<Json> {
         let names = |some: &[AlgorithmName]| some.iter().map(|one| one.name().into()).collect::<Vec<Json>>();
         match key.applies_to {
             AppliesTo::Any | AppliesTo::Limited => None,
+            AppliesTo::Named => Some(json!({"if": present(key.name), "then": present("algorithm")})),
             AppliesTo::Only(some) => Some(json!({
                 "if": present(key.name),
                 "then": {"required": ["algorithm"], "properties": {"algorithm": {"enum": names(some)}}},

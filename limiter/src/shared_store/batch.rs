@@ -68,6 +68,8 @@ pub(super) struct BatchStats {
     pub(super) expired: Expired,
     /// Ids of holds that were forgotten because their counter had too many.
     pub(super) ids_forgotten: usize,
+    /// Penalties that began.
+    pub(super) penalties: u64,
     /// Forgotten values, to be dropped without a lock.
     pub(super) forgotten: Vec<FxHashMap<Key, Known>>,
     /// Whether the circuit breaker has opened.
@@ -199,6 +201,7 @@ impl Batch {
                     for entry in entries {
                         stats.expired += self.counters.entries[entry].state.expired;
                         stats.ids_forgotten += self.counters.entries[entry].state.ids_forgotten;
+                        stats.penalties += self.counters.entries[entry].state.penalties;
                         let now_known = self.counters.entries[entry].applied(arrived);
                         stats.forgotten.extend(known.insert(self.counters.entries[entry].key, now_known));
                     }

@@ -62,6 +62,8 @@ pub(super) struct EntryState {
     pub(super) expired: Expired,
     /// Ids that were forgotten because there were too many.
     pub(super) ids_forgotten: usize,
+    /// Penalties that began.
+    pub(super) penalties: u64,
 }
 
 impl Counters {
@@ -157,8 +159,10 @@ impl Counters {
     fn apply(&mut self, check: &CounterCheck, operation: &CounterOperation) -> Outcome {
         let now = self.instants.server;
         let state = self.expire(check);
+        let before = state.counter.penalties();
         let (outcome, is_changed) = state.counter.apply(&check.limit, operation, now, Room::UNBOUNDED);
         state.is_changed |= is_changed;
+        state.penalties += u64::from(state.counter.penalties().saturating_sub(before));
         outcome
     }
 

@@ -204,10 +204,11 @@ impl Lanes {
         self.round_trips.record(arrived.since(sent));
         let mut answers = Answers::new();
         let stats = lock(lane).complete(batch, replies, sent, arrived, &mut answers);
-        let BatchStats { conflicts, lost, expired, ids_forgotten, has_opened, forgotten } = stats;
+        let BatchStats { conflicts, lost, expired, ids_forgotten, penalties, has_opened, forgotten } = stats;
         self.counts.holds_released.add(expired.released as u64);
         self.counts.holds_charged.add(expired.charged as u64);
         self.counts.ids_forgotten.add(ids_forgotten as u64);
+        self.counts.penalties.add(penalties);
         self.counts.conflicts.add(conflicts);
         self.counts.lost.add(lost);
         self.counts.breaker_openings.add(has_opened.into());

@@ -184,6 +184,7 @@ impl SharedStore {
             holds_charged: counts.holds_charged.get(),
             holds_exhausted: counts.holds_exhausted.get(),
             ids_forgotten: counts.ids_forgotten.get(),
+            penalties: counts.penalties.get(),
             breakers_open: lanes.breakers_open(),
             round_trips: lanes.round_trips.buckets(),
         }

@@ -23,6 +23,7 @@ pub(super) struct Counts {
     pub(super) holds_charged: Counter,
     pub(super) holds_exhausted: Counter,
     pub(super) ids_forgotten: Counter,
+    pub(super) penalties: Counter,
 }
 
 /// Statistics of this replica and its store.
@@ -58,6 +59,8 @@ pub struct Stats {
     pub holds_exhausted: u64,
     /// Ids of ended reservations and of requests that this replica has forgotten because their counter had too many.
     pub ids_forgotten: u64,
+    /// Penalties that began by a refusal on this replica.
+    pub penalties: u64,
     /// The durations of round trips.
     pub round_trips: Buckets,
 }

@@ -11,7 +11,7 @@ use crate::{
     store::{
         Decisions, HOLDS_MAX, HoldId, HoldTerms, Reserved, Settled, UnknownId,
         holds::{Expired, Holds},
-        operation::{CounterOperation, HoldOutcome, Outcome},
+        operation::{CounterOperation, HoldOutcome, Outcome, Shown},
         packed_counter::{Now, PackedCounter},
     },
     time::Timestamp,
@@ -109,6 +109,11 @@ impl HeldCounter {
     /// Whether an absent counter would answer differently.
     pub(super) fn is_in_use(&self, now: Timestamp) -> bool {
         self.packed.as_ref().is_some_and(|packed| now < packed.idle_at())
+    }
+
+    /// The penalties that are remembered.
+    pub(crate) fn penalties(&self) -> u32 {
+        self.packed.as_ref().map_or(0, PackedCounter::penalties)
     }
 
     /// The bytes that the counter takes on the heap, without its holds.
@@ -237,9 +242,11 @@ impl HeldCounter {
             }
             CounterOperation::RefundOnce { terms, hits } => self.refund_once(limit, terms, *hits, now, room),
             CounterOperation::Show => {
-                let listed = self.holds().map(|holds| holds.list(now.now)).unwrap_or_default();
+                let holds = self.holds().map(|holds| holds.list(now.now)).unwrap_or_default();
+                let penalty = limit.penalty_state(&self.counter(limit, now), now.now);
+                let shown = Shown { holds: Arc::new(holds), penalty };
                 let peek = self.update(limit, now, |limit, counter| peek(limit, counter, now));
-                (Outcome { hold: HoldOutcome::Listed(Arc::new(listed)), ..Outcome::of(peek, 0) }, false)
+                (Outcome { hold: HoldOutcome::Shown(Arc::new(shown)), ..Outcome::of(peek, 0) }, false)
             }
             CounterOperation::Withdraw { id, attempt } => {
                 let was_held = self.withdraw(limit, id, *attempt, now);

@@ -85,6 +85,8 @@ pub struct StoreStats {
     pub holds_exhausted: u64,
     /// Ids of ended reservations and of requests that were forgotten because their counter had too many.
     pub ids_forgotten: u64,
+    /// Penalties that began, since the start.
+    pub penalties: u64,
 }
 
 /// Why a check set is not decided on this replica. Nothing was charged.
@@ -161,6 +163,7 @@ impl Memory {
             holds_charged: resources.holds.charged.get(),
             holds_exhausted: resources.holds.exhausted.get(),
             ids_forgotten: resources.holds.forgotten.get(),
+            penalties: resources.penalties.get(),
         }
     }
 

@@ -36,7 +36,7 @@ pub use memory::{
     Admin, CounterState, DryRun, IdMemory, Leases, Memory, NotLocal, Replacement, ReserveError, SWEEP_PARTS,
     SWEEP_ROUND, StoreStats, UsedHits,
 };
-pub use operation::{CounterOperation, HoldOutcome, Outcome, UnknownId};
+pub use operation::{CounterOperation, HoldOutcome, Outcome, Shown, UnknownId};
 #[cfg(feature = "redis")]
 pub(crate) use packed_counter::Now;
 pub(crate) use refusal::refuses;

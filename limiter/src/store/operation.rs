@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 
 use crate::{
-    algorithm::{Admission, Counter, Decision, Limit, Operation, Receipt, Verdict},
+    algorithm::{Admission, Counter, Decision, Limit, Operation, PenaltyState, Receipt, Verdict},
     store::{HoldId, HoldTerms, OpenHolds, Reserved, Settled},
     time::Timestamp,
 };
@@ -53,7 +53,7 @@ pub enum CounterOperation {
         /// The hits.
         hits: u64,
     },
-    /// Peek, and list the open holds.
+    /// Peek, and show what else there is to the counter.
     Show,
     /// Add what was consumed elsewhere, then peek. Instants in it are of this clock, so it is not sent.
     #[serde(skip)]
@@ -89,10 +89,19 @@ pub enum HoldOutcome {
     Exhausted,
     /// One is settled.
     Settled(Settled),
-    /// Nothing: the open ones are listed.
-    Listed(Arc<OpenHolds>),
+    /// Nothing: they are shown.
+    Shown(Arc<Shown>),
     /// The one that was reserved is known and has ended. The decision is that of its reservation.
     Ended,
+}
+
+/// What there is to a counter beside what a peek tells.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Shown {
+    /// The open holds.
+    pub holds: Arc<OpenHolds>,
+    /// What is remembered of refusals.
+    pub penalty: Option<PenaltyState>,
 }
 
 impl CounterOperation {
@@ -175,8 +184,9 @@ impl Outcome {
     }
 }
 
-/// A fresh counter with `hits` charged, above the limit if the algorithm can hold a debt.
+/// A fresh counter with `hits` charged, above the limit if the algorithm can hold a debt, and without a penalty.
 pub(super) fn charged_counter(limit: &Limit, hits: u64, now: Timestamp) -> Counter {
+    let limit = limit.plain();
     let mut counter = limit.fresh();
     if hits > 0 {
         let hits = match limit.admission() {

@@ -8,7 +8,8 @@ use pack::{Pack, pack, unpack, window_nanos};
 
 use crate::{
     algorithm::{
-        Algorithm, Counter, Decision, Limit, LogCounter, Operation, Receipt, Variant, each_algorithm,
+        Algorithm, Counter, Decision, Limit, LogCounter, Operation, PenalizedCounter, PenaltyRecord, Receipt,
+        Variant, each_algorithm,
     },
     time::Timestamp,
 };
@@ -35,6 +36,8 @@ pub(crate) enum PackedCounter {
     Step { passing_debt_max: ApproxNumber, spare: u32, full_at: Timestamp },
     /// A counter that does not fit into 16 bytes.
     Large(Box<Large>),
+    /// A counter of which refusals or penalties are remembered.
+    Penalized(Box<PackedPenalized>),
 }
 
 /// The instant of an operation.
@@ -53,6 +56,14 @@ pub(crate) struct Large {
     used: UsedShare,
 }
 
+/// A counter of which refusals or penalties are remembered, on the heap.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct PackedPenalized {
+    // Invariant: has no record itself.
+    counter: PackedCounter,
+    record: PenaltyRecord,
+}
+
 /// The used share of the allowance, in 254ths rounded down; 255 if the counter refuses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub(crate) struct UsedShare(u8);
@@ -67,6 +78,7 @@ pub(crate) struct ApproxNumber(u16);
 
 // The memory per counter follows from these sizes; docs/algorithms.md states it.
 const _: () = assert!(size_of::<PackedCounter>() == 16 && size_of::<Large>() == 64);
+const _: () = assert!(size_of::<PackedPenalized>() == 48);
 
 impl PackedCounter {
     /// Keeps the place of a counter that is taken out of its table: it is neither idle nor evicted.
@@ -86,7 +98,11 @@ impl PackedCounter {
 
     /// Packs `counter` after `decision` of `limit`.
     pub(crate) fn new(limit: &Limit, mut counter: Counter, decision: &Decision) -> Self {
-        let used = UsedShare::of(limit.allowance(), decision);
+        if let Counter::Penalized(penalized) = counter {
+            let PenalizedCounter { counter, record } = *penalized;
+            return Self::penalized(Self::new(limit, counter, decision), record);
+        }
+        let (limit, used) = (limit.plain(), UsedShare::of(limit.allowance(), decision));
         each_algorithm!(limit, limit => pack(limit, &mut counter, used)).unwrap_or_else(|| {
             let idle_at = limit.idle_at(&counter);
             Self::large(used, idle_at, counter)
@@ -97,9 +113,31 @@ impl PackedCounter {
         Self::Large(Box::new(Large { counter, idle_at, used }))
     }
 
+    fn penalized(counter: Self, record: PenaltyRecord) -> Self {
+        Self::Penalized(Box::new(PackedPenalized { counter, record }))
+    }
+
+    /// The counter without its record.
+    fn plain(&self) -> &Self {
+        if let Self::Penalized(penalized) = self { &penalized.counter } else { self }
+    }
+
+    /// The same, and the record.
+    fn into_plain(self) -> (Self, Option<PenaltyRecord>) {
+        match self {
+            Self::Penalized(penalized) => (penalized.counter, Some(penalized.record)),
+            plain => (plain, None),
+        }
+    }
+
+    /// The penalties that are remembered.
+    pub(super) fn penalties(&self) -> u32 {
+        if let Self::Penalized(penalized) = self { penalized.record.penalties } else { 0 }
+    }
+
     /// Answers `operation` of a limit of the same kind, and charges or refunds the counter accordingly. `keep` returns
     /// what is kept of a receipt. `None`, without a change, if the counter is of another kind, does not fit into 16
-    /// bytes before or after the operation, or may be ahead of the clock.
+    /// bytes before or after the operation, may be ahead of the clock, or has a limit with a penalty.
     // `inline(always)`: a decision is too large to move.
     #[inline(always)]
     pub(super) fn decide<R>(
@@ -146,8 +184,19 @@ impl PackedCounter {
             // In place, because it may be long.
             Self::Large(large) => {
                 let decision = action(&mut large.counter);
+                if let Counter::Penalized(_) = large.counter {
+                    *self = Self::new(limit, mem::take(&mut large.counter), &decision);
+                    return decision;
+                }
                 large.idle_at = limit.idle_at(&large.counter);
                 large.used = UsedShare::of(limit.allowance(), &decision);
+                decision
+            }
+            // Without a copy, because it may be long.
+            Self::Penalized(_) => {
+                let mut counter = mem::replace(self, Self::TAKEN).into_counter(limit);
+                let decision = action(&mut counter);
+                *self = Self::new(limit, counter, &decision);
                 decision
             }
             Self::Window { .. } | Self::Sliding { .. } | Self::Debt { .. } | Self::Step { .. } => {
@@ -164,8 +213,24 @@ impl PackedCounter {
         match self {
             Self::Large(large) => large.counter.clone(),
             Self::Window { .. } | Self::Sliding { .. } | Self::Debt { .. } | Self::Step { .. } => {
-                each_algorithm!(limit, limit => unpack(self, limit).unwrap_or_default().into())
+                each_algorithm!(limit.plain(), limit => unpack(self, limit).unwrap_or_default().into())
             }
+            Self::Penalized(penalized) => {
+                let PackedPenalized { counter, record } = &**penalized;
+                PenalizedCounter { counter: counter.counter(limit), record: *record }.into()
+            }
+        }
+    }
+
+    /// The same without a copy.
+    fn into_counter(self, limit: &Limit) -> Counter {
+        match self {
+            Self::Large(large) => large.counter,
+            Self::Penalized(penalized) => {
+                let PackedPenalized { counter, record } = *penalized;
+                PenalizedCounter { counter: counter.into_counter(limit), record }.into()
+            }
+            small => small.counter(limit),
         }
     }
 
@@ -173,7 +238,10 @@ impl PackedCounter {
     /// becomes the next one. Debts and logs are transferred as ages, so they are ahead only if this clock gave up a
     /// lead.
     fn correct(&mut self, limit: &Limit, Now { now, given_up }: Now) {
-        if each_algorithm!(limit, limit => self.may_be_ahead(limit, given_up, now)) {
+        let is_penalized = matches!(self, Self::Penalized(_)) && given_up.is_some();
+        if is_penalized
+            || each_algorithm!(limit.plain(), limit => self.plain().may_be_ahead(limit, given_up, now))
+        {
             self.update(limit, |counter| {
                 limit.clamp_ahead(counter, given_up.unwrap_or(now), now);
                 limit.decide(counter, now, Operation::Peek)
@@ -207,10 +275,15 @@ impl PackedCounter {
         match self {
             Self::Large(large) => match &mut large.counter {
                 Counter::Log(log) => Self::large(large.used, large.idle_at, Counter::Log(copy(log))),
-                Counter::Window(_) | Counter::Sliding(_) | Counter::Debt(_) | Counter::Step(_) => {
-                    self.clone()
-                }
+                Counter::Window(_)
+                | Counter::Sliding(_)
+                | Counter::Debt(_)
+                | Counter::Step(_)
+                | Counter::Penalized(_) => self.clone(),
             },
+            Self::Penalized(penalized) => {
+                Self::penalized(penalized.counter.copy_with(copy), penalized.record)
+            }
             Self::Window { .. } | Self::Sliding { .. } | Self::Debt { .. } | Self::Step { .. } => {
                 self.clone()
             }
@@ -232,7 +305,8 @@ impl PackedCounter {
 
     /// The same with what has not changed since an earlier copy, if only the changes of a log are here.
     pub(super) fn after(self, earlier: Self) -> Self {
-        match (self, earlier) {
+        let ((later, record), (earlier, _)) = (self.into_plain(), earlier.into_plain());
+        let all = match (later, earlier) {
             (Self::Large(mut later), Self::Large(earlier)) => {
                 later.counter = match (later.counter, earlier.counter) {
                     (Counter::Log(later), Counter::Log(earlier)) => Counter::Log(later.after(earlier)),
@@ -241,6 +315,10 @@ impl PackedCounter {
                 Self::Large(later)
             }
             (later, _) => later,
+        };
+        match record {
+            Some(record) => Self::penalized(all, record),
+            None => all,
         }
     }
 
@@ -249,7 +327,7 @@ impl PackedCounter {
     }
 
     fn log(&self) -> Option<&LogCounter> {
-        if let Self::Large(large) = self
+        if let Self::Large(large) = self.plain()
             && let Counter::Log(log) = &large.counter
         {
             Some(log)
@@ -266,6 +344,7 @@ impl PackedCounter {
             Self::Debt { rest, paid_at, .. } => paid_at.plus(u64::from(*rest > 0)),
             Self::Step { full_at, .. } => *full_at,
             Self::Large(large) => large.idle_at,
+            Self::Penalized(penalized) => penalized.counter.idle_at().max(penalized.record.forgotten_at),
         }
     }
 
@@ -283,6 +362,10 @@ impl PackedCounter {
             Self::Debt { passing_debt_max, paid_at, .. } => owed(*paid_at, *passing_debt_max),
             Self::Step { passing_debt_max, full_at, .. } => owed(*full_at, *passing_debt_max),
             Self::Large(large) => counted(large.used),
+            Self::Penalized(penalized) if now < penalized.record.until => None,
+            // What is remembered is worth little: the key has a full allowance, or nearly one.
+            Self::Penalized(penalized) if penalized.counter.idle_at() <= now => Some(0),
+            Self::Penalized(penalized) => penalized.counter.eviction_cost(now),
         }
     }
 
@@ -292,6 +375,7 @@ impl PackedCounter {
         match self {
             Self::Window { .. } | Self::Sliding { .. } | Self::Debt { .. } | Self::Step { .. } => 0,
             Self::Large(large) => size_of::<Large>() + large.counter.heap_bytes(),
+            Self::Penalized(penalized) => size_of::<PackedPenalized>() + penalized.counter.heap_bytes(),
         }
     }
 
@@ -309,6 +393,11 @@ impl PackedCounter {
             Self::Large(large) => {
                 large.idle_at = large.idle_at.minus(back);
                 large.counter.shift_back(back);
+            }
+            Self::Penalized(penalized) => {
+                let PackedPenalized { counter, record } = &mut **penalized;
+                *counter = mem::replace(counter, Self::TAKEN).shifted_back(back);
+                *record = record.shifted_back(back);
             }
         }
         self
@@ -333,6 +422,7 @@ impl PartialEq for PackedCounter {
                 (spare, full_at) == (left, full)
             }
             (Self::Large(one), Self::Large(other)) => one.counter == other.counter,
+            (Self::Penalized(one), Self::Penalized(other)) => one == other,
             _two_kinds => false,
         }
     }

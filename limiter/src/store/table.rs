@@ -57,6 +57,8 @@ pub(super) struct TableResources {
     pub(super) evicted_idle: EventCounter,
     pub(super) evicted_unexpired: EventCounter,
     pub(super) holds: HoldTotals,
+    /// Penalties that began.
+    pub(super) penalties: EventCounter,
 }
 
 /// What all holds take, and what happened to them.
@@ -89,6 +91,13 @@ impl TableResources {
 }
 
 impl EventCounter {
+    /// Adds the difference of two numbers of penalties. It is negative if some were forgotten.
+    pub(super) fn add_penalties(&self, before: u32, after: u32) {
+        if before < after {
+            self.add((after - before) as usize);
+        }
+    }
+
     pub(super) fn add(&self, number: usize) {
         self.0.fetch_add(number as u64, Ordering::Relaxed);
     }

@@ -8,7 +8,7 @@ use axum::{
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tollgate_limiter::{
-    algorithm::{Admission, Counter, Limit},
+    algorithm::{Admission, Counter, Limit, PenaltyState},
     descriptor::Entry,
     limiter::{ActiveView, CounterRef, NoCounter},
     store::{CounterState, OnExpiry, OpenHold, OpenHolds, Replacement},
@@ -94,7 +94,10 @@ fn note_beyond_limit(limit: &Limit) -> &'static str {
     match (limit.admission(), limit.fresh()) {
         (Admission::Delayed, _) => "a queue stores at most its burst: it is full now",
         (Admission::InFlight, _) => "at most max_in_flight places can be taken: all of them are now",
-        (Admission::AtOnce, Counter::Window(_)) => "all hits are stored; the window refuses until its end",
+        // A fresh counter has no refusals to remember.
+        (Admission::AtOnce, Counter::Window(_) | Counter::Penalized(_)) => {
+            "all hits are stored; the window refuses until its end"
+        }
         (Admission::AtOnce, Counter::Sliding(_) | Counter::Log(_)) => {
             "all hits are stored, and requests are refused until they have left the window"
         }
@@ -171,7 +174,20 @@ pub(super) fn kept_json(kept: &CounterState) -> Value {
         let first: Vec<Value> = first.iter().map(hold_json).collect();
         body["held"] = json!({"reservations": count, "hits": hits, "first": first});
     }
+    if let Some(penalty) = &kept.penalty {
+        body["penalty"] = penalty_json(penalty);
+    }
     body
+}
+
+fn penalty_json(penalty: &PenaltyState) -> Value {
+    let PenaltyState { refusals, penalties, ends_after, forgotten_after } = penalty;
+    json!({
+        "ends_after_ms": ends_after.map(format::millis),
+        "penalties": penalties,
+        "refusals": refusals,
+        "forgotten_after_ms": format::millis(*forgotten_after),
+    })
 }
 
 fn hold_json(hold: &OpenHold) -> Value {

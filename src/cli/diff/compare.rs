@@ -225,7 +225,8 @@ fn counters(old: Option<&Effect<'_>>, new: Option<&Effect<'_>>, keys: &[KeyChang
             "are kept"
         }
         (Some(_), Some((_, new))) => match new.fresh() {
-            Counter::Window(_) | Counter::Sliding(_) | Counter::Log(_) => {
+            // A fresh counter has no refusals to remember.
+            Counter::Window(_) | Counter::Sliding(_) | Counter::Log(_) | Counter::Penalized(_) => {
                 "are kept: what was counted counts against the new limit"
             }
             Counter::Debt(_) | Counter::Step(_) => {

@@ -49,6 +49,7 @@ impl Reading {
             store.holds_charged += shared.holds_charged;
             store.holds_exhausted += shared.holds_exhausted;
             store.ids_forgotten += shared.ids_forgotten;
+            store.penalties += shared.penalties;
         }
         Self {
             rules: sources.active_rules.stats().totals(),
@@ -152,6 +153,9 @@ metrics! { Reading;
     Counter "tollgate_ids_forgotten_total" []
         "Ids of requests and of ended reservations that were forgotten early because a counter had more than 4,096."
         => |all, family| family.value(all.store.ids_forgotten);
+    Counter "tollgate_penalties_total" []
+        "Penalties that began because a key was refused too often in a row."
+        => |all, family| family.value(all.store.penalties);
     Counter "tollgate_clock_steps_total" ["direction"]
         "Steps of the counter clock by more than a minute: forward with the system clock, back when the system clock was corrected."
         => |all, family| {

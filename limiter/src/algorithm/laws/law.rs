@@ -7,7 +7,7 @@ pub(super) fn after<A: Law>(
     limit: &A,
     history: &(Timestamp, Vec<(u64, Operation)>),
 ) -> (A::Counter, Timestamp) {
-    let (mut now, mut counter) = (history.0, A::Counter::default());
+    let (mut now, mut counter) = (history.0, limit.fresh());
     for (pause, operation) in &history.1 {
         now = now.plus(*pause);
         limit.decide(&mut counter, now, *operation);
@@ -44,7 +44,7 @@ pub(super) fn never_admits_above_its_bound<A: Law>(
     if matches!(limit.excess(), Excess::Overdraft(_)) {
         return;
     }
-    let (mut now, mut counter) = (start, A::Counter::default());
+    let (mut now, mut counter) = (start, limit.fresh());
     let mut admissions: Vec<(Timestamp, u64)> = Vec::new();
     for (pause, operation) in operations {
         if matches!(operation, Operation::Refund(_)) {
@@ -97,7 +97,7 @@ pub(super) fn retry_after_of_refusal_is_exact<A: Law>(
             );
         }
         None => {
-            let fresh = verdict(&limit, &A::Counter::default(), now, operation).passes();
+            let fresh = verdict(&limit, &limit.fresh(), now, operation).passes();
             assert!(!fresh, "a charge that passes on a fresh counter has a `retry_after`");
         }
     }
@@ -132,7 +132,7 @@ pub(super) fn peek_and_refusal_change_nothing<A: Law>(
     assert_eq!(peeked, counter);
     let mut asked = counter.clone();
     let passes = limit.decide(&mut asked, now, operation).verdict.passes();
-    if !passes && limit.excess() != Excess::Count {
+    if !passes && limit.excess() != Excess::Count && !limit.remembers_refusals() {
         assert_eq!(asked, counter);
     }
 }
@@ -151,11 +151,13 @@ pub(super) fn idle_equals_fresh<A: Law>(
     if now < idle_at {
         let before = idle_at.minus(1).max(now);
         assert!(
-            remaining(&limit, &counter, before) < limit.allowance() || limit.allowance() == 0,
+            remaining(&limit, &counter, before) < limit.allowance()
+                || limit.allowance() == 0
+                || limit.remembers_refusals(),
             "`idle_at` is the first instant at which eviction is free"
         );
     }
-    let (mut fresh, mut now) = (A::Counter::default(), now.max(idle_at));
+    let (mut fresh, mut now) = (limit.fresh(), now.max(idle_at));
     for (pause, operation) in more {
         now = now.plus(pause);
         let (one, other) =
@@ -244,7 +246,7 @@ pub(super) fn undo_takes_back_one_charge_and_no_more<A: Law>(
     start: Timestamp,
     operations: Vec<(u64, u64, Option<u64>)>,
 ) {
-    let (mut now, mut counter, mut without) = (start, A::Counter::default(), A::Counter::default());
+    let (mut now, mut counter, mut without) = (start, limit.fresh(), limit.fresh());
     let mut receipts: Vec<(usize, A::Receipt)> = Vec::new();
     for (index, (pause, hits, undone_after)) in operations.iter().enumerate() {
         now = now.plus(*pause);
@@ -286,7 +288,7 @@ pub(super) fn undo_takes_back_all_that_still_counts<A: Law>(
     hits: [u64; 2],
     pause: u64,
 ) {
-    let (mut counter, mut without) = (A::Counter::default(), A::Counter::default());
+    let (mut counter, mut without) = (limit.fresh(), limit.fresh());
     let Some(receipt) = limit.decide(&mut counter, start, Operation::Charge(hits[0])).receipt else { return };
     let now = start.plus(pause);
     if limit.undoes_all() {
@@ -324,7 +326,7 @@ pub(super) fn absorbing_adds_consumption<A: Law>(
         "base plus difference is the whole"
     );
 
-    let mut other = A::Counter::default();
+    let mut other = limit.fresh();
     limit.decide(&mut other, now, Operation::Charge(remote));
     let (mut one_way, mut other_way) = (base.clone(), base);
     limit.absorb(&mut one_way, &since, now);

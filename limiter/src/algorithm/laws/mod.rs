@@ -7,12 +7,13 @@ use proptest::prelude::*;
 use crate::{algorithm::*, time::SECOND};
 
 mod law;
+mod penalties;
 mod serialization;
 mod strategies;
 
 use strategies::*;
 use subject::{ENCODED, KINDS, Law, variant};
-pub use subject::{any_limit, bound, early, every_limit};
+pub use subject::{any_limit, bound, early, every_limit, with_penalty};
 
 const HOUR: u64 = 3_600 * SECOND;
 
@@ -31,16 +32,18 @@ macro_rules! algorithms {
             limits
         }
 
-        /// Any limit of any variant.
+        /// Any limit of any variant, some with a penalty.
         pub fn any_limit() -> BoxedStrategy<Limit> {
             // Boxed: together the strategies are large for a stack.
-            prop_oneof![$($any.prop_map(Limit::$variant).boxed()),*].boxed()
+            let plain = || prop_oneof![$($any.prop_map(Limit::$variant).boxed()),*].boxed();
+            prop_oneof![8 => plain(), 1 => penalized(plain()).prop_map(Limit::Penalized)].boxed()
         }
 
         /// The name of the variant. The match is exhaustive, so no variant is missing above.
         pub(super) fn variant(limit: &Limit) -> &'static str {
             match limit {
                 $(Limit::$variant(_) => stringify!($variant),)*
+                Limit::Penalized(_) => "Penalized",
             }
         }
 
@@ -167,6 +170,8 @@ macro_rules! laws {
 
 // After the macros that it uses.
 mod subject;
+
+laws!(of_penalized_limit, penalized(plain_limit()));
 
 #[test]
 fn full_log_sum_of_64_bits_absorbs_newer_entries() {

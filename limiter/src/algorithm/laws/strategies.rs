@@ -164,3 +164,32 @@ fn any_calendar() -> impl Strategy<Value = Calendar> {
     let zone = prop_oneof![Just("UTC"), Just("Europe/Berlin"), Just("america/new_york")];
     (unit, zone).prop_map(|(unit, zone)| Calendar::new(unit, zone).unwrap())
 }
+
+prop_compose! {
+    pub(super) fn penalty()(
+        after in 1..4_u32,
+        factor in 1..4_u32,
+        first in any_nanos(),
+        longer in [any_pause(), any_pause()],
+    ) -> Penalty {
+        let max = first + longer[0];
+        let [first, max, forget_after] = [first, max, max + longer[1]].map(|nanos| Span::of_nanos(nanos).unwrap());
+        Penalty { after, first, factor, max, forget_after }
+    }
+}
+
+pub(super) fn penalized(limits: impl Strategy<Value = Limit>) -> impl Strategy<Value = Penalized> {
+    (limits, penalty()).prop_map(|(limit, penalty)| Penalized::new(limit, penalty))
+}
+
+/// A limit without a penalty that lets hits pass at once or later.
+pub(super) fn plain_limit() -> impl Strategy<Value = Limit> {
+    prop_oneof![
+        fixed_window().prop_map(Limit::FixedWindow).boxed(),
+        sliding_window().prop_map(Limit::SlidingWindow).boxed(),
+        sliding_log().prop_map(Limit::SlidingLog).boxed(),
+        token_bucket().prop_map(Limit::TokenBucket).boxed(),
+        stepped_bucket().prop_map(Limit::SteppedBucket).boxed(),
+        leaky_queue().prop_map(Limit::LeakyQueue).boxed(),
+    ]
+}

@@ -7,6 +7,11 @@ use super::*;
 pub(super) trait Law:
     Algorithm<Counter: Clone + PartialEq + std::fmt::Debug, Receipt: Clone> + std::fmt::Debug
 {
+    /// A fresh counter.
+    fn fresh(&self) -> Self::Counter {
+        Self::Counter::default()
+    }
+
     /// The most hits that may be admitted between two instants, both included, without overdrafts. This is the promise
     /// of the algorithm in docs/algorithms.md.
     fn bound(&self, from: Timestamp, to: Timestamp) -> u128;
@@ -36,6 +41,11 @@ pub(super) trait Law:
     /// Whether the refund of one hit may make room for several: `true` if a bound on the delay refuses hits that would
     /// otherwise fit.
     fn can_free_several(&self) -> bool {
+        false
+    }
+
+    /// Whether refusals are remembered beside what is counted. `true` for a limit with a penalty.
+    fn remembers_refusals(&self) -> bool {
         false
     }
 }
@@ -234,6 +244,56 @@ impl Law for Concurrency {
     fn refilled_at(&self, now: Timestamp) -> Timestamp {
         now.plus(self.hold_max.nanos())
     }
+}
+
+/// The laws of the limit, except that refusals are remembered.
+impl Law for Penalized {
+    fn fresh(&self) -> Counter {
+        self.limit().fresh()
+    }
+
+    fn bound(&self, from: Timestamp, to: Timestamp) -> u128 {
+        bound(self.limit(), from, to)
+    }
+
+    fn refilled_at(&self, now: Timestamp) -> Timestamp {
+        each_algorithm!(self.limit(), limit => limit.refilled_at(now)).max(self.forgotten_at(now))
+    }
+
+    fn counts_until(&self, now: Timestamp) -> Timestamp {
+        each_algorithm!(self.limit(), limit => limit.counts_until(now)).max(self.forgotten_at(now))
+    }
+
+    fn early(&self) -> u64 {
+        early(self.limit())
+    }
+
+    fn undoes_all(&self) -> bool {
+        each_algorithm!(self.limit(), limit => limit.undoes_all())
+    }
+
+    fn can_free_several(&self) -> bool {
+        each_algorithm!(self.limit(), limit => limit.can_free_several())
+    }
+
+    fn remembers_refusals(&self) -> bool {
+        true
+    }
+}
+
+impl Penalized {
+    /// The latest instant at which a refusal at `now` is forgotten.
+    fn forgotten_at(&self, now: Timestamp) -> Timestamp {
+        let Penalty { max, forget_after, .. } = self.penalty();
+        now.plus(max.nanos().max(forget_after.nanos()))
+    }
+}
+
+/// The same limit with a penalty: two refusals in a row refuse for a hundredth of `nanos`, then twice as long, at most a
+/// tenth. They are forgotten after half of it.
+pub fn with_penalty(limit: Limit, nanos: u64) -> Limit {
+    let [first, max, forget_after] = [100, 10, 2].map(|part| Span::of_nanos(nanos / part).unwrap());
+    Limit::Penalized(Penalized::new(limit, Penalty { after: 2, first, factor: 2, max, forget_after }))
 }
 
 /// The most hits that `limit` may admit between two instants, both included: see `Law::bound`.

@@ -10,35 +10,52 @@ use crate::{
 impl Limit {
     /// The charge of `hits` that has made `after` of `before` at `now`.
     pub(crate) fn held(&self, before: &Counter, after: &Counter, hits: u64, now: Timestamp) -> Held {
-        each_algorithm!(self, limit => {
-            let (before, after) = (Variant::of(before), Variant::of(after));
-            let place = after.map_or(Place::Sum, |after| limit.place(after, now));
-            let weight = |counter: Option<&_>| counter.map_or(0, |counter| limit.weight(counter, place, now));
-            let floor = weight(after);
-            // A debt may be cut to less than the charge, and an earlier charge may be in another place.
-            let taken = floor.saturating_sub(weight(before)).min(limit.units(hits));
-            Held { place, taken, floor }
-        })
+        let place = self.place(after, now);
+        let floor = self.weight(after, place, now);
+        // A debt may be cut to less than the charge, and an earlier charge may be in another place.
+        let taken = floor.saturating_sub(self.weight(before, place, now)).min(self.units(hits));
+        Held { place, taken, floor }
     }
 
     /// Records what `counter` weighs now. Call this before and after each change of the counter.
     pub(crate) fn observe(&self, held: &mut Held, counter: &Counter, now: Timestamp) {
-        let weight = each_algorithm!(self, limit => {
-            Variant::of(counter).map_or(0, |counter| limit.weight(counter, held.place, now))
-        });
-        held.floor = held.floor.min(weight);
+        held.floor = held.floor.min(self.weight(counter, held.place, now));
     }
 
     /// Takes back all but `kept` hits of a held charge, as far as they still count. Returns the units taken back.
     pub(crate) fn lighten(&self, counter: &mut Counter, held: &mut Held, kept: u64, now: Timestamp) -> u128 {
         self.observe(held, counter, now);
-        each_algorithm!(self, limit => {
-            let units = held.taken.saturating_sub(limit.units(kept)).min(held.floor);
-            if units > 0 {
-                limit.lighten(own(counter), held, units, now);
-            }
-            units
-        })
+        let units = held.taken.saturating_sub(self.units(kept)).min(held.floor);
+        if units > 0 {
+            self.lighten_by(counter, held, units, now);
+        }
+        units
+    }
+
+    /// See [`Algorithm::lighten`].
+    pub(in crate::algorithm) fn lighten_by(
+        &self,
+        counter: &mut Counter,
+        held: &Held,
+        units: u128,
+        now: Timestamp,
+    ) {
+        each_algorithm!(self, limit => limit.lighten(own(counter), held, units, now));
+    }
+
+    /// See [`Algorithm::place`].
+    pub(in crate::algorithm) fn place(&self, counter: &Counter, now: Timestamp) -> Place {
+        each_algorithm!(self, limit => Variant::of(counter).map_or(Place::Sum, |counter| limit.place(counter, now)))
+    }
+
+    /// See [`Algorithm::weight`].
+    pub(in crate::algorithm) fn weight(&self, counter: &Counter, place: Place, now: Timestamp) -> u128 {
+        each_algorithm!(self, limit => Variant::of(counter).map_or(0, |counter| limit.weight(counter, place, now)))
+    }
+
+    /// See [`Algorithm::units`].
+    pub(in crate::algorithm) fn units(&self, hits: u64) -> u128 {
+        each_algorithm!(self, limit => limit.units(hits))
     }
 
     /// Refunds `hits`: those of calls before those that are `held`.
@@ -56,27 +73,31 @@ impl Limit {
 
     /// Converts a held charge of the same counter under another limit.
     pub(crate) fn convert(&self, held: &mut Held, before: &Self) {
+        let (limit, before) = (self.plain(), before.plain());
+        held.taken = limit.converted(held.taken, before);
+        held.floor = limit.converted(held.floor, before);
+    }
+
+    /// See [`Algorithm::converted`].
+    pub(in crate::algorithm) fn converted(&self, units: u128, before: &Self) -> u128 {
         let before: &dyn Any = each_algorithm!(before, limit => limit);
+        // Limits of different algorithms that share a counter count in hits.
         each_algorithm!(self, limit => {
-            // Limits of different algorithms that share a counter count in hits.
-            if let Some(before) = before.downcast_ref() {
-                held.taken = limit.converted(held.taken, before);
-                held.floor = limit.converted(held.floor, before);
-            }
-        });
+            before.downcast_ref().map_or(units, |before| limit.converted(units, before))
+        })
     }
 
     /// Charges `hits` that were used already: as a debt if the limit allows one, otherwise as far as the limit goes.
-    /// Returns the hits that were charged, and the decision on them.
+    /// A penalty neither prevents it nor counts it. Returns the hits that were charged, and the decision on them.
     pub(crate) fn charge_used(&self, counter: &mut Counter, hits: u64, now: Timestamp) -> (u64, Decision) {
-        let mut charged = counter.clone();
-        let decision = self.decide(&mut charged, now, Operation::Charge(hits));
+        let (limit, mut charged) = (self.plain(), counter.clone());
+        let decision = limit.decide(&mut charged, now, Operation::Charge(hits));
         if decision.verdict.passes() {
             *counter = charged;
             return (hits, decision);
         }
-        let left = self.decide(counter, now, Operation::Peek).remaining.min(hits);
-        let decision = self.decide(counter, now, Operation::Charge(left));
+        let left = limit.decide(counter, now, Operation::Peek).remaining.min(hits);
+        let decision = limit.decide(counter, now, Operation::Charge(left));
         (left, decision)
     }
 }

@@ -15,6 +15,7 @@ use crate::{
 mod buckets;
 mod concurrency;
 mod excess;
+mod penalty;
 mod period;
 mod queue;
 mod terms;
@@ -42,6 +43,10 @@ pub(crate) fn terms(draft: &RateLimit, diagnostics: &mut Diagnostics<'_>) -> Opt
         Some(_) if !all_fit => None,
         Some(steps) => buckets::stepped_bucket(draft, steps, diagnostics),
         None => of_algorithm(draft, all_fit, diagnostics),
+    };
+    let terms = match draft.given("penalty") {
+        Some(_) => penalty::with_penalty(draft, terms, diagnostics),
+        None => terms,
     };
     terms.filter(|_| all_fit)
 }
@@ -84,6 +89,11 @@ pub fn algorithm_keys(limit: &Limit) -> Vec<(&'static str, KeyValue)> {
         Limit::SteppedBucket(bucket) => buckets::stepped_keys(bucket),
         Limit::LeakyQueue(queue) => queue::keys(queue),
         Limit::Concurrency(limit) => concurrency::keys(limit),
+        Limit::Penalized(penalized) => {
+            let mut keys = algorithm_keys(penalized.limit());
+            keys.push(("penalty", KeyValue::Penalty(*penalized.penalty())));
+            keys
+        }
     }
 }
 
@@ -141,14 +151,17 @@ fn misuse(draft: &RateLimit, given: &GivenKey) -> Option<Located<String>> {
         _limiting if draft.is_unlimited() => {
             format!("`{name}` has no meaning with `unlimited: true`; remove one of them")
         }
-        (AppliesTo::Limited, _) | (AppliesTo::ClassicOr(_), None) => return None,
+        (AppliesTo::Limited, _) | (AppliesTo::ClassicOr(_), None) | (AppliesTo::Named, Some(_)) => {
+            return None;
+        }
         (AppliesTo::Only(some) | AppliesTo::ClassicOr(some), Some(algorithm))
             if some.contains(&algorithm) =>
         {
             return None;
         }
         // The algorithm is invalid, which was reported, so its keys are unknown.
-        (AppliesTo::Only(_), None) if draft.given("algorithm").is_some() => return None,
+        (AppliesTo::Only(_) | AppliesTo::Named, None) if draft.given("algorithm").is_some() => return None,
+        (AppliesTo::Named, None) => format!("`{name}` needs an `algorithm`"),
         (AppliesTo::Only(some), None) => {
             format!("`{name}` needs an `algorithm` that has it: {}", names(some))
         }

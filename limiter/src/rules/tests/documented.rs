@@ -28,6 +28,7 @@ fn documented_keys_are_the_keys_of_each_section() {
         (Section::RateLimit, "`rate_limit`"),
         (Section::Replaced, "An item of `replaces`"),
         (Section::Calendar, "`calendar`"),
+        (Section::Penalty, "`penalty`"),
     ] {
         let mut documented: Vec<_> = rows(heading).iter().map(|(key, _)| *key).collect();
         let mut known: Vec<_> =
@@ -51,7 +52,7 @@ fn documented_algorithm_lists_its_own_keys() {
     );
     for (named, (_, row)) in AlgorithmName::ALL.into_iter().zip(rows) {
         let own = KEYS.iter().filter(|key| match key.applies_to {
-            AppliesTo::Any | AppliesTo::Limited => false,
+            AppliesTo::Any | AppliesTo::Limited | AppliesTo::Named => false,
             AppliesTo::ClassicOr(some) | AppliesTo::Only(some) => some.contains(&named),
         });
         let documented: Vec<_> = row.split('|').nth(2).unwrap().trim().split(", ").collect();
@@ -68,6 +69,7 @@ fn documented_key_lists_its_algorithms() {
         match key.applies_to {
             AppliesTo::Any => assert_eq!(applies_to, "any rule", "{}", key.name),
             AppliesTo::Limited => assert_eq!(applies_to, "any rule that limits", "{}", key.name),
+            AppliesTo::Named => assert_eq!(applies_to, "any rule with an `algorithm`", "{}", key.name),
             AppliesTo::ClassicOr(some) => {
                 assert_eq!(applies_to, format!("no `algorithm`, {}", names(some)), "{}", key.name)
             }

@@ -30,7 +30,7 @@ fn algorithms_of(name: &str) -> String {
     match key.applies_to {
         AppliesTo::Only(algorithms) => quoted(algorithms),
         AppliesTo::ClassicOr(algorithms) => format!("{} or none", quoted(algorithms)),
-        AppliesTo::Any | AppliesTo::Limited => panic!("`{name}` belongs to no algorithm"),
+        AppliesTo::Any | AppliesTo::Limited | AppliesTo::Named => panic!("`{name}` belongs to no algorithm"),
     }
 }
 

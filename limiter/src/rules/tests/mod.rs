@@ -9,6 +9,7 @@ mod matching;
 mod meaning;
 mod networks;
 mod overlay;
+mod penalty;
 mod several_files;
 
 const SECRET: Secret = Secret::from_bytes([3; 16]);

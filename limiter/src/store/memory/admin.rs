@@ -5,14 +5,14 @@ use std::{borrow::Cow, sync::Arc};
 use smallvec::SmallVec;
 
 use crate::{
-    algorithm::{Counter, Decision, Limit, Operation},
+    algorithm::{Counter, Decision, Limit, Operation, PenaltyState},
     descriptor::Key,
     store::{
         Checks, Decisions, OpenHolds,
         decide_set::decide_set,
         held_counter::Room,
         memory::{LockedSlots, Memory},
-        operation::{CounterOperation, HoldOutcome, Outcome},
+        operation::{CounterOperation, HoldOutcome, Outcome, Shown},
     },
     time::Timestamp,
 };
@@ -41,6 +41,8 @@ pub struct CounterState {
     pub peek: Decision,
     /// The open holds, if they are asked for.
     pub holds: Arc<OpenHolds>,
+    /// What is remembered of refusals, if that is asked for.
+    pub penalty: Option<PenaltyState>,
 }
 
 /// A counter before and after its replacement.
@@ -111,18 +113,19 @@ impl Admin<'_> {
 }
 
 impl CounterState {
-    /// The state of a counter elsewhere whose peek was answered like this at `now`.
-    pub(crate) fn of_peek(limit: &Limit, peek: Decision, now: Timestamp) -> Self {
+    /// The state of a counter elsewhere that was peeked at, or shown, at `now`.
+    pub(crate) fn of_outcome(limit: &Limit, outcome: &Outcome, now: Timestamp) -> Self {
+        let peek = outcome.decision;
         let is_used = peek.remaining < limit.allowance() && !peek.reset_after.is_zero();
-        Self { idle_at: is_used.then(|| now.after(peek.reset_after)), peek, holds: Arc::default() }
-    }
-
-    /// The same with the holds that an operation has listed.
-    pub(crate) fn with_holds_of(self, outcome: &Outcome) -> Self {
+        let idle_at = is_used.then(|| now.after(peek.reset_after));
         match &outcome.hold {
-            HoldOutcome::Listed(holds) => Self { holds: holds.clone(), ..self },
+            HoldOutcome::Shown(shown) => {
+                let Shown { holds, penalty } = &**shown;
+                let remembered = penalty.map(|penalty| now.after(penalty.forgotten_after));
+                Self { idle_at: idle_at.max(remembered), peek, holds: holds.clone(), penalty: *penalty }
+            }
             HoldOutcome::Decided | HoldOutcome::Exhausted | HoldOutcome::Settled(_) | HoldOutcome::Ended => {
-                self
+                Self { idle_at, peek, holds: Arc::default(), penalty: None }
             }
         }
     }
@@ -131,6 +134,7 @@ impl CounterState {
         let idle_at = counter.map(|counter| limit.idle_at(counter)).filter(|idle_at| now < *idle_at);
         let mut copy = counter.cloned().unwrap_or_else(|| limit.fresh());
         let peek = limit.decide(&mut copy, now, Operation::Peek);
-        Self { idle_at, peek, holds: Arc::default() }
+        let penalty = counter.and_then(|counter| limit.penalty_state(counter, now));
+        Self { idle_at, peek, holds: Arc::default(), penalty }
     }
 }

@@ -74,6 +74,7 @@ impl Tables {
             evicted_idle: EventCounter::default(),
             evicted_unexpired: EventCounter::default(),
             holds: HoldTotals::default(),
+            penalties: EventCounter::default(),
         };
         Self {
             each: (0..slots).map(|_| TableLock::default()).collect(),
@@ -142,8 +143,13 @@ impl Tables {
         if table.holds(key).is_none() {
             return self.touch_counter(table, key, limit, at, |counter| decide(limit, counter));
         }
-        let (decision, stored) =
-            self.with_held(table, key, at.now, |counter| counter.update(limit, at, decide));
+        let update = |counter: &mut HeldCounter| {
+            let before = counter.penalties();
+            let decision = counter.update(limit, at, decide);
+            self.resources.penalties.add_penalties(before, counter.penalties());
+            decision
+        };
+        let (decision, stored) = self.with_held(table, key, at.now, update);
         (if stored { decision } else { self.on_full.without_memory(decision) }, stored)
     }
 
@@ -160,12 +166,15 @@ impl Tables {
         decide: impl FnOnce(&mut Counter) -> Decision,
     ) -> (Decision, bool) {
         if let Some(packed) = table.get_mut(key) {
-            let before = packed.heap_bytes();
+            let (before, penalties) = (packed.heap_bytes(), packed.penalties());
             let decision = packed.change(limit, at, decide);
             self.resources.budget.change(before, packed.heap_bytes());
+            self.resources.penalties.add_penalties(penalties, packed.penalties());
             return (decision, true);
         }
         let (decision, new) = PackedCounter::first(limit, at.now, decide);
+        let penalties = new.as_ref().map_or(0, PackedCounter::penalties);
+        self.resources.penalties.add_penalties(0, penalties);
         let stored = new.is_none_or(|packed| self.insert(table, key, packed, at.now));
         (if stored { decision } else { self.on_full.without_memory(decision) }, stored)
     }

@@ -12,7 +12,8 @@ use super::*;
 use crate::{
     algorithm::{
         Calendar, CalendarUnit, Classic, Excess, FixedWindow, LeakyQueue, Limit, Operation, Rate, SlidingLog,
-        SlidingWindow, Span, SteppedBucket, TokenBucket, Verdict, Window, laws::any_limit,
+        SlidingWindow, Span, SteppedBucket, TokenBucket, Verdict, Window,
+        laws::{any_limit, with_penalty},
     },
     descriptor::{Entry, KeyText, Secret},
     store::{BYTES_MIN, Check, Checks, OnRefusal},
@@ -229,7 +230,9 @@ pub(super) fn second_of(index: u64) -> Limit {
             timeout: None,
         }),
     ];
-    all[index as usize % all.len()].clone()
+    // The second half has penalties.
+    let (limit, index) = (&all[index as usize % all.len()], index as usize % (2 * all.len()));
+    if index < all.len() { limit.clone() } else { with_penalty(limit.clone(), SECOND) }
 }
 
 proptest! {

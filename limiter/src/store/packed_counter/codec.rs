@@ -7,9 +7,10 @@ use serde::{Serialize, de::DeserializeOwned};
 
 use crate::{
     algorithm::{
-        Counter, DebtCounter, LOG_ENTRIES_MAX, LogCounter, SlidingCounter, StepCounter, WindowCounter,
+        Counter, DebtCounter, LOG_ENTRIES_MAX, LogCounter, PenaltyRecord, SlidingCounter, StepCounter,
+        WindowCounter,
     },
-    store::packed_counter::{Large, MILLISECOND, Millis, PackedCounter, UsedShare},
+    store::packed_counter::{Large, MILLISECOND, Millis, PackedCounter, PackedPenalized, UsedShare},
     time::Timestamp,
 };
 
@@ -24,9 +25,13 @@ const LARGE_DEBT: u8 = 7;
 const LARGE_STEP: u8 = 8;
 const LOG: u8 = 9;
 const CHANGED_LOG: u8 = 10;
+const PENALIZED: u8 = 11;
 
 /// The largest encoded fields of a counter without the entries of a log, in bytes: four numbers and the used share.
 const FIELDS_BYTES_MAX: usize = 4 * NUMBER_BYTES_MAX + 1;
+/// The largest encoded record of refusals, in bytes: two instants, two numbers of 32 bits, a flag, and the tag of the
+/// counter.
+const RECORD_BYTES_MAX: usize = 2 * NUMBER_BYTES_MAX + 2 * 5 + 2;
 /// The largest encoded number of 64 bits, in bytes.
 pub(in crate::store) const NUMBER_BYTES_MAX: usize = 10;
 
@@ -44,6 +49,13 @@ impl PackedCounter {
     pub(crate) fn write(&self, now: Timestamp) -> (u8, Vec<u8>) {
         let age = |instant| Age::of(instant, now);
         match self {
+            Self::Penalized(penalized) => {
+                let PackedPenalized { counter, record } = &**penalized;
+                let PenaltyRecord { refusals, has_passed, penalties, until, forgotten_at } = record;
+                let (tag, fields) = counter.write(now);
+                let record = (refusals, has_passed, penalties, age(*until), age(*forgotten_at), tag);
+                (PENALIZED, [put(&record), fields].concat())
+            }
             Self::Window { used, count, end } => (WINDOW, put(&(used, count, end))),
             Self::Sliding { used, until, previous, current } => {
                 (SLIDING, put(&(used, until.timestamp(), previous, current)))
@@ -76,6 +88,10 @@ impl PackedCounter {
                             Some(changes) => (CHANGED_LOG, put(&(used, age(*idle_at), entries, changes))),
                         }
                     }
+                    // A counter with a record is not large, whatever the counter is.
+                    Counter::Penalized(penalized) => {
+                        Self::large(*used, *idle_at, penalized.counter.clone()).write(now)
+                    }
                 }
             }
         }
@@ -88,14 +104,17 @@ impl PackedCounter {
                 FIELDS_BYTES_MAX
             }
             Self::Large(large) => match &large.counter {
-                Counter::Window(_) | Counter::Sliding(_) | Counter::Debt(_) | Counter::Step(_) => {
-                    FIELDS_BYTES_MAX
-                }
+                Counter::Window(_)
+                | Counter::Sliding(_)
+                | Counter::Debt(_)
+                | Counter::Step(_)
+                | Counter::Penalized(_) => FIELDS_BYTES_MAX,
                 Counter::Log(log) => {
                     let entries = log.hits().map(|(_, hits)| NUMBER_BYTES_MAX + number_bytes(hits));
                     FIELDS_BYTES_MAX + entries.sum::<usize>()
                 }
             },
+            Self::Penalized(penalized) => RECORD_BYTES_MAX + penalized.counter.encoded_bytes_max(),
         }
     }
 
@@ -139,9 +158,29 @@ impl PackedCounter {
             CHANGED_LOG => take(bytes).and_then(|(used, idle_at, entries, changes): (_, _, Vec<_>, _)| {
                 Self::of_log(used, idle_at, &entries, Some(changes), now)
             }),
+            PENALIZED => return Self::read_penalized(bytes, now),
             _ => return Decoded::Unknown,
         };
         packed.map_or(Decoded::Malformed, Decoded::Counter)
+    }
+
+    fn read_penalized(bytes: &[u8], now: Timestamp) -> Decoded {
+        type Fields = (u32, bool, u32, Age, Age, u8);
+        let Ok(((refusals, has_passed, penalties, until, forgotten_at, tag), fields)) =
+            postcard::take_from_bytes::<Fields>(bytes)
+        else {
+            return Decoded::Malformed;
+        };
+        let until = until.instant(now);
+        let forgotten_at = forgotten_at.instant(now).max(until);
+        let record = PenaltyRecord { refusals, has_passed, penalties, until, forgotten_at };
+        match tag {
+            PENALIZED => Decoded::Malformed,
+            _ => match Self::read(tag, fields, now) {
+                Decoded::Counter(counter) => Decoded::Counter(Self::penalized(counter, record)),
+                other => other,
+            },
+        }
     }
 
     fn of_log(

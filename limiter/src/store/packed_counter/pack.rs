@@ -122,6 +122,17 @@ impl Pack for StepCounter {
     }
 }
 
+/// That of a limit with a penalty is packed as one of the limit alone, with its record beside it.
+impl Pack for Counter {
+    fn pack(&self, _: &impl Algorithm<Counter = Self>, _: UsedShare) -> Option<PackedCounter> {
+        None
+    }
+
+    fn unpack(_: &PackedCounter, _: u64) -> Option<Self> {
+        None
+    }
+}
+
 /// A log is too long.
 impl Pack for LogCounter {
     fn pack(&self, _: &impl Algorithm<Counter = Self>, _: UsedShare) -> Option<PackedCounter> {

@@ -240,7 +240,7 @@ mod tests {
 
         #[test]
         fn record_with_unknown_tag_is_written_unchanged(
-            halves in any::<(u64, u64)>(), tag in 11..PENDING, body in prop::collection::vec(any::<u8>(), 0..200),
+            halves in any::<(u64, u64)>(), tag in 12..PENDING, body in prop::collection::vec(any::<u8>(), 0..200),
         ) {
             let mut bytes = vec![VERSION, 1, 0];
             put_record(&mut bytes, Key::from_halves(halves.0, halves.1), tag, &body);

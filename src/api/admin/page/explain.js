@@ -23,6 +23,14 @@ function heldText({ counter }) {
   return `${number(held.hits)} by ${number(held.reservations)} reservations: ${[...each, ...more].join(", ")}`;
 }
 
+function penaltyText({ counter }) {
+  const { penalty } = counter.before;
+  if (!penalty) return null;
+  const { ends_after_ms: left, penalties, refusals, forgotten_after_ms: remembered } = penalty;
+  const lasts = left === null ? "none lasts" : `lasts another ${seconds(left / 1000)}`;
+  return `${lasts}; ${number(penalties)} so far, ${number(refusals)} refusals in a row, forgotten in ${seconds(remembered / 1000)}`;
+}
+
 function ruleText(rule) {
   const modes = [
     ["shadow_mode", "shadow mode"],
@@ -57,6 +65,7 @@ function limitTerms(part, prefix) {
     [prefix === "L" ? "Decision" : "Candidate’s decision", verdictText(part.verdict)],
     [prefix === "L" ? "Counter" : "Candidate’s counter", counterText(part)],
     [prefix === "L" ? "Held" : "Held by the candidate", heldText(part)],
+    [prefix === "L" ? "Penalty" : "Candidate’s penalty", penaltyText(part)],
   ];
 }
 
