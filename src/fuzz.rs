@@ -12,7 +12,7 @@ pub use crate::{
     },
     cluster::{fuzz::batch, link::fuzz::link},
     persistence::fuzz::snapshot,
-    rule_source::xds::fuzz::resource,
+    rule_source::{url::fuzz::rules_copy, xds::fuzz::resource},
     server::fuzz::connection,
     settings::fuzz::settings,
 };
@@ -29,7 +29,7 @@ mod tests {
 
     type Target = fn(&[u8]);
 
-    const TARGETS: [(&str, Target); 14] = [
+    const TARGETS: [(&str, Target); 15] = [
         ("admin", admin),
         ("batch", batch),
         ("connection", connection),
@@ -40,6 +40,7 @@ mod tests {
         ("resource", resource),
         ("rls", rls),
         ("rules", rules),
+        ("rules_copy", rules_copy),
         ("settings", settings),
         ("slot_data", slot_data),
         ("snapshot", snapshot),

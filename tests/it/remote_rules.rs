@@ -307,9 +307,9 @@ async fn copy_that_cannot_be_written_is_counted_and_rules_are_active() {
 #[tokio::test]
 async fn operators_see_the_url_without_its_query() {
     let server = RulesServer::start(document("one", 1)).await;
-    let url = server.url() + "?sig=secret";
+    let url = server.url() + "?sig=hush";
     let service = Service::start_with("", &[("rules.path", &*url)]).await;
-    assert!(server.was_asked_with(0, "get /rules.yaml?sig=secret http/1.1\r\n"));
+    assert!(server.was_asked_with(0, "get /rules.yaml?sig=hush http/1.1\r\n"));
     let page = async |address, path| http(address, "GET", path, "").await.unwrap().1;
     let shown: Value = serde_json::from_str(&page(service.addresses.admin, "/rules").await).unwrap();
     let source = &shown["source"];
@@ -317,7 +317,7 @@ async fn operators_see_the_url_without_its_query() {
     assert_eq!((&source["kind"], &source["name"]), (&Value::from("url"), &Value::from(&*name)));
     assert_eq!((&source["from_copy"], source["confirmed_at"].is_string()), (&Value::from(false), true));
     let config = page(service.addresses.admin, "/config").await;
-    assert!(config.contains(&name) && !config.contains("secret"), "{config}");
+    assert!(config.contains(&name) && !config.contains("hush"), "{config}");
     let metrics = page(service.addresses.metrics, "/metrics").await;
     assert!(metrics.contains("\ntollgate_rules_url_requests_total{outcome=\"changed\"} 1\n"), "{metrics}");
     assert!(metrics.contains("\ntollgate_rules_url_confirmed_timestamp_seconds 17900000"), "{metrics}");

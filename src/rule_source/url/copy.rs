@@ -65,7 +65,7 @@ pub(super) fn write(path: &Path, address: &Address, copy: &Copy<impl AsRef<[u8]>
     })
 }
 
-fn encode(copy: &Copy<impl AsRef<[u8]>>, address: &Address) -> io::Result<Vec<u8>> {
+pub(super) fn encode(copy: &Copy<impl AsRef<[u8]>>, address: &Address) -> io::Result<Vec<u8>> {
     let header = Header {
         address: hash([address.secret_text().as_bytes()]),
         etag: copy.etag.clone(),
@@ -77,7 +77,7 @@ fn encode(copy: &Copy<impl AsRef<[u8]>>, address: &Address) -> io::Result<Vec<u8
     Ok(bytes)
 }
 
-fn decode(bytes: &[u8], address: &Address) -> Result<Copy<Vec<u8>>, CopyError> {
+pub(super) fn decode(bytes: &[u8], address: &Address) -> Result<Copy<Vec<u8>>, CopyError> {
     let rest = bytes.strip_prefix(BEGIN.as_bytes()).ok_or(CopyError::Damaged)?;
     let end = rest.iter().position(|byte| *byte == b'\n').ok_or(CopyError::Damaged)?;
     let (line, document) = (&rest[..end], &rest[end + 1..]);

@@ -9,6 +9,8 @@ use tollgate_limiter::{file_watch::FileWatch, rules::ActiveRules, time::Clock};
 mod address;
 mod copy;
 mod fetch;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzz;
 mod remote_file;
 mod settings;
 mod stats;
