@@ -1,14 +1,14 @@
 //! Certificate files, validity dates and the time source of TLS.
 
-use std::{path::Path, time::Duration};
+use std::{path::Path, sync::Arc, time::Duration};
 
 use rustls::{
-    CertificateError, RootCertStore,
+    CertificateError, ClientConfig, RootCertStore,
     client::verify_server_cert_signed_by_trust_anchor,
     crypto::aws_lc_rs,
     pki_types::{CertificateDer, PrivateKeyDer, UnixTime, pem::PemObject},
     server::ParsedCertificate,
-    sign::CertifiedKey,
+    sign::{CertifiedKey, SingleCertAndKey},
     time_provider::TimeProvider,
 };
 use tollgate_limiter::{
@@ -85,6 +85,46 @@ pub fn authorities(pem: &[u8], now: UnixTime) -> Result<RootCertStore, String> {
         }
     }
     if roots.is_empty() { Err(last_reason) } else { Ok(roots) }
+}
+
+/// The configuration of a client that trusts the authorities in the file `ca`, or without it those of the system, and
+/// that shows the certificate and the key in the files `identity`. An error names the file.
+pub fn client_config(
+    ca: Option<&Path>,
+    identity: Option<(&Path, &Path)>,
+    clock: &Clock,
+) -> Result<ClientConfig, String> {
+    let now = unix_time(clock.wall());
+    let in_file = |path: &Path, reason: String| format!("{}: {reason}", path.display());
+    let read = |path: &Path| read_file(path).map_err(|reason| in_file(path, reason));
+    let roots = match ca {
+        Some(path) => authorities(&read(path)?, now).map_err(|reason| in_file(path, reason))?,
+        None => system_authorities()?,
+    };
+    let time = Arc::new(SystemTime::of(clock.clone()));
+    let config = ClientConfig::builder_with_details(Arc::new(aws_lc_rs::default_provider()), time)
+        .with_safe_default_protocol_versions()
+        .map_err(|error| error.to_string())?
+        .with_root_certificates(roots);
+    let Some((cert, key)) = identity else { return Ok(config.with_no_client_auth()) };
+    let own = own_certificate(&read(cert)?, &read(key)?, cert, now).map_err(|bad| match bad {
+        BadFile::Cert(reason) => in_file(cert, reason),
+        BadFile::Key(reason) => in_file(key, reason),
+    })?;
+    Ok(config.with_client_cert_resolver(Arc::new(SingleCertAndKey::from(own.pair))))
+}
+
+/// The authorities that the system trusts; an error if there is none.
+fn system_authorities() -> Result<RootCertStore, String> {
+    let found = rustls_native_certs::load_native_certs();
+    let mut roots = RootCertStore::empty();
+    // The system may have authorities that the verifier cannot use.
+    roots.add_parsable_certificates(found.certs);
+    if !roots.is_empty() {
+        return Ok(roots);
+    }
+    let reason = found.errors.first().map(|error| format!(": {error}")).unwrap_or_default();
+    Err(format!("the system has no certificates of authorities{reason}"))
 }
 
 /// Returns the end of a certificate's validity; an error if the certificate is not valid at `now`.

@@ -12,7 +12,7 @@ pub use crate::{
     },
     cluster::{fuzz::batch, link::fuzz::link},
     persistence::fuzz::snapshot,
-    rule_source::xds::fuzz::resource,
+    rule_source::{url::fuzz::rules_copy, xds::fuzz::resource},
     server::fuzz::connection,
     settings::fuzz::settings,
 };
@@ -41,6 +41,7 @@ mod tests {
         ("resource", resource),
         ("rls", rls),
         ("rules", rules),
+        ("rules_copy", rules_copy),
         ("settings", settings),
         ("slot_data", slot_data),
         ("snapshot", snapshot),

@@ -6,12 +6,15 @@
 
 pub mod accept;
 pub mod api;
+pub mod bearer_token;
 pub mod certificates;
 pub mod cli;
 pub mod cluster;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;
+pub mod http_client;
 pub mod persistence;
+pub mod private_file;
 pub mod rule_source;
 pub mod server;
 pub mod settings;

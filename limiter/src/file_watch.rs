@@ -1,6 +1,7 @@
 //! Loads files again when they change. Contents that cannot be used leave the previous ones active.
 //!
-//! Files are written in pieces and one after the other, so changed contents are loaded once two reads agree.
+//! Files are written in pieces and one after the other, so changed contents are loaded once two reads agree. A document
+//! that is fetched as a whole follows the same policy without the second read.
 
 use std::{hash::Hash, time::Duration};
 
@@ -20,6 +21,8 @@ pub trait WatchedFiles: Send + Sync {
     type Error: Send;
     /// Whether contents that were refused may become valid as time passes, so that every comparison tries them again.
     const DEPENDS_ON_TIME: bool = false;
+    /// Whether one read has complete contents, so that no second one must agree with it.
+    const READS_ARE_WHOLE: bool = false;
 
     /// Waits until the files may have changed.
     fn wait(&mut self, _last: Comparison, poll_interval: Duration) -> impl Future<Output = ()> + Send {
@@ -27,7 +30,7 @@ pub trait WatchedFiles: Send + Sync {
     }
 
     /// Reads the files, with a fingerprint. `None` leaves the reading to the next comparison.
-    fn read(&self) -> impl Future<Output = Option<(Self::Contents, u128)>> + Send;
+    fn read(&mut self) -> impl Future<Output = Option<(Self::Contents, u128)>> + Send;
 
     /// Makes contents active. `None` leaves it to the next comparison.
     fn load(
@@ -105,7 +108,7 @@ impl<F: WatchedFiles> FileWatch<F> {
 
     /// Reads the files until two reads agree. `None` if they are active, cannot be read or do not settle. Contents that
     /// were refused settled then.
-    async fn settled(&self) -> Option<(F::Contents, u128)> {
+    async fn settled(&mut self) -> Option<(F::Contents, u128)> {
         let (mut contents, mut fingerprint) = self.files.read().await?;
         for _ in 0..SETTLE_READS_MAX {
             if self.refused == Some(fingerprint) {
@@ -113,6 +116,9 @@ impl<F: WatchedFiles> FileWatch<F> {
             }
             if self.active == Some(fingerprint) && self.refused.is_none() {
                 return None;
+            }
+            if F::READS_ARE_WHOLE {
+                return Some((contents, fingerprint));
             }
             sleep(SETTLE).await;
             let before = fingerprint;
@@ -161,7 +167,7 @@ mod tests {
         type Contents = u128;
         type Error = u128;
 
-        async fn read(&self) -> Option<(u128, u128)> {
+        async fn read(&mut self) -> Option<(u128, u128)> {
             let mut next = self.next.lock().unwrap();
             let first = *next.front()?;
             if next.len() > 1 {

@@ -27,7 +27,7 @@ use tonic::codegen::Service as _;
 
 use crate::api::{
     Api, Hosts, Settings,
-    admin::{self, AdminState},
+    admin::{self, AdminState, RuleSource},
     call::Method,
     forward_auth, headers,
     http::{self, Readiness},
@@ -203,6 +203,7 @@ pub(super) fn admin_state() -> AdminState {
     AdminState {
         cluster: None,
         shared_store: None,
+        rule_source: RuleSource { kind: "files", name: Arc::default(), stats: Default::default() },
         active_rules: ACTIVE_RULES.clone(),
         memory,
         limiter,

@@ -7,17 +7,14 @@ use axum::{
     http::{
         HeaderValue, Request, StatusCode,
         header::{AUTHORIZATION, CONTENT_TYPE, HOST},
-        response::Parts,
     },
 };
 use clap::{Arg, ArgMatches, ValueHint, value_parser};
-use hyper::client::conn::http1;
-use hyper_util::rt::TokioIo;
 use serde_json::Value;
 use tokio::{net::TcpStream, task::JoinSet, time::timeout};
 use tollgate_limiter::printable;
 
-use crate::cli::runtime::block_on;
+use crate::{cli::runtime::block_on, http_client};
 
 /// The time to wait for an answer.
 const TIMEOUT: Duration = Duration::from_secs(5);
@@ -111,7 +108,8 @@ impl Server {
     pub(super) async fn open(&self, call: &AdminCall) -> Result<Answer, String> {
         let token = self.token()?;
         let answered = send(&self.to, token.as_deref(), call).await;
-        let (head, body, connection) = answered.map_err(|error| self.no_answer(error))?;
+        let http_client::Answer { head, body, connection } =
+            answered.map_err(|error| self.no_answer(error))?;
         if head.status == StatusCode::OK {
             let content_type = head.headers.get(CONTENT_TYPE).cloned();
             return Ok(Answer { content_type, body, connection });
@@ -142,7 +140,7 @@ async fn send(
     to: &str,
     token: Option<&str>,
     call: &AdminCall,
-) -> Result<(Parts, Body, JoinSet<hyper::Result<()>>), Box<dyn std::error::Error>> {
+) -> Result<http_client::Answer, Box<dyn std::error::Error>> {
     let stream = TcpStream::connect(to).await?;
     let mut request =
         Request::builder().method(call.method).uri(&call.path).header(HOST, host(to, stream.peer_addr()?));
@@ -150,11 +148,7 @@ async fn send(
         request = request.header(AUTHORIZATION, format!("Bearer {token}"));
     }
     let request = request.body(Body::from(call.body.clone()))?;
-    let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
-    let mut driver = JoinSet::new();
-    driver.spawn(connection);
-    let (head, body) = sender.send_request(request).await?.into_parts();
-    Ok((head, Body::new(body), driver))
+    Ok(http_client::send(stream, request).await?)
 }
 
 /// The `Host` of a request to `to`, which is at `address`. Without a token a server knows itself by loopback names alone,

@@ -25,6 +25,8 @@ pub use snapshot::SnapshotError;
 
 use snapshot::Snapshot;
 
+use crate::private_file;
+
 /// An upper bound of the size of an empty snapshot.
 const EMPTY_SNAPSHOT_BYTES: u64 = 1 << 20;
 
@@ -126,7 +128,7 @@ impl Persistence {
                 Some(snapshot)
             }
             Err(problem) => {
-                let aside = match snapshot::set_aside(path) {
+                let aside = match private_file::set_aside(path) {
                     Ok(aside) => format!("moved to {}", aside.display()),
                     Err(error) => format!("left where it is: {error}"),
                 };

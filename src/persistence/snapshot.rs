@@ -5,11 +5,10 @@
 //! that no key is locked out.
 
 use std::{
-    fs::{self, File, OpenOptions},
+    fs::File,
     hash::Hasher,
     io::{self, BufWriter, ErrorKind, Write},
-    os::unix::fs::OpenOptionsExt,
-    path::{Path, PathBuf},
+    path::Path,
 };
 
 use serde::{Deserialize, Serialize};
@@ -20,6 +19,8 @@ use tollgate_limiter::{
     store::{Epoch, Memory, Slot, SlotData, SlotSource, StoredSlot},
     time::Timestamp,
 };
+
+use crate::private_file;
 
 /// The first bytes: the format and its version.
 const MAGIC: [u8; 16] = *b"tollgate snap 05";
@@ -64,8 +65,8 @@ pub(super) struct Snapshot {
     pub(super) stored: Vec<StoredSlot>,
 }
 
-/// Writes all counters to a temporary file beside `path` and renames it to `path`, so that there is always a complete
-/// snapshot. `source` returns where the counters of a slot are.
+/// Replaces the snapshot at `path` by all counters. Only its owner can read it, because it contains the secret. `source`
+/// returns where the counters of a slot are.
 pub(super) fn write(
     memory: &Memory,
     secret: &Secret,
@@ -73,35 +74,7 @@ pub(super) fn write(
     now: Timestamp,
     path: &Path,
 ) -> Result<(), SnapshotError> {
-    require_replaceable(path)?;
-    let temporary = with_suffix(path, "new");
-    let written = write_to(create(&temporary)?, memory, secret, source, now)
-        .and_then(|()| Ok(fs::rename(&temporary, path)?));
-    if written.is_err() {
-        // A partial snapshot only takes space. If it cannot be removed, the next write reports it.
-        let _ = fs::remove_file(&temporary);
-    }
-    written
-}
-
-/// Creates an empty file that only its owner can read, because a snapshot contains the secret. An existing file or
-/// symbolic link is removed, never followed.
-fn create(path: &Path) -> io::Result<File> {
-    match fs::remove_file(path) {
-        Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
-        Ok(()) | Err(_) => {}
-    }
-    OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)
-}
-
-/// A snapshot replaces a regular file or a symbolic link, never a device or a pipe.
-fn require_replaceable(path: &Path) -> io::Result<()> {
-    match fs::symlink_metadata(path) {
-        Ok(about) if about.is_symlink() => Ok(()),
-        Ok(about) => files::require_regular(&about),
-        Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
-        Err(error) => Err(error),
-    }
+    private_file::replace(path, |file| write_to(file, memory, secret, source, now))
 }
 
 fn write_to(
@@ -164,21 +137,6 @@ pub(super) fn read(path: &Path, bytes_max: u64, now: Timestamp) -> Result<Option
     Ok(Some(Snapshot { secret, slots, stored }))
 }
 
-/// Renames an unusable snapshot for inspection and returns the new path.
-pub(super) fn set_aside(path: &Path) -> io::Result<PathBuf> {
-    require_replaceable(path)?;
-    let aside = with_suffix(path, "bad");
-    fs::rename(path, &aside)?;
-    Ok(aside)
-}
-
-fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
-    let mut name = path.as_os_str().to_owned();
-    name.push(".");
-    name.push(suffix);
-    name.into()
-}
-
 fn take<'b, T: Deserialize<'b>>(bytes: &'b [u8]) -> Result<(Option<T>, &'b [u8]), SnapshotError> {
     // The checksum is right, so the record is of another version.
     postcard::take_from_bytes(bytes).map_err(|_| SnapshotError::UnsupportedVersion)
@@ -212,55 +170,9 @@ impl<W: Write> Write for ChecksumWriter<W> {
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::{PermissionsExt, symlink};
-
-    use tollgate_limiter::store::OnFull;
+    use std::fs::{self, OpenOptions};
 
     use super::*;
-
-    fn write_empty(path: &Path) -> Result<(), SnapshotError> {
-        let memory = Memory::new(1 << 24, OnFull::Deny);
-        let source = |_| SlotSource::Memory { epoch: Epoch::default() };
-        write(&memory, &Secret::random(), source, Timestamp::from_nanos(1), path)
-    }
-
-    #[test]
-    fn temporary_file_replaces_symbolic_link_and_leaves_its_target() {
-        let folder = tempfile::tempdir().unwrap();
-        let [path, temporary, target] =
-            ["counters", "counters.new", "target"].map(|name| folder.path().join(name));
-        fs::write(&target, "untouched").unwrap();
-        symlink(&target, &temporary).unwrap();
-        write_empty(&path).unwrap();
-        assert_eq!(fs::read(&target).unwrap(), b"untouched");
-        assert!(fs::symlink_metadata(&path).unwrap().is_file());
-        assert!(!temporary.exists());
-    }
-
-    #[test]
-    fn snapshot_after_a_left_over_file_is_private() {
-        let folder = tempfile::tempdir().unwrap();
-        let [path, temporary] = ["counters", "counters.new"].map(|name| folder.path().join(name));
-        fs::write(&temporary, "left over").unwrap();
-        fs::set_permissions(&temporary, fs::Permissions::from_mode(0o666)).unwrap();
-        write_empty(&path).unwrap();
-        assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
-    }
-
-    #[test]
-    fn snapshot_replaces_neither_pipe_nor_folder() {
-        let folder = tempfile::tempdir().unwrap();
-        let [pipe, directory] = ["pipe", "directory"].map(|name| folder.path().join(name));
-        assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
-        fs::create_dir(&directory).unwrap();
-        for (path, what) in [(pipe, "a named pipe"), (directory, "a directory")] {
-            let expected = format!("it is {what}, not a regular file");
-            assert_eq!(write_empty(&path).unwrap_err().to_string(), expected);
-            assert_eq!(read(&path, 1_000, Timestamp::EPOCH).err().unwrap().to_string(), expected);
-            assert_eq!(set_aside(&path).unwrap_err().to_string(), expected);
-            assert!(!with_suffix(&path, "new").exists());
-        }
-    }
 
     #[test]
     fn slot_or_epoch_out_of_range_is_damage() {

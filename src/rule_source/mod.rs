@@ -1,4 +1,4 @@
-//! The source of the rules of a replica: files, or a control plane over xDS.
+//! The source of the rules of a replica: files, a URL, or a control plane over xDS.
 
 use std::sync::Arc;
 
@@ -7,7 +7,11 @@ use tollgate_limiter::{
     time::Clock,
 };
 
+mod tls_files;
+pub mod url;
 pub mod xds;
+
+pub use tls_files::TlsFiles;
 
 /// The source of the rules, and whether they are needed.
 #[derive(Clone, Debug)]
@@ -23,17 +27,49 @@ pub struct Settings {
 pub enum Source {
     /// Rule files.
     Files(FileSettings),
+    /// A rule file at a URL.
+    Url(Box<url::Settings>),
     /// A control plane, and a local file that adds to its rules.
     Xds(Box<xds::Settings>, Option<FileSettings>),
 }
 
+/// What is counted of the source; `None` for other sources.
+#[derive(Clone, Debug, Default)]
+pub struct Stats {
+    /// Rules from a URL.
+    pub url: Option<Arc<url::Stats>>,
+    /// Rules from a control plane.
+    pub xds: Option<Arc<xds::Stats>>,
+}
+
 impl Source {
-    /// Loads the rules and follows their changes, for as long as it is polled. `stats` counts what a control plane
-    /// sends.
-    pub async fn run(self, clock: Clock, active_rules: Arc<ActiveRules>, stats: Arc<xds::Stats>) {
+    /// The kind of the source, and its path or address without secrets.
+    pub fn described(&self) -> (&'static str, String) {
+        match self {
+            Self::Files(settings) => ("files", settings.path.display().to_string()),
+            Self::Url(settings) => ("url", settings.address.to_string()),
+            Self::Xds(settings, _) => ("xds", settings.url.clone()),
+        }
+    }
+
+    /// Numbers of this source, all zero.
+    pub fn stats(&self) -> Stats {
+        match self {
+            Self::Files(_) => Stats::default(),
+            Self::Url(_) => Stats { url: Some(Arc::default()), ..Stats::default() },
+            Self::Xds(..) => Stats { xds: Some(Arc::default()), ..Stats::default() },
+        }
+    }
+
+    /// Loads the rules and follows their changes, for as long as it is polled. `stats` counts what a server sends.
+    pub async fn run(self, clock: Clock, active_rules: Arc<ActiveRules>, stats: Stats) {
         match self {
             Self::Files(settings) => Watcher::new(settings, clock, active_rules).run().await,
+            Self::Url(settings) => {
+                url::follow(*settings, clock, active_rules, stats.url.unwrap_or_default()).await;
+            }
             Self::Xds(settings, overlay) => {
+                let stats = stats.xds.unwrap_or_default();
                 let mut loader = Loader::new(settings.url.clone(), clock, active_rules.clone());
                 let Some(FileSettings { path, poll_interval }) = overlay else {
                     return xds::follow(*settings, loader, None, stats).await;

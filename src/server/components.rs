@@ -62,8 +62,7 @@ pub(super) struct Components {
     pub(super) persistence: Persistence,
     pub(super) cluster: Option<Cluster>,
     shared_store: Option<SharedStore>,
-    // `None` without a control plane.
-    xds_stats: Option<Arc<rule_source::xds::Stats>>,
+    rule_source_stats: rule_source::Stats,
     admin: AdminState,
     // The samples for the operators' page.
     live: Arc<admin::page::Live>,
@@ -104,7 +103,9 @@ impl Components {
             .with_remote(remote)
             .with_modes(settings.limiter)
             .with_metrics(Arc::new(limiter::Metrics::new(settings.metrics.top_keys)));
+        let rule_source_stats = settings.rules.source.stats();
         let admin = AdminState {
+            rule_source: admin::RuleSource::new(&settings.rules.source, rule_source_stats.clone()),
             cluster: cluster.clone(),
             shared_store: shared_store.clone(),
             active_rules: active_rules.clone(),
@@ -121,10 +122,6 @@ impl Components {
             .with_recorder(admin.recorder.clone())
             .with_traces(traces)
             .with_admin_token(settings.admin.token_file.clone().map(admin::Token::new));
-        let xds_stats = match &settings.rules.source {
-            rule_source::Source::Files(_) => None,
-            rule_source::Source::Xds(..) => Some(Arc::default()),
-        };
         Ok(Self {
             settings,
             callers: Callers::new(clock.clone()),
@@ -135,7 +132,7 @@ impl Components {
             persistence,
             cluster,
             shared_store,
-            xds_stats,
+            rule_source_stats,
             admin,
             live: Arc::default(),
             api,
@@ -145,8 +142,8 @@ impl Components {
     /// Starts what runs beside the listeners.
     pub(super) fn spawn_background(&self, background: &mut JoinSet<()>) {
         let Self { settings, clock, active_rules, persistence, cluster, .. } = self;
-        let xds_stats = self.xds_stats.clone().unwrap_or_default();
-        background.spawn(settings.rules.source.clone().run(clock.clone(), active_rules.clone(), xds_stats));
+        let (source, stats) = (settings.rules.source.clone(), self.rule_source_stats.clone());
+        background.spawn(source.run(clock.clone(), active_rules.clone(), stats));
         let page = admin::page::Sources {
             state: self.admin.clone(),
             requests: self.api.metrics().clone(),
@@ -250,7 +247,7 @@ impl Components {
         let router = metrics::router(
             self.cluster.clone(),
             self.shared_store.clone(),
-            self.xds_stats.clone(),
+            self.rule_source_stats.clone(),
             sources,
             self.settings.metrics.reference_names,
         );

@@ -99,7 +99,7 @@ impl WatchedFiles for &Certificates {
     // A certificate may not be valid yet.
     const DEPENDS_ON_TIME: bool = true;
 
-    async fn read(&self) -> Option<(Self::Contents, u128)> {
+    async fn read(&mut self) -> Option<(Self::Contents, u128)> {
         let reader = self.reader.clone();
         read_blocking(move || reader.read()).await
     }

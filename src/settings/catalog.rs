@@ -13,10 +13,10 @@ use crate::{
         listeners::{CertificateName, ListenAddress},
         memory::MemoryShare,
         value_type::{
-            COUNT_MAX, Mode, Parser, Part, Setting, Source, StoreKind, URL, advertised_address, boolean,
-            bytes, certificate_names, connections, count, file_mode, host_names, host_ports, integer, one_of,
-            or_auto, or_off, pairs, path, read, redis_urls, size, socket_address, text, time, time_between,
-            word,
+            COUNT_MAX, Mode, Parser, Part, RulesPlace, Setting, Source, StoreKind, URL, advertised_address,
+            boolean, bytes, certificate_names, connections, count, file_mode, host_names, host_ports,
+            integer, one_of, or_auto, or_off, pairs, path, read, redis_urls, rules_place, size,
+            socket_address, text, time, time_between, word,
         },
     },
     telemetry::logs::{self, Denials, Format},
@@ -94,15 +94,39 @@ macro_rules! settings {
 settings! {
     "rules." Always "Rules" struct rules: Rules {
         source: Source = one_of(&[("files", Source::Files), ("xds", Source::Xds)]) => "files"
-            "Source of the rules: files, or xds for a control plane.";
-        path as "rules": Option<PathBuf> = or_off(path()) => "off"
-            "Rule file, or directory of rule files. Must be set unless rules.source is xds, which does not read it.";
+            "Source of the rules: files, also one at a URL, or xds for a control plane.";
+        path as "rules": Option<RulesPlace> = or_off(rules_place()) => "off"
+            "Rule file, directory of rule files, or the URL of a rule file. Must be set unless rules.source is xds, which does not read it.";
         poll_interval: Duration = time() => "3s"
             "Interval between comparisons of the rule files with the active rules, in addition to file system events.";
         required: bool = boolean() => "true"
             "Whether the replica is ready only once rules are loaded. Otherwise /healthcheck answers 200 from the start.";
         overlay: Option<PathBuf> = or_off(path()) => "off"
             "File that adds algorithms and other keys to the rules of a control plane; it is compared every rules.poll_interval too.";
+    }
+    "rules.url." Url "Rules from a URL" struct url: RulesUrl {
+        interval: Duration = time_between(secs(1), secs(24 * 60 * 60)) => "30s"
+            "Time between two requests for the rules, up to a fifth of which is left out at random. A request that fails is repeated sooner.";
+        timeout: Duration = time_between(millis(100), secs(5 * 60)) => "10s"
+            "Maximum time for a whole answer, connection and redirects included.";
+        max_bytes: u64 = bytes(1 << 10..=16 << 20) => "16MiB"
+            "Maximum size of the rules.";
+        ca: Option<PathBuf> = or_off(path()) => "off"
+            "CA certificates that the certificate of the server must be signed by, in PEM; off for those of the system.";
+        cert: Option<PathBuf> = or_off(path()) => "off"
+            "Certificate chain to show to the server, in PEM; read again for each request.";
+        key: Option<PathBuf> = or_off(path()) => "off"
+            "Private key of the certificate, in PEM.";
+        server_name: Option<String> = or_off(word()) => "off"
+            "Name that the certificate of the server must have; off for the host of the URL.";
+        token_file: Option<PathBuf> = or_off(path()) => "off"
+            "File with a bearer token for the server; read again for each request.";
+        redirects: u32 = integer("N", "a number", 0..=10) => "0"
+            "Maximum number of redirects that are followed for an answer. Another host gets neither the token nor the certificate, and none leads from https to http.";
+        plaintext: bool = boolean() => "false"
+            "Whether an http URL may name another host than a loopback address. The rules and the token can then be read and changed on the way.";
+        copy: Option<PathBuf> = or_off(path()) => "off"
+            "File in which the last rules that were loaded are kept, for a start without the server.";
     }
     "rules.xds." Xds "Rules from a control plane" struct xds: Xds {
         url: Option<String> = or_off(text(URL, "http://HOST:PORT or https://HOST:PORT", xds::is_url)) => "off"

@@ -7,7 +7,7 @@ use crate::{
         Admin, Certificates, Drain, Settings, Tls,
         catalog::{CATALOG, Counters, Draft, TlsFiles},
         conflicts::Conflicts,
-        value_type::{OFF, Part, Setting, Source, StoreKind},
+        value_type::{OFF, Part, RulesPlace, Setting, Source, StoreKind},
     },
 };
 
@@ -23,7 +23,7 @@ impl Draft {
         let memory_limit = self.store.memory_limit;
         let Counters { on_full, snapshot, snapshot_every } = self.counters;
         let settings = Settings {
-            rules: self.rules.read(self.xds, &mut conflicts),
+            rules: self.rules.read(self.url, self.xds, &mut conflicts),
             tls: Certificates {
                 grpc: self.grpc_tls.read("grpc.tls_", &mut conflicts),
                 http: self.http_tls.read("http.tls_", &mut conflicts),
@@ -61,6 +61,11 @@ impl Draft {
         let is_alone = self.links.listen.is_none() && given.value != setting.default;
         let why = match setting.part {
             Part::Always => None,
+            Part::Url => {
+                let is_url = matches!(self.rules.path, Some(RulesPlace::Url(_)));
+                let is_read = is_url && self.rules.source == Source::Files;
+                (!is_read).then_some("needs a URL in rules.path, which is not set")
+            }
             Part::Xds => {
                 (self.rules.source != Source::Xds).then_some("needs rules.source xds, which is not set")
             }

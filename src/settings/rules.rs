@@ -1,21 +1,24 @@
 //! The settings of the rules.
 
+use std::path::PathBuf;
+
 use tollgate_limiter::rules::FileSettings;
 
 use crate::{
     rule_source::{
-        self, Settings,
-        xds::{self, TlsFiles},
+        self, Settings, TlsFiles,
+        url::{self, Address},
+        xds,
     },
     settings::{
-        catalog::{Rules, Xds},
+        catalog::{Rules, RulesUrl, Xds},
         conflicts::Conflicts,
-        value_type::Source,
+        value_type::{RulesPlace, Source},
     },
 };
 
 impl Rules {
-    pub(super) fn read(self, xds: Xds, conflicts: &mut Conflicts) -> Settings {
+    pub(super) fn read(self, url: RulesUrl, xds: Xds, conflicts: &mut Conflicts) -> Settings {
         let Self { source, path, poll_interval, required, overlay } = self;
         let file = |path| FileSettings { path, poll_interval };
         let source = match source {
@@ -27,11 +30,41 @@ impl Rules {
                     conflicts
                         .add("rules.path: not set; use --rules, TOLLGATE_RULES__PATH or a settings file");
                 }
-                rule_source::Source::Files(file(path.unwrap_or_default()))
+                match path {
+                    Some(RulesPlace::Url(address)) => {
+                        rule_source::Source::Url(Box::new(url.read(address, conflicts)))
+                    }
+                    Some(RulesPlace::Path(path)) => rule_source::Source::Files(file(path)),
+                    None => rule_source::Source::Files(file(PathBuf::new())),
+                }
             }
             Source::Xds => rule_source::Source::Xds(Box::new(xds.read(conflicts)), overlay.map(file)),
         };
         Settings { source, required }
+    }
+}
+
+impl RulesUrl {
+    fn read(self, address: Address, conflicts: &mut Conflicts) -> url::Settings {
+        if !address.is_tls() && !address.is_loopback() && !self.plaintext {
+            conflicts.add(format!(
+                "rules.path: {address} needs https://, a loopback address, or rules.url.plaintext true: anyone on the way can change the rules"
+            ));
+        }
+        let files = TlsFiles { ca: self.ca, client: None, server_name: self.server_name };
+        let tls =
+            tls_files("rules.url.", files, self.cert, self.key, "rules.path", address.is_tls(), conflicts);
+        url::Settings {
+            address,
+            interval: self.interval,
+            timeout: self.timeout,
+            bytes_max: usize::try_from(self.max_bytes).unwrap_or(usize::MAX),
+            tls,
+            token_file: self.token_file,
+            redirects_max: self.redirects,
+            plaintext: self.plaintext,
+            copy: self.copy,
+        }
     }
 }
 
@@ -41,24 +74,89 @@ impl Xds {
             conflicts.add("rules.source xds needs rules.xds.url, which is not set");
         }
         let url = self.url.unwrap_or_default();
-        let [cert, key] = [("cert", self.cert.is_some()), ("key", self.key.is_some())];
-        conflicts.require("rules.xds.", &[(cert, key), (key, cert)]);
         for (name, _) in self.headers.iter().filter(|(name, value)| !xds::is_header(name, value)) {
             conflicts.add(format!("rules.xds.headers: `{name}` is not a header of gRPC"));
         }
-        let of_tls = [("ca", self.ca.is_some()), cert, ("server_name", self.server_name.is_some())];
-        for (name, _) in of_tls.iter().filter(|(_, is_set)| *is_set && !url.starts_with("https:")) {
-            conflicts.add(format!("rules.xds.{name} needs https:// in rules.xds.url"));
-        }
+        let is_tls = url.starts_with("https:");
+        let files = TlsFiles { ca: self.ca, client: None, server_name: self.server_name };
+        let tls = tls_files("rules.xds.", files, self.cert, self.key, "rules.xds.url", is_tls, conflicts);
         xds::Settings {
             url,
             node_id: self.node_id,
             node_metadata: self.node_metadata,
             headers: self.headers,
-            tls: TlsFiles { ca: self.ca, client: self.cert.zip(self.key), server_name: self.server_name },
+            tls,
             message_bytes_max: usize::try_from(self.max_message).unwrap_or(usize::MAX),
             retry_min: self.retry_min,
             retry_max: self.retry_max,
         }
+    }
+}
+
+/// The files with the certificate and key of the client. The names of the settings begin with `prefix`; they need an
+/// https URL in the setting `address`.
+fn tls_files(
+    prefix: &str,
+    files: TlsFiles,
+    cert: Option<PathBuf>,
+    key: Option<PathBuf>,
+    address: &str,
+    is_tls: bool,
+    conflicts: &mut Conflicts,
+) -> TlsFiles {
+    let [has_cert, has_key] = [("cert", cert.is_some()), ("key", key.is_some())];
+    conflicts.require(prefix, &[(has_cert, has_key), (has_key, has_cert)]);
+    let of_tls = [("ca", files.ca.is_some()), has_cert, ("server_name", files.server_name.is_some())];
+    for (name, _) in of_tls.iter().filter(|(_, is_set)| *is_set && !is_tls) {
+        conflicts.add(format!("{prefix}{name} needs https:// in {address}"));
+    }
+    TlsFiles { client: cert.zip(key), ..files }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::{
+        api::admin::Origin,
+        rule_source::Source,
+        settings::tests::{flags, load, problems},
+    };
+
+    const URL: &str = "https://rules.example/edge.yaml";
+
+    #[test]
+    fn rules_path_with_a_scheme_is_a_url() {
+        let settings = load(&[("rules.path", URL), ("rules.url.interval", "5s")]).unwrap();
+        assert_eq!(settings.rules.source.described(), ("url", URL.to_owned()));
+        assert!(matches!(load(&[("rules.path", "rules")]).unwrap().rules.source, Source::Files(_)));
+    }
+
+    #[test]
+    fn secrets_of_a_rules_url_are_not_shown() {
+        let settings = load(&[("rules.path", &format!("{URL}?sig=secret"))]).unwrap();
+        let given = settings.given.iter().find(|setting| setting.name == "rules.path").unwrap();
+        assert_eq!((given.value.as_str(), given.from), (&*format!("{URL}?(not shown)"), Origin::Flag));
+        assert!(!format!("{settings:?}").contains("secret"));
+        let refused = problems(&flags(&[("rules.path", "https://user:secret@host/")]));
+        assert!(refused[0].starts_with("--rules: `https://(not shown)` is not allowed"), "{refused:?}");
+    }
+
+    #[test]
+    fn settings_of_a_rules_url_without_one_are_refused() {
+        let without = problems(&flags(&[("rules.url.redirects", "1")]));
+        assert_eq!(without, ["rules.url.redirects needs a URL in rules.path, which is not set"]);
+    }
+
+    #[test]
+    fn settings_of_a_rules_url_that_disagree_are_refused() {
+        let of = |more: &[(&str, &str)]| problems(&flags(more));
+        let half = of(&[("rules.path", URL), ("rules.url.cert", "a.pem")]);
+        assert_eq!(half, ["rules.url.cert needs rules.url.key, which is not set"]);
+        let plain = of(&[("rules.path", "http://127.0.0.1:1/"), ("rules.url.ca", "a.pem")]);
+        assert_eq!(plain, ["rules.url.ca needs https:// in rules.path"]);
+        let far = of(&[("rules.path", "http://rules.example/")]);
+        assert!(far[0].starts_with("rules.path: http://rules.example/ needs https://"), "{far:?}");
+        assert!(load(&[("rules.path", "http://rules.example/"), ("rules.url.plaintext", "true")]).is_ok());
+        let soon = of(&[("rules.path", URL), ("rules.url.interval", "999ms")]);
+        assert!(soon[0].starts_with("--rules-url-interval: `999ms` is not allowed"), "{soon:?}");
     }
 }

@@ -14,6 +14,7 @@ use tollgate_limiter::{printable, shared_store};
 
 use crate::{
     cluster::link,
+    rule_source::url::Address,
     settings::{listeners::CertificateName, memory::MemoryShare},
 };
 
@@ -49,6 +50,8 @@ pub struct Setting {
 pub(super) enum Part {
     /// A part that is always there.
     Always,
+    /// Rules from a URL.
+    Url,
     /// The client of a control plane.
     Xds,
     /// Counters in Redis.
@@ -80,6 +83,8 @@ impl Setting {
     pub(super) fn shown(&self, value: &str) -> String {
         if self.is_secret() {
             "(not shown)".to_owned()
+        } else if Address::is_meant(value) {
+            Address::shown(value)
         } else if self.value_type().value_name.starts_with(URL) {
             printable::without_login(value)
         } else {
@@ -98,6 +103,15 @@ impl Setting {
 pub enum Source {
     Files,
     Xds,
+}
+
+/// Where rules are, unless a control plane has them.
+#[derive(Clone, Debug)]
+pub enum RulesPlace {
+    /// A file or a directory.
+    Path(PathBuf),
+    /// A rule file on a server.
+    Url(Address),
 }
 
 /// The place of the counters.
@@ -254,6 +268,18 @@ pub(super) fn certificate_names() -> Parser<Vec<CertificateName>> {
 /// A file or directory.
 pub(super) fn path() -> Parser<PathBuf> {
     parser("PATH", "a path", |text| (!text.is_empty()).then(|| text.into()))
+}
+
+/// A file or directory of rules, or a URL.
+pub(super) fn rules_place() -> Parser<RulesPlace> {
+    let expected = "a path, or a URL without a user, as in https://HOST/PATH,";
+    parser("PATH|URL", expected, |text| {
+        if Address::is_meant(text) {
+            Address::parse(text).map(RulesPlace::Url)
+        } else {
+            (!text.is_empty()).then(|| RulesPlace::Path(text.into()))
+        }
+    })
 }
 
 /// A comma list of addresses of Redis servers.

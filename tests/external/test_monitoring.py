@@ -239,6 +239,7 @@ CASES = {
     "TollgateNoRules": gauge("tollgate_rules_generation", 0, 1),
     "TollgateRulesStale": gauge("tollgate_rules_stale", 1, 0),
     "TollgateRulesDiffer": (hashes("two"), hashes("one")),
+    "TollgateRulesCopyErrors": counter("tollgate_rules_url_copy_errors_total"),
     "TollgateXdsDisconnected": gauge("tollgate_xds_connected", 0, 1),
     "TollgateXdsConflicts": gauge("tollgate_xds_conflicts", 2, 0),
     "TollgateOverlayMisfits": gauge("tollgate_overlay_misfits", 2, 0),

@@ -3,7 +3,7 @@
 use std::{collections::BTreeSet, fs, path::Path};
 
 use tollgate::{
-    server::{cluster_metrics, replica_metrics, shared_store_metrics, xds_metrics},
+    server::{cluster_metrics, replica_metrics, rules_url_metrics, shared_store_metrics, xds_metrics},
     settings::{CATALOG, Setting},
 };
 
@@ -170,6 +170,7 @@ fn pages_name_only_metrics_that_exist() {
     let known: BTreeSet<_> = replica_metrics()
         .chain(cluster_metrics())
         .chain(shared_store_metrics())
+        .chain(rules_url_metrics())
         .chain(xds_metrics())
         .map(|metric| metric.name)
         .collect();

@@ -21,7 +21,7 @@ const PACKAGES: [(&str, &[&[&str]]); 2] = [
     (
         "src",
         &[
-            &["accept", "certificates", "telemetry"],
+            &["accept", "bearer_token", "certificates", "http_client", "private_file", "telemetry"],
             &["cluster", "persistence", "rule_source"],
             &["api"],
             &["settings"],

@@ -36,6 +36,7 @@ mod program;
 mod queue;
 mod readiness;
 mod reload;
+mod remote_rules;
 mod responses;
 mod rule_changes;
 mod settings;

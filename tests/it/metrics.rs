@@ -8,7 +8,9 @@ use tollgate::{
         extensions::common::ratelimit::v3::rate_limit_descriptor::RateLimitOverride,
         service::ratelimit::v3::RateLimitRequest,
     },
-    server::{Error, Server, cluster_metrics, replica_metrics, shared_store_metrics, xds_metrics},
+    server::{
+        Error, Server, cluster_metrics, replica_metrics, rules_url_metrics, shared_store_metrics, xds_metrics,
+    },
 };
 use tollgate_limiter::time::Clock;
 
@@ -381,8 +383,13 @@ async fn metrics_of_docs_code_and_page_are_the_same() {
     }
 
     let manual = include_str!("../../docs/metrics.md");
-    let all =
-        || replica_metrics().chain(cluster_metrics()).chain(shared_store_metrics()).chain(xds_metrics());
+    let all = || {
+        replica_metrics()
+            .chain(cluster_metrics())
+            .chain(shared_store_metrics())
+            .chain(rules_url_metrics())
+            .chain(xds_metrics())
+    };
     for metric in all() {
         let labels: Vec<_> = metric.labels.iter().map(|label| format!("`{label}`")).collect();
         let (name, kind, labels) = (metric.name, metric.kind.name(), labels.join(", "));

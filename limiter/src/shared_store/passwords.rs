@@ -102,7 +102,7 @@ impl WatchedFiles for SentPasswords {
     type Contents = Result<Passwords, String>;
     type Error = String;
 
-    async fn read(&self) -> Option<(Self::Contents, u128)> {
+    async fn read(&mut self) -> Option<(Self::Contents, u128)> {
         let sources = self.sources.clone();
         read_blocking(move || sources.read().map_err(|error| error.to_string())).await
     }

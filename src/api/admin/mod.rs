@@ -27,7 +27,7 @@ mod state;
 mod store;
 mod token;
 
-pub use state::{AdminState, Certificates, EffectiveSetting, Origin};
+pub use state::{AdminState, Certificates, EffectiveSetting, Origin, RuleSource};
 pub use token::{Token, TokenError};
 
 /// The endpoints, each with its help.

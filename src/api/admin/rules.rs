@@ -14,10 +14,11 @@ use tollgate_limiter::{
     rules::{
         Allowance, GroupedKey, Location, OnOwnerUnavailable, Origin, Problems, Rule, Rules, Status, Totals,
     },
+    time::Timestamp,
     yaml::Mark,
 };
 
-use crate::api::admin::{AdminState, error::AdminError, format};
+use crate::api::admin::{AdminState, RuleSource, error::AdminError, format};
 
 /// The maximum number of listed rules.
 const LISTED_MAX: usize = 500;
@@ -71,6 +72,7 @@ fn status_json(state: &AdminState, status: &Status) -> Value {
         .map(|domain| (domain.name.clone(), domain.rules().count().into()))
         .collect();
     json!({
+        "source": source_json(&state.rule_source),
         "generation": status.generation,
         "hash": status.hash,
         "version": status.version,
@@ -86,6 +88,19 @@ fn status_json(state: &AdminState, status: &Status) -> Value {
             "problems": error.problems.iter().map(ToString::to_string).collect::<Vec<_>>(),
         })),
     })
+}
+
+/// Where the rules come from. For a URL also when the server last had the active rules, and whether they are those of the
+/// copy.
+fn source_json(source: &RuleSource) -> Value {
+    let mut body = json!({"kind": source.kind, "name": &*source.name});
+    if let Some(stats) = &source.stats.url {
+        let confirmed_at = stats.confirmed_at();
+        body["confirmed_at"] =
+            (confirmed_at != Timestamp::EPOCH).then(|| format::instant(confirmed_at)).into();
+        body["from_copy"] = stats.is_from_copy().into();
+    }
+    body
 }
 
 /// The first rules with all of `words`, in the order of the files. A sample of `/live` refers to a rule by its index in

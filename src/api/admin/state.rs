@@ -10,6 +10,7 @@ use tollgate_limiter::{
 use crate::{
     api::{reader::RequestReader, recorder::Recorder},
     cluster::Cluster,
+    rule_source,
     telemetry::logs::LogControl,
 };
 
@@ -20,6 +21,8 @@ pub struct AdminState {
     pub cluster: Option<Cluster>,
     /// The shared store, if the counters are there.
     pub shared_store: Option<SharedStore>,
+    /// Where the rules come from.
+    pub rule_source: RuleSource,
     /// The active rules.
     pub active_rules: Arc<ActiveRules>,
     /// The counters.
@@ -34,6 +37,25 @@ pub struct AdminState {
     pub logs: LogControl,
     /// The recorder of requests; `None` if requests are never recorded.
     pub recorder: Option<Arc<Recorder>>,
+}
+
+/// Where the rules come from, as operators see it.
+#[derive(Clone, Debug)]
+pub struct RuleSource {
+    /// `files`, `url` or `xds`.
+    pub kind: &'static str,
+    /// The path or address, without secrets.
+    pub name: Arc<str>,
+    /// What is counted of it.
+    pub stats: rule_source::Stats,
+}
+
+impl RuleSource {
+    /// A description of `source`.
+    pub fn new(source: &rule_source::Source, stats: rule_source::Stats) -> Self {
+        let (kind, name) = source.described();
+        Self { kind, name: name.into(), stats }
+    }
 }
 
 /// The effective value of a setting.

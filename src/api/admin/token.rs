@@ -12,16 +12,16 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use siphasher::sip128::SipHasher13;
-use tollgate_limiter::files;
 use tracing::{debug, error};
 
-use crate::api::{
-    admin::{client_address::ClientAddress, error::AdminError},
-    error::AccessError,
+use crate::{
+    api::{
+        admin::{client_address::ClientAddress, error::AdminError},
+        error::AccessError,
+    },
+    bearer_token,
 };
 
-/// The maximum length of a token, in bytes.
-const BYTES_MAX: usize = 4096;
 /// Guesses of a token of this length do not succeed, however many there are: 24 characters of base64 have 144 bits.
 const LONG_BYTES: usize = 24;
 
@@ -36,23 +36,12 @@ pub struct Token {
     last_long: Mutex<Option<u128>>,
 }
 
-/// An error of the token file.
+/// The token file cannot be read, or does not hold a token.
 #[derive(Debug, thiserror::Error)]
-pub enum TokenError {
-    /// The file cannot be read.
-    #[error("admin.token_file: {path}: {error}", path = path.display())]
-    Unreadable {
-        /// The file.
-        path: PathBuf,
-        /// Why.
-        error: std::io::Error,
-    },
-    /// The file does not hold a token.
-    #[error("admin.token_file: {path}: not a token of 1 to {BYTES_MAX} visible ASCII characters on one line", path = path.display())]
-    Unfit {
-        /// The file.
-        path: PathBuf,
-    },
+#[error("admin.token_file: {path}: {error}", path = path.display())]
+pub struct TokenError {
+    path: PathBuf,
+    error: std::io::Error,
 }
 
 impl Token {
@@ -63,15 +52,7 @@ impl Token {
 
     /// Reads the current token.
     pub fn read(&self) -> Result<Vec<u8>, TokenError> {
-        let path = self.path.clone();
-        // One byte more than allowed, to detect tokens that are too long, and the end of the line.
-        let bytes = match files::read_prefix(&path, BYTES_MAX as u64 + 3) {
-            Ok(bytes) => bytes,
-            Err(error) => return Err(TokenError::Unreadable { path, error }),
-        };
-        let token = bytes.trim_ascii();
-        let fits = (1..=BYTES_MAX).contains(&token.len()) && token.iter().all(u8::is_ascii_graphic);
-        if fits { Ok(token.to_vec()) } else { Err(TokenError::Unfit { path }) }
+        bearer_token::read(&self.path).map_err(|error| TokenError { path: self.path.clone(), error })
     }
 
     fn hash(&self, text: &[u8]) -> u128 {

@@ -195,7 +195,7 @@ impl WatchedFiles for CredentialFiles {
         }
     }
 
-    async fn read(&self) -> Option<(Self::Contents, u128)> {
+    async fn read(&mut self) -> Option<(Self::Contents, u128)> {
         let credentials = self.credentials.clone();
         read_blocking(move || credentials.trust.read()).await
     }

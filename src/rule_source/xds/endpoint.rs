@@ -1,31 +1,17 @@
 //! The connection to a control plane, and its certificates.
 
-use std::{
-    path::{Path, PathBuf},
-    time::Duration,
-};
+use std::{path::Path, time::Duration};
 
 use tonic::{
     metadata::{AsciiMetadataKey, AsciiMetadataValue, MetadataMap},
     transport::{Certificate, ClientTlsConfig, Endpoint, Identity, Uri},
 };
 
-use crate::{certificates, telemetry::causes};
+use crate::{certificates, rule_source::tls_files::TlsFiles, telemetry::causes};
 
 /// Control planes close connections with frequent pings of HTTP/2, so a dead one is noticed by TCP.
 const KEEPALIVE: Duration = Duration::from_secs(30);
 const KEEPALIVE_RETRIES: u32 = 3;
-
-/// The certificates of a connection with TLS, all in PEM.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct TlsFiles {
-    /// The authorities that sign the certificate of the control plane; `None` for those of the system.
-    pub ca: Option<PathBuf>,
-    /// The certificate chain and the key to show to the control plane.
-    pub client: Option<(PathBuf, PathBuf)>,
-    /// The name in the certificate of the control plane, if it is not the host of the URL.
-    pub server_name: Option<String>,
-}
 
 /// The control plane at `url`, with the certificates as they are in the files now.
 pub(super) async fn endpoint(url: &str, files: &TlsFiles) -> Result<Endpoint, String> {

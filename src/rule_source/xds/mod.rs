@@ -16,7 +16,7 @@ use tollgate_limiter::{
 use tonic::transport::Channel;
 use tracing::{debug, info, warn};
 
-use crate::telemetry::causes;
+use crate::{rule_source::tls_files::TlsFiles, telemetry::causes};
 
 mod applier;
 mod endpoint;
@@ -27,7 +27,7 @@ mod resource;
 mod session;
 mod stats;
 
-pub use endpoint::{TlsFiles, is_header, is_url};
+pub use endpoint::{is_header, is_url};
 pub use stats::Stats;
 
 use applier::Update;

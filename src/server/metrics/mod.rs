@@ -1,9 +1,7 @@
 //! The metrics page.
 //!
-//! A metric is one row of [`api::METRICS`], [`replica`], [`cluster`], [`shared_store`] or [`xds`]: its name, its help and
-//! its series.
-
-use std::sync::Arc;
+//! A metric is one row of [`api::METRICS`], [`replica`], [`cluster`], [`shared_store`], [`rules_url`] or [`xds`]: its name,
+//! its help and its series.
 
 use axum::{
     Router,
@@ -24,6 +22,7 @@ use crate::{
 mod cluster;
 mod reference;
 mod replica;
+mod rules_url;
 mod shared_store;
 mod xds;
 
@@ -45,20 +44,25 @@ pub fn shared_store_metrics() -> impl Iterator<Item = &'static Metric> {
     shared_store::ALL.iter().map(|row| &row.metric)
 }
 
+/// The metrics of a replica with rules from a URL, which follow the others.
+pub fn rules_url_metrics() -> impl Iterator<Item = &'static Metric> {
+    rules_url::ALL.iter().map(|row| &row.metric)
+}
+
 /// The metrics of a replica with rules from a control plane, which follow the others.
 pub fn xds_metrics() -> impl Iterator<Item = &'static Metric> {
     xds::ALL.iter().map(|row| &row.metric)
 }
 
-/// A router with `/metrics` only. Metrics of a cluster, a shared store or a control plane are included if there is one.
+/// A router with `/metrics` only. Metrics of a cluster, a shared store or a source of rules are included if there is one.
 pub(super) fn router(
     cluster: Option<Cluster>,
     shared_store: Option<SharedStore>,
-    xds: Option<Arc<rule_source::xds::Stats>>,
+    rule_source: rule_source::Stats,
     sources: Sources,
     reference_names: bool,
 ) -> Router {
-    let state = PageState { sources, cluster, shared_store, xds, reference_names };
+    let state = PageState { sources, cluster, shared_store, rule_source, reference_names };
     Router::new().route("/metrics", get(scrape)).with_state(state)
 }
 
@@ -67,7 +71,7 @@ struct PageState {
     sources: Sources,
     cluster: Option<Cluster>,
     shared_store: Option<SharedStore>,
-    xds: Option<Arc<rule_source::xds::Stats>>,
+    rule_source: rule_source::Stats,
     reference_names: bool,
 }
 
@@ -82,7 +86,7 @@ async fn scrape(State(state): State<PageState>) -> Response {
 
 impl PageState {
     fn page(self) -> String {
-        let xds = self.xds.map(|stats| xds::Reading::of(stats, &self.sources.active_rules));
+        let xds = self.rule_source.xds.map(|stats| xds::Reading::of(stats, &self.sources.active_rules));
         let shared = self.shared_store.map(|store| store.stats());
         let api = self.sources.api.clone();
         let (mut page, reading) = (Page::default(), replica::Reading::of(self.sources, shared.as_ref()));
@@ -98,6 +102,9 @@ impl PageState {
         if let Some(stats) = &shared {
             page.add(shared_store::ALL, stats);
         }
+        if let Some(stats) = &self.rule_source.url {
+            page.add(rules_url::ALL, stats);
+        }
         if let Some(stats) = xds {
             page.add(xds::ALL, &stats);
         }
@@ -107,6 +114,8 @@ impl PageState {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use tollgate_limiter::{
         rules::ActiveRules,
         store::{Memory, OnFull},
@@ -134,7 +143,13 @@ mod tests {
     }
 
     fn alone(sources: Sources) -> PageState {
-        PageState { sources, cluster: None, shared_store: None, xds: None, reference_names: false }
+        PageState {
+            sources,
+            cluster: None,
+            shared_store: None,
+            rule_source: rule_source::Stats::default(),
+            reference_names: false,
+        }
     }
 
     async fn lone(memory: Arc<Memory>) -> Cluster {
@@ -184,9 +199,8 @@ mod tests {
 
     #[test]
     fn exactly_counters_end_with_total() {
-        for metric in
-            replica_metrics().chain(cluster_metrics()).chain(shared_store_metrics()).chain(xds_metrics())
-        {
+        let of_all = replica_metrics().chain(cluster_metrics()).chain(shared_store_metrics());
+        for metric in of_all.chain(rules_url_metrics()).chain(xds_metrics()) {
             let is_counter = metric.kind == MetricKind::Counter;
             assert_eq!(is_counter, metric.name.ends_with("_total"), "{}", metric.name);
         }

@@ -135,7 +135,14 @@ fn bytes_of(path: &Path, bytes_left: usize) -> io::Result<Vec<u8>> {
 }
 
 fn unreadable(path: &Path, error: &io::Error) -> Problem {
-    Problem { location: Location::whole(origin(path)), what: format!("cannot be read: {error}") }
+    let is_url = ["http://", "https://"].iter().any(|scheme| path.to_string_lossy().starts_with(scheme));
+    let what = if is_url {
+        "is a URL, which only the service reads: save the file first, as with `curl -fsSo rules.yaml URL`"
+            .into()
+    } else {
+        format!("cannot be read: {error}")
+    };
+    Problem { location: Location::whole(origin(path)), what }
 }
 
 fn origin(path: &Path) -> std::sync::Arc<Origin> {
@@ -208,6 +215,8 @@ mod tests {
         );
         let gone = problem(&path.join("gone.yaml"));
         assert!(gone.contains("gone.yaml:1:1: cannot be read: No such file"), "{gone}");
+        let url = problem(Path::new("https://rules.example/edge.yaml"));
+        assert!(url.starts_with("https://rules.example/edge.yaml:1:1: is a URL"), "{url}");
         symlink(path.join("nowhere"), path.join("dangling.yaml")).unwrap();
         write(path, &["x/broken.yaml"]);
         let both = problem(path);

@@ -45,7 +45,7 @@ impl WatchedFiles for OverlayFile {
         self.events.wait(last, poll_interval).await;
     }
 
-    async fn read(&self) -> Option<(Contents, u128)> {
+    async fn read(&mut self) -> Option<(Contents, u128)> {
         let path = self.path.clone();
         let read = move || files::read(&path, yaml::BYTES_MAX as u64).map_err(|error| error.to_string());
         read_blocking(read).await

@@ -68,7 +68,7 @@ impl WatchedFiles for RuleFiles {
         }
     }
 
-    async fn read(&self) -> Option<(Contents, u128)> {
+    async fn read(&mut self) -> Option<(Contents, u128)> {
         let path = self.path.clone();
         let read = move || {
             let files = files::read(&path);
@@ -92,7 +92,7 @@ impl WatchedFiles for RuleFiles {
 
 impl RuleFiles {
     /// Warns about files that cannot change while this process runs.
-    async fn warn_of_individual_mounts(&self) {
+    async fn warn_of_individual_mounts(&mut self) {
         let Some((files, _)) = self.read().await else { return };
         let files: Vec<PathBuf> = files.sources.iter().map(|source| PathBuf::from(source.path())).collect();
         let mounts = run_in_background(self.loader.priority(), || {

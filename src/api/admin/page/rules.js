@@ -94,8 +94,12 @@ export function rules(root, { history }) {
   const showState = () => {
     const loaded = status.loaded_at ? `, loaded at ${instant(status.loaded_at)}` : "";
     const control = status.version ? `, version ${status.version} of the control plane` : "";
+    const source = status.source;
+    const confirmed = source.confirmed_at ? `, which had them at ${instant(source.confirmed_at)}` : "";
+    const copy = source.from_copy ? "; they are those of the copy, because the server has not answered" : "";
+    const from = source.kind === "url" ? ` From ${source.name}${confirmed}${copy}.` : "";
     state.replaceChildren(
-      ...parts(`Generation ${status.generation}${loaded}${control}, hash ${status.hash ?? "–"}.`),
+      ...parts(`Generation ${status.generation}${loaded}${control}, hash ${status.hash ?? "–"}.${from}`),
     );
     const error = status.last_error;
     const texts = [...(status.overlay_problems ?? []), ...status.warnings];

@@ -1,0 +1,34 @@
+//! Rules from a URL: a rule file that is asked for again and again, with its `ETag`.
+//!
+//! What cannot be fetched or loaded leaves the active rules, as for files. The last good document is kept on disk.
+
+use std::sync::Arc;
+
+use tollgate_limiter::{file_watch::FileWatch, rules::ActiveRules, time::Clock};
+
+mod address;
+mod copy;
+mod fetch;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzz;
+mod remote_file;
+mod settings;
+mod stats;
+
+pub use address::Address;
+pub use settings::Settings;
+pub use stats::Stats;
+
+use remote_file::RemoteFile;
+
+/// Follows the rules at a URL, for as long as it is polled.
+pub(super) async fn follow(
+    settings: Settings,
+    clock: Clock,
+    active_rules: Arc<ActiveRules>,
+    stats: Arc<Stats>,
+) {
+    let interval = settings.interval;
+    let file = RemoteFile::start(settings, clock, active_rules, stats).await;
+    FileWatch::new(file).run(interval).await;
+}

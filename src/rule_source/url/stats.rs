@@ -1,0 +1,45 @@
+//! Statistics of the rules from a URL.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+
+use tollgate_limiter::{metrics::Counter, time::Timestamp};
+
+/// What is counted of the rules from a URL.
+#[derive(Debug, Default)]
+pub struct Stats {
+    /// Answers with other contents than the one before.
+    pub changed: Counter,
+    /// Answers that the contents have not changed.
+    pub unchanged: Counter,
+    /// Requests without a whole answer.
+    pub failed: Counter,
+    /// Copies that could not be read or written.
+    pub copy_errors: Counter,
+    // Nanoseconds; 0 before the first rules.
+    confirmed_at: AtomicU64,
+    is_from_copy: AtomicBool,
+}
+
+impl Stats {
+    /// When the server last had the active rules; the epoch before the first.
+    pub fn confirmed_at(&self) -> Timestamp {
+        Timestamp::from_nanos(self.confirmed_at.load(Relaxed))
+    }
+
+    /// Whether the active rules are those of the copy, and the server has not confirmed them since the start.
+    pub fn is_from_copy(&self) -> bool {
+        self.is_from_copy.load(Relaxed)
+    }
+
+    /// The server has the active rules.
+    pub(super) fn confirmed(&self, now: Timestamp) {
+        self.confirmed_at.store(now.as_nanos(), Relaxed);
+        self.is_from_copy.store(false, Relaxed);
+    }
+
+    /// The active rules are those of the copy that was written at `kept_at`.
+    pub(super) fn from_copy(&self, kept_at: Timestamp) {
+        self.confirmed_at.store(kept_at.as_nanos(), Relaxed);
+        self.is_from_copy.store(true, Relaxed);
+    }
+}
