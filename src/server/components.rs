@@ -117,6 +117,7 @@ impl Components {
         };
         let api = Api::new(limiter, settings.api)
             .with_headers(settings.headers.clone())
+            .with_denial_bodies(&settings.denial)
             .with_denials(settings.log.denials)
             .with_recorder(admin.recorder.clone())
             .with_traces(traces)

@@ -16,6 +16,8 @@ pub enum Section {
     Replaced,
     /// The value of `calendar`.
     Calendar,
+    /// The value of `denial_body`.
+    DenialBody,
     /// The document of an overlay file.
     Overlay,
     /// An item of `overlay`.
@@ -33,6 +35,7 @@ impl Section {
             Self::RateLimit => "in `rate_limit`",
             Self::Replaced => "in an item of `replaces`",
             Self::Calendar => "in `calendar`",
+            Self::DenialBody => "in `denial_body`",
             Self::Overlay => "at the root of the overlay",
             Self::OverlayDomain => "in an item of `overlay`",
             Self::OverlayRule => "in an item of `rules`",
@@ -43,7 +46,12 @@ impl Section {
     pub(crate) fn is_of_overlay(self) -> bool {
         match self {
             Self::Overlay | Self::OverlayDomain | Self::OverlayRule => true,
-            Self::Root | Self::Descriptor | Self::RateLimit | Self::Replaced | Self::Calendar => false,
+            Self::Root
+            | Self::Descriptor
+            | Self::RateLimit
+            | Self::Replaced
+            | Self::Calendar
+            | Self::DenialBody => false,
         }
     }
 }
@@ -84,6 +92,10 @@ pub enum Takes {
     Weekday,
     /// A mapping with any content.
     Anything,
+    /// Any value.
+    Json,
+    /// The body of refusals: the name of a format, or a mapping.
+    DenialBody,
     /// A mapping.
     Mapping(Section),
     /// A limit on trial: a mapping without some keys.
@@ -104,10 +116,12 @@ impl Takes {
             | Self::Unit
             | Self::Algorithm
             | Self::OnOwnerUnavailable
-            | Self::Weekday => true,
+            | Self::Weekday
+            | Self::DenialBody => true,
             Self::Integer
             | Self::Boolean
             | Self::Anything
+            | Self::Json
             | Self::Mapping(_)
             | Self::Candidate
             | Self::List(_)
@@ -150,6 +164,12 @@ pub const KEYS: &[Key] = &[
         Section::Root,
         Takes::OnDenied,
         "Whether a refused call charges those of its rules that would have passed.",
+    ),
+    key(
+        "denial_body",
+        Section::Root,
+        Takes::DenialBody,
+        "The body of refusals by rules of the domain that have no other one.",
     ),
     key("key", Section::Descriptor, Takes::Required, "The key of the entry."),
     key(
@@ -302,6 +322,7 @@ pub const KEYS: &[Key] = &[
         AppliesTo::Limited,
         "Whether the owner may lend a part of what is left to another replica.",
     ),
+    limit("denial_body", Takes::DenialBody, AppliesTo::Limited, "The body of refusals by this limit."),
     limit(
         "candidate",
         Takes::Candidate,
@@ -316,6 +337,19 @@ pub const KEYS: &[Key] = &[
         "The name of a time zone in the IANA database, as in `Europe/Berlin`.",
     ),
     key("week_start", Section::Calendar, Takes::Weekday, "The day on which a week begins."),
+    key("text", Section::DenialBody, Takes::Text, "The text of the body, with variables in braces."),
+    key(
+        "json",
+        Section::DenialBody,
+        Takes::Json,
+        "The body as JSON, whose texts may have variables in braces.",
+    ),
+    key(
+        "content_type",
+        Section::DenialBody,
+        Takes::Text,
+        "The content type, if it is not `text/plain` or `application/json`.",
+    ),
     key(
         "overlay",
         Section::Overlay,
@@ -328,6 +362,12 @@ pub const KEYS: &[Key] = &[
         Section::OverlayDomain,
         Takes::OnDenied,
         "Whether a refused call charges those of its rules that would have passed.",
+    ),
+    key(
+        "denial_body",
+        Section::OverlayDomain,
+        Takes::DenialBody,
+        "The body of refusals by rules of the domain that have no other one.",
     ),
     key(
         "rules",
@@ -408,8 +448,8 @@ pub(crate) const AT_LEAST_ONE: [&str; 3] = ["unit_multiplier", "refill_amount", 
 pub(crate) const REQUIRED: [(AlgorithmName, &str); 1] = [(AlgorithmName::Concurrency, "max_in_flight")];
 
 /// Keys of `rate_limit` that a `candidate` cannot have.
-pub const NOT_IN_CANDIDATE: [&str; 6] =
-    ["name", "replaces", "unlimited", "on_owner_unavailable", "lease", "candidate"];
+pub const NOT_IN_CANDIDATE: [&str; 7] =
+    ["name", "replaces", "unlimited", "on_owner_unavailable", "lease", "denial_body", "candidate"];
 
 /// The key with this name in `section`.
 pub(crate) fn find(name: &str, section: Section) -> Option<&'static Key> {

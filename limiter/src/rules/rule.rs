@@ -1,11 +1,13 @@
 //! A rule.
 
+use std::sync::Arc;
+
 use serde_json::{Map, Value as Json};
 
 use crate::{
     algorithm::{Admission, Limit},
     named,
-    rules::{Location, RuleStats, StatsHandle, Unit},
+    rules::{DenialBody, Location, RuleStats, StatsHandle, Unit},
 };
 
 /// The rule of a descriptor: limit and options.
@@ -33,6 +35,8 @@ pub struct Rule {
     pub detailed_metric: bool,
     /// Metadata of responses in which the rule passes.
     pub metadata: Option<Map<String, Json>>,
+    /// The body of its refusals: its own, or that of its domain; `None` if the settings decide.
+    pub denial_body: Option<Arc<DenialBody>>,
     /// The limit as shown in responses.
     pub displayed_limit: DisplayedLimit,
     /// The location in the rule file or resource.

@@ -1,6 +1,9 @@
 //! The keys of a descriptor and its rule, as text that can be compared.
 
-use tollgate_limiter::rules::{DescriptorRef, Rule};
+use tollgate_limiter::{
+    printable::escaped,
+    rules::{DescriptorRef, Rule},
+};
 
 use crate::{api::admin::format, cli::diff::difference::KeyChange};
 
@@ -41,12 +44,15 @@ fn default_of(key: &str) -> &'static str {
         "limit" | SHOWN => "",
         "on_owner_unavailable" => "local_share",
         "lease" => "true",
+        "denial_body" => AS_SET,
         "name" | "replaces" | "metadata" | "candidate" => NONE,
         _ => "false",
     }
 }
 
 const NONE: &str = "none";
+/// The body of refusals by a rule for which the setting decides.
+const AS_SET: &str = "as denial.body";
 /// The number and unit in responses, which can change without the limit.
 const SHOWN: &str = "shown in responses";
 
@@ -72,6 +78,7 @@ fn of_rule(rule: &Rule) -> Values {
         quota_mode,
         detailed_metric,
         metadata,
+        denial_body,
         displayed_limit,
         location: _,
         overlay: _,
@@ -91,6 +98,10 @@ fn of_rule(rule: &Rule) -> Values {
         ("on_owner_unavailable", on_owner_unavailable.name().to_owned()),
         ("lease", lease.to_string()),
         ("detailed_metric", detailed_metric.to_string()),
+        (
+            "denial_body",
+            denial_body.as_ref().map_or_else(|| AS_SET.to_owned(), |body| escaped(&body.to_string())),
+        ),
         ("metadata", text(metadata.clone().map(|map| serde_json::Value::Object(map).to_string()))),
     ]
 }
