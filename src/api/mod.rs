@@ -126,8 +126,8 @@ impl Api {
     }
 
     /// Sets the bodies of refusals by rules that set none.
-    pub fn with_denial_bodies(self, settings: &denial_body::Settings) -> Self {
-        Self { denial_bodies: Arc::new(DenialBodies::new(settings)), ..self }
+    pub fn with_denial_bodies(self, denial_bodies: Arc<DenialBodies>) -> Self {
+        Self { denial_bodies, ..self }
     }
 
     /// Metrics of requests.
