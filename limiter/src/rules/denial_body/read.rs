@@ -1,12 +1,12 @@
 //! Reads `denial_body` of rule files.
 
-use super::{
-    DenialBody, Template,
-    template::{Content, JsonTemplate},
-    text::{DenialValues, Escaping, Text, Variable},
-};
 use crate::{
     rules::{
+        denial_body::{
+            body::{DenialBody, NONE, PROBLEM},
+            template::{Content, JsonTemplate, Template},
+            text::{DenialValues, Escaping, Text, Variable},
+        },
         diagnostics::Diagnostics,
         keys::Section,
         reader::{Fields, Located},
@@ -14,8 +14,6 @@ use crate::{
     yaml::{Node, Pair, Resolved, Value, quote},
 };
 
-pub(super) const NONE: &str = "none";
-pub(super) const PROBLEM: &str = "problem";
 /// The values of `denial_body` that are no mapping.
 pub(crate) const FORMATS: [(&str, Format); 2] = [(NONE, Format::None), (PROBLEM, Format::Problem)];
 

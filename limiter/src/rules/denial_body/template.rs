@@ -2,7 +2,7 @@
 
 use serde_json::Value as Json;
 
-use super::text::{DenialValues, Escaping, Text, Variable};
+use crate::rules::denial_body::text::{DenialValues, Escaping, Text, Variable};
 
 /// The body of a refusal as an operator has written it. What it renders to is of its content type, whatever the
 /// values are.
