@@ -66,7 +66,7 @@ impl DenialBodies {
     /// Bodies as they are set.
     pub fn new(settings: &Settings) -> Self {
         let default = match settings.body {
-            None => DenialBody::None,
+            None => DenialBody::Off,
             Some(DefaultBody::Problem) => DenialBody::Problem,
         };
         Self {
@@ -103,7 +103,7 @@ impl DenialBodies {
             None => rules.rules()?.domain(domain)?.denial_body.as_deref(),
         };
         let template = match set.unwrap_or(&self.default) {
-            DenialBody::None => return None,
+            DenialBody::Off => return None,
             DenialBody::Problem if decisive.degraded => &self.reduced_capacity,
             DenialBody::Problem => &self.quota_exceeded,
             DenialBody::Template(template) => template,

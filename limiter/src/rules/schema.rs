@@ -93,7 +93,8 @@ fn value(takes: Takes) -> Json {
         Takes::Json => json!({}),
         Takes::DenialBody => {
             let template = json!({"type": "object", "allOf": [reference(Section::DenialBody)]});
-            json!({"anyOf": [choice(FORMATS.map(|(name, _)| name)), template]})
+            // `off` is a boolean in YAML 1.1.
+            json!({"anyOf": [choice(FORMATS.map(|(name, _)| name)), {"const": false}, template]})
         }
         Takes::Mapping(section) => json!({"type": ["object", "null"], "allOf": [reference(section)]}),
         Takes::Candidate => {

@@ -16,7 +16,7 @@ descriptors:
   - key: banned
     rate_limit: {unit: day, requests_per_unit: 0, denial_body: problem}
   - key: silent
-    rate_limit: {unit: day, requests_per_unit: 0, denial_body: none}
+    rate_limit: {unit: day, requests_per_unit: 0, denial_body: off}
   - key: shadow
     shadow_mode: true
     rate_limit: {unit: day, requests_per_unit: 0}

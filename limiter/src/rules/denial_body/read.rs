@@ -3,7 +3,7 @@
 use crate::{
     rules::{
         denial_body::{
-            body::{DenialBody, NONE, PROBLEM},
+            body::{DenialBody, OFF, PROBLEM},
             template::{Content, JsonTemplate, Template},
             text::{DenialValues, Escaping, Text, Variable},
         },
@@ -15,7 +15,7 @@ use crate::{
 };
 
 /// The values of `denial_body` that are no mapping.
-pub(crate) const FORMATS: [(&str, Format); 2] = [(NONE, Format::None), (PROBLEM, Format::Problem)];
+pub(crate) const FORMATS: [(&str, Format); 2] = [(OFF, Format::Off), (PROBLEM, Format::Problem)];
 
 /// The maximum size of a body without the values of its variables, in bytes.
 const TEMPLATE_BYTES_MAX: usize = 16 << 10;
@@ -27,7 +27,7 @@ const JSON: &str = "application/json";
 /// A body without a template.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Format {
-    None,
+    Off,
     Problem,
 }
 
@@ -41,7 +41,7 @@ pub(crate) fn denial_body(
         Value::Mapping(_) => DenialBody::Template(template(&pair.value, diagnostics)?),
         Value::Scalar(_) | Value::List(_) | Value::Unreadable => {
             match fields.choice("denial_body", &FORMATS, str::eq, diagnostics)?.value {
-                Format::None => DenialBody::None,
+                Format::Off => DenialBody::Off,
                 Format::Problem => DenialBody::Problem,
             }
         }

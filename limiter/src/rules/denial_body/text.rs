@@ -129,8 +129,8 @@ impl Text {
                 rest = after;
                 continue;
             }
-            let Some((name, after)) = from_brace.strip_prefix('{').and_then(|rest| rest.split_once('}'))
-            else {
+            let variable = from_brace.strip_prefix('{').and_then(|rest| rest.split_once('}'));
+            let Some((name, after)) = variable.filter(|(name, _)| is_word(name.trim())) else {
                 return Err(format!("a brace alone{}; write `{{{{` or `}}}}` for a brace itself", line()));
             };
             let Some(variable) = Variable::named(name) else { return Err(unknown(name, &line())) };
@@ -176,6 +176,12 @@ impl Text {
         }
         out
     }
+}
+
+/// Whether a text between braces is meant as a variable.
+fn is_word(text: &str) -> bool {
+    !text.is_empty()
+        && text.chars().all(|letter| letter.is_alphanumeric() || matches!(letter, '_' | '-' | '.'))
 }
 
 fn unknown(name: &str, line: &str) -> String {
@@ -262,10 +268,10 @@ mod tests {
         assert!(
             problem("a\nb {user}\n").starts_with("`{user}` in line 2 of the text is no variable; there are")
         );
-        for brace in ["{", "}", "a { b", "a } b", "{limit", "limit}", "}{limit}"] {
+        for brace in ["{", "}", "a { b", "a } b", "{limit", "limit}", "}{limit}", "{}", "{ color: {limit}"] {
             assert!(problem(brace).starts_with("a brace alone;"), "{brace}");
         }
-        for unknown in ["{}", "{ limit }", "{Limit}", "{{{limit }}}"] {
+        for unknown in ["{ limit }", "{Limit}", "{{{limit }}}", "{user.id}"] {
             assert!(problem(unknown).contains("is no variable"), "{unknown}");
         }
     }

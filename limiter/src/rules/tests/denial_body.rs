@@ -36,9 +36,9 @@ fn rule_has_its_own_body_or_that_of_its_domain() {
     for (of_domain, of_rule, expected) in [
         ("~", "~", None),
         ("problem", "~", Some("problem")),
-        ("problem", "none", Some("none")),
+        ("problem", "off", Some("off")),
         ("{text: Slow down.}", "~", Some("text/plain; charset=utf-8: Slow down.")),
-        ("none", "{json: [1, '{limit}']}", Some("application/json: [1,\"{limit}\"]")),
+        ("off", "{json: [1, '{limit}']}", Some("application/json: [1,\"{limit}\"]")),
     ] {
         let rules = rules(&file(of_domain, of_rule));
         assert_eq!(body_of(&rules).as_deref(), expected);
@@ -88,7 +88,7 @@ fn wrong_bodies_are_refused_with_their_places() {
     for (body, expected) in [
         (
             "problems",
-            "f:2:14: `denial_body` cannot be `problems`; it is one of `none`, `problem`; did you mean `problem`?",
+            "f:2:14: `denial_body` cannot be `problems`; it is one of `off`, `problem`; did you mean `problem`?",
         ),
         ("[1]", "f:2:14: `denial_body` takes text, not a list"),
         ("{}", "f:2:14: a body has either `text` or `json`"),
@@ -144,7 +144,7 @@ fn candidates_and_unlimited_rules_have_no_body() {
         problems(&text),
         "f:5:62: `denial_body` has no meaning in a `candidate`, which only limits; remove it"
     );
-    let text = "domain: d\ndescriptors: [{key: a, rate_limit: {unlimited: true, denial_body: none}}]\n";
+    let text = "domain: d\ndescriptors: [{key: a, rate_limit: {unlimited: true, denial_body: off}}]\n";
     assert!(problems(text).contains("`denial_body` has no meaning with `unlimited: true`"));
 }
 
