@@ -97,7 +97,7 @@ impl DenialBodies {
         modes: Modes,
     ) -> Option<Body<'b>> {
         let refusing = || answer.statuses.iter().filter(|status| !status.passes);
-        let decisive = decisive(refusing(), modes)?;
+        let decisive = decisive_of(refusing(), modes)?;
         let set = match decisive.rule {
             Some(rule) => rule.denial_body.as_deref(),
             None => rules.rules()?.domain(domain)?.denial_body.as_deref(),
@@ -108,16 +108,17 @@ impl DenialBodies {
             DenialBody::Problem => &self.quota_exceeded,
             DenialBody::Template(template) => template,
         };
+        let shown = || refusing().filter(|status| !status.rule.is_some_and(|rule| rule.is_hidden));
         let mut seen = HashSet::new();
-        let violated_policies: Vec<_> =
-            refusing().map(Status::name).filter(|name| seen.insert(*name)).collect();
-        let limit = decisive.limit;
+        let violated_policies: Vec<_> = shown().map(Status::name).filter(|name| seen.insert(*name)).collect();
+        let decisive = decisive_of(shown(), modes);
+        let limit = decisive.and_then(|status| status.limit);
         let values = DenialValues {
             domain,
-            rule: Some(decisive.name()),
+            rule: decisive.map(Status::name),
             limit: limit.map(|limit| limit.requests_per_unit),
             unit: limit.and_then(|limit| limit.unit),
-            remaining: Some(decisive.remaining),
+            remaining: decisive.map(|status| status.remaining),
             retry_after: answer.retry_after(modes),
             violated_policies: &violated_policies,
         };
@@ -127,7 +128,7 @@ impl DenialBodies {
 
 /// The refusal that says when the request passes, as in [`Answer::retry_after`]: that with the longest wait, or if only
 /// quotas refuse, that with the shortest one. The first one wins a tie.
-fn decisive<'a, 's: 'a>(
+fn decisive_of<'a, 's: 'a>(
     refusing: impl Iterator<Item = &'a Status<'s>>,
     modes: Modes,
 ) -> Option<&'a Status<'s>> {

@@ -347,6 +347,7 @@ impl DocumentCompiler<'_> {
         let Terms { rule: terms, candidate } = terms?;
         let set = |boolean: &Option<Located<bool>>| boolean.as_ref().is_some_and(|boolean| boolean.value);
         let lease = limit.boolean("lease").is_none_or(|lease| lease.value);
+        let is_hidden = limit.boolean("headers").is_some_and(|shown| !shown.value);
         self.rules.push(Rule {
             path: path.to_owned(),
             name: limit.name().map(str::to_owned),
@@ -359,6 +360,7 @@ impl DocumentCompiler<'_> {
             quota_mode: set(&draft.quota_mode),
             detailed_metric: set(&draft.detailed_metric),
             metadata: draft.metadata.take().map(|metadata| metadata.value),
+            is_hidden,
             denial_body: limit.denial_body.map(|body| Arc::new(body.value)),
             displayed_limit: terms.displayed_limit,
             location: self.diagnostics.location(limit.mark),

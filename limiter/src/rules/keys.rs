@@ -322,6 +322,12 @@ pub const KEYS: &[Key] = &[
         AppliesTo::Limited,
         "Whether the owner may lend a part of what is left to another replica.",
     ),
+    limit(
+        "headers",
+        Takes::Boolean,
+        AppliesTo::Limited,
+        "Whether response headers and bodies of refusals show the limit.",
+    ),
     limit("denial_body", Takes::DenialBody, AppliesTo::Limited, "The body of refusals by this limit."),
     limit(
         "candidate",
@@ -448,8 +454,8 @@ pub(crate) const AT_LEAST_ONE: [&str; 3] = ["unit_multiplier", "refill_amount", 
 pub(crate) const REQUIRED: [(AlgorithmName, &str); 1] = [(AlgorithmName::Concurrency, "max_in_flight")];
 
 /// Keys of `rate_limit` that a `candidate` cannot have.
-pub const NOT_IN_CANDIDATE: [&str; 7] =
-    ["name", "replaces", "unlimited", "on_owner_unavailable", "lease", "denial_body", "candidate"];
+pub const NOT_IN_CANDIDATE: [&str; 8] =
+    ["name", "replaces", "unlimited", "on_owner_unavailable", "lease", "headers", "denial_body", "candidate"];
 
 /// The key with this name in `section`.
 pub(crate) fn find(name: &str, section: Section) -> Option<&'static Key> {

@@ -35,6 +35,8 @@ pub struct Rule {
     pub detailed_metric: bool,
     /// Metadata of responses in which the rule passes.
     pub metadata: Option<Map<String, Json>>,
+    /// Whether clients are not told of the limit: it is in no response header and in no body of a refusal.
+    pub is_hidden: bool,
     /// The body of its refusals: its own, or that of its domain; `None` if the settings decide.
     pub denial_body: Option<Arc<DenialBody>>,
     /// The limit as shown in responses.

@@ -259,6 +259,7 @@ fn rule_json(rule: &Rule, part: &DescriptorExplanation<'_>) -> Value {
         "quota_mode": rule.quota_mode,
         "on_owner_unavailable": rule.on_owner_unavailable.name(),
         "lease": rule.lease,
+        "headers": !rule.is_hidden,
         "denial_body": rule.denial_body.as_ref().map(ToString::to_string),
         "replaces": rule.replaces,
         "replaced_by": replaced_by,

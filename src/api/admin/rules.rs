@@ -202,6 +202,9 @@ fn line(rule: &Rule, text: &mut String) {
     if !rule.lease {
         text.push_str(", lease: false");
     }
+    if rule.is_hidden {
+        text.push_str(", headers: false");
+    }
     if let Some(body) = &rule.denial_body {
         let _ = write!(text, ", denial_body: {}", escaped(&body.to_string()));
     }

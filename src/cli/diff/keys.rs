@@ -43,7 +43,7 @@ fn default_of(key: &str) -> &'static str {
         // Always stated where there is a limit.
         "limit" | SHOWN => "",
         "on_owner_unavailable" => "local_share",
-        "lease" => "true",
+        "lease" | "headers" => "true",
         "denial_body" => AS_SET,
         "name" | "replaces" | "metadata" | "candidate" => NONE,
         _ => "false",
@@ -78,6 +78,7 @@ fn of_rule(rule: &Rule) -> Values {
         quota_mode,
         detailed_metric,
         metadata,
+        is_hidden,
         denial_body,
         displayed_limit,
         location: _,
@@ -97,6 +98,7 @@ fn of_rule(rule: &Rule) -> Values {
         ("quota_mode", quota_mode.to_string()),
         ("on_owner_unavailable", on_owner_unavailable.name().to_owned()),
         ("lease", lease.to_string()),
+        ("headers", (!is_hidden).to_string()),
         ("detailed_metric", detailed_metric.to_string()),
         (
             "denial_body",

@@ -67,6 +67,28 @@ async fn refusal_has_body_of_rule_or_domain() {
 }
 
 #[tokio::test]
+async fn hidden_limit_is_in_no_body() {
+    let rules = "
+domain: shop
+on_denied: charge_none
+denial_body: {json: {rule: '{rule}', limit: '{limit}', of: '{violated_policies}', retry_after: '{retry_after}'}}
+descriptors:
+  - {key: shown, rate_limit: {unit: minute, requests_per_unit: 0, name: shown}}
+  - {key: hidden, rate_limit: {unit: hour, requests_per_unit: 1, name: secret, headers: false}}
+";
+    let service = Service::start(rules).await;
+    service.status(request_for("shop", "hidden", "x")).await;
+    let both = body(&service, "shop", &["hidden", "shown"]).await;
+    assert_eq!(both, expected("application/json", r#"{"rule":"shown","limit":0,"of":["shown"]}"#));
+    let (_, alone) = body(&service, "shop", &["hidden"]).await.unwrap();
+    assert!(alone.starts_with(r#"{"of":[],"retry_after":"#), "{alone}");
+    let service = Service::start_with(rules, &[("api.dynamic_metadata", "true")]).await;
+    service.status(request_for("shop", "hidden", "x")).await;
+    let answer = service.call(request_for("shop", "hidden", "x")).await.unwrap();
+    assert!(format!("{:?}", answer.dynamic_metadata).contains("secret"), "{answer:?}");
+}
+
+#[tokio::test]
 async fn setting_decides_for_rules_without_body() {
     let service = Service::start(RULES).await;
     assert_eq!(body(&service, "plain", &["user"]).await, None);
