@@ -29,7 +29,7 @@ mod tests {
 
     type Target = fn(&[u8]);
 
-    const TARGETS: [(&str, Target); 15] = [
+    const TARGETS: [(&str, Target); 16] = [
         ("admin", admin),
         ("batch", batch),
         ("check", check),

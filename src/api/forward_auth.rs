@@ -95,15 +95,16 @@ impl Check {
     }
 }
 
-/// The response headers of an encoded reply.
-pub(super) fn headers(reply: &[u8]) -> HeaderMap {
+/// The response headers and the body of an encoded reply.
+pub(super) fn headers_and_body(reply: &[u8]) -> (HeaderMap, Vec<u8>) {
     let response = RateLimitResponse::decode(reply).unwrap_or_default();
     let header = |header: &crate::api::proto::envoy::config::core::v3::HeaderValue| {
         let name = HeaderName::from_str(&header.key).ok()?;
         let value = if header.raw_value.is_empty() { header.value.as_bytes() } else { &header.raw_value };
         Some((name, HeaderValue::from_bytes(value).ok()?))
     };
-    response.response_headers_to_add.iter().filter_map(header).collect()
+    let headers = response.response_headers_to_add.iter().filter_map(header).collect();
+    (headers, response.raw_body)
 }
 
 impl Template {

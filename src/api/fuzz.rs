@@ -207,6 +207,7 @@ pub(super) fn admin_state() -> AdminState {
         active_rules: ACTIVE_RULES.clone(),
         memory,
         limiter,
+        denial_bodies: Arc::default(),
         reader: RequestReader::new(Settings::default().bounds(), 1 << 24),
         settings: Arc::default(),
         logs: Default::default(),

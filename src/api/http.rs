@@ -259,7 +259,10 @@ async fn decide_headers(
         .await
     {
         Ok(reply) => {
-            (check.status(reply.passes == Some(true)), forward_auth::headers(reply.message())).into_response()
+            let (headers, body) = forward_auth::headers_and_body(reply.message());
+            let mut response = (check.status(reply.passes == Some(true)), body).into_response();
+            *response.headers_mut() = headers;
+            response
         }
         Err(undecided) => (check.failure(), undecided.reason() + "\n").into_response(),
     }

@@ -9,6 +9,7 @@ use crate::telemetry::{logs, traces::Traces};
 pub mod admin;
 pub mod call;
 mod cross_site;
+pub mod denial_body;
 mod denial_log;
 pub mod descriptor_template;
 pub mod descriptor_text;
@@ -40,6 +41,7 @@ pub use metrics::Metrics;
 pub use rls::headers;
 
 use admin::Token;
+use denial_body::DenialBodies;
 use denial_log::DenialLog;
 use recorder::Recorder;
 use v1::ResetAccess;
@@ -96,6 +98,7 @@ pub struct Api {
     limiter: Limiter,
     settings: Settings,
     headers: Arc<headers::Settings>,
+    denial_bodies: Arc<DenialBodies>,
     metrics: Arc<Metrics>,
     denials: Option<Arc<DenialLog>>,
     recorder: Option<Arc<Recorder>>,
@@ -104,12 +107,13 @@ pub struct Api {
 }
 
 impl Api {
-    /// A service that decides with `limiter`, without headers.
+    /// A service that decides with `limiter`, without headers, and without bodies but those of rules.
     pub fn new(limiter: Limiter, settings: Settings) -> Self {
         Self {
             limiter,
             settings,
             headers: Arc::default(),
+            denial_bodies: Arc::default(),
             metrics: Arc::default(),
             denials: None,
             recorder: None,
@@ -121,6 +125,11 @@ impl Api {
     /// Sets the response headers.
     pub fn with_headers(self, headers: headers::Settings) -> Self {
         Self { headers: Arc::new(headers), ..self }
+    }
+
+    /// Sets the bodies of refusals by rules that set none.
+    pub fn with_denial_bodies(self, denial_bodies: Arc<DenialBodies>) -> Self {
+        Self { denial_bodies, ..self }
     }
 
     /// Metrics of requests.

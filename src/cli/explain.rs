@@ -46,6 +46,11 @@ fn readable(answer: &Value) -> String {
     if !refusing.is_empty() {
         lines.push(format!("refused by {}", refusing.join(", ")));
     }
+    if let Some(content_type) = answer["denial_body"]["content_type"].as_str() {
+        lines.push(format!("answered with a body of {}:", escaped(content_type)));
+        let body = answer["denial_body"]["text"].as_str().unwrap_or_default();
+        lines.extend(body.lines().map(|line| format!("  {}", escaped(line))));
+    }
     for descriptor in list(&answer["descriptors"]) {
         lines.push(format!(
             "\n{}, {}: {}",

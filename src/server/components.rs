@@ -24,6 +24,7 @@ use crate::{
     api::{
         Api, Hosts,
         admin::{self, AdminState},
+        denial_body::DenialBodies,
         http,
         proto::DESCRIPTORS,
         reader::RequestReader,
@@ -111,6 +112,7 @@ impl Components {
             active_rules: active_rules.clone(),
             memory: persistence.memory.clone(),
             limiter: limiter.clone(),
+            denial_bodies: Arc::new(DenialBodies::new(&settings.denial)),
             reader: RequestReader::new(settings.api.bounds(), JSON_BODIES_BYTES_MAX),
             settings: settings.given.clone().into(),
             logs,
@@ -118,6 +120,7 @@ impl Components {
         };
         let api = Api::new(limiter, settings.api)
             .with_headers(settings.headers.clone())
+            .with_denial_bodies(admin.denial_bodies.clone())
             .with_denials(settings.log.denials)
             .with_recorder(admin.recorder.clone())
             .with_traces(traces)

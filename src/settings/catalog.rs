@@ -6,7 +6,7 @@ use axum::http::HeaderName;
 use tollgate_limiter::{limiter, shared_store::is_prefix, store::OnFull};
 
 use crate::{
-    api::{self, forward_auth, recorder::RecordedValues},
+    api::{self, denial_body::DefaultBody, forward_auth, recorder::RecordedValues},
     cluster,
     rule_source::xds,
     settings::{
@@ -26,6 +26,7 @@ use crate::{
 const LISTEN_ADDRESS: &str = "an IP address and a port, as in 127.0.0.1:8081 or [::1]:8081, or a socket, as in unix:/run/tollgate.sock";
 const TEMPLATE: &str = "key=text, key={header} or key={header|filter}, entries separated by commas, descriptors by semicolons; filters are first_segment, path, first, last, nth-trusted:N, without_port, lower and whole, and optional for a header that may be missing";
 const REDIS_PREFIX: &str = "1 to 64 visible characters without braces, brackets, `*`, `?` and `\\`";
+const PROBLEM_TYPE: &str = "a URI of at most 1024 visible ASCII characters";
 const LOG_LEVEL: &str = "error, warn, info, debug, trace or off, also per module";
 
 /// The bounds of `store.redis.timeout`.
@@ -256,6 +257,14 @@ settings! {
         retry_after: bool = boolean() => "false"
             "Add the header Retry-After to refusals.";
     }
+    "denial." Always "Bodies of refusals" use denial: api::denial_body::Settings {
+        body: Option<DefaultBody> = or_off(one_of(&[("problem", DefaultBody::Problem)])) => "off"
+            "Body of refusals by rules that have no denial_body: problem for application/problem+json with the names of the limits and the time to retry.";
+        problem_type: String = text("URI", PROBLEM_TYPE, is_uri) => "https://iana.org/assignments/http-problem-types#quota-exceeded"
+            "Type of the problem that a limit is exceeded, a URI.";
+        degraded_problem_type: String = text("URI", PROBLEM_TYPE, is_uri) => "https://iana.org/assignments/http-problem-types#temporary-reduced-capacity"
+            "Type of the problem if the request was refused without the owner of its counter, which could not be reached.";
+    }
     "tls." Always "Certificate files" struct certificates: CertificateReload {
         poll_interval: Duration = time() => "3s"
             "Interval between comparisons of the certificate files with the active certificates.";
@@ -371,6 +380,12 @@ impl Setting {
     pub fn named(name: &str) -> Option<&'static Self> {
         CATALOG.iter().find(|setting| setting.name == name)
     }
+}
+
+/// A character that no URI has would be wrong in the type of a problem.
+fn is_uri(text: &str) -> bool {
+    let is_allowed = |byte: u8| byte.is_ascii_graphic() && !b"\"<>\\^`{|}".contains(&byte);
+    (1..=1024).contains(&text.len()) && text.bytes().all(is_allowed)
 }
 
 const fn millis(millis: u64) -> Duration {

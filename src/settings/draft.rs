@@ -17,7 +17,9 @@ impl Draft {
         let mut conflicts = Conflicts(
             CATALOG.iter().zip(&given).filter_map(|(setting, given)| self.unused(setting, given)).collect(),
         );
-        let Self { grpc, http, admin, metrics, limiter, memory, api, check, headers, drain, log, .. } = self;
+        let Self {
+            grpc, http, admin, metrics, limiter, memory, api, check, headers, denial, drain, log, ..
+        } = self;
         let is_redis = self.store.kind == StoreKind::Redis;
         let poll_interval = self.certificates.poll_interval;
         let memory_limit = self.store.memory_limit;
@@ -48,6 +50,7 @@ impl Draft {
             api,
             check,
             headers,
+            denial,
             drain,
             log,
         };

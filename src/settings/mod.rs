@@ -58,6 +58,8 @@ pub struct Settings {
     pub check: api::forward_auth::Settings,
     /// The response headers.
     pub headers: api::headers::Settings,
+    /// The bodies of refusals.
+    pub denial: api::denial_body::Settings,
     /// The shutdown.
     pub drain: Drain,
     /// Logs.

@@ -1,11 +1,12 @@
-"""docs/answers.md: which statistic of Envoy names which cause of a 500."""
+"""docs/answers.md: which statistic of Envoy names which cause of a 500, and what a refused client and an access log show."""
 
 import json
+import re
 
 import pytest
 
-from bootstraps import bootstrap, cluster, header, rate_limit, route, upstream_tls
-from processes import ROOT
+from bootstraps import bootstrap, cluster, header, rate_limit, route, typed, upstream_tls
+from processes import ROOT, eventually
 from test_tls import Authority, needs_openssl
 
 PAGE = (ROOT / "docs" / "answers.md").read_text()
@@ -87,3 +88,96 @@ def test_error_of_tollgate_is_told_by_its_statistic(assert_grows, rule_file, sta
     tollgate = start_tollgate(rule_file("domain: edge\ndescriptors: [{key: user, rate_limit: {}}]"), ready=False)
 
     assert_grows("upstream_rq_200", tollgate.grpc)
+
+
+# What a refused client sees
+
+CLIENT = PAGE.partition("\n## What a refused client sees\n")[2].partition("\n## ")[0]
+PATH = {"request_headers": {"header_name": ":path", "descriptor_key": "path"}}
+
+
+def blocks(language):
+    """The blocks of this language in the section."""
+    return re.findall(rf"```{language}\n(.*?)```", CLIENT, re.DOTALL)
+
+
+def logged(line):
+    """A line of the access log, with its JSON read: the order of its members may change."""
+    text, _, limits = masked(line).partition(" {")
+    return text, json.loads("{" + limits.replace("#", "0"))
+
+
+def masked(text):
+    """A text without its times: the window is a year, so each has many digits."""
+    return re.sub(r"\d{4,}", "#", text)
+
+
+@pytest.fixture
+def start_edge(rule_file, start_tollgate, start_envoy, echo):
+    """An Envoy in front of a Tollgate with the rules of the section. `change` changes its configuration."""
+
+    def start(routes, change=None, **options):
+        flags = ["--headers-retry-after", "true", "--api-dynamic-metadata", "true"]
+        tollgate = start_tollgate(rule_file(blocks("yaml")[0]), flags=flags)
+        config = json.loads(bootstrap([tollgate.grpc], echo.address, routes, own_headers=False, **options))
+        if change:
+            change(config)
+        return start_envoy(json.dumps(config))
+
+    return start
+
+
+def test_refused_client_sees_the_bodies_of_the_page(start_edge):
+    envoy = start_edge([route("/", rate_limit(PATH))])
+
+    shown = blocks("http")
+    assert len(shown) == 4
+    for block in shown:
+        request, head, body = block.split("\n\n", 2)
+        _, path = request.split(" ")
+        status, *headers = head.splitlines()
+        assert envoy.get(path).code == 200
+        response = envoy.get(path)
+        assert status == f"HTTP/1.1 {response.code} Too Many Requests"
+        assert masked(response.body.strip()) == masked(body.strip())
+        for line in headers:
+            name, _, value = line.partition(": ")
+            assert masked(response.headers[name]) == masked(value)
+        assert ("content-type" in response.headers) == ("content-type" in head)
+
+
+def test_access_log_has_the_lines_of_the_page(start_edge, tmp_path):
+    path, (line, shown) = tmp_path / "access.log", blocks("text")
+    envoy = start_edge([route("/", rate_limit(PATH))], access_log=(path, line.strip()))
+
+    shown = shown.splitlines()
+    for line in shown:
+        envoy.get(line.split(" ")[0])
+
+    lines = eventually("all lines", lambda: len(text := path.read_text().splitlines()) == len(shown) and text)
+    assert [logged(line) for line in lines] == [logged(line) for line in shown]
+
+
+def test_service_gets_metadata_of_the_limit(start_edge):
+    value = re.search(r"`(%DYNAMIC_METADATA\(envoy[^`]*\)%)`", CLIENT)[1]
+    # The service returns this header as another one.
+    told = {"request_headers_to_add": [{"header": {"key": "x-tokens", "value": value}}]}
+    envoy = start_edge([route("/", rate_limit(PATH)) | told])
+
+    assert envoy.get("/json").headers["x-tokens-used"] == "free"
+
+
+def test_route_is_chosen_by_the_outcome_of_a_limit(start_edge):
+    match = json.loads(blocks("json")[0])
+    above = {"match": match, "direct_response": {"status": 202}}
+
+    def choose_the_route_again(config):
+        """After the rate limit filter, as the page says."""
+        lua = {"default_source_code": {"inline_string": blocks("lua")[0]}}
+        manager = config["static_resources"]["listeners"][0]["filter_chains"][0]["filters"][0]["typed_config"]
+        manager["http_filters"].insert(-1, typed("envoy.filters.http.lua", "extensions.filters.http.lua.v3.Lua", lua))
+
+    envoy = start_edge([above, route("/", rate_limit(PATH))], change=choose_the_route_again)
+
+    assert envoy.codes(3, "/slow") == [200, 202, 202]
+    assert envoy.codes(2, "/plain") == [200, 429]

@@ -46,7 +46,8 @@ descriptors:
   - key: plan
     value: gold
     rate_limit:
-      {name: gold, replaces: [{name: basic}], unit: day, requests_per_unit: 100, on_owner_unavailable: deny, lease: no}
+      {name: gold, replaces: [{name: basic}], unit: day, requests_per_unit: 100, on_owner_unavailable: deny, lease: no,
+       denial_body: {text: "{limit}"}}
   - key: basic
     rate_limit: {name: basic, unit: day, requests_per_unit: 1}
   - key: team
@@ -138,7 +139,8 @@ async fn rlconfig_page_matches_envoyproxy_format_plus_own_keys() {
          algorithm: fixed_window, window: 1m 30s, candidate: {1 per 1h}"
             .to_owned(),
         format!(
-            "shop.plan_gold: unit=DAY requests_per_unit=100, {flags}, on_owner_unavailable: deny, lease: false"
+            "shop.plan_gold: unit=DAY requests_per_unit=100, {flags}, on_owner_unavailable: deny, lease: false, \
+             denial_body: text/plain; charset=utf-8: {{limit}}"
         ),
         format!("shop.basic: unit=DAY requests_per_unit=1, {flags}"),
         format!("shop.team.member: unit=SECOND requests_per_unit=1, {flags}"),

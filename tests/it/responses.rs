@@ -11,6 +11,7 @@ use tonic::Code as GrpcCode;
 
 use crate::harness::{Service, descriptor, request, request_for, until, with_hits};
 
+mod bodies;
 mod extras;
 mod modes;
 

@@ -8,9 +8,10 @@ use crate::{
     algorithm::Limit,
     printable::escaped,
     rules::{
-        DESCRIPTORS_MAX, Domain, GroupedKey, OnDenied, Problem, Problems, Rule, Rules, Source, Trial,
+        DESCRIPTORS_MAX, GroupedKey, Problem, Problems, Rule, Rules, Source, Trial,
         contents::{Contents, hash_of},
         diagnostics::{Diagnostics, Location, Origin},
+        domain_draft::DomainDraft,
         file::{Descriptor, Document, RateLimit},
         limit::{self, RuleTerms},
         overlay::{Matching, Overlay, OverlayRule},
@@ -90,18 +91,6 @@ impl OverlayUse {
     }
 }
 
-/// A domain under construction.
-struct DomainDraft {
-    name: String,
-    // Of the first document.
-    location: Location,
-    on_denied: Option<(OnDenied, Location)>,
-    root: Level,
-    rules: Vec<Rule>,
-    names: FxHashSet<String>,
-    replaced: Vec<(String, Location)>,
-}
-
 impl Compiler<'_> {
     fn source(&mut self, source: &Source) {
         let (origin, stream) = source.documents();
@@ -144,16 +133,8 @@ impl Compiler<'_> {
         };
         let matching = self.overlay.map(|overlay| overlay.matching(&draft.name)).unwrap_or_default();
         let top = Parent { path: draft.name.clone(), groups: Vec::new(), matching };
-        if let Some(Located { value, mark }) = document.on_denied {
-            let here = compiler.diagnostics.location(mark);
-            let (before, there) = draft.on_denied.get_or_insert((value, here));
-            if *before != value {
-                let what = format!(
-                    "`on_denied` of this domain has another value at {there}; set it once, or to the same value"
-                );
-                compiler.diagnostics.add(mark, what);
-            }
-        }
+        draft.on_denied.set("on_denied", document.on_denied, &mut compiler.diagnostics);
+        draft.denial_body.set("denial_body", document.denial_body, &mut compiler.diagnostics);
         draft.root.reserve(document.descriptors.len().min(DESCRIPTORS_MAX));
         for node in document.descriptors {
             compiler.read(&node, &mut draft.root, &top);
@@ -190,8 +171,7 @@ impl Compiler<'_> {
         let mut rules = 0;
         let overlay = self.overlay;
         let finish = |draft: DomainDraft| {
-            let on_denied = overlay.and_then(|overlay| overlay.on_denied(&draft.name));
-            let domain = draft.finish(rules, on_denied);
+            let domain = draft.finish(rules, overlay);
             rules += domain.rules.len();
             domain
         };
@@ -199,26 +179,6 @@ impl Compiler<'_> {
         let overlay_misfits = self.overlay_use.misfits;
         let conflicts = self.conflicts;
         Ok(Rules { domains, by_name: self.by_name, hash, warnings, overlay_misfits, conflicts })
-    }
-}
-
-impl DomainDraft {
-    fn new(name: String, location: Location) -> Self {
-        Self {
-            name,
-            location,
-            on_denied: None,
-            root: Level::default(),
-            rules: Vec::new(),
-            names: FxHashSet::default(),
-            replaced: Vec::new(),
-        }
-    }
-
-    /// `on_denied` of an overlay takes precedence.
-    fn finish(self, rules_before: usize, on_denied: Option<OnDenied>) -> Domain {
-        let on_denied = on_denied.or(self.on_denied.map(|(on_denied, _)| on_denied));
-        Domain { name: self.name, on_denied, root: self.root, rules: self.rules, rules_before }
     }
 }
 
@@ -404,6 +364,7 @@ impl DocumentCompiler<'_> {
         let Terms { rule: terms, candidate } = terms?;
         let set = |boolean: &Option<Located<bool>>| boolean.as_ref().is_some_and(|boolean| boolean.value);
         let lease = limit.boolean("lease").is_none_or(|lease| lease.value);
+        let is_hidden = limit.boolean("headers").is_some_and(|shown| !shown.value);
         self.rules.push(Rule {
             path: here.path.clone(),
             name: limit.name().map(str::to_owned),
@@ -417,6 +378,8 @@ impl DocumentCompiler<'_> {
             detailed_metric: set(&draft.detailed_metric),
             groups: here.groups.iter().cloned().chain(draft.grouped_key()).collect(),
             metadata: draft.metadata.take().map(|metadata| metadata.value),
+            is_hidden,
+            denial_body: limit.denial_body.map(|body| Arc::new(body.value)),
             displayed_limit: terms.displayed_limit,
             location: self.diagnostics.location(limit.mark),
             overlay,

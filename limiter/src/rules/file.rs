@@ -6,7 +6,8 @@ use serde_json::{Map, Value as Json};
 use crate::{
     algorithm::AlgorithmName,
     rules::{
-        OnDenied, OnOwnerUnavailable, TrialNumbers, Unit,
+        DenialBody, OnDenied, OnOwnerUnavailable, TrialNumbers, Unit,
+        denial_body::denial_body,
         diagnostics::Diagnostics,
         group::{Group, GroupedKey},
         keys::{self, Key, Section, Takes},
@@ -28,6 +29,7 @@ pub(crate) struct Document {
     /// Never empty.
     pub(crate) domain: String,
     pub(crate) on_denied: Option<Located<OnDenied>>,
+    pub(crate) denial_body: Option<Located<DenialBody>>,
     /// Read and dropped one by one: there may be many.
     pub(crate) descriptors: Vec<Node>,
 }
@@ -66,6 +68,7 @@ pub(crate) struct RateLimit {
     pub(crate) calendar: Option<Calendar>,
     pub(crate) penalty: Option<Penalty>,
     pub(crate) on_owner_unavailable: Option<Located<OnOwnerUnavailable>>,
+    pub(crate) denial_body: Option<Located<DenialBody>>,
     pub(crate) candidate: Option<Box<RateLimit>>,
 }
 
@@ -187,6 +190,7 @@ impl Document {
         let mark = fields.pair("domain").map_or(fields.mark, |pair| pair.mark);
         let domain = required(&fields, "domain", "the name that requests ask under", diagnostics);
         let on_denied = on_denied(&fields, diagnostics);
+        let denial_body = denial_body(&fields, diagnostics);
         let descriptors = fields.items("descriptors", diagnostics);
         let Some(domain) = domain else {
             // The descriptors cannot be used without a domain, but their problems are reported.
@@ -194,7 +198,7 @@ impl Document {
             return None;
         };
         let descriptors = node.take_items("descriptors");
-        Some(Self { mark, domain, on_denied, descriptors })
+        Some(Self { mark, domain, on_denied, denial_body, descriptors })
     }
 }
 
@@ -286,6 +290,7 @@ impl RateLimit {
                 str::eq,
                 diagnostics,
             ),
+            denial_body: denial_body(&fields, diagnostics),
             candidate: fields
                 .pair("candidate")
                 .and_then(|pair| Self::read(&pair.value, diagnostics))
@@ -309,6 +314,8 @@ impl PlainValue {
             | Takes::Match
             | Takes::PrefixLength(_)
             | Takes::Anything
+            | Takes::Json
+            | Takes::DenialBody
             | Takes::Mapping(_)
             | Takes::Candidate
             | Takes::List(_)

@@ -1,11 +1,11 @@
 //! The fuzz targets of rule files and resources.
 
-use std::{slice, sync::Arc};
+use std::{slice, sync::Arc, time::Duration};
 
 use crate::{
     algorithm::{Limit, Operation},
     descriptor::{Entry, Secret},
-    rules::{Allowance, KeyedDomain, KeyedRules, Rule, Source, compile},
+    rules::{Allowance, DenialBody, DenialValues, KeyedDomain, KeyedRules, Rule, Source, Unit, compile},
     time::Timestamp,
 };
 
@@ -33,6 +33,8 @@ pub fn used(source: &Source, problem: &str) {
             look_up(keyed, &["user", "path", "a", "b", "c"].map(|key| Entry { key, value }));
         }
         domain.rules().flat_map(limits).for_each(decide);
+        domain.denial_body.iter().for_each(|body| render(body));
+        domain.rules().filter_map(|rule| rule.denial_body.as_ref()).for_each(|body| render(body));
     }
 }
 
@@ -48,6 +50,27 @@ fn look_up(domain: KeyedDomain<'_>, entries: &[Entry<'_>]) {
                     found.key(entries, limit);
                 }
             }
+        }
+    }
+}
+
+/// A body of JSON is JSON, whatever it shows.
+fn render(body: &DenialBody) {
+    let DenialBody::Template(template) = body else { return };
+    let names = ["\"}],\\{limit}\n", "</script>\u{0}"];
+    let of_number = |number: Option<u64>| DenialValues {
+        domain: names[0],
+        rule: number.and(Some(names[1])),
+        limit: number,
+        unit: number.and(Some(Unit::Month)),
+        remaining: number,
+        retry_after: number.map(Duration::from_millis),
+        violated_policies: &names,
+    };
+    for values in [None, Some(0), Some(u64::MAX)].map(of_number) {
+        let text = template.render(&values);
+        if !template.content_type().starts_with("text/") {
+            serde_json::from_str::<serde_json::Value>(&text).expect("a body of JSON is valid");
         }
     }
 }

@@ -20,6 +20,8 @@ pub enum Section {
     Group,
     /// The value of `penalty`.
     Penalty,
+    /// The value of `denial_body`.
+    DenialBody,
     /// The document of an overlay file.
     Overlay,
     /// An item of `overlay`.
@@ -39,6 +41,7 @@ impl Section {
             Self::Calendar => "in `calendar`",
             Self::Group => "in `group`",
             Self::Penalty => "in `penalty`",
+            Self::DenialBody => "in `denial_body`",
             Self::Overlay => "at the root of the overlay",
             Self::OverlayDomain => "in an item of `overlay`",
             Self::OverlayRule => "in an item of `rules`",
@@ -55,7 +58,8 @@ impl Section {
             | Self::Replaced
             | Self::Calendar
             | Self::Group
-            | Self::Penalty => false,
+            | Self::Penalty
+            | Self::DenialBody => false,
         }
     }
 }
@@ -102,6 +106,10 @@ pub enum Takes {
     Match,
     /// A mapping with any content.
     Anything,
+    /// Any value.
+    Json,
+    /// The body of refusals: the name of a format, or a mapping.
+    DenialBody,
     /// A mapping.
     Mapping(Section),
     /// A limit on trial: a mapping without some keys.
@@ -123,11 +131,13 @@ impl Takes {
             | Self::Algorithm
             | Self::OnOwnerUnavailable
             | Self::Weekday
-            | Self::Match => true,
+            | Self::Match
+            | Self::DenialBody => true,
             Self::Integer
             | Self::PrefixLength(_)
             | Self::Boolean
             | Self::Anything
+            | Self::Json
             | Self::Mapping(_)
             | Self::Candidate
             | Self::List(_)
@@ -170,6 +180,12 @@ pub const KEYS: &[Key] = &[
         Section::Root,
         Takes::OnDenied,
         "Whether a refused call charges those of its rules that would have passed.",
+    ),
+    key(
+        "denial_body",
+        Section::Root,
+        Takes::DenialBody,
+        "The body of refusals by rules of the domain that have no other one.",
     ),
     key("key", Section::Descriptor, Takes::Required, "The key of the entry."),
     key(
@@ -341,6 +357,13 @@ pub const KEYS: &[Key] = &[
         "Whether the owner may lend a part of what is left to another replica.",
     ),
     limit(
+        "headers",
+        Takes::Boolean,
+        AppliesTo::Limited,
+        "Whether response headers and bodies of refusals show the limit.",
+    ),
+    limit("denial_body", Takes::DenialBody, AppliesTo::Limited, "The body of refusals by this limit."),
+    limit(
         "candidate",
         Takes::Candidate,
         AppliesTo::Any,
@@ -354,6 +377,19 @@ pub const KEYS: &[Key] = &[
         "The name of a time zone in the IANA database, as in `Europe/Berlin`.",
     ),
     key("week_start", Section::Calendar, Takes::Weekday, "The day on which a week begins."),
+    key("text", Section::DenialBody, Takes::Text, "The text of the body, with variables in braces."),
+    key(
+        "json",
+        Section::DenialBody,
+        Takes::Json,
+        "The body as JSON, whose texts may have variables in braces.",
+    ),
+    key(
+        "content_type",
+        Section::DenialBody,
+        Takes::Text,
+        "The content type, if it is not `text/plain` or `application/json`.",
+    ),
     key(
         "ipv4",
         Section::Group,
@@ -398,6 +434,12 @@ pub const KEYS: &[Key] = &[
         Section::OverlayDomain,
         Takes::OnDenied,
         "Whether a refused call charges those of its rules that would have passed.",
+    ),
+    key(
+        "denial_body",
+        Section::OverlayDomain,
+        Takes::DenialBody,
+        "The body of refusals by rules of the domain that have no other one.",
     ),
     key(
         "rules",
@@ -489,8 +531,8 @@ pub(crate) const REQUIRED_IN_PENALTY: [&str; 2] = ["after", "first"];
 pub(crate) const REQUIRED: [(AlgorithmName, &str); 1] = [(AlgorithmName::Concurrency, "max_in_flight")];
 
 /// Keys of `rate_limit` that a `candidate` cannot have.
-pub const NOT_IN_CANDIDATE: [&str; 6] =
-    ["name", "replaces", "unlimited", "on_owner_unavailable", "lease", "candidate"];
+pub const NOT_IN_CANDIDATE: [&str; 8] =
+    ["name", "replaces", "unlimited", "on_owner_unavailable", "lease", "headers", "denial_body", "candidate"];
 
 /// The key with this name in `section`.
 pub(crate) fn find(name: &str, section: Section) -> Option<&'static Key> {

@@ -6,8 +6,10 @@ mod active_rules;
 mod background;
 mod compile;
 mod contents;
+mod denial_body;
 mod descriptor_ref;
 mod diagnostics;
+mod domain_draft;
 mod file;
 #[cfg(any(test, fuzzing, feature = "testing"))]
 pub mod fuzz;
@@ -37,6 +39,7 @@ mod unit;
 pub use active_rules::{ActiveRules, LoadError, Status};
 pub use compile::compile;
 pub use contents::{Contents, ReadDocuments, Source};
+pub use denial_body::{DenialBody, DenialValues, Template, Variable};
 pub use descriptor_ref::DescriptorRef;
 pub use diagnostics::{Location, Origin, Place, Problem, Problems};
 pub use group::{Group, GroupedKey};

@@ -5,7 +5,8 @@ use serde_json::{Map, Value as Json};
 
 use crate::{
     rules::{
-        Location, OnDenied, Origin, Problems,
+        DenialBody, Location, OnDenied, Origin, Problems,
+        denial_body::denial_body,
         diagnostics::Diagnostics,
         file::{RateLimit, metadata, on_denied, required},
         group::Group,
@@ -32,9 +33,10 @@ pub struct Overlay {
 }
 
 /// What is added to a domain.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct OverlayDomain {
     on_denied: Option<OnDenied>,
+    denial_body: Option<DenialBody>,
     /// The indices of its rules.
     rules: Vec<usize>,
 }
@@ -92,12 +94,13 @@ impl Overlay {
         let Some(fields) = Fields::read(item, Section::OverlayDomain, diagnostics) else { return };
         let name = required(&fields, "domain", "the domain of the rules", diagnostics);
         let on_denied = on_denied(&fields, diagnostics);
+        let denial_body = denial_body(&fields, diagnostics);
         let first = self.rules.len();
         for item in fields.items("rules", diagnostics) {
             self.rules.extend(OverlayRule::read(item, diagnostics));
         }
         let Some(name) = name else { return };
-        let domain = self.domains.entry(name).or_insert(OverlayDomain { on_denied: None, rules: Vec::new() });
+        let domain = self.domains.entry(name).or_default();
         domain.rules.extend(first..self.rules.len());
         if let Some(Located { value, mark }) = on_denied {
             if domain.on_denied.is_some_and(|before| before != value) {
@@ -105,11 +108,22 @@ impl Overlay {
             }
             domain.on_denied = Some(value);
         }
+        if let Some(Located { value, mark }) = denial_body {
+            if domain.denial_body.as_ref().is_some_and(|before| *before != value) {
+                diagnostics.add(mark, "`denial_body` of this domain has another value above; set it once");
+            }
+            domain.denial_body = Some(value);
+        }
     }
 
     /// What a refused call charges in this domain, if the overlay says so.
     pub(crate) fn on_denied(&self, domain: &str) -> Option<OnDenied> {
         self.domains.get(domain)?.on_denied
+    }
+
+    /// The body of refusals in this domain, if the overlay says so.
+    pub(crate) fn denial_body(&self, domain: &str) -> Option<&DenialBody> {
+        self.domains.get(domain)?.denial_body.as_ref()
     }
 
     /// All rules of a domain.

@@ -1,11 +1,13 @@
 //! A rule.
 
+use std::sync::Arc;
+
 use serde_json::{Map, Value as Json};
 
 use crate::{
     algorithm::{Admission, Limit},
     named,
-    rules::{GroupedKey, Location, RuleStats, StatsHandle, Unit},
+    rules::{DenialBody, GroupedKey, Location, RuleStats, StatsHandle, Unit},
 };
 
 /// The rule of a descriptor: limit and options.
@@ -35,6 +37,10 @@ pub struct Rule {
     pub groups: Vec<GroupedKey>,
     /// Metadata of responses in which the rule passes.
     pub metadata: Option<Map<String, Json>>,
+    /// Whether clients are not told of the limit: it is in no response header and in no body of a refusal.
+    pub is_hidden: bool,
+    /// The body of its refusals: its own, or that of its domain; `None` if the settings decide.
+    pub denial_body: Option<Arc<DenialBody>>,
     /// The limit as shown in responses.
     pub displayed_limit: DisplayedLimit,
     /// The location in the rule file or resource.

@@ -1,11 +1,13 @@
 //! A compiled set of rules.
 
+use std::sync::Arc;
+
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::{
     algorithm::Limit,
     descriptor::Entry,
-    rules::{OnDenied, Problem, Rule, prefix_tree::Level},
+    rules::{DenialBody, OnDenied, Problem, Rule, prefix_tree::Level},
 };
 
 /// The maximum number of descriptors in all files or resources together.
@@ -88,6 +90,8 @@ pub struct Domain {
     pub name: String,
     /// What a refused call charges. `None`: the default of each rule's algorithm.
     pub on_denied: Option<OnDenied>,
+    /// The body of refusals by a limit that the request contains. Rules have it as theirs.
+    pub denial_body: Option<Arc<DenialBody>>,
     pub(super) root: Level,
     // In file order.
     pub(super) rules: Vec<Rule>,

@@ -10,6 +10,7 @@ use crate::{
     algorithm::AlgorithmName,
     rules::{
         OnOwnerUnavailable, Unit,
+        denial_body::FORMATS,
         file::{Calendar, ON_DENIED},
         keys::{
             AT_LEAST_ONE, AppliesTo, EXCLUSIVE, KEYS, Key, NOT_IN_CANDIDATE, REQUIRED, REQUIRED_IN_PENALTY,
@@ -20,13 +21,14 @@ use crate::{
 };
 
 /// The sections of rule files that others refer to, with their names in the schema.
-const DEFINITIONS: [(Section, &str); 6] = [
+const DEFINITIONS: [(Section, &str); 7] = [
     (Section::Descriptor, "descriptor"),
     (Section::RateLimit, "rate_limit"),
     (Section::Replaced, "replaced"),
     (Section::Calendar, "calendar"),
     (Section::Group, "group"),
     (Section::Penalty, "penalty"),
+    (Section::DenialBody, "denial_body"),
 ];
 
 /// The texts that YAML 1.1 reads as booleans and YAML 1.2 as text.
@@ -100,6 +102,12 @@ fn value(takes: Takes) -> Json {
         Takes::Weekday => choice(Calendar::WEEKDAYS.map(|(name, _)| name)),
         Takes::Match => choice(MATCH.map(|(name, _)| name)),
         Takes::Anything => json!({"type": ["object", "null"]}),
+        Takes::Json => json!({}),
+        Takes::DenialBody => {
+            let template = json!({"type": "object", "allOf": [reference(Section::DenialBody)]});
+            // `off` is a boolean in YAML 1.1.
+            json!({"anyOf": [choice(FORMATS.map(|(name, _)| name)), {"const": false}, template]})
+        }
         Takes::Mapping(section) => json!({"type": ["object", "null"], "allOf": [reference(section)]}),
         Takes::Candidate => {
             let limit = reference(Section::RateLimit);

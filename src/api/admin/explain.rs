@@ -85,6 +85,10 @@ async fn explain(state: &AdminState, message: &[u8]) -> Result<Json<Value>, Admi
         }
     })?;
     let mut body = explanation_json(&asked, &explanation);
+    let (rules, modes) = (snapshot.rules(), state.limiter.modes());
+    let denial_body = state.denial_bodies.of(asked.domain(), rules, &explanation.answer, modes);
+    body["denial_body"] =
+        denial_body.map(|body| json!({"content_type": body.content_type, "text": body.text})).into();
     let status = state.active_rules.status();
     body["rules"] = json!({"hash": status.hash, "version": status.version});
     Ok(Json(body))
@@ -270,6 +274,8 @@ fn rule_json(rule: &Rule, part: &DescriptorExplanation<'_>) -> Value {
         "quota_mode": rule.quota_mode,
         "on_owner_unavailable": rule.on_owner_unavailable.name(),
         "lease": rule.lease,
+        "headers": !rule.is_hidden,
+        "denial_body": rule.denial_body.as_ref().map(ToString::to_string),
         "replaces": rule.replaces,
         "groups": format::groups(rule),
         "replaced_by": replaced_by,

@@ -11,6 +11,7 @@ use serde_json::{Map, Value, json};
 use tokio::task::spawn_blocking;
 use tollgate_limiter::{
     files,
+    printable::escaped,
     rules::{
         Allowance, GroupedKey, Location, OnOwnerUnavailable, Origin, Problems, Rule, Rules, Status, Totals,
     },
@@ -146,6 +147,7 @@ fn rule_json(index: usize, domain: &str, rule: &Rule) -> Value {
         "candidate": rule.candidate.as_ref().map(|candidate| format::limit(candidate, None)),
         "replaces": rule.replaces,
         "groups": format::groups(rule),
+        "denial_body": rule.denial_body.as_ref().map(ToString::to_string),
         "totals": rule.stats().map(|stats| numbers(&stats.totals())),
     })
 }
@@ -220,6 +222,12 @@ fn line(rule: &Rule, text: &mut String) {
     }
     if !rule.lease {
         text.push_str(", lease: false");
+    }
+    if rule.is_hidden {
+        text.push_str(", headers: false");
+    }
+    if let Some(body) = &rule.denial_body {
+        let _ = write!(text, ", denial_body: {}", escaped(&body.to_string()));
     }
     if let Some(candidate) = &rule.candidate {
         let _ = write!(text, ", candidate: {{{}}}", format::limit(candidate, None));

@@ -8,7 +8,7 @@ use tollgate_limiter::{
 };
 
 use crate::{
-    api::{reader::RequestReader, recorder::Recorder},
+    api::{denial_body::DenialBodies, reader::RequestReader, recorder::Recorder},
     cluster::Cluster,
     rule_source,
     telemetry::logs::LogControl,
@@ -29,6 +29,8 @@ pub struct AdminState {
     pub memory: Arc<Memory>,
     /// The limiter.
     pub limiter: Limiter,
+    /// The bodies of refusals.
+    pub denial_bodies: Arc<DenialBodies>,
     /// Reads the requests to explain.
     pub reader: RequestReader,
     /// The effective settings.

@@ -17,11 +17,12 @@ use crate::api::{
     protobuf::{FRAME_PREFIX_BYTES, begin, bytes_len, frame_prefix, number, number_len, text_field},
 };
 
-/// Encodes a reply with headers and dynamic metadata.
+/// Encodes a reply with headers, a body unless it is empty, and dynamic metadata.
 #[inline]
 pub(super) fn encode(
     answer: &Answer<'_>,
     headers: &[HeaderValue],
+    body: &[u8],
     metadata: Option<&prost_types::Struct>,
     precision: ResetPrecision,
 ) -> Vec<u8> {
@@ -30,6 +31,7 @@ pub(super) fn encode(
     let length = number_len(code)
         + statuses().map(|status| bytes_len(status.len())).sum::<usize>()
         + headers.iter().map(|header| bytes_len(header.encoded_len())).sum::<usize>()
+        + if body.is_empty() { 0 } else { bytes_len(body.len()) }
         + metadata.map_or(0, |metadata| bytes_len(metadata.encoded_len()));
     let mut frame = Vec::with_capacity(FRAME_PREFIX_BYTES + length);
     frame.extend_from_slice(&frame_prefix(length));
@@ -42,6 +44,10 @@ pub(super) fn encode(
         begin(&mut frame, 3, header.encoded_len());
         // Infallible: a vector grows as needed.
         header.encode_raw(&mut frame);
+    }
+    if !body.is_empty() {
+        begin(&mut frame, 5, body.len());
+        frame.extend_from_slice(body);
     }
     if let Some(metadata) = metadata {
         begin(&mut frame, 6, metadata.encoded_len());

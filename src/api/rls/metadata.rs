@@ -1,4 +1,9 @@
-//! Dynamic metadata of replies: the fields of envoyproxy/ratelimit, and the rules that denied.
+//! Dynamic metadata of replies: the fields of envoyproxy/ratelimit, and what each limit has decided.
+
+use std::{
+    collections::{BTreeMap, HashSet},
+    time::Duration,
+};
 
 use prost_types::{ListValue, Struct, Value, value::Kind};
 use serde_json::Map;
@@ -14,8 +19,8 @@ use crate::api::{
     rls::decode::Request,
 };
 
-/// The request, the metadata of rules whose descriptors passed, the rules that denied, and whether the decision was
-/// made without the owner.
+/// The request, the metadata of rules whose descriptors passed, what each limit has decided, the rules that denied, and
+/// whether the decision was made without the owner.
 pub(super) fn of(request: &Request<'_>, answer: &Answer<'_>) -> Struct {
     let mut fields = Struct::default();
     let pairs = request.descriptor_views().zip(&answer.statuses);
@@ -33,15 +38,113 @@ pub(super) fn of(request: &Request<'_>, answer: &Answer<'_>) -> Struct {
     if !merged.is_empty() {
         set(&mut fields, "metadata", structure(&merged));
     }
+    let limits = limits(answer);
+    if !limits.is_empty() {
+        let limits = limits.into_iter().map(|(name, status)| (name.to_owned(), limit(status))).collect();
+        set(&mut fields, "limits", Kind::StructValue(Struct { fields: limits }));
+    }
+    set_names(&mut fields, answer);
     let refused: Vec<_> = answer.statuses.iter().filter(|status| !status.passes).collect();
     if !refused.is_empty() {
-        // A string besides the list, because access logs cannot read lists.
-        let names: Vec<_> = refused.iter().map(|status| status.name()).collect();
-        set(&mut fields, "refused_by", text(&names.join(",")));
         let refused = refused.into_iter().map(|status| denial(request, status)).collect();
         set(&mut fields, "refused", Kind::ListValue(ListValue { values: refused }));
     }
     fields
+}
+
+/// The limits by what they have decided, each as the list of their names in a string, because access logs cannot read
+/// lists.
+fn set_names(fields: &mut Struct, answer: &Answer<'_>) {
+    let by_outcome = |outcome| move |status: &Status<'_>| Outcome::of(status) == Some(outcome);
+    for (field, names) in [
+        ("passed_by", names(answer, by_outcome(Outcome::Passed))),
+        ("refused_by", names(answer, by_outcome(Outcome::Refused))),
+        ("refused_in_shadow_by", names(answer, by_outcome(Outcome::RefusedInShadow))),
+        ("degraded_by", names(answer, |status| status.degraded)),
+    ] {
+        if !names.is_empty() {
+            set(fields, field, text(&names));
+        }
+    }
+}
+
+/// The names of the limits for which `is` is true, each once, in the order of the descriptors.
+fn names<'s>(answer: &Answer<'s>, is: impl Fn(&Status<'s>) -> bool) -> String {
+    let mut seen = HashSet::new();
+    let names = answer.statuses.iter().filter(|status| is(status)).map(Status::name);
+    names.filter(|name| seen.insert(*name)).collect::<Vec<_>>().join(",")
+}
+
+/// What a limit has decided about a descriptor, the strictest first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Outcome {
+    Refused,
+    RefusedInShadow,
+    Passed,
+}
+
+impl Outcome {
+    /// `None` if no limit applies.
+    fn of(status: &Status<'_>) -> Option<Self> {
+        if !status.passes {
+            return Some(Self::Refused);
+        }
+        if status.refused_in_shadow {
+            return Some(Self::RefusedInShadow);
+        }
+        (status.limit.is_some() || status.rule.is_some()).then_some(Self::Passed)
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Refused => "refused",
+            Self::RefusedInShadow => "refused_in_shadow",
+            Self::Passed => "passed",
+        }
+    }
+}
+
+/// The status of each limit by its name. Of two with one name, the tighter one.
+fn limits<'a, 's>(answer: &'a Answer<'s>) -> BTreeMap<&'s str, &'a Status<'s>> {
+    let mut limits = BTreeMap::new();
+    let tightness = |status: &Status<'_>| (Outcome::of(status), status.remaining);
+    for status in answer.statuses.iter().filter(|status| Outcome::of(status).is_some()) {
+        let tightest = limits.entry(status.name()).or_insert(status);
+        if tightness(status) < tightness(tightest) {
+            *tightest = status;
+        }
+    }
+    limits
+}
+
+/// What a limit has decided. Without the numbers if it is unlimited.
+fn limit(status: &Status<'_>) -> Value {
+    let mut fields = Struct::default();
+    if let Some(outcome) = Outcome::of(status) {
+        set(&mut fields, "outcome", text(outcome.name()));
+    }
+    if let Some(limit) = &status.limit {
+        // Numbers are floating point: above 2^53 the nearest value is used.
+        set(&mut fields, "limit", Kind::NumberValue(limit.requests_per_unit as f64));
+        set(&mut fields, "remaining", Kind::NumberValue(status.remaining as f64));
+    }
+    for (field, after) in [("resetMillis", status.reset_after), ("retryAfterMillis", status.retry_after)] {
+        if let Some(after) = after {
+            set(&mut fields, field, millis(after));
+        }
+    }
+    if status.degraded {
+        set(&mut fields, "degraded", Kind::BoolValue(true));
+    }
+    if let Some(metadata) = status.rule.and_then(|rule| rule.metadata.as_ref()) {
+        set(&mut fields, "metadata", structure(metadata));
+    }
+    value(Kind::StructValue(fields))
+}
+
+/// Whole milliseconds, rounded up.
+fn millis(time: Duration) -> Kind {
+    Kind::NumberValue(time.as_nanos().div_ceil(1_000_000) as f64)
 }
 
 /// Which rule denied, and why.
@@ -59,7 +162,7 @@ fn denial(request: &Request<'_>, status: &Status<'_>) -> Value {
     };
     set(&mut fields, "why", text(why));
     if let Some(wait) = status.retry_after {
-        set(&mut fields, "retryAfterMillis", Kind::NumberValue(wait.as_nanos().div_ceil(1_000_000) as f64));
+        set(&mut fields, "retryAfterMillis", millis(wait));
     }
     value(Kind::StructValue(fields))
 }

@@ -5,6 +5,8 @@ use tollgate_limiter::{limiter::ActiveView, resilience::Caller};
 use crate::api::{
     Api, Error,
     call::{Call, Reply},
+    denial_body::Body,
+    proto::envoy::config::core::v3::HeaderValue,
     span::CallSpan,
 };
 
@@ -37,11 +39,19 @@ impl Api {
         let decided = view.decide(&request, elsewhere).await;
         let answer = decided.as_ref().map_err(|error| *error)?;
         self.observe(&request, view, answer);
-        let headers = self.headers.of(answer, self.limiter.modes());
+        let mut headers = self.headers.of(answer, self.limiter.modes());
+        let body = self.denial_bodies.of(decoded.domain, view.rules(), answer, self.limiter.modes());
+        headers.extend(body.as_ref().map(content_type));
         let metadata = self.settings.dynamic_metadata.then(|| metadata::of(&decoded, answer));
-        let frame = encode(answer, &headers, metadata.as_ref(), call.precision);
+        let body = body.as_ref().map_or(&[][..], |body| body.text.as_bytes());
+        let frame = encode(answer, &headers, body, metadata.as_ref(), call.precision);
         Ok(Reply { frame, passes: Some(answer.passes), delay: answer.delay })
     }
+}
+
+/// The header that names the content type of a body.
+fn content_type(body: &Body<'_>) -> HeaderValue {
+    HeaderValue { key: "Content-Type".to_owned(), value: body.content_type.to_owned(), raw_value: Vec::new() }
 }
 
 #[cfg(test)]

@@ -1,6 +1,9 @@
 //! The keys of a descriptor and its rule, as text that can be compared.
 
-use tollgate_limiter::rules::{DescriptorRef, Rule};
+use tollgate_limiter::{
+    printable::escaped,
+    rules::{DescriptorRef, Rule},
+};
 
 use crate::{api::admin::format, cli::diff::difference::KeyChange};
 
@@ -40,7 +43,8 @@ fn default_of(key: &str) -> &'static str {
         // Always stated where there is a limit.
         "limit" | SHOWN => "",
         "on_owner_unavailable" => "local_share",
-        "lease" => "true",
+        "lease" | "headers" => "true",
+        "denial_body" => AS_SET,
         "name" | "replaces" | "metadata" | "candidate" | "group" => NONE,
         MATCH => TEXT,
         _ => "false",
@@ -51,6 +55,8 @@ const NONE: &str = "none";
 /// How values are compared, and the default.
 const MATCH: &str = "match";
 const TEXT: &str = "text";
+/// The body of refusals by a rule for which the setting decides.
+const AS_SET: &str = "as denial.body";
 /// The number and unit in responses, which can change without the limit.
 const SHOWN: &str = "shown in responses";
 
@@ -79,6 +85,8 @@ fn of_rule(rule: &Rule) -> Values {
         detailed_metric,
         groups,
         metadata,
+        is_hidden,
+        denial_body,
         displayed_limit,
         location: _,
         overlay: _,
@@ -97,8 +105,13 @@ fn of_rule(rule: &Rule) -> Values {
         ("quota_mode", quota_mode.to_string()),
         ("on_owner_unavailable", on_owner_unavailable.name().to_owned()),
         ("lease", lease.to_string()),
+        ("headers", (!is_hidden).to_string()),
         ("detailed_metric", detailed_metric.to_string()),
         ("group", text((!groups.is_empty()).then(|| format::groups(rule).join(", ")))),
+        (
+            "denial_body",
+            denial_body.as_ref().map_or_else(|| AS_SET.to_owned(), |body| escaped(&body.to_string())),
+        ),
         ("metadata", text(metadata.clone().map(|map| serde_json::Value::Object(map).to_string()))),
     ]
 }

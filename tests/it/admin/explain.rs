@@ -178,3 +178,15 @@ async fn explanation_applies_charges_of_one_counter_in_order() {
     assert_eq!(passes, [&json!(true), &json!(true), &json!(false)]);
     assert_eq!(service.call(request("shop", vec![])).await.unwrap_err().code(), tonic::Code::InvalidArgument);
 }
+
+#[tokio::test]
+async fn explanation_of_refusal_shows_its_body() {
+    let service = Service::start(RULES).await;
+    let passed = explain_json(&service, "key=plan=gold").await;
+    assert_eq!(passed["descriptors"][0]["rule"]["denial_body"], "text/plain; charset=utf-8: {limit}");
+    assert_eq!(passed["denial_body"], Value::Null);
+    let refused = explain_json(&service, "key=plan=gold&hits=101").await;
+    let body = json!({"content_type": "text/plain; charset=utf-8", "text": "100"});
+    assert_eq!(refused["denial_body"], body);
+    assert_eq!(explain_json(&service, "key=basic=x&hits=2").await["denial_body"], Value::Null);
+}

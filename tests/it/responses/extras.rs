@@ -38,10 +38,13 @@ descriptors:
                 {"entries": ["d="], "limit": "requests_per_unit:5 unit:MINUTE"},
             ],
             "metadata": {"owner": {"team": "red", "mail": "b@x"}, "tier": 1.0, "tags": ["x"]},
+            "passed_by": "shop.a,shop.b,override",
             "refused_by": "shop.c",
             "refused": [{"rule": "shop.c", "domain": "shop", "why": "banned"}],
         });
-        assert_eq!(json["dynamicMetadata"], expected);
+        let mut metadata = json["dynamicMetadata"].clone();
+        metadata.as_object_mut().unwrap().remove("limits");
+        assert_eq!(metadata, expected);
     }
 }
 
@@ -60,6 +63,67 @@ async fn dynamic_metadata_names_each_refusing_rule_and_reason() {
         {"rule": "shop.bucket", "domain": "shop", "why": "more hits than ever pass"},
     ]);
     assert_eq!(metadata["refused"], expected);
+}
+
+#[tokio::test]
+async fn dynamic_metadata_has_outcome_of_each_limit() {
+    let rules = "
+domain: shop
+descriptors:
+  - key: user
+    metadata: {plan: free}
+    rate_limit: {unit: minute, requests_per_unit: 3, name: per user, algorithm: token_bucket}
+  - key: trial
+    shadow_mode: true
+    rate_limit: {unit: minute, requests_per_unit: 0}
+  - key: search
+    rate_limit: {unit: minute, requests_per_unit: 10, name: search}
+  - key: page
+    rate_limit: {unit: minute, requests_per_unit: 4, name: search}
+  - {key: free, rate_limit: {unlimited: true}}
+  - key: closed
+    rate_limit: {unit: day, requests_per_unit: 0}
+";
+    let service = Service::start_with(rules, &[("api.dynamic_metadata", "true")]).await;
+    let metadata = async |keys: &[&str]| {
+        let entries = keys.iter().map(|key| format!(r#"{{"entries": [{{"key": "{key}", "value": "x"}}]}}"#));
+        let descriptors = entries.collect::<Vec<_>>().join(",");
+        let body = format!(r#"{{"domain": "shop", "descriptors": [{descriptors}]}}"#);
+        let (_, json) = service.http("POST", "/json", &body).await;
+        serde_json::from_str::<serde_json::Value>(&json).unwrap()["dynamicMetadata"].clone()
+    };
+    let passed = metadata(&["user", "trial", "search", "page", "free", "unknown"]).await;
+    let expected = serde_json::json!({
+        "per user": {
+            "outcome": "passed", "limit": 3.0, "remaining": 2.0, "resetMillis": 20_000.0, "metadata": {"plan": "free"},
+        },
+        "shop.trial": {"outcome": "refused_in_shadow", "limit": 0.0, "remaining": 0.0, "resetMillis": 36_000.0},
+        // Of two limits with one name, the tighter one.
+        "search": {"outcome": "passed", "limit": 4.0, "remaining": 3.0, "resetMillis": 36_000.0},
+        "shop.free": {"outcome": "passed"},
+    });
+    assert_eq!(passed["limits"], expected);
+    assert_eq!(passed["passed_by"], "per user,search,shop.free");
+    assert_eq!(passed["refused_in_shadow_by"], "shop.trial");
+    assert_eq!(
+        (&passed["refused_by"], &passed["degraded_by"]),
+        (&serde_json::Value::Null, &serde_json::Value::Null)
+    );
+    for _ in 0..2 {
+        service.status(request_for("shop", "user", "x")).await;
+    }
+    service.advance(std::time::Duration::from_micros(1_500_100));
+    let refused = metadata(&["user", "closed", "search"]).await;
+    let expected = serde_json::json!({
+        "outcome": "refused", "limit": 3.0, "remaining": 0.0, "resetMillis": 18_500.0, "retryAfterMillis": 18_500.0,
+        "metadata": {"plan": "free"},
+    });
+    assert_eq!(refused["limits"]["per user"], expected);
+    assert_eq!(
+        (&refused["passed_by"], &refused["refused_by"]),
+        (&"search".into(), &"per user,shop.closed".into())
+    );
+    assert_eq!(metadata(&["unknown"]).await["limits"], serde_json::Value::Null);
 }
 
 async fn headers(service: &Service, keys: &[&str]) -> Vec<String> {

@@ -4,7 +4,7 @@ use super::rules;
 use crate::{
     algorithm::AlgorithmName,
     rules::{
-        Unit,
+        Unit, Variable,
         keys::{AppliesTo, KEYS, Section},
     },
 };
@@ -29,6 +29,7 @@ fn documented_keys_are_the_keys_of_each_section() {
         (Section::Replaced, "An item of `replaces`"),
         (Section::Calendar, "`calendar`"),
         (Section::Penalty, "`penalty`"),
+        (Section::DenialBody, "`denial_body`"),
     ] {
         let mut documented: Vec<_> = rows(heading).iter().map(|(key, _)| *key).collect();
         let mut known: Vec<_> =
@@ -37,6 +38,12 @@ fn documented_keys_are_the_keys_of_each_section() {
         known.sort_unstable();
         assert_eq!(documented, known, "{heading}");
     }
+}
+
+#[test]
+fn documented_variables_are_the_variables_of_bodies() {
+    let documented: Vec<_> = rows("Variables of a body").iter().map(|(name, _)| *name).collect();
+    assert_eq!(documented, Variable::ALL.map(|variable| format!("{{{}}}", variable.name())));
 }
 
 fn names(some: &[AlgorithmName]) -> String {

@@ -3,6 +3,7 @@ use crate::{
     rules::{KeyedRules, Match, Rules, Source, compile},
 };
 
+mod denial_body;
 mod documented;
 mod errors;
 mod matching;

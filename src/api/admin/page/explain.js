@@ -109,6 +109,13 @@ function descriptor(answer, part, reset) {
   );
 }
 
+/** The body of a refusal, if it has one. */
+function denialBody(body) {
+  if (!body) return [];
+  const summary = element("summary", {}, `The body of the answer, ${body.content_type}`);
+  return [element("details", {}, summary, element("pre", { tabindex: 0 }, body.text))];
+}
+
 /** Asks for a confirmation. */
 function confirmed(text) {
   const dialog = document.getElementById("confirm");
@@ -157,6 +164,7 @@ export function explainer(root) {
       body.replaceChildren(
         element("p", { class: `figure ${passes ? "good" : "bad"}` }, passes ? "Passes" : "Over limit"),
         whole("p", `Decided at ${instant(answer.at)}${by}${shadow}. Nothing was charged.`),
+        ...denialBody(answer.denial_body),
         ...answer.descriptors.map((part) =>
           descriptor(answer, part, (domain, one) => reset(domain, one, () => explain(parameters))),
         ),
