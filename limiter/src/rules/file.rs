@@ -209,18 +209,7 @@ impl<'n> Descriptor<'n> {
         let rate_limit = fields.pair("rate_limit").and_then(|pair| RateLimit::read(&pair.value, diagnostics));
         let key = required(&fields, "key", "the key of a descriptor entry", diagnostics);
         let value = fields.text("value", diagnostics);
-        let network = fields
-            .pair("match")
-            .map(|_| network_keys::network(&fields, key.as_deref(), value.as_ref(), diagnostics));
-        let value = value.map(|value| value.value).unwrap_or_default();
-        let (value, kind) = match network {
-            None => {
-                let kind = MatchKind::declared(key.as_deref().unwrap_or_default(), &value);
-                (value, Some(kind))
-            }
-            Some(None) => (value, None),
-            Some(Some(network)) => (network.to_string(), Some(MatchKind::Network)),
-        };
+        let (value, kind) = network_keys::value_and_kind(&fields, key.as_deref(), value, diagnostics);
         Some(Self {
             mark: fields.mark,
             key,

@@ -6,6 +6,7 @@ use crate::{
         group::Group,
         keys::Section,
         network::{Network, NetworkError},
+        prefix_tree::MatchKind,
         reader::{Fields, Located},
     },
     yaml::quote,
@@ -24,8 +25,28 @@ pub(crate) enum MatchBy {
     Network,
 }
 
+/// The value of a descriptor, a network in its one spelling, and the kind of match that it declares; `None` after
+/// reporting a problem.
+pub(crate) fn value_and_kind(
+    fields: &Fields<'_>,
+    key: Option<&str>,
+    value: Option<Located<String>>,
+    diagnostics: &mut Diagnostics<'_>,
+) -> (String, Option<MatchKind>) {
+    let network = fields.pair("match").map(|_| network(fields, key, value.as_ref(), diagnostics));
+    let value = value.map(|value| value.value).unwrap_or_default();
+    match network {
+        None => {
+            let kind = MatchKind::declared(key.unwrap_or_default(), &value);
+            (value, Some(kind))
+        }
+        Some(None) => (value, None),
+        Some(Some(network)) => (network.to_string(), Some(MatchKind::Network)),
+    }
+}
+
 /// The network of a descriptor with `match`; `None` after reporting a problem.
-pub(crate) fn network(
+fn network(
     fields: &Fields<'_>,
     key: Option<&str>,
     value: Option<&Located<String>>,
