@@ -5,7 +5,7 @@ use std::convert::Infallible;
 use serde::{Deserialize, Serialize};
 
 use crate::algorithm::{
-    DebtCounter, DebtReceipt, LogCounter, LogReceipt, PenalizedCounter, SlidingCounter, SlidingReceipt,
+    DebtCounter, DebtReceipt, LogCounter, LogReceipt, PenaltyRecord, SlidingCounter, SlidingReceipt,
     StepCounter, StepReceipt, WindowCounter, WindowReceipt,
 };
 
@@ -24,6 +24,14 @@ pub enum Counter {
     Step(StepCounter),
     /// One of the others, of which refusals or penalties are remembered.
     Penalized(Box<PenalizedCounter>),
+}
+
+/// A counter of which refusals or penalties are remembered.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PenalizedCounter {
+    /// That of the limit alone.
+    pub(crate) counter: Counter,
+    pub(crate) record: PenaltyRecord,
 }
 
 /// What taking one charge back needs. Replicas number the variants by their order: append at the end.
@@ -63,12 +71,12 @@ impl From<PenalizedCounter> for Counter {
 
 impl Counter {
     /// The counter with its record, if it has one.
-    pub(super) fn penalized(&self) -> Option<&PenalizedCounter> {
+    fn penalized(&self) -> Option<&PenalizedCounter> {
         if let Self::Penalized(penalized) = self { Some(penalized) } else { None }
     }
 
     /// The same to change it.
-    pub(super) fn penalized_mut(&mut self) -> Option<&mut PenalizedCounter> {
+    fn penalized_mut(&mut self) -> Option<&mut PenalizedCounter> {
         if let Self::Penalized(penalized) = self { Some(penalized) } else { None }
     }
 
@@ -102,6 +110,48 @@ impl Counter {
                 penalized.counter.shift_back(back);
                 penalized.record = penalized.record.shifted_back(back);
             }
+        }
+    }
+}
+
+/// The record of refusals.
+impl Counter {
+    /// What is remembered of its refusals.
+    pub(crate) fn record(&self) -> Option<&PenaltyRecord> {
+        self.penalized().map(|penalized| &penalized.record)
+    }
+
+    /// That of the limit alone.
+    pub(crate) fn plain(&self) -> &Self {
+        self.penalized().map_or(self, |penalized| &penalized.counter)
+    }
+
+    /// Replaces what is remembered of its refusals.
+    pub(super) fn set_record(&mut self, record: Option<PenaltyRecord>) {
+        match (self.penalized_mut(), record) {
+            (Some(penalized), Some(record)) => penalized.record = record,
+            (Some(penalized), None) => *self = std::mem::take(&mut penalized.counter),
+            (None, Some(record)) => {
+                let counter = std::mem::take(self);
+                *self = Self::Penalized(Box::new(PenalizedCounter { counter, record }));
+            }
+            (None, None) => {}
+        }
+    }
+
+    /// Ends a row of refusals: a charge has passed. The row is forgotten when another one passes.
+    pub(super) fn end_row(&mut self) {
+        let Some(record) = self.record().copied() else { return };
+        let is_new = record.refusals > 0 && !record.has_passed;
+        let refusals = if is_new { record.refusals } else { 0 };
+        let ended = PenaltyRecord { refusals, has_passed: is_new, ..record };
+        self.set_record(Some(ended).filter(|ended| ended.has_passed || ended.penalties > 0));
+    }
+
+    /// Resumes a row of refusals: the charge that has ended it is taken back.
+    pub(super) fn resume_row(&mut self) {
+        if let Some(record) = self.record().copied().filter(|record| record.has_passed) {
+            self.set_record(Some(PenaltyRecord { has_passed: false, ..record }));
         }
     }
 }

@@ -7,14 +7,15 @@ use serde::{Deserialize, Serialize};
 use crate::{
     algorithm::{
         Admission, Algorithm, Classic, Concurrency, Counter, Decision, Excess, FixedWindow, LeakyQueue,
-        Operation, Penalized, Receipt, SlidingLog, SlidingWindow, SteppedBucket, TokenBucket, Variant,
-        Verdict, Window, own,
+        Operation, Penalty, Receipt, SlidingLog, SlidingWindow, SteppedBucket, TokenBucket, Variant, Verdict,
+        Window, own,
     },
     named,
     time::Timestamp,
 };
 
 mod held;
+mod penalized;
 
 /// An active limit: an algorithm with its parameters. Replicas number the variants by their order: append at the end.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -39,6 +40,13 @@ pub enum Limit {
     Concurrency(Concurrency),
     /// One of the others with a `penalty`.
     Penalized(Penalized),
+}
+
+/// A limit with a penalty.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Penalized {
+    // Invariant: the limit has no penalty itself.
+    both: Box<(Limit, Penalty)>,
 }
 
 /// The expression for the algorithm of a limit, with its own type.

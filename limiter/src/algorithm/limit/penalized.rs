@@ -5,76 +5,16 @@
 
 use std::time::Duration;
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer};
 
 use crate::{
     algorithm::{
         Admission, Algorithm, Classic, Concurrency, Counter, Decision, Excess, FixedWindow, Held, LeakyQueue,
-        Limit, Operation, Place, Receipt, SlidingLog, SlidingWindow, Span, SteppedBucket, TokenBucket,
-        Verdict, Window,
+        Limit, Operation, Penalized, Penalty, PenaltyRecord, PenaltyState, Place, Receipt, SlidingLog,
+        SlidingWindow, SteppedBucket, TokenBucket, Verdict, Window,
     },
     time::Timestamp,
 };
-
-/// When a key is refused whatever its limit has left, and for how long.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Penalty {
-    /// The refusals in a row, with no pass between, after which a penalty begins.
-    pub after: u32,
-    /// The length of the first penalty.
-    pub first: Span,
-    /// Each penalty is this many times as long as the one before.
-    pub factor: u32,
-    /// The greatest length of a penalty.
-    pub max: Span,
-    /// Refusals and penalties are forgotten this long after the last refusal, or at the end of a penalty that lasts
-    /// longer.
-    pub forget_after: Span,
-}
-
-/// A limit with a penalty.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(from = "Received")]
-pub struct Penalized {
-    // Invariant: the limit has no penalty itself.
-    both: Box<(Limit, Penalty)>,
-}
-
-/// A counter of which refusals or penalties are remembered.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct PenalizedCounter {
-    /// That of the limit alone.
-    pub(crate) counter: Counter,
-    pub(crate) record: PenaltyRecord,
-}
-
-/// What is remembered of the refusals of one key.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct PenaltyRecord {
-    /// Refusals in a row since the last penalty began.
-    pub(crate) refusals: u32,
-    /// Whether the last charge has passed, so that the row has ended. If that charge is taken back, it has not.
-    pub(crate) has_passed: bool,
-    /// Penalties so far.
-    pub(crate) penalties: u32,
-    /// The end of the last penalty.
-    pub(crate) until: Timestamp,
-    // Invariant: not before `until`.
-    pub(crate) forgotten_at: Timestamp,
-}
-
-/// What is remembered of the refusals of one key, as operators see it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct PenaltyState {
-    /// Refusals in a row that count for the next penalty.
-    pub refusals: u32,
-    /// Penalties so far, with one that lasts.
-    pub penalties: u32,
-    /// The time until the penalty ends; `None` if none lasts.
-    pub ends_after: Option<Duration>,
-    /// The time until everything is forgotten, unless the key is refused before.
-    pub forgotten_after: Duration,
-}
 
 macro_rules! received {
     ($($variant:ident($limit:ident)),* $(,)?) => {
@@ -113,17 +53,10 @@ struct Received {
     both: (PlainLimit, Penalty),
 }
 
-impl From<Received> for Penalized {
-    fn from(Received { both: (limit, penalty) }: Received) -> Self {
-        Self::new(limit.into(), penalty)
-    }
-}
-
-impl Penalty {
-    /// The length of the penalty that follows this many others, in nanoseconds.
-    pub(crate) fn nanos(&self, others: u32) -> u64 {
-        let nanos = u64::from(self.factor).saturating_pow(others).saturating_mul(self.first.nanos());
-        nanos.min(self.max.nanos())
+impl<'de> Deserialize<'de> for Penalized {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let Received { both: (limit, penalty) } = Received::deserialize(deserializer)?;
+        Ok(Self::new(limit.into(), penalty))
     }
 }
 
@@ -328,114 +261,10 @@ impl Algorithm for Penalized {
     }
 }
 
-impl PenaltyRecord {
-    const NONE: Self = Self {
-        refusals: 0,
-        has_passed: false,
-        penalties: 0,
-        until: Timestamp::EPOCH,
-        forgotten_at: Timestamp::EPOCH,
-    };
-
-    /// Adds a refusal outside of a penalty. Returns the end of the penalty that it begins, an earlier instant if none.
-    fn add_refusal(&mut self, penalty: &Penalty, now: Timestamp) -> Timestamp {
-        self.refusals = if self.has_passed { 1 } else { self.refusals.saturating_add(1) };
-        self.has_passed = false;
-        if self.refusals >= penalty.after {
-            self.until = now.plus(penalty.nanos(self.penalties));
-            self.penalties = self.penalties.saturating_add(1);
-            self.refusals = 0;
-        }
-        *self = self.remembered_from(penalty, now);
-        self.until
-    }
-
-    /// The same after a refusal at `now`.
-    fn remembered_from(self, penalty: &Penalty, now: Timestamp) -> Self {
-        let forgotten_at = self.until.max(now.plus(penalty.forget_after.nanos()));
-        Self { forgotten_at: self.forgotten_at.max(forgotten_at), ..self }
-    }
-
-    /// The stricter of both.
-    fn and(&self, other: &Self) -> Self {
-        Self {
-            refusals: self.refusals.max(other.refusals),
-            has_passed: self.has_passed && other.has_passed,
-            penalties: self.penalties.max(other.penalties),
-            until: self.until.max(other.until),
-            forgotten_at: self.forgotten_at.max(other.forgotten_at),
-        }
-    }
-
-    /// The same after a clock gave up a lead at `at`: what lies further ahead than this penalty allows is cut.
-    fn clamped(self, penalty: &Penalty, at: Timestamp, now: Timestamp) -> Self {
-        let cut = |instant: Timestamp, nanos: u64| {
-            if now.plus(nanos) < instant { at.plus(nanos) } else { instant }
-        };
-        let until = cut(self.until, penalty.max.nanos());
-        let remembered = penalty.max.nanos().max(penalty.forget_after.nanos());
-        Self { until, forgotten_at: cut(self.forgotten_at, remembered).max(until), ..self }
-    }
-
-    fn state(&self, now: Timestamp) -> PenaltyState {
-        PenaltyState {
-            refusals: if self.has_passed { 0 } else { self.refusals },
-            penalties: self.penalties,
-            ends_after: (now < self.until).then(|| self.until.since(now)),
-            forgotten_after: self.forgotten_at.since(now),
-        }
-    }
-
-    pub(crate) fn shifted_back(self, back: u64) -> Self {
-        Self { until: self.until.minus(back), forgotten_at: self.forgotten_at.minus(back), ..self }
-    }
-}
-
 impl Limit {
     /// What is remembered of the refusals of a key; `None` if nothing is, or without a penalty.
     pub fn penalty_state(&self, counter: &Counter, now: Timestamp) -> Option<PenaltyState> {
         let record = counter.record().filter(|record| now < record.forgotten_at);
         self.penalized().and(record).map(|record| record.state(now))
-    }
-}
-
-impl Counter {
-    /// What is remembered of its refusals.
-    pub(crate) fn record(&self) -> Option<&PenaltyRecord> {
-        self.penalized().map(|penalized| &penalized.record)
-    }
-
-    /// That of the limit alone.
-    pub(crate) fn plain(&self) -> &Self {
-        self.penalized().map_or(self, |penalized| &penalized.counter)
-    }
-
-    /// Replaces what is remembered of its refusals.
-    fn set_record(&mut self, record: Option<PenaltyRecord>) {
-        match (self.penalized_mut(), record) {
-            (Some(penalized), Some(record)) => penalized.record = record,
-            (Some(penalized), None) => *self = std::mem::take(&mut penalized.counter),
-            (None, Some(record)) => {
-                let counter = std::mem::take(self);
-                *self = Self::Penalized(Box::new(PenalizedCounter { counter, record }));
-            }
-            (None, None) => {}
-        }
-    }
-
-    /// Ends a row of refusals: a charge has passed. The row is forgotten when another one passes.
-    fn end_row(&mut self) {
-        let Some(record) = self.record().copied() else { return };
-        let is_new = record.refusals > 0 && !record.has_passed;
-        let refusals = if is_new { record.refusals } else { 0 };
-        let ended = PenaltyRecord { refusals, has_passed: is_new, ..record };
-        self.set_record(Some(ended).filter(|ended| ended.has_passed || ended.penalties > 0));
-    }
-
-    /// Resumes a row of refusals: the charge that has ended it is taken back.
-    fn resume_row(&mut self) {
-        if let Some(record) = self.record().copied().filter(|record| record.has_passed) {
-            self.set_record(Some(PenaltyRecord { has_passed: false, ..record }));
-        }
     }
 }
