@@ -76,7 +76,8 @@ impl DenialBodies {
         }
     }
 
-    /// The body of a reply; `None` if the request passes, or if no body is set.
+    /// The body of a reply, which says when to retry as its headers do; `None` if the request passes, if no body is
+    /// set, or if it is too large.
     #[inline]
     pub(super) fn of<'b>(
         &'b self,
@@ -84,8 +85,9 @@ impl DenialBodies {
         rules: &'b KeyedRules,
         answer: &Answer<'b>,
         modes: Modes,
+        retry_after: Option<Duration>,
     ) -> Option<Body<'b>> {
-        if answer.passes { None } else { self.of_refusal(domain, rules, answer, modes) }
+        if answer.passes { None } else { self.of_refusal(domain, rules, answer, modes, retry_after) }
     }
 
     #[inline(never)]
@@ -95,6 +97,7 @@ impl DenialBodies {
         rules: &'b KeyedRules,
         answer: &Answer<'b>,
         modes: Modes,
+        retry_after: Option<Duration>,
     ) -> Option<Body<'b>> {
         let refusing = || answer.statuses.iter().filter(|status| !status.passes);
         let decisive = decisive_of(refusing(), modes)?;
@@ -119,10 +122,10 @@ impl DenialBodies {
             limit: limit.map(|limit| limit.requests_per_unit),
             unit: limit.and_then(|limit| limit.unit),
             remaining: decisive.map(|status| status.remaining),
-            retry_after: answer.retry_after(modes),
+            retry_after,
             violated_policies: &violated_policies,
         };
-        Some(Body { content_type: template.content_type(), text: template.render(&values) })
+        Some(Body { content_type: template.content_type(), text: template.render(&values)? })
     }
 }
 
@@ -142,4 +145,44 @@ fn decisive_of<'a, 's: 'a>(
         };
         if is_decisive { next } else { best }
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use tollgate_limiter::{descriptor::Secret, rules::Rules};
+
+    use super::*;
+
+    #[test]
+    fn refusal_without_owner_is_a_problem_of_capacity() {
+        let settings = Settings { body: Some(DefaultBody::Problem), ..Settings::default() };
+        let bodies = DenialBodies::new(&settings);
+        let rules = Rules::parse("f", "domain: d\n").unwrap();
+        let rules = KeyedRules::new(Some(Arc::new(rules)), Secret::from_bytes([7; 16]));
+        let status = Status {
+            passes: false,
+            limit: None,
+            remaining: 0,
+            reset_after: None,
+            retry_after: None,
+            rule: None,
+            refused_in_shadow: false,
+            candidate_refuses: false,
+            degraded: false,
+        };
+        for (degraded, kind, title) in [
+            (false, &settings.problem_type, QUOTA_EXCEEDED),
+            (true, &settings.degraded_problem_type, REDUCED_CAPACITY),
+        ] {
+            let statuses = [Status { degraded, ..status }].into_iter().collect();
+            let answer = Answer { passes: false, passes_in_shadow: false, delay: Duration::ZERO, statuses };
+            let body = bodies.of("d", &rules, &answer, Modes::default(), None).unwrap();
+            let json: serde_json::Value = serde_json::from_str(&body.text).unwrap();
+            let expected =
+                serde_json::json!({"type": kind, "title": title, "violated-policies": ["override"]});
+            assert_eq!((body.content_type, json), ("application/problem+json", expected));
+        }
+    }
 }

@@ -43,11 +43,12 @@ pub(super) const NOW: Timestamp = Timestamp::from_nanos(1_790_000_040_123_456_78
 
 const RULES: &str = "
 domain: d
+denial_body: problem
 descriptors:
   - {key: user, rate_limit: {name: each, unit: hour, requests_per_unit: 3}}
   - {key: user, value: vip, rate_limit: {unlimited: true}}
   - key: path
-    rate_limit: {name: paths, unit: day, requests_per_unit: 5, algorithm: token_bucket}
+    rate_limit: {name: paths, unit: day, requests_per_unit: 5, algorithm: token_bucket, denial_body: {json: '{rule}'}}
     descriptors:
       - {key: user, rate_limit: {unit: minute, requests_per_unit: 5000000000, algorithm: sliding_window}}
   - {key: queue, rate_limit: {unit: second, requests_per_unit: 2, algorithm: leaky_queue, burst: 3}}

@@ -146,6 +146,16 @@ def test_refused_client_sees_the_bodies_of_the_page(start_edge):
         assert ("content-type" in response.headers) == ("content-type" in head)
 
 
+def test_grpc_client_gets_the_body_as_its_message(start_edge):
+    envoy = start_edge([route("/", rate_limit(PATH))])
+
+    envoy.get("/json")
+    response = envoy.get("/json", content_type="application/grpc", te="trailers")
+
+    assert (response.headers["content-type"], response.headers["grpc-status"]) == ("application/grpc", "14")
+    assert '"limits":["free_plan"]' in response.headers["grpc-message"]
+
+
 def test_access_log_has_the_lines_of_the_page(start_edge, tmp_path):
     path, (line, shown) = tmp_path / "access.log", blocks("text")
     envoy = start_edge([route("/", rate_limit(PATH))], access_log=(path, line.strip()))

@@ -114,6 +114,8 @@ VALUES = {
     "overdraft_limit": ["3", "0"],
     "on_owner_unavailable": ["local_share", "allow", "deny", "maybe", "~"],
     "lease": ["y", "OFF"],
+    "headers": ["y", "OFF"],
+    "denial_body": ["problem", "off", "none", "{text: a}", "{json: [1], content_type: a}", "{text: a, json: b}", "~"],
 }
 # Rules that are accepted, so that what is added to them often is too.
 BASES = [

@@ -68,7 +68,7 @@ fn render(body: &DenialBody) {
         violated_policies: &names,
     };
     for values in [None, Some(0), Some(u64::MAX)].map(of_number) {
-        let text = template.render(&values);
+        let Some(text) = template.render(&values) else { continue };
         if !template.content_type().starts_with("text/") {
             serde_json::from_str::<serde_json::Value>(&text).expect("a body of JSON is valid");
         }

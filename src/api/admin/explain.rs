@@ -85,8 +85,9 @@ async fn explain(state: &AdminState, message: &[u8]) -> Result<Json<Value>, Admi
         }
     })?;
     let mut body = explanation_json(&asked, &explanation);
-    let (rules, modes) = (snapshot.rules(), state.limiter.modes());
-    let denial_body = state.denial_bodies.of(asked.domain(), rules, &explanation.answer, modes);
+    let (rules, modes, answer) = (snapshot.rules(), state.limiter.modes(), &explanation.answer);
+    let retry_after = answer.retry_after(modes);
+    let denial_body = state.denial_bodies.of(asked.domain(), rules, answer, modes, retry_after);
     body["denial_body"] =
         denial_body.map(|body| json!({"content_type": body.content_type, "text": body.text})).into();
     let status = state.active_rules.status();

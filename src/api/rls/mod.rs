@@ -39,8 +39,10 @@ impl Api {
         let decided = view.decide(&request, elsewhere).await;
         let answer = decided.as_ref().map_err(|error| *error)?;
         self.observe(&request, view, answer);
-        let mut headers = self.headers.of(answer, self.limiter.modes());
-        let body = self.denial_bodies.of(decoded.domain, view.rules(), answer, self.limiter.modes());
+        let modes = self.limiter.modes();
+        let mut headers = self.headers.of(answer, modes);
+        let retry_after = answer.retry_after(modes);
+        let body = self.denial_bodies.of(decoded.domain, view.rules(), answer, modes, retry_after);
         headers.extend(body.as_ref().map(content_type));
         let metadata = self.settings.dynamic_metadata.then(|| metadata::of(&decoded, answer));
         let body = body.as_ref().map_or(&[][..], |body| body.text.as_bytes());

@@ -29,11 +29,12 @@ const NOW: Timestamp = Timestamp::from_nanos(1_790_000_040_123_456_789);
 
 const RULES: &str = "
 domain: shop
+denial_body: problem
 descriptors:
   - {key: user, rate_limit: {unit: hour, requests_per_unit: 3}}
   - {key: user, value: vip, rate_limit: {unlimited: true}}
   - key: path
-    rate_limit: {name: paths, unit: day, requests_per_unit: 5, algorithm: token_bucket}
+    rate_limit: {name: paths, unit: day, requests_per_unit: 5, algorithm: token_bucket, denial_body: {text: 'Wait {retry_after} s'}}
     descriptors:
       - {key: user, rate_limit: {unit: minute, requests_per_unit: 5000000000, algorithm: sliding_window}}
   - {key: queue, rate_limit: {unit: second, requests_per_unit: 2, algorithm: leaky_queue, burst: 3}}
@@ -171,6 +172,7 @@ proptest! {
                 prop_assert_eq!(Some(response.overall_code() == Code::Ok), reply.passes);
                 prop_assert_eq!(response.statuses.len(), request.descriptors.len());
                 prop_assert_eq!(response.dynamic_metadata.is_some(), metadata);
+                prop_assert_eq!(response.raw_body.is_empty(), response.overall_code() == Code::Ok);
                 prop_assert_eq!(response.encode_to_vec(), message);
             }
         }

@@ -5,7 +5,7 @@ use crate::{
         denial_body::{
             body::{DenialBody, OFF, PROBLEM},
             template::{Content, JsonTemplate, Template},
-            text::{DenialValues, Escaping, Text, Variable},
+            text::{Escaping, Text, Variable},
         },
         diagnostics::Diagnostics,
         keys::Section,
@@ -17,7 +17,7 @@ use crate::{
 /// The values of `denial_body` that are no mapping.
 pub(crate) const FORMATS: [(&str, Format); 2] = [(OFF, Format::Off), (PROBLEM, Format::Problem)];
 
-/// The maximum size of a body without the values of its variables, in bytes.
+/// The maximum size of a template, in bytes.
 const TEMPLATE_BYTES_MAX: usize = 16 << 10;
 /// The maximum length of a content type, in bytes.
 const CONTENT_TYPE_BYTES_MAX: usize = 256;
@@ -76,9 +76,10 @@ fn template(node: &Node, diagnostics: &mut Diagnostics<'_>) -> Option<Template> 
         Some(given) => checked(given, &content, diagnostics)?,
     };
     let template = Template::new(&content_type, &source, content);
-    let length = template.render(&DenialValues::default()).len();
+    let length = template.source().len();
     if length > TEMPLATE_BYTES_MAX {
-        let what = format!("a body of {length} bytes is too large; at most {TEMPLATE_BYTES_MAX} are allowed");
+        let what =
+            format!("a template of {length} bytes is too large; at most {TEMPLATE_BYTES_MAX} are allowed");
         diagnostics.add(fields.mark, what);
         return None;
     }

@@ -2,7 +2,7 @@
 
 use serde_json::Value as Json;
 
-use crate::rules::denial_body::text::{DenialValues, Escaping, Text, Variable};
+use crate::rules::denial_body::text::{DenialValues, Escaping, Text, Variable, fits};
 
 /// The body of a refusal as an operator has written it. What it renders to is of its content type, whatever the
 /// values are.
@@ -60,27 +60,28 @@ impl Template {
         &self.source
     }
 
-    /// The body of a refusal.
-    pub fn render(&self, values: &DenialValues<'_>) -> String {
+    /// The body of a refusal; `None` if it would have more than 64 KiB.
+    pub fn render(&self, values: &DenialValues<'_>) -> Option<String> {
         match &self.content {
             Content::Text(text, escaping) => text.render(values, *escaping),
             Content::Json(json) => {
                 let mut out = String::new();
-                json.write(values, &mut out);
-                out
+                json.write(values, &mut out)?;
+                Some(out)
             }
         }
     }
 }
 
 impl JsonTemplate {
-    fn write(&self, values: &DenialValues<'_>, out: &mut String) {
+    /// Appends the JSON; `None` if it is larger than a body may be.
+    fn write(&self, values: &DenialValues<'_>, out: &mut String) -> Option<()> {
         match self {
             Self::Fixed(json) => out.push_str(&json.to_string()),
             Self::Text(text) => {
                 let json = match text.only_variable() {
                     Some(variable) => values.json(variable).unwrap_or_default(),
-                    None => text.render(values, Escaping::Nothing).into(),
+                    None => text.render(values, Escaping::Nothing)?.into(),
                 };
                 out.push_str(&json.to_string());
             }
@@ -88,7 +89,7 @@ impl JsonTemplate {
                 out.push('[');
                 for (index, item) in items.iter().enumerate() {
                     separate(index, out);
-                    item.write(values, out);
+                    item.write(values, out)?;
                 }
                 out.push(']');
             }
@@ -99,11 +100,12 @@ impl JsonTemplate {
                     separate(index, out);
                     out.push_str(&Json::from(name.as_str()).to_string());
                     out.push(':');
-                    member.write(values, out);
+                    member.write(values, out)?;
                 }
                 out.push('}');
             }
         }
+        fits(out)
     }
 
     /// Whether it is a variable that has no value.
@@ -136,10 +138,10 @@ mod tests {
             ..DenialValues::default()
         };
         assert_eq!(
-            template.render(&values),
+            template.render(&values).unwrap(),
             r#"{"type":"https://example.com/quota","title":"Too {much}","violated-policies":["per user","a\"b"],"retry-after":2}"#
         );
-        assert!(!template.render(&DenialValues::default()).contains("retry-after"));
+        assert!(!template.render(&DenialValues::default()).unwrap().contains("retry-after"));
         assert_eq!(template.content_type(), "application/problem+json");
     }
 }

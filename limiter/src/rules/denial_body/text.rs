@@ -10,6 +10,9 @@ use crate::{
     yaml::quote,
 };
 
+/// The maximum size of a body, in bytes: names of limits can be long.
+const BODY_BYTES_MAX: usize = 64 << 10;
+
 named! {
     /// A variable of templates, with the name that stands between braces.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -165,17 +168,23 @@ impl Text {
         }
     }
 
-    /// The text with the values of its variables.
-    pub(super) fn render(&self, values: &DenialValues<'_>, escaping: Escaping) -> String {
+    /// The text with the values of its variables; `None` if it is larger than a body may be.
+    pub(super) fn render(&self, values: &DenialValues<'_>, escaping: Escaping) -> Option<String> {
         let mut out = String::new();
         for part in &self.0 {
             match part {
                 Part::Literal(literal) => out.push_str(literal),
                 Part::Variable(variable) => escaping.push(&mut out, &values.text(*variable)),
             }
+            fits(&out)?;
         }
-        out
+        Some(out)
     }
+}
+
+/// `None` if this part of a body is larger than a body may be.
+pub(super) fn fits(body: &str) -> Option<()> {
+    (body.len() <= BODY_BYTES_MAX).then_some(())
 }
 
 /// Whether a text between braces is meant as a variable.
@@ -237,7 +246,7 @@ mod tests {
     };
 
     fn rendered(text: &str, escaping: Escaping) -> String {
-        Text::parse(text).unwrap().render(&VALUES, escaping)
+        Text::parse(text).unwrap().render(&VALUES, escaping).unwrap()
     }
 
     #[test]
@@ -247,7 +256,7 @@ mod tests {
         assert_eq!(rendered(text, Escaping::Nothing), "{shop} 10/minute 0 37s 36001 a, b{}");
         let none = DenialValues::default();
         assert_eq!(
-            Text::parse("[{rule}{limit}{retry_after}]").unwrap().render(&none, Escaping::Hidden),
+            Text::parse("[{rule}{limit}{retry_after}]").unwrap().render(&none, Escaping::Hidden).unwrap(),
             "[]"
         );
     }

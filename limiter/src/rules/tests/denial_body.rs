@@ -72,15 +72,33 @@ fn template_renders_text_markup_and_json() {
         ("{json: '{limit}', content_type: application/vnd.shop+json}", "application/vnd.shop+json", "5"),
     ] {
         let template = template(body);
-        assert_eq!((template.content_type(), &*template.render(&values)), (content_type, expected));
+        assert_eq!((template.content_type(), &*template.render(&values).unwrap()), (content_type, expected));
     }
 }
 
 #[test]
 fn json_leaves_out_members_without_a_value() {
     let body = "{json: {after: '{retry_after}', list: ['{limit}'], text: 'In {retry_after} s'}}";
-    let rendered = template(body).render(&DenialValues::default());
+    let rendered = template(body).render(&DenialValues::default()).unwrap();
     assert_eq!(rendered, r#"{"list":[null],"text":"In  s"}"#);
+}
+
+#[test]
+fn body_of_more_than_64_kib_is_none() {
+    let name = "n".repeat(1 << 10);
+    let names = vec![name.as_str(); 64];
+    let rendered = |body, names: &[&str]| {
+        let values = DenialValues { violated_policies: names, ..DenialValues::default() };
+        template(body).render(&values).map(|body| body.len())
+    };
+    for body in [
+        "{text: '{violated_policies}'}",
+        "{json: ['{violated_policies}']}",
+        "{json: 'of {violated_policies}'}",
+    ] {
+        assert!(rendered(body, &names[1..]).is_some_and(|length| length > 63 << 10), "{body}");
+        assert_eq!(rendered(body, &names), None, "{body}");
+    }
 }
 
 #[test]
@@ -133,7 +151,7 @@ fn wrong_bodies_are_refused_with_their_places() {
     let large = format!("{{text: '{}'}}", "x".repeat(16_385));
     assert_eq!(
         problems(&file(&large, "~")),
-        "f:2:14: a body of 16385 bytes is too large; at most 16384 are allowed"
+        "f:2:14: a template of 16385 bytes is too large; at most 16384 are allowed"
     );
 }
 
@@ -226,7 +244,7 @@ proptest! {
             retry_after: wait,
             violated_policies: &policies,
         };
-        let rendered: Json = serde_json::from_str(&template.render(&values)).expect("valid JSON");
+        let rendered: Json = serde_json::from_str(&template.render(&values).unwrap()).expect("valid JSON");
         if !json.to_string().contains(['{', '}']) {
             prop_assert_eq!(rendered, json);
         }
@@ -242,7 +260,7 @@ proptest! {
                 let body = rules.domain("d").unwrap().denial_body.clone();
                 let Some(DenialBody::Template(template)) = body.as_deref() else { panic!("{body:?}") };
                 let values = DenialValues { rule: Some("<\"&'>"), ..DenialValues::default() };
-                let rendered = template.render(&values);
+                let rendered = template.render(&values).unwrap();
                 prop_assert!(!html || !rendered.contains("<\"&'>"));
             }
         }
