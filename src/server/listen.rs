@@ -79,9 +79,9 @@ impl BoundListener {
         match address {
             ListenAddress::Tcp(address) => {
                 let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
-                // Allows a restart to bind while connections of the previous process are in TIME_WAIT. A port that the
-                // system chooses must not be one that another process has bound like this.
-                socket.set_reuseaddr(address.port() != 0)?;
+                // Allows a restart to bind while connections of the previous process are in TIME_WAIT. It needs the
+                // option on both sockets, so a port that the system chose has it too.
+                socket.set_reuseaddr(true)?;
                 socket.bind(*address)?;
                 Ok(Self::Tcp(socket))
             }
@@ -232,5 +232,23 @@ mod tests {
         assert!(connect(number, async || TcpStream::connect(address).await).await.is_ok());
         let _unix = BoundListener::bind(&ListenAddress::Unix(path.clone()), 0o600).await.unwrap();
         assert!(connect(number, async || UnixStream::connect(&path).await).await.is_ok());
+    }
+
+    #[tokio::test]
+    async fn port_is_bound_again_after_its_connections() {
+        let bind = async |address| BoundListener::bind(&ListenAddress::Tcp(address), 0).await;
+        let first = bind("127.0.0.1:0".parse().unwrap()).await.unwrap();
+        let Ok(ListenAddress::Tcp(address)) = first.address() else { panic!("a port") };
+        let first = first.listen().unwrap();
+        let (client, accepted) = tokio::join!(TcpStream::connect(address), first.accept());
+        assert!(bind(address).await.is_err(), "another socket listens");
+        // The side that closes first keeps the address in TIME_WAIT.
+        drop((first, accepted.unwrap()));
+        drop(client.unwrap());
+
+        let (again, beside) = (bind(address).await.unwrap(), bind(address).await.unwrap());
+
+        let _again = again.listen().unwrap();
+        assert_eq!(beside.listen().unwrap_err().kind(), io::ErrorKind::AddrInUse, "one of them listens");
     }
 }
