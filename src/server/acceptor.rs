@@ -5,6 +5,7 @@
 
 use std::{
     convert::Infallible,
+    io,
     pin::{Pin, pin},
     sync::Arc,
     time::Duration,
@@ -29,12 +30,12 @@ use tracing::{debug, warn};
 use crate::{
     accept,
     server::{
-        Budgets, Certificates, Listener, Phase, Services,
+        Budgets, Certificates, Phase, Services,
         connection::{Connection, Keepalive, SHUTDOWN_ACK_TIMEOUT, WINDOW_BYTES},
         corked_io::{CorkedIo, IoHandle, PREFACE_BYTES},
         idle::{Activity, ConnectionTracker, TrackedConnection},
         lifecycle::wait_for_phase,
-        listen::{self, DetachedSocket},
+        listen::{self, BoundListener, DetachedSocket, Listener},
         stats::{ConnectionPermit, ListenerStats},
         tls,
         wake_filter::WakeFiltered,
@@ -66,9 +67,9 @@ const JITTER: f64 = 0.2;
 
 /// A listener and the settings of its connections.
 #[derive(Debug)]
-pub(super) struct Acceptor {
+pub(super) struct Acceptor<L> {
     pub(super) name: &'static str,
-    pub(super) listener: Listener,
+    pub(super) listener: L,
     pub(super) certificates: Option<Arc<Certificates>>,
     pub(super) protocols: Protocols,
     pub(super) limits: Limits,
@@ -210,7 +211,16 @@ impl Http2 {
     }
 }
 
-impl Acceptor {
+impl Acceptor<BoundListener> {
+    /// Takes connections from here on.
+    pub(super) fn listen(self) -> io::Result<Acceptor<Listener>> {
+        let Self { name, listener, certificates, protocols, limits, budgets, stats, when_full } = self;
+        let listener = listener.listen()?;
+        Ok(Acceptor { name, listener, certificates, protocols, limits, budgets, stats, when_full })
+    }
+}
+
+impl Acceptor<Listener> {
     /// Serves connections with `service` until the process stops, then waits for open connections to finish.
     /// Connections run on `workers`.
     pub(super) async fn serve(

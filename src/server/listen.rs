@@ -21,6 +21,14 @@ const ALIVE_WITHIN: Duration = Duration::from_secs(1);
 /// Listen backlog. The kernel lowers it to its own maximum (`net.core.somaxconn`).
 const BACKLOG: u32 = i32::MAX as u32;
 
+/// A TCP address that is bound and refuses connections, or a Unix socket that listens. Callers of a Unix socket have no
+/// other address, so they wait.
+#[derive(Debug)]
+pub(super) enum BoundListener {
+    Tcp(TcpSocket),
+    Unix(SocketFile, UnixListener),
+}
+
 /// A listening socket.
 #[derive(Debug)]
 pub(super) enum Listener {
@@ -65,16 +73,17 @@ pub(super) fn peer(socket: &Socket) -> Option<SocketAddr> {
     }
 }
 
-impl Listener {
-    /// Listens on `address`. `mode` is the file mode of a Unix socket. A stale socket file is replaced.
+impl BoundListener {
+    /// Binds `address`. `mode` is the file mode of a Unix socket. A stale socket file is replaced.
     pub(super) async fn bind(address: &ListenAddress, mode: u32) -> io::Result<Self> {
         match address {
             ListenAddress::Tcp(address) => {
                 let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
-                // Allows a restart to bind while connections of the previous process are in TIME_WAIT.
+                // Allows a restart to bind while connections of the previous process are in TIME_WAIT. It needs the
+                // option on both sockets, so a port that the system chose has it too.
                 socket.set_reuseaddr(true)?;
                 socket.bind(*address)?;
-                Ok(Self::Tcp(socket.listen(BACKLOG)?))
+                Ok(Self::Tcp(socket))
             }
             ListenAddress::Unix(path) => {
                 vacant(path).await?;
@@ -94,6 +103,24 @@ impl Listener {
         }
     }
 
+    /// The local address, with the actual port if port 0 was requested.
+    pub(super) fn address(&self) -> io::Result<ListenAddress> {
+        match self {
+            Self::Tcp(socket) => socket.local_addr().map(ListenAddress::Tcp),
+            Self::Unix(file, _) => Ok(ListenAddress::Unix(file.path.clone())),
+        }
+    }
+
+    /// Takes connections from here on. Fails if another process has bound the address at the same time and listens.
+    pub(super) fn listen(self) -> io::Result<Listener> {
+        match self {
+            Self::Tcp(socket) => socket.listen(BACKLOG).map(Listener::Tcp),
+            Self::Unix(file, listener) => Ok(Listener::Unix(file, listener)),
+        }
+    }
+}
+
+impl Listener {
     /// The local address, with the actual port if port 0 was requested.
     pub(super) fn address(&self) -> io::Result<ListenAddress> {
         match self {
@@ -196,10 +223,32 @@ mod tests {
         let number = system_maximum().min(500);
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("socket");
-        let tcp = Listener::bind(&ListenAddress::Tcp("127.0.0.1:0".parse().unwrap()), 0).await.unwrap();
+        let any = ListenAddress::Tcp("127.0.0.1:0".parse().unwrap());
+        let tcp = BoundListener::bind(&any, 0).await.unwrap();
         let Ok(ListenAddress::Tcp(address)) = tcp.address() else { panic!("a port") };
+        let refused = TcpStream::connect(address).await.unwrap_err();
+        assert_eq!(refused.kind(), io::ErrorKind::ConnectionRefused, "it is only bound");
+        let _tcp = tcp.listen().unwrap();
         assert!(connect(number, async || TcpStream::connect(address).await).await.is_ok());
-        let _unix = Listener::bind(&ListenAddress::Unix(path.clone()), 0o600).await.unwrap();
+        let _unix = BoundListener::bind(&ListenAddress::Unix(path.clone()), 0o600).await.unwrap();
         assert!(connect(number, async || UnixStream::connect(&path).await).await.is_ok());
+    }
+
+    #[tokio::test]
+    async fn port_is_bound_again_after_its_connections() {
+        let bind = async |address| BoundListener::bind(&ListenAddress::Tcp(address), 0).await;
+        let first = bind("127.0.0.1:0".parse().unwrap()).await.unwrap();
+        let Ok(ListenAddress::Tcp(address)) = first.address() else { panic!("a port") };
+        let first = first.listen().unwrap();
+        let (client, accepted) = tokio::join!(TcpStream::connect(address), first.accept());
+        assert!(bind(address).await.is_err(), "another socket listens");
+        // The side that closes first keeps the address in TIME_WAIT.
+        drop((first, accepted.unwrap()));
+        drop(client.unwrap());
+
+        let (again, beside) = (bind(address).await.unwrap(), bind(address).await.unwrap());
+
+        let _again = again.listen().unwrap();
+        assert_eq!(beside.listen().unwrap_err().kind(), io::ErrorKind::AddrInUse, "one of them listens");
     }
 }

@@ -4,7 +4,7 @@ use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 
 use bytesize::ByteSize;
 use tokio::{
-    sync::{mpsc, watch},
+    sync::{mpsc, oneshot, watch},
     time::timeout,
 };
 use tollgate_limiter::{
@@ -56,7 +56,7 @@ pub use workers::WorkerPool;
 pub(crate) use acceptor::fuzz;
 use acceptor::{Acceptor, Protocols, WhenFull};
 use components::Components;
-use listen::Listener;
+use listen::{BoundListener, Listener};
 use reply_bytes::ReplyBytes;
 use request_bytes::RequestBytes;
 use services::Services;
@@ -66,7 +66,8 @@ use tls::Certificates;
 
 /// Maximum size of a message, in bytes.
 const MESSAGE_BYTES_MAX: usize = 4 * 1024 * 1024;
-/// The longest time for which calls wait for the first rules and for the owners of the counters after the start.
+/// The longest time after the start for which the gRPC port refuses connections, and other calls wait, until the first
+/// rules are active and the owners of the counters are known.
 const OPEN_AFTER_MAX: Duration = Duration::from_secs(5);
 
 /// Memory budgets for data that clients make the process hold.
@@ -130,10 +131,11 @@ pub enum Error {
 /// The service with bound listeners, before it accepts connections.
 #[derive(Debug)]
 pub struct Server {
-    grpc: Acceptor,
-    http: Acceptor,
-    admin: Acceptor,
-    metrics: Acceptor,
+    // Its port refuses connections until calls can be decided, so that clients ask another replica.
+    grpc: Acceptor<BoundListener>,
+    http: Acceptor<Listener>,
+    admin: Acceptor<Listener>,
+    metrics: Acceptor<Listener>,
     traces: Option<Traces>,
     settings: Settings,
     clock: Clock,
@@ -175,10 +177,11 @@ impl Server {
         let grpc_tls = load("grpc", &settings.tls.grpc, &grpc, &stats.grpc)?;
         let http_tls = load("http", &settings.tls.http, &http, &stats.http)?;
         let tcp = ListenAddress::Tcp;
-        let grpc_at = listen("grpc", &settings.grpc.listen, settings.grpc.socket_mode).await?;
-        let http_at = listen("http", &tcp(settings.http.listen), 0).await?;
-        let admin_at = listen("admin", &tcp(settings.admin.listen), 0).await?;
-        let metrics_at = listen("metrics", &tcp(settings.metrics.listen), 0).await?;
+        let grpc_at = BoundListener::bind(&settings.grpc.listen, settings.grpc.socket_mode).await;
+        let grpc_at = grpc_at.map_err(|error| listen_error("grpc", &settings.grpc.listen, error))?;
+        let http_at = listen("http", tcp(settings.http.listen)).await?;
+        let admin_at = listen("admin", tcp(settings.admin.listen)).await?;
+        let metrics_at = listen("metrics", tcp(settings.metrics.listen)).await?;
         let plain = |name, listener, max, stats: &Arc<_>| Acceptor {
             name,
             listener,
@@ -227,7 +230,7 @@ impl Server {
 
     /// The bound addresses, with the actual port if port 0 was requested.
     pub fn addresses(&self) -> io::Result<Addresses> {
-        let tcp = |acceptor: &Acceptor| match acceptor.listener.address()? {
+        let tcp = |acceptor: &Acceptor<Listener>| match acceptor.listener.address()? {
             ListenAddress::Tcp(address) => Ok(address),
             ListenAddress::Unix(_) => Err(io::Error::other("a TCP listener has a Unix address")),
         };
@@ -263,6 +266,7 @@ impl Server {
         let Self { grpc, http, admin, metrics, traces, settings, clock, stats, mut workers, logs } = self;
         let (phase, phases) = watch::channel(Phase::Starting);
         let (drain, poll_interval) = (settings.drain.clone(), settings.tls.poll_interval);
+        let grpc_address = settings.grpc.listen.clone();
         let mut tasks = Tasks::default();
         let components = Components::start(
             settings,
@@ -288,30 +292,37 @@ impl Server {
         let services = components.admin_services();
         tasks.listeners.spawn(admin.serve(services, workers.page_handles(), phases.clone()));
         let (services, handles) = (components.grpc_services(&mut tasks.background)?, workers.grpc_handles());
+        let (start, started) = oneshot::channel::<Acceptor<Listener>>();
         tasks.listeners.spawn(async move {
-            tokio::select! {
-                () = lifecycle::wait_until_open(opened) => {}
-                () = lifecycle::wait_for_phase(phases.clone(), Phase::Stopping) => {}
+            // Without it the process stops before it has begun.
+            if let Ok(grpc) = started.await {
+                grpc.serve(services, handles, phases).await;
             }
-            grpc.serve(services, handles, phases).await;
         });
 
         let serve = async {
-            tokio::join!(
+            tokio::try_join!(
                 async {
-                    // What waits is answered, also with an error, after this time.
+                    // Calls are answered, also with an error, after this time.
                     let _ = timeout(OPEN_AFTER_MAX, components.answerable()).await;
+                    let grpc = grpc.listen().map_err(|error| listen_error("grpc", &grpc_address, error))?;
+                    info!(listener = "grpc", "taking calls");
+                    // The task waits for it for as long as this process serves.
+                    let _ = start.send(grpc);
                     open.send_replace(true);
+                    Ok::<(), Error>(())
                 },
                 async {
                     components.ready().await;
+                    lifecycle::wait_until_open(opened).await;
                     phase.send_replace(Phase::Serving);
-                    std::future::pending::<()>().await;
+                    std::future::pending::<Result<(), Error>>().await
                 }
-            );
+            )
+            .map(|((), ())| ())
         };
         let result = tokio::select! {
-            () = serve => Ok(()),
+            result = serve => result,
             _ = shutdown.recv() => Ok(()),
             error = tasks.exit() => Err(error),
         };
@@ -335,7 +346,11 @@ impl Server {
     }
 }
 
-async fn listen(listener: &'static str, address: &ListenAddress, mode: u32) -> Result<Listener, Error> {
-    let listening = Listener::bind(address, mode).await;
-    listening.map_err(|error| Error::Listen { listener, address: address.clone(), error })
+async fn listen(listener: &'static str, address: ListenAddress) -> Result<Listener, Error> {
+    let listening = BoundListener::bind(&address, 0).await.and_then(BoundListener::listen);
+    listening.map_err(|error| listen_error(listener, &address, error))
+}
+
+fn listen_error(listener: &'static str, address: &ListenAddress, error: io::Error) -> Error {
+    Error::Listen { listener, address: address.clone(), error }
 }

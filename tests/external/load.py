@@ -17,22 +17,24 @@ class Load:
     """
 
     CALLS_MAX = 60_000
-    SECONDS_MAX = 60.0
 
-    def __init__(self, callers, targets, descriptors, concurrency=4, interval=0.004, timeout=TIMEOUT):
+    def __init__(
+        self, callers, targets, descriptors, concurrency=4, interval=0.004, timeout=TIMEOUT, seconds_max=60.0
+    ):
         self.callers = callers
         self.targets = targets
         self.descriptors = list(descriptors)
         self.timeout = timeout
         self.interval = interval
         self.concurrency = concurrency
+        self.seconds_max = seconds_max
         self.responses = []
         self.passed = collections.defaultdict(list)
         self.stopped = False
 
     async def _caller(self, number):
         rng = random.Random(number)
-        end = time.monotonic() + self.SECONDS_MAX
+        end = time.monotonic() + self.seconds_max
         while not self.stopped and len(self.responses) < self.CALLS_MAX and time.monotonic() < end:
             requested = rng.choice(self.descriptors)
             started = time.monotonic()

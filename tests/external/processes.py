@@ -139,6 +139,10 @@ class Tollgate(Process):
         listeners = eventually("tollgate listens", self._listeners)
         self.grpc, self.http, self.admin, self.metrics = (listeners[name] for name in LISTENERS)
 
+    def await_taking_calls(self):
+        """Waits until the gRPC port takes connections: until then a process that starts refuses them."""
+        eventually("tollgate takes calls", lambda: any(e.get("message") == "taking calls" for e in self.events()))
+
     def await_ready(self):
         eventually("tollgate is ready", self.is_ready)
 

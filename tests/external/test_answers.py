@@ -86,6 +86,8 @@ def test_circuit_breaker_is_told_by_its_statistic(assert_grows, rule_file, start
 
 def test_error_of_tollgate_is_told_by_its_statistic(assert_grows, rule_file, start_tollgate):
     tollgate = start_tollgate(rule_file("domain: edge\ndescriptors: [{key: user, rate_limit: {}}]"), ready=False)
+    # With rules that are refused the process does not wait for others.
+    tollgate.await_taking_calls()
 
     assert_grows("upstream_rq_200", tollgate.grpc)
 

@@ -1,5 +1,6 @@
 """Planned changes: replicas are replaced, added, removed and stopped, and every counter keeps its value."""
 
+import asyncio
 import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -124,6 +125,41 @@ def test_replicas_that_leave_together_forget_nothing(start_cluster, callers, tot
 
     assert passed == 3 * len(KEYS), "10 of all calls for each key pass"
     assert passes(cluster.targets, 1) == 0
+
+
+def test_roll_at_fixed_addresses_lets_no_call_pass(make_cluster, callers, free_address):
+    addresses = [free_address(), free_address()]
+    cluster = make_cluster()
+    for address in addresses:
+        cluster.launch(grpc=address)
+    cluster.await_ready()
+    used_up = rate_limit_request(descriptor(("user", "ann")))
+    assert callers.call(addresses[0], descriptor(("user", "ann"), hits=10)).passes
+
+    async def passes(turn):
+        """A call of a client that asks at most two replicas, and lets a request pass without an answer."""
+        for address in (addresses[turn % 2], addresses[1 - turn % 2]):
+            response = await callers.call_async(address, used_up)
+            if not response.error:
+                return response.passes
+        return True
+
+    async def passes_of(turns):
+        return await asyncio.gather(*(passes(turn) for turn in turns))
+
+    def roll():
+        for old in list(cluster.replicas):
+            cluster.remove(old)
+            cluster.launch(grpc=old.grpc)
+            cluster.await_ready()
+
+    passed = []
+    with ThreadPoolExecutor() as threads:
+        rolled = threads.submit(roll)
+        while not rolled.done() or len(passed) < 3_000:
+            passed += callers.run(passes_of(range(10)))
+        rolled.result()
+    assert sum(passed) == 0, f"of {len(passed)}"
 
 
 @pytest.mark.timing

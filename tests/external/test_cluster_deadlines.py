@@ -96,16 +96,20 @@ def test_circuit_breaker_opens_spares_owner_and_closes(start_cluster, callers, p
     assert asked.metric("tollgate_cluster_isolations_total") == 0
 
 
-def test_joining_replica_answers_unavailable(start_cluster, callers, silent_server):
+def test_joining_replica_refuses_connections_then_is_unavailable(start_cluster, callers, silent_server):
     cluster = start_cluster(1)
     # A seed that accepts and never answers may be a member, so the replica goes on looking.
     joining = cluster.launch(seeds=[silent_server])
     eventually("rules are active", lambda: joining.event("new rules are active"))
 
-    # Calls wait for the owners first, for at most 5 s.
-    response = callers.call(joining.grpc, descriptor(("user", "ann")), timeout=30)
+    def error():
+        return callers.call(joining.grpc, descriptor(("user", "ann"))).error
 
-    assert response.error == "UNAVAILABLE: still joining the cluster"
+    # For at most 5 s, so that clients ask another replica.
+    assert "Connection refused" in error()
+    joining.await_taking_calls()
+    # The client connects again a moment later.
+    eventually("it is connected", lambda: error() == "UNAVAILABLE: still joining the cluster")
     assert joining.call(joining.http, "/readyz").code == 503
     joining.await_ready()
     assert callers.call(joining.grpc, descriptor(("user", "ann"))).passes

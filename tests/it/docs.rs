@@ -58,14 +58,21 @@ fn laws_named_by_algorithms_page_exist() {
 #[test]
 fn tests_named_by_architecture_page_exist() {
     let page = fs::read_to_string(Path::new(ROOT).join("docs/dev/architecture.md")).unwrap();
-    let sources = text_of("src") + &text_of("limiter") + &text_of("tests");
+    let mut sources = text_of("src") + &text_of("limiter") + &text_of("tests");
+    for entry in fs::read_dir(Path::new(ROOT).join("tests/external")).unwrap() {
+        let path = entry.unwrap().path();
+        if path.extension().is_some_and(|end| end == "py") {
+            sources += &fs::read_to_string(path).unwrap();
+        }
+    }
     let (_, page) = page.split_once("\n## Promises and their tests\n").unwrap();
     let rows = page.split("\n## ").next().unwrap().lines().filter(|line| line.starts_with('|'));
     let cells = rows.filter_map(|row| row.trim_end_matches(" |").rsplit('|').next());
     let mut named = 0;
     for test in cells.flat_map(|cell| cell.split('`').skip(1).step_by(2)) {
         named += 1;
-        assert!(sources.contains(&format!("fn {test}(")), "no test is called {test}");
+        let is_defined = |keyword| sources.contains(&format!("{keyword} {test}("));
+        assert!(is_defined("fn") || is_defined("def"), "no test is called {test}");
     }
     assert!(named > 20, "too few tests found in the table");
 }

@@ -16,12 +16,12 @@ use tollgate::cluster::{self, Cluster, Trust, link};
 use tollgate_limiter::{
     algorithm::{Classic, Excess, FixedWindow, Limit, Operation, Window},
     descriptor::{Entry, Key, KeyText, Secret},
-    remote::Remote,
+    remote::{Remote, RemoteHoldError},
     resilience::{Caller, Overloaded},
     rules::{ActiveRules, ForwardPolicy, OnOwnerUnavailable},
     store::{
-        Check, Checks, HOLD_TTL_MAX, HoldId, HoldTerms, Memory, OnExpiry, OnFull, OnRefusal, Refusal,
-        Reserved, Role, SettleOutcome, Settled, UnknownId,
+        Check, Checks, CounterOperation, HOLD_TTL_MAX, HoldId, HoldOutcome, HoldTerms, IdMemory, Memory,
+        OnExpiry, OnFull, OnRefusal, Refusal, Reserved, Role, SettleOutcome, Settled, UnknownId,
     },
     time::{Clock, SECOND},
 };
@@ -47,6 +47,11 @@ fn any_refuses(checks: usize) -> Refusal {
 
 impl Pair {
     async fn start() -> Self {
+        Self::start_with(1 << 30).await
+    }
+
+    /// Two replicas with this memory limit each.
+    async fn start_with(memory_bytes: u64) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let secret = folder.path().join("secret");
         std::fs::write(&secret, "a secret that two replicas share\n").unwrap();
@@ -68,7 +73,7 @@ impl Pair {
                     ..cluster::Tuning::FOR_TESTS
                 },
             };
-            let memory = Arc::new(Memory::new(1 << 30, OnFull::Deny).shared());
+            let memory = Arc::new(Memory::new(memory_bytes, OnFull::Deny).shared());
             let rules = Arc::new(ActiveRules::default());
             let bound = Cluster::bind(settings, memory.clone(), Vec::new(), rules, Clock::system()).await;
             let (cluster, listening) = bound.unwrap();
@@ -209,6 +214,44 @@ async fn reservation_moves_with_its_slot_when_the_owner_drains() {
         settled.iter().all(|one| (one.outcome, one.remaining) == (SettleOutcome::Open, 10)),
         "{settled:?}"
     );
+}
+
+#[tokio::test]
+async fn forwarded_ids_leave_room_for_callers_of_the_owner() {
+    let (pair, limit, keys) = (Pair::start_with(1 << 20).await, ten(), keys(2_020));
+    let terms = |id: &HoldId| HoldTerms::new(id.clone(), HOLD_TTL_MAX, OnExpiry::Release).unwrap();
+    // Below the shares of callers, as if there were one for each call.
+    let reserve = async |key: &Key, id: &HoldId| {
+        let (checks, connection) = (charges(&[*key], &limit, 1), Caller::default());
+        pair.caller.reserve(&checks, &terms(id), None, &connection, any_refuses(1)).await
+    };
+    let (first, mut refused) = (HoldId::random(), 0);
+    for (number, key) in keys[..2_000].iter().enumerate() {
+        let id = if number == 0 { &first } else { &HoldId::random() };
+        match reserve(key, id).await {
+            Ok(reserved) => assert!(reserved.is_held),
+            Err(error) => {
+                assert_eq!(error, RemoteHoldError::Exhausted);
+                refused += 1;
+            }
+        }
+    }
+    assert!(refused > 0, "there is room for a part of these ids");
+    assert!(reserve(&keys[0], &first).await.is_ok(), "a known id is answered as the first time");
+
+    let owner = &pair.memories[1];
+    let IdMemory { used, max } = owner.id_memory();
+    assert!((max / 3..=max / 2 + 1_000).contains(&used), "{used} of {max}");
+    let (now, mut held) = (Clock::system().now(), 0);
+    for key in &keys[2_000..] {
+        let reserve = CounterOperation::Reserve { terms: Box::new(terms(&HoldId::random())), hits: 1 };
+        // Only the keys of its slots are decided there.
+        if let Ok(outcome) = owner.operate(*key, &limit, &reserve, now) {
+            assert_eq!(outcome.hold, HoldOutcome::Decided);
+            held += 1;
+        }
+    }
+    assert!(held > 0);
 }
 
 #[tokio::test]

@@ -22,7 +22,10 @@ use tollgate::{
     settings::{Setting, Settings, Sources},
 };
 use tollgate_limiter::time::{Clock, Timestamp};
-use tonic::{Status, transport::Channel};
+use tonic::{
+    Status,
+    transport::{Channel, Endpoint},
+};
 
 /// Longer than any step of a test takes; a test that waits this long fails.
 pub const TIMEOUT: Duration = Duration::from_secs(20);
@@ -134,7 +137,13 @@ impl Service {
 
     /// A client with its own connection.
     pub async fn client(&self) -> RateLimitServiceClient<Channel> {
-        RateLimitServiceClient::connect(format!("http://{}", self.addresses.grpc)).await.unwrap()
+        RateLimitServiceClient::new(self.channel().await)
+    }
+
+    /// A connection to the gRPC port, which refuses connections while the service starts.
+    pub async fn channel(&self) -> Channel {
+        let endpoint = Endpoint::from_shared(format!("http://{}", self.addresses.grpc)).unwrap();
+        until(async || endpoint.connect().await.ok()).await
     }
 
     /// Sends one request on a new connection.

@@ -1,10 +1,13 @@
 //! The lifecycle of the process, as probes and callers observe it.
 
-use std::time::Duration;
+use std::{io, time::Duration};
 
-use tokio::time::timeout;
+use tokio::{
+    net::{TcpListener, TcpStream},
+    time::timeout,
+};
 use tollgate::server::{Error, Server};
-use tollgate_limiter::time::Clock;
+use tollgate_limiter::time::{Clock, Stopwatch};
 use tonic::transport::Channel;
 use tonic_health::pb::{
     HealthCheckRequest, health_check_response::ServingStatus, health_client::HealthClient,
@@ -17,7 +20,7 @@ use tonic_reflection::pb::{
     v1alpha,
 };
 
-use crate::harness::{Service, TIMEOUT, request_for, settings, until, with_hits};
+use crate::harness::{Service, TIMEOUT, request_for, send, settings, until, with_hits};
 
 const RULES: &str = "
 domain: shop
@@ -28,10 +31,6 @@ descriptors:
 
 const NAMES: [&str; 3] = ["", "ratelimit", "envoy.service.ratelimit.v3.RateLimitService"];
 
-async fn channel(service: &Service) -> Channel {
-    Channel::from_shared(format!("http://{}", service.addresses.grpc)).unwrap().connect().await.unwrap()
-}
-
 async fn health(channel: &Channel, name: &str) -> Result<ServingStatus, tonic::Code> {
     let request = HealthCheckRequest { service: name.into() };
     let answer = HealthClient::new(channel.clone()).check(request).await;
@@ -41,7 +40,7 @@ async fn health(channel: &Channel, name: &str) -> Result<ServingStatus, tonic::C
 #[tokio::test]
 async fn health_service_knows_exactly_three_names() {
     let service = Service::start(RULES).await;
-    let channel = channel(&service).await;
+    let channel = service.channel().await;
     for name in NAMES {
         until(async || (health(&channel, name).await == Ok(ServingStatus::Serving)).then_some(())).await;
     }
@@ -51,7 +50,7 @@ async fn health_service_knows_exactly_three_names() {
 #[tokio::test]
 async fn health_without_rules_is_not_serving() {
     let service = Service::start_unready("domain: [", &[]).await;
-    let channel = channel(&service).await;
+    let channel = service.channel().await;
     for name in NAMES {
         until(async || (health(&channel, name).await == Ok(ServingStatus::NotServing)).then_some(())).await;
     }
@@ -68,24 +67,59 @@ async fn process_without_rules_serves_once_rules_are_repaired() {
     assert!(service.call(request_for("shop", "user", "x")).await.is_ok());
 }
 
-#[tokio::test]
-async fn calls_wait_while_the_replica_of_a_cluster_starts() {
+/// A replica of a cluster with this seed and `/check`.
+async fn starting(seed: &str) -> (Service, tempfile::TempDir) {
     let folder = tempfile::tempdir().unwrap();
     let secret = folder.path().join("secret");
     std::fs::write(&secret, "a secret that replicas share").unwrap();
-    // It looks for other replicas first, for more than a second.
-    let cluster = [
+    let settings = [
         ("cluster.listen", "127.0.0.1:0"),
         ("cluster.secret_file", secret.to_str().unwrap()),
-        ("cluster.seed", "127.0.0.1:1"),
+        ("cluster.seed", seed),
+        ("check.domain", "shop"),
+        ("check.descriptors", "user={x-user}"),
     ];
-    let service = Service::start_unready(RULES, &cluster).await;
-    assert_eq!(service.http("GET", "/livez", "").await.0, 200);
+    (Service::start_unready(RULES, &settings).await, folder)
+}
+
+/// The statuses of calls to `/json` and `/check`.
+async fn http_calls(service: &Service) -> [u16; 2] {
     let body = r#"{"domain": "shop", "descriptors": [{"entries": [{"key": "user", "value": "y"}]}]}"#;
-    let (answer, (status, text)) =
-        tokio::join!(service.call(request_for("shop", "user", "x")), service.http("POST", "/json", body));
+    let check = send(service.addresses.http, "host: localhost\r\nx-user: y\r\n", "GET", "/check", "");
+    let (json, check) = tokio::join!(service.http("POST", "/json", body), check);
+    [json.0, check.0]
+}
+
+async fn grpc_error(service: &Service) -> Option<io::ErrorKind> {
+    TcpStream::connect(service.addresses.grpc.to_string()).await.err().map(|error| error.kind())
+}
+
+#[tokio::test]
+async fn calls_wait_while_the_replica_of_a_cluster_starts() {
+    // It looks for other replicas first, for more than a second.
+    let (service, _folder) = starting("127.0.0.1:1").await;
+    assert_eq!(grpc_error(&service).await, Some(io::ErrorKind::ConnectionRefused));
+    assert_eq!(service.http("GET", "/livez", "").await.0, 200);
+    let (answer, statuses) =
+        tokio::join!(service.call(request_for("shop", "user", "x")), http_calls(&service));
     assert_eq!(answer.unwrap().statuses[0].limit_remaining, 999);
-    assert_eq!(status, 200, "{text}");
+    assert_eq!(statuses, [200, 200]);
+}
+
+#[tokio::test]
+async fn replica_that_cannot_join_answers_errors_after_5_s() {
+    // A process that accepts connections may be a busy member: the replica looks for 10 s.
+    let busy = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let begun = Stopwatch::start();
+    let (service, _folder) = starting(&busy.local_addr().unwrap().to_string()).await;
+    assert_eq!(grpc_error(&service).await, Some(io::ErrorKind::ConnectionRefused));
+    assert_eq!(http_calls(&service).await, [503, 503]);
+    assert!(begun.elapsed() >= Duration::from_secs(5), "{:?}", begun.elapsed());
+    assert_eq!(
+        service.call(request_for("shop", "user", "x")).await.unwrap_err().code(),
+        tonic::Code::Unavailable
+    );
+    assert_eq!(service.http("GET", "/readyz", "").await.0, 503);
 }
 
 #[tokio::test]
@@ -95,7 +129,7 @@ async fn reflection_lists_served_services() {
         host: String::new(),
         message_request: Some(MessageRequest::ListServices(String::new())),
     };
-    let mut client = ServerReflectionClient::new(channel(&service).await);
+    let mut client = ServerReflectionClient::new(service.channel().await);
     let mut answers = client.server_reflection_info(tokio_stream::once(query)).await.unwrap().into_inner();
     let answer = answers.message().await.unwrap().unwrap().message_response.unwrap();
     let MessageResponse::ListServicesResponse(list) = answer else { panic!("{answer:?}") };
@@ -116,7 +150,7 @@ async fn reflection_answers_older_tools_too() {
             "envoy.service.ratelimit.v3.RateLimitService".to_owned(),
         )),
     };
-    let channel = channel(&service).await;
+    let channel = service.channel().await;
     let mut client = v1alpha::server_reflection_client::ServerReflectionClient::new(channel);
     let mut answers = client.server_reflection_info(tokio_stream::once(query)).await.unwrap().into_inner();
     let answer = answers.message().await.unwrap().unwrap().message_response.unwrap();
@@ -129,7 +163,7 @@ async fn reflection_answers_older_tools_too() {
 #[tokio::test]
 async fn draining_process_is_not_ready_but_answers_calls() {
     let service = Service::start_with(RULES, &[("drain.delay", "30s"), ("drain.timeout", "60s")]).await;
-    let channel = channel(&service).await;
+    let channel = service.channel().await;
     service.shutdown.send(()).await.unwrap();
     until(async || (health(&channel, "").await == Ok(ServingStatus::NotServing)).then_some(())).await;
     assert_eq!(service.http("GET", "/readyz", "").await, (503, "leaving\n".to_owned()));
@@ -144,7 +178,7 @@ async fn shutdown_ends_despite_connected_and_watching_clients() {
     let service = Service::start_with(RULES, &[("drain.timeout", "60s")]).await;
     let client = service.client().await;
     let watching = HealthCheckRequest { service: String::new() };
-    let mut watch = HealthClient::new(channel(&service).await).watch(watching).await.unwrap().into_inner();
+    let mut watch = HealthClient::new(service.channel().await).watch(watching).await.unwrap().into_inner();
     service.shutdown.send(()).await.unwrap();
     assert!(timeout(TIMEOUT, service.task).await.unwrap().unwrap().is_ok());
     while let Ok(Some(_)) = watch.message().await {}

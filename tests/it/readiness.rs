@@ -3,7 +3,6 @@
 use std::fs;
 
 use tokio::{net::TcpListener, time::timeout};
-use tonic::transport::Endpoint;
 use tonic_health::pb::{
     HealthCheckRequest, health_check_response::ServingStatus, health_client::HealthClient,
 };
@@ -44,8 +43,7 @@ async fn cluster_address(service: &Service) -> String {
 }
 
 async fn health(service: &Service) -> ServingStatus {
-    let endpoint = Endpoint::from_shared(format!("http://{}", service.addresses.grpc)).unwrap();
-    let mut client = HealthClient::new(endpoint.connect().await.unwrap());
+    let mut client = HealthClient::new(service.channel().await);
     client.check(HealthCheckRequest::default()).await.unwrap().into_inner().status()
 }
 

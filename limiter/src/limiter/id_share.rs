@@ -1,19 +1,24 @@
-//! Each caller's share of the memory for ids, so that no caller takes the reservations of all.
+//! Shares of the memory for ids, so that no caller and no other replica takes the reservations of all.
 
 use std::hash::{Hash, Hasher};
 
 use rustc_hash::FxHasher;
 
 use crate::{
+    algorithm::Limit,
+    descriptor::Key,
     resilience::{Caller, IdRecord},
     store::{
-        Checks, HOLD_REMEMBERED, HoldId, HoldTerms, IdMemory, SettleOutcome, Settled, UnknownId, id_bytes,
+        Checks, CounterOperation, HOLD_REMEMBERED, HoldId, HoldOutcome, HoldTerms, IdMemory, Memory,
+        NotLocal, Outcome, SettleOutcome, Settled, UnknownId, id_bytes,
     },
     time::Timestamp,
 };
 
 /// Once half of the memory is used, a caller gets at most this fraction of what the others leave free.
 const CALLER_SHARE: usize = 4;
+/// The same for another replica, whose callers share it.
+const REPLICA_SHARE: usize = 2;
 
 /// An id that a caller sends, and what the counters of its call remember of it.
 #[derive(Debug)]
@@ -34,14 +39,26 @@ impl<'c> SentId<'c> {
         memory: IdMemory,
         now: Timestamp,
     ) -> Self {
+        let first = checks.first().map(|check| check.key);
+        Self::in_share(CALLER_SHARE, caller, (id, first, checks.len() * id_bytes(id)), memory, now)
+    }
+
+    /// The id of a call with this first key, which takes so many bytes, of a caller that gets one part of so many.
+    fn in_share(
+        parts: usize,
+        caller: &'c Caller,
+        (id, first, bytes): (&HoldId, Option<Key>, usize),
+        memory: IdMemory,
+        now: Timestamp,
+    ) -> Self {
         let mut hasher = FxHasher::default();
         id.as_bytes().hash(&mut hasher);
-        checks.first().map(|check| check.key).hash(&mut hasher);
-        let (hash, bytes) = (hasher.finish(), checks.len() * id_bytes(id));
+        first.hash(&mut hasher);
+        let hash = hasher.finish();
         let own = caller.id_bytes(now);
         let of_others = memory.used.saturating_sub(own);
         let is_plenty = memory.used + bytes <= memory.max / 2;
-        let is_in_share = own + bytes <= memory.max.saturating_sub(of_others) / CALLER_SHARE;
+        let is_in_share = own + bytes <= memory.max.saturating_sub(of_others) / parts;
         let is_allowed = is_plenty || is_in_share || caller.has_id(hash, now);
         Self { caller, id: hash, bytes, bytes_max: memory.max, is_allowed, now }
     }
@@ -72,5 +89,59 @@ impl<'c> SentId<'c> {
     fn remember(&self, until: Timestamp) {
         let record = IdRecord { id: self.id, until, bytes: self.bytes };
         self.caller.remember_id(record, self.bytes_max, self.now);
+    }
+}
+
+/// What the counters of this process remember for the callers of another replica.
+#[derive(Debug, Default)]
+pub struct ReplicaShare(Caller);
+
+impl ReplicaShare {
+    /// Applies an operation that the replica has forwarded, as [`Memory::operate`] does. Beyond its share the replica is
+    /// answered as if the memory for ids were full: new ids are refused, and unknown ones that are settled are not
+    /// remembered.
+    pub fn operate(
+        &self,
+        memory: &Memory,
+        key: Key,
+        limit: &Limit,
+        operation: &CounterOperation,
+        now: Timestamp,
+    ) -> Result<Outcome, NotLocal> {
+        let sent = |id| {
+            let id = (id, Some(key), id_bytes(id));
+            SentId::in_share(REPLICA_SHARE, &self.0, id, memory.id_memory(), now)
+        };
+        match operation {
+            CounterOperation::Reserve { terms, .. } | CounterOperation::RefundOnce { terms, .. } => {
+                let sent = sent(terms.id());
+                if !sent.is_allowed() {
+                    memory.count_exhausted();
+                    return Ok(Outcome::exhausted());
+                }
+                let outcome = memory.operate(key, limit, operation, now)?;
+                if outcome.hold == HoldOutcome::Decided && outcome.decision.verdict.passes() {
+                    sent.held(terms);
+                }
+                Ok(outcome)
+            }
+            CounterOperation::Settle { id, actual, unknown: UnknownId::Remember } => {
+                let sent = sent(id);
+                let (id, unknown) = (id.clone(), sent.unknown());
+                let settle = CounterOperation::Settle { id, actual: *actual, unknown };
+                let outcome = memory.operate(key, limit, &settle, now)?;
+                if let HoldOutcome::Settled(settled) = &outcome.hold {
+                    sent.settled(std::slice::from_ref(settled));
+                }
+                Ok(outcome)
+            }
+            CounterOperation::Decide(_)
+            | CounterOperation::Undo(_)
+            | CounterOperation::Set(_)
+            | CounterOperation::Settle { unknown: UnknownId::Forget, .. }
+            | CounterOperation::Withdraw { .. }
+            | CounterOperation::Show
+            | CounterOperation::Absorb(_) => memory.operate(key, limit, operation, now),
+        }
     }
 }

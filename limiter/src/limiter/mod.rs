@@ -36,6 +36,7 @@ pub(crate) use embedded::{each_entry, request};
 pub use error::LimiterError;
 pub use examples::{Example, Examples};
 pub use explain::{CheckExplanation, CounterRef, DescriptorExplanation, Explanation, NoCounter};
+pub use id_share::ReplicaShare;
 pub use metrics::Metrics;
 pub use plan::{CurrentLimit, Modes};
 pub use prepared::PreparedDescriptor;

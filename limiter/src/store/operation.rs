@@ -143,6 +143,20 @@ impl CounterOperation {
         }
     }
 
+    /// Whether the counter may remember an id that it does not know.
+    pub fn remembers_id(&self) -> bool {
+        match self {
+            Self::Reserve { .. } | Self::RefundOnce { .. } => true,
+            Self::Settle { unknown, .. } => *unknown == UnknownId::Remember,
+            Self::Decide(_)
+            | Self::Undo(_)
+            | Self::Set(_)
+            | Self::Withdraw { .. }
+            | Self::Absorb(_)
+            | Self::Show => false,
+        }
+    }
+
     /// Whether only the counter itself can decide the operation.
     pub fn needs_counter(&self) -> bool {
         match self {

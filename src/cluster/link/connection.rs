@@ -188,14 +188,19 @@ async fn run_link(hub: &Hub, peer: &Arc<Peer>, outbound: &Arc<OutboundQueue>, mu
     // A suspended process must not count the suspension as silence of the peer.
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut phases = hub.shared.phase.subscribe();
+    // The last frame, while there is no room for it: until the next tick, or a later one.
+    let mut waiting: Option<Frame> = None;
     loop {
         tokio::select! {
-            frame = frames.message() => match frame {
+            frame = frames.message(), if waiting.is_none() => match frame {
                 Ok(Some(frame)) => {
-                    monitor.silent = 0;
-                    if peer.handle_frame(outbound, frame) == Flow::Close {
+                    if !peer.has_room_for(outbound, &frame) {
+                        hub.shared.local.stats.pieces_delayed.increase();
+                        waiting = Some(frame);
+                    } else if peer.handle_frame(outbound, frame) == Flow::Close {
                         break;
                     }
+                    monitor.silent = 0;
                 }
                 Ok(None) => break,
                 Err(status) => {
@@ -203,10 +208,20 @@ async fn run_link(hub: &Hub, peer: &Arc<Peer>, outbound: &Arc<OutboundQueue>, mu
                     break;
                 }
             },
-            _ = ticks.tick() => if monitor.tick(peer, outbound) == Flow::Close {
-                debug!(peer = %peer.id, "link timed out: no frames or no acknowledgements");
-                break;
-            },
+            _ = ticks.tick() => {
+                if let Some(frame) = waiting.take_if(|frame| peer.has_room_for(outbound, frame))
+                    && peer.handle_frame(outbound, frame) == Flow::Close
+                {
+                    break;
+                }
+                if waiting.is_some() {
+                    monitor.silent = 0;
+                }
+                if monitor.tick(peer, outbound) == Flow::Close {
+                    debug!(peer = %peer.id, "link timed out: no frames or no acknowledgements");
+                    break;
+                }
+            }
             () = outbound.closed.notified() => break,
             () = closing(&mut phases), if !outbound.goodbye_due.load(Relaxed) => {
                 outbound.goodbye_due.store(true, Relaxed);

@@ -1,6 +1,6 @@
 //! Laws of sessions under any sequence of connection failures.
 
-use std::collections::VecDeque;
+use std::{collections::VecDeque, sync::Arc};
 
 use proptest::prelude::{Just, Strategy, prop, prop_assert, prop_assert_eq, prop_oneof, proptest};
 use prost::bytes::Bytes;
@@ -8,6 +8,7 @@ use prost::bytes::Bytes;
 use crate::cluster::{
     MemberId,
     link::{
+        assembly::AssemblyBudget,
         frame::Piece,
         handshake::{Resolution, SessionIds, SessionOffer, supersedes},
         session::{Bounds, Session, SessionError},
@@ -15,6 +16,8 @@ use crate::cluster::{
 };
 
 const BOUNDS: Bounds = Bounds { piece: 100, unacknowledged: 1_000, batch: 10_000 };
+/// The memory for incomplete batches, of both endpoints: less than one batch takes.
+const ASSEMBLY_BYTES: usize = 350;
 
 /// What an endpoint writes.
 #[derive(Clone, Debug)]
@@ -37,6 +40,7 @@ struct Endpoint {
     sessions: u64,
     session_ids: SessionIds,
     session: Session,
+    assembly: Arc<AssemblyBudget>,
     active: Option<usize>,
     replaces_link: bool,
     sent: Vec<Bytes>,
@@ -63,11 +67,12 @@ enum Step {
 }
 
 impl Endpoint {
-    fn new() -> Self {
+    fn new(assembly: Arc<AssemblyBudget>) -> Self {
         Self {
             sessions: 1,
             session_ids: SessionIds::new(1),
-            session: Session::with_bounds(BOUNDS),
+            session: Session::with_bounds(BOUNDS, assembly.clone()),
+            assembly,
             active: None,
             replaces_link: false,
             sent: Vec::new(),
@@ -79,7 +84,7 @@ impl Endpoint {
     fn forget(&mut self) {
         self.sessions += 1;
         self.session_ids = SessionIds::new(self.sessions);
-        self.session = Session::with_bounds(BOUNDS);
+        self.session = Session::with_bounds(BOUNDS, self.assembly.clone());
         self.active = None;
         self.lost += 1;
         self.sent.clear();
@@ -93,7 +98,9 @@ impl Endpoint {
 
 impl World {
     fn new() -> Self {
-        Self { endpoints: [Endpoint::new(), Endpoint::new()], connections: Vec::new(), batches: 0 }
+        let assembly = Arc::new(AssemblyBudget::new(ASSEMBLY_BYTES));
+        let endpoints = [(); 2].map(|()| Endpoint::new(assembly.clone()));
+        Self { endpoints, connections: Vec::new(), batches: 0 }
     }
 
     fn step(&mut self, step: Step) -> Result<(), SessionError> {
@@ -150,13 +157,28 @@ impl World {
             Step::Deliver(endpoint, connection) => {
                 if !self.connections.is_empty() {
                     let connection = connection % self.connections.len();
-                    if let Some(frame) = self.connections[connection].in_flight[endpoint].pop_front() {
-                        self.handle_frame(endpoint, connection, frame)?;
-                    }
+                    self.deliver(endpoint, connection)?;
                 }
             }
         }
         Ok(())
+    }
+
+    /// Delivers the next frame, unless there is none or no room for it.
+    fn deliver(&mut self, endpoint: usize, connection: usize) -> Result<bool, SessionError> {
+        let Some(frame) = self.connections[connection].in_flight[endpoint].pop_front() else {
+            return Ok(false);
+        };
+        let Endpoint { active, session, .. } = &mut self.endpoints[endpoint];
+        if *active == Some(connection)
+            && let Frame::Piece(piece) = &frame
+            && !session.take_room(piece)
+        {
+            self.connections[connection].in_flight[endpoint].push_front(frame);
+            return Ok(false);
+        }
+        self.handle_frame(endpoint, connection, frame)?;
+        Ok(true)
     }
 
     fn close(&mut self, connection: usize) {
@@ -257,7 +279,8 @@ impl World {
         for connection in 0..self.connections.len() {
             self.close(connection);
         }
-        for _ in 0..60 {
+        // One endpoint after the other completes its batches.
+        for _ in 0..120 {
             for endpoint in [0, 1] {
                 // An endpoint has one dial in progress at a time.
                 if !self
@@ -270,9 +293,7 @@ impl World {
                 self.step(Step::Write(endpoint))?;
                 self.step(Step::Heartbeat(endpoint))?;
                 for connection in 0..self.connections.len() {
-                    while !self.connections[connection].in_flight[endpoint].is_empty() {
-                        self.step(Step::Deliver(endpoint, connection))?;
-                    }
+                    while self.deliver(endpoint, connection)? {}
                 }
             }
         }
@@ -310,6 +331,7 @@ proptest! {
         for (from, to) in [(0, 1), (1, 0)] {
             prop_assert_eq!(&world.endpoints[from].sent, &world.endpoints[to].received);
         }
+        prop_assert_eq!(world.endpoints[0].assembly.used(), 0);
         prop_assert_eq!((world.endpoints[0].lost, world.endpoints[1].lost), (0, 0), "no session was lost");
     }
 
@@ -343,7 +365,7 @@ proptest! {
 
 #[test]
 fn session_with_full_window_takes_no_batch() {
-    let mut session = Session::with_bounds(BOUNDS);
+    let mut session = Session::with_bounds(BOUNDS, Arc::default());
     session.push(Bytes::from(vec![0; 999]));
     assert_eq!(session.capacity(), 1);
     session.push(Bytes::from(vec![0; 999]));
@@ -355,7 +377,7 @@ fn session_with_full_window_takes_no_batch() {
 
 #[test]
 fn protocol_violation_by_peer_is_session_error() {
-    let mut session = Session::with_bounds(BOUNDS);
+    let mut session = Session::with_bounds(BOUNDS, Arc::default());
     session.push(Bytes::from_static(b"a"));
     assert_eq!(session.acknowledge(1), Err(SessionError::Acknowledgement), "the piece was not sent yet");
     let piece =

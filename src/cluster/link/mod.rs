@@ -23,6 +23,7 @@ use crate::{
 mod accept;
 mod addresses;
 mod advertise;
+mod assembly;
 mod connection;
 mod dial;
 mod drive;

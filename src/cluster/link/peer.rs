@@ -16,7 +16,8 @@ use crate::cluster::{
     MemberId,
     link::{
         DisconnectReason, LinkHandler,
-        frame::{Frame, Goodbye, Heartbeat, Hello, Kind, PIECE_BYTES_MAX, Reason, VERSION},
+        assembly::AssemblyBudget,
+        frame::{Frame, Goodbye, Heartbeat, Hello, Kind, PIECE_BYTES_MAX, Piece, Reason, VERSION},
         handshake::{Resolution, SessionIds, supersedes},
         outbound::{FrameSource, NextFrame, OutboundQueue},
         session::{Session, SessionError},
@@ -42,6 +43,8 @@ pub(super) struct LocalProcess {
 pub(super) struct Roster {
     peers: ArcSwap<HashMap<MemberId, Arc<Peer>>>,
     sessions: Mutex<u64>,
+    // Of all peers.
+    assembly: Arc<AssemblyBudget>,
 }
 
 /// Another process.
@@ -168,7 +171,7 @@ impl Peer {
     ) -> Self {
         let state = PeerState {
             session_ids: SessionIds::new(session),
-            session: Session::default(),
+            session: Session::new(roster.assembly.clone()),
             active: None,
             is_dialling: false,
             is_ended: false,
@@ -273,7 +276,20 @@ impl Peer {
         HelloOutcome::Linked
     }
 
-    /// Handles a frame received on the connection of `outbound`.
+    /// Whether a frame received on the connection of `outbound` can be handled now. Otherwise the memory for incomplete
+    /// batches is full, and the connection must not be read further until the frame is handled.
+    pub(super) fn has_room_for(&self, outbound: &Arc<OutboundQueue>, frame: &Frame) -> bool {
+        let Some(Kind::Piece(piece @ Piece { has_more: true, .. })) = &frame.kind else { return true };
+        let mut state = self.state();
+        if !state.is_active(outbound) || state.session.take_room(piece) {
+            return true;
+        }
+        // The peer is not silent.
+        self.handler.heard(self.id);
+        false
+    }
+
+    /// Handles a frame received on the connection of `outbound`, for which there is room.
     pub(super) fn handle_frame(&self, outbound: &Arc<OutboundQueue>, frame: Frame) -> Flow {
         let mut state = self.state();
         if !state.is_active(outbound) {
@@ -432,6 +448,7 @@ impl PeerState {
             return;
         }
         self.is_ended = true;
+        self.session.discard_partial_batch();
         self.close_active(peer);
         if self.session_ids.is_established() {
             info!(peer = %peer.id, address = %peer.address(), ?reason, "lost a replica");

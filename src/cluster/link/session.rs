@@ -3,15 +3,18 @@
 //! Each sent piece has a number and is kept until the peer acknowledges it. A new connection resumes after the last
 //! number received over any earlier one, so each batch arrives once and in order.
 
-use std::collections::VecDeque;
+use std::{collections::VecDeque, sync::Arc};
 
 use prost::bytes::{Bytes, BytesMut};
 
-use crate::cluster::link::frame::{PIECE_BYTES_MAX, Piece};
+use crate::cluster::link::{
+    assembly::{Assembly, AssemblyBudget},
+    frame::{PIECE_BYTES_MAX, Piece},
+};
 
 /// The largest batch that is received, in bytes. A batch is larger than a piece only if it is one message with the data
 /// of a slot. The 4,096 slots share `store.memory_limit`, so no slot comes near this.
-const BATCH_BYTES_MAX: usize = 1024 * 1024 * 1024;
+const BATCH_BYTES_MAX: usize = 768 * 1024 * 1024;
 /// No batch is taken while this many bytes are unacknowledged.
 const UNACKNOWLEDGED_BYTES_MAX: usize = 8 * 1024 * 1024;
 /// The least that a piece counts, so that the number of pieces is bounded too.
@@ -62,6 +65,8 @@ pub(super) struct Session {
     // Bytes received since the last acknowledgement was sent.
     unreported_bytes: usize,
     partial_batch: BytesMut,
+    // What `partial_batch` takes of the memory of all peers.
+    assembly: Assembly,
 }
 
 #[derive(Debug)]
@@ -77,10 +82,15 @@ impl UnacknowledgedPiece {
 }
 
 impl Session {
+    /// A session whose incomplete batches share this memory with those of other sessions.
+    pub(super) fn new(budget: Arc<AssemblyBudget>) -> Self {
+        Self { assembly: Assembly::new(budget), ..Self::default() }
+    }
+
     /// A session with other maxima.
     #[cfg(test)]
-    pub(super) fn with_bounds(bounds: Bounds) -> Self {
-        Self { bounds, ..Self::default() }
+    pub(super) fn with_bounds(bounds: Bounds, budget: Arc<AssemblyBudget>) -> Self {
+        Self { bounds, ..Self::new(budget) }
     }
 
     /// The bytes that may be queued now; 0 while too many are unacknowledged.
@@ -138,7 +148,13 @@ impl Session {
         Ok(())
     }
 
-    /// Handles a received piece; returns the batch that it completes.
+    /// Whether the piece can be received now. Takes its bytes of the memory for incomplete batches, if it needs any.
+    pub(super) fn take_room(&mut self, piece: &Piece) -> bool {
+        let is_kept = piece.has_more && piece.number == self.received + 1;
+        !is_kept || self.assembly.take(self.partial_batch.len() + piece.payload.len())
+    }
+
+    /// Handles a received piece, for which there is room; returns the batch that it completes.
     pub(super) fn receive(&mut self, piece: Piece) -> Result<Option<Bytes>, SessionError> {
         self.acknowledge(piece.received)?;
         if piece.number <= self.received {
@@ -160,7 +176,14 @@ impl Session {
             return Ok(Some(piece.payload));
         }
         self.partial_batch.extend_from_slice(&piece.payload);
-        Ok(Some(self.partial_batch.split().freeze()))
+        self.assembly.end();
+        Ok(Some(std::mem::take(&mut self.partial_batch).freeze()))
+    }
+
+    /// Frees the memory of an incomplete batch: the session has ended.
+    pub(super) fn discard_partial_batch(&mut self) {
+        self.assembly.end();
+        self.partial_batch = BytesMut::new();
     }
 
     /// The number of the last received piece.

@@ -81,6 +81,8 @@ pub struct Stats {
     pub reconnects: Counter,
     /// Pieces of batches sent again over another connection.
     pub pieces_resent: Counter,
+    /// Pieces of batches that waited for memory.
+    pub pieces_delayed: Counter,
     /// Batches received.
     pub batches_in: Counter,
     /// Batches queued for sending.
@@ -100,6 +102,7 @@ impl Default for Stats {
             links_up: AtomicU64::default(),
             reconnects: Counter::default(),
             pieces_resent: Counter::default(),
+            pieces_delayed: Counter::default(),
             batches_in: Counter::default(),
             batches_out: Counter::default(),
             bytes_in: Counter::default(),

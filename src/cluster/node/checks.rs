@@ -180,11 +180,11 @@ impl Router<'_> {
                 self.owner_unreachable(open);
                 return None;
             }
-            let borrower = match open.requester {
+            let peer = match open.requester {
                 Requester::Peer(peer, _) => Some(peer),
                 Requester::Caller(..) | Requester::NoReply => None,
             };
-            match self.slots.apply(&open.check, borrower, &mut self.cx) {
+            match self.slots.apply(&open.check, peer, &mut self.cx) {
                 Some(reply) => self.reply(open, reply, self.cx.now),
                 None => self.park(open),
             }

@@ -1,10 +1,15 @@
 //! The slots: connects their ownership, recovery, backups and leases. It decides checks of the counters that are owned
 //! here.
 
-use std::{collections::BTreeSet, sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::Duration,
+};
 
 use tollgate_limiter::{
     descriptor::Key,
+    limiter::ReplicaShare,
     store::{Epoch, Memory, Slot, SlotData, SlotSource, StoredSlot},
     time::Timestamp,
 };
@@ -39,6 +44,8 @@ pub(super) struct Slots {
     pub(super) backups: Backups,
     pub(super) backup_sender: BackupSender,
     leases: LeaseOwner,
+    /// What the counters remember for the callers of other replicas.
+    id_shares: BTreeMap<MemberId, ReplicaShare>,
     /// Slots that this replica has acquired, so that checks that waited for an owner can be retried.
     acquired: BTreeSet<Slot>,
     /// A message may allow slots to move.
@@ -74,6 +81,7 @@ impl Slots {
             backups: Backups::new(memory.clone(), now),
             backup_sender: BackupSender::new(memory.clone(), settings.tuning.backup_interval, now),
             leases: LeaseOwner::new(memory.clone()),
+            id_shares: BTreeMap::new(),
             memory,
             acquired: BTreeSet::new(),
             may_move: false,

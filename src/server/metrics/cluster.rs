@@ -140,4 +140,7 @@ metrics! { Reading;
     Counter "tollgate_cluster_resent_pieces_total" []
         "Pieces of batches sent again over a new connection."
         => |all, family| family.value(all.stats.links.pieces_resent.get());
+    Counter "tollgate_cluster_delayed_pieces_total" []
+        "Pieces of batches that waited because incomplete batches took too much memory."
+        => |all, family| family.value(all.stats.links.pieces_delayed.get());
 }

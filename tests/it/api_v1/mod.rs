@@ -26,7 +26,7 @@ use crate::harness::Service;
 
 /// A client with its own connection.
 pub async fn client(service: &Service) -> RateLimiterClient<Channel> {
-    RateLimiterClient::connect(format!("http://{}", service.addresses.grpc)).await.unwrap()
+    RateLimiterClient::new(service.channel().await)
 }
 
 /// A descriptor with one entry.

@@ -9,12 +9,12 @@ use crate::cluster::{
 };
 
 impl Slots {
-    /// Applies a check to the counter, which is owned here. `borrower` is the peer that may get a lease. `None` if
-    /// grants have to be returned first.
+    /// Applies a check to the counter, which is owned here. `peer` is the member that has forwarded it and may get a
+    /// lease. `None` if grants have to be returned first.
     pub(in crate::cluster::node) fn apply(
         &mut self,
         check: &RemoteCheck,
-        borrower: Option<MemberId>,
+        peer: Option<MemberId>,
         cx: &mut Context<'_>,
     ) -> Option<Reply> {
         let RemoteCheck { key, limit, operation, lease_hits } = check;
@@ -23,7 +23,14 @@ impl Slots {
                 if let CounterOperation::Set(_) = operation {
                     self.leases.fix_charged_hits(*key);
                 }
-                let outcome = match self.memory.operate(*key, limit, operation, cx.wall) {
+                let operated = match peer.filter(|_| operation.remembers_id()) {
+                    Some(peer) => {
+                        let share = self.id_shares.entry(peer).or_default();
+                        share.operate(&self.memory, *key, limit, operation, cx.wall)
+                    }
+                    None => self.memory.operate(*key, limit, operation, cx.wall),
+                };
+                let outcome = match operated {
                     Ok(outcome) => outcome,
                     Err(missing) => return self.not_local(missing, cx),
                 };
@@ -42,7 +49,7 @@ impl Slots {
                 Outcome::of(self.memory.admin().peek(*key, limit, cx.wall).peek, 0)
             }
         };
-        let borrower = borrower.filter(|_| *lease_hits > 0);
+        let borrower = peer.filter(|_| *lease_hits > 0);
         let lease = borrower.and_then(|peer| self.leases.grant_lease(peer, check, &outcome.decision, cx));
         Some(Reply::Decided { outcome, lease })
     }

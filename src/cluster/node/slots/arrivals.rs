@@ -218,5 +218,6 @@ impl Slots {
             self.end_recovery_if_complete(slot, cx);
         }
         self.leases.borrower_departed(member, departure, cx);
+        self.id_shares.remove(&member);
     }
 }
