@@ -35,7 +35,7 @@ impl Cluster {
         samples.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             samples.tick().await;
-            let degraded = self.0.lock().stats().degraded;
+            let degraded = self.0.local_share().decided();
             match outage.observe(degraded) {
                 Some(Transition::Started(checks)) => {
                     warn!(checks, "owners are unreachable: checks are decided without them");

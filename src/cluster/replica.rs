@@ -1,7 +1,7 @@
 //! This replica in the cluster: its state machine, its links, and the calls that wait for other replicas.
 
 use std::{
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard},
     time::Duration,
 };
 
@@ -12,6 +12,7 @@ use tokio::{
     time::{MissedTickBehavior, interval, sleep, timeout},
 };
 use tollgate_limiter::{
+    remote::{LocalShare, lock},
     rules::ActiveRules,
     store::{Lead, Memory, Slot, SlotSource, StoredSlot},
     time::{Clock, SECOND, Stopwatch, Timestamp},
@@ -69,6 +70,8 @@ pub enum LinkTrust {
 #[derive(Debug)]
 pub(super) struct Replica {
     node: Mutex<Node>,
+    /// What this replica has admitted without owners. It is locked after the node.
+    local_share: Mutex<LocalShare>,
     /// The calls that wait for the node, outside its lock: replies wake callers on all cores.
     pub(super) calls: Calls,
     pub(super) links: Links,
@@ -109,6 +112,7 @@ impl Cluster {
         }
         let replica = Replica {
             node: Mutex::new(node),
+            local_share: Mutex::default(),
             calls: Calls::default(),
             links,
             clock,
@@ -138,7 +142,10 @@ impl Cluster {
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             ticks.tick().await;
-            self.0.with_node(Node::tick);
+            self.0.with_node(|node, now| {
+                node.tick(now);
+                node.report(&mut self.0.local_share(), now);
+            });
         }
     }
 
@@ -156,7 +163,7 @@ impl Cluster {
     /// What the processes at dialled addresses mean for the readiness of this replica.
     pub fn link_trust(&self) -> LinkTrust {
         let strangers = self.0.links.strangers();
-        let mut history = self.0.history.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut history = lock(&self.0.history);
         let (owns_all, now) = self.0.with_node(|node, now| (node.owned_slots().count() == node.slots(), now));
         let situation = Situation {
             is_linked: self.0.links.is_linked(),
@@ -231,7 +238,7 @@ impl Cluster {
 
     /// Applies a lead that the clock of the counters gives up. The caller applies it to the memory.
     pub fn give_up_lead(&self, lead: Lead) {
-        self.0.with_node(|node, _| node.give_up_lead(lead));
+        self.0.local_share().give_up_lead(lead);
     }
 
     /// The cluster as this replica sees it.
@@ -260,7 +267,11 @@ impl Cluster {
 impl Replica {
     pub(super) fn lock(&self) -> MutexGuard<'_, Node> {
         // A panic here is a bug; other calls can still be answered.
-        self.node.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.node)
+    }
+
+    pub(super) fn local_share(&self) -> MutexGuard<'_, LocalShare> {
+        lock(&self.local_share)
     }
 
     /// The monotonic time.
@@ -302,7 +313,11 @@ impl Replica {
                 Action::Complete(ticket, outcome) => self.calls.complete(ticket, outcome),
                 Action::Dial(address) => self.links.dial(&address),
                 Action::Disconnect(member) => self.links.forget(member),
-                Action::SetHashSecret(secret) => self.active_rules.set_secret(secret),
+                Action::SetHashSecret(secret) => {
+                    self.active_rules.set_secret(secret);
+                    // The keys in it were hashed with another secret.
+                    self.local_share().clear();
+                }
                 Action::Leave => {
                     self.left.send_replace(true);
                 }

@@ -9,6 +9,8 @@ use crate::cluster::{Cluster, MemberState, link, node};
 pub struct Stats {
     /// The counts of the node.
     pub(crate) node: node::Stats,
+    /// Checks decided without their owners.
+    pub(crate) degraded: u64,
     /// The counts of the links.
     pub links: Arc<link::Stats>,
     /// The state of this replica.
@@ -34,8 +36,10 @@ impl Cluster {
     pub fn stats(&self) -> Stats {
         let links = self.0.links.stats().clone();
         let rejected_by = self.0.links.strangers().map(|strangers| strangers.named);
+        let degraded = self.0.local_share().decided();
         self.0.with_node(|node, now| Stats {
             node: node.stats(),
+            degraded,
             links,
             state: node.state(),
             members: node.serving(),

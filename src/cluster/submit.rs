@@ -1,11 +1,14 @@
 //! Carries operations to the owners of their counters.
 
-use std::time::Duration;
+use std::{sync::MutexGuard, time::Duration};
 
 use tollgate_limiter::{
     algorithm::Limit,
     descriptor::Key,
-    remote::{CounterCheck, CounterChecks, Extent, Mode, Outcomes, RemoteOutcome, Submission, Submit},
+    remote::{
+        CounterCheck, CounterChecks, Extent, LocalShare, Mode, Outcomes, RemoteOutcome, RemoteOutcomes,
+        Standing, Submission, Submit,
+    },
 };
 
 use crate::cluster::{
@@ -18,8 +21,8 @@ impl Submit for Cluster {
     fn submit(&self, Submission { checks, mode, within, open }: Submission) -> Option<Outcomes> {
         let Mode::Each = mode else { return None };
         let replica = &self.0;
-        let without_owner = checks.iter().map(|check| RemoteOutcome::without_counter(check.policy));
-        let (call, receiver) = replica.calls.start_round(without_owner.collect(), open);
+        let unanswered = RemoteOutcomes::from_elem(RemoteOutcome::unreachable(), checks.len());
+        let (call, receiver) = replica.calls.start_round(unanswered, open);
         let ((), ready_peers) = replica.with_node_without_wakes(|node, now| {
             for (number, check) in (0..).zip(checks) {
                 let (ticket, policy) = (Ticket { call, check: number }, check.policy);
@@ -41,8 +44,16 @@ impl Submit for Cluster {
         });
     }
 
-    fn take_back_here(&self, key: Key, limit: &Limit, outcome: &mut RemoteOutcome) {
-        self.0.with_node(|node, _| node.take_back_here(key, limit, outcome));
+    fn undo_leased(&self, key: Key, limit: &Limit, hits: u64) {
+        self.0.with_node(|node, _| node.undo_leased(key, limit, hits));
+    }
+
+    fn local_share(&self) -> MutexGuard<'_, LocalShare> {
+        self.0.local_share()
+    }
+
+    fn standing(&self) -> Standing {
+        self.0.with_node(|node, _| node.standing())
     }
 
     fn extent(&self) -> Extent {

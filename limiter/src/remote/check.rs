@@ -47,6 +47,8 @@ pub enum DecidedBy {
     Lease,
     /// This replica, because the counter could not be reached.
     Degraded,
+    /// Nothing yet: the counter could not be reached in time.
+    Nothing,
 }
 
 impl RemoteOutcome {
@@ -55,27 +57,32 @@ impl RemoteOutcome {
         Self { outcome, decided_by: DecidedBy::Counter }
     }
 
+    /// The outcome of an operation whose counter could not be reached in time. It is decided as its policy says.
+    pub fn unreachable() -> Self {
+        let verdict = Verdict::Refuse { retry_after: None };
+        let decision = Decision { verdict, remaining: 0, reset_after: Duration::ZERO, receipt: None };
+        Self { outcome: Outcome::of(decision, 0), decided_by: DecidedBy::Nothing }
+    }
+
     /// The outcome of a decision that was made without the counter.
-    pub(crate) fn degraded(decision: Decision, charged: u64) -> Self {
+    pub(super) fn degraded(decision: Decision, charged: u64) -> Self {
         Self { outcome: Outcome::of(decision, charged), decided_by: DecidedBy::Degraded }
     }
 
     /// The outcome of an operation that neither the counter nor a local share decides.
-    pub fn without_counter(policy: ForwardPolicy) -> Self {
-        let verdict = match policy.on_owner_unavailable {
-            OnOwnerUnavailable::Allow => Verdict::Pass,
-            OnOwnerUnavailable::LocalShare | OnOwnerUnavailable::Deny => {
-                Verdict::Refuse { retry_after: None }
-            }
-        };
-        let decision = Decision { verdict, remaining: 0, reset_after: Duration::ZERO, receipt: None };
-        Self::degraded(decision, 0)
+    pub(super) fn without_counter(policy: ForwardPolicy) -> Self {
+        let Self { mut outcome, .. } = Self::unreachable();
+        match policy.on_owner_unavailable {
+            OnOwnerUnavailable::Allow => outcome.decision.verdict = Verdict::Pass,
+            OnOwnerUnavailable::LocalShare | OnOwnerUnavailable::Deny => {}
+        }
+        Self { outcome, decided_by: DecidedBy::Degraded }
     }
 }
 
 impl CounterCheck {
     /// The operation of a check.
-    pub(crate) fn of(check: &Check<'_>, policy: ForwardPolicy) -> Self {
+    pub fn of(check: &Check<'_>, policy: ForwardPolicy) -> Self {
         let Check { key, limit, operation, on_refusal } = *check;
         let operation = CounterOperation::Decide(operation);
         Self { key, limit: limit.clone(), operation, on_refusal, policy }
@@ -87,7 +94,7 @@ impl CounterCheck {
     }
 
     /// Another operation on the same counter.
-    pub(crate) fn with(&self, operation: CounterOperation) -> Self {
+    pub fn with(&self, operation: CounterOperation) -> Self {
         Self { operation, ..self.clone() }
     }
 

@@ -55,7 +55,7 @@ impl Remote {
         let submission = call.submission(call.checks.clone(), Mode::Reserve(refusal.clone()));
         let (outcomes, is_one_step) = match self.submit.submit(submission) {
             Some(outcomes) => (outcomes.await, true),
-            None => (call.submit(call.checks.clone()).await, false),
+            None => (call.submit(&call.checks).await, false),
         };
         let answered = answered(&outcomes);
         // In one step, nothing is held of a call that is not held as a whole.
@@ -87,7 +87,7 @@ impl Remote {
         connection: &Caller,
     ) -> Result<Decisions, RemoteHoldError> {
         let call = self.open(operations, timeout, connection)?;
-        let decisions = answered(&call.submit(call.checks.clone()).await)?;
+        let decisions = answered(&call.submit(&call.checks).await)?;
         let charged = SmallVec::from_elem(0, decisions.len());
         Ok(Decisions::new(decisions, charged))
     }
@@ -102,7 +102,7 @@ impl Remote {
         connection: &Caller,
     ) -> Result<SmallVec<[Settled; 2]>, RemoteHoldError> {
         let call = self.open(settle_operations(checks, id, unknown), timeout, connection)?;
-        settled(&call.submit(call.checks.clone()).await)
+        settled(&call.submit(&call.checks).await)
     }
 }
 
@@ -168,7 +168,9 @@ pub fn answered(outcomes: &[RemoteOutcome]) -> Result<SmallVec<[Decision; 2]>, R
                 HoldOutcome::Decided | HoldOutcome::Settled(_) | HoldOutcome::Shown(_) | HoldOutcome::Ended,
             ) => {}
             (DecidedBy::Counter, HoldOutcome::Exhausted) => return Err(RemoteHoldError::Exhausted),
-            (DecidedBy::Lease | DecidedBy::Degraded, _) => return Err(RemoteHoldError::OwnerUnreachable),
+            (DecidedBy::Lease | DecidedBy::Degraded | DecidedBy::Nothing, _) => {
+                return Err(RemoteHoldError::OwnerUnreachable);
+            }
         }
     }
     Ok(rounds::decisions(outcomes))

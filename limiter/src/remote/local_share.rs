@@ -1,13 +1,13 @@
-//! Local shares: while the counters of a limit cannot be reached, this replica admits its share of the limit, and
-//! remembers what it admitted until it can be charged.
+//! Decisions without counters, as the policies of rules say. By the policy `local_share` this replica admits its share of
+//! a limit while the counters cannot be reached, and remembers what it admitted until it can be charged.
 
 use std::collections::BTreeMap;
 
 use crate::{
     algorithm::{Counter, Decision, Limit, Operation, Verdict},
     descriptor::Key,
-    remote::RemoteOutcome,
-    rules::{ForwardPolicy, OnOwnerUnavailable},
+    remote::{CounterCheck, DecidedBy, RemoteOutcome},
+    rules::OnOwnerUnavailable,
     store::{Check, CounterOperation, Lead, Memory, OnFull, OnRefusal},
     time::Timestamp,
 };
@@ -19,12 +19,21 @@ const SLOTS: usize = 16;
 /// The most keys whose consumption is still to be charged.
 const KEYS_MAX: usize = 100_000;
 
-/// The local shares, and the consumption that is still to be charged.
+/// The local shares, and the consumption that is still to be charged. It performs no I/O.
 #[derive(Debug)]
 pub struct LocalShare {
     memory: Memory,
     admitted: BTreeMap<Key, Admitted>,
     decided: u64,
+}
+
+/// What decisions without counters depend on, as the store sees it.
+#[derive(Clone, Copy, Debug)]
+pub struct Standing {
+    /// The equal replicas that divide each limit.
+    pub replicas: u32,
+    /// The time by which counters are decided.
+    pub now: Timestamp,
 }
 
 /// The consumption of one key, as a counter of the whole limit.
@@ -90,24 +99,30 @@ impl LocalShare {
         }
     }
 
-    /// Decides an operation whose counter cannot be reached, as its policy says, for one of `replicas` equal replicas.
-    pub fn decide(
+    /// Decides the operations whose counters could not be reached, as their policies say.
+    pub fn decide_unreachable(
         &mut self,
-        key: Key,
-        limit: &Limit,
-        operation: &CounterOperation,
-        policy: ForwardPolicy,
-        replicas: u32,
-        now: Timestamp,
-    ) -> RemoteOutcome {
+        checks: &[CounterCheck],
+        outcomes: &mut [RemoteOutcome],
+        standing: Standing,
+    ) {
+        for (check, outcome) in checks.iter().zip(outcomes) {
+            if outcome.decided_by == DecidedBy::Nothing {
+                *outcome = self.decide(check, standing);
+            }
+        }
+    }
+
+    fn decide(&mut self, check: &CounterCheck, standing: Standing) -> RemoteOutcome {
+        let CounterCheck { key, limit, operation, policy, .. } = check;
         // Without its counter a hold fails, and nothing is decided.
         self.decided += u64::from(!operation.needs_counter());
         match (policy.on_owner_unavailable, operation) {
             (OnOwnerUnavailable::LocalShare, CounterOperation::Decide(operation)) => {
-                let (decision, charged) = self.admit(key, limit, *operation, replicas, now);
+                let (decision, charged) = self.admit(*key, limit, *operation, standing);
                 RemoteOutcome::degraded(decision, charged)
             }
-            _ => RemoteOutcome::without_counter(policy),
+            _ => RemoteOutcome::without_counter(*policy),
         }
     }
 
@@ -117,8 +132,7 @@ impl LocalShare {
         key: Key,
         limit: &Limit,
         operation: Operation,
-        replicas: u32,
-        now: Timestamp,
+        Standing { replicas, now }: Standing,
     ) -> (Decision, u64) {
         let full = self.admitted.len() >= KEYS_MAX && !self.admitted.contains_key(&key);
         // Reject what could not be charged later.
@@ -149,8 +163,7 @@ impl LocalShare {
         key: Key,
         limit: &Limit,
         outcome: &mut RemoteOutcome,
-        replicas: u32,
-        now: Timestamp,
+        Standing { replicas, now }: Standing,
     ) {
         let Some(receipt) = outcome.outcome.decision.receipt.take() else { return };
         let hits = std::mem::take(&mut outcome.outcome.charged);

@@ -1,7 +1,8 @@
 //! Calls whose counters are not in this process: of other owners in a cluster, or in a shared store.
 //!
 //! A [`Submit`] carries operations to counters and brings their outcomes. All else is here, once for every store: the
-//! budget of a call, the bounds on open checks, the rounds over several owners, and what is taken back.
+//! budget of a call, the bounds on open checks, the rounds over several owners, what is taken back, and what is decided
+//! without counters that cannot be reached.
 
 use std::{
     sync::{Arc, Mutex},
@@ -33,8 +34,8 @@ pub use holds::{answered, reserve_operations, settle_operations, settled, withdr
 
 pub use bounds::OpenChecks;
 pub use check::{COUNTER_ONLY, CounterCheck, CounterChecks, DecidedBy, RemoteOutcome, RemoteOutcomes};
-pub use local_share::{Admitted, LocalShare};
-pub(crate) use lock::lock;
+pub use local_share::{Admitted, LocalShare, Standing};
+pub use lock::lock;
 pub use submit::{Extent, LATE_MAX, Mode, Outcomes, Submission, Submit};
 
 use bounds::Bounds;
@@ -86,11 +87,12 @@ impl Remote {
         let counters = checks.iter().zip(policies).map(|(check, policy)| CounterCheck::of(check, *policy));
         let call = self.open(counters.collect(), timeout, connection)?;
         if checks.len() == 1 {
-            return Ok(decisions(&call.submit(call.checks.clone()).await));
+            return Ok(decisions(&call.submit(&call.checks).await));
         }
         let submission = call.submission(call.checks.clone(), Mode::Call(refusal.clone()));
         if let Some(outcomes) = self.submit.submit(submission) {
             let mut outcomes = outcomes.await;
+            call.decide_unreachable(&call.checks, &mut outcomes);
             call.take_back_degraded(&mut outcomes, &refusal);
             return Ok(decisions(&outcomes));
         }
@@ -121,7 +123,8 @@ impl Remote {
             return Some((shown, Some(Decisions::new(each, charged))));
         }
         let show = |check: &CounterCheck| check.with(CounterOperation::Show);
-        let shown = by_counters(call.submit(call.checks.iter().map(show).collect()).await)?;
+        let peeks = call.checks.iter().map(show).collect();
+        let shown = by_counters(call.submit(&peeks).await)?;
         Some((shown, None))
     }
 
@@ -135,7 +138,7 @@ impl Remote {
         let check = |operation| CounterCheck::by_counter(key, limit.clone(), operation);
         let checks: CounterChecks = operations.into_iter().map(check).collect();
         let call = self.open(checks, None, &Caller::default()).ok()?;
-        let outcomes = by_counters(call.submit(call.checks.clone()).await)?;
+        let outcomes = by_counters(call.submit(&call.checks).await)?;
         outcomes.into_vec().try_into().ok()
     }
 
@@ -169,11 +172,21 @@ impl RemoteCall<'_> {
     }
 
     /// Applies operations one after the other.
-    async fn submit(&self, checks: CounterChecks) -> RemoteOutcomes {
-        match self.submit.submit(self.submission(checks, Mode::Each)) {
-            Some(outcomes) => outcomes.await,
-            // Each operation changes one counter, so no store refuses this.
-            None => RemoteOutcomes::new(),
+    async fn submit(&self, checks: &CounterChecks) -> RemoteOutcomes {
+        // Each operation changes one counter, so no store refuses this.
+        let Some(outcomes) = self.submit.submit(self.submission(checks.clone(), Mode::Each)) else {
+            return RemoteOutcomes::new();
+        };
+        let mut outcomes = outcomes.await;
+        self.decide_unreachable(checks, &mut outcomes);
+        outcomes
+    }
+
+    /// Decides the operations whose counters could not be reached, as their policies say.
+    fn decide_unreachable(&self, checks: &[CounterCheck], outcomes: &mut [RemoteOutcome]) {
+        if outcomes.iter().any(|outcome| outcome.decided_by == DecidedBy::Nothing) {
+            let standing = self.submit.standing();
+            self.submit.local_share().decide_unreachable(checks, outcomes, standing);
         }
     }
 
@@ -185,30 +198,40 @@ impl RemoteCall<'_> {
         }
         for (check, outcome) in self.checks.iter().zip(outcomes).rev() {
             if is_degraded(outcome) && check.on_refusal == OnRefusal::TakeBack {
-                self.submit.take_back_here(check.key, &check.limit, outcome);
+                self.take_back_here(check, outcome);
             }
+        }
+    }
+
+    /// Takes back what a check has charged to something else than its counter: a grant, or the local share.
+    fn take_back_here(&self, CounterCheck { key, limit, .. }: &CounterCheck, outcome: &mut RemoteOutcome) {
+        match outcome.decided_by {
+            DecidedBy::Lease => {
+                outcome.outcome.decision.receipt = None;
+                self.submit.undo_leased(*key, limit, std::mem::take(&mut outcome.outcome.charged));
+            }
+            DecidedBy::Degraded => {
+                let standing = self.submit.standing();
+                self.submit.local_share().take_back(*key, limit, outcome, standing);
+            }
+            DecidedBy::Counter | DecidedBy::Nothing => {}
         }
     }
 }
 
 impl rounds::Counters for RemoteCall<'_> {
     async fn apply(&self, operations: Vec<(usize, CounterOperation)>) -> RemoteOutcomes {
-        let (indices, checks): (Vec<usize>, CounterChecks) = operations
-            .into_iter()
-            .map(|(index, operation)| (index, self.checks[index].with(operation)))
-            .unzip();
-        let operations: SmallVec<[CounterOperation; 2]> =
-            checks.iter().map(|check| check.operation.clone()).collect();
-        let outcomes = self.submit(checks).await;
-        for ((index, operation), outcome) in indices.iter().zip(operations).zip(&outcomes) {
-            self.charged.note(&self.checks[*index], &operation, outcome);
+        let checks: CounterChecks =
+            operations.into_iter().map(|(index, operation)| self.checks[index].with(operation)).collect();
+        let outcomes = self.submit(&checks).await;
+        for (check, outcome) in checks.iter().zip(&outcomes) {
+            self.charged.note(check, outcome);
         }
         outcomes
     }
 
     fn take_back_here(&self, index: usize, outcome: &mut RemoteOutcome) {
-        let CounterCheck { key, limit, .. } = &self.checks[index];
-        self.submit.take_back_here(*key, limit, outcome);
+        self.take_back_here(&self.checks[index], outcome);
     }
 }
 
@@ -219,9 +242,9 @@ struct Charged<'r> {
 }
 
 impl Charged<'_> {
-    fn note(&self, check: &CounterCheck, operation: &CounterOperation, outcome: &RemoteOutcome) {
+    fn note(&self, check: &CounterCheck, outcome: &RemoteOutcome) {
         let RemoteOutcome { outcome: Outcome { decision, charged, .. }, decided_by } = outcome;
-        match (operation, decision.receipt) {
+        match (&check.operation, decision.receipt) {
             (CounterOperation::Decide(_), Some(receipt))
                 if *charged > 0
                     && *decided_by == DecidedBy::Counter

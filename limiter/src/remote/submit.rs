@@ -1,6 +1,11 @@
 //! What carries operations to counters elsewhere.
 
-use std::{fmt::Debug, pin::Pin, sync::Arc, time::Duration};
+use std::{
+    fmt::Debug,
+    pin::Pin,
+    sync::{Arc, MutexGuard},
+    time::Duration,
+};
 
 use crate::{
     algorithm::Limit,
@@ -8,6 +13,7 @@ use crate::{
     remote::{
         bounds::OpenChecks,
         check::{CounterChecks, RemoteOutcome, RemoteOutcomes},
+        local_share::{LocalShare, Standing},
     },
     store::{Check, Refusal},
 };
@@ -17,16 +23,23 @@ pub const LATE_MAX: Duration = Duration::from_secs(30);
 
 /// Carries operations to counters elsewhere. Implemented by the cluster and by the shared store.
 pub trait Submit: Debug + Send + Sync {
-    /// Applies operations, and returns an outcome for each. An operation that no counter decides in time has the outcome
-    /// that its policy says. `None` if the counters cannot be changed in one step, as the mode demands.
+    /// Applies operations, and returns an outcome for each: [`RemoteOutcome::unreachable`] if the counter cannot be
+    /// reached in time. `None` if the counters cannot be changed in one step, as the mode demands.
     fn submit(&self, submission: Submission) -> Option<Outcomes>;
 
     /// Applies operations for which nothing waits. Withdrawals are repeated until they arrive, at most for
     /// [`LATE_MAX`].
     fn send(&self, checks: CounterChecks);
 
-    /// Takes back what was charged to something else than the counter: a grant, or a local share.
-    fn take_back_here(&self, key: Key, limit: &Limit, outcome: &mut RemoteOutcome);
+    /// Takes back hits that were charged to a grant of an owner.
+    fn undo_leased(&self, _key: Key, _limit: &Limit, _hits: u64) {}
+
+    /// What this replica has admitted without counters. The store charges it once they are reached, and forgets it with
+    /// the secret of its keys.
+    fn local_share(&self) -> MutexGuard<'_, LocalShare>;
+
+    /// What the local share depends on. The caller does not hold its lock.
+    fn standing(&self) -> Standing;
 
     /// The refusal of a check whose counter is known to be exhausted.
     fn refuse_known(&self, _check: &Check<'_>) -> Option<RemoteOutcome> {

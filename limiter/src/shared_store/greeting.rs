@@ -2,7 +2,10 @@
 //! store, and the time.
 
 use std::{
-    sync::{Arc, LazyLock},
+    sync::{
+        Arc, LazyLock, Mutex,
+        atomic::{AtomicU32, Ordering::Relaxed},
+    },
     time::Duration,
 };
 
@@ -12,13 +15,13 @@ use tracing::warn;
 
 use crate::{
     descriptor::Secret,
+    remote::{LocalShare, lock},
     rules::ActiveRules,
     shared_store::{
         clocks::Clocks,
         connection::Connection,
         failure::{Failure, unexpected, within},
         link::Link,
-        local_share::LocalShare,
         script,
         settings::Settings,
         stats::Counts,
@@ -57,9 +60,12 @@ pub(super) struct Greeter {
     clocks: Clocks,
     /// They have the secret of the keys.
     active_rules: Arc<ActiveRules>,
+    /// The replicas that use the store, as it last said.
+    replicas: AtomicU32,
     /// Set once the secret is that of the store.
     learnt: SetOnce<()>,
     counts: Arc<Counts>,
+    local_share: Arc<Mutex<LocalShare>>,
 }
 
 /// What the store says.
@@ -82,8 +88,15 @@ impl Greeter {
         clocks: Clocks,
         active_rules: Arc<ActiveRules>,
         counts: Arc<Counts>,
+        local_share: Arc<Mutex<LocalShare>>,
     ) -> Self {
-        Self { settings, replica, clocks, active_rules, learnt: SetOnce::new(), counts }
+        let (replicas, learnt) = (AtomicU32::new(1), SetOnce::new());
+        Self { settings, replica, clocks, active_rules, replicas, learnt, counts, local_share }
+    }
+
+    /// The replicas that use the store, as it last said.
+    pub(super) fn replicas(&self) -> u32 {
+        self.replicas.load(Relaxed)
     }
 
     /// Whether this replica has learnt the secret of the store.
@@ -97,11 +110,11 @@ impl Greeter {
     }
 
     /// Greets the store over `link` until it is cancelled.
-    pub(super) async fn keep_greeting(&self, link: &Link, local_share: &LocalShare) {
+    pub(super) async fn keep_greeting(&self, link: &Link) {
         loop {
             tokio::time::sleep(INTERVAL).await;
             let Some((connection, number)) = link.connection(self.settings.timeout).await else { continue };
-            let greeting = within(self.settings.timeout, self.greet(connection, local_share)).await;
+            let greeting = within(self.settings.timeout, self.greet(connection)).await;
             if greeting.is_err_and(|error| Failure::of(&error).is_broken) {
                 link.report_broken(number);
             }
@@ -109,24 +122,20 @@ impl Greeter {
     }
 
     /// Greets the store: learns its secret, its time and the number of replicas.
-    pub(super) async fn greet(
-        &self,
-        mut connection: Connection,
-        local_share: &LocalShare,
-    ) -> RedisResult<()> {
+    pub(super) async fn greet(&self, mut connection: Connection) -> RedisResult<()> {
         let secret = self.active_rules.secret();
         let call = |command: &str, script: &str| self.call(command, script, &secret);
         let value = connection.call((SCRIPT.get_hash(), SOURCE), call).await?;
         let greeting = read(&value).ok_or_else(unexpected)?;
         self.clocks.observe(greeting.time, self.clocks.local());
-        local_share.set_replicas(greeting.replicas);
+        self.replicas.store(greeting.replicas.max(1), Relaxed);
         let had_secret = self.has_secret();
         if greeting.secret != secret {
             if had_secret {
                 warn!("the shared store has another secret: it lost its data, and all counters begin anew");
             }
             // Keys were hashed with another secret until now.
-            local_share.clear();
+            lock(&self.local_share).clear();
             self.active_rules.set_secret(greeting.secret);
         } else if greeting.is_created && had_secret {
             self.counts.lost.increase();

@@ -4,19 +4,20 @@
 //! another replica was first, the script returns the value and the replica decides again. So exactly the limit passes,
 //! however many replicas race.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{Arc, Mutex, MutexGuard},
+    time::Duration,
+};
 
 use tokio::{sync::watch, task::JoinSet};
 
 use crate::{
-    algorithm::Limit,
-    descriptor::Key,
     remote::{
-        self, CounterCheck, CounterChecks, Extent, Outcomes, RemoteOutcome, RemoteOutcomes, Submission,
-        Submit,
+        self, CounterCheck, CounterChecks, Extent, LocalShare, Outcomes, RemoteOutcome, RemoteOutcomes,
+        Standing, Submission, Submit, lock,
     },
     rules::ActiveRules,
-    store::{Check, CounterOperation, Outcome},
+    store::{Check, CounterOperation},
     time::Clock,
 };
 
@@ -34,7 +35,6 @@ mod known;
 mod lane;
 mod lanes;
 mod link;
-mod local_share;
 mod node;
 mod part;
 mod passwords;
@@ -42,6 +42,7 @@ mod script;
 mod sentinel;
 mod settings;
 mod stats;
+mod usage;
 mod value;
 mod withdrawals;
 
@@ -54,7 +55,6 @@ use clocks::Clocks;
 use greeting::Greeter;
 use lanes::Lanes;
 use link::Link;
-use local_share::LocalShare;
 use part::Part;
 use stats::Counts;
 use withdrawals::Withdrawals;
@@ -67,11 +67,12 @@ pub struct SharedStore(Arc<Shared>);
 #[derive(Debug)]
 struct Shared {
     settings: Arc<Settings>,
+    clocks: Clocks,
     counts: Arc<Counts>,
     lanes: Arc<Lanes>,
     greeter: Greeter,
     announcements: Announcements,
-    local_share: LocalShare,
+    local_share: Arc<Mutex<LocalShare>>,
     withdrawals: Withdrawals,
 }
 
@@ -114,13 +115,22 @@ impl SharedStore {
     pub fn new(settings: Settings, clock: Clock, active_rules: Arc<ActiveRules>) -> Self {
         let (settings, clocks) = (Arc::new(settings), Clocks::new(clock));
         let (counts, replica) = (Arc::<Counts>::default(), rand::random());
+        let local_share = Arc::<Mutex<LocalShare>>::default();
         Self(Arc::new(Shared {
             lanes: Arc::new(Lanes::new(settings.clone(), clocks.clone(), counts.clone(), replica)),
-            greeter: Greeter::new(settings.clone(), replica, clocks.clone(), active_rules, counts.clone()),
+            greeter: Greeter::new(
+                settings.clone(),
+                replica,
+                clocks.clone(),
+                active_rules,
+                counts.clone(),
+                local_share.clone(),
+            ),
             announcements: Announcements::default(),
-            local_share: LocalShare::new(clocks),
+            local_share,
             withdrawals: Withdrawals::default(),
             settings,
+            clocks,
             counts,
         }))
     }
@@ -131,18 +141,20 @@ impl SharedStore {
         for link in &self.0.lanes.links {
             let (store, link, passwords) = (self.0.clone(), link.clone(), passwords.clone());
             tasks.spawn(async move {
-                let greet = |connection| store.greeter.greet(connection, &store.local_share);
+                let greet = |connection| store.greeter.greet(connection);
                 link.run(&store.settings, passwords, greet).await;
             });
         }
         let [greeting, hearing, charging] = [(); 3].map(|()| self.0.clone());
         tasks.spawn(async move {
-            greeting.greeter.keep_greeting(&greeting.lanes.links[0], &greeting.local_share).await;
+            greeting.greeter.keep_greeting(&greeting.lanes.links[0]).await;
         });
         tasks.spawn(async move {
             hearing.announcements.hear(&hearing.settings, &hearing.lanes, passwords).await;
         });
-        tasks.spawn(async move { charging.local_share.charge_admitted(&charging.lanes).await });
+        tasks.spawn(async move {
+            usage::charge_admitted(&charging.local_share, &charging.lanes, &charging.clocks).await;
+        });
         while tasks.join_next().await.is_some() {}
     }
 
@@ -168,16 +180,16 @@ impl SharedStore {
 
     /// The statistics so far.
     pub fn stats(&self) -> Stats {
-        let Shared { counts, lanes, local_share, .. } = &*self.0;
+        let Shared { counts, lanes, local_share, greeter, .. } = &*self.0;
         Stats {
             is_ready: self.state() == State::Ready,
-            replicas: local_share.replicas(),
+            replicas: greeter.replicas(),
             checks: counts.checks.get(),
             batches: counts.batches.get(),
             conflicts: counts.conflicts.get(),
             lost: counts.lost.get(),
             refused_locally: counts.refused_locally.get(),
-            degraded: local_share.decided(),
+            degraded: lock(local_share).decided(),
             late: counts.late.get(),
             breaker_openings: counts.breaker_openings.get(),
             holds_released: counts.holds_released.get(),
@@ -221,8 +233,12 @@ impl Submit for SharedStore {
         }
     }
 
-    fn take_back_here(&self, key: Key, limit: &Limit, outcome: &mut RemoteOutcome) {
-        self.0.local_share.take_back(key, limit, outcome);
+    fn local_share(&self) -> MutexGuard<'_, LocalShare> {
+        lock(&self.0.local_share)
+    }
+
+    fn standing(&self) -> Standing {
+        Standing { replicas: self.0.greeter.replicas(), now: self.0.clocks.degraded() }
     }
 
     fn refuse_known(&self, check: &Check<'_>) -> Option<RemoteOutcome> {
@@ -244,22 +260,20 @@ impl Submit for SharedStore {
 }
 
 impl Shared {
-    /// Applies operations in one step. Those that the store does not apply are decided without it.
+    /// Applies operations in one step.
     async fn apply(&self, part: Part) -> RemoteOutcomes {
-        let checks = part.checks.clone();
+        let checks = part.checks.len();
         match self.lanes.apply(part).await {
             Some(outcomes) => outcomes.into_iter().map(RemoteOutcome::of_counter).collect(),
-            None => checks.iter().map(|check| self.local_share.decide(check)).collect(),
+            None => (0..checks).map(|_| RemoteOutcome::unreachable()).collect(),
         }
     }
 
     /// Applies operations, those of one lane in one step.
     async fn apply_by_lane(&self, part: Part) -> RemoteOutcomes {
-        let checks = part.checks.clone();
-        let outcomes = self.lanes.apply_by_lane(part).await;
-        let outcome = |(check, outcome): (&CounterCheck, Option<Outcome>)| {
-            outcome.map_or_else(|| self.local_share.decide(check), RemoteOutcome::of_counter)
-        };
-        checks.iter().zip(outcomes).map(outcome).collect()
+        let outcomes = self.lanes.apply_by_lane(part).await.into_iter();
+        outcomes
+            .map(|outcome| outcome.map_or_else(RemoteOutcome::unreachable, RemoteOutcome::of_counter))
+            .collect()
     }
 }

@@ -34,7 +34,7 @@ pub(super) fn view_json(cluster: &Cluster) -> Value {
     body["checks"] = json!({
         "forwarded": stats.node.forwarded,
         "leased": stats.node.leased,
-        "degraded": stats.node.degraded,
+        "degraded": stats.degraded,
     });
     body
 }

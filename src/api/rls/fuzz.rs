@@ -119,7 +119,7 @@ pub fn remote_rls(message: &[u8]) {
     };
     let alone = handle(&replicas.alone).map_err(|error| error.to_string());
     // Replicas do not hear each other while this process stands still, which no message causes.
-    let degraded = if clustered == alone { 0 } else { replicas.cluster.stats().node.degraded };
+    let degraded = if clustered == alone { 0 } else { replicas.cluster.stats().degraded };
     if degraded > 0 {
         eprintln!("{degraded} checks were decided without their owner: begins again with new replicas");
         *current = None;

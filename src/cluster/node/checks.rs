@@ -1,14 +1,13 @@
-//! Checks: decided here if this replica owns the slot or has borrowed hits, forwarded to the owner otherwise, and
-//! decided by local shares while the owner is unreachable.
+//! Checks: decided here if this replica owns the slot or has borrowed hits, and forwarded to the owner otherwise. What a
+//! caller is answered while the owner is unreachable is decided above.
 
 use std::sync::Arc;
 
 use tollgate_limiter::{
     algorithm::Decision,
     descriptor::Key,
-    remote::{DecidedBy, LATE_MAX, RemoteOutcome},
-    rules::ForwardPolicy,
-    store::{CounterOperation, Outcome},
+    remote::{Admitted, DecidedBy, LATE_MAX, LocalShare, RemoteOutcome},
+    store::{CounterOperation, Outcome, SlotData},
     time::Timestamp,
 };
 
@@ -19,7 +18,6 @@ use crate::cluster::{
         context::Context,
         forwarding::{Forward, Forwarding, OpenCheck, Requester},
         lease_borrower::LeaseBorrower,
-        local_share::LocalShare,
         output::Action,
         slots::Slots,
         ticket::Ticket,
@@ -29,12 +27,11 @@ use crate::cluster::{
 /// After this many hops a check waits for the next tick, because the members' owner tables still differ.
 const HOPS_MAX: u8 = 4;
 
-/// The checks that are not answered yet, and what this replica may decide without their owners.
+/// The checks that are not answered yet, and what this replica has borrowed from their owners.
 #[derive(Debug)]
 pub(super) struct Checks {
     pub(super) forwarding: Forwarding,
     pub(super) borrower: LeaseBorrower,
-    pub(super) local_share: LocalShare,
 }
 
 /// Routes checks during one input.
@@ -96,19 +93,10 @@ impl Router<'_> {
         }
     }
 
-    /// Sends reports, retries parked checks, and answers checks whose deadline has passed.
+    /// Settles grants, retries parked checks, and answers checks whose deadline has passed.
     pub(super) fn tick(&mut self, on_time_since: Timestamp) {
         for report in self.checks.borrower.tick(self.cx.now) {
             self.send_to_owner(report);
-        }
-        if !self.cx.members.is_isolated() {
-            let is_reachable = |key| self.slots.is_owner_reachable(key, &self.cx);
-            for report in self.checks.local_share.take_reports(is_reachable, self.cx.wall) {
-                self.send_to_owner(report);
-            }
-        }
-        if self.cx.members.is_draining() {
-            self.pass_on_reports();
         }
         // Every parked check is retried, whatever it has waited for.
         drop(self.slots.take_ready());
@@ -120,15 +108,29 @@ impl Router<'_> {
         }
     }
 
+    /// Sends reports to the owners that are reachable: of `share`, and those that could not be sent before.
+    pub(super) fn report(&mut self, share: &mut LocalShare) {
+        if !self.cx.members.is_isolated() {
+            let is_reachable = |key| self.slots.is_owner_reachable(key, &self.cx);
+            for report in take_reports(share, &mut self.checks.forwarding, is_reachable, self.cx.wall) {
+                self.send_to_owner(report);
+            }
+        }
+        if self.cx.members.is_draining() {
+            self.pass_on_reports(share);
+        }
+    }
+
     /// Passes reports to the intended owners, which forward them once the owners are reachable: this replica leaves.
-    fn pass_on_reports(&mut self) {
+    fn pass_on_reports(&mut self, share: &mut LocalShare) {
         let Self { checks, slots, cx } = self;
         let (members, now) = (cx.members, cx.now);
         let intended = |key| {
             let owner = members.placement.owner(slots.of(key));
             owner.filter(|owner| members.is_reachable(*owner, now))
         };
-        let reports = checks.local_share.take_reports(|key| intended(key).is_some(), cx.wall);
+        let is_reachable = |key| intended(key).is_some();
+        let reports = take_reports(share, &mut checks.forwarding, is_reachable, cx.wall);
         for (to, check) in reports.into_iter().filter_map(|report| Some((intended(report.key)?, report))) {
             cx.out.send(to, Message::Forward { ticket: 0, check, budget: LATE_MAX, hops: 0 });
         }
@@ -143,10 +145,9 @@ impl Router<'_> {
         }
     }
 
-    /// Fails all open checks and forgets what was borrowed or admitted, because the counters are discarded.
+    /// Fails all open checks and forgets what was borrowed, because the counters are discarded.
     pub(super) fn discard(&mut self) {
         self.checks.borrower.discard();
-        self.checks.local_share.clear();
         for open in self.checks.forwarding.take_all() {
             if !matches!(open.requester, Requester::NoReply) {
                 self.owner_unreachable(open);
@@ -286,31 +287,36 @@ impl Router<'_> {
         }
     }
 
-    /// Replies that the owner is unreachable. A peer gets that as an answer; a local caller gets what its rule says.
+    /// Replies that the owner is unreachable.
     fn owner_unreachable(&mut self, open: OpenCheck) {
         match open.requester {
             Requester::Peer(peer, ticket) => {
                 self.cx.out.send(peer, Message::Reply { ticket, reply: Reply::Unreachable });
             }
-            Requester::Caller(ticket, policy) => {
-                let outcome = self.degraded_outcome(&open.check, policy);
-                self.cx.out.actions.push(Action::Complete(ticket, outcome));
+            Requester::Caller(ticket, _) => {
+                self.cx.out.actions.push(Action::Complete(ticket, RemoteOutcome::unreachable()));
             }
             // The owner must learn of the consumption later.
             Requester::NoReply => {
-                if open.check.operation.must_arrive() && !self.checks.local_share.queue_report(open.check) {
+                if open.check.operation.must_arrive() && !self.checks.forwarding.queue_report(open.check) {
                     self.cx.out.stats.reports_dropped += 1;
                 }
             }
         }
     }
+}
 
-    fn degraded_outcome(&mut self, check: &RemoteCheck, policy: ForwardPolicy) -> RemoteOutcome {
-        let RemoteCheck { key, limit, operation, .. } = check;
-        let RemoteOperation::Counter(operation) = operation else {
-            return RemoteOutcome::without_counter(policy);
-        };
-        let members = self.cx.members.healthy();
-        self.checks.local_share.share.decide(*key, limit, operation, policy, members, self.cx.wall)
-    }
+/// Takes the reports whose owners are reachable: what `share` has admitted, and reports that could not be sent.
+fn take_reports(
+    share: &mut LocalShare,
+    forwarding: &mut Forwarding,
+    is_reachable: impl Fn(Key) -> bool,
+    now: Timestamp,
+) -> Vec<Arc<RemoteCheck>> {
+    let mut reports = forwarding.take_reports(&is_reachable);
+    reports.extend(share.take_admitted_where(is_reachable).map(|(key, Admitted { limit, counter })| {
+        let consumed = Arc::new(SlotData::of_usage(key, &limit, counter, now));
+        Arc::new(RemoteCheck { key, limit, operation: RemoteOperation::Absorb(consumed), lease_hits: 0 })
+    }));
+    reports
 }

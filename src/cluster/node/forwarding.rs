@@ -3,6 +3,7 @@
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use tollgate_limiter::{
+    descriptor::Key,
     remote::LATE_MAX,
     resilience::{BreakerState, CircuitBreaker},
     rules::ForwardPolicy,
@@ -17,6 +18,8 @@ use crate::cluster::{
 
 /// The most open checks.
 const OPEN_CHECKS_MAX: usize = 100_000;
+/// The most reports that wait to be sent again.
+const REPORTS_MAX: usize = 10_000;
 /// Opens after this many consecutive timeouts of a peer, for this long.
 const CLOSED_BREAKER: CircuitBreaker = CircuitBreaker::new(64, Duration::from_secs(1));
 
@@ -108,6 +111,8 @@ pub(super) struct Forwarding {
     forwards: BTreeMap<u64, Forward>,
     parked: Vec<OpenCheck>,
     late: BTreeMap<u64, TimedOutCheck>,
+    /// Reports that could not be sent.
+    unsent_reports: Vec<Arc<RemoteCheck>>,
     /// Nothing expires before this instant.
     next_deadline: Option<Timestamp>,
     // Peers that have had a timeout.
@@ -166,6 +171,20 @@ impl Forwarding {
     /// Takes the parked checks that are ready.
     pub(super) fn take_parked(&mut self, is_ready: impl Fn(&RemoteCheck) -> bool) -> Vec<OpenCheck> {
         self.parked.extract_if(.., |open| is_ready(&open.check)).collect()
+    }
+
+    /// Queues a report for an owner that is unreachable. False if the queue is full, and the report is dropped.
+    pub(super) fn queue_report(&mut self, report: Arc<RemoteCheck>) -> bool {
+        let has_room = self.unsent_reports.len() < REPORTS_MAX;
+        if has_room {
+            self.unsent_reports.push(report);
+        }
+        has_room
+    }
+
+    /// Takes the queued reports whose owners are reachable.
+    pub(super) fn take_reports(&mut self, is_reachable: impl Fn(Key) -> bool) -> Vec<Arc<RemoteCheck>> {
+        self.unsent_reports.extract_if(.., |report| is_reachable(report.key)).collect()
     }
 
     /// Takes the check that this reply answers.
@@ -235,9 +254,10 @@ impl Forwarding {
         expired
     }
 
-    /// Takes all open checks.
+    /// Takes all open checks, and forgets the reports that could not be sent.
     pub(super) fn take_all(&mut self) -> Vec<OpenCheck> {
         self.late.clear();
+        self.unsent_reports.clear();
         let forwards = std::mem::take(&mut self.forwards).into_values().map(|forward| forward.open);
         forwards.chain(std::mem::take(&mut self.parked)).collect()
     }

@@ -7,16 +7,16 @@
 //!
 //! [`Node`] passes each input to the machines that it concerns. Each machine owns its state. [`Slots`] connects those
 //! of the slots: ownership with hand-offs, recovery, backups and lent leases. [`Router`] connects those of the checks:
-//! forwarding, borrowed leases and local shares.
+//! forwarding and borrowed leases.
 
 use std::{sync::Arc, time::Duration};
 
 use tollgate_limiter::{
     algorithm::Limit,
     descriptor::{Key, Secret},
-    remote::{DecidedBy, RemoteOutcome},
+    remote::{LocalShare, Standing},
     rules::ForwardPolicy,
-    store::{Lead, Memory, Slot, SlotSource, StoredSlot},
+    store::{Memory, Slot, SlotSource, StoredSlot},
     time::Timestamp,
 };
 
@@ -33,7 +33,6 @@ mod forwarding;
 mod joining;
 mod lease_borrower;
 mod lease_owner;
-mod local_share;
 mod membership;
 mod output;
 mod ownership;
@@ -55,7 +54,6 @@ use context::Context;
 use forwarding::{Forwarding, OpenCheck};
 use joining::{Comparison, Joining};
 use lease_borrower::LeaseBorrower;
-use local_share::LocalShare;
 use membership::{Departure, Membership};
 use output::Output;
 use slots::Slots;
@@ -120,7 +118,6 @@ impl Node {
             checks: Checks {
                 forwarding: Forwarding::default(),
                 borrower: LeaseBorrower::new(local_id, settings),
-                local_share: LocalShare::default(),
             },
             out: Output::new(settings.data_bytes_max),
         }
@@ -144,11 +141,6 @@ impl Node {
     /// Sets the time by which counters are decided during the next inputs. All other instants are monotonic.
     pub(crate) fn set_wall(&mut self, wall: Timestamp) {
         self.wall = wall;
-    }
-
-    /// Applies a lead that the clock of the counters gives up. The caller applies it to the memory.
-    pub(crate) fn give_up_lead(&mut self, lead: Lead) {
-        self.checks.local_share.share.give_up_lead(lead);
     }
 
     /// All seeds were tried. `no_seed_answered` says whether only this process answered.
@@ -230,22 +222,21 @@ impl Node {
         router.retry_ready();
     }
 
-    /// Takes back what this replica charged to a grant or admitted from its local share.
-    pub(crate) fn take_back_here(&mut self, key: Key, limit: &Limit, outcome: &mut RemoteOutcome) {
-        match outcome.decided_by {
-            DecidedBy::Lease => {
-                outcome.outcome.decision.receipt = None;
-                let charged = std::mem::take(&mut outcome.outcome.charged);
-                if charged > 0 {
-                    self.checks.borrower.undo(key, limit, charged);
-                }
-            }
-            DecidedBy::Degraded => {
-                let (share, members) = (&mut self.checks.local_share.share, self.members.healthy());
-                share.take_back(key, limit, outcome, members, self.wall);
-            }
-            DecidedBy::Counter => {}
-        }
+    /// Takes back hits that this replica charged to a grant.
+    pub(crate) fn undo_leased(&mut self, key: Key, limit: &Limit, hits: u64) {
+        self.checks.borrower.undo(key, limit, hits);
+    }
+
+    /// Sends what `share` has admitted to the owners that are reachable, and what could not be sent before.
+    pub(crate) fn report(&mut self, share: &mut LocalShare, now: Timestamp) {
+        let mut router = self.router(now);
+        router.report(share);
+        router.retry_ready();
+    }
+
+    /// What decisions without owners depend on.
+    pub(crate) fn standing(&self) -> Standing {
+        Standing { replicas: self.members.healthy(), now: self.wall }
     }
 
     /// Handles one message of a peer.
@@ -382,7 +373,7 @@ impl Node {
 
     /// The counts so far.
     pub(crate) fn stats(&self) -> Stats {
-        Stats { degraded: self.checks.local_share.share.decided(), ..self.out.stats }
+        self.out.stats
     }
 
     /// The slots that this replica owns.

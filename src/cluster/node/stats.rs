@@ -19,8 +19,6 @@ pub(crate) struct Stats {
     pub(crate) forwarded: u64,
     /// Checks decided from a lease.
     pub(crate) leased: u64,
-    /// Checks decided without their owner.
-    pub(crate) degraded: u64,
     /// Replies that arrived after the deadline.
     pub(crate) late_answers: u64,
     /// How often the circuit breaker of a peer opened.

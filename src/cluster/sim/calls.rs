@@ -12,7 +12,7 @@ use tollgate_limiter::{
     algorithm::{Decision, Limit, Operation},
     descriptor::Key,
     remote::{
-        CounterChecks, RemoteOutcome, RemoteOutcomes,
+        CounterCheck, CounterChecks, LocalShare, RemoteOutcome, RemoteOutcomes, Standing,
         rounds::{self, Counters},
     },
     rules::ForwardPolicy,
@@ -56,6 +56,7 @@ pub(super) struct OpenCall {
     pub(super) taken_back: Vec<usize>,
     mailbox: Rc<RefCell<Mailbox>>,
     rounds: Pin<Box<dyn Future<Output = RemoteOutcomes>>>,
+    submitted: CounterChecks,
     outcomes: Vec<Option<RemoteOutcome>>,
 }
 
@@ -63,8 +64,8 @@ pub(super) struct OpenCall {
 pub(super) enum Progress {
     /// Nothing: these are its outcomes.
     Finished(RemoteOutcomes),
-    /// The outcomes of these operations, each of the check with this index.
-    Submitted(Vec<(usize, CounterOperation)>),
+    /// The outcomes of these operations.
+    Submitted(CounterChecks),
 }
 
 #[derive(Default)]
@@ -90,17 +91,17 @@ impl Counters for ByMailbox {
     }
 }
 
+impl TestCheck {
+    /// The check as the store takes it.
+    fn of_store(&self) -> Check<'_> {
+        let Self { key, ref limit, operation, .. } = *self;
+        Check { key, limit, operation, on_refusal: OnRefusal::TakeBack }
+    }
+}
+
 /// The checks as the store takes them.
 pub(super) fn of_store(checks: &[TestCheck]) -> Checks<'_> {
-    checks
-        .iter()
-        .map(|check| Check {
-            key: check.key,
-            limit: &check.limit,
-            operation: check.operation,
-            on_refusal: OnRefusal::TakeBack,
-        })
-        .collect()
+    checks.iter().map(TestCheck::of_store).collect()
 }
 
 /// Whether a call with these decisions is refused.
@@ -138,8 +139,9 @@ impl OpenCall {
         mailbox: Rc<RefCell<Mailbox>>,
         rounds: Pin<Box<dyn Future<Output = RemoteOutcomes>>>,
     ) -> Self {
-        let (waits_since, taken_back, outcomes) = (called_at, Vec::new(), Vec::new());
-        Self { purpose, checks, called_at, waits_since, taken_back, mailbox, rounds, outcomes }
+        let (waits_since, taken_back) = (called_at, Vec::new());
+        let (submitted, outcomes) = (CounterChecks::new(), Vec::new());
+        Self { purpose, checks, called_at, waits_since, taken_back, mailbox, rounds, submitted, outcomes }
     }
 
     /// Continues as far as the outcomes allow. Also returns what the replica takes back itself first.
@@ -156,19 +158,33 @@ impl OpenCall {
                 };
                 self.taken_back.extend(submitted.iter().filter(is_undo).map(|(check, _)| *check));
                 self.outcomes = vec![None; submitted.len()];
-                Progress::Submitted(submitted)
+                let counter_check = |(index, operation): (usize, CounterOperation)| {
+                    let TestCheck { policy, .. } = self.checks[index];
+                    CounterCheck::of(&self.checks[index].of_store(), policy).with(operation)
+                };
+                self.submitted = submitted.into_iter().map(counter_check).collect();
+                Progress::Submitted(self.submitted.clone())
             }
         };
         (taken_back_here, progress)
     }
 
-    /// Stores the outcome of a submitted operation. Returns whether it was the last one.
-    pub(super) fn complete(&mut self, operation: u32, outcome: RemoteOutcome) -> bool {
+    /// Stores the outcome of a submitted operation. Returns all outcomes after the last one; `share` decides the
+    /// operations that no owner has decided.
+    pub(super) fn complete(
+        &mut self,
+        operation: u32,
+        outcome: RemoteOutcome,
+        share: &mut LocalShare,
+        standing: Standing,
+    ) -> Option<RemoteOutcomes> {
         self.outcomes[operation as usize] = Some(outcome);
-        let is_complete = self.outcomes.iter().all(Option::is_some);
-        if is_complete {
-            self.mailbox.borrow_mut().answered = Some(self.outcomes.drain(..).flatten().collect());
+        if !self.outcomes.iter().all(Option::is_some) {
+            return None;
         }
-        is_complete
+        let mut outcomes: RemoteOutcomes = self.outcomes.drain(..).flatten().collect();
+        share.decide_unreachable(&self.submitted, &mut outcomes, standing);
+        self.mailbox.borrow_mut().answered = Some(outcomes.clone());
+        Some(outcomes)
     }
 }

@@ -115,7 +115,7 @@ fn take_back_is_sent_to_a_silent_owner_without_a_reply() {
         for operation in [&PEEK, &undo] {
             submit(node, 1, key, &limit, operation, now);
         }
-        assert_eq!(outcomes(node), [DecidedBy::Degraded; 2], "no caller waits");
+        assert_eq!(outcomes(node), [DecidedBy::Nothing; 2], "no caller waits");
         assert_eq!(forwarded(node, owner, now), [undo]);
     }
 }
@@ -142,7 +142,7 @@ fn isolated_owner_takes_charges_back_and_decides_nothing() {
     for operation in [&charge, &undo] {
         submit(node, 1, key, &limit, operation, now);
     }
-    assert_eq!(outcomes(node), [DecidedBy::Degraded, DecidedBy::Counter]);
+    assert_eq!(outcomes(node), [DecidedBy::Nothing, DecidedBy::Counter]);
 }
 
 #[test]

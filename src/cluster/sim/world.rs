@@ -10,6 +10,7 @@ use prost::bytes::Bytes;
 use rand::{RngExt, SeedableRng, rngs::StdRng};
 use tollgate_limiter::{
     descriptor::{Key, Secret},
+    remote::LocalShare,
     store::{CounterOperation, Memory, SWEEP_PARTS, SWEEP_ROUND, Slot, StoredSlot},
     time::{SECOND, Timestamp},
 };
@@ -137,6 +138,8 @@ pub(super) struct Totals {
 struct Process {
     node: Node,
     memory: Arc<Memory>,
+    /// What it has admitted without owners.
+    local_share: LocalShare,
     /// The secret of its key hash, once known.
     secret: Option<Secret>,
     /// The offset of its clock from the world's, in nanoseconds.

@@ -78,7 +78,7 @@ metrics! { Reading;
         => |all, family| family.value(all.stats.node.leased);
     Counter "tollgate_cluster_degraded_checks_total" []
         "Checks decided without the owner of the counter, because it could not be reached."
-        => |all, family| family.value(all.stats.node.degraded);
+        => |all, family| family.value(all.stats.degraded);
     Counter "tollgate_cluster_late_answers_total" []
         "Answers of other replicas that arrived too late and whose charge was refunded."
         => |all, family| family.value(all.stats.node.late_answers);

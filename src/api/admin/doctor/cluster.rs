@@ -28,7 +28,7 @@ pub(super) fn findings(view: &View, stats: &Stats) -> Vec<Finding> {
             "remove the process that is no replica from cluster.seed, or compare secrets, certificates, system clocks and versions",
         ));
     }
-    let degraded = stats.node.degraded;
+    let degraded = stats.degraded;
     if degraded > 0 {
         findings.push(Finding::warning(
             "degraded",

@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, sync::Arc};
 use rand::RngExt;
 use tollgate_limiter::{
     algorithm::Operation,
-    remote::DecidedBy,
+    remote::{DecidedBy, LocalShare},
     store::{Lead, Memory, OnFull, Slot, StoredSlot},
     time::{SECOND, Timestamp},
 };
@@ -42,7 +42,7 @@ impl World {
                 self.record.leads += 1;
                 let at = Timestamp::from_nanos(self.now.wrapping_add_signed(process.skew));
                 process.memory.give_up_lead(Lead { at, until });
-                process.node.give_up_lead(Lead { at, until });
+                process.local_share.give_up_lead(Lead { at, until });
             }
         }
         self.record.clock_steps.push(self.now);
@@ -108,6 +108,7 @@ impl World {
             Process {
                 node,
                 memory,
+                local_share: LocalShare::default(),
                 secret: None,
                 skew,
                 divided_by: self.divided_by,
@@ -254,6 +255,7 @@ impl World {
             && let Some(process) = self.processes.get_mut(&number)
         {
             process.node.tick(now);
+            process.node.report(&mut process.local_share, now);
             self.act(number);
         }
     }
@@ -291,16 +293,23 @@ impl World {
                     }
                 }
                 Action::Complete(ticket, outcome) => {
-                    self.totals.degraded += u64::from(outcome.decided_by == DecidedBy::Degraded);
-                    self.totals.by_lease += u64::from(outcome.decided_by == DecidedBy::Lease);
                     let call = self.open.get_mut(&(number, ticket.call));
-                    if call.is_some_and(|call| call.complete(ticket.check, outcome)) {
+                    let (Some(call), Some(process)) = (call, self.processes.get_mut(&number)) else {
+                        continue;
+                    };
+                    let (share, standing) = (&mut process.local_share, process.node.standing());
+                    if let Some(outcomes) = call.complete(ticket.check, outcome, share, standing) {
+                        let decided =
+                            |by| outcomes.iter().filter(|each| each.decided_by == by).count() as u64;
+                        self.totals.degraded += decided(DecidedBy::Degraded);
+                        self.totals.by_lease += decided(DecidedBy::Lease);
                         self.advance(number, ticket.call);
                     }
                 }
                 Action::SetHashSecret(secret) => {
                     if let Some(process) = self.processes.get_mut(&number) {
                         process.secret = Some(secret);
+                        process.local_share.clear();
                     }
                 }
                 Action::Report(_) => {}

@@ -9,7 +9,7 @@ use tollgate_limiter::{
 };
 
 use crate::cluster::{
-    message::{MemberState, RemoteCheck, RemoteOperation},
+    message::{MemberState, RemoteCheck},
     node::Ticket,
     sim::{
         calls::{self, OpenCall, Progress, Purpose, TestCheck},
@@ -137,7 +137,14 @@ impl World {
         for (index, mut outcome) in taken_back_here {
             let TestCheck { number, key, limit, .. } = &call.checks[index];
             let (before, charged) = (process.node.borrowed(*key, now), outcome.outcome.charged);
-            process.node.take_back_here(*key, limit, &mut outcome);
+            match outcome.decided_by {
+                DecidedBy::Lease => process.node.undo_leased(*key, limit, charged),
+                DecidedBy::Degraded => {
+                    let standing = process.node.standing();
+                    process.local_share.take_back(*key, limit, &mut outcome, standing);
+                }
+                DecidedBy::Counter | DecidedBy::Nothing => {}
+            }
             // Hits of a lease stay charged if they were reported to the owner before.
             let is_kept =
                 outcome.decided_by == DecidedBy::Lease && process.node.borrowed(*key, now) == before;
@@ -154,13 +161,11 @@ impl World {
         let Some(call) = self.open.get_mut(&(number, ticket)) else { return };
         let Some(process) = self.processes.get_mut(&number) else { return };
         match progress {
-            Progress::Submitted(operations) => {
+            Progress::Submitted(checks) => {
                 let deadline = now.plus(BUDGET - (self.now - call.called_at).min(BUDGET));
-                for (check, (index, operation)) in (0..).zip(operations) {
-                    let TestCheck { key, limit, policy, .. } = call.checks[index].clone();
-                    let operation = RemoteOperation::Counter(operation);
-                    let remote_check = RemoteCheck { key, limit, operation, lease_hits: 0 };
-                    process.node.submit(Ticket { call: ticket, check }, remote_check, policy, deadline, now);
+                for (number, check) in (0..).zip(checks) {
+                    let (ticket, policy) = (Ticket { call: ticket, check: number }, check.policy);
+                    process.node.submit(ticket, RemoteCheck::of(check), policy, deadline, now);
                 }
                 self.act(number);
             }
