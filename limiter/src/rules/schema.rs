@@ -46,6 +46,10 @@ pub fn json_schema() -> Json {
     limit["then"] = absent(KEYS.iter().filter(|key| key.applies_to != AppliesTo::Any).map(|key| key.name));
     limit["else"] = json!({"allOf": limit_conditions()});
     definitions.insert("rate_limit".to_owned(), limit);
+    let mut descriptor = section(Section::Descriptor);
+    descriptor["if"] = present("match");
+    descriptor["then"] = present("value");
+    definitions.insert("descriptor".to_owned(), descriptor);
     let mut root = section(Section::Root);
     root["$schema"] = "http://json-schema.org/draft-07/schema#".into();
     root["title"] = "Rules of Tollgate".into();
