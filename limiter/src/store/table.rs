@@ -508,6 +508,7 @@ pub(super) mod tests {
             evicted_idle: EventCounter::default(),
             evicted_unexpired: EventCounter::default(),
             holds: HoldTotals::default(),
+            penalties: EventCounter::default(),
         }
     }
 
