@@ -178,6 +178,12 @@ pub(crate) fn own<C: Variant<Counter> + Default>(counter: &mut Counter) -> &mut 
 
 /// One variant of the enum `E`. That of a counter with a record is the one of the counter alone.
 pub trait Variant<E>: Sized + Into<E> {
+    /// The value as one of the enum.
+    #[inline(always)]
+    fn into_enum(self) -> E {
+        self.into()
+    }
+
     /// The value, if it is of this variant.
     fn of(value: &E) -> Option<&Self>;
     /// The same to change it.

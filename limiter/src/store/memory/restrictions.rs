@@ -66,11 +66,14 @@ impl Restrictions {
 
 #[cfg(test)]
 mod tests {
-    use std::convert::Infallible;
+    use std::{convert::Infallible, time::Duration};
 
     use super::*;
     use crate::{
-        algorithm::{Decision, Limit, Operation, Verdict, laws::every_limit},
+        algorithm::{
+            Decision, Limit, Operation, Verdict,
+            laws::{every_limit, with_penalty},
+        },
         store::{
             Check, Memory, OnFull, OnRefusal, SlotData,
             memory::tests::{BYTES, NOW, key},
@@ -115,6 +118,24 @@ mod tests {
             }
         }
         memory
+    }
+
+    #[test]
+    fn penalty_of_a_lead_lasts_no_longer_than_its_greatest_length() {
+        for limit in limits().into_iter().map(|limit| with_penalty(limit, DAY)) {
+            let memory = Memory::new(BYTES, OnFull::Deny);
+            let check = check(&limit, "one", Operation::Charge(1));
+            for _ in 0..13 {
+                apply(&memory, &check, SHOWN);
+            }
+            let penalty = |now| memory.admin().peek(check.key, &limit, now).penalty.unwrap();
+            assert_eq!(penalty(SHOWN).ends_after, Some(Duration::from_nanos(DAY / 100)));
+            memory.give_up_lead(LEAD);
+            assert_eq!(penalty(NOW).ends_after, Some(Duration::from_nanos(DAY / 10)), "{limit:?}");
+            assert_eq!(penalty(NOW).forgotten_after, Duration::from_nanos(DAY / 2));
+            assert!(!apply(&memory, &check, NOW).verdict.passes());
+            assert_eq!(penalty(NOW.plus(DAY / 10)).ends_after, None);
+        }
     }
 
     /// Asserts that nothing is freed at `now`, when the clock is corrected, and that three days later no key is
