@@ -7,10 +7,12 @@ use tollgate_limiter::{
     time::Clock,
 };
 
+mod place;
 mod tls_files;
 pub mod url;
 pub mod xds;
 
+pub use place::Place;
 pub use tls_files::TlsFiles;
 
 /// The source of the rules, and whether they are needed.

@@ -8,15 +8,15 @@ use tollgate_limiter::{limiter, shared_store::is_prefix, store::OnFull};
 use crate::{
     api::{self, denial_body::DefaultBody, forward_auth, recorder::RecordedValues},
     cluster,
-    rule_source::xds,
+    rule_source::{Place, xds},
     settings::{
         listeners::{CertificateName, ListenAddress},
         memory::MemoryShare,
         value_type::{
-            COUNT_MAX, Mode, Parser, Part, RulesPlace, Setting, Source, StoreKind, URL, advertised_address,
-            boolean, bytes, certificate_names, connections, count, file_mode, host_names, host_ports,
-            integer, one_of, or_auto, or_off, pairs, path, read, redis_urls, rules_place, size,
-            socket_address, text, time, time_between, word,
+            COUNT_MAX, Mode, Parser, Part, Setting, Source, StoreKind, URL, advertised_address, boolean,
+            bytes, certificate_names, connections, count, file_mode, host_names, host_ports, integer, one_of,
+            or_auto, or_off, pairs, path, read, redis_urls, size, socket_address, text, time, time_between,
+            word,
         },
     },
     telemetry::logs::{self, Denials, Format},
@@ -96,7 +96,7 @@ settings! {
     "rules." Always "Rules" struct rules: Rules {
         source: Source = one_of(&[("files", Source::Files), ("xds", Source::Xds)]) => "files"
             "Source of the rules: files, also one at a URL, or xds for a control plane.";
-        path as "rules": Option<RulesPlace> = or_off(rules_place()) => "off"
+        path as "rules": Option<Place> = or_off(read("PATH|URL", Place::EXPECTED)) => "off"
             "Rule file, directory of rule files, or the URL of a rule file. Must be set unless rules.source is xds, which does not read it.";
         poll_interval: Duration = time() => "3s"
             "Interval between comparisons of the rule files with the active rules, in addition to file system events.";

@@ -3,11 +3,12 @@
 use crate::{
     api::admin::{EffectiveSetting, Origin},
     persistence,
+    rule_source::Place,
     settings::{
         Admin, Certificates, Drain, Settings, Tls,
         catalog::{CATALOG, Counters, Draft, TlsFiles},
         conflicts::Conflicts,
-        value_type::{OFF, Part, RulesPlace, Setting, Source, StoreKind},
+        value_type::{OFF, Part, Setting, Source, StoreKind},
     },
 };
 
@@ -65,7 +66,7 @@ impl Draft {
         let why = match setting.part {
             Part::Always => None,
             Part::Url => {
-                let is_url = matches!(self.rules.path, Some(RulesPlace::Url(_)));
+                let is_url = matches!(self.rules.path, Some(Place::Url(_)));
                 let is_read = is_url && self.rules.source == Source::Files;
                 (!is_read).then_some("needs a URL in rules.path, which is not set")
             }

@@ -6,14 +6,14 @@ use tollgate_limiter::rules::FileSettings;
 
 use crate::{
     rule_source::{
-        self, Settings, TlsFiles,
+        self, Place, Settings, TlsFiles,
         url::{self, Address},
         xds,
     },
     settings::{
         catalog::{Rules, RulesUrl, Xds},
         conflicts::Conflicts,
-        value_type::{RulesPlace, Source},
+        value_type::Source,
     },
 };
 
@@ -31,10 +31,10 @@ impl Rules {
                         .add("rules.path: not set; use --rules, TOLLGATE_RULES__PATH or a settings file");
                 }
                 match path {
-                    Some(RulesPlace::Url(address)) => {
+                    Some(Place::Url(address)) => {
                         rule_source::Source::Url(Box::new(url.read(address, conflicts)))
                     }
-                    Some(RulesPlace::Path(path)) => rule_source::Source::Files(file(path)),
+                    Some(Place::Path(path)) => rule_source::Source::Files(file(path)),
                     None => rule_source::Source::Files(file(PathBuf::new())),
                 }
             }
@@ -132,10 +132,10 @@ mod tests {
 
     #[test]
     fn secrets_of_a_rules_url_are_not_shown() {
-        let settings = load(&[("rules.path", &format!("{URL}?sig=secret"))]).unwrap();
+        let settings = load(&[("rules.path", &format!("{URL}?sig=hush"))]).unwrap();
         let given = settings.given.iter().find(|setting| setting.name == "rules.path").unwrap();
         assert_eq!((given.value.as_str(), given.from), (&*format!("{URL}?(not shown)"), Origin::Flag));
-        assert!(!format!("{settings:?}").contains("secret"));
+        assert!(!format!("{settings:?}").contains("hush"));
         let refused = problems(&flags(&[("rules.path", "https://user:secret@host/")]));
         assert!(refused[0].starts_with("--rules: `https://(not shown)` is not allowed"), "{refused:?}");
     }

@@ -105,15 +105,6 @@ pub enum Source {
     Xds,
 }
 
-/// Where rules are, unless a control plane has them.
-#[derive(Clone, Debug)]
-pub enum RulesPlace {
-    /// A file or a directory.
-    Path(PathBuf),
-    /// A rule file on a server.
-    Url(Address),
-}
-
 /// The place of the counters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StoreKind {
@@ -268,18 +259,6 @@ pub(super) fn certificate_names() -> Parser<Vec<CertificateName>> {
 /// A file or directory.
 pub(super) fn path() -> Parser<PathBuf> {
     parser("PATH", "a path", |text| (!text.is_empty()).then(|| text.into()))
-}
-
-/// A file or directory of rules, or a URL.
-pub(super) fn rules_place() -> Parser<RulesPlace> {
-    let expected = "a path, or a URL without a user, as in https://HOST/PATH,";
-    parser("PATH|URL", expected, |text| {
-        if Address::is_meant(text) {
-            Address::parse(text).map(RulesPlace::Url)
-        } else {
-            (!text.is_empty()).then(|| RulesPlace::Path(text.into()))
-        }
-    })
 }
 
 /// A comma list of addresses of Redis servers.

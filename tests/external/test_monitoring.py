@@ -520,8 +520,9 @@ class Redis(Process):
 
 # Panels that show only what goes wrong, or what this cluster does not have (TLS).
 EMPTY = {"Failed links", "Connections closed by the server", "Certificates expire in"}
-# Rules of files have no control plane.
+# Rules of files have no control plane and no URL.
 EMPTY |= {"Connections to the control plane", "Responses of the control plane", "Overlay"}
+EMPTY |= {"Requests for the rules", "Age of the rules", "Copy of the rules"}
 
 
 @pytest.fixture

@@ -261,6 +261,25 @@ async fn start_without_server_uses_the_copy_until_it_answers() {
 }
 
 #[tokio::test]
+async fn broken_document_at_the_start_leaves_the_rules_of_the_copy() {
+    let folder = tempfile::tempdir().unwrap();
+    let copy = file(&folder, "copy.yaml");
+    let flags = [("rules.url.copy", copy.as_str())];
+    let server = RulesServer::start(document("one", 1)).await;
+    let follower = Follower::start(&server.url(), &flags);
+    until(async || fs::exists(&copy).unwrap().then_some(())).await;
+    drop(follower);
+    server.answer(Reply::Document { etag: "bad", text: "domain: [\n".to_owned() });
+    let follower = Follower::start(&server.url(), &flags);
+    until(async || follower.stats.is_from_copy().then_some(())).await;
+    follower.until_problem("rules.yaml:").await;
+    assert_eq!((follower.limit(), follower.active_rules.status().generation), (Some(1), 1));
+    server.answer(document("two", 2));
+    follower.until_limit(2).await;
+    assert!(!follower.stats.is_from_copy());
+}
+
+#[tokio::test]
 async fn stalled_server_delays_the_copy_for_two_seconds_at_most() {
     let folder = tempfile::tempdir().unwrap();
     let copy = file(&folder, "copy.yaml");

@@ -60,8 +60,8 @@ struct UnusableCopy {
 struct State {
     /// The last request had no answer.
     is_failed: bool,
-    /// When the latest document was kept, if it is a copy that was not needed yet.
-    unused_copy: Option<Timestamp>,
+    /// The copy, until rules are active.
+    spare: Option<Spare>,
     /// When the copy that is being loaded was kept.
     copy_in_use: Option<Timestamp>,
     /// The fingerprint of the active document.
@@ -72,8 +72,15 @@ struct State {
     is_copy_failed: bool,
 }
 
-/// A document with what identifies it.
+/// A document that can be loaded if the server has none.
 #[derive(Debug)]
+struct Spare {
+    document: Document,
+    kept_at: Timestamp,
+}
+
+/// A document with what identifies it.
+#[derive(Clone, Debug)]
 struct Document {
     contents: Arc<Contents>,
     fingerprint: u128,
@@ -112,8 +119,8 @@ impl RemoteFile {
             Ok(Ok(Some(Copy { etag, kept_at, bytes }))) => {
                 let document = self.document(bytes, etag);
                 self.state.kept = Some(document.fingerprint);
-                self.state.unused_copy = Some(kept_at);
-                self.latest = Some(document);
+                self.latest = Some(document.clone());
+                self.state.spare = Some(Spare { document, kept_at });
             }
             Ok(Ok(None)) => {}
             Ok(Err(unusable)) => {
@@ -133,11 +140,10 @@ impl RemoteFile {
 
     /// The copy, if it was not loaded yet, or the reason as the problem of contents that cannot be loaded.
     fn without_answer(&mut self, reason: String) -> (Arc<Contents>, u128) {
-        if let (Some(kept_at), Some(latest)) = (self.state.unused_copy.take(), &self.latest) {
-            let (source, kept_at_text) = (self.settings.address.to_string(), rfc3339(unix_time(kept_at)));
-            warn!(source, reason, kept_at = kept_at_text, "cannot fetch the rules; the copy is used");
+        if let Some(Spare { document, kept_at }) = self.state.spare.take() {
+            self.warn_of_copy(kept_at, &reason);
             self.state.copy_in_use = Some(kept_at);
-            return (latest.contents.clone(), latest.fingerprint);
+            return (document.contents, document.fingerprint);
         }
         let location = Location::whole(Origin::file(&self.settings.address.to_string()));
         let mut problems = Problems::default();
@@ -145,6 +151,26 @@ impl RemoteFile {
         let contents = Contents { sources: Vec::new(), problems };
         let fingerprint = contents.fingerprint();
         (Arc::new(contents), fingerprint)
+    }
+
+    fn warn_of_copy(&self, kept_at: Timestamp, reason: &str) {
+        let (source, kept_at) = (self.settings.address.to_string(), rfc3339(unix_time(kept_at)));
+        warn!(source, reason, kept_at, "the server has no rules that can be used; the copy is loaded");
+    }
+
+    /// Loads the copy after `refused`, which then are refused once more, so that their problems are the current ones.
+    async fn load_spare(
+        &mut self,
+        spare: Spare,
+        refused: &Arc<Contents>,
+    ) -> Option<Result<(), Arc<Problems>>> {
+        let Spare { document, kept_at } = spare;
+        self.warn_of_copy(kept_at, "they have problems");
+        if let Some(Ok(())) = self.loader.load(&document.contents, None).await {
+            self.state.active = Some(document.fingerprint);
+            self.stats.from_copy(kept_at);
+        }
+        self.loader.load(refused, None).await
     }
 
     /// The latest document is active, and the server has it, unless it is a copy that is used instead.
@@ -207,7 +233,7 @@ impl WatchedFiles for RemoteFile {
     }
 
     async fn read(&mut self) -> Option<(Arc<Contents>, u128)> {
-        let time_max = match self.state.unused_copy {
+        let time_max = match self.state.spare {
             Some(_) => self.settings.timeout.min(FIRST_TIMEOUT),
             None => self.settings.timeout,
         };
@@ -230,7 +256,6 @@ impl WatchedFiles for RemoteFile {
             }
         }
         self.backoff.reset();
-        self.state.unused_copy = None;
         let (contents, fingerprint) =
             self.latest.as_ref().map(|latest| (latest.contents.clone(), latest.fingerprint))?;
         if self.state.active == Some(fingerprint) {
@@ -241,11 +266,21 @@ impl WatchedFiles for RemoteFile {
 
     async fn load(&mut self, contents: Arc<Contents>) -> Option<Result<(), Arc<Problems>>> {
         let outcome = self.loader.load(&contents, None).await;
-        if let Some(Ok(())) = outcome {
-            self.state.active = self.latest.as_ref().map(|latest| latest.fingerprint);
-            self.is_active().await;
+        let latest = self.latest.as_ref().map(|latest| latest.fingerprint);
+        match outcome {
+            Some(Ok(())) => {
+                (self.state.active, self.state.spare) = (latest, None);
+                self.is_active().await;
+                outcome
+            }
+            Some(Err(_)) => {
+                match self.state.spare.take_if(|spare| latest != Some(spare.document.fingerprint)) {
+                    Some(spare) => self.load_spare(spare, &contents).await,
+                    None => outcome,
+                }
+            }
+            None => None,
         }
-        outcome
     }
 
     // The loader has reported the problems.

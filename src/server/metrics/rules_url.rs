@@ -15,7 +15,7 @@ metrics! { Arc<Stats>;
             family.sample(&["failed"], stats.failed.get());
         };
     Gauge "tollgate_rules_url_confirmed_timestamp_seconds" []
-        "Time at which the server last had the active rules; 0 before the first."
+        "Time at which the server last had the active rules, or at which their copy was written; 0 before the first."
         => |stats, family| family.value(stats.confirmed_at().since(Timestamp::EPOCH).as_secs_f64());
     Gauge "tollgate_rules_url_from_copy" []
         "1 while the active rules are those of the copy, and the server has not confirmed them since the start, otherwise 0."
