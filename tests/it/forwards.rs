@@ -241,7 +241,8 @@ async fn forwarded_ids_leave_room_for_callers_of_the_owner() {
 
     let owner = &pair.memories[1];
     let IdMemory { used, max } = owner.id_memory();
-    assert!((max / 3..=max / 2 + 1_000).contains(&used), "{used} of {max}");
+    // An id of a counter without others takes more than is charged to its sender.
+    assert!((max / 2..=max * 3 / 4).contains(&used), "{used} of {max}");
     let (now, mut held) = (Clock::system().now(), 0);
     for key in &keys[2_000..] {
         let reserve = CounterOperation::Reserve { terms: Box::new(terms(&HoldId::random())), hits: 1 };
