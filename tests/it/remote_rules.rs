@@ -290,8 +290,8 @@ async fn stalled_server_delays_the_copy_for_two_seconds_at_most() {
     drop(follower);
     server.answer(Reply::Stalled(String::new()));
     let follower = Follower::start(&server.url(), &flags);
-    follower.until_limit(1).await;
-    assert!(follower.stats.is_from_copy());
+    until(async || follower.stats.is_from_copy().then_some(())).await;
+    assert_eq!(follower.limit(), Some(1));
 }
 
 #[tokio::test]

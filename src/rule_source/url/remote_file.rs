@@ -62,7 +62,7 @@ struct State {
     is_failed: bool,
     /// The copy, until rules are active.
     spare: Option<Spare>,
-    /// When the copy that is being loaded was kept.
+    /// When the copy was kept, while it is being loaded instead of an answer.
     copy_in_use: Option<Timestamp>,
     /// The fingerprint of the active document.
     active: Option<u128>,
@@ -174,8 +174,8 @@ impl RemoteFile {
     }
 
     /// The latest document is active, and the server has it, unless it is a copy that is used instead.
-    async fn is_active(&mut self) {
-        match self.state.copy_in_use.take() {
+    async fn is_active(&mut self, copy_in_use: Option<Timestamp>) {
+        match copy_in_use {
             Some(kept_at) => self.stats.from_copy(kept_at),
             None => {
                 self.stats.confirmed(self.clock.wall());
@@ -259,18 +259,19 @@ impl WatchedFiles for RemoteFile {
         let (contents, fingerprint) =
             self.latest.as_ref().map(|latest| (latest.contents.clone(), latest.fingerprint))?;
         if self.state.active == Some(fingerprint) {
-            self.is_active().await;
+            self.is_active(None).await;
         }
         Some((contents, fingerprint))
     }
 
     async fn load(&mut self, contents: Arc<Contents>) -> Option<Result<(), Arc<Problems>>> {
+        let copy_in_use = self.state.copy_in_use.take();
         let outcome = self.loader.load(&contents, None).await;
         let latest = self.latest.as_ref().map(|latest| latest.fingerprint);
         match outcome {
             Some(Ok(())) => {
                 (self.state.active, self.state.spare) = (latest, None);
-                self.is_active().await;
+                self.is_active(copy_in_use).await;
                 outcome
             }
             Some(Err(_)) => {
