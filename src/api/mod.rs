@@ -22,6 +22,8 @@ mod handle;
 pub mod http;
 pub mod json;
 mod metrics;
+#[allow(missing_docs, clippy::all, clippy::disallowed_methods)]
+pub mod proto;
 mod protobuf;
 mod pseudonym;
 pub mod reader;
@@ -45,15 +47,6 @@ use denial_body::DenialBodies;
 use denial_log::DenialLog;
 use recorder::Recorder;
 use v1::ResetAccess;
-
-/// Code generated from `proto/`.
-#[allow(missing_docs, clippy::all, clippy::disallowed_methods)]
-pub mod proto {
-    include!(concat!(env!("OUT_DIR"), "/proto.rs"));
-
-    /// Descriptors of all files of `proto/`, for reflection and JSON.
-    pub const DESCRIPTORS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/descriptors.bin"));
-}
 
 /// Bounds of requests and format of replies.
 #[derive(Clone, Copy, Debug)]

@@ -36,12 +36,10 @@ use crate::server::{
 mod calls;
 mod keepalive;
 
-use calls::{AcceptedCall, Calls, Deferred, PendingCalls};
+use calls::{AcceptedCall, CALLS_PER_POLL_MAX, Calls, Deferred, PendingCalls};
 pub(super) use keepalive::Keepalive;
 use keepalive::KeepaliveTimer;
 
-/// Maximum number of calls that are decided before their replies are written.
-const CALLS_PER_POLL_MAX: usize = 128;
 /// Number of calls that are accepted, then decided, then replied to. The code of these steps is larger than the
 /// first-level cache of instructions: with one call at a time it is fetched again for each, which is 5 % of the CPU with
 /// 50 or 100 calls at a time.

@@ -16,8 +16,8 @@ use crate::cluster::{
     MemberId,
     message::{LeaseReply, LeaseState, RemoteCheck, RemoteOperation, Settlement},
     node::{
-        NodeSettings,
         lease_owner::{KEYS_MAX, LEASE_TTL},
+        settings::NodeSettings,
     },
 };
 

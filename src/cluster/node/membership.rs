@@ -11,8 +11,8 @@ use crate::cluster::{
     MemberId,
     message::{MemberRecord, MemberState, Message},
     node::{
-        NodeSettings,
         output::{Action, Event, Output},
+        settings::NodeSettings,
     },
     placement::Placement,
 };

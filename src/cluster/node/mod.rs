@@ -21,7 +21,7 @@ use tollgate_limiter::{
 };
 
 use crate::cluster::{
-    MemberId, Tuning,
+    MemberId,
     message::{Hello, MemberState, Message, Owner, RemoteCheck},
 };
 
@@ -37,6 +37,7 @@ mod membership;
 mod output;
 mod ownership;
 mod recovery;
+mod settings;
 mod slots;
 mod stats;
 #[cfg(test)]
@@ -45,6 +46,7 @@ mod ticket;
 mod view;
 
 pub(crate) use output::{Action, Event};
+pub(crate) use settings::NodeSettings;
 pub(crate) use stats::Stats;
 pub(crate) use ticket::Ticket;
 pub use view::{MemberView, View};
@@ -61,21 +63,6 @@ use slots::Slots;
 /// A tick that comes this long after the previous one shows that this replica was too busy, or stopped. Ticks are due
 /// every 10 ms.
 const TICK_LATE: Duration = Duration::from_millis(25);
-
-/// The settings of the node.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct NodeSettings {
-    /// A peer that is not heard for this long counts as silent.
-    pub(crate) silence: Duration,
-    /// How long to wait for seeds before this replica bootstraps a cluster.
-    pub(crate) bootstrap_timeout: Duration,
-    /// The most unacknowledged hand-offs to one peer.
-    pub(crate) hand_offs_max: usize,
-    /// The most bytes of slot data that wait for one peer before further data is held back.
-    pub(crate) data_bytes_max: usize,
-    /// The settings of operators.
-    pub(crate) tuning: Tuning,
-}
 
 /// The state of one replica in the cluster.
 #[derive(Debug)]

@@ -18,7 +18,6 @@ use crate::cluster::{
     MemberId,
     message::{Origin, Owner, SlotCopy, Version},
     node::{
-        NodeSettings,
         backup::Backups,
         backup_sender::{Answered, BackupSender},
         context::Context,
@@ -26,6 +25,7 @@ use crate::cluster::{
         membership::Membership,
         ownership::Ownership,
         recovery::Recovery,
+        settings::NodeSettings,
     },
     placement::Placement,
 };

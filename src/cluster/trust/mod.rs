@@ -11,20 +11,6 @@ use std::{
 };
 
 use arc_swap::ArcSwap;
-use rcgen::{CertificateParams, KeyPair, PKCS_ECDSA_P256_SHA256};
-use rustls::{
-    ClientConfig, DigitallySignedStruct, Error, RootCertStore, ServerConfig, SignatureScheme,
-    client::{
-        Resumption,
-        danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier},
-        verify_server_cert_signed_by_trust_anchor,
-    },
-    crypto::{CryptoProvider, aws_lc_rs, verify_tls13_signature},
-    pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer, ServerName, UnixTime},
-    server::{NoServerSessionStorage, ParsedCertificate, WebPkiClientVerifier},
-    sign::{CertifiedKey, SingleCertAndKey},
-    version::TLS13,
-};
 use tokio::{task, time::sleep};
 use tollgate_limiter::{
     file_watch::{Comparison, FileWatch, SETTLE, WatchedFiles, fingerprint, read_blocking},
@@ -32,13 +18,14 @@ use tollgate_limiter::{
 };
 use tracing::{error, info, warn};
 
-use crate::{
-    certificates::{BadFile, SystemTime, authorities, own_certificate, read_file, unix_time},
-    cluster::protocol::{self, VersionMismatch},
-};
+use crate::certificates::{BadFile, authorities, own_certificate, read_file, unix_time};
 
+mod identity;
 mod secret;
 
+pub(in crate::cluster) use identity::TlsConfigs;
+
+use identity::Identity;
 use secret::{Authorities, Secrets};
 
 /// The longest interval between checks of the age of this process's certificate.
@@ -99,16 +86,6 @@ pub(in crate::cluster) struct Credentials {
     initial: (u128, Material<Authorities>),
 }
 
-/// The TLS configurations of handshakes.
-pub(in crate::cluster) struct TlsConfigs {
-    pub(in crate::cluster) server: Arc<ServerConfig>,
-    pub(in crate::cluster) client: Arc<ClientConfig>,
-    /// For clients of another protocol version: carries this version and authenticates nothing.
-    pub(in crate::cluster) other_version: Arc<ServerConfig>,
-    created_at: Timestamp,
-    renew_at: Timestamp,
-}
-
 /// The content of the files: certificates, or secrets, from which authorities are derived.
 #[derive(Clone, Hash)]
 enum Material<S> {
@@ -122,13 +99,6 @@ struct Certificates {
     cert: Vec<u8>,
     key: Vec<u8>,
     ca: Vec<u8>,
-}
-
-/// The certificate of this process and the authorities that it trusts.
-struct Identity {
-    pair: CertifiedKey,
-    roots: RootCertStore,
-    renew_at: Timestamp,
 }
 
 impl Credentials {
@@ -279,115 +249,6 @@ impl Files {
         })?;
         let roots = authorities(ca, now).map_err(|reason| file_error("ca", &self.ca, reason))?;
         Ok(Identity { pair: own.pair, roots, renew_at: Timestamp::MAX })
-    }
-}
-
-impl Identity {
-    fn configs(self, clock: &Clock) -> Result<TlsConfigs, Error> {
-        let provider = Arc::new(aws_lc_rs::default_provider());
-        let time = Arc::new(SystemTime::of(clock.clone()));
-        let roots = Arc::new(self.roots);
-        let clients = WebPkiClientVerifier::builder_with_provider(roots.clone(), provider.clone())
-            .build()
-            .map_err(|error| Error::General(error.to_string()))?;
-        let pair = Arc::new(SingleCertAndKey::from(self.pair));
-
-        let mut server = ServerConfig::builder_with_details(provider.clone(), time.clone())
-            .with_protocol_versions(&[&TLS13])?
-            .with_client_cert_verifier(clients)
-            .with_cert_resolver(pair.clone());
-        server.alpn_protocols = vec![protocol::alpn()];
-        // A resumed TLS session would not present its certificate again, and connections are few and long.
-        server.session_storage = Arc::new(NoServerSessionStorage {});
-        server.send_tls13_tickets = 0;
-
-        let other_version = other_version(&provider, &time)?;
-        let verifier = Arc::new(MemberVerifier { roots, provider: provider.clone() });
-        let mut client = ClientConfig::builder_with_details(provider, time)
-            .with_protocol_versions(&[&TLS13])?
-            .dangerous()
-            .with_custom_certificate_verifier(verifier)
-            .with_client_cert_resolver(pair);
-        client.alpn_protocols = vec![protocol::alpn()];
-        client.resumption = Resumption::disabled();
-        client.enable_sni = false;
-        Ok(TlsConfigs {
-            server: Arc::new(server),
-            client: Arc::new(client),
-            other_version: Arc::new(other_version),
-            created_at: clock.wall(),
-            renew_at: self.renew_at,
-        })
-    }
-}
-
-/// The configuration for clients of another version: a self-signed certificate whose name carries this version.
-fn other_version(provider: &Arc<CryptoProvider>, time: &Arc<SystemTime>) -> Result<ServerConfig, Error> {
-    let failed = |error: rcgen::Error| Error::General(error.to_string());
-    let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).map_err(failed)?;
-    let params = CertificateParams::new(vec![protocol::certificate_name()]).map_err(failed)?;
-    let certificate = params.self_signed(&key).map_err(failed)?;
-    let key = PrivateKeyDer::Pkcs8(PrivatePkcs8KeyDer::from(key.serialize_der()));
-    ServerConfig::builder_with_details(provider.clone(), time.clone())
-        .with_protocol_versions(&[&TLS13])?
-        .with_no_client_auth()
-        .with_single_cert(vec![certificate.der().clone()], key)
-}
-
-/// Accepts a server whose certificate the authority has signed, whatever its names: members are dialled by address.
-#[derive(Debug)]
-struct MemberVerifier {
-    roots: Arc<RootCertStore>,
-    provider: Arc<CryptoProvider>,
-}
-
-impl ServerCertVerifier for MemberVerifier {
-    fn verify_server_cert(
-        &self,
-        end_entity: &CertificateDer<'_>,
-        intermediates: &[CertificateDer<'_>],
-        _name: &ServerName<'_>,
-        _ocsp: &[u8],
-        now: UnixTime,
-    ) -> Result<ServerCertVerified, Error> {
-        let parsed = ParsedCertificate::try_from(end_entity)?;
-        let algorithms = self.provider.signature_verification_algorithms.all;
-        match verify_server_cert_signed_by_trust_anchor(&parsed, &self.roots, intermediates, now, algorithms)
-        {
-            Ok(()) => Ok(ServerCertVerified::assertion()),
-            Err(error) => Err(match protocol::version_in_certificate(end_entity) {
-                Some(version) => VersionMismatch::with(version).into(),
-                None => error,
-            }),
-        }
-    }
-
-    fn verify_tls12_signature(
-        &self,
-        _message: &[u8],
-        _certificate: &CertificateDer<'_>,
-        _signature: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, Error> {
-        // The configuration allows TLS 1.3 only.
-        Err(Error::General("links between replicas do not support TLS 1.2".to_owned()))
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signature: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, Error> {
-        verify_tls13_signature(
-            message,
-            certificate,
-            signature,
-            &self.provider.signature_verification_algorithms,
-        )
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.provider.signature_verification_algorithms.supported_schemes()
     }
 }
 

@@ -28,7 +28,7 @@ use rustls::{
 };
 use tollgate_limiter::time::{SECOND, Timestamp};
 
-use crate::cluster::trust::Identity;
+use crate::cluster::trust::identity::Identity;
 
 /// The shortest secret in bytes, and the fewest distinct bytes in one.
 const SECRET_BYTES_MIN: usize = 16;

@@ -24,7 +24,6 @@ use crate::{
     api::{ApiKind, Batch, Call, Handled, Method, Reply, Unfinished, call::CHECK_STREAM_PATH},
     server::{
         body::{GRPC_CONTENT_TYPE, ok_trailers},
-        connection::CALLS_PER_POLL_MAX,
         message::{self, MessageError},
         reply_bytes::{ReplyPart, Unsent},
         request_bytes::{ConnectionBytes, Share},
@@ -33,6 +32,8 @@ use crate::{
     },
 };
 
+/// Maximum number of calls that are decided before their replies are written.
+pub(super) const CALLS_PER_POLL_MAX: usize = 128;
 const UNCOMPRESSED: HeaderValue = HeaderValue::from_static("identity");
 static GRPC_ENCODING: HeaderName = HeaderName::from_static("grpc-encoding");
 static GRPC_ACCEPT_ENCODING: HeaderName = HeaderName::from_static("grpc-accept-encoding");

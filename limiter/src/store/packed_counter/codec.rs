@@ -10,7 +10,7 @@ use crate::{
         Counter, DebtCounter, LOG_ENTRIES_MAX, LogCounter, PenaltyRecord, SlidingCounter, StepCounter,
         WindowCounter,
     },
-    store::packed_counter::{Large, MILLISECOND, Millis, PackedCounter, PackedPenalized, UsedShare},
+    store::packed_counter::layout::{Large, MILLISECOND, Millis, PackedCounter, PackedPenalized, UsedShare},
     time::Timestamp,
 };
 

@@ -4,7 +4,7 @@ use crate::{
     algorithm::{
         Algorithm, Counter, DebtCounter, LogCounter, SlidingCounter, StepCounter, WindowCounter, own,
     },
-    store::packed_counter::{ApproxNumber, Millis, PackedCounter, UsedShare},
+    store::packed_counter::layout::{ApproxNumber, Millis, PackedCounter, UsedShare},
     time::Timestamp,
 };
 
