@@ -111,7 +111,7 @@ impl DenialBodies {
             DenialBody::Problem => &self.quota_exceeded,
             DenialBody::Template(template) => template,
         };
-        let shown = || refusing().filter(|status| !status.rule.is_some_and(|rule| rule.is_hidden));
+        let shown = || refusing().filter(|status| !status.is_hidden());
         let mut seen = HashSet::new();
         let violated_policies: Vec<_> = shown().map(Status::name).filter(|name| seen.insert(*name)).collect();
         let decisive = decisive_of(shown(), modes);

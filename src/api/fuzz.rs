@@ -3,6 +3,7 @@
 use std::{
     net::SocketAddr,
     sync::{Arc, LazyLock},
+    time::Duration,
 };
 
 use axum::{
@@ -77,8 +78,15 @@ fn limiter() -> (Limiter, Arc<Memory>) {
 
 /// A service with every part of a reply.
 pub(super) fn api_of(limiter: Limiter) -> Api {
-    let headers =
-        headers::Settings { x_ratelimit: true, ietf: true, retry_after: true, ..Default::default() };
+    let headers = headers::Settings {
+        x_ratelimit: true,
+        ietf: Some(headers::Listed::All),
+        window_max: Duration::from_secs(3_600),
+        partition_key: true,
+        retry_after: true,
+        ai_retry: true,
+        ..Default::default()
+    };
     let settings = Settings { dynamic_metadata: true, exact_reset: true, ..Settings::default() };
     Api::new(limiter, settings).with_headers(headers)
 }

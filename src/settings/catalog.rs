@@ -6,7 +6,7 @@ use axum::http::HeaderName;
 use tollgate_limiter::{limiter, shared_store::is_prefix, store::OnFull};
 
 use crate::{
-    api::{self, denial_body::DefaultBody, forward_auth, recorder::RecordedValues},
+    api::{self, denial_body::DefaultBody, forward_auth, headers::Listed, recorder::RecordedValues},
     cluster,
     rule_source::{Place, xds},
     settings::{
@@ -252,10 +252,20 @@ settings! {
             "Name of the RateLimit-Remaining header.";
         reset_name: String = text("NAME", "the name of an HTTP header", |text| HeaderName::try_from(text).is_ok()) => "RateLimit-Reset"
             "Name of the RateLimit-Reset header.";
-        ietf: bool = boolean() => "false"
-            "Add the headers RateLimit and RateLimit-Policy of draft-ietf-httpapi-ratelimit-headers-09 to responses.";
+        ietf: Option<Listed> = or_off(one_of(&[("tightest", Listed::Tightest), ("all", Listed::All)])) => "off"
+            "Add the headers RateLimit and RateLimit-Policy of draft-ietf-httpapi-ratelimit-headers-11 to responses, with the tightest limit or with all limits of the call.";
+        window_max: Duration = time_between(secs(1), secs(100 * 365 * 86_400)) => "8784h"
+            "Longest window (w) and time until reset (t) in these two headers; longer ones are left out.";
+        partition_key: bool = boolean() => "false"
+            "Add to these two headers a hash of the key that is limited (pk).";
         retry_after: bool = boolean() => "false"
             "Add the header Retry-After to refusals.";
+        retry_jitter: Duration = time_between(Duration::ZERO, secs(3_600)) => "0s"
+            "Up to this time is added at random to the time to retry of each refusal, so that clients that were refused together do not return together.";
+        ai_retry: bool = boolean() => "false"
+            "Add the headers retry-after-ms and, where waiting does not help, x-should-retry: false to refusals, for clients of AI services.";
+        ai_retry_max: Duration = time_between(Duration::ZERO, secs(86_400)) => "60s"
+            "Longest wait that helps these clients.";
     }
     "denial." Always "Bodies of refusals" use denial: api::denial_body::Settings {
         body: Option<DefaultBody> = or_off(one_of(&[("problem", DefaultBody::Problem)])) => "off"

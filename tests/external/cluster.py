@@ -44,7 +44,8 @@ LONG_FORWARD_BUDGET = ["--cluster-forward-budget-max", "1m"]
 LONG_TIMEOUT = 120.0
 # Answers with response headers and dynamic metadata. Only these say that they are degraded.
 DETAILED_ANSWERS = ["--api-dynamic-metadata", "true"]
-for _header in ("x-ratelimit", "ietf", "retry-after"):
+DETAILED_ANSWERS += ["--headers-ietf", "all"]
+for _header in ("x-ratelimit", "retry-after", "partition-key"):
     DETAILED_ANSWERS += [f"--headers-{_header}", "true"]
 # The default, in seconds.
 BACKUP_INTERVAL = 0.1

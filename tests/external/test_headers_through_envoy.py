@@ -1,9 +1,11 @@
 """Response headers and access log metadata through a real Envoy."""
 
+import re
+
 import pytest
 
 from bootstraps import bootstrap, header, rate_limit, route
-from processes import eventually
+from processes import ROOT, eventually
 
 RULES = """
     domain: edge
@@ -11,6 +13,7 @@ RULES = """
       - key: user
         rate_limit: {unit: year, requests_per_unit: 2, name: yearly}
 """
+PAGE = (ROOT / "docs" / "answers.md").read_text().partition("\n## Headers of answers\n")[2].partition("\n## ")[0]
 METADATA = "%DYNAMIC_METADATA(envoy.filters.http.ratelimit:{})%"
 
 
@@ -59,13 +62,43 @@ def test_ratelimit_headers_can_be_renamed(edge):
     assert int(response.headers["x-come-back-in"]) > 0 and "ratelimit-reset" not in response.headers
 
 
-def test_ietf_headers_are_added(edge):
-    envoy = edge("--headers-ietf", "true")
+def blocks(language):
+    """The blocks of this language in the section about headers."""
+    return re.findall(rf"```{language}\n(.*?)```", PAGE, re.DOTALL)
 
-    response = envoy.get(x_user="ann")
 
-    assert response.headers["ratelimit-policy"] == '"yearly";q=2;w=31536000'
-    assert response.headers["ratelimit"].startswith('"yearly";r=1;t=')
+def without_times(text):
+    """A text whose times and hashes are the same in every run."""
+    text = re.sub(r"\b(t=|reset: |come-back-in: |retry-after: |retry-after-ms: )\d+", r"\1#", text)
+    return re.sub(r"pk=:[A-Za-z0-9+/]{11}=:", "pk=#", text)
+
+
+def shown(response):
+    """A response as the page shows it."""
+    reason = {200: "OK", 429: "Too Many Requests"}[response.code]
+    names = ("ratelimit", "retry", "come-back")
+    lines = [f"{name}: {value}" for name, value in response.headers.items() if any(part in name for part in names)]
+    lines = [line for line in lines if not line.startswith("x-envoy")]
+    return "\n".join([f"HTTP/1.1 {response.code} {reason}", *lines])
+
+
+@pytest.mark.parametrize("block", blocks("http"), ids=lambda block: block.splitlines()[0].replace(" ", ","))
+def test_client_sees_the_headers_of_the_page(block, rule_file, start_tollgate, start_envoy, echo):
+    settings, *answers = block.strip().split("\n\n")
+    flags = []
+    for setting in settings.split(" "):
+        name, value = setting.split("=")
+        flags += ["--" + name.replace(".", "-").replace("_", "-"), value]
+    tollgate = start_tollgate(rule_file(blocks("yaml")[0]), flags=flags)
+    path = {"request_headers": {"header_name": ":path", "descriptor_key": "path"}}
+    routes = [route("/", rate_limit(path), rate_limit(header("user")), rate_limit(header("tenant")))]
+    envoy = start_envoy(bootstrap([tollgate.grpc], echo.address, routes, own_headers=False))
+
+    responses = [envoy.get("/search", x_user="ann", x_tenant="shop") for _ in range(4)]
+
+    assert [response.code for response in responses] == [200, 200, 200, 429]
+    for response, answer in zip((responses[0], responses[3]), answers, strict=True):
+        assert without_times(shown(response)) == without_times(answer)
 
 
 def test_retry_after_is_set_on_refusals_only(edge):

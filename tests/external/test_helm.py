@@ -318,7 +318,7 @@ def test_settings_keep_their_form(tmp_path):
     values = {
         "settings": {
             "grpc": {"max_connections": 5000000, "socket_mode": "0660", "tls_client_san": ["a.example", "b.example"]},
-            "headers": {"ietf": True, "retry_after": False},
+            "headers": {"ietf": "all", "retry_after": False},
         }
     }
 
@@ -327,7 +327,7 @@ def test_settings_keep_their_form(tmp_path):
     assert variables["TOLLGATE_GRPC__MAX_CONNECTIONS"] == "5000000"
     assert variables["TOLLGATE_GRPC__SOCKET_MODE"] == "0660"
     assert variables["TOLLGATE_GRPC__TLS_CLIENT_SAN"] == "a.example,b.example"
-    assert variables["TOLLGATE_HEADERS__IETF"] == "true"
+    assert variables["TOLLGATE_HEADERS__IETF"] == "all"
     assert variables["TOLLGATE_HEADERS__RETRY_AFTER"] == "false"
     assert variables["TOLLGATE_DRAIN__DELAY"] == "10s", "other settings keep their defaults"
 

@@ -116,8 +116,9 @@ async fn every_key_of_a_rule_is_compared() {
         ("fixed_window}", "fixed_window, name: per_user}", "name", "per_user"),
         ("fixed_window}", "fixed_window, replaces: [{name: a}, {name: b}]}", "replaces", "a, b"),
         ("fixed_window}", "fixed_window, lease: false}", "lease", "false"),
-        ("fixed_window}", "fixed_window, on_owner_unavailable: deny}", "on_owner_unavailable", "deny"),
         ("fixed_window}", "fixed_window, headers: false}", "headers", "false"),
+        ("fixed_window}", "fixed_window, quota_unit: tokens}", "quota_unit", "tokens"),
+        ("fixed_window}", "fixed_window, on_owner_unavailable: deny}", "on_owner_unavailable", "deny"),
         ("fixed_window}", "fixed_window, denial_body: problem}", "denial_body", "problem"),
         (
             "fixed_window}",

@@ -16,6 +16,7 @@ use crate::{
 
 mod held;
 mod penalized;
+mod repeat;
 
 /// An active limit: an algorithm with its parameters. Replicas number the variants by their order: append at the end.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

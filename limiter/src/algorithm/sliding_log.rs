@@ -131,6 +131,11 @@ impl SlidingLog {
         oldest.map(|entry| self.leaves_at(entry).since(now)).unwrap_or_default()
     }
 
+    /// The longest time for which a hit is counted.
+    pub(super) fn longest_kept(&self) -> Duration {
+        Duration::from_nanos(self.span.nanos().saturating_add(self.sub_window.get()))
+    }
+
     /// Drops expired entries.
     fn forget(&self, counter: &mut LogCounter, now: Timestamp) {
         while let Some(oldest) = counter.entries.front()

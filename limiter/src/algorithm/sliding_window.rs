@@ -4,6 +4,8 @@
 //! The estimate is rounded down, as in the article that made this algorithm known ("How we built rate limiting
 //! capable of scaling to millions of domains", Cloudflare, 2017); that formula is its bound.
 
+use std::time::Duration;
+
 use serde::{Deserialize, Serialize};
 
 use crate::{
@@ -115,6 +117,13 @@ impl SlidingWindow {
         let ahead = ((u128::from(weight) + 1) * length - 1) / u128::from(hits);
         // Less than the length, as `weight` is less than `hits`.
         end.plus(self.length() - ahead as u64)
+    }
+
+    /// An upper bound of the time after which `hits` pass, while the window ends after `end`, at most the limit and
+    /// `debt` are counted in it, and no more are charged.
+    pub(super) fn repeats_after(&self, hits: u64, debt: u64, end: Duration) -> Duration {
+        let (most, room) = (self.limit.saturating_add(debt), self.limit.saturating_sub(hits));
+        end.saturating_add(self.decayed_at(most, room, Timestamp::EPOCH).since(Timestamp::EPOCH))
     }
 
     /// The first instant at which `hits` would pass without further charges; `None` if they never pass.

@@ -1,6 +1,9 @@
 //! The secret of the key hash.
 
 use serde::{Deserialize, Serialize};
+use siphasher::sip::SipHasher13;
+
+use crate::descriptor::Key;
 
 /// The secret of the key hash. It prevents clients from choosing descriptors that collide.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -17,6 +20,13 @@ impl Secret {
     pub const fn to_bytes(&self) -> [u8; 16] {
         let [low, high] = self.0;
         ((high as u128) << 64 | low as u128).to_le_bytes()
+    }
+
+    /// A hash of a key. No key is the hash of the same bytes.
+    pub(crate) fn hash(&self, key: Key) -> u64 {
+        // The text of a key begins with another byte.
+        let bytes = [&[0xff][..], &key.high().to_le_bytes(), &key.low().to_le_bytes()].concat();
+        SipHasher13::new_with_key(&self.to_bytes()).hash(&bytes)
     }
 
     /// A fresh secret from the random source of the operating system.

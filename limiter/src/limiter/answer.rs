@@ -99,7 +99,12 @@ impl<'s> Status<'s> {
         self.rule.map_or("override", |rule| rule.name.as_deref().unwrap_or(&rule.path))
     }
 
-    fn in_shadow_mode(&self) -> bool {
+    /// Whether clients are not told of the limit.
+    pub fn is_hidden(&self) -> bool {
+        self.rule.is_some_and(|rule| rule.is_hidden)
+    }
+
+    pub(super) fn in_shadow_mode(&self) -> bool {
         self.rule.is_some_and(|rule| rule.shadow_mode)
     }
 
@@ -196,24 +201,6 @@ impl<'s> Answer<'s> {
     pub(super) fn without_limits(descriptors: usize) -> Self {
         let statuses = SmallVec::from_elem(Status::WITHOUT_LIMIT, descriptors);
         Self { passes: true, passes_in_shadow: false, delay: Duration::ZERO, statuses }
-    }
-
-    /// When a refused request would pass, which is when the last refusing descriptor would. `None` if the request
-    /// passes, or never would.
-    pub fn retry_after(&self, modes: Modes) -> Option<Duration> {
-        if self.passes {
-            return None;
-        }
-        let refusing = || self.statuses.iter().filter(|status| !status.passes);
-        // If only quotas refuse, the request passes once any of them has hits left.
-        if refusing().any(|status| status.refuses_alone(modes)) {
-            let mut longest = Duration::ZERO;
-            for status in refusing().filter(|status| status.refuses_alone(modes)) {
-                longest = longest.max(status.retry_after?);
-            }
-            return Some(longest);
-        }
-        refusing().filter_map(|status| status.retry_after).min()
     }
 
     /// The answer from the decisions on the checks of `plan`.

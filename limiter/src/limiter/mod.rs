@@ -22,10 +22,12 @@ mod examples;
 mod explain;
 mod id_share;
 mod metrics;
+mod partition;
 mod plan;
 mod prepared;
 mod request;
 mod reserve;
+mod retry;
 
 use answer::SingleAnswer;
 pub use answer::{Answer, AnswerOf, Status};
@@ -42,6 +44,7 @@ pub use plan::{CurrentLimit, Modes};
 pub use prepared::PreparedDescriptor;
 pub use request::{Descriptor, Override, Request, RequestError, UnknownUnit};
 pub use reserve::{HeldAnswer, HoldError, SettledAnswer};
+pub use retry::Retry;
 
 use metrics::CheckOutcome;
 use plan::{AppliedLimit, Plan, applied_limits};

@@ -365,6 +365,7 @@ impl DocumentCompiler<'_> {
         let set = |boolean: &Option<Located<bool>>| boolean.as_ref().is_some_and(|boolean| boolean.value);
         let lease = limit.boolean("lease").is_none_or(|lease| lease.value);
         let is_hidden = limit.boolean("headers").is_some_and(|shown| !shown.value);
+        let quota_unit = limit.text("quota_unit").map(|unit| unit.value.clone());
         self.rules.push(Rule {
             path: here.path.clone(),
             name: limit.name().map(str::to_owned),
@@ -380,6 +381,7 @@ impl DocumentCompiler<'_> {
             metadata: draft.metadata.take().map(|metadata| metadata.value),
             is_hidden,
             denial_body: limit.denial_body.map(|body| Arc::new(body.value)),
+            quota_unit,
             displayed_limit: terms.displayed_limit,
             location: self.diagnostics.location(limit.mark),
             overlay,

@@ -362,6 +362,12 @@ pub const KEYS: &[Key] = &[
         AppliesTo::Limited,
         "Whether response headers and bodies of refusals show the limit.",
     ),
+    limit(
+        "quota_unit",
+        Takes::Text,
+        AppliesTo::Limited,
+        "What the limit counts, for the header `RateLimit-Policy`, as in `requests` or `tokens`.",
+    ),
     limit("denial_body", Takes::DenialBody, AppliesTo::Limited, "The body of refusals by this limit."),
     limit(
         "candidate",
@@ -531,8 +537,17 @@ pub(crate) const REQUIRED_IN_PENALTY: [&str; 2] = ["after", "first"];
 pub(crate) const REQUIRED: [(AlgorithmName, &str); 1] = [(AlgorithmName::Concurrency, "max_in_flight")];
 
 /// Keys of `rate_limit` that a `candidate` cannot have.
-pub const NOT_IN_CANDIDATE: [&str; 8] =
-    ["name", "replaces", "unlimited", "on_owner_unavailable", "lease", "headers", "denial_body", "candidate"];
+pub const NOT_IN_CANDIDATE: [&str; 9] = [
+    "name",
+    "replaces",
+    "unlimited",
+    "on_owner_unavailable",
+    "lease",
+    "headers",
+    "quota_unit",
+    "denial_body",
+    "candidate",
+];
 
 /// The key with this name in `section`.
 pub(crate) fn find(name: &str, section: Section) -> Option<&'static Key> {

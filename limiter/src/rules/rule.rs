@@ -41,6 +41,8 @@ pub struct Rule {
     pub is_hidden: bool,
     /// The body of its refusals: its own, or that of its domain; `None` if the settings decide.
     pub denial_body: Option<Arc<DenialBody>>,
+    /// What the limit counts, for response headers; `None` for requests, or requests at a time.
+    pub quota_unit: Option<String>,
     /// The limit as shown in responses.
     pub displayed_limit: DisplayedLimit,
     /// The location in the rule file or resource.

@@ -86,7 +86,7 @@ async fn explain(state: &AdminState, message: &[u8]) -> Result<Json<Value>, Admi
     })?;
     let mut body = explanation_json(&asked, &explanation);
     let (rules, modes, answer) = (snapshot.rules(), state.limiter.modes(), &explanation.answer);
-    let retry_after = answer.retry_after(modes);
+    let retry_after = answer.retry_after(modes, &asked);
     let denial_body = state.denial_bodies.of(asked.domain(), rules, answer, modes, retry_after);
     body["denial_body"] =
         denial_body.map(|body| json!({"content_type": body.content_type, "text": body.text})).into();
@@ -277,6 +277,7 @@ fn rule_json(rule: &Rule, part: &DescriptorExplanation<'_>) -> Value {
         "lease": rule.lease,
         "headers": !rule.is_hidden,
         "denial_body": rule.denial_body.as_ref().map(ToString::to_string),
+        "quota_unit": rule.quota_unit,
         "replaces": rule.replaces,
         "groups": format::groups(rule),
         "replaced_by": replaced_by,

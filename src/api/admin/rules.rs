@@ -226,6 +226,9 @@ fn line(rule: &Rule, text: &mut String) {
     if rule.is_hidden {
         text.push_str(", headers: false");
     }
+    if let Some(unit) = &rule.quota_unit {
+        let _ = write!(text, ", quota_unit: {unit}");
+    }
     if let Some(body) = &rule.denial_body {
         let _ = write!(text, ", denial_body: {}", escaped(&body.to_string()));
     }

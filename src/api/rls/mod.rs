@@ -1,6 +1,9 @@
 //! Envoy's rate limit service: from the bytes of a request to the bytes of its reply.
 
-use tollgate_limiter::{limiter::ActiveView, resilience::Caller};
+use tollgate_limiter::{
+    limiter::{ActiveView, Retry},
+    resilience::Caller,
+};
 
 use crate::api::{
     Api, Error,
@@ -40,8 +43,9 @@ impl Api {
         let answer = decided.as_ref().map_err(|error| *error)?;
         self.observe(&request, view, answer);
         let modes = self.limiter.modes();
-        let mut headers = self.headers.of(answer, modes);
-        let retry_after = answer.retry_after(modes);
+        let retry = self.headers.retry(answer, modes, &request);
+        let mut headers = self.headers.of(view, &request, answer, modes, retry);
+        let retry_after = retry.and_then(Retry::after);
         let body = self.denial_bodies.of(decoded.domain, view.rules(), answer, modes, retry_after);
         headers.extend(body.as_ref().map(content_type));
         let metadata = self.settings.dynamic_metadata.then(|| metadata::of(&decoded, answer));

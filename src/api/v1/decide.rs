@@ -229,7 +229,7 @@ impl Api {
             id,
             passes: answer.passes,
             delay: answer.delay,
-            retry_after: answer.retry_after(self.limiter.modes()),
+            retry_after: answer.retry_after(self.limiter.modes(), request),
             statuses: &answer.statuses,
         });
     }
@@ -245,7 +245,7 @@ impl Api {
     ) -> Vec<u8> {
         self.observe(request, view, answer);
         let mut answers = Answers::of_call(parts.len());
-        let retry_after = answer.retry_after(self.limiter.modes());
+        let retry_after = answer.retry_after(self.limiter.modes(), request);
         let mut rest = &*answer.statuses;
         for (request, part) in group.0.iter().zip(parts) {
             let (statuses, others) = rest.split_at(part.descriptors().len());

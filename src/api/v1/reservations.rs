@@ -148,7 +148,7 @@ impl Api {
     ) -> Reply {
         self.observe(request, view, answer);
         let mut frame = frame();
-        let retry_after = answer.retry_after(self.limiter.modes());
+        let retry_after = answer.retry_after(self.limiter.modes(), request);
         let (passes, delay, statuses) = (answer.passes, answer.delay, &answer.statuses);
         encode::decided(&mut frame, &DecidedRequest { id: "", passes, delay, retry_after, statuses });
         if *is_held {

@@ -45,7 +45,7 @@ fn default_of(key: &str) -> &'static str {
         "on_owner_unavailable" => "local_share",
         "lease" | "headers" => "true",
         "denial_body" => AS_SET,
-        "name" | "replaces" | "metadata" | "candidate" | "group" => NONE,
+        "name" | "replaces" | "metadata" | "quota_unit" | "candidate" | "group" => NONE,
         MATCH => TEXT,
         _ => "false",
     }
@@ -86,6 +86,7 @@ fn of_rule(rule: &Rule) -> Values {
         groups,
         metadata,
         is_hidden,
+        quota_unit,
         denial_body,
         displayed_limit,
         location: _,
@@ -106,6 +107,7 @@ fn of_rule(rule: &Rule) -> Values {
         ("on_owner_unavailable", on_owner_unavailable.name().to_owned()),
         ("lease", lease.to_string()),
         ("headers", (!is_hidden).to_string()),
+        ("quota_unit", text(quota_unit.clone())),
         ("detailed_metric", detailed_metric.to_string()),
         ("group", text((!groups.is_empty()).then(|| format::groups(rule).join(", ")))),
         (

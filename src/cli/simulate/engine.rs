@@ -139,7 +139,7 @@ impl Side {
         let answer = view.decide_here(&request).map_err(|error| error.to_string())?;
         self.totals.add(now, answer.passes);
         self.last.passes = answer.passes;
-        self.last.retry_after = answer.retry_after(self.limiter.modes());
+        self.last.retry_after = answer.retry_after(self.limiter.modes(), &request);
         self.last.delay = answer.delay;
         self.last.outcomes.clear();
         for (status, (_, hits)) in answer.statuses.iter().zip(event.descriptors()) {

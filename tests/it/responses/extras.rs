@@ -182,11 +182,124 @@ async fn ratelimit_headers_have_their_configured_names() {
 }
 
 #[tokio::test]
-async fn ietf_headers_list_every_policy_and_tightest_remaining() {
-    let service = Service::start_with(RULES, &[("headers.ietf", "true")]).await;
+async fn ietf_headers_list_all_limits_or_the_tightest() {
+    let service = Service::start_with(RULES, &[("headers.ietf", "all")]).await;
     let expected = [
-        r#"RateLimit-Policy: "per user";q=10;w=60, "shop.bucket";q=60;w=60, "shop.five_minutes";q=10;w=300"#,
-        r#"RateLimit: "shop.bucket";r=4;t=1"#,
+        r#"RateLimit-Policy: "per user";q=10;w=60;qu="requests", "shop.bucket";q=60;w=60;qu="requests", "shop.five_minutes";q=10;w=300;qu="requests""#,
+        r#"RateLimit: "per user";r=9;t=36, "shop.bucket";r=4;t=1, "shop.five_minutes";r=9;t=36"#,
     ];
+    assert_eq!(headers(&service, &["user", "bucket", "five_minutes", "free"]).await, expected);
+    let service = Service::start_with(RULES, &[("headers.ietf", "tightest")]).await;
+    let expected =
+        [r#"RateLimit-Policy: "shop.bucket";q=60;w=60;qu="requests""#, r#"RateLimit: "shop.bucket";r=4;t=1"#];
     assert_eq!(headers(&service, &["user", "bucket", "five_minutes"]).await, expected);
+    // A limit with no end.
+    assert_eq!(headers(&service, &["banned"]).await[1], r#"RateLimit: "shop.banned";r=0"#);
+    assert_eq!(headers(&service, &["free", "unknown"]).await, Vec::<String>::new());
+}
+
+const SHOWN: &str = "
+domain: shop
+on_denied: charge_none
+descriptors:
+  - key: user
+    rate_limit: {unit: hour, requests_per_unit: 40000000000000000, name: sky, quota_unit: tokens}
+  - {key: low, rate_limit: {name: sky, unit: minute, requests_per_unit: 7}}
+  - {key: secret, rate_limit: {name: secret, unit: minute, requests_per_unit: 1, algorithm: fixed_window, headers: false}}
+  - {key: month, rate_limit: {window: 744h, requests_per_unit: 9, algorithm: fixed_window}}
+  - {key: calls, rate_limit: {algorithm: concurrency, max_in_flight: 1}}
+";
+
+#[tokio::test]
+async fn ietf_headers_name_each_limit_once_and_bound_numbers() {
+    let service = Service::start_with(SHOWN, &[("headers.ietf", "all"), ("headers.window_max", "24h")]).await;
+    assert_eq!(
+        headers(&service, &["user"]).await,
+        [
+            r#"RateLimit-Policy: "sky";q=999999999999999;w=3600;qu="tokens""#,
+            r#"RateLimit: "sky";r=999999999999999;t=2736"#,
+        ]
+    );
+    let both = [r#"RateLimit-Policy: "sky";q=7;w=60;qu="requests""#, r#"RateLimit: "sky";r=6;t=36"#];
+    assert_eq!(headers(&service, &["user", "low"]).await, both);
+    let longer = [r#"RateLimit-Policy: "shop.month";q=9;qu="requests""#, r#"RateLimit: "shop.month";r=8"#];
+    assert_eq!(headers(&service, &["month"]).await, longer);
+    headers(&service, &["calls"]).await;
+    let places =
+        [r#"RateLimit-Policy: "shop.calls";q=1;qu="concurrent-requests""#, r#"RateLimit: "shop.calls";r=0"#];
+    assert_eq!(headers(&service, &["calls"]).await, places);
+}
+
+#[tokio::test]
+async fn hidden_limit_is_in_no_header_and_refuses() {
+    let settings = [
+        ("headers.ietf", "all"),
+        ("headers.x_ratelimit", "true"),
+        ("headers.ratelimit", "true"),
+        ("headers.retry_after", "true"),
+    ];
+    let service = Service::start_with(SHOWN, &settings).await;
+    assert_eq!(headers(&service, &["secret"]).await, Vec::<String>::new());
+    assert_eq!(headers(&service, &["secret"]).await, ["Retry-After: 36"]);
+    let beside = headers(&service, &["low", "secret"]).await;
+    assert_eq!(beside[0], "X-RateLimit-Limit: 7");
+    assert_eq!(
+        beside[6..],
+        [r#"RateLimit-Policy: "sky";q=7;w=60;qu="requests""#, r#"RateLimit: "sky";r=7"#, "Retry-After: 36"]
+    );
+}
+
+#[tokio::test]
+async fn partition_key_is_that_of_the_counter() {
+    let service =
+        Service::start_with(RULES, &[("headers.ietf", "all"), ("headers.partition_key", "true")]).await;
+    let of = async |value: &str| {
+        let answer = service.call(request_for("shop", "user", value)).await.unwrap();
+        let key = |header: usize| {
+            let (_, key) = answer.response_headers_to_add[header].value.split_once(";pk=:").unwrap();
+            key.strip_suffix(":").unwrap().to_owned()
+        };
+        let key = key(0);
+        // Eight bytes in Base64.
+        assert!(
+            key.len() == 12 && key.ends_with('=') && answer.response_headers_to_add[1].value.contains(&key)
+        );
+        key
+    };
+    let (ann, ben) = (of("ann").await, of("ben").await);
+    assert_eq!(of("ann").await, ann);
+    assert_ne!(ann, ben);
+}
+
+#[tokio::test]
+async fn ai_clients_are_told_in_milliseconds_or_not_to_retry() {
+    let settings = [("headers.ai_retry", "true"), ("headers.ai_retry_max", "40s")];
+    let service = Service::start_with(RULES, &settings).await;
+    assert_eq!(headers(&service, &["user"]).await, Vec::<String>::new());
+    for (key, hits) in [("user", 10), ("window", 10)] {
+        service.status(with_hits(request_for("shop", key, "x"), hits)).await;
+    }
+    assert_eq!(headers(&service, &["user"]).await, ["retry-after-ms: 36000"]);
+    let longer = ["retry-after-ms: 2736000", "x-should-retry: false"];
+    assert_eq!(headers(&service, &["window"]).await, longer);
+    assert_eq!(headers(&service, &["banned"]).await, ["x-should-retry: false"]);
+    // Places may be free again at any time.
+    let service = Service::start_with(SHOWN, &settings).await;
+    headers(&service, &["calls"]).await;
+    assert_eq!(headers(&service, &["calls"]).await, Vec::<String>::new());
+}
+
+#[tokio::test]
+async fn retry_jitter_only_adds() {
+    let service =
+        Service::start_with(RULES, &[("headers.retry_after", "true"), ("headers.retry_jitter", "1h")]).await;
+    service.status(with_hits(request_for("shop", "user", "x"), 10)).await;
+    let mut waits = std::collections::HashSet::new();
+    for _ in 0..10 {
+        let headers = headers(&service, &["user"]).await;
+        let wait: u64 = headers[0].strip_prefix("Retry-After: ").unwrap().parse().unwrap();
+        assert!((36..=36 + 3_600).contains(&wait), "{wait}");
+        waits.insert(wait);
+    }
+    assert!(waits.len() > 1, "{waits:?}");
 }

@@ -8,6 +8,7 @@ use crate::{algorithm::*, time::SECOND};
 
 mod law;
 mod penalties;
+mod repeat;
 mod serialization;
 mod strategies;
 

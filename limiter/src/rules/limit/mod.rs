@@ -10,6 +10,7 @@ use crate::{
         keys::{self, AppliesTo},
         reader::Located,
     },
+    yaml::quote,
 };
 
 mod buckets;
@@ -27,10 +28,13 @@ pub use value::KeyValue;
 
 use terms::at_rate;
 
+/// The maximum length of a `quota_unit`, in characters.
+const QUOTA_UNIT_MAX: usize = 64;
+
 /// The terms of a rule; `None` after reporting a problem.
 pub(crate) fn terms(draft: &RateLimit, diagnostics: &mut Diagnostics<'_>) -> Option<RuleTerms> {
-    let misplaced: Vec<_> =
-        draft.given.iter().filter_map(|given| misuse(draft, given)).chain(contradictions(draft)).collect();
+    let misplaced = draft.given.iter().filter_map(|given| misuse(draft, given)).chain(contradictions(draft));
+    let misplaced: Vec<_> = misplaced.chain(unfit_quota_unit(draft)).collect();
     let all_fit = misplaced.is_empty();
     misplaced.into_iter().for_each(|problem| diagnostics.add(problem.mark, problem.value));
     if draft.is_unlimited() {
@@ -139,6 +143,18 @@ pub(crate) fn candidate_fits(
         );
     }
     fits
+}
+
+/// A `quota_unit` that no string of a response header can have.
+fn unfit_quota_unit(draft: &RateLimit) -> Option<Located<String>> {
+    let unit = draft.text("quota_unit")?;
+    let fits = (1..=QUOTA_UNIT_MAX).contains(&unit.value.len())
+        && unit.value.bytes().all(|byte| byte.is_ascii_graphic());
+    let value = format!(
+        "`quota_unit` has 1 to {QUOTA_UNIT_MAX} visible ASCII characters, as in `tokens`, not {}",
+        quote(&unit.value)
+    );
+    (!fits).then_some(Located { value, mark: unit.mark })
 }
 
 /// The problem of this key with the algorithm or with `unlimited`.

@@ -194,6 +194,14 @@ fn key_of_another_algorithm_is_refused() {
 }
 
 #[test]
+fn quota_unit_is_one_word_of_visible_ascii() {
+    for unit in ["''", "'two words'", "é", &"x".repeat(65)] {
+        let problems = limit_problems(&["unit: day", "requests_per_unit: 1", &format!("quota_unit: {unit}")]);
+        assert!(problems.contains("`quota_unit` has 1 to 64 visible ASCII characters"), "{problems}");
+    }
+}
+
+#[test]
 fn concurrency_excludes_rates_leases_and_excess() {
     let base = ["algorithm: concurrency", "max_in_flight: 3"];
     for key in ["requests_per_unit: 1", "unit: day", "unit_multiplier: 2", "window: 1s", "lease: false"] {

@@ -269,6 +269,18 @@ fn on_owner_unavailable_and_lease_are_read() {
 }
 
 #[test]
+fn headers_and_quota_unit_are_read() {
+    let rule = |keys: &str| {
+        let limit = format!("{{unit: day, requests_per_unit: 1{keys}}}");
+        only_rule(&format!("domain: d\ndescriptors: [{{key: a, rate_limit: {limit}}}]\n"))
+    };
+    let plain = rule("");
+    assert_eq!((plain.is_hidden, plain.quota_unit), (false, None));
+    assert!(!rule(", headers: true").is_hidden && rule(", headers: no").is_hidden);
+    assert_eq!(rule(", quota_unit: tokens").quota_unit.as_deref(), Some("tokens"));
+}
+
+#[test]
 fn rules_are_in_file_order() {
     let text = "domain: d\ndescriptors:\n  - key: z\n    rate_limit: {unlimited: true}\n    descriptors:\n      \
                 - {key: y, rate_limit: {unlimited: true}}\n  - {key: a, rate_limit: {unlimited: true}}\n";

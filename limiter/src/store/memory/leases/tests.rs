@@ -133,6 +133,34 @@ proptest! {
     }
 }
 
+proptest! {
+    #[test]
+    fn refusal_beside_a_lease_passes_at_its_retry_after(
+        limit in any_limit(),
+        charges in prop::collection::vec((0..SECOND, 1..10_u64), 0..12),
+        leased in 1..10_u64,
+        used in 0..10_u64,
+        hits in 1..10_u64,
+    ) {
+        let (memory, name, mut now) = (sharing(), key("one"), NOW);
+        memory.leases().lease(name, &limit, leased, now);
+        for (pause, hits) in charges {
+            now = now.plus(pause);
+            // What is refused only for leased hits changes nothing.
+            let _ = charge(&memory, &limit, hits, now);
+        }
+        let refused = charge(&memory, &limit, hits, now).map(|decision| decision.verdict);
+        if let Ok(Verdict::Refuse { retry_after: Some(wait) }) = refused {
+            let lent = memory.leases().leased(name);
+            let used = UsedHits { hits: used.min(lent), at: now };
+            memory.leases().charge_leased(name, &limit, used, now);
+            memory.leases().reclaim(name, lent);
+            let again = charge(&memory, &limit, hits, now.after(wait)).unwrap();
+            prop_assert!(again.verdict.passes(), "{again:?} after {wait:?}");
+        }
+    }
+}
+
 #[derive(Clone, Copy, Debug)]
 enum Step {
     Charge(u64),

@@ -1,0 +1,86 @@
+//! When a refused request would pass if it were sent again.
+
+use std::time::Duration;
+
+use crate::{
+    algorithm::{Classic, Limit},
+    limiter::{Answer, Descriptor, Modes, Override, Request, Status},
+};
+
+/// When a request would pass if it were sent again and nothing else happened. The order is that of time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Retry {
+    /// After this time, or already before. Never later.
+    After(Duration),
+    /// No time is known: it depends on other calls, on memory, or on a replica that cannot be reached.
+    Unknown,
+    /// Never: it has more hits than could ever pass.
+    Never,
+}
+
+impl Retry {
+    /// It passes at once.
+    const AT_ONCE: Self = Self::After(Duration::ZERO);
+
+    /// The time after which it passes, if one is known.
+    pub fn after(self) -> Option<Duration> {
+        match self {
+            Self::After(wait) => Some(wait),
+            Self::Unknown | Self::Never => None,
+        }
+    }
+
+    fn of(known: Option<Duration>) -> Self {
+        known.map_or(Self::Unknown, Self::After)
+    }
+}
+
+impl Answer<'_> {
+    /// When `request`, of which this is the answer, would pass if it were sent again. Descriptors that have passed count
+    /// too: a refused request may have charged them.
+    pub fn retry(&self, modes: Modes, request: &Request<'_>) -> Retry {
+        let pairs = || self.statuses.iter().zip(request.descriptors());
+        let alone = pairs().filter(|(status, _)| !status.in_quota_mode(modes));
+        let alone = alone.map(|(status, descriptor)| status.retry(descriptor)).max();
+        // Quotas refuse a request only together, so it passes once one of them has hits left.
+        let quotas = pairs().filter(|(status, _)| status.in_quota_mode(modes) && !status.is_ignored_quota());
+        let quotas = quotas.map(|(status, descriptor)| status.retry(descriptor)).min();
+        alone.max(quotas).unwrap_or(Retry::AT_ONCE)
+    }
+
+    /// The time after which `request`, of which this is the answer, would pass if it were sent again. `None` if it
+    /// passes, if it never would, or if no time is known.
+    #[inline]
+    pub fn retry_after(&self, modes: Modes, request: &Request<'_>) -> Option<Duration> {
+        if self.passes { None } else { self.retry(modes, request).after() }
+    }
+}
+
+impl Status<'_> {
+    /// When this descriptor would let the same request pass.
+    fn retry(&self, descriptor: &Descriptor<'_>) -> Retry {
+        let (Some(limit), Some(reset_after)) = (self.limit, self.reset_after) else { return Retry::AT_ONCE };
+        let sent = descriptor.limit.map(|Override { requests_per_unit, unit }| {
+            Limit::Classic(Classic { limit: requests_per_unit.into(), window: unit.window() })
+        });
+        let Some(applied) = self.rule.map_or(sent.as_ref(), |rule| rule.limit()) else {
+            return Retry::AT_ONCE;
+        };
+        if self.in_shadow_mode() {
+            return Retry::AT_ONCE;
+        }
+        if self.passes {
+            return Retry::of(applied.repeats_after(descriptor.operation, self.remaining, reset_after));
+        }
+        match self.retry_after {
+            Some(wait) => Retry::After(wait),
+            None if limit.requests_per_unit == 0 || !applied.can_pass(descriptor.operation) => Retry::Never,
+            None => Retry::Unknown,
+        }
+    }
+
+    /// Whether quotas refuse the request or not without regard to this descriptor: everything passes.
+    fn is_ignored_quota(&self) -> bool {
+        self.limit.is_none() && self.rule.is_some()
+    }
+}

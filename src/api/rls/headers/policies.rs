@@ -1,0 +1,118 @@
+//! `RateLimit-Policy` and `RateLimit`, as in draft-ietf-httpapi-ratelimit-headers-11.
+
+use std::{collections::HashMap, fmt::Write as _, time::Duration};
+
+use tollgate_limiter::{
+    algorithm::{Admission, Limit},
+    limiter::{ActiveView, Answer, Modes, Request, Retry},
+    rules::Rule,
+};
+
+use crate::api::{
+    proto::envoy::config::core::v3::HeaderValue,
+    rls::headers::{
+        settings::Settings,
+        shown::{ShownLimit, header, seconds},
+        structured::{byte_sequence, integer, string},
+    },
+};
+
+/// The most limits in a header. Of more, the tightest ones are listed.
+const LISTED_MAX: usize = 32;
+
+/// The limits in their order, each name once. Of two with one name, the tighter one.
+pub(super) fn distinct<'s>(shown: impl Iterator<Item = ShownLimit<'s>>, modes: Modes) -> Vec<ShownLimit<'s>> {
+    let (mut listed, mut places) = (Vec::<ShownLimit<'s>>::new(), HashMap::new());
+    for limit in shown {
+        let place = *places.entry(limit.status.name()).or_insert(listed.len());
+        match listed.get_mut(place) {
+            None => listed.push(limit),
+            Some(before) if limit.rank(modes) < before.rank(modes) => *before = limit,
+            Some(_) => {}
+        }
+    }
+    if listed.len() > LISTED_MAX {
+        listed.sort_by_key(|limit| limit.rank(modes));
+        listed.truncate(LISTED_MAX);
+        listed.sort_by_key(|limit| limit.descriptor);
+    }
+    listed
+}
+
+impl Settings {
+    /// The two headers for the limits that are `listed`; none without limits.
+    pub(super) fn policies(
+        &self,
+        listed: &[ShownLimit<'_>],
+        view: &ActiveView<'_>,
+        request: &Request<'_>,
+        answer: &Answer<'_>,
+        modes: Modes,
+    ) -> Option<[HeaderValue; 2]> {
+        if listed.is_empty() {
+            return None;
+        }
+        let retry = answer.retry(modes, request);
+        let (mut policies, mut limits) = (String::new(), String::new());
+        for shown in listed {
+            let name = string(shown.status.name());
+            let mut partition = String::new();
+            if self.partition_key
+                && let Some(key) = view.partition_key(request, shown.descriptor)
+            {
+                partition = format!(";pk={}", byte_sequence(&key));
+            }
+            for list in [&mut policies, &mut limits] {
+                list.push_str(if list.is_empty() { "" } else { ", " });
+                list.push_str(&name);
+            }
+            // Writing to a string does not fail.
+            let _ = write!(policies, ";q={}", integer(shown.limit.requests_per_unit));
+            if let Some(window) = shown.window().filter(|window| *window <= self.window_max) {
+                let _ = write!(policies, ";w={}", seconds(window));
+            }
+            let _ = write!(policies, ";qu={}{partition}", string(shown.quota_unit()));
+            let _ = write!(limits, ";r={}", integer(shown.status.remaining));
+            let reset = shown.resets_after(answer, retry).map(seconds);
+            if let Some(reset) = reset.filter(|reset| *reset <= self.window_max.as_secs()) {
+                let _ = write!(limits, ";t={reset}");
+            }
+            limits.push_str(&partition);
+        }
+        Some([header("RateLimit-Policy", policies), header("RateLimit", limits)])
+    }
+}
+
+impl ShownLimit<'_> {
+    /// The window, if it is a whole number of seconds. Places in flight have none.
+    fn window(&self) -> Option<Duration> {
+        if let Some(unit) = self.limit.unit {
+            return Some(Duration::from_secs(unit.seconds().into()));
+        }
+        let limit = self.rule_limit().filter(|limit| limit.admission() != Admission::InFlight);
+        limit.and_then(Limit::period).filter(|period| period.subsec_nanos() == 0)
+    }
+
+    /// What it counts.
+    fn quota_unit(&self) -> &str {
+        let named = self.status.rule.and_then(|rule| rule.quota_unit.as_deref());
+        named.unwrap_or_else(|| match self.rule_limit().map(Limit::admission) {
+            Some(Admission::InFlight) => "concurrent-requests",
+            Some(Admission::AtOnce | Admission::Delayed) | None => "requests",
+        })
+    }
+
+    /// A time after which the request passes if it is sent again, as far as one is known. After a refusal it is that of
+    /// the request, and limits that have not refused have none: it must be neither earlier nor later than `Retry-After`.
+    fn resets_after(&self, answer: &Answer<'_>, retry: Retry) -> Option<Duration> {
+        match retry {
+            Retry::After(wait) if answer.passes => Some(self.reset_after.max(wait)),
+            Retry::After(wait) if !self.status.passes => Some(wait),
+            Retry::After(_) | Retry::Unknown | Retry::Never => None,
+        }
+    }
+
+    fn rule_limit(&self) -> Option<&Limit> {
+        self.status.rule.and_then(Rule::limit)
+    }
+}
