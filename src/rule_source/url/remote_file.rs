@@ -168,7 +168,7 @@ impl RemoteFile {
         self.warn_of_copy(kept_at, "they have problems");
         if let Some(Ok(())) = self.loader.load(&document.contents, None).await {
             self.state.active = Some(document.fingerprint);
-            self.stats.from_copy(kept_at);
+            self.stats.loaded_copy(kept_at);
         }
         self.loader.load(refused, None).await
     }
@@ -176,7 +176,7 @@ impl RemoteFile {
     /// The latest document is active, and the server has it, unless it is a copy that is used instead.
     async fn is_active(&mut self, copy_in_use: Option<Timestamp>) {
         match copy_in_use {
-            Some(kept_at) => self.stats.from_copy(kept_at),
+            Some(kept_at) => self.stats.loaded_copy(kept_at),
             None => {
                 self.stats.confirmed(self.clock.wall());
                 self.keep().await;

@@ -38,7 +38,7 @@ impl Stats {
     }
 
     /// The active rules are those of the copy that was written at `kept_at`.
-    pub(super) fn from_copy(&self, kept_at: Timestamp) {
+    pub(super) fn loaded_copy(&self, kept_at: Timestamp) {
         self.confirmed_at.store(kept_at.as_nanos(), Relaxed);
         self.is_from_copy.store(true, Relaxed);
     }

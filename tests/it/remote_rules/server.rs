@@ -110,10 +110,11 @@ impl RulesServer {
                     match tls {
                         None => answer(stream, &state).await,
                         // A client that refuses the certificate closes the connection.
-                        Some(tls) => match tls.accept(stream).await {
-                            Ok(stream) => answer(stream, &state).await,
-                            Err(_) => {}
-                        },
+                        Some(tls) => {
+                            if let Ok(stream) = tls.accept(stream).await {
+                                answer(stream, &state).await;
+                            }
+                        }
                     }
                 });
             }
