@@ -129,8 +129,8 @@ impl DenialBodies {
     }
 }
 
-/// The refusal that says when the request passes, as in [`Answer::retry_after`]: that with the longest wait, or if only
-/// quotas refuse, that with the shortest one. The first one wins a tie.
+/// The refusal that decides: that with the longest wait, or if only quotas refuse, that with the shortest one. The first
+/// one wins a tie.
 fn decisive_of<'a, 's: 'a>(
     refusing: impl Iterator<Item = &'a Status<'s>>,
     modes: Modes,

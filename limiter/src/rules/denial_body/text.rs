@@ -93,9 +93,9 @@ fn seconds(time: Duration) -> u64 {
     time.as_secs().saturating_add(u64::from(time.subsec_nanos() > 0)).max(1)
 }
 
-/// Whole milliseconds, rounded up.
+/// Whole milliseconds, rounded up, at least one, as in `retry-after-ms`.
 fn millis(time: Duration) -> u64 {
-    u64::try_from(time.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX)
+    u64::try_from(time.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX).max(1)
 }
 
 /// How values become part of a text.
