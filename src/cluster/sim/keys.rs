@@ -1,8 +1,12 @@
 //! The keys of the simulation: two for every algorithm. The limits of the first are not reset during a script, so every
-//! hit shows; the windows of the second turn and their buckets refill within it.
+//! hit shows; the windows of the second turn and their buckets refill within it. Two more have penalties, which end soon
+//! enough for all hits to pass.
 
 use tollgate_limiter::{
-    algorithm::{Limit, laws::every_limit},
+    algorithm::{
+        Limit,
+        laws::{every_limit, with_penalty},
+    },
     descriptor::Key,
     time::SECOND,
 };
@@ -18,6 +22,9 @@ const SHORT_LIMIT: u64 = 20;
 /// The short period.
 pub(super) const SHORT: u64 = 2 * SECOND;
 
+/// How many keys have penalties.
+const PENALIZED: usize = 2;
+
 /// A key and its limit.
 #[derive(Clone, Debug)]
 pub(super) struct TestKey {
@@ -30,9 +37,11 @@ pub(super) struct TestKey {
 /// The keys, those with long periods first, in different slots as far as there are enough.
 pub(super) fn all() -> Vec<TestKey> {
     let long = every_limit(LIMIT, LONG).into_iter().map(|limit| (limit, false));
+    let penalized = every_limit(LIMIT, LONG).into_iter().filter(|limit| !limit.is_classic()).take(PENALIZED);
+    let penalized = penalized.map(|limit| (with_penalty(limit, SECOND / 10), false));
     let short = every_limit(SHORT_LIMIT, SHORT).into_iter().map(|limit| (limit, true));
     let test_key = |(number, (limit, is_short))| TestKey { key: key(number), limit, is_short };
-    long.chain(short).enumerate().map(test_key).collect()
+    long.chain(penalized).chain(short).enumerate().map(test_key).collect()
 }
 
 /// The key with this number.
