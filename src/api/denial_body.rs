@@ -171,6 +171,7 @@ mod tests {
             refused_in_shadow: false,
             candidate_refuses: false,
             degraded: false,
+            shares_counter: false,
         };
         for (degraded, kind, title) in [
             (false, &settings.problem_type, QUOTA_EXCEEDED),

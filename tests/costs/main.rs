@@ -66,8 +66,10 @@ fn encoded_request() -> Vec<u8> {
 /// Repeats a call until the server has its rules.
 async fn until_answered(addresses: &Addresses) -> Client {
     loop {
-        let mut client = Client::connect(&addresses.grpc.to_string()).await;
-        if client.call(&encoded_request(), 1).await.is_some_and(|answer| !answer.is_empty()) {
+        // The port refuses connections until calls are taken.
+        if let Ok(mut client) = Client::connect(&addresses.grpc.to_string()).await
+            && client.call(&encoded_request(), 1).await.is_some_and(|answer| !answer.is_empty())
+        {
             return client;
         }
         tokio::time::sleep(Duration::from_millis(5)).await;

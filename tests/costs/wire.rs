@@ -1,5 +1,7 @@
 //! A minimal HTTP/2 client that sends calls without allocating.
 
+use std::io;
+
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::TcpStream,
@@ -30,8 +32,8 @@ pub struct Client {
 
 impl Client {
     /// Connects and opens the connection window.
-    pub async fn connect(address: &str) -> Self {
-        let mut stream = TcpStream::connect(address).await.unwrap();
+    pub async fn connect(address: &str) -> io::Result<Self> {
+        let mut stream = TcpStream::connect(address).await?;
         stream.set_nodelay(true).unwrap();
         let mut preface = PREFACE.to_vec();
         frame(&mut preface, SETTINGS, 0, 0, &[]);
@@ -49,7 +51,7 @@ impl Client {
         text(&mut headers, "te");
         text(&mut headers, "trailers");
         let (out, incoming) = (Vec::with_capacity(1 << 16), Vec::with_capacity(1 << 16));
-        Self { stream, next_stream: 1, headers, out, incoming }
+        Ok(Self { stream, next_stream: 1, headers, out, incoming })
     }
 
     /// Sends the same message in `calls` concurrent calls. Returns the message of the reply if `calls` is 1, otherwise

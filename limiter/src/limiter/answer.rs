@@ -51,6 +51,8 @@ pub struct Status<'s> {
     pub candidate_refuses: bool,
     /// Whether it was decided without the owner of the counter, which could not be reached.
     pub degraded: bool,
+    /// Whether another descriptor of the request has the same counter.
+    pub shares_counter: bool,
 }
 
 impl<'s> Status<'s> {
@@ -64,6 +66,7 @@ impl<'s> Status<'s> {
         refused_in_shadow: false,
         candidate_refuses: false,
         degraded: false,
+        shares_counter: false,
     };
 
     /// The status of a descriptor before its decision.
@@ -214,6 +217,11 @@ impl<'s> Answer<'s> {
         let mut answer = Self::new(modes, refused, applied.iter().map(Status::of).collect());
         for (index, decision) in plan.deciding().iter().zip(decisions) {
             answer.decide(*index, decision, refused);
+        }
+        if plan.deciding().len() > 1 {
+            for index in plan.with_shared_counters() {
+                answer.statuses[index].shares_counter = true;
+            }
         }
         for (index, decision) in plan.candidates().iter().zip(&decisions[plan.deciding().len()..]) {
             answer.statuses[*index].candidate_refuses = !decision.verdict.passes();

@@ -257,6 +257,15 @@ impl<'a> Plan<'a> {
         &self.descriptors[..self.deciding]
     }
 
+    /// The index of each descriptor whose counter another one has, too.
+    pub(super) fn with_shared_counters(&self) -> SmallVec<[usize; 2]> {
+        let keys = self.checks[..self.deciding].iter().map(|check| check.key);
+        let mut counters: SmallVec<[(Key, usize); 4]> = keys.zip(self.deciding().iter().copied()).collect();
+        counters.sort_unstable();
+        let of_one_counter = counters.chunk_by(|(one, _), (other, _)| one == other);
+        of_one_counter.filter(|same| same.len() > 1).flatten().map(|(_, index)| *index).collect()
+    }
+
     /// The index of the descriptor of each check of a candidate.
     pub(super) fn candidates(&self) -> &[usize] {
         &self.descriptors[self.deciding..]

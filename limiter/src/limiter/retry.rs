@@ -69,6 +69,10 @@ impl Status<'_> {
         if self.in_shadow_mode() {
             return Retry::AT_ONCE;
         }
+        // Each time is that of one descriptor alone.
+        if self.shares_counter {
+            return Retry::Unknown;
+        }
         if self.passes {
             return Retry::of(applied.repeats_after(descriptor.operation, self.remaining, reset_after));
         }

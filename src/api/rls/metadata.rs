@@ -263,6 +263,7 @@ mod tests {
             refused_in_shadow: false,
             candidate_refuses: false,
             degraded: false,
+            shares_counter: false,
         };
         let marked = |degraded: [bool; 2]| {
             // Two descriptors without entries.

@@ -125,7 +125,9 @@ fn settings() -> Settings {
 }
 
 fn steps() -> impl Strategy<Value = Vec<(Vec<(&'static str, u64)>, u64)>> {
-    let keys = prop::sample::subsequence(&KEYS[..], 1..5);
+    // The first key may be there twice.
+    let keys = (prop::sample::subsequence(&KEYS[..], 1..5), 0..2_usize);
+    let keys = keys.prop_map(|(keys, more)| [&keys[..], &keys[..more]].concat());
     let call = keys.prop_flat_map(|keys| {
         let count = keys.len();
         vec(0..4_u64, count).prop_map(move |hits| keys.iter().copied().zip(hits).collect())
