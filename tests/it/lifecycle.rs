@@ -107,7 +107,7 @@ async fn calls_wait_while_the_replica_of_a_cluster_starts() {
 }
 
 #[tokio::test]
-async fn replica_that_cannot_join_answers_errors_after_5_s() {
+async fn replica_of_a_cluster_that_cannot_join_answers_errors() {
     // A process that accepts connections may be a busy member: the replica looks for 10 s.
     let busy = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let begun = Stopwatch::start();
