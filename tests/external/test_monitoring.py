@@ -94,6 +94,9 @@ def test_expressions_use_metrics_and_labels_of_the_catalog():
         *("tollgate_store_round_trip_seconds_sum", "tollgate_store_round_trip_seconds_count"),
         # What a control plane removes is no fault of the service.
         "tollgate_xds_removals_total",
+        # Nor are what clients send and what keys are refused for, or pieces that wait for others.
+        *("tollgate_forward_auth_bad_headers_total", "tollgate_penalties_total"),
+        "tollgate_cluster_delayed_pieces_total",
     }
 
 
