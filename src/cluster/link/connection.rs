@@ -163,7 +163,9 @@ fn answer_hello(hub: &Hub, outbound: &Arc<OutboundQueue>, hello: &Hello) -> Opti
         outbound.send(refusal(Reason::Closed));
         return None;
     }
-    loop {
+    // A peer that ends leaves the roster, so the second round adds a new one. That ends as well if the hello acknowledges
+    // what was never sent.
+    for _round in 0..2 {
         let Some(peer) = hub.get_or_add_peer(hello.member()) else {
             hub.shared.local.stats.count_failure(LinkFailure::Full, &hello.address, &"too many peers");
             outbound.send(refusal(Reason::Closed));
@@ -173,12 +175,13 @@ fn answer_hello(hub: &Hub, outbound: &Arc<OutboundQueue>, hello: &Hello) -> Opti
             HelloOutcome::Linked => return Some(peer),
             HelloOutcome::Refused(reason) => outbound.send(refusal(reason)),
             HelloOutcome::RemoteLost(answer) => outbound.send(Kind::Hello(answer)),
-            // The ended peer has left the roster, so the next round adds a new one and the loop ends.
             HelloOutcome::SessionEnded => continue,
         }
         peer.end_unless_established();
         return None;
     }
+    outbound.send(refusal(Reason::Stale));
+    None
 }
 
 /// Runs an active link until it closes: reads frames and schedules heartbeats.
