@@ -18,7 +18,7 @@ mod layout;
 mod pack;
 
 pub(crate) use codec::Decoded;
-pub(super) use codec::{Age, NUMBER_BYTES_MAX, number_bytes, put};
+pub(super) use codec::{Age, NUMBER_BYTES_MAX, append, number_bytes, put};
 pub(crate) use layout::PackedCounter;
 
 /// The instant of an operation.

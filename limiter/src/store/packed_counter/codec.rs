@@ -45,52 +45,57 @@ pub(crate) enum Decoded {
 }
 
 impl PackedCounter {
-    /// The tag and the encoded fields.
-    pub(crate) fn write(&self, now: Timestamp) -> (u8, Vec<u8>) {
+    /// Appends the encoded fields and returns their tag.
+    pub(crate) fn write(&self, now: Timestamp, bytes: &mut Vec<u8>) -> u8 {
         let age = |instant| Age::of(instant, now);
         match self {
             Self::Penalized(penalized) => {
                 let PackedPenalized { counter, record } = &**penalized;
                 let PenaltyRecord { refusals, has_passed, penalties, until, forgotten_at } = record;
-                let (tag, fields) = counter.write(now);
-                let record = (refusals, has_passed, penalties, age(*until), age(*forgotten_at), tag);
-                (PENALIZED, [put(&record), fields].concat())
+                append(bytes, &(refusals, has_passed, penalties, age(*until), age(*forgotten_at)));
+                let place = bytes.len();
+                // The tag of the counter, which its fields follow.
+                bytes.push(0);
+                bytes[place] = counter.write(now, bytes);
+                PENALIZED
             }
-            Self::Window { used, count, end } => (WINDOW, put(&(used, count, end))),
+            Self::Window { used, count, end } => tagged(bytes, WINDOW, &(used, count, end)),
             Self::Sliding { used, until, previous, current } => {
-                (SLIDING, put(&(used, until.timestamp(), previous, current)))
+                tagged(bytes, SLIDING, &(used, until.timestamp(), previous, current))
             }
             Self::Debt { passing_debt_max, rest, paid_at } => {
-                (DEBT, put(&(passing_debt_max, rest, age(*paid_at))))
+                tagged(bytes, DEBT, &(passing_debt_max, rest, age(*paid_at)))
             }
             Self::Step { passing_debt_max, spare, full_at } => {
-                (STEP, put(&(passing_debt_max, spare, age(*full_at))))
+                tagged(bytes, STEP, &(passing_debt_max, spare, age(*full_at)))
             }
             Self::Large(large) => {
                 let Large { counter, idle_at, used } = &**large;
                 match counter {
                     Counter::Window(WindowCounter { end, count }) => {
-                        (LARGE_WINDOW, put(&(used, idle_at, end, count)))
+                        tagged(bytes, LARGE_WINDOW, &(used, idle_at, end, count))
                     }
                     Counter::Sliding(SlidingCounter { end, previous, current }) => {
-                        (LARGE_SLIDING, put(&(used, idle_at, end, previous, current)))
+                        tagged(bytes, LARGE_SLIDING, &(used, idle_at, end, previous, current))
                     }
                     Counter::Debt(DebtCounter { paid_at, rest }) => {
-                        (LARGE_DEBT, put(&(used, age(*idle_at), age(*paid_at), rest)))
+                        tagged(bytes, LARGE_DEBT, &(used, age(*idle_at), age(*paid_at), rest))
                     }
                     Counter::Step(StepCounter { full_at, spare }) => {
-                        (LARGE_STEP, put(&(used, age(*idle_at), age(*full_at), spare)))
+                        tagged(bytes, LARGE_STEP, &(used, age(*idle_at), age(*full_at), spare))
                     }
                     Counter::Log(log) => {
                         let entries: Vec<_> = log.hits().map(|(at, hits)| (age(at), hits)).collect();
                         match log.changes() {
-                            None => (LOG, put(&(used, age(*idle_at), entries))),
-                            Some(changes) => (CHANGED_LOG, put(&(used, age(*idle_at), entries, changes))),
+                            None => tagged(bytes, LOG, &(used, age(*idle_at), entries)),
+                            Some(changes) => {
+                                tagged(bytes, CHANGED_LOG, &(used, age(*idle_at), entries, changes))
+                            }
                         }
                     }
                     // A counter with a record is not large, whatever the counter is.
                     Counter::Penalized(penalized) => {
-                        Self::large(*used, *idle_at, penalized.counter.clone()).write(now)
+                        Self::large(*used, *idle_at, penalized.counter.clone()).write(now, bytes)
                     }
                 }
             }
@@ -234,7 +239,20 @@ pub(in crate::store) fn number_bytes(number: u64) -> usize {
 }
 
 pub(in crate::store) fn put<T: Serialize>(value: &T) -> Vec<u8> {
-    postcard::to_stdvec(value).expect("numbers in memory are always written")
+    let mut bytes = Vec::new();
+    append(&mut bytes, value);
+    bytes
+}
+
+/// Appends an encoded value.
+pub(in crate::store) fn append<T: Serialize>(bytes: &mut Vec<u8>, value: &T) {
+    *bytes = postcard::to_extend(value, std::mem::take(bytes)).expect("numbers in memory are always written");
+}
+
+/// Appends encoded fields and returns their tag.
+fn tagged<T: Serialize>(bytes: &mut Vec<u8>, tag: u8, fields: &T) -> u8 {
+    append(bytes, fields);
+    tag
 }
 
 /// Decodes all of `bytes` as one value.
