@@ -47,10 +47,6 @@ impl Indent {
     fn inner(self, parent: usize) -> Self {
         Self { parent: Some(parent), depth: self.depth + 1 }
     }
-
-    fn holds(self, column: usize) -> bool {
-        self.parent.is_none_or(|parent| column > parent)
-    }
 }
 
 impl<'t> Reader<'t> {
