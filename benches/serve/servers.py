@@ -118,6 +118,10 @@ class Server:
         # taskset executes the command in its own process.
         return self.child.pid
 
+    @property
+    def pids(self):
+        return [self.pid]
+
     def assert_running(self):
         if self.child.poll() is not None:
             last = self.log.read_text(errors="replace")[-500:]
