@@ -14,8 +14,9 @@ const KEY_BYTES_MAX: usize = 256;
 
 /// The one document of `text`; `None` if it is not as simple, or has a mistake.
 pub(super) fn load(text: &str) -> Option<Node> {
-    let is_simple = |byte: &u8| matches!(byte, b'\n' | b' '..=b'~');
-    if !text.as_bytes().iter().all(is_simple) {
+    // Without an early end, the compiler looks at many bytes at once.
+    let is_simple = |byte: &u8| *byte == b'\n' || matches!(byte, b' '..=b'~');
+    if !text.as_bytes().iter().fold(true, |all, byte| all & is_simple(byte)) {
         return None;
     }
     let mut reader =
@@ -46,10 +47,6 @@ struct Indent {
 impl Indent {
     fn inner(self, parent: usize) -> Self {
         Self { parent: Some(parent), depth: self.depth + 1 }
-    }
-
-    fn holds(self, column: usize) -> bool {
-        self.parent.is_none_or(|parent| column > parent)
     }
 }
 
@@ -139,8 +136,8 @@ impl<'t> Reader<'t> {
         if self.is_entry() {
             return self.block_list(indent);
         }
-        if self.key_end().is_some() {
-            return self.block_mapping(indent);
+        if let Some(end) = self.key_end() {
+            return self.block_mapping(indent, end);
         }
         self.block_value(indent)
     }
@@ -183,12 +180,13 @@ impl<'t> Reader<'t> {
         (is_outside || is_next_key).then_some(())
     }
 
-    fn block_mapping(&mut self, indent: Indent) -> Option<Node> {
+    /// The mapping whose first key begins here and has this length.
+    fn block_mapping(&mut self, indent: Indent, first_key: usize) -> Option<Node> {
         let (mark, column, first) = (self.mark(), self.column(), self.pairs.len());
+        let mut length = Some(first_key);
         self.add_weight(1)?;
         while self.peek().is_some() && self.column() == column {
-            let end = self.key_end()?;
-            let (key, mark) = self.key(end)?;
+            let (key, mark) = self.key(length.take().or_else(|| self.key_end())?)?;
             let line = self.line;
             self.skip_blank()?;
             let is_list_beside = self.line > line && self.is_entry() && self.column() == column;
@@ -354,17 +352,23 @@ fn begins_plain(byte: u8) -> bool {
 /// The length of a plain scalar in a block collection, up to a colon, a comment or the end of the line.
 fn block_scalar_length(rest: &[u8]) -> Option<usize> {
     rest.first().filter(|first| begins_plain(**first))?;
-    let mut length = 1;
-    for (at, byte) in rest.iter().enumerate().skip(1) {
-        match byte {
-            b'\n' => break,
-            b':' if matches!(rest.get(at + 1), None | Some(b' ' | b'\n')) => break,
-            b'#' if rest[at - 1] == b' ' => break,
-            b' ' => {}
-            _text => length = at + 1,
+    let mut end = 0;
+    loop {
+        end += rest[end..]
+            .iter()
+            .position(|byte| matches!(byte, b'\n' | b':' | b'#'))
+            .unwrap_or(rest.len() - end);
+        let is_text = match rest.get(end) {
+            Some(b':') => !matches!(rest.get(end + 1), None | Some(b' ' | b'\n')),
+            Some(b'#') => rest[end - 1] != b' ',
+            Some(_) | None => false,
+        };
+        if !is_text {
+            break;
         }
+        end += 1;
     }
-    Some(length)
+    Some(rest[..end].trim_ascii_end().len())
 }
 
 /// The length of a plain scalar in a flow collection: one word.
