@@ -257,6 +257,10 @@ impl World {
         if self.rng.random_bool(0.8)
             && let Some(process) = self.processes.get_mut(&number)
         {
+            process.node.hasten_tick(now);
+            if now < process.node.tick_due() {
+                return;
+            }
             process.node.tick(now);
             process.node.report(&mut process.local_share, now);
             self.act(number);
