@@ -103,8 +103,12 @@ impl SlotData {
         pending: PendingUsage,
         unknown: UnknownRecords,
     ) -> Self {
-        let (extent, counters) = (Extent::All, counters.collect());
-        Self { extent, counters, holds, pending, unknown, ..Self::default() }
+        let mut data = Self { extent: Extent::All, holds, pending, unknown, ..Self::default() };
+        // A map that grows would move the counters several times. A table is at most 3/4 full.
+        let (fewest, buckets) = counters.size_hint();
+        data.counters.reserve(fewest.max(buckets.unwrap_or_default() / 4 * 3));
+        data.counters.extend(counters);
+        data
     }
 
     /// The counters of some keys, `None` for removed ones, and all holds of these keys.

@@ -45,52 +45,56 @@ pub(crate) enum Decoded {
 }
 
 impl PackedCounter {
-    /// The tag and the encoded fields.
-    pub(crate) fn write(&self, now: Timestamp) -> (u8, Vec<u8>) {
+    /// Appends the encoded fields to `bytes`, and returns the tag.
+    pub(crate) fn write(&self, now: Timestamp, bytes: &mut Vec<u8>) -> u8 {
         let age = |instant| Age::of(instant, now);
         match self {
             Self::Penalized(penalized) => {
                 let PackedPenalized { counter, record } = &**penalized;
                 let PenaltyRecord { refusals, has_passed, penalties, until, forgotten_at } = record;
-                let (tag, fields) = counter.write(now);
-                let record = (refusals, has_passed, penalties, age(*until), age(*forgotten_at), tag);
-                (PENALIZED, [put(&record), fields].concat())
+                let mut fields = Vec::new();
+                let tag = counter.write(now, &mut fields);
+                append(bytes, &(refusals, has_passed, penalties, age(*until), age(*forgotten_at), tag));
+                bytes.append(&mut fields);
+                PENALIZED
             }
-            Self::Window { used, count, end } => (WINDOW, put(&(used, count, end))),
+            Self::Window { used, count, end } => with_fields(bytes, WINDOW, &(used, count, end)),
             Self::Sliding { used, until, previous, current } => {
-                (SLIDING, put(&(used, until.timestamp(), previous, current)))
+                with_fields(bytes, SLIDING, &(used, until.timestamp(), previous, current))
             }
             Self::Debt { passing_debt_max, rest, paid_at } => {
-                (DEBT, put(&(passing_debt_max, rest, age(*paid_at))))
+                with_fields(bytes, DEBT, &(passing_debt_max, rest, age(*paid_at)))
             }
             Self::Step { passing_debt_max, spare, full_at } => {
-                (STEP, put(&(passing_debt_max, spare, age(*full_at))))
+                with_fields(bytes, STEP, &(passing_debt_max, spare, age(*full_at)))
             }
             Self::Large(large) => {
                 let Large { counter, idle_at, used } = &**large;
                 match counter {
                     Counter::Window(WindowCounter { end, count }) => {
-                        (LARGE_WINDOW, put(&(used, idle_at, end, count)))
+                        with_fields(bytes, LARGE_WINDOW, &(used, idle_at, end, count))
                     }
                     Counter::Sliding(SlidingCounter { end, previous, current }) => {
-                        (LARGE_SLIDING, put(&(used, idle_at, end, previous, current)))
+                        with_fields(bytes, LARGE_SLIDING, &(used, idle_at, end, previous, current))
                     }
                     Counter::Debt(DebtCounter { paid_at, rest }) => {
-                        (LARGE_DEBT, put(&(used, age(*idle_at), age(*paid_at), rest)))
+                        with_fields(bytes, LARGE_DEBT, &(used, age(*idle_at), age(*paid_at), rest))
                     }
                     Counter::Step(StepCounter { full_at, spare }) => {
-                        (LARGE_STEP, put(&(used, age(*idle_at), age(*full_at), spare)))
+                        with_fields(bytes, LARGE_STEP, &(used, age(*idle_at), age(*full_at), spare))
                     }
                     Counter::Log(log) => {
                         let entries: Vec<_> = log.hits().map(|(at, hits)| (age(at), hits)).collect();
                         match log.changes() {
-                            None => (LOG, put(&(used, age(*idle_at), entries))),
-                            Some(changes) => (CHANGED_LOG, put(&(used, age(*idle_at), entries, changes))),
+                            None => with_fields(bytes, LOG, &(used, age(*idle_at), entries)),
+                            Some(changes) => {
+                                with_fields(bytes, CHANGED_LOG, &(used, age(*idle_at), entries, changes))
+                            }
                         }
                     }
                     // A counter with a record is not large, whatever the counter is.
                     Counter::Penalized(penalized) => {
-                        Self::large(*used, *idle_at, penalized.counter.clone()).write(now)
+                        Self::large(*used, *idle_at, penalized.counter.clone()).write(now, bytes)
                     }
                 }
             }
@@ -235,6 +239,16 @@ pub(in crate::store) fn number_bytes(number: u64) -> usize {
 
 pub(in crate::store) fn put<T: Serialize>(value: &T) -> Vec<u8> {
     postcard::to_stdvec(value).expect("numbers in memory are always written")
+}
+
+/// Appends encoded fields, and returns their tag.
+fn with_fields<T: Serialize>(bytes: &mut Vec<u8>, tag: u8, fields: &T) -> u8 {
+    append(bytes, fields);
+    tag
+}
+
+fn append<T: Serialize>(bytes: &mut Vec<u8>, value: &T) {
+    postcard::to_io(value, bytes).expect("numbers in memory are always written");
 }
 
 /// Decodes all of `bytes` as one value.
