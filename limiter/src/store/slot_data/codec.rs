@@ -24,7 +24,7 @@ const PENDING: u8 = 128;
 const REMOVED: u8 = 129;
 /// The tag of all holds of a key.
 const HOLDS: u8 = 130;
-/// The tag of the holds of a key that have changed since an earlier copy.
+/// The tag of the holds of a key that have changed since an earlier copy, or beside the changes of their counter.
 const CHANGED_HOLDS: u8 = 131;
 /// The maximum encoded size of a length, with seven bits in each byte.
 const LENGTH_MAX: usize = usize::BITS.div_ceil(7) as usize;
@@ -66,7 +66,7 @@ impl SlotData {
         }
         removed.into_iter().for_each(|key| put_record(&mut bytes, key, REMOVED, &[]));
         for (key, holds) in &self.holds {
-            let tag = if holds.is_partial() { CHANGED_HOLDS } else { HOLDS };
+            let tag = if holds.is_beside_changes() { CHANGED_HOLDS } else { HOLDS };
             put_record(&mut bytes, *key, tag, &holds.write(now));
         }
         for (key, each) in &self.pending.by_key {
