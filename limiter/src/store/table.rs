@@ -9,10 +9,11 @@ use std::{
 };
 
 use crate::{
+    algorithm::LogCounter,
     descriptor::Key,
     store::{
         budget::Budget,
-        holds::{HoldSize, Holds},
+        holds::{CounterCopy, HoldSize, Holds},
         key_hasher::ByKey,
         packed_counter::PackedCounter,
     },
@@ -135,9 +136,9 @@ impl Table {
         self.buckets.get_mut(key.low())
     }
 
-    /// Whether the counter of `key` is a log, which is copied in parts.
-    pub(super) fn is_log(&self, key: Key) -> bool {
-        self.get(key).is_some_and(PackedCounter::is_log)
+    /// Whether a counter is a log, which is copied in parts.
+    pub(super) fn has_log(&self) -> bool {
+        self.buckets.iter().any(|(_, packed)| packed.log().is_some())
     }
 
     /// Whether there are holds.
@@ -184,15 +185,6 @@ impl Table {
         }
     }
 
-    /// A copy of what has changed of the holds of `key` since the last such copy, or the last [`Table::copy_all_holds`].
-    pub(super) fn copy_changed_holds(&mut self, key: Key, resources: &TableResources) -> Option<Box<Holds>> {
-        let holds = self.holds.as_mut()?.get_mut(&key)?;
-        let before = holds.size();
-        let copy = holds.copy_changes();
-        resources.change_holds(before, holds.size());
-        Some(Box::new(copy))
-    }
-
     /// Copies of all holds, for a backup.
     pub(super) fn copy_all_holds(&mut self, resources: &TableResources) -> ByKey<Box<Holds>> {
         let each = self.holds.as_deref_mut().into_iter().flatten();
@@ -224,18 +216,44 @@ impl Table {
         }
     }
 
-    /// A copy of what has changed of the counter of `key` since the last such copy, or the last [`Table::copy_all`].
-    pub(super) fn copy_changes(&mut self, key: Key) -> Option<PackedCounter> {
-        // A log with holds in its entries is copied as they are, as a whole.
-        let has_entries_held = self.holds(key).is_some_and(Holds::are_in_entries);
-        let packed = self.buckets.get_mut(key.low())?;
-        Some(if has_entries_held { packed.copy_all() } else { packed.copy_changes() })
+    /// A copy of what has changed of the counter of `key`, and of its holds, since the last such copy, or the last
+    /// [`Table::copy_all`] and [`Table::copy_all_holds`].
+    pub(super) fn copy_changes(
+        &mut self,
+        key: Key,
+        resources: &TableResources,
+    ) -> (Option<PackedCounter>, Option<Box<Holds>>) {
+        let counter = self.buckets.get_mut(key.low()).map(|packed| {
+            let before = packed.heap_bytes();
+            let copy = packed.copy_changes();
+            resources.budget.change(before, packed.heap_bytes());
+            copy
+        });
+        let Some(holds) = self.holds.as_mut().and_then(|holds| holds.get_mut(&key)) else {
+            return (counter, None);
+        };
+        let copied = match (&counter, self.buckets.get(key.low()).and_then(PackedCounter::log)) {
+            (None, _) => CounterCopy::Absent,
+            (Some(copy), Some(log)) if copy.is_partial() => {
+                CounterCopy::Part { log, kept: copy.log().map_or(0, LogCounter::kept) }
+            }
+            (Some(_), _) => CounterCopy::Whole,
+        };
+        let before = holds.size();
+        let copy = holds.copy_changes(copied);
+        resources.change_holds(before, holds.size());
+        (counter, Some(Box::new(copy)))
     }
 
     /// Copies of all counters with the lower halves of their keys, for a backup.
-    pub(super) fn copy_all(&mut self) -> Vec<(u64, PackedCounter)> {
+    pub(super) fn copy_all(&mut self, resources: &TableResources) -> Vec<(u64, PackedCounter)> {
         let mut copies = Vec::with_capacity(self.len());
-        copies.extend(self.buckets.iter_mut().map(|(low, packed)| (*low, packed.copy_all())));
+        copies.extend(self.buckets.iter_mut().map(|(low, packed)| {
+            let before = packed.heap_bytes();
+            let copy = packed.copy_all();
+            resources.budget.change(before, packed.heap_bytes());
+            (*low, copy)
+        }));
         copies
     }
 

@@ -9,6 +9,7 @@ use crate::{
         Changes, Consumption, Slot, SlotCopy, SlotData, SlotSource, StoredSlot,
         budget::{Budget, Reservation},
         held_counter::HeldCounter,
+        key_hasher::ByKey,
         memory::{
             Memory,
             ownership::{Changed, ChangedKeys, SideData, SlotOwnership},
@@ -207,17 +208,20 @@ impl Memory {
         let data = match which(&mut ownership) {
             Changed::All => {
                 let (pending, unknown) = ownership.side_data().map(SideData::copies).unwrap_or_default();
-                let (copies, holds) = (table.copy_all(), table.copy_all_holds(resources));
+                let (copies, holds) = (table.copy_all(resources), table.copy_all_holds(resources));
                 drop((ownership, table));
                 SlotData::all(self.with_keys(slot, copies.into_iter()), holds, pending, unknown)
             }
             Changed::Some(ChangedKeys { keys, .. }) => {
                 let pending =
                     ownership.side_data().map(|side_data| side_data.pending.only(&keys)).unwrap_or_default();
-                let counters: Vec<_> = keys.iter().map(|key| (*key, table.copy_changes(*key))).collect();
-                let holds =
-                    keys.iter().filter_map(|key| Some((*key, table.copy_changed_holds(*key, resources)?)));
-                SlotData::some(counters.into_iter(), holds.collect(), pending)
+                let (mut counters, mut holds) = (Vec::with_capacity(keys.len()), ByKey::default());
+                for key in keys {
+                    let (counter, changed) = table.copy_changes(key, resources);
+                    counters.push((key, counter));
+                    holds.extend(changed.map(|changed| (key, changed)));
+                }
+                SlotData::some(counters.into_iter(), holds, pending)
             }
         };
         Changes { seq, data: data.with_lead(self.restrictions.lead()) }
@@ -315,5 +319,7 @@ impl Memory {
     }
 }
 
+#[cfg(test)]
+mod backup_laws;
 #[cfg(test)]
 mod tests;

@@ -9,7 +9,7 @@ use crate::{
         PendingUsage, SlotData,
         holds::{DecodedHolds, Holds},
         lead::Lead,
-        packed_counter::{Age, Decoded, NUMBER_BYTES_MAX, PackedCounter, append, number_bytes},
+        packed_counter::{Age, Decoded, NUMBER_BYTES_MAX, PackedCounter, number_bytes, put},
         slot_data::{Extent, Usage},
     },
     time::Timestamp,
@@ -24,16 +24,16 @@ const PENDING: u8 = 128;
 const REMOVED: u8 = 129;
 /// The tag of all holds of a key.
 const HOLDS: u8 = 130;
-/// The tag of the holds of a key that have changed since an earlier copy.
+/// The tag of the holds of a key that have changed since an earlier copy, or beside the changes of their counter.
 const CHANGED_HOLDS: u8 = 131;
 /// The maximum encoded size of a length, with seven bits in each byte.
 const LENGTH_MAX: usize = usize::BITS.div_ceil(7) as usize;
 /// The encoded size of what comes before the records, at most: the version, the extent, and the lead.
 const HEADER_BYTES_MAX: usize = 3 + 2 * NUMBER_BYTES_MAX;
+/// The encoded size of most counters, in bytes.
+const RECORD_BYTES_USUAL: usize = 32;
 /// The encoded size of a record without its fields and their length.
 const RECORD_BYTES: usize = 17;
-/// The encoded size of a usual counter, to allocate memory once.
-const USUAL_BYTES: usize = 32;
 
 /// Why slot data cannot be decoded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -58,29 +58,34 @@ impl SlotData {
         more: impl ExactSizeIterator<Item = (Key, &'c PackedCounter)>,
         now: Timestamp,
     ) -> Vec<u8> {
-        let mut bytes = Vec::with_capacity(HEADER_BYTES_MAX + (more.len() + self.len()) * USUAL_BYTES);
+        let counters = self.counters.len() + more.len();
+        let mut bytes = Vec::with_capacity(HEADER_BYTES_MAX + counters * RECORD_BYTES_USUAL);
         bytes.extend([VERSION, self.extent as u8]);
-        append(&mut bytes, &self.lead.map(|lead| (Age::of(lead.at, now), Age::of(lead.until, now))));
+        let lead = self.lead.map(|lead| (Age::of(lead.at, now), Age::of(lead.until, now)));
+        bytes.extend(put(&lead));
         let mut removed: Vec<Key> = self.removed.iter().copied().collect();
+        let mut fields = Vec::new();
         for (key, packed) in self.counters.iter().map(|(key, packed)| (*key, packed)).chain(more) {
             if now < packed.idle_at() {
-                put_record(&mut bytes, key, |bytes| packed.write(now, bytes));
+                fields.clear();
+                let tag = packed.write(now, &mut fields);
+                put_record(&mut bytes, key, tag, &fields);
             } else if self.extent == Extent::Some {
                 removed.push(key);
             }
         }
-        removed.into_iter().for_each(|key| put_body(&mut bytes, key, REMOVED, &[]));
+        removed.into_iter().for_each(|key| put_record(&mut bytes, key, REMOVED, &[]));
         for (key, holds) in &self.holds {
-            let tag = if holds.is_partial() { CHANGED_HOLDS } else { HOLDS };
-            put_body(&mut bytes, *key, tag, &holds.write(now));
+            let tag = if holds.is_beside_changes() { CHANGED_HOLDS } else { HOLDS };
+            put_record(&mut bytes, *key, tag, &holds.write(now));
         }
         for (key, each) in &self.pending.by_key {
             for usage in each.iter().filter(|usage| now < usage.packed.idle_at()) {
-                put_body(&mut bytes, *key, PENDING, &usage.write(now));
+                put_record(&mut bytes, *key, PENDING, &usage.write(now));
             }
         }
         for ((key, tag), each) in &self.unknown {
-            each.iter().for_each(|unknown| put_body(&mut bytes, *key, *tag, unknown));
+            each.iter().for_each(|unknown| put_record(&mut bytes, *key, *tag, unknown));
         }
         bytes
     }
@@ -108,14 +113,9 @@ impl SlotData {
             postcard::take_from_bytes(rest).map_err(|_| DecodeError::Malformed)?;
         let lead = lead.map(|(at, until)| Lead { at: at.instant(now), until: until.instant(now) });
         let mut data = Self { extent, lead, ..Self::default() };
-        if extent == Extent::All {
-            data.counters.reserve(rest.len() / USUAL_BYTES);
-        }
+        data.counters.reserve(counters_in(rest));
         while !rest.is_empty() {
-            let (high, after) = rest.split_first_chunk().ok_or(DecodeError::Malformed)?;
-            let (low, after) = after.split_first_chunk().ok_or(DecodeError::Malformed)?;
-            let key = Key::from_halves(u64::from_le_bytes(*high), u64::from_le_bytes(*low));
-            let (tag, body, after) = tagged(after).ok_or(DecodeError::Malformed)?;
+            let (key, tag, body, after) = record(rest).ok_or(DecodeError::Malformed)?;
             data.read(key, tag, body, now)?;
             rest = after;
         }
@@ -161,6 +161,24 @@ impl SlotData {
     }
 }
 
+/// Splits off what [`put_record`] has written.
+fn record(bytes: &[u8]) -> Option<(Key, u8, &[u8], &[u8])> {
+    let (high, rest) = bytes.split_first_chunk()?;
+    let (low, rest) = rest.split_first_chunk()?;
+    let (tag, body, rest) = tagged(rest)?;
+    Some((Key::from_halves(u64::from_le_bytes(*high), u64::from_le_bytes(*low)), tag, body, rest))
+}
+
+/// The number of counters in these records, at most: a map that grows would move them several times.
+fn counters_in(mut records: &[u8]) -> usize {
+    let mut counters = 0;
+    while let Some((_, tag, _, rest)) = record(records) {
+        counters += usize::from(tag < PENDING);
+        records = rest;
+    }
+    counters
+}
+
 /// Decodes a packed counter; `None` if its tag is unknown.
 fn counter(tag: u8, body: &[u8], now: Timestamp) -> Result<Option<PackedCounter>, DecodeError> {
     match PackedCounter::read(tag, body, now) {
@@ -201,43 +219,30 @@ impl Usage {
     }
 
     fn write(&self, now: Timestamp) -> Vec<u8> {
-        let mut bytes = Vec::new();
+        let (mut bytes, mut fields) = (Vec::new(), Vec::new());
         for packed in [Some(&self.packed), self.base.as_ref()].into_iter().flatten() {
-            put_tagged(&mut bytes, |bytes| packed.write(now, bytes));
+            fields.clear();
+            let tag = packed.write(now, &mut fields);
+            put_tagged(&mut bytes, tag, &fields);
         }
         bytes
     }
 }
 
-/// Appends a record; `write` appends its fields and returns their tag.
-fn put_record(bytes: &mut Vec<u8>, key: Key, write: impl FnOnce(&mut Vec<u8>) -> u8) {
-    bytes.extend_from_slice(&key.high().to_le_bytes());
-    bytes.extend_from_slice(&key.low().to_le_bytes());
-    put_tagged(bytes, write);
+fn put_record(bytes: &mut Vec<u8>, key: Key, tag: u8, body: &[u8]) {
+    bytes.extend(key.high().to_le_bytes());
+    bytes.extend(key.low().to_le_bytes());
+    put_tagged(bytes, tag, body);
 }
 
-/// Appends a record with these fields.
-fn put_body(bytes: &mut Vec<u8>, key: Key, tag: u8, body: &[u8]) {
-    put_record(bytes, key, |bytes| {
-        bytes.extend_from_slice(body);
-        tag
-    });
-}
-
-/// Appends a tag, a length and the fields.
-fn put_tagged(bytes: &mut Vec<u8>, write: impl FnOnce(&mut Vec<u8>) -> u8) {
-    let tag_at = bytes.len();
-    // Room for the tag and a length below 128, which is usual.
-    bytes.extend_from_slice(&[0; 2]);
-    bytes[tag_at] = write(bytes);
-    let (length_at, mut length) = (tag_at + 1, [0; LENGTH_MAX]);
-    let fields = bytes.len() - length_at - 1;
+/// Writes a tag, a length and the fields.
+fn put_tagged(bytes: &mut Vec<u8>, tag: u8, body: &[u8]) {
+    let mut length = [0; LENGTH_MAX];
     let length =
-        postcard::to_slice(&fields, &mut length).expect("the buffer has the maximum size of a length");
-    match length {
-        [one] => bytes[length_at] = *one,
-        more => drop(bytes.splice(length_at..=length_at, more.iter().copied())),
-    }
+        postcard::to_slice(&body.len(), &mut length).expect("the buffer has the maximum size of a length");
+    bytes.push(tag);
+    bytes.extend_from_slice(length);
+    bytes.extend_from_slice(body);
 }
 
 /// Splits off what [`put_tagged`] has written.
@@ -270,7 +275,7 @@ mod tests {
             halves in any::<(u64, u64)>(), tag in 12..PENDING, body in prop::collection::vec(any::<u8>(), 0..200),
         ) {
             let mut bytes = vec![VERSION, 1, 0];
-            put_body(&mut bytes, Key::from_halves(halves.0, halves.1), tag, &body);
+            put_record(&mut bytes, Key::from_halves(halves.0, halves.1), tag, &body);
             let data = SlotData::decode(&bytes, NOW).unwrap();
             prop_assert_eq!(data.len(), 1);
             prop_assert_eq!(data.encode(NOW.plus(SECOND)), bytes);
