@@ -55,6 +55,7 @@ const SETTINGS: NodeSettings = NodeSettings {
     bootstrap_timeout: Duration::from_millis(1_500),
     hand_offs_max: 256,
     data_bytes_max: 512 * 1024,
+    claimed_counters_max: 16_384,
     tuning: Tuning {
         forward_budget_max: Duration::from_millis(500),
         backup_interval: Some(Duration::from_millis(100)),
