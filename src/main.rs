@@ -6,8 +6,9 @@ use std::process::ExitCode;
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 fn main() -> ExitCode {
-    // The allocator requests huge pages, and touching one makes 2 MiB resident, more than the memory bounds account
-    // for. If the call fails, the process runs with a higher memory use.
+    // Touching a huge page makes 2 MiB resident, more than the memory bounds account for. The allocator requests none
+    // (its feature `no_thp`), but the system may use them for all memory. If the call fails, the process runs with a
+    // higher memory use.
     #[cfg(target_os = "linux")]
     let _ = rustix::thread::disable_transparent_huge_pages(true);
     tollgate::cli::run()

@@ -41,19 +41,19 @@ def write_table(name, table):
     PAGE.write_text(f"{before}{begin}\n{table}\n{end}{rest.split(end)[1]}")
 
 
-def cpu_ns(pid):
-    """The CPU time of all threads of a process, in nanoseconds."""
+def cpu_ns(*pids):
+    """The CPU time of all threads of some processes, in nanoseconds."""
     total = 0
-    for thread in pathlib.Path(f"/proc/{pid}/task").iterdir():
+    for thread in (thread for pid in pids for thread in pathlib.Path(f"/proc/{pid}/task").iterdir()):
         # A thread may have ended meanwhile.
         with contextlib.suppress(FileNotFoundError):
             total += int((thread / "schedstat").read_text().split()[0])
     return total
 
 
-def resident_bytes(pid):
+def resident_bytes(pid, kind="VmRSS"):
     status = pathlib.Path(f"/proc/{pid}/status").read_text()
-    return int(re.search(r"^VmRSS:\s+(\d+) kB", status, re.MULTILINE)[1]) * 1024
+    return int(re.search(rf"^{kind}:\s+(\d+) kB", status, re.MULTILINE)[1]) * 1024
 
 
 def h2load(server, scratch, connections, streams, requests, rate=None):
@@ -88,9 +88,9 @@ def cpu_us(server, repeat, load):
     """CPU microseconds of the server per request, the minimum of `repeat` runs; `load()` returns the number."""
     found = []
     for _ in range(repeat):
-        before = cpu_ns(server.pid)
+        before = cpu_ns(*server.pids)
         requests = load()
-        found.append((cpu_ns(server.pid) - before) / requests / 1000)
+        found.append((cpu_ns(*server.pids) - before) / requests / 1000)
     return min(found)
 
 
@@ -125,13 +125,48 @@ def writes(server, scratch, requests, load):
     return sum(int(calls) for calls in rows) / requests
 
 
-def idle_connection_bytes(server, connections):
-    """Resident bytes per open connection that has sent its preface and is idle."""
+def frame(kind, flags, stream, payload):
+    return len(payload).to_bytes(3) + bytes([kind, flags]) + stream.to_bytes(4) + payload
+
+
+def call_frames(server):
+    """One call as the frames HEADERS and DATA."""
+    fields = {
+        ":method": "POST",
+        ":scheme": "http",
+        ":authority": "localhost",
+        ":path": server.path,
+        "content-type": "application/grpc",
+        "te": "trailers",
+    }
+    # Each field as text, which leaves the tables of the server empty.
+    headers = b"".join(
+        b"\0" + b"".join(bytes([len(text)]) + text.encode() for text in field) for field in fields.items()
+    )
+    return frame(1, 0x4, 1, headers) + frame(0, 0x1, 1, server.body())
+
+
+def await_end_of_stream(sock):
+    """Reads frames up to the last one of the stream 1."""
+    with sock.makefile("rb") as frames:
+        while head := frames.read(9):
+            frames.read(int.from_bytes(head[:3]))
+            if head[5:] == b"\0\0\0\1" and head[4] & 1:
+                return
+    raise Unavailable("the server has closed a connection with a call")
+
+
+def idle_connection_bytes(server, connections, has_call=False):
+    """Resident bytes per open connection that has sent its preface, or has had a call, and is idle."""
     before = resident_bytes(server.pid)
     with contextlib.ExitStack() as stack:
         for _ in range(connections):
             sock = stack.enter_context(socket.create_connection(server.address, 5))
             sock.sendall(PREFACE + SETTINGS)
+            if has_call:
+                sock.sendall(SETTINGS_ACK + call_frames(server))
+                await_end_of_stream(sock)
+                continue
             # The first bytes of its SETTINGS: the server has set the connection up.
             if not sock.recv(9):
                 raise Unavailable(f"{server.name} has closed an idle connection")

@@ -1,11 +1,9 @@
-"""The compared servers: how each is built, started and called. All of them listen on the loopback only."""
+"""How servers are started and called, and our own ones. All of them listen on the loopback only."""
 
 import contextlib
-import http.client
 import json
 import os
 import pathlib
-import shutil
 import signal
 import socket
 import subprocess
@@ -16,17 +14,8 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 LOOPBACK = "127.0.0.1"
 SERVER_CORE, CLIENT_CORE = "0", "1"
 TIMEOUT = 30.0
-
-THROTTLECRAB = "0.4.40"
-GUBERNATOR = "2.13.0"
-GUBERNATOR_MODULE = "github.com/gubernator-io/gubernator/v2"
-# Go verifies the download with these sums, so that the published version is measured.
-GUBERNATOR_SUMS = {
-    "": "h1:kvY3ppEpKBnUCKGLXBXO9QT/HQTpQVTwLzpQe6asOu0=",
-    "/go.mod": "h1:jHkFFXCkRmxI5/4HOK052gls1uXiYzcvtrmCzhsIY+0=",
-}
-# Provides protoc, which throttlecrab-server needs to build, if it is not installed.
-GRPC_TOOLS = "1.85.1"
+# The value of the descriptor that tells one key from another.
+USER = "user-000000-of-the-key-space"
 
 
 class Unavailable(Exception):
@@ -100,13 +89,14 @@ class Server:
     """A running server, pinned to a core: ready inside its `with` block, stopped after it."""
 
     name = path = address = None
+    core = SERVER_CORE
 
     def __init__(self, command, log, environment=None):
         self.log = pathlib.Path(log)
         base = {"PATH": os.environ.get("PATH", ""), "HOME": os.environ.get("HOME", "/")}
         with self.log.open("wb") as output:
             self.child = subprocess.Popen(
-                ["taskset", "-c", SERVER_CORE, *(str(part) for part in command)],
+                ["taskset", "-c", self.core, *(str(part) for part in command)],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -117,6 +107,10 @@ class Server:
     def pid(self):
         # taskset executes the command in its own process.
         return self.child.pid
+
+    @property
+    def pids(self):
+        return [self.pid]
 
     def assert_running(self):
         if self.child.poll() is not None:
@@ -172,9 +166,9 @@ class Tollgate(Server):
     }
 
     @staticmethod
-    def body():
+    def body(user=USER):
         entries = field(1, field(1, "tenant") + field(2, "acme-corporation")) + field(
-            1, field(1, "user") + field(2, "user-000000-of-the-key-space")
+            1, field(1, "user") + field(2, user)
         )
         return framed(field(1, "benchmark") + field(2, entries))
 
@@ -260,122 +254,3 @@ class BareH2(Server):
         eventually("the bare server has an address", printed)
         host, port = self.log.read_text().strip().rsplit(":", 1)
         self.address = (host, int(port))
-
-
-class Throttlecrab(Server):
-    name = f"throttlecrab {THROTTLECRAB}"
-    path = "/throttlecrab.RateLimiter/Throttle"
-
-    @staticmethod
-    def body():
-        key, burst, count, period, hits = (
-            "benchmark acme-corporation user-000000-of-the-key-space",
-            *[2_000_000_000] * 2,
-            60,
-            1,
-        )
-        return framed(field(1, key) + field(2, burst) + field(3, count) + field(4, period) + field(5, hits))
-
-    @staticmethod
-    def obtain(folder):
-        peers = folder / "peers"
-        binary = peers / "bin" / "throttlecrab-server"
-        if not binary.exists():
-            log_progress(f"building throttlecrab-server {THROTTLECRAB} into {peers}")
-            environment = os.environ | {"CARGO_TARGET_DIR": str(peers / "build")}
-            if not shutil.which("protoc"):
-                environment["PROTOC"] = str(protoc(peers))
-            shell(
-                *("cargo", "install", "throttlecrab-server", "--version", THROTTLECRAB, "--locked"),
-                *("--root", peers),
-                env=environment,
-            )
-        return binary
-
-    def __init__(self, binary, scratch):
-        self.address = (LOOPBACK, free_port())
-        super().__init__(
-            [binary, "--grpc", "--grpc-host", LOOPBACK, "--grpc-port", self.address[1], "--log-level", "warn"],
-            scratch / "throttlecrab.log",
-        )
-
-
-def protoc(peers):
-    """A protoc from a Python package, for machines without one."""
-    wrapper = peers / "protoc"
-    if not wrapper.exists():
-        python = peers / "python"
-        shell(sys.executable, "-m", "venv", python)
-        shell(python / "bin" / "pip", "install", "--quiet", f"grpcio-tools=={GRPC_TOOLS}")
-        wrapper.write_text(f'#!/bin/sh\nexec "{python}/bin/python" -m grpc_tools.protoc "$@"\n')
-        wrapper.chmod(0o755)
-    return wrapper
-
-
-def build_go_peer(peers, name, source, sums):
-    """The program of a package of a Go module: (module, version, package). Go verifies the download with the sums."""
-    module, version, package = source
-    binary = peers / "bin" / name
-    if binary.exists():
-        return binary
-    if not shutil.which("go"):
-        raise Unavailable("Go is not installed")
-    log_progress(f"building {module} {version} into {peers}")
-    folder = peers / name
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "go.mod").write_text(f"module peers\n\nrequire {module} {version}\n")
-    (folder / "go.sum").write_text("".join(f"{module} {version}{of} {value}\n" for of, value in sums.items()))
-    found = shell("go", "mod", "download", "-json", module, cwd=folder)
-    downloaded = json.loads(found[found.index("{") :])["Dir"]
-    # In its own directory, with the checksums of its dependencies.
-    shell("go", "build", "-mod=readonly", "-buildvcs=false", "-o", binary, package, cwd=downloaded)
-    return binary
-
-
-class Gubernator(Server):
-    name = f"gubernator {GUBERNATOR}"
-    path = "/pb.gubernator.V1/GetRateLimits"
-
-    @staticmethod
-    def body():
-        limit = field(1, "benchmark") + field(2, "acme-corporation user-000000-of-the-key-space")
-        limit += field(3, 1) + field(4, 4_000_000_000) + field(5, 3_600_000)
-        return framed(field(1, limit))
-
-    @staticmethod
-    def obtain(folder):
-        source = GUBERNATOR_MODULE, f"v{GUBERNATOR}", "./cmd/gubernator"
-        return build_go_peer(folder / "peers", "gubernator", source, GUBERNATOR_SUMS)
-
-    def __init__(self, binary, scratch):
-        grpc, self.web, gossip = (f"{LOOPBACK}:{free_port()}" for _ in range(3))
-        self.address = (LOOPBACK, int(grpc.rsplit(":", 1)[1]))
-        environment = {
-            "GUBER_GRPC_ADDRESS": grpc,
-            "GUBER_HTTP_ADDRESS": self.web,
-            "GUBER_ADVERTISE_ADDRESS": grpc,
-            # A cluster of one.
-            "GUBER_MEMBERLIST_ADDRESS": gossip,
-            "GUBER_MEMBERLIST_BIND_ADDRESS": gossip,
-            "GUBER_MEMBERLIST_ADVERTISE_ADDRESS": grpc,
-            "GUBER_MEMBERLIST_KNOWN_NODES": gossip,
-            "GUBER_LOG_LEVEL": "error",
-        }
-        super().__init__([binary], scratch / "gubernator.log", environment)
-
-    def await_ready(self):
-        self.await_listening()
-
-        def healthy():
-            self.assert_running()
-            host, port = self.web.rsplit(":", 1)
-            with contextlib.suppress(OSError):
-                connection = http.client.HTTPConnection(host, int(port), timeout=5)
-                connection.request("GET", "/v1/HealthCheck")
-                return json.loads(connection.getresponse().read()).get("peer_count") == 1
-            return False
-
-        eventually("gubernator is a cluster of one", healthy)
-
-
-ALL = [Tollgate, BareH2, Throttlecrab, Gubernator]

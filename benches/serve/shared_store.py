@@ -6,7 +6,8 @@ import json
 import os
 import socket
 
-from servers import LOOPBACK, Server, Tollgate, build_go_peer, eventually, free_port
+from peers import build_go_peer
+from servers import LOOPBACK, Server, Tollgate, eventually, free_port
 
 RATELIMIT_MODULE = "github.com/envoyproxy/ratelimit"
 RATELIMIT = "v1.4.1-0.20260122083618-3fb702589d36"

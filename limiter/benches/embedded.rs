@@ -4,6 +4,7 @@
 //! counter of the processor, as governor's always is.
 //!
 //!     cargo bench -p tollgate-limiter --bench embedded --features tsc
+//!     limiter/benches/count-embedded    # instructions and cache misses of one decision, by valgrind
 
 #![allow(clippy::unwrap_used, reason = "a benchmark stops at the first error")]
 #![allow(clippy::ptr_arg, reason = "one of the libraries takes an owned key")]
@@ -154,6 +155,27 @@ fn measure<L: Library>(group: &mut BenchmarkGroup<'_, WallTime>, keys: &[String]
     });
 }
 
+/// Makes so many decisions; `count-embedded` compares two numbers of them.
+fn decide<L: Library>(keys: &[String], decisions: usize) {
+    let library = L::new();
+    assert!(keys.iter().all(library.caller()));
+    let mut passes = library.caller();
+    for number in 0..decisions {
+        black_box(passes(&keys[number * STRIDE % keys.len()]));
+    }
+}
+
+fn decide_by_name(library: &str, keys: &[String], decisions: usize) {
+    match library {
+        "check" => decide::<Ours>(keys, decisions),
+        "prepared" => decide::<OursPrepared>(keys, decisions),
+        "prepared for one key" => decide::<OursPreparedKey>(keys, decisions),
+        "governor" => decide::<DefaultKeyedRateLimiter<String>>(keys, decisions),
+        "throttlecrab" => decide::<Throttlecrab>(keys, decisions),
+        other => panic!("no library {other}"),
+    }
+}
+
 fn bytes_per_key<L: Library>(keys: &[String]) {
     let before = ALLOCATOR.current_usage();
     let library = L::new();
@@ -163,6 +185,12 @@ fn bytes_per_key<L: Library>(keys: &[String]) {
 }
 
 fn main() {
+    let arguments: Vec<String> = std::env::args().collect();
+    if let [_, count, library, keys_count, decisions, ..] = &arguments[..]
+        && count == "--count"
+    {
+        return decide_by_name(library, &keys(keys_count.parse().unwrap()), decisions.parse().unwrap());
+    }
     let (one, many) = (keys(1), keys(KEYS));
     let mut criterion = Criterion::default()
         .measurement_time(Duration::from_secs(3))
@@ -182,7 +210,7 @@ fn main() {
         measure::<Throttlecrab>(&mut group, keys, threads);
     }
     // `cargo test --benches` only checks that the benchmark compiles and starts.
-    if std::env::args().any(|argument| argument == "--bench") {
+    if arguments.iter().any(|argument| argument == "--bench") {
         bytes_per_key::<Ours>(&many);
         bytes_per_key::<DefaultKeyedRateLimiter<String>>(&many);
         bytes_per_key::<Throttlecrab>(&many);

@@ -6,11 +6,7 @@
 //! the stable matching of Gale and Shapley (1962): every replica computes the same result, and adding or removing a
 //! member changes little.
 
-use std::{
-    cmp::Reverse,
-    collections::{BTreeMap, BinaryHeap},
-    hash::Hasher,
-};
+use std::{cmp::Reverse, collections::BinaryHeap, hash::Hasher};
 
 use siphasher::sip::SipHasher13;
 use tollgate_limiter::store::Slot;
@@ -44,17 +40,25 @@ impl Placement {
             return Self::default();
         }
         let ranking = Ranking::of(&members, slots);
-        let owners = ranking.matching(None);
-        // The backup owner of a slot is its owner in a matching without its owner.
-        let mut without: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
+        let mut matching = Matching::new(&ranking, members.len());
+        matching.assign((0..slots).collect(), None);
+        let owners = matching.owners();
+        // The backup owner of a slot is its owner in a matching without its owner. A member less never gives a slot a
+        // better owner, so each such matching continues from the one of all members with the same maximum.
+        let mut backup_owners = vec![None; slots];
         if members.len() > 1 {
-            without.extend((0..members.len()).map(|member| (member, ranking.matching(Some(member)))));
+            matching = Matching::new(&ranking, members.len() - 1);
+            matching.assign((0..slots).collect(), None);
+            for member in 0..members.len() {
+                let without = matching.without(member);
+                for (slot, _) in owners.iter().enumerate().filter(|(_, owner)| **owner == member) {
+                    backup_owners[slot] = Some(members[without.owner(slot)]);
+                }
+            }
         }
-        let placement = |(slot, owner): (usize, &usize)| SlotPlacement {
-            owner: members[*owner],
-            backup_owner: without.get(owner).map(|owners| members[owners[slot]]),
-        };
-        let slots = owners.iter().enumerate().map(placement).collect();
+        let placement =
+            |(owner, backup_owner): (&usize, _)| SlotPlacement { owner: members[*owner], backup_owner };
+        let slots = owners.iter().zip(backup_owners).map(placement).collect();
         Self { members, slots }
     }
 
@@ -75,75 +79,112 @@ impl Placement {
     }
 }
 
-/// The members in the order of preference of each slot, as indices into the list of members.
+/// The preferences of all slots for all members, which are indices into the list of members.
 struct Ranking {
     members: usize,
     // The scores of slot `s` start at `s * members`, by member.
     scores: Vec<u64>,
-    // Indices of members in the same layout, the best member first.
-    order: Vec<usize>,
 }
+
+/// The rank of a member for a slot: the larger one is preferred. Of two equal scores, the earlier member wins.
+type Rank = (u64, Reverse<usize>);
 
 impl Ranking {
     fn of(members: &[MemberId], slots: usize) -> Self {
-        let scores: Vec<u64> =
-            (0..slots).flat_map(|slot| members.iter().map(move |member| score(slot, *member))).collect();
-        let order = scores
-            .chunks_exact(members.len())
-            .flat_map(|scores| {
-                let mut order: Vec<usize> = (0..members.len()).collect();
-                // Of two equal scores, the earlier member wins.
-                order.sort_by_key(|member| Reverse(scores[*member]));
-                order
-            })
-            .collect();
-        Self { members: members.len(), scores, order }
+        let scores = (0..slots).flat_map(|slot| {
+            let score = score_of(slot);
+            members.iter().map(move |member| score(*member))
+        });
+        Self { members: members.len(), scores: scores.collect() }
     }
 
-    /// The owner of each slot, among all members but `without`.
-    fn matching(&self, without: Option<usize>) -> Vec<usize> {
-        let slots = self.scores.len() / self.members;
-        let members = self.members - usize::from(without.is_some());
-        let slots_max = (slots * SHARE_MAX_PERCENT).div_ceil(members * 100);
-        let mut accepted: Vec<BinaryHeap<Reverse<(u64, usize)>>> = vec![BinaryHeap::new(); self.members];
-        // The number of proposals of each slot.
-        let mut proposals = vec![0; slots];
-        let mut unassigned: Vec<usize> = (0..slots).collect();
-        // There is room for all slots, so no slot is rejected by every member.
-        while let Some(slot) = unassigned.pop() {
-            let member = self.order[slot * self.members + proposals[slot]];
-            proposals[slot] += 1;
-            if without == Some(member) {
-                unassigned.push(slot);
-                continue;
-            }
-            accepted[member].push(Reverse((self.scores[slot * self.members + member], slot)));
-            if accepted[member].len() > slots_max {
-                let rejected = accepted[member].pop();
-                unassigned.extend(rejected.map(|Reverse((_, slot))| slot));
-            }
-        }
-        let mut owners = vec![0; slots];
-        for (member, accepted) in accepted.iter().enumerate() {
-            for Reverse((_, slot)) in accepted {
-                owners[*slot] = member;
-            }
-        }
-        owners
+    fn slots(&self) -> usize {
+        self.scores.len() / self.members
+    }
+
+    /// The best member of `slot` below this rank, without `without`. Few slots go far down, so nothing is sorted.
+    fn next(&self, slot: usize, below: Option<Rank>, without: Option<usize>) -> Option<Rank> {
+        let scores = self.scores[slot * self.members..][..self.members].iter().enumerate();
+        let ranks = scores.map(|(member, score)| (*score, Reverse(member)));
+        ranks.filter(|rank| below.is_none_or(|below| *rank < below) && without != Some(rank.1.0)).max()
     }
 }
 
-/// The preference of a slot for a member. It is part of the protocol: members that computed different scores would move
+/// Slots that have proposed to members, and the proposals that are accepted so far.
+#[derive(Clone)]
+struct Matching<'r> {
+    ranking: &'r Ranking,
+    /// The most slots of one member.
+    slots_max: usize,
+    /// By member, the worst proposal first.
+    accepted: Vec<BinaryHeap<Reverse<(u64, usize)>>>,
+    /// The last proposal of each slot.
+    proposed: Vec<Option<Rank>>,
+}
+
+impl<'r> Matching<'r> {
+    /// No slot has proposed; the slots are to be divided among so many members.
+    fn new(ranking: &'r Ranking, members: usize) -> Self {
+        let slots = ranking.slots();
+        Self {
+            ranking,
+            slots_max: (slots * SHARE_MAX_PERCENT).div_ceil(members * 100),
+            accepted: vec![BinaryHeap::new(); ranking.members],
+            proposed: vec![None; slots],
+        }
+    }
+
+    /// Lets these slots propose, among all members but `without`, until each has an owner.
+    fn assign(&mut self, mut unassigned: Vec<usize>, without: Option<usize>) {
+        while let Some(slot) = unassigned.pop() {
+            let next = self.ranking.next(slot, self.proposed[slot], without);
+            let rank @ (score, Reverse(member)) =
+                next.expect("there is room for all slots, so no slot is rejected by every member");
+            self.proposed[slot] = Some(rank);
+            let accepted = &mut self.accepted[member];
+            accepted.push(Reverse((score, slot)));
+            if accepted.len() > self.slots_max {
+                unassigned.extend(accepted.pop().map(|Reverse((_, slot))| slot));
+            }
+        }
+    }
+
+    /// The matching without this member.
+    fn without(&self, member: usize) -> Self {
+        let mut without = self.clone();
+        let unassigned = std::mem::take(&mut without.accepted[member]);
+        without.assign(unassigned.into_iter().map(|Reverse((_, slot))| slot).collect(), Some(member));
+        without
+    }
+
+    /// The member that has accepted `slot`.
+    fn owner(&self, slot: usize) -> usize {
+        let (_, Reverse(member)) = self.proposed[slot].expect("every slot has proposed");
+        member
+    }
+
+    /// The owner of each slot.
+    fn owners(&self) -> Vec<usize> {
+        (0..self.proposed.len()).map(|slot| self.owner(slot)).collect()
+    }
+}
+
+/// The preference of a slot for members. It is part of the protocol: members that computed different scores would move
 /// slots forever.
-fn score(slot: usize, member: MemberId) -> u64 {
-    let mut hasher = SipHasher13::new();
-    hasher.write_u64(slot as u64);
-    hasher.write_u64(member.number());
-    hasher.finish()
+fn score_of(slot: usize) -> impl Fn(MemberId) -> u64 {
+    let mut of_slot = SipHasher13::new();
+    of_slot.write_u64(slot as u64);
+    move |member| {
+        let mut hasher = of_slot;
+        hasher.write_u64(member.number());
+        hasher.finish()
+    }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
     use proptest::prelude::*;
     use tollgate_limiter::{
         descriptor::{Entry, KeyText, Secret},
@@ -154,7 +195,7 @@ mod tests {
 
     fn members(seed: u64, count: usize) -> Vec<MemberId> {
         let mut members: Vec<MemberId> = (0..count as u64)
-            .map(|n| MemberId::from_number(score(n as usize, MemberId::from_number(seed))))
+            .map(|n| MemberId::from_number(score_of(n as usize)(MemberId::from_number(seed))))
             .collect();
         members.sort_unstable();
         members

@@ -7,9 +7,9 @@ use std::{
 
 use prost::bytes::Bytes;
 use tokio::{
-    sync::watch,
+    sync::{Notify, watch},
     task::JoinSet,
-    time::{MissedTickBehavior, interval, sleep, timeout},
+    time::{sleep, timeout},
 };
 use tollgate_limiter::{
     remote::{LocalShare, lock},
@@ -23,13 +23,11 @@ use crate::cluster::{
     MemberId, MemberState, Tuning,
     calls::Calls,
     link::{self, DisconnectReason, LinkHandler, LinkListener, Links, SeedState, Strangers},
-    node::{Action, Event, Node, NodeSettings, View},
+    node::{Action, Event, Node, NodeSettings, TICK, View},
     strangers::{History, Situation, Standing},
     wire,
 };
 
-/// The interval of [`Node::tick`].
-const TICK: Duration = Duration::from_millis(10);
 /// A peer that is not heard for this long counts as silent.
 const SILENCE_LIMIT: Duration = Duration::from_secs(1);
 /// How long to look for other replicas before this one bootstraps a cluster.
@@ -83,6 +81,8 @@ pub(super) struct Replica {
     active_rules: Arc<ActiveRules>,
     pub(super) forward_budget_max: Duration,
     history: Mutex<History>,
+    /// Notified when the next tick is due earlier than before.
+    tick_hastened: Notify,
     state: watch::Sender<MemberState>,
     left: watch::Sender<bool>,
 }
@@ -124,6 +124,7 @@ impl Cluster {
             active_rules,
             forward_budget_max: tuning.forward_budget_max,
             history: Mutex::default(),
+            tick_hastened: Notify::new(),
             state: watch::Sender::new(MemberState::Joining),
             left: watch::Sender::new(false),
         };
@@ -142,14 +143,15 @@ impl Cluster {
     }
 
     async fn run_ticks(self) {
-        let mut ticks = interval(TICK);
-        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
-            ticks.tick().await;
-            self.0.with_node(|node, now| {
-                node.tick(now);
-                node.report(&mut self.0.local_share(), now);
-            });
+            let due = self.0.lock().tick_due();
+            tokio::select! {
+                () = sleep(due.since(self.0.now())) => self.0.with_node(|node, now| {
+                    node.tick(now);
+                    node.report(&mut self.0.local_share(), now);
+                }),
+                () = self.0.tick_hastened.notified() => {}
+            }
         }
     }
 
@@ -306,6 +308,9 @@ impl Replica {
             let now = self.now();
             node.set_wall(self.clock.now());
             let result = operation(&mut node, now);
+            if node.hasten_tick(now) {
+                self.tick_hastened.notify_one();
+            }
             self.state.send_if_modified(|state| {
                 let now = node.state();
                 std::mem::replace(state, now) != now

@@ -119,6 +119,9 @@ impl Compiler<'_> {
             self.domains.push(DomainDraft::new(document.domain, location));
         }
         let draft = &mut self.domains[index];
+        let descriptors = document.descriptors.len().min(DESCRIPTORS_MAX);
+        draft.root.reserve(descriptors);
+        draft.rules.reserve(descriptors);
         let mut compiler = DocumentCompiler {
             diagnostics: Diagnostics::new(origin.clone(), &mut self.problems),
             warnings: Diagnostics::new(origin.clone(), &mut self.warnings),
@@ -135,7 +138,6 @@ impl Compiler<'_> {
         let top = Parent { path: draft.name.clone(), groups: Vec::new(), matching };
         draft.on_denied.set("on_denied", document.on_denied, &mut compiler.diagnostics);
         draft.denial_body.set("denial_body", document.denial_body, &mut compiler.diagnostics);
-        draft.root.reserve(document.descriptors.len().min(DESCRIPTORS_MAX));
         for node in document.descriptors {
             compiler.read(&node, &mut draft.root, &top);
         }
@@ -225,7 +227,7 @@ impl DocumentCompiler<'_> {
         }
         let key = draft.key.as_deref().unwrap_or_default();
         let composite = composite(key, &draft.value);
-        let path = format!("{}.{composite}", parent.path);
+        let path = [&*parent.path, ".", &*composite].concat();
         let narrowed = |overlay: &Overlay| overlay.narrowed(&parent.matching, key, &draft.value);
         let matching = self.overlay.map(narrowed).unwrap_or_default();
         let before = level.get_mut(&composite).filter(|_| draft.key.is_some());
@@ -248,7 +250,7 @@ impl DocumentCompiler<'_> {
             before.rule = before.rule.or(rule);
             before.group = before.group.or(group);
         } else {
-            level.push(Node {
+            let node = Node {
                 location: self.diagnostics.location(draft.mark),
                 // Without a kind there is a problem, and the rules are dropped.
                 declared_kind: draft.kind.unwrap_or(MatchKind::Exact),
@@ -259,7 +261,8 @@ impl DocumentCompiler<'_> {
                 share_threshold: draft.share_threshold.is_some_and(|boolean| boolean.value),
                 group,
                 children,
-            });
+            };
+            level.push(node, composite);
         }
     }
 

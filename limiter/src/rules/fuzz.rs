@@ -7,12 +7,15 @@ use crate::{
     descriptor::{Entry, Secret},
     rules::{Allowance, DenialBody, DenialValues, KeyedDomain, KeyedRules, Rule, Source, Unit, compile},
     time::Timestamp,
+    yaml,
 };
 
 const NOW: Timestamp = Timestamp::from_nanos(1_790_000_040_123_456_789);
 
-/// A rule file: it has problems that can be shown, or rules that can be looked up and limits that decide.
+/// A rule file: it has problems that can be shown, or rules that can be looked up and limits that decide. Both readers
+/// of YAML agree on it.
 pub fn rules(bytes: &[u8]) {
+    yaml::compare_readers(bytes);
     used(&Source::file("rules.yaml", bytes), "rules.yaml:");
 }
 

@@ -6,7 +6,7 @@ use tracing::{error, info, warn};
 
 use crate::{
     rules::{
-        ActiveRules, KeyedRules, Problem, Problems,
+        ActiveRules, KeyedRules, Problem, Problems, Rules,
         background::{Priority, run_in_background, run_in_background_once},
         compile::compile_all,
         contents::Contents,
@@ -53,19 +53,36 @@ impl Loader {
         contents: &Arc<Contents>,
         version: Option<&str>,
     ) -> Option<Result<(), Arc<Problems>>> {
+        let compiled = self.compile(contents.clone()).await?;
+        self.activate(compiled, version).await
+    }
+
+    /// Compiles `contents`. `None` as for [`Loader::load`].
+    pub(super) fn compile(
+        &mut self,
+        contents: Arc<Contents>,
+    ) -> impl Future<Output = Option<Result<Rules, Problems>>> + Send + use<> {
         self.bytes = contents.bytes();
+        let overlay = self.overlay.clone();
+        run_in_background(self.priority(), move || compile_all(&contents, overlay.as_deref()))
+    }
+
+    /// Activates compiled rules, or records their problems. `None` as for [`Loader::load`].
+    pub(super) async fn activate(
+        &mut self,
+        compiled: Result<Rules, Problems>,
+        version: Option<&str>,
+    ) -> Option<Result<(), Arc<Problems>>> {
         let recovered = self.active_rules.status().last_error.is_some();
+        let rules = match compiled {
+            Ok(rules) => rules,
+            Err(problems) => {
+                let problems = Arc::new(problems);
+                self.reject(problems.clone());
+                return Some(Err(problems));
+            }
+        };
         let (priority, active_rules) = (self.priority(), self.active_rules.clone());
-        let (contents, overlay) = (contents.clone(), self.overlay.clone());
-        let rules =
-            match run_in_background(priority, move || compile_all(&contents, overlay.as_deref())).await? {
-                Ok(rules) => rules,
-                Err(problems) => {
-                    let problems = Arc::new(problems);
-                    self.reject(problems.clone());
-                    return Some(Err(problems));
-                }
-            };
         let (now, version) = (self.clock.now(), version.map(str::to_owned));
         let previous =
             run_in_background_once(priority, move || active_rules.replace_version(rules, version, now))

@@ -14,8 +14,9 @@ pub(crate) struct Pattern {
 impl Pattern {
     /// Parses a pattern; `None` if `text` contains no `*`.
     pub(crate) fn parse(text: &str) -> Option<Self> {
-        let pieces: Vec<Box<[u8]>> = text.split('*').map(|piece| piece.as_bytes().into()).collect();
-        (pieces.len() >= 2).then_some(Self { pieces })
+        // Most texts are no pattern, and cost no allocation.
+        let is_pattern = text.as_bytes().contains(&b'*');
+        is_pattern.then(|| Self { pieces: text.split('*').map(|piece| piece.as_bytes().into()).collect() })
     }
 
     /// Whether the pattern matches `text`.

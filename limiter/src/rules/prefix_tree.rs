@@ -79,7 +79,7 @@ pub(crate) type Steps<'r> = SmallVec<[MatchedNode<'r>; 8]>;
 
 /// The composite text `key_value`, or `key` for a node without a value.
 pub fn composite(key: &str, value: &str) -> String {
-    if value.is_empty() { key.to_owned() } else { format!("{key}_{value}") }
+    if value.is_empty() { key.to_owned() } else { [key, "_", value].concat() }
 }
 
 impl MatchKind {
@@ -156,9 +156,9 @@ impl Level {
         self.by_text.reserve(more);
     }
 
-    /// Appends a node. Its composite text must be new.
-    pub(crate) fn push(&mut self, node: Node) {
-        let composite = node.composite();
+    /// Appends a node with this composite text, which must be new.
+    pub(crate) fn push(&mut self, node: Node, composite: String) {
+        debug_assert_eq!(composite, node.composite());
         debug_assert!(self.number(&composite).is_none(), "composite keys are unique");
         // A file of at most 16 MiB cannot hold 2^32 nodes, nor can the files of one directory.
         let number = self.nodes.len() as u32;

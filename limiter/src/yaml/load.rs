@@ -1,27 +1,27 @@
 //! Loads bytes as a tree.
 
-use std::collections::{HashMap, HashSet, hash_map::Entry};
+use std::collections::{HashMap, HashSet};
 
 use granit_parser::{Event, Marker, Parser, ScalarStyle, Span};
 
-use crate::yaml::{Mark, Node, Pair, Problem, Resolved, Scalar, Stream, Value, quote};
+use crate::yaml::{
+    Mark, Node, Pair, Problem, Scalar, Stream, Value,
+    bounds::{DEPTH_MAX, WEIGHT_MAX, duplicates, is_key, weight_of},
+    quote, simple,
+};
 
 /// The maximum file size: 16 MiB.
 pub const BYTES_MAX: usize = 16 << 20;
-/// The maximum depth of nested lists and mappings.
-pub const DEPTH_MAX: usize = 32;
 /// The maximum number of problems reported for one file.
 pub const PROBLEMS_MAX: usize = 1_000;
-/// The maximum number of nodes of a file with all aliases expanded. A scalar counts one more for every 64 bytes.
-pub const WEIGHT_MAX: usize = 4_000_000;
-
-/// Mappings of up to this many keys are searched for duplicates linearly, which allocates nothing.
-const LINEAR_SEARCH_MAX: usize = 16;
 
 /// Loads all documents of a file.
 pub fn load(bytes: &[u8]) -> Stream {
     match text_of(bytes) {
-        Ok(text) => Loader::default().run(text),
+        Ok(text) => match simple::load(text) {
+            Some(document) => Stream { documents: vec![document], problems: Vec::new() },
+            None => Loader::default().run(text),
+        },
         Err(problem) => Stream { documents: Vec::new(), problems: vec![problem] },
     }
 }
@@ -126,7 +126,7 @@ impl Loader {
                 // The parser yields an absent value as a `~` of zero width.
                 let absent = style == ScalarStyle::Plain && span.start.index() == span.end.index();
                 let text: Box<str> = if absent { "".into() } else { text.into() };
-                let weight = self.add_weight(at, 1 + text.len() / 64)?;
+                let weight = self.add_weight(at, weight_of(&text))?;
                 let value = Value::Scalar(Scalar { text, quoted: style != ScalarStyle::Plain });
                 self.finish(Node { mark: at, value }, anchor, weight, 0);
                 Ok(())
@@ -303,28 +303,6 @@ impl Loader {
     }
 }
 
-/// The indices of pairs with a key that an earlier pair has, and the position of that pair.
-fn duplicates(pairs: &[Pair]) -> Vec<(usize, Mark)> {
-    if pairs.len() <= LINEAR_SEARCH_MAX {
-        let first = |(index, pair): (usize, &Pair)| {
-            let before = pairs[..index].iter().find(|before| before.key == pair.key);
-            before.map(|before| (index, before.mark))
-        };
-        return pairs.iter().enumerate().filter_map(first).collect();
-    }
-    let mut firsts: HashMap<&str, Mark> = HashMap::with_capacity(pairs.len());
-    let mut found = Vec::new();
-    for (index, pair) in pairs.iter().enumerate() {
-        match firsts.entry(&pair.key) {
-            Entry::Occupied(first) => found.push((index, *first.get())),
-            Entry::Vacant(index) => {
-                index.insert(pair.mark);
-            }
-        }
-    }
-    found
-}
-
 /// The text of a key and its position; `None` if its problem was already reported.
 fn key_of(node: Node) -> Result<Option<(Box<str>, Mark)>, Problem> {
     let what = match node.value {
@@ -337,16 +315,6 @@ fn key_of(node: Node) -> Result<Option<(Box<str>, Mark)>, Problem> {
         Value::List(_) | Value::Mapping(_) => format!("a key must be text, but this is {}", node.describe()),
     };
     Err(Problem { mark: node.mark, what })
-}
-
-/// Whether a scalar is allowed as a key. A single letter such as `y` is a name here, although YAML 1.1 reads it as a
-/// boolean.
-fn is_key(scalar: &Scalar) -> bool {
-    match scalar.resolve() {
-        Resolved::Text => true,
-        Resolved::Bool(_) => scalar.text.len() == 1,
-        Resolved::Null | Resolved::Integer(_) | Resolved::Float(_) => false,
-    }
 }
 
 fn too_deep(mark: Mark) -> Problem {
@@ -363,4 +331,16 @@ fn mark_at(line: usize, column: usize) -> Mark {
 
 fn mark(marker: Marker) -> Mark {
     mark_at(marker.line(), marker.col() + 1)
+}
+
+/// Compares both readers on a text that the one of simple YAML reads. Returns whether it does.
+#[cfg(any(test, fuzzing, feature = "testing"))]
+pub fn compare_readers(bytes: &[u8]) -> bool {
+    let Some((text, document)) = text_of(bytes).ok().and_then(|text| Some((text, simple::load(text)?)))
+    else {
+        return false;
+    };
+    let all = Loader::default().run(text);
+    assert_eq!((all.problems, all.documents), (Vec::new(), vec![document]));
+    true
 }

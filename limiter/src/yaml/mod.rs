@@ -3,11 +3,16 @@
 //! Loading reports every problem, except that a syntax error ends its document. Anchors, aliases and `<<` merges are
 //! supported, within a bound on the expanded size; tags are not.
 
+mod bounds;
 mod json;
 mod load;
 mod scalar;
+mod simple;
 
-pub use load::{BYTES_MAX, DEPTH_MAX, PROBLEMS_MAX, WEIGHT_MAX, load};
+pub use bounds::{DEPTH_MAX, WEIGHT_MAX};
+#[cfg(any(test, fuzzing, feature = "testing"))]
+pub use load::compare_readers;
+pub use load::{BYTES_MAX, PROBLEMS_MAX, load};
 pub use scalar::Resolved;
 
 use crate::printable;

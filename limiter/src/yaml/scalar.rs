@@ -1,5 +1,7 @@
 //! Resolves scalars by the rules of YAML 1.1.
 
+use std::borrow::Cow;
+
 use crate::yaml::{Scalar, quote};
 
 /// A scalar with its implicit type.
@@ -53,7 +55,7 @@ fn number(text: &str) -> Option<Resolved> {
     if !starts || text.len() > 400 {
         return None;
     }
-    let plain = text.replace('_', "");
+    let plain = if text.contains('_') { Cow::Owned(text.replace('_', "")) } else { Cow::Borrowed(text) };
     integer(&plain).map(Resolved::Integer).or_else(|| float(&plain).map(Resolved::Float))
 }
 

@@ -191,3 +191,78 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn simple_texts_are_read_as_the_parser_of_all_yaml_reads_them() {
+    for text in [
+        "domain: d\ndescriptors:\n  - key: user\n    rate_limit:\n      unit: hour\n      requests_per_unit: 10\n",
+        "domain: d\ndescriptors:\n- key: user\n  value: 10.1.2.3:80 # comment\n- key: b\n",
+        "# comment\n\na: 'it is'\nb: \"it's\"\n\nc:\nd: ~\ne: {f: 1, \"g\":2, 'h': [1, x, 'y', {}, []]}\n",
+        "{\"a\": [\n{\"b\": 1},\n{\"b\": 2, \"c\": {\"d\": \"e\"}}\n]}\n",
+        "- a: 1\n  b:\n  - 2\n  - 3\n  c: 4\n- - 5\n  - 6\n-   d:\n      e: f g h\n",
+        "  a:\n    b:\n      c: x#y\n  d: a*b\n",
+        "a:\n  - b\n  # comment\n\n  - c: d\n",
+        "a: [1, 2]   # comment\nb: 1",
+        "a:\nb:",
+    ] {
+        assert!(compare_readers(text.as_bytes()), "{text}");
+    }
+}
+
+#[test]
+fn other_texts_are_left_to_the_parser_of_all_yaml() {
+    for text in [
+        "",
+        "a",
+        "'a'",
+        "- a\n-\n",
+        "-\n  a: b\n",
+        "a: b: c\n",
+        "a: b\n  c\n",
+        "a: |\n  b\n",
+        "a: &b c\n",
+        "a: !!str b\n",
+        "a: \"\\n\"\n",
+        "a: 'b''c'\n",
+        "\u{e4}: 1\n",
+        "a:\t1\n",
+        "---\na: 1\n",
+        "a: 1\n...\n",
+        "a: 1\na: 2\n",
+        "1: a\n",
+        "<<: {}\n",
+        "a: {b: 1,}\n",
+        "a: {b}\n",
+        "a: [\n1]\n",
+        "a: 1\n b: 2\n",
+        "? a\n",
+        "a: 'b'#c\n",
+        "a: [b: c]\n",
+        "a: [b c]\n",
+        "a:\n  - b\n c: d\n",
+        "{a: b}: c\n",
+        "a: 'b\n  c'\n",
+        "a:\n   b: 1\n  c: 2\n",
+    ] {
+        assert!(!compare_readers(text.as_bytes()), "{text}");
+    }
+}
+
+/// Texts of the parts that simple YAML has, and some that it has not.
+fn texts() -> impl Strategy<Value = String> {
+    const PARTS: [&str; 32] = [
+        "a", "b", "key", "a: ", "b:", "'c': ", "\"d\":", "1", "-", "- ", "\n", "\n", "\n  ", "\n    ",
+        "\n- ", "\n  - ", "{", "}", "[", "]", ",", ", ", " ", "  ", ": ", "'e'", "\"f\"", " # g", "#", "~",
+        "x:y", "...",
+    ];
+    proptest::collection::vec(proptest::sample::select(&PARTS[..]), 0..24).prop_map(|parts| parts.concat())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(4_000))]
+
+    #[test]
+    fn both_readers_read_random_texts_alike(text in texts()) {
+        compare_readers(text.as_bytes());
+    }
+}

@@ -1,13 +1,14 @@
 //! The protocol of one connection, from the hello to the end.
 
 use std::{
+    pin::pin,
     sync::{Arc, OnceLock, atomic::Ordering::Relaxed},
     time::Duration,
 };
 
 use tokio::{
     sync::watch,
-    time::{Instant, MissedTickBehavior, interval_at, timeout},
+    time::{sleep_until, timeout},
 };
 use tonic::{Status, Streaming};
 use tracing::debug;
@@ -25,12 +26,10 @@ use crate::cluster::{
 
 /// Time that a side may take to send its hello.
 pub(super) const HELLO_TIMEOUT: Duration = Duration::from_secs(2);
-/// Interval of the liveness checks of a link. A link that wrote nothing between two of them writes a heartbeat.
-const TICK: Duration = Duration::from_millis(100);
-/// Ticks without a received frame after which the connection is closed: 2 s.
-const SILENT_TICKS_MAX: u32 = 20;
-/// Ticks without an acknowledgement of outstanding pieces after which the connection is closed: 5 s.
-const STALLED_TICKS_MAX: u32 = 50;
+/// Time without a received frame after which the connection is closed.
+const SILENT_MAX: Duration = Duration::from_secs(2);
+/// Time without an acknowledgement of outstanding pieces after which the connection is closed.
+const STALLED_MAX: Duration = Duration::from_secs(5);
 
 /// The outcome of a dialled connection.
 #[derive(Debug)]
@@ -187,9 +186,8 @@ fn answer_hello(hub: &Hub, outbound: &Arc<OutboundQueue>, hello: &Hello) -> Opti
 /// Runs an active link until it closes: reads frames and schedules heartbeats.
 async fn run_link(hub: &Hub, peer: &Arc<Peer>, outbound: &Arc<OutboundQueue>, mut frames: Streaming<Frame>) {
     let mut monitor = LinkMonitor::default();
-    let mut ticks = interval_at(Instant::now() + TICK, TICK);
-    // A suspended process must not count the suspension as silence of the peer.
-    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut next = hub.shared.next_tick(peer.id);
+    let mut ticks = pin!(sleep_until(next.at));
     let mut phases = hub.shared.phase.subscribe();
     // The last frame, while there is no room for it: until the next tick, or a later one.
     let mut waiting: Option<Frame> = None;
@@ -203,7 +201,7 @@ async fn run_link(hub: &Hub, peer: &Arc<Peer>, outbound: &Arc<OutboundQueue>, mu
                     } else if peer.handle_frame(outbound, frame) == Flow::Close {
                         break;
                     }
-                    monitor.silent = 0;
+                    monitor.silent = Duration::ZERO;
                 }
                 Ok(None) => break,
                 Err(status) => {
@@ -211,16 +209,20 @@ async fn run_link(hub: &Hub, peer: &Arc<Peer>, outbound: &Arc<OutboundQueue>, mu
                     break;
                 }
             },
-            _ = ticks.tick() => {
+            () = &mut ticks => {
+                let interval = next.interval;
+                // A suspended process must not count the suspension as silence of the peer.
+                next = hub.shared.next_tick(peer.id);
+                ticks.as_mut().reset(next.at);
                 if let Some(frame) = waiting.take_if(|frame| peer.has_room_for(outbound, frame))
                     && peer.handle_frame(outbound, frame) == Flow::Close
                 {
                     break;
                 }
                 if waiting.is_some() {
-                    monitor.silent = 0;
+                    monitor.silent = Duration::ZERO;
                 }
-                if monitor.tick(peer, outbound) == Flow::Close {
+                if monitor.tick(interval, peer, outbound) == Flow::Close {
                     debug!(peer = %peer.id, "link timed out: no frames or no acknowledgements");
                     break;
                 }
@@ -243,26 +245,26 @@ async fn closing(phases: &mut watch::Receiver<Phase>) {
     let _ = phases.wait_for(|phase| *phase != Phase::Open).await;
 }
 
-/// Detects a silent or stalled link, in ticks.
+/// Detects a silent or stalled link.
 #[derive(Default)]
 struct LinkMonitor {
-    silent: u32,
-    stalled: u32,
+    silent: Duration,
+    stalled: Duration,
     acknowledged: Option<u64>,
 }
 
 impl LinkMonitor {
-    fn tick(&mut self, peer: &Peer, outbound: &OutboundQueue) -> Flow {
-        self.silent += 1;
+    fn tick(&mut self, interval: Duration, peer: &Peer, outbound: &OutboundQueue) -> Flow {
+        self.silent += interval;
         let pending_acknowledgement = peer.pending_acknowledgement();
         let is_stalled = pending_acknowledgement.is_some() && pending_acknowledgement == self.acknowledged;
         self.acknowledged = pending_acknowledgement;
-        self.stalled = if is_stalled { self.stalled + 1 } else { 0 };
+        self.stalled = if is_stalled { self.stalled + interval } else { Duration::ZERO };
         if !outbound.has_written.swap(false, Relaxed) {
             outbound.heartbeat_due.store(true, Relaxed);
             outbound.wake();
         }
-        let lives = self.silent <= SILENT_TICKS_MAX && self.stalled <= STALLED_TICKS_MAX;
+        let lives = self.silent <= SILENT_MAX && self.stalled <= STALLED_MAX;
         if lives { Flow::Continue } else { Flow::Close }
     }
 }

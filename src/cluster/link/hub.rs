@@ -17,6 +17,7 @@ use crate::cluster::{
         peer::{LocalProcess, Peer, Roster},
         rejections::Rejections,
         seed_state::SeedState,
+        ticks::{NextTick, Ticks},
     },
     trust::Credentials,
 };
@@ -33,6 +34,7 @@ pub(in crate::cluster) struct Shared {
     pub(super) phase: watch::Sender<Phase>,
     pub(super) seeds: watch::Sender<SeedState>,
     pub(super) rejections: Rejections,
+    ticks: Ticks,
 }
 
 /// State that tasks share.
@@ -78,7 +80,13 @@ impl Shared {
             phase: watch::Sender::new(Phase::Open),
             seeds: watch::Sender::new(SeedState::Searching),
             rejections: Rejections::default(),
+            ticks: Ticks::starting_now(),
         }
+    }
+
+    /// The next liveness check of the link of this peer.
+    pub(super) fn next_tick(&self, peer: MemberId) -> NextTick {
+        self.ticks.next(peer, self.roster.len())
     }
 
     /// Starts to dial an address unless it is own, known or already being dialled.
@@ -123,7 +131,7 @@ impl Shared {
 
     /// Whether no other process is known.
     pub(in crate::cluster) fn is_alone(&self) -> bool {
-        self.roster.is_empty()
+        self.roster.len() == 0
     }
 
     pub(super) fn addresses(&self) -> MutexGuard<'_, Addresses> {

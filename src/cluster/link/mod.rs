@@ -41,6 +41,10 @@ mod seed_state;
 mod seeds;
 mod session;
 mod stats;
+mod ticks;
+
+#[cfg(test)]
+pub(super) use ticks::heartbeat_interval;
 
 use addresses::DialResult;
 pub use advertise::is_host_port;
@@ -98,7 +102,8 @@ pub trait LinkHandler: Send + Sync + 'static {
     /// A session with `peer`, which is dialled at `address`, begins: the first one, or a new one after the previous
     /// session was lost. No batch of it was received before.
     fn connected(&self, peer: MemberId, address: &str);
-    /// A frame of any kind was received, heartbeats included. An idle link receives one about every 200 ms.
+    /// A frame of any kind was received, heartbeats included. An idle link receives one every 200 ms, with
+    /// many peers every 400 ms.
     fn heard(&self, peer: MemberId);
     /// The next batch of the session was received; each is passed once, in the order in which they were sent.
     fn received(&self, peer: MemberId, batch: Bytes);

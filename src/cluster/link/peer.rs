@@ -115,8 +115,8 @@ impl Roster {
         }
     }
 
-    pub(super) fn is_empty(&self) -> bool {
-        self.peers.load().is_empty()
+    pub(super) fn len(&self) -> usize {
+        self.peers.load().len()
     }
 
     /// Whether a peer advertises this address.

@@ -140,6 +140,16 @@ impl BackupSender {
         is_due
     }
 
+    /// When the backups of changed slots are due, if they are sent periodically.
+    pub(super) fn due_at(&self) -> Option<Timestamp> {
+        self.interval.map(|interval| self.backed_up_at.after(interval))
+    }
+
+    /// Whether backups wait for room in the queue of their receiver.
+    pub(super) fn has_waiting(&self) -> bool {
+        !self.waiting.is_empty()
+    }
+
     /// The receiver of the last backup since this replica owns the slot.
     #[cfg(test)]
     pub(super) fn receiver(&self, slot: Slot) -> Option<MemberId> {

@@ -34,6 +34,13 @@ pub(super) struct Checks {
     pub(super) borrower: LeaseBorrower,
 }
 
+impl Checks {
+    /// Whether checks, reports or grants wait for a tick.
+    pub(super) fn need_ticks(&self) -> bool {
+        self.forwarding.needs_ticks() || self.borrower.has_borrowed()
+    }
+}
+
 /// Routes checks during one input.
 #[derive(Debug)]
 pub(super) struct Router<'n> {

@@ -129,6 +129,14 @@ impl Forwarding {
         self.forwards.values().map(|forward| &forward.open).chain(&self.parked).any(owed)
     }
 
+    /// Whether checks or reports wait for a tick.
+    pub(super) fn needs_ticks(&self) -> bool {
+        !self.forwards.is_empty()
+            || !self.parked.is_empty()
+            || !self.late.is_empty()
+            || !self.unsent_reports.is_empty()
+    }
+
     /// Whether as many checks are open as may be.
     pub(super) fn is_full(&self) -> bool {
         self.forwards.len() + self.parked.len() >= OPEN_CHECKS_MAX

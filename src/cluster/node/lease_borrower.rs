@@ -84,6 +84,11 @@ impl LeaseBorrower {
         self.forward_counts.clear();
     }
 
+    /// Whether there are grants to settle or refusals to forget.
+    pub(super) fn has_borrowed(&self) -> bool {
+        !self.borrowed.is_empty()
+    }
+
     /// Decides from a grant or a refusal. `None` if the owner has to be asked.
     pub(super) fn decide(
         &mut self,

@@ -23,8 +23,9 @@ const DEPARTED_MAX: usize = 10_000;
 const DEAD_REPORTED_MAX: usize = 100;
 /// How long a member that departed by silence is dialled again.
 const SILENT_REDIALLED: Duration = Duration::from_secs(24 * 60 * 60);
-/// How often a member says its version and its time.
+/// How often a member says its version and its time, with so many peers; with more of them less often.
 const STATUS_INTERVAL: Duration = Duration::from_secs(2);
+const STATUS_PEERS: usize = 16;
 /// The maximum length of the version of another member, in characters.
 const PROGRAM_MAX: usize = 64;
 /// How long departed members are still listed.
@@ -46,6 +47,8 @@ pub(super) struct Membership {
     status_at: Timestamp,
     /// Slots may have to move because of the members.
     has_changed: bool,
+    /// Whether a peer was silent at the last tick.
+    has_silent: bool,
 }
 
 /// A member that has not departed.
@@ -137,6 +140,7 @@ impl Membership {
             placement: Placement::default(),
             status_at: Timestamp::EPOCH,
             has_changed: true,
+            has_silent: false,
         }
     }
 
@@ -399,10 +403,10 @@ impl Membership {
     /// Computes the placement from the members that are reachable and serve. A silent member can neither receive a slot
     /// nor keep a backup.
     pub(super) fn update_placement(&mut self, now: Timestamp) {
-        let receives = |peer: &&Peer| peer.can_receive_slots() && self.is_alive(peer, now);
-        let mut members: Vec<MemberId> =
-            self.peers.values().filter(receives).map(|peer| peer.record.id).collect();
-        members.extend((self.local.state == MemberState::Serving).then_some(self.local.id));
+        let receives = |peer: &Peer| peer.can_receive_slots() && self.is_alive(peer, now);
+        let receivers = self.peers.iter().filter(|(_, peer)| receives(peer)).map(|(id, _)| *id);
+        let local = (self.local.state == MemberState::Serving).then_some(self.local.id);
+        let mut members: Vec<MemberId> = receivers.chain(local).collect();
         members.sort_unstable();
         if members != self.placement.members() {
             self.placement = Placement::of(members, self.slots);
@@ -418,13 +422,28 @@ impl Membership {
 
     /// Detects silence and isolation.
     pub(super) fn tick(&mut self, now: Timestamp, wall: Timestamp, out: &mut Output) {
-        if now.since(self.status_at) >= STATUS_INTERVAL {
+        let status_interval = STATUS_INTERVAL * (self.peers.len() / STATUS_PEERS).max(1) as u32;
+        if now.since(self.status_at) >= status_interval {
             self.status_at = now;
             out.broadcast(&status(wall));
         }
         self.redial_silent(now, out);
         self.update_isolation(now, out);
         self.update_placement(now);
+        self.has_silent = self.peers.values().any(|peer| !self.is_alive(peer, now));
+    }
+
+    /// Whether this replica joins, leaves or is isolated, a peer is silent, or slots may have to move.
+    pub(super) fn needs_ticks(&self) -> bool {
+        let is_serving = self.local.state == MemberState::Serving && !self.is_draining();
+        !is_serving || self.isolated || self.has_silent || self.has_changed
+    }
+
+    /// When the next peer is silent if it sends nothing until then.
+    pub(super) fn silence_due(&self, now: Timestamp) -> Option<Timestamp> {
+        let alive = self.peers.values().filter(|peer| self.is_alive(peer, now));
+        let heard_at = alive.map(|peer| peer.heard_at).min()?;
+        Some(heard_at.after(self.settings.silence).after(Duration::from_nanos(1)))
     }
 
     /// A member that departed by silence may return at the same address.
@@ -447,18 +466,19 @@ impl Membership {
         if self.local.state != MemberState::Joining {
             self.healthy.insert(self.local.id);
         }
-        let is_counted = |peer: &&Peer| {
+        let is_counted = |peer: &Peer| {
             peer.synced && peer.record.state != MemberState::Joining && self.is_alive(peer, now)
         };
-        let heard: Vec<MemberId> =
-            self.peers.values().filter(is_counted).map(|peer| peer.record.id).collect();
-        let is_present = |id: &&MemberId| **id == self.local.id || heard.contains(id);
+        let is_present =
+            |id: &&MemberId| **id == self.local.id || self.peers.get(*id).is_some_and(is_counted);
         let present = self.healthy.iter().filter(is_present).count();
         let first = self.healthy.first().is_none_or(|first| is_present(&first));
         let all = self.healthy.len();
         let isolated = 2 * present < all || (2 * present == all && !first);
         if !isolated {
-            self.healthy.extend(heard);
+            let heard = self.peers.iter().filter(|(_, peer)| is_counted(peer)).map(|(id, _)| *id);
+            let new: Vec<MemberId> = heard.filter(|id| !self.healthy.contains(id)).collect();
+            self.healthy.extend(new);
             // Departed members leave the view while a majority of it is reachable. A member that was heard until it ended
             // the session does not hear this replica and may be one of another majority, so it leaves later.
             let (departed, forget_after) = (&self.departed, self.settings.tuning.forget_after);
@@ -467,6 +487,7 @@ impl Membership {
         }
         if self.isolated != isolated {
             self.isolated = isolated;
+            self.has_changed = true;
             let event = if isolated { Event::Isolated } else { Event::IsolationEnded };
             out.actions.push(Action::Report(event));
             out.stats.isolations += u64::from(isolated);

@@ -60,9 +60,12 @@ use membership::{Departure, Membership};
 use output::Output;
 use slots::Slots;
 
-/// A tick that comes this long after the previous one shows that this replica was too busy, or stopped. Ticks are due
-/// every 10 ms.
-const TICK_LATE: Duration = Duration::from_millis(25);
+/// The time from one tick to the next while something waits for a tick.
+pub(crate) const TICK: Duration = Duration::from_millis(10);
+/// The longest time from one tick to the next.
+const TICK_IDLE: Duration = Duration::from_millis(100);
+/// A tick that comes this long after it was due shows that this replica was too busy, or stopped.
+const TICK_LATE: Duration = Duration::from_millis(15);
 
 /// The state of one replica in the cluster.
 #[derive(Debug)]
@@ -72,6 +75,8 @@ pub(crate) struct Node {
     wall: Timestamp,
     /// The last tick.
     ticked_at: Timestamp,
+    /// The next tick.
+    tick_due: Timestamp,
     /// The last tick that judged silence and lateness.
     judged_at: Timestamp,
     /// The last tick that came late, because this replica was too busy or stopped. Since then it has sent and read on
@@ -97,6 +102,7 @@ impl Node {
         Self {
             wall: now,
             ticked_at: now,
+            tick_due: now.after(TICK),
             judged_at: now,
             on_time_since: now,
             members: Membership::new(local_id, address, settings, memory.slots()),
@@ -296,10 +302,12 @@ impl Node {
     /// Does everything that depends on time alone.
     pub(crate) fn tick(&mut self, now: Timestamp) {
         let last = std::mem::replace(&mut self.ticked_at, now);
+        let is_late = now.since(self.tick_due) >= TICK_LATE;
+        self.tick_due = now.after(TICK);
         // Batches that wait in the links are read before a late tick judges silence and lateness. Two late ticks in a
         // row do not both defer, so that nothing is delayed for long when every tick is late.
-        let defers = now.since(last) >= TICK_LATE && self.on_time_since != last;
-        if now.since(last) >= TICK_LATE {
+        let defers = is_late && self.on_time_since != last;
+        if is_late {
             self.on_time_since = now;
         }
         if defers {
@@ -324,6 +332,33 @@ impl Node {
         if self.is_drained(now) {
             self.out.actions.push(Action::Leave);
         }
+        if !self.needs_ticks() {
+            let judges_at =
+                self.members.silence_due(now).into_iter().chain(self.slots.backup_sender.due_at());
+            let idle_until = judges_at.fold(now.after(TICK_IDLE), Timestamp::min);
+            self.tick_due = self.tick_due.max(idle_until);
+        }
+    }
+
+    /// When the next tick is due. An input may bring it forward.
+    pub(crate) fn tick_due(&self) -> Timestamp {
+        self.tick_due
+    }
+
+    /// Brings the next tick forward if an input needs it. Returns whether it did.
+    pub(crate) fn hasten_tick(&mut self, now: Timestamp) -> bool {
+        let soonest = self.ticked_at.after(TICK);
+        if self.tick_due <= soonest.max(now) || !self.needs_ticks() {
+            return false;
+        }
+        self.tick_due = soonest.max(now);
+        true
+    }
+
+    /// Whether something waits for a tick that is due at no known time, or soon. Otherwise ticks only judge silence and
+    /// send backups.
+    fn needs_ticks(&self) -> bool {
+        self.members.needs_ticks() || self.slots.need_ticks() || self.checks.need_ticks()
     }
 
     /// Takes messages that wait for `peer`, oldest first: at most `most` messages and `bytes_max` bytes, but at least one

@@ -84,6 +84,11 @@ impl Recovery {
         true
     }
 
+    /// Whether a recovery is in progress.
+    pub(super) fn is_any_open(&self) -> bool {
+        !self.open.is_empty()
+    }
+
     /// Whether every reachable member has replied. A member that has become silent since the query is not waited for.
     pub(super) fn is_complete(&self, slot: Slot, cx: &Context<'_>) -> bool {
         self.open.get(&slot).is_some_and(|open| {

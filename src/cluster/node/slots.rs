@@ -33,8 +33,10 @@ use crate::cluster::{
 mod apply;
 mod arrivals;
 
-/// How often all slots are checked while nothing happens.
+/// How often all slots are checked while nothing happens and some are not owned as placed.
 const CHECK_INTERVAL: Duration = Duration::from_millis(100);
+/// The same while all are.
+const CHECK_INTERVAL_SETTLED: Duration = Duration::from_secs(1);
 
 /// The slots, as this replica knows them.
 #[derive(Debug)]
@@ -54,6 +56,8 @@ pub(super) struct Slots {
     /// A message may allow slots to move.
     pub(super) may_move: bool,
     checked_at: Timestamp,
+    /// Whether every slot was owned as placed when all were checked.
+    is_settled: bool,
 }
 
 /// Checks that waited for one of these can be retried.
@@ -91,6 +95,7 @@ impl Slots {
             acquired: BTreeSet::new(),
             may_move: false,
             checked_at: now,
+            is_settled: false,
         }
     }
 
@@ -178,10 +183,12 @@ impl Slots {
     /// this replica. Slots move only after an event, so all of them are scanned only from time to time without one.
     pub(super) fn move_slots(&mut self, members_changed: bool, cx: &mut Context<'_>) {
         let may_move = std::mem::take(&mut self.may_move) || members_changed;
-        if !may_move && cx.now.since(self.checked_at) < CHECK_INTERVAL {
+        let interval = if self.is_settled { CHECK_INTERVAL_SETTLED } else { CHECK_INTERVAL };
+        if !may_move && cx.now.since(self.checked_at) < interval {
             return;
         }
         self.checked_at = cx.now;
+        self.is_settled = self.moving(&cx.members.placement) == 0 && !self.need_ticks();
         for to in self.ownership.find_misplaced(cx.members, cx.now) {
             self.send_hand_offs(to, cx);
         }
@@ -193,6 +200,14 @@ impl Slots {
                 }
             }
         }
+    }
+
+    /// Whether slots or backups wait for a tick.
+    pub(super) fn need_ticks(&self) -> bool {
+        self.may_move
+            || self.ownership.has_hand_offs()
+            || self.recovery.is_any_open()
+            || self.backup_sender.has_waiting()
     }
 
     /// Claims slots without an owner that the placement assigns to this replica: so many that it does not take long. The

@@ -2,7 +2,7 @@
 
 use std::{
     collections::VecDeque,
-    future::{Future, poll_fn},
+    future::{Future, poll_fn, ready},
     pin::Pin,
     sync::Arc,
     task::{Context, Poll},
@@ -78,7 +78,10 @@ pub(super) struct Deferred {
 
 /// Calls of a connection that wait for something.
 #[derive(Default)]
-pub(super) struct PendingCalls(FuturesUnordered<Pin<Box<dyn Future<Output = ()> + Send>>>);
+pub(super) struct PendingCalls(FuturesUnordered<Pin<Box<dyn Future<Output = Completed> + Send>>>);
+
+/// How a call has ended.
+type Completed = Result<(), h2::Error>;
 
 impl PendingCalls {
     pub(super) fn is_empty(&self) -> bool {
@@ -89,7 +92,7 @@ impl PendingCalls {
     pub(super) fn poll(&mut self, cx: &mut Context<'_>) -> bool {
         for completed in 0..CALLS_PER_POLL_MAX {
             match Pin::new(&mut self.0).poll_next(cx) {
-                Poll::Ready(Some(())) => {}
+                Poll::Ready(Some(call)) => log_error(call),
                 Poll::Ready(None) | Poll::Pending => return completed > 0,
             }
         }
@@ -101,12 +104,12 @@ impl PendingCalls {
 /// at other replicas is taken back. Calls that wait for their client end at once, because their streams have failed.
 impl Drop for PendingCalls {
     fn drop(&mut self) {
-        let mut calls = std::mem::take(&mut self.0);
+        let calls = std::mem::take(&mut self.0);
         // Without a runtime the process has stopped.
         if !calls.is_empty()
             && let Ok(runtime) = Handle::try_current()
         {
-            runtime.spawn(async move { while calls.next().await.is_some() {} });
+            runtime.spawn(calls.for_each(|call| ready(log_error(call))));
         }
     }
 }
@@ -271,8 +274,9 @@ impl Calls<'_> {
         });
     }
 
-    fn push_pending(&self, call: impl Future<Output = Result<(), h2::Error>> + Send + 'static) {
-        self.pending.0.push(Box::pin(async move { log_error(call.await) }));
+    // Not in another future, which would have twice the size.
+    fn push_pending(&self, call: impl Future<Output = Completed> + Send + 'static) {
+        self.pending.0.push(Box::pin(call));
     }
 
     /// Keeps a call until there is room for its reply.
@@ -365,7 +369,7 @@ fn send_error(respond: &mut SendResponse<ReplyPart>, error: Option<Status>) -> R
     error.map_or(Ok(()), |error| respond.send_response(error.into_http(), true).map(drop))
 }
 
-fn log_error(completed: Result<(), h2::Error>) {
+fn log_error(completed: Completed) {
     if let Err(error) = completed {
         debug!(%error, "call failed");
     }

@@ -63,12 +63,11 @@ impl FileEvents {
         if last == Comparison::Changed {
             return;
         }
+        // Events come in bursts; the pause bounds the number of polls per second. An event meanwhile is not lost.
+        sleep(SETTLE).await;
         tokio::select! {
-            () = self.changed.notified() => {
-                // Events come in bursts; the pause bounds the number of polls per second.
-                sleep(SETTLE).await;
-            }
-            () = sleep(time_max.max(SETTLE)) => {}
+            () = self.changed.notified() => {}
+            () = sleep(time_max.saturating_sub(SETTLE)) => {}
         }
     }
 }

@@ -2,12 +2,13 @@
 
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
+use tokio::task::JoinHandle;
 use tracing::warn;
 
 use crate::{
     file_watch::{Comparison, FileWatch, WatchedFiles},
     rules::{
-        ActiveRules, Problems,
+        ActiveRules, Problems, Rules,
         background::run_in_background,
         contents::Contents,
         loader::Loader,
@@ -30,6 +31,17 @@ struct RuleFiles {
     loader: Loader,
     // `None` until the files are followed.
     events: Option<FileEvents>,
+    // What is compiled while it is not known yet whether it stays.
+    ahead: Option<Ahead>,
+    // The fingerprint of what was last compiled ahead.
+    last_ahead: Option<u128>,
+}
+
+/// Contents that are compiled ahead.
+#[derive(Debug)]
+struct Ahead {
+    contents: Arc<Contents>,
+    compiled: JoinHandle<Option<Result<Rules, Problems>>>,
 }
 
 impl Watcher {
@@ -37,7 +49,8 @@ impl Watcher {
     pub fn new(settings: FileSettings, clock: Clock, active_rules: Arc<ActiveRules>) -> Self {
         let FileSettings { path, poll_interval } = settings;
         let loader = Loader::new(path.display().to_string(), clock, active_rules);
-        Self { watch: FileWatch::new(RuleFiles { path, loader, events: None }), poll_interval }
+        let files = RuleFiles { path, loader, events: None, ahead: None, last_ahead: None };
+        Self { watch: FileWatch::new(files), poll_interval }
     }
 
     /// Loads the rules and reloads them, for as long as it is polled.
@@ -59,27 +72,35 @@ impl Watcher {
 }
 
 impl WatchedFiles for RuleFiles {
-    type Contents = Contents;
+    type Contents = Arc<Contents>;
     type Error = Arc<Problems>;
 
     async fn wait(&mut self, last: Comparison, poll_interval: Duration) {
+        self.ahead = None;
         if let Some(events) = &mut self.events {
             events.wait(last, poll_interval).await;
         }
     }
 
-    async fn read(&mut self) -> Option<(Contents, u128)> {
+    async fn read(&mut self) -> Option<(Arc<Contents>, u128)> {
         let path = self.path.clone();
         let read = move || {
             let files = files::read(&path);
             let fingerprint = files.fingerprint();
-            (files, fingerprint)
+            (Arc::new(files), fingerprint)
         };
-        run_in_background(self.loader.priority(), read).await
+        let (contents, fingerprint) = run_in_background(self.loader.priority(), read).await?;
+        self.compile_ahead(&contents, fingerprint);
+        Some((contents, fingerprint))
     }
 
-    async fn load(&mut self, contents: Contents) -> Option<Result<(), Arc<Problems>>> {
-        self.loader.load(&Arc::new(contents), None).await
+    async fn load(&mut self, contents: Arc<Contents>) -> Option<Result<(), Arc<Problems>>> {
+        let ahead = self.ahead.take().filter(|ahead| ahead.contents == contents);
+        let compiled = match ahead {
+            Some(ahead) => ahead.compiled.await.ok()?,
+            None => self.loader.compile(contents).await,
+        };
+        self.loader.activate(compiled?, None).await
     }
 
     // The loader has reported the problems.
@@ -91,6 +112,16 @@ impl WatchedFiles for RuleFiles {
 }
 
 impl RuleFiles {
+    /// Begins to compile contents before it is known whether they stay, once for each, and one at a time.
+    fn compile_ahead(&mut self, contents: &Arc<Contents>, fingerprint: u128) {
+        let is_busy = self.ahead.as_ref().is_some_and(|ahead| !ahead.compiled.is_finished());
+        if is_busy || self.last_ahead.replace(fingerprint) == Some(fingerprint) {
+            return;
+        }
+        let compiled = tokio::spawn(self.loader.compile(contents.clone()));
+        self.ahead = Some(Ahead { contents: contents.clone(), compiled });
+    }
+
     /// Warns about files that cannot change while this process runs.
     async fn warn_of_individual_mounts(&mut self) {
         let Some((files, _)) = self.read().await else { return };

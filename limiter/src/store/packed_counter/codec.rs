@@ -7,8 +7,8 @@ use serde::{Serialize, de::DeserializeOwned};
 
 use crate::{
     algorithm::{
-        Counter, DebtCounter, LOG_ENTRIES_MAX, LogCounter, PenaltyRecord, SlidingCounter, StepCounter,
-        WindowCounter,
+        Counter, DebtCounter, LOG_ENTRIES_MAX, LogCounter, PenaltyRecord, SentLogChanges, SlidingCounter,
+        StepCounter, WindowCounter,
     },
     store::packed_counter::layout::{Large, MILLISECOND, Millis, PackedCounter, PackedPenalized, UsedShare},
     time::Timestamp,
@@ -27,8 +27,10 @@ const LOG: u8 = 9;
 const CHANGED_LOG: u8 = 10;
 const PENALIZED: u8 = 11;
 
-/// The largest encoded fields of a counter without the entries of a log, in bytes: four numbers and the used share.
-const FIELDS_BYTES_MAX: usize = 4 * NUMBER_BYTES_MAX + 1;
+/// The largest encoded fields of a counter without the entries of a log, in bytes: five numbers and the used share.
+const FIELDS_BYTES_MAX: usize = 5 * NUMBER_BYTES_MAX + 1;
+/// The largest encoded change of an entry of a log, in bytes: its position and its hits.
+const EDIT_BYTES_MAX: usize = 3 + NUMBER_BYTES_MAX;
 /// The largest encoded record of refusals, in bytes: two instants, two numbers of 32 bits, a flag, and the tag of the
 /// counter.
 const RECORD_BYTES_MAX: usize = 2 * NUMBER_BYTES_MAX + 2 * 5 + 2;
@@ -115,7 +117,7 @@ impl PackedCounter {
                 | Counter::Penalized(_) => FIELDS_BYTES_MAX,
                 Counter::Log(log) => {
                     let entries = log.hits().map(|(_, hits)| NUMBER_BYTES_MAX + number_bytes(hits));
-                    FIELDS_BYTES_MAX + entries.sum::<usize>()
+                    FIELDS_BYTES_MAX + entries.sum::<usize>() + log.edited() * EDIT_BYTES_MAX
                 }
             },
             Self::Penalized(penalized) => RECORD_BYTES_MAX + penalized.counter.encoded_bytes_max(),
@@ -191,7 +193,7 @@ impl PackedCounter {
         used: UsedShare,
         idle_at: Age,
         entries: &[(Age, u64)],
-        changes: Option<(u16, u16)>,
+        changes: Option<SentLogChanges>,
         now: Timestamp,
     ) -> Option<Self> {
         if entries.len() > LOG_ENTRIES_MAX {

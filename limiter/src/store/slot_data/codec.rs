@@ -24,7 +24,7 @@ const PENDING: u8 = 128;
 const REMOVED: u8 = 129;
 /// The tag of all holds of a key.
 const HOLDS: u8 = 130;
-/// The tag of the holds of a key that have changed since an earlier copy.
+/// The tag of the holds of a key that have changed since an earlier copy, or beside the changes of their counter.
 const CHANGED_HOLDS: u8 = 131;
 /// The maximum encoded size of a length, with seven bits in each byte.
 const LENGTH_MAX: usize = usize::BITS.div_ceil(7) as usize;
@@ -49,24 +49,34 @@ pub enum DecodeError {
 impl SlotData {
     /// Encodes everything that is not idle. Instants are relative to `now`.
     pub fn encode(&self, now: Timestamp) -> Vec<u8> {
-        let mut bytes = Vec::with_capacity(HEADER_BYTES_MAX + self.counters.len() * RECORD_BYTES_USUAL);
+        self.encode_with(std::iter::empty(), now)
+    }
+
+    /// The same with more counters.
+    pub(in crate::store) fn encode_with<'c>(
+        &'c self,
+        more: impl ExactSizeIterator<Item = (Key, &'c PackedCounter)>,
+        now: Timestamp,
+    ) -> Vec<u8> {
+        let counters = self.counters.len() + more.len();
+        let mut bytes = Vec::with_capacity(HEADER_BYTES_MAX + counters * RECORD_BYTES_USUAL);
         bytes.extend([VERSION, self.extent as u8]);
         let lead = self.lead.map(|lead| (Age::of(lead.at, now), Age::of(lead.until, now)));
         bytes.extend(put(&lead));
         let mut removed: Vec<Key> = self.removed.iter().copied().collect();
         let mut fields = Vec::new();
-        for (key, packed) in &self.counters {
+        for (key, packed) in self.counters.iter().map(|(key, packed)| (*key, packed)).chain(more) {
             if now < packed.idle_at() {
                 fields.clear();
                 let tag = packed.write(now, &mut fields);
-                put_record(&mut bytes, *key, tag, &fields);
+                put_record(&mut bytes, key, tag, &fields);
             } else if self.extent == Extent::Some {
-                removed.push(*key);
+                removed.push(key);
             }
         }
         removed.into_iter().for_each(|key| put_record(&mut bytes, key, REMOVED, &[]));
         for (key, holds) in &self.holds {
-            let tag = if holds.is_partial() { CHANGED_HOLDS } else { HOLDS };
+            let tag = if holds.is_beside_changes() { CHANGED_HOLDS } else { HOLDS };
             put_record(&mut bytes, *key, tag, &holds.write(now));
         }
         for (key, each) in &self.pending.by_key {

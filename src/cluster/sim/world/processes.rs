@@ -184,7 +184,10 @@ impl World {
     pub(super) fn snapshot(&self, number: usize) -> Option<Snapshot> {
         let Process { node, memory, secret, .. } = self.processes.get(&number)?;
         let now = self.wall_of(number);
-        let copy = |slot| memory.stored(slot, node.snapshot_source(slot), now);
+        let copy = |slot| {
+            let encoded = memory.copy(slot, node.snapshot_source(slot)).encode(now)?;
+            Some(encoded.decode(now).expect("it was just encoded"))
+        };
         let copies: Vec<_> = memory.each_slot().filter_map(copy).collect();
         let secret = secret.clone()?;
         (!copies.is_empty()).then_some(Snapshot { secret, copies })
@@ -254,6 +257,10 @@ impl World {
         if self.rng.random_bool(0.8)
             && let Some(process) = self.processes.get_mut(&number)
         {
+            process.node.hasten_tick(now);
+            if now < process.node.tick_due() {
+                return;
+            }
             process.node.tick(now);
             process.node.report(&mut process.local_share, now);
             self.act(number);
