@@ -52,6 +52,14 @@ impl SlotCopy {
         let counters = self.counters.iter().map(|(low, packed)| (slot.key(self.slots, *low), packed));
         Some(EncodedSlot { slot, epoch, seq, bytes: data.encode_with(counters, now) })
     }
+
+    /// What would be encoded.
+    #[cfg(test)]
+    pub(super) fn into_data(self, now: Timestamp) -> SlotData {
+        let Self { rest: StoredSlot { slot, data, .. }, counters, slots } = self;
+        let counters = counters.into_iter().map(|(low, packed)| (slot.key(slots, low), packed));
+        data.with_counters(counters).without_idle(now)
+    }
 }
 
 impl From<StoredSlot> for SlotCopy {

@@ -163,6 +163,13 @@ impl SlotData {
         self.len() == 0 && self.holds.is_empty() && self.pending.is_empty() && self.removed.is_empty()
     }
 
+    /// The same with more counters.
+    #[cfg(test)]
+    pub(super) fn with_counters(mut self, more: impl Iterator<Item = (Key, PackedCounter)>) -> Self {
+        self.counters.extend(more);
+        self
+    }
+
     /// The same with the current lead of the store.
     pub(super) fn with_lead(self, lead: Option<Lead>) -> Self {
         Self { lead, ..self }

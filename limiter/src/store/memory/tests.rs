@@ -274,8 +274,7 @@ pub(super) fn charge(memory: &Memory, key: Key, limit: &Limit, now: Timestamp) -
 
 /// What a snapshot has of a slot.
 pub(super) fn stored(memory: &Memory, slot: Slot, now: Timestamp) -> SlotData {
-    let copy = memory.copy(slot, SlotSource::Memory { epoch: Epoch::default() }).encode(now);
-    copy.map_or_else(SlotData::default, |copy| copy.decode(now).unwrap().data)
+    memory.copy(slot, SlotSource::Memory { epoch: Epoch::default() }).into_data(now)
 }
 
 fn number(number: u64) -> Key {
