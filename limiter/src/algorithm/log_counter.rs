@@ -10,9 +10,11 @@ use crate::{
 };
 
 mod changes;
+mod entry;
 
 use changes::LogChanges;
 pub(crate) use changes::SentChanges;
+pub(crate) use entry::LogEntry;
 
 /// Charges within the length of the window, oldest first, and their sum.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -23,13 +25,6 @@ pub struct LogCounter {
     pub(super) total: u64,
     #[serde(skip)]
     changes: LogChanges,
-}
-
-/// Hits of one instant.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct LogEntry {
-    pub(crate) at: Timestamp,
-    pub(crate) hits: u64,
 }
 
 impl LogCounter {

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use serde::{Deserialize, Serialize};
 
-use crate::algorithm::log_counter::LogEntry;
+use crate::algorithm::log_counter::entry::LogEntry;
 
 /// What has changed in a log since the last copy of changes; `None` if the next copy has everything. It does not
 /// distinguish two logs.

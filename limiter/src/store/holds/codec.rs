@@ -34,6 +34,7 @@ struct Changed<H> {
 }
 
 /// The result of decoding holds.
+#[allow(clippy::large_enum_variant, reason = "it is matched where it is returned")]
 pub(in crate::store) enum DecodedHolds {
     Holds(Holds),
     /// The limit is unknown to this version.
