@@ -144,7 +144,7 @@ async fn silent_connection_drops_http2_until_the_first_call() {
     let server = tokio::spawn(std::future::poll_fn(move |cx| {
         let polled = Pin::new(&mut server).poll(cx);
         if matches!(server.state, ConnectionState::Silent) {
-            silent.take().map(|silent| silent.send(()));
+            let _ = silent.take().map(|silent| silent.send(()));
         }
         polled
     }));
