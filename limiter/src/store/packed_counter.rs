@@ -357,7 +357,8 @@ use crate::algorithm::Place;
 impl PackedCounter {
     /// The bytes of the counter without the entries of a log that an earlier state has, but with those that are gone.
     pub(super) fn bytes_of_changes(&self, earlier: Option<&Self>, now: Timestamp) -> usize {
-        let (_, all) = self.write(now);
+        let mut all = Vec::new();
+        self.write(now, &mut all);
         let Some(log) = self.log() else { return all.len() };
         let entries = |log: &LogCounter| log.hits().collect::<std::collections::BTreeSet<_>>();
         let (entries, known) = (entries(log), earlier.and_then(Self::log).map(entries).unwrap_or_default());

@@ -330,6 +330,9 @@ impl SlotData {
 
     /// The same with all instants `back` nanoseconds earlier.
     pub fn shifted_back(mut self, back: u64) -> Self {
+        if back == 0 {
+            return self;
+        }
         let earlier = |packed: PackedCounter| packed.shifted_back(back);
         self.counters = self.counters.into_iter().map(|(key, packed)| (key, earlier(packed))).collect();
         self.holds =

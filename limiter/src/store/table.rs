@@ -112,7 +112,7 @@ impl Table {
     /// A table of these counters.
     pub(super) fn of(cells: impl ExactSizeIterator<Item = (Key, PackedCounter)>) -> Self {
         let mut buckets = HashTable::new(buckets_for(cells.len()));
-        cells.for_each(|(key, packed)| buckets.put(key, packed));
+        cells.for_each(|(key, packed)| buckets.put(key.low(), packed));
         Self { buckets, ..Self::default() }
     }
 
@@ -128,12 +128,12 @@ impl Table {
 
     #[inline]
     pub(super) fn get(&self, key: Key) -> Option<&PackedCounter> {
-        self.buckets.get(key)
+        self.buckets.get(key.low())
     }
 
     #[inline]
     pub(super) fn get_mut(&mut self, key: Key) -> Option<&mut PackedCounter> {
-        self.buckets.get_mut(key)
+        self.buckets.get_mut(key.low())
     }
 
     /// Whether a counter is a log, which is copied in parts.
@@ -223,7 +223,7 @@ impl Table {
         key: Key,
         resources: &TableResources,
     ) -> (Option<PackedCounter>, Option<Box<Holds>>) {
-        let counter = self.buckets.get_mut(key).map(|packed| {
+        let counter = self.buckets.get_mut(key.low()).map(|packed| {
             let before = packed.heap_bytes();
             let copy = packed.copy_changes();
             resources.budget.change(before, packed.heap_bytes());
@@ -232,7 +232,7 @@ impl Table {
         let Some(holds) = self.holds.as_mut().and_then(|holds| holds.get_mut(&key)) else {
             return (counter, None);
         };
-        let copied = match (&counter, self.buckets.get(key).and_then(PackedCounter::log)) {
+        let copied = match (&counter, self.buckets.get(key.low()).and_then(PackedCounter::log)) {
             (None, _) => CounterCopy::Absent,
             (Some(copy), Some(log)) if copy.is_partial() => {
                 CounterCopy::Part { log, kept: copy.log().map_or(0, LogCounter::kept) }
@@ -245,33 +245,33 @@ impl Table {
         (counter, Some(Box::new(copy)))
     }
 
-    /// Copies of all counters, for a backup.
-    pub(super) fn copy_all(&mut self, resources: &TableResources) -> Vec<(Key, PackedCounter)> {
+    /// Copies of all counters with the lower halves of their keys, for a backup.
+    pub(super) fn copy_all(&mut self, resources: &TableResources) -> Vec<(u64, PackedCounter)> {
         let mut copies = Vec::with_capacity(self.len());
-        copies.extend(self.buckets.iter_mut().map(|(key, packed)| {
+        copies.extend(self.buckets.iter_mut().map(|(low, packed)| {
             let before = packed.heap_bytes();
             let copy = packed.copy_all();
             resources.budget.change(before, packed.heap_bytes());
-            (*key, copy)
+            (*low, copy)
         }));
         copies
     }
 
-    /// Copies of all counters.
-    pub(super) fn copies(&self) -> Vec<(Key, PackedCounter)> {
+    /// Copies of all counters with the lower halves of their keys.
+    pub(super) fn copies(&self) -> Vec<(u64, PackedCounter)> {
         let mut copies = Vec::with_capacity(self.len());
         copies.extend(self.buckets.iter().cloned());
         copies
     }
 
-    /// All counters.
-    pub(super) fn into_counters(self) -> impl Iterator<Item = (Key, PackedCounter)> {
+    /// All counters with the lower halves of their keys.
+    pub(super) fn into_counters(self) -> impl Iterator<Item = (u64, PackedCounter)> {
         self.buckets.into_counters()
     }
 
     /// Removes a counter, if there is one.
     pub(super) fn remove(&mut self, key: Key, resources: &TableResources) {
-        if let Some(packed) = self.buckets.remove(key) {
+        if let Some(packed) = self.buckets.remove(key.low()) {
             resources.budget.change(packed.heap_bytes(), 0);
         }
     }
@@ -297,9 +297,17 @@ impl Table {
         if self.buckets.is_full() {
             self.resize(next_after(self.buckets.bucket_count()), resources);
         }
-        self.buckets.put(key, packed);
+        self.buckets.put(key.low(), packed);
         resources.budget.change(0, heap);
         true
+    }
+
+    /// Grows once for this many more counters, if there is memory.
+    pub(super) fn reserve(&mut self, counters: usize, resources: &TableResources) {
+        let buckets = buckets_for(self.len() + counters);
+        if self.buckets.bucket_count() < buckets && !resources.budget.is_short_of(bytes_of(buckets)) {
+            self.resize(buckets, resources);
+        }
     }
 
     /// Whether the table may not grow for lack of memory, although it is much smaller than its part of the memory.
@@ -381,7 +389,7 @@ impl Table {
         let cost = |packed: &PackedCounter| packed.eviction_cost(now).map_or(EVICTION_COSTS, usize::from);
         counters.sort_by_cached_key(|(_, packed)| Reverse(cost(packed)));
         let mut heap_kept = 0;
-        let fits = |(index, (_, packed)): &(usize, &(Key, PackedCounter))| {
+        let fits = |(index, (_, packed)): &(usize, &(u64, PackedCounter))| {
             heap_kept += packed.heap_bytes();
             bytes_of(buckets_for(index + 1)) + heap_kept <= bytes_max
         };
@@ -390,7 +398,8 @@ impl Table {
             counters[kept..].iter().filter(|(_, packed)| packed.eviction_cost(now).is_none()).count();
         resources.evicted_unexpired.add(counters.len() - kept - refusing);
         counters.truncate(kept);
-        self.buckets = Self::of(counters.into_iter()).buckets;
+        self.buckets = HashTable::new(buckets_for(counters.len()));
+        counters.into_iter().for_each(|(low, packed)| self.buckets.put(low, packed));
         resources.budget.change_table(bytes, self.bytes());
         resources.budget.change(heap, self.heap_bytes());
         refusing
@@ -575,7 +584,7 @@ pub(super) mod tests {
             let (mut table, resources) = (Table::default(), resources(1 << 20));
             for (index, hours) in all.iter().enumerate() {
                 table.buckets.resize(buckets_for(index + 1));
-                table.buckets.put(key(index as u64), bucket(*hours));
+                table.buckets.put(key(index as u64).low(), bucket(*hours));
             }
             table.evict(NOW, &resources);
             let mut stay: Vec<u64> = table.copies().iter().map(|(_, packed)| hours(packed)).collect();

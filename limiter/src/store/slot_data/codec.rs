@@ -49,19 +49,29 @@ pub enum DecodeError {
 impl SlotData {
     /// Encodes everything that is not idle. Instants are relative to `now`.
     pub fn encode(&self, now: Timestamp) -> Vec<u8> {
-        let mut bytes = Vec::with_capacity(HEADER_BYTES_MAX + self.counters.len() * RECORD_BYTES_USUAL);
+        self.encode_with(std::iter::empty(), now)
+    }
+
+    /// The same with more counters.
+    pub(in crate::store) fn encode_with<'c>(
+        &'c self,
+        more: impl ExactSizeIterator<Item = (Key, &'c PackedCounter)>,
+        now: Timestamp,
+    ) -> Vec<u8> {
+        let counters = self.counters.len() + more.len();
+        let mut bytes = Vec::with_capacity(HEADER_BYTES_MAX + counters * RECORD_BYTES_USUAL);
         bytes.extend([VERSION, self.extent as u8]);
         let lead = self.lead.map(|lead| (Age::of(lead.at, now), Age::of(lead.until, now)));
         bytes.extend(put(&lead));
         let mut removed: Vec<Key> = self.removed.iter().copied().collect();
         let mut fields = Vec::new();
-        for (key, packed) in &self.counters {
+        for (key, packed) in self.counters.iter().map(|(key, packed)| (*key, packed)).chain(more) {
             if now < packed.idle_at() {
                 fields.clear();
                 let tag = packed.write(now, &mut fields);
-                put_record(&mut bytes, *key, tag, &fields);
+                put_record(&mut bytes, key, tag, &fields);
             } else if self.extent == Extent::Some {
-                removed.push(*key);
+                removed.push(key);
             }
         }
         removed.into_iter().for_each(|key| put_record(&mut bytes, key, REMOVED, &[]));

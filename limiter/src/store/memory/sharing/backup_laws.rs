@@ -9,7 +9,7 @@ use crate::{
     descriptor::Key,
     store::{
         Check, Checks, HoldId, HoldTerms, Memory, OnExpiry, OnFull, OnRefusal, SlotData, UnknownId,
-        memory::tests::{BYTES, NOW},
+        memory::tests::{BYTES, NOW, stored},
         packed_counter::PackedCounter,
     },
     time::{SECOND, Timestamp},
@@ -128,7 +128,7 @@ impl Owner {
             self.step(index, &Step::Settle { name: 200 + (self.now.as_nanos() % 50) as u8, hits: 1 });
         }
         let slot = self.memory.slot(KEYS[0]);
-        self.memory.snapshot(slot, self.now).map(|snapshot| snapshot.data).unwrap_or_default()
+        stored(&self.memory, slot, self.now)
     }
 }
 
