@@ -43,9 +43,6 @@ mod session;
 mod stats;
 mod ticks;
 
-#[cfg(test)]
-pub(super) use ticks::heartbeat_interval;
-
 use addresses::DialResult;
 pub use advertise::is_host_port;
 use hub::Shared;

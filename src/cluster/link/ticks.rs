@@ -47,12 +47,6 @@ fn interval(peers: usize) -> Duration {
     interval.clamp(INTERVAL_MIN, INTERVAL_MAX)
 }
 
-/// The time between two heartbeats of an idle link while there are so many peers.
-#[cfg(test)]
-pub(in crate::cluster) fn heartbeat_interval(peers: usize) -> Duration {
-    2 * interval(peers)
-}
-
 /// The first tick of the group of `peer` that is at least half an interval after `now`.
 fn next_tick(started: Instant, now: Instant, peer: MemberId, peers: usize) -> NextTick {
     let interval = interval(peers);
