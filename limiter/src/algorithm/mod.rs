@@ -46,7 +46,7 @@ pub use gcra::{DebtCounter, DebtReceipt, Rate};
 pub use held::{Held, Place};
 pub use leaky_queue::LeakyQueue;
 pub(crate) use limit::each_algorithm;
-pub use limit::{AlgorithmName, CounterKind, Limit, Penalized};
+pub use limit::{AlgorithmName, CounterKind, Granted, HitRate, Limit, Penalized};
 pub(crate) use penalty::PenaltyRecord;
 pub use penalty::{Penalty, PenaltyState};
 pub(crate) use sliding_log::ENTRIES_MAX as LOG_ENTRIES_MAX;
