@@ -63,7 +63,7 @@ fn main() {
     println!("|---|---:|---:|---:|---:|---:|");
     for (name, limit) in limits() {
         let worst = bytes_a_counter(&limit);
-        assert!(worst <= 64.0, "{worst} bytes a counter");
+        assert!(worst <= 40.0, "{worst} bytes a counter");
         let before = PeakAlloc.current_usage();
         let memory = Memory::new(BUDGET, OnFull::Deny);
         let exhausted = u64::MAX;

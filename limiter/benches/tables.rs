@@ -24,23 +24,10 @@ use tollgate_limiter::{
 #[allow(dead_code, reason = "the benchmark uses a part of it")]
 mod hash_table;
 
-use descriptor::Key;
 use hash_table::HashTable;
 use store::packed_counter::PackedCounter;
 
 /// The names that the source of the table uses.
-mod descriptor {
-    /// The key of a counter, with its two halves.
-    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-    pub struct Key(pub u64, pub u64);
-
-    impl Key {
-        pub fn low(self) -> u64 {
-            self.1
-        }
-    }
-}
-
 mod store {
     pub mod packed_counter {
         /// A counter of 16 bytes, with room for the mark of an empty bucket.
@@ -54,6 +41,10 @@ mod store {
 
 #[global_allocator]
 static ALLOCATOR: PeakAlloc = PeakAlloc;
+
+/// The key of a counter, with its two halves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Key(u64, u64);
 
 const COUNTERS: usize = 1_000_000;
 const LOOKUPS: usize = 4_000_000;
@@ -114,11 +105,11 @@ impl Map for Tables {
             let buckets = hash_table::next_after(table.bucket_count());
             table.resize(buckets);
         }
-        table.put(key, counter);
+        table.put(key.1, counter);
     }
 
     fn charge(&self, key: Key) -> u32 {
-        hit(self.0[slot(key)].lock().unwrap().get_mut(key).unwrap())
+        hit(self.0[slot(key)].lock().unwrap().get_mut(key.1).unwrap())
     }
 }
 

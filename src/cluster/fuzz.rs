@@ -46,6 +46,7 @@ fn serving_node(memory: &Arc<Memory>, now: &mut Timestamp) -> Node {
         bootstrap_timeout: Duration::from_millis(20),
         hand_offs_max: 3,
         data_bytes_max: 1_000,
+        claimed_counters_max: 3,
         tuning: crate::cluster::Tuning {
             backup_interval: Some(Duration::from_millis(50)),
             lease_from: Some(1),

@@ -34,8 +34,11 @@ const SILENCE_LIMIT: Duration = Duration::from_secs(1);
 const BOOTSTRAP_TIMEOUT: Duration = Duration::from_millis(1500);
 /// The most unacknowledged hand-offs to one peer, so that checks behind them are not delayed for long.
 const HAND_OFFS_MAX: usize = 256;
-/// The most bytes of slot data that wait for one peer before further data is held back. Checks wait behind them.
-const DATA_BYTES_MAX: usize = 512 * 1024;
+/// The most bytes of slot data on their way to one peer before further data is held back. Checks wait behind them.
+const DATA_BYTES_MAX: usize = 128 * 1024;
+/// How many counters of lost owners are claimed in one turn before further slots wait for the next one. Checks wait
+/// meanwhile.
+const CLAIMED_COUNTERS_MAX: usize = 16_384;
 /// The most messages in a batch.
 const MESSAGES_MAX: usize = 1_024;
 /// The initial value of the monotonic clock. It is not 0, so that earlier instants exist.
@@ -102,6 +105,7 @@ impl Cluster {
             bootstrap_timeout: BOOTSTRAP_TIMEOUT,
             hand_offs_max: HAND_OFFS_MAX,
             data_bytes_max: DATA_BYTES_MAX,
+            claimed_counters_max: CLAIMED_COUNTERS_MAX,
             tuning,
         };
         let mut node =

@@ -19,11 +19,13 @@ use tracing::{error, info};
 
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzz;
+mod parallel;
 mod snapshot;
 
 pub use snapshot::SnapshotError;
 
-use snapshot::Snapshot;
+use parallel::Priority;
+use snapshot::Summary;
 
 use crate::private_file;
 
@@ -82,12 +84,11 @@ impl Persistence {
     /// Starts with the counters of the snapshot, or none, and returns the secret of their keys. An unusable snapshot is
     /// set aside and logged; it never prevents the start.
     pub fn start(settings: Settings, now: Timestamp) -> (Self, Option<Secret>) {
-        let memory = Memory::new(settings.memory_limit, settings.on_full);
-        let snapshot = Self::read(&settings, now);
-        let secret = snapshot.map(|snapshot| {
-            snapshot.stored.into_iter().for_each(|stored| memory.restore(stored.data, now));
-            snapshot.secret
-        });
+        let empty = || Memory::new(settings.memory_limit, settings.on_full);
+        let memory = empty();
+        let secret = Self::read(&settings, memory.slots(), now, |stored| memory.restore(stored.data, now));
+        // An unusable snapshot may have been restored in part.
+        let memory = if secret.is_some() { memory } else { empty() };
         (Self::with(memory, settings), secret)
     }
 
@@ -95,15 +96,18 @@ impl Persistence {
     /// that do not fit into memory, and slots of another number of slots, are left out.
     pub fn start_shared(settings: Settings, now: Timestamp) -> (Self, Option<Secret>, Vec<StoredSlot>) {
         let memory = Memory::new(settings.memory_limit, settings.on_full).shared();
-        let (mut all, mut secret) = (Vec::new(), None);
-        if let Some(snapshot) = Self::read(&settings, now) {
-            secret = Some(snapshot.secret);
-            let of_these_slots = snapshot.slots == memory.slots();
-            let without_idle =
-                |stored: StoredSlot| StoredSlot { data: stored.data.without_idle(now), ..stored };
-            let stored = snapshot.stored.into_iter().filter(|_| of_these_slots).map(without_idle);
-            all = memory.fit(stored.filter(|stored| !stored.data.is_empty()).collect(), now);
-        }
+        let all = Mutex::new(Vec::new());
+        let secret = Self::read(&settings, memory.slots(), now, |stored| {
+            let stored = StoredSlot { data: stored.data.without_idle(now), ..stored };
+            if !stored.data.is_empty() {
+                all.lock().unwrap_or_else(PoisonError::into_inner).push(stored);
+            }
+        });
+        let mut all = all.into_inner().unwrap_or_else(PoisonError::into_inner);
+        // An unusable snapshot may have been read in part.
+        all.retain(|_| secret.is_some());
+        all.sort_unstable_by_key(|stored| stored.slot);
+        let all = memory.fit(all, now);
         (Self::with(memory, settings), secret, all)
     }
 
@@ -116,16 +120,20 @@ impl Persistence {
         Self { memory: Arc::new(memory), settings, sources: SlotSources::default(), writing: Arc::default() }
     }
 
-    fn read(settings: &Settings, now: Timestamp) -> Option<Snapshot> {
+    fn read(
+        settings: &Settings,
+        slots: usize,
+        now: Timestamp,
+        put: impl Fn(StoredSlot) + Sync,
+    ) -> Option<Secret> {
         let path = settings.snapshot.as_deref()?;
         // Twice the memory limit, because the limit may have been larger before.
         let bytes_max = settings.memory_limit.saturating_mul(2).saturating_add(EMPTY_SNAPSHOT_BYTES);
-        match snapshot::read(path, bytes_max, now) {
-            Ok(snapshot) => {
-                let snapshot = snapshot?;
-                let counters: usize = snapshot.stored.iter().map(|stored| stored.data.len()).sum();
+        match snapshot::read(path, bytes_max, slots, now, put) {
+            Ok(summary) => {
+                let Summary { secret, counters } = summary?;
                 info!(path = %path.display(), counters, "restored a snapshot");
-                Some(snapshot)
+                Some(secret)
             }
             Err(problem) => {
                 let aside = match private_file::set_aside(path) {
@@ -143,7 +151,7 @@ impl Persistence {
     pub async fn write_periodically(self, clock: Clock, secret: impl Fn() -> Secret) {
         loop {
             sleep(self.settings.snapshot_every).await;
-            self.write(&clock, secret()).await;
+            self.write_with(Priority::Idle, &clock, secret()).await;
         }
     }
 
@@ -162,11 +170,16 @@ impl Persistence {
     /// Writes a snapshot of the counters, whose keys are hashed with `secret`, if there is a path. Errors are logged:
     /// the counters in memory are not affected.
     pub async fn write(&self, clock: &Clock, secret: Secret) {
+        self.write_with(Priority::Normal, clock, secret).await;
+    }
+
+    async fn write_with(&self, priority: Priority, clock: &Clock, secret: Secret) {
         let Some(path) = self.settings.snapshot.clone() else { return };
         let (persistence, clock, shown) = (self.clone(), clock.clone(), path.display().to_string());
         let written = spawn_blocking(move || {
             let _one_at_a_time = persistence.writing.lock().unwrap_or_else(PoisonError::into_inner);
-            snapshot::write(&persistence.memory, &secret, &*persistence.sources.0, clock.now(), &path)
+            let (sources, now) = (&*persistence.sources.0, clock.now());
+            snapshot::write(&persistence.memory, &secret, sources, (now, priority), &path)
         })
         .await;
         let written = written.map_err(|panic| SnapshotError::Io(std::io::Error::other(panic)));

@@ -1,29 +1,36 @@
 //! Snapshots: counters on disk, so that they survive a restart.
 //!
-//! A snapshot consists of a header, the data of each slot with its version, and a checksum. Its instants are those of
-//! the clock that wrote it. If the clock shows less when the snapshot is read, all instants are moved back with it, so
-//! that no key is locked out.
+//! A snapshot consists of a header, the data of each slot with its version, in any order, and a checksum. Its instants
+//! are those of the clock that wrote it. If the clock shows less when the snapshot is read, all instants are moved back
+//! with it, so that no key is locked out.
 
 use std::{
     fs::File,
     hash::Hasher,
-    io::{self, BufWriter, ErrorKind, Write},
+    io::{self, BufReader, BufWriter, ErrorKind, Read, Seek, Write},
     path::Path,
 };
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use siphasher::sip::SipHasher13;
 use tollgate_limiter::{
     descriptor::Secret,
     files,
-    store::{Epoch, Memory, Slot, SlotData, SlotSource, StoredSlot},
+    store::{EncodedSlot, Epoch, Memory, Slot, SlotSource, StoredSlot},
     time::Timestamp,
 };
 
-use crate::private_file;
+use crate::{
+    persistence::parallel::{Priority, map_in_any_order},
+    private_file,
+};
 
 /// The first bytes: the format and its version.
-const MAGIC: [u8; 16] = *b"tollgate snap 05";
+const MAGIC: [u8; 16] = *b"tollgate snap 06";
+/// The bytes of the checksum.
+const SUM_BYTES: u64 = 8;
+/// The size of one read or write: the kernel occupies the core while it copies.
+const CHUNK_BYTES: usize = 64 << 10;
 
 /// Why a snapshot is unusable.
 #[derive(Debug, thiserror::Error)]
@@ -58,88 +65,121 @@ struct Section {
     length: u64,
 }
 
-/// A snapshot: the secret of its keys, the number of slots and the stored slots.
-pub(super) struct Snapshot {
+/// What was read of a snapshot, besides its slots.
+pub(super) struct Summary {
+    /// The secret of its keys.
     pub(super) secret: Secret,
-    pub(super) slots: usize,
-    pub(super) stored: Vec<StoredSlot>,
+    /// The number of counters.
+    pub(super) counters: usize,
 }
 
 /// Replaces the snapshot at `path` by all counters. Only its owner can read it, because it contains the secret. `source`
-/// returns where the counters of a slot are.
+/// returns where the counters of a slot are. The lock of a slot is held while its counters are copied.
 pub(super) fn write(
     memory: &Memory,
     secret: &Secret,
     source: impl Fn(Slot) -> SlotSource,
-    now: Timestamp,
+    (now, priority): (Timestamp, Priority),
     path: &Path,
 ) -> Result<(), SnapshotError> {
-    private_file::replace(path, |file| write_to(file, memory, secret, source, now))
+    private_file::replace(path, |file| {
+        let file = BufWriter::with_capacity(CHUNK_BYTES, file);
+        let mut output = ChecksumWriter { file, hash: SipHasher13::new() };
+        output.write_all(&MAGIC)?;
+        // A power of two up to 65,536, so it fits.
+        let slots = memory.slots() as u32;
+        output.put(&Some(Header { taken_at: now, secret: secret.to_bytes(), slots }))?;
+        // The epoch first: if the owner changes meanwhile, the copy is only taken for older than it is. Callers wait for
+        // the lock of a slot, so copies are made by this thread, which has their priority.
+        let copies = memory.each_slot().map(|slot| memory.copy(slot, source(slot)));
+        map_in_any_order(priority, copies, |copy| copy.encode(now), |encoded| output.put_slot(encoded))?;
+        output.put::<Option<Section>>(&None)?;
+        let ChecksumWriter { mut file, hash } = output;
+        file.write_all(&hash.finish().to_le_bytes())?;
+        Ok(file.into_inner().map_err(io::IntoInnerError::into_error)?.sync_all()?)
+    })
 }
 
-fn write_to(
-    file: File,
-    memory: &Memory,
-    secret: &Secret,
-    source: impl Fn(Slot) -> SlotSource,
+/// Reads a snapshot of at most `bytes_max` bytes at `now`, and passes its slots to `put`, on several threads; `None` if
+/// there is no file. A snapshot of another number of slots than `slots` has only a secret. If there is an error, some
+/// slots may have been passed to `put`.
+pub(super) fn read(
+    path: &Path,
+    bytes_max: u64,
+    slots: usize,
     now: Timestamp,
-) -> Result<(), SnapshotError> {
-    let mut output = ChecksumWriter { file: BufWriter::new(file), hash: SipHasher13::new() };
-    output.write_all(&MAGIC)?;
-    // A power of two up to 65,536, so it fits.
-    let slots = memory.slots() as u32;
-    output.put(&Some(Header { taken_at: now, secret: secret.to_bytes(), slots }))?;
-    for slot in memory.each_slot() {
-        // The epoch first: if the owner changes meanwhile, the copy is only taken for older than it is.
-        let Some(StoredSlot { epoch, seq, data, .. }) = memory.stored(slot, source(slot), now) else {
-            continue;
-        };
-        let bytes = data.encode(now);
-        output.put(&Some(Section { slot, epoch, seq, length: bytes.len() as u64 }))?;
-        output.write_all(&bytes)?;
-    }
-    output.put::<Option<Section>>(&None)?;
-    let ChecksumWriter { mut file, hash } = output;
-    file.write_all(&hash.finish().to_le_bytes())?;
-    Ok(file.into_inner().map_err(io::IntoInnerError::into_error)?.sync_all()?)
-}
-
-/// Reads a snapshot of at most `bytes_max` bytes at `now`; `None` if there is no file.
-pub(super) fn read(path: &Path, bytes_max: u64, now: Timestamp) -> Result<Option<Snapshot>, SnapshotError> {
-    let bytes = match files::read(path, bytes_max) {
-        Ok(bytes) => bytes,
+    put: impl Fn(StoredSlot) + Sync,
+) -> Result<Option<Summary>, SnapshotError> {
+    let (mut file, length) = match files::open_up_to(path, bytes_max) {
+        Ok(opened) => opened,
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
         Err(error) => return Err(error.into()),
     };
-    let rest = bytes.strip_prefix(&MAGIC).ok_or(SnapshotError::UnsupportedVersion)?;
-    let (rest, sum) = rest.split_last_chunk::<8>().ok_or(SnapshotError::Damaged)?;
-    let mut hash = SipHasher13::new();
-    hash.write(&MAGIC);
-    hash.write(rest);
-    if hash.finish() != u64::from_le_bytes(*sum) {
-        return Err(SnapshotError::Damaged);
+    verify(&mut file, length)?;
+    file.rewind()?;
+    let mut input = BufReader::with_capacity(CHUNK_BYTES, file.take(length - SUM_BYTES));
+    input.read_exact(&mut [0; MAGIC.len()])?;
+    let header = take::<Header>(&mut input)?.ok_or(SnapshotError::Damaged)?;
+    let (secret, mut counters) = (Secret::from_bytes(header.secret), 0);
+    if header.slots as usize != slots {
+        return Ok(Some(Summary { secret, counters }));
     }
-    let (header, mut rest) = take::<Header>(rest)?;
-    let header = header.ok_or(SnapshotError::Damaged)?;
     let ahead = header.taken_at.nanos_since(now);
-    let mut stored = Vec::new();
-    while let (Some(Section { slot, epoch, seq, length }), after) = take::<Section>(rest)? {
-        if slot.index() >= header.slots as usize || epoch > Epoch::MAX {
-            return Err(SnapshotError::Damaged);
-        }
-        let length = usize::try_from(length).map_err(|_| SnapshotError::Damaged)?;
-        let (bytes, after) = after.split_at_checked(length).ok_or(SnapshotError::Damaged)?;
-        let data = SlotData::decode(bytes, header.taken_at).map_err(|_| SnapshotError::UnsupportedVersion)?;
-        stored.push(StoredSlot { slot, epoch, seq, data: data.shifted_back(ahead) });
-        rest = after;
-    }
-    let (secret, slots) = (Secret::from_bytes(header.secret), header.slots as usize);
-    Ok(Some(Snapshot { secret, slots, stored }))
+    let decode = |section: Result<(Section, Vec<u8>), SnapshotError>| {
+        let (Section { slot, epoch, seq, .. }, bytes) = section?;
+        let stored = EncodedSlot { slot, epoch, seq, bytes }.decode(header.taken_at);
+        let stored = stored.map_err(|_| SnapshotError::UnsupportedVersion)?;
+        let counters = stored.data.len();
+        put(StoredSlot { data: stored.data.shifted_back(ahead), ..stored });
+        Ok::<_, SnapshotError>(counters)
+    };
+    let sections = std::iter::from_fn(|| section(&mut input, slots).transpose());
+    map_in_any_order(Priority::Normal, sections, decode, |read| {
+        counters += read?;
+        Ok::<_, SnapshotError>(())
+    })?;
+    Ok(Some(Summary { secret, counters }))
 }
 
-fn take<'b, T: Deserialize<'b>>(bytes: &'b [u8]) -> Result<(Option<T>, &'b [u8]), SnapshotError> {
+/// Fails unless the file begins with the magic bytes of this version and ends with the right checksum.
+fn verify(file: &mut File, length: u64) -> Result<(), SnapshotError> {
+    let mut input = BufReader::with_capacity(CHUNK_BYTES, file);
+    let mut magic = [0; MAGIC.len()];
+    let is_magic = (&mut input).take(MAGIC.len() as u64).read(&mut magic)? == MAGIC.len() && magic == MAGIC;
+    if !is_magic {
+        return Err(SnapshotError::UnsupportedVersion);
+    }
+    let rest = length.checked_sub(MAGIC.len() as u64 + SUM_BYTES).ok_or(SnapshotError::Damaged)?;
+    let mut hashed = ChecksumWriter { file: io::sink(), hash: SipHasher13::new() };
+    hashed.write_all(&MAGIC)?;
+    io::copy(&mut (&mut input).take(rest), &mut hashed)?;
+    let mut sum = [0; SUM_BYTES as usize];
+    input.read_exact(&mut sum)?;
+    if hashed.hash.finish() == u64::from_le_bytes(sum) { Ok(()) } else { Err(SnapshotError::Damaged) }
+}
+
+/// Reads the next section; `None` after the last one.
+fn section(input: &mut impl Read, slots: usize) -> Result<Option<(Section, Vec<u8>)>, SnapshotError> {
+    let Some(section) = take::<Section>(input)? else { return Ok(None) };
+    if section.slot.index() >= slots || section.epoch > Epoch::MAX {
+        return Err(SnapshotError::Damaged);
+    }
+    let mut bytes = Vec::new();
+    if input.take(section.length).read_to_end(&mut bytes)? as u64 != section.length {
+        return Err(SnapshotError::Damaged);
+    }
+    Ok(Some((section, bytes)))
+}
+
+/// Reads what [`ChecksumWriter::put`] has written.
+fn take<T: DeserializeOwned>(input: &mut impl Read) -> Result<Option<T>, SnapshotError> {
+    let mut length = [0];
+    input.read_exact(&mut length)?;
+    let mut bytes = [0; u8::MAX as usize];
+    let bytes = &mut bytes[..usize::from(length[0])];
+    input.read_exact(bytes)?;
     // The checksum is right, so the record is of another version.
-    postcard::take_from_bytes(bytes).map_err(|_| SnapshotError::UnsupportedVersion)
+    postcard::from_bytes(bytes).map_err(|_| SnapshotError::UnsupportedVersion)
 }
 
 /// A writer that computes a checksum.
@@ -149,9 +189,17 @@ struct ChecksumWriter<W> {
 }
 
 impl<W: Write> ChecksumWriter<W> {
+    /// Writes a record of less than 256 bytes after its length.
     fn put<T: Serialize>(&mut self, value: &T) -> io::Result<()> {
         // Not directly into the file: postcard would report a full disk as a full buffer of its own.
         let bytes = postcard::to_stdvec(value).map_err(io::Error::other)?;
+        self.write_all(&[u8::try_from(bytes.len()).map_err(io::Error::other)?])?;
+        self.write_all(&bytes)
+    }
+
+    fn put_slot(&mut self, encoded: Option<EncodedSlot>) -> io::Result<()> {
+        let Some(EncodedSlot { slot, epoch, seq, bytes }) = encoded else { return Ok(()) };
+        self.put(&Some(Section { slot, epoch, seq, length: bytes.len() as u64 }))?;
         self.write_all(&bytes)
     }
 }
@@ -170,7 +218,12 @@ impl<W: Write> Write for ChecksumWriter<W> {
 
 #[cfg(test)]
 mod tests {
-    use std::fs::{self, OpenOptions};
+    use std::{
+        fs::{self, OpenOptions},
+        sync::atomic::{AtomicUsize, Ordering},
+    };
+
+    use tollgate_limiter::store::SlotData;
 
     use super::*;
 
@@ -187,7 +240,11 @@ mod tests {
             output.write_all(&data).unwrap();
             output.put::<Option<Section>>(&None).unwrap();
             fs::write(&path, [output.file, output.hash.finish().to_le_bytes().to_vec()].concat()).unwrap();
-            read(&path, 1_000, Timestamp::EPOCH).map(|snapshot| snapshot.unwrap().stored.len())
+            let read_slots = AtomicUsize::new(0);
+            let put = |_: StoredSlot| {
+                read_slots.fetch_add(1, Ordering::Relaxed);
+            };
+            read(&path, 1_000, 16, Timestamp::EPOCH, put).map(|_| read_slots.into_inner())
         };
         assert_eq!(read_back(Slot(15), Epoch::MAX).unwrap(), 1);
         for (slot, epoch) in [(Slot(16), Epoch(1)), (Slot(1), Epoch(Epoch::MAX.0 + 1))] {

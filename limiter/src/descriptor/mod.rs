@@ -1,6 +1,9 @@
 //! Descriptors and the keys of their counters.
 
-use std::hash::{Hash, Hasher};
+use std::{
+    cmp::Ordering,
+    hash::{Hash, Hasher},
+};
 
 use serde::{Deserialize, Serialize};
 
@@ -22,7 +25,10 @@ pub struct Entry<'a> {
 }
 
 /// The identity of a counter: a 128-bit hash of a domain, a descriptor and a kind of counter.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+///
+/// The upper half selects the slot, and the lower half the counter in it. Keys are compared by the lower half, which is
+/// all that a slot stores of them.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub struct Key {
     high: u64,
     low: u64,
@@ -42,6 +48,27 @@ impl Key {
     /// The lower half, uniformly distributed and independent of the upper one.
     pub const fn low(self) -> u64 {
         self.low
+    }
+}
+
+impl PartialEq for Key {
+    #[inline]
+    fn eq(&self, other: &Self) -> bool {
+        self.low == other.low
+    }
+}
+
+impl Eq for Key {}
+
+impl PartialOrd for Key {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Key {
+    fn cmp(&self, other: &Self) -> Ordering {
+        self.low.cmp(&other.low)
     }
 }
 

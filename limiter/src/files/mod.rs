@@ -19,16 +19,18 @@ const CHUNK_BYTES: u64 = 64 << 10;
 /// Reads the regular file at `path`, which may be a symbolic link. Fails for files of more than `bytes_max` bytes and
 /// for any other kind of file.
 pub fn read(path: &Path, bytes_max: u64) -> io::Result<Vec<u8>> {
-    let too_large =
-        || io::Error::new(ErrorKind::FileTooLarge, format!("it is larger than {bytes_max} bytes"));
-    let file = open(path)?;
+    let (file, _) = open_up_to(path, bytes_max)?;
     // Kernel files have no length, and a file may grow, so the bytes are counted as well.
-    if file.metadata()?.len() > bytes_max {
-        return Err(too_large());
-    }
     let bytes = read_open(file, bytes_max.saturating_add(1))?;
     let fits = u64::try_from(bytes.len()).is_ok_and(|length| length <= bytes_max);
-    if fits { Ok(bytes) } else { Err(too_large()) }
+    if fits { Ok(bytes) } else { Err(too_large(bytes_max)) }
+}
+
+/// Opens the regular file at `path`, as [`read`] does, and returns its length: 0 for kernel files, which have none.
+pub fn open_up_to(path: &Path, bytes_max: u64) -> io::Result<(File, u64)> {
+    let file = open(path)?;
+    let length = file.metadata()?.len();
+    if length <= bytes_max { Ok((file, length)) } else { Err(too_large(bytes_max)) }
 }
 
 /// Reads at most the first `bytes_max` bytes of the regular file at `path`.
@@ -50,6 +52,10 @@ fn read_open(file: File, bytes_max: u64) -> io::Result<Vec<u8>> {
     let (mut file, mut bytes) = (file.take(bytes_max), Vec::new());
     while file.by_ref().take(CHUNK_BYTES).read_to_end(&mut bytes)? != 0 {}
     Ok(bytes)
+}
+
+fn too_large(bytes_max: u64) -> io::Error {
+    io::Error::new(ErrorKind::FileTooLarge, format!("it is larger than {bytes_max} bytes"))
 }
 
 /// Fails with the kind of the file unless it is a regular file.

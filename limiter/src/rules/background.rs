@@ -73,7 +73,7 @@ fn spawn(priority: Priority, work: impl FnOnce() + Send + 'static) -> io::Result
 /// Moves this thread to `SCHED_IDLE`. A low nice value is not enough: the kernel lets such a thread run for
 /// milliseconds before it is preempted.
 #[cfg(target_os = "linux")]
-fn set_idle_priority() {
+pub fn set_idle_priority() {
     use thread_priority::{
         NormalThreadSchedulePolicy::Idle, ThreadPriority, ThreadSchedulePolicy::Normal,
         set_thread_priority_and_policy, thread_native_id,
@@ -85,7 +85,7 @@ fn set_idle_priority() {
 }
 
 #[cfg(not(target_os = "linux"))]
-fn set_idle_priority() {}
+pub fn set_idle_priority() {}
 
 #[cfg(target_os = "linux")]
 #[cfg(test)]

@@ -37,6 +37,8 @@ mod trace;
 mod unit;
 
 pub use active_rules::{ActiveRules, LoadError, Status};
+#[cfg(feature = "watch")]
+pub use background::set_idle_priority;
 pub use compile::compile;
 pub use contents::{Contents, ReadDocuments, Source};
 pub use denial_body::{DenialBody, DenialValues, Template, Variable};

@@ -382,7 +382,9 @@ impl HeldCounter {
 
     /// The tag and the encoded fields of the counter, if there is one.
     pub(crate) fn write_counter(&self) -> Option<(u8, Vec<u8>)> {
-        self.packed.as_ref().map(|packed| packed.write(Timestamp::EPOCH))
+        let mut fields = Vec::new();
+        let tag = self.packed.as_ref()?.write(Timestamp::EPOCH, &mut fields);
+        Some((tag, fields))
     }
 
     /// The encoded holds, if there are any.

@@ -21,6 +21,7 @@ mod merge;
 
 use changes::{Changes, Uncompared};
 pub(super) use codec::DecodedHolds;
+pub(super) use copies::CounterCopy;
 use ended::{Ended, HoldAnswer};
 
 /// The ids that a counter remembers, those of open holds included, before it forgets those that have ended: the oldest of

@@ -190,6 +190,10 @@ impl Memory {
     pub fn restore(&self, data: SlotData, now: Timestamp) {
         self.adopt_lead(&data, now);
         let (counters, holds) = data.into_counters();
+        // Usually all keys are of one slot.
+        if let Some(key) = counters.keys().next() {
+            self.tables.lock(self.slot(*key)).reserve(counters.len(), &self.tables.resources);
+        }
         for (key, packed) in counters.into_iter().filter(|(_, packed)| now < packed.idle_at()) {
             let mut table = self.tables.lock(self.slot(key));
             // A snapshot that names a key twice is damaged, whatever its checksum says.

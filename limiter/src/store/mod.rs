@@ -16,6 +16,7 @@ mod packed_counter;
 mod refusal;
 mod reservation;
 mod slot;
+mod slot_copy;
 mod slot_data;
 mod stored_slot;
 mod table;
@@ -46,5 +47,6 @@ pub use reservation::{
     HoldTerms, HoldTtlOutOfBounds, OnExpiry, OpenHold, OpenHolds, SettleOutcome, Settled,
 };
 pub use slot::{SLOTS, Slot};
+pub use slot_copy::{EncodedSlot, SlotCopy};
 pub use slot_data::{Changes, Consumption, DecodeError, PendingUsage, SlotData};
 pub use stored_slot::{Epoch, SlotSource, StoredSlot};

@@ -241,7 +241,7 @@ impl PackedCounter {
 
     /// Whether only the changes of a log are here.
     pub(super) fn is_partial(&self) -> bool {
-        self.log().is_some_and(|log| log.changes().is_some())
+        self.log().is_some_and(LogCounter::is_partial)
     }
 
     /// Whether an earlier copy has what is missing here.
@@ -271,11 +271,8 @@ impl PackedCounter {
         }
     }
 
-    pub(super) fn is_log(&self) -> bool {
-        self.log().is_some()
-    }
-
-    fn log(&self) -> Option<&LogCounter> {
+    /// The log, if the counter is one.
+    pub(super) fn log(&self) -> Option<&LogCounter> {
         if let Self::Large(large) = self.plain()
             && let Counter::Log(log) = &large.counter
         {
@@ -350,6 +347,29 @@ impl PackedCounter {
             }
         }
         self
+    }
+}
+
+#[cfg(test)]
+use crate::algorithm::Place;
+
+#[cfg(test)]
+impl PackedCounter {
+    /// The bytes of the counter without the entries of a log that an earlier state has, but with those that are gone.
+    pub(super) fn bytes_of_changes(&self, earlier: Option<&Self>, now: Timestamp) -> usize {
+        let mut all = Vec::new();
+        self.write(now, &mut all);
+        let Some(log) = self.log() else { return all.len() };
+        let entries = |log: &LogCounter| log.hits().collect::<std::collections::BTreeSet<_>>();
+        let (entries, known) = (entries(log), earlier.and_then(Self::log).map(entries).unwrap_or_default());
+        let bytes = |(at, hits): &(Timestamp, u64)| put(&(Age::of(*at, now), hits)).len();
+        // The oldest ones need no bytes to go.
+        let oldest = entries.first().map(|(at, _)| *at);
+        let gone = known.iter().filter(|(at, _)| oldest.is_none_or(|oldest| oldest < *at));
+        let gone = gone.filter(|(at, _)| log.index_of(Place::Instant(*at)).is_none());
+        all.len() - entries.iter().map(bytes).sum::<usize>()
+            + entries.difference(&known).map(bytes).sum::<usize>()
+            + gone.map(bytes).sum::<usize>()
     }
 }
 

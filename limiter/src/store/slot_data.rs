@@ -103,8 +103,12 @@ impl SlotData {
         pending: PendingUsage,
         unknown: UnknownRecords,
     ) -> Self {
-        let (extent, counters) = (Extent::All, counters.collect());
-        Self { extent, counters, holds, pending, unknown, ..Self::default() }
+        let mut data = Self { extent: Extent::All, holds, pending, unknown, ..Self::default() };
+        // A map that grows would move the counters several times. A table is at most 3/4 full.
+        let (fewest, buckets) = counters.size_hint();
+        data.counters.reserve(fewest.max(buckets.unwrap_or_default() / 4 * 3));
+        data.counters.extend(counters);
+        data
     }
 
     /// The counters of some keys, `None` for removed ones, and all holds of these keys.
@@ -181,18 +185,11 @@ impl SlotData {
             }
         }
         let mut holds = changes.holds;
-        for key in changes.counters.keys().chain(changes.pending.by_key.keys()).chain(&changes.removed) {
-            self.pending.by_key.remove(key);
-            self.removed.remove(key);
-            if let Some(earlier) = self.holds.remove(key)
-                && let Some(later) = holds.remove(key)
-            {
-                holds.insert(*key, Box::new(later.since(*earlier)));
-            }
-        }
         for key in &changes.removed {
             self.counters.remove(key);
         }
+        let keys = changes.counters.keys().chain(changes.pending.by_key.keys()).chain(&changes.removed);
+        let keys: Vec<Key> = keys.copied().collect();
         for (key, later) in changes.counters {
             match self.counters.entry(key) {
                 Entry::Occupied(mut counter) => {
@@ -203,6 +200,20 @@ impl SlotData {
                     place.insert(later);
                 }
             }
+        }
+        for key in &keys {
+            self.pending.by_key.remove(key);
+            self.removed.remove(key);
+            let earlier = self.holds.remove(key);
+            let Some(mut later) = holds.remove(key) else { continue };
+            if let Some(log) = self.counters.get(key).and_then(PackedCounter::log) {
+                later.place_in(log);
+            }
+            let all = match earlier {
+                Some(earlier) => Box::new(later.since(*earlier)),
+                None => later,
+            };
+            holds.insert(*key, all);
         }
         self.holds.extend(holds);
         self.pending.by_key.extend(changes.pending.by_key);
@@ -319,6 +330,9 @@ impl SlotData {
 
     /// The same with all instants `back` nanoseconds earlier.
     pub fn shifted_back(mut self, back: u64) -> Self {
+        if back == 0 {
+            return self;
+        }
         let earlier = |packed: PackedCounter| packed.shifted_back(back);
         self.counters = self.counters.into_iter().map(|(key, packed)| (key, earlier(packed))).collect();
         self.holds =
@@ -457,6 +471,17 @@ impl PendingUsage {
             |usage: &Usage| size_of::<Usage>() + heap(&usage.packed) + usage.base.as_ref().map_or(0, heap);
         let each: usize = self.by_key.values().flatten().map(of).sum();
         bytes_of_map(self.by_key.capacity()) * 5 / 4 + each
+    }
+}
+
+#[cfg(test)]
+impl SlotData {
+    pub(super) fn counter(&self, key: Key) -> Option<&PackedCounter> {
+        self.counters.get(&key)
+    }
+
+    pub(super) fn holds(&self, key: Key) -> Option<&Holds> {
+        self.holds.get(&key).map(|holds| &**holds)
     }
 }
 

@@ -9,11 +9,11 @@ use std::{
 };
 
 use crate::{
-    algorithm::Granted,
+    algorithm::{Granted, LogCounter},
     descriptor::Key,
     store::{
         budget::Budget,
-        holds::{HoldSize, Holds},
+        holds::{CounterCopy, HoldSize, Holds},
         key_hasher::ByKey,
         packed_counter::PackedCounter,
     },
@@ -122,7 +122,7 @@ impl Table {
     /// A table of these counters.
     pub(super) fn of(cells: impl ExactSizeIterator<Item = (Key, PackedCounter)>) -> Self {
         let mut buckets = HashTable::new(buckets_for(cells.len()));
-        cells.for_each(|(key, packed)| buckets.put(key, packed));
+        cells.for_each(|(key, packed)| buckets.put(key.low(), packed));
         Self { buckets, ..Self::default() }
     }
 
@@ -138,17 +138,17 @@ impl Table {
 
     #[inline]
     pub(super) fn get(&self, key: Key) -> Option<&PackedCounter> {
-        self.buckets.get(key)
+        self.buckets.get(key.low())
     }
 
     #[inline]
     pub(super) fn get_mut(&mut self, key: Key) -> Option<&mut PackedCounter> {
-        self.buckets.get_mut(key)
+        self.buckets.get_mut(key.low())
     }
 
-    /// Whether the counter of `key` is a log, which is copied in parts.
-    pub(super) fn is_log(&self, key: Key) -> bool {
-        self.get(key).is_some_and(PackedCounter::is_log)
+    /// Whether a counter is a log, which is copied in parts.
+    pub(super) fn has_log(&self) -> bool {
+        self.buckets.iter().any(|(_, packed)| packed.log().is_some())
     }
 
     /// Whether there are holds.
@@ -224,15 +224,6 @@ impl Table {
         }
     }
 
-    /// A copy of what has changed of the holds of `key` since the last such copy, or the last [`Table::copy_all_holds`].
-    pub(super) fn copy_changed_holds(&mut self, key: Key, resources: &TableResources) -> Option<Box<Holds>> {
-        let holds = self.holds.as_mut()?.get_mut(&key)?;
-        let before = holds.size();
-        let copy = holds.copy_changes();
-        resources.change_holds(before, holds.size());
-        Some(Box::new(copy))
-    }
-
     /// Copies of all holds, for a backup.
     pub(super) fn copy_all_holds(&mut self, resources: &TableResources) -> ByKey<Box<Holds>> {
         let each = self.holds.as_deref_mut().into_iter().flatten();
@@ -264,36 +255,62 @@ impl Table {
         }
     }
 
-    /// A copy of what has changed of the counter of `key` since the last such copy, or the last [`Table::copy_all`].
-    pub(super) fn copy_changes(&mut self, key: Key) -> Option<PackedCounter> {
-        // A log with holds in its entries is copied as they are, as a whole.
-        let has_entries_held = self.holds(key).is_some_and(Holds::are_in_entries);
-        let packed = self.buckets.get_mut(key)?;
-        Some(if has_entries_held { packed.copy_all() } else { packed.copy_changes() })
+    /// A copy of what has changed of the counter of `key`, and of its holds, since the last such copy, or the last
+    /// [`Table::copy_all`] and [`Table::copy_all_holds`].
+    pub(super) fn copy_changes(
+        &mut self,
+        key: Key,
+        resources: &TableResources,
+    ) -> (Option<PackedCounter>, Option<Box<Holds>>) {
+        let counter = self.buckets.get_mut(key.low()).map(|packed| {
+            let before = packed.heap_bytes();
+            let copy = packed.copy_changes();
+            resources.budget.change(before, packed.heap_bytes());
+            copy
+        });
+        let Some(holds) = self.holds.as_mut().and_then(|holds| holds.get_mut(&key)) else {
+            return (counter, None);
+        };
+        let copied = match (&counter, self.buckets.get(key.low()).and_then(PackedCounter::log)) {
+            (None, _) => CounterCopy::Absent,
+            (Some(copy), Some(log)) if copy.is_partial() => {
+                CounterCopy::Part { log, kept: copy.log().map_or(0, LogCounter::kept) }
+            }
+            (Some(_), _) => CounterCopy::Whole,
+        };
+        let before = holds.size();
+        let copy = holds.copy_changes(copied);
+        resources.change_holds(before, holds.size());
+        (counter, Some(Box::new(copy)))
     }
 
-    /// Copies of all counters, for a backup.
-    pub(super) fn copy_all(&mut self) -> Vec<(Key, PackedCounter)> {
+    /// Copies of all counters with the lower halves of their keys, for a backup.
+    pub(super) fn copy_all(&mut self, resources: &TableResources) -> Vec<(u64, PackedCounter)> {
         let mut copies = Vec::with_capacity(self.len());
-        copies.extend(self.buckets.iter_mut().map(|(key, packed)| (*key, packed.copy_all())));
+        copies.extend(self.buckets.iter_mut().map(|(low, packed)| {
+            let before = packed.heap_bytes();
+            let copy = packed.copy_all();
+            resources.budget.change(before, packed.heap_bytes());
+            (*low, copy)
+        }));
         copies
     }
 
-    /// Copies of all counters.
-    pub(super) fn copies(&self) -> Vec<(Key, PackedCounter)> {
+    /// Copies of all counters with the lower halves of their keys.
+    pub(super) fn copies(&self) -> Vec<(u64, PackedCounter)> {
         let mut copies = Vec::with_capacity(self.len());
         copies.extend(self.buckets.iter().cloned());
         copies
     }
 
-    /// All counters.
-    pub(super) fn into_counters(self) -> impl Iterator<Item = (Key, PackedCounter)> {
+    /// All counters with the lower halves of their keys.
+    pub(super) fn into_counters(self) -> impl Iterator<Item = (u64, PackedCounter)> {
         self.buckets.into_counters()
     }
 
     /// Removes a counter, if there is one.
     pub(super) fn remove(&mut self, key: Key, resources: &TableResources) {
-        if let Some(packed) = self.buckets.remove(key) {
+        if let Some(packed) = self.buckets.remove(key.low()) {
             resources.budget.change(packed.heap_bytes(), 0);
         }
     }
@@ -319,9 +336,17 @@ impl Table {
         if self.buckets.is_full() {
             self.resize(next_after(self.buckets.bucket_count()), resources);
         }
-        self.buckets.put(key, packed);
+        self.buckets.put(key.low(), packed);
         resources.budget.change(0, heap);
         true
+    }
+
+    /// Grows once for this many more counters, if there is memory.
+    pub(super) fn reserve(&mut self, counters: usize, resources: &TableResources) {
+        let buckets = buckets_for(self.len() + counters);
+        if self.buckets.bucket_count() < buckets && !resources.budget.is_short_of(bytes_of(buckets)) {
+            self.resize(buckets, resources);
+        }
     }
 
     /// Whether the table may not grow for lack of memory, although it is much smaller than its part of the memory.
@@ -403,7 +428,7 @@ impl Table {
         let cost = |packed: &PackedCounter| packed.eviction_cost(now).map_or(EVICTION_COSTS, usize::from);
         counters.sort_by_cached_key(|(_, packed)| Reverse(cost(packed)));
         let mut heap_kept = 0;
-        let fits = |(index, (_, packed)): &(usize, &(Key, PackedCounter))| {
+        let fits = |(index, (_, packed)): &(usize, &(u64, PackedCounter))| {
             heap_kept += packed.heap_bytes();
             bytes_of(buckets_for(index + 1)) + heap_kept <= bytes_max
         };
@@ -412,7 +437,8 @@ impl Table {
             counters[kept..].iter().filter(|(_, packed)| packed.eviction_cost(now).is_none()).count();
         resources.evicted_unexpired.add(counters.len() - kept - refusing);
         counters.truncate(kept);
-        self.buckets = Self::of(counters.into_iter()).buckets;
+        self.buckets = HashTable::new(buckets_for(counters.len()));
+        counters.into_iter().for_each(|(low, packed)| self.buckets.put(low, packed));
         resources.budget.change_table(bytes, self.bytes());
         resources.budget.change(heap, self.heap_bytes());
         refusing
@@ -597,7 +623,7 @@ pub(super) mod tests {
             let (mut table, resources) = (Table::default(), resources(1 << 20));
             for (index, hours) in all.iter().enumerate() {
                 table.buckets.resize(buckets_for(index + 1));
-                table.buckets.put(key(index as u64), bucket(*hours));
+                table.buckets.put(key(index as u64).low(), bucket(*hours));
             }
             table.evict(NOW, &resources);
             let mut stay: Vec<u64> = table.copies().iter().map(|(_, packed)| hours(packed)).collect();

@@ -28,8 +28,10 @@ pub(super) struct BackupSender {
     /// How often changed counters are sent to the backup owner; `None` for never.
     interval: Option<Duration>,
     slots: Vec<SlotState>,
-    /// The slots whose backup waits for room in the queue of its receiver, each once.
+    /// The slots whose backup waits for room on the way to its receiver, each once.
     waiting: BTreeMap<MemberId, VecDeque<Slot>>,
+    /// The encoded bytes of the backups that each receiver has not answered yet, at most.
+    unanswered: BTreeMap<MemberId, usize>,
     backed_up_at: Timestamp,
 }
 
@@ -45,7 +47,18 @@ struct SlotState {
 struct SentBackup {
     version: Version,
     receiver: MemberId,
+    /// Its encoded bytes, at most.
+    bytes: usize,
     next: Next,
+}
+
+impl SentBackup {
+    fn unanswered_bytes(&self) -> usize {
+        match self.next {
+            Next::Free => 0,
+            Next::Blocked | Next::Due => self.bytes,
+        }
+    }
 }
 
 /// What happens with the next backup to the same receiver.
@@ -69,19 +82,37 @@ impl BackupSender {
             memory,
             interval,
             waiting: BTreeMap::new(),
+            unanswered: BTreeMap::new(),
             backed_up_at: now,
         }
     }
 
     /// This replica has become the owner of the slot, or is it no longer.
     pub(super) fn reset(&mut self, slot: Slot) {
-        self.slots[slot.index()].sent = None;
+        self.set_sent(slot, None);
+    }
+
+    /// The encoded bytes of the backups that `receiver` has not answered yet, at most.
+    pub(super) fn unanswered_bytes(&self, receiver: MemberId) -> usize {
+        self.unanswered.get(&receiver).copied().unwrap_or_default()
+    }
+
+    fn set_sent(&mut self, slot: Slot, sent: Option<SentBackup>) {
+        if let Some(sent) = sent {
+            *self.unanswered.entry(sent.receiver).or_default() += sent.unanswered_bytes();
+        }
+        if let Some(former) = std::mem::replace(&mut self.slots[slot.index()].sent, sent)
+            && let Some(bytes) = self.unanswered.get_mut(&former.receiver)
+        {
+            *bytes -= former.unanswered_bytes();
+        }
     }
 
     /// Forgets which backups were sent, because all counters are discarded.
     pub(super) fn discard(&mut self) {
         self.slots.fill(SlotState::default());
         self.waiting.clear();
+        self.unanswered.clear();
     }
 
     /// The session with `member` has ended: what was not answered is lost.
@@ -89,6 +120,7 @@ impl BackupSender {
         for state in &mut self.slots {
             state.sent.take_if(|sent| sent.receiver == member);
         }
+        self.unanswered.remove(&member);
         for slot in self.waiting.remove(&member).unwrap_or_default() {
             self.slots[slot.index()].is_waiting = false;
         }
@@ -143,7 +175,7 @@ impl BackupSender {
         })
     }
 
-    /// The backup of the slot waits for room in the queue of `to`.
+    /// The backup of the slot waits for room on the way to `to`.
     pub(super) fn wait(&mut self, slot: Slot, to: MemberId) {
         let state = &mut self.slots[slot.index()];
         if !state.is_waiting {
@@ -152,12 +184,12 @@ impl BackupSender {
         }
     }
 
-    /// The receivers for whose queue backups wait.
+    /// The receivers of backups that wait for room.
     pub(super) fn awaited(&self) -> Vec<MemberId> {
         self.waiting.keys().copied().collect()
     }
 
-    /// Takes the slot that has waited longest for room in the queue of `to`.
+    /// Takes the slot that has waited longest for room on the way to `to`.
     pub(super) fn next_waiting(&mut self, to: MemberId) -> Option<Slot> {
         let waiting = self.waiting.get_mut(&to)?;
         let slot = waiting.pop_front();
@@ -179,27 +211,31 @@ impl BackupSender {
         cx: &mut Context<'_>,
     ) {
         let is_known = self.is_sent_to(slot, version.epoch, to);
-        let sent = &mut self.slots[slot.index()].sent;
+        let sent = self.slots[slot.index()].sent;
         let after = sent.filter(|_| is_known).map(|former| former.version.seq);
         let changes = if is_known { self.memory.changes(slot) } else { self.memory.whole(slot) };
         let version = Version { seq: changes.seq, ..version };
         let copy = SlotCopy { version, contents: Arc::new(changes.data), grants };
         cx.out.stats.backed_up += copy.contents.len() as u64;
-        *sent = Some(SentBackup { version, receiver: to, next: Next::Blocked });
-        cx.out.send(to, Message::Backup { slot, copy, after });
+        let bytes = cx.out.send(to, Message::Backup { slot, copy, after });
+        self.set_sent(slot, Some(SentBackup { version, receiver: to, bytes, next: Next::Blocked }));
     }
 
     /// `from` has answered the backup at this version. Returns what that means; `None` if it was not the last one.
     pub(super) fn answered(&mut self, from: MemberId, slot: Slot, version: Version) -> Option<Answered> {
-        let is_last = |sent: &&mut SentBackup| sent.version == version && sent.receiver == from;
-        let sent = self.slots[slot.index()].sent.as_mut().filter(is_last)?;
-        let is_due = std::mem::replace(&mut sent.next, Next::Free) == Next::Due;
-        Some(Answered { is_due })
+        let is_last = |sent: &SentBackup| sent.version == version && sent.receiver == from;
+        let sent = self.slots[slot.index()].sent.filter(is_last)?;
+        self.set_sent(slot, Some(SentBackup { next: Next::Free, ..sent }));
+        Some(Answered { is_due: sent.next == Next::Due })
     }
 
     /// The backup owner lacks the version that the last backup builds on. Returns whether it is still the backup owner.
     pub(super) fn receive_base_missing(&mut self, from: MemberId, slot: Slot) -> bool {
-        self.slots[slot.index()].sent.take_if(|sent| sent.receiver == from).is_some()
+        let is_receiver = self.slots[slot.index()].sent.is_some_and(|sent| sent.receiver == from);
+        if is_receiver {
+            self.set_sent(slot, None);
+        }
+        is_receiver
     }
 }
 

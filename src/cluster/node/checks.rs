@@ -218,14 +218,23 @@ impl Router<'_> {
     }
 
     fn forward(&mut self, open: OpenCheck) {
-        let owner = self.slots.ownership.owner(self.slots.of(open.check.key)).map(|owner| owner.member);
-        let other = owner
-            .filter(|owner| *owner != self.cx.members.local_id() && !self.cx.members.is_departed(*owner));
-        let Some(to) = other else {
+        let slot = self.slots.of(open.check.key);
+        let members = &self.cx.members;
+        let owner = self.slots.ownership.owner(slot).map(|owner| owner.member);
+        let other = owner.filter(|owner| *owner != members.local_id() && !members.is_departed(*owner));
+        // The intended owner claims a slot that has lost its owner, first those for which checks wait.
+        let intended = members.placement.owner(slot).filter(|intended| {
+            *intended != members.local_id() && members.is_reachable(*intended, self.cx.judged_at)
+        });
+        let Some(to) = other.or(intended) else {
             // While no member serves, none claims the slot.
             let may_be_claimed =
                 !self.cx.members.is_draining() || !self.cx.members.placement.members().is_empty();
-            return if may_be_claimed { self.park(open) } else { self.owner_unreachable(open) };
+            if !may_be_claimed {
+                return self.owner_unreachable(open);
+            }
+            self.slots.claim_if_orphan(slot, &mut self.cx);
+            return self.park(open);
         };
         if self.cx.members.is_isolated()
             || self.cx.out.is_full(to)
@@ -259,7 +268,7 @@ impl Router<'_> {
         match (open.requester, reply) {
             (Requester::NoReply, Reply::Decided { .. }) => {}
             (Requester::Peer(peer, ticket), reply) => {
-                self.cx.out.send(peer, Message::Reply { ticket, reply })
+                self.cx.out.send(peer, Message::Reply { ticket, reply });
             }
             (Requester::Caller(ticket, _), Reply::Decided { outcome, lease }) => {
                 if let Some(lease) = lease {

@@ -283,6 +283,7 @@ mod tests {
             bootstrap_timeout: Duration::from_secs(1),
             hand_offs_max: 1,
             data_bytes_max: 1_000,
+            claimed_counters_max: 3,
             tuning: crate::cluster::Tuning { lease_from: Some(50), ..crate::cluster::Tuning::FOR_TESTS },
         };
         let borrower = MemberId::from_number(1);

@@ -7,6 +7,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     num::NonZeroU64,
+    ops::RangeInclusive,
     sync::Arc,
     time::Duration,
 };
@@ -41,7 +42,8 @@ const HITS_MIN: u64 = 2;
 #[derive(Debug)]
 pub(super) struct LeaseOwner {
     memory: Arc<Memory>,
-    keys: BTreeMap<Key, KeyLeases>,
+    // By slot, because the grants of a slot go with it.
+    keys: BTreeMap<(Slot, Key), KeyLeases>,
     last_number: u64,
     /// Slots whose grants were lent or returned since their last backup.
     changed: BTreeSet<Slot>,
@@ -115,14 +117,16 @@ impl LeaseOwner {
 
     /// The grants of `slot`, as they are sent with the slot data.
     pub(super) fn grants_of_slot(&self, slot: Slot, cx: &Context<'_>) -> Vec<Grant> {
-        let of_slot = self.keys.range(slot.keys(self.memory.slots()));
-        of_slot.flat_map(|(key, leases)| leases.grants.iter().map(|grant| grant.to_grant(*key, cx))).collect()
+        let of_slot = self.keys.range(places_of(slot));
+        let grants =
+            of_slot.flat_map(|((_, key), leases)| leases.grants.iter().map(|grant| grant.to_grant(*key, cx)));
+        grants.collect()
     }
 
     /// Removes and returns the grants of `slot`.
     pub(super) fn remove_slot(&mut self, slot: Slot, cx: &Context<'_>) -> Vec<Grant> {
         let grants = self.grants_of_slot(slot, cx);
-        self.keys.extract_if(slot.keys(self.memory.slots()), |_, _| true).for_each(drop);
+        self.keys.extract_if(places_of(slot), |_, _| true).for_each(drop);
         grants
     }
 
@@ -138,7 +142,7 @@ impl LeaseOwner {
             self.memory.leases().set_leased(key, self.memory.leases().leased(key) + left);
             let expires_at = cx.now.after(ttl);
             let grant = OpenGrant { limit, borrower, number, left, expires_at, state };
-            self.keys.entry(key).or_default().grants.push(grant);
+            self.keys.entry(self.place(key)).or_default().grants.push(grant);
         }
     }
 
@@ -152,7 +156,11 @@ impl LeaseOwner {
     }
 
     fn mark_changed(&mut self, key: Key) {
-        self.changed.insert(Slot::of(key, self.memory.slots()));
+        self.changed.insert(self.memory.slot(key));
+    }
+
+    fn place(&self, key: Key) -> (Slot, Key) {
+        (self.memory.slot(key), key)
     }
 
     /// Takes the keys whose grants were all returned.
@@ -174,7 +182,7 @@ impl LeaseOwner {
         cx: &mut Context<'_>,
     ) -> Option<LeaseReply> {
         let RemoteCheck { key, limit, lease_hits, .. } = check;
-        if !limit.is_leasable() || self.keys.len() >= KEYS_MAX && !self.keys.contains_key(key) {
+        if !limit.is_leasable() || self.keys.len() >= KEYS_MAX && !self.keys.contains_key(&self.place(*key)) {
             return None;
         }
         if !decision.verdict.passes() {
@@ -183,7 +191,7 @@ impl LeaseOwner {
                 return None;
             }
             let ttl = LEASE_TTL.min(retry_after);
-            let leases = self.keys.entry(*key).or_default();
+            let leases = self.keys.entry(self.place(*key)).or_default();
             leases.refused.retain(|(member, expires_at)| *member != peer && cx.now < *expires_at);
             leases.refused.push((peer, cx.now.after(ttl)));
             return Some(LeaseReply::Refused { ttl });
@@ -193,7 +201,7 @@ impl LeaseOwner {
         let hits = (*lease_hits).min(decision.remaining / (2 * members));
         // Hits that are lent in a window must be used in that window.
         let ttl = if limit.period().is_some() { LEASE_TTL.min(decision.reset_after) } else { LEASE_TTL };
-        let has_grant = self.keys.get(key).is_some_and(|leases| {
+        let has_grant = self.keys.get(&self.place(*key)).is_some_and(|leases| {
             leases.recalled || leases.grants.iter().any(|grant| grant.borrower == peer && grant.left > 0)
         });
         if hits < HITS_MIN || ttl.is_zero() || has_grant {
@@ -211,7 +219,7 @@ impl LeaseOwner {
             expires_at,
             state: GrantState::Open,
         };
-        self.keys.entry(*key).or_default().grants.push(grant);
+        self.keys.entry(self.place(*key)).or_default().grants.push(grant);
         self.mark_changed(*key);
         cx.out.stats.grants_lent += 1;
         Some(LeaseReply::Granted { number, hits, ttl })
@@ -221,7 +229,8 @@ impl LeaseOwner {
     pub(super) fn settle(&mut self, key: Key, limit: &Limit, settlement: &Settlement, cx: &mut Context<'_>) {
         let Settlement { borrower, number, hits, left, age, state } = settlement;
         let same = |grant: &&mut OpenGrant| grant.borrower == *borrower && grant.number == *number;
-        let grant = self.keys.get_mut(&key).and_then(|leases| leases.grants.iter_mut().find(same));
+        let grant =
+            self.keys.get_mut(&self.place(key)).and_then(|leases| leases.grants.iter_mut().find(same));
         let (mut hits, mut unused_hits) = (*hits, 0);
         if let Some(grant) = grant {
             match grant.state {
@@ -267,11 +276,11 @@ impl LeaseOwner {
 
     /// Removes a key without grants. Checks that waited for the grants can be retried.
     fn prune_key(&mut self, key: Key) {
-        let Some(leases) = self.keys.get_mut(&key) else { return };
+        let Some(leases) = self.keys.get_mut(&self.place(key)) else { return };
         if leases.grants.iter().all(|grant| grant.left == 0) {
             leases.recalled = false;
             if leases.grants.is_empty() && leases.refused.is_empty() {
-                self.keys.remove(&key);
+                self.keys.remove(&self.place(key));
             }
             self.returned.push(key);
         }
@@ -279,7 +288,7 @@ impl LeaseOwner {
 
     /// Recalls the grants of `key`.
     pub(super) fn recall_grants(&mut self, key: Key, out: &mut Output) {
-        let Some(leases) = self.keys.get_mut(&key) else {
+        let Some(leases) = self.keys.get_mut(&self.place(key)) else {
             // Without grants nothing is leased.
             self.memory.leases().set_leased(key, 0);
             return;
@@ -298,7 +307,7 @@ impl LeaseOwner {
 
     /// Revokes refusals of `key` that are no longer true.
     pub(super) fn revoke_refusals(&mut self, key: Key, out: &mut Output) {
-        let Some(leases) = self.keys.get_mut(&key) else { return };
+        let Some(leases) = self.keys.get_mut(&self.place(key)) else { return };
         for (member, _) in std::mem::take(&mut leases.refused) {
             out.send(member, Message::Revoke { key });
         }
@@ -328,7 +337,7 @@ impl LeaseOwner {
 
     /// Makes the charged hits of `key` final, because an operator has replaced the counter.
     pub(super) fn fix_charged_hits(&mut self, key: Key) {
-        for grant in self.keys.get_mut(&key).into_iter().flat_map(|leases| &mut leases.grants) {
+        for grant in self.keys.get_mut(&self.place(key)).into_iter().flat_map(|leases| &mut leases.grants) {
             if let GrantState::Charged { .. } = grant.state {
                 grant.state = GrantState::Settled;
             }
@@ -337,7 +346,7 @@ impl LeaseOwner {
 
     fn charge_where(&mut self, is_over: impl Fn(&OpenGrant) -> bool, cx: &mut Context<'_>) {
         let (mut expired, mut charged) = (Vec::new(), Vec::new());
-        for (key, leases) in &mut self.keys {
+        for ((_, key), leases) in &mut self.keys {
             for grant in
                 leases.grants.iter_mut().filter(|grant| grant.state == GrantState::Open && is_over(grant))
             {
@@ -360,4 +369,9 @@ impl LeaseOwner {
             self.prune_key(key);
         }
     }
+}
+
+/// The places of all keys of a slot.
+fn places_of(slot: Slot) -> RangeInclusive<(Slot, Key)> {
+    (slot, Key::from_halves(0, 0))..=(slot, Key::from_halves(0, u64::MAX))
 }

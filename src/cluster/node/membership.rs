@@ -23,8 +23,9 @@ const DEPARTED_MAX: usize = 10_000;
 const DEAD_REPORTED_MAX: usize = 100;
 /// How long a member that departed by silence is dialled again.
 const SILENT_REDIALLED: Duration = Duration::from_secs(24 * 60 * 60);
-/// How often a member says its version and its time.
+/// How often a member says its version and its time, with so many peers; with more of them less often.
 const STATUS_INTERVAL: Duration = Duration::from_secs(2);
+const STATUS_PEERS: usize = 16;
 /// The maximum length of the version of another member, in characters.
 const PROGRAM_MAX: usize = 64;
 /// How long departed members are still listed.
@@ -421,7 +422,8 @@ impl Membership {
 
     /// Detects silence and isolation.
     pub(super) fn tick(&mut self, now: Timestamp, wall: Timestamp, out: &mut Output) {
-        if now.since(self.status_at) >= STATUS_INTERVAL {
+        let status_interval = STATUS_INTERVAL * (self.peers.len() / STATUS_PEERS).max(1) as u32;
+        if now.since(self.status_at) >= status_interval {
             self.status_at = now;
             out.broadcast(&status(wall));
         }

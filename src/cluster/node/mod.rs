@@ -273,7 +273,7 @@ impl Node {
                 slots.receive_owner(slot, Owner { epoch, member: from }, origin, cx);
             }
             Message::HandOff(hand_off) => slots.receive_hand_off(from, *hand_off, cx),
-            Message::HandOffAck(id) => slots.ownership.receive_ack(id, cx),
+            Message::HandOffAck(id) => slots.receive_hand_off_ack(id, cx),
             Message::Backup { slot, copy, after } => slots.receive_backup(from, slot, copy, after, cx),
             Message::BackupAck { slot, version } => slots.receive_backup_ack(from, slot, version, cx),
             Message::BackupRefused { slot, version } => {
@@ -544,11 +544,11 @@ impl Node {
                 self.members.update_isolation(now, &mut self.out);
                 self.slots.memory.set_suspended(self.members.is_isolated());
             }
+            self.members.update_placement(now);
             let mut router = self.router(now);
             router.slots.member_departed(member, departure, &mut router.cx);
             router.member_departed(member);
             router.retry_ready();
-            self.members.update_placement(now);
         }
     }
 }

@@ -80,16 +80,16 @@ impl Output {
         self.queues.remove(&peer);
     }
 
-    /// Queues a message; without effect if `to` is not connected.
-    pub(super) fn send(&mut self, to: MemberId, message: Message) {
-        if let Some(queue) = self.queues.get_mut(&to) {
-            if queue.messages.is_empty() {
-                self.ready_peers.push(to);
-            }
-            let size = message.wire_size();
-            queue.data_bytes += size.data_bytes;
-            queue.messages.push_back((size, message));
+    /// Queues a message; without effect if `to` is not connected. Returns the encoded bytes of slot data in it, at most.
+    pub(super) fn send(&mut self, to: MemberId, message: Message) -> usize {
+        let Some(queue) = self.queues.get_mut(&to) else { return 0 };
+        if queue.messages.is_empty() {
+            self.ready_peers.push(to);
         }
+        let size = message.wire_size();
+        queue.data_bytes += size.data_bytes;
+        queue.messages.push_back((size, message));
+        size.data_bytes
     }
 
     /// Queues a message for every connected peer.

@@ -3,7 +3,11 @@
 //! Invariants: a slot has at most one owner, and only the owner announces its ownership. A slot that is owned here is
 //! also held by the memory. A slot that was handed off is kept here until the receiver acknowledges it.
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeMap, VecDeque},
+    sync::Arc,
+    time::Duration,
+};
 
 use tollgate_limiter::{
     store::{Consumption, Epoch, Memory, Slot, SlotData},
@@ -25,6 +29,8 @@ pub(super) struct Ownership {
     local_id: MemberId,
     memory: Arc<Memory>,
     slots: Vec<SlotState>,
+    /// The slots that wait to be handed off, by receiver, as found by the last search.
+    misplaced: BTreeMap<MemberId, VecDeque<Slot>>,
     hand_offs: BTreeMap<HandOffId, PendingHandOff>,
     hand_offs_sent: u64,
     /// The most unacknowledged hand-offs to one peer.
@@ -58,6 +64,8 @@ struct PendingHandOff {
     copy: SlotCopy,
     origin: Origin,
     to: MemberId,
+    /// Its encoded bytes, at most.
+    bytes: usize,
     at: Timestamp,
 }
 
@@ -78,6 +86,7 @@ impl Ownership {
             local_id,
             slots: (0..memory.slots()).map(|_| SlotState::default()).collect(),
             memory,
+            misplaced: BTreeMap::new(),
             hand_offs: BTreeMap::new(),
             hand_offs_sent: 0,
             hand_offs_max,
@@ -175,29 +184,46 @@ impl Ownership {
         }
     }
 
-    /// Owned slots that belong to another member, and that member: a few at a time.
-    pub(super) fn misplaced(&self, members: &Membership, now: Timestamp) -> Vec<(Slot, MemberId)> {
-        let mut in_flight: BTreeMap<MemberId, usize> = BTreeMap::new();
-        for pending in self.hand_offs.values() {
-            *in_flight.entry(pending.to).or_default() += 1;
-        }
-        let mut misplaced = Vec::new();
+    /// Searches the owned slots that belong to another member. Returns the receivers.
+    pub(super) fn find_misplaced(&mut self, members: &Membership, now: Timestamp) -> Vec<MemberId> {
+        let mut misplaced: BTreeMap<MemberId, VecDeque<Slot>> = BTreeMap::new();
         for slot in self.owned() {
-            // The receiver is an owner that wins over this replica, or else the intended owner.
-            let wins = |owner: &Owner| owner.member != self.local_id && self.local_owner(slot) < Some(*owner);
-            let winner = self.owner(slot).filter(wins).map(|owner| owner.member);
-            let winner = winner.filter(|member| !members.is_departed(*member));
-            let to = winner.or(members.placement.owner(slot)).filter(|member| *member != self.local_id);
-            if let Some(to) = to
-                && members.is_reachable(to, now)
-                && members.is_synced(to)
-                && in_flight.get(&to).is_none_or(|count| *count < self.hand_offs_max)
-            {
-                *in_flight.entry(to).or_default() += 1;
-                misplaced.push((slot, to));
+            if let Some(to) = self.receiver(slot, members, now) {
+                misplaced.entry(to).or_default().push_back(slot);
             }
         }
-        misplaced
+        self.misplaced = misplaced;
+        self.misplaced.keys().copied().collect()
+    }
+
+    /// The next slot that waits to be handed off to `to`.
+    pub(super) fn next_misplaced(&mut self, to: MemberId, cx: &Context<'_>) -> Option<Slot> {
+        loop {
+            let slot = self.misplaced.get_mut(&to)?.pop_front()?;
+            // Since the search it may have moved, and the members may have changed.
+            if self.receiver(slot, cx.members, cx.now) == Some(to) {
+                return Some(slot);
+            }
+        }
+    }
+
+    /// The member that the slot is to be handed off to, if this replica owns it.
+    fn receiver(&self, slot: Slot, members: &Membership, now: Timestamp) -> Option<MemberId> {
+        let local = self.local_owner(slot)?;
+        // An owner that wins over this replica, or else the intended owner.
+        let wins = |owner: &Owner| owner.member != self.local_id && local < *owner;
+        let winner = self.owner(slot).filter(wins).map(|owner| owner.member);
+        let winner = winner.filter(|member| !members.is_departed(*member));
+        let to = winner.or(members.placement.owner(slot)).filter(|member| *member != self.local_id)?;
+        (members.is_reachable(to, now) && members.is_synced(to)).then_some(to)
+    }
+
+    /// Whether the hand-offs that `to` has not acknowledged yet are few, and have less than this many encoded bytes.
+    pub(super) fn has_room_for_hand_offs(&self, to: MemberId, bytes_max: usize) -> bool {
+        let pending = self.hand_offs.values().filter(|pending| pending.to == to);
+        let (count, bytes) =
+            pending.fold((0, 0), |(count, bytes), pending| (count + 1, bytes + pending.bytes));
+        count < self.hand_offs_max && bytes < bytes_max
     }
 
     /// Sends the slot and its grants to the new owner, if it is owned here.
@@ -214,12 +240,12 @@ impl Ownership {
         self.hand_offs_sent += 1;
         let id = HandOffId { from: self.local_id, number: self.hand_offs_sent };
         cx.out.stats.handed_off += copy.contents.len() as u64;
-        let pending = PendingHandOff { slot, copy: copy.clone(), origin: origin.clone(), to, at: cx.now };
-        self.hand_offs.insert(id, pending);
         self.state_mut(slot).owner = Some(Owner { epoch: epoch.next(), member: to });
         // The slot data stays in `hand_offs` until the new owner acknowledges it, so earlier senders can drop theirs.
         self.acknowledge(slot, cx.out);
-        cx.out.send(to, Message::HandOff(Box::new(HandOff { id, slot, copy, origin })));
+        let hand_off = HandOff { id, slot, copy: copy.clone(), origin: origin.clone() };
+        let bytes = cx.out.send(to, Message::HandOff(Box::new(hand_off)));
+        self.hand_offs.insert(id, PendingHandOff { slot, copy, origin, to, bytes, at: cx.now });
     }
 
     /// Receives a slot. `stored` is the copy of it that is stored here.
@@ -341,12 +367,12 @@ impl Ownership {
         }
     }
 
-    /// The new owner has a backup of the slot, or there is no backup owner.
-    pub(super) fn receive_ack(&mut self, id: HandOffId, cx: &mut Context<'_>) {
-        if let Some(pending) = self.hand_offs.remove(&id) {
-            cx.out.stats.hand_off_nanos += cx.now.nanos_since(pending.at);
-            cx.out.stats.hand_offs += 1;
-        }
+    /// The new owner has a backup of the slot, or there is no backup owner. Returns the new owner.
+    pub(super) fn receive_ack(&mut self, id: HandOffId, cx: &mut Context<'_>) -> Option<MemberId> {
+        let pending = self.hand_offs.remove(&id)?;
+        cx.out.stats.hand_off_nanos += cx.now.nanos_since(pending.at);
+        cx.out.stats.hand_offs += 1;
+        Some(pending.to)
     }
 
     /// Takes the slots on their way to a member that has departed.
@@ -412,6 +438,7 @@ impl Ownership {
             }
             *self.state_mut(slot) = SlotState::default();
         }
+        self.misplaced.clear();
         self.hand_offs.clear();
     }
 

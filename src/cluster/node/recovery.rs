@@ -63,10 +63,16 @@ impl Recovery {
         known.max(version.epoch).max(self.epoch_floor).next()
     }
 
-    /// Asks all members for their newest copy of `slot`, unless they were asked lately. `stored` is the copy here.
-    pub(super) fn query_if_due(&mut self, slot: Slot, stored: Option<&SlotCopy>, cx: &mut Context<'_>) {
+    /// Asks all members for their newest copy of `slot`, unless they were asked lately. `stored` is the copy here. Returns
+    /// whether they are asked.
+    pub(super) fn query_if_due(
+        &mut self,
+        slot: Slot,
+        stored: Option<&SlotCopy>,
+        cx: &mut Context<'_>,
+    ) -> bool {
         if self.open.get(&slot).is_some_and(|open| cx.now < open.retry_at) {
-            return;
+            return false;
         }
         let best = stored.map_or(Version::default(), |copy| copy.version);
         let message = Message::RecoveryQuery { slot, best };
@@ -75,6 +81,7 @@ impl Recovery {
         let open = OpenRecovery { waiting, newest: stored.cloned(), retry_at, blocked: false };
         self.open.insert(slot, open);
         cx.out.broadcast(&message);
+        true
     }
 
     /// Whether a recovery is in progress.
@@ -85,7 +92,8 @@ impl Recovery {
     /// Whether every reachable member has replied. A member that has become silent since the query is not waited for.
     pub(super) fn is_complete(&self, slot: Slot, cx: &Context<'_>) -> bool {
         self.open.get(&slot).is_some_and(|open| {
-            !open.blocked && !open.waiting.iter().any(|peer| cx.members.is_reachable(*peer, cx.now))
+            let is_reachable = |peer: &MemberId| cx.members.is_reachable(*peer, cx.judged_at);
+            !open.blocked && !open.waiting.iter().any(is_reachable)
         })
     }
 
@@ -118,10 +126,11 @@ impl Recovery {
         Ok(())
     }
 
-    /// Stops waiting for a departed member. Returns the slots that waited for it.
-    pub(super) fn stop_waiting_for(&mut self, member: MemberId) -> Vec<Slot> {
-        let waits = |(slot, open): (&Slot, &mut OpenRecovery)| open.waiting.remove(&member).then_some(*slot);
-        self.open.iter_mut().filter_map(waits).collect()
+    /// Stops waiting for a departed member.
+    pub(super) fn stop_waiting_for(&mut self, member: MemberId) {
+        self.open.values_mut().for_each(|open| {
+            open.waiting.remove(&member);
+        });
     }
 
     /// Tells the intended owner of `slot` that the last known owner has departed. Perhaps only this replica knows that

@@ -37,6 +37,7 @@ mod arrivals;
 const CHECK_INTERVAL: Duration = Duration::from_millis(100);
 /// The same while all are.
 const CHECK_INTERVAL_SETTLED: Duration = Duration::from_secs(1);
+
 /// The slots, as this replica knows them.
 #[derive(Debug)]
 pub(super) struct Slots {
@@ -48,6 +49,8 @@ pub(super) struct Slots {
     leases: LeaseOwner,
     /// What the counters remember for the callers of other replicas.
     id_shares: BTreeMap<MemberId, ReplicaShare>,
+    data_bytes_max: usize,
+    claimed_counters_max: usize,
     /// Slots that this replica has acquired, so that checks that waited for an owner can be retried.
     acquired: BTreeSet<Slot>,
     /// A message may allow slots to move.
@@ -86,6 +89,8 @@ impl Slots {
             backup_sender: BackupSender::new(memory.clone(), settings.tuning.backup_interval, now),
             leases: LeaseOwner::new(memory.clone()),
             id_shares: BTreeMap::new(),
+            data_bytes_max: settings.data_bytes_max,
+            claimed_counters_max: settings.claimed_counters_max,
             memory,
             acquired: BTreeSet::new(),
             may_move: false,
@@ -184,22 +189,10 @@ impl Slots {
         }
         self.checked_at = cx.now;
         self.is_settled = self.moving(&cx.members.placement) == 0 && !self.need_ticks();
-        for (slot, to) in self.ownership.misplaced(cx.members, cx.now) {
-            if cx.out.has_room_for_data(to) {
-                self.send_hand_off(slot, to, cx);
-            } else {
-                self.may_move = true;
-            }
+        for to in self.ownership.find_misplaced(cx.members, cx.now) {
+            self.send_hand_offs(to, cx);
         }
-        if cx.members.may_claim() {
-            for slot in self.ownership.all() {
-                let is_intended = cx.members.placement.owner(slot) == Some(cx.members.local_id());
-                if is_intended && !self.ownership.owns(slot) && self.is_orphan(slot, cx) {
-                    self.recovery.query_if_due(slot, self.backups.stored(slot), cx);
-                    self.end_recovery_if_complete(slot, cx);
-                }
-            }
-        }
+        self.claim_orphans(cx);
         if cx.members.has_departed_members() {
             for slot in self.ownership.all() {
                 if let Some(owner) = self.ownership.owner(slot) {
@@ -215,6 +208,34 @@ impl Slots {
             || self.ownership.has_hand_offs()
             || self.recovery.is_any_open()
             || self.backup_sender.has_waiting()
+    }
+
+    /// Claims slots without an owner that the placement assigns to this replica: so many that it does not take long. The
+    /// others follow in the next turns.
+    fn claim_orphans(&mut self, cx: &mut Context<'_>) {
+        let mut left = self.claimed_counters_max;
+        for slot in self.ownership.all() {
+            let counters = self.backups.stored(slot).map_or(0, |copy| copy.contents.len());
+            if !self.claim_if_orphan(slot, cx) {
+                continue;
+            }
+            left = left.saturating_sub(counters + 1);
+            if left == 0 {
+                self.may_move = true;
+                return;
+            }
+        }
+    }
+
+    /// Claims the slot, or asks other members for their copies of it, if it has no owner and the placement assigns it to
+    /// this replica. False if there is nothing to do.
+    pub(super) fn claim_if_orphan(&mut self, slot: Slot, cx: &mut Context<'_>) -> bool {
+        let is_intended = cx.members.placement.owner(slot) == Some(cx.members.local_id());
+        if !is_intended || self.ownership.owns(slot) || !self.is_orphan(slot, cx) || !cx.members.may_claim() {
+            return false;
+        }
+        let has_asked = self.recovery.query_if_due(slot, self.backups.stored(slot), cx);
+        self.end_recovery_if_complete(slot, cx) || has_asked
     }
 
     /// Sends backups that are due, expires grants, and drops what is no longer needed.
@@ -248,13 +269,39 @@ impl Slots {
         }
     }
 
-    /// Sends the backups that have waited longest, as long as there is room for them in the queue of the backup owner.
+    /// Sends the backups that have waited longest, as long as there is room for them on the way to the backup owner.
     fn send_waiting_backups(&mut self, backup_owner: MemberId, cx: &mut Context<'_>) {
-        while cx.out.has_room_for_data(backup_owner)
+        while self.has_room_for_backups(backup_owner, cx)
             && let Some(slot) = self.backup_sender.next_waiting(backup_owner)
         {
             self.send_backup(slot, cx);
         }
+    }
+
+    /// Hands off slots that belong to `to`, as long as there is room for them on the way.
+    fn send_hand_offs(&mut self, to: MemberId, cx: &mut Context<'_>) {
+        while self.has_room_for_hand_offs(to, cx)
+            && let Some(slot) = self.ownership.next_misplaced(to, cx)
+        {
+            self.send_hand_off(slot, to, cx);
+        }
+    }
+
+    /// Whether few hand-offs are on their way to `peer`: in the queue, on the link, or not acknowledged. Checks wait
+    /// behind them, so further ones are held back.
+    fn has_room_for_hand_offs(&self, peer: MemberId, cx: &Context<'_>) -> bool {
+        self.ownership.has_room_for_hand_offs(peer, self.data_bytes_max / 2) && cx.out.has_room_for_data(peer)
+    }
+
+    /// The same for backups, so that neither waits until there are no more of the others.
+    fn has_room_for_backups(&self, peer: MemberId, cx: &Context<'_>) -> bool {
+        self.backup_sender.unanswered_bytes(peer) < self.data_bytes_max / 2 && cx.out.has_room_for_data(peer)
+    }
+
+    /// `peer` has answered some of the slot data that was on its way: more may follow.
+    fn send_more_data(&mut self, peer: MemberId, cx: &mut Context<'_>) {
+        self.send_hand_offs(peer, cx);
+        self.send_waiting_backups(peer, cx);
     }
 
     /// Sends the changes that the backup owner lacks, now or as soon as it has answered the last backup and there is
@@ -271,7 +318,7 @@ impl Slots {
         if self.backup_sender.must_await_answer(slot, version.epoch, backup_owner) {
             return;
         }
-        if !is_urgent && !cx.out.has_room_for_data(backup_owner) {
+        if !is_urgent && !self.has_room_for_backups(backup_owner, cx) {
             return self.backup_sender.wait(slot, backup_owner);
         }
         self.leases.mark_backed_up(slot);
@@ -280,11 +327,18 @@ impl Slots {
     }
 
     /// The backup owner has answered the last backup of the slot: former owners need not keep their copies any longer.
-    fn backup_answered(&mut self, slot: Slot, Answered { is_due }: Answered, cx: &mut Context<'_>) {
+    fn backup_answered(
+        &mut self,
+        from: MemberId,
+        slot: Slot,
+        Answered { is_due }: Answered,
+        cx: &mut Context<'_>,
+    ) {
         self.ownership.acknowledge(slot, cx.out);
         if is_due {
             self.send_backup(slot, cx);
         }
+        self.send_more_data(from, cx);
     }
 
     fn send_hand_off(&mut self, slot: Slot, to: MemberId, cx: &mut Context<'_>) {
@@ -322,13 +376,14 @@ impl Slots {
         self.ownership.owner(slot).is_none_or(is_lost)
     }
 
-    fn end_recovery_if_complete(&mut self, slot: Slot, cx: &mut Context<'_>) {
+    /// Becomes the owner of a slot if all members have told their copies of it. Returns whether it does.
+    fn end_recovery_if_complete(&mut self, slot: Slot, cx: &mut Context<'_>) -> bool {
         if !self.recovery.is_complete(slot, cx) {
-            return;
+            return false;
         }
         let newest = self.recovery.end(slot);
         if !self.is_orphan(slot, cx) || !cx.members.may_claim() {
-            return;
+            return false;
         }
         let SlotCopy { version, contents, grants } = newest.unwrap_or_default();
         let lost_owner = self.ownership.owner(slot);
@@ -340,5 +395,6 @@ impl Slots {
         self.ownership.acquire(slot, since, contents, origin, cx);
         self.leases.insert_grants(grants, cx);
         self.begin_ownership(slot, cx);
+        true
     }
 }

@@ -73,6 +73,29 @@ fn stalled_link_holds_few_backups_however_much_changes() {
 }
 
 #[test]
+fn link_without_answers_takes_little_slot_data() {
+    let mut world = World::new(1);
+    world.run(&[Start(2), Settle, Pass(Duration::from_secs(1))]);
+    let filled = Duration::from_secs(2);
+    charge_while_stalled(&mut world, filled);
+    let (node, now, _, peer) = world.caller(0);
+    let mut now = now.after(filled);
+    node.drain(now);
+    let (mut hand_offs, mut sizes) = (0, Vec::new());
+    for _turn in 0..200 {
+        now = now.after(TURN);
+        node.heard(peer, now);
+        node.tick(now);
+        let taken = node.outgoing(peer, usize::MAX, usize::MAX, now);
+        hand_offs += taken.iter().filter(|message| matches!(message, Message::HandOff(_))).count();
+        sizes.extend(taken.iter().map(|message| message.wire_size().data_bytes));
+    }
+    let (all, largest) = (sizes.iter().sum::<usize>(), sizes.iter().max().copied().unwrap_or_default());
+    assert!(hand_offs > 0 && node.owned_slots().count() > 0, "{hand_offs} hand-offs");
+    assert!(all <= NODE_SETTINGS.data_bytes_max + 2 * largest, "{all} bytes, {largest} in one message");
+}
+
+#[test]
 fn backups_are_complete_soon_after_a_stall() {
     let mut world = World::new(1);
     world.run(&[Start(2), Settle, Pass(Duration::from_secs(1))]);

@@ -13,6 +13,7 @@ use std::time::Duration;
 mod backups;
 mod calls;
 mod checker;
+mod claims;
 mod forwards;
 mod holds;
 mod keys;

@@ -62,6 +62,8 @@ pub(super) const NODE_SETTINGS: NodeSettings = NodeSettings {
     hand_offs_max: 3,
     // So little that backups and hand-offs wait for each other.
     data_bytes_max: 1_000,
+    // So few that slots are claimed in several turns.
+    claimed_counters_max: 3,
     tuning: crate::cluster::Tuning {
         backup_interval: Some(Duration::from_millis(100)),
         lease_from: Some(50),

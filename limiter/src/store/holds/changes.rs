@@ -13,6 +13,9 @@ pub(super) struct Changes {
     pub(super) gone: Vec<HoldId>,
     /// Whether what has not changed since an earlier copy is missing.
     pub(super) is_partial: bool,
+    /// In a copy beside the changes of a log: the position in the log of the entry of each hold that is in one. The
+    /// instants of the same entry differ between two replicas, as both copied it at another time.
+    pub(super) positions: Vec<Option<u16>>,
 }
 
 /// Compares only whether something is missing.
@@ -26,9 +29,9 @@ impl Eq for Changes {}
 
 impl Changes {
     /// The changes of decoded holds, with the number of the last one. `gone` is present in a partial copy.
-    pub(super) fn decoded(last: u64, gone: Option<Vec<HoldId>>) -> Self {
+    pub(super) fn decoded(last: u64, gone: Option<Vec<HoldId>>, positions: Vec<Option<u16>>) -> Self {
         let is_partial = gone.is_some();
-        Self { last, copied: None, gone: gone.unwrap_or_default(), is_partial }
+        Self { last, copied: None, gone: gone.unwrap_or_default(), is_partial, positions }
     }
 
     /// The number of the next change of the ended holds.
@@ -55,7 +58,9 @@ impl Changes {
 
     /// The approximate memory, in bytes.
     pub(super) fn bytes(&self) -> usize {
-        self.gone.capacity() * size_of::<HoldId>() + self.gone.iter().map(|id| id.bytes.len()).sum::<usize>()
+        self.gone.capacity() * size_of::<HoldId>()
+            + self.gone.iter().map(|id| id.bytes.len()).sum::<usize>()
+            + self.positions.capacity() * size_of::<Option<u16>>()
     }
 }
 

@@ -21,11 +21,16 @@ const ENDED_BYTES_MAX: usize = 105;
 /// What an encoded id has beside its bytes, at most, and a length.
 const ID_BYTES_MAX: usize = 6;
 
+/// The largest encoded position of an entry, in bytes.
+const POSITION_BYTES_MAX: usize = 4;
+
 /// Holds, and in a copy of changes the ids of those that are gone.
 #[derive(Serialize, Deserialize)]
 struct Changed<H> {
     holds: H,
-    gone: Vec<HoldId>,
+    // Not present if all holds are here.
+    gone: Option<Vec<HoldId>>,
+    positions: Vec<Option<u16>>,
 }
 
 /// The result of decoding holds.
@@ -41,8 +46,9 @@ impl Holds {
     pub(in crate::store) fn write(&self, now: Timestamp) -> Vec<u8> {
         let age = |instant| Timestamp::from_nanos(Age::of(instant, now).to_bits());
         let holds = self.clone().moved(age, |place| moved_place(place, age));
-        if self.is_partial() {
-            put(&Changed { gone: holds.changes.gone().to_vec(), holds })
+        if self.is_beside_changes() {
+            let Changes { gone, is_partial, positions, .. } = &self.changes;
+            put(&Changed { holds, gone: is_partial.then(|| gone.clone()), positions: positions.clone() })
         } else {
             put(&holds)
         }
@@ -52,33 +58,43 @@ impl Holds {
     pub(in crate::store) fn encoded_bytes_max(&self) -> usize {
         let gone = self.changes.gone();
         LIMIT_BYTES_MAX
-            + 3 * ID_BYTES_MAX
+            + 4 * ID_BYTES_MAX
             + self.each.len() * (HOLD_BYTES_MAX + ID_BYTES_MAX)
             + self.ended.len() * (ENDED_BYTES_MAX + ID_BYTES_MAX)
             + self.id_bytes
+            + 1
+            + self.changes.positions.len() * POSITION_BYTES_MAX
             + gone.iter().map(|id| ID_BYTES_MAX + id.bytes.len()).sum::<usize>()
     }
 
     /// Decodes holds.
     pub(in crate::store) fn read(bytes: &[u8], now: Timestamp) -> DecodedHolds {
-        read_all(bytes, |holds: Self| holds.decoded(None, now))
+        read_all(bytes, |holds: Self| holds.decoded(None, Vec::new(), now))
     }
 
-    /// Decodes a copy of the changes since an earlier copy.
+    /// Whether the copy is one of changes, or beside the changes of its counter.
+    pub(in crate::store) fn is_beside_changes(&self) -> bool {
+        self.is_partial() || !self.changes.positions.is_empty()
+    }
+
+    /// Decodes a copy of the changes since an earlier copy, or one beside the changes of a counter.
     pub(in crate::store) fn read_changes(bytes: &[u8], now: Timestamp) -> DecodedHolds {
-        read_all(bytes, |Changed { holds, gone }: Changed<Self>| holds.decoded(Some(gone), now))
+        read_all(bytes, |Changed { holds, gone, positions }: Changed<Self>| {
+            holds.decoded(gone, positions, now)
+        })
     }
 
-    fn decoded(self, gone: Option<Vec<HoldId>>, now: Timestamp) -> DecodedHolds {
+    fn decoded(self, gone: Option<Vec<HoldId>>, positions: Vec<Option<u16>>, now: Timestamp) -> DecodedHolds {
         let is_valid = self.each.len() <= HOLDS_MAX
             && self.each.iter().all(|hold| hold.ttl <= HOLD_TTL_MAX)
-            && gone.as_ref().is_none_or(|gone| gone.len() <= HOLDS_MAX);
+            && gone.as_ref().is_none_or(|gone| gone.len() <= HOLDS_MAX)
+            && (positions.is_empty() || positions.len() == self.each.len());
         if !is_valid {
             return DecodedHolds::Malformed;
         }
         let instant = |age: Timestamp| Age::of_bits(age.as_nanos()).instant(now);
         let last = self.ended.values().map(|ended| ended.change.0).max();
-        let changes = Changes::decoded(last.unwrap_or_default(), gone);
+        let changes = Changes::decoded(last.unwrap_or_default(), gone, positions);
         let mut holds = Self { changes, ..self.with_bytes_of_ids() };
         holds.forget_oldest();
         DecodedHolds::Holds(holds.moved(instant, |place| moved_place(place, instant)))

@@ -8,7 +8,7 @@ use std::{
 use rustc_hash::FxHasher;
 
 use crate::{
-    algorithm::Place,
+    algorithm::{LogCounter, Place},
     store::{
         HoldId,
         holds::{
@@ -19,11 +19,43 @@ use crate::{
     },
 };
 
-impl Hold {
-    fn is_in_entry(&self) -> bool {
-        matches!(self.held.place, Place::Instant(_))
+/// What is copied of the counter of the holds.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::store) enum CounterCopy<'c> {
+    /// The counter itself: its entries, if it is a log, have new instants.
+    Whole,
+    /// Only the changes of this log: its entries from `kept` on are new.
+    Part { log: &'c LogCounter, kept: usize },
+    /// There is no counter.
+    Absent,
+}
+
+impl CounterCopy<'_> {
+    /// Whether a hold at this place is copied because the instant of its entry is another one in the copy.
+    fn moves(self, place: Place) -> bool {
+        match (self, place) {
+            (_, Place::Sum | Place::Window(_)) | (Self::Absent, Place::Instant(_)) => false,
+            (Self::Whole, Place::Instant(_)) => true,
+            (Self::Part { log, kept }, Place::Instant(_)) => {
+                log.index_of(place).is_some_and(|position| kept <= position)
+            }
+        }
     }
 
+    /// The positions of the entries of these holds; nothing if their instants are those of the copy.
+    fn positions(self, each: &[Hold]) -> Vec<Option<u16>> {
+        match self {
+            Self::Whole | Self::Absent => Vec::new(),
+            Self::Part { log, .. } => {
+                // A log has at most `LOG_ENTRIES_MAX` entries.
+                let position = |hold: &Hold| u16::try_from(log.index_of(hold.held.place)?).ok();
+                each.iter().map(position).collect()
+            }
+        }
+    }
+}
+
+impl Hold {
     /// A number that differs if what may change of it has changed: each step of the hash is a bijection.
     fn state(&self) -> u64 {
         let mut hasher = FxHasher::default();
@@ -55,19 +87,18 @@ impl Holds {
         self.clone()
     }
 
-    /// Whether a hold is in an entry of a log. Their instants are equal only if both are copied at the same time.
-    pub(in crate::store) fn are_in_entries(&self) -> bool {
-        self.each.iter().any(Hold::is_in_entry)
-    }
-
-    /// A copy for a backup that has the last copy: of the holds, those that are new or have changed since, and those in
-    /// an entry of a log, which is copied as a whole.
-    pub(in crate::store) fn copy_changes(&mut self) -> Self {
-        let Some(copied) = self.changes.copied else { return self.copy_all() };
+    /// A copy for a backup that has the last copy: of the holds, those that are new or have changed since, and those
+    /// whose entry of a log is copied with another instant.
+    pub(in crate::store) fn copy_changes(&mut self, counter: CounterCopy<'_>) -> Self {
+        let Some(copied) = self.changes.copied else {
+            let mut copy = self.copy_all();
+            copy.changes.positions = counter.positions(&copy.each);
+            return copy;
+        };
         let mut each = Vec::new();
         for hold in &mut self.each {
             let state = hold.state();
-            if std::mem::replace(&mut hold.copied.0, state) != state || hold.is_in_entry() {
+            if std::mem::replace(&mut hold.copied.0, state) != state || counter.moves(hold.held.place) {
                 each.push(hold.clone());
             }
         }
@@ -77,11 +108,22 @@ impl Holds {
         gone.retain(|id| !ended.contains_key(id));
         let Changes { last, .. } = self.changes;
         self.changes.copied = Some(last);
-        let changes = Changes { last, copied: None, gone, is_partial: true };
+        let positions = counter.positions(&each);
+        let changes = Changes { last, copied: None, gone, is_partial: true, positions };
         let mut copy = Self { each, ended, changes, ..Self::new(&self.limit) }.with_bytes_of_ids();
         copy.set_next_expiry();
         copy.set_next_forgotten();
         copy
+    }
+
+    /// Moves holds whose positions in `log` are known to the instants of their entries.
+    pub(in crate::store) fn place_in(&mut self, log: &LogCounter) {
+        let positions = std::mem::take(&mut self.changes.positions);
+        for (hold, position) in self.each.iter_mut().zip(positions) {
+            if let Some(at) = position.and_then(|position| log.instant_of(position.into())) {
+                hold.held.place = Place::Instant(at);
+            }
+        }
     }
 
     /// The same with what has not changed since an earlier copy, if only the changes since then are here.

@@ -7,14 +7,14 @@ use proptest::prelude::*;
 use super::*;
 use crate::{
     algorithm::{
-        Admission, Concurrency, Excess, SlidingLog, Span,
+        Admission, Concurrency, Excess, LogCounter, SlidingLog, Span,
         laws::{any_limit, early, every_limit},
     },
     store::{
         UnknownId,
         held_counter::{HeldCounter, Room},
         operation::{CounterOperation, Outcome},
-        packed_counter::Now,
+        packed_counter::{Now, put},
     },
     time::SECOND,
 };
@@ -454,5 +454,30 @@ proptest! {
             let held_hits: u64 = open.iter().map(|(_, hits)| hits).sum();
             prop_assert_eq!(held.decide(Operation::Peek).remaining, 40 - charged - held_hits);
         }
+    }
+}
+
+impl Holds {
+    /// The bytes of the holds that are new or have changed since an earlier state, and of the ids that are gone. The
+    /// places of a queue are ages, which always change.
+    pub(in crate::store) fn bytes_of_changes(&self, earlier: Option<&Self>) -> usize {
+        let is_queue = matches!(self.limit.plain(), Limit::LeakyQueue(_));
+        let is_same = |hold: &&Hold| earlier.is_some_and(|earlier| earlier.each.contains(hold));
+        let holds = self.each.iter().filter(|hold| is_queue || !is_same(hold));
+        let ended = self
+            .ended
+            .iter()
+            .filter(|(id, ended)| earlier.is_none_or(|earlier| earlier.ended.get(*id) != Some(*ended)));
+        let is_known =
+            |id: &HoldId| self.ended.contains_key(id) || self.each.iter().any(|hold| hold.id == *id);
+        let gone = earlier.into_iter().flat_map(|earlier| &earlier.each).filter(|hold| !is_known(&hold.id));
+        holds.map(|hold| put(hold).len()).sum::<usize>()
+            + ended.map(|changed| put(&changed).len()).sum::<usize>()
+            + gone.map(|hold| put(&hold.id).len()).sum::<usize>()
+    }
+
+    /// The position in `log` of the entry of each hold.
+    pub(in crate::store) fn positions_in(&self, log: &LogCounter) -> Vec<(HoldId, Option<usize>)> {
+        self.each.iter().map(|hold| (hold.id.clone(), log.index_of(hold.held.place))).collect()
     }
 }

@@ -54,8 +54,8 @@ pub(super) enum Changed {
 #[derive(Debug, Default)]
 pub(super) struct ChangedKeys {
     pub(super) keys: HashSet<Key, BuildHasherDefault<KeyHasher>>,
-    // Whether a log is known to be among them.
-    has_log: bool,
+    // Whether the slot is known to have a log.
+    are_beside_log: bool,
 }
 
 /// State that only few slots have.
@@ -74,10 +74,10 @@ impl Default for Changed {
 }
 
 impl ChangedKeys {
-    /// Whether one of the counters is a log.
-    fn have_log(&mut self, table: &Table) -> bool {
-        self.has_log = self.has_log || self.keys.iter().any(|key| table.is_log(*key));
-        self.has_log
+    /// Whether a counter of the slot is a log, of which a copy of the whole slot has all entries.
+    fn are_beside_log(&mut self, table: &Table) -> bool {
+        self.are_beside_log = self.are_beside_log || table.has_log();
+        self.are_beside_log
     }
 }
 
@@ -106,10 +106,10 @@ impl OwnershipTable {
                 self.flag(slot);
             }
             changed.keys.insert(key);
-            // With more changes than this, a copy of the whole slot is cheaper, unless counters have changed in part. The
+            // With more changes than this, a copy of the whole slot is cheaper, unless counters are copied in part. The
             // keys of counters that have gone since are bounded in any case.
             let (all, keys) = (table.len(), changed.keys.len());
-            let is_cheaper = all < keys * 2 && !table.has_holds() && !changed.have_log(table);
+            let is_cheaper = all < keys * 2 && !table.has_holds() && !changed.are_beside_log(table);
             if is_cheaper || GONE_KEYS_MAX + all < keys {
                 ownership.changed = Changed::All;
             }

@@ -6,13 +6,15 @@ use crate::{
     algorithm::{Limit, Operation},
     descriptor::Key,
     store::{
-        Changes, Consumption, Slot, SlotData, SlotSource, StoredSlot,
+        Changes, Consumption, Slot, SlotCopy, SlotData, SlotSource, StoredSlot,
         budget::{Budget, Reservation},
         held_counter::HeldCounter,
+        key_hasher::ByKey,
         memory::{
             Memory,
             ownership::{Changed, ChangedKeys, SideData, SlotOwnership},
         },
+        packed_counter::PackedCounter,
         table::Table,
     },
     time::Timestamp,
@@ -46,7 +48,7 @@ impl Memory {
         let holds = table.take_all_holds(&self.tables.resources);
         let (bytes, seq) = (table.bytes(), ownership.seq());
         let SideData { pending, unknown, .. } = ownership.into_side_data();
-        let data = SlotData::all(table.into_counters(), holds, pending, unknown);
+        let data = SlotData::all(self.with_keys(slot, table.into_counters()), holds, pending, unknown);
         let data = data.with_lead(self.restrictions.lead());
         self.tables.resources.budget.change_table(bytes, 0);
         self.tables.resources.budget.change(data.heap_bytes(), 0);
@@ -175,33 +177,22 @@ impl Memory {
         self.copies_of(slot, all)
     }
 
-    /// The counters of `slot` from where a snapshot takes them, without idle ones; `None` if there are none.
-    pub fn stored(&self, slot: Slot, source: SlotSource, now: Timestamp) -> Option<StoredSlot> {
-        match source {
-            SlotSource::Memory { epoch } => {
-                let Changes { seq, data } = self.snapshot(slot, now)?;
-                Some(StoredSlot { slot, epoch, seq, data })
-            }
-            SlotSource::Copy(copy) => {
-                let data = copy.data.without_idle(now);
-                (!data.is_empty()).then_some(StoredSlot { data, ..*copy })
-            }
-        }
-    }
-
-    /// Copies of all counters of `slot`, with or without a cluster. Does not affect [`Memory::changes`]. `None` if
-    /// there are none.
-    pub(super) fn snapshot(&self, slot: Slot, now: Timestamp) -> Option<Changes> {
+    /// A copy of `slot` from where a snapshot takes it, with or without a cluster. Does not affect [`Memory::changes`].
+    pub fn copy(&self, slot: Slot, source: SlotSource) -> SlotCopy {
+        let epoch = match source {
+            SlotSource::Memory { epoch } => epoch,
+            SlotSource::Copy(copy) => return (*copy).into(),
+        };
         let table = self.tables.lock(slot);
         let ownership = self.ownerships.as_ref().map(|ownerships| ownerships.lock(slot));
         let seq = ownership.as_ref().map_or(0, |ownership| ownership.seq());
         let side_data = ownership.as_ref().and_then(|ownership| ownership.side_data());
         let (pending, unknown) = side_data.map(SideData::copies).unwrap_or_default();
-        let (copies, holds) = (table.copies(), table.copies_of_holds());
+        let (counters, holds) = (table.copies(), table.copies_of_holds());
         drop((ownership, table));
-        let data = SlotData::all(copies.into_iter(), holds, pending, unknown).without_idle(now);
-        let data = data.with_lead(self.restrictions.lead());
-        (!data.is_empty()).then_some(Changes { seq, data })
+        let rest = SlotData::all(std::iter::empty(), holds, pending, unknown);
+        let rest = StoredSlot { slot, epoch, seq, data: rest.with_lead(self.restrictions.lead()) };
+        SlotCopy::new(rest, counters, self.slots())
     }
 
     fn copies_of(&self, slot: Slot, which: impl FnOnce(&mut SlotOwnership) -> Changed) -> Changes {
@@ -217,20 +208,33 @@ impl Memory {
         let data = match which(&mut ownership) {
             Changed::All => {
                 let (pending, unknown) = ownership.side_data().map(SideData::copies).unwrap_or_default();
-                let (copies, holds) = (table.copy_all(), table.copy_all_holds(resources));
+                let (copies, holds) = (table.copy_all(resources), table.copy_all_holds(resources));
                 drop((ownership, table));
-                SlotData::all(copies.into_iter(), holds, pending, unknown)
+                SlotData::all(self.with_keys(slot, copies.into_iter()), holds, pending, unknown)
             }
             Changed::Some(ChangedKeys { keys, .. }) => {
                 let pending =
                     ownership.side_data().map(|side_data| side_data.pending.only(&keys)).unwrap_or_default();
-                let counters: Vec<_> = keys.iter().map(|key| (*key, table.copy_changes(*key))).collect();
-                let holds =
-                    keys.iter().filter_map(|key| Some((*key, table.copy_changed_holds(*key, resources)?)));
-                SlotData::some(counters.into_iter(), holds.collect(), pending)
+                let (mut counters, mut holds) = (Vec::with_capacity(keys.len()), ByKey::default());
+                for key in keys {
+                    let (counter, changed) = table.copy_changes(key, resources);
+                    counters.push((key, counter));
+                    holds.extend(changed.map(|changed| (key, changed)));
+                }
+                SlotData::some(counters.into_iter(), holds, pending)
             }
         };
         Changes { seq, data: data.with_lead(self.restrictions.lead()) }
+    }
+
+    /// The counters of the table of `slot` with their keys.
+    fn with_keys(
+        &self,
+        slot: Slot,
+        counters: impl Iterator<Item = (u64, PackedCounter)>,
+    ) -> impl Iterator<Item = (Key, PackedCounter)> {
+        let slots = self.slots();
+        counters.map(move |(low, packed)| (slot.key(slots, low), packed))
     }
 
     /// Applies `change` to the counter of `key` with its holds, and records the change. `None` if this replica does not
@@ -315,5 +319,7 @@ impl Memory {
     }
 }
 
+#[cfg(test)]
+mod backup_laws;
 #[cfg(test)]
 mod tests;

@@ -7,8 +7,8 @@ use serde::{Serialize, de::DeserializeOwned};
 
 use crate::{
     algorithm::{
-        Counter, DebtCounter, LOG_ENTRIES_MAX, LogCounter, PenaltyRecord, SlidingCounter, StepCounter,
-        WindowCounter,
+        Counter, DebtCounter, LOG_ENTRIES_MAX, LogCounter, PenaltyRecord, SentLogChanges, SlidingCounter,
+        StepCounter, WindowCounter,
     },
     store::packed_counter::layout::{Large, MILLISECOND, Millis, PackedCounter, PackedPenalized, UsedShare},
     time::Timestamp,
@@ -27,8 +27,10 @@ const LOG: u8 = 9;
 const CHANGED_LOG: u8 = 10;
 const PENALIZED: u8 = 11;
 
-/// The largest encoded fields of a counter without the entries of a log, in bytes: four numbers and the used share.
-const FIELDS_BYTES_MAX: usize = 4 * NUMBER_BYTES_MAX + 1;
+/// The largest encoded fields of a counter without the entries of a log, in bytes: five numbers and the used share.
+const FIELDS_BYTES_MAX: usize = 5 * NUMBER_BYTES_MAX + 1;
+/// The largest encoded change of an entry of a log, in bytes: its position and its hits.
+const EDIT_BYTES_MAX: usize = 3 + NUMBER_BYTES_MAX;
 /// The largest encoded record of refusals, in bytes: two instants, two numbers of 32 bits, a flag, and the tag of the
 /// counter.
 const RECORD_BYTES_MAX: usize = 2 * NUMBER_BYTES_MAX + 2 * 5 + 2;
@@ -45,52 +47,56 @@ pub(crate) enum Decoded {
 }
 
 impl PackedCounter {
-    /// The tag and the encoded fields.
-    pub(crate) fn write(&self, now: Timestamp) -> (u8, Vec<u8>) {
+    /// Appends the encoded fields to `bytes`, and returns the tag.
+    pub(crate) fn write(&self, now: Timestamp, bytes: &mut Vec<u8>) -> u8 {
         let age = |instant| Age::of(instant, now);
         match self {
             Self::Penalized(penalized) => {
                 let PackedPenalized { counter, record } = &**penalized;
                 let PenaltyRecord { refusals, has_passed, penalties, until, forgotten_at } = record;
-                let (tag, fields) = counter.write(now);
-                let record = (refusals, has_passed, penalties, age(*until), age(*forgotten_at), tag);
-                (PENALIZED, [put(&record), fields].concat())
+                let mut fields = Vec::new();
+                let tag = counter.write(now, &mut fields);
+                append(bytes, &(refusals, has_passed, penalties, age(*until), age(*forgotten_at), tag));
+                bytes.append(&mut fields);
+                PENALIZED
             }
-            Self::Window { used, count, end } => (WINDOW, put(&(used, count, end))),
+            Self::Window { used, count, end } => with_fields(bytes, WINDOW, &(used, count, end)),
             Self::Sliding { used, until, previous, current } => {
-                (SLIDING, put(&(used, until.timestamp(), previous, current)))
+                with_fields(bytes, SLIDING, &(used, until.timestamp(), previous, current))
             }
             Self::Debt { passing_debt_max, rest, paid_at } => {
-                (DEBT, put(&(passing_debt_max, rest, age(*paid_at))))
+                with_fields(bytes, DEBT, &(passing_debt_max, rest, age(*paid_at)))
             }
             Self::Step { passing_debt_max, spare, full_at } => {
-                (STEP, put(&(passing_debt_max, spare, age(*full_at))))
+                with_fields(bytes, STEP, &(passing_debt_max, spare, age(*full_at)))
             }
             Self::Large(large) => {
                 let Large { counter, idle_at, used } = &**large;
                 match counter {
                     Counter::Window(WindowCounter { end, count }) => {
-                        (LARGE_WINDOW, put(&(used, idle_at, end, count)))
+                        with_fields(bytes, LARGE_WINDOW, &(used, idle_at, end, count))
                     }
                     Counter::Sliding(SlidingCounter { end, previous, current }) => {
-                        (LARGE_SLIDING, put(&(used, idle_at, end, previous, current)))
+                        with_fields(bytes, LARGE_SLIDING, &(used, idle_at, end, previous, current))
                     }
                     Counter::Debt(DebtCounter { paid_at, rest }) => {
-                        (LARGE_DEBT, put(&(used, age(*idle_at), age(*paid_at), rest)))
+                        with_fields(bytes, LARGE_DEBT, &(used, age(*idle_at), age(*paid_at), rest))
                     }
                     Counter::Step(StepCounter { full_at, spare }) => {
-                        (LARGE_STEP, put(&(used, age(*idle_at), age(*full_at), spare)))
+                        with_fields(bytes, LARGE_STEP, &(used, age(*idle_at), age(*full_at), spare))
                     }
                     Counter::Log(log) => {
                         let entries: Vec<_> = log.hits().map(|(at, hits)| (age(at), hits)).collect();
                         match log.changes() {
-                            None => (LOG, put(&(used, age(*idle_at), entries))),
-                            Some(changes) => (CHANGED_LOG, put(&(used, age(*idle_at), entries, changes))),
+                            None => with_fields(bytes, LOG, &(used, age(*idle_at), entries)),
+                            Some(changes) => {
+                                with_fields(bytes, CHANGED_LOG, &(used, age(*idle_at), entries, changes))
+                            }
                         }
                     }
                     // A counter with a record is not large, whatever the counter is.
                     Counter::Penalized(penalized) => {
-                        Self::large(*used, *idle_at, penalized.counter.clone()).write(now)
+                        Self::large(*used, *idle_at, penalized.counter.clone()).write(now, bytes)
                     }
                 }
             }
@@ -111,7 +117,7 @@ impl PackedCounter {
                 | Counter::Penalized(_) => FIELDS_BYTES_MAX,
                 Counter::Log(log) => {
                     let entries = log.hits().map(|(_, hits)| NUMBER_BYTES_MAX + number_bytes(hits));
-                    FIELDS_BYTES_MAX + entries.sum::<usize>()
+                    FIELDS_BYTES_MAX + entries.sum::<usize>() + log.edited() * EDIT_BYTES_MAX
                 }
             },
             Self::Penalized(penalized) => RECORD_BYTES_MAX + penalized.counter.encoded_bytes_max(),
@@ -187,7 +193,7 @@ impl PackedCounter {
         used: UsedShare,
         idle_at: Age,
         entries: &[(Age, u64)],
-        changes: Option<(u16, u16)>,
+        changes: Option<SentLogChanges>,
         now: Timestamp,
     ) -> Option<Self> {
         if entries.len() > LOG_ENTRIES_MAX {
@@ -235,6 +241,16 @@ pub(in crate::store) fn number_bytes(number: u64) -> usize {
 
 pub(in crate::store) fn put<T: Serialize>(value: &T) -> Vec<u8> {
     postcard::to_stdvec(value).expect("numbers in memory are always written")
+}
+
+/// Appends encoded fields, and returns their tag.
+fn with_fields<T: Serialize>(bytes: &mut Vec<u8>, tag: u8, fields: &T) -> u8 {
+    append(bytes, fields);
+    tag
+}
+
+fn append<T: Serialize>(bytes: &mut Vec<u8>, value: &T) {
+    postcard::to_io(value, bytes).expect("numbers in memory are always written");
 }
 
 /// Decodes all of `bytes` as one value.

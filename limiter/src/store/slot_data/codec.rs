@@ -24,12 +24,14 @@ const PENDING: u8 = 128;
 const REMOVED: u8 = 129;
 /// The tag of all holds of a key.
 const HOLDS: u8 = 130;
-/// The tag of the holds of a key that have changed since an earlier copy.
+/// The tag of the holds of a key that have changed since an earlier copy, or beside the changes of their counter.
 const CHANGED_HOLDS: u8 = 131;
 /// The maximum encoded size of a length, with seven bits in each byte.
 const LENGTH_MAX: usize = usize::BITS.div_ceil(7) as usize;
 /// The encoded size of what comes before the records, at most: the version, the extent, and the lead.
 const HEADER_BYTES_MAX: usize = 3 + 2 * NUMBER_BYTES_MAX;
+/// The encoded size of most counters, in bytes.
+const RECORD_BYTES_USUAL: usize = 32;
 /// The encoded size of a record without its fields and their length.
 const RECORD_BYTES: usize = 17;
 
@@ -47,21 +49,34 @@ pub enum DecodeError {
 impl SlotData {
     /// Encodes everything that is not idle. Instants are relative to `now`.
     pub fn encode(&self, now: Timestamp) -> Vec<u8> {
-        let mut bytes = vec![VERSION, self.extent as u8];
+        self.encode_with(std::iter::empty(), now)
+    }
+
+    /// The same with more counters.
+    pub(in crate::store) fn encode_with<'c>(
+        &'c self,
+        more: impl ExactSizeIterator<Item = (Key, &'c PackedCounter)>,
+        now: Timestamp,
+    ) -> Vec<u8> {
+        let counters = self.counters.len() + more.len();
+        let mut bytes = Vec::with_capacity(HEADER_BYTES_MAX + counters * RECORD_BYTES_USUAL);
+        bytes.extend([VERSION, self.extent as u8]);
         let lead = self.lead.map(|lead| (Age::of(lead.at, now), Age::of(lead.until, now)));
         bytes.extend(put(&lead));
         let mut removed: Vec<Key> = self.removed.iter().copied().collect();
-        for (key, packed) in &self.counters {
+        let mut fields = Vec::new();
+        for (key, packed) in self.counters.iter().map(|(key, packed)| (*key, packed)).chain(more) {
             if now < packed.idle_at() {
-                let (tag, packed) = packed.write(now);
-                put_record(&mut bytes, *key, tag, &packed);
+                fields.clear();
+                let tag = packed.write(now, &mut fields);
+                put_record(&mut bytes, key, tag, &fields);
             } else if self.extent == Extent::Some {
-                removed.push(*key);
+                removed.push(key);
             }
         }
         removed.into_iter().for_each(|key| put_record(&mut bytes, key, REMOVED, &[]));
         for (key, holds) in &self.holds {
-            let tag = if holds.is_partial() { CHANGED_HOLDS } else { HOLDS };
+            let tag = if holds.is_beside_changes() { CHANGED_HOLDS } else { HOLDS };
             put_record(&mut bytes, *key, tag, &holds.write(now));
         }
         for (key, each) in &self.pending.by_key {
@@ -98,11 +113,9 @@ impl SlotData {
             postcard::take_from_bytes(rest).map_err(|_| DecodeError::Malformed)?;
         let lead = lead.map(|(at, until)| Lead { at: at.instant(now), until: until.instant(now) });
         let mut data = Self { extent, lead, ..Self::default() };
+        data.counters.reserve(counters_in(rest));
         while !rest.is_empty() {
-            let (high, after) = rest.split_first_chunk().ok_or(DecodeError::Malformed)?;
-            let (low, after) = after.split_first_chunk().ok_or(DecodeError::Malformed)?;
-            let key = Key::from_halves(u64::from_le_bytes(*high), u64::from_le_bytes(*low));
-            let (tag, body, after) = tagged(after).ok_or(DecodeError::Malformed)?;
+            let (key, tag, body, after) = record(rest).ok_or(DecodeError::Malformed)?;
             data.read(key, tag, body, now)?;
             rest = after;
         }
@@ -148,6 +161,24 @@ impl SlotData {
     }
 }
 
+/// Splits off what [`put_record`] has written.
+fn record(bytes: &[u8]) -> Option<(Key, u8, &[u8], &[u8])> {
+    let (high, rest) = bytes.split_first_chunk()?;
+    let (low, rest) = rest.split_first_chunk()?;
+    let (tag, body, rest) = tagged(rest)?;
+    Some((Key::from_halves(u64::from_le_bytes(*high), u64::from_le_bytes(*low)), tag, body, rest))
+}
+
+/// The number of counters in these records, at most: a map that grows would move them several times.
+fn counters_in(mut records: &[u8]) -> usize {
+    let mut counters = 0;
+    while let Some((_, tag, _, rest)) = record(records) {
+        counters += usize::from(tag < PENDING);
+        records = rest;
+    }
+    counters
+}
+
 /// Decodes a packed counter; `None` if its tag is unknown.
 fn counter(tag: u8, body: &[u8], now: Timestamp) -> Result<Option<PackedCounter>, DecodeError> {
     match PackedCounter::read(tag, body, now) {
@@ -188,10 +219,11 @@ impl Usage {
     }
 
     fn write(&self, now: Timestamp) -> Vec<u8> {
-        let mut bytes = Vec::new();
+        let (mut bytes, mut fields) = (Vec::new(), Vec::new());
         for packed in [Some(&self.packed), self.base.as_ref()].into_iter().flatten() {
-            let (tag, packed) = packed.write(now);
-            put_tagged(&mut bytes, tag, &packed);
+            fields.clear();
+            let tag = packed.write(now, &mut fields);
+            put_tagged(&mut bytes, tag, &fields);
         }
         bytes
     }

@@ -1,7 +1,8 @@
 //! A hash table with open addressing and linear probing. Keys are stored only in the buckets themselves, so a lookup
-//! waits for one cache line.
+//! waits for one cache line, or for two neighbours. A key is the lower half of a [`Key`](crate::descriptor::Key): all
+//! keys of a slot have the same bits that select the slot.
 
-use crate::{descriptor::Key, store::packed_counter::PackedCounter};
+use crate::store::packed_counter::PackedCounter;
 
 /// The minimum number of buckets of a table that is not empty.
 pub(super) const FEWEST: usize = 4;
@@ -17,13 +18,12 @@ pub(super) struct HashTable {
     factor: u64,
 }
 
-/// A bucket for one counter. Two fill a cache line; none crosses one.
+/// A bucket for one counter. Three of four are in one cache line, and the others in two neighbours.
 #[derive(Debug, Default)]
-#[repr(align(32))]
-struct Bucket(Option<(Key, PackedCounter)>);
+struct Bucket(Option<(u64, PackedCounter)>);
 
 // The memory per counter follows from this size; docs/algorithms.md states it.
-const _: () = assert!(size_of::<Bucket>() == 32);
+const _: () = assert!(size_of::<Bucket>() == 24);
 
 /// The bytes of this many buckets.
 pub(super) const fn bytes_of(buckets: usize) -> usize {
@@ -40,9 +40,14 @@ pub(super) fn buckets_for(counters: usize) -> usize {
     if counters == 0 { 0 } else { (counters * 4).div_ceil(3).max(FEWEST) }
 }
 
-/// The next larger number of buckets.
+/// The next larger number of buckets, which has room for more counters. By a quarter, so that a table that has just
+/// grown is 3/5 full.
 pub(super) const fn next_after(buckets: usize) -> usize {
-    if buckets < FEWEST { FEWEST } else { buckets + buckets / 2 }
+    match buckets {
+        ..FEWEST => FEWEST,
+        FEWEST..8 => buckets + 2,
+        _ => buckets + buckets / 4,
+    }
 }
 
 impl HashTable {
@@ -71,24 +76,24 @@ impl HashTable {
     }
 
     #[inline]
-    pub(super) fn get(&self, key: Key) -> Option<&PackedCounter> {
+    pub(super) fn get(&self, key: u64) -> Option<&PackedCounter> {
         self.buckets[self.find(key)?].0.as_ref().map(|(_, packed)| packed)
     }
 
     #[inline]
-    pub(super) fn get_mut(&mut self, key: Key) -> Option<&mut PackedCounter> {
+    pub(super) fn get_mut(&mut self, key: u64) -> Option<&mut PackedCounter> {
         let index = self.find(key)?;
         self.buckets[index].0.as_mut().map(|(_, packed)| packed)
     }
 
     /// Inserts a key that is not in the table. The table must not be full.
-    pub(super) fn put(&mut self, key: Key, packed: PackedCounter) {
+    pub(super) fn put(&mut self, key: u64, packed: PackedCounter) {
         debug_assert!(!self.is_full() && self.find(key).is_none());
         self.len += 1;
         self.insert_near_home(key, packed);
     }
 
-    pub(super) fn remove(&mut self, key: Key) -> Option<PackedCounter> {
+    pub(super) fn remove(&mut self, key: u64) -> Option<PackedCounter> {
         let mut index = self.find(key)?;
         let (_, packed) = self.buckets[index].0.take()?;
         self.len -= 1;
@@ -130,20 +135,20 @@ impl HashTable {
         before.into_counters().for_each(|(key, packed)| self.put(key, packed));
     }
 
-    pub(super) fn iter(&self) -> impl Iterator<Item = &(Key, PackedCounter)> {
+    pub(super) fn iter(&self) -> impl Iterator<Item = &(u64, PackedCounter)> {
         self.buckets.iter().filter_map(|bucket| bucket.0.as_ref())
     }
 
-    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = &mut (Key, PackedCounter)> {
+    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = &mut (u64, PackedCounter)> {
         self.buckets.iter_mut().filter_map(|bucket| bucket.0.as_mut())
     }
 
-    pub(super) fn into_counters(self) -> impl Iterator<Item = (Key, PackedCounter)> {
+    pub(super) fn into_counters(self) -> impl Iterator<Item = (u64, PackedCounter)> {
         self.buckets.into_iter().filter_map(|bucket| bucket.0)
     }
 
     #[inline]
-    fn find(&self, key: Key) -> Option<usize> {
+    fn find(&self, key: u64) -> Option<usize> {
         let mut index = self.home(key);
         loop {
             // Also returns for a table without buckets.
@@ -156,7 +161,7 @@ impl HashTable {
     }
 
     /// Puts a counter into the first empty bucket from its home bucket on.
-    fn insert_near_home(&mut self, key: Key, packed: PackedCounter) {
+    fn insert_near_home(&mut self, key: u64, packed: PackedCounter) {
         let mut index = self.home(key);
         while self.buckets[index].0.is_some() {
             index = self.next(index);
@@ -173,8 +178,8 @@ impl HashTable {
 
     /// The home bucket of a key. A multiplication instead of a remainder, so any number of buckets is possible.
     #[inline]
-    pub(super) fn home(&self, key: Key) -> usize {
-        let share = u128::from(key.low().wrapping_mul(self.factor));
+    pub(super) fn home(&self, key: u64) -> usize {
+        let share = u128::from(key.wrapping_mul(self.factor));
         // Less than the number of buckets.
         ((share * self.bucket_count() as u128) >> u64::BITS) as usize
     }

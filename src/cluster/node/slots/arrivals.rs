@@ -4,7 +4,7 @@ use tollgate_limiter::store::Slot;
 
 use crate::cluster::{
     MemberId,
-    message::{HandOff, Message, Owner, SlotCopy, Version},
+    message::{HandOff, HandOffId, Message, Owner, SlotCopy, Version},
     node::{backup::Received, context::Context, membership::Departure, ownership::Arrival, slots::Slots},
 };
 
@@ -20,7 +20,7 @@ impl Slots {
             && cx.members.is_reachable(owner.member, cx.now)
             && cx.members.is_synced(owner.member)
         {
-            if cx.out.has_room_for_data(owner.member) {
+            if self.has_room_for_hand_offs(owner.member, cx) {
                 self.send_hand_off(slot, owner.member, cx);
             } else {
                 self.may_move = true;
@@ -68,6 +68,13 @@ impl Slots {
         }
     }
 
+    /// The receiver owns the slot of a hand-off, and its data is safe.
+    pub(in crate::cluster::node) fn receive_hand_off_ack(&mut self, id: HandOffId, cx: &mut Context<'_>) {
+        if let Some(to) = self.ownership.receive_ack(id, cx) {
+            self.send_more_data(to, cx);
+        }
+    }
+
     pub(in crate::cluster::node) fn receive_backup(
         &mut self,
         from: MemberId,
@@ -84,7 +91,9 @@ impl Slots {
                 }
                 cx.out.send(from, Message::BackupAck { slot, version });
             }
-            Received::Refused => cx.out.send(from, Message::BackupRefused { slot, version }),
+            Received::Refused => {
+                cx.out.send(from, Message::BackupRefused { slot, version });
+            }
             Received::BaseMissing => {}
         }
     }
@@ -98,7 +107,7 @@ impl Slots {
         cx: &mut Context<'_>,
     ) {
         if let Some(answered) = self.backup_sender.answered(from, slot, version) {
-            self.backup_answered(slot, answered, cx);
+            self.backup_answered(from, slot, answered, cx);
         }
     }
 
@@ -112,7 +121,7 @@ impl Slots {
         cx.out.stats.backups_arrived += 1;
         if let Some(answered) = self.backup_sender.answered(from, slot, version) {
             cx.out.stats.backup_arrived_at = cx.now;
-            self.backup_answered(slot, answered, cx);
+            self.backup_answered(from, slot, answered, cx);
         }
     }
 
@@ -168,7 +177,9 @@ impl Slots {
             }
         }
         match self.recovery.receive_reply(from, slot, copy) {
-            Ok(()) => self.end_recovery_if_complete(slot, cx),
+            Ok(()) => {
+                self.end_recovery_if_complete(slot, cx);
+            }
             // The recovery is over, but the consumption in this copy still counts.
             Err(Some(copy)) => self.receive_newer_copy(slot, copy, cx),
             Err(None) => {}
@@ -214,9 +225,9 @@ impl Slots {
             self.backups.store_newer(slot, copy, cx.now);
         }
         self.backup_sender.member_departed(member);
-        for slot in self.recovery.stop_waiting_for(member) {
-            self.end_recovery_if_complete(slot, cx);
-        }
+        // The next turns end the recoveries that have waited for it.
+        self.recovery.stop_waiting_for(member);
+        self.may_move = true;
         self.leases.borrower_departed(member, departure, cx);
         self.id_shares.remove(&member);
     }

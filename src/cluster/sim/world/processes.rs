@@ -184,7 +184,10 @@ impl World {
     pub(super) fn snapshot(&self, number: usize) -> Option<Snapshot> {
         let Process { node, memory, secret, .. } = self.processes.get(&number)?;
         let now = self.wall_of(number);
-        let copy = |slot| memory.stored(slot, node.snapshot_source(slot), now);
+        let copy = |slot| {
+            let encoded = memory.copy(slot, node.snapshot_source(slot)).encode(now)?;
+            Some(encoded.decode(now).expect("it was just encoded"))
+        };
         let copies: Vec<_> = memory.each_slot().filter_map(copy).collect();
         let secret = secret.clone()?;
         (!copies.is_empty()).then_some(Snapshot { secret, copies })

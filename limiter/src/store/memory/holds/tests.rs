@@ -17,7 +17,7 @@ use crate::{
         holds::IDS_MAX,
         memory::{
             tables::SHARE_DIVISOR,
-            tests::{BYTES, NOW, key, left, window},
+            tests::{BYTES, NOW, key, left, stored, window},
         },
     },
     time::SECOND,
@@ -353,10 +353,10 @@ fn copy_with_all_changes_has_the_holds_of_the_slot() {
     let mut copy = memory.whole(slot).data;
     assert!(reserve(&memory, &[check(key("k"), &limit, 4)], "a", NOW));
     copy.merge(memory.changes(slot).data);
-    assert_eq!(copy, memory.snapshot(slot, NOW).unwrap().data);
+    assert_eq!(copy, stored(&memory, slot, NOW));
     memory.withdraw(&Checks::from_slice(&[check(key("k"), &limit, 0)]), &id("a"), 0, NOW).unwrap();
     copy.merge(memory.changes(slot).data);
-    assert_eq!(copy, memory.snapshot(slot, NOW).unwrap().data);
+    assert_eq!(copy, stored(&memory, slot, NOW));
     assert!(copy.into_counters().1.is_empty());
 }
 
@@ -427,7 +427,7 @@ proptest! {
                     let encoded = changes.encode(now);
                     prop_assert!(encoded.len() <= changes.encoded_bytes_max());
                     copy.merge(SlotData::decode(&encoded, now).unwrap());
-                    let owned = memory.snapshot(slot, now).map(|snapshot| snapshot.data).unwrap_or_default();
+                    let owned = stored(&memory, slot, now);
                     prop_assert_eq!(copy.clone().without_idle(now), owned);
                 }
             }
