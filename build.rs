@@ -5,8 +5,12 @@ use std::{env, error::Error, fs, path::PathBuf};
 use prost::Message;
 
 /// The public API. Its descriptors are served by reflection.
-const PUBLIC: [&str; 3] =
-    ["envoy/service/ratelimit/v3/rls.proto", "google/rpc/error_details.proto", "tollgate/v1/tollgate.proto"];
+const PUBLIC: [&str; 4] = [
+    "envoy/service/ratelimit/v3/rls.proto",
+    "envoy/service/rate_limit_quota/v3/rlqs.proto",
+    "google/rpc/error_details.proto",
+    "tollgate/v1/tollgate.proto",
+];
 /// The frames between replicas.
 const LINK: [&str; 1] = ["tollgate/cluster/v1/link.proto"];
 /// What a control plane sends.

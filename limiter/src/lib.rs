@@ -9,6 +9,8 @@
 pub mod algorithm;
 #[doc(hidden)]
 pub mod descriptor;
+#[doc(hidden)]
+pub mod divider;
 #[cfg(feature = "watch")]
 #[doc(hidden)]
 pub mod file_watch;

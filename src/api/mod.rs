@@ -28,6 +28,7 @@ mod protobuf;
 mod pseudonym;
 pub mod reader;
 pub mod recorder;
+pub mod rlqs;
 pub mod rls;
 mod span;
 pub mod timeout;

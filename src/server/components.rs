@@ -29,6 +29,7 @@ use crate::{
         proto::DESCRIPTORS,
         reader::RequestReader,
         recorder::Recorder,
+        rlqs::QuotaService,
         top,
     },
     cluster::Cluster,
@@ -68,6 +69,8 @@ pub(super) struct Components {
     // The samples for the operators' page.
     live: Arc<admin::page::Live>,
     api: Api,
+    // `None` if it is not enabled.
+    quotas: Option<Arc<QuotaService>>,
     callers: Callers,
 }
 
@@ -118,6 +121,10 @@ impl Components {
             logs,
             recorder: settings.admin.record.map(|values| Arc::new(Recorder::new(values))),
         };
+        let quotas = settings.rlqs.enabled.then(|| {
+            let memory = persistence.memory.clone();
+            Arc::new(QuotaService::new(limiter.clone(), memory, clock.clone(), settings.rlqs))
+        });
         let api = Api::new(limiter, settings.api)
             .with_headers(settings.headers.clone())
             .with_denial_bodies(admin.denial_bodies.clone())
@@ -139,6 +146,7 @@ impl Components {
             admin,
             live: Arc::default(),
             api,
+            quotas,
         })
     }
 
@@ -160,6 +168,9 @@ impl Components {
                 stopping.await;
                 recorder.stop();
             });
+        }
+        if let Some(quotas) = self.quotas.clone() {
+            background.spawn(quotas.run());
         }
         background.spawn(sweep(persistence.memory.clone(), clock.clone()));
         let rules = active_rules.clone();
@@ -201,8 +212,9 @@ impl Components {
     /// The services of the gRPC listener.
     pub(super) fn grpc_services(&self, background: &mut JoinSet<()>) -> Result<Services, Error> {
         let (reporter, health) = tonic_health::server::health_reporter();
-        background.spawn(lifecycle::report_health(reporter, self.probe()));
-        Ok(Services::grpc(grpc_routes(health)?, self.api.clone(), self.callers.clone()))
+        let names = lifecycle::health_names(self.quotas.is_some());
+        background.spawn(lifecycle::report_health(reporter, names, self.probe()));
+        Ok(Services::grpc(grpc_routes(health)?, self.api.clone(), self.quotas.clone(), self.callers.clone()))
     }
 
     /// The services of the HTTP listener.
@@ -251,6 +263,7 @@ impl Components {
             self.cluster.clone(),
             self.shared_store.clone(),
             self.rule_source_stats.clone(),
+            self.quotas.clone(),
             sources,
             self.settings.metrics.reference_names,
         );

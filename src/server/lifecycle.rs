@@ -25,6 +25,9 @@ const ALL_LINKS_REJECTED: &str = "every link to another replica is rejected";
 const HEALTH_NAMES: [&str; 4] =
     ["", "ratelimit", "envoy.service.ratelimit.v3.RateLimitService", "tollgate.v1.RateLimiter"];
 
+/// The name of the rate limit quota service.
+const QUOTA_SERVICE: &str = "envoy.service.rate_limit_quota.v3.RateLimitQuotaService";
+
 /// Phases in their order. A process never returns to an earlier phase.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Phase {
@@ -128,14 +131,19 @@ pub(super) async fn wait_until_open(mut opened: watch::Receiver<bool>) {
     let _ = opened.wait_for(|is_open| *is_open).await;
 }
 
+/// The names whose health is reported.
+pub(super) fn health_names(has_quotas: bool) -> Vec<&'static str> {
+    HEALTH_NAMES.into_iter().chain(has_quotas.then_some(QUOTA_SERVICE)).collect()
+}
+
 /// Updates the health service for as long as it is polled.
-pub(super) async fn report_health(reporter: HealthReporter, mut probe: Probe) {
+pub(super) async fn report_health(reporter: HealthReporter, names: Vec<&'static str>, mut probe: Probe) {
     let mut reported = None;
     loop {
         let phase = *probe.phase.borrow_and_update();
         let isolation = probe.isolation();
         if reported != Some((phase, isolation.is_some())) {
-            report(&reporter, phase, isolation.is_some()).await;
+            report(&reporter, &names, phase, isolation.is_some()).await;
             match &isolation {
                 Some(reason) => warn!(reason, "not ready"),
                 None if reported.is_some_and(|(_, isolated)| isolated) => info!("ready again"),
@@ -149,8 +157,8 @@ pub(super) async fn report_health(reporter: HealthReporter, mut probe: Probe) {
     }
 }
 
-async fn report(reporter: &HealthReporter, phase: Phase, is_isolated: bool) {
-    for name in HEALTH_NAMES {
+async fn report(reporter: &HealthReporter, names: &[&'static str], phase: Phase, is_isolated: bool) {
+    for name in names {
         match phase {
             Phase::Serving if !is_isolated => reporter.set_service_status(name, ServingStatus::Serving).await,
             Phase::Starting | Phase::Serving | Phase::Draining => {

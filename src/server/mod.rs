@@ -48,7 +48,9 @@ mod wake_filter;
 mod workers;
 
 pub use lifecycle::Phase;
-pub use metrics::{cluster_metrics, replica_metrics, rules_url_metrics, shared_store_metrics, xds_metrics};
+pub use metrics::{
+    cluster_metrics, replica_metrics, rlqs_metrics, rules_url_metrics, shared_store_metrics, xds_metrics,
+};
 pub use stats::{ListenerStats, ServerStats};
 pub use tls::CertificateFileError;
 pub use workers::WorkerPool;

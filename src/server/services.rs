@@ -17,7 +17,7 @@ use tollgate_limiter::resilience::{Caller, Callers, Origin};
 use tonic::codegen::Service as _;
 
 use crate::{
-    api::{Api, Batch},
+    api::{Api, Batch, rlqs::QuotaService},
     server::{
         body::{CallKind, RequestBody, Source},
         idle::{Activity, RequestActivity},
@@ -39,6 +39,8 @@ pub(super) struct Services {
     router: Router,
     // The rate limit service, which bypasses the router.
     api: Option<Api>,
+    // The rate limit quota service, if it is enabled.
+    quotas: Option<Arc<QuotaService>>,
     // Address of the client. The outer `None`: the router does not need it.
     peer: Option<Option<SocketAddr>>,
     // Activity of the connection, if the listener closes idle connections.
@@ -53,12 +55,19 @@ impl Services {
     pub(super) fn http(router: Router, callers: Callers) -> Self {
         // A router with its state set is not rebuilt for each request.
         let router = router.with_state(());
-        Self { router, api: None, peer: Some(None), activity: None, callers, caller: Caller::default() }
+        let (api, quotas, activity, caller) = (None, None, None, Caller::default());
+        Self { router, api, quotas, peer: Some(None), activity, callers, caller }
     }
 
-    /// gRPC services: `api` is the rate limit service, `router` has the other services.
-    pub(super) fn grpc(router: Router, api: Api, callers: Callers) -> Self {
-        Self { router, api: Some(api), peer: None, activity: None, callers, caller: Caller::default() }
+    /// gRPC services: `api` is the rate limit service, `quotas` that of quotas, `router` has the other services.
+    pub(super) fn grpc(
+        router: Router,
+        api: Api,
+        quotas: Option<Arc<QuotaService>>,
+        callers: Callers,
+    ) -> Self {
+        let (api, activity, caller) = (Some(api), None, Caller::default());
+        Self { router, api, quotas, peer: None, activity, callers, caller }
     }
 
     /// The services for one connection. `name` is that of the client's certificate, which was verified.
@@ -69,10 +78,11 @@ impl Services {
         activity: Option<Arc<Activity>>,
     ) -> Arc<Self> {
         let (router, api, callers) = (self.router.clone(), self.api.clone(), self.callers.clone());
+        let quotas = self.quotas.clone();
         let network = || Origin::network(peer.map(|peer| peer.ip()));
         // One per connection: connections on different cores must not share a reference count.
         let caller = self.callers.connected(name.map_or_else(network, Origin::Name));
-        Arc::new(Self { router, api, peer: self.peer.map(|_| peer), activity, callers, caller })
+        Arc::new(Self { router, api, quotas, peer: self.peer.map(|_| peer), activity, callers, caller })
     }
 
     /// Starts a batch of calls that are read together.
@@ -83,6 +93,11 @@ impl Services {
     /// The rate limit service and what this connection uses of what all share.
     pub(super) fn api(&self) -> Option<(&Api, &Caller)> {
         Some((self.api.as_ref()?, &self.caller))
+    }
+
+    /// The rate limit quota service, if it is enabled.
+    pub(super) fn quotas(&self) -> Option<&Arc<QuotaService>> {
+        self.quotas.as_ref()
     }
 
     /// Whether the streams of a request may stay open.

@@ -1,7 +1,8 @@
-//! Serves `CheckStream`: reads questions, and writes answers as they come.
+//! Serves the methods with streams: reads messages, and writes replies as they come.
 //!
-//! Questions whose counters are local are answered in their order, at once. Up to [`CREDITS`] others wait together.
-//! Nothing more is read while as many wait, or while the client does not take its answers.
+//! Questions of `CheckStream` whose counters are local are answered in their order, at once. Up to [`CREDITS`] others wait
+//! together. Nothing more is read while as many wait, or while the client does not take its answers. Reports of quotas
+//! are always read: for each of their buckets at most one action waits.
 
 use std::{
     collections::VecDeque,
@@ -15,7 +16,7 @@ use std::{
 use axum::http::{HeaderMap, Request, Response, header};
 use futures_util::{
     future::BoxFuture,
-    stream::{FuturesUnordered, Stream as _, StreamExt as _},
+    stream::{FuturesUnordered, Stream as _},
 };
 use h2::{Reason, RecvStream, SendStream, server::SendResponse};
 use hyper::body::Bytes;
@@ -27,6 +28,7 @@ use tonic::Status;
 
 use crate::{
     api::{
+        rlqs::QuotaStream,
         timeout,
         v1::stream::{Answered, CREDITS, first_credits},
     },
@@ -39,21 +41,47 @@ use crate::{
     },
 };
 
-/// Unsent answers beyond which no question is read, in bytes.
-const ANSWERS_BYTES_MAX: usize = 16 * 1024;
+/// Unsent replies beyond which no further one is made, in bytes.
+const REPLIES_BYTES_MAX: usize = 16 * 1024;
 
-/// A stream of questions.
-pub(super) struct CheckStream {
+/// What takes the messages of a stream and makes the replies.
+pub(super) trait Replier: Send {
+    /// The first reply, before any message.
+    fn first(&mut self) -> Option<Vec<u8>>;
+
+    /// Whether another message can be taken.
+    fn has_room(&self) -> bool;
+
+    /// Whether messages are taken while the client does not take its replies.
+    fn reads_ahead(&self) -> bool;
+
+    /// Takes a message, and returns its reply if it has one at once. `rest` is the time that is left to the stream.
+    fn receive(&mut self, message: Bytes, rest: Option<Duration>) -> Result<Option<Vec<u8>>, Status>;
+
+    /// The next reply that is made later. `None`: none is expected now.
+    fn poll_reply(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Vec<u8>, Status>>>;
+
+    /// Whether the end of the stream waits for replies.
+    fn is_waiting(&self) -> bool;
+}
+
+/// Answers questions.
+pub(super) struct Answers {
     service: Arc<Services>,
-    questions: MessageQueue,
     waiting: FuturesUnordered<BoxFuture<'static, Result<Vec<u8>, Status>>>,
-    // Encoded answers that flow control has not let out.
-    answers: VecDeque<Bytes>,
-    answers_bytes: usize,
+}
+
+/// A stream of messages and replies.
+pub(super) struct MessageStream<R> {
+    replier: R,
+    messages: MessageQueue,
+    // Encoded replies that flow control has not let out.
+    replies: VecDeque<Bytes>,
+    replies_bytes: usize,
     unsent: Unsent,
     deadline: Option<Deadline>,
     closing: BoxFuture<'static, ()>,
-    /// Once set, no question is read.
+    /// Once set, no message is read.
     end: Option<Result<(), Status>>,
 }
 
@@ -63,10 +91,79 @@ struct Deadline {
     sleep: Pin<Box<Sleep>>,
 }
 
-impl CheckStream {
+impl Answers {
+    pub(super) fn new(service: Arc<Services>) -> Self {
+        Self { service, waiting: FuturesUnordered::new() }
+    }
+}
+
+impl Replier for Answers {
+    fn first(&mut self) -> Option<Vec<u8>> {
+        Some(first_credits())
+    }
+
+    fn has_room(&self) -> bool {
+        self.waiting.len() < CREDITS
+    }
+
+    fn reads_ahead(&self) -> bool {
+        false
+    }
+
+    fn receive(&mut self, question: Bytes, rest: Option<Duration>) -> Result<Option<Vec<u8>>, Status> {
+        let Some((api, _)) = self.service.api() else { return Ok(None) };
+        match api.answer_question(&question, rest)? {
+            Answered::Ready(answer) => Ok(Some(answer)),
+            Answered::Unfinished(unfinished) => {
+                let service = self.service.clone();
+                self.waiting.push(Box::pin(async move {
+                    let Some((api, connection)) = service.api() else { return Ok(Vec::new()) };
+                    api.finish_question(&question, rest, unfinished, connection).await.map_err(Status::from)
+                }));
+                Ok(None)
+            }
+        }
+    }
+
+    fn poll_reply(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Vec<u8>, Status>>> {
+        Pin::new(&mut self.waiting).poll_next(cx)
+    }
+
+    fn is_waiting(&self) -> bool {
+        !self.waiting.is_empty()
+    }
+}
+
+impl Replier for QuotaStream {
+    fn first(&mut self) -> Option<Vec<u8>> {
+        None
+    }
+
+    fn has_room(&self) -> bool {
+        true
+    }
+
+    fn reads_ahead(&self) -> bool {
+        true
+    }
+
+    fn receive(&mut self, reports: Bytes, _rest: Option<Duration>) -> Result<Option<Vec<u8>>, Status> {
+        Self::receive(self, &reports).map(|()| None)
+    }
+
+    fn poll_reply(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Vec<u8>, Status>>> {
+        self.poll_frame(cx).map(|frame| Some(Ok(frame)))
+    }
+
+    fn is_waiting(&self) -> bool {
+        false
+    }
+}
+
+impl<R: Replier> MessageStream<R> {
     /// A stream for this request. `closing` becomes true when the connection is to be closed.
     pub(super) fn new(
-        service: Arc<Services>,
+        replier: R,
         request: Request<RecvStream>,
         bytes: ConnectionBytes,
         unsent: Unsent,
@@ -75,11 +172,10 @@ impl CheckStream {
         // An instant that cannot be represented never comes.
         let at = timeout::of(request.headers()).and_then(|timeout| Instant::now().checked_add(timeout));
         Self {
-            service,
-            questions: MessageQueue::new(request.into_body(), bytes),
-            waiting: FuturesUnordered::new(),
-            answers: VecDeque::new(),
-            answers_bytes: 0,
+            replier,
+            messages: MessageQueue::new(request.into_body(), bytes),
+            replies: VecDeque::new(),
+            replies_bytes: 0,
             unsent,
             deadline: at.map(|at| Deadline { at, sleep: Box::pin(sleep_until(at)) }),
             // An error means that the connection is gone, which ends the stream anyway.
@@ -93,10 +189,14 @@ impl CheckStream {
         let mut response = Response::new(());
         response.headers_mut().insert(header::CONTENT_TYPE, GRPC_CONTENT_TYPE);
         let mut stream = respond.send_response(response, false)?;
-        self.push(first_credits());
+        if let Some(first) = self.replier.first() {
+            self.push(first);
+        }
         let ended = poll_fn(|cx| self.poll(&mut stream, cx)).await;
         // Questions that were forwarded are decided to their end, because a refused one takes its charges back.
-        while self.waiting.next().await.is_some() {}
+        while self.replier.is_waiting() {
+            poll_fn(|cx| self.replier.poll_reply(cx)).await;
+        }
         match ended? {
             Ok(()) => stream.send_trailers(ok_trailers()),
             Err(status) => {
@@ -112,7 +212,7 @@ impl CheckStream {
         }
     }
 
-    /// Reads, answers and writes until the stream has ended and all its questions are answered.
+    /// Reads, replies and writes until the stream has ended and all its replies are made.
     fn poll(
         &mut self,
         stream: &mut SendStream<ReplyPart>,
@@ -120,14 +220,16 @@ impl CheckStream {
     ) -> Poll<Result<Result<(), Status>, h2::Error>> {
         loop {
             let mut is_active = self.read(cx);
-            // After the questions are read, because those that wait must be polled once.
-            while let Poll::Ready(Some(answer)) = Pin::new(&mut self.waiting).poll_next(cx) {
-                self.push_or_end(answer);
+            // After the messages are read, because what waits must be polled once.
+            while self.replies_bytes < REPLIES_BYTES_MAX
+                && let Poll::Ready(Some(reply)) = self.replier.poll_reply(cx)
+            {
+                self.push_or_end(reply);
                 is_active = true;
             }
             ready!(self.poll_write(stream, cx))?;
             match self.end.take() {
-                Some(end) if self.waiting.is_empty() => return Poll::Ready(Ok(end)),
+                Some(end) if !self.replier.is_waiting() => return Poll::Ready(Ok(end)),
                 end => self.end = end,
             }
             if !is_active {
@@ -136,10 +238,10 @@ impl CheckStream {
         }
     }
 
-    /// Reads and answers questions while there is room. Returns whether it stopped for lack of room for answers.
+    /// Reads messages while there is room. Returns whether it stopped for lack of room for replies.
     fn read(&mut self, cx: &mut Context<'_>) -> bool {
-        while self.end.is_none() && self.waiting.len() < CREDITS {
-            if self.answers_bytes >= ANSWERS_BYTES_MAX {
+        while self.end.is_none() && self.replier.has_room() {
+            if self.replies_bytes >= REPLIES_BYTES_MAX && !self.replier.reads_ahead() {
                 return true;
             }
             if self.closing.as_mut().poll(cx).is_ready() {
@@ -150,10 +252,10 @@ impl CheckStream {
                 self.end = Some(Err(Status::deadline_exceeded("the time of the stream is over")));
                 return true;
             }
-            match self.questions.poll_next(cx) {
+            match self.messages.poll_next(cx) {
                 Poll::Pending => return false,
                 Poll::Ready(None) => self.end = Some(Ok(())),
-                Poll::Ready(Some(Ok(question))) => self.answer(question),
+                Poll::Ready(Some(Ok(message))) => self.receive(message),
                 Poll::Ready(Some(Err(error))) => {
                     // Without a status the stream is closed already.
                     self.end = Some(error.status().map_or(Ok(()), Err));
@@ -166,51 +268,44 @@ impl CheckStream {
         false
     }
 
-    fn answer(&mut self, question: Bytes) {
-        let Some((api, _)) = self.service.api() else { return };
+    fn receive(&mut self, message: Bytes) {
         let rest = self.deadline.as_ref().map(Deadline::rest);
-        match api.answer_question(&question, rest) {
-            Ok(Answered::Ready(answer)) => self.push(answer),
-            Ok(Answered::Unfinished(unfinished)) => {
-                let service = self.service.clone();
-                self.waiting.push(Box::pin(async move {
-                    let Some((api, connection)) = service.api() else { return Ok(Vec::new()) };
-                    api.finish_question(&question, rest, unfinished, connection).await.map_err(Status::from)
-                }));
-            }
-            Err(error) => self.end = Some(Err(error.into())),
-        }
-    }
-
-    fn push_or_end(&mut self, answer: Result<Vec<u8>, Status>) {
-        match answer {
-            Ok(answer) => self.push(answer),
+        match self.replier.receive(message, rest) {
+            Ok(Some(reply)) => self.push(reply),
+            Ok(None) => {}
             Err(error) => self.end = Some(Err(error)),
         }
     }
 
-    fn push(&mut self, answer: Vec<u8>) {
-        self.answers_bytes += answer.len();
-        self.answers.push_back(answer.into());
+    fn push_or_end(&mut self, reply: Result<Vec<u8>, Status>) {
+        match reply {
+            Ok(reply) => self.push(reply),
+            Err(error) => self.end = Some(Err(error)),
+        }
     }
 
-    /// Writes answers as flow control allows. Ready when all are written.
+    fn push(&mut self, reply: Vec<u8>) {
+        self.replies_bytes += reply.len();
+        self.replies.push_back(reply.into());
+    }
+
+    /// Writes replies as flow control allows. Ready when all are written.
     fn poll_write(
         &mut self,
         stream: &mut SendStream<ReplyPart>,
         cx: &mut Context<'_>,
     ) -> Poll<Result<(), h2::Error>> {
-        while let Some(answer) = self.answers.front_mut() {
-            stream.reserve_capacity(self.answers_bytes);
+        while let Some(reply) = self.replies.front_mut() {
+            stream.reserve_capacity(self.replies_bytes);
             while stream.capacity() == 0 {
                 // `None`: the stream is closed.
                 ready!(stream.poll_capacity(cx)).unwrap_or(Err(Reason::CANCEL.into()))?;
             }
-            let chunk = answer.split_to(stream.capacity().min(answer.len()));
-            if answer.is_empty() {
-                self.answers.pop_front();
+            let chunk = reply.split_to(stream.capacity().min(reply.len()));
+            if reply.is_empty() {
+                self.replies.pop_front();
             }
-            self.answers_bytes -= chunk.len();
+            self.replies_bytes -= chunk.len();
             stream.send_data(self.unsent.part(chunk), false)?;
         }
         Poll::Ready(Ok(()))

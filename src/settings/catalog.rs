@@ -293,6 +293,20 @@ settings! {
         request_id_window: Duration = time_between(secs(1), secs(24 * 60 * 60)) => "60s"
             "Time for which a charge or refund with a request_id is remembered at least, so that a repeated one counts once.";
     }
+    "rlqs." Always "Rate limit quota service" use rlqs: api::rlqs::Settings {
+        enabled: bool = boolean() => "false"
+            "Whether Envoy's rate limit quota service is served on the gRPC port. Only with store.kind memory and without cluster.listen.";
+        max_streams: usize = count(COUNT_MAX) => "1000"
+            "Maximum number of streams, one for each Envoy; further ones are refused with RESOURCE_EXHAUSTED.";
+        max_stream_buckets: usize = count(COUNT_MAX) => "10000"
+            "Maximum number of buckets of a stream; further ones get no assignment.";
+        max_buckets: usize = count(COUNT_MAX) => "200000"
+            "Maximum number of buckets of all streams; further ones get no assignment.";
+        max_pairs: usize = count(COUNT_MAX) => "32"
+            "Maximum number of pairs of a bucket; buckets with more get no assignment.";
+        max_id_bytes: usize = count(COUNT_MAX) => "8192"
+            "Maximum size of the keys and values of a bucket in bytes; larger buckets get no assignment.";
+    }
     "memory." Always "Memory of requests and replies" struct memory: Memory {
         requests: u64 = size(MemoryShare::Requests) => "auto"
             "Maximum memory for incomplete requests; beyond it the oldest are refused. auto: 10 % of the memory available to the process.";

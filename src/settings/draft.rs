@@ -19,7 +19,20 @@ impl Draft {
             CATALOG.iter().zip(&given).filter_map(|(setting, given)| self.unused(setting, given)).collect(),
         );
         let Self {
-            grpc, http, admin, metrics, limiter, memory, api, check, headers, denial, drain, log, ..
+            grpc,
+            http,
+            admin,
+            metrics,
+            limiter,
+            memory,
+            api,
+            rlqs,
+            check,
+            headers,
+            denial,
+            drain,
+            log,
+            ..
         } = self;
         let is_redis = self.store.kind == StoreKind::Redis;
         let poll_interval = self.certificates.poll_interval;
@@ -49,6 +62,7 @@ impl Draft {
             limiter,
             memory,
             api,
+            rlqs,
             check,
             headers,
             denial,
@@ -107,10 +121,39 @@ impl Settings {
             let what = "is not a loopback address, so admin.token_file must be set: admin requests can reset counters";
             conflicts.add(format!("admin.listen: {listen} {what}"));
         }
+        if self.rlqs.enabled {
+            // Each replica would give clients the whole limit.
+            let elsewhere = [
+                ("store.kind redis", self.shared_store.is_some()),
+                ("cluster.listen", self.cluster.is_some()),
+            ];
+            for (name, _) in elsewhere.iter().filter(|(_, is_set)| *is_set) {
+                conflicts.add(format!(
+                    "rlqs.enabled does not go with {name}: the limits of this replica are not its own"
+                ));
+            }
+        }
         let Drain { delay, timeout, .. } = self.drain;
         if delay > timeout {
             let what = "drain.delay is longer than drain.timeout, which includes it";
             conflicts.add(format!("{what}: {delay:?} and {timeout:?}"));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::settings::tests::{flags, problems};
+
+    #[test]
+    fn quota_service_needs_counters_of_this_replica() {
+        let enabled = ("rlqs.enabled", "true");
+        let redis = [enabled, ("store.kind", "redis"), ("store.redis.urls", "redis://a:1")];
+        let cluster = [enabled, ("cluster.listen", "10.0.0.7:8082"), ("cluster.secret_file", "secret")];
+        let problem = |with| {
+            format!("rlqs.enabled does not go with {with}: the limits of this replica are not its own")
+        };
+        assert_eq!(problems(&flags(&redis)), [problem("store.kind redis")]);
+        assert_eq!(problems(&flags(&cluster)), [problem("cluster.listen")]);
     }
 }

@@ -54,6 +54,8 @@ pub struct Settings {
     pub limiter: limiter::Modes,
     /// The API.
     pub api: api::Settings,
+    /// The rate limit quota service.
+    pub rlqs: api::rlqs::Settings,
     /// Decisions by headers.
     pub check: api::forward_auth::Settings,
     /// The response headers.

@@ -97,6 +97,11 @@ def test_expressions_use_metrics_and_labels_of_the_catalog():
         # Nor are what clients send and what keys are refused for, or pieces that wait for others.
         *("tollgate_forward_auth_bad_headers_total", "tollgate_penalties_total"),
         "tollgate_cluster_delayed_pieces_total",
+        # Few replicas serve quotas.
+        *("tollgate_rlqs_streams", "tollgate_rlqs_buckets", "tollgate_rlqs_divided_counters"),
+        *("tollgate_rlqs_granted_rate", "tollgate_rlqs_granted_hits", "tollgate_rlqs_reports_total"),
+        *("tollgate_rlqs_reported_requests_total", "tollgate_rlqs_requests_beyond_grant_total"),
+        *("tollgate_rlqs_assignments_total", "tollgate_rlqs_abandoned_buckets_total", "tollgate_rlqs_refused_total"),
     }
 
 

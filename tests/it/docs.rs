@@ -3,7 +3,9 @@
 use std::{collections::BTreeSet, fs, path::Path};
 
 use tollgate::{
-    server::{cluster_metrics, replica_metrics, rules_url_metrics, shared_store_metrics, xds_metrics},
+    server::{
+        cluster_metrics, replica_metrics, rlqs_metrics, rules_url_metrics, shared_store_metrics, xds_metrics,
+    },
     settings::{CATALOG, Setting},
 };
 
@@ -179,6 +181,7 @@ fn pages_name_only_metrics_that_exist() {
         .chain(shared_store_metrics())
         .chain(rules_url_metrics())
         .chain(xds_metrics())
+        .chain(rlqs_metrics())
         .map(|metric| metric.name)
         .collect();
     // Series of a histogram.

@@ -12,7 +12,7 @@ const PACKAGES: [(&str, &[&[&str]]); 2] = [
             &["resilience"],
             &["algorithm"],
             &["rules", "store"],
-            &["remote"],
+            &["divider", "remote"],
             &["limiter", "shared_store"],
             &["shared_limiter"],
             &["tower"],

@@ -134,9 +134,12 @@ async fn reflection_lists_served_services() {
     let answer = answers.message().await.unwrap().unwrap().message_response.unwrap();
     let MessageResponse::ListServicesResponse(list) = answer else { panic!("{answer:?}") };
     let names: Vec<_> = list.service.into_iter().map(|service| service.name).collect();
-    for name in
-        ["envoy.service.ratelimit.v3.RateLimitService", "tollgate.v1.RateLimiter", "grpc.health.v1.Health"]
-    {
+    for name in [
+        "envoy.service.ratelimit.v3.RateLimitService",
+        "envoy.service.rate_limit_quota.v3.RateLimitQuotaService",
+        "tollgate.v1.RateLimiter",
+        "grpc.health.v1.Health",
+    ] {
         assert!(names.iter().any(|found| found == name), "{names:?}");
     }
 }

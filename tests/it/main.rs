@@ -38,6 +38,7 @@ mod readiness;
 mod reload;
 mod remote_rules;
 mod responses;
+mod rlqs;
 mod rule_changes;
 mod settings;
 mod simulate;

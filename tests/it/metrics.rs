@@ -9,7 +9,8 @@ use tollgate::{
         service::ratelimit::v3::RateLimitRequest,
     },
     server::{
-        Error, Server, cluster_metrics, replica_metrics, rules_url_metrics, shared_store_metrics, xds_metrics,
+        Error, Server, cluster_metrics, replica_metrics, rlqs_metrics, rules_url_metrics,
+        shared_store_metrics, xds_metrics,
     },
 };
 use tollgate_limiter::time::Clock;
@@ -389,6 +390,7 @@ async fn metrics_of_docs_code_and_page_are_the_same() {
             .chain(shared_store_metrics())
             .chain(rules_url_metrics())
             .chain(xds_metrics())
+            .chain(rlqs_metrics())
     };
     for metric in all() {
         let labels: Vec<_> = metric.labels.iter().map(|label| format!("`{label}`")).collect();

@@ -14,9 +14,12 @@ use crate::{
     time::Timestamp,
 };
 
+mod granted;
 mod held;
 mod penalized;
 mod repeat;
+
+pub use granted::{Granted, HitRate};
 
 /// An active limit: an algorithm with its parameters. Replicas number the variants by their order: append at the end.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -47,7 +47,7 @@ pub use gcra::{DebtCounter, DebtReceipt, Rate};
 pub use held::{Held, Place};
 pub use leaky_queue::LeakyQueue;
 pub(crate) use limit::each_algorithm;
-pub use limit::{AlgorithmName, CounterKind, Limit, Penalized};
+pub use limit::{AlgorithmName, CounterKind, Granted, HitRate, Limit, Penalized};
 pub use log_counter::LogCounter;
 pub(crate) use log_counter::{LogEntry, SentChanges as SentLogChanges};
 pub(crate) use penalty::PenaltyRecord;

@@ -17,6 +17,7 @@ use crate::{
 };
 
 mod admin;
+mod grants;
 mod holds;
 mod leases;
 mod locked;
@@ -26,6 +27,7 @@ mod sharing;
 mod tables;
 
 pub use admin::{Admin, CounterState, DryRun, Replacement};
+pub use grants::{CounterView, Grants, Turn};
 pub use holds::ReserveError;
 pub(crate) use holds::each_hold_id;
 pub use leases::{Leases, UsedHits};
@@ -130,6 +132,11 @@ impl Memory {
     /// The leases of the counters.
     pub fn leases(&self) -> Leases<'_> {
         Leases { memory: self }
+    }
+
+    /// What clients that decide by themselves have of the counters.
+    pub fn grants(&self) -> Grants<'_> {
+        Grants { memory: self }
     }
 
     /// The number of slots.
@@ -239,7 +246,9 @@ impl Memory {
         {
             return Err(NotLocal::Slot(slot));
         }
-        if table.has_holds() || ownership.as_ref().is_some_and(|ownership| ownership.side_data().is_some()) {
+        if table.has_holds_or_grants()
+            || ownership.as_ref().is_some_and(|ownership| ownership.side_data().is_some())
+        {
             drop((ownership, table));
             return self.apply_single_with_side_data(check, now);
         }
@@ -260,7 +269,7 @@ impl Memory {
         Ok(SingleDecision { decision, charged })
     }
 
-    /// The same in a slot with holds, leases or pending usage.
+    /// The same in a slot with holds, grants, leases or pending usage.
     #[cold]
     #[inline(never)]
     fn apply_single_with_side_data(

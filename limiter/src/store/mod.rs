@@ -34,8 +34,8 @@ pub(crate) use holds::{REMEMBERED as HOLD_REMEMBERED, id_bytes};
 pub use lead::Lead;
 pub(crate) use memory::each_hold_id;
 pub use memory::{
-    Admin, CounterState, DryRun, IdMemory, Leases, Memory, NotLocal, Replacement, ReserveError, SWEEP_PARTS,
-    SWEEP_ROUND, StoreStats, UsedHits,
+    Admin, CounterState, CounterView, DryRun, Grants, IdMemory, Leases, Memory, NotLocal, Replacement,
+    ReserveError, SWEEP_PARTS, SWEEP_ROUND, StoreStats, Turn, UsedHits,
 };
 pub use operation::{CounterOperation, HoldOutcome, Outcome, Shown, UnknownId};
 #[cfg(feature = "redis")]

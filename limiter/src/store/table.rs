@@ -9,7 +9,7 @@ use std::{
 };
 
 use crate::{
-    algorithm::LogCounter,
+    algorithm::{Granted, LogCounter},
     descriptor::Key,
     store::{
         budget::Budget,
@@ -47,6 +47,16 @@ pub(super) struct Table {
     no_eviction_until: Timestamp,
     // Only few slots have holds. Evicting a counter does not affect them.
     holds: Option<Box<ByKey<Box<Holds>>>>,
+    // Only few slots have counters of which clients that decide by themselves have a part.
+    grants: Option<Box<ByKey<Grant>>>,
+}
+
+/// What is granted of the limit of a counter, and what is asked of the rest.
+#[derive(Debug, Default)]
+pub(super) struct Grant {
+    pub(super) granted: Granted,
+    /// Hits that callers have asked for since this was read.
+    pub(super) asked: u64,
 }
 
 /// The resources that all tables share.
@@ -145,6 +155,35 @@ impl Table {
     #[inline(always)]
     pub(super) fn has_holds(&self) -> bool {
         self.holds.is_some()
+    }
+
+    /// Whether there are holds or grants.
+    #[inline(always)]
+    pub(super) fn has_holds_or_grants(&self) -> bool {
+        self.holds.is_some() || self.grants.is_some()
+    }
+
+    /// What is granted of the counter of `key`, if anything is.
+    pub(super) fn grant(&self, key: Key) -> Option<&Grant> {
+        self.grants.as_ref()?.get(&key)
+    }
+
+    /// The same to be changed.
+    pub(super) fn grant_mut(&mut self, key: Key) -> Option<&mut Grant> {
+        self.grants.as_mut()?.get_mut(&key)
+    }
+
+    /// Sets what is granted of the counter of `key`; `None` if it is not divided.
+    pub(super) fn set_granted(&mut self, key: Key, granted: Option<Granted>) {
+        match granted {
+            Some(granted) => self.grants.get_or_insert_default().entry(key).or_default().granted = granted,
+            None => {
+                if let Some(grants) = &mut self.grants {
+                    grants.remove(&key);
+                }
+                self.grants.take_if(|grants| grants.is_empty());
+            }
+        }
     }
 
     /// The holds of `key`, if there are any.

@@ -10,6 +10,7 @@ use crate::{
     cli::doctor::{
         fields::{field, message, text},
         optional_entries::OptionalEntries,
+        quotas::Quotas,
     },
 };
 
@@ -26,6 +27,7 @@ pub(super) struct Config {
     filters: Vec<Filter>,
     clusters: BTreeMap<String, Protocol>,
     optional_entries: OptionalEntries,
+    quotas: Quotas,
 }
 
 /// A rate limit filter, for HTTP or for TCP.
@@ -91,6 +93,7 @@ impl Config {
                     self.clusters.insert(name, protocol(fields));
                 }
                 self.optional_entries.add(fields);
+                self.quotas.add(fields);
                 fields.values().for_each(|value| self.add(value));
             }
             Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => {}
@@ -99,7 +102,7 @@ impl Config {
 
     /// Findings for a server with these domains; `delays` says whether a rule may delay requests.
     pub(super) fn findings(&self, domains: &[String], delays: bool) -> Vec<Finding> {
-        if self.filters.is_empty() {
+        if self.filters.is_empty() && !self.quotas.has_filter() {
             return vec![Finding::warning(
                 "envoy_without_filter",
                 "the Envoy configuration has no rate limit filter: no request is limited",
@@ -107,7 +110,7 @@ impl Config {
             )];
         }
         let of_filters = self.filters.iter().flat_map(|filter| self.of_filter(filter, domains, delays));
-        of_filters.chain(self.optional_entries.findings()).collect()
+        of_filters.chain(self.optional_entries.findings()).chain(self.quotas.findings(domains)).collect()
     }
 
     fn of_filter(&self, filter: &Filter, domains: &[String], delays: bool) -> Vec<Finding> {

@@ -19,6 +19,7 @@ use crate::{
 mod envoy;
 mod fields;
 mod optional_entries;
+mod quotas;
 
 /// The name of the command.
 pub(super) const NAME: &str = "doctor";

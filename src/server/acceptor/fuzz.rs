@@ -60,7 +60,7 @@ async fn serve(bytes: &[u8], part_bytes: usize, budgets: Budgets) {
         budgets,
         stats: Default::default(),
         when_full: WhenFull::CloseNew,
-        service: Services::grpc(ROUTES.clone(), api(), Callers::new(Clock::system())),
+        service: Services::grpc(ROUTES.clone(), api(), None, Callers::new(Clock::system())),
     };
     let service = context.service.for_connection(None, None, None);
     let (_phase, phases) = watch::channel(Phase::Serving);

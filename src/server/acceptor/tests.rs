@@ -89,7 +89,7 @@ fn context(router: Router) -> ConnectionContext {
         stats: Arc::default(),
         budgets: Budgets::new(&settings.memory),
         when_full: WhenFull::CloseNew,
-        service: Services::grpc(router, Api::new(limiter, settings.api), Callers::new(clock)),
+        service: Services::grpc(router, Api::new(limiter, settings.api), None, Callers::new(clock)),
     }
 }
 

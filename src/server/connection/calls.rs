@@ -21,14 +21,18 @@ use tonic::Status;
 use tracing::debug;
 
 use crate::{
-    api::{ApiKind, Batch, Call, Handled, Method, Reply, Unfinished, call::CHECK_STREAM_PATH},
+    api::{
+        ApiKind, Batch, Call, Handled, Method, Reply, Unfinished,
+        call::CHECK_STREAM_PATH,
+        rlqs::{self, QuotaStream},
+    },
     server::{
         body::{GRPC_CONTENT_TYPE, ok_trailers},
         message::{self, MessageError},
         reply_bytes::{ReplyPart, Unsent},
         request_bytes::{ConnectionBytes, Share},
         services::Services,
-        stream::CheckStream,
+        stream::{Answers, MessageStream},
     },
 };
 
@@ -66,6 +70,8 @@ enum Rest {
     Delay(Reply),
     /// Serve it as a stream of questions.
     Stream,
+    /// Serve it as a stream of reports of quotas.
+    QuotaStream,
     /// Pass it to another gRPC service.
     Route,
 }
@@ -135,6 +141,7 @@ impl AcceptedCall {
         let Some(method) = Method::of_path(request.uri().path()) else {
             return Some(match request.uri().path() {
                 CHECK_STREAM_PATH => Rest::Stream,
+                rlqs::STREAM_PATH => Rest::QuotaStream,
                 _another => Rest::Route,
             });
         };
@@ -224,6 +231,7 @@ impl Calls<'_> {
                 self.push_pending(async move { send_delayed_reply(&service, reply, respond, &unsent).await });
             }
             Rest::Stream => self.serve_stream(request, respond),
+            Rest::QuotaStream => self.serve_quotas(request, respond),
             Rest::Route => self.route(request, respond),
         }
     }
@@ -252,9 +260,27 @@ impl Calls<'_> {
 
     /// Serves a stream of questions.
     fn serve_stream(&self, request: Request<RecvStream>, respond: SendResponse<ReplyPart>) {
-        let (service, bytes, unsent) = (self.service.clone(), self.requests.clone(), self.unsent.clone());
-        let stream = CheckStream::new(service, request, bytes, unsent, self.closing.subscribe());
+        let (answers, bytes) = (Answers::new(self.service.clone()), self.requests.clone());
+        let stream =
+            MessageStream::new(answers, request, bytes, self.unsent.clone(), self.closing.subscribe());
         self.push_pending(stream.run(respond));
+    }
+
+    /// Serves a stream of reports of quotas, if that service is enabled.
+    fn serve_quotas(&self, request: Request<RecvStream>, mut respond: SendResponse<ReplyPart>) {
+        let Some(quotas) = self.service.quotas() else {
+            let disabled =
+                Status::unimplemented("the rate limit quota service is not enabled: see rlqs.enabled");
+            return log_error(send_error(&mut respond, Some(disabled)));
+        };
+        match QuotaStream::open(quotas.clone()) {
+            Ok(quotas) => {
+                let (bytes, unsent) = (self.requests.clone(), self.unsent.clone());
+                let stream = MessageStream::new(quotas, request, bytes, unsent, self.closing.subscribe());
+                self.push_pending(stream.run(respond));
+            }
+            Err(error) => log_error(send_error(&mut respond, Some(error))),
+        }
     }
 
     /// Passes a call to another gRPC service.

@@ -3,6 +3,8 @@
 //! A metric is one row of [`api::METRICS`], [`replica`], [`cluster`], [`shared_store`], [`rules_url`] or [`xds`]: its name,
 //! its help and its series.
 
+use std::sync::Arc;
+
 use axum::{
     Router,
     extract::State,
@@ -13,7 +15,7 @@ use axum::{
 use tollgate_limiter::shared_store::SharedStore;
 
 use crate::{
-    api,
+    api::{self, rlqs, rlqs::QuotaService},
     cluster::Cluster,
     rule_source,
     telemetry::metrics::{self, Metric, Page},
@@ -54,15 +56,21 @@ pub fn xds_metrics() -> impl Iterator<Item = &'static Metric> {
     xds::ALL.iter().map(|row| &row.metric)
 }
 
+/// The metrics of a replica with the rate limit quota service, which follow the others.
+pub fn rlqs_metrics() -> impl Iterator<Item = &'static Metric> {
+    rlqs::METRICS.iter().map(|row| &row.metric)
+}
+
 /// A router with `/metrics` only. Metrics of a cluster, a shared store or a source of rules are included if there is one.
 pub(super) fn router(
     cluster: Option<Cluster>,
     shared_store: Option<SharedStore>,
     rule_source: rule_source::Stats,
+    quotas: Option<Arc<QuotaService>>,
     sources: Sources,
     reference_names: bool,
 ) -> Router {
-    let state = PageState { sources, cluster, shared_store, rule_source, reference_names };
+    let state = PageState { sources, cluster, shared_store, rule_source, quotas, reference_names };
     Router::new().route("/metrics", get(scrape)).with_state(state)
 }
 
@@ -72,6 +80,7 @@ struct PageState {
     cluster: Option<Cluster>,
     shared_store: Option<SharedStore>,
     rule_source: rule_source::Stats,
+    quotas: Option<Arc<QuotaService>>,
     reference_names: bool,
 }
 
@@ -108,14 +117,15 @@ impl PageState {
         if let Some(stats) = xds {
             page.add(xds::ALL, &stats);
         }
+        if let Some(quotas) = &self.quotas {
+            page.add(rlqs::METRICS, &quotas.reading());
+        }
         page.finish()
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use tollgate_limiter::{
         rules::ActiveRules,
         store::{Memory, OnFull},
@@ -148,6 +158,7 @@ mod tests {
             cluster: None,
             shared_store: None,
             rule_source: rule_source::Stats::default(),
+            quotas: None,
             reference_names: false,
         }
     }
@@ -200,7 +211,7 @@ mod tests {
     #[test]
     fn exactly_counters_end_with_total() {
         let of_all = replica_metrics().chain(cluster_metrics()).chain(shared_store_metrics());
-        for metric in of_all.chain(rules_url_metrics()).chain(xds_metrics()) {
+        for metric in of_all.chain(rules_url_metrics()).chain(xds_metrics()).chain(rlqs_metrics()) {
             let is_counter = metric.kind == MetricKind::Counter;
             assert_eq!(is_counter, metric.name.ends_with("_total"), "{}", metric.name);
         }

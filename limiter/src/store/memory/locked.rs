@@ -9,12 +9,12 @@ use std::{
 use smallvec::{SmallVec, smallvec};
 
 use crate::{
-    algorithm::{Counter, Decision, Limit, Operation},
+    algorithm::{Counter, Decision, Granted, Limit, Operation},
     descriptor::Key,
     store::{
         Check, NotLocal, Slot,
         decide_set::decide_set,
-        held_counter::{HeldCounter, apply_leased},
+        held_counter::{HeldCounter, apply_leased, decide_leased},
         holds::Holds,
         memory::{
             CounterState, Memory,
@@ -108,9 +108,9 @@ impl LockedSlots<'_> {
         self.ownerships.as_ref().map_or(&[], |ownerships| &ownerships.each)
     }
 
-    /// Whether a slot has holds, leases or pending usage.
+    /// Whether a slot has holds, grants, leases or pending usage.
     pub(super) fn have_side_data(&self) -> bool {
-        self.tables.iter().any(|table| table.has_holds())
+        self.tables.iter().any(|table| table.has_holds_or_grants())
             || self.ownerships().iter().any(|ownership| ownership.side_data().is_some())
     }
 
@@ -190,6 +190,15 @@ impl LockedSlots<'_> {
         packed.map_or_else(|| limit.fresh(), |packed| packed.corrected(limit, self.memory.at(self.now)))
     }
 
+    /// What the counter of `key` would say without a charge, with what is granted of it.
+    pub(super) fn peek_beside_grants(&self, key: Key, limit: &Limit, operation: Operation) -> Decision {
+        let Granted { rate, hits } =
+            self.table_ref(key).grant(key).map(|grant| grant.granted).unwrap_or_default();
+        let (limit, mut counter) = (limit.without_rate(rate), self.copy(key, limit));
+        let leased = self.leased(key).saturating_add(hits);
+        decide_leased(&limit, &mut counter, operation, leased, self.now).decision
+    }
+
     /// The leased hits of `key`.
     pub(super) fn leased(&self, key: Key) -> u64 {
         // Without a cluster nothing is leased.
@@ -209,8 +218,22 @@ impl LockedSlots<'_> {
     pub(super) fn apply(&mut self, check: &Check<'_>, operation: &CounterOperation) -> (Decision, bool) {
         let (memory, now, leased) = (self.memory, self.now, self.leased(check.key));
         let table = self.table(check.key);
-        if leased == 0 && !table.has_holds() {
+        if leased == 0 && !table.has_holds_or_grants() {
             return memory.tables.touch(table, check, operation, memory.at(now), Some);
+        }
+        if let Some(grant) = table.grant_mut(check.key) {
+            grant.asked = grant.asked.saturating_add(check.hits());
+            let Granted { rate, hits } = grant.granted;
+            let limit = check.limit.without_rate(rate);
+            return memory.tables.touch_unpacked(
+                table,
+                check.key,
+                &limit,
+                memory.at(now),
+                |limit, counter| {
+                    apply_leased(limit, counter, operation, leased.saturating_add(hits), now).decision
+                },
+            );
         }
         if let CounterOperation::Decide(Operation::Refund(hits)) = operation
             && leased == 0

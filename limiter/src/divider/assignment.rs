@@ -1,0 +1,61 @@
+//! What dividers take and give.
+
+use std::time::Duration;
+
+use crate::{algorithm::HitRate, store::Turn, time::Timestamp};
+
+/// How long an assignment lasts at a client that hears nothing more. Two reports may be lost.
+pub const ASSIGNMENT_TTL: Duration = Duration::from_secs(15);
+/// An assignment counts as in force for this much longer than its time, because its time begins when it arrives.
+pub(super) const DELIVERY_MAX: Duration = Duration::from_secs(1);
+/// The factor by which a share may exceed the demand, so that a demand that grows is seen.
+pub(super) const HEADROOM: f64 = 1.25;
+
+/// A bucket of a stream of reports.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct SubscriberId {
+    /// The stream.
+    pub stream: u64,
+    /// The bucket among those of the stream.
+    pub bucket: u32,
+}
+
+/// What a subscriber has decided since its last report.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Usage {
+    /// Hits that passed.
+    pub allowed: u64,
+    /// Hits that it refused.
+    pub denied: u64,
+}
+
+/// What a subscriber may let pass until the next assignment, at most for [`ASSIGNMENT_TTL`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Assignment {
+    /// A bucket that is refilled evenly. An equal one keeps the tokens of the last one.
+    Share(HitRate),
+    /// So many hits instead of all that is left of earlier assignments.
+    Slice(u64),
+    /// The last slice for longer, with what is left of it.
+    Renewal(u64),
+    /// Nothing.
+    Deny,
+}
+
+/// What a report, or a turn without one, has come to.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Outcome {
+    /// New assignments. A subscriber that has reported gets one in any case, unless its last one is to run out.
+    pub assignments: Vec<(SubscriberId, Assignment)>,
+    /// What becomes of the counter.
+    pub turn: Turn,
+    /// The instant of the next turn, if there is no report until then.
+    pub next_at: Option<Timestamp>,
+    /// Hits that passed at a subscriber without having been granted.
+    pub beyond_grant: u64,
+}
+
+/// The instant at which an assignment of `now` is no longer in force.
+pub(super) fn end_of_assignment(now: Timestamp) -> Timestamp {
+    now.after(ASSIGNMENT_TTL + DELIVERY_MAX)
+}

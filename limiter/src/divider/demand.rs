@@ -1,0 +1,49 @@
+//! The demand of a subscriber, from what it reports.
+
+use std::time::Duration;
+
+use crate::time::{SECOND, Timestamp};
+
+/// Shorter times say nothing about a rate.
+const MEASURED_MIN: Duration = Duration::from_secs(1);
+/// A demand that falls keeps this part of what the subscriber was given: one of so many.
+const MEMORY_DIVISOR: f64 = 8.0;
+
+/// Hits that a subscriber asks for in each second.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Demand {
+    per_second: f64,
+    is_measured: bool,
+    hits: u64,
+    since: Timestamp,
+}
+
+impl Demand {
+    /// Of a subscriber that begins at `now`.
+    pub(super) fn new(now: Timestamp) -> Self {
+        Self { per_second: 0.0, is_measured: false, hits: 0, since: now }
+    }
+
+    /// Counts hits since the last call. Up at once; a demand that falls keeps a part of what was `given` once more.
+    pub(super) fn add(&mut self, hits: u64, given: u64, now: Timestamp) {
+        self.hits = self.hits.saturating_add(hits);
+        let time = now.since(self.since);
+        if time < MEASURED_MIN {
+            return;
+        }
+        let measured = self.hits as f64 * SECOND as f64 / time.as_nanos() as f64;
+        let kept = if measured > 0.0 { given as f64 / MEMORY_DIVISOR } else { 0.0 };
+        self.per_second = measured.max(kept.min(self.per_second));
+        (self.is_measured, self.hits, self.since) = (true, 0, now);
+    }
+
+    /// Whether it is known.
+    pub(super) fn is_measured(&self) -> bool {
+        self.is_measured
+    }
+
+    /// Hits in each second.
+    pub(super) fn per_second(&self) -> f64 {
+        self.per_second
+    }
+}

@@ -1,0 +1,305 @@
+//! A rate, divided into shares of whole hits a second.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use crate::{
+    algorithm::{Granted, HitRate},
+    divider::{
+        Assignment, Outcome, SubscriberId, Usage,
+        assignment::{HEADROOM, end_of_assignment},
+        demand::Demand,
+        max_min::{Want, divide, whole},
+    },
+    store::{CounterView, Turn},
+    time::Timestamp,
+};
+
+/// The time after which a smaller share is in force. Greater ones wait for it.
+const SETTLE: Duration = Duration::from_millis(500);
+/// A share changes only by more than this part of it: one of so many.
+const HYSTERESIS_DIVISOR: u64 = 10;
+/// So much of what is wanted stays unused at most: one of so many.
+const UNUSED_DIVISOR: u64 = 50;
+/// The part of the rate that subscribers get at least, together, if they ask for it: one of so many.
+const FLOOR_DIVISOR: f64 = 20.0;
+/// A share that others wait for is kept for this long.
+const ROTATION: Duration = Duration::from_secs(5);
+/// The greatest share that Envoy takes.
+const SHARE_MAX: u64 = u32::MAX as u64;
+
+/// A rate and its subscribers.
+#[derive(Debug)]
+pub(super) struct Shares {
+    rate: HitRate,
+    each: BTreeMap<SubscriberId, Subscriber>,
+    // Of callers that ask for each request.
+    callers: Demand,
+}
+
+#[derive(Debug)]
+struct Subscriber {
+    demand: Demand,
+    // Of it, what passes.
+    allowed: Demand,
+    // The last assignment.
+    given: HitRate,
+    // The greatest that may be in force, until `settles_at`.
+    held: HitRate,
+    settles_at: Timestamp,
+    expires_at: Timestamp,
+    // Since when it waits for a share, or has one.
+    since: Timestamp,
+    has_ended: bool,
+    // Whether it has hits that no assignment allows.
+    was_assigned: bool,
+    beyond_grant: u64,
+}
+
+impl Subscriber {
+    fn new(now: Timestamp) -> Self {
+        Self {
+            demand: Demand::new(now),
+            allowed: Demand::new(now),
+            given: HitRate::default(),
+            held: HitRate::default(),
+            settles_at: now,
+            expires_at: end_of_assignment(now),
+            since: now,
+            has_ended: false,
+            was_assigned: false,
+            beyond_grant: 0,
+        }
+    }
+
+    fn give(&mut self, share: HitRate, now: Timestamp) {
+        if (self.given.per_second == 0) != (share.per_second == 0) {
+            self.since = now;
+        }
+        self.held = HitRate {
+            per_second: self.held.per_second.max(share.per_second),
+            burst: self.held.burst.max(share.burst),
+        };
+        self.given = share;
+        self.settles_at = now.after(SETTLE);
+        self.was_assigned = true;
+    }
+
+    fn needs(&self) -> f64 {
+        let given = self.given.per_second as f64;
+        if self.demand.is_measured() { given.min(HEADROOM * self.demand.per_second()) } else { given }
+    }
+
+    fn assignment(&self) -> Assignment {
+        if self.given.per_second == 0 { Assignment::Deny } else { Assignment::Share(self.given) }
+    }
+}
+
+impl Shares {
+    pub(super) fn new(rate: HitRate, now: Timestamp) -> Self {
+        Self { rate, each: BTreeMap::new(), callers: Demand::new(now) }
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.each.is_empty()
+    }
+
+    pub(super) fn set_rate(&mut self, rate: HitRate) {
+        self.rate = rate;
+    }
+
+    pub(super) fn leave(&mut self, id: SubscriberId) {
+        if let Some(subscriber) = self.each.get_mut(&id) {
+            subscriber.has_ended = true;
+        }
+    }
+
+    pub(super) fn report(&mut self, id: SubscriberId, usage: Usage, now: Timestamp) {
+        let subscriber = self.each.entry(id).or_insert_with(|| Subscriber::new(now));
+        if !subscriber.was_assigned {
+            subscriber.beyond_grant = subscriber.beyond_grant.saturating_add(usage.allowed);
+        }
+        let hits = usage.allowed.saturating_add(usage.denied);
+        subscriber.demand.add(hits, subscriber.given.per_second, now);
+        subscriber.allowed.add(usage.allowed, 0, now);
+        subscriber.has_ended = false;
+        // What it had is renewed with this report.
+        subscriber.expires_at = end_of_assignment(now);
+    }
+
+    /// Divides the rate, and assigns what has changed; to the `reporter` in any case.
+    pub(super) fn turn(
+        &mut self,
+        reporter: Option<SubscriberId>,
+        view: CounterView,
+        learns: bool,
+        now: Timestamp,
+    ) -> Outcome {
+        self.each.retain(|_, subscriber| now < subscriber.expires_at);
+        for subscriber in self.each.values_mut().filter(|subscriber| subscriber.settles_at <= now) {
+            subscriber.held = subscriber.given;
+        }
+        let left = self.rate.per_second.saturating_sub(self.held().per_second);
+        self.callers.add(view.asked, left, now);
+        let ids: Vec<SubscriberId> =
+            self.each.iter().filter(|(_, each)| !each.has_ended).map(|(id, _)| *id).collect();
+        let mut targets = self.targets(&ids, now);
+        if learns {
+            self.learn(&ids, &mut targets);
+        }
+        let changed = self.assign(&ids, &targets, now);
+        let mut outcome = Outcome::default();
+        for (id, subscriber) in &mut self.each {
+            // What a newcomer may have from an earlier divider stays until it is measured.
+            let is_known = !learns || subscriber.demand.is_measured();
+            if is_known && (reporter == Some(*id) || changed.contains(id)) {
+                outcome.assignments.push((*id, subscriber.assignment()));
+                subscriber.expires_at = end_of_assignment(now);
+            }
+            outcome.beyond_grant += std::mem::take(&mut subscriber.beyond_grant);
+        }
+        outcome.turn = Turn { used: 0, granted: Granted { rate: self.held(), hits: 0 } };
+        outcome.next_at = self.next_at(&ids, &targets, now);
+        outcome
+    }
+
+    /// The next instant at which something changes without a report.
+    fn next_at(&self, ids: &[SubscriberId], targets: &[u64], now: Timestamp) -> Option<Timestamp> {
+        let waits = ids.iter().zip(targets).any(|(id, target)| self.each[id].given.per_second < *target);
+        let settle = self.each.values().map(|each| each.settles_at).filter(|at| now < *at).min();
+        let rotate = waits.then(|| now.after(ROTATION));
+        let expire = self.each.values().map(|each| each.expires_at).min();
+        settle.into_iter().chain(rotate).chain(expire).min()
+    }
+
+    /// All that may be in force.
+    fn held(&self) -> HitRate {
+        self.each.values().map(|subscriber| subscriber.held).fold(HitRate::default(), HitRate::plus)
+    }
+
+    /// What a subscriber that asks for it gets at least.
+    fn floor(&self, number: usize) -> f64 {
+        (self.rate.per_second as f64 / FLOOR_DIVISOR / number.max(1) as f64).max(1.0)
+    }
+
+    /// The shares that these subscribers should have.
+    fn targets(&self, ids: &[SubscriberId], now: Timestamp) -> Vec<u64> {
+        let (rate, floor) = (self.rate.per_second as f64, self.floor(ids.len()));
+        let callers = self.callers.per_second();
+        let needed: f64 = callers * HEADROOM + ids.iter().map(|id| self.each[id].needs()).sum::<f64>();
+        let idle = ids.iter().filter(|id| self.is_idle(id)).count();
+        let want = |id: &SubscriberId| {
+            let subscriber = &self.each[id];
+            let (demand, given) = (subscriber.demand, subscriber.given.per_second as f64);
+            match demand.is_measured() {
+                true if demand.per_second() > 0.0 => (HEADROOM * demand.per_second()).max(floor),
+                // All that ask for nothing have a tenth of the rate at most.
+                true => floor.min(rate / 10.0 / idle as f64),
+                false if given > 0.0 => given,
+                false => floor.max((rate - needed) / 2.0),
+            }
+        };
+        let mut wants: Vec<Want> = ids.iter().map(|id| Want { hits: want(id), weight: 1.0 }).collect();
+        if callers > 0.0 {
+            wants.push(Want { hits: HEADROOM * callers, weight: 1.0 });
+        }
+        let mut parts = divide(rate, &wants);
+        // What remains is for more of the same.
+        let rest = (rate - parts.iter().sum::<f64>()).max(0.0);
+        let asked = |id: &SubscriberId| self.each[id].demand.per_second();
+        let all = callers + ids.iter().map(asked).sum::<f64>();
+        if all > 0.0 {
+            for (index, id) in ids.iter().enumerate() {
+                let more = rest * asked(id) / all;
+                parts[index] += more;
+                wants[index].hits += more;
+            }
+        }
+        if callers > 0.0 {
+            parts.pop();
+            wants.pop();
+        }
+        let mut targets = whole(self.rate.per_second, &parts, &wants, &self.order(ids, &parts, now));
+        targets.iter_mut().for_each(|target| *target = (*target).min(SHARE_MAX));
+        targets
+    }
+
+    /// Confirms what passes already, and gives nobody more than the floor beyond it.
+    fn learn(&self, ids: &[SubscriberId], targets: &mut [u64]) {
+        let floor = self.floor(ids.len());
+        for (id, target) in ids.iter().zip(targets) {
+            let subscriber = &self.each[id];
+            let confirmed = subscriber.allowed.per_second().max(floor).ceil() as u64;
+            *target = if subscriber.demand.is_measured() { (*target).min(confirmed) } else { 0 };
+        }
+    }
+
+    fn is_idle(&self, id: &SubscriberId) -> bool {
+        let demand = self.each[id].demand;
+        demand.is_measured() && demand.per_second() == 0.0
+    }
+
+    /// The order in which what is left over of fractions is given: first to those that would have nothing, by turns.
+    fn order(&self, ids: &[SubscriberId], parts: &[f64], now: Timestamp) -> Vec<usize> {
+        let mut order: Vec<usize> = (0..ids.len()).collect();
+        order.sort_by(|one, other| {
+            let rank = |index: usize| {
+                let subscriber = &self.each[&ids[index]];
+                let keeps = subscriber.given.per_second > 0 && now < subscriber.since.after(ROTATION);
+                (parts[index] >= 1.0, self.is_idle(&ids[index]), !keeps, subscriber.since)
+            };
+            let fraction = |index: usize| parts[index].fract();
+            rank(*one).cmp(&rank(*other)).then(fraction(*other).total_cmp(&fraction(*one)))
+        });
+        order
+    }
+
+    /// Gives smaller shares at once, and greater ones as far as nobody holds them. Returns whose share has changed.
+    fn assign(&mut self, ids: &[SubscriberId], targets: &[u64], now: Timestamp) -> Vec<SubscriberId> {
+        let rate = self.rate;
+        let given = |shares: &Self, id| shares.each[id].given.per_second;
+        let is_close =
+            |given: u64, target: u64| given > 0 && given.abs_diff(target) <= given / HYSTERESIS_DIVISOR;
+        let kept: Vec<u64> = ids
+            .iter()
+            .zip(targets)
+            .map(|(id, target)| if is_close(given(self, id), *target) { given(self, id) } else { *target })
+            .collect();
+        // A share that is a little too large is kept only where that takes nothing from others, and one that is a little
+        // too small only where little stays unused.
+        let sum = |shares: &[u64]| shares.iter().fold(0_u64, |sum, share| sum.saturating_add(*share));
+        let (all, wanted) = (sum(&kept), sum(targets));
+        let next: Vec<u64> = if all > rate.per_second {
+            kept.iter().zip(targets).map(|(kept, target)| *kept.min(target)).collect()
+        } else if all < wanted - wanted / UNUSED_DIVISOR {
+            kept.iter().zip(targets).map(|(kept, target)| *kept.max(target)).collect()
+        } else {
+            kept
+        };
+        let mut changed = Vec::new();
+        let is_less = |shares: &Self, index: usize| next[index] < given(shares, &ids[index]);
+        let (mut order, mut more): (Vec<usize>, Vec<usize>) =
+            (0..ids.len()).partition(|index| is_less(self, *index));
+        more.sort_by_key(|index| given(self, &ids[*index]));
+        order.extend(more);
+        for index in order {
+            let held = self.held();
+            let Some(subscriber) = self.each.get_mut(&ids[index]) else { continue };
+            let others = held.per_second.saturating_sub(subscriber.held.per_second);
+            let share = next[index].min(rate.per_second.saturating_sub(others));
+            let other_bursts = held.burst.saturating_sub(subscriber.held.burst);
+            let burst =
+                burst_of(share, rate).min(rate.burst.saturating_sub(other_bursts)).max(u64::from(share > 0));
+            if share != subscriber.given.per_second {
+                subscriber.give(HitRate { per_second: share, burst }, now);
+                changed.push(ids[index]);
+            }
+        }
+        changed
+    }
+}
+
+/// The part of the burst for a share of the rate.
+fn burst_of(share: u64, rate: HitRate) -> u64 {
+    let part = u128::from(rate.burst) * u128::from(share) / u128::from(rate.per_second.max(1));
+    u64::try_from(part).unwrap_or(u64::MAX).min(SHARE_MAX)
+}

@@ -1,0 +1,311 @@
+//! Hits, divided into slices that are given once.
+//!
+//! Of each subscriber the ledger knows `used`, what it has reported, and `bound`, the most that it can have let pass. The
+//! difference is granted: it counts as charged until a report proves that it was used, or cannot be used any more.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use crate::{
+    algorithm::Granted,
+    divider::{
+        Assignment, Outcome, SubscriberId, Usage,
+        assignment::end_of_assignment,
+        demand::Demand,
+        max_min::{Want, divide, whole},
+    },
+    store::{CounterView, Turn},
+    time::Timestamp,
+};
+
+/// A slice is for the demand of this many seconds.
+const SLICE_SECONDS: f64 = 10.0;
+/// A further slice is given when the last one can be used up within so many seconds.
+const REST_SECONDS: f64 = 6.0;
+/// A report that comes this long after a slice was sent was written after the slice arrived.
+const DELIVERED: Duration = Duration::from_secs(1);
+/// An assignment that ends within this time may have ended.
+const UNCERTAIN: Duration = Duration::from_secs(2);
+/// The part of the limit for a newcomer: one of so many.
+const NEWCOMER_DIVISOR: u64 = 25;
+/// A slice larger than this many times what is wanted is replaced by a smaller one, if others want hits.
+const SPARE_FACTOR: u64 = 4;
+/// The largest slice that Envoy takes.
+const SLICE_MAX: u64 = u32::MAX as u64;
+/// The shortest time between two turns without a report.
+const PAUSE: Duration = Duration::from_millis(20);
+
+/// The subscribers of a limit that is divided into slices.
+#[derive(Debug)]
+pub(super) struct Slices {
+    allowance: u64,
+    each: BTreeMap<SubscriberId, Subscriber>,
+    // Of callers that ask for each request.
+    callers: Demand,
+    // Hits that subscribers have used since the last turn, to be charged.
+    used: u64,
+    beyond_grant: u64,
+}
+
+#[derive(Debug)]
+struct Subscriber {
+    demand: Demand,
+    // Invariant: `used` is at most `bound`.
+    used: u64,
+    bound: u64,
+    slice: Option<Slice>,
+    // Whether its last report says that it refuses, or it has never had a slice.
+    is_refusing: bool,
+    // The instant of the last slice; at first that of its first report.
+    since: Timestamp,
+    expires_at: Timestamp,
+    has_ended: bool,
+}
+
+/// The last slice of a subscriber.
+#[derive(Clone, Copy, Debug)]
+struct Slice {
+    hits: u64,
+    // The bound before it.
+    before: u64,
+    given_at: Timestamp,
+    // Whether a report has come that was written after it had arrived.
+    has_arrived: bool,
+}
+
+/// A slice that is to be given.
+struct Next {
+    id: SubscriberId,
+    hits: u64,
+    reason: Reason,
+}
+
+/// Why a slice is given.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Reason {
+    /// The last one is used up soon.
+    Due,
+    /// The last one is much too large.
+    Spare,
+}
+
+impl Subscriber {
+    fn new(now: Timestamp) -> Self {
+        Self {
+            demand: Demand::new(now),
+            used: 0,
+            bound: 0,
+            slice: None,
+            is_refusing: true,
+            since: now,
+            expires_at: end_of_assignment(now),
+            has_ended: false,
+        }
+    }
+
+    /// What it may still let pass.
+    fn left(&self) -> u64 {
+        self.bound - self.used
+    }
+
+    /// Counts what it has used, and takes what it cannot use any more from the bound. Returns what it has used beyond the
+    /// bound.
+    fn settle(&mut self, usage: Usage, now: Timestamp) -> u64 {
+        self.used = self.used.saturating_add(usage.allowed);
+        let beyond = self.used.saturating_sub(self.bound);
+        self.bound = self.bound.max(self.used);
+        if let Some(slice) = &mut self.slice
+            && now >= slice.given_at.after(DELIVERED)
+        {
+            if slice.has_arrived && usage.denied > 0 {
+                // A bucket that is not refilled has refused, so it is empty.
+                self.bound = self.used;
+            } else {
+                // When the slice arrived, what was left of earlier ones ended.
+                let most = slice.before.min(self.used).saturating_add(slice.hits);
+                self.bound = self.bound.min(most).max(self.used);
+            }
+            slice.has_arrived = true;
+        }
+        self.is_refusing = usage.denied > 0 || self.slice.is_none();
+        beyond
+    }
+
+    fn give(&mut self, hits: u64, now: Timestamp) {
+        let before = self.bound;
+        self.bound = self.bound.saturating_add(hits);
+        self.slice = Some(Slice { hits, before, given_at: now, has_arrived: false });
+        (self.since, self.is_refusing, self.expires_at) = (now, false, end_of_assignment(now));
+    }
+
+    /// The hits of the next slice.
+    fn wanted(&self, newcomer: u64) -> u64 {
+        if !self.demand.is_measured() {
+            return newcomer;
+        }
+        (self.demand.per_second() * SLICE_SECONDS).ceil().max(1.0) as u64
+    }
+
+    /// Whether it is to get a slice now.
+    fn is_due(&self) -> bool {
+        let has_arrived = self.slice.is_none_or(|slice| slice.has_arrived);
+        let rest = self.demand.per_second() * REST_SECONDS;
+        let is_used_up = self.left() == 0 && self.is_refusing;
+        !self.has_ended && has_arrived && (is_used_up || (self.left() as f64) < rest)
+    }
+
+    /// Whether it has so much more than a slice of this size that a smaller one is to replace what is left.
+    fn has_spare(&self, size: u64, now: Timestamp) -> bool {
+        let has_arrived =
+            self.slice.is_some_and(|slice| slice.has_arrived && slice.given_at.after(DELIVERED) <= now);
+        has_arrived && !self.is_due() && self.left() > size.saturating_mul(SPARE_FACTOR)
+    }
+
+    fn renewal(&self) -> Assignment {
+        match self.slice.map_or(0, |slice| slice.hits) {
+            0 => Assignment::Deny,
+            hits => Assignment::Renewal(hits),
+        }
+    }
+}
+
+impl Slices {
+    pub(super) fn new(allowance: u64, now: Timestamp) -> Self {
+        Self { allowance, each: BTreeMap::new(), callers: Demand::new(now), used: 0, beyond_grant: 0 }
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.each.is_empty()
+    }
+
+    pub(super) fn set_allowance(&mut self, allowance: u64) {
+        self.allowance = allowance;
+    }
+
+    pub(super) fn leave(&mut self, id: SubscriberId) {
+        if let Some(subscriber) = self.each.get_mut(&id) {
+            subscriber.has_ended = true;
+        }
+    }
+
+    pub(super) fn report(&mut self, id: SubscriberId, usage: Usage, now: Timestamp) {
+        // A bucket that is sent again after its end would be full again, so what was left counts as used.
+        let is_over = |each: &Subscriber| each.has_ended || each.expires_at <= now.after(UNCERTAIN);
+        if self.each.get(&id).is_some_and(is_over)
+            && let Some(over) = self.each.remove(&id)
+        {
+            self.used = self.used.saturating_add(over.left());
+        }
+        let subscriber = self.each.entry(id).or_insert_with(|| Subscriber::new(now));
+        subscriber.demand.add(usage.allowed.saturating_add(usage.denied), 0, now);
+        let beyond = subscriber.settle(usage, now);
+        subscriber.expires_at = end_of_assignment(now);
+        self.used = self.used.saturating_add(usage.allowed);
+        self.beyond_grant = self.beyond_grant.saturating_add(beyond);
+    }
+
+    /// Gives slices to subscribers that are due; the `reporter` gets an assignment in any case.
+    pub(super) fn turn(
+        &mut self,
+        reporter: Option<SubscriberId>,
+        view: CounterView,
+        learns: bool,
+        now: Timestamp,
+    ) -> Outcome {
+        self.callers.add(view.asked, 0, now);
+        self.expire(now);
+        let mut outcome = Outcome::default();
+        let mut free = view.free.saturating_sub(self.used).saturating_sub(self.granted());
+        if !learns {
+            for Next { id, hits, reason } in self.parts(free, now) {
+                let hits = hits.min(free);
+                // What is spare ends also without a smaller slice.
+                if (hits > 0 || reason == Reason::Spare)
+                    && let Some(subscriber) = self.each.get_mut(&id)
+                {
+                    free -= hits;
+                    subscriber.give(hits, now);
+                    let slice = if hits > 0 { Assignment::Slice(hits) } else { Assignment::Deny };
+                    outcome.assignments.push((id, slice));
+                }
+            }
+        }
+        let has_news = |outcome: &Outcome, id| outcome.assignments.iter().any(|(other, _)| *other == id);
+        if let Some(id) = reporter
+            && !has_news(&outcome, id)
+            && let Some(subscriber) = self.each.get(&id)
+            // What a newcomer may have from an earlier divider stays until its end.
+            && !(learns && subscriber.slice.is_none())
+        {
+            outcome.assignments.push((id, subscriber.renewal()));
+        }
+        outcome.turn = Turn {
+            used: std::mem::take(&mut self.used),
+            granted: Granted { hits: self.granted(), ..Granted::default() },
+        };
+        outcome.beyond_grant = std::mem::take(&mut self.beyond_grant);
+        outcome.next_at = self.next_at(view, now);
+        outcome
+    }
+
+    /// Charges what may have been used of assignments that are over.
+    fn expire(&mut self, now: Timestamp) {
+        let mut charged = 0_u64;
+        self.each.retain(|_, subscriber| {
+            let is_over = subscriber.expires_at <= now;
+            if is_over {
+                charged = charged.saturating_add(subscriber.left());
+            }
+            !is_over
+        });
+        self.used = self.used.saturating_add(charged);
+    }
+
+    /// All that is granted.
+    fn granted(&self) -> u64 {
+        self.each.values().fold(0, |sum, subscriber| sum.saturating_add(subscriber.left()))
+    }
+
+    /// The slices for those that are due, given what is free: the one that has waited longest first.
+    fn parts(&self, free: u64, now: Timestamp) -> Vec<Next> {
+        let newcomer = (self.allowance / NEWCOMER_DIVISOR).clamp(1, (free / 2).max(1));
+        let active: Vec<(&SubscriberId, &Subscriber)> =
+            self.each.iter().filter(|(_, subscriber)| !subscriber.has_ended).collect();
+        let callers = self.callers.per_second() * SLICE_SECONDS;
+        let mut wants: Vec<Want> = active
+            .iter()
+            .map(|(_, subscriber)| Want { hits: subscriber.wanted(newcomer) as f64, weight: 1.0 })
+            .collect();
+        if callers > 0.0 {
+            wants.push(Want { hits: callers, weight: 1.0 });
+        }
+        let pool = active.iter().fold(free, |sum, (_, each)| sum.saturating_add(each.left()));
+        let parts = divide(pool as f64, &wants);
+        let mut order: Vec<usize> = (0..active.len()).collect();
+        order.sort_by_key(|index| (!active[*index].1.is_due(), active[*index].1.since));
+        let whole = whole(pool, &parts, &wants, &order);
+        let is_scarce = wants.iter().map(|want| want.hits).sum::<f64>() > free as f64;
+        let spare = |index: usize| {
+            let (id, subscriber) = active[index];
+            let size =
+                if is_scarce { whole[index].max(1) } else { subscriber.wanted(newcomer).max(newcomer) };
+            let next = Next { id: *id, hits: size.min(SLICE_MAX), reason: Reason::Spare };
+            subscriber.has_spare(size, now).then_some(next)
+        };
+        let due = |index: usize| {
+            let (id, subscriber) = active[index];
+            let next = Next { id: *id, hits: whole[index].min(SLICE_MAX), reason: Reason::Due };
+            subscriber.is_due().then_some(next)
+        };
+        // What is spare comes back with the next report.
+        (0..active.len()).filter_map(spare).chain(order.iter().copied().filter_map(due)).collect()
+    }
+
+    /// The next instant at which something changes without a report.
+    fn next_at(&self, view: CounterView, now: Timestamp) -> Option<Timestamp> {
+        let is_waiting = |subscriber: &Subscriber| subscriber.is_due() && subscriber.is_refusing;
+        let waits = self.each.values().any(is_waiting);
+        let free = view.free_after.filter(|_| waits).map(|after| now.after(after.max(PAUSE)));
+        let expire = self.each.values().map(|subscriber| subscriber.expires_at).min();
+        free.into_iter().chain(expire).min()
+    }
+}

@@ -1,0 +1,365 @@
+//! The laws of the divider, over histories of reports, with a counter in memory beside it.
+
+use std::{collections::BTreeMap, num::NonZeroU64, sync::Arc};
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::{
+    algorithm::{Excess, FixedWindow, Limit, Operation, Rate, TokenBucket, Window},
+    descriptor::{Entry, Key, KeyText, Secret},
+    store::{Check, Memory, OnFull, OnRefusal},
+    time::{SECOND, Timestamp},
+};
+
+const MINUTE: u64 = 60 * SECOND;
+/// One tick before a minute.
+const START: Timestamp = Timestamp::from_nanos(1_790_000_040 * SECOND - TICK);
+
+fn bucket(per_second: u64, burst: u64) -> Limit {
+    let one = NonZeroU64::new(SECOND).unwrap();
+    let rate = Rate::new(NonZeroU64::new(per_second).unwrap(), one);
+    Limit::TokenBucket(TokenBucket { rate, burst, excess: Excess::Refuse })
+}
+
+fn window(limit: u64, nanos: u64) -> Limit {
+    Limit::FixedWindow(FixedWindow {
+        limit,
+        window: Window::of_nanos(nanos).unwrap(),
+        excess: Excess::Refuse,
+    })
+}
+
+/// What Envoy makes of its assignments for one bucket: hits are spread evenly over time.
+#[derive(Clone, Debug, Default)]
+struct Client {
+    tokens: f64,
+    max: f64,
+    per_second: f64,
+    expires_at: Timestamp,
+    usage: Usage,
+    admitted: u64,
+}
+
+impl Client {
+    fn assign(&mut self, assignment: Assignment, now: Timestamp) {
+        match assignment {
+            Assignment::Share(rate) => {
+                // A changed bucket keeps the ratio to which it is full; one after a refusal of all begins full.
+                let ratio =
+                    if self.per_second > 0.0 && self.max > 0.0 { self.tokens / self.max } else { 1.0 };
+                (self.max, self.per_second) = (rate.burst as f64, rate.per_second as f64);
+                self.tokens = self.max * ratio;
+            }
+            Assignment::Slice(hits) => {
+                (self.tokens, self.max, self.per_second) = (hits as f64, hits as f64, 0.0)
+            }
+            Assignment::Renewal(hits) => assert_eq!(self.max, hits as f64, "a renewal is equal"),
+            Assignment::Deny => (self.tokens, self.max, self.per_second) = (0.0, 0.0, 0.0),
+        }
+        self.expires_at = now.after(ASSIGNMENT_TTL);
+    }
+
+    fn ask(&mut self, now: Timestamp) -> bool {
+        let passes = now < self.expires_at && self.tokens >= 1.0 - 1e-9;
+        if passes {
+            (self.tokens, self.admitted) = (self.tokens - 1.0, self.admitted + 1);
+            self.usage.allowed += 1;
+        } else {
+            self.usage.denied += 1;
+        }
+        passes
+    }
+}
+
+/// Clients of one limit, beside callers that ask for each request.
+struct World {
+    dividers: Dividers,
+    memory: Arc<Memory>,
+    limit: Limit,
+    key: Key,
+    now: Timestamp,
+    clients: BTreeMap<u64, Client>,
+    next_report: BTreeMap<u64, Timestamp>,
+    due: BTreeMap<(u64, u64), f64>,
+    // The instant of everything that passed.
+    passed: Vec<Timestamp>,
+}
+
+const TICK: u64 = SECOND / 100;
+
+impl World {
+    fn new(limit: Limit) -> Self {
+        let memory = Arc::new(Memory::new(1 << 24, OnFull::Deny));
+        let dividers = Dividers::new(memory.clone(), START.minus(MINUTE));
+        let mut text = KeyText::new("test");
+        text.entry(Entry { key: "name", value: "a" });
+        let key = text.key(&[], &Secret::from_bytes([1; 16]));
+        let (clients, next_report) = Default::default();
+        Self {
+            dividers,
+            memory,
+            limit,
+            key,
+            now: START,
+            clients,
+            next_report,
+            due: BTreeMap::new(),
+            passed: vec![],
+        }
+    }
+
+    fn deliver(&mut self, assignments: Assignments) {
+        for (id, assignment) in assignments {
+            if let Some(client) = self.clients.get_mut(&id.stream) {
+                client.assign(assignment, self.now);
+            }
+        }
+    }
+
+    fn report(&mut self, stream: u64) {
+        let Some(client) = self.clients.get_mut(&stream) else { return };
+        let (usage, id) = (std::mem::take(&mut client.usage), SubscriberId { stream, bucket: 0 });
+        let assignments = self.dividers.report(self.key, &self.limit, id, usage, self.now);
+        self.deliver(assignments);
+        self.next_report.insert(stream, self.now.plus(5 * SECOND));
+    }
+
+    /// Callers that ask for each request.
+    fn call(&mut self) -> bool {
+        let check = Check {
+            key: self.key,
+            limit: &self.limit,
+            operation: Operation::Charge(1),
+            on_refusal: OnRefusal::TakeBack,
+        };
+        self.memory.apply_single(&check, self.now).unwrap().decision.verdict.passes()
+    }
+
+    fn leave(&mut self, stream: u64) {
+        self.dividers.leave(self.key, SubscriberId { stream, bucket: 0 });
+        self.next_report.remove(&stream);
+    }
+
+    /// Runs for a time with so many hits a second of each client, and of callers. Returns what passed of each of them.
+    fn run(&mut self, seconds: f64, demands: &[(u64, f64)], calls: f64) -> Vec<u64> {
+        let mut each = vec![0; demands.len() + 1];
+        for _ in 0..(seconds * SECOND as f64 / TICK as f64) as u64 {
+            self.now = self.now.plus(TICK);
+            let assignments = self.dividers.turn(self.now);
+            self.deliver(assignments);
+            for (index, (stream, demand)) in demands.iter().enumerate() {
+                let client = self.clients.entry(*stream).or_default();
+                client.tokens =
+                    (client.tokens + client.per_second * TICK as f64 / SECOND as f64).min(client.max);
+                let due = self.due.entry((*stream, 0)).or_default();
+                *due += demand * TICK as f64 / SECOND as f64;
+                while self.due[&(*stream, 0)] >= 1.0 {
+                    *self.due.get_mut(&(*stream, 0)).unwrap() -= 1.0;
+                    let is_new = !self.next_report.contains_key(stream);
+                    if self.clients.get_mut(stream).unwrap().ask(self.now) {
+                        each[index] += 1;
+                        self.passed.push(self.now);
+                    }
+                    if is_new {
+                        self.report(*stream);
+                    }
+                }
+            }
+            let due = self.due.entry((u64::MAX, 0)).or_default();
+            *due += calls * TICK as f64 / SECOND as f64;
+            while self.due[&(u64::MAX, 0)] >= 1.0 {
+                *self.due.get_mut(&(u64::MAX, 0)).unwrap() -= 1.0;
+                if self.call() {
+                    each[demands.len()] += 1;
+                    self.passed.push(self.now);
+                }
+            }
+            let due: Vec<u64> = self
+                .next_report
+                .iter()
+                .filter(|(_, at)| **at <= self.now)
+                .map(|(stream, _)| *stream)
+                .collect();
+            due.into_iter().for_each(|stream| self.report(stream));
+        }
+        each
+    }
+
+    /// The most that passed in any span of this length.
+    fn most_in(&self, span: u64) -> u64 {
+        let (mut first, mut most) = (0, 0);
+        for (last, at) in self.passed.iter().enumerate() {
+            while self.passed[first].plus(span) <= *at {
+                first += 1;
+            }
+            most = most.max(last + 1 - first);
+        }
+        most as u64
+    }
+}
+
+#[test]
+fn rate_is_divided_by_demand_and_follows_a_shift() {
+    let mut world = World::new(bucket(100, 20));
+    world.run(10.0, &[(1, 150.0), (2, 60.0), (3, 5.0)], 0.0);
+    let each = world.run(10.0, &[(1, 150.0), (2, 60.0), (3, 5.0)], 0.0);
+    assert!(each.iter().sum::<u64>() >= 950, "{each:?}");
+    assert!(each[2] >= 45 && each[0].abs_diff(each[1]) <= 60, "{each:?}");
+    world.run(10.0, &[(1, 5.0), (2, 60.0), (3, 150.0)], 0.0);
+    let each = world.run(10.0, &[(1, 5.0), (2, 60.0), (3, 150.0)], 0.0);
+    assert!(each.iter().sum::<u64>() >= 950, "{each:?}");
+    for seconds in [1, 5, 10] {
+        let most = world.most_in(seconds * SECOND);
+        // One more for each client whose part of the burst is below one.
+        assert!(most <= 20 + 100 * seconds + 3, "{most} in {seconds} s");
+    }
+}
+
+#[test]
+fn single_client_gets_the_whole_rate_after_its_first_report() {
+    let mut world = World::new(bucket(100, 20));
+    let first = world.run(4.0, &[(1, 150.0)], 0.0)[0];
+    assert!((190..=230).contains(&first), "{first}");
+    world.run(2.0, &[(1, 150.0)], 0.0);
+    let then = world.run(10.0, &[(1, 150.0)], 0.0)[0];
+    assert!(then >= 990, "{then}");
+}
+
+#[test]
+fn rate_is_shared_by_clients_and_callers() {
+    let mut world = World::new(bucket(100, 20));
+    world.run(12.0, &[(1, 150.0)], 150.0);
+    let each = world.run(20.0, &[(1, 150.0)], 150.0);
+    let sum: u64 = each.iter().sum();
+    assert!((1_800..=2_020).contains(&sum) && each[0] >= 800 && each[1] >= 800, "{each:?}");
+    for seconds in [1, 5, 10] {
+        let most = world.most_in(seconds * SECOND);
+        assert!(most <= 20 + 100 * seconds + 1, "{most} in {seconds} s");
+    }
+}
+
+#[test]
+fn share_of_ended_client_returns_after_its_time() {
+    let mut world = World::new(bucket(100, 20));
+    world.run(12.0, &[(1, 150.0), (2, 150.0)], 0.0);
+    world.leave(1);
+    let before = world.run(10.0, &[(2, 150.0)], 0.0)[0];
+    assert!(before <= 600, "{before}");
+    world.run(8.0, &[(2, 150.0)], 0.0);
+    let after = world.run(10.0, &[(2, 150.0)], 0.0)[0];
+    assert!(after >= 950, "{after}");
+}
+
+#[test]
+fn budget_is_used_exactly_in_a_fresh_window() {
+    let mut world = World::new(window(500, MINUTE));
+    let each = world.run(59.9, &[(1, 14.0), (2, 6.0), (3, 1.5)], 0.0);
+    assert_eq!(each.iter().sum::<u64>(), 500, "{each:?}");
+}
+
+#[test]
+fn budget_is_never_exceeded_in_any_window() {
+    let mut world = World::new(window(500, MINUTE));
+    for minute in 0..5 {
+        let demands = [(1, 14.0), (2 + minute % 2, 30.0), (7, 1.5)];
+        let sum: u64 = world.run(60.0, &demands, 3.0).iter().sum();
+        assert!((400..=500).contains(&sum), "{sum} in minute {minute}");
+    }
+}
+
+#[test]
+fn budget_below_the_demand_refuses_only_the_first_requests() {
+    let mut world = World::new(window(500, MINUTE));
+    let each = world.run(60.0, &[(1, 3.0), (2, 2.0), (3, 1.5)], 0.0);
+    assert!(each.iter().sum::<u64>() >= 385 - 10, "{each:?}");
+}
+
+#[test]
+fn slow_rate_goes_from_one_client_to_the_next() {
+    let half = Rate::new(NonZeroU64::new(30).unwrap(), NonZeroU64::new(MINUTE).unwrap());
+    let limit = Limit::TokenBucket(TokenBucket { rate: half, burst: 10, excess: Excess::Refuse });
+    let mut world = World::new(limit);
+    let each = world.run(120.0, &[(1, 1.0), (2, 1.0), (3, 1.0)], 0.0);
+    let sum: u64 = each.iter().sum();
+    assert!((50..=70).contains(&sum) && each[..3].iter().all(|one| *one >= 12), "{each:?}");
+    for seconds in [1, 10, 60] {
+        let most = world.most_in(seconds * SECOND);
+        assert!(most <= 10 + seconds / 2, "{most} in {seconds} s");
+    }
+}
+
+#[test]
+fn divider_without_its_ledger_grants_nothing_unknown() {
+    let mut world = World::new(window(500, MINUTE));
+    world.run(20.0, &[(1, 10.0), (2, 10.0)], 0.0);
+    // Another process takes over: the counter is known, the grants are not.
+    world.memory.grants().end(world.key, world.now);
+    world.dividers = Dividers::new(world.memory.clone(), world.now);
+    let sum: u64 = world.run(39.9, &[(1, 10.0), (2, 10.0)], 0.0).iter().sum();
+    let before = world.passed.len() as u64 - sum;
+    assert!(before + sum <= 500, "{before} + {sum}");
+}
+
+#[test]
+fn slice_that_may_have_ended_is_not_renewed() {
+    let world = World::new(window(500, MINUTE));
+    let id = SubscriberId { stream: 1, bucket: 0 };
+    let report = |after: u64| {
+        let (usage, now) = (Usage { allowed: 0, denied: 1 }, START.plus(after * SECOND));
+        world.dividers.report(world.key, &world.limit, id, usage, now)
+    };
+    assert_eq!(report(1), [(id, Assignment::Slice(20))]);
+    assert_eq!(report(11), [(id, Assignment::Renewal(20))]);
+    assert_eq!(report(26), [(id, Assignment::Slice(20))]);
+    // All of the first slice counts as used.
+    let free = |now| world.memory.admin().peek(world.key, &world.limit, now).peek.remaining;
+    assert_eq!(free(START.plus(26 * SECOND)), 480);
+}
+
+fn demands() -> impl Strategy<Value = Vec<(u64, f64)>> {
+    prop::collection::vec(0..120_u32, 1..6)
+        .prop_map(|each| (1..).zip(each).map(|(stream, demand)| (stream, f64::from(demand))).collect())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 24, ..ProptestConfig::default() })]
+
+    #[test]
+    fn rate_is_kept_over_any_history(
+        per_second in 10..100_u64, burst in 6..30_u64, phases in prop::collection::vec((demands(), 0..40_u32), 1..4),
+    ) {
+        let mut world = World::new(bucket(per_second, burst));
+        for (demands, calls) in phases {
+            world.run(12.0, &demands, f64::from(calls));
+            let granted = world.memory.grants().granted(world.key, world.now).rate;
+            prop_assert!(granted.per_second <= per_second && granted.burst <= burst + 6, "{:?}", granted);
+        }
+        for seconds in [1, 5, 10] {
+            let most = world.most_in(seconds * SECOND);
+            // A share whose part of the burst is below one has a burst of one.
+            prop_assert!(most <= burst + per_second * seconds + 6, "{} in {} s", most, seconds);
+        }
+    }
+
+    #[test]
+    fn client_with_demand_gets_something_within_two_reports(per_second in 10..100_u64, demands in demands()) {
+        let mut world = World::new(bucket(per_second, 20));
+        world.run(11.0, &demands, 20.0);
+        for _ in 0..2 {
+            let each = world.run(11.0, &demands, 20.0);
+            for ((_, demand), passed) in demands.iter().zip(&each) {
+                prop_assert!(*demand < 1.0 || *passed > 0, "{:?} of {:?}", each, demands);
+            }
+        }
+    }
+
+    #[test]
+    fn budget_is_kept_over_any_history(limit in 20..400_u64, phases in prop::collection::vec((demands(), 0..10_u32), 1..4)) {
+        let mut world = World::new(window(limit, MINUTE));
+        for (demands, calls) in phases {
+            let sum: u64 = world.run(60.0, &demands, f64::from(calls)).iter().sum();
+            prop_assert!(sum <= limit, "{} of {}", sum, limit);
+        }
+    }
+}

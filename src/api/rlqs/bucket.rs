@@ -1,0 +1,90 @@
+//! The buckets of a stream, and the rule of each.
+
+use std::time::Duration;
+
+use smallvec::SmallVec;
+use tollgate_limiter::{
+    algorithm::Limit,
+    descriptor::{Entry, Key},
+    divider::is_divisible,
+    rules::{Allowance, KeyedDomain, OnOwnerUnavailable},
+};
+
+use crate::api::{
+    protobuf::{begin, nested},
+    rlqs::{Settings, decode::Pair},
+};
+
+/// The time for which a client need not ask about a bucket without a limit.
+pub(super) const UNLIMITED_TTL: Duration = Duration::from_secs(600);
+
+/// What identifies a bucket: its pairs, ascending by their keys, as an encoded `BucketId`.
+pub(super) type BucketId = Box<[u8]>;
+
+/// The entries of a descriptor.
+pub(super) type Entries<'m> = SmallVec<[Entry<'m>; 4]>;
+
+/// What the rules say about a bucket.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Terms {
+    /// No limit, or one that cannot be served and is then to let everything pass.
+    Allow,
+    /// A limit that refuses nothing: it counts only.
+    Count(Key, Limit),
+    /// A limit that lets nothing pass, or one that cannot be served.
+    Deny,
+    /// A limit that is divided.
+    Divide(Key, Limit),
+}
+
+/// The pairs as a descriptor. `None` if they are invalid: none, beyond the bounds, empty, twice the same key, or not UTF-8.
+pub(super) fn entries<'m>(pairs: &mut [Pair<'m>], settings: &Settings) -> Option<Entries<'m>> {
+    let bytes = pairs.iter().fold(0_usize, |sum, pair| sum.saturating_add(pair.key.len() + pair.value.len()));
+    if pairs.is_empty() || pairs.len() > settings.max_pairs || bytes > settings.max_id_bytes {
+        return None;
+    }
+    pairs.sort_unstable();
+    let has_key_twice = pairs.windows(2).any(|two| two[0].key == two[1].key);
+    let is_empty = |pair: &Pair<'_>| pair.key.is_empty() || pair.value.is_empty();
+    if has_key_twice || pairs.iter().any(is_empty) {
+        return None;
+    }
+    let text = |bytes| str::from_utf8(bytes).ok();
+    pairs.iter().map(|pair| Some(Entry { key: text(pair.key)?, value: text(pair.value)? })).collect()
+}
+
+/// The encoded id of these entries.
+pub(super) fn encoded(entries: &[Entry<'_>], out: &mut Vec<u8>) {
+    out.clear();
+    for Entry { key, value } in entries {
+        nested(out, 1, |out| {
+            for (field, text) in [(1, key), (2, value)] {
+                begin(out, field, text.len());
+                out.extend_from_slice(text.as_bytes());
+            }
+        });
+    }
+}
+
+impl Terms {
+    /// The terms of a descriptor. `passes_all`: whether requests pass that are over their limits.
+    pub(super) fn of(domain: Option<KeyedDomain<'_>>, entries: &[Entry<'_>], passes_all: bool) -> Self {
+        let Some(matched) = domain.and_then(|domain| domain.find(entries)) else { return Self::Allow };
+        let rule = matched.rule;
+        let Allowance::Limited(limit) = &rule.allowance else { return Self::Allow };
+        let key = || matched.key(entries, limit);
+        if rule.shadow_mode || passes_all {
+            return if is_divisible(limit) { Self::Count(key(), limit.clone()) } else { Self::Allow };
+        }
+        if limit.allowance() == 0 {
+            return Self::Deny;
+        }
+        if !is_divisible(limit) {
+            return match rule.on_owner_unavailable {
+                OnOwnerUnavailable::Allow => Self::Allow,
+                OnOwnerUnavailable::Deny | OnOwnerUnavailable::LocalShare => Self::Deny,
+            };
+        }
+        Self::Divide(key(), limit.clone())
+    }
+}

@@ -1,0 +1,67 @@
+//! What is to be sent to one client.
+
+use std::{
+    collections::BTreeMap,
+    sync::{
+        Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+    task::Waker,
+};
+
+use futures_util::task::AtomicWaker;
+
+use crate::api::rlqs::action::Action;
+
+/// Actions for the buckets of a stream that are not sent yet, at most one for each.
+#[derive(Debug, Default)]
+pub(super) struct Outbox {
+    actions: Mutex<BTreeMap<u32, Action>>,
+    // Whether the rules have changed since the buckets were looked up.
+    has_new_rules: AtomicBool,
+    waker: AtomicWaker,
+}
+
+impl Outbox {
+    /// Adds an action from another stream or task.
+    pub(super) fn push(&self, bucket: u32, action: Action) {
+        self.add(bucket, action);
+        self.waker.wake();
+    }
+
+    /// Adds an action from the stream itself, which sends it next.
+    pub(super) fn add(&self, bucket: u32, action: Action) {
+        self.lock().entry(bucket).and_modify(|earlier| *earlier = earlier.then(action)).or_insert(action);
+    }
+
+    /// Removes what is for a bucket.
+    pub(super) fn remove(&self, bucket: u32) {
+        self.lock().remove(&bucket);
+    }
+
+    /// The first action.
+    pub(super) fn pop(&self) -> Option<(u32, Action)> {
+        self.lock().pop_first()
+    }
+
+    /// Registers the task that sends.
+    pub(super) fn register(&self, waker: &Waker) {
+        self.waker.register(waker);
+    }
+
+    /// Asks the stream to look its buckets up again.
+    pub(super) fn announce_rules(&self) {
+        self.has_new_rules.store(true, Ordering::Release);
+        self.waker.wake();
+    }
+
+    /// Whether the buckets are to be looked up again.
+    pub(super) fn take_new_rules(&self) -> bool {
+        self.has_new_rules.swap(false, Ordering::AcqRel)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<u32, Action>> {
+        // Every change leaves the map consistent, so a poisoned lock is harmless.
+        self.actions.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

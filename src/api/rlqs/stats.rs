@@ -1,0 +1,98 @@
+//! Metrics of the rate limit quota service.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use tollgate_limiter::metrics::Counter;
+
+use crate::telemetry::metrics::metrics;
+
+/// What has happened to streams and their buckets.
+#[derive(Debug, Default)]
+pub(super) struct Stats {
+    pub(super) streams: AtomicUsize,
+    pub(super) buckets: AtomicUsize,
+    pub(super) reports: Counter,
+    pub(super) allowed: Counter,
+    pub(super) denied: Counter,
+    pub(super) assignments: Counter,
+    pub(super) abandoned: Counter,
+    pub(super) refused_streams: Counter,
+    pub(super) invalid: Counter,
+    pub(super) too_many: Counter,
+}
+
+impl Stats {
+    /// Counts one more of at most `max`. Returns whether there was room.
+    pub(super) fn take(number: &AtomicUsize, max: usize) -> bool {
+        number
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |now| (now < max).then_some(now + 1))
+            .is_ok()
+    }
+
+    /// Gives back what was taken.
+    pub(super) fn give_back(number: &AtomicUsize, taken: usize) {
+        number.fetch_sub(taken, Ordering::Relaxed);
+    }
+}
+
+/// The numbers of one moment.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Reading {
+    pub(super) streams: usize,
+    pub(super) buckets: usize,
+    pub(super) divided: usize,
+    pub(super) granted_per_second: u64,
+    pub(super) granted_hits: u64,
+    pub(super) reports: u64,
+    pub(super) allowed: u64,
+    pub(super) denied: u64,
+    pub(super) beyond_grant: u64,
+    pub(super) assignments: u64,
+    pub(super) abandoned: u64,
+    pub(super) refused_streams: u64,
+    pub(super) invalid: u64,
+    pub(super) too_many: u64,
+}
+
+metrics! { Reading;
+    Gauge "tollgate_rlqs_streams" []
+        "Open streams of the rate limit quota service, one for each client."
+        => |all, family| family.value(all.streams);
+    Gauge "tollgate_rlqs_buckets" []
+        "Buckets of these streams."
+        => |all, family| family.value(all.buckets);
+    Gauge "tollgate_rlqs_divided_counters" []
+        "Counters whose limit is divided over buckets."
+        => |all, family| family.value(all.divided);
+    Gauge "tollgate_rlqs_granted_rate" []
+        "Hits a second that buckets may let pass, of limits that are divided as rates."
+        => |all, family| family.value(all.granted_per_second);
+    Gauge "tollgate_rlqs_granted_hits" []
+        "Hits that buckets may still let pass, of limits that are divided into slices."
+        => |all, family| family.value(all.granted_hits);
+    Counter "tollgate_rlqs_reports_total" []
+        "Reports of buckets."
+        => |all, family| family.value(all.reports);
+    Counter "tollgate_rlqs_reported_requests_total" ["outcome"]
+        "Requests that clients have reported: allowed or denied."
+        => |all, family| {
+            family.sample(&["allowed"], all.allowed);
+            family.sample(&["denied"], all.denied);
+        };
+    Counter "tollgate_rlqs_requests_beyond_grant_total" []
+        "Requests that clients have let pass without a grant for them, before their first assignment or after the end of one."
+        => |all, family| family.value(all.beyond_grant);
+    Counter "tollgate_rlqs_assignments_total" []
+        "Assignments that were sent, also those that only renew one."
+        => |all, family| family.value(all.assignments);
+    Counter "tollgate_rlqs_abandoned_buckets_total" []
+        "Buckets without requests that clients were told to forget."
+        => |all, family| family.value(all.abandoned);
+    Counter "tollgate_rlqs_refused_total" ["reason"]
+        "What was refused: streams beyond rlqs.max_streams, buckets beyond their number, or buckets whose pairs are invalid, as values that are not UTF-8."
+        => |all, family| {
+            family.sample(&["streams"], all.refused_streams);
+            family.sample(&["buckets"], all.too_many);
+            family.sample(&["invalid"], all.invalid);
+        };
+}

@@ -1,0 +1,281 @@
+//! Tests of a stream without a transport.
+
+use std::{
+    collections::BTreeMap,
+    sync::Arc,
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use futures_util::task::noop_waker;
+use prost::Message;
+use tollgate_limiter::{
+    limiter::Limiter,
+    rules::{ActiveRules, Rules},
+    store::{Memory, OnFull},
+    time::{Clock, SECOND, Timestamp},
+};
+
+use super::*;
+use crate::api::{
+    proto::envoy::{
+        service::rate_limit_quota::v3::{
+            BucketId, RateLimitQuotaResponse, RateLimitQuotaUsageReports,
+            rate_limit_quota_response::bucket_action::BucketAction as Sent,
+            rate_limit_quota_usage_reports::BucketQuotaUsage,
+        },
+        r#type::v3::rate_limit_strategy::Strategy,
+    },
+    protobuf::FRAME_PREFIX_BYTES,
+};
+
+const START: Timestamp = Timestamp::from_nanos(1_790_000_040 * SECOND);
+
+const RULES: &str = "
+domain: shop
+descriptors:
+  - {key: rate, rate_limit: {unit: second, requests_per_unit: 100, algorithm: token_bucket, burst: 20}}
+  - {key: budget, rate_limit: {unit: minute, requests_per_unit: 500, algorithm: fixed_window}}
+  - {key: free, rate_limit: {unlimited: true}}
+  - {key: banned, rate_limit: {unit: minute, requests_per_unit: 0}}
+  - {key: trial, shadow_mode: true, rate_limit: {unit: minute, requests_per_unit: 5}}
+  - {key: log, rate_limit: {unit: minute, requests_per_unit: 5, algorithm: sliding_log}}
+  - {key: open, rate_limit: {unit: minute, requests_per_unit: 5, algorithm: sliding_log, on_owner_unavailable: allow}}
+  - key: a
+    descriptors: [{key: b, value: x, rate_limit: {unit: minute, requests_per_unit: 0}}]
+";
+
+const SETTINGS: Settings = Settings {
+    enabled: true,
+    max_streams: 3,
+    max_stream_buckets: 150,
+    max_buckets: 200,
+    max_pairs: 4,
+    max_id_bytes: 100,
+};
+
+struct World {
+    service: Arc<QuotaService>,
+    active_rules: Arc<ActiveRules>,
+    clock: Clock,
+}
+
+/// What a bucket was told, in short.
+#[derive(Clone, Debug, PartialEq)]
+enum Told {
+    Allow(i64),
+    Deny,
+    Bucket { max: u32, fill: u32, interval: i64 },
+    Abandon,
+}
+
+impl World {
+    fn new() -> Self {
+        let clock = Clock::manual(START);
+        let (active_rules, memory) =
+            (Arc::new(ActiveRules::default()), Arc::new(Memory::new(1 << 24, OnFull::Deny)));
+        let limiter = Limiter::new(active_rules.clone(), memory.clone(), clock.clone());
+        let service = Arc::new(QuotaService::new(limiter, memory, clock.clone(), SETTINGS));
+        let world = Self { service, active_rules, clock };
+        world.load(RULES);
+        // After it has learnt.
+        world.advance(60);
+        world
+    }
+
+    fn open(&self) -> Result<QuotaStream, tonic::Status> {
+        QuotaStream::open(self.service.clone())
+    }
+
+    fn load(&self, rules: &str) {
+        self.active_rules.replace(Rules::parse("rules.yaml", rules).unwrap(), self.clock.now());
+    }
+
+    fn advance(&self, seconds: u64) {
+        self.clock.set(self.clock.now().after(Duration::from_secs(seconds)));
+        self.service.deliver(self.service.dividers.turn(self.clock.now()));
+    }
+}
+
+fn id(pairs: &[(&str, &str)]) -> BucketId {
+    let pair = |(key, value): &(&str, &str)| ((*key).to_owned(), (*value).to_owned());
+    BucketId { bucket: pairs.iter().map(pair).collect() }
+}
+
+fn usage(pairs: &[(&str, &str)], allowed: u64, denied: u64) -> BucketQuotaUsage {
+    BucketQuotaUsage {
+        bucket_id: Some(id(pairs)),
+        time_elapsed: None,
+        num_requests_allowed: allowed,
+        num_requests_denied: denied,
+    }
+}
+
+fn reports(usages: Vec<BucketQuotaUsage>) -> Vec<u8> {
+    RateLimitQuotaUsageReports { domain: "shop".to_owned(), bucket_quota_usages: usages }.encode_to_vec()
+}
+
+/// All that is sent now, by the value of the only pair of a bucket or by its first key.
+fn told(stream: &mut QuotaStream) -> Vec<(String, Told)> {
+    let waker = noop_waker();
+    let mut all = Vec::new();
+    while let Poll::Ready(frame) = stream.poll_frame(&mut Context::from_waker(&waker)) {
+        let response = RateLimitQuotaResponse::decode(&frame[FRAME_PREFIX_BYTES..]).unwrap();
+        assert!((1..=100).contains(&response.bucket_action.len()));
+        for action in response.bucket_action {
+            let pairs: BTreeMap<_, _> = action.bucket_id.unwrap().bucket.into_iter().collect();
+            let name =
+                pairs.into_iter().map(|(key, value)| format!("{key}={value}")).collect::<Vec<_>>().join(",");
+            let told = match action.bucket_action.unwrap() {
+                Sent::AbandonAction(_) => Told::Abandon,
+                Sent::QuotaAssignmentAction(assigned) => {
+                    let time = assigned.assignment_time_to_live.unwrap().seconds;
+                    assert!(time >= 11);
+                    match assigned.rate_limit_strategy.unwrap().strategy.unwrap() {
+                        Strategy::BlanketRule(0) => Told::Allow(time),
+                        Strategy::BlanketRule(1) => Told::Deny,
+                        Strategy::TokenBucket(bucket) => Told::Bucket {
+                            max: bucket.max_tokens,
+                            fill: bucket.tokens_per_fill.unwrap(),
+                            interval: bucket.fill_interval.unwrap().seconds,
+                        },
+                        other => panic!("{other:?}"),
+                    }
+                }
+            };
+            all.push((name, told));
+        }
+    }
+    all
+}
+
+fn answer(world: &World, pairs: &[(&str, &str)]) -> Vec<Told> {
+    let mut stream = world.open().unwrap();
+    stream.receive(&reports(vec![usage(pairs, 1, 0)])).unwrap();
+    told(&mut stream).into_iter().map(|(_, told)| told).collect()
+}
+
+#[test]
+fn bucket_is_answered_as_its_rule_says() {
+    let world = World::new();
+    for (pairs, expected) in [
+        (&[("rate", "a")][..], vec![Told::Bucket { max: 10, fill: 50, interval: 1 }]),
+        (&[("budget", "a")], vec![Told::Deny, Told::Bucket { max: 20, fill: 1, interval: 86_400 }]),
+        (&[("free", "a")], vec![Told::Allow(600)]),
+        (&[("none", "a")], vec![Told::Allow(600)]),
+        (&[("trial", "a")], vec![Told::Allow(600)]),
+        (&[("banned", "a")], vec![Told::Deny]),
+        (&[("log", "a")], vec![Told::Deny]),
+        (&[("open", "a")], vec![Told::Allow(600)]),
+        // Pairs are looked up in the order of their keys.
+        (&[("b", "x"), ("a", "y")], vec![Told::Deny]),
+    ] {
+        assert_eq!(answer(&world, pairs), expected, "{pairs:?}");
+    }
+}
+
+#[test]
+fn invalid_bucket_is_skipped_and_others_are_answered() {
+    let world = World::new();
+    let mut stream = world.open().unwrap();
+    let mut wrong = reports(vec![usage(&[("rate", "??")], 1, 0)]);
+    let at = wrong.windows(2).position(|two| two == b"??").unwrap();
+    wrong[at..at + 2].copy_from_slice(&[0xff, 0xfe]);
+    let long = "x".repeat(200);
+    wrong.extend(reports(vec![
+        usage(&[], 1, 0),
+        usage(&[("rate", "")], 1, 0),
+        usage(&[("rate", &long)], 1, 0),
+        usage(&[("a", "1"), ("b", "1"), ("c", "1"), ("d", "1"), ("e", "1")], 1, 0),
+        usage(&[("free", "a")], 1, 0),
+    ]));
+    stream.receive(&wrong).unwrap();
+    assert_eq!(told(&mut stream), [("free=a".to_owned(), Told::Allow(600))]);
+    assert_eq!(world.service.stats.invalid.get(), 5);
+}
+
+#[test]
+fn buckets_and_streams_beyond_their_number_are_refused() {
+    let world = World::new();
+    let many = |begin: usize| {
+        let usages = (begin..begin + 180).map(|number| usage(&[("free", &number.to_string())], 1, 0));
+        reports(usages.collect())
+    };
+    let mut first = world.open().unwrap();
+    first.receive(&many(0)).unwrap();
+    assert_eq!(told(&mut first).len(), 150);
+    let mut second = world.open().unwrap();
+    second.receive(&many(0)).unwrap();
+    assert_eq!(told(&mut second).len(), 50);
+    let _third = world.open().unwrap();
+    assert_eq!(world.open().unwrap_err().code(), tonic::Code::ResourceExhausted);
+    // What an ended stream had is free again.
+    drop(first);
+    let mut fourth = world.open().unwrap();
+    fourth.receive(&many(0)).unwrap();
+    assert_eq!(told(&mut fourth).len(), 150);
+}
+
+#[test]
+fn stream_has_one_domain() {
+    let world = World::new();
+    let invalid = |stream: &mut QuotaStream, message: &[u8]| {
+        assert_eq!(stream.receive(message).unwrap_err().code(), tonic::Code::InvalidArgument);
+    };
+    let of = |domain: &str| {
+        RateLimitQuotaUsageReports { domain: domain.to_owned(), bucket_quota_usages: vec![] }.encode_to_vec()
+    };
+    let mut stream = world.open().unwrap();
+    invalid(&mut stream, &of(""));
+    invalid(&mut stream, b"\xff\xff");
+    for domain in ["shop", "", "shop"] {
+        stream.receive(&of(domain)).unwrap();
+    }
+    invalid(&mut stream, &of("other"));
+}
+
+#[test]
+fn idle_bucket_is_abandoned_unless_it_may_deny() {
+    let world = World::new();
+    let mut stream = world.open().unwrap();
+    let each = |hits| ["free", "rate", "budget", "banned"].map(|key| usage(&[(key, "a")], hits, 0)).to_vec();
+    stream.receive(&reports(each(1))).unwrap();
+    told(&mut stream);
+    let mut abandoned = Vec::new();
+    for _ in 0..12 {
+        world.advance(5);
+        stream.receive(&reports(each(0))).unwrap();
+        abandoned.extend(told(&mut stream).into_iter().filter(|(_, told)| *told == Told::Abandon));
+    }
+    let names: Vec<&str> = abandoned.iter().map(|(name, _)| name.as_str()).collect();
+    assert_eq!(names, ["free=a", "rate=a"]);
+}
+
+#[test]
+fn new_rules_reach_buckets_at_once() {
+    let world = World::new();
+    let mut stream = world.open().unwrap();
+    stream.receive(&reports(vec![usage(&[("rate", "a")], 1, 0), usage(&[("free", "a")], 1, 0)])).unwrap();
+    told(&mut stream);
+    world.load(
+        &RULES
+            .replace("requests_per_unit: 100", "requests_per_unit: 20")
+            .replace("unlimited: true", "unit: minute, requests_per_unit: 0"),
+    );
+    stream.outbox.announce_rules();
+    let told: BTreeMap<_, _> = told(&mut stream).into_iter().collect();
+    assert_eq!(told["free=a"], Told::Deny);
+    assert!(matches!(told["rate=a"], Told::Bucket { fill: ..=20, .. }), "{told:?}");
+}
+
+#[test]
+fn shadow_rule_counts_what_passes() {
+    let world = World::new();
+    let mut stream = world.open().unwrap();
+    stream.receive(&reports(vec![usage(&[("trial", "a")], 4, 0)])).unwrap();
+    let view = world.service.limiter.view();
+    let entries = [tollgate_limiter::descriptor::Entry { key: "trial", value: "a" }];
+    let counter = view.counter_ref("shop", &entries).unwrap();
+    let state = world.service.memory.admin().peek(counter.key, counter.limit, world.clock.now());
+    assert_eq!(state.peek.remaining, 1);
+}

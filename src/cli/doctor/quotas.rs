@@ -1,0 +1,270 @@
+//! The rate limit quota filters in the configuration of an Envoy: what ends its process, and what lets requests pass.
+
+use serde_json::{Map, Value};
+
+use crate::{
+    api::admin::doctor::finding::{Finding, listed},
+    cli::doctor::fields::{field, message, text},
+};
+
+/// The part of a type that names the overrides of routes.
+const OVERRIDE_TYPE: &str = "rate_limit_quota.v3.RateLimitQuotaOverride";
+const ALL_DENIED: &str = "{fallback_rate_limit: {blanket_rule: DENY_ALL}}";
+
+/// What a configuration says about quotas.
+#[derive(Debug, Default)]
+pub(super) struct Quotas {
+    domains: Vec<String>,
+    faults: Vec<Fault>,
+}
+
+/// What is wrong with a filter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fault {
+    /// Before an assignment, a token bucket decides.
+    BucketBefore,
+    /// Before an assignment, requests pass.
+    OpenBefore,
+    /// After the end of an assignment, requests pass.
+    OpenAfter,
+    /// Requests without a match pass.
+    NoCatchAll,
+    /// The values of a bucket are not bounded.
+    FreeValue,
+    /// A matcher goes on after a match.
+    Preview,
+    /// A route or a host overrides the filter.
+    Override,
+}
+
+impl Quotas {
+    /// Adds what these fields say, without what is in them, if they are those of a filter or of an override.
+    pub(super) fn add(&mut self, fields: &Map<String, Value>) {
+        if text(fields, "@type").is_some_and(|name| name.ends_with(OVERRIDE_TYPE)) {
+            self.add_fault(Fault::Override);
+        }
+        if message(fields, "rlqs_server").is_none() {
+            return;
+        }
+        let domain = text(fields, "domain").unwrap_or_default();
+        if !self.domains.contains(&domain) {
+            self.domains.push(domain);
+        }
+        if let Some(matcher) = message(fields, "bucket_matchers") {
+            self.add_matcher(matcher);
+        }
+    }
+
+    /// Whether there is a filter.
+    pub(super) fn has_filter(&self) -> bool {
+        !self.domains.is_empty()
+    }
+
+    fn add_fault(&mut self, fault: Fault) {
+        if !self.faults.contains(&fault) {
+            self.faults.push(fault);
+        }
+    }
+
+    fn add_matcher(&mut self, matcher: &Map<String, Value>) {
+        if message(matcher, "on_no_match").is_none() {
+            self.add_fault(Fault::NoCatchAll);
+        }
+        self.add_settings(&Value::Object(matcher.clone()), false);
+    }
+
+    /// Adds the settings of buckets in `value`. `is_bounded`: whether an expression, a list or a text matches the values.
+    fn add_settings(&mut self, value: &Value, is_bounded: bool) {
+        match value {
+            Value::Array(items) => items.iter().for_each(|item| self.add_settings(item, is_bounded)),
+            Value::Object(fields) => {
+                let is_bounded = is_bounded || message(fields, "predicate").is_some_and(bounds_values);
+                if field(fields, "keep_matching").and_then(Value::as_bool) == Some(true) {
+                    self.add_fault(Fault::Preview);
+                }
+                if message(fields, "bucket_id_builder").is_some()
+                    && field(fields, "reporting_interval").is_some()
+                {
+                    self.add_bucket(fields, is_bounded);
+                }
+                fields.values().for_each(|value| self.add_settings(value, is_bounded));
+            }
+            Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => {}
+        }
+    }
+
+    fn add_bucket(&mut self, settings: &Map<String, Value>, is_bounded: bool) {
+        let fallback = |name| {
+            let behavior = message(settings, name)?;
+            Some((behavior, message(behavior, "fallback_rate_limit")?))
+        };
+        let denies = |strategy: &Map<String, Value>| {
+            text(strategy, "blanket_rule").is_some_and(|rule| rule == "DENY_ALL")
+        };
+        match fallback("no_assignment_behavior") {
+            Some((_, strategy)) if message(strategy, "token_bucket").is_some() => {
+                self.add_fault(Fault::BucketBefore)
+            }
+            Some((_, strategy)) if denies(strategy) => {}
+            Some(_) | None => self.add_fault(Fault::OpenBefore),
+        }
+        let is_closed = fallback("expired_assignment_behavior").is_some_and(|(behavior, strategy)| {
+            denies(strategy)
+                && text(behavior, "expired_assignment_behavior_timeout").is_some_and(|time| !is_short(&time))
+        });
+        if !is_closed {
+            self.add_fault(Fault::OpenAfter);
+        }
+        if !is_bounded && contains(settings, "custom_value") {
+            self.add_fault(Fault::FreeValue);
+        }
+    }
+
+    /// Findings for a server with these domains.
+    pub(super) fn findings(&self, domains: &[String]) -> Vec<Finding> {
+        let unknown = self.domains.iter().filter(|domain| !domains.contains(domain)).map(|domain| {
+            Finding::warning(
+                "envoy_quota_unknown_domain",
+                format!(
+                    "the quota filter names the domain {domain:?}, which no rules have: its requests pass"
+                ),
+                format!(
+                    "set its `domain` to one of the rules, or add rules for it; the rules have {}",
+                    listed(domains.iter().map(|domain| format!("{domain:?}")))
+                ),
+            )
+        });
+        unknown.chain(self.faults.iter().map(|fault| fault.finding())).collect()
+    }
+}
+
+impl Fault {
+    fn finding(self) -> Finding {
+        match self {
+            Self::BucketBefore => Finding::error(
+                "envoy_quota_crash",
+                "no_assignment_behavior has a token_bucket, which ends the process of Envoy at its second request",
+                format!("set no_assignment_behavior: {ALL_DENIED}"),
+            ),
+            Self::OpenBefore => Finding::warning(
+                "envoy_quota_open_before",
+                "without no_assignment_behavior that denies, all requests of a bucket pass until its first assignment",
+                format!("set no_assignment_behavior: {ALL_DENIED}"),
+            ),
+            Self::OpenAfter => Finding::warning(
+                "envoy_quota_open_after",
+                "without expired_assignment_behavior that denies for long, requests pass while no server answers",
+                "set expired_assignment_behavior: {expired_assignment_behavior_timeout: 31536000s, fallback_rate_limit: {blanket_rule: DENY_ALL}}",
+            ),
+            Self::NoCatchAll => Finding::warning(
+                "envoy_quota_no_match",
+                "bucket_matchers has no on_no_match: requests that match nothing pass and are not counted",
+                "add on_no_match with a bucket whose value is a string_value",
+            ),
+            Self::FreeValue => Finding::warning(
+                "envoy_quota_free_value",
+                "a bucket has a custom_value that no matcher bounds: each new value is a new bucket, and a value that is not UTF-8 gets no assignment",
+                "match the same input with value_match: {safe_regex: {google_re2: {}, regex: \"[a-z0-9-]{1,32}\"}}",
+            ),
+            Self::Preview => Finding::warning(
+                "envoy_quota_preview",
+                "keep_matching makes a preview of a bucket, which Envoy enforces if the preview is denied",
+                "remove keep_matching",
+            ),
+            Self::Override => Finding::error(
+                "envoy_quota_override",
+                "a route or a host has a RateLimitQuotaOverride, with which Envoy does not start",
+                "remove it, and choose buckets by bucket_matchers",
+            ),
+        }
+    }
+}
+
+/// Whether a predicate bounds the values that it matches.
+fn bounds_values(predicate: &Map<String, Value>) -> bool {
+    ["safe_regex", "exact", "custom_match"].into_iter().any(|name| contains(predicate, name))
+}
+
+/// Whether there is a field of this name in the fields, at any depth.
+fn contains(fields: &Map<String, Value>, name: &str) -> bool {
+    fn is_in(value: &Value, name: &str) -> bool {
+        match value {
+            Value::Array(items) => items.iter().any(|item| is_in(item, name)),
+            Value::Object(fields) => contains(fields, name),
+            Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => false,
+        }
+    }
+    field(fields, name).is_some() || fields.values().any(|value| is_in(value, name))
+}
+
+/// Whether a duration, in the JSON form of Protocol Buffers, is shorter than a day.
+fn is_short(text: &str) -> bool {
+    const DAY_SECONDS: f64 = 86_400.0;
+    let seconds = text.strip_suffix('s').and_then(|seconds| seconds.parse::<f64>().ok());
+    seconds.is_none_or(|seconds| seconds < DAY_SECONDS)
+}
+
+#[cfg(test)]
+mod tests {
+    use tollgate_limiter::yaml;
+
+    use super::*;
+
+    const DEPLOYED: &str = include_str!("../../../deploy/envoy/envoy-rlqs.yaml");
+    const DENY: &str = "fallback_rate_limit: { blanket_rule: DENY_ALL }";
+
+    fn add_all(quotas: &mut Quotas, value: &Value) {
+        match value {
+            Value::Array(items) => items.iter().for_each(|item| add_all(quotas, item)),
+            Value::Object(fields) => {
+                quotas.add(fields);
+                fields.values().for_each(|value| add_all(quotas, value));
+            }
+            Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => {}
+        }
+    }
+
+    fn ids(text: &str) -> Vec<String> {
+        let (mut quotas, stream) = (Quotas::default(), yaml::load(text.as_bytes()));
+        assert!(stream.problems.is_empty());
+        stream.documents.iter().for_each(|document| add_all(&mut quotas, &document.to_json(&mut Vec::new())));
+        assert!(quotas.has_filter());
+        quotas.findings(&["quotas".to_owned()]).into_iter().map(|finding| finding.id).collect()
+    }
+
+    #[test]
+    fn deployed_configuration_has_no_findings() {
+        assert_eq!(ids(DEPLOYED), Vec::<String>::new());
+    }
+
+    #[test]
+    fn each_fault_of_a_quota_filter_is_found() {
+        let bucket = "fallback_rate_limit: { token_bucket: { max_tokens: 1, fill_interval: 1s } }";
+        for (part, by, id) in [
+            ("domain: quotas", "domain: other", "envoy_quota_unknown_domain"),
+            (DENY, bucket, "envoy_quota_crash"),
+            (DENY, "fallback_rate_limit: { blanket_rule: ALLOW_ALL }", "envoy_quota_open_before"),
+            ("no_assignment_behavior:", "request_headers_to_add:", "envoy_quota_open_before"),
+            ("31536000s", "60s", "envoy_quota_open_after"),
+            (
+                "expired_assignment_behavior_timeout: 31536000s",
+                "reuse_last_assignment: {}",
+                "envoy_quota_open_after",
+            ),
+            ("on_no_match:", "unknown:", "envoy_quota_no_match"),
+            ("safe_regex:", "prefix:", "envoy_quota_free_value"),
+            (
+                "on_match:",
+                "on_match:\n                                keep_matching: true",
+                "envoy_quota_preview",
+            ),
+        ] {
+            assert!(DEPLOYED.contains(part), "{part}");
+            assert_eq!(ids(&DEPLOYED.replacen(part, by, 1)), [id], "{by}");
+        }
+        let with_override = format!(
+            "{DEPLOYED}\nx: {{\"@type\": type.googleapis.com/envoy.extensions.filters.http.{OVERRIDE_TYPE}}}\n"
+        );
+        assert_eq!(ids(&with_override), ["envoy_quota_override"]);
+    }
+}
