@@ -148,7 +148,7 @@ async fn silent_connection_drops_http2_until_the_first_call() {
         }
         polled
     }));
-    let (client, connection) = h2::client::handshake::<_, Bytes>(theirs).await.unwrap();
+    let (client, connection) = h2::client::handshake(theirs).await.unwrap();
     tokio::spawn(connection);
     is_silent.await.unwrap();
     let mut client = client.ready().await.unwrap();
