@@ -61,7 +61,8 @@ class Pair:
             second = stack.enter_context(self.replica("second", *seed))
             self.replicas = [first, second]
             eventually("the replicas agree", lambda: all(replica.is_settled() for replica in self.replicas))
-            self.address = self.forwarding().address
+            self.forwarding = self.find_forwarding()
+            self.address = self.forwarding.address
             self.stack = stack.pop_all()
         return self
 
@@ -75,17 +76,8 @@ class Pair:
     def pids(self):
         return [replica.pid for replica in self.replicas]
 
-    def forwarding(self):
+    def find_forwarding(self):
         """The replica that does not own the key."""
         first, second = self.replicas
-        self.address = first.address
-        measure.h2load(self, self.scratch, 1, 1, 10)
-        return first if self.forwarded() else second
-
-    def forwarded(self):
-        """How many checks were forwarded."""
-        return sum(replica.metric("tollgate_cluster_forwarded_checks_total") for replica in self.replicas)
-
-    def batches(self):
-        """How many batches were sent."""
-        return sum(replica.metric("tollgate_cluster_batches_total") for replica in self.replicas) / 2
+        measure.h2load(first, self.scratch, 1, 1, 10)
+        return first if first.metric("tollgate_cluster_forwarded_checks_total") else second
