@@ -133,6 +133,11 @@ impl Clock {
         Duration::from_nanos(self.as_system().map_or(0, since))
     }
 
+    /// The time between two readings, independent of changes of the wall clock; `None` for a manual clock.
+    pub fn between(&self, earlier: &Reading, later: &Reading) -> Option<Duration> {
+        self.as_system().map(|_| Duration::from_nanos(later.at.nanos_since(earlier.at)))
+    }
+
     /// The wall clock. Certificates are issued and verified by it, as replicas and clients verify by theirs.
     pub fn wall(&self) -> Timestamp {
         self.as_system().map_or_else(|| self.now(), SystemClock::wall)

@@ -5,7 +5,10 @@
 
 use std::time::Duration;
 
-use tollgate_limiter::{limiter::ActiveView, resilience::Caller};
+use tollgate_limiter::{
+    limiter::{ActiveView, Elsewhere},
+    resilience::Caller,
+};
 
 use crate::api::{
     Api, Error,
@@ -27,8 +30,10 @@ pub enum Handled {
 /// A call that waits for another replica, for the shared store or for a file.
 #[derive(Debug)]
 pub struct Unfinished {
-    span: CallSpan,
-    // What is decided already.
+    pub(super) span: CallSpan,
+    /// What the counters of a call of `ShouldRateLimit` are asked.
+    pub(super) planned: Option<Box<Elsewhere>>,
+    /// What is decided already of a call of `tollgate.v1`.
     partial: Option<Partial>,
 }
 
@@ -50,8 +55,9 @@ impl Batch<'_> {
     /// Decides a call if its counters are local.
     pub fn handle(&mut self, call: Call<'_>) -> Result<Handled, Error> {
         let span = CallSpan::begin(self.api.traces.as_ref(), call);
-        let mut unfinished = Unfinished { span, partial: None };
-        if self.api.limiter.has_no_counters() {
+        let mut unfinished = Unfinished { span, planned: None, partial: None };
+        let is_planned = matches!(call.method, Method::ShouldRateLimit);
+        if !is_planned && self.api.limiter.has_no_counters() {
             return Ok(Handled::Unfinished(unfinished));
         }
         let view = self.view.get_or_insert_with(|| self.api.limiter.view());
@@ -85,16 +91,34 @@ impl Api {
         }
     }
 
-    /// Continues [`Handled::Unfinished`]. In a cluster this decodes the message again, because a decoded call borrows its
-    /// bytes.
+    /// Continues [`Handled::Unfinished`]. The message is decoded again, because a decoded call borrows its bytes and is
+    /// large while it waits.
     pub async fn finish(
         &self,
         call: Call<'_>,
         connection: &Caller,
         mut unfinished: Unfinished,
     ) -> Result<Reply, Error> {
+        let Some(mut planned) = unfinished.planned.take() else {
+            // Boxed, because it is larger.
+            return Box::pin(self.finish_v1(call, connection, unfinished)).await;
+        };
+        let decided = planned.decide(&self.limiter, connection).await;
+        let view = planned.into_view(&self.limiter);
+        let decided = decided.map_err(Error::from);
+        let decided = decided.and_then(|decided| self.decide(call, &view, Some(&decided), &mut unfinished));
+        self.metrics.answered(call.api, view.age());
+        self.end(unfinished.span, decided)
+    }
+
+    async fn finish_v1(
+        &self,
+        call: Call<'_>,
+        connection: &Caller,
+        mut unfinished: Unfinished,
+    ) -> Result<Reply, Error> {
         let refused = match call.method {
-            Method::Single(SingleMethod::Reset) => Box::pin(self.may_reset(call)).await.err(),
+            Method::Single(SingleMethod::Reset) => self.may_reset(call).await.err(),
             Method::ShouldRateLimit | Method::Decide(_) | Method::Single(SingleMethod::Hold(_)) => None,
         };
         let view = self.limiter.view();
@@ -106,18 +130,19 @@ impl Api {
         self.end(unfinished.span, decided)
     }
 
-    /// Answers a call whose counters are here, or `elsewhere` what is unfinished.
+    /// Answers a call whose counters are here, or of `tollgate.v1` `elsewhere` what is unfinished.
     #[inline]
     async fn answer_call(
         &self,
         call: Call<'_>,
         view: &ActiveView<'_>,
         elsewhere: Option<&Caller>,
-        Unfinished { span, partial }: &mut Unfinished,
+        unfinished: &mut Unfinished,
     ) -> Result<Reply, Error> {
         match (call.method, elsewhere) {
-            (Method::ShouldRateLimit, _) => self.decide(call, view, elsewhere, span).await,
+            (Method::ShouldRateLimit, _) => self.decide(call, view, None, unfinished),
             (Method::Decide(verb), _) => {
+                let partial = &mut unfinished.partial;
                 let decided = self.decide_v1(verb, call.message, call.timeout(), view, elsewhere, partial);
                 decided.await.map(Reply::of_frame)
             }

@@ -174,6 +174,15 @@ pub(crate) struct RemoteCheck {
     pub(crate) lease_hits: u64,
 }
 
+impl RemoteCheck {
+    // Most checks have none, and are not copied.
+    fn consumed_mut(shared: &mut Arc<Self>) -> Option<&mut Arc<SlotData>> {
+        shared.operation.consumed()?;
+        let RemoteOperation::Absorb(consumed) = &mut Arc::make_mut(shared).operation else { return None };
+        Some(consumed)
+    }
+}
+
 /// The operation of a remote check.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) enum RemoteOperation {
@@ -290,7 +299,13 @@ pub(crate) enum Message {
     /// The receiver started from an older copy than this one.
     NewerCopy { slot: Slot, copy: SlotCopy },
     /// Answer this check within `budget`.
-    Forward { ticket: u64, check: Arc<RemoteCheck>, budget: Duration, hops: u8 },
+    Forward {
+        ticket: u64,
+        #[serde(deserialize_with = "shared")]
+        check: Arc<RemoteCheck>,
+        budget: Duration,
+        hops: u8,
+    },
     /// The answer to a forwarded check.
     Reply { ticket: u64, reply: Reply },
     /// Return the grant of this key.
@@ -412,10 +427,7 @@ impl Message {
             Self::HandOff(hand_off) => (Some(&mut hand_off.copy), hand_off.origin.contents.as_mut()),
             Self::Backup { copy, .. } | Self::NewerCopy { copy, .. } => (Some(copy), None),
             Self::RecoveryReply { copy, .. } => (copy.as_mut(), None),
-            Self::Forward { check, .. } => match &mut Arc::make_mut(check).operation {
-                RemoteOperation::Absorb(consumed) => (None, Some(consumed)),
-                RemoteOperation::Counter(_) | RemoteOperation::Settle(_) => (None, None),
-            },
+            Self::Forward { check, .. } => (None, RemoteCheck::consumed_mut(check)),
             Self::Hello(_)
             | Self::Member(_)
             | Self::Owns { .. }
@@ -499,6 +511,11 @@ pub(crate) struct Hello {
     pub(crate) owned: Vec<(Slot, Epoch, Version)>,
     /// The newest owners that the sender knows.
     pub(crate) owners: Vec<(Slot, Owner)>,
+}
+
+/// Allocates once. As `serde` does it, the check is moved from one allocation to another.
+fn shared<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Arc<RemoteCheck>, D::Error> {
+    RemoteCheck::deserialize(deserializer).map(Arc::new)
 }
 
 /// Encodes each grant by itself, so that a reader can leave out one of an algorithm that it does not know.

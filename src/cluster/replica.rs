@@ -15,13 +15,13 @@ use tollgate_limiter::{
     remote::{LocalShare, lock},
     rules::ActiveRules,
     store::{Lead, Memory, Slot, SlotSource, StoredSlot},
-    time::{Clock, SECOND, Stopwatch, Timestamp},
+    time::{Clock, Reading, SECOND, Stopwatch, Timestamp},
 };
 use tracing::{info, warn};
 
 use crate::cluster::{
     MemberId, MemberState, Tuning,
-    calls::Calls,
+    calls::{Calls, CompleteRound},
     link::{self, DisconnectReason, LinkHandler, LinkListener, Links, SeedState, Strangers},
     node::{Action, Event, Node, NodeSettings, TICK, View},
     strangers::{History, Situation, Standing},
@@ -77,6 +77,7 @@ pub(super) struct Replica {
     pub(super) calls: Calls,
     pub(super) links: Links,
     clock: Clock,
+    first_reading: Reading,
     pub(super) started: Stopwatch,
     active_rules: Arc<ActiveRules>,
     pub(super) forward_budget_max: Duration,
@@ -119,6 +120,7 @@ impl Cluster {
             local_share: Mutex::default(),
             calls: Calls::default(),
             links,
+            first_reading: clock.read(),
             clock,
             started: Stopwatch::start(),
             active_rules,
@@ -282,7 +284,13 @@ impl Replica {
 
     /// The monotonic time.
     fn now(&self) -> Timestamp {
-        MONOTONIC_START.after(self.started.elapsed())
+        self.monotonic(&self.clock.read())
+    }
+
+    /// The monotonic time of a reading of the clock, so that one reading serves for both times.
+    fn monotonic(&self, reading: &Reading) -> Timestamp {
+        let since_start = self.clock.between(&self.first_reading, reading);
+        MONOTONIC_START.after(since_start.unwrap_or_else(|| self.started.elapsed()))
     }
 
     /// Calls `operation` on the node, and then performs the actions that it caused.
@@ -305,8 +313,9 @@ impl Replica {
     ) -> (T, Vec<MemberId>) {
         let (result, ready_peers, actions) = {
             let mut node = self.lock();
-            let now = self.now();
-            node.set_wall(self.clock.now());
+            let reading = self.clock.read();
+            let now = self.monotonic(&reading);
+            node.set_wall(reading.now);
             let result = operation(&mut node, now);
             if node.hasten_tick(now) {
                 self.tick_hastened.notify_one();
@@ -317,9 +326,10 @@ impl Replica {
             });
             (result, node.ready_peers(), node.actions())
         };
+        let mut complete = Vec::new();
         for action in actions {
             match action {
-                Action::Complete(ticket, outcome) => self.calls.complete(ticket, outcome),
+                Action::Complete(ticket, outcome) => complete.extend(self.calls.complete(ticket, outcome)),
                 Action::Dial(address) => self.links.dial(&address),
                 Action::Disconnect(member) => self.links.forget(member),
                 Action::SetHashSecret(secret) => {
@@ -333,6 +343,7 @@ impl Replica {
                 Action::Report(event) => log_event(event),
             }
         }
+        CompleteRound::wake_all(complete);
         (result, ready_peers)
     }
 }

@@ -22,7 +22,7 @@ impl Submit for Cluster {
         let Mode::Each = mode else { return None };
         let replica = &self.0;
         let unanswered = RemoteOutcomes::from_elem(RemoteOutcome::unreachable(), checks.len());
-        let (call, receiver) = replica.calls.start_round(unanswered, open);
+        let (call, outcomes) = replica.calls.start_round(unanswered, open);
         let ((), ready_peers) = replica.with_node_without_wakes(|node, now| {
             for (number, check) in (0..).zip(checks) {
                 let (ticket, policy) = (Ticket { call, check: number }, check.policy);
@@ -35,7 +35,7 @@ impl Submit for Cluster {
             let replica = replica.clone();
             tokio::spawn(async move { replica.wake(&ready_peers) });
         }
-        Some(Box::pin(async { receiver.await.expect("the sender of a round stays until it is complete") }))
+        Some(Box::pin(outcomes))
     }
 
     fn send(&self, checks: CounterChecks) {

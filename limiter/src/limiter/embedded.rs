@@ -15,6 +15,7 @@ use crate::{
     descriptor::Entry,
     limiter::{
         AnswerOf, Descriptor, HeldAnswer, HoldError, Limiter, LimiterError, Request, RequestError, Status,
+        source::Source,
     },
     resilience::Caller,
     rules::{self, ActiveRules, Problems, Rules},
@@ -279,7 +280,8 @@ impl Limiter {
         operation: Operation,
     ) -> Result<Checked, CheckError> {
         let request = request(domain, entries, operation)?;
-        Ok(self.view().decide_as(&request, |answer| Checked::of(&answer), |answer| Checked::of(&answer))?)
+        let (view, source) = (self.view(), Source::Here(None));
+        Ok(view.decide_as(&request, source, |answer| Checked::of(&answer), |answer| Checked::of(&answer))?)
     }
 }
 

@@ -3,19 +3,18 @@
 use std::{sync::Arc, time::Duration};
 
 use arc_swap::Guard;
-use smallvec::SmallVec;
 
 use crate::{
     algorithm::Decision,
     remote::{Extent, Remote},
-    resilience::Caller,
-    rules::{ActiveRules, ForwardPolicy, KeyedDomain, KeyedRules},
+    rules::{ActiveRules, KeyedDomain, KeyedRules},
     store::{Decisions, Memory, RemoteDecisions, SingleDecision},
     time::{Clock, Reading, Timestamp},
 };
 
 mod answer;
 mod bounds;
+mod elsewhere;
 mod embedded;
 mod error;
 mod examples;
@@ -28,6 +27,7 @@ mod prepared;
 mod request;
 mod reserve;
 mod retry;
+mod source;
 
 use answer::SingleAnswer;
 pub use answer::{Answer, AnswerOf, Status};
@@ -45,9 +45,11 @@ pub use prepared::PreparedDescriptor;
 pub use request::{Descriptor, Override, Request, RequestError, UnknownUnit};
 pub use reserve::{HeldAnswer, HoldError, SettledAnswer};
 pub use retry::Retry;
+pub use source::Elsewhere;
 
 use metrics::CheckOutcome;
 use plan::{AppliedLimit, Plan, applied_limits};
+use source::Source;
 
 /// Decides requests by the active rules.
 #[derive(Clone, Debug)]
@@ -148,7 +150,7 @@ impl ActiveView<'_> {
     ///
     /// There are no rules, or counters are elsewhere.
     pub fn decide_here(&self, request: &Request<'_>) -> Result<Answer<'_>, LimiterError> {
-        self.decide_as(request, Answer::from, |answer| answer)
+        self.decide_as(request, Source::Here(None), Answer::from, |answer| answer)
     }
 }
 
@@ -170,39 +172,6 @@ impl ActiveView<'_> {
         self.limiter.clock.since(&self.reading)
     }
 
-    /// Decides and charges `request`: here, or `elsewhere` for this connection. What [`ActiveView::decide_here`] has left
-    /// with [`LimiterError::Remote`] is not tried here again, because the cluster decides the counters that are here.
-    #[inline]
-    pub async fn decide(
-        &self,
-        request: &Request<'_>,
-        elsewhere: Option<&Caller>,
-    ) -> Result<Answer<'_>, LimiterError> {
-        match elsewhere {
-            None => self.decide_here(request),
-            Some(connection) => self.decide_elsewhere(request, connection).await,
-        }
-    }
-
-    async fn decide_elsewhere(
-        &self,
-        request: &Request<'_>,
-        connection: &Caller,
-    ) -> Result<Answer<'_>, LimiterError> {
-        let Some(domain) = self.domain_of(request)? else {
-            return Ok(Answer::without_limits(request.descriptors.len()));
-        };
-        let applied = applied_limits(domain, request);
-        let plan = Plan::new(domain, request, &applied);
-        let refusal = answer::refusal(self.limiter.modes, &applied, plan.deciding());
-        let policy = |index| applied[plan.descriptor(index)].forward_policy();
-        let policies: SmallVec<[ForwardPolicy; 2]> = (0..plan.checks.len()).map(policy).collect();
-        let remote = self.remote()?;
-        let RemoteDecisions { decisions, degraded } =
-            remote.decide(&plan.checks, &policies, request.timeout, connection, refusal).await?;
-        Ok(self.counted_answer(domain, request, &applied, &plan, &decisions, &degraded))
-    }
-
     fn remote(&self) -> Result<&Remote, LimiterError> {
         self.limiter.remote.as_ref().ok_or(LimiterError::Remote)
     }
@@ -218,27 +187,29 @@ impl ActiveView<'_> {
         }
     }
 
-    /// The same with another form of the answer, so that an answer for one descriptor need not be moved.
+    /// The answer to a request, in a form that the caller chooses, so that an answer for one descriptor need not be moved.
     // `inline(always)`: an answer is too large to move.
     #[inline(always)]
     fn decide_as<'s, A>(
         &'s self,
         request: &Request<'_>,
+        source: Source<'_>,
         of_single: impl FnOnce(SingleAnswer<'s>) -> A,
         of_set: impl FnOnce(Answer<'s>) -> A,
     ) -> Result<A, LimiterError> {
         let Some(domain) = self.domain_of(request)? else {
             return Ok(of_set(Answer::without_limits(request.descriptors.len())));
         };
-        if !self.is_tried_here(request) {
+        let decided = source.decided();
+        if decided.is_none() && !self.is_tried_here(request) {
             return Err(LimiterError::Remote);
         }
         if let [descriptor] = &*request.descriptors
-            && let Some(answer) = self.decide_single(domain, descriptor, request)?
+            && let Some(answer) = self.decide_single(domain, descriptor, request, source)?
         {
             return Ok(of_single(answer));
         }
-        self.decide_set(domain, request).map(of_set)
+        self.decide_set(domain, request, decided).map(of_set)
     }
 
     /// Decides the only descriptor of a request, without what only several checks need. `None` unless it has exactly one
@@ -250,6 +221,7 @@ impl ActiveView<'_> {
         domain: KeyedDomain<'s>,
         descriptor: &Descriptor<'_>,
         request: &Request<'_>,
+        source: Source<'_>,
     ) -> Result<Option<SingleAnswer<'s>>, LimiterError> {
         // `replaces` cannot apply here: there is no other descriptor.
         let applied = AppliedLimit::of(domain, descriptor, request);
@@ -257,9 +229,18 @@ impl ActiveView<'_> {
             return Ok(None);
         }
         let Some(check) = applied.check(domain, descriptor) else { return Ok(None) };
-        let decided = self.limiter.memory.apply_single(&check, self.now());
-        let SingleDecision { decision, charged } = decided.map_err(|_| self.not_local_error())?;
-        let status = Status::of(&applied);
+        let (SingleDecision { decision, charged }, degraded) = match source {
+            Source::Here(planned) => match self.limiter.memory.apply_single(&check, self.now()) {
+                Ok(decided) => (decided, false),
+                Err(_) => {
+                    let error = self.not_local_error();
+                    return Err(self.planned(error, &check, applied.forward_policy(), request, planned));
+                }
+            },
+            // By the rules of its plan it has one check, too.
+            Source::Decided(decided) => decided.single().ok_or(LimiterError::Remote)?,
+        };
+        let status = Status { degraded, ..Status::of(&applied) };
         let answer = SingleAnswer::of(self.limiter.modes, applied.role(), status, &decision);
         let checked = CheckOutcome { check: &check, decision: &decision, charged };
         let metrics = &self.limiter.metrics;
@@ -274,9 +255,13 @@ impl ActiveView<'_> {
         &'s self,
         domain: KeyedDomain<'s>,
         request: &Request<'_>,
+        decided: Option<&RemoteDecisions>,
     ) -> Result<Answer<'s>, LimiterError> {
         let applied = applied_limits(domain, request);
         let plan = Plan::new(domain, request, &applied);
+        if let Some(RemoteDecisions { decisions, degraded }) = decided {
+            return Ok(self.counted_answer(domain, request, &applied, &plan, decisions, degraded));
+        }
         let modes = self.limiter.modes;
         let refused = |decisions: &[Decision]| answer::refuses(modes, &applied, plan.deciding(), decisions);
         let decisions = self.limiter.memory.apply(&plan.checks, self.now(), refused);

@@ -5,7 +5,7 @@
 //! without counters that cannot be reached.
 
 use std::{
-    sync::{Arc, Mutex},
+    sync::{Arc, Mutex, OnceLock},
     time::Duration,
 };
 
@@ -79,27 +79,29 @@ impl Remote {
         connection: &Caller,
         refusal: Refusal,
     ) -> Result<RemoteDecisions, Overloaded> {
-        if let [check] = checks
-            && let Some(outcome) = self.submit.refuse_known(check)
+        let counters = checks.iter().zip(policies).map(|(check, policy)| CounterCheck::of(check, *policy));
+        self.decide_counters(counters.collect(), timeout, connection, refusal).await
+    }
+
+    /// The same without borrowed checks.
+    pub(crate) async fn decide_counters(
+        &self,
+        checks: CounterChecks,
+        timeout: Option<Duration>,
+        connection: &Caller,
+        refusal: Refusal,
+    ) -> Result<RemoteDecisions, Overloaded> {
+        if let [check] = &*checks
+            && let Some(outcome) = self.submit.refuse_known(&check.to_check())
         {
             return Ok(decisions(&[outcome]));
         }
-        let counters = checks.iter().zip(policies).map(|(check, policy)| CounterCheck::of(check, *policy));
-        let call = self.open(counters.collect(), timeout, connection)?;
-        if checks.len() == 1 {
+        let call = self.open(checks, timeout, connection)?;
+        if call.checks.len() == 1 {
             return Ok(decisions(&call.submit(&call.checks).await));
         }
-        let submission = call.submission(call.checks.clone(), Mode::Call(refusal.clone()));
-        if let Some(outcomes) = self.submit.submit(submission) {
-            let mut outcomes = outcomes.await;
-            call.decide_unreachable(&call.checks, &mut outcomes);
-            call.take_back_degraded(&mut outcomes, &refusal);
-            return Ok(decisions(&outcomes));
-        }
         // Boxed, so that the future of a single check stays small.
-        let outcomes = Box::pin(rounds::decide(&call, checks, |each| refusal.is_refused(each))).await;
-        call.charged.finish();
-        Ok(decisions(&outcomes))
+        Box::pin(call.decide_set(refusal)).await
     }
 
     /// The decisions that [`Remote::decide`] would return now, after each counter is shown. Changes nothing. The
@@ -149,9 +151,9 @@ impl Remote {
         connection: &Caller,
     ) -> Result<RemoteCall<'_>, Overloaded> {
         let open = Arc::new(self.bounds.open(checks.len(), connection)?);
-        let (budget, started) = (budget(timeout, self.submit.budget_max()), Stopwatch::start());
+        let budget = budget(timeout, self.submit.budget_max());
         let charged = Charged { submit: &*self.submit, each: Mutex::default() };
-        Ok(RemoteCall { submit: &*self.submit, checks, open, budget, started, charged })
+        Ok(RemoteCall { submit: &*self.submit, checks, open, budget, started: OnceLock::new(), charged })
     }
 }
 
@@ -161,14 +163,32 @@ struct RemoteCall<'r> {
     checks: CounterChecks,
     open: Arc<OpenChecks>,
     budget: Duration,
-    started: Stopwatch,
+    // Since the first submission.
+    started: OnceLock<Stopwatch>,
     charged: Charged<'r>,
 }
 
 impl RemoteCall<'_> {
     fn submission(&self, checks: CounterChecks, mode: Mode) -> Submission {
-        let within = self.budget.saturating_sub(self.started.elapsed());
+        let waited = self.started.get().map_or(Duration::ZERO, Stopwatch::elapsed);
+        self.started.get_or_init(Stopwatch::start);
+        let within = self.budget.saturating_sub(waited);
         Submission { checks, mode, within, open: Some(self.open.clone()) }
+    }
+
+    /// Decides the checks as one call.
+    async fn decide_set(self, refusal: Refusal) -> Result<RemoteDecisions, Overloaded> {
+        let submission = self.submission(self.checks.clone(), Mode::Call(refusal.clone()));
+        if let Some(outcomes) = self.submit.submit(submission) {
+            let mut outcomes = outcomes.await;
+            self.decide_unreachable(&self.checks, &mut outcomes);
+            self.take_back_degraded(&mut outcomes, &refusal);
+            return Ok(decisions(&outcomes));
+        }
+        let checks: Checks<'_> = self.checks.iter().map(CounterCheck::to_check).collect();
+        let outcomes = rounds::decide(&self, &checks, |each| refusal.is_refused(each)).await;
+        self.charged.finish();
+        Ok(decisions(&outcomes))
     }
 
     /// Applies operations one after the other.

@@ -19,9 +19,9 @@ pub struct Decisions {
 
 /// The decision on the only check of a call. No other check refuses it, so its charge is never taken back.
 #[derive(Clone, Copy, Debug)]
-pub struct SingleDecision {
+pub struct SingleDecision<R = Infallible> {
     /// The decision.
-    pub decision: Decision<Infallible>,
+    pub decision: Decision<R>,
     /// The hits that it has charged; 0 if there was no memory for the counter.
     pub charged: u64,
 }
@@ -44,6 +44,15 @@ pub struct Reserved {
     pub has_ended: bool,
     /// The decisions, in the order of the checks.
     pub decisions: Decisions,
+}
+
+impl RemoteDecisions {
+    /// The decision on the only check, and whether it was made without the counter. `None` unless there is one.
+    pub(crate) fn single(&self) -> Option<(SingleDecision, bool)> {
+        let Decisions { each, charged } = &self.decisions;
+        let ([decision], [charged], [degraded]) = (&**each, &**charged, &*self.degraded) else { return None };
+        Some((SingleDecision { decision: decision.keep_receipt(|_| None), charged: *charged }, *degraded))
+    }
 }
 
 impl Decisions {

@@ -2,15 +2,15 @@
 
 use tollgate_limiter::{
     limiter::{ActiveView, Retry},
-    resilience::Caller,
+    store::RemoteDecisions,
 };
 
 use crate::api::{
     Api, Error,
     call::{Call, Reply},
     denial_body::Body,
+    handle::Unfinished,
     proto::envoy::config::core::v3::HeaderValue,
-    span::CallSpan,
 };
 
 mod decode;
@@ -25,21 +25,27 @@ pub use decode::{Request, decode};
 use encode::encode;
 
 impl Api {
-    /// Decides a call here, or `elsewhere` after that has failed.
+    /// Decides a call whose counters are here, or answers one that is `decided`. If its counters are elsewhere, they
+    /// are `planned`, and the error is [`Error::ELSEWHERE`].
     #[inline]
-    pub(super) async fn decide(
+    pub(super) fn decide(
         &self,
         call: Call<'_>,
         view: &ActiveView<'_>,
-        elsewhere: Option<&Caller>,
-        span: &mut CallSpan,
+        decided: Option<&RemoteDecisions>,
+        Unfinished { span, planned, .. }: &mut Unfinished,
     ) -> Result<Reply, Error> {
         let mut decoded = Request::default();
         decoded.read(call.message, self.settings.bounds())?;
-        span.describe(decoded.domain, || decoded.descriptor_views().count());
+        if decided.is_none() {
+            span.describe(decoded.domain, || decoded.descriptor_views().count());
+        }
         let request = decoded.limiter_request(call.timeout())?;
+        let decided = match decided {
+            None => view.decide_or_plan(&request, planned),
+            Some(decided) => view.answer(&request, decided),
+        };
         // Borrowed, because an answer is large to move.
-        let decided = view.decide(&request, elsewhere).await;
         let answer = decided.as_ref().map_err(|error| *error)?;
         self.observe(&request, view, answer);
         let modes = self.limiter.modes();

@@ -6,6 +6,7 @@ use proptest::{collection::vec, option, prelude::*, sample::Index};
 use prost::Message;
 use tollgate_limiter::{
     limiter::{Bounds, Limiter},
+    resilience::Caller,
     rules::{ActiveRules, Rules},
     store::{Memory, OnFull},
     time::{Clock, Timestamp},

@@ -2,6 +2,7 @@
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
+use rustc_hash::FxHashMap;
 use tollgate_limiter::{
     descriptor::Key,
     remote::LATE_MAX,
@@ -108,7 +109,7 @@ struct TimedOutCheck {
 #[derive(Debug, Default)]
 pub(super) struct Forwarding {
     last_ticket: u64,
-    forwards: BTreeMap<u64, Forward>,
+    forwards: FxHashMap<u64, Forward>,
     parked: Vec<OpenCheck>,
     late: BTreeMap<u64, TimedOutCheck>,
     /// Reports that could not be sent.
@@ -223,8 +224,8 @@ impl Forwarding {
     /// Takes the forwards to a member that has departed.
     pub(super) fn take_forwards_to(&mut self, member: MemberId) -> Vec<OpenCheck> {
         self.breakers.remove(&member);
-        let to_member = |_: &u64, forward: &mut Forward| forward.to == member;
-        self.forwards.extract_if(.., to_member).map(|(_, forward)| forward.open).collect()
+        let forwards = self.take_forwards_where(|forward| forward.to == member);
+        forwards.into_iter().map(|(_, forward)| forward.open).collect()
     }
 
     /// Takes the checks whose deadline has passed. A peer is blamed only if this replica has run on time since
@@ -239,9 +240,7 @@ impl Forwarding {
             return Vec::new();
         }
         let mut expired: Vec<OpenCheck> = self.parked.extract_if(.., |open| open.deadline <= now).collect();
-        let forwards: Vec<(u64, Forward)> =
-            self.forwards.extract_if(.., |_, forward| forward.open.deadline <= now).collect();
-        for (ticket, forward) in forwards {
+        for (ticket, forward) in self.take_forwards_where(|forward| forward.open.deadline <= now) {
             if forward.is_peer_late(on_time_since) {
                 let breaker = self.breakers.entry(forward.to).or_insert(CLOSED_BREAKER);
                 out.stats.breaker_openings += u64::from(breaker.on_failure(now));
@@ -266,8 +265,16 @@ impl Forwarding {
     pub(super) fn take_all(&mut self) -> Vec<OpenCheck> {
         self.late.clear();
         self.unsent_reports.clear();
-        let forwards = std::mem::take(&mut self.forwards).into_values().map(|forward| forward.open);
+        let forwards = self.take_forwards_where(|_| true);
+        let forwards = forwards.into_iter().map(|(_, forward)| forward.open);
         forwards.chain(std::mem::take(&mut self.parked)).collect()
+    }
+
+    /// Takes forwards in the order in which they were sent.
+    fn take_forwards_where(&mut self, is_taken: impl Fn(&Forward) -> bool) -> Vec<(u64, Forward)> {
+        let mut taken: Vec<_> = self.forwards.extract_if(|_, forward| is_taken(forward)).collect();
+        taken.sort_unstable_by_key(|(ticket, _)| *ticket);
+        taken
     }
 
     fn note_deadline(&mut self, deadline: Timestamp) {

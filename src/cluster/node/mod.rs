@@ -382,7 +382,13 @@ impl Node {
 
     /// Takes the pending actions, in order.
     pub(crate) fn actions(&mut self) -> Vec<Action> {
-        std::mem::take(&mut self.out.actions)
+        let actions = &mut self.out.actions;
+        if actions.is_empty() {
+            return Vec::new();
+        }
+        // A batch causes about as many actions as the one before, which are large to move.
+        let room = actions.len();
+        std::mem::replace(actions, Vec::with_capacity(room))
     }
 
     /// Whether every slot is handed off, no other member needs the copies here and no peer waits for a reply.

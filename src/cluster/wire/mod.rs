@@ -30,6 +30,11 @@ mod tests;
 /// The size that most messages do not exceed, in bytes.
 const USUAL_BYTES: usize = 128;
 
+/// The size of a short message, in bytes: a batch rarely has more messages than fit into it at that size.
+const SHORT_BYTES: usize = 32;
+/// The most messages for which there is room before they are decoded.
+const ROOM_MAX: usize = 1_024;
+
 /// The bytes are not a valid batch. Never contains the bytes, which may hold a secret.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a message is damaged")]
@@ -52,7 +57,8 @@ pub(crate) fn encode(messages: &[Message], now: Timestamp) -> Bytes {
 ///
 /// Memory is bounded by the length of `batch`. An error discards the messages before it, too.
 pub(crate) fn decode(batch: &[u8], now: Timestamp) -> Result<Vec<Message>, Malformed> {
-    let (mut messages, mut rest) = (Vec::new(), batch);
+    let room = (batch.len() / SHORT_BYTES).min(ROOM_MAX);
+    let (mut messages, mut rest) = (Vec::with_capacity(room), batch);
     while !rest.is_empty() {
         let bytes;
         (bytes, rest) = take(rest)?;
