@@ -156,7 +156,7 @@ fn snapshot(memory: &Memory, bytes_max: u64) {
 fn transfer(limit: &Limit, bytes_max: u64, keys: u64) {
     let [from, to] = [(); 2].map(|()| Memory::new(bytes_max, OnFull::Deny).shared());
     from.each_slot().for_each(|slot| from.acquire(slot, SlotData::default(), NOW));
-    (0..keys).for_each(|number| drop(black_box(charge(&from, limit, number, NOW))));
+    (0..keys).for_each(|number| _ = black_box(charge(&from, limit, number, NOW)));
     let (mut bytes, mut times) = (0, [Duration::ZERO; 4]);
     for slot in from.each_slot() {
         let mut lap = 0;
@@ -192,9 +192,9 @@ fn transfer(limit: &Limit, bytes_max: u64, keys: u64) {
 /// New keys at the memory limit: each evicts another one.
 fn evict(limit: &Limit, keys: u64) {
     let memory = Memory::new(keys * 40, OnFull::Deny);
-    (0..keys + keys / 2).for_each(|number| drop(black_box(charge(&memory, limit, number, NOW))));
+    (0..keys + keys / 2).for_each(|number| _ = black_box(charge(&memory, limit, number, NOW)));
     let (before, new) = (memory.stats(), keys / 4);
-    let (mean, longest) = each(new, |number| drop(black_box(charge(&memory, limit, 2 * keys + number, NOW))));
+    let (mean, longest) = each(new, |number| _ = black_box(charge(&memory, limit, 2 * keys + number, NOW)));
     let after = memory.stats();
     println!(
         "  eviction: {} ns for a new key, at most {:.0} us; {} of {new} keys evicted another one, {} counters kept",

@@ -238,7 +238,7 @@ mod tests {
                 prop::collection::vec((any::<prop::sample::Index>(), any_operation()), 2..6), 1..12),
         ) {
             let keys: Vec<Key> =
-                (0..limits.len()).map(|index| Key::from_halves(index as u64, 1)).collect();
+                (0..limits.len()).map(|index| Key::from_halves(0, index as u64)).collect();
             let (by_rounds, at_once) = (Memory::new(1 << 24, OnFull::Deny), Memory::new(1 << 24, OnFull::Deny));
             for call in calls {
                 let check = |(index, operation): &(prop::sample::Index, Operation)| {
