@@ -30,10 +30,10 @@ pub enum Handled {
 /// A call that waits for another replica, for the shared store or for a file.
 #[derive(Debug)]
 pub struct Unfinished {
-    pub(super) span: CallSpan,
-    /// What the counters of a call of `ShouldRateLimit` are asked.
-    pub(super) planned: Option<Box<Elsewhere>>,
-    /// What is decided already of a call of `tollgate.v1`.
+    span: CallSpan,
+    // What the counters of a call of `ShouldRateLimit` are asked.
+    planned: Option<Box<Elsewhere>>,
+    // What is decided already of a call of `tollgate.v1`.
     partial: Option<Partial>,
 }
 
@@ -106,7 +106,8 @@ impl Api {
         let decided = planned.decide(&self.limiter, connection).await;
         let view = planned.into_view(&self.limiter);
         let decided = decided.map_err(Error::from);
-        let decided = decided.and_then(|decided| self.decide(call, &view, Some(&decided), &mut unfinished));
+        let Unfinished { span, planned, .. } = &mut unfinished;
+        let decided = decided.and_then(|decided| self.decide(call, &view, Some(&decided), span, planned));
         self.metrics.answered(call.api, view.age());
         self.end(unfinished.span, decided)
     }
@@ -140,7 +141,10 @@ impl Api {
         unfinished: &mut Unfinished,
     ) -> Result<Reply, Error> {
         match (call.method, elsewhere) {
-            (Method::ShouldRateLimit, _) => self.decide(call, view, None, unfinished),
+            (Method::ShouldRateLimit, _) => {
+                let Unfinished { span, planned, .. } = unfinished;
+                self.decide(call, view, None, span, planned)
+            }
             (Method::Decide(verb), _) => {
                 let partial = &mut unfinished.partial;
                 let decided = self.decide_v1(verb, call.message, call.timeout(), view, elsewhere, partial);

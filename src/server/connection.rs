@@ -8,15 +8,14 @@
 use std::{
     collections::VecDeque,
     future::Future,
-    io,
     pin::Pin,
     sync::Arc,
-    task::{Context, Poll, Waker},
+    task::{Context, Poll},
     time::Duration,
 };
 
 use h2::{
-    Ping, PingPong, Reason,
+    Reason,
     server::{Builder, Connection as Http2Connection, Handshake},
 };
 use tokio::{
@@ -28,7 +27,6 @@ use tokio::{
 use crate::server::{
     Budgets,
     corked_io::{CorkedIo, IoHandle},
-    replay_io::{Arrival, Opening, ReplayIo},
     reply_bytes::{ReplyPart, Unsent},
     request_bytes::ConnectionBytes,
     services::Services,
@@ -56,14 +54,10 @@ pub(super) const SHUTDOWN_ACK_TIMEOUT: Duration = Duration::from_secs(1);
 /// A gRPC connection. The future completes when the connection is closed.
 pub(super) struct Connection<W> {
     state: ConnectionState<W>,
-    // How HTTP/2 begins again. `None` once there was a call.
-    beginning: Option<Box<Beginning<W>>>,
     wake_filter: WakeFilter,
     io_handle: IoHandle,
     service: Arc<Services>,
     keepalive: Keepalive,
-    // `None` until the handshake is complete.
-    keepalive_timer: Option<WakeFiltered<KeepaliveTimer>>,
     pending: PendingCalls,
     // Calls that arrived while the client does not read its replies.
     deferred: VecDeque<Deferred>,
@@ -88,23 +82,8 @@ enum Shutdown {
 }
 
 enum ConnectionState<W> {
-    Handshake(Box<Handshake<ReplayIo<W>, ReplyPart>>),
-    Open(Box<OpenConnection<W>>),
-    /// HTTP/2 was dropped, because the client is silent and has not made a call yet.
-    Silent,
-}
-
-/// HTTP/2 after its handshake.
-struct OpenConnection<W> {
-    http2: Http2Connection<ReplayIo<W>, ReplyPart>,
-    // `None` only if `ping_pong` was already taken, which does not happen.
-    pings: Option<PingPong>,
-}
-
-/// What HTTP/2 begins with.
-struct Beginning<W> {
-    http2: Builder,
-    opening: Opening<W>,
+    Handshake(Handshake<CorkedIo<W>, ReplyPart>),
+    Open(Http2Connection<CorkedIo<W>, ReplyPart>, WakeFiltered<KeepaliveTimer>),
 }
 
 /// Result of one pass of reading, deciding and writing.
@@ -128,8 +107,6 @@ impl Progress {
 pub(super) enum ConnectionError {
     #[error(transparent)]
     Http2(#[from] h2::Error),
-    #[error(transparent)]
-    Io(#[from] io::Error),
     #[error("keepalive timeout: no reply to the ping")]
     KeepaliveTimeout,
 }
@@ -143,15 +120,12 @@ impl<W: AsyncRead + AsyncWrite + Unpin> Connection<W> {
         keepalive: Keepalive,
         budgets: &Budgets,
     ) -> Self {
-        let (opening, io) = Opening::new(CorkedIo::new(io, io_handle.clone()));
         Self {
-            state: ConnectionState::Handshake(Box::new(http2.handshake(io))),
-            beginning: Some(Box::new(Beginning { http2: http2.clone(), opening })),
+            state: ConnectionState::Handshake(http2.handshake(CorkedIo::new(io, io_handle.clone()))),
             wake_filter: WakeFilter::new(),
             io_handle,
             service,
             keepalive,
-            keepalive_timer: None,
             pending: PendingCalls::default(),
             deferred: VecDeque::new(),
             requests: ConnectionBytes::new(budgets.requests.clone()),
@@ -169,8 +143,7 @@ impl<W: AsyncRead + AsyncWrite + Unpin> Connection<W> {
         self.closing.send_replace(true);
         match &mut self.state {
             ConnectionState::Handshake(_) => {}
-            ConnectionState::Open(open) => open.http2.graceful_shutdown(),
-            ConnectionState::Silent => self.begin_again(),
+            ConnectionState::Open(connection, _) => connection.graceful_shutdown(),
         }
         self.wake_filter.waker().wake_by_ref();
     }
@@ -194,10 +167,12 @@ impl<W: AsyncRead + AsyncWrite + Unpin> Future for Connection<W> {
             this.close(cx);
             return Poll::Ready(Ok(()));
         }
-        if this.poll_keepalive(cx).is_ready() {
-            return Poll::Ready(Err(ConnectionError::KeepaliveTimeout));
+        match &mut this.state {
+            ConnectionState::Handshake(_) => Poll::Pending,
+            ConnectionState::Open(_, keepalive_timer) => {
+                Pin::new(keepalive_timer).poll(cx).map(|()| Err(ConnectionError::KeepaliveTimeout))
+            }
         }
-        Poll::Pending
     }
 }
 
@@ -219,32 +194,6 @@ impl<W: AsyncRead + AsyncWrite + Unpin> Connection<W> {
         Poll::Pending
     }
 
-    /// Sends keepalive pings. Completes when the client does not reply to one.
-    fn poll_keepalive(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        let Some(timer) = &mut self.keepalive_timer else { return Poll::Pending };
-        if Pin::new(&mut *timer).poll(cx).is_ready() {
-            return Poll::Ready(());
-        }
-        if !timer.future_mut().take_ping_due() {
-            return Poll::Pending;
-        }
-        match &mut self.state {
-            ConnectionState::Handshake(_) => {}
-            ConnectionState::Open(open) => {
-                // HTTP/2 would not repeat the ping.
-                self.beginning = None;
-                open.ping();
-            }
-            ConnectionState::Silent => {
-                let mut cx = Context::from_waker(self.wake_filter.waker());
-                if self.beginning.as_ref().is_some_and(|beginning| !beginning.opening.ping(&mut cx)) {
-                    return Poll::Ready(());
-                }
-            }
-        }
-        Poll::Pending
-    }
-
     /// Whether the time to acknowledge the graceful shutdown has passed.
     fn is_overdue(&mut self, cx: &mut Context<'_>) -> bool {
         if let Shutdown::Requested(end) = &mut self.shutdown
@@ -257,10 +206,10 @@ impl<W: AsyncRead + AsyncWrite + Unpin> Connection<W> {
 
     /// Sends GOAWAY and closes the connection.
     fn close(&mut self, cx: &mut Context<'_>) {
-        if let ConnectionState::Open(open) = &mut self.state {
-            open.http2.abrupt_shutdown(Reason::NO_ERROR);
+        if let ConnectionState::Open(connection, _) = &mut self.state {
+            connection.abrupt_shutdown(Reason::NO_ERROR);
             // Bytes that the socket does not accept now are dropped.
-            let _ = open.http2.poll_closed(cx);
+            let _ = connection.poll_closed(cx);
         }
     }
 
@@ -268,69 +217,24 @@ impl<W: AsyncRead + AsyncWrite + Unpin> Connection<W> {
     fn open(&mut self) -> Result<Progress, ConnectionError> {
         let ConnectionState::Handshake(handshake) = &mut self.state else { return Ok(Progress::Active) };
         let mut cx = Context::from_waker(self.wake_filter.waker());
-        let Poll::Ready(http2) = Pin::new(&mut **handshake).poll(&mut cx) else {
+        let Poll::Ready(connection) = Pin::new(handshake).poll(&mut cx) else {
             return Ok(Progress::of(self.io_handle.is_read_budget_spent()));
         };
-        let mut http2 = http2?;
-        let pings = http2.ping_pong();
+        let mut connection = connection?;
+        let keepalive_timer =
+            KeepaliveTimer::new(self.keepalive, self.io_handle.clone(), connection.ping_pong());
         match self.shutdown {
             Shutdown::NotRequested => {}
-            Shutdown::Requested(_) | Shutdown::Overdue => http2.graceful_shutdown(),
+            Shutdown::Requested(_) | Shutdown::Overdue => connection.graceful_shutdown(),
         }
-        self.state = ConnectionState::Open(Box::new(OpenConnection { http2, pings }));
-        if self.keepalive_timer.is_none() {
-            let timer = KeepaliveTimer::new(self.keepalive, self.io_handle.clone());
-            self.keepalive_timer = Some(WakeFiltered::new(timer));
-        }
+        self.state = ConnectionState::Open(connection, WakeFiltered::new(keepalive_timer));
         Ok(Progress::Active)
-    }
-
-    /// Begins HTTP/2 again after [`Connection::fall_silent`].
-    fn begin_again(&mut self) {
-        if let Some(Beginning { http2, opening }) = self.beginning.as_deref()
-            && let Some(io) = opening.replay()
-        {
-            self.state = ConnectionState::Handshake(Box::new(http2.handshake(io)));
-        }
-    }
-
-    /// Waits for bytes of a client that has not made a call yet, and begins HTTP/2 again with them.
-    fn wait_for_bytes(&mut self) -> Result<Progress, ConnectionError> {
-        let Some(beginning) = &self.beginning else { return Ok(Progress::Closed) };
-        match beginning.opening.poll_arrival(&mut Context::from_waker(self.wake_filter.waker())) {
-            Poll::Pending => Ok(Progress::Idle),
-            Poll::Ready(Ok(Arrival::Bytes)) => {
-                self.begin_again();
-                self.open()
-            }
-            Poll::Ready(Ok(Arrival::Closed)) => Ok(Progress::Closed),
-            Poll::Ready(Err(error)) => Err(error.into()),
-        }
-    }
-
-    /// Drops HTTP/2 until the client sends more bytes, if it can begin again in the same state.
-    fn fall_silent(&mut self) -> Result<Progress, ConnectionError> {
-        let Some(beginning) = &self.beginning else { return Ok(Progress::Idle) };
-        if beginning.opening.is_too_long() {
-            self.beginning = None;
-            return Ok(Progress::Idle);
-        }
-        let is_open = matches!(self.state, ConnectionState::Open(_));
-        if !is_open || !matches!(self.shutdown, Shutdown::NotRequested) || !beginning.opening.is_at_rest() {
-            return Ok(Progress::Idle);
-        }
-        self.state = ConnectionState::Silent;
-        self.wait_for_bytes()
     }
 
     /// Writes replies, reads requests and decides them.
     fn drive(&mut self) -> Result<Progress, ConnectionError> {
         self.io_handle.set_read_budget(READ_BUDGET_BYTES);
-        let connection = match &mut self.state {
-            ConnectionState::Handshake(_) => return self.open(),
-            ConnectionState::Silent => return self.wait_for_bytes(),
-            ConnectionState::Open(open) => &mut open.http2,
-        };
+        let ConnectionState::Open(connection, _) = &mut self.state else { return self.open() };
         let mut cx = Context::from_waker(self.wake_filter.waker());
         let (mut batch, mut has_progressed) = (self.service.batch(), false);
         let calls = Calls {
@@ -355,7 +259,6 @@ impl<W: AsyncRead + AsyncWrite + Unpin> Connection<W> {
                 Poll::Ready(None) => return Ok(Progress::Closed),
                 Poll::Ready(Some(call)) => {
                     if accepted.is_empty() {
-                        self.beginning = None;
                         accepted.reserve(CALLS_PER_GROUP);
                     }
                     accepted.push(Some(AcceptedCall::new(call?)));
@@ -383,21 +286,7 @@ impl<W: AsyncRead + AsyncWrite + Unpin> Connection<W> {
             );
         }
         self.has_unwritten = has_progressed | self.io_handle.take_delayed_write();
-        if self.has_unwritten || self.io_handle.is_read_budget_spent() {
-            return Ok(Progress::Active);
-        }
-        self.fall_silent()
-    }
-}
-
-impl<W: AsyncRead + AsyncWrite + Unpin> OpenConnection<W> {
-    fn ping(&mut self) {
-        if let Some(pings) = &mut self.pings {
-            // The previous pong must be taken before the next ping. Connection errors are reported by the connection
-            // itself.
-            let _ = pings.poll_pong(&mut Context::from_waker(Waker::noop()));
-            let _ = pings.send_ping(Ping::opaque());
-        }
+        Ok(Progress::of(self.has_unwritten || self.io_handle.is_read_budget_spent()))
     }
 }
 

@@ -34,7 +34,6 @@ mod listen;
 mod message;
 mod message_queue;
 mod metrics;
-mod replay_io;
 mod replica;
 mod reply_bytes;
 mod request_bytes;

@@ -90,10 +90,6 @@ impl<F> WakeFiltered<F> {
     pub(super) fn new(future: F) -> Self {
         Self { filter: WakeFilter::new(), future }
     }
-
-    pub(super) fn future_mut(&mut self) -> &mut F {
-        &mut self.future
-    }
 }
 
 impl<F: Future + Unpin> Future for WakeFiltered<F> {

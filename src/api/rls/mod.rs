@@ -1,7 +1,7 @@
 //! Envoy's rate limit service: from the bytes of a request to the bytes of its reply.
 
 use tollgate_limiter::{
-    limiter::{ActiveView, Retry},
+    limiter::{ActiveView, Elsewhere, Retry},
     store::RemoteDecisions,
 };
 
@@ -9,8 +9,8 @@ use crate::api::{
     Api, Error,
     call::{Call, Reply},
     denial_body::Body,
-    handle::Unfinished,
     proto::envoy::config::core::v3::HeaderValue,
+    span::CallSpan,
 };
 
 mod decode;
@@ -33,7 +33,8 @@ impl Api {
         call: Call<'_>,
         view: &ActiveView<'_>,
         decided: Option<&RemoteDecisions>,
-        Unfinished { span, planned, .. }: &mut Unfinished,
+        span: &mut CallSpan,
+        planned: &mut Option<Box<Elsewhere>>,
     ) -> Result<Reply, Error> {
         let mut decoded = Request::default();
         decoded.read(call.message, self.settings.bounds())?;

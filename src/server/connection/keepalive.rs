@@ -7,6 +7,7 @@ use std::{
     time::Duration,
 };
 
+use h2::{Ping, PingPong};
 use tokio::time::{Instant, Sleep, sleep};
 
 use crate::server::corked_io::IoHandle;
@@ -20,24 +21,28 @@ pub(in crate::server) struct Keepalive {
     pub(in crate::server) timeout: Duration,
 }
 
-/// Says when a keepalive ping is due. Completes when the client does not reply.
+/// Sends keepalive pings. Completes when the client does not reply.
 pub(super) struct KeepaliveTimer {
     keepalive: Keepalive,
     io_handle: IoHandle,
+    // `None` only if `ping_pong` was already taken, which does not happen.
+    pings: Option<PingPong>,
     next: Pin<Box<Sleep>>,
     is_ping_sent: bool,
-    is_ping_due: bool,
 }
 
 impl KeepaliveTimer {
-    pub(super) fn new(keepalive: Keepalive, io_handle: IoHandle) -> Self {
-        let next = Box::pin(sleep(keepalive.interval));
-        Self { keepalive, io_handle, next, is_ping_sent: false, is_ping_due: false }
+    pub(super) fn new(keepalive: Keepalive, io_handle: IoHandle, pings: Option<PingPong>) -> Self {
+        Self { keepalive, io_handle, pings, next: Box::pin(sleep(keepalive.interval)), is_ping_sent: false }
     }
 
-    /// Whether a ping became due since the last call of this function.
-    pub(super) fn take_ping_due(&mut self) -> bool {
-        std::mem::take(&mut self.is_ping_due)
+    fn send_ping(&mut self, cx: &mut Context<'_>) {
+        if let Some(pings) = &mut self.pings {
+            // The previous pong must be taken before the next ping. Connection errors are reported by the connection
+            // itself.
+            let _ = pings.poll_pong(cx);
+            let _ = pings.send_ping(Ping::opaque());
+        }
     }
 }
 
@@ -54,7 +59,10 @@ impl Future for KeepaliveTimer {
             if is_silent && this.is_ping_sent {
                 return Poll::Ready(());
             }
-            (this.is_ping_sent, this.is_ping_due) = (is_silent, is_silent);
+            this.is_ping_sent = is_silent;
+            if is_silent {
+                this.send_ping(cx);
+            }
             this.next.as_mut().reset(Instant::now() + if is_silent { timeout } else { interval });
         }
     }

@@ -130,33 +130,3 @@ async fn client_without_ping_replies_is_disconnected() {
     assert!(matches!(server.await, Err(ConnectionError::KeepaliveTimeout)));
     assert!(start.elapsed() <= 2 * keepalive.interval + keepalive.timeout + Duration::from_secs(1));
 }
-
-#[tokio::test]
-async fn silent_connection_drops_http2_until_the_first_call() {
-    let (ours, theirs) = tokio::io::duplex(1 << 16);
-    let router = Router::new().fallback(any(async || "answer"));
-    let service = Services::http(router, callers()).for_connection(None, None, None);
-    let keepalive = Keepalive { interval: HOUR, timeout: HOUR };
-    let mut server =
-        Connection::new(&Builder::new(), ours, IoHandle::default(), service, keepalive, &budgets());
-    let (silent, is_silent) = oneshot::channel();
-    let mut silent = Some(silent);
-    let server = tokio::spawn(std::future::poll_fn(move |cx| {
-        let polled = Pin::new(&mut server).poll(cx);
-        if matches!(server.state, ConnectionState::Silent) {
-            let _ = silent.take().map(|silent| silent.send(()));
-        }
-        polled
-    }));
-    let (client, connection) = h2::client::handshake(theirs).await.unwrap();
-    tokio::spawn(connection);
-    is_silent.await.unwrap();
-    let mut client = client.ready().await.unwrap();
-    for _ in 0..2 {
-        let (answer, mut stream) = client.send_request(grpc(), false).unwrap();
-        stream.send_data(EMPTY_MESSAGE, true).unwrap();
-        assert_eq!(answer.await.unwrap().status(), 200);
-    }
-    drop(client);
-    server.await.unwrap().unwrap();
-}
