@@ -148,7 +148,7 @@ impl<'t> Reader<'t> {
         let node = match self.peek()? {
             b'{' | b'[' => self.flow(indent.depth + 1)?,
             b'"' | b'\'' => self.quoted()?,
-            _plain => self.plain(|rest| block_scalar_length(rest))?,
+            _plain => self.plain(block_scalar_length)?,
         };
         let is_whole = line == self.line || indent.parent.is_none();
         self.skip_spaces();
@@ -268,7 +268,7 @@ impl<'t> Reader<'t> {
             b'{' => self.flow_mapping(depth),
             b'[' => self.flow_list(depth),
             b'"' | b'\'' => self.quoted(),
-            _plain => self.plain(|rest| flow_scalar_length(rest)),
+            _plain => self.plain(flow_scalar_length),
         }
     }
 

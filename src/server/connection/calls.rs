@@ -115,7 +115,10 @@ impl Drop for PendingCalls {
         if !calls.is_empty()
             && let Ok(runtime) = Handle::try_current()
         {
-            runtime.spawn(calls.for_each(|call| ready(log_error(call))));
+            runtime.spawn(calls.for_each(|call| {
+                log_error(call);
+                ready(())
+            }));
         }
     }
 }
