@@ -91,12 +91,16 @@ impl Owner {
         let check = |operation| check(KEYS[index], &self.limits[index], operation);
         let checks = |hits| Checks::from_slice(&[check(Operation::Charge(hits))]);
         let terms = |name, ttl, on_expiry| HoldTerms::new(id(name), Duration::from_millis(ttl), on_expiry);
+        // A held place that stays taken becomes an entry before later ones, and these are sent again.
+        let frees_places = matches!(self.limits[index], Limit::Concurrency(_));
         match step {
             Step::Reserve { name, hits, ttl, on_expiry } => {
-                let terms = terms(*name, *ttl, *on_expiry).unwrap();
+                let on_expiry = if frees_places { OnExpiry::Release } else { *on_expiry };
+                let terms = terms(*name, *ttl, on_expiry).unwrap();
                 drop(memory.reserve(&checks(*hits), &terms, now, refused).unwrap());
             }
             Step::Settle { name, hits } => {
+                let hits = if frees_places && *name < 200 { &0 } else { hits };
                 memory.settle(&checks(*hits), &id(*name), UnknownId::Remember, now).unwrap();
             }
             Step::Withdraw(name) => {
