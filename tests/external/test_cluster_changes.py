@@ -83,6 +83,8 @@ def test_scaling_3_to_5_to_2_replicas_keeps_exact_remaining(start_cluster, charg
 LONG_DELAY = ("10s", "45s")
 
 
+# Many processes leave at once: beside other tests, owners wait for a core for longer than a check waits for them.
+@pytest.mark.timing
 @pytest.mark.parametrize(
     "pause,delay,timeout",
     [
