@@ -86,7 +86,7 @@ impl Calls {
     }
 }
 
-/// A round whose checks are answered, but whose caller does not know it yet.
+/// A round whose checks are answered and whose caller is not woken yet.
 #[derive(Debug)]
 pub(super) struct CompleteRound(Arc<Round>);
 

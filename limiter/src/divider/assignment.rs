@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::{algorithm::HitRate, store::Turn, time::Timestamp};
 
-/// How long an assignment lasts at a client that hears nothing more. Two reports may be lost.
+/// How long an assignment lasts unless it is renewed. Two reports may be lost.
 pub const ASSIGNMENT_TTL: Duration = Duration::from_secs(15);
 /// An assignment counts as in force for this much longer than its time, because its time begins when it arrives.
 pub(super) const DELIVERY_MAX: Duration = Duration::from_secs(1);

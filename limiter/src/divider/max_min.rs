@@ -1,16 +1,16 @@
 //! Max-min fair division by weight.
 
-/// What one subscriber wants of a limit.
+/// The demand of one subscriber for hits of a limit (Doorman's `wants`).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Want {
-    /// At most so much.
+    /// The most that the subscriber can use.
     pub(super) hits: f64,
-    /// Its part of what is scarce, beside those of others. Above zero.
+    /// Its weight if the limit is below the sum of demands. Above zero.
     pub(super) weight: f64,
 }
 
-/// The max-min fair parts of `limit`, in the order of `wants`. Nobody gets more than it wants; what is scarce is divided
-/// by weight.
+/// The max-min fair parts of `limit`, in the order of `wants`. No part is above its demand. If the
+/// limit is below the sum of demands, it is divided by weight.
 pub(super) fn divide(limit: f64, wants: &[Want]) -> Vec<f64> {
     let level = |want: &Want| want.hits / want.weight;
     let mut order: Vec<usize> = (0..wants.len()).collect();
@@ -27,8 +27,8 @@ pub(super) fn divide(limit: f64, wants: &[Want]) -> Vec<f64> {
     parts
 }
 
-/// These parts in whole hits, whose sum is at most `limit`. What is left over of fractions goes in ones in this `order`,
-/// to those that want more than they have.
+/// These parts in whole hits, whose sum is at most `limit`. The remainders of fractions are added in ones, in this
+/// `order`, to parts that are below their demand.
 pub(super) fn whole(limit: u64, parts: &[f64], wants: &[Want], order: &[usize]) -> Vec<u64> {
     // A part that rounding errors put just below a whole number is that number.
     let mut each: Vec<u64> = parts.iter().map(|part| (part + 1e-6).floor() as u64).collect();
@@ -80,11 +80,11 @@ mod tests {
         fn parts_are_max_min_by_weight(limit in 1..1_000_u64, wants in wants()) {
             let parts = divide(limit as f64, &wants);
             let all: f64 = wants.iter().map(|want| want.hits).sum();
-            // All is given unless all wants are met.
+            // The whole limit is divided unless all demands are met.
             prop_assert!((parts.iter().sum::<f64>() - all.min(limit as f64)).abs() < 1e-6);
             for (one, part) in wants.iter().zip(&parts) {
                 if *part < one.hits - 1e-6 {
-                    // A subscriber that wants more has at least as much for its weight as any other.
+                    // A part below its demand is, for its weight, at least as large as any other.
                     for (other, others) in wants.iter().zip(&parts) {
                         prop_assert!(others / other.weight <= part / one.weight + 1e-6);
                     }

@@ -223,7 +223,7 @@ impl Shares {
         targets
     }
 
-    /// Confirms what passes already, and gives nobody more than the floor beyond it.
+    /// Confirms the rates that pass already, and adds at most the floor to each.
     fn learn(&self, ids: &[SubscriberId], targets: &mut [u64]) {
         let floor = self.floor(ids.len());
         for (id, target) in ids.iter().zip(targets) {
@@ -253,7 +253,8 @@ impl Shares {
         order
     }
 
-    /// Gives smaller shares at once, and greater ones as far as nobody holds them. Returns whose share has changed.
+    /// Applies smaller shares at once, and larger ones as far as the rate is free. Returns the subscribers whose share
+    /// has changed.
     fn assign(&mut self, ids: &[SubscriberId], targets: &[u64], now: Timestamp) -> Vec<SubscriberId> {
         let rate = self.rate;
         let given = |shares: &Self, id| shares.each[id].given.per_second;

@@ -27,7 +27,7 @@ const DELIVERED: Duration = Duration::from_secs(1);
 const UNCERTAIN: Duration = Duration::from_secs(2);
 /// The part of the limit for a newcomer: one of so many.
 const NEWCOMER_DIVISOR: u64 = 25;
-/// A slice larger than this many times what is wanted is replaced by a smaller one, if others want hits.
+/// A slice larger than this many times the demand is replaced by a smaller one, if other subscribers lack hits.
 const SPARE_FACTOR: u64 = 4;
 /// The largest slice that Envoy takes.
 const SLICE_MAX: u64 = u32::MAX as u64;

@@ -75,7 +75,7 @@ impl QuotaService {
         Stats::give_back(&self.stats.streams, 1);
     }
 
-    /// Makes the turns of dividers that are due, and tells streams of new rules, for as long as it is polled.
+    /// Makes the turns of dividers that are due, and sends new rules to streams, for as long as it is polled.
     pub async fn run(self: Arc<Self>) {
         let mut ticks = interval(TURN_EVERY);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);

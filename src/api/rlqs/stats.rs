@@ -86,7 +86,7 @@ metrics! { Reading;
         "Assignments that were sent, also those that only renew one."
         => |all, family| family.value(all.assignments);
     Counter "tollgate_rlqs_abandoned_buckets_total" []
-        "Buckets without requests that clients were told to forget."
+        "Buckets without requests that were abandoned, so that their clients drop them."
         => |all, family| family.value(all.abandoned);
     Counter "tollgate_rlqs_refused_total" ["reason"]
         "What was refused: streams beyond rlqs.max_streams, buckets beyond their number, or buckets whose pairs are invalid, as values that are not UTF-8."

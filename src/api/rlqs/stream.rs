@@ -257,7 +257,7 @@ impl QuotaStream {
         response.map_or(Poll::Pending, |response| Poll::Ready(response.finish()))
     }
 
-    /// Forgets a bucket, which the client is told to forget.
+    /// Removes a bucket for which an abandon action is sent.
     fn forget(&mut self, number: u32) {
         if let Some(bucket) = self.buckets[number as usize].take() {
             self.numbers.remove(&bucket.id);

@@ -60,7 +60,7 @@ struct World {
     clock: Clock,
 }
 
-/// What a bucket was told, in short.
+/// The action that was sent for a bucket, in short.
 #[derive(Clone, Debug, PartialEq)]
 enum Told {
     Allow(i64),

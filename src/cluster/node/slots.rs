@@ -376,7 +376,8 @@ impl Slots {
         self.ownership.owner(slot).is_none_or(is_lost)
     }
 
-    /// Becomes the owner of a slot if all members have told their copies of it. Returns whether it does.
+    /// Makes this replica the owner of a slot if all members have answered with their copies of it. Returns whether it
+    /// did.
     fn end_recovery_if_complete(&mut self, slot: Slot, cx: &mut Context<'_>) -> bool {
         if !self.recovery.is_complete(slot, cx) {
             return false;
