@@ -11,6 +11,8 @@ pub mod algorithm;
 pub mod descriptor;
 #[doc(hidden)]
 pub mod divider;
+#[doc(hidden)]
+pub mod each_apart;
 #[cfg(feature = "watch")]
 #[doc(hidden)]
 pub mod file_watch;

@@ -3,6 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use tollgate_limiter::{
+    divider::Dividers,
     store::{Memory, OnFull},
     time::{SECOND, Timestamp},
 };
@@ -53,7 +54,8 @@ fn serving_node(memory: &Arc<Memory>, now: &mut Timestamp) -> Node {
             ..crate::cluster::Tuning::FOR_TESTS
         },
     };
-    let mut node = Node::new(LOCAL, "local:1".to_owned(), settings, memory.clone(), *now);
+    let dividers = Arc::new(Dividers::new(memory.clone()));
+    let mut node = Node::new(LOCAL, "local:1".to_owned(), settings, memory.clone(), dividers, *now);
     node.seeds_tried(true);
     pass(&mut node, memory, now, 4);
     assert_eq!(node.state(), MemberState::Serving);

@@ -9,6 +9,8 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use tollgate_limiter::{
     algorithm::Limit,
     descriptor::{Key, Secret},
+    divider::{Assignments, Report, SlotDivisions, SubscriberId},
+    each_apart,
     store::{CounterOperation, Epoch, Outcome, Slot, SlotData},
     time::Timestamp,
 };
@@ -21,6 +23,12 @@ const LENGTH_BYTES_MAX: usize = 10;
 const MESSAGE_BYTES_MAX: usize = 384;
 /// The largest encoded grant, in bytes.
 const GRANT_BYTES_MAX: usize = 256;
+/// The largest encoded division of a limit without its subscribers, in bytes.
+const DIVISION_BYTES_MAX: usize = 256;
+/// The largest encoded subscriber of a divided limit, in bytes.
+const SUBSCRIBER_BYTES_MAX: usize = 192;
+/// The largest encoded assignment, in bytes.
+const ASSIGNMENT_BYTES_MAX: usize = 48;
 /// The largest encoded record of a member without its address, in bytes.
 const RECORD_BYTES_MAX: usize = 48;
 /// The largest encoded id of a member, in bytes.
@@ -90,14 +98,54 @@ pub(crate) struct HashSecret {
     pub(crate) secret: Secret,
 }
 
-/// The counters of a slot at a version, and the grants that were lent from them.
+/// What was granted of the counters of a slot.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct SlotGrants {
+    /// To other replicas.
+    #[serde(with = "each_apart")]
+    pub(crate) leases: Vec<Grant>,
+    /// To clients that decide by themselves.
+    pub(crate) divisions: SlotDivisions,
+}
+
+impl SlotGrants {
+    /// Adds other grants of the same slot.
+    pub(crate) fn extend(&mut self, other: Self) {
+        self.leases.extend(other.leases);
+        self.divisions.extend(other.divisions);
+    }
+
+    /// Adds the hits that are not accounted for to `data` as if they were used now.
+    pub(crate) fn charge_to(&self, data: &mut SlotData, now: Timestamp) {
+        self.leases.iter().for_each(|grant| grant.charge_to(data, now));
+        for (key, limit, hits) in self.divisions.granted_hits() {
+            charge(data, key, limit, hits, now);
+        }
+    }
+
+    fn wire_bytes(&self) -> usize {
+        self.leases.len() * GRANT_BYTES_MAX
+            + self.divisions.len() * DIVISION_BYTES_MAX
+            + self.divisions.subscribers() * SUBSCRIBER_BYTES_MAX
+    }
+}
+
+/// Adds hits to `data` as if they were used now.
+fn charge(data: &mut SlotData, key: Key, limit: &Limit, hits: u64, now: Timestamp) {
+    if hits > 0 {
+        let mut used = limit.fresh();
+        limit.charge_at(&mut used, hits, now, now);
+        data.add_usage(key, limit, used, now);
+    }
+}
+
+/// The counters of a slot at a version, and what was granted of them.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct SlotCopy {
     pub(crate) version: Version,
     #[serde(skip)]
     pub(crate) contents: Arc<SlotData>,
-    #[serde(serialize_with = "each_apart", deserialize_with = "known_only")]
-    pub(crate) grants: Vec<Grant>,
+    pub(crate) grants: SlotGrants,
 }
 
 /// What an owner started from when it recovered a slot. Later owners inherit it.
@@ -147,10 +195,8 @@ pub(crate) struct Grant {
 impl Grant {
     /// Adds the unaccounted hits to `data` as if they were used now, unless they are charged already.
     pub(crate) fn charge_to(&self, data: &mut SlotData, now: Timestamp) {
-        if self.charged.is_none() && self.left > 0 {
-            let mut used = self.limit.fresh();
-            self.limit.charge_at(&mut used, self.left, now, now);
-            data.add_usage(self.key, &self.limit, used, now);
+        if self.charged.is_none() {
+            charge(data, self.key, &self.limit, self.left, now);
         }
     }
 }
@@ -192,6 +238,8 @@ pub(crate) enum RemoteOperation {
     Absorb(#[serde(skip)] Arc<SlotData>),
     /// Add consumption from a grant.
     Settle(Settlement),
+    /// Divide the limit, given the report of a client.
+    Divide(SubscriberId, Report),
 }
 
 impl RemoteOperation {
@@ -200,6 +248,8 @@ impl RemoteOperation {
         match self {
             Self::Counter(operation) => matches!(operation, CounterOperation::Withdraw { .. }),
             Self::Absorb(_) | Self::Settle(_) => true,
+            // A client reports again. What a lost report says is granted until then.
+            Self::Divide(..) => false,
         }
     }
 
@@ -318,6 +368,8 @@ pub(crate) enum Message {
     Status { program: String, clock: Timestamp },
     /// The sender has no memory for the backup of the slot at this version.
     BackupRefused { slot: Slot, version: Version },
+    /// What clients of the receiver may let pass.
+    Assigned(Assignments),
 }
 
 impl Message {
@@ -350,7 +402,8 @@ impl Message {
             | Self::Recall { .. }
             | Self::Revoke { .. }
             | Self::Dead { .. }
-            | Self::Status { .. } => None,
+            | Self::Status { .. }
+            | Self::Assigned(_) => None,
         }
     }
 
@@ -385,7 +438,8 @@ impl Message {
             | Self::Recall { .. }
             | Self::Revoke { .. }
             | Self::Dead { .. }
-            | Self::Status { .. } => Epoch::default(),
+            | Self::Status { .. }
+            | Self::Assigned(_) => Epoch::default(),
         }
     }
 
@@ -410,7 +464,8 @@ impl Message {
             | Self::Recall { .. }
             | Self::Revoke { .. }
             | Self::Dead { .. }
-            | Self::Status { .. } => false,
+            | Self::Status { .. }
+            | Self::Assigned(_) => false,
         }
     }
 
@@ -441,7 +496,8 @@ impl Message {
             | Self::Recall { .. }
             | Self::Revoke { .. }
             | Self::Dead { .. }
-            | Self::Status { .. } => (None, None),
+            | Self::Status { .. }
+            | Self::Assigned(_) => (None, None),
         };
         copy.map(|copy| &mut copy.contents).into_iter().chain(other)
     }
@@ -464,7 +520,7 @@ impl Message {
     pub(crate) fn wire_size(&self) -> WireSize {
         let block = |bytes: usize| LENGTH_BYTES_MAX + bytes;
         let data_bytes = self.contents().map(|contents| block(contents.encoded_bytes_max())).sum();
-        let grants = self.copy().map_or(0, |copy| copy.grants.len());
+        let grants = self.copy().map_or(0, |copy| copy.grants.wire_bytes());
         let more = match self {
             Self::Hello(hello) => {
                 let records = hello.known.iter().chain([&hello.record]);
@@ -474,6 +530,7 @@ impl Message {
             Self::Member(record) => record.wire_bytes(),
             Self::Dead { members } => MEMBER_BYTES_MAX * members.len(),
             Self::Status { program, .. } => program.len(),
+            Self::Assigned(assignments) => ASSIGNMENT_BYTES_MAX * assignments.len(),
             Self::HandOff(_)
             | Self::Owns { .. }
             | Self::HandOffAck(_)
@@ -490,7 +547,7 @@ impl Message {
             | Self::Recall { .. }
             | Self::Revoke { .. } => 0,
         };
-        let bytes = block(MESSAGE_BYTES_MAX + more + grants * GRANT_BYTES_MAX + data_bytes);
+        let bytes = block(MESSAGE_BYTES_MAX + more + grants + data_bytes);
         WireSize { bytes, data_bytes }
     }
 }
@@ -516,18 +573,6 @@ pub(crate) struct Hello {
 /// Allocates once. As `serde` does it, the check is moved from one allocation to another.
 fn shared<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Arc<RemoteCheck>, D::Error> {
     RemoteCheck::deserialize(deserializer).map(Arc::new)
-}
-
-/// Encodes each grant by itself, so that a reader can leave out one of an algorithm that it does not know.
-fn each_apart<S: Serializer>(grants: &[Grant], serializer: S) -> Result<S::Ok, S::Error> {
-    let bytes =
-        |grant| postcard::to_stdvec(grant).expect("memory grows as needed, and every length is known");
-    serializer.collect_seq(grants.iter().map(bytes))
-}
-
-fn known_only<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Grant>, D::Error> {
-    let each: Vec<&[u8]> = Vec::deserialize(deserializer)?;
-    Ok(each.into_iter().filter_map(|bytes| postcard::from_bytes(bytes).ok()).collect())
 }
 
 /// Encodes whether there is data, without the data.

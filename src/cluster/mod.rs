@@ -5,6 +5,7 @@
 
 mod calls;
 mod degraded;
+mod divide;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzz;
 pub mod link;

@@ -1,7 +1,8 @@
 //! This replica in the cluster: its state machine, its links, and the calls that wait for other replicas.
 
 use std::{
-    sync::{Arc, Mutex, MutexGuard},
+    fmt,
+    sync::{Arc, Mutex, MutexGuard, OnceLock},
     time::Duration,
 };
 
@@ -12,6 +13,7 @@ use tokio::{
     time::{sleep, timeout},
 };
 use tollgate_limiter::{
+    divider::{Assignments, Dividers},
     remote::{LocalShare, lock},
     rules::ActiveRules,
     store::{Lead, Memory, Slot, SlotSource, StoredSlot},
@@ -68,6 +70,15 @@ pub enum LinkTrust {
     Unready(String),
 }
 
+/// Takes assignments.
+struct Assign(Box<dyn Fn(Assignments) + Send + Sync>);
+
+impl fmt::Debug for Assign {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Assign")
+    }
+}
+
 #[derive(Debug)]
 pub(super) struct Replica {
     node: Mutex<Node>,
@@ -76,6 +87,9 @@ pub(super) struct Replica {
     /// The calls that wait for the node, outside its lock: replies wake callers on all cores.
     pub(super) calls: Calls,
     pub(super) links: Links,
+    pub(super) dividers: Arc<Dividers>,
+    /// Takes what clients of this replica may let pass.
+    assign: OnceLock<Assign>,
     clock: Clock,
     first_reading: Reading,
     pub(super) started: Stopwatch,
@@ -109,8 +123,9 @@ impl Cluster {
             claimed_counters_max: CLAIMED_COUNTERS_MAX,
             tuning,
         };
+        let (address, dividers) = (links.address().to_owned(), Arc::new(Dividers::new(memory.clone())));
         let mut node =
-            Node::new(local_id, links.address().to_owned(), node_settings, memory, MONOTONIC_START);
+            Node::new(local_id, address, node_settings, memory, dividers.clone(), MONOTONIC_START);
         node.set_wall(clock.now());
         if !stored.is_empty() {
             node.restore(active_rules.secret(), stored, MONOTONIC_START);
@@ -120,6 +135,8 @@ impl Cluster {
             local_share: Mutex::default(),
             calls: Calls::default(),
             links,
+            dividers,
+            assign: OnceLock::new(),
             first_reading: clock.read(),
             clock,
             started: Stopwatch::start(),
@@ -193,6 +210,17 @@ impl Cluster {
             }
             (Standing::Trusted | Standing::Unready | Standing::GoesOn, _) => LinkTrust::Trusted,
         }
+    }
+
+    /// The dividers of the counters that this replica owns.
+    pub fn dividers(&self) -> &Arc<Dividers> {
+        &self.0.dividers
+    }
+
+    /// Passes what clients of this replica may let pass to `assign`. Set once.
+    pub fn on_assignments(&self, assign: impl Fn(Assignments) + Send + Sync + 'static) {
+        // Another one is not expected.
+        let _ = self.0.assign.set(Assign(Box::new(assign)));
     }
 
     /// The id of this replica.
@@ -332,6 +360,11 @@ impl Replica {
                 Action::Complete(ticket, outcome) => complete.extend(self.calls.complete(ticket, outcome)),
                 Action::Dial(address) => self.links.dial(&address),
                 Action::Disconnect(member) => self.links.forget(member),
+                Action::Assign(assignments) => {
+                    if let Some(Assign(assign)) = self.assign.get() {
+                        assign(assignments);
+                    }
+                }
                 Action::SetHashSecret(secret) => {
                     self.active_rules.set_secret(secret);
                     // The keys in it were hashed with another secret.

@@ -8,6 +8,7 @@ use tokio::{
     time::{interval, sleep},
 };
 use tollgate_limiter::{
+    divider::Dividers,
     limiter::{self, Limiter},
     remote::Remote,
     resilience::Callers,
@@ -123,7 +124,17 @@ impl Components {
         };
         let quotas = settings.rlqs.enabled.then(|| {
             let memory = persistence.memory.clone();
-            Arc::new(QuotaService::new(limiter.clone(), memory, clock.clone(), settings.rlqs))
+            let dividers = match &cluster {
+                Some(cluster) => cluster.dividers().clone(),
+                None => Arc::new(Dividers::new(memory).after_restart(clock.now())),
+            };
+            let quotas = QuotaService::new(limiter.clone(), dividers, clock.clone(), settings.rlqs);
+            let Some(cluster) = &cluster else { return Arc::new(quotas) };
+            let quotas =
+                Arc::new(quotas.in_cluster(cluster.local_id().number(), Arc::new(cluster.clone())));
+            let service = quotas.clone();
+            cluster.on_assignments(move |assignments| service.deliver(assignments));
+            quotas
         });
         let api = Api::new(limiter, settings.api)
             .with_headers(settings.headers.clone())

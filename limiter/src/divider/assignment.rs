@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
+
 use crate::{algorithm::HitRate, store::Turn, time::Timestamp};
 
 /// How long an assignment lasts unless it is renewed. Two reports may be lost.
@@ -12,16 +14,18 @@ pub(super) const DELIVERY_MAX: Duration = Duration::from_secs(1);
 pub(super) const HEADROOM: f64 = 1.25;
 
 /// A bucket of a stream of reports.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct SubscriberId {
-    /// The stream.
+    /// The replica that has the stream; 0 without a cluster.
+    pub replica: u64,
+    /// The stream among those of the replica.
     pub stream: u64,
     /// The bucket among those of the stream.
     pub bucket: u32,
 }
 
 /// What a subscriber has decided since its last report.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Usage {
     /// Hits that passed.
     pub allowed: u64,
@@ -29,8 +33,24 @@ pub struct Usage {
     pub denied: u64,
 }
 
+/// What is reported of a subscriber.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Report {
+    /// What it has decided.
+    Usage(Usage),
+    /// The same in the first report of a stream, of a client that has decided before: over another stream, whose share
+    /// may be in force.
+    Resumed(Usage),
+    /// Its limit may have changed.
+    Limit,
+    /// Its end. What it has is in force until its time is over.
+    End,
+    /// Hits of a limit that refuses nothing. They are charged, and the limit is not divided.
+    Counted(u64),
+}
+
 /// What a subscriber may let pass until the next assignment, at most for [`ASSIGNMENT_TTL`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Assignment {
     /// A bucket that is refilled evenly. An equal one keeps the tokens of the last one.
     Share(HitRate),
@@ -53,6 +73,11 @@ pub struct Outcome {
     pub next_at: Option<Timestamp>,
     /// Hits that passed at a subscriber without having been granted.
     pub beyond_grant: u64,
+}
+
+/// Moves instants of another process, at which it was `from`, to a clock that shows `to`.
+pub(super) fn moved(instant: Timestamp, from: Timestamp, to: Timestamp) -> Timestamp {
+    if from <= instant { to.after(instant.since(from)) } else { to.before(from.since(instant)) }
 }
 
 /// The instant at which an assignment of `now` is no longer in force.

@@ -2,7 +2,12 @@
 
 use std::time::Duration;
 
-use crate::time::{SECOND, Timestamp};
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    divider::assignment::moved,
+    time::{SECOND, Timestamp},
+};
 
 /// Shorter times say nothing about a rate.
 const MEASURED_MIN: Duration = Duration::from_secs(1);
@@ -10,7 +15,7 @@ const MEASURED_MIN: Duration = Duration::from_secs(1);
 const MEMORY_DIVISOR: f64 = 8.0;
 
 /// Hits that a subscriber asks for in each second.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct Demand {
     per_second: f64,
     is_measured: bool,
@@ -37,9 +42,19 @@ impl Demand {
         (self.is_measured, self.hits, self.since) = (true, 0, now);
     }
 
+    /// Moves it to another clock.
+    pub(super) fn move_to(&mut self, from: Timestamp, to: Timestamp) {
+        self.since = moved(self.since, from, to);
+    }
+
     /// Whether it is known.
     pub(super) fn is_measured(&self) -> bool {
         self.is_measured
+    }
+
+    /// Since when hits are counted.
+    pub(super) fn since(&self) -> Timestamp {
+        self.since
     }
 
     /// Hits in each second.

@@ -1,14 +1,24 @@
 //! The divider of one limit.
 
+use serde::{Deserialize, Serialize};
+
 use crate::{
-    algorithm::Limit,
-    divider::{Outcome, SubscriberId, Usage, assignment::end_of_assignment, shares::Shares, slices::Slices},
+    algorithm::{Granted, Limit},
+    divider::{
+        Outcome, Report, SubscriberId,
+        assignment::{end_of_assignment, moved},
+        shares::Shares,
+        slices::Slices,
+    },
     store::CounterView,
     time::Timestamp,
 };
 
+/// The most subscribers of one limit. All of them go to another replica in one message.
+pub const SUBSCRIBERS_MAX: usize = 4_096;
+
 /// Divides one limit.
-#[derive(Debug)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Divider {
     limit: Limit,
     way: Way,
@@ -16,7 +26,7 @@ pub struct Divider {
     learns_until: Timestamp,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 enum Way {
     Shares(Shares),
     Slices(Slices),
@@ -50,10 +60,7 @@ impl Divider {
 
     /// Whether there is no subscriber.
     pub fn is_empty(&self) -> bool {
-        match &self.way {
-            Way::Shares(shares) => shares.is_empty(),
-            Way::Slices(slices) => slices.is_empty(),
-        }
+        self.subscribers() == 0
     }
 
     /// Divides another limit from now on. Returns whether it differs.
@@ -74,20 +81,90 @@ impl Divider {
         true
     }
 
-    /// Takes the report of a subscriber, and divides.
-    pub fn report(&mut self, id: SubscriberId, usage: Usage, view: CounterView, now: Timestamp) -> Outcome {
-        match &mut self.way {
-            Way::Shares(shares) => shares.report(id, usage, now),
-            Way::Slices(slices) => slices.report(id, usage, now),
+    /// The number of subscribers.
+    pub fn subscribers(&self) -> usize {
+        match &self.way {
+            Way::Shares(shares) => shares.len(),
+            Way::Slices(slices) => slices.len(),
         }
-        self.divide(Some(id), view, now)
     }
 
-    /// Ends a subscriber. What it has is in force until its time is over.
-    pub fn leave(&mut self, id: SubscriberId) {
+    /// Whether there is a place for a subscriber.
+    pub fn has_room_for(&self, id: SubscriberId) -> bool {
+        let is_known = match &self.way {
+            Way::Shares(shares) => shares.has(id),
+            Way::Slices(slices) => slices.has(id),
+        };
+        is_known || self.subscribers() < SUBSCRIBERS_MAX
+    }
+
+    /// Takes the report of a subscriber, and divides.
+    pub fn report(
+        &mut self,
+        id: SubscriberId,
+        report: Report,
+        view: CounterView,
+        now: Timestamp,
+    ) -> Outcome {
+        match (report, &mut self.way) {
+            (Report::Usage(usage), Way::Shares(shares)) => shares.report(id, usage, now),
+            (Report::Resumed(usage), Way::Shares(shares)) => {
+                shares.resume(id, usage, now);
+                shares.report(id, usage, now);
+            }
+            (Report::Usage(usage) | Report::Resumed(usage), Way::Slices(slices)) => {
+                slices.report(id, usage, now);
+            }
+            (Report::End, Way::Shares(shares)) => shares.leave(id),
+            (Report::End, Way::Slices(slices)) => slices.leave(id),
+            (Report::Limit | Report::Counted(_), _) => {}
+        }
+        let reporter = matches!(report, Report::Usage(_) | Report::Resumed(_)).then_some(id);
+        self.divide(reporter, view, now)
+    }
+
+    /// Ends the subscribers of a replica.
+    pub fn leave_all(&mut self, replica: u64) {
         match &mut self.way {
-            Way::Shares(shares) => shares.leave(id),
-            Way::Slices(slices) => slices.leave(id),
+            Way::Shares(shares) => shares.leave_all(replica),
+            Way::Slices(slices) => slices.leave_all(replica),
+        }
+    }
+
+    /// What is granted of the limit.
+    pub fn granted(&self) -> Granted {
+        match &self.way {
+            Way::Shares(shares) => shares.granted(),
+            Way::Slices(slices) => slices.granted(),
+        }
+    }
+
+    /// Moves all instants, of a clock that shows `from`, to one that shows `to`.
+    pub fn move_to(&mut self, from: Timestamp, to: Timestamp) {
+        self.learns_until = moved(self.learns_until, from, to);
+        match &mut self.way {
+            Way::Shares(shares) => shares.move_to(from, to),
+            Way::Slices(slices) => slices.move_to(from, to),
+        }
+    }
+
+    /// Adds another division of the same limit, whose assignments may be in force, too.
+    pub fn add(&mut self, other: Self, now: Timestamp) {
+        self.learns_until = self.learns_until.max(other.learns_until);
+        match (&mut self.way, other.way) {
+            (Way::Shares(shares), Way::Shares(more)) => shares.add(more, now),
+            (Way::Slices(slices), Way::Slices(more)) => slices.add(more),
+            // The other one had another limit.
+            (Way::Shares(_), Way::Slices(_)) | (Way::Slices(_), Way::Shares(_)) => self.learn(now),
+        }
+    }
+
+    /// Counts everything that an owner before has assigned as in force: also what is not known here.
+    pub fn learn(&mut self, now: Timestamp) {
+        self.learns_until = self.learns_until.max(end_of_assignment(now));
+        match &mut self.way {
+            Way::Shares(shares) => shares.prolong(now),
+            Way::Slices(slices) => slices.prolong(now),
         }
     }
 

@@ -14,9 +14,9 @@ mod registry;
 mod shares;
 mod slices;
 
-pub use assignment::{ASSIGNMENT_TTL, Assignment, Outcome, SubscriberId, Usage};
-pub use divide::{Divider, is_divisible};
-pub use registry::{Assignments, DividerStats, Dividers};
+pub use assignment::{ASSIGNMENT_TTL, Assignment, Outcome, Report, SubscriberId, Usage};
+pub use divide::{Divider, SUBSCRIBERS_MAX, is_divisible};
+pub use registry::{Assignments, Divide, DividerStats, Dividers, SlotDivisions, SubscriberReport};
 
 #[cfg(test)]
 mod tests;

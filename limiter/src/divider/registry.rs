@@ -1,16 +1,26 @@
 //! The dividers of this process, each beside the counter that it divides.
 
 use std::{
-    collections::{BTreeSet, HashMap},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
 };
+
+use serde::{Deserialize, Serialize};
 
 use crate::{
     algorithm::{Granted, Limit},
     descriptor::Key,
-    divider::{Assignment, Divider, Outcome, SubscriberId, Usage, assignment::end_of_assignment},
+    divider::{
+        Assignment, Divider, Outcome, Report, SubscriberId,
+        assignment::{end_of_assignment, moved},
+    },
+    each_apart,
     metrics::Counter,
-    store::{CounterView, Memory, Turn},
+    store::{CounterView, Memory, Slot, Turn},
     time::Timestamp,
 };
 
@@ -18,6 +28,25 @@ use crate::{
 const SHARDS: usize = 64;
 /// Turns without a report that one call makes at most for each lock.
 const TURNS_MAX: usize = 1_000;
+
+/// A report, and the counter whose limit is divided.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SubscriberReport {
+    /// The key of the counter.
+    pub key: Key,
+    /// Its limit.
+    pub limit: Limit,
+    /// The subscriber.
+    pub id: SubscriberId,
+    /// The report.
+    pub report: Report,
+}
+
+/// Takes reports to the dividers of their counters, in other replicas too. The assignments that follow come later.
+pub trait Divide: fmt::Debug + Send + Sync {
+    /// Sends these reports in their order.
+    fn report(&self, reports: Vec<SubscriberReport>);
+}
 
 /// Assignments for subscribers.
 pub type Assignments = Vec<(SubscriberId, Assignment)>;
@@ -27,7 +56,8 @@ pub type Assignments = Vec<(SubscriberId, Assignment)>;
 pub struct Dividers {
     memory: Arc<Memory>,
     shards: Box<[Mutex<Shard>]>,
-    learns_until: Timestamp,
+    // By slot: until then, assignments may be in force that are not known here. In nanoseconds.
+    learns_until: Box<[AtomicU64]>,
     stats: DividerStats,
 }
 
@@ -38,13 +68,18 @@ pub struct DividerStats {
     pub used: Counter,
     /// Hits that passed at clients without having been granted.
     pub beyond_grant: Counter,
+    /// Reports of subscribers beyond the most that one limit has.
+    pub refused: Counter,
 }
 
 #[derive(Debug, Default)]
 struct Shard {
-    dividers: HashMap<Key, Placed>,
+    // By slot, because the dividers of a slot go with it.
+    dividers: BTreeMap<(Slot, Key), Placed>,
     // The next turn of each divider that has one.
-    due: BTreeSet<(Timestamp, Key)>,
+    due: BTreeSet<(Timestamp, (Slot, Key))>,
+    // Slots of which other hits are granted since this was asked last.
+    changed: BTreeSet<Slot>,
 }
 
 #[derive(Debug)]
@@ -53,15 +88,73 @@ struct Placed {
     next_at: Option<Timestamp>,
 }
 
+/// How the limits of a slot are divided, for another replica.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct SlotDivisions {
+    // What the clock of the sender showed.
+    at: Timestamp,
+    learns_until: Timestamp,
+    #[serde(with = "each_apart")]
+    each: Vec<(Key, Divider)>,
+}
+
+impl SlotDivisions {
+    /// The number of limits that are divided.
+    pub fn len(&self) -> usize {
+        self.each.len()
+    }
+
+    /// Whether no limit is divided.
+    pub fn is_empty(&self) -> bool {
+        self.each.is_empty()
+    }
+
+    /// The number of subscribers.
+    pub fn subscribers(&self) -> usize {
+        self.each.iter().map(|(_, divider)| divider.subscribers()).sum()
+    }
+
+    /// The hits that are granted of each limit beside its counter.
+    pub fn granted_hits(&self) -> impl Iterator<Item = (Key, &Limit, u64)> {
+        self.each.iter().map(|(key, divider)| (*key, divider.limit(), divider.granted().hits))
+    }
+
+    /// Adds other divisions of the same slot.
+    pub fn extend(&mut self, mut other: Self) {
+        other.move_to(self.at);
+        self.learns_until = self.learns_until.max(other.learns_until);
+        for (key, divider) in other.each {
+            match self.each.iter_mut().find(|(known, _)| *known == key) {
+                Some((_, known)) => known.add(divider, self.at),
+                None => self.each.push((key, divider)),
+            }
+        }
+    }
+
+    /// Moves all instants to a clock that shows `to`.
+    fn move_to(&mut self, to: Timestamp) {
+        let from = std::mem::replace(&mut self.at, to);
+        self.learns_until = moved(self.learns_until, from, to);
+        self.each.iter_mut().for_each(|(_, divider)| divider.move_to(from, to));
+    }
+}
+
 impl Dividers {
-    /// Dividers beside the counters of `memory`. What an earlier process has granted may be in force for a while.
-    pub fn new(memory: Arc<Memory>, now: Timestamp) -> Self {
+    /// Dividers beside the counters of `memory`, of which nothing is granted.
+    pub fn new(memory: Arc<Memory>) -> Self {
         Self {
-            memory,
             shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
-            learns_until: end_of_assignment(now),
+            learns_until: (0..memory.slots()).map(|_| AtomicU64::default()).collect(),
+            memory,
             stats: DividerStats::default(),
         }
+    }
+
+    /// The same after an earlier process. What that has assigned may be in force.
+    #[must_use]
+    pub fn after_restart(self, now: Timestamp) -> Self {
+        (0..self.memory.slots()).for_each(|slot| self.learn(Slot::at(slot), now));
+        self
     }
 
     /// What has happened.
@@ -76,16 +169,15 @@ impl Dividers {
 
     /// Whether no counter is divided.
     pub fn is_empty(&self) -> bool {
-        self.len() == 0
+        self.shards.iter().all(|shard| lock(shard).dividers.is_empty())
     }
 
     /// What is granted of all counters.
-    pub fn granted(&self, now: Timestamp) -> Granted {
+    pub fn granted(&self) -> Granted {
         let mut all = Granted::default();
         for shard in &self.shards {
-            let keys: Vec<Key> = lock(shard).dividers.keys().copied().collect();
-            for key in keys {
-                let Granted { rate, hits } = self.memory.grants().granted(key, now);
+            for placed in lock(shard).dividers.values() {
+                let Granted { rate, hits } = placed.divider.granted();
                 all.rate = all.rate.plus(rate);
                 all.hits = all.hits.saturating_add(hits);
             }
@@ -93,37 +185,42 @@ impl Dividers {
         all
     }
 
-    /// Takes the report of a subscriber of the counter of `key`, and returns the assignments that follow.
-    pub fn report(
-        &self,
-        key: Key,
-        limit: &Limit,
-        id: SubscriberId,
-        usage: Usage,
-        now: Timestamp,
-    ) -> Assignments {
-        let mut shard = self.shard(key);
-        let placed = shard.dividers.entry(key).or_insert_with(|| Placed {
-            divider: Divider::new(limit.clone(), self.learns_until, now),
-            next_at: None,
-        });
-        placed.divider.set_limit(limit, now);
-        self.divide(&mut shard, key, now, |divider, view| divider.report(id, usage, view, now))
-    }
-
-    /// Sets the limit of a counter that is divided, and returns the assignments that follow.
-    pub fn set_limit(&self, key: Key, limit: &Limit, now: Timestamp) -> Assignments {
-        let mut shard = self.shard(key);
-        if !shard.dividers.get_mut(&key).is_some_and(|placed| placed.divider.set_limit(limit, now)) {
+    /// Takes a report, and returns the assignments that follow.
+    pub fn report(&self, report: &SubscriberReport, now: Timestamp) -> Assignments {
+        let SubscriberReport { key, ref limit, id, report } = *report;
+        if let Report::Counted(used) = report {
+            self.memory.grants().charge(key, limit, used, now);
             return Assignments::new();
         }
-        self.divide(&mut shard, key, now, |divider, view| divider.turn(view, now))
+        let (slot, begins) = (self.memory.slot(key), matches!(report, Report::Usage(_) | Report::Resumed(_)));
+        let mut shard = self.shard(slot);
+        if begins {
+            let learns_until = self.learns_until(slot);
+            shard.dividers.entry((slot, key)).or_insert_with(|| Placed {
+                divider: Divider::new(limit.clone(), learns_until, now),
+                next_at: None,
+            });
+        }
+        let Some(Placed { divider, .. }) = shard.dividers.get_mut(&(slot, key)) else {
+            return Assignments::new();
+        };
+        if begins && !divider.has_room_for(id) {
+            self.stats.refused.increase();
+            return Assignments::new();
+        }
+        // A subscriber ends under the limit that it had.
+        if report != Report::End {
+            divider.set_limit(limit, now);
+        }
+        self.divide(&mut shard, (slot, key), now, |divider, view| divider.report(id, report, view, now))
     }
 
-    /// Ends a subscriber. What it has is in force until its time is over.
-    pub fn leave(&self, key: Key, id: SubscriberId) {
-        if let Some(placed) = self.shard(key).dividers.get_mut(&key) {
-            placed.divider.leave(id);
+    /// Ends the subscribers of a replica.
+    pub fn leave_all(&self, replica: u64) {
+        for shard in &self.shards {
+            for placed in lock(shard).dividers.values_mut() {
+                placed.divider.leave_all(replica);
+            }
         }
     }
 
@@ -133,22 +230,87 @@ impl Dividers {
         for shard in &self.shards {
             let mut shard = lock(shard);
             for _ in 0..TURNS_MAX {
-                let Some((_, key)) = shard.due.first().copied().filter(|(at, _)| *at <= now) else { break };
-                all.extend(self.divide(&mut shard, key, now, |divider, view| divider.turn(view, now)));
+                let Some((_, place)) = shard.due.first().copied().filter(|(at, _)| *at <= now) else { break };
+                all.extend(self.divide(&mut shard, place, now, |divider, view| divider.turn(view, now)));
             }
         }
         all
     }
 
+    /// How the limits of a slot are divided.
+    pub fn of_slot(&self, slot: Slot, now: Timestamp) -> SlotDivisions {
+        let shard = self.shard(slot);
+        let of_slot = shard.dividers.range(slot.places());
+        let each = of_slot.map(|((_, key), placed)| (*key, placed.divider.clone())).collect();
+        SlotDivisions { at: now, learns_until: self.learns_until(slot), each }
+    }
+
+    /// Removes the dividers of a slot, and returns them. Its counters must go with them.
+    pub fn take_slot(&self, slot: Slot, now: Timestamp) -> SlotDivisions {
+        let divisions = self.of_slot(slot, now);
+        let mut shard = self.shard(slot);
+        for (place, placed) in shard.dividers.extract_if(slot.places(), |_, _| true).collect::<Vec<_>>() {
+            if let Some(at) = placed.next_at {
+                shard.due.remove(&(at, place));
+            }
+        }
+        divisions
+    }
+
+    /// Adds the dividers of a slot, whose counters are here since just now.
+    pub fn add_slot(&self, slot: Slot, mut divisions: SlotDivisions, now: Timestamp) {
+        divisions.move_to(now);
+        let learns_until = divisions.learns_until.as_nanos();
+        self.learns_until[slot.index()].fetch_max(learns_until, Ordering::Relaxed);
+        let mut shard = self.shard(slot);
+        for (key, divider) in divisions.each {
+            let place = (slot, key);
+            match shard.dividers.get_mut(&place) {
+                Some(known) => known.divider.add(divider, now),
+                None => drop(shard.dividers.insert(place, Placed { divider, next_at: None })),
+            }
+            // The next turn assigns what has changed.
+            self.divide(&mut shard, place, now, |divider, _| Outcome {
+                turn: Turn { used: 0, granted: divider.granted() },
+                next_at: Some(now),
+                ..Outcome::default()
+            });
+        }
+    }
+
+    /// The owner of a slot is lost, and so is what it has assigned last.
+    pub fn learn(&self, slot: Slot, now: Timestamp) {
+        self.learns_until[slot.index()].store(end_of_assignment(now).as_nanos(), Ordering::Relaxed);
+        for (_, placed) in self.shard(slot).dividers.range_mut(slot.places()) {
+            placed.divider.learn(now);
+        }
+    }
+
+    /// Removes all dividers, because their counters are discarded.
+    pub fn discard(&self) {
+        self.shards.iter().for_each(|shard| *lock(shard) = Shard::default());
+    }
+
+    /// Takes the slots of which other hits are granted since the last call.
+    pub fn take_changed(&self) -> Vec<Slot> {
+        self.shards.iter().flat_map(|shard| std::mem::take(&mut lock(shard).changed)).collect()
+    }
+
+    fn learns_until(&self, slot: Slot) -> Timestamp {
+        Timestamp::from_nanos(self.learns_until[slot.index()].load(Ordering::Relaxed))
+    }
+
     fn divide(
         &self,
         shard: &mut Shard,
-        key: Key,
+        place: (Slot, Key),
         now: Timestamp,
         divide: impl FnOnce(&mut Divider, CounterView) -> Outcome,
     ) -> Assignments {
-        let Some(placed) = shard.dividers.get_mut(&key) else { return Assignments::new() };
-        let (limit, mut outcome) = (placed.divider.limit().clone(), Outcome::default());
+        let Some(placed) = shard.dividers.get_mut(&place) else { return Assignments::new() };
+        let (slot, key) = place;
+        let (limit, before, mut outcome) =
+            (placed.divider.limit().clone(), placed.divider.granted(), Outcome::default());
         self.memory.grants().turn(key, &limit, now, |view| {
             outcome = divide(&mut placed.divider, view);
             outcome.turn
@@ -157,20 +319,23 @@ impl Dividers {
         self.stats.used.add(used);
         self.stats.beyond_grant.add(outcome.beyond_grant);
         if let Some(at) = placed.next_at.take() {
-            shard.due.remove(&(at, key));
+            shard.due.remove(&(at, place));
         }
         if placed.divider.is_empty() && granted.is_nothing() {
             self.memory.grants().end(key, now);
-            shard.dividers.remove(&key);
+            shard.dividers.remove(&place);
         } else if let Some(at) = outcome.next_at {
             placed.next_at = Some(at);
-            shard.due.insert((at, key));
+            shard.due.insert((at, place));
+        }
+        if before != granted {
+            shard.changed.insert(slot);
         }
         outcome.assignments
     }
 
-    fn shard(&self, key: Key) -> MutexGuard<'_, Shard> {
-        lock(&self.shards[self.memory.slot(key).index() % SHARDS])
+    fn shard(&self, slot: Slot) -> MutexGuard<'_, Shard> {
+        lock(&self.shards[slot.index() % SHARDS])
     }
 }
 

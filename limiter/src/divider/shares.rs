@@ -2,11 +2,13 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
+use serde::{Deserialize, Serialize};
+
 use crate::{
     algorithm::{Granted, HitRate},
     divider::{
         Assignment, Outcome, SubscriberId, Usage,
-        assignment::{HEADROOM, end_of_assignment},
+        assignment::{HEADROOM, end_of_assignment, moved},
         demand::Demand,
         max_min::{Want, divide, whole},
     },
@@ -28,7 +30,7 @@ const ROTATION: Duration = Duration::from_secs(5);
 const SHARE_MAX: u64 = u32::MAX as u64;
 
 /// A rate and its subscribers.
-#[derive(Debug)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct Shares {
     rate: HitRate,
     each: BTreeMap<SubscriberId, Subscriber>,
@@ -36,7 +38,7 @@ pub(super) struct Shares {
     callers: Demand,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 struct Subscriber {
     demand: Demand,
     // Of it, what passes.
@@ -75,10 +77,7 @@ impl Subscriber {
         if (self.given.per_second == 0) != (share.per_second == 0) {
             self.since = now;
         }
-        self.held = HitRate {
-            per_second: self.held.per_second.max(share.per_second),
-            burst: self.held.burst.max(share.burst),
-        };
+        self.held = self.held.max_of(share);
         self.given = share;
         self.settles_at = now.after(SETTLE);
         self.was_assigned = true;
@@ -99,10 +98,6 @@ impl Shares {
         Self { rate, each: BTreeMap::new(), callers: Demand::new(now) }
     }
 
-    pub(super) fn is_empty(&self) -> bool {
-        self.each.is_empty()
-    }
-
     pub(super) fn set_rate(&mut self, rate: HitRate) {
         self.rate = rate;
     }
@@ -111,6 +106,77 @@ impl Shares {
         if let Some(subscriber) = self.each.get_mut(&id) {
             subscriber.has_ended = true;
         }
+    }
+
+    /// Ends the subscribers of a replica.
+    pub(super) fn leave_all(&mut self, replica: u64) {
+        let of_replica = |(id, _): &(&SubscriberId, &mut Subscriber)| id.replica == replica;
+        self.each.iter_mut().filter(of_replica).for_each(|(_, subscriber)| subscriber.has_ended = true);
+    }
+
+    /// The number of subscribers.
+    pub(super) fn len(&self) -> usize {
+        self.each.len()
+    }
+
+    pub(super) fn has(&self, id: SubscriberId) -> bool {
+        self.each.contains_key(&id)
+    }
+
+    /// Gives a subscriber the share of one that has ended: of all, the one whose share is closest to what has passed.
+    /// Whichever it was, the shares of all together are the same.
+    pub(super) fn resume(&mut self, id: SubscriberId, usage: Usage, now: Timestamp) {
+        let has_ended = |subscriber: &Subscriber| subscriber.has_ended && now < subscriber.expires_at;
+        let per_second = |(other, subscriber): (&SubscriberId, &Subscriber)| {
+            let time = now.since(subscriber.demand.since()).as_secs_f64().max(1.0);
+            let distance = (usage.allowed as f64 / time - subscriber.given.per_second as f64).abs();
+            (*other, distance)
+        };
+        let ended = self.each.iter().filter(|(_, subscriber)| has_ended(subscriber)).map(per_second);
+        if let Some((other, _)) = ended.min_by(|(_, one), (_, other)| one.total_cmp(other))
+            && let Some(subscriber) = self.each.remove(&other)
+        {
+            self.each.insert(id, subscriber);
+        }
+    }
+
+    /// Moves all instants to another clock.
+    pub(super) fn move_to(&mut self, from: Timestamp, to: Timestamp) {
+        self.callers.move_to(from, to);
+        for subscriber in self.each.values_mut() {
+            subscriber.demand.move_to(from, to);
+            subscriber.allowed.move_to(from, to);
+            for instant in
+                [&mut subscriber.settles_at, &mut subscriber.expires_at, &mut subscriber.since]
+            {
+                *instant = moved(*instant, from, to);
+            }
+        }
+    }
+
+    /// Adds the subscribers of another division of the same rate. What either has assigned may be in force.
+    pub(super) fn add(&mut self, other: Self, now: Timestamp) {
+        for (id, subscriber) in other.each {
+            let Some(known) = self.each.get_mut(&id) else {
+                self.each.insert(id, subscriber);
+                continue;
+            };
+            known.held = known.held.max_of(subscriber.held);
+            known.settles_at = now.after(SETTLE);
+            known.expires_at = known.expires_at.max(subscriber.expires_at);
+        }
+    }
+
+    /// Lets everything that is assigned be in force for the longest time.
+    pub(super) fn prolong(&mut self, now: Timestamp) {
+        for subscriber in self.each.values_mut() {
+            subscriber.expires_at = end_of_assignment(now);
+        }
+    }
+
+    /// All that may be in force.
+    pub(super) fn granted(&self) -> Granted {
+        Granted { rate: self.held(), hits: 0 }
     }
 
     pub(super) fn report(&mut self, id: SubscriberId, usage: Usage, now: Timestamp) {
@@ -157,7 +223,7 @@ impl Shares {
             }
             outcome.beyond_grant += std::mem::take(&mut subscriber.beyond_grant);
         }
-        outcome.turn = Turn { used: 0, granted: Granted { rate: self.held(), hits: 0 } };
+        outcome.turn = Turn { used: 0, granted: self.granted() };
         outcome.next_at = self.next_at(&ids, &targets, now);
         outcome
     }
@@ -171,7 +237,6 @@ impl Shares {
         settle.into_iter().chain(rotate).chain(expire).min()
     }
 
-    /// All that may be in force.
     fn held(&self) -> HitRate {
         self.each.values().map(|subscriber| subscriber.held).fold(HitRate::default(), HitRate::plus)
     }

@@ -5,11 +5,13 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
+use serde::{Deserialize, Serialize};
+
 use crate::{
     algorithm::Granted,
     divider::{
         Assignment, Outcome, SubscriberId, Usage,
-        assignment::end_of_assignment,
+        assignment::{end_of_assignment, moved},
         demand::Demand,
         max_min::{Want, divide, whole},
     },
@@ -35,7 +37,7 @@ const SLICE_MAX: u64 = u32::MAX as u64;
 const PAUSE: Duration = Duration::from_millis(20);
 
 /// The subscribers of a limit that is divided into slices.
-#[derive(Debug)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct Slices {
     allowance: u64,
     each: BTreeMap<SubscriberId, Subscriber>,
@@ -46,7 +48,7 @@ pub(super) struct Slices {
     beyond_grant: u64,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 struct Subscriber {
     demand: Demand,
     // Invariant: `used` is at most `bound`.
@@ -62,7 +64,7 @@ struct Subscriber {
 }
 
 /// The last slice of a subscriber.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 struct Slice {
     hits: u64,
     // The bound before it.
@@ -104,7 +106,7 @@ impl Subscriber {
 
     /// What it may still let pass.
     fn left(&self) -> u64 {
-        self.bound - self.used
+        self.bound.saturating_sub(self.used)
     }
 
     /// Counts what it has used, and takes what it cannot use any more from the bound. Returns what it has used beyond the
@@ -173,10 +175,6 @@ impl Slices {
         Self { allowance, each: BTreeMap::new(), callers: Demand::new(now), used: 0, beyond_grant: 0 }
     }
 
-    pub(super) fn is_empty(&self) -> bool {
-        self.each.is_empty()
-    }
-
     pub(super) fn set_allowance(&mut self, allowance: u64) {
         self.allowance = allowance;
     }
@@ -185,6 +183,59 @@ impl Slices {
         if let Some(subscriber) = self.each.get_mut(&id) {
             subscriber.has_ended = true;
         }
+    }
+
+    /// Ends the subscribers of a replica.
+    pub(super) fn leave_all(&mut self, replica: u64) {
+        let of_replica = |(id, _): &(&SubscriberId, &mut Subscriber)| id.replica == replica;
+        self.each.iter_mut().filter(of_replica).for_each(|(_, subscriber)| subscriber.has_ended = true);
+    }
+
+    /// The number of subscribers.
+    pub(super) fn len(&self) -> usize {
+        self.each.len()
+    }
+
+    pub(super) fn has(&self, id: SubscriberId) -> bool {
+        self.each.contains_key(&id)
+    }
+
+    /// Moves all instants to another clock.
+    pub(super) fn move_to(&mut self, from: Timestamp, to: Timestamp) {
+        self.callers.move_to(from, to);
+        for subscriber in self.each.values_mut() {
+            subscriber.demand.move_to(from, to);
+            subscriber.since = moved(subscriber.since, from, to);
+            subscriber.expires_at = moved(subscriber.expires_at, from, to);
+            if let Some(slice) = &mut subscriber.slice {
+                slice.given_at = moved(slice.given_at, from, to);
+            }
+        }
+    }
+
+    /// Adds the subscribers of another division of the same hits. What either has assigned may be used.
+    pub(super) fn add(&mut self, other: Self) {
+        self.used = self.used.saturating_add(other.used);
+        for (id, subscriber) in other.each {
+            let Some(known) = self.each.get_mut(&id) else {
+                self.each.insert(id, subscriber);
+                continue;
+            };
+            known.bound = known.bound.saturating_add(subscriber.left());
+            known.expires_at = known.expires_at.max(subscriber.expires_at);
+        }
+    }
+
+    /// Lets everything that is assigned be in force for the longest time.
+    pub(super) fn prolong(&mut self, now: Timestamp) {
+        for subscriber in self.each.values_mut() {
+            subscriber.expires_at = end_of_assignment(now);
+        }
+    }
+
+    /// All that may still be used.
+    pub(super) fn granted(&self) -> Granted {
+        Granted { hits: self.left(), ..Granted::default() }
     }
 
     pub(super) fn report(&mut self, id: SubscriberId, usage: Usage, now: Timestamp) {
@@ -214,7 +265,7 @@ impl Slices {
         self.callers.add(view.asked, 0, now);
         self.expire(now);
         let mut outcome = Outcome::default();
-        let mut free = view.free.saturating_sub(self.used).saturating_sub(self.granted());
+        let mut free = view.free.saturating_sub(self.used).saturating_sub(self.left());
         if !learns {
             for Next { id, hits, reason } in self.parts(free, now) {
                 let hits = hits.min(free);
@@ -240,7 +291,7 @@ impl Slices {
         }
         outcome.turn = Turn {
             used: std::mem::take(&mut self.used),
-            granted: Granted { hits: self.granted(), ..Granted::default() },
+            granted: self.granted(),
         };
         outcome.beyond_grant = std::mem::take(&mut self.beyond_grant);
         outcome.next_at = self.next_at(view, now);
@@ -260,8 +311,7 @@ impl Slices {
         self.used = self.used.saturating_add(charged);
     }
 
-    /// All that is granted.
-    fn granted(&self) -> u64 {
+    fn left(&self) -> u64 {
         self.each.values().fold(0, |sum, subscriber| sum.saturating_add(subscriber.left()))
     }
 

@@ -30,6 +30,10 @@ fn window(limit: u64, nanos: u64) -> Limit {
     })
 }
 
+fn id(stream: u64) -> SubscriberId {
+    SubscriberId { replica: 0, stream, bucket: 0 }
+}
+
 /// What Envoy makes of its assignments for one bucket: hits are spread evenly over time.
 #[derive(Clone, Debug, Default)]
 struct Client {
@@ -91,7 +95,7 @@ const TICK: u64 = SECOND / 100;
 impl World {
     fn new(limit: Limit) -> Self {
         let memory = Arc::new(Memory::new(1 << 24, OnFull::Deny));
-        let dividers = Dividers::new(memory.clone(), START.minus(MINUTE));
+        let dividers = Dividers::new(memory.clone());
         let mut text = KeyText::new("test");
         text.entry(Entry { key: "name", value: "a" });
         let key = text.key(&[], &Secret::from_bytes([1; 16]));
@@ -117,10 +121,14 @@ impl World {
         }
     }
 
+    fn of(&self, stream: u64, report: Report) -> SubscriberReport {
+        SubscriberReport { key: self.key, limit: self.limit.clone(), id: id(stream), report }
+    }
+
     fn report(&mut self, stream: u64) {
         let Some(client) = self.clients.get_mut(&stream) else { return };
-        let (usage, id) = (std::mem::take(&mut client.usage), SubscriberId { stream, bucket: 0 });
-        let assignments = self.dividers.report(self.key, &self.limit, id, usage, self.now);
+        let report = Report::Usage(std::mem::take(&mut client.usage));
+        let assignments = self.dividers.report(&self.of(stream, report), self.now);
         self.deliver(assignments);
         self.next_report.insert(stream, self.now.plus(5 * SECOND));
     }
@@ -137,7 +145,8 @@ impl World {
     }
 
     fn leave(&mut self, stream: u64) {
-        self.dividers.leave(self.key, SubscriberId { stream, bucket: 0 });
+        let assignments = self.dividers.report(&self.of(stream, Report::End), self.now);
+        self.deliver(assignments);
         self.next_report.remove(&stream);
     }
 
@@ -295,7 +304,7 @@ fn divider_without_its_ledger_grants_nothing_unknown() {
     world.run(20.0, &[(1, 10.0), (2, 10.0)], 0.0);
     // Another process takes over: the counter is known, the grants are not.
     world.memory.grants().end(world.key, world.now);
-    world.dividers = Dividers::new(world.memory.clone(), world.now);
+    world.dividers = Dividers::new(world.memory.clone()).after_restart(world.now);
     let sum: u64 = world.run(39.9, &[(1, 10.0), (2, 10.0)], 0.0).iter().sum();
     let before = world.passed.len() as u64 - sum;
     assert!(before + sum <= 500, "{before} + {sum}");
@@ -304,10 +313,10 @@ fn divider_without_its_ledger_grants_nothing_unknown() {
 #[test]
 fn slice_that_may_have_ended_is_not_renewed() {
     let world = World::new(window(500, MINUTE));
-    let id = SubscriberId { stream: 1, bucket: 0 };
+    let id = id(1);
     let report = |after: u64| {
-        let (usage, now) = (Usage { allowed: 0, denied: 1 }, START.plus(after * SECOND));
-        world.dividers.report(world.key, &world.limit, id, usage, now)
+        let usage = Report::Usage(Usage { allowed: 0, denied: 1 });
+        world.dividers.report(&world.of(1, usage), START.plus(after * SECOND))
     };
     assert_eq!(report(1), [(id, Assignment::Slice(20))]);
     assert_eq!(report(11), [(id, Assignment::Renewal(20))]);
@@ -332,7 +341,7 @@ proptest! {
         let mut world = World::new(bucket(per_second, burst));
         for (demands, calls) in phases {
             world.run(12.0, &demands, f64::from(calls));
-            let granted = world.memory.grants().granted(world.key, world.now).rate;
+            let granted = world.dividers.granted().rate;
             prop_assert!(granted.per_second <= per_second && granted.burst <= burst + 6, "{:?}", granted);
         }
         for seconds in [1, 5, 10] {

@@ -1,5 +1,7 @@
 //! Slots: the partitions of the key space that are assigned to replicas.
 
+use std::ops::RangeInclusive;
+
 use serde::{Deserialize, Serialize};
 
 use crate::descriptor::Key;
@@ -28,6 +30,11 @@ impl Slot {
     /// upper half is 0.
     pub fn key(self, slots: usize, low: u64) -> Key {
         Key::from_halves(u64::from(self.0) << (u64::BITS - slots.ilog2()), low)
+    }
+
+    /// The places of the keys of the slot among those of all slots.
+    pub fn places(self) -> RangeInclusive<(Self, Key)> {
+        (self, Key::from_halves(0, 0))..=(self, Key::from_halves(0, u64::MAX))
     }
 
     /// The index of the slot.

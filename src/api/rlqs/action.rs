@@ -21,6 +21,8 @@ impl Action {
     /// The action that comes of two, of which neither is sent yet. A slice stays new until it is sent.
     pub(super) fn then(self, later: Self) -> Self {
         match (self, later) {
+            // An assignment may be on its way when the bucket is abandoned.
+            (Self::Abandon, _) => self,
             (Self::Assign(Assignment::Slice(hits)), Self::Assign(Assignment::Renewal(same)))
                 if hits == same =>
             {

@@ -18,6 +18,8 @@ pub(super) struct Reports<'m> {
 pub(super) struct Report<'m> {
     pub(super) pairs: SmallVec<[Pair<'m>; 4]>,
     pub(super) usage: Usage,
+    // The time that the usage is of, in seconds.
+    pub(super) seconds: u64,
 }
 
 /// A pair of a bucket.
@@ -66,9 +68,10 @@ impl<'m> Report<'m> {
         while let Some(field) = fields.next()? {
             match field {
                 (1, Value::Bytes(id)) => report.decode_pairs(id)?,
+                (2, Value::Bytes(time)) => report.seconds = seconds(time)?,
                 (3, Value::Varint(allowed)) => report.usage.allowed = allowed,
                 (4, Value::Varint(denied)) => report.usage.denied = denied,
-                (1 | 3 | 4, _wrong_type) => return Err(Malformed),
+                (1..=4, _wrong_type) => return Err(Malformed),
                 (_unknown, _) => {}
             }
         }
@@ -93,6 +96,20 @@ impl<'m> Report<'m> {
         }
         Ok(())
     }
+}
+
+/// The whole seconds of a `Duration`.
+fn seconds(message: &[u8]) -> Result<u64, Malformed> {
+    let (mut fields, mut seconds) = (Fields::of(message), 0);
+    while let Some(field) = fields.next()? {
+        match field {
+            // A negative one is a large number, and as good as none.
+            (1, Value::Varint(number)) => seconds = if number > u64::MAX / 2 { 0 } else { number },
+            (1, _wrong_type) => return Err(Malformed),
+            (_unknown, _) => {}
+        }
+    }
+    Ok(seconds)
 }
 
 impl<'m> Pair<'m> {

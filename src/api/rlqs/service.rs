@@ -12,10 +12,9 @@ use std::{
 
 use tokio::time::{MissedTickBehavior, interval};
 use tollgate_limiter::{
-    divider::{Assignments, Dividers},
+    divider::{Assignments, Divide, Dividers, SubscriberReport},
     limiter::Limiter,
-    store::Memory,
-    time::{Clock, Timestamp},
+    time::Clock,
 };
 use tonic::Status;
 
@@ -33,8 +32,11 @@ const TURN_EVERY: Duration = Duration::from_millis(50);
 #[derive(Debug)]
 pub struct QuotaService {
     pub(super) limiter: Limiter,
-    pub(super) dividers: Dividers,
-    pub(super) memory: Arc<Memory>,
+    dividers: Arc<Dividers>,
+    // The dividers of all replicas, in a cluster.
+    cluster: Option<Arc<dyn Divide>>,
+    // This replica among those of the cluster; 0 without one.
+    pub(super) replica: u64,
     pub(super) settings: Settings,
     pub(super) stats: Stats,
     clock: Clock,
@@ -43,17 +45,35 @@ pub struct QuotaService {
 }
 
 impl QuotaService {
-    /// A service whose rules are those of `limiter`, with all counters in `memory`.
-    pub fn new(limiter: Limiter, memory: Arc<Memory>, clock: Clock, settings: Settings) -> Self {
+    /// A service whose rules are those of `limiter`. All counters are divided by `dividers`.
+    pub fn new(limiter: Limiter, dividers: Arc<Dividers>, clock: Clock, settings: Settings) -> Self {
         Self {
             limiter,
-            dividers: Dividers::new(memory.clone(), clock.now()),
-            memory,
+            dividers,
+            cluster: None,
+            replica: 0,
             settings,
             stats: Stats::default(),
             clock,
             outboxes: RwLock::default(),
             next_stream: AtomicU64::new(1),
+        }
+    }
+
+    /// The same in a cluster, as the replica of this number: counters are divided where they are.
+    #[must_use]
+    pub fn in_cluster(self, replica: u64, cluster: Arc<dyn Divide>) -> Self {
+        Self { replica, cluster: Some(cluster), ..self }
+    }
+
+    /// Sends reports to the dividers of their counters.
+    pub(super) fn report(&self, reports: Vec<SubscriberReport>) {
+        if let Some(cluster) = &self.cluster {
+            return cluster.report(reports);
+        }
+        let now = self.clock.now();
+        for report in reports {
+            self.deliver(self.dividers.report(&report, now));
         }
     }
 
@@ -83,7 +103,10 @@ impl QuotaService {
         let mut rules = self.limiter.view();
         loop {
             ticks.tick().await;
-            self.deliver(self.dividers.turn(self.clock.now()));
+            // In a cluster the replicas make the turns of what they own.
+            if self.cluster.is_none() {
+                self.deliver(self.dividers.turn(self.clock.now()));
+            }
             let view = self.limiter.view();
             if !ptr::eq(view.rules(), rules.rules()) {
                 rules = view;
@@ -94,7 +117,7 @@ impl QuotaService {
     }
 
     /// Passes assignments to their streams.
-    pub(super) fn deliver(&self, assignments: Assignments) {
+    pub fn deliver(&self, assignments: Assignments) {
         if assignments.is_empty() {
             return;
         }
@@ -106,14 +129,10 @@ impl QuotaService {
         }
     }
 
-    pub(super) fn now(&self) -> Timestamp {
-        self.clock.now()
-    }
-
     /// The numbers of this moment.
     pub fn reading(&self) -> Reading {
         let (stats, dividers) = (&self.stats, self.dividers.stats());
-        let granted = self.dividers.granted(self.now());
+        let granted = self.dividers.granted();
         Reading {
             streams: stats.streams.load(Ordering::Relaxed),
             buckets: stats.buckets.load(Ordering::Relaxed),
@@ -128,7 +147,7 @@ impl QuotaService {
             abandoned: stats.abandoned.get(),
             refused_streams: stats.refused_streams.get(),
             invalid: stats.invalid.get(),
-            too_many: stats.too_many.get(),
+            too_many: stats.too_many.get() + dividers.refused.get(),
         }
     }
 }

@@ -1,14 +1,15 @@
 //! A stream of one client: reports in, actions out. Independent of the transport.
 
 use std::{
-    collections::HashMap,
+    collections::{BTreeMap, HashMap},
     sync::Arc,
     task::{Context, Poll},
 };
 
 use tollgate_limiter::{
-    descriptor::Entry,
-    divider::{Assignment, SubscriberId, Usage},
+    algorithm::Limit,
+    descriptor::{Entry, Key},
+    divider::{Assignment, Report, SubscriberId, SubscriberReport, Usage},
     limiter::ActiveView,
 };
 use tonic::Status;
@@ -17,7 +18,7 @@ use crate::api::rlqs::{
     QuotaService,
     action::Action,
     bucket::{BucketId, Terms, UNLIMITED_TTL, encoded, entries},
-    decode::{Pair, Report, Reports},
+    decode::{self, Pair, Reports},
     encode::Response,
     outbox::Outbox,
     stats::Stats,
@@ -34,9 +35,11 @@ pub struct QuotaStream {
     pub(super) outbox: Arc<Outbox>,
     domain: Option<Box<str>>,
     numbers: HashMap<BucketId, u32>,
-    // By number. `None`: the number is free.
-    buckets: Vec<Option<Bucket>>,
-    free: Vec<u32>,
+    // By number. A number is used once, because an assignment for it may still be on its way.
+    buckets: BTreeMap<u32, Bucket>,
+    next_number: u32,
+    // Reports that are not sent to the dividers yet.
+    reports: Vec<SubscriberReport>,
     // Room for the id that is read.
     id: Vec<u8>,
 }
@@ -46,7 +49,7 @@ struct Bucket {
     id: BucketId,
     terms: Terms,
     idle_reports: u32,
-    // Whether the last action lets requests pass and needs no report to be charged.
+    // Whether the last action that was sent lets requests pass and needs no report to be charged.
     may_be_abandoned: bool,
     // Reports until the assignment of a bucket without a limit is renewed.
     renew_in: u32,
@@ -59,15 +62,15 @@ impl QuotaStream {
     /// Opens a stream of `service`.
     pub fn open(service: Arc<QuotaService>) -> Result<Self, Status> {
         let (stream, outbox) = service.open()?;
-        let (domain, numbers) = (None, HashMap::new());
         Ok(Self {
             service,
             stream,
             outbox,
-            domain,
-            numbers,
-            buckets: Vec::new(),
-            free: Vec::new(),
+            domain: None,
+            numbers: HashMap::new(),
+            buckets: BTreeMap::new(),
+            next_number: 0,
+            reports: Vec::new(),
             id: Vec::new(),
         })
     }
@@ -85,6 +88,7 @@ impl QuotaStream {
         for report in reports.each() {
             self.report(&view, report);
         }
+        self.send_reports();
         Ok(())
     }
 
@@ -105,7 +109,7 @@ impl QuotaStream {
         Ok(())
     }
 
-    fn report(&mut self, view: &ActiveView<'_>, mut report: Report<'_>) {
+    fn report(&mut self, view: &ActiveView<'_>, mut report: decode::Report<'_>) {
         let (service, Usage { allowed, denied }) = (self.service.clone(), report.usage);
         service.stats.reports.increase();
         service.stats.allowed.add(allowed);
@@ -117,13 +121,16 @@ impl QuotaStream {
         let terms = self.terms(view, &entries);
         let mut id = std::mem::take(&mut self.id);
         encoded(&entries, &mut id);
-        let number = self.numbers.get(&*id).copied().or_else(|| self.insert(&id));
+        let known = self.numbers.get(&*id).copied();
+        let number = known.or_else(|| self.insert(&id, &terms));
         self.id = id;
         let Some(number) = number else {
             service.stats.too_many.increase();
             return;
         };
-        self.update(number, terms, report.usage);
+        // A client that has a bucket over another stream reports it with the time since its last report.
+        let resumes = known.is_none() && report.seconds > 0;
+        self.update(number, terms, if resumes { Report::Resumed(report.usage) } else { Report::Usage(report.usage) });
     }
 
     fn terms(&self, view: &ActiveView<'_>, entries: &[Entry<'_>]) -> Terms {
@@ -132,81 +139,90 @@ impl QuotaStream {
     }
 
     /// The number of a new bucket; `None` if there are too many.
-    fn insert(&mut self, id: &[u8]) -> Option<u32> {
-        let Self { service, numbers, buckets, free, .. } = self;
-        let settings = &service.settings;
-        if numbers.len() >= settings.max_stream_buckets
-            || !Stats::take(&service.stats.buckets, settings.max_buckets)
+    fn insert(&mut self, id: &[u8], terms: &Terms) -> Option<u32> {
+        let settings = &self.service.settings;
+        if self.numbers.len() >= settings.max_stream_buckets
+            || !Stats::take(&self.service.stats.buckets, settings.max_buckets)
         {
             return None;
         }
-        let number = free.pop().unwrap_or_else(|| {
-            buckets.push(None);
-            // The settings bound it far below.
-            (buckets.len() - 1) as u32
-        });
-        let id = BucketId::from(id);
-        numbers.insert(id.clone(), number);
-        buckets[number as usize] =
-            Some(Bucket { id, terms: Terms::Allow, idle_reports: 0, may_be_abandoned: false, renew_in: 0 });
-        Some(number)
+        let (id, terms) = (BucketId::from(id), terms.clone());
+        Some(self.number(Bucket { id, terms, idle_reports: 0, may_be_abandoned: false, renew_in: 0 }))
+    }
+
+    fn number(&mut self, bucket: Bucket) -> u32 {
+        self.next_number += 1;
+        self.numbers.insert(bucket.id.clone(), self.next_number);
+        self.buckets.insert(self.next_number, bucket);
+        self.next_number
     }
 
     /// Takes the usage of a bucket, under the terms of now.
-    fn update(&mut self, number: u32, terms: Terms, usage: Usage) {
-        let (service, now) = (self.service.clone(), self.service.now());
-        let id = SubscriberId { stream: self.stream, bucket: number };
-        self.change_terms(number, terms);
-        let Some(bucket) = &mut self.buckets[number as usize] else { return };
+    fn update(&mut self, number: u32, terms: Terms, report: Report) {
+        let number = self.change_terms(number, terms);
+        let Some(bucket) = self.buckets.get_mut(&number) else { return };
+        let (Report::Usage(usage) | Report::Resumed(usage)) = report else { return };
         bucket.idle_reports =
             if usage == Usage::default() { bucket.idle_reports.saturating_add(1) } else { 0 };
         let is_due = bucket.renew_in == 0;
         bucket.renew_in = if is_due { RENEWAL_REPORTS } else { bucket.renew_in - 1 };
         match &bucket.terms {
             Terms::Allow | Terms::Count(..) => {
-                if let Terms::Count(key, limit) = &bucket.terms {
-                    service.memory.grants().charge(*key, limit, usage.allowed, now);
+                if let Terms::Count(key, limit) = &bucket.terms
+                    && usage.allowed > 0
+                {
+                    let (key, limit, report) = (*key, limit.clone(), Report::Counted(usage.allowed));
+                    self.queue(number, key, limit, report);
                 }
-                bucket.may_be_abandoned = true;
                 if is_due {
                     self.outbox.add(number, Action::Allow(UNLIMITED_TTL));
                 }
             }
             Terms::Deny => self.outbox.add(number, Action::Deny),
             Terms::Divide(key, limit) => {
-                let assignments = service.dividers.report(*key, limit, id, usage, now);
-                let own =
-                    assignments.iter().rfind(|(other, _)| *other == id).map(|(_, assignment)| *assignment);
-                // A slice is charged by reports, which an abandoned bucket does not send.
-                bucket.may_be_abandoned = matches!(own, Some(Assignment::Share(_)));
-                if let Some(assignment) = own {
-                    self.outbox.add(number, Action::Assign(assignment));
-                }
-                service.deliver(assignments.into_iter().filter(|(other, _)| *other != id).collect());
+                let (key, limit) = (*key, limit.clone());
+                self.queue(number, key, limit, report);
             }
         }
         self.abandon_if_idle(number);
     }
 
-    /// Sets the terms of a bucket. Under other terms it begins anew.
-    fn change_terms(&mut self, number: u32, terms: Terms) {
-        let Some(bucket) = &mut self.buckets[number as usize] else { return };
+    fn queue(&mut self, bucket: u32, key: Key, limit: Limit, report: Report) {
+        let id = SubscriberId { replica: self.service.replica, stream: self.stream, bucket };
+        self.reports.push(SubscriberReport { key, limit, id, report });
+    }
+
+    fn send_reports(&mut self) {
+        let reports = std::mem::take(&mut self.reports);
+        if !reports.is_empty() {
+            self.service.report(reports);
+        }
+    }
+
+    /// Sets the terms of a bucket, and returns its number. Under another limit it begins anew.
+    fn change_terms(&mut self, number: u32, terms: Terms) -> u32 {
+        let Some(bucket) = self.buckets.get_mut(&number) else { return number };
         if bucket.terms == terms {
-            return;
+            return number;
         }
-        let id = SubscriberId { stream: self.stream, bucket: number };
-        if let Terms::Divide(before, _) = &bucket.terms
-            && !matches!(&terms, Terms::Divide(key, _) if key == before)
-        {
-            self.service.dividers.leave(*before, id);
+        let before = std::mem::replace(&mut bucket.terms, terms);
+        match (before, &bucket.terms) {
+            (Terms::Divide(before, _), Terms::Divide(key, limit)) if before == *key => {
+                let limit = limit.clone();
+                self.queue(number, before, limit, Report::Limit);
+                return number;
+            }
+            (Terms::Divide(key, limit), _) => self.queue(number, key, limit, Report::End),
+            (_, _) => {}
         }
-        (bucket.terms, bucket.renew_in, bucket.may_be_abandoned) = (terms, 0, false);
+        self.outbox.remove(number);
+        let Some(bucket) = self.buckets.remove(&number) else { return number };
+        self.number(Bucket { may_be_abandoned: false, renew_in: 0, ..bucket })
     }
 
     fn abandon_if_idle(&mut self, number: u32) {
         let is_idle = |bucket: &Bucket| bucket.may_be_abandoned && bucket.idle_reports >= IDLE_REPORTS_MAX;
-        if self.buckets[number as usize].as_ref().is_some_and(is_idle) {
-            self.outbox.remove(number);
+        if self.buckets.get(&number).is_some_and(is_idle) {
             self.outbox.add(number, Action::Abandon);
         }
     }
@@ -215,24 +231,22 @@ impl QuotaStream {
     fn apply_rules(&mut self) {
         let service = self.service.clone();
         let view = service.limiter.view();
-        for number in 0..self.buckets.len() as u32 {
-            let Some(id) = self.buckets[number as usize].as_ref().map(|bucket| bucket.id.clone()) else {
-                continue;
-            };
+        let ids: Vec<(u32, BucketId)> =
+            self.buckets.iter().map(|(number, bucket)| (*number, bucket.id.clone())).collect();
+        for (number, id) in ids {
             let mut pairs = pairs_of(&id);
             let Some(entries) = entries(&mut pairs, &service.settings) else { continue };
             let terms = self.terms(&view, &entries);
-            let Some(bucket) = &self.buckets[number as usize] else { continue };
+            let Some(bucket) = self.buckets.get(&number) else { continue };
             match (&bucket.terms, &terms) {
                 (before, after) if before == after => {}
-                (Terms::Divide(before, _), Terms::Divide(key, limit)) if before == key => {
-                    let assignments = service.dividers.set_limit(*key, limit, service.now());
+                (Terms::Divide(before, _), Terms::Divide(key, _)) if before == key => {
                     self.change_terms(number, terms);
-                    service.deliver(assignments);
                 }
-                (_, _) => self.update(number, terms, Usage::default()),
+                (_, _) => self.update(number, terms, Report::Usage(Usage::default())),
             }
         }
+        self.send_reports();
     }
 
     /// The next frame for the client.
@@ -245,11 +259,15 @@ impl QuotaStream {
         while response.as_ref().is_none_or(Response::has_room)
             && let Some((number, action)) = self.outbox.pop()
         {
-            let Some(bucket) = &self.buckets[number as usize] else { continue };
+            let Some(bucket) = self.buckets.get_mut(&number) else { continue };
             response.get_or_insert_with(Response::new).add(&bucket.id, action);
+            // A slice is charged by reports, which an abandoned bucket does not send.
+            bucket.may_be_abandoned =
+                matches!(action, Action::Allow(_) | Action::Assign(Assignment::Share(_)));
             if action == Action::Abandon {
                 self.service.stats.abandoned.increase();
                 self.forget(number);
+                self.send_reports();
             } else {
                 self.service.stats.assignments.increase();
             }
@@ -257,14 +275,13 @@ impl QuotaStream {
         response.map_or(Poll::Pending, |response| Poll::Ready(response.finish()))
     }
 
-    /// Removes a bucket for which an abandon action is sent.
+    /// Removes a bucket.
     fn forget(&mut self, number: u32) {
-        if let Some(bucket) = self.buckets[number as usize].take() {
+        if let Some(bucket) = self.buckets.remove(&number) {
             self.numbers.remove(&bucket.id);
-            self.free.push(number);
             Stats::give_back(&self.service.stats.buckets, 1);
-            if let Terms::Divide(key, _) = bucket.terms {
-                self.service.dividers.leave(key, SubscriberId { stream: self.stream, bucket: number });
+            if let Terms::Divide(key, limit) = bucket.terms {
+                self.queue(number, key, limit, Report::End);
             }
         }
     }
@@ -272,14 +289,14 @@ impl QuotaStream {
 
 impl Drop for QuotaStream {
     fn drop(&mut self) {
-        for number in 0..self.buckets.len() as u32 {
-            self.forget(number);
-        }
+        let numbers: Vec<u32> = self.buckets.keys().copied().collect();
+        numbers.into_iter().for_each(|number| self.forget(number));
+        self.send_reports();
         self.service.close(self.stream);
     }
 }
 
 /// The pairs of an encoded id.
 fn pairs_of(id: &[u8]) -> Vec<Pair<'_>> {
-    Report::of_id(id).map(|report| report.pairs.into_vec()).unwrap_or_default()
+    decode::Report::of_id(id).map(|report| report.pairs.into_vec()).unwrap_or_default()
 }

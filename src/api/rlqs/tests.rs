@@ -10,6 +10,7 @@ use std::{
 use futures_util::task::noop_waker;
 use prost::Message;
 use tollgate_limiter::{
+    divider::Dividers,
     limiter::Limiter,
     rules::{ActiveRules, Rules},
     store::{Memory, OnFull},
@@ -56,6 +57,8 @@ const SETTINGS: Settings = Settings {
 
 struct World {
     service: Arc<QuotaService>,
+    dividers: Arc<Dividers>,
+    memory: Arc<Memory>,
     active_rules: Arc<ActiveRules>,
     clock: Clock,
 }
@@ -75,8 +78,9 @@ impl World {
         let (active_rules, memory) =
             (Arc::new(ActiveRules::default()), Arc::new(Memory::new(1 << 24, OnFull::Deny)));
         let limiter = Limiter::new(active_rules.clone(), memory.clone(), clock.clone());
-        let service = Arc::new(QuotaService::new(limiter, memory, clock.clone(), SETTINGS));
-        let world = Self { service, active_rules, clock };
+        let dividers = Arc::new(Dividers::new(memory.clone()));
+        let service = Arc::new(QuotaService::new(limiter, dividers.clone(), clock.clone(), SETTINGS));
+        let world = Self { service, dividers, memory, active_rules, clock };
         world.load(RULES);
         // After it has learnt.
         world.advance(60);
@@ -93,7 +97,7 @@ impl World {
 
     fn advance(&self, seconds: u64) {
         self.clock.set(self.clock.now().after(Duration::from_secs(seconds)));
-        self.service.deliver(self.service.dividers.turn(self.clock.now()));
+        self.service.deliver(self.dividers.turn(self.clock.now()));
     }
 }
 
@@ -276,6 +280,6 @@ fn shadow_rule_counts_what_passes() {
     let view = world.service.limiter.view();
     let entries = [tollgate_limiter::descriptor::Entry { key: "trial", value: "a" }];
     let counter = view.counter_ref("shop", &entries).unwrap();
-    let state = world.service.memory.admin().peek(counter.key, counter.limit, world.clock.now());
+    let state = world.memory.admin().peek(counter.key, counter.limit, world.clock.now());
     assert_eq!(state.peek.remaining, 1);
 }

@@ -17,7 +17,7 @@ use tollgate_limiter::{
 
 use crate::cluster::{
     MemberId,
-    message::{Grant, Message, SlotCopy, Version},
+    message::{Message, SlotCopy, SlotGrants, Version},
     node::context::Context,
 };
 
@@ -207,7 +207,7 @@ impl BackupSender {
         slot: Slot,
         version: Version,
         to: MemberId,
-        grants: Vec<Grant>,
+        grants: SlotGrants,
         cx: &mut Context<'_>,
     ) {
         let is_known = self.is_sent_to(slot, version.epoch, to);

@@ -7,7 +7,6 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     num::NonZeroU64,
-    ops::RangeInclusive,
     sync::Arc,
     time::Duration,
 };
@@ -117,7 +116,7 @@ impl LeaseOwner {
 
     /// The grants of `slot`, as they are sent with the slot data.
     pub(super) fn grants_of_slot(&self, slot: Slot, cx: &Context<'_>) -> Vec<Grant> {
-        let of_slot = self.keys.range(places_of(slot));
+        let of_slot = self.keys.range(slot.places());
         let grants =
             of_slot.flat_map(|((_, key), leases)| leases.grants.iter().map(|grant| grant.to_grant(*key, cx)));
         grants.collect()
@@ -126,7 +125,7 @@ impl LeaseOwner {
     /// Removes and returns the grants of `slot`.
     pub(super) fn remove_slot(&mut self, slot: Slot, cx: &Context<'_>) -> Vec<Grant> {
         let grants = self.grants_of_slot(slot, cx);
-        self.keys.extract_if(places_of(slot), |_, _| true).for_each(drop);
+        self.keys.extract_if(slot.places(), |_, _| true).for_each(drop);
         grants
     }
 
@@ -369,9 +368,4 @@ impl LeaseOwner {
             self.prune_key(key);
         }
     }
-}
-
-/// The places of all keys of a slot.
-fn places_of(slot: Slot) -> RangeInclusive<(Slot, Key)> {
-    (slot, Key::from_halves(0, 0))..=(slot, Key::from_halves(0, u64::MAX))
 }

@@ -14,6 +14,7 @@ use std::{sync::Arc, time::Duration};
 use tollgate_limiter::{
     algorithm::Limit,
     descriptor::{Key, Secret},
+    divider::Dividers,
     remote::{LocalShare, Standing},
     rules::ForwardPolicy,
     store::{Memory, Slot, SlotSource, StoredSlot},
@@ -97,6 +98,7 @@ impl Node {
         address: String,
         settings: NodeSettings,
         memory: Arc<Memory>,
+        dividers: Arc<Dividers>,
         now: Timestamp,
     ) -> Self {
         Self {
@@ -107,7 +109,7 @@ impl Node {
             on_time_since: now,
             members: Membership::new(local_id, address, settings, memory.slots()),
             joining: Joining::new(settings.bootstrap_timeout, now),
-            slots: Slots::new(local_id, memory, settings, now),
+            slots: Slots::new(local_id, memory, dividers, settings, now),
             checks: Checks {
                 forwarding: Forwarding::default(),
                 borrower: LeaseBorrower::new(local_id, settings),
@@ -295,6 +297,7 @@ impl Node {
             Message::Reply { ticket, reply } => router.receive_reply(ticket, reply),
             Message::Recall { key } => router.return_grant(key),
             Message::Revoke { key } => checks.borrower.revoke_refusal(key),
+            Message::Assigned(assignments) => cx.out.actions.push(Action::Assign(assignments)),
         }
         router.retry_ready();
     }

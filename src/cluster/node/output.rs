@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use tollgate_limiter::{descriptor::Secret, remote::RemoteOutcome};
+use tollgate_limiter::{descriptor::Secret, divider::Assignments, remote::RemoteOutcome};
 
 use crate::cluster::{
     MemberId,
@@ -22,6 +22,8 @@ pub(crate) enum Action {
     Disconnect(MemberId),
     /// The outcome of one check of a local caller.
     Complete(Ticket, RemoteOutcome),
+    /// What clients of this replica may let pass.
+    Assign(Assignments),
     /// From now on keys are hashed with this secret.
     SetHashSecret(Secret),
     /// Every slot is handed off, as far as possible: leave the cluster.
@@ -143,7 +145,7 @@ mod tests {
 
     use super::*;
     use crate::cluster::{
-        message::{SlotCopy, Version},
+        message::{SlotCopy, SlotGrants, Version},
         wire,
     };
 
@@ -173,7 +175,7 @@ mod tests {
         let [small, large] = [full_logs(1), full_logs(4)];
         for contents in [&small, &small, &small, &large, &small].into_iter().cycle().take(20) {
             let copy =
-                SlotCopy { version: Version::default(), contents: contents.clone(), grants: Vec::new() };
+                SlotCopy { version: Version::default(), contents: contents.clone(), grants: SlotGrants::default() };
             out.send(peer, Message::NewerCopy { slot: Slot(0), copy });
         }
         let mut sent = 0;
@@ -194,7 +196,7 @@ mod tests {
         out.connect(peer);
         while out.has_room_for_data(peer) {
             let copy =
-                SlotCopy { version: Version::default(), contents: contents.clone(), grants: Vec::new() };
+                SlotCopy { version: Version::default(), contents: contents.clone(), grants: SlotGrants::default() };
             out.send(peer, Message::NewerCopy { slot: Slot(0), copy });
         }
         let waiting = out.take_messages(peer, usize::MAX, usize::MAX);

@@ -16,7 +16,7 @@ use tollgate_limiter::{
 
 use crate::cluster::{
     MemberId,
-    message::{Grant, HandOff, HandOffId, Message, Origin, Owner, SlotCopy, Version},
+    message::{HandOff, HandOffId, Message, Origin, Owner, SlotCopy, SlotGrants, Version},
     node::{context::Context, membership::Membership, output::Output},
 };
 
@@ -75,9 +75,9 @@ pub(super) enum Arrival {
     /// Two hand-offs have crossed, and the sender keeps the slot.
     Crossed,
     /// This replica has become the owner, with these grants.
-    Acquired(Vec<Grant>),
+    Acquired(SlotGrants),
     /// This replica was the owner already. The slot had returned by another path while a hand-off was in flight.
-    Merged(Vec<Grant>),
+    Merged(SlotGrants),
 }
 
 impl Ownership {
@@ -231,7 +231,7 @@ impl Ownership {
         &mut self,
         slot: Slot,
         to: MemberId,
-        grants: Vec<Grant>,
+        grants: SlotGrants,
         cx: &mut Context<'_>,
     ) {
         let Some(OwnedSlot { epoch, origin, .. }) = self.state_mut(slot).owned.take() else { return };
@@ -298,8 +298,8 @@ impl Ownership {
         histories: Vec<(SlotCopy, Origin)>,
         mut consumed_elsewhere: Vec<Consumption>,
         cx: &mut Context<'_>,
-    ) -> Vec<Grant> {
-        let mut grants = Vec::new();
+    ) -> SlotGrants {
+        let mut grants = SlotGrants::default();
         if let Some(owned) = &mut self.state_mut(slot).owned {
             for (copy, origin) in histories {
                 consumed_elsewhere.extend(diverged_consumption(&copy.contents, &origin, &owned.origin));
@@ -323,9 +323,9 @@ impl Ownership {
         mut histories: Vec<(SlotCopy, Origin)>,
         mut consumed_elsewhere: Vec<Consumption>,
         cx: &mut Context<'_>,
-    ) -> Vec<Grant> {
+    ) -> SlotGrants {
         histories.sort_by_key(|(copy, _)| copy.version);
-        let Some((mut copy, origin)) = histories.pop() else { return Vec::new() };
+        let Some((mut copy, origin)) = histories.pop() else { return SlotGrants::default() };
         for (other, its) in histories {
             consumed_elsewhere.extend(diverged_consumption(&other.contents, &its, &origin));
             copy.grants.extend(other.grants);

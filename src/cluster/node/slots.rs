@@ -9,6 +9,7 @@ use std::{
 
 use tollgate_limiter::{
     descriptor::Key,
+    divider::{Assignments, Dividers},
     limiter::ReplicaShare,
     store::{Epoch, Memory, Slot, SlotData, SlotSource, StoredSlot},
     time::Timestamp,
@@ -16,13 +17,14 @@ use tollgate_limiter::{
 
 use crate::cluster::{
     MemberId,
-    message::{Origin, Owner, SlotCopy, Version},
+    message::{Message, Origin, Owner, SlotCopy, SlotGrants, Version},
     node::{
         backup::Backups,
         backup_sender::{Answered, BackupSender},
         context::Context,
         lease_owner::LeaseOwner,
         membership::Membership,
+        output::Action,
         ownership::Ownership,
         recovery::Recovery,
         settings::NodeSettings,
@@ -47,6 +49,7 @@ pub(super) struct Slots {
     pub(super) backups: Backups,
     pub(super) backup_sender: BackupSender,
     leases: LeaseOwner,
+    pub(super) dividers: Arc<Dividers>,
     /// What the counters remember for the callers of other replicas.
     id_shares: BTreeMap<MemberId, ReplicaShare>,
     data_bytes_max: usize,
@@ -79,10 +82,12 @@ impl Slots {
     pub(super) fn new(
         local_id: MemberId,
         memory: Arc<Memory>,
+        dividers: Arc<Dividers>,
         settings: NodeSettings,
         now: Timestamp,
     ) -> Self {
         Self {
+            dividers,
             ownership: Ownership::new(local_id, memory.clone(), settings.hand_offs_max),
             recovery: Recovery::default(),
             backups: Backups::new(memory.clone(), now),
@@ -104,7 +109,7 @@ impl Slots {
         let StoredSlot { slot, epoch, seq, data } = copy;
         self.recovery.raise_epoch_floor(epoch);
         let version = Version { epoch, seq };
-        let copy = SlotCopy { version, contents: Arc::new(data), grants: Vec::new() };
+        let copy = SlotCopy { version, contents: Arc::new(data), grants: SlotGrants::default() };
         self.backups.store_newer(slot, copy, now);
     }
 
@@ -115,7 +120,7 @@ impl Slots {
                 let Version { epoch, seq } = copy.version;
                 let mut data = SlotData::clone(&copy.contents);
                 // Nothing is known about the use of these hits after a restart.
-                copy.grants.iter().for_each(|grant| grant.charge_to(&mut data, wall));
+                copy.grants.charge_to(&mut data, wall);
                 SlotSource::Copy(Box::new(StoredSlot { slot, epoch, seq, data }))
             }
             (owner, _) => SlotSource::Memory { epoch: owner.map_or(Epoch::default(), |owner| owner.epoch) },
@@ -131,6 +136,7 @@ impl Slots {
 
     /// Discards all counters, and what is known about the slots.
     pub(super) fn discard(&mut self) {
+        self.dividers.discard();
         self.ownership.discard();
         self.recovery.discard();
         self.backups.discard();
@@ -245,6 +251,7 @@ impl Slots {
         }
         self.back_up_when_due(cx);
         self.leases.expire_grants(cx);
+        self.turn_dividers(cx);
     }
 
     /// Sends the backups that are due, as far as there is room for them; the others wait for their turn.
@@ -258,7 +265,7 @@ impl Slots {
                     self.backup_sender.wait(slot, backup_owner);
                 }
             }
-            for slot in self.memory.changed_slots() {
+            for slot in self.memory.changed_slots().into_iter().chain(self.dividers.take_changed()) {
                 if let Some(backup_owner) = cx.members.backup_owner(slot, cx.now) {
                     self.backup_sender.wait(slot, backup_owner);
                 }
@@ -322,7 +329,10 @@ impl Slots {
             return self.backup_sender.wait(slot, backup_owner);
         }
         self.leases.mark_backed_up(slot);
-        let grants = self.leases.grants_of_slot(slot, cx);
+        let grants = SlotGrants {
+            leases: self.leases.grants_of_slot(slot, cx),
+            divisions: self.dividers.of_slot(slot, cx.wall),
+        };
         self.backup_sender.send(slot, version, backup_owner, grants, cx);
     }
 
@@ -342,7 +352,10 @@ impl Slots {
     }
 
     fn send_hand_off(&mut self, slot: Slot, to: MemberId, cx: &mut Context<'_>) {
-        let grants = self.leases.remove_slot(slot, cx);
+        let grants = SlotGrants {
+            leases: self.leases.remove_slot(slot, cx),
+            divisions: self.dividers.take_slot(slot, cx.wall),
+        };
         self.backup_sender.reset(slot);
         self.ownership.send_hand_off(slot, to, grants, cx);
         self.make_room(slot, cx);
@@ -357,6 +370,34 @@ impl Slots {
         dropped += self.backups.drop_copies_while(cx.now, Memory::is_overfull);
         cx.out.stats.backups_refused += dropped;
         self.memory.cut(slot, cx.wall);
+    }
+
+    /// Adds grants that arrived with the slot.
+    fn insert_grants(&mut self, slot: Slot, grants: SlotGrants, cx: &mut Context<'_>) {
+        self.leases.insert_grants(grants.leases, cx);
+        self.dividers.add_slot(slot, grants.divisions, cx.wall);
+    }
+
+    /// Passes assignments to the replicas that have the streams.
+    pub(super) fn assign(&self, assignments: Assignments, cx: &mut Context<'_>) {
+        let mut each: BTreeMap<MemberId, Assignments> = BTreeMap::new();
+        for (id, assignment) in assignments {
+            each.entry(MemberId::from_number(id.replica)).or_default().push((id, assignment));
+        }
+        for (member, assignments) in each {
+            if member == cx.members.local_id() {
+                cx.out.actions.push(Action::Assign(assignments));
+            } else {
+                cx.out.send(member, Message::Assigned(assignments));
+            }
+        }
+    }
+
+    /// Makes the turns of dividers that are due. An isolated replica makes none: another one may divide, too.
+    pub(super) fn turn_dividers(&self, cx: &mut Context<'_>) {
+        if !cx.members.is_isolated() {
+            self.assign(self.dividers.turn(cx.wall), cx);
+        }
     }
 
     /// This replica has become the owner of the slot.
@@ -394,7 +435,8 @@ impl Slots {
         // A slot of a new cluster had no owner to lose.
         cx.out.stats.slots_recovered += u64::from(lost_owner.is_some());
         self.ownership.acquire(slot, since, contents, origin, cx);
-        self.leases.insert_grants(grants, cx);
+        self.insert_grants(slot, grants, cx);
+        self.dividers.learn(slot, cx.wall);
         self.begin_ownership(slot, cx);
         true
     }

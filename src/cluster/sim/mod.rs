@@ -17,6 +17,7 @@ mod claims;
 mod forwards;
 mod holds;
 mod keys;
+mod quotas;
 mod random;
 mod record;
 mod regressions;
@@ -81,6 +82,8 @@ enum Step {
     /// Sets the number of calls per second that reserve, settle and cancel, besides the other traffic. Some are repeated,
     /// and some reservations expire.
     Hold(u32),
+    /// Starts clients that decide by themselves, with so many requests a second each.
+    Envoys(&'static [u32]),
     /// Calls with this many other keys, so that memory runs out.
     Flood(usize),
     /// Breaks something that the replicas do not know of, to test the checker.

@@ -28,6 +28,7 @@ use crate::cluster::{
     },
 };
 
+pub(super) mod envoys;
 mod network;
 mod processes;
 mod promises;
@@ -50,7 +51,7 @@ const NOTICE_MAX: u64 = 40 * MILLISECOND;
 pub(super) const BUDGET: u64 = 500 * MILLISECOND;
 /// What a crash may lose: hits that passed since the last backup that arrived, and until all replicas know of the
 /// crash.
-const CRASH_WINDOW: u64 = 350 * MILLISECOND;
+pub(super) const CRASH_WINDOW: u64 = 350 * MILLISECOND;
 /// How often each replica evicts idle counters from one part of its slots.
 const SWEEP_EVERY: u64 = SWEEP_ROUND.as_nanos() as u64 / SWEEP_PARTS as u64;
 /// Few slots, so that faults hit every one of them.
@@ -110,6 +111,7 @@ pub(super) struct World {
     calls_started: u64,
     pub(super) totals: Totals,
     traffic: Traffic,
+    envoys: envoys::Envoys,
     /// The faults of the script. Without them no promise is checked.
     pub(super) faults: Option<Faults>,
     checked_at: u64,
@@ -212,6 +214,7 @@ impl World {
             calls_started: 0,
             totals: Totals::default(),
             traffic: Traffic::default(),
+            envoys: envoys::Envoys::default(),
             faults: None,
             checked_at: 0,
             broken: None,
@@ -298,6 +301,7 @@ impl World {
                 self.traffic.holds_per_second = *calls_per_second;
                 self.record.has_holds = true;
             }
+            Step::Envoys(demands) => self.start_envoys(demands),
             Step::Flood(keys) => self.flood(*keys),
             Step::Tamper(Tamper::CancelHolds(key)) => self.cancel_holds(*key),
             Step::Tamper(Tamper::SetHits(key, hits)) => {
@@ -384,6 +388,7 @@ impl World {
             self.sweep();
             self.end_departed();
             self.judge_readiness();
+            self.run_envoys();
             self.call_at_random();
             self.hold_at_random();
             self.observe();

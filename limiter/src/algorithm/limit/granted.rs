@@ -2,6 +2,8 @@
 
 use std::num::NonZeroU64;
 
+use serde::{Deserialize, Serialize};
+
 use crate::{
     algorithm::{Limit, SteppedBucket, TokenBucket},
     time::SECOND,
@@ -13,7 +15,7 @@ const RATE_WINDOW_NANOS_MAX: u64 = 10 * SECOND;
 const WINDOW_BURST_DIVISOR: u64 = 10;
 
 /// A rate of whole hits with its burst.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HitRate {
     /// Hits in each second.
     pub per_second: u64,
@@ -29,6 +31,12 @@ impl HitRate {
             per_second: self.per_second.saturating_add(other.per_second),
             burst: self.burst.saturating_add(other.burst),
         }
+    }
+
+    /// The larger rate with the larger burst.
+    #[must_use]
+    pub fn max_of(self, other: Self) -> Self {
+        Self { per_second: self.per_second.max(other.per_second), burst: self.burst.max(other.burst) }
     }
 }
 

@@ -11,7 +11,7 @@ use crate::{
     time::Timestamp,
 };
 
-/// What is granted of counters in memory. It is part of no snapshot and of no hand-off.
+/// What is granted of counters in memory. It goes to other replicas with the dividers of a slot.
 #[derive(Clone, Copy, Debug)]
 pub struct Grants<'m> {
     pub(super) memory: &'m Memory,
@@ -45,7 +45,8 @@ impl Grants<'_> {
             return;
         }
         locked.settle_side_data_of(key, limit);
-        let alone = limit.decide(&mut locked.copy(key, limit), now, Operation::Charge(1));
+        let with_leased = Operation::Charge(locked.leased(key).saturating_add(1));
+        let alone = limit.decide(&mut locked.copy(key, limit), now, with_leased);
         let beside = locked.peek_beside_grants(key, limit, Operation::Charge(1));
         let asked = locked.table(key).grant_mut(key).map_or(0, |grant| std::mem::take(&mut grant.asked));
         let view = CounterView { free: free(&alone), free_after: free_after(&beside), asked };
@@ -65,12 +66,6 @@ impl Grants<'_> {
     /// Ends the division of the counter of `key`.
     pub fn end(&self, key: Key, now: Timestamp) {
         self.memory.lock_key(key, now).table(key).set_granted(key, None);
-    }
-
-    /// What is granted of the counter of `key`.
-    pub fn granted(&self, key: Key, now: Timestamp) -> Granted {
-        let mut locked = self.memory.lock_key(key, now);
-        locked.table(key).grant(key).map(|grant| grant.granted).unwrap_or_default()
     }
 }
 

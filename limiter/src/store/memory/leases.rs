@@ -36,8 +36,11 @@ impl Leases<'_> {
             return None;
         }
         locked.settle_side_data_of(key, limit);
+        let granted = locked.granted(key);
         let all = locked.leased(key).checked_add(hits)?;
-        let decision = limit.decide(&mut locked.copy(key, limit), now, Operation::Charge(all));
+        let charge = Operation::Charge(all.saturating_add(granted.hits));
+        let decision =
+            limit.without_rate(granted.rate).decide(&mut locked.copy(key, limit), now, charge);
         decision.verdict.passes().then(|| {
             locked.set_leased(key, all);
             Decision { receipt: None, ..decision }

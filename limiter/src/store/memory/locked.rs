@@ -192,11 +192,15 @@ impl LockedSlots<'_> {
 
     /// What the counter of `key` would say without a charge, with what is granted of it.
     pub(super) fn peek_beside_grants(&self, key: Key, limit: &Limit, operation: Operation) -> Decision {
-        let Granted { rate, hits } =
-            self.table_ref(key).grant(key).map(|grant| grant.granted).unwrap_or_default();
+        let Granted { rate, hits } = self.granted(key);
         let (limit, mut counter) = (limit.without_rate(rate), self.copy(key, limit));
         let leased = self.leased(key).saturating_add(hits);
         decide_leased(&limit, &mut counter, operation, leased, self.now).decision
+    }
+
+    /// What is granted of the counter of `key`.
+    pub(super) fn granted(&self, key: Key) -> Granted {
+        self.table_ref(key).grant(key).map(|grant| grant.granted).unwrap_or_default()
     }
 
     /// The leased hits of `key`.

@@ -1,6 +1,9 @@
 //! Decides checks of the counters that are owned here.
 
-use tollgate_limiter::store::{CounterOperation, NotLocal, Outcome};
+use tollgate_limiter::{
+    divider::SubscriberReport,
+    store::{CounterOperation, NotLocal, Outcome},
+};
 
 use crate::cluster::{
     MemberId,
@@ -46,6 +49,12 @@ impl Slots {
             }
             RemoteOperation::Settle(settlement) => {
                 self.leases.settle(*key, limit, settlement, cx);
+                Outcome::of(self.memory.admin().peek(*key, limit, cx.wall).peek, 0)
+            }
+            RemoteOperation::Divide(id, report) => {
+                let (id, report) = (*id, *report);
+                let report = SubscriberReport { key: *key, limit: limit.clone(), id, report };
+                self.assign(self.dividers.report(&report, cx.wall), cx);
                 Outcome::of(self.memory.admin().peek(*key, limit, cx.wall).peek, 0)
             }
         };

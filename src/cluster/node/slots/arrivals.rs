@@ -58,11 +58,11 @@ impl Slots {
         match self.ownership.receive_hand_off(from, hand_off, stored, cx) {
             Arrival::Crossed => {}
             Arrival::Acquired(grants) => {
-                self.leases.insert_grants(grants, cx);
+                self.insert_grants(slot, grants, cx);
                 self.begin_ownership(slot, cx);
             }
             Arrival::Merged(grants) => {
-                self.leases.insert_grants(grants, cx);
+                self.insert_grants(slot, grants, cx);
                 self.send_backup(slot, cx);
             }
         }
@@ -229,6 +229,7 @@ impl Slots {
         self.recovery.stop_waiting_for(member);
         self.may_move = true;
         self.leases.borrower_departed(member, departure, cx);
+        self.dividers.leave_all(member.number());
         self.id_shares.remove(&member);
     }
 }

@@ -4,6 +4,7 @@ use std::{collections::BTreeSet, sync::Arc};
 
 use rand::RngExt;
 use tollgate_limiter::{
+    divider::Dividers,
     algorithm::Operation,
     remote::{DecidedBy, LocalShare},
     store::{Lead, Memory, OnFull, Slot, StoredSlot},
@@ -27,6 +28,7 @@ use crate::cluster::{
 
 impl World {
     pub(super) fn drain(&mut self, number: usize) {
+        self.end_streams(number);
         let now = self.time_of(number);
         if let Some(process) = self.processes.get_mut(&number) {
             process.node.drain(now);
@@ -96,8 +98,9 @@ impl World {
         let skew =
             self.rng.random_range(0..2) as i64 * self.rng.random_range(0..skew_max) * MILLISECOND as i64;
         let now = self.time_of(number);
+        let (member, dividers) = (keys::member(number), Arc::new(Dividers::new(memory.clone())));
         let mut node =
-            Node::new(keys::member(number), number.to_string(), NODE_SETTINGS, memory.clone(), now);
+            Node::new(member, number.to_string(), NODE_SETTINGS, memory.clone(), dividers, now);
         if let Some(Snapshot { secret, copies }) = snapshot {
             let wall = self.wall_of(number);
             let without_idle = |copy: StoredSlot| StoredSlot { data: copy.data.without_idle(wall), ..copy };
@@ -313,6 +316,7 @@ impl World {
                         self.advance(number, ticket.call);
                     }
                 }
+                Action::Assign(assignments) => self.assign_quotas(number, assignments),
                 Action::SetHashSecret(secret) => {
                     if let Some(process) = self.processes.get_mut(&number) {
                         process.secret = Some(secret);

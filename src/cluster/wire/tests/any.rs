@@ -4,8 +4,11 @@ use std::{num::NonZeroU64, sync::Arc, time::Duration};
 
 use proptest::{prelude::*, sample::select};
 use tollgate_limiter::{
-    algorithm::{Decision, Limit, Operation, Receipt, Verdict, laws::any_limit},
+    algorithm::{Decision, HitRate, Limit, Operation, Receipt, Verdict, laws::any_limit},
     descriptor::{Key, Secret},
+    divider::{
+        Assignment, Assignments, Dividers, Report, SlotDivisions, SubscriberId, SubscriberReport, Usage,
+    },
     store::{
         Check, Checks, CounterOperation, Epoch, HOLD_TTL_DEFAULT, HoldId, HoldOutcome, HoldTerms, Memory,
         OnExpiry, OnFull, OnRefusal, Outcome, SettleOutcome, Settled, Slot, SlotData, UnknownId,
@@ -130,10 +133,56 @@ prop_compose! {
     fn copy()(
         version in version(),
         contents in contents(),
-        grants in prop::collection::vec(grant().boxed(), 0..3),
+        leases in prop::collection::vec(grant().boxed(), 0..3),
+        divisions in divisions(),
     ) -> SlotCopy {
-        SlotCopy { version, contents, grants }
+        SlotCopy { version, contents, grants: SlotGrants { leases, divisions } }
     }
+}
+
+fn usage() -> impl Strategy<Value = Usage> {
+    (0..1_000_u64, 0..1_000_u64).prop_map(|(allowed, denied)| Usage { allowed, denied })
+}
+
+prop_compose! {
+    fn subscriber()(replica in number(), stream in number(), bucket: u32) -> SubscriberId {
+        SubscriberId { replica, stream, bucket }
+    }
+}
+
+fn report() -> impl Strategy<Value = Report> {
+    prop_oneof![
+        usage().prop_map(Report::Usage),
+        usage().prop_map(Report::Resumed),
+        Just(Report::Limit),
+        Just(Report::End),
+        number().prop_map(Report::Counted),
+    ]
+}
+
+/// What reports of any clients come to.
+fn divisions() -> impl Strategy<Value = SlotDivisions> {
+    let report = (0..3_u64, any_limit(), subscriber(), report(), 0..20_u64);
+    prop::collection::vec(report, 0..6).prop_map(|reports| {
+        let memory = Arc::new(held(&[]));
+        let dividers = Dividers::new(memory);
+        for (low, limit, id, report, second) in reports {
+            let report = SubscriberReport { key: Key::from_halves(0, low), limit, id, report };
+            dividers.report(&report, NOW.plus(second * SECOND));
+        }
+        dividers.of_slot(Slot(0), NOW)
+    })
+}
+
+fn assignments() -> impl Strategy<Value = Assignments> {
+    let share = (number(), number()).prop_map(|(per_second, burst)| HitRate { per_second, burst });
+    let assignment = prop_oneof![
+        share.prop_map(Assignment::Share),
+        number().prop_map(Assignment::Slice),
+        number().prop_map(Assignment::Renewal),
+        Just(Assignment::Deny),
+    ];
+    prop::collection::vec((subscriber(), assignment), 0..4)
 }
 
 prop_compose! {
@@ -197,6 +246,7 @@ fn operation() -> BoxedStrategy<RemoteOperation> {
         8 => counter_operation().prop_map(RemoteOperation::Counter),
         1 => contents().prop_map(RemoteOperation::Absorb),
         1 => settlement().boxed().prop_map(RemoteOperation::Settle),
+        1 => (subscriber(), report()).prop_map(|(id, report)| RemoteOperation::Divide(id, report)),
     ]
     .boxed()
 }
@@ -294,6 +344,7 @@ pub(super) fn message() -> BoxedStrategy<Message> {
         (slot(), version()).prop_map(|(slot, version)| Message::BackupAck { slot, version }),
         slot().prop_map(|slot| Message::BackupBaseMissing { slot }),
         (slot(), version()).prop_map(|(slot, version)| Message::BackupRefused { slot, version }),
+        assignments().prop_map(Message::Assigned),
         (slot(), version()).prop_map(|(slot, best)| Message::RecoveryQuery { slot, best }),
         known.prop_map(|(slot, owner, alive, copy)| Message::RecoveryReply { slot, owner, alive, copy }),
         (slot(), owner()).prop_map(|(slot, owner)| Message::Orphan { slot, owner }),

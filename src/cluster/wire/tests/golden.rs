@@ -6,6 +6,7 @@ use std::{num::NonZeroU64, sync::Arc, time::Duration};
 use tollgate_limiter::{
     algorithm::{Classic, Decision, Excess, Limit, Operation, Rate, TokenBucket, Verdict, Window},
     descriptor::{Key, Secret},
+    divider::SlotDivisions,
     store::{
         Check, CounterOperation, Epoch, HoldId, HoldOutcome, HoldTerms, Memory, OnExpiry, OnFull, OnRefusal,
         Outcome, SettleOutcome, Settled, Slot, SlotData, UnknownId,
@@ -85,6 +86,10 @@ fn contents() -> Arc<SlotData> {
     Arc::new(memory.whole(Slot(0)).data)
 }
 
+fn lent(grant: Grant) -> SlotGrants {
+    SlotGrants { leases: vec![grant], divisions: SlotDivisions::default() }
+}
+
 pub(super) fn grant(limit: Limit) -> Grant {
     let (borrower, ttl) = (member(2), Duration::from_nanos(5));
     Grant { key: KEY, limit, borrower, number: 3, left: 4, ttl, charged: None }
@@ -92,7 +97,7 @@ pub(super) fn grant(limit: Limit) -> Grant {
 
 fn hand_off() -> Message {
     let version = Version { epoch: Epoch(1), seq: 2 };
-    let copy = SlotCopy { version, contents: contents(), grants: vec![grant(bucket())] };
+    let copy = SlotCopy { version, contents: contents(), grants: lent(grant(bucket())) };
     let origin = Origin { version: Version::default(), since: Epoch(1), contents: None };
     let id = HandOffId { from: member(1), number: 9 };
     Message::HandOff(Box::new(HandOff { id, slot: Slot(0), copy, origin }))
@@ -221,7 +226,7 @@ fn encoding_of_each_other_message_is_stable() {
     let (slot, version, members) =
         (Slot(300), Version { epoch: Epoch(5), seq: 6 }, vec![member(2), member(3)]);
     let owner = Owner { epoch: Epoch(7), member: member(1) };
-    let copy = || SlotCopy { version, contents: contents(), grants: vec![grant(classic())] };
+    let copy = || SlotCopy { version, contents: contents(), grants: lent(grant(classic())) };
     let Message::Hello(hello) = hello(*b"0123456789abcdef") else { unreachable!() };
     for (message, bytes) in [
         (Message::Member(hello.record), "0a010103613a31018b1403"),

@@ -74,13 +74,14 @@ fn copy_keeps_all_but_grant_of_unknown_limit() {
     let unknown = bytes_of(&grant(golden::bucket(), 1));
     let mut invalid = replaced(&unknown, &bytes_of(&golden::bucket()), &[UNKNOWN]);
     invalid.resize(unknown.len(), 0);
-    let grants = vec![grant(golden::bucket(), 1), grant(golden::classic(), 2)];
+    let leases = vec![grant(golden::bucket(), 1), grant(golden::classic(), 2)];
+    let grants = SlotGrants { leases, ..SlotGrants::default() };
     let copy = SlotCopy { grants, ..SlotCopy::default() };
     let mut bytes = bytes_of(&Message::NewerCopy { slot: Slot(1), copy });
     put_block(&mut bytes, &SlotData::default().encode(NOW));
     let heard = decode(&batch(&replaced(&bytes, &unknown, &invalid)), NOW).unwrap();
     let [Message::NewerCopy { copy, .. }] = &heard[..] else { panic!("{heard:?}") };
-    assert_eq!(copy.grants, [grant(golden::classic(), 2)]);
+    assert_eq!(copy.grants.leases, [grant(golden::classic(), 2)]);
 }
 
 #[test]
