@@ -295,7 +295,7 @@ settings! {
     }
     "rlqs." Always "Rate limit quota service" use rlqs: api::rlqs::Settings {
         enabled: bool = boolean() => "false"
-            "Whether Envoy's rate limit quota service is served on the gRPC port. Only with store.kind memory and without cluster.listen.";
+            "Whether Envoy's rate limit quota service is served on the gRPC port. Only with store.kind memory.";
         max_streams: usize = count(COUNT_MAX) => "1000"
             "Maximum number of streams, one for each Envoy; further ones are refused with RESOURCE_EXHAUSTED.";
         max_stream_buckets: usize = count(COUNT_MAX) => "10000"

@@ -121,17 +121,10 @@ impl Settings {
             let what = "is not a loopback address, so admin.token_file must be set: admin requests can reset counters";
             conflicts.add(format!("admin.listen: {listen} {what}"));
         }
-        if self.rlqs.enabled {
+        if self.rlqs.enabled && self.shared_store.is_some() {
             // Each replica would give clients the whole limit.
-            let elsewhere = [
-                ("store.kind redis", self.shared_store.is_some()),
-                ("cluster.listen", self.cluster.is_some()),
-            ];
-            for (name, _) in elsewhere.iter().filter(|(_, is_set)| *is_set) {
-                conflicts.add(format!(
-                    "rlqs.enabled does not go with {name}: the limits of this replica are not its own"
-                ));
-            }
+            let what = "rlqs.enabled does not go with store.kind redis: counters are divided in memory";
+            conflicts.add(what);
         }
         let Drain { delay, timeout, .. } = self.drain;
         if delay > timeout {
@@ -146,14 +139,12 @@ mod tests {
     use crate::settings::tests::{flags, problems};
 
     #[test]
-    fn quota_service_needs_counters_of_this_replica() {
+    fn quota_service_needs_counters_in_memory() {
         let enabled = ("rlqs.enabled", "true");
         let redis = [enabled, ("store.kind", "redis"), ("store.redis.urls", "redis://a:1")];
         let cluster = [enabled, ("cluster.listen", "10.0.0.7:8082"), ("cluster.secret_file", "secret")];
-        let problem = |with| {
-            format!("rlqs.enabled does not go with {with}: the limits of this replica are not its own")
-        };
-        assert_eq!(problems(&flags(&redis)), [problem("store.kind redis")]);
-        assert_eq!(problems(&flags(&cluster)), [problem("cluster.listen")]);
+        let problem = "rlqs.enabled does not go with store.kind redis: counters are divided in memory";
+        assert_eq!(problems(&flags(&redis)), [problem]);
+        assert_eq!(problems(&flags(&cluster)), [String::new(); 0]);
     }
 }

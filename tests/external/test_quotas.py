@@ -80,14 +80,20 @@ class OpenLoop:
         return sum(begin <= at < end for at in self.passed)
 
 
+def envoy_bootstrap(port):
+    """The configuration of docs/rlqs.md with Tollgate on this port."""
+    text = BOOTSTRAP.read_text()
+    for old, new in [("10000", "0"), ("9901", "0"), ("8081", port)]:
+        assert f"port_value: {old} " in text
+        text = text.replace(f"port_value: {old} ", f"port_value: {new} ")
+    return text
+
+
 @pytest.fixture
 def edges(start_tollgate, start_envoy):
     tollgate = start_tollgate(RULES, flags=["--rlqs-enabled", "true"])
     started = time.monotonic()
-    text = BOOTSTRAP.read_text()
-    for old, new in [("10000", "0"), ("9901", "0"), ("8081", tollgate.grpc.rsplit(":", 1)[1])]:
-        assert f"port_value: {old} " in text
-        text = text.replace(f"port_value: {old} ", f"port_value: {new} ")
+    text = envoy_bootstrap(tollgate.grpc.rsplit(":", 1)[1])
     envoys = [start_envoy(text) for _ in range(3)]
     for envoy in envoys:
         eventually("tollgate is healthy in envoy", lambda envoy=envoy: envoy.healthy("tollgate"))

@@ -123,6 +123,14 @@ impl Divider {
         self.divide(reporter, view, now)
     }
 
+    /// The replica of each subscriber.
+    pub fn replicas(&self) -> Box<dyn Iterator<Item = u64> + '_> {
+        match &self.way {
+            Way::Shares(shares) => Box::new(shares.ids().map(|id| id.replica)),
+            Way::Slices(slices) => Box::new(slices.ids().map(|id| id.replica)),
+        }
+    }
+
     /// Ends the subscribers of a replica.
     pub fn leave_all(&mut self, replica: u64) {
         match &mut self.way {

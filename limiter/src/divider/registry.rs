@@ -215,12 +215,17 @@ impl Dividers {
         self.divide(&mut shard, (slot, key), now, |divider, view| divider.report(id, report, view, now))
     }
 
-    /// Ends the subscribers of a replica.
-    pub fn leave_all(&self, replica: u64) {
-        for shard in &self.shards {
-            for placed in lock(shard).dividers.values_mut() {
-                placed.divider.leave_all(replica);
-            }
+    /// The replicas that have subscribers of the counters of a slot.
+    pub fn replicas(&self, slot: Slot) -> BTreeSet<u64> {
+        let shard = self.shard(slot);
+        let placed = shard.dividers.range(slot.places()).map(|(_, placed)| placed);
+        placed.flat_map(|placed| placed.divider.replicas()).collect()
+    }
+
+    /// Ends the subscribers of a replica, of the counters of a slot.
+    pub fn leave_all(&self, slot: Slot, replica: u64) {
+        for (_, placed) in self.shard(slot).dividers.range_mut(slot.places()) {
+            placed.divider.leave_all(replica);
         }
     }
 

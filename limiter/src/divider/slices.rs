@@ -191,6 +191,11 @@ impl Slices {
         self.each.iter_mut().filter(of_replica).for_each(|(_, subscriber)| subscriber.has_ended = true);
     }
 
+    /// The subscribers.
+    pub(super) fn ids(&self) -> impl Iterator<Item = &SubscriberId> {
+        self.each.keys()
+    }
+
     /// The number of subscribers.
     pub(super) fn len(&self) -> usize {
         self.each.len()

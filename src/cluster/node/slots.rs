@@ -376,6 +376,12 @@ impl Slots {
     fn insert_grants(&mut self, slot: Slot, grants: SlotGrants, cx: &mut Context<'_>) {
         self.leases.insert_grants(grants.leases, cx);
         self.dividers.add_slot(slot, grants.divisions, cx.wall);
+        // They may have departed before the slot was here.
+        for replica in self.dividers.replicas(slot) {
+            if cx.members.is_departed(MemberId::from_number(replica)) {
+                self.dividers.leave_all(slot, replica);
+            }
+        }
     }
 
     /// Passes assignments to the replicas that have the streams.

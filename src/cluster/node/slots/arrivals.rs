@@ -229,7 +229,9 @@ impl Slots {
         self.recovery.stop_waiting_for(member);
         self.may_move = true;
         self.leases.borrower_departed(member, departure, cx);
-        self.dividers.leave_all(member.number());
+        for slot in self.ownership.owned() {
+            self.dividers.leave_all(slot, member.number());
+        }
         self.id_shares.remove(&member);
     }
 }

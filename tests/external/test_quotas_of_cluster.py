@@ -1,0 +1,132 @@
+"""Three real Envoys that decide by themselves, each at a replica of its own, while the cluster changes."""
+
+import time
+import types
+
+import pytest
+
+from processes import eventually
+from test_quotas import BUDGET, BURST, LATE, LEARNING_SECONDS, RATE, RULES, OpenLoop, envoy_bootstrap, seconds_pass
+
+# Some requests of a cut share pass until the cut arrives.
+LATE_CUT = 10
+
+
+class Edges:
+    """Envoys at replicas of a cluster. Each has a proxy in front of its replica, so that it can go on with another one."""
+
+    def __init__(self, cluster, proxies, start_envoy):
+        self.cluster, self.proxies = cluster, proxies
+        self.replicas = list(cluster.replicas)
+        ports = [proxies.open(f"edge-{index}").rsplit(":", 1)[1] for index in range(3)]
+        self.point_at(self.replicas)
+        self.envoys = [start_envoy(envoy_bootstrap(port)) for port in ports]
+        for envoy in self.envoys:
+            eventually("tollgate is healthy in envoy", lambda envoy=envoy: envoy.healthy("tollgate"))
+
+    def point_at(self, replicas):
+        """New connections of each Envoy go to its replica, or to another one if that has ended."""
+        for index in range(3):
+            replica = replicas[index % len(replicas)]
+            self.proxies.set_target(f"edge-{index}", types.SimpleNamespace(cluster=replica.grpc))
+
+    def roll(self):
+        """Replaces all replicas, one after the other."""
+        for old in list(self.cluster.replicas):
+            [new] = self.cluster.start()
+            left = [replica for replica in self.cluster.replicas if replica is not old]
+            self.point_at(left)
+            self.cluster.remove(old)
+            self.cluster.await_settled()
+
+    def kill(self, replica):
+        self.point_at([other for other in self.cluster.replicas if other is not replica])
+        self.cluster.kill(replica)
+
+
+@pytest.fixture
+def edges(make_cluster, proxies, start_envoy):
+    cluster = make_cluster(rules=RULES.read_text(), flags=["--rlqs-enabled", "true"])
+    cluster.start(3)
+    started = time.monotonic()
+    edges = Edges(cluster, proxies, start_envoy)
+    eventually("the cluster has learnt", lambda: time.monotonic() - started > LEARNING_SECONDS, timeout=30)
+    return edges
+
+
+@pytest.fixture
+def open_loop(cleanup):
+    def start(envoys, tenant):
+        load = OpenLoop(envoys, tenant)
+        cleanup.callback(load.stop)
+        return load
+
+    return start
+
+
+def assert_rate_is_bounded(load, envoys):
+    most = {seconds: load.most_in(seconds) for seconds in (1, 5, 10)}
+    for seconds, number in most.items():
+        assert number <= BURST + RATE * (seconds + LATE) + len(envoys) + LATE_CUT, most
+    return most
+
+
+def call(replica):
+    """Asks a replica for one request of the budget. Returns whether it passes."""
+    body = '{"domain": "quotas", "descriptors": [{"entries": [{"key": "tenant", "value": "trial"}]}]}'
+    answer = replica.call(replica.http, "/json", "POST", {"content-type": "application/json"}, body)
+    return answer.code == 200
+
+
+@pytest.mark.timing
+def test_rate_of_envoys_is_one_limit_while_replicas_roll(edges, open_loop):
+    load = open_loop(edges.envoys, "acme")
+    load.rates = [150, 60, 5]
+    seconds_pass(12)
+    before = time.time()
+    edges.roll()
+    rolled = time.time()
+    seconds_pass(12)
+    after = load.passed_between(rolled + 2, rolled + 12)
+    load.rates = [0, 0, 0]
+    during = load.passed_between(before, rolled) / (rolled - before)
+    most = assert_rate_is_bounded(load, edges.envoys)
+    print(f"{during:.1f}/s in a roll of {rolled - before:.0f} s, {after / 10}/s after it, most {most}")
+
+    assert after >= 0.9 * RATE * 10
+    assert during >= 0.6 * RATE
+
+
+@pytest.mark.timing
+def test_rate_of_envoys_is_one_limit_after_a_crash(edges, open_loop):
+    load = open_loop(edges.envoys, "acme")
+    load.rates = [150, 60, 5]
+    seconds_pass(12)
+    killed = time.time()
+    edges.kill(edges.cluster.replicas[0])
+    seconds_pass(35)
+    after = load.passed_between(killed + 25, killed + 35)
+    load.rates = [0, 0, 0]
+    most = assert_rate_is_bounded(load, edges.envoys)
+    print(f"{load.passed_between(killed, killed + 20) / 20}/s after a crash, then {after / 10}/s, most {most}")
+
+    assert after >= 0.9 * RATE * 10
+
+
+@pytest.mark.timing
+def test_budget_of_envoys_and_callers_holds_while_replicas_roll(edges, open_loop):
+    load = open_loop(edges.envoys, "trial")
+    begin = seconds_pass(60 - time.time() % 60 + 0.05, time.time())
+    load.rates = [14, 6, 1.5]
+    minute, asked = begin - begin % 60, 0
+    seconds_pass(5)
+    edges.roll()
+    while time.time() < minute + 58:
+        time.sleep(0.1)
+        asked += call(edges.cluster.replicas[0])
+    load.rates = [0, 0, 0]
+    passed = load.passed_between(minute, minute + 60)
+    print(f"{passed} passed at Envoys and {asked} of callers, {BUDGET} in all")
+
+    assert passed + asked <= BUDGET
+    assert passed + asked >= 0.8 * BUDGET
