@@ -142,9 +142,7 @@ mod tests {
     fn quota_service_needs_counters_in_memory() {
         let enabled = ("rlqs.enabled", "true");
         let redis = [enabled, ("store.kind", "redis"), ("store.redis.urls", "redis://a:1")];
-        let cluster = [enabled, ("cluster.listen", "10.0.0.7:8082"), ("cluster.secret_file", "secret")];
         let problem = "rlqs.enabled does not go with store.kind redis: counters are divided in memory";
         assert_eq!(problems(&flags(&redis)), [problem]);
-        assert_eq!(problems(&flags(&cluster)), [String::new(); 0]);
     }
 }

@@ -31,6 +31,15 @@ pub struct Usage {
     pub allowed: u64,
     /// Hits that it refused.
     pub denied: u64,
+    /// Hits that passed before, as earlier reports have said. Any of those may be lost.
+    pub allowed_before: u64,
+}
+
+impl Usage {
+    /// All hits that have passed.
+    pub(super) fn allowed_in_all(&self) -> u64 {
+        self.allowed_before.saturating_add(self.allowed)
+    }
 }
 
 /// What is reported of a subscriber.
@@ -47,6 +56,18 @@ pub enum Report {
     End,
     /// Hits of a limit that refuses nothing. They are charged, and the limit is not divided.
     Counted(u64),
+}
+
+impl Report {
+    /// The same of a subscriber that has reported so many hits before.
+    #[must_use]
+    pub fn after(self, allowed_before: u64) -> Self {
+        match self {
+            Self::Usage(usage) => Self::Usage(Usage { allowed_before, ..usage }),
+            Self::Resumed(usage) => Self::Resumed(Usage { allowed_before, ..usage }),
+            Self::Limit | Self::End | Self::Counted(_) => self,
+        }
+    }
 }
 
 /// What a subscriber may let pass until the next assignment, at most for [`ASSIGNMENT_TTL`].

@@ -120,8 +120,8 @@ impl SlotDivisions {
     }
 
     /// Adds other divisions of the same slot.
-    pub fn extend(&mut self, mut other: Self) {
-        other.move_to(self.at);
+    pub fn extend(&mut self, other: Self) {
+        self.move_to(other.at);
         self.learns_until = self.learns_until.max(other.learns_until);
         for (key, divider) in other.each {
             match self.each.iter_mut().find(|(known, _)| *known == key) {

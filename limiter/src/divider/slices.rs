@@ -51,6 +51,8 @@ pub(super) struct Slices {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 struct Subscriber {
     demand: Demand,
+    // Hits that it has let pass, by its last report.
+    reported: u64,
     // Invariant: `used` is at most `bound`.
     used: u64,
     bound: u64,
@@ -94,6 +96,7 @@ impl Subscriber {
     fn new(now: Timestamp) -> Self {
         Self {
             demand: Demand::new(now),
+            reported: 0,
             used: 0,
             bound: 0,
             slice: None,
@@ -251,7 +254,14 @@ impl Slices {
         {
             self.used = self.used.saturating_add(over.left());
         }
-        let subscriber = self.each.entry(id).or_insert_with(|| Subscriber::new(now));
+        let subscriber = self.each.entry(id).or_insert_with(|| Subscriber {
+            reported: usage.allowed_before,
+            ..Subscriber::new(now)
+        });
+        // With those of reports that were lost.
+        let allowed = usage.allowed_in_all().saturating_sub(subscriber.reported);
+        let usage = Usage { allowed, ..usage };
+        subscriber.reported = subscriber.reported.saturating_add(allowed);
         subscriber.demand.add(usage.allowed.saturating_add(usage.denied), 0, now);
         let beyond = subscriber.settle(usage, now);
         subscriber.expires_at = end_of_assignment(now);

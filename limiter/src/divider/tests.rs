@@ -64,6 +64,12 @@ impl Client {
         self.expires_at = now.after(ASSIGNMENT_TTL);
     }
 
+    fn take_usage(&mut self) -> Usage {
+        let usage = self.usage;
+        self.usage = Usage { allowed_before: usage.allowed_in_all(), ..Usage::default() };
+        usage
+    }
+
     fn ask(&mut self, now: Timestamp) -> bool {
         let passes = now < self.expires_at && self.tokens >= 1.0 - 1e-9;
         if passes {
@@ -127,7 +133,7 @@ impl World {
 
     fn report(&mut self, stream: u64) {
         let Some(client) = self.clients.get_mut(&stream) else { return };
-        let report = Report::Usage(std::mem::take(&mut client.usage));
+        let report = Report::Usage(client.take_usage());
         let assignments = self.dividers.report(&self.of(stream, report), self.now);
         self.deliver(assignments);
         self.next_report.insert(stream, self.now.plus(5 * SECOND));
@@ -142,6 +148,18 @@ impl World {
             on_refusal: OnRefusal::TakeBack,
         };
         self.memory.apply_single(&check, self.now).unwrap().decision.verdict.passes()
+    }
+
+    /// A client opens another stream.
+    fn resume(&mut self, from: u64, to: u64) {
+        self.leave(from);
+        let mut client = self.clients.remove(&from).expect("a client");
+        client.usage.allowed_before = 0;
+        let report = Report::Resumed(client.take_usage());
+        self.clients.insert(to, client);
+        let assignments = self.dividers.report(&self.of(to, report), self.now);
+        self.deliver(assignments);
+        self.next_report.insert(to, self.now.plus(5 * SECOND));
     }
 
     fn leave(&mut self, stream: u64) {
@@ -261,6 +279,72 @@ fn share_of_ended_client_returns_after_its_time() {
 }
 
 #[test]
+fn client_goes_on_with_its_share_over_another_stream() {
+    let mut world = World::new(bucket(100, 20));
+    world.run(12.0, &[(1, 150.0), (2, 20.0)], 0.0);
+    world.resume(1, 3);
+    let each = world.run(5.0, &[(3, 150.0), (2, 20.0)], 0.0);
+    assert!(each[0] >= 350 && each[1] >= 90, "{each:?}");
+    for seconds in [1, 5, 10] {
+        let most = world.most_in(seconds * SECOND);
+        assert!(most <= 20 + 100 * seconds + 2, "{most} in {seconds} s");
+    }
+}
+
+#[test]
+fn division_goes_on_in_another_replica() {
+    for limit in [bucket(100, 20), window(1_500, MINUTE)] {
+        let mut world = World::new(limit);
+        let demands = [(1, 30.0), (2, 150.0)];
+        world.run(12.0, &demands, 5.0);
+        let slot = world.memory.slot(world.key);
+        let bytes = postcard::to_stdvec(&world.dividers.take_slot(slot, world.now)).unwrap();
+        let divisions: SlotDivisions = postcard::from_bytes(&bytes).unwrap();
+        assert!(world.dividers.is_empty() && divisions.subscribers() == 2);
+        world.memory.grants().end(world.key, world.now);
+        world.dividers = Dividers::new(world.memory.clone());
+        world.dividers.add_slot(slot, divisions, world.now);
+        let each = world.run(10.0, &demands, 5.0);
+        assert!((900..=1_020).contains(&each.iter().sum::<u64>()) || each[0] >= 290, "{each:?}");
+        world.run(37.9, &demands, 5.0);
+        if world.limit.hit_rate().is_some() {
+            let most = world.most_in(10 * SECOND);
+            assert!(most <= 20 + 1_000 + 2, "{most} in 10 s");
+        } else {
+            assert_eq!(world.passed.len(), 1_500);
+        }
+    }
+}
+
+#[test]
+fn hits_of_lost_reports_are_charged_with_the_next_one() {
+    let world = World::new(window(500, MINUTE));
+    let report = |usage, after: u64| {
+        world.dividers.report(&world.of(1, Report::Usage(usage)), START.plus(after * SECOND));
+        world.memory.admin().peek(world.key, &world.limit, START.plus(after * SECOND)).peek.remaining
+    };
+    assert_eq!(report(Usage { denied: 1, ..Usage::default() }, 1), 480);
+    // A report of 15 hits is lost. The refusal proves that nothing is left of the slice.
+    assert_eq!(report(Usage { allowed: 2, denied: 0, allowed_before: 15 }, 11), 480 - 20 + 3);
+    assert_eq!(report(Usage { allowed: 3, denied: 1, allowed_before: 17 }, 16), 480);
+}
+
+#[test]
+fn division_moves_between_clocks() {
+    let mut divisions = SlotDivisions::default();
+    let world = World::new(bucket(100, 20));
+    world.dividers.report(&world.of(1, Report::Usage(Usage { allowed: 1, ..Usage::default() })), START);
+    let slot = world.memory.slot(world.key);
+    divisions.extend(world.dividers.take_slot(slot, START));
+    world.dividers.add_slot(slot, divisions, START.plus(MINUTE));
+    // As much of its time is left as before.
+    world.dividers.turn(START.plus(MINUTE + 15 * SECOND));
+    assert!(!world.dividers.is_empty());
+    world.dividers.turn(START.plus(MINUTE + 17 * SECOND));
+    assert!(world.dividers.is_empty());
+}
+
+#[test]
 fn budget_is_used_exactly_in_a_fresh_window() {
     let mut world = World::new(window(500, MINUTE));
     let each = world.run(59.9, &[(1, 14.0), (2, 6.0), (3, 1.5)], 0.0);
@@ -315,7 +399,7 @@ fn slice_that_may_have_ended_is_not_renewed() {
     let world = World::new(window(500, MINUTE));
     let id = id(1);
     let report = |after: u64| {
-        let usage = Report::Usage(Usage { allowed: 0, denied: 1 });
+        let usage = Report::Usage(Usage { denied: 1, ..Usage::default() });
         world.dividers.report(&world.of(1, usage), START.plus(after * SECOND))
     };
     assert_eq!(report(1), [(id, Assignment::Slice(20))]);

@@ -48,6 +48,8 @@ pub struct QuotaStream {
 struct Bucket {
     id: BucketId,
     terms: Terms,
+    // Requests that passed under these terms, as reported.
+    allowed: u64,
     idle_reports: u32,
     // Whether the last action that was sent lets requests pass and needs no report to be charged.
     may_be_abandoned: bool,
@@ -110,7 +112,7 @@ impl QuotaStream {
     }
 
     fn report(&mut self, view: &ActiveView<'_>, mut report: decode::Report<'_>) {
-        let (service, Usage { allowed, denied }) = (self.service.clone(), report.usage);
+        let (service, Usage { allowed, denied, .. }) = (self.service.clone(), report.usage);
         service.stats.reports.increase();
         service.stats.allowed.add(allowed);
         service.stats.denied.add(denied);
@@ -147,7 +149,7 @@ impl QuotaStream {
             return None;
         }
         let (id, terms) = (BucketId::from(id), terms.clone());
-        Some(self.number(Bucket { id, terms, idle_reports: 0, may_be_abandoned: false, renew_in: 0 }))
+        Some(self.number(Bucket { id, terms, allowed: 0, idle_reports: 0, may_be_abandoned: false, renew_in: 0 }))
     }
 
     fn number(&mut self, bucket: Bucket) -> u32 {
@@ -164,6 +166,8 @@ impl QuotaStream {
         let (Report::Usage(usage) | Report::Resumed(usage)) = report else { return };
         bucket.idle_reports =
             if usage == Usage::default() { bucket.idle_reports.saturating_add(1) } else { 0 };
+        let report = report.after(bucket.allowed);
+        bucket.allowed = bucket.allowed.saturating_add(usage.allowed);
         let is_due = bucket.renew_in == 0;
         bucket.renew_in = if is_due { RENEWAL_REPORTS } else { bucket.renew_in - 1 };
         match &bucket.terms {
@@ -217,7 +221,7 @@ impl QuotaStream {
         }
         self.outbox.remove(number);
         let Some(bucket) = self.buckets.remove(&number) else { return number };
-        self.number(Bucket { may_be_abandoned: false, renew_in: 0, ..bucket })
+        self.number(Bucket { allowed: 0, may_be_abandoned: false, renew_in: 0, ..bucket })
     }
 
     fn abandon_if_idle(&mut self, number: u32) {

@@ -116,6 +116,11 @@ impl Bucket {
         self.expires_at = now + ASSIGNMENT_TTL.as_nanos() as u64;
     }
 
+    /// Begins with another stream.
+    fn begin(&mut self) {
+        (self.has_reported, self.usage.allowed_before) = (false, 0);
+    }
+
     fn ask(&mut self, now: u64) -> bool {
         let passes = now < self.expires_at && self.tokens >= 1.0;
         if passes {
@@ -143,7 +148,7 @@ impl World {
         for index in 0..self.envoys.each.len() {
             let envoy = &mut self.envoys.each[index];
             let Some((_, stream)) = envoy.stream.take_if(|(on, _)| *on == replica) else { continue };
-            envoy.buckets.iter_mut().for_each(|bucket| bucket.has_reported = false);
+            envoy.buckets.iter_mut().for_each(Bucket::begin);
             for quota in QUOTAS {
                 self.report_quota(replica, stream, quota, Report::End);
             }
@@ -200,7 +205,7 @@ impl World {
             let stream = replica.map(|replica| (replica, self.envoys.streams));
             let envoy = &mut self.envoys.each[index];
             envoy.stream = stream;
-            envoy.buckets.iter_mut().for_each(|bucket| bucket.has_reported = false);
+            envoy.buckets.iter_mut().for_each(Bucket::begin);
         }
         for quota in QUOTAS {
             let envoy = &mut self.envoys.each[index];
@@ -208,6 +213,7 @@ impl World {
             // The counts are set to 0 also if there is no stream.
             let usage = std::mem::take(&mut bucket.usage);
             let Some((replica, stream)) = envoy.stream else { continue };
+            bucket.usage.allowed_before = usage.allowed_before + usage.allowed;
             let is_first = !std::mem::replace(&mut bucket.has_reported, true);
             let report = if is_first { Report::Resumed(usage) } else { Report::Usage(usage) };
             self.report_quota(replica, stream, quota, report);

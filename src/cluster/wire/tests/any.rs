@@ -141,7 +141,8 @@ prop_compose! {
 }
 
 fn usage() -> impl Strategy<Value = Usage> {
-    (0..1_000_u64, 0..1_000_u64).prop_map(|(allowed, denied)| Usage { allowed, denied })
+    (0..1_000_u64, 0..1_000_u64, number())
+        .prop_map(|(allowed, denied, allowed_before)| Usage { allowed, denied, allowed_before })
 }
 
 prop_compose! {

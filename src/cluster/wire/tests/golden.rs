@@ -4,9 +4,9 @@
 use std::{num::NonZeroU64, sync::Arc, time::Duration};
 
 use tollgate_limiter::{
-    algorithm::{Classic, Decision, Excess, Limit, Operation, Rate, TokenBucket, Verdict, Window},
+    algorithm::{Classic, Decision, Excess, HitRate, Limit, Operation, Rate, TokenBucket, Verdict, Window},
     descriptor::{Key, Secret},
-    divider::SlotDivisions,
+    divider::{Assignment, Report, SlotDivisions, SubscriberId, Usage},
     store::{
         Check, CounterOperation, Epoch, HoldId, HoldOutcome, HoldTerms, Memory, OnExpiry, OnFull, OnRefusal,
         Outcome, SettleOutcome, Settled, Slot, SlotData, UnknownId,
@@ -84,6 +84,12 @@ fn contents() -> Arc<SlotData> {
     let check = Check { key: KEY, limit: &limit, operation, on_refusal: OnRefusal::Keep };
     memory.apply(&[check], NOW.minus(SECOND), |_| false).unwrap();
     Arc::new(memory.whole(Slot(0)).data)
+}
+
+const SUBSCRIBER: SubscriberId = SubscriberId { replica: 1, stream: 2, bucket: 3 };
+
+fn divide(report: Report) -> RemoteOperation {
+    RemoteOperation::Divide(SUBSCRIBER, report)
 }
 
 fn lent(grant: Grant) -> SlotGrants {
@@ -269,6 +275,18 @@ fn encoding_of_each_other_message_is_stable() {
         (Message::Dead { members }, "0410020203"),
         (Message::Status { program: "0.1.0".to_owned(), clock: NOW }, "101105302e312e30959abbdac2f0d6eb18"),
         (Message::BackupRefused { slot, version }, "0512ac020506"),
+        (
+            Message::Assigned(vec![
+                (SUBSCRIBER, Assignment::Share(HitRate { per_second: 300, burst: 20 })),
+                (SUBSCRIBER, Assignment::Slice(7)),
+                (SUBSCRIBER, Assignment::Renewal(7)),
+                (SUBSCRIBER, Assignment::Deny),
+            ]),
+            "",
+        ),
+        (forward(bucket(), divide(Report::Usage(Usage { allowed: 300, denied: 1, allowed_before: 4 }))), ""),
+        (forward(bucket(), divide(Report::Resumed(Usage { allowed: 1, denied: 2, allowed_before: 0 }))), ""),
+        (forward(bucket(), divide(Report::Counted(9))), ""),
     ] {
         pinned(message, bytes);
     }
