@@ -3,6 +3,7 @@
 use crate::{
     algorithm::Limit,
     divider::{Outcome, SubscriberId, Usage, assignment::end_of_assignment, shares::Shares, slices::Slices},
+    rules::QuotaTerms,
     store::CounterView,
     time::Timestamp,
 };
@@ -75,10 +76,17 @@ impl Divider {
     }
 
     /// Takes the report of a subscriber, and divides.
-    pub fn report(&mut self, id: SubscriberId, usage: Usage, view: CounterView, now: Timestamp) -> Outcome {
+    pub fn report(
+        &mut self,
+        id: SubscriberId,
+        usage: Usage,
+        terms: QuotaTerms,
+        view: CounterView,
+        now: Timestamp,
+    ) -> Outcome {
         match &mut self.way {
-            Way::Shares(shares) => shares.report(id, usage, now),
-            Way::Slices(slices) => slices.report(id, usage, now),
+            Way::Shares(shares) => shares.report(id, usage, terms, now),
+            Way::Slices(slices) => slices.report(id, usage, terms, now),
         }
         self.divide(Some(id), view, now)
     }

@@ -10,6 +10,7 @@ use crate::{
     descriptor::Key,
     divider::{Assignment, Divider, Outcome, SubscriberId, Usage, assignment::end_of_assignment},
     metrics::Counter,
+    rules::QuotaTerms,
     store::{CounterView, Memory, Turn},
     time::Timestamp,
 };
@@ -100,6 +101,7 @@ impl Dividers {
         limit: &Limit,
         id: SubscriberId,
         usage: Usage,
+        terms: QuotaTerms,
         now: Timestamp,
     ) -> Assignments {
         let mut shard = self.shard(key);
@@ -108,7 +110,7 @@ impl Dividers {
             next_at: None,
         });
         placed.divider.set_limit(limit, now);
-        self.divide(&mut shard, key, now, |divider, view| divider.report(id, usage, view, now))
+        self.divide(&mut shard, key, now, |divider, view| divider.report(id, usage, terms, view, now))
     }
 
     /// Sets the limit of a counter that is divided, and returns the assignments that follow.

@@ -173,8 +173,8 @@ impl QuotaStream {
                 }
             }
             Terms::Deny => self.outbox.add(number, Action::Deny),
-            Terms::Divide(key, limit) => {
-                let assignments = service.dividers.report(*key, limit, id, usage, now);
+            Terms::Divide(key, limit, part) => {
+                let assignments = service.dividers.report(*key, limit, id, usage, *part, now);
                 let own =
                     assignments.iter().rfind(|(other, _)| *other == id).map(|(_, assignment)| *assignment);
                 // A slice is charged by reports, which an abandoned bucket does not send.
@@ -195,8 +195,8 @@ impl QuotaStream {
             return;
         }
         let id = SubscriberId { stream: self.stream, bucket: number };
-        if let Terms::Divide(before, _) = &bucket.terms
-            && !matches!(&terms, Terms::Divide(key, _) if key == before)
+        if let Terms::Divide(before, ..) = &bucket.terms
+            && !matches!(&terms, Terms::Divide(key, ..) if key == before)
         {
             self.service.dividers.leave(*before, id);
         }
@@ -225,7 +225,7 @@ impl QuotaStream {
             let Some(bucket) = &self.buckets[number as usize] else { continue };
             match (&bucket.terms, &terms) {
                 (before, after) if before == after => {}
-                (Terms::Divide(before, _), Terms::Divide(key, limit)) if before == key => {
+                (Terms::Divide(before, ..), Terms::Divide(key, limit, _)) if before == key => {
                     let assignments = service.dividers.set_limit(*key, limit, service.now());
                     self.change_terms(number, terms);
                     service.deliver(assignments);
@@ -263,7 +263,7 @@ impl QuotaStream {
             self.numbers.remove(&bucket.id);
             self.free.push(number);
             Stats::give_back(&self.service.stats.buckets, 1);
-            if let Terms::Divide(key, _) = bucket.terms {
+            if let Terms::Divide(key, ..) = bucket.terms {
                 self.service.dividers.leave(key, SubscriberId { stream: self.stream, bucket: number });
             }
         }
