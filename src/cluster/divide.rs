@@ -15,8 +15,8 @@ impl Divide for Cluster {
         let mut reports = reports.into_iter().peekable();
         while reports.peek().is_some() {
             self.0.with_node(|node, now| {
-                for SubscriberReport { key, limit, id, report } in reports.by_ref().take(REPORTS_MAX) {
-                    let operation = RemoteOperation::Divide(id, report);
+                for SubscriberReport { key, limit, id, terms, report } in reports.by_ref().take(REPORTS_MAX) {
+                    let operation = RemoteOperation::Divide(id, terms, report);
                     node.send(RemoteCheck { key, limit, operation, lease_hits: 0 }, now);
                 }
             });

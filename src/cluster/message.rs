@@ -11,6 +11,7 @@ use tollgate_limiter::{
     descriptor::{Key, Secret},
     divider::{Assignments, Report, SlotDivisions, SubscriberId},
     each_apart,
+    rules::QuotaTerms,
     store::{CounterOperation, Epoch, Outcome, Slot, SlotData},
     time::Timestamp,
 };
@@ -239,7 +240,7 @@ pub(crate) enum RemoteOperation {
     /// Add consumption from a grant.
     Settle(Settlement),
     /// Divide the limit, given the report of a client.
-    Divide(SubscriberId, Report),
+    Divide(SubscriberId, QuotaTerms, Report),
 }
 
 impl RemoteOperation {

@@ -116,6 +116,7 @@ VALUES = {
     "lease": ["y", "OFF"],
     "headers": ["y", "OFF"],
     "denial_body": ["problem", "off", "none", "{text: a}", "{json: [1], content_type: a}", "{text: a, json: b}", "~"],
+    "quotas": ["[{key: a, value: b, weight: 3}]", "[{key: a, value: b, floor: 0}]", "[{key: a}]", "[]", "~"],
     "quota_unit": ["tokens", "'two words'", "~"],
 }
 # Rules that are accepted, so that what is added to them often is too.

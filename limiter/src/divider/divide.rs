@@ -10,6 +10,7 @@ use crate::{
         shares::Shares,
         slices::Slices,
     },
+    rules::QuotaTerms,
     store::CounterView,
     time::Timestamp,
 };
@@ -102,18 +103,19 @@ impl Divider {
     pub fn report(
         &mut self,
         id: SubscriberId,
+        terms: QuotaTerms,
         report: Report,
         view: CounterView,
         now: Timestamp,
     ) -> Outcome {
         match (report, &mut self.way) {
-            (Report::Usage(usage), Way::Shares(shares)) => shares.report(id, usage, now),
+            (Report::Usage(usage), Way::Shares(shares)) => shares.report(id, usage, terms, now),
             (Report::Resumed(usage), Way::Shares(shares)) => {
                 shares.resume(id, usage, now);
-                shares.report(id, usage, now);
+                shares.report(id, usage, terms, now);
             }
             (Report::Usage(usage) | Report::Resumed(usage), Way::Slices(slices)) => {
-                slices.report(id, usage, now);
+                slices.report(id, usage, terms, now);
             }
             (Report::End, Way::Shares(shares)) => shares.leave(id),
             (Report::End, Way::Slices(slices)) => slices.leave(id),

@@ -7,24 +7,41 @@ pub(super) struct Want {
     pub(super) hits: f64,
     /// Its weight if the limit is below the sum of demands. Above zero.
     pub(super) weight: f64,
+    /// What it gets of its demand before others get more than theirs.
+    pub(super) floor: f64,
 }
 
-/// The max-min fair parts of `limit`, in the order of `wants`. No part is above its demand. If the
-/// limit is below the sum of demands, it is divided by weight.
-pub(super) fn divide(limit: f64, wants: &[Want]) -> Vec<f64> {
-    let level = |want: &Want| want.hits / want.weight;
-    let mut order: Vec<usize> = (0..wants.len()).collect();
-    order.sort_by(|one, other| level(&wants[*one]).total_cmp(&level(&wants[*other])));
-    let (mut left, mut weights) = (limit.max(0.0), wants.iter().map(|want| want.weight).sum::<f64>());
-    let mut parts = vec![0.0; wants.len()];
-    for index in order {
-        let Want { hits, weight } = wants[index];
-        let fair = if weights > weight { left * weight / weights } else { left };
-        parts[index] = hits.min(fair);
-        left = (left - parts[index]).max(0.0);
-        weights -= weight;
+impl Want {
+    fn floor(&self) -> f64 {
+        self.floor.min(self.hits)
     }
-    parts
+}
+
+/// The max-min fair parts of `limit`, in the order of `wants`. No part is above its demand, and none below its floor:
+/// if floors are above the limit, each gets the same part of its floor. If the limit is below the sum of demands, what
+/// is above floors is divided by weight: there is a level of which each part is the multiple by its weight, within its
+/// floor and its demand.
+pub(super) fn divide(limit: f64, wants: &[Want]) -> Vec<f64> {
+    let floors: f64 = wants.iter().map(Want::floor).sum();
+    if floors >= limit.max(0.0) {
+        let kept = if floors > 0.0 { limit.max(0.0) / floors } else { 0.0 };
+        return wants.iter().map(|want| want.floor() * kept).collect();
+    }
+    // At these levels a part begins to grow, and ends to.
+    let begins = wants.iter().map(|want| (want.floor() / want.weight, want.weight));
+    let ends = wants.iter().map(|want| (want.hits / want.weight, -want.weight));
+    let mut changes: Vec<(f64, f64)> = begins.chain(ends).collect();
+    changes.sort_by(|one, other| one.0.total_cmp(&other.0));
+    let (mut left, mut level, mut growth) = (limit - floors, 0.0, 0.0);
+    for (at, change) in changes {
+        let needed = growth * (at - level);
+        if growth > 0.0 && needed >= left {
+            level += left / growth;
+            break;
+        }
+        (left, level, growth) = (left - needed, at, growth + change);
+    }
+    wants.iter().map(|want| (level * want.weight).clamp(want.floor(), want.hits)).collect()
 }
 
 /// These parts in whole hits, whose sum is at most `limit`. The remainders of fractions are added in ones, in this
@@ -51,14 +68,16 @@ mod tests {
     use super::*;
 
     fn wants() -> impl Strategy<Value = Vec<Want>> {
-        let want = (0..2_000_u32, 1..5_u32)
-            .prop_map(|(hits, weight)| Want { hits: f64::from(hits) / 4.0, weight: f64::from(weight) });
+        let want =
+            (0..2_000_u32, 1..5_u32, prop_oneof![Just(0), 1..100_u32]).prop_map(|(hits, weight, floor)| {
+                Want { hits: f64::from(hits) / 4.0, weight: f64::from(weight), floor: f64::from(floor) }
+            });
         prop::collection::vec(want, 1..20)
     }
 
     #[test]
     fn scarce_limit_is_divided_as_in_the_published_example() {
-        let wants = [1_000.0, 50.0, 10.0].map(|hits| Want { hits, weight: 1.0 });
+        let wants = [1_000.0, 50.0, 10.0].map(|hits| Want { hits, weight: 1.0, floor: 0.0 });
         assert_eq!(divide(120.0, &wants), [60.0, 50.0, 10.0]);
     }
 
@@ -77,18 +96,32 @@ mod tests {
         }
 
         #[test]
-        fn parts_are_max_min_by_weight(limit in 1..1_000_u64, wants in wants()) {
+        fn parts_above_floors_are_max_min_by_weight(limit in 1..1_000_u64, wants in wants()) {
+            let floors: f64 = wants.iter().map(Want::floor).sum();
+            prop_assume!(floors <= limit as f64);
             let parts = divide(limit as f64, &wants);
             let all: f64 = wants.iter().map(|want| want.hits).sum();
             // The whole limit is divided unless all demands are met.
             prop_assert!((parts.iter().sum::<f64>() - all.min(limit as f64)).abs() < 1e-6);
             for (one, part) in wants.iter().zip(&parts) {
+                prop_assert!(*part >= one.floor() - 1e-6);
                 if *part < one.hits - 1e-6 {
-                    // A part below its demand is, for its weight, at least as large as any other.
+                    // A part below its demand is, for its weight, at least as large as any other above its floor.
                     for (other, others) in wants.iter().zip(&parts) {
-                        prop_assert!(others / other.weight <= part / one.weight + 1e-6);
+                        prop_assert!(
+                            others / other.weight <= part / one.weight + 1e-6 || *others <= other.floor() + 1e-6
+                        );
                     }
                 }
+            }
+        }
+
+        #[test]
+        fn floors_above_the_limit_are_cut_in_proportion(limit in 1..1_000_u64, wants in wants()) {
+            let floors: f64 = wants.iter().map(Want::floor).sum();
+            prop_assume!(floors > limit as f64);
+            for (want, part) in wants.iter().zip(divide(limit as f64, &wants)) {
+                prop_assert!((part - want.floor() * limit as f64 / floors).abs() < 1e-6);
             }
         }
 

@@ -20,6 +20,7 @@ use crate::{
     },
     each_apart,
     metrics::Counter,
+    rules::QuotaTerms,
     store::{CounterView, Memory, Slot, Turn},
     time::Timestamp,
 };
@@ -38,6 +39,8 @@ pub struct SubscriberReport {
     pub limit: Limit,
     /// The subscriber.
     pub id: SubscriberId,
+    /// Its part of the limit.
+    pub terms: QuotaTerms,
     /// The report.
     pub report: Report,
 }
@@ -187,7 +190,7 @@ impl Dividers {
 
     /// Takes a report, and returns the assignments that follow.
     pub fn report(&self, report: &SubscriberReport, now: Timestamp) -> Assignments {
-        let SubscriberReport { key, ref limit, id, report } = *report;
+        let SubscriberReport { key, ref limit, id, terms, report } = *report;
         if let Report::Counted(used) = report {
             self.memory.grants().charge(key, limit, used, now);
             return Assignments::new();
@@ -212,7 +215,9 @@ impl Dividers {
         if report != Report::End {
             divider.set_limit(limit, now);
         }
-        self.divide(&mut shard, (slot, key), now, |divider, view| divider.report(id, report, view, now))
+        self.divide(&mut shard, (slot, key), now, |divider, view| {
+            divider.report(id, terms, report, view, now)
+        })
     }
 
     /// The replicas that have subscribers of the counters of a slot.
@@ -229,13 +234,14 @@ impl Dividers {
         }
     }
 
-    /// Makes the turns that are due at `now`, and returns the assignments that follow.
-    pub fn turn(&self, now: Timestamp) -> Assignments {
+    /// Makes the turns that are due at `now` in slots that `may_divide`, and returns the assignments that follow.
+    pub fn turn(&self, now: Timestamp, may_divide: impl Fn(Slot) -> bool) -> Assignments {
         let mut all = Assignments::new();
         for shard in &self.shards {
             let mut shard = lock(shard);
-            for _ in 0..TURNS_MAX {
-                let Some((_, place)) = shard.due.first().copied().filter(|(at, _)| *at <= now) else { break };
+            let is_due = |(at, (slot, _)): &&(Timestamp, (Slot, Key))| *at <= now && may_divide(*slot);
+            let due = shard.due.iter().take_while(|(at, _)| *at <= now).filter(is_due).take(TURNS_MAX);
+            for (_, place) in due.copied().collect::<Vec<_>>() {
                 all.extend(self.divide(&mut shard, place, now, |divider, view| divider.turn(view, now)));
             }
         }

@@ -12,6 +12,7 @@ use crate::{
         demand::Demand,
         max_min::{Want, divide, whole},
     },
+    rules::QuotaTerms,
     store::{CounterView, Turn},
     time::Timestamp,
 };
@@ -40,6 +41,7 @@ pub(super) struct Shares {
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 struct Subscriber {
+    terms: QuotaTerms,
     demand: Demand,
     // Of it, what passes.
     allowed: Demand,
@@ -60,6 +62,7 @@ struct Subscriber {
 impl Subscriber {
     fn new(now: Timestamp) -> Self {
         Self {
+            terms: QuotaTerms::default(),
             demand: Demand::new(now),
             allowed: Demand::new(now),
             given: HitRate::default(),
@@ -85,7 +88,14 @@ impl Subscriber {
 
     fn needs(&self) -> f64 {
         let given = self.given.per_second as f64;
-        if self.demand.is_measured() { given.min(HEADROOM * self.demand.per_second()) } else { given }
+        if !self.demand.is_measured() {
+            return given;
+        }
+        given.min((HEADROOM * self.demand.per_second()).max(self.floor()))
+    }
+
+    fn floor(&self) -> f64 {
+        self.terms.floor as f64
     }
 
     fn assignment(&self) -> Assignment {
@@ -184,8 +194,9 @@ impl Shares {
         Granted { rate: self.held(), hits: 0 }
     }
 
-    pub(super) fn report(&mut self, id: SubscriberId, usage: Usage, now: Timestamp) {
+    pub(super) fn report(&mut self, id: SubscriberId, usage: Usage, terms: QuotaTerms, now: Timestamp) {
         let subscriber = self.each.entry(id).or_insert_with(|| Subscriber::new(now));
+        subscriber.terms = terms;
         if !subscriber.was_assigned {
             subscriber.beyond_grant = subscriber.beyond_grant.saturating_add(usage.allowed);
         }
@@ -268,9 +279,19 @@ impl Shares {
                 false => floor.max((rate - needed) / 2.0),
             }
         };
-        let mut wants: Vec<Want> = ids.iter().map(|id| Want { hits: want(id), weight: 1.0 }).collect();
+        // Weights divide what is left after one hit a second for each that asks, or after half of the rate.
+        let asking = ids.len() - idle + usize::from(callers > 0.0);
+        let least = (rate / 2.0 / asking.max(1) as f64).min(1.0);
+        let mut wants: Vec<Want> = ids
+            .iter()
+            .map(|id| {
+                let (own, least) = (self.each[id].floor(), if self.is_idle(id) { 0.0 } else { least });
+                let weight = f64::from(self.each[id].terms.weight.get());
+                Want { hits: want(id).max(own), weight, floor: own.max(least) }
+            })
+            .collect();
         if callers > 0.0 {
-            wants.push(Want { hits: HEADROOM * callers, weight: 1.0 });
+            wants.push(Want { hits: HEADROOM * callers, weight: 1.0, floor: least });
         }
         let mut parts = divide(rate, &wants);
         // What remains is for more of the same.
@@ -327,13 +348,16 @@ impl Shares {
     /// has changed.
     fn assign(&mut self, ids: &[SubscriberId], targets: &[u64], now: Timestamp) -> Vec<SubscriberId> {
         let rate = self.rate;
-        let given = |shares: &Self, id| shares.each[id].given.per_second;
-        let is_close =
-            |given: u64, target: u64| given > 0 && given.abs_diff(target) <= given / HYSTERESIS_DIVISOR;
+        let given = |shares: &Self, id: &SubscriberId| shares.each[id].given.per_second;
+        let is_close = |id: &SubscriberId, target: u64| {
+            let subscriber = &self.each[id];
+            let (given, floor) = (subscriber.given.per_second, subscriber.terms.floor.min(target));
+            given > 0 && given >= floor && given.abs_diff(target) <= given / HYSTERESIS_DIVISOR
+        };
         let kept: Vec<u64> = ids
             .iter()
             .zip(targets)
-            .map(|(id, target)| if is_close(given(self, id), *target) { given(self, id) } else { *target })
+            .map(|(id, target)| if is_close(id, *target) { given(self, id) } else { *target })
             .collect();
         // A share that is a little too large is kept only where that takes nothing from others, and one that is a little
         // too small only where little stays unused.

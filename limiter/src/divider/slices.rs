@@ -15,6 +15,7 @@ use crate::{
         demand::Demand,
         max_min::{Want, divide, whole},
     },
+    rules::QuotaTerms,
     store::{CounterView, Turn},
     time::Timestamp,
 };
@@ -50,6 +51,7 @@ pub(super) struct Slices {
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 struct Subscriber {
+    terms: QuotaTerms,
     demand: Demand,
     // Hits that it has let pass, by its last report.
     reported: u64,
@@ -95,6 +97,7 @@ enum Reason {
 impl Subscriber {
     fn new(now: Timestamp) -> Self {
         Self {
+            terms: QuotaTerms::default(),
             demand: Demand::new(now),
             reported: 0,
             used: 0,
@@ -144,10 +147,16 @@ impl Subscriber {
 
     /// The hits of the next slice.
     fn wanted(&self, newcomer: u64) -> u64 {
-        if !self.demand.is_measured() {
-            return newcomer;
-        }
-        (self.demand.per_second() * SLICE_SECONDS).ceil().max(1.0) as u64
+        let wanted = if self.demand.is_measured() {
+            (self.demand.per_second() * SLICE_SECONDS).ceil().max(1.0) as u64
+        } else {
+            newcomer
+        };
+        wanted.max(self.terms.floor)
+    }
+
+    fn lacks_floor(&self) -> bool {
+        self.left() < self.terms.floor
     }
 
     /// Whether it is to get a slice now.
@@ -155,7 +164,7 @@ impl Subscriber {
         let has_arrived = self.slice.is_none_or(|slice| slice.has_arrived);
         let rest = self.demand.per_second() * REST_SECONDS;
         let is_used_up = self.left() == 0 && self.is_refusing;
-        !self.has_ended && has_arrived && (is_used_up || (self.left() as f64) < rest)
+        !self.has_ended && has_arrived && (is_used_up || self.lacks_floor() || (self.left() as f64) < rest)
     }
 
     /// Whether it has so much more than a slice of this size that a smaller one is to replace what is left.
@@ -246,7 +255,7 @@ impl Slices {
         Granted { hits: self.left(), ..Granted::default() }
     }
 
-    pub(super) fn report(&mut self, id: SubscriberId, usage: Usage, now: Timestamp) {
+    pub(super) fn report(&mut self, id: SubscriberId, usage: Usage, terms: QuotaTerms, now: Timestamp) {
         // A bucket that is sent again after its end would be full again, so what was left counts as used.
         let is_over = |each: &Subscriber| each.has_ended || each.expires_at <= now.after(UNCERTAIN);
         if self.each.get(&id).is_some_and(is_over)
@@ -262,6 +271,7 @@ impl Slices {
         let allowed = usage.allowed_in_all().saturating_sub(subscriber.reported);
         let usage = Usage { allowed, ..usage };
         subscriber.reported = subscriber.reported.saturating_add(allowed);
+        subscriber.terms = terms;
         subscriber.demand.add(usage.allowed.saturating_add(usage.denied), 0, now);
         let beyond = subscriber.settle(usage, now);
         subscriber.expires_at = end_of_assignment(now);
@@ -330,7 +340,8 @@ impl Slices {
         self.each.values().fold(0, |sum, subscriber| sum.saturating_add(subscriber.left()))
     }
 
-    /// The slices for those that are due, given what is free: the one that has waited longest first.
+    /// The slices for those that are due, given what is free: first those below their floors, then the one that has
+    /// waited longest.
     fn parts(&self, free: u64, now: Timestamp) -> Vec<Next> {
         let newcomer = (self.allowance / NEWCOMER_DIVISOR).clamp(1, (free / 2).max(1));
         let active: Vec<(&SubscriberId, &Subscriber)> =
@@ -338,15 +349,22 @@ impl Slices {
         let callers = self.callers.per_second() * SLICE_SECONDS;
         let mut wants: Vec<Want> = active
             .iter()
-            .map(|(_, subscriber)| Want { hits: subscriber.wanted(newcomer) as f64, weight: 1.0 })
+            .map(|(_, subscriber)| Want {
+                hits: subscriber.wanted(newcomer) as f64,
+                weight: f64::from(subscriber.terms.weight.get()),
+                floor: subscriber.terms.floor as f64,
+            })
             .collect();
         if callers > 0.0 {
-            wants.push(Want { hits: callers, weight: 1.0 });
+            wants.push(Want { hits: callers, weight: 1.0, floor: 0.0 });
         }
         let pool = active.iter().fold(free, |sum, (_, each)| sum.saturating_add(each.left()));
         let parts = divide(pool as f64, &wants);
         let mut order: Vec<usize> = (0..active.len()).collect();
-        order.sort_by_key(|index| (!active[*index].1.is_due(), active[*index].1.since));
+        order.sort_by_key(|index| {
+            let subscriber = active[*index].1;
+            (!subscriber.is_due(), !subscriber.lacks_floor(), subscriber.since)
+        });
         let whole = whole(pool, &parts, &wants, &order);
         let is_scarce = wants.iter().map(|want| want.hits).sum::<f64>() > free as f64;
         let spare = |index: usize| {

@@ -1,6 +1,10 @@
 //! The laws of the divider, over histories of reports, with a counter in memory beside it.
 
-use std::{collections::BTreeMap, num::NonZeroU64, sync::Arc};
+use std::{
+    collections::BTreeMap,
+    num::{NonZeroU32, NonZeroU64},
+    sync::Arc,
+};
 
 use proptest::prelude::*;
 
@@ -8,6 +12,7 @@ use super::*;
 use crate::{
     algorithm::{Excess, FixedWindow, Limit, Operation, Rate, TokenBucket, Window},
     descriptor::{Entry, Key, KeyText, Secret},
+    rules::QuotaTerms,
     store::{Check, Memory, OnFull, OnRefusal},
     time::{SECOND, Timestamp},
 };
@@ -90,6 +95,7 @@ struct World {
     key: Key,
     now: Timestamp,
     clients: BTreeMap<u64, Client>,
+    terms: BTreeMap<u64, QuotaTerms>,
     next_report: BTreeMap<u64, Timestamp>,
     due: BTreeMap<(u64, u64), f64>,
     // The instant of everything that passed.
@@ -105,7 +111,7 @@ impl World {
         let mut text = KeyText::new("test");
         text.entry(Entry { key: "name", value: "a" });
         let key = text.key(&[], &Secret::from_bytes([1; 16]));
-        let (clients, next_report) = Default::default();
+        let (clients, terms, next_report) = Default::default();
         Self {
             dividers,
             memory,
@@ -113,6 +119,7 @@ impl World {
             key,
             now: START,
             clients,
+            terms,
             next_report,
             due: BTreeMap::new(),
             passed: vec![],
@@ -128,7 +135,8 @@ impl World {
     }
 
     fn of(&self, stream: u64, report: Report) -> SubscriberReport {
-        SubscriberReport { key: self.key, limit: self.limit.clone(), id: id(stream), report }
+        let terms = self.terms.get(&stream).copied().unwrap_or_default();
+        SubscriberReport { key: self.key, limit: self.limit.clone(), id: id(stream), terms, report }
     }
 
     fn report(&mut self, stream: u64) {
@@ -173,7 +181,7 @@ impl World {
         let mut each = vec![0; demands.len() + 1];
         for _ in 0..(seconds * SECOND as f64 / TICK as f64) as u64 {
             self.now = self.now.plus(TICK);
-            let assignments = self.dividers.turn(self.now);
+            let assignments = self.dividers.turn(self.now, |_| true);
             self.deliver(assignments);
             for (index, (stream, demand)) in demands.iter().enumerate() {
                 let client = self.clients.entry(*stream).or_default();
@@ -278,6 +286,53 @@ fn share_of_ended_client_returns_after_its_time() {
     assert!(after >= 950, "{after}");
 }
 
+fn terms(weight: u32, floor: u64) -> QuotaTerms {
+    QuotaTerms { weight: NonZeroU32::new(weight).unwrap(), floor }
+}
+
+#[test]
+fn scarce_rate_is_divided_by_weight() {
+    let mut world = World::new(bucket(100, 20));
+    world.terms = [(1, terms(3, 0)), (2, terms(1, 0))].into();
+    world.run(12.0, &[(1, 150.0), (2, 150.0)], 0.0);
+    let each = world.run(10.0, &[(1, 150.0), (2, 150.0)], 0.0);
+    assert!(each[0].abs_diff(750) <= 40 && each[1].abs_diff(250) <= 40, "{each:?}");
+    // What the heavier one does not need is for the other.
+    world.run(12.0, &[(1, 20.0), (2, 150.0)], 0.0);
+    let each = world.run(10.0, &[(1, 20.0), (2, 150.0)], 0.0);
+    assert!(each[0] >= 190 && each[1] >= 700, "{each:?}");
+}
+
+#[test]
+fn floor_of_idle_client_passes_at_once() {
+    let mut world = World::new(bucket(100, 20));
+    world.terms = [(1, terms(1, 30))].into();
+    world.run(12.0, &[(1, 1.0), (2, 200.0)], 0.0);
+    world.run(20.0, &[(1, 0.0), (2, 200.0)], 0.0);
+    let each = world.run(4.0, &[(1, 60.0), (2, 200.0)], 0.0);
+    assert!(each[0] >= 4 * 30 - 5, "{each:?}");
+}
+
+#[test]
+fn budget_is_divided_by_weight() {
+    let mut world = World::new(window(500, MINUTE));
+    world.terms = [(1, terms(4, 0)), (2, terms(1, 0))].into();
+    let each = world.run(59.9, &[(1, 100.0), (2, 100.0)], 0.0);
+    assert_eq!(each.iter().sum::<u64>(), 500, "{each:?}");
+    assert!(each[0] > 2 * each[1], "{each:?}");
+}
+
+#[test]
+fn floor_of_budget_is_kept_for_a_client_that_waits() {
+    let mut world = World::new(window(500, MINUTE));
+    world.terms = [(1, terms(1, 100))].into();
+    world.run(1.0, &[(1, 1.0)], 0.0);
+    world.run(40.0, &[(1, 0.0), (2, 100.0), (3, 100.0)], 0.0);
+    let each = world.run(18.9, &[(1, 20.0), (2, 100.0), (3, 100.0)], 0.0);
+    assert!(each[0] >= 100 - 1, "{each:?}");
+    assert_eq!(world.passed.len(), 500);
+}
+
 #[test]
 fn client_goes_on_with_its_share_over_another_stream() {
     let mut world = World::new(bucket(100, 20));
@@ -338,9 +393,9 @@ fn division_moves_between_clocks() {
     divisions.extend(world.dividers.take_slot(slot, START));
     world.dividers.add_slot(slot, divisions, START.plus(MINUTE));
     // As much of its time is left as before.
-    world.dividers.turn(START.plus(MINUTE + 15 * SECOND));
+    world.dividers.turn(START.plus(MINUTE + 15 * SECOND), |_| true);
     assert!(!world.dividers.is_empty());
-    world.dividers.turn(START.plus(MINUTE + 17 * SECOND));
+    world.dividers.turn(START.plus(MINUTE + 17 * SECOND), |_| true);
     assert!(world.dividers.is_empty());
 }
 
@@ -410,6 +465,13 @@ fn slice_that_may_have_ended_is_not_renewed() {
     assert_eq!(free(START.plus(26 * SECOND)), 480);
 }
 
+/// The terms of the clients 1 to 5, with floors of at most 5.
+fn any_terms() -> impl Strategy<Value = BTreeMap<u64, QuotaTerms>> {
+    prop::collection::vec((1..1_000_u32, 0..=5_u64), 5).prop_map(|each| {
+        (1..).zip(each).map(|(stream, (weight, floor))| (stream, terms(weight, floor))).collect()
+    })
+}
+
 fn demands() -> impl Strategy<Value = Vec<(u64, f64)>> {
     prop::collection::vec(0..120_u32, 1..6)
         .prop_map(|each| (1..).zip(each).map(|(stream, demand)| (stream, f64::from(demand))).collect())
@@ -420,9 +482,13 @@ proptest! {
 
     #[test]
     fn rate_is_kept_over_any_history(
-        per_second in 10..100_u64, burst in 6..30_u64, phases in prop::collection::vec((demands(), 0..40_u32), 1..4),
+        per_second in 10..100_u64,
+        burst in 6..30_u64,
+        phases in prop::collection::vec((demands(), 0..40_u32), 1..4),
+        terms in any_terms(),
     ) {
         let mut world = World::new(bucket(per_second, burst));
+        world.terms = terms;
         for (demands, calls) in phases {
             world.run(12.0, &demands, f64::from(calls));
             let granted = world.dividers.granted().rate;
@@ -436,8 +502,11 @@ proptest! {
     }
 
     #[test]
-    fn client_with_demand_gets_something_within_two_reports(per_second in 10..100_u64, demands in demands()) {
+    fn client_with_demand_gets_something_within_two_reports(
+        per_second in 10..100_u64, demands in demands(), terms in any_terms(),
+    ) {
         let mut world = World::new(bucket(per_second, 20));
+        world.terms = terms;
         world.run(11.0, &demands, 20.0);
         for _ in 0..2 {
             let each = world.run(11.0, &demands, 20.0);
@@ -448,8 +517,28 @@ proptest! {
     }
 
     #[test]
-    fn budget_is_kept_over_any_history(limit in 20..400_u64, phases in prop::collection::vec((demands(), 0..10_u32), 1..4)) {
+    fn floor_is_kept_while_all_floors_fit(
+        per_second in 31..100_u64, demands in demands(), terms in any_terms(), calls in 0..100_u32,
+    ) {
+        // A floor of at most 5 for each of five clients, and one hit for callers.
+        let mut world = World::new(bucket(per_second, 40));
+        world.terms = terms.clone();
+        world.run(16.0, &demands, f64::from(calls));
+        let each = world.run(10.0, &demands, f64::from(calls));
+        for ((stream, demand), passed) in demands.iter().zip(&each) {
+            let least = (10.0 * demand.min(terms[stream].floor as f64)) as u64;
+            prop_assert!(*passed + 1 >= least, "{:?} of {:?} with {:?}", each, demands, terms);
+        }
+    }
+
+    #[test]
+    fn budget_is_kept_over_any_history(
+        limit in 20..400_u64,
+        phases in prop::collection::vec((demands(), 0..10_u32), 1..4),
+        terms in any_terms(),
+    ) {
         let mut world = World::new(window(limit, MINUTE));
+        world.terms = terms;
         for (demands, calls) in phases {
             let sum: u64 = world.run(60.0, &demands, f64::from(calls)).iter().sum();
             prop_assert!(sum <= limit, "{} of {}", sum, limit);

@@ -8,7 +8,7 @@ use crate::{
     algorithm::Limit,
     printable::escaped,
     rules::{
-        DESCRIPTORS_MAX, GroupedKey, Problem, Problems, Rule, Rules, Source, Trial,
+        Allowance, DESCRIPTORS_MAX, GroupedKey, Problem, Problems, Rule, Rules, Source, Trial,
         contents::{Contents, hash_of},
         diagnostics::{Diagnostics, Location, Origin},
         domain_draft::DomainDraft,
@@ -16,6 +16,7 @@ use crate::{
         limit::{self, RuleTerms},
         overlay::{Matching, Overlay, OverlayRule},
         prefix_tree::{Level, MatchKind, Node, composite},
+        quotas::{self, SharedKey},
         reader::Located,
         stats::StatsHandle,
     },
@@ -135,7 +136,7 @@ impl Compiler<'_> {
             trial: self.trial,
         };
         let matching = self.overlay.map(|overlay| overlay.matching(&draft.name)).unwrap_or_default();
-        let top = Parent { path: draft.name.clone(), groups: Vec::new(), matching };
+        let top = Parent { path: draft.name.clone(), groups: Vec::new(), shared: Vec::new(), matching };
         draft.on_denied.set("on_denied", document.on_denied, &mut compiler.diagnostics);
         draft.denial_body.set("denial_body", document.denial_body, &mut compiler.diagnostics);
         for node in document.descriptors {
@@ -204,6 +205,8 @@ struct Parent {
     path: String,
     // Those of the path.
     groups: Vec<GroupedKey>,
+    // Those of the path, also that of the descriptor.
+    shared: Vec<SharedKey>,
     // The rules of the overlay that match the path.
     matching: Matching,
 }
@@ -237,7 +240,10 @@ impl DocumentCompiler<'_> {
             return;
         }
         self.flags(&draft, &composite);
-        let mut here = Parent { path, groups: parent.groups.clone(), matching };
+        let is_shared = draft.share_threshold.as_ref().is_some_and(|boolean| boolean.value);
+        let own = is_shared.then(|| SharedKey::of(key, &draft.value));
+        let shared = parent.shared.iter().cloned().chain(own).collect();
+        let mut here = Parent { path, groups: parent.groups.clone(), shared, matching };
         let rule = draft.rate_limit.take().and_then(|limit| self.rule(limit, &mut draft, &here));
         here.groups.extend(draft.grouped_key());
         let mut children = before.map(|node| mem::take(&mut node.children)).unwrap_or_default();
@@ -349,7 +355,7 @@ impl DocumentCompiler<'_> {
         if let Some(numbers) = self.trial.and_then(|trial| trial.numbers.get(&here.path)) {
             limit.set_numbers(*numbers);
         }
-        let (limit, terms, overlay) = match self.overlaid(&limit, draft, &here.matching) {
+        let (limit, terms, overlay) = match self.overlaid(&limit, draft, here) {
             Some((with_overlay, terms, rule)) => {
                 if rule.metadata.is_some() {
                     draft.metadata.clone_from(&rule.metadata);
@@ -360,11 +366,15 @@ impl DocumentCompiler<'_> {
                 (with_overlay, Some(terms), Some(rule.location.clone()))
             }
             None => {
-                let terms = Terms::read(&limit, &mut self.diagnostics);
+                let terms = Terms::read(&limit, &here.shared, &mut self.diagnostics);
                 (limit, terms, None)
             }
         };
         let Terms { rule: terms, candidate } = terms?;
+        // Otherwise they are in another file.
+        if let (Allowance::Limited(limited), None) = (&terms.allowance, &overlay) {
+            quotas::check_floors(&limit.quotas, limited, &mut self.warnings);
+        }
         let set = |boolean: &Option<Located<bool>>| boolean.as_ref().is_some_and(|boolean| boolean.value);
         let lease = limit.boolean("lease").is_none_or(|lease| lease.value);
         let is_hidden = limit.boolean("headers").is_some_and(|shown| !shown.value);
@@ -385,6 +395,7 @@ impl DocumentCompiler<'_> {
             is_hidden,
             denial_body: limit.denial_body.map(|body| Arc::new(body.value)),
             quota_unit,
+            quotas: limit.quotas.into_iter().map(|quota| quota.value).collect(),
             displayed_limit: terms.displayed_limit,
             location: self.diagnostics.location(limit.mark),
             overlay,
@@ -398,15 +409,15 @@ impl DocumentCompiler<'_> {
         &mut self,
         limit: &RateLimit,
         draft: &Descriptor<'_>,
-        matching: &Matching,
+        here: &Parent,
     ) -> Option<(RateLimit, Terms, &OverlayRule)> {
         let overlay = self.overlay?;
-        let index = overlay.first(matching)?;
+        let index = overlay.first(&here.matching)?;
         self.overlay_use.matched[index] = true;
         let rule = &overlay.rules[index];
         let (with_overlay, mut problems) = (rule.added_to(limit), Problems::default());
         let origin = rule.location.origin.clone();
-        let terms = Terms::read(&with_overlay, &mut Diagnostics::new(origin, &mut problems));
+        let terms = Terms::read(&with_overlay, &here.shared, &mut Diagnostics::new(origin, &mut problems));
         let group_misfit = rule.group.as_ref().and_then(|_| group_misfit(draft));
         let problem = problems.iter().next().map(|problem| &*problem.what).or(group_misfit);
         match (terms, problem) {
@@ -444,7 +455,8 @@ struct Terms {
 
 impl Terms {
     /// `None` after reporting a problem.
-    fn read(draft: &RateLimit, diagnostics: &mut Diagnostics<'_>) -> Option<Self> {
+    fn read(draft: &RateLimit, shared: &[SharedKey], diagnostics: &mut Diagnostics<'_>) -> Option<Self> {
+        quotas::check_pairs(&draft.quotas, shared, diagnostics);
         let rule = limit::terms(draft, diagnostics);
         let tried = draft.candidate.as_ref();
         let candidate = tried

@@ -6,13 +6,14 @@ use serde_json::{Map, Value as Json};
 use crate::{
     algorithm::AlgorithmName,
     rules::{
-        DenialBody, OnDenied, OnOwnerUnavailable, TrialNumbers, Unit,
+        DenialBody, OnDenied, OnOwnerUnavailable, Quota, TrialNumbers, Unit,
         denial_body::denial_body,
         diagnostics::Diagnostics,
         group::{Group, GroupedKey},
         keys::{self, Key, Section, Takes},
         network_keys,
         prefix_tree::MatchKind,
+        quotas,
         reader::{Fields, Located},
     },
     yaml::{Mark, Node, Value},
@@ -68,6 +69,7 @@ pub(crate) struct RateLimit {
     pub(crate) calendar: Option<Calendar>,
     pub(crate) penalty: Option<Penalty>,
     pub(crate) on_owner_unavailable: Option<Located<OnOwnerUnavailable>>,
+    pub(crate) quotas: Vec<Located<Quota>>,
     pub(crate) denial_body: Option<Located<DenialBody>>,
     pub(crate) candidate: Option<Box<RateLimit>>,
 }
@@ -279,6 +281,7 @@ impl RateLimit {
                 str::eq,
                 diagnostics,
             ),
+            quotas: quotas::read(&fields, diagnostics),
             denial_body: denial_body(&fields, diagnostics),
             candidate: fields
                 .pair("candidate")

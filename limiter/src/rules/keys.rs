@@ -20,6 +20,8 @@ pub enum Section {
     Group,
     /// The value of `penalty`.
     Penalty,
+    /// An item of `quotas`.
+    Quota,
     /// The value of `denial_body`.
     DenialBody,
     /// The document of an overlay file.
@@ -41,6 +43,7 @@ impl Section {
             Self::Calendar => "in `calendar`",
             Self::Group => "in `group`",
             Self::Penalty => "in `penalty`",
+            Self::Quota => "in an item of `quotas`",
             Self::DenialBody => "in `denial_body`",
             Self::Overlay => "at the root of the overlay",
             Self::OverlayDomain => "in an item of `overlay`",
@@ -59,6 +62,7 @@ impl Section {
             | Self::Calendar
             | Self::Group
             | Self::Penalty
+            | Self::Quota
             | Self::DenialBody => false,
         }
     }
@@ -368,6 +372,17 @@ pub const KEYS: &[Key] = &[
         AppliesTo::Limited,
         "What the limit counts, for the header `RateLimit-Policy`, as in `requests` or `tokens`.",
     ),
+    limit(
+        "quotas",
+        Takes::List(Section::Quota),
+        AppliesTo::ClassicOr(&[
+            AlgorithmName::FixedWindow,
+            AlgorithmName::SlidingWindow,
+            AlgorithmName::TokenBucket,
+            AlgorithmName::LeakyBucket,
+        ]),
+        "How the limit is divided over the buckets of the rate limit quota service.",
+    ),
     limit("denial_body", Takes::DenialBody, AppliesTo::Limited, "The body of refusals by this limit."),
     limit(
         "candidate",
@@ -383,6 +398,20 @@ pub const KEYS: &[Key] = &[
         "The name of a time zone in the IANA database, as in `Europe/Berlin`.",
     ),
     key("week_start", Section::Calendar, Takes::Weekday, "The day on which a week begins."),
+    key("key", Section::Quota, Takes::Required, "The key of a pair of a bucket."),
+    key("value", Section::Quota, Takes::Required, "The value of the pair."),
+    key(
+        "weight",
+        Section::Quota,
+        Takes::Integer,
+        "The weight of each bucket with the pair, from 1 to 1000; 1 by default.",
+    ),
+    key(
+        "floor",
+        Section::Quota,
+        Takes::Integer,
+        "Hits a second of a rate, or hits of a budget, that each bucket with the pair has at least.",
+    ),
     key("text", Section::DenialBody, Takes::Text, "The text of the body, with variables in braces."),
     key(
         "json",
@@ -497,6 +526,7 @@ pub const EXCLUSIVE: &[(&[&str], &[&str])] = &[
     (&["refill_amount", "refill_interval"], &["requests_per_unit", "unit", "unit_multiplier", "window"]),
     (&["max_in_flight", "hold_max"], &["requests_per_unit", "unit", "unit_multiplier", "window", "lease"]),
     (&["penalty"], &["lease"]),
+    (&["quotas"], &["sub_windows", "count_denied", "overdraft", "penalty"]),
 ];
 
 /// The keys that say how much passes: `requests_per_unit`, and of the algorithms that have another one, that.
@@ -526,9 +556,9 @@ const fn limit(name: &'static str, takes: Takes, applies_to: AppliesTo, help: &'
     Key { name, section: Section::RateLimit, takes, applies_to, help }
 }
 
-/// Keys of `rate_limit` and `penalty` whose integer is at least 1, whatever the other keys are.
-pub(crate) const AT_LEAST_ONE: [&str; 5] =
-    ["unit_multiplier", "refill_amount", "max_in_flight", "after", "factor"];
+/// Keys of `rate_limit`, `penalty` and items of `quotas` whose integer is at least 1, whatever the other keys are.
+pub(crate) const AT_LEAST_ONE: [&str; 7] =
+    ["unit_multiplier", "refill_amount", "max_in_flight", "after", "factor", "weight", "floor"];
 
 /// Keys without which a `penalty` is refused.
 pub(crate) const REQUIRED_IN_PENALTY: [&str; 2] = ["after", "first"];
@@ -537,7 +567,7 @@ pub(crate) const REQUIRED_IN_PENALTY: [&str; 2] = ["after", "first"];
 pub(crate) const REQUIRED: [(AlgorithmName, &str); 1] = [(AlgorithmName::Concurrency, "max_in_flight")];
 
 /// Keys of `rate_limit` that a `candidate` cannot have.
-pub const NOT_IN_CANDIDATE: [&str; 9] = [
+pub const NOT_IN_CANDIDATE: [&str; 10] = [
     "name",
     "replaces",
     "unlimited",
@@ -545,6 +575,7 @@ pub const NOT_IN_CANDIDATE: [&str; 9] = [
     "lease",
     "headers",
     "quota_unit",
+    "quotas",
     "denial_body",
     "candidate",
 ];

@@ -6,8 +6,9 @@ use serde_json::{Map, Value as Json};
 
 use crate::{
     algorithm::{Admission, Limit},
+    descriptor::Entry,
     named,
-    rules::{DenialBody, GroupedKey, Location, RuleStats, StatsHandle, Unit},
+    rules::{DenialBody, GroupedKey, Location, Quota, QuotaTerms, RuleStats, StatsHandle, Unit},
 };
 
 /// The rule of a descriptor: limit and options.
@@ -43,6 +44,8 @@ pub struct Rule {
     pub denial_body: Option<Arc<DenialBody>>,
     /// What the limit counts, for response headers; `None` for requests, or requests at a time.
     pub quota_unit: Option<String>,
+    /// How its limit is divided over the buckets of the rate limit quota service.
+    pub quotas: Vec<Quota>,
     /// The limit as shown in responses.
     pub displayed_limit: DisplayedLimit,
     /// The location in the rule file or resource.
@@ -59,6 +62,11 @@ impl Rule {
             Allowance::Unlimited => None,
             Allowance::Limited(limit) => Some(limit),
         }
+    }
+
+    /// The part of its limit to which the bucket of these entries is entitled.
+    pub fn quota_terms(&self, entries: &[Entry<'_>]) -> QuotaTerms {
+        Quota::terms_of(&self.quotas, entries)
     }
 
     /// The stats of the rule; `None` before it is active.

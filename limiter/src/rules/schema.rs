@@ -21,13 +21,14 @@ use crate::{
 };
 
 /// The sections of rule files that others refer to, with their names in the schema.
-const DEFINITIONS: [(Section, &str); 7] = [
+const DEFINITIONS: [(Section, &str); 8] = [
     (Section::Descriptor, "descriptor"),
     (Section::RateLimit, "rate_limit"),
     (Section::Replaced, "replaced"),
     (Section::Calendar, "calendar"),
     (Section::Group, "group"),
     (Section::Penalty, "penalty"),
+    (Section::Quota, "quota"),
     (Section::DenialBody, "denial_body"),
 ];
 
@@ -76,7 +77,8 @@ fn section(section: Section) -> Json {
 fn property(key: &Key) -> Json {
     let mut property = value(key.takes);
     property["description"] = key.help.into();
-    if matches!(key.section, Section::RateLimit | Section::Penalty) && AT_LEAST_ONE.contains(&key.name) {
+    let has_numbers = matches!(key.section, Section::RateLimit | Section::Penalty | Section::Quota);
+    if has_numbers && AT_LEAST_ONE.contains(&key.name) {
         property["minimum"] = 1.into();
     }
     property

@@ -280,6 +280,7 @@ fn rule_json(rule: &Rule, part: &DescriptorExplanation<'_>) -> Value {
         "quota_unit": rule.quota_unit,
         "replaces": rule.replaces,
         "groups": format::groups(rule),
+        "quotas": format::quotas(rule),
         "replaced_by": replaced_by,
     })
 }

@@ -5,6 +5,7 @@ use std::time::Duration;
 use tollgate_limiter::{
     algorithm::{Admission, AlgorithmName, CalendarUnit, Excess, Limit, Window},
     descriptor::Key,
+    printable::escaped,
     rules::{KeyValue, Rule, Unit, algorithm_keys},
     time::Timestamp,
 };
@@ -54,6 +55,11 @@ pub(crate) fn limit(limit: &Limit, unit: Option<Unit>) -> String {
 /// The keys of a rule of which networks are counted: `remote_address by {ipv4: 24, ipv6: 64}`.
 pub(crate) fn groups(rule: &Rule) -> Vec<String> {
     rule.groups.iter().map(ToString::to_string).collect()
+}
+
+/// How its limit is divided over buckets: `tenant: acme {weight: 3, floor: 0}`.
+pub(crate) fn quotas(rule: &Rule) -> Vec<String> {
+    rule.quotas.iter().map(|quota| escaped(&quota.to_string())).collect()
 }
 
 /// The kind of its counter. Limits of the same kind share counters.

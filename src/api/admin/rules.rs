@@ -229,6 +229,9 @@ fn line(rule: &Rule, text: &mut String) {
     if let Some(unit) = &rule.quota_unit {
         let _ = write!(text, ", quota_unit: {unit}");
     }
+    for quota in format::quotas(rule) {
+        let _ = write!(text, ", quota of {quota}");
+    }
     if let Some(body) = &rule.denial_body {
         let _ = write!(text, ", denial_body: {}", escaped(&body.to_string()));
     }

@@ -7,7 +7,7 @@ use tollgate_limiter::{
     algorithm::Limit,
     descriptor::{Entry, Key},
     divider::is_divisible,
-    rules::{Allowance, KeyedDomain, OnOwnerUnavailable},
+    rules::{Allowance, KeyedDomain, OnOwnerUnavailable, QuotaTerms},
 };
 
 use crate::api::{
@@ -33,8 +33,8 @@ pub(super) enum Terms {
     Count(Key, Limit),
     /// A limit that lets nothing pass, or one that cannot be served.
     Deny,
-    /// A limit that is divided.
-    Divide(Key, Limit),
+    /// A limit that is divided, and the part of the bucket.
+    Divide(Key, Limit, QuotaTerms),
 }
 
 /// The pairs as a descriptor. `None` if they are invalid: none, beyond the bounds, empty, twice the same key, or not UTF-8.
@@ -85,6 +85,6 @@ impl Terms {
                 OnOwnerUnavailable::Deny | OnOwnerUnavailable::LocalShare => Self::Deny,
             };
         }
-        Self::Divide(key(), limit.clone())
+        Self::Divide(key(), limit.clone(), rule.quota_terms(entries))
     }
 }

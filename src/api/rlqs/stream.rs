@@ -11,6 +11,7 @@ use tollgate_limiter::{
     descriptor::{Entry, Key},
     divider::{Assignment, Report, SubscriberId, SubscriberReport, Usage},
     limiter::ActiveView,
+    rules::QuotaTerms,
 };
 use tonic::Status;
 
@@ -176,24 +177,24 @@ impl QuotaStream {
                     && usage.allowed > 0
                 {
                     let (key, limit, report) = (*key, limit.clone(), Report::Counted(usage.allowed));
-                    self.queue(number, key, limit, report);
+                    self.queue(number, key, limit, QuotaTerms::default(), report);
                 }
                 if is_due {
                     self.outbox.add(number, Action::Allow(UNLIMITED_TTL));
                 }
             }
             Terms::Deny => self.outbox.add(number, Action::Deny),
-            Terms::Divide(key, limit) => {
-                let (key, limit) = (*key, limit.clone());
-                self.queue(number, key, limit, report);
+            Terms::Divide(key, limit, part) => {
+                let (key, limit, part) = (*key, limit.clone(), *part);
+                self.queue(number, key, limit, part, report);
             }
         }
         self.abandon_if_idle(number);
     }
 
-    fn queue(&mut self, bucket: u32, key: Key, limit: Limit, report: Report) {
+    fn queue(&mut self, bucket: u32, key: Key, limit: Limit, terms: QuotaTerms, report: Report) {
         let id = SubscriberId { replica: self.service.replica, stream: self.stream, bucket };
-        self.reports.push(SubscriberReport { key, limit, id, report });
+        self.reports.push(SubscriberReport { key, limit, id, terms, report });
     }
 
     fn send_reports(&mut self) {
@@ -211,12 +212,12 @@ impl QuotaStream {
         }
         let before = std::mem::replace(&mut bucket.terms, terms);
         match (before, &bucket.terms) {
-            (Terms::Divide(before, _), Terms::Divide(key, limit)) if before == *key => {
-                let limit = limit.clone();
-                self.queue(number, before, limit, Report::Limit);
+            (Terms::Divide(before, ..), Terms::Divide(key, limit, part)) if before == *key => {
+                let (limit, part) = (limit.clone(), *part);
+                self.queue(number, before, limit, part, Report::Limit);
                 return number;
             }
-            (Terms::Divide(key, limit), _) => self.queue(number, key, limit, Report::End),
+            (Terms::Divide(key, limit, part), _) => self.queue(number, key, limit, part, Report::End),
             (_, _) => {}
         }
         self.outbox.remove(number);
@@ -244,7 +245,7 @@ impl QuotaStream {
             let Some(bucket) = self.buckets.get(&number) else { continue };
             match (&bucket.terms, &terms) {
                 (before, after) if before == after => {}
-                (Terms::Divide(before, _), Terms::Divide(key, _)) if before == key => {
+                (Terms::Divide(before, ..), Terms::Divide(key, ..)) if before == key => {
                     self.change_terms(number, terms);
                 }
                 (_, _) => self.update(number, terms, Report::Usage(Usage::default())),
@@ -284,8 +285,8 @@ impl QuotaStream {
         if let Some(bucket) = self.buckets.remove(&number) {
             self.numbers.remove(&bucket.id);
             Stats::give_back(&self.service.stats.buckets, 1);
-            if let Terms::Divide(key, limit) = bucket.terms {
-                self.queue(number, key, limit, Report::End);
+            if let Terms::Divide(key, limit, part) = bucket.terms {
+                self.queue(number, key, limit, part, Report::End);
             }
         }
     }

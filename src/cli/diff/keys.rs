@@ -45,7 +45,7 @@ fn default_of(key: &str) -> &'static str {
         "on_owner_unavailable" => "local_share",
         "lease" | "headers" => "true",
         "denial_body" => AS_SET,
-        "name" | "replaces" | "metadata" | "quota_unit" | "candidate" | "group" => NONE,
+        "name" | "replaces" | "metadata" | "quota_unit" | "quotas" | "candidate" | "group" => NONE,
         MATCH => TEXT,
         _ => "false",
     }
@@ -87,6 +87,7 @@ fn of_rule(rule: &Rule) -> Values {
         metadata,
         is_hidden,
         quota_unit,
+        quotas,
         denial_body,
         displayed_limit,
         location: _,
@@ -108,6 +109,7 @@ fn of_rule(rule: &Rule) -> Values {
         ("lease", lease.to_string()),
         ("headers", (!is_hidden).to_string()),
         ("quota_unit", text(quota_unit.clone())),
+        ("quotas", text((!quotas.is_empty()).then(|| format::quotas(rule).join(", ")))),
         ("detailed_metric", detailed_metric.to_string()),
         ("group", text((!groups.is_empty()).then(|| format::groups(rule).join(", ")))),
         (

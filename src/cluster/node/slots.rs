@@ -399,11 +399,16 @@ impl Slots {
         }
     }
 
-    /// Makes the turns of dividers that are due. An isolated replica makes none: another one may divide, too.
-    pub(super) fn turn_dividers(&self, cx: &mut Context<'_>) {
-        if !cx.members.is_isolated() {
-            self.assign(self.dividers.turn(cx.wall), cx);
-        }
+    /// Makes the turns of dividers that are due.
+    fn turn_dividers(&self, cx: &mut Context<'_>) {
+        let assignments = self.dividers.turn(cx.wall, |slot| self.may_divide(slot, cx));
+        self.assign(assignments, cx);
+    }
+
+    /// Whether no other replica may divide the limits of the slot, too: this one is not isolated, and no newer owner is
+    /// known.
+    pub(super) fn may_divide(&self, slot: Slot, cx: &Context<'_>) -> bool {
+        !cx.members.is_isolated() && self.ownership.owner(slot) <= self.ownership.local_owner(slot)
     }
 
     /// This replica has become the owner of the slot.

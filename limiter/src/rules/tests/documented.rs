@@ -29,6 +29,7 @@ fn documented_keys_are_the_keys_of_each_section() {
         (Section::Replaced, "An item of `replaces`"),
         (Section::Calendar, "`calendar`"),
         (Section::Penalty, "`penalty`"),
+        (Section::Quota, "`quotas`"),
         (Section::DenialBody, "`denial_body`"),
     ] {
         let mut documented: Vec<_> = rows(heading).iter().map(|(key, _)| *key).collect();

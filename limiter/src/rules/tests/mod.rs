@@ -11,6 +11,7 @@ mod meaning;
 mod networks;
 mod overlay;
 mod penalty;
+mod quotas;
 mod several_files;
 
 const SECRET: Secret = Secret::from_bytes([3; 16]);

@@ -51,10 +51,12 @@ impl Slots {
                 self.leases.settle(*key, limit, settlement, cx);
                 Outcome::of(self.memory.admin().peek(*key, limit, cx.wall).peek, 0)
             }
-            RemoteOperation::Divide(id, report) => {
-                let (id, report) = (*id, *report);
-                let report = SubscriberReport { key: *key, limit: limit.clone(), id, report };
-                self.assign(self.dividers.report(&report, cx.wall), cx);
+            RemoteOperation::Divide(id, terms, report) => {
+                let (id, terms, report) = (*id, *terms, *report);
+                let report = SubscriberReport { key: *key, limit: limit.clone(), id, terms, report };
+                if self.may_divide(self.of(*key), cx) {
+                    self.assign(self.dividers.report(&report, cx.wall), cx);
+                }
                 Outcome::of(self.memory.admin().peek(*key, limit, cx.wall).peek, 0)
             }
         };

@@ -7,6 +7,7 @@ use tollgate_limiter::{
     algorithm::{Excess, FixedWindow, HitRate, Limit, Rate, TokenBucket, Window},
     descriptor::Key,
     divider::{ASSIGNMENT_TTL, Assignment, Assignments, Report, SubscriberId, Usage},
+    rules::QuotaTerms,
     time::SECOND,
 };
 
@@ -228,7 +229,7 @@ impl World {
         let now = self.time_of(replica);
         let id =
             SubscriberId { replica: keys::member(replica).number(), stream, bucket: quota as u32 };
-        let operation = RemoteOperation::Divide(id, report);
+        let operation = RemoteOperation::Divide(id, QuotaTerms::default(), report);
         let check = RemoteCheck { key: quota.key(), limit: quota.limit(), operation, lease_hits: 0 };
         if let Some(process) = self.processes.get_mut(&replica) {
             process.node.send(check, now);

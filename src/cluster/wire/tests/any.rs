@@ -1,6 +1,6 @@
 //! Strategies that generate every kind of message.
 
-use std::{num::NonZeroU64, sync::Arc, time::Duration};
+use std::{num::{NonZeroU32, NonZeroU64}, sync::Arc, time::Duration};
 
 use proptest::{prelude::*, sample::select};
 use tollgate_limiter::{
@@ -9,6 +9,7 @@ use tollgate_limiter::{
     divider::{
         Assignment, Assignments, Dividers, Report, SlotDivisions, SubscriberId, SubscriberReport, Usage,
     },
+    rules::QuotaTerms,
     store::{
         Check, Checks, CounterOperation, Epoch, HOLD_TTL_DEFAULT, HoldId, HoldOutcome, HoldTerms, Memory,
         OnExpiry, OnFull, OnRefusal, Outcome, SettleOutcome, Settled, Slot, SlotData, UnknownId,
@@ -151,6 +152,13 @@ prop_compose! {
     }
 }
 
+fn quota_terms() -> impl Strategy<Value = QuotaTerms> {
+    (1..1_000_u32, number()).prop_map(|(weight, floor)| QuotaTerms {
+        weight: NonZeroU32::new(weight).unwrap(),
+        floor,
+    })
+}
+
 fn report() -> impl Strategy<Value = Report> {
     prop_oneof![
         usage().prop_map(Report::Usage),
@@ -163,12 +171,12 @@ fn report() -> impl Strategy<Value = Report> {
 
 /// What reports of any clients come to.
 fn divisions() -> impl Strategy<Value = SlotDivisions> {
-    let report = (0..3_u64, any_limit(), subscriber(), report(), 0..20_u64);
+    let report = (0..3_u64, any_limit(), subscriber(), quota_terms(), report(), 0..20_u64);
     prop::collection::vec(report, 0..6).prop_map(|reports| {
         let memory = Arc::new(held(&[]));
         let dividers = Dividers::new(memory);
-        for (low, limit, id, report, second) in reports {
-            let report = SubscriberReport { key: Key::from_halves(0, low), limit, id, report };
+        for (low, limit, id, terms, report, second) in reports {
+            let report = SubscriberReport { key: Key::from_halves(0, low), limit, id, terms, report };
             dividers.report(&report, NOW.plus(second * SECOND));
         }
         dividers.of_slot(Slot(0), NOW)
@@ -247,7 +255,8 @@ fn operation() -> BoxedStrategy<RemoteOperation> {
         8 => counter_operation().prop_map(RemoteOperation::Counter),
         1 => contents().prop_map(RemoteOperation::Absorb),
         1 => settlement().boxed().prop_map(RemoteOperation::Settle),
-        1 => (subscriber(), report()).prop_map(|(id, report)| RemoteOperation::Divide(id, report)),
+        1 => (subscriber(), quota_terms(), report())
+            .prop_map(|(id, terms, report)| RemoteOperation::Divide(id, terms, report)),
     ]
     .boxed()
 }
