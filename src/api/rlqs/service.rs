@@ -83,7 +83,7 @@ impl QuotaService {
         let mut rules = self.limiter.view();
         loop {
             ticks.tick().await;
-            self.deliver(self.dividers.turn(self.clock.now()));
+            self.turn();
             let view = self.limiter.view();
             if !ptr::eq(view.rules(), rules.rules()) {
                 rules = view;
@@ -91,6 +91,11 @@ impl QuotaService {
                 outboxes.values().for_each(|outbox| outbox.announce_rules());
             }
         }
+    }
+
+    /// Makes the turns of dividers that are due.
+    pub fn turn(&self) {
+        self.deliver(self.dividers.turn(self.clock.now()));
     }
 
     /// Passes assignments to their streams.
