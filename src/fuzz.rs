@@ -7,6 +7,7 @@ pub use tollgate_limiter::{rules::fuzz::rules, store::fuzz::slot_data};
 pub use crate::{
     api::{
         fuzz::{admin, check, json},
+        rlqs::fuzz::rlqs,
         rls::fuzz::{headers, remote_rls, rls},
         v1::fuzz::v1,
     },
@@ -29,7 +30,7 @@ mod tests {
 
     type Target = fn(&[u8]);
 
-    const TARGETS: [(&str, Target); 16] = [
+    const TARGETS: [(&str, Target); 17] = [
         ("admin", admin),
         ("batch", batch),
         ("check", check),
@@ -39,6 +40,7 @@ mod tests {
         ("link", link),
         ("remote_rls", remote_rls),
         ("resource", resource),
+        ("rlqs", rlqs),
         ("rls", rls),
         ("rules", rules),
         ("rules_copy", rules_copy),

@@ -24,7 +24,7 @@ pub mod json;
 mod metrics;
 #[allow(missing_docs, clippy::all, clippy::disallowed_methods)]
 pub mod proto;
-mod protobuf;
+pub(crate) mod protobuf;
 mod pseudonym;
 pub mod reader;
 pub mod recorder;

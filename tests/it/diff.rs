@@ -15,6 +15,11 @@ descriptors:
   - key: path
     value: /api/*
     rate_limit: {unit: minute, requests_per_unit: 5}
+  - key: zone
+    value: "
+    * "
+    share_threshold: true
+    rate_limit: {window: 2s, requests_per_unit: 7}
   - key: plan
     descriptors:
       - key: member
@@ -118,6 +123,12 @@ async fn every_key_of_a_rule_is_compared() {
         ("fixed_window}", "fixed_window, lease: false}", "lease", "false"),
         ("fixed_window}", "fixed_window, headers: false}", "headers", "false"),
         ("fixed_window}", "fixed_window, quota_unit: tokens}", "quota_unit", "tokens"),
+        (
+            "requests_per_unit: 7",
+            "requests_per_unit: 7, quotas: [{key: zone, value: a, weight: 3, floor: 2}]",
+            "quotas",
+            "zone: a {weight: 3, floor: 2}",
+        ),
         ("fixed_window}", "fixed_window, on_owner_unavailable: deny}", "on_owner_unavailable", "deny"),
         ("fixed_window}", "fixed_window, denial_body: problem}", "denial_body", "problem"),
         (

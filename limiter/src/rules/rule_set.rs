@@ -77,6 +77,12 @@ impl Rules {
         self.conflicts
     }
 
+    /// Adds problems that do not prevent loading.
+    pub fn add_warnings(&mut self, more: Vec<Problem>) {
+        self.warnings.extend(more);
+        self.warnings.sort();
+    }
+
     /// Problems that do not prevent loading but are probably mistakes.
     pub fn warnings(&self) -> &[Problem] {
         &self.warnings

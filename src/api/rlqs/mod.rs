@@ -7,6 +7,8 @@ mod action;
 mod bucket;
 mod decode;
 mod encode;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzz;
 mod outbox;
 mod service;
 mod settings;

@@ -103,16 +103,20 @@ impl QuotaService {
         let mut rules = self.limiter.view();
         loop {
             ticks.tick().await;
-            // In a cluster the replicas make the turns of what they own.
-            if self.cluster.is_none() {
-                self.deliver(self.dividers.turn(self.clock.now(), |_| true));
-            }
+            self.turn();
             let view = self.limiter.view();
             if !ptr::eq(view.rules(), rules.rules()) {
                 rules = view;
                 let outboxes = self.outboxes.read().unwrap_or_else(PoisonError::into_inner);
                 outboxes.values().for_each(|outbox| outbox.announce_rules());
             }
+        }
+    }
+
+    /// Makes the turns of dividers that are due. In a cluster replicas make those of the counters that they own.
+    pub fn turn(&self) {
+        if self.cluster.is_none() {
+            self.deliver(self.dividers.turn(self.clock.now(), |_| true));
         }
     }
 

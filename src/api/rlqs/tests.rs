@@ -42,6 +42,10 @@ descriptors:
   - {key: trial, shadow_mode: true, rate_limit: {unit: minute, requests_per_unit: 5}}
   - {key: log, rate_limit: {unit: minute, requests_per_unit: 5, algorithm: sliding_log}}
   - {key: open, rate_limit: {unit: minute, requests_per_unit: 5, algorithm: sliding_log, on_owner_unavailable: allow}}
+  - key: zone
+    value: '*'
+    share_threshold: true
+    rate_limit: {unit: second, requests_per_unit: 100, quotas: [{key: zone, value: far, weight: 4, floor: 70}]}
   - key: a
     descriptors: [{key: b, value: x, rate_limit: {unit: minute, requests_per_unit: 0}}]
 ";
@@ -97,7 +101,7 @@ impl World {
 
     fn advance(&self, seconds: u64) {
         self.clock.set(self.clock.now().after(Duration::from_secs(seconds)));
-        self.service.deliver(self.dividers.turn(self.clock.now(), |_| true));
+        self.service.turn();
     }
 }
 
@@ -176,6 +180,22 @@ fn bucket_is_answered_as_its_rule_says() {
     ] {
         assert_eq!(answer(&world, pairs), expected, "{pairs:?}");
     }
+}
+
+#[test]
+fn buckets_that_share_a_counter_have_the_terms_of_their_values() {
+    let world = World::new();
+    let (mut near, mut far) = (world.open().unwrap(), world.open().unwrap());
+    near.receive(&reports(vec![usage(&[("zone", "near")], 0, 1)])).unwrap();
+    far.receive(&reports(vec![usage(&[("zone", "far")], 0, 1)])).unwrap();
+    let fill = |told: Vec<(String, Told)>| match told.last() {
+        Some((_, Told::Bucket { fill, .. })) => *fill,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(fill(told(&mut near)), 30, "the share of a newcomer, less the floor of the other");
+    // The cut share is in force after half a second.
+    world.advance(1);
+    assert_eq!(fill(told(&mut far)), 70);
 }
 
 #[test]

@@ -7,8 +7,11 @@ use tollgate_limiter::rules::{self, Problems, Rules};
 
 use crate::cli::{check::report::Report, help::examples, output::print_line};
 
+mod quotas;
 mod report;
 mod sarif;
+
+pub(super) use quotas::unserved;
 
 pub(super) fn command() -> Command {
     let path = Arg::new("path")
@@ -25,6 +28,7 @@ pub(super) fn command() -> Command {
             "tollgate check rules/ --sarif > problems.sarif",
         ]))
         .arg(path)
+        .arg(flag("rlqs").help("Warn of limits that the rate limit quota service of Envoy does not divide"))
         .arg(flag("json").help("Print the problems and warnings as JSON"))
         .arg(
             flag("sarif")
@@ -35,7 +39,10 @@ pub(super) fn command() -> Command {
 
 pub(super) fn run(matches: &ArgMatches) -> ExitCode {
     let path = matches.get_one::<PathBuf>("path").expect("clap requires it");
-    let checked = rules::load(path);
+    let mut checked = rules::load(path);
+    if let (Ok(rules), true) = (&mut checked, matches.get_flag("rlqs")) {
+        quotas::warn(rules);
+    }
     let text = if matches.get_flag("json") {
         Report::of(&checked).json().to_string()
     } else if matches.get_flag("sarif") {

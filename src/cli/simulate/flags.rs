@@ -24,6 +24,7 @@ use crate::{
         help::examples,
         request,
         simulate::{
+            envoys,
             generator::{Retry, Terms, Wait},
             input::{
                 Content, Mapping, OnBadLine, instant,
@@ -96,11 +97,12 @@ impl RecordedFlags {
 pub(super) fn command() -> Command {
     Command::new("simulate")
         // clap would write the group before the rules.
-        .override_usage("tollgate simulate [OPTIONS] <RULES> <INPUT|--generate <ARRIVALS>>")
+        .override_usage("tollgate simulate [OPTIONS] <RULES> <INPUT|--generate <ARRIVALS>|--envoys <DEMANDS>>")
         .about("Replay recorded or generated traffic against rules, without a server, and report what would be refused")
         .after_help(examples(&[
             "tollgate simulate rules.yaml access.log --descriptor 'remote_address={x_forwarded_for|last}' --suggest 99%",
             "tollgate simulate rules.yaml --generate bursts --descriptor 'user={key}' --keys 1000",
+            "tollgate simulate rules.yaml --envoys 150,60,5x10 --descriptor tenant=acme --duration 5m",
         ]))
         .arg(path("rules", "RULES", "Rule file, or directory of rule files").required(true))
         .arg(path("input", "INPUT", "Recorded traffic, plain or compressed with gzip or zstd; - reads the standard input"))
@@ -109,7 +111,13 @@ pub(super) fn command() -> Command {
         .args(shapes())
         .args(questions())
         .args(output())
-        .group(ArgGroup::new("traffic").args(["input", "generate"]).required(true))
+        .arg(
+            value("envoys", "DEMANDS", "Divide a limit over Envoys with so many requests a second each, as the rate limit quota service does; --descriptor is their bucket, or one for each")
+                .value_delimiter(',')
+                .value_parser(envoys::demand)
+                .conflicts_with_all(["compare", "suggest", "html", "decisions"]),
+        )
+        .group(ArgGroup::new("traffic").args(["input", "generate", "envoys"]).required(true))
 }
 
 fn path(name: &'static str, value_name: &'static str, help: &'static str) -> Arg {
@@ -264,11 +272,16 @@ pub(super) fn read(matches: &ArgMatches, rules: &Rules) -> Result<Flags, String>
     })
 }
 
+/// The domain that is given, or that of the rules, if there is one.
+pub(super) fn domain(matches: &ArgMatches, rules: &Rules) -> Option<String> {
+    let mut domains = rules.domains().map(|domain| &domain.name);
+    let only = domains.next().filter(|_| domains.next().is_none());
+    matches.get_one("domain").or(only).cloned()
+}
+
 fn traffic(matches: &ArgMatches, rules: &Rules) -> Result<TrafficFlags, String> {
     let text = |name: &str| matches.get_one::<String>(name).cloned();
-    let mut domains = rules.domains().map(|domain| &domain.name);
-    let only = domains.next().filter(|_| domains.next().is_none()).cloned();
-    let domain = text("domain").or(only);
+    let domain = domain(matches, rules);
     let descriptors = matches.get_many::<Vec<Entry>>("descriptor");
     let template = descriptors.map(Template::new).transpose()?;
     match matches.get_one::<Generator>("generate") {
@@ -364,8 +377,12 @@ mod tests {
     #[test]
     fn invalid_flag_is_refused_by_name() {
         for (flags, wrong) in [
-            ("", "<INPUT|--generate <ARRIVALS>>"),
+            ("", "<INPUT|--generate <ARRIVALS>|--envoys <DEMANDS>>"),
             ("log --generate poisson", "--generate"),
+            ("log --envoys 5", "--envoys"),
+            ("--envoys 5x0", "--envoys"),
+            ("--envoys fast", "--envoys"),
+            ("--envoys 5 --suggest 99%", "--suggest"),
             ("log --format xml", "--format"),
             ("log --descriptor user", "key=value"),
             ("log --descriptor user={f|upper}", "`upper` is no filter"),

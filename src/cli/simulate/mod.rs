@@ -35,6 +35,7 @@ use crate::cli::{
 mod cells;
 mod decisions;
 mod engine;
+mod envoys;
 mod event;
 mod flags;
 mod generator;
@@ -56,6 +57,9 @@ pub(super) fn command() -> Command {
 
 pub(super) fn run(matches: &ArgMatches) -> Result<(String, ExitCode), String> {
     let rules = load(matches.get_one::<PathBuf>("rules").expect("clap requires it"))?;
+    if matches.contains_id("envoys") {
+        return envoys::run(matches, rules);
+    }
     let flags = flags::read(matches, &rules)?;
     let (html, json, goal) = (flags.html.clone(), flags.json, flags.goal);
     let report = block_on(in_background(rules, flags))?;

@@ -7,7 +7,7 @@ use crate::cli::simulate::{
 };
 
 /// The length of the timeline in characters.
-const TIMELINE_WIDTH: usize = 60;
+pub(super) const TIMELINE_WIDTH: usize = 60;
 /// From no requests to the most of any bin.
 const LEVELS: [char; 9] = [' ', '▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
 
@@ -56,7 +56,7 @@ fn summary(report: &Report) -> String {
 }
 
 /// Left-aligned first column, right-aligned others.
-fn columns(header: &[&str], rows: Vec<Vec<String>>) -> String {
+pub(super) fn columns(header: &[&str], rows: Vec<Vec<String>>) -> String {
     let mut all = vec![header.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>()];
     all.extend(rows);
     let width = |column: usize| all.iter().map(|row| row[column].chars().count()).max().unwrap_or_default();
@@ -79,15 +79,20 @@ fn timeline(report: &Report) -> String {
     let refused: Vec<u64> = chunks().map(|bins| bins.iter().map(|bin| bin.refused).sum()).collect();
     let line = |name: &str, numbers: &[u64]| {
         let max = numbers.iter().copied().max().unwrap_or_default();
-        let level = |number: &u64| {
-            let eighths = (u128::from(*number) * 8).div_ceil(u128::from(max.max(1)));
-            // At most 8: no number is above the maximum.
-            LEVELS[eighths as usize]
-        };
-        format!("{name:<9}{}  up to {max}", numbers.iter().map(level).collect::<String>())
+        format!("{name:<9}{}  up to {max}", levels(numbers, max))
     };
     let seconds = report.timeline.bin_seconds * per_character as u64;
     format!("timeline, {seconds} s each\n{}\n{}", line("requests", &all), line("refused", &refused))
+}
+
+/// A character for each number, none of which is above `max`.
+pub(super) fn levels(numbers: &[u64], max: u64) -> String {
+    let level = |number: &u64| {
+        let eighths = (u128::from(*number) * 8).div_ceil(u128::from(max.max(1)));
+        // At most 8.
+        LEVELS[eighths as usize]
+    };
+    numbers.iter().map(level).collect()
 }
 
 fn users(title: &str, users: &[UserReport]) -> Option<String> {
