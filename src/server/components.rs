@@ -107,6 +107,10 @@ impl Components {
             .with_remote(remote)
             .with_modes(settings.limiter)
             .with_metrics(Arc::new(limiter::Metrics::new(settings.metrics.top_keys)));
+        let quotas = settings.rlqs.enabled.then(|| {
+            let memory = persistence.memory.clone();
+            Arc::new(QuotaService::new(limiter.clone(), memory, clock.clone(), settings.rlqs))
+        });
         let rule_source_stats = settings.rules.source.stats();
         let admin = AdminState {
             rule_source: admin::RuleSource::new(&settings.rules.source, rule_source_stats.clone()),
@@ -115,16 +119,13 @@ impl Components {
             active_rules: active_rules.clone(),
             memory: persistence.memory.clone(),
             limiter: limiter.clone(),
+            quotas: quotas.clone(),
             denial_bodies: Arc::new(DenialBodies::new(&settings.denial)),
             reader: RequestReader::new(settings.api.bounds(), JSON_BODIES_BYTES_MAX),
             settings: settings.given.clone().into(),
             logs,
             recorder: settings.admin.record.map(|values| Arc::new(Recorder::new(values))),
         };
-        let quotas = settings.rlqs.enabled.then(|| {
-            let memory = persistence.memory.clone();
-            Arc::new(QuotaService::new(limiter.clone(), memory, clock.clone(), settings.rlqs))
-        });
         let api = Api::new(limiter, settings.api)
             .with_headers(settings.headers.clone())
             .with_denial_bodies(admin.denial_bodies.clone())

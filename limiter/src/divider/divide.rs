@@ -2,7 +2,10 @@
 
 use crate::{
     algorithm::Limit,
-    divider::{Outcome, SubscriberId, Usage, assignment::end_of_assignment, shares::Shares, slices::Slices},
+    divider::{
+        Outcome, SubscriberId, Subscribers, Usage, assignment::end_of_assignment, shares::Shares,
+        slices::Slices,
+    },
     store::CounterView,
     time::Timestamp,
 };
@@ -81,6 +84,14 @@ impl Divider {
             Way::Slices(slices) => slices.report(id, usage, now),
         }
         self.divide(Some(id), view, now)
+    }
+
+    /// The subscribers at `now`, at most `max` of them.
+    pub fn subscribers(&self, max: usize, now: Timestamp) -> Subscribers {
+        match &self.way {
+            Way::Shares(shares) => Subscribers::of(shares.states(now), shares.callers(), max),
+            Way::Slices(slices) => Subscribers::of(slices.states(now), slices.callers(), max),
+        }
     }
 
     /// Ends a subscriber. What it has is in force until its time is over.

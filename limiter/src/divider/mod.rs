@@ -14,7 +14,9 @@ mod registry;
 mod shares;
 mod slices;
 
-pub use assignment::{ASSIGNMENT_TTL, Assignment, Outcome, SubscriberId, Usage};
+pub use assignment::{
+    ASSIGNMENT_TTL, Assignment, Outcome, Part, SubscriberId, SubscriberState, Subscribers, Usage,
+};
 pub use divide::{Divider, is_divisible};
 pub use registry::{Assignments, DividerStats, Dividers};
 

@@ -8,7 +8,9 @@ use std::{
 use crate::{
     algorithm::{Granted, Limit},
     descriptor::Key,
-    divider::{Assignment, Divider, Outcome, SubscriberId, Usage, assignment::end_of_assignment},
+    divider::{
+        Assignment, Divider, Outcome, SubscriberId, Subscribers, Usage, assignment::end_of_assignment,
+    },
     metrics::Counter,
     store::{CounterView, Memory, Turn},
     time::Timestamp,
@@ -118,6 +120,12 @@ impl Dividers {
             return Assignments::new();
         }
         self.divide(&mut shard, key, now, |divider, view| divider.turn(view, now))
+    }
+
+    /// The subscribers of the counter of `key` at `now`, at most `max` of them; `None` if it is not divided.
+    pub fn subscribers(&self, key: Key, max: usize, now: Timestamp) -> Option<Subscribers> {
+        let shard = self.shard(key);
+        shard.dividers.get(&key).map(|placed| placed.divider.subscribers(max, now))
     }
 
     /// Ends a subscriber. What it has is in force until its time is over.

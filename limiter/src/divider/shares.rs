@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, time::Duration};
 use crate::{
     algorithm::{Granted, HitRate},
     divider::{
-        Assignment, Outcome, SubscriberId, Usage,
+        Assignment, Outcome, Part, SubscriberId, SubscriberState, Usage,
         assignment::{HEADROOM, end_of_assignment},
         demand::Demand,
         max_min::{Want, divide, whole},
@@ -101,6 +101,24 @@ impl Shares {
 
     pub(super) fn is_empty(&self) -> bool {
         self.each.is_empty()
+    }
+
+    /// What each subscriber has.
+    pub(super) fn states(&self, now: Timestamp) -> impl Iterator<Item = SubscriberState> {
+        self.each.iter().filter(move |(_, subscriber)| now < subscriber.expires_at).map(
+            move |(id, subscriber)| SubscriberState {
+                id: *id,
+                demand: subscriber.demand.per_second(),
+                part: Part::Share(subscriber.given),
+                ends_after: subscriber.expires_at.since(now),
+                has_ended: subscriber.has_ended,
+            },
+        )
+    }
+
+    /// Hits that callers ask for in each second.
+    pub(super) fn callers(&self) -> f64 {
+        self.callers.per_second()
     }
 
     pub(super) fn set_rate(&mut self, rate: HitRate) {

@@ -2,6 +2,7 @@
 
 use std::{
     collections::HashMap,
+    net::SocketAddr,
     ptr,
     sync::{
         Arc, PoisonError, RwLock,
@@ -12,7 +13,8 @@ use std::{
 
 use tokio::time::{MissedTickBehavior, interval};
 use tollgate_limiter::{
-    divider::{Assignments, Dividers},
+    descriptor::Key,
+    divider::{Assignments, Dividers, Subscribers},
     limiter::Limiter,
     store::Memory,
     time::{Clock, Timestamp},
@@ -57,14 +59,14 @@ impl QuotaService {
         }
     }
 
-    /// The number and the outbox of another stream.
-    pub(super) fn open(&self) -> Result<(u64, Arc<Outbox>), Status> {
+    /// The number and the outbox of another stream, of the client at this address.
+    pub(super) fn open(&self, client: Option<SocketAddr>) -> Result<(u64, Arc<Outbox>), Status> {
         if !Stats::take(&self.stats.streams, self.settings.max_streams) {
             self.stats.refused_streams.increase();
             return Err(Status::resource_exhausted("too many streams of quotas: see rlqs.max_streams"));
         }
         let (stream, outbox) =
-            (self.next_stream.fetch_add(1, Ordering::Relaxed), Arc::new(Outbox::default()));
+            (self.next_stream.fetch_add(1, Ordering::Relaxed), Arc::new(Outbox::new(client)));
         self.outboxes.write().unwrap_or_else(PoisonError::into_inner).insert(stream, outbox.clone());
         Ok((stream, outbox))
     }
@@ -104,6 +106,16 @@ impl QuotaService {
                 outbox.push(id.bucket, Action::Assign(assignment));
             }
         }
+    }
+
+    /// The subscribers of the counter of `key`, at most `max` of them; `None` if it is not divided.
+    pub fn subscribers(&self, key: Key, max: usize) -> Option<Subscribers> {
+        self.dividers.subscribers(key, max, self.now())
+    }
+
+    /// The address of the client of a stream, while the stream is open.
+    pub fn client(&self, stream: u64) -> Option<SocketAddr> {
+        self.outboxes.read().unwrap_or_else(PoisonError::into_inner).get(&stream)?.client()
     }
 
     pub(super) fn now(&self) -> Timestamp {

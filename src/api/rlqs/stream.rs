@@ -2,6 +2,7 @@
 
 use std::{
     collections::HashMap,
+    net::SocketAddr,
     sync::Arc,
     task::{Context, Poll},
 };
@@ -56,9 +57,9 @@ struct Bucket {
 const RENEWAL_REPORTS: u32 = (UNLIMITED_TTL.as_secs() / 10) as u32;
 
 impl QuotaStream {
-    /// Opens a stream of `service`.
-    pub fn open(service: Arc<QuotaService>) -> Result<Self, Status> {
-        let (stream, outbox) = service.open()?;
+    /// Opens a stream of `service` for the client at this address.
+    pub fn open(service: Arc<QuotaService>, client: Option<SocketAddr>) -> Result<Self, Status> {
+        let (stream, outbox) = service.open(client)?;
         let (domain, numbers) = (None, HashMap::new());
         Ok(Self {
             service,
@@ -115,6 +116,9 @@ impl QuotaStream {
             return;
         };
         let terms = self.terms(view, &entries);
+        if let (Terms::Divide(key, _), Some(domain)) = (&terms, &self.domain) {
+            service.limiter.metrics().count_quota(domain, &entries, *key, allowed.saturating_add(denied));
+        }
         let mut id = std::mem::take(&mut self.id);
         encoded(&entries, &mut id);
         let number = self.numbers.get(&*id).copied().or_else(|| self.insert(&id));
