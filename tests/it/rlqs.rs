@@ -140,7 +140,7 @@ async fn explanation_and_lists_show_shares_of_clients() {
     let share = &shares["first"][0];
     assert!(share["client"].as_str().unwrap().starts_with("127.0.0.1:"), "{share}");
     assert_eq!(share["share"], json!({"per_second": 100, "burst": 20}));
-    assert_eq!((&share["demand_per_second"], &share["has_ended"]), (&json!(60.0), &json!(false)));
+    assert_eq!((&share["demand_per_second"], &share["has_ended"]), (&json!(60.2), &json!(false)));
     assert!((14_000..=16_000).contains(&share["ends_after_ms"].as_u64().unwrap()), "{share}");
     let top = ok_json(&service, "GET", "/top", "").await;
     assert_eq!(top["quotas"], json!([{"key": "shop rate=a", "count": 301, "error": 0}]));

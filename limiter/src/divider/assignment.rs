@@ -104,6 +104,8 @@ pub struct Outcome {
     pub next_at: Option<Timestamp>,
     /// Hits that passed at a subscriber without having been granted.
     pub beyond_grant: u64,
+    /// The time from a change of demand or of subscribers until all shares were adjusted, if that is now.
+    pub converged_after: Option<Duration>,
 }
 
 /// The instant at which an assignment of `now` is no longer in force.

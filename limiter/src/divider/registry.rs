@@ -3,6 +3,7 @@
 use std::{
     collections::{BTreeSet, HashMap},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
 };
 
 use crate::{
@@ -11,7 +12,7 @@ use crate::{
     divider::{
         Assignment, Divider, Outcome, SubscriberId, Subscribers, Usage, assignment::end_of_assignment,
     },
-    metrics::Counter,
+    metrics::{Counter, Histogram, micros},
     store::{CounterView, Memory, Turn},
     time::Timestamp,
 };
@@ -20,6 +21,13 @@ use crate::{
 const SHARDS: usize = 64;
 /// Turns without a report that one call makes at most for each lock.
 const TURNS_MAX: usize = 1_000;
+
+/// Bounds of the times until shares are adjusted. A smaller share is in force after half a second, and one of a client
+/// that has gone ends after 16 s.
+const CONVERGENCE_BOUNDS: [Duration; 12] = micros([
+    100_000, 250_000, 500_000, 750_000, 1_000_000, 2_500_000, 5_000_000, 7_500_000, 10_000_000, 17_500_000,
+    30_000_000, 60_000_000,
+]);
 
 /// Assignments for subscribers.
 pub type Assignments = Vec<(SubscriberId, Assignment)>;
@@ -34,12 +42,21 @@ pub struct Dividers {
 }
 
 /// What has happened to dividers.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct DividerStats {
     /// Hits that clients have let pass and that were charged.
     pub used: Counter,
     /// Hits that passed at clients without having been granted.
     pub beyond_grant: Counter,
+    /// Times from changes of demand or of clients until all shares were adjusted.
+    pub convergence: Histogram,
+}
+
+impl Default for DividerStats {
+    fn default() -> Self {
+        let (used, beyond_grant) = (Counter::default(), Counter::default());
+        Self { used, beyond_grant, convergence: Histogram::new(&CONVERGENCE_BOUNDS) }
+    }
 }
 
 #[derive(Debug, Default)]
@@ -164,6 +181,9 @@ impl Dividers {
         let Turn { used, granted } = outcome.turn;
         self.stats.used.add(used);
         self.stats.beyond_grant.add(outcome.beyond_grant);
+        if let Some(time) = outcome.converged_after {
+            self.stats.convergence.record(time);
+        }
         if let Some(at) = placed.next_at.take() {
             shard.due.remove(&(at, key));
         }

@@ -217,6 +217,27 @@ fn rate_is_divided_by_demand_and_follows_a_shift() {
 }
 
 #[test]
+fn time_until_shares_are_adjusted_is_that_of_the_slowest() {
+    let mut world = World::new(bucket(100, 20));
+    world.run(20.0, &[(1, 150.0)], 0.0);
+    let counted = |world: &World| world.dividers.stats().convergence.buckets();
+    let before = counted(&world);
+    assert!(before.count > 0 && before.sum < 0.1, "nothing waits for others: {before:?}");
+    // The newcomer waits until the smaller share of the other one is in force.
+    world.run(3.0, &[(1, 150.0), (2, 50.0)], 0.0);
+    let shared = counted(&world);
+    assert!((0.45..0.65).contains(&(shared.sum - before.sum)), "{shared:?}");
+    // The share of a client that has gone is in force for its time.
+    world.run(20.0, &[(1, 150.0), (2, 50.0)], 0.0);
+    let (before, since) = (counted(&world), world.now);
+    world.leave(2);
+    world.run(30.0, &[(1, 150.0)], 0.0);
+    let after = counted(&world);
+    assert!(after.count > before.count, "{:?} since {since:?}", after);
+    assert!((5.0..=16.5).contains(&(after.sum - before.sum)), "{:?}", after.sum - before.sum);
+}
+
+#[test]
 fn subscribers_are_listed_by_demand_until_their_parts_end() {
     let mut world = World::new(bucket(100, 20));
     assert_eq!(world.dividers.subscribers(world.key, 2, world.now), None);

@@ -136,6 +136,7 @@ impl QuotaService {
             allowed: stats.allowed.get(),
             denied: stats.denied.get(),
             beyond_grant: dividers.beyond_grant.get(),
+            convergence: dividers.convergence.buckets(),
             assignments: stats.assignments.get(),
             abandoned: stats.abandoned.get(),
             refused_streams: stats.refused_streams.get(),
