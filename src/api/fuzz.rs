@@ -216,6 +216,7 @@ pub(super) fn admin_state() -> AdminState {
         active_rules: ACTIVE_RULES.clone(),
         memory,
         limiter,
+        quotas: None,
         denial_bodies: Arc::default(),
         reader: RequestReader::new(Settings::default().bounds(), 1 << 24),
         settings: Arc::default(),

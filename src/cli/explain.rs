@@ -92,8 +92,41 @@ fn rule(descriptor: &Value, lines: &mut Vec<String>) {
             of["remaining"]
         ));
         lines.extend(penalty(&counter["before"]["penalty"]));
+        shares(&of["shares"], lines);
         lines.push(format!("  {what}counter {}, {}", text(&counter["key"]), text(&counter["kind"])));
     }
+}
+
+/// The shares of clients that decide by themselves.
+fn shares(of: &Value, lines: &mut Vec<String>) {
+    let first = list(&of["first"]);
+    let Some(clients) = of["clients"].as_u64() else { return };
+    lines.push(format!(
+        "  divided over {clients} clients, beside callers with a demand of {} a second",
+        tenths(&of["callers_per_second"])
+    ));
+    for share in first {
+        let (slice, rate) = (&share["slice"], &share["share"]);
+        let part = match slice["left"].as_u64() {
+            Some(left) => format!("{left} left of a slice of {}", slice["hits"]),
+            None => format!("{} a second, burst {}", rate["per_second"], rate["burst"]),
+        };
+        let state = if share["has_ended"] == true { "gone, its part ends" } else { "ends unless renewed" };
+        lines.push(format!(
+            "    {}: demand {} a second, {part}; {state} in {} ms",
+            text(&share["client"]),
+            tenths(&share["demand_per_second"]),
+            share["ends_after_ms"],
+        ));
+    }
+    let more = clients.saturating_sub(first.len() as u64);
+    if more > 0 {
+        lines.push(format!("    and {more} more"));
+    }
+}
+
+fn tenths(number: &Value) -> String {
+    format!("{:.1}", number.as_f64().unwrap_or_default())
 }
 
 fn in_words(verdict: &Value) -> String {

@@ -108,20 +108,6 @@ impl Components {
             .with_remote(remote)
             .with_modes(settings.limiter)
             .with_metrics(Arc::new(limiter::Metrics::new(settings.metrics.top_keys)));
-        let rule_source_stats = settings.rules.source.stats();
-        let admin = AdminState {
-            rule_source: admin::RuleSource::new(&settings.rules.source, rule_source_stats.clone()),
-            cluster: cluster.clone(),
-            shared_store: shared_store.clone(),
-            active_rules: active_rules.clone(),
-            memory: persistence.memory.clone(),
-            limiter: limiter.clone(),
-            denial_bodies: Arc::new(DenialBodies::new(&settings.denial)),
-            reader: RequestReader::new(settings.api.bounds(), JSON_BODIES_BYTES_MAX),
-            settings: settings.given.clone().into(),
-            logs,
-            recorder: settings.admin.record.map(|values| Arc::new(Recorder::new(values))),
-        };
         let quotas = settings.rlqs.enabled.then(|| {
             let memory = persistence.memory.clone();
             let dividers = match &cluster {
@@ -136,6 +122,21 @@ impl Components {
             cluster.on_assignments(move |assignments| service.deliver(assignments));
             quotas
         });
+        let rule_source_stats = settings.rules.source.stats();
+        let admin = AdminState {
+            rule_source: admin::RuleSource::new(&settings.rules.source, rule_source_stats.clone()),
+            cluster: cluster.clone(),
+            shared_store: shared_store.clone(),
+            active_rules: active_rules.clone(),
+            memory: persistence.memory.clone(),
+            limiter: limiter.clone(),
+            quotas: quotas.clone(),
+            denial_bodies: Arc::new(DenialBodies::new(&settings.denial)),
+            reader: RequestReader::new(settings.api.bounds(), JSON_BODIES_BYTES_MAX),
+            settings: settings.given.clone().into(),
+            logs,
+            recorder: settings.admin.record.map(|values| Arc::new(Recorder::new(values))),
+        };
         let api = Api::new(limiter, settings.api)
             .with_headers(settings.headers.clone())
             .with_denial_bodies(admin.denial_bodies.clone())

@@ -41,8 +41,8 @@ pub(super) struct Services {
     api: Option<Api>,
     // The rate limit quota service, if it is enabled.
     quotas: Option<Arc<QuotaService>>,
-    // Address of the client. The outer `None`: the router does not need it.
-    peer: Option<Option<SocketAddr>>,
+    // Address of the client.
+    peer: Option<SocketAddr>,
     // Activity of the connection, if the listener closes idle connections.
     activity: Option<Arc<Activity>>,
     callers: Callers,
@@ -56,7 +56,7 @@ impl Services {
         // A router with its state set is not rebuilt for each request.
         let router = router.with_state(());
         let (api, quotas, activity, caller) = (None, None, None, Caller::default());
-        Self { router, api, quotas, peer: Some(None), activity, callers, caller }
+        Self { router, api, quotas, peer: None, activity, callers, caller }
     }
 
     /// gRPC services: `api` is the rate limit service, `quotas` that of quotas, `router` has the other services.
@@ -82,7 +82,7 @@ impl Services {
         let network = || Origin::network(peer.map(|peer| peer.ip()));
         // One per connection: connections on different cores must not share a reference count.
         let caller = self.callers.connected(name.map_or_else(network, Origin::Name));
-        Arc::new(Self { router, api, quotas, peer: self.peer.map(|_| peer), activity, callers, caller })
+        Arc::new(Self { router, api, quotas, peer, activity, callers, caller })
     }
 
     /// Starts a batch of calls that are read together.
@@ -98,6 +98,11 @@ impl Services {
     /// The rate limit quota service, if it is enabled.
     pub(super) fn quotas(&self) -> Option<&Arc<QuotaService>> {
         self.quotas.as_ref()
+    }
+
+    /// The address of the client.
+    pub(super) fn peer(&self) -> Option<SocketAddr> {
+        self.peer
     }
 
     /// Whether the streams of a request may stay open.
@@ -132,7 +137,7 @@ impl Services {
     }
 
     async fn route(&self, mut request: Request<RequestBody>) -> Response<Body> {
-        if let Some(peer) = self.peer.flatten() {
+        if let Some(peer) = self.peer {
             request.extensions_mut().insert(ConnectInfo(peer));
         }
         request.extensions_mut().insert(self.caller.clone());

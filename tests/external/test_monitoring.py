@@ -97,11 +97,7 @@ def test_expressions_use_metrics_and_labels_of_the_catalog():
         # Nor are what clients send and what keys are refused for, or pieces that wait for others.
         *("tollgate_forward_auth_bad_headers_total", "tollgate_penalties_total"),
         "tollgate_cluster_delayed_pieces_total",
-        # Few replicas serve quotas.
-        *("tollgate_rlqs_streams", "tollgate_rlqs_buckets", "tollgate_rlqs_divided_counters"),
-        *("tollgate_rlqs_granted_rate", "tollgate_rlqs_granted_hits", "tollgate_rlqs_reports_total"),
-        *("tollgate_rlqs_reported_requests_total", "tollgate_rlqs_requests_beyond_grant_total"),
-        *("tollgate_rlqs_assignments_total", "tollgate_rlqs_abandoned_buckets_total", "tollgate_rlqs_refused_total"),
+        *("tollgate_rlqs_convergence_seconds_sum", "tollgate_rlqs_convergence_seconds_count"),
     }
 
 
@@ -531,6 +527,9 @@ EMPTY = {"Failed links", "Connections closed by the server", "Certificates expir
 # Rules of files have no control plane and no URL.
 EMPTY |= {"Connections to the control plane", "Responses of the control plane", "Overlay"}
 EMPTY |= {"Requests for the rules", "Age of the rules", "Copy of the rules"}
+# The replicas serve no quotas.
+EMPTY |= {"Clients with quotas", "Reported requests", "Parts of limits", "Reports and assignments"}
+EMPTY |= {"Time until shares are adjusted", "Refused streams and buckets"}
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.extended
 
 expect.set_options(timeout=browsers.TIMEOUT)
 
-VIEWS = {"overview": "Overview", "rules": "Rules", "keys": "Keys", "cluster": "Cluster", "try": "Try it"}
+VIEWS = {"overview": "Overview", "rules": "Rules", "keys": "Keys", "quotas": "Quotas", "cluster": "Cluster", "try": "Try it"}
 DENIED = ("user", "ada, the first")
 LOADED = [descriptor(DENIED), descriptor(("hot", "x")), *(descriptor(("plenty", f"{n}")) for n in range(20))]
 # The maximum number of keys that the page lists.

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use serde_json::json;
 use tokio::{sync::mpsc, time::timeout};
 use tokio_stream::wrappers::ReceiverStream;
 use tollgate::api::proto::envoy::{
@@ -18,7 +19,10 @@ use tollgate::api::proto::envoy::{
 };
 use tonic::{Code, Status, Streaming};
 
-use crate::harness::{Service, TIMEOUT, http, is_store_in_memory, request_for, until};
+use crate::{
+    admin::ok_json,
+    harness::{Service, TIMEOUT, http, is_store_in_memory, request_for, until},
+};
 
 const RULES: &str = "
 domain: shop
@@ -117,6 +121,31 @@ async fn two_doors_exhaust_one_budget() {
     ] {
         assert!(page.lines().any(|found| found == line), "{line}");
     }
+}
+
+#[tokio::test]
+async fn explanation_and_lists_show_shares_of_clients() {
+    if !is_store_in_memory() {
+        return;
+    }
+    let service = service().await;
+    let mut first = Client::open(&service, "rate").await.unwrap();
+    first.bucket().await;
+    service.advance(Duration::from_secs(5));
+    first.report(150, 150).await;
+    first.bucket().await;
+    let answer = ok_json(&service, "GET", "/explain?domain=shop&key=rate=a", "").await;
+    let shares = &answer["descriptors"][0]["shares"];
+    assert_eq!((&shares["clients"], &shares["callers_per_second"]), (&json!(1), &json!(0.0)));
+    let share = &shares["first"][0];
+    assert!(share["client"].as_str().unwrap().starts_with("127.0.0.1:"), "{share}");
+    assert_eq!(share["share"], json!({"per_second": 100, "burst": 20}));
+    assert_eq!((&share["demand_per_second"], &share["has_ended"]), (&json!(60.2), &json!(false)));
+    assert!((14_000..=16_000).contains(&share["ends_after_ms"].as_u64().unwrap()), "{share}");
+    let top = ok_json(&service, "GET", "/top", "").await;
+    assert_eq!(top["quotas"], json!([{"key": "shop rate=a", "count": 301, "error": 0}]));
+    let other = ok_json(&service, "GET", "/explain?domain=shop&key=rate=b", "").await;
+    assert!(other["descriptors"][0]["shares"].is_null());
 }
 
 #[tokio::test]

@@ -83,6 +83,57 @@ pub enum Assignment {
     Deny,
 }
 
+/// What a subscriber has, for operators.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct SubscriberState {
+    /// The subscriber.
+    pub id: SubscriberId,
+    /// Hits that it has asked for in each second before its last report.
+    pub demand: f64,
+    /// The part of the limit that it has.
+    pub part: Part,
+    /// The time after which the part is no longer in force, unless it is renewed.
+    pub ends_after: Duration,
+    /// Whether it is gone, so that the part is not renewed.
+    pub has_ended: bool,
+}
+
+/// A part of a limit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Part {
+    /// A share of a rate.
+    Share(HitRate),
+    /// A slice, and what may be left of it and of earlier ones.
+    Slice {
+        /// The hits of the last slice.
+        hits: u64,
+        /// Hits that it may still let pass.
+        left: u64,
+    },
+}
+
+/// The subscribers of one limit.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Subscribers {
+    /// Those with the greatest demand, in descending order.
+    pub first: Vec<SubscriberState>,
+    /// The number of all.
+    pub number: usize,
+    /// Hits that callers without a part have asked for in each second.
+    pub callers: f64,
+}
+
+impl Subscribers {
+    /// At most `max` of these.
+    pub(super) fn of(each: impl Iterator<Item = SubscriberState>, callers: f64, max: usize) -> Self {
+        let mut first: Vec<SubscriberState> = each.collect();
+        let number = first.len();
+        first.sort_by(|one, other| other.demand.total_cmp(&one.demand).then(one.id.cmp(&other.id)));
+        first.truncate(max);
+        Self { first, number, callers }
+    }
+}
+
 /// What a report, or a turn without one, has come to.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Outcome {
@@ -94,6 +145,8 @@ pub struct Outcome {
     pub next_at: Option<Timestamp>,
     /// Hits that passed at a subscriber without having been granted.
     pub beyond_grant: u64,
+    /// The time from a change of demand or of subscribers until all shares were adjusted, if that is now.
+    pub converged_after: Option<Duration>,
 }
 
 /// Moves instants of another process, at which it was `from`, to a clock that shows `to`.

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     algorithm::{Granted, Limit},
     divider::{
-        Outcome, Report, SubscriberId,
+        Outcome, Report, SubscriberId, Subscribers,
         assignment::{end_of_assignment, moved},
         shares::Shares,
         slices::Slices,
@@ -61,7 +61,7 @@ impl Divider {
 
     /// Whether there is no subscriber.
     pub fn is_empty(&self) -> bool {
-        self.subscribers() == 0
+        self.len() == 0
     }
 
     /// Divides another limit from now on. Returns whether it differs.
@@ -83,7 +83,7 @@ impl Divider {
     }
 
     /// The number of subscribers.
-    pub fn subscribers(&self) -> usize {
+    pub fn len(&self) -> usize {
         match &self.way {
             Way::Shares(shares) => shares.len(),
             Way::Slices(slices) => slices.len(),
@@ -96,7 +96,7 @@ impl Divider {
             Way::Shares(shares) => shares.has(id),
             Way::Slices(slices) => slices.has(id),
         };
-        is_known || self.subscribers() < SUBSCRIBERS_MAX
+        is_known || self.len() < SUBSCRIBERS_MAX
     }
 
     /// Takes the report of a subscriber, and divides.
@@ -123,6 +123,14 @@ impl Divider {
         }
         let reporter = matches!(report, Report::Usage(_) | Report::Resumed(_)).then_some(id);
         self.divide(reporter, view, now)
+    }
+
+    /// The subscribers at `now`, at most `max` of them.
+    pub fn subscribers(&self, max: usize, now: Timestamp) -> Subscribers {
+        match &self.way {
+            Way::Shares(shares) => Subscribers::of(shares.states(now), shares.callers(), max),
+            Way::Slices(slices) => Subscribers::of(slices.states(now), slices.callers(), max),
+        }
     }
 
     /// The replica of each subscriber.

@@ -14,7 +14,9 @@ mod registry;
 mod shares;
 mod slices;
 
-pub use assignment::{ASSIGNMENT_TTL, Assignment, Outcome, Report, SubscriberId, Usage};
+pub use assignment::{
+    ASSIGNMENT_TTL, Assignment, Outcome, Part, Report, SubscriberId, SubscriberState, Subscribers, Usage,
+};
 pub use divide::{Divider, SUBSCRIBERS_MAX, is_divisible};
 pub use registry::{Assignments, Divide, DividerStats, Dividers, SlotDivisions, SubscriberReport};
 

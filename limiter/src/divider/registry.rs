@@ -7,6 +7,7 @@ use std::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU64, Ordering},
     },
+    time::Duration,
 };
 
 use serde::{Deserialize, Serialize};
@@ -15,11 +16,11 @@ use crate::{
     algorithm::{Granted, Limit},
     descriptor::Key,
     divider::{
-        Assignment, Divider, Outcome, Report, SubscriberId,
+        Assignment, Divider, Outcome, Report, SubscriberId, Subscribers,
         assignment::{end_of_assignment, moved},
     },
     each_apart,
-    metrics::Counter,
+    metrics::{Counter, Histogram, micros},
     rules::QuotaTerms,
     store::{CounterView, Memory, Slot, Turn},
     time::Timestamp,
@@ -29,6 +30,13 @@ use crate::{
 const SHARDS: usize = 64;
 /// Turns without a report that one call makes at most for each lock.
 const TURNS_MAX: usize = 1_000;
+
+/// Bounds of the times until shares are adjusted. A smaller share is in force after half a second, and one of a client
+/// that has gone ends after 16 s.
+const CONVERGENCE_BOUNDS: [Duration; 12] = micros([
+    100_000, 250_000, 500_000, 750_000, 1_000_000, 2_500_000, 5_000_000, 7_500_000, 10_000_000, 17_500_000,
+    30_000_000, 60_000_000,
+]);
 
 /// A report, and the counter whose limit is divided.
 #[derive(Clone, Debug, PartialEq)]
@@ -65,7 +73,7 @@ pub struct Dividers {
 }
 
 /// What has happened to dividers.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct DividerStats {
     /// Hits that clients have let pass and that were charged.
     pub used: Counter,
@@ -73,6 +81,19 @@ pub struct DividerStats {
     pub beyond_grant: Counter,
     /// Reports of subscribers beyond the most that one limit has.
     pub refused: Counter,
+    /// Times from changes of demand or of clients until all shares were adjusted.
+    pub convergence: Histogram,
+}
+
+impl Default for DividerStats {
+    fn default() -> Self {
+        Self {
+            used: Counter::default(),
+            beyond_grant: Counter::default(),
+            refused: Counter::default(),
+            convergence: Histogram::new(&CONVERGENCE_BOUNDS),
+        }
+    }
 }
 
 #[derive(Debug, Default)]
@@ -114,7 +135,7 @@ impl SlotDivisions {
 
     /// The number of subscribers.
     pub fn subscribers(&self) -> usize {
-        self.each.iter().map(|(_, divider)| divider.subscribers()).sum()
+        self.each.iter().map(|(_, divider)| divider.len()).sum()
     }
 
     /// The hits that are granted of each limit beside its counter.
@@ -218,6 +239,13 @@ impl Dividers {
         self.divide(&mut shard, (slot, key), now, |divider, view| {
             divider.report(id, terms, report, view, now)
         })
+    }
+
+    /// The subscribers of the counter of `key` at `now`, at most `max` of them; `None` if it is not divided here.
+    pub fn subscribers(&self, key: Key, max: usize, now: Timestamp) -> Option<Subscribers> {
+        let slot = self.memory.slot(key);
+        let shard = self.shard(slot);
+        shard.dividers.get(&(slot, key)).map(|placed| placed.divider.subscribers(max, now))
     }
 
     /// The replicas that have subscribers of the counters of a slot.
@@ -329,6 +357,9 @@ impl Dividers {
         let Turn { used, granted } = outcome.turn;
         self.stats.used.add(used);
         self.stats.beyond_grant.add(outcome.beyond_grant);
+        if let Some(time) = outcome.converged_after {
+            self.stats.convergence.record(time);
+        }
         if let Some(at) = placed.next_at.take() {
             shard.due.remove(&(at, place));
         }

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     algorithm::{Granted, HitRate},
     divider::{
-        Assignment, Outcome, SubscriberId, Usage,
+        Assignment, Outcome, Part, SubscriberId, SubscriberState, Usage,
         assignment::{HEADROOM, end_of_assignment, moved},
         demand::Demand,
         max_min::{Want, divide, whole},
@@ -37,6 +37,8 @@ pub(super) struct Shares {
     each: BTreeMap<SubscriberId, Subscriber>,
     // Of callers that ask for each request.
     callers: Demand,
+    // Since when a share waits for its target.
+    changes_since: Option<Timestamp>,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -57,6 +59,14 @@ struct Subscriber {
     // Whether it has hits that no assignment allows.
     was_assigned: bool,
     beyond_grant: u64,
+}
+
+/// What has become of shares that should change.
+struct Assigned {
+    // The subscribers whose share has changed.
+    changed: Vec<SubscriberId>,
+    // Whether all shares are as they should be.
+    is_complete: bool,
 }
 
 impl Subscriber {
@@ -105,7 +115,25 @@ impl Subscriber {
 
 impl Shares {
     pub(super) fn new(rate: HitRate, now: Timestamp) -> Self {
-        Self { rate, each: BTreeMap::new(), callers: Demand::new(now) }
+        Self { rate, each: BTreeMap::new(), callers: Demand::new(now), changes_since: None }
+    }
+
+    /// What each subscriber has.
+    pub(super) fn states(&self, now: Timestamp) -> impl Iterator<Item = SubscriberState> {
+        self.each.iter().filter(move |(_, subscriber)| now < subscriber.expires_at).map(
+            move |(id, subscriber)| SubscriberState {
+                id: *id,
+                demand: subscriber.demand.per_second(),
+                part: Part::Share(subscriber.given),
+                ends_after: subscriber.expires_at.since(now),
+                has_ended: subscriber.has_ended,
+            },
+        )
+    }
+
+    /// Hits that callers ask for in each second.
+    pub(super) fn callers(&self) -> f64 {
+        self.callers.per_second()
     }
 
     pub(super) fn set_rate(&mut self, rate: HitRate) {
@@ -158,6 +186,7 @@ impl Shares {
     /// Moves all instants to another clock.
     pub(super) fn move_to(&mut self, from: Timestamp, to: Timestamp) {
         self.callers.move_to(from, to);
+        self.changes_since = self.changes_since.map(|instant| moved(instant, from, to));
         for subscriber in self.each.values_mut() {
             subscriber.demand.move_to(from, to);
             subscriber.allowed.move_to(from, to);
@@ -228,8 +257,9 @@ impl Shares {
         if learns {
             self.learn(&ids, &mut targets);
         }
-        let changed = self.assign(&ids, &targets, now);
-        let mut outcome = Outcome::default();
+        let Assigned { changed, is_complete } = self.assign(&ids, &targets, now);
+        let converged_after = self.converged_after(!changed.is_empty(), is_complete, now);
+        let mut outcome = Outcome { converged_after, ..Outcome::default() };
         for (id, subscriber) in &mut self.each {
             // What a newcomer may have from an earlier divider stays until it is measured.
             let is_known = !learns || subscriber.demand.is_measured();
@@ -242,6 +272,16 @@ impl Shares {
         outcome.turn = Turn { used: 0, granted: self.granted() };
         outcome.next_at = self.next_at(&ids, &targets, now);
         outcome
+    }
+
+    /// The time from the first change until all shares are as they should be, if that is now.
+    fn converged_after(&mut self, has_changed: bool, is_complete: bool, now: Timestamp) -> Option<Duration> {
+        if !is_complete {
+            self.changes_since.get_or_insert(now);
+            return None;
+        }
+        let since = self.changes_since.take();
+        (has_changed || since.is_some()).then(|| now.since(since.unwrap_or(now)))
     }
 
     /// The next instant at which something changes without a report.
@@ -344,9 +384,8 @@ impl Shares {
         order
     }
 
-    /// Applies smaller shares at once, and larger ones as far as the rate is free. Returns the subscribers whose share
-    /// has changed.
-    fn assign(&mut self, ids: &[SubscriberId], targets: &[u64], now: Timestamp) -> Vec<SubscriberId> {
+    /// Applies smaller shares at once, and larger ones as far as the rate is free.
+    fn assign(&mut self, ids: &[SubscriberId], targets: &[u64], now: Timestamp) -> Assigned {
         let rate = self.rate;
         let given = |shares: &Self, id: &SubscriberId| shares.each[id].given.per_second;
         let is_close = |id: &SubscriberId, target: u64| {
@@ -370,7 +409,7 @@ impl Shares {
         } else {
             kept
         };
-        let mut changed = Vec::new();
+        let (mut changed, mut is_complete) = (Vec::new(), true);
         let is_less = |shares: &Self, index: usize| next[index] < given(shares, &ids[index]);
         let (mut order, mut more): (Vec<usize>, Vec<usize>) =
             (0..ids.len()).partition(|index| is_less(self, *index));
@@ -381,6 +420,7 @@ impl Shares {
             let Some(subscriber) = self.each.get_mut(&ids[index]) else { continue };
             let others = held.per_second.saturating_sub(subscriber.held.per_second);
             let share = next[index].min(rate.per_second.saturating_sub(others));
+            is_complete &= share == next[index];
             let other_bursts = held.burst.saturating_sub(subscriber.held.burst);
             let burst =
                 burst_of(share, rate).min(rate.burst.saturating_sub(other_bursts)).max(u64::from(share > 0));
@@ -389,7 +429,7 @@ impl Shares {
                 changed.push(ids[index]);
             }
         }
-        changed
+        Assigned { changed, is_complete }
     }
 }
 

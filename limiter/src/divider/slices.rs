@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     algorithm::Granted,
     divider::{
-        Assignment, Outcome, SubscriberId, Usage,
+        Assignment, Outcome, Part, SubscriberId, SubscriberState, Usage,
         assignment::{end_of_assignment, moved},
         demand::Demand,
         max_min::{Want, divide, whole},
@@ -185,6 +185,27 @@ impl Subscriber {
 impl Slices {
     pub(super) fn new(allowance: u64, now: Timestamp) -> Self {
         Self { allowance, each: BTreeMap::new(), callers: Demand::new(now), used: 0, beyond_grant: 0 }
+    }
+
+    /// What each subscriber has.
+    pub(super) fn states(&self, now: Timestamp) -> impl Iterator<Item = SubscriberState> {
+        self.each.iter().filter(move |(_, subscriber)| now < subscriber.expires_at).map(
+            move |(id, subscriber)| SubscriberState {
+                id: *id,
+                demand: subscriber.demand.per_second(),
+                part: Part::Slice {
+                    hits: subscriber.slice.map_or(0, |slice| slice.hits),
+                    left: subscriber.left(),
+                },
+                ends_after: subscriber.expires_at.since(now),
+                has_ended: subscriber.has_ended,
+            },
+        )
+    }
+
+    /// Hits that callers ask for in each second.
+    pub(super) fn callers(&self) -> f64 {
+        self.callers.per_second()
     }
 
     pub(super) fn set_allowance(&mut self, allowance: u64) {

@@ -252,6 +252,47 @@ fn rate_is_divided_by_demand_and_follows_a_shift() {
 }
 
 #[test]
+fn time_until_shares_are_adjusted_is_that_of_the_slowest() {
+    let mut world = World::new(bucket(100, 20));
+    world.run(20.0, &[(1, 150.0)], 0.0);
+    let counted = |world: &World| world.dividers.stats().convergence.buckets();
+    let before = counted(&world);
+    assert!(before.count > 0 && before.sum < 0.1, "nothing waits for others: {before:?}");
+    // The newcomer waits until the smaller share of the other one is in force.
+    world.run(3.0, &[(1, 150.0), (2, 50.0)], 0.0);
+    let shared = counted(&world);
+    assert!((0.45..0.65).contains(&(shared.sum - before.sum)), "{shared:?}");
+    // The share of a client that has gone is in force for its time.
+    world.run(20.0, &[(1, 150.0), (2, 50.0)], 0.0);
+    let (before, since) = (counted(&world), world.now);
+    world.leave(2);
+    world.run(30.0, &[(1, 150.0)], 0.0);
+    let after = counted(&world);
+    assert!(after.count > before.count, "{:?} since {since:?}", after);
+    assert!((5.0..=16.5).contains(&(after.sum - before.sum)), "{:?}", after.sum - before.sum);
+}
+
+#[test]
+fn subscribers_are_listed_by_demand_until_their_parts_end() {
+    let mut world = World::new(bucket(100, 20));
+    assert_eq!(world.dividers.subscribers(world.key, 2, world.now), None);
+    world.run(20.0, &[(1, 5.0), (2, 60.0), (3, 150.0)], 0.0);
+    world.leave(3);
+    let listed = world.dividers.subscribers(world.key, 2, world.now).unwrap();
+    assert_eq!(listed.number, 3);
+    let [first, second] = listed.first[..] else { panic!("{listed:?}") };
+    assert_eq!((first.id.stream, first.has_ended), (3, true));
+    assert_eq!((second.id.stream, second.has_ended), (2, false));
+    assert!((145.0..=155.0).contains(&first.demand), "{first:?}");
+    assert!(matches!(first.part, Part::Share(rate) if (40..=60).contains(&rate.per_second)), "{first:?}");
+    world.leave(2);
+    world.run(20.0, &[(1, 5.0)], 3.0);
+    let listed = world.dividers.subscribers(world.key, 2, world.now).unwrap();
+    assert_eq!((listed.number, listed.first[0].id.stream), (1, 1));
+    assert!((2.0..=4.0).contains(&listed.callers), "{listed:?}");
+}
+
+#[test]
 fn single_client_gets_the_whole_rate_after_its_first_report() {
     let mut world = World::new(bucket(100, 20));
     let first = world.run(4.0, &[(1, 150.0)], 0.0)[0];
@@ -463,6 +504,8 @@ fn slice_that_may_have_ended_is_not_renewed() {
     // All of the first slice counts as used.
     let free = |now| world.memory.admin().peek(world.key, &world.limit, now).peek.remaining;
     assert_eq!(free(START.plus(26 * SECOND)), 480);
+    let listed = world.dividers.subscribers(world.key, 9, START.plus(26 * SECOND)).unwrap();
+    assert_eq!(listed.first[0].part, Part::Slice { hits: 20, left: 20 });
 }
 
 /// The terms of the clients 1 to 5, with floors of at most 5.

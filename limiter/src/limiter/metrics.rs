@@ -32,6 +32,8 @@ pub struct Metrics {
     pub overrides: DecisionStats,
     /// The keys denied most often.
     pub denied: TopKeys,
+    /// The keys requested most often at clients that decide by themselves, as far as their limits are divided.
+    pub quotas: TopKeys,
 }
 
 impl Default for Metrics {
@@ -41,7 +43,7 @@ impl Default for Metrics {
 }
 
 impl Metrics {
-    /// Empty metrics; the list of most denied keys has `top_keys` entries.
+    /// Empty metrics; the list of most denied keys, and that of quotas, have `top_keys` entries.
     pub fn new(top_keys: usize) -> Self {
         Self {
             unknown_domains: Counter::default(),
@@ -51,6 +53,7 @@ impl Metrics {
             shadow_passes: Counter::default(),
             overrides: DecisionStats::default(),
             denied: TopKeys::new(top_keys),
+            quotas: TopKeys::new(top_keys),
         }
     }
 
@@ -135,6 +138,11 @@ impl Metrics {
         }
     }
 
+    /// Counts requests for the counter of `key` at a client that decides by itself.
+    pub fn count_quota(&self, domain: &str, entries: &[Entry<'_>], key: Key, requests: u64) {
+        self.quotas.add_many(number_of(key), requests, || descriptor_text(domain, entries));
+    }
+
     #[cold]
     fn record_denied<'e, E: AsRef<[Entry<'e>]>>(
         &self,
@@ -142,8 +150,7 @@ impl Metrics {
         entries: impl FnOnce() -> E,
         key: Key,
     ) {
-        let key = u128::from(key.high()) << 64 | u128::from(key.low());
-        self.denied.add(key, || descriptor_text(&domain.name, entries().as_ref()));
+        self.denied.add(number_of(key), || descriptor_text(&domain.name, entries().as_ref()));
     }
 }
 
@@ -166,6 +173,10 @@ fn near_limit<R>(check: &Check<'_>, decision: &Decision<R>, charged: u64) -> u64
     }
     let near = most / 5 * 4 + most % 5 * 4 / 5;
     most.saturating_sub(decision.remaining).saturating_sub(near).min(charged)
+}
+
+fn number_of(key: Key) -> u128 {
+    u128::from(key.high()) << 64 | u128::from(key.low())
 }
 
 /// A descriptor as text: `domain key=value,key=value`.

@@ -19,7 +19,7 @@ pub struct Histogram {
 }
 
 /// The content of a histogram.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Buckets {
     /// Each bound in seconds, with the number of durations up to it.
     pub up_to: Vec<(f64, u64)>,

@@ -58,11 +58,16 @@ impl SpaceSaving {
 
     /// Counts a key once. `text` is called only if the key enters the list.
     pub fn add(&mut self, key: u128, text: impl FnOnce() -> String) {
-        if self.capacity == 0 {
+        self.add_many(key, 1, text);
+    }
+
+    /// Counts a key so many times. `text` is called only if the key enters the list.
+    pub fn add_many(&mut self, key: u128, times: u64, text: impl FnOnce() -> String) {
+        if self.capacity == 0 || times == 0 {
             return;
         }
         if let Some(index) = self.by_key.get(&key).copied() {
-            self.count(index);
+            self.count(index, times);
             return;
         }
         let full = self.slots.len() == self.capacity;
@@ -80,13 +85,13 @@ impl SpaceSaving {
             }
         };
         self.by_key.insert(key, index);
-        self.count(index);
+        self.count(index, times);
     }
 
-    fn count(&mut self, index: usize) {
+    fn count(&mut self, index: usize, times: u64) {
         let slot = &mut self.slots[index];
         self.by_count.remove(&(slot.count, index));
-        slot.count += 1;
+        slot.count = slot.count.saturating_add(times);
         self.by_count.insert((slot.count, index));
     }
 
@@ -109,10 +114,15 @@ impl TopKeys {
 
     /// Counts a key once. `text` is called only if the key enters the list.
     pub fn add(&self, key: u128, text: impl FnOnce() -> String) {
+        self.add_many(key, 1, text);
+    }
+
+    /// Counts a key so many times. `text` is called only if the key enters the list.
+    pub fn add_many(&self, key: u128, times: u64, text: impl FnOnce() -> String) {
         match self.lists[sharded::shard_index() % self.lists.len()].try_lock() {
-            Ok(mut list) => list.add(key, text),
-            Err(TryLockError::Poisoned(list)) => list.into_inner().add(key, text),
-            Err(TryLockError::WouldBlock) => self.missed.increase(),
+            Ok(mut list) => list.add_many(key, times, text),
+            Err(TryLockError::Poisoned(list)) => list.into_inner().add_many(key, times, text),
+            Err(TryLockError::WouldBlock) => self.missed.add(times),
         }
     }
 
@@ -129,7 +139,7 @@ impl TopKeys {
 }
 
 fn merged(lists: &[SpaceSaving], max: usize) -> Vec<TopKey> {
-    let unseen_max: u64 = lists.iter().map(SpaceSaving::unseen_max).sum();
+    let unseen_max = lists.iter().map(SpaceSaving::unseen_max).fold(0_u64, u64::saturating_add);
     let mut all: HashMap<u128, TopKey> = HashMap::new();
     for list in lists {
         for slot in &list.slots {
@@ -139,9 +149,9 @@ fn merged(lists: &[SpaceSaving], max: usize) -> Vec<TopKey> {
                 count: unseen_max,
                 error: unseen_max,
             });
-            entry.count += slot.count - list.unseen_max();
+            entry.count = entry.count.saturating_add(slot.count - list.unseen_max());
             // No underflow: the error of a slot is at most the smallest count.
-            entry.error = entry.error + slot.error - list.unseen_max();
+            entry.error = entry.error.saturating_add(slot.error) - list.unseen_max();
         }
     }
     let mut all: Vec<_> = all.into_values().collect();

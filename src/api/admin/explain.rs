@@ -8,7 +8,8 @@ use axum::{
 use prost::Message as _;
 use serde_json::{Value, json};
 use tollgate_limiter::{
-    algorithm::{Admission, Operation, Verdict},
+    algorithm::{Admission, HitRate, Operation, Verdict},
+    divider::{Part, SubscriberId, SubscriberState, Subscribers},
     limiter::{self, CheckExplanation, DescriptorExplanation, Explanation, LimiterError, NoCounter, Status},
     rules::{LevelTrace, MatchKind, NodeTrace, Rule},
     time::Timestamp,
@@ -22,8 +23,12 @@ use crate::api::{
     proto::envoy::{
         extensions::common::ratelimit::v3::RateLimitDescriptor, service::ratelimit::v3::RateLimitRequest,
     },
+    rlqs::QuotaService,
     rls,
 };
+
+/// The maximum number of clients whose shares of a limit are shown.
+const SHARES_MAX: usize = 100;
 
 /// Explains a request in the format of `/json`.
 pub(super) async fn of_message(
@@ -85,6 +90,14 @@ async fn explain(state: &AdminState, message: &[u8]) -> Result<Json<Value>, Admi
         }
     })?;
     let mut body = explanation_json(&asked, &explanation);
+    if let (Some(quotas), Some(descriptors)) = (&state.quotas, body["descriptors"].as_array_mut()) {
+        for (descriptor, (_, part)) in descriptors.iter_mut().zip(explanation.descriptors()) {
+            let key = part.and_then(|part| part.check.as_ref()).map(|check| check.key);
+            if let Some(subscribers) = key.and_then(|key| quotas.subscribers(key, SHARES_MAX)) {
+                descriptor["shares"] = shares_json(quotas, &subscribers);
+            }
+        }
+    }
     let (rules, modes, answer) = (snapshot.rules(), state.limiter.modes(), &explanation.answer);
     let retry_after = answer.retry_after(modes, &asked);
     let denial_body = state.denial_bodies.of(asked.domain(), rules, answer, modes, retry_after);
@@ -282,6 +295,37 @@ fn rule_json(rule: &Rule, part: &DescriptorExplanation<'_>) -> Value {
         "groups": format::groups(rule),
         "quotas": format::quotas(rule),
         "replaced_by": replaced_by,
+    })
+}
+
+fn stream_name(SubscriberId { replica, stream, .. }: SubscriberId) -> String {
+    if replica == 0 { format!("stream {stream}") } else { format!("stream {stream} of replica {replica:016x}") }
+}
+
+/// The shares of a limit: those of the clients with the greatest demand.
+fn shares_json(quotas: &QuotaService, subscribers: &Subscribers) -> Value {
+    let Subscribers { first, number, callers } = subscribers;
+    let share = |state: &SubscriberState| {
+        let SubscriberState { id, demand, part, ends_after, has_ended } = state;
+        let client = quotas.client(*id).map(|address| address.to_string());
+        let mut share = json!({
+            "client": client.unwrap_or_else(|| stream_name(*id)),
+            "demand_per_second": demand,
+            "ends_after_ms": format::millis(*ends_after),
+            "has_ended": has_ended,
+        });
+        match part {
+            Part::Share(HitRate { per_second, burst }) => {
+                share["share"] = json!({"per_second": per_second, "burst": burst});
+            }
+            Part::Slice { hits, left } => share["slice"] = json!({"hits": hits, "left": left}),
+        }
+        share
+    };
+    json!({
+        "clients": number,
+        "callers_per_second": callers,
+        "first": first.iter().map(share).collect::<Vec<_>>(),
     })
 }
 

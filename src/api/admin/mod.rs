@@ -55,7 +55,7 @@ const ENDPOINTS: [(&str, &str); 15] = [
         "the status of the active rules, and the problems of the last load; with ?list=WORDS the rules with all words, and their decisions",
     ),
     ("/store", "the stats of the counters"),
-    ("/top", "the most denied keys"),
+    ("/top", "the most denied keys, and those most requested at clients with quotas"),
 ];
 
 /// The maximum size of a body that sets a counter or a log level, in bytes.

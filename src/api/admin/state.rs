@@ -8,7 +8,7 @@ use tollgate_limiter::{
 };
 
 use crate::{
-    api::{denial_body::DenialBodies, reader::RequestReader, recorder::Recorder},
+    api::{denial_body::DenialBodies, reader::RequestReader, recorder::Recorder, rlqs::QuotaService},
     cluster::Cluster,
     rule_source,
     telemetry::logs::LogControl,
@@ -29,6 +29,8 @@ pub struct AdminState {
     pub memory: Arc<Memory>,
     /// The limiter.
     pub limiter: Limiter,
+    /// The rate limit quota service, if it is enabled.
+    pub quotas: Option<Arc<QuotaService>>,
     /// The bodies of refusals.
     pub denial_bodies: Arc<DenialBodies>,
     /// Reads the requests to explain.

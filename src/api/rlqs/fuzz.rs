@@ -67,7 +67,7 @@ pub fn rlqs(bytes: &[u8]) {
     let limiter = Limiter::new(active_rules, memory.clone(), clock.clone());
     let dividers = Arc::new(Dividers::new(memory.clone()).after_restart(NOW));
     let service = Arc::new(QuotaService::new(limiter, dividers, clock.clone(), SETTINGS));
-    let mut stream = QuotaStream::open(service.clone()).expect("it is the first stream");
+    let mut stream = QuotaStream::open(service.clone(), None).expect("it is the first stream");
     let mut reported = Vec::new();
     let mut rest = bytes;
     while let [length, seconds, after @ ..] = rest {

@@ -2,6 +2,7 @@
 
 use std::{
     collections::BTreeMap,
+    net::SocketAddr,
     sync::{
         Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, Ordering},
@@ -16,6 +17,7 @@ use crate::api::rlqs::action::Action;
 /// Actions for the buckets of a stream that are not sent yet, at most one for each.
 #[derive(Debug, Default)]
 pub(super) struct Outbox {
+    client: Option<SocketAddr>,
     actions: Mutex<BTreeMap<u32, Action>>,
     // Whether the rules have changed since the buckets were looked up.
     has_new_rules: AtomicBool,
@@ -23,6 +25,16 @@ pub(super) struct Outbox {
 }
 
 impl Outbox {
+    /// An empty outbox for the client at this address.
+    pub(super) fn new(client: Option<SocketAddr>) -> Self {
+        Self { client, ..Self::default() }
+    }
+
+    /// The address of the client.
+    pub(super) fn client(&self) -> Option<SocketAddr> {
+        self.client
+    }
+
     /// Adds an action from another stream or task.
     pub(super) fn push(&self, bucket: u32, action: Action) {
         self.add(bucket, action);

@@ -2,6 +2,7 @@
 
 use std::{
     collections::HashMap,
+    net::SocketAddr,
     ptr,
     sync::{
         Arc, PoisonError, RwLock,
@@ -12,7 +13,8 @@ use std::{
 
 use tokio::time::{MissedTickBehavior, interval};
 use tollgate_limiter::{
-    divider::{Assignments, Divide, Dividers, SubscriberReport},
+    descriptor::Key,
+    divider::{Assignments, Divide, Dividers, SubscriberId, SubscriberReport, Subscribers},
     limiter::Limiter,
     time::Clock,
 };
@@ -60,31 +62,14 @@ impl QuotaService {
         }
     }
 
-    /// The same in a cluster, as the replica of this number: counters are divided where they are.
-    #[must_use]
-    pub fn in_cluster(self, replica: u64, cluster: Arc<dyn Divide>) -> Self {
-        Self { replica, cluster: Some(cluster), ..self }
-    }
-
-    /// Sends reports to the dividers of their counters.
-    pub(super) fn report(&self, reports: Vec<SubscriberReport>) {
-        if let Some(cluster) = &self.cluster {
-            return cluster.report(reports);
-        }
-        let now = self.clock.now();
-        for report in reports {
-            self.deliver(self.dividers.report(&report, now));
-        }
-    }
-
-    /// The number and the outbox of another stream.
-    pub(super) fn open(&self) -> Result<(u64, Arc<Outbox>), Status> {
+    descriptor::Key,
+    divider::{Assignments, Divide, Dividers, SubscriberId, SubscriberReport, Subscribers},
         if !Stats::take(&self.stats.streams, self.settings.max_streams) {
             self.stats.refused_streams.increase();
             return Err(Status::resource_exhausted("too many streams of quotas: see rlqs.max_streams"));
         }
         let (stream, outbox) =
-            (self.next_stream.fetch_add(1, Ordering::Relaxed), Arc::new(Outbox::default()));
+            (self.next_stream.fetch_add(1, Ordering::Relaxed), Arc::new(Outbox::new(client)));
         self.outboxes.write().unwrap_or_else(PoisonError::into_inner).insert(stream, outbox.clone());
         Ok((stream, outbox))
     }
@@ -133,6 +118,17 @@ impl QuotaService {
         }
     }
 
+    /// The subscribers of the counter of `key`, at most `max` of them; `None` if it is not divided here.
+    pub fn subscribers(&self, key: Key, max: usize) -> Option<Subscribers> {
+        self.dividers.subscribers(key, max, self.clock.now())
+    }
+
+    /// The address of the client of a stream of this replica, while the stream is open.
+    pub fn client(&self, id: SubscriberId) -> Option<SocketAddr> {
+        let outboxes = self.outboxes.read().unwrap_or_else(PoisonError::into_inner);
+        outboxes.get(&id.stream).filter(|_| id.replica == self.replica)?.client()
+    }
+
     /// The numbers of this moment.
     pub fn reading(&self) -> Reading {
         let (stats, dividers) = (&self.stats, self.dividers.stats());
@@ -147,6 +143,7 @@ impl QuotaService {
             allowed: stats.allowed.get(),
             denied: stats.denied.get(),
             beyond_grant: dividers.beyond_grant.get(),
+            convergence: dividers.convergence.buckets(),
             assignments: stats.assignments.get(),
             abandoned: stats.abandoned.get(),
             refused_streams: stats.refused_streams.get(),

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use tollgate_limiter::metrics::Counter;
+use tollgate_limiter::metrics::{Buckets, Counter};
 
 use crate::telemetry::metrics::metrics;
 
@@ -36,7 +36,7 @@ impl Stats {
 }
 
 /// The numbers of one moment.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct Reading {
     pub(super) streams: usize,
     pub(super) buckets: usize,
@@ -47,6 +47,7 @@ pub struct Reading {
     pub(super) allowed: u64,
     pub(super) denied: u64,
     pub(super) beyond_grant: u64,
+    pub(super) convergence: Buckets,
     pub(super) assignments: u64,
     pub(super) abandoned: u64,
     pub(super) refused_streams: u64,
@@ -85,6 +86,9 @@ metrics! { Reading;
     Counter "tollgate_rlqs_assignments_total" []
         "Assignments that were sent, also those that only renew one."
         => |all, family| family.value(all.assignments);
+    Histogram "tollgate_rlqs_convergence_seconds" []
+        "Time from a change of demand or of clients until all clients of a limit that is divided as a rate have been sent their new shares."
+        => |all, family| family.buckets(&all.convergence);
     Counter "tollgate_rlqs_abandoned_buckets_total" []
         "Buckets without requests that were abandoned, so that their clients drop them."
         => |all, family| family.value(all.abandoned);

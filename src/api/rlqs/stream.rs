@@ -2,6 +2,7 @@
 
 use std::{
     collections::{BTreeMap, HashMap},
+    net::SocketAddr,
     sync::Arc,
     task::{Context, Poll},
 };
@@ -62,9 +63,9 @@ struct Bucket {
 const RENEWAL_REPORTS: u32 = (UNLIMITED_TTL.as_secs() / 10) as u32;
 
 impl QuotaStream {
-    /// Opens a stream of `service`.
-    pub fn open(service: Arc<QuotaService>) -> Result<Self, Status> {
-        let (stream, outbox) = service.open()?;
+    /// Opens a stream of `service` for the client at this address.
+    pub fn open(service: Arc<QuotaService>, client: Option<SocketAddr>) -> Result<Self, Status> {
+        let (stream, outbox) = service.open(client)?;
         Ok(Self {
             service,
             stream,
@@ -122,6 +123,9 @@ impl QuotaStream {
             return;
         };
         let terms = self.terms(view, &entries);
+        if let (Terms::Divide(key, ..), Some(domain)) = (&terms, &self.domain) {
+            service.limiter.metrics().count_quota(domain, &entries, *key, allowed.saturating_add(denied));
+        }
         let mut id = std::mem::take(&mut self.id);
         encoded(&entries, &mut id);
         let known = self.numbers.get(&*id).copied();

@@ -92,7 +92,7 @@ impl World {
     }
 
     fn open(&self) -> Result<QuotaStream, tonic::Status> {
-        QuotaStream::open(self.service.clone())
+        QuotaStream::open(self.service.clone(), None)
     }
 
     fn load(&self, rules: &str) {

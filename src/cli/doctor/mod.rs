@@ -19,7 +19,10 @@ use crate::{
 mod envoy;
 mod fields;
 mod optional_entries;
+mod quota_repair;
+mod quota_settings;
 mod quotas;
+mod yaml_text;
 
 /// The name of the command.
 pub(super) const NAME: &str = "doctor";
@@ -92,14 +95,13 @@ fn examine(matches: &ArgMatches) -> Result<(String, Vec<Finding>), String> {
 
 fn readable(findings: &[Finding]) -> String {
     let mut text = String::new();
-    for Finding { id, level, what, repair } in findings {
-        text += &format!(
-            "{} {}: {}\n  repair: {}\n\n",
-            level.name(),
-            escaped(id),
-            escaped(what),
-            escaped(repair)
-        );
+    for Finding { id, level, what, repair, snippet } in findings {
+        text +=
+            &format!("{} {}: {}\n  repair: {}\n", level.name(), escaped(id), escaped(what), escaped(repair));
+        for line in snippet.iter().flat_map(|snippet| snippet.lines()) {
+            text += &format!("    {}\n", escaped(line));
+        }
+        text.push('\n');
     }
     let number = |level| findings.iter().filter(|finding| finding.level == level).count();
     match (number(Level::Error), number(Level::Warning), number(Level::Advice)) {

@@ -1,14 +1,21 @@
 //! The rate limit quota filters in the configuration of an Envoy: what ends its process, and what lets requests pass.
 
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 use crate::{
     api::admin::doctor::finding::{Finding, listed},
-    cli::doctor::fields::{field, message, text},
+    cli::doctor::{
+        fields::{field, message, text},
+        quota_repair::repaired,
+        quota_settings::{bounds_values, closes_after, contains, denies_before, fallback},
+        yaml_text,
+    },
 };
 
 /// The part of a type that names the overrides of routes.
 const OVERRIDE_TYPE: &str = "rate_limit_quota.v3.RateLimitQuotaOverride";
+/// The maximum number of filters whose repaired matchers are shown.
+const REPAIRED_MAX: usize = 10;
 const ALL_DENIED: &str = "{fallback_rate_limit: {blanket_rule: DENY_ALL}}";
 
 /// What a configuration says about quotas.
@@ -16,6 +23,8 @@ const ALL_DENIED: &str = "{fallback_rate_limit: {blanket_rule: DENY_ALL}}";
 pub(super) struct Quotas {
     domains: Vec<String>,
     faults: Vec<Fault>,
+    // The domain of each filter whose matchers have a fault, with the repaired matchers.
+    repaired: Vec<(String, String)>,
 }
 
 /// What is wrong with a filter.
@@ -48,10 +57,10 @@ impl Quotas {
         }
         let domain = text(fields, "domain").unwrap_or_default();
         if !self.domains.contains(&domain) {
-            self.domains.push(domain);
+            self.domains.push(domain.clone());
         }
         if let Some(matcher) = message(fields, "bucket_matchers") {
-            self.add_matcher(matcher);
+            self.add_matcher(&domain, matcher);
         }
     }
 
@@ -66,11 +75,19 @@ impl Quotas {
         }
     }
 
-    fn add_matcher(&mut self, matcher: &Map<String, Value>) {
+    fn add_matcher(&mut self, domain: &str, matcher: &Map<String, Value>) {
+        let mut own = Self::default();
         if message(matcher, "on_no_match").is_none() {
-            self.add_fault(Fault::NoCatchAll);
+            own.add_fault(Fault::NoCatchAll);
         }
-        self.add_settings(&Value::Object(matcher.clone()), false);
+        own.add_settings(&Value::Object(matcher.clone()), false);
+        let repaired = (domain.to_owned(), yaml_text::block(&json!({"bucket_matchers": repaired(matcher)})));
+        // A config dump repeats a filter for each listener.
+        if !own.faults.is_empty() && !self.repaired.contains(&repaired) && self.repaired.len() < REPAIRED_MAX
+        {
+            self.repaired.push(repaired);
+        }
+        own.faults.into_iter().for_each(|fault| self.add_fault(fault));
     }
 
     /// Adds the settings of buckets in `value`. `is_bounded`: whether an expression, a list or a text matches the values.
@@ -94,25 +111,13 @@ impl Quotas {
     }
 
     fn add_bucket(&mut self, settings: &Map<String, Value>, is_bounded: bool) {
-        let fallback = |name| {
-            let behavior = message(settings, name)?;
-            Some((behavior, message(behavior, "fallback_rate_limit")?))
-        };
-        let denies = |strategy: &Map<String, Value>| {
-            text(strategy, "blanket_rule").is_some_and(|rule| rule == "DENY_ALL")
-        };
-        match fallback("no_assignment_behavior") {
-            Some((_, strategy)) if message(strategy, "token_bucket").is_some() => {
-                self.add_fault(Fault::BucketBefore)
-            }
-            Some((_, strategy)) if denies(strategy) => {}
-            Some(_) | None => self.add_fault(Fault::OpenBefore),
+        let before = fallback(settings, "no_assignment_behavior");
+        if before.is_some_and(|(_, strategy)| message(strategy, "token_bucket").is_some()) {
+            self.add_fault(Fault::BucketBefore);
+        } else if !denies_before(settings) {
+            self.add_fault(Fault::OpenBefore);
         }
-        let is_closed = fallback("expired_assignment_behavior").is_some_and(|(behavior, strategy)| {
-            denies(strategy)
-                && text(behavior, "expired_assignment_behavior_timeout").is_some_and(|time| !is_short(&time))
-        });
-        if !is_closed {
+        if !closes_after(settings) {
             self.add_fault(Fault::OpenAfter);
         }
         if !is_bounded && contains(settings, "custom_value") {
@@ -134,7 +139,17 @@ impl Quotas {
                 ),
             )
         });
-        unknown.chain(self.faults.iter().map(|fault| fault.finding())).collect()
+        let repaired = self.repaired.iter().map(|(domain, yaml)| {
+            Finding::advice(
+                "envoy_quota_repaired",
+                format!(
+                    "the matchers of the quota filter of domain {domain:?}, with the faults above repaired"
+                ),
+                "put them in place of those of the filter, with the expressions that fit your values",
+            )
+            .with_snippet(yaml.clone())
+        });
+        unknown.chain(self.faults.iter().map(|fault| fault.finding())).chain(repaired).collect()
     }
 }
 
@@ -180,30 +195,6 @@ impl Fault {
     }
 }
 
-/// Whether a predicate bounds the values that it matches.
-fn bounds_values(predicate: &Map<String, Value>) -> bool {
-    ["safe_regex", "exact", "custom_match"].into_iter().any(|name| contains(predicate, name))
-}
-
-/// Whether there is a field of this name in the fields, at any depth.
-fn contains(fields: &Map<String, Value>, name: &str) -> bool {
-    fn is_in(value: &Value, name: &str) -> bool {
-        match value {
-            Value::Array(items) => items.iter().any(|item| is_in(item, name)),
-            Value::Object(fields) => contains(fields, name),
-            Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => false,
-        }
-    }
-    field(fields, name).is_some() || fields.values().any(|value| is_in(value, name))
-}
-
-/// Whether a duration, in the JSON form of Protocol Buffers, is shorter than a day.
-fn is_short(text: &str) -> bool {
-    const DAY_SECONDS: f64 = 86_400.0;
-    let seconds = text.strip_suffix('s').and_then(|seconds| seconds.parse::<f64>().ok());
-    seconds.is_none_or(|seconds| seconds < DAY_SECONDS)
-}
-
 #[cfg(test)]
 mod tests {
     use tollgate_limiter::yaml;
@@ -224,12 +215,29 @@ mod tests {
         }
     }
 
-    fn ids(text: &str) -> Vec<String> {
+    fn findings(text: &str) -> Vec<Finding> {
         let (mut quotas, stream) = (Quotas::default(), yaml::load(text.as_bytes()));
-        assert!(stream.problems.is_empty());
+        assert!(stream.problems.is_empty(), "{text}");
         stream.documents.iter().for_each(|document| add_all(&mut quotas, &document.to_json(&mut Vec::new())));
         assert!(quotas.has_filter());
-        quotas.findings(&["quotas".to_owned()]).into_iter().map(|finding| finding.id).collect()
+        quotas.findings(&["quotas".to_owned()])
+    }
+
+    /// The findings, without the repaired matchers, in which nothing may be found.
+    fn ids(text: &str) -> Vec<String> {
+        let mut found = findings(text);
+        for repaired in found.extract_if(.., |finding| finding.id == "envoy_quota_repaired") {
+            let filter = format!("rlqs_server: {{}}\ndomain: quotas\n{}", repaired.snippet.unwrap());
+            assert_eq!(findings(&filter), [], "{filter}");
+        }
+        found.into_iter().map(|finding| finding.id).collect()
+    }
+
+    /// What is found if all values are free, in the last bucket too.
+    fn found_of_free_values() -> Vec<String> {
+        let free = "tenant: { custom_value: { name: x, typed_config: { \"@type\": y } } }";
+        let text = DEPLOYED.replace("tenant: { string_value: \"none\" }", free);
+        ids(&text.replace("safe_regex: { google_re2: {}, regex: \"[a-z0-9-]{1,32}\" }", "prefix: a"))
     }
 
     #[test]
@@ -262,6 +270,7 @@ mod tests {
             assert!(DEPLOYED.contains(part), "{part}");
             assert_eq!(ids(&DEPLOYED.replacen(part, by, 1)), [id], "{by}");
         }
+        assert_eq!(found_of_free_values(), ["envoy_quota_free_value"]);
         let with_override = format!(
             "{DEPLOYED}\nx: {{\"@type\": type.googleapis.com/envoy.extensions.filters.http.{OVERRIDE_TYPE}}}\n"
         );

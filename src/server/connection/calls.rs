@@ -276,7 +276,7 @@ impl Calls<'_> {
                 Status::unimplemented("the rate limit quota service is not enabled: see rlqs.enabled");
             return log_error(send_error(&mut respond, Some(disabled)));
         };
-        match QuotaStream::open(quotas.clone()) {
+        match QuotaStream::open(quotas.clone(), self.service.peer()) {
             Ok(quotas) => {
                 let (bytes, unsent) = (self.requests.clone(), self.unsent.clone());
                 let stream = MessageStream::new(quotas, request, bytes, unsent, self.closing.subscribe());

@@ -12,6 +12,9 @@ pub(crate) struct Finding {
     pub(crate) what: String,
     /// What to do about it.
     pub(crate) repair: String,
+    /// The repaired part of a configuration, as YAML.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) snippet: Option<String>,
 }
 
 /// The weight of a finding.
@@ -50,7 +53,11 @@ impl Finding {
     }
 
     fn of(level: Level, id: &str, what: String, repair: String) -> Self {
-        Self { id: id.to_owned(), level, what, repair }
+        Self { id: id.to_owned(), level, what, repair, snippet: None }
+    }
+
+    pub(crate) fn with_snippet(self, yaml: String) -> Self {
+        Self { snippet: Some(yaml), ..self }
     }
 }
 

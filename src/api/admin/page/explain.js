@@ -1,7 +1,7 @@
 // The explanation of a request: what would be decided and why, with the reset of a counter.
 
 import { Refusal, ask } from "./api.js";
-import { element, instant, number, seconds, terms, whole } from "./dom.js";
+import { count, element, instant, number, perSecond, seconds, share, table, terms, whole } from "./dom.js";
 
 function verdictText(verdict) {
   if (verdict.passes)
@@ -69,6 +69,40 @@ function limitTerms(part, prefix) {
   ];
 }
 
+/** The shares of a limit by client, beside callers that ask for each request. */
+function shares({ shares: divided }) {
+  if (!divided) return [];
+  const { clients, callers_per_second: callers, first } = divided;
+  const demands = first.reduce((sum, one) => sum + one.demand_per_second, callers);
+  const columns = [["Client"], ["Demand", "number"], ["Of all", "number"], ["Its part", "number"], ["Ends in", "number"]];
+  const { root, body, row } = table("Shares of the limit", columns);
+  const partText = ({ share: rate, slice }) =>
+    slice ? `${number(slice.left)} left of ${number(slice.hits)}` : perSecond(rate.per_second);
+  const cell = (text, kind = "") => element("span", { class: kind }, text);
+  for (const one of first) {
+    const ends = `${seconds(one.ends_after_ms / 1000)}${one.has_ended ? ", gone" : ""}`;
+    body.append(
+      row(whole("span", one.client), [
+        cell(perSecond(one.demand_per_second)),
+        cell(share(one.demand_per_second, demands)),
+        cell(partText(one)),
+        cell(ends, one.has_ended ? "warn" : ""),
+      ]),
+    );
+  }
+  if (callers > 0)
+    body.append(
+      row(whole("span", "callers that ask for each request"), [
+        cell(perSecond(callers)),
+        cell(share(callers, demands)),
+        cell("–"),
+        cell("–"),
+      ]),
+    );
+  const more = clients > first.length ? `, of which the first ${number(first.length)} are listed` : "";
+  return [element("h4", {}, `Divided over ${count(clients, "client")}${more}`), root];
+}
+
 function descriptor(answer, part, reset) {
   const passes = part.code === "OK";
   const can = part.counter && part.rule;
@@ -91,6 +125,7 @@ function descriptor(answer, part, reset) {
       ["Counter key", part.counter && whole("code", part.counter.key)],
       ["Kind", part.counter?.kind],
     ]),
+    ...shares(part),
     part.levels?.length > 0
       ? element(
           "details",

@@ -36,7 +36,8 @@ export class History {
     this.counted = null;
     this.rules = new Map();
     this.rulesHash = null;
-    this.keys = new Map();
+    /** By the list of keys. */
+    this.keys = { denied: new Map(), quotas: new Map() };
   }
 
   get latest() {
@@ -136,19 +137,21 @@ export class History {
   }
 
   addKeys(sample) {
-    const now = new Map();
-    for (const { key, count } of sample.top.denied) {
-      const seen = this.keys.get(key) ?? [];
-      seen.push({ at: sample.at, count });
-      trim(seen, sample.at, RATE_MS);
-      now.set(key, seen);
+    for (const [list, before] of Object.entries(this.keys)) {
+      const now = new Map();
+      for (const { key, count } of sample.top[list]) {
+        const seen = before.get(key) ?? [];
+        seen.push({ at: sample.at, count });
+        trim(seen, sample.at, RATE_MS);
+        now.set(key, seen);
+      }
+      this.keys[list] = now;
     }
-    this.keys = now;
   }
 
-  /** Denials of a key each second. */
-  keyRate(key) {
-    const seen = this.keys.get(key) ?? [];
+  /** The growth of a key of a list each second. */
+  keyRate(list, key) {
+    const seen = this.keys[list].get(key) ?? [];
     const [first, last] = [seen[0], seen.at(-1)];
     return first && last.at > first.at ? ((last.count - first.count) * 1000) / (last.at - first.at) : 0;
   }

@@ -1,4 +1,4 @@
-// Keys: those that were denied most often, and why.
+// Lists of keys: those that were denied most often, and those with quotas; with the explanation of the chosen one.
 
 import { ask } from "./api.js";
 import { count, element, number, perSecond, say, table, whole } from "./dom.js";
@@ -16,14 +16,39 @@ function split(key, domains) {
   return [domain, key.slice(domain.length + 1)];
 }
 
-export function keys(root, { history }) {
+const DENIED = {
+  list: "denied",
+  label: "Most denied keys",
+  columns: [["Key"], ["Denied each second", "number"], ["Since the start", "number"]],
+  intro:
+    "The keys that were denied most often since the start, on this replica. Choose one to see why it is refused; asking charges nothing. The order stays while the pointer or the focus is in the list.",
+  empty: "No key was denied yet.",
+};
+const QUOTAS = {
+  list: "quotas",
+  label: "Keys most requested at clients with quotas",
+  columns: [["Key"], ["Requested each second", "number"], ["Since the start", "number"]],
+  intro:
+    "The keys that clients with quotas, as Envoys, have reported most requests of since the start. Choose one to see how its limit is divided. Reports come every few seconds.",
+  empty: "No client has reported requests of a limit that is divided.",
+};
+
+export function keys(root, context) {
+  return listOf(root, context, DENIED);
+}
+
+export function quotas(root, context) {
+  return listOf(root, context, QUOTAS);
+}
+
+function listOf(root, { history }, kind) {
   const rows = new Map();
   const note = element("p", { class: "soft" });
   const {
     root: list,
     body,
     row: make,
-  } = table("Most denied keys", [["Key"], ["Denied each second", "number"], ["Since the start", "number"]]);
+  } = table(kind.label, kind.columns);
   list.classList.add("keys");
   const answer = element(
     "section",
@@ -44,7 +69,7 @@ export function keys(root, { history }) {
     element(
       "p",
       { class: "soft" },
-      "The keys that were denied most often since the start, on this replica. Choose one to see why it is refused; asking charges nothing. The order stays while the pointer or the focus is in the list.",
+      kind.intro,
     ),
     note,
     beside,
@@ -90,30 +115,30 @@ export function keys(root, { history }) {
   const update = () => {
     const sample = history.latest;
     if (!sample) return;
-    const denied = sample.top.denied;
+    const listed = sample.top[kind.list];
     const held = body.matches(":hover") || body.contains(document.activeElement);
-    const now = new Set(denied.map(({ key }) => key));
+    const now = new Set(listed.map(({ key }) => key));
     for (const [key, { root: old }] of rows) {
       if (!now.has(key) && !held) {
         old.remove();
         rows.delete(key);
       }
     }
-    for (const { key, count: most, error } of denied) {
+    for (const { key, count: most, error } of listed) {
       if (!rows.has(key)) {
         rows.set(key, row(key));
         body.append(rows.get(key).root);
       }
       const shown = rows.get(key);
-      say(shown.each, perSecond(history.keyRate(key)));
+      say(shown.each, perSecond(history.keyRate(kind.list, key)));
       say(shown.total, error > 0 ? `${number(most - error)} to ${number(most)}` : number(most));
       if (!held) body.append(shown.root);
     }
     const missed =
-      sample.top.missed > 0
+      kind.list === "denied" && sample.top.missed > 0
         ? `${count(sample.top.missed, "denial")} arrived while the list was read and counted for no key.`
         : "";
-    say(note, denied.length === 0 ? "No key was denied yet." : missed);
+    say(note, listed.length === 0 ? kind.empty : missed);
   };
   return { update };
 }

@@ -4,7 +4,7 @@ import { Refusal, lines, useToken } from "./api.js";
 import { cluster } from "./cluster.js";
 import { element, say } from "./dom.js";
 import { History } from "./history.js";
-import { keys } from "./keys.js";
+import { keys, quotas } from "./keys.js";
 import { overview } from "./overview.js";
 import { rules } from "./rules.js";
 import { tryIt } from "./try.js";
@@ -13,6 +13,7 @@ const VIEWS = {
   overview: ["Overview", overview],
   rules: ["Rules", rules],
   keys: ["Keys", keys],
+  quotas: ["Quotas", quotas],
   cluster: ["Cluster", cluster],
   try: ["Try it", tryIt],
 };

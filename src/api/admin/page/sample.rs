@@ -20,7 +20,7 @@ use crate::api::{
 const RULES_MAX: usize = 1_000;
 /// The maximum number of rules in a sample whose paths it has.
 const BUSIEST_MAX: usize = 50;
-/// The maximum number of denied keys in a sample.
+/// The maximum number of denied keys in a sample, and of keys of quotas.
 const KEYS_MAX: usize = 50;
 
 /// What samples are taken from.
@@ -98,7 +98,7 @@ impl Sampler {
         sample["store"] = store::json_of(state);
         sample["rules"] = rules_json(state, &rules);
         sample["each_rule"] = each;
-        sample["top"] = top::denied_json(metrics, KEYS_MAX);
+        sample["top"] = top::keys_json(metrics, KEYS_MAX);
         sample["certificates"] = certificates.collect();
         sample["cluster"] = state.cluster.as_ref().map(cluster::view_json).into();
         (point, format!("{sample}\n"))

@@ -213,7 +213,7 @@ fn rule_of<'r>(rules: &'r KeyedRules, domain: &str, buckets: &[Pairs]) -> Result
 impl Simulation {
     /// Adds an Envoy. They begin one after the other within the time between two reports.
     fn add(&mut self, per_second: f64, entries: &Pairs) -> Result<(), String> {
-        let stream = QuotaStream::open(self.service.clone()).map_err(|status| status.message().to_owned())?;
+        let stream = QuotaStream::open(self.service.clone(), None).map_err(|status| status.message().to_owned())?;
         let pairs = entries.iter().map(|entry| (entry.key.clone(), entry.value.clone()));
         let step = REPORT_EVERY / ENVOYS_MAX as u64 * 7;
         let offset = step * self.envoys.len() as u64 % REPORT_EVERY;
