@@ -118,8 +118,12 @@ impl Components {
             let Some(cluster) = &cluster else { return Arc::new(quotas) };
             let quotas =
                 Arc::new(quotas.in_cluster(cluster.local_id().number(), Arc::new(cluster.clone())));
-            let service = quotas.clone();
-            cluster.on_assignments(move |assignments| service.deliver(assignments));
+            let service = Arc::downgrade(&quotas);
+            cluster.on_assignments(move |assignments| {
+                if let Some(service) = service.upgrade() {
+                    service.deliver(assignments);
+                }
+            });
             quotas
         });
         let rule_source_stats = settings.rules.source.stats();
