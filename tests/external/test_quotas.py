@@ -5,18 +5,21 @@ import asyncio
 import bisect
 import collections
 import contextlib
+import json
 import threading
 import time
 
 import pytest
 
+from bootstraps import deployed_quotas
 from processes import ROOT, eventually
 
-BOOTSTRAP = ROOT / "deploy" / "envoy" / "envoy-rlqs.yaml"
 RULES = ROOT / "deploy" / "rules" / "quotas.yaml"
 RATE, BURST, BUDGET = 100, 20, 500
 # What an earlier process may have assigned is over after this time.
 LEARNING_SECONDS = 16
+# A share of a client that has gone is in force for this time after its last report.
+SHARE_SECONDS = 16
 # A client notices a response late on a busy machine.
 LATE = 0.1
 
@@ -71,34 +74,90 @@ class OpenLoop:
             if code == 200:
                 self.passed.append(at)
 
-    def most_in(self, seconds):
-        """The most that passed in any span of this length."""
-        times = sorted(self.passed)
-        return max((bisect.bisect_left(times, at + seconds) - index for index, at in enumerate(times)), default=0)
 
-    def passed_between(self, begin, end):
-        return sum(begin <= at < end for at in self.passed)
+class Calls:
+    """Callers that ask for each request of a tenant over JSON, whatever the answers. `tollgate` may be replaced."""
+
+    def __init__(self, tollgate, tenant, rate):
+        self.tollgate, self.interval = tollgate, 1 / rate
+        descriptor = {"entries": [{"key": "tenant", "value": tenant}]}
+        self.body = json.dumps({"domain": "quotas", "descriptors": [descriptor]})
+        self.passed = []
+        self.is_stopped = threading.Event()
+        self.thread = threading.Thread(target=self._run, daemon=True)
+        self.thread.start()
+
+    def stop(self):
+        self.is_stopped.set()
+        self.thread.join(10)
+
+    def _run(self):
+        due = time.monotonic()
+        while not self.is_stopped.wait(max(0, due - time.monotonic())):
+            due += self.interval
+            with contextlib.suppress(OSError):
+                tollgate = self.tollgate
+                answer = tollgate.call(tollgate.http, "/json", "POST", {"content-type": "application/json"}, self.body)
+                if answer.code == 200:
+                    self.passed.append(time.time())
 
 
-def envoy_bootstrap(port):
-    """The configuration of docs/rlqs.md with Tollgate on this port."""
-    text = BOOTSTRAP.read_text()
-    for old, new in [("10000", "0"), ("9901", "0"), ("8081", port)]:
-        assert f"port_value: {old} " in text
-        text = text.replace(f"port_value: {old} ", f"port_value: {new} ")
-    return text
+def most_in(passed, seconds):
+    """The most that passed in any span of this length."""
+    times = sorted(passed)
+    return max((bisect.bisect_left(times, at + seconds) - index for index, at in enumerate(times)), default=0)
+
+
+def passed_between(passed, begin, end):
+    return sum(begin <= at < end for at in passed)
+
+
+def assert_within_rate(passed, envoys):
+    most = {seconds: most_in(passed, seconds) for seconds in (1, 5, 10)}
+    print(f"most in 1, 5, 10 s: {most}")
+    for seconds, number in most.items():
+        # One for each Envoy whose part of the burst is below one.
+        assert number <= BURST + RATE * (seconds + LATE) + envoys, most
 
 
 @pytest.fixture
-def edges(start_tollgate, start_envoy):
-    tollgate = start_tollgate(RULES, flags=["--rlqs-enabled", "true"])
-    started = time.monotonic()
-    text = envoy_bootstrap(tollgate.grpc.rsplit(":", 1)[1])
-    envoys = [start_envoy(text) for _ in range(3)]
-    for envoy in envoys:
-        eventually("tollgate is healthy in envoy", lambda envoy=envoy: envoy.healthy("tollgate"))
-    eventually("tollgate has learnt", lambda: time.monotonic() - started > LEARNING_SECONDS)
-    return tollgate, envoys
+def start_edge(start_envoy):
+    """Starts an Envoy with the deployed configuration."""
+
+    def start(tollgate):
+        envoy = start_envoy(deployed_quotas(tollgate.grpc))
+        eventually("tollgate is healthy in envoy", lambda: envoy.healthy("tollgate"))
+        return envoy
+
+    return start
+
+
+@pytest.fixture
+def start_edges(start_tollgate, start_edge):
+    def start(*flags):
+        tollgate = start_tollgate(RULES, flags=["--rlqs-enabled", "true", *flags])
+        started = time.monotonic()
+        envoys = [start_edge(tollgate) for _ in range(3)]
+        assert len({envoy.address for envoy in envoys}) == len(envoys)
+        eventually("tollgate has learnt", lambda: time.monotonic() - started > LEARNING_SECONDS)
+        return tollgate, envoys
+
+    return start
+
+
+@pytest.fixture
+def edges(start_edges):
+    return start_edges()
+
+
+@pytest.fixture
+def calls(cleanup):
+    def start(tollgate, tenant, rate):
+        started = Calls(tollgate, tenant, rate)
+        cleanup.callback(started.stop)
+        return started
+
+    return start
 
 
 @pytest.fixture
@@ -125,20 +184,74 @@ def test_rate_of_three_envoys_is_one_limit_and_follows_demand(edges, open_loop):
     seconds_pass(10)
     before = time.time()
     seconds_pass(10)
-    settled = load.passed_between(before, before + 10)
+    settled = passed_between(load.passed, before, before + 10)
     load.rates = [5, 60, 150]
     shifted = time.time()
     seconds_pass(20)
-    after = load.passed_between(shifted + 10, shifted + 20)
+    after = passed_between(load.passed, shifted + 10, shifted + 20)
     load.rates = [0, 0, 0]
-    most = {seconds: load.most_in(seconds) for seconds in (1, 5, 10)}
-    print(f"settled {settled / 10}/s, after the shift {after / 10}/s, most {most}, codes {load.codes}")
+    print(f"settled {settled / 10}/s, after the shift {after / 10}/s, codes {load.codes}")
 
     assert settled >= 0.9 * RATE * 10
     assert after >= 0.9 * RATE * 10
-    for seconds, number in most.items():
-        # One for each Envoy whose part of the burst is below one.
-        assert number <= BURST + RATE * (seconds + LATE) + len(envoys), most
+    assert_within_rate(load.passed, len(envoys))
+
+
+@pytest.mark.timing
+def test_share_of_killed_envoy_goes_to_one_that_starts(edges, start_edge, open_loop, calls):
+    tollgate, envoys = edges
+    load, callers = open_loop(envoys, "acme"), calls(tollgate, "acme", 10)
+    load.rates = [60, 60, 60]
+    seconds_pass(12)
+    envoys[2].kill()
+    killed = time.time()
+    before = load.codes[2][200]
+    envoys[2] = start_edge(tollgate)
+    # A report comes up to 5 s later, and shares follow it.
+    settled = seconds_pass(SHARE_SECONDS + 12, killed)
+    seconds_pass(10, settled)
+    load.rates = [0, 0, 0]
+    each = [passed_between(one, settled, settled + 10) for one in (load.passed, callers.passed)]
+    print(f"{each} in 10 s at Envoys and of callers, {load.codes[2][200] - before} at the new Envoy")
+
+    assert sum(each) >= 0.9 * RATE * 10
+    assert load.codes[2][200] - before >= 100 and each[1] >= 50
+    assert_within_rate([*load.passed, *callers.passed], len(envoys) + 1)
+
+
+@pytest.mark.timing
+def test_restarted_server_learns_and_keeps_rate_and_budget(
+    start_edges, start_tollgate, open_loop, calls, tmp_path
+):
+    flags = ["--snapshot", tmp_path / "counters"]
+    tollgate, envoys = start_edges(*flags)
+    begin = seconds_pass(60 - time.time() % 60 + 0.05, time.time())
+    minute = begin - begin % 60
+    loads = {"acme": open_loop(envoys, "acme"), "trial": open_loop(envoys, "trial")}
+    callers = {"acme": calls(tollgate, "acme", 5), "trial": calls(tollgate, "trial", 1)}
+    loads["acme"].rates, loads["trial"].rates = [60, 60, 60], [8, 4, 1]
+    seconds_pass(18, minute)
+    tollgate.stop()
+    stopped = time.time()
+    # The Envoys know this address.
+    again = start_tollgate(RULES, grpc=tollgate.grpc, flags=["--rlqs-enabled", "true", *flags])
+    for one in callers.values():
+        one.tollgate = again
+    settled = seconds_pass(LEARNING_SECONDS + 12, stopped)
+    seconds_pass(10, settled)
+    seconds_pass(60.5, minute)
+    for load in loads.values():
+        load.rates = [0, 0, 0]
+    passed = {name: [*loads[name].passed, *callers[name].passed] for name in loads}
+    learning, after = (
+        passed_between(passed["acme"], since, since + 10) for since in (stopped + 6, settled)
+    )
+    budget = passed_between(passed["trial"], minute, minute + 60)
+    print(f"{learning} in 10 s while it learns, {after} in 10 s afterwards; {budget} of {BUDGET} of the budget")
+
+    assert after >= 0.9 * RATE * 10
+    assert_within_rate(passed["acme"], 2 * len(envoys))
+    assert 0.8 * BUDGET <= budget <= BUDGET
 
 
 @pytest.mark.timing
@@ -150,7 +263,7 @@ def test_budget_of_three_envoys_is_used_and_never_exceeded(edges, open_loop):
     minute = begin - begin % 60
     seconds_pass(61.5, minute)
     load.rates = [0, 0, 0]
-    passed = load.passed_between(minute, minute + 60)
+    passed = passed_between(load.passed, minute, minute + 60)
     print(f"{passed} of {BUDGET} passed, codes {load.codes}")
 
     assert passed <= BUDGET
@@ -158,19 +271,17 @@ def test_budget_of_three_envoys_is_used_and_never_exceeded(edges, open_loop):
 
 
 @pytest.mark.timing
-def test_budget_is_one_for_envoys_and_callers(edges, open_loop):
+def test_budget_is_one_for_envoys_and_callers(edges, open_loop, calls):
     tollgate, envoys = edges
     load = open_loop(envoys, "trial")
     begin = seconds_pass(60 - time.time() % 60 + 0.05, time.time())
     load.rates = [14, 6, 1.5]
-    minute, asked = begin - begin % 60, 0
-    body = '{"domain": "quotas", "descriptors": [{"entries": [{"key": "tenant", "value": "trial"}]}]}'
-    while time.time() < minute + 55:
-        time.sleep(0.1)
-        answer = tollgate.call(tollgate.http, "/json", "POST", {"content-type": "application/json"}, body)
-        asked += answer.code == 200
+    callers = calls(tollgate, "trial", 10)
+    minute = begin - begin % 60
+    seconds_pass(55, minute)
     load.rates = [0, 0, 0]
-    passed = load.passed_between(minute, minute + 60)
+    callers.stop()
+    passed, asked = (passed_between(one, minute, minute + 60) for one in (load.passed, callers.passed))
     print(f"{passed} passed at Envoys and {asked} of callers, {BUDGET} in all")
 
     assert passed + asked <= BUDGET

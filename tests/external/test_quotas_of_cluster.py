@@ -5,8 +5,21 @@ import types
 
 import pytest
 
+from bootstraps import deployed_quotas
 from processes import eventually
-from test_quotas import BUDGET, BURST, LATE, LEARNING_SECONDS, RATE, RULES, OpenLoop, envoy_bootstrap, seconds_pass
+from test_quotas import (
+    BUDGET,
+    BURST,
+    LATE,
+    LEARNING_SECONDS,
+    RATE,
+    RULES,
+    Calls,
+    OpenLoop,
+    most_in,
+    passed_between,
+    seconds_pass,
+)
 
 # Some requests of a cut share pass until the cut arrives.
 LATE_CUT = 10
@@ -18,9 +31,9 @@ class Edges:
     def __init__(self, cluster, proxies, start_envoy):
         self.cluster, self.proxies = cluster, proxies
         self.replicas = list(cluster.replicas)
-        ports = [proxies.open(f"edge-{index}").rsplit(":", 1)[1] for index in range(3)]
+        addresses = [proxies.open(f"edge-{index}") for index in range(3)]
         self.point_at(self.replicas)
-        self.envoys = [start_envoy(envoy_bootstrap(port)) for port in ports]
+        self.envoys = [start_envoy(deployed_quotas(address)) for address in addresses]
         for envoy in self.envoys:
             eventually("tollgate is healthy in envoy", lambda envoy=envoy: envoy.healthy("tollgate"))
 
@@ -65,17 +78,10 @@ def open_loop(cleanup):
 
 
 def assert_rate_is_bounded(load, envoys):
-    most = {seconds: load.most_in(seconds) for seconds in (1, 5, 10)}
+    most = {seconds: most_in(load.passed, seconds) for seconds in (1, 5, 10)}
     for seconds, number in most.items():
         assert number <= BURST + RATE * (seconds + LATE) + len(envoys) + LATE_CUT, most
     return most
-
-
-def call(replica):
-    """Asks a replica for one request of the budget. Returns whether it passes."""
-    body = '{"domain": "quotas", "descriptors": [{"entries": [{"key": "tenant", "value": "trial"}]}]}'
-    answer = replica.call(replica.http, "/json", "POST", {"content-type": "application/json"}, body)
-    return answer.code == 200
 
 
 @pytest.mark.timing
@@ -87,9 +93,9 @@ def test_rate_of_envoys_is_one_limit_while_replicas_roll(edges, open_loop):
     edges.roll()
     rolled = time.time()
     seconds_pass(12)
-    after = load.passed_between(rolled + 2, rolled + 12)
+    after = passed_between(load.passed, rolled + 2, rolled + 12)
     load.rates = [0, 0, 0]
-    during = load.passed_between(before, rolled) / (rolled - before)
+    during = passed_between(load.passed, before, rolled) / (rolled - before)
     most = assert_rate_is_bounded(load, edges.envoys)
     print(f"{during:.1f}/s in a roll of {rolled - before:.0f} s, {after / 10}/s after it, most {most}")
 
@@ -105,27 +111,29 @@ def test_rate_of_envoys_is_one_limit_after_a_crash(edges, open_loop):
     killed = time.time()
     edges.kill(edges.cluster.replicas[0])
     seconds_pass(35)
-    after = load.passed_between(killed + 25, killed + 35)
+    after = passed_between(load.passed, killed + 25, killed + 35)
     load.rates = [0, 0, 0]
     most = assert_rate_is_bounded(load, edges.envoys)
-    print(f"{load.passed_between(killed, killed + 20) / 20}/s after a crash, then {after / 10}/s, most {most}")
+    print(f"{passed_between(load.passed, killed, killed + 20) / 20}/s after a crash, then {after / 10}/s, most {most}")
 
     assert after >= 0.9 * RATE * 10
 
 
 @pytest.mark.timing
-def test_budget_of_envoys_and_callers_holds_while_replicas_roll(edges, open_loop):
+def test_budget_of_envoys_and_callers_holds_while_replicas_roll(edges, open_loop, cleanup):
     load = open_loop(edges.envoys, "trial")
     begin = seconds_pass(60 - time.time() % 60 + 0.05, time.time())
     load.rates = [14, 6, 1.5]
-    minute, asked = begin - begin % 60, 0
+    minute = begin - begin % 60
     seconds_pass(5)
     edges.roll()
-    while time.time() < minute + 58:
-        time.sleep(0.1)
-        asked += call(edges.cluster.replicas[0])
+    calls = Calls(edges.cluster.replicas[0], "trial", 10)
+    cleanup.callback(calls.stop)
+    seconds_pass(58, minute)
     load.rates = [0, 0, 0]
-    passed = load.passed_between(minute, minute + 60)
+    calls.stop()
+    asked = passed_between(calls.passed, minute, minute + 60)
+    passed = passed_between(load.passed, minute, minute + 60)
     print(f"{passed} passed at Envoys and {asked} of callers, {BUDGET} in all")
 
     assert passed + asked <= BUDGET

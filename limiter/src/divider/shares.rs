@@ -39,6 +39,16 @@ pub(super) struct Shares {
     callers: Demand,
     // Since when a share waits for its target.
     changes_since: Option<Timestamp>,
+    // The result of the last division, as long as all shares cover their demands.
+    #[serde(skip)]
+    ample: Option<Ample>,
+}
+
+/// A division that gave all subscribers and callers more than they ask for.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Ample {
+    held: HitRate,
+    until: Option<Timestamp>,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -108,6 +118,11 @@ impl Subscriber {
         self.terms.floor as f64
     }
 
+    /// Whether its share is known to cover its demand.
+    fn is_covered(&self) -> bool {
+        self.demand.is_measured() && HEADROOM * self.demand.per_second() <= self.given.per_second as f64
+    }
+
     fn assignment(&self) -> Assignment {
         if self.given.per_second == 0 { Assignment::Deny } else { Assignment::Share(self.given) }
     }
@@ -115,7 +130,7 @@ impl Subscriber {
 
 impl Shares {
     pub(super) fn new(rate: HitRate, now: Timestamp) -> Self {
-        Self { rate, each: BTreeMap::new(), callers: Demand::new(now), changes_since: None }
+        Self { rate, each: BTreeMap::new(), callers: Demand::new(now), changes_since: None, ample: None }
     }
 
     /// What each subscriber has.
@@ -137,17 +152,19 @@ impl Shares {
     }
 
     pub(super) fn set_rate(&mut self, rate: HitRate) {
-        self.rate = rate;
+        (self.rate, self.ample) = (rate, None);
     }
 
     pub(super) fn leave(&mut self, id: SubscriberId) {
         if let Some(subscriber) = self.each.get_mut(&id) {
             subscriber.has_ended = true;
+            self.ample = None;
         }
     }
 
     /// Ends the subscribers of a replica.
     pub(super) fn leave_all(&mut self, replica: u64) {
+        self.ample = None;
         let of_replica = |(id, _): &(&SubscriberId, &mut Subscriber)| id.replica == replica;
         self.each.iter_mut().filter(of_replica).for_each(|(_, subscriber)| subscriber.has_ended = true);
     }
@@ -200,6 +217,7 @@ impl Shares {
 
     /// Adds the subscribers of another division of the same rate. What either has assigned may be in force.
     pub(super) fn add(&mut self, other: Self, now: Timestamp) {
+        self.ample = None;
         for (id, subscriber) in other.each {
             let Some(known) = self.each.get_mut(&id) else {
                 self.each.insert(id, subscriber);
@@ -225,16 +243,42 @@ impl Shares {
 
     pub(super) fn report(&mut self, id: SubscriberId, usage: Usage, terms: QuotaTerms, now: Timestamp) {
         let subscriber = self.each.entry(id).or_insert_with(|| Subscriber::new(now));
+        if subscriber.terms != terms {
+            self.ample = None;
+        }
         subscriber.terms = terms;
         if !subscriber.was_assigned {
             subscriber.beyond_grant = subscriber.beyond_grant.saturating_add(usage.allowed);
         }
         let hits = usage.allowed.saturating_add(usage.denied);
+        let was_covered = subscriber.is_covered() && !subscriber.has_ended;
         subscriber.demand.add(hits, subscriber.given.per_second, now);
+        if !was_covered || !subscriber.is_covered() {
+            self.ample = None;
+        }
         subscriber.allowed.add(usage.allowed, 0, now);
         subscriber.has_ended = false;
         // What it had is renewed with this report.
         subscriber.expires_at = end_of_assignment(now);
+    }
+
+    /// The outcome of a report after which all shares still cover their demands: it renews the share.
+    fn renew(&mut self, reporter: SubscriberId, view: CounterView, now: Timestamp) -> Option<Outcome> {
+        let Ample { held, until } = self.ample.filter(|ample| ample.until.is_none_or(|until| now < until))?;
+        let left = self.rate.per_second.saturating_sub(held.per_second);
+        if HEADROOM * self.callers.per_second() > left as f64 {
+            return None;
+        }
+        self.callers.add(view.asked, left, now);
+        let subscriber = self.each.get_mut(&reporter)?;
+        subscriber.expires_at = end_of_assignment(now);
+        Some(Outcome {
+            assignments: vec![(reporter, subscriber.assignment())],
+            turn: Turn { used: 0, granted: Granted { rate: held, hits: 0 } },
+            next_at: until,
+            beyond_grant: std::mem::take(&mut subscriber.beyond_grant),
+            converged_after: None,
+        })
     }
 
     /// Divides the rate, and assigns what has changed; to the `reporter` in any case.
@@ -245,6 +289,9 @@ impl Shares {
         learns: bool,
         now: Timestamp,
     ) -> Outcome {
+        if let Some(outcome) = reporter.and_then(|reporter| self.renew(reporter, view, now)) {
+            return outcome;
+        }
         self.each.retain(|_, subscriber| now < subscriber.expires_at);
         for subscriber in self.each.values_mut().filter(|subscriber| subscriber.settles_at <= now) {
             subscriber.held = subscriber.given;
@@ -269,8 +316,15 @@ impl Shares {
             }
             outcome.beyond_grant += std::mem::take(&mut subscriber.beyond_grant);
         }
-        outcome.turn = Turn { used: 0, granted: self.granted() };
+        let held = self.held();
+        outcome.turn = Turn { used: 0, granted: Granted { rate: held, hits: 0 } };
         outcome.next_at = self.next_at(&ids, &targets, now);
+        let left = self.rate.per_second.saturating_sub(held.per_second);
+        let is_ample = is_complete
+            && !learns
+            && HEADROOM * self.callers.per_second() <= left as f64
+            && self.each.values().all(|each| !each.has_ended && each.is_covered());
+        self.ample = is_ample.then_some(Ample { held, until: outcome.next_at });
         outcome
     }
 
@@ -371,15 +425,16 @@ impl Shares {
 
     /// The order in which what is left over of fractions is given: first to those that would have nothing, by turns.
     fn order(&self, ids: &[SubscriberId], parts: &[f64], now: Timestamp) -> Vec<usize> {
+        let rank = |(id, part): (&SubscriberId, &f64)| {
+            let subscriber = &self.each[id];
+            let keeps = subscriber.given.per_second > 0 && now < subscriber.since.after(ROTATION);
+            ((*part >= 1.0, self.is_idle(id), !keeps, subscriber.since), part.fract())
+        };
+        let ranks: Vec<_> = ids.iter().zip(parts).map(rank).collect();
         let mut order: Vec<usize> = (0..ids.len()).collect();
         order.sort_by(|one, other| {
-            let rank = |index: usize| {
-                let subscriber = &self.each[&ids[index]];
-                let keeps = subscriber.given.per_second > 0 && now < subscriber.since.after(ROTATION);
-                (parts[index] >= 1.0, self.is_idle(&ids[index]), !keeps, subscriber.since)
-            };
-            let fraction = |index: usize| parts[index].fract();
-            rank(*one).cmp(&rank(*other)).then(fraction(*other).total_cmp(&fraction(*one)))
+            let ((one, fraction), (other, other_fraction)) = (&ranks[*one], &ranks[*other]);
+            one.cmp(other).then(other_fraction.total_cmp(fraction))
         });
         order
     }
@@ -415,8 +470,8 @@ impl Shares {
             (0..ids.len()).partition(|index| is_less(self, *index));
         more.sort_by_key(|index| given(self, &ids[*index]));
         order.extend(more);
+        let mut held = self.held();
         for index in order {
-            let held = self.held();
             let Some(subscriber) = self.each.get_mut(&ids[index]) else { continue };
             let others = held.per_second.saturating_sub(subscriber.held.per_second);
             let share = next[index].min(rate.per_second.saturating_sub(others));
@@ -426,6 +481,7 @@ impl Shares {
                 burst_of(share, rate).min(rate.burst.saturating_sub(other_bursts)).max(u64::from(share > 0));
             if share != subscriber.given.per_second {
                 subscriber.give(HitRate { per_second: share, burst }, now);
+                held = HitRate { per_second: others, burst: other_bursts }.plus(subscriber.held);
                 changed.push(ids[index]);
             }
         }

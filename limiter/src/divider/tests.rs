@@ -273,6 +273,26 @@ fn time_until_shares_are_adjusted_is_that_of_the_slowest() {
 }
 
 #[test]
+fn demand_beyond_a_share_divides_again_while_other_shares_are_ample() {
+    let mut world = World::new(bucket(1_000, 200));
+    let demands = [(1, 100.0), (2, 100.0), (3, 100.0)];
+    world.run(30.0, &demands, 0.0);
+    let run = |clients: &[(u64, f64)], world: &mut World| {
+        world.run(11.0, clients, 0.0);
+        let granted = world.memory.grants().granted(world.key, world.now).rate;
+        assert!(granted.per_second <= 1_000 && granted.burst <= 203, "{granted:?}");
+        world.run(5.0, clients, 0.0)
+    };
+    // Within its share a client gets all that it asks for, and so does one that asks for most of the rate.
+    for demands in [[(1, 120.0), (2, 80.0), (3, 0.0)], [(1, 700.0), (2, 80.0), (3, 5.0)]] {
+        let each = run(&demands, &mut world);
+        for ((_, demand), passed) in demands.iter().zip(&each) {
+            assert!(*passed as f64 >= 0.98 * demand * 5.0, "{each:?} of {demands:?}");
+        }
+    }
+}
+
+#[test]
 fn subscribers_are_listed_by_demand_until_their_parts_end() {
     let mut world = World::new(bucket(100, 20));
     assert_eq!(world.dividers.subscribers(world.key, 2, world.now), None);
