@@ -131,6 +131,7 @@ DIRECT = [
     LIMITADOR,
     Deployment(Throttlecrab.name, Throttlecrab, start_alone(Throttlecrab)),
     Deployment(f"{Gubernator.name}, cluster of {MEMBERS}", Gubernator, start_gubernators),
+    Deployment("bare h2, no decision", BareH2, start_alone(BareH2)),
 ]
 # Through an Envoy that asks them for each request, and through one that asks no server.
 BEHIND_ENVOY = [TOLLGATE, RATELIMIT, LIMITADOR, Deployment("no rate limit", BareH2, None)]

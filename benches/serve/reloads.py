@@ -1,4 +1,5 @@
-"""Measures the time of reloads of many rules, and the latency of calls meanwhile; compares programs by turns.
+"""Measures the time of reloads of many rules, and the latency of calls meanwhile; compares programs, and the two
+readers of YAML, by turns.
 
     python3 benches/serve/reloads.py PROGRAM...
 """
@@ -21,22 +22,33 @@ from servers import Unavailable, log_progress
 RULES = 100_000
 
 
-def many_rules(turn):
+# Values of the first rule. An escape is left to the parser of all YAML.
+READERS = {"simple": "customer", "all YAML": "customer\u00eb"}
+
+
+def many_rules(turn, reader):
     limit = {"unit": "hour", "requests_per_unit": 1_000 + turn}
-    return [{"key": "user", "value": f"customer-{n:06}", "rate_limit": limit} for n in range(RULES)]
+    values = [READERS[reader], *(f"customer-{n:06}" for n in range(RULES - 1))]
+    return [{"key": "user", "value": value, "rate_limit": limit} for value in values]
 
 
-def measure_reloads(binary, scratch, seconds):
+def load(server, binary, flags):
+    """Calls the server. Returns what the client found, and the CPU time of the server."""
+    before = measure.cpu_ns(server.pid)
+    return measure.bench(server, binary, *flags), measure.cpu_ns(server.pid) - before
+
+
+def measure_reloads(binary, scratch, seconds, reader="simple"):
     """The time of repeated reloads of a hundred thousand rules, and the latency of calls meanwhile."""
     log_progress(f"Tollgate: reload of {RULES} rules")
     with servers.Tollgate(binary, scratch) as server:
         generation = server.generations()
         # Written before the measurement, so that it does not take CPU during it.
-        files = [server.rule_file(f"{turn}.yaml", many_rules(turn)) for turn in range(2)]
+        files = [server.rule_file(f"{turn}.yaml", many_rules(turn, reader)) for turn in range(2)]
         server.replace_rules(files[0])
         servers.eventually("the many rules are active", lambda: server.generations() > generation)
         flags = ["--rate", 2_000, "--connections", 4, "--streams", 50, "--duration", f"{seconds}s"]
-        quiet = measure.bench(server, binary, *flags)
+        quiet, quiet_cpu = load(server, binary, flags)
         times, stop = [], threading.Event()
 
         def reload():
@@ -55,7 +67,7 @@ def measure_reloads(binary, scratch, seconds):
         reloader = threading.Thread(target=reload)
         reloader.start()
         try:
-            busy = measure.bench(server, binary, *flags)
+            busy, busy_cpu = load(server, binary, flags)
         finally:
             stop.set()
             reloader.join()
@@ -63,7 +75,8 @@ def measure_reloads(binary, scratch, seconds):
             raise Unavailable("no reload has ended")
         p99 = [found["latency_us"]["p99"] for found in (busy, quiet)]
         log_progress(f"Tollgate: {len(times)} reloads, p99 {p99[0]:.0f} us, quiet {p99[1]:.0f} us")
-        return {"reload": statistics.median(times), "reload p99": p99[0] / p99[1]}
+        cpu = (busy_cpu - quiet_cpu) / len(times) / 1e9
+        return {"reload": statistics.median(times), "reload p99": p99[0] / p99[1], "reload CPU": cpu}
 
 
 def main():
@@ -73,17 +86,19 @@ def main():
     parser.add_argument("--seconds", type=int, default=10, help="duration of each measurement")
     arguments = parser.parse_args()
     measure.require("taskset")
-    print("| program | reload (s) | p99 meanwhile / quiet |\n|---|---:|---:|")
+    print("| program | reader | reload (s) | CPU (s) | p99 meanwhile / quiet |\n|---|---|---:|---:|---:|")
+    measured = [(program, reader) for program in arguments.program for reader in READERS]
     turns = []
     for _ in range(arguments.turns):
-        for program in arguments.program:
+        for program, reader in measured:
             with tempfile.TemporaryDirectory(prefix="tollgate-reloads-") as scratch:
-                found = measure_reloads(program.resolve(), pathlib.Path(scratch), arguments.seconds)
-            turns.append((program, found))
-    for program in arguments.program:
-        rows = [found for of, found in turns if of == program]
-        reload, p99 = (statistics.median(row[name] for row in rows) for name in ("reload", "reload p99"))
-        print(f"| {program} | {reload:.2f} | {p99:.1f} |")
+                found = measure_reloads(program.resolve(), pathlib.Path(scratch), arguments.seconds, reader)
+            turns.append(((program, reader), found))
+    for program, reader in measured:
+        rows = [found for of, found in turns if of == (program, reader)]
+        names = ("reload", "reload CPU", "reload p99")
+        reload, cpu, p99 = (statistics.median(row[name] for row in rows) for name in names)
+        print(f"| {program} | {reader} | {reload:.2f} | {cpu:.2f} | {p99:.1f} |")
 
 
 if __name__ == "__main__":

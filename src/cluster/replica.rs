@@ -46,6 +46,18 @@ const MESSAGES_MAX: usize = 1_024;
 /// The initial value of the monotonic clock. It is not 0, so that earlier instants exist.
 const MONOTONIC_START: Timestamp = Timestamp::from_nanos(1_000_000 * SECOND);
 
+/// The settings of the node of a replica.
+pub(super) const fn node_settings(tuning: Tuning) -> NodeSettings {
+    NodeSettings {
+        silence: SILENCE_LIMIT,
+        bootstrap_timeout: BOOTSTRAP_TIMEOUT,
+        hand_offs_max: HAND_OFFS_MAX,
+        data_bytes_max: DATA_BYTES_MAX,
+        claimed_counters_max: CLAIMED_COUNTERS_MAX,
+        tuning,
+    }
+}
+
 /// The settings of a replica in a cluster.
 #[derive(Clone, Debug)]
 pub struct Settings {
@@ -115,17 +127,9 @@ impl Cluster {
         let Settings { link, tuning } = settings;
         let local_id = MemberId::starting_at(clock.now());
         let (links, listening) = Links::bind(link, local_id, clock.clone()).await?;
-        let node_settings = NodeSettings {
-            silence: SILENCE_LIMIT,
-            bootstrap_timeout: BOOTSTRAP_TIMEOUT,
-            hand_offs_max: HAND_OFFS_MAX,
-            data_bytes_max: DATA_BYTES_MAX,
-            claimed_counters_max: CLAIMED_COUNTERS_MAX,
-            tuning,
-        };
         let (address, dividers) = (links.address().to_owned(), Arc::new(Dividers::new(memory.clone())));
         let mut node =
-            Node::new(local_id, address, node_settings, memory, dividers.clone(), MONOTONIC_START);
+            Node::new(local_id, address, node_settings(tuning), memory, dividers.clone(), MONOTONIC_START);
         node.set_wall(clock.now());
         if !stored.is_empty() {
             node.restore(active_rules.secret(), stored, MONOTONIC_START);

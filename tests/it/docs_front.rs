@@ -140,6 +140,13 @@ fn table_for_users_follows_from_measured_tables() {
         let cell = shared["4x50, 100,000 keys"][measured];
         a_second("The same, counters in Redis, 100,000 keys", column, cell);
     }
+    // p50, p99 and p99.9; a cluster is another thing than a single server.
+    let direct = by_name("latency direct");
+    for (column, server) in [(1, "Tollgate"), (4, "ratelimit + Redis")] {
+        let stated = users["Latency at 10,000 requests a second, p99.9"][column];
+        let measured = direct[server][2].rsplit("/ ").next().unwrap();
+        assert_eq!(stated.trim_end_matches(" ms"), measured, "{server}");
+    }
     let resident = alone["Bytes a counter, 1M keys, resident"][2];
     assert_eq!(users["Memory for a million keys, resident"][1], format!("{resident} MB"));
 }

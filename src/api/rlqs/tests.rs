@@ -61,7 +61,6 @@ const SETTINGS: Settings = Settings {
 
 struct World {
     service: Arc<QuotaService>,
-    dividers: Arc<Dividers>,
     memory: Arc<Memory>,
     active_rules: Arc<ActiveRules>,
     clock: Clock,
@@ -83,8 +82,8 @@ impl World {
             (Arc::new(ActiveRules::default()), Arc::new(Memory::new(1 << 24, OnFull::Deny)));
         let limiter = Limiter::new(active_rules.clone(), memory.clone(), clock.clone());
         let dividers = Arc::new(Dividers::new(memory.clone()));
-        let service = Arc::new(QuotaService::new(limiter, dividers.clone(), clock.clone(), SETTINGS));
-        let world = Self { service, dividers, memory, active_rules, clock };
+        let service = Arc::new(QuotaService::new(limiter, dividers, clock.clone(), SETTINGS));
+        let world = Self { service, memory, active_rules, clock };
         world.load(RULES);
         // After it has learnt.
         world.advance(60);

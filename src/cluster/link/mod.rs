@@ -49,6 +49,8 @@ use hub::Shared;
 pub use rejections::Strangers;
 pub use seed_state::{SeedFailures, SeedState};
 pub use stats::{LinkFailure, Stats};
+#[cfg(test)]
+pub(super) use ticks::interval as tick_interval;
 
 use hub::{Command, Hub, Phase};
 

@@ -41,7 +41,7 @@ impl Ticks {
 }
 
 /// The time between two ticks of a link while there are so many peers.
-fn interval(peers: usize) -> Duration {
+pub(in crate::cluster) fn interval(peers: usize) -> Duration {
     let peers = u32::try_from(peers).unwrap_or(u32::MAX);
     let interval = INTERVAL_MIN.saturating_mul(peers) / PEERS_OF_INTERVAL_MIN;
     interval.clamp(INTERVAL_MIN, INTERVAL_MAX)

@@ -94,7 +94,7 @@ impl Effect {
 }
 
 impl Entry {
-    fn passed(&self) -> u64 {
+    pub(super) fn passed(&self) -> u64 {
         if let Effect::Passed(hits) = self.effect { hits } else { 0 }
     }
 
@@ -217,7 +217,8 @@ impl Record {
         std::mem::take(&mut self.unchecked)
     }
 
-    fn of(&self, key: usize) -> &[Entry] {
+    /// All charges and refunds of a key, in the order of the answers.
+    pub(super) fn of(&self, key: usize) -> &[Entry] {
         self.entries.get(&key).map(Vec::as_slice).unwrap_or_default()
     }
 

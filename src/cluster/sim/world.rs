@@ -36,7 +36,7 @@ mod readiness;
 mod reservations;
 mod traffic;
 
-const MILLISECOND: u64 = SECOND / 1000;
+pub(super) const MILLISECOND: u64 = SECOND / 1000;
 /// When a script begins.
 const BEGINS_AT: u64 = 1_790_000_000 * SECOND;
 /// The time step.
@@ -54,8 +54,8 @@ pub(super) const BUDGET: u64 = 500 * MILLISECOND;
 pub(super) const CRASH_WINDOW: u64 = 350 * MILLISECOND;
 /// How often each replica evicts idle counters from one part of its slots.
 const SWEEP_EVERY: u64 = SWEEP_ROUND.as_nanos() as u64 / SWEEP_PARTS as u64;
-/// Few slots, so that faults hit every one of them.
-const SLOTS: usize = 16;
+/// The delay of a message to another region, besides that of every message.
+pub(super) const REGION_DELAY: u64 = 40 * MILLISECOND;
 
 pub(super) const NODE_SETTINGS: NodeSettings = NodeSettings {
     silence: Duration::from_secs(1),
@@ -72,8 +72,26 @@ pub(super) const NODE_SETTINGS: NodeSettings = NodeSettings {
     },
 };
 
+/// What the replicas of a world are, and where.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Shape {
+    pub(super) settings: NodeSettings,
+    pub(super) slots: usize,
+    /// The longest delay of a message at first.
+    pub(super) delay_max: u64,
+    /// The replicas are spread over so many regions by turns.
+    pub(super) regions: usize,
+}
+
+impl Shape {
+    /// A small cluster. It has few slots, so that faults hit every one of them.
+    pub(super) const SMALL: Self =
+        Self { settings: NODE_SETTINGS, slots: 16, delay_max: DELAY_MAX, regions: 1 };
+}
+
 /// The complete simulation.
 pub(super) struct World {
+    shape: Shape,
     rng: StdRng,
     now: u64,
     processes: BTreeMap<usize, Process>,
@@ -137,6 +155,10 @@ pub(super) struct Totals {
     pub(super) unanswered: u64,
     pub(super) by_lease: u64,
     pub(super) slowest: u64,
+    /// Messages between replicas, the batches in which they were sent, and the bytes of these.
+    pub(super) messages: u64,
+    pub(super) batches: u64,
+    pub(super) bytes: u64,
 }
 
 struct Process {
@@ -178,13 +200,19 @@ impl Link {
 
 impl World {
     pub(super) fn new(seed: u64) -> Self {
-        Self::with_memory(seed, 1 << 30)
+        Self::of(Shape::SMALL, seed)
     }
 
     /// The same with this many bytes of memory for each replica.
     pub(super) fn with_memory(seed: u64, bytes_max: u64) -> Self {
+        Self { bytes_max, ..Self::new(seed) }
+    }
+
+    /// A world of this shape.
+    pub(super) fn of(shape: Shape, seed: u64) -> Self {
         let keys = keys::all();
         Self {
+            shape,
             rng: StdRng::seed_from_u64(seed),
             now: BEGINS_AT,
             processes: BTreeMap::new(),
@@ -198,8 +226,8 @@ impl World {
             cut: BTreeSet::new(),
             is_cut_one_way: false,
             strangers_at: StrangersAt::None,
-            delay_max: DELAY_MAX,
-            bytes_max,
+            delay_max: shape.delay_max,
+            bytes_max: 1 << 30,
             frozen: BTreeMap::new(),
             refundable: vec![0; keys.len()],
             keys,
@@ -337,14 +365,15 @@ impl World {
         let now = self.time_of(number);
         let node = &mut self.processes.get_mut(&number).expect("a replica that was started").node;
         let owned: Vec<Slot> = node.owned_slots().collect();
-        let remote = self.keys.iter().find(|test_key| !owned.contains(&Slot::of(test_key.key, SLOTS)));
+        let slots = self.shape.slots;
+        let remote = self.keys.iter().find(|test_key| !owned.contains(&Slot::of(test_key.key, slots)));
         let owner = keys::member(1 - number);
         (node, now, remote.expect("a key that the other replica owns").clone(), owner)
     }
 
     /// The owner of a key.
-    fn owner(&self, key: Key) -> Option<usize> {
-        let slot = Slot::of(key, SLOTS);
+    pub(super) fn owner(&self, key: Key) -> Option<usize> {
+        let slot = Slot::of(key, self.shape.slots);
         let owns = |number: &usize| self.processes[number].node.owned_slots().any(|owned| owned == slot);
         self.processes.keys().copied().find(owns)
     }

@@ -9,7 +9,7 @@ use crate::cluster::{
     sim::{
         keys,
         record::NetworkCut,
-        world::{Link, MILLISECOND, NODE_SETTINGS, World},
+        world::{Link, MILLISECOND, NODE_SETTINGS, REGION_DELAY, World},
     },
     wire,
 };
@@ -61,8 +61,18 @@ impl World {
     }
 
     pub(super) fn dial(&mut self, from: usize, to: usize) {
-        let due = self.now + self.rng.random_range(1..=self.delay_max);
+        let due = self.now + self.delay(from, to);
         self.dials.push((due, from, to));
+    }
+
+    /// How long a message takes.
+    pub(super) fn delay(&mut self, from: usize, to: usize) -> u64 {
+        let is_far = self.region(from) != self.region(to);
+        self.rng.random_range(1..=self.delay_max) + if is_far { REGION_DELAY } else { 0 }
+    }
+
+    pub(in crate::cluster::sim) fn region(&self, number: usize) -> usize {
+        number % self.shape.regions
     }
 
     /// Whether nothing that `from` sends reaches `to`.

@@ -18,10 +18,7 @@ use crate::cluster::{
         calls::{OpenCall, Purpose},
         keys,
         record::{Effect, Fault, SKEW_MAX},
-        world::{
-            CRASH_WINDOW, DELAY_MAX, MILLISECOND, NODE_SETTINGS, NOTICE_MAX, Process, SLOTS, STEP, Seen,
-            Snapshot, World,
-        },
+        world::{CRASH_WINDOW, DELAY_MAX, MILLISECOND, NOTICE_MAX, Process, STEP, Seen, Snapshot, World},
     },
     wire,
 };
@@ -93,14 +90,15 @@ impl World {
     pub(super) fn start(&mut self, snapshot: Option<Snapshot>) {
         let number = self.started;
         self.started += 1;
-        let memory = Arc::new(Memory::new(self.bytes_max, OnFull::Deny).with_slots(SLOTS).shared());
+        let memory =
+            Arc::new(Memory::new(self.bytes_max, OnFull::Deny).with_slots(self.shape.slots).shared());
         let skew_max = (SKEW_MAX / MILLISECOND) as i64;
         let skew =
             self.rng.random_range(0..2) as i64 * self.rng.random_range(0..skew_max) * MILLISECOND as i64;
         let now = self.time_of(number);
         let (member, dividers) = (keys::member(number), Arc::new(Dividers::new(memory.clone())));
         let mut node =
-            Node::new(member, number.to_string(), NODE_SETTINGS, memory.clone(), dividers, now);
+            Node::new(member, number.to_string(), self.shape.settings, memory.clone(), dividers, now);
         if let Some(Snapshot { secret, copies }) = snapshot {
             let wall = self.wall_of(number);
             let without_idle = |copy: StoredSlot| StoredSlot { data: copy.data.without_idle(wall), ..copy };
@@ -145,7 +143,7 @@ impl World {
         let recent = self.now.min(cut_at).saturating_sub(window);
         let (mut lost, mut forgotten) = (BTreeSet::new(), BTreeSet::new());
         for key in 0..self.keys.len() {
-            let slot = Slot::of(self.keys[key].key, SLOTS);
+            let slot = Slot::of(self.keys[key].key, self.shape.slots);
             if at_risk.contains(&slot) {
                 if self.has_recent_copy(slot, &killed) { &mut lost } else { &mut forgotten }.insert(key);
             }
@@ -276,12 +274,18 @@ impl World {
         let Some(process) = self.processes.get_mut(&number) else { return };
         let waiting: Vec<MemberId> = process.node.ready_peers();
         let actions = process.node.actions();
-        for peer in waiting {
-            let messages = process.node.outgoing(peer, usize::MAX, usize::MAX, now);
+        let of_peer = |peer| (peer, process.node.outgoing(peer, usize::MAX, usize::MAX, now));
+        let outgoing: Vec<_> = waiting.into_iter().map(of_peer).collect();
+        for (peer, messages) in outgoing {
             let to = (0..self.started).find(|other| keys::member(*other) == peer);
-            if let Some(link) = to.and_then(|to| self.links.get_mut(&(number, to))) {
-                link.last = link.last.max(self.now + self.rng.random_range(1..=self.delay_max));
-                link.in_flight.push_back((link.last, wire::encode(&messages, wall)));
+            let Some(to) = to.filter(|to| self.links.contains_key(&(number, *to))) else { continue };
+            let (delay, batch) = (self.delay(number, to), wire::encode(&messages, wall));
+            self.totals.messages += messages.len() as u64;
+            self.totals.batches += 1;
+            self.totals.bytes += batch.len() as u64;
+            if let Some(link) = self.links.get_mut(&(number, to)) {
+                link.last = link.last.max(self.now + delay);
+                link.in_flight.push_back((link.last, batch));
             }
         }
         let mut is_leaving = false;

@@ -13,7 +13,7 @@ use crate::cluster::{
     sim::{
         calls::OpenCall,
         record::{Fault, Faults},
-        world::{BEGINS_AT, BUDGET, MILLISECOND, Process, SLOTS, World, network::NOTICED_WITHIN},
+        world::{BEGINS_AT, BUDGET, MILLISECOND, Process, World, network::NOTICED_WITHIN},
     },
 };
 
@@ -43,7 +43,7 @@ impl World {
         let twice = owners.iter().find(|(_, owners)| owners.len() > 1);
         match twice {
             Some((slot, owners)) => Some(format!("{slot:?} is owned by {owners:?}")),
-            None if !self.processes.is_empty() && owners.len() != SLOTS => {
+            None if !self.processes.is_empty() && owners.len() != self.shape.slots => {
                 Some("a slot has no owner".to_owned())
             }
             None if views.len() > 1 => Some("their views differ".to_owned()),
@@ -74,7 +74,7 @@ impl World {
         if self.is_cut_one_way && !self.cut.is_empty() {
             let is_claimed = |key: &usize| {
                 self.processes.iter().any(|(number, process)| {
-                    let slot = Slot::of(self.keys[*key].key, SLOTS);
+                    let slot = Slot::of(self.keys[*key].key, self.shape.slots);
                     !self.cut.contains(number) && process.node.owned_slots().any(|owned| owned == slot)
                 })
             };
@@ -90,7 +90,7 @@ impl World {
             return;
         }
         let lacks = |slot| self.processes.values().any(|process| process.node.lacks_origin(slot));
-        let is_forgetful = |key: &usize| lacks(Slot::of(self.keys[*key].key, SLOTS));
+        let is_forgetful = |key: &usize| lacks(Slot::of(self.keys[*key].key, self.shape.slots));
         let keys: BTreeSet<usize> = (0..self.keys.len()).filter(is_forgetful).collect();
         let new: BTreeSet<usize> = keys.difference(&self.forgetful).copied().collect();
         if !new.is_empty() {

@@ -5,7 +5,7 @@ use std::time::Duration;
 use crate::cluster::{
     link::Strangers,
     message::MemberState,
-    sim::world::{BEGINS_AT, MILLISECOND, SLOTS, World},
+    sim::world::{BEGINS_AT, MILLISECOND, World},
     strangers::{History, SERVED_MIN, Situation, Standing},
 };
 
@@ -57,12 +57,12 @@ impl World {
     /// Judges the links of a replica, and returns the promise that its readiness breaks.
     fn judge(&mut self, number: usize) -> Option<String> {
         let (now, is_linked) = (self.monotonic_time_of(number), self.is_linked(number));
-        let strangers = self.strangers(number).filter(|_| !is_linked);
+        let (strangers, slots) = (self.strangers(number).filter(|_| !is_linked), self.shape.slots);
         let process = self.processes.get_mut(&number)?;
         let situation = Situation {
             is_linked,
             is_serving: process.node.state() == MemberState::Serving,
-            owns_all: process.node.owned_slots().count() == SLOTS,
+            owns_all: process.node.owned_slots().count() == slots,
             has_tried_seeds: true,
         };
         let seen = &mut process.seen;

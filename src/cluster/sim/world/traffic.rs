@@ -57,7 +57,12 @@ impl World {
         (!able.is_empty()).then(|| able[self.rng.random_range(0..able.len())])
     }
 
-    pub(super) fn check(&self, number: usize, key: usize, operation: Operation) -> TestCheck {
+    pub(in crate::cluster::sim) fn check(
+        &self,
+        number: usize,
+        key: usize,
+        operation: Operation,
+    ) -> TestCheck {
         let TestKey { key: its_key, limit, .. } = &self.keys[key];
         let divided_by = self.processes[&number].divided_by;
         let policy = ForwardPolicy { on_owner_unavailable: OnOwnerUnavailable::LocalShare, lease: true };
@@ -111,7 +116,7 @@ impl World {
         }
     }
 
-    fn call(&mut self, number: usize, checks: Vec<TestCheck>) {
+    pub(in crate::cluster::sim) fn call(&mut self, number: usize, checks: Vec<TestCheck>) {
         let wall = self.wall_of(number);
         self.calls_started += 1;
         let (ticket, call) = (self.calls_started, OpenCall::new(checks, self.now));
