@@ -409,7 +409,7 @@ fn client_goes_on_with_its_share_over_another_stream() {
 
 #[test]
 fn division_goes_on_in_another_replica() {
-    for limit in [bucket(100, 20), window(1_500, MINUTE)] {
+    for limit in [bucket(100, 20), window(6_000, MINUTE)] {
         let mut world = World::new(limit);
         let demands = [(1, 30.0), (2, 150.0)];
         world.run(12.0, &demands, 5.0);
@@ -421,13 +421,14 @@ fn division_goes_on_in_another_replica() {
         world.dividers = Dividers::new(world.memory.clone());
         world.dividers.add_slot(slot, divisions, world.now);
         let each = world.run(10.0, &demands, 5.0);
-        assert!((900..=1_020).contains(&each.iter().sum::<u64>()) || each[0] >= 290, "{each:?}");
         world.run(37.9, &demands, 5.0);
         if world.limit.hit_rate().is_some() {
+            assert!((900..=1_020).contains(&each.iter().sum::<u64>()), "{each:?}");
             let most = world.most_in(10 * SECOND);
             assert!(most <= 20 + 1_000 + 2, "{most} in 10 s");
         } else {
-            assert_eq!(world.passed.len(), 1_500);
+            assert!(each[0] >= 290 && each[1] >= 1_400, "{each:?}");
+            assert!((5_950..=6_000).contains(&world.passed.len()), "{}", world.passed.len());
         }
     }
 }
@@ -439,9 +440,9 @@ fn hits_of_lost_reports_are_charged_with_the_next_one() {
         world.dividers.report(&world.of(1, Report::Usage(usage)), START.plus(after * SECOND));
         world.memory.admin().peek(world.key, &world.limit, START.plus(after * SECOND)).peek.remaining
     };
-    assert_eq!(report(Usage { denied: 1, ..Usage::default() }, 1), 480);
+    assert_eq!(report(Usage { denied: 1, ..Usage::default() }, 1), 500);
     // A report of 15 hits is lost. The refusal proves that nothing is left of the slice.
-    assert_eq!(report(Usage { allowed: 2, denied: 0, allowed_before: 15 }, 11), 480 - 20 + 3);
+    assert_eq!(report(Usage { allowed: 2, denied: 0, allowed_before: 15 }, 11), 483);
     assert_eq!(report(Usage { allowed: 3, denied: 1, allowed_before: 17 }, 16), 480);
 }
 

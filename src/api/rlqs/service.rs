@@ -62,8 +62,25 @@ impl QuotaService {
         }
     }
 
-    descriptor::Key,
-    divider::{Assignments, Divide, Dividers, SubscriberId, SubscriberReport, Subscribers},
+    /// The same in a cluster, as the replica of this number: counters are divided where they are.
+    #[must_use]
+    pub fn in_cluster(self, replica: u64, cluster: Arc<dyn Divide>) -> Self {
+        Self { replica, cluster: Some(cluster), ..self }
+    }
+
+    /// Sends reports to the dividers of their counters.
+    pub(super) fn report(&self, reports: Vec<SubscriberReport>) {
+        if let Some(cluster) = &self.cluster {
+            return cluster.report(reports);
+        }
+        let now = self.clock.now();
+        for report in reports {
+            self.deliver(self.dividers.report(&report, now));
+        }
+    }
+
+    /// The number and the outbox of another stream, of the client at this address.
+    pub(super) fn open(&self, client: Option<SocketAddr>) -> Result<(u64, Arc<Outbox>), Status> {
         if !Stats::take(&self.stats.streams, self.settings.max_streams) {
             self.stats.refused_streams.increase();
             return Err(Status::resource_exhausted("too many streams of quotas: see rlqs.max_streams"));

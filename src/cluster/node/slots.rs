@@ -35,6 +35,8 @@ use crate::cluster::{
 mod apply;
 mod arrivals;
 
+/// The time after an isolation until the owners on the other side are known.
+const AFTER_ISOLATION: Duration = Duration::from_secs(2);
 /// How often all slots are checked while nothing happens and some are not owned as placed.
 const CHECK_INTERVAL: Duration = Duration::from_millis(100);
 /// The same while all are.
@@ -50,6 +52,8 @@ pub(super) struct Slots {
     pub(super) backup_sender: BackupSender,
     leases: LeaseOwner,
     pub(super) dividers: Arc<Dividers>,
+    /// Before this instant, another side of a partition may divide.
+    divides_from: Timestamp,
     /// What the counters remember for the callers of other replicas.
     id_shares: BTreeMap<MemberId, ReplicaShare>,
     data_bytes_max: usize,
@@ -88,6 +92,7 @@ impl Slots {
     ) -> Self {
         Self {
             dividers,
+            divides_from: now,
             ownership: Ownership::new(local_id, memory.clone(), settings.hand_offs_max),
             recovery: Recovery::default(),
             backups: Backups::new(memory.clone(), now),
@@ -400,15 +405,20 @@ impl Slots {
     }
 
     /// Makes the turns of dividers that are due.
-    fn turn_dividers(&self, cx: &mut Context<'_>) {
+    fn turn_dividers(&mut self, cx: &mut Context<'_>) {
+        if cx.members.is_isolated() {
+            self.divides_from = cx.now.after(AFTER_ISOLATION);
+        }
         let assignments = self.dividers.turn(cx.wall, |slot| self.may_divide(slot, cx));
         self.assign(assignments, cx);
     }
 
-    /// Whether no other replica may divide the limits of the slot, too: this one is not isolated, and no newer owner is
-    /// known.
+    /// Whether no other replica may divide the limits of the slot, too: this one is not isolated, nor was it just now,
+    /// and no newer owner is known.
     pub(super) fn may_divide(&self, slot: Slot, cx: &Context<'_>) -> bool {
-        !cx.members.is_isolated() && self.ownership.owner(slot) <= self.ownership.local_owner(slot)
+        !cx.members.is_isolated()
+            && self.divides_from <= cx.now
+            && self.ownership.owner(slot) <= self.ownership.local_owner(slot)
     }
 
     /// This replica has become the owner of the slot.

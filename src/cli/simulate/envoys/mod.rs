@@ -270,7 +270,7 @@ impl Envoy {
         self.report.add(requests, passed);
         let is_new = self.reports_at.is_none() && requests > 0;
         if is_new || self.reports_at.is_some_and(|at| at <= now) {
-            let Usage { allowed, denied } = mem::take(&mut self.bucket.usage);
+            let Usage { allowed, denied, .. } = mem::take(&mut self.bucket.usage);
             let usage = BucketQuotaUsage {
                 bucket_id: Some(self.id.clone()),
                 time_elapsed: None,
