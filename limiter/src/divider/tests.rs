@@ -279,7 +279,7 @@ fn demand_beyond_a_share_divides_again_while_other_shares_are_ample() {
     world.run(30.0, &demands, 0.0);
     let run = |clients: &[(u64, f64)], world: &mut World| {
         world.run(11.0, clients, 0.0);
-        let granted = world.memory.grants().granted(world.key, world.now).rate;
+        let granted = world.dividers.granted().rate;
         assert!(granted.per_second <= 1_000 && granted.burst <= 203, "{granted:?}");
         world.run(5.0, clients, 0.0)
     };

@@ -16,7 +16,7 @@ use tollgate_limiter::{
     descriptor::Key,
     divider::{Assignments, Divide, Dividers, SubscriberId, SubscriberReport, Subscribers},
     limiter::Limiter,
-    time::Clock,
+    time::{Clock, Timestamp},
 };
 use tonic::Status;
 
@@ -144,6 +144,10 @@ impl QuotaService {
     pub fn client(&self, id: SubscriberId) -> Option<SocketAddr> {
         let outboxes = self.outboxes.read().unwrap_or_else(PoisonError::into_inner);
         outboxes.get(&id.stream).filter(|_| id.replica == self.replica)?.client()
+    }
+
+    pub(super) fn now(&self) -> Timestamp {
+        self.clock.now()
     }
 
     /// The numbers of this moment.

@@ -5,14 +5,16 @@ use std::{
     net::SocketAddr,
     sync::Arc,
     task::{Context, Poll},
+    time::Duration,
 };
 
 use tollgate_limiter::{
     algorithm::Limit,
     descriptor::{Entry, Key},
-    divider::{Assignment, Report, SubscriberId, SubscriberReport, Usage},
+    divider::{ASSIGNMENT_TTL, Assignment, Report, SubscriberId, SubscriberReport, Usage},
     limiter::ActiveView,
     rules::QuotaTerms,
+    time::Timestamp,
 };
 use tonic::Status;
 
@@ -57,6 +59,35 @@ struct Bucket {
     may_be_abandoned: bool,
     // Reports until the assignment of a bucket without a limit is renewed.
     renew_in: u32,
+    // The last slice that was sent, and when it ends.
+    slice: Option<(u64, Timestamp)>,
+}
+
+/// A slice that ends within this time may have ended.
+const UNCERTAIN: Duration = Duration::from_secs(2);
+
+impl Bucket {
+    /// Notes what is sent. False for the renewal of a slice that the client may not have any more: it would begin anew.
+    fn note(&mut self, action: Action, now: Timestamp) -> bool {
+        let end = now.after(ASSIGNMENT_TTL);
+        self.slice = match action {
+            Action::Assign(Assignment::Slice(hits)) => Some((hits, end)),
+            Action::Assign(Assignment::Renewal(hits)) => {
+                let has_it = |(slice, until): &(u64, Timestamp)| *slice == hits && now.after(UNCERTAIN) < *until;
+                if !self.slice.as_ref().is_some_and(has_it) {
+                    return false;
+                }
+                Some((hits, end))
+            }
+            Action::Assign(Assignment::Share(_) | Assignment::Deny)
+            | Action::Allow(_)
+            | Action::Deny
+            | Action::Abandon => None,
+        };
+        // A slice is charged by reports, which an abandoned bucket does not send.
+        self.may_be_abandoned = matches!(action, Action::Allow(_) | Action::Assign(Assignment::Share(_)));
+        true
+    }
 }
 
 /// Reports after which the assignment of a bucket without a limit is renewed: it lasts for twice as many of 5 s.
@@ -154,7 +185,7 @@ impl QuotaStream {
             return None;
         }
         let (id, terms) = (BucketId::from(id), terms.clone());
-        Some(self.number(Bucket { id, terms, allowed: 0, idle_reports: 0, may_be_abandoned: false, renew_in: 0 }))
+        Some(self.number(Bucket { id, terms, allowed: 0, idle_reports: 0, may_be_abandoned: false, renew_in: 0, slice: None }))
     }
 
     fn number(&mut self, bucket: Bucket) -> u32 {
@@ -226,7 +257,7 @@ impl QuotaStream {
         }
         self.outbox.remove(number);
         let Some(bucket) = self.buckets.remove(&number) else { return number };
-        self.number(Bucket { allowed: 0, may_be_abandoned: false, renew_in: 0, ..bucket })
+        self.number(Bucket { allowed: 0, may_be_abandoned: false, renew_in: 0, slice: None, ..bucket })
     }
 
     fn abandon_if_idle(&mut self, number: u32) {
@@ -264,15 +295,15 @@ impl QuotaStream {
         if self.outbox.take_new_rules() {
             self.apply_rules();
         }
-        let mut response: Option<Response> = None;
+        let (mut response, now): (Option<Response>, _) = (None, self.service.now());
         while response.as_ref().is_none_or(Response::has_room)
             && let Some((number, action)) = self.outbox.pop()
         {
             let Some(bucket) = self.buckets.get_mut(&number) else { continue };
+            if !bucket.note(action, now) {
+                continue;
+            }
             response.get_or_insert_with(Response::new).add(&bucket.id, action);
-            // A slice is charged by reports, which an abandoned bucket does not send.
-            bucket.may_be_abandoned =
-                matches!(action, Action::Allow(_) | Action::Assign(Assignment::Share(_)));
             if action == Action::Abandon {
                 self.service.stats.abandoned.increase();
                 self.forget(number);

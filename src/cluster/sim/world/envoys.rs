@@ -25,6 +25,8 @@ pub(in crate::cluster::sim) const BUDGET_HITS: u64 = 2_000;
 pub(in crate::cluster::sim) const RATE: HitRate = HitRate { per_second: 100, burst: 20 };
 /// The time from one report to the next.
 const REPORT_EVERY: u64 = 5 * SECOND;
+/// A slice that ends within this time is not renewed.
+const UNCERTAIN: u64 = 2 * SECOND;
 /// The numbers of the keys among those of the simulation, which has fewer.
 const FIRST_KEY: usize = 9_000;
 
@@ -107,10 +109,8 @@ impl Bucket {
             Assignment::Slice(hits) => {
                 (self.max, self.per_second, self.tokens) = (hits as f64, 0.0, hits as f64);
             }
-            // A bucket whose time was over begins full again.
-            Assignment::Renewal(hits) if self.expires_at <= now => {
-                (self.max, self.per_second, self.tokens) = (hits as f64, 0.0, hits as f64);
-            }
+            // A replica does not renew what it has not sent, or what may have ended.
+            Assignment::Renewal(hits) if self.max != hits as f64 || self.expires_at <= now + UNCERTAIN => return,
             Assignment::Renewal(_) => {}
             Assignment::Deny => (self.max, self.per_second, self.tokens) = (0.0, 0.0, 0.0),
         }
