@@ -238,10 +238,10 @@ impl Simulation {
         let start = self.clock.now();
         let mut now = start;
         while now < self.ends_at {
-            if now.nanos_since(start) % TURN_EVERY == 0 {
+            if now.nanos_since(start).is_multiple_of(TURN_EVERY) {
                 self.service.turn();
             }
-            let is_new_bin = now.nanos_since(start) % self.bin_nanos == 0;
+            let is_new_bin = now.nanos_since(start).is_multiple_of(self.bin_nanos);
             let mut passed = 0;
             for envoy in &mut self.envoys {
                 envoy.receive(now)?;
