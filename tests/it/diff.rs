@@ -15,11 +15,6 @@ descriptors:
   - key: path
     value: /api/*
     rate_limit: {unit: minute, requests_per_unit: 5}
-  - key: zone
-    value: "
-    * "
-    share_threshold: true
-    rate_limit: {window: 2s, requests_per_unit: 7}
   - key: plan
     descriptors:
       - key: member
@@ -123,12 +118,6 @@ async fn every_key_of_a_rule_is_compared() {
         ("fixed_window}", "fixed_window, lease: false}", "lease", "false"),
         ("fixed_window}", "fixed_window, headers: false}", "headers", "false"),
         ("fixed_window}", "fixed_window, quota_unit: tokens}", "quota_unit", "tokens"),
-        (
-            "requests_per_unit: 7",
-            "requests_per_unit: 7, quotas: [{key: zone, value: a, weight: 3, floor: 2}]",
-            "quotas",
-            "zone: a {weight: 3, floor: 2}",
-        ),
         ("fixed_window}", "fixed_window, on_owner_unavailable: deny}", "on_owner_unavailable", "deny"),
         ("fixed_window}", "fixed_window, denial_body: problem}", "denial_body", "problem"),
         (
@@ -266,4 +255,18 @@ async fn errors_exit_with_2_and_name_the_problem() {
         assert_eq!(output.status.code(), Some(2), "{arguments:?}");
         assert!(!output.stderr.is_empty());
     }
+}
+
+#[tokio::test]
+async fn changed_quotas_of_a_rule_are_a_difference() {
+    let rules = |quotas: &str| {
+        let limit = format!("{{unit: day, requests_per_unit: 70{quotas}}}");
+        format!(
+            "{{domain: d, descriptors: [{{key: zone, value: 'eu*', share_threshold: true, rate_limit: {limit}}}]}}"
+        )
+    };
+    let quotas = ", quotas: [{key: zone, value: eu-1, weight: 3, floor: 2}]";
+    let found = differences(&rules(""), &rules(quotas)).await;
+    assert_eq!(found.len(), 1, "{found:?}");
+    assert!(found[0].to_string().contains("zone: eu-1 {weight: 3, floor: 2}"), "{found:?}");
 }

@@ -426,11 +426,9 @@ async fn rate_is_divided_over_envoys_by_demand() {
 async fn budget_is_divided_over_envoys_without_excess() {
     let folder = folder(QUOTAS, &[]);
     let report = reported(folder.path(), "--envoys 10x3 --descriptor batch=b --duration 59s").await;
-    assert_eq!(
-        (&report["passed"], &report["envoys"].as_array().unwrap().len()),
-        (&500.into(), &3),
-        "{report}"
-    );
+    let passed = report["passed"].as_u64().unwrap();
+    assert!((490..=500).contains(&passed), "{passed}");
+    assert_eq!(report["envoys"].as_array().unwrap().len(), 3);
 }
 
 #[tokio::test]
@@ -456,6 +454,7 @@ async fn bucket_that_no_limit_divides_is_an_error() {
         ("--envoys 5 --descriptor user=a", "user=a has no limit in domain `shop`, so everything passes"),
         ("--envoys 5 --descriptor log=a", "RLQS does not divide a limit with `algorithm: sliding_log`"),
         ("--envoys 5x3 --descriptor zone=a --descriptor zone=b", "2 --descriptor for 3 Envoys"),
+        ("--envoys 5 --descriptor tenant=", "is no bucket: each pair has a value and a key of its own"),
         ("--envoys 5x2 --descriptor tenant=a --descriptor tenant=b", "tenant=b has another counter"),
         ("--envoys 5x900,5x900 --descriptor tenant=a", "--envoys has 1800 Envoys"),
     ] {

@@ -588,10 +588,9 @@ proptest! {
         let mut world = World::new(bucket(per_second, 40));
         world.terms = terms.clone();
         world.run(16.0, &demands, f64::from(calls));
-        let each = world.run(10.0, &demands, f64::from(calls));
-        for ((stream, demand), passed) in demands.iter().zip(&each) {
-            let least = (10.0 * demand.min(terms[stream].floor as f64)) as u64;
-            prop_assert!(*passed + 1 >= least, "{:?} of {:?} with {:?}", each, demands, terms);
+        for (stream, _) in demands.iter().filter(|(_, demand)| *demand > 0.0) {
+            let share = world.clients[stream].per_second;
+            prop_assert!(share >= terms[stream].floor as f64, "{} of {:?} with {:?}", share, demands, terms);
         }
     }
 

@@ -14,7 +14,7 @@ use crate::{
         network_keys,
         prefix_tree::MatchKind,
         quotas,
-        reader::{Fields, Located},
+        reader::{Fields, Located, required},
     },
     yaml::{Mark, Node, Value},
 };
@@ -380,25 +380,6 @@ fn empty_value(descriptor: &Node) -> Option<Mark> {
 /// The value of `on_denied`.
 pub(crate) fn on_denied(fields: &Fields<'_>, diagnostics: &mut Diagnostics<'_>) -> Option<Located<OnDenied>> {
     fields.choice("on_denied", &ON_DENIED, str::eq, diagnostics)
-}
-
-/// A required text that must not be empty.
-pub(crate) fn required(
-    fields: &Fields<'_>,
-    key: &str,
-    meaning: &str,
-    diagnostics: &mut Diagnostics<'_>,
-) -> Option<String> {
-    if fields.pair(key).is_none() {
-        diagnostics.add(fields.mark, format!("`{key}` is missing; it is {meaning} and must not be empty"));
-        return None;
-    }
-    let text = fields.text(key, diagnostics)?;
-    if text.value.is_empty() {
-        diagnostics.add(text.mark, format!("`{key}` is empty; it is {meaning} and must not be empty"));
-        return None;
-    }
-    Some(text.value)
 }
 
 /// The value of `metadata`.

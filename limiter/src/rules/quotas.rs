@@ -9,11 +9,10 @@ use crate::{
     descriptor::Entry,
     rules::{
         diagnostics::Diagnostics,
-        file::required,
         keys::Section,
         pattern::Pattern,
         prefix_tree::composite,
-        reader::{Fields, Located},
+        reader::{Fields, Located, required},
     },
     yaml::quote,
 };

@@ -136,6 +136,25 @@ impl<'n> Fields<'n> {
     }
 }
 
+/// A required text that must not be empty.
+pub(crate) fn required(
+    fields: &Fields<'_>,
+    key: &str,
+    meaning: &str,
+    diagnostics: &mut Diagnostics<'_>,
+) -> Option<String> {
+    if fields.pair(key).is_none() {
+        diagnostics.add(fields.mark, format!("`{key}` is missing; it is {meaning} and must not be empty"));
+        return None;
+    }
+    let text = fields.text(key, diagnostics)?;
+    if text.value.is_empty() {
+        diagnostics.add(text.mark, format!("`{key}` is empty; it is {meaning} and must not be empty"));
+        return None;
+    }
+    Some(text.value)
+}
+
 fn resolve(node: &Node) -> Option<Resolved> {
     match &node.value {
         Value::Scalar(scalar) => Some(scalar.resolve()),

@@ -147,6 +147,7 @@ fn rule_json(index: usize, domain: &str, rule: &Rule) -> Value {
         "candidate": rule.candidate.as_ref().map(|candidate| format::limit(candidate, None)),
         "replaces": rule.replaces,
         "groups": format::groups(rule),
+        "quotas": format::quotas(rule),
         "denial_body": rule.denial_body.as_ref().map(ToString::to_string),
         "totals": rule.stats().map(|stats| numbers(&stats.totals())),
     })

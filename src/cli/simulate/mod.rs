@@ -58,7 +58,9 @@ pub(super) fn command() -> Command {
 pub(super) fn run(matches: &ArgMatches) -> Result<(String, ExitCode), String> {
     let rules = load(matches.get_one::<PathBuf>("rules").expect("clap requires it"))?;
     if matches.contains_id("envoys") {
-        return envoys::run(matches, rules);
+        let domain = flags::domain(matches, &rules)
+            .ok_or("the rules have several domains: --domain names that of the buckets")?;
+        return envoys::run(matches, rules, domain);
     }
     let flags = flags::read(matches, &rules)?;
     let (html, json, goal) = (flags.html.clone(), flags.json, flags.goal);

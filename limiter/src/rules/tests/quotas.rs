@@ -3,7 +3,9 @@
 use std::num::NonZeroU32;
 
 use super::{keyed, problems, rules, with};
-use crate::rules::QuotaTerms;
+use crate::rules::{
+    Domain, Overlay, Problems, QuotaTerms, Rules, Source, compile::compile_all, contents::Contents,
+};
 
 /// A rule of zones that share a counter; the text begins at line 4, column 3.
 fn zones(limit: &str, quotas: &str) -> String {
@@ -92,6 +94,23 @@ fn quotas_of_a_limit_that_is_not_divided_are_refused() {
         let problems = problems(&zones(limit, item));
         assert!(problems.contains(problem), "{problems}");
     }
+}
+
+#[test]
+fn overlay_adds_quotas_to_a_rule_whose_counter_is_shared() {
+    let overlay = "overlay:\n- domain: d\n  rules:\n  - match: [zone: '*']\n    rate_limit: {quotas: [{key: zone, value: eu-1, weight: 2}]}\n";
+    let overlay = Overlay::read("overlay.yaml", overlay.into()).unwrap();
+    let with = |share_threshold: &str| {
+        let text = format!(
+            "domain: d\ndescriptors:\n- {{key: zone, value: 'eu-*', {share_threshold}rate_limit: {{{LIMIT}}}}}\n"
+        );
+        let contents = Contents { sources: vec![Source::file("f", text)], problems: Problems::default() };
+        compile_all(&contents, Some(&overlay)).unwrap()
+    };
+    let quotas = |rules: &Rules| rules.domains().flat_map(Domain::rules).next().unwrap().quotas.clone();
+    assert_eq!(quotas(&with("share_threshold: true, "))[0].terms, terms(2, 0));
+    let own_counters = with("");
+    assert_eq!((quotas(&own_counters), own_counters.overlay_misfits()), (vec![], 1));
 }
 
 #[test]

@@ -135,6 +135,7 @@ export function rules(root, { history }) {
     const more = [rule.candidate && `candidate: ${rule.candidate}`];
     if (rule.replaces.length > 0) more.push(`replaces ${rule.replaces.join(", ")}`);
     if (rule.groups.length > 0) more.push(`groups ${rule.groups.join(", ")}`);
+    if (rule.quotas.length > 0) more.push(`quotas ${rule.quotas.join(", ")}`);
     const limit = element(
       "span",
       {},

@@ -40,12 +40,9 @@ use crate::{
     },
     cli::{
         check::unserved,
-        simulate::{
-            envoys::{
-                client::Bucket,
-                report::{EnvoyReport, Report, Spans},
-            },
-            flags,
+        simulate::envoys::{
+            client::Bucket,
+            report::{EnvoyReport, Report, Spans},
         },
     },
 };
@@ -59,6 +56,9 @@ const ENVOYS_MAX: usize = 1_000;
 const DEMAND_MAX: f64 = 1e7;
 /// The time between two reports of an Envoy.
 const REPORT_EVERY: u64 = 5 * SECOND;
+/// The time from the begin of an Envoy to that of the next one, modulo the time between two reports. By the golden
+/// ratio, so that the reports of any number of Envoys are spread over that time.
+const BEGIN_STEP: u64 = REPORT_EVERY * 618 / 1_000;
 /// The time between two decisions.
 const TICK: u64 = SECOND / 100;
 /// The time between two turns of dividers without a report.
@@ -117,14 +117,13 @@ struct Simulation {
     spans: Spans,
 }
 
-pub(super) fn run(matches: &ArgMatches, rules: Rules) -> Result<(String, ExitCode), String> {
+/// Simulates Envoys with buckets in `domain`.
+pub(super) fn run(matches: &ArgMatches, rules: Rules, domain: String) -> Result<(String, ExitCode), String> {
     let default = "it has a default";
     let start: Timestamp = *matches.get_one("start").expect(default);
     let duration: Duration = *matches.get_one("duration").expect(default);
     let memory_limit = matches.get_one::<ByteSize>("memory-limit").expect(default).as_u64();
     let path = matches.get_one::<PathBuf>("rules").expect("clap requires it");
-    let domain = flags::domain(matches, &rules)
-        .ok_or("the rules have several domains: --domain names that of the buckets")?;
     let demands: Vec<Demand> = matches.get_many("envoys").expect("clap requires it").copied().collect();
     let demands: Vec<f64> =
         demands.iter().flat_map(|demand| iter::repeat_n(demand.per_second, demand.envoys)).collect();
@@ -194,6 +193,10 @@ fn rule_of<'r>(rules: &'r KeyedRules, domain: &str, buckets: &[Pairs]) -> Result
         // As the service looks them up.
         entries.sort_unstable_by_key(|entry| entry.key);
         let text = descriptor_text::format(entries.iter().map(|entry| (entry.key, entry.value)));
+        let has_key_twice = entries.windows(2).any(|two| two[0].key == two[1].key);
+        if has_key_twice || entries.iter().any(|entry| entry.value.is_empty()) {
+            return Err(format!("{text} is no bucket: each pair has a value and a key of its own"));
+        }
         let found = rules.domain(domain).and_then(|domain| domain.find(&entries));
         let Some((found, limit)) = found.and_then(|found| Some((found, found.rule.limit()?))) else {
             return Err(format!("{text} has no limit in domain {}, so everything passes", quote(domain)));
@@ -211,12 +214,11 @@ fn rule_of<'r>(rules: &'r KeyedRules, domain: &str, buckets: &[Pairs]) -> Result
 }
 
 impl Simulation {
-    /// Adds an Envoy. They begin one after the other within the time between two reports.
+    /// Adds an Envoy.
     fn add(&mut self, per_second: f64, entries: &Pairs) -> Result<(), String> {
         let stream = QuotaStream::open(self.service.clone(), None).map_err(|status| status.message().to_owned())?;
         let pairs = entries.iter().map(|entry| (entry.key.clone(), entry.value.clone()));
-        let step = REPORT_EVERY / ENVOYS_MAX as u64 * 7;
-        let offset = step * self.envoys.len() as u64 % REPORT_EVERY;
+        let offset = BEGIN_STEP * self.envoys.len() as u64 % REPORT_EVERY;
         let name = descriptor_text::format(entries.iter().map(|entry| (&*entry.key, &*entry.value)));
         self.envoys.push(Envoy {
             per_second,
@@ -235,10 +237,10 @@ impl Simulation {
         let start = self.clock.now();
         let mut now = start;
         while now < self.ends_at {
-            if now.nanos_since(start) % TURN_EVERY == 0 {
+            if now.nanos_since(start).is_multiple_of(TURN_EVERY) {
                 self.service.turn();
             }
-            let is_new_bin = now.nanos_since(start) % self.bin_nanos == 0;
+            let is_new_bin = now.nanos_since(start).is_multiple_of(self.bin_nanos);
             let mut passed = 0;
             for envoy in &mut self.envoys {
                 envoy.receive(now)?;
