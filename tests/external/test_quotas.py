@@ -220,9 +220,7 @@ def test_share_of_killed_envoy_goes_to_one_that_starts(edges, start_edge, open_l
 
 
 @pytest.mark.timing
-def test_restarted_server_learns_and_keeps_rate_and_budget(
-    start_edges, start_tollgate, open_loop, calls, tmp_path
-):
+def test_restarted_server_learns_and_keeps_rate_and_budget(start_edges, start_tollgate, open_loop, calls, tmp_path):
     flags = ["--snapshot", tmp_path / "counters"]
     tollgate, envoys = start_edges(*flags)
     begin = seconds_pass(60 - time.time() % 60 + 0.05, time.time())
@@ -232,20 +230,18 @@ def test_restarted_server_learns_and_keeps_rate_and_budget(
     loads["acme"].rates, loads["trial"].rates = [60, 60, 60], [8, 4, 1]
     seconds_pass(18, minute)
     tollgate.stop()
-    stopped = time.time()
     # The Envoys know this address.
     again = start_tollgate(RULES, grpc=tollgate.grpc, flags=["--rlqs-enabled", "true", *flags])
+    started = time.time()
     for one in callers.values():
         one.tollgate = again
-    settled = seconds_pass(LEARNING_SECONDS + 12, stopped)
+    settled = seconds_pass(LEARNING_SECONDS + 12, started)
     seconds_pass(10, settled)
     seconds_pass(60.5, minute)
     for load in loads.values():
         load.rates = [0, 0, 0]
     passed = {name: [*loads[name].passed, *callers[name].passed] for name in loads}
-    learning, after = (
-        passed_between(passed["acme"], since, since + 10) for since in (stopped + 6, settled)
-    )
+    learning, after = (passed_between(passed["acme"], since, since + 10) for since in (started + 5, settled))
     budget = passed_between(passed["trial"], minute, minute + 60)
     print(f"{learning} in 10 s while it learns, {after} in 10 s afterwards; {budget} of {BUDGET} of the budget")
 

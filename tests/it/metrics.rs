@@ -320,7 +320,7 @@ async fn top_page_shows_most_denied_keys() {
         }
     }
     let (code, body) = http(service.addresses.admin, "GET", "/top", "").await.unwrap();
-    let expected = json!({"missed": 0, "denied": [
+    let expected = json!({"missed": 0, "quotas": [], "denied": [
         {"key": "shop user=a\"b", "count": 3, "error": 0},
         {"key": "shop user=bob", "count": 1, "error": 0},
     ]});
@@ -349,7 +349,10 @@ async fn top_page_tracks_the_configured_number_of_keys() {
     let service = Service::start_with(BAN, &[("metrics.top_keys", "0")]).await;
     service.call(request_for("shop", "banned", "x")).await.unwrap();
     let (_, body) = http(service.addresses.admin, "GET", "/top", "").await.unwrap();
-    assert_eq!(serde_json::from_str::<Value>(&body).unwrap(), json!({"missed": 0, "denied": []}));
+    assert_eq!(
+        serde_json::from_str::<Value>(&body).unwrap(),
+        json!({"missed": 0, "denied": [], "quotas": []})
+    );
 }
 
 #[tokio::test]

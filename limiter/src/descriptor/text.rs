@@ -18,6 +18,11 @@ pub fn format<'e>(entries: impl IntoIterator<Item = (&'e str, &'e str)>) -> Stri
 }
 
 fn push_escaped(part: &str, text: &mut String) {
+    let is_plain =
+        |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.' | b'/' | b':');
+    if part.bytes().all(is_plain) {
+        return text.push_str(part);
+    }
     for character in part.chars() {
         if matches!(character, '\\' | ',' | '=') {
             text.push('\\');

@@ -4,13 +4,9 @@ use serde_json::{Map, Value};
 
 use crate::cli::doctor::fields::{field, message, text};
 
-/// A behaviour of a bucket without an assignment, and its strategy.
-pub(super) fn fallback<'v>(
-    settings: &'v Map<String, Value>,
-    name: &str,
-) -> Option<(&'v Map<String, Value>, &'v Map<String, Value>)> {
-    let behavior = message(settings, name)?;
-    Some((behavior, message(behavior, "fallback_rate_limit")?))
+/// The strategy of a behaviour of a bucket without an assignment.
+pub(super) fn fallback<'v>(settings: &'v Map<String, Value>, name: &str) -> Option<&'v Map<String, Value>> {
+    message(message(settings, name)?, "fallback_rate_limit")
 }
 
 fn denies(strategy: &Map<String, Value>) -> bool {
@@ -19,15 +15,15 @@ fn denies(strategy: &Map<String, Value>) -> bool {
 
 /// Whether nothing passes before an assignment.
 pub(super) fn denies_before(settings: &Map<String, Value>) -> bool {
-    fallback(settings, "no_assignment_behavior").is_some_and(|(_, strategy)| denies(strategy))
+    fallback(settings, "no_assignment_behavior").is_some_and(denies)
 }
 
 /// Whether nothing passes after the end of an assignment.
 pub(super) fn closes_after(settings: &Map<String, Value>) -> bool {
-    fallback(settings, "expired_assignment_behavior").is_some_and(|(behavior, strategy)| {
-        let timeout = text(behavior, "expired_assignment_behavior_timeout");
-        denies(strategy) && timeout.is_some_and(|time| !is_short(&time))
-    })
+    let timeout = message(settings, "expired_assignment_behavior")
+        .and_then(|behavior| text(behavior, "expired_assignment_behavior_timeout"));
+    fallback(settings, "expired_assignment_behavior").is_some_and(denies)
+        && timeout.is_some_and(|time| !is_short(&time))
 }
 
 /// Whether a predicate bounds the values that it matches.

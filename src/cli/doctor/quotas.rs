@@ -112,7 +112,7 @@ impl Quotas {
 
     fn add_bucket(&mut self, settings: &Map<String, Value>, is_bounded: bool) {
         let before = fallback(settings, "no_assignment_behavior");
-        if before.is_some_and(|(_, strategy)| message(strategy, "token_bucket").is_some()) {
+        if before.is_some_and(|strategy| message(strategy, "token_bucket").is_some()) {
             self.add_fault(Fault::BucketBefore);
         } else if !denies_before(settings) {
             self.add_fault(Fault::OpenBefore);
