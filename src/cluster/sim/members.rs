@@ -91,6 +91,7 @@ fn row(members: usize) -> Row {
 }
 
 #[test]
+#[expect(clippy::disallowed_methods, reason = "plays other sizes")]
 fn replicas_agree_within_a_second_of_each_change() {
     println!(
         "| members | frames/s | Mbit/s | join (ms) | messages | MB | death (ms) | messages | MB | ten joins (ms) | messages | MB |"
