@@ -3,7 +3,6 @@
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de::DeserializeOwned};
 
 /// Encodes the items.
-#[expect(clippy::missing_panics_doc, reason = "it does not panic")]
 pub fn serialize<T: Serialize, S: Serializer>(items: &[T], serializer: S) -> Result<S::Ok, S::Error> {
     let bytes = |item| postcard::to_stdvec(item).expect("memory grows as needed, and every length is known");
     serializer.collect_seq(items.iter().map(bytes))

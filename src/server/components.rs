@@ -116,8 +116,7 @@ impl Components {
             };
             let quotas = QuotaService::new(limiter.clone(), dividers, clock.clone(), settings.rlqs);
             let Some(cluster) = &cluster else { return Arc::new(quotas) };
-            let quotas =
-                Arc::new(quotas.in_cluster(cluster.local_id().number(), Arc::new(cluster.clone())));
+            let quotas = Arc::new(quotas.in_cluster(cluster.local_id().number(), Arc::new(cluster.clone())));
             let service = Arc::downgrade(&quotas);
             cluster.on_assignments(move |assignments| {
                 if let Some(service) = service.upgrade() {

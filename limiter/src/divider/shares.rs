@@ -207,9 +207,7 @@ impl Shares {
         for subscriber in self.each.values_mut() {
             subscriber.demand.move_to(from, to);
             subscriber.allowed.move_to(from, to);
-            for instant in
-                [&mut subscriber.settles_at, &mut subscriber.expires_at, &mut subscriber.since]
-            {
+            for instant in [&mut subscriber.settles_at, &mut subscriber.expires_at, &mut subscriber.since] {
                 *instant = moved(*instant, from, to);
             }
         }

@@ -284,10 +284,10 @@ impl Slices {
         {
             self.used = self.used.saturating_add(over.left());
         }
-        let subscriber = self.each.entry(id).or_insert_with(|| Subscriber {
-            reported: usage.allowed_before,
-            ..Subscriber::new(now)
-        });
+        let subscriber = self
+            .each
+            .entry(id)
+            .or_insert_with(|| Subscriber { reported: usage.allowed_before, ..Subscriber::new(now) });
         // With those of reports that were lost.
         let allowed = usage.allowed_in_all().saturating_sub(subscriber.reported);
         let usage = Usage { allowed, ..usage };
@@ -335,10 +335,7 @@ impl Slices {
         {
             outcome.assignments.push((id, subscriber.renewal()));
         }
-        outcome.turn = Turn {
-            used: std::mem::take(&mut self.used),
-            granted: self.granted(),
-        };
+        outcome.turn = Turn { used: std::mem::take(&mut self.used), granted: self.granted() };
         outcome.beyond_grant = std::mem::take(&mut self.beyond_grant);
         outcome.next_at = self.next_at(view, now);
         outcome

@@ -299,7 +299,11 @@ fn rule_json(rule: &Rule, part: &DescriptorExplanation<'_>) -> Value {
 }
 
 fn stream_name(SubscriberId { replica, stream, .. }: SubscriberId) -> String {
-    if replica == 0 { format!("stream {stream}") } else { format!("stream {stream} of replica {replica:016x}") }
+    if replica == 0 {
+        format!("stream {stream}")
+    } else {
+        format!("stream {stream} of replica {replica:016x}")
+    }
 }
 
 /// The shares of a limit: those of the clients with the greatest demand.

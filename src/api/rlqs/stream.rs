@@ -73,7 +73,8 @@ impl Bucket {
         self.slice = match action {
             Action::Assign(Assignment::Slice(hits)) => Some((hits, end)),
             Action::Assign(Assignment::Renewal(hits)) => {
-                let has_it = |(slice, until): &(u64, Timestamp)| *slice == hits && now.after(UNCERTAIN) < *until;
+                let has_it =
+                    |(slice, until): &(u64, Timestamp)| *slice == hits && now.after(UNCERTAIN) < *until;
                 if !self.slice.as_ref().is_some_and(has_it) {
                     return false;
                 }
@@ -168,7 +169,11 @@ impl QuotaStream {
         };
         // A client that has a bucket over another stream reports it with the time since its last report.
         let resumes = known.is_none() && report.seconds > 0;
-        self.update(number, terms, if resumes { Report::Resumed(report.usage) } else { Report::Usage(report.usage) });
+        self.update(
+            number,
+            terms,
+            if resumes { Report::Resumed(report.usage) } else { Report::Usage(report.usage) },
+        );
     }
 
     fn terms(&self, view: &ActiveView<'_>, entries: &[Entry<'_>]) -> Terms {
@@ -185,7 +190,15 @@ impl QuotaStream {
             return None;
         }
         let (id, terms) = (BucketId::from(id), terms.clone());
-        Some(self.number(Bucket { id, terms, allowed: 0, idle_reports: 0, may_be_abandoned: false, renew_in: 0, slice: None }))
+        Some(self.number(Bucket {
+            id,
+            terms,
+            allowed: 0,
+            idle_reports: 0,
+            may_be_abandoned: false,
+            renew_in: 0,
+            slice: None,
+        }))
     }
 
     fn number(&mut self, bucket: Bucket) -> u32 {

@@ -174,8 +174,11 @@ mod tests {
         out.connect(peer);
         let [small, large] = [full_logs(1), full_logs(4)];
         for contents in [&small, &small, &small, &large, &small].into_iter().cycle().take(20) {
-            let copy =
-                SlotCopy { version: Version::default(), contents: contents.clone(), grants: SlotGrants::default() };
+            let copy = SlotCopy {
+                version: Version::default(),
+                contents: contents.clone(),
+                grants: SlotGrants::default(),
+            };
             out.send(peer, Message::NewerCopy { slot: Slot(0), copy });
         }
         let mut sent = 0;
@@ -195,8 +198,11 @@ mod tests {
         assert!(!out.has_room_for_data(peer), "there is no session");
         out.connect(peer);
         while out.has_room_for_data(peer) {
-            let copy =
-                SlotCopy { version: Version::default(), contents: contents.clone(), grants: SlotGrants::default() };
+            let copy = SlotCopy {
+                version: Version::default(),
+                contents: contents.clone(),
+                grants: SlotGrants::default(),
+            };
             out.send(peer, Message::NewerCopy { slot: Slot(0), copy });
         }
         let waiting = out.take_messages(peer, usize::MAX, usize::MAX);

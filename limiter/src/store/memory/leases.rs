@@ -39,8 +39,7 @@ impl Leases<'_> {
         let granted = locked.granted(key);
         let all = locked.leased(key).checked_add(hits)?;
         let charge = Operation::Charge(all.saturating_add(granted.hits));
-        let decision =
-            limit.without_rate(granted.rate).decide(&mut locked.copy(key, limit), now, charge);
+        let decision = limit.without_rate(granted.rate).decide(&mut locked.copy(key, limit), now, charge);
         decision.verdict.passes().then(|| {
             locked.set_leased(key, all);
             Decision { receipt: None, ..decision }

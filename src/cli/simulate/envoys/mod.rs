@@ -14,8 +14,8 @@ use bytesize::ByteSize;
 use clap::ArgMatches;
 use prost::Message as _;
 use tollgate_limiter::{
-    divider::Dividers,
     descriptor::{Entry, Key, Secret},
+    divider::Dividers,
     divider::Usage,
     limiter::Limiter,
     rules::{ActiveRules, KeyedRules, Rule, Rules},
@@ -216,7 +216,8 @@ fn rule_of<'r>(rules: &'r KeyedRules, domain: &str, buckets: &[Pairs]) -> Result
 impl Simulation {
     /// Adds an Envoy.
     fn add(&mut self, per_second: f64, entries: &Pairs) -> Result<(), String> {
-        let stream = QuotaStream::open(self.service.clone(), None).map_err(|status| status.message().to_owned())?;
+        let stream =
+            QuotaStream::open(self.service.clone(), None).map_err(|status| status.message().to_owned())?;
         let pairs = entries.iter().map(|entry| (entry.key.clone(), entry.value.clone()));
         let offset = BEGIN_STEP * self.envoys.len() as u64 % REPORT_EVERY;
         let name = descriptor_text::format(entries.iter().map(|entry| (&*entry.key, &*entry.value)));

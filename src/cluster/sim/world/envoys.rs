@@ -110,7 +110,9 @@ impl Bucket {
                 (self.max, self.per_second, self.tokens) = (hits as f64, 0.0, hits as f64);
             }
             // A replica does not renew what it has not sent, or what may have ended.
-            Assignment::Renewal(hits) if self.max != hits as f64 || self.expires_at <= now + UNCERTAIN => return,
+            Assignment::Renewal(hits) if self.max != hits as f64 || self.expires_at <= now + UNCERTAIN => {
+                return;
+            }
             Assignment::Renewal(_) => {}
             Assignment::Deny => (self.max, self.per_second, self.tokens) = (0.0, 0.0, 0.0),
         }
@@ -227,8 +229,7 @@ impl World {
 
     fn report_quota(&mut self, replica: usize, stream: u64, quota: Quota, report: Report) {
         let now = self.time_of(replica);
-        let id =
-            SubscriberId { replica: keys::member(replica).number(), stream, bucket: quota as u32 };
+        let id = SubscriberId { replica: keys::member(replica).number(), stream, bucket: quota as u32 };
         let operation = RemoteOperation::Divide(id, QuotaTerms::default(), report);
         let check = RemoteCheck { key: quota.key(), limit: quota.limit(), operation, lease_hits: 0 };
         if let Some(process) = self.processes.get_mut(&replica) {

@@ -4,8 +4,8 @@ use std::{collections::BTreeSet, sync::Arc};
 
 use rand::RngExt;
 use tollgate_limiter::{
-    divider::Dividers,
     algorithm::Operation,
+    divider::Dividers,
     remote::{DecidedBy, LocalShare},
     store::{Lead, Memory, OnFull, Slot, StoredSlot},
     time::{SECOND, Timestamp},

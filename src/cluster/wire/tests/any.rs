@@ -1,6 +1,10 @@
 //! Strategies that generate every kind of message.
 
-use std::{num::{NonZeroU32, NonZeroU64}, sync::Arc, time::Duration};
+use std::{
+    num::{NonZeroU32, NonZeroU64},
+    sync::Arc,
+    time::Duration,
+};
 
 use proptest::{prelude::*, sample::select};
 use tollgate_limiter::{
@@ -142,8 +146,11 @@ prop_compose! {
 }
 
 fn usage() -> impl Strategy<Value = Usage> {
-    (0..1_000_u64, 0..1_000_u64, number())
-        .prop_map(|(allowed, denied, allowed_before)| Usage { allowed, denied, allowed_before })
+    (0..1_000_u64, 0..1_000_u64, number()).prop_map(|(allowed, denied, allowed_before)| Usage {
+        allowed,
+        denied,
+        allowed_before,
+    })
 }
 
 prop_compose! {
@@ -153,10 +160,8 @@ prop_compose! {
 }
 
 fn quota_terms() -> impl Strategy<Value = QuotaTerms> {
-    (1..1_000_u32, number()).prop_map(|(weight, floor)| QuotaTerms {
-        weight: NonZeroU32::new(weight).unwrap(),
-        floor,
-    })
+    (1..1_000_u32, number())
+        .prop_map(|(weight, floor)| QuotaTerms { weight: NonZeroU32::new(weight).unwrap(), floor })
 }
 
 fn report() -> impl Strategy<Value = Report> {

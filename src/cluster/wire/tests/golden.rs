@@ -1,7 +1,11 @@
 //! Golden encodings of every kind of message, so that the format does not change unnoticed. Replicas of other versions send
 //! these bytes: do not adjust them to a change of the code. Append new variants at the end.
 
-use std::{num::{NonZeroU32, NonZeroU64}, sync::Arc, time::Duration};
+use std::{
+    num::{NonZeroU32, NonZeroU64},
+    sync::Arc,
+    time::Duration,
+};
 
 use tollgate_limiter::{
     algorithm::{Classic, Decision, Excess, HitRate, Limit, Operation, Rate, TokenBucket, Verdict, Window},
@@ -286,18 +290,27 @@ fn encoding_of_each_other_message_is_stable() {
             ]),
             "17130401020300ac02140102030107010203020701020303",
         ),
-        (forward(bucket(), divide(Report::Usage(Usage { allowed: 300, denied: 1, allowed_before: 4 }))), concat!(
-            "310c8202888e98a8c0e080810198aed8a8c1e284891104058094ebdc0314000301020301ac0200ac",
-            "020104000080ade20401"
-        )),
-        (forward(bucket(), divide(Report::Resumed(Usage { allowed: 1, denied: 2, allowed_before: 0 }))), concat!(
-            "300c8202888e98a8c0e080810198aed8a8c1e284891104058094ebdc0314000301020301ac020101",
-            "0200000080ade20401"
-        )),
-        (forward(bucket(), divide(Report::Counted(9))), concat!(
-            "2e0c8202888e98a8c0e080810198aed8a8c1e284891104058094ebdc0314000301020301ac020409",
-            "000080ade20401"
-        )),
+        (
+            forward(bucket(), divide(Report::Usage(Usage { allowed: 300, denied: 1, allowed_before: 4 }))),
+            concat!(
+                "310c8202888e98a8c0e080810198aed8a8c1e284891104058094ebdc0314000301020301ac0200ac",
+                "020104000080ade20401"
+            ),
+        ),
+        (
+            forward(bucket(), divide(Report::Resumed(Usage { allowed: 1, denied: 2, allowed_before: 0 }))),
+            concat!(
+                "300c8202888e98a8c0e080810198aed8a8c1e284891104058094ebdc0314000301020301ac020101",
+                "0200000080ade20401"
+            ),
+        ),
+        (
+            forward(bucket(), divide(Report::Counted(9))),
+            concat!(
+                "2e0c8202888e98a8c0e080810198aed8a8c1e284891104058094ebdc0314000301020301ac020409",
+                "000080ade20401"
+            ),
+        ),
     ] {
         pinned(message, bytes);
     }
