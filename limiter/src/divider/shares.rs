@@ -10,7 +10,7 @@ use crate::{
         Assignment, Outcome, Part, SubscriberId, SubscriberState, Usage,
         assignment::{HEADROOM, end_of_assignment, moved},
         demand::Demand,
-        max_min::{Want, divide, whole},
+        max_min::{Claim, divide, whole},
     },
     rules::QuotaTerms,
     store::{CounterView, Turn},
@@ -21,7 +21,7 @@ use crate::{
 const SETTLE: Duration = Duration::from_millis(500);
 /// A share changes only by more than this part of it: one of so many.
 const HYSTERESIS_DIVISOR: u64 = 10;
-/// So much of what is wanted stays unused at most: one of so many.
+/// So much of what is claimed stays unused at most: one of so many.
 const UNUSED_DIVISOR: u64 = 50;
 /// The part of the rate that subscribers get at least, together, if they ask for it: one of so many.
 const FLOOR_DIVISOR: f64 = 20.0;
@@ -360,7 +360,7 @@ impl Shares {
         let callers = self.callers.per_second();
         let needed: f64 = callers * HEADROOM + ids.iter().map(|id| self.each[id].needs()).sum::<f64>();
         let idle = ids.iter().filter(|id| self.is_idle(id)).count();
-        let want = |id: &SubscriberId| {
+        let claim = |id: &SubscriberId| {
             let subscriber = &self.each[id];
             let (demand, given) = (subscriber.demand, subscriber.given.per_second as f64);
             match demand.is_measured() {
@@ -374,18 +374,18 @@ impl Shares {
         // Weights divide what is left after one hit a second for each that asks, or after half of the rate.
         let asking = ids.len() - idle + usize::from(callers > 0.0);
         let least = (rate / 2.0 / asking.max(1) as f64).min(1.0);
-        let mut wants: Vec<Want> = ids
+        let mut claims: Vec<Claim> = ids
             .iter()
             .map(|id| {
                 let (own, least) = (self.each[id].floor(), if self.is_idle(id) { 0.0 } else { least });
                 let weight = f64::from(self.each[id].terms.weight.get());
-                Want { hits: want(id).max(own), weight, floor: own.max(least) }
+                Claim { hits: claim(id).max(own), weight, floor: own.max(least) }
             })
             .collect();
         if callers > 0.0 {
-            wants.push(Want { hits: HEADROOM * callers, weight: 1.0, floor: least });
+            claims.push(Claim { hits: HEADROOM * callers, weight: 1.0, floor: least });
         }
-        let mut parts = divide(rate, &wants);
+        let mut parts = divide(rate, &claims);
         // What remains is for more of the same.
         let rest = (rate - parts.iter().sum::<f64>()).max(0.0);
         let asked = |id: &SubscriberId| self.each[id].demand.per_second();
@@ -394,14 +394,14 @@ impl Shares {
             for (index, id) in ids.iter().enumerate() {
                 let more = rest * asked(id) / all;
                 parts[index] += more;
-                wants[index].hits += more;
+                claims[index].hits += more;
             }
         }
         if callers > 0.0 {
             parts.pop();
-            wants.pop();
+            claims.pop();
         }
-        let mut targets = whole(self.rate.per_second, &parts, &wants, &self.order(ids, &parts, now));
+        let mut targets = whole(self.rate.per_second, &parts, &claims, &self.order(ids, &parts, now));
         targets.iter_mut().for_each(|target| *target = (*target).min(SHARE_MAX));
         targets
     }
@@ -454,10 +454,10 @@ impl Shares {
         // A share that is a little too large is kept only where that takes nothing from others, and one that is a little
         // too small only where little stays unused.
         let sum = |shares: &[u64]| shares.iter().fold(0_u64, |sum, share| sum.saturating_add(*share));
-        let (all, wanted) = (sum(&kept), sum(targets));
+        let (all, claimed) = (sum(&kept), sum(targets));
         let next: Vec<u64> = if all > rate.per_second {
             kept.iter().zip(targets).map(|(kept, target)| *kept.min(target)).collect()
-        } else if all < wanted - wanted / UNUSED_DIVISOR {
+        } else if all < claimed - claimed / UNUSED_DIVISOR {
             kept.iter().zip(targets).map(|(kept, target)| *kept.max(target)).collect()
         } else {
             kept

@@ -13,7 +13,7 @@ use crate::{
         Assignment, Outcome, Part, SubscriberId, SubscriberState, Usage,
         assignment::{end_of_assignment, moved},
         demand::Demand,
-        max_min::{Want, divide, whole},
+        max_min::{Claim, divide, whole},
     },
     rules::QuotaTerms,
     store::{CounterView, Turn},
@@ -146,13 +146,13 @@ impl Subscriber {
     }
 
     /// The hits of the next slice.
-    fn wanted(&self, newcomer: u64) -> u64 {
-        let wanted = if self.demand.is_measured() {
+    fn claimed(&self, newcomer: u64) -> u64 {
+        let claimed = if self.demand.is_measured() {
             (self.demand.per_second() * SLICE_SECONDS).ceil().max(1.0) as u64
         } else {
             newcomer
         };
-        wanted.max(self.terms.floor)
+        claimed.max(self.terms.floor)
     }
 
     fn lacks_floor(&self) -> bool {
@@ -365,30 +365,30 @@ impl Slices {
         let active: Vec<(&SubscriberId, &Subscriber)> =
             self.each.iter().filter(|(_, subscriber)| !subscriber.has_ended).collect();
         let callers = self.callers.per_second() * SLICE_SECONDS;
-        let mut wants: Vec<Want> = active
+        let mut claims: Vec<Claim> = active
             .iter()
-            .map(|(_, subscriber)| Want {
-                hits: subscriber.wanted(newcomer) as f64,
+            .map(|(_, subscriber)| Claim {
+                hits: subscriber.claimed(newcomer) as f64,
                 weight: f64::from(subscriber.terms.weight.get()),
                 floor: subscriber.terms.floor as f64,
             })
             .collect();
         if callers > 0.0 {
-            wants.push(Want { hits: callers, weight: 1.0, floor: 0.0 });
+            claims.push(Claim { hits: callers, weight: 1.0, floor: 0.0 });
         }
         let pool = active.iter().fold(free, |sum, (_, each)| sum.saturating_add(each.left()));
-        let parts = divide(pool as f64, &wants);
+        let parts = divide(pool as f64, &claims);
         let mut order: Vec<usize> = (0..active.len()).collect();
         order.sort_by_key(|index| {
             let subscriber = active[*index].1;
             (!subscriber.is_due(), !subscriber.lacks_floor(), subscriber.since)
         });
-        let whole = whole(pool, &parts, &wants, &order);
-        let is_scarce = wants.iter().map(|want| want.hits).sum::<f64>() > free as f64;
+        let whole = whole(pool, &parts, &claims, &order);
+        let is_scarce = claims.iter().map(|claim| claim.hits).sum::<f64>() > free as f64;
         let spare = |index: usize| {
             let (id, subscriber) = active[index];
             let size =
-                if is_scarce { whole[index].max(1) } else { subscriber.wanted(newcomer).max(newcomer) };
+                if is_scarce { whole[index].max(1) } else { subscriber.claimed(newcomer).max(newcomer) };
             let next = Next { id: *id, hits: size.min(SLICE_MAX), reason: Reason::Spare };
             subscriber.has_spare(size, now).then_some(next)
         };
