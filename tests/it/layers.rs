@@ -7,7 +7,7 @@ const PACKAGES: [(&str, &[&[&str]]); 2] = [
     (
         "limiter/src",
         &[
-            &["files", "file_watch", "named", "printable"],
+            &["each_apart", "files", "file_watch", "named", "printable"],
             &["time", "descriptor", "metrics", "yaml"],
             &["resilience"],
             &["algorithm"],
