@@ -94,14 +94,17 @@ async fn run(bytes: &[u8]) -> Sent {
     let shared = Shared::new(LOCAL, "local:1".to_owned(), SETTINGS.clone(), CREDENTIALS.clone(), commands);
     let handler = Arc::new(Batches::default());
     let hub = Hub { shared: Arc::new(shared), handler: handler.clone() };
-    let mut pieces = BTreeMap::new();
+    let (mut pieces, mut acknowledged) = (BTreeMap::new(), 0);
     for messages in connections(bytes) {
         let sessions = handler.state().sessions;
+        let acknowledges = acknowledges(&messages);
         let written = serve(&hub, messages).await;
         if handler.state().sessions != sessions {
             pieces.clear();
+            acknowledged = 0;
         }
-        check_written(&written, &mut pieces, bytes.len() as u64);
+        acknowledged = acknowledges.max(acknowledged);
+        check_written(&written, &mut pieces, acknowledged, bytes.len() as u64);
     }
     let received_bytes = handler.state().received_bytes;
     assert!(received_bytes <= bytes.len(), "{received_bytes} bytes were received");
@@ -138,24 +141,43 @@ async fn serve(hub: &Hub, messages: Vec<Bytes>) -> Vec<Frame> {
     messages_of(written.freeze()).into_iter().map(frame).collect::<Result<_, _>>().expect("frames are valid")
 }
 
-/// Checks the frames of one connection. `pieces` holds what earlier connections have sent.
-fn check_written(written: &[Frame], pieces: &mut BTreeMap<u64, Bytes>, received_max: u64) {
+/// Checks the frames of one connection. `pieces` holds what earlier connections have sent. A piece that the member has
+/// acknowledged before it was written is never written.
+fn check_written(
+    written: &[Frame],
+    pieces: &mut BTreeMap<u64, Bytes>,
+    acknowledged: u64,
+    received_max: u64,
+) {
     let mut last = None;
-    for Frame { kind } in written {
-        let received = match kind {
-            Some(Kind::Piece(Piece { number, received, payload, .. })) => {
-                assert!(last.is_none_or(|last| *number == last + 1), "piece {number} follows {last:?}");
-                last = Some(*number);
-                assert_eq!(pieces.entry(*number).or_insert_with(|| payload.clone()), payload);
-                *received
-            }
-            Some(Kind::Hello(hello)) => hello.received,
-            Some(Kind::Heartbeat(heartbeat)) => heartbeat.received,
-            Some(Kind::Greeting(_) | Kind::Goodbye(_) | Kind::Refusal(_)) | None => 0,
-        };
+    for frame in written {
+        if let Some(Kind::Piece(Piece { number, payload, .. })) = &frame.kind {
+            assert!(last.is_none_or(|last| *number == last + 1), "piece {number} follows {last:?}");
+            last = Some(*number);
+            assert_eq!(pieces.entry(*number).or_insert_with(|| payload.clone()), payload);
+        }
+        let received = received(frame);
         assert!(received <= received_max, "piece {received} was not sent");
     }
-    assert!(pieces.keys().copied().eq(1..=pieces.len() as u64), "a piece is missing");
+    let last = pieces.keys().next_back().copied().unwrap_or_default();
+    let mut owed = acknowledged.saturating_add(1)..=last;
+    assert!(owed.all(|number| pieces.contains_key(&number)), "a piece is missing");
+}
+
+/// The last piece that a frame acknowledges.
+fn received(frame: &Frame) -> u64 {
+    match &frame.kind {
+        Some(Kind::Piece(piece)) => piece.received,
+        Some(Kind::Hello(hello)) => hello.received,
+        Some(Kind::Heartbeat(heartbeat)) => heartbeat.received,
+        Some(Kind::Greeting(_) | Kind::Goodbye(_) | Kind::Refusal(_)) | None => 0,
+    }
+}
+
+/// The last piece that these messages acknowledge.
+fn acknowledges(messages: &[Bytes]) -> u64 {
+    let frame = |message: &Bytes| Frame::decode(message.get(FRAME_PREFIX_BYTES..)?).ok();
+    messages.iter().filter_map(frame).map(|frame| received(&frame)).max().unwrap_or_default()
 }
 
 /// The messages of each connection.
