@@ -143,12 +143,7 @@ async fn serve(hub: &Hub, messages: Vec<Bytes>) -> Vec<Frame> {
 
 /// Checks the frames of one connection. `pieces` holds what earlier connections have sent. A piece that the member has
 /// acknowledged before it was written is never written.
-fn check_written(
-    written: &[Frame],
-    pieces: &mut BTreeMap<u64, Bytes>,
-    acknowledged: u64,
-    received_max: u64,
-) {
+fn check_written(written: &[Frame], pieces: &mut BTreeMap<u64, Bytes>, acknowledged: u64, received_max: u64) {
     let mut last = None;
     for frame in written {
         if let Some(Kind::Piece(Piece { number, payload, .. })) = &frame.kind {
