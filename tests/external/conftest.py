@@ -17,6 +17,7 @@ import processes
 from cluster import RULES, Cluster
 from control_plane import ControlPlane
 from processes import LISTENERS, LOOPBACK, TOLLGATE, Process, eventually
+from quotas import Calls, OpenLoop
 from rls import Callers
 
 
@@ -215,6 +216,26 @@ def start_envoy(cleanup, tmp_path):
         cleanup.callback(envoy.stop)
         envoy.await_live()
         return envoy
+
+    return start
+
+
+@pytest.fixture
+def calls(cleanup):
+    def start(tollgate, tenant, rate):
+        started = Calls(tollgate, tenant, rate)
+        cleanup.callback(started.stop)
+        return started
+
+    return start
+
+
+@pytest.fixture
+def open_loop(cleanup):
+    def start(envoys, tenant):
+        load = OpenLoop(envoys, tenant)
+        cleanup.callback(load.stop)
+        return load
 
     return start
 

@@ -7,19 +7,7 @@ import pytest
 
 from bootstraps import deployed_quotas
 from processes import eventually
-from test_quotas import (
-    BUDGET,
-    BURST,
-    LATE,
-    LEARNING_SECONDS,
-    RATE,
-    RULES,
-    Calls,
-    OpenLoop,
-    most_in,
-    passed_between,
-    seconds_pass,
-)
+from quotas import BUDGET, LEARNING_SECONDS, RATE, RULES, assert_within_rate, passed_between, seconds_pass
 
 # Some requests of a cut share pass until the cut arrives.
 LATE_CUT = 10
@@ -67,23 +55,6 @@ def edges(make_cluster, proxies, start_envoy):
     return edges
 
 
-@pytest.fixture
-def open_loop(cleanup):
-    def start(envoys, tenant):
-        load = OpenLoop(envoys, tenant)
-        cleanup.callback(load.stop)
-        return load
-
-    return start
-
-
-def assert_rate_is_bounded(load, envoys):
-    most = {seconds: most_in(load.passed, seconds) for seconds in (1, 5, 10)}
-    for seconds, number in most.items():
-        assert number <= BURST + RATE * (seconds + LATE) + len(envoys) + LATE_CUT, most
-    return most
-
-
 @pytest.mark.timing
 def test_rate_of_envoys_is_one_limit_while_replicas_roll(edges, open_loop):
     load = open_loop(edges.envoys, "acme")
@@ -96,8 +67,8 @@ def test_rate_of_envoys_is_one_limit_while_replicas_roll(edges, open_loop):
     after = passed_between(load.passed, rolled + 2, rolled + 12)
     load.rates = [0, 0, 0]
     during = passed_between(load.passed, before, rolled) / (rolled - before)
-    most = assert_rate_is_bounded(load, edges.envoys)
-    print(f"{during:.1f}/s in a roll of {rolled - before:.0f} s, {after / 10}/s after it, most {most}")
+    assert_within_rate(load.passed, len(edges.envoys), LATE_CUT)
+    print(f"{during:.1f}/s in a roll of {rolled - before:.0f} s, {after / 10}/s after it")
 
     assert after >= 0.9 * RATE * 10
     assert during >= 0.6 * RATE
@@ -113,26 +84,25 @@ def test_rate_of_envoys_is_one_limit_after_a_crash(edges, open_loop):
     seconds_pass(35)
     after = passed_between(load.passed, killed + 25, killed + 35)
     load.rates = [0, 0, 0]
-    most = assert_rate_is_bounded(load, edges.envoys)
-    print(f"{passed_between(load.passed, killed, killed + 20) / 20}/s after a crash, then {after / 10}/s, most {most}")
+    assert_within_rate(load.passed, len(edges.envoys), LATE_CUT)
+    print(f"{passed_between(load.passed, killed, killed + 20) / 20}/s after a crash, then {after / 10}/s")
 
     assert after >= 0.9 * RATE * 10
 
 
 @pytest.mark.timing
-def test_budget_of_envoys_and_callers_holds_while_replicas_roll(edges, open_loop, cleanup):
+def test_budget_of_envoys_and_callers_holds_while_replicas_roll(edges, open_loop, calls):
     load = open_loop(edges.envoys, "trial")
     begin = seconds_pass(60 - time.time() % 60 + 0.05, time.time())
     load.rates = [14, 6, 1.5]
     minute = begin - begin % 60
     seconds_pass(5)
     edges.roll()
-    calls = Calls(edges.cluster.replicas[0], "trial", 10)
-    cleanup.callback(calls.stop)
+    callers = calls(edges.cluster.replicas[0], "trial", 10)
     seconds_pass(58, minute)
     load.rates = [0, 0, 0]
-    calls.stop()
-    asked = passed_between(calls.passed, minute, minute + 60)
+    callers.stop()
+    asked = passed_between(callers.passed, minute, minute + 60)
     passed = passed_between(load.passed, minute, minute + 60)
     print(f"{passed} passed at Envoys and {asked} of callers, {BUDGET} in all")
 

@@ -8,6 +8,8 @@ use crate::{algorithm::HitRate, store::Turn, time::Timestamp};
 
 /// How long an assignment lasts unless it is renewed. Two reports may be lost.
 pub const ASSIGNMENT_TTL: Duration = Duration::from_secs(15);
+/// An assignment that ends within this time may have ended at the client.
+pub const UNCERTAIN: Duration = Duration::from_secs(2);
 /// An assignment counts as in force for this much longer than its time, because its time begins when it arrives.
 pub(super) const DELIVERY_MAX: Duration = Duration::from_secs(1);
 /// The factor by which a share may exceed the demand, so that a demand that grows is seen.

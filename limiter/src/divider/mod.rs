@@ -15,7 +15,8 @@ mod shares;
 mod slices;
 
 pub use assignment::{
-    ASSIGNMENT_TTL, Assignment, Outcome, Part, Report, SubscriberId, SubscriberState, Subscribers, Usage,
+    ASSIGNMENT_TTL, Assignment, Outcome, Part, Report, SubscriberId, SubscriberState, Subscribers, UNCERTAIN,
+    Usage,
 };
 pub use divide::{Divider, SUBSCRIBERS_MAX, is_divisible};
 pub use registry::{Assignments, Divide, DividerStats, Dividers, SlotDivisions, SubscriberReport};

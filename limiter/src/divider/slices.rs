@@ -11,7 +11,7 @@ use crate::{
     algorithm::Granted,
     divider::{
         Assignment, Outcome, Part, SubscriberId, SubscriberState, Usage,
-        assignment::{end_of_assignment, moved},
+        assignment::{UNCERTAIN, end_of_assignment, moved},
         demand::Demand,
         max_min::{Claim, divide, whole},
     },
@@ -26,8 +26,6 @@ const SLICE_SECONDS: f64 = 10.0;
 const REST_SECONDS: f64 = 6.0;
 /// A report that comes this long after a slice was sent was written after the slice arrived.
 const DELIVERED: Duration = Duration::from_secs(1);
-/// An assignment that ends within this time may have ended.
-const UNCERTAIN: Duration = Duration::from_secs(2);
 /// The part of the limit for a newcomer: one of so many.
 const NEWCOMER_DIVISOR: u64 = 25;
 /// A slice larger than this many times the demand is replaced by a smaller one, if other subscribers lack hits.

@@ -5,13 +5,12 @@ use std::{
     net::SocketAddr,
     sync::Arc,
     task::{Context, Poll},
-    time::Duration,
 };
 
 use tollgate_limiter::{
     algorithm::Limit,
     descriptor::{Entry, Key},
-    divider::{ASSIGNMENT_TTL, Assignment, Report, SubscriberId, SubscriberReport, Usage},
+    divider::{ASSIGNMENT_TTL, Assignment, Report, SubscriberId, SubscriberReport, UNCERTAIN, Usage},
     limiter::ActiveView,
     rules::QuotaTerms,
     time::Timestamp,
@@ -62,9 +61,6 @@ struct Bucket {
     // The last slice that was sent, and when it ends.
     slice: Option<(u64, Timestamp)>,
 }
-
-/// A slice that ends within this time may have ended.
-const UNCERTAIN: Duration = Duration::from_secs(2);
 
 impl Bucket {
     /// Notes what is sent. False for the renewal of a slice that the client may not have any more: it would begin anew.

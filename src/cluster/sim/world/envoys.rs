@@ -6,7 +6,7 @@ use rand::RngExt;
 use tollgate_limiter::{
     algorithm::{Excess, FixedWindow, HitRate, Limit, Rate, TokenBucket, Window},
     descriptor::Key,
-    divider::{ASSIGNMENT_TTL, Assignment, Assignments, Report, SubscriberId, Usage},
+    divider::{ASSIGNMENT_TTL, Assignment, Assignments, Report, SubscriberId, UNCERTAIN, Usage},
     rules::QuotaTerms,
     time::SECOND,
 };
@@ -25,8 +25,6 @@ pub(in crate::cluster::sim) const BUDGET_HITS: u64 = 2_000;
 pub(in crate::cluster::sim) const RATE: HitRate = HitRate { per_second: 100, burst: 20 };
 /// The time from one report to the next.
 const REPORT_EVERY: u64 = 5 * SECOND;
-/// A slice that ends within this time is not renewed.
-const UNCERTAIN: u64 = 2 * SECOND;
 /// The numbers of the keys among those of the simulation, which has fewer.
 const FIRST_KEY: usize = 9_000;
 
@@ -110,7 +108,9 @@ impl Bucket {
                 (self.max, self.per_second, self.tokens) = (hits as f64, 0.0, hits as f64);
             }
             // A replica does not renew what it has not sent, or what may have ended.
-            Assignment::Renewal(hits) if self.max != hits as f64 || self.expires_at <= now + UNCERTAIN => {
+            Assignment::Renewal(hits)
+                if self.max != hits as f64 || self.expires_at <= now + UNCERTAIN.as_nanos() as u64 =>
+            {
                 return;
             }
             Assignment::Renewal(_) => {}

@@ -1,0 +1,122 @@
+"""Clients of Envoys that decide by themselves, and what may pass at them."""
+
+import asyncio
+import bisect
+import collections
+import contextlib
+import json
+import threading
+import time
+
+from processes import ROOT, eventually
+
+RULES = ROOT / "deploy" / "rules" / "quotas.yaml"
+RATE, BURST, BUDGET = 100, 20, 500
+# What an earlier process may have assigned is over after this time.
+LEARNING_SECONDS = 16
+# A share of a client that has gone is in force for this time after its last report.
+SHARE_SECONDS = 16
+# A client notices a response late on a busy machine.
+LATE = 0.1
+
+
+class OpenLoop:
+    """Clients that send at their rates, whatever the responses. `rates` may change at any time."""
+
+    CONNECTIONS_MAX = 16
+
+    def __init__(self, envoys, tenant):
+        self.envoys, self.tenant = envoys, tenant
+        self.rates = [0] * len(envoys)
+        self.passed = []
+        self.codes = [collections.Counter() for _ in envoys]
+        self.is_stopped = False
+        self.thread = threading.Thread(target=lambda: asyncio.run(self._run()), daemon=True)
+        self.thread.start()
+
+    def stop(self):
+        self.is_stopped = True
+        self.thread.join(10)
+
+    async def _run(self):
+        await asyncio.gather(*(self._client(index) for index in range(len(self.envoys))))
+
+    async def _client(self, index):
+        idle, calls, due, before = [], set(), 0.0, time.monotonic()
+        while not self.is_stopped:
+            await asyncio.sleep(0.004)
+            now = time.monotonic()
+            due, before = due + self.rates[index] * (now - before), now
+            while due >= 1:
+                due -= 1
+                if len(calls) < self.CONNECTIONS_MAX:
+                    call = asyncio.ensure_future(self._call(index, idle))
+                    calls.add(call)
+                    call.add_done_callback(calls.discard)
+        for call in calls:
+            call.cancel()
+
+    async def _call(self, index, idle):
+        with contextlib.suppress(OSError, asyncio.IncompleteReadError):
+            host, port = self.envoys[index].address.split(":")
+            reader, writer = idle.pop() if idle else await asyncio.open_connection(host, int(port))
+            writer.write(f"GET / HTTP/1.1\r\nhost: edge\r\nx-tenant: {self.tenant}\r\n\r\n".encode())
+            head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
+            code, at = int(head.split()[1]), time.time()
+            length = int(head.split("content-length: ")[1].split()[0]) if "content-length" in head else 0
+            await reader.readexactly(length)
+            idle.append((reader, writer))
+            self.codes[index][code] += 1
+            if code == 200:
+                self.passed.append(at)
+
+
+class Calls:
+    """Callers that ask for each request of a tenant over JSON, whatever the answers. `tollgate` may be replaced."""
+
+    def __init__(self, tollgate, tenant, rate):
+        self.tollgate, self.interval = tollgate, 1 / rate
+        descriptor = {"entries": [{"key": "tenant", "value": tenant}]}
+        self.body = json.dumps({"domain": "quotas", "descriptors": [descriptor]})
+        self.passed = []
+        self.is_stopped = threading.Event()
+        self.thread = threading.Thread(target=self._run, daemon=True)
+        self.thread.start()
+
+    def stop(self):
+        self.is_stopped.set()
+        self.thread.join(10)
+
+    def _run(self):
+        due = time.monotonic()
+        while not self.is_stopped.wait(max(0, due - time.monotonic())):
+            due += self.interval
+            with contextlib.suppress(OSError):
+                tollgate = self.tollgate
+                answer = tollgate.call(tollgate.http, "/json", "POST", {"content-type": "application/json"}, self.body)
+                if answer.code == 200:
+                    self.passed.append(time.time())
+
+
+def most_in(passed, seconds):
+    """The most that passed in any span of this length."""
+    times = sorted(passed)
+    return max((bisect.bisect_left(times, at + seconds) - index for index, at in enumerate(times)), default=0)
+
+
+def passed_between(passed, begin, end):
+    return sum(begin <= at < end for at in passed)
+
+
+def assert_within_rate(passed, envoys, late=0):
+    most = {seconds: most_in(passed, seconds) for seconds in (1, 5, 10)}
+    print(f"most in 1, 5, 10 s: {most}")
+    for seconds, number in most.items():
+        # One for each Envoy whose part of the burst is below one.
+        assert number <= BURST + RATE * (seconds + LATE) + envoys + late, most
+
+
+def seconds_pass(seconds, since=None):
+    until = (time.time() if since is None else since) + seconds
+    eventually(f"{seconds} s", lambda: time.time() >= until, timeout=seconds + 1 if since is None else 130)
+    return until
