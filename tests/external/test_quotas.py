@@ -120,7 +120,8 @@ def test_restarted_server_learns_and_keeps_rate_and_budget(start_edges, start_to
 
     assert after >= 0.9 * RATE * 10
     assert_within_rate(passed["acme"], 2 * len(envoys))
-    assert 0.8 * BUDGET <= budget <= BUDGET
+    # The snapshot has slices as charged, and what Envoys report afterwards counts in addition.
+    assert 0.4 * BUDGET <= budget <= BUDGET
 
 
 @pytest.mark.timing

@@ -1,7 +1,14 @@
 //! Copies of slots for a snapshot: taken under the lock of a slot, and encoded after it.
 
+use std::collections::BTreeMap;
+
 use crate::{
-    store::{DecodeError, Epoch, Slot, SlotData, StoredSlot, packed_counter::PackedCounter},
+    algorithm::{Counter, Limit, Operation},
+    descriptor::Key,
+    store::{
+        DecodeError, Epoch, Slot, SlotData, StoredSlot,
+        packed_counter::{Now, PackedCounter},
+    },
     time::Timestamp,
 };
 
@@ -12,6 +19,8 @@ pub struct SlotCopy {
     rest: StoredSlot,
     // With the lower halves of their keys. A list and not a map, because a caller may wait for the lock meanwhile.
     counters: Vec<(u64, PackedCounter)>,
+    // Hits beside the counters, with their limits.
+    granted: Vec<(Key, Limit, u64)>,
     // The number of all slots.
     slots: usize,
 }
@@ -38,12 +47,43 @@ impl EncodedSlot {
 }
 
 impl SlotCopy {
-    pub(super) fn new(rest: StoredSlot, counters: Vec<(u64, PackedCounter)>, slots: usize) -> Self {
-        Self { rest, counters, slots }
+    pub(super) fn new(
+        rest: StoredSlot,
+        counters: Vec<(u64, PackedCounter)>,
+        granted: Vec<(Key, Limit, u64)>,
+        slots: usize,
+    ) -> Self {
+        Self { rest, counters, granted, slots }
+    }
+
+    /// Charges what is granted, because nothing is known about its use after a restart.
+    fn charge_granted(&mut self, now: Timestamp) {
+        let granted = std::mem::take(&mut self.granted);
+        if granted.is_empty() {
+            return;
+        }
+        let places: BTreeMap<u64, usize> =
+            (0..).zip(&self.counters).map(|(at, (low, _))| (*low, at)).collect();
+        for (key, limit, hits) in granted {
+            let charge = |counter: &mut Counter| {
+                limit.charge_at(counter, hits, now, now);
+                limit.decide(counter, now, Operation::Peek)
+            };
+            match places.get(&key.low()) {
+                Some(place) => {
+                    self.counters[*place].1.change(&limit, Now { now, given_up: None }, charge);
+                }
+                None => {
+                    let (_, packed) = PackedCounter::first(&limit, now, charge);
+                    self.counters.extend(packed.map(|packed| (key.low(), packed)));
+                }
+            }
+        }
     }
 
     /// Encodes what is not idle; `None` if there is nothing.
-    pub fn encode(self, now: Timestamp) -> Option<EncodedSlot> {
+    pub fn encode(mut self, now: Timestamp) -> Option<EncodedSlot> {
+        self.charge_granted(now);
         let StoredSlot { slot, epoch, seq, data } = self.rest;
         let data = data.without_idle(now);
         if data.is_empty() && self.counters.iter().all(|(_, packed)| packed.idle_at() <= now) {
@@ -55,8 +95,9 @@ impl SlotCopy {
 
     /// What would be encoded.
     #[cfg(test)]
-    pub(super) fn into_data(self, now: Timestamp) -> SlotData {
-        let Self { rest: StoredSlot { slot, data, .. }, counters, slots } = self;
+    pub(super) fn into_data(mut self, now: Timestamp) -> SlotData {
+        self.charge_granted(now);
+        let Self { rest: StoredSlot { slot, data, .. }, counters, slots, .. } = self;
         let counters = counters.into_iter().map(|(low, packed)| (slot.key(slots, low), packed));
         data.with_counters(counters).without_idle(now)
     }
@@ -64,6 +105,6 @@ impl SlotCopy {
 
 impl From<StoredSlot> for SlotCopy {
     fn from(stored: StoredSlot) -> Self {
-        Self::new(stored, Vec::new(), 0)
+        Self::new(stored, Vec::new(), Vec::new(), 0)
     }
 }

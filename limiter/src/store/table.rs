@@ -9,7 +9,7 @@ use std::{
 };
 
 use crate::{
-    algorithm::{Granted, LogCounter},
+    algorithm::{Granted, Limit, LogCounter},
     descriptor::Key,
     store::{
         budget::Budget,
@@ -52,8 +52,9 @@ pub(super) struct Table {
 }
 
 /// What is granted of the limit of a counter, and what is asked of the rest.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Grant {
+    pub(super) limit: Limit,
     pub(super) granted: Granted,
     /// Hits that callers have asked for since this was read.
     pub(super) asked: u64,
@@ -173,17 +174,29 @@ impl Table {
         self.grants.as_mut()?.get_mut(&key)
     }
 
-    /// Sets what is granted of the counter of `key`; `None` if it is not divided.
-    pub(super) fn set_granted(&mut self, key: Key, granted: Option<Granted>) {
-        match granted {
-            Some(granted) => self.grants.get_or_insert_default().entry(key).or_default().granted = granted,
-            None => {
-                if let Some(grants) = &mut self.grants {
-                    grants.remove(&key);
-                }
-                self.grants.take_if(|grants| grants.is_empty());
-            }
+    /// Sets what is granted of the counter of `key`, which is divided from now on.
+    pub(super) fn set_granted(&mut self, key: Key, limit: &Limit, granted: Granted) {
+        let grants = self.grants.get_or_insert_default();
+        let grant = grants.entry(key).or_insert_with(|| Grant { limit: limit.clone(), granted, asked: 0 });
+        if grant.limit != *limit {
+            grant.limit = limit.clone();
         }
+        grant.granted = granted;
+    }
+
+    /// Ends the division of the counter of `key`.
+    pub(super) fn end_grant(&mut self, key: Key) {
+        if let Some(grants) = &mut self.grants {
+            grants.remove(&key);
+        }
+        self.grants.take_if(|grants| grants.is_empty());
+    }
+
+    /// The hits that are granted beside each counter, with its limit.
+    pub(super) fn granted_hits(&self) -> Vec<(Key, Limit, u64)> {
+        let grants = self.grants.iter().flat_map(|grants| grants.iter());
+        let with_hits = grants.filter(|(_, grant)| grant.granted.hits > 0);
+        with_hits.map(|(key, grant)| (*key, grant.limit.clone(), grant.granted.hits)).collect()
     }
 
     /// The holds of `key`, if there are any.

@@ -51,7 +51,7 @@ impl Grants<'_> {
         let asked = locked.table(key).grant_mut(key).map_or(0, |grant| std::mem::take(&mut grant.asked));
         let view = CounterView { free: free(&alone), free_after: free_after(&beside), asked };
         let Turn { used, granted } = divide(view);
-        locked.table(key).set_granted(key, Some(granted));
+        locked.table(key).set_granted(key, limit, granted);
         locked.charge_used(key, limit, used);
     }
 
@@ -65,7 +65,7 @@ impl Grants<'_> {
 
     /// Ends the division of the counter of `key`.
     pub fn end(&self, key: Key, now: Timestamp) {
-        self.memory.lock_key(key, now).table(key).set_granted(key, None);
+        self.memory.lock_key(key, now).table(key).end_grant(key);
     }
 }
 

@@ -11,12 +11,12 @@ use proptest::prelude::*;
 use super::*;
 use crate::{
     algorithm::{
-        Calendar, CalendarUnit, Classic, Excess, FixedWindow, LeakyQueue, Limit, Operation, Rate, SlidingLog,
-        SlidingWindow, Span, SteppedBucket, TokenBucket, Verdict, Window,
+        Calendar, CalendarUnit, Classic, Excess, FixedWindow, Granted, LeakyQueue, Limit, Operation, Rate,
+        SlidingLog, SlidingWindow, Span, SteppedBucket, TokenBucket, Verdict, Window,
         laws::{any_limit, with_penalty},
     },
     descriptor::{Entry, KeyText, Secret},
-    store::{BYTES_MIN, Check, Checks, Epoch, OnRefusal, SlotSource},
+    store::{BYTES_MIN, Check, Checks, Epoch, OnRefusal, SlotSource, Turn},
     time::SECOND,
 };
 
@@ -275,6 +275,25 @@ pub(super) fn charge(memory: &Memory, key: Key, limit: &Limit, now: Timestamp) -
 /// What a snapshot has of a slot.
 pub(super) fn stored(memory: &Memory, slot: Slot, now: Timestamp) -> SlotData {
     memory.copy(slot, SlotSource::Memory { epoch: Epoch::default() }).into_data(now)
+}
+
+#[test]
+fn snapshot_has_granted_hits_as_charged() {
+    let (limit, turn) =
+        (window(10), |used, hits| Turn { used, granted: Granted { hits, ..Granted::default() } });
+    for charged in [0, 3] {
+        let (memory, key) = (Memory::new(BYTES, OnFull::Deny), key("one"));
+        (0..charged).for_each(|_| assert!(charge(&memory, key, &limit, NOW)));
+        memory.grants().turn(key, &limit, NOW, |_| turn(0, 4));
+        let slot = memory.slot(key);
+        let restarted = Memory::new(BYTES, OnFull::Deny);
+        restarted.restore(stored(&memory, slot, NOW), NOW);
+        let left = |memory: &Memory| (0..20).filter(|_| charge(memory, key, &limit, NOW)).count();
+        assert_eq!(left(&restarted), 6 - charged);
+        // The memory itself gets what is proved unused back.
+        memory.grants().turn(key, &limit, NOW, |_| turn(1, 0));
+        assert_eq!(left(&memory), 9 - charged);
+    }
 }
 
 fn number(number: u64) -> Key {
