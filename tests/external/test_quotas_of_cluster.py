@@ -55,11 +55,18 @@ def edges(make_cluster, proxies, start_envoy):
     return edges
 
 
+def explained_shares(replica):
+    explained = replica.call(replica.admin, "/explain?domain=quotas&key=tenant=acme").json()
+    return explained["descriptors"][0]["shares"]
+
+
 @pytest.mark.timing
 def test_rate_of_envoys_is_one_limit_while_replicas_roll(edges, open_loop):
     load = open_loop(edges.envoys, "acme")
     load.rates = [150, 60, 5]
     seconds_pass(12)
+    shares = [explained_shares(replica) for replica in edges.cluster.replicas]
+    assert [each["clients"] for each in shares] == [3, 3, 3], "every replica shows what the owner divides"
     before = time.time()
     edges.roll()
     rolled = time.time()

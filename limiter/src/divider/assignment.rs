@@ -4,7 +4,11 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{algorithm::HitRate, store::Turn, time::Timestamp};
+use crate::{
+    algorithm::HitRate,
+    store::{SubscriberId, Turn},
+    time::Timestamp,
+};
 
 /// How long an assignment lasts unless it is renewed. Two reports may be lost.
 pub const ASSIGNMENT_TTL: Duration = Duration::from_secs(15);
@@ -14,17 +18,6 @@ pub const UNCERTAIN: Duration = Duration::from_secs(2);
 pub(super) const DELIVERY_MAX: Duration = Duration::from_secs(1);
 /// The factor by which a share may exceed the demand, so that a demand that grows is seen.
 pub(super) const HEADROOM: f64 = 1.25;
-
-/// A bucket of a stream of reports.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-pub struct SubscriberId {
-    /// The replica that has the stream; 0 without a cluster.
-    pub replica: u64,
-    /// The stream among those of the replica.
-    pub stream: u64,
-    /// The bucket among those of the stream.
-    pub bucket: u32,
-}
 
 /// What a subscriber has decided since its last report.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -83,57 +76,6 @@ pub enum Assignment {
     Renewal(u64),
     /// Nothing.
     Deny,
-}
-
-/// What a subscriber has, for operators.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct SubscriberState {
-    /// The subscriber.
-    pub id: SubscriberId,
-    /// Hits that it has asked for in each second before its last report.
-    pub demand: f64,
-    /// The part of the limit that it has.
-    pub part: Part,
-    /// The time after which the part is no longer in force, unless it is renewed.
-    pub ends_after: Duration,
-    /// Whether it is gone, so that the part is not renewed.
-    pub has_ended: bool,
-}
-
-/// A part of a limit.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Part {
-    /// A share of a rate.
-    Share(HitRate),
-    /// A slice, and what may be left of it and of earlier ones.
-    Slice {
-        /// The hits of the last slice.
-        hits: u64,
-        /// Hits that it may still let pass.
-        left: u64,
-    },
-}
-
-/// The subscribers of one limit.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Subscribers {
-    /// Those with the greatest demand, in descending order.
-    pub first: Vec<SubscriberState>,
-    /// The number of all.
-    pub number: usize,
-    /// Hits that callers without a part have asked for in each second.
-    pub callers: f64,
-}
-
-impl Subscribers {
-    /// At most `max` of these.
-    pub(super) fn of(each: impl Iterator<Item = SubscriberState>, callers: f64, max: usize) -> Self {
-        let mut first: Vec<SubscriberState> = each.collect();
-        let number = first.len();
-        first.sort_by(|one, other| other.demand.total_cmp(&one.demand).then(one.id.cmp(&other.id)));
-        first.truncate(max);
-        Self { first, number, callers }
-    }
 }
 
 /// What a report, or a turn without one, has come to.

@@ -14,12 +14,11 @@ mod registry;
 mod shares;
 mod slices;
 
-pub use assignment::{
-    ASSIGNMENT_TTL, Assignment, Outcome, Part, Report, SubscriberId, SubscriberState, Subscribers, UNCERTAIN,
-    Usage,
-};
+pub use assignment::{ASSIGNMENT_TTL, Assignment, Outcome, Report, UNCERTAIN, Usage};
 pub use divide::{Divider, SUBSCRIBERS_MAX, is_divisible};
 pub use registry::{Assignments, Divide, DividerStats, Dividers, SlotDivisions, SubscriberReport};
+
+pub use crate::store::{Part, SubscriberId, SubscriberState, Subscribers};
 
 #[cfg(test)]
 mod tests;

@@ -244,7 +244,7 @@ impl HeldCounter {
             CounterOperation::Show => {
                 let holds = self.holds().map(|holds| holds.list(now.now)).unwrap_or_default();
                 let penalty = limit.penalty_state(&self.counter(limit, now), now.now);
-                let shown = Shown { holds: Arc::new(holds), penalty };
+                let shown = Shown { holds: Arc::new(holds), penalty, subscribers: None };
                 let peek = self.update(limit, now, |limit, counter| peek(limit, counter, now));
                 (Outcome { hold: HoldOutcome::Shown(Arc::new(shown)), ..Outcome::of(peek, 0) }, false)
             }

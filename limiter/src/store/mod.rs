@@ -19,6 +19,7 @@ mod slot;
 mod slot_copy;
 mod slot_data;
 mod stored_slot;
+mod subscribers;
 mod table;
 
 pub use budget::BYTES_MIN;
@@ -50,3 +51,4 @@ pub use slot::{SLOTS, Slot};
 pub use slot_copy::{EncodedSlot, SlotCopy};
 pub use slot_data::{Changes, Consumption, DecodeError, PendingUsage, SlotData};
 pub use stored_slot::{Epoch, SlotSource, StoredSlot};
+pub use subscribers::{Part, SubscriberId, SubscriberState, Subscribers};

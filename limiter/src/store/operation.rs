@@ -7,7 +7,7 @@ use smallvec::SmallVec;
 
 use crate::{
     algorithm::{Admission, Counter, Decision, Limit, Operation, PenaltyState, Receipt, Verdict},
-    store::{HoldId, HoldTerms, OpenHolds, Reserved, Settled},
+    store::{HoldId, HoldTerms, OpenHolds, Reserved, Settled, Subscribers},
     time::Timestamp,
 };
 
@@ -70,7 +70,7 @@ pub enum UnknownId {
 }
 
 /// What an operation on a counter has come to.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Outcome {
     /// The decision.
     pub decision: Decision,
@@ -81,7 +81,7 @@ pub struct Outcome {
 }
 
 /// What an operation has done to holds.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum HoldOutcome {
     /// What the decision says.
     Decided,
@@ -96,12 +96,14 @@ pub enum HoldOutcome {
 }
 
 /// What there is to a counter beside what a peek tells.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Shown {
     /// The open holds.
     pub holds: Arc<OpenHolds>,
     /// What is remembered of refusals.
     pub penalty: Option<PenaltyState>,
+    /// Clients with parts of the limit, if it is divided.
+    pub subscribers: Option<Arc<Subscribers>>,
 }
 
 impl CounterOperation {

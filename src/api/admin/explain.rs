@@ -92,8 +92,10 @@ async fn explain(state: &AdminState, message: &[u8]) -> Result<Json<Value>, Admi
     let mut body = explanation_json(&asked, &explanation);
     if let (Some(quotas), Some(descriptors)) = (&state.quotas, body["descriptors"].as_array_mut()) {
         for (descriptor, (_, part)) in descriptors.iter_mut().zip(explanation.descriptors()) {
-            let key = part.and_then(|part| part.check.as_ref()).map(|check| check.key);
-            if let Some(subscribers) = key.and_then(|key| quotas.subscribers(key, SHARES_MAX)) {
+            let Some(check) = part.and_then(|part| part.check.as_ref()) else { continue };
+            // In a cluster the owner of the counter divides.
+            let elsewhere = check.before.subscribers.clone();
+            if let Some(subscribers) = elsewhere.or_else(|| quotas.subscribers(check.key, SHARES_MAX)) {
                 descriptor["shares"] = shares_json(quotas, &subscribers);
             }
         }

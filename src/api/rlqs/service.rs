@@ -136,8 +136,8 @@ impl QuotaService {
     }
 
     /// The subscribers of the counter of `key`, at most `max` of them; `None` if it is not divided here.
-    pub fn subscribers(&self, key: Key, max: usize) -> Option<Subscribers> {
-        self.dividers.subscribers(key, max, self.clock.now())
+    pub fn subscribers(&self, key: Key, max: usize) -> Option<Arc<Subscribers>> {
+        self.dividers.subscribers(key, max, self.clock.now()).map(Arc::new)
     }
 
     /// The address of the client of a stream of this replica, while the stream is open.

@@ -8,7 +8,7 @@ use crate::{
     algorithm::{Counter, Decision, Limit, Operation, PenaltyState},
     descriptor::Key,
     store::{
-        Checks, Decisions, OpenHolds,
+        Checks, Decisions, OpenHolds, Subscribers,
         decide_set::decide_set,
         held_counter::Room,
         memory::{LockedSlots, Memory},
@@ -33,7 +33,7 @@ pub struct DryRun {
 }
 
 /// The state of one counter.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct CounterState {
     /// The instant from which the counter may be evicted; `None` if there is no counter, or an idle one.
     pub idle_at: Option<Timestamp>,
@@ -43,10 +43,12 @@ pub struct CounterState {
     pub holds: Arc<OpenHolds>,
     /// What is remembered of refusals, if that is asked for.
     pub penalty: Option<PenaltyState>,
+    /// Clients with parts of the limit, if it is divided at another replica.
+    pub subscribers: Option<Arc<Subscribers>>,
 }
 
 /// A counter before and after its replacement.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Replacement {
     /// Before.
     pub before: CounterState,
@@ -120,12 +122,12 @@ impl CounterState {
         let idle_at = is_used.then(|| now.after(peek.reset_after));
         match &outcome.hold {
             HoldOutcome::Shown(shown) => {
-                let Shown { holds, penalty } = &**shown;
+                let Shown { holds, penalty, subscribers } = Shown::clone(shown);
                 let remembered = penalty.map(|penalty| now.after(penalty.forgotten_after));
-                Self { idle_at: idle_at.max(remembered), peek, holds: holds.clone(), penalty: *penalty }
+                Self { idle_at: idle_at.max(remembered), peek, holds, penalty, subscribers }
             }
             HoldOutcome::Decided | HoldOutcome::Exhausted | HoldOutcome::Settled(_) | HoldOutcome::Ended => {
-                Self { idle_at, peek, holds: Arc::default(), penalty: None }
+                Self { idle_at, peek, holds: Arc::default(), penalty: None, subscribers: None }
             }
         }
     }
@@ -135,6 +137,6 @@ impl CounterState {
         let mut copy = counter.cloned().unwrap_or_else(|| limit.fresh());
         let peek = limit.decide(&mut copy, now, Operation::Peek);
         let penalty = counter.and_then(|counter| limit.penalty_state(counter, now));
-        Self { idle_at, peek, holds: Arc::default(), penalty }
+        Self { idle_at, peek, holds: Arc::default(), penalty, subscribers: None }
     }
 }

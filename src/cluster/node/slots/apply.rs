@@ -1,8 +1,10 @@
 //! Decides checks of the counters that are owned here.
 
+use std::sync::Arc;
+
 use tollgate_limiter::{
     divider::SubscriberReport,
-    store::{CounterOperation, NotLocal, Outcome},
+    store::{CounterOperation, HoldOutcome, NotLocal, Outcome},
 };
 
 use crate::cluster::{
@@ -10,6 +12,9 @@ use crate::cluster::{
     message::{RemoteCheck, RemoteOperation, Reply},
     node::{context::Context, slots::Slots},
 };
+
+/// The most clients with parts of a limit that are shown.
+const SHOWN_MAX: usize = 100;
 
 impl Slots {
     /// Applies a check to the counter, which is owned here. `peer` is the member that has forwarded it and may get a
@@ -33,10 +38,14 @@ impl Slots {
                     }
                     None => self.memory.operate(*key, limit, operation, cx.wall),
                 };
-                let outcome = match operated {
+                let mut outcome = match operated {
                     Ok(outcome) => outcome,
                     Err(missing) => return self.not_local(missing, cx),
                 };
+                if let HoldOutcome::Shown(shown) = &mut outcome.hold {
+                    let subscribers = self.dividers.subscribers(*key, SHOWN_MAX, cx.wall);
+                    Arc::make_mut(shown).subscribers = subscribers.map(Arc::new);
+                }
                 // Earlier refusals are no longer true.
                 if operation.frees_hits() {
                     self.leases.revoke_refusals(*key, cx.out);
