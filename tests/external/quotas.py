@@ -14,6 +14,8 @@ RULES = ROOT / "deploy" / "rules" / "quotas.yaml"
 RATE, BURST, BUDGET = 100, 20, 500
 # What an earlier process may have assigned is over after this time.
 LEARNING_SECONDS = 16
+# Each Envoy reports so often.
+REPORT_SECONDS = 5
 # A share of a client that has gone is in force for this time after its last report.
 SHARE_SECONDS = 16
 # A client notices a response late on a busy machine.
