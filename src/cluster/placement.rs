@@ -6,7 +6,7 @@
 //! the stable matching of Gale and Shapley (1962): every replica computes the same result, and adding or removing a
 //! member changes little.
 
-use std::{cmp::Reverse, collections::BinaryHeap, hash::Hasher};
+use std::{cmp::Reverse, collections::BinaryHeap, hash::Hasher, sync::Arc};
 
 use siphasher::sip::SipHasher13;
 use tollgate_limiter::store::Slot;
@@ -20,9 +20,14 @@ const SHARE_MAX_PERCENT: usize = 105;
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Placement {
     members: Vec<MemberId>,
+    // By member. A change of the members keeps those of all others, because hashing takes most of the time.
+    scores: Vec<Scores>,
     // One entry per slot; empty if there are no members.
     slots: Vec<SlotPlacement>,
 }
+
+/// The scores of one member, by slot.
+type Scores = Arc<[u64]>;
 
 /// The placement of one slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,13 +38,20 @@ struct SlotPlacement {
 }
 
 impl Placement {
-    /// The placement of `slots` slots on `members`, which are sorted.
-    pub(crate) fn of(members: Vec<MemberId>, slots: usize) -> Self {
+    /// The placement of `slots` slots on `members`, which are sorted. `self` is one of as many slots.
+    pub(crate) fn changed_to(&self, members: Vec<MemberId>, slots: usize) -> Self {
         debug_assert!(members.is_sorted());
         if members.is_empty() {
             return Self::default();
         }
-        let ranking = Ranking::of(&members, slots);
+        let scores: Vec<Scores> = members
+            .iter()
+            .map(|member| match self.members.binary_search(member) {
+                Ok(index) => self.scores[index].clone(),
+                Err(_) => (0..slots).map(|slot| score_of(slot, *member)).collect(),
+            })
+            .collect();
+        let ranking = Ranking::of(&scores, slots);
         let mut matching = Matching::new(&ranking, members.len());
         matching.assign((0..slots).collect(), None);
         let owners = matching.owners();
@@ -59,7 +71,7 @@ impl Placement {
         let placement =
             |(owner, backup_owner): (&usize, _)| SlotPlacement { owner: members[*owner], backup_owner };
         let slots = owners.iter().zip(backup_owners).map(placement).collect();
-        Self { members, slots }
+        Self { members, scores, slots }
     }
 
     /// The members, sorted.
@@ -90,12 +102,12 @@ struct Ranking {
 type Rank = (u64, Reverse<usize>);
 
 impl Ranking {
-    fn of(members: &[MemberId], slots: usize) -> Self {
-        let scores = (0..slots).flat_map(|slot| {
-            let score = score_of(slot);
-            members.iter().map(move |member| score(*member))
-        });
-        Self { members: members.len(), scores: scores.collect() }
+    fn of(members: &[Scores], slots: usize) -> Self {
+        let mut scores = Vec::with_capacity(members.len() * slots);
+        for slot in 0..slots {
+            scores.extend(members.iter().map(|scores| scores[slot]));
+        }
+        Self { members: members.len(), scores }
     }
 
     fn slots(&self) -> usize {
@@ -171,14 +183,11 @@ impl<'r> Matching<'r> {
 
 /// The preference of a slot for members. It is part of the protocol: members that computed different scores would move
 /// slots forever.
-fn score_of(slot: usize) -> impl Fn(MemberId) -> u64 {
-    let mut of_slot = SipHasher13::new();
-    of_slot.write_u64(slot as u64);
-    move |member| {
-        let mut hasher = of_slot;
-        hasher.write_u64(member.number());
-        hasher.finish()
-    }
+fn score_of(slot: usize, member: MemberId) -> u64 {
+    let mut hasher = SipHasher13::new();
+    hasher.write_u64(slot as u64);
+    hasher.write_u64(member.number());
+    hasher.finish()
 }
 
 #[cfg(test)]
@@ -193,9 +202,13 @@ mod tests {
 
     use super::*;
 
+    fn placement(members: Vec<MemberId>, slots: usize) -> Placement {
+        Placement::default().changed_to(members, slots)
+    }
+
     fn members(seed: u64, count: usize) -> Vec<MemberId> {
         let mut members: Vec<MemberId> = (0..count as u64)
-            .map(|n| MemberId::from_number(score_of(n as usize)(MemberId::from_number(seed))))
+            .map(|n| MemberId::from_number(score_of(n as usize, MemberId::from_number(seed))))
             .collect();
         members.sort_unstable();
         members
@@ -219,7 +232,7 @@ mod tests {
 
         #[test]
         fn member_owns_at_most_7_percent_above_its_share(seed: u64, count in 3..=50usize) {
-            let shares = shares(&Placement::of(members(seed, count), SLOTS));
+            let shares = shares(&placement(members(seed, count), SLOTS));
             let largest = *shares.iter().max().unwrap() as f64;
             prop_assert!(largest <= 1.07 * SLOTS as f64 / count as f64, "{largest} of {count}");
         }
@@ -233,16 +246,18 @@ mod tests {
             let with = members(seed, count);
             let mut without = with.clone();
             without.remove(leaving.index(count));
-            let moved = moved(&Placement::of(with, SLOTS), &Placement::of(without, SLOTS)) as f64 / SLOTS as f64;
+            let moved = moved(&placement(with, SLOTS), &placement(without, SLOTS)) as f64 / SLOTS as f64;
             prop_assert!(moved <= 1.0 / (count as f64 - 1.0) + 0.02, "{moved} at {count}");
         }
 
         #[test]
         fn backup_owner_is_next_owner_when_owner_departs(seed: u64, count in 2..=8usize) {
-            let with = Placement::of(members(seed, count), SLOTS);
+            let with = placement(members(seed, count), SLOTS);
             for leaving in with.members() {
-                let rest = with.members().iter().copied().filter(|member| member != leaving).collect();
-                let without = Placement::of(rest, SLOTS);
+                let rest: Vec<_> = with.members().iter().copied().filter(|member| member != leaving).collect();
+                let without = placement(rest.clone(), SLOTS);
+                prop_assert!(with.changed_to(rest, SLOTS) == without);
+                prop_assert!(without.changed_to(with.members().to_vec(), SLOTS) == with);
                 for slot in all().filter(|slot| with.owner(*slot) == Some(*leaving)) {
                     prop_assert_eq!(with.backup_owner(slot, *leaving), without.owner(slot));
                 }
@@ -252,7 +267,7 @@ mod tests {
 
     #[test]
     fn consecutive_keys_are_spread_over_members() {
-        let placement = Placement::of(members(7, 4), SLOTS);
+        let placement = placement(members(7, 4), SLOTS);
         let secret = Secret::from_bytes([7; 16]);
         let mut shares = BTreeMap::<MemberId, usize>::new();
         for user in 0..200 {
@@ -268,7 +283,7 @@ mod tests {
 
     #[test]
     fn placement_is_the_same_in_every_version() {
-        let placement = Placement::of([3, 141, 5926, 53589].map(MemberId::from_number).to_vec(), SLOTS);
+        let placement = placement([3, 141, 5926, 53589].map(MemberId::from_number).to_vec(), SLOTS);
         let mut hasher = SipHasher13::new();
         for slot in all() {
             hasher.write_u64(placement.owner(slot).unwrap().number());
@@ -281,9 +296,9 @@ mod tests {
 
     #[test]
     fn single_member_owns_all_slots_and_no_member_none() {
-        let alone = Placement::of(vec![MemberId::from_number(1)], SLOTS);
+        let alone = placement(vec![MemberId::from_number(1)], SLOTS);
         assert!(all().all(|slot| alone.owner(slot) == Some(MemberId::from_number(1))));
         assert_eq!(alone.backup_owner(Slot::at(0), MemberId::from_number(1)), None);
-        assert_eq!(Placement::of(Vec::new(), SLOTS).owner(Slot::at(0)), None);
+        assert_eq!(placement(Vec::new(), SLOTS).owner(Slot::at(0)), None);
     }
 }

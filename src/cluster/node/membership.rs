@@ -409,7 +409,7 @@ impl Membership {
         let mut members: Vec<MemberId> = receivers.chain(local).collect();
         members.sort_unstable();
         if members != self.placement.members() {
-            self.placement = Placement::of(members, self.slots);
+            self.placement = self.placement.changed_to(members, self.slots);
             self.has_changed = true;
         }
     }
