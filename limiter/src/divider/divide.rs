@@ -85,16 +85,16 @@ impl Divider {
     /// The number of subscribers.
     pub fn len(&self) -> usize {
         match &self.way {
-            Way::Shares(shares) => shares.len(),
-            Way::Slices(slices) => slices.len(),
+            Way::Shares(shares) => shares.roster().len(),
+            Way::Slices(slices) => slices.roster().len(),
         }
     }
 
     /// Whether there is a place for a subscriber.
     pub fn has_room_for(&self, id: SubscriberId) -> bool {
         let is_known = match &self.way {
-            Way::Shares(shares) => shares.has(id),
-            Way::Slices(slices) => slices.has(id),
+            Way::Shares(shares) => shares.roster().has(id),
+            Way::Slices(slices) => slices.roster().has(id),
         };
         is_known || self.len() < SUBSCRIBERS_MAX
     }
@@ -136,8 +136,8 @@ impl Divider {
     /// The replica of each subscriber.
     pub fn replicas(&self) -> Box<dyn Iterator<Item = u64> + '_> {
         match &self.way {
-            Way::Shares(shares) => Box::new(shares.ids().map(|id| id.replica)),
-            Way::Slices(slices) => Box::new(slices.ids().map(|id| id.replica)),
+            Way::Shares(shares) => Box::new(shares.roster().ids().map(|id| id.replica)),
+            Way::Slices(slices) => Box::new(slices.roster().ids().map(|id| id.replica)),
         }
     }
 

@@ -11,6 +11,7 @@ mod demand;
 mod divide;
 mod max_min;
 mod registry;
+mod roster;
 mod shares;
 mod slices;
 

@@ -1,7 +1,7 @@
 //! The dividers of this process, each beside the counter that it divides.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::{BTreeMap, BTreeSet, btree_map::Entry},
     fmt,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
@@ -109,7 +109,16 @@ struct Shard {
 #[derive(Debug)]
 struct Placed {
     divider: Divider,
+    // At most the instant of its next turn: an earlier one is kept, because then most reports leave `due` as it is.
     next_at: Option<Timestamp>,
+    // By the last turn.
+    granted: Granted,
+}
+
+impl Placed {
+    fn new(divider: Divider) -> Self {
+        Self { granted: divider.granted(), divider, next_at: None }
+    }
 }
 
 /// How the limits of a slot are divided, for another replica.
@@ -218,15 +227,14 @@ impl Dividers {
         }
         let (slot, begins) = (self.memory.slot(key), matches!(report, Report::Usage(_) | Report::Resumed(_)));
         let mut shard = self.shard(slot);
-        if begins {
-            let learns_until = self.learns_until(slot);
-            shard.dividers.entry((slot, key)).or_insert_with(|| Placed {
-                divider: Divider::new(limit.clone(), learns_until, now),
-                next_at: None,
-            });
-        }
-        let Some(Placed { divider, .. }) = shard.dividers.get_mut(&(slot, key)) else {
-            return Assignments::new();
+        let entry = shard.dividers.entry((slot, key));
+        let divider = match entry {
+            Entry::Occupied(placed) => &mut placed.into_mut().divider,
+            Entry::Vacant(place) if begins => {
+                let divider = Divider::new(limit.clone(), self.learns_until(slot), now);
+                &mut place.insert(Placed::new(divider)).divider
+            }
+            Entry::Vacant(_) => return Assignments::new(),
         };
         if begins && !divider.has_room_for(id) {
             self.stats.refused.increase();
@@ -306,7 +314,7 @@ impl Dividers {
             let place = (slot, key);
             match shard.dividers.get_mut(&place) {
                 Some(known) => known.divider.add(divider, now),
-                None => drop(shard.dividers.insert(place, Placed { divider, next_at: None })),
+                None => drop(shard.dividers.insert(place, Placed::new(divider))),
             }
             // The next turn assigns what has changed.
             self.divide(&mut shard, place, now, |divider, _| Outcome {
@@ -348,8 +356,7 @@ impl Dividers {
     ) -> Assignments {
         let Some(placed) = shard.dividers.get_mut(&place) else { return Assignments::new() };
         let (slot, key) = place;
-        let (limit, before, mut outcome) =
-            (placed.divider.limit().clone(), placed.divider.granted(), Outcome::default());
+        let (limit, mut outcome) = (placed.divider.limit().clone(), Outcome::default());
         self.memory.grants().turn(key, &limit, now, |view| {
             outcome = divide(&mut placed.divider, view);
             outcome.turn
@@ -360,18 +367,21 @@ impl Dividers {
         if let Some(time) = outcome.converged_after {
             self.stats.convergence.record(time);
         }
-        if let Some(at) = placed.next_at.take() {
-            shard.due.remove(&(at, place));
+        if placed.granted != granted {
+            placed.granted = granted;
+            shard.changed.insert(slot);
         }
-        if placed.divider.is_empty() && granted.is_nothing() {
+        let is_over = placed.divider.is_empty() && granted.is_nothing();
+        let pending = placed.next_at.filter(|at| now < *at);
+        let next_at = pending.into_iter().chain(outcome.next_at).min().filter(|_| !is_over);
+        if next_at != placed.next_at {
+            placed.next_at.map(|at| shard.due.remove(&(at, place)));
+            next_at.map(|at| shard.due.insert((at, place)));
+            placed.next_at = next_at;
+        }
+        if is_over {
             self.memory.grants().end(key, now);
             shard.dividers.remove(&place);
-        } else if let Some(at) = outcome.next_at {
-            placed.next_at = Some(at);
-            shard.due.insert((at, place));
-        }
-        if before != granted {
-            shard.changed.insert(slot);
         }
         outcome.assignments
     }

@@ -1,6 +1,6 @@
 //! A rate, divided into shares of whole hits a second.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
@@ -11,6 +11,7 @@ use crate::{
         assignment::{HEADROOM, end_of_assignment, moved},
         demand::Demand,
         max_min::{Claim, divide, whole},
+        roster::{Roster, Subscribed},
     },
     rules::QuotaTerms,
     store::{CounterView, Turn},
@@ -34,25 +35,38 @@ const SHARE_MAX: u64 = u32::MAX as u64;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct Shares {
     rate: HitRate,
-    each: BTreeMap<SubscriberId, Subscriber>,
+    each: Roster<Subscriber>,
     // Of callers that ask for each request.
     callers: Demand,
     // Since when a share waits for its target.
     changes_since: Option<Timestamp>,
-    // The result of the last division, as long as all shares cover their demands.
+    // The result of the last division, as long as reports do not change it.
     #[serde(skip)]
-    ample: Option<Ample>,
+    settled: Option<Settled>,
 }
 
-/// A division that gave all subscribers and callers more than they ask for.
+/// A division after which each subscriber has all that it is to get.
 #[derive(Clone, Copy, Debug, PartialEq)]
-struct Ample {
+struct Settled {
     held: HitRate,
     until: Option<Timestamp>,
+    // Whether all shares cover their demands.
+    is_ample: bool,
+}
+
+/// How the share of a subscriber compares with its demand.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Standing {
+    /// The share covers the demand.
+    Covered,
+    /// Whatever it asks for above its share, it gets no more: the limit is shared by others.
+    Capped,
+    /// Any other demand would be another share.
+    Open,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-struct Subscriber {
+pub(super) struct Subscriber {
     terms: QuotaTerms,
     demand: Demand,
     // Of it, what passes.
@@ -73,8 +87,8 @@ struct Subscriber {
 
 /// What has become of shares that should change.
 struct Assigned {
-    // The subscribers whose share has changed.
-    changed: Vec<SubscriberId>,
+    // The positions of subscribers whose share has changed.
+    changed: Vec<usize>,
     // Whether all shares are as they should be.
     is_complete: bool,
 }
@@ -118,9 +132,23 @@ impl Subscriber {
         self.terms.floor as f64
     }
 
-    /// Whether its share is known to cover its demand.
-    fn is_covered(&self) -> bool {
-        self.demand.is_measured() && HEADROOM * self.demand.per_second() <= self.given.per_second as f64
+    fn is_idle(&self) -> bool {
+        self.demand.is_measured() && self.demand.per_second() == 0.0
+    }
+
+    fn standing(&self) -> Standing {
+        let (given, claimed) = (self.given.per_second as f64, HEADROOM * self.demand.per_second());
+        // A share that is kept may be a little less than what the limit allows.
+        let most = given + given / HYSTERESIS_DIVISOR as f64;
+        if self.has_ended || !self.demand.is_measured() {
+            Standing::Open
+        } else if claimed <= given {
+            Standing::Covered
+        } else if given > 0.0 && claimed >= most + 1.0 {
+            Standing::Capped
+        } else {
+            Standing::Open
+        }
     }
 
     fn assignment(&self) -> Assignment {
@@ -128,16 +156,27 @@ impl Subscriber {
     }
 }
 
+impl Subscribed for Subscriber {
+    fn end(&mut self) {
+        self.has_ended = true;
+    }
+}
+
 impl Shares {
     pub(super) fn new(rate: HitRate, now: Timestamp) -> Self {
-        Self { rate, each: BTreeMap::new(), callers: Demand::new(now), changes_since: None, ample: None }
+        Self { rate, each: Roster::default(), callers: Demand::new(now), changes_since: None, settled: None }
+    }
+
+    /// The subscribers.
+    pub(super) fn roster(&self) -> &Roster<Subscriber> {
+        &self.each
     }
 
     /// What each subscriber has.
     pub(super) fn states(&self, now: Timestamp) -> impl Iterator<Item = SubscriberState> {
         self.each.iter().filter(move |(_, subscriber)| now < subscriber.expires_at).map(
             move |(id, subscriber)| SubscriberState {
-                id: *id,
+                id,
                 demand: subscriber.demand.per_second(),
                 part: Part::Share(subscriber.given),
                 ends_after: subscriber.expires_at.since(now),
@@ -152,51 +191,34 @@ impl Shares {
     }
 
     pub(super) fn set_rate(&mut self, rate: HitRate) {
-        (self.rate, self.ample) = (rate, None);
+        (self.rate, self.settled) = (rate, None);
     }
 
     pub(super) fn leave(&mut self, id: SubscriberId) {
-        if let Some(subscriber) = self.each.get_mut(&id) {
-            subscriber.has_ended = true;
-            self.ample = None;
-        }
+        self.settled = None;
+        self.each.leave(id);
     }
 
     /// Ends the subscribers of a replica.
     pub(super) fn leave_all(&mut self, replica: u64) {
-        self.ample = None;
-        let of_replica = |(id, _): &(&SubscriberId, &mut Subscriber)| id.replica == replica;
-        self.each.iter_mut().filter(of_replica).for_each(|(_, subscriber)| subscriber.has_ended = true);
-    }
-
-    /// The subscribers.
-    pub(super) fn ids(&self) -> impl Iterator<Item = &SubscriberId> {
-        self.each.keys()
-    }
-
-    /// The number of subscribers.
-    pub(super) fn len(&self) -> usize {
-        self.each.len()
-    }
-
-    pub(super) fn has(&self, id: SubscriberId) -> bool {
-        self.each.contains_key(&id)
+        self.settled = None;
+        self.each.leave_all(replica);
     }
 
     /// Gives a subscriber the share of one that has ended: of all, the one whose share is closest to what has passed.
     /// Whichever it was, the shares of all together are the same.
     pub(super) fn resume(&mut self, id: SubscriberId, usage: Usage, now: Timestamp) {
         let has_ended = |subscriber: &Subscriber| subscriber.has_ended && now < subscriber.expires_at;
-        let per_second = |(other, subscriber): (&SubscriberId, &Subscriber)| {
+        let per_second = |(other, subscriber): (SubscriberId, &Subscriber)| {
             let time = now.since(subscriber.demand.since()).as_secs_f64().max(1.0);
             let distance = (usage.allowed as f64 / time - subscriber.given.per_second as f64).abs();
-            (*other, distance)
+            (other, distance)
         };
         let ended = self.each.iter().filter(|(_, subscriber)| has_ended(subscriber)).map(per_second);
         if let Some((other, _)) = ended.min_by(|(_, one), (_, other)| one.total_cmp(other))
-            && let Some(subscriber) = self.each.remove(&other)
+            && let Some(subscriber) = self.each.remove_if(other, |_| true)
         {
-            self.each.insert(id, subscriber);
+            *self.each.get_or_insert_with(id, || Subscriber::new(now)) = subscriber;
         }
     }
 
@@ -215,20 +237,17 @@ impl Shares {
 
     /// Adds the subscribers of another division of the same rate. What either has assigned may be in force.
     pub(super) fn add(&mut self, other: Self, now: Timestamp) {
-        self.ample = None;
-        for (id, subscriber) in other.each {
-            let Some(known) = self.each.get_mut(&id) else {
-                self.each.insert(id, subscriber);
-                continue;
-            };
+        self.settled = None;
+        self.each.add(other.each, |known, subscriber| {
             known.held = known.held.max_of(subscriber.held);
             known.settles_at = now.after(SETTLE);
             known.expires_at = known.expires_at.max(subscriber.expires_at);
-        }
+        });
     }
 
     /// Lets everything that is assigned be in force for the longest time.
     pub(super) fn prolong(&mut self, now: Timestamp) {
+        self.settled = None;
         for subscriber in self.each.values_mut() {
             subscriber.expires_at = end_of_assignment(now);
         }
@@ -240,35 +259,37 @@ impl Shares {
     }
 
     pub(super) fn report(&mut self, id: SubscriberId, usage: Usage, terms: QuotaTerms, now: Timestamp) {
-        let subscriber = self.each.entry(id).or_insert_with(|| Subscriber::new(now));
-        if subscriber.terms != terms {
-            self.ample = None;
-        }
+        let subscriber = self.each.get_or_insert_with(id, || Subscriber::new(now));
+        let (before, had) = (subscriber.standing(), subscriber.terms);
         subscriber.terms = terms;
         if !subscriber.was_assigned {
             subscriber.beyond_grant = subscriber.beyond_grant.saturating_add(usage.allowed);
         }
         let hits = usage.allowed.saturating_add(usage.denied);
-        let was_covered = subscriber.is_covered() && !subscriber.has_ended;
         subscriber.demand.add(hits, subscriber.given.per_second, now);
-        if !was_covered || !subscriber.is_covered() {
-            self.ample = None;
-        }
         subscriber.allowed.add(usage.allowed, 0, now);
         subscriber.has_ended = false;
         // What it had is renewed with this report.
         subscriber.expires_at = end_of_assignment(now);
+        let standing = subscriber.standing();
+        self.settled.take_if(|settled| {
+            let stays = standing == Standing::Capped || standing == Standing::Covered && settled.is_ample;
+            !stays || standing != before || terms != had
+        });
     }
 
-    /// The outcome of a report after which all shares still cover their demands: it renews the share.
+    /// The outcome of a report that leaves all shares as they are: it renews the share.
     fn renew(&mut self, reporter: SubscriberId, view: CounterView, now: Timestamp) -> Option<Outcome> {
-        let Ample { held, until } = self.ample.filter(|ample| ample.until.is_none_or(|until| now < until))?;
+        let settled = self.settled.filter(|settled| settled.until.is_none_or(|until| now < until))?;
+        let Settled { held, until, is_ample } = settled;
         let left = self.rate.per_second.saturating_sub(held.per_second);
-        if HEADROOM * self.callers.per_second() > left as f64 {
+        let is_enough =
+            if is_ample { HEADROOM * self.callers.per_second() <= left as f64 } else { view.asked == 0 };
+        if !is_enough {
             return None;
         }
         self.callers.add(view.asked, left, now);
-        let subscriber = self.each.get_mut(&reporter)?;
+        let subscriber = self.each.get_mut(reporter)?;
         subscriber.expires_at = end_of_assignment(now);
         Some(Outcome {
             assignments: vec![(reporter, subscriber.assignment())],
@@ -290,40 +311,48 @@ impl Shares {
         if let Some(outcome) = reporter.and_then(|reporter| self.renew(reporter, view, now)) {
             return outcome;
         }
-        self.each.retain(|_, subscriber| now < subscriber.expires_at);
+        self.each.retain(|subscriber| now < subscriber.expires_at);
         for subscriber in self.each.values_mut().filter(|subscriber| subscriber.settles_at <= now) {
             subscriber.held = subscriber.given;
         }
         let left = self.rate.per_second.saturating_sub(self.held().per_second);
         self.callers.add(view.asked, left, now);
-        let ids: Vec<SubscriberId> =
-            self.each.iter().filter(|(_, each)| !each.has_ended).map(|(id, _)| *id).collect();
-        let mut targets = self.targets(&ids, now);
+        let active: Vec<usize> = (0..self.each.len()).filter(|index| !self.each[*index].has_ended).collect();
+        let mut targets = self.targets(&active, now);
         if learns {
-            self.learn(&ids, &mut targets);
+            self.learn(&active, &mut targets);
         }
-        let Assigned { changed, is_complete } = self.assign(&ids, &targets, now);
+        let Assigned { changed, is_complete } = self.assign(&active, &targets, now);
         let converged_after = self.converged_after(!changed.is_empty(), is_complete, now);
         let mut outcome = Outcome { converged_after, ..Outcome::default() };
-        for (id, subscriber) in &mut self.each {
+        for (index, (id, subscriber)) in self.each.iter_mut().enumerate() {
             // What a newcomer may have from an earlier divider stays until it is measured.
             let is_known = !learns || subscriber.demand.is_measured();
-            if is_known && (reporter == Some(*id) || changed.contains(id)) {
-                outcome.assignments.push((*id, subscriber.assignment()));
+            if is_known && (reporter == Some(id) || changed.contains(&index)) {
+                outcome.assignments.push((id, subscriber.assignment()));
                 subscriber.expires_at = end_of_assignment(now);
             }
             outcome.beyond_grant += std::mem::take(&mut subscriber.beyond_grant);
         }
         let held = self.held();
         outcome.turn = Turn { used: 0, granted: Granted { rate: held, hits: 0 } };
-        outcome.next_at = self.next_at(&ids, &targets, now);
-        let left = self.rate.per_second.saturating_sub(held.per_second);
-        let is_ample = is_complete
-            && !learns
-            && HEADROOM * self.callers.per_second() <= left as f64
-            && self.each.values().all(|each| !each.has_ended && each.is_covered());
-        self.ample = is_ample.then_some(Ample { held, until: outcome.next_at });
+        outcome.next_at = self.next_at(&active, &targets, now);
+        self.settled = None;
+        if is_complete && !learns {
+            self.settled = self.settled(held, outcome.next_at);
+        }
         outcome
+    }
+
+    /// What the last division has come to, unless any report may change it.
+    fn settled(&self, held: HitRate, until: Option<Timestamp>) -> Option<Settled> {
+        let (left, callers) =
+            (self.rate.per_second.saturating_sub(held.per_second), self.callers.per_second());
+        let mut standings = self.each.values().map(Subscriber::standing);
+        let is_ample = HEADROOM * callers <= left as f64
+            && standings.clone().all(|standing| standing == Standing::Covered);
+        let is_settled = is_ample || callers == 0.0 && standings.all(|standing| standing != Standing::Open);
+        is_settled.then_some(Settled { held, until, is_ample })
     }
 
     /// The time from the first change until all shares are as they should be, if that is now.
@@ -337,8 +366,9 @@ impl Shares {
     }
 
     /// The next instant at which something changes without a report.
-    fn next_at(&self, ids: &[SubscriberId], targets: &[u64], now: Timestamp) -> Option<Timestamp> {
-        let waits = ids.iter().zip(targets).any(|(id, target)| self.each[id].given.per_second < *target);
+    fn next_at(&self, active: &[usize], targets: &[u64], now: Timestamp) -> Option<Timestamp> {
+        let mut each = active.iter().zip(targets);
+        let waits = each.any(|(index, target)| self.each[*index].given.per_second < *target);
         let settle = self.each.values().map(|each| each.settles_at).filter(|at| now < *at).min();
         let rotate = waits.then(|| now.after(ROTATION));
         let expire = self.each.values().map(|each| each.expires_at).min();
@@ -355,13 +385,13 @@ impl Shares {
     }
 
     /// The shares that these subscribers should have.
-    fn targets(&self, ids: &[SubscriberId], now: Timestamp) -> Vec<u64> {
-        let (rate, floor) = (self.rate.per_second as f64, self.floor(ids.len()));
+    fn targets(&self, active: &[usize], now: Timestamp) -> Vec<u64> {
+        let (rate, floor) = (self.rate.per_second as f64, self.floor(active.len()));
         let callers = self.callers.per_second();
-        let needed: f64 = callers * HEADROOM + ids.iter().map(|id| self.each[id].needs()).sum::<f64>();
-        let idle = ids.iter().filter(|id| self.is_idle(id)).count();
-        let claim = |id: &SubscriberId| {
-            let subscriber = &self.each[id];
+        let needed: f64 =
+            callers * HEADROOM + active.iter().map(|index| self.each[*index].needs()).sum::<f64>();
+        let idle = active.iter().filter(|index| self.each[**index].is_idle()).count();
+        let claim = |subscriber: &Subscriber| {
             let (demand, given) = (subscriber.demand, subscriber.given.per_second as f64);
             match demand.is_measured() {
                 true if demand.per_second() > 0.0 => (HEADROOM * demand.per_second()).max(floor),
@@ -372,14 +402,15 @@ impl Shares {
             }
         };
         // Weights divide what is left after one hit a second for each that asks, or after half of the rate.
-        let asking = ids.len() - idle + usize::from(callers > 0.0);
+        let asking = active.len() - idle + usize::from(callers > 0.0);
         let least = (rate / 2.0 / asking.max(1) as f64).min(1.0);
-        let mut claims: Vec<Claim> = ids
+        let mut claims: Vec<Claim> = active
             .iter()
-            .map(|id| {
-                let (own, least) = (self.each[id].floor(), if self.is_idle(id) { 0.0 } else { least });
-                let weight = f64::from(self.each[id].terms.weight.get());
-                Claim { hits: claim(id).max(own), weight, floor: own.max(least) }
+            .map(|index| {
+                let subscriber = &self.each[*index];
+                let (own, least) = (subscriber.floor(), if subscriber.is_idle() { 0.0 } else { least });
+                let weight = f64::from(subscriber.terms.weight.get());
+                Claim { hits: claim(subscriber).max(own), weight, floor: own.max(least) }
             })
             .collect();
         if callers > 0.0 {
@@ -388,48 +419,43 @@ impl Shares {
         let mut parts = divide(rate, &claims);
         // What remains is for more of the same.
         let rest = (rate - parts.iter().sum::<f64>()).max(0.0);
-        let asked = |id: &SubscriberId| self.each[id].demand.per_second();
-        let all = callers + ids.iter().map(asked).sum::<f64>();
+        let asked = |index: &usize| self.each[*index].demand.per_second();
+        let all = callers + active.iter().map(asked).sum::<f64>();
         if all > 0.0 {
-            for (index, id) in ids.iter().enumerate() {
-                let more = rest * asked(id) / all;
-                parts[index] += more;
-                claims[index].hits += more;
+            for (index, (part, claim)) in active.iter().zip(parts.iter_mut().zip(&mut claims)) {
+                let more = rest * asked(index) / all;
+                *part += more;
+                claim.hits += more;
             }
         }
         if callers > 0.0 {
             parts.pop();
             claims.pop();
         }
-        let mut targets = whole(self.rate.per_second, &parts, &claims, &self.order(ids, &parts, now));
+        let mut targets = whole(self.rate.per_second, &parts, &claims, &self.order(active, &parts, now));
         targets.iter_mut().for_each(|target| *target = (*target).min(SHARE_MAX));
         targets
     }
 
     /// Confirms the rates that pass already, and adds at most the floor to each.
-    fn learn(&self, ids: &[SubscriberId], targets: &mut [u64]) {
-        let floor = self.floor(ids.len());
-        for (id, target) in ids.iter().zip(targets) {
-            let subscriber = &self.each[id];
+    fn learn(&self, active: &[usize], targets: &mut [u64]) {
+        let floor = self.floor(active.len());
+        for (index, target) in active.iter().zip(targets) {
+            let subscriber = &self.each[*index];
             let confirmed = subscriber.allowed.per_second().max(floor).ceil() as u64;
             *target = if subscriber.demand.is_measured() { (*target).min(confirmed) } else { 0 };
         }
     }
 
-    fn is_idle(&self, id: &SubscriberId) -> bool {
-        let demand = self.each[id].demand;
-        demand.is_measured() && demand.per_second() == 0.0
-    }
-
     /// The order in which what is left over of fractions is given: first to those that would have nothing, by turns.
-    fn order(&self, ids: &[SubscriberId], parts: &[f64], now: Timestamp) -> Vec<usize> {
-        let rank = |(id, part): (&SubscriberId, &f64)| {
-            let subscriber = &self.each[id];
+    fn order(&self, active: &[usize], parts: &[f64], now: Timestamp) -> Vec<usize> {
+        let rank = |(index, part): (&usize, &f64)| {
+            let subscriber = &self.each[*index];
             let keeps = subscriber.given.per_second > 0 && now < subscriber.since.after(ROTATION);
-            ((*part >= 1.0, self.is_idle(id), !keeps, subscriber.since), part.fract())
+            ((*part >= 1.0, subscriber.is_idle(), !keeps, subscriber.since), part.fract())
         };
-        let ranks: Vec<_> = ids.iter().zip(parts).map(rank).collect();
-        let mut order: Vec<usize> = (0..ids.len()).collect();
+        let ranks: Vec<_> = active.iter().zip(parts).map(rank).collect();
+        let mut order: Vec<usize> = (0..active.len()).collect();
         order.sort_by(|one, other| {
             let ((one, fraction), (other, other_fraction)) = (&ranks[*one], &ranks[*other]);
             one.cmp(other).then(other_fraction.total_cmp(fraction))
@@ -438,18 +464,20 @@ impl Shares {
     }
 
     /// Applies smaller shares at once, and larger ones as far as the rate is free.
-    fn assign(&mut self, ids: &[SubscriberId], targets: &[u64], now: Timestamp) -> Assigned {
+    fn assign(&mut self, active: &[usize], targets: &[u64], now: Timestamp) -> Assigned {
         let rate = self.rate;
-        let given = |shares: &Self, id: &SubscriberId| shares.each[id].given.per_second;
-        let is_close = |id: &SubscriberId, target: u64| {
-            let subscriber = &self.each[id];
+        let given = |shares: &Self, index: usize| shares.each[active[index]].given.per_second;
+        let is_close = |subscriber: &Subscriber, target: u64| {
             let (given, floor) = (subscriber.given.per_second, subscriber.terms.floor.min(target));
             given > 0 && given >= floor && given.abs_diff(target) <= given / HYSTERESIS_DIVISOR
         };
-        let kept: Vec<u64> = ids
+        let kept: Vec<u64> = active
             .iter()
             .zip(targets)
-            .map(|(id, target)| if is_close(id, *target) { given(self, id) } else { *target })
+            .map(|(index, target)| {
+                let subscriber = &self.each[*index];
+                if is_close(subscriber, *target) { subscriber.given.per_second } else { *target }
+            })
             .collect();
         // A share that is a little too large is kept only where that takes nothing from others, and one that is a little
         // too small only where little stays unused.
@@ -463,14 +491,14 @@ impl Shares {
             kept
         };
         let (mut changed, mut is_complete) = (Vec::new(), true);
-        let is_less = |shares: &Self, index: usize| next[index] < given(shares, &ids[index]);
+        let is_less = |shares: &Self, index: usize| next[index] < given(shares, index);
         let (mut order, mut more): (Vec<usize>, Vec<usize>) =
-            (0..ids.len()).partition(|index| is_less(self, *index));
-        more.sort_by_key(|index| given(self, &ids[*index]));
+            (0..active.len()).partition(|index| is_less(self, *index));
+        more.sort_by_key(|index| given(self, *index));
         order.extend(more);
         let mut held = self.held();
         for index in order {
-            let Some(subscriber) = self.each.get_mut(&ids[index]) else { continue };
+            let subscriber = self.each.at_mut(active[index]);
             let others = held.per_second.saturating_sub(subscriber.held.per_second);
             let share = next[index].min(rate.per_second.saturating_sub(others));
             is_complete &= share == next[index];
@@ -480,7 +508,7 @@ impl Shares {
             if share != subscriber.given.per_second {
                 subscriber.give(HitRate { per_second: share, burst }, now);
                 held = HitRate { per_second: others, burst: other_bursts }.plus(subscriber.held);
-                changed.push(ids[index]);
+                changed.push(active[index]);
             }
         }
         Assigned { changed, is_complete }

@@ -3,7 +3,7 @@
 //! Of each subscriber the ledger knows `used`, what it has reported, and `bound`, the most that it can have let pass. The
 //! difference is granted: it counts as charged until a report proves that it was used, or cannot be used any more.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
@@ -14,6 +14,7 @@ use crate::{
         assignment::{UNCERTAIN, end_of_assignment, moved},
         demand::Demand,
         max_min::{Claim, divide, whole},
+        roster::{Roster, Subscribed},
     },
     rules::QuotaTerms,
     store::{CounterView, Turn},
@@ -39,7 +40,7 @@ const PAUSE: Duration = Duration::from_millis(20);
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct Slices {
     allowance: u64,
-    each: BTreeMap<SubscriberId, Subscriber>,
+    each: Roster<Subscriber>,
     // Of callers that ask for each request.
     callers: Demand,
     // Hits that subscribers have used since the last turn, to be charged.
@@ -48,7 +49,7 @@ pub(super) struct Slices {
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-struct Subscriber {
+pub(super) struct Subscriber {
     terms: QuotaTerms,
     demand: Demand,
     // Hits that it has let pass, by its last report.
@@ -180,16 +181,22 @@ impl Subscriber {
     }
 }
 
+impl Subscribed for Subscriber {
+    fn end(&mut self) {
+        self.has_ended = true;
+    }
+}
+
 impl Slices {
     pub(super) fn new(allowance: u64, now: Timestamp) -> Self {
-        Self { allowance, each: BTreeMap::new(), callers: Demand::new(now), used: 0, beyond_grant: 0 }
+        Self { allowance, each: Roster::default(), callers: Demand::new(now), used: 0, beyond_grant: 0 }
     }
 
     /// What each subscriber has.
     pub(super) fn states(&self, now: Timestamp) -> impl Iterator<Item = SubscriberState> {
         self.each.iter().filter(move |(_, subscriber)| now < subscriber.expires_at).map(
             move |(id, subscriber)| SubscriberState {
-                id: *id,
+                id,
                 demand: subscriber.demand.per_second(),
                 part: Part::Slice {
                     hits: subscriber.slice.map_or(0, |slice| slice.hits),
@@ -211,29 +218,17 @@ impl Slices {
     }
 
     pub(super) fn leave(&mut self, id: SubscriberId) {
-        if let Some(subscriber) = self.each.get_mut(&id) {
-            subscriber.has_ended = true;
-        }
+        self.each.leave(id);
     }
 
     /// Ends the subscribers of a replica.
     pub(super) fn leave_all(&mut self, replica: u64) {
-        let of_replica = |(id, _): &(&SubscriberId, &mut Subscriber)| id.replica == replica;
-        self.each.iter_mut().filter(of_replica).for_each(|(_, subscriber)| subscriber.has_ended = true);
+        self.each.leave_all(replica);
     }
 
     /// The subscribers.
-    pub(super) fn ids(&self) -> impl Iterator<Item = &SubscriberId> {
-        self.each.keys()
-    }
-
-    /// The number of subscribers.
-    pub(super) fn len(&self) -> usize {
-        self.each.len()
-    }
-
-    pub(super) fn has(&self, id: SubscriberId) -> bool {
-        self.each.contains_key(&id)
+    pub(super) fn roster(&self) -> &Roster<Subscriber> {
+        &self.each
     }
 
     /// Moves all instants to another clock.
@@ -252,14 +247,10 @@ impl Slices {
     /// Adds the subscribers of another division of the same hits. What either has assigned may be used.
     pub(super) fn add(&mut self, other: Self) {
         self.used = self.used.saturating_add(other.used);
-        for (id, subscriber) in other.each {
-            let Some(known) = self.each.get_mut(&id) else {
-                self.each.insert(id, subscriber);
-                continue;
-            };
+        self.each.add(other.each, |known, subscriber| {
             known.bound = known.bound.saturating_add(subscriber.left());
             known.expires_at = known.expires_at.max(subscriber.expires_at);
-        }
+        });
     }
 
     /// Lets everything that is assigned be in force for the longest time.
@@ -277,15 +268,12 @@ impl Slices {
     pub(super) fn report(&mut self, id: SubscriberId, usage: Usage, terms: QuotaTerms, now: Timestamp) {
         // A bucket that is sent again after its end would be full again, so what was left counts as used.
         let is_over = |each: &Subscriber| each.has_ended || each.expires_at <= now.after(UNCERTAIN);
-        if self.each.get(&id).is_some_and(is_over)
-            && let Some(over) = self.each.remove(&id)
-        {
+        if let Some(over) = self.each.remove_if(id, is_over) {
             self.used = self.used.saturating_add(over.left());
         }
         let subscriber = self
             .each
-            .entry(id)
-            .or_insert_with(|| Subscriber { reported: usage.allowed_before, ..Subscriber::new(now) });
+            .get_or_insert_with(id, || Subscriber { reported: usage.allowed_before, ..Subscriber::new(now) });
         // With those of reports that were lost.
         let allowed = usage.allowed_in_all().saturating_sub(subscriber.reported);
         let usage = Usage { allowed, ..usage };
@@ -315,7 +303,7 @@ impl Slices {
                 let hits = hits.min(free);
                 // What is spare ends also without a smaller slice.
                 if (hits > 0 || reason == Reason::Spare)
-                    && let Some(subscriber) = self.each.get_mut(&id)
+                    && let Some(subscriber) = self.each.get_mut(id)
                 {
                     free -= hits;
                     subscriber.give(hits, now);
@@ -327,7 +315,7 @@ impl Slices {
         let has_news = |outcome: &Outcome, id| outcome.assignments.iter().any(|(other, _)| *other == id);
         if let Some(id) = reporter
             && !has_news(&outcome, id)
-            && let Some(subscriber) = self.each.get(&id)
+            && let Some(subscriber) = self.each.get(id)
             // What a newcomer may have from an earlier divider stays until its end.
             && !(learns && subscriber.slice.is_none())
         {
@@ -342,7 +330,7 @@ impl Slices {
     /// Charges what may have been used of assignments that are over.
     fn expire(&mut self, now: Timestamp) {
         let mut charged = 0_u64;
-        self.each.retain(|_, subscriber| {
+        self.each.retain(|subscriber| {
             let is_over = subscriber.expires_at <= now;
             if is_over {
                 charged = charged.saturating_add(subscriber.left());
@@ -360,7 +348,7 @@ impl Slices {
     /// waited longest.
     fn parts(&self, free: u64, now: Timestamp) -> Vec<Next> {
         let newcomer = (self.allowance / NEWCOMER_DIVISOR).clamp(1, (free / 2).max(1));
-        let active: Vec<(&SubscriberId, &Subscriber)> =
+        let active: Vec<(SubscriberId, &Subscriber)> =
             self.each.iter().filter(|(_, subscriber)| !subscriber.has_ended).collect();
         let callers = self.callers.per_second() * SLICE_SECONDS;
         let mut claims: Vec<Claim> = active
@@ -374,25 +362,28 @@ impl Slices {
         if callers > 0.0 {
             claims.push(Claim { hits: callers, weight: 1.0, floor: 0.0 });
         }
-        let pool = active.iter().fold(free, |sum, (_, each)| sum.saturating_add(each.left()));
-        let parts = divide(pool as f64, &claims);
-        let mut order: Vec<usize> = (0..active.len()).collect();
-        order.sort_by_key(|index| {
-            let subscriber = active[*index].1;
-            (!subscriber.is_due(), !subscriber.lacks_floor(), subscriber.since)
-        });
-        let whole = whole(pool, &parts, &claims, &order);
         let is_scarce = claims.iter().map(|claim| claim.hits).sum::<f64>() > free as f64;
+        let (mut order, mut parts): (Vec<usize>, _) = (Vec::new(), Vec::new());
+        // Without either nothing depends on the parts.
+        if is_scarce || active.iter().any(|(_, subscriber)| subscriber.is_due()) {
+            let pool = active.iter().fold(free, |sum, (_, each)| sum.saturating_add(each.left()));
+            order.extend(0..active.len());
+            order.sort_by_key(|index| {
+                let subscriber = active[*index].1;
+                (!subscriber.is_due(), !subscriber.lacks_floor(), subscriber.since)
+            });
+            parts = whole(pool, &divide(pool as f64, &claims), &claims, &order);
+        }
         let spare = |index: usize| {
             let (id, subscriber) = active[index];
             let size =
-                if is_scarce { whole[index].max(1) } else { subscriber.claimed(newcomer).max(newcomer) };
-            let next = Next { id: *id, hits: size.min(SLICE_MAX), reason: Reason::Spare };
+                if is_scarce { parts[index].max(1) } else { subscriber.claimed(newcomer).max(newcomer) };
+            let next = Next { id, hits: size.min(SLICE_MAX), reason: Reason::Spare };
             subscriber.has_spare(size, now).then_some(next)
         };
         let due = |index: usize| {
             let (id, subscriber) = active[index];
-            let next = Next { id: *id, hits: whole[index].min(SLICE_MAX), reason: Reason::Due };
+            let next = Next { id, hits: parts[index].min(SLICE_MAX), reason: Reason::Due };
             subscriber.is_due().then_some(next)
         };
         // What is spare comes back with the next report.

@@ -139,8 +139,14 @@ impl Metrics {
     }
 
     /// Counts requests for the counter of `key` at a client that decides by itself.
-    pub fn count_quota(&self, domain: &str, entries: &[Entry<'_>], key: Key, requests: u64) {
-        self.quotas.add_many(number_of(key), requests, || descriptor_text(domain, entries));
+    pub fn count_quota<'e, E: AsRef<[Entry<'e>]>>(
+        &self,
+        domain: &str,
+        entries: impl FnOnce() -> E,
+        key: Key,
+        requests: u64,
+    ) {
+        self.quotas.add_many(number_of(key), requests, || descriptor_text(domain, entries().as_ref()));
     }
 
     #[cold]

@@ -124,6 +124,12 @@ impl Limiter {
         &self.active_rules
     }
 
+    /// Incremented after each replacement of the rules or of the secret of keys: rules of a view that is taken later are
+    /// not older.
+    pub fn rules_version(&self) -> u64 {
+        self.active_rules.version()
+    }
+
     /// The modes.
     pub fn modes(&self) -> Modes {
         self.modes

@@ -37,13 +37,13 @@ pub(super) enum Terms {
     Divide(Key, Limit, QuotaTerms),
 }
 
-/// The pairs as a descriptor. `None` if they are invalid: none, beyond the bounds, empty, twice the same key, or not UTF-8.
-pub(super) fn entries<'m>(pairs: &mut [Pair<'m>], settings: &Settings) -> Option<Entries<'m>> {
+/// Pairs, ascending by their keys, as a descriptor. `None` if they are invalid: none, beyond the bounds, empty, twice the
+/// same key, or not UTF-8.
+pub(super) fn entries<'m>(pairs: &[Pair<'m>], settings: &Settings) -> Option<Entries<'m>> {
     let bytes = pairs.iter().fold(0_usize, |sum, pair| sum.saturating_add(pair.key.len() + pair.value.len()));
     if pairs.is_empty() || pairs.len() > settings.max_pairs || bytes > settings.max_id_bytes {
         return None;
     }
-    pairs.sort_unstable();
     let has_key_twice = pairs.windows(2).any(|two| two[0].key == two[1].key);
     let is_empty = |pair: &Pair<'_>| pair.key.is_empty() || pair.value.is_empty();
     if has_key_twice || pairs.iter().any(is_empty) {
@@ -53,14 +53,14 @@ pub(super) fn entries<'m>(pairs: &mut [Pair<'m>], settings: &Settings) -> Option
     pairs.iter().map(|pair| Some(Entry { key: text(pair.key)?, value: text(pair.value)? })).collect()
 }
 
-/// The encoded id of these entries.
-pub(super) fn encoded(entries: &[Entry<'_>], out: &mut Vec<u8>) {
+/// The encoded id of these pairs. Other pairs have another one.
+pub(super) fn encoded(pairs: &[Pair<'_>], out: &mut Vec<u8>) {
     out.clear();
-    for Entry { key, value } in entries {
+    for Pair { key, value } in pairs {
         nested(out, 1, |out| {
-            for (field, text) in [(1, key), (2, value)] {
-                begin(out, field, text.len());
-                out.extend_from_slice(text.as_bytes());
+            for (field, bytes) in [(1, key), (2, value)] {
+                begin(out, field, bytes.len());
+                out.extend_from_slice(bytes);
             }
         });
     }

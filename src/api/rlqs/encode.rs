@@ -37,9 +37,14 @@ impl Response {
         Self { frame: vec![0; FRAME_PREFIX_BYTES], actions: 0 }
     }
 
-    /// Whether any further action fits.
-    pub(super) fn has_room(&self) -> bool {
-        self.actions + 2 <= ACTIONS_MAX
+    /// The number of buckets for which any further action fits: a slice takes two.
+    pub(super) fn room(&self) -> usize {
+        (ACTIONS_MAX - self.actions) / 2
+    }
+
+    /// Whether it has no action.
+    pub(super) fn is_empty(&self) -> bool {
+        self.actions == 0
     }
 
     /// Adds the action for the bucket with this encoded id.

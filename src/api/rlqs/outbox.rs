@@ -35,15 +35,18 @@ impl Outbox {
         self.client
     }
 
-    /// Adds an action from another stream or task.
-    pub(super) fn push(&self, bucket: u32, action: Action) {
-        self.add(bucket, action);
+    /// Adds actions from another stream or task.
+    pub(super) fn push(&self, actions: impl Iterator<Item = (u32, Action)>) {
+        {
+            let mut all = self.lock();
+            actions.for_each(|(bucket, action)| add(&mut all, bucket, action));
+        }
         self.waker.wake();
     }
 
     /// Adds an action from the stream itself, which sends it next.
     pub(super) fn add(&self, bucket: u32, action: Action) {
-        self.lock().entry(bucket).and_modify(|earlier| *earlier = earlier.then(action)).or_insert(action);
+        add(&mut self.lock(), bucket, action);
     }
 
     /// Removes what is for a bucket.
@@ -51,9 +54,10 @@ impl Outbox {
         self.lock().remove(&bucket);
     }
 
-    /// The first action.
-    pub(super) fn pop(&self) -> Option<(u32, Action)> {
-        self.lock().pop_first()
+    /// Removes the first actions, at most `max`.
+    pub(super) fn take(&self, max: usize) -> Vec<(u32, Action)> {
+        let mut actions = self.lock();
+        std::iter::from_fn(|| actions.pop_first()).take(max).collect()
     }
 
     /// Registers the task that sends.
@@ -76,4 +80,8 @@ impl Outbox {
         // Every change leaves the map consistent, so a poisoned lock is harmless.
         self.actions.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+fn add(actions: &mut BTreeMap<u32, Action>, bucket: u32, action: Action) {
+    actions.entry(bucket).and_modify(|earlier| *earlier = earlier.then(action)).or_insert(action);
 }

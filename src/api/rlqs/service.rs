@@ -74,9 +74,7 @@ impl QuotaService {
             return cluster.report(reports);
         }
         let now = self.clock.now();
-        for report in reports {
-            self.deliver(self.dividers.report(&report, now));
-        }
+        self.deliver(reports.iter().flat_map(|report| self.dividers.report(report, now)).collect());
     }
 
     /// The number and the outbox of another stream, of the client at this address.
@@ -128,9 +126,10 @@ impl QuotaService {
             return;
         }
         let outboxes = self.outboxes.read().unwrap_or_else(PoisonError::into_inner);
-        for (id, assignment) in assignments {
-            if let Some(outbox) = outboxes.get(&id.stream) {
-                outbox.push(id.bucket, Action::Assign(assignment));
+        for of_stream in assignments.chunk_by(|(one, _), (other, _)| one.stream == other.stream) {
+            if let Some(outbox) = outboxes.get(&of_stream[0].0.stream) {
+                outbox
+                    .push(of_stream.iter().map(|(id, assignment)| (id.bucket, Action::Assign(*assignment))));
             }
         }
     }

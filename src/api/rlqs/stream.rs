@@ -9,16 +9,16 @@ use std::{
 
 use tollgate_limiter::{
     algorithm::Limit,
-    descriptor::{Entry, Key},
+    descriptor::Key,
     divider::{ASSIGNMENT_TTL, Assignment, Report, SubscriberId, SubscriberReport, UNCERTAIN, Usage},
     limiter::ActiveView,
-    rules::QuotaTerms,
+    rules::{KeyedDomain, QuotaTerms},
     time::Timestamp,
 };
 use tonic::Status;
 
 use crate::api::rlqs::{
-    QuotaService,
+    QuotaService, Settings,
     action::Action,
     bucket::{BucketId, Terms, UNLIMITED_TTL, encoded, entries},
     decode::{self, Pair, Reports},
@@ -47,10 +47,27 @@ pub struct QuotaStream {
     id: Vec<u8>,
 }
 
+/// The rules by which buckets are looked up.
+struct ActiveTerms<'v> {
+    domain: Option<KeyedDomain<'v>>,
+    version: u64,
+    settings: &'v Settings,
+    passes_all: bool,
+}
+
+impl ActiveTerms<'_> {
+    /// The terms of the bucket with these pairs. `None` if it is invalid.
+    fn of(&self, pairs: &[Pair<'_>]) -> Option<Terms> {
+        Some(Terms::of(self.domain, &entries(pairs, self.settings)?, self.passes_all))
+    }
+}
+
 #[derive(Debug)]
 struct Bucket {
     id: BucketId,
     terms: Terms,
+    // The version of the rules that have these terms.
+    rules_version: u64,
     // Requests that passed under these terms, as reported.
     allowed: u64,
     idle_reports: u32,
@@ -113,15 +130,32 @@ impl QuotaStream {
         let reports = Reports::decode(message).map_err(malformed)?;
         self.enter(reports.domain)?;
         let service = self.service.clone();
+        // Rules that are replaced from here on have another version.
+        let version = service.limiter.rules_version();
         let view = service.limiter.view();
         if view.rules().rules().is_none() {
             return Err(Status::unavailable("no rules are loaded yet"));
         }
+        let active = self.active_terms(&service, &view, version);
         for report in reports.each() {
-            self.report(&view, report);
+            self.report(&active, report);
         }
         self.send_reports();
         Ok(())
+    }
+
+    fn active_terms<'v>(
+        &self,
+        service: &'v QuotaService,
+        view: &'v ActiveView<'_>,
+        version: u64,
+    ) -> ActiveTerms<'v> {
+        ActiveTerms {
+            domain: self.domain.as_ref().and_then(|domain| view.rules().domain(domain)),
+            version,
+            settings: &service.settings,
+            passes_all: service.limiter.modes().shadow_mode,
+        }
     }
 
     /// Binds the stream to its first domain.
@@ -141,54 +175,61 @@ impl QuotaStream {
         Ok(())
     }
 
-    fn report(&mut self, view: &ActiveView<'_>, mut report: decode::Report<'_>) {
-        let (service, Usage { allowed, denied, .. }) = (self.service.clone(), report.usage);
-        service.stats.reports.increase();
-        service.stats.allowed.add(allowed);
-        service.stats.denied.add(denied);
-        let Some(entries) = entries(&mut report.pairs, &service.settings) else {
-            service.stats.invalid.increase();
-            return;
+    fn report(&mut self, active: &ActiveTerms<'_>, mut report: decode::Report<'_>) {
+        let (stats, Usage { allowed, denied, .. }) = (&self.service.stats, report.usage);
+        stats.reports.increase();
+        stats.allowed.add(allowed);
+        stats.denied.add(denied);
+        report.pairs.sort_unstable();
+        encoded(&report.pairs, &mut self.id);
+        let known = self.numbers.get(&*self.id).copied();
+        let number = match known {
+            Some(number) => Some(self.look_up(number, active, &report.pairs)),
+            None => self.insert(active, &report.pairs),
         };
-        let terms = self.terms(view, &entries);
-        if let (Terms::Divide(key, ..), Some(domain)) = (&terms, &self.domain) {
-            service.limiter.metrics().count_quota(domain, &entries, *key, allowed.saturating_add(denied));
+        let Some(number) = number else { return };
+        if let (Some(Terms::Divide(key, ..)), Some(domain)) =
+            (self.buckets.get(&number).map(|bucket| &bucket.terms), &self.domain)
+        {
+            let entries = || entries(&report.pairs, active.settings).unwrap_or_default();
+            let requests = allowed.saturating_add(denied);
+            self.service.limiter.metrics().count_quota(domain, entries, *key, requests);
         }
-        let mut id = std::mem::take(&mut self.id);
-        encoded(&entries, &mut id);
-        let known = self.numbers.get(&*id).copied();
-        let number = known.or_else(|| self.insert(&id, &terms));
-        self.id = id;
-        let Some(number) = number else {
-            service.stats.too_many.increase();
-            return;
-        };
         // A client that has a bucket over another stream reports it with the time since its last report.
         let resumes = known.is_none() && report.seconds > 0;
         self.update(
             number,
-            terms,
             if resumes { Report::Resumed(report.usage) } else { Report::Usage(report.usage) },
         );
     }
 
-    fn terms(&self, view: &ActiveView<'_>, entries: &[Entry<'_>]) -> Terms {
-        let domain = self.domain.as_ref().and_then(|domain| view.rules().domain(domain));
-        Terms::of(domain, entries, self.service.limiter.modes().shadow_mode)
+    /// The number of a known bucket under the active rules.
+    fn look_up(&mut self, number: u32, active: &ActiveTerms<'_>, pairs: &[Pair<'_>]) -> u32 {
+        let is_current = |bucket: &Bucket| bucket.rules_version == active.version;
+        if self.buckets.get(&number).is_none_or(is_current) {
+            return number;
+        }
+        let Some(terms) = active.of(pairs) else { return number };
+        self.change_terms(number, terms, active.version)
     }
 
-    /// The number of a new bucket; `None` if there are too many.
-    fn insert(&mut self, id: &[u8], terms: &Terms) -> Option<u32> {
-        let settings = &self.service.settings;
+    /// The number of a new bucket; `None` if it is invalid, or if there are too many.
+    fn insert(&mut self, active: &ActiveTerms<'_>, pairs: &[Pair<'_>]) -> Option<u32> {
+        let QuotaService { settings, stats, .. } = &*self.service;
+        let Some(terms) = active.of(pairs) else {
+            stats.invalid.increase();
+            return None;
+        };
         if self.numbers.len() >= settings.max_stream_buckets
-            || !Stats::take(&self.service.stats.buckets, settings.max_buckets)
+            || !Stats::take(&stats.buckets, settings.max_buckets)
         {
+            stats.too_many.increase();
             return None;
         }
-        let (id, terms) = (BucketId::from(id), terms.clone());
         Some(self.number(Bucket {
-            id,
+            id: BucketId::from(&*self.id),
             terms,
+            rules_version: active.version,
             allowed: 0,
             idle_reports: 0,
             may_be_abandoned: false,
@@ -204,9 +245,8 @@ impl QuotaStream {
         self.next_number
     }
 
-    /// Takes the usage of a bucket, under the terms of now.
-    fn update(&mut self, number: u32, terms: Terms, report: Report) {
-        let number = self.change_terms(number, terms);
+    /// Takes the usage of a bucket.
+    fn update(&mut self, number: u32, report: Report) {
         let Some(bucket) = self.buckets.get_mut(&number) else { return };
         let (Report::Usage(usage) | Report::Resumed(usage)) = report else { return };
         bucket.idle_reports =
@@ -215,25 +255,24 @@ impl QuotaStream {
         bucket.allowed = bucket.allowed.saturating_add(usage.allowed);
         let is_due = bucket.renew_in == 0;
         bucket.renew_in = if is_due { RENEWAL_REPORTS } else { bucket.renew_in - 1 };
-        match &bucket.terms {
-            Terms::Allow | Terms::Count(..) => {
-                if let Terms::Count(key, limit) = &bucket.terms
-                    && usage.allowed > 0
-                {
-                    let (key, limit, report) = (*key, limit.clone(), Report::Counted(usage.allowed));
-                    self.queue(number, key, limit, QuotaTerms::default(), report);
-                }
-                if is_due {
-                    self.outbox.add(number, Action::Allow(UNLIMITED_TTL));
-                }
+        let counted = match &bucket.terms {
+            Terms::Divide(key, limit, part) => Some((*key, limit.clone(), *part, report)),
+            Terms::Count(key, limit) if usage.allowed > 0 => {
+                Some((*key, limit.clone(), QuotaTerms::default(), Report::Counted(usage.allowed)))
             }
-            Terms::Deny => self.outbox.add(number, Action::Deny),
-            Terms::Divide(key, limit, part) => {
-                let (key, limit, part) = (*key, limit.clone(), *part);
-                self.queue(number, key, limit, part, report);
-            }
+            Terms::Count(..) | Terms::Allow | Terms::Deny => None,
+        };
+        let action = match &bucket.terms {
+            Terms::Deny => Some(Action::Deny),
+            Terms::Allow | Terms::Count(..) => is_due.then_some(Action::Allow(UNLIMITED_TTL)),
+            Terms::Divide(..) => None,
+        };
+        let is_idle = bucket.may_be_abandoned && bucket.idle_reports >= IDLE_REPORTS_MAX;
+        let abandon = is_idle.then_some(Action::Abandon);
+        action.into_iter().chain(abandon).for_each(|action| self.outbox.add(number, action));
+        if let Some((key, limit, part, report)) = counted {
+            self.queue(number, key, limit, part, report);
         }
-        self.abandon_if_idle(number);
     }
 
     fn queue(&mut self, bucket: u32, key: Key, limit: Limit, terms: QuotaTerms, report: Report) {
@@ -249,8 +288,9 @@ impl QuotaStream {
     }
 
     /// Sets the terms of a bucket, and returns its number. Under another limit it begins anew.
-    fn change_terms(&mut self, number: u32, terms: Terms) -> u32 {
+    fn change_terms(&mut self, number: u32, terms: Terms, version: u64) -> u32 {
         let Some(bucket) = self.buckets.get_mut(&number) else { return number };
+        bucket.rules_version = version;
         if bucket.terms == terms {
             return number;
         }
@@ -269,30 +309,25 @@ impl QuotaStream {
         self.number(Bucket { allowed: 0, may_be_abandoned: false, renew_in: 0, slice: None, ..bucket })
     }
 
-    fn abandon_if_idle(&mut self, number: u32) {
-        let is_idle = |bucket: &Bucket| bucket.may_be_abandoned && bucket.idle_reports >= IDLE_REPORTS_MAX;
-        if self.buckets.get(&number).is_some_and(is_idle) {
-            self.outbox.add(number, Action::Abandon);
-        }
-    }
-
     /// Looks all buckets up in the new rules.
     fn apply_rules(&mut self) {
         let service = self.service.clone();
+        let version = service.limiter.rules_version();
         let view = service.limiter.view();
+        let active = self.active_terms(&service, &view, version);
         let ids: Vec<(u32, BucketId)> =
             self.buckets.iter().map(|(number, bucket)| (*number, bucket.id.clone())).collect();
         for (number, id) in ids {
-            let mut pairs = pairs_of(&id);
-            let Some(entries) = entries(&mut pairs, &service.settings) else { continue };
-            let terms = self.terms(&view, &entries);
+            let Some(terms) = active.of(&pairs_of(&id)) else { continue };
             let Some(bucket) = self.buckets.get(&number) else { continue };
-            match (&bucket.terms, &terms) {
-                (before, after) if before == after => {}
-                (Terms::Divide(before, ..), Terms::Divide(key, ..)) if before == key => {
-                    self.change_terms(number, terms);
-                }
-                (_, _) => self.update(number, terms, Report::Usage(Usage::default())),
+            let needs_report = match (&bucket.terms, &terms) {
+                (before, after) if before == after => false,
+                (Terms::Divide(before, ..), Terms::Divide(key, ..)) => before != key,
+                (_, _) => true,
+            };
+            let number = self.change_terms(number, terms, version);
+            if needs_report {
+                self.update(number, Report::Usage(Usage::default()));
             }
         }
         self.send_reports();
@@ -304,24 +339,33 @@ impl QuotaStream {
         if self.outbox.take_new_rules() {
             self.apply_rules();
         }
-        let (mut response, now): (Option<Response>, _) = (None, self.service.now());
-        while response.as_ref().is_none_or(Response::has_room)
-            && let Some((number, action)) = self.outbox.pop()
-        {
-            let Some(bucket) = self.buckets.get_mut(&number) else { continue };
-            if !bucket.note(action, now) {
-                continue;
+        let (mut response, now) = (Response::new(), self.service.now());
+        loop {
+            let actions = self.outbox.take(response.room());
+            if actions.is_empty() {
+                break;
             }
-            response.get_or_insert_with(Response::new).add(&bucket.id, action);
-            if action == Action::Abandon {
-                self.service.stats.abandoned.increase();
-                self.forget(number);
-                self.send_reports();
-            } else {
-                self.service.stats.assignments.increase();
+            for (number, action) in actions {
+                self.send(number, action, &mut response, now);
             }
         }
-        response.map_or(Poll::Pending, |response| Poll::Ready(response.finish()))
+        self.send_reports();
+        if response.is_empty() { Poll::Pending } else { Poll::Ready(response.finish()) }
+    }
+
+    /// Adds an action to a response, unless it is out of date.
+    fn send(&mut self, number: u32, action: Action, response: &mut Response, now: Timestamp) {
+        let Some(bucket) = self.buckets.get_mut(&number) else { return };
+        if !bucket.note(action, now) {
+            return;
+        }
+        response.add(&bucket.id, action);
+        if action == Action::Abandon {
+            self.service.stats.abandoned.increase();
+            self.forget(number);
+        } else {
+            self.service.stats.assignments.increase();
+        }
     }
 
     /// Removes a bucket.

@@ -20,9 +20,9 @@ pub struct Grants<'m> {
 /// A counter at the turn of its divider.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CounterView {
-    /// Hits that would pass now if no hits were granted.
+    /// Hits that would pass now if no hits were granted; 0 of a limit with a rate, which is divided whatever is free.
     pub free: u64,
-    /// If no hit passes beside those that are granted: the time until one does, if that is known.
+    /// If no hit passes beside those that are granted: the time until one does, if that is known. `None` as above.
     pub free_after: Option<Duration>,
     /// Hits that callers have asked for since the last turn.
     pub asked: u64,
@@ -45,11 +45,13 @@ impl Grants<'_> {
             return;
         }
         locked.settle_side_data_of(key, limit);
-        let with_leased = Operation::Charge(locked.leased(key).saturating_add(1));
-        let alone = limit.decide(&mut locked.copy(key, limit), now, with_leased);
-        let beside = locked.peek_beside_grants(key, limit, Operation::Charge(1));
         let asked = locked.table(key).grant_mut(key).map_or(0, |grant| std::mem::take(&mut grant.asked));
-        let view = CounterView { free: free(&alone), free_after: free_after(&beside), asked };
+        let mut view = CounterView { asked, ..CounterView::default() };
+        if limit.hit_rate().is_none() {
+            let with_leased = Operation::Charge(locked.leased(key).saturating_add(1));
+            view.free = free(&limit.decide(&mut locked.copy(key, limit), now, with_leased));
+            view.free_after = free_after(&locked.peek_beside_grants(key, limit, Operation::Charge(1)));
+        }
         let Turn { used, granted } = divide(view);
         locked.table(key).set_granted(key, limit, granted);
         locked.charge_used(key, limit, used);
