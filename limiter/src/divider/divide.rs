@@ -136,8 +136,8 @@ impl Divider {
     /// The replica of each subscriber.
     pub fn replicas(&self) -> Box<dyn Iterator<Item = u64> + '_> {
         match &self.way {
-            Way::Shares(shares) => Box::new(shares.roster().ids().map(|id| id.replica)),
-            Way::Slices(slices) => Box::new(slices.roster().ids().map(|id| id.replica)),
+            Way::Shares(shares) => Box::new(shares.roster().ids().iter().map(|id| id.replica)),
+            Way::Slices(slices) => Box::new(slices.roster().ids().iter().map(|id| id.replica)),
         }
     }
 

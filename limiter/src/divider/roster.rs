@@ -1,18 +1,18 @@
 //! The subscribers of one limit.
 
-use std::{collections::BTreeMap, ops::Index};
+use std::collections::BTreeMap;
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::divider::SubscriberId;
 
-/// The states of subscribers, ascending by their ids. A division visits all of them several times.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(transparent)]
+/// The states of subscribers by their ids. A division visits all of them several times, a report one of them.
+#[derive(Clone, Debug, PartialEq)]
 pub(super) struct Roster<S> {
-    // Invariant: ascending and unique ids.
-    #[serde(with = "as_map", bound(serialize = "S: Serialize", deserialize = "S: Deserialize<'de>"))]
-    each: Vec<(SubscriberId, S)>,
+    // Invariant: ascending and unique. Apart from the states, so that a search reads little memory.
+    ids: Vec<SubscriberId>,
+    // Invariant: as many as ids, in their order.
+    states: Vec<S>,
 }
 
 /// The state of a subscriber.
@@ -23,14 +23,14 @@ pub(super) trait Subscribed {
 
 impl<S> Default for Roster<S> {
     fn default() -> Self {
-        Self { each: Vec::new() }
+        Self { ids: Vec::new(), states: Vec::new() }
     }
 }
 
 impl<S> Roster<S> {
     /// The number of subscribers.
     pub(super) fn len(&self) -> usize {
-        self.each.len()
+        self.ids.len()
     }
 
     /// Whether this is a subscriber.
@@ -39,69 +39,81 @@ impl<S> Roster<S> {
     }
 
     pub(super) fn get(&self, id: SubscriberId) -> Option<&S> {
-        self.position(id).ok().map(|index| &self[index])
+        self.position(id).ok().map(|index| &self.states[index])
     }
 
     pub(super) fn get_mut(&mut self, id: SubscriberId) -> Option<&mut S> {
-        let index = self.position(id).ok()?;
-        Some(&mut self.each[index].1)
+        self.position(id).ok().map(|index| &mut self.states[index])
     }
 
     pub(super) fn get_or_insert_with(&mut self, id: SubscriberId, new: impl FnOnce() -> S) -> &mut S {
-        let index = self.position(id).unwrap_or_else(|index| {
-            self.each.insert(index, (id, new()));
-            index
-        });
-        &mut self.each[index].1
+        let index = self.position(id).unwrap_or_else(|index| self.insert_at(index, id, new()));
+        &mut self.states[index]
     }
 
     /// Removes a subscriber if `goes` returns true.
     pub(super) fn remove_if(&mut self, id: SubscriberId, goes: impl FnOnce(&S) -> bool) -> Option<S> {
         let index = self.position(id).ok()?;
-        goes(&self.each[index].1).then(|| self.each.remove(index).1)
+        goes(&self.states[index]).then(|| {
+            self.ids.remove(index);
+            self.states.remove(index)
+        })
     }
 
+    /// Removes subscribers for which `keeps` returns false.
     pub(super) fn retain(&mut self, mut keeps: impl FnMut(&S) -> bool) {
-        self.each.retain(|(_, state)| keeps(state));
+        let Some(first) = self.states.iter().position(|state| !keeps(state)) else { return };
+        let rest = self.ids.split_off(first).into_iter().zip(self.states.split_off(first));
+        for (id, state) in rest.skip(1) {
+            if keeps(&state) {
+                self.ids.push(id);
+                self.states.push(state);
+            }
+        }
     }
 
-    pub(super) fn iter(&self) -> impl ExactSizeIterator<Item = (SubscriberId, &S)> {
-        self.each.iter().map(|(id, state)| (*id, state))
+    pub(super) fn iter(&self) -> impl Iterator<Item = (SubscriberId, &S)> {
+        self.ids.iter().copied().zip(&self.states)
     }
 
     pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = (SubscriberId, &mut S)> {
-        self.each.iter_mut().map(|(id, state)| (*id, state))
+        self.ids.iter().copied().zip(&mut self.states)
     }
 
-    pub(super) fn ids(&self) -> impl Iterator<Item = SubscriberId> {
-        self.each.iter().map(|(id, _)| *id)
+    pub(super) fn ids(&self) -> &[SubscriberId] {
+        &self.ids
     }
 
-    pub(super) fn values(&self) -> impl Iterator<Item = &S> + Clone {
-        self.each.iter().map(|(_, state)| state)
+    /// In the order of their ids.
+    pub(super) fn states(&self) -> &[S] {
+        &self.states
     }
 
-    pub(super) fn values_mut(&mut self) -> impl Iterator<Item = &mut S> {
-        self.each.iter_mut().map(|(_, state)| state)
-    }
-
-    /// The subscriber at a position.
-    pub(super) fn at_mut(&mut self, index: usize) -> &mut S {
-        &mut self.each[index].1
+    /// In the order of their ids.
+    pub(super) fn states_mut(&mut self) -> &mut [S] {
+        &mut self.states
     }
 
     /// Adds the subscribers of another roster; `merge` adds the state of one that is known.
     pub(super) fn add(&mut self, other: Self, mut merge: impl FnMut(&mut S, S)) {
-        for (id, state) in other.each {
+        for (id, state) in other.ids.into_iter().zip(other.states) {
             match self.position(id) {
-                Ok(index) => merge(&mut self.each[index].1, state),
-                Err(index) => self.each.insert(index, (id, state)),
+                Ok(index) => merge(&mut self.states[index], state),
+                Err(index) => {
+                    self.insert_at(index, id, state);
+                }
             }
         }
     }
 
     fn position(&self, id: SubscriberId) -> Result<usize, usize> {
-        self.each.binary_search_by_key(&id, |(id, _)| *id)
+        self.ids.binary_search(&id)
+    }
+
+    fn insert_at(&mut self, index: usize, id: SubscriberId, state: S) -> usize {
+        self.ids.insert(index, id);
+        self.states.insert(index, state);
+        index
     }
 }
 
@@ -120,31 +132,18 @@ impl<S: Subscribed> Roster<S> {
     }
 }
 
-/// The state of the subscriber at a position.
-impl<S> Index<usize> for Roster<S> {
-    type Output = S;
-
-    fn index(&self, index: usize) -> &S {
-        &self.each[index].1
+/// As a map.
+impl<S: Serialize> Serialize for Roster<S> {
+    fn serialize<T: Serializer>(&self, serializer: T) -> Result<T::Ok, T::Error> {
+        serializer.collect_map(self.iter())
     }
 }
 
-/// A roster is sent as a map. Another replica may send ids in any order.
-mod as_map {
-    use serde::{Deserializer, Serializer};
-
-    use super::*;
-
-    pub(super) fn serialize<S: Serialize, T: Serializer>(
-        each: &[(SubscriberId, S)],
-        serializer: T,
-    ) -> Result<T::Ok, T::Error> {
-        serializer.collect_map(each.iter().map(|(id, state)| (id, state)))
-    }
-
-    pub(super) fn deserialize<'de, S: Deserialize<'de>, D: Deserializer<'de>>(
-        deserializer: D,
-    ) -> Result<Vec<(SubscriberId, S)>, D::Error> {
-        Ok(BTreeMap::deserialize(deserializer)?.into_iter().collect())
+/// From a map with ids in any order.
+impl<'de, S: Deserialize<'de>> Deserialize<'de> for Roster<S> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let each: BTreeMap<SubscriberId, S> = BTreeMap::deserialize(deserializer)?;
+        let (ids, states) = each.into_iter().unzip();
+        Ok(Self { ids, states })
     }
 }

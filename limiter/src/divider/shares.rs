@@ -226,7 +226,7 @@ impl Shares {
     pub(super) fn move_to(&mut self, from: Timestamp, to: Timestamp) {
         self.callers.move_to(from, to);
         self.changes_since = self.changes_since.map(|instant| moved(instant, from, to));
-        for subscriber in self.each.values_mut() {
+        for subscriber in self.each.states_mut() {
             subscriber.demand.move_to(from, to);
             subscriber.allowed.move_to(from, to);
             for instant in [&mut subscriber.settles_at, &mut subscriber.expires_at, &mut subscriber.since] {
@@ -248,7 +248,7 @@ impl Shares {
     /// Lets everything that is assigned be in force for the longest time.
     pub(super) fn prolong(&mut self, now: Timestamp) {
         self.settled = None;
-        for subscriber in self.each.values_mut() {
+        for subscriber in self.each.states_mut() {
             subscriber.expires_at = end_of_assignment(now);
         }
     }
@@ -312,12 +312,14 @@ impl Shares {
             return outcome;
         }
         self.each.retain(|subscriber| now < subscriber.expires_at);
-        for subscriber in self.each.values_mut().filter(|subscriber| subscriber.settles_at <= now) {
+        for subscriber in self.each.states_mut().iter_mut().filter(|subscriber| subscriber.settles_at <= now)
+        {
             subscriber.held = subscriber.given;
         }
         let left = self.rate.per_second.saturating_sub(self.held().per_second);
         self.callers.add(view.asked, left, now);
-        let active: Vec<usize> = (0..self.each.len()).filter(|index| !self.each[*index].has_ended).collect();
+        let active: Vec<usize> =
+            (0..self.each.len()).filter(|index| !self.each.states()[*index].has_ended).collect();
         let mut targets = self.targets(&active, now);
         if learns {
             self.learn(&active, &mut targets);
@@ -348,7 +350,7 @@ impl Shares {
     fn settled(&self, held: HitRate, until: Option<Timestamp>) -> Option<Settled> {
         let (left, callers) =
             (self.rate.per_second.saturating_sub(held.per_second), self.callers.per_second());
-        let mut standings = self.each.values().map(Subscriber::standing);
+        let mut standings = self.each.states().iter().map(Subscriber::standing);
         let is_ample = HEADROOM * callers <= left as f64
             && standings.clone().all(|standing| standing == Standing::Covered);
         let is_settled = is_ample || callers == 0.0 && standings.all(|standing| standing != Standing::Open);
@@ -368,15 +370,15 @@ impl Shares {
     /// The next instant at which something changes without a report.
     fn next_at(&self, active: &[usize], targets: &[u64], now: Timestamp) -> Option<Timestamp> {
         let mut each = active.iter().zip(targets);
-        let waits = each.any(|(index, target)| self.each[*index].given.per_second < *target);
-        let settle = self.each.values().map(|each| each.settles_at).filter(|at| now < *at).min();
+        let waits = each.any(|(index, target)| self.each.states()[*index].given.per_second < *target);
+        let settle = self.each.states().iter().map(|each| each.settles_at).filter(|at| now < *at).min();
         let rotate = waits.then(|| now.after(ROTATION));
-        let expire = self.each.values().map(|each| each.expires_at).min();
+        let expire = self.each.states().iter().map(|each| each.expires_at).min();
         settle.into_iter().chain(rotate).chain(expire).min()
     }
 
     fn held(&self) -> HitRate {
-        self.each.values().map(|subscriber| subscriber.held).fold(HitRate::default(), HitRate::plus)
+        self.each.states().iter().map(|subscriber| subscriber.held).fold(HitRate::default(), HitRate::plus)
     }
 
     /// What a subscriber that asks for it gets at least.
@@ -389,8 +391,8 @@ impl Shares {
         let (rate, floor) = (self.rate.per_second as f64, self.floor(active.len()));
         let callers = self.callers.per_second();
         let needed: f64 =
-            callers * HEADROOM + active.iter().map(|index| self.each[*index].needs()).sum::<f64>();
-        let idle = active.iter().filter(|index| self.each[**index].is_idle()).count();
+            callers * HEADROOM + active.iter().map(|index| self.each.states()[*index].needs()).sum::<f64>();
+        let idle = active.iter().filter(|index| self.each.states()[**index].is_idle()).count();
         let claim = |subscriber: &Subscriber| {
             let (demand, given) = (subscriber.demand, subscriber.given.per_second as f64);
             match demand.is_measured() {
@@ -407,7 +409,7 @@ impl Shares {
         let mut claims: Vec<Claim> = active
             .iter()
             .map(|index| {
-                let subscriber = &self.each[*index];
+                let subscriber = &self.each.states()[*index];
                 let (own, least) = (subscriber.floor(), if subscriber.is_idle() { 0.0 } else { least });
                 let weight = f64::from(subscriber.terms.weight.get());
                 Claim { hits: claim(subscriber).max(own), weight, floor: own.max(least) }
@@ -419,7 +421,7 @@ impl Shares {
         let mut parts = divide(rate, &claims);
         // What remains is for more of the same.
         let rest = (rate - parts.iter().sum::<f64>()).max(0.0);
-        let asked = |index: &usize| self.each[*index].demand.per_second();
+        let asked = |index: &usize| self.each.states()[*index].demand.per_second();
         let all = callers + active.iter().map(asked).sum::<f64>();
         if all > 0.0 {
             for (index, (part, claim)) in active.iter().zip(parts.iter_mut().zip(&mut claims)) {
@@ -441,7 +443,7 @@ impl Shares {
     fn learn(&self, active: &[usize], targets: &mut [u64]) {
         let floor = self.floor(active.len());
         for (index, target) in active.iter().zip(targets) {
-            let subscriber = &self.each[*index];
+            let subscriber = &self.each.states()[*index];
             let confirmed = subscriber.allowed.per_second().max(floor).ceil() as u64;
             *target = if subscriber.demand.is_measured() { (*target).min(confirmed) } else { 0 };
         }
@@ -450,7 +452,7 @@ impl Shares {
     /// The order in which what is left over of fractions is given: first to those that would have nothing, by turns.
     fn order(&self, active: &[usize], parts: &[f64], now: Timestamp) -> Vec<usize> {
         let rank = |(index, part): (&usize, &f64)| {
-            let subscriber = &self.each[*index];
+            let subscriber = &self.each.states()[*index];
             let keeps = subscriber.given.per_second > 0 && now < subscriber.since.after(ROTATION);
             ((*part >= 1.0, subscriber.is_idle(), !keeps, subscriber.since), part.fract())
         };
@@ -466,7 +468,7 @@ impl Shares {
     /// Applies smaller shares at once, and larger ones as far as the rate is free.
     fn assign(&mut self, active: &[usize], targets: &[u64], now: Timestamp) -> Assigned {
         let rate = self.rate;
-        let given = |shares: &Self, index: usize| shares.each[active[index]].given.per_second;
+        let given = |shares: &Self, index: usize| shares.each.states()[active[index]].given.per_second;
         let is_close = |subscriber: &Subscriber, target: u64| {
             let (given, floor) = (subscriber.given.per_second, subscriber.terms.floor.min(target));
             given > 0 && given >= floor && given.abs_diff(target) <= given / HYSTERESIS_DIVISOR
@@ -475,7 +477,7 @@ impl Shares {
             .iter()
             .zip(targets)
             .map(|(index, target)| {
-                let subscriber = &self.each[*index];
+                let subscriber = &self.each.states()[*index];
                 if is_close(subscriber, *target) { subscriber.given.per_second } else { *target }
             })
             .collect();
@@ -498,7 +500,7 @@ impl Shares {
         order.extend(more);
         let mut held = self.held();
         for index in order {
-            let subscriber = self.each.at_mut(active[index]);
+            let subscriber = &mut self.each.states_mut()[active[index]];
             let others = held.per_second.saturating_sub(subscriber.held.per_second);
             let share = next[index].min(rate.per_second.saturating_sub(others));
             is_complete &= share == next[index];

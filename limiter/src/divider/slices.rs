@@ -234,7 +234,7 @@ impl Slices {
     /// Moves all instants to another clock.
     pub(super) fn move_to(&mut self, from: Timestamp, to: Timestamp) {
         self.callers.move_to(from, to);
-        for subscriber in self.each.values_mut() {
+        for subscriber in self.each.states_mut() {
             subscriber.demand.move_to(from, to);
             subscriber.since = moved(subscriber.since, from, to);
             subscriber.expires_at = moved(subscriber.expires_at, from, to);
@@ -255,7 +255,7 @@ impl Slices {
 
     /// Lets everything that is assigned be in force for the longest time.
     pub(super) fn prolong(&mut self, now: Timestamp) {
-        for subscriber in self.each.values_mut() {
+        for subscriber in self.each.states_mut() {
             subscriber.expires_at = end_of_assignment(now);
         }
     }
@@ -341,7 +341,7 @@ impl Slices {
     }
 
     fn left(&self) -> u64 {
-        self.each.values().fold(0, |sum, subscriber| sum.saturating_add(subscriber.left()))
+        self.each.states().iter().fold(0, |sum, subscriber| sum.saturating_add(subscriber.left()))
     }
 
     /// The slices for those that are due, given what is free: first those below their floors, then the one that has
@@ -393,9 +393,9 @@ impl Slices {
     /// The next instant at which something changes without a report.
     fn next_at(&self, view: CounterView, now: Timestamp) -> Option<Timestamp> {
         let is_waiting = |subscriber: &Subscriber| subscriber.is_due() && subscriber.is_refusing;
-        let waits = self.each.values().any(is_waiting);
+        let waits = self.each.states().iter().any(is_waiting);
         let free = view.free_after.filter(|_| waits).map(|after| now.after(after.max(PAUSE)));
-        let expire = self.each.values().map(|subscriber| subscriber.expires_at).min();
+        let expire = self.each.states().iter().map(|subscriber| subscriber.expires_at).min();
         free.into_iter().chain(expire).min()
     }
 }

@@ -1,6 +1,6 @@
 //! The buckets of a stream, and the rule of each.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use smallvec::SmallVec;
 use tollgate_limiter::{
@@ -19,7 +19,7 @@ use crate::api::{
 pub(super) const UNLIMITED_TTL: Duration = Duration::from_secs(600);
 
 /// What identifies a bucket: its pairs, ascending by their keys, as an encoded `BucketId`.
-pub(super) type BucketId = Box<[u8]>;
+pub(super) type BucketId = Arc<[u8]>;
 
 /// The entries of a descriptor.
 pub(super) type Entries<'m> = SmallVec<[Entry<'m>; 4]>;

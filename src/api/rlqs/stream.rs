@@ -29,6 +29,8 @@ use crate::api::rlqs::{
 
 /// A bucket without requests is abandoned after so many reports.
 const IDLE_REPORTS_MAX: u32 = 12;
+/// The most reports of a message that are sent to the dividers at once.
+const REPORTS_MAX: usize = 64;
 
 /// The buckets of a client.
 #[derive(Debug)]
@@ -139,6 +141,9 @@ impl QuotaStream {
         let active = self.active_terms(&service, &view, version);
         for report in reports.each() {
             self.report(&active, report);
+            if self.reports.len() >= REPORTS_MAX {
+                self.send_reports();
+            }
         }
         self.send_reports();
         Ok(())
@@ -281,9 +286,9 @@ impl QuotaStream {
     }
 
     fn send_reports(&mut self) {
-        let reports = std::mem::take(&mut self.reports);
-        if !reports.is_empty() {
-            self.service.report(reports);
+        if !self.reports.is_empty() {
+            let next = Vec::with_capacity(self.reports.len());
+            self.service.report(std::mem::replace(&mut self.reports, next));
         }
     }
 
