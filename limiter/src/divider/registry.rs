@@ -109,7 +109,8 @@ struct Shard {
 #[derive(Debug)]
 struct Placed {
     divider: Divider,
-    // At most the instant of its next turn: an earlier one is kept, because then most reports leave `due` as it is.
+    // Invariant: also in `due`. At most the instant of the next turn: an earlier one stays, so that most reports leave
+    // `due` as it is.
     next_at: Option<Timestamp>,
     // By the last turn.
     granted: Granted,
@@ -227,8 +228,7 @@ impl Dividers {
         }
         let (slot, begins) = (self.memory.slot(key), matches!(report, Report::Usage(_) | Report::Resumed(_)));
         let mut shard = self.shard(slot);
-        let entry = shard.dividers.entry((slot, key));
-        let divider = match entry {
+        let divider = match shard.dividers.entry((slot, key)) {
             Entry::Occupied(placed) => &mut placed.into_mut().divider,
             Entry::Vacant(place) if begins => {
                 let divider = Divider::new(limit.clone(), self.learns_until(slot), now);
@@ -375,9 +375,10 @@ impl Dividers {
         let pending = placed.next_at.filter(|at| now < *at);
         let next_at = pending.into_iter().chain(outcome.next_at).min().filter(|_| !is_over);
         if next_at != placed.next_at {
-            placed.next_at.map(|at| shard.due.remove(&(at, place)));
-            next_at.map(|at| shard.due.insert((at, place)));
-            placed.next_at = next_at;
+            if let Some(at) = std::mem::replace(&mut placed.next_at, next_at) {
+                shard.due.remove(&(at, place));
+            }
+            shard.due.extend(next_at.map(|at| (at, place)));
         }
         if is_over {
             self.memory.grants().end(key, now);

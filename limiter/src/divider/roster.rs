@@ -147,3 +147,48 @@ impl<'de, S: Deserialize<'de>> Deserialize<'de> for Roster<S> {
         Ok(Self { ids, states })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn id(stream: u64) -> SubscriberId {
+        SubscriberId { replica: stream % 2, stream, bucket: 0 }
+    }
+
+    proptest! {
+        #[test]
+        fn roster_is_a_map_in_the_order_of_ids(
+            steps in prop::collection::vec((0..5_u8, 0..12_u64, 0..9_u32), 0..60),
+        ) {
+            let (mut roster, mut map) = (Roster::default(), BTreeMap::new());
+            for (step, stream, state) in steps {
+                match step {
+                    0 => {
+                        prop_assert_eq!(roster.remove_if(id(stream), |_| true), map.remove(&id(stream)));
+                    }
+                    1 => {
+                        roster.retain(|kept| *kept != state);
+                        map.retain(|_, kept| *kept != state);
+                    }
+                    2 => {
+                        let mut other = Roster::default();
+                        other.get_or_insert_with(id(stream), || state);
+                        roster.add(other, |known, more| *known += more);
+                        *map.entry(id(stream)).or_default() += state;
+                    }
+                    _ => {
+                        let (new, known) = (|| state, *map.entry(id(stream)).or_insert(state));
+                        prop_assert_eq!(*roster.get_or_insert_with(id(stream), new), known);
+                    }
+                }
+                prop_assert!(roster.iter().eq(map.iter().map(|(id, state)| (*id, state))));
+                let bytes = postcard::to_stdvec(&roster).unwrap();
+                prop_assert_eq!(&bytes, &postcard::to_stdvec(&map).unwrap());
+                prop_assert_eq!(postcard::from_bytes::<Roster<u32>>(&bytes).unwrap(), roster.clone());
+            }
+        }
+    }
+}

@@ -293,6 +293,30 @@ fn demand_beyond_a_share_divides_again_while_other_shares_are_ample() {
 }
 
 #[test]
+fn demand_beyond_a_scarce_share_leaves_it_until_others_need_less() {
+    let mut world = World::new(bucket(100, 20));
+    let shares = |world: &World| [1, 2, 3, 4].map(|stream| world.clients[&stream].per_second);
+    world.run(20.0, &[(1, 60.0), (2, 80.0), (3, 100.0), (4, 5.0)], 0.0);
+    let before = shares(&world);
+    for other in [70.0, 150.0, 50.0] {
+        world.run(5.0, &[(1, other), (2, other + 10.0), (3, 120.0), (4, 5.0)], 0.0);
+        assert_eq!(shares(&world), before);
+    }
+    let each = world.run(12.0, &[(1, 10.0), (2, 80.0), (3, 100.0), (4, 5.0)], 0.0);
+    assert!(each[0] >= 118, "{each:?}");
+    let each = world.run(10.0, &[(1, 10.0), (2, 80.0), (3, 100.0), (4, 5.0)], 0.0);
+    assert!(each[1] >= 380 && each[2] >= 380 && each[3] >= 49, "{each:?}");
+    // Callers get their part of a limit that was settled.
+    world.run(12.0, &[(1, 10.0), (2, 80.0), (3, 100.0), (4, 5.0)], 20.0);
+    let each = world.run(10.0, &[(1, 10.0), (2, 80.0), (3, 100.0), (4, 5.0)], 20.0);
+    assert!(each[4] >= 190 && each.iter().sum::<u64>() >= 950, "{each:?}");
+    for seconds in [1, 5, 10] {
+        let most = world.most_in(seconds * SECOND);
+        assert!(most <= 20 + 100 * seconds + 4, "{most} in {seconds} s");
+    }
+}
+
+#[test]
 fn subscribers_are_listed_by_demand_until_their_parts_end() {
     let mut world = World::new(bucket(100, 20));
     assert_eq!(world.dividers.subscribers(world.key, 2, world.now), None);

@@ -286,9 +286,9 @@ impl QuotaStream {
     }
 
     fn send_reports(&mut self) {
-        if !self.reports.is_empty() {
-            let next = Vec::with_capacity(self.reports.len());
-            self.service.report(std::mem::replace(&mut self.reports, next));
+        let reports = std::mem::take(&mut self.reports);
+        if !reports.is_empty() {
+            self.service.report(reports);
         }
     }
 

@@ -20,9 +20,10 @@ pub struct Grants<'m> {
 /// A counter at the turn of its divider.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CounterView {
-    /// Hits that would pass now if no hits were granted; 0 of a limit with a rate, which is divided whatever is free.
+    /// Hits that would pass now if no hits were granted. 0 for a limit with a rate, whose division does not need it.
     pub free: u64,
-    /// If no hit passes beside those that are granted: the time until one does, if that is known. `None` as above.
+    /// If no hit passes beside those that are granted: the time until one does, if that is known. `None`
+    /// for a limit with a rate.
     pub free_after: Option<Duration>,
     /// Hits that callers have asked for since the last turn.
     pub asked: u64,
