@@ -59,9 +59,9 @@ struct Settled {
 enum Standing {
     /// The share covers the demand.
     Covered,
-    /// Whatever it asks for above its share, it gets no more: the limit is shared by others.
+    /// The demand is above the share by so much that only less demand of others makes the share larger.
     Capped,
-    /// Any other demand would be another share.
+    /// The share may change with the demand.
     Open,
 }
 
