@@ -260,7 +260,8 @@ impl Shares {
 
     pub(super) fn report(&mut self, id: SubscriberId, usage: Usage, terms: QuotaTerms, now: Timestamp) {
         let subscriber = self.each.get_or_insert_with(id, || Subscriber::new(now));
-        let (before, had) = (subscriber.standing(), subscriber.terms);
+        let before = (subscriber.standing(), subscriber.terms);
+        let asked = subscriber.demand.per_second();
         subscriber.terms = terms;
         if !subscriber.was_assigned {
             subscriber.beyond_grant = subscriber.beyond_grant.saturating_add(usage.allowed);
@@ -271,10 +272,14 @@ impl Shares {
         subscriber.has_ended = false;
         // What it had is renewed with this report.
         subscriber.expires_at = end_of_assignment(now);
-        let standing = subscriber.standing();
+        let (standing, asks) = (subscriber.standing(), subscriber.demand.per_second());
         self.settled.take_if(|settled| {
-            let stays = standing == Standing::Capped || standing == Standing::Covered && settled.is_ample;
-            !stays || standing != before || terms != had
+            let stays = match standing {
+                Standing::Capped => true,
+                Standing::Covered => settled.is_ample || asks == asked,
+                Standing::Open => false,
+            };
+            !stays || before != (standing, terms)
         });
     }
 
