@@ -82,6 +82,15 @@ impl Timestamp {
     pub const fn since(self, earlier: Self) -> Duration {
         Duration::from_nanos(self.nanos_since(earlier))
     }
+
+    /// The time from this instant to the next tick of work that is done every `interval`: the first multiple of the
+    /// interval since the epoch that is at least half an interval away. So one wake-up serves all such work of a process,
+    /// and what replicas with the same time send each other arrives together.
+    pub fn until_tick(self, interval: Duration) -> Duration {
+        let interval = nanos(interval);
+        let earliest = self.plus(interval / 2);
+        Self(earliest.0.next_multiple_of(interval)).since(self)
+    }
 }
 
 /// A source of time. Clones share one clock.

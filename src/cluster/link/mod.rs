@@ -50,7 +50,7 @@ pub use rejections::Strangers;
 pub use seed_state::{SeedFailures, SeedState};
 pub use stats::{LinkFailure, Stats};
 #[cfg(test)]
-pub(super) use ticks::interval as tick_interval;
+pub(super) use ticks::interval as heartbeat_interval;
 
 use hub::{Command, Hub, Phase};
 
@@ -153,7 +153,7 @@ impl Links {
         local_id: MemberId,
         clock: Clock,
     ) -> Result<(Self, LinkListener), Error> {
-        let credentials = Arc::new(Credentials::load(settings.trust.clone(), clock).await?);
+        let credentials = Arc::new(Credentials::load(settings.trust.clone(), clock.clone()).await?);
         for seed in &settings.seeds {
             advertise::validate("seed", seed)?;
         }
@@ -163,7 +163,7 @@ impl Links {
         let advertised = advertise::address(settings.advertise.as_deref(), address, &settings.seeds).await;
         advertise::validate("advertise", &advertised)?;
         let (commands, received) = mpsc::unbounded_channel();
-        let links = Self(Arc::new(Shared::new(local_id, advertised, settings, credentials, commands)));
+        let links = Self(Arc::new(Shared::new(local_id, advertised, settings, credentials, clock, commands)));
         let listening =
             LinkListener { listener, address, commands: received, links: EndGuard(links.clone()) };
         Ok((links, listening))

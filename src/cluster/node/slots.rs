@@ -199,6 +199,7 @@ impl Slots {
             return;
         }
         self.checked_at = cx.now;
+        self.backup_sender.search_all();
         self.is_settled = self.moving(&cx.members.placement) == 0 && !self.need_ticks();
         for to in self.ownership.find_misplaced(cx.members, cx.now) {
             self.send_hand_offs(to, cx);
@@ -262,15 +263,12 @@ impl Slots {
     /// Sends the backups that are due, as far as there is room for them; the others wait for their turn.
     fn back_up_when_due(&mut self, cx: &mut Context<'_>) {
         if self.backup_sender.take_due(cx.now) {
-            for slot in self.ownership.all() {
-                let Some(Owner { epoch, member }) = self.ownership.local_owner(slot) else { continue };
-                let Some(backup_owner) = cx.members.placement.backup_owner(slot, member) else { continue };
-                let is_sent = self.backup_sender.is_sent_to(slot, epoch, backup_owner);
-                if !is_sent || self.leases.has_changed(slot) {
-                    self.backup_sender.wait(slot, backup_owner);
-                }
+            if self.backup_sender.take_may_lack_backups() {
+                self.search_lacking_backups(cx);
             }
-            for slot in self.memory.changed_slots().into_iter().chain(self.dividers.take_changed()) {
+            let changed = self.memory.changed_slots().into_iter().chain(self.dividers.take_changed());
+            let lent = self.leases.changed().filter(|slot| self.ownership.owns(*slot));
+            for slot in changed.chain(lent) {
                 if let Some(backup_owner) = cx.members.backup_owner(slot, cx.now) {
                     self.backup_sender.wait(slot, backup_owner);
                 }
@@ -278,6 +276,17 @@ impl Slots {
         }
         for backup_owner in self.backup_sender.awaited() {
             self.send_waiting_backups(backup_owner, cx);
+        }
+    }
+
+    /// Lets the slots wait that have no backup at their backup owner.
+    fn search_lacking_backups(&mut self, cx: &Context<'_>) {
+        for slot in self.ownership.all() {
+            let Some(Owner { epoch, member }) = self.ownership.local_owner(slot) else { continue };
+            let Some(backup_owner) = cx.members.placement.backup_owner(slot, member) else { continue };
+            if !self.backup_sender.is_sent_to(slot, epoch, backup_owner) {
+                self.backup_sender.wait(slot, backup_owner);
+            }
         }
     }
 
