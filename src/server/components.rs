@@ -2,11 +2,7 @@
 
 use std::sync::Arc;
 
-use tokio::{
-    sync::watch,
-    task::JoinSet,
-    time::sleep,
-};
+use tokio::{sync::watch, task::JoinSet, time::sleep};
 use tollgate_limiter::{
     divider::Dividers,
     limiter::{self, Limiter},

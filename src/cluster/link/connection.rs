@@ -190,7 +190,8 @@ async fn run_link(hub: &Hub, peer: &Arc<Peer>, outbound: &Arc<OutboundQueue>, mu
     let mut monitor = LinkMonitor::default();
     let mut next = hub.shared.next_tick(peer.id);
     let mut ticks = pin!(sleep(next.after));
-    let mut phases = hub.shared.phase.subscribe();
+    let mut closed = pin!(outbound.closed.notified());
+    let mut closing = pin!(closing(hub.shared.phase.subscribe()));
     // The last frame, while there is no room for it.
     let mut waiting: Option<Frame> = None;
     loop {
@@ -224,15 +225,15 @@ async fn run_link(hub: &Hub, peer: &Arc<Peer>, outbound: &Arc<OutboundQueue>, mu
                     break;
                 }
             }
-            () = sleep(ROOM_CHECK_INTERVAL), if waiting.is_some() => {
+            () = async { sleep(ROOM_CHECK_INTERVAL).await }, if waiting.is_some() => {
                 if let Some(frame) = waiting.take_if(|frame| peer.has_room_for(outbound, frame))
                     && peer.handle_frame(outbound, frame) == Flow::Close
                 {
                     break;
                 }
             }
-            () = outbound.closed.notified() => break,
-            () = closing(&mut phases), if !outbound.goodbye_due.load(Relaxed) => {
+            () = &mut closed => break,
+            () = &mut closing, if !outbound.goodbye_due.load(Relaxed) => {
                 outbound.goodbye_due.store(true, Relaxed);
                 outbound.wake();
             }
@@ -244,7 +245,7 @@ async fn run_link(hub: &Hub, peer: &Arc<Peer>, outbound: &Arc<OutboundQueue>, mu
 }
 
 /// Waits until the process leaves.
-async fn closing(phases: &mut watch::Receiver<Phase>) {
+async fn closing(mut phases: watch::Receiver<Phase>) {
     // An error means that the sender is gone, which ends the links as well.
     let _ = phases.wait_for(|phase| *phase != Phase::Open).await;
 }

@@ -102,7 +102,7 @@ pub trait LinkHandler: Send + Sync + 'static {
     /// session was lost. No batch of it was received before.
     fn connected(&self, peer: MemberId, address: &str);
     /// A frame of any kind was received, heartbeats included. An idle link receives one every 200 ms, with
-    /// many peers every 400 ms.
+    /// many peers every 500 ms.
     fn heard(&self, peer: MemberId);
     /// The next batch of the session was received; each is passed once, in the order in which they were sent.
     fn received(&self, peer: MemberId, batch: Bytes);

@@ -3,10 +3,7 @@
 use std::{
     collections::VecDeque,
     pin::Pin,
-    sync::{
-        Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak,
-        atomic::AtomicBool,
-    },
+    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak, atomic::AtomicBool},
     task::{Context, Poll},
 };
 

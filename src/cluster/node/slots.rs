@@ -40,7 +40,7 @@ const AFTER_ISOLATION: Duration = Duration::from_secs(2);
 /// How often all slots are checked while nothing happens and some are not owned as placed.
 const CHECK_INTERVAL: Duration = Duration::from_millis(100);
 /// The same while all are.
-const CHECK_INTERVAL_SETTLED: Duration = Duration::from_secs(1);
+const CHECK_INTERVAL_SETTLED: Duration = Duration::from_secs(5);
 
 /// The slots, as this replica knows them.
 #[derive(Debug)]
@@ -227,6 +227,9 @@ impl Slots {
     fn claim_orphans(&mut self, cx: &mut Context<'_>) {
         let mut left = self.claimed_counters_max;
         for slot in self.ownership.all() {
+            if !self.is_claimable(slot, cx) {
+                continue;
+            }
             let counters = self.backups.stored(slot).map_or(0, |copy| copy.contents.len());
             if !self.claim_if_orphan(slot, cx) {
                 continue;
@@ -242,12 +245,17 @@ impl Slots {
     /// Claims the slot, or asks other members for their copies of it, if it has no owner and the placement assigns it to
     /// this replica. False if there is nothing to do.
     pub(super) fn claim_if_orphan(&mut self, slot: Slot, cx: &mut Context<'_>) -> bool {
-        let is_intended = cx.members.placement.owner(slot) == Some(cx.members.local_id());
-        if !is_intended || self.ownership.owns(slot) || !self.is_orphan(slot, cx) || !cx.members.may_claim() {
+        if !self.is_claimable(slot, cx) {
             return false;
         }
         let has_asked = self.recovery.query_if_due(slot, self.backups.stored(slot), cx);
         self.end_recovery_if_complete(slot, cx) || has_asked
+    }
+
+    /// Whether the slot has no owner, the placement assigns it to this replica, and this replica may claim slots.
+    fn is_claimable(&self, slot: Slot, cx: &Context<'_>) -> bool {
+        let is_intended = cx.members.placement.owner(slot) == Some(cx.members.local_id());
+        is_intended && !self.ownership.owns(slot) && self.is_orphan(slot, cx) && cx.members.may_claim()
     }
 
     /// Sends backups that are due, expires grants, and drops what is no longer needed.
