@@ -82,6 +82,15 @@ impl Timestamp {
     pub const fn since(self, earlier: Self) -> Duration {
         Duration::from_nanos(self.nanos_since(earlier))
     }
+
+    /// The time from this instant to the next tick of work that is done every `interval`: the first multiple of the
+    /// interval since the epoch that is at least half an interval away. So one wake-up serves all such work of a process,
+    /// and what replicas with the same time send each other arrives together.
+    pub fn until_tick(self, interval: Duration) -> Duration {
+        let interval = nanos(interval);
+        let earliest = self.plus(interval / 2);
+        earliest.0.checked_next_multiple_of(interval).map_or(Self::MAX, Self).since(self)
+    }
 }
 
 /// A source of time. Clones share one clock.
@@ -497,6 +506,17 @@ mod tests {
     use super::*;
 
     const HOUR: u64 = 3_600 * SECOND;
+
+    #[test]
+    fn ticks_are_multiples_at_least_half_an_interval_away() {
+        let interval = Duration::from_millis(100);
+        let start = Timestamp(HOUR);
+        for (millis, until) in [(0, 100), (1, 99), (50, 50), (51, 149), (99, 101)] {
+            let now = start.after(Duration::from_millis(millis));
+            assert_eq!(now.until_tick(interval), Duration::from_millis(until));
+        }
+        assert_eq!(Timestamp::MAX.until_tick(interval), Duration::ZERO);
+    }
 
     #[test]
     fn clock_follows_forward_step_of_wall_at_once() {

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use tokio::time::{MissedTickBehavior, interval};
+use tokio::time::sleep;
 use tracing::warn;
 
 use crate::cluster::Cluster;
@@ -31,10 +31,8 @@ enum Transition {
 impl Cluster {
     pub(super) async fn log_degraded(self) {
         let mut outage = Outage::default();
-        let mut samples = interval(SAMPLE_INTERVAL);
-        samples.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
-            samples.tick().await;
+            sleep(self.0.clock.now().until_tick(SAMPLE_INTERVAL)).await;
             let degraded = self.0.local_share().decided();
             match outage.observe(degraded) {
                 Some(Transition::Started(checks)) => {

@@ -25,7 +25,7 @@ use crate::cluster::{
     MemberId, MemberState, Tuning,
     calls::{Calls, CompleteRound},
     link::{self, DisconnectReason, LinkHandler, LinkListener, Links, SeedState, Strangers},
-    node::{Action, Event, Node, NodeSettings, TICK, View},
+    node::{Action, Event, Node, NodeSettings, TICK, TICK_IDLE, View},
     strangers::{History, Situation, Standing},
     wire,
 };
@@ -102,7 +102,7 @@ pub(super) struct Replica {
     pub(super) dividers: Arc<Dividers>,
     /// Takes what clients of this replica may let pass.
     assign: OnceLock<Assign>,
-    clock: Clock,
+    pub(super) clock: Clock,
     first_reading: Reading,
     pub(super) started: Stopwatch,
     active_rules: Arc<ActiveRules>,
@@ -168,8 +168,9 @@ impl Cluster {
     async fn run_ticks(self) {
         loop {
             let due = self.0.lock().tick_due();
+            let pause = self.0.pause_until(due);
             tokio::select! {
-                () = sleep(due.since(self.0.now())) => self.0.with_node(|node, now| {
+                () = sleep(pause) => self.0.with_node(|node, now| {
                     node.tick(now);
                     node.report(&mut self.0.local_share(), now);
                 }),
@@ -193,7 +194,8 @@ impl Cluster {
     pub fn link_trust(&self) -> LinkTrust {
         let strangers = self.0.links.strangers();
         let mut history = lock(&self.0.history);
-        let (owns_all, now) = self.0.with_node(|node, now| (node.owned_slots().count() == node.slots(), now));
+        let owns_all = |node: &Node| strangers.is_some() && node.owned_slots().count() == node.slots();
+        let (owns_all, now) = self.0.with_node(|node, now| (owns_all(node), now));
         let situation = Situation {
             is_linked: self.0.links.is_linked(),
             is_serving: self.state() == MemberState::Serving,
@@ -317,6 +319,16 @@ impl Replica {
     /// The monotonic time.
     fn now(&self) -> Timestamp {
         self.monotonic(&self.clock.read())
+    }
+
+    /// The time until a tick that is due at this monotonic time. A tick that is not due soon comes earlier if other
+    /// periodic work is due before it, so that one wake-up serves both.
+    fn pause_until(&self, due: Timestamp) -> Duration {
+        let reading = self.clock.read();
+        let pause = due.since(self.monotonic(&reading));
+        let end = reading.now.after(pause).as_nanos();
+        let shared = Timestamp::from_nanos(end - end % TICK_IDLE.as_nanos() as u64);
+        if reading.now < shared { shared.since(reading.now) } else { pause }
     }
 
     /// The monotonic time of a reading of the clock, so that one reading serves for both times.

@@ -2,11 +2,7 @@
 
 use std::sync::Arc;
 
-use tokio::{
-    sync::watch,
-    task::JoinSet,
-    time::{interval, sleep},
-};
+use tokio::{sync::watch, task::JoinSet, time::sleep};
 use tollgate_limiter::{
     divider::Dividers,
     limiter::{self, Limiter},
@@ -228,7 +224,7 @@ impl Components {
     pub(super) fn grpc_services(&self, background: &mut JoinSet<()>) -> Result<Services, Error> {
         let (reporter, health) = tonic_health::server::health_reporter();
         let names = lifecycle::health_names(self.quotas.is_some());
-        background.spawn(lifecycle::report_health(reporter, names, self.probe()));
+        background.spawn(lifecycle::report_health(reporter, names, self.probe(), self.clock.clone()));
         Ok(Services::grpc(grpc_routes(health)?, self.api.clone(), self.quotas.clone(), self.callers.clone()))
     }
 
@@ -302,7 +298,7 @@ impl Components {
 async fn sweep(memory: Arc<Memory>, clock: Clock) {
     let pause = SWEEP_ROUND / SWEEP_PARTS as u32;
     for part in (0..SWEEP_PARTS).cycle() {
-        sleep(pause).await;
+        sleep(clock.now().until_tick(pause)).await;
         memory.sweep_part(part, clock.now());
     }
 }
@@ -310,9 +306,8 @@ async fn sweep(memory: Arc<Memory>, clock: Clock) {
 /// Keeps the clock of counters in step with the system clock. A system clock out of range ends it: nothing is decided by
 /// such a clock, and the libraries that write dates panic.
 async fn follow_system_clock(clock: Clock, memory: Arc<Memory>, cluster: Option<Cluster>) -> ClockOutOfRange {
-    let mut ticks = interval(FOLLOW_EVERY);
     loop {
-        ticks.tick().await;
+        sleep(clock.now().until_tick(FOLLOW_EVERY)).await;
         let Some(comparison) = clock.compare_with_wall() else { continue };
         if let Err(out_of_range) = clock.require_in_range() {
             return out_of_range;

@@ -6,6 +6,7 @@ use tokio::{sync::watch, time::timeout};
 use tollgate_limiter::{
     rules::ActiveRules,
     shared_store::{self, SharedStore},
+    time::Clock,
 };
 use tonic_health::{ServingStatus, server::HealthReporter};
 use tracing::{info, warn};
@@ -16,7 +17,7 @@ use crate::{
 };
 
 /// How often the state of cluster links is checked.
-const LINKS_CHECK_INTERVAL: Duration = Duration::from_millis(250);
+const LINKS_CHECK_INTERVAL: Duration = Duration::from_millis(200);
 
 /// Why a replica is not ready, or what is wrong although it is.
 const ALL_LINKS_REJECTED: &str = "every link to another replica is rejected";
@@ -137,7 +138,12 @@ pub(super) fn health_names(has_quotas: bool) -> Vec<&'static str> {
 }
 
 /// Updates the health service for as long as it is polled.
-pub(super) async fn report_health(reporter: HealthReporter, names: Vec<&'static str>, mut probe: Probe) {
+pub(super) async fn report_health(
+    reporter: HealthReporter,
+    names: Vec<&'static str>,
+    mut probe: Probe,
+    clock: Clock,
+) {
     let mut reported = None;
     loop {
         let phase = *probe.phase.borrow_and_update();
@@ -151,7 +157,8 @@ pub(super) async fn report_health(reporter: HealthReporter, names: Vec<&'static 
             }
             reported = Some((phase, isolation.is_some()));
         }
-        if let Ok(Err(_)) = timeout(LINKS_CHECK_INTERVAL, probe.phase.changed()).await {
+        let check_due = clock.now().until_tick(LINKS_CHECK_INTERVAL);
+        if let Ok(Err(_)) = timeout(check_due, probe.phase.changed()).await {
             return;
         }
     }

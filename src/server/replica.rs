@@ -2,7 +2,6 @@
 
 use std::{sync::Arc, time::Duration};
 
-use tokio::time::interval;
 use tollgate_limiter::{descriptor::Secret, rules::ActiveRules, time::Clock};
 use tracing::{info, warn};
 
@@ -17,8 +16,6 @@ use crate::{
 
 /// Time for goodbyes to be sent.
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(1);
-/// Interval at which changes of the active rules are announced.
-const RULES_CHECK_INTERVAL: Duration = Duration::from_millis(250);
 
 /// A replica that listens for other replicas.
 #[derive(Debug)]
@@ -63,13 +60,13 @@ impl Replica {
 
 /// Announces the hash of the active rules to other replicas, for as long as it is polled.
 pub(super) async fn announce_rules(cluster: Cluster, active_rules: Arc<ActiveRules>) {
-    let mut ticks = interval(RULES_CHECK_INTERVAL);
     loop {
-        ticks.tick().await;
+        let changed = active_rules.changed();
         let hash = active_rules.status().hash.unwrap_or_default();
         // Other replicas compare it for equality only.
         let digits = hash.get(..16).unwrap_or_default();
         cluster.rules_changed(u64::from_str_radix(digits, 16).unwrap_or_default());
+        changed.await;
     }
 }
 

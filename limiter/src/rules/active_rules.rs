@@ -130,6 +130,12 @@ impl ActiveRules {
         }
     }
 
+    /// Waits until other rules are active, or are refused. Changes after the call are not missed.
+    #[cfg(feature = "watch")]
+    pub fn changed(&self) -> impl Future<Output = ()> {
+        self.replaced.notified()
+    }
+
     /// Waits until the first rules are active or refused.
     #[cfg(feature = "watch")]
     pub async fn tried(&self) {

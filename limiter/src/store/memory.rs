@@ -38,7 +38,7 @@ use restrictions::Restrictions;
 use tables::Tables;
 
 /// A sweep visits one of this many parts of the slots at a time.
-pub const SWEEP_PARTS: usize = 64;
+pub const SWEEP_PARTS: usize = 100;
 /// The duration of a full round of sweeps.
 pub const SWEEP_ROUND: Duration = Duration::from_secs(10);
 

@@ -8,7 +8,7 @@ use std::{
 
 use tokio::{
     sync::watch,
-    time::{sleep_until, timeout},
+    time::{Instant, sleep, timeout},
 };
 use tonic::{Status, Streaming};
 use tracing::debug;
@@ -28,6 +28,8 @@ use crate::cluster::{
 pub(super) const HELLO_TIMEOUT: Duration = Duration::from_secs(2);
 /// Time without a received frame after which the connection is closed.
 const SILENT_MAX: Duration = Duration::from_secs(2);
+/// How often a frame is tried again for which there is no room.
+const ROOM_CHECK_INTERVAL: Duration = Duration::from_millis(100);
 /// Time without an acknowledgement of outstanding pieces after which the connection is closed.
 const STALLED_MAX: Duration = Duration::from_secs(5);
 
@@ -187,9 +189,10 @@ fn answer_hello(hub: &Hub, outbound: &Arc<OutboundQueue>, hello: &Hello) -> Opti
 async fn run_link(hub: &Hub, peer: &Arc<Peer>, outbound: &Arc<OutboundQueue>, mut frames: Streaming<Frame>) {
     let mut monitor = LinkMonitor::default();
     let mut next = hub.shared.next_tick(peer.id);
-    let mut ticks = pin!(sleep_until(next.at));
-    let mut phases = hub.shared.phase.subscribe();
-    // The last frame, while there is no room for it: until the next tick, or a later one.
+    let mut ticks = pin!(sleep(next.after));
+    let mut closed = pin!(outbound.closed.notified());
+    let mut closing = pin!(closing(hub.shared.phase.subscribe()));
+    // The last frame, while there is no room for it.
     let mut waiting: Option<Frame> = None;
     loop {
         tokio::select! {
@@ -213,12 +216,7 @@ async fn run_link(hub: &Hub, peer: &Arc<Peer>, outbound: &Arc<OutboundQueue>, mu
                 let interval = next.interval;
                 // A suspended process must not count the suspension as silence of the peer.
                 next = hub.shared.next_tick(peer.id);
-                ticks.as_mut().reset(next.at);
-                if let Some(frame) = waiting.take_if(|frame| peer.has_room_for(outbound, frame))
-                    && peer.handle_frame(outbound, frame) == Flow::Close
-                {
-                    break;
-                }
+                ticks.as_mut().reset(Instant::now() + next.after);
                 if waiting.is_some() {
                     monitor.silent = Duration::ZERO;
                 }
@@ -227,8 +225,15 @@ async fn run_link(hub: &Hub, peer: &Arc<Peer>, outbound: &Arc<OutboundQueue>, mu
                     break;
                 }
             }
-            () = outbound.closed.notified() => break,
-            () = closing(&mut phases), if !outbound.goodbye_due.load(Relaxed) => {
+            () = async { sleep(ROOM_CHECK_INTERVAL).await }, if waiting.is_some() => {
+                if let Some(frame) = waiting.take_if(|frame| peer.has_room_for(outbound, frame))
+                    && peer.handle_frame(outbound, frame) == Flow::Close
+                {
+                    break;
+                }
+            }
+            () = &mut closed => break,
+            () = &mut closing, if !outbound.goodbye_due.load(Relaxed) => {
                 outbound.goodbye_due.store(true, Relaxed);
                 outbound.wake();
             }
@@ -240,7 +245,7 @@ async fn run_link(hub: &Hub, peer: &Arc<Peer>, outbound: &Arc<OutboundQueue>, mu
 }
 
 /// Waits until the process leaves.
-async fn closing(phases: &mut watch::Receiver<Phase>) {
+async fn closing(mut phases: watch::Receiver<Phase>) {
     // An error means that the sender is gone, which ends the links as well.
     let _ = phases.wait_for(|phase| *phase != Phase::Open).await;
 }
@@ -260,10 +265,8 @@ impl LinkMonitor {
         let is_stalled = pending_acknowledgement.is_some() && pending_acknowledgement == self.acknowledged;
         self.acknowledged = pending_acknowledgement;
         self.stalled = if is_stalled { self.stalled + interval } else { Duration::ZERO };
-        if !outbound.has_written.swap(false, Relaxed) {
-            outbound.heartbeat_due.store(true, Relaxed);
-            outbound.wake();
-        }
+        outbound.heartbeat_due.store(true, Relaxed);
+        outbound.wake();
         let lives = self.silent <= SILENT_MAX && self.stalled <= STALLED_MAX;
         if lives { Flow::Continue } else { Flow::Close }
     }

@@ -45,6 +45,9 @@ pub(super) const TLS_TIMEOUT: Duration = Duration::from_secs(2);
 /// First and largest backoff after a failure.
 const BACKOFF_MIN: Duration = Duration::from_millis(100);
 const BACKOFF_MAX: Duration = Duration::from_secs(1);
+/// First backoff after a link has broken. The sockets of a process that has ended close one after the other, so its
+/// listener may accept a last connection and refuse the next one.
+const REDIAL_BACKOFF_MIN: Duration = Duration::from_millis(1);
 /// Time for which an address that does not answer is dialled.
 const DIAL_DURATION_MAX: Duration = Duration::from_secs(30);
 /// A link that lasted less is redialled after a delay.
@@ -69,7 +72,7 @@ pub(super) async fn dial_address(
     mut report: Option<oneshot::Sender<DialResult>>,
 ) {
     let (since, is_single_attempt) = (Stopwatch::start(), report.is_some());
-    let mut retries = Retries::default();
+    let mut retries = Retries::new(BACKOFF_MIN);
     while hub.is_open() {
         let target = DialTarget { expected: None, replaces_link: retries.replaces_link };
         let result = match dial_all(&hub, &address, target, &mut report).await {
@@ -113,7 +116,7 @@ pub(super) async fn dial_address(
 
 /// Redials a peer whose connection broke, until a link is active again or the session has ended.
 pub(super) async fn redial(hub: Arc<Hub>, peer: Arc<Peer>) {
-    let mut retries = Retries::default();
+    let mut retries = Retries::new(REDIAL_BACKOFF_MIN);
     while hub.is_open() && peer.needs_dialling() {
         let (address, since) = (peer.address(), Stopwatch::start());
         let target = DialTarget { expected: Some(&peer), replaces_link: retries.replaces_link };
@@ -129,7 +132,7 @@ pub(super) async fn redial(hub: Arc<Hub>, peer: Arc<Peer>) {
                 hub.shared.dial(&address, None);
             }
             Attempt::Connected(ConnectionOutcome::LinkClosed) => {
-                retries = Retries::default();
+                retries = Retries::new(REDIAL_BACKOFF_MIN);
                 if since.elapsed() < SHORT_LINK {
                     retries.wait_briefly().await;
                 }
@@ -161,17 +164,15 @@ struct Retries {
     replaces_link: bool,
 }
 
-impl Default for Retries {
-    fn default() -> Self {
+impl Retries {
+    fn new(backoff_min: Duration) -> Self {
         Self {
-            delays: Backoff::new(BACKOFF_MIN, BACKOFF_MAX),
+            delays: Backoff::new(backoff_min, BACKOFF_MAX),
             brief_delays: Backoff::new(BACKOFF_MIN / 10, BACKOFF_MAX),
             replaces_link: false,
         }
     }
-}
 
-impl Retries {
     async fn wait(&mut self) {
         sleep(self.delays.next_delay(rand::random())).await;
     }

@@ -61,9 +61,11 @@ static SETTINGS: LazyLock<Settings> = LazyLock::new(|| Settings {
     },
 });
 
+const NOW: Timestamp = Timestamp::from_nanos(1_790_000_000 * SECOND);
+
 /// To derive them takes longer than to run a link.
 static CREDENTIALS: LazyLock<Arc<Credentials>> = LazyLock::new(|| {
-    let clock = Clock::manual(Timestamp::from_nanos(1_790_000_000 * SECOND));
+    let clock = Clock::manual(NOW);
     let loaded = runtime().block_on(Credentials::load(SETTINGS.trust.clone(), clock));
     Arc::new(loaded.expect("the secret is valid"))
 });
@@ -91,7 +93,8 @@ fn runtime() -> runtime::Runtime {
 
 async fn run(bytes: &[u8]) -> Sent {
     let (commands, _commands) = mpsc::unbounded_channel();
-    let shared = Shared::new(LOCAL, "local:1".to_owned(), SETTINGS.clone(), CREDENTIALS.clone(), commands);
+    let (address, clock) = ("local:1".to_owned(), Clock::manual(NOW));
+    let shared = Shared::new(LOCAL, address, SETTINGS.clone(), CREDENTIALS.clone(), clock, commands);
     let handler = Arc::new(Batches::default());
     let hub = Hub { shared: Arc::new(shared), handler: handler.clone() };
     let (mut pieces, mut acknowledged) = (BTreeMap::new(), 0);

@@ -7,6 +7,7 @@ use std::{
 };
 
 use tokio::sync::{mpsc, oneshot, watch};
+use tollgate_limiter::time::Clock;
 use tracing::debug;
 
 use crate::cluster::{
@@ -68,6 +69,7 @@ impl Shared {
         address: String,
         settings: Settings,
         credentials: Arc<Credentials>,
+        clock: Clock,
         commands: mpsc::UnboundedSender<Command>,
     ) -> Self {
         Self {
@@ -80,11 +82,11 @@ impl Shared {
             phase: watch::Sender::new(Phase::Open),
             seeds: watch::Sender::new(SeedState::Searching),
             rejections: Rejections::default(),
-            ticks: Ticks::starting_now(),
+            ticks: Ticks::new(id, clock),
         }
     }
 
-    /// The next liveness check of the link of this peer.
+    /// The next tick of the link of this peer.
     pub(super) fn next_tick(&self, peer: MemberId) -> NextTick {
         self.ticks.next(peer, self.roster.len())
     }

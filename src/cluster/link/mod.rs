@@ -50,7 +50,7 @@ pub use rejections::Strangers;
 pub use seed_state::{SeedFailures, SeedState};
 pub use stats::{LinkFailure, Stats};
 #[cfg(test)]
-pub(super) use ticks::interval as tick_interval;
+pub(super) use ticks::interval as heartbeat_interval;
 
 use hub::{Command, Hub, Phase};
 
@@ -102,7 +102,7 @@ pub trait LinkHandler: Send + Sync + 'static {
     /// session was lost. No batch of it was received before.
     fn connected(&self, peer: MemberId, address: &str);
     /// A frame of any kind was received, heartbeats included. An idle link receives one every 200 ms, with
-    /// many peers every 400 ms.
+    /// many peers every 500 ms.
     fn heard(&self, peer: MemberId);
     /// The next batch of the session was received; each is passed once, in the order in which they were sent.
     fn received(&self, peer: MemberId, batch: Bytes);
@@ -153,7 +153,7 @@ impl Links {
         local_id: MemberId,
         clock: Clock,
     ) -> Result<(Self, LinkListener), Error> {
-        let credentials = Arc::new(Credentials::load(settings.trust.clone(), clock).await?);
+        let credentials = Arc::new(Credentials::load(settings.trust.clone(), clock.clone()).await?);
         for seed in &settings.seeds {
             advertise::validate("seed", seed)?;
         }
@@ -163,7 +163,7 @@ impl Links {
         let advertised = advertise::address(settings.advertise.as_deref(), address, &settings.seeds).await;
         advertise::validate("advertise", &advertised)?;
         let (commands, received) = mpsc::unbounded_channel();
-        let links = Self(Arc::new(Shared::new(local_id, advertised, settings, credentials, commands)));
+        let links = Self(Arc::new(Shared::new(local_id, advertised, settings, credentials, clock, commands)));
         let listening =
             LinkListener { listener, address, commands: received, links: EndGuard(links.clone()) };
         Ok((links, listening))

@@ -3,10 +3,7 @@
 use std::{
     collections::VecDeque,
     pin::Pin,
-    sync::{
-        Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak,
-        atomic::{AtomicBool, Ordering::Relaxed},
-    },
+    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak, atomic::AtomicBool},
     task::{Context, Poll},
 };
 
@@ -37,8 +34,6 @@ pub(super) struct OutboundQueue {
     control: Mutex<ControlFrames>,
     // Set once both sides have sent a hello.
     source: OnceLock<Weak<dyn FrameSource>>,
-    /// A frame was written since the last tick.
-    pub(super) has_written: AtomicBool,
     /// A heartbeat is due.
     pub(super) heartbeat_due: AtomicBool,
     /// Queued batches are written, then a goodbye.
@@ -107,10 +102,7 @@ impl Stream for OutboundFrames {
         // Register before polling, so that a frame queued meanwhile wakes the task.
         self.0.waker.register(cx.waker());
         match self.0.next() {
-            NextFrame::Frame(frame) => {
-                self.0.has_written.store(true, Relaxed);
-                Poll::Ready(Some(Ok(frame)))
-            }
+            NextFrame::Frame(frame) => Poll::Ready(Some(Ok(frame))),
             NextFrame::Pending => Poll::Pending,
             NextFrame::End => Poll::Ready(None),
         }

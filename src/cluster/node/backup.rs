@@ -19,7 +19,7 @@ const COPY_KEPT: Duration = Duration::from_secs(60);
 /// too.
 const REFUSAL_PAUSE: Duration = Duration::from_secs(1);
 /// How often old copies are searched.
-const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
+const SWEEP_INTERVAL: Duration = Duration::from_secs(5);
 
 /// The copies that are stored for other owners.
 #[derive(Debug)]

@@ -21,6 +21,9 @@ use crate::cluster::{
     node::context::Context,
 };
 
+/// How much earlier than they are due backups are sent.
+const EARLY_MAX: Duration = Duration::from_millis(5);
+
 /// The backups of the slots that are owned here.
 #[derive(Debug)]
 pub(super) struct BackupSender {
@@ -33,6 +36,8 @@ pub(super) struct BackupSender {
     /// The encoded bytes of the backups that each receiver has not answered yet, at most.
     unanswered: BTreeMap<MemberId, usize>,
     backed_up_at: Timestamp,
+    /// A slot that is owned here may have no backup.
+    may_lack_backups: bool,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -84,6 +89,7 @@ impl BackupSender {
             waiting: BTreeMap::new(),
             unanswered: BTreeMap::new(),
             backed_up_at: now,
+            may_lack_backups: true,
         }
     }
 
@@ -98,6 +104,7 @@ impl BackupSender {
     }
 
     fn set_sent(&mut self, slot: Slot, sent: Option<SentBackup>) {
+        self.may_lack_backups |= sent.is_none();
         if let Some(sent) = sent {
             *self.unanswered.entry(sent.receiver).or_default() += sent.unanswered_bytes();
         }
@@ -110,6 +117,7 @@ impl BackupSender {
 
     /// Forgets which backups were sent, because all counters are discarded.
     pub(super) fn discard(&mut self) {
+        self.may_lack_backups = true;
         self.slots.fill(SlotState::default());
         self.waiting.clear();
         self.unanswered.clear();
@@ -117,6 +125,7 @@ impl BackupSender {
 
     /// The session with `member` has ended: what was not answered is lost.
     pub(super) fn member_departed(&mut self, member: MemberId) {
+        self.may_lack_backups = true;
         for state in &mut self.slots {
             state.sent.take_if(|sent| sent.receiver == member);
         }
@@ -131,9 +140,20 @@ impl BackupSender {
         self.interval.is_some()
     }
 
-    /// Whether the backups of changed slots are due. They are then due again after the interval.
+    /// Owners or backup owners may have changed.
+    pub(super) fn search_all(&mut self) {
+        self.may_lack_backups = true;
+    }
+
+    /// Whether all slots are to be searched for one without a backup.
+    pub(super) fn take_may_lack_backups(&mut self) -> bool {
+        std::mem::take(&mut self.may_lack_backups)
+    }
+
+    /// Whether the backups of changed slots are due. They are then due again after the interval. A tick that comes a
+    /// little early does not leave them to the next one.
     pub(super) fn take_due(&mut self, now: Timestamp) -> bool {
-        let is_due = self.interval.is_some_and(|interval| now.since(self.backed_up_at) >= interval);
+        let is_due = self.due_at().is_some_and(|due_at| due_at <= now.after(EARLY_MAX));
         if is_due {
             self.backed_up_at = now;
         }

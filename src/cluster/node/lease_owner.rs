@@ -145,9 +145,9 @@ impl LeaseOwner {
         }
     }
 
-    /// Whether grants of `slot` were lent or returned since [`LeaseOwner::mark_backed_up`].
-    pub(super) fn has_changed(&self, slot: Slot) -> bool {
-        self.changed.contains(&slot)
+    /// The slots with grants that were lent or returned since [`LeaseOwner::mark_backed_up`].
+    pub(super) fn changed(&self) -> impl Iterator<Item = Slot> {
+        self.changed.iter().copied()
     }
 
     pub(super) fn mark_backed_up(&mut self, slot: Slot) {

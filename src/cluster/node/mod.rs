@@ -64,7 +64,7 @@ use slots::Slots;
 /// The time from one tick to the next while something waits for a tick.
 pub(crate) const TICK: Duration = Duration::from_millis(10);
 /// The longest time from one tick to the next.
-const TICK_IDLE: Duration = Duration::from_millis(100);
+pub(crate) const TICK_IDLE: Duration = Duration::from_millis(100);
 /// A tick that comes this long after it was due shows that this replica was too busy, or stopped.
 const TICK_LATE: Duration = Duration::from_millis(15);
 

@@ -40,7 +40,7 @@ const AFTER_ISOLATION: Duration = Duration::from_secs(2);
 /// How often all slots are checked while nothing happens and some are not owned as placed.
 const CHECK_INTERVAL: Duration = Duration::from_millis(100);
 /// The same while all are.
-const CHECK_INTERVAL_SETTLED: Duration = Duration::from_secs(1);
+const CHECK_INTERVAL_SETTLED: Duration = Duration::from_secs(5);
 
 /// The slots, as this replica knows them.
 #[derive(Debug)]
@@ -199,6 +199,7 @@ impl Slots {
             return;
         }
         self.checked_at = cx.now;
+        self.backup_sender.search_all();
         self.is_settled = self.moving(&cx.members.placement) == 0 && !self.need_ticks();
         for to in self.ownership.find_misplaced(cx.members, cx.now) {
             self.send_hand_offs(to, cx);
@@ -226,6 +227,9 @@ impl Slots {
     fn claim_orphans(&mut self, cx: &mut Context<'_>) {
         let mut left = self.claimed_counters_max;
         for slot in self.ownership.all() {
+            if !self.is_claimable(slot, cx) {
+                continue;
+            }
             let counters = self.backups.stored(slot).map_or(0, |copy| copy.contents.len());
             if !self.claim_if_orphan(slot, cx) {
                 continue;
@@ -241,12 +245,17 @@ impl Slots {
     /// Claims the slot, or asks other members for their copies of it, if it has no owner and the placement assigns it to
     /// this replica. False if there is nothing to do.
     pub(super) fn claim_if_orphan(&mut self, slot: Slot, cx: &mut Context<'_>) -> bool {
-        let is_intended = cx.members.placement.owner(slot) == Some(cx.members.local_id());
-        if !is_intended || self.ownership.owns(slot) || !self.is_orphan(slot, cx) || !cx.members.may_claim() {
+        if !self.is_claimable(slot, cx) {
             return false;
         }
         let has_asked = self.recovery.query_if_due(slot, self.backups.stored(slot), cx);
         self.end_recovery_if_complete(slot, cx) || has_asked
+    }
+
+    /// Whether the slot has no owner, the placement assigns it to this replica, and this replica may claim slots.
+    fn is_claimable(&self, slot: Slot, cx: &Context<'_>) -> bool {
+        let is_intended = cx.members.placement.owner(slot) == Some(cx.members.local_id());
+        is_intended && !self.ownership.owns(slot) && self.is_orphan(slot, cx) && cx.members.may_claim()
     }
 
     /// Sends backups that are due, expires grants, and drops what is no longer needed.
@@ -262,15 +271,12 @@ impl Slots {
     /// Sends the backups that are due, as far as there is room for them; the others wait for their turn.
     fn back_up_when_due(&mut self, cx: &mut Context<'_>) {
         if self.backup_sender.take_due(cx.now) {
-            for slot in self.ownership.all() {
-                let Some(Owner { epoch, member }) = self.ownership.local_owner(slot) else { continue };
-                let Some(backup_owner) = cx.members.placement.backup_owner(slot, member) else { continue };
-                let is_sent = self.backup_sender.is_sent_to(slot, epoch, backup_owner);
-                if !is_sent || self.leases.has_changed(slot) {
-                    self.backup_sender.wait(slot, backup_owner);
-                }
+            if self.backup_sender.take_may_lack_backups() {
+                self.search_lacking_backups(cx);
             }
-            for slot in self.memory.changed_slots().into_iter().chain(self.dividers.take_changed()) {
+            let changed = self.memory.changed_slots().into_iter().chain(self.dividers.take_changed());
+            let lent = self.leases.changed().filter(|slot| self.ownership.owns(*slot));
+            for slot in changed.chain(lent) {
                 if let Some(backup_owner) = cx.members.backup_owner(slot, cx.now) {
                     self.backup_sender.wait(slot, backup_owner);
                 }
@@ -278,6 +284,17 @@ impl Slots {
         }
         for backup_owner in self.backup_sender.awaited() {
             self.send_waiting_backups(backup_owner, cx);
+        }
+    }
+
+    /// Lets the slots wait that have no backup at their backup owner.
+    fn search_lacking_backups(&mut self, cx: &Context<'_>) {
+        for slot in self.ownership.all() {
+            let Some(Owner { epoch, member }) = self.ownership.local_owner(slot) else { continue };
+            let Some(backup_owner) = cx.members.placement.backup_owner(slot, member) else { continue };
+            if !self.backup_sender.is_sent_to(slot, epoch, backup_owner) {
+                self.backup_sender.wait(slot, backup_owner);
+            }
         }
     }
 

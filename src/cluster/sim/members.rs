@@ -8,7 +8,7 @@ use tollgate_limiter::{store::SLOTS, time::SECOND};
 
 use crate::cluster::{
     Tuning,
-    link::tick_interval,
+    link::heartbeat_interval,
     replica::node_settings,
     sim::{
         Step::{self, Kill, Pass, Settle, Start},
@@ -76,8 +76,7 @@ fn row(members: usize) -> Row {
     let (before, begin) = (world.totals.clone(), world.now());
     world.run(&[Pass(IDLE)]);
     let replica_seconds = (members as u64 * (world.now() - begin)) as f64 / SECOND as f64;
-    // An idle link writes a heartbeat every second tick.
-    let heartbeats = (members - 1) as f64 / (2.0 * tick_interval(members - 1).as_secs_f64());
+    let heartbeats = (members - 1) as f64 / heartbeat_interval(members - 1).as_secs_f64();
     let frames = (world.totals.batches - before.batches) as f64 / replica_seconds + heartbeats;
     let bytes = (world.totals.bytes - before.bytes) as f64 / replica_seconds + frames * FRAME_BYTES;
     Row {
