@@ -19,7 +19,7 @@ pub use assignment::{ASSIGNMENT_TTL, Assignment, Outcome, Report, UNCERTAIN, Usa
 pub use divide::{Divider, SUBSCRIBERS_MAX, is_divisible};
 pub use registry::{Assignments, Divide, DividerStats, Dividers, SlotDivisions, SubscriberReport};
 
-pub use crate::store::{Part, SubscriberId, SubscriberState, Subscribers};
+pub use crate::store::{Part, SUBSCRIBERS_SHOWN_MAX, SubscriberId, SubscriberState, Subscribers};
 
 #[cfg(test)]
 mod tests;

@@ -51,4 +51,4 @@ pub use slot::{SLOTS, Slot};
 pub use slot_copy::{EncodedSlot, SlotCopy};
 pub use slot_data::{Changes, Consumption, DecodeError, PendingUsage, SlotData};
 pub use stored_slot::{Epoch, SlotSource, StoredSlot};
-pub use subscribers::{Part, SubscriberId, SubscriberState, Subscribers};
+pub use subscribers::{Part, SUBSCRIBERS_SHOWN_MAX, SubscriberId, SubscriberState, Subscribers};

@@ -200,6 +200,12 @@ impl Outcome {
     }
 }
 
+/// Charges hits that a client has used, or may have used, whether they would pass or not. Returns a peek.
+pub(super) fn charge_used(limit: &Limit, counter: &mut Counter, hits: u64, now: Timestamp) -> Decision {
+    limit.charge_at(counter, hits, now, now);
+    limit.decide(counter, now, Operation::Peek)
+}
+
 /// A fresh counter with `hits` charged, above the limit if the algorithm can hold a debt, and without a penalty.
 pub(super) fn charged_counter(limit: &Limit, hits: u64, now: Timestamp) -> Counter {
     let limit = limit.plain();

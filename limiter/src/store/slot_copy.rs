@@ -3,10 +3,11 @@
 use std::collections::BTreeMap;
 
 use crate::{
-    algorithm::{Counter, Limit, Operation},
+    algorithm::{Counter, Limit},
     descriptor::Key,
     store::{
         DecodeError, Epoch, Slot, SlotData, StoredSlot,
+        operation::charge_used,
         packed_counter::{Now, PackedCounter},
     },
     time::Timestamp,
@@ -65,10 +66,7 @@ impl SlotCopy {
         let places: BTreeMap<u64, usize> =
             (0..).zip(&self.counters).map(|(at, (low, _))| (*low, at)).collect();
         for (key, limit, hits) in granted {
-            let charge = |counter: &mut Counter| {
-                limit.charge_at(counter, hits, now, now);
-                limit.decide(counter, now, Operation::Peek)
-            };
+            let charge = |counter: &mut Counter| charge_used(&limit, counter, hits, now);
             match places.get(&key.low()) {
                 Some(place) => {
                     self.counters[*place].1.change(&limit, Now { now, given_up: None }, charge);

@@ -6,6 +6,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::algorithm::HitRate;
 
+/// The most clients of one limit that are shown.
+pub const SUBSCRIBERS_SHOWN_MAX: usize = 100;
+
 /// A bucket of a stream of reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct SubscriberId {

@@ -27,9 +27,6 @@ use crate::api::{
     rls,
 };
 
-/// The maximum number of clients whose shares of a limit are shown.
-const SHARES_MAX: usize = 100;
-
 /// Explains a request in the format of `/json`.
 pub(super) async fn of_message(
     State(state): State<AdminState>,
@@ -95,7 +92,7 @@ async fn explain(state: &AdminState, message: &[u8]) -> Result<Json<Value>, Admi
             let Some(check) = part.and_then(|part| part.check.as_ref()) else { continue };
             // In a cluster the owner of the counter divides.
             let elsewhere = check.before.subscribers.clone();
-            if let Some(subscribers) = elsewhere.or_else(|| quotas.subscribers(check.key, SHARES_MAX)) {
+            if let Some(subscribers) = elsewhere.or_else(|| quotas.subscribers(check.key)) {
                 descriptor["shares"] = shares_json(quotas, &subscribers);
             }
         }

@@ -37,13 +37,14 @@ pub(super) enum Terms {
     Divide(Key, Limit, QuotaTerms),
 }
 
-/// Pairs, ascending by their keys, as a descriptor. `None` if they are invalid: none, beyond the bounds, empty, twice the
-/// same key, or not UTF-8.
-pub(super) fn entries<'m>(pairs: &[Pair<'m>], settings: &Settings) -> Option<Entries<'m>> {
+/// Whether the number of the pairs and their bytes are within the bounds.
+pub(super) fn are_within_bounds(pairs: &[Pair<'_>], settings: &Settings) -> bool {
     let bytes = pairs.iter().fold(0_usize, |sum, pair| sum.saturating_add(pair.key.len() + pair.value.len()));
-    if pairs.is_empty() || pairs.len() > settings.max_pairs || bytes > settings.max_id_bytes {
-        return None;
-    }
+    !pairs.is_empty() && pairs.len() <= settings.max_pairs && bytes <= settings.max_id_bytes
+}
+
+/// Pairs, ascending by their keys, as a descriptor. `None` if they are invalid: empty, twice the same key, or not UTF-8.
+pub(super) fn entries<'m>(pairs: &[Pair<'m>]) -> Option<Entries<'m>> {
     let has_key_twice = pairs.windows(2).any(|two| two[0].key == two[1].key);
     let is_empty = |pair: &Pair<'_>| pair.key.is_empty() || pair.value.is_empty();
     if has_key_twice || pairs.iter().any(is_empty) {

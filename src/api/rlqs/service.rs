@@ -14,7 +14,9 @@ use std::{
 use tokio::time::{MissedTickBehavior, interval};
 use tollgate_limiter::{
     descriptor::Key,
-    divider::{Assignments, Divide, Dividers, SubscriberId, SubscriberReport, Subscribers},
+    divider::{
+        Assignments, Divide, Dividers, SUBSCRIBERS_SHOWN_MAX, SubscriberId, SubscriberReport, Subscribers,
+    },
     limiter::Limiter,
     time::{Clock, Timestamp},
 };
@@ -134,9 +136,9 @@ impl QuotaService {
         }
     }
 
-    /// The subscribers of the counter of `key`, at most `max` of them; `None` if it is not divided here.
-    pub fn subscribers(&self, key: Key, max: usize) -> Option<Arc<Subscribers>> {
-        self.dividers.subscribers(key, max, self.clock.now()).map(Arc::new)
+    /// The subscribers of the counter of `key`, as many as are shown; `None` if it is not divided here.
+    pub fn subscribers(&self, key: Key) -> Option<Arc<Subscribers>> {
+        self.dividers.subscribers(key, SUBSCRIBERS_SHOWN_MAX, self.clock.now()).map(Arc::new)
     }
 
     /// The address of the client of a stream of this replica, while the stream is open.

@@ -18,9 +18,9 @@ use tollgate_limiter::{
 use tonic::Status;
 
 use crate::api::rlqs::{
-    QuotaService, Settings,
+    QuotaService,
     action::Action,
-    bucket::{BucketId, Terms, UNLIMITED_TTL, encoded, entries},
+    bucket::{BucketId, Terms, UNLIMITED_TTL, are_within_bounds, encoded, entries},
     decode::{self, Pair, Reports},
     encode::Response,
     outbox::Outbox,
@@ -46,21 +46,20 @@ pub struct QuotaStream {
     // Reports that are not sent to the dividers yet.
     reports: Vec<SubscriberReport>,
     // Room for the id that is read.
-    id: Vec<u8>,
+    pub(super) id: Vec<u8>,
 }
 
 /// The rules by which buckets are looked up.
 struct ActiveTerms<'v> {
     domain: Option<KeyedDomain<'v>>,
     version: u64,
-    settings: &'v Settings,
     passes_all: bool,
 }
 
 impl ActiveTerms<'_> {
     /// The terms of the bucket with these pairs. `None` if it is invalid.
     fn of(&self, pairs: &[Pair<'_>]) -> Option<Terms> {
-        Some(Terms::of(self.domain, &entries(pairs, self.settings)?, self.passes_all))
+        Some(Terms::of(self.domain, &entries(pairs)?, self.passes_all))
     }
 }
 
@@ -158,7 +157,6 @@ impl QuotaStream {
         ActiveTerms {
             domain: self.domain.as_ref().and_then(|domain| view.rules().domain(domain)),
             version,
-            settings: &service.settings,
             passes_all: service.limiter.modes().shadow_mode,
         }
     }
@@ -185,6 +183,10 @@ impl QuotaStream {
         stats.reports.increase();
         stats.allowed.add(allowed);
         stats.denied.add(denied);
+        // First, because a client must not make the room for its ids large.
+        if !are_within_bounds(&report.pairs, &self.service.settings) {
+            return stats.invalid.increase();
+        }
         report.pairs.sort_unstable();
         encoded(&report.pairs, &mut self.id);
         let known = self.numbers.get(&*self.id).copied();
@@ -196,7 +198,7 @@ impl QuotaStream {
         if let (Some(Terms::Divide(key, ..)), Some(domain)) =
             (self.buckets.get(&number).map(|bucket| &bucket.terms), &self.domain)
         {
-            let entries = || entries(&report.pairs, active.settings).unwrap_or_default();
+            let entries = || entries(&report.pairs).unwrap_or_default();
             let requests = allowed.saturating_add(denied);
             self.service.limiter.metrics().count_quota(domain, entries, *key, requests);
         }

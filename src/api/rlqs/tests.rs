@@ -204,7 +204,7 @@ fn invalid_bucket_is_skipped_and_others_are_answered() {
     let mut wrong = reports(vec![usage(&[("rate", "??")], 1, 0)]);
     let at = wrong.windows(2).position(|two| two == b"??").unwrap();
     wrong[at..at + 2].copy_from_slice(&[0xff, 0xfe]);
-    let long = "x".repeat(200);
+    let long = "x".repeat(100_000);
     wrong.extend(reports(vec![
         usage(&[], 1, 0),
         usage(&[("rate", "")], 1, 0),
@@ -215,6 +215,7 @@ fn invalid_bucket_is_skipped_and_others_are_answered() {
     stream.receive(&wrong).unwrap();
     assert_eq!(told(&mut stream), [("free=a".to_owned(), Told::Allow(600))]);
     assert_eq!(world.service.stats.invalid.get(), 5);
+    assert!(stream.id.capacity() < 1_000, "a long id leaves no room behind");
 }
 
 #[test]

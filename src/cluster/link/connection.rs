@@ -225,6 +225,7 @@ async fn run_link(hub: &Hub, peer: &Arc<Peer>, outbound: &Arc<OutboundQueue>, mu
                     break;
                 }
             }
+            // In a future of its own, so that there is no timer without a frame that waits.
             () = async { sleep(ROOM_CHECK_INTERVAL).await }, if waiting.is_some() => {
                 if let Some(frame) = waiting.take_if(|frame| peer.has_room_for(outbound, frame))
                     && peer.handle_frame(outbound, frame) == Flow::Close

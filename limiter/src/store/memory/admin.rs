@@ -43,7 +43,7 @@ pub struct CounterState {
     pub holds: Arc<OpenHolds>,
     /// What is remembered of refusals, if that is asked for.
     pub penalty: Option<PenaltyState>,
-    /// Clients with parts of the limit, if it is divided at another replica.
+    /// Clients with parts of the limit, if a replica of a cluster divides it.
     pub subscribers: Option<Arc<Subscribers>>,
 }
 

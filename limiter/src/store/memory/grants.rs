@@ -7,7 +7,10 @@ use std::time::Duration;
 use crate::{
     algorithm::{Decision, Granted, Limit, Operation, Verdict},
     descriptor::Key,
-    store::memory::{Memory, locked::LockedSlots},
+    store::{
+        memory::{Memory, locked::LockedSlots},
+        operation::charge_used,
+    },
     time::Timestamp,
 };
 
@@ -22,8 +25,8 @@ pub struct Grants<'m> {
 pub struct CounterView {
     /// Hits that would pass now if no hits were granted. 0 for a limit with a rate, whose division does not need it.
     pub free: u64,
-    /// If no hit passes beside those that are granted: the time until one does, if that is known. `None`
-    /// for a limit with a rate.
+    /// If no hit passes beside those that are granted: the time until one does, if that is known. `None` for a limit with
+    /// a rate.
     pub free_after: Option<Duration>,
     /// Hits that callers have asked for since the last turn.
     pub asked: u64,
@@ -79,10 +82,7 @@ impl LockedSlots<'_> {
         }
         let (memory, now) = (self.memory, self.now);
         self.with_held(key, |counter| {
-            counter.update(limit, memory.at(now), |limit, counter| {
-                limit.charge_at(counter, used, now, now);
-                limit.decide(counter, now, Operation::Peek)
-            })
+            counter.update(limit, memory.at(now), |limit, counter| charge_used(limit, counter, used, now))
         });
         self.record_change(key);
     }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use tollgate_limiter::{
-    divider::SubscriberReport,
+    divider::{SUBSCRIBERS_SHOWN_MAX, SubscriberReport},
     store::{CounterOperation, HoldOutcome, NotLocal, Outcome},
 };
 
@@ -12,9 +12,6 @@ use crate::cluster::{
     message::{RemoteCheck, RemoteOperation, Reply},
     node::{context::Context, slots::Slots},
 };
-
-/// The most clients with parts of a limit that are shown.
-const SHOWN_MAX: usize = 100;
 
 impl Slots {
     /// Applies a check to the counter, which is owned here. `peer` is the member that has forwarded it and may get a
@@ -43,7 +40,7 @@ impl Slots {
                     Err(missing) => return self.not_local(missing, cx),
                 };
                 if let HoldOutcome::Shown(shown) = &mut outcome.hold {
-                    let subscribers = self.dividers.subscribers(*key, SHOWN_MAX, cx.wall);
+                    let subscribers = self.dividers.subscribers(*key, SUBSCRIBERS_SHOWN_MAX, cx.wall);
                     Arc::make_mut(shown).subscribers = subscribers.map(Arc::new);
                 }
                 // Earlier refusals are no longer true.
