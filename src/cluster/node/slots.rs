@@ -449,7 +449,7 @@ impl Slots {
     }
 
     /// Whether the last known owner no longer owns the slot.
-    fn is_orphan(&self, slot: Slot, cx: &Context<'_>) -> bool {
+    pub(super) fn is_orphan(&self, slot: Slot, cx: &Context<'_>) -> bool {
         let is_lost =
             |owner: Owner| owner.member == cx.members.local_id() || cx.members.is_departed(owner.member);
         self.ownership.owner(slot).is_none_or(is_lost)

@@ -22,6 +22,11 @@ impl Node {
         self.slots.ownership.lacks_origin(slot)
     }
 
+    /// Whether this replica asks others for their copies of a slot.
+    pub(crate) fn is_recovering(&self) -> bool {
+        self.slots.recovery.is_any_open()
+    }
+
     /// Whether this replica had no memory for the last backup of the slot.
     pub(crate) fn is_backup_refused(&self, slot: Slot) -> bool {
         self.slots.backups.is_refused(slot)

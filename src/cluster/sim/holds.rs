@@ -77,12 +77,13 @@ impl Reservation {
     }
 
     /// The instants before and after which it certainly has not and has expired.
-    fn expiry(&self) -> (u64, u64) {
-        ((self.called_at + self.ttl()).saturating_sub(SLACK), self.answered_at + self.ttl() + SLACK)
+    fn expiry(&self, record: &Record) -> (u64, u64) {
+        let latest = self.answered_at + self.ttl() + SLACK + record.late_since(self.called_at);
+        ((self.called_at + self.ttl()).saturating_sub(SLACK), latest)
     }
 
-    fn can_be_settled(&self, now: u64) -> bool {
-        let (earliest, latest) = self.expiry();
+    fn can_be_settled(&self, now: u64, record: &Record) -> bool {
+        let (earliest, latest) = self.expiry(record);
         match self.state {
             HoldState::Open => now < earliest,
             HoldState::Expired => latest < now,
@@ -141,9 +142,9 @@ impl Reservations {
     }
 
     /// The number of one that can be settled at random, if there is one.
-    pub(super) fn any_to_settle(&self, now: u64, rng: &mut StdRng) -> Option<usize> {
+    pub(super) fn any_to_settle(&self, now: u64, record: &Record, rng: &mut StdRng) -> Option<usize> {
         let able: Vec<usize> =
-            (0..self.each.len()).filter(|number| self.each[*number].can_be_settled(now)).collect();
+            (0..self.each.len()).filter(|number| self.each[*number].can_be_settled(now, record)).collect();
         (!able.is_empty()).then(|| able[rng.random_range(0..able.len())])
     }
 
@@ -160,7 +161,7 @@ impl Reservations {
     /// Records that open reservations expire, certainly or perhaps, whose earliest expiry `is_due`.
     fn expire_from(&mut self, now: u64, is_due: impl Fn(u64) -> bool, is_certain: bool, record: &mut Record) {
         for hold in &mut self.each {
-            let (earliest, answered_at) = hold.expiry();
+            let (earliest, answered_at) = hold.expiry(record);
             if hold.state != HoldState::Open || !is_due(earliest) {
                 continue;
             }
@@ -205,7 +206,8 @@ impl Reservations {
         };
         let is_late = hold.state == HoldState::SettlingLate;
         hold.state = HoldState::Settled { first: answer.to_vec(), times: (called_at, now) };
-        let may_differ = hold.may_differ(&[(called_at, now)], record);
+        let (_, latest) = hold.expiry(record);
+        let may_differ = hold.may_differ(&[(called_at, now)], record) || is_late && called_at <= latest;
         let parts = hold.parts.clone().into_iter().zip(actual).zip(answer);
         for ((Part { key, limit, hits, .. }, actual), settled) in parts {
             let expected = match (is_late, hold.terms.on_expiry()) {
@@ -213,7 +215,12 @@ impl Reservations {
                 (true, OnExpiry::Charge) => SettleOutcome::Charged,
                 (true, OnExpiry::Release) => SettleOutcome::Released,
             };
-            let is_found = matches!(settled.outcome, SettleOutcome::Open | SettleOutcome::Charged);
+            // The release of a late one was recorded when it was due.
+            let is_found = match settled.outcome {
+                SettleOutcome::Open => expected != SettleOutcome::Released,
+                SettleOutcome::Charged => true,
+                SettleOutcome::Released | SettleOutcome::Unknown => false,
+            };
             let is_wrong = settled.outcome != expected || is_found && settled.reserved != hits;
             if is_wrong && !may_differ {
                 self.wrong
@@ -229,10 +236,12 @@ impl Reservations {
             let charged = if is_found { actual.saturating_sub(hits) } else { *actual };
             note(Effect::Passed(charged - settled.uncharged));
             // What an expiry gives back was recorded when it was due.
-            let returned = match settled.outcome {
-                SettleOutcome::Open | SettleOutcome::Charged => hits.saturating_sub(*actual),
-                SettleOutcome::Released | SettleOutcome::Unknown if is_late => 0,
-                SettleOutcome::Released | SettleOutcome::Unknown => hits,
+            let returned = if is_found {
+                hits.saturating_sub(*actual)
+            } else if is_late {
+                0
+            } else {
+                hits
             };
             note(Effect::Ended { returned, used: (*actual).min(hits), is_certain });
         }
@@ -261,7 +270,7 @@ impl Reservations {
     /// Records that a settlement may have taken effect, now or never, and the expiry otherwise.
     fn unsure(&self, number: usize, actual: &[u64], called_at: u64, now: u64, record: &mut Record) {
         let hold = &self.each[number];
-        let answered_at = now.max(hold.expiry().1);
+        let answered_at = now.max(hold.expiry(record).1);
         for (Part { key, hits, .. }, actual) in hold.parts.iter().zip(actual) {
             let effect = Effect::Ended { returned: *hits, used: *actual, is_certain: false };
             record.note(Entry { key: *key, effect, called_at, answered_at, degraded: true });

@@ -13,6 +13,10 @@ mod bounds;
 pub(super) const SKEW_MAX: u64 = SECOND / 25;
 /// Until a fault is noticed everywhere and the checks on their way are answered, charges may be repeated.
 const UNSURE_FOR: u64 = 2 * SECOND;
+/// Messages that are under way for longer delay what they carry: see [`Record::late_since`].
+const USUAL_DELAY_MAX: u64 = SECOND / 20;
+/// How long before a fault its effects begin: what was called then may be answered after it.
+pub(super) const UNSURE_BEFORE: u64 = SECOND;
 
 /// The faults of a script, which decide what may be lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -115,6 +119,8 @@ impl Entry {
 #[derive(Clone, Debug)]
 pub(super) struct Fault {
     pub(super) at: u64,
+    /// Refunds from then on may be lost, and charges repeated, until the fault is noticed.
+    pub(super) unsure_from: u64,
     /// What passed from then on may be forgotten, until the fault is noticed.
     pub(super) forgets: Option<(u64, u64)>,
     /// The keys of which it may be forgotten.
@@ -155,6 +161,8 @@ pub(super) struct Record {
     pub(super) has_holds: bool,
     /// Held hits of each key whose settlement is under way.
     pub(super) returning: BTreeMap<usize, u64>,
+    /// When messages arrived that were under way for long, and the longest time of those that arrived then.
+    late: BTreeMap<u64, u64>,
 }
 
 impl Default for Record {
@@ -172,6 +180,7 @@ impl Default for Record {
             is_mixed: false,
             has_holds: false,
             returning: BTreeMap::new(),
+            late: BTreeMap::new(),
         }
     }
 }
@@ -194,6 +203,20 @@ impl Record {
                 *before = until.min(*before);
             }
         }
+    }
+
+    /// A message was under way for this time until now.
+    pub(super) fn arrived_after(&mut self, time: u64, now: u64) {
+        if time > USUAL_DELAY_MAX {
+            let longest = self.late.entry(now).or_default();
+            *longest = time.max(*longest);
+        }
+    }
+
+    /// The time by which what ends after a time of its own has ended later, if it was copied with each late message since
+    /// then: copies carry ages.
+    pub(super) fn late_since(&self, from: u64) -> u64 {
+        self.late.range(from..).map(|(_, time)| time).sum()
     }
 
     /// The cut has ended.
@@ -262,9 +285,8 @@ impl Record {
 
     fn is_near_fault(&self, entry: &Entry) -> bool {
         let is_near = |fault: &Fault| {
-            let recent = fault.at.saturating_sub(SECOND);
             let forgets = fault.forgets.filter(|_| fault.keys.contains(&entry.key));
-            let from = forgets.map_or(recent, |(from, _)| from.min(recent));
+            let from = forgets.map_or(fault.unsure_from, |(from, _)| from.min(fault.unsure_from));
             entry.overlaps(from, fault.at + UNSURE_FOR)
         };
         self.faults.iter().any(is_near)

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use crate::cluster::sim::{
     Step::{
-        self, Cut, CutOneWay, Delay, Drain, Freeze, Heal, Hold, Hot, Kill, Mixed, Pass, Resume, Settle,
-        Start, Store, Thaw, Traffic,
+        self, Cut, CutOneWay, Delay, Drain, Freeze, Heal, Hold, Hot, Kill, Mixed, Pass, Resume, Rules,
+        Settle, Start, Store, Stranger, Thaw, Traffic,
     },
     record::Faults,
     scripts::play,
@@ -66,6 +66,32 @@ fn one_way_cut_leaves_one_majority() {
     let begin = [Start(4), Settle, Mixed(151), millis(248), Drain(3), millis(110), Drain(0), millis(250)];
     let cut = [Delay(23), millis(129), Settle, CutOneWay(vec![2]), millis(13_646), Heal, millis(539)];
     holds(259..260, &[&begin[..], &cut].concat(), Faults::Partition { minority: 1, members: 2 });
+}
+
+#[test]
+fn copy_of_a_recovery_is_dropped_when_the_slot_has_an_owner() {
+    let begin = [Start(2), Settle, Traffic(60), millis(500), Start(1), millis(156), Settle];
+    let cut = [CutOneWay(vec![0]), millis(1_123), Drain(2), millis(13_167), Heal, millis(254)];
+    let script = [&begin[..], &cut].concat();
+    holds(0..10, &script, Faults::Partition { minority: 1, members: 2 });
+}
+
+#[test]
+fn reservation_is_later_by_the_time_that_its_copies_were_under_way() {
+    let begin = [Start(2), Settle, Mixed(137), Hold(30), millis(370), Start(1), millis(212)];
+    let delay = [Delay(354), millis(1_390), Delay(20), Settle, millis(154), Start(1), millis(254)];
+    let freeze = [Freeze(0), millis(286), Thaw, millis(375), Drain(1), millis(102), Freeze(0), millis(814)];
+    let leave = [Thaw, millis(404), Drain(0), millis(395), Delay(72), millis(1_114), Delay(20), Settle];
+    holds(1_566..1_567, &[&begin[..], &delay, &freeze, &leave].concat(), Faults::Late);
+}
+
+#[test]
+fn refund_is_lost_in_an_older_snapshot_that_starts_first() {
+    let begin = [Start(3), Settle, Mixed(72), Stranger, millis(210), millis(299), Delay(16), millis(299)];
+    let leave = [Rules(1), millis(397), Drain(1), millis(19), millis(143), Settle, millis(1_200), Store];
+    let stop = [millis(492), Traffic(0), millis(600), Kill(2), millis(57), Drain(0), millis(90)];
+    let start = [millis(5_000), Resume(1), millis(533), Resume(1), Settle];
+    holds(1_108..1_109, &[&begin[..], &leave, &stop, &start].concat(), Faults::Crashes);
 }
 
 #[test]

@@ -23,7 +23,7 @@ use crate::cluster::{
         calls::OpenCall,
         holds::Reservations,
         keys::{self, TestKey},
-        record::{Effect, Entry, Fault, Faults, Record},
+        record::{Effect, Entry, Fault, Faults, Record, UNSURE_BEFORE},
         world::readiness::{Seen, StrangersAt},
     },
 };
@@ -184,17 +184,24 @@ struct Snapshot {
     copies: Vec<StoredSlot>,
 }
 
+/// A batch of messages on its way.
+struct Sent {
+    at: u64,
+    due: u64,
+    batch: Bytes,
+}
+
 /// One direction of a session. Messages arrive in order, once.
 #[derive(Default)]
 struct Link {
-    in_flight: VecDeque<(u64, Bytes)>,
+    in_flight: VecDeque<Sent>,
     last: u64,
 }
 
 impl Link {
     /// The next batch that has arrived by now.
-    fn next_due(&mut self, now: u64) -> Option<Bytes> {
-        self.in_flight.pop_front_if(|(due, _)| *due <= now).map(|(_, batch)| batch)
+    fn next_due(&mut self, now: u64) -> Option<Sent> {
+        self.in_flight.pop_front_if(|sent| sent.due <= now)
     }
 }
 
@@ -357,7 +364,13 @@ impl World {
     /// Records a fault that concerns all keys, and may forget what passed since then.
     fn note_fault(&mut self, forgets_since: Option<u64>) {
         let forgets = forgets_since.map(|since| (since, self.now));
-        self.record.faults.push(Fault { at: self.now, forgets, keys: (0..self.keys.len()).collect() });
+        self.note_fault_of((0..self.keys.len()).collect(), forgets);
+    }
+
+    /// Records a fault that may forget what passed of these keys in this time.
+    fn note_fault_of(&mut self, keys: BTreeSet<usize>, forgets: Option<(u64, u64)>) {
+        let unsure_from = self.now.saturating_sub(UNSURE_BEFORE);
+        self.record.faults.push(Fault { at: self.now, unsure_from, forgets, keys });
     }
 
     /// A replica's node, its time, a key that the other replica owns, and the id of that replica.

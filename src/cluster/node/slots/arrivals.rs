@@ -16,6 +16,13 @@ impl Slots {
             return;
         }
         self.ownership.learn_owner(slot, owner);
+        // A recovery that goes on would keep its copy beside the backups of the owner.
+        if !self.is_orphan(slot, cx)
+            && let Some(copy) = self.recovery.end(slot)
+            && self.backups.stored(slot).is_none_or(|stored| stored.version < copy.version)
+        {
+            self.receive_newer_copy(slot, copy, cx);
+        }
         if self.ownership.local_owner(slot).is_some_and(|local| local < owner)
             && cx.members.is_reachable(owner.member, cx.now)
             && cx.members.is_synced(owner.member)

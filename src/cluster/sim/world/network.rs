@@ -2,14 +2,13 @@
 
 use std::cmp::Ordering;
 
-use prost::bytes::Bytes;
 use rand::RngExt;
 
 use crate::cluster::{
     sim::{
         keys,
         record::NetworkCut,
-        world::{Link, MILLISECOND, NODE_SETTINGS, REGION_DELAY, World},
+        world::{Link, MILLISECOND, NODE_SETTINGS, REGION_DELAY, Sent, World},
     },
     wire,
 };
@@ -44,9 +43,9 @@ impl World {
         for (from, to, mut link) in std::mem::take(&mut self.departing_links) {
             while !self.is_cut(from, to)
                 && !self.frozen.contains_key(&to)
-                && let Some(batch) = link.next_due(self.now)
+                && let Some(sent) = link.next_due(self.now)
             {
-                self.hand_over(batch, from, to);
+                self.hand_over(sent, from, to);
             }
             if !link.in_flight.is_empty() {
                 self.departing_links.push((from, to, link));
@@ -127,14 +126,15 @@ impl World {
             }
             loop {
                 let due = |link: &mut Link| link.next_due(self.now);
-                let Some(batch) = self.links.get_mut(&(from, to)).and_then(due) else { break };
-                self.hand_over(batch, from, to);
+                let Some(sent) = self.links.get_mut(&(from, to)).and_then(due) else { break };
+                self.hand_over(sent, from, to);
             }
         }
         self.deliver_departing();
     }
 
-    fn hand_over(&mut self, batch: Bytes, from: usize, to: usize) {
+    fn hand_over(&mut self, Sent { at, batch, .. }: Sent, from: usize, to: usize) {
+        self.record.arrived_after(self.now - at, self.now);
         let (now, wall) = (self.time_of(to), self.wall_of(to));
         if let Some(process) = self.processes.get_mut(&to) {
             for message in wire::decode(&batch, wall).expect("a batch that was just encoded") {

@@ -17,8 +17,10 @@ use crate::cluster::{
     sim::{
         calls::{OpenCall, Purpose},
         keys,
-        record::{Effect, Fault, SKEW_MAX},
-        world::{CRASH_WINDOW, DELAY_MAX, MILLISECOND, NOTICE_MAX, Process, STEP, Seen, Snapshot, World},
+        record::{Effect, Fault, SKEW_MAX, UNSURE_BEFORE},
+        world::{
+            CRASH_WINDOW, DELAY_MAX, MILLISECOND, NOTICE_MAX, Process, STEP, Seen, Sent, Snapshot, World,
+        },
     },
     wire,
 };
@@ -149,7 +151,7 @@ impl World {
             }
         }
         for (since, keys) in [(recent, lost), (0, forgotten)] {
-            self.record.faults.push(Fault { at: self.now, forgets: Some((since, self.now + window)), keys });
+            self.note_fault_of(keys, Some((since, self.now + window)));
         }
         for number in killed {
             for key in 0..self.keys.len() {
@@ -157,8 +159,13 @@ impl World {
                     self.processes[&number].node.borrowed(self.keys[key].key, self.monotonic_time_of(number));
                 self.note(key, Effect::Lost(hits), self.now, false);
             }
-            if let Some(snapshot) = self.stored.1.get(&number) {
+            let (at, stored) = &self.stored;
+            if let Some(snapshot) = stored.get(&number) {
                 self.snapshots.push_back(Some(snapshot.clone()));
+                // If it starts before the others, what was given back since then still counts.
+                let unsure_from = at.saturating_sub(UNSURE_BEFORE);
+                let keys = BTreeSet::new();
+                self.record.faults.push(Fault { at: self.now, unsure_from, forgets: None, keys });
             }
             self.end(number);
         }
@@ -285,7 +292,7 @@ impl World {
             self.totals.bytes += batch.len() as u64;
             if let Some(link) = self.links.get_mut(&(number, to)) {
                 link.last = link.last.max(self.now + delay);
-                link.in_flight.push_back((link.last, batch));
+                link.in_flight.push_back(Sent { at: self.now, due: link.last, batch });
             }
         }
         let mut is_leaving = false;

@@ -12,7 +12,7 @@ use crate::cluster::{
     message::MemberState,
     sim::{
         calls::OpenCall,
-        record::{Fault, Faults},
+        record::Faults,
         world::{BEGINS_AT, BUDGET, MILLISECOND, Process, World, network::NOTICED_WITHIN},
     },
 };
@@ -33,6 +33,9 @@ impl World {
         for (number, process) in &self.processes {
             if process.node.is_isolated() {
                 return Some(format!("{number} is isolated"));
+            }
+            if process.node.is_recovering() {
+                return Some(format!("{number} still recovers a slot"));
             }
             let view = process.node.view(self.monotonic_time_of(*number));
             if view.moving > 0 {
@@ -94,8 +97,7 @@ impl World {
         let keys: BTreeSet<usize> = (0..self.keys.len()).filter(is_forgetful).collect();
         let new: BTreeSet<usize> = keys.difference(&self.forgetful).copied().collect();
         if !new.is_empty() {
-            let forgets = Some((0, self.now));
-            self.record.faults.push(Fault { at: self.now, forgets, keys: new });
+            self.note_fault_of(new, Some((0, self.now)));
         }
         self.forgetful.extend(keys);
     }

@@ -29,7 +29,7 @@ impl World {
             return;
         }
         let Some(number) = self.random_replica() else { return };
-        let to_settle = self.reservations.any_to_settle(self.now, &mut self.rng);
+        let to_settle = self.reservations.any_to_settle(self.now, &self.record, &mut self.rng);
         match to_settle.filter(|_| self.rng.random_bool(0.3)) {
             Some(hold) => {
                 self.reservations.begin_settling(hold, &mut self.record);
