@@ -150,8 +150,8 @@ fn each_operation(
 /// How the counters have settled, if all have answered.
 pub fn settled(outcomes: &[RemoteOutcome]) -> Result<SmallVec<[Settled; 2]>, RemoteHoldError> {
     answered(outcomes)?;
-    let settled = |outcome: &RemoteOutcome| match outcome.outcome.hold {
-        HoldOutcome::Settled(settled) => Ok(settled),
+    let settled = |outcome: &RemoteOutcome| match &outcome.outcome.hold {
+        HoldOutcome::Settled(settled) => Ok(**settled),
         HoldOutcome::Decided | HoldOutcome::Exhausted | HoldOutcome::Shown(_) | HoldOutcome::Ended => {
             Err(RemoteHoldError::OwnerUnreachable)
         }
