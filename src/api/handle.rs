@@ -38,6 +38,13 @@ pub struct Unfinished {
     partial: Option<Partial>,
 }
 
+impl Unfinished {
+    /// Whether [`Api::finish`] needs the metadata of the call. The plan has what it needs of them.
+    pub fn needs_metadata(&self) -> bool {
+        self.planned.is_none()
+    }
+}
+
 /// Calls that are read together and decided by the same rules at the same instant.
 #[derive(Debug)]
 pub struct Batch<'a> {
