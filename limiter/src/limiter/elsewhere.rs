@@ -14,7 +14,7 @@ use crate::{
     },
     remote::{CounterCheck, CounterChecks, RemoteOutcomes},
     resilience::Caller,
-    rules::{Match, RuleEvent},
+    rules::RuleEvent,
     store::{Check, Refusal, SingleDecision},
 };
 
@@ -115,7 +115,8 @@ impl ActiveView<'_> {
             |(index, check)| CounterCheck::of(check, applied[plan.descriptor(index)].forward_policy());
         let checks = plan.checks.iter().enumerate().map(check).collect();
         let refusal = answer::refusal(self.limiter.modes, &applied, plan.deciding());
-        Ok(self.elsewhere(checks, None, refusal, request.timeout))
+        let plain_rule = if let [only] = &*applied { only.plain_rule() } else { None };
+        Ok(self.elsewhere(checks, plain_rule, refusal, request.timeout))
     }
 
     /// Plans the only check of a request, if `error` says that its counter is elsewhere. Returns the error.
@@ -131,10 +132,10 @@ impl ActiveView<'_> {
     ) -> LimiterError {
         if let (LimiterError::Remote, Some(planned)) = (error, planned) {
             let checks = CounterChecks::from_buf([CounterCheck::of(check, applied.forward_policy())]);
-            let plain_rule = applied.matched().and_then(Match::plain_number);
             // No other check refuses the call.
             let refusal = Refusal::default();
-            *planned = Some(Box::new(self.elsewhere(checks, plain_rule, refusal, request.timeout)));
+            let planning = self.elsewhere(checks, applied.plain_rule(), refusal, request.timeout);
+            *planned = Some(Box::new(planning));
         }
         error
     }
