@@ -6,7 +6,7 @@
 use std::time::Duration;
 
 use tollgate_limiter::{
-    limiter::{ActiveView, Elsewhere},
+    limiter::{ActiveView, DecidedElsewhere, Elsewhere},
     resilience::Caller,
 };
 
@@ -14,6 +14,7 @@ use crate::api::{
     Api, Error,
     call::{Call, Method, Reply, ResetPrecision, SingleMethod},
     metrics::Uncounted,
+    rls,
     span::CallSpan,
     v1::Partial,
 };
@@ -35,6 +36,13 @@ pub struct Unfinished {
     planned: Option<Box<Elsewhere>>,
     // What is decided already of a call of `tollgate.v1`.
     partial: Option<Partial>,
+}
+
+impl Unfinished {
+    /// Whether [`Api::finish`] needs the metadata of the call. The plan has what it needs of them.
+    pub fn needs_metadata(&self) -> bool {
+        self.planned.is_none()
+    }
 }
 
 /// Calls that are read together and decided by the same rules at the same instant.
@@ -91,23 +99,30 @@ impl Api {
         }
     }
 
-    /// Continues [`Handled::Unfinished`]. The message is decoded again, because a decoded call borrows its bytes and is
-    /// large while it waits.
+    /// Continues [`Handled::Unfinished`]. If the answer needs the request, the message is decoded again, because a decoded
+    /// call borrows its bytes and is large while it waits.
     pub async fn finish(
         &self,
         call: Call<'_>,
         connection: &Caller,
         mut unfinished: Unfinished,
     ) -> Result<Reply, Error> {
-        let Some(mut planned) = unfinished.planned.take() else {
+        let Some(planned) = unfinished.planned.take() else {
             // Boxed, because it is larger.
             return Box::pin(self.finish_v1(call, connection, unfinished)).await;
         };
-        let decided = planned.decide(&self.limiter, connection).await;
-        let view = planned.into_view(&self.limiter);
-        let decided = decided.map_err(Error::from);
-        let Unfinished { span, planned, .. } = &mut unfinished;
-        let decided = decided.and_then(|decided| self.decide(call, &view, Some(&decided), span, planned));
+        let outcomes = planned.decide(&self.limiter, connection).await;
+        let view = planned.view(&self.limiter);
+        let decided = outcomes.map_err(Error::from).and_then(|outcomes| {
+            let decided = DecidedElsewhere { planned: &planned, outcomes: &outcomes };
+            if !self.needs_requests()
+                && let Some(answer) = view.answer_planned(decided)
+            {
+                return Ok(rls::reply_to_pass(&answer, call.precision));
+            }
+            let Unfinished { span, planned, .. } = &mut unfinished;
+            self.decide(call, &view, Some(decided), span, planned)
+        });
         self.metrics.answered(call.api, view.age());
         self.end(unfinished.span, decided)
     }

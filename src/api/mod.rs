@@ -151,6 +151,11 @@ impl Api {
         Self { reset_access: token.map(ResetAccess::new), ..self }
     }
 
+    /// Whether the reply to a request that passes depends on more than its answer, or something watches such requests.
+    fn needs_requests(&self) -> bool {
+        self.recorder.is_some() || self.settings.dynamic_metadata || self.headers.shows_limits()
+    }
+
     /// Shows a request and its answer to those that watch requests.
     #[inline]
     fn observe(&self, request: &Request<'_>, view: &ActiveView<'_>, answer: &Answer<'_>) {

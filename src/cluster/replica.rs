@@ -364,10 +364,9 @@ impl Replica {
             if node.hasten_tick(now) {
                 self.tick_hastened.notify_one();
             }
-            self.state.send_if_modified(|state| {
-                let now = node.state();
-                std::mem::replace(state, now) != now
-            });
+            if let Some(state) = node.new_state() {
+                self.state.send_replace(state);
+            }
             (result, node.ready_peers(), node.actions())
         };
         let mut complete = Vec::new();

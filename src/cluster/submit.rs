@@ -18,7 +18,7 @@ use crate::cluster::{
 };
 
 impl Submit for Cluster {
-    fn submit(&self, Submission { checks, mode, within, open }: Submission) -> Option<Outcomes> {
+    fn submit(&self, Submission { checks, mode, within, open }: Submission<'_>) -> Option<Outcomes> {
         let Mode::Each = mode else { return None };
         let replica = &self.0;
         let unanswered = RemoteOutcomes::from_elem(RemoteOutcome::unreachable(), checks.len());
@@ -40,7 +40,7 @@ impl Submit for Cluster {
 
     fn send(&self, checks: CounterChecks) {
         self.0.with_node(|node, now| {
-            checks.into_iter().for_each(|check| node.send(RemoteCheck::of(check), now));
+            checks.iter().for_each(|check| node.send(RemoteCheck::of(check), now));
         });
     }
 
@@ -70,8 +70,8 @@ impl Submit for Cluster {
 }
 
 impl RemoteCheck {
-    pub(super) fn of(check: CounterCheck) -> Self {
-        let CounterCheck { key, limit, operation, .. } = check;
-        Self { key, limit, operation: RemoteOperation::Counter(operation), lease_hits: 0 }
+    pub(super) fn of(CounterCheck { key, limit, operation, .. }: &CounterCheck) -> Self {
+        let operation = RemoteOperation::Counter(operation.clone());
+        Self { key: *key, limit: limit.clone(), operation, lease_hits: 0 }
     }
 }

@@ -6,31 +6,37 @@ use arc_swap::Guard;
 
 use crate::{
     limiter::{
-        ActiveView, Answer, Limiter, LimiterError, Request, answer,
-        plan::{Plan, applied_limits},
-        source::{Elsewhere, Source},
+        ActiveView, Answer, Limiter, LimiterError, Request, Status,
+        answer::{self, SingleAnswer},
+        metrics::near_limit,
+        plan::{AppliedLimit, Plan, applied_limits, role_of},
+        source::{DecidedElsewhere, Elsewhere, Source},
     },
-    remote::{CounterCheck, CounterChecks},
+    remote::{CounterCheck, CounterChecks, RemoteOutcomes},
     resilience::Caller,
-    rules::ForwardPolicy,
-    store::{Check, Refusal, RemoteDecisions},
+    rules::RuleEvent,
+    store::{Check, Refusal, SingleDecision},
 };
 
 impl Elsewhere {
     /// Asks the counters, for this connection.
     pub async fn decide(
-        &mut self,
+        &self,
         limiter: &Limiter,
         connection: &Caller,
-    ) -> Result<RemoteDecisions, LimiterError> {
+    ) -> Result<RemoteOutcomes, LimiterError> {
         let remote = limiter.remote.as_ref().ok_or(LimiterError::Remote)?;
-        let (checks, refusal) = (std::mem::take(&mut self.checks), std::mem::take(&mut self.refusal));
-        Ok(remote.decide_counters(checks, self.timeout, connection, refusal).await?)
+        Ok(remote.decide_counters(&self.checks, self.timeout, connection, &self.refusal).await?)
     }
 
     /// The view by which the request was planned.
-    pub fn into_view(self, limiter: &Limiter) -> ActiveView<'_> {
-        ActiveView { limiter, rules: Guard::from_inner(self.rules), reading: self.reading }
+    pub fn view<'l>(&self, limiter: &'l Limiter) -> ActiveView<'l> {
+        ActiveView { limiter, rules: Guard::from_inner(self.rules.clone()), reading: self.reading }
+    }
+
+    /// The time that the caller waits.
+    pub fn timeout(&self) -> Option<Duration> {
+        self.timeout
     }
 }
 
@@ -58,9 +64,27 @@ impl ActiveView<'_> {
     pub fn answer(
         &self,
         request: &Request<'_>,
-        decided: &RemoteDecisions,
+        decided: DecidedElsewhere<'_>,
     ) -> Result<Answer<'_>, LimiterError> {
         self.decide_as(request, Source::Decided(decided), Answer::from, |answer| answer)
+    }
+
+    /// The answer to a request with a single check that passes and whose rule counts under its path alone: it needs only
+    /// what was planned. To decode the request and look its rule up again takes 1,900 instructions, of 15,000 that a
+    /// forwarded call takes in addition to a local one.
+    pub fn answer_planned(&self, decided: DecidedElsewhere<'_>) -> Option<Answer<'_>> {
+        let rule = self.rules.rule(decided.planned.plain_rule?)?;
+        let (check, SingleDecision { decision, charged }, degraded) = decided.single()?;
+        if !decision.verdict.passes() {
+            return None;
+        }
+        let status = Status { degraded, ..Status::of_rule(rule) };
+        let answer = SingleAnswer::of(self.limiter.modes, role_of(rule), status, &decision);
+        if let Some(stats) = rule.stats() {
+            let near_limit = near_limit(&check, &decision, charged);
+            stats.count_plain(RuleEvent { charged, near_limit, ..RuleEvent::default() });
+        }
+        Some(answer.into())
     }
 
     /// Decides and charges `request`: here, or `elsewhere` for this connection. What [`ActiveView::decide_here`] has left
@@ -75,8 +99,9 @@ impl ActiveView<'_> {
         if self.domain_of(request)?.is_none() {
             return Ok(Answer::without_limits(request.descriptors.len()));
         }
-        let decided = self.plan_elsewhere(request)?.decide(self.limiter, connection).await?;
-        self.answer(request, &decided)
+        let planned = &self.plan_elsewhere(request)?;
+        let outcomes = &planned.decide(self.limiter, connection).await?;
+        self.answer(request, DecidedElsewhere { planned, outcomes })
     }
 }
 
@@ -90,7 +115,8 @@ impl ActiveView<'_> {
             |(index, check)| CounterCheck::of(check, applied[plan.descriptor(index)].forward_policy());
         let checks = plan.checks.iter().enumerate().map(check).collect();
         let refusal = answer::refusal(self.limiter.modes, &applied, plan.deciding());
-        Ok(self.elsewhere(checks, refusal, request.timeout))
+        let plain_rule = if let [only] = &*applied { only.plain_rule() } else { None };
+        Ok(self.elsewhere(checks, plain_rule, refusal, request.timeout))
     }
 
     /// Plans the only check of a request, if `error` says that its counter is elsewhere. Returns the error.
@@ -100,19 +126,28 @@ impl ActiveView<'_> {
         &self,
         error: LimiterError,
         check: &Check<'_>,
-        policy: ForwardPolicy,
+        applied: &AppliedLimit<'_>,
         request: &Request<'_>,
         planned: Option<&mut Option<Box<Elsewhere>>>,
     ) -> LimiterError {
         if let (LimiterError::Remote, Some(planned)) = (error, planned) {
-            let checks = CounterChecks::from_buf([CounterCheck::of(check, policy)]);
+            let checks = CounterChecks::from_buf([CounterCheck::of(check, applied.forward_policy())]);
             // No other check refuses the call.
-            *planned = Some(Box::new(self.elsewhere(checks, Refusal::default(), request.timeout)));
+            let refusal = Refusal::default();
+            let planning = self.elsewhere(checks, applied.plain_rule(), refusal, request.timeout);
+            *planned = Some(Box::new(planning));
         }
         error
     }
 
-    fn elsewhere(&self, checks: CounterChecks, refusal: Refusal, timeout: Option<Duration>) -> Elsewhere {
-        Elsewhere { rules: Arc::clone(&self.rules), reading: self.reading, checks, refusal, timeout }
+    fn elsewhere(
+        &self,
+        checks: CounterChecks,
+        plain_rule: Option<usize>,
+        refusal: Refusal,
+        timeout: Option<Duration>,
+    ) -> Elsewhere {
+        let (rules, reading) = (Arc::clone(&self.rules), self.reading);
+        Elsewhere { rules, reading, checks, plain_rule, refusal, timeout }
     }
 }

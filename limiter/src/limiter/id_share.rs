@@ -131,7 +131,7 @@ impl ReplicaShare {
                 let settle = CounterOperation::Settle { id, actual: *actual, unknown };
                 let outcome = memory.operate(key, limit, &settle, now)?;
                 if let HoldOutcome::Settled(settled) = &outcome.hold {
-                    sent.settled(std::slice::from_ref(settled));
+                    sent.settled(std::slice::from_ref(&**settled));
                 }
                 Ok(outcome)
             }

@@ -168,7 +168,7 @@ pub(super) struct CheckOutcome<'a, R> {
 }
 
 /// Of the hits charged, those beyond 80 % of the limit.
-fn near_limit<R>(check: &Check<'_>, decision: &Decision<R>, charged: u64) -> u64 {
+pub(super) fn near_limit<R>(check: &Check<'_>, decision: &Decision<R>, charged: u64) -> u64 {
     if charged == 0 || !decision.verdict.passes() {
         return 0;
     }

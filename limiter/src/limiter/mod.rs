@@ -6,7 +6,7 @@ use arc_swap::Guard;
 
 use crate::{
     algorithm::Decision,
-    remote::{Extent, Remote},
+    remote::{self, Extent, Remote},
     rules::{ActiveRules, KeyedDomain, KeyedRules},
     store::{Decisions, Memory, RemoteDecisions, SingleDecision},
     time::{Clock, Reading, Timestamp},
@@ -45,7 +45,7 @@ pub use prepared::PreparedDescriptor;
 pub use request::{Descriptor, Override, Request, RequestError, UnknownUnit};
 pub use reserve::{HeldAnswer, HoldError, SettledAnswer};
 pub use retry::Retry;
-pub use source::Elsewhere;
+pub use source::{DecidedElsewhere, Elsewhere};
 
 use metrics::CheckOutcome;
 use plan::{AppliedLimit, Plan, applied_limits};
@@ -234,17 +234,22 @@ impl ActiveView<'_> {
         if applied.has_candidate() {
             return Ok(None);
         }
-        let Some(check) = applied.check(domain, descriptor) else { return Ok(None) };
-        let (SingleDecision { decision, charged }, degraded) = match source {
-            Source::Here(planned) => match self.limiter.memory.apply_single(&check, self.now()) {
-                Ok(decided) => (decided, false),
-                Err(_) => {
-                    let error = self.not_local_error();
-                    return Err(self.planned(error, &check, applied.forward_policy(), request, planned));
+        let (check, SingleDecision { decision, charged }, degraded) = match source {
+            Source::Here(planned) => {
+                let Some(check) = applied.check(domain, descriptor) else { return Ok(None) };
+                match self.limiter.memory.apply_single(&check, self.now()) {
+                    Ok(decided) => (check, decided, false),
+                    Err(_) => {
+                        let error = self.not_local_error();
+                        return Err(self.planned(error, &check, &applied, request, planned));
+                    }
                 }
+            }
+            // By the rules of its plan it has the same check. Its key need not be hashed again.
+            Source::Decided(decided) => match decided.single() {
+                Some(decided) => decided,
+                None => return Ok(None),
             },
-            // By the rules of its plan it has one check, too.
-            Source::Decided(decided) => decided.single().ok_or(LimiterError::Remote)?,
         };
         let status = Status { degraded, ..Status::of(&applied) };
         let answer = SingleAnswer::of(self.limiter.modes, applied.role(), status, &decision);
@@ -261,12 +266,13 @@ impl ActiveView<'_> {
         &'s self,
         domain: KeyedDomain<'s>,
         request: &Request<'_>,
-        decided: Option<&RemoteDecisions>,
+        decided: Option<DecidedElsewhere<'_>>,
     ) -> Result<Answer<'s>, LimiterError> {
         let applied = applied_limits(domain, request);
         let plan = Plan::new(domain, request, &applied);
-        if let Some(RemoteDecisions { decisions, degraded }) = decided {
-            return Ok(self.counted_answer(domain, request, &applied, &plan, decisions, degraded));
+        if let Some(DecidedElsewhere { outcomes, .. }) = decided {
+            let RemoteDecisions { decisions, degraded } = remote::decisions(outcomes);
+            return Ok(self.counted_answer(domain, request, &applied, &plan, &decisions, &degraded));
         }
         let modes = self.limiter.modes;
         let refused = |decisions: &[Decision]| answer::refuses(modes, &applied, plan.deciding(), decisions);

@@ -159,6 +159,11 @@ impl<'s> AppliedLimit<'s> {
         self.rule().is_some_and(|rule| rule.candidate.is_some())
     }
 
+    /// The number of the rule, if it has no candidate and counts under its path alone.
+    pub(super) fn plain_rule(&self) -> Option<usize> {
+        self.matched().filter(|_| !self.has_candidate()).and_then(Match::plain_number)
+    }
+
     /// The settings of the rule for a counter elsewhere.
     pub(super) fn forward_policy(&self) -> ForwardPolicy {
         match self.rule() {

@@ -3,9 +3,9 @@
 use std::{sync::Arc, time::Duration};
 
 use crate::{
-    remote::CounterChecks,
+    remote::{CounterChecks, DecidedBy, RemoteOutcome, RemoteOutcomes},
     rules::KeyedRules,
-    store::{Refusal, RemoteDecisions},
+    store::{Check, Refusal, SingleDecision},
     time::Reading,
 };
 
@@ -16,8 +16,19 @@ pub struct Elsewhere {
     pub(super) rules: Arc<KeyedRules>,
     pub(super) reading: Reading,
     pub(super) checks: CounterChecks,
+    // The number of the rule of the only check, if it counts under its path alone.
+    pub(super) plain_rule: Option<usize>,
     pub(super) refusal: Refusal,
     pub(super) timeout: Option<Duration>,
+}
+
+/// A request that was decided elsewhere.
+#[derive(Clone, Copy, Debug)]
+pub struct DecidedElsewhere<'d> {
+    /// What its counters were asked.
+    pub planned: &'d Elsewhere,
+    /// What they have answered.
+    pub outcomes: &'d RemoteOutcomes,
 }
 
 /// Where the decisions of a request come from.
@@ -26,16 +37,31 @@ pub(super) enum Source<'d> {
     /// The memory of this process. If the counters are elsewhere, they may be planned.
     Here(Option<&'d mut Option<Box<Elsewhere>>>),
     /// They were made elsewhere.
-    Decided(&'d RemoteDecisions),
+    Decided(DecidedElsewhere<'d>),
 }
 
 impl<'d> Source<'d> {
     /// The decisions that were made elsewhere.
     #[inline(always)]
-    pub(super) fn decided(&self) -> Option<&'d RemoteDecisions> {
+    pub(super) fn decided(&self) -> Option<DecidedElsewhere<'d>> {
         match self {
             Self::Here(_) => None,
             Self::Decided(decided) => Some(*decided),
         }
+    }
+}
+
+impl<'d> DecidedElsewhere<'d> {
+    /// The only check of the request, its decision, and whether it was decided without the counter. `None` unless there is
+    /// exactly one check.
+    #[inline(always)]
+    pub(super) fn single(self) -> Option<(Check<'d>, SingleDecision, bool)> {
+        let ([check], [RemoteOutcome { outcome, decided_by }]) = (&*self.planned.checks, &**self.outcomes)
+        else {
+            return None;
+        };
+        let decision = outcome.decision.keep_receipt(|_| None);
+        let decided = SingleDecision { decision, charged: outcome.charged };
+        Some((check.to_check(), decided, *decided_by == DecidedBy::Degraded))
     }
 }

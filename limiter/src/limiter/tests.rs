@@ -1,4 +1,9 @@
-use std::sync::Arc;
+use std::{
+    future::ready,
+    pin::pin,
+    sync::{Arc, Mutex, MutexGuard},
+    task::{Context, Poll, Waker},
+};
 
 use proptest::prelude::*;
 
@@ -6,6 +11,11 @@ use super::*;
 use crate::{
     algorithm::Operation,
     descriptor::{Entry, Secret},
+    remote::{
+        CounterChecks, DecidedBy, LocalShare, Mode, Outcomes, RemoteOutcome, Standing, Submission, Submit,
+        lock,
+    },
+    resilience::Caller,
     rules::Rules,
     store::OnFull,
     time::{SECOND, Timestamp},
@@ -42,6 +52,82 @@ fn limiter(modes: Modes) -> Limiter {
     active_rules.set_secret(Secret::from_bytes([7; 16]));
     let memory = Memory::new(1 << 20, OnFull::Deny);
     Limiter::new(Arc::new(active_rules), Arc::new(memory), Clock::manual(NOW)).with_modes(modes)
+}
+
+/// The owner of all counters, which answers at once.
+#[derive(Debug)]
+struct Owner {
+    memory: Memory,
+    clock: Clock,
+    local_share: Mutex<LocalShare>,
+}
+
+impl Submit for Owner {
+    fn submit(&self, Submission { checks, mode, .. }: Submission<'_>) -> Option<Outcomes> {
+        let Mode::Each = mode else { return None };
+        let outcomes = checks.iter().map(|check| {
+            let outcome = self.memory.operate(check.key, &check.limit, &check.operation, self.clock.now());
+            RemoteOutcome { outcome: outcome.expect("each slot is here"), decided_by: DecidedBy::Counter }
+        });
+        Some(Box::pin(ready(outcomes.collect())))
+    }
+
+    fn send(&self, _: CounterChecks) {
+        unreachable!("no caller goes away");
+    }
+
+    fn local_share(&self) -> MutexGuard<'_, LocalShare> {
+        lock(&self.local_share)
+    }
+
+    fn standing(&self) -> Standing {
+        Standing { replicas: 2, now: self.clock.now() }
+    }
+
+    fn extent(&self) -> Extent {
+        Extent::OtherOwners
+    }
+
+    fn is_joining(&self) -> bool {
+        false
+    }
+
+    fn budget_max(&self) -> Duration {
+        Duration::from_secs(1)
+    }
+}
+
+/// A limiter of a replica that owns no counter.
+fn limiter_without_counters(modes: Modes) -> Limiter {
+    let Limiter { active_rules, clock, .. } = limiter(modes);
+    let owned = Memory::new(1 << 20, OnFull::Deny);
+    let owner = Owner { memory: owned, clock: clock.clone(), local_share: Mutex::default() };
+    let memory = Arc::new(Memory::new(1 << 20, OnFull::Deny).shared());
+    Limiter::new(active_rules, memory, clock)
+        .with_modes(modes)
+        .with_remote(Some(Remote::new(Arc::new(owner))))
+}
+
+/// What `limiter`, which owns no counter, answers, and whether the plan was enough to answer it.
+fn answer_elsewhere(limiter: &Limiter, request: &Request<'_>) -> (String, bool) {
+    let (view, mut planned) = (limiter.view(), None);
+    let error = match view.decide_or_plan(request, &mut planned) {
+        Ok(answer) => return (answer_text(answer), false),
+        Err(error) => error,
+    };
+    assert_eq!(error, LimiterError::Remote);
+    let planned = planned.expect("what the counters are asked");
+    let connection = Caller::default();
+    let deciding = pin!(planned.decide(limiter, &connection));
+    let Poll::Ready(outcomes) = deciding.poll(&mut Context::from_waker(Waker::noop())) else {
+        panic!("the owner answers at once");
+    };
+    let (outcomes, view) = (outcomes.unwrap(), planned.view(limiter));
+    let decided = DecidedElsewhere { planned: &planned, outcomes: &outcomes };
+    match view.answer_planned(decided) {
+        Some(answer) => (answer_text(answer), true),
+        None => (answer_text(view.answer(request, decided).unwrap()), false),
+    }
 }
 
 /// The answer with the status of the first descriptor only, as text.
@@ -132,5 +218,30 @@ proptest! {
         }
         prop_assert_eq!(metrics_text(&alone), metrics_text(&beside));
         prop_assert_eq!(alone.memory.stats(), beside.memory.stats());
+    }
+
+    #[test]
+    fn descriptor_is_decided_alike_here_and_elsewhere(
+        (quota, shadow) in any::<(bool, bool)>(),
+        steps in prop::collection::vec((0..KEYS.len(), "a[bc]?", any_operation(), 0..SECOND, any::<bool>()), 1..60),
+    ) {
+        let modes = Modes { quota_mode: quota, shadow_mode: shadow };
+        let [here, elsewhere] = [limiter(modes), limiter_without_counters(modes)];
+        let mut now = NOW;
+        for (key, value, operation, pass, patient) in steps {
+            now = now.plus(pass);
+            [&here, &elsewhere].into_iter().for_each(|limiter| limiter.clock.set(now));
+            let entries = [Entry { key: KEYS[key], value: &value }];
+            let descriptor = Descriptor { entries: &entries, operation, limit: None };
+            let timeout = patient.then_some(Duration::from_millis(700));
+            let request = Request::new("d", [descriptor], timeout).unwrap();
+            let (answer, is_planned) = answer_elsewhere(&elsewhere, &request);
+            prop_assert_eq!(&answer, &answer_text(here.view().decide_here(&request).unwrap()));
+            let is_plain = !["classic", "tried"].contains(&KEYS[key]);
+            prop_assert!(is_plain || !is_planned);
+            let is_fixed_pass = KEYS[key] == "fixed" && is_plain && answer.contains("passes: true");
+            prop_assert!(!is_fixed_pass || is_planned || shadow || quota);
+        }
+        prop_assert_eq!(metrics_text(&elsewhere), metrics_text(&here));
     }
 }

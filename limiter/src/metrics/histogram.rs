@@ -49,12 +49,17 @@ impl Histogram {
 
     /// Records a duration.
     pub fn record(&self, time: Duration) {
-        self.record_mean(time, 1);
+        self.add(time, time, 1);
     }
 
     /// Records `count` durations, each as the mean of their `sum`.
     pub fn record_mean(&self, sum: Duration, count: u32) {
-        let Some(mean) = sum.checked_div(count) else { return };
+        if let Some(mean) = sum.checked_div(count) {
+            self.add(mean, sum, count);
+        }
+    }
+
+    fn add(&self, mean: Duration, sum: Duration, count: u32) {
         let bucket = self.bounds.partition_point(|bound| *bound < mean);
         let shard = self.counters.shard();
         shard.add(bucket, count.into());

@@ -50,12 +50,13 @@ impl Remote {
         refusal: Refusal,
     ) -> Result<Reserved, RemoteHoldError> {
         let terms = terms.with_random_attempt();
-        let call = self.open(reserve_operations(checks, &terms), timeout, connection)?;
+        let operations = reserve_operations(checks, &terms);
+        let call = self.open(&operations, timeout, connection)?;
         let mut attempt = Attempt { submit: &*self.submit, withdrawals: withdrawals(checks, &terms) };
-        let submission = call.submission(call.checks.clone(), Mode::Reserve(refusal.clone()));
+        let submission = call.submission(&operations, Mode::Reserve(refusal.clone()));
         let (outcomes, is_one_step) = match self.submit.submit(submission) {
             Some(outcomes) => (outcomes.await, true),
-            None => (call.submit(&call.checks).await, false),
+            None => (call.submit(&operations).await, false),
         };
         let answered = answered(&outcomes);
         // In one step, nothing is held of a call that is not held as a whole.
@@ -86,8 +87,8 @@ impl Remote {
         timeout: Option<Duration>,
         connection: &Caller,
     ) -> Result<Decisions, RemoteHoldError> {
-        let call = self.open(operations, timeout, connection)?;
-        let decisions = answered(&call.submit(&call.checks).await)?;
+        let call = self.open(&operations, timeout, connection)?;
+        let decisions = answered(&call.submit(&operations).await)?;
         let charged = SmallVec::from_elem(0, decisions.len());
         Ok(Decisions::new(decisions, charged))
     }
@@ -101,8 +102,9 @@ impl Remote {
         timeout: Option<Duration>,
         connection: &Caller,
     ) -> Result<SmallVec<[Settled; 2]>, RemoteHoldError> {
-        let call = self.open(settle_operations(checks, id, unknown), timeout, connection)?;
-        settled(&call.submit(&call.checks).await)
+        let operations = settle_operations(checks, id, unknown);
+        let call = self.open(&operations, timeout, connection)?;
+        settled(&call.submit(&operations).await)
     }
 }
 
@@ -150,8 +152,8 @@ fn each_operation(
 /// How the counters have settled, if all have answered.
 pub fn settled(outcomes: &[RemoteOutcome]) -> Result<SmallVec<[Settled; 2]>, RemoteHoldError> {
     answered(outcomes)?;
-    let settled = |outcome: &RemoteOutcome| match outcome.outcome.hold {
-        HoldOutcome::Settled(settled) => Ok(settled),
+    let settled = |outcome: &RemoteOutcome| match &outcome.outcome.hold {
+        HoldOutcome::Settled(settled) => Ok(**settled),
         HoldOutcome::Decided | HoldOutcome::Exhausted | HoldOutcome::Shown(_) | HoldOutcome::Ended => {
             Err(RemoteHoldError::OwnerUnreachable)
         }

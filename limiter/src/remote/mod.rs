@@ -5,7 +5,7 @@
 //! without counters that cannot be reached.
 
 use std::{
-    sync::{Arc, Mutex, OnceLock},
+    sync::{Arc, Mutex},
     time::Duration,
 };
 
@@ -80,28 +80,30 @@ impl Remote {
         refusal: Refusal,
     ) -> Result<RemoteDecisions, Overloaded> {
         let counters = checks.iter().zip(policies).map(|(check, policy)| CounterCheck::of(check, *policy));
-        self.decide_counters(counters.collect(), timeout, connection, refusal).await
+        let counters: CounterChecks = counters.collect();
+        Ok(decisions(&self.decide_counters(&counters, timeout, connection, &refusal).await?))
     }
 
     /// The same without borrowed checks.
     pub(crate) async fn decide_counters(
         &self,
-        checks: CounterChecks,
+        checks: &[CounterCheck],
         timeout: Option<Duration>,
         connection: &Caller,
-        refusal: Refusal,
-    ) -> Result<RemoteDecisions, Overloaded> {
-        if let [check] = &*checks
+        refusal: &Refusal,
+    ) -> Result<RemoteOutcomes, Overloaded> {
+        if let [check] = checks
             && let Some(outcome) = self.submit.refuse_known(&check.to_check())
         {
-            return Ok(decisions(&[outcome]));
+            return Ok(RemoteOutcomes::from_buf([outcome]));
+        }
+        if checks.len() == 1 {
+            let (open, within) = self.open_checks(checks, timeout, connection)?;
+            return Ok(apply_each(&*self.submit, checks, within, open).await);
         }
         let call = self.open(checks, timeout, connection)?;
-        if call.checks.len() == 1 {
-            return Ok(decisions(&call.submit(&call.checks).await));
-        }
         // Boxed, so that the future of a single check stays small.
-        Box::pin(call.decide_set(refusal)).await
+        Ok(Box::pin(call.decide_set(refusal)).await)
     }
 
     /// The decisions that [`Remote::decide`] would return now, after each counter is shown. Changes nothing. The
@@ -114,8 +116,8 @@ impl Remote {
     ) -> Option<(SmallVec<[Outcome; 1]>, Option<Decisions>)> {
         let counters: CounterChecks =
             checks.iter().map(|check| CounterCheck::of(check, COUNTER_ONLY)).collect();
-        let call = self.open(counters, None, &Caller::default()).ok()?;
-        let submission = call.submission(call.checks.clone(), Mode::DryRun(refusal));
+        let call = self.open(&counters, None, &Caller::default()).ok()?;
+        let submission = call.submission(&counters, Mode::DryRun(refusal));
         if let Some(outcomes) = self.submit.submit(submission) {
             let mut shown = by_counters(outcomes.await)?;
             let (_, decided) = shown.split_at_checked(checks.len())?;
@@ -125,7 +127,7 @@ impl Remote {
             return Some((shown, Some(Decisions::new(each, charged))));
         }
         let show = |check: &CounterCheck| check.with(CounterOperation::Show);
-        let peeks = call.checks.iter().map(show).collect();
+        let peeks: CounterChecks = counters.iter().map(show).collect();
         let shown = by_counters(call.submit(&peeks).await)?;
         Some((shown, None))
     }
@@ -139,75 +141,74 @@ impl Remote {
     ) -> Option<[Outcome; N]> {
         let check = |operation| CounterCheck::by_counter(key, limit.clone(), operation);
         let checks: CounterChecks = operations.into_iter().map(check).collect();
-        let call = self.open(checks, None, &Caller::default()).ok()?;
-        let outcomes = by_counters(call.submit(&call.checks).await)?;
+        let call = self.open(&checks, None, &Caller::default()).ok()?;
+        let outcomes = by_counters(call.submit(&checks).await)?;
         outcomes.into_vec().try_into().ok()
     }
 
-    fn open(
+    /// Counts the checks as open. Also returns how long their call waits.
+    fn open_checks(
         &self,
-        checks: CounterChecks,
+        checks: &[CounterCheck],
         timeout: Option<Duration>,
         connection: &Caller,
-    ) -> Result<RemoteCall<'_>, Overloaded> {
-        let open = Arc::new(self.bounds.open(checks.len(), connection)?);
-        let budget = budget(timeout, self.submit.budget_max());
+    ) -> Result<(Arc<OpenChecks>, Duration), Overloaded> {
+        let open = self.bounds.open(checks.len(), connection)?;
+        Ok((Arc::new(open), budget(timeout, self.submit.budget_max())))
+    }
+
+    fn open<'r>(
+        &'r self,
+        checks: &'r [CounterCheck],
+        timeout: Option<Duration>,
+        connection: &Caller,
+    ) -> Result<RemoteCall<'r>, Overloaded> {
+        let (open, budget) = self.open_checks(checks, timeout, connection)?;
         let charged = Charged { submit: &*self.submit, each: Mutex::default() };
-        Ok(RemoteCall { submit: &*self.submit, checks, open, budget, started: OnceLock::new(), charged })
+        let started = (checks.len() > 1).then(Stopwatch::start);
+        Ok(RemoteCall { submit: &*self.submit, checks, open, budget, started, charged })
     }
 }
 
 /// A call whose counters are elsewhere.
 struct RemoteCall<'r> {
     submit: &'r dyn Submit,
-    checks: CounterChecks,
+    checks: &'r [CounterCheck],
     open: Arc<OpenChecks>,
     budget: Duration,
-    // Since the first submission.
-    started: OnceLock<Stopwatch>,
+    // `None` with a single check, which is submitted at once and waits once.
+    started: Option<Stopwatch>,
     charged: Charged<'r>,
 }
 
 impl RemoteCall<'_> {
-    fn submission(&self, checks: CounterChecks, mode: Mode) -> Submission {
-        let waited = self.started.get().map_or(Duration::ZERO, Stopwatch::elapsed);
-        self.started.get_or_init(Stopwatch::start);
-        let within = self.budget.saturating_sub(waited);
-        Submission { checks, mode, within, open: Some(self.open.clone()) }
+    fn submission<'c>(&self, checks: &'c [CounterCheck], mode: Mode) -> Submission<'c> {
+        Submission { checks, mode, within: self.time_left(), open: Some(self.open.clone()) }
+    }
+
+    fn time_left(&self) -> Duration {
+        let waited = self.started.as_ref().map_or(Duration::ZERO, Stopwatch::elapsed);
+        self.budget.saturating_sub(waited)
     }
 
     /// Decides the checks as one call.
-    async fn decide_set(self, refusal: Refusal) -> Result<RemoteDecisions, Overloaded> {
-        let submission = self.submission(self.checks.clone(), Mode::Call(refusal.clone()));
+    async fn decide_set(self, refusal: &Refusal) -> RemoteOutcomes {
+        let submission = self.submission(self.checks, Mode::Call(refusal.clone()));
         if let Some(outcomes) = self.submit.submit(submission) {
             let mut outcomes = outcomes.await;
-            self.decide_unreachable(&self.checks, &mut outcomes);
-            self.take_back_degraded(&mut outcomes, &refusal);
-            return Ok(decisions(&outcomes));
+            decide_unreachable(self.submit, self.checks, &mut outcomes);
+            self.take_back_degraded(&mut outcomes, refusal);
+            return outcomes;
         }
         let checks: Checks<'_> = self.checks.iter().map(CounterCheck::to_check).collect();
         let outcomes = rounds::decide(&self, &checks, |each| refusal.is_refused(each)).await;
         self.charged.finish();
-        Ok(decisions(&outcomes))
-    }
-
-    /// Applies operations one after the other.
-    async fn submit(&self, checks: &CounterChecks) -> RemoteOutcomes {
-        // Each operation changes one counter, so no store refuses this.
-        let Some(outcomes) = self.submit.submit(self.submission(checks.clone(), Mode::Each)) else {
-            return RemoteOutcomes::new();
-        };
-        let mut outcomes = outcomes.await;
-        self.decide_unreachable(checks, &mut outcomes);
         outcomes
     }
 
-    /// Decides the operations whose counters could not be reached, as their policies say.
-    fn decide_unreachable(&self, checks: &[CounterCheck], outcomes: &mut [RemoteOutcome]) {
-        if outcomes.iter().any(|outcome| outcome.decided_by == DecidedBy::Nothing) {
-            let standing = self.submit.standing();
-            self.submit.local_share().decide_unreachable(checks, outcomes, standing);
-        }
+    /// Applies operations one after the other.
+    async fn submit(&self, checks: &[CounterCheck]) -> RemoteOutcomes {
+        apply_each(self.submit, checks, self.time_left(), self.open.clone()).await
     }
 
     /// Takes back what was admitted of a refused call without its counters.
@@ -236,6 +237,31 @@ impl RemoteCall<'_> {
             }
             DecidedBy::Counter | DecidedBy::Nothing => {}
         }
+    }
+}
+
+/// Applies operations one after the other.
+async fn apply_each(
+    submit: &dyn Submit,
+    checks: &[CounterCheck],
+    within: Duration,
+    open: Arc<OpenChecks>,
+) -> RemoteOutcomes {
+    // Each operation changes one counter, so no store refuses this.
+    let Some(outcomes) = submit.submit(Submission { checks, mode: Mode::Each, within, open: Some(open) })
+    else {
+        return RemoteOutcomes::new();
+    };
+    let mut outcomes = outcomes.await;
+    decide_unreachable(submit, checks, &mut outcomes);
+    outcomes
+}
+
+/// Decides the operations whose counters could not be reached, as their policies say.
+fn decide_unreachable(submit: &dyn Submit, checks: &[CounterCheck], outcomes: &mut [RemoteOutcome]) {
+    if outcomes.iter().any(|outcome| outcome.decided_by == DecidedBy::Nothing) {
+        let standing = submit.standing();
+        submit.local_share().decide_unreachable(checks, outcomes, standing);
     }
 }
 
@@ -301,7 +327,8 @@ fn by_counters(outcomes: RemoteOutcomes) -> Option<SmallVec<[Outcome; 1]>> {
     outcomes.into_iter().map(by_counter).collect()
 }
 
-fn decisions(outcomes: &[RemoteOutcome]) -> RemoteDecisions {
+/// The decisions of these outcomes, as those of one check set.
+pub(crate) fn decisions(outcomes: &[RemoteOutcome]) -> RemoteDecisions {
     let charged = outcomes.iter().map(|outcome| outcome.outcome.charged).collect();
     RemoteDecisions {
         decisions: Decisions::new(rounds::decisions(outcomes), charged),

@@ -12,7 +12,7 @@ use crate::{
     descriptor::Key,
     remote::{
         bounds::OpenChecks,
-        check::{CounterChecks, RemoteOutcome, RemoteOutcomes},
+        check::{CounterCheck, CounterChecks, RemoteOutcome, RemoteOutcomes},
         local_share::{LocalShare, Standing},
     },
     store::{Check, Refusal},
@@ -25,7 +25,7 @@ pub const LATE_MAX: Duration = Duration::from_secs(30);
 pub trait Submit: Debug + Send + Sync {
     /// Applies operations, and returns an outcome for each: [`RemoteOutcome::unreachable`] if the counter cannot be
     /// reached in time. `None` if the counters cannot be changed in one step, as the mode demands.
-    fn submit(&self, submission: Submission) -> Option<Outcomes>;
+    fn submit(&self, submission: Submission<'_>) -> Option<Outcomes>;
 
     /// Applies operations for which nothing waits. Withdrawals are repeated until they arrive, at most for
     /// [`LATE_MAX`].
@@ -61,8 +61,8 @@ pub type Outcomes = Pin<Box<dyn Future<Output = RemoteOutcomes> + Send>>;
 
 /// Operations that are submitted together: sent at once and awaited together, so the work is linear in their number.
 #[derive(Debug)]
-pub struct Submission {
-    pub checks: CounterChecks,
+pub struct Submission<'c> {
+    pub checks: &'c [CounterCheck],
     pub mode: Mode,
     /// How long the call waits.
     pub within: Duration,

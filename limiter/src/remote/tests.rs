@@ -47,7 +47,7 @@ impl Later {
 }
 
 impl Submit for Later {
-    fn submit(&self, Submission { checks, mode, .. }: Submission) -> Option<Outcomes> {
+    fn submit(&self, Submission { checks, mode, .. }: Submission<'_>) -> Option<Outcomes> {
         let Mode::Each = mode else { return None };
         let mut outcomes = Some(checks.iter().map(|check| self.apply(check)).collect());
         let mut was_asked = false;

@@ -117,6 +117,11 @@ impl KeyedRules {
         self.rules.as_deref()
     }
 
+    /// The rule with this number among those of all domains.
+    pub fn rule(&self, number: usize) -> Option<&Rule> {
+        self.rules.as_ref()?.rule(number)
+    }
+
     /// The secret.
     pub fn secret(&self) -> &Secret {
         &self.secret
@@ -236,6 +241,13 @@ impl OpenMatch {
 
 /// `entries` are always those that the match was found for.
 impl<'r> Match<'r> {
+    /// The number of the rule among those of all domains, if it counts under its path alone.
+    pub fn plain_number(&self) -> Option<usize> {
+        let domain = self.domain.domain;
+        let is_plain = !self.rule.detailed_metric && !self.has_value_to_metric;
+        domain.rules.element_offset(self.rule).filter(|_| is_plain).map(|rule| domain.rules_before + rule)
+    }
+
     /// The key of the counter of `limit`, which is the limit of the rule.
     #[inline(always)]
     pub fn key(&self, entries: &[Entry<'_>], limit: &Limit) -> Key {

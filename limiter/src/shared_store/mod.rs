@@ -204,13 +204,13 @@ impl SharedStore {
 }
 
 impl Submit for SharedStore {
-    fn submit(&self, Submission { checks, mode, within, open }: Submission) -> Option<Outcomes> {
+    fn submit(&self, Submission { checks, mode, within, open }: Submission<'_>) -> Option<Outcomes> {
         if checks.is_empty() {
             return Some(Box::pin(async { RemoteOutcomes::new() }));
         }
         let store = self.0.clone();
         let is_one_step = store.lanes.keyspace.is_one_step(checks.iter().map(|check| check.key));
-        let part = Part::new(checks, mode, store.lanes.deadline(within), open);
+        let part = Part::new(checks.into(), mode, store.lanes.deadline(within), open);
         match part.mode {
             _ if is_one_step => Some(Box::pin(async move { store.apply(part).await })),
             remote::Mode::Each => Some(Box::pin(async move { store.apply_by_lane(part).await })),

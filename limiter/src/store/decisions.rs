@@ -46,15 +46,6 @@ pub struct Reserved {
     pub decisions: Decisions,
 }
 
-impl RemoteDecisions {
-    /// The decision on the only check, and whether it was made without the counter. `None` unless there is one.
-    pub(crate) fn single(&self) -> Option<(SingleDecision, bool)> {
-        let Decisions { each, charged } = &self.decisions;
-        let ([decision], [charged], [degraded]) = (&**each, &**charged, &*self.degraded) else { return None };
-        Some((SingleDecision { decision: decision.keep_receipt(|_| None), charged: *charged }, *degraded))
-    }
-}
-
 impl Decisions {
     /// Decisions, with the hits that each has charged.
     pub(crate) fn new(each: SmallVec<[Decision; 2]>, charged: SmallVec<[u64; 2]>) -> Self {

@@ -87,8 +87,8 @@ pub enum HoldOutcome {
     Decided,
     /// Nothing, because the counter has too many holds.
     Exhausted,
-    /// One is settled.
-    Settled(Settled),
+    /// One is settled. Boxed, because most outcomes have none.
+    Settled(Box<Settled>),
     /// Nothing: they are shown.
     Shown(Arc<Shown>),
     /// The one that was reserved is known and has ended. The decision is that of its reservation.
@@ -189,7 +189,7 @@ impl Outcome {
     pub(super) fn settled(settled: Settled) -> Self {
         let Settled { remaining, reset_after, .. } = settled;
         let decision = Decision { verdict: Verdict::Pass, remaining, reset_after, receipt: None };
-        Self { hold: HoldOutcome::Settled(settled), ..Self::of(decision, 0) }
+        Self { hold: HoldOutcome::Settled(Box::new(settled)), ..Self::of(decision, 0) }
     }
 
     /// The outcome if the counter has too many holds.

@@ -32,7 +32,7 @@ impl Settings {
         }
     }
 
-    fn shows_limits(&self) -> bool {
+    pub(in crate::api) fn shows_limits(&self) -> bool {
         self.x_ratelimit || self.ratelimit || self.ietf.is_some()
     }
 

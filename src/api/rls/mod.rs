@@ -1,13 +1,10 @@
 //! Envoy's rate limit service: from the bytes of a request to the bytes of its reply.
 
-use tollgate_limiter::{
-    limiter::{ActiveView, Elsewhere, Retry},
-    store::RemoteDecisions,
-};
+use tollgate_limiter::limiter::{ActiveView, Answer, DecidedElsewhere, Elsewhere, Retry};
 
 use crate::api::{
     Api, Error,
-    call::{Call, Reply},
+    call::{Call, Reply, ResetPrecision},
     denial_body::Body,
     proto::envoy::config::core::v3::HeaderValue,
     span::CallSpan,
@@ -32,7 +29,7 @@ impl Api {
         &self,
         call: Call<'_>,
         view: &ActiveView<'_>,
-        decided: Option<&RemoteDecisions>,
+        decided: Option<DecidedElsewhere<'_>>,
         span: &mut CallSpan,
         planned: &mut Option<Box<Elsewhere>>,
     ) -> Result<Reply, Error> {
@@ -41,7 +38,8 @@ impl Api {
         if decided.is_none() {
             span.describe(decoded.domain, || decoded.descriptor_views().count());
         }
-        let request = decoded.limiter_request(call.timeout())?;
+        let timeout = decided.map_or_else(|| call.timeout(), |decided| decided.planned.timeout());
+        let request = decoded.limiter_request(timeout)?;
         let decided = match decided {
             None => view.decide_or_plan(&request, planned),
             Some(decided) => view.answer(&request, decided),
@@ -60,6 +58,12 @@ impl Api {
         let frame = encode(answer, &headers, body, metadata.as_ref(), call.precision);
         Ok(Reply { frame, passes: Some(answer.passes), delay: answer.delay })
     }
+}
+
+/// The reply to a request that passes, without headers and metadata.
+pub(super) fn reply_to_pass(answer: &Answer<'_>, precision: ResetPrecision) -> Reply {
+    let frame = encode(answer, &[], &[], None, precision);
+    Reply { frame, passes: Some(answer.passes), delay: answer.delay }
 }
 
 /// The header that names the content type of a body.

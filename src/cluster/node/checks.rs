@@ -58,7 +58,7 @@ impl Router<'_> {
         let Reply::Decided { outcome: Outcome { decision, .. }, lease } = reply else { return };
         // The owner charges hits that it has lent, unless this replica uses or returns them.
         if let Some(lease) = lease {
-            self.receive_lease(&check, &decision, lease, sent_at);
+            self.receive_lease(&check, &decision, *lease, sent_at);
         }
         // The caller was already answered without this decision, so its charge is undone.
         if let Some(receipt) = decision.receipt
@@ -272,7 +272,7 @@ impl Router<'_> {
             }
             (Requester::Caller(ticket, _), Reply::Decided { outcome, lease }) => {
                 if let Some(lease) = lease {
-                    self.receive_lease(&open.check, &outcome.decision, lease, sent_at);
+                    self.receive_lease(&open.check, &outcome.decision, *lease, sent_at);
                 }
                 self.complete(ticket, outcome, DecidedBy::Counter);
             }

@@ -162,6 +162,11 @@ impl LeaseOwner {
         (self.memory.slot(key), key)
     }
 
+    /// Whether there are keys whose grants were all returned.
+    pub(super) fn has_returned(&self) -> bool {
+        !self.returned.is_empty()
+    }
+
     /// Takes the keys whose grants were all returned.
     pub(super) fn take_returned(&mut self) -> Vec<Key> {
         std::mem::take(&mut self.returned)

@@ -83,6 +83,8 @@ pub(crate) struct Node {
     /// The last tick that came late, because this replica was too busy or stopped. Since then it has sent and read on
     /// time.
     on_time_since: Timestamp,
+    /// The state that [`Node::new_state`] has reported.
+    reported_state: MemberState,
     members: Membership,
     joining: Joining,
     slots: Slots,
@@ -107,6 +109,7 @@ impl Node {
             tick_due: now.after(TICK),
             judged_at: now,
             on_time_since: now,
+            reported_state: MemberState::Joining,
             members: Membership::new(local_id, address, settings, memory.slots()),
             joining: Joining::new(settings.bootstrap_timeout, now),
             slots: Slots::new(local_id, memory, dividers, settings, now),
@@ -435,6 +438,12 @@ impl Node {
     /// The state of this replica.
     pub(crate) fn state(&self) -> MemberState {
         self.members.local.state
+    }
+
+    /// The state of this replica, if it has changed since the last call.
+    pub(crate) fn new_state(&mut self) -> Option<MemberState> {
+        let now = self.state();
+        (std::mem::replace(&mut self.reported_state, now) != now).then_some(now)
     }
 
     /// Whether fewer members are reachable than this replica needs to trust its counters.

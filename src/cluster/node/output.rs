@@ -62,7 +62,9 @@ pub(super) struct Output {
 /// The messages that wait for one connected peer, oldest first.
 #[derive(Debug, Default)]
 struct Queue {
-    messages: VecDeque<(WireSize, Message)>,
+    messages: VecDeque<Message>,
+    /// The size of each.
+    sizes: VecDeque<WireSize>,
     /// The encoded bytes of the slot data in them, at most.
     data_bytes: usize,
 }
@@ -90,7 +92,8 @@ impl Output {
         }
         let size = message.wire_size();
         queue.data_bytes += size.data_bytes;
-        queue.messages.push_back((size, message));
+        queue.messages.push_back(message);
+        queue.sizes.push_back(size);
         size.data_bytes
     }
 
@@ -120,7 +123,7 @@ impl Output {
     pub(super) fn take_messages(&mut self, peer: MemberId, most: usize, bytes_max: usize) -> Vec<Message> {
         let Some(queue) = self.queues.get_mut(&peer) else { return Vec::new() };
         let (mut bytes, mut count) = (0, 0);
-        for (size, _) in queue.messages.iter().take(most) {
+        for size in queue.sizes.iter().take(most) {
             bytes += size.bytes;
             if bytes > bytes_max && count > 0 {
                 break;
@@ -128,7 +131,12 @@ impl Output {
             queue.data_bytes -= size.data_bytes;
             count += 1;
         }
-        queue.messages.drain(..count).map(|(_, message)| message).collect()
+        queue.sizes.drain(..count);
+        if count < queue.messages.len() {
+            return queue.messages.drain(..count).collect();
+        }
+        // Messages are large to move. The next batch has about as many.
+        std::mem::replace(&mut queue.messages, VecDeque::with_capacity(count)).into()
     }
 }
 

@@ -185,9 +185,12 @@ impl Slots {
 
     /// Takes what parked checks may have waited for.
     pub(super) fn take_ready(&mut self) -> Option<Ready> {
+        // Asked after each check, and rarely there.
+        if self.acquired.is_empty() && !self.leases.has_returned() {
+            return None;
+        }
         let (slots, keys) = (std::mem::take(&mut self.acquired), self.leases.take_returned());
-        let is_any = !slots.is_empty() || !keys.is_empty();
-        is_any.then(|| Ready { slots, keys, slot_count: self.len() })
+        Some(Ready { slots, keys, slot_count: self.len() })
     }
 
     /// Hands off slots that belong to another member, and recovers slots without an owner that the placement assigns to

@@ -68,13 +68,17 @@ pub(crate) fn decode(batch: &[u8], now: Timestamp) -> Result<Vec<Message>, Malfo
 }
 
 /// Decodes one message; `None` if it contains something that this version does not know.
+// `inline(always)`: a message is large to move.
+#[inline(always)]
 fn message(bytes: &[u8], now: Timestamp) -> Result<Option<Message>, Malformed> {
-    let (mut message, mut rest): (Message, _) = match postcard::take_from_bytes(bytes) {
-        Ok(read) => read,
+    let mut deserializer = postcard::Deserializer::from_bytes(bytes);
+    let mut message = match Message::deserialize(&mut deserializer) {
+        Ok(message) => message,
         // The bytes are complete but name no existing value.
         Err(postcard::Error::SerdeDeCustom) => return Ok(None),
         Err(_) => return Err(Malformed),
     };
+    let mut rest = deserializer.finalize().map_err(|_| Malformed)?;
     for contents in message.contents_mut() {
         let bytes;
         (bytes, rest) = take(rest)?;

@@ -89,6 +89,9 @@ pub(super) struct PendingCalls(FuturesUnordered<Pin<Box<dyn Future<Output = Comp
 /// How a call has ended.
 type Completed = Result<(), h2::Error>;
 
+/// The reply to a call, or its error; `None` if its stream is closed.
+type Decided = Result<Reply, Option<Status>>;
+
 impl PendingCalls {
     pub(super) fn is_empty(&self) -> bool {
         self.0.is_empty()
@@ -225,8 +228,11 @@ impl Calls<'_> {
             Rest::Read(method, first) => self.read_and_decide(method, request, first, respond),
             Rest::Finish(method, framed, unfinished) => {
                 let (service, unsent) = (self.service.clone(), self.unsent.clone());
+                // Most calls that wait need no metadata any more.
+                let headers = unfinished.needs_metadata().then(|| Box::new(request.into_parts().0.headers));
                 self.push_pending(async move {
-                    decide(&service, method, &request, &framed, Some(unfinished), respond, &unsent).await
+                    let decided = finish(&service, method, headers.as_deref(), &framed, unfinished).await;
+                    send_decided(&service, decided, respond, &unsent).await
                 });
             }
             Rest::Delay(reply) => {
@@ -254,7 +260,8 @@ impl Calls<'_> {
             drop(share);
             match read {
                 Ok(framed) => {
-                    Box::pin(decide(&service, method, &request, &framed, None, respond, &unsent)).await
+                    let decided = Box::pin(decide(&service, method, request.headers(), &framed)).await;
+                    send_decided(&service, decided, respond, &unsent).await
                 }
                 Err(error) => send_error(&mut respond, error.status()),
             }
@@ -303,7 +310,8 @@ impl Calls<'_> {
         });
     }
 
-    // Not in another future, which would have twice the size.
+    // Not in another future, which would have twice the size. `inline(always)`: it is large to move.
+    #[inline(always)]
     fn push_pending(&self, call: impl Future<Output = Completed> + Send + 'static) {
         self.pending.0.push(Box::pin(call));
     }
@@ -440,30 +448,37 @@ async fn send_delayed_reply(
     }
 }
 
-/// Decides a call from its complete body, locally or elsewhere. `unfinished` is what is known of a call that was found
-/// to need another replica.
-async fn decide(
+/// Decides a call from its complete body, locally or elsewhere.
+async fn decide(service: &Services, method: Method, headers: &HeaderMap, framed: &[u8]) -> Decided {
+    let Some((api, connection)) = service.api() else { return Err(None) };
+    let message = message::unframe(framed).map_err(|error| error.status())?;
+    let (metadata, precision) = (Some(headers), api.precision());
+    let call = Call { method, message, metadata, precision, api: ApiKind::over_grpc(method) };
+    api.handle(call, connection).await.map_err(|error| Some(error.into()))
+}
+
+/// Decides the rest of a call that was found to need another replica.
+async fn finish(
     service: &Services,
     method: Method,
-    request: &Request<RecvStream>,
+    metadata: Option<&HeaderMap>,
     framed: &[u8],
-    unfinished: Option<Unfinished>,
+    unfinished: Unfinished,
+) -> Decided {
+    let Some((api, connection)) = service.api() else { return Err(None) };
+    let message = message::unframe(framed).map_err(|error| error.status())?;
+    let call =
+        Call { method, message, metadata, precision: api.precision(), api: ApiKind::over_grpc(method) };
+    api.finish(call, connection, unfinished).await.map_err(|error| Some(error.into()))
+}
+
+/// Sends the reply or the error of a call, unless its stream is closed.
+async fn send_decided(
+    service: &Services,
+    decided: Decided,
     mut respond: SendResponse<ReplyPart>,
     unsent: &Unsent,
-) -> Result<(), h2::Error> {
-    let Some((api, connection)) = service.api() else { return Ok(()) };
-    let decided = match message::unframe(framed) {
-        Ok(message) => {
-            let (metadata, precision) = (Some(request.headers()), api.precision());
-            let call = Call { method, message, metadata, precision, api: ApiKind::over_grpc(method) };
-            let decided = match unfinished {
-                Some(unfinished) => api.finish(call, connection, unfinished).await,
-                None => api.handle(call, connection).await,
-            };
-            decided.map_err(|error| Some(error.into()))
-        }
-        Err(error) => Err(error.status()),
-    };
+) -> Completed {
     match decided {
         Ok(reply) if reply.delay.is_zero() => send_reply(&mut respond, reply, unsent),
         // Boxed to keep the future of a call without delay small.

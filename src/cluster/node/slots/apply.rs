@@ -68,7 +68,7 @@ impl Slots {
         };
         let borrower = peer.filter(|_| *lease_hits > 0);
         let lease = borrower.and_then(|peer| self.leases.grant_lease(peer, check, &outcome.decision, cx));
-        Some(Reply::Decided { outcome, lease })
+        Some(Reply::Decided { outcome, lease: lease.map(Box::new) })
     }
 
     /// What follows if the memory does not decide a check of an owned slot.

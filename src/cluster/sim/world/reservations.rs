@@ -129,7 +129,7 @@ impl World {
         let now = self.time_of(number);
         if let Some(process) = self.processes.get_mut(&number) {
             let checks = withdrawals(&calls::of_store(checks), terms);
-            checks.into_iter().for_each(|check| process.node.send(RemoteCheck::of(check), now));
+            checks.into_iter().for_each(|check| process.node.send(RemoteCheck::of(&check), now));
         }
         self.act(number);
     }

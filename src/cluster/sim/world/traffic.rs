@@ -170,7 +170,7 @@ impl World {
                 let deadline = now.plus(BUDGET - (self.now - call.called_at).min(BUDGET));
                 for (number, check) in (0..).zip(checks) {
                     let (ticket, policy) = (Ticket { call: ticket, check: number }, check.policy);
-                    process.node.submit(ticket, RemoteCheck::of(check), policy, deadline, now);
+                    process.node.submit(ticket, RemoteCheck::of(&check), policy, deadline, now);
                 }
                 self.act(number);
             }

@@ -251,7 +251,7 @@ fn hold_outcome() -> impl Strategy<Value = HoldOutcome> {
         Just(HoldOutcome::Decided),
         Just(HoldOutcome::Exhausted),
         Just(HoldOutcome::Ended),
-        settled().boxed().prop_map(HoldOutcome::Settled),
+        settled().prop_map(Box::new).prop_map(HoldOutcome::Settled),
     ]
 }
 
@@ -317,7 +317,7 @@ prop_compose! {
         receipt in prop::option::of(receipt()),
         charged in number(),
         hold in hold_outcome(),
-        lease in prop::option::of(lease_reply()),
+        lease in prop::option::of(lease_reply().prop_map(Box::new)),
     ) -> Reply {
         let decision = Decision { verdict, remaining, reset_after, receipt };
         Reply::Decided { outcome: Outcome { decision, charged, hold }, lease }

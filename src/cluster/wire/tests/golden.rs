@@ -70,14 +70,14 @@ fn counter(operation: CounterOperation) -> RemoteOperation {
 
 fn reply(limit: &Limit) -> Message {
     let decision = limit.decide(&mut limit.fresh(), NOW, Operation::Charge(1));
-    let lease = Some(LeaseReply::Granted { number: 1, hits: 2, ttl: Duration::from_nanos(3) });
+    let lease = Some(Box::new(LeaseReply::Granted { number: 1, hits: 2, ttl: Duration::from_nanos(3) }));
     Message::Reply { ticket: 258, reply: Reply::Decided { outcome: Outcome::of(decision, 1), lease } }
 }
 
 fn refusal() -> Message {
     let verdict = Verdict::Refuse { retry_after: Some(Duration::from_nanos(300)) };
     let decision = Decision { verdict, remaining: 0, reset_after: Duration::from_nanos(300), receipt: None };
-    let lease = Some(LeaseReply::Refused { ttl: Duration::from_nanos(300) });
+    let lease = Some(Box::new(LeaseReply::Refused { ttl: Duration::from_nanos(300) }));
     Message::Reply { ticket: 1, reply: Reply::Decided { outcome: Outcome::of(decision, 0), lease } }
 }
 
@@ -206,13 +206,13 @@ fn encoding_of_replies_is_stable() {
     );
     pinned(refusal(), "140d0100020100ac020000ac02000000010100ac02");
     pinned(Message::Reply { ticket: 1, reply: Reply::Unreachable }, "030d0101");
-    let settled = Settled {
+    let settled = Box::new(Settled {
         outcome: SettleOutcome::Released,
         reserved: 5,
         uncharged: 1,
         remaining: 300,
         reset_after: Duration::from_nanos(3),
-    };
+    });
     let replied = |hold| {
         let outcome = Outcome { hold, ..Outcome::exhausted() };
         Message::Reply { ticket: 1, reply: Reply::Decided { outcome, lease: None } }
