@@ -1,5 +1,8 @@
-use super::{SECRET, problems, rules, sources};
-use crate::rules::{KeyedRules, OnDenied, compile};
+use super::{SECRET, keyed, problems, rules, sources};
+use crate::{
+    descriptor::Entry,
+    rules::{KeyedRules, OnDenied, compile},
+};
 
 const A: &str = "domain: d\ndescriptors: [{key: a, value: '*', rate_limit: {unlimited: true}}]\n";
 const B: &str = "domain: d\ndescriptors: [{key: a, value: 'x*', rate_limit: {unlimited: true}}]\n";
@@ -19,6 +22,31 @@ fn documents_and_files_are_merged_in_order() {
     }
     let documents = rules(&format!("{A}---\n{B}"));
     assert_eq!(documents.len(), 2);
+}
+
+#[test]
+fn number_of_a_match_names_its_rule_among_those_of_all_domains() {
+    let domain = |name: &str, keys: &[&str]| {
+        let keys: Vec<_> =
+            keys.iter().map(|key| format!("{{key: {key}, rate_limit: {{unlimited: true}}}}")).collect();
+        format!("domain: {name}\ndescriptors: [{}]\n", keys.join(", "))
+    };
+    let domains =
+        [("none", &[][..]), ("d", &["a", "b"]), ("empty", &[]), ("e", &["b", "c", "a"]), ("last", &[])];
+    let text: Vec<_> = domains.iter().map(|(name, keys)| domain(name, keys)).collect();
+    let all = keyed(&text.join("---\n"));
+    let mut numbers = Vec::new();
+    for (name, keys) in domains {
+        for key in keys {
+            let found = all.domain(name).unwrap().find(&[Entry { key, value: "x" }]).unwrap();
+            let number = found.plain_number().unwrap();
+            assert!(std::ptr::eq(all.rule(number).unwrap(), found.rule), "{name} {key}");
+            numbers.push(number);
+        }
+    }
+    numbers.sort_unstable();
+    assert_eq!(numbers, [0, 1, 2, 3, 4]);
+    assert!(all.rule(5).is_none());
 }
 
 #[test]
