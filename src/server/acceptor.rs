@@ -24,7 +24,7 @@ use tokio::{
     task::JoinSet,
     time::{sleep, timeout},
 };
-use tokio_rustls::TlsAcceptor;
+use tokio_rustls::{TlsAcceptor, server::TlsStream};
 use tracing::{debug, warn};
 
 use crate::{
@@ -35,7 +35,7 @@ use crate::{
         corked_io::{CorkedIo, IoHandle, PREFACE_BYTES},
         idle::{Activity, ConnectionTracker, TrackedConnection},
         lifecycle::wait_for_phase,
-        listen::{self, BoundListener, DetachedSocket, Listener},
+        listen::{self, BoundListener, DetachedSocket, Listener, Socket},
         stats::{ConnectionPermit, ListenerStats},
         tls,
         wake_filter::WakeFiltered,
@@ -361,32 +361,61 @@ impl ConnectionContext {
                 return debug!(listener = self.name, %error, "cannot register a connection with its worker");
             }
         };
+        match &self.certificates {
+            None => {
+                let service = self.service.for_connection(listen::peer(&socket), None, activity);
+                Box::pin(self.serve_protocol(socket, service, Alpn::Other, phases)).await;
+            }
+            Some(certificates) => {
+                Box::pin(self.handshake_tls(certificates, socket, activity, phases)).await;
+            }
+        }
+    }
+
+    async fn handshake_tls(
+        &self,
+        certificates: &Certificates,
+        socket: Socket,
+        activity: Option<Arc<Activity>>,
+        phases: watch::Receiver<Phase>,
+    ) {
         let peer = listen::peer(&socket);
-        let Some(certificates) = &self.certificates else {
-            let service = self.service.for_connection(peer, None, activity);
-            return Box::pin(self.serve_protocol(socket, service, Alpn::Other, phases)).await;
+        // A variable takes memory until its scope ends, so nothing but the next step leaves this one.
+        let serving = {
+            let accepted = Box::pin(self.accept_tls(certificates, socket, phases.clone())).await;
+            let Some(stream) = accepted else { return };
+            let session = stream.get_ref().1;
+            let name = session.peer_certificates().and_then(|chain| tls::client_name(chain.first()?));
+            let service = self.service.for_connection(peer, name, activity);
+            let is_http2 = session.alpn_protocol() == Some(b"h2");
+            let alpn = if is_http2 { Alpn::Http2 } else { Alpn::Other };
+            Box::pin(self.serve_protocol(stream, service, alpn, phases))
         };
-        let accepting = Box::pin(TlsAcceptor::from(certificates.active()).accept(socket));
+        serving.await;
+    }
+
+    /// `None` if the client does not complete the handshake in time, and if the process stops first.
+    async fn accept_tls(
+        &self,
+        certificates: &Certificates,
+        socket: Socket,
+        phases: watch::Receiver<Phase>,
+    ) -> Option<TlsStream<Socket>> {
+        let accepting = TlsAcceptor::from(certificates.active()).accept(socket);
         let result = tokio::select! {
             result = timeout(self.limits.handshake, accepting) => result,
             // No call has begun, so nothing has to finish.
-            () = wait_for_phase(phases.clone(), Phase::Stopping) => return,
+            () = wait_for_phase(phases, Phase::Stopping) => return None,
         };
         match result {
-            Ok(Ok(stream)) => {
-                let session = stream.get_ref().1;
-                let name = session.peer_certificates().and_then(|chain| tls::client_name(chain.first()?));
-                let service = self.service.for_connection(peer, name, activity);
-                let is_http2 = session.alpn_protocol() == Some(b"h2");
-                let alpn = if is_http2 { Alpn::Http2 } else { Alpn::Other };
-                Box::pin(self.serve_protocol(stream, service, alpn, phases)).await;
-            }
+            Ok(Ok(stream)) => return Some(stream),
             Ok(Err(error)) => {
                 self.stats.handshakes_failed.increase();
                 debug!(listener = self.name, %error, "TLS handshake failed");
             }
             Err(_) => self.stats.handshakes_slow.increase(),
         }
+        None
     }
 
     async fn serve_protocol<W>(

@@ -20,9 +20,9 @@ use h2::{
 };
 use tokio::{
     io::{AsyncRead, AsyncWrite},
-    sync::watch,
     time::{Sleep, sleep},
 };
+use tokio_util::sync::CancellationToken;
 
 use crate::server::{
     Budgets,
@@ -66,8 +66,8 @@ pub(super) struct Connection<W> {
     withheld: usize,
     unsent: Unsent,
     shutdown: Shutdown,
-    // Tells streams that the connection is to be closed.
-    closing: watch::Sender<bool>,
+    // Cancelled when the connection is to be closed, for its streams.
+    closing: CancellationToken,
     // Whether HTTP/2 has replies or other frames that the last pass did not write.
     has_unwritten: bool,
 }
@@ -132,7 +132,7 @@ impl<W: AsyncRead + AsyncWrite + Unpin> Connection<W> {
             withheld: 0,
             unsent: Unsent::new(budgets.replies.clone()),
             shutdown: Shutdown::NotRequested,
-            closing: watch::Sender::new(false),
+            closing: CancellationToken::new(),
             has_unwritten: false,
         }
     }
@@ -140,7 +140,7 @@ impl<W: AsyncRead + AsyncWrite + Unpin> Connection<W> {
     /// Starts a graceful shutdown: accepts no more calls and closes after the last one.
     pub(super) fn shut_down(&mut self) {
         self.shutdown = Shutdown::Requested(Box::pin(sleep(SHUTDOWN_ACK_TIMEOUT)));
-        self.closing.send_replace(true);
+        self.closing.cancel();
         match &mut self.state {
             ConnectionState::Handshake(_) => {}
             ConnectionState::Open(connection, _) => connection.graceful_shutdown(),

@@ -20,10 +20,8 @@ use futures_util::{
 };
 use h2::{Reason, RecvStream, SendStream, server::SendResponse};
 use hyper::body::Bytes;
-use tokio::{
-    sync::watch,
-    time::{Instant, Sleep, sleep_until},
-};
+use tokio::time::{Instant, Sleep, sleep_until};
+use tokio_util::sync::CancellationToken;
 use tonic::Status;
 
 use crate::{
@@ -161,13 +159,13 @@ impl Replier for QuotaStream {
 }
 
 impl<R: Replier> MessageStream<R> {
-    /// A stream for this request. `closing` becomes true when the connection is to be closed.
+    /// A stream for this request. `closing` is cancelled when the connection is to be closed.
     pub(super) fn new(
         replier: R,
         request: Request<RecvStream>,
         bytes: ConnectionBytes,
         unsent: Unsent,
-        mut closing: watch::Receiver<bool>,
+        closing: CancellationToken,
     ) -> Self {
         // An instant that cannot be represented never comes.
         let at = timeout::of(request.headers()).and_then(|timeout| Instant::now().checked_add(timeout));
@@ -179,7 +177,7 @@ impl<R: Replier> MessageStream<R> {
             unsent,
             deadline: at.map(|at| Deadline { at, sleep: Box::pin(sleep_until(at)) }),
             // An error means that the connection is gone, which ends the stream anyway.
-            closing: Box::pin(async move { closing.wait_for(|closing| *closing).await.map_or((), drop) }),
+            closing: Box::pin(closing.cancelled_owned()),
             end: None,
         }
     }

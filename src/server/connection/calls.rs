@@ -16,7 +16,8 @@ use axum::{
 use futures_util::stream::{FuturesUnordered, Stream as _, StreamExt as _};
 use h2::{Reason, RecvStream, SendStream, server::SendResponse};
 use hyper::body::{Body as _, Bytes};
-use tokio::{runtime::Handle, sync::watch};
+use tokio::runtime::Handle;
+use tokio_util::sync::CancellationToken;
 use tonic::Status;
 use tracing::debug;
 
@@ -48,7 +49,7 @@ pub(super) struct Calls<'a> {
     pub(super) pending: &'a PendingCalls,
     pub(super) requests: &'a ConnectionBytes,
     pub(super) unsent: &'a Unsent,
-    pub(super) closing: &'a watch::Sender<bool>,
+    pub(super) closing: &'a CancellationToken,
 }
 
 /// A call that HTTP/2 has accepted. A call that is decided at once stays in its place until its reply is sent, because it
@@ -271,8 +272,7 @@ impl Calls<'_> {
     /// Serves a stream of questions.
     fn serve_stream(&self, request: Request<RecvStream>, respond: SendResponse<ReplyPart>) {
         let (answers, bytes) = (Answers::new(self.service.clone()), self.requests.clone());
-        let stream =
-            MessageStream::new(answers, request, bytes, self.unsent.clone(), self.closing.subscribe());
+        let stream = MessageStream::new(answers, request, bytes, self.unsent.clone(), self.closing.clone());
         self.push_pending(stream.run(respond));
     }
 
@@ -286,7 +286,7 @@ impl Calls<'_> {
         match QuotaStream::open(quotas.clone(), self.service.peer()) {
             Ok(quotas) => {
                 let (bytes, unsent) = (self.requests.clone(), self.unsent.clone());
-                let stream = MessageStream::new(quotas, request, bytes, unsent, self.closing.subscribe());
+                let stream = MessageStream::new(quotas, request, bytes, unsent, self.closing.clone());
                 self.push_pending(stream.run(respond));
             }
             Err(error) => log_error(send_error(&mut respond, Some(error))),
