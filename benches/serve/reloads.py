@@ -1,5 +1,5 @@
 """Measures the time of reloads of many rules, and the latency of calls meanwhile; compares programs, and the two
-readers of YAML, by turns.
+readers of YAML, by turns. Another time is that of a reload beside a process that keeps the core of the server busy.
 
     python3 benches/serve/reloads.py PROGRAM...
 """
@@ -8,6 +8,7 @@ import argparse
 import os
 import pathlib
 import statistics
+import subprocess
 import sys
 import tempfile
 import threading
@@ -38,7 +39,27 @@ def load(server, binary, flags):
     return measure.bench(server, binary, *flags), measure.cpu_ns(server.pid) - before
 
 
-def measure_reloads(binary, scratch, seconds, reader="simple"):
+def reload_once(server, rule_file):
+    """Activates the rules of a file, and returns the time in seconds until they are active."""
+    before = server.generations()
+    server.replace_rules(rule_file)
+    # The rename is the last step of `replace_rules`.
+    start = time.monotonic()
+    servers.eventually("the rules are active", lambda: server.generations() > before)
+    return time.monotonic() - start
+
+
+def measure_busy_core(server, files):
+    """The time of a reload while another process takes all of the core that it leaves. The second file is active."""
+    busy = subprocess.Popen(["taskset", "-c", servers.SERVER_CORE, sys.executable, "-c", "while True: pass"])
+    try:
+        return statistics.median(reload_once(server, files[turn % 2]) for turn in range(3))
+    finally:
+        busy.kill()
+        busy.wait()
+
+
+def measure_reloads(binary, scratch, seconds, reader="simple", has_busy_core=False):
     """The time of repeated reloads of a hundred thousand rules, and the latency of calls meanwhile."""
     log_progress(f"Tollgate: reload of {RULES} rules")
     with servers.Tollgate(binary, scratch) as server:
@@ -57,12 +78,7 @@ def measure_reloads(binary, scratch, seconds, reader="simple"):
             for turn in range(1, 1_000):
                 if stop.is_set():
                     return
-                before = server.generations()
-                server.replace_rules(files[turn % 2])
-                # The rename is the last step of `replace_rules`.
-                start = time.monotonic()
-                servers.eventually("the rules are active", lambda: server.generations() > before)
-                times.append(time.monotonic() - start)
+                times.append(reload_once(server, files[turn % 2]))
 
         reloader = threading.Thread(target=reload)
         reloader.start()
@@ -76,7 +92,11 @@ def measure_reloads(binary, scratch, seconds, reader="simple"):
         p99 = [found["latency_us"]["p99"] for found in (busy, quiet)]
         log_progress(f"Tollgate: {len(times)} reloads, p99 {p99[0]:.0f} us, quiet {p99[1]:.0f} us")
         cpu = (busy_cpu - quiet_cpu) / len(times) / 1e9
-        return {"reload": statistics.median(times), "reload p99": p99[0] / p99[1], "reload CPU": cpu}
+        found = {"reload": statistics.median(times), "reload p99": p99[0] / p99[1], "reload CPU": cpu}
+        if has_busy_core:
+            next_files = files if len(times) % 2 else files[::-1]
+            found["reload busy"] = measure_busy_core(server, next_files)
+        return found
 
 
 def main():
@@ -86,19 +106,22 @@ def main():
     parser.add_argument("--seconds", type=int, default=10, help="duration of each measurement")
     arguments = parser.parse_args()
     measure.require("taskset")
-    print("| program | reader | reload (s) | CPU (s) | p99 meanwhile / quiet |\n|---|---|---:|---:|---:|")
+    print("| program | reader | reload (s) | busy core (s) | CPU (s) | p99 meanwhile / quiet |")
+    print("|---|---|---:|---:|---:|---:|")
     measured = [(program, reader) for program in arguments.program for reader in READERS]
     turns = []
     for _ in range(arguments.turns):
         for program, reader in measured:
             with tempfile.TemporaryDirectory(prefix="tollgate-reloads-") as scratch:
-                found = measure_reloads(program.resolve(), pathlib.Path(scratch), arguments.seconds, reader)
+                found = measure_reloads(
+                    program.resolve(), pathlib.Path(scratch), arguments.seconds, reader, has_busy_core=True
+                )
             turns.append(((program, reader), found))
     for program, reader in measured:
         rows = [found for of, found in turns if of == (program, reader)]
-        names = ("reload", "reload CPU", "reload p99")
-        reload, cpu, p99 = (statistics.median(row[name] for row in rows) for name in names)
-        print(f"| {program} | {reader} | {reload:.2f} | {cpu:.2f} | {p99:.1f} |")
+        names = ("reload", "reload busy", "reload CPU", "reload p99")
+        reload, busy, cpu, p99 = (statistics.median(row[name] for row in rows) for name in names)
+        print(f"| {program} | {reader} | {reload:.2f} | {busy:.1f} | {cpu:.2f} | {p99:.1f} |")
 
 
 if __name__ == "__main__":

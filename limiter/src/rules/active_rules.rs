@@ -11,7 +11,10 @@ use tokio::sync::Notify;
 
 use crate::{
     descriptor::Secret,
-    rules::{KeyedRules, Problems, RuleStatsRegistry, Rules},
+    rules::{
+        KeyedRules, Problems, RuleStatsRegistry, Rules,
+        stats_registry::{AllStats, NextStats},
+    },
     time::Timestamp,
 };
 
@@ -27,6 +30,27 @@ pub struct ActiveRules {
     #[cfg(feature = "watch")]
     replaced: Notify,
     stats: RuleStatsRegistry,
+}
+
+/// Rules that can become active at once.
+#[derive(Debug)]
+pub(super) struct PreparedRules {
+    rules: Arc<Rules>,
+    stats: NextStats,
+}
+
+/// Rules that others have replaced. Dropping many takes long.
+#[derive(Debug)]
+pub(super) struct ReplacedRules {
+    rules: Arc<KeyedRules>,
+    _stats: Arc<AllStats>,
+}
+
+impl ReplacedRules {
+    /// Whether a request still reads them.
+    pub(super) fn is_in_use(&self) -> bool {
+        Arc::strong_count(&self.rules) > 1
+    }
 }
 
 /// The outcome of the loads so far.
@@ -146,23 +170,28 @@ impl ActiveRules {
         }
     }
 
-    /// Activates `rules` of files under the active secret, and returns what they replace.
-    pub fn replace(&self, rules: Rules, now: Timestamp) -> Arc<KeyedRules> {
-        self.replace_version(rules, None, now)
+    /// Activates `rules` of files under the active secret.
+    pub fn replace(&self, rules: Rules, now: Timestamp) {
+        self.activate(self.prepare(rules), None, now);
     }
 
-    /// Activates `rules` that have a version of a control plane.
-    pub(super) fn replace_version(
+    /// Does what takes long for many rules before they become active. No other rules may become active until these do.
+    pub(super) fn prepare(&self, rules: Rules) -> PreparedRules {
+        PreparedRules { stats: self.stats.prepare(&rules), rules: Arc::new(rules) }
+    }
+
+    /// Activates prepared rules, which have the version of a control plane, and returns what they replace.
+    pub(super) fn activate(
         &self,
-        rules: Rules,
+        prepared: PreparedRules,
         version: Option<String>,
         now: Timestamp,
-    ) -> Arc<KeyedRules> {
-        self.stats.attach(&rules);
-        let rules = Arc::new(rules);
+    ) -> ReplacedRules {
+        let PreparedRules { rules, stats } = prepared;
+        let removes = version.is_some() && stats.lacks_a_rule;
+        let stats = self.stats.replace(stats);
         let previous = self.keyed.rcu(|current| current.with_rules(rules.clone()));
         self.version.fetch_add(1, Ordering::Release);
-        let removes = version.is_some() && previous.rules().is_some_and(|previous| !rules.covers(previous));
         self.update(|status| {
             status.generation += 1;
             status.removals += u64::from(removes);
@@ -173,7 +202,7 @@ impl ActiveRules {
         });
         #[cfg(feature = "watch")]
         self.replaced.notify_waiters();
-        previous
+        ReplacedRules { rules: previous, _stats: stats }
     }
 
     /// Records a failed load; the active rules stay.
@@ -254,7 +283,7 @@ mod tests {
             (&["b", "c"], 1),
             (&[], 2),
         ] {
-            active_rules.replace_version(set(keys), Some("1".to_owned()), NOW);
+            active_rules.activate(active_rules.prepare(set(keys)), Some("1".to_owned()), NOW);
             assert_eq!(active_rules.status().removals, removals, "{keys:?}");
         }
         active_rules.replace(set(&["a"]), NOW);
@@ -267,7 +296,7 @@ mod tests {
         const CHANGES: u8 = 200;
         let active_rules = ActiveRules::default();
         thread::scope(|scope| {
-            scope.spawn(|| (1..=CHANGES).for_each(|limit| drop(active_rules.replace(rules(limit), NOW))));
+            scope.spawn(|| (1..=CHANGES).for_each(|limit| active_rules.replace(rules(limit), NOW)));
             scope.spawn(|| (1..=CHANGES).for_each(|byte| active_rules.set_secret(secret(byte))));
         });
         assert!(active_rules.secret() == secret(CHANGES));

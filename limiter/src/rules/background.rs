@@ -2,10 +2,7 @@
 
 use std::{io, sync::Arc, thread, time::Duration};
 
-use tokio::{
-    sync::{mpsc, oneshot},
-    time::timeout,
-};
+use tokio::{sync::mpsc, time::timeout};
 
 /// The time that idle-priority work waits for a free core before it is started again at normal priority.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(2);
@@ -45,21 +42,8 @@ pub(super) async fn run_in_background<T: Send + 'static>(
     receiver.recv().await
 }
 
-/// Runs `work` once on a thread of its own, without a timeout. `None` if the thread cannot be started or panics.
-pub(super) async fn run_in_background_once<T: Send + 'static>(
-    priority: Priority,
-    work: impl FnOnce() -> T + Send + 'static,
-) -> Option<T> {
-    let (sender, receiver) = oneshot::channel();
-    // Fails if the watcher has ended.
-    spawn(priority, move || {
-        let _ = sender.send(work());
-    })
-    .ok()?;
-    receiver.await.ok()
-}
-
-fn spawn(priority: Priority, work: impl FnOnce() + Send + 'static) -> io::Result<()> {
+/// Runs `work` on a thread of its own, without a timeout: at idle priority only what nothing waits for.
+pub(super) fn spawn(priority: Priority, work: impl FnOnce() + Send + 'static) -> io::Result<()> {
     let work = move || {
         match priority {
             Priority::Idle => set_idle_priority(),
@@ -105,8 +89,9 @@ mod tests {
     #[tokio::test]
     async fn idle_work_runs_at_idle_policy_and_normal_work_does_not() {
         let before = policy();
-        assert_eq!(run_in_background_once(Priority::Idle, policy).await, Some(IDLE));
-        assert_eq!(run_in_background_once(Priority::Normal, policy).await, Some(before));
+        let (sender, receiver) = std::sync::mpsc::channel();
+        spawn(Priority::Idle, move || sender.send(policy()).unwrap()).unwrap();
+        assert_eq!(receiver.recv(), Ok(IDLE));
         assert_eq!(run_in_background(Priority::Normal, policy).await, Some(before));
         assert_eq!(policy(), before);
     }
@@ -129,6 +114,5 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn panic_of_background_work_returns_none() {
         assert_eq!(run_in_background(Priority::Idle, || -> () { panic!("intended") }).await, None);
-        assert_eq!(run_in_background_once(Priority::Idle, || -> () { panic!("intended") }).await, None);
     }
 }

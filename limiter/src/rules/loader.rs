@@ -6,8 +6,9 @@ use tracing::{error, info, warn};
 
 use crate::{
     rules::{
-        ActiveRules, KeyedRules, Problem, Problems, Rules,
-        background::{Priority, run_in_background, run_in_background_once},
+        ActiveRules, Problem, Problems,
+        active_rules::{PreparedRules, ReplacedRules},
+        background::{Priority, run_in_background, spawn},
         compile::compile_all,
         contents::Contents,
         overlay::Overlay,
@@ -61,16 +62,20 @@ impl Loader {
     pub(super) fn compile(
         &mut self,
         contents: Arc<Contents>,
-    ) -> impl Future<Output = Option<Result<Rules, Problems>>> + Send + use<> {
+    ) -> impl Future<Output = Option<Result<PreparedRules, Problems>>> + Send + use<> {
         self.bytes = contents.bytes();
-        let overlay = self.overlay.clone();
-        run_in_background(self.priority(), move || compile_all(&contents, overlay.as_deref()))
+        let (overlay, active_rules) = (self.overlay.clone(), self.active_rules.clone());
+        let compile = move || {
+            let compiled = compile_all(&contents, overlay.as_deref());
+            compiled.map(|rules| active_rules.prepare(rules))
+        };
+        run_in_background(self.priority(), compile)
     }
 
     /// Activates compiled rules, or records their problems. `None` as for [`Loader::load`].
     pub(super) async fn activate(
         &mut self,
-        compiled: Result<Rules, Problems>,
+        compiled: Result<PreparedRules, Problems>,
         version: Option<&str>,
     ) -> Option<Result<(), Arc<Problems>>> {
         let recovered = self.active_rules.status().last_error.is_some();
@@ -82,13 +87,11 @@ impl Loader {
                 return Some(Err(problems));
             }
         };
-        let (priority, active_rules) = (self.priority(), self.active_rules.clone());
         let (now, version) = (self.clock.now(), version.map(str::to_owned));
-        let previous =
-            run_in_background_once(priority, move || active_rules.replace_version(rules, version, now))
-                .await?;
+        let replaced = self.active_rules.activate(rules, version, now);
         self.log_loaded(recovered);
-        run_in_background_once(priority, move || drop_when_unused(previous)).await;
+        // No load waits for it. If the thread cannot be started, the rules are dropped here.
+        let _ = spawn(self.priority(), move || drop_when_unused(replaced));
         Some(Ok(()))
     }
 
@@ -143,9 +146,9 @@ impl Loader {
 
 /// Drops replaced rules after the last request has released them. Dropping many rules takes a while; otherwise the
 /// last request to read them would pay for it.
-fn drop_when_unused(rules: Arc<KeyedRules>) {
+fn drop_when_unused(rules: ReplacedRules) {
     for _ in 0..DROP_TRIES_MAX {
-        if Arc::strong_count(&rules) == 1 {
+        if !rules.is_in_use() {
             break;
         }
         std::thread::sleep(DROP_PAUSE);
@@ -160,13 +163,16 @@ fn listed<'p>(problems: impl Iterator<Item = &'p Problem>) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::descriptor::Secret;
+    use crate::{rules::Rules, time::Timestamp};
 
     #[test]
     fn replaced_rules_are_dropped_after_their_last_reader() {
-        let rules = Arc::new(KeyedRules::new(None, Secret::random()));
-        let (reader, left) = (rules.clone(), Arc::downgrade(&rules));
-        let dropping = std::thread::spawn(move || drop_when_unused(rules));
+        let active_rules = ActiveRules::default();
+        let reader = active_rules.current().clone();
+        let left = Arc::downgrade(&reader);
+        let next = active_rules.prepare(Rules::parse("next", "domain: d\n").unwrap());
+        let replaced = active_rules.activate(next, None, Timestamp::EPOCH);
+        let dropping = std::thread::spawn(move || drop_when_unused(replaced));
         assert!(!dropping.is_finished(), "waits for the reader");
         drop(reader);
         dropping.join().unwrap();

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use rustc_hash::{FxHashMap, FxHashSet};
+use rustc_hash::FxHashMap;
 
 use crate::{
     algorithm::Limit,
@@ -61,16 +61,6 @@ impl Rules {
     /// Whether no domain has a rule.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
-    }
-
-    /// Whether each rule of `others` has a rule here with the same path.
-    pub(super) fn covers(&self, others: &Self) -> bool {
-        let here: FxHashSet<&str> = self.paths().collect();
-        others.paths().all(|path| here.contains(path))
-    }
-
-    fn paths(&self) -> impl Iterator<Item = &str> {
-        self.domains.iter().flat_map(Domain::rules).map(|rule| &*rule.path)
     }
 
     /// The number of rules that are without what the overlay has for them, because it does not fit.

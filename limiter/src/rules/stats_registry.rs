@@ -19,8 +19,16 @@ pub struct RuleStatsRegistry {
 }
 
 /// By domain, then by rule path.
-type AllStats = FxHashMap<Arc<str>, DomainStats>;
+pub(super) type AllStats = FxHashMap<Arc<str>, DomainStats>;
 type DomainStats = FxHashMap<Arc<str>, Arc<RuleStats>>;
+
+/// The stats of rules that are not active yet.
+#[derive(Debug)]
+pub(super) struct NextStats {
+    all: Arc<AllStats>,
+    /// Whether an active rule is not among the rules.
+    pub(super) lacks_a_rule: bool,
+}
 
 /// The labels of one series.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -43,41 +51,37 @@ impl RuleStatsRegistry {
         Self { names_max, rules: ArcSwap::default() }
     }
 
-    /// Attaches stats to each rule: those of the previous rule with the same path, or new ones. Stats of removed
-    /// rules are dropped. Must not run concurrently with itself.
-    pub(crate) fn attach(&self, rules: &Rules) {
+    /// The stats of `rules` while they are active: those of the active rule with the same path, or new ones. This takes
+    /// long for many rules, so the registry keeps the stats of the active rules until [`RuleStatsRegistry::replace`].
+    pub(super) fn prepare(&self, rules: &Rules) -> NextStats {
         let before = self.rules.load_full();
-        let mut all = AllStats::default();
+        let (mut all, mut kept) = (AllStats::default(), 0);
         for domain in rules.domains() {
             let before = before.get_key_value(&*domain.name);
             let name = before.map_or_else(|| domain.name.as_str().into(), |(name, _)| name.clone());
             let mut after = DomainStats::with_capacity_and_hasher(domain.rules().len(), FxBuildHasher);
             for rule in domain.rules() {
-                let stats = self.reuse_or_create(&rule.path, before.map(|(_, before)| before), &mut after);
+                let stats = after.get(&*rule.path).cloned().unwrap_or_else(|| {
+                    let known = before.and_then(|(_, before)| before.get_key_value(&*rule.path));
+                    kept += usize::from(known.is_some());
+                    let known = known.map(|(path, stats)| (path.clone(), stats.clone()));
+                    let fresh = || (rule.path.as_str().into(), Arc::new(RuleStats::new(self.names_max)));
+                    let (path, stats) = known.unwrap_or_else(fresh);
+                    after.insert(path, stats.clone());
+                    stats
+                });
                 // Fails for rules that were active before: they keep their stats.
                 let _ = rule.stats.0.set(stats);
             }
             all.insert(name, after);
         }
-        self.rules.store(Arc::new(all));
+        let lacks_a_rule = kept < before.values().map(DomainStats::len).sum();
+        NextStats { all: Arc::new(all), lacks_a_rule }
     }
 
-    /// The stats of the rule with this path, which are added to `after`.
-    fn reuse_or_create(
-        &self,
-        path: &str,
-        before: Option<&DomainStats>,
-        after: &mut DomainStats,
-    ) -> Arc<RuleStats> {
-        if let Some(stats) = after.get(path) {
-            return stats.clone();
-        }
-        let known = before.and_then(|before| before.get_key_value(path));
-        let known = known.map(|(path, stats)| (path.clone(), stats.clone()));
-        let fresh = || (path.into(), Arc::new(RuleStats::new(self.names_max)));
-        let (path, stats) = known.unwrap_or_else(fresh);
-        after.insert(path, stats.clone());
-        stats
+    /// Makes `next` the stats of the active rules, and returns the previous ones.
+    pub(super) fn replace(&self, next: NextStats) -> Arc<AllStats> {
+        self.rules.swap(next.all)
     }
 
     /// All series in order; series with equal labels are merged.
@@ -130,6 +134,10 @@ mod tests {
         Rules::parse("test", &format!("domain: d\ndescriptors:\n{}", each.collect::<String>())).unwrap()
     }
 
+    fn attach(stats: &RuleStatsRegistry, rules: &Rules) {
+        stats.replace(stats.prepare(rules));
+    }
+
     fn count(rules: &Rules, key: usize, name: Cow<'_, str>) {
         let rule = rules.domain("d").unwrap().rules().nth(key).unwrap();
         rule.stats.get().unwrap().count(name, PASSED);
@@ -143,19 +151,19 @@ mod tests {
     fn reload_keeps_stats_of_remaining_rules_and_drops_others() {
         let stats = RuleStatsRegistry::default();
         let (one, two, three) = (rules(&["a", "b"]), rules(&["c", "b"]), rules(&["a", "b"]));
-        stats.attach(&one);
+        attach(&stats, &one);
         [0, 1].into_iter().for_each(|key| count(&one, key, "".into()));
-        stats.attach(&two);
+        attach(&stats, &two);
         count(&two, 1, "".into());
         assert_eq!(hits(&stats), [("d.b".to_owned(), 2), ("d.c".to_owned(), 0)]);
-        stats.attach(&three);
+        attach(&stats, &three);
         assert_eq!(hits(&stats), [("d.a".to_owned(), 0), ("d.b".to_owned(), 2)]);
     }
 
     #[test]
     fn names_beyond_the_cap_are_counted_as_other() {
         let (stats, rules) = (RuleStatsRegistry::new(10), rules(&["a"]));
-        stats.attach(&rules);
+        attach(&stats, &rules);
         for value in 0..1_000_000 {
             count(&rules, 0, Cow::Owned(format!("d.a_{value}")));
         }
@@ -170,7 +178,7 @@ mod tests {
     #[test]
     fn name_beyond_the_length_bound_is_counted_as_other() {
         let (stats, rules) = (RuleStatsRegistry::new(10), rules(&["a"]));
-        stats.attach(&rules);
+        attach(&stats, &rules);
         count(&rules, 0, Cow::Owned("x".repeat(NAME_MAX + 1)));
         assert!(hits(&stats).contains(&("d.a:other".to_owned(), 1)));
     }
@@ -178,7 +186,7 @@ mod tests {
     #[test]
     fn equal_names_are_merged_into_one_series() {
         let (stats, rules) = (RuleStatsRegistry::new(10), rules(&["a", "a_b"]));
-        stats.attach(&rules);
+        attach(&stats, &rules);
         count(&rules, 0, Cow::Owned("d.a_b_c".to_owned()));
         count(&rules, 1, Cow::Owned("d.a_b_c".to_owned()));
         let expected = [("d.a", 0), ("d.a_b", 0), ("d.a_b_c", 2)];

@@ -8,7 +8,8 @@ use tracing::warn;
 use crate::{
     file_watch::{Comparison, FileWatch, WatchedFiles},
     rules::{
-        ActiveRules, Problems, Rules,
+        ActiveRules, Problems,
+        active_rules::PreparedRules,
         background::run_in_background,
         contents::Contents,
         loader::Loader,
@@ -41,7 +42,7 @@ struct RuleFiles {
 #[derive(Debug)]
 struct Ahead {
     contents: Arc<Contents>,
-    compiled: JoinHandle<Option<Result<Rules, Problems>>>,
+    compiled: JoinHandle<Option<Result<PreparedRules, Problems>>>,
 }
 
 impl Watcher {
