@@ -394,7 +394,7 @@ impl ConnectionContext {
         serving.await;
     }
 
-    /// `None` if the client does not complete the handshake in time, and if the process stops first.
+    /// `None` if the handshake fails or takes too long, and if the process stops before its end.
     async fn accept_tls(
         &self,
         certificates: &Certificates,

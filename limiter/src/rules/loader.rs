@@ -55,7 +55,7 @@ impl Loader {
         version: Option<&str>,
     ) -> Option<Result<(), Arc<Problems>>> {
         let compiled = self.compile(contents.clone()).await?;
-        self.activate(compiled, version).await
+        Some(self.activate(compiled, version))
     }
 
     /// Compiles `contents`. `None` as for [`Loader::load`].
@@ -72,19 +72,19 @@ impl Loader {
         run_in_background(self.priority(), compile)
     }
 
-    /// Activates compiled rules, or records their problems. `None` as for [`Loader::load`].
-    pub(super) async fn activate(
-        &mut self,
+    /// Activates compiled rules, or records their problems.
+    pub(super) fn activate(
+        &self,
         compiled: Result<PreparedRules, Problems>,
         version: Option<&str>,
-    ) -> Option<Result<(), Arc<Problems>>> {
+    ) -> Result<(), Arc<Problems>> {
         let recovered = self.active_rules.status().last_error.is_some();
         let rules = match compiled {
             Ok(rules) => rules,
             Err(problems) => {
                 let problems = Arc::new(problems);
                 self.reject(problems.clone());
-                return Some(Err(problems));
+                return Err(problems);
             }
         };
         let (now, version) = (self.clock.now(), version.map(str::to_owned));
@@ -92,7 +92,7 @@ impl Loader {
         self.log_loaded(recovered);
         // No load waits for it. If the thread cannot be started, the rules are dropped here.
         let _ = spawn(self.priority(), move || drop_when_unused(replaced));
-        Some(Ok(()))
+        Ok(())
     }
 
     /// The contents are those of the active rules again.

@@ -101,7 +101,7 @@ impl WatchedFiles for RuleFiles {
             Some(ahead) => ahead.compiled.await.ok()?,
             None => self.loader.compile(contents).await,
         };
-        self.loader.activate(compiled?, None).await
+        Some(self.loader.activate(compiled?, None))
     }
 
     // The loader has reported the problems.
