@@ -3,7 +3,12 @@
 use std::time::Duration;
 
 use serde_json::json;
-use tokio::{sync::mpsc, time::timeout};
+use tokio::{
+    io::copy_bidirectional,
+    net::{TcpListener, TcpStream},
+    sync::mpsc,
+    time::timeout,
+};
 use tokio_stream::wrappers::ReceiverStream;
 use tollgate::api::proto::envoy::{
     service::{
@@ -17,7 +22,10 @@ use tollgate::api::proto::envoy::{
     },
     r#type::v3::rate_limit_strategy::Strategy,
 };
-use tonic::{Code, Status, Streaming};
+use tonic::{
+    Code, Status, Streaming,
+    transport::{Channel, Endpoint},
+};
 
 use crate::{
     admin::ok_json,
@@ -41,8 +49,13 @@ struct Client {
 impl Client {
     /// A client of one bucket, which it has reported.
     async fn open(service: &Service, key: &'static str) -> Result<Self, Status> {
+        Self::over(service.channel().await, key).await
+    }
+
+    /// The same over this connection.
+    async fn over(channel: Channel, key: &'static str) -> Result<Self, Status> {
         let (reports, sent) = mpsc::channel(4);
-        let mut client = RateLimitQuotaServiceClient::new(service.channel().await);
+        let mut client = RateLimitQuotaServiceClient::new(channel);
         let opened = client.stream_rate_limit_quotas(ReceiverStream::new(sent)).await?;
         let client = Self { reports, responses: opened.into_inner(), key };
         client.report(0, 1).await;
@@ -188,6 +201,30 @@ async fn stream_ends_when_the_server_stops() {
     service.shutdown.send(()).await.unwrap();
     assert_eq!(client.next().await.unwrap_err().code(), Code::Unavailable);
     timeout(TIMEOUT, service.task).await.unwrap().unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn stream_ends_when_its_connection_breaks() {
+    if !is_store_in_memory() {
+        return;
+    }
+    let service = service().await;
+    let relay = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let grpc = service.addresses.grpc.to_string();
+    let endpoint = Endpoint::from_shared(format!("http://{}", relay.local_addr().unwrap())).unwrap();
+    let relaying = tokio::spawn(async move {
+        let (mut client, _) = relay.accept().await.unwrap();
+        let mut server = TcpStream::connect(grpc).await.unwrap();
+        copy_bidirectional(&mut client, &mut server).await
+    });
+    let mut client = Client::over(endpoint.connect().await.unwrap(), "rate").await.unwrap();
+    client.bucket().await;
+    relaying.abort();
+    until(async || {
+        let (_, page) = http(service.addresses.metrics, "GET", "/metrics", "").await.unwrap();
+        page.lines().any(|line| line == "tollgate_rlqs_streams 0").then_some(())
+    })
+    .await;
 }
 
 #[tokio::test]

@@ -161,6 +161,18 @@ mod tests {
     }
 
     #[test]
+    fn hits_before_prepared_rules_are_active_are_kept() {
+        let stats = RuleStatsRegistry::default();
+        let (one, two) = (rules(&["a", "b"]), rules(&["c", "b"]));
+        attach(&stats, &one);
+        let next = stats.prepare(&two);
+        count(&one, 1, "".into());
+        assert_eq!(hits(&stats), [("d.a".to_owned(), 0), ("d.b".to_owned(), 1)]);
+        stats.replace(next);
+        assert_eq!(hits(&stats), [("d.b".to_owned(), 1), ("d.c".to_owned(), 0)]);
+    }
+
+    #[test]
     fn names_beyond_the_cap_are_counted_as_other() {
         let (stats, rules) = (RuleStatsRegistry::new(10), rules(&["a"]));
         attach(&stats, &rules);

@@ -223,3 +223,13 @@ fn connection_ages_have_jitter_of_a_fifth() {
         assert_eq!(jittered(age, random).as_secs_f64().round(), f64::from(expected));
     }
 }
+
+/// The size of what a function returns.
+fn returned_bytes<A, B, C, D, E, R>(_: impl Fn(A, B, C, D, E) -> R) -> usize {
+    size_of::<R>()
+}
+
+#[test]
+fn task_of_a_connection_has_no_room_for_a_tls_session() {
+    assert!(returned_bytes(ConnectionContext::handle) < size_of::<TlsStream<Socket>>());
+}
