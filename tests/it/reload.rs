@@ -336,5 +336,5 @@ async fn value_that_looks_like_boolean_is_text() {
     let rules = manual.active_rules.current();
     let path =
         rules.rules().unwrap().domains().flat_map(|domain| domain.rules()).next().unwrap().path.clone();
-    assert_eq!(path, "shop.a_true");
+    assert_eq!(&*path, "shop.a_true");
 }

@@ -99,7 +99,7 @@ impl<'s> Status<'s> {
 
     /// The name of the rule, or its path if it has none; `override` without a rule.
     pub fn name(&self) -> &'s str {
-        self.rule.map_or("override", |rule| rule.name.as_deref().unwrap_or(&rule.path))
+        self.rule.map_or("override", |rule| rule.name())
     }
 
     /// Whether clients are not told of the limit.

@@ -280,11 +280,14 @@ fn predict_one(check: &Check<'_>, peek: &Decision) -> Decision {
 
 /// The rules of the request that replace the given one.
 fn replacing<'s>(found: &AppliedLimit<'s>, all: &[AppliedLimit<'s>]) -> Vec<&'s Rule> {
-    let Some(name) = found.rule().and_then(|rule| rule.name.as_ref()) else {
+    let Some(name) = found.rule().and_then(|rule| rule.options().name.as_ref()) else {
         return Vec::new();
     };
-    let mut by: Vec<&'s Rule> =
-        all.iter().filter_map(AppliedLimit::rule).filter(|rule| rule.replaces.contains(name)).collect();
+    let mut by: Vec<&'s Rule> = all
+        .iter()
+        .filter_map(AppliedLimit::rule)
+        .filter(|rule| rule.options().replaces.contains(name))
+        .collect();
     by.dedup_by(|one, other| std::ptr::eq(*one, *other));
     by
 }

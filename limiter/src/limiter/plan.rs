@@ -42,7 +42,7 @@ impl<'s> CurrentLimit<'s> {
 
     pub(super) fn of(rule: &'s Rule) -> Self {
         let DisplayedLimit { requests_per_unit, unit } = rule.displayed_limit;
-        Self { name: rule.name.as_deref(), requests_per_unit, unit }
+        Self { name: rule.options().name.as_deref(), requests_per_unit, unit }
     }
 }
 
@@ -105,14 +105,14 @@ pub(super) fn drop_replaced(applied: &mut [AppliedLimit<'_>]) {
     let mut replaced: SmallVec<[&str; 4]> = applied
         .iter()
         .filter_map(AppliedLimit::rule)
-        .flat_map(|rule| rule.replaces.iter().map(String::as_str))
+        .flat_map(|rule| rule.options().replaces.iter().map(String::as_str))
         .collect();
     if !replaced.is_empty() {
         // Sorted, because a request may have many descriptors that name each other.
         replaced.sort_unstable();
         replaced.dedup();
         for each in applied.iter_mut() {
-            let name = each.rule().and_then(|rule| rule.name.as_deref());
+            let name = each.rule().and_then(|rule| rule.options().name.as_deref());
             if name.is_some_and(|name| replaced.binary_search(&name).is_ok()) {
                 *each = AppliedLimit::Nothing;
             }
@@ -156,7 +156,7 @@ impl<'s> AppliedLimit<'s> {
 
     /// Whether the rule has a candidate, and so a second check.
     pub(super) fn has_candidate(&self) -> bool {
-        self.rule().is_some_and(|rule| rule.candidate.is_some())
+        self.rule().is_some_and(|rule| rule.options().candidate.is_some())
     }
 
     /// The number of the rule, if it has no candidate and counts under its path alone.
@@ -207,7 +207,7 @@ impl<'s> AppliedLimit<'s> {
         charging: Charging,
     ) -> Option<Check<'s>> {
         let matched = self.matched()?;
-        let candidate = matched.rule.candidate.as_ref()?;
+        let candidate = matched.rule.options().candidate.as_ref()?;
         let key = matched.candidate_key(descriptor.entries, candidate);
         let on_refusal = on_refusal(&domain, candidate, charging);
         Some(Check { key, limit: candidate, operation: descriptor.operation, on_refusal })

@@ -1,6 +1,6 @@
 //! Compiles rules to [`Rules`] and reports every problem in them.
 
-use std::{mem, sync::Arc};
+use std::sync::Arc;
 
 use rustc_hash::{FxHashMap, FxHashSet};
 
@@ -8,7 +8,7 @@ use crate::{
     algorithm::Limit,
     printable::escaped,
     rules::{
-        Allowance, DESCRIPTORS_MAX, GroupedKey, Problem, Problems, Rule, Rules, Source, Trial,
+        Allowance, DESCRIPTORS_MAX, GroupedKey, Problem, Problems, Rule, RuleOptions, Rules, Source, Trial,
         contents::{Contents, hash_of},
         diagnostics::{Diagnostics, Location, Origin},
         domain_draft::DomainDraft,
@@ -246,9 +246,12 @@ impl DocumentCompiler<'_> {
         let mut here = Parent { path, groups: parent.groups.clone(), shared, matching };
         let rule = draft.rate_limit.take().and_then(|limit| self.rule(limit, &mut draft, &here));
         here.groups.extend(draft.grouped_key());
-        let mut children = before.map(|node| mem::take(&mut node.children)).unwrap_or_default();
-        children.reserve(draft.descriptors.len().min(DESCRIPTORS_MAX));
-        draft.descriptors.iter().for_each(|child| self.read(child, &mut children, &here));
+        let mut children = before.and_then(|node| node.children.take());
+        if !draft.descriptors.is_empty() {
+            let children = children.get_or_insert_with(|| Box::new(Level::new()));
+            children.reserve(draft.descriptors.len().min(DESCRIPTORS_MAX));
+            draft.descriptors.iter().for_each(|child| self.read(child, children, &here));
+        }
         let Some(key) = draft.key else { return };
         let group = draft.group.map(|group| group.value);
         if let Some(before) = level.get_mut(&composite) {
@@ -378,27 +381,29 @@ impl DocumentCompiler<'_> {
         let set = |boolean: &Option<Located<bool>>| boolean.as_ref().is_some_and(|boolean| boolean.value);
         let lease = limit.boolean("lease").is_none_or(|lease| lease.value);
         let is_hidden = limit.boolean("headers").is_some_and(|shown| !shown.value);
-        let quota_unit = limit.text("quota_unit").map(|unit| unit.value.clone());
-        self.rules.push(Rule {
-            path: here.path.clone(),
+        let options = RuleOptions {
             name: limit.name().map(str::to_owned),
-            allowance: terms.allowance,
             candidate,
+            quota_unit: limit.text("quota_unit").map(|unit| unit.value.clone()),
+            replaces: limit.replaces.into_iter().map(|replaced| replaced.value).collect(),
+            groups: here.groups.iter().cloned().chain(draft.grouped_key()).collect(),
+            metadata: draft.metadata.take().map(|metadata| metadata.value),
+            quotas: limit.quotas.into_iter().map(|quota| quota.value).collect(),
+            overlay,
+        };
+        self.rules.push(Rule {
+            path: here.path.as_str().into(),
+            allowance: terms.allowance,
             on_owner_unavailable: limit.on_owner_unavailable.map(|what| what.value).unwrap_or_default(),
             lease,
-            replaces: limit.replaces.into_iter().map(|replaced| replaced.value).collect(),
             shadow_mode: set(&draft.shadow_mode) || self.trial.is_some_and(|trial| trial.shadow_mode),
             quota_mode: set(&draft.quota_mode),
             detailed_metric: set(&draft.detailed_metric),
-            groups: here.groups.iter().cloned().chain(draft.grouped_key()).collect(),
-            metadata: draft.metadata.take().map(|metadata| metadata.value),
             is_hidden,
             denial_body: limit.denial_body.map(|body| Arc::new(body.value)),
-            quota_unit,
-            quotas: limit.quotas.into_iter().map(|quota| quota.value).collect(),
             displayed_limit: terms.displayed_limit,
             location: self.diagnostics.location(limit.mark),
-            overlay,
+            options: options.boxed(),
             stats: StatsHandle::default(),
         });
         Some(self.rules.len() - 1)

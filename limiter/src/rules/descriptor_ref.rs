@@ -77,6 +77,6 @@ impl<'r> DescriptorRef<'r> {
 
     /// The nested descriptors, in file order.
     pub fn descriptors(&self) -> impl Iterator<Item = Self> + use<'r> {
-        self.domain.level(&self.node.children)
+        self.domain.level(self.node.children())
     }
 }

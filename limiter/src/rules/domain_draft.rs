@@ -53,7 +53,7 @@ impl DomainDraft {
             location,
             on_denied: OfDomain(None),
             denial_body: OfDomain(None),
-            root: Level::default(),
+            root: Level::new(),
             rules: Vec::new(),
             names: FxHashSet::default(),
             replaced: Vec::new(),

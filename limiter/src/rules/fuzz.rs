@@ -84,7 +84,7 @@ fn limits(rule: &Rule) -> impl Iterator<Item = &Limit> {
         Allowance::Limited(limit) => Some(limit),
         Allowance::Unlimited => None,
     };
-    limit.into_iter().chain(&rule.candidate)
+    limit.into_iter().chain(&rule.options().candidate)
 }
 
 /// Decides each operation at instants that lie far apart, in both directions.

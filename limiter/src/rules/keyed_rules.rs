@@ -179,11 +179,13 @@ impl<'r> KeyedDomain<'r> {
         let steps = found.steps(entries);
         let known = entries.len().checked_sub(open)?;
         for (index, entry) in entries.iter().enumerate().skip(known) {
-            let level = index.checked_sub(1).map_or(&self.domain.root, |before| &steps[before].node.children);
+            let level =
+                index.checked_sub(1).map_or(&self.domain.root, |before| steps[before].node.children());
             level.for_any_value(entry.key)?;
         }
         let Allowance::Limited(limit) = &found.rule.allowance else { return None };
-        if found.rule.candidate.is_some() || found.rule.detailed_metric || found.has_value_to_metric {
+        if found.rule.options().candidate.is_some() || found.rule.detailed_metric || found.has_value_to_metric
+        {
             return None;
         }
         let key = if open == 0 {

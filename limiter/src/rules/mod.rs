@@ -55,7 +55,7 @@ pub use overlay::Overlay;
 pub use prefix_tree::MatchKind;
 pub use prefix_tree::composite;
 pub use quotas::{Quota, QuotaTerms};
-pub use rule::{Allowance, DisplayedLimit, ForwardPolicy, OnDenied, OnOwnerUnavailable, Rule};
+pub use rule::{Allowance, DisplayedLimit, ForwardPolicy, OnDenied, OnOwnerUnavailable, Rule, RuleOptions};
 pub use rule_set::{DESCRIPTORS_MAX, Domain, Rules, Trial, TrialNumbers};
 pub use schema::json_schema;
 pub use source::load;

@@ -2,7 +2,7 @@
 
 use std::ops::ControlFlow;
 
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxBuildHasher, FxHashMap};
 
 /// A pattern, split at its `*`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -40,7 +40,7 @@ impl Pattern {
 
 /// A set of patterns indexed by prefix and suffix, so that a lookup tries only patterns that can differ from the text
 /// between their first and last `*`.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Patterns {
     prefixes: Affixes<Affixes<Vec<Numbered>>>,
 }
@@ -66,9 +66,15 @@ pub(crate) struct Found {
     pub(crate) visits: usize,
 }
 
+impl<T> Affixes<T> {
+    const fn new() -> Self {
+        Self { lengths: Vec::new(), of: FxHashMap::with_hasher(FxBuildHasher) }
+    }
+}
+
 impl<T> Default for Affixes<T> {
     fn default() -> Self {
-        Self { lengths: Vec::new(), of: FxHashMap::default() }
+        Self::new()
     }
 }
 
@@ -82,6 +88,10 @@ impl<T: Default> Affixes<T> {
 }
 
 impl Patterns {
+    pub(crate) const fn new() -> Self {
+        Self { prefixes: Affixes::new() }
+    }
+
     /// Adds a pattern. Numbers must be added in ascending order.
     pub(crate) fn add(&mut self, number: u32, pattern: &Pattern) {
         let middle = pattern.middle().iter().filter(|piece| !piece.is_empty()).cloned().collect();
@@ -155,7 +165,7 @@ mod tests {
     use super::*;
 
     fn patterns(texts: &[String]) -> Patterns {
-        let mut patterns = Patterns::default();
+        let mut patterns = Patterns::new();
         for (number, text) in texts.iter().enumerate() {
             patterns.add(number as u32, &Pattern::parse(text).unwrap());
         }

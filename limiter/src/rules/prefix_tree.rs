@@ -5,7 +5,7 @@
 
 use std::borrow::Cow;
 
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxBuildHasher, FxHashMap};
 use smallvec::SmallVec;
 
 use crate::{
@@ -23,7 +23,7 @@ use crate::{
 const INLINE_BYTES: usize = 256;
 
 /// The descriptors of one level of a rule file.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Level {
     // In the order of declaration.
     nodes: Vec<Node>,
@@ -49,7 +49,8 @@ pub(crate) struct Node {
     pub(crate) value_to_metric: bool,
     pub(crate) share_threshold: bool,
     pub(crate) group: Option<Group>,
-    pub(crate) children: Level,
+    /// `None` for most nodes, of which a large file has many.
+    pub(crate) children: Option<Box<Level>>,
     /// The kind of match of an entry with the literal key and a fitting value.
     pub(crate) declared_kind: MatchKind,
 }
@@ -125,6 +126,12 @@ impl MatchedNode<'_> {
 }
 
 impl Node {
+    /// The level below the node; empty for a leaf.
+    pub(crate) fn children(&self) -> &Level {
+        static NONE: Level = Level::new();
+        self.children.as_deref().unwrap_or(&NONE)
+    }
+
     pub(crate) fn composite(&self) -> String {
         composite(&self.key, &self.value)
     }
@@ -139,6 +146,17 @@ impl Node {
 }
 
 impl Level {
+    pub(crate) const fn new() -> Self {
+        Self {
+            nodes: Vec::new(),
+            by_text: FxHashMap::with_hasher(FxBuildHasher),
+            lengths: 0,
+            patterns: Patterns::new(),
+            networks: None,
+            has_ranges: false,
+        }
+    }
+
     /// The node with this composite text, to change it.
     pub(crate) fn get_mut(&mut self, composite: &str) -> Option<&mut Node> {
         let number = self.number(composite)?;
@@ -192,7 +210,7 @@ impl Level {
             let Some(step) = only.or_else(|| level.step(*entry, visits)) else { break };
             is_literal &= only.is_some() || step.is_literal(*entry);
             visit(step);
-            level = &step.node.children;
+            level = step.node.children();
         }
         is_literal
     }

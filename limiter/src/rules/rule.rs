@@ -15,47 +15,84 @@ use crate::{
 #[derive(Clone, Debug, PartialEq)]
 pub struct Rule {
     /// The path in the prefix tree: `domain.key_value.key`.
-    pub path: String,
-    /// The name that `replaces` refers to.
-    pub name: Option<String>,
+    pub path: Arc<str>,
     /// How much the rule lets pass.
     pub allowance: Allowance,
-    /// A limit on trial: it has counters of its own and decides nothing.
-    pub candidate: Option<Limit>,
     /// The decision for a request whose owner cannot be reached.
     pub on_owner_unavailable: OnOwnerUnavailable,
     /// Whether part of the remaining budget may be leased to another replica.
     pub lease: bool,
-    /// The names of the limits that do not apply when this rule matches.
-    pub replaces: Vec<String>,
     /// Shadow mode: the rule counts, and what it refuses passes.
     pub shadow_mode: bool,
     /// Quota mode: a call is refused only if all of its quota rules refuse.
     pub quota_mode: bool,
     /// Whether the name in metrics contains the values of all entries.
     pub detailed_metric: bool,
-    /// The keys on its path of which networks are counted instead of addresses.
-    pub groups: Vec<GroupedKey>,
-    /// Metadata of responses in which the rule passes.
-    pub metadata: Option<Map<String, Json>>,
     /// Whether clients are not told of the limit: it is in no response header and in no body of a refusal.
     pub is_hidden: bool,
     /// The body of its refusals: its own, or that of its domain; `None` if the settings decide.
     pub denial_body: Option<Arc<DenialBody>>,
-    /// What the limit counts, for response headers; `None` for requests, or requests at a time.
-    pub quota_unit: Option<String>,
-    /// How its limit is divided over the buckets of the rate limit quota service.
-    pub quotas: Vec<Quota>,
     /// The limit as shown in responses.
     pub displayed_limit: DisplayedLimit,
     /// The location in the rule file or resource.
     pub location: Location,
-    /// The location in the overlay of what was added to the rule.
-    pub overlay: Option<Location>,
+    /// Behind a pointer, because a large file has many rules, and most have none. Read by [`Rule::options`].
+    pub options: Option<Box<RuleOptions>>,
     pub stats: StatsHandle,
 }
 
+/// What few rules have.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct RuleOptions {
+    /// The name that `replaces` refers to.
+    pub name: Option<String>,
+    /// A limit on trial: it has counters of its own and decides nothing.
+    pub candidate: Option<Limit>,
+    /// The names of the limits that do not apply when this rule matches.
+    pub replaces: Vec<String>,
+    /// The keys on its path of which networks are counted instead of addresses.
+    pub groups: Vec<GroupedKey>,
+    /// Metadata of responses in which the rule passes.
+    pub metadata: Option<Map<String, Json>>,
+    /// What the limit counts, for response headers; `None` for requests, or requests at a time.
+    pub quota_unit: Option<String>,
+    /// How its limit is divided over the buckets of the rate limit quota service.
+    pub quotas: Vec<Quota>,
+    /// The location in the overlay of what was added to the rule.
+    pub overlay: Option<Location>,
+}
+
+impl RuleOptions {
+    const NONE: Self = Self {
+        name: None,
+        candidate: None,
+        replaces: Vec::new(),
+        groups: Vec::new(),
+        metadata: None,
+        quota_unit: None,
+        quotas: Vec::new(),
+        overlay: None,
+    };
+
+    /// The options in a box, if there are any.
+    pub(super) fn boxed(self) -> Option<Box<Self>> {
+        (self != Self::NONE).then(|| Box::new(self))
+    }
+}
+
 impl Rule {
+    /// What few rules have.
+    #[inline]
+    pub fn options(&self) -> &RuleOptions {
+        static NONE: RuleOptions = RuleOptions::NONE;
+        self.options.as_deref().unwrap_or(&NONE)
+    }
+
+    /// The name in answers: that of the limit, or the path.
+    pub fn name(&self) -> &str {
+        self.options().name.as_deref().unwrap_or(&self.path)
+    }
+
     /// The limit; `None` if the rule is unlimited.
     pub fn limit(&self) -> Option<&Limit> {
         match &self.allowance {
@@ -66,7 +103,7 @@ impl Rule {
 
     /// The part of its limit to which the bucket of these entries is entitled.
     pub fn quota_terms(&self, entries: &[Entry<'_>]) -> QuotaTerms {
-        Quota::terms_of(&self.quotas, entries)
+        Quota::terms_of(&self.options().quotas, entries)
     }
 
     /// The stats of the rule; `None` before it is active.

@@ -61,17 +61,13 @@ impl RuleStatsRegistry {
             let name = before.map_or_else(|| domain.name.as_str().into(), |(name, _)| name.clone());
             let mut after = DomainStats::with_capacity_and_hasher(domain.rules().len(), FxBuildHasher);
             for rule in domain.rules() {
-                let stats = after.get(&*rule.path).cloned().unwrap_or_else(|| {
-                    let known = before.and_then(|(_, before)| before.get_key_value(&*rule.path));
+                let stats = after.entry(rule.path.clone()).or_insert_with(|| {
+                    let known = before.and_then(|(_, before)| before.get(&*rule.path));
                     kept += usize::from(known.is_some());
-                    let known = known.map(|(path, stats)| (path.clone(), stats.clone()));
-                    let fresh = || (rule.path.as_str().into(), Arc::new(RuleStats::new(self.names_max)));
-                    let (path, stats) = known.unwrap_or_else(fresh);
-                    after.insert(path, stats.clone());
-                    stats
+                    known.cloned().unwrap_or_else(|| Arc::new(RuleStats::new(self.names_max)))
                 });
                 // Fails for rules that were active before: they keep their stats.
-                let _ = rule.stats.0.set(stats);
+                let _ = rule.stats.0.set(stats.clone());
             }
             all.insert(name, after);
         }

@@ -59,7 +59,7 @@ pub(super) fn levels<'r>(root: &'r Level, entries: &[Entry<'_>]) -> Vec<LevelTra
         let step = steps.get(index);
         levels.push(LevelTrace::of(level, *entry, step));
         let Some(step) = step else { break };
-        level = &step.node.children;
+        level = step.node.children();
     }
     levels
 }
@@ -105,7 +105,7 @@ impl<'r> NodeTrace<'r> {
             location: &node.location,
             has_rule: node.rule.is_some(),
             is_shared: node.share_threshold && kind.is_some_and(MatchKind::has_several_values),
-            has_children: !node.children.nodes().is_empty(),
+            has_children: !node.children().nodes().is_empty(),
         }
     }
 }

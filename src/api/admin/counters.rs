@@ -120,7 +120,7 @@ impl CounterQuery {
         let mut body = json!({
             "domain": self.domain,
             "key": self.key,
-            "rule": counted.rule.path,
+            "rule": &*counted.rule.path,
             "limit": format::limit(counted.limit, counted.rule.displayed_limit.unit),
             "counter": format::key(counted.key),
             "kind": format::kind(counted.limit),
@@ -145,7 +145,7 @@ impl CounterQuery {
             %peer,
             domain = self.domain,
             descriptor = self.key,
-            rule = counted.rule.path,
+            rule = &*counted.rule.path,
             remaining_before = before,
             remaining_after = after,
             "{what}"

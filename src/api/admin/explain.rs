@@ -277,20 +277,20 @@ fn not_chosen_reason(how: Option<MatchKind>, best: Option<MatchKind>) -> &'stati
 }
 
 fn rule_json(rule: &Rule, part: &DescriptorExplanation<'_>) -> Value {
-    let replaced_by: Vec<_> = part.replaced_by.iter().map(|rule| rule.path.as_str()).collect();
+    let replaced_by: Vec<_> = part.replaced_by.iter().map(|rule| &*rule.path).collect();
     json!({
-        "path": rule.path,
-        "name": rule.name,
+        "path": &*rule.path,
+        "name": rule.options().name,
         "at": rule.location.to_string(),
-        "overlay": rule.overlay.as_ref().map(ToString::to_string),
+        "overlay": rule.options().overlay.as_ref().map(ToString::to_string),
         "shadow_mode": rule.shadow_mode,
         "quota_mode": rule.quota_mode,
         "on_owner_unavailable": rule.on_owner_unavailable.name(),
         "lease": rule.lease,
         "headers": !rule.is_hidden,
         "denial_body": rule.denial_body.as_ref().map(ToString::to_string),
-        "quota_unit": rule.quota_unit,
-        "replaces": rule.replaces,
+        "quota_unit": rule.options().quota_unit,
+        "replaces": rule.options().replaces,
         "groups": format::groups(rule),
         "quotas": format::quotas(rule),
         "replaced_by": replaced_by,

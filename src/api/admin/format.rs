@@ -54,12 +54,12 @@ pub(crate) fn limit(limit: &Limit, unit: Option<Unit>) -> String {
 
 /// The keys of a rule of which networks are counted: `remote_address by {ipv4: 24, ipv6: 64}`.
 pub(crate) fn groups(rule: &Rule) -> Vec<String> {
-    rule.groups.iter().map(ToString::to_string).collect()
+    rule.options().groups.iter().map(ToString::to_string).collect()
 }
 
 /// How its limit is divided over buckets: `tenant: acme {weight: 3, floor: 0}`.
 pub(crate) fn quotas(rule: &Rule) -> Vec<String> {
-    rule.quotas.iter().map(|quota| escaped(&quota.to_string())).collect()
+    rule.options().quotas.iter().map(|quota| escaped(&quota.to_string())).collect()
 }
 
 /// The kind of its counter. Limits of the same kind share counters.

@@ -125,7 +125,8 @@ fn has_words(rule: &Rule, words: &str) -> bool {
     if words.trim().is_empty() {
         return true;
     }
-    let text = format!("{} {} {}", rule.path, rule.name.as_deref().unwrap_or_default(), rule.location);
+    let text =
+        format!("{} {} {}", rule.path, rule.options().name.as_deref().unwrap_or_default(), rule.location);
     let text = text.to_lowercase();
     words.split_whitespace().all(|word| text.contains(word))
 }
@@ -138,14 +139,14 @@ fn rule_json(index: usize, domain: &str, rule: &Rule) -> Value {
     json!({
         "index": index,
         "domain": domain,
-        "path": rule.path,
-        "name": rule.name,
+        "path": &*rule.path,
+        "name": rule.options().name,
         "at": rule.location.to_string(),
         "limit": limit,
         "shadow_mode": rule.shadow_mode,
         "quota_mode": rule.quota_mode,
-        "candidate": rule.candidate.as_ref().map(|candidate| format::limit(candidate, None)),
-        "replaces": rule.replaces,
+        "candidate": rule.options().candidate.as_ref().map(|candidate| format::limit(candidate, None)),
+        "replaces": rule.options().replaces,
         "groups": format::groups(rule),
         "quotas": format::quotas(rule),
         "denial_body": rule.denial_body.as_ref().map(ToString::to_string),
@@ -218,7 +219,7 @@ fn line(rule: &Rule, text: &mut String) {
     if rule.on_owner_unavailable != OnOwnerUnavailable::default() {
         let _ = write!(text, ", on_owner_unavailable: {}", rule.on_owner_unavailable.name());
     }
-    for GroupedKey { key, group } in &rule.groups {
+    for GroupedKey { key, group } in &rule.options().groups {
         let _ = write!(text, ", group of {key}: {group}");
     }
     if !rule.lease {
@@ -227,7 +228,7 @@ fn line(rule: &Rule, text: &mut String) {
     if rule.is_hidden {
         text.push_str(", headers: false");
     }
-    if let Some(unit) = &rule.quota_unit {
+    if let Some(unit) = &rule.options().quota_unit {
         let _ = write!(text, ", quota_unit: {unit}");
     }
     for quota in format::quotas(rule) {
@@ -236,7 +237,7 @@ fn line(rule: &Rule, text: &mut String) {
     if let Some(body) = &rule.denial_body {
         let _ = write!(text, ", denial_body: {}", escaped(&body.to_string()));
     }
-    if let Some(candidate) = &rule.candidate {
+    if let Some(candidate) = &rule.options().candidate {
         let _ = write!(text, ", candidate: {{{}}}", format::limit(candidate, None));
     }
     text.push('\n');

@@ -136,7 +136,7 @@ fn limit(status: &Status<'_>) -> Value {
     if status.degraded {
         set(&mut fields, "degraded", Kind::BoolValue(true));
     }
-    if let Some(metadata) = status.rule.and_then(|rule| rule.metadata.as_ref()) {
+    if let Some(metadata) = status.rule.and_then(|rule| rule.options().metadata.as_ref()) {
         set(&mut fields, "metadata", structure(metadata));
     }
     value(Kind::StructValue(fields))
@@ -194,7 +194,7 @@ fn limit_text(limit: LimitOverride) -> String {
 fn merged(answer: &Answer<'_>) -> Map<String, serde_json::Value> {
     let passed = answer.statuses.iter().filter(|status| status.passes && status.limit.is_some());
     let mut merged = Map::new();
-    for metadata in passed.filter_map(|status| status.rule?.metadata.as_ref()) {
+    for metadata in passed.filter_map(|status| status.rule?.options().metadata.as_ref()) {
         merge(&mut merged, metadata);
     }
     merged

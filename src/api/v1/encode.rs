@@ -106,7 +106,7 @@ fn settled_limit(out: &mut Vec<u8>, index: u64, status: &Status<'_>, settled: &S
 
 /// The name of the rule, or its path; empty for an override.
 fn rule<'s>(status: &Status<'s>) -> &'s str {
-    status.rule.map_or("", |rule| rule.name.as_deref().unwrap_or(&rule.path))
+    status.rule.map_or("", |rule| rule.name())
 }
 
 /// Its numbers are signed, and those of a duration are not.

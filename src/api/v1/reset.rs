@@ -42,13 +42,13 @@ impl Api {
             info!(
                 name: UNLIMITED,
                 domain,
-                rule = counter.rule.path,
+                rule = &*counter.rule.path,
                 remaining_before = before,
                 remaining_after = after,
                 "reset a counter"
             );
             nested(&mut frame, 1, |out| {
-                text_field(out, 1, counter.rule.name.as_deref().unwrap_or(&counter.rule.path));
+                text_field(out, 1, counter.rule.name());
                 number(out, 2, before);
                 number(out, 3, after);
             });

@@ -145,7 +145,7 @@ impl Sides {
             let own = own.and_then(|own| own.rule());
             effect.filter(|effect| own.is_none_or(|own| !std::ptr::eq(own, effect.rule))).map(|effect| {
                 Applied {
-                    rule: effect.rule.path.clone(),
+                    rule: effect.rule.path.to_string(),
                     limit: keys::limit(effect.rule),
                     at: effect.rule.location.to_string(),
                 }
@@ -203,7 +203,7 @@ fn effect<'r>(rules: &'r KeyedRules, domain: &str, path: &Path) -> Option<Effect
     let entries: Vec<_> = path.samples.iter().map(|(key, value)| Entry { key, value }).collect();
     let found = rules.domain(domain)?.find(&entries)?;
     let limit = found.rule.limit();
-    let counter = limit.map(|limit| ((found.key(&entries, limit), &*found.rule.groups), limit));
+    let counter = limit.map(|limit| ((found.key(&entries, limit), &*found.rule.options().groups), limit));
     Some(Effect { rule: found.rule, counter })
 }
 

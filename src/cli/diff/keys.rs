@@ -2,7 +2,7 @@
 
 use tollgate_limiter::{
     printable::escaped,
-    rules::{DescriptorRef, Rule},
+    rules::{DescriptorRef, Rule, RuleOptions},
 };
 
 use crate::{api::admin::format, cli::diff::difference::KeyChange};
@@ -74,26 +74,21 @@ fn of_rule(rule: &Rule) -> Values {
     // Every field, so that a new one is compared too.
     let Rule {
         path: _,
-        name,
         allowance: _,
-        candidate,
         on_owner_unavailable,
         lease,
-        replaces,
         shadow_mode,
         quota_mode,
         detailed_metric,
-        groups,
-        metadata,
         is_hidden,
-        quota_unit,
-        quotas,
         denial_body,
         displayed_limit,
         location: _,
-        overlay: _,
+        options: _,
         stats: _,
     } = rule;
+    let RuleOptions { name, candidate, replaces, groups, metadata, quota_unit, quotas, overlay: _ } =
+        rule.options();
     let text = |value: Option<String>| value.unwrap_or_else(|| NONE.to_owned());
     let replaced = (!replaces.is_empty()).then(|| replaces.join(", "));
     let unit = displayed_limit.unit.map_or("unknown", |unit| unit.name());

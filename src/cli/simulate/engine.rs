@@ -70,12 +70,12 @@ impl RuleTable {
     }
 
     fn index(&mut self, rule: &Rule) -> usize {
-        if let Some(index) = self.by_path.get(&rule.path) {
+        if let Some(index) = self.by_path.get(&*rule.path) {
             return *index;
         }
         let index = self.rules.len();
-        self.by_path.insert(rule.path.clone(), index);
-        self.rules.push(RuleEntry { path: rule.path.clone(), location: rule.location.to_string() });
+        self.by_path.insert(rule.path.to_string(), index);
+        self.rules.push(RuleEntry { path: rule.path.to_string(), location: rule.location.to_string() });
         index
     }
 }

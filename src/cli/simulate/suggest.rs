@@ -223,7 +223,7 @@ impl Search {
         let keys = algorithm_keys(limit);
         let has = |name| keys.iter().any(|(key, _)| *key == name);
         Some(Self {
-            path: rule.path.clone(),
+            path: rule.path.to_string(),
             at: rule.location.to_string(),
             key: if has("refill_amount") { "refill_amount" } else { "requests_per_unit" },
             has_burst: has("burst"),

@@ -248,7 +248,7 @@ mod tests {
     /// The path and the limit of each rule.
     fn limits(rules: &Rules) -> Vec<(String, u64)> {
         let limit = |rule: &tollgate_limiter::rules::Rule| {
-            (rule.path.clone(), rule.displayed_limit.requests_per_unit)
+            (rule.path.to_string(), rule.displayed_limit.requests_per_unit)
         };
         rules.domain("d").unwrap().rules().map(limit).collect()
     }

@@ -266,7 +266,7 @@ proptest! {
         let items: Vec<_> = nodes.iter().map(TestNode::yaml).collect();
         let rules = keyed(&format!("domain: d\ndescriptors: [{}]\n", items.join(", ")));
         let entries: Vec<_> = entries.iter().map(|(key, value)| (key.as_str(), value.as_str())).collect();
-        let found = with(&rules, &entries, |found, _| found.map(|found| found.rule.path.clone()));
+        let found = with(&rules, &entries, |found, _| found.map(|found| found.rule.path.to_string()));
         prop_assert_eq!(found, by_definition(&nodes, "d", &entries));
     }
 

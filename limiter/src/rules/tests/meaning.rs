@@ -225,7 +225,7 @@ fn unlimited_rule_ignores_its_request_count() {
     let rule = limit("unlimited: yes, requests_per_unit: 5, name: free, replaces: [{name: other}]");
     assert_eq!(rule.allowance, Allowance::Unlimited);
     assert_eq!(rule.displayed_limit, DisplayedLimit { requests_per_unit: 0, unit: None });
-    assert_eq!((rule.name.as_deref(), rule.replaces), (Some("free"), vec!["other".into()]));
+    assert_eq!((rule.name(), &*rule.options().replaces), ("free", &["other".to_owned()][..]));
 }
 
 #[test]
@@ -236,7 +236,7 @@ fn numbers_and_booleans_are_accepted_as_text() {
         .map(|value| format!("  - {{key: a, value: {value}, rate_limit: {{unlimited: true}}}}\n"))
         .collect();
     let rules = rules(&format!("domain: 7\ndescriptors:\n{items}"));
-    let paths: Vec<_> = rules.domain("7").unwrap().rules().map(|rule| rule.path.clone()).collect();
+    let paths: Vec<_> = rules.domain("7").unwrap().rules().map(|rule| rule.path.to_string()).collect();
     assert_eq!(paths, values.map(|value| format!("7.a_{value}")));
 }
 
@@ -247,7 +247,7 @@ fn options_beside_a_limit_are_kept_in_the_rule() {
     assert_eq!(rules(text).domain("d").unwrap().on_denied, Some(OnDenied::ChargeNone));
     let rule = only_rule(text);
     assert!(rule.shadow_mode && rule.quota_mode && rule.detailed_metric);
-    assert_eq!(json!(rule.metadata), json!({"tier": "gold", "cost": {"per": 16}}));
+    assert_eq!(json!(rule.options().metadata), json!({"tier": "gold", "cost": {"per": 16}}));
     assert_eq!(rule.location.to_string(), "rules.yaml:9:17");
 }
 
@@ -275,9 +275,9 @@ fn headers_and_quota_unit_are_read() {
         only_rule(&format!("domain: d\ndescriptors: [{{key: a, rate_limit: {limit}}}]\n"))
     };
     let plain = rule("");
-    assert_eq!((plain.is_hidden, plain.quota_unit), (false, None));
+    assert_eq!((plain.is_hidden, &plain.options().quota_unit), (false, &None));
     assert!(!rule(", headers: true").is_hidden && rule(", headers: no").is_hidden);
-    assert_eq!(rule(", quota_unit: tokens").quota_unit.as_deref(), Some("tokens"));
+    assert_eq!(rule(", quota_unit: tokens").options().quota_unit.as_deref(), Some("tokens"));
 }
 
 #[test]
@@ -285,7 +285,7 @@ fn rules_are_in_file_order() {
     let text = "domain: d\ndescriptors:\n  - key: z\n    rate_limit: {unlimited: true}\n    descriptors:\n      \
                 - {key: y, rate_limit: {unlimited: true}}\n  - {key: a, rate_limit: {unlimited: true}}\n";
     let rules = rules(text);
-    let paths: Vec<_> = rules.domain("d").unwrap().rules().map(|rule| rule.path.as_str()).collect();
+    let paths: Vec<_> = rules.domain("d").unwrap().rules().map(|rule| &*rule.path).collect();
     assert_eq!(paths, ["d.z", "d.z.y", "d.a"]);
 }
 

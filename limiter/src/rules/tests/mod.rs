@@ -36,7 +36,7 @@ fn sources<const N: usize>(files: [(&str, &str); N]) -> Vec<Source> {
 
 /// The path of the rule for a descriptor in the domain `d`.
 fn path<'r>(rules: &'r KeyedRules, entries: &[(&str, &str)]) -> Option<&'r str> {
-    with(rules, entries, |found, _| found.map(|found| found.rule.path.as_str()))
+    with(rules, entries, |found, _| found.map(|found| &*found.rule.path))
 }
 
 /// Inspects what is found for a descriptor in the domain `d`.

@@ -226,7 +226,7 @@ fn overlaid(descriptors: &[&str], path: &str) -> Rules {
 #[test]
 fn overlay_adds_a_group_to_the_last_key_of_its_path() {
     let rules = overlaid(&["{key: route, descriptors: [{key: ip, LIMIT}]}"], "[route, ip]");
-    let groups = |rules: &Rules| rules.domain("d").unwrap().rules().next().unwrap().groups.clone();
+    let groups = |rules: &Rules| rules.domain("d").unwrap().rules().next().unwrap().options().groups.clone();
     assert_eq!(groups(&rules).iter().map(ToString::to_string).collect::<Vec<_>>(), ["ip by {ipv6: 64}"]);
     let rules = KeyedRules::new(Some(rules.into()), SECRET);
     let of = |value| key(&rules, &[("route", "2001:db8::1"), ("ip", value)]);
@@ -280,7 +280,7 @@ fn group_above_the_limit_groups_its_key_only() {
     let of = |ip, path| key(&rules, &[("ip", ip), ("path", path)]);
     assert_eq!(of("10.0.0.1", "10.0.0.1"), of("10.0.0.2", "10.0.0.1"));
     assert_ne!(of("10.0.0.1", "10.0.0.1"), of("10.0.0.1", "10.0.0.2"));
-    let groups = rules.rules().unwrap().domain("d").unwrap().rules().next().unwrap().groups.clone();
+    let groups = rules.rules().unwrap().domain("d").unwrap().rules().next().unwrap().options().groups.clone();
     assert_eq!(groups.iter().map(ToString::to_string).collect::<Vec<_>>(), ["ip by {ipv4: 24}"]);
 }
 

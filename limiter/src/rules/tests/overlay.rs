@@ -36,7 +36,7 @@ fn compiled(overlay: &Overlay) -> Rules {
 }
 
 fn rule(rules: &Rules, path: &str) -> Rule {
-    rules.domain("edge").unwrap().rules().find(|rule| rule.path == path).unwrap().clone()
+    rules.domain("edge").unwrap().rules().find(|rule| *rule.path == *path).unwrap().clone()
 }
 
 fn algorithm(rule: &Rule) -> Option<AlgorithmName> {
@@ -63,12 +63,12 @@ fn first_matching_overlay_rule_adds_its_keys() {
     let rules = compiled(&overlay.unwrap());
     let ann = rule(&rules, "edge.route_a.user_ann");
     assert_eq!(algorithm(&ann), Some(AlgorithmName::TokenBucket));
-    assert_eq!((ann.displayed_limit.requests_per_unit, ann.metadata), (9, None));
-    assert_eq!(ann.overlay.unwrap().to_string(), "overlay.yaml:4:9");
+    assert_eq!((ann.displayed_limit.requests_per_unit, &ann.options().metadata), (9, &None));
+    assert_eq!(ann.options().overlay.as_ref().unwrap().to_string(), "overlay.yaml:4:9");
     let user = rule(&rules, "edge.route_a.user");
     assert_eq!(algorithm(&user), Some(AlgorithmName::FixedWindow));
     assert_eq!((user.on_owner_unavailable, user.lease), (OnOwnerUnavailable::Deny, false));
-    assert_eq!((user.name.as_deref(), &user.metadata.unwrap()["team"]), (Some("n"), &"shop".into()));
+    assert_eq!((user.name(), &user.options().metadata.as_ref().unwrap()["team"]), ("n", &"shop".into()));
 }
 
 #[test]
@@ -77,7 +77,10 @@ fn overlay_rule_that_does_not_fit_is_left_out_with_warning() {
     let rules = compiled(&overlay);
     assert_eq!(rules.overlay_misfits(), 3);
     let user = rule(&rules, "edge.route_a.user");
-    assert_eq!((algorithm(&user), user.displayed_limit.requests_per_unit, user.overlay), (None, 5, None));
+    assert_eq!(
+        (algorithm(&user), user.displayed_limit.requests_per_unit, &user.options().overlay),
+        (None, 5, &None)
+    );
     let expected = "the overlay at overlay.yaml:4:9 does not fit this rule and is left out: `burst`";
     assert!(warnings(&rules).iter().all(|warning| warning.contains(expected)), "{:?}", warnings(&rules));
 }

@@ -70,7 +70,7 @@ fn penalty_may_be_tried_by_a_candidate() {
     let candidate = format!("{{algorithm: token_bucket, {RULE}, penalty: {{after: 5, first: 2m}}}}");
     let rules = rules(&with(&format!("algorithm: token_bucket, {RULE}, candidate: {candidate}")));
     let rule = rules.domains().flat_map(Domain::rules).next().unwrap();
-    assert!(rule.candidate.as_ref().is_some_and(|limit| limit.penalized().is_some()));
+    assert!(rule.options().candidate.as_ref().is_some_and(|limit| limit.penalized().is_some()));
 }
 
 #[test]

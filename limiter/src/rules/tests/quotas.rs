@@ -107,7 +107,8 @@ fn overlay_adds_quotas_to_a_rule_whose_counter_is_shared() {
         let contents = Contents { sources: vec![Source::file("f", text)], problems: Problems::default() };
         compile_all(&contents, Some(&overlay)).unwrap()
     };
-    let quotas = |rules: &Rules| rules.domains().flat_map(Domain::rules).next().unwrap().quotas.clone();
+    let quotas =
+        |rules: &Rules| rules.domains().flat_map(Domain::rules).next().unwrap().options().quotas.clone();
     assert_eq!(quotas(&with("share_threshold: true, "))[0].terms, terms(2, 0));
     let own_counters = with("");
     assert_eq!((quotas(&own_counters), own_counters.overlay_misfits()), (vec![], 1));

@@ -95,7 +95,7 @@ impl ShownLimit<'_> {
 
     /// What it counts.
     fn quota_unit(&self) -> &str {
-        let named = self.status.rule.and_then(|rule| rule.quota_unit.as_deref());
+        let named = self.status.rule.and_then(|rule| rule.options().quota_unit.as_deref());
         named.unwrap_or_else(|| match self.rule_limit().map(Limit::admission) {
             Some(Admission::InFlight) => "concurrent-requests",
             Some(Admission::AtOnce | Admission::Delayed) | None => "requests",

@@ -145,7 +145,7 @@ impl Report {
         let most = SPANS.into_iter().zip(spans.most);
         Self {
             rules: path.display().to_string(),
-            rule: rule.path.clone(),
+            rule: rule.path.to_string(),
             at: rule.location.to_string(),
             limit: limit.unwrap_or_default(),
             shadow_mode: rule.shadow_mode,
