@@ -51,6 +51,13 @@ def cpu_ns(*pids):
     return total
 
 
+def cpu_s_with_ended_threads(pid):
+    """The CPU time of all threads that a process has had, in seconds, to 10 ms."""
+    # The name of the program, in brackets, may have spaces.
+    fields = pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def resident_bytes(pid, kind="VmRSS"):
     status = pathlib.Path(f"/proc/{pid}/status").read_text()
     return int(re.search(rf"^{kind}:\s+(\d+) kB", status, re.MULTILINE)[1]) * 1024

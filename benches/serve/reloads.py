@@ -35,18 +35,19 @@ def many_rules(turn, reader):
 
 def load(server, binary, flags):
     """Calls the server. Returns what the client found, and the CPU time of the server."""
-    before = measure.cpu_ns(server.pid)
-    return measure.bench(server, binary, *flags), measure.cpu_ns(server.pid) - before
+    before = measure.cpu_s_with_ended_threads(server.pid)
+    return measure.bench(server, binary, *flags), measure.cpu_s_with_ended_threads(server.pid) - before
 
 
 def reload_once(server, rule_file):
     """Activates the rules of a file, and returns the time in seconds until they are active."""
-    before = server.generations()
+    before = len(server.generations())
     server.replace_rules(rule_file)
     # The rename is the last step of `replace_rules`.
-    start = time.monotonic()
-    servers.eventually("the rules are active", lambda: server.generations() > before)
-    return time.monotonic() - start
+    start = time.time()
+    # The log has the time, so that it does not matter when it is read, and the reader takes little of the CPU.
+    after = servers.eventually("the rules are active", lambda: server.generations()[before:], interval=0.1)
+    return after[0] - start
 
 
 def measure_busy_core(server, files):
@@ -63,17 +64,19 @@ def measure_reloads(binary, scratch, seconds, reader="simple", has_busy_core=Fal
     """The time of repeated reloads of a hundred thousand rules, and the latency of calls meanwhile."""
     log_progress(f"Tollgate: reload of {RULES} rules")
     with servers.Tollgate(binary, scratch) as server:
-        generation = server.generations()
+        before = len(server.generations())
         # Written before the measurement, so that it does not take CPU during it.
         files = [server.rule_file(f"{turn}.yaml", many_rules(turn, reader)) for turn in range(2)]
         server.replace_rules(files[0])
-        servers.eventually("the many rules are active", lambda: server.generations() > generation)
+        servers.eventually("the many rules are active", lambda: server.generations()[before:])
         flags = ["--rate", 2_000, "--connections", 4, "--streams", 50, "--duration", f"{seconds}s"]
         quiet, quiet_cpu = load(server, binary, flags)
         times, stop = [], threading.Event()
 
         def reload():
-            # This thread shares a core with the measured client, so it yields to it.
+            # This thread shares a core with the measured client, so it yields to it. The scheduler takes the core of a
+            # server that reloads for an idle one.
+            os.sched_setaffinity(0, {int(servers.CLIENT_CORE)})
             os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
             for turn in range(1, 1_000):
                 if stop.is_set():
@@ -91,7 +94,7 @@ def measure_reloads(binary, scratch, seconds, reader="simple", has_busy_core=Fal
             raise Unavailable("no reload has ended")
         p99 = [found["latency_us"]["p99"] for found in (busy, quiet)]
         log_progress(f"Tollgate: {len(times)} reloads, p99 {p99[0]:.0f} us, quiet {p99[1]:.0f} us")
-        cpu = (busy_cpu - quiet_cpu) / len(times) / 1e9
+        cpu = (busy_cpu - quiet_cpu) / len(times)
         found = {"reload": statistics.median(times), "reload p99": p99[0] / p99[1], "reload CPU": cpu}
         if has_busy_core:
             next_files = files if len(times) % 2 else files[::-1]

@@ -1,6 +1,7 @@
 """How servers are started and called, and our own ones. All of them listen on the loopback only."""
 
 import contextlib
+import datetime
 import json
 import os
 import pathlib
@@ -23,7 +24,7 @@ class Unavailable(Exception):
     """A server that cannot be measured on this machine, with the reason."""
 
 
-def eventually(what, condition, timeout=TIMEOUT):
+def eventually(what, condition, timeout=TIMEOUT, interval=0.01):
     """Waits until `condition()` returns a true value, and returns it."""
     deadline = time.monotonic() + timeout
     while True:
@@ -32,7 +33,7 @@ def eventually(what, condition, timeout=TIMEOUT):
             return found
         if time.monotonic() > deadline:
             raise Unavailable(f"not within {timeout} s: {what}")
-        time.sleep(0.01)
+        time.sleep(interval)
 
 
 def shell(*command, timeout=3600, **options):
@@ -221,9 +222,10 @@ class Tollgate(Server):
                 yield json.loads(line)
 
     def generations(self):
-        """How many generations of rules have been active."""
+        """When each generation of rules became active, by the log of the server: seconds since 1970."""
         self.assert_running()
-        return sum(event.get("message") == "new rules are active" for event in self.events())
+        active = [event for event in self.events() if event.get("message") == "new rules are active"]
+        return [datetime.datetime.fromisoformat(event["timestamp"]).timestamp() for event in active]
 
     def _listeners(self):
         self.assert_running()

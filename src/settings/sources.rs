@@ -177,7 +177,7 @@ impl Default for Loading {
 
 impl Loading {
     /// The pairs of a mapping in a settings file; empty for null.
-    fn pairs<'n>(&mut self, node: &'n Node, place: &impl Fn(Mark) -> String) -> &'n [Pair] {
+    fn pairs<'n>(&mut self, node: &'n Node<'n>, place: &impl Fn(Mark) -> String) -> &'n [Pair<'n>] {
         match &node.value {
             Value::Mapping(pairs) => pairs,
             Value::Unreadable => &[],
@@ -192,7 +192,7 @@ impl Loading {
     }
 
     /// The settings of a section in a settings file, and of the sections in it.
-    fn section(&mut self, section: &str, settings: &[Pair], place: &impl Fn(Mark) -> String) {
+    fn section(&mut self, section: &str, settings: &[Pair<'_>], place: &impl Fn(Mark) -> String) {
         for setting in settings {
             let name = format!("{section}.{}", setting.key);
             let written = |setting: &Setting| setting.name.to_owned();

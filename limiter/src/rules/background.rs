@@ -17,11 +17,12 @@ pub(super) enum Priority {
 }
 
 /// Runs `work` on a thread of its own. Idle-priority work that takes longer than `IDLE_TIMEOUT` is started a second
-/// time at normal priority, and the first result counts. `None` if the thread cannot be started or panics.
+/// time at normal priority, and the first result counts. Returns it with the last priority that was tried. `None` if the
+/// thread cannot be started or panics.
 pub(super) async fn run_in_background<T: Send + 'static>(
     priority: Priority,
     work: impl Fn() -> T + Send + Sync + 'static,
-) -> Option<T> {
+) -> Option<(T, Priority)> {
     let work = Arc::new(work);
     let (sender, mut receiver) = mpsc::channel(2);
     let attempt = || {
@@ -34,12 +35,12 @@ pub(super) async fn run_in_background<T: Send + 'static>(
     if priority == Priority::Idle {
         spawn(priority, attempt()).ok()?;
         if let Ok(done) = timeout(IDLE_TIMEOUT, receiver.recv()).await {
-            return done;
+            return Some((done?, priority));
         }
     }
     spawn(Priority::Normal, attempt()).ok()?;
     drop(sender);
-    receiver.recv().await
+    Some((receiver.recv().await?, Priority::Normal))
 }
 
 /// Runs `work` on a thread of its own, without a timeout: at idle priority only what nothing waits for.
@@ -92,7 +93,7 @@ mod tests {
         let (sender, receiver) = std::sync::mpsc::channel();
         spawn(Priority::Idle, move || sender.send(policy()).unwrap()).unwrap();
         assert_eq!(receiver.recv(), Ok(IDLE));
-        assert_eq!(run_in_background(Priority::Normal, policy).await, Some(before));
+        assert_eq!(run_in_background(Priority::Normal, policy).await, Some((before, Priority::Normal)));
         assert_eq!(policy(), before);
     }
 
@@ -107,7 +108,7 @@ mod tests {
             }
             policy
         };
-        assert_eq!(run_in_background(Priority::Idle, work).await, Some(before));
+        assert_eq!(run_in_background(Priority::Idle, work).await, Some((before, Priority::Normal)));
         idle_core.wait();
     }
 

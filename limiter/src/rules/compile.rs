@@ -112,7 +112,7 @@ impl Compiler<'_> {
         }
     }
 
-    fn document(&mut self, origin: &Arc<Origin>, document: Document) {
+    fn document(&mut self, origin: &Arc<Origin>, document: Document<'_>) {
         let next = self.domains.len();
         let index = *self.by_name.entry(document.domain.clone()).or_insert(next);
         if index == next {
@@ -213,7 +213,7 @@ struct Parent {
 
 impl DocumentCompiler<'_> {
     /// Reads a node as a descriptor of `level`.
-    fn read(&mut self, node: &yaml::Node, level: &mut Level, parent: &Parent) {
+    fn read(&mut self, node: &yaml::Node<'_>, level: &mut Level, parent: &Parent) {
         if let Some(draft) = Descriptor::read(node, &mut self.diagnostics) {
             self.descriptor(draft, level, parent);
         }

@@ -10,7 +10,7 @@ use crate::{
 };
 
 /// Reads the documents of a source, with what they come from, from its path and its content.
-pub type ReadDocuments = fn(&str, &[u8]) -> (Arc<Origin>, Stream);
+pub type ReadDocuments = for<'t> fn(&str, &'t [u8]) -> (Arc<Origin>, Stream<'t>);
 
 /// A rule file, or a resource of a control plane.
 #[derive(Clone, Debug)]
@@ -46,7 +46,7 @@ impl Source {
     }
 
     /// The documents, and what they come from.
-    pub(super) fn documents(&self) -> (Arc<Origin>, Stream) {
+    pub(super) fn documents(&self) -> (Arc<Origin>, Stream<'_>) {
         (self.documents)(&self.path, &self.bytes)
     }
 }

@@ -24,7 +24,7 @@ pub(crate) const ON_DENIED: [(&str, OnDenied); 2] =
     [("charge_all", OnDenied::ChargeAll), ("charge_none", OnDenied::ChargeNone)];
 
 /// One document.
-pub(crate) struct Document {
+pub(crate) struct Document<'t> {
     /// The location of `domain`.
     pub(crate) mark: Mark,
     /// Never empty.
@@ -32,7 +32,7 @@ pub(crate) struct Document {
     pub(crate) on_denied: Option<Located<OnDenied>>,
     pub(crate) denial_body: Option<Located<DenialBody>>,
     /// Read and dropped one by one: there may be many.
-    pub(crate) descriptors: Vec<Node>,
+    pub(crate) descriptors: Vec<Node<'t>>,
 }
 
 /// One item of `descriptors`.
@@ -55,7 +55,7 @@ pub(crate) struct Descriptor<'n> {
     pub(crate) group: Option<Located<Group>>,
     pub(crate) metadata: Option<Located<Map<String, Json>>>,
     /// The nested descriptors, read one by one.
-    pub(crate) descriptors: &'n [Node],
+    pub(crate) descriptors: &'n [Node<'n>],
 }
 
 /// The value of `rate_limit`. A key in `given` that has no value had an invalid one, which was reported.
@@ -185,9 +185,9 @@ impl RateLimit {
     }
 }
 
-impl Document {
+impl<'t> Document<'t> {
     /// Reads a document; `None` if the domain is unknown.
-    pub(crate) fn read(mut node: Node, diagnostics: &mut Diagnostics<'_>) -> Option<Self> {
+    pub(crate) fn read(mut node: Node<'t>, diagnostics: &mut Diagnostics<'_>) -> Option<Self> {
         let fields = Fields::read(&node, Section::Root, diagnostics)?;
         let mark = fields.pair("domain").map_or(fields.mark, |pair| pair.mark);
         let domain = required(&fields, "domain", "the name that requests ask under", diagnostics);
@@ -206,7 +206,7 @@ impl Document {
 
 impl<'n> Descriptor<'n> {
     /// Reads a descriptor without the nested ones; `None` if the node is not a mapping.
-    pub(crate) fn read(node: &'n Node, diagnostics: &mut Diagnostics<'_>) -> Option<Self> {
+    pub(crate) fn read(node: &'n Node<'n>, diagnostics: &mut Diagnostics<'_>) -> Option<Self> {
         let fields = Fields::read(node, Section::Descriptor, diagnostics)?;
         let rate_limit = fields.pair("rate_limit").and_then(|pair| RateLimit::read(&pair.value, diagnostics));
         let key = required(&fields, "key", "the key of a descriptor entry", diagnostics);
@@ -246,7 +246,7 @@ impl Descriptor<'_> {
     }
 
     /// Reports the problems of descriptors and of those nested in them.
-    fn report_all(nodes: &[Node], diagnostics: &mut Diagnostics<'_>) {
+    fn report_all(nodes: &[Node<'_>], diagnostics: &mut Diagnostics<'_>) {
         for node in nodes {
             if let Some(descriptor) = Descriptor::read(node, diagnostics) {
                 Self::report_all(descriptor.descriptors, diagnostics);
@@ -256,17 +256,14 @@ impl Descriptor<'_> {
 }
 
 impl RateLimit {
-    pub(crate) fn read(node: &Node, diagnostics: &mut Diagnostics<'_>) -> Option<Self> {
+    pub(crate) fn read(node: &Node<'_>, diagnostics: &mut Diagnostics<'_>) -> Option<Self> {
         let fields = Fields::read(node, Section::RateLimit, diagnostics)?;
-        let mut given = Vec::new();
-        for pair in fields.pairs() {
-            let key = keys::find(&pair.key, Section::RateLimit);
-            given.extend(key.map(|key| GivenKey {
-                key,
-                mark: pair.mark,
-                value: PlainValue::read(key, &fields, diagnostics),
-            }));
-        }
+        let given = fields.pairs().map(|(key, pair)| GivenKey {
+            key,
+            mark: pair.mark,
+            value: PlainValue::read(key, &fields, diagnostics),
+        });
+        let given = given.collect();
         Some(Self {
             mark: fields.mark,
             given,
@@ -332,7 +329,7 @@ impl Calendar {
         ("sunday", Weekday::Sunday),
     ];
 
-    fn read(node: &Node, diagnostics: &mut Diagnostics<'_>) -> Option<Self> {
+    fn read(node: &Node<'_>, diagnostics: &mut Diagnostics<'_>) -> Option<Self> {
         let fields = Fields::read(node, Section::Calendar, diagnostics)?;
         if fields.pair("timezone").is_none() {
             let what = "`timezone` is missing; it is an IANA name such as `Europe/Berlin`";
@@ -347,11 +344,11 @@ impl Calendar {
 }
 
 impl Penalty {
-    fn read(node: &Node, diagnostics: &mut Diagnostics<'_>) -> Option<Self> {
+    fn read(node: &Node<'_>, diagnostics: &mut Diagnostics<'_>) -> Option<Self> {
         let fields = Fields::read(node, Section::Penalty, diagnostics)?;
         Some(Self {
             mark: fields.mark,
-            given: fields.pairs().map(|pair| pair.key.to_string()).collect(),
+            given: fields.pairs().map(|(_, pair)| pair.key.to_string()).collect(),
             after: fields.integer("after", diagnostics),
             first: fields.text("first", diagnostics),
             factor: fields.integer("factor", diagnostics),
@@ -367,7 +364,7 @@ impl Penalty {
 }
 
 /// The location of a `value` without a text. `Fields` leaves out keys without a value.
-fn empty_value(descriptor: &Node) -> Option<Mark> {
+fn empty_value(descriptor: &Node<'_>) -> Option<Mark> {
     let Value::Mapping(pairs) = &descriptor.value else { return None };
     let pair = pairs.iter().find(|pair| *pair.key == *"value")?;
     let is_empty = match &pair.value.value {

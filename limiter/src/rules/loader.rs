@@ -35,11 +35,13 @@ pub struct Loader {
     overlay: Option<Arc<Overlay>>,
     // The total size at the last change.
     bytes: usize,
+    // Whether a step of the present load has found no idle core.
+    has_no_idle_core: bool,
 }
 
 impl Loader {
     pub fn new(source: String, clock: Clock, active_rules: Arc<ActiveRules>) -> Self {
-        Self { source, clock, active_rules, overlay: None, bytes: 0 }
+        Self { source, clock, active_rules, overlay: None, bytes: 0, has_no_idle_core: false }
     }
 
     /// Sets what is added to rules that are loaded from now on.
@@ -69,7 +71,8 @@ impl Loader {
             let compiled = compile_all(&contents, overlay.as_deref());
             compiled.map(|rules| active_rules.prepare(rules))
         };
-        run_in_background(self.priority(), compile)
+        let compiled = run_in_background(self.priority(), compile);
+        async { compiled.await.map(|(compiled, _)| compiled) }
     }
 
     /// Activates compiled rules, or records their problems.
@@ -101,14 +104,21 @@ impl Loader {
         info!(source = self.source, "the rules of the source are the active ones again");
     }
 
-    /// Large loads run at `SCHED_IDLE` so that they do not delay requests. Small ones, and the first load, run at
-    /// normal priority.
+    /// Large loads run at `SCHED_IDLE` so that they do not delay requests. Small ones, the first load, and the steps
+    /// after one that found no idle core run at normal priority.
     pub(super) fn priority(&self) -> Priority {
-        if self.bytes > BYTES_AT_ONCE && self.active_rules.current().rules().is_some() {
-            Priority::Idle
-        } else {
-            Priority::Normal
-        }
+        let is_large = self.bytes > BYTES_AT_ONCE && self.active_rules.current().rules().is_some();
+        if is_large && !self.has_no_idle_core { Priority::Idle } else { Priority::Normal }
+    }
+
+    /// Begins a load: its first step looks for an idle core.
+    pub(super) fn begin(&mut self) {
+        self.has_no_idle_core = false;
+    }
+
+    /// Records the priority that a step of the load took in the end.
+    pub(super) fn step_ran_at(&mut self, priority: Priority) {
+        self.has_no_idle_core |= self.priority() != priority;
     }
 
     fn log_loaded(&self, recovered: bool) {

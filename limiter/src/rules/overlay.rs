@@ -79,18 +79,19 @@ impl Overlay {
         let mut diagnostics = Diagnostics::new(Origin::file(path), &mut problems);
         let stream = yaml::load(&bytes);
         diagnostics.add_all(stream.problems);
-        let mut overlay = Self { bytes, rules: Vec::new(), domains: FxHashMap::default() };
+        let mut overlay = Self { bytes: Vec::new(), rules: Vec::new(), domains: FxHashMap::default() };
         for document in stream.documents.iter().filter(|document| !document.is_null()) {
             let Some(fields) = Fields::read(document, Section::Overlay, &mut diagnostics) else { continue };
             for item in fields.items("overlay", &mut diagnostics) {
                 overlay.domain(item, &mut diagnostics);
             }
         }
+        overlay.bytes = bytes;
         problems.sort();
         if problems.is_empty() { Ok(overlay) } else { Err(problems) }
     }
 
-    fn domain(&mut self, item: &Node, diagnostics: &mut Diagnostics<'_>) {
+    fn domain(&mut self, item: &Node<'_>, diagnostics: &mut Diagnostics<'_>) {
         let Some(fields) = Fields::read(item, Section::OverlayDomain, diagnostics) else { return };
         let name = required(&fields, "domain", "the domain of the rules", diagnostics);
         let on_denied = on_denied(&fields, diagnostics);
@@ -148,7 +149,7 @@ impl Overlay {
 }
 
 impl OverlayRule {
-    fn read(item: &Node, diagnostics: &mut Diagnostics<'_>) -> Option<Self> {
+    fn read(item: &Node<'_>, diagnostics: &mut Diagnostics<'_>) -> Option<Self> {
         let fields = Fields::read(item, Section::OverlayRule, diagnostics)?;
         let rate_limit = fields.pair("rate_limit").and_then(|pair| RateLimit::read(&pair.value, diagnostics));
         for name in OF_CONTROL_PLANE {
@@ -183,7 +184,7 @@ impl OverlayRule {
 }
 
 impl OverlayStep {
-    fn read(item: &Node, diagnostics: &mut Diagnostics<'_>) -> Option<Self> {
+    fn read(item: &Node<'_>, diagnostics: &mut Diagnostics<'_>) -> Option<Self> {
         match &item.value {
             Value::Scalar(scalar) if !scalar.text.is_empty() => {
                 return Some(Self { key: TextPattern::of(&scalar.text), value: None });

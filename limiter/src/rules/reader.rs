@@ -4,7 +4,7 @@ use crate::{
     rules::{
         diagnostics::Diagnostics,
         key_messages,
-        keys::{self, Section, Takes},
+        keys::{self, Key, Section, Takes},
     },
     yaml::{Mark, Node, Pair, Resolved, Value, quote},
 };
@@ -20,34 +20,40 @@ pub(crate) struct Located<T> {
 pub(crate) struct Fields<'n> {
     pub(crate) mark: Mark,
     section: Section,
-    pairs: Vec<&'n Pair>,
+    pairs: Vec<(&'static Key, &'n Pair<'n>)>,
 }
 
 impl<'n> Fields<'n> {
     /// Reads `node` as a mapping and reports each key that is not allowed in `section`.
-    pub(crate) fn read(node: &'n Node, section: Section, diagnostics: &mut Diagnostics<'_>) -> Option<Self> {
+    pub(crate) fn read(
+        node: &'n Node<'n>,
+        section: Section,
+        diagnostics: &mut Diagnostics<'_>,
+    ) -> Option<Self> {
         let Value::Mapping(pairs) = &node.value else {
             wrong_type(node, "a mapping", diagnostics);
             return None;
         };
         let mut known = Vec::with_capacity(pairs.len());
         for pair in pairs {
-            if keys::find(&pair.key, section).is_none() {
-                diagnostics.add_with(pair.mark, || key_messages::misplaced_key(&pair.key, section));
-            } else if !pair.value.is_null() {
-                known.push(pair);
+            match keys::find(&pair.key, section) {
+                Some(key) if !pair.value.is_null() => known.push((key, pair)),
+                Some(_) => {}
+                None => {
+                    diagnostics.add_with(pair.mark, || key_messages::misplaced_key(&pair.key, section));
+                }
             }
         }
         Some(Self { mark: node.mark, section, pairs: known })
     }
 
-    /// The pairs that are present, in order.
-    pub(crate) fn pairs(&self) -> impl Iterator<Item = &'n Pair> {
+    /// The pairs that are present, in order, each with its key in the table of keys.
+    pub(crate) fn pairs(&self) -> impl Iterator<Item = (&'static Key, &'n Pair<'n>)> {
         self.pairs.iter().copied()
     }
 
-    pub(crate) fn pair(&self, key: &str) -> Option<&'n Pair> {
-        self.pairs().find(|pair| *pair.key == *key)
+    pub(crate) fn pair(&self, key: &str) -> Option<&'n Pair<'n>> {
+        self.pairs().find(|(found, _)| found.name == key).map(|(_, pair)| pair)
     }
 
     /// A key must be read as what the table of keys says, because the JSON Schema of rule files is made from it.
@@ -57,10 +63,15 @@ impl<'n> Fields<'n> {
 
     /// A text. Numbers and booleans are accepted as written.
     pub(crate) fn text(&self, key: &str, diagnostics: &mut Diagnostics<'_>) -> Option<Located<String>> {
+        let Located { value, mark } = self.text_as_written(key, diagnostics)?;
+        Some(Located { value: value.to_owned(), mark })
+    }
+
+    fn text_as_written(&self, key: &str, diagnostics: &mut Diagnostics<'_>) -> Option<Located<&'n str>> {
         self.assert_takes(key, Takes::is_text);
         let pair = self.pair(key)?;
         match &pair.value.value {
-            Value::Scalar(scalar) => Some(Located { value: scalar.text.to_string(), mark: pair.value.mark }),
+            Value::Scalar(scalar) => Some(Located { value: &*scalar.text, mark: pair.value.mark }),
             Value::List(_) | Value::Mapping(_) | Value::Unreadable => wrong_value(pair, "text", diagnostics),
         }
     }
@@ -103,7 +114,7 @@ impl<'n> Fields<'n> {
     }
 
     /// The items of a list; empty if it is absent.
-    pub(crate) fn items(&self, key: &str, diagnostics: &mut Diagnostics<'_>) -> &'n [Node] {
+    pub(crate) fn items(&self, key: &str, diagnostics: &mut Diagnostics<'_>) -> &'n [Node<'n>] {
         self.assert_takes(key, Takes::is_list);
         let Some(pair) = self.pair(key) else { return &[] };
         match &pair.value.value {
@@ -122,13 +133,13 @@ impl<'n> Fields<'n> {
         is: fn(&str, &str) -> bool,
         diagnostics: &mut Diagnostics<'_>,
     ) -> Option<Located<T>> {
-        let Located { value: text, mark } = self.text(key, diagnostics)?;
-        let found = choices.iter().find(|(name, _)| is(name, &text));
+        let Located { value: text, mark } = self.text_as_written(key, diagnostics)?;
+        let found = choices.iter().find(|(name, _)| is(name, text));
         if found.is_none() {
             let names = || choices.iter().map(|(name, _)| *name);
             diagnostics.add_with(mark, || {
-                let hint = key_messages::hint(&text, names());
-                let (given, names) = (quote(&text), key_messages::quoted_list(names()));
+                let hint = key_messages::hint(text, names());
+                let (given, names) = (quote(text), key_messages::quoted_list(names()));
                 format!("`{key}` cannot be {given}; it is one of {names}{hint}")
             });
         }
@@ -155,7 +166,7 @@ pub(crate) fn required(
     Some(text.value)
 }
 
-fn resolve(node: &Node) -> Option<Resolved> {
+fn resolve(node: &Node<'_>) -> Option<Resolved> {
     match &node.value {
         Value::Scalar(scalar) => Some(scalar.resolve()),
         Value::List(_) | Value::Mapping(_) | Value::Unreadable => None,
@@ -163,7 +174,7 @@ fn resolve(node: &Node) -> Option<Resolved> {
 }
 
 /// Reports that a value has the wrong type for its key.
-fn wrong_value<T>(pair: &Pair, wanted: &str, diagnostics: &mut Diagnostics<'_>) -> Option<T> {
+fn wrong_value<T>(pair: &Pair<'_>, wanted: &str, diagnostics: &mut Diagnostics<'_>) -> Option<T> {
     match pair.value.value {
         Value::Unreadable => {}
         Value::Scalar(_) | Value::List(_) | Value::Mapping(_) => {
@@ -176,7 +187,7 @@ fn wrong_value<T>(pair: &Pair, wanted: &str, diagnostics: &mut Diagnostics<'_>) 
     None
 }
 
-fn wrong_type(node: &Node, wanted: &str, diagnostics: &mut Diagnostics<'_>) {
+fn wrong_type(node: &Node<'_>, wanted: &str, diagnostics: &mut Diagnostics<'_>) {
     match node.value {
         Value::Unreadable => {}
         Value::Scalar(_) | Value::List(_) | Value::Mapping(_) => {

@@ -17,9 +17,9 @@ pub(super) fn weight_of(text: &str) -> usize {
 }
 
 /// The indices of pairs with a key that an earlier pair has, and the position of that pair.
-pub(super) fn duplicates(pairs: &[Pair]) -> Vec<(usize, Mark)> {
+pub(super) fn duplicates(pairs: &[Pair<'_>]) -> Vec<(usize, Mark)> {
     if pairs.len() <= LINEAR_SEARCH_MAX {
-        let first = |(index, pair): (usize, &Pair)| {
+        let first = |(index, pair): (usize, &Pair<'_>)| {
             let before = pairs[..index].iter().find(|before| before.key == pair.key);
             before.map(|before| (index, before.mark))
         };
@@ -40,7 +40,7 @@ pub(super) fn duplicates(pairs: &[Pair]) -> Vec<(usize, Mark)> {
 
 /// Whether a scalar is allowed as a key. A single letter such as `y` is a name here, although YAML 1.1 reads it as a
 /// boolean.
-pub(super) fn is_key(scalar: &Scalar) -> bool {
+pub(super) fn is_key(scalar: &Scalar<'_>) -> bool {
     match scalar.resolve() {
         Resolved::Text => true,
         Resolved::Bool(_) => scalar.text.len() == 1,

@@ -4,7 +4,7 @@ use serde_json::{Map, Number, Value as Json};
 
 use crate::yaml::{Node, Problem, Resolved, Scalar, Value, quote};
 
-impl Node {
+impl Node<'_> {
     /// The value as JSON. Reports numbers that JSON cannot represent and replaces them by null.
     pub fn to_json(&self, problems: &mut Vec<Problem>) -> Json {
         match &self.value {
@@ -26,7 +26,7 @@ impl Node {
     }
 }
 
-impl Scalar {
+impl Scalar<'_> {
     fn to_json(&self) -> Option<Json> {
         match self.resolve() {
             Resolved::Null => Some(Json::Null),

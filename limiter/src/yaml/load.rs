@@ -1,6 +1,9 @@
 //! Loads bytes as a tree.
 
-use std::collections::{HashMap, HashSet};
+use std::{
+    borrow::Cow,
+    collections::{HashMap, HashSet},
+};
 
 use granit_parser::{Event, Marker, Parser, ScalarStyle, Span};
 
@@ -16,7 +19,7 @@ pub const BYTES_MAX: usize = 16 << 20;
 pub const PROBLEMS_MAX: usize = 1_000;
 
 /// Loads all documents of a file.
-pub fn load(bytes: &[u8]) -> Stream {
+pub fn load(bytes: &[u8]) -> Stream<'_> {
     match text_of(bytes) {
         Ok(text) => match simple::load(text) {
             Some(document) => Stream { documents: vec![document], problems: Vec::new() },
@@ -41,39 +44,39 @@ fn text_of(bytes: &[u8]) -> Result<&str, Problem> {
 
 /// The tree under construction.
 #[derive(Default)]
-struct Loader {
-    stream: Stream,
-    root: Option<Node>,
-    open: Vec<Frame>,
-    anchors: HashMap<usize, Anchor>,
+struct Loader<'t> {
+    stream: Stream<'t>,
+    root: Option<Node<'t>>,
+    open: Vec<Frame<'t>>,
+    anchors: HashMap<usize, Anchor<'t>>,
     // The weight of all nodes so far, aliases expanded.
     weight: usize,
 }
 
 /// An open list or mapping.
-struct Frame {
+struct Frame<'t> {
     mark: Mark,
     anchor: usize,
     weight_before: usize,
     height: usize,
-    items: Items,
+    items: Items<'t>,
 }
 
-enum Items {
-    List(Vec<Node>),
-    Mapping { pairs: Vec<Pair>, next: Next },
+enum Items<'t> {
+    List(Vec<Node<'t>>),
+    Mapping { pairs: Vec<Pair<'t>>, next: Next<'t> },
 }
 
 /// What a mapping expects next.
-enum Next {
+enum Next<'t> {
     Key,
     /// The value of a key; `None` if the key is invalid.
-    Value(Option<(Box<str>, Mark)>),
+    Value(Option<(Cow<'t, str>, Mark)>),
 }
 
 /// A node that aliases may refer to.
-struct Anchor {
-    node: Node,
+struct Anchor<'t> {
+    node: Node<'t>,
     weight: usize,
     height: usize,
 }
@@ -84,8 +87,8 @@ enum Stop {
     File(Problem),
 }
 
-impl Loader {
-    fn run(mut self, text: &str) -> Stream {
+impl<'t> Loader<'t> {
+    fn run(mut self, text: &'t str) -> Stream<'t> {
         let options = granit_parser::options! {
             flow_nesting_limit: DEPTH_MAX,
             block_nesting_limit: DEPTH_MAX,
@@ -118,14 +121,14 @@ impl Loader {
         self.stream
     }
 
-    fn handle(&mut self, event: Event<'_>, span: Span) -> Result<(), Stop> {
+    fn handle(&mut self, event: Event<'t>, span: Span) -> Result<(), Stop> {
         let at = mark(span.start);
         match event {
             Event::Scalar(text, style, anchor, tag) => {
                 self.reject_tag(at, tag.is_some());
                 // The parser yields an absent value as a `~` of zero width.
                 let absent = style == ScalarStyle::Plain && span.start.index() == span.end.index();
-                let text: Box<str> = if absent { "".into() } else { text.into() };
+                let text = if absent { Cow::Borrowed("") } else { text };
                 let weight = self.add_weight(at, weight_of(&text))?;
                 let value = Value::Scalar(Scalar { text, quoted: style != ScalarStyle::Plain });
                 self.finish(Node { mark: at, value }, anchor, weight, 0);
@@ -188,7 +191,7 @@ impl Loader {
         Err(Stop::File(Problem { mark, what }))
     }
 
-    fn begin(&mut self, mark: Mark, anchor: usize, items: Items) -> Result<(), Stop> {
+    fn begin(&mut self, mark: Mark, anchor: usize, items: Items<'t>) -> Result<(), Stop> {
         if self.open.len() >= DEPTH_MAX {
             return Err(Stop::Document(too_deep(mark)));
         }
@@ -209,7 +212,7 @@ impl Loader {
     }
 
     /// Adds a complete node and stores it under its anchor.
-    fn finish(&mut self, node: Node, anchor: usize, weight: usize, height: usize) {
+    fn finish(&mut self, node: Node<'t>, anchor: usize, weight: usize, height: usize) {
         if anchor != 0 {
             self.anchors.insert(anchor, Anchor { node: node.clone(), weight, height });
         }
@@ -233,7 +236,7 @@ impl Loader {
     }
 
     /// Adds a node to the innermost open list or mapping, or as the root.
-    fn add(&mut self, mut node: Node, height: usize) {
+    fn add(&mut self, mut node: Node<'t>, height: usize) {
         let Some(frame) = self.open.last_mut() else {
             self.root = Some(node);
             return;
@@ -262,7 +265,7 @@ impl Loader {
     }
 
     /// The pairs without duplicates, of which the first is kept, extended by what `<<` merges in.
-    fn without_duplicates(&mut self, mut pairs: Vec<Pair>) -> Vec<Pair> {
+    fn without_duplicates(&mut self, mut pairs: Vec<Pair<'t>>) -> Vec<Pair<'t>> {
         let duplicates = duplicates(&pairs);
         for (duplicate, first) in &duplicates {
             let Pair { key, mark, .. } = &pairs[*duplicate];
@@ -276,13 +279,13 @@ impl Loader {
         }
         let Some(merge) = pairs.iter().position(|pair| &*pair.key == "<<") else { return pairs };
         let merge = pairs.remove(merge);
-        let mut known: HashSet<Box<str>> = pairs.iter().map(|pair| pair.key.clone()).collect();
+        let mut known: HashSet<Cow<'t, str>> = pairs.iter().map(|pair| pair.key.clone()).collect();
         pairs.extend(self.merged(merge).into_iter().filter(|pair| known.insert(pair.key.clone())));
         pairs
     }
 
     /// The pairs that a `<<` key merges in, from one mapping or a list of them.
-    fn merged(&mut self, pair: Pair) -> Vec<Pair> {
+    fn merged(&mut self, pair: Pair<'t>) -> Vec<Pair<'t>> {
         let sources = match pair.value.value {
             Value::List(nodes) => nodes,
             Value::Mapping(pairs) => return pairs,
@@ -304,7 +307,7 @@ impl Loader {
 }
 
 /// The text of a key and its position; `None` if its problem was already reported.
-fn key_of(node: Node) -> Result<Option<(Box<str>, Mark)>, Problem> {
+fn key_of(node: Node<'_>) -> Result<Option<(Cow<'_, str>, Mark)>, Problem> {
     let what = match node.value {
         Value::Scalar(scalar) if is_key(&scalar) => return Ok(Some((scalar.text, node.mark))),
         Value::Unreadable => return Ok(None),

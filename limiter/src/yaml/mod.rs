@@ -1,4 +1,5 @@
-//! YAML as a tree in which every node has its position.
+//! YAML as a tree in which every node has its position. Texts are those of the file, unless they are written with
+//! escapes or over several lines.
 //!
 //! Loading reports every problem, except that a syntax error ends its document. Anchors, aliases and `<<` merges are
 //! supported, within a bound on the expanded size; tags are not.
@@ -14,6 +15,8 @@ pub use bounds::{DEPTH_MAX, WEIGHT_MAX};
 pub use load::compare_readers;
 pub use load::{BYTES_MAX, PROBLEMS_MAX, load};
 pub use scalar::Resolved;
+
+use std::borrow::Cow;
 
 use crate::printable;
 
@@ -42,56 +45,56 @@ pub struct Problem {
 
 /// The documents of one file and the problems found in it.
 #[derive(Debug, Default)]
-pub struct Stream {
+pub struct Stream<'t> {
     /// The valid documents, in order. An empty document is a null node.
-    pub documents: Vec<Node>,
+    pub documents: Vec<Node<'t>>,
     /// The problems in the order found; at most [`PROBLEMS_MAX`].
     pub problems: Vec<Problem>,
 }
 
 /// A value and its position.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Node {
+pub struct Node<'t> {
     /// The position of its first character, or of its key if the value is absent.
     pub mark: Mark,
     /// The value.
-    pub value: Value,
+    pub value: Value<'t>,
 }
 
 /// The value of a node.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Value {
+pub enum Value<'t> {
     /// A text, number, boolean or null; the reader resolves which.
-    Scalar(Scalar),
+    Scalar(Scalar<'t>),
     /// Nodes in order.
-    List(Vec<Node>),
+    List(Vec<Node<'t>>),
     /// Unique keys with their values, in order.
-    Mapping(Vec<Pair>),
+    Mapping(Vec<Pair<'t>>),
     /// An invalid value that was already reported.
     Unreadable,
 }
 
 /// A key with its value.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Pair {
+pub struct Pair<'t> {
     /// The text of the key.
-    pub key: Box<str>,
+    pub key: Cow<'t, str>,
     /// The position of the key.
     pub mark: Mark,
     /// The value.
-    pub value: Node,
+    pub value: Node<'t>,
 }
 
 /// A scalar as written.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Scalar {
+pub struct Scalar<'t> {
     /// The text, without quotes and with escapes resolved. Empty if the value is absent.
-    pub text: Box<str>,
+    pub text: Cow<'t, str>,
     /// Whether it can only be text: it was quoted or is a block scalar.
     pub quoted: bool,
 }
 
-impl Node {
+impl<'t> Node<'t> {
     /// Whether the value is null: absent, `~` or `null`.
     pub fn is_null(&self) -> bool {
         match &self.value {
@@ -101,7 +104,7 @@ impl Node {
     }
 
     /// Takes the items of the list under `key` of a mapping and leaves an empty list. Empty if there is no such list.
-    pub fn take_items(&mut self, key: &str) -> Vec<Node> {
+    pub fn take_items(&mut self, key: &str) -> Vec<Self> {
         let Value::Mapping(pairs) = &mut self.value else { return Vec::new() };
         match pairs.iter_mut().find(|pair| *pair.key == *key).map(|pair| &mut pair.value.value) {
             Some(Value::List(items)) => std::mem::take(items),

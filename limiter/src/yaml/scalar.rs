@@ -19,7 +19,7 @@ pub enum Resolved {
     Text,
 }
 
-impl Scalar {
+impl Scalar<'_> {
     /// The scalar with its implicit type.
     pub fn resolve(&self) -> Resolved {
         if self.quoted {

@@ -4,6 +4,8 @@
 //! Whatever else a text contains, and every mistake, is left to that parser: the reader then returns `None`. What it
 //! does read, it reads as that parser does; tests and the fuzz target of rule files compare both.
 
+use std::borrow::Cow;
+
 use crate::yaml::{
     Mark, Node, Pair, Scalar, Value,
     bounds::{DEPTH_MAX, WEIGHT_MAX, duplicates, is_key, weight_of},
@@ -13,7 +15,7 @@ use crate::yaml::{
 const KEY_BYTES_MAX: usize = 256;
 
 /// The one document of `text`; `None` if it is not as simple, or has a mistake.
-pub(super) fn load(text: &str) -> Option<Node> {
+pub(super) fn load(text: &str) -> Option<Node<'_>> {
     // Without an early end, the compiler looks at many bytes at once.
     let is_simple = |byte: &u8| *byte == b'\n' || matches!(byte, b' '..=b'~');
     if !text.as_bytes().iter().fold(true, |all, byte| all & is_simple(byte)) {
@@ -32,8 +34,8 @@ struct Reader<'t> {
     line_start: usize,
     weight: usize,
     // The pairs and nodes of open collections, those of the innermost last.
-    pairs: Vec<Pair>,
-    nodes: Vec<Node>,
+    pairs: Vec<Pair<'t>>,
+    nodes: Vec<Node<'t>>,
 }
 
 /// Where the lines of a block collection begin.
@@ -51,7 +53,7 @@ impl Indent {
 }
 
 impl<'t> Reader<'t> {
-    fn document(&mut self) -> Option<Node> {
+    fn document(&mut self) -> Option<Node<'t>> {
         self.skip_blank()?;
         let starts_collection =
             matches!(self.peek()?, b'{' | b'[') || self.is_entry() || self.key_end().is_some();
@@ -128,7 +130,7 @@ impl<'t> Reader<'t> {
     }
 
     /// A node that begins here, in a block collection.
-    fn block(&mut self, indent: Indent) -> Option<Node> {
+    fn block(&mut self, indent: Indent) -> Option<Node<'t>> {
         // The parser of all YAML reports what is nested too deep.
         if indent.depth + 1 >= DEPTH_MAX {
             return None;
@@ -143,7 +145,7 @@ impl<'t> Reader<'t> {
     }
 
     /// A value that ends on its line, or with the root.
-    fn block_value(&mut self, indent: Indent) -> Option<Node> {
+    fn block_value(&mut self, indent: Indent) -> Option<Node<'t>> {
         let line = self.line;
         let node = match self.peek()? {
             b'{' | b'[' => self.flow(indent.depth + 1)?,
@@ -155,7 +157,7 @@ impl<'t> Reader<'t> {
         (is_whole && self.is_line_end()).then_some(node)
     }
 
-    fn block_list(&mut self, indent: Indent) -> Option<Node> {
+    fn block_list(&mut self, indent: Indent) -> Option<Node<'t>> {
         let (mark, column, first) = (self.mark(), self.column(), self.nodes.len());
         self.add_weight(1)?;
         while self.is_entry() && self.column() == column {
@@ -181,7 +183,7 @@ impl<'t> Reader<'t> {
     }
 
     /// The mapping whose first key begins here and has this length.
-    fn block_mapping(&mut self, indent: Indent, first_key: usize) -> Option<Node> {
+    fn block_mapping(&mut self, indent: Indent, first_key: usize) -> Option<Node<'t>> {
         let (mark, column, first) = (self.mark(), self.column(), self.pairs.len());
         let mut length = Some(first_key);
         self.add_weight(1)?;
@@ -211,7 +213,7 @@ impl<'t> Reader<'t> {
     }
 
     /// The mapping of the pairs from `first` on. `None` if two of them have the same key.
-    fn mapping(&mut self, mark: Mark, first: usize) -> Option<Node> {
+    fn mapping(&mut self, mark: Mark, first: usize) -> Option<Node<'t>> {
         if !duplicates(&self.pairs[first..]).is_empty() {
             return None;
         }
@@ -230,7 +232,7 @@ impl<'t> Reader<'t> {
     }
 
     /// The key of this length, after which comes a colon.
-    fn key(&mut self, length: usize) -> Option<(Box<str>, Mark)> {
+    fn key(&mut self, length: usize) -> Option<(Cow<'t, str>, Mark)> {
         let mark = self.mark();
         let text = &self.text[self.at..self.at + length];
         let quoted = matches!(text.as_bytes().first(), Some(b'"' | b'\''));
@@ -241,18 +243,18 @@ impl<'t> Reader<'t> {
         (is_key(&scalar) && *scalar.text != *"<<").then_some((scalar.text, mark))
     }
 
-    fn quoted(&mut self) -> Option<Node> {
+    fn quoted(&mut self) -> Option<Node<'t>> {
         let rest = self.rest();
         let length = quoted_length(rest, *rest.first()?)?;
         self.scalar(length, true)
     }
 
-    fn plain(&mut self, length: impl Fn(&[u8]) -> Option<usize>) -> Option<Node> {
+    fn plain(&mut self, length: impl Fn(&[u8]) -> Option<usize>) -> Option<Node<'t>> {
         let length = length(self.rest())?;
         self.scalar(length, false)
     }
 
-    fn scalar(&mut self, length: usize, quoted: bool) -> Option<Node> {
+    fn scalar(&mut self, length: usize, quoted: bool) -> Option<Node<'t>> {
         let mark = self.mark();
         let text = &self.text[self.at..self.at + length];
         let text = if quoted { &text[1..length - 1] } else { text };
@@ -262,7 +264,7 @@ impl<'t> Reader<'t> {
     }
 
     /// A node that begins here, in a flow collection or as one.
-    fn flow(&mut self, depth: usize) -> Option<Node> {
+    fn flow(&mut self, depth: usize) -> Option<Node<'t>> {
         match self.peek()? {
             b'{' | b'[' if depth >= DEPTH_MAX => None,
             b'{' => self.flow_mapping(depth),
@@ -272,7 +274,7 @@ impl<'t> Reader<'t> {
         }
     }
 
-    fn flow_list(&mut self, depth: usize) -> Option<Node> {
+    fn flow_list(&mut self, depth: usize) -> Option<Node<'t>> {
         let (mark, first) = (self.mark(), self.nodes.len());
         self.add_weight(1)?;
         self.enter()?;
@@ -284,7 +286,7 @@ impl<'t> Reader<'t> {
         Some(Node { mark, value: Value::List(self.nodes.drain(first..).collect()) })
     }
 
-    fn flow_mapping(&mut self, depth: usize) -> Option<Node> {
+    fn flow_mapping(&mut self, depth: usize) -> Option<Node<'t>> {
         let (mark, first) = (self.mark(), self.pairs.len());
         self.add_weight(1)?;
         self.enter()?;

@@ -143,13 +143,15 @@ fn invalid_utf_8_is_reported_with_line_and_column() {
 
 #[test]
 fn file_beyond_the_size_bound_is_refused() {
-    let stream = load(&vec![b' '; BYTES_MAX + 1]);
+    let bytes = vec![b' '; BYTES_MAX + 1];
+    let stream = load(&bytes);
     assert_eq!(stream.problems.len(), 1);
 }
 
 #[test]
 fn number_of_problems_is_bounded() {
-    let stream = load("a: 1\n".repeat(PROBLEMS_MAX + 10).as_bytes());
+    let text = "a: 1\n".repeat(PROBLEMS_MAX + 10);
+    let stream = load(text.as_bytes());
     assert_eq!(stream.problems.len(), PROBLEMS_MAX);
 }
 
@@ -171,7 +173,8 @@ proptest! {
         keys in prop::collection::vec("k[a-d]{1,2}", 0..40),
     ) {
         let text: String = keys.iter().map(|key| format!("{key}: v\n")).collect();
-        let stream = load(format!("{{}}\n---\n{text}").as_bytes());
+        let text = format!("{{}}\n---\n{text}");
+        let stream = load(text.as_bytes());
         let (mut kept, mut duplicates) = (Vec::new(), Vec::new());
         for (index, key) in keys.iter().enumerate() {
             match keys[..index].iter().position(|before| before == key) {

@@ -1,6 +1,6 @@
 //! Reads a resource of a control plane as the document of a rule file.
 
-use std::{fmt::Display, sync::Arc};
+use std::{borrow::Cow, fmt::Display, sync::Arc};
 
 use prost::{DecodeError, Message};
 use prost_types::{Struct, Value as Json, value::Kind};
@@ -27,7 +27,7 @@ pub(super) fn source(bytes: Vec<u8>) -> Source {
 }
 
 /// The document of a resource, with its places.
-fn documents(bytes: &[u8]) -> (Arc<Origin>, Stream) {
+fn documents(bytes: &[u8]) -> (Arc<Origin>, Stream<'static>) {
     let mut reader = Reader::default();
     let (name, documents) = match RateLimitConfig::decode(bytes) {
         Ok(config) => {
@@ -66,14 +66,14 @@ impl Reader {
         self.problems.push(Problem { mark, what });
     }
 
-    fn document(&mut self, config: &RateLimitConfig) -> Node {
+    fn document(&mut self, config: &RateLimitConfig) -> Node<'static> {
         let mark = self.place(None, &config.domain);
         let fields = Fields::at(mark).text("domain", &config.domain);
         let descriptors = self.descriptors(&config.descriptors, mark, 1);
         fields.list("descriptors", descriptors).node()
     }
 
-    fn descriptors(&mut self, descriptors: &[Vec<u8>], parent: Mark, depth: usize) -> Vec<Node> {
+    fn descriptors(&mut self, descriptors: &[Vec<u8>], parent: Mark, depth: usize) -> Vec<Node<'static>> {
         if depth > DEPTH_MAX && !descriptors.is_empty() {
             self.problem(parent, format!("descriptors are nested more than {DEPTH_MAX} deep"));
             return Vec::new();
@@ -92,7 +92,7 @@ impl Reader {
         nodes
     }
 
-    fn descriptor(&mut self, descriptor: RateLimitDescriptor, parent: Mark, depth: usize) -> Node {
+    fn descriptor(&mut self, descriptor: RateLimitDescriptor, parent: Mark, depth: usize) -> Node<'static> {
         let RateLimitDescriptor { key, value, rate_limit, descriptors, metadata, .. } = &descriptor;
         let mark = self.place(Some(parent), &composite(key, value));
         let mut fields = Fields::at(mark).text("key", key).text_if("value", value);
@@ -112,7 +112,7 @@ impl Reader {
     }
 }
 
-fn limit_node(limit: &RateLimitPolicy, mark: Mark) -> Node {
+fn limit_node(limit: &RateLimitPolicy, mark: Mark) -> Node<'static> {
     let replaces = limit.replaces.iter().map(|replaced| Fields::at(mark).text("name", &replaced.name).node());
     let fields = Fields::at(mark).text_if("name", &limit.name).list("replaces", replaces.collect());
     // `UNKNOWN` means that there is none.
@@ -135,12 +135,14 @@ fn limit_node(limit: &RateLimitPolicy, mark: Mark) -> Node {
     fields.node()
 }
 
-fn struct_node(object: &Struct, mark: Mark) -> Node {
+fn struct_node(object: &Struct, mark: Mark) -> Node<'static> {
     let fields = object.fields.iter();
-    fields.fold(Fields::at(mark), |fields, (name, value)| fields.with(name, json_node(value, mark))).node()
+    fields
+        .fold(Fields::at(mark), |fields, (name, value)| fields.with(name.clone(), json_node(value, mark)))
+        .node()
 }
 
-fn json_node(value: &Json, mark: Mark) -> Node {
+fn json_node(value: &Json, mark: Mark) -> Node<'static> {
     match &value.kind {
         None | Some(Kind::NullValue(_)) => plain("null", mark),
         Some(Kind::BoolValue(value)) => plain(value, mark),
@@ -154,7 +156,7 @@ fn json_node(value: &Json, mark: Mark) -> Node {
     }
 }
 
-fn number_node(number: f64, mark: Mark) -> Node {
+fn number_node(number: f64, mark: Mark) -> Node<'static> {
     /// Up to here every integer has a float of its own.
     const EXACT_MAX: f64 = 9_007_199_254_740_992.0;
     if number.fract() == 0.0 && number.abs() <= EXACT_MAX {
@@ -166,19 +168,19 @@ fn number_node(number: f64, mark: Mark) -> Node {
     }
 }
 
-fn text_node(text: &str, mark: Mark) -> Node {
-    Node { mark, value: Value::Scalar(Scalar { text: text.into(), quoted: true }) }
+fn text_node(text: &str, mark: Mark) -> Node<'static> {
+    Node { mark, value: Value::Scalar(Scalar { text: text.to_owned().into(), quoted: true }) }
 }
 
 /// A number, a boolean or null.
-fn plain(value: impl Display, mark: Mark) -> Node {
+fn plain(value: impl Display, mark: Mark) -> Node<'static> {
     Node { mark, value: Value::Scalar(Scalar { text: value.to_string().into(), quoted: false }) }
 }
 
 /// A mapping under construction; everything in it has one mark.
 struct Fields {
     mark: Mark,
-    pairs: Vec<Pair>,
+    pairs: Vec<Pair<'static>>,
 }
 
 impl Fields {
@@ -186,28 +188,28 @@ impl Fields {
         Self { mark, pairs: Vec::new() }
     }
 
-    fn with(mut self, key: &str, value: Node) -> Self {
+    fn with(mut self, key: impl Into<Cow<'static, str>>, value: Node<'static>) -> Self {
         self.pairs.push(Pair { key: key.into(), mark: self.mark, value });
         self
     }
 
-    fn text(self, key: &str, text: &str) -> Self {
+    fn text(self, key: &'static str, text: &str) -> Self {
         let value = text_node(text, self.mark);
         self.with(key, value)
     }
 
-    fn text_if(self, key: &str, text: &str) -> Self {
+    fn text_if(self, key: &'static str, text: &str) -> Self {
         if text.is_empty() { self } else { self.text(key, text) }
     }
 
     /// A boolean, unless it is `false`, which is the default of all.
-    fn boolean(self, key: &str, value: bool) -> Self {
+    fn boolean(self, key: &'static str, value: bool) -> Self {
         let node = plain(value, self.mark);
         if value { self.with(key, node) } else { self }
     }
 
     /// A list, unless it is empty.
-    fn list(self, key: &str, items: Vec<Node>) -> Self {
+    fn list(self, key: &'static str, items: Vec<Node<'static>>) -> Self {
         let value = Node { mark: self.mark, value: Value::List(items) };
         if matches!(&value.value, Value::List(items) if items.is_empty()) {
             self
@@ -216,7 +218,7 @@ impl Fields {
         }
     }
 
-    fn node(self) -> Node {
+    fn node(self) -> Node<'static> {
         Node { mark: self.mark, value: Value::Mapping(self.pairs) }
     }
 }

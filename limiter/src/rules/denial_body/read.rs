@@ -50,7 +50,7 @@ pub(crate) fn denial_body(
 }
 
 /// The value as a template.
-fn template(node: &Node, diagnostics: &mut Diagnostics<'_>) -> Option<Template> {
+fn template(node: &Node<'_>, diagnostics: &mut Diagnostics<'_>) -> Option<Template> {
     let fields = Fields::read(node, Section::DenialBody, diagnostics)?;
     let content_type = fields.text("content_type", diagnostics);
     let is_unread = content_type.is_none() && fields.pair("content_type").is_some();
@@ -91,7 +91,7 @@ fn text(given: &Located<String>, diagnostics: &mut Diagnostics<'_>) -> Option<Te
 }
 
 /// The value as JSON whose texts have variables. Reports all its problems.
-fn json(node: &Node, diagnostics: &mut Diagnostics<'_>) -> Option<JsonTemplate> {
+fn json(node: &Node<'_>, diagnostics: &mut Diagnostics<'_>) -> Option<JsonTemplate> {
     match &node.value {
         Value::Scalar(scalar) if scalar.resolve() == Resolved::Text => {
             let given = Located { value: scalar.text.to_string(), mark: node.mark };
@@ -114,7 +114,7 @@ fn json(node: &Node, diagnostics: &mut Diagnostics<'_>) -> Option<JsonTemplate> 
             None
         }
         Value::Mapping(pairs) => {
-            let member = |pair: &Pair| Some((pair.key.to_string(), json(&pair.value, diagnostics)?));
+            let member = |pair: &Pair<'_>| Some((pair.key.to_string(), json(&pair.value, diagnostics)?));
             let members: Vec<_> = pairs.iter().map(member).collect();
             members.into_iter().collect::<Option<_>>().map(JsonTemplate::Object)
         }
@@ -123,7 +123,7 @@ fn json(node: &Node, diagnostics: &mut Diagnostics<'_>) -> Option<JsonTemplate> 
 }
 
 /// The variable that `{name}` without quotes was meant to be.
-fn unquoted(pairs: &[Pair]) -> Option<Variable> {
+fn unquoted(pairs: &[Pair<'_>]) -> Option<Variable> {
     match pairs {
         [pair] if matches!(&pair.value.value, Value::Scalar(scalar) if scalar.text.is_empty() && !scalar.quoted) => {
             Variable::named(&pair.key)

@@ -78,6 +78,7 @@ impl WatchedFiles for RuleFiles {
 
     async fn wait(&mut self, last: Comparison, poll_interval: Duration) {
         self.ahead = None;
+        self.loader.begin();
         if let Some(events) = &mut self.events {
             events.wait(last, poll_interval).await;
         }
@@ -90,7 +91,8 @@ impl WatchedFiles for RuleFiles {
             let fingerprint = files.fingerprint();
             (Arc::new(files), fingerprint)
         };
-        let (contents, fingerprint) = run_in_background(self.loader.priority(), read).await?;
+        let ((contents, fingerprint), priority) = run_in_background(self.loader.priority(), read).await?;
+        self.loader.step_ran_at(priority);
         self.compile_ahead(&contents, fingerprint);
         Some((contents, fingerprint))
     }
@@ -131,7 +133,7 @@ impl RuleFiles {
             std::fs::read_to_string("/proc/self/mountinfo").ok()
         })
         .await
-        .flatten();
+        .and_then(|(mounts, _)| mounts);
         for path in mount::individually_mounted(&mounts.unwrap_or_default(), &files) {
             let hint = "mount the whole volume instead of a subPath of it";
             warn!(path = %path.display(), hint, "this rule file is a mount of its own; changes to it cannot be seen");
@@ -162,5 +164,23 @@ mod tests {
             assert!(watcher.poll().await);
             assert_eq!(watcher.watch.files.loader.priority(), after, "{comment} bytes");
         }
+    }
+
+    #[tokio::test]
+    async fn load_looks_for_an_idle_core_until_a_step_finds_none() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), format!("domain: d\n#{}\n", "-".repeat(64 * 1024))).unwrap();
+        let clock = Clock::manual(crate::time::Timestamp::EPOCH);
+        let mut watcher = Watcher::new(FileSettings::of(file.path()), clock, Arc::default());
+        assert!(watcher.poll().await);
+        let files = &mut watcher.watch.files;
+        for (ran_at, next) in [(Priority::Idle, Priority::Idle), (Priority::Normal, Priority::Normal)] {
+            files.loader.step_ran_at(ran_at);
+            assert_eq!(files.loader.priority(), next);
+        }
+        files.loader.step_ran_at(Priority::Normal);
+        assert_eq!(files.loader.priority(), Priority::Normal);
+        files.loader.begin();
+        assert_eq!(files.loader.priority(), Priority::Idle);
     }
 }
