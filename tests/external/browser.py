@@ -106,9 +106,10 @@ def broken_parts(page):
 
 
 def is_in_sight(part):
-    """Whether no scrolling sideways is needed to see an element."""
+    """Whether no scrolling sideways is needed to see an element. No, if the page has replaced it meanwhile."""
     return part.evaluate(
         """(part) => {
+            if (!part.isConnected) return false;
             const { left, right, width, height } = part.getBoundingClientRect();
             const outer = part.closest(".scroll").getBoundingClientRect();
             const isInside = outer.left <= left && right <= outer.right && 0 <= left && right <= innerWidth;

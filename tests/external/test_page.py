@@ -261,12 +261,12 @@ def test_phone_shows_decisions_refusals_and_states_without_scrolling_sideways(lo
     for row, column in itertools.product(rows.all(), ("Decisions", "Refused")):
         cell = row.locator(f"td[data-label='{column}'] > *")
         eventually("the cell has a figure", lambda cell=cell: "/s" in cell.inner_text())
-        assert browsers.is_in_sight(cell), (row.inner_text(), column)
+        eventually(f"{column} is in sight", lambda cell=cell: browsers.is_in_sight(cell))
 
     page.get_by_role("link", name="Cluster").click()
     states = page.locator("td[data-label=State] > *")
     expect(states).to_have_text(["serving"] * 3)
-    assert all(browsers.is_in_sight(state) for state in states.all())
+    eventually("all states are in sight", lambda: all(map(browsers.is_in_sight, states.all())))
 
 
 def test_explanation_is_visible_after_tap_on_first_of_fifty_keys(exhausted, callers, open_page):
