@@ -9,7 +9,6 @@ use std::{
     hash::Hasher,
     io::{self, BufReader, BufWriter, ErrorKind, Read, Seek, Write},
     path::Path,
-    thread,
 };
 
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
@@ -91,13 +90,8 @@ pub(super) fn write(
         let slots = memory.slots() as u32;
         output.put(&Some(Header { taken_at: now, secret: secret.to_bytes(), slots }))?;
         // The epoch first: if the owner changes meanwhile, the copy is only taken for older than it is. Callers wait for
-        // the lock of a slot, so copies are made by this thread, which has their priority. It leaves the core after each
-        // one to callers that are ready; the kernel would let it run for milliseconds.
-        let copies = memory.each_slot().map(|slot| {
-            let copy = memory.copy(slot, source(slot));
-            thread::yield_now();
-            copy
-        });
+        // the lock of a slot, so copies are made by this thread, which has their priority.
+        let copies = memory.each_slot().map(|slot| memory.copy(slot, source(slot)));
         map_in_any_order(priority, copies, |copy| copy.encode(now), |encoded| output.put_slot(encoded))?;
         output.put::<Option<Section>>(&None)?;
         let ChecksumWriter { mut file, hash } = output;
