@@ -16,7 +16,7 @@ use crate::{
         quotas,
         reader::{Fields, Located, required},
     },
-    yaml::{Mark, Node, Value},
+    yaml::{Mark, Node, Pair, Value},
 };
 
 /// The values of `on_denied`.
@@ -258,12 +258,12 @@ impl Descriptor<'_> {
 impl RateLimit {
     pub(crate) fn read(node: &Node<'_>, diagnostics: &mut Diagnostics<'_>) -> Option<Self> {
         let fields = Fields::read(node, Section::RateLimit, diagnostics)?;
-        let given = fields.pairs().map(|(key, pair)| GivenKey {
+        let read = |(key, pair): (&'static Key, &Pair<'_>)| GivenKey {
             key,
             mark: pair.mark,
             value: PlainValue::read(key, &fields, diagnostics),
-        });
-        let given = given.collect();
+        };
+        let given = fields.pairs().map(read).collect();
         Some(Self {
             mark: fields.mark,
             given,

@@ -9,7 +9,10 @@ use crate::{
         AlgorithmName, Calendar, CalendarUnit, Classic, Concurrency, Excess, FixedWindow, LeakyQueue, Limit,
         Operation, Rate, SlidingLog, SlidingWindow, Span, SteppedBucket, TokenBucket, Verdict, Window,
     },
-    rules::{Allowance, DisplayedLimit, Domain, OnDenied, OnOwnerUnavailable, Rule, Rules, Unit},
+    rules::{
+        Allowance, DisplayedLimit, Domain, OnDenied, OnOwnerUnavailable, Rule, RuleOptions, Rules, Unit,
+        prefix_tree::Node,
+    },
     time::{SECOND, Timestamp},
 };
 
@@ -249,6 +252,15 @@ fn options_beside_a_limit_are_kept_in_the_rule() {
     assert!(rule.shadow_mode && rule.quota_mode && rule.detailed_metric);
     assert_eq!(json!(rule.options().metadata), json!({"tier": "gold", "cost": {"per": 16}}));
     assert_eq!(rule.location.to_string(), "rules.yaml:9:17");
+}
+
+/// What a file of many rules takes is mostly these.
+#[test]
+fn rule_and_descriptor_without_options_are_small() {
+    let rule = limit("unit: hour, requests_per_unit: 1");
+    assert_eq!((rule.options(), rule.options.is_none()), (&RuleOptions::default(), true));
+    assert!(limit("unit: hour, requests_per_unit: 1, name: a").options.is_some());
+    assert!(size_of::<Rule>() <= 160 && size_of::<Node>() <= 80);
 }
 
 #[test]
