@@ -2,7 +2,10 @@
 
 use std::{
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, PoisonError},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicUsize, Ordering::Relaxed},
+    },
     time::Duration,
 };
 
@@ -15,7 +18,7 @@ use tollgate_limiter::{
     store::{Epoch, Memory, OnFull, Slot, SlotSource, StoredSlot},
     time::{Clock, Timestamp},
 };
-use tracing::{error, info};
+use tracing::{debug, error, info};
 
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzz;
@@ -54,6 +57,8 @@ pub struct Persistence {
     sources: SlotSources,
     // Locked while a snapshot is written, because the temporary file is shared.
     writing: Arc<Mutex<()>>,
+    // How many snapshots are to be written at once. A periodic one, which takes longer, makes way for them.
+    urgent: Arc<AtomicUsize>,
 }
 
 /// Returns where a snapshot takes the counters of a slot from.
@@ -117,7 +122,8 @@ impl Persistence {
     }
 
     fn with(memory: Memory, settings: Settings) -> Self {
-        Self { memory: Arc::new(memory), settings, sources: SlotSources::default(), writing: Arc::default() }
+        let (memory, sources) = (Arc::new(memory), SlotSources::default());
+        Self { memory, settings, sources, writing: Arc::default(), urgent: Arc::default() }
     }
 
     fn read(
@@ -176,15 +182,27 @@ impl Persistence {
     async fn write_with(&self, priority: Priority, clock: &Clock, secret: Secret) {
         let Some(path) = self.settings.snapshot.clone() else { return };
         let (persistence, clock, shown) = (self.clone(), clock.clone(), path.display().to_string());
+        let is_urgent = priority == Priority::Normal;
+        if is_urgent {
+            self.urgent.fetch_add(1, Relaxed);
+        }
         let written = spawn_blocking(move || {
             let _one_at_a_time = persistence.writing.lock().unwrap_or_else(PoisonError::into_inner);
+            if is_urgent {
+                persistence.urgent.fetch_sub(1, Relaxed);
+            }
             let (sources, now) = (&*persistence.sources.0, clock.now());
-            snapshot::write(&persistence.memory, &secret, sources, (now, priority), &path)
+            let is_superseded = || !is_urgent && persistence.urgent.load(Relaxed) > 0;
+            snapshot::write(&persistence.memory, &secret, sources, (now, priority), is_superseded, &path)
         })
         .await;
         let written = written.map_err(|panic| SnapshotError::Io(std::io::Error::other(panic)));
-        if let Err(problem) = written.flatten() {
-            error!(path = shown, %problem, "cannot write the snapshot");
+        match written.flatten() {
+            Ok(()) => {}
+            Err(SnapshotError::Superseded) => {
+                debug!(path = shown, "a snapshot was given up for the next one")
+            }
+            Err(problem) => error!(path = shown, %problem, "cannot write the snapshot"),
         }
     }
 }
@@ -339,6 +357,33 @@ mod tests {
         fs::create_dir(folder.path().join("counters.new")).unwrap();
         persistence.write(&Clock::manual(NOW), SECRET).await;
         assert!(path.exists());
+    }
+
+    #[tokio::test]
+    async fn periodic_snapshot_makes_way_for_an_urgent_one() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("counters");
+        let persistence = written(&path).await;
+        let before = fs::read(&path).unwrap();
+        let (earlier, later) = (Clock::manual(NOW.plus(SECOND)), Clock::manual(NOW.plus(2 * SECOND)));
+        let periodic = || persistence.write_with(Priority::Idle, &earlier, SECRET);
+
+        persistence.urgent.fetch_add(1, Relaxed);
+        periodic().await;
+        assert_eq!(fs::read(&path).unwrap(), before);
+        assert!(!folder.path().join("counters.new").exists());
+
+        persistence.urgent.fetch_sub(1, Relaxed);
+        periodic().await;
+        assert_ne!(fs::read(&path).unwrap(), before);
+
+        // Whichever is first, the urgent one is written.
+        tokio::join!(periodic(), persistence.write(&later, SECRET), periodic());
+        assert_eq!(persistence.urgent.load(Relaxed), 0);
+        assert_eq!(
+            Persistence::start(settings(&path), NOW.plus(2 * SECOND)).0.memory.stats().live,
+            limits().len()
+        );
     }
 
     #[tokio::test]

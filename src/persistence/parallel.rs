@@ -16,13 +16,20 @@ use tollgate_limiter::{rules::set_idle_priority, time::Stopwatch};
 const THREADS_MAX: usize = 8;
 /// The items that a thread may have before it, so that it never waits for the next one.
 const ITEMS_AHEAD: usize = 4;
-/// The time that idle-priority work has until the calling thread does the rest of it.
+/// The time for which the calling thread waits for idle-priority work until it does the rest of it.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(2);
+/// The calling thread of idle-priority work rests for so many times the time that it has worked.
+const RESTS: u32 = 7;
+/// It works for at least this long before it rests, because a shorter rest takes longer than was asked for.
+const WORK_MIN: Duration = Duration::from_micros(100);
+/// The longest rest. A thread that had to wait for its core seems to have worked for longer than it has.
+const REST_MAX: Duration = Duration::from_millis(4);
 
 /// The scheduling priority of the threads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Priority {
-    /// They run only while a core is idle (`SCHED_IDLE`).
+    /// They run only while a core is idle (`SCHED_IDLE`), and the calling thread, which has normal priority, rests after
+    /// each step: the kernel would let it keep its core for milliseconds while other threads are ready.
     Idle,
     /// Scheduled like all other threads.
     Normal,
@@ -80,11 +87,13 @@ fn feed<T, R, E>(
     map: impl Fn(T) -> R,
     mut consume: impl FnMut(R) -> Result<(), E>,
 ) -> Result<(), E> {
-    let stopwatch = Stopwatch::start();
-    let mut under_way = 0;
+    let (mut under_way, mut waited, mut worked) = (0, Duration::ZERO, Stopwatch::start());
     loop {
-        let is_overdue = priority == Priority::Idle && stopwatch.elapsed() > IDLE_TIMEOUT;
-        if threads == 0 || is_overdue {
+        if priority == Priority::Idle && worked.elapsed() > WORK_MIN {
+            thread::sleep((worked.elapsed() * RESTS).min(REST_MAX));
+            worked = Stopwatch::start();
+        }
+        if threads == 0 || waited > IDLE_TIMEOUT {
             let Some(item) = items.next() else { break };
             consume(map(item))?;
         } else if under_way < threads * ITEMS_AHEAD {
@@ -93,7 +102,13 @@ fn feed<T, R, E>(
             let _ = sender.send(item);
             under_way += 1;
         } else {
-            match results.recv_timeout(IDLE_TIMEOUT) {
+            let waiting = Stopwatch::start();
+            let received = results.recv_timeout(IDLE_TIMEOUT);
+            if priority == Priority::Idle {
+                waited += waiting.elapsed();
+                worked = Stopwatch::start();
+            }
+            match received {
                 Ok(result) => {
                     under_way -= 1;
                     consume(result)?;

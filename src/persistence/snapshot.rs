@@ -44,6 +44,9 @@ pub enum SnapshotError {
     /// It is damaged or truncated.
     #[error("damaged or truncated")]
     Damaged,
+    /// It was given up, because another one is to be written.
+    #[error("superseded by another one")]
+    Superseded,
 }
 
 /// The header of a snapshot.
@@ -73,13 +76,15 @@ pub(super) struct Summary {
     pub(super) counters: usize,
 }
 
-/// Replaces the snapshot at `path` by all counters. Only its owner can read it, because it contains the secret. `source`
-/// returns where the counters of a slot are. The lock of a slot is held while its counters are copied.
+/// Replaces the snapshot at `path` by all counters, unless `is_superseded` returns true meanwhile. Only its owner can
+/// read it, because it contains the secret. `source` returns where the counters of a slot are. The lock of a slot is held
+/// while its counters are copied.
 pub(super) fn write(
     memory: &Memory,
     secret: &Secret,
     source: impl Fn(Slot) -> SlotSource,
     (now, priority): (Timestamp, Priority),
+    is_superseded: impl Fn() -> bool,
     path: &Path,
 ) -> Result<(), SnapshotError> {
     private_file::replace(path, |file| {
@@ -92,7 +97,17 @@ pub(super) fn write(
         // The epoch first: if the owner changes meanwhile, the copy is only taken for older than it is. Callers wait for
         // the lock of a slot, so copies are made by this thread, which has their priority.
         let copies = memory.each_slot().map(|slot| memory.copy(slot, source(slot)));
-        map_in_any_order(priority, copies, |copy| copy.encode(now), |encoded| output.put_slot(encoded))?;
+        map_in_any_order(
+            priority,
+            copies,
+            |copy| copy.encode(now),
+            |encoded| {
+                if is_superseded() {
+                    return Err(SnapshotError::Superseded);
+                }
+                Ok(output.put_slot(encoded)?)
+            },
+        )?;
         output.put::<Option<Section>>(&None)?;
         let ChecksumWriter { mut file, hash } = output;
         file.write_all(&hash.finish().to_le_bytes())?;
