@@ -6,7 +6,7 @@
 //! the stable matching of Gale and Shapley (1962): every replica computes the same result, and adding or removing a
 //! member changes little.
 
-use std::{cmp::Reverse, collections::BinaryHeap, hash::Hasher, sync::Arc};
+use std::{cmp::Reverse, collections::BinaryHeap, hash::Hasher};
 
 use siphasher::sip::SipHasher13;
 use tollgate_limiter::store::Slot;
@@ -20,14 +20,10 @@ const SHARE_MAX_PERCENT: usize = 105;
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Placement {
     members: Vec<MemberId>,
-    // By member. A change of the members keeps those of all others, because hashing takes most of the time.
-    scores: Vec<Scores>,
+    ranking: Ranking,
     // One entry per slot; empty if there are no members.
     slots: Vec<SlotPlacement>,
 }
-
-/// The scores of one member, by slot.
-type Scores = Arc<[u64]>;
 
 /// The placement of one slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,34 +40,26 @@ impl Placement {
         if members.is_empty() {
             return Self::default();
         }
-        let scores: Vec<Scores> = members
-            .iter()
-            .map(|member| match self.members.binary_search(member) {
-                Ok(index) => self.scores[index].clone(),
-                Err(_) => (0..slots).map(|slot| score_of(slot, *member)).collect(),
-            })
-            .collect();
-        let ranking = Ranking::of(&scores, slots);
-        let mut matching = Matching::new(&ranking, members.len());
-        matching.assign((0..slots).collect(), None);
-        let owners = matching.owners();
+        let ranking = self.ranking.changed_to(&self.members, &members, slots);
+        let all = Matching::of_all(&ranking, members.len());
         // The backup owner of a slot is its owner in a matching without its owner. A member less never gives a slot a
         // better owner, so each such matching continues from the one of all members with the same maximum.
         let mut backup_owners = vec![None; slots];
         if members.len() > 1 {
-            matching = Matching::new(&ranking, members.len() - 1);
-            matching.assign((0..slots).collect(), None);
+            let more = Matching::of_all(&ranking, members.len() - 1);
+            let mut without = more.clone();
             for member in 0..members.len() {
-                let without = matching.without(member);
-                for (slot, _) in owners.iter().enumerate().filter(|(_, owner)| **owner == member) {
+                without.clone_from(&more);
+                without.remove(member);
+                for slot in all.slots_of(member) {
                     backup_owners[slot] = Some(members[without.owner(slot)]);
                 }
             }
         }
         let placement =
-            |(owner, backup_owner): (&usize, _)| SlotPlacement { owner: members[*owner], backup_owner };
-        let slots = owners.iter().zip(backup_owners).map(placement).collect();
-        Self { members, scores, slots }
+            |(slot, backup_owner)| SlotPlacement { owner: members[all.owner(slot)], backup_owner };
+        let slots = backup_owners.into_iter().enumerate().map(placement).collect();
+        Self { members, ranking, slots }
     }
 
     /// The members, sorted.
@@ -91,93 +79,137 @@ impl Placement {
     }
 }
 
-/// The preferences of all slots for all members, which are indices into the list of members.
+/// The members that each slot prefers, by their indices in the sorted list of members. It is kept, because a change of
+/// the members leaves the order of all others as it is, and hashing and sorting take most of the time.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Ranking {
     members: usize,
-    // The scores of slot `s` start at `s * members`, by member.
+    // The entries of slot `s` start at `s * members`: the best member first, of two equal scores the earlier one.
     scores: Vec<u64>,
+    order: Vec<MemberIndex>,
 }
 
-/// The rank of a member for a slot: the larger one is preferred. Of two equal scores, the earlier member wins.
-type Rank = (u64, Reverse<usize>);
+/// The index of a member in the sorted list of members.
+type MemberIndex = u16;
 
 impl Ranking {
-    fn of(members: &[Scores], slots: usize) -> Self {
-        let mut scores = Vec::with_capacity(members.len() * slots);
+    /// The ranking of the members `after`, where this one is of the members `before`.
+    fn changed_to(&self, before: &[MemberId], after: &[MemberId], slots: usize) -> Self {
+        let index = |index| MemberIndex::try_from(index).expect("there are at most 1,025 members");
+        let index_after: Vec<Option<MemberIndex>> =
+            before.iter().map(|member| after.binary_search(member).ok().map(index)).collect();
+        let is_new = |(_, member): &(usize, &MemberId)| before.binary_search(member).is_err();
+        let added: Vec<(MemberIndex, MemberId)> =
+            after.iter().enumerate().filter(is_new).map(|(at, member)| (index(at), *member)).collect();
+        let size = slots * after.len();
+        let (mut scores, mut order) = (Vec::with_capacity(size), Vec::with_capacity(size));
+        let mut new = Vec::with_capacity(added.len());
         for slot in 0..slots {
-            scores.extend(members.iter().map(|scores| scores[slot]));
+            new.clear();
+            new.extend(added.iter().map(|(index, member)| (Reverse(score_of(slot, *member)), *index)));
+            new.sort_unstable();
+            let mut new = new.iter().copied().peekable();
+            let mut put = |(Reverse(score), index)| {
+                scores.push(score);
+                order.push(index);
+            };
+            let kept = slot * self.members..(slot + 1) * self.members;
+            for (score, index) in self.scores[kept.clone()].iter().zip(&self.order[kept]) {
+                let Some(index) = index_after[usize::from(*index)] else { continue };
+                let one = (Reverse(*score), index);
+                while let Some(better) = new.next_if(|other| *other < one) {
+                    put(better);
+                }
+                put(one);
+            }
+            new.for_each(put);
         }
-        Self { members: members.len(), scores }
+        Self { members: after.len(), scores, order }
     }
 
     fn slots(&self) -> usize {
-        self.scores.len() / self.members
+        self.order.len() / self.members
     }
 
-    /// The best member of `slot` below this rank, without `without`. Few slots go far down, so nothing is sorted.
-    fn next(&self, slot: usize, below: Option<Rank>, without: Option<usize>) -> Option<Rank> {
-        let scores = self.scores[slot * self.members..][..self.members].iter().enumerate();
-        let ranks = scores.map(|(member, score)| (*score, Reverse(member)));
-        ranks.filter(|rank| below.is_none_or(|below| *rank < below) && without != Some(rank.1.0)).max()
+    /// The member of this place in the order of `slot`, and its score.
+    fn at(&self, slot: usize, place: usize) -> (usize, u64) {
+        debug_assert!(place < self.members);
+        let at = slot * self.members + place;
+        (usize::from(self.order[at]), self.scores[at])
     }
 }
 
 /// Slots that have proposed to members, and the proposals that are accepted so far.
-#[derive(Clone)]
 struct Matching<'r> {
     ranking: &'r Ranking,
     /// The most slots of one member.
     slots_max: usize,
     /// By member, the worst proposal first.
     accepted: Vec<BinaryHeap<Reverse<(u64, usize)>>>,
-    /// The last proposal of each slot.
-    proposed: Vec<Option<Rank>>,
+    /// The place of the last proposal of each slot in its order.
+    places: Vec<MemberIndex>,
+}
+
+impl Clone for Matching<'_> {
+    fn clone(&self) -> Self {
+        Self { accepted: self.accepted.clone(), places: self.places.clone(), ..*self }
+    }
+
+    // Of the same ranking and maximum. The memory stays, because there is a copy for each member.
+    fn clone_from(&mut self, other: &Self) {
+        self.accepted.clone_from(&other.accepted);
+        self.places.clone_from(&other.places);
+    }
 }
 
 impl<'r> Matching<'r> {
-    /// No slot has proposed; the slots are to be divided among so many members.
-    fn new(ranking: &'r Ranking, members: usize) -> Self {
+    /// The matching of all slots, where a member accepts as many as if there were so many members.
+    fn of_all(ranking: &'r Ranking, members: usize) -> Self {
         let slots = ranking.slots();
-        Self {
+        let mut matching = Self {
             ranking,
             slots_max: (slots * SHARE_MAX_PERCENT).div_ceil(members * 100),
             accepted: vec![BinaryHeap::new(); ranking.members],
-            proposed: vec![None; slots],
-        }
+            places: vec![0; slots],
+        };
+        (0..slots).for_each(|slot| matching.propose(slot, None));
+        matching
     }
 
-    /// Lets these slots propose, among all members but `without`, until each has an owner.
-    fn assign(&mut self, mut unassigned: Vec<usize>, without: Option<usize>) {
-        while let Some(slot) = unassigned.pop() {
-            let next = self.ranking.next(slot, self.proposed[slot], without);
-            let rank @ (score, Reverse(member)) =
-                next.expect("there is room for all slots, so no slot is rejected by every member");
-            self.proposed[slot] = Some(rank);
-            let accepted = &mut self.accepted[member];
-            accepted.push(Reverse((score, slot)));
-            if accepted.len() > self.slots_max {
-                unassigned.extend(accepted.pop().map(|Reverse((_, slot))| slot));
+    /// Lets the slot propose to the member of its place, and each slot that is rejected to its next one, `without` left
+    /// out.
+    fn propose(&mut self, mut slot: usize, without: Option<usize>) {
+        loop {
+            let (member, score) = self.ranking.at(slot, self.places[slot].into());
+            if without != Some(member) {
+                let accepted = &mut self.accepted[member];
+                accepted.push(Reverse((score, slot)));
+                if accepted.len() <= self.slots_max {
+                    return;
+                }
+                let Some(Reverse((_, rejected))) = accepted.pop() else { return };
+                slot = rejected;
             }
+            // There is room for all slots, so no slot is rejected by every member.
+            self.places[slot] += 1;
         }
     }
 
-    /// The matching without this member.
-    fn without(&self, member: usize) -> Self {
-        let mut without = self.clone();
-        let unassigned = std::mem::take(&mut without.accepted[member]);
-        without.assign(unassigned.into_iter().map(|Reverse((_, slot))| slot).collect(), Some(member));
-        without
+    /// Gives the slots of this member to others.
+    fn remove(&mut self, member: usize) {
+        for Reverse((_, slot)) in std::mem::take(&mut self.accepted[member]) {
+            self.propose(slot, Some(member));
+        }
     }
 
     /// The member that has accepted `slot`.
     fn owner(&self, slot: usize) -> usize {
-        let (_, Reverse(member)) = self.proposed[slot].expect("every slot has proposed");
-        member
+        self.ranking.at(slot, self.places[slot].into()).0
     }
 
-    /// The owner of each slot.
-    fn owners(&self) -> Vec<usize> {
-        (0..self.proposed.len()).map(|slot| self.owner(slot)).collect()
+    /// The slots that this member has accepted.
+    fn slots_of(&self, member: usize) -> impl Iterator<Item = usize> {
+        self.accepted[member].iter().map(|Reverse((_, slot))| *slot)
     }
 }
 
