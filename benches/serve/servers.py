@@ -14,6 +14,7 @@ import time
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 LOOPBACK = "127.0.0.1"
 SERVER_CORE, CLIENT_CORE = "0", "1"
+EVERY_CORE = f"0-{os.cpu_count() - 1}"
 TIMEOUT = 30.0
 LISTENERS = {"grpc", "http", "admin", "metrics"}
 # The value of the descriptor that tells one key from another.

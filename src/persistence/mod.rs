@@ -377,7 +377,7 @@ mod tests {
         periodic().await;
         assert_ne!(fs::read(&path).unwrap(), before);
 
-        // Whichever is first, the urgent one is written.
+        // Whatever their order is, the file is a whole snapshot at the end, and later periodic ones are written again.
         tokio::join!(periodic(), persistence.write(&later, SECRET), periodic());
         assert_eq!(persistence.urgent.load(Relaxed), 0);
         assert_eq!(
