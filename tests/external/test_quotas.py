@@ -50,7 +50,7 @@ def edges(start_edges):
     return start_edges()
 
 
-@pytest.mark.timing
+@pytest.mark.paced
 def test_rate_of_three_envoys_is_one_limit_and_follows_demand(edges, open_loop):
     _, envoys = edges
     load = open_loop(envoys, "acme")
@@ -71,7 +71,7 @@ def test_rate_of_three_envoys_is_one_limit_and_follows_demand(edges, open_loop):
     assert_within_rate(load.passed, len(envoys))
 
 
-@pytest.mark.timing
+@pytest.mark.paced
 def test_share_of_killed_envoy_goes_to_one_that_starts(edges, start_edge, open_loop, calls):
     tollgate, envoys = edges
     load, callers = open_loop(envoys, "acme"), calls(tollgate, "acme", 10)
@@ -93,7 +93,7 @@ def test_share_of_killed_envoy_goes_to_one_that_starts(edges, start_edge, open_l
     assert_within_rate([*load.passed, *callers.passed], len(envoys) + 1)
 
 
-@pytest.mark.timing
+@pytest.mark.paced
 def test_restarted_server_learns_and_keeps_rate_and_budget(start_edges, start_tollgate, open_loop, calls, tmp_path):
     flags = ["--snapshot", tmp_path / "counters"]
     tollgate, envoys = start_edges(*flags)
@@ -126,7 +126,7 @@ def test_restarted_server_learns_and_keeps_rate_and_budget(start_edges, start_to
     assert 0.4 * BUDGET <= budget <= BUDGET
 
 
-@pytest.mark.timing
+@pytest.mark.paced
 def test_budget_of_three_envoys_is_used_and_never_exceeded(edges, open_loop):
     _, envoys = edges
     load = open_loop(envoys, "trial")
@@ -142,7 +142,7 @@ def test_budget_of_three_envoys_is_used_and_never_exceeded(edges, open_loop):
     assert passed >= 0.95 * BUDGET
 
 
-@pytest.mark.timing
+@pytest.mark.paced
 def test_budget_is_one_for_envoys_and_callers(edges, open_loop, calls):
     tollgate, envoys = edges
     load = open_loop(envoys, "trial")

@@ -60,7 +60,7 @@ def explained_shares(replica):
     return explained["descriptors"][0]["shares"]
 
 
-@pytest.mark.timing
+@pytest.mark.paced
 def test_rate_of_envoys_is_one_limit_while_replicas_roll(edges, open_loop):
     load = open_loop(edges.envoys, "acme")
     load.rates = [150, 60, 5]
@@ -81,7 +81,7 @@ def test_rate_of_envoys_is_one_limit_while_replicas_roll(edges, open_loop):
     assert during >= 0.6 * RATE
 
 
-@pytest.mark.timing
+@pytest.mark.paced
 def test_rate_of_envoys_is_one_limit_after_a_crash(edges, open_loop):
     load = open_loop(edges.envoys, "acme")
     load.rates = [150, 60, 5]
@@ -97,7 +97,7 @@ def test_rate_of_envoys_is_one_limit_after_a_crash(edges, open_loop):
     assert after >= 0.9 * RATE * 10
 
 
-@pytest.mark.timing
+@pytest.mark.paced
 def test_budget_of_envoys_and_callers_holds_while_replicas_roll(edges, open_loop, calls):
     load = open_loop(edges.envoys, "trial")
     begin = seconds_pass(60 - time.time() % 60 + 0.05, time.time())
