@@ -449,13 +449,13 @@ RULES = """
     descriptors:
       - key: user
         rate_limit:
-          unit: hour
+          unit: year
           requests_per_unit: 5
           algorithm: fixed_window
-          candidate: {unit: hour, requests_per_unit: 1, algorithm: fixed_window}
+          candidate: {unit: year, requests_per_unit: 1, algorithm: fixed_window}
       - key: shadow
         shadow_mode: true
-        rate_limit: {unit: hour, requests_per_unit: 1}
+        rate_limit: {unit: year, requests_per_unit: 1}
       - key: queue
         rate_limit: {unit: second, requests_per_unit: 50, algorithm: leaky_queue, burst: 3}
 """
