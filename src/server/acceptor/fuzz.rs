@@ -16,7 +16,10 @@ use crate::{
     api::fuzz::{api, runtime},
     server::{
         Budgets, Phase, Services,
-        acceptor::{Alpn, ConnectionContext, Limits, Protocols, WhenFull},
+        acceptor::{
+            Limits, Protocols, WhenFull,
+            connections::{Alpn, ConnectionContext},
+        },
         components::grpc_routes,
     },
     settings::{self, Setting, Settings, Sources},

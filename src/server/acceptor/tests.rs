@@ -1,16 +1,19 @@
 use std::{
     future::poll_fn,
     io,
+    pin::Pin,
     sync::atomic::{AtomicUsize, Ordering::Relaxed},
     task::{Context, Poll, Wake, Waker},
+    time::Duration,
 };
 
 use axum::{Router, body::Body, http::Request, routing::post};
 use futures_util::task::AtomicWaker;
 use hyper::client::conn::http2;
-use hyper_util::rt::TokioExecutor;
+use hyper_util::rt::{TokioExecutor, TokioIo};
 use prost::Message;
-use tokio::io::{DuplexStream, ReadBuf};
+use tokio::io::{AsyncRead, AsyncWrite, DuplexStream, ReadBuf};
+use tokio_rustls::server::TlsStream;
 use tollgate_limiter::{
     limiter::Limiter,
     resilience::Callers,
@@ -27,6 +30,10 @@ use crate::{
             extensions::common::ratelimit::v3::{RateLimitDescriptor, rate_limit_descriptor::Entry},
             service::ratelimit::v3::RateLimitRequest,
         },
+    },
+    server::{
+        acceptor::connections::{Alpn, jittered},
+        listen::Socket,
     },
     settings::Settings,
 };
