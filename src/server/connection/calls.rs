@@ -2,24 +2,15 @@
 
 use std::{
     collections::VecDeque,
-    future::{Future, poll_fn, ready},
-    pin::Pin,
     sync::Arc,
     task::{Context, Poll},
-    time::Duration,
 };
 
-use axum::{
-    body::Body,
-    http::{self, HeaderMap, HeaderName, HeaderValue, Request, Response, StatusCode, header},
-};
-use futures_util::stream::{FuturesUnordered, Stream as _, StreamExt as _};
-use h2::{Reason, RecvStream, SendStream, server::SendResponse};
-use hyper::body::{Body as _, Bytes};
-use tokio::runtime::Handle;
+use axum::http::{HeaderMap, Request};
+use h2::{RecvStream, server::SendResponse};
+use hyper::body::Bytes;
 use tokio_util::sync::CancellationToken;
 use tonic::Status;
-use tracing::debug;
 
 use crate::{
     api::{
@@ -28,7 +19,6 @@ use crate::{
         rlqs::{self, QuotaStream},
     },
     server::{
-        body::{GRPC_CONTENT_TYPE, ok_trailers},
         message::{self, MessageError},
         reply_bytes::{ReplyPart, Unsent},
         request_bytes::{ConnectionBytes, Share},
@@ -37,11 +27,16 @@ use crate::{
     },
 };
 
-/// Maximum number of calls that are decided before their replies are written.
-pub(super) const CALLS_PER_POLL_MAX: usize = 128;
-const UNCOMPRESSED: HeaderValue = HeaderValue::from_static("identity");
-static GRPC_ENCODING: HeaderName = HeaderName::from_static("grpc-encoding");
-static GRPC_ACCEPT_ENCODING: HeaderName = HeaderName::from_static("grpc-accept-encoding");
+mod pending;
+mod rejection;
+mod replies;
+
+pub(super) use pending::{CALLS_PER_POLL_MAX, PendingCalls};
+
+use rejection::Rejection;
+use replies::{
+    Decided, log_error, send_decided, send_delayed_reply, send_error, send_message, send_response_of,
+};
 
 /// State shared by the calls of a connection.
 pub(super) struct Calls<'a> {
@@ -81,50 +76,6 @@ enum Rest {
 pub(super) struct Deferred {
     call: AcceptedCall,
     share: Share,
-}
-
-/// Calls of a connection that wait for something.
-#[derive(Default)]
-pub(super) struct PendingCalls(FuturesUnordered<Pin<Box<dyn Future<Output = Completed> + Send>>>);
-
-/// How a call has ended.
-type Completed = Result<(), h2::Error>;
-
-/// The reply to a call, or its error; `None` if its stream is closed.
-type Decided = Result<Reply, Option<Status>>;
-
-impl PendingCalls {
-    pub(super) fn is_empty(&self) -> bool {
-        self.0.is_empty()
-    }
-
-    /// Polls pending calls that were woken. Returns whether any completed.
-    pub(super) fn poll(&mut self, cx: &mut Context<'_>) -> bool {
-        for completed in 0..CALLS_PER_POLL_MAX {
-            match Pin::new(&mut self.0).poll_next(cx) {
-                Poll::Ready(Some(call)) => log_error(call),
-                Poll::Ready(None) | Poll::Pending => return completed > 0,
-            }
-        }
-        true
-    }
-}
-
-/// A call that was forwarded is decided to its end, also if its connection closes: if it is refused, what it has charged
-/// at other replicas is taken back. Calls that wait for their client end at once, because their streams have failed.
-impl Drop for PendingCalls {
-    fn drop(&mut self) {
-        let calls = std::mem::take(&mut self.0);
-        // Without a runtime the process has stopped.
-        if !calls.is_empty()
-            && let Ok(runtime) = Handle::try_current()
-        {
-            runtime.spawn(calls.for_each(|call| {
-                log_error(call);
-                ready(())
-            }));
-        }
-    }
 }
 
 impl AcceptedCall {
@@ -231,14 +182,14 @@ impl Calls<'_> {
                 let (service, unsent) = (self.service.clone(), self.unsent.clone());
                 // Most calls that wait need no metadata any more.
                 let headers = unfinished.needs_metadata().then(|| Box::new(request.into_parts().0.headers));
-                self.push_pending(async move {
+                self.pending.push(async move {
                     let decided = finish(&service, method, headers.as_deref(), &framed, unfinished).await;
                     send_decided(&service, decided, respond, &unsent).await
                 });
             }
             Rest::Delay(reply) => {
                 let (service, unsent) = (self.service.clone(), self.unsent.clone());
-                self.push_pending(async move { send_delayed_reply(&service, reply, respond, &unsent).await });
+                self.pending.push(async move { send_delayed_reply(&service, reply, respond, &unsent).await });
             }
             Rest::Stream => self.serve_stream(request, respond),
             Rest::QuotaStream => self.serve_quotas(request, respond),
@@ -256,7 +207,7 @@ impl Calls<'_> {
     ) {
         let (service, unsent) = (self.service.clone(), self.unsent.clone());
         let mut share = self.requests.share(head_bytes(&request));
-        self.push_pending(async move {
+        self.pending.push(async move {
             let read = message::read(request.body_mut(), first, &mut share).await;
             drop(share);
             match read {
@@ -273,7 +224,7 @@ impl Calls<'_> {
     fn serve_stream(&self, request: Request<RecvStream>, respond: SendResponse<ReplyPart>) {
         let (answers, bytes) = (Answers::new(self.service.clone()), self.requests.clone());
         let stream = MessageStream::new(answers, request, bytes, self.unsent.clone(), self.closing.clone());
-        self.push_pending(stream.run(respond));
+        self.pending.push(stream.run(respond));
     }
 
     /// Serves a stream of reports of quotas, if that service is enabled.
@@ -287,7 +238,7 @@ impl Calls<'_> {
             Ok(quotas) => {
                 let (bytes, unsent) = (self.requests.clone(), self.unsent.clone());
                 let stream = MessageStream::new(quotas, request, bytes, unsent, self.closing.clone());
-                self.push_pending(stream.run(respond));
+                self.pending.push(stream.run(respond));
             }
             Err(error) => log_error(send_error(&mut respond, Some(error))),
         }
@@ -297,10 +248,10 @@ impl Calls<'_> {
     fn route(&self, mut request: Request<RecvStream>, mut respond: SendResponse<ReplyPart>) {
         let (service, unsent) = (self.service.clone(), self.unsent.clone());
         if Services::is_streaming(&request) {
-            return self.push_pending(send_response_of(service.handle(request, None), respond, unsent));
+            return self.pending.push(send_response_of(service.handle(request, None), respond, unsent));
         }
         let mut share = self.requests.share(head_bytes(&request));
-        self.push_pending(async move {
+        self.pending.push(async move {
             let read = message::read(request.body_mut(), None, &mut share).await;
             drop(share);
             match read {
@@ -308,12 +259,6 @@ impl Calls<'_> {
                 Err(error) => send_error(&mut respond, error.status()),
             }
         });
-    }
-
-    // Not in another future, which would have twice the size. `inline(always)`: it is large to move.
-    #[inline(always)]
-    fn push_pending(&self, call: impl Future<Output = Completed> + Send + 'static) {
-        self.pending.0.push(Box::pin(call));
     }
 
     /// Keeps a call until there is room for its reply.
@@ -349,103 +294,12 @@ impl Calls<'_> {
     }
 }
 
-/// Why a request is not valid gRPC, or cannot be read.
-enum Rejection {
-    Method,
-    ContentType,
-    Compressed,
-}
-
-impl Rejection {
-    fn of(request: &Request<RecvStream>) -> Option<Self> {
-        if request.method() != http::Method::POST {
-            Some(Self::Method)
-        } else if !is_grpc(request.headers()) {
-            Some(Self::ContentType)
-        } else if request.headers().get(&GRPC_ENCODING).is_some_and(|encoding| *encoding != UNCOMPRESSED) {
-            Some(Self::Compressed)
-        } else {
-            None
-        }
-    }
-
-    fn response(&self) -> Response<()> {
-        let mut response = Response::new(());
-        match self {
-            Self::Method => {
-                *response.status_mut() = StatusCode::METHOD_NOT_ALLOWED;
-                response.headers_mut().insert(header::ALLOW, HeaderValue::from_static("POST"));
-            }
-            Self::ContentType => *response.status_mut() = StatusCode::UNSUPPORTED_MEDIA_TYPE,
-            Self::Compressed => {
-                response = Status::unimplemented("compressed messages are not supported").into_http();
-                response.headers_mut().insert(&GRPC_ACCEPT_ENCODING, UNCOMPRESSED);
-            }
-        }
-        response
-    }
-}
-
-/// Whether the content type is gRPC.
-fn is_grpc(headers: &HeaderMap) -> bool {
-    let Some(given) = headers.get(header::CONTENT_TYPE) else { return false };
-    let rest = given.as_bytes().strip_prefix(GRPC_CONTENT_TYPE.as_bytes());
-    matches!(rest, Some([] | [b'+' | b';', ..]))
-}
-
 /// Approximate memory of the request head, in bytes.
 fn head_bytes(request: &Request<RecvStream>) -> usize {
     /// An entry of the header map without its name and value.
     const ENTRY_BYTES: usize = 128;
     let headers = request.headers().iter();
     headers.map(|(name, value)| ENTRY_BYTES + name.as_str().len() + value.len()).sum()
-}
-
-/// Replies with an error. `None`: the stream is already closed.
-fn send_error(respond: &mut SendResponse<ReplyPart>, error: Option<Status>) -> Result<(), h2::Error> {
-    error.map_or(Ok(()), |error| respond.send_response(error.into_http(), true).map(drop))
-}
-
-fn log_error(completed: Completed) {
-    if let Err(error) = completed {
-        debug!(%error, "call failed");
-    }
-}
-
-/// Sends the reply and its OK trailers. Flow control may delay the bytes.
-fn send_reply(respond: &mut SendResponse<ReplyPart>, reply: Reply, unsent: &Unsent) -> Result<(), h2::Error> {
-    send_message(respond, unsent.part(reply.frame.into()))
-}
-
-/// The same with a message that is already counted.
-fn send_message(respond: &mut SendResponse<ReplyPart>, message: ReplyPart) -> Result<(), h2::Error> {
-    let mut response = Response::new(());
-    // Allocates room for one header only.
-    *response.headers_mut() = HeaderMap::with_capacity(1);
-    response.headers_mut().insert(header::CONTENT_TYPE, GRPC_CONTENT_TYPE);
-    let mut stream = respond.send_response(response, false)?;
-    stream.send_data(message, false)?;
-    stream.send_trailers(ok_trailers())
-}
-
-async fn wait_for(service: &Services, delay: Duration) {
-    if let Some((api, _)) = service.api() {
-        api.wait(delay).await;
-    }
-}
-
-/// Sends the reply after its delay, unless the client resets the call.
-async fn send_delayed_reply(
-    service: &Services,
-    reply: Reply,
-    mut respond: SendResponse<ReplyPart>,
-    unsent: &Unsent,
-) -> Result<(), h2::Error> {
-    tokio::select! {
-        biased;
-        () = wait_for(service, reply.delay) => send_reply(&mut respond, reply, unsent),
-        reset = poll_fn(|cx| respond.poll_reset(cx)) => reset.map(drop),
-    }
 }
 
 /// Decides a call from its complete body, locally or elsewhere.
@@ -470,76 +324,4 @@ async fn finish(
     let call =
         Call { method, message, metadata, precision: api.precision(), api: ApiKind::over_grpc(method) };
     api.finish(call, connection, unfinished).await.map_err(|error| Some(error.into()))
-}
-
-/// Sends the reply or the error of a call, unless its stream is closed.
-async fn send_decided(
-    service: &Services,
-    decided: Decided,
-    mut respond: SendResponse<ReplyPart>,
-    unsent: &Unsent,
-) -> Completed {
-    match decided {
-        Ok(reply) if reply.delay.is_zero() => send_reply(&mut respond, reply, unsent),
-        // Boxed to keep the future of a call without delay small.
-        Ok(reply) => Box::pin(send_delayed_reply(service, reply, respond, unsent)).await,
-        Err(error) => send_error(&mut respond, error),
-    }
-}
-
-/// Sends the response that `response` resolves to, unless the client resets the call.
-async fn send_response_of(
-    response: impl Future<Output = Response<Body>>,
-    mut respond: SendResponse<ReplyPart>,
-    unsent: Unsent,
-) -> Result<(), h2::Error> {
-    let response = tokio::select! {
-        biased;
-        response = response => response,
-        reset = poll_fn(|cx| respond.poll_reset(cx)) => return reset.map(drop),
-    };
-    let (head, mut body) = response.into_parts();
-    let is_end_stream = body.is_end_stream();
-    let mut stream = respond.send_response(Response::from_parts(head, ()), is_end_stream)?;
-    if is_end_stream {
-        return Ok(());
-    }
-    loop {
-        let next = tokio::select! {
-            biased;
-            next = poll_fn(|cx| Pin::new(&mut body).poll_frame(cx)) => next,
-            reset = poll_fn(|cx| stream.poll_reset(cx)) => return reset.map(drop),
-        };
-        match next {
-            None => return stream.send_data(unsent.part(Bytes::new()), true),
-            Some(Err(error)) => {
-                debug!(%error, "response body failed");
-                stream.send_reset(Reason::INTERNAL_ERROR);
-                return Ok(());
-            }
-            Some(Ok(frame)) => match frame.into_data() {
-                Ok(data) => send(&mut stream, data, &unsent).await?,
-                // Other frame types are not sent.
-                Err(frame) => {
-                    if let Ok(trailers) = frame.into_trailers() {
-                        return stream.send_trailers(trailers);
-                    }
-                }
-            },
-        }
-    }
-}
-
-/// Sends `data` as flow control allows.
-async fn send(stream: &mut SendStream<ReplyPart>, mut data: Bytes, unsent: &Unsent) -> Result<(), h2::Error> {
-    while !data.is_empty() {
-        stream.reserve_capacity(data.len());
-        while stream.capacity() == 0 {
-            // `None`: the stream is closed.
-            poll_fn(|cx| stream.poll_capacity(cx)).await.unwrap_or(Err(Reason::CANCEL.into()))?;
-        }
-        let chunk = data.split_to(stream.capacity().min(data.len()));
-        stream.send_data(unsent.part(chunk), false)?;
-    }
-    Ok(())
 }
