@@ -6,7 +6,6 @@ use std::{
     time::Duration,
 };
 
-use prost::bytes::Bytes;
 use tokio::{
     sync::{Notify, watch},
     task::JoinSet,
@@ -24,11 +23,12 @@ use tracing::{info, warn};
 use crate::cluster::{
     MemberId, MemberState, Tuning,
     calls::{Calls, CompleteRound},
-    link::{self, DisconnectReason, LinkHandler, LinkListener, Links, SeedState, Strangers},
+    link::{self, LinkListener, Links, SeedState, Strangers},
     node::{Action, Event, Node, NodeSettings, TICK, TICK_IDLE, View},
-    strangers::{History, Situation, Standing},
-    wire,
+    strangers::{History, LinkTrust, Situation, Standing},
 };
+
+mod link_handler;
 
 /// A peer that is not heard for this long counts as silent.
 const SILENCE_LIMIT: Duration = Duration::from_secs(1);
@@ -41,8 +41,6 @@ const DATA_BYTES_MAX: usize = 128 * 1024;
 /// How many counters of lost owners are claimed in one turn before further slots wait for the next one. Checks wait
 /// meanwhile.
 const CLAIMED_COUNTERS_MAX: usize = 16_384;
-/// The most messages in a batch.
-const MESSAGES_MAX: usize = 1_024;
 /// The initial value of the monotonic clock. It is not 0, so that earlier instants exist.
 const MONOTONIC_START: Timestamp = Timestamp::from_nanos(1_000_000 * SECOND);
 
@@ -70,17 +68,6 @@ pub struct Settings {
 /// This replica in the cluster. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Cluster(pub(super) Arc<Replica>);
-
-/// What the processes at dialled addresses mean for the readiness of this replica.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum LinkTrust {
-    /// A link is up, or no process rejects one.
-    Trusted,
-    /// These processes reject every link. This replica has served and goes on without them.
-    GoesOn(String),
-    /// These processes reject every link. This replica must not be asked.
-    Unready(String),
-}
 
 /// Takes assignments.
 struct Assign(Box<dyn Fn(Assignments) + Send + Sync>);
@@ -409,40 +396,5 @@ fn log_event(event: Event) {
             warn!(%member, "closed the link to a replica that named a slot or an epoch out of range");
         }
         Event::IsolationEnded => info!("no longer isolated: most replicas are reachable again"),
-    }
-}
-
-impl LinkHandler for Replica {
-    fn connected(&self, peer: MemberId, address: &str) {
-        self.with_node(|node, now| node.connected(peer, address, now));
-    }
-
-    fn heard(&self, peer: MemberId) {
-        let now = self.now();
-        self.lock().heard(peer, now);
-    }
-
-    fn received(&self, peer: MemberId, batch: Bytes) {
-        match wire::decode(&batch, self.clock.now()) {
-            Ok(messages) => self.with_node(|node, now| {
-                for message in messages {
-                    node.receive(peer, message, now);
-                }
-            }),
-            Err(error) => {
-                warn!(member = %peer, %error, "closed the link to a replica that sent an unreadable batch");
-                self.links.forget(peer);
-            }
-        }
-    }
-
-    fn next_batch(&self, peer: MemberId, bytes_max: usize) -> Option<Bytes> {
-        let now = self.now();
-        let messages = self.lock().outgoing(peer, MESSAGES_MAX, bytes_max, now);
-        (!messages.is_empty()).then(|| wire::encode(&messages, self.clock.now()))
-    }
-
-    fn disconnected(&self, peer: MemberId, reason: DisconnectReason) {
-        self.with_node(|node, now| node.disconnected(peer, reason == DisconnectReason::Dead, now));
     }
 }

@@ -25,6 +25,17 @@ pub(super) enum Standing {
     GoesOn,
 }
 
+/// What the processes at dialled addresses mean for the readiness of this replica.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum LinkTrust {
+    /// A link is up, or no process rejects one.
+    Trusted,
+    /// These processes reject every link. This replica has served and goes on without them.
+    GoesOn(String),
+    /// These processes reject every link. This replica must not be asked.
+    Unready(String),
+}
+
 /// What this replica sees of itself.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Situation {

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tollgate_limiter::{descriptor::Secret, time::Timestamp};
 
-use crate::cluster::{MemberId, message::HashSecret, node::membership::ReachedPeers};
+use crate::cluster::{MemberId, message::HashSecret};
 
 /// The hash secret, which names the cluster, and what a replica waits for before it serves.
 #[derive(Debug)]
@@ -29,6 +29,20 @@ pub(super) enum Comparison {
     Adopted(Secret),
     /// This replica adopts the peer's founder. The secret stays, and so do the counters.
     FounderAdopted(Secret),
+}
+
+/// The peers that a joining replica reaches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ReachedPeers {
+    None,
+    /// No peer is known to serve. If all members start together, the one with the smallest id bootstraps the cluster.
+    Joining {
+        is_smallest: bool,
+    },
+    /// A peer serves.
+    Serving {
+        all_synced: bool,
+    },
 }
 
 impl Joining {

@@ -11,25 +11,21 @@ use crate::cluster::{
     MemberId,
     message::{MemberRecord, MemberState, Message},
     node::{
+        joining::ReachedPeers,
         output::{Action, Event, Output},
         settings::NodeSettings,
     },
     placement::Placement,
 };
 
-/// The most departed members that are remembered.
-const DEPARTED_MAX: usize = 10_000;
-/// The most dead members that a new session is told of.
-const DEAD_REPORTED_MAX: usize = 100;
-/// How long a member that departed by silence is dialled again.
-const SILENT_REDIALLED: Duration = Duration::from_secs(24 * 60 * 60);
-/// How often a member says its version and its time, with so many peers; with more of them less often.
-const STATUS_INTERVAL: Duration = Duration::from_secs(2);
-const STATUS_PEERS: usize = 16;
-/// The maximum length of the version of another member, in characters.
-const PROGRAM_MAX: usize = 64;
-/// How long departed members are still listed.
-const DEPARTED_SHOWN: Duration = Duration::from_secs(60);
+mod departures;
+mod peer;
+
+pub(super) use departures::Departure;
+pub(super) use peer::{PeerStatus, status};
+
+use departures::Departures;
+use peer::{Peer, status_interval};
 
 /// The members that this replica knows, and its own record.
 #[derive(Debug)]
@@ -39,7 +35,7 @@ pub(super) struct Membership {
     slots: usize,
     draining_since: Option<Timestamp>,
     peers: BTreeMap<MemberId, Peer>,
-    departed: BTreeMap<MemberId, Departed>,
+    pub(super) departures: Departures,
     /// The members of the last view in which a majority was reachable.
     healthy: BTreeSet<MemberId>,
     isolated: bool,
@@ -51,90 +47,16 @@ pub(super) struct Membership {
     has_silent: bool,
 }
 
-/// A member that has not departed.
-#[derive(Clone, Debug)]
-struct Peer {
-    record: MemberRecord,
-    /// Whether there is a session with it.
-    connected: bool,
-    /// Whether its hello has arrived in this session. Before that, its state is unknown.
-    greeted: bool,
-    /// Whether it has announced its slots under the same hash secret as this replica.
-    synced: bool,
-    heard_at: Timestamp,
-    /// What it last said for operators; `None` from a build that does not say it.
-    status: Option<PeerStatus>,
-}
-
-/// What operators compare between members.
-#[derive(Clone, Debug)]
-pub(super) struct PeerStatus {
-    /// The version of its program.
-    pub(super) program: String,
-    /// How far its clock is ahead of that of this replica, without the time that the message took; negative if it is behind.
-    pub(super) ahead_millis: i64,
-}
-
-impl Peer {
-    /// A member that was just discovered.
-    fn new(record: MemberRecord, now: Timestamp) -> Self {
-        Self { record, connected: false, greeted: false, synced: false, heard_at: now, status: None }
-    }
-
-    /// Whether the member takes slots while it is reachable.
-    fn can_receive_slots(&self) -> bool {
-        self.synced && self.record.state == MemberState::Serving
-    }
-}
-
-/// A departed member.
-#[derive(Clone, Debug)]
-struct Departed {
-    record: MemberRecord,
-    at: Timestamp,
-    heard_at: Timestamp,
-    departure: Departure,
-    dialled_at: Timestamp,
-}
-
-/// How a departure became known.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Departure {
-    /// The address refused a connection, or the member announced its leaving. Its id never returns.
-    Proven,
-    /// The member was silent for too long.
-    Silent,
-}
-
-/// The peers that a joining replica reaches.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum ReachedPeers {
-    None,
-    /// No peer is known to serve. If all members start together, the one with the smallest id bootstraps the cluster.
-    Joining {
-        is_smallest: bool,
-    },
-    /// A peer serves.
-    Serving {
-        all_synced: bool,
-    },
-}
-
-/// What this replica says about itself for operators, at `wall` by its clock of counters.
-pub(super) fn status(wall: Timestamp) -> Message {
-    Message::Status { program: env!("CARGO_PKG_VERSION").to_owned(), clock: wall }
-}
-
 impl Membership {
     /// This replica, which joins and knows no other member.
     pub(super) fn new(local_id: MemberId, address: String, settings: NodeSettings, slots: usize) -> Self {
         Self {
-            local: joining_record(local_id, address),
+            local: MemberRecord::joining(local_id, address),
             settings,
             slots,
             draining_since: None,
             peers: BTreeMap::new(),
-            departed: BTreeMap::new(),
+            departures: Departures::default(),
             healthy: BTreeSet::new(),
             isolated: false,
             placement: Placement::default(),
@@ -192,8 +114,8 @@ impl Membership {
 
     /// A session with `peer` has begun.
     pub(super) fn connect(&mut self, peer: MemberId, address: &str, now: Timestamp) {
-        self.departed.remove(&peer);
-        let record = || joining_record(peer, address.to_owned());
+        self.departures.forget(peer);
+        let record = || MemberRecord::joining(peer, address.to_owned());
         let known = self.peers.entry(peer).or_insert_with(|| Peer::new(record(), now));
         *known = Peer { connected: true, ..Peer::new(known.record.clone(), now) };
     }
@@ -208,17 +130,14 @@ impl Membership {
     /// `peer` has said its version and its time.
     pub(super) fn set_status(&mut self, peer: MemberId, program: &str, clock: Timestamp, wall: Timestamp) {
         if let Some(peer) = self.peers.get_mut(&peer) {
-            let millis = |time: Duration| i64::try_from(time.as_millis()).unwrap_or(i64::MAX);
-            let ahead_millis = millis(clock.since(wall)) - millis(wall.since(clock));
-            peer.status =
-                Some(PeerStatus { program: program.chars().take(PROGRAM_MAX).collect(), ahead_millis });
+            peer.status = Some(PeerStatus::new(program, clock, wall));
         }
     }
 
     /// Applies what is said about a member. A new one is dialled.
     pub(super) fn update_record(&mut self, record: MemberRecord, now: Timestamp, out: &mut Output) {
         let id = record.id;
-        if id == self.local.id || self.departed.contains_key(&id) {
+        if id == self.local.id || self.departures.contains(id) {
             return;
         }
         match self.peers.get_mut(&id) {
@@ -246,24 +165,15 @@ impl Membership {
         if member == self.local.id || self.is_dead(member) {
             return false;
         }
-        let peer = self.peers.remove(&member);
-        let heard_at = peer.as_ref().map_or(now, |peer| peer.heard_at);
-        let peer = peer.map(|peer| peer.record);
-        let is_peer = peer.is_some();
-        out.stats.members_lost += u64::from(is_peer);
-        let known = peer.or_else(|| self.departed.get(&member).map(|departed| departed.record.clone()));
-        match departure {
-            Departure::Silent if !is_peer => return false,
-            // A member that is cut off from it cannot find out by itself.
-            Departure::Proven if known.is_some() => out.broadcast(&Message::Dead { members: vec![member] }),
-            Departure::Silent | Departure::Proven => {}
+        let peer = self.peers.remove(&member).map(|peer| (peer.record, peer.heard_at));
+        out.stats.members_lost += u64::from(peer.is_some());
+        if peer.is_none() && departure == Departure::Silent {
+            return false;
         }
-        // Another replica may report the death of a member that was never known here.
-        let record = known.unwrap_or_else(|| joining_record(member, String::new()));
-        self.departed.insert(member, Departed { record, at: now, heard_at, departure, dialled_at: now });
-        if self.departed.len() > DEPARTED_MAX {
-            let oldest = self.departed.iter().min_by_key(|(_, departed)| departed.at).map(|(id, _)| *id);
-            oldest.and_then(|oldest| self.departed.remove(&oldest));
+        let was_known = self.departures.add(member, peer, departure, now);
+        // A member that is cut off from it cannot find out by itself.
+        if was_known && departure == Departure::Proven {
+            out.broadcast(&Message::Dead { members: vec![member] });
         }
         if departure == Departure::Proven {
             self.healthy.remove(&member);
@@ -276,7 +186,7 @@ impl Membership {
 
     /// Whether `member` is or was another member.
     pub(super) fn was_known(&self, member: MemberId) -> bool {
-        self.is_known(member) || self.departed.contains_key(&member)
+        self.is_known(member) || self.departures.contains(member)
     }
 
     /// Whether `member` is another member that has not departed.
@@ -294,24 +204,7 @@ impl Membership {
     }
 
     pub(super) fn is_dead(&self, member: MemberId) -> bool {
-        self.departed.get(&member).is_some_and(|departed| departed.departure == Departure::Proven)
-    }
-
-    pub(super) fn has_departed_members(&self) -> bool {
-        !self.departed.is_empty()
-    }
-
-    /// The members most recently proven dead.
-    pub(super) fn dead_members(&self) -> Vec<MemberId> {
-        // A peer may know earlier ones. If it does not, it declares them dead as soon as it dials them.
-        let dead = self
-            .departed
-            .iter()
-            .filter(|(_, departed)| departed.departure == Departure::Proven)
-            .map(|(id, departed)| (departed.at, *id));
-        let mut dead: Vec<_> = dead.collect();
-        dead.sort_unstable();
-        dead.into_iter().rev().take(DEAD_REPORTED_MAX).map(|(_, id)| id).collect()
+        self.departures.is_dead(member)
     }
 
     /// Whether there is a session with `peer` and the peer is not silent.
@@ -422,12 +315,12 @@ impl Membership {
 
     /// Detects silence and isolation.
     pub(super) fn tick(&mut self, now: Timestamp, wall: Timestamp, out: &mut Output) {
-        let status_interval = STATUS_INTERVAL * (self.peers.len() / STATUS_PEERS).max(1) as u32;
-        if now.since(self.status_at) >= status_interval {
+        if now.since(self.status_at) >= status_interval(self.peers.len()) {
             self.status_at = now;
             out.broadcast(&status(wall));
         }
-        self.redial_silent(now, out);
+        let redialled = self.departures.addresses_to_redial(self.settings.tuning.forget_after / 6, now);
+        out.actions.extend(redialled.map(|address| Action::Dial(address.to_owned())));
         self.update_isolation(now, out);
         self.update_placement(now);
         self.has_silent = self.peers.values().any(|peer| !self.is_alive(peer, now));
@@ -444,20 +337,6 @@ impl Membership {
         let alive = self.peers.values().filter(|peer| self.is_alive(peer, now));
         let heard_at = alive.map(|peer| peer.heard_at).min()?;
         Some(heard_at.after(self.settings.silence).after(Duration::from_nanos(1)))
-    }
-
-    /// A member that departed by silence may return at the same address.
-    fn redial_silent(&mut self, now: Timestamp, out: &mut Output) {
-        let every = self.settings.tuning.forget_after / 6;
-        for departed in self.departed.values_mut() {
-            if departed.departure == Departure::Silent
-                && now.since(departed.dialled_at) >= every
-                && now.since(departed.at) < SILENT_REDIALLED
-            {
-                departed.dialled_at = now;
-                out.actions.push(Action::Dial(departed.record.address.clone()));
-            }
-        }
     }
 
     /// A replica that reaches no more than half of its last healthy view does not trust its counters. Of two equal
@@ -481,9 +360,9 @@ impl Membership {
             self.healthy.extend(new);
             // Departed members leave the view while a majority of it is reachable. A member that was heard until it ended
             // the session does not hear this replica and may be one of another majority, so it leaves later.
-            let (departed, forget_after) = (&self.departed, self.settings.tuning.forget_after);
-            let is_silent = |departed: &Departed| now.since(departed.heard_at) >= forget_after;
-            self.healthy.retain(|id| !departed.get(id).is_some_and(is_silent));
+            let (departures, forget_after) = (&self.departures, self.settings.tuning.forget_after);
+            self.healthy
+                .retain(|id| departures.silence(*id, now).is_none_or(|silence| silence < forget_after));
         }
         if self.isolated != isolated {
             self.isolated = isolated;
@@ -507,8 +386,7 @@ impl Membership {
         &self,
         now: Timestamp,
     ) -> impl Iterator<Item = (&MemberRecord, Duration)> {
-        let departed = self.departed.values().map(move |departed| (&departed.record, now.since(departed.at)));
-        departed.filter(|(record, since)| !record.address.is_empty() && *since < DEPARTED_SHOWN)
+        self.departures.recent(now)
     }
 
     /// Peers whose rules differ from those of this replica.
@@ -517,8 +395,4 @@ impl Membership {
         let others = records.filter(|record| record.state != MemberState::Joining);
         others.filter(|record| record.rules != self.local.rules).count()
     }
-}
-
-fn joining_record(id: MemberId, address: String) -> MemberRecord {
-    MemberRecord { id, address, state: MemberState::Joining, rules: 0, changes: 0 }
 }

@@ -13,17 +13,17 @@ use std::{sync::Arc, time::Duration};
 
 use tollgate_limiter::{
     algorithm::Limit,
-    descriptor::{Key, Secret},
+    descriptor::Key,
     divider::Dividers,
     remote::{LocalShare, Standing},
     rules::ForwardPolicy,
-    store::{Memory, Slot, SlotSource, StoredSlot},
+    store::{Memory, Slot, SlotSource},
     time::Timestamp,
 };
 
 use crate::cluster::{
     MemberId,
-    message::{Hello, MemberState, Message, Owner, RemoteCheck},
+    message::{MemberState, Message, Owner, RemoteCheck},
 };
 
 mod backup;
@@ -38,35 +38,32 @@ mod membership;
 mod output;
 mod ownership;
 mod recovery;
+mod sessions;
 mod settings;
 mod slots;
 mod stats;
 #[cfg(test)]
 mod tests;
 mod ticket;
+mod ticks;
 mod view;
 
 pub(crate) use output::{Action, Event};
 pub(crate) use settings::NodeSettings;
 pub(crate) use stats::Stats;
 pub(crate) use ticket::Ticket;
+pub(crate) use ticks::{TICK, TICK_IDLE};
 pub use view::{MemberView, View};
 
 use checks::{Checks, Router};
 use context::Context;
 use forwarding::{Forwarding, OpenCheck};
-use joining::{Comparison, Joining};
+use joining::Joining;
 use lease_borrower::LeaseBorrower;
 use membership::{Departure, Membership};
 use output::Output;
 use slots::Slots;
-
-/// The time from one tick to the next while something waits for a tick.
-pub(crate) const TICK: Duration = Duration::from_millis(10);
-/// The longest time from one tick to the next.
-pub(crate) const TICK_IDLE: Duration = Duration::from_millis(100);
-/// A tick that comes this long after it was due shows that this replica was too busy, or stopped.
-const TICK_LATE: Duration = Duration::from_millis(15);
+use ticks::Ticks;
 
 /// The state of one replica in the cluster.
 #[derive(Debug)]
@@ -74,15 +71,7 @@ pub(crate) struct Node {
     /// The time by which counters are decided. It may jump forward at any time, and back when the clock gives up a
     /// lead, so timeouts do not use it.
     wall: Timestamp,
-    /// The last tick.
-    ticked_at: Timestamp,
-    /// The next tick.
-    tick_due: Timestamp,
-    /// The last tick that judged silence and lateness.
-    judged_at: Timestamp,
-    /// The last tick that came late, because this replica was too busy or stopped. Since then it has sent and read on
-    /// time.
-    on_time_since: Timestamp,
+    ticks: Ticks,
     /// The state that [`Node::new_state`] has reported.
     reported_state: MemberState,
     members: Membership,
@@ -105,10 +94,7 @@ impl Node {
     ) -> Self {
         Self {
             wall: now,
-            ticked_at: now,
-            tick_due: now.after(TICK),
-            judged_at: now,
-            on_time_since: now,
+            ticks: Ticks::new(now),
             reported_state: MemberState::Joining,
             members: Membership::new(local_id, address, settings, memory.slots()),
             joining: Joining::new(settings.bootstrap_timeout, now),
@@ -118,15 +104,6 @@ impl Node {
                 borrower: LeaseBorrower::new(local_id, settings),
             },
             out: Output::new(settings.data_bytes_max),
-        }
-    }
-
-    /// Offers the counters of an earlier process, whose keys are hashed with `secret`, as copies. They are used unless
-    /// another member has newer ones.
-    pub(crate) fn restore(&mut self, secret: Secret, copies: Vec<StoredSlot>, now: Timestamp) {
-        self.joining.restore(self.members.local_id(), secret);
-        for copy in copies {
-            self.slots.restore(copy, now);
         }
     }
 
@@ -149,45 +126,6 @@ impl Node {
     /// Sets the hash of the active rules.
     pub(crate) fn rules_changed(&mut self, rules: u64) {
         self.members.set_rules(rules, &mut self.out);
-    }
-
-    /// A session with `peer` has begun.
-    pub(crate) fn connected(&mut self, peer: MemberId, address: &str, now: Timestamp) {
-        if peer == self.members.local_id() || self.members.is_dead(peer) {
-            return;
-        }
-        if self.members.is_connected(peer) {
-            self.disconnected(peer, false, now);
-        }
-        self.members.connect(peer, address, now);
-        self.out.connect(peer);
-        self.send_hello([peer]);
-        self.out.send(peer, membership::status(self.wall));
-        // The peer may have been cut off when they died, and still count them among the members that it does not hear.
-        let members = self.members.dead_members();
-        if !members.is_empty() {
-            self.out.send(peer, Message::Dead { members });
-        }
-    }
-
-    /// The session with `peer` has ended; `dead` says whether the process is proven to be dead.
-    pub(crate) fn disconnected(&mut self, peer: MemberId, dead: bool, now: Timestamp) {
-        let departure = if dead { Departure::Proven } else { Departure::Silent };
-        self.depart(peer, departure, now);
-    }
-
-    /// `peer` has sent a sign of life.
-    pub(crate) fn heard(&mut self, peer: MemberId, now: Timestamp) {
-        self.members.heard(peer, now);
-    }
-
-    /// An operator declares a member dead. Returns whether the member was known.
-    pub(crate) fn declare_dead(&mut self, member: MemberId, now: Timestamp) -> bool {
-        let known = self.members.was_known(member);
-        if known {
-            self.depart(member, Departure::Proven, now);
-        }
-        known
     }
 
     /// Begins to hand off every slot.
@@ -307,19 +245,9 @@ impl Node {
 
     /// Does everything that depends on time alone.
     pub(crate) fn tick(&mut self, now: Timestamp) {
-        let last = std::mem::replace(&mut self.ticked_at, now);
-        let is_late = now.since(self.tick_due) >= TICK_LATE;
-        self.tick_due = now.after(TICK);
-        // Batches that wait in the links are read before a late tick judges silence and lateness. Two late ticks in a
-        // row do not both defer, so that nothing is delayed for long when every tick is late.
-        let defers = is_late && self.on_time_since != last;
-        if is_late {
-            self.on_time_since = now;
-        }
-        if defers {
+        if !self.ticks.begin(now) {
             return;
         }
-        self.judged_at = now;
         for peer in self.members.too_silent(now) {
             self.depart(peer, Departure::Silent, now);
         }
@@ -329,7 +257,7 @@ impl Node {
             self.slots.memory.set_suspended(!was_isolated);
         }
         self.start_serving(now);
-        let (members_changed, on_time_since) = (self.members.take_has_changed(), self.on_time_since);
+        let (members_changed, on_time_since) = (self.members.take_has_changed(), self.ticks.on_time_since);
         let mut router = self.router(now);
         router.slots.move_slots(members_changed, &mut router.cx);
         router.slots.tick(&mut router.cx);
@@ -339,25 +267,20 @@ impl Node {
             self.out.actions.push(Action::Leave);
         }
         if !self.needs_ticks() {
-            let judges_at =
-                self.members.silence_due(now).into_iter().chain(self.slots.backup_sender.due_at());
-            let idle_until = judges_at.fold(now.after(TICK_IDLE), Timestamp::min);
-            self.tick_due = self.tick_due.max(idle_until);
+            let silence = self.members.silence_due(now);
+            self.ticks.rest(silence.into_iter().chain(self.slots.backup_sender.due_at()));
         }
     }
 
     /// When the next tick is due. An input may bring it forward.
     pub(crate) fn tick_due(&self) -> Timestamp {
-        self.tick_due
+        self.ticks.due
     }
 
     /// Brings the next tick forward if an input needs it. Returns whether it did.
     pub(crate) fn hasten_tick(&mut self, now: Timestamp) -> bool {
-        let soonest = self.ticked_at.after(TICK);
-        if self.tick_due <= soonest.max(now) || !self.needs_ticks() {
-            return false;
-        }
-        self.tick_due = soonest.max(now);
+        let Some(earlier) = self.ticks.earlier(now).filter(|_| self.needs_ticks()) else { return false };
+        self.ticks.due = earlier;
         true
     }
 
@@ -467,106 +390,7 @@ impl Node {
     }
 
     fn router(&mut self, now: Timestamp) -> Router<'_> {
-        let Self { wall, judged_at, members, slots, checks, out, .. } = self;
-        Router { checks, slots, cx: Context { now, wall: *wall, judged_at: *judged_at, members, out } }
-    }
-
-    fn send_hello(&mut self, peers: impl IntoIterator<Item = MemberId>) {
-        for peer in peers {
-            let hello = Hello {
-                record: self.members.local.clone(),
-                hash_secret: self.joining.hash_secret.clone(),
-                known: self.members.announced_records(),
-                owned: self.slots.ownership.announcements(),
-                owners: self.slots.ownership.known_owners(),
-            };
-            self.out.send(peer, Message::Hello(Box::new(hello)));
-        }
-    }
-
-    fn receive_hello(&mut self, from: MemberId, hello: Hello, now: Timestamp) {
-        let Hello { record, hash_secret, known, owned, owners } = hello;
-        // A joining replica may name the hash secret of an earlier process, which is used nowhere.
-        let is_in_use = record.state != MemberState::Joining;
-        for record in [record].into_iter().chain(known) {
-            self.members.update_record(record, now, &mut self.out);
-        }
-        let is_same = match self.joining.compare(hash_secret, is_in_use) {
-            Comparison::Same => true,
-            Comparison::Other => false,
-            Comparison::FounderAdopted(secret) => {
-                self.out.actions.push(Action::SetHashSecret(secret));
-                self.send_hello(self.out.connected());
-                true
-            }
-            Comparison::Adopted(secret) => {
-                self.out.actions.push(Action::SetHashSecret(secret));
-                self.discard_counters(now);
-                self.send_hello(self.out.connected());
-                true
-            }
-        };
-        self.members.set_synced(from, is_same);
-        if is_same {
-            let mut router = self.router(now);
-            for (slot, owner) in owners {
-                router.slots.learn_owner(slot, owner, &mut router.cx);
-            }
-            for (slot, epoch, origin) in owned {
-                let owner = Owner { epoch, member: from };
-                router.slots.receive_owner(slot, owner, origin, &mut router.cx);
-            }
-            router.retry_ready();
-        }
-        self.members.update_placement(now);
-    }
-
-    /// Discards the counters of another hash secret than the one that is adopted, and joins again.
-    fn discard_counters(&mut self, now: Timestamp) {
-        let mut router = self.router(now);
-        router.slots.discard();
-        router.discard();
-        self.members.reset_synced();
-        if self.state() == MemberState::Serving {
-            self.out.stats.clusters_adopted += 1;
-            self.out.actions.push(Action::Report(Event::ClusterAdopted));
-            self.members.set_state(MemberState::Joining, &mut self.out);
-        }
-    }
-
-    /// Begins to serve when the owners of the slots are known, or when no other replica can know them.
-    fn start_serving(&mut self, now: Timestamp) {
-        if self.state() != MemberState::Joining || self.members.is_draining() {
-            return;
-        }
-        let peers = self.members.reached_peers(now);
-        if !self.joining.may_serve(peers, self.slots.are_all_owned(), now) {
-            return;
-        }
-        let (local_id, has_synced_peers) = (self.members.local_id(), self.members.has_synced_peers());
-        if let Some(secret) = self.joining.use_hash_secret(local_id, has_synced_peers) {
-            self.out.actions.push(Action::SetHashSecret(secret));
-        }
-        self.slots.recovery.begin_to_serve(self.wall);
-        self.out.actions.push(Action::Report(Event::Joined));
-        self.members.set_state(MemberState::Serving, &mut self.out);
-        self.send_hello(self.out.connected());
-        self.members.update_placement(now);
-    }
-
-    /// Treats `member` as departed.
-    fn depart(&mut self, member: MemberId, departure: Departure, now: Timestamp) {
-        if self.members.depart(member, departure, now, &mut self.out) {
-            // A peer that ends the session may be of another majority, and claims the slots here from now on.
-            if departure == Departure::Silent {
-                self.members.update_isolation(now, &mut self.out);
-                self.slots.memory.set_suspended(self.members.is_isolated());
-            }
-            self.members.update_placement(now);
-            let mut router = self.router(now);
-            router.slots.member_departed(member, departure, &mut router.cx);
-            router.member_departed(member);
-            router.retry_ready();
-        }
+        let Self { wall, ticks, members, slots, checks, out, .. } = self;
+        Router { checks, slots, cx: Context { now, wall: *wall, judged_at: ticks.judged_at, members, out } }
     }
 }

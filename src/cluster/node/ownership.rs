@@ -20,6 +20,11 @@ use crate::cluster::{
     node::{context::Context, membership::Membership, output::Output},
 };
 
+mod hand_offs;
+mod origins;
+
+use hand_offs::HandOffs;
+
 /// How long an owner keeps the copy that it started from, for members that return with another history of the slot.
 const ORIGIN_KEPT: Duration = Duration::from_secs(10 * 60);
 
@@ -31,10 +36,7 @@ pub(super) struct Ownership {
     slots: Vec<SlotState>,
     /// The slots that wait to be handed off, by receiver, as found by the last search.
     misplaced: BTreeMap<MemberId, VecDeque<Slot>>,
-    hand_offs: BTreeMap<HandOffId, PendingHandOff>,
-    hand_offs_sent: u64,
-    /// The most unacknowledged hand-offs to one peer.
-    hand_offs_max: usize,
+    hand_offs: HandOffs,
 }
 
 /// What this replica knows about the owner of one slot.
@@ -57,18 +59,6 @@ struct OwnedSlot {
     origin_expires_at: Timestamp,
 }
 
-/// A hand-off that is not acknowledged yet.
-#[derive(Clone, Debug)]
-struct PendingHandOff {
-    slot: Slot,
-    copy: SlotCopy,
-    origin: Origin,
-    to: MemberId,
-    /// Its encoded bytes, at most.
-    bytes: usize,
-    at: Timestamp,
-}
-
 /// What a hand-off has changed.
 #[derive(Debug)]
 pub(super) enum Arrival {
@@ -87,9 +77,7 @@ impl Ownership {
             slots: (0..memory.slots()).map(|_| SlotState::default()).collect(),
             memory,
             misplaced: BTreeMap::new(),
-            hand_offs: BTreeMap::new(),
-            hand_offs_sent: 0,
-            hand_offs_max,
+            hand_offs: HandOffs::new(local_id, hand_offs_max),
         }
     }
 
@@ -145,13 +133,12 @@ impl Ownership {
     /// The slots on their way to another owner.
     #[cfg(test)]
     pub(super) fn handed_off(&self) -> impl Iterator<Item = Slot> {
-        self.hand_offs.values().map(|pending| pending.slot)
+        self.hand_offs.slots()
     }
 
     /// The unacknowledged copy of a slot on its way to another owner, and that owner.
     pub(super) fn pending_hand_off(&self, slot: Slot) -> Option<(&SlotCopy, Owner)> {
-        let pending = self.hand_offs.values().find(|pending| pending.slot == slot)?;
-        Some((&pending.copy, Owner { epoch: pending.copy.version.epoch.next(), member: pending.to }))
+        self.hand_offs.of_slot(slot)
     }
 
     pub(super) fn has_acks_due(&self, slot: Slot) -> bool {
@@ -220,10 +207,7 @@ impl Ownership {
 
     /// Whether the hand-offs that `to` has not acknowledged yet are few, and have less than this many encoded bytes.
     pub(super) fn has_room_for_hand_offs(&self, to: MemberId, bytes_max: usize) -> bool {
-        let pending = self.hand_offs.values().filter(|pending| pending.to == to);
-        let (count, bytes) =
-            pending.fold((0, 0), |(count, bytes), pending| (count + 1, bytes + pending.bytes));
-        count < self.hand_offs_max && bytes < bytes_max
+        self.hand_offs.has_room(to, bytes_max)
     }
 
     /// Sends the slot and its grants to the new owner, if it is owned here.
@@ -237,15 +221,11 @@ impl Ownership {
         let Some(OwnedSlot { epoch, origin, .. }) = self.state_mut(slot).owned.take() else { return };
         let Some((contents, seq)) = self.memory.release(slot) else { return };
         let copy = SlotCopy { version: Version { epoch, seq }, contents: Arc::new(contents), grants };
-        self.hand_offs_sent += 1;
-        let id = HandOffId { from: self.local_id, number: self.hand_offs_sent };
         cx.out.stats.handed_off += copy.contents.len() as u64;
         self.state_mut(slot).owner = Some(Owner { epoch: epoch.next(), member: to });
         // The slot data stays in `hand_offs` until the new owner acknowledges it, so earlier senders can drop theirs.
         self.acknowledge(slot, cx.out);
-        let hand_off = HandOff { id, slot, copy: copy.clone(), origin: origin.clone() };
-        let bytes = cx.out.send(to, Message::HandOff(Box::new(hand_off)));
-        self.hand_offs.insert(id, PendingHandOff { slot, copy, origin, to, bytes, at: cx.now });
+        self.hand_offs.send(slot, copy, origin, to, cx);
     }
 
     /// Receives a slot. `stored` is the copy of it that is stored here.
@@ -269,9 +249,7 @@ impl Ownership {
             }
             origin = Origin { version: stored.version, contents: Some(stored.contents.clone()), ..origin };
         }
-        let crosses =
-            |(_, pending): &(&HandOffId, &PendingHandOff)| pending.slot == slot && pending.to == from;
-        let crossed: Vec<HandOffId> = self.hand_offs.iter().filter(crosses).map(|(id, _)| *id).collect();
+        let crossed = self.hand_offs.crossing(slot, from);
         if !crossed.is_empty() && self.local_id < from {
             // Two hand-offs have crossed. The member with the larger id keeps the slot, and receives ours.
             cx.out.send(from, Message::HandOffAck(id));
@@ -279,7 +257,7 @@ impl Ownership {
         }
         // These are all crossing hand-offs of this replica. The member with the smaller id has received none of them
         // since it sent this one.
-        let back = crossed.iter().filter_map(|crossed| self.hand_offs.remove(crossed));
+        let back = crossed.into_iter().filter_map(|crossed| self.hand_offs.remove(crossed));
         let mut histories: Vec<(SlotCopy, Origin)> =
             back.map(|pending| (pending.copy, pending.origin)).collect();
         histories.push((copy, origin));
@@ -369,7 +347,7 @@ impl Ownership {
 
     /// The new owner has a backup of the slot, or there is no backup owner. Returns the new owner.
     pub(super) fn receive_ack(&mut self, id: HandOffId, cx: &mut Context<'_>) -> Option<MemberId> {
-        let pending = self.hand_offs.remove(&id)?;
+        let pending = self.hand_offs.remove(id)?;
         cx.out.stats.hand_off_nanos += cx.now.nanos_since(pending.at);
         cx.out.stats.hand_offs += 1;
         Some(pending.to)
@@ -377,57 +355,7 @@ impl Ownership {
 
     /// Takes the slots on their way to a member that has departed.
     pub(super) fn take_hand_offs_to(&mut self, member: MemberId) -> Vec<(Slot, SlotCopy)> {
-        let to_member = |_: &HandOffId, pending: &mut PendingHandOff| pending.to == member;
-        let taken = self.hand_offs.extract_if(.., to_member);
-        taken.map(|(_, pending)| (pending.slot, pending.copy)).collect()
-    }
-
-    /// Adds what a newer copy than the one that the recovery started from has consumed, and the owner lacks.
-    pub(super) fn add_newer_copy(&mut self, slot: Slot, copy: SlotCopy, wall: Timestamp) {
-        let Some(OwnedSlot { origin, .. }) = &mut self.state_mut(slot).owned else { return };
-        if copy.version <= origin.version || origin.since <= copy.version.epoch {
-            return;
-        }
-        origin.version = copy.version;
-        let base = origin.contents.replace(copy.contents.clone());
-        if let Some(base) = base {
-            self.memory.add(slot, copy.contents.difference(&base), wall);
-        }
-    }
-
-    /// Drops the data that owners have started from while memory is overfull. Without it, an owner does not add what a
-    /// member with another history of the slot has counted. Returns how many slots lose it.
-    pub(super) fn drop_origins_while_overfull(&mut self) -> u64 {
-        let mut dropped = 0;
-        for state in &mut self.slots {
-            if !self.memory.is_overfull() {
-                break;
-            }
-            if let Some(owned) = &mut state.owned
-                && owned.origin.contents.take_if(|contents| !contents.is_empty()).is_some()
-            {
-                dropped += 1;
-            }
-        }
-        dropped
-    }
-
-    /// Whether this replica owns the slot and does not keep the data that it has started from.
-    #[cfg(test)]
-    pub(super) fn lacks_origin(&self, slot: Slot) -> bool {
-        self.state(slot).owned.as_ref().is_some_and(|owned| owned.origin.contents.is_none())
-    }
-
-    /// Drops the data that recoveries started from once no member can return with another history.
-    pub(super) fn drop_old_origins(&mut self, now: Timestamp) {
-        for state in &mut self.slots {
-            if let Some(owned) = &mut state.owned
-                && owned.origin_expires_at <= now
-                && owned.origin.contents.as_ref().is_some_and(|contents| !contents.is_empty())
-            {
-                owned.origin.contents = None;
-            }
-        }
+        self.hand_offs.take_to(member)
     }
 
     /// Discards the counters of all slots, and what is known about their owners.
