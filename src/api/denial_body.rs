@@ -161,18 +161,7 @@ mod tests {
         let bodies = DenialBodies::new(&settings);
         let rules = Rules::parse("f", "domain: d\n").unwrap();
         let rules = KeyedRules::new(Some(Arc::new(rules)), Secret::from_bytes([7; 16]));
-        let status = Status {
-            passes: false,
-            limit: None,
-            remaining: 0,
-            reset_after: None,
-            retry_after: None,
-            rule: None,
-            refused_in_shadow: false,
-            candidate_refuses: false,
-            degraded: false,
-            shares_counter: false,
-        };
+        let status = Status { passes: false, ..Status::WITHOUT_LIMIT };
         for (degraded, kind, title) in [
             (false, &settings.problem_type, QUOTA_EXCEEDED),
             (true, &settings.degraded_problem_type, REDUCED_CAPACITY),

@@ -56,7 +56,8 @@ pub struct Status<'s> {
 }
 
 impl<'s> Status<'s> {
-    const WITHOUT_LIMIT: Self = Self {
+    /// The status of a descriptor to which no limit applies.
+    pub const WITHOUT_LIMIT: Self = Self {
         passes: true,
         limit: None,
         remaining: 0,

@@ -78,13 +78,6 @@ impl<'m> Report<'m> {
         Ok(report)
     }
 
-    /// The report of a bucket with this encoded id, without usage.
-    pub(super) fn of_id(id: &'m [u8]) -> Result<Self, Malformed> {
-        let mut report = Self::default();
-        report.decode_pairs(id)?;
-        Ok(report)
-    }
-
     fn decode_pairs(&mut self, id: &'m [u8]) -> Result<(), Malformed> {
         let mut fields = Fields::of(id);
         while let Some(field) = fields.next()? {
@@ -96,6 +89,12 @@ impl<'m> Report<'m> {
         }
         Ok(())
     }
+}
+
+/// The pairs of an encoded id of a bucket; none if it is damaged.
+pub(super) fn pairs_of_id(id: &[u8]) -> Vec<Pair<'_>> {
+    let mut report = Report::default();
+    report.decode_pairs(id).map(|()| report.pairs.into_vec()).unwrap_or_default()
 }
 
 /// The whole seconds of a `Duration`.

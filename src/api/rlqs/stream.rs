@@ -325,7 +325,7 @@ impl QuotaStream {
         let ids: Vec<(u32, BucketId)> =
             self.buckets.iter().map(|(number, bucket)| (*number, bucket.id.clone())).collect();
         for (number, id) in ids {
-            let Some(terms) = active.of(&pairs_of(&id)) else { continue };
+            let Some(terms) = active.of(&decode::pairs_of_id(&id)) else { continue };
             let Some(bucket) = self.buckets.get(&number) else { continue };
             let needs_report = match (&bucket.terms, &terms) {
                 (before, after) if before == after => false,
@@ -394,9 +394,4 @@ impl Drop for QuotaStream {
         self.send_reports();
         self.service.close(self.stream);
     }
-}
-
-/// The pairs of an encoded id.
-fn pairs_of(id: &[u8]) -> Vec<Pair<'_>> {
-    decode::Report::of_id(id).map(|report| report.pairs.into_vec()).unwrap_or_default()
 }

@@ -253,23 +253,11 @@ mod tests {
 
     #[test]
     fn only_decision_without_owner_is_marked_degraded() {
-        let status = Status {
-            passes: true,
-            limit: None,
-            remaining: 0,
-            reset_after: None,
-            retry_after: None,
-            rule: None,
-            refused_in_shadow: false,
-            candidate_refuses: false,
-            degraded: false,
-            shares_counter: false,
-        };
         let marked = |degraded: [bool; 2]| {
             // Two descriptors without entries.
             let request =
                 decode(&[0x12, 0, 0x12, 0], Bounds { requests: 1, descriptors: 2, entries: 1 }).unwrap();
-            let statuses = degraded.map(|degraded| Status { degraded, ..status });
+            let statuses = degraded.map(|degraded| Status { degraded, ..Status::WITHOUT_LIMIT });
             let answer = Answer {
                 passes: true,
                 passes_in_shadow: false,
