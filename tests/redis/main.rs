@@ -16,6 +16,7 @@ mod outages;
 #[expect(dead_code, reason = "other tests use the rest")]
 mod program;
 mod races;
+mod refusals;
 mod replica;
 mod replies;
 mod server;

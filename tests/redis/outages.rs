@@ -322,59 +322,6 @@ async fn closed_connection_is_replaced_without_a_degraded_answer() {
     }
 }
 
-/// The longest time for which a refusal is local.
-const REFUSAL_MAX: Duration = Duration::from_secs(1);
-
-/// Waits until a change at another replica lets a caller of `one` pass sooner than the local refusal would have ended by
-/// itself. A busy machine may be slower than that, so it is tried again.
-async fn until_change_ends_refusal(one: &Replica, name: Key, limit: &Limit, change: impl AsyncFn()) {
-    let started = Instant::now();
-    loop {
-        // The store confirms the value after this instant.
-        let confirmed = Instant::now();
-        while one.check(name, limit, CHARGE).await.verdict.passes() {}
-        until("refusals are local", || {
-            one.check(name, limit, CHARGE).now_or_never().is_some_and(|decision| !decision.verdict.passes())
-        })
-        .await;
-        change().await;
-        while !one.check(name, limit, CHARGE).await.verdict.passes() {
-            assert!(started.elapsed() < PATIENCE, "refusals end at all");
-            tokio::task::yield_now().await;
-        }
-        if confirmed.elapsed() < REFUSAL_MAX {
-            return;
-        }
-        assert!(started.elapsed() < PATIENCE, "the change was announced");
-    }
-}
-
-#[tokio::test]
-async fn refund_or_reset_elsewhere_ends_local_refusal() {
-    let server = Server::start(&[]);
-    let (one, other) =
-        (Replica::ready(settings(&[server.url()])).await, Replica::ready(settings(&[server.url()])).await);
-    let (limit, name) = (a_day(2), key("refunded"));
-    let refund = async || {
-        other.check(name, &limit, Operation::Refund(1)).await;
-    };
-    until_change_ends_refusal(&one, name, &limit, refund).await;
-    let reset = async || {
-        other.remote.operate(name, &limit, [CounterOperation::Set(0)]).await.unwrap();
-    };
-    until_change_ends_refusal(&one, name, &limit, reset).await;
-}
-
-#[tokio::test]
-async fn larger_limit_ends_local_refusal_at_once() {
-    let server = Server::start(&[]);
-    let replica = Replica::ready(settings(&[server.url()])).await;
-    let name = key("raised");
-    replica.check(name, &a_day(2), Operation::Charge(2)).await;
-    assert!(!replica.check(name, &a_day(2), CHARGE).await.verdict.passes());
-    assert!(replica.check(name, &a_day(3), CHARGE).await.verdict.passes());
-}
-
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn killed_server_under_load_keeps_answers_within_budget() {
     const CALLERS: usize = 64;
@@ -399,7 +346,7 @@ async fn killed_server_under_load_keeps_answers_within_budget() {
                         replica.decide_with(&checks, OnOwnerUnavailable::Allow, Some(timeout)).await;
                     took.push(began.elapsed());
                     counts[usize::from(decided.degraded[0])].fetch_add(1, Relaxed);
-                    // A degraded answer needs no wait, and the other callers want their turn.
+                    // A degraded answer needs no wait, and the other callers need their turn.
                     tokio::time::sleep(Duration::from_millis(1)).await;
                 }
                 took
