@@ -18,6 +18,7 @@ use crate::{
 
 mod access;
 mod cluster;
+mod denied_keys;
 mod explain;
 mod networks;
 mod page;
