@@ -10,14 +10,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use futures_util::FutureExt;
 use tollgate_limiter::{
-    algorithm::{Limit, Operation, Verdict},
-    descriptor::Key,
+    algorithm::{Operation, Verdict},
     resilience::{Caller, Overloaded},
     rules::OnOwnerUnavailable,
     shared_store::{Passwords, Settings, State},
-    store::CounterOperation,
 };
 
 use crate::{
