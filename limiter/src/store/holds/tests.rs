@@ -1,6 +1,6 @@
 //! Tests of holds: what they leave in a counter of any algorithm, and what is remembered of them.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, time::Duration};
 
 use proptest::prelude::*;
 
