@@ -6,6 +6,7 @@ use crate::{
 mod denial_body;
 mod documented;
 mod errors;
+mod limit_errors;
 mod matching;
 mod meaning;
 mod networks;
