@@ -6,6 +6,7 @@ use crate::{
 mod denial_body;
 mod documented;
 mod errors;
+mod groups;
 mod limit_errors;
 mod matching;
 mod meaning;
