@@ -7,29 +7,27 @@ use serde::{Deserialize, Serialize};
 use crate::{
     algorithm::{Granted, HitRate},
     divider::{
-        Assignment, Outcome, Part, SubscriberId, SubscriberState, Usage,
+        Outcome, Part, SubscriberId, SubscriberState, Usage,
         assignment::{HEADROOM, end_of_assignment, moved},
         demand::Demand,
-        max_min::{Claim, divide, whole},
-        roster::{Roster, Subscribed},
+        roster::Roster,
     },
     rules::QuotaTerms,
     store::{CounterView, Turn},
     time::Timestamp,
 };
 
-/// The time after which a smaller share is in force. Greater ones wait for it.
-const SETTLE: Duration = Duration::from_millis(500);
-/// A share changes only by more than this part of it: one of so many.
-const HYSTERESIS_DIVISOR: u64 = 10;
+mod subscriber;
+mod targets;
+
+use subscriber::{HYSTERESIS_DIVISOR, SETTLE, Standing, Subscriber};
+
 /// So much of what is claimed stays unused at most: one of so many.
 const UNUSED_DIVISOR: u64 = 50;
-/// The part of the rate that subscribers get at least, together, if they ask for it: one of so many.
-const FLOOR_DIVISOR: f64 = 20.0;
-/// A share that others wait for is kept for this long.
-const ROTATION: Duration = Duration::from_secs(5);
 /// The greatest share that Envoy takes.
 const SHARE_MAX: u64 = u32::MAX as u64;
+/// A share that others wait for is kept for this long.
+const ROTATION: Duration = Duration::from_secs(5);
 
 /// A rate and its subscribers.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -54,112 +52,12 @@ struct Settled {
     is_ample: bool,
 }
 
-/// How the share of a subscriber compares with its demand.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Standing {
-    /// The share covers the demand.
-    Covered,
-    /// The demand is above the share by so much that only less demand of others makes the share larger.
-    Capped,
-    /// The share may change with the demand.
-    Open,
-}
-
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(super) struct Subscriber {
-    terms: QuotaTerms,
-    demand: Demand,
-    // Of it, what passes.
-    allowed: Demand,
-    // The last assignment.
-    given: HitRate,
-    // The greatest that may be in force, until `settles_at`.
-    held: HitRate,
-    settles_at: Timestamp,
-    expires_at: Timestamp,
-    // Since when it waits for a share, or has one.
-    since: Timestamp,
-    has_ended: bool,
-    // Whether it has hits that no assignment allows.
-    was_assigned: bool,
-    beyond_grant: u64,
-}
-
 /// What has become of shares that should change.
 struct Assigned {
     // The positions of subscribers whose share has changed.
     changed: Vec<usize>,
     // Whether all shares are as they should be.
     is_complete: bool,
-}
-
-impl Subscriber {
-    fn new(now: Timestamp) -> Self {
-        Self {
-            terms: QuotaTerms::default(),
-            demand: Demand::new(now),
-            allowed: Demand::new(now),
-            given: HitRate::default(),
-            held: HitRate::default(),
-            settles_at: now,
-            expires_at: end_of_assignment(now),
-            since: now,
-            has_ended: false,
-            was_assigned: false,
-            beyond_grant: 0,
-        }
-    }
-
-    fn give(&mut self, share: HitRate, now: Timestamp) {
-        if (self.given.per_second == 0) != (share.per_second == 0) {
-            self.since = now;
-        }
-        self.held = self.held.max_of(share);
-        self.given = share;
-        self.settles_at = now.after(SETTLE);
-        self.was_assigned = true;
-    }
-
-    fn needs(&self) -> f64 {
-        let given = self.given.per_second as f64;
-        if !self.demand.is_measured() {
-            return given;
-        }
-        given.min((HEADROOM * self.demand.per_second()).max(self.floor()))
-    }
-
-    fn floor(&self) -> f64 {
-        self.terms.floor as f64
-    }
-
-    fn is_idle(&self) -> bool {
-        self.demand.is_measured() && self.demand.per_second() == 0.0
-    }
-
-    fn standing(&self) -> Standing {
-        let (given, claimed) = (self.given.per_second as f64, HEADROOM * self.demand.per_second());
-        // A share that is kept may be a little less than what the limit allows.
-        let most = given + given / HYSTERESIS_DIVISOR as f64;
-        if self.has_ended || !self.demand.is_measured() {
-            Standing::Open
-        } else if claimed <= given {
-            Standing::Covered
-        } else if given > 0.0 && claimed >= most + 1.0 {
-            Standing::Capped
-        } else {
-            Standing::Open
-        }
-    }
-
-    fn assignment(&self) -> Assignment {
-        if self.given.per_second == 0 { Assignment::Deny } else { Assignment::Share(self.given) }
-    }
-}
-
-impl Subscribed for Subscriber {
-    fn end(&mut self) {
-        self.has_ended = true;
-    }
 }
 
 impl Shares {
@@ -384,90 +282,6 @@ impl Shares {
 
     fn held(&self) -> HitRate {
         self.each.states().iter().map(|subscriber| subscriber.held).fold(HitRate::default(), HitRate::plus)
-    }
-
-    /// What a subscriber that asks for it gets at least.
-    fn floor(&self, number: usize) -> f64 {
-        (self.rate.per_second as f64 / FLOOR_DIVISOR / number.max(1) as f64).max(1.0)
-    }
-
-    /// The shares that these subscribers should have.
-    fn targets(&self, active: &[usize], now: Timestamp) -> Vec<u64> {
-        let (rate, floor) = (self.rate.per_second as f64, self.floor(active.len()));
-        let callers = self.callers.per_second();
-        let needed: f64 =
-            callers * HEADROOM + active.iter().map(|index| self.each.states()[*index].needs()).sum::<f64>();
-        let idle = active.iter().filter(|index| self.each.states()[**index].is_idle()).count();
-        let claim = |subscriber: &Subscriber| {
-            let (demand, given) = (subscriber.demand, subscriber.given.per_second as f64);
-            match demand.is_measured() {
-                true if demand.per_second() > 0.0 => (HEADROOM * demand.per_second()).max(floor),
-                // All that ask for nothing have a tenth of the rate at most.
-                true => floor.min(rate / 10.0 / idle as f64),
-                false if given > 0.0 => given,
-                false => floor.max((rate - needed) / 2.0),
-            }
-        };
-        // Weights divide what is left after one hit a second for each that asks, or after half of the rate.
-        let asking = active.len() - idle + usize::from(callers > 0.0);
-        let least = (rate / 2.0 / asking.max(1) as f64).min(1.0);
-        let mut claims: Vec<Claim> = active
-            .iter()
-            .map(|index| {
-                let subscriber = &self.each.states()[*index];
-                let (own, least) = (subscriber.floor(), if subscriber.is_idle() { 0.0 } else { least });
-                let weight = f64::from(subscriber.terms.weight.get());
-                Claim { hits: claim(subscriber).max(own), weight, floor: own.max(least) }
-            })
-            .collect();
-        if callers > 0.0 {
-            claims.push(Claim { hits: HEADROOM * callers, weight: 1.0, floor: least });
-        }
-        let mut parts = divide(rate, &claims);
-        // What remains is for more of the same.
-        let rest = (rate - parts.iter().sum::<f64>()).max(0.0);
-        let asked = |index: &usize| self.each.states()[*index].demand.per_second();
-        let all = callers + active.iter().map(asked).sum::<f64>();
-        if all > 0.0 {
-            for (index, (part, claim)) in active.iter().zip(parts.iter_mut().zip(&mut claims)) {
-                let more = rest * asked(index) / all;
-                *part += more;
-                claim.hits += more;
-            }
-        }
-        if callers > 0.0 {
-            parts.pop();
-            claims.pop();
-        }
-        let mut targets = whole(self.rate.per_second, &parts, &claims, &self.order(active, &parts, now));
-        targets.iter_mut().for_each(|target| *target = (*target).min(SHARE_MAX));
-        targets
-    }
-
-    /// Confirms the rates that pass already, and adds at most the floor to each.
-    fn learn(&self, active: &[usize], targets: &mut [u64]) {
-        let floor = self.floor(active.len());
-        for (index, target) in active.iter().zip(targets) {
-            let subscriber = &self.each.states()[*index];
-            let confirmed = subscriber.allowed.per_second().max(floor).ceil() as u64;
-            *target = if subscriber.demand.is_measured() { (*target).min(confirmed) } else { 0 };
-        }
-    }
-
-    /// The order in which what is left over of fractions is given: first to those that would have nothing, by turns.
-    fn order(&self, active: &[usize], parts: &[f64], now: Timestamp) -> Vec<usize> {
-        let rank = |(index, part): (&usize, &f64)| {
-            let subscriber = &self.each.states()[*index];
-            let keeps = subscriber.given.per_second > 0 && now < subscriber.since.after(ROTATION);
-            ((*part >= 1.0, subscriber.is_idle(), !keeps, subscriber.since), part.fract())
-        };
-        let ranks: Vec<_> = active.iter().zip(parts).map(rank).collect();
-        let mut order: Vec<usize> = (0..active.len()).collect();
-        order.sort_by(|one, other| {
-            let ((one, fraction), (other, other_fraction)) = (&ranks[*one], &ranks[*other]);
-            one.cmp(other).then(other_fraction.total_cmp(fraction))
-        });
-        order
     }
 
     /// Applies smaller shares at once, and larger ones as far as the rate is free.

@@ -14,23 +14,19 @@ use crate::{
         assignment::{UNCERTAIN, end_of_assignment, moved},
         demand::Demand,
         max_min::{Claim, divide, whole},
-        roster::{Roster, Subscribed},
+        roster::Roster,
     },
     rules::QuotaTerms,
     store::{CounterView, Turn},
     time::Timestamp,
 };
 
-/// A slice is for the demand of this many seconds.
-const SLICE_SECONDS: f64 = 10.0;
-/// A further slice is given when the last one can be used up within so many seconds.
-const REST_SECONDS: f64 = 6.0;
-/// A report that comes this long after a slice was sent was written after the slice arrived.
-const DELIVERED: Duration = Duration::from_secs(1);
+mod subscriber;
+
+use subscriber::{SLICE_SECONDS, Subscriber};
+
 /// The part of the limit for a newcomer: one of so many.
 const NEWCOMER_DIVISOR: u64 = 25;
-/// A slice larger than this many times the demand is replaced by a smaller one, if other subscribers lack hits.
-const SPARE_FACTOR: u64 = 4;
 /// The largest slice that Envoy takes.
 const SLICE_MAX: u64 = u32::MAX as u64;
 /// The shortest time between two turns without a report.
@@ -48,35 +44,6 @@ pub(super) struct Slices {
     beyond_grant: u64,
 }
 
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(super) struct Subscriber {
-    terms: QuotaTerms,
-    demand: Demand,
-    // Hits that it has let pass, by its last report.
-    reported: u64,
-    // Invariant: `used` is at most `bound`.
-    used: u64,
-    bound: u64,
-    slice: Option<Slice>,
-    // Whether its last report says that it refuses, or it has never had a slice.
-    is_refusing: bool,
-    // The instant of the last slice; at first that of its first report.
-    since: Timestamp,
-    expires_at: Timestamp,
-    has_ended: bool,
-}
-
-/// The last slice of a subscriber.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-struct Slice {
-    hits: u64,
-    // The bound before it.
-    before: u64,
-    given_at: Timestamp,
-    // Whether a report has come that was written after it had arrived.
-    has_arrived: bool,
-}
-
 /// A slice that is to be given.
 struct Next {
     id: SubscriberId,
@@ -91,100 +58,6 @@ enum Reason {
     Due,
     /// The last one is much too large.
     Spare,
-}
-
-impl Subscriber {
-    fn new(now: Timestamp) -> Self {
-        Self {
-            terms: QuotaTerms::default(),
-            demand: Demand::new(now),
-            reported: 0,
-            used: 0,
-            bound: 0,
-            slice: None,
-            is_refusing: true,
-            since: now,
-            expires_at: end_of_assignment(now),
-            has_ended: false,
-        }
-    }
-
-    /// What it may still let pass.
-    fn left(&self) -> u64 {
-        self.bound.saturating_sub(self.used)
-    }
-
-    /// Counts what it has used, and takes what it cannot use any more from the bound. Returns what it has used beyond the
-    /// bound.
-    fn settle(&mut self, usage: Usage, now: Timestamp) -> u64 {
-        self.used = self.used.saturating_add(usage.allowed);
-        let beyond = self.used.saturating_sub(self.bound);
-        self.bound = self.bound.max(self.used);
-        if let Some(slice) = &mut self.slice
-            && now >= slice.given_at.after(DELIVERED)
-        {
-            if slice.has_arrived && usage.denied > 0 {
-                // A bucket that is not refilled has refused, so it is empty.
-                self.bound = self.used;
-            } else {
-                // When the slice arrived, what was left of earlier ones ended.
-                let most = slice.before.min(self.used).saturating_add(slice.hits);
-                self.bound = self.bound.min(most).max(self.used);
-            }
-            slice.has_arrived = true;
-        }
-        self.is_refusing = usage.denied > 0 || self.slice.is_none();
-        beyond
-    }
-
-    fn give(&mut self, hits: u64, now: Timestamp) {
-        let before = self.bound;
-        self.bound = self.bound.saturating_add(hits);
-        self.slice = Some(Slice { hits, before, given_at: now, has_arrived: false });
-        (self.since, self.is_refusing, self.expires_at) = (now, false, end_of_assignment(now));
-    }
-
-    /// The hits of the next slice.
-    fn claimed(&self, newcomer: u64) -> u64 {
-        let claimed = if self.demand.is_measured() {
-            (self.demand.per_second() * SLICE_SECONDS).ceil().max(1.0) as u64
-        } else {
-            newcomer
-        };
-        claimed.max(self.terms.floor)
-    }
-
-    fn lacks_floor(&self) -> bool {
-        self.left() < self.terms.floor
-    }
-
-    /// Whether it is to get a slice now.
-    fn is_due(&self) -> bool {
-        let has_arrived = self.slice.is_none_or(|slice| slice.has_arrived);
-        let rest = self.demand.per_second() * REST_SECONDS;
-        let is_used_up = self.left() == 0 && self.is_refusing;
-        !self.has_ended && has_arrived && (is_used_up || self.lacks_floor() || (self.left() as f64) < rest)
-    }
-
-    /// Whether it has so much more than a slice of this size that a smaller one is to replace what is left.
-    fn has_spare(&self, size: u64, now: Timestamp) -> bool {
-        let has_arrived =
-            self.slice.is_some_and(|slice| slice.has_arrived && slice.given_at.after(DELIVERED) <= now);
-        has_arrived && !self.is_due() && self.left() > size.saturating_mul(SPARE_FACTOR)
-    }
-
-    fn renewal(&self) -> Assignment {
-        match self.slice.map_or(0, |slice| slice.hits) {
-            0 => Assignment::Deny,
-            hits => Assignment::Renewal(hits),
-        }
-    }
-}
-
-impl Subscribed for Subscriber {
-    fn end(&mut self) {
-        self.has_ended = true;
-    }
 }
 
 impl Slices {

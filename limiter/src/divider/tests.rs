@@ -1,25 +1,20 @@
-//! The laws of the divider, over histories of reports, with a counter in memory beside it.
+//! Tests of the divider, over histories of reports, with a counter in memory beside it.
 
-use std::{
-    collections::BTreeMap,
-    num::{NonZeroU32, NonZeroU64},
-    sync::Arc,
-};
-
-use proptest::prelude::*;
+use std::num::{NonZeroU32, NonZeroU64};
 
 use super::*;
 use crate::{
-    algorithm::{Excess, FixedWindow, Limit, Operation, Rate, TokenBucket, Window},
-    descriptor::{Entry, Key, KeyText, Secret},
+    algorithm::{Excess, FixedWindow, Limit, Rate, TokenBucket, Window},
     rules::QuotaTerms,
-    store::{Check, Memory, OnFull, OnRefusal},
-    time::{SECOND, Timestamp},
+    time::SECOND,
 };
 
+mod laws;
+mod world;
+
+use world::{START, World, id};
+
 const MINUTE: u64 = 60 * SECOND;
-/// One tick before a minute.
-const START: Timestamp = Timestamp::from_nanos(1_790_000_040 * SECOND - TICK);
 
 fn bucket(per_second: u64, burst: u64) -> Limit {
     let one = NonZeroU64::new(SECOND).unwrap();
@@ -33,205 +28,6 @@ fn window(limit: u64, nanos: u64) -> Limit {
         window: Window::of_nanos(nanos).unwrap(),
         excess: Excess::Refuse,
     })
-}
-
-fn id(stream: u64) -> SubscriberId {
-    SubscriberId { replica: 0, stream, bucket: 0 }
-}
-
-/// What Envoy makes of its assignments for one bucket: hits are spread evenly over time.
-#[derive(Clone, Debug, Default)]
-struct Client {
-    tokens: f64,
-    max: f64,
-    per_second: f64,
-    expires_at: Timestamp,
-    usage: Usage,
-    admitted: u64,
-}
-
-impl Client {
-    fn assign(&mut self, assignment: Assignment, now: Timestamp) {
-        match assignment {
-            Assignment::Share(rate) => {
-                // A changed bucket keeps the ratio to which it is full; one after a refusal of all begins full.
-                let ratio =
-                    if self.per_second > 0.0 && self.max > 0.0 { self.tokens / self.max } else { 1.0 };
-                (self.max, self.per_second) = (rate.burst as f64, rate.per_second as f64);
-                self.tokens = self.max * ratio;
-            }
-            Assignment::Slice(hits) => {
-                (self.tokens, self.max, self.per_second) = (hits as f64, hits as f64, 0.0)
-            }
-            Assignment::Renewal(hits) => assert_eq!(self.max, hits as f64, "a renewal is equal"),
-            Assignment::Deny => (self.tokens, self.max, self.per_second) = (0.0, 0.0, 0.0),
-        }
-        self.expires_at = now.after(ASSIGNMENT_TTL);
-    }
-
-    fn take_usage(&mut self) -> Usage {
-        let usage = self.usage;
-        self.usage = Usage { allowed_before: usage.allowed_in_all(), ..Usage::default() };
-        usage
-    }
-
-    fn ask(&mut self, now: Timestamp) -> bool {
-        let passes = now < self.expires_at && self.tokens >= 1.0 - 1e-9;
-        if passes {
-            (self.tokens, self.admitted) = (self.tokens - 1.0, self.admitted + 1);
-            self.usage.allowed += 1;
-        } else {
-            self.usage.denied += 1;
-        }
-        passes
-    }
-}
-
-/// Clients of one limit, beside callers that ask for each request.
-struct World {
-    dividers: Dividers,
-    memory: Arc<Memory>,
-    limit: Limit,
-    key: Key,
-    now: Timestamp,
-    clients: BTreeMap<u64, Client>,
-    terms: BTreeMap<u64, QuotaTerms>,
-    next_report: BTreeMap<u64, Timestamp>,
-    due: BTreeMap<(u64, u64), f64>,
-    // The instant of everything that passed.
-    passed: Vec<Timestamp>,
-}
-
-const TICK: u64 = SECOND / 100;
-
-impl World {
-    fn new(limit: Limit) -> Self {
-        let memory = Arc::new(Memory::new(1 << 24, OnFull::Deny));
-        let dividers = Dividers::new(memory.clone());
-        let mut text = KeyText::new("test");
-        text.entry(Entry { key: "name", value: "a" });
-        let key = text.key(&[], &Secret::from_bytes([1; 16]));
-        let (clients, terms, next_report) = Default::default();
-        Self {
-            dividers,
-            memory,
-            limit,
-            key,
-            now: START,
-            clients,
-            terms,
-            next_report,
-            due: BTreeMap::new(),
-            passed: vec![],
-        }
-    }
-
-    fn deliver(&mut self, assignments: Assignments) {
-        for (id, assignment) in assignments {
-            if let Some(client) = self.clients.get_mut(&id.stream) {
-                client.assign(assignment, self.now);
-            }
-        }
-    }
-
-    fn of(&self, stream: u64, report: Report) -> SubscriberReport {
-        let terms = self.terms.get(&stream).copied().unwrap_or_default();
-        SubscriberReport { key: self.key, limit: self.limit.clone(), id: id(stream), terms, report }
-    }
-
-    fn report(&mut self, stream: u64) {
-        let Some(client) = self.clients.get_mut(&stream) else { return };
-        let report = Report::Usage(client.take_usage());
-        let assignments = self.dividers.report(&self.of(stream, report), self.now);
-        self.deliver(assignments);
-        self.next_report.insert(stream, self.now.plus(5 * SECOND));
-    }
-
-    /// Callers that ask for each request.
-    fn call(&mut self) -> bool {
-        let check = Check {
-            key: self.key,
-            limit: &self.limit,
-            operation: Operation::Charge(1),
-            on_refusal: OnRefusal::TakeBack,
-        };
-        self.memory.apply_single(&check, self.now).unwrap().decision.verdict.passes()
-    }
-
-    /// A client opens another stream.
-    fn resume(&mut self, from: u64, to: u64) {
-        self.leave(from);
-        let mut client = self.clients.remove(&from).expect("a client");
-        client.usage.allowed_before = 0;
-        let report = Report::Resumed(client.take_usage());
-        self.clients.insert(to, client);
-        let assignments = self.dividers.report(&self.of(to, report), self.now);
-        self.deliver(assignments);
-        self.next_report.insert(to, self.now.plus(5 * SECOND));
-    }
-
-    fn leave(&mut self, stream: u64) {
-        let assignments = self.dividers.report(&self.of(stream, Report::End), self.now);
-        self.deliver(assignments);
-        self.next_report.remove(&stream);
-    }
-
-    /// Runs for a time with so many hits a second of each client, and of callers. Returns what passed of each of them.
-    fn run(&mut self, seconds: f64, demands: &[(u64, f64)], calls: f64) -> Vec<u64> {
-        let mut each = vec![0; demands.len() + 1];
-        for _ in 0..(seconds * SECOND as f64 / TICK as f64) as u64 {
-            self.now = self.now.plus(TICK);
-            let assignments = self.dividers.turn(self.now, |_| true);
-            self.deliver(assignments);
-            for (index, (stream, demand)) in demands.iter().enumerate() {
-                let client = self.clients.entry(*stream).or_default();
-                client.tokens =
-                    (client.tokens + client.per_second * TICK as f64 / SECOND as f64).min(client.max);
-                let due = self.due.entry((*stream, 0)).or_default();
-                *due += demand * TICK as f64 / SECOND as f64;
-                while self.due[&(*stream, 0)] >= 1.0 {
-                    *self.due.get_mut(&(*stream, 0)).unwrap() -= 1.0;
-                    let is_new = !self.next_report.contains_key(stream);
-                    if self.clients.get_mut(stream).unwrap().ask(self.now) {
-                        each[index] += 1;
-                        self.passed.push(self.now);
-                    }
-                    if is_new {
-                        self.report(*stream);
-                    }
-                }
-            }
-            let due = self.due.entry((u64::MAX, 0)).or_default();
-            *due += calls * TICK as f64 / SECOND as f64;
-            while self.due[&(u64::MAX, 0)] >= 1.0 {
-                *self.due.get_mut(&(u64::MAX, 0)).unwrap() -= 1.0;
-                if self.call() {
-                    each[demands.len()] += 1;
-                    self.passed.push(self.now);
-                }
-            }
-            let due: Vec<u64> = self
-                .next_report
-                .iter()
-                .filter(|(_, at)| **at <= self.now)
-                .map(|(stream, _)| *stream)
-                .collect();
-            due.into_iter().for_each(|stream| self.report(stream));
-        }
-        each
-    }
-
-    /// The most that passed in any span of this length.
-    fn most_in(&self, span: u64) -> u64 {
-        let (mut first, mut most) = (0, 0);
-        for (last, at) in self.passed.iter().enumerate() {
-            while self.passed[first].plus(span) <= *at {
-                first += 1;
-            }
-            most = most.max(last + 1 - first);
-        }
-        most as u64
-    }
 }
 
 #[test]
@@ -551,84 +347,4 @@ fn slice_that_may_have_ended_is_not_renewed() {
     assert_eq!(free(START.plus(26 * SECOND)), 480);
     let listed = world.dividers.subscribers(world.key, 9, START.plus(26 * SECOND)).unwrap();
     assert_eq!(listed.first[0].part, Part::Slice { hits: 20, left: 20 });
-}
-
-/// The terms of the clients 1 to 5, with floors of at most 5.
-fn any_terms() -> impl Strategy<Value = BTreeMap<u64, QuotaTerms>> {
-    prop::collection::vec((1..1_000_u32, 0..=5_u64), 5).prop_map(|each| {
-        (1..).zip(each).map(|(stream, (weight, floor))| (stream, terms(weight, floor))).collect()
-    })
-}
-
-fn demands() -> impl Strategy<Value = Vec<(u64, f64)>> {
-    prop::collection::vec(0..120_u32, 1..6)
-        .prop_map(|each| (1..).zip(each).map(|(stream, demand)| (stream, f64::from(demand))).collect())
-}
-
-proptest! {
-    #![proptest_config(ProptestConfig { cases: 24, ..ProptestConfig::default() })]
-
-    #[test]
-    fn rate_is_kept_over_any_history(
-        per_second in 10..100_u64,
-        burst in 6..30_u64,
-        phases in prop::collection::vec((demands(), 0..40_u32), 1..4),
-        terms in any_terms(),
-    ) {
-        let mut world = World::new(bucket(per_second, burst));
-        world.terms = terms;
-        for (demands, calls) in phases {
-            world.run(12.0, &demands, f64::from(calls));
-            let granted = world.dividers.granted().rate;
-            prop_assert!(granted.per_second <= per_second && granted.burst <= burst + 6, "{:?}", granted);
-        }
-        for seconds in [1, 5, 10] {
-            let most = world.most_in(seconds * SECOND);
-            // A share whose part of the burst is below one has a burst of one.
-            prop_assert!(most <= burst + per_second * seconds + 6, "{} in {} s", most, seconds);
-        }
-    }
-
-    #[test]
-    fn client_with_demand_gets_something_within_two_reports(
-        per_second in 10..100_u64, demands in demands(), terms in any_terms(),
-    ) {
-        let mut world = World::new(bucket(per_second, 20));
-        world.terms = terms;
-        world.run(11.0, &demands, 20.0);
-        for _ in 0..2 {
-            let each = world.run(11.0, &demands, 20.0);
-            for ((_, demand), passed) in demands.iter().zip(&each) {
-                prop_assert!(*demand < 1.0 || *passed > 0, "{:?} of {:?}", each, demands);
-            }
-        }
-    }
-
-    #[test]
-    fn floor_is_kept_while_all_floors_fit(
-        per_second in 31..100_u64, demands in demands(), terms in any_terms(), calls in 0..100_u32,
-    ) {
-        // A floor of at most 5 for each of five clients, and one hit for callers.
-        let mut world = World::new(bucket(per_second, 40));
-        world.terms = terms.clone();
-        world.run(16.0, &demands, f64::from(calls));
-        for (stream, _) in demands.iter().filter(|(_, demand)| *demand > 0.0) {
-            let share = world.clients[stream].per_second;
-            prop_assert!(share >= terms[stream].floor as f64, "{} of {:?} with {:?}", share, demands, terms);
-        }
-    }
-
-    #[test]
-    fn budget_is_kept_over_any_history(
-        limit in 20..400_u64,
-        phases in prop::collection::vec((demands(), 0..10_u32), 1..4),
-        terms in any_terms(),
-    ) {
-        let mut world = World::new(window(limit, MINUTE));
-        world.terms = terms;
-        for (demands, calls) in phases {
-            let sum: u64 = world.run(60.0, &demands, f64::from(calls)).iter().sum();
-            prop_assert!(sum <= limit, "{} of {}", sum, limit);
-        }
-    }
 }

@@ -3,172 +3,12 @@
 
 use crate::{algorithm::AlgorithmName, rules::group::Group};
 
-/// A kind of mapping in a rule file.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Section {
-    /// A document.
-    Root,
-    /// An item of `descriptors`.
-    Descriptor,
-    /// The value of `rate_limit`.
-    RateLimit,
-    /// An item of `replaces`.
-    Replaced,
-    /// The value of `calendar`.
-    Calendar,
-    /// The value of `group`.
-    Group,
-    /// The value of `penalty`.
-    Penalty,
-    /// An item of `quotas`.
-    Quota,
-    /// The value of `denial_body`.
-    DenialBody,
-    /// The document of an overlay file.
-    Overlay,
-    /// An item of `overlay`.
-    OverlayDomain,
-    /// An item of `rules` in it.
-    OverlayRule,
-}
+mod constraints;
+mod key;
 
-impl Section {
-    /// The section in words, for messages such as "`domain` belongs at the root of the document".
-    pub fn described(self) -> &'static str {
-        match self {
-            Self::Root => "at the root of the document",
-            Self::Descriptor => "in a descriptor",
-            Self::RateLimit => "in `rate_limit`",
-            Self::Replaced => "in an item of `replaces`",
-            Self::Calendar => "in `calendar`",
-            Self::Group => "in `group`",
-            Self::Penalty => "in `penalty`",
-            Self::Quota => "in an item of `quotas`",
-            Self::DenialBody => "in `denial_body`",
-            Self::Overlay => "at the root of the overlay",
-            Self::OverlayDomain => "in an item of `overlay`",
-            Self::OverlayRule => "in an item of `rules`",
-        }
-    }
-
-    /// Whether it is part of overlay files only.
-    pub(crate) fn is_of_overlay(self) -> bool {
-        match self {
-            Self::Overlay | Self::OverlayDomain | Self::OverlayRule => true,
-            Self::Root
-            | Self::Descriptor
-            | Self::RateLimit
-            | Self::Replaced
-            | Self::Calendar
-            | Self::Group
-            | Self::Penalty
-            | Self::Quota
-            | Self::DenialBody => false,
-        }
-    }
-}
-
-/// The rules to which a key of `rate_limit` applies.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum AppliesTo {
-    /// Any rule, including unlimited ones.
-    Any,
-    /// Any rule with a limit.
-    Limited,
-    /// Rules with an algorithm.
-    Named,
-    /// Rules without an algorithm or with one of these.
-    ClassicOr(&'static [AlgorithmName]),
-    /// Rules with one of these algorithms.
-    Only(&'static [AlgorithmName]),
-}
-
-/// The values that a key takes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Takes {
-    /// A text that must be given and not be empty.
-    Required,
-    /// A text.
-    Text,
-    /// An integer from 0 to 2^64 - 1.
-    Integer,
-    /// An integer from 1 to this number of bits of an address.
-    PrefixLength(u8),
-    /// `true` or `false`.
-    Boolean,
-    /// What a refused call charges.
-    OnDenied,
-    /// The name of a unit, in any case.
-    Unit,
-    /// The name of an algorithm.
-    Algorithm,
-    /// The decision for a request whose owner cannot be reached.
-    OnOwnerUnavailable,
-    /// The name of a day of the week.
-    Weekday,
-    /// How values are compared, if not as text.
-    Match,
-    /// A mapping with any content.
-    Anything,
-    /// Any value.
-    Json,
-    /// The body of refusals: the name of a format, or a mapping.
-    DenialBody,
-    /// A mapping.
-    Mapping(Section),
-    /// A limit on trial: a mapping without some keys.
-    Candidate,
-    /// A list of mappings.
-    List(Section),
-    /// The path of a rule in an overlay: a list of keys, or of keys with values.
-    Path,
-}
-
-impl Takes {
-    /// Whether the value is read as text, of which some have only certain ones.
-    pub(crate) fn is_text(self) -> bool {
-        match self {
-            Self::Required
-            | Self::Text
-            | Self::OnDenied
-            | Self::Unit
-            | Self::Algorithm
-            | Self::OnOwnerUnavailable
-            | Self::Weekday
-            | Self::Match
-            | Self::DenialBody => true,
-            Self::Integer
-            | Self::PrefixLength(_)
-            | Self::Boolean
-            | Self::Anything
-            | Self::Json
-            | Self::Mapping(_)
-            | Self::Candidate
-            | Self::List(_)
-            | Self::Path => false,
-        }
-    }
-
-    /// Whether the value is a list.
-    pub(crate) fn is_list(self) -> bool {
-        matches!(self, Self::List(_) | Self::Path)
-    }
-}
-
-/// A key of a rule file.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Key {
-    /// The name in rule files.
-    pub name: &'static str,
-    /// The section in which the key is allowed.
-    pub section: Section,
-    /// The values that it takes.
-    pub takes: Takes,
-    /// The rules to which the key applies; `Any` outside `rate_limit`.
-    pub applies_to: AppliesTo,
-    /// What the key means, as a sentence.
-    pub help: &'static str,
-}
+pub(crate) use constraints::{AT_LEAST_ONE, REQUIRED, REQUIRED_IN_PENALTY, amounts, periods};
+pub use constraints::{EXCLUSIVE, NOT_IN_CANDIDATE};
+pub use key::{AppliesTo, Key, Section, Takes};
 
 /// All keys.
 pub const KEYS: &[Key] = &[
@@ -518,36 +358,6 @@ const WITH_EXCESS: &[AlgorithmName] = &[
     AlgorithmName::LeakyBucket,
 ];
 
-/// Mutually exclusive keys of `rate_limit`: none of the first list may be combined with any of the second. If the
-/// second has `requests_per_unit` or `unit`, the first begins with the key that takes its place.
-pub const EXCLUSIVE: &[(&[&str], &[&str])] = &[
-    (&["window"], &["unit", "unit_multiplier"]),
-    (&["calendar"], &["window", "unit_multiplier"]),
-    (&["refill_amount", "refill_interval"], &["requests_per_unit", "unit", "unit_multiplier", "window"]),
-    (&["max_in_flight", "hold_max"], &["requests_per_unit", "unit", "unit_multiplier", "window", "lease"]),
-    (&["penalty"], &["lease"]),
-    (&["quotas"], &["sub_windows", "count_denied", "overdraft", "penalty"]),
-];
-
-/// The keys that say how much passes: `requests_per_unit`, and of the algorithms that have another one, that.
-pub(crate) fn amounts() -> impl Iterator<Item = &'static str> {
-    in_place_of(REQUESTS)
-}
-
-const REQUESTS: &str = "requests_per_unit";
-const UNIT: &str = "unit";
-
-/// The keys that say in which time: `unit`, and those that take its place.
-pub(crate) fn periods() -> impl Iterator<Item = &'static str> {
-    in_place_of(UNIT)
-}
-
-/// `key`, and the first key of each list that excludes it.
-fn in_place_of(key: &'static str) -> impl Iterator<Item = &'static str> {
-    let in_its_place = EXCLUSIVE.iter().filter(move |(_, others)| others.contains(&key));
-    [key].into_iter().chain(in_its_place.filter_map(|(ones, _)| ones.first().copied()))
-}
-
 const fn key(name: &'static str, section: Section, takes: Takes, help: &'static str) -> Key {
     Key { name, section, takes, applies_to: AppliesTo::Any, help }
 }
@@ -555,30 +365,6 @@ const fn key(name: &'static str, section: Section, takes: Takes, help: &'static 
 const fn limit(name: &'static str, takes: Takes, applies_to: AppliesTo, help: &'static str) -> Key {
     Key { name, section: Section::RateLimit, takes, applies_to, help }
 }
-
-/// Keys of `rate_limit`, `penalty` and items of `quotas` whose integer is at least 1, whatever the other keys are.
-pub(crate) const AT_LEAST_ONE: [&str; 7] =
-    ["unit_multiplier", "refill_amount", "max_in_flight", "after", "factor", "weight", "floor"];
-
-/// Keys without which a `penalty` is refused.
-pub(crate) const REQUIRED_IN_PENALTY: [&str; 2] = ["after", "first"];
-
-/// Keys of `rate_limit` without which a rule of their algorithm is refused.
-pub(crate) const REQUIRED: [(AlgorithmName, &str); 1] = [(AlgorithmName::Concurrency, "max_in_flight")];
-
-/// Keys of `rate_limit` that a `candidate` cannot have.
-pub const NOT_IN_CANDIDATE: [&str; 10] = [
-    "name",
-    "replaces",
-    "unlimited",
-    "on_owner_unavailable",
-    "lease",
-    "headers",
-    "quota_unit",
-    "quotas",
-    "denial_body",
-    "candidate",
-];
 
 /// The key with this name in `section`.
 pub(crate) fn find(name: &str, section: Section) -> Option<&'static Key> {

@@ -1,21 +1,23 @@
-//! A counter with its holds, in every store, and the interpreter of the operations on both.
+//! A counter with its holds, in every store.
 
-use std::{borrow::Cow, sync::Arc};
-
-use smallvec::SmallVec;
+use std::borrow::Cow;
 
 #[cfg(feature = "redis")]
 use crate::store::{holds::DecodedHolds, packed_counter::Decoded};
 use crate::{
-    algorithm::{Admission, Counter, Decision, Held, Limit, Operation},
+    algorithm::{Counter, Decision, Limit, Operation},
     store::{
-        Decisions, HOLDS_MAX, HoldId, HoldTerms, Reserved, Settled, UnknownId,
+        HOLDS_MAX, HoldId, Settled,
         holds::{Expired, Holds},
-        operation::{CounterOperation, HoldOutcome, Outcome, Shown},
         packed_counter::{Now, PackedCounter},
     },
     time::Timestamp,
 };
+
+mod draft;
+mod interpreter;
+
+pub(crate) use draft::{Draft, Exhausted, Reserve, reserve};
 
 /// A counter, if it is not idle, and its holds.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -40,43 +42,6 @@ pub(crate) enum DecodedHeldCounter {
 pub(crate) struct Room {
     /// The bytes that they may take.
     pub(crate) bytes: usize,
-}
-
-/// A counter has too many holds, or all holds take too much memory.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Exhausted;
-
-/// What one check of a call reserves.
-#[derive(Debug)]
-pub(crate) struct Reserve<'a> {
-    /// The index of its counter.
-    pub(crate) counter: usize,
-    pub(crate) limit: &'a Limit,
-    /// The id in it distinguishes the checks of one counter.
-    pub(crate) terms: HoldTerms,
-    pub(crate) hits: u64,
-    /// Hits of the counter that other replicas have borrowed.
-    pub(crate) leased: u64,
-}
-
-/// The decisions on the reservation of a call, before anything is held.
-#[derive(Debug)]
-pub(crate) struct Draft {
-    pub(super) decisions: SmallVec<[Decision; 2]>,
-    // For each counter, what it was and what it would be; `None` if nothing new is charged.
-    counters: SmallVec<[Option<(Counter, Counter)>; 2]>,
-    new: Vec<NewHold>,
-    // Whether a hold of the id has ended.
-    has_ended: bool,
-}
-
-/// A hold that is added if the call passes.
-#[derive(Debug)]
-struct NewHold {
-    // The index of its check.
-    check: usize,
-    hits: u64,
-    held: Held,
 }
 
 impl Room {
@@ -187,97 +152,6 @@ impl HeldCounter {
         let refund =
             |holds: &mut Holds, counter: &mut Counter| (holds.refund(limit, counter, hits, now.now), ());
         self.change_both(holds, limit, now, refund).0
-    }
-
-    /// Applies an operation on one counter, after its holds that are due have ended. Returns whether it has changed the
-    /// counter.
-    pub(crate) fn apply(
-        &mut self,
-        limit: &Limit,
-        operation: &CounterOperation,
-        now: Now,
-        room: Room,
-    ) -> (Outcome, bool) {
-        match operation {
-            CounterOperation::Decide(operation) => {
-                let decision = match *operation {
-                    Operation::Refund(hits) => self.refund(limit, hits, now),
-                    Operation::Peek | Operation::Charge(_) => {
-                        self.update(limit, now, |limit, counter| limit.decide(counter, now.now, *operation))
-                    }
-                };
-                let passes = decision.verdict.passes();
-                let outcome = Outcome::of(decision, limit.charged(*operation, passes));
-                (outcome, limit.is_changed_by(*operation, passes))
-            }
-            CounterOperation::Set(_) => {
-                *self = Self::default();
-                (
-                    Outcome::of(
-                        self.update(limit, now, |limit, counter| operation.apply(limit, counter, now.now)),
-                        0,
-                    ),
-                    true,
-                )
-            }
-            CounterOperation::Undo(_) | CounterOperation::Absorb(_) => (
-                Outcome::of(
-                    self.update(limit, now, |limit, counter| operation.apply(limit, counter, now.now)),
-                    0,
-                ),
-                true,
-            ),
-            CounterOperation::Reserve { terms, hits } => {
-                let terms = HoldTerms::clone(terms);
-                let each = [Reserve { counter: 0, limit, terms, hits: *hits, leased: 0 }];
-                let counters = std::slice::from_mut(self);
-                match reserve(&each, counters, now, room, |decisions| !decisions[0].verdict.passes()) {
-                    Ok(reserved) => (Outcome::reserved(&reserved)[0].clone(), reserved.is_held),
-                    Err(Exhausted) => (Outcome::exhausted(), false),
-                }
-            }
-            CounterOperation::Settle { id, actual, unknown } => {
-                let room = if *unknown == UnknownId::Remember { room } else { Room::NONE };
-                (Outcome::settled(self.settle(limit, id, *actual, now, room)), true)
-            }
-            CounterOperation::RefundOnce { terms, hits } => self.refund_once(limit, terms, *hits, now, room),
-            CounterOperation::Show => {
-                let holds = self.holds().map(|holds| holds.list(now.now)).unwrap_or_default();
-                let penalty = limit.penalty_state(&self.counter(limit, now), now.now);
-                let shown = Shown { holds: Arc::new(holds), penalty, subscribers: None };
-                let peek = self.update(limit, now, |limit, counter| peek(limit, counter, now));
-                (Outcome { hold: HoldOutcome::Shown(Arc::new(shown)), ..Outcome::of(peek, 0) }, false)
-            }
-            CounterOperation::Withdraw { id, attempt } => {
-                let was_held = self.withdraw(limit, id, *attempt, now);
-                (
-                    Outcome::of(self.update(limit, now, |limit, counter| peek(limit, counter, now)), 0),
-                    was_held,
-                )
-            }
-        }
-    }
-
-    /// Refunds hits, unless the id is known, and remembers the id.
-    fn refund_once(
-        &mut self,
-        limit: &Limit,
-        terms: &HoldTerms,
-        hits: u64,
-        now: Now,
-        room: Room,
-    ) -> (Outcome, bool) {
-        self.forget_holds(now.now);
-        if let Some(known) = self.holds().and_then(|holds| holds.answer(&terms.id)) {
-            return (Outcome::of(known.decision, 0), false);
-        }
-        if !room.has(self.holds(), 1, Holds::bytes_of_one(&terms.id)) {
-            return (Outcome::exhausted(), false);
-        }
-        let decision = Decision { receipt: None, ..self.refund(limit, hits, now) };
-        let holds = self.holds.get_or_insert_with(|| Box::new(Holds::new(limit)));
-        holds.remember_refund(terms, &decision, now.now);
-        (Outcome::of(decision, 0), true)
     }
 
     /// Settles the hold of this id at `actual` hits. If the id is unknown, the hits are charged, and the settlement is
@@ -418,205 +292,6 @@ impl HeldCounter {
     pub(crate) fn is_due(&self, now: Timestamp) -> bool {
         self.holds().is_some_and(|holds| holds.is_due(now))
     }
-}
-
-/// Holds the charges of a call in its counters, whose holds that are due have ended, or none of them if `refused` says
-/// that the decisions refuse the call. A known id is answered as the first time and charges nothing. A refused check
-/// that does not refuse the call holds no hits.
-pub(crate) fn reserve(
-    each: &[Reserve<'_>],
-    counters: &mut [HeldCounter],
-    now: Now,
-    room: Room,
-    refused: impl Fn(&[Decision]) -> bool,
-) -> Result<Reserved, Exhausted> {
-    let draft = Draft::new(each, counters, now);
-    if refused(&draft.decisions) {
-        return Ok(draft.not_held(each, counters, now));
-    }
-    draft.require_room(each, counters, now, room)?;
-    draft.charge(each, counters, now);
-    Ok(draft.hold(each, counters, now))
-}
-
-impl Draft {
-    /// Decides what each check reserves.
-    pub(super) fn new(each: &[Reserve<'_>], counters: &mut [HeldCounter], now: Now) -> Self {
-        counters.iter_mut().for_each(|counter| counter.forget_holds(now.now));
-        let mut draft = Self {
-            decisions: SmallVec::new(),
-            counters: SmallVec::from_elem(None, counters.len()),
-            new: Vec::new(),
-            has_ended: false,
-        };
-        for (check, Reserve { counter, limit, terms, hits, leased }) in each.iter().enumerate() {
-            let known = counters[*counter].holds().and_then(|holds| holds.answer(&terms.id));
-            if let Some(known) = known {
-                draft.decisions.push(known.decision);
-                draft.has_ended |= !known.is_open;
-                continue;
-            }
-            let (first, before) = draft.counters[*counter].take().unwrap_or_else(|| {
-                let counter = counters[*counter].counter(limit, now);
-                (counter.clone(), counter)
-            });
-            let mut after = before.clone();
-            let limit = &*counters[*counter].beside(limit);
-            let decision =
-                decide_leased(limit, &mut after, Operation::Charge(*hits), *leased, now.now).decision;
-            let passes = decision.verdict.passes();
-            let (hits, after) = if passes { (*hits, after) } else { (0, before.clone()) };
-            draft.new.push(NewHold { check, hits, held: limit.held(&before, &after, hits, now.now) });
-            draft.counters[*counter] = Some((first, after));
-            // What is held is taken back by its id only.
-            draft.decisions.push(Decision { receipt: None, ..decision });
-        }
-        draft
-    }
-
-    /// The answer if nothing is held: what is left without the call.
-    pub(super) fn not_held(mut self, each: &[Reserve<'_>], counters: &[HeldCounter], now: Now) -> Reserved {
-        for (Reserve { counter, limit, leased, .. }, decision) in each.iter().zip(&mut self.decisions) {
-            if decision.verdict.passes() {
-                let mut copy = counters[*counter].counter(limit, now);
-                let limit = &*counters[*counter].beside(limit);
-                let left = decide_leased(limit, &mut copy, Operation::Peek, *leased, now.now).decision;
-                (decision.remaining, decision.reset_after) = (left.remaining, left.reset_after);
-            }
-        }
-        let charged = SmallVec::from_elem(0, each.len());
-        Reserved { is_held: false, has_ended: false, decisions: Decisions::new(self.decisions, charged) }
-    }
-
-    /// Fails unless there is room for the new holds, at least after those are forgotten that ended long ago.
-    pub(super) fn require_room(
-        &self,
-        each: &[Reserve<'_>],
-        counters: &mut [HeldCounter],
-        now: Now,
-        room: Room,
-    ) -> Result<(), Exhausted> {
-        if self.has_room(each, counters, room) {
-            return Ok(());
-        }
-        counters.iter_mut().for_each(|counter| counter.forget_holds(now.now));
-        if self.has_room(each, counters, room) { Ok(()) } else { Err(Exhausted) }
-    }
-
-    fn has_room(&self, each: &[Reserve<'_>], counters: &[HeldCounter], room: Room) -> bool {
-        let mut more: SmallVec<[usize; 2]> = SmallVec::from_elem(0, counters.len());
-        let mut bytes = 0;
-        for NewHold { check, .. } in &self.new {
-            more[each[*check].counter] += 1;
-            bytes += Holds::bytes_of_one(&each[*check].terms.id);
-        }
-        let first =
-            counters.iter().zip(&more).filter(|(counter, more)| **more > 0 && counter.holds.is_none());
-        bytes += first.count() * Holds::BYTES_OF_FIRST;
-        let has_room = |(counter, more): (&HeldCounter, &usize)| room.has(counter.holds(), *more, bytes);
-        counters.iter().zip(&more).all(has_room)
-    }
-
-    /// Charges the counters, except for places in flight, which the holds keep.
-    pub(super) fn charge(&self, each: &[Reserve<'_>], counters: &mut [HeldCounter], now: Now) {
-        self.set(each, counters, now, |(_, after)| after);
-    }
-
-    /// Undoes [`Draft::charge`].
-    pub(super) fn undo(&self, each: &[Reserve<'_>], counters: &mut [HeldCounter], now: Now) {
-        self.set(each, counters, now, |(before, _)| before);
-    }
-
-    fn set(
-        &self,
-        each: &[Reserve<'_>],
-        counters: &mut [HeldCounter],
-        now: Now,
-        which: impl Fn(&(Counter, Counter)) -> &Counter,
-    ) {
-        for Reserve { counter: index, limit, .. } in each {
-            if let Some(states) = &self.counters[*index]
-                && limit.admission() != Admission::InFlight
-            {
-                counters[*index].update(limit, now, |limit, counter| {
-                    counter.clone_from(which(states));
-                    peek(limit, counter, now)
-                });
-            }
-        }
-    }
-
-    /// Adds the holds of what is charged.
-    pub(super) fn hold(self, each: &[Reserve<'_>], counters: &mut [HeldCounter], now: Now) -> Reserved {
-        let Self { decisions, new, has_ended, .. } = self;
-        let mut charged = SmallVec::from_elem(0, each.len());
-        for NewHold { check, hits, held } in new {
-            let Reserve { counter, limit, terms, .. } = &each[check];
-            charged[check] = hits;
-            let holds = counters[*counter].holds.get_or_insert_with(|| Box::new(Holds::new(limit)));
-            holds.add(terms.id.clone(), terms, hits, held, &decisions[check], now.now);
-        }
-        Reserved { is_held: true, has_ended, decisions: Decisions::new(decisions, charged) }
-    }
-}
-
-/// The effect of an operation on a counter with leased hits.
-pub(super) struct LeasedDecision {
-    pub(super) decision: Decision,
-    /// Whether the decision would differ if the leased hits were returned.
-    pub(super) depends_on_leases: bool,
-}
-
-/// Applies an operation with `leased` hits counted as charged now. Operations on holds only peek.
-pub(super) fn apply_leased(
-    limit: &Limit,
-    counter: &mut Counter,
-    operation: &CounterOperation,
-    leased: u64,
-    now: Timestamp,
-) -> LeasedDecision {
-    if let CounterOperation::Decide(operation) = operation {
-        return decide_leased(limit, counter, *operation, leased, now);
-    }
-    let decision = operation.apply(limit, counter, now);
-    if leased == 0 {
-        return LeasedDecision { decision, depends_on_leases: false };
-    }
-    let peek = decide_leased(limit, counter, Operation::Peek, leased, now);
-    LeasedDecision { depends_on_leases: false, ..peek }
-}
-
-/// Decides an operation with `leased` hits counted as charged now.
-pub(super) fn decide_leased(
-    limit: &Limit,
-    counter: &mut Counter,
-    operation: Operation,
-    leased: u64,
-    now: Timestamp,
-) -> LeasedDecision {
-    if leased == 0 {
-        return LeasedDecision { decision: limit.decide(counter, now, operation), depends_on_leases: false };
-    }
-    let mut full = counter.clone();
-    limit.charge_at(&mut full, leased, now, now);
-    let with_leases = limit.decide(&mut full, now, operation);
-    let mut unleased = counter.clone();
-    let bare = limit.decide(&mut unleased, now, operation);
-    let passes = with_leases.verdict.passes();
-    if limit.is_changed_by(operation, passes) {
-        *counter = unleased;
-    }
-    let decision = if passes {
-        Decision { remaining: with_leases.remaining, ..bare }
-    } else {
-        Decision { receipt: None, ..with_leases }
-    };
-    let depends_on_leases = match operation {
-        Operation::Peek | Operation::Charge(_) => !passes && bare.verdict.passes(),
-        // A refund gives back no more than was charged.
-        Operation::Refund(_) => limit.idle_at(counter) <= now,
-    };
-    LeasedDecision { decision, depends_on_leases }
 }
 
 /// Applies `decide` to a counter, after it is corrected if it is ahead of the clock. A fresh one that stays idle is not

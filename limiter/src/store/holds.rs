@@ -1,11 +1,11 @@
 //! Holds: the reservations of one counter. A hold is a charge with an id and an expiry.
 
-use std::{borrow::Cow, collections::BTreeMap, time::Duration};
+use std::{borrow::Cow, collections::BTreeMap};
 
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    algorithm::{Admission, Counter, Decision, Held, Limit, Operation, Place, Verdict},
+    algorithm::{Counter, Decision, Held, Limit, Operation, Place},
     store::reservation::{
         HOLD_TTL_MAX, HoldId, HoldTerms, LISTED_HOLDS_MAX, OnExpiry, OpenHold, OpenHolds, SettleOutcome,
         Settled,
@@ -17,51 +17,23 @@ mod changes;
 mod codec;
 mod copies;
 mod ended;
+mod forgetting;
+mod hold;
 mod merge;
+mod size;
 
 use changes::{Changes, Uncompared};
 pub(super) use codec::DecodedHolds;
 pub(super) use copies::CounterCopy;
 use ended::{Ended, HoldAnswer};
+pub(crate) use hold::REMEMBERED;
+use hold::{Hold, HoldState};
+pub(super) use size::HoldSize;
+pub(crate) use size::id_bytes;
 
 /// The ids that a counter remembers, those of open holds included, before it forgets those that have ended: the oldest of
 /// the settled ones first.
 pub(super) const IDS_MAX: usize = 4_096;
-/// That many are forgotten at once, so that one more costs little.
-const FORGOTTEN_AT_ONCE: usize = 256;
-/// The bytes that one more hold of this id takes.
-pub(crate) fn id_bytes(id: &HoldId) -> usize {
-    Holds::bytes_of_one(id)
-}
-
-/// A hold is remembered for this long after its expiry.
-pub(crate) const REMEMBERED: Duration = Duration::from_secs(60);
-/// The approximate memory of an entry of a tree besides key and value, in bytes.
-const TREE_ENTRY_BYTES: usize = 16;
-
-/// One hold that still weighs something.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-struct Hold {
-    id: HoldId,
-    attempt: u64,
-    hits: u64,
-    answer: HoldAnswer,
-    ttl: Duration,
-    expires_at: Timestamp,
-    on_expiry: OnExpiry,
-    state: HoldState,
-    held: Held,
-    // What tells whether it has changed since the last copy of changes.
-    #[serde(skip)]
-    copied: Uncompared<u64>,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-enum HoldState {
-    Open,
-    /// The expiry has charged it. It can be adjusted until it is forgotten.
-    Charged,
-}
 
 /// The answer to the reservation of a known id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -69,13 +41,6 @@ pub(super) struct KnownAnswer {
     pub(super) decision: Decision,
     /// Whether the hold is open: neither settled nor expired.
     pub(super) is_open: bool,
-}
-
-/// What the holds of one counter take.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct HoldSize {
-    pub(super) open: usize,
-    pub(super) bytes: usize,
 }
 
 /// How many holds have expired.
@@ -115,25 +80,6 @@ pub(super) struct Holds {
     // Ended holds that were forgotten because there were too many.
     #[serde(skip)]
     forgotten_early: Uncompared<usize>,
-}
-
-impl Hold {
-    /// Whether it keeps places of a limit on what is in flight. They are not in the counter, which frees a place after a
-    /// time.
-    fn keeps_places(&self, limit: &Limit) -> bool {
-        self.state == HoldState::Open && limit.admission() == Admission::InFlight
-    }
-
-    /// Charges places that it has kept, as of the reservation.
-    fn charge_places(&self, limit: &Limit, counter: &mut Counter, places: u64, now: Timestamp) {
-        if let Place::Instant(at) = self.held.place {
-            limit.charge_at(counter, places, at.min(now), now);
-        }
-    }
-
-    fn forgotten_at(&self) -> Timestamp {
-        self.expires_at.after(REMEMBERED)
-    }
 }
 
 impl Holds {
@@ -180,11 +126,6 @@ impl Holds {
         OpenHolds { count: open.len() as u64, hits, first: first.collect() }
     }
 
-    /// What they take.
-    pub(super) fn size(&self) -> HoldSize {
-        HoldSize { open: self.open(), bytes: self.bytes() }
-    }
-
     /// The number of holds that still weigh something.
     pub(super) fn weighing(&self) -> usize {
         self.each.len()
@@ -196,25 +137,6 @@ impl Holds {
         let each = self.each.iter().map(Hold::forgotten_at);
         let ended = self.ended.values().map(|ended| ended.forgotten_at);
         each.chain(ended).max().unwrap_or(Timestamp::EPOCH)
-    }
-
-    /// The approximate memory, in bytes.
-    pub(super) fn bytes(&self) -> usize {
-        let ended = size_of::<(HoldId, Ended)>() + TREE_ENTRY_BYTES;
-        size_of::<Self>()
-            + self.each.capacity() * size_of::<Hold>()
-            + self.ended.len() * ended
-            + self.id_bytes
-            + self.changes.bytes()
-    }
-
-    /// The bytes that the first hold of a counter takes beside [`Holds::bytes_of_one`]: a vector begins with four places.
-    pub(super) const BYTES_OF_FIRST: usize = size_of::<Self>() + 2 * size_of::<Hold>();
-
-    /// The bytes that one more hold of this id takes.
-    pub(super) fn bytes_of_one(id: &HoldId) -> usize {
-        // A vector grows to twice its length.
-        2 * size_of::<Hold>() + size_of::<(HoldId, Ended)>() + TREE_ENTRY_BYTES + id.bytes.len()
     }
 
     /// Whether a hold has expired.
@@ -314,63 +236,6 @@ impl Holds {
         (hold.expires_at <= now).then_some(index)
     }
 
-    /// Forgets holds whose time to be remembered has passed.
-    pub(super) fn forget(&mut self, now: Timestamp) {
-        let charged = self.each.iter().filter(|hold| hold.state == HoldState::Charged);
-        let next = charged.map(Hold::forgotten_at).fold(self.next_forgotten.0, Timestamp::min);
-        if now < next {
-            return;
-        }
-        let (id_bytes, changes) = (&mut self.id_bytes, &mut self.changes);
-        self.each.retain(|hold| {
-            let stays = hold.state == HoldState::Open || now < hold.forgotten_at();
-            if !stays {
-                *id_bytes -= hold.id.bytes.len();
-                changes.remove(&hold.id);
-            }
-            stays
-        });
-        self.ended.retain(|id, ended| {
-            let stays = now < ended.forgotten_at;
-            *id_bytes -= if stays { 0 } else { id.bytes.len() };
-            stays
-        });
-        self.set_next_forgotten();
-    }
-
-    /// Forgets the oldest of the holds that have ended, if there are too many.
-    /// Those that are settled go first.
-    fn forget_oldest(&mut self) {
-        let excess = (self.each.len() + self.ended.len()).saturating_sub(IDS_MAX).min(self.ended.len());
-        if excess < FORGOTTEN_AT_ONCE {
-            return;
-        }
-        let age = |(id, ended): (&HoldId, &Ended)| (ended.settled.is_none(), ended.change.0, id.clone());
-        let mut ended: Vec<_> = self.ended.iter().map(age).collect();
-        ended.select_nth_unstable(excess - 1);
-        ended[..excess].iter().for_each(|(_, _, id)| self.forget_ended(id));
-        self.forgotten_early.0 += excess;
-    }
-
-    /// How many ended holds were forgotten because there were too many, since the last call.
-    pub(super) fn take_forgotten_early(&mut self) -> usize {
-        std::mem::take(&mut self.forgotten_early.0)
-    }
-
-    fn with_bytes_of_ids(self) -> Self {
-        let ids = self.each.iter().map(|hold| &hold.id).chain(self.ended.keys());
-        let id_bytes = ids.map(|id| id.bytes.len()).sum();
-        Self { id_bytes, ..self }
-    }
-
-    /// Remembers a hold that has ended.
-    fn remember(&mut self, id: HoldId, ended: Ended) {
-        let change = self.changes.next();
-        self.next_forgotten.0 = self.next_forgotten.0.min(ended.forgotten_at);
-        self.ended.insert(id, Ended { change, ..ended });
-        self.forget_oldest();
-    }
-
     /// The hits that settling `actual` hits of this id will charge now.
     pub(super) fn charges(&self, id: &HoldId, actual: u64) -> u64 {
         if self.ended.get(id).is_some_and(|ended| ended.settled.is_some()) {
@@ -456,13 +321,6 @@ impl Holds {
         has_moved
     }
 
-    /// Forgets a hold that has ended.
-    pub(super) fn forget_ended(&mut self, id: &HoldId) {
-        if self.ended.remove(id).is_some() {
-            self.id_bytes -= id.bytes.len();
-        }
-    }
-
     /// Converts the held charges to `limit`.
     fn adopt(&mut self, limit: &Limit) {
         if self.limit != *limit {
@@ -507,40 +365,6 @@ impl Holds {
             later.iter_mut().for_each(|other| other.held.after_earlier(&hold.held, units));
         }
         (hold, units)
-    }
-
-    fn end(&mut self, hold: Hold, settled: Option<Settled>) {
-        let forgotten_at = hold.forgotten_at();
-        self.remember(hold.id, Ended { answer: hold.answer, settled, forgotten_at, change: Uncompared(0) });
-    }
-
-    /// Remembers the settlement of an id that is unknown, or whose hold was released.
-    fn end_unknown(&mut self, id: &HoldId, settled: Settled, now: Timestamp) {
-        if let Some(ended) = self.ended.get_mut(id) {
-            (ended.settled, ended.change) = (Some(settled), self.changes.next());
-            return;
-        }
-        let Settled { remaining, reset_after, .. } = settled;
-        let answer = HoldAnswer { verdict: Verdict::Pass, remaining, reset_after };
-        self.id_bytes += id.bytes.len();
-        let (settled, forgotten_at) = (Some(settled), now.after(REMEMBERED));
-        self.remember(id.clone(), Ended { answer, settled, forgotten_at, change: Uncompared(0) });
-    }
-
-    /// Remembers a refund, as long as a charge of the same terms. The id must be unknown.
-    pub(super) fn remember_refund(&mut self, terms: &HoldTerms, decision: &Decision, now: Timestamp) {
-        let Decision { remaining, reset_after, .. } = *decision;
-        let (outcome, reserved, uncharged) = (SettleOutcome::Open, 0, 0);
-        let settled = Some(Settled { outcome, reserved, uncharged, remaining, reset_after });
-        let forgotten_at = now.after(terms.ttl.min(HOLD_TTL_MAX)).after(REMEMBERED);
-        self.id_bytes += terms.id.bytes.len();
-        let answer = HoldAnswer::of(decision);
-        self.remember(terms.id.clone(), Ended { answer, settled, forgotten_at, change: Uncompared(0) });
-    }
-
-    fn set_next_forgotten(&mut self) {
-        let ended = self.ended.values().map(|ended| ended.forgotten_at);
-        self.next_forgotten.0 = ended.min().unwrap_or(Timestamp::MAX);
     }
 
     fn set_next_expiry(&mut self) {

@@ -10,6 +10,7 @@ mod held_counter;
 mod holds;
 mod key_hasher;
 mod lead;
+mod leased_decision;
 mod memory;
 mod operation;
 mod packed_counter;

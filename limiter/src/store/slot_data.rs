@@ -22,12 +22,18 @@ use crate::{
     time::Timestamp,
 };
 
+mod bytes;
 mod codec;
+mod consumption;
+mod pending_usage;
 
+pub(super) use bytes::bytes_of_map;
+use bytes::{CUT_DIVISOR, bytes_of_holds};
 pub use codec::DecodeError;
-
-/// Data that takes too much memory is cut by this fraction at a time.
-const CUT_DIVISOR: usize = 16;
+pub use consumption::Consumption;
+pub(super) use consumption::HeldConsumption;
+pub use pending_usage::PendingUsage;
+use pending_usage::Usage;
 
 /// The content of a slot. What a store releases or accepts counts in its budget until it is dropped.
 #[derive(Clone, Debug, Default)]
@@ -56,35 +62,6 @@ enum Extent {
 
 /// Records with tags that this version does not know, unchanged.
 pub(super) type UnknownRecords = BTreeMap<(Key, u8), Vec<Box<[u8]>>>;
-
-/// Usage that is still to be merged into counters. Its weight depends on the limit, so it waits for the next check of
-/// its key.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct PendingUsage {
-    by_key: ByKey<Vec<Usage>>,
-}
-
-/// Usage on another replica: a counter, less the counter that it started from.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Usage {
-    pub(super) packed: PackedCounter,
-    pub(super) base: Option<PackedCounter>,
-}
-
-/// What another replica has counted in a slot since an earlier state of it.
-#[derive(Clone, Debug, Default)]
-pub struct Consumption {
-    /// The usage of counters without holds.
-    pub(super) pending: PendingUsage,
-    pub(super) held: ByKey<HeldConsumption>,
-}
-
-/// A counter that had or has holds on another replica.
-#[derive(Clone, Debug)]
-pub(super) struct HeldConsumption {
-    pub(super) now: HeldCounter,
-    pub(super) base: HeldCounter,
-}
 
 /// A copy of the changes of a slot.
 #[derive(Clone, Debug, Default)]
@@ -392,95 +369,6 @@ impl PartialEq for SlotData {
     }
 }
 
-impl Consumption {
-    /// Drops usage until the rest takes at most `bytes_max` bytes, if that is possible: first that of counters that have
-    /// used least of their limit. Returns how many keys lose theirs.
-    pub(super) fn cut_to(&mut self, bytes_max: usize, now: Timestamp) -> usize {
-        if self.bytes() <= bytes_max {
-            return 0;
-        }
-        let all = self.pending.by_key.len();
-        let mut usage: Vec<_> = std::mem::take(&mut self.pending.by_key).into_iter().collect();
-        let cost = |usage: &Usage| usage.packed.eviction_cost(now).map_or(u16::MAX, u16::from);
-        usage.sort_by_cached_key(|(_, each)| Reverse(each.iter().map(cost).max()));
-        loop {
-            self.pending.by_key = usage.iter().cloned().collect();
-            if self.bytes() <= bytes_max || usage.is_empty() {
-                return all - usage.len();
-            }
-            usage.truncate(usage.len() - usage.len().div_ceil(CUT_DIVISOR));
-        }
-    }
-
-    /// The memory of what it adds to a slot, in bytes.
-    pub(super) fn bytes(&self) -> usize {
-        self.pending.bytes() + self.held.values().map(|held| held.now.heap_bytes()).sum::<usize>()
-    }
-}
-
-impl From<PendingUsage> for Consumption {
-    fn from(pending: PendingUsage) -> Self {
-        Self { pending, ..Self::default() }
-    }
-}
-
-impl PendingUsage {
-    /// The number of pending usages.
-    pub fn len(&self) -> usize {
-        self.by_key.values().map(Vec::len).sum()
-    }
-
-    /// Whether nothing is pending.
-    pub fn is_empty(&self) -> bool {
-        self.by_key.is_empty()
-    }
-
-    pub(super) fn keys(&self) -> impl Iterator<Item = Key> {
-        self.by_key.keys().copied()
-    }
-
-    pub(super) fn of(&self, key: Key) -> &[Usage] {
-        self.by_key.get(&key).map_or(&[], Vec::as_slice)
-    }
-
-    /// Copies for some keys.
-    pub(super) fn only<'k>(&self, keys: impl IntoIterator<Item = &'k Key>) -> Self {
-        let some = keys.into_iter().filter_map(|key| Some((*key, self.by_key.get(key)?.clone())));
-        Self { by_key: some.collect() }
-    }
-
-    pub(super) fn take(&mut self, key: Key) -> Vec<Usage> {
-        self.by_key.remove(&key).unwrap_or_default()
-    }
-
-    pub(super) fn push(&mut self, key: Key, usage: Usage) {
-        self.by_key.entry(key).or_default().push(usage);
-    }
-
-    pub(super) fn append(&mut self, others: Self) {
-        for (key, each) in others.by_key {
-            self.by_key.entry(key).or_default().extend(each);
-        }
-    }
-
-    /// Drops expired usage.
-    pub(super) fn forget_idle(&mut self, now: Timestamp) {
-        self.by_key.retain(|_, each| {
-            each.retain(|usage| now < usage.packed.idle_at());
-            !each.is_empty()
-        });
-    }
-
-    /// The approximate memory, in bytes.
-    pub(super) fn bytes(&self) -> usize {
-        let heap = |packed: &PackedCounter| packed.heap_bytes();
-        let of =
-            |usage: &Usage| size_of::<Usage>() + heap(&usage.packed) + usage.base.as_ref().map_or(0, heap);
-        let each: usize = self.by_key.values().flatten().map(of).sum();
-        bytes_of_map(self.by_key.capacity()) * 5 / 4 + each
-    }
-}
-
 #[cfg(test)]
 impl SlotData {
     pub(super) fn counter(&self, key: Key) -> Option<&PackedCounter> {
@@ -490,18 +378,6 @@ impl SlotData {
     pub(super) fn holds(&self, key: Key) -> Option<&Holds> {
         self.holds.get(&key).map(|holds| &**holds)
     }
-}
-
-/// The memory of a standard hash map of this capacity, in bytes: one of eight buckets stays free, and each takes one
-/// byte of metadata.
-pub(super) fn bytes_of_map(capacity: usize) -> usize {
-    if capacity == 0 { 0 } else { (capacity * 8 / 7 + 1) * (size_of::<(Key, PackedCounter)>() + 1) + 16 }
-}
-
-/// The approximate memory, in bytes.
-fn bytes_of_holds(holds: &ByKey<Box<Holds>>) -> usize {
-    let capacity = holds.capacity() * size_of::<(Key, Box<Holds>)>() * 5 / 4;
-    capacity + holds.values().map(|holds| holds.bytes()).sum::<usize>()
 }
 
 /// The approximate memory, in bytes.

@@ -6,6 +6,8 @@ use crate::{
 mod denial_body;
 mod documented;
 mod errors;
+mod groups;
+mod limit_errors;
 mod matching;
 mod meaning;
 mod networks;

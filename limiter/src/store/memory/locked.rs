@@ -14,8 +14,9 @@ use crate::{
     store::{
         Check, NotLocal, Slot,
         decide_set::decide_set,
-        held_counter::{HeldCounter, apply_leased, decide_leased},
+        held_counter::HeldCounter,
         holds::Holds,
+        leased_decision::{apply_leased, decide_leased},
         memory::{
             CounterState, Memory,
             ownership::{OwnershipTable, SlotOwnership},

@@ -10,7 +10,7 @@ use crate::{
         holds::{DecodedHolds, Holds},
         lead::Lead,
         packed_counter::{Age, Decoded, NUMBER_BYTES_MAX, PackedCounter, number_bytes, put},
-        slot_data::{Extent, Usage},
+        slot_data::{Extent, pending_usage::Usage},
     },
     time::Timestamp,
 };

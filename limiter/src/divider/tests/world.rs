@@ -1,0 +1,215 @@
+//! Clients that do with their assignments what Envoy does, and callers beside them, under a clock in ticks.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use crate::{
+    algorithm::{Limit, Operation},
+    descriptor::{Entry, Key, KeyText, Secret},
+    divider::{
+        ASSIGNMENT_TTL, Assignment, Assignments, Dividers, Report, SubscriberId, SubscriberReport, Usage,
+    },
+    rules::QuotaTerms,
+    store::{Check, Memory, OnFull, OnRefusal},
+    time::{SECOND, Timestamp},
+};
+
+/// One tick before a minute.
+pub(super) const START: Timestamp = Timestamp::from_nanos(1_790_000_040 * SECOND - TICK);
+const TICK: u64 = SECOND / 100;
+
+pub(super) fn id(stream: u64) -> SubscriberId {
+    SubscriberId { replica: 0, stream, bucket: 0 }
+}
+
+/// What Envoy makes of its assignments for one bucket: hits are spread evenly over time.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Client {
+    tokens: f64,
+    max: f64,
+    pub(super) per_second: f64,
+    expires_at: Timestamp,
+    usage: Usage,
+    admitted: u64,
+}
+
+impl Client {
+    fn assign(&mut self, assignment: Assignment, now: Timestamp) {
+        match assignment {
+            Assignment::Share(rate) => {
+                // A changed bucket keeps the ratio to which it is full; one after a refusal of all begins full.
+                let ratio =
+                    if self.per_second > 0.0 && self.max > 0.0 { self.tokens / self.max } else { 1.0 };
+                (self.max, self.per_second) = (rate.burst as f64, rate.per_second as f64);
+                self.tokens = self.max * ratio;
+            }
+            Assignment::Slice(hits) => {
+                (self.tokens, self.max, self.per_second) = (hits as f64, hits as f64, 0.0)
+            }
+            Assignment::Renewal(hits) => assert_eq!(self.max, hits as f64, "a renewal is equal"),
+            Assignment::Deny => (self.tokens, self.max, self.per_second) = (0.0, 0.0, 0.0),
+        }
+        self.expires_at = now.after(ASSIGNMENT_TTL);
+    }
+
+    fn take_usage(&mut self) -> Usage {
+        let usage = self.usage;
+        self.usage = Usage { allowed_before: usage.allowed_in_all(), ..Usage::default() };
+        usage
+    }
+
+    fn ask(&mut self, now: Timestamp) -> bool {
+        let passes = now < self.expires_at && self.tokens >= 1.0 - 1e-9;
+        if passes {
+            (self.tokens, self.admitted) = (self.tokens - 1.0, self.admitted + 1);
+            self.usage.allowed += 1;
+        } else {
+            self.usage.denied += 1;
+        }
+        passes
+    }
+}
+
+/// Clients of one limit, beside callers that ask for each request.
+pub(super) struct World {
+    pub(super) dividers: Dividers,
+    pub(super) memory: Arc<Memory>,
+    pub(super) limit: Limit,
+    pub(super) key: Key,
+    pub(super) now: Timestamp,
+    pub(super) clients: BTreeMap<u64, Client>,
+    pub(super) terms: BTreeMap<u64, QuotaTerms>,
+    next_report: BTreeMap<u64, Timestamp>,
+    due: BTreeMap<(u64, u64), f64>,
+    // The instant of everything that passed.
+    pub(super) passed: Vec<Timestamp>,
+}
+
+impl World {
+    pub(super) fn new(limit: Limit) -> Self {
+        let memory = Arc::new(Memory::new(1 << 24, OnFull::Deny));
+        let dividers = Dividers::new(memory.clone());
+        let mut text = KeyText::new("test");
+        text.entry(Entry { key: "name", value: "a" });
+        let key = text.key(&[], &Secret::from_bytes([1; 16]));
+        let (clients, terms, next_report) = Default::default();
+        Self {
+            dividers,
+            memory,
+            limit,
+            key,
+            now: START,
+            clients,
+            terms,
+            next_report,
+            due: BTreeMap::new(),
+            passed: vec![],
+        }
+    }
+
+    fn deliver(&mut self, assignments: Assignments) {
+        for (id, assignment) in assignments {
+            if let Some(client) = self.clients.get_mut(&id.stream) {
+                client.assign(assignment, self.now);
+            }
+        }
+    }
+
+    pub(super) fn of(&self, stream: u64, report: Report) -> SubscriberReport {
+        let terms = self.terms.get(&stream).copied().unwrap_or_default();
+        SubscriberReport { key: self.key, limit: self.limit.clone(), id: id(stream), terms, report }
+    }
+
+    fn report(&mut self, stream: u64) {
+        let Some(client) = self.clients.get_mut(&stream) else { return };
+        let report = Report::Usage(client.take_usage());
+        let assignments = self.dividers.report(&self.of(stream, report), self.now);
+        self.deliver(assignments);
+        self.next_report.insert(stream, self.now.plus(5 * SECOND));
+    }
+
+    /// Callers that ask for each request.
+    fn call(&mut self) -> bool {
+        let check = Check {
+            key: self.key,
+            limit: &self.limit,
+            operation: Operation::Charge(1),
+            on_refusal: OnRefusal::TakeBack,
+        };
+        self.memory.apply_single(&check, self.now).unwrap().decision.verdict.passes()
+    }
+
+    /// A client opens another stream.
+    pub(super) fn resume(&mut self, from: u64, to: u64) {
+        self.leave(from);
+        let mut client = self.clients.remove(&from).expect("a client");
+        client.usage.allowed_before = 0;
+        let report = Report::Resumed(client.take_usage());
+        self.clients.insert(to, client);
+        let assignments = self.dividers.report(&self.of(to, report), self.now);
+        self.deliver(assignments);
+        self.next_report.insert(to, self.now.plus(5 * SECOND));
+    }
+
+    pub(super) fn leave(&mut self, stream: u64) {
+        let assignments = self.dividers.report(&self.of(stream, Report::End), self.now);
+        self.deliver(assignments);
+        self.next_report.remove(&stream);
+    }
+
+    /// Runs for a time with so many hits a second of each client, and of callers. Returns what passed of each of them.
+    pub(super) fn run(&mut self, seconds: f64, demands: &[(u64, f64)], calls: f64) -> Vec<u64> {
+        let mut each = vec![0; demands.len() + 1];
+        for _ in 0..(seconds * SECOND as f64 / TICK as f64) as u64 {
+            self.now = self.now.plus(TICK);
+            let assignments = self.dividers.turn(self.now, |_| true);
+            self.deliver(assignments);
+            for (index, (stream, demand)) in demands.iter().enumerate() {
+                let client = self.clients.entry(*stream).or_default();
+                client.tokens =
+                    (client.tokens + client.per_second * TICK as f64 / SECOND as f64).min(client.max);
+                let due = self.due.entry((*stream, 0)).or_default();
+                *due += demand * TICK as f64 / SECOND as f64;
+                while self.due[&(*stream, 0)] >= 1.0 {
+                    *self.due.get_mut(&(*stream, 0)).unwrap() -= 1.0;
+                    let is_new = !self.next_report.contains_key(stream);
+                    if self.clients.get_mut(stream).unwrap().ask(self.now) {
+                        each[index] += 1;
+                        self.passed.push(self.now);
+                    }
+                    if is_new {
+                        self.report(*stream);
+                    }
+                }
+            }
+            let due = self.due.entry((u64::MAX, 0)).or_default();
+            *due += calls * TICK as f64 / SECOND as f64;
+            while self.due[&(u64::MAX, 0)] >= 1.0 {
+                *self.due.get_mut(&(u64::MAX, 0)).unwrap() -= 1.0;
+                if self.call() {
+                    each[demands.len()] += 1;
+                    self.passed.push(self.now);
+                }
+            }
+            let due: Vec<u64> = self
+                .next_report
+                .iter()
+                .filter(|(_, at)| **at <= self.now)
+                .map(|(stream, _)| *stream)
+                .collect();
+            due.into_iter().for_each(|stream| self.report(stream));
+        }
+        each
+    }
+
+    /// The most that passed in any span of this length.
+    pub(super) fn most_in(&self, span: u64) -> u64 {
+        let (mut first, mut most) = (0, 0);
+        for (last, at) in self.passed.iter().enumerate() {
+            while self.passed[first].plus(span) <= *at {
+                first += 1;
+            }
+            most = most.max(last + 1 - first);
+        }
+        most as u64
+    }
+}

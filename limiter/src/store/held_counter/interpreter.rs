@@ -1,0 +1,111 @@
+//! The interpreter of the operations on a counter and its holds.
+
+use std::sync::Arc;
+
+use crate::{
+    algorithm::{Decision, Limit, Operation},
+    store::{
+        HoldTerms, UnknownId,
+        held_counter::{
+            HeldCounter, Room,
+            draft::{Exhausted, Reserve, reserve},
+            peek,
+        },
+        holds::Holds,
+        operation::{CounterOperation, HoldOutcome, Outcome, Shown},
+        packed_counter::Now,
+    },
+};
+
+impl HeldCounter {
+    /// Applies an operation on one counter, after its holds that are due have ended. Returns whether it has changed the
+    /// counter.
+    pub(crate) fn apply(
+        &mut self,
+        limit: &Limit,
+        operation: &CounterOperation,
+        now: Now,
+        room: Room,
+    ) -> (Outcome, bool) {
+        match operation {
+            CounterOperation::Decide(operation) => {
+                let decision = match *operation {
+                    Operation::Refund(hits) => self.refund(limit, hits, now),
+                    Operation::Peek | Operation::Charge(_) => {
+                        self.update(limit, now, |limit, counter| limit.decide(counter, now.now, *operation))
+                    }
+                };
+                let passes = decision.verdict.passes();
+                let outcome = Outcome::of(decision, limit.charged(*operation, passes));
+                (outcome, limit.is_changed_by(*operation, passes))
+            }
+            CounterOperation::Set(_) => {
+                *self = Self::default();
+                (
+                    Outcome::of(
+                        self.update(limit, now, |limit, counter| operation.apply(limit, counter, now.now)),
+                        0,
+                    ),
+                    true,
+                )
+            }
+            CounterOperation::Undo(_) | CounterOperation::Absorb(_) => (
+                Outcome::of(
+                    self.update(limit, now, |limit, counter| operation.apply(limit, counter, now.now)),
+                    0,
+                ),
+                true,
+            ),
+            CounterOperation::Reserve { terms, hits } => {
+                let terms = HoldTerms::clone(terms);
+                let each = [Reserve { counter: 0, limit, terms, hits: *hits, leased: 0 }];
+                let counters = std::slice::from_mut(self);
+                match reserve(&each, counters, now, room, |decisions| !decisions[0].verdict.passes()) {
+                    Ok(reserved) => (Outcome::reserved(&reserved)[0].clone(), reserved.is_held),
+                    Err(Exhausted) => (Outcome::exhausted(), false),
+                }
+            }
+            CounterOperation::Settle { id, actual, unknown } => {
+                let room = if *unknown == UnknownId::Remember { room } else { Room::NONE };
+                (Outcome::settled(self.settle(limit, id, *actual, now, room)), true)
+            }
+            CounterOperation::RefundOnce { terms, hits } => self.refund_once(limit, terms, *hits, now, room),
+            CounterOperation::Show => {
+                let holds = self.holds().map(|holds| holds.list(now.now)).unwrap_or_default();
+                let penalty = limit.penalty_state(&self.counter(limit, now), now.now);
+                let shown = Shown { holds: Arc::new(holds), penalty, subscribers: None };
+                let peek = self.update(limit, now, |limit, counter| peek(limit, counter, now));
+                (Outcome { hold: HoldOutcome::Shown(Arc::new(shown)), ..Outcome::of(peek, 0) }, false)
+            }
+            CounterOperation::Withdraw { id, attempt } => {
+                let was_held = self.withdraw(limit, id, *attempt, now);
+                (
+                    Outcome::of(self.update(limit, now, |limit, counter| peek(limit, counter, now)), 0),
+                    was_held,
+                )
+            }
+        }
+    }
+
+    /// Refunds hits, unless the id is known, and remembers the id.
+    fn refund_once(
+        &mut self,
+        limit: &Limit,
+        terms: &HoldTerms,
+        hits: u64,
+        now: Now,
+        room: Room,
+    ) -> (Outcome, bool) {
+        self.forget_holds(now.now);
+        if let Some(known) = self.holds().and_then(|holds| holds.answer(&terms.id)) {
+            return (Outcome::of(known.decision, 0), false);
+        }
+        if !room.has(self.holds(), 1, Holds::bytes_of_one(&terms.id)) {
+            return (Outcome::exhausted(), false);
+        }
+        let decision = Decision { receipt: None, ..self.refund(limit, hits, now) };
+        let holds = self.holds.get_or_insert_with(|| Box::new(Holds::new(limit)));
+        holds.remember_refund(terms, &decision, now.now);
+        (Outcome::of(decision, 0), true)
+    }
+}

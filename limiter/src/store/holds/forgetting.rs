@@ -1,0 +1,117 @@
+//! How long holds that have ended are remembered, and which are forgotten earlier.
+
+use crate::{
+    algorithm::{Decision, Verdict},
+    store::{
+        holds::{
+            Holds, IDS_MAX,
+            changes::Uncompared,
+            ended::{Ended, HoldAnswer},
+            hold::{Hold, HoldState, REMEMBERED},
+        },
+        reservation::{HOLD_TTL_MAX, HoldId, HoldTerms, SettleOutcome, Settled},
+    },
+    time::Timestamp,
+};
+
+/// That many are forgotten at once, so that one more costs little.
+const FORGOTTEN_AT_ONCE: usize = 256;
+
+impl Holds {
+    /// Forgets holds whose time to be remembered has passed.
+    pub(in crate::store) fn forget(&mut self, now: Timestamp) {
+        let charged = self.each.iter().filter(|hold| hold.state == HoldState::Charged);
+        let next = charged.map(Hold::forgotten_at).fold(self.next_forgotten.0, Timestamp::min);
+        if now < next {
+            return;
+        }
+        let (id_bytes, changes) = (&mut self.id_bytes, &mut self.changes);
+        self.each.retain(|hold| {
+            let stays = hold.state == HoldState::Open || now < hold.forgotten_at();
+            if !stays {
+                *id_bytes -= hold.id.bytes.len();
+                changes.remove(&hold.id);
+            }
+            stays
+        });
+        self.ended.retain(|id, ended| {
+            let stays = now < ended.forgotten_at;
+            *id_bytes -= if stays { 0 } else { id.bytes.len() };
+            stays
+        });
+        self.set_next_forgotten();
+    }
+
+    /// Forgets the oldest of the holds that have ended, if there are too many.
+    /// Those that are settled go first.
+    pub(super) fn forget_oldest(&mut self) {
+        let excess = (self.each.len() + self.ended.len()).saturating_sub(IDS_MAX).min(self.ended.len());
+        if excess < FORGOTTEN_AT_ONCE {
+            return;
+        }
+        let age = |(id, ended): (&HoldId, &Ended)| (ended.settled.is_none(), ended.change.0, id.clone());
+        let mut ended: Vec<_> = self.ended.iter().map(age).collect();
+        ended.select_nth_unstable(excess - 1);
+        ended[..excess].iter().for_each(|(_, _, id)| self.forget_ended(id));
+        self.forgotten_early.0 += excess;
+    }
+
+    /// How many ended holds were forgotten because there were too many, since the last call.
+    pub(in crate::store) fn take_forgotten_early(&mut self) -> usize {
+        std::mem::take(&mut self.forgotten_early.0)
+    }
+
+    /// Remembers a hold that has ended.
+    pub(super) fn remember(&mut self, id: HoldId, ended: Ended) {
+        let change = self.changes.next();
+        self.next_forgotten.0 = self.next_forgotten.0.min(ended.forgotten_at);
+        self.ended.insert(id, Ended { change, ..ended });
+        self.forget_oldest();
+    }
+
+    /// Forgets a hold that has ended.
+    pub(in crate::store) fn forget_ended(&mut self, id: &HoldId) {
+        if self.ended.remove(id).is_some() {
+            self.id_bytes -= id.bytes.len();
+        }
+    }
+
+    pub(super) fn end(&mut self, hold: Hold, settled: Option<Settled>) {
+        let forgotten_at = hold.forgotten_at();
+        self.remember(hold.id, Ended { answer: hold.answer, settled, forgotten_at, change: Uncompared(0) });
+    }
+
+    /// Remembers the settlement of an id that is unknown, or whose hold was released.
+    pub(super) fn end_unknown(&mut self, id: &HoldId, settled: Settled, now: Timestamp) {
+        if let Some(ended) = self.ended.get_mut(id) {
+            (ended.settled, ended.change) = (Some(settled), self.changes.next());
+            return;
+        }
+        let Settled { remaining, reset_after, .. } = settled;
+        let answer = HoldAnswer { verdict: Verdict::Pass, remaining, reset_after };
+        self.id_bytes += id.bytes.len();
+        let (settled, forgotten_at) = (Some(settled), now.after(REMEMBERED));
+        self.remember(id.clone(), Ended { answer, settled, forgotten_at, change: Uncompared(0) });
+    }
+
+    /// Remembers a refund, as long as a charge of the same terms. The id must be unknown.
+    pub(in crate::store) fn remember_refund(
+        &mut self,
+        terms: &HoldTerms,
+        decision: &Decision,
+        now: Timestamp,
+    ) {
+        let Decision { remaining, reset_after, .. } = *decision;
+        let (outcome, reserved, uncharged) = (SettleOutcome::Open, 0, 0);
+        let settled = Some(Settled { outcome, reserved, uncharged, remaining, reset_after });
+        let forgotten_at = now.after(terms.ttl.min(HOLD_TTL_MAX)).after(REMEMBERED);
+        self.id_bytes += terms.id.bytes.len();
+        let answer = HoldAnswer::of(decision);
+        self.remember(terms.id.clone(), Ended { answer, settled, forgotten_at, change: Uncompared(0) });
+    }
+
+    pub(super) fn set_next_forgotten(&mut self) {
+        let ended = self.ended.values().map(|ended| ended.forgotten_at);
+        self.next_forgotten.0 = ended.min().unwrap_or(Timestamp::MAX);
+    }
+}
