@@ -20,6 +20,8 @@ NAMESPACE = "shop"
 OPERATOR = "github.com/prometheus-operator/prometheus-operator@v0.85.0"
 OPERATOR_KINDS = {"ServiceMonitor": "servicemonitors", "PrometheusRule": "prometheusrules"}
 VERSION = f"{manifests.VERSION}.0"
+# Values that add all that the Prometheus operator reads.
+MONITORED = {name: {"enabled": True} for name in ("serviceMonitor", "prometheusRule", "dashboard")}
 
 
 def helm(*arguments):

@@ -9,6 +9,7 @@ import socket
 import textwrap
 
 import pytest
+import yaml
 
 import browser as browsers
 import manifests
@@ -16,6 +17,7 @@ import network
 import processes
 from cluster import RULES, Cluster
 from control_plane import ControlPlane
+from monitoring import RULE
 from processes import LISTENERS, LOOPBACK, TOLLGATE, Process, eventually
 from quotas import Calls, OpenLoop
 from rls import Callers
@@ -90,6 +92,14 @@ def rule_file(tmp_path):
         return path
 
     return write
+
+
+@pytest.fixture
+def rule_file_of_prometheus(tmp_path):
+    """The alerts, as Prometheus reads them."""
+    path = tmp_path / "alerts.yaml"
+    path.write_text(yaml.safe_dump(RULE["spec"]))
+    return path
 
 
 @pytest.fixture

@@ -1,26 +1,20 @@
 """The Helm chart, rendered: valid for Kubernetes, and the same objects as deploy/kubernetes for the same choices."""
 
-import base64
-import json
-import re
-import tarfile
-
 import pytest
 import yaml
 
 import charts
 import manifests
-from charts import CHART, MONITORING, NAMESPACE, normalised, of_kind
+from charts import CHART, MONITORED, MONITORING, normalised, of_kind
 from manifest_checks import OPERATOR_SECRETS, Overlay, problems
 from manifests import FOLDER
-from processes import LISTENERS, LOOPBACK, ROOT, TOLLGATE, Process, eventually, http_call, run
+from processes import LOOPBACK, ROOT, eventually, http_call, run
 
 pytestmark = pytest.mark.extended
 
 BASE, PRODUCTION = FOLDER / "base", FOLDER / "overlays" / "production"
 PRODUCTION_VALUES = CHART / "values-production.yaml"
 VALUES = yaml.safe_load((CHART / "values.yaml").read_text())
-MONITORED = {name: {"enabled": True} for name in ("serviceMonitor", "prometheusRule", "dashboard")}
 ONE_RULE = {
     "domain": "edge",
     "descriptors": [{"key": "user", "rate_limit": {"unit": "second", "requests_per_unit": 5}}],
@@ -281,57 +275,6 @@ def test_chart_refuses_bad_values(fault, tmp_path):
     assert message in done.stderr
 
 
-def test_every_setting_becomes_a_variable(tmp_path):
-    page = (ROOT / "docs" / "settings.md").read_text()
-    catalog = dict(re.findall(r"^\| `([a-z_.]+)` \| [^|]+ \| `(\w+)` ", page, re.MULTILINE))
-    settings, refused = {}, set()
-    for name in catalog:
-        *sections, setting = name.split(".")
-        value = {setting: f"value of {name}"}
-        for section in reversed(sections):
-            value = {section: value}
-        if name.endswith(".listen") or sections[0] in ("rules", "cluster", "store") or "tls" in setting:
-            done = charts.render({"settings": value}, tmp_path)
-            if f"settings.{name} is set by the chart" in done.stderr:
-                refused.add(name)
-                continue
-        within = settings
-        for section in sections:
-            within = within.setdefault(section, {})
-        within[setting] = f"value of {name}"
-
-    overlay = Overlay(charts.objects({"settings": settings}, tmp_path))
-
-    expected = {catalog[name]: f"value of {name}" for name in catalog if name not in refused}
-    assert overlay.variables.items() >= expected.items()
-    assert refused == {
-        *("rules.path", "grpc.listen", "http.listen", "metrics.listen"),
-        *("grpc.tls_cert", "grpc.tls_key", "grpc.tls_client_ca"),
-        *(f"cluster.{name}" for name in ("listen", "advertise", "seed", "secret_file", "cert", "key", "ca")),
-        *("store.kind", "store.redis.urls", "store.redis.mode", "store.redis.sentinel_service"),
-        *("store.redis.username", "store.redis.password_file", "store.redis.sentinel_password_file"),
-        *("store.redis.ca", "store.redis.cert", "store.redis.key", "store.redis.prefix"),
-    }
-
-
-def test_settings_keep_their_form(tmp_path):
-    values = {
-        "settings": {
-            "grpc": {"max_connections": 5000000, "socket_mode": "0660", "tls_client_san": ["a.example", "b.example"]},
-            "headers": {"ietf": "all", "retry_after": False},
-        }
-    }
-
-    variables = Overlay(charts.objects(values, tmp_path)).variables
-
-    assert variables["TOLLGATE_GRPC__MAX_CONNECTIONS"] == "5000000"
-    assert variables["TOLLGATE_GRPC__SOCKET_MODE"] == "0660"
-    assert variables["TOLLGATE_GRPC__TLS_CLIENT_SAN"] == "a.example,b.example"
-    assert variables["TOLLGATE_HEADERS__IETF"] == "all"
-    assert variables["TOLLGATE_HEADERS__RETRY_AFTER"] == "false"
-    assert variables["TOLLGATE_DRAIN__DELAY"] == "10s", "other settings keep their defaults"
-
-
 def rules_of(found, folder):
     """Writes the rule files of the ConfigMap to a directory."""
     (config_map,) = [one for one in of_kind(found, "ConfigMap") if one["metadata"]["name"].endswith("-rules")]
@@ -372,68 +315,6 @@ def test_example_rules_are_active_without_others(tmp_path):
     assert config_map["data"] == {"edge.yaml": (BASE / "rules" / "edge.yaml").read_text()}
 
 
-def test_releases_of_a_namespace_select_their_own_pods(tmp_path):
-    values = {**MONITORED, "autoscaling": {"enabled": True}}
-    ours, theirs = (charts.objects(values, tmp_path, release=name) for name in ("tollgate", "edge"))
-
-    names = [{(one["kind"], one["metadata"]["name"]) for one in found} for found in (ours, theirs)]
-    assert not names[0] & names[1]
-    labels = Overlay(theirs).labels
-    for selector in selectors(ours):
-        assert not selector.items() <= labels.items(), selector
-    seeds = [Overlay(found).variables["TOLLGATE_CLUSTER__SEED"] for found in (ours, theirs)]
-    assert seeds == ["tollgate-peers:8082", "edge-tollgate-peers:8082"]
-    assert [one["spec"]["scaleTargetRef"]["name"] for one in of_kind(theirs, "HorizontalPodAutoscaler")] == [
-        "edge-tollgate"
-    ]
-
-
-def selectors(found):
-    """All selectors of pods."""
-    for one in found:
-        text = json.dumps(one.get("spec", {}))
-        for labels in re.findall(r'"(?:matchLabels|selector)": (\{[^{}]*\})', text):
-            if "app.kubernetes.io/name" in labels:
-                yield {key: value for key, value in json.loads(labels).items() if key != "app.kubernetes.io/component"}
-
-
-SECRET = "templates/cluster-secret.yaml"
-
-
-def generated_secret(done):
-    assert done.returncode == 0, done.stderr
-    return base64.b64decode(yaml.safe_load(done.stdout)["data"]["secret"]).decode()
-
-
-def test_new_release_generates_a_good_cluster_secret(tmp_path, cleanup, rule_file):
-    first, second = (generated_secret(charts.render({}, tmp_path, "--show-only", SECRET)) for _ in range(2))
-
-    assert first != second
-    assert len(first) >= 32
-    # The program refuses a secret that can be guessed.
-    path = tmp_path / "secret"
-    path.write_text(first)
-    rules = rule_file("domain: edge\ndescriptors: []\n")
-    flags = ["--cluster-listen", f"{LOOPBACK}:0", "--cluster-seed", f"{LOOPBACK}:1", "--cluster-secret-file", path]
-    listeners = [part for name in LISTENERS for part in (f"--{name}-listen", f"{LOOPBACK}:0")]
-    process = Process([TOLLGATE, "serve", "--rules", rules, *listeners, *flags], tmp_path / "log")
-    cleanup.callback(process.kill)
-    eventually("the replica joins", lambda: process.assert_running() or "joined the cluster" in process.output())
-
-
-@pytest.mark.parametrize("edited", [None, "old secret of the cluster\nnew secret of the cluster\n"])
-def test_upgrade_keeps_the_cluster_secret(edited, tmp_path):
-    (installed,) = of_kind(charts.objects({}, tmp_path), "Secret")
-    if edited:
-        installed["data"]["secret"] = base64.b64encode(edited.encode()).decode()
-
-    with charts.api_server({installed["metadata"]["name"]: installed["data"]}, tmp_path) as cluster:
-        done = charts.render({"replicas": 5}, tmp_path, "--show-only", SECRET, "--dry-run=server", *cluster)
-
-    assert done.returncode == 0, done.stderr
-    assert yaml.safe_load(done.stdout)["data"] == installed["data"]
-
-
 def test_values_of_redis_become_settings_and_volumes(tmp_path):
     overlay = Overlay(charts.objects(CASES["a cluster of Redis with TLS"], tmp_path))
 
@@ -458,59 +339,6 @@ def test_values_of_redis_become_settings_and_volumes(tmp_path):
     }
     ports = [port["port"] for rule in overlay.one("NetworkPolicy")["spec"]["egress"] for port in rule["ports"]]
     assert ports == [6380, 6381, 53, 53]
-
-
-def test_existing_cluster_secret_is_not_rendered(tmp_path):
-    overlay = Overlay(charts.objects({"clusterSecret": {"existing": "mine", "key": "words"}}, tmp_path))
-
-    assert overlay.all("Secret") == []
-    volume = overlay.volumes["cluster-secret"]
-    assert volume["secret"]["secretName"] == "mine"
-    assert volume["secret"]["items"] == [{"key": "words", "path": "secret"}]
-
-
-def notes(values, folder):
-    with charts.api_server({}, folder) as cluster:
-        arguments = ["--namespace", NAMESPACE, "--dry-run=server", "--disable-openapi-validation", *cluster]
-        done = charts.helm("install", "tollgate", CHART, *charts.given(values, folder), *arguments)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.split("NOTES:")[1]
-
-
-def test_notes_name_what_is_installed(tmp_path):
-    text = notes({}, tmp_path)
-    for part in ("tollgate.shop.svc:8081", "dns:///tollgate-headless.shop.svc:8081", "EXAMPLE", "tollgate-cluster"):
-        assert part in text
-    assert "TLS" not in text
-
-    text = notes({"ruleConfigMap": "rules", "clusterSecret": {"existing": "a"}, "serverTls": {"secret": "b"}}, tmp_path)
-    assert "EXAMPLE" not in text
-    assert "Upgrades keep it" not in text
-    assert "gRPC needs TLS and a client certificate: Secret b." in text
-
-
-def test_package_contains_the_linked_files(tmp_path):
-    done = charts.helm("package", CHART, "--destination", tmp_path)
-    assert done.returncode == 0, done.stderr
-    (archive,) = tmp_path.glob("*.tgz")
-    with tarfile.open(archive) as opened:
-        opened.extractall(tmp_path / "chart", filter="data")
-
-    packaged, ours = (
-        charts.objects({**MONITORED, "clusterSecret": {"existing": "a"}}, tmp_path, chart=chart)
-        for chart in (tmp_path / "chart" / "tollgate", CHART)
-    )
-
-    assert packaged == ours
-    for name in ("dashboard.json", "prometheus-rule.yaml", "edge.yaml"):
-        assert (CHART / "files" / name).resolve() != CHART / "files" / name, "a link, not a copy"
-
-
-def test_chart_version_equals_program_version():
-    version = re.search(r'^version = "(.+)"$', (ROOT / "Cargo.toml").read_text(), re.MULTILINE).group(1)
-    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
-
-    assert (chart["version"], chart["appVersion"]) == (version, version)
 
 
 def test_program_starts_with_the_variables_of_the_chart(start_pod, tmp_path):

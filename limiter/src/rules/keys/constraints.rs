@@ -2,9 +2,6 @@
 
 use crate::algorithm::AlgorithmName;
 
-const REQUESTS: &str = "requests_per_unit";
-const UNIT: &str = "unit";
-
 /// Mutually exclusive keys of `rate_limit`: none of the first list may be combined with any of the second. If the
 /// second has `requests_per_unit` or `unit`, the first begins with the key that takes its place.
 pub const EXCLUSIVE: &[(&[&str], &[&str])] = &[
@@ -42,12 +39,12 @@ pub const NOT_IN_CANDIDATE: [&str; 10] = [
 
 /// The keys that say how much passes: `requests_per_unit`, and of the algorithms that have another one, that.
 pub(crate) fn amounts() -> impl Iterator<Item = &'static str> {
-    in_place_of(REQUESTS)
+    in_place_of("requests_per_unit")
 }
 
 /// The keys that say in which time: `unit`, and those that take its place.
 pub(crate) fn periods() -> impl Iterator<Item = &'static str> {
-    in_place_of(UNIT)
+    in_place_of("unit")
 }
 
 /// `key`, and the first key of each list that excludes it.

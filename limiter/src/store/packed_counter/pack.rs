@@ -16,7 +16,7 @@ pub(super) trait Pack: Default {
     /// The counter; `None` if it is of another kind.
     fn unpack(packed: &PackedCounter, window_nanos: u64) -> Option<Self>;
 
-    /// A cheap test that holds for every counter that is ahead of `now`: see [`PackedCounter::clamp_ahead`].
+    /// A cheap test that holds for every counter that is ahead of `now`: see [`Limit::clamp_ahead`](crate::algorithm::Limit::clamp_ahead).
     #[inline(always)]
     fn may_be_ahead(&self, _window_nanos: u64, given_up: Option<Timestamp>, _now: Timestamp) -> bool {
         given_up.is_some()
