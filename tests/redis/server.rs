@@ -119,7 +119,7 @@ impl Server {
             if self.process.try_wait().unwrap().is_some() {
                 return false;
             }
-            // Whatever it answers, even that it wants a password.
+            // Whatever it answers, even that it demands a password.
             if std::net::TcpStream::connect(("127.0.0.1", self.port)).is_ok() {
                 return true;
             }

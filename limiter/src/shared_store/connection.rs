@@ -163,7 +163,7 @@ fn login() -> RedisConnectionInfo {
     RedisConnectionInfo::default().set_protocol(ProtocolVersion::RESP2)
 }
 
-/// What connects to a server with TLS, if the settings want it.
+/// What connects to a server with TLS, if the settings demand it.
 fn tls(settings: &Settings) -> RedisResult<Option<TlsConnector>> {
     settings.is_tls().then(|| tls_connector(certificates(settings)?.as_ref())).transpose()
 }

@@ -23,7 +23,7 @@ use crate::{
 };
 
 /// How long a value outlives its counter, in milliseconds. It covers the difference between the clocks of replicas and
-/// servers, so that no replica finds a value gone which it believes not to be idle.
+/// servers: no value is gone before its counter is idle by the clock of each replica.
 const EXPIRY_MARGIN: u64 = 1_000;
 /// For so long a value that the store has shown is not assumed to have expired.
 const FRESH_FOR: Duration = Duration::from_millis(100);

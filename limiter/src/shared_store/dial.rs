@@ -14,7 +14,7 @@ use tokio_rustls::TlsConnector;
 /// A stream to a server.
 pub(super) type Stream = Pin<Box<dyn AsyncStream + Send + Sync>>;
 
-/// Connects to a server. `None` if the address wants TLS and there is no `tls`.
+/// Connects to a server. `None` if the address demands TLS and there is no `tls`.
 pub(super) async fn dial(addr: &ConnectionAddr, tls: Option<&TlsConnector>) -> RedisResult<Option<Stream>> {
     match (addr, tls) {
         (ConnectionAddr::Tcp(host, port), _) => Ok(Some(Box::pin(connect(host, *port).await?))),

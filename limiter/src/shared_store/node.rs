@@ -41,7 +41,7 @@ pub(super) struct Node {
 }
 
 impl Node {
-    /// Connects and logs in. `tls` are the certificates, if the address wants TLS.
+    /// Connects and logs in. `tls` are the certificates, if the address demands TLS.
     pub(super) async fn open(
         info: &ConnectionInfo,
         tls: Option<&TlsConnector>,
