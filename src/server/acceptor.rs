@@ -11,10 +11,9 @@ use tracing::warn;
 use crate::{
     accept,
     server::{
-        Budgets, Certificates, Phase, Services,
+        Phase, Services,
         lifecycle::wait_for_phase,
         listen::{self, BoundListener, Listener},
-        stats::ListenerStats,
         workers::WorkerHandles,
     },
 };
@@ -22,31 +21,25 @@ use crate::{
 mod connections;
 mod limits;
 mod protocols;
+mod terms;
 
 pub(super) use limits::{Limits, WhenFull};
 pub(super) use protocols::Protocols;
+pub(super) use terms::ListenerTerms;
 
 use connections::ConnectionContext;
 
-/// A listener and the settings of its connections.
+/// A listener and the terms of its connections.
 #[derive(Debug)]
 pub(super) struct Acceptor<L> {
-    pub(super) name: &'static str,
     pub(super) listener: L,
-    pub(super) certificates: Option<Arc<Certificates>>,
-    pub(super) protocols: Protocols,
-    pub(super) limits: Limits,
-    pub(super) budgets: Budgets,
-    pub(super) stats: Arc<ListenerStats>,
-    pub(super) when_full: WhenFull,
+    pub(super) terms: ListenerTerms,
 }
 
 impl Acceptor<BoundListener> {
     /// Takes connections from here on.
     pub(super) fn listen(self) -> io::Result<Acceptor<Listener>> {
-        let Self { name, listener, certificates, protocols, limits, budgets, stats, when_full } = self;
-        let listener = listener.listen()?;
-        Ok(Acceptor { name, listener, certificates, protocols, limits, budgets, stats, when_full })
+        Ok(Acceptor { listener: self.listener.listen()?, terms: self.terms })
     }
 }
 
@@ -59,10 +52,9 @@ impl Acceptor<Listener> {
         workers: WorkerHandles,
         phases: watch::Receiver<Phase>,
     ) {
-        let Self { name, listener, certificates, protocols, limits, budgets, stats, when_full } = self;
-        let context =
-            ConnectionContext { name, certificates, protocols, limits, budgets, stats, when_full, service };
-        let context = Arc::new(context);
+        let Self { listener, terms } = self;
+        let (name, limits) = (terms.name, terms.limits);
+        let context = Arc::new(ConnectionContext { terms, service });
         let mut open = JoinSet::new();
         let (mut acceptor, mut is_full) = (accept::Acceptor::new(name), false);
         let accept = || async { listener.accept().await.and_then(listen::detach) };
@@ -71,17 +63,17 @@ impl Acceptor<Listener> {
             let socket = tokio::select! {
                 () = &mut stopping => break,
                 Some(_) = open.join_next() => continue,
-                socket = acceptor.next(accept, || context.stats.accept_errors.increase()) => socket,
+                socket = acceptor.next(accept, || context.terms.stats.accept_errors.increase()) => socket,
             };
-            context.stats.accepted.increase();
-            let available = context.stats.try_permit(limits.connections);
+            context.terms.stats.accepted.increase();
+            let available = context.terms.stats.try_permit(limits.connections);
             if let Some(permit) = &available {
                 // A tenth of the permits must be free before the listener counts as not full, so that the log stays
                 // short.
                 is_full &= permit.number() > limits.connections - limits.connections / 10;
             } else {
                 if !is_full {
-                    let (max_connections, closing) = (limits.connections, context.when_full.closing());
+                    let (max_connections, closing) = (limits.connections, context.terms.when_full.closing());
                     warn!(listener = name, max_connections, closing, "listener is full, closing connections");
                 }
                 is_full = true;
@@ -91,11 +83,11 @@ impl Acceptor<Listener> {
                 None => context.replace_longest_idle(&mut open).await,
             };
             if let Some(permit) = permit {
-                let connection = context.when_full.open();
+                let connection = context.terms.when_full.open();
                 let task = context.clone().handle(socket, permit, connection, phases.clone());
                 workers.spawn(&mut open, task);
             } else {
-                context.stats.refused_full.increase();
+                context.terms.stats.refused_full.increase();
             }
         }
         // New connections are refused from here on.

@@ -56,7 +56,7 @@ pub use workers::WorkerPool;
 
 #[cfg(any(test, fuzzing))]
 pub(crate) use acceptor::fuzz;
-use acceptor::{Acceptor, Protocols, WhenFull};
+use acceptor::{Acceptor, ListenerTerms, Protocols, WhenFull};
 use components::Components;
 use listen::{BoundListener, Listener};
 use reply_bytes::ReplyBytes;
@@ -184,33 +184,32 @@ impl Server {
         let http_at = listen("http", tcp(settings.http.listen)).await?;
         let admin_at = listen("admin", tcp(settings.admin.listen)).await?;
         let metrics_at = listen("metrics", tcp(settings.metrics.listen)).await?;
-        let plain = |name, listener, max, stats: &Arc<_>| Acceptor {
+        let with_http = |name, max, certificates, stats: &Arc<_>| ListenerTerms {
             name,
-            listener,
-            certificates: None,
+            certificates,
             protocols: http.clone(),
             limits: acceptor::Limits::http(max, settings.http.header_timeout),
             budgets: budgets.clone(),
             stats: Arc::clone(stats),
             when_full: WhenFull::CloseIdle(Arc::default()),
         };
+        let grpc = ListenerTerms {
+            name: "grpc",
+            certificates: grpc_tls,
+            protocols: grpc,
+            limits: acceptor::Limits::grpc(&settings.grpc),
+            budgets: budgets.clone(),
+            stats: stats.grpc.clone(),
+            when_full: WhenFull::CloseNew,
+        };
+        let http = with_http("http", settings.http.max_connections, http_tls, &stats.http);
+        let admin = with_http("admin", settings.admin.max_connections, None, &stats.admin);
+        let metrics = with_http("metrics", settings.metrics.max_connections, None, &stats.metrics);
         Ok(Self {
-            grpc: Acceptor {
-                name: "grpc",
-                listener: grpc_at,
-                certificates: grpc_tls,
-                protocols: grpc,
-                limits: acceptor::Limits::grpc(&settings.grpc),
-                budgets: budgets.clone(),
-                stats: stats.grpc.clone(),
-                when_full: WhenFull::CloseNew,
-            },
-            http: Acceptor {
-                certificates: http_tls,
-                ..plain("http", http_at, settings.http.max_connections, &stats.http)
-            },
-            admin: plain("admin", admin_at, settings.admin.max_connections, &stats.admin),
-            metrics: plain("metrics", metrics_at, settings.metrics.max_connections, &stats.metrics),
+            grpc: Acceptor { listener: grpc_at, terms: grpc },
+            http: Acceptor { listener: http_at, terms: http },
+            admin: Acceptor { listener: admin_at, terms: admin },
+            metrics: Acceptor { listener: metrics_at, terms: metrics },
             traces: settings.traces.as_ref().map(Traces::start).transpose()?,
             settings,
             clock,
@@ -283,13 +282,13 @@ impl Server {
         components.spawn_background(&mut tasks.background);
         tasks.clock.spawn(components.follow_system_clock());
         tasks.background.spawn(workers.worker_exit());
-        for certificates in [&grpc.certificates, &http.certificates].into_iter().flatten() {
+        for certificates in [&grpc.terms.certificates, &http.terms.certificates].into_iter().flatten() {
             tasks.background.spawn(certificates.clone().reload_on_change(poll_interval));
         }
         let (open, opened) = watch::channel(false);
         let services = components.http_services(opened.clone());
         tasks.listeners.spawn(http.serve(services, workers.http_handles(), phases.clone()));
-        let services = components.metrics_services(grpc.budgets.clone());
+        let services = components.metrics_services(grpc.terms.budgets.clone());
         tasks.listeners.spawn(metrics.serve(services, workers.page_handles(), phases.clone()));
         let services = components.admin_services();
         tasks.listeners.spawn(admin.serve(services, workers.page_handles(), phases.clone()));

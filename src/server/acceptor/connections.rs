@@ -20,17 +20,14 @@ use tokio_rustls::{TlsAcceptor, server::TlsStream};
 use tracing::debug;
 
 use crate::server::{
-    Budgets, Certificates, Phase, Services,
-    acceptor::{
-        limits::{Limits, WhenFull},
-        protocols::Protocols,
-    },
+    Certificates, Phase, Services,
+    acceptor::{limits::WhenFull, terms::ListenerTerms},
     connection::{Connection, SHUTDOWN_ACK_TIMEOUT},
     corked_io::{CorkedIo, IoHandle, PREFACE_BYTES},
     idle::{Activity, TrackedConnection},
     lifecycle::wait_for_phase,
     listen::{self, DetachedSocket, Socket},
-    stats::{ConnectionPermit, ListenerStats},
+    stats::ConnectionPermit,
     tls,
     wake_filter::WakeFiltered,
 };
@@ -40,27 +37,21 @@ const JITTER: f64 = 0.2;
 
 /// What all connections of a listener share.
 pub(super) struct ConnectionContext {
-    pub(super) name: &'static str,
-    pub(super) certificates: Option<Arc<Certificates>>,
-    pub(super) protocols: Protocols,
-    pub(super) limits: Limits,
-    pub(super) budgets: Budgets,
-    pub(super) stats: Arc<ListenerStats>,
-    pub(super) when_full: WhenFull,
+    pub(super) terms: ListenerTerms,
     pub(super) service: Services,
 }
 
 impl ConnectionContext {
     /// Closes the connection that has been idle longest and takes its permit. `None` if no connection is idle.
     pub(super) async fn replace_longest_idle(&self, open: &mut JoinSet<()>) -> Option<ConnectionPermit> {
-        let WhenFull::CloseIdle(connections) = &self.when_full else { return None };
+        let WhenFull::CloseIdle(connections) = &self.terms.when_full else { return None };
         if !connections.close_longest_idle() {
             return None;
         }
-        self.stats.closed_idle.increase();
+        self.terms.stats.closed_idle.increase();
         loop {
             let _ended = open.join_next().await?;
-            if let Some(permit) = self.stats.try_permit(self.limits.connections) {
+            if let Some(permit) = self.terms.stats.try_permit(self.terms.limits.connections) {
                 return Some(permit);
             }
         }
@@ -94,10 +85,10 @@ impl ConnectionContext {
         let socket = match socket.attach() {
             Ok(socket) => socket,
             Err(error) => {
-                return debug!(listener = self.name, %error, "cannot register a connection with its worker");
+                return debug!(listener = self.terms.name, %error, "cannot register a connection with its worker");
             }
         };
-        match &self.certificates {
+        match &self.terms.certificates {
             None => {
                 let service = self.service.for_connection(listen::peer(&socket), None, activity);
                 Box::pin(self.serve_protocol(socket, service, Alpn::Other, phases)).await;
@@ -139,17 +130,17 @@ impl ConnectionContext {
     ) -> Option<TlsStream<Socket>> {
         let accepting = TlsAcceptor::from(certificates.active()).accept(socket);
         let result = tokio::select! {
-            result = timeout(self.limits.handshake, accepting) => result,
+            result = timeout(self.terms.limits.handshake, accepting) => result,
             // No call has begun, so nothing has to finish.
             () = wait_for_phase(phases, Phase::Stopping) => return None,
         };
         match result {
             Ok(Ok(stream)) => return Some(stream),
             Ok(Err(error)) => {
-                self.stats.handshakes_failed.increase();
-                debug!(listener = self.name, %error, "TLS handshake failed");
+                self.terms.stats.handshakes_failed.increase();
+                debug!(listener = self.terms.name, %error, "TLS handshake failed");
             }
-            Err(_) => self.stats.handshakes_slow.increase(),
+            Err(_) => self.terms.stats.handshakes_slow.increase(),
         }
         None
     }
@@ -164,15 +155,15 @@ impl ConnectionContext {
         W: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
         let io_handle = IoHandle::default();
-        let Some(http1) = &self.protocols.http1 else {
-            let http2 = self.protocols.http2;
+        let Some(http1) = &self.terms.protocols.http1 else {
+            let http2 = self.terms.protocols.http2;
             let connection = Connection::new(
                 &http2.grpc_builder(),
                 io,
                 io_handle.clone(),
                 service,
                 http2.keepalive(),
-                &self.budgets,
+                &self.terms.budgets,
             );
             let connection = Box::pin(connection);
             return self
@@ -190,8 +181,9 @@ impl ConnectionContext {
                 self.drive(connection, |c| c.graceful_shutdown(), &io_handle, phases).await;
             }
             Alpn::Http2 => {
-                let connection =
-                    Box::pin(self.protocols.http2.http_builder().serve_connection(io, service_fn(handler)));
+                let connection = Box::pin(
+                    self.terms.protocols.http2.http_builder().serve_connection(io, service_fn(handler)),
+                );
                 self.drive(connection, |c| c.graceful_shutdown(), &io_handle, phases).await;
             }
         }
@@ -215,16 +207,16 @@ impl ConnectionContext {
             reason = WakeFiltered::new(reason) => reason,
         };
         match reason {
-            CloseReason::NotStarted => return self.stats.handshakes_slow.increase(),
-            CloseReason::MaxAge => self.stats.aged.increase(),
+            CloseReason::NotStarted => return self.terms.stats.handshakes_slow.increase(),
+            CloseReason::MaxAge => self.terms.stats.aged.increase(),
             // Nothing was received, so nothing has to finish.
             CloseReason::Stopping if io_handle.bytes_received() == 0 => return,
             CloseReason::Stopping => {}
         }
         shut_down(connection.as_mut());
-        match timeout(self.limits.grace, connection.as_mut()).await {
+        match timeout(self.terms.limits.grace, connection.as_mut()).await {
             Ok(result) => self.log_error(result),
-            Err(_) => self.stats.cut.increase(),
+            Err(_) => self.terms.stats.cut.increase(),
         }
     }
 
@@ -237,11 +229,11 @@ impl ConnectionContext {
     }
 
     async fn wait_for_age(&self, io_handle: &IoHandle) -> CloseReason {
-        let age = jittered(self.limits.age, rand::random());
-        let handshake_timeout = self.limits.handshake.min(age);
+        let age = jittered(self.terms.limits.age, rand::random());
+        let handshake_timeout = self.terms.limits.handshake.min(age);
         sleep(handshake_timeout).await;
         // For HTTP/1 hyper itself applies the timeout to the request head.
-        let bytes_min = if self.protocols.http1.is_none() { PREFACE_BYTES } else { 1 };
+        let bytes_min = if self.terms.protocols.http1.is_none() { PREFACE_BYTES } else { 1 };
         if io_handle.bytes_received() < bytes_min {
             return CloseReason::NotStarted;
         }
@@ -251,7 +243,7 @@ impl ConnectionContext {
 
     fn log_error(&self, result: Result<(), impl std::fmt::Display>) {
         if let Err(error) = result {
-            debug!(listener = self.name, %error, "connection closed with an error");
+            debug!(listener = self.terms.name, %error, "connection closed with an error");
         }
     }
 }

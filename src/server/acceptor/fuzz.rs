@@ -17,7 +17,7 @@ use crate::{
     server::{
         Budgets, Phase, Services,
         acceptor::{
-            Limits, Protocols, WhenFull,
+            Limits, ListenerTerms, Protocols, WhenFull,
             connections::{Alpn, ConnectionContext},
         },
         components::grpc_routes,
@@ -56,13 +56,15 @@ pub fn connection(bytes: &[u8]) {
 
 async fn serve(bytes: &[u8], part_bytes: usize, budgets: Budgets) {
     let context = ConnectionContext {
-        name: "fuzz",
-        certificates: None,
-        protocols: Protocols::grpc(&SETTINGS.grpc),
-        limits: Limits::grpc(&SETTINGS.grpc),
-        budgets,
-        stats: Default::default(),
-        when_full: WhenFull::CloseNew,
+        terms: ListenerTerms {
+            name: "fuzz",
+            certificates: None,
+            protocols: Protocols::grpc(&SETTINGS.grpc),
+            limits: Limits::grpc(&SETTINGS.grpc),
+            budgets,
+            stats: Default::default(),
+            when_full: WhenFull::CloseNew,
+        },
         service: Services::grpc(ROUTES.clone(), api(), None, Callers::new(Clock::system())),
     };
     let service = context.service.for_connection(None, None, None);

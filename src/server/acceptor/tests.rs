@@ -32,6 +32,7 @@ use crate::{
         },
     },
     server::{
+        Budgets,
         acceptor::connections::{Alpn, jittered},
         listen::Socket,
     },
@@ -89,13 +90,15 @@ fn context(router: Router) -> ConnectionContext {
     // No timer fires while a test counts wakes.
     let settings = Settings::with(&[("grpc.handshake_timeout", "1h"), ("grpc.keepalive_interval", "1h")]);
     ConnectionContext {
-        name: "test",
-        certificates: None,
-        protocols: Protocols::grpc(&settings.grpc),
-        limits: Limits::grpc(&settings.grpc),
-        stats: Arc::default(),
-        budgets: Budgets::new(&settings.memory),
-        when_full: WhenFull::CloseNew,
+        terms: ListenerTerms {
+            name: "test",
+            certificates: None,
+            protocols: Protocols::grpc(&settings.grpc),
+            limits: Limits::grpc(&settings.grpc),
+            stats: Arc::default(),
+            budgets: Budgets::new(&settings.memory),
+            when_full: WhenFull::CloseNew,
+        },
         service: Services::grpc(router, Api::new(limiter, settings.api), None, Callers::new(clock)),
     }
 }
