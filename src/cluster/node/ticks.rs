@@ -59,3 +59,38 @@ impl Ticks {
         (soonest < self.due).then_some(soonest)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const START: Timestamp = Timestamp::from_nanos(1_000_000_000_000);
+
+    fn at(millis: u64) -> Timestamp {
+        START.after(Duration::from_millis(millis))
+    }
+
+    #[test]
+    fn of_late_ticks_in_a_row_only_the_first_defers() {
+        let mut ticks = Ticks::new(START);
+        assert!(ticks.begin(at(10)));
+        assert!(!ticks.begin(at(500)));
+        assert_eq!((ticks.judged_at, ticks.on_time_since), (at(10), at(500)));
+        assert!(ticks.begin(at(900)));
+        assert_eq!((ticks.judged_at, ticks.on_time_since), (at(900), at(900)));
+        assert!(ticks.begin(at(910)) && ticks.on_time_since == at(900));
+        assert!(!ticks.begin(at(2_000)));
+    }
+
+    #[test]
+    fn idle_replica_ticks_when_it_must_judge_or_is_hastened() {
+        let mut ticks = Ticks::new(START);
+        ticks.begin(at(10));
+        assert_eq!((ticks.due, ticks.earlier(at(10))), (at(20), None));
+        ticks.rest([at(70), at(5_000)].into_iter());
+        assert_eq!(ticks.due, at(70));
+        assert_eq!((ticks.earlier(at(12)), ticks.earlier(at(40))), (Some(at(20)), Some(at(40))));
+        ticks.rest(std::iter::empty());
+        assert_eq!(ticks.due, at(110));
+    }
+}
