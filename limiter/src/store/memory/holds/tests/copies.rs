@@ -34,7 +34,7 @@ fn backup_of_counter_with_many_ids_gets_only_the_changed_ones() {
 }
 
 #[test]
-fn backup_that_missed_nothing_forgets_the_ids_that_its_owner_forgets() {
+fn complete_backup_forgets_ids_with_its_owner() {
     let memory = Memory::new(BYTES, OnFull::Deny).with_slots(SLOTS.into()).shared();
     memory.track_changes();
     let (limit, slot) = (window(1_000_000), memory.slot(key("k")));
