@@ -67,7 +67,7 @@ async fn flood_with_ids(client: RateLimiterClient<Channel>, ids: usize) -> usize
         };
         let (requests, mut client) = (each((0..EACH).map(once).collect()), client.clone());
         calls.spawn(async move { client.check(requests).await });
-        if calls.len() >= 100 {
+        if calls.len() >= 20 {
             count(calls.join_next().await.unwrap().unwrap());
         }
     }
