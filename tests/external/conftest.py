@@ -29,8 +29,8 @@ OPTIONAL_TOOLS = [tool for tool in os.environ.get("OPTIONAL_TOOLS", "").split(",
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "extended: slow to install or to run; `tests/run --all` runs it")
-    config.addinivalue_line("markers", "paced: generates a low load for a minute or two, and runs only beside other tests that do")
-    config.addinivalue_line("markers", "timing: measures time or uses all processors, so it runs without neighbours")
+    config.addinivalue_line("markers", "paced: generates a low load for a minute or two, beside other such tests only")
+    config.addinivalue_line("markers", "timing: measures time or uses all processors; runs alone, with default budgets")
     config.addinivalue_line("markers", "tools: of what few changes can break; `tests/run --tools` runs it")
 
 
