@@ -21,6 +21,8 @@ pub mod files;
 #[doc(hidden)]
 pub mod limiter;
 #[doc(hidden)]
+pub mod lock;
+#[doc(hidden)]
 pub mod metrics;
 mod named;
 #[doc(hidden)]

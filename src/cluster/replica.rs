@@ -13,6 +13,7 @@ use tokio::{
 };
 use tollgate_limiter::{
     divider::{Assignments, Dividers},
+    lock::Lock,
     remote::{LocalShare, lock},
     rules::ActiveRules,
     store::{Lead, Memory, Slot, SlotSource, StoredSlot},
@@ -80,9 +81,9 @@ impl fmt::Debug for Assign {
 
 #[derive(Debug)]
 pub(super) struct Replica {
-    node: Mutex<Node>,
+    node: Lock<Node>,
     /// What this replica has admitted without owners. It is locked after the node.
-    local_share: Mutex<LocalShare>,
+    local_share: Lock<LocalShare>,
     /// The calls that wait for the node, outside its lock: replies wake callers on all cores.
     pub(super) calls: Calls,
     pub(super) links: Links,
@@ -115,6 +116,7 @@ impl Cluster {
         let local_id = MemberId::starting_at(clock.now());
         let (links, listening) = Links::bind(link, local_id, clock.clone()).await?;
         let (address, dividers) = (links.address().to_owned(), Arc::new(Dividers::new(memory.clone())));
+        let local_share = Lock::new(LocalShare::within(&memory));
         let mut node =
             Node::new(local_id, address, node_settings(tuning), memory, dividers.clone(), MONOTONIC_START);
         node.set_wall(clock.now());
@@ -122,8 +124,8 @@ impl Cluster {
             node.restore(active_rules.secret(), stored, MONOTONIC_START);
         }
         let replica = Replica {
-            node: Mutex::new(node),
-            local_share: Mutex::default(),
+            node: Lock::new(node),
+            local_share,
             calls: Calls::default(),
             links,
             dividers,
@@ -295,12 +297,11 @@ impl Cluster {
 
 impl Replica {
     pub(super) fn lock(&self) -> MutexGuard<'_, Node> {
-        // A panic here is a bug; other calls can still be answered.
-        lock(&self.node)
+        self.node.lock()
     }
 
     pub(super) fn local_share(&self) -> MutexGuard<'_, LocalShare> {
-        lock(&self.local_share)
+        self.local_share.lock()
     }
 
     /// The monotonic time.

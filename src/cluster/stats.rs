@@ -11,6 +11,8 @@ pub struct Stats {
     pub(crate) node: node::Stats,
     /// Checks decided without their owners.
     pub(crate) degraded: u64,
+    /// Charges of these that had no memory for their key.
+    pub(crate) local_share_full: u64,
     /// The counts of the links.
     pub links: Arc<link::Stats>,
     /// The state of this replica.
@@ -36,10 +38,14 @@ impl Cluster {
     pub fn stats(&self) -> Stats {
         let links = self.0.links.stats().clone();
         let rejected_by = self.0.links.strangers().map(|strangers| strangers.named);
-        let degraded = self.0.local_share().decided();
+        let (degraded, local_share_full) = {
+            let local_share = self.0.local_share();
+            (local_share.decided(), local_share.full())
+        };
         self.0.with_node(|node, now| Stats {
             node: node.stats(),
             degraded,
+            local_share_full,
             links,
             state: node.state(),
             members: node.serving(),

@@ -45,7 +45,8 @@ impl Draft {
                 http: self.http_tls.read("http.tls_", &mut conflicts),
                 poll_interval,
             },
-            shared_store: is_redis.then(|| self.redis.read(memory_limit, poll_interval, &mut conflicts)),
+            shared_store: is_redis
+                .then(|| self.redis.read((memory_limit, on_full), poll_interval, &mut conflicts)),
             cluster: if is_redis {
                 None
             } else {

@@ -2,14 +2,17 @@
 
 use std::time::Duration;
 
-use tollgate_limiter::shared_store::{self, PasswordSource, PasswordSources, Settings, TlsFiles};
+use tollgate_limiter::{
+    shared_store::{self, PasswordSource, PasswordSources, Settings, TlsFiles},
+    store::OnFull,
+};
 
 use crate::settings::{catalog::Redis, conflicts::Conflicts, value_type::Mode};
 
 impl Redis {
     pub(super) fn read(
         self,
-        memory_limit: u64,
+        (memory_limit, on_full): (u64, OnFull),
         poll_interval: Duration,
         conflicts: &mut Conflicts,
     ) -> Settings {
@@ -32,6 +35,7 @@ impl Redis {
             timeout: self.timeout,
             prefix: self.prefix,
             memory_limit,
+            on_full,
         }
     }
 

@@ -1,6 +1,8 @@
 """Floods of distinct keys: the memory limit holds, and which counters of other rules outlive the flood."""
 
+import statistics
 import subprocess
+import time
 
 import pytest
 
@@ -15,6 +17,12 @@ RULES = """
     descriptors:
       - key: victim
         rate_limit: {unit: year, requests_per_unit: 10, algorithm: fixed_window}
+      - key: login
+        rate_limit:
+          unit: year
+          requests_per_unit: 1
+          algorithm: fixed_window
+          penalty: &penalty {after: 1, first: 1h, max: 1h}
 """ + "".join(
     f"""
       - key: loose{number}
@@ -23,6 +31,8 @@ RULES = """
         rate_limit: {{unit: year, requests_per_unit: 1, algorithm: fixed_window}}
       - key: short{number}
         rate_limit: {{unit: second, requests_per_unit: 1, algorithm: fixed_window}}
+      - key: guessed{number}
+        rate_limit: {{unit: year, requests_per_unit: 1, algorithm: fixed_window, penalty: *penalty}}
 """
     for number in range(FLOOD_DESCRIPTORS)
 )
@@ -43,10 +53,10 @@ def call_each(callers, tollgate, keys, hits):
     return callers.call_all([(tollgate.grpc, rate_limit_request(descriptor(key, hits=hits))) for key in keys])
 
 
-def flood(tollgate, rule):
+def flood(tollgate, rule, requests=FLOOD_REQUESTS):
     """Charges each of very many keys once."""
     wanted = [f"{rule}{number}=flood-{{}}" for number in range(FLOOD_DESCRIPTORS)]
-    count = str(FLOOD_REQUESTS)
+    count = str(requests)
     loop = ["--keys", count, "--requests", count, "--duration", "1h", "--timeout", "1m", "--streams", "10"]
     command = [TOLLGATE, "bench", "--to", tollgate.grpc, "edge", *wanted, *loop]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
@@ -83,3 +93,31 @@ def test_keys_of_short_window_free_their_memory(tollgate):
     eventually("only long windows are kept", lambda: fewest <= metric(tollgate, "tollgate_counters") <= most, 60.0)
     # The tables shrink with their content.
     eventually("their memory is free", lambda: metric(tollgate, "tollgate_counters_bytes") < MEMORY_LIMIT / 4, 60.0)
+
+
+def seconds_of(call):
+    begun = time.monotonic()
+    call()
+    return time.monotonic() - begun
+
+
+def test_penalised_keys_leave_probes_and_the_processor_alone(rule_file, start_tollgate):
+    limit = 16 * 1024 * 1024
+    tollgate = start_tollgate(rule_file(RULES), flags=["--store-memory-limit", str(limit)])
+    # More keys than fit, each of which is refused then.
+    flood(tollgate, "guessed", requests=5_000)
+    flood(tollgate, "guessed", requests=5_000)
+
+    assert metric(tollgate, "tollgate_penalties_total") > 0
+    assert metric(tollgate, "tollgate_penalty_refusals_unrecorded_total") > 0
+    assert metric(tollgate, "tollgate_counters_bytes") <= limit
+    livez = lambda: tollgate.call(tollgate.http, "/livez")
+    assert livez().status == 200
+    assert statistics.median(seconds_of(livez) for _ in range(50)) < 0.1
+    begun, used = time.monotonic(), metric(tollgate, "process_cpu_seconds_total")
+
+    def share_of_a_core():
+        passed = time.monotonic() - begun
+        return passed > 2 and (metric(tollgate, "process_cpu_seconds_total") - used) / passed < 0.1
+
+    eventually("without calls the processor is idle", share_of_a_core, 30.0)

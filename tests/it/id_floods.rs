@@ -12,9 +12,9 @@ use tonic::{
 };
 
 use crate::{
-    api_v1::{check, client, descriptor, each, reason_of, request},
+    api_v1::{check, descriptor, each, reason_of, request},
     certificates::{Authority, Files, borrowed, connect},
-    harness::{Service, until},
+    harness::Service,
     hostile_clients::RULES,
 };
 
@@ -113,17 +113,37 @@ async fn caller_that_reconnects_keeps_the_account_of_its_ids() {
     take_share(&mut hostile).await;
     drop(hostile);
     let mut again = client_from([127, 0, 0, 3], &service).await;
-    // The server learns of the end of a connection a little later.
-    until(async || {
-        let held = again.reserve(reserve(5_000, &rand::random::<u64>().to_string())).await;
-        held.is_err_and(|error| reason_of(&error) == "TOO_MANY_RESERVATIONS").then_some(())
-    })
-    .await;
+    let refused = again.reserve(reserve(5_000, "b")).await.unwrap_err();
+    assert_eq!(reason_of(&refused), "TOO_MANY_RESERVATIONS");
     assert!(again.reserve(reserve(0, "a")).await.is_ok(), "a known id is answered as the first time");
     let mut other = client_from([127, 0, 0, 2], &service).await;
     assert!(other.reserve(reserve(5_000, "b")).await.is_ok());
     service.advance(Duration::from_secs(10 * 60));
     assert!(again.reserve(reserve(5_000, "c")).await.is_ok(), "counters have forgotten the ids");
+}
+
+#[tokio::test]
+async fn many_open_connections_of_one_address_have_one_share() {
+    let service = Service::start_with(RULES, &[("store.memory_limit", "1MiB")]).await;
+    let mut taking = JoinSet::new();
+    for number in 0..20 {
+        let mut hostile = client_from([127, 0, 0, 3], &service).await;
+        taking.spawn(async move {
+            let id = number.to_string();
+            let mut users = 0;
+            while hostile.reserve(reserve(1_000 * number + users, &id)).await.is_ok() {
+                users += 1;
+            }
+            hostile
+        });
+    }
+    let mut open = taking.join_all().await;
+    assert!(open[0].reserve(reserve(50_000, "a")).await.is_err());
+    let mut other = client_from([127, 0, 0, 2], &service).await;
+    for user in 0..50 {
+        let held = other.reserve(reserve(user, "b")).await;
+        assert!(held.is_ok(), "{user}: {held:?}");
+    }
 }
 
 #[tokio::test]
@@ -147,7 +167,8 @@ async fn connections_with_one_certificate_name_share_their_ids() {
 #[tokio::test]
 async fn caller_with_many_ids_leaves_room_for_those_of_others() {
     let service = Service::start_with(RULES, &[("store.memory_limit", "1MiB")]).await;
-    let (mut hostile, mut other) = (client(&service).await, client(&service).await);
+    let mut hostile = client_from([127, 0, 0, 3], &service).await;
+    let mut other = client_from([127, 0, 0, 2], &service).await;
     let settle = |user: usize| SettleRequest {
         domain: "shop".into(),
         descriptors: vec![descriptor("user", &user.to_string())],

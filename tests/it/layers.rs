@@ -7,7 +7,7 @@ const PACKAGES: [(&str, &[&[&str]]); 2] = [
     (
         "limiter/src",
         &[
-            &["each_apart", "files", "file_watch", "named", "printable"],
+            &["each_apart", "files", "file_watch", "lock", "named", "printable"],
             &["time", "descriptor", "metrics", "yaml"],
             &["resilience"],
             &["algorithm"],

@@ -14,8 +14,8 @@ use tollgate_limiter::{
     rules::{ActiveRules, ForwardPolicy, OnOwnerUnavailable},
     shared_store::{Mode, PasswordSources, Passwords, Settings, SharedStore, State, TlsFiles},
     store::{
-        Check, Checks, HoldId, HoldTerms, OnExpiry, OnRefusal, Refusal, RemoteDecisions, Reserved, Role,
-        Settled, UnknownId,
+        Check, Checks, HoldId, HoldTerms, OnExpiry, OnFull, OnRefusal, Refusal, RemoteDecisions, Reserved,
+        Role, Settled, UnknownId,
     },
     time::Clock,
 };
@@ -142,6 +142,7 @@ pub fn settings(urls: &[String]) -> Settings {
         timeout: Duration::from_millis(500),
         prefix: "tollgate:".to_owned(),
         memory_limit: 16 * 1024 * 1024,
+        on_full: OnFull::Deny,
     }
 }
 

@@ -98,6 +98,15 @@ impl Counter {
         }
     }
 
+    /// Releases the memory of a log beyond its entries.
+    pub(crate) fn release_spare(&mut self) {
+        match self {
+            Self::Log(log) => log.entries.shrink_to_fit(),
+            Self::Penalized(penalized) => penalized.counter.release_spare(),
+            Self::Window(_) | Self::Sliding(_) | Self::Debt(_) | Self::Step(_) => {}
+        }
+    }
+
     /// Moves all instants back by `back` nanoseconds, for a clock that shows that much less.
     pub(crate) fn shift_back(&mut self, back: u64) {
         match self {

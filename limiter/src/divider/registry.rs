@@ -4,7 +4,7 @@ use std::{
     collections::{BTreeMap, BTreeSet, btree_map::Entry},
     fmt,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, MutexGuard,
         atomic::{AtomicU64, Ordering},
     },
     time::Duration,
@@ -20,6 +20,7 @@ use crate::{
         assignment::{end_of_assignment, moved},
     },
     each_apart,
+    lock::Lock,
     metrics::{Counter, Histogram, micros},
     rules::QuotaTerms,
     store::{CounterView, Memory, Slot, Turn},
@@ -66,7 +67,7 @@ pub type Assignments = Vec<(SubscriberId, Assignment)>;
 #[derive(Debug)]
 pub struct Dividers {
     memory: Arc<Memory>,
-    shards: Box<[Mutex<Shard>]>,
+    shards: Box<[Lock<Shard>]>,
     // By slot: until then, assignments may be in force that are not known here. In nanoseconds.
     learns_until: Box<[AtomicU64]>,
     stats: DividerStats,
@@ -177,7 +178,7 @@ impl Dividers {
     /// Dividers beside the counters of `memory`, of which nothing is granted.
     pub fn new(memory: Arc<Memory>) -> Self {
         Self {
-            shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
+            shards: (0..SHARDS).map(|_| Lock::default()).collect(),
             learns_until: (0..memory.slots()).map(|_| AtomicU64::default()).collect(),
             memory,
             stats: DividerStats::default(),
@@ -198,19 +199,19 @@ impl Dividers {
 
     /// The number of counters that are divided.
     pub fn len(&self) -> usize {
-        self.shards.iter().map(|shard| lock(shard).dividers.len()).sum()
+        self.shards.iter().map(|shard| shard.lock().dividers.len()).sum()
     }
 
     /// Whether no counter is divided.
     pub fn is_empty(&self) -> bool {
-        self.shards.iter().all(|shard| lock(shard).dividers.is_empty())
+        self.shards.iter().all(|shard| shard.lock().dividers.is_empty())
     }
 
     /// What is granted of all counters.
     pub fn granted(&self) -> Granted {
         let mut all = Granted::default();
         for shard in &self.shards {
-            for placed in lock(shard).dividers.values() {
+            for placed in shard.lock().dividers.values() {
                 let Granted { rate, hits } = placed.divider.granted();
                 all.rate = all.rate.plus(rate);
                 all.hits = all.hits.saturating_add(hits);
@@ -274,7 +275,7 @@ impl Dividers {
     pub fn turn(&self, now: Timestamp, may_divide: impl Fn(Slot) -> bool) -> Assignments {
         let mut all = Assignments::new();
         for shard in &self.shards {
-            let mut shard = lock(shard);
+            let mut shard = shard.lock();
             let is_due = |(at, (slot, _)): &&(Timestamp, (Slot, Key))| *at <= now && may_divide(*slot);
             let due = shard.due.iter().take_while(|(at, _)| *at <= now).filter(is_due).take(TURNS_MAX);
             for (_, place) in due.copied().collect::<Vec<_>>() {
@@ -335,12 +336,12 @@ impl Dividers {
 
     /// Removes all dividers, because their counters are discarded.
     pub fn discard(&self) {
-        self.shards.iter().for_each(|shard| *lock(shard) = Shard::default());
+        self.shards.iter().for_each(|shard| *shard.lock() = Shard::default());
     }
 
     /// Takes the slots of which other hits are granted since the last call.
     pub fn take_changed(&self) -> Vec<Slot> {
-        self.shards.iter().flat_map(|shard| std::mem::take(&mut lock(shard).changed)).collect()
+        self.shards.iter().flat_map(|shard| std::mem::take(&mut shard.lock().changed)).collect()
     }
 
     fn learns_until(&self, slot: Slot) -> Timestamp {
@@ -388,11 +389,6 @@ impl Dividers {
     }
 
     fn shard(&self, slot: Slot) -> MutexGuard<'_, Shard> {
-        lock(&self.shards[slot.index() % SHARDS])
+        self.shards[slot.index() % SHARDS].lock()
     }
-}
-
-fn lock(shard: &Mutex<Shard>) -> MutexGuard<'_, Shard> {
-    // Every change leaves a shard consistent, so a poisoned lock is harmless.
-    shard.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -34,6 +34,8 @@ pub use holds::{answered, reserve_operations, settle_operations, settled, withdr
 
 pub use bounds::OpenChecks;
 pub use check::{COUNTER_ONLY, CounterCheck, CounterChecks, DecidedBy, RemoteOutcome, RemoteOutcomes};
+#[cfg(feature = "redis")]
+pub(crate) use local_share::MEMORY_DIVISOR;
 pub use local_share::{Admitted, LocalShare, Standing};
 pub use lock::lock;
 pub use submit::{Extent, LATE_MAX, Mode, Outcomes, Submission, Submit};

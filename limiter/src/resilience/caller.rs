@@ -21,7 +21,7 @@ const ACCOUNTS_MAX: usize = 4_096;
 /// The pause between two searches for accounts without ids, if there are too many.
 const PRUNE_PAUSE: Duration = Duration::from_secs(1);
 
-/// What one caller, such as a connection, uses of what all callers share. Clones share it.
+/// What a connection uses of what all callers share. Clones share it, and connections of one origin share their ids.
 #[derive(Clone, Debug, Default)]
 pub struct Caller(Arc<Use>);
 
@@ -29,10 +29,8 @@ pub struct Caller(Arc<Use>);
 struct Use {
     // Checks that wait for a remote decision.
     open_checks: AtomicUsize,
-    // Of the connection, or of all connections of a name.
+    // Of all connections of the same origin, those that were closed included.
     ids: Arc<IdAccount>,
-    // Of the closed connections from the same network.
-    closed: Option<Arc<IdAccount>>,
 }
 
 /// Where the calls of a connection come from.
@@ -44,7 +42,7 @@ pub enum Origin {
     Network(Option<IpAddr>),
 }
 
-/// The callers of this process: ids that a connection has made counters remember count after it was closed.
+/// The callers of this process. Ids count for all connections of an origin, also after the one that sent them was closed.
 #[derive(Clone, Debug)]
 pub struct Callers(Arc<Mutex<Accounts>>);
 
@@ -69,30 +67,17 @@ impl Caller {
 
     /// The bytes of the ids that are remembered at `now`.
     pub(crate) fn id_bytes(&self, now: Timestamp) -> usize {
-        self.0.ids.bytes(now) + self.0.closed.as_ref().map_or(0, |closed| closed.bytes(now))
+        self.0.ids.bytes(now)
     }
 
     /// Whether the id is remembered at `now`.
     pub(crate) fn has_id(&self, id: u64, now: Timestamp) -> bool {
-        self.0.ids.contains(id, now) || self.closed_with(id, now).is_some()
+        self.0.ids.contains(id, now)
     }
 
     /// Remembers an id. The ids of all callers take `bytes_max` at most.
     pub(crate) fn remember_id(&self, record: IdRecord, bytes_max: usize, now: Timestamp) {
-        let account = self.closed_with(record.id, now).unwrap_or(&self.0.ids);
-        account.remember(record, bytes_max, now);
-    }
-
-    fn closed_with(&self, id: u64, now: Timestamp) -> Option<&Arc<IdAccount>> {
-        self.0.closed.as_ref().filter(|closed| closed.contains(id, now))
-    }
-}
-
-impl Drop for Use {
-    fn drop(&mut self) {
-        if let Some(closed) = &self.closed {
-            closed.take_over(&self.ids);
-        }
+        self.0.ids.remember(record, bytes_max, now);
     }
 }
 
@@ -122,14 +107,7 @@ impl Callers {
     pub fn connected(&self, origin: Origin) -> Caller {
         // Each change is whole before anything can panic.
         let mut accounts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_named = matches!(origin, Origin::Name(_));
-        let account = accounts.of(origin);
-        let (ids, closed) = if is_named {
-            (account, None)
-        } else {
-            (Arc::new(IdAccount::new(accounts.all.clone())), Some(account))
-        };
-        Caller(Arc::new(Use { open_checks: AtomicUsize::new(0), ids, closed }))
+        Caller(Arc::new(Use { open_checks: AtomicUsize::new(0), ids: accounts.of(origin) }))
     }
 }
 
@@ -174,20 +152,20 @@ mod tests {
     }
 
     #[test]
-    fn ids_of_closed_connection_count_for_next_one_of_network() {
+    fn ids_of_connections_of_one_network_count_together() {
         let callers = callers();
-        let first = callers.connected(network("10.0.0.1"));
-        remember(&first, 1);
-        let beside = callers.connected(network("10.0.0.1"));
-        assert_eq!(beside.id_bytes(NOW), 0, "open connections have accounts of their own");
-        drop(first);
-        for caller in [&beside, &callers.connected(network("::ffff:10.0.0.1"))] {
-            assert_eq!((caller.id_bytes(NOW), caller.has_id(1, NOW)), (100, true));
+        let open: Vec<_> = (0..20).map(|_| callers.connected(network("10.0.0.1"))).collect();
+        open.iter().zip(0..).for_each(|(caller, id)| remember(caller, id));
+        for caller in [&open[0], &open[19], &callers.connected(network("::ffff:10.0.0.1"))] {
+            assert_eq!((caller.id_bytes(NOW), caller.has_id(7, NOW)), (2_000, true));
         }
-        remember(&beside, 1);
-        assert_eq!(beside.id_bytes(NOW), 100, "the id is known");
         assert_eq!(callers.connected(network("10.0.0.2")).id_bytes(NOW), 0);
-        assert_eq!(beside.id_bytes(NOW.plus(5)), 0);
+        drop(open);
+        let next = callers.connected(network("10.0.0.1"));
+        assert_eq!(next.id_bytes(NOW), 2_000, "ids of closed connections count");
+        remember(&next, 1);
+        assert_eq!(next.id_bytes(NOW), 2_000, "the id is known");
+        assert_eq!(next.id_bytes(NOW.plus(5)), 0);
     }
 
     #[test]

@@ -2,7 +2,6 @@
 
 use std::{
     collections::BTreeSet,
-    mem,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicUsize, Ordering::Relaxed},
@@ -77,14 +76,6 @@ impl IdAccount {
         });
     }
 
-    /// Adds the ids of another account, which has none then.
-    pub(super) fn take_over(&self, other: &Self) {
-        let of_other = other.change(Timestamp::EPOCH, mem::take);
-        if of_other.bytes > 0 {
-            self.change(Timestamp::EPOCH, |ids| ids.merge(of_other));
-        }
-    }
-
     fn change<T>(&self, now: Timestamp, change: impl FnOnce(&mut Ids) -> T) -> T {
         let mut ids = self.lock();
         let before = ids.bytes;
@@ -135,16 +126,6 @@ impl Ids {
     fn forget_first(&mut self) {
         if let Some((_, id)) = self.order.pop_first() {
             self.bytes -= self.each.remove(&id).map_or(0, |record| record.bytes);
-        }
-    }
-
-    /// Moves the smaller of the two, so that an id is moved only a few times.
-    fn merge(&mut self, mut other: Self) {
-        if self.each.len() < other.each.len() {
-            mem::swap(self, &mut other);
-        }
-        for record in other.each.into_values() {
-            self.set(record);
         }
     }
 }

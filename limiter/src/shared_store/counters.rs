@@ -134,7 +134,7 @@ impl Counters {
         }
         let mut counters: SmallVec<[HeldCounter; 2]> =
             numbers.iter().map(|number| std::mem::take(&mut self.entries[*number].state.counter)).collect();
-        let reserved = store::reserve(&each, &mut counters, self.instants.server, Room::UNBOUNDED, |each| {
+        let reserved = store::reserve(&each, &mut counters, self.instants.server, Room::OF_VALUE, |each| {
             refusal.is_refused(each)
         });
         let is_changed = reserved.as_ref().is_ok_and(|reserved| reserved.is_held);
@@ -160,7 +160,7 @@ impl Counters {
         let now = self.instants.server;
         let state = self.expire(check);
         let before = state.counter.penalties();
-        let (outcome, is_changed) = state.counter.apply(&check.limit, operation, now, Room::UNBOUNDED);
+        let (outcome, is_changed) = state.counter.apply(&check.limit, operation, now, Room::OF_VALUE);
         state.is_changed |= is_changed;
         state.penalties += u64::from(state.counter.penalties().saturating_sub(before));
         outcome

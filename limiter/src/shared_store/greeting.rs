@@ -3,7 +3,7 @@
 
 use std::{
     sync::{
-        Arc, LazyLock, Mutex,
+        Arc, LazyLock,
         atomic::{AtomicU32, Ordering::Relaxed},
     },
     time::Duration,
@@ -15,7 +15,8 @@ use tracing::warn;
 
 use crate::{
     descriptor::Secret,
-    remote::{LocalShare, lock},
+    lock::Lock,
+    remote::LocalShare,
     rules::ActiveRules,
     shared_store::{
         clocks::Clocks,
@@ -65,7 +66,7 @@ pub(super) struct Greeter {
     /// Set once the secret is that of the store.
     learnt: SetOnce<()>,
     counts: Arc<Counts>,
-    local_share: Arc<Mutex<LocalShare>>,
+    local_share: Arc<Lock<LocalShare>>,
 }
 
 /// What the store says.
@@ -88,7 +89,7 @@ impl Greeter {
         clocks: Clocks,
         active_rules: Arc<ActiveRules>,
         counts: Arc<Counts>,
-        local_share: Arc<Mutex<LocalShare>>,
+        local_share: Arc<Lock<LocalShare>>,
     ) -> Self {
         let (replicas, learnt) = (AtomicU32::new(1), SetOnce::new());
         Self { settings, replica, clocks, active_rules, replicas, learnt, counts, local_share }
@@ -135,7 +136,7 @@ impl Greeter {
                 warn!("the shared store has another secret: it lost its data, and all counters begin anew");
             }
             // Keys were hashed with another secret until now.
-            lock(&self.local_share).clear();
+            self.local_share.lock().clear();
             self.active_rules.set_secret(greeting.secret);
         } else if greeting.is_created && had_secret {
             self.counts.lost.increase();

@@ -13,7 +13,7 @@ use tokio::sync::oneshot;
 use crate::{
     descriptor::Key,
     metrics::Histogram,
-    remote::{CounterChecks, LATE_MAX, Mode, lock},
+    remote::{CounterChecks, LATE_MAX, MEMORY_DIVISOR, Mode, lock},
     resilience::BreakerState,
     shared_store::{
         batch::{Batch, BatchStats},
@@ -49,7 +49,8 @@ impl Lanes {
     /// Lanes without a connection, of the replica with this number.
     pub(super) fn new(settings: Arc<Settings>, clocks: Clocks, counts: Arc<Counts>, replica: u64) -> Self {
         let keyspace = Keyspace(settings.clone());
-        let known_bytes_max = usize::try_from(settings.memory_limit).unwrap_or(usize::MAX) / keyspace.lanes();
+        let known_bytes = settings.memory_limit - settings.memory_limit / MEMORY_DIVISOR;
+        let known_bytes_max = usize::try_from(known_bytes).unwrap_or(usize::MAX) / keyspace.lanes();
         let lane = |_| Mutex::new(Lane::new(known_bytes_max, replica));
         Self {
             each: (0..keyspace.lanes()).map(lane).collect(),

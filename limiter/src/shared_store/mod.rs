@@ -5,16 +5,17 @@
 //! however many replicas race.
 
 use std::{
-    sync::{Arc, Mutex, MutexGuard},
+    sync::{Arc, MutexGuard},
     time::Duration,
 };
 
 use tokio::{sync::watch, task::JoinSet};
 
 use crate::{
+    lock::Lock,
     remote::{
         self, CounterCheck, CounterChecks, Extent, LocalShare, Outcomes, RemoteOutcome, RemoteOutcomes,
-        Standing, Submission, Submit, lock,
+        Standing, Submission, Submit,
     },
     rules::ActiveRules,
     store::{Check, CounterOperation},
@@ -72,7 +73,7 @@ struct Shared {
     lanes: Arc<Lanes>,
     greeter: Greeter,
     announcements: Announcements,
-    local_share: Arc<Mutex<LocalShare>>,
+    local_share: Arc<Lock<LocalShare>>,
     withdrawals: Withdrawals,
 }
 
@@ -115,7 +116,8 @@ impl SharedStore {
     pub fn new(settings: Settings, clock: Clock, active_rules: Arc<ActiveRules>) -> Self {
         let (settings, clocks) = (Arc::new(settings), Clocks::new(clock));
         let (counts, replica) = (Arc::<Counts>::default(), rand::random());
-        let local_share = Arc::<Mutex<LocalShare>>::default();
+        let local_share = LocalShare::new(settings.memory_limit, settings.on_full);
+        let local_share = Arc::new(Lock::new(local_share));
         Self(Arc::new(Shared {
             lanes: Arc::new(Lanes::new(settings.clone(), clocks.clone(), counts.clone(), replica)),
             greeter: Greeter::new(
@@ -181,6 +183,10 @@ impl SharedStore {
     /// The statistics so far.
     pub fn stats(&self) -> Stats {
         let Shared { counts, lanes, local_share, greeter, .. } = &*self.0;
+        let (degraded, local_share_full) = {
+            let local_share = local_share.lock();
+            (local_share.decided(), local_share.full())
+        };
         Stats {
             is_ready: self.state() == State::Ready,
             replicas: greeter.replicas(),
@@ -189,7 +195,8 @@ impl SharedStore {
             conflicts: counts.conflicts.get(),
             lost: counts.lost.get(),
             refused_locally: counts.refused_locally.get(),
-            degraded: lock(local_share).decided(),
+            degraded,
+            local_share_full,
             late: counts.late.get(),
             breaker_openings: counts.breaker_openings.get(),
             holds_released: counts.holds_released.get(),
@@ -234,7 +241,7 @@ impl Submit for SharedStore {
     }
 
     fn local_share(&self) -> MutexGuard<'_, LocalShare> {
-        lock(&self.0.local_share)
+        self.0.local_share.lock()
     }
 
     fn standing(&self) -> Standing {

@@ -7,6 +7,7 @@ use redis::IntoConnectionInfo;
 use crate::{
     printable,
     shared_store::passwords::{PasswordError, PasswordSources},
+    store::OnFull,
 };
 
 /// How to reach the store, and how to use it.
@@ -33,8 +34,10 @@ pub struct Settings {
     pub timeout: Duration,
     /// The first part of every key.
     pub prefix: String,
-    /// The memory for known values.
+    /// The memory for known values, and for what is admitted while the store cannot be used.
     pub memory_limit: u64,
+    /// Whether keys without memory pass while the store cannot be used.
+    pub on_full: OnFull,
 }
 
 /// What the servers are.
@@ -101,6 +104,7 @@ impl Settings {
             timeout: Duration::from_millis(500),
             prefix: "tollgate:".to_owned(),
             memory_limit: MEMORY_LIMIT,
+            on_full: OnFull::Deny,
         }
     }
 
@@ -132,7 +136,7 @@ impl Settings {
 
 /// The interval between comparisons of the password files with the passwords in use.
 const POLL_INTERVAL: Duration = Duration::from_secs(3);
-/// The memory for known values, in bytes.
+/// The memory for known values and local shares, in bytes.
 const MEMORY_LIMIT: u64 = 256 << 20;
 /// The longest prefix of keys.
 const PREFIX_BYTES_MAX: usize = 64;

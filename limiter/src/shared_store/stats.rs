@@ -45,6 +45,8 @@ pub struct Stats {
     pub refused_locally: u64,
     /// Checks that were decided without the store.
     pub degraded: u64,
+    /// Charges of these that had no memory for their key.
+    pub local_share_full: u64,
     /// Answers that arrived too late and whose charges were taken back.
     pub late: u64,
     /// Times that a circuit breaker opened.
@@ -57,7 +59,7 @@ pub struct Stats {
     pub holds_charged: u64,
     /// Reservations that were refused because a counter has too many.
     pub holds_exhausted: u64,
-    /// Ids of ended reservations and of requests that this replica has forgotten because their counter had too many.
+    /// Ids of ended reservations that this replica has forgotten because their counter had too many.
     pub ids_forgotten: u64,
     /// Penalties that began by a refusal on this replica.
     pub penalties: u64,

@@ -1,15 +1,13 @@
 //! Charges to the store what local shares have admitted, once the store answers again.
 
-use std::{
-    sync::{Arc, Mutex},
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
 use futures_util::future::join_all;
 
 use crate::{
     descriptor::Key,
-    remote::{Admitted, CounterCheck, CounterChecks, LocalShare, Mode, lock},
+    lock::Lock,
+    remote::{Admitted, CounterCheck, CounterChecks, LocalShare, Mode},
     shared_store::{clocks::Clocks, lanes::Lanes, part::Part},
     store::CounterOperation,
     time::Timestamp,
@@ -21,10 +19,10 @@ const INTERVAL: Duration = Duration::from_millis(250);
 const KEYS_AT_ONCE: usize = 256;
 
 /// Charges what was admitted, until it is cancelled.
-pub(super) async fn charge_admitted(local_share: &Mutex<LocalShare>, lanes: &Arc<Lanes>, clocks: &Clocks) {
+pub(super) async fn charge_admitted(local_share: &Lock<LocalShare>, lanes: &Arc<Lanes>, clocks: &Clocks) {
     loop {
         tokio::time::sleep(INTERVAL).await;
-        let keys: Vec<Key> = lock(local_share).admitted_keys().collect();
+        let keys: Vec<Key> = local_share.lock().admitted_keys().collect();
         for keys in keys.chunks(KEYS_AT_ONCE) {
             let charges = keys.iter().map(|key| charge(*key, local_share, lanes, clocks));
             if !join_all(charges).await.contains(&true) {
@@ -36,14 +34,14 @@ pub(super) async fn charge_admitted(local_share: &Mutex<LocalShare>, lanes: &Arc
 
 /// Charges what was admitted of one key. Returns whether the store took it. If only the answer is lost, it is charged
 /// twice.
-async fn charge(key: Key, local_share: &Mutex<LocalShare>, lanes: &Arc<Lanes>, clocks: &Clocks) -> bool {
-    let Some(Admitted { limit, counter }) = lock(local_share).take_admitted(key) else { return true };
+async fn charge(key: Key, local_share: &Lock<LocalShare>, lanes: &Arc<Lanes>, clocks: &Clocks) -> bool {
+    let Some(Admitted { limit, counter }) = local_share.lock().take_admitted(key) else { return true };
     let operation = CounterOperation::Absorb(counter.clone());
     let checks = CounterChecks::from_iter([CounterCheck::by_counter(key, limit.clone(), operation)]);
     // The lane answers every part, so there is no other bound on the wait.
     if lanes.apply(Part::new(checks, Mode::Each, Timestamp::MAX, None)).await.is_some() {
         return true;
     }
-    lock(local_share).put_back(key, Admitted { limit, counter }, clocks.degraded());
+    local_share.lock().put_back(key, Admitted { limit, counter }, clocks.degraded());
     false
 }

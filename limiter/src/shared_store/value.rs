@@ -107,12 +107,12 @@ mod tests {
         now: Now,
     ) -> HoldOutcome {
         let operation = CounterOperation::Reserve { terms: Box::new(terms), hits };
-        counter.apply(limit, &operation, now, Room::UNBOUNDED).0.hold
+        counter.apply(limit, &operation, now, Room::OF_VALUE).0.hold
     }
 
     fn settle(counter: &mut HeldCounter, limit: &Limit, id: &HoldId, now: Now) -> HoldOutcome {
         let operation = CounterOperation::Settle { id: id.clone(), actual: 2, unknown: UnknownId::Remember };
-        counter.apply(limit, &operation, now, Room::UNBOUNDED).0.hold
+        counter.apply(limit, &operation, now, Room::OF_VALUE).0.hold
     }
 
     #[test]

@@ -122,7 +122,7 @@ fn change(counter: &AtomicUsize, before: usize, after: usize) {
 
 /// Bytes outside of tables, used until this is dropped. Without a budget they are not counted.
 #[derive(Debug, Default)]
-pub(super) struct Reservation {
+pub(crate) struct Reservation {
     budget: Option<Arc<Budget>>,
     bytes: usize,
 }
@@ -133,7 +133,7 @@ impl Reservation {
     }
 
     /// Sets the number of bytes.
-    pub(super) fn set(&mut self, bytes: usize) {
+    pub(crate) fn set(&mut self, bytes: usize) {
         if let Some(budget) = &self.budget {
             budget.change(self.bytes, bytes);
             change(&budget.outside_tables, self.bytes, bytes);

@@ -15,9 +15,11 @@ use crate::{
 };
 
 mod draft;
+mod growth;
 mod interpreter;
 
 pub(crate) use draft::{Draft, Exhausted, Reserve, reserve};
+pub(super) use growth::TakenBack;
 
 /// A counter, if it is not idle, and its holds.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -42,16 +44,24 @@ pub(crate) enum DecodedHeldCounter {
 pub(crate) struct Room {
     /// The bytes that they may take.
     pub(crate) bytes: usize,
+    /// The ids of requests that a counter may remember.
+    pub(crate) request_ids: usize,
 }
 
 impl Room {
-    /// No bound but that of each counter.
-    pub(crate) const UNBOUNDED: Self = Self { bytes: usize::MAX };
+    /// In a store that sends the whole value of a counter with each change: no bound but that of each counter.
+    pub(crate) const OF_VALUE: Self = Self { bytes: usize::MAX, request_ids: 4_096 };
     /// No room.
-    pub(crate) const NONE: Self = Self { bytes: 0 };
+    pub(crate) const NONE: Self = Self { bytes: 0, request_ids: 0 };
+    /// The ids of requests that a counter in memory may remember. All of them are looked at for each backup.
+    pub(super) const REQUEST_IDS_MAX: usize = 65_536;
 
-    fn has(self, holds: Option<&Holds>, more: usize, bytes: usize) -> bool {
-        holds.map_or(0, Holds::weighing) + more <= HOLDS_MAX && bytes <= self.bytes
+    /// Whether `more` holds of a counter have room, which take so many bytes and have this id.
+    fn has(self, holds: Option<&Holds>, id: &HoldId, more: usize, bytes: usize) -> bool {
+        let request_ids = if id.is_of_request() { holds.map_or(0, Holds::request_ids) + more } else { 0 };
+        let is_in_bounds =
+            holds.map_or(0, Holds::weighing) + more <= HOLDS_MAX && request_ids <= self.request_ids;
+        more == 0 || (is_in_bounds && bytes <= self.bytes)
     }
 }
 
@@ -79,6 +89,11 @@ impl HeldCounter {
     /// The penalties that are remembered.
     pub(crate) fn penalties(&self) -> u32 {
         self.packed.as_ref().map_or(0, PackedCounter::penalties)
+    }
+
+    /// Whether refusals are remembered.
+    pub(super) fn has_record(&self) -> bool {
+        self.packed.as_ref().is_some_and(PackedCounter::has_record)
     }
 
     /// The bytes that the counter takes on the heap, without its holds.
@@ -166,7 +181,7 @@ impl HeldCounter {
     ) -> Settled {
         let bytes = Holds::bytes_of_one(id);
         self.forget_holds(now.now);
-        let has_room = room.has(self.holds(), 1, bytes);
+        let has_room = room.has(self.holds(), id, 1, bytes);
         let is_known = self.holds().is_some_and(|holds| holds.answer(id).is_some());
         let holds = self.holds.take().unwrap_or_else(|| Box::new(Holds::new(limit)));
         let (_, settled) = self.change_both(holds, limit, now, |holds, counter| {

@@ -31,8 +31,8 @@ use hold::{Hold, HoldState};
 pub(super) use size::HoldSize;
 pub(crate) use size::id_bytes;
 
-/// The ids that a counter remembers, those of open holds included, before it forgets those that have ended: the oldest of
-/// the settled ones first.
+/// The ids of reservations that a counter remembers, those of open holds included, before it forgets those that have
+/// ended: the oldest of the settled ones first.
 pub(super) const IDS_MAX: usize = 4_096;
 
 /// The answer to the reservation of a known id.
@@ -75,6 +75,9 @@ pub(super) struct Holds {
     // The bytes of all ids.
     #[serde(skip)]
     id_bytes: usize,
+    // The ended holds with ids of requests. They are not forgotten early.
+    #[serde(skip)]
+    request_ids: usize,
     #[serde(skip)]
     changes: Changes,
     // Ended holds that were forgotten because there were too many.
@@ -92,6 +95,7 @@ impl Holds {
             next_expiry: Timestamp::MAX,
             next_forgotten: Uncompared(Timestamp::MAX),
             id_bytes: 0,
+            request_ids: 0,
             changes: Changes::default(),
             forgotten_early: Uncompared(0),
         }
@@ -129,6 +133,11 @@ impl Holds {
     /// The number of holds that still weigh something.
     pub(super) fn weighing(&self) -> usize {
         self.each.len()
+    }
+
+    /// The number of ids of requests that are remembered and do not weigh.
+    pub(super) fn request_ids(&self) -> usize {
+        self.request_ids
     }
 
     /// The instant from which none is remembered.

@@ -85,10 +85,12 @@ pub struct StoreStats {
     pub holds_charged: u64,
     /// Reservations that were refused because there were too many.
     pub holds_exhausted: u64,
-    /// Ids of ended reservations and of requests that were forgotten because their counter had too many.
+    /// Ids of ended reservations that were forgotten because their counter had too many.
     pub ids_forgotten: u64,
     /// Penalties that began, since the start.
     pub penalties: u64,
+    /// Refusals of limits with a penalty that were not recorded for lack of memory.
+    pub refusals_unrecorded: u64,
 }
 
 /// Why a check set is not decided on this replica. Nothing was charged.
@@ -171,6 +173,7 @@ impl Memory {
             holds_exhausted: resources.holds.exhausted.get(),
             ids_forgotten: resources.holds.forgotten.get(),
             penalties: resources.penalties.get(),
+            refusals_unrecorded: resources.refusals_unrecorded.get(),
         }
     }
 
@@ -370,6 +373,8 @@ impl Memory {
         for slot in self.each_slot().skip(number).step_by(SWEEP_PARTS) {
             self.sweep_slot(slot, now);
         }
+        // Counters may have arrived from other replicas, or have grown.
+        self.tables.shed_some(now);
     }
 
     fn sweep_slot(&self, slot: Slot, now: Timestamp) {
@@ -378,8 +383,6 @@ impl Memory {
         table.forget_idle(now, &self.tables.resources);
         table.shrink(&self.tables.resources);
         drop(table);
-        // Counters may have grown since they were inserted.
-        self.shed(slot, now);
         if let Some(ownerships) = &self.ownerships {
             ownerships.lock(slot).forget_idle(now);
         }

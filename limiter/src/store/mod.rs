@@ -24,6 +24,7 @@ mod subscribers;
 mod table;
 
 pub use budget::BYTES_MIN;
+pub(crate) use budget::Reservation;
 pub use check::{Check, OnFull, OnRefusal};
 #[cfg(feature = "redis")]
 pub(crate) use decide_set::decide_set;

@@ -79,6 +79,25 @@ impl PackedCounter {
         }
     }
 
+    /// Whether refusals or penalties are remembered.
+    pub(super) fn has_record(&self) -> bool {
+        matches!(self, Self::Penalized(_))
+    }
+
+    /// The counter without what is remembered of refusals.
+    pub(super) fn without_record(self) -> Self {
+        self.into_plain().0
+    }
+
+    /// Releases the memory of a log beyond its entries.
+    pub(super) fn release_spare(&mut self) {
+        match self {
+            Self::Large(large) => large.counter.release_spare(),
+            Self::Penalized(penalized) => penalized.counter.release_spare(),
+            Self::Window { .. } | Self::Sliding { .. } | Self::Debt { .. } | Self::Step { .. } => {}
+        }
+    }
+
     /// The penalties that are remembered.
     pub(super) fn penalties(&self) -> u32 {
         if let Self::Penalized(penalized) = self { penalized.record.penalties } else { 0 }

@@ -132,6 +132,11 @@ impl HoldId {
         Ok(Self { bytes: bytes.into(), nth: 0 })
     }
 
+    /// Whether it is the id of a charge or of a refund that counts once.
+    pub(crate) fn is_of_request(&self) -> bool {
+        matches!(self.bytes.first(), Some(&(CHARGES | REFUNDS)))
+    }
+
     /// The id of a charge that counts once, from the id of its request. It differs from every id that is a text.
     pub fn of_request(request_id: &str) -> Result<Self, HoldIdTooLong> {
         Self::new(&[&[CHARGES], request_id.as_bytes()].concat())

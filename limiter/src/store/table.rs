@@ -263,14 +263,8 @@ impl Table {
         resources: &TableResources,
     ) -> bool {
         let heap = packed.heap_bytes();
-        if self.buckets.is_full() {
-            self.forget_idle_or_grow(now, resources);
-        }
-        if self.is_short(heap, resources) {
-            self.evict(now, resources);
-            if self.is_short(heap, resources) {
-                return false;
-            }
+        if !self.make_room(heap, now, resources) {
+            return false;
         }
         if self.buckets.is_full() {
             self.resize(next_after(self.buckets.bucket_count()), resources);
@@ -278,6 +272,23 @@ impl Table {
         self.buckets.put(key.low(), packed);
         resources.budget.change(0, heap);
         true
+    }
+
+    /// Whether there is memory for one more counter with `heap` bytes on the heap, if need be after counters with a
+    /// lower eviction cost are evicted.
+    pub(super) fn make_room(&mut self, heap: usize, now: Timestamp, resources: &TableResources) -> bool {
+        if self.buckets.is_full() {
+            self.forget_idle_or_grow(now, resources);
+        }
+        if !self.is_short(heap, resources) {
+            return true;
+        }
+        if heap == 0 {
+            self.evict(now, resources);
+        } else {
+            self.evict_and_shrink(now, resources);
+        }
+        !self.is_short(heap, resources)
     }
 
     /// Grows once for this many more counters, if there is memory.

@@ -10,7 +10,7 @@ use tollgate_limiter::time::Stopwatch;
 use crate::cluster::MemberId;
 
 /// The most addresses that are dialled at a time.
-const DIALS_MAX: usize = 1024;
+pub(super) const DIALS_MAX: usize = 1024;
 /// Time for which this process's own address is not dialled. Bounded, since a name may resolve to many processes.
 const OWN_ADDRESS_TTL: Duration = Duration::from_secs(60);
 

@@ -33,7 +33,7 @@ use crate::cluster::{
         connection::run_accepted,
         drive::{SpawnedTasks, drive},
         frame::{Frame, Kind, PIECE_BYTES_MAX, Piece},
-        hub::{Hub, Shared},
+        hub::{COMMANDS_MAX, Hub, Shared},
     },
     trust::Credentials,
 };
@@ -92,7 +92,7 @@ fn runtime() -> runtime::Runtime {
 }
 
 async fn run(bytes: &[u8]) -> Sent {
-    let (commands, _commands) = mpsc::unbounded_channel();
+    let (commands, _commands) = mpsc::channel(COMMANDS_MAX);
     let (address, clock) = ("local:1".to_owned(), Clock::manual(NOW));
     let shared = Shared::new(LOCAL, address, SETTINGS.clone(), CREDENTIALS.clone(), clock, commands);
     let handler = Arc::new(Batches::default());

@@ -13,15 +13,19 @@ use tracing::debug;
 use crate::cluster::{
     MemberId,
     link::{
-        LinkHandler, Settings,
-        addresses::{Addresses, DialResult},
-        peer::{LocalProcess, Peer, Roster},
+        DisconnectReason, LinkHandler, Settings,
+        addresses::{Addresses, DIALS_MAX, DialResult},
+        peer::{LocalProcess, PEERS_MAX, Peer, Roster},
         rejections::Rejections,
         seed_state::SeedState,
         ticks::{NextTick, Ticks},
     },
     trust::Credentials,
 };
+
+/// The most commands that wait for the task of the links: a dial of each address, and a redial and an end of the session
+/// of each peer, with as many for peers that are gone.
+pub(super) const COMMANDS_MAX: usize = DIALS_MAX + 4 * PEERS_MAX;
 
 /// State that handles and tasks share.
 pub(in crate::cluster) struct Shared {
@@ -30,8 +34,7 @@ pub(in crate::cluster) struct Shared {
     pub(super) credentials: Arc<Credentials>,
     pub(super) roster: Arc<Roster>,
     addresses: Mutex<Addresses>,
-    // Bounded: at most one command for each address that is dialled, and two for each peer.
-    pub(super) commands: mpsc::UnboundedSender<Command>,
+    commands: mpsc::Sender<Command>,
     pub(super) phase: watch::Sender<Phase>,
     pub(super) seeds: watch::Sender<SeedState>,
     pub(super) rejections: Rejections,
@@ -70,7 +73,7 @@ impl Shared {
         settings: Settings,
         credentials: Arc<Credentials>,
         clock: Clock,
-        commands: mpsc::UnboundedSender<Command>,
+        commands: mpsc::Sender<Command>,
     ) -> Self {
         Self {
             local: Arc::new(LocalProcess { id, address, stats: Arc::default() }),
@@ -107,12 +110,25 @@ impl Shared {
             return report_result(report, DialResult::Linked);
         }
         if addresses.is_full() {
+            self.local.stats.commands_refused.increase();
             debug!(address, "address not dialled: too many dials in progress");
             return;
         }
-        if addresses.begin_dial(address) {
+        if addresses.begin_dial(address) && !self.command(Command::Dial(address.to_owned(), report)) {
+            addresses.end_dial(address);
+        }
+    }
+
+    /// Queues a command. False if too many wait, which is counted, or if the process leaves.
+    pub(super) fn command(&self, command: Command) -> bool {
+        match self.commands.try_send(command) {
+            Ok(()) => true,
+            Err(mpsc::error::TrySendError::Full(_)) => {
+                self.local.stats.commands_refused.increase();
+                false
+            }
             // The receiver is dropped once the process leaves.
-            let _ = self.commands.send(Command::Dial(address.to_owned(), report));
+            Err(mpsc::error::TrySendError::Closed(_)) => false,
         }
     }
 
@@ -153,9 +169,11 @@ impl Hub {
         self.shared.roster.get_or_add(id, &self.shared.local, &self.handler)
     }
 
-    /// Queues the redial of a peer that has marked itself as being dialled.
+    /// Queues the redial of a peer that has marked itself as being dialled. If too many commands wait, its session ends.
     pub(super) fn redial(&self, peer: Arc<Peer>) {
-        let _ = self.shared.commands.send(Command::Redial(peer));
+        if !self.shared.command(Command::Redial(peer.clone())) && self.is_open() {
+            peer.end(DisconnectReason::Forgotten);
+        }
     }
 
     /// Runs `work`; `None` if the process leaves first.

@@ -52,7 +52,7 @@ pub use stats::{LinkFailure, Stats};
 #[cfg(test)]
 pub(super) use ticks::interval as heartbeat_interval;
 
-use hub::{Command, Hub, Phase};
+use hub::{COMMANDS_MAX, Command, Hub, Phase};
 
 /// Addresses and trust of the links.
 #[derive(Clone, Debug)]
@@ -131,7 +131,7 @@ pub struct Links(Arc<Shared>);
 pub struct LinkListener {
     listener: TcpListener,
     address: SocketAddr,
-    commands: mpsc::UnboundedReceiver<Command>,
+    commands: mpsc::Receiver<Command>,
     links: EndGuard,
 }
 
@@ -162,7 +162,7 @@ impl Links {
         let address = listener.local_addr().map_err(failed)?;
         let advertised = advertise::address(settings.advertise.as_deref(), address, &settings.seeds).await;
         advertise::validate("advertise", &advertised)?;
-        let (commands, received) = mpsc::unbounded_channel();
+        let (commands, received) = mpsc::channel(COMMANDS_MAX);
         let links = Self(Arc::new(Shared::new(local_id, advertised, settings, credentials, clock, commands)));
         let listening =
             LinkListener { listener, address, commands: received, links: EndGuard(links.clone()) };
@@ -195,9 +195,10 @@ impl Links {
     pub fn forget(&self, peer: MemberId) {
         if let Some(peer) = self.0.roster.get(peer)
             && peer.mark_forgotten()
+            && !self.0.command(Command::Forget(peer.clone()))
         {
-            // The receiver is dropped once the process leaves.
-            let _ = self.0.commands.send(Command::Forget(peer));
+            // The next call tries again.
+            peer.unmark_forgotten();
         }
     }
 

@@ -28,7 +28,7 @@ use crate::cluster::{
 mod frames;
 
 /// The most peers.
-const PEERS_MAX: usize = 1024;
+pub(super) const PEERS_MAX: usize = 1024;
 
 /// What peers know about this process.
 #[derive(Debug)]
@@ -200,6 +200,11 @@ impl Peer {
     /// Marks the peer as forgotten; true for the first call.
     pub(super) fn mark_forgotten(&self) -> bool {
         !self.forgotten.swap(true, Relaxed)
+    }
+
+    /// Undoes [`Peer::mark_forgotten`].
+    pub(super) fn unmark_forgotten(&self) {
+        self.forgotten.store(false, Relaxed);
     }
 
     /// Whether a connection is active.

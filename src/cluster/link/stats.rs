@@ -83,6 +83,8 @@ pub struct Stats {
     pub pieces_resent: Counter,
     /// Pieces of batches that waited for memory.
     pub pieces_delayed: Counter,
+    /// Dials, redials and ends of sessions that were refused because too many were under way.
+    pub commands_refused: Counter,
     /// Batches received.
     pub batches_in: Counter,
     /// Batches queued for sending.
@@ -103,6 +105,7 @@ impl Default for Stats {
             reconnects: Counter::default(),
             pieces_resent: Counter::default(),
             pieces_delayed: Counter::default(),
+            commands_refused: Counter::default(),
             batches_in: Counter::default(),
             batches_out: Counter::default(),
             bytes_in: Counter::default(),

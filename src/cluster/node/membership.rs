@@ -18,12 +18,14 @@ use crate::cluster::{
     placement::Placement,
 };
 
+mod damping;
 mod departures;
 mod peer;
 
 pub(super) use departures::Departure;
 pub(super) use peer::{PeerStatus, status};
 
+use damping::Damping;
 use departures::Departures;
 use peer::{Peer, status_interval};
 
@@ -45,6 +47,7 @@ pub(super) struct Membership {
     has_changed: bool,
     /// Whether a peer was silent at the last tick.
     has_silent: bool,
+    damping: Damping,
 }
 
 impl Membership {
@@ -63,6 +66,7 @@ impl Membership {
             status_at: Timestamp::EPOCH,
             has_changed: true,
             has_silent: false,
+            damping: Damping::default(),
         }
     }
 
@@ -78,8 +82,7 @@ impl Membership {
 
     /// Sets the hash of the active rules and announces it.
     pub(super) fn set_rules(&mut self, rules: u64, out: &mut Output) {
-        if self.local.rules != rules {
-            self.local.rules = rules;
+        if std::mem::replace(&mut self.local.rules, rules) != rules {
             self.announce(out);
         }
     }
@@ -115,8 +118,8 @@ impl Membership {
     /// A session with `peer` has begun.
     pub(super) fn connect(&mut self, peer: MemberId, address: &str, now: Timestamp) {
         self.departures.forget(peer);
-        let record = || MemberRecord::joining(peer, address.to_owned());
-        let known = self.peers.entry(peer).or_insert_with(|| Peer::new(record(), now));
+        let new = || Peer::new(MemberRecord::joining(peer, address.to_owned()), now);
+        let known = self.peers.entry(peer).or_insert_with(new);
         *known = Peer { connected: true, ..Peer::new(known.record.clone(), now) };
     }
 
@@ -141,12 +144,11 @@ impl Membership {
             return;
         }
         match self.peers.get_mut(&id) {
-            Some(peer) => {
-                if peer.record.changes < record.changes {
-                    peer.record = record;
-                    self.update_placement(now);
-                }
+            Some(peer) if peer.record.changes < record.changes => {
+                peer.record = record;
+                self.update_placement(now);
             }
+            Some(_) => {}
             None => {
                 out.actions.push(Action::Dial(record.address.clone()));
                 self.peers.insert(id, Peer::new(record, now));
@@ -216,8 +218,7 @@ impl Membership {
         now.since(peer.heard_at) <= self.settings.silence
     }
 
-    /// Whether `peer` has announced its slots under our hash secret. What it says about slots before that belongs to
-    /// another cluster.
+    /// Whether `peer` has announced its slots under our hash secret. Before, it speaks of another cluster's slots.
     pub(super) fn is_synced(&self, peer: MemberId) -> bool {
         self.peers.get(&peer).is_some_and(|peer| peer.synced)
     }
@@ -293,10 +294,11 @@ impl Membership {
         std::mem::take(&mut self.has_changed)
     }
 
-    /// Computes the placement from the members that are reachable and serve. A silent member can neither receive a slot
-    /// nor keep a backup.
+    /// Computes the placement from the members that serve and are not left out. A silent member can neither receive a
+    /// slot nor keep a backup.
     pub(super) fn update_placement(&mut self, now: Timestamp) {
-        let receives = |peer: &Peer| peer.can_receive_slots() && self.is_alive(peer, now);
+        self.damping.leave_out(self.peers.values_mut(), self.settings.silence, now);
+        let receives = |peer: &Peer| peer.can_receive_slots() && !peer.is_left_out;
         let receivers = self.peers.iter().filter(|(_, peer)| receives(peer)).map(|(id, _)| *id);
         let local = (self.local.state == MemberState::Serving).then_some(self.local.id);
         let mut members: Vec<MemberId> = receivers.chain(local).collect();
@@ -323,13 +325,14 @@ impl Membership {
         out.actions.extend(redialled.map(|address| Action::Dial(address.to_owned())));
         self.update_isolation(now, out);
         self.update_placement(now);
+        out.stats.silences_held_back += self.damping.take_held_back();
         self.has_silent = self.peers.values().any(|peer| !self.is_alive(peer, now));
     }
 
     /// Whether this replica joins, leaves or is isolated, a peer is silent, or slots may have to move.
     pub(super) fn needs_ticks(&self) -> bool {
-        let is_serving = self.local.state == MemberState::Serving && !self.is_draining();
-        !is_serving || self.isolated || self.has_silent || self.has_changed
+        let serves = self.local.state == MemberState::Serving && !self.is_draining();
+        !serves || self.isolated || self.has_silent || self.has_changed
     }
 
     /// When the next peer is silent if it sends nothing until then.
@@ -391,8 +394,7 @@ impl Membership {
 
     /// Peers whose rules differ from those of this replica.
     pub(super) fn with_other_rules(&self) -> usize {
-        let records = self.peers.values().map(|peer| &peer.record);
-        let others = records.filter(|record| record.state != MemberState::Joining);
-        others.filter(|record| record.rules != self.local.rules).count()
+        let others = self.peers.values().filter(|peer| peer.record.state != MemberState::Joining);
+        others.filter(|peer| peer.record.rules != self.local.rules).count()
     }
 }

@@ -35,6 +35,8 @@ pub(crate) struct Stats {
     pub(crate) backups_refused: u64,
     /// Members that died, left or were silent for too long.
     pub(crate) members_lost: u64,
+    /// Changes of the placement by silence alone that were held back because there were others shortly before.
+    pub(crate) silences_held_back: u64,
     /// How often this replica became isolated.
     pub(crate) isolations: u64,
     /// How often all counters were discarded in favour of another cluster.

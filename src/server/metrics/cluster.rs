@@ -34,6 +34,9 @@ metrics! { Reading;
     Counter "tollgate_cluster_members_lost_total" []
         "Members that died, left or were silent for too long."
         => |all, family| family.value(all.stats.node.members_lost);
+    Counter "tollgate_cluster_silences_held_back_total" []
+        "Changes of the placement of slots by silent members that were held back because silence had changed it shortly before."
+        => |all, family| family.value(all.stats.node.silences_held_back);
     Gauge "tollgate_cluster_isolated" []
         "1 while too few other members are connected for this replica to rely on its slots, otherwise 0."
         => |all, family| family.value(u8::from(all.stats.is_isolated));
@@ -79,6 +82,9 @@ metrics! { Reading;
     Counter "tollgate_cluster_degraded_checks_total" []
         "Checks decided without the owner of the counter, because it could not be reached."
         => |all, family| family.value(all.stats.degraded);
+    Counter "tollgate_cluster_local_share_full_total" []
+        "Charges decided without the owner for whose keys local shares had no memory; store.on_full decided."
+        => |all, family| family.value(all.stats.local_share_full);
     Counter "tollgate_cluster_late_answers_total" []
         "Answers of other replicas that arrived too late and whose charge was refunded."
         => |all, family| family.value(all.stats.node.late_answers);
@@ -143,4 +149,7 @@ metrics! { Reading;
     Counter "tollgate_cluster_delayed_pieces_total" []
         "Pieces of batches that waited because incomplete batches took too much memory."
         => |all, family| family.value(all.stats.links.pieces_delayed.get());
+    Counter "tollgate_cluster_link_commands_refused_total" []
+        "Dials, redials and ends of sessions between replicas that were refused because too many were under way."
+        => |all, family| family.value(all.stats.links.commands_refused.get());
 }

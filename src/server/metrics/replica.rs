@@ -148,14 +148,17 @@ metrics! { Reading;
             family.sample(&["charged"], all.store.holds_charged);
         };
     Counter "tollgate_reservations_exhausted_total" []
-        "Reservations refused because a counter has too many or all of them take too much memory."
+        "Reservations, and charges with a request_id, refused because a counter has too many or all of them take too much memory."
         => |all, family| family.value(all.store.holds_exhausted);
     Counter "tollgate_ids_forgotten_total" []
-        "Ids of requests and of ended reservations that were forgotten early because a counter had more than 4,096."
+        "Ids of ended reservations that were forgotten early because a counter had more than 4,096."
         => |all, family| family.value(all.store.ids_forgotten);
     Counter "tollgate_penalties_total" []
         "Penalties that began because a key was refused too often in a row."
         => |all, family| family.value(all.store.penalties);
+    Counter "tollgate_penalty_refusals_unrecorded_total" []
+        "Refusals of rules with a penalty that do not count for one because memory is full."
+        => |all, family| family.value(all.store.refusals_unrecorded);
     Counter "tollgate_clock_steps_total" ["direction"]
         "Steps of the counter clock by more than a minute: forward with the system clock, back when the system clock was corrected."
         => |all, family| {

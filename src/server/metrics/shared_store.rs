@@ -29,6 +29,9 @@ metrics! { Stats;
     Counter "tollgate_store_degraded_checks_total" []
         "Checks decided without the shared store, because it could not be used in time."
         => |stats, family| family.value(stats.degraded);
+    Counter "tollgate_store_local_share_full_total" []
+        "Charges decided without the shared store for whose keys local shares had no memory; store.on_full decided."
+        => |stats, family| family.value(stats.local_share_full);
     Counter "tollgate_store_late_answers_total" []
         "Calls whose answer of the shared store arrived too late and whose charges were taken back."
         => |stats, family| family.value(stats.late);

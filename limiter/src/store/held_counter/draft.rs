@@ -148,7 +148,10 @@ impl Draft {
         let first =
             counters.iter().zip(&more).filter(|(counter, more)| **more > 0 && counter.holds.is_none());
         bytes += first.count() * Holds::BYTES_OF_FIRST;
-        let has_room = |(counter, more): (&HeldCounter, &usize)| room.has(counter.holds(), *more, bytes);
+        // All checks of a call have the same id, with a number.
+        let Some(Reserve { terms, .. }) = each.first() else { return true };
+        let has_room =
+            |(counter, more): (&HeldCounter, &usize)| room.has(counter.holds(), &terms.id, *more, bytes);
         counters.iter().zip(&more).all(has_room)
     }
 

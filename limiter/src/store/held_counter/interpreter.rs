@@ -100,7 +100,7 @@ impl HeldCounter {
         if let Some(known) = self.holds().and_then(|holds| holds.answer(&terms.id)) {
             return (Outcome::of(known.decision, 0), false);
         }
-        if !room.has(self.holds(), 1, Holds::bytes_of_one(&terms.id)) {
+        if !room.has(self.holds(), &terms.id, 1, Holds::bytes_of_one(&terms.id)) {
             return (Outcome::exhausted(), false);
         }
         let decision = Decision { receipt: None, ..self.refund(limit, hits, now) };

@@ -1,5 +1,7 @@
 //! How long holds that have ended are remembered, and which are forgotten earlier.
 
+use std::time::Duration;
+
 use crate::{
     algorithm::{Decision, Verdict},
     store::{
@@ -16,6 +18,8 @@ use crate::{
 
 /// That many are forgotten at once, so that one more costs little.
 const FORGOTTEN_AT_ONCE: usize = 256;
+/// If there are more, those whose time has passed are forgotten only so often, because each has to be looked at.
+const FORGET_PAUSE: Duration = Duration::from_secs(1);
 
 impl Holds {
     /// Forgets holds whose time to be remembered has passed.
@@ -25,7 +29,7 @@ impl Holds {
         if now < next {
             return;
         }
-        let (id_bytes, changes) = (&mut self.id_bytes, &mut self.changes);
+        let (id_bytes, request_ids, changes) = (&mut self.id_bytes, &mut self.request_ids, &mut self.changes);
         self.each.retain(|hold| {
             let stays = hold.state == HoldState::Open || now < hold.forgotten_at();
             if !stays {
@@ -36,21 +40,29 @@ impl Holds {
         });
         self.ended.retain(|id, ended| {
             let stays = now < ended.forgotten_at;
-            *id_bytes -= if stays { 0 } else { id.bytes.len() };
+            if !stays {
+                *id_bytes -= id.bytes.len();
+                *request_ids -= usize::from(id.is_of_request());
+            }
             stays
         });
         self.set_next_forgotten();
+        if self.ended.len() > FORGOTTEN_AT_ONCE {
+            self.next_forgotten.0 = self.next_forgotten.0.max(now.after(FORGET_PAUSE));
+        }
     }
 
-    /// Forgets the oldest of the holds that have ended, if there are too many.
-    /// Those that are settled go first.
+    /// Forgets the oldest of the reservations that have ended, if there are too many. Those that are settled go first.
+    /// Requests are remembered for their time, so that no repeated one is charged again.
     pub(super) fn forget_oldest(&mut self) {
-        let excess = (self.each.len() + self.ended.len()).saturating_sub(IDS_MAX).min(self.ended.len());
+        let reservations = self.ended.len() - self.request_ids;
+        let excess = (self.each.len() + reservations).saturating_sub(IDS_MAX).min(reservations);
         if excess < FORGOTTEN_AT_ONCE {
             return;
         }
         let age = |(id, ended): (&HoldId, &Ended)| (ended.settled.is_none(), ended.change.0, id.clone());
-        let mut ended: Vec<_> = self.ended.iter().map(age).collect();
+        let of_reservations = self.ended.iter().filter(|(id, _)| !id.is_of_request());
+        let mut ended: Vec<_> = of_reservations.map(age).collect();
         ended.select_nth_unstable(excess - 1);
         ended[..excess].iter().for_each(|(_, _, id)| self.forget_ended(id));
         self.forgotten_early.0 += excess;
@@ -65,7 +77,10 @@ impl Holds {
     pub(super) fn remember(&mut self, id: HoldId, ended: Ended) {
         let change = self.changes.next();
         self.next_forgotten.0 = self.next_forgotten.0.min(ended.forgotten_at);
-        self.ended.insert(id, Ended { change, ..ended });
+        let of_request = usize::from(id.is_of_request());
+        if self.ended.insert(id, Ended { change, ..ended }).is_none() {
+            self.request_ids += of_request;
+        }
         self.forget_oldest();
     }
 
@@ -73,6 +88,7 @@ impl Holds {
     pub(in crate::store) fn forget_ended(&mut self, id: &HoldId) {
         if self.ended.remove(id).is_some() {
             self.id_bytes -= id.bytes.len();
+            self.request_ids -= usize::from(id.is_of_request());
         }
     }
 

@@ -43,7 +43,8 @@ impl Holds {
     pub(super) fn with_bytes_of_ids(self) -> Self {
         let ids = self.each.iter().map(|hold| &hold.id).chain(self.ended.keys());
         let id_bytes = ids.map(|id| id.bytes.len()).sum();
-        Self { id_bytes, ..self }
+        let request_ids = self.ended.keys().filter(|id| id.is_of_request()).count();
+        Self { id_bytes, request_ids, ..self }
     }
 }
 

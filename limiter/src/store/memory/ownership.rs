@@ -4,13 +4,14 @@ use std::{
     collections::{HashMap, HashSet},
     hash::BuildHasherDefault,
     sync::{
-        Mutex, MutexGuard, PoisonError,
+        MutexGuard,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
 };
 
 use crate::{
     descriptor::Key,
+    lock::Lock,
     store::{
         PendingUsage, Slot,
         budget::Reservation,
@@ -28,7 +29,7 @@ const GONE_KEYS_MAX: usize = 1_024;
 #[derive(Debug)]
 pub(super) struct OwnershipTable {
     // One for each slot. Lock order: after the table of the same slot.
-    each: Box<[Mutex<SlotOwnership>]>,
+    each: Box<[Lock<SlotOwnership>]>,
     // One bit for each slot with changes, written under the lock of its ownership.
     changed: Box<[AtomicU64]>,
     pub(super) tracking: AtomicBool,
@@ -84,15 +85,14 @@ impl ChangedKeys {
 impl OwnershipTable {
     pub(super) fn new(slots: usize) -> Self {
         Self {
-            each: (0..slots).map(|_| Mutex::default()).collect(),
+            each: (0..slots).map(|_| Lock::default()).collect(),
             changed: (0..slots.div_ceil(64)).map(|_| AtomicU64::new(0)).collect(),
             tracking: AtomicBool::new(false),
         }
     }
 
     pub(super) fn lock(&self, slot: Slot) -> MutexGuard<'_, SlotOwnership> {
-        // Every change leaves the state consistent, so a poisoned lock is harmless.
-        self.each[slot.index()].lock().unwrap_or_else(PoisonError::into_inner)
+        self.each[slot.index()].lock()
     }
 
     /// Records a change of the counter of `key` in the table of its slot.

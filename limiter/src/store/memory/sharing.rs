@@ -6,7 +6,7 @@ use crate::{
     algorithm::{Limit, Operation},
     descriptor::Key,
     store::{
-        Changes, Consumption, Slot, SlotCopy, SlotData, SlotSource, StoredSlot,
+        Changes, Consumption, OnFull, Slot, SlotCopy, SlotData, SlotSource, StoredSlot,
         budget::{Budget, Reservation},
         held_counter::HeldCounter,
         key_hasher::ByKey,
@@ -147,7 +147,27 @@ impl Memory {
 
     /// Empty side data that counts in the budget.
     pub(super) fn empty_side_data(&self) -> SideData {
-        SideData { reservation: Reservation::of(&self.tables.resources.budget), ..SideData::default() }
+        SideData { reservation: self.reservation(), ..SideData::default() }
+    }
+
+    /// The memory limit, in bytes.
+    pub(crate) fn bytes_max(&self) -> u64 {
+        self.tables.resources.budget.bytes_max() as u64
+    }
+
+    /// The bytes in use.
+    pub(crate) fn bytes(&self) -> usize {
+        self.tables.resources.budget.used()
+    }
+
+    /// What decides on new keys without memory.
+    pub(crate) fn on_full(&self) -> OnFull {
+        self.tables.on_full
+    }
+
+    /// Bytes outside of tables that count in the memory limit.
+    pub(crate) fn reservation(&self) -> Reservation {
+        Reservation::of(&self.tables.resources.budget)
     }
 
     /// Starts to record which counters change.

@@ -2,33 +2,31 @@
 
 use std::{
     mem,
-    sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicUsize, Ordering},
-    },
+    sync::{Arc, MutexGuard, atomic::Ordering},
 };
 
 use crate::{
     algorithm::{Counter, Decision, Limit, Receipt, Verdict},
     descriptor::Key,
+    lock::Lock,
     store::{
         Check, OnFull, Slot,
         budget::Budget,
-        held_counter::{HeldCounter, Room},
+        held_counter::{HeldCounter, Room, TakenBack},
         holds::{HoldSize, Holds},
         operation::CounterOperation,
         packed_counter::{Now, PackedCounter},
         slot_data::HeldConsumption,
-        table::{BYTES_FIRST, EVICTION_COST_MAX, EventCounter, HoldTotals, Table, TableResources},
+        table::{BYTES_FIRST, EventCounter, HoldTotals, Table, TableResources},
     },
     time::Timestamp,
 };
 
-/// A slot that needs memory takes it from this many other slots at a time.
-const STARVED_SHED_SLOTS: usize = 8;
+mod shedding;
 
-/// When memory is overfull, all slots evict counters up to each of these costs in turn.
-const SHED_COSTS: [u8; 5] = [7, 31, 63, 127, EVICTION_COST_MAX];
+use shedding::Shedding;
+#[cfg(test)]
+pub(super) use shedding::{SHED_PAUSE, SHED_SLOTS_MAX};
 
 /// The part of the memory limit that holds may take: one of this many.
 pub(super) const SHARE_DIVISOR: usize = 8;
@@ -41,17 +39,24 @@ pub(super) struct Tables {
     pub(super) resources: TableResources,
     pub(super) on_full: OnFull,
     pub(super) refused_full: EventCounter,
-    // The next slot that makes room for a slot with a small table.
-    shed_from: AtomicUsize,
+    shedding: Shedding,
 }
 
 /// The table of one slot behind its lock, alone in its cache line: the lock and the pointer to the table are loaded
 /// together, and locks do not share a line.
 #[derive(Debug, Default)]
 #[repr(align(64))]
-struct TableLock(Mutex<Table>);
+struct TableLock(Lock<Table>);
 
 const _: () = assert!(size_of::<TableLock>() == 64);
+
+/// A counter before an operation.
+struct Before {
+    // The bytes on the heap without holds.
+    heap: usize,
+    penalties: u32,
+    has_record: bool,
+}
 
 /// A counter with its holds, taken out of the table of its slot until [`Tables::put`].
 pub(super) struct Taken {
@@ -75,13 +80,14 @@ impl Tables {
             evicted_unexpired: EventCounter::default(),
             holds: HoldTotals::default(),
             penalties: EventCounter::default(),
+            refusals_unrecorded: EventCounter::default(),
         };
         Self {
             each: (0..slots).map(|_| TableLock::default()).collect(),
             resources,
             on_full,
             refused_full: EventCounter::default(),
-            shed_from: AtomicUsize::new(0),
+            shedding: Shedding::default(),
         }
     }
 
@@ -104,8 +110,7 @@ impl Tables {
     /// Locks the table of a slot.
     #[inline]
     pub(super) fn lock(&self, slot: Slot) -> MutexGuard<'_, Table> {
-        // Every change leaves the table consistent, so a poisoned lock is harmless.
-        self.each[slot.index()].0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.each[slot.index()].0.lock()
     }
 
     /// Applies an operation to the counter of a check in the table of its slot, which has no holds, and returns whether
@@ -125,7 +130,7 @@ impl Tables {
         {
             return (decision, true);
         }
-        let decide = |counter: &mut Counter| operation.apply(check.limit, counter, at.now);
+        let decide = |limit: &Limit, counter: &mut Counter| operation.apply(limit, counter, at.now);
         let (decision, stored) = self.touch_counter(table, check.key, check.limit, at, decide);
         (decision.keep_receipt(keep), stored)
     }
@@ -138,23 +143,28 @@ impl Tables {
         key: Key,
         limit: &Limit,
         at: Now,
-        decide: impl FnOnce(&Limit, &mut Counter) -> Decision,
+        decide: impl Fn(&Limit, &mut Counter) -> Decision,
     ) -> (Decision, bool) {
         if table.holds(key).is_none() {
-            return self.touch_counter(table, key, limit, at, |counter| decide(limit, counter));
+            return self.touch_counter(table, key, limit, at, decide);
         }
         let update = |counter: &mut HeldCounter| {
-            let before = counter.penalties();
-            let decision = counter.update(limit, at, decide);
-            self.resources.penalties.add_penalties(before, counter.penalties());
-            decision
+            let before = Before::of(counter);
+            let mut decision = counter.update(limit, at, &decide);
+            let grown = counter.packed_heap_bytes().saturating_sub(before.heap);
+            let mut taken_back = TakenBack::Nothing;
+            if grown > 0 && self.resources.budget.is_short_of(grown) {
+                taken_back = counter.take_growth_back(limit, at, &mut decision, before.has_record, &decide);
+            }
+            self.resources.penalties.add_penalties(before.penalties, counter.penalties());
+            self.charged_unless(taken_back, decision)
         };
-        let (decision, stored) = self.with_held(table, key, at.now, update);
-        (if stored { decision } else { self.on_full.without_memory(decision) }, stored)
+        let ((decision, is_charged), stored) = self.with_held(table, key, at.now, update);
+        (if stored { decision } else { self.on_full.without_memory(decision) }, stored && is_charged)
     }
 
-    /// Applies `decide` to the unpacked counter of a key without holds, and returns whether the counter is stored. A new
-    /// counter that stays idle need not be stored.
+    /// Applies `decide` to the unpacked counter of a key without holds, and returns whether the counter is stored with
+    /// what is charged. A new counter that stays idle need not be stored.
     // `inline(never)`: new counters are rare and need a larger stack frame.
     #[inline(never)]
     fn touch_counter(
@@ -163,20 +173,69 @@ impl Tables {
         key: Key,
         limit: &Limit,
         at: Now,
-        decide: impl FnOnce(&mut Counter) -> Decision,
+        decide: impl Fn(&Limit, &mut Counter) -> Decision,
     ) -> (Decision, bool) {
         if let Some(packed) = table.get_mut(key) {
-            let (before, penalties) = (packed.heap_bytes(), packed.penalties());
-            let decision = packed.change(limit, at, decide);
-            self.resources.budget.change(before, packed.heap_bytes());
-            self.resources.penalties.add_penalties(penalties, packed.penalties());
+            let before = Before::of_packed(packed);
+            let decision = packed.change(limit, at, |counter| decide(limit, counter));
+            self.resources.budget.change(before.heap, packed.heap_bytes());
+            if before.heap < packed.heap_bytes() && self.resources.budget.is_exceeded() {
+                return self.require_room_to_grow(table, key, (limit, at), (before, decision), decide);
+            }
+            self.resources.penalties.add_penalties(before.penalties, packed.penalties());
             return (decision, true);
         }
-        let (decision, new) = PackedCounter::first(limit, at.now, decide);
-        let penalties = new.as_ref().map_or(0, PackedCounter::penalties);
-        self.resources.penalties.add_penalties(0, penalties);
-        let stored = new.is_none_or(|packed| self.insert(table, key, packed, at.now));
+        let (mut decision, new) = PackedCounter::first(limit, at.now, |counter| decide(limit, counter));
+        let Some(mut packed) = new else { return (decision, true) };
+        if packed.has_record() && !table.make_room(packed.heap_bytes(), at.now, &self.resources) {
+            self.resources.refusals_unrecorded.add(1);
+            packed = packed.without_record();
+            decision = Decision { receipt: None, ..decide(limit.plain(), &mut limit.plain().fresh()) };
+            if packed.idle_at() <= at.now {
+                return (decision, true);
+            }
+        }
+        self.resources.penalties.add_penalties(0, packed.penalties());
+        let stored = self.insert(table, key, packed, at.now);
         (if stored { decision } else { self.on_full.without_memory(decision) }, stored)
+    }
+
+    /// Evicts other counters for one that has grown. If that is not enough, takes back what it has grown by.
+    #[cold]
+    fn require_room_to_grow(
+        &self,
+        table: &mut Table,
+        key: Key,
+        (limit, at): (&Limit, Now),
+        (before, mut decision): (Before, Decision),
+        decide: impl Fn(&Limit, &mut Counter) -> Decision,
+    ) -> (Decision, bool) {
+        // Taken out, it is not evicted itself.
+        let mut taken = self.take(table, key);
+        table.evict_and_shrink(at.now, &self.resources);
+        self.evict_elsewhere(at.now);
+        let (counter, mut taken_back) = (&mut taken.counter, TakenBack::Nothing);
+        if self.resources.budget.is_exceeded() {
+            taken_back = counter.take_growth_back(limit, at, &mut decision, before.has_record, decide);
+        }
+        self.resources.penalties.add_penalties(before.penalties, counter.penalties());
+        self.put(table, taken, at.now);
+        self.charged_unless(taken_back, decision)
+    }
+
+    /// The decision after something was taken back for lack of memory, and whether what it charges is stored.
+    fn charged_unless(&self, taken_back: TakenBack, decision: Decision) -> (Decision, bool) {
+        match taken_back {
+            TakenBack::Nothing => (decision, true),
+            TakenBack::Record => {
+                self.resources.refusals_unrecorded.add(1);
+                (decision, true)
+            }
+            TakenBack::Charge => {
+                self.refused_full.add(1);
+                (self.on_full.without_memory(decision), false)
+            }
+        }
     }
 
     pub(super) fn insert(&self, table: &mut Table, key: Key, packed: PackedCounter, now: Timestamp) -> bool {
@@ -188,42 +247,6 @@ impl Tables {
             self.refused_full.add(1);
         }
         stored
-    }
-
-    /// Evicts counters of other slots for the table of a slot that may not grow although it is small.
-    #[cold]
-    fn shed_elsewhere(&self, now: Timestamp) {
-        let first = self.shed_from.fetch_add(STARVED_SHED_SLOTS, Ordering::Relaxed);
-        for cost_max in SHED_COSTS {
-            for number in 0..STARVED_SHED_SLOTS {
-                // The table of the small slot is locked, and so may others be.
-                if let Ok(mut table) = self.each[(first + number) % self.slots()].0.try_lock()
-                    && !table.is_eviction_paused(now)
-                {
-                    table.shed(cost_max, now, &self.resources);
-                }
-            }
-            if !self.resources.budget.is_exceeded() {
-                return;
-            }
-        }
-    }
-
-    /// Evicts counters of all slots, from `first` on, while it is needed and anything can be evicted: those that have used
-    /// least of their limit before all others.
-    pub(super) fn shed_while(&self, first: Slot, now: Timestamp, is_needed: impl Fn(&Budget) -> bool) {
-        let budget = &self.resources.budget;
-        for cost_max in SHED_COSTS {
-            let mut before = usize::MAX;
-            // Each round evicts an eighth of the counters that may go.
-            while is_needed(budget) && budget.used() < before {
-                before = budget.used();
-                (0..self.slots())
-                    .map(|number| Slot::at((first.index() + number) % self.slots()))
-                    .take_while(|_| is_needed(budget))
-                    .for_each(|slot| self.lock(slot).shed(cost_max, now, &self.resources));
-            }
-        }
     }
 
     /// Merges what another replica has made of the counter of `key` and of its holds.
@@ -310,13 +333,24 @@ impl Tables {
         let budget = &self.resources.budget;
         let used = self.resources.holds.bytes.load(Ordering::Relaxed);
         let share = (budget.bytes_max() / SHARE_DIVISOR).saturating_sub(used);
-        Room { bytes: share.min(budget.free()) }
+        Room { bytes: share.min(budget.free()), request_ids: Room::REQUEST_IDS_MAX }
+    }
+}
+
+impl Before {
+    fn of_packed(packed: &PackedCounter) -> Self {
+        Self { heap: packed.heap_bytes(), penalties: packed.penalties(), has_record: packed.has_record() }
+    }
+
+    fn of(counter: &HeldCounter) -> Self {
+        let (heap, penalties) = (counter.packed_heap_bytes(), counter.penalties());
+        Self { heap, penalties, has_record: counter.has_record() }
     }
 }
 
 impl OnFull {
     /// The decision in place of one whose counter could not be stored.
-    pub(super) fn without_memory(self, decision: Decision) -> Decision {
+    pub(crate) fn without_memory(self, decision: Decision) -> Decision {
         let verdict = match self {
             _ if !decision.verdict.passes() => decision.verdict,
             Self::Allow => Verdict::Pass,

@@ -394,3 +394,5 @@ fn logs_count_in_the_memory_budget() {
     (0..SWEEP_PARTS).for_each(|part| memory.sweep_part(part, NOW.plus(3_601 * SECOND)));
     assert_eq!(memory.stats().bytes, 0);
 }
+
+mod room;

@@ -44,14 +44,25 @@ impl Table {
     }
 
     /// Makes room without growing: evicts idle counters, then those with the lowest eviction cost, until an eighth is
-    /// free. Counters that refuse now stay.
-    pub(super) fn evict(&mut self, now: Timestamp, resources: &TableResources) {
+    /// free. Counters that refuse now stay. Returns the number of counters that it evicts.
+    pub(super) fn evict(&mut self, now: Timestamp, resources: &TableResources) -> usize {
         if self.is_eviction_paused(now) {
-            return;
+            return 0;
         }
         let all = self.len();
-        if self.evict_up_to(EVICTION_COST_MAX, now, resources) <= all / WORTHWHILE_DIVISOR {
+        let evicted = self.evict_up_to(EVICTION_COST_MAX, now, resources);
+        if evicted <= all / WORTHWHILE_DIVISOR {
             self.no_eviction_until = now.plus(EVICTION_PAUSE_NANOS);
+        }
+        evicted
+    }
+
+    /// Makes room outside of the table: evicts as [`Table::evict`] does, and releases the buckets.
+    pub(in crate::store) fn evict_and_shrink(&mut self, now: Timestamp, resources: &TableResources) {
+        let evicted = self.evict(now, resources);
+        let buckets = buckets_for(self.len() + 1);
+        if evicted > 0 && buckets < self.buckets.bucket_count() {
+            self.resize(buckets, resources);
         }
     }
 
@@ -70,10 +81,18 @@ impl Table {
     }
 
     /// Evicts an eighth as an insertion does, of the counters that cost at most `cost_max`, and releases their memory.
-    pub(in crate::store) fn shed(&mut self, cost_max: u8, now: Timestamp, resources: &TableResources) {
-        if self.evict_up_to(cost_max, now, resources) > 0 {
+    /// Returns whether there are any.
+    pub(in crate::store) fn shed(
+        &mut self,
+        cost_max: u8,
+        now: Timestamp,
+        resources: &TableResources,
+    ) -> bool {
+        let has_evicted = self.evict_up_to(cost_max, now, resources) > 0;
+        if has_evicted {
             self.resize(buckets_for(self.len()), resources);
         }
+        has_evicted
     }
 
     /// Drops counters until the others take at most `bytes_max` bytes: first those with the lowest eviction cost, last

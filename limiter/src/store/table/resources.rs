@@ -18,6 +18,8 @@ pub(in crate::store) struct TableResources {
     pub(in crate::store) holds: HoldTotals,
     /// Penalties that began.
     pub(in crate::store) penalties: EventCounter,
+    /// Refusals of limits with a penalty that were not recorded for lack of memory.
+    pub(in crate::store) refusals_unrecorded: EventCounter,
 }
 
 /// What all holds take, and what happened to them.

@@ -53,6 +53,7 @@ fn resources(bytes_max: usize) -> TableResources {
         evicted_unexpired: EventCounter::default(),
         holds: HoldTotals::default(),
         penalties: EventCounter::default(),
+        refusals_unrecorded: EventCounter::default(),
     }
 }
 

@@ -23,6 +23,8 @@ pub(super) struct Peer {
     /// Whether it has announced its slots under the same hash secret as this replica.
     pub(super) synced: bool,
     pub(super) heard_at: Timestamp,
+    /// Whether the placement leaves it out because it was silent.
+    pub(super) is_left_out: bool,
     /// What it last said for operators; `None` from a build that does not say it.
     pub(super) status: Option<PeerStatus>,
 }
@@ -48,7 +50,15 @@ impl PeerStatus {
 impl Peer {
     /// A member that was just discovered.
     pub(super) fn new(record: MemberRecord, now: Timestamp) -> Self {
-        Self { record, connected: false, greeted: false, synced: false, heard_at: now, status: None }
+        Self {
+            record,
+            connected: false,
+            greeted: false,
+            synced: false,
+            heard_at: now,
+            is_left_out: false,
+            status: None,
+        }
     }
 
     /// Whether the member takes slots while it is reachable.

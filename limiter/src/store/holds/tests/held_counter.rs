@@ -22,7 +22,7 @@ impl Held<'_> {
     fn apply(&mut self, operation: &CounterOperation) -> Outcome {
         let now = Now { now: self.now, given_up: None };
         self.counter.expire(self.limit, now);
-        self.counter.apply(self.limit, operation, now, Room::UNBOUNDED).0
+        self.counter.apply(self.limit, operation, now, Room::OF_VALUE).0
     }
 
     fn decide(&mut self, operation: Operation) -> Decision {

@@ -10,8 +10,8 @@ use super::*;
 use crate::{
     algorithm::{Limit, Operation, laws::every_limit},
     store::{
-        BYTES_MIN, CounterOperation, HOLD_TTL_DEFAULT, HOLD_TTL_MAX, HOLDS_MAX, OnExpiry, OnFull, OnRefusal,
-        SettleOutcome, SlotData,
+        BYTES_MIN, CounterOperation, HOLD_REMEMBERED, HOLD_TTL_DEFAULT, HOLD_TTL_MAX, HOLDS_MAX, OnExpiry,
+        OnFull, OnRefusal, SettleOutcome, SlotData,
         holds::IDS_MAX,
         memory::{
             tables::SHARE_DIVISOR,
@@ -220,6 +220,37 @@ fn counter_forgets_the_oldest_settled_ids_beyond_its_bound() {
     assert_eq!(left(&memory, key("k"), &limit), limit.allowance() - ids);
     settle(0, at(ids));
     assert_eq!(left(&memory, key("k"), &limit), limit.allowance() - ids - 1);
+}
+
+/// Charges once for a request, as the limiter does. Returns whether the charge passes.
+fn charge_once(memory: &Memory, limit: &Limit, request: u64, now: Timestamp) -> Result<bool, ReserveError> {
+    let id = HoldId::of_request(&request.to_string()).unwrap();
+    let terms = HoldTerms { id, ..terms("", HOLD_TTL_DEFAULT, OnExpiry::Charge) };
+    let checks = Checks::from_slice(&[check(key("k"), limit, 1)]);
+    let reserved = memory.reserve(&checks, &terms, now, any_refused)?;
+    memory.settle(&checks, &terms.id, UnknownId::Remember, now).unwrap();
+    Ok(reserved.is_held)
+}
+
+#[test]
+fn repeated_request_is_not_charged_again_for_its_time() {
+    const REQUESTS: u64 = Room::REQUEST_IDS_MAX as u64;
+    let (memory, limit) = (Memory::new(BYTES, OnFull::Deny), window(1_000_000));
+    let used = || limit.allowance() - left(&memory, key("k"), &limit);
+    for request in 0..REQUESTS {
+        assert_eq!(charge_once(&memory, &limit, request, NOW), Ok(true));
+    }
+    assert_eq!(charge_once(&memory, &limit, REQUESTS, NOW), Err(ReserveError::Exhausted));
+    assert!(reserve(&memory, &[check(key("k"), &limit, 1)], "reservation", NOW));
+    settle(&memory, check(key("k"), &limit, 0), "reservation", NOW);
+    let repeated = NOW.after(HOLD_TTL_DEFAULT);
+    for request in (0..REQUESTS).step_by(1_000) {
+        assert_eq!(charge_once(&memory, &limit, request, repeated), Ok(true));
+    }
+    assert_eq!((used(), memory.stats().ids_forgotten), (REQUESTS, 0));
+    let forgotten = repeated.after(HOLD_REMEMBERED).plus(SECOND);
+    assert_eq!(charge_once(&memory, &limit, REQUESTS, forgotten), Ok(true));
+    assert_eq!(used(), REQUESTS + 1);
 }
 
 #[test]
