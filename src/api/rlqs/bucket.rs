@@ -17,6 +17,8 @@ use crate::api::{
 
 /// The time for which a client need not ask about a bucket without a limit.
 pub(super) const UNLIMITED_TTL: Duration = Duration::from_secs(600);
+/// Reports after which the assignment of a bucket without a limit is renewed: it lasts for twice as many of 5 s.
+pub(super) const RENEWAL_REPORTS: u32 = (UNLIMITED_TTL.as_secs() / 10) as u32;
 
 /// What identifies a bucket: its pairs, ascending by their keys, as an encoded `BucketId`.
 pub(super) type BucketId = Arc<[u8]>;
@@ -37,21 +39,35 @@ pub(super) enum Terms {
     Divide(Key, Limit, QuotaTerms),
 }
 
-/// Whether the number of the pairs and their bytes are within the bounds.
-pub(super) fn are_within_bounds(pairs: &[Pair<'_>], settings: &Settings) -> bool {
-    let bytes = pairs.iter().fold(0_usize, |sum, pair| sum.saturating_add(pair.key.len() + pair.value.len()));
-    !pairs.is_empty() && pairs.len() <= settings.max_pairs && bytes <= settings.max_id_bytes
+/// The rules by which buckets are looked up.
+pub(super) struct ActiveTerms<'v> {
+    pub(super) domain: Option<KeyedDomain<'v>>,
+    pub(super) version: u64,
+    pub(super) passes_all: bool,
 }
 
-/// Pairs, ascending by their keys, as a descriptor. `None` if they are invalid: empty, twice the same key, or not UTF-8.
+impl ActiveTerms<'_> {
+    /// The terms of the bucket with these pairs. `None` if it is invalid.
+    pub(super) fn of(&self, pairs: &[Pair<'_>]) -> Option<Terms> {
+        Some(Terms::of(self.domain, &entries(pairs)?, self.passes_all))
+    }
+}
+
+/// Whether a response can name the bucket of these pairs, and the server keeps its id. Envoy reads no response with a
+/// text that is not UTF-8. The values are in the hands of clients.
+pub(super) fn is_assignable(pairs: &[Pair<'_>], settings: &Settings) -> bool {
+    let bytes = pairs.iter().fold(0_usize, |sum, pair| sum.saturating_add(pair.key.len() + pair.value.len()));
+    let is_text = |pair: &Pair<'_>| [pair.key, pair.value].iter().all(|text| str::from_utf8(text).is_ok());
+    bytes <= settings.max_id_bytes && pairs.iter().all(|pair| !pair.value.is_empty() && is_text(pair))
+}
+
+/// Pairs, ascending by their keys, as a descriptor. `None` if their keys are invalid: none, an empty one, or one twice.
 pub(super) fn entries<'m>(pairs: &[Pair<'m>]) -> Option<Entries<'m>> {
     let has_key_twice = pairs.windows(2).any(|two| two[0].key == two[1].key);
-    let is_empty = |pair: &Pair<'_>| pair.key.is_empty() || pair.value.is_empty();
-    if has_key_twice || pairs.iter().any(is_empty) {
+    if has_key_twice || pairs.first().is_none_or(|pair| pair.key.is_empty()) {
         return None;
     }
-    let text = |bytes| str::from_utf8(bytes).ok();
-    pairs.iter().map(|pair| Some(Entry { key: text(pair.key)?, value: text(pair.value)? })).collect()
+    Some(pairs.iter().map(|pair| Entry { key: pair.key, value: pair.value }).collect())
 }
 
 /// The encoded id of these pairs. Other pairs have another one.

@@ -12,7 +12,7 @@ use tollgate_limiter::{
     descriptor::Key,
     divider::{ASSIGNMENT_TTL, Assignment, Report, SubscriberId, SubscriberReport, UNCERTAIN, Usage},
     limiter::ActiveView,
-    rules::{KeyedDomain, QuotaTerms},
+    rules::QuotaTerms,
     time::Timestamp,
 };
 use tonic::Status;
@@ -20,7 +20,7 @@ use tonic::Status;
 use crate::api::rlqs::{
     QuotaService,
     action::Action,
-    bucket::{BucketId, Terms, UNLIMITED_TTL, are_within_bounds, encoded, entries},
+    bucket::{ActiveTerms, BucketId, RENEWAL_REPORTS, Terms, UNLIMITED_TTL, encoded, entries, is_assignable},
     decode::{self, Pair, Reports},
     encode::Response,
     outbox::Outbox,
@@ -47,20 +47,6 @@ pub struct QuotaStream {
     reports: Vec<SubscriberReport>,
     // Room for the id that is read.
     pub(super) id: Vec<u8>,
-}
-
-/// The rules by which buckets are looked up.
-struct ActiveTerms<'v> {
-    domain: Option<KeyedDomain<'v>>,
-    version: u64,
-    passes_all: bool,
-}
-
-impl ActiveTerms<'_> {
-    /// The terms of the bucket with these pairs. `None` if it is invalid.
-    fn of(&self, pairs: &[Pair<'_>]) -> Option<Terms> {
-        Some(Terms::of(self.domain, &entries(pairs)?, self.passes_all))
-    }
 }
 
 #[derive(Debug)]
@@ -104,9 +90,6 @@ impl Bucket {
         true
     }
 }
-
-/// Reports after which the assignment of a bucket without a limit is renewed: it lasts for twice as many of 5 s.
-const RENEWAL_REPORTS: u32 = (UNLIMITED_TTL.as_secs() / 10) as u32;
 
 impl QuotaStream {
     /// Opens a stream of `service` for the client at this address.
@@ -183,24 +166,29 @@ impl QuotaStream {
         stats.reports.increase();
         stats.allowed.add(allowed);
         stats.denied.add(denied);
-        // First, because a client must not make the room for its ids large.
-        if !are_within_bounds(&report.pairs, &self.service.settings) {
+        if report.pairs.len() > self.service.settings.max_pairs {
             return stats.invalid.increase();
         }
         report.pairs.sort_unstable();
-        encoded(&report.pairs, &mut self.id);
-        let known = self.numbers.get(&*self.id).copied();
+        // First, because a client must not make the room for its ids large.
+        let is_assignable = is_assignable(&report.pairs, &self.service.settings);
+        if is_assignable {
+            encoded(&report.pairs, &mut self.id);
+        }
+        let known = self.numbers.get(&*self.id).copied().filter(|_| is_assignable);
         let number = match known {
-            Some(number) => Some(self.look_up(number, active, &report.pairs)),
-            None => self.insert(active, &report.pairs),
+            Some(number) => self.look_up(number, active, &report.pairs),
+            None => {
+                let Some(terms) = active.of(&report.pairs) else { return stats.invalid.increase() };
+                let inserted = if is_assignable { self.insert(active, terms) } else { Err(terms) };
+                match inserted {
+                    Ok(number) => number,
+                    Err(terms) => return self.charge(&terms, &report.pairs, report.usage),
+                }
+            }
         };
-        let Some(number) = number else { return };
-        if let (Some(Terms::Divide(key, ..)), Some(domain)) =
-            (self.buckets.get(&number).map(|bucket| &bucket.terms), &self.domain)
-        {
-            let entries = || entries(&report.pairs).unwrap_or_default();
-            let requests = allowed.saturating_add(denied);
-            self.service.limiter.metrics().count_quota(domain, entries, *key, requests);
+        if let Some(Terms::Divide(key, ..)) = self.buckets.get(&number).map(|bucket| &bucket.terms) {
+            self.count(*key, &report.pairs, report.usage);
         }
         // A client that has a bucket over another stream reports it with the time since its last report.
         let resumes = known.is_none() && report.seconds > 0;
@@ -220,20 +208,35 @@ impl QuotaStream {
         self.change_terms(number, terms, active.version)
     }
 
-    /// The number of a new bucket; `None` if it is invalid, or if there are too many.
-    fn insert(&mut self, active: &ActiveTerms<'_>, pairs: &[Pair<'_>]) -> Option<u32> {
+    /// Counts the requests for the counter of `key` at the client.
+    fn count(&self, key: Key, pairs: &[Pair<'_>], usage: Usage) {
+        let Some(domain) = &self.domain else { return };
+        let entries = || entries(pairs).unwrap_or_default();
+        let requests = usage.allowed.saturating_add(usage.denied);
+        self.service.limiter.metrics().count_quota(domain, entries, key, requests);
+    }
+
+    /// Charges what has passed in a bucket that is not assigned anything.
+    fn charge(&mut self, terms: &Terms, pairs: &[Pair<'_>], usage: Usage) {
+        self.service.stats.unassigned.increase();
+        let (Terms::Divide(key, limit, _) | Terms::Count(key, limit)) = terms else { return };
+        self.count(*key, pairs, usage);
+        if usage.allowed > 0 {
+            // No bucket has this number.
+            self.queue(0, *key, limit.clone(), QuotaTerms::default(), Report::Counted(usage.allowed));
+        }
+    }
+
+    /// The number of a new bucket with the id that is read. Returns the terms if there are too many buckets.
+    fn insert(&mut self, active: &ActiveTerms<'_>, terms: Terms) -> Result<u32, Terms> {
         let QuotaService { settings, stats, .. } = &*self.service;
-        let Some(terms) = active.of(pairs) else {
-            stats.invalid.increase();
-            return None;
-        };
         if self.numbers.len() >= settings.max_stream_buckets
             || !Stats::take(&stats.buckets, settings.max_buckets)
         {
             stats.too_many.increase();
-            return None;
+            return Err(terms);
         }
-        Some(self.number(Bucket {
+        Ok(self.number(Bucket {
             id: BucketId::from(&*self.id),
             terms,
             rules_version: active.version,

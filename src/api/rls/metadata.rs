@@ -9,6 +9,7 @@ use prost_types::{ListValue, Struct, Value, value::Kind};
 use serde_json::Map;
 use tollgate_limiter::{
     algorithm::Admission,
+    descriptor::{Entry, escaped},
     limiter::{Answer, Status},
     rules::Rule,
 };
@@ -170,7 +171,8 @@ fn denial(request: &Request<'_>, status: &Status<'_>) -> Value {
 fn descriptor(descriptor: DescriptorView<'_, '_>, status: &Status<'_>) -> Value {
     let mut fields = Struct::default();
     let entries = descriptor.entries.iter();
-    let entries = entries.map(|entry| value(text(&format!("{}={}", entry.key, entry.value)))).collect();
+    let entry = |entry: &Entry<'_>| text(&format!("{}={}", escaped(entry.key), escaped(entry.value)));
+    let entries = entries.map(|each| value(entry(each))).collect();
     set(&mut fields, "entries", Kind::ListValue(ListValue { values: entries }));
     if let Some(limit) = descriptor.limit {
         set(&mut fields, "limit", text(&limit_text(limit)));

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use tollgate_limiter::{
+    descriptor,
     limiter::Example,
     rules::{KeyedRules, Rules},
     shared_store::SharedStore,
@@ -10,15 +11,12 @@ use tollgate_limiter::{
     time::Timestamp,
 };
 
-use crate::api::{
-    admin::{
-        doctor::{
-            Sources,
-            finding::{Finding, listed},
-        },
-        format,
+use crate::api::admin::{
+    doctor::{
+        Sources,
+        finding::{Finding, listed},
     },
-    descriptor_text,
+    format,
 };
 
 /// The time before the end of a certificate from which it is a finding, as in the alert of docs/metrics.md.
@@ -76,10 +74,8 @@ fn unmatched_descriptors(sources: &Sources, active: &KeyedRules) -> Option<Findi
     };
     let examples = metrics.unmatched_examples.each(is_unmatched);
     let first = examples.first()?;
-    let text = |example: &Example| {
-        let entries = example.entries.iter().map(|(key, value)| (key.as_str(), value.as_str()));
-        descriptor_text::format(entries)
-    };
+    let text =
+        |example: &Example| descriptor::format(example.entries.iter().map(|(key, value)| (key, value)));
     let explained = format!(
         "`tollgate explain {} {}` shows why",
         format::shell_word(&first.domain),
