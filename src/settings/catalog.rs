@@ -256,7 +256,7 @@ settings! {
     }
     "memory." Always "Memory of requests and replies" struct memory: Memory {
         requests: u64 = size(MemoryShare::Requests) => "auto"
-            "Maximum memory for incomplete requests; beyond it the oldest are refused. auto: 10 % of the memory available to the process.";
+            "Maximum memory for incomplete gRPC requests; beyond it the oldest are refused. auto: 10 % of the memory available to the process.";
         replies: u64 = size(MemoryShare::Replies) => "auto"
             "Maximum memory for unsent replies; beyond it, further calls of slow clients wait. auto: 10 % of the memory available to the process.";
     }
