@@ -192,14 +192,15 @@ mod tests {
     }
 
     #[test]
-    fn shares_leave_a_tenth_for_rules_and_code() {
+    fn shares_leave_a_twentieth_for_rules_and_code() {
         let parts = [
             MemoryShare::Counters,
             MemoryShare::GrpcConnections,
             MemoryShare::HttpConnections,
             MemoryShare::Requests,
             MemoryShare::Replies,
+            MemoryShare::Quotas,
         ];
-        assert_eq!(parts.map(MemoryShare::percent).iter().sum::<u64>(), 90);
+        assert_eq!(parts.map(MemoryShare::percent).iter().sum::<u64>(), 95);
     }
 }
