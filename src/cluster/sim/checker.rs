@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use crate::cluster::sim::{
-    Step::{self, Cut, Drain, Hold, Pass, Settle, Skew, Start, Tamper, Traffic},
-    Tamper::{CancelHolds, SetHits, ShrinkMemory, Stall},
+    Step::{self, Cut, Delay, Drain, Hold, Kill, Pass, Settle, Skew, Start, Store, Tamper, Traffic},
+    Tamper::{CancelHolds, RejuvenateCopies, SetHits, ShrinkMemory, Stall},
     keys,
     record::Faults,
     scripts::play,
@@ -86,6 +86,14 @@ fn needless_refusals_are_found() {
 }
 
 #[test]
+fn refusals_of_keys_that_no_older_snapshot_has_are_found() {
+    let kill = [Store, SECOND, Traffic(0), SECOND, SECOND, Kill(2), SECOND, SECOND, SECOND];
+    let long = keys::all().into_iter().filter(|key| !key.is_short).count();
+    let spend: Vec<Step> = (0..long).map(|key| Tamper(SetHits(key, 60))).collect();
+    finds(&[&kill[..], &spend].concat(), Faults::Crashes, "hits passed, the least is");
+}
+
+#[test]
 fn held_hits_that_are_given_away_are_found() {
     let hold = [Traffic(60), Hold(200), SECOND, Traffic(0)];
     let give_away: Vec<Step> = (0..keys::all().len()).map(|key| Tamper(CancelHolds(key))).collect();
@@ -100,6 +108,15 @@ fn forgotten_reservations_are_found() {
     let steps = [&[Hold(200), SECOND][..], &forget, &[SECOND]].concat();
     for faults in [Faults::None, Faults::Late] {
         finds(&steps, faults, "settle");
+    }
+}
+
+#[test]
+fn holds_that_expire_too_late_are_found_beside_late_messages() {
+    for millis in [1_000, 3_000] {
+        let late = [Hold(200), Delay(150), SECOND, Tamper(RejuvenateCopies(millis)), Drain(0)];
+        let steps = [&late[..], &[Pass(Duration::from_millis(4_000))]].concat();
+        finds(&steps, Faults::Late, "hits were settled as");
     }
 }
 

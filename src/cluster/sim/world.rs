@@ -126,6 +126,8 @@ pub(super) struct World {
     forgetful: BTreeSet<usize>,
     /// Replicas that do nothing that depends on time alone: see [`Tamper::Stall`].
     stalled: BTreeSet<usize>,
+    /// See [`Tamper::RejuvenateCopies`].
+    copies_younger_by: u64,
     calls_started: u64,
     pub(super) totals: Totals,
     traffic: Traffic,
@@ -246,6 +248,7 @@ impl World {
             flooded: 0,
             forgetful: BTreeSet::new(),
             stalled: BTreeSet::new(),
+            copies_younger_by: 0,
             calls_started: 0,
             totals: Totals::default(),
             traffic: Traffic::default(),

@@ -136,8 +136,9 @@ impl World {
     fn hand_over(&mut self, Sent { at, batch, .. }: Sent, from: usize, to: usize) {
         self.record.arrived_after(self.now - at, self.now);
         let (now, wall) = (self.time_of(to), self.wall_of(to));
+        let sent_at = wall.plus(self.copies_younger_by);
         if let Some(process) = self.processes.get_mut(&to) {
-            for message in wire::decode(&batch, wall).expect("a batch that was just encoded") {
+            for message in wire::decode(&batch, sent_at).expect("a batch that was just encoded") {
                 process.node.receive(keys::member(from), message, now);
             }
         }
