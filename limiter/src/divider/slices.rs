@@ -133,9 +133,9 @@ impl Slices {
         }
     }
 
-    /// All that may still be used.
+    /// All that may still be used, and what was used and is not charged yet.
     pub(super) fn granted(&self) -> Granted {
-        Granted { hits: self.left(), ..Granted::default() }
+        Granted { hits: self.left().saturating_add(self.used), ..Granted::default() }
     }
 
     pub(super) fn report(&mut self, id: SubscriberId, usage: Usage, terms: QuotaTerms, now: Timestamp) {
