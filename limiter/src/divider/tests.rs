@@ -227,6 +227,28 @@ fn client_goes_on_with_its_share_over_another_stream() {
     }
 }
 
+/// Instants move with the division to another clock, so that it is the one that this clock would have made.
+#[test]
+fn division_is_the_same_under_the_clock_of_another_replica() {
+    // Windows are the same for all replicas.
+    const AHEAD: u64 = 7 * 1_440 * MINUTE;
+    for limit in [bucket(100, 20), window(6_000, MINUTE)] {
+        let run = |begun| {
+            let mut world = World::starting_at(begun, limit.clone());
+            world.run(12.0, &[(1, 30.0), (2, 150.0)], 5.0);
+            world.leave(2);
+            let slot = world.memory.slot(world.key);
+            world.dividers.learn(slot, world.now);
+            (world.dividers.take_slot(slot, world.now), slot, world.now)
+        };
+        let ((sent, slot, _), (expected, _, now)) = (run(START), run(START.plus(AHEAD)));
+        let sent: SlotDivisions = postcard::from_bytes(&postcard::to_stdvec(&sent).unwrap()).unwrap();
+        let other = Dividers::new(World::new(limit).memory);
+        other.add_slot(slot, sent, now);
+        assert_eq!(other.of_slot(slot, now), expected);
+    }
+}
+
 #[test]
 fn division_goes_on_in_another_replica() {
     for limit in [bucket(100, 20), window(6_000, MINUTE)] {
