@@ -38,7 +38,7 @@ use crate::{
         services::Services,
         tasks::Tasks,
     },
-    settings::Settings,
+    settings::{BackendChoice, Settings},
     telemetry::{logs::LogControl, traces::Traces},
 };
 
@@ -250,6 +250,7 @@ impl Components {
             shared_store: self.shared_store.clone(),
             certificates: Arc::new(self.stats.clone()),
             clock: self.clock.clone(),
+            alone: self.settings.backend.as_ref().and_then(BackendChoice::alone),
         };
         let more = top::router(limiter.metrics().clone())
             .merge(admin::doctor::router(doctor))

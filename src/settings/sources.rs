@@ -15,7 +15,6 @@ use crate::{
         catalog::Draft,
         otel,
         reference::{self, Given, Own, Translation},
-        value_type::StoreKind,
     },
 };
 
@@ -75,7 +74,7 @@ impl Sources {
         for (setting, value) in &self.flags {
             loading.set(Origin::Flag, &flag(setting), flag, setting.name, value);
         }
-        let Translation { without_effect, passwords, .. } = self.load_reference(&mut loading);
+        let Translation { without_effect, passwords, choice, .. } = self.load_reference(&mut loading);
         let traces = otel::traces(&self.environment).unwrap_or_else(|problem| {
             loading.problems.push(problem);
             None
@@ -95,7 +94,7 @@ impl Sources {
                 *source = source.take().or(given.map(PasswordSource::Text));
             }
         }
-        Ok(Settings { traces, without_effect, ..settings })
+        Ok(Settings { traces, without_effect, backend: choice, ..settings })
     }
 
     fn load_file(&self, loading: &mut Loading) -> Result<(), Error> {
@@ -139,9 +138,11 @@ impl Sources {
         match self.compat {
             None => Translation::default(),
             Some(Compat::EnvoyRatelimit) => {
-                let Draft { store, redis, .. } = &loading.draft;
+                let Draft { store, redis, links, .. } = &loading.draft;
+                let is_set = loading.origin("store.kind") != Origin::Default;
                 let own = Own {
-                    is_redis: store.kind == StoreKind::Redis,
+                    store: is_set.then_some(store.kind),
+                    has_cluster: links.listen.is_some(),
                     has_password_file: redis.password_file.is_some(),
                     has_sentinel_password_file: redis.sentinel_password_file.is_some(),
                 };
@@ -176,6 +177,11 @@ impl Default for Loading {
 }
 
 impl Loading {
+    /// The origin of the value of a setting.
+    fn origin(&self, name: &str) -> Origin {
+        self.given.iter().find(|setting| setting.name == name).map_or(Origin::Default, |setting| setting.from)
+    }
+
     /// The pairs of a mapping in a settings file; empty for null.
     fn pairs<'n>(&mut self, node: &'n Node<'n>, place: &impl Fn(Mark) -> String) -> &'n [Pair<'n>] {
         match &node.value {

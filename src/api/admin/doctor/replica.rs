@@ -41,10 +41,21 @@ pub(super) fn findings(sources: &Sources) -> Vec<Finding> {
             "set limiter.shadow_mode to false when the limits are to hold",
         ));
     }
+    findings.extend(sources.alone.map(counters_in_memory));
     findings.extend(memory(&sources.memory.stats()));
     findings.extend(certificates(&sources.certificates.expiries(), sources.clock.wall()));
     findings.extend(sources.shared_store.as_ref().into_iter().flat_map(shared_store));
     findings
+}
+
+fn counters_in_memory(reason: &str) -> Finding {
+    Finding::advice(
+        "counters_in_memory",
+        format!(
+            "the counters are in the memory of this replica alone, since {reason}: each of several replicas admits the whole limit"
+        ),
+        "with one replica there is nothing to do; otherwise name a server of Redis in REDIS_URL, or set cluster.listen on each replica",
+    )
 }
 
 fn unknown_domains(sources: &Sources, active: &KeyedRules) -> Option<Finding> {
