@@ -34,9 +34,9 @@ enum Way {
 }
 
 impl Way {
-    fn of(limit: &Limit, now: Timestamp) -> Self {
+    fn of(limit: &Limit, learns_until: Timestamp, now: Timestamp) -> Self {
         match limit.hit_rate() {
-            Some(rate) => Self::Shares(Shares::new(rate, now)),
+            Some(rate) => Self::Shares(Shares::new(rate, learns_until, now)),
             None => Self::Slices(Slices::new(limit.allowance(), now)),
         }
     }
@@ -51,7 +51,7 @@ pub fn is_divisible(limit: &Limit) -> bool {
 impl Divider {
     /// Divides `limit`, of which anything may be granted until `learns_until`.
     pub fn new(limit: Limit, learns_until: Timestamp, now: Timestamp) -> Self {
-        Self { way: Way::of(&limit, now), limit, learns_until }
+        Self { way: Way::of(&limit, learns_until, now), limit, learns_until }
     }
 
     /// The limit.
@@ -75,8 +75,8 @@ impl Divider {
             (Way::Slices(slices), None) => slices.set_allowance(limit.allowance()),
             // What was granted in the other way is in force until its end.
             (way, _) => {
-                *way = Way::of(limit, now);
                 self.learns_until = self.learns_until.max(end_of_assignment(now));
+                *way = Way::of(limit, self.learns_until, now);
             }
         }
         true
@@ -114,7 +114,9 @@ impl Divider {
                 shares.resume(id, usage, now);
                 shares.report(id, usage, terms, now);
             }
-            (Report::Usage(usage) | Report::Resumed(usage), Way::Slices(slices)) => {
+            (Report::Usage(usage), Way::Slices(slices)) => slices.report(id, usage, terms, now),
+            (Report::Resumed(usage), Way::Slices(slices)) => {
+                slices.resume(id, usage, now);
                 slices.report(id, usage, terms, now);
             }
             (Report::End, Way::Shares(shares)) => shares.leave(id),

@@ -289,6 +289,18 @@ fn budget_is_used_exactly_in_a_fresh_window() {
 }
 
 #[test]
+fn budget_is_used_while_streams_end() {
+    let demands = [(1, 14.0), (2, 6.0), (3, 1.5)];
+    let mut world = World::new(window(500, MINUTE));
+    for _ in 0..3 {
+        world.run(9.0, &demands, 0.0);
+        (1..4).for_each(|stream| world.reopen(stream));
+    }
+    world.run(32.9, &demands, 0.0);
+    assert!((475..=500).contains(&world.passed.len()), "{}", world.passed.len());
+}
+
+#[test]
 fn budget_is_never_exceeded_in_any_window() {
     let mut world = World::new(window(500, MINUTE));
     for minute in 0..5 {
