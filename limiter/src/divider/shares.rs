@@ -219,7 +219,7 @@ impl Shares {
         subscriber.demand.add(hits, subscriber.given.per_second, now);
         subscriber.allowed.add(usage.allowed, 0, now);
         subscriber.is_refusing = usage.denied > 0;
-        subscriber.has_ended = false;
+        (subscriber.has_ended, subscriber.is_owed) = (false, true);
         // What it had is renewed with this report.
         subscriber.expires_at = end_of_assignment(now);
         let (standing, asks) = (subscriber.standing(), subscriber.demand.per_second());
@@ -233,8 +233,18 @@ impl Shares {
         });
     }
 
+    /// Counts hits that callers have asked for, while the rate is not divided and so much of it is granted.
+    pub(super) fn note_asked(&mut self, asked: u64, granted: Granted, now: Timestamp) {
+        self.callers.add(asked, self.rate.per_second.saturating_sub(granted.rate.per_second), now);
+    }
+
     /// The outcome of a report that leaves all shares as they are: it renews the share.
-    fn renew(&mut self, reporter: SubscriberId, view: CounterView, now: Timestamp) -> Option<Outcome> {
+    pub(super) fn renew(
+        &mut self,
+        reporter: SubscriberId,
+        view: CounterView,
+        now: Timestamp,
+    ) -> Option<Outcome> {
         let settled = self.settled.filter(|settled| settled.until.is_none_or(|until| now < until))?;
         let Settled { held, until, is_ample } = settled;
         let left = self.rate.per_second.saturating_sub(held.per_second);
@@ -249,7 +259,7 @@ impl Shares {
             return None;
         }
         self.callers.add(view.asked, left, now);
-        subscriber.expires_at = end_of_assignment(now);
+        (subscriber.expires_at, subscriber.is_owed) = (end_of_assignment(now), false);
         Some(Outcome {
             assignments: vec![(reporter, subscriber.assignment())],
             turn: Turn {
@@ -260,22 +270,13 @@ impl Shares {
             },
             next_at: until,
             beyond_grant: std::mem::take(&mut subscriber.beyond_grant),
-            converged_after: None,
+            ..Outcome::default()
         })
     }
 
-    /// Divides the rate, and assigns what has changed; to the `reporter` in any case.
-    pub(super) fn turn(
-        &mut self,
-        reporter: Option<SubscriberId>,
-        view: CounterView,
-        learns: bool,
-        now: Timestamp,
-    ) -> Outcome {
-        if let Some(outcome) = reporter.and_then(|reporter| self.renew(reporter, view, now)) {
-            return outcome;
-        }
-        let begun = self.settle(now);
+    /// Divides the rate, and assigns what has changed; to those that have reported in any case.
+    pub(super) fn turn(&mut self, view: CounterView, learns: bool, now: Timestamp) -> Outcome {
+        let has_begun = self.settle(now);
         let mut free = self.free_burst(view, learns);
         let lacks_burst = free < self.rate.burst.saturating_sub(self.reserved().burst);
         let left = self.rate.per_second.saturating_sub(self.held().per_second);
@@ -286,14 +287,13 @@ impl Shares {
         if learns {
             self.learn(&active, &mut targets);
         }
-        let Assigned { mut changed, is_complete } = self.assign(&active, &targets, &mut free, now);
-        changed.extend(begun);
-        let converged_after = self.converged_after(!changed.is_empty(), is_complete, now);
+        let Assigned { has_changed, is_complete } = self.assign(&active, &targets, &mut free, now);
+        let converged_after = self.converged_after(has_changed || has_begun, is_complete, now);
         let mut outcome = Outcome { converged_after, ..Outcome::default() };
-        for (index, (id, subscriber)) in self.each.iter_mut().enumerate() {
+        for (id, subscriber) in self.each.iter_mut() {
             // What a newcomer may have from an earlier divider stays until it is measured.
             let is_known = !learns || subscriber.demand.is_measured();
-            if is_known && (reporter == Some(id) || changed.contains(&index)) {
+            if std::mem::take(&mut subscriber.is_owed) && is_known {
                 outcome.assignments.push((id, subscriber.assignment()));
                 subscriber.expires_at = end_of_assignment(now);
             }
@@ -348,8 +348,8 @@ impl Shares {
         settle.into_iter().chain(rotate).chain(retry).chain(begin).chain(expire).min()
     }
 
-    /// Removes what is over, and gives what was pending. Returns the positions of those that have begun.
-    fn settle(&mut self, now: Timestamp) -> Vec<usize> {
+    /// Removes what is over, and gives what was pending. Returns whether any has begun.
+    fn settle(&mut self, now: Timestamp) -> bool {
         let mut spent = 0_u64;
         self.each.retain(|subscriber| {
             let is_over = subscriber.expires_at <= now;
@@ -358,8 +358,8 @@ impl Shares {
             }
             !is_over
         });
-        let mut begun = Vec::new();
-        for (index, subscriber) in self.each.states_mut().iter_mut().enumerate() {
+        let mut has_begun = false;
+        for subscriber in self.each.states_mut() {
             if subscriber.settles_at <= now {
                 spent = spent.saturating_add(subscriber.settle());
             }
@@ -368,11 +368,11 @@ impl Shares {
             }
             if let Some(pending) = subscriber.pending.filter(|pending| pending.at <= now) {
                 subscriber.give(pending.share, now);
-                begun.push(index);
+                has_begun = true;
             }
         }
         self.spent = self.spent.saturating_add(spent);
-        begun
+        has_begun
     }
 
     /// The hits of the burst that are free. While the divider `learns`, clients may have all others, but for a tenth of

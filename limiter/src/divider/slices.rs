@@ -180,9 +180,9 @@ impl Slices {
         }
     }
 
-    /// All that may still be used.
+    /// All that may still be used, and what was used and is not charged yet.
     pub(super) fn granted(&self) -> Granted {
-        Granted { hits: self.left(), ..Granted::default() }
+        Granted { hits: self.left().saturating_add(self.used), ..Granted::default() }
     }
 
     /// Gives a subscriber the slice of one that has ended: of all, the one that last reported when this client did, as its
@@ -216,19 +216,18 @@ impl Slices {
         (subscriber.terms, subscriber.reported_at) = (terms, now);
         subscriber.demand.add(usage.allowed.saturating_add(usage.denied), 0, now);
         let beyond = subscriber.settle(usage, now);
-        subscriber.expires_at = end_of_assignment(now);
+        (subscriber.expires_at, subscriber.is_owed) = (end_of_assignment(now), true);
         self.used = self.used.saturating_add(usage.allowed);
         self.beyond_grant = self.beyond_grant.saturating_add(beyond);
     }
 
-    /// Gives slices to subscribers that are due; the `reporter` gets an assignment in any case.
-    pub(super) fn turn(
-        &mut self,
-        reporter: Option<SubscriberId>,
-        view: CounterView,
-        learns: bool,
-        now: Timestamp,
-    ) -> Outcome {
+    /// Counts hits that callers have asked for, while the hits are not divided.
+    pub(super) fn note_asked(&mut self, asked: u64, now: Timestamp) {
+        self.callers.add(asked, 0, now);
+    }
+
+    /// Gives slices to subscribers that are due; those that have reported get an assignment in any case.
+    pub(super) fn turn(&mut self, view: CounterView, learns: bool, now: Timestamp) -> Outcome {
         self.callers.add(view.asked, 0, now);
         self.expire(now);
         let mut outcome = Outcome::default();
@@ -256,19 +255,18 @@ impl Slices {
                 }
             }
         }
-        let has_news = |outcome: &Outcome, id| outcome.assignments.iter().any(|(other, _)| *other == id);
-        if let Some(id) = reporter
-            && !has_news(&outcome, id)
-            && let Some(subscriber) = self.each.get(id)
+        for (id, subscriber) in self.each.iter_mut() {
             // What it may have from an earlier divider, or over an earlier stream, stays until its end.
-            && !((learns || subscriber.left() > 0) && subscriber.slice.is_none())
-        {
-            outcome.assignments.push((id, subscriber.renewal()));
+            let may_have_one = (learns || subscriber.left() > 0) && subscriber.slice.is_none();
+            if std::mem::take(&mut subscriber.is_owed) && !may_have_one {
+                outcome.assignments.push((id, subscriber.renewal()));
+            }
         }
+        let used = std::mem::take(&mut self.used);
         let mut granted = self.granted();
         let is_kept = is_one_by_one && self.next_hit == NextHit::Subscriber;
         granted.hits = granted.hits.saturating_add(is_kept.into());
-        outcome.turn = Turn { used: std::mem::take(&mut self.used), granted, ..Turn::default() };
+        outcome.turn = Turn { used, granted, ..Turn::default() };
         outcome.beyond_grant = std::mem::take(&mut self.beyond_grant);
         let next_hit = is_one_by_one.then(|| now.after(NEXT_HIT_EVERY));
         outcome.next_at = self.next_at(view, now).into_iter().chain(next_hit).min();

@@ -19,9 +19,10 @@ pub(super) const BEGIN_DIVISOR: u64 = 10;
 const GROWTH_DIVISOR: u64 = 10;
 
 /// What has become of shares that should change.
+#[derive(Clone, Copy)]
 pub(super) struct Assigned {
-    // The positions of subscribers whose share has changed.
-    pub(super) changed: Vec<usize>,
+    // Whether a subscriber has another share.
+    pub(super) has_changed: bool,
     // Whether all shares are as they should be.
     pub(super) is_complete: bool,
 }
@@ -38,7 +39,7 @@ impl Shares {
         let rate = self.rate;
         let given = |shares: &Self, index: usize| shares.each.states()[active[index]].next_share().per_second;
         let next = self.next_shares(active, targets);
-        let (mut changed, mut is_complete) = (Vec::new(), true);
+        let (mut has_changed, mut is_complete) = (false, true);
         let is_less = |shares: &Self, index: usize| next[index] < given(shares, index);
         let (mut order, mut more): (Vec<usize>, Vec<usize>) =
             (0..active.len()).partition(|index| is_less(self, *index));
@@ -65,7 +66,7 @@ impl Shares {
                 let burst = burst_of(share, rate).max(1).min(given.burst);
                 let burst = if share == 0 { 0 } else { burst };
                 subscriber.give(HitRate { per_second: share, burst }, now);
-                changed.push(active[index]);
+                has_changed = true;
             } else if share > given.per_second {
                 if given.per_second == 0 {
                     // What it had before may have been used, and the bucket begins full.
@@ -82,7 +83,7 @@ impl Shares {
                 *free -= growth - missing;
                 if missing == 0 {
                     subscriber.give(larger, now);
-                    changed.push(active[index]);
+                    has_changed = true;
                 } else {
                     // The share brings what is missing, which is then no debt of the counter.
                     self.returned = self.returned.saturating_add(missing);
@@ -94,12 +95,12 @@ impl Shares {
                 if growth > 0 {
                     *free -= growth;
                     subscriber.give(HitRate { burst: subscriber.held.burst + growth, ..given }, now);
-                    changed.push(active[index]);
+                    has_changed = true;
                 }
             }
             held = others.plus(subscriber.held);
         }
-        Assigned { changed, is_complete }
+        Assigned { has_changed, is_complete }
     }
 
     /// The targets, without changes that are too small.

@@ -49,6 +49,9 @@ pub(in crate::divider) struct Subscriber {
     // Whether it has hits that no assignment allows.
     pub(super) was_assigned: bool,
     pub(super) beyond_grant: u64,
+    // Whether the next division assigns something to it: it has reported, or its share has changed.
+    #[serde(skip)]
+    pub(super) is_owed: bool,
 }
 
 /// A share that waits until its part of the rate has brought its burst.
@@ -87,6 +90,7 @@ impl Subscriber {
             has_ended: false,
             was_assigned: false,
             beyond_grant: 0,
+            is_owed: false,
         }
     }
 
@@ -106,7 +110,7 @@ impl Subscriber {
         self.held = self.held.max_of(share);
         (self.given, self.pending) = (share, None);
         self.settles_at = self.settles_at.max(now.after(SETTLE));
-        self.was_assigned = true;
+        (self.was_assigned, self.is_owed) = (true, true);
     }
 
     /// Keeps a share for it that is given at `at`.

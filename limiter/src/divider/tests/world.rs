@@ -96,6 +96,10 @@ pub(super) struct World {
 
 impl World {
     pub(super) fn new(limit: Limit) -> Self {
+        Self::starting_at(START, limit)
+    }
+
+    pub(super) fn starting_at(now: Timestamp, limit: Limit) -> Self {
         let memory = Arc::new(Memory::new(1 << 24, OnFull::Deny));
         let dividers = Dividers::new(memory.clone());
         let mut text = KeyText::new("test");
@@ -107,7 +111,7 @@ impl World {
             memory,
             limit,
             key,
-            now: START,
+            now,
             clients,
             terms,
             next_report,
