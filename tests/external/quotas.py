@@ -12,8 +12,9 @@ from processes import ROOT, eventually
 
 RULES = ROOT / "deploy" / "rules" / "quotas.yaml"
 RATE, BURST = 100, 20
-# A budget in a window of so many seconds by the clock: shorter than that of the deployed rules.
-BUDGET, WINDOW = 150, 12
+# A budget in a window of so many seconds by the clock: shorter than that of the deployed rules. The demands of tests use
+# it up in a quarter of the window, because two reports of 5 s prove what is left of slices.
+BUDGET, WINDOW = 60, 15
 # Further tenants beside those of the deployed rules: a budget, large bursts, and rates that have turns.
 MORE_RULES = f"""
   - {{key: tenant, value: sprint, rate_limit: {{window: {WINDOW}s, requests_per_unit: {BUDGET}, algorithm: fixed_window}}}}

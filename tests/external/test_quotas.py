@@ -94,7 +94,7 @@ def test_budget_is_one_for_envoys_and_callers(edges, open_loop, calls):
     load.rates = [14, 6, 1.5]
     begin = next_window()
     # The first whole window is that of Envoys alone, the second one that of callers, too.
-    seconds_pass(WINDOW, begin)
+    seconds_pass(WINDOW - 4, begin)
     callers = calls(tollgate, "sprint", 10)
     seconds_pass(2 * WINDOW, begin)
     load.rates = [0, 0, 0]

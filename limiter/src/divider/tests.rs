@@ -340,8 +340,8 @@ fn budget_below_the_demand_refuses_only_the_first_requests() {
 
 #[test]
 fn many_clients_use_a_limit_and_do_not_exceed_it() {
-    // So many that most reports wait for the next division.
-    let demands: Vec<(u64, f64)> = (1..=100).map(|stream| (stream, 3.0)).collect();
+    // So many that most reports wait for the next division. Each has a bucket of one, which passes every second request.
+    let demands: Vec<(u64, f64)> = (1..=100).map(|stream| (stream, 4.0)).collect();
     let mut world = World::new(bucket(200, 20));
     world.run(10.0, &demands, 0.0);
     let each = world.run(10.0, &demands, 0.0);
