@@ -246,6 +246,7 @@ impl Components {
             limiter: limiter.clone(),
             cluster: self.cluster.clone(),
             shared_store: self.shared_store.clone(),
+            requests: self.api.metrics().clone(),
             certificates: Arc::new(self.stats.clone()),
             clock: self.clock.clone(),
         };

@@ -148,6 +148,7 @@ CASES = {
     "TollgateRuleRefusesMuch": (decisions(60), decisions(40)),
     "TollgateUnknownDomain": counter("tollgate_unknown_domain_requests_total"),
     "TollgateRequestsUnanswered": counter("tollgate_unanswered_requests_total", 'reason="joining"'),
+    "TollgateCallsFail": counter("tollgate_failed_calls_total", 'method="other",reason="COMPRESSED"'),
     "TollgateSlow": (durations(5), durations(0)),
     "TollgateCountersEvicted": (
         counter("tollgate_counters_evicted_total", 'reason="unexpired"')[0],
