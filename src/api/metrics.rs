@@ -14,6 +14,7 @@ use crate::{
     api::{
         ApiKind, Error,
         error::{AccessError, ResetError},
+        failed_calls::FailedCalls,
         forward_auth::BadHeader,
     },
     telemetry::metrics::metrics,
@@ -45,6 +46,8 @@ pub struct Metrics {
     pub owner_unreachable: Counter,
     /// Resets without the right admin token.
     pub wrong_token: Counter,
+    /// Calls that were answered with an error.
+    pub failed_calls: FailedCalls,
     missing_headers: Counter,
     // In the order of `ApiKind`.
     requests: [Counter; ApiKind::ALL.len()],
@@ -61,6 +64,13 @@ metrics! { Metrics;
             family.sample(&["owner_unreachable"], all.owner_unreachable.get());
             family.sample(&["invalid"], all.invalid.get());
             family.sample(&["wrong_token"], all.wrong_token.get());
+        };
+    Counter "tollgate_failed_calls_total" ["method", "reason"]
+        "Calls answered with an error, by the path of their method (other: one that is not served, or of another service) and the reason of docs/api.md or of docs/metrics.md. Envoy lets requests pass whose call fails."
+        => |all, family| {
+            for (labels, calls) in all.failed_calls.totals() {
+                family.sample(&labels, calls);
+            }
         };
     Histogram "tollgate_request_duration_seconds" []
         "Time from reading a request to its decision, without delays imposed by a leaky_queue. Requests of one read batch count with their mean."
@@ -110,6 +120,7 @@ impl Default for Metrics {
             invalid: Counter::default(),
             owner_unreachable: Counter::default(),
             wrong_token: Counter::default(),
+            failed_calls: FailedCalls::default(),
             missing_headers: Counter::default(),
             requests: Default::default(),
             waiting: AtomicU64::new(0),

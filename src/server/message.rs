@@ -41,6 +41,19 @@ pub(super) enum MessageError {
 }
 
 impl MessageError {
+    /// The reason by which failed calls are counted.
+    pub(super) fn reason(&self) -> &'static str {
+        match self {
+            Self::TooLarge => "TOO_LARGE",
+            Self::Truncated => "MALFORMED",
+            Self::Missing | Self::Multiple => "NOT_ONE_MESSAGE",
+            Self::Compressed => "COMPRESSED",
+            Self::Timeout => "BODY_TIMEOUT",
+            Self::OverBudget => "OVERLOADED",
+            Self::Http2(_) => "CLOSED",
+        }
+    }
+
     /// The status of the call; `None` if the stream is already closed.
     pub(super) fn status(&self) -> Option<Status> {
         let message = self.to_string();

@@ -14,10 +14,10 @@ use axum::{
 };
 use hyper::body::{Body as _, Bytes};
 use tollgate_limiter::resilience::{Caller, Callers, Origin};
-use tonic::codegen::Service as _;
+use tonic::{Code, Status, codegen::Service as _};
 
 use crate::{
-    api::{Api, Batch, rlqs::QuotaService},
+    api::{Api, Batch, FailedCall, rlqs::QuotaService},
     server::{
         body::{CallKind, RequestBody, Source},
         idle::{Activity, RequestActivity},
@@ -98,6 +98,14 @@ impl Services {
         Some((self.api.as_ref()?, &self.caller))
     }
 
+    /// Counts and logs a call that is answered with an error.
+    pub(super) fn failed(&self, path: &str, reason: &'static str, status: &Status) {
+        if let Some(api) = &self.api {
+            let (code, message, peer) = (status.code(), status.message(), self.peer);
+            api.failed(&FailedCall { path, code, reason, message, peer });
+        }
+    }
+
     /// The rate limit quota service, if it is enabled.
     pub(super) fn quotas(&self) -> Option<&Arc<QuotaService>> {
         self.quotas.as_ref()
@@ -149,6 +157,7 @@ impl Services {
             request.extensions_mut().insert(ConnectInfo(peer));
         }
         request.extensions_mut().insert(self.caller.clone());
+        let path = self.api.as_ref().map(|_| request.uri().path().to_owned());
         // A router is always ready.
         let Ok(mut response) = self.router.clone().call(request).await;
         // The services behind the router return neither status for other reasons.
@@ -158,6 +167,13 @@ impl Services {
             } else if status == INTERNAL {
                 *status = INVALID_ARGUMENT;
             }
+        }
+        if let Some(path) = path
+            && let Some(status) = Status::from_header_map(response.headers())
+            && status.code() != Code::Ok
+        {
+            let is_unknown = status.code() == Code::Unimplemented;
+            self.failed(&path, if is_unknown { "UNKNOWN_METHOD" } else { "OTHER" }, &status);
         }
         response
     }

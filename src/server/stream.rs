@@ -225,8 +225,12 @@ impl<R: Replier> MessageStream<R> {
         }
     }
 
-    /// Serves the stream to its end.
-    pub(super) async fn run(mut self, mut respond: SendResponse<ReplyPart>) -> Result<(), h2::Error> {
+    /// Serves the stream to its end. `failed` is called with an error that ends it.
+    pub(super) async fn run(
+        mut self,
+        mut respond: SendResponse<ReplyPart>,
+        failed: impl FnOnce(&Status),
+    ) -> Result<(), h2::Error> {
         let mut response = Response::new(());
         response.headers_mut().insert(header::CONTENT_TYPE, GRPC_CONTENT_TYPE);
         let mut stream = respond.send_response(response, false)?;
@@ -241,6 +245,7 @@ impl<R: Replier> MessageStream<R> {
         match ended? {
             Ok(()) => stream.send_trailers(ok_trailers()),
             Err(status) => {
+                failed(&status);
                 let mut trailers = HeaderMap::new();
                 match status.add_header(&mut trailers) {
                     Ok(()) => stream.send_trailers(trailers),

@@ -18,6 +18,7 @@ mod diff;
 mod docs;
 mod docs_front;
 mod doctor;
+mod failed_calls;
 mod forwards;
 mod frames;
 mod harness;

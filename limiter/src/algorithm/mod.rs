@@ -282,6 +282,13 @@ pub trait Algorithm: Clone {
 }
 
 impl<R> Decision<R> {
+    /// The decision after the charges of its call are taken back, where `left` is a peek at what is left then. The time
+    /// of a refusal stays.
+    pub(crate) fn after_take_back<S>(self, left: &Decision<S>) -> Self {
+        let reset_after = if self.verdict.passes() { left.reset_after } else { self.reset_after };
+        Self { remaining: left.remaining, reset_after, ..self }
+    }
+
     /// The same with what `keep` returns for the receipt.
     #[inline(always)]
     pub(crate) fn keep_receipt<S>(self, keep: impl FnOnce(R) -> Option<S>) -> Decision<S> {

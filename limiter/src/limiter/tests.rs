@@ -21,6 +21,8 @@ use crate::{
     time::{SECOND, Timestamp},
 };
 
+mod refused_answers;
+
 const NOW: Timestamp = Timestamp::from_nanos(1_790_000_000 * SECOND);
 const KEYS: [&str; 11] =
     ["classic", "fixed", "bucket", "queue", "shadow", "quota", "late", "tried", "gold", "free", "nothing"];

@@ -68,6 +68,7 @@ fn render(body: &DenialBody) {
         unit: number.and(Some(Unit::Month)),
         remaining: number,
         retry_after: number.map(Duration::from_millis),
+        never_because: number.map(|_| names[1]),
         violated_policies: &names,
     };
     for values in [None, Some(0), Some(u64::MAX)].map(of_number) {

@@ -20,6 +20,7 @@ use crate::api::{
     Error,
     admin::{AdminState, counters, error::AdminError, format},
     call::Method,
+    denial_body::When,
     descriptor_text,
     proto::envoy::{
         extensions::common::ratelimit::v3::RateLimitDescriptor, service::ratelimit::v3::RateLimitRequest,
@@ -99,8 +100,9 @@ async fn explain(state: &AdminState, message: &[u8]) -> Result<Json<Value>, Admi
         }
     }
     let (rules, modes, answer) = (snapshot.rules(), state.limiter.modes(), &explanation.answer);
-    let retry_after = answer.retry_after(modes, &asked);
-    let denial_body = state.denial_bodies.of(asked.domain(), rules, answer, modes, retry_after);
+    let never = answer.never_because(modes, &asked);
+    let when = When { retry_after: answer.retry_after(modes, &asked), never_because: never.as_deref() };
+    let denial_body = state.denial_bodies.of(asked.domain(), rules, answer, modes, when);
     body["denial_body"] =
         denial_body.map(|body| json!({"content_type": body.content_type, "text": body.text})).into();
     let status = state.active_rules.status();

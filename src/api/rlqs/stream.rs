@@ -35,6 +35,8 @@ use crate::api::rlqs::{
 
 /// A bucket without requests is abandoned after so many reports.
 const IDLE_REPORTS_MAX: u32 = 12;
+/// The most requests of a report that count, allowed or denied: more than any client has between two reports.
+const REPORTED_MAX: u64 = (1 << 32) - 1;
 
 /// The buckets of a client.
 #[derive(Debug)]
@@ -148,7 +150,14 @@ impl QuotaStream {
     }
 
     fn report(&mut self, active: &ActiveTerms<'_>, mut report: decode::Report<'_>) {
-        let (stats, Usage { allowed, denied, .. }) = (&self.service.stats, report.usage);
+        let stats = &self.service.stats;
+        for requests in [&mut report.usage.allowed, &mut report.usage.denied] {
+            if *requests > REPORTED_MAX {
+                *requests = REPORTED_MAX;
+                stats.implausible.increase();
+            }
+        }
+        let Usage { allowed, denied, .. } = report.usage;
         stats.reports.increase();
         stats.allowed.add(allowed);
         stats.denied.add(denied);

@@ -203,6 +203,22 @@ fn buckets_that_share_a_counter_have_the_terms_of_their_values() {
 }
 
 #[test]
+fn implausible_reports_are_cut_and_metrics_never_fall() {
+    let world = World::new();
+    let mut stream = world.open().unwrap();
+    let (mut allowed, mut denied) = (0, 0);
+    for _ in 0..3 {
+        stream.receive(&reports(vec![usage(&[("budget", "a")], u64::MAX, u64::MAX)])).unwrap();
+        let stats = &world.service.stats;
+        assert!(stats.allowed.get() > allowed && stats.denied.get() > denied);
+        (allowed, denied) = (stats.allowed.get(), stats.denied.get());
+        assert!(allowed < 1 << 34 && denied < 1 << 34);
+        world.advance(1);
+    }
+    assert_eq!(world.service.stats.implausible.get(), 6);
+}
+
+#[test]
 fn invalid_bucket_is_not_named_and_others_are_answered() {
     let world = World::new();
     let mut stream = world.open().unwrap();
