@@ -64,7 +64,7 @@ fn send<'v>(
 ) -> (Answer<'v>, Option<Duration>) {
     let (keys, operations): (Vec<String>, Vec<Operation>) =
         each.map(|(rule, operation)| (format!("r{rule}"), operation)).unzip();
-    let entries: Vec<[Entry<'_>; 1]> = keys.iter().map(|key| [Entry::new(*key, "a")]).collect();
+    let entries: Vec<[Entry<'_>; 1]> = keys.iter().map(|key| [Entry::new(key, "a")]).collect();
     let descriptors = entries.iter().zip(operations);
     let descriptors = descriptors.map(|(entries, operation)| Descriptor { entries, operation, limit: None });
     let request = Request::new("d", descriptors, None).unwrap();
