@@ -54,9 +54,9 @@ enum Way {
 }
 
 impl Way {
-    fn of(limit: &Limit, now: Timestamp) -> Self {
+    fn of(limit: &Limit, learns_until: Timestamp, now: Timestamp) -> Self {
         match limit.hit_rate() {
-            Some(rate) => Self::Shares(Shares::new(rate, now)),
+            Some(rate) => Self::Shares(Shares::new(rate, learns_until, now)),
             None => Self::Slices(Slices::new(limit.allowance(), now)),
         }
     }
@@ -78,7 +78,7 @@ fn has_room_for<S>(roster: &Roster<S>, id: SubscriberId) -> bool {
 impl Divider {
     /// Divides `limit`, of which anything may be granted until `learns_until`.
     pub fn new(limit: Limit, learns_until: Timestamp, now: Timestamp) -> Self {
-        Self { way: Way::of(&limit, now), limit, learns_until, last: None }
+        Self { way: Way::of(&limit, learns_until, now), limit, learns_until, last: None }
     }
 
     /// The limit.
@@ -102,8 +102,8 @@ impl Divider {
             (Way::Slices(slices), None) => slices.set_allowance(limit.allowance()),
             // What was granted in the other way is in force until its end.
             (way, _) => {
-                *way = Way::of(limit, now);
                 self.learns_until = self.learns_until.max(end_of_assignment(now));
+                *way = Way::of(limit, self.learns_until, now);
             }
         }
         true
@@ -140,7 +140,9 @@ impl Divider {
                 shares.resume(id, usage, now);
                 shares.report(id, usage, terms, now);
             }
-            (Report::Usage(usage) | Report::Resumed(usage), Way::Slices(slices)) => {
+            (Report::Usage(usage), Way::Slices(slices)) => slices.report(id, usage, terms, now),
+            (Report::Resumed(usage), Way::Slices(slices)) => {
+                slices.resume(id, usage, now);
                 slices.report(id, usage, terms, now);
             }
             (Report::End, Way::Shares(shares)) => shares.leave(id),
@@ -230,7 +232,7 @@ impl Divider {
                 Way::Slices(slices) => slices.note_asked(view.asked, now),
             }
             // What was used meanwhile stays granted, so it counts.
-            let turn = Turn { used: 0, granted };
+            let turn = Turn { granted, ..Turn::default() };
             return Outcome { turn, next_at: Some(next_from), ..Outcome::default() };
         }
         let learns = now < self.learns_until;

@@ -118,9 +118,9 @@ impl SlotDivisions {
         self.each.iter().map(|(_, divider)| divider.len()).sum()
     }
 
-    /// The hits that are granted of each limit beside its counter.
-    pub fn granted_hits(&self) -> impl Iterator<Item = (Key, &Limit, u64)> {
-        self.each.iter().map(|(key, divider)| (*key, divider.limit(), divider.granted().hits))
+    /// What is granted of each limit beside its counter.
+    pub fn granted(&self) -> impl Iterator<Item = (Key, &Limit, Granted)> {
+        self.each.iter().map(|(key, divider)| (*key, divider.limit(), divider.granted()))
     }
 
     /// Adds other divisions of the same slot.
@@ -294,13 +294,32 @@ impl Dividers {
                 Some(known) => known.divider.add(divider, now),
                 None => drop(shard.dividers.insert(place, Placed::new(divider))),
             }
+            let Some(placed) = shard.dividers.get(&place) else { continue };
+            let (limit, granted) = (placed.divider.limit().clone(), placed.divider.granted());
+            self.memory.grants().adopt(key, &limit, granted, now);
             // The next turn assigns what has changed.
             self.divide(&mut shard, place, now, |divider, _| Outcome {
-                turn: Turn { used: 0, granted: divider.granted() },
+                turn: Turn { granted: divider.granted(), ..Turn::default() },
                 next_at: Some(now),
                 ..Outcome::default()
             });
         }
+    }
+
+    /// Goes on with the dividers of a slot of an earlier process, from whose last snapshot the counters are. Its clients
+    /// come back over other streams.
+    pub fn go_on(&self, slot: Slot, mut divisions: SlotDivisions, now: Timestamp) {
+        // Time has passed since, unless the clock was set back.
+        divisions.at = divisions.at.max(now);
+        for (key, divider) in &mut divisions.each {
+            divider
+                .replicas()
+                .collect::<BTreeSet<u64>>()
+                .into_iter()
+                .for_each(|replica| divider.leave_all(replica));
+            self.memory.grants().uncharge(*key, divider.limit(), divider.granted(), now);
+        }
+        self.add_slot(slot, divisions, now);
     }
 
     /// The owner of a slot is lost, and so is what it has assigned last.
@@ -339,7 +358,7 @@ impl Dividers {
             outcome = divide(&mut placed.divider, view);
             outcome.turn
         });
-        let Turn { used, granted } = outcome.turn;
+        let Turn { used, granted, .. } = outcome.turn;
         self.stats.used.add(used);
         self.stats.beyond_grant.add(outcome.beyond_grant);
         self.stats.visited.add(outcome.visited as u64);

@@ -311,6 +311,17 @@ fn budget_is_used_exactly_in_a_fresh_window() {
 }
 
 #[test]
+fn budget_is_used_while_streams_end() {
+    let (mut world, demands) = (World::new(window(500, MINUTE)), [(1, 14.0), (2, 6.0), (3, 1.5)]);
+    for _ in 0..3 {
+        world.run(9.0, &demands, 0.0);
+        (1..4).for_each(|stream| world.reopen(stream));
+    }
+    world.run(32.9, &demands, 0.0);
+    assert!((475..=500).contains(&world.passed.len()), "{}", world.passed.len());
+}
+
+#[test]
 fn budget_is_never_exceeded_in_any_window() {
     let mut world = World::new(window(500, MINUTE));
     for minute in 0..5 {
@@ -329,8 +340,8 @@ fn budget_below_the_demand_refuses_only_the_first_requests() {
 
 #[test]
 fn many_clients_use_a_limit_and_do_not_exceed_it() {
-    // So many that most reports wait for the next division.
-    let demands: Vec<(u64, f64)> = (1..=100).map(|stream| (stream, 3.0)).collect();
+    // So many that most reports wait for the next division. Each has a bucket of one, which passes every second request.
+    let demands: Vec<(u64, f64)> = (1..=100).map(|stream| (stream, 4.0)).collect();
     let mut world = World::new(bucket(200, 20));
     world.run(10.0, &demands, 0.0);
     let each = world.run(10.0, &demands, 0.0);

@@ -43,6 +43,7 @@ pub(super) fn findings(sources: &Sources) -> Vec<Finding> {
         ));
     }
     findings.extend(failed_calls(sources.requests.failed_calls.recent(sources.clock.now())));
+    findings.extend(sources.alone.map(counters_in_memory));
     findings.extend(memory(&sources.memory.stats()));
     findings.extend(certificates(&sources.certificates.expiries(), sources.clock.wall()));
     findings.extend(sources.shared_store.as_ref().into_iter().flat_map(shared_store));
@@ -71,6 +72,16 @@ fn failed_calls(recent: Vec<RecentFailures>) -> Vec<Finding> {
         )
     };
     by_code.into_iter().map(finding).collect()
+}
+
+fn counters_in_memory(reason: &str) -> Finding {
+    Finding::advice(
+        "counters_in_memory",
+        format!(
+            "the counters are in the memory of this replica alone, since {reason}: each of several replicas admits the whole limit"
+        ),
+        "with one replica there is nothing to do; otherwise name a server of Redis in REDIS_URL, or set cluster.listen on each replica",
+    )
 }
 
 fn unknown_domains(sources: &Sources, active: &KeyedRules) -> Option<Finding> {
