@@ -49,7 +49,6 @@ pub struct Metrics {
     /// Calls that were answered with an error.
     pub failed_calls: FailedCalls,
     missing_headers: Counter,
-    headers_not_utf8: Counter,
     // In the order of `ApiKind`.
     requests: [Counter; ApiKind::ALL.len()],
     waiting: AtomicU64,
@@ -84,10 +83,9 @@ metrics! { Metrics;
             }
         };
     Counter "tollgate_forward_auth_bad_headers_total" ["reason"]
-        "Requests to /check answered 400 because of a header of check.descriptors: missing if it is missing or empty, not_utf8 if its value is not UTF-8."
+        "Requests to /check answered 400 because of a header of check.descriptors: missing if it is missing or empty."
         => |all, family| {
             family.sample(&["missing"], all.missing_headers.get());
-            family.sample(&["not_utf8"], all.headers_not_utf8.get());
         };
     Gauge "tollgate_queue_waiting_requests" []
         "Requests waiting for their turn in a leaky_queue."
@@ -124,7 +122,6 @@ impl Default for Metrics {
             wrong_token: Counter::default(),
             failed_calls: FailedCalls::default(),
             missing_headers: Counter::default(),
-            headers_not_utf8: Counter::default(),
             requests: Default::default(),
             waiting: AtomicU64::new(0),
         }
@@ -155,7 +152,6 @@ impl Metrics {
     pub(super) fn bad_header(&self, header: &BadHeader<'_>) {
         match header {
             BadHeader::Missing(_) => self.missing_headers.increase(),
-            BadHeader::NotUtf8(_) => self.headers_not_utf8.increase(),
         }
     }
 
@@ -197,6 +193,7 @@ impl Metrics {
             Error::Reset(
                 ResetError::Access(AccessError::NoToken | AccessError::Unusable)
                 | ResetError::LimitOrHits(_)
+                | ResetError::NotEscaped(_)
                 | ResetError::NoCounter { .. },
             ) => {}
         }

@@ -37,7 +37,7 @@ use crate::{
         services::Services,
         tasks::Tasks,
     },
-    settings::Settings,
+    settings::{BackendChoice, Settings},
     telemetry::{logs::LogControl, traces::Traces},
 };
 
@@ -249,6 +249,7 @@ impl Components {
             requests: self.api.metrics().clone(),
             certificates: Arc::new(self.stats.clone()),
             clock: self.clock.clone(),
+            alone: self.settings.backend.as_ref().and_then(BackendChoice::alone),
         };
         let more = top::router(limiter.metrics().clone())
             .merge(admin::doctor::router(doctor))

@@ -70,7 +70,7 @@ settings! {
         token_file: Option<PathBuf> = or_off(path()) => "off"
             "File with a bearer token for the server; read again for each request.";
         redirects: u32 = integer("N", "a number", 0..=10) => "0"
-            "Maximum number of redirects that are followed for an answer. Another host gets neither the token nor the certificate, and none leads from https to http.";
+            "Maximum number of redirects that are followed for an answer. Another host gets neither the token nor the certificate, another folder no token, and none leads from https to http.";
         plaintext: bool = boolean() => "false"
             "Whether an http URL may name another host than a loopback address. The rules and the token can then be read and changed on the way.";
         copy: Option<PathBuf> = or_off(path()) => "off"

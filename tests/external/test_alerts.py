@@ -162,6 +162,7 @@ CASES = {
     "TollgateRulesCopyErrors": counter("tollgate_rules_url_copy_errors_total"),
     "TollgateXdsDisconnected": gauge("tollgate_xds_connected", 0, 1),
     "TollgateXdsConflicts": gauge("tollgate_xds_conflicts", 2, 0),
+    "TollgateXdsUnknownFields": gauge("tollgate_xds_unknown_fields", 2, 0),
     "TollgateOverlayMisfits": gauge("tollgate_overlay_misfits", 2, 0),
     "TollgateOverlayStale": gauge("tollgate_overlay_stale", 1, 0),
     "TollgateAcceptErrors": counter("tollgate_accept_errors_total", 'listener="grpc"'),

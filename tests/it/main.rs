@@ -6,6 +6,7 @@ mod admin;
 mod api_v1;
 mod bad_requests;
 mod bench;
+mod bytes;
 mod calls;
 mod certificates;
 mod circles;

@@ -9,6 +9,7 @@ use prost::Message as _;
 use serde_json::{Value, json};
 use tollgate_limiter::{
     algorithm::{Admission, HitRate, Operation, Verdict},
+    descriptor,
     divider::{Part, SubscriberId, SubscriberState, Subscribers},
     limiter::{self, CheckExplanation, DescriptorExplanation, Explanation, LimiterError, NoCounter, Status},
     rules::{LevelTrace, MatchKind, NodeTrace, Rule},
@@ -122,7 +123,7 @@ fn explanation_json(request: &limiter::Request<'_>, explanation: &Explanation<'_
         .zip(explanation.descriptors())
         .map(|(descriptor, (status, part))| {
             let mut body = json!({
-                "descriptor": descriptor_text::format(descriptor.entries.iter().map(|entry| (entry.key, entry.value))),
+                "descriptor": descriptor::format(descriptor.entries.iter().map(|entry| (entry.key, entry.value))),
                 "asks": operation_text(descriptor.operation),
                 "code": code(status.passes),
             });

@@ -126,21 +126,21 @@ impl Bucket {
     }
 }
 
-/// Whether the number of the pairs and their bytes are within the bounds.
-pub(super) fn are_within_bounds(pairs: &[Pair<'_>], settings: &Settings) -> bool {
+/// Whether a response can name the bucket of these pairs, and the server keeps its id. Envoy reads no response with a
+/// text that is not UTF-8. The values are in the hands of clients.
+pub(super) fn is_assignable(pairs: &[Pair<'_>], settings: &Settings) -> bool {
     let bytes = pairs.iter().fold(0_usize, |sum, pair| sum.saturating_add(pair.key.len() + pair.value.len()));
-    !pairs.is_empty() && pairs.len() <= settings.max_pairs && bytes <= settings.max_id_bytes
+    let is_text = |pair: &Pair<'_>| [pair.key, pair.value].iter().all(|text| str::from_utf8(text).is_ok());
+    bytes <= settings.max_id_bytes && pairs.iter().all(|pair| !pair.value.is_empty() && is_text(pair))
 }
 
-/// Pairs, ascending by their keys, as a descriptor. `None` if they are invalid: empty, twice the same key, or not UTF-8.
+/// Pairs, ascending by their keys, as a descriptor. `None` if their keys are invalid: none, an empty one, or one twice.
 pub(super) fn entries<'m>(pairs: &[Pair<'m>]) -> Option<Entries<'m>> {
     let has_key_twice = pairs.windows(2).any(|two| two[0].key == two[1].key);
-    let is_empty = |pair: &Pair<'_>| pair.key.is_empty() || pair.value.is_empty();
-    if has_key_twice || pairs.iter().any(is_empty) {
+    if has_key_twice || pairs.first().is_none_or(|pair| pair.key.is_empty()) {
         return None;
     }
-    let text = |bytes| str::from_utf8(bytes).ok();
-    pairs.iter().map(|pair| Some(Entry { key: text(pair.key)?, value: text(pair.value)? })).collect()
+    Some(pairs.iter().map(|pair| Entry { key: pair.key, value: pair.value }).collect())
 }
 
 /// The encoded id of these pairs. Other pairs have another one.

@@ -190,6 +190,7 @@ impl QuotaService {
             abandoned: stats.abandoned.get(),
             refused_streams: stats.refused_streams.get(),
             invalid: stats.invalid.get(),
+            unassigned: stats.unassigned.get(),
             implausible: stats.implausible.get(),
             too_many: stats.too_many.get() + dividers.refused.get(),
         }

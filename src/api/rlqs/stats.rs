@@ -18,6 +18,7 @@ pub(super) struct Stats {
     pub(super) abandoned: Counter,
     pub(super) refused_streams: Counter,
     pub(super) invalid: Counter,
+    pub(super) unassigned: Counter,
     pub(super) implausible: Counter,
     pub(super) too_many: Counter,
 }
@@ -41,6 +42,7 @@ pub struct Reading {
     pub(super) abandoned: u64,
     pub(super) refused_streams: u64,
     pub(super) invalid: u64,
+    pub(super) unassigned: u64,
     pub(super) implausible: u64,
     pub(super) too_many: u64,
 }
@@ -89,11 +91,12 @@ metrics! { Reading;
         "Buckets without requests that were abandoned, so that their clients drop them."
         => |all, family| family.value(all.abandoned);
     Counter "tollgate_rlqs_refused_total" ["reason"]
-        "What was refused: streams and buckets beyond the share of their caller in rlqs.memory, buckets beyond its share in the 4,096 places of a limit, buckets whose pairs are invalid, as values that are not UTF-8, or of a reported number of requests what is beyond 2^32 - 1."
+        "What was refused: streams and buckets beyond the share of their caller in rlqs.memory, buckets beyond its share in the 4,096 places of a limit, reports whose keys are invalid, of a reported number of requests what is beyond 2^32 - 1, and unassigned: reports of buckets that are charged but get no assignment, because a value is not UTF-8 or empty, their id is too long, or there is no memory."
         => |all, family| {
             family.sample(&["streams"], all.refused_streams);
             family.sample(&["buckets"], all.too_many);
             family.sample(&["invalid"], all.invalid);
+            family.sample(&["unassigned"], all.unassigned);
             family.sample(&["implausible"], all.implausible);
         };
 }

@@ -23,8 +23,8 @@ use crate::api::rlqs::{
     QuotaService,
     action::Action,
     bucket::{
-        ActiveTerms, Bucket, BucketId, DIVISION_BYTES, PART_MAX, Terms, UNLIMITED_TTL, are_within_bounds,
-        encoded, entries,
+        ActiveTerms, Bucket, BucketId, DIVISION_BYTES, PART_MAX, Terms, UNLIMITED_TTL, encoded, entries,
+        is_assignable,
     },
     decode::{self, Pair, Reports},
     encode::Response,
@@ -161,24 +161,29 @@ impl QuotaStream {
         stats.reports.increase();
         stats.allowed.add(allowed);
         stats.denied.add(denied);
-        // First, because a client must not make the room for its ids large.
-        if !are_within_bounds(&report.pairs, &self.service.settings) {
+        if report.pairs.len() > self.service.settings.max_pairs {
             return stats.invalid.increase();
         }
         report.pairs.sort_unstable();
-        encoded(&report.pairs, &mut self.id);
-        let known = self.numbers.get(&*self.id).copied();
+        // First, because a client must not make the room for its ids large.
+        let is_assignable = is_assignable(&report.pairs, &self.service.settings);
+        if is_assignable {
+            encoded(&report.pairs, &mut self.id);
+        }
+        let known = self.numbers.get(&*self.id).copied().filter(|_| is_assignable);
         let number = match known {
-            Some(number) => Some(self.look_up(number, active, &report.pairs)),
-            None => self.insert(active, &report.pairs),
+            Some(number) => self.look_up(number, active, &report.pairs),
+            None => {
+                let Some(terms) = active.of(&report.pairs) else { return stats.invalid.increase() };
+                let inserted = if is_assignable { self.insert(active, terms) } else { Err(terms) };
+                match inserted {
+                    Ok(number) => number,
+                    Err(terms) => return self.charge(&terms, &report.pairs, report.usage),
+                }
+            }
         };
-        let Some(number) = number else { return };
-        if let (Some(Terms::Divide(key, ..)), Some(domain)) =
-            (self.buckets.get(&number).map(|bucket| &bucket.terms), &self.domain)
-        {
-            let entries = || entries(&report.pairs).unwrap_or_default();
-            let requests = allowed.saturating_add(denied);
-            self.service.limiter.metrics().count_quota(domain, entries, *key, requests);
+        if let Some(Terms::Divide(key, ..)) = self.buckets.get(&number).map(|bucket| &bucket.terms) {
+            self.count(*key, &report.pairs, report.usage);
         }
         // A client that has a bucket over another stream reports it with the time since its last report.
         let resumes = known.is_none() && report.seconds > 0;
@@ -198,20 +203,35 @@ impl QuotaStream {
         self.change_terms(number, terms, active.version)
     }
 
-    /// The number of a new bucket; `None` if it is invalid, or if there are too many.
-    fn insert(&mut self, active: &ActiveTerms<'_>, pairs: &[Pair<'_>]) -> Option<u32> {
+    /// Counts the requests for the counter of `key` at the client.
+    fn count(&self, key: Key, pairs: &[Pair<'_>], usage: Usage) {
+        let Some(domain) = &self.domain else { return };
+        let entries = || entries(pairs).unwrap_or_default();
+        let requests = usage.allowed.saturating_add(usage.denied);
+        self.service.limiter.metrics().count_quota(domain, entries, key, requests);
+    }
+
+    /// Charges what has passed in a bucket that is not assigned anything.
+    fn charge(&mut self, terms: &Terms, pairs: &[Pair<'_>], usage: Usage) {
+        self.service.stats.unassigned.increase();
+        let (Terms::Divide(key, limit, _) | Terms::Count(key, limit)) = terms else { return };
+        self.count(*key, pairs, usage);
+        if usage.allowed > 0 {
+            // No bucket has this number.
+            self.queue(0, *key, limit.clone(), QuotaTerms::default(), Report::Counted(usage.allowed));
+        }
+    }
+
+    /// The number of a new bucket with the id that is read. Returns the terms if there are too many buckets.
+    fn insert(&mut self, active: &ActiveTerms<'_>, terms: Terms) -> Result<u32, Terms> {
         let QuotaService { memory, stats, .. } = &*self.service;
-        let Some(terms) = active.of(pairs) else {
-            stats.invalid.increase();
-            return None;
-        };
         let bytes = Bucket::bytes(self.id.len()) + DIVISION_BYTES;
         if !memory.take(self.owner.caller, bytes, self.service.now()) {
             stats.too_many.increase();
-            return None;
+            return Err(terms);
         }
         stats.buckets.fetch_add(1, Ordering::Relaxed);
-        Some(self.number(Bucket::new(BucketId::from(&*self.id), terms, active.version)))
+        Ok(self.number(Bucket::new(BucketId::from(&*self.id), terms, active.version)))
     }
 
     fn number(&mut self, bucket: Bucket) -> u32 {

@@ -219,7 +219,7 @@ fn implausible_reports_are_cut_and_metrics_never_fall() {
 }
 
 #[test]
-fn invalid_bucket_is_skipped_and_others_are_answered() {
+fn invalid_bucket_is_not_named_and_others_are_answered() {
     let world = World::new();
     let mut stream = world.open().unwrap();
     let mut wrong = reports(vec![usage(&[("rate", "??")], 1, 0)]);
@@ -235,8 +235,34 @@ fn invalid_bucket_is_skipped_and_others_are_answered() {
     ]));
     stream.receive(&wrong).unwrap();
     assert_eq!(told(&mut stream), [("free=a".to_owned(), Told::Allow(600))]);
-    assert_eq!(world.service.stats.invalid.get(), 5);
+    assert_eq!((world.service.stats.invalid.get(), world.service.stats.unassigned.get()), (2, 3));
     assert!(stream.id.capacity() < 1_000, "a long id leaves no room behind");
+}
+
+#[test]
+fn bucket_that_cannot_be_named_is_charged_and_never_assigned() {
+    let world = World::new();
+    let mut stream = world.open().unwrap();
+    for (wrong, value) in [(&b"\xff\xfe"[..], "??"), (b"", ""), (&[b'x'; 5_000], "")] {
+        let text = String::from_utf8_lossy(wrong).into_owned();
+        let sent = if value.is_empty() { text.as_str() } else { value };
+        let mut message = reports(vec![usage(&[("budget", sent)], 4, 9)]);
+        if let Some(at) = message.windows(2).position(|two| two == b"??") {
+            message[at..at + 2].copy_from_slice(wrong);
+        }
+        for _ in 0..20 {
+            stream.receive(&message).unwrap();
+            assert_eq!(told(&mut stream), []);
+        }
+        let view = world.service.limiter.view();
+        let entries = [tollgate_limiter::descriptor::Entry::new("budget", wrong)];
+        let counter = view.counter_ref("shop", &entries).unwrap();
+        let state = world.memory.admin().peek(counter.key, counter.limit, world.clock.now());
+        assert_eq!(state.peek.remaining, 500 - 20 * 4);
+        world.advance(60);
+        assert_eq!(told(&mut stream), []);
+    }
+    assert_eq!(world.service.reading().buckets, 0, "nothing is kept");
 }
 
 #[test]
@@ -297,7 +323,7 @@ fn shadow_rule_counts_what_passes() {
     let mut stream = world.open().unwrap();
     stream.receive(&reports(vec![usage(&[("trial", "a")], 4, 0)])).unwrap();
     let view = world.service.limiter.view();
-    let entries = [tollgate_limiter::descriptor::Entry { key: "trial", value: "a" }];
+    let entries = [tollgate_limiter::descriptor::Entry::new("trial", "a")];
     let counter = view.counter_ref("shop", &entries).unwrap();
     let state = world.memory.admin().peek(counter.key, counter.limit, world.clock.now());
     assert_eq!(state.peek.remaining, 1);

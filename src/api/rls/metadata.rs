@@ -7,7 +7,10 @@ use std::{
 
 use prost_types::{ListValue, Struct, Value, value::Kind};
 use serde_json::Map;
-use tollgate_limiter::limiter::{Answer, Descriptor, Status};
+use tollgate_limiter::{
+    descriptor::{Entry, escaped},
+    limiter::{Answer, Descriptor, Status},
+};
 
 use crate::api::{
     descriptors::{DescriptorView, LimitOverride},
@@ -175,7 +178,8 @@ fn denial(request: &Request<'_>, (status, most_hits): Decided<'_, '_>) -> Value 
 fn descriptor(descriptor: DescriptorView<'_, '_>, status: &Status<'_>) -> Value {
     let mut fields = Struct::default();
     let entries = descriptor.entries.iter();
-    let entries = entries.map(|entry| value(text(&format!("{}={}", entry.key, entry.value)))).collect();
+    let entry = |entry: &Entry<'_>| text(&format!("{}={}", escaped(entry.key), escaped(entry.value)));
+    let entries = entries.map(|each| value(entry(each))).collect();
     set(&mut fields, "entries", Kind::ListValue(ListValue { values: entries }));
     if let Some(limit) = descriptor.limit {
         set(&mut fields, "limit", text(&limit_text(limit)));

@@ -103,7 +103,7 @@ impl World {
         let memory = Arc::new(Memory::new(1 << 24, OnFull::Deny));
         let dividers = Dividers::new(memory.clone());
         let mut text = KeyText::new("test");
-        text.entry(Entry { key: "name", value: "a" });
+        text.entry(Entry::new("name", "a"));
         let key = text.key(&[], &Secret::from_bytes([1; 16]));
         let (clients, terms, next_report) = Default::default();
         Self {

@@ -64,13 +64,14 @@ fn send<'v>(
 ) -> (Answer<'v>, Option<Duration>) {
     let (keys, operations): (Vec<String>, Vec<Operation>) =
         each.map(|(rule, operation)| (format!("r{rule}"), operation)).unzip();
-    let entries: Vec<[Entry<'_>; 1]> = keys.iter().map(|key| [Entry { key, value: "a" }]).collect();
+    let entries: Vec<[Entry<'_>; 1]> = keys.iter().map(|key| [Entry::new(key, "a")]).collect();
     let descriptors = entries.iter().zip(operations);
     let descriptors = descriptors.map(|(entries, operation)| Descriptor { entries, operation, limit: None });
     let request = Request::new("d", descriptors, None).unwrap();
     let (caller, terms) =
         (Caller::default(), HoldTerms::new(HoldId::random(), TTL, OnExpiry::Charge).unwrap());
-    let decide = |request: &Request<'_>| at_once(async { Ok(view.decide(request, Some(&caller)).await?) });
+    let elsewhere = view.limiter.remote.is_some().then_some(&caller);
+    let decide = |request: &Request<'_>| at_once(async { Ok(view.decide(request, elsewhere).await?) });
     let answer = match door {
         Door::Alone => decide(&request),
         Door::Together => decide(&Request::together(std::slice::from_ref(&request)).unwrap()),

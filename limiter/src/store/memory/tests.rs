@@ -25,7 +25,7 @@ pub(super) const NOW: Timestamp = Timestamp::from_nanos(1_790_000_000 * SECOND);
 
 pub(super) fn key(name: &str) -> Key {
     let mut text = KeyText::new("test");
-    text.entry(Entry { key: "name", value: name });
+    text.entry(Entry::new("name", name));
     text.key(&[], &Secret::from_bytes([1; 16]))
 }
 

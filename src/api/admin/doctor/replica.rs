@@ -3,6 +3,7 @@
 use std::{collections::BTreeMap, time::Duration};
 
 use tollgate_limiter::{
+    descriptor,
     limiter::Example,
     rules::{KeyedRules, Rules},
     shared_store::SharedStore,
@@ -10,16 +11,13 @@ use tollgate_limiter::{
     time::Timestamp,
 };
 
-use crate::api::{
-    admin::{
-        doctor::{
-            Sources,
-            finding::{Finding, listed},
-        },
-        format,
+use crate::api::admin::{
+    doctor::{
+        Sources,
+        finding::{Finding, listed},
     },
-    descriptor_text,
     failed_calls::{RecentFailures, code_name},
+    format,
 };
 
 /// The time before the end of a certificate from which it is a finding, as in the alert of docs/metrics.md.
@@ -43,6 +41,7 @@ pub(super) fn findings(sources: &Sources) -> Vec<Finding> {
         ));
     }
     findings.extend(failed_calls(sources.requests.failed_calls.recent(sources.clock.now())));
+    findings.extend(sources.alone.map(counters_in_memory));
     findings.extend(memory(&sources.memory.stats()));
     findings.extend(certificates(&sources.certificates.expiries(), sources.clock.wall()));
     findings.extend(sources.shared_store.as_ref().into_iter().flat_map(shared_store));
@@ -71,6 +70,16 @@ fn failed_calls(recent: Vec<RecentFailures>) -> Vec<Finding> {
         )
     };
     by_code.into_iter().map(finding).collect()
+}
+
+fn counters_in_memory(reason: &str) -> Finding {
+    Finding::advice(
+        "counters_in_memory",
+        format!(
+            "the counters are in the memory of this replica alone, since {reason}: each of several replicas admits the whole limit"
+        ),
+        "with one replica there is nothing to do; otherwise name a server of Redis in REDIS_URL, or set cluster.listen on each replica",
+    )
 }
 
 fn unknown_domains(sources: &Sources, active: &KeyedRules) -> Option<Finding> {
@@ -102,10 +111,8 @@ fn unmatched_descriptors(sources: &Sources, active: &KeyedRules) -> Option<Findi
     };
     let examples = metrics.unmatched_examples.each(is_unmatched);
     let first = examples.first()?;
-    let text = |example: &Example| {
-        let entries = example.entries.iter().map(|(key, value)| (key.as_str(), value.as_str()));
-        descriptor_text::format(entries)
-    };
+    let text =
+        |example: &Example| descriptor::format(example.entries.iter().map(|(key, value)| (key, value)));
     let explained = format!(
         "`tollgate explain {} {}` shows why",
         format::shell_word(&first.domain),

@@ -30,4 +30,6 @@ pub struct Sources {
     pub certificates: Arc<dyn Certificates>,
     /// The clock.
     pub clock: Clock,
+    /// Why a replica that stands in for envoyproxy/ratelimit counts by itself, if it does.
+    pub alone: Option<&'static str>,
 }

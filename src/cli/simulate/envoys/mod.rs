@@ -14,7 +14,7 @@ use bytesize::ByteSize;
 use clap::ArgMatches;
 use prost::Message as _;
 use tollgate_limiter::{
-    descriptor::{Entry, Key, Secret},
+    descriptor::{self, Entry, Key, Secret},
     divider::Dividers,
     divider::Usage,
     limiter::Limiter,
@@ -183,13 +183,17 @@ fn rule_of<'r>(rules: &'r KeyedRules, domain: &str, buckets: &[Pairs]) -> Result
     let mut shared: Option<(&Rule, Key)> = None;
     for bucket in buckets {
         let mut entries: Vec<Entry<'_>> =
-            bucket.iter().map(|entry| Entry { key: &entry.key, value: &entry.value }).collect();
+            bucket.iter().map(|entry| Entry::new(&entry.key, &entry.value)).collect();
         // As the service looks them up.
         entries.sort_unstable_by_key(|entry| entry.key);
-        let text = descriptor_text::format(entries.iter().map(|entry| (entry.key, entry.value)));
+        let text = descriptor::format(entries.iter().map(|entry| (entry.key, entry.value)));
         let has_key_twice = entries.windows(2).any(|two| two[0].key == two[1].key);
-        if has_key_twice || entries.iter().any(|entry| entry.value.is_empty()) {
-            return Err(format!("{text} is no bucket: each pair has a value and a key of its own"));
+        let is_text =
+            |entry: &Entry<'_>| [entry.key, entry.value].iter().all(|part| str::from_utf8(part).is_ok());
+        if has_key_twice || entries.iter().any(|entry| entry.value.is_empty() || !is_text(entry)) {
+            return Err(format!(
+                "{text} is no bucket: each pair is UTF-8, and has a value and a key of its own"
+            ));
         }
         let found = rules.domain(domain).and_then(|domain| domain.find(&entries));
         let Some((found, limit)) = found.and_then(|found| Some((found, found.rule.limit()?))) else {
@@ -213,9 +217,10 @@ impl Simulation {
         let origin = Origin::Name(self.envoys.len().to_be_bytes().into());
         let stream = QuotaStream::open(self.service.clone(), &origin, None)
             .map_err(|status| status.message().to_owned())?;
-        let pairs = entries.iter().map(|entry| (entry.key.clone(), entry.value.clone()));
+        let text = |part: &[u8]| String::from_utf8_lossy(part).into_owned();
+        let pairs = entries.iter().map(|entry| (text(&entry.key), text(&entry.value)));
         let offset = BEGIN_STEP * self.envoys.len() as u64 % REPORT_EVERY;
-        let name = descriptor_text::format(entries.iter().map(|entry| (&*entry.key, &*entry.value)));
+        let name = descriptor_text::format(entries);
         self.envoys.push(Envoy {
             per_second,
             id: BucketId { bucket: pairs.collect() },

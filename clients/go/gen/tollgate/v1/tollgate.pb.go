@@ -294,7 +294,7 @@ func (SettledLimit_Outcome) EnumDescriptor() ([]byte, []int) {
 	return file_tollgate_v1_tollgate_proto_rawDescGZIP(), []int{16, 0}
 }
 
-// One part of a descriptor: it matches one level of the rules.
+// One part of a descriptor: it matches one level of the rules. The server also takes bytes that are not UTF-8.
 type Entry struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Key           string                 `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`
@@ -1598,7 +1598,8 @@ type ResetRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The set of rules. Required.
 	Domain string `protobuf:"bytes,1,opt,name=domain,proto3" json:"domain,omitempty"`
-	// At least one. Each names one counter; limits and hits are not valid here.
+	// At least one. Each names one counter; limits and hits are not valid here. Keys and values are escaped as the server
+	// shows them: a byte that is not UTF-8 is \xE9, a backslash is \\.
 	Descriptors   []*Descriptor `protobuf:"bytes,2,rep,name=descriptors,proto3" json:"descriptors,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
