@@ -175,7 +175,8 @@ def test_restarted_server_keeps_rate_and_budget(edges, start_server, open_loop, 
     assert after >= 0.95 * RATE
     assert_within_rate(passed["acme"], len(envoys))
     assert max(windows) <= BUDGET
-    assert windows[1] >= 0.9 * BUDGET
+    # What an Envoy has left whose report falls into the time without a server counts as used.
+    assert windows[1] >= 0.5 * BUDGET
 
 
 @pytest.mark.extended

@@ -29,8 +29,10 @@ use subscriber::{SLICE_SECONDS, Subscriber};
 const NEWCOMER_DIVISOR: u64 = 25;
 /// The largest slice that Envoy takes.
 const SLICE_MAX: u64 = u32::MAX as u64;
-/// A client reports every 5 s. If its last report is longer ago, one was lost, and what it has used is not known.
-const REPORT_GAP_MAX: Duration = Duration::from_secs(7);
+/// A client reports so often. If its last report is longer ago, one was lost, and what it has used is not known.
+const REPORT_EVERY: Duration = Duration::from_secs(5);
+/// A report comes so much earlier or later at most.
+const REPORT_JITTER: Duration = Duration::from_millis(700);
 /// A hit that is left to callers is theirs for this long.
 const CALLERS_TURN: Duration = Duration::from_secs(1);
 /// Callers have a turn for this long if it is not known when the hit comes: two reports.
@@ -185,11 +187,13 @@ impl Slices {
         Granted { hits: self.left().saturating_add(self.used), ..Granted::default() }
     }
 
-    /// Gives a subscriber the slice of one that has ended: of all, the one that last reported when this client did, as its
-    /// report covers the time since. Its client may be another one, so the most that any of them has left counts for it.
+    /// Gives a subscriber the slice of one that has ended, and whose last report was that of this client. Others may have
+    /// reported at that time, too, so the most that any of them has left counts for it.
     pub(super) fn resume(&mut self, id: SubscriberId, usage: Usage, now: Timestamp) {
         let has_ended = |each: &Subscriber| each.has_ended && now.after(UNCERTAIN) < each.expires_at;
-        let could_be = |each: &Subscriber| has_ended(each) && now.since(each.reported_at) <= REPORT_GAP_MAX;
+        let could_be = |each: &Subscriber| {
+            has_ended(each) && now.since(each.reported_at).abs_diff(REPORT_EVERY) <= REPORT_JITTER
+        };
         let ended = || self.each.iter().filter(|(_, each)| could_be(each));
         let Some(most) = ended().map(|(_, each)| each.left()).max() else { return };
         // The rest is that of the others, and none of these has less.
