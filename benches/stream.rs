@@ -75,7 +75,7 @@ async fn should_rate_limit(program: &Program) {
 
 fn question(number: u64) -> Question {
     let request = |key| {
-        let entry = Entry { key: "user".into(), value: user(key) };
+        let entry = Entry { key: "user".into(), value: user(key).into() };
         let descriptor = Descriptor { entries: vec![entry], ..Descriptor::default() };
         Request { domain: "shop".into(), descriptors: vec![descriptor], ..Request::default() }
     };

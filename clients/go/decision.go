@@ -18,6 +18,9 @@ type Decision struct {
 	Delay time.Duration
 	// RetryAfter is the time until a denied request would pass. It is 0 if it never would, or without an answer.
 	RetryAfter time.Duration
+	// NeverBecause says why a denied request would never pass, with the largest amount that can. It is empty if it may pass
+	// later.
+	NeverBecause string
 	// Limits are those that apply, in the order of the descriptors.
 	Limits []LimitStatus
 	// Degraded says whether the server decided a limit without the owner of its counter.
@@ -66,7 +69,7 @@ type LimitStatus struct {
 	RequestsPerUnit uint64
 	Unit            Unit
 	Remaining       uint64
-	// ResetAfter is the time until the limit is unused. If the limit refuses: until the same hits pass.
+	// ResetAfter is the time until the limit is unused. If the limit refuses: until the same hits pass; 0 if they never do.
 	ResetAfter time.Duration
 	// RetryAfter is the time until the same hits pass, if the limit refuses; 0 if they never do.
 	RetryAfter time.Duration
@@ -142,11 +145,12 @@ func decisionOf(answer *pb.Answer) (Decision, error) {
 		return Decision{}, status.FromProto(answer.GetError()).Err()
 	}
 	decision := Decision{
-		Allowed:    answer.GetVerdict() == pb.Answer_ALLOWED,
-		Delay:      answer.GetDelay().AsDuration(),
-		RetryAfter: answer.GetRetryAfter().AsDuration(),
-		Degraded:   answer.GetDegraded(),
-		Limits:     make([]LimitStatus, len(answer.GetLimits())),
+		Allowed:      answer.GetVerdict() == pb.Answer_ALLOWED,
+		Delay:        answer.GetDelay().AsDuration(),
+		RetryAfter:   answer.GetRetryAfter().AsDuration(),
+		NeverBecause: answer.GetNeverBecause(),
+		Degraded:     answer.GetDegraded(),
+		Limits:       make([]LimitStatus, len(answer.GetLimits())),
 	}
 	for i, limit := range answer.GetLimits() {
 		decision.Limits[i] = LimitStatus{

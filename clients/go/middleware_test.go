@@ -38,6 +38,7 @@ type limitedCall struct {
 	HTTP    struct {
 		Status     int
 		RetryAfter *string `json:"retry_after"`
+		Body       string
 	}
 	GRPC struct {
 		Code, Message string
@@ -92,7 +93,7 @@ func (c *limitedCall) overHTTP(t *testing.T) {
 	if c.HTTP.RetryAfter != nil {
 		retryAfter = []string{*c.HTTP.RetryAfter}
 	}
-	isRefused := response.Code == c.HTTP.Status && response.Body.Len() == 0 &&
+	isRefused := response.Code == c.HTTP.Status && response.Body.String() == c.HTTP.Body &&
 		slices.Equal(response.Header().Values("Retry-After"), retryAfter)
 	if !passes && !isRefused {
 		t.Errorf("%d %v", response.Code, response.Header())

@@ -109,11 +109,12 @@ func (e vectorError) status() *rpc.Status {
 
 // VectorAnswer is an answer of the server in a vector.
 type VectorAnswer struct {
-	Verdict    string
-	Delay      float64  `json:"delay_ms"`
-	RetryAfter *float64 `json:"retry_after_ms"`
-	Limits     []vectorLimit
-	Error      vectorError
+	Verdict      string
+	Delay        float64  `json:"delay_ms"`
+	RetryAfter   *float64 `json:"retry_after_ms"`
+	Limits       []vectorLimit
+	Error        vectorError
+	NeverBecause string `json:"never_because"`
 }
 
 type vectorLimit struct {
@@ -146,6 +147,7 @@ func (a *VectorAnswer) UnmarshalJSON(text []byte) error {
 
 func (a *VectorAnswer) message() *pb.Answer {
 	answer := &pb.Answer{Verdict: pb.Answer_Verdict(pb.Answer_Verdict_value[strings.ToUpper(a.Verdict)])}
+	answer.NeverBecause = a.NeverBecause
 	answer.Delay = durationpb.New(milliseconds(a.Delay))
 	if a.RetryAfter != nil {
 		answer.RetryAfter = durationpb.New(milliseconds(*a.RetryAfter))

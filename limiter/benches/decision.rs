@@ -63,7 +63,7 @@ fn user_name(buffer: &mut [u8; 12], user: usize) -> &str {
 
 /// Looks the rule up, hashes the key and decides the check.
 fn decide(domain: KeyedDomain<'_>, memory: &Memory, user: &str) -> bool {
-    let entries = [Entry { key: "user", value: user }];
+    let entries = [Entry::new("user", user)];
     let found = domain.find(&entries).unwrap();
     let limit = limit_of(found.rule);
     let key = found.key(&entries, limit);
@@ -74,7 +74,7 @@ fn decide(domain: KeyedDomain<'_>, memory: &Memory, user: &str) -> bool {
 /// The same with stats and response. (The server takes one view for all calls that it reads together, so that is not
 /// included.)
 fn answer(snapshot: &ActiveView<'_>, user: &str) -> bool {
-    let entries = [Entry { key: "user", value: user }];
+    let entries = [Entry::new("user", user)];
     let descriptor = Descriptor { entries: &entries, operation: Operation::Charge(1), limit: None };
     snapshot.decide_here(&Request::new("d", [descriptor], None).unwrap()).unwrap().passes
 }
@@ -123,7 +123,7 @@ fn whole(criterion: &mut Criterion) {
 
 /// The key of a user's counter.
 fn key_of(rules: &KeyedRules, user: &str) -> Key {
-    let entries = [Entry { key: "user", value: user }];
+    let entries = [Entry::new("user", user)];
     let found = rules.domain("d").unwrap().find(&entries).unwrap();
     found.key(&entries, limit_of(found.rule))
 }
@@ -151,7 +151,7 @@ fn parts(criterion: &mut Criterion) {
     });
     group.bench_function("rule", |bencher| {
         bencher.iter(|| {
-            let entries = [Entry { key: "user", value: black_box("user-0000000") }];
+            let entries = [Entry::new("user", black_box("user-0000000"))];
             rules.domain(black_box("d")).and_then(|domain| domain.find(&entries)).is_some()
         });
     });

@@ -24,7 +24,7 @@ const BUDGET: u64 = 64 * 1024 * 1024;
 fn key(limit: &Limit, value: u64) -> Key {
     let value = value.to_string();
     let mut text = KeyText::new("flood");
-    text.entry(Entry { key: "client", value: &value });
+    text.entry(Entry::new("client", &value));
     text.key(&limit.kind().bytes(), &Secret::from_bytes([7; 16]))
 }
 

@@ -91,7 +91,7 @@ fn lookup(criterion: &mut Criterion) {
                 // The looked-up rules are spread over all rules.
                 let entries: Vec<_> = (0..looked_up).map(|turn| (form.entry)(turn * 7_919 % size)).collect();
                 for (key, value) in &entries {
-                    let entries = [Entry { key, value }];
+                    let entries = [Entry::new(key, value)];
                     assert!(domain.find(&entries).is_some());
                     visits.push(domain.visits(&entries));
                 }
@@ -100,7 +100,7 @@ fn lookup(criterion: &mut Criterion) {
                     bencher.iter(|| {
                         turn = (turn + 1) % looked_up;
                         let (key, value) = &entries[turn];
-                        domain.find(black_box(&[Entry { key, value }])).is_some()
+                        domain.find(black_box(&[Entry::new(key, value)])).is_some()
                     });
                 });
             }

@@ -1,8 +1,9 @@
 //! A tower layer that limits HTTP requests inside a program: feature `tower`.
 //!
 //! A refused request gets status 429 with `Retry-After` (if the same request passes later) and, as each response to a
-//! request with a limit, `RateLimit-Limit`, `RateLimit-Remaining` and `RateLimit-Reset`, in whole seconds. A request that
-//! finds too many others waiting for a shared store gets status 503.
+//! request with a limit, `RateLimit-Limit`, `RateLimit-Remaining` and `RateLimit-Reset`, in whole seconds; without a reset
+//! if it is not known when the same request passes, or if it never does. A request that finds too many others waiting for
+//! a shared store gets status 503.
 
 use std::{
     future::Future,
@@ -168,7 +169,10 @@ fn add_headers(headers: &mut HeaderMap, checked: &Checked) {
     if let (Some(limit), Some(reset)) = (checked.limit, checked.reset_after) {
         headers.insert("ratelimit-limit", limit.into());
         headers.insert("ratelimit-remaining", checked.remaining.into());
-        headers.insert("ratelimit-reset", seconds(reset).into());
+        // A refusal that may never end waits for nothing.
+        if checked.passes || checked.retry_after.is_some() {
+            headers.insert("ratelimit-reset", seconds(reset).into());
+        }
     }
 }
 
@@ -233,6 +237,17 @@ descriptors:
         assert_eq!((refused.status(), refused.body().as_str()), (StatusCode::TOO_MANY_REQUESTS, ""));
         assert_eq!(refused.headers()[RETRY_AFTER], "3600");
         assert_eq!(ask(&mut service, "/b").await.status(), StatusCode::OK);
+    }
+
+    #[tokio::test]
+    async fn refusal_that_never_ends_has_neither_reset_nor_retry_after() {
+        let limiter = Arc::new(Limiter::from_yaml(RULES).unwrap());
+        let question =
+            |request: &Request<()>| question(request).map(|question| Question { hits: 2, ..question });
+        let refused = ask(&mut RateLimitLayer::new(limiter, question).layer(Echo), "/a").await;
+        assert_eq!(refused.status(), StatusCode::TOO_MANY_REQUESTS);
+        let names = ["ratelimit-limit", "ratelimit-remaining", "ratelimit-reset", "retry-after"];
+        assert_eq!(names.map(|name| refused.headers().contains_key(name)), [true, true, false, false]);
     }
 
     #[tokio::test]

@@ -12,6 +12,9 @@ use crate::api::{
 /// The path of the method with streams of requests and replies.
 pub const CHECK_STREAM_PATH: &str = "/tollgate.v1.RateLimiter/CheckStream";
 
+/// The path of decisions by headers over HTTP.
+pub const CHECK_PATH: &str = "/check";
+
 /// A method with one message and one reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Method {

@@ -48,6 +48,14 @@ pub(super) struct Body<'b> {
     pub(super) text: String,
 }
 
+/// When a refused request passes, as its headers say.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct When<'a> {
+    pub(super) retry_after: Option<Duration>,
+    /// Why it never passes.
+    pub(super) never_because: Option<&'a str>,
+}
+
 /// Makes the bodies of refusals.
 #[derive(Clone, Debug)]
 pub struct DenialBodies {
@@ -76,7 +84,7 @@ impl DenialBodies {
         }
     }
 
-    /// The body of a reply, which says when to retry as its headers do; `None` if the request passes, if no body is
+    /// The body of a reply, which says when to retry; `None` if the request passes, if no body is
     /// set, or if it is too large.
     #[inline]
     pub(super) fn of<'b>(
@@ -85,9 +93,9 @@ impl DenialBodies {
         rules: &'b KeyedRules,
         answer: &Answer<'b>,
         modes: Modes,
-        retry_after: Option<Duration>,
+        when: When<'_>,
     ) -> Option<Body<'b>> {
-        if answer.passes { None } else { self.of_refusal(domain, rules, answer, modes, retry_after) }
+        if answer.passes { None } else { self.of_refusal(domain, rules, answer, modes, when) }
     }
 
     #[inline(never)]
@@ -97,7 +105,7 @@ impl DenialBodies {
         rules: &'b KeyedRules,
         answer: &Answer<'b>,
         modes: Modes,
-        retry_after: Option<Duration>,
+        when: When<'_>,
     ) -> Option<Body<'b>> {
         let refusing = || answer.statuses.iter().filter(|status| !status.passes);
         let decisive = decisive_of(refusing(), modes)?;
@@ -122,7 +130,8 @@ impl DenialBodies {
             limit: limit.map(|limit| limit.requests_per_unit),
             unit: limit.and_then(|limit| limit.unit),
             remaining: decisive.map(|status| status.remaining),
-            retry_after,
+            retry_after: when.retry_after,
+            never_because: when.never_because,
             violated_policies: &violated_policies,
         };
         Some(Body { content_type: template.content_type(), text: template.render(&values)? })
@@ -168,7 +177,7 @@ mod tests {
         ] {
             let statuses = [Status { degraded, ..status }].into_iter().collect();
             let answer = Answer { passes: false, passes_in_shadow: false, delay: Duration::ZERO, statuses };
-            let body = bodies.of("d", &rules, &answer, Modes::default(), None).unwrap();
+            let body = bodies.of("d", &rules, &answer, Modes::default(), When::default()).unwrap();
             let json: serde_json::Value = serde_json::from_str(&body.text).unwrap();
             let expected =
                 serde_json::json!({"type": kind, "title": title, "violated-policies": ["override"]});

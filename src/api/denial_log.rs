@@ -55,8 +55,9 @@ impl DenialLog {
 
 /// Formats entries as `key=value,key=value`, truncated to the maximum length.
 fn text<'e>(entries: &[Entry<'e>]) -> String {
-    // Parts are cut before they are formatted, because a message may have megabytes of them.
-    let cut = |part: &'e str| &part[..part.floor_char_boundary(DESCRIPTOR_BYTES_MAX + 1)];
+    // Parts are cut before they are formatted, because a message may have megabytes of them. A character that is cut
+    // here begins beyond the maximum.
+    let cut = |part: &'e [u8]| &part[..part.len().min(DESCRIPTOR_BYTES_MAX + char::MAX_LEN_UTF8)];
     let first = &entries[..entries.len().min(DESCRIPTOR_BYTES_MAX)];
     let mut text = descriptor::format(first.iter().map(|entry| (cut(entry.key), cut(entry.value))));
     if text.len() > DESCRIPTOR_BYTES_MAX {
@@ -71,7 +72,7 @@ mod tests {
     use super::*;
 
     fn shown(entries: &[(&str, &str)]) -> String {
-        text(&entries.iter().map(|(key, value)| Entry { key, value }).collect::<Vec<_>>())
+        text(&entries.iter().map(|(key, value)| Entry::new(key, value)).collect::<Vec<_>>())
     }
 
     #[test]

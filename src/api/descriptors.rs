@@ -11,7 +11,7 @@ use tollgate_limiter::{
     rules::Unit,
 };
 
-use crate::api::protobuf::{Fields, Malformed, Value, text};
+use crate::api::protobuf::{Fields, Malformed, Value};
 
 /// Decoded descriptors.
 #[derive(Debug, Default)]
@@ -146,12 +146,12 @@ impl LimitOverride {
 
 #[inline]
 fn entry(message: &[u8]) -> Result<Entry<'_>, Malformed> {
-    let mut entry = Entry { key: "", value: "" };
+    let mut entry = Entry { key: &[], value: &[] };
     let mut fields = Fields::of(message);
     while let Some(field) = fields.next()? {
         match field {
-            (1, Value::Bytes(key)) => entry.key = text(key)?,
-            (2, Value::Bytes(value)) => entry.value = text(value)?,
+            (1, Value::Bytes(key)) => entry.key = key,
+            (2, Value::Bytes(value)) => entry.value = value,
             (1..=2, _wrong_type) => return Err(Malformed),
             (_unknown, Value::Varint(_) | Value::Bytes(_) | Value::Other) => {}
         }

@@ -41,12 +41,10 @@ pub struct Template {
 pub(super) enum BadHeader<'t> {
     /// A required header is missing, or empty after its filters.
     Missing(&'t str),
-    /// A value is not UTF-8.
-    NotUtf8(&'t HeaderName),
 }
 
 /// The values of the headers of a template.
-struct HeaderValues<'h>(Vec<(&'h HeaderName, Cow<'h, str>)>);
+struct HeaderValues<'h>(Vec<(&'h HeaderName, Cow<'h, [u8]>)>);
 
 /// `/check` as it is set.
 #[derive(Clone, Debug)]
@@ -110,7 +108,7 @@ pub(super) fn headers_and_body(reply: &[u8]) -> (HeaderMap, Vec<u8>) {
 impl Template {
     /// The descriptors of these headers, without those that lack an optional one.
     fn descriptors(&self, headers: &HeaderMap) -> Result<Vec<RateLimitDescriptor>, BadHeader<'_>> {
-        let values = HeaderValues::read(&self.headers, headers)?;
+        let values = HeaderValues::read(&self.headers, headers);
         let descriptors = self.descriptors.descriptors().map(|entries| descriptor(entries, &values));
         descriptors.filter_map(Result::transpose).collect()
     }
@@ -123,7 +121,7 @@ fn descriptor<'t>(
 ) -> Result<Option<RateLimitDescriptor>, BadHeader<'t>> {
     let (mut entries, mut is_complete) = (Vec::with_capacity(templates.len()), true);
     for template in templates {
-        let mut value = String::new();
+        let mut value = Vec::new();
         match template.fill(values, &mut value) {
             Ok(()) => entries.push(Entry { key: template.key.clone(), value }),
             Err(missing) => match missing.presence {
@@ -138,29 +136,23 @@ fn descriptor<'t>(
 
 impl<'h> HeaderValues<'h> {
     /// The values of these headers, as far as the request has them.
-    fn read<'t: 'h>(names: &'t [HeaderName], headers: &'h HeaderMap) -> Result<Self, BadHeader<'t>> {
-        let value = |name| Some(joined(name, headers)?.map(|value| (name, value)));
-        names.iter().filter_map(value).collect::<Result<_, _>>().map(Self)
+    fn read(names: &'h [HeaderName], headers: &'h HeaderMap) -> Self {
+        Self(names.iter().filter_map(|name| Some((name, joined(name, headers)?))).collect())
     }
 }
 
 impl Fields for HeaderValues<'_> {
-    fn get(&self, name: &str) -> Option<Cow<'_, str>> {
+    fn get(&self, name: &str) -> Option<Cow<'_, [u8]>> {
         let (_, value) = self.0.iter().find(|(header, _)| name.eq_ignore_ascii_case(header.as_str()))?;
         Some(Cow::Borrowed(value))
     }
 }
 
 /// The value of a header. As in HTTP, several of one name are one list.
-fn joined<'h, 't>(
-    name: &'t HeaderName,
-    headers: &'h HeaderMap,
-) -> Option<Result<Cow<'h, str>, BadHeader<'t>>> {
-    let text =
-        |value: &'h HeaderValue| str::from_utf8(value.as_bytes()).map_err(|_| BadHeader::NotUtf8(name));
-    let mut values = headers.get_all(name).iter().map(text);
-    let first = values.next()?.map(Cow::Borrowed);
-    Some(values.fold(first, |list, value| Ok(Cow::Owned(format!("{}, {}", list?, value?)))))
+fn joined<'h>(name: &HeaderName, headers: &'h HeaderMap) -> Option<Cow<'h, [u8]>> {
+    let mut values = headers.get_all(name).iter().map(HeaderValue::as_bytes);
+    let first = Cow::Borrowed(values.next()?);
+    Some(values.fold(first, |list, value| Cow::Owned([&*list, b", ", value].concat())))
 }
 
 /// What counts of a header without filters, so that a client can neither invent its address nor have a counter for
@@ -200,7 +192,7 @@ impl TryFrom<String> for Template {
 /// The entries of the text of one descriptor, without the space around keys and values.
 fn entries(text: &str) -> Result<Vec<Entry>, String> {
     let entry = |entry: Entry| {
-        let trimmed = |text: String| text.trim().to_owned();
+        let trimmed = |part: Vec<u8>| part.trim_ascii().to_owned();
         let entry = Entry { key: trimmed(entry.key), value: trimmed(entry.value) };
         if entry.key.is_empty() { Err(format!("`{text}`: a key is empty")) } else { Ok(entry) }
     };
@@ -211,13 +203,14 @@ impl fmt::Display for BadHeader<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Missing(name) => write!(f, "the header {name} is missing or empty"),
-            Self::NotUtf8(name) => write!(f, "the header {name} is not UTF-8"),
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use tollgate_limiter::descriptor::escaped;
+
     use super::*;
 
     fn check(template: &str) -> Check {
@@ -239,12 +232,17 @@ mod tests {
     /// The descriptors of a request in their text form, or why there are none.
     fn requested(template: &str, given: &[(&str, &str)]) -> Result<Vec<String>, String> {
         let given: Vec<_> = given.iter().map(|(name, value)| (*name, value.as_bytes())).collect();
+        requested_of_bytes(template, &given)
+    }
+
+    fn requested_of_bytes(template: &str, given: &[(&str, &[u8])]) -> Result<Vec<String>, String> {
         let check = check(template);
-        let message = check.request(&headers(&given)).map_err(|bad| bad.to_string())?;
+        let message = check.request(&headers(given)).map_err(|bad| bad.to_string())?;
         let request = message.map(|message| RateLimitRequest::decode(&*message).unwrap());
         let descriptors = request.map(|request| request.descriptors).unwrap_or_default();
         let text = |descriptor: RateLimitDescriptor| {
-            let entries = descriptor.entries.iter().map(|entry| format!("{}={}", entry.key, entry.value));
+            let entries = descriptor.entries.iter();
+            let entries = entries.map(|entry| format!("{}={}", escaped(&entry.key), escaped(&entry.value)));
             entries.collect::<Vec<_>>().join(" ")
         };
         Ok(descriptors.into_iter().map(text).collect())
@@ -336,16 +334,19 @@ mod tests {
     }
 
     #[test]
-    fn header_value_beyond_utf8_is_an_error() {
-        let check = check("user={x-user|optional};a={x-forwarded-for}");
-        let list = ("x-forwarded-for", &b"10.0.0.1"[..]);
-        for users in [&[&b"ann\xff"[..]][..], &[b"ann", b"\xe2\x82"]] {
+    fn header_value_beyond_utf8_is_its_bytes() {
+        let template = "user={x-user|lower|optional};a={x-forwarded-for}";
+        let list = ("x-forwarded-for", &b"10.0.0.1, \xe9"[..]);
+        for (users, expected) in [
+            (&[&b"Ann\xff"[..]][..], r"user=ann\xFF"),
+            (&[&b"ann"[..], b"\xe2\x82"][..], r"user=ann, \xE2\x82"),
+            (&[&br"ann\xff"[..]][..], r"user=ann\\xff"),
+            (&["É%".as_bytes()][..], "user=é%"),
+        ] {
             let mut given = vec![list, ("x-other", b"\xff")];
             given.extend(users.iter().map(|user| ("x-user", *user)));
-            let bad = check.request(&headers(&given)).unwrap_err();
-            assert_eq!(bad, BadHeader::NotUtf8(&HeaderName::from_static("x-user")));
+            assert_eq!(requested_of_bytes(template, &given).unwrap(), [expected, r"a=\xE9"]);
         }
-        assert!(check.request(&headers(&[list, ("x-user", "é%".as_bytes())])).is_ok());
     }
 
     #[test]

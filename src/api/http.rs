@@ -1,11 +1,11 @@
 //! The HTTP API: probes, the rate limit services as JSON, and decisions by headers.
 
-use std::sync::Arc;
+use std::{net::SocketAddr, sync::Arc};
 
 use axum::{
     Extension, Router,
     body::Body,
-    extract::State,
+    extract::{ConnectInfo, State},
     http::{HeaderMap, StatusCode, header::CONTENT_TYPE, request},
     middleware,
     response::{IntoResponse, Response},
@@ -16,9 +16,11 @@ use tollgate_limiter::{printable, resilience::Caller};
 use tonic::Code;
 
 use crate::api::{
-    Api, ApiKind, Call, Error, Hosts, Method, Reply, ResetPrecision,
+    Api, ApiKind, Call, Error, FailedCall, Hosts, Method, Reply, ResetPrecision,
+    call::CHECK_PATH,
     cross_site::{self, GatewayRequests},
     error::details,
+    failed_calls::BAD_HEADER,
     forward_auth, json,
     proto::google::rpc,
     reader::{ReadError, ReadRequest, RequestReader},
@@ -71,7 +73,7 @@ pub fn router<R: Readiness>(
             let gateways = GatewayRequests { hosts, headers: check.headers().into() };
             let guard = middleware::from_fn_with_state(gateways, cross_site::refuse_pages);
             let methods = get(decide_headers).post(decide_headers);
-            let check = Router::new().route("/check", methods).with_state((calls, Arc::new(check)));
+            let check = Router::new().route(CHECK_PATH, methods).with_state((calls, Arc::new(check)));
             routes.merge(check.route_layer(guard))
         }
     }
@@ -86,6 +88,9 @@ struct Calls {
     /// Whether calls are answered.
     opened: watch::Receiver<bool>,
 }
+
+/// The address of a client; `None` over a Unix socket.
+type Peer = Option<Extension<ConnectInfo<SocketAddr>>>;
 
 /// Why a call has no reply.
 enum Undecided {
@@ -126,12 +131,29 @@ impl Calls {
     }
 }
 
+impl Calls {
+    /// Counts and logs a call that is answered with an error.
+    fn failed(&self, path: &str, (code, reason): (Code, &'static str), message: &str, peer: Peer) {
+        let peer = peer.map(|Extension(ConnectInfo(peer))| peer);
+        self.api.failed(&FailedCall { path, code, reason, message, peer });
+    }
+}
+
 impl Undecided {
     fn reason(&self) -> String {
         match self {
             Self::Overloaded => "too many concurrent calls".to_owned(),
             Self::Failed => "the call failed".to_owned(),
             Self::Error(error) => error.to_string(),
+        }
+    }
+
+    /// The code of its status, and the reason in the details.
+    fn code_and_reason(&self) -> (Code, &'static str) {
+        match self {
+            Self::Overloaded => (Code::ResourceExhausted, "OVERLOADED"),
+            Self::Failed => (Code::Internal, "INTERNAL"),
+            Self::Error(error) => (error.code(), error.reason_name()),
         }
     }
 
@@ -153,9 +175,11 @@ impl Undecided {
     /// The error as `tollgate.v1` sends it.
     fn details(&self) -> rpc::Status {
         match self {
-            Self::Overloaded => details(Code::ResourceExhausted, "OVERLOADED", self.reason()),
-            Self::Failed => details(Code::Internal, "INTERNAL", self.reason()),
             Self::Error(error) => error.details(),
+            Self::Overloaded | Self::Failed => {
+                let (code, reason) = self.code_and_reason();
+                details(code, reason, self.reason())
+            }
         }
     }
 }
@@ -180,11 +204,12 @@ fn printable_lines(text: &str) -> String {
 async fn should_rate_limit(
     State((calls, reader)): State<(Calls, RequestReader)>,
     connection: Option<Extension<Caller>>,
+    peer: Peer,
     body: Body,
 ) -> Response {
     let Extension(connection) = connection.unwrap_or_default();
     let method = Method::ShouldRateLimit;
-    let request = match read(&calls, &reader, method, body).await {
+    let request = match read(&calls, &reader, method, peer, body).await {
         Ok(request) => request,
         Err(error) => return error.into_response(),
     };
@@ -193,7 +218,10 @@ async fn should_rate_limit(
         .await
     {
         Ok(reply) => reply,
-        Err(undecided) => return (undecided.status(), undecided.reason() + "\n").into_response(),
+        Err(undecided) => {
+            calls.failed(method.json_path(), undecided.code_and_reason(), &undecided.reason(), peer);
+            return (undecided.status(), undecided.reason() + "\n").into_response();
+        }
     };
     let status = if reply.passes == Some(true) { StatusCode::OK } else { StatusCode::TOO_MANY_REQUESTS };
     json_response(status, json::response(method, reply.message()))
@@ -207,7 +235,8 @@ async fn call_v1(
     body: Body,
 ) -> Response {
     let connection = parts.extensions.get::<Caller>().cloned().unwrap_or_default();
-    let request = match read(&calls, &reader, method, body).await {
+    let peer: Peer = parts.extensions.get().copied().map(Extension);
+    let request = match read(&calls, &reader, method, peer, body).await {
         Ok(request) => request,
         Err(error) => return json_response(error.status(), json::error(&error.details())),
     };
@@ -215,18 +244,23 @@ async fn call_v1(
         .decide(ApiKind::Json, method, Some(parts.headers), connection, request, |request| request.message());
     match decided.await {
         Ok(reply) => json_response(StatusCode::OK, json::response(method, reply.message())),
-        Err(undecided) => json_response(undecided.status(), json::error(&undecided.details())),
+        Err(undecided) => {
+            calls.failed(method.json_path(), undecided.code_and_reason(), &undecided.reason(), peer);
+            json_response(undecided.status(), json::error(&undecided.details()))
+        }
     }
 }
 
-/// Reads the request of a method, and counts one that is too large.
+/// Reads the request of a method, and counts one that cannot be read.
 async fn read(
     calls: &Calls,
     reader: &RequestReader,
     method: Method,
+    peer: Peer,
     body: Body,
 ) -> Result<ReadRequest, ReadError> {
     reader.read(method, body).await.inspect_err(|error| {
+        calls.failed(method.json_path(), error.reason(), &error.to_string(), peer);
         if let Some(error) = error.too_large() {
             calls.api.metrics().unanswered(Error::Decode(error.into()));
         }
@@ -243,6 +277,7 @@ fn json_response(status: StatusCode, json: Result<String, serde_json::Error>) ->
 async fn decide_headers(
     State((calls, check)): State<(Calls, Arc<forward_auth::Check>)>,
     connection: Option<Extension<Caller>>,
+    peer: Peer,
     headers: HeaderMap,
 ) -> Response {
     let message = match check.request(&headers) {
@@ -250,6 +285,7 @@ async fn decide_headers(
         Ok(None) => return StatusCode::OK.into_response(),
         Err(header) => {
             calls.api.metrics().bad_header(&header);
+            calls.failed(CHECK_PATH, (Code::InvalidArgument, BAD_HEADER), &header.to_string(), peer);
             return (StatusCode::BAD_REQUEST, format!("{header}\n")).into_response();
         }
     };
@@ -264,7 +300,10 @@ async fn decide_headers(
             *response.headers_mut() = headers;
             response
         }
-        Err(undecided) => (check.failure(), undecided.reason() + "\n").into_response(),
+        Err(undecided) => {
+            calls.failed(CHECK_PATH, undecided.code_and_reason(), &undecided.reason(), peer);
+            (check.failure(), undecided.reason() + "\n").into_response()
+        }
     }
 }
 

@@ -306,6 +306,7 @@ mod tests {
             limits: vec![limit],
             degraded: true,
             error: Some(details(Code::Unavailable, "NO_RULES", "no rules".to_owned())),
+            never_because: "larger than the limit".into(),
         };
         let sent = v1::CheckResponse { answers: vec![answer] };
         let json = response(method, &sent.encode_to_vec()).unwrap();

@@ -14,6 +14,7 @@ use crate::{
     api::{
         ApiKind, Error,
         error::{AccessError, ResetError},
+        failed_calls::FailedCalls,
         forward_auth::BadHeader,
     },
     telemetry::metrics::metrics,
@@ -45,8 +46,9 @@ pub struct Metrics {
     pub owner_unreachable: Counter,
     /// Resets without the right admin token.
     pub wrong_token: Counter,
+    /// Calls that were answered with an error.
+    pub failed_calls: FailedCalls,
     missing_headers: Counter,
-    headers_not_utf8: Counter,
     // In the order of `ApiKind`.
     requests: [Counter; ApiKind::ALL.len()],
     waiting: AtomicU64,
@@ -63,6 +65,13 @@ metrics! { Metrics;
             family.sample(&["invalid"], all.invalid.get());
             family.sample(&["wrong_token"], all.wrong_token.get());
         };
+    Counter "tollgate_failed_calls_total" ["method", "reason"]
+        "Calls answered with an error, by the path of their method (other: one that is not served, or of another service) and the reason of docs/api.md or of docs/metrics.md. Envoy lets requests pass whose call fails."
+        => |all, family| {
+            for (labels, calls) in all.failed_calls.totals() {
+                family.sample(&labels, calls);
+            }
+        };
     Histogram "tollgate_request_duration_seconds" []
         "Time from reading a request to its decision, without delays imposed by a leaky_queue. Requests of one read batch count with their mean."
         => |all, family| family.buckets(&all.duration.buckets());
@@ -74,10 +83,9 @@ metrics! { Metrics;
             }
         };
     Counter "tollgate_forward_auth_bad_headers_total" ["reason"]
-        "Requests to /check answered 400 because of a header of check.descriptors: missing if it is missing or empty, not_utf8 if its value is not UTF-8."
+        "Requests to /check answered 400 because of a header of check.descriptors: missing if it is missing or empty."
         => |all, family| {
             family.sample(&["missing"], all.missing_headers.get());
-            family.sample(&["not_utf8"], all.headers_not_utf8.get());
         };
     Gauge "tollgate_queue_waiting_requests" []
         "Requests waiting for their turn in a leaky_queue."
@@ -112,8 +120,8 @@ impl Default for Metrics {
             invalid: Counter::default(),
             owner_unreachable: Counter::default(),
             wrong_token: Counter::default(),
+            failed_calls: FailedCalls::default(),
             missing_headers: Counter::default(),
-            headers_not_utf8: Counter::default(),
             requests: Default::default(),
             waiting: AtomicU64::new(0),
         }
@@ -144,7 +152,6 @@ impl Metrics {
     pub(super) fn bad_header(&self, header: &BadHeader<'_>) {
         match header {
             BadHeader::Missing(_) => self.missing_headers.increase(),
-            BadHeader::NotUtf8(_) => self.headers_not_utf8.increase(),
         }
     }
 
@@ -186,6 +193,7 @@ impl Metrics {
             Error::Reset(
                 ResetError::Access(AccessError::NoToken | AccessError::Unusable)
                 | ResetError::LimitOrHits(_)
+                | ResetError::NotEscaped(_)
                 | ResetError::NoCounter { .. },
             ) => {}
         }

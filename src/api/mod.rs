@@ -15,6 +15,7 @@ pub mod descriptor_template;
 pub mod descriptor_text;
 mod descriptors;
 mod error;
+mod failed_calls;
 pub mod forward_auth;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzz;
@@ -38,6 +39,7 @@ pub mod v1;
 pub use call::{ApiKind, Call, Method, Reply, ResetPrecision};
 pub use cross_site::Hosts;
 pub use error::Error;
+pub use failed_calls::FailedCall;
 pub use handle::{Batch, Handled, Unfinished};
 pub(crate) use metrics::ALL as METRICS;
 pub use metrics::Metrics;
@@ -129,6 +131,11 @@ impl Api {
     /// Metrics of requests.
     pub fn metrics(&self) -> &Arc<Metrics> {
         &self.metrics
+    }
+
+    /// Counts and logs a call that is answered with an error.
+    pub fn failed(&self, call: &FailedCall<'_>) {
+        self.metrics.failed_calls.add(call, self.limiter.view().now());
     }
 
     /// Sets the logging of denials.

@@ -10,39 +10,43 @@ use tollgate_limiter::{
     rules::{EntryMatch, Group, MatchKind, Network, address},
 };
 
-/// The value that stands for that of `entry`, which matches in this way. `hash` hashes texts.
+/// The value that stands for that of `entry`, which matches in this way. `hash` hashes values.
 pub(super) fn of<'r>(
     entry: Entry<'r>,
     matched: Option<EntryMatch<'_>>,
-    hash: impl Fn(&str) -> u64,
-) -> Cow<'r, str> {
-    let as_text = |value: &str| format!("{:016x}", hash(value));
+    hash: impl Fn(&[u8]) -> u64,
+) -> Cow<'r, [u8]> {
+    let as_text = |value: &[u8]| format!("{:016x}", hash(value));
     let Some(EntryMatch { kind, value, network, group }) = matched else {
-        return as_text(entry.value).into();
+        return as_text(entry.value).into_bytes().into();
     };
     match kind {
         MatchKind::Exact => entry.value.into(),
         MatchKind::Pattern => {
             // Values that are counted as one stay one.
             let counted = group.map_or(Cow::Borrowed(entry.value), |group| group.counted(entry.value));
-            if value.contains('*') { value.replace('*', &as_text(&counted)) } else { as_text(&counted) }
-                .into()
+            let hashed = as_text(&counted);
+            let shown = if value.contains('*') { value.replace('*', &hashed) } else { hashed };
+            shown.into_bytes().into()
         }
         MatchKind::Network | MatchKind::KeyOnly => match address(entry.value) {
             Some(address) if network.is_some() || group.is_some() => {
-                other_address(address, network.map_or(0, Network::length), hash).to_string().into()
+                other_address(address, network.map_or(0, Network::length), hash)
+                    .to_string()
+                    .into_bytes()
+                    .into()
             }
-            Some(_) | None => as_text(entry.value).into(),
+            Some(_) | None => as_text(entry.value).into_bytes().into(),
         },
     }
 }
 
 /// An address with the first `kept` bits of `address`. Each further bit is flipped or not by the hash of the bits before
 /// it. So two addresses have as many first bits in common as before, and groups of any length stay groups.
-fn other_address(address: IpAddr, kept: u8, hash: impl Fn(&str) -> u64) -> IpAddr {
+fn other_address(address: IpAddr, kept: u8, hash: impl Fn(&[u8]) -> u64) -> IpAddr {
     let bits = Group::EACH.length(address);
     let flips = (kept..bits).fold(0_u128, |flips, length| {
-        let flip = hash(&Network::of(address, length).to_string()) & 1;
+        let flip = hash(Network::of(address, length).to_string().as_bytes()) & 1;
         flips | u128::from(flip) << (bits - 1 - length)
     });
     match address {
@@ -60,14 +64,14 @@ mod tests {
 
     use super::*;
 
-    fn hash(text: &str) -> u64 {
+    fn hash(value: &[u8]) -> u64 {
         let mut hasher = DefaultHasher::new();
-        text.hash(&mut hasher);
+        value.hash(&mut hasher);
         hasher.finish()
     }
 
     fn shown(value: &str, matched: EntryMatch<'_>) -> String {
-        of(Entry { key: "ip", value }, Some(matched), hash).into_owned()
+        String::from_utf8(of(Entry::new("ip", value), Some(matched), hash).into_owned()).unwrap()
     }
 
     #[test]
@@ -82,10 +86,10 @@ mod tests {
     #[test]
     fn value_without_network_or_group_is_shown_as_text() {
         let matched = EntryMatch { kind: MatchKind::KeyOnly, value: "", network: None, group: None };
-        assert_eq!(shown("10.1.2.3", matched), format!("{:016x}", hash("10.1.2.3")));
+        assert_eq!(shown("10.1.2.3", matched), format!("{:016x}", hash(b"10.1.2.3")));
         let group = Some(Group { ipv4: 24, ipv6: 64 });
         let no_address = shown("ann", EntryMatch { group, ..matched });
-        assert_eq!(no_address, format!("{:016x}", hash("ann")));
+        assert_eq!(no_address, format!("{:016x}", hash(b"ann")));
         let pattern = EntryMatch { kind: MatchKind::Pattern, value: "10.*", network: None, group };
         assert_eq!(shown("10.1.2.3", pattern), shown("10.1.2.4", pattern), "both are counted as 10.1.2.0/24");
     }
@@ -102,7 +106,7 @@ mod tests {
             let [shown_one, shown_other] = [one, other].map(|address| shown(&address.to_string(), matched));
             let are_one = |one: &str, other: &str| {
                 let group = Group { ipv4: 24, ipv6 };
-                group.counted(one) == group.counted(other)
+                group.counted(one.as_bytes()) == group.counted(other.as_bytes())
             };
             prop_assert_eq!(are_one(&shown_one, &shown_other), are_one(&one.to_string(), &other.to_string()));
         }

@@ -145,7 +145,13 @@ impl ReadError {
 
     /// The error as `tollgate.v1` sends it.
     pub(super) fn details(&self) -> rpc::Status {
-        let (code, reason) = match self {
+        let (code, reason) = self.reason();
+        details(code, reason, self.to_string())
+    }
+
+    /// The status code, and the reason in the details.
+    pub(super) fn reason(&self) -> (Code, &'static str) {
+        match self {
             Self::Json(JsonError::Malformed(_)) | Self::BodyBroken(_) => (Code::InvalidArgument, "MALFORMED"),
             Self::Json(JsonError::TooLarge(_) | JsonError::RequestTooLarge { .. }) | Self::BodyTooLarge => {
                 (Code::InvalidArgument, "TOO_LARGE")
@@ -153,8 +159,7 @@ impl ReadError {
             Self::BodySlow => (Code::DeadlineExceeded, "BODY_TIMEOUT"),
             Self::Busy => (Code::ResourceExhausted, "OVERLOADED"),
             Self::Failed(_) => (Code::Internal, "INTERNAL"),
-        };
-        details(code, reason, self.to_string())
+        }
     }
 
     /// The exceeded bound, if that is the reason.

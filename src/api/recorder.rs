@@ -14,7 +14,7 @@ use serde_json::json;
 use tokio::sync::Notify;
 use tollgate_limiter::{
     algorithm::Operation,
-    descriptor::{Entry, KeyText, Secret},
+    descriptor::{self, Entry, KeyText, Secret},
     limiter::{ActiveView, Descriptor, Limiter, Request},
     rules::{KeyedDomain, KeyedRules},
     time::Timestamp,
@@ -76,7 +76,7 @@ struct Charges {
     bytes: usize,
     domain: Box<str>,
     /// The keys and values of all descriptors, one after the other.
-    text: String,
+    parts: Vec<u8>,
     /// The length of each key and of each value.
     lengths: Vec<(u32, u32)>,
     /// The number of entries and the hits of each descriptor.
@@ -123,8 +123,22 @@ struct RecordedDescriptor<'r> {
 
 #[derive(Serialize)]
 struct RecordedEntry<'r> {
-    key: &'r str,
+    key: Cow<'r, str>,
     value: Cow<'r, str>,
+    /// Whether key and value are escaped, because one of them is not UTF-8.
+    #[serde(skip_serializing_if = "<&bool as std::ops::Not>::not")]
+    escaped: bool,
+}
+
+impl<'r> RecordedEntry<'r> {
+    fn new(key: &'r [u8], value: Cow<'r, [u8]>) -> Self {
+        let escaped = str::from_utf8(key).is_err() || str::from_utf8(&value).is_err();
+        let text = |part: &[u8]| match str::from_utf8(part) {
+            Ok(text) if !escaped => text.to_owned(),
+            Ok(_) | Err(_) => descriptor::escaped(part).into_owned(),
+        };
+        Self { key: text(key).into(), value: text(&value).into(), escaped }
+    }
 }
 
 impl Recorder {
@@ -279,25 +293,26 @@ impl Charges {
     }
 
     fn of(request: &Request<'_>, time: Timestamp, bytes: usize) -> Self {
-        let (mut text, mut lengths, mut descriptors) = (String::new(), Vec::new(), Vec::new());
+        let (mut parts, mut lengths, mut descriptors) = (Vec::new(), Vec::new(), Vec::new());
         for (entries, hits) in charged(request) {
             for Entry { key, value } in entries {
-                text.extend([*key, *value]);
+                parts.extend_from_slice(key);
+                parts.extend_from_slice(value);
                 lengths.push((length(key), length(value)));
             }
             // A descriptor has at most some hundred entries.
             descriptors.push((entries.len() as u32, hits));
         }
-        Self { time, bytes, domain: request.domain().into(), text, lengths, descriptors }
+        Self { time, bytes, domain: request.domain().into(), parts, lengths, descriptors }
     }
 
     fn recorded(&self, rules: &KeyedRules, secret: Option<&Secret>) -> RecordedRequest<'_> {
         let domain = rules.domain(&self.domain);
         let mut attempts = REQUEST_ATTEMPTS_MAX;
-        let (mut text, mut lengths) = (self.text.as_str(), self.lengths.iter());
+        let (mut bytes, mut lengths) = (self.parts.as_slice(), self.lengths.iter());
         let mut next = |length: u32| {
-            let (part, rest) = text.split_at(length as usize);
-            text = rest;
+            let (part, rest) = bytes.split_at(length as usize);
+            bytes = rest;
             part
         };
         let descriptor = |(number, hits): &(u32, u64)| {
@@ -323,8 +338,8 @@ fn charged<'r>(request: &'r Request<'_>) -> impl Iterator<Item = (&'r [Entry<'r>
 }
 
 /// A message is smaller than 4 GiB.
-fn length(text: &str) -> u32 {
-    text.len() as u32
+fn length(part: &[u8]) -> u32 {
+    part.len() as u32
 }
 
 /// The entries, with their values or such that match the same rules.
@@ -336,10 +351,7 @@ fn recorded<'r>(
     attempts: &mut u32,
 ) -> Vec<RecordedEntry<'r>> {
     let Some(secret) = secret else {
-        return entries
-            .iter()
-            .map(|entry| RecordedEntry { key: entry.key, value: entry.value.into() })
-            .collect();
+        return entries.iter().map(|entry| RecordedEntry::new(entry.key, entry.value.into())).collect();
     };
     let matches = |entries: &[Entry<'_>]| domain.map(|domain| domain.matches(entries)).unwrap_or_default();
     let wanted = matches(entries);
@@ -348,18 +360,18 @@ fn recorded<'r>(
         let hashed: Vec<_> = entries
             .iter()
             .enumerate()
-            .map(|(index, entry)| RecordedEntry {
-                key: entry.key,
-                value: pseudonym::of(*entry, wanted.get(index).copied(), |value| {
+            .map(|(index, entry)| {
+                let value = pseudonym::of(*entry, wanted.get(index).copied(), |value| {
                     hash(name, Entry { key: entry.key, value }, attempt, secret)
-                }),
+                });
+                (entry.key, value)
             })
             .collect();
-        let read: Vec<_> = hashed.iter().map(|RecordedEntry { key, value }| Entry { key, value }).collect();
+        let read: Vec<_> = hashed.iter().map(|(key, value)| Entry { key, value }).collect();
         // A pattern such as `4*` also matches hashes.
         let matches_alike = matches(&read) == wanted;
         if matches_alike || attempt == ATTEMPTS_MAX || *attempts == 0 {
-            return hashed;
+            return hashed.into_iter().map(|(key, value)| RecordedEntry::new(key, value)).collect();
         }
         attempt += 1;
         *attempts -= 1;

@@ -3,18 +3,21 @@
 use std::{fmt, fs, net::SocketAddr, path::PathBuf, time::Duration};
 
 use axum::{
-    body::{Body, to_bytes},
+    body::Body,
     http::{
-        HeaderValue, Request, StatusCode,
+        Request, StatusCode,
         header::{AUTHORIZATION, CONTENT_TYPE, HOST},
     },
 };
 use clap::{Arg, ArgMatches, ValueHint, value_parser};
 use serde_json::Value;
-use tokio::{net::TcpStream, task::JoinSet, time::timeout};
+use tokio::{net::TcpStream, time::timeout};
 use tollgate_limiter::printable;
 
-use crate::{cli::runtime::block_on, http_client};
+use crate::{
+    cli::runtime::block_on,
+    http_client::{self, Answer},
+};
 
 /// The time to wait for an answer.
 const TIMEOUT: Duration = Duration::from_secs(5);
@@ -57,7 +60,7 @@ pub(super) fn ask(matches: &ArgMatches, call: &AdminCall) -> Result<Value, Strin
     let server = Server::of(matches);
     block_on(server.in_time(async {
         let answer = server.open(call).await?;
-        let body = to_bytes(answer.body, ANSWER_BYTES_MAX).await.map_err(|error| server.no_answer(error))?;
+        let body = answer.whole_body(ANSWER_BYTES_MAX).await.map_err(|error| server.no_answer(error))?;
         serde_json::from_slice(&body).map_err(|error| server.no_answer(error))
     }))
 }
@@ -67,15 +70,6 @@ pub(super) fn ask(matches: &ArgMatches, call: &AdminCall) -> Result<Value, Strin
 pub(super) struct Server {
     to: String,
     token_file: Option<PathBuf>,
-}
-
-/// An answer with the status 200, whose body is still to be read.
-#[derive(Debug)]
-pub(super) struct Answer {
-    pub(super) content_type: Option<HeaderValue>,
-    pub(super) body: Body,
-    /// Drives the connection. Dropping it closes the connection.
-    pub(super) connection: JoinSet<hyper::Result<()>>,
 }
 
 impl Server {
@@ -108,18 +102,17 @@ impl Server {
     pub(super) async fn open(&self, call: &AdminCall) -> Result<Answer, String> {
         let token = self.token()?;
         let answered = send(&self.to, token.as_deref(), call).await;
-        let http_client::Answer { head, body, connection } =
-            answered.map_err(|error| self.no_answer(error))?;
-        if head.status == StatusCode::OK {
-            let content_type = head.headers.get(CONTENT_TYPE).cloned();
-            return Ok(Answer { content_type, body, connection });
+        let answer = answered.map_err(|error| self.no_answer(error))?;
+        let (status, headers) = (answer.head.status, &answer.head.headers);
+        if status == StatusCode::OK {
+            return Ok(answer);
         }
         // An admin listener has no text for paths that it does not have.
         let has_text =
-            head.headers.get(CONTENT_TYPE).is_some_and(|kind| kind.as_bytes().starts_with(b"text/plain"));
-        let body = to_bytes(body, REFUSAL_BYTES_MAX).await.map_err(|error| self.no_answer(error))?;
+            headers.get(CONTENT_TYPE).is_some_and(|kind| kind.as_bytes().starts_with(b"text/plain"));
+        let body = answer.whole_body(REFUSAL_BYTES_MAX).await.map_err(|error| self.no_answer(error))?;
         let (text, to) = (first_line(&body), &self.to);
-        Err(match head.status {
+        Err(match status {
             StatusCode::NOT_FOUND if !has_text => {
                 self.no_answer("there is no such page; is this an admin listener?")
             }
@@ -136,11 +129,7 @@ impl Server {
     }
 }
 
-async fn send(
-    to: &str,
-    token: Option<&str>,
-    call: &AdminCall,
-) -> Result<http_client::Answer, Box<dyn std::error::Error>> {
+async fn send(to: &str, token: Option<&str>, call: &AdminCall) -> Result<Answer, Box<dyn std::error::Error>> {
     let stream = TcpStream::connect(to).await?;
     let mut request =
         Request::builder().method(call.method).uri(&call.path).header(HOST, host(to, stream.peer_addr()?));

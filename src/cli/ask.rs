@@ -101,11 +101,7 @@ fn readable(request: &RateLimitRequest, answer: &RateLimitResponse) -> String {
         Code::Unknown => "unknown",
     };
     let lines = request.descriptors.iter().zip(&answer.statuses).map(|(descriptor, status)| {
-        format!(
-            "\n  {}: {}",
-            descriptor_text::format(descriptor.entries.iter().map(|entry| (&*entry.key, &*entry.value))),
-            status_line(status)
-        )
+        format!("\n  {}: {}", descriptor_text::format(&descriptor.entries), status_line(status))
     });
     overall.to_owned() + &lines.collect::<String>()
 }

@@ -36,9 +36,7 @@ pub(super) fn command() -> Command {
 pub(super) fn run(matches: &ArgMatches) -> Result<(String, ExitCode), String> {
     let domain = matches.get_one::<String>("domain").map(String::as_str).unwrap_or_default();
     let entries = matches.get_one::<Vec<Entry>>("descriptor").map(Vec::as_slice).unwrap_or_default();
-    let key = admin_client::percent_encode(&descriptor_text::format(
-        entries.iter().map(|entry| (&*entry.key, &*entry.value)),
-    ));
+    let key = admin_client::percent_encode(&descriptor_text::format(entries));
     let path = format!("/counters?domain={}&key={key}", admin_client::percent_encode(domain));
     let (method, body) = match matches.get_one::<u64>("set") {
         Some(used) => ("PUT", json!({"used": used}).to_string()),

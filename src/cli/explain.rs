@@ -7,7 +7,7 @@ use serde_json::Value;
 use tollgate_limiter::printable::escaped;
 
 use crate::{
-    api::json,
+    api::descriptor_text,
     cli::{
         admin_client,
         counters::penalty,
@@ -25,8 +25,18 @@ pub(super) fn command() -> Command {
 }
 
 pub(super) fn run(matches: &ArgMatches) -> Result<(String, ExitCode), String> {
-    let body = json::request_text(&request::request(matches)).map_err(|error| error.to_string())?;
-    let call = admin_client::AdminCall { method: "POST", path: "/explain".to_owned(), body };
+    let request = request::request(matches);
+    let mut path = format!("/explain?domain={}", admin_client::percent_encode(&request.domain));
+    for descriptor in &request.descriptors {
+        // Not as JSON, whose texts are UTF-8.
+        let key = admin_client::percent_encode(&descriptor_text::format(&descriptor.entries));
+        let hits = descriptor.hits_addend.map(|hits| match descriptor.is_negative_hits {
+            true => format!("&refund={hits}"),
+            false => format!("&hits={hits}"),
+        });
+        path.extend([format!("&key={key}"), hits.unwrap_or_default()]);
+    }
+    let call = admin_client::AdminCall { method: "GET", path, body: String::new() };
     let answer = admin_client::ask(matches, &call)?;
     let text = if matches.get_flag("json") { printable_json(&answer.to_string()) } else { readable(&answer) };
     Ok((text, if answer["code"] == "OK" { ExitCode::SUCCESS } else { ExitCode::from(OVER_LIMIT) }))

@@ -21,14 +21,14 @@ pub(super) fn descriptor() -> Arg {
         .value_name("KEY=VALUE[,KEY=VALUE]...")
         .required(true)
         .value_parser(descriptor_text::parse)
-        .help("Descriptor; \\, and \\= stand for the characters themselves, \\n and \\u{1b} for hidden ones")
+        .help("Descriptor; \\, \\= and \\\\ stand for the characters themselves, \\n and \\u{1b} for hidden ones, \\xE9 for another byte")
 }
 
 /// `command` with the arguments of a request: domain, descriptors, and the operation.
 pub(super) fn of(command: Command) -> Command {
     let descriptors = descriptor()
         .action(ArgAction::Append)
-        .help("Descriptor, may be repeated; \\, and \\= stand for the characters themselves, \\n and \\u{1b} for hidden ones");
+        .help("Descriptor, may be repeated; \\, \\= and \\\\ stand for the characters themselves, \\n and \\u{1b} for hidden ones, \\xE9 for another byte");
     let hits = Arg::new("hits")
         .long("hits")
         .value_name("N")

@@ -21,7 +21,7 @@ use tracing::{error, info, warn};
 use crate::{
     cli::help::examples,
     server::{Server, WorkerPool},
-    settings::{CATALOG, Compat, ListenAddress, Settings, Sources, Tls, environment},
+    settings::{BackendChoice, CATALOG, Compat, ListenAddress, Settings, Sources, Tls, environment},
     telemetry::logs,
 };
 
@@ -214,6 +214,9 @@ async fn serve(settings: Settings, log_control: logs::LogControl) -> Result<(), 
             }
         }
     });
+    if let Some(BackendChoice { backend, reason }) = &settings.backend {
+        info!(store = backend.name(), reason, "chose the store of the counters");
+    }
     if !settings.without_effect.is_empty() {
         let variables = settings.without_effect.join(", ");
         warn!(variables, "some variables of envoyproxy/ratelimit have no effect");

@@ -305,7 +305,7 @@ mod tests {
         for user in 0..200 {
             let value = format!("user{user}");
             let mut text = KeyText::new("api");
-            text.entry(Entry { key: "user", value: &value });
+            text.entry(Entry::new("user", &value));
             let slot = Slot::of(text.key(&[0; 17], &secret), SLOTS);
             *shares.entry(placement.owner(slot).unwrap()).or_default() += 1;
         }

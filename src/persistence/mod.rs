@@ -15,11 +15,13 @@ use tokio::{
 };
 use tollgate_limiter::{
     descriptor::Secret,
+    divider::Dividers,
     store::{Epoch, Memory, OnFull, Slot, SlotSource, StoredSlot},
     time::{Clock, Timestamp},
 };
 use tracing::{debug, error, info};
 
+mod divisions;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzz;
 mod parallel;
@@ -27,6 +29,7 @@ mod snapshot;
 
 pub use snapshot::SnapshotError;
 
+use divisions::Divisions;
 use parallel::Priority;
 use snapshot::Summary;
 
@@ -55,6 +58,10 @@ pub struct Persistence {
     pub memory: Arc<Memory>,
     settings: Settings,
     sources: SlotSources,
+    // How limits were divided when an earlier process ended, until that goes on.
+    divisions: Arc<Mutex<Option<Divisions>>>,
+    // What is written beside the last snapshot.
+    dividers: Option<Arc<Dividers>>,
     // Locked while a snapshot is written, because the temporary file is shared.
     writing: Arc<Mutex<()>>,
     // How many snapshots are to be written at once. A periodic one, which takes longer, makes way for them.
@@ -94,13 +101,17 @@ impl Persistence {
         let secret = Self::read(&settings, memory.slots(), now, |stored| memory.restore(stored.data, now));
         // An unusable snapshot may have been restored in part.
         let memory = if secret.is_some() { memory } else { empty() };
-        (Self::with(memory, settings), secret)
+        let divisions = Self::take_divisions(&settings).filter(|_| secret.is_some());
+        let persistence = Self { divisions: Arc::new(Mutex::new(divisions)), ..Self::with(memory, settings) };
+        (persistence, secret)
     }
 
     /// Starts as part of a cluster: returns the store, the secret and the stored slots, for the cluster to select from. Counters
     /// that do not fit into memory, and slots of another number of slots, are left out.
     pub fn start_shared(settings: Settings, now: Timestamp) -> (Self, Option<Secret>, Vec<StoredSlot>) {
         let memory = Memory::new(settings.memory_limit, settings.on_full).shared();
+        // Of a process without a cluster.
+        let _ = Self::take_divisions(&settings);
         let all = Mutex::new(Vec::new());
         let secret = Self::read(&settings, memory.slots(), now, |stored| {
             let stored = StoredSlot { data: stored.data.without_idle(now), ..stored };
@@ -123,7 +134,34 @@ impl Persistence {
 
     fn with(memory: Memory, settings: Settings) -> Self {
         let (memory, sources) = (Arc::new(memory), SlotSources::default());
-        Self { memory, settings, sources, writing: Arc::default(), urgent: Arc::default() }
+        let (divisions, writing, urgent) = Default::default();
+        Self { memory, settings, sources, divisions, dividers: None, writing, urgent }
+    }
+
+    /// The dividers of a process without a cluster. They go on with those of an earlier one if it has ended in order. If
+    /// not, what it has granted is not known, and may be in force.
+    pub fn start_dividers(&mut self, now: Timestamp) -> Arc<Dividers> {
+        let dividers = Dividers::new(self.memory.clone());
+        let divisions = self.divisions.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let dividers = Arc::new(match divisions {
+            Some(divisions) => {
+                divisions.into_iter().for_each(|(slot, divisions)| dividers.go_on(slot, divisions, now));
+                dividers
+            }
+            None => dividers.after_restart(now),
+        });
+        self.dividers = Some(dividers.clone());
+        dividers
+    }
+
+    fn take_divisions(settings: &Settings) -> Option<Divisions> {
+        let path = settings.snapshot.as_deref()?;
+        divisions::take(path, settings.memory_limit.saturating_add(EMPTY_SNAPSHOT_BYTES)).unwrap_or_else(
+            |problem| {
+                error!(path = %path.display(), %problem, "cannot read what clients of quotas were granted");
+                None
+            },
+        )
     }
 
     fn read(
@@ -168,8 +206,23 @@ impl Persistence {
 
     /// Writes the last snapshot, or gives it up at `deadline`; the previous one stays then.
     pub async fn write_until(&self, clock: &Clock, secret: Secret, deadline: Instant) {
-        if let (Err(_), Some(path)) = (timeout_at(deadline, self.write(clock, secret)).await, self.path()) {
-            error!(path = %path.display(), "the snapshot was not written in time; the previous one stays");
+        let Some(path) = self.path() else { return };
+        match timeout_at(deadline, self.write_with(Priority::Normal, clock, secret)).await {
+            Ok(true) => self.write_divisions(path, clock.now()),
+            Ok(false) => {}
+            Err(_) => {
+                error!(path = %path.display(), "the snapshot was not written in time; the previous one stays")
+            }
+        }
+    }
+
+    /// Writes how limits are divided. Nothing may be granted afterwards.
+    fn write_divisions(&self, path: &Path, now: Timestamp) {
+        let Some(dividers) = &self.dividers else { return };
+        let slots = self.memory.each_slot().map(|slot| (slot, dividers.of_slot(slot, now)));
+        let divisions = slots.filter(|(_, divisions)| !divisions.is_empty()).collect();
+        if let Err(problem) = divisions::write(path, &divisions) {
+            error!(path = %path.display(), %problem, "cannot write what clients of quotas are granted");
         }
     }
 
@@ -179,8 +232,9 @@ impl Persistence {
         self.write_with(Priority::Normal, clock, secret).await;
     }
 
-    async fn write_with(&self, priority: Priority, clock: &Clock, secret: Secret) {
-        let Some(path) = self.settings.snapshot.clone() else { return };
+    /// Whether it was written.
+    async fn write_with(&self, priority: Priority, clock: &Clock, secret: Secret) -> bool {
+        let Some(path) = self.settings.snapshot.clone() else { return false };
         let (persistence, clock, shown) = (self.clone(), clock.clone(), path.display().to_string());
         let is_urgent = priority == Priority::Normal;
         if is_urgent {
@@ -197,13 +251,16 @@ impl Persistence {
         })
         .await;
         let written = written.map_err(|panic| SnapshotError::Io(std::io::Error::other(panic)));
-        match written.flatten() {
+        let written = written.flatten();
+        let is_written = written.is_ok();
+        match written {
             Ok(()) => {}
             Err(SnapshotError::Superseded) => {
                 debug!(path = shown, "a snapshot was given up for the next one")
             }
             Err(problem) => error!(path = shown, %problem, "cannot write the snapshot"),
         }
+        is_written
     }
 }
 

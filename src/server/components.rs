@@ -4,7 +4,6 @@ use std::sync::Arc;
 
 use tokio::{sync::watch, task::JoinSet, time::sleep};
 use tollgate_limiter::{
-    divider::Dividers,
     limiter::{self, Limiter},
     remote::Remote,
     resilience::Callers,
@@ -38,12 +37,12 @@ use crate::{
         services::Services,
         tasks::Tasks,
     },
-    settings::Settings,
+    settings::{BackendChoice, Settings},
     telemetry::{logs::LogControl, traces::Traces},
 };
 
-/// Maximum size of a reflection message, in bytes.
-const REFLECTION_BYTES_MAX: usize = 64 * 1024;
+/// Maximum size of a reflection message, in bytes: a name. Its stream keeps as much while it is open.
+const REFLECTION_BYTES_MAX: usize = 4 * 1024;
 
 /// Memory budget for large JSON bodies, in bytes.
 const JSON_BODIES_BYTES_MAX: usize = 8 * 1024 * 1024;
@@ -85,7 +84,7 @@ impl Components {
     ) -> Result<Self, Error> {
         let rule_stats = RuleStatsRegistry::new(settings.metrics.names_per_rule);
         let active_rules = Arc::new(ActiveRules::with_stats(rule_stats));
-        let (persistence, replica) =
+        let (mut persistence, replica) =
             Replica::start(settings.cluster.clone(), settings.store.clone(), &clock, &active_rules).await?;
         let cluster = replica.as_ref().map(Replica::cluster);
         if let Some(replica) = replica {
@@ -105,10 +104,9 @@ impl Components {
             .with_modes(settings.limiter)
             .with_metrics(Arc::new(limiter::Metrics::new(settings.metrics.top_keys)));
         let quotas = settings.rlqs.enabled.then(|| {
-            let memory = persistence.memory.clone();
             let dividers = match &cluster {
                 Some(cluster) => cluster.dividers().clone(),
-                None => Arc::new(Dividers::new(memory).after_restart(clock.now())),
+                None => persistence.start_dividers(clock.now()),
             };
             let quotas = QuotaService::new(limiter.clone(), dividers, clock.clone(), settings.rlqs);
             let Some(cluster) = &cluster else { return Arc::new(quotas) };
@@ -248,8 +246,10 @@ impl Components {
             limiter: limiter.clone(),
             cluster: self.cluster.clone(),
             shared_store: self.shared_store.clone(),
+            requests: self.api.metrics().clone(),
             certificates: Arc::new(self.stats.clone()),
             clock: self.clock.clone(),
+            alone: self.settings.backend.as_ref().and_then(BackendChoice::alone),
         };
         let more = top::router(limiter.metrics().clone())
             .merge(admin::doctor::router(doctor))

@@ -14,10 +14,10 @@ use axum::{
 };
 use hyper::body::{Body as _, Bytes};
 use tollgate_limiter::resilience::{Caller, Callers, Origin};
-use tonic::codegen::Service as _;
+use tonic::{Code, Status, codegen::Service as _};
 
 use crate::{
-    api::{Api, Batch, rlqs::QuotaService},
+    api::{Api, Batch, FailedCall, rlqs::QuotaService},
     server::{
         body::{CallKind, RequestBody, Source},
         idle::{Activity, RequestActivity},
@@ -43,6 +43,8 @@ pub(super) struct Services {
     quotas: Option<Arc<QuotaService>>,
     // Address of the client.
     peer: Option<SocketAddr>,
+    // Where the calls of the connection come from.
+    origin: Origin,
     // Activity of the connection, if the listener closes idle connections.
     activity: Option<Arc<Activity>>,
     callers: Callers,
@@ -56,7 +58,7 @@ impl Services {
         // A router with its state set is not rebuilt for each request.
         let router = router.with_state(());
         let (api, quotas, activity, caller) = (None, None, None, Caller::default());
-        Self { router, api, quotas, peer: None, activity, callers, caller }
+        Self { router, api, quotas, peer: None, origin: Origin::Network(None), activity, callers, caller }
     }
 
     /// gRPC services: `api` is the rate limit service, `quotas` that of quotas, `router` has the other services.
@@ -67,7 +69,7 @@ impl Services {
         callers: Callers,
     ) -> Self {
         let (api, activity, caller) = (Some(api), None, Caller::default());
-        Self { router, api, quotas, peer: None, activity, callers, caller }
+        Self { router, api, quotas, peer: None, origin: Origin::Network(None), activity, callers, caller }
     }
 
     /// The services for one connection. `name` is that of the client's certificate, which was verified.
@@ -80,9 +82,10 @@ impl Services {
         let (router, api, callers) = (self.router.clone(), self.api.clone(), self.callers.clone());
         let quotas = self.quotas.clone();
         let network = || Origin::network(peer.map(|peer| peer.ip()));
+        let origin = name.map_or_else(network, Origin::Name);
         // One per connection: connections on different cores must not share a reference count.
-        let caller = self.callers.connected(name.map_or_else(network, Origin::Name));
-        Arc::new(Self { router, api, quotas, peer, activity, callers, caller })
+        let caller = self.callers.connected(origin.clone());
+        Arc::new(Self { router, api, quotas, peer, origin, activity, callers, caller })
     }
 
     /// Starts a batch of calls that are read together.
@@ -95,9 +98,22 @@ impl Services {
         Some((self.api.as_ref()?, &self.caller))
     }
 
+    /// Counts and logs a call that is answered with an error.
+    pub(super) fn failed(&self, path: &str, reason: &'static str, status: &Status) {
+        if let Some(api) = &self.api {
+            let (code, message, peer) = (status.code(), status.message(), self.peer);
+            api.failed(&FailedCall { path, code, reason, message, peer });
+        }
+    }
+
     /// The rate limit quota service, if it is enabled.
     pub(super) fn quotas(&self) -> Option<&Arc<QuotaService>> {
         self.quotas.as_ref()
+    }
+
+    /// Where the calls of the connection come from.
+    pub(super) fn origin(&self) -> &Origin {
+        &self.origin
     }
 
     /// The address of the client.
@@ -141,6 +157,7 @@ impl Services {
             request.extensions_mut().insert(ConnectInfo(peer));
         }
         request.extensions_mut().insert(self.caller.clone());
+        let path = self.api.as_ref().map(|_| request.uri().path().to_owned());
         // A router is always ready.
         let Ok(mut response) = self.router.clone().call(request).await;
         // The services behind the router return neither status for other reasons.
@@ -150,6 +167,13 @@ impl Services {
             } else if status == INTERNAL {
                 *status = INVALID_ARGUMENT;
             }
+        }
+        if let Some(path) = path
+            && let Some(status) = Status::from_header_map(response.headers())
+            && status.code() != Code::Ok
+        {
+            let is_unknown = status.code() == Code::Unimplemented;
+            self.failed(&path, if is_unknown { "UNKNOWN_METHOD" } else { "OTHER" }, &status);
         }
         response
     }

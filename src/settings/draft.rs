@@ -15,9 +15,10 @@ use crate::{
 impl Draft {
     /// The settings of all components. `given` has the value of each setting as text.
     pub(super) fn settings(self, given: Vec<EffectiveSetting>) -> Result<Settings, Vec<String>> {
-        let mut conflicts = Conflicts(
-            CATALOG.iter().zip(&given).filter_map(|(setting, given)| self.unused(setting, given)).collect(),
-        );
+        let redis = redis_kind(&given);
+        let each = CATALOG.iter().zip(&given);
+        let unused = each.filter_map(|(setting, given)| self.unused(setting, given, redis));
+        let mut conflicts = Conflicts(unused.collect());
         let Self {
             grpc,
             http,
@@ -54,6 +55,7 @@ impl Draft {
             },
             store: persistence::Settings { memory_limit, on_full, snapshot, snapshot_every },
             traces: None,
+            backend: None,
             without_effect: Vec::new(),
             given,
             grpc,
@@ -70,14 +72,15 @@ impl Draft {
             drain,
             log,
         };
-        settings.check(&mut conflicts);
+        settings.check(redis, &mut conflicts);
         if conflicts.0.is_empty() { Ok(settings) } else { Err(conflicts.0) }
     }
 
     /// Why a setting that an operator gave has no effect beside the others.
-    fn unused(&self, setting: &Setting, given: &EffectiveSetting) -> Option<String> {
+    fn unused(&self, setting: &Setting, given: &EffectiveSetting, redis: &str) -> Option<String> {
         let is_redis = self.store.kind == StoreKind::Redis;
         let is_alone = self.links.listen.is_none() && given.value != setting.default;
+        let in_redis;
         let why = match setting.part {
             Part::Always => None,
             Part::Url => {
@@ -90,13 +93,27 @@ impl Draft {
             }
             Part::Redis => (!is_redis).then_some("needs store.kind redis, which is not set"),
             Part::Memory | Part::Cluster if is_redis => {
-                Some("does not go with store.kind redis: the counters are not in this process")
+                in_redis = format!("does not go with {redis}: the counters are not in this process");
+                Some(&*in_redis)
             }
             Part::Memory => None,
             Part::Cluster => is_alone.then_some("needs cluster.listen, which is not set"),
         };
         let is_given = !matches!(given.from, Origin::Default | Origin::Reference) && given.value != OFF;
         why.filter(|_| is_given).map(|why| format!("{} {why}", setting.name))
+    }
+}
+
+/// The kind of store that is Redis, with the variable of another server that says so.
+fn redis_kind(given: &[EffectiveSetting]) -> &'static str {
+    let kind = given.iter().find(|setting| setting.name == "store.kind");
+    match kind.map(|kind| kind.from) {
+        Some(Origin::Reference) => {
+            "store.kind redis, which REDIS_URL stands for unless TOLLGATE_STORE__KIND is memory"
+        }
+        Some(Origin::Default | Origin::File | Origin::Environment | Origin::Flag) | None => {
+            "store.kind redis"
+        }
     }
 }
 
@@ -113,7 +130,7 @@ impl TlsFiles {
 }
 
 impl Settings {
-    fn check(&self, conflicts: &mut Conflicts) {
+    fn check(&self, redis: &str, conflicts: &mut Conflicts) {
         let [domain, descriptors] =
             [("domain", self.check.domain.is_some()), ("descriptors", self.check.descriptors.is_some())];
         conflicts.require("check.", &[(domain, descriptors), (descriptors, domain)]);
@@ -124,8 +141,7 @@ impl Settings {
         }
         if self.rlqs.enabled && self.shared_store.is_some() {
             // Each replica would give clients the whole limit.
-            let what = "rlqs.enabled does not go with store.kind redis: counters are divided in memory";
-            conflicts.add(what);
+            conflicts.add(format!("rlqs.enabled does not go with {redis}: counters are divided in memory"));
         }
         let Drain { delay, timeout, .. } = self.drain;
         if delay > timeout {

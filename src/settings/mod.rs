@@ -23,6 +23,7 @@ mod value_type;
 
 pub use catalog::{Admin, CATALOG, Drain, Grpc, Http, Memory, Metrics};
 pub use listeners::{CertificateName, Certificates, ListenAddress, Tls};
+pub use reference::{Backend, BackendChoice};
 pub use schema::json_schema;
 pub use sources::{Compat, Error, Sources, environment};
 pub use value_type::{Setting, ValueType};
@@ -68,6 +69,8 @@ pub struct Settings {
     pub log: telemetry::logs::Settings,
     /// The destination of traces, if any; from the variables of OpenTelemetry.
     pub traces: Option<telemetry::traces::Settings>,
+    /// Where the counters are and why, if this replica stands in for another server.
+    pub backend: Option<BackendChoice>,
     /// Variables of another server that have no effect, each with the reason.
     pub without_effect: Vec<String>,
     /// The effective value of each setting and its origin.

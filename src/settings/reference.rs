@@ -1,44 +1,18 @@
 //! The environment of envoyproxy/ratelimit as a source of settings, so that a deployment of it can start this program.
 
-use tollgate_limiter::shared_store::Passwords;
-
+mod backend;
+mod counters;
+mod translation;
 mod values;
 
+pub use backend::{Backend, BackendChoice};
+pub(super) use translation::{Given, Own, Translation};
+
+use counters::Login;
+use translation::Variables;
 use values::{
     ANY_HOST, address, boolean, joined_address, log_level, redis_connections, redis_timeout, switch,
 };
-
-/// A value for a setting, and the variable that it comes from.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) struct Given {
-    pub(super) setting: &'static str,
-    pub(super) value: String,
-    pub(super) variable: String,
-}
-
-/// What the environment means here.
-#[derive(Debug, Default)]
-pub(super) struct Translation {
-    pub(super) settings: Vec<Given>,
-    /// Passwords for the shared store. No setting has one, so that none is shown.
-    pub(super) passwords: Passwords,
-    /// Variables that have no effect, each with the reason.
-    pub(super) without_effect: Vec<String>,
-    /// Values that are not allowed.
-    pub(super) problems: Vec<String>,
-}
-
-/// What the settings of the other sources say that decides how variables are read.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Own {
-    /// The counters are in Redis. No variable of the reference decides that, because gateways demand an address even if
-    /// there is none.
-    pub(super) is_redis: bool,
-    /// A file has the password for the servers.
-    pub(super) has_password_file: bool,
-    /// A file has the password for the sentinels.
-    pub(super) has_sentinel_password_file: bool,
-}
 
 /// How a variable is read.
 enum Rule {
@@ -50,19 +24,12 @@ enum Rule {
     With(&'static str, &'static str),
     /// As `PASSWORD` or `USER:PASSWORD`.
     Login(Login),
-    /// Together with others.
+    /// Together with others; what reads them says which have no effect.
     Joined,
     /// Has no effect, because of this.
     Nothing(&'static str),
     /// As the rule says, but only for counters in Redis.
     Redis(&'static Rule),
-}
-
-/// What a password is for.
-#[derive(Clone, Copy)]
-enum Login {
-    Servers,
-    Sentinels,
 }
 
 const GRPC_TLS: &str = "GRPC_SERVER_USE_TLS";
@@ -134,7 +101,7 @@ const VARIABLES: &[(&str, Rule)] = &[
     ("USE_DOG_STATSD_MOGRIFIERS", Rule::Nothing(NO_STATSD)),
     ("EXTRA_TAGS", Rule::Nothing("labels are added by Prometheus")),
     ("DISABLE_STATS", Rule::Nothing("metrics are always counted")),
-    ("BACKEND_TYPE", Rule::Nothing("store.kind selects the store")),
+    ("BACKEND_TYPE", Rule::Joined),
     ("EXPIRATION_JITTER_MAX_SECONDS", Rule::Nothing("counters expire when they are idle")),
     ("LOCAL_CACHE_SIZE_IN_BYTES", Rule::Nothing("store.memory_limit bounds counters")),
     ("NEAR_LIMIT_RATIO", Rule::Nothing("it is always 0.8")),
@@ -152,7 +119,7 @@ const VARIABLES: &[(&str, Rule)] = &[
     ("RESPONSE_DYNAMIC_METADATA", Rule::Converted("api.dynamic_metadata", boolean)),
     ("HEALTHY_WITH_AT_LEAST_ONE_CONFIG_LOADED", Rule::Nothing("FORCE_START_WITHOUT_INITIAL_CONFIG decides")),
     ("REDIS_PERSECOND", Rule::Redis(&Rule::Nothing(ONE_STORE))),
-    ("REDIS_SOCKET_TYPE", Rule::Redis(&Rule::Nothing("connections are TCP"))),
+    ("REDIS_SOCKET_TYPE", Rule::Joined),
     ("REDIS_TYPE", Rule::Joined),
     ("REDIS_URL", Rule::Joined),
     ("REDIS_TLS", Rule::Joined),
@@ -190,8 +157,10 @@ const PREFIXES: &[(&str, &str)] = &[
 
 /// Translates the variables of the reference.
 pub(super) fn translate(environment: &[(String, String)], own: Own) -> Translation {
-    let reader = Reader { environment, own };
+    let variables = Variables(environment);
     let mut translation = Translation::default();
+    let choice = counters::choose(variables, own);
+    let reader = Reader { variables, own, choice: choice.as_ref().ok() };
     for (variable, value) in environment {
         match VARIABLES.iter().find(|(name, _)| name == variable) {
             Some((_, rule)) => reader.apply(variable, value, rule, &mut translation),
@@ -203,165 +172,111 @@ pub(super) fn translate(environment: &[(String, String)], own: Own) -> Translati
         }
     }
     reader.joined(&mut translation);
+    match choice {
+        Ok(choice) => {
+            counters::translate(variables, own, &choice, &mut translation);
+            translation.choice = Some(choice);
+        }
+        Err(problem) => translation.problems.push(problem),
+    }
     translation
 }
 
 struct Reader<'e> {
-    environment: &'e [(String, String)],
+    variables: Variables<'e>,
     own: Own,
+    /// `None` if it cannot be told, which is an error.
+    choice: Option<&'e BackendChoice>,
 }
 
 impl Reader<'_> {
-    fn value(&self, variable: &str) -> Option<&str> {
-        let found = self.environment.iter().find(|(name, _)| name == variable);
-        found.map(|(_, value)| value.as_str()).filter(|value| !value.is_empty())
-    }
-
-    fn is_on(&self, variable: &str) -> bool {
-        self.value(variable).and_then(switch).unwrap_or(false)
-    }
-
     fn apply(&self, variable: &str, value: &str, rule: &Rule, translation: &mut Translation) {
         // The reference's own defaults are empty texts.
         if value.is_empty() {
             return;
         }
-        let mut give = |setting: &'static str, value: String| {
-            translation.settings.push(Given { setting, value, variable: variable.to_owned() });
-        };
         match rule {
             Rule::Joined => {}
-            Rule::Login(login) => self.login(variable, value, *login, translation),
-            Rule::Same(setting) => give(setting, value.to_owned()),
-            Rule::With(needed, setting) if self.is_on(needed) => give(setting, value.to_owned()),
+            Rule::Login(login) => counters::log_in(variable, value, *login, self.own, translation),
+            Rule::Same(setting) => translation.give(setting, value, variable),
+            Rule::With(needed, setting) if self.variables.is_on(needed) => {
+                translation.give(setting, value, variable);
+            }
             Rule::With(needed, _) => {
                 translation.without_effect.push(format!("{variable} ({needed} is not true)"));
             }
             Rule::Converted(setting, convert) => match convert(value) {
-                Some(value) => give(setting, value),
+                Some(value) => translation.give(setting, value, variable),
                 None => translation.problems.push(format!("{variable}: `{value}` is not allowed")),
             },
             Rule::Nothing(why) => translation.without_effect.push(format!("{variable} ({why})")),
-            Rule::Redis(rule) if self.own.is_redis => self.apply(variable, value, rule, translation),
-            Rule::Redis(_) => translation.without_effect.push(no_redis(variable)),
+            Rule::Redis(rule) => match self.choice {
+                Some(BackendChoice { backend: Backend::Redis, .. }) => {
+                    self.apply(variable, value, rule, translation);
+                }
+                Some(choice) => translation.without_effect.push(choice.unused(variable)),
+                None => {}
+            },
         }
-    }
-
-    /// A user and a password. No message contains the value.
-    fn login(&self, variable: &str, value: &str, login: Login, translation: &mut Translation) {
-        let (user_setting, file_setting, has_file) = match login {
-            Login::Servers => {
-                ("store.redis.username", "store.redis.password_file", self.own.has_password_file)
-            }
-            Login::Sentinels => (
-                "store.redis.sentinel_username",
-                "store.redis.sentinel_password_file",
-                self.own.has_sentinel_password_file,
-            ),
-        };
-        if has_file {
-            translation.without_effect.push(format!("{variable} ({file_setting} has the password)"));
-            return;
-        }
-        let (user, password) = value.split_once(':').unwrap_or(("", value));
-        if password.is_empty() || user.contains(char::is_whitespace) {
-            translation.problems.push(format!("{variable}: the value is neither PASSWORD nor USER:PASSWORD"));
-            return;
-        }
-        if !user.is_empty() {
-            let (value, variable) = (user.to_owned(), variable.to_owned());
-            translation.settings.push(Given { setting: user_setting, value, variable });
-        }
-        let place = match login {
-            Login::Servers => &mut translation.passwords.server,
-            Login::Sentinels => &mut translation.passwords.sentinel,
-        };
-        *place = Some(password.to_owned());
     }
 
     /// Settings that several variables make up.
     fn joined(&self, translation: &mut Translation) {
-        let mut give = |setting: &'static str, value: String, from: &str| {
-            translation.settings.push(Given { setting, value, variable: from.to_owned() });
-        };
         for (setting, host, port, default, from) in [
             ("http.listen", "HOST", "PORT", "8080", "HOST, PORT"),
             ("grpc.listen", "GRPC_HOST", "GRPC_PORT", "8081", "GRPC_HOST, GRPC_PORT"),
         ] {
-            let (host, port) = (self.value(host), self.value(port));
+            let (host, port) = (self.variables.value(host), self.variables.value(port));
             if host.is_some() || port.is_some() {
                 let address = joined_address(host.unwrap_or(ANY_HOST), port.unwrap_or(default));
-                give(setting, address, from);
+                translation.give(setting, address, from);
             }
         }
-        if let Some(path) = self.value("GRPC_UDS") {
-            give("grpc.listen", format!("unix:{path}"), "GRPC_UDS");
+        for switch in [GRPC_TLS, XDS_TLS] {
+            translation.problems.extend(self.variables.wrong_switch(switch));
         }
-        give("metrics.reference_names", "true".to_owned(), "--compat");
-        match self.value("CONFIG_TYPE").unwrap_or("FILE") {
+        if let Some(path) = self.variables.value("GRPC_UDS") {
+            translation.give("grpc.listen", format!("unix:{path}"), "GRPC_UDS");
+        }
+        translation.give("metrics.reference_names", "true".to_owned(), "--compat");
+        match self.variables.value("CONFIG_TYPE").unwrap_or("FILE") {
             "FILE" => {
                 let of = |variable: &str, default| {
-                    self.value(variable).unwrap_or(default).trim_end_matches('/').to_owned()
+                    self.variables.value(variable).unwrap_or(default).trim_end_matches('/').to_owned()
                 };
                 let root = of("RUNTIME_ROOT", "/srv/runtime_data/current");
                 let parts = [root, of("RUNTIME_SUBDIRECTORY", ""), of("RUNTIME_APPDIRECTORY", "config")];
                 let parts = parts.into_iter().filter(|part| !part.is_empty());
-                give("rules.path", parts.collect::<Vec<_>>().join("/"), "RUNTIME_ROOT");
+                translation.give("rules.path", parts.collect::<Vec<_>>().join("/"), "RUNTIME_ROOT");
             }
             "GRPC_XDS_SOTW" => {
-                let scheme = if self.is_on(XDS_TLS) { "https" } else { "http" };
-                let server = self.value("CONFIG_GRPC_XDS_SERVER_URL").unwrap_or("localhost:18000");
-                give("rules.source", "xds".to_owned(), "CONFIG_TYPE");
-                give("rules.xds.url", format!("{scheme}://{server}"), "CONFIG_GRPC_XDS_SERVER_URL");
-                if self.value("CONFIG_GRPC_XDS_NODE_ID").is_none() {
-                    give("rules.xds.node_id", "default".to_owned(), "CONFIG_GRPC_XDS_NODE_ID");
+                let scheme = if self.variables.is_on(XDS_TLS) { "https" } else { "http" };
+                let server = self.variables.value("CONFIG_GRPC_XDS_SERVER_URL").unwrap_or("localhost:18000");
+                translation.give("rules.source", "xds".to_owned(), "CONFIG_TYPE");
+                translation.give(
+                    "rules.xds.url",
+                    format!("{scheme}://{server}"),
+                    "CONFIG_GRPC_XDS_SERVER_URL",
+                );
+                if self.variables.value("CONFIG_GRPC_XDS_NODE_ID").is_none() {
+                    translation.give("rules.xds.node_id", "default".to_owned(), "CONFIG_GRPC_XDS_NODE_ID");
                 }
                 // 0 stands for the default.
                 if let Some(bytes) =
-                    self.value("XDS_CLIENT_MAX_MSG_SIZE_IN_BYTES").filter(|bytes| *bytes != "0")
+                    self.variables.value("XDS_CLIENT_MAX_MSG_SIZE_IN_BYTES").filter(|bytes| *bytes != "0")
                 {
-                    give("rules.xds.max_message", bytes.to_owned(), "XDS_CLIENT_MAX_MSG_SIZE_IN_BYTES");
+                    translation.give(
+                        "rules.xds.max_message",
+                        bytes.to_owned(),
+                        "XDS_CLIENT_MAX_MSG_SIZE_IN_BYTES",
+                    );
                 }
             }
             other => translation
                 .problems
                 .push(format!("CONFIG_TYPE: `{other}` is not allowed; FILE and GRPC_XDS_SOTW are")),
         }
-        self.redis(translation);
     }
-
-    /// The servers of a shared store.
-    fn redis(&self, translation: &mut Translation) {
-        const NAMES: [&str; 3] = ["REDIS_URL", "REDIS_TYPE", "REDIS_TLS"];
-        if !self.own.is_redis {
-            let given = NAMES.into_iter().filter(|name| self.value(name).is_some());
-            translation.without_effect.extend(given.map(no_redis));
-            return;
-        }
-        let mut give = |setting: &'static str, value: String, from: &str| {
-            translation.settings.push(Given { setting, value, variable: from.to_owned() });
-        };
-        let kind = self.value("REDIS_TYPE").unwrap_or("single").to_ascii_lowercase();
-        let mode = if kind == "single" { "standalone".to_owned() } else { kind };
-        let mut servers: Vec<&str> =
-            self.value("REDIS_URL").into_iter().flat_map(|urls| urls.split(',')).map(str::trim).collect();
-        if mode == "sentinel" && !servers.is_empty() {
-            give("store.redis.sentinel_service", servers.remove(0).to_owned(), "REDIS_URL");
-        }
-        give("store.redis.mode", mode, "REDIS_TYPE");
-        if !servers.is_empty() {
-            let scheme = if self.is_on("REDIS_TLS") { "rediss" } else { "redis" };
-            let url = |server: &str| {
-                if server.contains("://") { server.to_owned() } else { format!("{scheme}://{server}") }
-            };
-            let urls: Vec<_> = servers.into_iter().map(url).collect();
-            give("store.redis.urls", urls.join(","), "REDIS_URL");
-        }
-    }
-}
-
-fn no_redis(variable: &str) -> String {
-    format!("{variable} (only store.kind redis has counters in Redis)")
 }
 
 #[cfg(test)]

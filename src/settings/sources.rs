@@ -1,7 +1,8 @@
 //! The sources of settings and the errors in them.
 
-use std::{io, path::PathBuf};
+use std::{collections::BTreeMap, io, path::PathBuf};
 
+use config::{Config, ConfigError, Environment, Map, Source, ValueKind};
 use tollgate_limiter::{
     files,
     shared_store::{PasswordSource, PasswordSources},
@@ -15,7 +16,7 @@ use crate::{
         catalog::Draft,
         otel,
         reference::{self, Given, Own, Translation},
-        value_type::StoreKind,
+        value_type::variable,
     },
 };
 
@@ -54,6 +55,9 @@ pub enum Error {
     /// One or more invalid settings; each line names the source and the accepted values.
     #[error("{}", .0.join("\n"))]
     Wrong(Vec<String>),
+    /// The sources cannot be layered.
+    #[error(transparent)]
+    Layers(#[from] ConfigError),
 }
 
 /// The environment of this process.
@@ -68,23 +72,20 @@ pub fn environment() -> Vec<(String, String)> {
 impl Sources {
     /// Loads the settings, or reports the problems of all sources.
     pub fn load(&self) -> Result<Settings, Error> {
-        let mut loading = Loading::default();
-        self.load_file(&mut loading)?;
-        self.load_environment(&mut loading);
-        let flag = |setting: &Setting| format!("--{}", setting.flag());
-        for (setting, value) in &self.flags {
-            loading.set(Origin::Flag, &flag(setting), flag, setting.name, value);
-        }
-        let Translation { without_effect, passwords, .. } = self.load_reference(&mut loading);
+        let mut reader = Reader::default();
+        let file = self.file(&mut reader)?;
+        let own = layered([file, self.environment(&mut reader)?, self.flags(&mut reader)])?;
+        let (reference, translation) = self.reference(&own, &mut reader);
         let traces = otel::traces(&self.environment).unwrap_or_else(|problem| {
-            loading.problems.push(problem);
+            reader.problems.push(problem);
             None
         });
-        let Loading { draft, given, problems } = loading;
-        if !problems.is_empty() {
-            return Err(Error::Wrong(problems));
+        if !reader.problems.is_empty() {
+            return Err(Error::Wrong(reader.problems));
         }
-        let mut settings = draft.settings(given).map_err(Error::Wrong)?;
+        let all = Config::builder().add_source(defaults()).add_source(reference).add_source(own).build()?;
+        let Translation { without_effect, passwords, choice, .. } = translation;
+        let mut settings = draft(&all).settings(effective(&all)).map_err(Error::Wrong)?;
         for (setting, given) in CATALOG.iter().zip(&mut settings.given) {
             given.value = setting.shown(&given.value);
         }
@@ -95,87 +96,157 @@ impl Sources {
                 *source = source.take().or(given.map(PasswordSource::Text));
             }
         }
-        Ok(Settings { traces, without_effect, ..settings })
+        Ok(Settings { traces, without_effect, backend: choice, ..settings })
     }
 
-    fn load_file(&self, loading: &mut Loading) -> Result<(), Error> {
-        let Some(path) = &self.file else { return Ok(()) };
+    fn file(&self, reader: &mut Reader) -> Result<Layer, Error> {
+        let mut layer = Layer::new(Origin::File);
+        let Some(path) = &self.file else { return Ok(layer) };
         let bytes = files::read(path, yaml::BYTES_MAX as u64)
             .map_err(|error| Error::Unreadable { path: path.clone(), error })?;
         let stream = yaml::load(&bytes);
         let place = |mark: Mark| format!("{}:{}:{}", path.display(), mark.line, mark.column);
         let problems = stream.problems.iter();
-        loading.problems.extend(problems.map(|problem| format!("{}: {}", place(problem.mark), problem.what)));
+        reader.problems.extend(problems.map(|problem| format!("{}: {}", place(problem.mark), problem.what)));
         for document in &stream.documents {
-            for section in loading.pairs(document, &place) {
-                let settings = loading.pairs(&section.value, &place);
+            for section in reader.pairs(document, &place) {
+                let settings = reader.pairs(&section.value, &place);
                 if settings.is_empty() && !is_section(&section.key) {
-                    loading.problems.push(format!(
-                        "{}: no such section: {}",
-                        place(section.mark),
-                        section.key
-                    ));
+                    let place = place(section.mark);
+                    reader.problems.push(format!("{place}: no such section: {}", section.key));
                 }
-                loading.section(&section.key, settings, &place);
+                reader.section(&section.key, settings, &place, &mut layer);
             }
         }
-        Ok(())
+        Ok(layer)
     }
 
-    fn load_environment(&self, loading: &mut Loading) {
-        for (variable, value) in &self.environment {
-            // A variable without the double underscore is not a setting: Kubernetes defines such variables for a
-            // Service.
-            let name = variable.strip_prefix("TOLLGATE_").filter(|name| name.contains("__"));
-            if let Some(name) = name {
-                let name = name.replace("__", ".").to_lowercase();
-                loading.set(Origin::Environment, variable, Setting::variable, &name, value);
-            }
+    fn environment(&self, reader: &mut Reader) -> Result<Layer, Error> {
+        // A variable without the double underscore is not a setting: Kubernetes defines such variables for a Service.
+        let is_setting = |name: &str| name.starts_with("TOLLGATE_") && name.contains("__");
+        let given = self.environment.iter().filter(|(name, _)| is_setting(name));
+        let given = given.map(|(name, value)| (name.to_uppercase(), value.clone()));
+        let source = Environment::with_prefix("TOLLGATE").prefix_separator("_").separator("__");
+        let values: BTreeMap<_, _> = source.source(Some(given.collect())).collect()?.into_iter().collect();
+        let mut layer = Layer::new(Origin::Environment);
+        for (name, value) in values {
+            let value = value.into_string()?;
+            reader.set(&variable(&name), Setting::variable, &name, &value, &mut layer);
         }
+        Ok(layer)
     }
 
-    /// Reads the variables of another server, which override defaults only.
-    fn load_reference(&self, loading: &mut Loading) -> Translation {
-        match self.compat {
-            None => Translation::default(),
-            Some(Compat::EnvoyRatelimit) => {
-                let Draft { store, redis, .. } = &loading.draft;
-                let own = Own {
-                    is_redis: store.kind == StoreKind::Redis,
-                    has_password_file: redis.password_file.is_some(),
-                    has_sentinel_password_file: redis.sentinel_password_file.is_some(),
-                };
-                let mut translation = reference::translate(&self.environment, own);
-                loading.problems.append(&mut translation.problems);
-                for Given { setting, value, variable } in &translation.settings {
-                    loading.set(Origin::Reference, variable, |_| variable.clone(), setting, value);
-                }
-                translation
-            }
+    fn flags(&self, reader: &mut Reader) -> Layer {
+        let mut layer = Layer::new(Origin::Flag);
+        let flag = |setting: &Setting| format!("--{}", setting.flag());
+        for (setting, value) in &self.flags {
+            reader.set(&flag(setting), flag, setting.name, value, &mut layer);
         }
+        layer
+    }
+
+    /// Reads the variables of another server, which override defaults only. `own` has all other settings.
+    fn reference(&self, own: &Config, reader: &mut Reader) -> (Layer, Translation) {
+        let mut layer = Layer::new(Origin::Reference);
+        let Some(Compat::EnvoyRatelimit) = self.compat else { return (layer, Translation::default()) };
+        let Draft { store, redis, links, .. } = draft(own);
+        let own = Own {
+            store: value(own, "store.kind").map(|_| store.kind),
+            has_cluster: links.listen.is_some(),
+            has_password_file: redis.password_file.is_some(),
+            has_sentinel_password_file: redis.sentinel_password_file.is_some(),
+        };
+        let mut translation = reference::translate(&self.environment, own);
+        reader.problems.append(&mut translation.problems);
+        for Given { setting, value, variable } in &translation.settings {
+            reader.set(variable, |_| variable.clone(), setting, value, &mut layer);
+        }
+        (layer, translation)
     }
 }
 
-/// The settings read so far. Each source overrides those that were read before, except the reference.
-struct Loading {
+/// The valid settings of one source; of equal names the last one counts.
+#[derive(Clone, Debug)]
+struct Layer {
+    origin: Origin,
+    values: Vec<(&'static str, String)>,
+}
+
+impl Layer {
+    fn new(origin: Origin) -> Self {
+        Self { origin, values: Vec::new() }
+    }
+}
+
+impl Source for Layer {
+    fn clone_into_box(&self) -> Box<dyn Source + Send + Sync> {
+        Box::new(self.clone())
+    }
+
+    fn collect(&self) -> Result<Map<String, config::Value>, ConfigError> {
+        let origin = self.origin.name().to_owned();
+        let value = |text: &String| config::Value::new(Some(&origin), text.as_str());
+        Ok(self.values.iter().map(|(name, text)| ((*name).to_owned(), value(text))).collect())
+    }
+}
+
+fn defaults() -> Layer {
+    let values = CATALOG.iter().map(|setting| (setting.name, setting.default.to_owned()));
+    Layer { values: values.collect(), ..Layer::new(Origin::Default) }
+}
+
+/// These layers, each of which overrides the previous ones.
+fn layered(layers: [Layer; 3]) -> Result<Config, ConfigError> {
+    layers.into_iter().fold(Config::builder(), |builder, layer| builder.add_source(layer)).build()
+}
+
+/// The value of a setting, if there is one.
+fn value<'c>(config: &'c Config, name: &str) -> Option<(&'c str, Origin)> {
+    let inner = |value: &'c config::Value, part| {
+        let ValueKind::Table(values) = &value.kind else { return None };
+        values.get(part)
+    };
+    let found = name.split('.').try_fold(&config.cache, inner)?;
+    let ValueKind::String(text) = &found.kind else { return None };
+    let origin = Origin::ALL.into_iter().find(|origin| found.origin() == Some(origin.name()))?;
+    Some((text, origin))
+}
+
+/// The defaults, overridden by these valid values.
+fn draft(config: &Config) -> Draft {
+    let mut draft = Draft::defaults();
+    for setting in CATALOG {
+        if let Some((text, _)) = value(config, setting.name) {
+            // It was accepted when it was read.
+            let _ = draft.set(setting, text);
+        }
+    }
+    draft
+}
+
+/// The values of all settings, in the order of the catalog.
+fn effective(config: &Config) -> Vec<EffectiveSetting> {
+    let each = CATALOG.iter().map(|setting| {
+        let (text, from) = value(config, setting.name).unwrap_or((setting.default, Origin::Default));
+        EffectiveSetting { name: setting.name, value: text.to_owned(), from }
+    });
+    each.collect()
+}
+
+/// Reads the values of sources, and collects what is wrong with them.
+struct Reader {
+    /// Tries values; a value without effect must be valid, too.
     draft: Draft,
-    // Invariant: in the order of the catalog.
-    given: Vec<EffectiveSetting>,
     problems: Vec<String>,
 }
 
-impl Default for Loading {
+impl Default for Reader {
     fn default() -> Self {
-        let given = CATALOG.iter().map(|Setting { name, default, .. }| EffectiveSetting {
-            name,
-            value: (*default).to_owned(),
-            from: Origin::Default,
-        });
-        Self { draft: Draft::defaults(), given: given.collect(), problems: Vec::new() }
+        Self { draft: Draft::defaults(), problems: Vec::new() }
     }
 }
 
-impl Loading {
+impl Reader {
     /// The pairs of a mapping in a settings file; empty for null.
     fn pairs<'n>(&mut self, node: &'n Node<'n>, place: &impl Fn(Mark) -> String) -> &'n [Pair<'n>] {
         match &node.value {
@@ -192,15 +263,21 @@ impl Loading {
     }
 
     /// The settings of a section in a settings file, and of the sections in it.
-    fn section(&mut self, section: &str, settings: &[Pair<'_>], place: &impl Fn(Mark) -> String) {
+    fn section(
+        &mut self,
+        section: &str,
+        settings: &[Pair<'_>],
+        place: &impl Fn(Mark) -> String,
+        layer: &mut Layer,
+    ) {
         for setting in settings {
             let name = format!("{section}.{}", setting.key);
             let written = |setting: &Setting| setting.name.to_owned();
             match &setting.value.value {
                 Value::Scalar(scalar) => {
-                    self.set(Origin::File, &place(setting.mark), written, &name, &scalar.text);
+                    self.set(&place(setting.mark), written, &name, &scalar.text, layer);
                 }
-                Value::Mapping(settings) if is_section(&name) => self.section(&name, settings, place),
+                Value::Mapping(settings) if is_section(&name) => self.section(&name, settings, place, layer),
                 Value::List(_) | Value::Mapping(_) => {
                     let what = setting.value.describe();
                     self.problems.push(format!("{}: {name} cannot be {what}", place(setting.mark)));
@@ -210,19 +287,17 @@ impl Loading {
         }
     }
 
-    /// Sets the setting `name`, if it and its value are valid. `place` is where it was set; `written` formats the name
-    /// of a setting for this source.
+    /// Adds the setting `name` to a layer, if it and its value are valid. `place` is where it was set; `written` formats
+    /// the name of a setting for this source.
     fn set(
         &mut self,
-        from: Origin,
         place: &str,
         written: impl Fn(&Setting) -> String,
         name: &str,
         value: &str,
+        layer: &mut Layer,
     ) {
-        let Some((setting, given)) =
-            CATALOG.iter().zip(&mut self.given).find(|(known, _)| known.name == name)
-        else {
+        let Some(setting) = CATALOG.iter().find(|known| known.name == name) else {
             let near = CATALOG.iter().max_by(|one, other| {
                 strsim::jaro_winkler(one.name, name).total_cmp(&strsim::jaro_winkler(other.name, name))
             });
@@ -231,16 +306,12 @@ impl Loading {
             self.problems.push(format!("{place}: no such setting{near}"));
             return;
         };
-        let is_overridden =
-            from == Origin::Reference && !matches!(given.from, Origin::Default | Origin::Reference);
-        // A value without effect must be valid nevertheless.
-        let draft = if is_overridden { &mut Draft::defaults() } else { &mut self.draft };
-        if draft.set(setting, value).is_none() {
-            let expected = setting.value_type().expected;
-            let shown = setting.shown(value);
-            self.problems.push(format!("{place}: `{shown}` is not allowed; {expected} is"));
-        } else if !is_overridden {
-            *given = EffectiveSetting { name: setting.name, value: value.to_owned(), from };
+        match self.draft.set(setting, value) {
+            Some(()) => layer.values.push((setting.name, value.to_owned())),
+            None => {
+                let (expected, shown) = (setting.value_type().expected, setting.shown(value));
+                self.problems.push(format!("{place}: `{shown}` is not allowed; {expected} is"));
+            }
         }
     }
 }

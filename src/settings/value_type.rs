@@ -94,8 +94,13 @@ impl Setting {
 
     /// The environment variable.
     pub fn variable(&self) -> String {
-        format!("TOLLGATE_{}", self.name.replace('.', "__").to_uppercase())
+        variable(self.name)
     }
+}
+
+/// The environment variable of a setting with this name.
+pub(super) fn variable(name: &str) -> String {
+    format!("TOLLGATE_{}", name.replace('.', "__").to_uppercase())
 }
 
 /// The source of the rules.

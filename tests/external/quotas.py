@@ -11,13 +11,20 @@ import time
 from processes import ROOT, eventually
 
 RULES = ROOT / "deploy" / "rules" / "quotas.yaml"
-RATE, BURST, BUDGET = 100, 20, 500
+RATE, BURST = 100, 20
+# A budget in a window of so many seconds by the clock: shorter than that of the deployed rules. The demands of tests use
+# it up in a quarter of the window, because two reports of 5 s prove what is left of slices.
+BUDGET, WINDOW = 60, 15
+# Further tenants beside those of the deployed rules: a budget, large bursts, and rates that have turns.
+MORE_RULES = f"""
+  - {{key: tenant, value: sprint, rate_limit: {{window: {WINDOW}s, requests_per_unit: {BUDGET}, algorithm: fixed_window}}}}
+  - {{key: tenant, value: idle, rate_limit: {{unit: minute, requests_per_unit: 300, algorithm: token_bucket, burst: 300}}}}
+  - {{key: tenant, value: callers, rate_limit: {{unit: minute, requests_per_unit: 300, algorithm: token_bucket, burst: 300}}}}
+  - {{key: tenant, value: next, rate_limit: {{unit: minute, requests_per_unit: 300, algorithm: token_bucket, burst: 300}}}}
+  - {{key: tenant, value: two, rate_limit: {{unit: second, requests_per_unit: 2, algorithm: token_bucket, burst: 2}}}}
+"""
 # What an earlier process may have assigned is over after this time.
 LEARNING_SECONDS = 16
-# Each Envoy reports so often.
-REPORT_SECONDS = 5
-# A share of a client that has gone is in force for this time after its last report.
-SHARE_SECONDS = 16
 # A client notices a response late on a busy machine.
 LATE = 0.1
 
@@ -104,6 +111,15 @@ def most_in(passed, seconds):
     """The most that passed in any span of this length."""
     times = sorted(passed)
     return max((bisect.bisect_left(times, at + seconds) - index for index, at in enumerate(times)), default=0)
+
+
+def most_beyond(passed, rate):
+    """The most that passed in any time beyond what the rate allows in that time: at most the burst."""
+    least, most = float("inf"), 0.0
+    for index, at in enumerate(sorted(passed)):
+        least = min(least, index - rate * at)
+        most = max(most, index + 1 - rate * at - least)
+    return most
 
 
 def passed_between(passed, begin, end):

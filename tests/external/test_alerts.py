@@ -148,6 +148,7 @@ CASES = {
     "TollgateRuleRefusesMuch": (decisions(60), decisions(40)),
     "TollgateUnknownDomain": counter("tollgate_unknown_domain_requests_total"),
     "TollgateRequestsUnanswered": counter("tollgate_unanswered_requests_total", 'reason="joining"'),
+    "TollgateCallsFail": counter("tollgate_failed_calls_total", 'method="other",reason="COMPRESSED"'),
     "TollgateSlow": (durations(5), durations(0)),
     "TollgateCountersEvicted": (
         counter("tollgate_counters_evicted_total", 'reason="unexpired"')[0],
@@ -161,6 +162,7 @@ CASES = {
     "TollgateRulesCopyErrors": counter("tollgate_rules_url_copy_errors_total"),
     "TollgateXdsDisconnected": gauge("tollgate_xds_connected", 0, 1),
     "TollgateXdsConflicts": gauge("tollgate_xds_conflicts", 2, 0),
+    "TollgateXdsUnknownFields": gauge("tollgate_xds_unknown_fields", 2, 0),
     "TollgateOverlayMisfits": gauge("tollgate_overlay_misfits", 2, 0),
     "TollgateOverlayStale": gauge("tollgate_overlay_stale", 1, 0),
     "TollgateAcceptErrors": counter("tollgate_accept_errors_total", 'listener="grpc"'),

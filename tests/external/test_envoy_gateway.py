@@ -120,6 +120,8 @@ def test_pod_of_envoy_gateway_limits_through_envoy(gateway, certs, start_pod_of_
     assert metric(pod, f"ratelimit_service_rate_limit_total_hits{{{labels}}}") == 5
     assert pod.call(pod.http, "/healthcheck").code == 200
 
+    [chosen] = [event for event in pod.events() if event["message"] == "chose the store of the counters"]
+    assert chosen["store"] == "memory" and ".invalid" in chosen["reason"]
     warnings = [event for event in pod.events() if "no effect" in event["message"]]
     of_arguments = [event for event in warnings if "arguments" in event]
     assert [event["arguments"] for event in of_arguments] == [UNKNOWN_ARGUMENT], "once"

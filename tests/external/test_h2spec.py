@@ -1,5 +1,6 @@
 """HTTP/2 conformance of the gRPC listener, by h2spec. h2spec/races.yaml says which cases may be repeated, and why."""
 
+import collections
 import pathlib
 import shutil
 import subprocess
@@ -14,7 +15,8 @@ H2SPEC = shutil.which("h2spec")
 FOLDER = pathlib.Path(__file__).parent / "h2spec"
 # All cases of the version in h2spec/go.mod, with those of strict mode.
 CASES = 146
-REPEATS = 10
+# Each case that races passes in so many of at most so many runs.
+PASSES_MIN, RUNS_MAX = 3, 10
 TIMEOUT = 300.0
 
 RULES = """
@@ -23,9 +25,10 @@ RULES = """
       - {key: user, rate_limit: {unit: hour, requests_per_unit: 1000000}}
 """
 
-pytestmark = pytest.mark.skipif(
-    H2SPEC is None, reason="h2spec is not installed; tests/run installs it if Go is available"
-)
+pytestmark = [
+    pytest.mark.extended,
+    pytest.mark.skipif(H2SPEC is None, reason="h2spec is not installed; tests/run --all installs it if Go is available"),
+]
 
 
 def listed(file):
@@ -57,8 +60,11 @@ def test_cases_that_do_not_pass_are_exceptions(start_tollgate, rule_file, tmp_pa
     assert len(results) == CASES
     assert exceptions | races <= results.keys(), "a case of a list does not exist"
     assert failed(results) <= exceptions | races, "every other case passes at the first run"
-    lost = failed(results) - exceptions
-    for _ in range(REPEATS):
-        if lost:
-            lost &= failed(run(grpc, report, *sorted({case.split()[0] for case in lost})))
-    assert not lost
+    passes = collections.Counter(races - failed(results))
+    for _ in range(RUNS_MAX - 1):
+        rare = {case for case in races if passes[case] < PASSES_MIN}
+        # One section at a time: beside its own subsections, h2spec leaves the cases of a section out.
+        for section in sorted({case.split()[0] for case in rare}):
+            again = run(grpc, report, section)
+            passes.update(case for case in rare if again.get(case))
+    assert min(passes[case] for case in races) >= PASSES_MIN, f"passes of at most {RUNS_MAX} runs: {passes}"

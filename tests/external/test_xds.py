@@ -112,6 +112,29 @@ def test_conflict_of_two_tenants_leaves_out_the_second_descriptor_only(start_con
     assert metric(tollgate, "tollgate_xds_conflicts") == 1
 
 
+def test_unknown_field_of_a_limit_is_shown_and_logged_once(start_control_plane, start_client):
+    control_plane = start_control_plane()
+    newer = {"key": "user", **limit(3, name="newer")}
+    inner = {"key": "path", "descriptors": [newer | {"key": "plan"}]}
+    control_plane.serve("1", rules("edge", newer, inner), rules("other", {"key": "user", **limit(9)}))
+    tollgate = start_client(control_plane.address)
+    control_plane.await_accepted("1")
+
+    assert tollgate.remaining(("user", "x")) == 3, "what is known of the limit applies"
+    [warning] = tollgate.rules()["warnings"]
+    expected = "resource edge at edge.user: the field rate_limit.100 is unknown to this version and is ignored, here and at 1"
+    assert expected in warning
+    assert metric(tollgate, "tollgate_xds_unknown_fields") == 2
+    logged = [event for event in tollgate.events() if event["message"] == "the rules have warnings"]
+    assert [expected in event["list"] for event in logged] == [True]
+    findings = tollgate.call(tollgate.admin, "/doctor").json()["findings"]
+    [finding] = [finding for finding in findings if finding["id"] == "unknown_fields"]
+    assert "in 2 descriptors" in finding["what"]
+    control_plane.serve("2", rules("edge", {"key": "user", **limit(3)}))
+    control_plane.await_accepted("2")
+    assert metric(tollgate, "tollgate_xds_unknown_fields") == 0
+
+
 def test_set_that_is_partial_for_a_moment_drops_no_counter(start_control_plane, start_client):
     control_plane = start_control_plane()
     control_plane.serve("1", users(3), rules("other", {"key": "user", **limit(1)}))

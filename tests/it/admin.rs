@@ -62,7 +62,13 @@ async fn admin(service: &Service, method: &str, path: &str, body: &str) -> (u16,
     admin_with(service, "", method, path, body).await
 }
 
-async fn admin_with(service: &Service, header: &str, method: &str, path: &str, body: &str) -> (u16, String) {
+pub async fn admin_with(
+    service: &Service,
+    header: &str,
+    method: &str,
+    path: &str,
+    body: &str,
+) -> (u16, String) {
     let header = format!("host: localhost\r\n{header}");
     send(service.addresses.admin, &header, method, path, body).await
 }

@@ -14,6 +14,7 @@ use tollgate::api::{
         tollgate::v1::{CancelRequest, Request, ReserveRequest, SettleRequest},
     },
 };
+use tollgate_limiter::descriptor::escaped;
 use tonic::Code;
 
 use crate::{
@@ -59,7 +60,10 @@ fn bad_requests() -> Vec<(RateLimitRequest, &'static str)> {
 fn query(request: &RateLimitRequest) -> Option<String> {
     let mut query = format!("/explain?domain={}", request.domain);
     for descriptor in &request.descriptors {
-        let entries = descriptor.entries.iter().map(|entry| format!("{}%3D{}", entry.key, entry.value));
+        let entries = descriptor
+            .entries
+            .iter()
+            .map(|entry| format!("{}%3D{}", escaped(&entry.key), escaped(&entry.value)));
         query += &format!("&key={}", entries.collect::<Vec<_>>().join(","));
     }
     request.descriptors.iter().all(|descriptor| descriptor.limit.is_none()).then_some(query)

@@ -117,7 +117,7 @@ pub fn apply(limiter: &Limiter, operation: Operation) -> Outcome {
 
 /// Applies an operation to a descriptor of one entry in the domain `d`.
 pub fn apply_to(limiter: &Limiter, (key, value): (&str, &str), ask: Operation) -> Outcome {
-    let entries = [Entry { key, value }];
+    let entries = [Entry::new(key, value)];
     let descriptor = Descriptor { entries: &entries, operation: ask, limit: None };
     let snapshot = limiter.view();
     let answer = snapshot.decide_here(&Request::new("d", [descriptor], None).unwrap()).unwrap();

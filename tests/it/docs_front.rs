@@ -151,6 +151,48 @@ fn table_for_users_follows_from_measured_tables() {
     assert_eq!(users["Memory for a million keys, resident"][1], format!("{resident} MB"));
 }
 
+/// The numbers of a text as they are written, without the targets of its links.
+fn numbers(text: &str) -> Vec<String> {
+    let text = without_targets(text);
+    let numbers = text.split(|letter: char| !letter.is_ascii_digit() && letter != '.');
+    numbers.map(|number| number.trim_matches('.').to_owned()).filter(|number| !number.is_empty()).collect()
+}
+
+/// Each of these values, with as many decimal places as the number that states it.
+fn as_stated(stated: &[String], values: &[f64]) -> Vec<String> {
+    let places = |number: &String| number.split_once('.').map_or(0, |(_, places)| places.len());
+    stated.iter().zip(values).map(|(number, value)| format!("{value:.*}", places(number))).collect()
+}
+
+#[test]
+fn each_page_states_the_measured_cpu_of_a_decision() {
+    let (readme, page) = (read("README.md"), read("docs/performance.md"));
+    let row = |table: &str, name: &str| {
+        let row = rows(marked(&page, table)).into_iter().find(|row| row[0] == name).unwrap();
+        row.into_iter().map(|cell| cell.rsplit("= ").next().unwrap().to_owned()).collect::<Vec<_>>()
+    };
+    let alone = row("side by side", "CPU a decision, 4x50, one key (us)");
+    let [tollgate, throttlecrab, gubernator, limitador] = [2, 3, 4, 5].map(|column| number(&alone[column]));
+    let shared = row("shared store", "4x50, one key");
+    let [in_redis, ratelimit] = [1, 2].map(|column| number(&shared[column]));
+
+    let cheap = readme.lines().find(|line| line.starts_with("- **Cheap.**")).unwrap();
+    let comparison = read("docs/comparison.md");
+    let of_table = |text: &str| {
+        let row = rows(text).into_iter().find(|row| row[0].starts_with("CPU a decision")).unwrap();
+        numbers(&row[1..].join(" "))
+    };
+    let beside = [tollgate, in_redis, ratelimit, limitador, gubernator, throttlecrab];
+    for (stated, measured) in [
+        (numbers(cheap), &[tollgate, throttlecrab, gubernator, in_redis, ratelimit][..]),
+        (of_table(section(&readme, "Beside others")), &beside),
+        (of_table(section(&comparison, "Twelve questions")), &beside),
+    ] {
+        assert_eq!(stated.len(), measured.len(), "{stated:?}");
+        assert_eq!(stated, as_stated(&stated, measured));
+    }
+}
+
 #[test]
 fn performance_of_readme_is_that_of_its_page() {
     let (readme, page) = (read("README.md"), read("docs/performance.md"));

@@ -101,7 +101,7 @@ impl Pair {
         let secret = Secret::random();
         let key = |number: u64| {
             let (value, mut text) = (number.to_string(), KeyText::new("forwards"));
-            text.entry(Entry { key: "number", value: &value });
+            text.entry(Entry::new("number", &value));
             text.key(&limit.kind().bytes(), &secret)
         };
         let check = |number| Check {
@@ -166,7 +166,7 @@ fn keys(number: usize) -> Vec<Key> {
     let secret = Secret::random();
     let key = |index: usize| {
         let (value, mut text) = (index.to_string(), KeyText::new("reservations"));
-        text.entry(Entry { key: "number", value: &value });
+        text.entry(Entry::new("number", &value));
         text.key(&ten().kind().bytes(), &secret)
     };
     (0..number).map(key).collect()

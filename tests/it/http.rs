@@ -173,21 +173,15 @@ async fn check_counts_what_client_cannot_change() {
 async fn check_answers_400_to_bad_header_and_counts_it() {
     let check = [("check.domain", "shop"), ("check.descriptors", "user={x-user}")];
     let service = Service::start_with(RULES, &check).await;
-    for (header, status) in [
-        (&b"x-real-ip: 10.0.0.1\r\n"[..], 400),
-        (b"x-user: \r\n", 400),
-        (b"x-user: ann\xff\r\n", 400),
-        (b"x-user: ann\r\n", 200),
-    ] {
+    for (header, status) in
+        [(&b"x-real-ip: 10.0.0.1\r\n"[..], 400), (b"x-user: \r\n", 400), (b"x-user: ann\r\n", 200)]
+    {
         assert_eq!(checked(&service, header).await, status, "{}", header.escape_ascii());
     }
     let (status, body) = service.http("POST", "/check", "").await;
     assert_eq!((status, &*body), (400, "the header x-user is missing or empty\n"));
     let page = http(service.addresses.metrics, "GET", "/metrics", "").await.unwrap().1;
-    for (reason, count) in [("missing", 3), ("not_utf8", 1)] {
-        let line = format!("tollgate_forward_auth_bad_headers_total{{reason=\"{reason}\"}} {count}\n");
-        assert!(page.contains(&line), "{page}");
-    }
+    assert!(page.contains("tollgate_forward_auth_bad_headers_total{reason=\"missing\"} 3\n"), "{page}");
 }
 
 #[tokio::test]

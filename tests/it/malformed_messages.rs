@@ -19,7 +19,7 @@ use crate::{
 };
 
 /// The bytes of a call, and whether the stream ends with them.
-enum CallBody {
+pub enum CallBody {
     Whole(Vec<u8>),
     /// Each piece in its own frame; the last DATA frame does not have END_STREAM.
     Pieces(Vec<Vec<u8>>),
@@ -39,7 +39,7 @@ async fn status(service: &Service, sent: CallBody) -> Code {
 }
 
 /// The gRPC status of the reply to a call of the method at `path` with this `grpc-encoding`.
-async fn status_of(service: &Service, path: &str, encoding: &str, sent: CallBody) -> Code {
+pub async fn status_of(service: &Service, path: &str, encoding: &str, sent: CallBody) -> Code {
     let stream = TcpStream::connect(service.addresses.grpc.to_string()).await.unwrap();
     let (mut client, connection) =
         http2::handshake(TokioExecutor::new(), TokioIo::new(stream)).await.unwrap();

@@ -15,6 +15,7 @@ use crate::{
     remote_rules::server::{Reply, RulesServer},
 };
 
+mod answers;
 mod server;
 
 fn rules(limit: u64) -> String {
@@ -98,45 +99,24 @@ async fn changed_document_is_loaded_and_unchanged_one_not_sent() {
 }
 
 #[tokio::test]
-async fn bad_answers_keep_the_rules_and_name_the_url() {
+async fn redirect_out_of_the_folder_of_the_rules_gets_no_token() {
+    let folder = tempfile::tempdir().unwrap();
+    let token = file(&folder, "token");
+    fs::write(&token, "hush").unwrap();
     let server = RulesServer::start(document("one", 1)).await;
-    let follower =
-        Follower::start(&server.url(), &[("rules.url.max_bytes", "1KiB"), ("rules.url.timeout", "100ms")]);
-    let huge = "#".repeat(1025);
-    let length = |length: usize| format!("content-length: {length}\r\n");
-    for (reply, expected) in [
-        (Reply::status("404 Not Found", ""), "cannot be fetched: the server answered 404 Not Found"),
-        (Reply::status("500 Internal Server Error", ""), "the server answered 500"),
-        (Reply::status("206 Partial Content", ""), "the server answered 206"),
-        (
-            Reply::status("302 Found", "location: /other.yaml\r\n"),
-            "/other.yaml; rules.url.redirects allows 0",
-        ),
-        (Reply::ok(&length(7), "<html/>"), ":1:1: expected a mapping"),
-        (
-            Reply::ok(&length(30), "domain: shop\ndescriptors: [{"),
-            "end of file before message length reached",
-        ),
-        (Reply::ok("", &rules(2)), "the answer has no length"),
-        (Reply::ok(&(length(4) + "content-encoding: gzip\r\n"), "\x1f\x0b89"), "Content-Encoding \"gzip\""),
-        (Reply::ok(&length(1025), &huge), "larger than rules.url.max_bytes, 1024 bytes"),
-        (Reply::ok("transfer-encoding: chunked\r\n", &format!("401\r\n{huge}\r\n0\r\n\r\n")), "larger than"),
-        (Reply::Stalled(String::new()), "no whole answer within 100ms"),
-        (Reply::Stalled("HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\ndom".into()), "no whole answer within"),
-        (Reply::Bytes("SSH-2.0-server\r\n".into()), "cannot be fetched: "),
-    ] {
-        follower.until_limit(1).await;
-        server.answer(reply);
-        let problem = follower.until_problem(expected).await;
-        assert!(problem.starts_with(&format!("{}:1:1: ", server.url())), "{problem}");
-        assert_eq!(follower.limit(), Some(1), "{expected}");
-        server.answer(document("one", 1));
-    }
+    let flags = [("rules.url.redirects", "1"), ("rules.url.token_file", token.as_str())];
+    let follower = Follower::start(&format!("http://{}/team/rules.yaml", server.address), &flags);
     follower.until_limit(1).await;
-    server.answer(Reply::Document { etag: "bad", text: rules(2) + "descriptor: []\n" });
-    let problem = follower.until_problem(":3:1: ").await;
-    assert!(problem.starts_with(&server.url()), "{problem}");
-    assert_eq!(follower.active_rules.status().generation, 1);
+    for (location, has_token) in [("/team/new.yaml", true), ("/upload", false), ("/team/..%2Fupload", false)]
+    {
+        let seen = server.heads().len();
+        server.answer(Reply::status("302 Found", &format!("location: {location}\r\n")));
+        let target = format!("get {} http/1.1\r\n", location.to_lowercase());
+        let head =
+            until(async || server.heads().into_iter().skip(seen).find(|head| head.starts_with(&target)))
+                .await;
+        assert_eq!(head.contains("authorization: bearer hush\r\n"), has_token, "{location}");
+    }
 }
 
 #[tokio::test]

@@ -70,6 +70,49 @@ async fn sources_of(server: &Server, calls: impl Future<Output = ()>) -> BTreeSe
     charges.map(|line| line.split([' ', ']']).nth(2).unwrap().to_owned()).collect()
 }
 
+/// How many of three processes' calls pass, four each, with these variables in the place of envoyproxy/ratelimit.
+async fn passed_over_three_processes(variables: &[(&str, &str)]) -> (usize, Program) {
+    let start = async || {
+        let mut command = Command::new(PROGRAM);
+        command.envs(variables.iter().copied());
+        Program::start_command(command, RULES, &["--compat", "envoy-ratelimit"]).await
+    };
+    let programs = [start().await, start().await, start().await];
+    let call = json!({"domain": "shop", "descriptors": [{"entries": [{"key": "user", "value": "ann"}]}]});
+    let mut passed = 0;
+    for _ in 0..4 {
+        for program in &programs {
+            let (code, _) = http(program.http, "POST", "/json", &call.to_string()).await.unwrap();
+            passed += usize::from(code == 200);
+        }
+    }
+    let [program, ..] = programs;
+    (passed, program)
+}
+
+#[tokio::test]
+async fn variables_of_reference_share_limit_between_processes() {
+    let server = Server::start(&["--requirepass", "hush"]);
+    let url = format!("127.0.0.1:{}", server.port());
+    let variables = [("REDIS_SOCKET_TYPE", "tcp"), ("REDIS_URL", &*url), ("REDIS_AUTH", "hush")];
+    let (passed, program) = passed_over_three_processes(&variables).await;
+    assert_eq!(passed, 10);
+    let page = async |path| {
+        let (_, body) = http(program.admin, "GET", path, "").await.unwrap();
+        serde_json::from_str::<serde_json::Value>(&body).unwrap()
+    };
+    assert_eq!(page("/config").await["from"]["store.kind"], "reference");
+    let is_alone = async || {
+        let findings = page("/doctor").await["findings"].clone();
+        findings.as_array().unwrap().iter().any(|finding| finding["id"] == "counters_in_memory")
+    };
+    assert!(!is_alone().await);
+    let (passed, program) = passed_over_three_processes(&[("REDIS_URL", "redis.invalid:6379")]).await;
+    assert_eq!(passed, 12, "each process has counters of its own");
+    let (_, findings) = http(program.admin, "GET", "/doctor", "").await.unwrap();
+    assert!(findings.contains("the host of REDIS_URL is below .invalid"), "{findings}");
+}
+
 #[tokio::test]
 async fn lost_store_makes_replica_unready_only_if_configured() {
     let mut server = Server::start(&[]);

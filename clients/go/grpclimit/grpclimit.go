@@ -79,7 +79,11 @@ func pass(
 }
 
 func denial(decision tollgate.Decision) error {
-	denied, wait := status.New(codes.ResourceExhausted, "rate limit exceeded"), decision.RetryAfter
+	message := "rate limit exceeded"
+	if decision.NeverBecause != "" {
+		message = decision.NeverBecause
+	}
+	denied, wait := status.New(codes.ResourceExhausted, message), decision.RetryAfter
 	if decision.Source == tollgate.SourceDefault {
 		denied, wait = status.New(codes.Unavailable, "the rate limiter gave no answer"), headers.NoAnswerWait
 	}

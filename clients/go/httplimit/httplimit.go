@@ -2,6 +2,7 @@
 package httplimit
 
 import (
+	"io"
 	"net/http"
 
 	"example.com/tollgate"
@@ -48,7 +49,7 @@ func pass(checker tollgate.Checker, limited *tollgate.Request, writer http.Respo
 
 // Refuse responds to a denied request: with status 429, and with Retry-After if the same request passes later; with
 // status 503, and with Retry-After of a second, if the decision is the default one. The response has the headers of the
-// tightest limit, and no body.
+// tightest limit. Its body is the reason if the request never passes; otherwise it has none.
 func Refuse(writer http.ResponseWriter, decision *tollgate.Decision) {
 	code, wait := http.StatusTooManyRequests, decision.RetryAfter
 	if decision.Source == tollgate.SourceDefault {
@@ -58,7 +59,12 @@ func Refuse(writer http.ResponseWriter, decision *tollgate.Decision) {
 	if wait > 0 {
 		writer.Header().Set("Retry-After", headers.Seconds(wait))
 	}
+	if decision.NeverBecause != "" {
+		writer.Header().Set("Content-Type", "text/plain; charset=utf-8")
+	}
 	writer.WriteHeader(code)
+	// An error says that the caller is gone.
+	_, _ = io.WriteString(writer, decision.NeverBecause)
 }
 
 func addLimit(writer http.ResponseWriter, decision *tollgate.Decision) {

@@ -44,6 +44,7 @@ export interface WireAnswer {
   retryAfter: Duration | null;
   limits: WireLimitStatus[];
   degraded: boolean;
+  neverBecause: string;
   error: { code: number; message: string } | null;
 }
 
@@ -175,7 +176,7 @@ export function decode(answer: WireAnswer | null | undefined): Decision {
     if (answer?.error) throw errorOf(answer.error.code, answer.error.message);
     throw new NoAnswerError("INTERNAL", "the server answered without a verdict");
   }
-  const { verdict, delay, retryAfter, limits, degraded } = answer;
+  const { verdict, delay, retryAfter, limits, degraded, neverBecause } = answer;
   return {
     allowed: verdict === "ALLOWED",
     source: "server",
@@ -184,6 +185,7 @@ export function decode(answer: WireAnswer | null | undefined): Decision {
     limits: limits.map(decodeLimit),
     degraded,
     noAnswer: undefined,
+    neverBecause,
   };
 }
 

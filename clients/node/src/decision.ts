@@ -14,7 +14,7 @@ export interface LimitStatus {
   readonly unit: Unit | undefined;
   /** Hits that are left. */
   readonly remaining: number;
-  /** Milliseconds until the window ends or the bucket is full; if the limit refuses, until the same hits pass. */
+  /** Milliseconds until the window ends or the bucket is full; if the limit refuses, until the same hits pass; 0 if they never do. */
   readonly resetAfterMs: number;
   /** If the limit refuses: milliseconds until the same hits pass. Undefined if they never do. */
   readonly retryAfterMs: number | undefined;
@@ -48,11 +48,13 @@ export interface Decision {
   readonly degraded: boolean;
   /** Why the default applies, if it does. */
   readonly noAnswer: NoAnswerError | undefined;
+  /** Why a denied request would never pass, with the largest amount that can; empty if it may pass later. */
+  readonly neverBecause: string;
 }
 
 /** The default decision. */
 export function defaultDecision(allowed: boolean, noAnswer: NoAnswerError): Decision {
-  const unknown = { delayMs: 0, retryAfterMs: undefined, limits: [], degraded: false };
+  const unknown = { delayMs: 0, retryAfterMs: undefined, limits: [], degraded: false, neverBecause: "" };
   return { allowed, source: "default", ...unknown, noAnswer };
 }
 

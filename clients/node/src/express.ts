@@ -21,7 +21,7 @@ export function rateLimit<Request extends IncomingMessage>(
       if (decision === undefined) return next();
       if (!decision.allowed) {
         const { status, headers } = refusal(decision);
-        return response.writeHead(status, headers).end();
+        return response.writeHead(status, headers).end(decision.neverBecause);
       }
       for (const [name, value] of Object.entries(headersOf(decision))) response.setHeader(name, value);
       next();

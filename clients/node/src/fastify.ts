@@ -25,7 +25,7 @@ export const rateLimit: FastifyPluginAsync<RateLimitOptions> = async (app, { che
     if (decision === undefined) return;
     if (!decision.allowed) {
       const { status, headers } = refusal(decision);
-      return reply.code(status).headers(headers).send();
+      return reply.code(status).headers(headers).send(decision.neverBecause || undefined);
     }
     reply.headers(headersOf(decision));
   });

@@ -23,13 +23,17 @@ export async function decide<HttpRequest>(
 }
 
 /**
- * The response to a denied request: 429, and `Retry-After` if the same request passes later; 503, and `Retry-After` of
- * a second, if the decision is the default one.
+ * The response to a denied request: 429, and `Retry-After` if the same request passes later, or the type of the body
+ * `neverBecause` if it never does; 503, and `Retry-After` of a second, if the decision is the default one.
  */
 export function refusal(decision: Decision): { status: number; headers: Record<string, string> } {
   const noAnswer = decision.source === "default";
   const waitMs = noAnswer ? 1_000 : decision.retryAfterMs;
-  const headers = { ...headersOf(decision), ...(waitMs && { "Retry-After": seconds(waitMs) }) };
+  const headers = {
+    ...headersOf(decision),
+    ...(waitMs && { "Retry-After": seconds(waitMs) }),
+    ...(decision.neverBecause && { "Content-Type": "text/plain; charset=utf-8" }),
+  };
   return { status: noAnswer ? 503 : 429, headers };
 }
 
@@ -40,7 +44,8 @@ export function headersOf(decision: Decision): Record<string, string> {
   if (limit) {
     headers["RateLimit-Limit"] = String(limit.requestsPerUnit);
     headers["RateLimit-Remaining"] = String(limit.remaining);
-    headers["RateLimit-Reset"] = seconds(limit.resetAfterMs);
+    // A request that never passes waits for nothing.
+    if (!decision.neverBecause) headers["RateLimit-Reset"] = seconds(limit.resetAfterMs);
   }
   return headers;
 }

@@ -62,6 +62,7 @@ export function answerOf(answer) {
   const { verdict = "undecided", limits = [], error, delay_ms: delay, retry_after_ms: retryAfter } = answer;
   return {
     verdict: verdict.toUpperCase(),
+    neverBecause: answer.never_because ?? "",
     delay: durationOf(delay),
     retryAfter: durationOf(retryAfter),
     limits: limits.map(({ requests_per_unit: requestsPerUnit = 0, remaining, refused = false, ...times }) => ({

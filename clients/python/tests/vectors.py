@@ -74,6 +74,7 @@ def answer_of(answer):
         answer = {"verdict": "allowed", "limits": [dict(zip(("remaining", "reset_after_ms"), answer, strict=True))]}
     message = v1.Answer(verdict=answer.get("verdict", "undecided").upper())
     set_times(message, answer, "delay", "retry_after")
+    message.never_because = answer.get("never_because", "")
     if "error" in answer:
         message.error.CopyFrom(error_of(answer["error"]))
     for limit in answer.get("limits", ()):

@@ -69,8 +69,8 @@ async fn chat(
     let Some(tokens_max) = tokens_max.filter(|tokens_max| *tokens_max > 0) else {
         return StatusCode::BAD_REQUEST.into_response();
     };
-    let user = headers.get("user").map(|user| String::from_utf8_lossy(user.as_bytes())).unwrap_or_default();
-    let descriptor = |key| Descriptor::new([(key, user.as_ref())]);
+    let user = headers.get("user").map(|user| user.as_bytes().escape_ascii().to_string()).unwrap_or_default();
+    let descriptor = |key| Descriptor::new([(key, user.as_str())]);
     let descriptors = [
         descriptor("requests").hits(1),
         descriptor("tokens"),

@@ -33,6 +33,7 @@ fn describe(request: &HttpRequest) -> Option<Request> {
     let user = request
         .headers()
         .get("user")
-        .map_or("anonymous".into(), |user| String::from_utf8_lossy(user.as_bytes()));
+        // A header need not be UTF-8. Escaped, two users never share a limit.
+        .map_or("anonymous".into(), |user| user.as_bytes().escape_ascii().to_string());
     Some(Request::new("edge", [Descriptor::new([("user", user)])]))
 }

@@ -23,6 +23,8 @@ pub struct Decision {
     pub degraded: bool,
     /// Why the source is the default, if it is.
     pub no_answer: Option<NoAnswer>,
+    /// Why a denied request would never pass, with the largest amount that can. None if it may pass later.
+    pub never_because: Option<String>,
 }
 
 /// Where a decision comes from.
@@ -61,7 +63,7 @@ pub struct LimitStatus {
     pub unit: Unit,
     /// Hits that are left.
     pub remaining: u64,
-    /// The time until the limit is unused. If the limit refuses: until the same hits pass.
+    /// The time until the limit is unused. If the limit refuses: until the same hits pass, zero if they never do.
     pub reset_after: Duration,
     /// The time until the same hits pass, if the limit refuses; None if they never do.
     pub retry_after: Option<Duration>,
@@ -80,7 +82,16 @@ impl Decision {
     pub(crate) fn default_of(allowed: bool, reason: NoAnswer) -> Self {
         let (source, no_answer) = (Source::Default, Some(reason));
         let (delay, limits) = (Duration::ZERO, Vec::new());
-        Self { allowed, source, delay, retry_after: None, limits, degraded: false, no_answer }
+        Self {
+            allowed,
+            source,
+            delay,
+            retry_after: None,
+            limits,
+            degraded: false,
+            no_answer,
+            never_because: None,
+        }
     }
 
     /// The limit to report in headers: a limit that denies the request comes first, then the one with the fewest
@@ -93,10 +104,11 @@ impl Decision {
         })
     }
 
-    /// The response to a denied HTTP request, without a body: 429, with `Retry-After` if the same request passes later;
-    /// 503, with `Retry-After` of a second, if the source is the default. It has the headers of the tightest limit.
-    pub fn refusal<B: Default>(&self) -> http::Response<B> {
-        headers::refusal(self)
+    /// The response to a denied HTTP request: 429, with `Retry-After` if the same request passes later, or with the
+    /// reason as its body if it never does; 503, with `Retry-After` of a second, if the source is the default. It has the
+    /// headers of the tightest limit.
+    pub fn refusal<B: Default + From<String>>(&self) -> http::Response<B> {
+        headers::refusal(self).map(|reason| reason.map_or_else(B::default, B::from))
     }
 
     /// Waits for the delay of the decision: an allowed request goes on afterwards.
@@ -141,6 +153,7 @@ impl Decision {
             limits: answer.limits.into_iter().map(LimitStatus::of_message).collect(),
             degraded: answer.degraded,
             no_answer: None,
+            never_because: Some(answer.never_because).filter(|reason| !reason.is_empty()),
         })
     }
 }

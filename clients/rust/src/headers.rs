@@ -2,7 +2,10 @@
 
 use std::time::Duration;
 
-use http::{HeaderMap, Response, StatusCode, header::RETRY_AFTER};
+use http::{
+    HeaderMap, HeaderValue, Response, StatusCode,
+    header::{CONTENT_TYPE, RETRY_AFTER},
+};
 
 use crate::{Decision, Source};
 
@@ -21,19 +24,25 @@ pub(crate) fn add_limit(headers: &mut HeaderMap, decision: &Decision) {
     if let Some(limit) = decision.tightest() {
         headers.insert("ratelimit-limit", limit.requests_per_unit.into());
         headers.insert("ratelimit-remaining", limit.remaining.into());
-        headers.insert("ratelimit-reset", seconds(limit.reset_after).into());
+        // A request that never passes waits for nothing.
+        if decision.never_because.is_none() {
+            headers.insert("ratelimit-reset", seconds(limit.reset_after).into());
+        }
     }
 }
 
-/// The response to a denied request, without a body.
-pub(crate) fn refusal<B: Default>(decision: &Decision) -> Response<B> {
+/// The response to a denied request. Its body is the reason if the request never passes.
+pub(crate) fn refusal(decision: &Decision) -> Response<Option<String>> {
     let is_default = decision.source == Source::Default;
-    let mut response = Response::new(B::default());
+    let mut response = Response::new(decision.never_because.clone());
     *response.status_mut() =
         if is_default { StatusCode::SERVICE_UNAVAILABLE } else { StatusCode::TOO_MANY_REQUESTS };
     add_limit(response.headers_mut(), decision);
     if let Some(wait) = wait_of(decision) {
         response.headers_mut().insert(RETRY_AFTER, seconds(wait).into());
+    }
+    if decision.never_because.is_some() {
+        response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("text/plain; charset=utf-8"));
     }
     response
 }

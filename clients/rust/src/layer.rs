@@ -112,7 +112,12 @@ impl Protocol {
 
     fn refusal<B: Default>(self, decision: &Decision) -> Response<B> {
         match self {
-            Self::Http => decision.refusal(),
+            // Services with any body are limited, so no body says why.
+            Self::Http => {
+                let mut response = headers::refusal(decision).map(|_reason| B::default());
+                response.headers_mut().remove(CONTENT_TYPE);
+                response
+            }
             Self::Grpc => denial(decision).into_http(),
         }
     }
@@ -133,7 +138,7 @@ fn denial(decision: &Decision) -> Status {
     let (code, message) = match decision.source {
         Source::Default => (Code::Unavailable, "the rate limiter gave no answer"),
         Source::Server | Source::DenyCache | Source::Prepaid => {
-            (Code::ResourceExhausted, "rate limit exceeded")
+            (Code::ResourceExhausted, decision.never_because.as_deref().unwrap_or("rate limit exceeded"))
         }
     };
     match headers::wait_of(decision) {

@@ -58,6 +58,13 @@ impl Rate {
         u64::try_from(divide(units, self.nanos).0).unwrap_or(u64::MAX)
     }
 
+    /// What `units` of the rate `other` cost under this one: the hits stay the same, a part of a unit is rounded up.
+    pub(crate) fn cost_of(self, units: u128, other: Self) -> u128 {
+        let (hits, rest) = divide(units, other.nanos);
+        let rest = (u128::from(rest) * u128::from(self.nanos.get())).div_ceil(u128::from(other.nanos.get()));
+        hits.saturating_mul(u128::from(self.nanos.get())).saturating_add(rest)
+    }
+
     /// The units that are paid in that time.
     pub(crate) fn paid_in(self, time: Duration) -> u128 {
         time.as_nanos().saturating_mul(self.units_per_nano())

@@ -282,6 +282,14 @@ pub trait Algorithm: Clone {
 }
 
 impl<R> Decision<R> {
+    /// The decision after the charges of its call are taken back, where `left` is a peek at what is left then.
+    pub(crate) fn after_take_back<S>(self, left: &Decision<S>) -> Self {
+        // The time of a refusal stays, and a peek that is refused has the time until it passes.
+        let both_pass = self.verdict.passes() && left.verdict.passes();
+        let reset_after = if both_pass { left.reset_after } else { self.reset_after };
+        Self { remaining: left.remaining, reset_after, ..self }
+    }
+
     /// The same with what `keep` returns for the receipt.
     #[inline(always)]
     pub(crate) fn keep_receipt<S>(self, keep: impl FnOnce(R) -> Option<S>) -> Decision<S> {

@@ -62,6 +62,14 @@ impl SteppedBucket {
         Level { step, missing: u128::from(steps) * self.brought() - u128::from(spare) }
     }
 
+    /// Keeps the tokens that are missing under the steps of `before`, at most `most`. A step of another length begins
+    /// now.
+    pub(crate) fn keep_missing(&self, counter: &mut StepCounter, before: &Self, most: u64, now: Timestamp) {
+        let Level { step, missing } = before.level(counter, now);
+        let step = if before.interval == self.interval { step } else { now };
+        *counter = self.counter(Level { step, missing: missing.min(most.into()) });
+    }
+
     fn counter(&self, level: Level) -> StepCounter {
         let brought = level.missing.div_ceil(self.brought()).saturating_mul(self.brought());
         // Less than one step adds, so it fits.

@@ -54,6 +54,14 @@ impl TokenBucket {
         }
     }
 
+    /// Keeps the hits that are owed under the rate of `before`, at most `most`.
+    pub(crate) fn keep_debt(&self, counter: &mut DebtCounter, before: &Self, most: u64, now: Timestamp) {
+        if before.rate != self.rate {
+            let owed = self.rate.cost_of(counter.debt(before.rate, now), before.rate);
+            counter.owe(self.rate, now, owed.min(self.rate.cost(most)));
+        }
+    }
+
     /// The units to be paid before `hits` pass; `None` if they never pass.
     fn missing(&self, debt: u128, hits: u64) -> Option<u128> {
         let needed = self.excess.needed(hits);

@@ -16,7 +16,7 @@ const WORD: usize = 8;
 #[derive(Clone, Debug)]
 pub struct KeyText<'a> {
     frame: SmallVec<[u8; 128]>,
-    values: SmallVec<[Cow<'a, str>; 4]>,
+    values: SmallVec<[Cow<'a, [u8]>; 4]>,
 }
 
 /// The first byte of each part of the frame.
@@ -54,14 +54,14 @@ impl<'a> KeyText<'a> {
     }
 
     /// Adds an entry with the value that is counted in place of the value that was sent.
-    pub fn counted_entry(&mut self, key: &str, value: Cow<'a, str>) {
-        self.part(Part::Sent, &[key.as_bytes()]);
+    pub fn counted_entry(&mut self, key: &[u8], value: Cow<'a, [u8]>) {
+        self.part(Part::Sent, &[key]);
         self.values.push(value);
     }
 
     /// Adds an entry by its pattern, so that all entries that match it share the counter.
     pub fn pattern(&mut self, pattern: Entry<'_>) {
-        self.part(Part::Shared, &[pattern.key.as_bytes(), pattern.value.as_bytes()]);
+        self.part(Part::Shared, &[pattern.key, pattern.value]);
     }
 
     /// Distinguishes the counter of a candidate from that of the active limit.
@@ -95,14 +95,14 @@ impl<'a> KeyText<'a> {
 
 impl PrefixHash {
     /// Adds a value that is not the last.
-    pub fn push(&mut self, value: &str) {
+    pub fn push(&mut self, value: &[u8]) {
         self.0.write(&(value.len() as u64).to_le_bytes());
-        self.write(value.as_bytes());
+        self.write(value);
     }
 
     /// The key of this prefix and the remaining values.
     #[inline]
-    pub fn key<'v>(&self, mut values: impl DoubleEndedIterator<Item = &'v str>) -> Key {
+    pub fn key<'v>(&self, mut values: impl DoubleEndedIterator<Item = &'v [u8]>) -> Key {
         // The last value is hashed in place: most keys have only one left.
         let last = values.next_back().unwrap_or_default();
         let Some(first) = values.next() else { return self.end(last) };
@@ -113,8 +113,8 @@ impl PrefixHash {
     }
 
     #[inline]
-    fn end(&self, last: &str) -> Key {
-        let hash = self.0.hash(last.as_bytes());
+    fn end(&self, last: &[u8]) -> Key {
+        let hash = self.0.hash(last);
         Key { high: hash.h1, low: hash.h2 }
     }
 
@@ -131,10 +131,10 @@ mod tests {
 
     use super::*;
 
-    fn text<'a>(domain: &str, entries: &'a [(String, String)]) -> KeyText<'a> {
+    fn text<'a>(domain: &str, entries: &'a [(Vec<u8>, Vec<u8>)]) -> KeyText<'a> {
         let mut text = KeyText::new(domain);
         for (key, value) in entries {
-            text.entry(Entry { key, value });
+            text.entry(Entry::new(key, value));
         }
         text
     }
@@ -142,8 +142,8 @@ mod tests {
     #[test]
     fn key_hash_is_stable() {
         let mut text = KeyText::new("shop");
-        text.entry(Entry { key: "user", value: "alice" });
-        text.pattern(Entry { key: "path", value: "/api/*" });
+        text.entry(Entry::new("user", "alice"));
+        text.pattern(Entry::new("path", "/api/*"));
         let key = text.key(&[1, 2, 3], &Secret::from_bytes(*b"0123456789abcdef"));
         assert_eq!(format!("{:016x}{:016x}", key.high(), key.low()), "a7c6834b8059d60a2599760def47560d");
     }
@@ -170,7 +170,7 @@ mod tests {
     #[test]
     fn value_equal_to_pattern_does_not_share_its_counter() {
         let secret = Secret::from_bytes([7; 16]);
-        let entry = Entry { key: "path", value: "/api/*" };
+        let entry = Entry::new("path", "/api/*");
         let (mut sent, mut shared) = (KeyText::new("shop"), KeyText::new("shop"));
         sent.entry(entry);
         shared.pattern(entry);
@@ -179,6 +179,11 @@ mod tests {
 
     fn name() -> impl Strategy<Value = String> {
         "[ab_]{0,3}"
+    }
+
+    /// A byte that is not UTF-8, the text of its escape, and other bytes.
+    fn part() -> impl Strategy<Value = Vec<u8>> {
+        prop::collection::vec(prop::sample::select(&b"a_\\xE9\xe9\xff"[..]), 0..5)
     }
 
     proptest! {
@@ -197,14 +202,14 @@ mod tests {
             let hash = SipHasher13::new_with_key(&secret.to_bytes()).hash(&written);
 
             let mut text = KeyText::new(domain);
-            text.entry(Entry { key: two, value: one });
-            text.pattern(Entry { key: three, value: one });
-            text.entry(Entry { key: "", value: three });
-            text.entry(Entry { key: one, value: two });
+            text.entry(Entry::new(two, one));
+            text.pattern(Entry::new(three, one));
+            text.entry(Entry::new("", three));
+            text.entry(Entry::new(one, two));
             let key = text.clone().key(&kind, &secret);
             prop_assert_eq!((key.high(), key.low()), (hash.h1, hash.h2));
 
-            let (mut prefix, values) = (text.prefix_hash(&kind, &secret), [&**one, three, two]);
+            let (mut prefix, values) = (text.prefix_hash(&kind, &secret), [one, three, two].map(|text| text.as_bytes()));
             values[..pushed].iter().for_each(|value| prefix.push(value));
             prop_assert_eq!(prefix.key(values[pushed..].iter().copied()), key, "of a prefix with {} values", pushed);
         }
@@ -212,8 +217,8 @@ mod tests {
         #[test]
         fn distinct_descriptors_have_distinct_keys(
             domains in (name(), name()),
-            one in prop::collection::vec((name(), name()), 0..4),
-            other in prop::collection::vec((name(), name()), 0..4),
+            one in prop::collection::vec((part(), part()), 0..4),
+            other in prop::collection::vec((part(), part()), 0..4),
         ) {
             let secret = Secret::from_bytes([9; 16]);
             let same = domains.0 == domains.1 && one == other;

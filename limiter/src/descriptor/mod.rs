@@ -13,15 +13,24 @@ mod text;
 
 pub use key::{KeyText, PrefixHash};
 pub use secret::Secret;
-pub use text::format;
+pub use text::{OwnedEntry, escaped, format, parse, unescaped};
 
-/// One entry of a descriptor: a key and its value in this request, which may be empty.
+/// One entry of a descriptor: a key and its value in this request, which may be empty. Both are bytes, because proxies
+/// put the values of headers into them. [`escaped`] is their text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Entry<'a> {
     /// The key of the entry.
-    pub key: &'a str,
+    pub key: &'a [u8],
     /// Its value, possibly empty.
-    pub value: &'a str,
+    pub value: &'a [u8],
+}
+
+impl<'a> Entry<'a> {
+    /// An entry of texts or of bytes.
+    #[inline(always)]
+    pub fn new(key: &'a (impl AsRef<[u8]> + ?Sized), value: &'a (impl AsRef<[u8]> + ?Sized)) -> Self {
+        Self { key: key.as_ref(), value: value.as_ref() }
+    }
 }
 
 /// The identity of a counter: a 128-bit hash of a domain, a descriptor and a kind of counter.

@@ -5,9 +5,8 @@ use std::{
     fmt,
     sync::{
         Arc, MutexGuard,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicU64, AtomicUsize, Ordering},
     },
-    time::Duration,
 };
 
 use serde::{Deserialize, Serialize};
@@ -18,10 +17,10 @@ use crate::{
     divider::{
         Assignment, Divider, Outcome, Report, SubscriberId, Subscribers,
         assignment::{end_of_assignment, moved},
+        stats::DividerStats,
     },
     each_apart,
     lock::Lock,
-    metrics::{Counter, Histogram, micros},
     rules::QuotaTerms,
     store::{CounterView, Memory, Slot, Turn},
     time::Timestamp,
@@ -29,15 +28,8 @@ use crate::{
 
 /// Dividers are spread over so many locks.
 const SHARDS: usize = 64;
-/// Turns without a report that one call makes at most for each lock.
-const TURNS_MAX: usize = 1_000;
-
-/// Bounds of the times until shares are adjusted. A smaller share is in force after half a second, and one of a client
-/// that has gone ends after 16 s.
-const CONVERGENCE_BOUNDS: [Duration; 12] = micros([
-    100_000, 250_000, 500_000, 750_000, 1_000_000, 2_500_000, 5_000_000, 7_500_000, 10_000_000, 17_500_000,
-    30_000_000, 60_000_000,
-]);
+/// The subscribers that turns without a report visit in one call, so that nothing else waits long: several milliseconds.
+const VISITS_MAX: usize = 8_192;
 
 /// A report, and the counter whose limit is divided.
 #[derive(Clone, Debug, PartialEq)]
@@ -68,33 +60,11 @@ pub type Assignments = Vec<(SubscriberId, Assignment)>;
 pub struct Dividers {
     memory: Arc<Memory>,
     shards: Box<[Lock<Shard>]>,
+    // Where the next turns begin.
+    next_shard: AtomicUsize,
     // By slot: until then, assignments may be in force that are not known here. In nanoseconds.
     learns_until: Box<[AtomicU64]>,
     stats: DividerStats,
-}
-
-/// What has happened to dividers.
-#[derive(Debug)]
-pub struct DividerStats {
-    /// Hits that clients have let pass and that were charged.
-    pub used: Counter,
-    /// Hits that passed at clients without having been granted.
-    pub beyond_grant: Counter,
-    /// Reports of subscribers beyond the most that one limit has.
-    pub refused: Counter,
-    /// Times from changes of demand or of clients until all shares were adjusted.
-    pub convergence: Histogram,
-}
-
-impl Default for DividerStats {
-    fn default() -> Self {
-        Self {
-            used: Counter::default(),
-            beyond_grant: Counter::default(),
-            refused: Counter::default(),
-            convergence: Histogram::new(&CONVERGENCE_BOUNDS),
-        }
-    }
 }
 
 #[derive(Debug, Default)]
@@ -149,9 +119,9 @@ impl SlotDivisions {
         self.each.iter().map(|(_, divider)| divider.len()).sum()
     }
 
-    /// The hits that are granted of each limit beside its counter.
-    pub fn granted_hits(&self) -> impl Iterator<Item = (Key, &Limit, u64)> {
-        self.each.iter().map(|(key, divider)| (*key, divider.limit(), divider.granted().hits))
+    /// What is granted of each limit beside its counter.
+    pub fn granted(&self) -> impl Iterator<Item = (Key, &Limit, Granted)> {
+        self.each.iter().map(|(key, divider)| (*key, divider.limit(), divider.granted()))
     }
 
     /// Adds other divisions of the same slot.
@@ -179,6 +149,7 @@ impl Dividers {
     pub fn new(memory: Arc<Memory>) -> Self {
         Self {
             shards: (0..SHARDS).map(|_| Lock::default()).collect(),
+            next_shard: AtomicUsize::new(0),
             learns_until: (0..memory.slots()).map(|_| AtomicU64::default()).collect(),
             memory,
             stats: DividerStats::default(),
@@ -212,7 +183,7 @@ impl Dividers {
         let mut all = Granted::default();
         for shard in &self.shards {
             for placed in shard.lock().dividers.values() {
-                let Granted { rate, hits } = placed.divider.granted();
+                let Granted { rate, hits } = placed.granted;
                 all.rate = all.rate.plus(rate);
                 all.hits = all.hits.saturating_add(hits);
             }
@@ -271,14 +242,21 @@ impl Dividers {
         }
     }
 
-    /// Makes the turns that are due at `now` in slots that `may_divide`, and returns the assignments that follow.
+    /// Makes turns that are due at `now` in slots that `may_divide`, and returns the assignments that follow. If there are
+    /// many, the others wait for the next call.
     pub fn turn(&self, now: Timestamp, may_divide: impl Fn(Slot) -> bool) -> Assignments {
-        let mut all = Assignments::new();
-        for shard in &self.shards {
-            let mut shard = shard.lock();
+        let (mut all, mut visits) = (Assignments::new(), 0);
+        let first = self.next_shard.load(Ordering::Relaxed);
+        for index in (first..first + SHARDS).map(|index| index % SHARDS) {
+            let mut shard = self.shards[index].lock();
             let is_due = |(at, (slot, _)): &&(Timestamp, (Slot, Key))| *at <= now && may_divide(*slot);
-            let due = shard.due.iter().take_while(|(at, _)| *at <= now).filter(is_due).take(TURNS_MAX);
-            for (_, place) in due.copied().collect::<Vec<_>>() {
+            let due = shard.due.iter().take_while(|(at, _)| *at <= now).filter(is_due);
+            for (_, place) in due.copied().take(VISITS_MAX).collect::<Vec<_>>() {
+                if visits >= VISITS_MAX {
+                    self.next_shard.store(index, Ordering::Relaxed);
+                    return all;
+                }
+                visits += 1 + shard.dividers.get(&place).map_or(0, |placed| placed.divider.len());
                 all.extend(self.divide(&mut shard, place, now, |divider, view| divider.turn(view, now)));
             }
         }
@@ -317,13 +295,32 @@ impl Dividers {
                 Some(known) => known.divider.add(divider, now),
                 None => drop(shard.dividers.insert(place, Placed::new(divider))),
             }
+            let Some(placed) = shard.dividers.get(&place) else { continue };
+            let (limit, granted) = (placed.divider.limit().clone(), placed.divider.granted());
+            self.memory.grants().adopt(key, &limit, granted, now);
             // The next turn assigns what has changed.
             self.divide(&mut shard, place, now, |divider, _| Outcome {
-                turn: Turn { used: 0, granted: divider.granted() },
+                turn: Turn { granted: divider.granted(), ..Turn::default() },
                 next_at: Some(now),
                 ..Outcome::default()
             });
         }
+    }
+
+    /// Goes on with the dividers of a slot of an earlier process, from whose last snapshot the counters are. Its clients
+    /// come back over other streams.
+    pub fn go_on(&self, slot: Slot, mut divisions: SlotDivisions, now: Timestamp) {
+        // Time has passed since, unless the clock was set back.
+        divisions.at = divisions.at.max(now);
+        for (key, divider) in &mut divisions.each {
+            divider
+                .replicas()
+                .collect::<BTreeSet<u64>>()
+                .into_iter()
+                .for_each(|replica| divider.leave_all(replica));
+            self.memory.grants().uncharge(*key, divider.limit(), divider.granted(), now);
+        }
+        self.add_slot(slot, divisions, now);
     }
 
     /// The owner of a slot is lost, and so is what it has assigned last.
@@ -362,9 +359,10 @@ impl Dividers {
             outcome = divide(&mut placed.divider, view);
             outcome.turn
         });
-        let Turn { used, granted } = outcome.turn;
+        let Turn { used, granted, .. } = outcome.turn;
         self.stats.used.add(used);
         self.stats.beyond_grant.add(outcome.beyond_grant);
+        self.stats.visited.add(outcome.visited as u64);
         if let Some(time) = outcome.converged_after {
             self.stats.convergence.record(time);
         }

@@ -8,26 +8,28 @@ use crate::{
     algorithm::{Granted, HitRate},
     divider::{
         Outcome, Part, SubscriberId, SubscriberState, Usage,
-        assignment::{HEADROOM, end_of_assignment, moved},
+        assignment::{DELIVERY_MAX, HEADROOM, UNCERTAIN, end_of_assignment, moved},
         demand::Demand,
         roster::Roster,
     },
     rules::QuotaTerms,
     store::{CounterView, Turn},
-    time::Timestamp,
+    time::{SECOND, Timestamp},
 };
 
+mod assign;
 mod subscriber;
 mod targets;
+mod tokens;
 
-use subscriber::{HYSTERESIS_DIVISOR, SETTLE, Standing, Subscriber};
+use assign::{Assigned, BEGIN_DIVISOR, growth};
+use subscriber::{SETTLE, Standing, Subscriber};
+use targets::Turns;
 
-/// So much of what is claimed stays unused at most: one of so many.
-const UNUSED_DIVISOR: u64 = 50;
 /// The greatest share that Envoy takes.
 const SHARE_MAX: u64 = u32::MAX as u64;
-/// A share that others wait for is kept for this long.
-const ROTATION: Duration = Duration::from_secs(5);
+/// A share that others wait for is kept for this long: two reports.
+const ROTATION: Duration = Duration::from_secs(10);
 
 /// A rate and its subscribers.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -36,6 +38,15 @@ pub(super) struct Shares {
     each: Roster<Subscriber>,
     // Of callers that ask for each request.
     callers: Demand,
+    callers_turn: Turns,
+    // Hits of the burst that were given and may have been used, and those that were not, since the last turn.
+    spent: u64,
+    returned: u64,
+    // Hits of the burst that an earlier divider may have given: they are granted as long as it may, and then count as
+    // used.
+    unknown: u64,
+    // Hits of the burst that it may have given, and that have not come back since, to be charged.
+    lost: u64,
     // Since when a share waits for its target.
     changes_since: Option<Timestamp>,
     // The result of the last division, as long as reports do not change it.
@@ -52,17 +63,24 @@ struct Settled {
     is_ample: bool,
 }
 
-/// What has become of shares that should change.
-struct Assigned {
-    // The positions of subscribers whose share has changed.
-    changed: Vec<usize>,
-    // Whether all shares are as they should be.
-    is_complete: bool,
-}
-
 impl Shares {
-    pub(super) fn new(rate: HitRate, now: Timestamp) -> Self {
-        Self { rate, each: Roster::default(), callers: Demand::new(now), changes_since: None, settled: None }
+    /// Shares of `rate`. An earlier divider may have given its burst until `unknown_until`.
+    pub(super) fn new(rate: HitRate, unknown_until: Timestamp, now: Timestamp) -> Self {
+        let brought = u128::from(rate.per_second) * now.since(unknown_until).as_nanos() / u128::from(SECOND);
+        let lost = rate.burst.saturating_sub(u64::try_from(brought).unwrap_or(u64::MAX));
+        let is_known = unknown_until == Timestamp::EPOCH || now < unknown_until;
+        Self {
+            rate,
+            each: Roster::default(),
+            callers: Demand::new(now),
+            callers_turn: Turns { has_share: false, since: now },
+            spent: 0,
+            returned: 0,
+            unknown: 0,
+            lost: if is_known { 0 } else { lost },
+            changes_since: None,
+            settled: None,
+        }
     }
 
     /// The subscribers.
@@ -116,17 +134,27 @@ impl Shares {
         if let Some((other, _)) = ended.min_by(|(_, one), (_, other)| one.total_cmp(other))
             && let Some(subscriber) = self.each.remove_if(other, |_| true)
         {
-            *self.each.get_or_insert_with(id, || Subscriber::new(now)) = subscriber;
+            // Its client may be another one, whose bucket holds less: it must not grow. What it may have is then held
+            // until the others have come back, too.
+            let others = self.each.states().iter().filter(|other| has_ended(other));
+            let least = others.map(|other| other.given.burst).fold(subscriber.given.burst, u64::min);
+            *self.each.get_or_insert_with(id, || Subscriber::new(now)) =
+                subscriber.resumed(least, usage.allowed_before, now);
         }
     }
 
     /// Moves all instants to another clock.
     pub(super) fn move_to(&mut self, from: Timestamp, to: Timestamp) {
         self.callers.move_to(from, to);
+        self.callers_turn.since = moved(self.callers_turn.since, from, to);
         self.changes_since = self.changes_since.map(|instant| moved(instant, from, to));
         for subscriber in self.each.states_mut() {
             subscriber.demand.move_to(from, to);
             subscriber.allowed.move_to(from, to);
+            subscriber.tokens.move_to(from, to);
+            if let Some(pending) = &mut subscriber.pending {
+                pending.at = moved(pending.at, from, to);
+            }
             for instant in [&mut subscriber.settles_at, &mut subscriber.expires_at, &mut subscriber.since] {
                 *instant = moved(*instant, from, to);
             }
@@ -136,6 +164,9 @@ impl Shares {
     /// Adds the subscribers of another division of the same rate. What either has assigned may be in force.
     pub(super) fn add(&mut self, other: Self, now: Timestamp) {
         self.settled = None;
+        self.spent = self.spent.saturating_add(other.spent);
+        self.unknown = self.unknown.max(other.unknown);
+        self.lost = self.lost.max(other.lost);
         self.each.add(other.each, |known, subscriber| {
             known.held = known.held.max_of(subscriber.held);
             known.settles_at = now.after(SETTLE);
@@ -151,23 +182,44 @@ impl Shares {
         }
     }
 
-    /// All that may be in force.
+    /// All that may be in force. What is left of the rate has a burst of one at least.
     pub(super) fn granted(&self) -> Granted {
-        Granted { rate: self.held(), hits: 0 }
+        let HitRate { per_second, burst } = self.reserved();
+        let burst = if per_second < self.rate.per_second {
+            burst.min(self.rate.burst.saturating_sub(1))
+        } else {
+            burst
+        };
+        Granted { rate: HitRate { per_second, burst }, hits: 0 }
+    }
+
+    fn reserved(&self) -> HitRate {
+        self.held().plus(HitRate { per_second: 0, burst: self.unknown })
     }
 
     pub(super) fn report(&mut self, id: SubscriberId, usage: Usage, terms: QuotaTerms, now: Timestamp) {
-        let subscriber = self.each.get_or_insert_with(id, || Subscriber::new(now));
+        let new = || Subscriber { reported: usage.allowed_before, ..Subscriber::new(now) };
+        let subscriber = self.each.get_or_insert_with(id, new);
         let before = (subscriber.standing(), subscriber.terms);
         let asked = subscriber.demand.per_second();
         subscriber.terms = terms;
+        // A bucket that is sent again after its end would be full again.
+        if subscriber.given.per_second > 0 && subscriber.expires_at <= now.after(DELIVERY_MAX + UNCERTAIN) {
+            self.spent = self.spent.saturating_add(subscriber.begin_anew(now));
+        }
         if !subscriber.was_assigned {
             subscriber.beyond_grant = subscriber.beyond_grant.saturating_add(usage.allowed);
         }
+        // With those of reports that were lost.
+        let allowed = usage.allowed_in_all().saturating_sub(subscriber.reported);
+        subscriber.reported = subscriber.reported.saturating_add(allowed);
+        let returned = subscriber.tokens.report(allowed, subscriber.given, now);
+        self.returned = self.returned.saturating_add(returned);
         let hits = usage.allowed.saturating_add(usage.denied);
         subscriber.demand.add(hits, subscriber.given.per_second, now);
         subscriber.allowed.add(usage.allowed, 0, now);
-        subscriber.has_ended = false;
+        subscriber.is_refusing = usage.denied > 0;
+        (subscriber.has_ended, subscriber.is_owed) = (false, true);
         // What it had is renewed with this report.
         subscriber.expires_at = end_of_assignment(now);
         let (standing, asks) = (subscriber.standing(), subscriber.demand.per_second());
@@ -181,8 +233,18 @@ impl Shares {
         });
     }
 
+    /// Counts hits that callers have asked for, while the rate is not divided and so much of it is granted.
+    pub(super) fn note_asked(&mut self, asked: u64, granted: Granted, now: Timestamp) {
+        self.callers.add(asked, self.rate.per_second.saturating_sub(granted.rate.per_second), now);
+    }
+
     /// The outcome of a report that leaves all shares as they are: it renews the share.
-    fn renew(&mut self, reporter: SubscriberId, view: CounterView, now: Timestamp) -> Option<Outcome> {
+    pub(super) fn renew(
+        &mut self,
+        reporter: SubscriberId,
+        view: CounterView,
+        now: Timestamp,
+    ) -> Option<Outcome> {
         let settled = self.settled.filter(|settled| settled.until.is_none_or(|until| now < until))?;
         let Settled { held, until, is_ample } = settled;
         let left = self.rate.per_second.saturating_sub(held.per_second);
@@ -191,56 +253,55 @@ impl Shares {
         if !is_enough {
             return None;
         }
-        self.callers.add(view.asked, left, now);
+        let rate = self.rate;
         let subscriber = self.each.get_mut(reporter)?;
-        subscriber.expires_at = end_of_assignment(now);
+        if growth(subscriber, rate, rate.burst, view.free) > 0 {
+            return None;
+        }
+        self.callers.add(view.asked, left, now);
+        (subscriber.expires_at, subscriber.is_owed) = (end_of_assignment(now), false);
         Some(Outcome {
             assignments: vec![(reporter, subscriber.assignment())],
-            turn: Turn { used: 0, granted: Granted { rate: held, hits: 0 } },
+            turn: Turn {
+                spent: std::mem::take(&mut self.spent),
+                returned: std::mem::take(&mut self.returned),
+                granted: Granted { rate: held, hits: 0 },
+                ..Turn::default()
+            },
             next_at: until,
             beyond_grant: std::mem::take(&mut subscriber.beyond_grant),
-            converged_after: None,
+            ..Outcome::default()
         })
     }
 
-    /// Divides the rate, and assigns what has changed; to the `reporter` in any case.
-    pub(super) fn turn(
-        &mut self,
-        reporter: Option<SubscriberId>,
-        view: CounterView,
-        learns: bool,
-        now: Timestamp,
-    ) -> Outcome {
-        if let Some(outcome) = reporter.and_then(|reporter| self.renew(reporter, view, now)) {
-            return outcome;
-        }
-        self.each.retain(|subscriber| now < subscriber.expires_at);
-        for subscriber in self.each.states_mut().iter_mut().filter(|subscriber| subscriber.settles_at <= now)
-        {
-            subscriber.held = subscriber.given;
-        }
+    /// Divides the rate, and assigns what has changed; to those that have reported in any case.
+    pub(super) fn turn(&mut self, view: CounterView, learns: bool, now: Timestamp) -> Outcome {
+        let has_begun = self.settle(now);
+        let mut free = self.free_burst(view, learns);
+        let lacks_burst = free < self.rate.burst.saturating_sub(self.reserved().burst);
         let left = self.rate.per_second.saturating_sub(self.held().per_second);
         self.callers.add(view.asked, left, now);
         let active: Vec<usize> =
             (0..self.each.len()).filter(|index| !self.each.states()[*index].has_ended).collect();
-        let mut targets = self.targets(&active, now);
+        let mut targets = self.targets(&active, lacks_burst, now);
         if learns {
             self.learn(&active, &mut targets);
         }
-        let Assigned { changed, is_complete } = self.assign(&active, &targets, now);
-        let converged_after = self.converged_after(!changed.is_empty(), is_complete, now);
+        let Assigned { has_changed, is_complete } = self.assign(&active, &targets, &mut free, now);
+        let converged_after = self.converged_after(has_changed || has_begun, is_complete, now);
         let mut outcome = Outcome { converged_after, ..Outcome::default() };
-        for (index, (id, subscriber)) in self.each.iter_mut().enumerate() {
+        for (id, subscriber) in self.each.iter_mut() {
             // What a newcomer may have from an earlier divider stays until it is measured.
             let is_known = !learns || subscriber.demand.is_measured();
-            if is_known && (reporter == Some(id) || changed.contains(&index)) {
+            if std::mem::take(&mut subscriber.is_owed) && is_known {
                 outcome.assignments.push((id, subscriber.assignment()));
                 subscriber.expires_at = end_of_assignment(now);
             }
             outcome.beyond_grant += std::mem::take(&mut subscriber.beyond_grant);
         }
-        let held = self.held();
-        outcome.turn = Turn { used: 0, granted: Granted { rate: held, hits: 0 } };
+        let held = self.granted().rate;
+        let (spent, returned) = (std::mem::take(&mut self.spent), std::mem::take(&mut self.returned));
+        outcome.turn = Turn { used: 0, spent, returned, granted: Granted { rate: held, hits: 0 } };
         outcome.next_at = self.next_at(&active, &targets, now);
         self.settled = None;
         if is_complete && !learns {
@@ -272,72 +333,65 @@ impl Shares {
 
     /// The next instant at which something changes without a report.
     fn next_at(&self, active: &[usize], targets: &[u64], now: Timestamp) -> Option<Timestamp> {
-        let mut each = active.iter().zip(targets);
-        let waits = each.any(|(index, target)| self.each.states()[*index].given.per_second < *target);
+        let states = || active.iter().map(|index| &self.each.states()[*index]);
+        let waits = states().zip(targets).any(|(each, target)| each.next_share().per_second < *target);
         let settle = self.each.states().iter().map(|each| each.settles_at).filter(|at| now < *at).min();
-        let rotate = waits.then(|| now.after(ROTATION));
+        // Those that would have a share by turns wait for the end of the first one.
+        let wants = self.callers.per_second() > 0.0 && !self.callers_turn.has_share
+            || states().any(|each| each.demand.per_second() > 0.0 && each.next_share().per_second == 0);
+        let turns = states().map(Subscriber::turns).chain([self.callers_turn]);
+        let ends = turns.filter(|turns| turns.has_share).map(|turns| turns.since.after(ROTATION));
+        let rotate = if wants { ends.filter(|at| now < *at).min() } else { None };
+        let retry = waits.then(|| now.after(ROTATION));
+        let begin = states().filter_map(|each| each.pending).map(|pending| pending.at).min();
         let expire = self.each.states().iter().map(|each| each.expires_at).min();
-        settle.into_iter().chain(rotate).chain(expire).min()
+        settle.into_iter().chain(rotate).chain(retry).chain(begin).chain(expire).min()
+    }
+
+    /// Removes what is over, and gives what was pending. Returns whether any has begun.
+    fn settle(&mut self, now: Timestamp) -> bool {
+        let mut spent = 0_u64;
+        self.each.retain(|subscriber| {
+            let is_over = subscriber.expires_at <= now;
+            if is_over {
+                spent = spent.saturating_add(subscriber.held.burst);
+            }
+            !is_over
+        });
+        let mut has_begun = false;
+        for subscriber in self.each.states_mut() {
+            if subscriber.settles_at <= now {
+                spent = spent.saturating_add(subscriber.settle());
+            }
+            if subscriber.has_ended {
+                subscriber.cancel(now);
+            }
+            if let Some(pending) = subscriber.pending.filter(|pending| pending.at <= now) {
+                subscriber.give(pending.share, now);
+                has_begun = true;
+            }
+        }
+        self.spent = self.spent.saturating_add(spent);
+        has_begun
+    }
+
+    /// The hits of the burst that are free. While the divider `learns`, clients may have all others, but for a tenth of
+    /// what the rate brings in a second.
+    fn free_burst(&mut self, view: CounterView, learns: bool) -> u64 {
+        let lost = std::mem::take(&mut self.lost).min(view.free);
+        self.spent = self.spent.saturating_add(lost);
+        let known = (view.free - lost).saturating_add(self.returned);
+        let free = known.min(self.rate.burst.saturating_sub(self.reserved().burst));
+        if !learns {
+            self.spent = self.spent.saturating_add(std::mem::take(&mut self.unknown));
+            return free;
+        }
+        let kept = free.min((self.rate.per_second / BEGIN_DIVISOR).max(1));
+        self.unknown = self.unknown.saturating_add(free - kept);
+        kept
     }
 
     fn held(&self) -> HitRate {
         self.each.states().iter().map(|subscriber| subscriber.held).fold(HitRate::default(), HitRate::plus)
     }
-
-    /// Applies smaller shares at once, and larger ones as far as the rate is free.
-    fn assign(&mut self, active: &[usize], targets: &[u64], now: Timestamp) -> Assigned {
-        let rate = self.rate;
-        let given = |shares: &Self, index: usize| shares.each.states()[active[index]].given.per_second;
-        let is_close = |subscriber: &Subscriber, target: u64| {
-            let (given, floor) = (subscriber.given.per_second, subscriber.terms.floor.min(target));
-            given > 0 && given >= floor && given.abs_diff(target) <= given / HYSTERESIS_DIVISOR
-        };
-        let kept: Vec<u64> = active
-            .iter()
-            .zip(targets)
-            .map(|(index, target)| {
-                let subscriber = &self.each.states()[*index];
-                if is_close(subscriber, *target) { subscriber.given.per_second } else { *target }
-            })
-            .collect();
-        // A share that is a little too large is kept only where that takes nothing from others, and one that is a little
-        // too small only where little stays unused.
-        let sum = |shares: &[u64]| shares.iter().fold(0_u64, |sum, share| sum.saturating_add(*share));
-        let (all, claimed) = (sum(&kept), sum(targets));
-        let next: Vec<u64> = if all > rate.per_second {
-            kept.iter().zip(targets).map(|(kept, target)| *kept.min(target)).collect()
-        } else if all < claimed - claimed / UNUSED_DIVISOR {
-            kept.iter().zip(targets).map(|(kept, target)| *kept.max(target)).collect()
-        } else {
-            kept
-        };
-        let (mut changed, mut is_complete) = (Vec::new(), true);
-        let is_less = |shares: &Self, index: usize| next[index] < given(shares, index);
-        let (mut order, mut more): (Vec<usize>, Vec<usize>) =
-            (0..active.len()).partition(|index| is_less(self, *index));
-        more.sort_by_key(|index| given(self, *index));
-        order.extend(more);
-        let mut held = self.held();
-        for index in order {
-            let subscriber = &mut self.each.states_mut()[active[index]];
-            let others = held.per_second.saturating_sub(subscriber.held.per_second);
-            let share = next[index].min(rate.per_second.saturating_sub(others));
-            is_complete &= share == next[index];
-            let other_bursts = held.burst.saturating_sub(subscriber.held.burst);
-            let burst =
-                burst_of(share, rate).min(rate.burst.saturating_sub(other_bursts)).max(u64::from(share > 0));
-            if share != subscriber.given.per_second {
-                subscriber.give(HitRate { per_second: share, burst }, now);
-                held = HitRate { per_second: others, burst: other_bursts }.plus(subscriber.held);
-                changed.push(active[index]);
-            }
-        }
-        Assigned { changed, is_complete }
-    }
-}
-
-/// The part of the burst for a share of the rate.
-fn burst_of(share: u64, rate: HitRate) -> u64 {
-    let part = u128::from(rate.burst) * u128::from(share) / u128::from(rate.per_second.max(1));
-    u64::try_from(part).unwrap_or(u64::MAX).min(SHARE_MAX)
 }

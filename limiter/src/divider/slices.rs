@@ -29,6 +29,16 @@ use subscriber::{SLICE_SECONDS, Subscriber};
 const NEWCOMER_DIVISOR: u64 = 25;
 /// The largest slice that Envoy takes.
 const SLICE_MAX: u64 = u32::MAX as u64;
+/// A client reports so often. If its last report is longer ago, one was lost, and what it has used is not known.
+const REPORT_EVERY: Duration = Duration::from_secs(5);
+/// A report comes so much earlier or later at most.
+const REPORT_JITTER: Duration = Duration::from_millis(700);
+/// A hit that is left to callers is theirs for this long.
+const CALLERS_TURN: Duration = Duration::from_secs(1);
+/// Callers have a turn for this long if it is not known when the hit comes: two reports.
+const CALLERS_TURN_MAX: Duration = Duration::from_secs(10);
+/// The time between two turns while hits come one by one.
+const NEXT_HIT_EVERY: Duration = Duration::from_millis(200);
 /// The shortest time between two turns without a report.
 const PAUSE: Duration = Duration::from_millis(20);
 
@@ -39,6 +49,8 @@ pub(super) struct Slices {
     each: Roster<Subscriber>,
     // Of callers that ask for each request.
     callers: Demand,
+    // Of hits that come one by one.
+    next_hit: NextHit,
     // Hits that subscribers have used since the last turn, to be charged.
     used: u64,
     beyond_grant: u64,
@@ -49,6 +61,31 @@ struct Next {
     id: SubscriberId,
     hits: u64,
     reason: Reason,
+}
+
+/// Where the next hit goes while there is none for each subscriber that waits, and callers ask, too. By turns, because
+/// otherwise the faster of both would get each.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+enum NextHit {
+    /// It is kept for a subscriber.
+    Subscriber,
+    /// It is left to callers, until some time after it comes. That is not known while slices are out.
+    Callers { since: Timestamp, until: Option<Timestamp> },
+}
+
+impl NextHit {
+    /// At `now`, if so many hits are free, and `left` are in slices.
+    fn at(self, free: u64, left: u64, view: CounterView, now: Timestamp) -> Self {
+        let Self::Callers { since, until } = self else { return self };
+        let comes_after = match (free, left) {
+            (0, 0) => view.free_after,
+            (0, _) => None,
+            (_, _) => Some(Duration::ZERO),
+        };
+        let until = until.or(comes_after.map(|after| now.after(after + CALLERS_TURN)));
+        let is_over = until.unwrap_or(since.after(CALLERS_TURN_MAX)) <= now;
+        if is_over { Self::Subscriber } else { Self::Callers { since, until } }
+    }
 }
 
 /// Why a slice is given.
@@ -62,7 +99,14 @@ enum Reason {
 
 impl Slices {
     pub(super) fn new(allowance: u64, now: Timestamp) -> Self {
-        Self { allowance, each: Roster::default(), callers: Demand::new(now), used: 0, beyond_grant: 0 }
+        Self {
+            allowance,
+            each: Roster::default(),
+            callers: Demand::new(now),
+            next_hit: NextHit::Callers { since: now, until: None },
+            used: 0,
+            beyond_grant: 0,
+        }
     }
 
     /// What each subscriber has.
@@ -110,10 +154,15 @@ impl Slices {
         for subscriber in self.each.states_mut() {
             subscriber.demand.move_to(from, to);
             subscriber.since = moved(subscriber.since, from, to);
+            subscriber.reported_at = moved(subscriber.reported_at, from, to);
             subscriber.expires_at = moved(subscriber.expires_at, from, to);
             if let Some(slice) = &mut subscriber.slice {
                 slice.given_at = moved(slice.given_at, from, to);
             }
+        }
+        if let NextHit::Callers { since, until } = &mut self.next_hit {
+            *since = moved(*since, from, to);
+            *until = until.map(|until| moved(until, from, to));
         }
     }
 
@@ -133,9 +182,26 @@ impl Slices {
         }
     }
 
-    /// All that may still be used.
+    /// All that may still be used, and what was used and is not charged yet.
     pub(super) fn granted(&self) -> Granted {
-        Granted { hits: self.left(), ..Granted::default() }
+        Granted { hits: self.left().saturating_add(self.used), ..Granted::default() }
+    }
+
+    /// Gives a subscriber the slice of one that has ended, and whose last report was that of this client. Others may have
+    /// reported at that time, too, so the most that any of them has left counts for it.
+    pub(super) fn resume(&mut self, id: SubscriberId, usage: Usage, now: Timestamp) {
+        let has_ended = |each: &Subscriber| each.has_ended && now.after(UNCERTAIN) < each.expires_at;
+        let could_be = |each: &Subscriber| {
+            has_ended(each) && now.since(each.reported_at).abs_diff(REPORT_EVERY) <= REPORT_JITTER
+        };
+        let ended = || self.each.iter().filter(|(_, each)| could_be(each));
+        let Some(most) = ended().map(|(_, each)| each.left()).max() else { return };
+        // The rest is that of the others, and none of these has less.
+        let Some((other, _)) = ended().min_by_key(|(_, each)| each.left()) else { return };
+        if let Some(subscriber) = self.each.remove_if(other, |_| true) {
+            let reported = usage.allowed_before;
+            *self.each.get_or_insert_with(id, || Subscriber::new(now)) = subscriber.resumed(most, reported);
+        }
     }
 
     pub(super) fn report(&mut self, id: SubscriberId, usage: Usage, terms: QuotaTerms, now: Timestamp) {
@@ -151,26 +217,33 @@ impl Slices {
         let allowed = usage.allowed_in_all().saturating_sub(subscriber.reported);
         let usage = Usage { allowed, ..usage };
         subscriber.reported = subscriber.reported.saturating_add(allowed);
-        subscriber.terms = terms;
+        (subscriber.terms, subscriber.reported_at) = (terms, now);
         subscriber.demand.add(usage.allowed.saturating_add(usage.denied), 0, now);
         let beyond = subscriber.settle(usage, now);
-        subscriber.expires_at = end_of_assignment(now);
+        (subscriber.expires_at, subscriber.is_owed) = (end_of_assignment(now), true);
         self.used = self.used.saturating_add(usage.allowed);
         self.beyond_grant = self.beyond_grant.saturating_add(beyond);
     }
 
-    /// Gives slices to subscribers that are due; the `reporter` gets an assignment in any case.
-    pub(super) fn turn(
-        &mut self,
-        reporter: Option<SubscriberId>,
-        view: CounterView,
-        learns: bool,
-        now: Timestamp,
-    ) -> Outcome {
+    /// Counts hits that callers have asked for, while the hits are not divided.
+    pub(super) fn note_asked(&mut self, asked: u64, now: Timestamp) {
+        self.callers.add(asked, 0, now);
+    }
+
+    /// Gives slices to subscribers that are due; those that have reported get an assignment in any case.
+    pub(super) fn turn(&mut self, view: CounterView, learns: bool, now: Timestamp) -> Outcome {
         self.callers.add(view.asked, 0, now);
         self.expire(now);
         let mut outcome = Outcome::default();
         let mut free = view.free.saturating_sub(self.used).saturating_sub(self.left());
+        let waiting = self.each.states().iter().filter(|each| each.is_waiting()).count() as u64;
+        let is_one_by_one = !learns && self.callers.per_second() > 0.0 && free <= waiting && waiting > 0;
+        if is_one_by_one {
+            self.next_hit = self.next_hit.at(free, self.left(), view, now);
+            if self.next_hit != NextHit::Subscriber {
+                free = free.saturating_sub(1);
+            }
+        }
         if !learns {
             for Next { id, hits, reason } in self.parts(free, now) {
                 let hits = hits.min(free);
@@ -180,23 +253,27 @@ impl Slices {
                 {
                     free -= hits;
                     subscriber.give(hits, now);
+                    self.next_hit = NextHit::Callers { since: now, until: None };
                     let slice = if hits > 0 { Assignment::Slice(hits) } else { Assignment::Deny };
                     outcome.assignments.push((id, slice));
                 }
             }
         }
-        let has_news = |outcome: &Outcome, id| outcome.assignments.iter().any(|(other, _)| *other == id);
-        if let Some(id) = reporter
-            && !has_news(&outcome, id)
-            && let Some(subscriber) = self.each.get(id)
-            // What a newcomer may have from an earlier divider stays until its end.
-            && !(learns && subscriber.slice.is_none())
-        {
-            outcome.assignments.push((id, subscriber.renewal()));
+        for (id, subscriber) in self.each.iter_mut() {
+            // What it may have from an earlier divider, or over an earlier stream, stays until its end.
+            let may_have_one = (learns || subscriber.left() > 0) && subscriber.slice.is_none();
+            if std::mem::take(&mut subscriber.is_owed) && !may_have_one {
+                outcome.assignments.push((id, subscriber.renewal()));
+            }
         }
-        outcome.turn = Turn { used: std::mem::take(&mut self.used), granted: self.granted() };
+        let used = std::mem::take(&mut self.used);
+        let mut granted = self.granted();
+        let is_kept = is_one_by_one && self.next_hit == NextHit::Subscriber;
+        granted.hits = granted.hits.saturating_add(is_kept.into());
+        outcome.turn = Turn { used, granted, ..Turn::default() };
         outcome.beyond_grant = std::mem::take(&mut self.beyond_grant);
-        outcome.next_at = self.next_at(view, now);
+        let next_hit = is_one_by_one.then(|| now.after(NEXT_HIT_EVERY));
+        outcome.next_at = self.next_at(view, now).into_iter().chain(next_hit).min();
         outcome
     }
 
@@ -265,8 +342,7 @@ impl Slices {
 
     /// The next instant at which something changes without a report.
     fn next_at(&self, view: CounterView, now: Timestamp) -> Option<Timestamp> {
-        let is_waiting = |subscriber: &Subscriber| subscriber.is_due() && subscriber.is_refusing;
-        let waits = self.each.states().iter().any(is_waiting);
+        let waits = self.each.states().iter().any(Subscriber::is_waiting);
         let free = view.free_after.filter(|_| waits).map(|after| now.after(after.max(PAUSE)));
         let expire = self.each.states().iter().map(|subscriber| subscriber.expires_at).min();
         free.into_iter().chain(expire).min()

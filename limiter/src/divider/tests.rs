@@ -227,6 +227,28 @@ fn client_goes_on_with_its_share_over_another_stream() {
     }
 }
 
+/// Instants move with the division to another clock, so that it is the one that this clock would have made.
+#[test]
+fn division_is_the_same_under_the_clock_of_another_replica() {
+    // Windows are the same for all replicas.
+    const AHEAD: u64 = 7 * 1_440 * MINUTE;
+    for limit in [bucket(100, 20), window(6_000, MINUTE)] {
+        let run = |begun| {
+            let mut world = World::starting_at(begun, limit.clone());
+            world.run(12.0, &[(1, 30.0), (2, 150.0)], 5.0);
+            world.leave(2);
+            let slot = world.memory.slot(world.key);
+            world.dividers.learn(slot, world.now);
+            (world.dividers.take_slot(slot, world.now), slot, world.now)
+        };
+        let ((sent, slot, _), (expected, _, now)) = (run(START), run(START.plus(AHEAD)));
+        let sent: SlotDivisions = postcard::from_bytes(&postcard::to_stdvec(&sent).unwrap()).unwrap();
+        let other = Dividers::new(World::new(limit).memory);
+        other.add_slot(slot, sent, now);
+        assert_eq!(other.of_slot(slot, now), expected);
+    }
+}
+
 #[test]
 fn division_goes_on_in_another_replica() {
     for limit in [bucket(100, 20), window(6_000, MINUTE)] {
@@ -289,6 +311,17 @@ fn budget_is_used_exactly_in_a_fresh_window() {
 }
 
 #[test]
+fn budget_is_used_while_streams_end() {
+    let (mut world, demands) = (World::new(window(500, MINUTE)), [(1, 14.0), (2, 6.0), (3, 1.5)]);
+    for _ in 0..3 {
+        world.run(9.0, &demands, 0.0);
+        (1..4).for_each(|stream| world.reopen(stream));
+    }
+    world.run(32.9, &demands, 0.0);
+    assert!((475..=500).contains(&world.passed.len()), "{}", world.passed.len());
+}
+
+#[test]
 fn budget_is_never_exceeded_in_any_window() {
     let mut world = World::new(window(500, MINUTE));
     for minute in 0..5 {
@@ -303,6 +336,23 @@ fn budget_below_the_demand_refuses_only_the_first_requests() {
     let mut world = World::new(window(500, MINUTE));
     let each = world.run(60.0, &[(1, 3.0), (2, 2.0), (3, 1.5)], 0.0);
     assert!(each.iter().sum::<u64>() >= 385 - 10, "{each:?}");
+}
+
+#[test]
+fn many_clients_use_a_limit_and_do_not_exceed_it() {
+    // So many that most reports wait for the next division. Each has a bucket of one, which passes every second request.
+    let demands: Vec<(u64, f64)> = (1..=100).map(|stream| (stream, 4.0)).collect();
+    let mut world = World::new(bucket(200, 20));
+    world.run(10.0, &demands, 0.0);
+    let each = world.run(10.0, &demands, 0.0);
+    assert!(each.iter().sum::<u64>() >= 1_700, "{each:?}");
+    for seconds in [1, 5, 10] {
+        let most = world.most_in(seconds * SECOND);
+        assert!(most <= 20 + 200 * seconds + 100, "{most} in {seconds} s");
+    }
+    let mut world = World::new(window(1_000, MINUTE));
+    let passed: u64 = world.run(59.9, &demands, 20.0).iter().sum();
+    assert!((800..=1_000).contains(&passed), "{passed}");
 }
 
 #[test]

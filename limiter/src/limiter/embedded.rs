@@ -317,7 +317,7 @@ pub(crate) fn each_entry<'b, 'a>(
     entries: &[(&'a str, &'a str)],
     buffer: &'b mut SmallVec<[Entry<'a>; 4]>,
 ) -> &'b [Entry<'a>] {
-    buffer.extend(entries.iter().map(|&(key, value)| Entry { key, value }));
+    buffer.extend(entries.iter().map(|&(key, value)| Entry::new(key, value)));
     buffer
 }
 

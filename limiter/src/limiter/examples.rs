@@ -5,7 +5,7 @@ use std::sync::{
     atomic::{AtomicU32, Ordering::Relaxed},
 };
 
-use crate::descriptor::Entry;
+use crate::descriptor::{Entry, OwnedEntry};
 
 /// The maximum number of examples.
 const KEPT_MAX: usize = 16;
@@ -28,7 +28,7 @@ pub struct Example {
     /// The domain.
     pub domain: String,
     /// Keys and values.
-    pub entries: Vec<(String, String)>,
+    pub entries: Vec<OwnedEntry>,
 }
 
 impl Default for Examples {
@@ -75,11 +75,11 @@ impl Examples {
 impl Example {
     /// The entries, as a lookup takes them.
     pub fn entries(&self) -> Vec<Entry<'_>> {
-        self.entries.iter().map(|(key, value)| Entry { key, value }).collect()
+        self.entries.iter().map(|(key, value)| Entry::new(key, value)).collect()
     }
 
     fn is_like(&self, domain: &str, entries: &[Entry<'_>]) -> bool {
-        let keys = self.entries.iter().map(|(key, _)| key.as_str());
+        let keys = self.entries.iter().map(|(key, _)| key.as_slice());
         self.domain == domain && keys.eq(entries.iter().map(|entry| entry.key))
     }
 }
@@ -103,11 +103,11 @@ mod tests {
     fn examples_of_other_values_are_one() {
         let examples = Examples::default();
         for value in ["a", "b", "c"] {
-            examples.add("edge", &[Entry { key: "user", value }]);
-            examples.add("edge", &[Entry { key: "path", value }]);
+            examples.add("edge", &[Entry::new("user", value)]);
+            examples.add("edge", &[Entry::new("path", value)]);
         }
         let kept: Vec<_> = examples.each(|_| true).into_iter().map(|example| example.entries).collect();
-        let entry = |key: &str| vec![(key.to_owned(), "a".to_owned())];
+        let entry = |key: &str| vec![(key.into(), "a".into())];
         assert_eq!(kept, [entry("user"), entry("path")]);
     }
 

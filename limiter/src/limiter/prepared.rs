@@ -164,8 +164,8 @@ impl<const OPEN: usize> PreparedDescriptor<OPEN> {
 impl<const OPEN: usize> Text<OPEN> {
     /// All entries.
     fn entries<'a>(&'a self, values: [&'a str; OPEN]) -> SmallVec<[Entry<'a>; 4]> {
-        let fixed = self.fixed.iter().map(|(key, value)| Entry { key, value });
-        fixed.chain(self.open.iter().zip(values).map(|(key, value)| Entry { key, value })).collect()
+        let fixed = self.fixed.iter().map(|(key, value)| Entry::new(key, value));
+        fixed.chain(self.open.iter().zip(values).map(|(key, value)| Entry::new(key, value))).collect()
     }
 }
 

@@ -1,6 +1,6 @@
 //! When a refused request would pass if it were sent again.
 
-use std::time::Duration;
+use std::{borrow::Cow, time::Duration};
 
 use crate::{
     algorithm::{Classic, Limit},
@@ -48,6 +48,23 @@ impl Answer<'_> {
         alone.max(quotas).unwrap_or(Retry::AT_ONCE)
     }
 
+    /// Why `request`, of which this is the answer, never passes; `None` if it passes now or may pass later. Names the
+    /// most hits that can ever pass, unless they are of a hidden limit.
+    #[inline]
+    pub fn never_because(&self, modes: Modes, request: &Request<'_>) -> Option<String> {
+        let may_be_never = |status: &Status<'_>| !status.passes && status.retry_after.is_none();
+        if self.passes
+            || !self.statuses.iter().any(may_be_never)
+            || self.retry(modes, request) != Retry::Never
+        {
+            return None;
+        }
+        let shown = self.statuses.iter().zip(request.descriptors()).filter(|(status, _)| !status.is_hidden());
+        let most = shown.filter_map(|(status, descriptor)| status.most_hits(descriptor)).min();
+        let amount = most.map(|most| format!(": at most {most} can ever pass")).unwrap_or_default();
+        Some(format!("larger than the limit{amount}"))
+    }
+
     /// The time after which `request`, of which this is the answer, would pass if it were sent again. `None` if it
     /// passes, if it never would, or if no time is known.
     #[inline]
@@ -57,15 +74,29 @@ impl Answer<'_> {
 }
 
 impl Status<'_> {
+    /// The most hits that can ever pass at once, if `descriptor` is refused because it never passes.
+    pub fn most_hits(&self, descriptor: &Descriptor<'_>) -> Option<u64> {
+        let (false, None, Some(limit)) = (self.passes, self.retry_after, self.limit) else { return None };
+        let applied = self.applied(descriptor)?;
+        let never = limit.requests_per_unit == 0 || !applied.can_pass(descriptor.operation);
+        never.then(|| applied.allowance())
+    }
+
+    /// The limit that has decided on `descriptor`.
+    fn applied(&self, descriptor: &Descriptor<'_>) -> Option<Cow<'_, Limit>> {
+        let sent = |Override { requests_per_unit, unit }: Override| {
+            Limit::Classic(Classic { limit: requests_per_unit.into(), window: unit.window() })
+        };
+        match self.rule {
+            Some(rule) => rule.limit().map(Cow::Borrowed),
+            None => descriptor.limit.map(|limit| Cow::Owned(sent(limit))),
+        }
+    }
+
     /// When this descriptor would let the same request pass.
     fn retry(&self, descriptor: &Descriptor<'_>) -> Retry {
-        let (Some(limit), Some(reset_after)) = (self.limit, self.reset_after) else { return Retry::AT_ONCE };
-        let sent = descriptor.limit.map(|Override { requests_per_unit, unit }| {
-            Limit::Classic(Classic { limit: requests_per_unit.into(), window: unit.window() })
-        });
-        let Some(applied) = self.rule.map_or(sent.as_ref(), |rule| rule.limit()) else {
-            return Retry::AT_ONCE;
-        };
+        let (Some(_), Some(reset_after)) = (self.limit, self.reset_after) else { return Retry::AT_ONCE };
+        let Some(applied) = self.applied(descriptor) else { return Retry::AT_ONCE };
         if self.in_shadow_mode() {
             return Retry::AT_ONCE;
         }
@@ -78,7 +109,7 @@ impl Status<'_> {
         }
         match self.retry_after {
             Some(wait) => Retry::After(wait),
-            None if limit.requests_per_unit == 0 || !applied.can_pass(descriptor.operation) => Retry::Never,
+            None if self.most_hits(descriptor).is_some() => Retry::Never,
             None => Retry::Unknown,
         }
     }

@@ -21,6 +21,8 @@ use crate::{
     time::{SECOND, Timestamp},
 };
 
+mod refused_answers;
+
 const NOW: Timestamp = Timestamp::from_nanos(1_790_000_000 * SECOND);
 const KEYS: [&str; 11] =
     ["classic", "fixed", "bucket", "queue", "shadow", "quota", "late", "tried", "gold", "free", "nothing"];
@@ -204,7 +206,7 @@ proptest! {
         for (key, value, operation, pass, patient) in steps {
             now = now.plus(pass);
             [&alone, &beside].into_iter().for_each(|limiter| limiter.clock.set(now));
-            let (entries, other) = ([Entry { key: KEYS[key], value: &value }], [Entry { key: "other", value: "x" }]);
+            let (entries, other) = ([Entry::new(KEYS[key], &value)], [Entry::new("other", "x")]);
             let [descriptor, unlimited] =
                 [&entries, &other].map(|entries| Descriptor { entries, operation, limit: None });
             let timeout = patient.then_some(Duration::from_millis(700));
@@ -231,7 +233,7 @@ proptest! {
         for (key, value, operation, pass, patient) in steps {
             now = now.plus(pass);
             [&here, &elsewhere].into_iter().for_each(|limiter| limiter.clock.set(now));
-            let entries = [Entry { key: KEYS[key], value: &value }];
+            let entries = [Entry::new(KEYS[key], &value)];
             let descriptor = Descriptor { entries: &entries, operation, limit: None };
             let timeout = patient.then_some(Duration::from_millis(700));
             let request = Request::new("d", [descriptor], timeout).unwrap();

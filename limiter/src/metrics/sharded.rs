@@ -113,27 +113,29 @@ impl<const N: usize> ShardedCounters<N> {
         Shard { counters: &shards[shard_index].0, is_shared: shard_index == SHARED, _thread: PhantomData }
     }
 
-    /// The sum of each counter over all shards.
+    /// The sum of each counter over all shards, at most [`u64::MAX`].
     pub fn sums(&self) -> [u64; N] {
         let shards = self.0.get().map_or(&[][..], |shards| shards);
         let sum = |counter: usize| {
             let values = shards.iter().map(|shard| shard.0[counter].load(Ordering::Relaxed));
-            values.fold(0, u64::wrapping_add)
+            values.fold(0, u64::saturating_add)
         };
         std::array::from_fn(sum)
     }
 }
 
 impl<const N: usize> Shard<'_, N> {
-    /// Adds `number` to a counter, whose index is less than `N`.
+    /// Adds `number` to a counter, whose index is less than `N`. A counter stays at [`u64::MAX`], because a metric that
+    /// falls looks like a restart.
     pub fn add(&self, counter: usize, number: u64) {
         let counter = &self.counters[counter];
         if self.is_shared {
-            counter.fetch_add(number, Ordering::Relaxed);
+            let _ = counter
+                .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |sum| Some(sum.saturating_add(number)));
         } else {
             // Only this thread writes to the shard, so no locked instruction is needed. The next thread with this
             // shard takes it from the pool under its lock, and so sees these writes.
-            counter.store(counter.load(Ordering::Relaxed).wrapping_add(number), Ordering::Relaxed);
+            counter.store(counter.load(Ordering::Relaxed).saturating_add(number), Ordering::Relaxed);
         }
     }
 }
@@ -155,6 +157,25 @@ mod tests {
             });
         }
         assert_eq!(counters.sums(), [0, rounds * threads as u64 * 2_000]);
+    }
+
+    #[test]
+    fn counter_at_its_maximum_does_not_fall() {
+        let counters = ShardedCounters::<1>::default();
+        let add = |numbers: [u64; 2]| numbers.into_iter().for_each(|number| counters.shard().add(0, number));
+        // More threads than there are shards, so that one of them shares its shard.
+        let all = std::sync::Barrier::new(shard_count());
+        thread::scope(|scope| {
+            for _ in 0..shard_count() {
+                scope.spawn(|| {
+                    add([1, u64::MAX]);
+                    all.wait();
+                });
+            }
+        });
+        assert_eq!(counters.sums(), [u64::MAX]);
+        add([u64::MAX, 2]);
+        assert_eq!(counters.sums(), [u64::MAX]);
     }
 
     #[test]

@@ -1,11 +1,12 @@
 //! Reservations whose counters are elsewhere. Only counters decide on them: nothing is held or settled without them.
 
-use std::time::Duration;
+use std::{collections::HashMap, time::Duration};
 
 use smallvec::SmallVec;
 
 use crate::{
     algorithm::Decision,
+    descriptor::Key,
     remote::{
         COUNTER_ONLY, CounterCheck, CounterChecks, DecidedBy, Mode, Remote, RemoteOutcome, Submit, rounds,
     },
@@ -40,7 +41,7 @@ impl From<Overloaded> for RemoteHoldError {
 impl Remote {
     /// Holds the charges of all checks, within half of the caller's `timeout`, or none if `refusal` says that their
     /// decisions refuse the call. What was held in vain is withdrawn, also if the call is canceled; until that arrives
-    /// it counts.
+    /// it counts. A refusal tells what is left without the call.
     pub async fn reserve(
         &self,
         checks: &Checks<'_>,
@@ -58,13 +59,23 @@ impl Remote {
             Some(outcomes) => (outcomes.await, true),
             None => (call.submit(&operations).await, false),
         };
-        let answered = answered(&outcomes);
+        let all_answered = answered(&outcomes);
         // In one step, nothing is held of a call that is not held as a whole.
-        if is_one_step && answered != Err(RemoteHoldError::OwnerUnreachable) {
+        if is_one_step && all_answered != Err(RemoteHoldError::OwnerUnreachable) {
             attempt.keep();
         }
-        let mut decisions = answered?;
+        let mut decisions = all_answered?;
         if refusal.is_refused(&decisions) {
+            if !is_one_step && let Ok(left) = answered(&call.submit(&attempt.withdrawals).await) {
+                attempt.keep();
+                // Of a counter that was charged several times, the last peek counts.
+                let left: HashMap<Key, Decision> = checks.iter().map(|check| check.key).zip(left).collect();
+                for (check, decision) in checks.iter().zip(&mut decisions) {
+                    if let Some(left) = left.get(&check.key) {
+                        *decision = decision.after_take_back(left);
+                    }
+                }
+            }
             decisions.iter_mut().for_each(|decision| decision.receipt = None);
             let charged = SmallVec::from_elem(0, checks.len());
             return Ok(Reserved {

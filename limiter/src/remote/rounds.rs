@@ -165,15 +165,12 @@ impl<C: Counters> Rounds<'_, C> {
         // Of a key that was charged several times, the last peek counts.
         let left: HashMap<Key, RemoteOutcome> = peeks.collect();
         for (index, outcome) in outcomes.iter_mut().enumerate() {
+            let decision = &mut outcome.outcome.decision;
             if self.takes_back(index)
-                && outcome.outcome.decision.verdict.passes()
                 && let Some(peek) = left.get(&self.checks[index].key)
                 && peek.decided_by == DecidedBy::Counter
-                && peek.outcome.decision.verdict.passes()
             {
-                let Decision { remaining, reset_after, .. } = peek.outcome.decision;
-                let decision = &mut outcome.outcome.decision;
-                *decision = Decision { remaining, reset_after, ..*decision };
+                *decision = decision.after_take_back(&peek.outcome.decision);
             }
         }
     }

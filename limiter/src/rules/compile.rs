@@ -7,7 +7,7 @@ use rustc_hash::FxHashMap;
 use crate::{
     rules::{
         DESCRIPTORS_MAX, Problem, Problems, Rules, Source, Trial,
-        contents::{Contents, hash_of},
+        contents::{Contents, Documents, Unknown, hash_of},
         diagnostics::{Diagnostics, Location, Origin},
         domain_draft::DomainDraft,
         file::Document,
@@ -66,6 +66,7 @@ struct Compiler<'o> {
     trial: Option<&'o Trial>,
     overlay_use: OverlayUse,
     conflicts: usize,
+    unknown_fields: usize,
     domains: Vec<DomainDraft>,
     by_name: FxHashMap<String, usize>,
     descriptors: usize,
@@ -75,7 +76,11 @@ struct Compiler<'o> {
 
 impl Compiler<'_> {
     fn source(&mut self, source: &Source) {
-        let (origin, stream) = source.documents();
+        let Documents { origin, stream, unknown } = source.documents();
+        if let Some(Unknown { first, count }) = unknown {
+            self.unknown_fields += count;
+            Diagnostics::new(origin.clone(), &mut self.warnings).add(first.mark, first.what);
+        }
         let mut diagnostics = Diagnostics::new(origin.clone(), &mut self.problems);
         let unread = !stream.problems.is_empty();
         diagnostics.add_all(stream.problems);
@@ -161,7 +166,15 @@ impl Compiler<'_> {
         };
         let domains = self.domains.into_iter().map(finish).collect();
         let overlay_misfits = self.overlay_use.misfits;
-        let conflicts = self.conflicts;
-        Ok(Rules { domains, by_name: self.by_name, hash, warnings, overlay_misfits, conflicts })
+        let (conflicts, unknown_fields) = (self.conflicts, self.unknown_fields);
+        Ok(Rules {
+            domains,
+            by_name: self.by_name,
+            hash,
+            warnings,
+            overlay_misfits,
+            conflicts,
+            unknown_fields,
+        })
     }
 }

@@ -9,8 +9,28 @@ use crate::{
     yaml::{self, Stream},
 };
 
-/// Reads the documents of a source, with what they come from, from its path and its content.
-pub type ReadDocuments = for<'t> fn(&str, &'t [u8]) -> (Arc<Origin>, Stream<'t>);
+/// Reads the documents of a source from its path and its content.
+pub type ReadDocuments = for<'t> fn(&str, &'t [u8]) -> Documents<'t>;
+
+/// The documents of a source.
+#[derive(Debug)]
+pub struct Documents<'t> {
+    /// What they come from.
+    pub origin: Arc<Origin>,
+    /// The documents and the problems in them.
+    pub stream: Stream<'t>,
+    /// What their reader has left out, if there is something that it does not know.
+    pub unknown: Option<Unknown>,
+}
+
+/// What a reader has left out, because it does not know it.
+#[derive(Debug)]
+pub struct Unknown {
+    /// The first place, and what is there.
+    pub first: yaml::Problem,
+    /// The number of places.
+    pub count: usize,
+}
 
 /// A rule file, or a resource of a control plane.
 #[derive(Clone, Debug)]
@@ -26,7 +46,11 @@ impl Source {
         Self {
             path: path.into(),
             bytes: text.into(),
-            documents: |path, bytes| (Origin::file(path), yaml::load(bytes)),
+            documents: |path, bytes| Documents {
+                origin: Origin::file(path),
+                stream: yaml::load(bytes),
+                unknown: None,
+            },
         }
     }
 
@@ -45,8 +69,7 @@ impl Source {
         &self.bytes
     }
 
-    /// The documents, and what they come from.
-    pub(super) fn documents(&self) -> (Arc<Origin>, Stream<'_>) {
+    pub(super) fn documents(&self) -> Documents<'_> {
         (self.documents)(&self.path, &self.bytes)
     }
 }

@@ -32,8 +32,8 @@ pub fn used(source: &Source, problem: &str) {
     let keyed = KeyedRules::new(Some(rules.clone()), Secret::from_bytes([7; 16]));
     for domain in rules.domains() {
         let keyed = keyed.domain(&domain.name).expect("the rules have the domain");
-        for value in ["/api/1", "10.1.2.3:80", "2001:db8::1"] {
-            look_up(keyed, &["user", "path", "a", "b", "c"].map(|key| Entry { key, value }));
+        for value in [&b"/api/1"[..], b"10.1.2.3:80", b"2001:db8::1", b"/\xff\\xFF"] {
+            look_up(keyed, &["user", "path", "a", "b", "c"].map(|key| Entry::new(key, value)));
         }
         domain.rules().flat_map(limits).for_each(decide);
         domain.denial_body.iter().for_each(|body| render(body));
@@ -68,6 +68,7 @@ fn render(body: &DenialBody) {
         unit: number.and(Some(Unit::Month)),
         remaining: number,
         retry_after: number.map(Duration::from_millis),
+        never_because: number.map(|_| names[1]),
         violated_policies: &names,
     };
     for values in [None, Some(0), Some(u64::MAX)].map(of_number) {

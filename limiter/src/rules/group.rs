@@ -33,10 +33,11 @@ impl Group {
 
     /// The value that is counted instead of `value`: the network of its address, or the address alone if a network has
     /// only one. A value that names no address stays as it is.
-    pub fn counted(self, value: &str) -> Cow<'_, str> {
+    pub fn counted(self, value: &[u8]) -> Cow<'_, [u8]> {
         let Some(address) = network::address(value) else { return Cow::Borrowed(value) };
         let network = Network::of(address, self.length(address));
-        Cow::Owned(if network.is_single() { address.to_string() } else { network.to_string() })
+        let counted = if network.is_single() { address.to_string() } else { network.to_string() };
+        Cow::Owned(counted.into_bytes())
     }
 }
 
@@ -79,7 +80,7 @@ mod tests {
             (only_ipv6, "[2001:db8::1]:443", "2001:db8::/64"),
             (Group::EACH, "2001:0DB8::1", "2001:db8::1"),
         ] {
-            assert_eq!(group.counted(value), counted, "{group} of {value}");
+            assert_eq!(*group.counted(value.as_bytes()), *counted.as_bytes(), "{group} of {value}");
         }
     }
 

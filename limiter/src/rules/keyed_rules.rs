@@ -13,7 +13,7 @@ use smallvec::SmallVec;
 
 use crate::{
     algorithm::Limit,
-    descriptor::{Entry, Key, KeyText, PrefixHash, Secret},
+    descriptor::{self, Entry, Key, KeyText, PrefixHash, Secret},
     printable,
     rules::{
         Allowance, Domain, Group, LevelTrace, MatchKind, Network, Rule, Rules,
@@ -236,7 +236,7 @@ impl OpenMatch {
     pub fn key(&self, values: &[&str]) -> Key {
         match &self.key {
             OpenKey::Closed(key) => *key,
-            OpenKey::Prefix(hash) => hash.key(values.iter().copied()),
+            OpenKey::Prefix(hash) => hash.key(values.iter().map(|value| value.as_bytes())),
         }
     }
 }
@@ -277,7 +277,7 @@ impl<'r> Match<'r> {
         let mut text = KeyText::new(&self.domain.name);
         for (step, entry) in self.steps(entries).iter().zip(entries) {
             if step.is_shared() {
-                text.pattern(Entry { key: &step.node.key, value: &step.node.value });
+                text.pattern(Entry::new(&*step.node.key, &*step.node.value));
             } else {
                 text.counted_entry(entry.key, step.counted(*entry));
             }
@@ -304,15 +304,18 @@ impl<'r> Match<'r> {
         let detailed = self.rule.detailed_metric;
         let steps = self.steps(entries);
         let any_shared = steps.iter().any(|step| step.is_shared());
+        let value = |step: &MatchedNode<'_>, entry: &Entry<'_>| {
+            descriptor::escaped(&step.counted(*entry)).into_owned()
+        };
         let mut name = self.domain.name.clone();
         for (step, entry) in steps.iter().zip(entries) {
             name.push('.');
             if step.is_shared() || !(detailed || step.node.value_to_metric || step.kind == MatchKind::Exact) {
                 name.push_str(&step.node.composite());
             } else if detailed && !any_shared {
-                name.extend([entry.key, "_", &*step.counted(*entry)]);
+                name.extend([&*descriptor::escaped(entry.key), "_", &*value(step, entry)]);
             } else {
-                name.push_str(&prefix_tree::composite(entry.key, &step.counted(*entry)));
+                name.push_str(&prefix_tree::composite(&descriptor::escaped(entry.key), &value(step, entry)));
             }
         }
         // Escaped here and not on the page of metrics, so that two spellings are one series there and not a duplicate.
@@ -353,7 +356,7 @@ impl KeyPrefix {
         let counted = sent
             .zip(groups)
             .map(|(value, group)| group.map_or(Cow::Borrowed(value), |group| group.counted(value)));
-        let counted: SmallVec<[Cow<'_, str>; 4]> = counted.collect();
+        let counted: SmallVec<[Cow<'_, [u8]>; 4]> = counted.collect();
         self.hash.key(counted.iter().map(|value| &**value))
     }
 }

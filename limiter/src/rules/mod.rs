@@ -41,7 +41,7 @@ pub use active_rules::{ActiveRules, LoadError, Status};
 #[cfg(feature = "watch")]
 pub use background::set_idle_priority;
 pub use compile::compile;
-pub use contents::{Contents, ReadDocuments, Source};
+pub use contents::{Contents, Documents, ReadDocuments, Source, Unknown};
 pub use denial_body::{DenialBody, DenialValues, Template, Variable};
 pub use descriptor_ref::DescriptorRef;
 pub use diagnostics::{Location, Origin, Place, Problem, Problems};

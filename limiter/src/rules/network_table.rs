@@ -18,7 +18,7 @@ use crate::{
 /// Networks with their numbers, by the keys of entries.
 #[derive(Debug, Default)]
 pub(crate) struct NetworkTable {
-    of_key: FxHashMap<Box<str>, NetworksOfKey>,
+    of_key: FxHashMap<Box<[u8]>, NetworksOfKey>,
     // By composite text, for the compiler: no entry is compared with it.
     by_text: FxHashMap<Box<str>, u32>,
 }
@@ -35,7 +35,7 @@ impl NetworkTable {
     /// Adds the network of a node with this composite text and key. It must be new for the key.
     pub(crate) fn add(&mut self, composite: String, key: &str, network: Network, number: u32) {
         self.by_text.insert(composite.into(), number);
-        let networks = self.of_key.entry(key.into()).or_default();
+        let networks = self.of_key.entry(key.as_bytes().into()).or_default();
         let lengths = if network.base().is_ipv4() { &mut networks.ipv4 } else { &mut networks.ipv6 };
         if let Err(place) = lengths.binary_search_by(|length| network.length().cmp(length)) {
             lengths.insert(place, network.length());

@@ -111,7 +111,7 @@ impl MatchedNode<'_> {
     }
 
     /// The value of `entry` that is counted.
-    pub(crate) fn counted<'v>(&self, entry: Entry<'v>) -> Cow<'v, str> {
+    pub(crate) fn counted<'v>(&self, entry: Entry<'v>) -> Cow<'v, [u8]> {
         self.node.group.map_or(Cow::Borrowed(entry.value), |group| group.counted(entry.value))
     }
 
@@ -119,8 +119,8 @@ impl MatchedNode<'_> {
     fn is_literal(&self, entry: Entry<'_>) -> bool {
         let Self { node, kind } = *self;
         // Equal composite texts with keys of equal length have equal keys. A pattern match compares the keys.
-        let has_key =
-            node.key.len() == entry.key.len() && (kind != MatchKind::Pattern || *node.key == *entry.key);
+        let has_key = node.key.len() == entry.key.len()
+            && (kind != MatchKind::Pattern || node.key.as_bytes() == entry.key);
         kind == node.declared_kind && has_key
     }
 }
@@ -223,11 +223,10 @@ impl Level {
     }
 
     /// The node that an entry with this key matches by its key alone, if its value makes no difference.
-    pub(crate) fn for_any_value(&self, key: &str) -> Option<&Node> {
+    pub(crate) fn for_any_value(&self, key: &[u8]) -> Option<&Node> {
         let is_for_any = |node: &&Node| node.declared_kind == MatchKind::KeyOnly && node.group.is_none();
-        let node = self.at(key.as_bytes()).filter(is_for_any)?;
-        let has_value =
-            |text: &[u8]| text.strip_prefix(key.as_bytes()).is_some_and(|rest| rest.starts_with(b"_"));
+        let node = self.at(key).filter(is_for_any)?;
+        let has_value = |text: &[u8]| text.strip_prefix(key).is_some_and(|rest| rest.starts_with(b"_"));
         let is_only = !self.has_ranges && !self.by_text.keys().any(|text| has_value(text));
         is_only.then_some(node)
     }
@@ -239,10 +238,10 @@ impl Level {
         let kind = node.declared_kind;
         let fits = match kind {
             MatchKind::KeyOnly => true,
-            MatchKind::Exact => *node.value == *entry.value,
+            MatchKind::Exact => node.value.as_bytes() == entry.value,
             MatchKind::Network | MatchKind::Pattern => false,
         };
-        (fits && *node.key == *entry.key).then_some(MatchedNode { node, kind })
+        (fits && node.key.as_bytes() == entry.key).then_some(MatchedNode { node, kind })
     }
 
     fn step(&self, entry: Entry<'_>, visits: &mut usize) -> Option<MatchedNode<'_>> {
@@ -255,14 +254,14 @@ impl Level {
             let text = match inline.get_mut(..length) {
                 Some(text) => {
                     let (key, value) = text.split_at_mut(entry.key.len());
-                    key.copy_from_slice(entry.key.as_bytes());
+                    key.copy_from_slice(entry.key);
                     value[0] = b'_';
-                    value[1..].copy_from_slice(entry.value.as_bytes());
+                    value[1..].copy_from_slice(entry.value);
                     &*text
                 }
                 None => {
-                    allocated = [entry.key, "_", entry.value].concat();
-                    allocated.as_bytes()
+                    allocated = [entry.key, b"_", entry.value].concat();
+                    &*allocated
                 }
             };
             if let Some(node) = self.at(text) {
@@ -285,7 +284,7 @@ impl Level {
             }
         }
         *visits += 1;
-        let node = self.at(entry.key.as_bytes())?;
+        let node = self.at(entry.key)?;
         Some(MatchedNode { node, kind: MatchKind::KeyOnly })
     }
 

@@ -56,7 +56,7 @@ impl Default for QuotaTerms {
 impl Quota {
     /// The terms of a bucket, by the first item that has a pair of it.
     pub(crate) fn terms_of(quotas: &[Self], entries: &[Entry<'_>]) -> QuotaTerms {
-        let is_of = |quota: &Self, entry: &Entry<'_>| quota.key == entry.key && quota.value == entry.value;
+        let is_of = |quota: &Self, entry: &Entry<'_>| Entry::new(&quota.key, &quota.value) == *entry;
         let found = quotas.iter().find(|quota| entries.iter().any(|entry| is_of(quota, entry)));
         found.map(|quota| quota.terms).unwrap_or_default()
     }

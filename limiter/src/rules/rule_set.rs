@@ -23,6 +23,7 @@ pub struct Rules {
     pub(super) warnings: Vec<Problem>,
     pub(super) overlay_misfits: usize,
     pub(super) conflicts: usize,
+    pub(super) unknown_fields: usize,
 }
 
 impl Rules {
@@ -72,6 +73,11 @@ impl Rules {
     /// the same key and value.
     pub fn conflicts(&self) -> usize {
         self.conflicts
+    }
+
+    /// The number of descriptors of a control plane with a field that this version does not know.
+    pub fn unknown_fields(&self) -> usize {
+        self.unknown_fields
     }
 
     /// Adds problems that do not prevent loading.

@@ -10,6 +10,8 @@ use crate::metrics::ShardedCounters;
 
 /// The maximum length of a name in metrics, in bytes. Longer names are counted under `other`.
 pub(super) const NAME_MAX: usize = 256;
+/// The most hits that one charge adds to a metric: a caller that charges 2^64 - 1 must not fill the metric for all time.
+const COUNTED_HITS_MAX: u64 = 1 << 40;
 
 /// What a rule has decided for one descriptor. The default is: within the limit, nothing charged.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -90,10 +92,10 @@ impl DecisionStats {
         let shard = self.0.shard();
         shard.add(if outcome.over_limit { OVER_LIMIT } else { OK }, 1);
         if outcome.charged > 0 {
-            shard.add(HITS, outcome.charged);
+            shard.add(HITS, outcome.charged.min(COUNTED_HITS_MAX));
         }
         if outcome.near_limit > 0 {
-            shard.add(NEAR_LIMIT_HITS, outcome.near_limit);
+            shard.add(NEAR_LIMIT_HITS, outcome.near_limit.min(COUNTED_HITS_MAX));
         }
         if outcome.shadow_denied {
             shard.add(SHADOW_DENIALS, 1);
@@ -114,12 +116,12 @@ impl Totals {
     /// The sum of both.
     pub fn plus(self, other: Self) -> Self {
         Self {
-            ok: self.ok + other.ok,
-            over_limit: self.over_limit + other.over_limit,
-            hits: self.hits + other.hits,
-            near_limit_hits: self.near_limit_hits + other.near_limit_hits,
-            shadow_denials: self.shadow_denials + other.shadow_denials,
-            candidate_denials: self.candidate_denials + other.candidate_denials,
+            ok: self.ok.saturating_add(other.ok),
+            over_limit: self.over_limit.saturating_add(other.over_limit),
+            hits: self.hits.saturating_add(other.hits),
+            near_limit_hits: self.near_limit_hits.saturating_add(other.near_limit_hits),
+            shadow_denials: self.shadow_denials.saturating_add(other.shadow_denials),
+            candidate_denials: self.candidate_denials.saturating_add(other.candidate_denials),
         }
     }
 }

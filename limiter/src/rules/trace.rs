@@ -1,7 +1,7 @@
 //! A detailed trace of a lookup, for `/explain`: what was looked up and which other nodes match.
 
 use crate::{
-    descriptor::Entry,
+    descriptor::{self, Entry},
     rules::{
         Location, network,
         pattern::Pattern,
@@ -15,9 +15,9 @@ pub const NODES_MAX: usize = 10;
 /// The lookup of one entry.
 #[derive(Clone, Debug)]
 pub struct LevelTrace<'r> {
-    /// The composite text that was looked up.
+    /// The composite text that was looked up, escaped.
     pub text: String,
-    /// The value that is counted in place of the entry's, if the chosen node has a group.
+    /// The value that is counted in place of the entry's, escaped, if the chosen node has a group.
     pub counted_as: Option<String>,
     /// The node that was chosen; `None` if no node matches, which ends the lookup.
     pub chosen: Option<NodeTrace<'r>>,
@@ -66,13 +66,13 @@ pub(super) fn levels<'r>(root: &'r Level, entries: &[Entry<'_>]) -> Vec<LevelTra
 
 impl<'r> LevelTrace<'r> {
     fn of(level: &'r Level, entry: Entry<'_>, step: Option<&MatchedNode<'r>>) -> Self {
-        let text = format!("{}_{}", entry.key, entry.value);
+        let text = [entry.key, b"_", entry.value].concat();
         let is_chosen = |node: &Node| step.is_some_and(|step| std::ptr::eq(step.node, node));
         let mut trace = Self {
-            text,
+            text: descriptor::escaped(&text).into_owned(),
             counted_as: step
                 .filter(|step| step.node.group.is_some())
-                .map(|step| step.counted(entry).into_owned()),
+                .map(|step| descriptor::escaped(&step.counted(entry)).into_owned()),
             chosen: step.map(|step| NodeTrace::of(step.node, Some(step.kind))),
             other_matches: Vec::new(),
             other_matches_more: 0,
@@ -80,14 +80,14 @@ impl<'r> LevelTrace<'r> {
             non_matches_more: 0,
         };
         for node in level.nodes().iter().filter(|node| !is_chosen(node)) {
-            if let Some(kind) = kind(node, entry, &trace.text) {
+            if let Some(kind) = kind(node, entry, &text) {
                 let other = NodeTrace::of(node, Some(kind));
                 keep(other, &mut trace.other_matches, &mut trace.other_matches_more);
             }
         }
         if step.is_none() {
             let (same, other): (Vec<_>, Vec<_>) =
-                level.nodes().iter().partition(|node| *node.key == *entry.key);
+                level.nodes().iter().partition(|node| node.key.as_bytes() == entry.key);
             for node in same.into_iter().chain(other) {
                 keep(NodeTrace::of(node, None), &mut trace.non_matches, &mut trace.non_matches_more);
             }
@@ -110,19 +110,19 @@ impl<'r> NodeTrace<'r> {
     }
 }
 
-fn kind(node: &Node, entry: Entry<'_>, text: &str) -> Option<MatchKind> {
+fn kind(node: &Node, entry: Entry<'_>, text: &[u8]) -> Option<MatchKind> {
     if let Some(network) = node.network() {
         let contains = network::address(entry.value).is_some_and(|address| network.contains(address));
-        return (contains && *node.key == *entry.key).then_some(MatchKind::Network);
+        return (contains && node.key.as_bytes() == entry.key).then_some(MatchKind::Network);
     }
     let composite = node.composite();
-    if composite == text {
+    if composite.as_bytes() == text {
         return Some(MatchKind::Exact);
     }
-    if Pattern::parse(&composite).is_some_and(|pattern| pattern.matches(text.as_bytes())) {
+    if Pattern::parse(&composite).is_some_and(|pattern| pattern.matches(text)) {
         return Some(MatchKind::Pattern);
     }
-    (composite == entry.key).then_some(MatchKind::KeyOnly)
+    (composite.as_bytes() == entry.key).then_some(MatchKind::KeyOnly)
 }
 
 fn keep<'r>(node: NodeTrace<'r>, kept: &mut Vec<NodeTrace<'r>>, more: &mut usize) {

@@ -15,11 +15,13 @@ pub(crate) fn decide_set(
     mut each: impl FnMut(usize, &CounterOperation) -> (Decision, bool),
 ) -> Decisions {
     let (mut decisions, mut charged) = (SmallVec::<[Decision; 2]>::new(), SmallVec::<[u64; 2]>::new());
+    let mut are_stored = SmallVec::<[bool; 2]>::new();
     for (index, check) in checks.iter().enumerate() {
         let (decision, stored) = each(index, &CounterOperation::Decide(check.operation));
         let hits = check.limit.charged(check.operation, decision.verdict.passes());
         charged.push(if stored { hits } else { 0 });
         decisions.push(decision);
+        are_stored.push(stored);
     }
     if checks.len() > 1 && refused(&decisions) {
         // Newest first, so that two charges to one counter are undone in reverse order.
@@ -32,12 +34,11 @@ pub(crate) fn decide_set(
             }
         }
         for (index, decision) in decisions.iter_mut().enumerate() {
-            if decision.verdict.passes() && checks[index].on_refusal == OnRefusal::TakeBack {
+            // A counter without memory has nothing left.
+            let has_memory = decision.verdict.passes() || are_stored[index];
+            if has_memory && checks[index].on_refusal == OnRefusal::TakeBack {
                 let (left, _) = each(index, &CounterOperation::Decide(Operation::Peek));
-                // After an overdraft, a peek is refused and has the time until it passes.
-                if left.verdict.passes() {
-                    (decision.remaining, decision.reset_after) = (left.remaining, left.reset_after);
-                }
+                *decision = decision.after_take_back(&left);
             }
         }
     }

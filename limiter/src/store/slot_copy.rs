@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use crate::{
-    algorithm::{Counter, Limit},
+    algorithm::{Counter, Granted, HitRate, Limit},
     descriptor::Key,
     store::{
         DecodeError, Epoch, Slot, SlotData, StoredSlot,
@@ -20,8 +20,8 @@ pub struct SlotCopy {
     rest: StoredSlot,
     // With the lower halves of their keys. A list and not a map, because a caller may wait for the lock meanwhile.
     counters: Vec<(u64, PackedCounter)>,
-    // Hits beside the counters, with their limits.
-    granted: Vec<(Key, Limit, u64)>,
+    // What is granted beside the counters, with their limits.
+    granted: Vec<(Key, Limit, Granted)>,
     // The number of all slots.
     slots: usize,
 }
@@ -51,13 +51,13 @@ impl SlotCopy {
     pub(super) fn new(
         rest: StoredSlot,
         counters: Vec<(u64, PackedCounter)>,
-        granted: Vec<(Key, Limit, u64)>,
+        granted: Vec<(Key, Limit, Granted)>,
         slots: usize,
     ) -> Self {
         Self { rest, counters, granted, slots }
     }
 
-    /// Charges what is granted, because nothing is known about its use after a restart.
+    /// Charges hits that are granted, because nothing is known about its use after a restart.
     fn charge_granted(&mut self, now: Timestamp) {
         let granted = std::mem::take(&mut self.granted);
         if granted.is_empty() {
@@ -65,8 +65,11 @@ impl SlotCopy {
         }
         let places: BTreeMap<u64, usize> =
             (0..).zip(&self.counters).map(|(at, (low, _))| (*low, at)).collect();
-        for (key, limit, hits) in granted {
-            let charge = |counter: &mut Counter| charge_used(&limit, counter, hits, now);
+        for (key, limit, Granted { rate, hits }) in granted {
+            let charge = |counter: &mut Counter| {
+                limit.keep_debt(counter, rate, HitRate::default(), now);
+                charge_used(&limit, counter, hits, now)
+            };
             match places.get(&key.low()) {
                 Some(place) => {
                     self.counters[*place].1.change(&limit, Now { now, given_up: None }, charge);

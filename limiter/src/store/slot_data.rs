@@ -8,7 +8,7 @@ use std::{
 };
 
 use crate::{
-    algorithm::{Counter, Limit, Operation},
+    algorithm::{Counter, Granted, HitRate, Limit, Operation},
     descriptor::Key,
     store::{
         budget::{Budget, Reservation},
@@ -16,7 +16,7 @@ use crate::{
         holds::Holds,
         key_hasher::{ByKey, KeyHasher},
         lead::Lead,
-        packed_counter::PackedCounter,
+        packed_counter::{Now, PackedCounter},
         table::Table,
     },
     time::Timestamp,
@@ -123,6 +123,22 @@ impl SlotData {
     pub fn add_usage(&mut self, key: Key, limit: &Limit, mut counter: Counter, now: Timestamp) {
         let peek = limit.decide(&mut counter, now, Operation::Peek);
         self.pending.push(key, Usage { packed: PackedCounter::new(limit, counter, &peek), base: None });
+    }
+
+    /// Charges hits that are granted of the counter of `key`, and ends what is granted of its rate.
+    pub fn charge_granted(&mut self, key: Key, limit: &Limit, granted: Granted, now: Timestamp) {
+        let Granted { rate, hits } = granted;
+        if let Some(packed) = self.counters.get_mut(&key).filter(|_| rate != HitRate::default()) {
+            packed.change(limit, Now { now, given_up: None }, |counter| {
+                limit.keep_debt(counter, rate, HitRate::default(), now);
+                limit.decide(counter, now, Operation::Peek)
+            });
+        }
+        if hits > 0 {
+            let mut used = limit.fresh();
+            limit.charge_at(&mut used, hits, now, now);
+            self.add_usage(key, limit, used, now);
+        }
     }
 
     /// The number of counters, including unknown records.

@@ -110,19 +110,18 @@ impl Table {
         grant.granted = granted;
     }
 
-    /// Ends the division of the counter of `key`.
-    pub(super) fn end_grant(&mut self, key: Key) {
-        if let Some(grants) = &mut self.grants {
-            grants.remove(&key);
-        }
+    /// Ends the division of the counter of `key`. Returns what was granted of it.
+    pub(super) fn end_grant(&mut self, key: Key) -> Option<Grant> {
+        let ended = self.grants.as_mut().and_then(|grants| grants.remove(&key));
         self.grants.take_if(|grants| grants.is_empty());
+        ended
     }
 
-    /// The hits that are granted beside each counter, with its limit.
-    pub(super) fn granted_hits(&self) -> Vec<(Key, Limit, u64)> {
+    /// What is granted of each counter, with its limit.
+    pub(super) fn granted(&self) -> Vec<(Key, Limit, Granted)> {
         let grants = self.grants.iter().flat_map(|grants| grants.iter());
-        let with_hits = grants.filter(|(_, grant)| grant.granted.hits > 0);
-        with_hits.map(|(key, grant)| (*key, grant.limit.clone(), grant.granted.hits)).collect()
+        let with_some = grants.filter(|(_, grant)| !grant.granted.is_nothing());
+        with_some.map(|(key, grant)| (*key, grant.limit.clone(), grant.granted)).collect()
     }
 
     /// The holds of `key`, if there are any.

@@ -13,6 +13,6 @@ pub(super) async fn get(State(state): State<AdminState>) -> Json<Value> {
         .map(|setting| (setting.name.to_owned(), setting.value.clone().into()))
         .collect();
     let origins: Map<_, _> =
-        state.settings.iter().map(|setting| (setting.name.to_owned(), json!(setting.from))).collect();
+        state.settings.iter().map(|setting| (setting.name.to_owned(), setting.from.name().into())).collect();
     Json(json!({"settings": values, "from": origins}))
 }

@@ -9,17 +9,14 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use tollgate_limiter::{
     algorithm::{Admission, Counter, Limit, PenaltyState},
-    descriptor::Entry,
+    descriptor::{self, Entry},
     limiter::{ActiveView, CounterRef, NoCounter},
     store::{CounterState, OnExpiry, OpenHold, OpenHolds, Replacement},
 };
 use tracing::info;
 
 use crate::{
-    api::{
-        admin::{AdminState, client_address::ClientAddress, error::AdminError, format},
-        descriptor_text,
-    },
+    api::admin::{AdminState, client_address::ClientAddress, error::AdminError, format},
     telemetry::logs::UNLIMITED,
 };
 
@@ -109,10 +106,9 @@ fn note_beyond_limit(limit: &Limit) -> &'static str {
 
 impl CounterQuery {
     fn find<'s>(&self, snapshot: &'s ActiveView<'_>) -> Result<CounterRef<'s>, AdminError> {
-        let entries = descriptor_text::parse(&self.key)
-            .map_err(|error| AdminError::bad_request(format!("key: {error}")))?;
-        let entries: Vec<_> =
-            entries.iter().map(|entry| Entry { key: &entry.key, value: &entry.value }).collect();
+        let entries =
+            descriptor::parse(&self.key).map_err(|error| AdminError::bad_request(format!("key: {error}")))?;
+        let entries: Vec<_> = entries.iter().map(|(key, value)| Entry::new(key, value)).collect();
         snapshot.counter_ref(&self.domain, &entries).map_err(admin_error)
     }
 

@@ -9,6 +9,7 @@ use prost::Message as _;
 use serde_json::{Value, json};
 use tollgate_limiter::{
     algorithm::{Admission, HitRate, Operation, Verdict},
+    descriptor,
     divider::{Part, SubscriberId, SubscriberState, Subscribers},
     limiter::{self, CheckExplanation, DescriptorExplanation, Explanation, LimiterError, NoCounter, Status},
     rules::{LevelTrace, MatchKind, NodeTrace, Rule},
@@ -19,6 +20,7 @@ use crate::api::{
     Error,
     admin::{AdminState, counters, error::AdminError, format},
     call::Method,
+    denial_body::When,
     descriptor_text,
     proto::envoy::{
         extensions::common::ratelimit::v3::RateLimitDescriptor, service::ratelimit::v3::RateLimitRequest,
@@ -98,8 +100,9 @@ async fn explain(state: &AdminState, message: &[u8]) -> Result<Json<Value>, Admi
         }
     }
     let (rules, modes, answer) = (snapshot.rules(), state.limiter.modes(), &explanation.answer);
-    let retry_after = answer.retry_after(modes, &asked);
-    let denial_body = state.denial_bodies.of(asked.domain(), rules, answer, modes, retry_after);
+    let never = answer.never_because(modes, &asked);
+    let when = When { retry_after: answer.retry_after(modes, &asked), never_because: never.as_deref() };
+    let denial_body = state.denial_bodies.of(asked.domain(), rules, answer, modes, when);
     body["denial_body"] =
         denial_body.map(|body| json!({"content_type": body.content_type, "text": body.text})).into();
     let status = state.active_rules.status();
@@ -120,7 +123,7 @@ fn explanation_json(request: &limiter::Request<'_>, explanation: &Explanation<'_
         .zip(explanation.descriptors())
         .map(|(descriptor, (status, part))| {
             let mut body = json!({
-                "descriptor": descriptor_text::format(descriptor.entries.iter().map(|entry| (entry.key, entry.value))),
+                "descriptor": descriptor::format(descriptor.entries.iter().map(|entry| (entry.key, entry.value))),
                 "asks": operation_text(descriptor.operation),
                 "code": code(status.passes),
             });

@@ -2,9 +2,8 @@
 
 use std::{fmt, sync::Arc};
 
-use serde::Serialize;
 use tollgate_limiter::{
-    limiter::Limiter, rules::ActiveRules, shared_store::SharedStore, store::Memory, time::Timestamp,
+    limiter::Limiter, named, rules::ActiveRules, shared_store::SharedStore, store::Memory, time::Timestamp,
 };
 
 use crate::{
@@ -73,20 +72,21 @@ pub struct EffectiveSetting {
     pub from: Origin,
 }
 
-/// The origin of a value.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Origin {
-    /// The default.
-    Default,
-    /// A variable of envoyproxy/ratelimit.
-    Reference,
-    /// The settings file.
-    File,
-    /// An environment variable.
-    Environment,
-    /// A command-line flag.
-    Flag,
+named! {
+    /// The origin of a value.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum Origin {
+        /// The default.
+        Default = "default",
+        /// A variable of envoyproxy/ratelimit.
+        Reference = "reference",
+        /// The settings file.
+        File = "file",
+        /// An environment variable.
+        Environment = "environment",
+        /// A command-line flag.
+        Flag = "flag",
+    }
 }
 
 /// The certificates of the listeners.

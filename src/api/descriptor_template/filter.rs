@@ -47,71 +47,86 @@ impl Filter {
         })
     }
 
-    /// What the filter keeps of the value; empty if that is missing.
-    pub(super) fn apply(self, value: Cow<'_, str>) -> Cow<'_, str> {
+    /// What the filter keeps of the value; empty if that is missing. Bytes that are not UTF-8 stay as they are.
+    pub(super) fn apply(self, value: Cow<'_, [u8]>) -> Cow<'_, [u8]> {
         match (self, value) {
-            (Self::Lower, text) => Cow::Owned(text.to_lowercase()),
-            (_, Cow::Borrowed(text)) => Cow::Borrowed(self.part(text)),
-            (_, Cow::Owned(text)) => Cow::Owned(self.part(&text).to_owned()),
+            (Self::Lower, value) => Cow::Owned(lower(&value)),
+            (_, Cow::Borrowed(value)) => Cow::Borrowed(self.part(value)),
+            (_, Cow::Owned(value)) => Cow::Owned(self.part(&value).to_owned()),
         }
     }
 
-    fn part(self, text: &str) -> &str {
+    fn part(self, value: &[u8]) -> &[u8] {
         match self {
             Self::FirstSegment => {
-                let path = path(text);
-                let start = usize::from(path.starts_with('/'));
-                path[start..].find('/').map_or(path, |end| &path[..start + end])
+                let path = path(value);
+                let start = usize::from(path.starts_with(b"/"));
+                position(&path[start..], b"/").map_or(path, |end| &path[..start + end])
             }
-            Self::Path => path(text),
-            Self::First => address(elements(text).next().unwrap_or_default()),
+            Self::Path => path(value),
+            Self::First => address(elements(value).next().unwrap_or_default()),
             Self::FromEnd(place) => {
-                let element = elements(text).rev().nth(usize::from(place.get()) - 1);
+                let element = elements(value).rev().nth(usize::from(place.get()) - 1);
                 address(element.unwrap_or_default())
             }
-            Self::WithoutPort => without_port(text),
-            Self::Lower | Self::Whole => text,
+            Self::WithoutPort => without_port(value),
+            Self::Lower | Self::Whole => value,
         }
     }
+}
+
+fn lower(value: &[u8]) -> Vec<u8> {
+    let chunks = value.utf8_chunks();
+    chunks.flat_map(|chunk| [chunk.valid().to_lowercase().as_bytes(), chunk.invalid()].concat()).collect()
 }
 
 /// The elements of a comma list. As in HTTP, empty ones do not count.
-fn elements(list: &str) -> impl DoubleEndedIterator<Item = &str> {
-    list.split(',').map(str::trim).filter(|element| !element.is_empty())
+fn elements(list: &[u8]) -> impl DoubleEndedIterator<Item = &[u8]> {
+    list.split(|byte| *byte == b',').map(<[u8]>::trim_ascii).filter(|element| !element.is_empty())
 }
 
-fn path(uri: &str) -> &str {
-    let uri = uri.split(['?', '#']).next().unwrap_or_default();
-    match uri.split_once("://") {
-        Some((scheme, rest)) if !scheme.contains('/') => rest.find('/').map_or("/", |start| &rest[start..]),
+fn path(uri: &[u8]) -> &[u8] {
+    let uri = uri.split(|byte| matches!(byte, b'?' | b'#')).next().unwrap_or_default();
+    match position(uri, b"://") {
+        Some(scheme) if !uri[..scheme].contains(&b'/') => {
+            let rest = &uri[scheme + 3..];
+            position(rest, b"/").map_or(b"/", |start| &rest[start..])
+        }
         Some(_) | None => uri,
     }
 }
 
-/// An IP address without its port and brackets, and any other text as it is.
-fn address(text: &str) -> &str {
-    let address = without_port(text);
+/// An IP address without its port and brackets, and any other value as it is.
+fn address(value: &[u8]) -> &[u8] {
+    let address = without_port(value);
     // The zone of an IPv6 address stays part of it.
-    let (number, _zone) = address.split_once('%').unwrap_or((address, ""));
-    if number.parse::<IpAddr>().is_ok() { address } else { text }
+    let number = address.split(|byte| *byte == b'%').next().unwrap_or_default();
+    let is_address = str::from_utf8(number).is_ok_and(|number| number.parse::<IpAddr>().is_ok());
+    if is_address { address } else { value }
 }
 
-fn without_port(text: &str) -> &str {
-    match text.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
-        Some((address, _)) => address,
+fn without_port(value: &[u8]) -> &[u8] {
+    let bracketed = value.strip_prefix(b"[").and_then(|rest| Some(&rest[..position(rest, b"]")?]));
+    match bracketed {
+        Some(address) => address,
         // More than one colon: an IPv6 address without a port.
-        None if text.matches(':').count() > 1 => text,
-        None => text.split(':').next().unwrap_or_default(),
+        None if value.iter().filter(|byte| **byte == b':').count() > 1 => value,
+        None => value.split(|byte| *byte == b':').next().unwrap_or_default(),
     }
+}
+
+/// Where `part` begins.
+fn position(value: &[u8], part: &[u8]) -> Option<usize> {
+    value.windows(part.len()).position(|window| window == part)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn kept<'v>(words: &str, value: &'v str) -> Cow<'v, str> {
+    fn kept<'v>(words: &str, value: &'v (impl AsRef<[u8]> + ?Sized)) -> Cow<'v, [u8]> {
         let filters = words.split('|').map(|word| Filter::parse(word).unwrap());
-        filters.fold(Cow::Borrowed(value), |value, filter| filter.apply(value))
+        filters.fold(Cow::Borrowed(value.as_ref()), |value, filter| filter.apply(value))
     }
 
     #[test]
@@ -143,7 +158,21 @@ mod tests {
             ("whole", "a, b", "a, b"),
             ("last|lower", "A, B", "b"),
         ] {
-            assert_eq!(kept(filter, value), expected, "{filter} {value}");
+            assert_eq!(*kept(filter, value), *expected.as_bytes(), "{filter} {value}");
+        }
+    }
+
+    #[test]
+    fn filters_keep_bytes_that_are_not_utf8() {
+        for (filter, value, expected) in [
+            ("lower", &b"\xe9 \xc3\x89 \xff"[..], &b"\xe9 \xc3\xa9 \xff"[..]),
+            ("last", b"a, \xe9:80", b"\xe9:80"),
+            ("without_port", b"\xe9:80", b"\xe9"),
+            ("path", b"/\xe9?q", b"/\xe9"),
+            ("first_segment", b"/\xe9/b", b"/\xe9"),
+            ("whole", b"\xe9", b"\xe9"),
+        ] {
+            assert_eq!(*kept(filter, value), *expected, "{filter}");
         }
     }
 
@@ -161,9 +190,10 @@ mod tests {
             ("10.0.0.256:5", "10.0.0.256:5"),
         ] {
             let list = format!("1.1.1.1,\t{element}");
-            assert_eq!(kept("last", &list), address);
-            assert_eq!(kept("nth-trusted:2", &format!("{list}, 10.0.0.1")), address);
-            assert_eq!(kept("first", &format!("{element},10.0.0.1")), address);
+            let address = address.as_bytes();
+            assert_eq!(*kept("last", &list), *address);
+            assert_eq!(*kept("nth-trusted:2", &format!("{list}, 10.0.0.1")), *address);
+            assert_eq!(*kept("first", &format!("{element},10.0.0.1")), *address);
         }
     }
 

@@ -2,6 +2,8 @@
 
 use std::borrow::Cow;
 
+use tollgate_limiter::descriptor::escaped;
+
 use crate::api::proto::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::Entry;
 
 pub use filter::Filter;
@@ -14,7 +16,7 @@ const OPTIONAL: &str = "optional";
 /// The values of one request by the names of its fields.
 pub trait Fields {
     /// `None` if the field is missing.
-    fn get(&self, name: &str) -> Option<Cow<'_, str>>;
+    fn get(&self, name: &str) -> Option<Cow<'_, [u8]>>;
 }
 
 /// The descriptors that each request gives.
@@ -27,7 +29,7 @@ pub struct Template {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EntryTemplate {
     /// The key of the entry.
-    pub key: String,
+    pub key: Vec<u8>,
     value: Vec<Part>,
 }
 
@@ -90,22 +92,22 @@ impl Template {
 
 impl EntryTemplate {
     /// Appends the value of the entry, or returns the first field that is missing or empty.
-    pub fn fill(&self, fields: &impl Fields, value: &mut String) -> Result<(), &Field> {
+    pub fn fill(&self, fields: &impl Fields, value: &mut Vec<u8>) -> Result<(), &Field> {
         self.value.iter().try_for_each(|part| part.fill(fields, value))
     }
 }
 
 impl Part {
-    fn fill(&self, fields: &impl Fields, value: &mut String) -> Result<(), &Field> {
+    fn fill(&self, fields: &impl Fields, value: &mut Vec<u8>) -> Result<(), &Field> {
         match self {
-            Self::Text(text) => value.push_str(text),
+            Self::Text(text) => value.extend_from_slice(text.as_bytes()),
             Self::Field(field) => {
                 let found = fields.get(&field.name).ok_or(field)?;
                 let found = field.filters.iter().fold(found, |found, filter| filter.apply(found));
                 if found.is_empty() {
                     return Err(field);
                 }
-                value.push_str(&found);
+                value.extend_from_slice(&found);
             }
         }
         Ok(())
@@ -113,7 +115,8 @@ impl Part {
 }
 
 /// The parts of the value of an entry.
-fn parts(value: &str) -> Result<Vec<Part>, String> {
+fn parts(value: &[u8]) -> Result<Vec<Part>, String> {
+    let value = str::from_utf8(value).map_err(|_| format!("`{}` is not UTF-8", escaped(value)))?;
     let mut parts = Vec::new();
     let mut rest = value;
     while let Some((text, after)) = rest.split_once('{') {
@@ -155,8 +158,8 @@ mod tests {
     struct One(&'static str);
 
     impl Fields for One {
-        fn get(&self, name: &str) -> Option<Cow<'_, str>> {
-            (name == "f").then_some(Cow::Borrowed(self.0))
+        fn get(&self, name: &str) -> Option<Cow<'_, [u8]>> {
+            (name == "f").then_some(Cow::Borrowed(self.0.as_bytes()))
         }
     }
 
@@ -166,10 +169,10 @@ mod tests {
 
     fn filled(text: &str, value: &'static str) -> Result<String, Field> {
         let template = template(text).unwrap();
-        let mut filled = String::new();
+        let mut filled = Vec::new();
         let mut entries = template.descriptors().flatten();
         entries.try_for_each(|entry| entry.fill(&One(value), &mut filled)).map_err(Clone::clone)?;
-        Ok(filled)
+        Ok(String::from_utf8(filled).unwrap())
     }
 
     #[test]
@@ -198,6 +201,7 @@ mod tests {
             ("k={|lower}", "no name"),
             ("k={f|upper}", "`upper` is no filter"),
             ("k={f|}", "`` is no filter"),
+            (r"k={f}\xE9", r"`{f}\xE9` is not UTF-8"),
         ] {
             let error = template(text).unwrap_err();
             assert!(error.contains(why), "{text}: {error}");

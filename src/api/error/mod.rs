@@ -73,6 +73,11 @@ impl Error {
         matches!(self, Self::LimiterError(LimiterError::Remote))
     }
 
+    /// The reason, as errors name it.
+    pub fn reason_name(self) -> &'static str {
+        self.reason().1
+    }
+
     /// The status code. Never `UNKNOWN`: Envoy lets a request with this status pass, whatever its failure mode.
     pub fn code(self) -> Code {
         self.reason().0

@@ -14,6 +14,11 @@ pub enum ResetError {
     /// A descriptor with a limit or hits.
     #[error("descriptors[{0}]: a reset takes neither limits nor hits")]
     LimitOrHits(usize),
+    /// A key or a value in which a backslash begins no escape.
+    #[error(
+        "descriptors[{0}]: a key or a value is not escaped: a backslash is `\\\\`, a byte that is not UTF-8 is as `\\xE9`"
+    )]
+    NotEscaped(usize),
     /// A descriptor has no counter, or it cannot be reached.
     #[error("descriptors[{descriptor}]: {error}")]
     NoCounter {
@@ -45,6 +50,7 @@ impl Reason for ResetError {
     fn reason(&self) -> (Code, &'static str) {
         match self {
             Self::LimitOrHits(_) => (Code::InvalidArgument, "LIMIT_OR_HITS"),
+            Self::NotEscaped(_) => (Code::InvalidArgument, "NOT_ESCAPED"),
             Self::Access(error) => error.reason(),
             Self::NoCounter { error, .. } => error.reason(),
         }

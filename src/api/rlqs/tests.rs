@@ -12,6 +12,7 @@ use prost::Message;
 use tollgate_limiter::{
     divider::Dividers,
     limiter::Limiter,
+    resilience::Origin,
     rules::{ActiveRules, Rules},
     store::{Memory, OnFull},
     time::{Clock, SECOND, Timestamp},
@@ -29,6 +30,8 @@ use crate::api::{
     },
     protobuf::FRAME_PREFIX_BYTES,
 };
+
+mod bounds;
 
 const START: Timestamp = Timestamp::from_nanos(1_790_000_040 * SECOND);
 
@@ -50,14 +53,7 @@ descriptors:
     descriptors: [{key: b, value: x, rate_limit: {unit: minute, requests_per_unit: 0}}]
 ";
 
-const SETTINGS: Settings = Settings {
-    enabled: true,
-    max_streams: 3,
-    max_stream_buckets: 150,
-    max_buckets: 200,
-    max_pairs: 4,
-    max_id_bytes: 100,
-};
+const SETTINGS: Settings = Settings { enabled: true, memory: 1 << 20, max_pairs: 4, max_id_bytes: 100 };
 
 struct World {
     service: Arc<QuotaService>,
@@ -77,12 +73,16 @@ enum Told {
 
 impl World {
     fn new() -> Self {
+        Self::with(SETTINGS)
+    }
+
+    fn with(settings: Settings) -> Self {
         let clock = Clock::manual(START);
         let (active_rules, memory) =
             (Arc::new(ActiveRules::default()), Arc::new(Memory::new(1 << 24, OnFull::Deny)));
         let limiter = Limiter::new(active_rules.clone(), memory.clone(), clock.clone());
         let dividers = Arc::new(Dividers::new(memory.clone()));
-        let service = Arc::new(QuotaService::new(limiter, dividers, clock.clone(), SETTINGS));
+        let service = Arc::new(QuotaService::new(limiter, dividers, clock.clone(), settings));
         let world = Self { service, memory, active_rules, clock };
         world.load(RULES);
         // After it has learnt.
@@ -91,7 +91,11 @@ impl World {
     }
 
     fn open(&self) -> Result<QuotaStream, tonic::Status> {
-        QuotaStream::open(self.service.clone(), None)
+        self.open_as(b"one")
+    }
+
+    fn open_as(&self, caller: &[u8]) -> Result<QuotaStream, tonic::Status> {
+        QuotaStream::open(self.service.clone(), &Origin::Name(caller.into()), None)
     }
 
     fn load(&self, rules: &str) {
@@ -126,6 +130,7 @@ fn reports(usages: Vec<BucketQuotaUsage>) -> Vec<u8> {
 fn told(stream: &mut QuotaStream) -> Vec<(String, Told)> {
     let waker = noop_waker();
     let mut all = Vec::new();
+    while stream.apply_rules() {}
     while let Poll::Ready(frame) = stream.poll_frame(&mut Context::from_waker(&waker)) {
         let response = RateLimitQuotaResponse::decode(&frame[FRAME_PREFIX_BYTES..]).unwrap();
         assert!((1..=100).contains(&response.bucket_action.len()));
@@ -198,7 +203,23 @@ fn buckets_that_share_a_counter_have_the_terms_of_their_values() {
 }
 
 #[test]
-fn invalid_bucket_is_skipped_and_others_are_answered() {
+fn implausible_reports_are_cut_and_metrics_never_fall() {
+    let world = World::new();
+    let mut stream = world.open().unwrap();
+    let (mut allowed, mut denied) = (0, 0);
+    for _ in 0..3 {
+        stream.receive(&reports(vec![usage(&[("budget", "a")], u64::MAX, u64::MAX)])).unwrap();
+        let stats = &world.service.stats;
+        assert!(stats.allowed.get() > allowed && stats.denied.get() > denied);
+        (allowed, denied) = (stats.allowed.get(), stats.denied.get());
+        assert!(allowed < 1 << 34 && denied < 1 << 34);
+        world.advance(1);
+    }
+    assert_eq!(world.service.stats.implausible.get(), 6);
+}
+
+#[test]
+fn invalid_bucket_is_not_named_and_others_are_answered() {
     let world = World::new();
     let mut stream = world.open().unwrap();
     let mut wrong = reports(vec![usage(&[("rate", "??")], 1, 0)]);
@@ -214,30 +235,34 @@ fn invalid_bucket_is_skipped_and_others_are_answered() {
     ]));
     stream.receive(&wrong).unwrap();
     assert_eq!(told(&mut stream), [("free=a".to_owned(), Told::Allow(600))]);
-    assert_eq!(world.service.stats.invalid.get(), 5);
+    assert_eq!((world.service.stats.invalid.get(), world.service.stats.unassigned.get()), (2, 3));
     assert!(stream.id.capacity() < 1_000, "a long id leaves no room behind");
 }
 
 #[test]
-fn buckets_and_streams_beyond_their_number_are_refused() {
+fn bucket_that_cannot_be_named_is_charged_and_never_assigned() {
     let world = World::new();
-    let many = |begin: usize| {
-        let usages = (begin..begin + 180).map(|number| usage(&[("free", &number.to_string())], 1, 0));
-        reports(usages.collect())
-    };
-    let mut first = world.open().unwrap();
-    first.receive(&many(0)).unwrap();
-    assert_eq!(told(&mut first).len(), 150);
-    let mut second = world.open().unwrap();
-    second.receive(&many(0)).unwrap();
-    assert_eq!(told(&mut second).len(), 50);
-    let _third = world.open().unwrap();
-    assert_eq!(world.open().unwrap_err().code(), tonic::Code::ResourceExhausted);
-    // What an ended stream had is free again.
-    drop(first);
-    let mut fourth = world.open().unwrap();
-    fourth.receive(&many(0)).unwrap();
-    assert_eq!(told(&mut fourth).len(), 150);
+    let mut stream = world.open().unwrap();
+    for (wrong, value) in [(&b"\xff\xfe"[..], "??"), (b"", ""), (&[b'x'; 5_000], "")] {
+        let text = String::from_utf8_lossy(wrong).into_owned();
+        let sent = if value.is_empty() { text.as_str() } else { value };
+        let mut message = reports(vec![usage(&[("budget", sent)], 4, 9)]);
+        if let Some(at) = message.windows(2).position(|two| two == b"??") {
+            message[at..at + 2].copy_from_slice(wrong);
+        }
+        for _ in 0..20 {
+            stream.receive(&message).unwrap();
+            assert_eq!(told(&mut stream), []);
+        }
+        let view = world.service.limiter.view();
+        let entries = [tollgate_limiter::descriptor::Entry::new("budget", wrong)];
+        let counter = view.counter_ref("shop", &entries).unwrap();
+        let state = world.memory.admin().peek(counter.key, counter.limit, world.clock.now());
+        assert_eq!(state.peek.remaining, 500 - 20 * 4);
+        world.advance(60);
+        assert_eq!(told(&mut stream), []);
+    }
+    assert_eq!(world.service.reading().buckets, 0, "nothing is kept");
 }
 
 #[test]
@@ -298,7 +323,7 @@ fn shadow_rule_counts_what_passes() {
     let mut stream = world.open().unwrap();
     stream.receive(&reports(vec![usage(&[("trial", "a")], 4, 0)])).unwrap();
     let view = world.service.limiter.view();
-    let entries = [tollgate_limiter::descriptor::Entry { key: "trial", value: "a" }];
+    let entries = [tollgate_limiter::descriptor::Entry::new("trial", "a")];
     let counter = view.counter_ref("shop", &entries).unwrap();
     let state = world.memory.admin().peek(counter.key, counter.limit, world.clock.now());
     assert_eq!(state.peek.remaining, 1);

@@ -53,10 +53,12 @@ impl Settings {
         let mut headers = Vec::new();
         if let Some(tightest) = shown(answer).min_by_key(|shown| shown.rank(modes)) {
             let ShownLimit { limit, status, reset_after, .. } = tightest;
-            let numbers = [limit.requests_per_unit, status.remaining, seconds(reset_after)];
+            // A request that never passes waits for nothing.
+            let reset = (retry != Some(Retry::Never)).then(|| seconds(reset_after));
+            let numbers = [Some(limit.requests_per_unit), Some(status.remaining), reset];
             let mut three = |names: [&str; 3]| {
-                headers
-                    .extend(names.iter().zip(numbers).map(|(name, number)| header(name, number.to_string())));
+                let numbers = names.iter().zip(numbers);
+                headers.extend(numbers.filter_map(|(name, number)| Some(header(name, number?.to_string()))));
             };
             if self.x_ratelimit {
                 three(["X-RateLimit-Limit", "X-RateLimit-Remaining", "X-RateLimit-Reset"]);

@@ -8,9 +8,8 @@ use std::{
 use prost_types::{ListValue, Struct, Value, value::Kind};
 use serde_json::Map;
 use tollgate_limiter::{
-    algorithm::Admission,
-    limiter::{Answer, Status},
-    rules::Rule,
+    descriptor::{Entry, escaped},
+    limiter::{Answer, Descriptor, Status},
 };
 
 use crate::api::{
@@ -21,8 +20,12 @@ use crate::api::{
 
 /// The request, the metadata of rules whose descriptors passed, what each limit has decided, the rules that denied, and
 /// whether the decision was made without the owner.
-pub(super) fn of(request: &Request<'_>, answer: &Answer<'_>) -> Struct {
+pub(super) fn of(request: &Request<'_>, asked: &[Descriptor<'_>], answer: &Answer<'_>) -> Struct {
     let mut fields = Struct::default();
+    // What each limit has decided, with the most hits that can ever pass if the request has more.
+    let decided = answer.statuses.iter().zip(asked);
+    let decided: Vec<Decided<'_, '_>> =
+        decided.map(|(status, descriptor)| (status, status.most_hits(descriptor))).collect();
     let pairs = request.descriptor_views().zip(&answer.statuses);
     let descriptors = pairs.map(|(view, status)| descriptor(view, status)).collect();
     set(&mut fields, "domain", text(request.domain));
@@ -38,15 +41,15 @@ pub(super) fn of(request: &Request<'_>, answer: &Answer<'_>) -> Struct {
     if !merged.is_empty() {
         set(&mut fields, "metadata", structure(&merged));
     }
-    let limits = limits(answer);
+    let limits = limits(&decided);
     if !limits.is_empty() {
-        let limits = limits.into_iter().map(|(name, status)| (name.to_owned(), limit(status))).collect();
+        let limits = limits.into_iter().map(|(name, decided)| (name.to_owned(), limit(decided))).collect();
         set(&mut fields, "limits", Kind::StructValue(Struct { fields: limits }));
     }
     set_names(&mut fields, answer);
-    let refused: Vec<_> = answer.statuses.iter().filter(|status| !status.passes).collect();
+    let refused: Vec<_> = decided.iter().filter(|(status, _)| !status.passes).collect();
     if !refused.is_empty() {
-        let refused = refused.into_iter().map(|status| denial(request, status)).collect();
+        let refused = refused.into_iter().map(|decided| denial(request, *decided)).collect();
         set(&mut fields, "refused", Kind::ListValue(ListValue { values: refused }));
     }
     fields
@@ -74,6 +77,9 @@ fn names<'s>(answer: &Answer<'s>, is: impl Fn(&Status<'s>) -> bool) -> String {
     let names = answer.statuses.iter().filter(|status| is(status)).map(Status::name);
     names.filter(|name| seen.insert(*name)).collect::<Vec<_>>().join(",")
 }
+
+/// A status, and the most hits that can ever pass if the request never does.
+type Decided<'a, 's> = (&'a Status<'s>, Option<u64>);
 
 /// What a limit has decided about a descriptor, the strictest first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -104,21 +110,21 @@ impl Outcome {
     }
 }
 
-/// The status of each limit by its name. Of two with one name, the tighter one.
-fn limits<'a, 's>(answer: &'a Answer<'s>) -> BTreeMap<&'s str, &'a Status<'s>> {
+/// What each limit has decided, by its name. Of two with one name, the tighter one.
+fn limits<'a, 's>(each: &[Decided<'a, 's>]) -> BTreeMap<&'s str, Decided<'a, 's>> {
     let mut limits = BTreeMap::new();
-    let tightness = |status: &Status<'_>| (Outcome::of(status), status.remaining);
-    for status in answer.statuses.iter().filter(|status| Outcome::of(status).is_some()) {
-        let tightest = limits.entry(status.name()).or_insert(status);
-        if tightness(status) < tightness(tightest) {
-            *tightest = status;
+    let tightness = |(status, _): &Decided<'_, '_>| (Outcome::of(status), status.remaining);
+    for decided in each.iter().filter(|(status, _)| Outcome::of(status).is_some()) {
+        let tightest = limits.entry(decided.0.name()).or_insert(*decided);
+        if tightness(decided) < tightness(tightest) {
+            *tightest = *decided;
         }
     }
     limits
 }
 
 /// What a limit has decided. Without the numbers if it is unlimited.
-fn limit(status: &Status<'_>) -> Value {
+fn limit((status, most_hits): Decided<'_, '_>) -> Value {
     let mut fields = Struct::default();
     if let Some(outcome) = Outcome::of(status) {
         set(&mut fields, "outcome", text(outcome.name()));
@@ -128,7 +134,8 @@ fn limit(status: &Status<'_>) -> Value {
         set(&mut fields, "limit", Kind::NumberValue(limit.requests_per_unit as f64));
         set(&mut fields, "remaining", Kind::NumberValue(status.remaining as f64));
     }
-    for (field, after) in [("resetMillis", status.reset_after), ("retryAfterMillis", status.retry_after)] {
+    let reset_after = status.reset_after.filter(|_| most_hits.is_none());
+    for (field, after) in [("resetMillis", reset_after), ("retryAfterMillis", status.retry_after)] {
         if let Some(after) = after {
             set(&mut fields, field, millis(after));
         }
@@ -148,19 +155,20 @@ fn millis(time: Duration) -> Kind {
 }
 
 /// Which rule denied, and why.
-fn denial(request: &Request<'_>, status: &Status<'_>) -> Value {
+fn denial(request: &Request<'_>, (status, most_hits): Decided<'_, '_>) -> Value {
     let mut fields = Struct::default();
     set(&mut fields, "rule", text(status.name()));
     set(&mut fields, "domain", text(request.domain));
     let limit = status.limit.map_or(0, |limit| limit.requests_per_unit);
-    let why = match status.retry_after {
+    let why = match most_hits {
         _ if limit == 0 => "banned",
-        // Places may be freed at any time.
-        None if status.rule.and_then(Rule::admission) == Some(Admission::InFlight) => "over limit",
-        None => "more hits than ever pass",
-        Some(_) => "over limit",
+        Some(_) => "more hits than ever pass",
+        None => "over limit",
     };
     set(&mut fields, "why", text(why));
+    if let Some(most) = most_hits {
+        set(&mut fields, "mostHits", Kind::NumberValue(most as f64));
+    }
     if let Some(wait) = status.retry_after {
         set(&mut fields, "retryAfterMillis", millis(wait));
     }
@@ -170,7 +178,8 @@ fn denial(request: &Request<'_>, status: &Status<'_>) -> Value {
 fn descriptor(descriptor: DescriptorView<'_, '_>, status: &Status<'_>) -> Value {
     let mut fields = Struct::default();
     let entries = descriptor.entries.iter();
-    let entries = entries.map(|entry| value(text(&format!("{}={}", entry.key, entry.value)))).collect();
+    let entry = |entry: &Entry<'_>| text(&format!("{}={}", escaped(entry.key), escaped(entry.value)));
+    let entries = entries.map(|each| value(entry(each))).collect();
     set(&mut fields, "entries", Kind::ListValue(ListValue { values: entries }));
     if let Some(limit) = descriptor.limit {
         set(&mut fields, "limit", text(&limit_text(limit)));
@@ -246,7 +255,7 @@ fn value(kind: Kind) -> Value {
 mod tests {
     use std::time::Duration;
 
-    use tollgate_limiter::limiter::Bounds;
+    use tollgate_limiter::{algorithm::Operation, limiter::Bounds};
 
     use super::*;
     use crate::api::rls::decode;
@@ -264,7 +273,8 @@ mod tests {
                 delay: Duration::ZERO,
                 statuses: statuses.into_iter().collect(),
             };
-            let fields = of(&request, &answer).fields;
+            let asked = Descriptor { entries: &[], operation: Operation::Peek, limit: None };
+            let fields = of(&request, &[asked; 2], &answer).fields;
             let flag = |map: &std::collections::BTreeMap<String, Value>| map.get("degraded").cloned();
             let Some(Kind::ListValue(list)) = fields["descriptors"].kind.clone() else { panic!("no list") };
             let each = list.values.into_iter().map(|each| match each.kind {

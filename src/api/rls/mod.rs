@@ -5,7 +5,7 @@ use tollgate_limiter::limiter::{ActiveView, Answer, DecidedElsewhere, Elsewhere,
 use crate::api::{
     Api, Error,
     call::{Call, Reply, ResetPrecision},
-    denial_body::Body,
+    denial_body::{Body, When},
     proto::envoy::config::core::v3::HeaderValue,
     span::CallSpan,
 };
@@ -50,10 +50,12 @@ impl Api {
         let modes = self.limiter.modes();
         let retry = self.headers.retry(answer, modes, &request);
         let mut headers = self.headers.of(view, &request, answer, modes, retry);
-        let retry_after = retry.and_then(Retry::after);
-        let body = self.denial_bodies.of(decoded.domain, view.rules(), answer, modes, retry_after);
+        let never = answer.never_because(modes, &request);
+        let when = When { retry_after: retry.and_then(Retry::after), never_because: never.as_deref() };
+        let body = self.denial_bodies.of(decoded.domain, view.rules(), answer, modes, when);
         headers.extend(body.as_ref().map(content_type));
-        let metadata = self.settings.dynamic_metadata.then(|| metadata::of(&decoded, answer));
+        let metadata =
+            self.settings.dynamic_metadata.then(|| metadata::of(&decoded, request.descriptors(), answer));
         let body = body.as_ref().map_or(&[][..], |body| body.text.as_bytes());
         let frame = encode(answer, &headers, body, metadata.as_ref(), call.precision);
         Ok(Reply { frame, passes: Some(answer.passes), delay: answer.delay })

@@ -77,8 +77,11 @@ fn decoded(message: &[u8]) -> Option<RateLimitRequest> {
 }
 
 fn request() -> impl Strategy<Value = RateLimitRequest> {
-    let key = prop_oneof![4 => "user|path|queue|zone|shadow", 1 => any::<String>()];
-    let value = prop_oneof![4 => "|vip|a|b|eu-1", 1 => any::<String>()];
+    let part = |usual: &'static str| {
+        let text = prop_oneof![4 => usual, 1 => any::<String>()].prop_map(String::into_bytes);
+        prop_oneof![4 => text, 1 => vec(any::<u8>(), 0..4)]
+    };
+    let (key, value) = (part("user|path|queue|zone|shadow"), part("|vip|a|b|eu-1"));
     let entry = (key, value).prop_map(|(key, value)| Entry { key, value });
     let limit = (0..4_u32, -1..9_i32)
         .prop_map(|(requests_per_unit, unit)| RateLimitOverride { requests_per_unit, unit });

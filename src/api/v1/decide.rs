@@ -225,11 +225,14 @@ impl Api {
         answer: &Answer<'_>,
     ) {
         self.observe(request, view, answer);
+        let modes = self.limiter.modes();
         answers.decided(&DecidedRequest {
             id,
+            descriptors: request.descriptors(),
             passes: answer.passes,
             delay: answer.delay,
-            retry_after: answer.retry_after(self.limiter.modes(), request),
+            retry_after: answer.retry_after(modes, request),
+            never_because: answer.never_because(modes, request).as_deref(),
             statuses: &answer.statuses,
         });
     }
@@ -245,13 +248,22 @@ impl Api {
     ) -> Vec<u8> {
         self.observe(request, view, answer);
         let mut answers = Answers::of_call(parts.len());
-        let retry_after = answer.retry_after(self.limiter.modes(), request);
+        let modes = self.limiter.modes();
+        let (retry_after, never) = (answer.retry_after(modes, request), answer.never_because(modes, request));
         let mut rest = &*answer.statuses;
         for (request, part) in group.0.iter().zip(parts) {
             let (statuses, others) = rest.split_at(part.descriptors().len());
             rest = others;
             let Answer { passes, delay, .. } = *answer;
-            answers.decided(&DecidedRequest { id: request.id, passes, delay, retry_after, statuses });
+            answers.decided(&DecidedRequest {
+                id: request.id,
+                descriptors: part.descriptors(),
+                passes,
+                delay,
+                retry_after,
+                never_because: never.as_deref(),
+                statuses,
+            });
         }
         answers.frame
     }

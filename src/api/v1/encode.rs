@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use prost::Message as _;
 use tollgate_limiter::{
-    limiter::{SettledAnswer, Status},
+    limiter::{Descriptor, SettledAnswer, Status},
     rules::Unit,
     store::{SettleOutcome, Settled},
 };
@@ -17,17 +17,20 @@ use crate::api::{
 
 /// The verdict on one request, and the limits that apply to it.
 pub(super) struct DecidedRequest<'r, 's> {
+    pub(super) descriptors: &'r [Descriptor<'r>],
     pub(super) id: &'r str,
     pub(super) passes: bool,
     pub(super) delay: Duration,
     pub(super) retry_after: Option<Duration>,
+    /// Why it would never pass.
+    pub(super) never_because: Option<&'r str>,
     pub(super) statuses: &'r [Status<'s>],
 }
 
 /// Appends the answer to a request that was decided.
 #[inline]
 pub(super) fn decided(out: &mut Vec<u8>, request: &DecidedRequest<'_, '_>) {
-    let DecidedRequest { id, passes, delay, retry_after, statuses } = *request;
+    let DecidedRequest { id, descriptors, passes, delay, retry_after, never_because, statuses } = *request;
     nested(out, 1, |out| {
         text_field(out, 1, id);
         let verdict = if passes { Verdict::Allowed } else { Verdict::Denied };
@@ -38,10 +41,11 @@ pub(super) fn decided(out: &mut Vec<u8>, request: &DecidedRequest<'_, '_>) {
         if let Some(after) = retry_after {
             duration(out, 4, after);
         }
-        for (index, status) in statuses.iter().enumerate() {
-            limit_status(out, index as u64, status);
+        for (index, (status, descriptor)) in statuses.iter().zip(descriptors).enumerate() {
+            limit_status(out, index as u64, status, descriptor);
         }
         number(out, 6, statuses.iter().any(|status| status.degraded).into());
+        text_field(out, 8, never_because.unwrap_or_default());
     });
 }
 
@@ -56,7 +60,7 @@ pub(super) fn undecided(out: &mut Vec<u8>, id: &str, error: Error) {
     });
 }
 
-fn limit_status(out: &mut Vec<u8>, index: u64, status: &Status<'_>) {
+fn limit_status(out: &mut Vec<u8>, index: u64, status: &Status<'_>, descriptor: &Descriptor<'_>) {
     let Some(limit) = &status.limit else { return };
     nested(out, 5, |out| {
         number(out, 1, index);
@@ -64,7 +68,7 @@ fn limit_status(out: &mut Vec<u8>, index: u64, status: &Status<'_>) {
         number(out, 3, limit.requests_per_unit);
         number(out, 4, unit(limit.unit) as u64);
         number(out, 5, status.remaining);
-        if let Some(after) = status.reset_after {
+        if let Some(after) = status.reset_after.filter(|_| status.most_hits(descriptor).is_none()) {
             duration(out, 6, after);
         }
         if let Some(after) = status.retry_after {

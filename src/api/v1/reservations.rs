@@ -148,9 +148,19 @@ impl Api {
     ) -> Reply {
         self.observe(request, view, answer);
         let mut frame = frame();
-        let retry_after = answer.retry_after(self.limiter.modes(), request);
+        let modes = self.limiter.modes();
+        let never = answer.never_because(modes, request);
         let (passes, delay, statuses) = (answer.passes, answer.delay, &answer.statuses);
-        encode::decided(&mut frame, &DecidedRequest { id: "", passes, delay, retry_after, statuses });
+        let decided = DecidedRequest {
+            id: "",
+            descriptors: request.descriptors(),
+            passes,
+            delay,
+            retry_after: answer.retry_after(modes, request),
+            never_because: never.as_deref(),
+            statuses,
+        };
+        encode::decided(&mut frame, &decided);
         if *is_held {
             text_field(&mut frame, 2, id);
             number(&mut frame, 3, u64::from(*has_ended));

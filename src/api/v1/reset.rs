@@ -1,6 +1,12 @@
-//! `Reset`: replaces counters by unused ones, with the admin token.
+//! `Reset`: replaces counters by unused ones, with the admin token. Its texts are escaped, as operators see them.
 
-use tollgate_limiter::{algorithm::Operation, limiter::ActiveView};
+use std::borrow::Cow;
+
+use tollgate_limiter::{
+    algorithm::Operation,
+    descriptor::{self, Entry},
+    limiter::ActiveView,
+};
 use tracing::info;
 
 use crate::{
@@ -32,7 +38,9 @@ impl Api {
         let request = descriptors.limiter_request(domain, None, |_| Operation::Peek)?;
         let no_counter = |descriptor, error| ResetError::NoCounter { descriptor, error };
         let counters = request.descriptors().iter().enumerate().map(|(index, descriptor)| {
-            view.counter_ref(domain, descriptor.entries).map_err(|error| no_counter(index, error))
+            let parts = unescaped(descriptor.entries).ok_or(ResetError::NotEscaped(index))?;
+            let entries: Vec<_> = parts.iter().map(|(key, value)| Entry::new(key, value)).collect();
+            view.counter_ref(domain, &entries).map_err(|error| no_counter(index, error))
         });
         let counters = counters.collect::<Result<Vec<_>, _>>()?;
         let mut frame = vec![0; FRAME_PREFIX_BYTES];
@@ -55,4 +63,14 @@ impl Api {
         }
         Ok(Reply::of_frame(frame))
     }
+}
+
+/// The keys and values of these entries. Texts are escaped; what is not UTF-8 stands for itself. `None` if a backslash
+/// begins no escape.
+fn unescaped<'m>(entries: &[Entry<'m>]) -> Option<Vec<(Cow<'m, [u8]>, Cow<'m, [u8]>)>> {
+    let part = |part: &'m [u8]| match str::from_utf8(part) {
+        Ok(text) => descriptor::unescaped(text).ok(),
+        Err(_) => Some(Cow::Borrowed(part)),
+    };
+    entries.iter().map(|entry| Some((part(entry.key)?, part(entry.value)?))).collect()
 }

@@ -12,7 +12,7 @@ use crate::{
     },
     cli::{
         bench::{
-            frame::{PLACEHOLDER, Template},
+            frame::{PLACEHOLDER, Template, place_in},
             keys::{Hits, KEYS_MAX, Keys},
             run::{Callers, LoadModel, Run, Traffic},
             schedule::{Arrivals, MeasuredSpan, Schedule},
@@ -166,7 +166,7 @@ fn answered(matches: &ArgMatches, seed: u64) -> Result<Traffic, String> {
     let [min, max] = *matches.get_one::<[u32; 2]>("hits").expect(default);
     let entries: Vec<_> =
         matches.get_many::<Vec<Entry>>("descriptor").into_iter().flatten().cloned().collect();
-    if keys > 1 && !entries.iter().flatten().any(|entry| entry.value.contains(PLACEHOLDER)) {
+    if keys > 1 && !entries.iter().flatten().any(|entry| place_in(&entry.value).is_some()) {
         return Err(format!("--keys {keys} needs {PLACEHOLDER} in a value, for the number of the key"));
     }
     let descriptors =

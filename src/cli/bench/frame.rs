@@ -34,7 +34,7 @@ impl Template {
             let mut request = request.clone();
             let entries = request.descriptors.iter_mut().flat_map(|descriptor| &mut descriptor.entries);
             for entry in entries {
-                entry.value = entry.value.replace(PLACEHOLDER, &digit.repeat(digits));
+                entry.value = numbered(&entry.value, digit.repeat(digits).as_bytes());
             }
             let mut bytes = vec![0; HEAD_BYTES];
             bytes.extend(request.encode_to_vec());
@@ -67,6 +67,22 @@ impl Template {
         bytes[1..HEAD_BYTES].copy_from_slice(&length.to_be_bytes());
         bytes.freeze()
     }
+}
+
+/// Where the first placeholder of a value begins.
+pub(super) fn place_in(value: &[u8]) -> Option<usize> {
+    value.windows(PLACEHOLDER.len()).position(|window| window == PLACEHOLDER.as_bytes())
+}
+
+/// The value with `number` in place of each placeholder.
+fn numbered(mut value: &[u8], number: &[u8]) -> Vec<u8> {
+    let mut filled = Vec::new();
+    while let Some(place) = place_in(value) {
+        filled.extend([&value[..place], number].concat());
+        value = &value[place + PLACEHOLDER.len()..];
+    }
+    filled.extend(value);
+    filled
 }
 
 /// The outcome of a request.

@@ -200,7 +200,7 @@ impl Path {
 
 /// What applies to the sample entries of a path.
 fn effect<'r>(rules: &'r KeyedRules, domain: &str, path: &Path) -> Option<Effect<'r>> {
-    let entries: Vec<_> = path.samples.iter().map(|(key, value)| Entry { key, value }).collect();
+    let entries: Vec<_> = path.samples.iter().map(|(key, value)| Entry::new(key, value)).collect();
     let found = rules.domain(domain)?.find(&entries)?;
     let limit = found.rule.limit();
     let counter = limit.map(|limit| ((found.key(&entries, limit), &*found.rule.options().groups), limit));

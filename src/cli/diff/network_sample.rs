@@ -18,7 +18,9 @@ impl<'r> LevelNetworks<'r> {
         if !all.is_empty() {
             let single = level.filter(|one| one.kind() == MatchKind::Exact);
             all.extend(
-                single.filter_map(|one| Some((one.key(), Network::of(address(one.value())?, u8::MAX)))),
+                single.filter_map(|one| {
+                    Some((one.key(), Network::of(address(one.value().as_bytes())?, u8::MAX)))
+                }),
             );
             all.sort_unstable();
         }

@@ -113,6 +113,28 @@ impl Config {
         of_filters.chain(self.optional_entries.findings()).chain(self.quotas.findings(domains)).collect()
     }
 
+    /// That a filter lets requests pass whose call fails. Clients can cause such a failure if they write values.
+    fn failure_mode_finding(&self, domain: &str) -> Finding {
+        let id = "envoy_failure_mode";
+        let passes =
+            format!("the filter of domain {domain:?} lets every request pass while no server answers");
+        let repair = "set failure_mode_deny: true if a limit must hold during an outage; leave it if availability matters more";
+        let written = self.optional_entries.written_by_clients();
+        if written.len() == 0 {
+            return Finding::advice(id, format!("{passes} (failure_mode_deny: false)"), repair);
+        }
+        Finding::warning(
+            id,
+            format!(
+                "{passes}, and each request whose call ends with an error (failure_mode_deny: false); clients write values of its descriptors, and so decide how large the call is: {}",
+                listed(written)
+            ),
+            format!(
+                "{repair}. Otherwise keep max_request_headers_kb times the number of such values below 4 MiB: docs/hardening.md"
+            ),
+        )
+    }
+
     fn of_filter(&self, filter: &Filter, domains: &[String], delays: bool) -> Vec<Finding> {
         let domain = &filter.domain;
         let mut findings = Vec::new();
@@ -127,11 +149,7 @@ impl Config {
             ));
         }
         if !filter.denies_on_failure {
-            findings.push(Finding::advice(
-                "envoy_failure_mode",
-                format!("the filter of domain {domain:?} lets every request pass while no server answers (failure_mode_deny: false)"),
-                "set failure_mode_deny: true if a limit must hold during an outage; leave it if availability matters more",
-            ));
+            findings.push(self.failure_mode_finding(domain));
         }
         findings.extend(filter.timeout_finding(delays));
         if filter.transport_api_version != "V3" {
@@ -302,6 +320,23 @@ static_resources:
             assert_eq!(ids(part, by, false), [id], "{by}");
         }
         assert_eq!(ids("timeout: 0.1s", "timeout: 0.02s", true), ["envoy_timeout"]);
+    }
+
+    #[test]
+    fn failure_mode_is_a_warning_if_clients_write_values() {
+        let open = BOOTSTRAP.replace("failure_mode_deny: true", "failure_mode_deny: false");
+        let found = |text: &str| {
+            let findings = Config::parse(text.as_bytes()).unwrap().findings(&["edge".to_owned()], false);
+            let of_mode = findings.into_iter().find(|finding| finding.id == "envoy_failure_mode").unwrap();
+            (of_mode.level.name(), of_mode.what)
+        };
+        assert_eq!(found(&open).0, "advice");
+        for header in ["x-user", "\":authority\""] {
+            let limits = OPTIONAL_HEADER.replace("x-user", header);
+            let (level, what) = found(&open.replace("  clusters:\n", &limits));
+            assert_eq!(level, "warning");
+            assert!(what.ends_with(&format!(": header \"{}\"", header.trim_matches('"'))), "{what}");
+        }
     }
 
     #[test]

@@ -24,6 +24,8 @@ pub(super) struct OptionalEntries {
     alone: BTreeSet<String>,
     /// Without these, another descriptor of the same `rate_limits` is still sent.
     beside_others: BTreeSet<String>,
+    /// Headers and query parameters whose values are sent, as clients write them.
+    written_by_clients: BTreeSet<String>,
 }
 
 /// An item of `rate_limits`, which makes one descriptor.
@@ -40,6 +42,8 @@ struct RateLimit<'v> {
 struct Action<'v> {
     /// The key of its entry, or its own name.
     key: &'v str,
+    /// The header or the query parameter whose value it sends.
+    part: Option<String>,
     presence: Presence,
 }
 
@@ -47,9 +51,8 @@ struct Action<'v> {
 #[derive(Debug, PartialEq, Eq)]
 enum Presence {
     Always,
-    /// Those with `part`. The others have no descriptor, or with `is_skipped` the descriptor without the entry.
-    With {
-        part: String,
+    /// Those with its part. The others have no descriptor, or with `is_skipped` the descriptor without the entry.
+    WithPart {
         is_skipped: bool,
     },
     /// It depends on more than a header.
@@ -66,7 +69,13 @@ impl OptionalEntries {
             let stays = |other: &RateLimit<'_>| other.stage == limit.stage && other.is_certain();
             let found = if limits.iter().any(stays) { &mut self.beside_others } else { &mut self.alone };
             found.extend(limit.avoided_without().map(|part| format!("{part} of {}", limit.descriptor())));
+            self.written_by_clients.extend(limit.actions.iter().filter_map(|action| action.part.clone()));
         }
+    }
+
+    /// The headers and query parameters whose values are sent, as clients write them.
+    pub(super) fn written_by_clients(&self) -> impl ExactSizeIterator<Item = String> {
+        self.written_by_clients.iter().cloned()
     }
 
     pub(super) fn findings(&self) -> Vec<Finding> {
@@ -109,10 +118,10 @@ impl<'v> RateLimit<'v> {
     /// What is missing in a request without this descriptor, or with a descriptor without entries, which no rule matches.
     fn avoided_without(&self) -> impl Iterator<Item = &str> {
         let is_empty_without =
-            self.actions.iter().all(|action| matches!(action.presence, Presence::With { .. }));
+            self.actions.iter().all(|action| matches!(action.presence, Presence::WithPart { .. }));
         self.actions.iter().filter_map(move |action| match &action.presence {
-            Presence::With { part, is_skipped } if is_empty_without || !is_skipped => Some(part.as_str()),
-            Presence::Always | Presence::With { .. } | Presence::Unknown => None,
+            Presence::WithPart { is_skipped } if is_empty_without || !is_skipped => action.part.as_deref(),
+            Presence::Always | Presence::WithPart { .. } | Presence::Unknown => None,
         })
     }
 
@@ -132,30 +141,25 @@ impl<'v> Action<'v> {
         let (name, config) = fields.iter().next()?;
         let key = config.as_object().and_then(|config| field(config, "descriptor_key")?.as_str());
         let is = |action: &&str| message(fields, action).is_some();
-        let presence = if CERTAIN_ACTIONS.iter().any(is) {
-            Presence::Always
-        } else {
-            Presence::of_part(fields, "request_headers", "header_name", "header")
-                .or_else(|| {
-                    Presence::of_part(fields, "query_parameters", "query_parameter_name", "query parameter")
-                })
-                .unwrap_or(Presence::Unknown)
+        let of_part = part(fields, "request_headers", "header_name", "header")
+            .or_else(|| part(fields, "query_parameters", "query_parameter_name", "query parameter"));
+        let (part, presence) = match of_part {
+            Some((part, presence)) => (Some(part), presence),
+            None if CERTAIN_ACTIONS.iter().any(is) => (None, Presence::Always),
+            None => (None, Presence::Unknown),
         };
-        Some(Self { key: key.unwrap_or(name), presence })
+        Some(Self { key: key.unwrap_or(name), part, presence })
     }
 }
 
-impl Presence {
-    /// That of the entry of an action for a part of the request, whose name is in a field of the action.
-    fn of_part(fields: &Map<String, Value>, action: &str, name: &str, kind: &str) -> Option<Self> {
-        let config = message(fields, action)?;
-        let name = text(config, name)?;
-        if REQUIRED_HEADERS.iter().any(|required| name.eq_ignore_ascii_case(required)) {
-            return Some(Self::Always);
-        }
-        let is_skipped = field(config, "skip_if_absent").and_then(Value::as_bool).unwrap_or(false);
-        Some(Self::With { part: format!("{kind} {name:?}"), is_skipped })
-    }
+/// The part of the request that an action sends, whose name is in a field of the action.
+fn part(fields: &Map<String, Value>, action: &str, name: &str, kind: &str) -> Option<(String, Presence)> {
+    let config = message(fields, action)?;
+    let name = text(config, name)?;
+    let is_skipped = field(config, "skip_if_absent").and_then(Value::as_bool).unwrap_or(false);
+    let is_required = REQUIRED_HEADERS.iter().any(|required| name.eq_ignore_ascii_case(required));
+    let presence = if is_required { Presence::Always } else { Presence::WithPart { is_skipped } };
+    Some((format!("{kind} {name:?}"), presence))
 }
 
 #[cfg(test)]

@@ -11,7 +11,7 @@ use smallvec::SmallVec;
 use tokio::time::Instant;
 use tollgate_limiter::{
     algorithm::{Admission, Operation},
-    descriptor::{Entry, Secret},
+    descriptor::{self, Entry, Secret},
     limiter::{Descriptor, Limiter, Metrics, Request},
     metrics::{TopKey, TopKeys},
     rules::{ActiveRules, Allowance, Rule, Rules},
@@ -19,14 +19,11 @@ use tollgate_limiter::{
     time::{Clock, Timestamp},
 };
 
-use crate::{
-    api::descriptor_text,
-    cli::simulate::{
-        decisions::{Decided, Decisions, RuleOutcome},
-        event::{Event, Source},
-        progress::Progress,
-        stats::{RuleUse, Totals, Users},
-    },
+use crate::cli::simulate::{
+    decisions::{Decided, Decisions, RuleOutcome},
+    event::{Event, Source},
+    progress::Progress,
+    stats::{RuleUse, Totals, Users},
 };
 
 /// The number of users refused most often that are kept.
@@ -307,7 +304,7 @@ impl Replay {
             self.refused_only[rule][only] += 1;
             self.users_refused_only[only].add(u128::from(user) << 64 | rule as u128, || {
                 let entries = event.entries().skip(range.start).take(range.len());
-                let entries = descriptor_text::format(entries.map(|entry| (entry.key, entry.value)));
+                let entries = descriptor::format(entries.map(|entry| (entry.key, entry.value)));
                 format!("{} {entries}", event.domain())
             });
         }

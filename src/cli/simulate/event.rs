@@ -18,10 +18,10 @@ pub(super) struct Event {
     hits: u64,
     /// Which request of a generator this is; replayed files leave it at its default.
     pub(super) origin: Origin,
-    // The domain, and the keys and values of all entries.
-    text: String,
-    domain: Range<usize>,
-    entries: Vec<EntryText>,
+    domain: String,
+    // The keys and values of all entries.
+    bytes: Vec<u8>,
+    entries: Vec<EntryBytes>,
     ends: Vec<DescriptorEnd>,
 }
 
@@ -42,7 +42,7 @@ struct DescriptorEnd {
 }
 
 #[derive(Clone, Debug)]
-struct EntryText {
+struct EntryBytes {
     key: Range<usize>,
     value: Range<usize>,
 }
@@ -52,21 +52,21 @@ impl Event {
     pub(super) fn begin(&mut self, at: Timestamp, domain: &str, hits: u64) {
         self.at = at;
         self.hits = hits;
-        self.text.clear();
+        self.bytes.clear();
         self.entries.clear();
         self.ends.clear();
-        self.domain = self.append(domain);
+        domain.clone_into(&mut self.domain);
     }
 
     /// Adds an entry to the descriptor that is not ended yet.
-    pub(super) fn entry(&mut self, key: &str, value: &str) {
+    pub(super) fn entry(&mut self, key: &[u8], value: &[u8]) {
         let (key, value) = (self.append(key), self.append(value));
-        self.entries.push(EntryText { key, value });
+        self.entries.push(EntryBytes { key, value });
     }
 
     /// Adds the descriptors of these fields. As in Envoy, a descriptor is left out if a field of it is missing or empty.
     /// `value` is memory for one value.
-    pub(super) fn fill(&mut self, template: &Template, fields: &impl Fields, value: &mut String) {
+    pub(super) fn fill(&mut self, template: &Template, fields: &impl Fields, value: &mut Vec<u8>) {
         for entries in template.descriptors() {
             let is_complete = entries.iter().all(|entry| {
                 value.clear();
@@ -100,7 +100,7 @@ impl Event {
     }
 
     pub(super) fn domain(&self) -> &str {
-        &self.text[self.domain.clone()]
+        &self.domain
     }
 
     /// Whether it has no descriptors: no limit can apply.
@@ -112,7 +112,7 @@ impl Event {
     pub(super) fn entries(&self) -> impl Iterator<Item = Entry<'_>> {
         self.entries
             .iter()
-            .map(|entry| Entry { key: &self.text[entry.key.clone()], value: &self.text[entry.value.clone()] })
+            .map(|entry| Entry::new(&self.bytes[entry.key.clone()], &self.bytes[entry.value.clone()]))
     }
 
     /// The indices of the entries of each descriptor, and its hits.
@@ -121,10 +121,10 @@ impl Event {
         starts.zip(&self.ends).map(|(start, end)| (start..end.entries, end.hits))
     }
 
-    fn append(&mut self, text: &str) -> Range<usize> {
-        let start = self.text.len();
-        self.text.push_str(text);
-        start..self.text.len()
+    fn append(&mut self, part: &[u8]) -> Range<usize> {
+        let start = self.bytes.len();
+        self.bytes.extend_from_slice(part);
+        start..self.bytes.len()
     }
 }
 
@@ -174,14 +174,16 @@ pub(super) struct BadLine {
 mod tests {
     use std::borrow::Cow;
 
+    use tollgate_limiter::descriptor;
+
     use super::*;
     use crate::api::descriptor_text;
 
     struct One(&'static str);
 
     impl Fields for One {
-        fn get(&self, name: &str) -> Option<Cow<'_, str>> {
-            (name == "f").then_some(Cow::Borrowed(self.0))
+        fn get(&self, name: &str) -> Option<Cow<'_, [u8]>> {
+            (name == "f").then_some(Cow::Borrowed(self.0.as_bytes()))
         }
     }
 
@@ -189,9 +191,11 @@ mod tests {
         let entries: Vec<_> = templates.iter().map(|text| descriptor_text::parse(text).unwrap()).collect();
         let mut event = Event::default();
         event.begin(Timestamp::EPOCH, "d", 1);
-        event.fill(&Template::new(entries.iter()).unwrap(), &One(value), &mut String::new());
-        let all: Vec<_> = event.entries().map(|entry| format!("{}={}", entry.key, entry.value)).collect();
-        event.descriptors().map(|(range, _)| all[range].join(",")).collect()
+        event.fill(&Template::new(entries.iter()).unwrap(), &One(value), &mut Vec::new());
+        let all: Vec<_> = event.entries().collect();
+        let text =
+            |entries: &[Entry<'_>]| descriptor::format(entries.iter().map(|entry| (entry.key, entry.value)));
+        event.descriptors().map(|(range, _)| text(&all[range])).collect()
     }
 
     #[test]

@@ -58,15 +58,15 @@ pub(super) struct Generated {
     retries: BinaryHeap<Reverse<(Timestamp, Origin)>>,
     dropped_retries: u64,
     key: String,
-    value: String,
+    value: Vec<u8>,
 }
 
 /// The field of the key.
 struct Key<'k>(&'k str);
 
 impl Fields for Key<'_> {
-    fn get(&self, name: &str) -> Option<Cow<'_, str>> {
-        (name == Terms::FIELD).then_some(Cow::Borrowed(self.0))
+    fn get(&self, name: &str) -> Option<Cow<'_, [u8]>> {
+        (name == Terms::FIELD).then_some(Cow::Borrowed(self.0.as_bytes()))
     }
 }
 
@@ -79,7 +79,7 @@ impl Generated {
     pub(super) fn new(mut terms: Terms) -> Self {
         let next_user = terms.next_user();
         let next_attack = terms.next_attack();
-        let (key, value) = (String::new(), String::new());
+        let (key, value) = (String::new(), Vec::new());
         Self { terms, next_user, next_attack, retries: BinaryHeap::new(), dropped_retries: 0, key, value }
     }
 

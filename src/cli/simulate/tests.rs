@@ -20,7 +20,7 @@ impl Source for Requests {
         let Some((at, key, value, hits)) = self.0.get(self.1) else { return Ok(false) };
         self.1 += 1;
         event.begin(Timestamp::from_nanos(at * SECOND / 1_000), "shop", *hits);
-        event.entry(key, value);
+        event.entry(key.as_bytes(), value.as_bytes());
         event.end_descriptor();
         Ok(true)
     }

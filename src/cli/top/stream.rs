@@ -2,7 +2,7 @@
 
 use std::{mem, time::Duration};
 
-use axum::body::BodyDataStream;
+use axum::{body::BodyDataStream, http::header};
 use futures_util::StreamExt as _;
 use tokio::{
     sync::mpsc,
@@ -11,9 +11,12 @@ use tokio::{
 };
 use tollgate_limiter::resilience::Backoff;
 
-use crate::cli::{
-    admin_client::{AdminCall, Answer, Server},
-    top::sample::{Past, Sample},
+use crate::{
+    cli::{
+        admin_client::{AdminCall, Server},
+        top::sample::{Past, Sample},
+    },
+    http_client::Answer,
 };
 
 /// The content type of samples.
@@ -60,8 +63,8 @@ pub(super) struct Stream {
 impl Stream {
     pub(super) async fn open(server: &Server) -> Result<Self, String> {
         let call = AdminCall { method: "GET", path: "/live".to_owned(), body: String::new() };
-        let Answer { content_type, body, connection } = server.in_time(server.open(&call)).await?;
-        if content_type.is_none_or(|kind| kind != CONTENT_TYPE) {
+        let Answer { head, body, connection } = server.in_time(server.open(&call)).await?;
+        if head.headers.get(header::CONTENT_TYPE).is_none_or(|kind| kind != CONTENT_TYPE) {
             return Err(server.no_answer("it is not a Tollgate"));
         }
         let data = body.into_data_stream();

@@ -57,8 +57,8 @@ impl SlotGrants {
     /// Adds the hits that are not accounted for to `data` as if they were used now.
     pub(crate) fn charge_to(&self, data: &mut SlotData, now: Timestamp) {
         self.leases.iter().for_each(|grant| grant.charge_to(data, now));
-        for (key, limit, hits) in self.divisions.granted_hits() {
-            charge(data, key, limit, hits, now);
+        for (key, limit, granted) in self.divisions.granted() {
+            data.charge_granted(key, limit, granted, now);
         }
     }
 }

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use crate::cluster::sim::{
-    Step::{self, Cut, Drain, Hold, Pass, Settle, Skew, Start, Tamper, Traffic},
-    Tamper::{CancelHolds, SetHits, ShrinkMemory, Stall},
+    Step::{self, Cut, Delay, Drain, Hold, Pass, Settle, Skew, Start, Tamper, Traffic},
+    Tamper::{CancelHolds, RejuvenateCopies, SetHits, ShrinkMemory, Stall},
     keys,
     record::Faults,
     scripts::play,
@@ -100,6 +100,15 @@ fn forgotten_reservations_are_found() {
     let steps = [&[Hold(200), SECOND][..], &forget, &[SECOND]].concat();
     for faults in [Faults::None, Faults::Late] {
         finds(&steps, faults, "settle");
+    }
+}
+
+#[test]
+fn holds_that_expire_too_late_are_found_beside_late_messages() {
+    for millis in [1_000, 3_000] {
+        let late = [Hold(200), Delay(150), SECOND, Tamper(RejuvenateCopies(millis)), Drain(0)];
+        let steps = [&late[..], &[Pass(Duration::from_millis(4_000))]].concat();
+        finds(&steps, Faults::Late, "hits were settled as");
     }
 }
 

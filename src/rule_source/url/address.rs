@@ -63,6 +63,18 @@ impl Address {
         self.0.origin() == other.0.origin()
     }
 
+    /// Whether the origin is that of `other`, and the path is in the folder of its path. What a server could decode to
+    /// leave the folder is not in it.
+    pub(super) fn is_in_folder_of(&self, other: &Self) -> bool {
+        let folder = other.0.path().rsplit_once('/').map_or("", |(folder, _)| folder);
+        let rest = self.0.path().strip_prefix(folder).and_then(|rest| rest.strip_prefix('/'));
+        let is_in_folder = rest.is_some_and(|rest| {
+            let rest = rest.to_ascii_lowercase();
+            !["%2e", "%2f", "%5c"].iter().any(|encoded| rest.contains(encoded))
+        });
+        self.has_origin_of(other) && (is_in_folder || self.0.path() == other.0.path())
+    }
+
     /// The host, an IPv6 address without its brackets, and the port.
     pub(super) fn host_and_port(&self) -> (&str, u16) {
         let host = self.0.host_str().unwrap_or_default();
@@ -146,6 +158,25 @@ mod tests {
         ] {
             let address = Address::parse(&format!("http://{host}:1/")).unwrap();
             assert_eq!(address.is_loopback(), is_loopback, "{host}");
+        }
+    }
+
+    #[test]
+    fn folder_of_rules_has_only_paths_below_it() {
+        let own = Address::parse("https://host/team/a%2Fb.yaml?c").unwrap();
+        for (location, is_in_folder) in [
+            ("", true),
+            ("other.yaml", true),
+            ("/team/deep/er.yaml?d", true),
+            ("/team", false),
+            ("/teams/a.yaml", false),
+            ("../a.yaml", false),
+            ("x/../../a.yaml", false),
+            ("x%2F..%2F..%2fa.yaml", false),
+            ("..%5Ca.yaml", false),
+            ("https://other/team/a.yaml", false),
+        ] {
+            assert_eq!(own.join(location).unwrap().is_in_folder_of(&own), is_in_folder, "{location}");
         }
     }
 

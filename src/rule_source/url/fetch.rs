@@ -3,13 +3,10 @@
 use std::{sync::Arc, time::Duration};
 
 use axum::body::Body;
-use futures_util::{FutureExt, StreamExt, future::select_ok};
+use futures_util::{FutureExt, future::select_ok};
 use http::{
     HeaderMap, HeaderValue, Request, StatusCode,
-    header::{
-        ACCEPT_ENCODING, AUTHORIZATION, CONTENT_ENCODING, CONTENT_LENGTH, ETAG, HOST, IF_NONE_MATCH,
-        LOCATION, TRANSFER_ENCODING, USER_AGENT,
-    },
+    header::{ACCEPT_ENCODING, AUTHORIZATION, CONTENT_TYPE, ETAG, HOST, IF_NONE_MATCH, LOCATION, USER_AGENT},
 };
 use rustls::pki_types::ServerName;
 use tokio::{
@@ -22,7 +19,7 @@ use tollgate_limiter::time::Clock;
 
 use crate::{
     bearer_token, certificates,
-    http_client::{self, Answer},
+    http_client::{self, Answer, Error},
     rule_source::url::{address::Address, settings::Settings},
     telemetry::causes,
 };
@@ -124,12 +121,12 @@ async fn ask(
     sent.map_err(|error| causes(&error))
 }
 
-/// Reads the files of the settings, so that renewed ones count. Only the server that the settings name gets the token and
-/// the certificate.
+/// Reads the files of the settings, so that renewed ones count. Only the server that the settings name gets the
+/// certificate, and only paths in the folder of the rules get the token.
 async fn identity(settings: &Settings, clock: &Clock, address: &Address) -> Result<Identity, String> {
     let is_own = address.has_origin_of(&settings.address);
     let (files, is_tls, clock) = (settings.tls.clone(), address.is_tls(), clock.clone());
-    let token_file = settings.token_file.clone().filter(|_| is_own);
+    let token_file = settings.token_file.clone().filter(|_| address.is_in_folder_of(&settings.address));
     let read = move || {
         let client = files.client.as_ref().filter(|_| is_own);
         let client = client.map(|(cert, key)| (cert.as_path(), key.as_path()));
@@ -162,30 +159,26 @@ async fn connect(host: &str, port: u16) -> Result<TcpStream, String> {
 
 /// The document of an answer, of at most `bytes_max` bytes.
 async fn document(answer: Answer, bytes_max: usize) -> Result<Fetched, String> {
-    let Answer { head, body, connection: _connection } = answer;
-    let too_large = || format!("the answer is larger than rules.url.max_bytes, {bytes_max} bytes");
-    let header = |name| head.headers.get(name).and_then(|value: &HeaderValue| value.to_str().ok());
-    if let Some(coding) = header(CONTENT_ENCODING).filter(|coding| !coding.eq_ignore_ascii_case("identity")) {
-        return Err(format!("the answer has the Content-Encoding {coding:?}, which was not asked for"));
+    if let Some(charset) = foreign_charset(&answer.head.headers) {
+        return Err(format!("the answer has the charset {charset:?}; rules are in UTF-8"));
     }
-    match header(CONTENT_LENGTH).map(str::parse::<usize>) {
-        Some(Ok(length)) if length > bytes_max => return Err(too_large()),
-        // Rules of which the end is missing may be valid.
-        None if header(TRANSFER_ENCODING).is_none() => {
-            return Err(
-                "the answer has no length, so a truncated one could not be told from a whole one".into()
-            );
-        }
-        Some(_) | None => {}
-    }
-    let (mut bytes, mut chunks) = (Vec::new(), body.into_data_stream());
-    while let Some(chunk) = chunks.next().await {
-        let chunk = chunk.map_err(|error| causes(&error))?;
-        if bytes.len() + chunk.len() > bytes_max {
-            return Err(too_large());
-        }
-        bytes.extend_from_slice(&chunk);
-    }
-    let etag = header(ETAG).filter(|etag| etag.len() <= ETAG_BYTES_MAX).map(str::to_owned);
+    let etag = answer.head.headers.get(ETAG).and_then(|etag| etag.to_str().ok());
+    let etag = etag.filter(|etag| etag.len() <= ETAG_BYTES_MAX).map(str::to_owned);
+    let bytes = answer.whole_body(bytes_max).await.map_err(|error| match error {
+        Error::TooLarge => format!("the answer is larger than rules.url.max_bytes, {bytes_max} bytes"),
+        error => causes(&error),
+    })?;
     Ok(Fetched::Document { bytes, etag })
+}
+
+/// The charset of an answer, if its bytes mean other characters than in UTF-8.
+fn foreign_charset(headers: &HeaderMap) -> Option<String> {
+    let types = headers.get_all(CONTENT_TYPE).into_iter();
+    let charsets = types.flat_map(|value| {
+        let text = String::from_utf8_lossy(value.as_bytes()).to_ascii_lowercase();
+        let parameters = text.split(';').skip(1).filter_map(|parameter| parameter.split_once('='));
+        let charsets = parameters.filter(|(name, _)| name.trim() == "charset");
+        charsets.map(|(_, charset)| charset.trim().trim_matches('"').to_owned()).collect::<Vec<_>>()
+    });
+    charsets.into_iter().find(|charset| !["utf-8", "utf8", "us-ascii"].contains(&&**charset))
 }

@@ -26,6 +26,7 @@ mod proto;
 mod resource;
 mod session;
 mod stats;
+mod unknown_field;
 
 pub use endpoint::{is_header, is_url};
 pub use stats::Stats;

@@ -5,12 +5,15 @@ use std::{borrow::Cow, fmt::Display, sync::Arc};
 use prost::{DecodeError, Message};
 use prost_types::{Struct, Value as Json, value::Kind};
 use tollgate_limiter::{
-    rules::{DESCRIPTORS_MAX, Origin, Place, Source, Unit, composite},
+    rules::{DESCRIPTORS_MAX, Documents, Origin, Place, Source, Unit, Unknown, composite},
     yaml::{Mark, Node, Pair, Problem, Scalar, Stream, Value},
 };
 
-use crate::rule_source::xds::proto::ratelimit::config::ratelimit::v3::{
-    RateLimitConfig, RateLimitDescriptor, RateLimitPolicy, RateLimitUnit,
+use crate::rule_source::xds::{
+    proto::ratelimit::config::ratelimit::v3::{
+        RateLimitConfig, RateLimitDescriptor, RateLimitPolicy, RateLimitUnit,
+    },
+    unknown_field::{KnownFields, unknown_field},
 };
 
 /// The maximum depth of nested descriptors; a request has at most as many entries by default.
@@ -27,11 +30,11 @@ pub(super) fn source(bytes: Vec<u8>) -> Source {
 }
 
 /// The document of a resource, with its places.
-fn documents(bytes: &[u8]) -> (Arc<Origin>, Stream<'static>) {
+fn documents(bytes: &[u8]) -> Documents<'static> {
     let mut reader = Reader::default();
     let (name, documents) = match RateLimitConfig::decode(bytes) {
         Ok(config) => {
-            let document = reader.document(&config);
+            let document = reader.document(&config, bytes);
             (config.name, vec![document])
         }
         Err(error) => {
@@ -39,18 +42,34 @@ fn documents(bytes: &[u8]) -> (Arc<Origin>, Stream<'static>) {
             (String::new(), Vec::new())
         }
     };
-    let origin = Origin::Resource { name: name.into(), places: reader.places };
-    (Arc::new(origin), Stream { documents, problems: reader.problems })
+    let Reader { places, problems, unknown } = reader;
+    let origin = Arc::new(Origin::Resource { name: name.into(), places });
+    Documents { origin, stream: Stream { documents, problems }, unknown: unknown.map(described) }
 }
 
 fn unreadable(what: &str, error: &DecodeError) -> String {
     format!("the {what} cannot be read: {error}")
 }
 
+/// The warning of unknown fields, of which `first` has the name of the field at the first place.
+fn described(Unknown { first, count }: Unknown) -> Unknown {
+    let field = first.what;
+    let others = match count - 1 {
+        0 => String::new(),
+        1 => ", here and at 1 other descriptor".to_owned(),
+        others => format!(", here and at {others} other descriptors"),
+    };
+    let what = format!(
+        "the field {field} is unknown to this version and is ignored{others}; the limit may not be the one that the control plane means"
+    );
+    Unknown { first: Problem { mark: first.mark, what }, count }
+}
+
 #[derive(Default)]
 struct Reader {
     places: Vec<Place>,
     problems: Vec<Problem>,
+    unknown: Option<Unknown>,
 }
 
 impl Reader {
@@ -66,8 +85,16 @@ impl Reader {
         self.problems.push(Problem { mark, what });
     }
 
-    fn document(&mut self, config: &RateLimitConfig) -> Node<'static> {
+    /// Notes the first field of the message in `bytes` that is not known.
+    fn note_unknown(&mut self, bytes: &[u8], known: &KnownFields, mark: Mark) {
+        let Some(what) = unknown_field(bytes, known) else { return };
+        let first = Problem { mark, what };
+        self.unknown.get_or_insert(Unknown { first, count: 0 }).count += 1;
+    }
+
+    fn document(&mut self, config: &RateLimitConfig, bytes: &[u8]) -> Node<'static> {
         let mark = self.place(None, &config.domain);
+        self.note_unknown(bytes, &KnownFields::CONFIG, mark);
         let fields = Fields::at(mark).text("domain", &config.domain);
         let descriptors = self.descriptors(&config.descriptors, mark, 1);
         fields.list("descriptors", descriptors).node()
@@ -85,16 +112,23 @@ impl Reader {
                 break;
             }
             match RateLimitDescriptor::decode(&**bytes) {
-                Ok(descriptor) => nodes.push(self.descriptor(descriptor, parent, depth)),
+                Ok(descriptor) => nodes.push(self.descriptor(descriptor, bytes, parent, depth)),
                 Err(error) => self.problem(parent, unreadable("descriptor", &error)),
             }
         }
         nodes
     }
 
-    fn descriptor(&mut self, descriptor: RateLimitDescriptor, parent: Mark, depth: usize) -> Node<'static> {
+    fn descriptor(
+        &mut self,
+        descriptor: RateLimitDescriptor,
+        bytes: &[u8],
+        parent: Mark,
+        depth: usize,
+    ) -> Node<'static> {
         let RateLimitDescriptor { key, value, rate_limit, descriptors, metadata, .. } = &descriptor;
         let mark = self.place(Some(parent), &composite(key, value));
+        self.note_unknown(bytes, &KnownFields::DESCRIPTOR, mark);
         let mut fields = Fields::at(mark).text("key", key).text_if("value", value);
         if let Some(limit) = rate_limit {
             // Control planes set these on every descriptor of a path; they count where the limit is.

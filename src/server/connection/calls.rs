@@ -10,7 +10,7 @@ use axum::http::{HeaderMap, Request};
 use h2::{RecvStream, server::SendResponse};
 use hyper::body::Bytes;
 use tokio_util::sync::CancellationToken;
-use tonic::Status;
+use tonic::{Code, Status};
 
 use crate::{
     api::{
@@ -23,7 +23,7 @@ use crate::{
         reply_bytes::{ReplyPart, Unsent},
         request_bytes::{ConnectionBytes, Share},
         services::Services,
-        stream::{Answers, MessageStream},
+        stream::{Answers, MessageStream, Reports},
     },
 };
 
@@ -35,7 +35,7 @@ pub(super) use pending::{CALLS_PER_POLL_MAX, PendingCalls};
 
 use rejection::Rejection;
 use replies::{
-    Decided, log_error, send_decided, send_delayed_reply, send_error, send_message, send_response_of,
+    Decided, Failure, log_error, send_decided, send_delayed_reply, send_error, send_message, send_response_of,
 };
 
 /// State shared by the calls of a connection.
@@ -86,12 +86,14 @@ impl AcceptedCall {
     /// Decides the call if that needs no wait, or rejects it. Otherwise returns what is left to do.
     fn decide_at_once(
         &mut self,
+        service: &Services,
         batch: Option<&mut Batch<'_>>,
         unsent: &Unsent,
         cx: &mut Context<'_>,
     ) -> Option<Rest> {
         let Self { request, respond, reply } = self;
         if let Some(rejection) = Rejection::of(request) {
+            service.failed(request.uri().path(), rejection.reason(), &rejection.status());
             log_error(respond.send_response(rejection.response(), true).map(drop));
             return None;
         }
@@ -115,7 +117,7 @@ impl AcceptedCall {
         let message = match message::unframe(framed) {
             Ok(message) => message,
             Err(error) => {
-                log_error(send_error(respond, error.status()));
+                log_error(send_error(service, method.path(), respond, Failure::of_message(&error)));
                 return None;
             }
         };
@@ -130,7 +132,7 @@ impl AcceptedCall {
             Ok(Handled::Ready(ready)) => Some(Rest::Delay(ready)),
             Ok(Handled::Unfinished(unfinished)) => Some(Rest::Finish(method, framed.clone(), unfinished)),
             Err(error) => {
-                log_error(send_error(respond, Some(error.into())));
+                log_error(send_error(service, method.path(), respond, Some(error.into())));
                 None
             }
         }
@@ -166,7 +168,7 @@ impl Calls<'_> {
 
     /// Decides a call in its place, rejects it, or takes it to the pending calls.
     fn begin(&self, batch: Option<&mut Batch<'_>>, place: &mut Option<AcceptedCall>, cx: &mut Context<'_>) {
-        let rest = place.as_mut().and_then(|call| call.decide_at_once(batch, self.unsent, cx));
+        let rest = place.as_mut().and_then(|call| call.decide_at_once(self.service, batch, self.unsent, cx));
         if let Some(rest) = rest
             && let Some(call) = place.take()
         {
@@ -180,11 +182,14 @@ impl Calls<'_> {
             Rest::Read(method, first) => self.read_and_decide(method, request, first, respond),
             Rest::Finish(method, framed, unfinished) => {
                 let (service, unsent) = (self.service.clone(), self.unsent.clone());
+                let held = self.requests.hold(framed.len());
                 // Most calls that wait need no metadata any more.
                 let headers = unfinished.needs_metadata().then(|| Box::new(request.into_parts().0.headers));
                 self.pending.push(async move {
                     let decided = finish(&service, method, headers.as_deref(), &framed, unfinished).await;
-                    send_decided(&service, decided, respond, &unsent).await
+                    // The reply may wait for much longer.
+                    drop((framed, headers, held));
+                    send_decided(&service, method, decided, respond, &unsent).await
                 });
             }
             Rest::Delay(reply) => {
@@ -209,22 +214,28 @@ impl Calls<'_> {
         let mut share = self.requests.share(head_bytes(&request));
         self.pending.push(async move {
             let read = message::read(request.body_mut(), first, &mut share).await;
-            drop(share);
             match read {
                 Ok(framed) => {
+                    // The window is released when the stream is dropped.
+                    let (_, held) = share.complete();
                     let decided = Box::pin(decide(&service, method, request.headers(), &framed)).await;
-                    send_decided(&service, decided, respond, &unsent).await
+                    // The reply may wait for much longer.
+                    drop((framed, request, held));
+                    send_decided(&service, method, decided, respond, &unsent).await
                 }
-                Err(error) => send_error(&mut respond, error.status()),
+                Err(error) => send_error(&service, method.path(), &mut respond, Failure::of_message(&error)),
             }
         });
     }
 
     /// Serves a stream of questions.
     fn serve_stream(&self, request: Request<RecvStream>, respond: SendResponse<ReplyPart>) {
-        let (answers, bytes) = (Answers::new(self.service.clone()), self.requests.clone());
+        let bytes = self.requests.clone();
+        let answers = Answers::new(self.service.clone(), bytes.clone());
         let stream = MessageStream::new(answers, request, bytes, self.unsent.clone(), self.closing.clone());
-        self.pending.push(stream.run(respond));
+        let service = self.service.clone();
+        self.pending
+            .push(stream.run(respond, move |status| stream_failed(&service, CHECK_STREAM_PATH, status)));
     }
 
     /// Serves a stream of reports of quotas, if that service is enabled.
@@ -232,15 +243,22 @@ impl Calls<'_> {
         let Some(quotas) = self.service.quotas() else {
             let disabled =
                 Status::unimplemented("the rate limit quota service is not enabled: see rlqs.enabled");
-            return log_error(send_error(&mut respond, Some(disabled)));
+            let failure = Some(Failure::new("NOT_ENABLED", disabled));
+            return log_error(send_error(self.service, rlqs::STREAM_PATH, &mut respond, failure));
         };
-        match QuotaStream::open(quotas.clone(), self.service.peer()) {
+        match QuotaStream::open(quotas.clone(), self.service.origin(), self.service.peer()) {
             Ok(quotas) => {
                 let (bytes, unsent) = (self.requests.clone(), self.unsent.clone());
-                let stream = MessageStream::new(quotas, request, bytes, unsent, self.closing.clone());
-                self.pending.push(stream.run(respond));
+                let reports = Reports::new(quotas);
+                let stream = MessageStream::new(reports, request, bytes, unsent, self.closing.clone());
+                let service = self.service.clone();
+                let note = move |status: &Status| stream_failed(&service, rlqs::STREAM_PATH, status);
+                self.pending.push(stream.run(respond, note));
             }
-            Err(error) => log_error(send_error(&mut respond, Some(error))),
+            Err(error) => {
+                let failure = Some(Failure::new("TOO_MANY_STREAMS", error));
+                log_error(send_error(self.service, rlqs::STREAM_PATH, &mut respond, failure));
+            }
         }
     }
 
@@ -256,7 +274,10 @@ impl Calls<'_> {
             drop(share);
             match read {
                 Ok(framed) => send_response_of(service.handle(request, Some(framed)), respond, unsent).await,
-                Err(error) => send_error(&mut respond, error.status()),
+                Err(error) => {
+                    let failure = Failure::of_message(&error);
+                    send_error(&service, request.uri().path(), &mut respond, failure)
+                }
             }
         });
     }
@@ -278,7 +299,8 @@ impl Calls<'_> {
         deferred.retain_mut(|Deferred { call, share }| {
             let is_rejected = share.poll_rejected(cx).is_ready();
             if is_rejected {
-                log_error(send_error(&mut call.respond, MessageError::OverBudget.status()));
+                let failure = Failure::of_message(&MessageError::OverBudget);
+                log_error(send_error(self.service, call.request.uri().path(), &mut call.respond, failure));
             }
             !is_rejected
         });
@@ -302,10 +324,19 @@ fn head_bytes(request: &Request<RecvStream>) -> usize {
     headers.map(|(name, value)| ENTRY_BYTES + name.as_str().len() + value.len()).sum()
 }
 
+/// Counts a stream that ends with an error, unless its time or its connection has ended.
+fn stream_failed(service: &Services, path: &str, status: &Status) {
+    match status.code() {
+        Code::Unavailable | Code::DeadlineExceeded => {}
+        Code::ResourceExhausted => service.failed(path, "TOO_LARGE", status),
+        _the_callers => service.failed(path, "MALFORMED", status),
+    }
+}
+
 /// Decides a call from its complete body, locally or elsewhere.
 async fn decide(service: &Services, method: Method, headers: &HeaderMap, framed: &[u8]) -> Decided {
     let Some((api, connection)) = service.api() else { return Err(None) };
-    let message = message::unframe(framed).map_err(|error| error.status())?;
+    let message = message::unframe(framed).map_err(|error| Failure::of_message(&error))?;
     let (metadata, precision) = (Some(headers), api.precision());
     let call = Call { method, message, metadata, precision, api: ApiKind::over_grpc(method) };
     api.handle(call, connection).await.map_err(|error| Some(error.into()))
@@ -320,7 +351,7 @@ async fn finish(
     unfinished: Unfinished,
 ) -> Decided {
     let Some((api, connection)) = service.api() else { return Err(None) };
-    let message = message::unframe(framed).map_err(|error| error.status())?;
+    let message = message::unframe(framed).map_err(|error| Failure::of_message(&error))?;
     let call =
         Call { method, message, metadata, precision: api.precision(), api: ApiKind::over_grpc(method) };
     api.finish(call, connection, unfinished).await.map_err(|error| Some(error.into()))

@@ -11,6 +11,7 @@ pub(super) struct Reading {
     client: Arc<xds::Stats>,
     removals: u64,
     conflicts: usize,
+    unknown_fields: usize,
     overlay_misfits: usize,
     is_overlay_stale: bool,
 }
@@ -24,6 +25,7 @@ impl Reading {
             client,
             removals: status.removals,
             conflicts: count(Rules::conflicts),
+            unknown_fields: count(Rules::unknown_fields),
             overlay_misfits: count(Rules::overlay_misfits),
             is_overlay_stale: status.overlay_problems.is_some(),
         }
@@ -49,6 +51,9 @@ metrics! { Reading;
     Gauge "tollgate_xds_conflicts" []
         "Descriptors of the control plane that are left out, because one before each of them has a limit for the same key and value."
         => |stats, family| family.value(stats.conflicts);
+    Gauge "tollgate_xds_unknown_fields" []
+        "Descriptors of the control plane with a field that this version does not know, and ignores."
+        => |stats, family| family.value(stats.unknown_fields);
     Gauge "tollgate_overlay_misfits" []
         "Rules that are without what the overlay has for them, because it does not fit."
         => |stats, family| family.value(stats.overlay_misfits);

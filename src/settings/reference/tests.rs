@@ -151,23 +151,108 @@ fn control_plane_is_read_with_certificates_only_if_tls_is_on() {
 }
 
 #[test]
-fn redis_is_the_store_only_if_own_setting_says_so() {
-    let redis =
+fn variables_of_redis_make_it_the_store() {
+    let sentinels =
         [("REDIS_URL", "mymaster,a:26379,b:26379"), ("REDIS_TYPE", "SENTINEL"), ("REDIS_TLS", "true")];
-    let settings = load(&redis).unwrap();
-    assert!(settings.shared_store.is_none());
-    let named = settings.without_effect.join(" ");
-    assert!(["REDIS_URL", "REDIS_TYPE", "REDIS_TLS"].iter().all(|name| named.contains(name)), "{named}");
-    let settings = load(&[&redis[..], &[("TOLLGATE_STORE__KIND", "redis")]].concat()).unwrap();
-    let store = settings.shared_store.unwrap();
-    assert_eq!(store.urls, ["rediss://a:26379", "rediss://b:26379"]);
-    assert_eq!(store.mode, tollgate_limiter::shared_store::Mode::Sentinel { service: "mymaster".to_owned() });
+    let own = ("TOLLGATE_STORE__KIND", "redis");
+    for more in [&[][..], &[("BACKEND_TYPE", "redis")], &[own], &[own, ("BACKEND_TYPE", "memcache")]] {
+        let settings = load(&[&sentinels, more].concat()).unwrap();
+        let store = settings.shared_store.unwrap();
+        assert_eq!(store.urls, ["rediss://a:26379", "rediss://b:26379"]);
+        assert_eq!(store.mode, shared_store::Mode::Sentinel { service: "mymaster".to_owned() });
+        assert_eq!(settings.backend.unwrap().backend, Backend::Redis);
+        assert_eq!(settings.without_effect, [""; 0]);
+    }
+    let given = load(&sentinels).unwrap().given;
+    let kind = given.iter().find(|given| given.name == "store.kind").unwrap();
+    assert_eq!((&*kind.value, kind.from), ("redis", crate::api::admin::Origin::Reference));
+    let cluster = load(&[("REDIS_URL", "a:1,b:2"), ("REDIS_TYPE", "Cluster"), ("REDIS_SOCKET_TYPE", "tcp")]);
+    let store = cluster.unwrap().shared_store.unwrap();
+    assert_eq!((store.mode, store.urls.len()), (shared_store::Mode::Cluster, 2));
+    let database = load(&[("REDIS_URL", "redis://a:1/3"), ("REDIS_TLS", "1")]).unwrap().shared_store.unwrap();
+    assert_eq!(database.urls, ["rediss://a:1/3"]);
+}
+
+#[test]
+fn own_settings_and_invalid_names_keep_counters_in_memory() {
+    const REDIS: (&str, &str) = ("REDIS_URL", "redis:6379");
+    const CLUSTER: (&str, &str) = ("TOLLGATE_CLUSTER__LISTEN", "127.0.0.1:1");
+    const SECRET: (&str, &str) = ("TOLLGATE_CLUSTER__SECRET_FILE", "/run/secret");
+    const MEMORY: (&str, &str) = ("TOLLGATE_STORE__KIND", "memory");
+    for (variables, backend, reason) in [
+        (&[][..], Backend::Memory, "REDIS_URL is not set"),
+        (&[REDIS, MEMORY], Backend::Memory, "store.kind is memory"),
+        (&[("BACKEND_TYPE", "memcache"), MEMORY], Backend::Memory, "store.kind is memory"),
+        (&[REDIS, ("REDIS_TYPE", "ring"), MEMORY], Backend::Memory, "store.kind is memory"),
+        (&[REDIS, ("REDIS_SOCKET_TYPE", "unix"), CLUSTER, SECRET], Backend::Cluster, "cluster.listen is set"),
+        (&[REDIS, CLUSTER, SECRET, MEMORY], Backend::Cluster, "store.kind is memory"),
+        (&[("REDIS_URL", "redis.invalid:6379")], Backend::Memory, "the host of REDIS_URL is below .invalid"),
+        (&[("REDIS_URL", "rediss://u:p@Redis.INVALID./1")], Backend::Memory, "the host of REDIS_URL"),
+        (&[("REDIS_URL", "invalid,a.invalid:1")], Backend::Memory, "the host of REDIS_URL"),
+        (
+            &[("REDIS_URL", "m,a.invalid:1,b.invalid:1"), ("REDIS_TYPE", "sentinel")],
+            Backend::Memory,
+            "the host of REDIS_URL",
+        ),
+    ] {
+        let settings = load(variables).unwrap();
+        let choice = settings.backend.unwrap();
+        assert!(settings.shared_store.is_none(), "{variables:?}");
+        assert_eq!(choice.backend, backend, "{variables:?}");
+        assert!(choice.reason.starts_with(reason), "{choice:?}");
+        assert_eq!(choice.alone().is_some(), backend == Backend::Memory);
+        for (variable, _) in variables.iter().filter(|(name, _)| !name.starts_with("TOLLGATE_")) {
+            let named = settings.without_effect.iter().find(|named| named.starts_with(variable)).unwrap();
+            assert!(named.contains(choice.reason), "{named}");
+        }
+    }
+    for url in ["redis.invalid.example:6379", "notinvalid:6379", "a.invalid:1,b:1"] {
+        assert!(load(&[("REDIS_URL", url)]).unwrap().shared_store.is_some(), "{url}");
+    }
+}
+
+#[test]
+fn store_that_cannot_be_used_ends_the_start_with_ways_out() {
+    for variables in [
+        &[("BACKEND_TYPE", "memcache"), ("MEMCACHE_HOST_PORT", "a:11211")][..],
+        &[("BACKEND_TYPE", "Redis"), ("REDIS_URL", "redis:6379")],
+        &[("BACKEND_TYPE", "redis")],
+        &[("REDIS_TYPE", "ring"), ("REDIS_URL", "redis:6379")],
+        &[("REDIS_URL", "/var/run/nutcracker/ratelimit.sock")],
+        &[("REDIS_SOCKET_TYPE", "unix"), ("REDIS_URL", "redis:6379")],
+    ] {
+        let problem = load(variables).unwrap_err().to_string();
+        assert!(problem.starts_with(variables[0].0), "{problem}");
+        let ways = ["REDIS_URL as HOST:PORT", "TOLLGATE_CLUSTER__LISTEN", "TOLLGATE_STORE__KIND=memory"];
+        assert!(ways.iter().all(|way| problem.contains(way)), "{problem}");
+    }
+    let only_service = load(&[("REDIS_TYPE", "sentinel"), ("REDIS_URL", "mymaster")]).unwrap_err();
+    assert!(only_service.to_string().contains("NAME,HOST:PORT"), "{only_service}");
+}
+
+#[test]
+fn settings_of_memory_beside_redis_url_name_the_variable() {
+    for (own, value) in [("TOLLGATE_STORE__SNAPSHOT", "s"), ("TOLLGATE_RLQS__ENABLED", "true")] {
+        let problem = load(&[("REDIS_URL", "redis:6379"), (own, value)]).unwrap_err().to_string();
+        let ways = "store.kind redis, which REDIS_URL stands for unless TOLLGATE_STORE__KIND is memory";
+        assert!(problem.contains(ways), "{problem}");
+    }
+}
+
+#[test]
+fn login_in_address_of_redis_is_read_and_not_shown() {
+    let (store, _) = redis(&[("REDIS_URL", "redis://ann:hush@redis:6379/1")]);
+    assert_eq!((store.username.as_deref(), store.passwords.server), (Some("ann"), text("hush")));
+    assert_eq!(store.urls, ["redis://redis:6379/1"]);
+    let (store, _) = redis(&[("REDIS_URL", "redis://:hush@redis:6379"), ("REDIS_AUTH", "bob:hush2")]);
+    assert_eq!((store.username.as_deref(), store.passwords.server), (Some("bob"), text("hush2")));
 }
 
 /// The shared store of these variables, and the variables without effect.
 fn redis(variables: &[(&str, &str)]) -> (shared_store::Settings, Vec<String>) {
-    const STORE: [(&str, &str); 2] = [("TOLLGATE_STORE__KIND", "redis"), ("REDIS_URL", "redis:6379")];
-    let settings = load(&[&STORE, variables].concat()).unwrap();
+    let is_named = variables.iter().any(|(name, _)| *name == "REDIS_URL");
+    let server = [("REDIS_URL", "redis:6379")];
+    let settings = load(&[if is_named { &[][..] } else { &server }, variables].concat()).unwrap();
     assert!(!format!("{settings:?}").contains("hush"), "a password is shown");
     (settings.shared_store.unwrap(), settings.without_effect)
 }
@@ -215,18 +300,18 @@ fn password_is_in_no_message() {
         ("REDIS_AUTH", "hush:"),
         ("REDIS_AUTH", "the hush:hush"),
         ("REDIS_SENTINEL_AUTH", ":"),
-        ("REDIS_URL", "redis://:hush@redis:6379"),
+        ("REDIS_URL", "redis://:hu%73h@redis:6379"),
         ("REDIS_URL", "ann:hush@redis:6379"),
     ] {
-        let given = [("TOLLGATE_STORE__KIND", "redis"), ("REDIS_URL", "redis:6379"), (variable, value)];
-        let given = if variable == "REDIS_URL" { &[given[0], given[2]] } else { &given[..] };
+        let given = [("REDIS_URL", "redis:6379"), (variable, value)];
+        let given = if variable == "REDIS_URL" { &given[1..] } else { &given[..] };
         let problem = load(given).unwrap_err().to_string();
         assert!(problem.contains(variable) && !problem.contains("hush"), "{problem}");
     }
     let (_, without_effect) = redis(&[("REDIS_PERSECOND_AUTH", "hush")]);
     assert_eq!(without_effect, ["REDIS_PERSECOND_AUTH (all counters are in one store)"]);
     let without_redis = load(&[("REDIS_AUTH", "hush")]).unwrap().without_effect;
-    assert_eq!(without_redis, ["REDIS_AUTH (only store.kind redis has counters in Redis)"]);
+    assert_eq!(without_redis, ["REDIS_AUTH (counters are in memory: REDIS_URL is not set)"]);
 }
 
 #[test]
@@ -250,9 +335,11 @@ fn wrong_value_is_an_error_with_its_variable() {
         ("GRPC_MAX_CONNECTION_AGE", "soon"),
         ("PORT", "eighty"),
         ("REDIS_TIMEOUT", "soon"),
+        ("REDIS_TLS", "maybe"),
+        ("GRPC_SERVER_USE_TLS", "maybe"),
         ("REDIS_POOL_SIZE", "0"),
     ] {
-        let redis = [("TOLLGATE_STORE__KIND", "redis"), ("REDIS_URL", "redis:6379")];
+        let redis = [("REDIS_URL", "redis:6379")];
         let problem = load(&[&redis[..], &[(variable, value)]].concat()).unwrap_err().to_string();
         assert!(problem.contains(variable) && problem.contains(value), "{problem}");
     }

@@ -1,7 +1,8 @@
 // Command control-plane serves rate limit rules over xDS, by go-control-plane, for the tests.
 //
 // Each line of its input has a version and the path of a file; the file has a JSON array of RateLimitConfig messages,
-// which become the snapshot of the node. Each line of its output is a JSON object: the address, or a request.
+// which become the snapshot of the node. A limit with the name of `newer` gets a field that its message does not have yet.
+// Each line of its output is a JSON object: the address, or a request.
 package main
 
 import (
@@ -27,9 +28,16 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/encoding/protowire"
 )
 
-const messageBytesMax = 256 << 20
+const (
+	messageBytesMax = 256 << 20
+	// newer is the name of limits with a field of a later version.
+	newer = "newer"
+	// newField is the number of that field.
+	newField = 100
+)
 
 func main() {
 	listen := flag.String("listen", "127.0.0.1:0", "address")
@@ -103,6 +111,7 @@ func set(snapshots cache.SnapshotCache, node, version, path string) error {
 		if err := protojson.Unmarshal(config, message); err != nil {
 			return fmt.Errorf("%s: %w", path, err)
 		}
+		addNewFields(message.GetDescriptors())
 		resources = append(resources, message)
 	}
 	snapshot, err := cache.NewSnapshot(version, map[resource.Type][]types.Resource{
@@ -112,6 +121,17 @@ func set(snapshots cache.SnapshotCache, node, version, path string) error {
 		return err
 	}
 	return snapshots.SetSnapshot(context.Background(), node, snapshot)
+}
+
+// addNewFields gives limits with the name of `newer` a field that is unknown to their message.
+func addNewFields(descriptors []*ratelimit.RateLimitDescriptor) {
+	for _, descriptor := range descriptors {
+		if policy := descriptor.GetRateLimit(); policy.GetName() == newer {
+			field := protowire.AppendTag(nil, newField, protowire.VarintType)
+			policy.ProtoReflect().SetUnknown(protowire.AppendVarint(field, 10))
+		}
+		addNewFields(descriptor.GetDescriptors())
+	}
 }
 
 func tlsConfig(cert, key, clientCA string) (*tls.Config, error) {

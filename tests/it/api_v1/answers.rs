@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use tollgate::api::proto::tollgate::v1::{
-    Answer, Limit, LimitStatus, PeekRequest, RefundRequest, Request, answer::Verdict, limit::Unit,
+    Answer, CheckRequest, Limit, LimitStatus, PeekRequest, RefundRequest, Request, answer::Verdict,
+    limit::Unit,
 };
 use tonic::Code;
 
@@ -79,13 +80,31 @@ async fn answer_has_every_field_of_denied_request() {
 }
 
 #[tokio::test]
-async fn denied_request_that_never_passes_has_no_retry_after() {
+async fn denied_request_that_never_passes_says_so_and_why() {
     let service = Service::start(RULES).await;
-    let asked = vec![request("banned", "x"), with_hits(request("user", "ann"), 4)];
-    for answer in check(&service, each(asked)).await {
-        assert_eq!((answer.verdict(), answer.retry_after), (Verdict::Denied, None));
-        assert_eq!(answer.limits[0].retry_after, None);
+    let asked = |mode| {
+        let requests = vec![request("banned", "x"), with_hits(request("user", "ann"), 4)];
+        CheckRequest { mode, requests }
+    };
+    let reason = |most| format!("larger than the limit: at most {most} can ever pass");
+    for (mode, reasons) in [(0, [reason(0), reason(3)]), (1, [reason(0), reason(0)])] {
+        for (answer, reason) in check(&service, asked(mode)).await.into_iter().zip(reasons) {
+            assert_eq!((answer.verdict(), answer.retry_after), (Verdict::Denied, None));
+            assert_eq!((answer.limits[0].retry_after, answer.limits[0].reset_after), (None, None));
+            assert_eq!(answer.never_because, reason);
+        }
     }
+    let other = with_hits(request("user", "ann"), 3);
+    assert_eq!(check(&service, each(vec![other])).await[0].never_because, "");
+}
+
+#[tokio::test]
+async fn refusal_with_another_larger_limit_names_the_smaller_one() {
+    let service = Service::start(RULES).await;
+    let mut asked = with_hits(request("user", "ann"), 6);
+    asked.descriptors.push(descriptor("plan", "free"));
+    let [answer] = &*check(&service, each(vec![asked])).await else { panic!("one answer") };
+    assert_eq!(answer.never_because, "larger than the limit: at most 3 can ever pass");
 }
 
 #[tokio::test]

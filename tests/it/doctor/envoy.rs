@@ -22,6 +22,12 @@ async fn envoy_configuration_is_compared_with_the_server() {
     assert!(text.contains("warning envoy_unknown_domain: ") && text.contains("\n  repair: "), "{text}");
     fs::write(&file, envoy.replace("domain: edge", "domain: shop")).unwrap();
     let output = doctor(&service, &["--envoy", file.to_str().unwrap()]).await;
+    assert_eq!(output.status.code(), Some(1), "clients write headers, and errors pass: {output:?}");
+    let closed = envoy
+        .replace("domain: edge", "domain: shop")
+        .replace("failure_mode_deny: false", "failure_mode_deny: true");
+    fs::write(&file, closed).unwrap();
+    let output = doctor(&service, &["--envoy", file.to_str().unwrap()]).await;
     assert_eq!(output.status.code(), Some(0), "advice is no fault: {output:?}");
     fs::write(&file, "{").unwrap();
     let output = doctor(&service, &["--envoy", file.to_str().unwrap()]).await;
@@ -34,7 +40,8 @@ async fn header_that_clients_can_leave_out_is_found_in_envoy() {
     let service = Service::start(&RULES.replace("shop", "edge")).await;
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("envoy.yaml");
-    let envoy = include_str!("../../../deploy/envoy/envoy.yaml");
+    let envoy = include_str!("../../../deploy/envoy/envoy.yaml")
+        .replace("failure_mode_deny: false", "failure_mode_deny: true");
     let found = async |envoy: &str| {
         fs::write(&file, envoy).unwrap();
         let output = doctor(&service, &["--envoy", file.to_str().unwrap(), "--json"]).await;
@@ -44,7 +51,7 @@ async fn header_that_clients_can_leave_out_is_found_in_envoy() {
         (output.status.code(), findings)
     };
     // Another descriptor of the same list is sent for every request.
-    let (code, findings) = found(envoy).await;
+    let (code, findings) = found(&envoy).await;
     assert_eq!((code, findings.len()), (Some(0), 1), "{findings:?}");
     assert_eq!(findings[0]["level"], "advice");
     assert!(what(&findings[0]).ends_with(": header \"user-agent\" of (user_agent)"), "{findings:?}");

@@ -29,6 +29,16 @@ pub enum Reply {
     Bytes(String),
     /// These bytes, after which the connection stays open.
     Stalled(String),
+    /// These bytes again and again, until the client closes the connection.
+    Flood(&'static str),
+}
+
+/// What follows the bytes of an answer.
+#[derive(Clone, Copy)]
+enum End {
+    Close,
+    Stall,
+    Repeat,
 }
 
 impl Reply {
@@ -42,18 +52,19 @@ impl Reply {
         Self::Bytes(format!("HTTP/1.1 200 OK\r\n{headers}\r\n{body}"))
     }
 
-    fn to(&self, head: &str) -> (String, bool) {
+    fn to(&self, head: &str) -> (String, End) {
         match self {
             Self::Document { etag, .. } if head.contains(&format!("if-none-match: \"{etag}\"\r\n")) => {
-                ("HTTP/1.1 304 Not Modified\r\n\r\n".to_owned(), false)
+                ("HTTP/1.1 304 Not Modified\r\n\r\n".to_owned(), End::Close)
             }
             Self::Document { etag, text } => {
                 let length = text.len();
                 let head = format!("HTTP/1.1 200 OK\r\netag: \"{etag}\"\r\ncontent-length: {length}\r\n\r\n");
-                (head + text, false)
+                (head + text, End::Close)
             }
-            Self::Bytes(bytes) => (bytes.clone(), false),
-            Self::Stalled(bytes) => (bytes.clone(), true),
+            Self::Bytes(bytes) => (bytes.clone(), End::Close),
+            Self::Stalled(bytes) => (bytes.clone(), End::Stall),
+            Self::Flood(bytes) => ((*bytes).to_owned(), End::Repeat),
         }
     }
 }
@@ -150,15 +161,18 @@ async fn answer(stream: impl AsyncRead + AsyncWrite + Unpin, state: &Mutex<State
         }
     }
     let head = head.to_lowercase();
-    let (bytes, is_stalled) = {
+    let (bytes, end) = {
         let mut state = state.lock().unwrap();
         state.heads.push(head.clone());
         state.reply.to(&head)
     };
     // A client that has seen enough closes the connection.
-    let _ = stream.write_all(bytes.as_bytes()).await;
+    let mut written = stream.write_all(bytes.as_bytes()).await;
+    while written.is_ok() && matches!(end, End::Repeat) {
+        written = stream.write_all(bytes.as_bytes()).await;
+    }
     let _ = stream.flush().await;
-    if is_stalled {
+    if matches!(end, End::Stall) {
         std::future::pending::<()>().await;
     }
     let _ = stream.shutdown().await;

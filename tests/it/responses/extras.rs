@@ -40,7 +40,7 @@ descriptors:
             "metadata": {"owner": {"team": "red", "mail": "b@x"}, "tier": 1.0, "tags": ["x"]},
             "passed_by": "shop.a,shop.b,override",
             "refused_by": "shop.c",
-            "refused": [{"rule": "shop.c", "domain": "shop", "why": "banned"}],
+            "refused": [{"rule": "shop.c", "domain": "shop", "why": "banned", "mostHits": 0.0}],
         });
         let mut metadata = json["dynamicMetadata"].clone();
         metadata.as_object_mut().unwrap().remove("limits");
@@ -60,7 +60,7 @@ async fn dynamic_metadata_names_each_refusing_rule_and_reason() {
     assert_eq!(metadata["refused_by"], "per user,shop.bucket");
     let expected = serde_json::json!([
         {"rule": "per user", "domain": "shop", "why": "over limit", "retryAfterMillis": 36_000.0},
-        {"rule": "shop.bucket", "domain": "shop", "why": "more hits than ever pass"},
+        {"rule": "shop.bucket", "domain": "shop", "why": "more hits than ever pass", "mostHits": 5.0},
     ]);
     assert_eq!(metadata["refused"], expected);
 }
@@ -161,8 +161,10 @@ async fn headers_show_refusing_limit_first_then_tightest() {
     let refused = headers(&service, &["bucket", "user"]).await;
     assert_eq!(refused[..3], ["X-RateLimit-Limit: 10", "X-RateLimit-Remaining: 0", "X-RateLimit-Reset: 36"]);
     assert_eq!(refused[6], "Retry-After: 36");
-    // A ban never ends, so there is no Retry-After.
-    assert_eq!(headers(&service, &["banned"]).await.len(), 6);
+    // A ban never ends, so there is neither a reset nor a Retry-After.
+    let banned =
+        ["X-RateLimit-Limit: 0", "X-RateLimit-Remaining: 0", "RateLimit-Limit: 0", "RateLimit-Remaining: 0"];
+    assert_eq!(headers(&service, &["banned"]).await, banned);
     assert_eq!(headers(&service, &["unknown"]).await, Vec::<String>::new());
 }
 

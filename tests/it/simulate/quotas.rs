@@ -82,7 +82,10 @@ async fn bucket_that_no_limit_divides_is_an_error() {
         ("--envoys 5 --descriptor user=a", "user=a has no limit in domain `shop`, so everything passes"),
         ("--envoys 5 --descriptor log=a", "RLQS does not divide a limit with `algorithm: sliding_log`"),
         ("--envoys 5x3 --descriptor zone=a --descriptor zone=b", "2 --descriptor for 3 Envoys"),
-        ("--envoys 5 --descriptor tenant=", "is no bucket: each pair has a value and a key of its own"),
+        (
+            "--envoys 5 --descriptor tenant=",
+            "is no bucket: each pair is UTF-8, and has a value and a key of its own",
+        ),
         ("--envoys 5x2 --descriptor tenant=a --descriptor tenant=b", "tenant=b has another counter"),
         ("--envoys 5x900,5x900 --descriptor tenant=a", "--envoys has 1800 Envoys"),
     ] {

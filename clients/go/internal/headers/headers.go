@@ -22,11 +22,15 @@ func Limits(decision *tollgate.Decision) []Header {
 	if limit == nil {
 		return nil
 	}
-	return []Header{
+	headers := []Header{
 		{"RateLimit-Limit", strconv.FormatUint(limit.RequestsPerUnit, 10)},
 		{"RateLimit-Remaining", strconv.FormatUint(limit.Remaining, 10)},
-		{"RateLimit-Reset", Seconds(limit.ResetAfter)},
 	}
+	if decision.NeverBecause != "" {
+		// The request waits for nothing.
+		return headers
+	}
+	return append(headers, Header{"RateLimit-Reset", Seconds(limit.ResetAfter)})
 }
 
 // Seconds are whole, rounded up: a caller that waits for them is not refused for waiting too short.

@@ -18,7 +18,7 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
 class RateLimitMiddleware:
-    """Answers 429 to denied HTTP requests, 503 if the server gave no answer, and adds `RateLimit-*` headers to all
+    """Answers 429 to denied HTTP requests, with the reason if they never pass, 503 if the server gave no answer, and adds `RateLimit-*` headers to all
     answers.
 
     `checker` decides: a `Client`, or `PrepaidSlices`. `describe` returns the `Request` of a scope, or None if it has no
@@ -38,9 +38,10 @@ class RateLimitMiddleware:
         decision = await self._checker.check(request)
         if not decision.allowed:
             status, fields = headers.refusal(decision)
-            encoded = _encoded([("content-length", "0"), *fields])
+            body = decision.never_because.encode()
+            encoded = _encoded([("content-length", str(len(body))), *fields])
             await send({"type": "http.response.start", "status": status, "headers": encoded})
-            await send({"type": "http.response.body", "body": b""})
+            await send({"type": "http.response.body", "body": body})
             return
         if decision.delay > 0:
             await asyncio.sleep(decision.delay)

@@ -59,7 +59,8 @@ class RateLimitInterceptor(grpc.aio.ServerInterceptor):
 
 
 def _refusing(decision: Decision) -> Handler:
-    code, message, wait = grpc.StatusCode.RESOURCE_EXHAUSTED, "rate limit exceeded", decision.retry_after
+    code, wait = grpc.StatusCode.RESOURCE_EXHAUSTED, decision.retry_after
+    message = decision.never_because or "rate limit exceeded"
     if decision.source is Source.DEFAULT:
         code, message = grpc.StatusCode.UNAVAILABLE, "the rate limiter gave no answer"
         wait = headers.NO_ANSWER_WAIT

@@ -178,7 +178,7 @@ class LimitStatus:
     requests_per_unit: int
     unit: Unit
     remaining: int
-    # Until the window ends or the bucket is full; if the limit refuses, until the same hits pass.
+    # Until the window ends or the bucket is full; if the limit refuses, until the same hits pass, 0 if they never do.
     reset_after: float
     # If the limit refuses: until the same hits pass. None if they never do.
     retry_after: float | None = None
@@ -212,6 +212,8 @@ class Decision:
     degraded: bool = False
     # Why the server did not answer.
     no_answer: NoAnswerError | None = None
+    # Why a refused request would never pass, with the largest amount that can; empty if it may pass later.
+    never_because: str = ""
 
     def after(self, seconds: float, source: Source) -> Decision:
         """The same decision this much later, from this source."""

@@ -108,6 +108,7 @@ def decision_of(answer: v1.Answer) -> Decision:
         retry_after=_present_seconds(answer, "retry_after"),
         limits=tuple(_limit_status_of(limit) for limit in answer.limits),
         degraded=answer.degraded,
+        never_because=answer.never_because,
     )
 
 

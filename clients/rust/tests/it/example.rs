@@ -46,6 +46,8 @@ descriptors: [{key: remote_address, rate_limit: {unit: hour, requests_per_unit: 
     // `cargo test` has built it, beside this test.
     let folder = std::env::current_exe().unwrap();
     let program = folder.ancestors().nth(2).unwrap().join("examples/check");
+    let command = "cargo build --package tollgate-ratelimit-client --examples";
+    assert!(program.is_file(), "the example is missing: {command}");
     let page = include_str!("../../README.md");
     let (_, printed) = page.split_once("```text\n").unwrap();
     let (mut passed, mut refused) = (String::new(), String::new());

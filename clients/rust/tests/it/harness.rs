@@ -4,6 +4,7 @@ use std::{
     collections::HashMap,
     env,
     net::SocketAddr,
+    path::PathBuf,
     process::Stdio,
     sync::{
         Arc, Mutex,
@@ -46,6 +47,16 @@ descriptors:
     rate_limit: {unit: minute, requests_per_unit: 60, algorithm: leaky_queue, burst: 5}
 ";
 
+/// The program of the server: that of the variable `TOLLGATE`, otherwise the one that cargo has built with these tests.
+fn program() -> PathBuf {
+    let beside_tests = || Some(env::current_exe().ok()?.parent()?.parent()?.join("tollgate"));
+    let program = env::var_os("TOLLGATE").map(PathBuf::from).or_else(beside_tests);
+    let program = program.filter(|program| program.is_file());
+    program.expect(
+        "set TOLLGATE to the path of the program tollgate, or build it with `cargo build --package tollgate`",
+    )
+}
+
 /// A running `tollgate serve`, which ends with the test.
 pub struct Server {
     /// Of the gRPC listener.
@@ -61,7 +72,7 @@ impl Server {
 
     /// Starts a server with this address of the gRPC listener, and waits until it is ready.
     pub async fn start_at(address: &str, rules: &str, flags: &[&str]) -> Self {
-        let program = env::var("TOLLGATE").expect("set TOLLGATE to the path of the program tollgate");
+        let program = program();
         let folder = TempDir::new().unwrap();
         let path = folder.path().join("rules.yaml");
         std::fs::write(&path, rules).unwrap();

@@ -119,6 +119,7 @@ pub(super) fn answer_of(value: Value) -> v1::Answer {
         retry_after: fields.wire_time("retry_after_ms"),
         limits: fields.list("limits").into_iter().map(limit_of).collect(),
         error,
+        never_because: fields.get("never_because").unwrap_or_default(),
         ..v1::Answer::default()
     }
 }

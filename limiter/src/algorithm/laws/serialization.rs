@@ -6,6 +6,9 @@ use serde::{Serialize, de::DeserializeOwned};
 
 use super::*;
 
+/// The encoding of the penalty of [`with_penalty`] for a minute.
+const PENALTY: &str = "02808c8d9e020280f882ad1680d88ee16f";
+
 fn back<T: Serialize + DeserializeOwned>(value: &T) -> T {
     postcard::from_bytes(&postcard::to_stdvec(value).unwrap()).unwrap()
 }
@@ -85,16 +88,70 @@ fn kind_number_of_every_algorithm_is_its_own_for_good() {
     assert_eq!(distinct.len(), numbers.len());
 }
 
+fn hex(value: &impl Serialize) -> String {
+    postcard::to_stdvec(value).unwrap().iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// The value is encoded as these bytes, and read from them.
+fn assert_encoded<T: Serialize + DeserializeOwned + PartialEq + std::fmt::Debug>(value: &T, bytes: &str) {
+    assert_eq!(hex(value), bytes, "{value:?}: append new variants at the end");
+    assert_eq!(&back(value), value);
+}
+
 /// Replicas number the variants of `Limit` and `Receipt` by their order, so a new one is appended at the end.
 #[test]
 fn encoding_of_every_variant_is_stable() {
-    let hex = |bytes: Vec<u8>| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
     let now = Timestamp::from_nanos((20_000 * 24 + 2) * HOUR);
     for (limit, row) in every_limit(10, 60 * SECOND).iter().zip(ENCODED) {
         let receipt = limit.decide(&mut limit.fresh(), now, Operation::Charge(1)).receipt.unwrap();
-        let encoded =
-            [postcard::to_stdvec(limit), postcard::to_stdvec(&receipt)].map(|bytes| hex(bytes.unwrap()));
-        let expected = (row.0, [row.1, row.2].map(str::to_owned));
-        assert_eq!((variant(limit), encoded), expected, "append new variants at the end");
+        assert_eq!(
+            (variant(limit), hex(&receipt).as_str()),
+            (row.0, row.2),
+            "append new variants at the end"
+        );
+        assert_encoded(limit, row.1);
     }
+}
+
+/// A limit with a penalty is its own variant, its limit as it is alone, and the numbers of the penalty.
+#[test]
+fn encoding_of_every_limit_with_a_penalty_is_stable() {
+    for (limit, row) in every_limit(10, 60 * SECOND).into_iter().zip(ENCODED) {
+        let encoded = format!("09{}{PENALTY}", row.1);
+        assert_encoded(&with_penalty(limit, 60 * SECOND), &encoded);
+    }
+}
+
+/// The parts of limits that are enums or optional.
+#[test]
+fn encoding_of_every_part_of_a_limit_is_stable() {
+    let calendar = |unit| Window::Calendar(Calendar::new(unit, "Europe/Berlin").unwrap());
+    for (window, bytes) in [
+        (Window::of_nanos(60 * SECOND).unwrap(), "0080b09dc2df01"),
+        (calendar(CalendarUnit::Day), "01000d4575726f70652f4265726c696ed2e7f09495e1b9b96b"),
+        (
+            calendar(CalendarUnit::Week(jiff::civil::Weekday::Monday)),
+            "0101010d4575726f70652f4265726c696ef1c091d68cfbb2fc65",
+        ),
+        (
+            calendar(CalendarUnit::Week(jiff::civil::Weekday::Sunday)),
+            "0101070d4575726f70652f4265726c696eebb8bbae84c2a9f8c201",
+        ),
+        (calendar(CalendarUnit::Month), "01020d4575726f70652f4265726c696ed6f99a99d9fc8084d301"),
+        (calendar(CalendarUnit::Year), "01030d4575726f70652f4265726c696e90e2a5c3a88796a276"),
+    ] {
+        assert_encoded(&window, bytes);
+    }
+    for (excess, bytes) in [(Excess::Refuse, "00"), (Excess::Count, "01"), (Excess::Overdraft(300), "02ac02")]
+    {
+        assert_encoded(&excess, bytes);
+    }
+    let sub_windows = every_limit(10, 60 * SECOND).pop().unwrap();
+    assert_encoded(&sub_windows, "030a80b09dc2df0180f882ad1600");
+    let [max_delay, timeout] = [1, 2].map(|seconds| Some(Duration::from_secs(seconds)));
+    let rate = Rate::new(NonZeroU64::new(10).unwrap(), NonZeroU64::new(SECOND).unwrap());
+    assert_encoded(
+        &Limit::LeakyQueue(LeakyQueue { rate, burst: None, max_delay, timeout }),
+        "070a8094ebdc0300010100010200",
+    );
 }

@@ -5,14 +5,16 @@ use std::num::NonZeroU64;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    algorithm::{Limit, SteppedBucket, TokenBucket},
-    time::SECOND,
+    algorithm::{Counter, Limit, Rate, SteppedBucket, TokenBucket, own},
+    time::{SECOND, Timestamp},
 };
 
 /// Shorter windows are divided as rates.
 const RATE_WINDOW_NANOS_MAX: u64 = 10 * SECOND;
 /// The burst of a window that is divided as a rate: the limit divided by this.
 const WINDOW_BURST_DIVISOR: u64 = 10;
+/// A bucket of which the whole rate is granted gets one hit in this time, because a rate has at least one.
+const STILL_NANOS: NonZeroU64 = NonZeroU64::new(1_000 * SECOND).unwrap();
 
 /// A rate of whole hits with its burst.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -77,9 +79,26 @@ impl Limit {
         (per_second > 0 && burst > 0).then_some(HitRate { per_second, burst })
     }
 
-    /// The same limit without a part of its rate. It uses the same counters.
+    /// The limit for callers without a part of its rate. It uses the same counters. Without a rate nothing passes.
     #[must_use]
-    pub fn without_rate(&self, HitRate { per_second, burst }: HitRate) -> Self {
+    pub fn without_rate(&self, rate: HitRate) -> Self {
+        match self.beside_rate(rate) {
+            Self::TokenBucket(bucket) => Self::TokenBucket(closed_if_still(bucket)),
+            Self::LeakyBucket(bucket) => Self::LeakyBucket(closed_if_still(bucket)),
+            Self::SteppedBucket(bucket) if bucket.interval == STILL_NANOS => {
+                Self::SteppedBucket(SteppedBucket { burst: 0, ..bucket })
+            }
+            other => other,
+        }
+    }
+
+    /// The limit without a part of its rate and of its burst. It uses the same counters: a bucket of which the whole
+    /// rate is granted keeps what it holds.
+    #[must_use]
+    pub(crate) fn beside_rate(&self, HitRate { per_second, burst }: HitRate) -> Self {
+        if per_second == 0 && burst == 0 {
+            return self.clone();
+        }
         let in_period = |nanos: u64| {
             let hits = (u128::from(per_second) * u128::from(nanos)).div_ceil(u128::from(SECOND));
             u64::try_from(hits).unwrap_or(u64::MAX)
@@ -93,12 +112,12 @@ impl Limit {
             }
             Self::SteppedBucket(bucket) => {
                 let amount = bucket.amount.get().saturating_sub(in_period(bucket.interval.get()));
-                Self::SteppedBucket(match NonZeroU64::new(amount) {
-                    Some(amount) => {
-                        SteppedBucket { amount, burst: bucket.burst.saturating_sub(burst), ..*bucket }
-                    }
-                    None => SteppedBucket { burst: 0, ..*bucket },
-                })
+                let (amount, interval) = match NonZeroU64::new(amount) {
+                    Some(amount) => (amount, bucket.interval),
+                    None => (NonZeroU64::MIN, STILL_NANOS),
+                };
+                let burst = bucket.burst.saturating_sub(burst);
+                Self::SteppedBucket(SteppedBucket { amount, interval, burst, ..*bucket })
             }
             Self::Classic(_)
             | Self::FixedWindow(_)
@@ -114,11 +133,39 @@ impl Limit {
     }
 }
 
-/// The bucket with so many hits less in its period and at once. Without a rate nothing passes.
+impl Limit {
+    /// Keeps what a bucket lacks while other parts of its rate are granted than `before`: as many hits, which come back
+    /// at the rate that is left. At most two bursts, in case that another replica has added what it read at another rate.
+    pub(crate) fn keep_debt(&self, counter: &mut Counter, before: HitRate, after: HitRate, now: Timestamp) {
+        match (self.beside_rate(before), self.beside_rate(after)) {
+            (Self::TokenBucket(before), Self::TokenBucket(after))
+            | (Self::LeakyBucket(before), Self::LeakyBucket(after)) => {
+                after.keep_debt(own(counter), &before, self.allowance().saturating_mul(2), now);
+            }
+            (Self::SteppedBucket(before), Self::SteppedBucket(after)) => {
+                after.keep_missing(own(counter), &before, self.allowance().saturating_mul(2), now);
+            }
+            // Windows count the same hits.
+            (_, _) => {}
+        }
+    }
+}
+
+/// The bucket with so many hits less in its period and at once.
 fn without(bucket: &TokenBucket, hits: u64, burst: u64) -> TokenBucket {
-    let left = bucket.rate.hits().saturating_sub(hits);
-    let burst = if left == 0 { 0 } else { bucket.burst.saturating_sub(burst) };
-    TokenBucket { rate: bucket.rate.with_hits(|_| left), burst, excess: bucket.excess }
+    let rate = match NonZeroU64::new(bucket.rate.hits().saturating_sub(hits)) {
+        Some(_) => bucket.rate.with_hits(|all| all - hits),
+        None => Rate::new(NonZeroU64::MIN, STILL_NANOS),
+    };
+    TokenBucket { rate, burst: bucket.burst.saturating_sub(burst), excess: bucket.excess }
+}
+
+fn closed_if_still(bucket: TokenBucket) -> TokenBucket {
+    if bucket.rate == Rate::new(NonZeroU64::MIN, STILL_NANOS) {
+        TokenBucket { burst: 0, ..bucket }
+    } else {
+        bucket
+    }
 }
 
 #[cfg(test)]

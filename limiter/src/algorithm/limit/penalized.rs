@@ -262,6 +262,12 @@ impl Algorithm for Penalized {
 }
 
 impl Limit {
+    /// The limit that decides at `now` on `counter`: without its penalty, unless one lasts.
+    pub(crate) fn penalized_now(&self, counter: &Counter, now: Timestamp) -> &Self {
+        let lasts = counter.record().is_some_and(|record| now < record.until);
+        if lasts { self } else { self.plain() }
+    }
+
     /// What is remembered of the refusals of a key; `None` if nothing is, or without a penalty.
     pub fn penalty_state(&self, counter: &Counter, now: Timestamp) -> Option<PenaltyState> {
         let record = counter.record().filter(|record| now < record.forgotten_at);

@@ -11,6 +11,7 @@ use crate::{
         assignment::{HEADROOM, end_of_assignment},
         demand::Demand,
         roster::Subscribed,
+        shares::{targets::Turns, tokens::Tokens},
     },
     rules::QuotaTerms,
     time::Timestamp,
@@ -18,6 +19,8 @@ use crate::{
 
 /// The time after which a smaller share is in force. Greater ones wait for it.
 pub(super) const SETTLE: Duration = Duration::from_millis(500);
+/// A client opens another stream within this time.
+const REOPENED: Duration = Duration::from_secs(6);
 /// A share changes only by more than this part of it: one of so many.
 pub(super) const HYSTERESIS_DIVISOR: u64 = 10;
 
@@ -27,10 +30,17 @@ pub(in crate::divider) struct Subscriber {
     pub(super) demand: Demand,
     // Of it, what passes.
     pub(super) allowed: Demand,
+    // Hits that it has let pass, by its last report.
+    pub(super) reported: u64,
+    // Whether its last report has refused hits.
+    pub(super) is_refusing: bool,
     // The last assignment.
     pub(super) given: HitRate,
-    // The greatest that may be in force, until `settles_at`.
+    // The next one, whose burst is not there yet.
+    pub(super) pending: Option<Pending>,
+    // The greatest that may be in force, until `settles_at`. With what is pending.
     pub(super) held: HitRate,
+    pub(super) tokens: Tokens,
     pub(super) settles_at: Timestamp,
     pub(super) expires_at: Timestamp,
     // Since when it waits for a share, or has one.
@@ -39,6 +49,16 @@ pub(in crate::divider) struct Subscriber {
     // Whether it has hits that no assignment allows.
     pub(super) was_assigned: bool,
     pub(super) beyond_grant: u64,
+    // Whether the next division assigns something to it: it has reported, or its share has changed.
+    #[serde(skip)]
+    pub(super) is_owed: bool,
+}
+
+/// A share that waits until its part of the rate has brought its burst.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub(super) struct Pending {
+    pub(super) share: HitRate,
+    pub(super) at: Timestamp,
 }
 
 /// How the share of a subscriber compares with its demand.
@@ -58,25 +78,75 @@ impl Subscriber {
             terms: QuotaTerms::default(),
             demand: Demand::new(now),
             allowed: Demand::new(now),
+            reported: 0,
+            is_refusing: false,
             given: HitRate::default(),
+            pending: None,
             held: HitRate::default(),
+            tokens: Tokens::none(now),
             settles_at: now,
             expires_at: end_of_assignment(now),
             since: now,
             has_ended: false,
             was_assigned: false,
             beyond_grant: 0,
+            is_owed: false,
         }
     }
 
+    /// The same over another stream, with a burst of at most `least`.
+    pub(super) fn resumed(self, least: u64, reported: u64, now: Timestamp) -> Self {
+        let settles_at = now.after(if least < self.given.burst { REOPENED } else { SETTLE });
+        let given = if least == 0 { HitRate::default() } else { HitRate { burst: least, ..self.given } };
+        Self { given, reported, settles_at, tokens: Tokens::none(now), ..self }
+    }
+
+    /// Assigns a share.
     pub(super) fn give(&mut self, share: HitRate, now: Timestamp) {
         if (self.given.per_second == 0) != (share.per_second == 0) {
             self.since = now;
         }
+        self.tokens.change(self.given, now);
         self.held = self.held.max_of(share);
-        self.given = share;
-        self.settles_at = now.after(SETTLE);
-        self.was_assigned = true;
+        (self.given, self.pending) = (share, None);
+        self.settles_at = self.settles_at.max(now.after(SETTLE));
+        (self.was_assigned, self.is_owed) = (true, true);
+    }
+
+    /// Keeps a share for it that is given at `at`.
+    pub(super) fn keep(&mut self, share: HitRate, at: Timestamp) {
+        self.held = self.held.max_of(share);
+        self.pending = Some(Pending { share, at });
+    }
+
+    /// Takes back what is pending. What it has of the burst is not used again before the next turn.
+    pub(super) fn cancel(&mut self, now: Timestamp) {
+        if self.pending.take().is_some() {
+            self.settles_at = self.settles_at.max(now.plus(1));
+        }
+    }
+
+    /// Counts what was greater than the last assignment as over. Returns the burst that may have been used.
+    pub(super) fn settle(&mut self) -> u64 {
+        let held = self.pending.map_or(self.given, |pending| self.given.max_of(pending.share));
+        let before = std::mem::replace(&mut self.held, held);
+        before.burst.saturating_sub(held.burst)
+    }
+
+    /// Counts all that it has as over, so that its bucket begins full. Returns the burst that may have been used.
+    pub(super) fn begin_anew(&mut self, now: Timestamp) -> u64 {
+        (self.given, self.pending, self.tokens) = (HitRate::default(), None, Tokens::none(now));
+        std::mem::take(&mut self.held).burst
+    }
+
+    /// The share that it has, or that is pending.
+    pub(super) fn next_share(&self) -> HitRate {
+        self.pending.map_or(self.given, |pending| pending.share)
+    }
+
+    /// Its turns, if it has a share at times only.
+    pub(super) fn turns(&self) -> Turns {
+        Turns { has_share: self.given.per_second > 0, since: self.since }
     }
 
     pub(super) fn needs(&self) -> f64 {
@@ -99,7 +169,7 @@ impl Subscriber {
         let (given, claimed) = (self.given.per_second as f64, HEADROOM * self.demand.per_second());
         // A share that is kept may be a little less than what the limit allows.
         let most = given + given / HYSTERESIS_DIVISOR as f64;
-        if self.has_ended || !self.demand.is_measured() {
+        if self.has_ended || self.pending.is_some() || !self.demand.is_measured() {
             Standing::Open
         } else if claimed <= given {
             Standing::Covered

@@ -1,5 +1,7 @@
 //! The shares that the subscribers of a rate should have.
 
+use serde::{Deserialize, Serialize};
+
 use crate::{
     divider::{
         assignment::HEADROOM,
@@ -12,9 +14,30 @@ use crate::{
 /// The part of the rate that subscribers get at least, together, if they ask for it: one of so many.
 const FLOOR_DIVISOR: f64 = 20.0;
 
+/// The turns of one that has a share at times only.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub(super) struct Turns {
+    pub(super) has_share: bool,
+    // Since when it has a share, or waits for one.
+    pub(super) since: Timestamp,
+}
+
+impl Turns {
+    /// Less comes first: a turn that is not over, then the longest wait, then the last turn that is over.
+    fn rank(self, now: Timestamp) -> (u8, u64) {
+        let since = self.since.as_nanos();
+        match self.has_share {
+            true if now < self.since.after(ROTATION) => (0, since),
+            false => (1, since),
+            true => (2, u64::MAX - since),
+        }
+    }
+}
+
 impl Shares {
-    /// The shares that these subscribers should have.
-    pub(super) fn targets(&self, active: &[usize], now: Timestamp) -> Vec<u64> {
+    /// The shares that these subscribers should have. While a part of the burst is missing, half of what is not asked for
+    /// brings it back.
+    pub(super) fn targets(&mut self, active: &[usize], lacks_burst: bool, now: Timestamp) -> Vec<u64> {
         let (rate, floor) = (self.rate.per_second as f64, self.floor(active.len()));
         let callers = self.callers.per_second();
         let needed: f64 =
@@ -48,6 +71,7 @@ impl Shares {
         let mut parts = divide(rate, &claims);
         // What remains is for more of the same.
         let rest = (rate - parts.iter().sum::<f64>()).max(0.0);
+        let rest = if lacks_burst { rest / 2.0 } else { rest };
         let asked = |index: &usize| self.each.states()[*index].demand.per_second();
         let all = callers + active.iter().map(asked).sum::<f64>();
         if all > 0.0 {
@@ -57,11 +81,12 @@ impl Shares {
                 claim.hits += more;
             }
         }
-        if callers > 0.0 {
-            parts.pop();
-            claims.pop();
-        }
         let mut targets = whole(self.rate.per_second, &parts, &claims, &self.order(active, &parts, now));
+        let of_callers = targets.get(active.len()).is_some_and(|target| *target > 0);
+        if of_callers != self.callers_turn.has_share {
+            self.callers_turn = Turns { has_share: of_callers, since: now };
+        }
+        targets.truncate(active.len());
         targets.iter_mut().for_each(|target| *target = (*target).min(SHARE_MAX));
         targets
     }
@@ -76,18 +101,23 @@ impl Shares {
         }
     }
 
-    /// The order in which what is left over of fractions is given: first to those that would have nothing, by turns.
+    /// The order in which what is left over of fractions is given: first to those that would have nothing, by turns. The
+    /// part after those of `active` is that of callers.
     fn order(&self, active: &[usize], parts: &[f64], now: Timestamp) -> Vec<usize> {
-        let rank = |(index, part): (&usize, &f64)| {
-            let subscriber = &self.each.states()[*index];
-            let keeps = subscriber.given.per_second > 0 && now < subscriber.since.after(ROTATION);
-            ((*part >= 1.0, subscriber.is_idle(), !keeps, subscriber.since), part.fract())
+        let turns = |index: usize| {
+            let subscriber = active.get(index).map(|index| &self.each.states()[*index]);
+            subscriber.map_or((false, self.callers_turn), |each| (each.is_idle(), each.turns()))
         };
-        let ranks: Vec<_> = active.iter().zip(parts).map(rank).collect();
-        let mut order: Vec<usize> = (0..active.len()).collect();
+        let ranks: Vec<_> = (0..parts.len())
+            .map(|index| {
+                let (is_idle, turns) = turns(index);
+                (parts[index] >= 1.0, is_idle, turns.rank(now))
+            })
+            .collect();
+        let mut order: Vec<usize> = (0..parts.len()).collect();
         order.sort_by(|one, other| {
-            let ((one, fraction), (other, other_fraction)) = (&ranks[*one], &ranks[*other]);
-            one.cmp(other).then(other_fraction.total_cmp(fraction))
+            let fraction = |index: &usize| parts[*index].fract();
+            ranks[*one].cmp(&ranks[*other]).then(fraction(other).total_cmp(&fraction(one)))
         });
         order
     }

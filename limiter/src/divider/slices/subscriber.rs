@@ -23,18 +23,24 @@ const SPARE_FACTOR: u64 = 4;
 pub(in crate::divider) struct Subscriber {
     pub(super) terms: QuotaTerms,
     pub(super) demand: Demand,
-    // Hits that it has let pass, by its last report.
+    // Hits that it has let pass, by its last report, and the instant of that.
     pub(super) reported: u64,
+    pub(super) reported_at: Timestamp,
     // Invariant: `used` is at most `bound`.
     pub(super) used: u64,
     pub(super) bound: u64,
     pub(super) slice: Option<Slice>,
+    // Whether it has reported over its stream since it has one. Only read without a slice.
+    pub(super) has_reported: bool,
     // Whether its last report says that it refuses, or it has never had a slice.
     pub(super) is_refusing: bool,
     // The instant of the last slice; at first that of its first report.
     pub(super) since: Timestamp,
     pub(super) expires_at: Timestamp,
     pub(super) has_ended: bool,
+    // Whether the next division assigns something to it, because it has reported.
+    #[serde(skip)]
+    pub(super) is_owed: bool,
 }
 
 /// The last slice of a subscriber.
@@ -54,14 +60,23 @@ impl Subscriber {
             terms: QuotaTerms::default(),
             demand: Demand::new(now),
             reported: 0,
+            reported_at: now,
             used: 0,
             bound: 0,
             slice: None,
+            has_reported: false,
             is_refusing: true,
             since: now,
             expires_at: end_of_assignment(now),
             has_ended: false,
+            is_owed: false,
         }
+    }
+
+    /// The same over another stream, with so many hits left at most. The slice that it has is not known.
+    pub(super) fn resumed(self, left: u64, reported: u64) -> Self {
+        let bound = self.used.saturating_add(left);
+        Self { bound, reported, slice: None, has_reported: false, has_ended: false, ..self }
     }
 
     /// What it may still let pass.
@@ -88,6 +103,13 @@ impl Subscriber {
             }
             slice.has_arrived = true;
         }
+        if self.slice.is_none() {
+            // So does one of an earlier stream, but in the first report over another one.
+            if self.has_reported && usage.denied > 0 {
+                self.bound = self.used;
+            }
+            self.has_reported = true;
+        }
         self.is_refusing = usage.denied > 0 || self.slice.is_none();
         beyond
     }
@@ -97,6 +119,7 @@ impl Subscriber {
         self.bound = self.bound.saturating_add(hits);
         self.slice = Some(Slice { hits, before, given_at: now, has_arrived: false });
         (self.since, self.is_refusing, self.expires_at) = (now, false, end_of_assignment(now));
+        self.is_owed = false;
     }
 
     /// The hits of the next slice.
@@ -118,7 +141,15 @@ impl Subscriber {
         let has_arrived = self.slice.is_none_or(|slice| slice.has_arrived);
         let rest = self.demand.per_second() * REST_SECONDS;
         let is_used_up = self.left() == 0 && self.is_refusing;
-        !self.has_ended && has_arrived && (is_used_up || self.lacks_floor() || (self.left() as f64) < rest)
+        let is_unknown = self.left() > 0 && self.slice.is_none();
+        !self.has_ended
+            && has_arrived
+            && (is_used_up || is_unknown || self.lacks_floor() || (self.left() as f64) < rest)
+    }
+
+    /// Whether it is to get a slice now, and refuses hits until then.
+    pub(super) fn is_waiting(&self) -> bool {
+        self.is_due() && self.is_refusing
     }
 
     /// Whether it has so much more than a slice of this size that a smaller one is to replace what is left.

@@ -30,15 +30,23 @@ pub(super) struct Client {
     expires_at: Timestamp,
     usage: Usage,
     admitted: u64,
+    // Of its stream, the number of its bucket.
+    bucket: u32,
+    idle_reports: u32,
+    // Whether its next report is the first one of another stream.
+    resumes: bool,
 }
+
+/// A bucket without requests is abandoned after so many reports.
+const IDLE_REPORTS_MAX: u32 = 12;
 
 impl Client {
     fn assign(&mut self, assignment: Assignment, now: Timestamp) {
         match assignment {
             Assignment::Share(rate) => {
                 // A changed bucket keeps the ratio to which it is full; one after a refusal of all begins full.
-                let ratio =
-                    if self.per_second > 0.0 && self.max > 0.0 { self.tokens / self.max } else { 1.0 };
+                let was_open = self.per_second > 0.0 && self.max > 0.0 && now < self.expires_at;
+                let ratio = if was_open { self.tokens / self.max } else { 1.0 };
                 (self.max, self.per_second) = (rate.burst as f64, rate.per_second as f64);
                 self.tokens = self.max * ratio;
             }
@@ -79,6 +87,8 @@ pub(super) struct World {
     pub(super) clients: BTreeMap<u64, Client>,
     pub(super) terms: BTreeMap<u64, QuotaTerms>,
     next_report: BTreeMap<u64, Timestamp>,
+    // The number of buckets that each client has had before.
+    buckets: BTreeMap<u64, u32>,
     due: BTreeMap<(u64, u64), f64>,
     // The instant of everything that passed.
     pub(super) passed: Vec<Timestamp>,
@@ -86,10 +96,14 @@ pub(super) struct World {
 
 impl World {
     pub(super) fn new(limit: Limit) -> Self {
+        Self::starting_at(START, limit)
+    }
+
+    pub(super) fn starting_at(now: Timestamp, limit: Limit) -> Self {
         let memory = Arc::new(Memory::new(1 << 24, OnFull::Deny));
         let dividers = Dividers::new(memory.clone());
         let mut text = KeyText::new("test");
-        text.entry(Entry { key: "name", value: "a" });
+        text.entry(Entry::new("name", "a"));
         let key = text.key(&[], &Secret::from_bytes([1; 16]));
         let (clients, terms, next_report) = Default::default();
         Self {
@@ -97,10 +111,11 @@ impl World {
             memory,
             limit,
             key,
-            now: START,
+            now,
             clients,
             terms,
             next_report,
+            buckets: BTreeMap::new(),
             due: BTreeMap::new(),
             passed: vec![],
         }
@@ -108,7 +123,8 @@ impl World {
 
     fn deliver(&mut self, assignments: Assignments) {
         for (id, assignment) in assignments {
-            if let Some(client) = self.clients.get_mut(&id.stream) {
+            if let Some(client) = self.clients.get_mut(&id.stream).filter(|client| client.bucket == id.bucket)
+            {
                 client.assign(assignment, self.now);
             }
         }
@@ -116,15 +132,53 @@ impl World {
 
     pub(super) fn of(&self, stream: u64, report: Report) -> SubscriberReport {
         let terms = self.terms.get(&stream).copied().unwrap_or_default();
-        SubscriberReport { key: self.key, limit: self.limit.clone(), id: id(stream), terms, report }
+        let bucket = self.clients.get(&stream).map_or(0, |client| client.bucket);
+        let id = SubscriberId { bucket, ..id(stream) };
+        SubscriberReport { key: self.key, limit: self.limit.clone(), id, terms, report }
     }
 
     fn report(&mut self, stream: u64) {
         let Some(client) = self.clients.get_mut(&stream) else { return };
-        let report = Report::Usage(client.take_usage());
+        let usage = client.take_usage();
+        let is_idle = usage.allowed == 0 && usage.denied == 0;
+        client.idle_reports = if is_idle { client.idle_reports + 1 } else { 0 };
+        let is_abandoned = client.idle_reports >= IDLE_REPORTS_MAX && client.per_second > 0.0;
+        let resumes = std::mem::take(&mut client.resumes);
+        let report = if resumes { Report::Resumed(usage) } else { Report::Usage(usage) };
         let assignments = self.dividers.report(&self.of(stream, report), self.now);
         self.deliver(assignments);
         self.next_report.insert(stream, self.now.plus(5 * SECOND));
+        if is_abandoned {
+            self.end(stream);
+        }
+    }
+
+    /// The bucket of a client goes, with its stream or without. Its next request begins another one.
+    pub(super) fn end(&mut self, stream: u64) {
+        self.leave(stream);
+        self.clients.remove(&stream);
+    }
+
+    /// The stream of a client ends. It opens another one when it reports next.
+    pub(super) fn reopen(&mut self, stream: u64) {
+        let Some(next_report) = self.next_report.get(&stream).copied() else { return };
+        self.leave(stream);
+        let client = self.clients.get_mut(&stream).expect("a client that reports");
+        let buckets = self.buckets.entry(stream).or_default();
+        *buckets += 1;
+        (client.bucket, client.resumes, client.usage.allowed_before) = (*buckets, true, 0);
+        self.next_report.insert(stream, next_report);
+    }
+
+    /// Another process goes on with the counter, and does not know what was granted.
+    pub(super) fn restart(&mut self) {
+        self.memory.grants().end(self.key, self.now);
+        self.dividers = Dividers::new(self.memory.clone()).after_restart(self.now);
+        for (stream, client) in &mut self.clients {
+            let buckets = self.buckets.entry(*stream).or_default();
+            *buckets += 1;
+            (client.bucket, client.resumes, client.usage.allowed_before) = (*buckets, true, 0);
+        }
     }
 
     /// Callers that ask for each request.
@@ -164,7 +218,11 @@ impl World {
             let assignments = self.dividers.turn(self.now, |_| true);
             self.deliver(assignments);
             for (index, (stream, demand)) in demands.iter().enumerate() {
-                let client = self.clients.entry(*stream).or_default();
+                let buckets = &mut self.buckets;
+                let client = self.clients.entry(*stream).or_insert_with(|| {
+                    let number = buckets.entry(*stream).and_modify(|number| *number += 1).or_default();
+                    Client { bucket: *number, ..Client::default() }
+                });
                 client.tokens =
                     (client.tokens + client.per_second * TICK as f64 / SECOND as f64).min(client.max);
                 let due = self.due.entry((*stream, 0)).or_default();
@@ -199,6 +257,17 @@ impl World {
             due.into_iter().for_each(|stream| self.report(stream));
         }
         each
+    }
+
+    /// The most that passed in any time beyond a rate of so many hits a second.
+    pub(super) fn most_beyond(&self, per_second: f64) -> f64 {
+        let (mut least, mut most) = (f64::MAX, 0.0_f64);
+        for (index, at) in self.passed.iter().enumerate() {
+            let level = index as f64 - per_second * at.nanos_since(START) as f64 / SECOND as f64;
+            least = least.min(level);
+            most = most.max(level + 1.0 - least);
+        }
+        most
     }
 
     /// The most that passed in any span of this length.

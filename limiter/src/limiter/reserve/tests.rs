@@ -25,7 +25,7 @@ fn limiter() -> Limiter {
 }
 
 fn reserve(limiter: &Limiter, each: &[(&str, u64)]) -> Result<bool, HoldError> {
-    let entries: Vec<[Entry<'_>; 1]> = each.iter().map(|&(key, _)| [Entry { key, value: "a" }]).collect();
+    let entries: Vec<[Entry<'_>; 1]> = each.iter().map(|&(key, _)| [Entry::new(key, "a")]).collect();
     let descriptors = entries.iter().zip(each).map(|(entries, (_, hits))| Descriptor {
         entries,
         operation: Operation::Charge(*hits),
@@ -38,7 +38,7 @@ fn reserve(limiter: &Limiter, each: &[(&str, u64)]) -> Result<bool, HoldError> {
 }
 
 fn left(limiter: &Limiter, key: &str) -> u64 {
-    let entries = [Entry { key, value: "a" }];
+    let entries = [Entry::new(key, "a")];
     let descriptor = Descriptor { entries: &entries, operation: Operation::Peek, limit: None };
     let request = Request::new("d", [descriptor], None).unwrap();
     limiter.view().decide_here(&request).unwrap().statuses[0].remaining
@@ -56,7 +56,7 @@ fn refused_reservation_changes_no_counter() {
 #[test]
 fn peek_and_refund_are_no_reservations() {
     let limiter = limiter();
-    let entries = [Entry { key: "tokens", value: "a" }];
+    let entries = [Entry::new("tokens", "a")];
     for operation in [Operation::Peek, Operation::Refund(1)] {
         let request =
             Request::new("d", [Descriptor { entries: &entries, operation, limit: None }], None).unwrap();

@@ -37,12 +37,13 @@ impl Template {
     }
 
     /// The body by RFC 9457 and draft-ietf-httpapi-ratelimit-headers-11: the type and the title of the problem, the
-    /// names of the limits that refuse, and when to retry.
+    /// names of the limits that refuse, and when to retry or why that is useless.
     pub fn problem(kind: &str, title: &str) -> Self {
         let variable = |variable| JsonTemplate::Text(Text::variable(variable));
         let members = [
             ("type", JsonTemplate::Text(Text::literal(kind))),
             ("title", JsonTemplate::Text(Text::literal(title))),
+            ("detail", variable(Variable::NeverBecause)),
             ("violated-policies", variable(Variable::ViolatedPolicies)),
             ("retry-after", variable(Variable::RetryAfter)),
         ];
@@ -130,7 +131,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn problem_has_policies_and_time_only_if_it_ends() {
+    fn problem_has_policies_and_time_or_why_it_never_ends() {
         let template = Template::problem("https://example.com/quota", "Too {much}");
         let values = DenialValues {
             violated_policies: &["per user", "a\"b"],
@@ -141,7 +142,9 @@ mod tests {
             template.render(&values).unwrap(),
             r#"{"type":"https://example.com/quota","title":"Too {much}","violated-policies":["per user","a\"b"],"retry-after":2}"#
         );
-        assert!(!template.render(&DenialValues::default()).unwrap().contains("retry-after"));
+        let values = DenialValues { never_because: Some("larger than the limit"), ..DenialValues::default() };
+        let text = template.render(&values).unwrap();
+        assert!(text.contains(r#""detail":"larger than the limit""#) && !text.contains("retry-after"));
         assert_eq!(template.content_type(), "application/problem+json");
     }
 }

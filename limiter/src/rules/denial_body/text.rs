@@ -31,6 +31,8 @@ named! {
         RetryAfter = "retry_after",
         /// The same in milliseconds.
         RetryAfterMs = "retry_after_ms",
+        /// Why the same request never passes, with the largest amount that can.
+        NeverBecause = "never_because",
         /// The names of all limits that refuse.
         ViolatedPolicies = "violated_policies",
     }
@@ -58,6 +60,8 @@ pub struct DenialValues<'v> {
     pub remaining: Option<u64>,
     /// The time until the same request passes; `None` if it never would, or at an unknown time.
     pub retry_after: Option<Duration>,
+    /// Why the same request never passes; `None` if it may pass later.
+    pub never_because: Option<&'v str>,
     /// The names of all limits that refuse, each once.
     pub violated_policies: &'v [&'v str],
 }
@@ -73,6 +77,7 @@ impl DenialValues<'_> {
             Variable::Remaining => self.remaining.map(Json::from),
             Variable::RetryAfter => self.retry_after.map(|after| seconds(after).into()),
             Variable::RetryAfterMs => self.retry_after.map(|after| millis(after).into()),
+            Variable::NeverBecause => self.never_because.map(Json::from),
             Variable::ViolatedPolicies => Some(self.violated_policies.into()),
         }
     }
@@ -242,6 +247,7 @@ mod tests {
         unit: Some(Unit::Minute),
         remaining: Some(0),
         retry_after: Some(Duration::from_micros(36_000_001)),
+        never_because: None,
         violated_policies: &["a", "b"],
     };
 

@@ -88,7 +88,9 @@ fn at_least_one(draft: &RateLimit, name: &str, diagnostics: &mut Diagnostics<'_>
 
 /// The keys of a bucket that refills evenly.
 pub(super) fn keys(bucket: &TokenBucket) -> Vec<(&'static str, KeyValue)> {
-    vec![("burst", KeyValue::Number(bucket.burst))]
+    // A bucket that lets nothing pass has `requests_per_unit: 0` instead.
+    let burst = (bucket.burst > 0).then_some(("burst", KeyValue::Number(bucket.burst)));
+    burst.into_iter().collect()
 }
 
 /// The keys of a bucket that refills in steps.

@@ -46,7 +46,8 @@ pub(super) fn leaky_queue(
 
 /// The keys of a queue.
 pub(super) fn keys(queue: &LeakyQueue) -> Vec<(&'static str, KeyValue)> {
-    let burst = queue.burst.map(|burst| ("burst", KeyValue::Number(burst)));
+    // A queue that lets nothing pass needs the key too.
+    let burst = ("burst", KeyValue::Number(queue.burst.unwrap_or(0)));
     let max_delay = queue.max_delay.map(|longest| ("max_delay", KeyValue::Time(longest)));
-    burst.into_iter().chain(max_delay).collect()
+    [burst].into_iter().chain(max_delay).collect()
 }

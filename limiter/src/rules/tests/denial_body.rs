@@ -58,6 +58,7 @@ fn template_renders_text_markup_and_json() {
         unit: Some(Unit::Minute),
         remaining: Some(2),
         retry_after: Some(Duration::from_millis(1_500)),
+        never_because: None,
         violated_policies: &["<a>\n", "b"],
     };
     for (body, content_type, expected) in [
@@ -242,6 +243,7 @@ proptest! {
             unit: None,
             remaining: numbers.map(|numbers| numbers.1),
             retry_after: wait,
+            never_because: wait.is_none().then_some(policies[0]),
             violated_policies: &policies,
         };
         let rendered: Json = serde_json::from_str(&template.render(&values).unwrap()).expect("valid JSON");

@@ -181,7 +181,7 @@ fn lookup_cost_does_not_grow_with_the_number_of_rules() {
         ]
         .map(|(key, value, expected)| {
             assert_eq!(path(&rules, &[(key, value)]), Some(expected));
-            domain.visits(&[Entry { key, value }])
+            domain.visits(&[Entry::new(key, value)])
         })
     };
     let few = visits(10);
@@ -282,7 +282,7 @@ proptest! {
         let second = first.with_secret(other.clone());
         // The first descriptor of a rule fills the cache for the following ones.
         for entries in &all {
-            let entries: Vec<_> = entries.iter().map(|(key, value)| Entry { key, value }).collect();
+            let entries: Vec<_> = entries.iter().map(|(key, value)| Entry::new(key, value)).collect();
             for (rules, secret) in [(&first, &SECRET), (&second, &other)] {
                 let Some(found) = rules.domain("d").unwrap().find(&entries) else { continue };
                 let Allowance::Limited(limit) = &found.rule.allowance else { continue };

@@ -47,7 +47,7 @@ fn with<'r, T>(
     entries: &[(&str, &str)],
     inspect: impl FnOnce(Option<Match<'r>>, &[Entry<'_>]) -> T,
 ) -> T {
-    let entries: Vec<_> = entries.iter().map(|&(key, value)| Entry { key, value }).collect();
+    let entries: Vec<_> = entries.iter().map(|&(key, value)| Entry::new(key, value)).collect();
     inspect(rules.domain("d").unwrap().find(&entries), &entries)
 }
 

@@ -10,7 +10,7 @@ use proptest::prelude::*;
 use super::{SECRET, keyed, path, problems, rules, with};
 use crate::{
     descriptor::{Entry, Key},
-    rules::{Allowance, KeyedRules, Network, Origin, Place, Source, compile},
+    rules::{Allowance, Documents, KeyedRules, Network, Origin, Place, Source, compile},
     yaml,
 };
 
@@ -159,7 +159,7 @@ pub(super) fn resource(text: &str) -> Source {
     Source::resource(text.as_bytes().to_vec(), |_, bytes| {
         let places = (1..=10).map(|line| Place { parent: None, text: format!("line {line}").into() });
         let origin = Origin::Resource { name: "tenant".into(), places: places.collect() };
-        (Arc::new(origin), yaml::load(bytes))
+        Documents { origin: Arc::new(origin), stream: yaml::load(bytes), unknown: None }
     })
 }
 
@@ -198,7 +198,7 @@ fn open_values_of_networks_and_groups_are_looked_up_each_time() {
     ]);
     let domain = rules.domain("d").unwrap();
     let open = |entries: &[Entry<'_>]| domain.find_open(entries, 1);
-    let entry = |key, value| Entry { key, value };
+    let entry = |key: &'static str, value: &'static str| Entry::new(key, value);
     assert!(open(&[entry("route", "r"), entry("ip", "")]).is_none());
     assert!(open(&[entry("group", "")]).is_none());
     let found = open(&[entry("above", "10.0.0.1"), entry("path", "")]).unwrap();
@@ -222,7 +222,7 @@ fn network_lookup_cost_does_not_grow_with_their_number() {
         [("10.0.9.8", None), ("10.0.5.1", Some("d.ip_10.0.5.0/24")), ("10.255.0.1", Some("d.ip_10.0.0.0/8"))]
             .map(|(value, expected)| {
                 assert_eq!(path(&rules, &[("ip", value)]), expected);
-                domain.visits(&[Entry { key: "ip", value }])
+                domain.visits(&[Entry::new("ip", value)])
             })
     };
     let few = visits(10);

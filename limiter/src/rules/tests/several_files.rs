@@ -38,7 +38,7 @@ fn number_of_a_match_names_its_rule_among_those_of_all_domains() {
     let mut numbers = Vec::new();
     for (name, keys) in domains {
         for key in keys {
-            let found = all.domain(name).unwrap().find(&[Entry { key, value: "x" }]).unwrap();
+            let found = all.domain(name).unwrap().find(&[Entry::new(key, "x")]).unwrap();
             let number = found.plain_number().unwrap();
             assert!(std::ptr::eq(all.rule(number).unwrap(), found.rule), "{name} {key}");
             numbers.push(number);

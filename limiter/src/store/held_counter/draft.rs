@@ -62,7 +62,7 @@ pub(crate) fn reserve(
 ) -> Result<Reserved, Exhausted> {
     let draft = Draft::new(each, counters, now);
     if refused(&draft.decisions) {
-        return Ok(draft.not_held(each, counters, now));
+        return Ok(draft.not_held(each, counters, now, |_| true));
     }
     draft.require_room(each, counters, now, room)?;
     draft.charge(each, counters, now);
@@ -90,12 +90,21 @@ impl Draft {
                 let counter = counters[*counter].counter(limit, now);
                 (counter.clone(), counter)
             });
-            let mut after = before.clone();
             let limit = &*counters[*counter].beside(limit);
-            let decision =
-                decide_leased(limit, &mut after, Operation::Charge(*hits), *leased, now.now).decision;
+            let charge = |limit: &Limit| {
+                let mut after = before.clone();
+                let decision =
+                    decide_leased(limit, &mut after, Operation::Charge(*hits), *leased, now.now).decision;
+                (decision, after)
+            };
+            let traceless = limit.without_refused_charges();
+            let (mut decision, mut after) = charge(&traceless);
             let passes = decision.verdict.passes();
-            let (hits, after) = if passes { (*hits, after) } else { (0, before.clone()) };
+            if !passes {
+                // A refused reservation changes nothing, so no penalty begins with it.
+                (decision, after) = (charge(traceless.penalized_now(&before, now.now)).0, before.clone());
+            }
+            let hits = if passes { *hits } else { 0 };
             draft.new.push(NewHold { check, hits, held: limit.held(&before, &after, hits, now.now) });
             draft.counters[*counter] = Some((first, after));
             // What is held is taken back by its id only.
@@ -104,20 +113,22 @@ impl Draft {
         draft
     }
 
-    /// The answer if nothing is held: what is left without the call.
+    /// The answer if nothing is held: what is left without the call. A counter without memory has nothing left.
     pub(in crate::store) fn not_held(
         mut self,
         each: &[Reserve<'_>],
         counters: &[HeldCounter],
         now: Now,
+        has_memory: impl Fn(usize) -> bool,
     ) -> Reserved {
         for (Reserve { counter, limit, leased, .. }, decision) in each.iter().zip(&mut self.decisions) {
-            if decision.verdict.passes() {
-                let mut copy = counters[*counter].counter(limit, now);
-                let limit = &*counters[*counter].beside(limit);
-                let left = decide_leased(limit, &mut copy, Operation::Peek, *leased, now.now).decision;
-                (decision.remaining, decision.reset_after) = (left.remaining, left.reset_after);
+            if !decision.verdict.passes() && !has_memory(*counter) {
+                continue;
             }
+            let mut copy = counters[*counter].counter(limit, now);
+            let limit = &*counters[*counter].beside(limit);
+            let left = decide_leased(limit, &mut copy, Operation::Peek, *leased, now.now).decision;
+            *decision = decision.after_take_back(&left);
         }
         let charged = SmallVec::from_elem(0, each.len());
         Reserved { is_held: false, has_ended: false, decisions: Decisions::new(self.decisions, charged) }

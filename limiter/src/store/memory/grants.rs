@@ -5,11 +5,12 @@
 use std::time::Duration;
 
 use crate::{
-    algorithm::{Decision, Granted, Limit, Operation, Verdict},
+    algorithm::{Decision, Granted, HitRate, Limit, Operation, Verdict},
     descriptor::Key,
     store::{
         memory::{Memory, locked::LockedSlots},
         operation::charge_used,
+        table::Grant,
     },
     time::Timestamp,
 };
@@ -23,7 +24,8 @@ pub struct Grants<'m> {
 /// A counter at the turn of its divider.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CounterView {
-    /// Hits that would pass now if no hits were granted. 0 for a limit with a rate, whose division does not need it.
+    /// Hits that would pass now if no hits were granted. Of a limit with a rate: what is left of its burst beside what
+    /// is granted.
     pub free: u64,
     /// If no hit passes beside those that are granted: the time until one does, if that is known. `None` for a limit with
     /// a rate.
@@ -37,6 +39,10 @@ pub struct CounterView {
 pub struct Turn {
     /// Hits that clients have used. They are charged whether they would pass or not.
     pub used: u64,
+    /// Hits of a burst that clients may have used. They are charged in the same way.
+    pub spent: u64,
+    /// Hits of a burst that were charged, and that clients have not used.
+    pub returned: u64,
     /// What is granted from now on.
     pub granted: Granted,
 }
@@ -50,39 +56,72 @@ impl Grants<'_> {
         }
         locked.settle_side_data_of(key, limit);
         let asked = locked.table(key).grant_mut(key).map_or(0, |grant| std::mem::take(&mut grant.asked));
+        let before = locked.granted(key).rate;
         let mut view = CounterView { asked, ..CounterView::default() };
+        let with_leased = Operation::Charge(locked.leased(key).saturating_add(1));
+        let mut counter = locked.copy(key, limit);
+        view.free = free(&limit.beside_rate(before).decide(&mut counter, now, with_leased));
         if limit.hit_rate().is_none() {
-            let with_leased = Operation::Charge(locked.leased(key).saturating_add(1));
-            view.free = free(&limit.decide(&mut locked.copy(key, limit), now, with_leased));
             view.free_after = free_after(&locked.peek_beside_grants(key, limit, Operation::Charge(1)));
         }
-        let Turn { used, granted } = divide(view);
-        locked.table(key).set_granted(key, limit, granted);
-        locked.charge_used(key, limit, used);
+        let turn = divide(view);
+        locked.table(key).set_granted(key, limit, turn.granted);
+        locked.settle_turn(key, limit, before, turn);
+    }
+
+    /// Continues what another replica has granted of the counter of `key`, which came from there.
+    pub(crate) fn adopt(&self, key: Key, limit: &Limit, granted: Granted, now: Timestamp) {
+        let mut locked = self.memory.lock_key(key, now);
+        if locked.are_owned() {
+            locked.table(key).set_granted(key, limit, granted);
+        }
+    }
+
+    /// Takes back that what is granted of the counter of `key` was charged in a snapshot.
+    pub(crate) fn uncharge(&self, key: Key, limit: &Limit, granted: Granted, now: Timestamp) {
+        let mut locked = self.memory.lock_key(key, now);
+        if locked.are_owned() {
+            let turn = Turn { returned: granted.hits, granted, ..Turn::default() };
+            locked.settle_turn(key, limit, HitRate::default(), turn);
+        }
     }
 
     /// Charges hits that a client has used, whether they would pass or not.
     pub fn charge(&self, key: Key, limit: &Limit, used: u64, now: Timestamp) {
         let mut locked = self.memory.lock_key(key, now);
         if locked.are_owned() {
-            locked.charge_used(key, limit, used);
+            let granted = locked.granted(key);
+            locked.settle_turn(key, limit, granted.rate, Turn { used, granted, ..Turn::default() });
         }
     }
 
     /// Ends the division of the counter of `key`.
     pub fn end(&self, key: Key, now: Timestamp) {
-        self.memory.lock_key(key, now).table(key).end_grant(key);
+        let mut locked = self.memory.lock_key(key, now);
+        if let Some(Grant { limit, granted, .. }) = locked.table(key).end_grant(key)
+            && locked.are_owned()
+        {
+            locked.settle_turn(key, &limit, granted.rate, Turn::default());
+        }
     }
 }
 
 impl LockedSlots<'_> {
-    fn charge_used(&mut self, key: Key, limit: &Limit, used: u64) {
-        if used == 0 {
+    /// Charges and takes back what a turn has come to, after which another rate may be granted than `before`.
+    fn settle_turn(&mut self, key: Key, limit: &Limit, before: HitRate, turn: Turn) {
+        let Turn { used, spent, returned, granted: Granted { rate: after, .. } } = turn;
+        let charged = used.saturating_add(spent);
+        if charged == 0 && returned == 0 && before == after {
             return;
         }
-        let (memory, now) = (self.memory, self.now);
+        let (memory, now, left) = (self.memory, self.now, limit.beside_rate(after));
         self.with_held(key, |counter| {
-            counter.update(limit, memory.at(now), |limit, counter| charge_used(limit, counter, used, now))
+            counter.update(&left, memory.at(now), |left, counter| {
+                limit.keep_debt(counter, before, after, now);
+                charge_used(left, counter, charged, now);
+                left.decide(counter, now, Operation::Refund(returned));
+                left.decide(counter, now, Operation::Peek)
+            })
         });
         self.record_change(key);
     }

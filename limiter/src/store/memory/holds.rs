@@ -93,7 +93,7 @@ impl Memory {
         let at = self.at(now);
         let mut draft = Draft::new(each, counters, at);
         if refused(&draft.decisions) {
-            return Ok(draft.not_held(each, counters, at));
+            return Ok(draft.not_held(each, counters, at, |_| true));
         }
         draft.require_room(each, counters, at, self.tables.room())?;
         draft.charge(each, counters, at);
@@ -105,7 +105,7 @@ impl Memory {
         }
         if refused(&draft.decisions) {
             draft.undo(each, counters, at);
-            return Ok(draft.not_held(each, counters, at));
+            return Ok(draft.not_held(each, counters, at, |counter| are_stored[counter]));
         }
         Ok(draft.hold(each, counters, at))
     }

@@ -149,6 +149,7 @@ impl LockedSlots<'_> {
     /// The state of the counter of `key`.
     pub(super) fn state(&self, key: Key, limit: &Limit) -> CounterState {
         let packed = self.table_ref(key).get(key);
+        let limit = &limit.beside_rate(self.granted(key).rate);
         let counter = packed.map(|packed| packed.corrected(limit, self.memory.at(self.now)));
         let state = CounterState::of(counter.as_ref(), &self.beside(key, limit), self.now);
         let holds = self.holds(key).map(|holds| holds.list(self.now)).unwrap_or_default();

@@ -208,7 +208,7 @@ impl Memory {
         let seq = ownership.as_ref().map_or(0, |ownership| ownership.seq());
         let side_data = ownership.as_ref().and_then(|ownership| ownership.side_data());
         let (pending, unknown) = side_data.map(SideData::copies).unwrap_or_default();
-        let (counters, holds, granted) = (table.copies(), table.copies_of_holds(), table.granted_hits());
+        let (counters, holds, granted) = (table.copies(), table.copies_of_holds(), table.granted());
         drop((ownership, table));
         let rest = SlotData::all(std::iter::empty(), holds, pending, unknown);
         let rest = StoredSlot { slot, epoch, seq, data: rest.with_lead(self.restrictions.lead()) };

@@ -11,8 +11,8 @@ use proptest::prelude::*;
 use super::*;
 use crate::{
     algorithm::{
-        Calendar, CalendarUnit, Classic, Excess, FixedWindow, Granted, LeakyQueue, Limit, Operation, Rate,
-        SlidingLog, SlidingWindow, Span, SteppedBucket, TokenBucket, Verdict, Window,
+        Calendar, CalendarUnit, Classic, Excess, FixedWindow, Granted, HitRate, LeakyQueue, Limit, Operation,
+        Rate, SlidingLog, SlidingWindow, Span, SteppedBucket, TokenBucket, Verdict, Window,
         laws::{any_limit, with_penalty},
     },
     descriptor::{Entry, KeyText, Secret},
@@ -25,7 +25,7 @@ pub(super) const NOW: Timestamp = Timestamp::from_nanos(1_790_000_000 * SECOND);
 
 pub(super) fn key(name: &str) -> Key {
     let mut text = KeyText::new("test");
-    text.entry(Entry { key: "name", value: name });
+    text.entry(Entry::new("name", name));
     text.key(&[], &Secret::from_bytes([1; 16]))
 }
 
@@ -279,8 +279,11 @@ pub(super) fn stored(memory: &Memory, slot: Slot, now: Timestamp) -> SlotData {
 
 #[test]
 fn snapshot_has_granted_hits_as_charged() {
-    let (limit, turn) =
-        (window(10), |used, hits| Turn { used, granted: Granted { hits, ..Granted::default() } });
+    let (limit, turn) = (window(10), |used, hits| Turn {
+        used,
+        granted: Granted { hits, ..Granted::default() },
+        ..Turn::default()
+    });
     for charged in [0, 3] {
         let (memory, key) = (Memory::new(BYTES, OnFull::Deny), key("one"));
         (0..charged).for_each(|_| assert!(charge(&memory, key, &limit, NOW)));
@@ -293,6 +296,30 @@ fn snapshot_has_granted_hits_as_charged() {
         // The memory itself gets what is proved unused back.
         memory.grants().turn(key, &limit, NOW, |_| turn(1, 0));
         assert_eq!(left(&memory), 9 - charged);
+    }
+}
+
+#[test]
+fn snapshot_has_what_a_divided_bucket_lacks() {
+    let rate = Rate::new(NonZeroU64::new(10).unwrap(), NonZeroU64::new(SECOND).unwrap());
+    let limit = Limit::TokenBucket(TokenBucket { rate, burst: 20, excess: Excess::Refuse });
+    for per_second in [4, 10] {
+        let (memory, key) = (Memory::new(BYTES, OnFull::Deny), key("one"));
+        (0..15).for_each(|_| assert!(charge(&memory, key, &limit, NOW)));
+        let granted = Granted { rate: HitRate { per_second, burst: 3 }, hits: 0 };
+        memory.grants().turn(key, &limit, NOW, |view| {
+            assert_eq!(view.free, 5);
+            Turn { granted, ..Turn::default() }
+        });
+        memory.grants().turn(key, &limit, NOW, |view| {
+            assert_eq!(view.free, 2, "the bucket lacks as many hits, whatever its rate is");
+            Turn { spent: 3, returned: 1, ..Turn::default() }
+        });
+        memory.grants().turn(key, &limit, NOW, |_| Turn { granted, ..Turn::default() });
+        let slot = memory.slot(key);
+        let restarted = Memory::new(BYTES, OnFull::Deny);
+        restarted.restore(stored(&memory, slot, NOW), NOW);
+        assert_eq!((0..20).filter(|_| charge(&restarted, key, &limit, NOW)).count(), 3);
     }
 }
 

@@ -1,8 +1,9 @@
 //! Findings on this replica: callers, memory, certificates, and a shared store.
 
-use std::time::Duration;
+use std::{collections::BTreeMap, time::Duration};
 
 use tollgate_limiter::{
+    descriptor,
     limiter::Example,
     rules::{KeyedRules, Rules},
     shared_store::SharedStore,
@@ -18,7 +19,7 @@ use crate::api::{
         },
         format,
     },
-    descriptor_text,
+    failed_calls::{RecentFailures, code_name},
 };
 
 /// The time before the end of a certificate from which it is a finding, as in the alert of docs/metrics.md.
@@ -41,10 +42,46 @@ pub(super) fn findings(sources: &Sources) -> Vec<Finding> {
             "set limiter.shadow_mode to false when the limits are to hold",
         ));
     }
+    findings.extend(failed_calls(sources.requests.failed_calls.recent(sources.clock.now())));
+    findings.extend(sources.alone.map(counters_in_memory));
     findings.extend(memory(&sources.memory.stats()));
     findings.extend(certificates(&sources.certificates.expiries(), sources.clock.wall()));
     findings.extend(sources.shared_store.as_ref().into_iter().flat_map(shared_store));
     findings
+}
+
+/// A finding for each code with which calls of the last minute have failed.
+fn failed_calls(recent: Vec<RecentFailures>) -> Vec<Finding> {
+    let mut by_code: BTreeMap<&str, Vec<RecentFailures>> = BTreeMap::new();
+    for failures in recent {
+        by_code.entry(code_name(failures.code)).or_default().push(failures);
+    }
+    let finding = |(code, each): (&str, Vec<RecentFailures>)| {
+        let calls: u64 = each.iter().map(|failures| failures.calls).sum();
+        let reasons = each.iter().map(|RecentFailures { method, reason, calls, peer, .. }| {
+            let peer = peer.map(|peer| format!(", the last from {peer}")).unwrap_or_default();
+            format!("{reason} ({calls} of {method}{peer})")
+        });
+        let reasons = listed(reasons);
+        Finding::warning(
+            "failed_calls",
+            format!(
+                "{calls} calls in the last minute were answered {code}: {reasons}; Envoy lets such requests pass unless its filter has failure_mode_deny: true"
+            ),
+            "correct the caller: docs/api.md says what each reason means, and the log has a line \"call answered with an error\"",
+        )
+    };
+    by_code.into_iter().map(finding).collect()
+}
+
+fn counters_in_memory(reason: &str) -> Finding {
+    Finding::advice(
+        "counters_in_memory",
+        format!(
+            "the counters are in the memory of this replica alone, since {reason}: each of several replicas admits the whole limit"
+        ),
+        "with one replica there is nothing to do; otherwise name a server of Redis in REDIS_URL, or set cluster.listen on each replica",
+    )
 }
 
 fn unknown_domains(sources: &Sources, active: &KeyedRules) -> Option<Finding> {
@@ -76,10 +113,8 @@ fn unmatched_descriptors(sources: &Sources, active: &KeyedRules) -> Option<Findi
     };
     let examples = metrics.unmatched_examples.each(is_unmatched);
     let first = examples.first()?;
-    let text = |example: &Example| {
-        let entries = example.entries.iter().map(|(key, value)| (key.as_str(), value.as_str()));
-        descriptor_text::format(entries)
-    };
+    let text =
+        |example: &Example| descriptor::format(example.entries.iter().map(|(key, value)| (key, value)));
     let explained = format!(
         "`tollgate explain {} {}` shows why",
         format::shell_word(&first.domain),

@@ -59,6 +59,14 @@ pub(super) fn findings(rules: &Rules) -> Vec<Finding> {
             "correct these places, which probably have a mistake; `tollgate check PATH` reports them before they are deployed",
         ));
     }
+    if rules.unknown_fields() > 0 {
+        let number = rules.unknown_fields();
+        findings.push(Finding::warning(
+            "unknown_fields",
+            format!("the control plane sends fields that this version ignores, in {number} descriptors: their limits may not be those that it means"),
+            "upgrade Tollgate to a version that knows these fields, or do not use them; `warnings` of `/rules` names the fields and the first descriptor of each resource",
+        ));
+    }
     let each = || rules.domains().flat_map(Domain::rules);
     let never_pass: Vec<_> =
         each().filter(|rule| rule.limit().is_some_and(|limit| limit.allowance() == 0)).collect();
@@ -128,5 +136,31 @@ fn add_hidden(level: &[DescriptorRef<'_>], hidden: &mut Vec<String>) {
     }
     for descriptor in level {
         add_hidden(&descriptor.descriptors().collect::<Vec<_>>(), hidden);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tollgate_limiter::{
+        rules::{Documents, Origin, Source, Unknown, compile},
+        yaml::{self, Mark, Problem},
+    };
+
+    use super::*;
+
+    #[test]
+    fn unknown_fields_of_a_control_plane_are_a_finding() {
+        let limit = "rate_limit: {unit: day, requests_per_unit: 1}";
+        let file = Source::file("f", format!("{{domain: d, descriptors: [{{key: a, {limit}}}]}}"));
+        let newer = Source::resource(b"{domain: e}".to_vec(), |_path, bytes| Documents {
+            origin: Origin::file("r"),
+            stream: yaml::load(bytes),
+            unknown: Some(Unknown { first: Problem { mark: Mark::START, what: "new".to_owned() }, count: 3 }),
+        });
+        let of = |sources: &[Source]| findings(&compile(sources).unwrap());
+        let found = of(&[file.clone(), newer]);
+        let unknown: Vec<_> = found.iter().filter(|finding| finding.id == "unknown_fields").collect();
+        assert!(unknown.len() == 1 && unknown[0].what.contains("in 3 descriptors"), "{found:?}");
+        assert_eq!(of(&[file]), []);
     }
 }

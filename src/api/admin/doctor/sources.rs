@@ -6,7 +6,10 @@ use tollgate_limiter::{
     limiter::Limiter, rules::ActiveRules, shared_store::SharedStore, store::Memory, time::Clock,
 };
 
-use crate::{api::admin::Certificates, cluster::Cluster};
+use crate::{
+    api::{Metrics, admin::Certificates},
+    cluster::Cluster,
+};
 
 /// What the findings are taken from.
 #[derive(Clone)]
@@ -21,8 +24,12 @@ pub struct Sources {
     pub cluster: Option<Cluster>,
     /// The shared store, if the counters are there.
     pub shared_store: Option<SharedStore>,
+    /// The metrics of requests.
+    pub requests: Arc<Metrics>,
     /// The certificates of the listeners.
     pub certificates: Arc<dyn Certificates>,
     /// The clock.
     pub clock: Clock,
+    /// Why a replica that stands in for envoyproxy/ratelimit counts by itself, if it does.
+    pub alone: Option<&'static str>,
 }

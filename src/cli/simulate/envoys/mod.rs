@@ -14,10 +14,11 @@ use bytesize::ByteSize;
 use clap::ArgMatches;
 use prost::Message as _;
 use tollgate_limiter::{
-    descriptor::{Entry, Key, Secret},
+    descriptor::{self, Entry, Key, Secret},
     divider::Dividers,
     divider::Usage,
     limiter::Limiter,
+    resilience::Origin,
     rules::{ActiveRules, KeyedRules, Rule, Rules},
     store::{Memory, OnFull},
     time::{Clock, SECOND, Timestamp},
@@ -135,7 +136,7 @@ pub(super) fn run(matches: &ArgMatches, rules: Rules, domain: String) -> Result<
     let memory = Arc::new(Memory::new(memory_limit, OnFull::Deny));
     let limiter = Limiter::new(active_rules.clone(), memory.clone(), clock.clone());
     let dividers = Arc::new(Dividers::new(memory));
-    let service = Arc::new(QuotaService::new(limiter, dividers, clock.clone(), settings(demands.len())));
+    let service = Arc::new(QuotaService::new(limiter, dividers, clock.clone(), SETTINGS));
     let current = active_rules.current();
     let rule = rule_of(&current, &domain, &buckets)?;
     let (ends_at, seconds) = (start.after(duration), duration.as_secs().max(1));
@@ -173,29 +174,26 @@ fn buckets(matches: &ArgMatches, envoys: usize) -> Result<Vec<Pairs>, String> {
     }
 }
 
-fn settings(envoys: usize) -> Settings {
-    Settings {
-        enabled: true,
-        max_streams: envoys,
-        max_stream_buckets: 1,
-        max_buckets: envoys,
-        max_pairs: usize::MAX,
-        max_id_bytes: usize::MAX,
-    }
-}
+/// No bounds: the Envoys of a simulation are callers of their own.
+const SETTINGS: Settings =
+    Settings { enabled: true, memory: u64::MAX, max_pairs: usize::MAX, max_id_bytes: usize::MAX };
 
 /// The rule of all buckets. They must have one counter, and a limit that the service divides.
 fn rule_of<'r>(rules: &'r KeyedRules, domain: &str, buckets: &[Pairs]) -> Result<&'r Rule, String> {
     let mut shared: Option<(&Rule, Key)> = None;
     for bucket in buckets {
         let mut entries: Vec<Entry<'_>> =
-            bucket.iter().map(|entry| Entry { key: &entry.key, value: &entry.value }).collect();
+            bucket.iter().map(|entry| Entry::new(&entry.key, &entry.value)).collect();
         // As the service looks them up.
         entries.sort_unstable_by_key(|entry| entry.key);
-        let text = descriptor_text::format(entries.iter().map(|entry| (entry.key, entry.value)));
+        let text = descriptor::format(entries.iter().map(|entry| (entry.key, entry.value)));
         let has_key_twice = entries.windows(2).any(|two| two[0].key == two[1].key);
-        if has_key_twice || entries.iter().any(|entry| entry.value.is_empty()) {
-            return Err(format!("{text} is no bucket: each pair has a value and a key of its own"));
+        let is_text =
+            |entry: &Entry<'_>| [entry.key, entry.value].iter().all(|part| str::from_utf8(part).is_ok());
+        if has_key_twice || entries.iter().any(|entry| entry.value.is_empty() || !is_text(entry)) {
+            return Err(format!(
+                "{text} is no bucket: each pair is UTF-8, and has a value and a key of its own"
+            ));
         }
         let found = rules.domain(domain).and_then(|domain| domain.find(&entries));
         let Some((found, limit)) = found.and_then(|found| Some((found, found.rule.limit()?))) else {
@@ -216,11 +214,13 @@ fn rule_of<'r>(rules: &'r KeyedRules, domain: &str, buckets: &[Pairs]) -> Result
 impl Simulation {
     /// Adds an Envoy.
     fn add(&mut self, per_second: f64, entries: &Pairs) -> Result<(), String> {
-        let stream =
-            QuotaStream::open(self.service.clone(), None).map_err(|status| status.message().to_owned())?;
-        let pairs = entries.iter().map(|entry| (entry.key.clone(), entry.value.clone()));
+        let origin = Origin::Name(self.envoys.len().to_be_bytes().into());
+        let stream = QuotaStream::open(self.service.clone(), &origin, None)
+            .map_err(|status| status.message().to_owned())?;
+        let text = |part: &[u8]| String::from_utf8_lossy(part).into_owned();
+        let pairs = entries.iter().map(|entry| (text(&entry.key), text(&entry.value)));
         let offset = BEGIN_STEP * self.envoys.len() as u64 % REPORT_EVERY;
-        let name = descriptor_text::format(entries.iter().map(|entry| (&*entry.key, &*entry.value)));
+        let name = descriptor_text::format(entries);
         self.envoys.push(Envoy {
             per_second,
             id: BucketId { bucket: pairs.collect() },

@@ -33,7 +33,7 @@ fn terms(rate: u64, duration: Duration, shape: Shape) -> Terms {
 fn all(terms: Terms) -> Vec<(f64, String)> {
     let (mut generated, mut event, mut all) = (Generated::new(terms), Event::default(), Vec::new());
     while generated.next(&mut event).unwrap() {
-        let key = event.entries().next().unwrap().value.to_owned();
+        let key = String::from_utf8(event.entries().next().unwrap().value.to_vec()).unwrap();
         all.push((event.at.as_nanos() as f64 / SECOND as f64, key));
     }
     all

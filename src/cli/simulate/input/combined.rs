@@ -61,7 +61,7 @@ impl<'l> CombinedLine<'l> {
 }
 
 impl Fields for CombinedLine<'_> {
-    fn get(&self, name: &str) -> Option<Cow<'_, str>> {
+    fn get(&self, name: &str) -> Option<Cow<'_, [u8]>> {
         let value = match name {
             "remote_addr" => self.remote_addr,
             "remote_user" => self.remote_user,
@@ -90,10 +90,10 @@ fn in_quotes(text: &str) -> Option<(&str, &str)> {
     Some((&text[..end], &text[end + 1..]))
 }
 
-/// A text as it was sent: Apache writes `\"` and `\\`, both write `\xhh` for other bytes.
-fn unescaped(text: &str) -> Cow<'_, str> {
+/// A value as it was sent: Apache writes `\"` and `\\`, both write `\xhh` for other bytes.
+fn unescaped(text: &str) -> Cow<'_, [u8]> {
     if !text.contains('\\') {
-        return Cow::Borrowed(text);
+        return Cow::Borrowed(text.as_bytes());
     }
     let (mut bytes, mut rest) = (Vec::with_capacity(text.len()), text.as_bytes());
     while let [first, after @ ..] = rest {
@@ -109,7 +109,7 @@ fn unescaped(text: &str) -> Cow<'_, str> {
         bytes.push(byte);
         rest = &rest[used..];
     }
-    Cow::Owned(String::from_utf8_lossy(&bytes).into_owned())
+    Cow::Owned(bytes)
 }
 
 fn hex(digit: u8) -> Option<u8> {
@@ -120,7 +120,7 @@ fn hex(digit: u8) -> Option<u8> {
 mod tests {
     use super::*;
 
-    const LINE: &str = r#"192.0.2.7 - joe smith [02/Mar/2026:09:00:01 +0100] "GET /a/b?c=d HTTP/1.1" 200 612 "https://shop.test/" "a \"quoted\" \x61gent""#;
+    const LINE: &str = r#"192.0.2.7 - joe smith [02/Mar/2026:09:00:01 +0100] "GET /a/b?c=d HTTP/1.1" 200 612 "https://shop.test/" "a \"quoted\" \x61gent\xE9""#;
 
     #[test]
     fn combined_format_is_read_by_its_fields() {
@@ -135,22 +135,22 @@ mod tests {
             ("response_code", Some("200")),
             ("bytes_sent", Some("612")),
             ("referer", Some("https://shop.test/")),
-            ("user_agent", Some("a \"quoted\" agent")),
             ("x_forwarded_for", None),
             ("other", None),
         ] {
-            assert_eq!(line.get(name).as_deref(), value, "{name}");
+            assert_eq!(line.get(name).as_deref(), value.map(str::as_bytes), "{name}");
         }
+        assert_eq!(line.get("user_agent").as_deref(), Some(&b"a \"quoted\" agent\xe9"[..]));
     }
 
     #[test]
     fn common_and_main_formats_are_read_too() {
         let (common, _) = LINE.split_once(" \"https").unwrap();
         let line = CombinedLine::read(common).unwrap();
-        assert_eq!((line.get("path").as_deref(), line.get("user_agent")), (Some("/a/b?c=d"), None));
+        assert_eq!((line.get("path").as_deref(), line.get("user_agent")), (Some(&b"/a/b?c=d"[..]), None));
         let main = format!("{LINE} \"10.0.0.9, 10.0.0.1\"");
         let forwarded = CombinedLine::read(&main).unwrap().get("x_forwarded_for").map(Cow::into_owned);
-        assert_eq!(forwarded.as_deref(), Some("10.0.0.9, 10.0.0.1"));
+        assert_eq!(forwarded.as_deref(), Some(&b"10.0.0.9, 10.0.0.1"[..]));
     }
 
     #[test]
@@ -158,7 +158,10 @@ mod tests {
         for request in [r"\x16\x03\x01", "-", "", "hello world 1"] {
             let text = LINE.replace("GET /a/b?c=d HTTP/1.1", request).replace(" 612 ", " - ");
             let line = CombinedLine::read(&text).unwrap();
-            assert_eq!((line.get("remote_addr").as_deref(), line.get("path")), (Some("192.0.2.7"), None));
+            assert_eq!(
+                (line.get("remote_addr").as_deref(), line.get("path")),
+                (Some(&b"192.0.2.7"[..]), None)
+            );
             assert_eq!(line.get("bytes_sent"), None);
         }
     }

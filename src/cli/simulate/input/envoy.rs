@@ -49,7 +49,7 @@ impl<'l> AccessLine<'l> {
 }
 
 impl Fields for AccessLine<'_> {
-    fn get(&self, name: &str) -> Option<Cow<'_, str>> {
+    fn get(&self, name: &str) -> Option<Cow<'_, [u8]>> {
         let at = |names: &[&str]| names.iter().position(|field| *field == name);
         let value = match name {
             "start_time" => self.start_time,
@@ -62,7 +62,7 @@ impl Fields for AccessLine<'_> {
             },
         };
         // Envoy writes a dash for what is missing.
-        (value != "-").then_some(Cow::Borrowed(value))
+        (value != "-").then_some(Cow::Borrowed(value.as_bytes()))
     }
 }
 
@@ -88,7 +88,7 @@ mod tests {
             ("upstream_host", None),
             ("other", None),
         ] {
-            assert_eq!(line.get(name).as_deref(), value, "{name}");
+            assert_eq!(line.get(name).as_deref(), value.map(str::as_bytes), "{name}");
         }
     }
 

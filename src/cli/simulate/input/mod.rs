@@ -66,7 +66,7 @@ pub(super) struct Recorded {
     mapping: Mapping,
     on_bad_line: OnBadLine,
     skipped: Skipped,
-    value: String,
+    value: Vec<u8>,
 }
 
 impl Recorded {
@@ -77,7 +77,7 @@ impl Recorded {
         mapping: Mapping,
         on_bad_line: OnBadLine,
     ) -> Self {
-        let (lines, skipped, value) = (Lines::new(bytes), Skipped::default(), String::new());
+        let (lines, skipped, value) = (Lines::new(bytes), Skipped::default(), Vec::new());
         Self { lines, format, mapping, on_bad_line, skipped, value }
     }
 }
@@ -135,7 +135,12 @@ impl Source for Recorded {
 }
 
 /// Makes the request of a record.
-fn fill(record: &Record<'_>, mapping: &Mapping, event: &mut Event, value: &mut String) -> Result<(), String> {
+fn fill(
+    record: &Record<'_>,
+    mapping: &Mapping,
+    event: &mut Event,
+    value: &mut Vec<u8>,
+) -> Result<(), String> {
     let at = time(record, mapping.time_field.as_deref())?;
     let hits = hits(record, mapping.hits_field.as_deref())?;
     let domain = record.domain().map(Cow::Borrowed);
@@ -162,7 +167,7 @@ fn time(record: &Record<'_>, field: Option<&str>) -> Result<Timestamp, String> {
             TIME_FIELDS.iter().find_map(|field| record.get(field)).ok_or_else(missing)?
         }
     };
-    instant::required(&found)
+    instant::required(&String::from_utf8_lossy(&found))
 }
 
 fn hits(record: &Record<'_>, field: Option<&str>) -> Result<u64, String> {
@@ -172,7 +177,7 @@ fn hits(record: &Record<'_>, field: Option<&str>) -> Result<u64, String> {
             Some(field) => Err(format!("there is no field `{field}`, the hits")),
         };
     };
-    record::hits_of(&found)
+    record::hits_of(&String::from_utf8_lossy(&found))
 }
 
 #[cfg(test)]

@@ -4,10 +4,10 @@ use std::borrow::Cow;
 
 use csv_core::{ReadRecordResult, Reader};
 use serde_json::Value as Json;
-use tollgate_limiter::named;
+use tollgate_limiter::{descriptor, named};
 
 use crate::{
-    api::{descriptor_template::Fields, descriptor_text},
+    api::descriptor_template::Fields,
     cli::simulate::{
         event::Event,
         input::{combined::CombinedLine, envoy::AccessLine, instant},
@@ -162,7 +162,13 @@ impl Record<'_> {
         for descriptor in value["descriptors"].as_array().ok_or_else(form)? {
             for entry in descriptor["entries"].as_array().ok_or_else(form)? {
                 let key = entry["key"].as_str().ok_or_else(form)?;
-                event.entry(key, entry["value"].as_str().unwrap_or_default());
+                let value = entry["value"].as_str().unwrap_or_default();
+                // Recordings escape entries that are not UTF-8.
+                if entry["escaped"] == true {
+                    event.entry(&descriptor::unescaped(key)?, &descriptor::unescaped(value)?);
+                } else {
+                    event.entry(key.as_bytes(), value.as_bytes());
+                }
             }
             // The JSON form of a message has this name, and number fields of 64 bits are texts.
             match in_json(descriptor, "hitsAddend").or_else(|| in_json(descriptor, "hits_addend")) {
@@ -200,8 +206,8 @@ impl Record<'_> {
             return Err("the log has cut the descriptor".to_owned());
         }
         event.begin(at, domain, value["hits"].as_u64().unwrap_or(1));
-        for entry in descriptor_text::parse(descriptor)? {
-            event.entry(&entry.key, &entry.value);
+        for (key, value) in descriptor::parse(descriptor)? {
+            event.entry(&key, &value);
         }
         event.end_descriptor();
         Ok(Some(value["left_out"].as_u64().unwrap_or_default()))
@@ -215,14 +221,18 @@ pub(super) fn hits_of(text: &str) -> Result<u64, String> {
 }
 
 impl Fields for Record<'_> {
-    fn get(&self, name: &str) -> Option<Cow<'_, str>> {
+    fn get(&self, name: &str) -> Option<Cow<'_, [u8]>> {
         match self {
-            Self::Json(value) => in_json(value, name),
+            Self::Json(value) => in_json(value, name).map(|text| match text {
+                Cow::Borrowed(text) => Cow::Borrowed(text.as_bytes()),
+                Cow::Owned(text) => Cow::Owned(text.into_bytes()),
+            }),
             Self::Envoy(line) => line.get(name),
             Self::Combined(line) => line.get(name),
             Self::Columns(columns) => {
                 let index = columns.names.as_ref()?.iter().position(|column| column == name)?;
-                Some(columns.value(index)).filter(|value| !value.is_empty()).map(Cow::Borrowed)
+                let value = columns.value(index);
+                (!value.is_empty()).then_some(Cow::Borrowed(value.as_bytes()))
             }
         }
     }

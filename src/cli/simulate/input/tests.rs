@@ -1,5 +1,7 @@
 use std::io::Cursor;
 
+use tollgate_limiter::descriptor::escaped;
+
 use super::*;
 use crate::{api::descriptor_text, cli::simulate::input::record::FormatName};
 
@@ -30,7 +32,8 @@ fn read_by(
     let mut recorded = Recorded::new(bytes, format, mapping, on_bad_line);
     let (mut event, mut all) = (Event::default(), Vec::new());
     while recorded.next(&mut event)? {
-        let entries: Vec<_> = event.entries().map(|entry| format!("{}={}", entry.key, entry.value)).collect();
+        let entries: Vec<_> =
+            event.entries().map(|entry| format!("{}={}", escaped(entry.key), escaped(entry.value))).collect();
         let text =
             |(range, hits): (std::ops::Range<usize>, u64)| format!("{hits} {}", entries[range].join(","));
         let descriptors: Vec<_> = event.descriptors().map(text).collect();
@@ -173,7 +176,7 @@ proptest::proptest! {
         let record = format.read(&line).unwrap().unwrap();
         for (index, value) in values.iter().enumerate() {
             let found = record.get(&format!("c{index}")).map(Cow::into_owned);
-            proptest::prop_assert_eq!(found.unwrap_or_default(), value.clone());
+            proptest::prop_assert_eq!(found.unwrap_or_default(), value.as_bytes());
         }
     }
 }

@@ -20,7 +20,7 @@ use crate::cluster::{
 };
 
 /// Hits of the budget in its window, which is longer than any script.
-pub(in crate::cluster::sim) const BUDGET_HITS: u64 = 2_000;
+pub(in crate::cluster::sim) const BUDGET_HITS: u64 = 4_000;
 /// The limit that is divided as a rate.
 pub(in crate::cluster::sim) const RATE: HitRate = HitRate { per_second: 100, burst: 20 };
 /// The time from one report to the next.

@@ -172,7 +172,7 @@ fn encoding_of_operations_is_stable() {
             "290c8202888e98a8c0e080810198aed8a8c1e284891104058094ebdc0314000002ac02000080ade20401",
         ),
         (
-            counter(CounterOperation::Reserve { terms: Box::new(terms), hits: 300 }),
+            counter(CounterOperation::Reserve { terms: Box::new(terms.clone()), hits: 300 }),
             concat!(
                 "310c8202888e98a8c0e080810198aed8a8c1e284891104058094ebdc031400000302616200073c00",
                 "01ac02000080ade20401",
@@ -184,6 +184,24 @@ fn encoding_of_operations_is_stable() {
                 "2e0c8202888e98a8c0e080810198aed8a8c1e284891104058094ebdc031400000402616200ac0200",
                 "000080ade20401",
             ),
+        ),
+        (
+            counter(CounterOperation::Settle { id: id.clone(), actual: 300, unknown: UnknownId::Forget }),
+            concat!(
+                "2e0c8202888e98a8c0e080810198aed8a8c1e284891104058094ebdc031400000402616200ac0201",
+                "000080ade20401"
+            ),
+        ),
+        (
+            counter(CounterOperation::RefundOnce { terms: Box::new(terms), hits: 300 }),
+            concat!(
+                "310c8202888e98a8c0e080810198aed8a8c1e284891104058094ebdc031400000602616200073c00",
+                "01ac02000080ade20401"
+            ),
+        ),
+        (
+            counter(CounterOperation::Show),
+            "270c8202888e98a8c0e080810198aed8a8c1e284891104058094ebdc0314000007000080ade20401",
         ),
         (
             counter(CounterOperation::Withdraw { id, attempt: 300 }),

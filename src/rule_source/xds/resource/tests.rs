@@ -1,6 +1,7 @@
 use tollgate_limiter::rules::{Rules, compile};
 
 use super::*;
+use crate::rule_source::xds::proto::ratelimit::config::ratelimit::v3::RateLimitReplace;
 
 fn resource(name: &str, descriptors: &[RateLimitDescriptor]) -> Source {
     let config = RateLimitConfig {
@@ -151,6 +152,74 @@ fn problems_name_resource_and_path() {
     let infinite = RateLimitDescriptor { metadata, ..limited(RateLimitUnit::Day, 1) };
     let problems = compiled(&[infinite]).unwrap_err();
     assert!(problems.contains("is a number that JSON cannot hold"), "{problems}");
+}
+
+/// The message with a field of this number, whose value is 10.
+fn with_field(message: &impl Message, number: u32) -> Vec<u8> {
+    let mut bytes = message.encode_to_vec();
+    prost::encoding::uint32::encode(number, &10, &mut bytes);
+    bytes
+}
+
+/// A message with one field, which has these bytes.
+fn field(number: u32, content: &[u8]) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    prost::encoding::bytes::encode(number, &content.to_vec(), &mut bytes);
+    bytes
+}
+
+#[test]
+fn unknown_field_of_a_limit_is_a_warning_for_each_resource() {
+    let limit = limited(RateLimitUnit::Minute, 5);
+    let policy = with_field(limit.rate_limit.as_ref().unwrap(), 6);
+    let newer = [field(1, b"k"), field(3, &policy)].concat();
+    let replacing = with_field(&RateLimitReplace { name: "k".to_owned() }, 2);
+    let replacing = [field(1, b"r"), field(3, &[field(5, &replacing), vec![8, 1, 16, 1]].concat())].concat();
+    let inner = [field(1, b"outer"), field(4, &with_field(&limit, 9))].concat();
+    let of = |name: &str, descriptors: &[&[u8]]| {
+        let descriptors: Vec<_> = descriptors.iter().map(|bytes| field(3, bytes)).collect();
+        source([field(1, name.as_bytes()), field(2, b"d"), descriptors.concat()].concat())
+    };
+    let rules = compile(&[of("a", &[&newer, &replacing, &inner]), of("b", &[&field(1, b"none")])]).unwrap();
+    assert_eq!(rules.unknown_fields(), 3);
+    let warnings: Vec<_> = rules.warnings().iter().map(ToString::to_string).collect();
+    let expected = "resource a at d.k: the field rate_limit.6 is unknown to this version and is ignored, here and \
+                    at 2 other descriptors; the limit may not be the one that the control plane means";
+    assert!(warnings.contains(&expected.to_owned()), "{warnings:?}");
+    for (descriptor, named) in [(&replacing, "rate_limit.replaces.2 "), (&inner, "outer.k: the field 9 ")] {
+        let rules = compile(&[of("c", &[descriptor])]).unwrap();
+        assert_eq!(rules.unknown_fields(), 1);
+        let is_named = rules.warnings().iter().any(|warning| warning.to_string().contains(named));
+        assert!(is_named, "{:?}", rules.warnings());
+    }
+    let config = with_field(&RateLimitConfig { domain: "d".to_owned(), ..Default::default() }, 4);
+    assert_eq!(compile(&[source(config)]).unwrap().unknown_fields(), 1);
+}
+
+#[test]
+fn every_field_of_this_version_is_known() {
+    let metadata = Struct { fields: [("n".to_owned(), Json::default())].into() };
+    let policy = RateLimitPolicy {
+        unit: RateLimitUnit::Week.into(),
+        requests_per_unit: 3,
+        unlimited: true,
+        name: "a".to_owned(),
+        replaces: vec![RateLimitReplace { name: "b".to_owned() }],
+    };
+    let descriptor = RateLimitDescriptor {
+        key: "k".to_owned(),
+        value: "v".to_owned(),
+        rate_limit: Some(policy),
+        descriptors: vec![vec![0xff]],
+        shadow_mode: true,
+        detailed_metric: true,
+        quota_mode: true,
+        metadata: Some(metadata),
+    };
+    assert_eq!(unknown_field(&descriptor.encode_to_vec(), &KnownFields::DESCRIPTOR), None);
+    let config =
+        RateLimitConfig { name: "n".to_owned(), domain: "d".to_owned(), descriptors: vec![vec![0xff]] };
+    assert_eq!(unknown_field(&config.encode_to_vec(), &KnownFields::CONFIG), None);
 }
 
 #[test]

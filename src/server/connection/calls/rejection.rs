@@ -30,6 +30,23 @@ impl Rejection {
         }
     }
 
+    /// The reason by which it is counted.
+    pub(super) fn reason(&self) -> &'static str {
+        match self {
+            Self::Method | Self::ContentType => "NOT_GRPC",
+            Self::Compressed => "COMPRESSED",
+        }
+    }
+
+    /// The status as which a client of gRPC sees the response.
+    pub(super) fn status(&self) -> Status {
+        match self {
+            Self::Method => Status::unknown("the method of HTTP is not POST"),
+            Self::ContentType => Status::unknown("the content type is not that of gRPC"),
+            Self::Compressed => Status::unimplemented("compressed messages are not supported"),
+        }
+    }
+
     pub(super) fn response(&self) -> Response<()> {
         let mut response = Response::new(());
         match self {
@@ -39,7 +56,7 @@ impl Rejection {
             }
             Self::ContentType => *response.status_mut() = StatusCode::UNSUPPORTED_MEDIA_TYPE,
             Self::Compressed => {
-                response = Status::unimplemented("compressed messages are not supported").into_http();
+                response = self.status().into_http();
                 response.headers_mut().insert(&GRPC_ACCEPT_ENCODING, UNCOMPRESSED);
             }
         }

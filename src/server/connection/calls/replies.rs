@@ -15,9 +15,10 @@ use tonic::Status;
 use tracing::debug;
 
 use crate::{
-    api::Reply,
+    api::{Error, Method, Reply},
     server::{
         body::{GRPC_CONTENT_TYPE, ok_trailers},
+        message::MessageError,
         reply_bytes::{ReplyPart, Unsent},
         services::Services,
     },
@@ -27,14 +28,43 @@ use crate::{
 pub(super) type Completed = Result<(), h2::Error>;
 
 /// The reply to a call, or its error; `None` if its stream is closed.
-pub(super) type Decided = Result<Reply, Option<Status>>;
+pub(super) type Decided = Result<Reply, Option<Failure>>;
 
-/// Replies with an error. `None`: the stream is already closed.
+/// Why a call is answered with an error.
+#[derive(Debug)]
+pub(super) struct Failure {
+    pub(super) status: Status,
+    /// The reason by which it is counted.
+    pub(super) reason: &'static str,
+}
+
+impl Failure {
+    pub(super) fn new(reason: &'static str, status: Status) -> Self {
+        Self { status, reason }
+    }
+
+    /// That of a body without a valid message; `None` if the stream is already closed.
+    pub(super) fn of_message(error: &MessageError) -> Option<Self> {
+        Some(Self { status: error.status()?, reason: error.reason() })
+    }
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        Self { reason: error.reason_name(), status: error.into() }
+    }
+}
+
+/// Replies with an error, and counts it. `None`: the stream is already closed.
 pub(super) fn send_error(
+    service: &Services,
+    path: &str,
     respond: &mut SendResponse<ReplyPart>,
-    error: Option<Status>,
+    failure: Option<Failure>,
 ) -> Result<(), h2::Error> {
-    error.map_or(Ok(()), |error| respond.send_response(error.into_http(), true).map(drop))
+    let Some(Failure { status, reason }) = failure else { return Ok(()) };
+    service.failed(path, reason, &status);
+    respond.send_response(status.into_http(), true).map(drop)
 }
 
 /// Sends the reply and its OK trailers. Flow control may delay the bytes.
@@ -79,6 +109,7 @@ pub(super) async fn send_delayed_reply(
 /// Sends the reply or the error of a call, unless its stream is closed.
 pub(super) async fn send_decided(
     service: &Services,
+    method: Method,
     decided: Decided,
     mut respond: SendResponse<ReplyPart>,
     unsent: &Unsent,
@@ -87,7 +118,7 @@ pub(super) async fn send_decided(
         Ok(reply) if reply.delay.is_zero() => send_reply(&mut respond, reply, unsent),
         // Boxed to keep the future of a call without delay small.
         Ok(reply) => Box::pin(send_delayed_reply(service, reply, respond, unsent)).await,
-        Err(error) => send_error(&mut respond, error),
+        Err(failure) => send_error(service, method.path(), &mut respond, failure),
     }
 }
 

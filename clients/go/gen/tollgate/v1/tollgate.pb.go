@@ -294,7 +294,7 @@ func (SettledLimit_Outcome) EnumDescriptor() ([]byte, []int) {
 	return file_tollgate_v1_tollgate_proto_rawDescGZIP(), []int{16, 0}
 }
 
-// One part of a descriptor: it matches one level of the rules.
+// One part of a descriptor: it matches one level of the rules. The server also takes bytes that are not UTF-8.
 type Entry struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Key           string                 `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`
@@ -857,7 +857,9 @@ type Answer struct {
 	// Whether a limit was decided without the owner of its counter, which could not be reached.
 	Degraded bool `protobuf:"varint,6,opt,name=degraded,proto3" json:"degraded,omitempty"`
 	// Why the request was not decided. The other requests of the call are not affected.
-	Error         *status.Status `protobuf:"bytes,7,opt,name=error,proto3" json:"error,omitempty"`
+	Error *status.Status `protobuf:"bytes,7,opt,name=error,proto3" json:"error,omitempty"`
+	// If the request is denied and would never pass: why, with the largest amount that can pass. Empty otherwise.
+	NeverBecause  string `protobuf:"bytes,8,opt,name=never_because,json=neverBecause,proto3" json:"never_because,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -941,6 +943,13 @@ func (x *Answer) GetError() *status.Status {
 	return nil
 }
 
+func (x *Answer) GetNeverBecause() string {
+	if x != nil {
+		return x.NeverBecause
+	}
+	return ""
+}
+
 // One limit of a request.
 type LimitStatus struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -952,7 +961,8 @@ type LimitStatus struct {
 	Unit            Limit_Unit `protobuf:"varint,4,opt,name=unit,proto3,enum=tollgate.v1.Limit_Unit" json:"unit,omitempty"`
 	// Hits that are left.
 	Remaining uint64 `protobuf:"varint,5,opt,name=remaining,proto3" json:"remaining,omitempty"`
-	// The time until the window ends or the bucket is full; if the limit refuses, until the same hits pass.
+	// The time until the window ends or the bucket is full; if the limit refuses, until the same hits pass. Absent if they
+	// never do.
 	ResetAfter *durationpb.Duration `protobuf:"bytes,6,opt,name=reset_after,json=resetAfter,proto3" json:"reset_after,omitempty"`
 	// If the limit refuses: the time until the same hits pass. Absent if they never do.
 	RetryAfter *durationpb.Duration `protobuf:"bytes,7,opt,name=retry_after,json=retryAfter,proto3" json:"retry_after,omitempty"`
@@ -1588,7 +1598,8 @@ type ResetRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The set of rules. Required.
 	Domain string `protobuf:"bytes,1,opt,name=domain,proto3" json:"domain,omitempty"`
-	// At least one. Each names one counter; limits and hits are not valid here.
+	// At least one. Each names one counter; limits and hits are not valid here. Keys and values are escaped as the server
+	// shows them: a byte that is not UTF-8 is \xE9, a backslash is \\.
 	Descriptors   []*Descriptor `protobuf:"bytes,2,rep,name=descriptors,proto3" json:"descriptors,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1967,7 +1978,7 @@ const file_tollgate_v1_tollgate_proto_rawDesc = "" +
 	"\rRefundRequest\x120\n" +
 	"\brequests\x18\x01 \x03(\v2\x14.tollgate.v1.RequestR\brequests\"?\n" +
 	"\x0eRefundResponse\x12-\n" +
-	"\aanswers\x18\x01 \x03(\v2\x13.tollgate.v1.AnswerR\aanswers\"\xe7\x02\n" +
+	"\aanswers\x18\x01 \x03(\v2\x13.tollgate.v1.AnswerR\aanswers\"\x8c\x03\n" +
 	"\x06Answer\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x125\n" +
 	"\averdict\x18\x02 \x01(\x0e2\x1b.tollgate.v1.Answer.VerdictR\averdict\x12/\n" +
@@ -1976,7 +1987,8 @@ const file_tollgate_v1_tollgate_proto_rawDesc = "" +
 	"retryAfter\x120\n" +
 	"\x06limits\x18\x05 \x03(\v2\x18.tollgate.v1.LimitStatusR\x06limits\x12\x1a\n" +
 	"\bdegraded\x18\x06 \x01(\bR\bdegraded\x12(\n" +
-	"\x05error\x18\a \x01(\v2\x12.google.rpc.StatusR\x05error\"1\n" +
+	"\x05error\x18\a \x01(\v2\x12.google.rpc.StatusR\x05error\x12#\n" +
+	"\rnever_because\x18\b \x01(\tR\fneverBecause\"1\n" +
 	"\aVerdict\x12\r\n" +
 	"\tUNDECIDED\x10\x00\x12\v\n" +
 	"\aALLOWED\x10\x01\x12\n" +

@@ -156,7 +156,8 @@ final class Codec {
         answer.getLimitsList().stream().map(Codec::statusOf).toList(),
         answer.getDegraded(),
         Source.SERVER,
-        null);
+        null,
+        answer.getNeverBecause());
   }
 
   private static LimitStatus statusOf(tollgate.v1.LimitStatus status) {

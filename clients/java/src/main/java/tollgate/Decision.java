@@ -21,6 +21,7 @@ import java.util.concurrent.TimeUnit;
  * @param degraded whether the server decided a limit without the owner of its counter
  * @param source what decided
  * @param noAnswer why the server gave no answer, if {@link OnNoAnswer} has decided; otherwise null
+ * @param neverBecause why a denied request would never pass, with the largest amount that can; empty if it may pass later
  */
 public record Decision(
     boolean allowed,
@@ -29,7 +30,8 @@ public record Decision(
     List<LimitStatus> limits,
     boolean degraded,
     Source source,
-    NoAnswerException noAnswer) {
+    NoAnswerException noAnswer,
+    String neverBecause) {
 
   /** The time after which a request may pass that is denied because the server gave no answer. */
   public static final Duration NO_ANSWER_WAIT = Duration.ofSeconds(1);
@@ -40,7 +42,7 @@ public record Decision(
 
   static Decision withoutAnswer(OnNoAnswer fallback, NoAnswerException reason) {
     boolean allowed = fallback == OnNoAnswer.ALLOW;
-    return new Decision(allowed, Duration.ZERO, Duration.ZERO, List.of(), false, Source.DEFAULT, reason);
+    return new Decision(allowed, Duration.ZERO, Duration.ZERO, List.of(), false, Source.DEFAULT, reason, "");
   }
 
   /**
@@ -59,7 +61,10 @@ public record Decision(
     return !allowed && limit.refused();
   }
 
-  /** The headers of every response to a request with a limit: the tightest limit, and what is left of it. */
+  /**
+   * The headers of every response to a request with a limit: the tightest limit, and what is left of it. Without a reset
+   * if the request never passes.
+   */
   public Map<String, String> limitHeaders() {
     Map<String, String> headers = new LinkedHashMap<>();
     tightest()
@@ -67,7 +72,9 @@ public record Decision(
             limit -> {
               headers.put("RateLimit-Limit", Long.toString(limit.requestsPerUnit()));
               headers.put("RateLimit-Remaining", Long.toString(limit.remaining()));
-              headers.put("RateLimit-Reset", Long.toString(wholeSeconds(limit.resetAfter())));
+              if (neverBecause.isEmpty()) {
+                headers.put("RateLimit-Reset", Long.toString(wholeSeconds(limit.resetAfter())));
+              }
             });
     return headers;
   }
@@ -110,7 +117,7 @@ public record Decision(
   /** The decision of this source when this time has passed, and so many more hits are left. */
   Decision after(Duration elapsed, Source source, long more) {
     List<LimitStatus> later = limits.stream().map(limit -> limit.after(elapsed, more)).toList();
-    return new Decision(allowed, delay, rest(retryAfter, elapsed), later, degraded, source, noAnswer);
+    return new Decision(allowed, delay, rest(retryAfter, elapsed), later, degraded, source, noAnswer, neverBecause);
   }
 
   static Duration rest(Duration time, Duration elapsed) {

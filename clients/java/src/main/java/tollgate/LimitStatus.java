@@ -8,7 +8,8 @@ import java.time.Duration;
  * @param descriptor the index of the descriptor in the request
  * @param rule the name of the rule, or its path; empty for a limit that the caller sent
  * @param remaining hits that are left
- * @param resetAfter the time until the limit is unused; if the limit refuses, until the same hits pass
+ * @param resetAfter the time until the limit is unused; if the limit refuses, until the same hits pass,
+ *     zero if they never do
  * @param retryAfter the time until the same hits pass, if the limit refuses; zero if they never do
  * @param refused whether the limit refuses the request; with the server in shadow mode it may be allowed nevertheless
  * @param refusedInShadow whether the limit would refuse the request, but its rule is in shadow mode

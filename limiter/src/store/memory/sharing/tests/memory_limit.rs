@@ -62,7 +62,8 @@ fn arriving_counters_that_do_not_fit_are_evicted() {
     poor.acquire(Slot(0), sent(&rich.whole(Slot(0)).data, NOW, NOW), NOW);
     assert!(poor.is_overfull());
     poor.shed(Slot(0), NOW);
-    assert!(!poor.is_overfull() && poor.stats().evicted_unexpired > 300);
+    // A counter takes 32 bytes at least, so of 1,001 no more than 625 have room in 20,000 bytes.
+    assert!(!poor.is_overfull() && poor.stats().evicted_unexpired >= 376);
     assert!(!charge(&poor, exhausted, &window(10), NOW));
 }
 

@@ -16,8 +16,8 @@ import tollgate.Request;
 /**
  * Limits HTTP requests by the decisions of a Tollgate server.
  *
- * <p>A denied request gets status 429 with Retry-After, if the same request passes later, and status 503 with
- * Retry-After of a second if the server gave no answer. Each response to a request with a limit has RateLimit-Limit,
+ * <p>A denied request gets status 429 with Retry-After if the same request passes later, with the reason as its body if
+ * it never does, and status 503 with Retry-After of a second if the server gave no answer. Each response to a request with a limit has RateLimit-Limit,
  * RateLimit-Remaining and RateLimit-Reset of the tightest one. Times are in whole seconds. If the description is an
  * invalid request, the status is 500.
  */
@@ -58,6 +58,10 @@ public final class RateLimitFilter implements Filter {
             .ifPresent(seconds -> response.setHeader("Retry-After", Long.toString(seconds)));
         // Without `sendError`, which would dispatch the request to an error page.
         response.setStatus(decision.httpStatus());
+        if (!decision.neverBecause().isEmpty()) {
+          response.setContentType("text/plain; charset=utf-8");
+          response.getWriter().write(decision.neverBecause());
+        }
         return false;
       }
       decision.awaitTurn();

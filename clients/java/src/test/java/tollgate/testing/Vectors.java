@@ -167,6 +167,7 @@ public final class Vectors {
     Answer.Builder message = Answer.newBuilder();
     message.setVerdict(Answer.Verdict.valueOf(answer.path("verdict").asString("undecided").toUpperCase(Locale.ROOT)));
     message.setDelay(duration(answer, "delay_ms")).setRetryAfter(duration(answer, "retry_after_ms"));
+    message.setNeverBecause(answer.path("never_because").asString(""));
     if (answer.has("error")) {
       message.setError(errorOf(answer.get("error")));
     }

@@ -1,0 +1,249 @@
+//! Calls that are answered with an error: counted by method and reason, logged within a bound, and told to operators.
+//!
+//! Envoy lets requests pass whose call has failed, so such calls must not go unnoticed.
+
+use std::{
+    collections::BTreeMap,
+    net::{IpAddr, SocketAddr},
+    num::NonZeroU16,
+    sync::{Mutex, MutexGuard, PoisonError},
+};
+
+use tollgate_limiter::{printable, time::Timestamp};
+use tonic::Code;
+use tracing::warn;
+
+use crate::{
+    api::{
+        Method,
+        call::{CHECK_PATH, CHECK_STREAM_PATH},
+        rlqs,
+    },
+    telemetry::{logs, sampler::Sampler},
+};
+
+const NANOS_PER_SECOND: u64 = 1_000_000_000;
+const SECONDS: usize = 60;
+/// What is logged of a path or a message, in bytes.
+const TEXT_BYTES_MAX: usize = 256;
+/// The method of the version before, which Envoy speaks with an old `transport_api_version`.
+const V2_PATH: &str = "/envoy.service.ratelimit.v2.RateLimitService/ShouldRateLimit";
+/// The reason of a request to `/check` without a header.
+pub(super) const BAD_HEADER: &str = "BAD_HEADER";
+/// The name of all methods that are not served, and of services such as health.
+const OTHER: &str = "other";
+
+/// A call that is answered with an error.
+#[derive(Clone, Copy, Debug)]
+pub struct FailedCall<'c> {
+    /// The path of its method.
+    pub path: &'c str,
+    /// The code of its status.
+    pub code: Code,
+    /// The reason, as errors name it.
+    pub reason: &'static str,
+    /// The message of its status.
+    pub message: &'c str,
+    /// The address of the caller; `None` over a Unix socket.
+    pub peer: Option<SocketAddr>,
+}
+
+/// The failed calls of one method with one reason in the last minute.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RecentFailures {
+    pub(super) method: &'static str,
+    pub(super) code: Code,
+    pub(super) reason: &'static str,
+    pub(super) calls: u64,
+    /// The caller of the last one.
+    pub(super) peer: Option<IpAddr>,
+}
+
+/// Failed calls so far.
+#[derive(Debug)]
+pub struct FailedCalls {
+    // By method and reason, both of which the program knows, so their number is bounded.
+    each: Mutex<BTreeMap<(&'static str, &'static str), Failures>>,
+    sampler: Sampler,
+}
+
+#[derive(Debug)]
+struct Failures {
+    total: u64,
+    code: Code,
+    peer: Option<IpAddr>,
+    last_minute: LastMinute,
+}
+
+/// What happened in each of the last 60 seconds.
+#[derive(Debug)]
+struct LastMinute {
+    // Invariant: never decreases.
+    second: u64,
+    counts: [u32; SECONDS],
+}
+
+impl Default for FailedCalls {
+    fn default() -> Self {
+        Self { each: Mutex::default(), sampler: Sampler::new(NonZeroU16::MIN) }
+    }
+}
+
+impl FailedCalls {
+    /// Counts a call that fails at `now`, and logs the first one of each second.
+    #[cold]
+    pub(super) fn add(&self, call: &FailedCall<'_>, now: Timestamp) {
+        let (method, second) = (method_of(call.path), second_of(now));
+        let peer = call.peer.map(|peer| peer.ip());
+        let mut each = self.lock();
+        let failures = each.entry((method, call.reason)).or_insert_with(|| Failures {
+            total: 0,
+            code: call.code,
+            peer,
+            last_minute: LastMinute { second, counts: [0; SECONDS] },
+        });
+        failures.total += 1;
+        (failures.code, failures.peer) = (call.code, peer);
+        failures.last_minute.add(second);
+        drop(each);
+        if let Some(left_out) = self.sampler.take(second) {
+            warn!(
+                name: logs::UNLIMITED,
+                // Strings are quoted and escaped, so that a client cannot forge log lines.
+                method = cut(call.path).as_str(),
+                code = code_name(call.code),
+                reason = call.reason,
+                message = cut(call.message).as_str(),
+                peer = call.peer.map(tracing::field::display),
+                left_out,
+                "call answered with an error"
+            );
+        }
+    }
+
+    /// Method, reason and number of failed calls.
+    pub(super) fn totals(&self) -> Vec<([&'static str; 2], u64)> {
+        self.lock().iter().map(|((method, reason), failures)| ([*method, *reason], failures.total)).collect()
+    }
+
+    /// The failures of the last minute, the most frequent ones first.
+    pub(super) fn recent(&self, now: Timestamp) -> Vec<RecentFailures> {
+        let mut recent = Vec::new();
+        for (&(method, reason), failures) in &mut *self.lock() {
+            let (code, peer, calls) =
+                (failures.code, failures.peer, failures.last_minute.sum(second_of(now)));
+            if calls > 0 {
+                recent.push(RecentFailures { method, code, reason, calls, peer });
+            }
+        }
+        recent.sort_by_key(|failures| std::cmp::Reverse(failures.calls));
+        recent
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<(&'static str, &'static str), Failures>> {
+        self.each.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl LastMinute {
+    fn add(&mut self, second: u64) {
+        self.advance(second);
+        let count = &mut self.counts[self.second as usize % SECONDS];
+        *count = count.saturating_add(1);
+    }
+
+    fn sum(&mut self, second: u64) -> u64 {
+        self.advance(second);
+        self.counts.iter().map(|count| u64::from(*count)).sum()
+    }
+
+    /// Forgets the seconds that are a minute old.
+    fn advance(&mut self, second: u64) {
+        let passed = second.saturating_sub(self.second).min(SECONDS as u64);
+        self.second = self.second.max(second);
+        for past in 0..passed {
+            self.counts[(self.second - past) as usize % SECONDS] = 0;
+        }
+    }
+}
+
+/// The name of a code as specifications write it.
+pub(super) fn code_name(code: Code) -> &'static str {
+    match code {
+        Code::Ok => "OK",
+        Code::Cancelled => "CANCELLED",
+        Code::Unknown => "UNKNOWN",
+        Code::InvalidArgument => "INVALID_ARGUMENT",
+        Code::DeadlineExceeded => "DEADLINE_EXCEEDED",
+        Code::NotFound => "NOT_FOUND",
+        Code::AlreadyExists => "ALREADY_EXISTS",
+        Code::PermissionDenied => "PERMISSION_DENIED",
+        Code::ResourceExhausted => "RESOURCE_EXHAUSTED",
+        Code::FailedPrecondition => "FAILED_PRECONDITION",
+        Code::Aborted => "ABORTED",
+        Code::OutOfRange => "OUT_OF_RANGE",
+        Code::Unimplemented => "UNIMPLEMENTED",
+        Code::Internal => "INTERNAL",
+        Code::Unavailable => "UNAVAILABLE",
+        Code::DataLoss => "DATA_LOSS",
+        Code::Unauthenticated => "UNAUTHENTICATED",
+    }
+}
+
+fn second_of(now: Timestamp) -> u64 {
+    now.as_nanos() / NANOS_PER_SECOND
+}
+
+/// The path by which a call is counted.
+fn method_of(path: &str) -> &'static str {
+    let served = Method::ALL.iter().flat_map(|method| [method.path(), method.json_path()]);
+    let others = [CHECK_STREAM_PATH, rlqs::STREAM_PATH, CHECK_PATH, V2_PATH];
+    served.chain(others).find(|known| *known == path).unwrap_or(OTHER)
+}
+
+/// The begin of a text, without hidden characters.
+fn cut(text: &str) -> String {
+    printable::escaped(&text[..text.floor_char_boundary(TEXT_BYTES_MAX)])
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    const NOW: Timestamp = Timestamp::from_nanos(1_790_000_000 * NANOS_PER_SECOND);
+
+    fn failed<'p>(path: &'p str, reason: &'static str) -> FailedCall<'p> {
+        FailedCall { path, code: Code::InvalidArgument, reason, message: "why", peer: None }
+    }
+
+    #[test]
+    fn failures_are_recent_for_a_minute_and_counted_for_ever() {
+        let (failures, path) = (FailedCalls::default(), Method::ShouldRateLimit.path());
+        let calls_at = |seconds| {
+            let recent = failures.recent(NOW.after(Duration::from_secs(seconds)));
+            recent.iter().map(|failures| failures.calls).collect::<Vec<_>>()
+        };
+        for second in [0, 0, 1, 59] {
+            failures.add(&failed(path, "NO_DESCRIPTORS"), NOW.after(Duration::from_secs(second)));
+        }
+        failures.add(&failed(path, "UNKNOWN_UNIT"), NOW);
+        assert_eq!(calls_at(59), [4, 1]);
+        assert_eq!(calls_at(60), [2]);
+        assert_eq!(calls_at(61), [1]);
+        assert_eq!(calls_at(119), [] as [u64; 0]);
+        assert_eq!(failures.totals(), [([path, "NO_DESCRIPTORS"], 4), ([path, "UNKNOWN_UNIT"], 1)]);
+    }
+
+    #[test]
+    fn paths_of_clients_are_counted_as_one_method() {
+        let failures = FailedCalls::default();
+        for number in 0..1_000 {
+            failures.add(&failed(&format!("/any/{number}"), "UNKNOWN_METHOD"), NOW);
+        }
+        failures.add(&failed(V2_PATH, "UNKNOWN_METHOD"), NOW);
+        let expected = [([V2_PATH, "UNKNOWN_METHOD"], 1), ([OTHER, "UNKNOWN_METHOD"], 1_000)];
+        assert_eq!(failures.totals(), expected);
+    }
+}

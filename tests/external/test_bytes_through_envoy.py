@@ -1,0 +1,66 @@
+"""Headers that are not UTF-8 behind a real Envoy, which puts their bytes into descriptors and buckets."""
+
+import pytest
+
+from bootstraps import bootstrap, deployed_quotas, header, rate_limit, route
+from processes import eventually, run
+from quotas import LEARNING_SECONDS, RULES, seconds_pass
+
+LIMITS = """
+    domain: edge
+    on_denied: charge_none
+    descriptors:
+      - key: user
+        rate_limit: {unit: year, requests_per_unit: 2, algorithm: fixed_window}
+      - key: remote_address
+        rate_limit: {unit: year, requests_per_unit: 6, algorithm: fixed_window}
+"""
+# As Python sends them, each of these is one byte.
+BYTE, OTHER_BYTE, SPELLED = "caf\xe9", "caf\xff", r"caf\xE9"
+
+
+@pytest.mark.parametrize("failure_mode_deny", [False, True])
+def test_header_beyond_utf8_is_limited_with_all_other_limits(
+    rule_file, start_tollgate, start_envoy, echo, failure_mode_deny
+):
+    # With dynamic metadata each answer has the values, which Envoy must be able to read.
+    tollgate = start_tollgate(rule_file(LIMITS), flags=["--api-dynamic-metadata", "true"])
+    limits = rate_limit(header("user")), rate_limit({"remote_address": {}})
+    envoy = start_envoy(
+        bootstrap([tollgate.grpc], echo.address, [route("/", *limits)], failure_mode_deny=failure_mode_deny)
+    )
+
+    assert envoy.codes(20, x_user=BYTE) == [200] * 2 + [429] * 18
+    assert envoy.codes(3, x_user=SPELLED) == [200] * 2 + [429]
+    assert envoy.codes(3, x_user=OTHER_BYTE) == [200] * 2 + [429]
+    # The limit of the address is used up now.
+    assert [envoy.get(x_user=f"\xff{number}").code for number in range(30)] == [429] * 30
+    assert envoy.statistic("cluster.upstream.ratelimit.error") == 0
+
+    # The command line reaches the counter by the text that it shows.
+    shown = "edge", r"user=caf\xE9"
+    assert tollgate.ask(*shown).returncode == 2
+    assert run("explain", "--to", tollgate.admin, *shown).returncode == 2
+    assert "0 left" in run("counters", "--to", tollgate.admin, *shown).stdout
+    assert "now: 2 left" in run("counters", "--to", tollgate.admin, *shown, "--reset").stdout
+
+
+def test_quota_of_header_beyond_utf8_is_charged_and_denied(start_tollgate, start_envoy):
+    tollgate = start_tollgate(RULES, flags=["--rlqs-enabled", "true"])
+    seconds_pass(LEARNING_SECONDS)
+    # Without the expression that bounds the values: any bytes match.
+    free = deployed_quotas(tollgate.grpc).replace("[a-z0-9-]{1,32}", r"\\C*")
+    envoy = start_envoy(free)
+    eventually("tollgate is healthy in envoy", lambda: envoy.healthy("tollgate"))
+
+    assert envoy.codes(20, x_tenant=BYTE) == [429] * 20
+    eventually("another tenant has an assignment", lambda: envoy.get(x_tenant="acme").code == 200)
+    eventually("the bucket is reported", lambda: unassigned(tollgate) >= 2, timeout=30)
+    assert envoy.codes(20, x_tenant=BYTE) == [429] * 20
+    assert envoy.get(x_tenant="acme").code == 200, "the stream has gone on"
+
+
+def unassigned(tollgate):
+    line = 'tollgate_rlqs_refused_total{reason="unassigned"} '
+    page = tollgate.call(tollgate.metrics, "/metrics").body
+    return next(int(one.removeprefix(line)) for one in page.splitlines() if one.startswith(line))
