@@ -11,13 +11,15 @@ use tollgate_limiter::{
     time::Timestamp,
 };
 
-use crate::api::admin::{
-    doctor::{
-        Sources,
-        finding::{Finding, listed},
+use crate::api::{
+    admin::{
+        doctor::{
+            Sources,
+            finding::{Finding, listed},
+        },
+        format,
     },
     failed_calls::{RecentFailures, code_name},
-    format,
 };
 
 /// The time before the end of a certificate from which it is a finding, as in the alert of docs/metrics.md.
