@@ -282,10 +282,11 @@ pub trait Algorithm: Clone {
 }
 
 impl<R> Decision<R> {
-    /// The decision after the charges of its call are taken back, where `left` is a peek at what is left then. The time
-    /// of a refusal stays.
+    /// The decision after the charges of its call are taken back, where `left` is a peek at what is left then.
     pub(crate) fn after_take_back<S>(self, left: &Decision<S>) -> Self {
-        let reset_after = if self.verdict.passes() { left.reset_after } else { self.reset_after };
+        // The time of a refusal stays, and a peek that is refused has the time until it passes.
+        let both_pass = self.verdict.passes() && left.verdict.passes();
+        let reset_after = if both_pass { left.reset_after } else { self.reset_after };
         Self { remaining: left.remaining, reset_after, ..self }
     }
 

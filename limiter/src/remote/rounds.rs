@@ -169,7 +169,6 @@ impl<C: Counters> Rounds<'_, C> {
             if self.takes_back(index)
                 && let Some(peek) = left.get(&self.checks[index].key)
                 && peek.decided_by == DecidedBy::Counter
-                && (!decision.verdict.passes() || peek.outcome.decision.verdict.passes())
             {
                 *decision = decision.after_take_back(&peek.outcome.decision);
             }

@@ -34,14 +34,11 @@ pub(crate) fn decide_set(
             }
         }
         for (index, decision) in decisions.iter_mut().enumerate() {
-            let passes = decision.verdict.passes();
             // A counter without memory has nothing left.
-            if checks[index].on_refusal == OnRefusal::TakeBack && (passes || are_stored[index]) {
+            let has_memory = decision.verdict.passes() || are_stored[index];
+            if has_memory && checks[index].on_refusal == OnRefusal::TakeBack {
                 let (left, _) = each(index, &CounterOperation::Decide(Operation::Peek));
-                // After an overdraft, a peek is refused and has the time until it passes.
-                if !passes || left.verdict.passes() {
-                    *decision = decision.after_take_back(&left);
-                }
+                *decision = decision.after_take_back(&left);
             }
         }
     }

@@ -54,7 +54,7 @@ async fn refusal_has_body_of_rule_or_domain() {
     assert_eq!(body(&service, "shop", &["user"]).await, expected("application/json", json));
     let of_both = body(&service, "shop", &["user", "hour"]).await.unwrap();
     assert_eq!((&*of_both.0, of_both.1.starts_with("Wait ")), ("text/plain; charset=utf-8", true));
-    let problem = r#"{"type":"https://iana.org/assignments/http-problem-types#quota-exceeded","title":"Request cannot be satisfied as assigned quota has been exceeded","violated-policies":["per user","shop.banned"]}"#;
+    let problem = r#"{"type":"https://iana.org/assignments/http-problem-types#quota-exceeded","title":"Request cannot be satisfied as assigned quota has been exceeded","detail":"larger than the limit: at most 0 can ever pass","violated-policies":["per user","shop.banned"]}"#;
     let banned = body(&service, "shop", &["user", "banned"]).await;
     assert_eq!(banned, expected("application/problem+json", problem));
     assert_eq!(body(&service, "shop", &["silent", "user"]).await, None);

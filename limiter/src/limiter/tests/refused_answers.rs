@@ -70,7 +70,8 @@ fn send<'v>(
     let request = Request::new("d", descriptors, None).unwrap();
     let (caller, terms) =
         (Caller::default(), HoldTerms::new(HoldId::random(), TTL, OnExpiry::Charge).unwrap());
-    let decide = |request: &Request<'_>| at_once(async { Ok(view.decide(request, Some(&caller)).await?) });
+    let elsewhere = view.limiter.remote.is_some().then_some(&caller);
+    let decide = |request: &Request<'_>| at_once(async { Ok(view.decide(request, elsewhere).await?) });
     let answer = match door {
         Door::Alone => decide(&request),
         Door::Together => decide(&Request::together(std::slice::from_ref(&request)).unwrap()),
