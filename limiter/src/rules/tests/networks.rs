@@ -10,7 +10,7 @@ use proptest::prelude::*;
 use super::{SECRET, keyed, path, problems, rules, with};
 use crate::{
     descriptor::{Entry, Key},
-    rules::{Allowance, KeyedRules, Network, Origin, Place, Source, compile},
+    rules::{Allowance, Documents, KeyedRules, Network, Origin, Place, Source, compile},
     yaml,
 };
 
@@ -159,7 +159,7 @@ pub(super) fn resource(text: &str) -> Source {
     Source::resource(text.as_bytes().to_vec(), |_, bytes| {
         let places = (1..=10).map(|line| Place { parent: None, text: format!("line {line}").into() });
         let origin = Origin::Resource { name: "tenant".into(), places: places.collect() };
-        (Arc::new(origin), yaml::load(bytes))
+        Documents { origin: Arc::new(origin), stream: yaml::load(bytes), unknown: None }
     })
 }
 
