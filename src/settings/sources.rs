@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, io, path::PathBuf};
 
-use config::{Config, ConfigError, Environment, Map, Source, ValueKind};
+use config::{Config, ConfigError, Environment, Source, ValueKind};
 use tollgate_limiter::{
     files,
     shared_store::{PasswordSource, PasswordSources},
@@ -73,19 +73,23 @@ impl Sources {
     /// Loads the settings, or reports the problems of all sources.
     pub fn load(&self) -> Result<Settings, Error> {
         let mut reader = Reader::default();
-        let file = self.file(&mut reader)?;
-        let own = layered([file, self.environment(&mut reader)?, self.flags(&mut reader)])?;
-        let (reference, translation) = self.reference(&own, &mut reader);
+        self.read_file(&mut reader)?;
+        self.read_environment(&mut reader)?;
+        let flag = |setting: &Setting| format!("--{}", setting.flag());
+        for (setting, value) in &self.flags {
+            reader.set(Origin::Flag, &flag(setting), flag, setting.name, value);
+        }
+        let translation = self.read_reference(&mut reader)?;
         let traces = otel::traces(&self.environment).unwrap_or_else(|problem| {
             reader.problems.push(problem);
             None
         });
+        let given = reader.effective()?;
         if !reader.problems.is_empty() {
             return Err(Error::Wrong(reader.problems));
         }
-        let all = Config::builder().add_source(defaults()).add_source(reference).add_source(own).build()?;
         let Translation { without_effect, passwords, choice, .. } = translation;
-        let mut settings = draft(&all).settings(effective(&all)).map_err(Error::Wrong)?;
+        let mut settings = draft(&given).settings(given).map_err(Error::Wrong)?;
         for (setting, given) in CATALOG.iter().zip(&mut settings.given) {
             given.value = setting.shown(&given.value);
         }
@@ -99,9 +103,8 @@ impl Sources {
         Ok(Settings { traces, without_effect, backend: choice, ..settings })
     }
 
-    fn file(&self, reader: &mut Reader) -> Result<Layer, Error> {
-        let mut layer = Layer::new(Origin::File);
-        let Some(path) = &self.file else { return Ok(layer) };
+    fn read_file(&self, reader: &mut Reader) -> Result<(), Error> {
+        let Some(path) = &self.file else { return Ok(()) };
         let bytes = files::read(path, yaml::BYTES_MAX as u64)
             .map_err(|error| Error::Unreadable { path: path.clone(), error })?;
         let stream = yaml::load(&bytes);
@@ -115,43 +118,35 @@ impl Sources {
                     let place = place(section.mark);
                     reader.problems.push(format!("{place}: no such section: {}", section.key));
                 }
-                reader.section(&section.key, settings, &place, &mut layer);
+                reader.section(&section.key, settings, &place);
             }
         }
-        Ok(layer)
+        Ok(())
     }
 
-    fn environment(&self, reader: &mut Reader) -> Result<Layer, Error> {
+    fn read_environment(&self, reader: &mut Reader) -> Result<(), Error> {
         // A variable without the double underscore is not a setting: Kubernetes defines such variables for a Service.
         let is_setting = |name: &str| name.starts_with("TOLLGATE_") && name.contains("__");
         let given = self.environment.iter().filter(|(name, _)| is_setting(name));
         let given = given.map(|(name, value)| (name.to_uppercase(), value.clone()));
         let source = Environment::with_prefix("TOLLGATE").prefix_separator("_").separator("__");
         let values: BTreeMap<_, _> = source.source(Some(given.collect())).collect()?.into_iter().collect();
-        let mut layer = Layer::new(Origin::Environment);
         for (name, value) in values {
             let value = value.into_string()?;
-            reader.set(&variable(&name), Setting::variable, &name, &value, &mut layer);
+            reader.set(Origin::Environment, &variable(&name), Setting::variable, &name, &value);
         }
-        Ok(layer)
+        Ok(())
     }
 
-    fn flags(&self, reader: &mut Reader) -> Layer {
-        let mut layer = Layer::new(Origin::Flag);
-        let flag = |setting: &Setting| format!("--{}", setting.flag());
-        for (setting, value) in &self.flags {
-            reader.set(&flag(setting), flag, setting.name, value, &mut layer);
-        }
-        layer
-    }
-
-    /// Reads the variables of another server, which override defaults only. `own` has all other settings.
-    fn reference(&self, own: &Config, reader: &mut Reader) -> (Layer, Translation) {
-        let mut layer = Layer::new(Origin::Reference);
-        let Some(Compat::EnvoyRatelimit) = self.compat else { return (layer, Translation::default()) };
-        let Draft { store, redis, links, .. } = draft(own);
+    /// Reads the variables of another server, which override defaults only. All other sources were read before.
+    fn read_reference(&self, reader: &mut Reader) -> Result<Translation, Error> {
+        let Some(Compat::EnvoyRatelimit) = self.compat else { return Ok(Translation::default()) };
+        let given = reader.effective()?;
+        let is_given =
+            |name: &str| given.iter().any(|given| given.name == name && given.from != Origin::Default);
+        let Draft { store, redis, links, .. } = draft(&given);
         let own = Own {
-            store: value(own, "store.kind").map(|_| store.kind),
+            store: is_given("store.kind").then_some(store.kind),
             has_cluster: links.listen.is_some(),
             has_password_file: redis.password_file.is_some(),
             has_sentinel_password_file: redis.sentinel_password_file.is_some(),
@@ -159,94 +154,56 @@ impl Sources {
         let mut translation = reference::translate(&self.environment, own);
         reader.problems.append(&mut translation.problems);
         for Given { setting, value, variable } in &translation.settings {
-            reader.set(variable, |_| variable.clone(), setting, value, &mut layer);
+            reader.set(Origin::Reference, variable, |_| variable.clone(), setting, value);
         }
-        (layer, translation)
+        Ok(translation)
     }
 }
 
-/// The valid settings of one source; of equal names the last one counts.
-#[derive(Clone, Debug)]
-struct Layer {
-    origin: Origin,
-    values: Vec<(&'static str, String)>,
-}
-
-impl Layer {
-    fn new(origin: Origin) -> Self {
-        Self { origin, values: Vec::new() }
-    }
-}
-
-impl Source for Layer {
-    fn clone_into_box(&self) -> Box<dyn Source + Send + Sync> {
-        Box::new(self.clone())
-    }
-
-    fn collect(&self) -> Result<Map<String, config::Value>, ConfigError> {
-        let origin = self.origin.name().to_owned();
-        let value = |text: &String| config::Value::new(Some(&origin), text.as_str());
-        Ok(self.values.iter().map(|(name, text)| ((*name).to_owned(), value(text))).collect())
-    }
-}
-
-fn defaults() -> Layer {
-    let values = CATALOG.iter().map(|setting| (setting.name, setting.default.to_owned()));
-    Layer { values: values.collect(), ..Layer::new(Origin::Default) }
-}
-
-/// These layers, each of which overrides the previous ones.
-fn layered(layers: [Layer; 3]) -> Result<Config, ConfigError> {
-    layers.into_iter().fold(Config::builder(), |builder, layer| builder.add_source(layer)).build()
-}
-
-/// The value of a setting, if there is one.
-fn value<'c>(config: &'c Config, name: &str) -> Option<(&'c str, Origin)> {
-    let inner = |value: &'c config::Value, part| {
-        let ValueKind::Table(values) = &value.kind else { return None };
-        values.get(part)
-    };
-    let found = name.split('.').try_fold(&config.cache, inner)?;
-    let ValueKind::String(text) = &found.kind else { return None };
-    let origin = Origin::ALL.into_iter().find(|origin| found.origin() == Some(origin.name()))?;
-    Some((text, origin))
-}
-
-/// The defaults, overridden by these valid values.
-fn draft(config: &Config) -> Draft {
+/// The settings with these valid values.
+fn draft(given: &[EffectiveSetting]) -> Draft {
     let mut draft = Draft::defaults();
-    for setting in CATALOG {
-        if let Some((text, _)) = value(config, setting.name) {
-            // It was accepted when it was read.
-            let _ = draft.set(setting, text);
-        }
+    for (setting, given) in CATALOG.iter().zip(given) {
+        // It was accepted when it was read.
+        let _ = draft.set(setting, &given.value);
     }
     draft
-}
-
-/// The values of all settings, in the order of the catalog.
-fn effective(config: &Config) -> Vec<EffectiveSetting> {
-    let each = CATALOG.iter().map(|setting| {
-        let (text, from) = value(config, setting.name).unwrap_or((setting.default, Origin::Default));
-        EffectiveSetting { name: setting.name, value: text.to_owned(), from }
-    });
-    each.collect()
 }
 
 /// Reads the values of sources, and collects what is wrong with them.
 struct Reader {
     /// Tries values; a value without effect must be valid, too.
     draft: Draft,
+    /// The valid values, each with its source; those of a later source override those of an earlier one.
+    values: Vec<(Origin, &'static str, String)>,
     problems: Vec<String>,
 }
 
 impl Default for Reader {
     fn default() -> Self {
-        Self { draft: Draft::defaults(), problems: Vec::new() }
+        Self { draft: Draft::defaults(), values: Vec::new(), problems: Vec::new() }
     }
 }
 
 impl Reader {
+    /// The effective value of each setting, in the order of the catalog.
+    fn effective(&self) -> Result<Vec<EffectiveSetting>, ConfigError> {
+        let mut config = Config::builder();
+        for (from, name, text) in &self.values {
+            let value = config::Value::new(Some(&from.name().to_owned()), text.as_str());
+            config = match from {
+                Origin::Default | Origin::Reference => config.set_default(name, value)?,
+                Origin::File | Origin::Environment | Origin::Flag => config.set_override(name, value)?,
+            };
+        }
+        let config = config.build()?;
+        let each = CATALOG.iter().map(|Setting { name, default, .. }| {
+            let (text, from) = value(&config, name).unwrap_or((*default, Origin::Default));
+            EffectiveSetting { name, value: text.to_owned(), from }
+        });
+        Ok(each.collect())
+    }
+
     /// The pairs of a mapping in a settings file; empty for null.
     fn pairs<'n>(&mut self, node: &'n Node<'n>, place: &impl Fn(Mark) -> String) -> &'n [Pair<'n>] {
         match &node.value {
@@ -263,21 +220,15 @@ impl Reader {
     }
 
     /// The settings of a section in a settings file, and of the sections in it.
-    fn section(
-        &mut self,
-        section: &str,
-        settings: &[Pair<'_>],
-        place: &impl Fn(Mark) -> String,
-        layer: &mut Layer,
-    ) {
+    fn section(&mut self, section: &str, settings: &[Pair<'_>], place: &impl Fn(Mark) -> String) {
         for setting in settings {
             let name = format!("{section}.{}", setting.key);
             let written = |setting: &Setting| setting.name.to_owned();
             match &setting.value.value {
                 Value::Scalar(scalar) => {
-                    self.set(&place(setting.mark), written, &name, &scalar.text, layer);
+                    self.set(Origin::File, &place(setting.mark), written, &name, &scalar.text);
                 }
-                Value::Mapping(settings) if is_section(&name) => self.section(&name, settings, place, layer),
+                Value::Mapping(settings) if is_section(&name) => self.section(&name, settings, place),
                 Value::List(_) | Value::Mapping(_) => {
                     let what = setting.value.describe();
                     self.problems.push(format!("{}: {name} cannot be {what}", place(setting.mark)));
@@ -287,15 +238,15 @@ impl Reader {
         }
     }
 
-    /// Adds the setting `name` to a layer, if it and its value are valid. `place` is where it was set; `written` formats
-    /// the name of a setting for this source.
+    /// Adds the setting `name`, if it and its value are valid. `place` is where it was set; `written` formats the name of
+    /// a setting for this source.
     fn set(
         &mut self,
+        from: Origin,
         place: &str,
         written: impl Fn(&Setting) -> String,
         name: &str,
         value: &str,
-        layer: &mut Layer,
     ) {
         let Some(setting) = CATALOG.iter().find(|known| known.name == name) else {
             let near = CATALOG.iter().max_by(|one, other| {
@@ -307,13 +258,25 @@ impl Reader {
             return;
         };
         match self.draft.set(setting, value) {
-            Some(()) => layer.values.push((setting.name, value.to_owned())),
+            Some(()) => self.values.push((from, setting.name, value.to_owned())),
             None => {
                 let (expected, shown) = (setting.value_type().expected, setting.shown(value));
                 self.problems.push(format!("{place}: `{shown}` is not allowed; {expected} is"));
             }
         }
     }
+}
+
+/// The value of a setting, and its source.
+fn value<'c>(config: &'c Config, name: &str) -> Option<(&'c str, Origin)> {
+    let inner = |value: &'c config::Value, part| {
+        let ValueKind::Table(values) = &value.kind else { return None };
+        values.get(part)
+    };
+    let found = name.split('.').try_fold(&config.cache, inner)?;
+    let ValueKind::String(text) = &found.kind else { return None };
+    let origin = Origin::ALL.into_iter().find(|origin| found.origin() == Some(origin.name()))?;
+    Some((text, origin))
 }
 
 /// Whether settings have names that begin with this section.

@@ -7,7 +7,7 @@ import pytest
 from processes import ROOT
 
 PAGE = ROOT / "tests" / "FAILURE_MODES.md"
-ROWS = 61
+ROWS = 74
 
 
 @pytest.fixture(scope="module")

@@ -42,7 +42,7 @@ fn of_reference(variables: Variables<'_>) -> Result<(Backend, &'static str), Str
     match variables.value("REDIS_URL") {
         None if backend.is_none() => Ok((Backend::Memory, "REDIS_URL is not set")),
         None => Err(format!("BACKEND_TYPE: `redis` without REDIS_URL is a Unix socket; {WAYS_OUT}")),
-        Some(_) if servers(variables).1.iter().all(|server| is_invalid(server)) => {
+        Some(_) if has_only_invalid_names(&servers(variables).1) => {
             Ok((Backend::Memory, "the host of REDIS_URL is below .invalid, so it does not exist"))
         }
         Some(_) => Ok((Backend::Redis, "REDIS_URL names a server")),
@@ -59,6 +59,11 @@ fn servers(variables: Variables<'_>) -> (Option<&str>, Vec<&str>) {
 
 fn redis_type(variables: Variables<'_>) -> String {
     variables.value("REDIS_TYPE").unwrap_or("single").to_ascii_lowercase()
+}
+
+/// Whether these servers stand for none. An address without servers is an error instead.
+fn has_only_invalid_names(servers: &[&str]) -> bool {
+    !servers.is_empty() && servers.iter().all(|server| is_invalid(server))
 }
 
 /// Whether the name of a server is one that never exists (RFC 6761).
