@@ -21,6 +21,8 @@ use crate::{
     time::{SECOND, Timestamp},
 };
 
+mod peeks;
+
 const NOW: Timestamp = Timestamp::from_nanos(1_790_000_000 * SECOND);
 const KEYS: [&str; 11] =
     ["classic", "fixed", "bucket", "queue", "shadow", "quota", "late", "tried", "gold", "free", "nothing"];
