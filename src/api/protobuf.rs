@@ -34,6 +34,11 @@ impl<'m> Fields<'m> {
         Self { rest: message }
     }
 
+    /// What follows the last field that was read.
+    pub(super) fn rest(&self) -> &'m [u8] {
+        self.rest
+    }
+
     /// The next field; `None` at the end of the message.
     // `inline(always)`: the value is matched in registers, not written to memory and read again.
     #[inline(always)]

@@ -102,7 +102,7 @@ impl Body for RequestBody {
 }
 
 /// Releases the flow-control window of a received chunk.
-pub(super) fn release_window(stream: &mut RecvStream, chunk: &Bytes) {
+fn release_window(stream: &mut RecvStream, chunk: &Bytes) {
     // Fails only if the stream is closed.
     let _ = stream.flow_control().release_capacity(chunk.len());
 }

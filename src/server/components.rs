@@ -42,8 +42,8 @@ use crate::{
     telemetry::{logs::LogControl, traces::Traces},
 };
 
-/// Maximum size of a reflection message, in bytes.
-const REFLECTION_BYTES_MAX: usize = 64 * 1024;
+/// Maximum size of a reflection message, in bytes: a name. Its stream keeps as much while it is open.
+const REFLECTION_BYTES_MAX: usize = 4 * 1024;
 
 /// Memory budget for large JSON bodies, in bytes.
 const JSON_BODIES_BYTES_MAX: usize = 8 * 1024 * 1024;

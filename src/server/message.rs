@@ -107,9 +107,14 @@ pub(super) fn poll_part(
 /// The length of the first message with its prefix; `None` if it is not complete.
 #[inline]
 pub(super) fn first_message(framed: &[u8]) -> Result<Option<usize>, MessageError> {
-    let Some(([flag, length @ ..], message)) = framed.split_first_chunk::<PREFIX_BYTES>() else {
-        return Ok(None);
-    };
+    let length = message_length(framed)?;
+    Ok(length.filter(|length| framed.len() >= *length))
+}
+
+/// The length of the first message with its prefix; `None` if its prefix is not complete.
+#[inline]
+fn message_length(framed: &[u8]) -> Result<Option<usize>, MessageError> {
+    let Some([flag, length @ ..]) = framed.first_chunk::<PREFIX_BYTES>() else { return Ok(None) };
     let length = usize::try_from(u32::from_be_bytes(*length)).unwrap_or(usize::MAX);
     if length > MESSAGE_BYTES_MAX {
         return Err(MessageError::TooLarge);
@@ -118,7 +123,13 @@ pub(super) fn first_message(framed: &[u8]) -> Result<Option<usize>, MessageError
     if *flag != 0 {
         return Err(MessageError::Compressed);
     }
-    Ok((message.len() >= length).then_some(PREFIX_BYTES + length))
+    Ok(Some(PREFIX_BYTES + length))
+}
+
+/// The bytes that the first message lacks, as far as they are known: those of its prefix first. 0: it is complete.
+pub(super) fn missing_bytes(framed: &[u8]) -> Result<usize, MessageError> {
+    let length = message_length(framed)?.unwrap_or(PREFIX_BYTES);
+    Ok(length.saturating_sub(framed.len()))
 }
 
 /// The message in a complete body.

@@ -1,66 +1,123 @@
 //! Reads the messages of a streaming call.
 
-use std::task::{Context, Poll, ready};
-
-use h2::RecvStream;
-use hyper::body::Bytes;
-use prost::bytes::BytesMut;
-
-use crate::server::{
-    body::release_window,
-    message::{MessageError, PREFIX_BYTES, first_message, poll_part},
-    request_bytes::{ConnectionBytes, Share},
+use std::{
+    mem,
+    task::{Context, Poll, ready},
 };
 
-/// The messages of a streaming call.
+use h2::RecvStream;
+use hyper::body::{Buf as _, Bytes};
+
+use crate::server::{
+    message::{MessageError, PREFIX_BYTES, first_message, missing_bytes, poll_part},
+    request_bytes::{ConnectionBytes, Held, Share},
+};
+
+/// The messages of a streaming call. Between two messages it keeps no buffer.
 pub(super) struct MessageQueue {
     body: RecvStream,
     bytes: ConnectionBytes,
-    // What was received and not taken. Grows with the bytes received, never by the announced length.
-    framed: BytesMut,
-    // The accounting of a message that is not complete.
-    share: Option<Share>,
+    // The part of a frame that was received and not taken.
+    received: Bytes,
+    // A message that is not complete.
+    partial: Option<Partial>,
+}
+
+/// A message of which more is to come.
+struct Partial {
+    // Grows with the bytes received, never by the announced length. Alone in its memory, so that nothing else keeps it.
+    framed: Vec<u8>,
+    share: Share,
+}
+
+/// A complete message.
+pub(super) struct Message {
+    pub(super) bytes: Bytes,
+    /// The memory of a message that came in several frames, counted until this is dropped. A message in one frame shares
+    /// the memory of what was read with it.
+    pub(super) held: Option<Held>,
+}
+
+impl Message {
+    /// The message in memory of its own that counts in `counted`, because it waits.
+    pub(super) fn hold(self, counted: &ConnectionBytes) -> (Bytes, Held) {
+        let Self { bytes, held } = self;
+        match held {
+            Some(held) => (bytes, held),
+            None => (Bytes::copy_from_slice(&bytes), counted.hold(bytes.len())),
+        }
+    }
 }
 
 impl MessageQueue {
     /// The messages in `body`. Those that are not complete count in `bytes`.
     pub(super) fn new(body: RecvStream, bytes: ConnectionBytes) -> Self {
-        Self { body, bytes, framed: BytesMut::new(), share: None }
+        Self { body, bytes, received: Bytes::new(), partial: None }
     }
 
     /// The next message; `None` at the end.
-    pub(super) fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, MessageError>>> {
+    pub(super) fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Message, MessageError>>> {
         loop {
             if let Some(message) = self.take().transpose() {
                 return Poll::Ready(Some(message));
             }
-            match ready!(poll_part(&mut self.body, self.share.as_mut(), cx)) {
-                Some(chunk) => self.receive(&chunk?),
-                None if self.framed.is_empty() => return Poll::Ready(None),
+            let share = self.partial.as_mut().map(|partial| &mut partial.share);
+            match ready!(poll_part(&mut self.body, share, cx)) {
+                Some(chunk) => self.received = chunk?,
+                None if self.partial.is_none() => return Poll::Ready(None),
                 None => return Poll::Ready(Some(Err(MessageError::Truncated))),
             }
         }
     }
 
-    /// Takes a complete message.
-    fn take(&mut self) -> Result<Option<Bytes>, MessageError> {
-        let Some(length) = first_message(&self.framed)? else { return Ok(None) };
-        if let Some(share) = self.share.take() {
-            // Fails only if the stream is closed.
-            let _ = self.body.flow_control().release_capacity(share.end());
+    /// Takes a complete message. If there is none, everything that was received is in `partial`.
+    fn take(&mut self) -> Result<Option<Message>, MessageError> {
+        let Some(mut partial) = self.partial.take() else { return self.take_received() };
+        while !self.received.is_empty() {
+            let missing = missing_bytes(&partial.framed)?.min(self.received.len());
+            partial.framed.extend_from_slice(&self.received[..missing]);
+            partial.share.receive(missing);
+            self.advance(missing);
+            if missing_bytes(&partial.framed)? == 0 {
+                let Partial { framed, share } = partial;
+                let (withheld, held) = share.complete();
+                self.release_window(withheld);
+                let bytes = Bytes::from(framed).split_off(PREFIX_BYTES);
+                return Ok(Some(Message { bytes, held: Some(held) }));
+            }
         }
-        let mut message = self.framed.split_to(length).freeze();
-        Ok(Some(message.split_off(PREFIX_BYTES)))
+        self.partial = Some(partial);
+        Ok(None)
     }
 
-    fn receive(&mut self, chunk: &Bytes) {
-        self.framed.extend_from_slice(chunk);
-        match &mut self.share {
-            Some(share) => share.receive(chunk.len()),
-            None if matches!(first_message(&self.framed), Ok(Some(_))) => {
-                release_window(&mut self.body, chunk)
-            }
-            None => self.share.insert(self.bytes.share(0)).receive(chunk.len()),
+    /// Takes a message that is complete in what was received. Otherwise a partial one begins.
+    fn take_received(&mut self) -> Result<Option<Message>, MessageError> {
+        if self.received.is_empty() {
+            return Ok(None);
         }
+        if let Some(length) = first_message(&self.received)? {
+            let bytes = self.received.slice(PREFIX_BYTES..length);
+            self.advance(length);
+            self.release_window(length);
+            return Ok(Some(Message { bytes, held: None }));
+        }
+        let received = mem::take(&mut self.received);
+        let mut share = self.bytes.share(0);
+        share.receive(received.len());
+        self.partial = Some(Partial { framed: received.to_vec(), share });
+        Ok(None)
+    }
+
+    fn advance(&mut self, bytes: usize) {
+        self.received.advance(bytes);
+        if self.received.is_empty() {
+            // An empty rest keeps the memory of its frame.
+            self.received = Bytes::new();
+        }
+    }
+
+    fn release_window(&mut self, bytes: usize) {
+        // Fails only if the stream is closed.
+        let _ = self.body.flow_control().release_capacity(bytes);
     }
 }

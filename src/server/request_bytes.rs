@@ -1,4 +1,4 @@
-//! Accounts bytes of requests that are not complete.
+//! Accounts bytes of requests that are not complete, and of those that wait for their decision.
 //!
 //! A connection is bounded by flow control: beyond [`CONNECTION_BYTES_MAX`] only its oldest incomplete call gets more
 //! window. The process is bounded by rejection: beyond its budget the oldest incomplete call is rejected. A call that
@@ -9,7 +9,7 @@ use std::{
     mem,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed},
     },
     task::{Context, Poll, Waker},
 };
@@ -22,11 +22,13 @@ const CONNECTION_BYTES_MAX: usize = 4 * 1024 * 1024;
 /// Approximate memory of an incomplete call besides its message and head: stream state and future.
 const CALL_BYTES: usize = 2 * 1024;
 
-/// The process-wide budget for incomplete calls.
+/// The process-wide budget for incomplete calls. Those that are complete and wait count too, but are not rejected.
 #[derive(Debug)]
 pub(super) struct RequestBytes {
     max: usize,
     calls: Mutex<Calls>,
+    // Of complete calls.
+    held: AtomicUsize,
     rejected: AtomicU64,
 }
 
@@ -78,9 +80,16 @@ pub(super) struct Share {
     withheld: usize,
 }
 
+/// The memory of a complete call that waits; dropping it ends the accounting.
+#[derive(Debug)]
+pub(super) struct Held {
+    process: Arc<RequestBytes>,
+    bytes: usize,
+}
+
 impl RequestBytes {
     pub(super) fn new(max: usize) -> Self {
-        Self { max, calls: Mutex::default(), rejected: AtomicU64::new(0) }
+        Self { max, calls: Mutex::default(), held: AtomicUsize::new(0), rejected: AtomicU64::new(0) }
     }
 
     /// Calls that were rejected because the budget was exhausted.
@@ -88,9 +97,9 @@ impl RequestBytes {
         self.rejected.load(Relaxed)
     }
 
-    /// Current bytes of incomplete calls.
+    /// Current bytes of calls that are incomplete or wait.
     pub(super) fn bytes(&self) -> usize {
-        self.calls().bytes
+        self.calls().bytes + self.held.load(Relaxed)
     }
 
     fn calls(&self) -> MutexGuard<'_, Calls> {
@@ -116,7 +125,7 @@ impl RequestBytes {
         call.bytes += bytes;
         calls.bytes += bytes;
         let mut rejected = Vec::new();
-        while calls.bytes > self.max {
+        while calls.bytes + self.held.load(Relaxed) > self.max {
             let Some((_, oldest)) = calls.by_number.pop_first() else { break };
             calls.bytes -= oldest.bytes;
             rejected.push(oldest.rejection);
@@ -129,11 +138,12 @@ impl RequestBytes {
         }
     }
 
-    fn end(&self, number: u64) {
+    /// Ends the accounting of an incomplete call. Returns the bytes that were counted.
+    fn end(&self, number: u64) -> usize {
         let mut calls = self.calls();
-        if let Some(call) = calls.by_number.remove(&number) {
-            calls.bytes -= call.bytes;
-        }
+        let bytes = calls.by_number.remove(&number).map_or(0, |call| call.bytes);
+        calls.bytes -= bytes;
+        bytes
     }
 }
 
@@ -147,6 +157,12 @@ impl ConnectionBytes {
         let (number, rejection) = self.process.begin(CALL_BYTES + head);
         self.windows().by_number.insert(number, 0);
         Share { connection: self.clone(), number, rejection, withheld: 0 }
+    }
+
+    /// Counts `bytes` of a complete call that waits.
+    pub(super) fn hold(&self, bytes: usize) -> Held {
+        self.process.held.fetch_add(bytes, Relaxed);
+        Held { process: self.process.clone(), bytes }
     }
 
     /// Received bytes whose window is not released yet.
@@ -186,15 +202,22 @@ impl Share {
         Poll::Ready(mem::take(&mut self.withheld))
     }
 
-    /// Ends the accounting. Returns the window that is still withheld.
-    pub(super) fn end(self) -> usize {
-        self.withheld
+    /// The call is complete. Returns the window that is still withheld, and its memory for as long as it waits.
+    pub(super) fn complete(self) -> (usize, Held) {
+        let bytes = self.connection.process.end(self.number);
+        (self.withheld, self.connection.hold(bytes))
     }
 
     /// Ready once the call is rejected because the process is over its budget.
     pub(super) fn poll_rejected(&self, cx: &Context<'_>) -> Poll<()> {
         self.rejection.waker.register(cx.waker());
         if self.rejection.is_rejected.load(Relaxed) { Poll::Ready(()) } else { Poll::Pending }
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.process.held.fetch_sub(self.bytes, Relaxed);
     }
 }
 
@@ -243,6 +266,21 @@ mod tests {
             assert!(share.poll_rejected(&NOOP).is_pending());
         }
         assert_eq!((process.rejected(), process.bytes(), connection.withheld()), (0, 0, 0));
+    }
+
+    #[test]
+    fn complete_call_counts_while_it_is_held() {
+        let process = Arc::new(RequestBytes::new(2 * CALL_BYTES + 100));
+        let connection = ConnectionBytes::new(process.clone());
+        let mut share = connection.share(0);
+        share.receive(100);
+        let (withheld, held) = share.complete();
+        assert_eq!((withheld, process.bytes(), connection.withheld()), (100, CALL_BYTES + 100, 0));
+        let (first, second) = (connection.share(0), connection.share(0));
+        assert!(first.poll_rejected(&NOOP).is_ready(), "what is held leaves room for one");
+        assert!(second.poll_rejected(&NOOP).is_pending());
+        drop(held);
+        assert_eq!(process.bytes(), CALL_BYTES);
     }
 
     #[test]

@@ -43,6 +43,8 @@ pub(super) struct Services {
     quotas: Option<Arc<QuotaService>>,
     // Address of the client.
     peer: Option<SocketAddr>,
+    // Where the calls of the connection come from.
+    origin: Origin,
     // Activity of the connection, if the listener closes idle connections.
     activity: Option<Arc<Activity>>,
     callers: Callers,
@@ -56,7 +58,7 @@ impl Services {
         // A router with its state set is not rebuilt for each request.
         let router = router.with_state(());
         let (api, quotas, activity, caller) = (None, None, None, Caller::default());
-        Self { router, api, quotas, peer: None, activity, callers, caller }
+        Self { router, api, quotas, peer: None, origin: Origin::Network(None), activity, callers, caller }
     }
 
     /// gRPC services: `api` is the rate limit service, `quotas` that of quotas, `router` has the other services.
@@ -67,7 +69,7 @@ impl Services {
         callers: Callers,
     ) -> Self {
         let (api, activity, caller) = (Some(api), None, Caller::default());
-        Self { router, api, quotas, peer: None, activity, callers, caller }
+        Self { router, api, quotas, peer: None, origin: Origin::Network(None), activity, callers, caller }
     }
 
     /// The services for one connection. `name` is that of the client's certificate, which was verified.
@@ -80,9 +82,10 @@ impl Services {
         let (router, api, callers) = (self.router.clone(), self.api.clone(), self.callers.clone());
         let quotas = self.quotas.clone();
         let network = || Origin::network(peer.map(|peer| peer.ip()));
+        let origin = name.map_or_else(network, Origin::Name);
         // One per connection: connections on different cores must not share a reference count.
-        let caller = self.callers.connected(name.map_or_else(network, Origin::Name));
-        Arc::new(Self { router, api, quotas, peer, activity, callers, caller })
+        let caller = self.callers.connected(origin.clone());
+        Arc::new(Self { router, api, quotas, peer, origin, activity, callers, caller })
     }
 
     /// Starts a batch of calls that are read together.
@@ -98,6 +101,11 @@ impl Services {
     /// The rate limit quota service, if it is enabled.
     pub(super) fn quotas(&self) -> Option<&Arc<QuotaService>> {
         self.quotas.as_ref()
+    }
+
+    /// Where the calls of the connection come from.
+    pub(super) fn origin(&self) -> &Origin {
+        &self.origin
     }
 
     /// The address of the client.

@@ -32,7 +32,7 @@ use crate::{
     },
     server::{
         body::{GRPC_CONTENT_TYPE, ok_trailers},
-        message_queue::MessageQueue,
+        message_queue::{Message, MessageQueue},
         reply_bytes::{ReplyPart, Unsent},
         request_bytes::ConnectionBytes,
         services::Services,
@@ -47,14 +47,17 @@ pub(super) trait Replier: Send {
     /// The first reply, before any message.
     fn first(&mut self) -> Option<Vec<u8>>;
 
-    /// Whether another message can be taken.
-    fn has_room(&self) -> bool;
+    /// Ready once another message can be taken.
+    fn poll_room(&mut self, cx: &mut Context<'_>) -> Poll<()>;
+
+    /// Whether it has stopped so that other calls have their turn. The task is woken for the rest.
+    fn has_paused(&self) -> bool;
 
     /// Whether messages are taken while the client does not take its replies.
     fn reads_ahead(&self) -> bool;
 
     /// Takes a message, and returns its reply if it has one at once. `rest` is the time that is left to the stream.
-    fn receive(&mut self, message: Bytes, rest: Option<Duration>) -> Result<Option<Vec<u8>>, Status>;
+    fn receive(&mut self, message: Message, rest: Option<Duration>) -> Result<Option<Vec<u8>>, Status>;
 
     /// The next reply that is made later. `None`: none is expected now.
     fn poll_reply(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Vec<u8>, Status>>>;
@@ -66,7 +69,16 @@ pub(super) trait Replier: Send {
 /// Answers questions.
 pub(super) struct Answers {
     service: Arc<Services>,
+    bytes: ConnectionBytes,
     waiting: FuturesUnordered<BoxFuture<'static, Result<Vec<u8>, Status>>>,
+}
+
+/// Takes reports of quotas, and replies with assignments.
+pub(super) struct Reports {
+    quotas: QuotaStream,
+    // The message that is taken in parts, and the byte from which the rest of it is.
+    rest: Option<(Message, usize)>,
+    has_paused: bool,
 }
 
 /// A stream of messages and replies.
@@ -90,8 +102,15 @@ struct Deadline {
 }
 
 impl Answers {
-    pub(super) fn new(service: Arc<Services>) -> Self {
-        Self { service, waiting: FuturesUnordered::new() }
+    /// Answers whose questions count in `bytes` while they wait.
+    pub(super) fn new(service: Arc<Services>, bytes: ConnectionBytes) -> Self {
+        Self { service, bytes, waiting: FuturesUnordered::new() }
+    }
+}
+
+impl Reports {
+    pub(super) fn new(quotas: QuotaStream) -> Self {
+        Self { quotas, rest: None, has_paused: false }
     }
 }
 
@@ -100,23 +119,30 @@ impl Replier for Answers {
         Some(first_credits())
     }
 
-    fn has_room(&self) -> bool {
-        self.waiting.len() < CREDITS
+    fn poll_room(&mut self, _cx: &mut Context<'_>) -> Poll<()> {
+        // The task is woken for each answer.
+        if self.waiting.len() < CREDITS { Poll::Ready(()) } else { Poll::Pending }
+    }
+
+    fn has_paused(&self) -> bool {
+        false
     }
 
     fn reads_ahead(&self) -> bool {
         false
     }
 
-    fn receive(&mut self, question: Bytes, rest: Option<Duration>) -> Result<Option<Vec<u8>>, Status> {
+    fn receive(&mut self, question: Message, rest: Option<Duration>) -> Result<Option<Vec<u8>>, Status> {
         let Some((api, _)) = self.service.api() else { return Ok(None) };
-        match api.answer_question(&question, rest)? {
+        match api.answer_question(&question.bytes, rest)? {
             Answered::Ready(answer) => Ok(Some(answer)),
             Answered::Unfinished(unfinished) => {
                 let service = self.service.clone();
+                let (bytes, held) = question.hold(&self.bytes);
                 self.waiting.push(Box::pin(async move {
+                    let _held = held;
                     let Some((api, connection)) = service.api() else { return Ok(Vec::new()) };
-                    api.finish_question(&question, rest, unfinished, connection).await.map_err(Status::from)
+                    api.finish_question(&bytes, rest, unfinished, connection).await.map_err(Status::from)
                 }));
                 Ok(None)
             }
@@ -132,25 +158,42 @@ impl Replier for Answers {
     }
 }
 
-impl Replier for QuotaStream {
+impl Replier for Reports {
     fn first(&mut self) -> Option<Vec<u8>> {
         None
     }
 
-    fn has_room(&self) -> bool {
-        true
+    fn poll_room(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        self.has_paused = self.quotas.apply_rules();
+        if !self.has_paused {
+            let Some((message, from)) = self.rest.take() else { return Poll::Ready(()) };
+            self.rest = self.quotas.take(&message.bytes, from).map(|next| (message, next));
+            self.has_paused = self.rest.is_some();
+        }
+        if !self.has_paused {
+            return Poll::Ready(());
+        }
+        // Other calls have their turn between two parts.
+        cx.waker().wake_by_ref();
+        Poll::Pending
+    }
+
+    fn has_paused(&self) -> bool {
+        self.has_paused
     }
 
     fn reads_ahead(&self) -> bool {
         true
     }
 
-    fn receive(&mut self, reports: Bytes, _rest: Option<Duration>) -> Result<Option<Vec<u8>>, Status> {
-        Self::receive(self, &reports).map(|()| None)
+    fn receive(&mut self, reports: Message, _rest: Option<Duration>) -> Result<Option<Vec<u8>>, Status> {
+        self.quotas.begin(&reports.bytes)?;
+        self.rest = Some((reports, 0));
+        Ok(None)
     }
 
     fn poll_reply(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Vec<u8>, Status>>> {
-        self.poll_frame(cx).map(|frame| Some(Ok(frame)))
+        self.quotas.poll_frame(cx).map(|frame| Some(Ok(frame)))
     }
 
     fn is_waiting(&self) -> bool {
@@ -230,7 +273,7 @@ impl<R: Replier> MessageStream<R> {
                 Some(end) if !self.replier.is_waiting() => return Poll::Ready(Ok(end)),
                 end => self.end = end,
             }
-            if !is_active {
+            if !is_active || self.replier.has_paused() {
                 return Poll::Pending;
             }
         }
@@ -238,7 +281,7 @@ impl<R: Replier> MessageStream<R> {
 
     /// Reads messages while there is room. Returns whether it stopped for lack of room for replies.
     fn read(&mut self, cx: &mut Context<'_>) -> bool {
-        while self.end.is_none() && self.replier.has_room() {
+        while self.end.is_none() && self.replier.poll_room(cx).is_ready() {
             if self.replies_bytes >= REPLIES_BYTES_MAX && !self.replier.reads_ahead() {
                 return true;
             }
@@ -266,7 +309,7 @@ impl<R: Replier> MessageStream<R> {
         false
     }
 
-    fn receive(&mut self, message: Bytes) {
+    fn receive(&mut self, message: Message) {
         let rest = self.deadline.as_ref().map(Deadline::rest);
         match self.replier.receive(message, rest) {
             Ok(Some(reply)) => self.push(reply),

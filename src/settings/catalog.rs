@@ -243,12 +243,8 @@ settings! {
     "rlqs." Always "Rate limit quota service" use rlqs: api::rlqs::Settings {
         enabled: bool = boolean() => "false"
             "Whether Envoy's rate limit quota service is served on the gRPC port. Only with store.kind memory.";
-        max_streams: usize = count(COUNT_MAX) => "1000"
-            "Maximum number of streams, one for each Envoy; further ones are refused with RESOURCE_EXHAUSTED.";
-        max_stream_buckets: usize = count(COUNT_MAX) => "10000"
-            "Maximum number of buckets of a stream; further ones get no assignment.";
-        max_buckets: usize = count(COUNT_MAX) => "200000"
-            "Maximum number of buckets of all streams; further ones get no assignment.";
+        memory: u64 = size(MemoryShare::Quotas) => "auto"
+            "Maximum memory for streams of quotas, their buckets and the divisions of these. Once half is used, a caller gets at most a quarter of what others leave; beyond it streams are refused with RESOURCE_EXHAUSTED, and buckets get no assignment. auto: 5 % of the memory available to the process.";
         max_pairs: usize = count(COUNT_MAX) => "32"
             "Maximum number of pairs of a bucket; buckets with more get no assignment.";
         max_id_bytes: usize = count(COUNT_MAX) => "8192"
@@ -256,7 +252,7 @@ settings! {
     }
     "memory." Always "Memory of requests and replies" struct memory: Memory {
         requests: u64 = size(MemoryShare::Requests) => "auto"
-            "Maximum memory for incomplete gRPC requests; beyond it the oldest are refused. auto: 10 % of the memory available to the process.";
+            "Maximum memory for incomplete requests, and for those that wait for their decision; beyond it the oldest incomplete ones are refused. auto: 10 % of the memory available to the process.";
         replies: u64 = size(MemoryShare::Replies) => "auto"
             "Maximum memory for unsent replies; beyond it, further calls of slow clients wait. auto: 10 % of the memory available to the process.";
     }

@@ -34,6 +34,8 @@ pub enum MemoryShare {
     Requests,
     /// Unsent replies: 10 %.
     Replies,
+    /// Streams of quotas: 5 %. They are served only if a setting says so.
+    Quotas,
 }
 
 impl MemoryShare {
@@ -42,6 +44,7 @@ impl MemoryShare {
             Self::Counters => 50,
             Self::GrpcConnections => 16,
             Self::HttpConnections => 4,
+            Self::Quotas => 5,
             Self::Requests | Self::Replies => 10,
         }
     }
@@ -54,7 +57,7 @@ impl MemoryShare {
     /// The minimum that may be set, in bytes.
     pub(super) fn bytes_min(self) -> u64 {
         match self {
-            Self::Counters | Self::GrpcConnections | Self::HttpConnections => store::BYTES_MIN,
+            Self::Counters | Self::GrpcConnections | Self::HttpConnections | Self::Quotas => store::BYTES_MIN,
             // A message of the maximum size with its overhead.
             Self::Requests | Self::Replies => 8 * 1024 * 1024,
         }
@@ -74,7 +77,7 @@ impl MemoryShare {
     pub(super) fn connections(self) -> usize {
         let (bytes_each, max) = match self {
             Self::HttpConnections => (HTTP_CONNECTION_BYTES, HTTP_CONNECTIONS_MAX),
-            Self::GrpcConnections | Self::Counters | Self::Requests | Self::Replies => {
+            Self::GrpcConnections | Self::Counters | Self::Requests | Self::Replies | Self::Quotas => {
                 (GRPC_CONNECTION_BYTES, GRPC_CONNECTIONS_MAX)
             }
         };
@@ -189,14 +192,15 @@ mod tests {
     }
 
     #[test]
-    fn shares_leave_a_tenth_for_rules_and_code() {
+    fn shares_leave_a_twentieth_for_rules_and_code() {
         let parts = [
             MemoryShare::Counters,
             MemoryShare::GrpcConnections,
             MemoryShare::HttpConnections,
             MemoryShare::Requests,
             MemoryShare::Replies,
+            MemoryShare::Quotas,
         ];
-        assert_eq!(parts.map(MemoryShare::percent).iter().sum::<u64>(), 90);
+        assert_eq!(parts.map(MemoryShare::percent).iter().sum::<u64>(), 95);
     }
 }

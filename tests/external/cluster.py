@@ -9,7 +9,7 @@ import signal
 
 import pytest
 
-from processes import HAS_NEIGHBOURS, LOOPBACK, TIMEOUT, Tollgate, eventually, http_call
+from processes import LOOPBACK, TIMEOUT, Tollgate, eventually, http_call
 
 SECRET = "a secret that only these replicas share"
 # Windows of a year, so that none ends during a test.
@@ -39,8 +39,6 @@ RULES = """
         rate_limit: {unit: year, requests_per_unit: 10, algorithm: fixed_window}
 """
 # For tests whose subject is something else than answers in time: a forward may take up to half of the caller's timeout.
-# Beside other tests every cluster has it, because a replica may wait for a core longer than the default. Tests that are
-# marked `timing` run alone, and with the default.
 LONG_FORWARD_BUDGET = ["--cluster-forward-budget-max", "1m"]
 # A caller's timeout that leaves all of this budget to a forward.
 LONG_TIMEOUT = 120.0
@@ -150,8 +148,6 @@ class Cluster:
         self.folder = folder
         self.rules = rules
         self.flags = list(flags)
-        if HAS_NEIGHBOURS and LONG_FORWARD_BUDGET[0] not in self.flags:
-            self.flags += LONG_FORWARD_BUDGET
         self.proxies = proxies
         self.options = {"drain_delay": "100ms", **options}
         self.secret = folder / "cluster.secret"

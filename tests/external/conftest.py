@@ -25,6 +25,9 @@ from rls import Callers
 
 # Tools that a test may lack with CI=true, as tests/run names them. The reason of a skip is `TOOL: WHY`.
 OPTIONAL_TOOLS = [tool for tool in os.environ.get("OPTIONAL_TOOLS", "").split(",") if tool]
+# A test with one of these starts replicas. What they answer depends on the processor time that they get, so few other
+# tests run beside it.
+CLUSTER_FIXTURES = {"make_cluster", "start_cluster", "share_cluster"}
 
 
 def pytest_configure(config):
@@ -32,6 +35,7 @@ def pytest_configure(config):
     config.addinivalue_line("markers", "paced: generates a low load for a minute or two, beside other such tests only")
     config.addinivalue_line("markers", "timing: measures time or uses all processors; runs alone, with default budgets")
     config.addinivalue_line("markers", "tools: of what few changes can break; `tests/run --tools` runs it")
+    config.addinivalue_line("markers", "cluster: starts replicas of a cluster, with default budgets; set by its fixtures")
 
 
 def pytest_collection_modifyitems(items):
@@ -39,6 +43,8 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if "share_cluster" in item.fixturenames:
             item.add_marker(pytest.mark.xdist_group(item.module.__name__))
+        if not CLUSTER_FIXTURES.isdisjoint(item.fixturenames):
+            item.add_marker(pytest.mark.cluster)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -23,8 +23,6 @@ ENVOY = pathlib.Path(envoy_package.__file__).parent / "_bin" / "envoy"
 LOOPBACK = "127.0.0.1"
 TIMEOUT = 20.0
 LISTENERS = ("grpc", "http", "admin", "metrics")
-# Whether other tests run beside this one, and take the cores that its programs need.
-HAS_NEIGHBOURS = "PYTEST_XDIST_WORKER" in os.environ
 
 
 def eventually(what, condition, timeout=TIMEOUT):

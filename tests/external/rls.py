@@ -13,12 +13,11 @@ import grpc
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from grpc_tools import protoc
 
-from processes import HAS_NEIGHBOURS, ROOT
+from processes import ROOT
 
 METHOD = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit"
-# The timeout of a caller. Half of it is more than the default of `cluster.forward_budget_max`, which so applies. Beside
-# other tests a call may wait longer for a core.
-TIMEOUT = 20.0 if HAS_NEIGHBOURS else 2.0
+# The timeout of a caller. Half of it is more than the default of `cluster.forward_budget_max`, which so applies.
+TIMEOUT = 2.0
 CHANNEL_OPTIONS = [
     ("grpc.enable_retries", 0),
     # The default authority of a Unix socket is its path, which an HTTP/2 server need not accept.

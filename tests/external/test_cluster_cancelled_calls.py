@@ -12,6 +12,8 @@ from cluster import LONG_FORWARD_BUDGET, LONG_TIMEOUT
 from processes import eventually
 from rls import Callers, descriptor, rate_limit_request
 
+pytestmark = pytest.mark.extended
+
 # Long enough for a caller to go away between a charge at one owner and the answer of the other.
 LINK_DELAY = 0.1
 PAIRS, ANSWERED_PAIRS = (

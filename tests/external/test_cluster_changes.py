@@ -66,6 +66,7 @@ def test_replacing_all_replicas_keeps_exact_remaining(start_cluster, charge_all,
     assert_remaining(cluster, 6)
 
 
+@pytest.mark.extended
 def test_scaling_3_to_5_to_2_replicas_keeps_exact_remaining(start_cluster, charge_all, assert_remaining):
     cluster = start_cluster()
     assert charge_all(cluster, 3) == len(KEYS)
@@ -84,6 +85,7 @@ LONG_DELAY = ("10s", "45s")
 
 
 # Many processes leave at once: beside other tests, owners wait for a core for longer than a check waits for them.
+@pytest.mark.extended
 @pytest.mark.timing
 @pytest.mark.parametrize(
     "pause,delay,timeout",
@@ -164,6 +166,7 @@ def test_roll_at_fixed_addresses_lets_no_call_pass(make_cluster, callers, free_a
     assert sum(passed) == 0, f"of {len(passed)}"
 
 
+@pytest.mark.extended
 @pytest.mark.timing
 def test_rolling_and_scaling_under_load_fails_no_call_and_stays_exact(start_cluster, callers):
     cluster = start_cluster(drain_delay="500ms", flags=DETAILED_ANSWERS)
@@ -208,6 +211,7 @@ def test_rolling_replacement_causes_no_envoy_errors(start_cluster, start_envoy, 
     assert envoy.codes(8, x_user="ann") == [200] * 6 + [429] * 2
 
 
+@pytest.mark.extended
 def test_simultaneous_shutdown_under_load_ends_in_time(start_cluster, callers):
     # While no replica serves, calls for slots of a replica that is gone are degraded.
     cluster = start_cluster(may_degrade=True)
@@ -217,6 +221,7 @@ def test_simultaneous_shutdown_under_load_ends_in_time(start_cluster, callers):
         assert load.responses
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("begins", ["all together", "one alone"])
 def test_full_cluster_restart_resumes_from_snapshots(make_cluster, charge_all, assert_remaining, begins):
     cluster = make_cluster()

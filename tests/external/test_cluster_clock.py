@@ -42,6 +42,7 @@ class SetClock:
         new.rename(self.file)
 
 
+@pytest.mark.extended
 def test_replica_with_corrected_clock_relinks_and_keeps_limits(make_cluster, callers, tmp_path):
     cluster = make_cluster()
     clock = SetClock(tmp_path / "clock")
@@ -84,6 +85,7 @@ STEP_RULES = """
 STEPS = 24
 
 
+@pytest.mark.extended
 def test_clock_steps_of_an_hour_free_nothing_and_lock_no_key_out(rule_file, start_tollgate, callers, tmp_path):
     clock = SetClock(tmp_path / "clock")
     tollgate = start_tollgate(rule_file(STEP_RULES), prefix=clock.prefix)
@@ -133,6 +135,7 @@ SKEW_RULES = """
 """
 
 
+@pytest.mark.extended
 def test_replicas_with_skewed_clocks_agree_on_limit_and_reset(make_cluster, callers, tmp_path):
     cluster = make_cluster(rules=SKEW_RULES)
     # Both clocks show the same day for all of the test, also if it runs around midnight.

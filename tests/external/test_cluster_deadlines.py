@@ -58,6 +58,7 @@ def test_forward_to_frozen_owner_waits_half_of_timeout_or_cap(start_cluster, cal
         assert max(refused) <= budgets[timeout] + usual + ANSWERING, "no call waits longer"
 
 
+@pytest.mark.extended
 @pytest.mark.timing
 def test_circuit_breaker_opens_spares_owner_and_closes(start_cluster, callers, proxies):
     cluster = start_cluster(3, rules=BREAKER_RULES, proxies=proxies, may_degrade=True)
@@ -115,6 +116,7 @@ def test_joining_replica_refuses_connections_then_is_unavailable(start_cluster, 
     assert callers.call(joining.grpc, descriptor(("user", "ann"))).passes
 
 
+@pytest.mark.extended
 def test_replica_without_backups_keeps_counters_when_drained_only(start_cluster, callers):
     cluster = start_cluster(flags=["--cluster-backup-interval", "off"])
     keys = [("user", f"name-{number}") for number in range(90)]

@@ -125,6 +125,7 @@ def assert_exact(cluster, callers, *loads):
             assert passed[key_of(user)] + left == USER_LIMIT
 
 
+@pytest.mark.extended
 def test_backups_of_a_counter_with_many_ids_send_only_changes(start_cluster, callers):
     cluster = start_cluster(2, rules=RULES)
     owner = cluster.replicas[0]

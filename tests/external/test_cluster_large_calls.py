@@ -3,8 +3,12 @@
 import concurrent.futures
 import itertools
 
+import pytest
+
 from cluster import LONG_FORWARD_BUDGET, LONG_TIMEOUT
 from rls import Callers, descriptor, rate_limit_request
+
+pytestmark = pytest.mark.extended
 
 DESCRIPTORS_MAX = 256
 # Above the limit of open forwards per connection.

@@ -9,6 +9,8 @@ import pytest
 from processes import eventually
 from rls import descriptor, rate_limit_request
 
+pytestmark = pytest.mark.extended
+
 LIMIT = 300
 RULES = """
     domain: edge

@@ -60,6 +60,7 @@ def owned_keys(callers, replica, keys):
     return owned
 
 
+@pytest.mark.extended
 def test_killed_replica_loses_only_hits_that_no_backup_has(start_cluster, callers):
     cluster = start_cluster(flags=["--cluster-backup-interval", f"{LONG_BACKUP_INTERVAL}s"])
     killed, keys = cluster.replicas[0], KEYS[::4]
@@ -81,6 +82,7 @@ def test_killed_replica_loses_only_hits_that_no_backup_has(start_cluster, caller
         assert left in ((6, 3) if key in owned else (6,)), key
 
 
+@pytest.mark.extended
 @pytest.mark.timing
 def test_kill_under_load_loses_at_most_hits_since_last_backup(start_cluster, callers):
     cluster = start_cluster(flags=DETAILED_ANSWERS)
@@ -122,6 +124,7 @@ def seconds_to_join(cluster):
     return time.monotonic() - started
 
 
+@pytest.mark.extended
 @pytest.mark.timing
 def test_silent_replica_does_not_delay_join_and_recovery_beyond_2_s(start_cluster, callers):
     cluster = start_cluster(3)
@@ -218,6 +221,7 @@ def test_local_share_hits_are_charged_when_owner_returns(cluster, callers):
         eventually("hits of local shares are charged", lambda key=key: left(key) == (9 - passed[key],))
 
 
+@pytest.mark.extended
 @pytest.mark.timing
 def test_slow_replica_delays_no_join_and_no_reply_beyond_budget(start_cluster, callers, proxies):
     cluster = start_cluster(2, proxies=proxies, may_degrade=True)
@@ -235,6 +239,7 @@ def test_slow_replica_delays_no_join_and_no_reply_beyond_budget(start_cluster, c
     assert cluster.degraded_checks() > 0, "checks of the slow owner are degraded"
 
 
+@pytest.mark.extended
 @pytest.mark.timing
 def test_silent_replica_costs_at_most_forward_budget_and_no_memory(cluster, callers):
     silent = cluster.replicas[2]

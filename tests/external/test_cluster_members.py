@@ -12,6 +12,7 @@ USER = ("user", "ann")
 PLENTY = [descriptor(("plenty", f"name-{number}")) for number in range(20)]
 
 
+@pytest.mark.extended
 def test_replica_with_unreachable_seeds_is_a_cluster_of_one(make_cluster, callers, closed_port, silent_server):
     cluster = make_cluster()
     for seeds in ([], [closed_port], [silent_server], ["no.such.host.invalid:8082"]):
@@ -45,6 +46,7 @@ def test_replica_with_other_secret_is_rejected_and_not_ready(start_cluster, make
     assert callers.call(stranger.grpc, descriptor(USER)).remaining == (9,), "the stranger has its own counters"
 
 
+@pytest.mark.extended
 def test_secret_rotation_in_three_rollouts_keeps_counters(start_cluster, callers):
     cluster = start_cluster(2)
     assert callers.call(cluster.targets[0], descriptor(USER, hits=4)).passes
@@ -59,6 +61,7 @@ def test_secret_rotation_in_three_rollouts_keeps_counters(start_cluster, callers
     assert not callers.call(cluster.targets[0], descriptor(USER)).passes
 
 
+@pytest.mark.extended
 def test_separately_bootstrapped_clusters_merge_and_older_one_wins(start_cluster, callers):
     cluster = start_cluster(2)
     apart = start_cluster(1)
@@ -80,6 +83,7 @@ def test_separately_bootstrapped_clusters_merge_and_older_one_wins(start_cluster
     assert {callers.call(to, descriptor(USER, hits=0)).remaining for to in cluster.targets} == {(6,)}
 
 
+@pytest.mark.extended
 def test_replicas_on_ipv6_only_host_share_counters(start_cluster, callers):
     cluster = start_cluster(3, host="[::1]")
     assert all(replica.advertised.startswith("[::1]:") for replica in cluster.replicas)
@@ -91,6 +95,7 @@ def test_replicas_on_ipv6_only_host_share_counters(start_cluster, callers):
     assert callers.call(cluster.targets[0], descriptor(USER, hits=0)).remaining == (2,)
 
 
+@pytest.mark.extended
 @pytest.mark.timing
 def test_joining_and_leaving_replicas_leak_no_connection(start_cluster, callers):
     cluster = start_cluster(2)
@@ -110,6 +115,7 @@ def test_joining_and_leaving_replicas_leak_no_connection(start_cluster, callers)
     eventually("no files stay open", lambda: stays.open_files() <= opened + 1)
 
 
+@pytest.mark.extended
 def test_member_declared_dead_is_replaced_at_once(start_cluster, callers):
     cluster = start_cluster(3)
     silent = cluster.replicas[2]
@@ -127,6 +133,7 @@ def silent_members(replica, silent):
     return [member for member in replica.view()["members"] if member["address"] == silent.advertised]
 
 
+@pytest.mark.extended
 def test_snapshot_of_other_cluster_does_not_change_counters(make_cluster, callers):
     cluster = make_cluster()
     snapshots = [cluster.folder / f"counters-{number}" for number in range(3)]

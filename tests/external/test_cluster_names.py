@@ -11,7 +11,10 @@ from processes import eventually, http_call
 from rls import Callers, descriptor, rate_limit_request
 
 MISSING = network.mounts_missing()
-pytestmark = pytest.mark.skipif(MISSING is not None, reason=f"mount namespaces: {MISSING}")
+pytestmark = [
+    pytest.mark.extended,
+    pytest.mark.skipif(MISSING is not None, reason=f"mount namespaces: {MISSING}"),
+]
 # The seed of the replicas, and the name that callers use.
 PEERS, SERVICE = "peers.tollgate.test", "tollgate.test"
 USER = ("user", "ann")

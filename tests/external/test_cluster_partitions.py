@@ -74,6 +74,7 @@ def test_partition_admits_bounded_excess_and_heals(start_namespaced_cluster, nam
             eventually(f"{key}: all admitted hits are charged", lambda peek=peek, left=left: peek().remaining == left)
 
 
+@pytest.mark.extended
 def test_long_partitioned_replica_is_replaced_and_rejoins(start_namespaced_cluster, namespaces, callers):
     cluster = start_namespaced_cluster(3, flags=["--cluster-forget-after", "3s", *DETAILED_ANSWERS])
     third = cluster.replicas[2]

@@ -38,6 +38,7 @@ def assert_names_slots(leaving, slots):
     assert 0 < event["slots"] <= slots
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "SIGINT"])
 def test_second_signal_ends_replica_that_cannot_hand_off(leave_frozen_peer, second):
     leaving, slots = leave_frozen_peer("--drain-timeout", "1h")
@@ -51,6 +52,7 @@ def test_second_signal_ends_replica_that_cannot_hand_off(leave_frozen_peer, seco
     assert 0 < event["slots"] <= slots
 
 
+@pytest.mark.extended
 def test_expired_drain_timeout_ends_replica_that_cannot_hand_off(leave_frozen_peer):
     started = time.monotonic()
     leaving, slots = leave_frozen_peer("--drain-timeout", "3s")

@@ -25,9 +25,10 @@ RULES = """
       - {key: user, rate_limit: {unit: hour, requests_per_unit: 1000000}}
 """
 
-pytestmark = pytest.mark.skipif(
-    H2SPEC is None, reason="h2spec is not installed; tests/run installs it if Go is available"
-)
+pytestmark = [
+    pytest.mark.extended,
+    pytest.mark.skipif(H2SPEC is None, reason="h2spec is not installed; tests/run --all installs it if Go is available"),
+]
 
 
 def listed(file):

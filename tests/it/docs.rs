@@ -1,6 +1,10 @@
 //! Checks of the documentation against the code.
 
-use std::{collections::BTreeSet, fs, path::Path};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+    path::Path,
+};
 
 use tollgate::{
     server::{
@@ -57,26 +61,52 @@ fn laws_named_by_algorithms_page_exist() {
     }
 }
 
-#[test]
-fn tests_named_by_architecture_page_exist() {
-    let page = fs::read_to_string(Path::new(ROOT).join("docs/dev/architecture.md")).unwrap();
-    let mut sources = text_of("src") + &text_of("limiter") + &text_of("tests");
+/// The rows of the table of promises: each promise, and its tests.
+fn promises(page: &str) -> Vec<(&str, Vec<&str>)> {
+    let (_, page) = page.split_once("\n## Promises and their tests\n").unwrap();
+    let rows = page.split("\n## ").next().unwrap().lines().filter(|line| line.starts_with("| "));
+    let cells = rows.filter_map(|row| row.trim_matches(['|', ' ']).rsplit_once(" | "));
+    cells.map(|(promise, tests)| (promise, tests.split('`').skip(1).step_by(2).collect())).collect()
+}
+
+/// The tests from outside by name, and whether `tests/run` leaves them to `tests/run --all`.
+fn tests_from_outside() -> BTreeMap<String, bool> {
+    let mut tests = BTreeMap::new();
     for entry in fs::read_dir(Path::new(ROOT).join("tests/external")).unwrap() {
         let path = entry.unwrap().path();
-        if path.extension().is_some_and(|end| end == "py") {
-            sources += &fs::read_to_string(path).unwrap();
+        if path.extension().is_none_or(|end| end != "py") {
+            continue;
+        }
+        let source = fs::read_to_string(path).unwrap();
+        let module =
+            source.split("\npytestmark = ").nth(1).map_or("", |marks| marks.split("\n\n").next().unwrap());
+        for item in source.split("\n\n\n") {
+            let Some((marks, test)) = item.split_once("def test_") else { continue };
+            let name = format!("test_{}", test.split('(').next().unwrap());
+            tests.insert(name, format!("{module}{marks}").contains("mark.extended"));
         }
     }
-    let (_, page) = page.split_once("\n## Promises and their tests\n").unwrap();
-    let rows = page.split("\n## ").next().unwrap().lines().filter(|line| line.starts_with('|'));
-    let cells = rows.filter_map(|row| row.trim_end_matches(" |").rsplit('|').next());
-    let mut named = 0;
-    for test in cells.flat_map(|cell| cell.split('`').skip(1).step_by(2)) {
-        named += 1;
-        let is_defined = |keyword| sources.contains(&format!("{keyword} {test}("));
-        assert!(is_defined("fn") || is_defined("def"), "no test is called {test}");
+    tests
+}
+
+#[test]
+fn every_promise_is_proved_in_the_core_or_listed() {
+    let page = fs::read_to_string(Path::new(ROOT).join("docs/dev/architecture.md")).unwrap();
+    let contributing = fs::read_to_string(Path::new(ROOT).join("CONTRIBUTING.md")).unwrap();
+    let rust = text_of("src") + &text_of("limiter") + &text_of("tests");
+    let outside = tests_from_outside();
+    let promises = promises(&page);
+    assert!(promises.len() > 20, "too few promises found in the table");
+    for (promise, tests) in promises.into_iter().skip(1) {
+        let mut is_in_core = false;
+        for test in tests {
+            let is_rust = rust.contains(&format!("fn {test}("));
+            assert!(is_rust || outside.contains_key(test), "no test is called {test}");
+            is_in_core |= is_rust || !outside[test];
+        }
+        let is_listed = contributing.contains(&format!("| {} |", promise.split(" ([").next().unwrap()));
+        assert!(is_in_core != is_listed, "CONTRIBUTING.md says the wrong tier of this promise: {promise}");
     }
-    assert!(named > 20, "too few tests found in the table");
 }
 
 #[test]

@@ -69,6 +69,13 @@ pub fn is_store_in_memory() -> bool {
     shared_store().is_empty()
 }
 
+/// How often a test repeats what it does: `core` times, or `all` times in `tests/run --all`, which sets
+/// `TOLLGATE_TEST_ALL`.
+#[expect(clippy::disallowed_methods, reason = "the suite is told how much to repeat")]
+pub fn rounds(core: usize, all: usize) -> usize {
+    if std::env::var_os("TOLLGATE_TEST_ALL").is_some() { all } else { core }
+}
+
 /// The settings of the store on which the suite runs, if that is not memory: `TOLLGATE_TEST_REDIS` has the address of a
 /// server. Each service has counters of its own.
 #[expect(clippy::disallowed_methods, reason = "the suite is told which store to use")]

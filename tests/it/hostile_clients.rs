@@ -16,7 +16,7 @@ use tollgate::api::proto::envoy::service::ratelimit::v3::{
 use crate::{
     certificates::{Authority, Files, borrowed, connect},
     frames::{self, PREFACE, RST_STREAM, call_headers, read_until, reset_calls, stream},
-    harness::{Service, TIMEOUT, request_for, until},
+    harness::{Service, TIMEOUT, request_for, rounds, until},
 };
 
 pub const RULES: &str = "
@@ -139,9 +139,9 @@ fn sockets(port: u16) -> usize {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn opening_and_dropping_100k_connections_leaks_nothing() {
-    const CONNECTIONS: u64 = 100_000;
+async fn opening_and_dropping_connections_leaks_nothing() {
     const AT_A_TIME: u64 = 50;
+    let connections = rounds(10_000, 100_000) as u64;
     let service = Service::start(RULES).await;
     let address: std::net::SocketAddr = service.addresses.grpc.to_string().parse().unwrap();
     assert!(service.call(sample_request()).await.is_ok());
@@ -150,7 +150,7 @@ async fn opening_and_dropping_100k_connections_leaks_nothing() {
     let mut clients = JoinSet::new();
     for client in 0..AT_A_TIME {
         clients.spawn(async move {
-            for number in 0..CONNECTIONS / AT_A_TIME {
+            for number in 0..connections / AT_A_TIME {
                 let mut stream = TcpStream::connect(address).await.unwrap();
                 // Some of them send the preface.
                 if (client + number) % 4 == 0 {
@@ -166,7 +166,7 @@ async fn opening_and_dropping_100k_connections_leaks_nothing() {
     // Some connections were reset before they could be accepted.
     until(async || (service.counters.grpc.open() == 0).then_some(())).await;
     let figures = &service.counters.grpc;
-    assert!(figures.accepted.get() > CONNECTIONS / 2, "{figures:?}");
+    assert!(figures.accepted.get() > connections / 2, "{figures:?}");
     assert_eq!((figures.refused_full.get(), figures.accept_errors.get()), (0, 0));
     until(async || (sockets(address.port()) == 0).then_some(())).await;
     until(async || (Handle::current().metrics().num_alive_tasks() <= tasks).then_some(())).await;

@@ -123,8 +123,18 @@ impl Program {
 
     /// The peak of resident memory.
     pub fn peak_bytes(&self) -> u64 {
+        self.status_bytes("VmHWM:")
+    }
+
+    /// The resident memory.
+    #[allow(dead_code, reason = "the tests of memory use it")]
+    pub fn resident_bytes(&self) -> u64 {
+        self.status_bytes("VmRSS:")
+    }
+
+    fn status_bytes(&self, name: &str) -> u64 {
         let status = fs::read_to_string(format!("/proc/{}/status", self.process.id().unwrap())).unwrap();
-        let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
+        let line = status.lines().find_map(|line| line.strip_prefix(name)).unwrap();
         line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() * 1024
     }
 }

@@ -32,6 +32,7 @@ mod frames;
 #[path = "../it/harness.rs"]
 #[expect(dead_code, reason = "other tests use the rest")]
 mod harness;
+mod idle;
 #[path = "../it/program.rs"]
 #[expect(dead_code, reason = "other tests use the rest")]
 mod program;

@@ -81,7 +81,7 @@ pub enum Assignment {
 /// What a report, or a turn without one, has come to.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Outcome {
-    /// New assignments. A subscriber that has reported gets one in any case, unless its last one is to run out.
+    /// New assignments. A division has one for each subscriber that has reported, unless its last one is to run out.
     pub assignments: Vec<(SubscriberId, Assignment)>,
     /// What becomes of the counter.
     pub turn: Turn,
@@ -91,6 +91,8 @@ pub struct Outcome {
     pub beyond_grant: u64,
     /// The time from a change of demand or of subscribers until all shares were adjusted, if that is now.
     pub converged_after: Option<Duration>,
+    /// The subscribers that a division has visited.
+    pub visited: usize,
 }
 
 /// Moves instants of another process, at which it was `from`, to a clock that shows `to`.

@@ -1,5 +1,7 @@
 //! The divider of one limit.
 
+use std::time::Duration;
+
 use serde::{Deserialize, Serialize};
 
 use crate::{
@@ -7,16 +9,24 @@ use crate::{
     divider::{
         Outcome, Report, SubscriberId, Subscribers,
         assignment::{end_of_assignment, moved},
+        roster::Roster,
         shares::Shares,
         slices::Slices,
     },
+    resilience::{CALLER_SHARE, SharedUse},
     rules::QuotaTerms,
-    store::CounterView,
+    store::{CounterView, Turn},
     time::Timestamp,
 };
 
 /// The most subscribers of one limit. All of them go to another replica in one message.
 pub const SUBSCRIBERS_MAX: usize = 4_096;
+
+/// A limit with at most so many subscribers is divided with each report.
+const SUBSCRIBERS_AT_ONCE: usize = 64;
+/// A limit with more of them is divided once in this time for each subscriber, and what is reported meanwhile is noted. So
+/// the work for a report does not grow with their number: a limit has at most 20,000 of them visited in a second.
+const PAUSE_EACH: Duration = Duration::from_micros(50);
 
 /// Divides one limit.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -25,6 +35,16 @@ pub struct Divider {
     way: Way,
     // What an earlier divider has granted is not known, and may be in force until then.
     learns_until: Timestamp,
+    // The last division, until another one may follow.
+    #[serde(skip)]
+    last: Option<Division>,
+}
+
+/// What a division has come to.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Division {
+    granted: Granted,
+    next_from: Timestamp,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -48,10 +68,17 @@ pub fn is_divisible(limit: &Limit) -> bool {
     limit.is_leasable()
 }
 
+fn has_room_for<S>(roster: &Roster<S>, id: SubscriberId) -> bool {
+    let (all, max) = (roster.len(), SUBSCRIBERS_MAX);
+    all < max / 2
+        || roster.has(id)
+        || SharedUse { own: roster.of_caller(id.caller()), all, max }.has_room_for(1, CALLER_SHARE)
+}
+
 impl Divider {
     /// Divides `limit`, of which anything may be granted until `learns_until`.
     pub fn new(limit: Limit, learns_until: Timestamp, now: Timestamp) -> Self {
-        Self { way: Way::of(&limit, now), limit, learns_until }
+        Self { way: Way::of(&limit, now), limit, learns_until, last: None }
     }
 
     /// The limit.
@@ -69,7 +96,7 @@ impl Divider {
         if self.limit == *limit {
             return false;
         }
-        self.limit = limit.clone();
+        (self.limit, self.last) = (limit.clone(), None);
         match (&mut self.way, limit.hit_rate()) {
             (Way::Shares(shares), Some(rate)) => shares.set_rate(rate),
             (Way::Slices(slices), None) => slices.set_allowance(limit.allowance()),
@@ -90,16 +117,15 @@ impl Divider {
         }
     }
 
-    /// Whether there is a place for a subscriber.
+    /// Whether there is a place for a subscriber, in the share of its caller.
     pub fn has_room_for(&self, id: SubscriberId) -> bool {
-        let is_known = match &self.way {
-            Way::Shares(shares) => shares.roster().has(id),
-            Way::Slices(slices) => slices.roster().has(id),
-        };
-        is_known || self.len() < SUBSCRIBERS_MAX
+        match &self.way {
+            Way::Shares(shares) => has_room_for(shares.roster(), id),
+            Way::Slices(slices) => has_room_for(slices.roster(), id),
+        }
     }
 
-    /// Takes the report of a subscriber, and divides.
+    /// Takes the report of a subscriber, and divides; but of many subscribers most reports wait for the next division.
     pub fn report(
         &mut self,
         id: SubscriberId,
@@ -143,6 +169,7 @@ impl Divider {
 
     /// Ends the subscribers of a replica.
     pub fn leave_all(&mut self, replica: u64) {
+        self.last = None;
         match &mut self.way {
             Way::Shares(shares) => shares.leave_all(replica),
             Way::Slices(slices) => slices.leave_all(replica),
@@ -159,7 +186,7 @@ impl Divider {
 
     /// Moves all instants, of a clock that shows `from`, to one that shows `to`.
     pub fn move_to(&mut self, from: Timestamp, to: Timestamp) {
-        self.learns_until = moved(self.learns_until, from, to);
+        (self.learns_until, self.last) = (moved(self.learns_until, from, to), None);
         match &mut self.way {
             Way::Shares(shares) => shares.move_to(from, to),
             Way::Slices(slices) => slices.move_to(from, to),
@@ -168,7 +195,7 @@ impl Divider {
 
     /// Adds another division of the same limit, whose assignments may be in force, too.
     pub fn add(&mut self, other: Self, now: Timestamp) {
-        self.learns_until = self.learns_until.max(other.learns_until);
+        (self.learns_until, self.last) = (self.learns_until.max(other.learns_until), None);
         match (&mut self.way, other.way) {
             (Way::Shares(shares), Way::Shares(more)) => shares.add(more, now),
             (Way::Slices(slices), Way::Slices(more)) => slices.add(more),
@@ -179,27 +206,47 @@ impl Divider {
 
     /// Counts everything that an owner before has assigned as in force: also what is not known here.
     pub fn learn(&mut self, now: Timestamp) {
-        self.learns_until = self.learns_until.max(end_of_assignment(now));
+        (self.learns_until, self.last) = (self.learns_until.max(end_of_assignment(now)), None);
         match &mut self.way {
             Way::Shares(shares) => shares.prolong(now),
             Way::Slices(slices) => slices.prolong(now),
         }
     }
 
-    /// Divides without a report.
+    /// Divides without a report, unless the last division was just now.
     pub fn turn(&mut self, view: CounterView, now: Timestamp) -> Outcome {
         self.divide(None, view, now)
     }
 
     fn divide(&mut self, reporter: Option<SubscriberId>, view: CounterView, now: Timestamp) -> Outcome {
+        if let (Way::Shares(shares), Some(reporter)) = (&mut self.way, reporter)
+            && let Some(outcome) = shares.renew(reporter, view, now)
+        {
+            return outcome;
+        }
+        if let Some(Division { granted, next_from }) = self.last.filter(|last| now < last.next_from) {
+            match &mut self.way {
+                Way::Shares(shares) => shares.note_asked(view.asked, granted, now),
+                Way::Slices(slices) => slices.note_asked(view.asked, now),
+            }
+            // What was used meanwhile stays granted, so it counts.
+            let turn = Turn { used: 0, granted };
+            return Outcome { turn, next_at: Some(next_from), ..Outcome::default() };
+        }
         let learns = now < self.learns_until;
+        let visited = self.len();
         let mut outcome = match &mut self.way {
-            Way::Shares(shares) => shares.turn(reporter, view, learns, now),
-            Way::Slices(slices) => slices.turn(reporter, view, learns, now),
+            Way::Shares(shares) => shares.turn(view, learns, now),
+            Way::Slices(slices) => slices.turn(view, learns, now),
         };
+        outcome.visited = visited;
         if learns && !self.is_empty() {
             outcome.next_at = outcome.next_at.into_iter().chain([self.learns_until]).min();
         }
+        let pause = PAUSE_EACH * u32::try_from(visited).unwrap_or(u32::MAX);
+        let granted = outcome.turn.granted;
+        let last = Division { granted, next_from: now.after(pause) };
+        self.last = (visited > SUBSCRIBERS_AT_ONCE).then_some(last);
         outcome
     }
 }

@@ -14,10 +14,12 @@ mod registry;
 mod roster;
 mod shares;
 mod slices;
+mod stats;
 
 pub use assignment::{ASSIGNMENT_TTL, Assignment, Outcome, Report, UNCERTAIN, Usage};
 pub use divide::{Divider, SUBSCRIBERS_MAX, is_divisible};
-pub use registry::{Assignments, Divide, DividerStats, Dividers, SlotDivisions, SubscriberReport};
+pub use registry::{Assignments, Divide, Dividers, SlotDivisions, SubscriberReport};
+pub use stats::DividerStats;
 
 pub use crate::store::{Part, SUBSCRIBERS_SHOWN_MAX, SubscriberId, SubscriberState, Subscribers};
 

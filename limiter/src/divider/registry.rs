@@ -5,9 +5,8 @@ use std::{
     fmt,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicU64, AtomicUsize, Ordering},
     },
-    time::Duration,
 };
 
 use serde::{Deserialize, Serialize};
@@ -18,9 +17,9 @@ use crate::{
     divider::{
         Assignment, Divider, Outcome, Report, SubscriberId, Subscribers,
         assignment::{end_of_assignment, moved},
+        stats::DividerStats,
     },
     each_apart,
-    metrics::{Counter, Histogram, micros},
     rules::QuotaTerms,
     store::{CounterView, Memory, Slot, Turn},
     time::Timestamp,
@@ -28,15 +27,8 @@ use crate::{
 
 /// Dividers are spread over so many locks.
 const SHARDS: usize = 64;
-/// Turns without a report that one call makes at most for each lock.
-const TURNS_MAX: usize = 1_000;
-
-/// Bounds of the times until shares are adjusted. A smaller share is in force after half a second, and one of a client
-/// that has gone ends after 16 s.
-const CONVERGENCE_BOUNDS: [Duration; 12] = micros([
-    100_000, 250_000, 500_000, 750_000, 1_000_000, 2_500_000, 5_000_000, 7_500_000, 10_000_000, 17_500_000,
-    30_000_000, 60_000_000,
-]);
+/// The subscribers that turns without a report visit in one call, so that nothing else waits long: several milliseconds.
+const VISITS_MAX: usize = 8_192;
 
 /// A report, and the counter whose limit is divided.
 #[derive(Clone, Debug, PartialEq)]
@@ -67,33 +59,11 @@ pub type Assignments = Vec<(SubscriberId, Assignment)>;
 pub struct Dividers {
     memory: Arc<Memory>,
     shards: Box<[Mutex<Shard>]>,
+    // Where the next turns begin.
+    next_shard: AtomicUsize,
     // By slot: until then, assignments may be in force that are not known here. In nanoseconds.
     learns_until: Box<[AtomicU64]>,
     stats: DividerStats,
-}
-
-/// What has happened to dividers.
-#[derive(Debug)]
-pub struct DividerStats {
-    /// Hits that clients have let pass and that were charged.
-    pub used: Counter,
-    /// Hits that passed at clients without having been granted.
-    pub beyond_grant: Counter,
-    /// Reports of subscribers beyond the most that one limit has.
-    pub refused: Counter,
-    /// Times from changes of demand or of clients until all shares were adjusted.
-    pub convergence: Histogram,
-}
-
-impl Default for DividerStats {
-    fn default() -> Self {
-        Self {
-            used: Counter::default(),
-            beyond_grant: Counter::default(),
-            refused: Counter::default(),
-            convergence: Histogram::new(&CONVERGENCE_BOUNDS),
-        }
-    }
 }
 
 #[derive(Debug, Default)]
@@ -178,6 +148,7 @@ impl Dividers {
     pub fn new(memory: Arc<Memory>) -> Self {
         Self {
             shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
+            next_shard: AtomicUsize::new(0),
             learns_until: (0..memory.slots()).map(|_| AtomicU64::default()).collect(),
             memory,
             stats: DividerStats::default(),
@@ -211,7 +182,7 @@ impl Dividers {
         let mut all = Granted::default();
         for shard in &self.shards {
             for placed in lock(shard).dividers.values() {
-                let Granted { rate, hits } = placed.divider.granted();
+                let Granted { rate, hits } = placed.granted;
                 all.rate = all.rate.plus(rate);
                 all.hits = all.hits.saturating_add(hits);
             }
@@ -270,14 +241,21 @@ impl Dividers {
         }
     }
 
-    /// Makes the turns that are due at `now` in slots that `may_divide`, and returns the assignments that follow.
+    /// Makes turns that are due at `now` in slots that `may_divide`, and returns the assignments that follow. If there are
+    /// many, the others wait for the next call.
     pub fn turn(&self, now: Timestamp, may_divide: impl Fn(Slot) -> bool) -> Assignments {
-        let mut all = Assignments::new();
-        for shard in &self.shards {
-            let mut shard = lock(shard);
+        let (mut all, mut visits) = (Assignments::new(), 0);
+        let first = self.next_shard.load(Ordering::Relaxed);
+        for index in (first..first + SHARDS).map(|index| index % SHARDS) {
+            let mut shard = lock(&self.shards[index]);
             let is_due = |(at, (slot, _)): &&(Timestamp, (Slot, Key))| *at <= now && may_divide(*slot);
-            let due = shard.due.iter().take_while(|(at, _)| *at <= now).filter(is_due).take(TURNS_MAX);
-            for (_, place) in due.copied().collect::<Vec<_>>() {
+            let due = shard.due.iter().take_while(|(at, _)| *at <= now).filter(is_due);
+            for (_, place) in due.copied().take(VISITS_MAX).collect::<Vec<_>>() {
+                if visits >= VISITS_MAX {
+                    self.next_shard.store(index, Ordering::Relaxed);
+                    return all;
+                }
+                visits += 1 + shard.dividers.get(&place).map_or(0, |placed| placed.divider.len());
                 all.extend(self.divide(&mut shard, place, now, |divider, view| divider.turn(view, now)));
             }
         }
@@ -364,6 +342,7 @@ impl Dividers {
         let Turn { used, granted } = outcome.turn;
         self.stats.used.add(used);
         self.stats.beyond_grant.add(outcome.beyond_grant);
+        self.stats.visited.add(outcome.visited as u64);
         if let Some(time) = outcome.converged_after {
             self.stats.convergence.record(time);
         }

@@ -33,13 +33,22 @@ impl<S> Roster<S> {
         self.ids.len()
     }
 
+    /// The number of subscribers of a caller, whose streams may be at several replicas.
+    pub(super) fn of_caller(&self, caller: u32) -> usize {
+        let (mut from, mut number) = (0, 0);
+        while let Some(SubscriberId { replica, .. }) = self.ids.get(from) {
+            let place = (*replica, caller);
+            let begin = self.ids.partition_point(|id| (id.replica, id.caller()) < place);
+            let end = self.ids.partition_point(|id| (id.replica, id.caller()) <= place);
+            number += end - begin;
+            from = self.ids.partition_point(|id| id.replica <= *replica);
+        }
+        number
+    }
+
     /// Whether this is a subscriber.
     pub(super) fn has(&self, id: SubscriberId) -> bool {
         self.position(id).is_ok()
-    }
-
-    pub(super) fn get(&self, id: SubscriberId) -> Option<&S> {
-        self.position(id).ok().map(|index| &self.states[index])
     }
 
     pub(super) fn get_mut(&mut self, id: SubscriberId) -> Option<&mut S> {
@@ -156,6 +165,16 @@ mod tests {
 
     fn id(stream: u64) -> SubscriberId {
         SubscriberId { replica: stream % 2, stream, bucket: 0 }
+    }
+
+    #[test]
+    fn subscribers_of_a_caller_are_counted_at_all_replicas() {
+        let mut roster = Roster::default();
+        let of = |caller: u64, number: u64| caller << u32::BITS | number;
+        for (replica, stream) in [(1, of(1, 1)), (1, of(2, 2)), (1, of(2, 3)), (2, of(2, 1)), (3, of(3, 9))] {
+            roster.get_or_insert_with(SubscriberId { replica, stream, bucket: 0 }, || 0);
+        }
+        assert_eq!([1, 2, 3, 4].map(|caller| roster.of_caller(caller)), [1, 3, 1, 0]);
     }
 
     proptest! {

@@ -53,9 +53,9 @@ struct Settled {
 }
 
 /// What has become of shares that should change.
+#[derive(Clone, Copy)]
 struct Assigned {
-    // The positions of subscribers whose share has changed.
-    changed: Vec<usize>,
+    has_changed: bool,
     // Whether all shares are as they should be.
     is_complete: bool,
 }
@@ -167,7 +167,7 @@ impl Shares {
         let hits = usage.allowed.saturating_add(usage.denied);
         subscriber.demand.add(hits, subscriber.given.per_second, now);
         subscriber.allowed.add(usage.allowed, 0, now);
-        subscriber.has_ended = false;
+        (subscriber.has_ended, subscriber.is_owed) = (false, true);
         // What it had is renewed with this report.
         subscriber.expires_at = end_of_assignment(now);
         let (standing, asks) = (subscriber.standing(), subscriber.demand.per_second());
@@ -181,8 +181,18 @@ impl Shares {
         });
     }
 
+    /// Counts hits that callers have asked for, while the rate is not divided and so much of it is granted.
+    pub(super) fn note_asked(&mut self, asked: u64, granted: Granted, now: Timestamp) {
+        self.callers.add(asked, self.rate.per_second.saturating_sub(granted.rate.per_second), now);
+    }
+
     /// The outcome of a report that leaves all shares as they are: it renews the share.
-    fn renew(&mut self, reporter: SubscriberId, view: CounterView, now: Timestamp) -> Option<Outcome> {
+    pub(super) fn renew(
+        &mut self,
+        reporter: SubscriberId,
+        view: CounterView,
+        now: Timestamp,
+    ) -> Option<Outcome> {
         let settled = self.settled.filter(|settled| settled.until.is_none_or(|until| now < until))?;
         let Settled { held, until, is_ample } = settled;
         let left = self.rate.per_second.saturating_sub(held.per_second);
@@ -193,27 +203,18 @@ impl Shares {
         }
         self.callers.add(view.asked, left, now);
         let subscriber = self.each.get_mut(reporter)?;
-        subscriber.expires_at = end_of_assignment(now);
+        (subscriber.expires_at, subscriber.is_owed) = (end_of_assignment(now), false);
         Some(Outcome {
             assignments: vec![(reporter, subscriber.assignment())],
             turn: Turn { used: 0, granted: Granted { rate: held, hits: 0 } },
             next_at: until,
             beyond_grant: std::mem::take(&mut subscriber.beyond_grant),
-            converged_after: None,
+            ..Outcome::default()
         })
     }
 
-    /// Divides the rate, and assigns what has changed; to the `reporter` in any case.
-    pub(super) fn turn(
-        &mut self,
-        reporter: Option<SubscriberId>,
-        view: CounterView,
-        learns: bool,
-        now: Timestamp,
-    ) -> Outcome {
-        if let Some(outcome) = reporter.and_then(|reporter| self.renew(reporter, view, now)) {
-            return outcome;
-        }
+    /// Divides the rate, and assigns what has changed; to those that have reported in any case.
+    pub(super) fn turn(&mut self, view: CounterView, learns: bool, now: Timestamp) -> Outcome {
         self.each.retain(|subscriber| now < subscriber.expires_at);
         for subscriber in self.each.states_mut().iter_mut().filter(|subscriber| subscriber.settles_at <= now)
         {
@@ -227,13 +228,13 @@ impl Shares {
         if learns {
             self.learn(&active, &mut targets);
         }
-        let Assigned { changed, is_complete } = self.assign(&active, &targets, now);
-        let converged_after = self.converged_after(!changed.is_empty(), is_complete, now);
+        let Assigned { has_changed, is_complete } = self.assign(&active, &targets, now);
+        let converged_after = self.converged_after(has_changed, is_complete, now);
         let mut outcome = Outcome { converged_after, ..Outcome::default() };
-        for (index, (id, subscriber)) in self.each.iter_mut().enumerate() {
+        for (id, subscriber) in self.each.iter_mut() {
             // What a newcomer may have from an earlier divider stays until it is measured.
             let is_known = !learns || subscriber.demand.is_measured();
-            if is_known && (reporter == Some(id) || changed.contains(&index)) {
+            if std::mem::take(&mut subscriber.is_owed) && is_known {
                 outcome.assignments.push((id, subscriber.assignment()));
                 subscriber.expires_at = end_of_assignment(now);
             }
@@ -311,7 +312,7 @@ impl Shares {
         } else {
             kept
         };
-        let (mut changed, mut is_complete) = (Vec::new(), true);
+        let (mut has_changed, mut is_complete) = (false, true);
         let is_less = |shares: &Self, index: usize| next[index] < given(shares, index);
         let (mut order, mut more): (Vec<usize>, Vec<usize>) =
             (0..active.len()).partition(|index| is_less(self, *index));
@@ -329,10 +330,10 @@ impl Shares {
             if share != subscriber.given.per_second {
                 subscriber.give(HitRate { per_second: share, burst }, now);
                 held = HitRate { per_second: others, burst: other_bursts }.plus(subscriber.held);
-                changed.push(active[index]);
+                has_changed = true;
             }
         }
-        Assigned { changed, is_complete }
+        Assigned { has_changed, is_complete }
     }
 }
 

@@ -133,9 +133,9 @@ impl Slices {
         }
     }
 
-    /// All that may still be used.
+    /// All that may still be used, and what was used and is not charged yet.
     pub(super) fn granted(&self) -> Granted {
-        Granted { hits: self.left(), ..Granted::default() }
+        Granted { hits: self.left().saturating_add(self.used), ..Granted::default() }
     }
 
     pub(super) fn report(&mut self, id: SubscriberId, usage: Usage, terms: QuotaTerms, now: Timestamp) {
@@ -154,19 +154,18 @@ impl Slices {
         subscriber.terms = terms;
         subscriber.demand.add(usage.allowed.saturating_add(usage.denied), 0, now);
         let beyond = subscriber.settle(usage, now);
-        subscriber.expires_at = end_of_assignment(now);
+        (subscriber.expires_at, subscriber.is_owed) = (end_of_assignment(now), true);
         self.used = self.used.saturating_add(usage.allowed);
         self.beyond_grant = self.beyond_grant.saturating_add(beyond);
     }
 
-    /// Gives slices to subscribers that are due; the `reporter` gets an assignment in any case.
-    pub(super) fn turn(
-        &mut self,
-        reporter: Option<SubscriberId>,
-        view: CounterView,
-        learns: bool,
-        now: Timestamp,
-    ) -> Outcome {
+    /// Counts hits that callers have asked for, while the hits are not divided.
+    pub(super) fn note_asked(&mut self, asked: u64, now: Timestamp) {
+        self.callers.add(asked, 0, now);
+    }
+
+    /// Gives slices to subscribers that are due; those that have reported get an assignment in any case.
+    pub(super) fn turn(&mut self, view: CounterView, learns: bool, now: Timestamp) -> Outcome {
         self.callers.add(view.asked, 0, now);
         self.expire(now);
         let mut outcome = Outcome::default();
@@ -185,14 +184,12 @@ impl Slices {
                 }
             }
         }
-        let has_news = |outcome: &Outcome, id| outcome.assignments.iter().any(|(other, _)| *other == id);
-        if let Some(id) = reporter
-            && !has_news(&outcome, id)
-            && let Some(subscriber) = self.each.get(id)
+        for (id, subscriber) in self.each.iter_mut() {
             // What a newcomer may have from an earlier divider stays until its end.
-            && !(learns && subscriber.slice.is_none())
-        {
-            outcome.assignments.push((id, subscriber.renewal()));
+            let may_have_one = learns && subscriber.slice.is_none();
+            if std::mem::take(&mut subscriber.is_owed) && !may_have_one {
+                outcome.assignments.push((id, subscriber.renewal()));
+            }
         }
         outcome.turn = Turn { used: std::mem::take(&mut self.used), granted: self.granted() };
         outcome.beyond_grant = std::mem::take(&mut self.beyond_grant);

@@ -328,6 +328,23 @@ fn budget_below_the_demand_refuses_only_the_first_requests() {
 }
 
 #[test]
+fn many_clients_use_a_limit_and_do_not_exceed_it() {
+    // So many that most reports wait for the next division.
+    let demands: Vec<(u64, f64)> = (1..=100).map(|stream| (stream, 3.0)).collect();
+    let mut world = World::new(bucket(200, 20));
+    world.run(10.0, &demands, 0.0);
+    let each = world.run(10.0, &demands, 0.0);
+    assert!(each.iter().sum::<u64>() >= 1_700, "{each:?}");
+    for seconds in [1, 5, 10] {
+        let most = world.most_in(seconds * SECOND);
+        assert!(most <= 20 + 200 * seconds + 100, "{most} in {seconds} s");
+    }
+    let mut world = World::new(window(1_000, MINUTE));
+    let passed: u64 = world.run(59.9, &demands, 20.0).iter().sum();
+    assert!((800..=1_000).contains(&passed), "{passed}");
+}
+
+#[test]
 fn slow_rate_goes_from_one_client_to_the_next() {
     let half = Rate::new(NonZeroU64::new(30).unwrap(), NonZeroU64::new(MINUTE).unwrap());
     let limit = Limit::TokenBucket(TokenBucket { rate: half, burst: 10, excess: Excess::Refuse });

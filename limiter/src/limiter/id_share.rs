@@ -7,7 +7,7 @@ use rustc_hash::FxHasher;
 use crate::{
     algorithm::Limit,
     descriptor::Key,
-    resilience::{Caller, IdRecord},
+    resilience::{CALLER_SHARE, Caller, IdRecord, SharedUse},
     store::{
         Checks, CounterOperation, HOLD_REMEMBERED, HoldId, HoldOutcome, HoldTerms, IdMemory, Memory,
         NotLocal, Outcome, SettleOutcome, Settled, UnknownId, id_bytes,
@@ -15,9 +15,7 @@ use crate::{
     time::Timestamp,
 };
 
-/// Once half of the memory is used, a caller gets at most this fraction of what the others leave free.
-const CALLER_SHARE: usize = 4;
-/// The same for another replica, whose callers share it.
+/// What another replica, whose callers share it, gets at most of what the others leave free: one part of so many.
 const REPLICA_SHARE: usize = 2;
 
 /// An id that a caller sends, and what the counters of its call remember of it.
@@ -56,10 +54,8 @@ impl<'c> SentId<'c> {
         first.hash(&mut hasher);
         let hash = hasher.finish();
         let own = caller.id_bytes(now);
-        let of_others = memory.used.saturating_sub(own);
-        let is_plenty = memory.used + bytes <= memory.max / 2;
-        let is_in_share = own + bytes <= memory.max.saturating_sub(of_others) / parts;
-        let is_allowed = is_plenty || is_in_share || caller.has_id(hash, now);
+        let shared = SharedUse { own, all: memory.used, max: memory.max };
+        let is_allowed = shared.has_room_for(bytes, parts) || caller.has_id(hash, now);
         Self { caller, id: hash, bytes, bytes_max: memory.max, is_allowed, now }
     }
 

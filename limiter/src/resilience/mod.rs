@@ -7,9 +7,11 @@ use crate::time::Timestamp;
 
 mod caller;
 mod ids;
+mod share;
 
 pub use caller::{Caller, Callers, Origin};
 pub(crate) use ids::IdRecord;
+pub use share::{CALLER_SHARE, SharedUse};
 
 /// How long a call may wait for a remote decision: half of the caller's timeout, so that the answer still arrives, and
 /// at most `max`.

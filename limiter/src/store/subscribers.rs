@@ -14,10 +14,17 @@ pub const SUBSCRIBERS_SHOWN_MAX: usize = 100;
 pub struct SubscriberId {
     /// The replica that has the stream; 0 without a cluster.
     pub replica: u64,
-    /// The stream among those of the replica.
+    /// The stream among those of the replica. The upper half is the number of its caller.
     pub stream: u64,
     /// The bucket among those of the stream.
     pub bucket: u32,
+}
+
+impl SubscriberId {
+    /// The number of the caller that has the stream.
+    pub(crate) fn caller(self) -> u32 {
+        (self.stream >> u32::BITS) as u32
+    }
 }
 
 /// What a subscriber has, for operators.

@@ -1,22 +1,32 @@
 //! The buckets of a stream, and the rule of each.
 
-use std::{sync::Arc, time::Duration};
+use std::{mem, sync::Arc, time::Duration};
 
 use smallvec::SmallVec;
 use tollgate_limiter::{
     algorithm::Limit,
     descriptor::{Entry, Key},
-    divider::is_divisible,
+    divider::{ASSIGNMENT_TTL, Assignment, UNCERTAIN, is_divisible},
     rules::{Allowance, KeyedDomain, OnOwnerUnavailable, QuotaTerms},
+    time::Timestamp,
 };
 
 use crate::api::{
     protobuf::{begin, nested},
-    rlqs::{Settings, decode::Pair},
+    rlqs::{Settings, action::Action, decode::Pair},
 };
 
 /// The time for which a client need not ask about a bucket without a limit.
 pub(super) const UNLIMITED_TTL: Duration = Duration::from_secs(600);
+
+/// Approximate memory of a bucket beside its id, in bytes: its places in the maps of its stream, and what is to be sent.
+const BUCKET_BYTES: usize = 512;
+/// Approximate memory of a bucket in the division of its limit, in bytes, if it is the only one of this limit. After the
+/// end of the bucket it stays until the last assignment is over.
+pub(super) const DIVISION_BYTES: usize = 1_536;
+
+/// The most reports of a message that are taken at once, and buckets that are looked up in new rules or ended at once.
+pub(super) const PART_MAX: usize = 64;
 
 /// What identifies a bucket: its pairs, ascending by their keys, as an encoded `BucketId`.
 pub(super) type BucketId = Arc<[u8]>;
@@ -35,6 +45,85 @@ pub(super) enum Terms {
     Deny,
     /// A limit that is divided, and the part of the bucket.
     Divide(Key, Limit, QuotaTerms),
+}
+
+/// A bucket of a stream.
+#[derive(Debug)]
+pub(super) struct Bucket {
+    pub(super) id: BucketId,
+    pub(super) terms: Terms,
+    /// The version of the rules that have these terms.
+    pub(super) rules_version: u64,
+    /// Requests that passed under these terms, as reported.
+    pub(super) allowed: u64,
+    pub(super) idle_reports: u32,
+    /// Whether the last action that was sent lets requests pass and needs no report to be charged.
+    pub(super) may_be_abandoned: bool,
+    /// Reports until the assignment of a bucket without a limit is renewed.
+    pub(super) renew_in: u32,
+    /// The last slice that was sent, and when it ends.
+    slice: Option<(u64, Timestamp)>,
+}
+
+/// The rules by which buckets are looked up.
+pub(super) struct ActiveTerms<'v> {
+    pub(super) domain: Option<KeyedDomain<'v>>,
+    pub(super) version: u64,
+    pub(super) passes_all: bool,
+}
+
+impl ActiveTerms<'_> {
+    /// The terms of the bucket with these pairs. `None` if it is invalid.
+    pub(super) fn of(&self, pairs: &[Pair<'_>]) -> Option<Terms> {
+        Some(Terms::of(self.domain, &entries(pairs)?, self.passes_all))
+    }
+}
+
+impl Bucket {
+    /// A bucket that has reported nothing.
+    pub(super) fn new(id: BucketId, terms: Terms, rules_version: u64) -> Self {
+        let (allowed, idle_reports, may_be_abandoned, renew_in, slice) = (0, 0, false, 0, None);
+        Self { id, terms, rules_version, allowed, idle_reports, may_be_abandoned, renew_in, slice }
+    }
+
+    /// The same bucket from the beginning, under its new terms.
+    pub(super) fn anew(self) -> Self {
+        Self { idle_reports: self.idle_reports, ..Self::new(self.id, self.terms, self.rules_version) }
+    }
+
+    /// The memory of a bucket with an id of this size while its stream has it, without its division.
+    pub(super) fn bytes(id: usize) -> usize {
+        BUCKET_BYTES + id
+    }
+
+    /// Sets the terms of these rules, and returns those before if they differ.
+    pub(super) fn set_terms(&mut self, terms: Terms, rules_version: u64) -> Option<Terms> {
+        self.rules_version = rules_version;
+        (self.terms != terms).then(|| mem::replace(&mut self.terms, terms))
+    }
+
+    /// Notes what is sent. False for the renewal of a slice that the client may not have any more: it would begin anew.
+    pub(super) fn note(&mut self, action: Action, now: Timestamp) -> bool {
+        let end = now.after(ASSIGNMENT_TTL);
+        self.slice = match action {
+            Action::Assign(Assignment::Slice(hits)) => Some((hits, end)),
+            Action::Assign(Assignment::Renewal(hits)) => {
+                let has_it =
+                    |(slice, until): &(u64, Timestamp)| *slice == hits && now.after(UNCERTAIN) < *until;
+                if !self.slice.as_ref().is_some_and(has_it) {
+                    return false;
+                }
+                Some((hits, end))
+            }
+            Action::Assign(Assignment::Share(_) | Assignment::Deny)
+            | Action::Allow(_)
+            | Action::Deny
+            | Action::Abandon => None,
+        };
+        // A slice is charged by reports, which an abandoned bucket does not send.
+        self.may_be_abandoned = matches!(action, Action::Allow(_) | Action::Assign(Assignment::Share(_)));
+        true
+    }
 }
 
 /// Whether the number of the pairs and their bytes are within the bounds.

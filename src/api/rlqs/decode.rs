@@ -6,16 +6,17 @@ use tollgate_limiter::divider::Usage;
 
 use crate::api::protobuf::{Fields, Malformed, Value};
 
-/// A message of a client.
-#[derive(Debug, Default)]
+/// The reports of a message of a client, in their order.
 pub(super) struct Reports<'m> {
-    pub(super) domain: &'m [u8],
-    rest: &'m [u8],
+    message: &'m [u8],
+    fields: Fields<'m>,
+    pairs_max: usize,
 }
 
 /// The report of one bucket.
 #[derive(Debug, Default)]
 pub(super) struct Report<'m> {
+    /// The pairs; of too many only one more than the maximum.
     pub(super) pairs: SmallVec<[Pair<'m>; 4]>,
     pub(super) usage: Usage,
     // The time that the usage is of, in seconds.
@@ -30,44 +31,53 @@ pub(super) struct Pair<'m> {
 }
 
 impl<'m> Reports<'m> {
-    /// The domain of a message. Its reports are decoded one after the other.
-    pub(super) fn decode(message: &'m [u8]) -> Result<Self, Malformed> {
-        let mut reports = Self { domain: &[], rest: message };
-        let mut fields = Fields::of(message);
+    /// Examines a whole message before the first of its reports is counted. Returns its domain.
+    pub(super) fn examine(message: &'m [u8]) -> Result<&'m [u8], Malformed> {
+        let (mut domain, mut fields): (&[u8], _) = (&[], Fields::of(message));
         while let Some(field) = fields.next()? {
             match field {
-                (1, Value::Bytes(domain)) => reports.domain = domain,
-                // All are checked before the first is counted.
-                (2, Value::Bytes(report)) => drop(Report::decode(report)?),
+                (1, Value::Bytes(bytes)) => domain = bytes,
+                (2, Value::Bytes(report)) => drop(Report::decode(report, 0)?),
                 (1 | 2, _wrong_type) => return Err(Malformed),
                 (_unknown, _) => {}
             }
         }
-        Ok(reports)
+        Ok(domain)
     }
 
-    /// The reports in their order.
-    pub(super) fn each(&self) -> impl Iterator<Item = Report<'m>> {
-        let mut fields = Fields::of(self.rest);
-        std::iter::from_fn(move || {
-            loop {
-                match fields.next() {
-                    Ok(Some((2, Value::Bytes(report)))) => return Report::decode(report).ok(),
-                    Ok(Some(_other)) => {}
-                    Ok(None) | Err(Malformed) => return None,
-                }
+    /// The reports of an examined message, from this byte on.
+    pub(super) fn from(message: &'m [u8], from: usize, pairs_max: usize) -> Self {
+        Self { message, fields: Fields::of(message.get(from..).unwrap_or_default()), pairs_max }
+    }
+
+    /// The byte from which the rest of the message is; `None` at its end.
+    pub(super) fn next_part(&self) -> Option<usize> {
+        let rest = self.fields.rest().len();
+        (rest > 0).then(|| self.message.len() - rest)
+    }
+}
+
+impl<'m> Iterator for Reports<'m> {
+    type Item = Report<'m>;
+
+    fn next(&mut self) -> Option<Report<'m>> {
+        loop {
+            match self.fields.next() {
+                Ok(Some((2, Value::Bytes(report)))) => return Report::decode(report, self.pairs_max).ok(),
+                Ok(Some(_other)) => {}
+                Ok(None) | Err(Malformed) => return None,
             }
-        })
+        }
     }
 }
 
 impl<'m> Report<'m> {
-    fn decode(message: &'m [u8]) -> Result<Self, Malformed> {
+    fn decode(message: &'m [u8], pairs_max: usize) -> Result<Self, Malformed> {
         let mut report = Self::default();
         let mut fields = Fields::of(message);
         while let Some(field) = fields.next()? {
             match field {
-                (1, Value::Bytes(id)) => report.decode_pairs(id)?,
+                (1, Value::Bytes(id)) => report.decode_pairs(id, pairs_max)?,
                 (2, Value::Bytes(time)) => report.seconds = seconds(time)?,
                 (3, Value::Varint(allowed)) => report.usage.allowed = allowed,
                 (4, Value::Varint(denied)) => report.usage.denied = denied,
@@ -78,11 +88,16 @@ impl<'m> Report<'m> {
         Ok(report)
     }
 
-    fn decode_pairs(&mut self, id: &'m [u8]) -> Result<(), Malformed> {
+    fn decode_pairs(&mut self, id: &'m [u8], pairs_max: usize) -> Result<(), Malformed> {
         let mut fields = Fields::of(id);
         while let Some(field) = fields.next()? {
             match field {
-                (1, Value::Bytes(pair)) => self.pairs.push(Pair::decode(pair)?),
+                (1, Value::Bytes(pair)) => {
+                    let pair = Pair::decode(pair)?;
+                    if self.pairs.len() <= pairs_max {
+                        self.pairs.push(pair);
+                    }
+                }
                 (1, _wrong_type) => return Err(Malformed),
                 (_unknown, _) => {}
             }
@@ -94,7 +109,7 @@ impl<'m> Report<'m> {
 /// The pairs of an encoded id of a bucket; none if it is damaged.
 pub(super) fn pairs_of_id(id: &[u8]) -> Vec<Pair<'_>> {
     let mut report = Report::default();
-    report.decode_pairs(id).map(|()| report.pairs.into_vec()).unwrap_or_default()
+    report.decode_pairs(id, usize::MAX).map(|()| report.pairs.into_vec()).unwrap_or_default()
 }
 
 /// The whole seconds of a `Duration`.
@@ -124,5 +139,19 @@ impl<'m> Pair<'m> {
             }
         }
         Ok(pair)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pairs_beyond_the_maximum_are_not_built() {
+        let id = [10, 6, 10, 1, b'k', 18, 1, b'v'].repeat(100_000);
+        let mut report = Report::default();
+        report.decode_pairs(&id, 4).unwrap();
+        assert_eq!(report.pairs.len(), 5, "one more than the maximum");
+        assert!(report.pairs.capacity() <= 8);
     }
 }

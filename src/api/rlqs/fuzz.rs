@@ -11,6 +11,7 @@ use prost::Message as _;
 use tollgate_limiter::{
     divider::Dividers,
     limiter::Limiter,
+    resilience::Origin,
     rules::{ActiveRules, Rules},
     store::{Memory, OnFull},
     time::Clock,
@@ -48,14 +49,7 @@ descriptors:
       quotas: [{key: zone, value: a, weight: 3}, {key: zone, value: b, floor: 20}]
 ";
 
-const SETTINGS: Settings = Settings {
-    enabled: true,
-    max_streams: 2,
-    max_stream_buckets: 8,
-    max_buckets: 12,
-    max_pairs: 4,
-    max_id_bytes: 64,
-};
+const SETTINGS: Settings = Settings { enabled: true, memory: 1 << 20, max_pairs: 4, max_id_bytes: 64 };
 
 /// Messages of one stream, each after its length in a byte and the seconds until it comes in another one. What `prost`
 /// reads is read alike; an answer has actions that Envoy takes, only for buckets that were reported.
@@ -67,7 +61,8 @@ pub fn rlqs(bytes: &[u8]) {
     let limiter = Limiter::new(active_rules, memory.clone(), clock.clone());
     let dividers = Arc::new(Dividers::new(memory.clone()).after_restart(NOW));
     let service = Arc::new(QuotaService::new(limiter, dividers, clock.clone(), SETTINGS));
-    let mut stream = QuotaStream::open(service.clone(), None).expect("it is the first stream");
+    let mut stream =
+        QuotaStream::open(service.clone(), &Origin::Network(None), None).expect("it is the first stream");
     let mut reported = Vec::new();
     let mut rest = bytes;
     while let [length, seconds, after @ ..] = rest {
@@ -91,14 +86,14 @@ type Pairs = BTreeMap<Vec<u8>, Vec<u8>>;
 
 /// The buckets of a message. Also those that `prost` refuses, as with values that are not UTF-8.
 fn same_as_prost(message: &[u8]) -> Vec<Pairs> {
-    let pairs = |reports: &Reports<'_>| -> Vec<(Pairs, u64, u64)> {
-        let each = reports.each().map(|report| {
+    let pairs = |reports: Reports<'_>| -> Vec<(Pairs, u64, u64)> {
+        let each = reports.map(|report| {
             let pairs = report.pairs.iter().map(|pair| (pair.key.to_vec(), pair.value.to_vec()));
             (pairs.collect(), report.usage.allowed, report.usage.denied)
         });
         each.collect()
     };
-    let read = Reports::decode(message).map(|reports| pairs(&reports));
+    let read = Reports::examine(message).map(|_| pairs(Reports::from(message, 0, usize::MAX)));
     if let Ok(expected) = RateLimitQuotaUsageReports::decode(message) {
         let expected: Vec<_> = expected
             .bucket_quota_usages

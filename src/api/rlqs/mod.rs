@@ -7,8 +7,10 @@ mod action;
 mod bucket;
 mod decode;
 mod encode;
+mod ending;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzz;
+mod memory;
 mod outbox;
 mod service;
 mod settings;

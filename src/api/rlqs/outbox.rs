@@ -71,7 +71,12 @@ impl Outbox {
         self.waker.wake();
     }
 
-    /// Whether the buckets are to be looked up again.
+    /// Whether the buckets are to be looked up again, which nothing has begun yet.
+    pub(super) fn has_new_rules(&self) -> bool {
+        self.has_new_rules.load(Ordering::Acquire)
+    }
+
+    /// Whether the buckets are to be looked up again, from now on.
     pub(super) fn take_new_rules(&self) -> bool {
         self.has_new_rules.swap(false, Ordering::AcqRel)
     }

@@ -6,7 +6,7 @@ use std::{
     ptr,
     sync::{
         Arc, PoisonError, RwLock,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicU32, Ordering},
     },
     time::Duration,
 };
@@ -25,12 +25,16 @@ use tonic::Status;
 use crate::api::rlqs::{
     Settings,
     action::Action,
+    memory::{CallerNumber, Owner, QuotaMemory},
     outbox::Outbox,
     stats::{Reading, Stats},
 };
 
 /// How often turns without a report are made.
 const TURN_EVERY: Duration = Duration::from_millis(50);
+
+/// Approximate memory of a stream without its domain and its buckets, in bytes.
+const STREAM_BYTES: usize = 4 * 1024;
 
 /// The rate limit quota service.
 #[derive(Debug)]
@@ -42,10 +46,11 @@ pub struct QuotaService {
     // This replica among those of the cluster; 0 without one.
     pub(super) replica: u64,
     pub(super) settings: Settings,
+    pub(super) memory: QuotaMemory,
     pub(super) stats: Stats,
     clock: Clock,
     outboxes: RwLock<HashMap<u64, Arc<Outbox>>>,
-    next_stream: AtomicU64,
+    next_stream: AtomicU32,
 }
 
 impl QuotaService {
@@ -57,10 +62,11 @@ impl QuotaService {
             cluster: None,
             replica: 0,
             settings,
+            memory: QuotaMemory::new(settings.memory),
             stats: Stats::default(),
             clock,
             outboxes: RwLock::default(),
-            next_stream: AtomicU64::new(1),
+            next_stream: AtomicU32::new(1),
         }
     }
 
@@ -80,21 +86,33 @@ impl QuotaService {
     }
 
     /// The number and the outbox of another stream, of the client at this address.
-    pub(super) fn open(&self, client: Option<SocketAddr>) -> Result<(u64, Arc<Outbox>), Status> {
-        if !Stats::take(&self.stats.streams, self.settings.max_streams) {
-            self.stats.refused_streams.increase();
-            return Err(Status::resource_exhausted("too many streams of quotas: see rlqs.max_streams"));
-        }
-        let (stream, outbox) =
-            (self.next_stream.fetch_add(1, Ordering::Relaxed), Arc::new(Outbox::new(client)));
+    pub(super) fn open(
+        &self,
+        caller: CallerNumber,
+        client: Option<SocketAddr>,
+    ) -> Result<(Owner, Arc<Outbox>), Status> {
+        self.take_memory(caller, STREAM_BYTES)?;
+        self.stats.streams.fetch_add(1, Ordering::Relaxed);
+        let stream = caller.stream(self.next_stream.fetch_add(1, Ordering::Relaxed));
+        let outbox = Arc::new(Outbox::new(client));
         self.outboxes.write().unwrap_or_else(PoisonError::into_inner).insert(stream, outbox.clone());
-        Ok((stream, outbox))
+        Ok((Owner { caller, stream }, outbox))
     }
 
-    /// Ends a stream.
-    pub(super) fn close(&self, stream: u64) {
+    /// Takes memory for a stream of this caller, beside its buckets.
+    pub(super) fn take_memory(&self, caller: CallerNumber, bytes: usize) -> Result<(), Status> {
+        if self.memory.take(caller, bytes, self.now()) {
+            return Ok(());
+        }
+        self.stats.refused_streams.increase();
+        Err(Status::resource_exhausted("the caller has its share of the memory for quotas: see rlqs.memory"))
+    }
+
+    /// Ends a stream with a domain of this size.
+    pub(super) fn close(&self, Owner { caller, stream }: Owner, domain: usize) {
         self.outboxes.write().unwrap_or_else(PoisonError::into_inner).remove(&stream);
-        Stats::give_back(&self.stats.streams, 1);
+        self.stats.streams.fetch_sub(1, Ordering::Relaxed);
+        self.memory.give_back(caller, STREAM_BYTES + domain, self.now());
     }
 
     /// Makes the turns of dividers that are due, and sends new rules to streams, for as long as it is polled.
@@ -158,6 +176,7 @@ impl QuotaService {
         Reading {
             streams: stats.streams.load(Ordering::Relaxed),
             buckets: stats.buckets.load(Ordering::Relaxed),
+            memory: self.memory.bytes(self.now()),
             divided: self.dividers.len(),
             granted_per_second: granted.rate.per_second,
             granted_hits: granted.hits,
@@ -165,6 +184,7 @@ impl QuotaService {
             allowed: stats.allowed.get(),
             denied: stats.denied.get(),
             beyond_grant: dividers.beyond_grant.get(),
+            visited: dividers.visited.get(),
             convergence: dividers.convergence.buckets(),
             assignments: stats.assignments.get(),
             abandoned: stats.abandoned.get(),

@@ -5,12 +5,8 @@
 pub struct Settings {
     /// Whether it is served.
     pub enabled: bool,
-    /// Maximum number of streams.
-    pub max_streams: usize,
-    /// Maximum number of buckets of a stream.
-    pub max_stream_buckets: usize,
-    /// Maximum number of buckets of all streams.
-    pub max_buckets: usize,
+    /// Maximum memory for streams, their buckets and the divisions of these, in bytes.
+    pub memory: u64,
     /// Maximum number of pairs of a bucket.
     pub max_pairs: usize,
     /// Maximum size of the keys and values of a bucket, in bytes.

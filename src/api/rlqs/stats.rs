@@ -1,6 +1,6 @@
 //! Metrics of the rate limit quota service.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::AtomicUsize;
 
 use tollgate_limiter::metrics::{Buckets, Counter};
 
@@ -21,25 +21,12 @@ pub(super) struct Stats {
     pub(super) too_many: Counter,
 }
 
-impl Stats {
-    /// Counts one more of at most `max`. Returns whether there was room.
-    pub(super) fn take(number: &AtomicUsize, max: usize) -> bool {
-        number
-            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |now| (now < max).then_some(now + 1))
-            .is_ok()
-    }
-
-    /// Gives back what was taken.
-    pub(super) fn give_back(number: &AtomicUsize, taken: usize) {
-        number.fetch_sub(taken, Ordering::Relaxed);
-    }
-}
-
 /// The numbers of one moment.
 #[derive(Clone, Debug, Default)]
 pub struct Reading {
     pub(super) streams: usize,
     pub(super) buckets: usize,
+    pub(super) memory: usize,
     pub(super) divided: usize,
     pub(super) granted_per_second: u64,
     pub(super) granted_hits: u64,
@@ -47,6 +34,7 @@ pub struct Reading {
     pub(super) allowed: u64,
     pub(super) denied: u64,
     pub(super) beyond_grant: u64,
+    pub(super) visited: u64,
     pub(super) convergence: Buckets,
     pub(super) assignments: u64,
     pub(super) abandoned: u64,
@@ -62,6 +50,9 @@ metrics! { Reading;
     Gauge "tollgate_rlqs_buckets" []
         "Buckets of these streams."
         => |all, family| family.value(all.buckets);
+    Gauge "tollgate_rlqs_memory_bytes" []
+        "Memory that streams, their buckets and the divisions of these take of rlqs.memory."
+        => |all, family| family.value(all.memory);
     Gauge "tollgate_rlqs_divided_counters" []
         "Counters whose limit is divided over buckets."
         => |all, family| family.value(all.divided);
@@ -83,6 +74,9 @@ metrics! { Reading;
     Counter "tollgate_rlqs_requests_beyond_grant_total" []
         "Requests that clients have let pass without a grant for them, before their first assignment or after the end of one."
         => |all, family| family.value(all.beyond_grant);
+    Counter "tollgate_rlqs_division_visits_total" []
+        "Buckets that divisions of limits have visited, in this replica: the work that reports cause."
+        => |all, family| family.value(all.visited);
     Counter "tollgate_rlqs_assignments_total" []
         "Assignments that were sent, also those that only renew one."
         => |all, family| family.value(all.assignments);
@@ -93,7 +87,7 @@ metrics! { Reading;
         "Buckets without requests that were abandoned, so that their clients drop them."
         => |all, family| family.value(all.abandoned);
     Counter "tollgate_rlqs_refused_total" ["reason"]
-        "What was refused: streams beyond rlqs.max_streams, buckets beyond their number, or buckets whose pairs are invalid, as values that are not UTF-8."
+        "What was refused: streams and buckets beyond the share of their caller in rlqs.memory, buckets beyond its share in the 4,096 places of a limit, or buckets whose pairs are invalid, as values that are not UTF-8."
         => |all, family| {
             family.sample(&["streams"], all.refused_streams);
             family.sample(&["buckets"], all.too_many);

@@ -2,17 +2,19 @@
 
 use std::{
     collections::{BTreeMap, HashMap},
+    mem,
     net::SocketAddr,
-    sync::Arc,
+    sync::{Arc, atomic::Ordering},
     task::{Context, Poll},
 };
 
 use tollgate_limiter::{
     algorithm::Limit,
     descriptor::Key,
-    divider::{ASSIGNMENT_TTL, Assignment, Report, SubscriberId, SubscriberReport, UNCERTAIN, Usage},
+    divider::{Report, SubscriberId, SubscriberReport, Usage},
     limiter::ActiveView,
-    rules::{KeyedDomain, QuotaTerms},
+    resilience::Origin,
+    rules::QuotaTerms,
     time::Timestamp,
 };
 use tonic::Status;
@@ -20,89 +22,37 @@ use tonic::Status;
 use crate::api::rlqs::{
     QuotaService,
     action::Action,
-    bucket::{BucketId, Terms, UNLIMITED_TTL, are_within_bounds, encoded, entries},
+    bucket::{
+        ActiveTerms, Bucket, BucketId, DIVISION_BYTES, PART_MAX, Terms, UNLIMITED_TTL, are_within_bounds,
+        encoded, entries,
+    },
     decode::{self, Pair, Reports},
     encode::Response,
+    ending::{Ending, end},
+    memory::{CallerNumber, Owner},
     outbox::Outbox,
-    stats::Stats,
 };
 
 /// A bucket without requests is abandoned after so many reports.
 const IDLE_REPORTS_MAX: u32 = 12;
-/// The most reports of a message that are sent to the dividers at once.
-const REPORTS_MAX: usize = 64;
 
 /// The buckets of a client.
 #[derive(Debug)]
 pub struct QuotaStream {
     service: Arc<QuotaService>,
-    stream: u64,
+    owner: Owner,
     pub(super) outbox: Arc<Outbox>,
     domain: Option<Box<str>>,
     numbers: HashMap<BucketId, u32>,
     // By number. A number is used once, because an assignment for it may still be on its way.
     buckets: BTreeMap<u32, Bucket>,
     next_number: u32,
+    // Buckets from this number on may have other terms in the active rules.
+    look_up_from: Option<u32>,
     // Reports that are not sent to the dividers yet.
     reports: Vec<SubscriberReport>,
     // Room for the id that is read.
     pub(super) id: Vec<u8>,
-}
-
-/// The rules by which buckets are looked up.
-struct ActiveTerms<'v> {
-    domain: Option<KeyedDomain<'v>>,
-    version: u64,
-    passes_all: bool,
-}
-
-impl ActiveTerms<'_> {
-    /// The terms of the bucket with these pairs. `None` if it is invalid.
-    fn of(&self, pairs: &[Pair<'_>]) -> Option<Terms> {
-        Some(Terms::of(self.domain, &entries(pairs)?, self.passes_all))
-    }
-}
-
-#[derive(Debug)]
-struct Bucket {
-    id: BucketId,
-    terms: Terms,
-    // The version of the rules that have these terms.
-    rules_version: u64,
-    // Requests that passed under these terms, as reported.
-    allowed: u64,
-    idle_reports: u32,
-    // Whether the last action that was sent lets requests pass and needs no report to be charged.
-    may_be_abandoned: bool,
-    // Reports until the assignment of a bucket without a limit is renewed.
-    renew_in: u32,
-    // The last slice that was sent, and when it ends.
-    slice: Option<(u64, Timestamp)>,
-}
-
-impl Bucket {
-    /// Notes what is sent. False for the renewal of a slice that the client may not have any more: it would begin anew.
-    fn note(&mut self, action: Action, now: Timestamp) -> bool {
-        let end = now.after(ASSIGNMENT_TTL);
-        self.slice = match action {
-            Action::Assign(Assignment::Slice(hits)) => Some((hits, end)),
-            Action::Assign(Assignment::Renewal(hits)) => {
-                let has_it =
-                    |(slice, until): &(u64, Timestamp)| *slice == hits && now.after(UNCERTAIN) < *until;
-                if !self.slice.as_ref().is_some_and(has_it) {
-                    return false;
-                }
-                Some((hits, end))
-            }
-            Action::Assign(Assignment::Share(_) | Assignment::Deny)
-            | Action::Allow(_)
-            | Action::Deny
-            | Action::Abandon => None,
-        };
-        // A slice is charged by reports, which an abandoned bucket does not send.
-        self.may_be_abandoned = matches!(action, Action::Allow(_) | Action::Assign(Assignment::Share(_)));
-        true
-    }
 }
 
 /// Reports after which the assignment of a bucket without a limit is renewed: it lasts for twice as many of 5 s.
@@ -110,16 +60,21 @@ const RENEWAL_REPORTS: u32 = (UNLIMITED_TTL.as_secs() / 10) as u32;
 
 impl QuotaStream {
     /// Opens a stream of `service` for the client at this address.
-    pub fn open(service: Arc<QuotaService>, client: Option<SocketAddr>) -> Result<Self, Status> {
-        let (stream, outbox) = service.open(client)?;
+    pub fn open(
+        service: Arc<QuotaService>,
+        origin: &Origin,
+        client: Option<SocketAddr>,
+    ) -> Result<Self, Status> {
+        let (owner, outbox) = service.open(CallerNumber::new(origin), client)?;
         Ok(Self {
             service,
-            stream,
+            owner,
             outbox,
             domain: None,
             numbers: HashMap::new(),
             buckets: BTreeMap::new(),
             next_number: 0,
+            look_up_from: None,
             reports: Vec::new(),
             id: Vec::new(),
         })
@@ -127,25 +82,38 @@ impl QuotaStream {
 
     /// Takes a message of the client.
     pub fn receive(&mut self, message: &[u8]) -> Result<(), Status> {
+        self.begin(message)?;
+        let mut from = 0;
+        while let Some(next) = self.take(message, from) {
+            from = next;
+        }
+        Ok(())
+    }
+
+    /// Examines a message of the client. Its reports are taken by [`QuotaStream::take`].
+    pub fn begin(&mut self, message: &[u8]) -> Result<(), Status> {
         let malformed = |_| Status::invalid_argument("not a RateLimitQuotaUsageReports message");
-        let reports = Reports::decode(message).map_err(malformed)?;
-        self.enter(reports.domain)?;
+        let domain = Reports::examine(message).map_err(malformed)?;
+        self.enter(domain)?;
+        if self.service.limiter.view().rules().rules().is_none() {
+            return Err(Status::unavailable("no rules are loaded yet"));
+        }
+        Ok(())
+    }
+
+    /// Takes the reports of a part of a message that was begun, from this byte on. Returns where the next part begins.
+    pub fn take(&mut self, message: &[u8], from: usize) -> Option<usize> {
         let service = self.service.clone();
         // Rules that are replaced from here on have another version.
         let version = service.limiter.rules_version();
         let view = service.limiter.view();
-        if view.rules().rules().is_none() {
-            return Err(Status::unavailable("no rules are loaded yet"));
-        }
         let active = self.active_terms(&service, &view, version);
-        for report in reports.each() {
+        let mut reports = Reports::from(message, from, service.settings.max_pairs);
+        for report in reports.by_ref().take(PART_MAX) {
             self.report(&active, report);
-            if self.reports.len() >= REPORTS_MAX {
-                self.send_reports();
-            }
         }
         self.send_reports();
-        Ok(())
+        reports.next_part()
     }
 
     fn active_terms<'v>(
@@ -171,10 +139,11 @@ impl QuotaStream {
         if self.domain.is_some() {
             return Err(Status::invalid_argument("a stream has one domain: open another stream"));
         }
-        match str::from_utf8(domain) {
-            Ok(domain) if !domain.is_empty() => self.domain = Some(domain.into()),
-            Ok(_) | Err(_) => return Err(Status::invalid_argument("the first message has no valid domain")),
-        }
+        let domain = str::from_utf8(domain).ok().filter(|domain| !domain.is_empty());
+        let domain =
+            domain.ok_or_else(|| Status::invalid_argument("the first message has no valid domain"))?;
+        self.service.take_memory(self.owner.caller, domain.len())?;
+        self.domain = Some(domain.into());
         Ok(())
     }
 
@@ -222,27 +191,18 @@ impl QuotaStream {
 
     /// The number of a new bucket; `None` if it is invalid, or if there are too many.
     fn insert(&mut self, active: &ActiveTerms<'_>, pairs: &[Pair<'_>]) -> Option<u32> {
-        let QuotaService { settings, stats, .. } = &*self.service;
+        let QuotaService { memory, stats, .. } = &*self.service;
         let Some(terms) = active.of(pairs) else {
             stats.invalid.increase();
             return None;
         };
-        if self.numbers.len() >= settings.max_stream_buckets
-            || !Stats::take(&stats.buckets, settings.max_buckets)
-        {
+        let bytes = Bucket::bytes(self.id.len()) + DIVISION_BYTES;
+        if !memory.take(self.owner.caller, bytes, self.service.now()) {
             stats.too_many.increase();
             return None;
         }
-        Some(self.number(Bucket {
-            id: BucketId::from(&*self.id),
-            terms,
-            rules_version: active.version,
-            allowed: 0,
-            idle_reports: 0,
-            may_be_abandoned: false,
-            renew_in: 0,
-            slice: None,
-        }))
+        stats.buckets.fetch_add(1, Ordering::Relaxed);
+        Some(self.number(Bucket::new(BucketId::from(&*self.id), terms, active.version)))
     }
 
     fn number(&mut self, bucket: Bucket) -> u32 {
@@ -283,7 +243,7 @@ impl QuotaStream {
     }
 
     fn queue(&mut self, bucket: u32, key: Key, limit: Limit, terms: QuotaTerms, report: Report) {
-        let id = SubscriberId { replica: self.service.replica, stream: self.stream, bucket };
+        let id = SubscriberId { replica: self.service.replica, stream: self.owner.stream, bucket };
         self.reports.push(SubscriberReport { key, limit, id, terms, report });
     }
 
@@ -297,11 +257,7 @@ impl QuotaStream {
     /// Sets the terms of a bucket, and returns its number. Under another limit it begins anew.
     fn change_terms(&mut self, number: u32, terms: Terms, version: u64) -> u32 {
         let Some(bucket) = self.buckets.get_mut(&number) else { return number };
-        bucket.rules_version = version;
-        if bucket.terms == terms {
-            return number;
-        }
-        let before = std::mem::replace(&mut bucket.terms, terms);
+        let Some(before) = bucket.set_terms(terms, version) else { return number };
         match (before, &bucket.terms) {
             (Terms::Divide(before, ..), Terms::Divide(key, limit, part)) if before == *key => {
                 let (limit, part) = (limit.clone(), *part);
@@ -313,38 +269,53 @@ impl QuotaStream {
         }
         self.outbox.remove(number);
         let Some(bucket) = self.buckets.remove(&number) else { return number };
-        self.number(Bucket { allowed: 0, may_be_abandoned: false, renew_in: 0, slice: None, ..bucket })
+        self.number(bucket.anew())
     }
 
-    /// Looks all buckets up in the new rules.
-    fn apply_rules(&mut self) {
+    /// Looks some of the buckets up in new rules, if there are any. Returns whether there are more to look up.
+    pub fn apply_rules(&mut self) -> bool {
+        if self.outbox.take_new_rules() {
+            self.look_up_from = Some(0);
+        }
+        let Some(from) = self.look_up_from else { return false };
         let service = self.service.clone();
         let version = service.limiter.rules_version();
         let view = service.limiter.view();
         let active = self.active_terms(&service, &view, version);
-        let ids: Vec<(u32, BucketId)> =
-            self.buckets.iter().map(|(number, bucket)| (*number, bucket.id.clone())).collect();
+        let some = self.buckets.range(from..).take(PART_MAX);
+        let ids: Vec<(u32, BucketId)> = some.map(|(number, bucket)| (*number, bucket.id.clone())).collect();
+        // A bucket that begins anew has a number behind all others, and is looked up once more.
+        self.look_up_from = ids.last().map(|(number, _)| number + 1);
         for (number, id) in ids {
-            let Some(terms) = active.of(&decode::pairs_of_id(&id)) else { continue };
-            let Some(bucket) = self.buckets.get(&number) else { continue };
-            let needs_report = match (&bucket.terms, &terms) {
-                (before, after) if before == after => false,
-                (Terms::Divide(before, ..), Terms::Divide(key, ..)) => before != key,
-                (_, _) => true,
-            };
-            let number = self.change_terms(number, terms, version);
-            if needs_report {
-                self.update(number, Report::Usage(Usage::default()));
-            }
+            self.apply_rules_to(number, &id, &active);
         }
         self.send_reports();
+        self.look_up_from.is_some()
     }
 
-    /// The next frame for the client.
+    fn apply_rules_to(&mut self, number: u32, id: &[u8], active: &ActiveTerms<'_>) {
+        let Some(bucket) = self.buckets.get(&number).filter(|bucket| bucket.rules_version != active.version)
+        else {
+            return;
+        };
+        let Some(terms) = active.of(&decode::pairs_of_id(id)) else { return };
+        let needs_report = match (&bucket.terms, &terms) {
+            (before, after) if before == after => false,
+            (Terms::Divide(before, ..), Terms::Divide(key, ..)) => before != key,
+            (_, _) => true,
+        };
+        let number = self.change_terms(number, terms, active.version);
+        if needs_report {
+            self.update(number, Report::Usage(Usage::default()));
+        }
+    }
+
+    /// The next frame for the client. [`QuotaStream::apply_rules`] may be due when the task is woken.
     pub fn poll_frame(&mut self, cx: &mut Context<'_>) -> Poll<Vec<u8>> {
         self.outbox.register(cx.waker());
-        if self.outbox.take_new_rules() {
-            self.apply_rules();
+        if self.outbox.has_new_rules() {
+            // They came after the last look.
+            cx.waker().wake_by_ref();
         }
         let (mut response, now) = (Response::new(), self.service.now());
         loop {
@@ -379,19 +350,16 @@ impl QuotaStream {
     fn forget(&mut self, number: u32) {
         if let Some(bucket) = self.buckets.remove(&number) {
             self.numbers.remove(&bucket.id);
-            Stats::give_back(&self.service.stats.buckets, 1);
-            if let Terms::Divide(key, limit, part) = bucket.terms {
-                self.queue(number, key, limit, part, Report::End);
-            }
+            self.reports.extend(end(&self.service, self.owner, number, bucket));
         }
     }
 }
 
 impl Drop for QuotaStream {
     fn drop(&mut self) {
-        let numbers: Vec<u32> = self.buckets.keys().copied().collect();
-        numbers.into_iter().for_each(|number| self.forget(number));
         self.send_reports();
-        self.service.close(self.stream);
+        let (service, owner) = (self.service.clone(), self.owner);
+        let domain = self.domain.as_ref().map_or(0, |domain| domain.len());
+        Ending { service, owner, domain, buckets: mem::take(&mut self.buckets) }.run();
     }
 }

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use crate::cluster::sim::{
-    Step::{self, Cut, Drain, Hold, Pass, Settle, Skew, Start, Tamper, Traffic},
-    Tamper::{CancelHolds, SetHits, ShrinkMemory, Stall},
+    Step::{self, Cut, Delay, Drain, Heal, Hold, Kill, Pass, Settle, Skew, Start, Store, Tamper, Traffic},
+    Tamper::{CancelHolds, RejuvenateCopies, SetHits, ShrinkMemory, Stall},
     keys,
     record::Faults,
     scripts::play,
@@ -86,6 +86,14 @@ fn needless_refusals_are_found() {
 }
 
 #[test]
+fn refusals_of_keys_that_no_older_snapshot_has_are_found() {
+    let kill = [Store, SECOND, SECOND, Traffic(0), SECOND, SECOND, Kill(2), SECOND, SECOND, SECOND];
+    let long = keys::all().into_iter().filter(|key| !key.is_short).count();
+    let spend: Vec<Step> = (0..long).map(|key| Tamper(SetHits(key, 60))).collect();
+    finds(&[&kill[..], &spend].concat(), Faults::Crashes, "hits passed, the least is");
+}
+
+#[test]
 fn held_hits_that_are_given_away_are_found() {
     let hold = [Traffic(60), Hold(200), SECOND, Traffic(0)];
     let give_away: Vec<Step> = (0..keys::all().len()).map(|key| Tamper(CancelHolds(key))).collect();
@@ -104,9 +112,28 @@ fn forgotten_reservations_are_found() {
 }
 
 #[test]
+fn holds_that_expire_too_late_are_found_beside_late_messages() {
+    for millis in [1_000, 3_000] {
+        let late = [Hold(200), Delay(150), SECOND, Tamper(RejuvenateCopies(millis)), Drain(0)];
+        let steps = [&late[..], &[Pass(Duration::from_millis(4_000))]].concat();
+        finds(&steps, Faults::Late, "hits were settled as");
+    }
+}
+
+#[test]
 fn call_that_waits_too_long_is_found() {
     let faults = Faults::Partition { minority: 1, members: 3 };
     finds(&[Cut(vec![1]), Tamper(Stall(1)), SECOND], faults, "a call waits for");
+}
+
+#[test]
+fn copies_that_outlive_their_session_are_found() {
+    // The last backups are still on their way when the last calls are answered.
+    let late = [Delay(200), SECOND, Traffic(0), Pass(Duration::from_millis(600))];
+    let cut = [Cut(vec![1]), Tamper(Stall(0)), Tamper(Stall(1)), Tamper(Stall(2))];
+    let heal = [Pass(Duration::from_secs(9)), Heal, SECOND];
+    let faults = Faults::Partition { minority: 1, members: 3 };
+    finds(&[&late[..], &cut, &heal].concat(), faults, "a copy was on its way for");
 }
 
 #[test]

@@ -78,15 +78,16 @@ impl Reservation {
 
     /// The instants before and after which it certainly has not and has expired.
     fn expiry(&self, record: &Record) -> (u64, u64) {
-        let latest = self.answered_at + self.ttl() + SLACK + record.late_since(self.called_at);
+        let late = self.parts.iter().map(|part| record.late_since(part.key, self.called_at)).max();
+        let latest = self.answered_at + self.ttl() + SLACK + late.unwrap_or_default();
         ((self.called_at + self.ttl()).saturating_sub(SLACK), latest)
     }
 
     fn can_be_settled(&self, now: u64, record: &Record) -> bool {
-        let (earliest, latest) = self.expiry(record);
+        let expiry = || self.expiry(record);
         match self.state {
-            HoldState::Open => now < earliest,
-            HoldState::Expired => latest < now,
+            HoldState::Open => now < expiry().0,
+            HoldState::Expired => expiry().1 < now,
             HoldState::Settling | HoldState::SettlingLate | HoldState::Settled { .. } | HoldState::Unsure => {
                 false
             }
@@ -161,8 +162,11 @@ impl Reservations {
     /// Records that open reservations expire, certainly or perhaps, whose earliest expiry `is_due`.
     fn expire_from(&mut self, now: u64, is_due: impl Fn(u64) -> bool, is_certain: bool, record: &mut Record) {
         for hold in &mut self.each {
+            if hold.state != HoldState::Open {
+                continue;
+            }
             let (earliest, answered_at) = hold.expiry(record);
-            if hold.state != HoldState::Open || !is_due(earliest) {
+            if !is_due(earliest) {
                 continue;
             }
             let called_at = earliest.min(now);

@@ -107,4 +107,6 @@ enum Tamper {
     Stall(usize),
     /// No replica has more than this many bytes of memory, but none knows it.
     ShrinkMemory(u64),
+    /// Every replica takes the slot data that arrives for so many milliseconds younger than it is.
+    RejuvenateCopies(u64),
 }

@@ -1,6 +1,9 @@
 //! Random scripts, each from its seed.
+//!
+//! `SIMULATION_SEEDS=FROM..TO` in the environment plays other seeds of each kind, `SIMULATION_FLOOD_EVERY=N` more or fewer
+//! floods; `tests/simulate` plays many.
 
-use std::{ops::Range, time::Duration};
+use std::{env::VarError, ops::Range, time::Duration};
 
 use rand::{RngExt, SeedableRng, rngs::StdRng};
 use tollgate_limiter::store::BYTES_MIN;
@@ -16,8 +19,7 @@ use crate::cluster::sim::{
     scripts::play_in,
 };
 
-/// The seeds of each kind of script; `SIMULATION_SEEDS=FROM..TO` in the environment runs others. They are few, because a
-/// debug build plays them. `tests/run` plays more in an optimised build.
+/// The seeds of each kind of script. They are few, because every `cargo test` plays them.
 const SEEDS: Range<u64> = 0..20;
 /// One of this many scripts has reservations.
 const HOLDS_EVERY: u64 = 3;
@@ -253,9 +255,6 @@ fn script(seed: u64, kind: Kind) -> (Vec<Step>, Faults) {
         Kind::Stop => faults = script.stop(),
         Kind::Plan | Kind::Clock | Kind::Crash | Kind::Late | Kind::ScaleDown => {}
     }
-    if has_flood(seed, kind) {
-        flood(seed, &mut script.steps);
-    }
     (script.steps, faults)
 }
 
@@ -267,14 +266,17 @@ fn flood(seed: u64, steps: &mut Vec<Step>) {
     steps.insert(position, Flood(rng.random_range(FLOOD_KEYS)));
 }
 
-/// A full stop with full memory may forget hits: docs/cluster.md says when.
-fn has_flood(seed: u64, kind: Kind) -> bool {
-    seed.is_multiple_of(FLOOD_EVERY) && kind != Kind::Stop
-}
-
-/// The world of a script.
-fn world(seed: u64, kind: Kind) -> World {
-    if has_flood(seed, kind) { World::with_memory(seed, BYTES_MIN) } else { World::new(seed) }
+/// Plays the script of a seed, with a flood in one of `flood_every`, and returns the broken promise, if there is one.
+fn problem_of(seed: u64, kind: Kind, flood_every: u64) -> Option<String> {
+    let (mut steps, faults) = script(seed, kind);
+    let mut world = World::new(seed);
+    // A full stop with full memory may forget hits: docs/cluster.md says when.
+    if seed.is_multiple_of(flood_every) && kind != Kind::Stop {
+        flood(seed, &mut steps);
+        world = World::with_memory(seed, BYTES_MIN);
+    }
+    let problem = play_in(world, &steps, faults).err()?;
+    Some(format!("{kind:?} {seed}: {problem}\n    {steps:?}"))
 }
 
 /// The seeds that `text` names.
@@ -285,29 +287,43 @@ fn parse_seeds(text: &str) -> Result<Range<u64>, String> {
     if seeds.is_empty() { Err(problem()) } else { Ok(seeds) }
 }
 
-/// Plays the seeds of this kind that the environment names, and otherwise [`SEEDS`] and seeds that have found faults.
-#[expect(clippy::disallowed_methods, reason = "runs a seed again")]
-fn all_hold(kind: Kind, regressions: &[u64]) {
-    let seeds: Vec<u64> = match std::env::var("SIMULATION_SEEDS") {
-        Ok(text) => parse_seeds(&text).unwrap_or_else(|problem| panic!("{problem}")).collect(),
-        Err(std::env::VarError::NotPresent) => SEEDS.chain(regressions.iter().copied()).collect(),
-        Err(error) => panic!("SIMULATION_SEEDS: {error}"),
-    };
-    let mut broken = Vec::new();
-    for seed in seeds {
-        let (steps, faults) = script(seed, kind);
-        if let Err(problem) = play_in(world(seed, kind), &steps, faults) {
-            broken.push(format!("{kind:?} {seed}: {problem}\n    {steps:?}"));
-        }
+/// How many scripts have one flood, as `text` says.
+fn parse_flood_every(text: &str) -> Result<u64, String> {
+    let problem = || format!("SIMULATION_FLOOD_EVERY is {text:?}, not a number of scripts, such as 5");
+    text.parse().ok().filter(|every| *every > 0).ok_or_else(problem)
+}
+
+/// What a variable of the environment says, if it is set.
+#[expect(clippy::disallowed_methods, reason = "runs scripts again")]
+fn variable<T>(name: &str, parse: fn(&str) -> Result<T, String>) -> Option<T> {
+    match std::env::var(name) {
+        Ok(text) => Some(parse(&text).unwrap_or_else(|problem| panic!("{problem}"))),
+        Err(VarError::NotPresent) => None,
+        Err(error) => panic!("{name}: {error}"),
     }
+}
+
+/// Plays the seeds of this kind that the environment names, and otherwise [`SEEDS`] and seeds that have found faults.
+fn all_hold(kind: Kind, regressions: &[u64]) {
+    let flood_every = variable("SIMULATION_FLOOD_EVERY", parse_flood_every).unwrap_or(FLOOD_EVERY);
+    let seeds: Vec<u64> = match variable("SIMULATION_SEEDS", parse_seeds) {
+        Some(seeds) => seeds.collect(),
+        None => SEEDS.chain(regressions.iter().copied()).collect(),
+    };
+    let broken: Vec<String> =
+        seeds.into_iter().filter_map(|seed| problem_of(seed, kind, flood_every)).collect();
     assert!(broken.is_empty(), "{} seeds broke a promise:\n{}", broken.len(), broken.join("\n"));
 }
 
 #[test]
-fn mistyped_seeds_are_an_error() {
+fn mistyped_variables_are_an_error() {
     assert_eq!(parse_seeds("0..10"), Ok(0..10));
     for mistyped in ["", "10", "0-10", "0..", "..10", "0..=10", "a..b", "10..10", "-1..2"] {
         assert!(parse_seeds(mistyped).is_err(), "{mistyped}");
+    }
+    assert_eq!(parse_flood_every("5"), Ok(5));
+    for mistyped in ["", "0", "-1", "a"] {
+        assert!(parse_flood_every(mistyped).is_err(), "{mistyped}");
     }
 }
 

@@ -13,7 +13,7 @@ mod bounds;
 pub(super) const SKEW_MAX: u64 = SECOND / 25;
 /// Until a fault is noticed everywhere and the checks on their way are answered, charges may be repeated.
 const UNSURE_FOR: u64 = 2 * SECOND;
-/// Messages that are under way for longer delay what they carry: see [`Record::late_since`].
+/// Copies of slots that are under way for longer are late: see [`Record::late_since`].
 const USUAL_DELAY_MAX: u64 = SECOND / 20;
 /// How long before a fault its effects begin: what was called then may be answered after it.
 pub(super) const UNSURE_BEFORE: u64 = SECOND;
@@ -123,8 +123,17 @@ pub(super) struct Fault {
     pub(super) unsure_from: u64,
     /// What passed from then on may be forgotten, until the fault is noticed.
     pub(super) forgets: Option<(u64, u64)>,
-    /// The keys of which it may be forgotten.
+    /// The keys that it concerns.
     pub(super) keys: BTreeSet<usize>,
+}
+
+/// A copy of a slot that was under way for long, from one replica to another.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct LateCopy {
+    pub(super) from: usize,
+    pub(super) to: usize,
+    pub(super) sent_at: u64,
+    pub(super) arrived_at: u64,
 }
 
 /// A cut of the network.
@@ -161,8 +170,8 @@ pub(super) struct Record {
     pub(super) has_holds: bool,
     /// Held hits of each key whose settlement is under way.
     pub(super) returning: BTreeMap<usize, u64>,
-    /// When messages arrived that were under way for long, and the longest time of those that arrived then.
-    late: BTreeMap<u64, u64>,
+    /// By key, in the order of their arrival.
+    late_copies: BTreeMap<usize, Vec<LateCopy>>,
 }
 
 impl Default for Record {
@@ -180,7 +189,7 @@ impl Default for Record {
             is_mixed: false,
             has_holds: false,
             returning: BTreeMap::new(),
-            late: BTreeMap::new(),
+            late_copies: BTreeMap::new(),
         }
     }
 }
@@ -205,18 +214,25 @@ impl Record {
         }
     }
 
-    /// A message was under way for this time until now.
-    pub(super) fn arrived_after(&mut self, time: u64, now: u64) {
-        if time > USUAL_DELAY_MAX {
-            let longest = self.late.entry(now).or_default();
-            *longest = time.max(*longest);
+    /// A copy of the slot of these keys has arrived.
+    pub(super) fn arrived(&mut self, keys: impl Iterator<Item = usize>, copy: LateCopy) {
+        if copy.arrived_at - copy.sent_at > USUAL_DELAY_MAX {
+            keys.for_each(|key| self.late_copies.entry(key).or_default().push(copy));
         }
     }
 
-    /// The time by which what ends after a time of its own has ended later, if it was copied with each late message since
-    /// then: copies carry ages.
-    pub(super) fn late_since(&self, from: u64) -> u64 {
-        self.late.range(from..).map(|(_, time)| time).sum()
+    /// The most by which a reservation of this key that was made at `from` or later may expire later, because it moved
+    /// with late copies. A copy has the time that is left when it is sent, so a copy of a copy is late by both.
+    pub(super) fn late_since(&self, key: usize, from: u64) -> u64 {
+        let copies = self.late_copies.get(&key).map(Vec::as_slice).unwrap_or_default();
+        let mut late: Vec<(&LateCopy, u64)> = Vec::new();
+        for copy in copies.iter().filter(|copy| from <= copy.sent_at) {
+            let is_source =
+                |(other, _): &&(&LateCopy, u64)| other.to == copy.from && other.arrived_at <= copy.sent_at;
+            let before = late.iter().filter(is_source).map(|(_, late)| *late).max();
+            late.push((copy, before.unwrap_or_default() + copy.arrived_at - copy.sent_at));
+        }
+        late.into_iter().map(|(_, late)| late).max().unwrap_or_default()
     }
 
     /// The cut has ended.
@@ -285,9 +301,8 @@ impl Record {
 
     fn is_near_fault(&self, entry: &Entry) -> bool {
         let is_near = |fault: &Fault| {
-            let forgets = fault.forgets.filter(|_| fault.keys.contains(&entry.key));
-            let from = forgets.map_or(fault.unsure_from, |(from, _)| from.min(fault.unsure_from));
-            entry.overlaps(from, fault.at + UNSURE_FOR)
+            let from = fault.forgets.map_or(fault.unsure_from, |(from, _)| from.min(fault.unsure_from));
+            fault.keys.contains(&entry.key) && entry.overlaps(from, fault.at + UNSURE_FOR)
         };
         self.faults.iter().any(is_near)
     }

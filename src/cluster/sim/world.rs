@@ -126,6 +126,8 @@ pub(super) struct World {
     forgetful: BTreeSet<usize>,
     /// Replicas that do nothing that depends on time alone: see [`Tamper::Stall`].
     stalled: BTreeSet<usize>,
+    /// See [`Tamper::RejuvenateCopies`].
+    copies_younger_by: u64,
     calls_started: u64,
     pub(super) totals: Totals,
     traffic: Traffic,
@@ -155,6 +157,8 @@ pub(super) struct Totals {
     pub(super) unanswered: u64,
     pub(super) by_lease: u64,
     pub(super) slowest: u64,
+    /// The longest time that a copy of a slot was on its way.
+    pub(super) slowest_copy: u64,
     /// Messages between replicas, the batches in which they were sent, and the bytes of these.
     pub(super) messages: u64,
     pub(super) batches: u64,
@@ -246,6 +250,7 @@ impl World {
             flooded: 0,
             forgetful: BTreeSet::new(),
             stalled: BTreeSet::new(),
+            copies_younger_by: 0,
             calls_started: 0,
             totals: Totals::default(),
             traffic: Traffic::default(),

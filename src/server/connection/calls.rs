@@ -23,7 +23,7 @@ use crate::{
         reply_bytes::{ReplyPart, Unsent},
         request_bytes::{ConnectionBytes, Share},
         services::Services,
-        stream::{Answers, MessageStream},
+        stream::{Answers, MessageStream, Reports},
     },
 };
 
@@ -180,10 +180,13 @@ impl Calls<'_> {
             Rest::Read(method, first) => self.read_and_decide(method, request, first, respond),
             Rest::Finish(method, framed, unfinished) => {
                 let (service, unsent) = (self.service.clone(), self.unsent.clone());
+                let held = self.requests.hold(framed.len());
                 // Most calls that wait need no metadata any more.
                 let headers = unfinished.needs_metadata().then(|| Box::new(request.into_parts().0.headers));
                 self.pending.push(async move {
                     let decided = finish(&service, method, headers.as_deref(), &framed, unfinished).await;
+                    // The reply may wait for much longer.
+                    drop((framed, headers, held));
                     send_decided(&service, decided, respond, &unsent).await
                 });
             }
@@ -209,10 +212,13 @@ impl Calls<'_> {
         let mut share = self.requests.share(head_bytes(&request));
         self.pending.push(async move {
             let read = message::read(request.body_mut(), first, &mut share).await;
-            drop(share);
             match read {
                 Ok(framed) => {
+                    // The window is released when the stream is dropped.
+                    let (_, held) = share.complete();
                     let decided = Box::pin(decide(&service, method, request.headers(), &framed)).await;
+                    // The reply may wait for much longer.
+                    drop((framed, request, held));
                     send_decided(&service, decided, respond, &unsent).await
                 }
                 Err(error) => send_error(&mut respond, error.status()),
@@ -222,7 +228,8 @@ impl Calls<'_> {
 
     /// Serves a stream of questions.
     fn serve_stream(&self, request: Request<RecvStream>, respond: SendResponse<ReplyPart>) {
-        let (answers, bytes) = (Answers::new(self.service.clone()), self.requests.clone());
+        let bytes = self.requests.clone();
+        let answers = Answers::new(self.service.clone(), bytes.clone());
         let stream = MessageStream::new(answers, request, bytes, self.unsent.clone(), self.closing.clone());
         self.pending.push(stream.run(respond));
     }
@@ -234,10 +241,11 @@ impl Calls<'_> {
                 Status::unimplemented("the rate limit quota service is not enabled: see rlqs.enabled");
             return log_error(send_error(&mut respond, Some(disabled)));
         };
-        match QuotaStream::open(quotas.clone(), self.service.peer()) {
+        match QuotaStream::open(quotas.clone(), self.service.origin(), self.service.peer()) {
             Ok(quotas) => {
                 let (bytes, unsent) = (self.requests.clone(), self.unsent.clone());
-                let stream = MessageStream::new(quotas, request, bytes, unsent, self.closing.clone());
+                let reports = Reports::new(quotas);
+                let stream = MessageStream::new(reports, request, bytes, unsent, self.closing.clone());
                 self.pending.push(stream.run(respond));
             }
             Err(error) => log_error(send_error(&mut respond, Some(error))),

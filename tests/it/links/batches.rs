@@ -6,7 +6,7 @@ use prost::bytes::Bytes;
 use tokio::time::{interval, timeout};
 
 use crate::{
-    harness::{TIMEOUT, until},
+    harness::{TIMEOUT, rounds, until},
     links::replica::{Event, Replica},
 };
 
@@ -41,7 +41,7 @@ async fn replicas_link_over_ipv6() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn batches_arrive_once_and_in_order_over_breaking_connections() {
-    const BATCHES: u32 = 100_000;
+    let batches = rounds(20_000, 100_000) as u32;
     let ([to_one, to_two], one, two) = Replica::pair_behind_proxies().await;
     let cutting = async {
         let mut beats = interval(Duration::from_millis(30));
@@ -56,7 +56,7 @@ async fn batches_arrive_once_and_in_order_over_breaking_connections() {
         }
     };
     let sending = async {
-        for number in 0..BATCHES {
+        for number in 0..batches {
             one.send(two.id(), Bytes::copy_from_slice(&number.to_be_bytes()));
             two.send(one.id(), Bytes::copy_from_slice(&number.to_be_bytes()));
             if number % 1_000 == 0 {
@@ -71,9 +71,9 @@ async fn batches_arrive_once_and_in_order_over_breaking_connections() {
         () = cutting => {}
         done = timeout(3 * TIMEOUT, sending) => done.unwrap(),
     }
-    let expected: Vec<_> = (0..BATCHES).map(|number| Bytes::copy_from_slice(&number.to_be_bytes())).collect();
+    let expected: Vec<_> = (0..batches).map(|number| Bytes::copy_from_slice(&number.to_be_bytes())).collect();
     for (from, to) in [(&one, &two), (&two, &one)] {
-        to.until_received(from.id(), BATCHES as usize).await;
+        to.until_received(from.id(), batches as usize).await;
         assert!(to.received(from.id()) == expected, "each batch once, in order");
         assert_eq!(to.events(), [Event::Linked(from.id())], "it was one session");
     }

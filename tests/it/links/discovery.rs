@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering::SeqCst;
 use tollgate::cluster::{SeedFailures, SeedState, link::LinkFailure};
 
 use crate::{
-    harness::until,
+    harness::{rounds, until},
     links::{
         proxy::Proxy,
         replica::{Event, Replica},
@@ -22,7 +22,7 @@ async fn until_one_link(one: &Replica, two: &Replica) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn simultaneous_dials_result_in_one_session() {
-    for _ in 0..50 {
+    for _ in 0..rounds(10, 50) {
         let (one, two) = (Replica::start(&[]).await, Replica::start(&[]).await);
         one.links.dial(&two.address());
         two.links.dial(&one.address());

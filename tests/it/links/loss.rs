@@ -7,7 +7,7 @@ use tollgate::cluster::{MemberId, link::DisconnectReason};
 use tollgate_limiter::time::Stopwatch;
 
 use crate::{
-    harness::until,
+    harness::{rounds, until},
     links::{
         proxy::Proxy,
         replica::{Event, Replica},
@@ -54,7 +54,7 @@ async fn closing_replica_sends_queued_batches_and_goodbye() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn replicas_closing_together_under_load_end_in_time() {
-    for _ in 0..20 {
+    for _ in 0..rounds(4, 20) {
         let one = Replica::start(&[]).await;
         let two = Replica::start(&[&one.address()]).await;
         let three = Replica::start(&[&one.address(), &two.address()]).await;

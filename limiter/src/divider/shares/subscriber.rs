@@ -39,6 +39,9 @@ pub(in crate::divider) struct Subscriber {
     // Whether it has hits that no assignment allows.
     pub(super) was_assigned: bool,
     pub(super) beyond_grant: u64,
+    // Whether the next division assigns something to it: it has reported, or its share has changed.
+    #[serde(skip)]
+    pub(super) is_owed: bool,
 }
 
 /// How the share of a subscriber compares with its demand.
@@ -66,6 +69,7 @@ impl Subscriber {
             has_ended: false,
             was_assigned: false,
             beyond_grant: 0,
+            is_owed: false,
         }
     }
 
@@ -76,7 +80,7 @@ impl Subscriber {
         self.held = self.held.max_of(share);
         self.given = share;
         self.settles_at = now.after(SETTLE);
-        self.was_assigned = true;
+        (self.was_assigned, self.is_owed) = (true, true);
     }
 
     pub(super) fn needs(&self) -> f64 {

@@ -35,6 +35,9 @@ pub(in crate::divider) struct Subscriber {
     pub(super) since: Timestamp,
     pub(super) expires_at: Timestamp,
     pub(super) has_ended: bool,
+    // Whether the next division assigns something to it, because it has reported.
+    #[serde(skip)]
+    pub(super) is_owed: bool,
 }
 
 /// The last slice of a subscriber.
@@ -61,6 +64,7 @@ impl Subscriber {
             since: now,
             expires_at: end_of_assignment(now),
             has_ended: false,
+            is_owed: false,
         }
     }
 
@@ -97,6 +101,7 @@ impl Subscriber {
         self.bound = self.bound.saturating_add(hits);
         self.slice = Some(Slice { hits, before, given_at: now, has_arrived: false });
         (self.since, self.is_refusing, self.expires_at) = (now, false, end_of_assignment(now));
+        self.is_owed = false;
     }
 
     /// The hits of the next slice.

@@ -18,6 +18,7 @@ use tollgate_limiter::{
     divider::Dividers,
     divider::Usage,
     limiter::Limiter,
+    resilience::Origin,
     rules::{ActiveRules, KeyedRules, Rule, Rules},
     store::{Memory, OnFull},
     time::{Clock, SECOND, Timestamp},
@@ -135,7 +136,7 @@ pub(super) fn run(matches: &ArgMatches, rules: Rules, domain: String) -> Result<
     let memory = Arc::new(Memory::new(memory_limit, OnFull::Deny));
     let limiter = Limiter::new(active_rules.clone(), memory.clone(), clock.clone());
     let dividers = Arc::new(Dividers::new(memory));
-    let service = Arc::new(QuotaService::new(limiter, dividers, clock.clone(), settings(demands.len())));
+    let service = Arc::new(QuotaService::new(limiter, dividers, clock.clone(), SETTINGS));
     let current = active_rules.current();
     let rule = rule_of(&current, &domain, &buckets)?;
     let (ends_at, seconds) = (start.after(duration), duration.as_secs().max(1));
@@ -173,16 +174,9 @@ fn buckets(matches: &ArgMatches, envoys: usize) -> Result<Vec<Pairs>, String> {
     }
 }
 
-fn settings(envoys: usize) -> Settings {
-    Settings {
-        enabled: true,
-        max_streams: envoys,
-        max_stream_buckets: 1,
-        max_buckets: envoys,
-        max_pairs: usize::MAX,
-        max_id_bytes: usize::MAX,
-    }
-}
+/// No bounds: the Envoys of a simulation are callers of their own.
+const SETTINGS: Settings =
+    Settings { enabled: true, memory: u64::MAX, max_pairs: usize::MAX, max_id_bytes: usize::MAX };
 
 /// The rule of all buckets. They must have one counter, and a limit that the service divides.
 fn rule_of<'r>(rules: &'r KeyedRules, domain: &str, buckets: &[Pairs]) -> Result<&'r Rule, String> {
@@ -216,8 +210,9 @@ fn rule_of<'r>(rules: &'r KeyedRules, domain: &str, buckets: &[Pairs]) -> Result
 impl Simulation {
     /// Adds an Envoy.
     fn add(&mut self, per_second: f64, entries: &Pairs) -> Result<(), String> {
-        let stream =
-            QuotaStream::open(self.service.clone(), None).map_err(|status| status.message().to_owned())?;
+        let origin = Origin::Name(self.envoys.len().to_be_bytes().into());
+        let stream = QuotaStream::open(self.service.clone(), &origin, None)
+            .map_err(|status| status.message().to_owned())?;
         let pairs = entries.iter().map(|entry| (entry.key.clone(), entry.value.clone()));
         let offset = BEGIN_STEP * self.envoys.len() as u64 % REPORT_EVERY;
         let name = descriptor_text::format(entries.iter().map(|entry| (&*entry.key, &*entry.value)));

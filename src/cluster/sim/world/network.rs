@@ -3,11 +3,12 @@
 use std::cmp::Ordering;
 
 use rand::RngExt;
+use tollgate_limiter::store::Slot;
 
 use crate::cluster::{
     sim::{
         keys,
-        record::NetworkCut,
+        record::{LateCopy, NetworkCut},
         world::{Link, MILLISECOND, NODE_SETTINGS, REGION_DELAY, Sent, World},
     },
     wire,
@@ -134,10 +135,17 @@ impl World {
     }
 
     fn hand_over(&mut self, Sent { at, batch, .. }: Sent, from: usize, to: usize) {
-        self.record.arrived_after(self.now - at, self.now);
+        let copy = LateCopy { from, to, sent_at: at, arrived_at: self.now };
         let (now, wall) = (self.time_of(to), self.wall_of(to));
+        let sent_at = wall.plus(self.copies_younger_by);
         if let Some(process) = self.processes.get_mut(&to) {
-            for message in wire::decode(&batch, wall).expect("a batch that was just encoded") {
+            for message in wire::decode(&batch, sent_at).expect("a batch that was just encoded") {
+                let slot = message.last_slot().filter(|_| message.contents().next().is_some());
+                if slot.is_some() {
+                    self.totals.slowest_copy = self.totals.slowest_copy.max(copy.arrived_at - copy.sent_at);
+                }
+                let is_copied = |key: &usize| slot == Some(Slot::of(self.keys[*key].key, self.shape.slots));
+                self.record.arrived((0..self.keys.len()).filter(is_copied), copy);
                 process.node.receive(keys::member(from), message, now);
             }
         }

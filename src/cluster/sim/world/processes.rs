@@ -150,6 +150,7 @@ impl World {
                 if self.has_recent_copy(slot, &killed) { &mut lost } else { &mut forgotten }.insert(key);
             }
         }
+        self.note_fault(None);
         for (since, keys) in [(recent, lost), (0, forgotten)] {
             self.note_fault_of(keys, Some((since, self.now + window)));
         }
@@ -161,10 +162,12 @@ impl World {
             }
             let (at, stored) = &self.stored;
             if let Some(snapshot) = stored.get(&number) {
-                self.snapshots.push_back(Some(snapshot.clone()));
                 // If it starts before the others, what was given back since then still counts.
                 let unsure_from = at.saturating_sub(UNSURE_BEFORE);
-                let keys = BTreeSet::new();
+                let has_slot = |slot| snapshot.copies.iter().any(|copy| copy.slot == slot);
+                let is_in = |key: &usize| has_slot(Slot::of(self.keys[*key].key, self.shape.slots));
+                let keys = (0..self.keys.len()).filter(is_in).collect();
+                self.snapshots.push_back(Some(snapshot.clone()));
                 self.record.faults.push(Fault { at: self.now, unsure_from, forgets: None, keys });
             }
             self.end(number);

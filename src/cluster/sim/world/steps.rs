@@ -105,6 +105,7 @@ impl World {
                 self.stalled.insert(*number);
             }
             Step::Tamper(Tamper::ShrinkMemory(bytes_max)) => self.bytes_max = *bytes_max,
+            Step::Tamper(Tamper::RejuvenateCopies(millis)) => self.copies_younger_by = millis * MILLISECOND,
             Step::Pass(time) => self.pass(time.as_nanos() as u64),
             Step::Settle => {
                 let end = self.now + 20 * SECOND;
