@@ -234,11 +234,20 @@ impl<W: Write> Write for ChecksumWriter<W> {
 #[cfg(test)]
 mod tests {
     use std::{
+        collections::BTreeMap,
         fs::{self, OpenOptions},
         sync::atomic::{AtomicUsize, Ordering},
     };
 
-    use tollgate_limiter::store::SlotData;
+    use tollgate_limiter::{
+        algorithm::{
+            Limit, Operation,
+            laws::{every_limit, with_penalty},
+        },
+        descriptor::KeyText,
+        store::{Check, OnFull, OnRefusal, SlotData},
+        time::SECOND,
+    };
 
     use super::*;
 
@@ -265,6 +274,40 @@ mod tests {
         for (slot, epoch) in [(Slot(16), Epoch(1)), (Slot(1), Epoch(Epoch::MAX.0 + 1))] {
             assert!(matches!(read_back(slot, epoch), Err(SnapshotError::Damaged)), "{slot:?} {epoch:?}");
         }
+    }
+
+    /// The data of each slot in a snapshot of counters that were used since `now`.
+    fn slots_of_snapshot(now: Timestamp) -> BTreeMap<usize, Vec<u8>> {
+        const DAY: u64 = 24 * 3_600 * SECOND;
+        let (folder, secret) = (tempfile::tempdir().unwrap(), Secret::from_bytes([5; 16]));
+        let (memory, path) = (Memory::new(1 << 24, OnFull::Deny), folder.path().join("counters"));
+        // Windows, and parts of windows, begin at the same instants under any clock.
+        let is_window = |limit: &Limit| limit.window().is_some() || matches!(limit, Limit::SlidingWindow(_));
+        let plain = every_limit(10, DAY).into_iter().filter(|limit| !is_window(limit));
+        for limit in plain.flat_map(|limit| [limit.clone(), with_penalty(limit, DAY)]) {
+            let key = KeyText::new(&format!("{limit:?}")).key(&[], &secret);
+            for hits in [4, 11, 11] {
+                let operation = Operation::Charge(hits);
+                let check = Check { key, limit: &limit, operation, on_refusal: OnRefusal::TakeBack };
+                memory.apply_single(&check, now.plus(hits)).unwrap();
+            }
+        }
+        let source = |_| SlotSource::Memory { epoch: Epoch(1) };
+        let written_at = (now.plus(SECOND), Priority::Normal);
+        write(&memory, &secret, source, written_at, || false, &path).unwrap();
+        let mut input = File::open(&path).unwrap();
+        input.seek(io::SeekFrom::Start(MAGIC.len() as u64)).unwrap();
+        assert_eq!(take::<Header>(&mut input).unwrap().unwrap().taken_at, written_at.0);
+        let sections = std::iter::from_fn(|| section(&mut input, memory.slots()).unwrap());
+        sections.map(|(section, bytes)| (section.slot.index(), bytes)).collect()
+    }
+
+    #[test]
+    fn slots_in_a_snapshot_have_ages_and_no_instants() {
+        const NOW: Timestamp = Timestamp::from_nanos(1_790_000_000 * SECOND);
+        let slots = slots_of_snapshot(NOW);
+        assert!(slots.len() > 5, "{}", slots.len());
+        assert_eq!(slots, slots_of_snapshot(NOW.plus(7 * 24 * 3_600 * SECOND)));
     }
 
     #[cfg(target_os = "linux")]

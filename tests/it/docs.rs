@@ -29,7 +29,7 @@ fn between<'t>(text: &'t str, open: &'t str, close: &'t str) -> impl Iterator<It
 }
 
 /// All sources under a directory of the project, as one text.
-fn text_of(folder: &str) -> String {
+pub fn text_of(folder: &str) -> String {
     sources(folder).into_iter().map(|(_, source)| source).collect()
 }
 
@@ -183,7 +183,7 @@ fn variables_and_flags_of_migration_page_exist() {
 }
 
 /// The inline code of a page: what stands between single backticks outside fenced blocks.
-fn inline_code(page: &str) -> Vec<&str> {
+pub fn inline_code(page: &str) -> Vec<&str> {
     let prose = page.split("```").step_by(2);
     prose.flat_map(str::lines).flat_map(|line| line.split('`').skip(1).step_by(2)).collect()
 }

@@ -62,7 +62,7 @@ fn charged(page: &str) -> f64 {
     page.lines().filter(hits).map(|line| line.rsplit_once(' ').unwrap().1.parse::<f64>().unwrap()).sum()
 }
 
-fn with_override(mut request: RateLimitRequest, requests_per_unit: u32) -> RateLimitRequest {
+pub fn with_override(mut request: RateLimitRequest, requests_per_unit: u32) -> RateLimitRequest {
     for descriptor in &mut request.descriptors {
         descriptor.limit = Some(RateLimitOverride { requests_per_unit, unit: 3 });
     }

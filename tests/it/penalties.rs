@@ -145,6 +145,79 @@ async fn rule_in_shadow_mode_counts_refusals_and_lets_pass() {
     );
 }
 
+/// A rule in quota mode, and one that another rule replaces, each with a penalty.
+const BESIDE_OTHERS: &str = "
+domain: shop
+on_denied: charge_none
+descriptors:
+  - key: team
+    quota_mode: true
+    rate_limit: &login
+      name: login
+      algorithm: token_bucket
+      unit: minute
+      requests_per_unit: 1
+      penalty: {after: 2, first: 2m}
+  - {key: spare, quota_mode: true, rate_limit: {algorithm: fixed_window, unit: day, requests_per_unit: 100}}
+  - {key: empty, quota_mode: true, rate_limit: {algorithm: fixed_window, unit: day, requests_per_unit: 0}}
+  - {key: login, rate_limit: *login}
+  - key: staff
+    rate_limit: {replaces: [{name: login}], algorithm: fixed_window, unit: day, requests_per_unit: 100}
+";
+
+/// Whether a call with these descriptors of `eve` passes, and the seconds after which the first one would; `None` if it
+/// has passed.
+async fn call(service: &Service, keys: &[&str]) -> (bool, Option<i64>) {
+    let descriptors = keys.iter().map(|key| descriptor(&[(*key, "eve")])).collect();
+    let answer = service.call(request("shop", descriptors)).await.unwrap();
+    let first = answer.statuses[0].clone();
+    let refused = first.code == Code::OverLimit as i32;
+    let wait = refused.then(|| first.duration_until_reset.unwrap().seconds);
+    (answer.overall_code == Code::Ok as i32, wait)
+}
+
+#[tokio::test]
+async fn refusals_in_quota_mode_count_though_the_call_passes() {
+    let service = Service::start(BESIDE_OTHERS).await;
+    assert_eq!(call(&service, &["team", "spare"]).await, (true, None));
+    assert_eq!(call(&service, &["team", "spare"]).await, (true, Some(60)));
+    assert_eq!(call(&service, &["team", "spare"]).await, (true, Some(120)), "the second refusal in a row");
+    assert_eq!(call(&service, &["team", "empty"]).await, (false, Some(120)), "all quotas refuse");
+    service.advance(2 * MINUTE - Duration::from_secs(1));
+    assert_eq!(call(&service, &["team", "spare"]).await, (true, Some(1)), "the limit has room meanwhile");
+    service.advance(Duration::from_secs(1));
+    assert_eq!(
+        call(&service, &["team", "empty"]).await,
+        (true, None),
+        "a quota that is left lets the call pass"
+    );
+
+    // Refusals of calls that all quotas refuse count as well, and a pass in quota mode ends a row.
+    assert_eq!(call(&service, &["team", "empty"]).await, (false, Some(60)));
+    service.advance(MINUTE);
+    assert_eq!(call(&service, &["team", "empty"]).await, (true, None));
+    assert_eq!(call(&service, &["team", "empty"]).await, (false, Some(60)));
+    assert_eq!(call(&service, &["team", "empty"]).await, (false, Some(240)), "the second penalty");
+}
+
+#[tokio::test]
+async fn replaced_rule_counts_nothing_and_refuses_nothing() {
+    let service = Service::start(BESIDE_OTHERS).await;
+    assert_eq!(call(&service, &["login"]).await, (true, None));
+    assert_eq!(call(&service, &["login"]).await, (false, Some(60)));
+    for _ in 0..3 {
+        assert_eq!(call(&service, &["login", "staff"]).await, (true, None), "it is not asked");
+    }
+    // Those calls were neither refusals nor passes of the replaced rule: its row goes on.
+    service.advance(MINUTE);
+    assert_eq!(call(&service, &["login", "staff"]).await, (true, None));
+    let two = service.status(with_hits(request_for("shop", "login", "eve"), 2)).await;
+    assert_eq!(two.code, Code::OverLimit as i32, "the second refusal in a row");
+    assert_eq!(call(&service, &["login"]).await, (false, Some(120)));
+    assert_eq!(call(&service, &["login", "staff"]).await, (true, None), "its penalty refuses nothing");
+    assert_eq!(call(&service, &["login"]).await, (false, Some(120)), "and is not ended");
+}
+
 #[tokio::test]
 async fn penalty_in_a_snapshot_survives_a_restart() {
     let folder = tempfile::tempdir().unwrap();

@@ -21,6 +21,7 @@ use crate::{
     time::{SECOND, Timestamp},
 };
 
+mod peeks;
 mod refused_answers;
 
 const NOW: Timestamp = Timestamp::from_nanos(1_790_000_000 * SECOND);

@@ -14,6 +14,7 @@ use crate::{
     time::SECOND,
 };
 
+mod clocks;
 mod memory_limit;
 
 const SLOTS: u16 = 4;

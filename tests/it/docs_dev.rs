@@ -1,0 +1,185 @@
+//! The pages for contributors name code that exists, and commands that run tests.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+    path::Path,
+};
+
+use crate::{
+    docs::{inline_code, text_of},
+    layers::sources,
+    markdown,
+};
+
+const ROOT: &str = env!("CARGO_MANIFEST_DIR");
+
+/// CONTRIBUTING.md and the pages below `docs/dev/`, with their texts.
+fn pages() -> impl Iterator<Item = (String, String)> {
+    let is_for_contributors = |path: &str| path == "CONTRIBUTING.md" || path.starts_with("docs/dev/");
+    markdown::pages().into_iter().filter(move |(path, _)| is_for_contributors(path))
+}
+
+fn is_in_word(letter: char) -> bool {
+    letter == '_' || letter.is_ascii_alphanumeric()
+}
+
+/// Whether this is a path or a name as Rust has them: with `::`, `_`, or capitals between small letters.
+fn is_name(code: &str) -> bool {
+    let is_path = code.split("::").all(|word| !word.is_empty() && word.chars().all(is_in_word));
+    let is_type = |word: &str| {
+        word.starts_with(|letter: char| letter.is_ascii_uppercase())
+            && word.chars().any(|letter| letter.is_ascii_lowercase())
+    };
+    let is_snake = |word: &str| word.contains('_') && word.chars().all(|letter| !letter.is_ascii_uppercase());
+    is_path && (code.contains("::") || is_type(code) || is_snake(code))
+}
+
+#[test]
+fn code_named_by_pages_for_contributors_exists() {
+    let mut code = ["src", "limiter", "tests", "benches", "fuzz", "clients/rust"].map(text_of).concat();
+    for file in ["Cargo.toml", "clippy.toml", "limiter/Cargo.toml"] {
+        code += &fs::read_to_string(Path::new(ROOT).join(file)).unwrap();
+    }
+    for entry in fs::read_dir(Path::new(ROOT).join("tests/external")).unwrap() {
+        let path = entry.unwrap().path();
+        if path.extension().is_some_and(|end| end == "py") {
+            code += &fs::read_to_string(path).unwrap();
+        }
+    }
+    let words: BTreeSet<_> = code.split(|letter| !is_in_word(letter)).collect();
+    // These two describe other projects, too.
+    let others = ["docs/dev/dependencies.md", "docs/dev/cores.md"];
+    let (mut named, mut unknown) = (0, Vec::new());
+    for (page, text) in pages().filter(|(page, _)| !others.contains(&page.as_str())) {
+        for code in inline_code(&text).into_iter().filter(|code| is_name(code)) {
+            named += 1;
+            if !code.split("::").all(|word| words.contains(word)) {
+                unknown.push(format!("{page}: {code}"));
+            }
+        }
+    }
+    assert!(named > 200, "too few names found: {named}");
+    assert!(unknown.is_empty(), "no such code: {unknown:#?}");
+}
+
+/// Which tests a command runs.
+#[derive(Debug, Default)]
+struct Selection<'c> {
+    packages: Vec<&'c str>,
+    /// The target, if it is one: `lib`, or the name of an integration test.
+    target: Option<&'c str>,
+    filters: Vec<&'c str>,
+}
+
+impl<'c> Selection<'c> {
+    /// The tests of `cargo test` with these arguments, up to those of the test program, a comment or another command.
+    fn new(arguments: &'c str) -> Self {
+        let mut selection = Self::default();
+        let mut words =
+            arguments.split_whitespace().take_while(|word| !["--", "#", "&&", "|"].contains(word));
+        while let Some(word) = words.next() {
+            match word {
+                "-p" | "--package" => selection.packages.extend(words.next()),
+                "--test" => selection.target = words.next(),
+                "--lib" => selection.target = Some("lib"),
+                "--features" | "--profile" => {
+                    let _value = words.next();
+                }
+                flag if flag.starts_with('-') => {}
+                filter => selection.filters.push(filter),
+            }
+        }
+        selection
+    }
+
+    /// Whether it selects any of `tests`, by package and target.
+    fn runs_any(&self, tests: &BTreeMap<(String, String), Vec<String>>, default: &[String]) -> bool {
+        let is_of_package = |package: &String| {
+            if self.packages.is_empty() {
+                default.contains(package)
+            } else {
+                self.packages.contains(&package.as_str())
+            }
+        };
+        let selected = tests.iter().filter(|((package, target), _)| {
+            is_of_package(package) && self.target.is_none_or(|wanted| wanted == target)
+        });
+        let is_run = |test: &String| {
+            self.filters.is_empty() || self.filters.iter().any(|filter| test.contains(filter))
+        };
+        selected.flat_map(|(_, tests)| tests).any(is_run)
+    }
+}
+
+/// The name in a manifest, and its directory, of each package of the workspace.
+fn packages() -> Vec<(String, &'static str)> {
+    let name = |folder: &str| {
+        let manifest = fs::read_to_string(Path::new(ROOT).join(folder).join("Cargo.toml")).unwrap();
+        let line = manifest.lines().find_map(|line| line.strip_prefix("name = \""));
+        line.unwrap().trim_end_matches('"').to_owned()
+    };
+    [".", "limiter", "clients/rust"].map(|folder| (name(folder), folder)).into()
+}
+
+/// The paths of the tests in a folder, without the modules inside a file.
+fn tests_of(folder: &Path) -> Vec<String> {
+    let mut tests = Vec::new();
+    for (file, source) in sources(folder.to_str().unwrap()) {
+        let module = file.trim_end_matches(".rs").trim_end_matches("/mod").replace('/', "::");
+        let mut is_test = false;
+        for line in source.lines().map(str::trim) {
+            is_test |= line.starts_with("#[test]") || line.starts_with("#[tokio::test");
+            let function = line.strip_prefix("async fn ").or_else(|| line.strip_prefix("fn "));
+            if let Some(function) = function {
+                let name = function.split(|letter| !is_in_word(letter)).next().unwrap_or_default();
+                tests.extend(is_test.then(|| format!("{module}::{name}")));
+                is_test = false;
+            }
+        }
+    }
+    tests
+}
+
+/// The tests of the workspace, by package and target.
+fn all_tests() -> BTreeMap<(String, String), Vec<String>> {
+    let mut all = BTreeMap::new();
+    for (package, folder) in packages() {
+        let root = Path::new(ROOT).join(folder);
+        all.insert((package.clone(), "lib".to_owned()), tests_of(&root.join("src")));
+        for target in fs::read_dir(root.join("tests")).into_iter().flatten() {
+            let target = target.unwrap();
+            if target.path().join("main.rs").is_file() {
+                let name = target.file_name().into_string().unwrap();
+                all.insert((package.clone(), name), tests_of(&target.path()));
+            }
+        }
+    }
+    all
+}
+
+#[test]
+fn test_commands_of_pages_for_contributors_run_tests() {
+    let manifest = fs::read_to_string(Path::new(ROOT).join("Cargo.toml")).unwrap();
+    let line = manifest.lines().find_map(|line| line.strip_prefix("default-members = ")).unwrap_or_default();
+    let is_default = |folder: &str| line.contains(&format!("\"{folder}\""));
+    let default: Vec<_> =
+        packages().into_iter().filter(|(_, folder)| is_default(folder)).map(|(name, _)| name).collect();
+    let (tests, mut found) = (all_tests(), 0);
+    for (page, text) in pages() {
+        for line in text.lines() {
+            for command in line.split("cargo test").skip(1) {
+                let arguments = command.split('`').next().unwrap_or_default();
+                found += 1;
+                let selection = Selection::new(arguments);
+                assert!(selection.runs_any(&tests, &default), "{page}: no test: cargo test{arguments}");
+                // The limiter is a package of its own, which a command without a package must not leave out.
+                assert!(
+                    !selection.packages.is_empty() || default.len() == packages().len(),
+                    "{page}: {line}"
+                );
+            }
+        }
+    }
+    assert!(found > 6, "too few commands found: {found}");
+}
