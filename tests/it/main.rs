@@ -26,7 +26,6 @@ mod hostile_clients;
 mod http;
 mod id_floods;
 mod layers;
-mod lengths;
 mod lifecycle;
 mod links;
 mod llm;
