@@ -27,7 +27,6 @@ mod hostile_clients;
 mod http;
 mod id_floods;
 mod layers;
-mod lengths;
 mod lifecycle;
 mod links;
 mod llm;

@@ -228,7 +228,7 @@ metrics! { Reading;
         "Incomplete gRPC requests refused because memory.requests was exhausted."
         => |all, family| family.value(all.sources.budgets.requests.rejected());
     Gauge "tollgate_unfinished_request_bytes" []
-        "Memory used by gRPC requests that are incomplete, or that came in pieces or must be decided elsewhere and wait for their decision."
+        "Memory used by gRPC requests that are incomplete, or that came in pieces or wait for another replica or a shared store."
         => |all, family| family.value(all.sources.budgets.requests.bytes());
     Gauge "tollgate_unsent_reply_bytes" []
         "Memory used by unsent gRPC replies, of connections with at least 16 KiB of them."
