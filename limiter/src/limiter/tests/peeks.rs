@@ -46,19 +46,19 @@ const LOOKS: &[Look] = &[
         assert!(limiter.prepare(DOMAIN, &[], [key]).peek(["ann"]).is_ok());
     }),
     ("peek of a call with several descriptors", |limiter, key| {
-        let entries = [Entry { key, value: "ann" }];
+        let entries = [Entry::new(key, "ann")];
         let request = request_of(&entries, Operation::Peek);
         at_once(async { Ok(drop(limiter.view().decide(&request, None).await?)) }).unwrap();
     }),
     ("explanation of a charge", |limiter, key| {
-        let entries = [Entry { key, value: "ann" }];
+        let entries = [Entry::new(key, "ann")];
         for hits in [1, 99] {
             let request = request_of(&entries, Operation::Charge(hits));
             at_once(async { Ok(drop(limiter.view().explain(&request).await?)) }).unwrap();
         }
     }),
     ("look of an operator", |limiter, key| {
-        let (view, entries) = (limiter.view(), [Entry { key, value: "ann" }]);
+        let (view, entries) = (limiter.view(), [Entry::new(key, "ann")]);
         let counter = view.counter_ref(DOMAIN, &entries).unwrap();
         at_once(async { Ok(drop(view.peek(&counter).await)) }).unwrap();
     }),
