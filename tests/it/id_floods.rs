@@ -140,7 +140,8 @@ async fn many_open_connections_of_one_address_have_one_share() {
     let mut open = taking.join_all().await;
     assert!(open[0].reserve(reserve(50_000, "a")).await.is_err());
     let mut other = client_from([127, 0, 0, 2], &service).await;
-    for user in 0..50 {
+    // A quarter of what is left.
+    for user in 0..20 {
         let held = other.reserve(reserve(user, "b")).await;
         assert!(held.is_ok(), "{user}: {held:?}");
     }

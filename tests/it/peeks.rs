@@ -14,7 +14,7 @@ domain: shop
 on_denied: charge_none
 descriptors:
   - key: log
-    rate_limit: {unit: day, requests_per_unit: 9, algorithm: sliding_log, penalty: {after: 2, first: 2h}}
+    rate_limit: {unit: day, requests_per_unit: 9, algorithm: sliding_log, penalty: {after: 2, first: 1h}}
   - {key: denied, rate_limit: {unit: day, requests_per_unit: 9, algorithm: token_bucket, count_denied: true}}
   - {key: classic, rate_limit: {unit: day, requests_per_unit: 9}}
   - {key: places, rate_limit: {algorithm: concurrency, max_in_flight: 9}}

@@ -171,7 +171,8 @@ async fn grpc_status(service: &Service, method: Method, body: Vec<u8>) -> (Optio
         .header("authorization", "Bearer secret");
     let response = client.send_request(call.body(Body::from(body)).unwrap()).await.unwrap();
     let header = |name| response.headers().get(name).map(|value| value.to_str().unwrap().to_owned());
-    let (status, error) = (header("grpc-status"), header("grpc-message").unwrap_or_default());
+    let (status, error) =
+        (header("grpc-status"), header("grpc-message").unwrap_or_default().replace("%20", " "));
     let body = to_bytes(Body::new(response.into_body()), usize::MAX).await.unwrap().to_vec();
     connection.abort();
     (status, error, body)

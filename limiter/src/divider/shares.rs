@@ -21,10 +21,11 @@ mod assign;
 mod subscriber;
 mod targets;
 mod tokens;
+mod turns;
 
 use assign::{Assigned, BEGIN_DIVISOR, growth};
 use subscriber::{SETTLE, Standing, Subscriber};
-use targets::Turns;
+use turns::Turns;
 
 /// The greatest share that Envoy takes.
 const SHARE_MAX: u64 = u32::MAX as u64;
@@ -135,8 +136,12 @@ impl Shares {
             && let Some(subscriber) = self.each.remove_if(other, |_| true)
         {
             // Its client may be another one, whose bucket holds less: it must not grow. What it may have is then held
-            // until the others have come back, too.
-            let others = self.each.states().iter().filter(|other| has_ended(other));
+            // until the others have come back, too. One that cannot have let pass so much is not its client.
+            let may_have_passed = |other: &&Subscriber| {
+                let time = now.since(other.demand.since()).as_secs_f64() + 1.0;
+                usage.allowed as f64 <= other.given.per_second as f64 * time + other.held.burst as f64
+            };
+            let others = self.each.states().iter().filter(|other| has_ended(other)).filter(may_have_passed);
             let least = others.map(|other| other.given.burst).fold(subscriber.given.burst, u64::min);
             *self.each.get_or_insert_with(id, || Subscriber::new(now)) =
                 subscriber.resumed(least, usage.allowed_before, now);

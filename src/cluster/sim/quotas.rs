@@ -40,7 +40,7 @@ fn assert_bounds(world: &World, seed: u64, more: u64) {
 #[test]
 fn quotas_of_calm_cluster_use_the_limits_and_no_more() {
     for seed in 0..3 {
-        let world = played(seed, &[Pass(seconds(30))]);
+        let world = played(seed, &[Pass(seconds(45))]);
         assert_bounds(&world, seed, 0);
         let used = world.passed_since(Quota::Rate, world.now() - 20_000_000_000);
         assert!(used >= 1_900, "seed {seed}: {used} in 20 s");

@@ -157,8 +157,6 @@ pub(super) struct Totals {
     pub(super) unanswered: u64,
     pub(super) by_lease: u64,
     pub(super) slowest: u64,
-    /// The longest time that a copy of a slot was on its way.
-    pub(super) slowest_copy: u64,
     /// Messages between replicas, the batches in which they were sent, and the bytes of these.
     pub(super) messages: u64,
     pub(super) batches: u64,

@@ -11,7 +11,7 @@ use crate::{
         assignment::{HEADROOM, end_of_assignment},
         demand::Demand,
         roster::Subscribed,
-        shares::{targets::Turns, tokens::Tokens},
+        shares::{tokens::Tokens, turns::Turns},
     },
     rules::QuotaTerms,
     time::Timestamp,

@@ -1,38 +1,16 @@
 //! The shares that the subscribers of a rate should have.
 
-use serde::{Deserialize, Serialize};
-
 use crate::{
     divider::{
         assignment::HEADROOM,
         max_min::{Claim, divide, whole},
-        shares::{ROTATION, SHARE_MAX, Shares, subscriber::Subscriber},
+        shares::{SHARE_MAX, Shares, subscriber::Subscriber, turns::Turns},
     },
     time::Timestamp,
 };
 
 /// The part of the rate that subscribers get at least, together, if they ask for it: one of so many.
 const FLOOR_DIVISOR: f64 = 20.0;
-
-/// The turns of one that has a share at times only.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub(super) struct Turns {
-    pub(super) has_share: bool,
-    // Since when it has a share, or waits for one.
-    pub(super) since: Timestamp,
-}
-
-impl Turns {
-    /// Less comes first: a turn that is not over, then the longest wait, then the last turn that is over.
-    fn rank(self, now: Timestamp) -> (u8, u64) {
-        let since = self.since.as_nanos();
-        match self.has_share {
-            true if now < self.since.after(ROTATION) => (0, since),
-            false => (1, since),
-            true => (2, u64::MAX - since),
-        }
-    }
-}
 
 impl Shares {
     /// The shares that these subscribers should have. While a part of the burst is missing, half of what is not asked for

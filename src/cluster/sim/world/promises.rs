@@ -1,9 +1,6 @@
 //! What a world promises at every time, and whether it has settled.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    time::Duration,
-};
+use std::collections::{BTreeMap, BTreeSet};
 
 use tollgate_limiter::{
     algorithm::Operation,
@@ -19,9 +16,6 @@ use crate::cluster::{
         world::{BEGINS_AT, BUDGET, MILLISECOND, Process, World, network::NOTICED_WITHIN},
     },
 };
-
-/// The time in which the end of a session is noticed and drops its messages.
-const COPY_DROPPED_WITHIN: Duration = Duration::from_millis(500);
 
 impl World {
     /// Why the world is not settled, if it is not.
@@ -133,10 +127,6 @@ impl World {
         let longest = waits.unwrap_or_default().max(self.totals.slowest);
         if longest > BUDGET + SECOND / 10 {
             return Some(format!("a call waits for {} ms", longest / MILLISECOND));
-        }
-        let slowest_copy = Duration::from_nanos(self.totals.slowest_copy);
-        if slowest_copy > self.shape.settings.tuning.forget_after + COPY_DROPPED_WITHIN {
-            return Some(format!("a copy was on its way for {} ms", slowest_copy.as_millis()));
         }
         let without_owner = match faults {
             Faults::None | Faults::Lead => self.totals.degraded + self.totals.unanswered,
