@@ -65,9 +65,12 @@ impl Api {
     }
 }
 
+/// A key and a value in which escapes are the bytes that they stand for.
+type UnescapedEntry<'m> = (Cow<'m, [u8]>, Cow<'m, [u8]>);
+
 /// The keys and values of these entries. Texts are escaped; what is not UTF-8 stands for itself. `None` if a backslash
 /// begins no escape.
-fn unescaped<'m>(entries: &[Entry<'m>]) -> Option<Vec<(Cow<'m, [u8]>, Cow<'m, [u8]>)>> {
+fn unescaped<'m>(entries: &[Entry<'m>]) -> Option<Vec<UnescapedEntry<'m>>> {
     let part = |part: &'m [u8]| match str::from_utf8(part) {
         Ok(text) => descriptor::unescaped(text).ok(),
         Err(_) => Some(Cow::Borrowed(part)),
