@@ -11,12 +11,10 @@ from processes import LOOPBACK, Process, eventually
 CONTROL_PLANE = shutil.which("control-plane")
 NODE = "envoy-ratelimit"
 
-needs_control_plane = [
-    pytest.mark.extended,
-    pytest.mark.skipif(
-        CONTROL_PLANE is None, reason="control-plane: not installed; tests/run --all builds it if Go is available"
-    ),
-]
+# With `pytest.mark.extended`, because `tests/run --all` builds it.
+needs_control_plane = pytest.mark.skipif(
+    CONTROL_PLANE is None, reason="control-plane: not installed; tests/run --all builds it if Go is available"
+)
 
 
 def limit(number, unit="YEAR", **more):

@@ -11,7 +11,7 @@ from control_plane import NODE, limit, metric, needs_control_plane, rules
 from processes import LISTENERS, LOOPBACK, TOLLGATE, Process, Tollgate, eventually
 from test_tls import Authority, needs_openssl
 
-pytestmark = needs_control_plane
+pytestmark = [pytest.mark.extended, needs_control_plane]
 
 
 # A gateway may pass an argument that envoyproxy/ratelimit ignores.

@@ -74,6 +74,7 @@ def test_envoy_refuses_calls_beyond_the_places(edge, upstream):
     tollgate.await_remaining(PLACES, *counter("in_flight"))
 
 
+@pytest.mark.extended
 @needs_control_plane
 def test_overlay_of_page_makes_a_month_one_of_the_calendar(start_control_plane, start_tollgate, tmp_path):
     overlay = tmp_path / "overlay.yaml"

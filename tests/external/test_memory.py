@@ -101,18 +101,19 @@ def seconds_of(call):
     return time.monotonic() - begun
 
 
+@pytest.mark.extended
 def test_penalised_keys_leave_probes_and_the_processor_alone(rule_file, start_tollgate):
     limit = 16 * 1024 * 1024
     tollgate = start_tollgate(rule_file(RULES), flags=["--store-memory-limit", str(limit)])
     # More keys than fit, each of which is refused then.
-    flood(tollgate, "guessed", requests=5_000)
-    flood(tollgate, "guessed", requests=5_000)
+    flood(tollgate, "guessed", requests=3_000)
+    flood(tollgate, "guessed", requests=3_000)
 
     assert metric(tollgate, "tollgate_penalties_total") > 0
     assert metric(tollgate, "tollgate_penalty_refusals_unrecorded_total") > 0
     assert metric(tollgate, "tollgate_counters_bytes") <= limit
     livez = lambda: tollgate.call(tollgate.http, "/livez")
-    assert livez().status == 200
+    assert livez().code == 200
     assert statistics.median(seconds_of(livez) for _ in range(50)) < 0.1
     begun, used = time.monotonic(), metric(tollgate, "process_cpu_seconds_total")
 

@@ -64,6 +64,7 @@ def test_envoy_of_readme_answers_what_it_shows(served, start_envoy, tmp_path):
     console.assert_as_documented(command, printed, output)
 
 
+@pytest.mark.extended
 def test_program_in_rust_of_readme_prints_what_it_shows():
     if not shutil.which("cargo"):
         pytest.skip("cargo: not installed")

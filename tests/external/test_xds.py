@@ -9,7 +9,7 @@ from control_plane import NODE, limit, metric, needs_control_plane, rules
 from processes import LOOPBACK, eventually
 from test_tls import Authority, needs_openssl
 
-pytestmark = needs_control_plane
+pytestmark = [pytest.mark.extended, needs_control_plane]
 
 
 @pytest.fixture
