@@ -43,6 +43,20 @@ fn marked<'t>(page: &'t str, name: &str) -> &'t str {
 }
 
 #[test]
+fn readme_states_the_times_of_the_table_for_contributors() {
+    let (page, readme) = (read("docs/dev/contributing.md"), read("README.md"));
+    let table = rows(section(&page, "How long it takes"));
+    let time = |what: &str| table.iter().find(|row| row[0] == what).unwrap()[1];
+    let first = time("the first command of README.md, until the service answers");
+    assert!(readme.contains(&format!("the first build took {first} on two cores")), "{first}");
+    // Whole minutes, upwards.
+    let run = time("`tests/run`");
+    let (minutes, seconds) = run.split_once(" min").unwrap();
+    let minutes = minutes.parse::<u32>().unwrap() + u32::from(!seconds.is_empty());
+    assert!(readme.contains(&format!("Python 3.10 and about {minutes} minutes")), "{run}");
+}
+
+#[test]
 fn readme_has_at_most_1000_words_of_prose() {
     let words = without_targets(&prose(&read("README.md"))).split_whitespace().count();
     assert!(words <= WORDS_MAX, "{words} words");
