@@ -92,5 +92,5 @@ def test_overlay_of_page_makes_a_month_one_of_the_calendar(start_control_plane, 
     explained = tollgate.call(tollgate.admin, f"/explain?domain=default/eg/http&key={key}").json()
     (shown,) = explained["descriptors"]
     assert shown["rule"]["overlay"].startswith(str(overlay))
-    assert "per month, calendar: {timezone: UTC}" in shown["limit"]
+    assert shown["limit"].startswith("10 per month, ") and "calendar: {timezone: UTC}" in shown["limit"]
     assert not tollgate.rules()["warnings"]

@@ -223,7 +223,8 @@ class TollgateClientTest {
   @Test
   void awaitTurn_forDelay_endsWithItOrWithTheContext() throws Exception {
     Duration delay = Duration.ofHours(1);
-    Decision delayed = new Decision(true, delay, Duration.ZERO, List.of(), false, Source.SERVER, null);
+    Decision delayed =
+        new Decision(true, delay, Duration.ZERO, List.of(), false, Source.SERVER, null, "");
     Context.CancellableContext caller = Context.current().withCancellation();
     caller.cancel(null);
 
