@@ -151,7 +151,7 @@ EMPTY |= {"Connections to the control plane", "Responses of the control plane", 
 EMPTY |= {"Requests for the rules", "Age of the rules", "Copy of the rules"}
 # The replicas serve no quotas.
 EMPTY |= {"Clients with quotas", "Reported requests", "Parts of limits", "Reports and assignments"}
-EMPTY |= {"Time until shares are adjusted", "Refused streams and buckets"}
+EMPTY |= {"Time until shares are adjusted", "Refused streams and buckets", "Memory of quotas"}
 
 
 @pytest.fixture
