@@ -21,7 +21,6 @@ use tollgate_limiter::{
 };
 use tracing::{debug, error, info};
 
-mod divisions;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzz;
 mod parallel;
@@ -29,7 +28,6 @@ mod snapshot;
 
 pub use snapshot::SnapshotError;
 
-use divisions::Divisions;
 use parallel::Priority;
 use snapshot::Summary;
 
@@ -58,10 +56,6 @@ pub struct Persistence {
     pub memory: Arc<Memory>,
     settings: Settings,
     sources: SlotSources,
-    // How limits were divided when an earlier process ended, until that goes on.
-    divisions: Arc<Mutex<Option<Divisions>>>,
-    // What is written beside the last snapshot.
-    dividers: Option<Arc<Dividers>>,
     // Locked while a snapshot is written, because the temporary file is shared.
     writing: Arc<Mutex<()>>,
     // How many snapshots are to be written at once. A periodic one, which takes longer, makes way for them.
@@ -101,17 +95,13 @@ impl Persistence {
         let secret = Self::read(&settings, memory.slots(), now, |stored| memory.restore(stored.data, now));
         // An unusable snapshot may have been restored in part.
         let memory = if secret.is_some() { memory } else { empty() };
-        let divisions = Self::take_divisions(&settings).filter(|_| secret.is_some());
-        let persistence = Self { divisions: Arc::new(Mutex::new(divisions)), ..Self::with(memory, settings) };
-        (persistence, secret)
+        (Self::with(memory, settings), secret)
     }
 
     /// Starts as part of a cluster: returns the store, the secret and the stored slots, for the cluster to select from. Counters
     /// that do not fit into memory, and slots of another number of slots, are left out.
     pub fn start_shared(settings: Settings, now: Timestamp) -> (Self, Option<Secret>, Vec<StoredSlot>) {
         let memory = Memory::new(settings.memory_limit, settings.on_full).shared();
-        // Of a process without a cluster.
-        let _ = Self::take_divisions(&settings);
         let all = Mutex::new(Vec::new());
         let secret = Self::read(&settings, memory.slots(), now, |stored| {
             let stored = StoredSlot { data: stored.data.without_idle(now), ..stored };
@@ -134,34 +124,13 @@ impl Persistence {
 
     fn with(memory: Memory, settings: Settings) -> Self {
         let (memory, sources) = (Arc::new(memory), SlotSources::default());
-        let (divisions, writing, urgent) = Default::default();
-        Self { memory, settings, sources, divisions, dividers: None, writing, urgent }
+        let (writing, urgent) = Default::default();
+        Self { memory, settings, sources, writing, urgent }
     }
 
-    /// The dividers of a process without a cluster. They go on with those of an earlier one if it has ended in order. If
-    /// not, what it has granted is not known, and may be in force.
-    pub fn start_dividers(&mut self, now: Timestamp) -> Arc<Dividers> {
-        let dividers = Dividers::new(self.memory.clone());
-        let divisions = self.divisions.lock().unwrap_or_else(PoisonError::into_inner).take();
-        let dividers = Arc::new(match divisions {
-            Some(divisions) => {
-                divisions.into_iter().for_each(|(slot, divisions)| dividers.go_on(slot, divisions, now));
-                dividers
-            }
-            None => dividers.after_restart(now),
-        });
-        self.dividers = Some(dividers.clone());
-        dividers
-    }
-
-    fn take_divisions(settings: &Settings) -> Option<Divisions> {
-        let path = settings.snapshot.as_deref()?;
-        divisions::take(path, settings.memory_limit.saturating_add(EMPTY_SNAPSHOT_BYTES)).unwrap_or_else(
-            |problem| {
-                error!(path = %path.display(), %problem, "cannot read what clients of quotas were granted");
-                None
-            },
-        )
+    /// The dividers of a process without a cluster. What an earlier one has granted is not known, and may be in force.
+    pub fn start_dividers(&self, now: Timestamp) -> Arc<Dividers> {
+        Arc::new(Dividers::new(self.memory.clone()).after_restart(now))
     }
 
     fn read(
@@ -207,22 +176,8 @@ impl Persistence {
     /// Writes the last snapshot, or gives it up at `deadline`; the previous one stays then.
     pub async fn write_until(&self, clock: &Clock, secret: Secret, deadline: Instant) {
         let Some(path) = self.path() else { return };
-        match timeout_at(deadline, self.write_with(Priority::Normal, clock, secret)).await {
-            Ok(true) => self.write_divisions(path, clock.now()),
-            Ok(false) => {}
-            Err(_) => {
-                error!(path = %path.display(), "the snapshot was not written in time; the previous one stays")
-            }
-        }
-    }
-
-    /// Writes how limits are divided. Nothing may be granted afterwards.
-    fn write_divisions(&self, path: &Path, now: Timestamp) {
-        let Some(dividers) = &self.dividers else { return };
-        let slots = self.memory.each_slot().map(|slot| (slot, dividers.of_slot(slot, now)));
-        let divisions = slots.filter(|(_, divisions)| !divisions.is_empty()).collect();
-        if let Err(problem) = divisions::write(path, &divisions) {
-            error!(path = %path.display(), %problem, "cannot write what clients of quotas are granted");
+        if timeout_at(deadline, self.write_with(Priority::Normal, clock, secret)).await.is_err() {
+            error!(path = %path.display(), "the snapshot was not written in time; the previous one stays");
         }
     }
 

@@ -1,10 +1,8 @@
 use std::{fs, path::Path};
 
 use tollgate_limiter::{
-    algorithm::{Excess, FixedWindow, Limit, Operation, Window, laws::every_limit},
+    algorithm::{Limit, Operation, laws::every_limit},
     descriptor::KeyText,
-    divider::{Report, SubscriberId, SubscriberReport, Usage},
-    rules::QuotaTerms,
     store::{
         Check, Checks, HOLD_TTL_DEFAULT, HoldId, HoldTerms, OnExpiry, OnRefusal, SettleOutcome, SlotData,
         UnknownId,
@@ -214,51 +212,4 @@ fn missing_snapshot_starts_with_no_counters() {
     let folder = tempfile::tempdir().unwrap();
     let (persistence, _) = Persistence::start(settings(&folder.path().join("none")), NOW);
     assert_eq!(persistence.memory.stats().live, 0);
-}
-
-#[tokio::test]
-async fn ordered_restart_goes_on_with_what_clients_have() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("counters");
-    let limit = Limit::FixedWindow(FixedWindow {
-        limit: 500,
-        window: Window::of_nanos(24 * HOUR).unwrap(),
-        excess: Excess::Refuse,
-    });
-    let key = KeyText::new("test").key(&limit.kind().bytes(), &SECRET);
-    let report = |dividers: &Dividers, stream, report, after: u64| {
-        let id = SubscriberId { replica: 0, stream, bucket: 0 };
-        let terms = QuotaTerms::default();
-        let report = SubscriberReport { key, limit: limit.clone(), id, terms, report };
-        dividers.report(&report, NOW.plus(after * SECOND))
-    };
-    let usage = |allowed, denied, allowed_before| Usage { allowed, denied, allowed_before };
-    for is_ordered in [true, false] {
-        let (mut persistence, _) = Persistence::start(settings(&path), NOW);
-        let dividers = persistence.start_dividers(NOW);
-        report(&dividers, 1, Report::Usage(usage(0, 1, 0)), 20);
-        let given = dividers.granted().hits;
-        assert!(given > 0);
-        report(&dividers, 1, Report::End, 23);
-        let clock = Clock::manual(NOW.plus(23 * SECOND));
-        if is_ordered {
-            persistence.write_until(&clock, SECRET, Instant::now() + Duration::from_secs(60)).await;
-        } else {
-            persistence.write(&clock, SECRET).await;
-        }
-
-        let (mut persistence, _) = Persistence::start(settings(&path), NOW.plus(24 * SECOND));
-        let dividers = persistence.start_dividers(NOW.plus(24 * SECOND));
-        let assigned = report(&dividers, 2, Report::Resumed(usage(2, 0, 0)), 25);
-        assert_eq!(!assigned.is_empty(), is_ordered, "{assigned:?}");
-        for after in [30, 35] {
-            report(&dividers, 2, Report::Usage(usage(0, 1, 2)), after);
-        }
-        let now = NOW.plus(35 * SECOND);
-        let left = persistence.memory.admin().peek(key, &limit, now).peek.remaining;
-        let unused = 498 - left;
-        assert_eq!(unused, if is_ordered { 0 } else { given });
-        fs::remove_file(&path).unwrap();
-        assert_eq!(folder.path().read_dir().unwrap().count(), 0, "it is taken once");
-    }
 }

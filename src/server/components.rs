@@ -84,7 +84,7 @@ impl Components {
     ) -> Result<Self, Error> {
         let rule_stats = RuleStatsRegistry::new(settings.metrics.names_per_rule);
         let active_rules = Arc::new(ActiveRules::with_stats(rule_stats));
-        let (mut persistence, replica) =
+        let (persistence, replica) =
             Replica::start(settings.cluster.clone(), settings.store.clone(), &clock, &active_rules).await?;
         let cluster = replica.as_ref().map(Replica::cluster);
         if let Some(replica) = replica {
