@@ -19,7 +19,7 @@ const STEP: Duration = Duration::from_millis(100);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct CallerNumber(u32);
 
-/// Who has buckets.
+/// The callers that have buckets.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Owner {
     pub(super) caller: CallerNumber,
