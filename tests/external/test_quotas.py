@@ -9,6 +9,7 @@ from bootstraps import deployed_quotas
 from processes import eventually
 from quotas import (
     BUDGET,
+    LEARNING_SECONDS,
     MORE_RULES,
     RATE,
     RULES,
@@ -41,21 +42,20 @@ def start_edge(start_envoy):
 
 @pytest.fixture
 def start_server(start_tollgate, rules, tmp_path):
-    """Starts a server after one that has ended in order, so that it has nothing to learn."""
-
     def start(**address):
         flags = ["--rlqs-enabled", "true", "--snapshot", tmp_path / "counters"]
         return start_tollgate(rules, flags=flags, **address)
 
-    start().stop()
     return start
 
 
 @pytest.fixture
 def edges(start_server, start_edge):
     tollgate = start_server()
+    started = time.monotonic()
     envoys = [start_edge(tollgate) for _ in range(3)]
     assert len({envoy.address for envoy in envoys}) == len(envoys)
+    eventually("tollgate has learnt", lambda: time.monotonic() - started > LEARNING_SECONDS)
     return tollgate, envoys
 
 
