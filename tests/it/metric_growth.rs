@@ -56,6 +56,11 @@ const ELSEWHERE: &[(&str, &str)] = &[
         "eviction_frees_the_eighth_with_the_lowest_cost",
     ),
     ("tollgate_counters_evicted_total{reason=\"idle\"}", "sweep_evicts_idle_counters_only"),
+    (FAILED_CALLS, "failed_calls_are_counted_by_method_and_reason_and_found"),
+    (
+        "tollgate_penalty_refusals_unrecorded_total",
+        "test_penalised_keys_leave_probes_and_the_processor_alone",
+    ),
     ("tollgate_counters_refused_total", "arriving_counters_that_refuse_are_cut_and_counted"),
     ("tollgate_reservations_exhausted_total", "counter_with_too_many_holds_refuses_more_and_holds_nothing"),
     ("tollgate_ids_forgotten_total", "expired_holds_stay_known_while_settled_ones_are_forgotten"),
