@@ -18,18 +18,18 @@ pub const CHECK_PATH: &str = "/check";
 /// A method with one message and one reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Method {
-    /// That of Envoy's rate limit service.
+    /// The method of Envoy's rate limit service.
     ShouldRateLimit,
-    /// One of `tollgate.v1` that decides several requests.
+    /// A method of `tollgate.v1` that decides several requests.
     Decide(Verb),
-    /// One of `tollgate.v1` with one request.
+    /// A method of `tollgate.v1` with one request.
     Single(SingleMethod),
 }
 
 /// A method of `tollgate.v1` with one request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SingleMethod {
-    /// One for reservations.
+    /// A method for reservations.
     Hold(HoldVerb),
     /// `Reset`
     Reset,
@@ -38,22 +38,22 @@ pub enum SingleMethod {
 /// What a call of `tollgate.v1` does with the hits of its requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verb {
-    /// It charges them.
+    /// The call charges the hits.
     Check,
-    /// It has none and looks.
+    /// The call charges nothing and reads the counters.
     Peek,
-    /// It gives them back.
+    /// The call refunds the hits.
     Refund,
 }
 
 /// What a call of `tollgate.v1` does with a reservation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HoldVerb {
-    /// It makes one.
+    /// The call makes a reservation.
     Reserve,
-    /// It ends one at the hits that were used.
+    /// The call ends a reservation at the hits that were used.
     Settle,
-    /// It ends one of which nothing was used.
+    /// The call ends a reservation of which nothing was used.
     Cancel,
 }
 
@@ -120,7 +120,7 @@ impl ApiKind {
         }
     }
 
-    /// Its name in metrics.
+    /// The name of the kind in metrics.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Envoy => "envoy",
@@ -138,14 +138,14 @@ macro_rules! methods {
             /// All methods.
             pub const ALL: &[Self] = &[$(Self::$method $(($($which)*))?),*];
 
-            /// Its path in gRPC.
+            /// The path of the method in gRPC.
             pub const fn path(self) -> &'static str {
                 match self {
                     $(Self::$method $(($($which)*))? => $path,)*
                 }
             }
 
-            /// Its path in the HTTP API.
+            /// The path of the method in the HTTP API.
             pub const fn json_path(self) -> &'static str {
                 match self {
                     $(Self::$method $(($($which)*))? => $json_path,)*

@@ -68,7 +68,7 @@ pub(super) struct GatewayRequests {
 }
 
 impl Hosts {
-    /// These names, beside those that are always served.
+    /// Accepts `names`, in addition to the names that are always served.
     pub fn new(names: Vec<String>) -> Self {
         Self(names.into())
     }

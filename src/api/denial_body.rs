@@ -19,7 +19,7 @@ pub struct Settings {
     pub body: Option<DefaultBody>,
     /// The URI of the problem that a limit is exceeded.
     pub problem_type: String,
-    /// The URI of the same problem, if the decision was made without the owner of the counter.
+    /// The URI of the problem that a limit is exceeded by a decision made without the owner of the counter.
     pub degraded_problem_type: String,
 }
 
@@ -138,8 +138,8 @@ impl DenialBodies {
     }
 }
 
-/// The refusal that decides: that with the longest wait, or if only quotas refuse, that with the shortest one. The first
-/// one wins a tie.
+/// The refusal that decides: that with the longest wait, or if only quotas refuse, that with the shortest one. The
+/// first one wins a tie.
 fn decisive_of<'a, 's: 'a>(
     refusing: impl Iterator<Item = &'a Status<'s>>,
     modes: Modes,

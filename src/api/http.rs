@@ -31,7 +31,8 @@ pub trait Readiness: Clone + Send + Sync + 'static {
     /// `Ok` has the answer if it is, `Err` the reason why it is not.
     fn ready(&self) -> Result<String, String>;
 
-    /// The same for `/healthcheck`, which is also the probe of liveness where rules are not required.
+    /// The answer of `/healthcheck`, which is also the probe of liveness where rules are not required. `Ok` and `Err`
+    /// have the meanings of [`Readiness::ready`].
     fn healthy(&self) -> Result<String, String> {
         self.ready()
     }

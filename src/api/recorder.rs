@@ -30,7 +30,8 @@ const PORTION_BYTES: usize = 64 << 10;
 const OVERHEAD_BYTES: usize = 32;
 /// The maximum number of further hashes that are tried if one matches a pattern that the value does not match.
 const ATTEMPTS_MAX: u8 = 63;
-/// The same for all descriptors of a request together. Beyond it their hashes may match other patterns.
+/// The maximum number of further hashes for all descriptors of a request together. Beyond it their hashes may match
+/// other patterns.
 const REQUEST_ATTEMPTS_MAX: u32 = 1_024;
 
 /// What a recording shows of the values of descriptors.
@@ -378,7 +379,7 @@ fn recorded<'r>(
     }
 }
 
-/// The same hash for the same entry and attempt, as long as the secret is the same.
+/// The hash of an entry. It is equal for equal entries and attempts while the secret does not change.
 fn hash(domain: &str, entry: Entry<'_>, attempt: u8, secret: &Secret) -> u64 {
     let mut text = KeyText::new(domain);
     text.entry(entry);

@@ -78,7 +78,7 @@ impl Server {
         Self { to, token_file: matches.get_one::<PathBuf>("token-file").cloned() }
     }
 
-    /// Its address, as it was given.
+    /// The address of the server, as it was given.
     pub(super) fn address(&self) -> &str {
         &self.to
     }
@@ -140,8 +140,8 @@ async fn send(to: &str, token: Option<&str>, call: &AdminCall) -> Result<Answer,
     Ok(http_client::send(stream, request).await?)
 }
 
-/// The `Host` of a request to `to`, which is at `address`. Without a token a server knows itself by loopback names alone,
-/// and a loopback address may have others.
+/// The `Host` of a request to `to`, which is at `address`. Without a token a server knows itself by loopback names
+/// alone, and a loopback address may have others.
 fn host(to: &str, address: SocketAddr) -> String {
     if address.ip().to_canonical().is_loopback() { address.to_string() } else { to.to_owned() }
 }

@@ -1,7 +1,7 @@
 //! The messages between replicas.
 //!
-//! `wire` encodes them by the order of their variants and fields, which the golden tests pin: append variants at the end,
-//! and see there what else may change.
+//! `wire` encodes them by the order of their variants and fields, which the golden tests pin: append variants at the
+//! end, and see there what else may change.
 
 use std::{sync::Arc, time::Duration};
 
@@ -56,7 +56,7 @@ pub(crate) struct MemberRecord {
 }
 
 impl MemberRecord {
-    /// That of a member that has announced nothing yet.
+    /// The record of a member that has announced nothing yet.
     pub(crate) fn joining(id: MemberId, address: String) -> Self {
         Self { id, address, state: MemberState::Joining, rules: 0, changes: 0 }
     }
@@ -237,7 +237,7 @@ impl Message {
         self.copy().map(|copy| &copy.contents).into_iter().chain(base).chain(consumed)
     }
 
-    /// The same, to be filled in after decoding.
+    /// The slot data in the message, to be filled in after decoding.
     pub(crate) fn contents_mut(&mut self) -> impl Iterator<Item = &mut Arc<SlotData>> {
         let (copy, other) = match self {
             Self::HandOff(hand_off) => (Some(&mut hand_off.copy), hand_off.origin.contents.as_mut()),

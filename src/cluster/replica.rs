@@ -62,7 +62,7 @@ pub(super) const fn node_settings(tuning: Tuning) -> NodeSettings {
 pub struct Settings {
     /// The links to other replicas.
     pub link: link::Settings,
-    /// The rest.
+    /// The tuning of the replica.
     pub tuning: Tuning,
 }
 
@@ -338,7 +338,7 @@ impl Replica {
         }
     }
 
-    /// The same, but the caller wakes the links that have messages to send.
+    /// Runs `operation` on the node. The caller wakes the links that have messages to send.
     pub(super) fn with_node_without_wakes<T>(
         &self,
         operation: impl FnOnce(&mut Node, Timestamp) -> T,

@@ -16,7 +16,7 @@ pub(super) const SERVED_MIN: Duration = Duration::from_secs(5);
 /// What strangers mean for this replica.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Standing {
-    /// There are none.
+    /// There are no strangers.
     #[default]
     Trusted,
     /// This replica must not be asked: both sides would admit whole limits.

@@ -98,8 +98,8 @@ impl Persistence {
         (Self::with(memory, settings), secret)
     }
 
-    /// Starts as part of a cluster: returns the store, the secret and the stored slots, for the cluster to select from. Counters
-    /// that do not fit into memory, and slots of another number of slots, are left out.
+    /// Starts as part of a cluster: returns the store, the secret and the stored slots, for the cluster to select from.
+    /// Counters that do not fit into memory, and slots of another number of slots, are left out.
     pub fn start_shared(settings: Settings, now: Timestamp) -> (Self, Option<Secret>, Vec<StoredSlot>) {
         let memory = Memory::new(settings.memory_limit, settings.on_full).shared();
         let all = Mutex::new(Vec::new());
@@ -117,7 +117,7 @@ impl Persistence {
         (Self::with(memory, settings), secret, all)
     }
 
-    /// The same, with sources for its snapshots.
+    /// Adds sources of slot data, which every snapshot also contains.
     pub fn with_sources(self, sources: SlotSources) -> Self {
         Self { sources, ..self }
     }

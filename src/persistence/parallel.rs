@@ -12,7 +12,7 @@ use std::{
 
 use tollgate_limiter::{rules::set_idle_priority, time::Stopwatch};
 
-/// More threads would only wait for the file.
+/// The maximum number of threads. More threads would only wait for the file.
 const THREADS_MAX: usize = 8;
 /// The items that a thread may have before it, so that it never waits for the next one.
 const ITEMS_AHEAD: usize = 4;
@@ -20,7 +20,7 @@ const ITEMS_AHEAD: usize = 4;
 const IDLE_TIMEOUT: Duration = Duration::from_secs(2);
 /// The calling thread of idle-priority work rests for so many times the time that it has worked.
 const RESTS: u32 = 7;
-/// It works for at least this long before it rests, because a shorter rest takes longer than was asked for.
+/// The minimum time that a thread works before it rests, because a shorter rest takes longer than requested.
 const WORK_MIN: Duration = Duration::from_micros(100);
 /// The longest rest. A thread that had to wait for its core seems to have worked for longer than it has.
 const REST_MAX: Duration = Duration::from_millis(4);
@@ -28,8 +28,8 @@ const REST_MAX: Duration = Duration::from_millis(4);
 /// The scheduling priority of the threads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Priority {
-    /// They run only while a core is idle (`SCHED_IDLE`), and the calling thread, which has normal priority, rests after
-    /// each step: the kernel would let it keep its core for milliseconds while other threads are ready.
+    /// The threads run only while a core is idle (`SCHED_IDLE`), and the calling thread, which has normal priority,
+    /// rests after each step: the kernel would let it keep its core for milliseconds while other threads are ready.
     Idle,
     /// Scheduled like all other threads.
     Normal,

@@ -35,16 +35,16 @@ const CHUNK_BYTES: usize = 64 << 10;
 /// Why a snapshot is unusable.
 #[derive(Debug, thiserror::Error)]
 pub enum SnapshotError {
-    /// It cannot be read or written.
+    /// The file cannot be read or written.
     #[error(transparent)]
     Io(#[from] io::Error),
     /// The format or version is not supported.
     #[error("unsupported format or version")]
     UnsupportedVersion,
-    /// It is damaged or truncated.
+    /// The file is damaged or truncated.
     #[error("damaged or truncated")]
     Damaged,
-    /// It was given up, because another one is to be written.
+    /// The snapshot was abandoned, because a newer one is to be written.
     #[error("superseded by another one")]
     Superseded,
 }
@@ -77,8 +77,8 @@ pub(super) struct Summary {
 }
 
 /// Replaces the snapshot at `path` by all counters, unless `is_superseded` returns true meanwhile. Only its owner can
-/// read it, because it contains the secret. `source` returns where the counters of a slot are. The lock of a slot is held
-/// while its counters are copied.
+/// read it, because it contains the secret. `source` returns where the counters of a slot are. The lock of a slot is
+/// held while its counters are copied.
 pub(super) fn write(
     memory: &Memory,
     secret: &Secret,
@@ -94,8 +94,8 @@ pub(super) fn write(
         // A power of two up to 65,536, so it fits.
         let slots = memory.slots() as u32;
         output.put(&Some(Header { taken_at: now, secret: secret.to_bytes(), slots }))?;
-        // The epoch first: if the owner changes meanwhile, the copy is only taken for older than it is. Callers wait for
-        // the lock of a slot, so copies are made by this thread, which has their priority.
+        // The epoch first: if the owner changes meanwhile, the copy is only taken for older than it is. Callers wait
+        // for the lock of a slot, so copies are made by this thread, which has their priority.
         let copies = memory.each_slot().map(|slot| memory.copy(slot, source(slot)));
         map_in_any_order(
             priority,

@@ -12,7 +12,8 @@ impl Conflicts {
         self.0.push(conflict.into());
     }
 
-    /// Settings that need another one, which must have a value too: their names follow `prefix`.
+    /// Adds a conflict for each setting that has a value and needs another one that has none. Their names follow
+    /// `prefix`.
     pub(super) fn require(&mut self, prefix: &str, needs: &[(Named<'_>, Named<'_>)]) {
         for ((name, _), (needed, _)) in needs.iter().filter(|((_, is_set), (_, is_met))| *is_set && !is_met) {
             self.add(format!("{prefix}{name} needs {prefix}{needed}, which is not set"));

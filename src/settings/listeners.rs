@@ -26,9 +26,9 @@ pub struct Tls {
 /// The certificates of the listeners; a listener without certificates speaks plaintext.
 #[derive(Clone, Debug)]
 pub struct Certificates {
-    /// Those of the gRPC listener.
+    /// The certificates of the gRPC listener.
     pub grpc: Option<Tls>,
-    /// Those of the HTTP listener.
+    /// The certificates of the HTTP listener.
     pub http: Option<Tls>,
     /// The interval between comparisons of the files with the active certificates.
     pub poll_interval: Duration,

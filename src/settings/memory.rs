@@ -63,7 +63,7 @@ impl MemoryShare {
         }
     }
 
-    /// This share, in bytes.
+    /// The share of the usable memory in bytes, and at least the minimum.
     pub(super) fn bytes(self) -> u64 {
         self.bytes_of(Memory::of_process().usable).max(self.bytes_min())
     }

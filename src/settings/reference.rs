@@ -16,11 +16,11 @@ use values::{
 
 /// How a variable is read.
 enum Rule {
-    /// As the value of a setting, which has the same syntax.
+    /// The value as that of a setting, because both have one syntax.
     Same(&'static str),
     /// As the value of a setting, after a conversion; `None` if the value is not allowed.
     Converted(&'static str, fn(&str) -> Option<String>),
-    /// As `Same`, but only if this switch is on.
+    /// The value as that of a setting, but only if this switch is on.
     With(&'static str, &'static str),
     /// As `PASSWORD` or `USER:PASSWORD`.
     Login(Login),
@@ -143,7 +143,8 @@ const VARIABLES: &[(&str, Rule)] = &[
     ("TRACING_SAMPLING_RATE", Rule::Nothing(OPENTELEMETRY)),
 ];
 
-/// Variables with these beginnings that are not in the table are named too. A program's other variables are its own.
+/// The beginnings of variables that are named even if they are not in the table. All other variables are not of this
+/// server.
 const PREFIXES: &[(&str, &str)] = &[
     ("GRPC_SERVER_", "the reference does not read it either"),
     ("GRPC_CLIENT_TLS_", "the reference does not read it either"),

@@ -113,7 +113,7 @@ pub enum Source {
 /// The place of the counters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StoreKind {
-    /// This process.
+    /// Counters are in the memory of this process.
     Memory,
     /// Servers that replicas share.
     Redis,
@@ -163,7 +163,7 @@ impl<T: 'static> Parser<T> {
         self
     }
 
-    /// Accepts `word` too, which stands for `value`.
+    /// Additionally accepts `word`, which stands for `value`.
     fn or(self, word: &'static str, value: impl Fn() -> T + 'static) -> Self {
         let Self { mut value_type, parse } = self;
         value_type.expected = format!("{}, or {word}", value_type.expected);

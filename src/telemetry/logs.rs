@@ -24,7 +24,7 @@ use crate::telemetry::{call_site_limit::CallSiteLimit, output::Output};
 
 pub use crate::telemetry::call_site_limit::{Format, UNLIMITED};
 
-/// What the targets of events of this program begin with: also those of the package `tollgate-limiter`.
+/// The beginning of the targets of all events of this program, with those of the package `tollgate-limiter`.
 const OWN: &str = env!("CARGO_CRATE_NAME");
 
 /// The settings of logs.

@@ -10,7 +10,7 @@ pub(super) async fn get(State(state): State<AdminState>) -> Json<Value> {
     Json(json_of(&state))
 }
 
-/// The same for the operators' page.
+/// The statistics of the counters in memory, as JSON.
 pub(super) fn json_of(state: &AdminState) -> Value {
     let figures = state.memory.stats();
     let mut page = json!({

@@ -19,10 +19,11 @@ use crate::api::{
 /// The time for which a client need not ask about a bucket without a limit.
 pub(super) const UNLIMITED_TTL: Duration = Duration::from_secs(600);
 
-/// Approximate memory of a bucket beside its id, in bytes: its places in the maps of its stream, and what is to be sent.
+/// Approximate memory of a bucket beside its id, in bytes: its places in the maps of its stream, and what is to be
+/// sent.
 const BUCKET_BYTES: usize = 512;
-/// Approximate memory of a bucket in the division of its limit, in bytes, if it is the only one of this limit. After the
-/// end of the bucket it stays until the last assignment is over.
+/// Approximate memory of a bucket in the division of its limit, in bytes, if it is the only one of this limit. After
+/// the end of the bucket it stays until the last assignment is over.
 pub(super) const DIVISION_BYTES: usize = 1_536;
 
 /// The most reports of a message that are taken at once, and buckets that are looked up in new rules or ended at once.
@@ -86,7 +87,7 @@ impl Bucket {
         Self { id, terms, rules_version, allowed, idle_reports, may_be_abandoned, renew_in, slice }
     }
 
-    /// The same bucket from the beginning, under its new terms.
+    /// Resets the bucket to its beginning, under its new terms. The count of idle reports stays.
     pub(super) fn anew(self) -> Self {
         Self { idle_reports: self.idle_reports, ..Self::new(self.id, self.terms, self.rules_version) }
     }

@@ -16,7 +16,7 @@ use crate::api::{
 pub(super) const ACTIONS_MAX: usize = 100;
 /// The time in which a share is refilled. Envoy does not notice a change of it.
 const FILL_SECONDS: u64 = 1;
-/// The same of a slice, which is not to be refilled.
+/// The time in which a slice is refilled. It is long, because a slice must not be refilled while it is used.
 const SLICE_FILL_SECONDS: u64 = 86_400;
 
 /// A blanket rule.

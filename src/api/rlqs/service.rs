@@ -70,7 +70,7 @@ impl QuotaService {
         }
     }
 
-    /// The same in a cluster, as the replica of this number: counters are divided where they are.
+    /// Joins the service to a cluster as the replica `replica`: counters are divided where they are.
     #[must_use]
     pub fn in_cluster(self, replica: u64, cluster: Arc<dyn Divide>) -> Self {
         Self { replica, cluster: Some(cluster), ..self }

@@ -124,7 +124,7 @@ impl<'m> Request<'m> {
         Ok(Some(HoldTerms::new(id, window, OnExpiry::Charge)?))
     }
 
-    /// The same request, if it has no id for being charged once.
+    /// Returns the request, or an error if it has an id for being charged once.
     pub(super) fn without_request_id(self) -> Result<Self, Fault> {
         if self.request_id.is_empty() { Ok(self) } else { Err(Fault::MisplacedRequestId) }
     }

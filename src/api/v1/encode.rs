@@ -113,7 +113,7 @@ fn rule<'s>(status: &Status<'s>) -> &'s str {
     status.rule.map_or("", |rule| rule.name())
 }
 
-/// Its numbers are signed, and those of a duration are not.
+/// Encodes a `google.protobuf.Duration`. Its numbers are signed, and those of [`Duration`] are not.
 fn duration(out: &mut Vec<u8>, field: u8, duration: Duration) {
     nested(out, field, |out| {
         number(out, 1, duration.as_secs().min(i64::MAX as u64));

@@ -37,7 +37,7 @@ pub(super) enum Change {
     Added,
     /// Only the old rules have it.
     Removed,
-    /// Both have it, with other keys.
+    /// Both the old and the new rules have it, with other keys.
     Changed,
     /// The patterns of a level are in another order.
     Reordered,

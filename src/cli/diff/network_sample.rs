@@ -11,7 +11,7 @@ pub(super) struct LevelNetworks<'r>(
 );
 
 impl<'r> LevelNetworks<'r> {
-    /// Those of these descriptors.
+    /// The networks of the descriptors of a level.
     pub(super) fn of(level: impl Iterator<Item = DescriptorRef<'r>> + Clone) -> Self {
         let networks = level.clone().filter_map(|one| Some((one.key(), one.network()?)));
         let mut all: Vec<_> = networks.collect();

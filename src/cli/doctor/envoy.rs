@@ -113,7 +113,8 @@ impl Config {
         of_filters.chain(self.optional_entries.findings()).chain(self.quotas.findings(domains)).collect()
     }
 
-    /// That a filter lets requests pass whose call fails. Clients can cause such a failure if they write values.
+    /// The finding that a filter lets requests pass whose call fails. Clients can cause such a failure if they write
+    /// values.
     fn failure_mode_finding(&self, domain: &str) -> Finding {
         let id = "envoy_failure_mode";
         let passes =

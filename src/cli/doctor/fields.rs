@@ -7,7 +7,7 @@ pub(super) fn field<'v>(fields: &'v Map<String, Value>, name: &str) -> Option<&'
     fields.get(name).or_else(|| fields.get(&json_name(name)))
 }
 
-/// The same, to be changed.
+/// A mutable reference to a field, under the name of the protocol or under its JSON name.
 pub(super) fn field_mut<'v>(fields: &'v mut Map<String, Value>, name: &str) -> Option<&'v mut Value> {
     let name = if fields.contains_key(name) { name.to_owned() } else { json_name(name) };
     fields.get_mut(&name)

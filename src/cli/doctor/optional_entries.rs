@@ -51,7 +51,8 @@ struct Action<'v> {
 #[derive(Debug, PartialEq, Eq)]
 enum Presence {
     Always,
-    /// Those with its part. The others have no descriptor, or with `is_skipped` the descriptor without the entry.
+    /// Requests with its part have the entry. Other requests have no descriptor, or with `is_skipped` the descriptor
+    /// without the entry.
     WithPart {
         is_skipped: bool,
     },
@@ -115,7 +116,8 @@ impl<'v> RateLimit<'v> {
         })
     }
 
-    /// What is missing in a request without this descriptor, or with a descriptor without entries, which no rule matches.
+    /// What is missing in a request without this descriptor, or with a descriptor without entries, which no rule
+    /// matches.
     fn avoided_without(&self) -> impl Iterator<Item = &str> {
         let is_empty_without =
             self.actions.iter().all(|action| matches!(action.presence, Presence::WithPart { .. }));

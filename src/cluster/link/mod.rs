@@ -84,7 +84,7 @@ pub enum Error {
     Address {
         /// The name of the setting.
         setting: &'static str,
-        /// Its value.
+        /// The value of the setting.
         value: String,
     },
     /// The certificates or the secret cannot be used.
@@ -106,8 +106,8 @@ pub trait LinkHandler: Send + Sync + 'static {
     fn heard(&self, peer: MemberId);
     /// The next batch of the session was received; each is passed once, in the order in which they were sent.
     fn received(&self, peer: MemberId, batch: Bytes);
-    /// Returns the next batch to send: what is queued, up to `bytes_max` bytes, or one larger message. The link calls it when it can write, after [`Links::wake`] and after each batch, but not while
-    /// 8 MiB are unacknowledged.
+    /// Returns the next batch to send: what is queued, up to `bytes_max` bytes, or one larger message. The link calls
+    /// it when it can write, after [`Links::wake`] and after each batch, but not while 8 MiB are unacknowledged.
     fn next_batch(&self, peer: MemberId, bytes_max: usize) -> Option<Bytes>;
     /// The session has ended; nothing more of it will be received.
     fn disconnected(&self, peer: MemberId, reason: DisconnectReason);

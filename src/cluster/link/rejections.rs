@@ -21,7 +21,7 @@ const NAMED_MAX: usize = 3;
 /// Processes at dialled addresses that rejected a link or were rejected.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Strangers {
-    /// Their addresses with the reasons.
+    /// The addresses of the strangers, with the reasons.
     pub named: String,
     /// Whether one of them speaks another version of the protocol.
     pub has_other_version: bool,

@@ -48,7 +48,7 @@ pub(crate) struct SlotGrants {
 }
 
 impl SlotGrants {
-    /// Adds other grants of the same slot.
+    /// Adds `other`, which are grants of the slot of `self`.
     pub(crate) fn extend(&mut self, other: Self) {
         self.leases.extend(other.leases);
         self.divisions.extend(other.divisions);

@@ -15,8 +15,8 @@ use crate::cluster::{
 
 /// How long a copy is kept that is no longer updated and should not be needed.
 const COPY_KEPT: Duration = Duration::from_secs(60);
-/// How long after a refusal for lack of memory a missing base is not asked for, because the whole slot would be refused
-/// too.
+/// How long after a refusal for lack of memory a missing base is not requested, because the whole slot would be
+/// refused.
 const REFUSAL_PAUSE: Duration = Duration::from_secs(1);
 /// How often old copies are searched.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(5);
@@ -46,9 +46,9 @@ struct StoredCopy {
 /// What became of a backup that has arrived.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Received {
-    /// It is stored.
+    /// The copy is stored.
     Stored,
-    /// There is no memory for it.
+    /// There is no memory for the copy.
     Refused,
     /// The version that it builds on is not stored here. The sender was told.
     BaseMissing,

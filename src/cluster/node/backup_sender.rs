@@ -1,8 +1,8 @@
 //! The backups of the slots that are owned here: which their backup owners lack, and which are on their way.
 //!
-//! Of each slot at most one backup is on its way to one receiver: it waits in the queue, is being sent, or is not answered
-//! yet. Meanwhile further changes of the slot gather in memory, and the next backup has all of them. So a slow or stalled
-//! link delays backups, and they take no more memory.
+//! Of each slot at most one backup is on its way to one receiver: it waits in the queue, is being sent, or is not
+//! answered yet. Meanwhile further changes of the slot gather in memory, and the next backup has all of them. So a slow
+//! or stalled link delays backups, and they take no more memory.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -52,7 +52,7 @@ struct SlotState {
 struct SentBackup {
     version: Version,
     receiver: MemberId,
-    /// Its encoded bytes, at most.
+    /// The encoded bytes of the backup, at most.
     bytes: usize,
     next: Next,
 }

@@ -1,5 +1,5 @@
-//! Checks: decided here if this replica owns the slot or has borrowed hits, and forwarded to the owner otherwise. What a
-//! caller is answered while the owner is unreachable is decided above.
+//! Checks: decided here if this replica owns the slot or has borrowed hits, and forwarded to the owner otherwise. What
+//! a caller is answered while the owner is unreachable is decided above.
 
 use std::sync::Arc;
 
@@ -174,7 +174,7 @@ impl Router<'_> {
         }
     }
 
-    /// The same, whatever the number of hops.
+    /// Decides the check or forwards it, whatever the number of hops.
     fn route_now(&mut self, open: OpenCheck) {
         if let Some(open) = self.decide(open) {
             self.forward(open);
@@ -248,7 +248,8 @@ impl Router<'_> {
         self.checks.forwarding.forward(open, to, &mut self.cx);
     }
 
-    /// Sends a take-back without a reply to an owner that callers do not wait for. The session delivers it once, or ends.
+    /// Sends a take-back without a reply to an owner that callers do not wait for. The session delivers it once, or
+    /// ends.
     fn send_take_back(&mut self, open: &OpenCheck, to: MemberId) {
         if open.check.operation.is_undo() && !self.cx.out.is_full(to) {
             let without_reply = OpenCheck::without_reply(open.check.clone(), self.cx.now);

@@ -51,7 +51,7 @@ pub(super) struct Membership {
 }
 
 impl Membership {
-    /// This replica, which joins and knows no other member.
+    /// The membership of a replica that joins and knows no other member.
     pub(super) fn new(local_id: MemberId, address: String, settings: NodeSettings, slots: usize) -> Self {
         Self {
             local: MemberRecord::joining(local_id, address),
@@ -361,8 +361,8 @@ impl Membership {
             let heard = self.peers.iter().filter(|(_, peer)| is_counted(peer)).map(|(id, _)| *id);
             let new: Vec<MemberId> = heard.filter(|id| !self.healthy.contains(id)).collect();
             self.healthy.extend(new);
-            // Departed members leave the view while a majority of it is reachable. A member that was heard until it ended
-            // the session does not hear this replica and may be one of another majority, so it leaves later.
+            // Departed members leave the view while a majority of it is reachable. A member that was heard until it
+            // ended the session does not hear this replica and may be one of another majority, so it leaves later.
             let (departures, forget_after) = (&self.departures, self.settings.tuning.forget_after);
             self.healthy
                 .retain(|id| departures.silence(*id, now).is_none_or(|silence| silence < forget_after));

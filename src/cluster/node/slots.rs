@@ -34,7 +34,7 @@ mod sending;
 const AFTER_ISOLATION: Duration = Duration::from_secs(2);
 /// How often all slots are checked while nothing happens and some are not owned as placed.
 const CHECK_INTERVAL: Duration = Duration::from_millis(100);
-/// The same while all are.
+/// How often all slots are checked while nothing happens and all are owned as placed.
 const CHECK_INTERVAL_SETTLED: Duration = Duration::from_secs(5);
 
 /// The slots, as this replica knows them.
@@ -220,8 +220,8 @@ impl Slots {
             || self.backup_sender.has_waiting()
     }
 
-    /// Claims slots without an owner that the placement assigns to this replica: so many that it does not take long. The
-    /// others follow in the next turns.
+    /// Claims slots without an owner that the placement assigns to this replica: so many that it does not take long.
+    /// The others follow in the next turns.
     fn claim_orphans(&mut self, cx: &mut Context<'_>) {
         let mut left = self.claimed_counters_max;
         for slot in self.ownership.all() {
@@ -240,8 +240,8 @@ impl Slots {
         }
     }
 
-    /// Claims the slot, or asks other members for their copies of it, if it has no owner and the placement assigns it to
-    /// this replica. False if there is nothing to do.
+    /// Claims the slot, or asks other members for their copies of it, if it has no owner and the placement assigns it
+    /// to this replica. False if there is nothing to do.
     pub(super) fn claim_if_orphan(&mut self, slot: Slot, cx: &mut Context<'_>) -> bool {
         if !self.is_claimable(slot, cx) {
             return false;

@@ -33,15 +33,15 @@ pub(super) struct TestCheck {
 /// What a call does.
 #[derive(Clone, Debug)]
 pub(super) enum Purpose {
-    /// It decides the operations of its checks.
+    /// The call decides the operations of its checks.
     Decide,
-    /// It reserves their hits.
+    /// The call reserves the hits of its checks.
     Reserve(HoldTerms),
-    /// It repeats the reservation with this number by other terms with the same id.
+    /// The call repeats the reservation with this number by other terms with the same id.
     ReserveAgain(usize, HoldTerms),
-    /// It settles the reservation with this number at their hits.
+    /// The call settles the reservation with this number at the hits of its checks.
     Settle(usize),
-    /// It repeats that.
+    /// The call settles the reservation with this number once more.
     SettleAgain(usize),
 }
 
@@ -50,7 +50,7 @@ pub(super) struct OpenCall {
     pub(super) purpose: Purpose,
     pub(super) checks: Vec<TestCheck>,
     pub(super) called_at: u64,
-    /// The same, or when its replica continued after it was frozen.
+    /// When it was called, or when its replica continued after it was frozen.
     pub(super) waits_since: u64,
     /// The checks whose charges are taken back at their owners.
     pub(super) taken_back: Vec<usize>,

@@ -76,13 +76,13 @@ enum Step {
     Rules(u32),
     /// Sets the number of calls per second, to random replicas and keys.
     Traffic(u32),
-    /// The same, for the first key only.
+    /// Sets the number of calls per second, to random replicas and for the first key only.
     Hot(u32),
-    /// Sets the number of calls per second with every operation: several descriptors, weights, peeks, refunds, overrides
-    /// of classic limits, and rules with and without leases.
+    /// Sets the number of calls per second with every operation: several descriptors, weights, peeks, refunds,
+    /// overrides of classic limits, and rules with and without leases.
     Mixed(u32),
-    /// Sets the number of calls per second that reserve, settle and cancel, besides the other traffic. Some are repeated,
-    /// and some reservations expire.
+    /// Sets the number of calls per second that reserve, settle and cancel, besides the other traffic. Some are
+    /// repeated, and some reservations expire.
     Hold(u32),
     /// Starts clients that decide by themselves, with so many requests a second each.
     Envoys(&'static [u32]),

@@ -21,7 +21,7 @@ pub(super) const UNSURE_BEFORE: u64 = SECOND;
 /// The faults of a script, which decide what may be lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Faults {
-    /// Only planned changes.
+    /// There are only planned changes.
     None,
     /// Clocks step, so a hit may come back too early or too late.
     Lead,
@@ -205,7 +205,8 @@ impl Record {
         entries.insert(later, entry);
     }
 
-    /// The other side has claimed these keys, which owners on the side without a majority decide no longer than `until`.
+    /// The other side has claimed these keys, which owners on the side without a majority decide no longer than
+    /// `until`.
     pub(super) fn notice(&mut self, keys: &[usize], until: u64) {
         for key in keys {
             if let Some(before) = self.cut.as_mut().and_then(|cut| cut.unnoticed_until.get_mut(key)) {
@@ -309,8 +310,8 @@ impl Record {
 
     /// Hits of a key that may be charged although no caller was admitted for them: charges that faults have repeated,
     /// whose reply was lost or came too late, or whose take-back was forgotten. In a queue, hits behind a place that is
-    /// taken back were told their delays, so only the last place is given back. A refund takes the newest hits of a log:
-    /// if they are those of a charge that is taken back after it, nothing is left to take back.
+    /// taken back were told their delays, so only the last place is given back. A refund takes the newest hits of a
+    /// log: if they are those of a charge that is taken back after it, nothing is left to take back.
     fn wasted(&self, key: usize, limit: &Limit) -> u64 {
         let is_queue = limit.admission() == Admission::Delayed;
         let is_log = matches!(limit.fresh(), Counter::Log(_));
@@ -351,8 +352,8 @@ impl Record {
         self.of(key).iter().filter(is_certain).map(|entry| entry.effect.returned_certainly()).sum()
     }
 
-    /// Whether a fault may change the answer about a reservation of these keys: it may have forgotten one of the calls at
-    /// these times, or a clock stepped between them.
+    /// Whether a fault may change the answer about a reservation of these keys: it may have forgotten one of the calls
+    /// at these times, or a clock stepped between them.
     pub(super) fn may_change_holds(&self, keys: &[usize], calls: &[(u64, u64)]) -> bool {
         let forgets = |fault: &Fault| {
             let is_among = calls.iter().any(|(called_at, answered_at)| {

@@ -21,7 +21,7 @@ pub(super) fn play(seed: u64, steps: &[Step], faults: Faults) -> Result<World, S
     play_in(World::new(seed), steps, faults)
 }
 
-/// The same in this world.
+/// Runs a script in `world`, spends everything that is left, and returns the first broken promise.
 pub(super) fn play_in(mut world: World, steps: &[Step], faults: Faults) -> Result<World, String> {
     world.faults = Some(faults);
     for step in steps {

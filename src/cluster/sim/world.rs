@@ -212,7 +212,7 @@ impl World {
         Self::of(Shape::SMALL, seed)
     }
 
-    /// The same with this many bytes of memory for each replica.
+    /// A small world with `bytes_max` bytes of memory for each replica.
     pub(super) fn with_memory(seed: u64, bytes_max: u64) -> Self {
         Self { bytes_max, ..Self::new(seed) }
     }

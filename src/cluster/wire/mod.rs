@@ -40,7 +40,7 @@ const ROOM_MAX: usize = 1_024;
 #[error("a message is damaged")]
 pub(crate) struct Malformed;
 
-/// Encodes `messages` at the instant `now`. The concatenation of encoded batches is one batch, too.
+/// Encodes `messages` at the instant `now`. A concatenation of encoded batches is a batch.
 pub(crate) fn encode(messages: &[Message], now: Timestamp) -> Bytes {
     let mut batch = Vec::with_capacity(messages.len() * USUAL_BYTES);
     let mut bytes = Vec::with_capacity(USUAL_BYTES);
@@ -55,7 +55,7 @@ pub(crate) fn encode(messages: &[Message], now: Timestamp) -> Bytes {
 
 /// Decodes a batch received at `now`, in order and without messages of unknown kinds.
 ///
-/// Memory is bounded by the length of `batch`. An error discards the messages before it, too.
+/// Memory is bounded by the length of `batch`. An error also discards the messages before it.
 pub(crate) fn decode(batch: &[u8], now: Timestamp) -> Result<Vec<Message>, Malformed> {
     let room = (batch.len() / SHORT_BYTES).min(ROOM_MAX);
     let (mut messages, mut rest) = (Vec::with_capacity(room), batch);

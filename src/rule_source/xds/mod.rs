@@ -53,7 +53,7 @@ pub struct Settings {
     pub url: String,
     /// The name of this client, by which the control plane chooses the rules.
     pub node_id: String,
-    /// Further texts for the control plane to choose by.
+    /// Names and values in the metadata of this node, by which the control plane can choose.
     pub node_metadata: Vec<(String, String)>,
     /// Headers of the stream.
     pub headers: Vec<(String, String)>,

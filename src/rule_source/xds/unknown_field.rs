@@ -4,16 +4,16 @@ use prost::encoding::{DecodeContext, WireType, decode_key, decode_varint, skip_f
 
 /// The fields of a message that this version knows.
 pub(super) struct KnownFields {
-    /// Their numbers are those from 1 to this one.
+    /// The highest known field number: the numbers from 1 to `max` are known.
     max: u32,
-    /// Those of them that are messages whose fields count, too.
+    /// The known fields that are messages and are searched as well: number, name and known fields of each.
     messages: &'static [(u32, &'static str, Self)],
 }
 
 impl KnownFields {
-    /// Those of a `RateLimitConfig`. Its descriptors are read one by one.
+    /// The known fields of a `RateLimitConfig`. Its descriptors are read one by one.
     pub(super) const CONFIG: Self = Self { max: 3, messages: &[] };
-    /// Those of a `RateLimitDescriptor`, without the descriptors in it.
+    /// The known fields of a `RateLimitDescriptor`, without the descriptors in it.
     pub(super) const DESCRIPTOR: Self = Self { max: 8, messages: &[(3, "rate_limit", Self::POLICY)] };
     const POLICY: Self = Self { max: 5, messages: &[(5, "replaces", Self::REPLACE)] };
     const REPLACE: Self = Self { max: 1, messages: &[] };

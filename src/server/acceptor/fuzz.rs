@@ -83,7 +83,7 @@ async fn serve(bytes: &[u8], part_bytes: usize, budgets: Budgets) {
         let _ = requests.shutdown().await;
     };
     let read = async {
-        // As above.
+        // The server may have closed the connection already.
         let _ = copy(&mut replies, &mut sink()).await;
     };
     let serving = context.serve_protocol(server, service, Alpn::Other, phases);

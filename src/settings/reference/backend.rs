@@ -21,7 +21,7 @@ pub struct BackendChoice {
 }
 
 impl Backend {
-    /// Its name in the log.
+    /// The name of the backend in the log.
     pub fn name(self) -> &'static str {
         match self {
             Self::Memory => "memory",

@@ -24,7 +24,7 @@ named! {
     /// The kind of a metric, with its name in the text format.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub enum MetricKind {
-        /// Only grows, from 0 at the start of the process.
+        /// The value only grows, from 0 at the start of the process.
         Counter = "counter",
         /// Goes up and down.
         Gauge = "gauge",

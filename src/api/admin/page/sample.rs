@@ -43,7 +43,7 @@ pub(super) struct Point {
 }
 
 impl Point {
-    /// The fields that a sample has too.
+    /// The fields of a point, which stand in a sample under the same names.
     pub(super) fn json(&self) -> Value {
         json!({
             "at": format::instant(self.at),

@@ -7,7 +7,7 @@ use std::time::Duration;
 pub struct Settings {
     /// `X-RateLimit-Limit`, `-Remaining` and `-Reset`.
     pub x_ratelimit: bool,
-    /// The same three headers without `X-`, or with the names below.
+    /// `RateLimit-Limit`, `-Remaining` and `-Reset`, or headers with the configured names.
     pub ratelimit: bool,
     /// Name of the limit header.
     pub limit_name: String,

@@ -27,7 +27,7 @@ pub(super) struct PendingHandOff {
     pub(super) copy: SlotCopy,
     pub(super) origin: Origin,
     pub(super) to: MemberId,
-    /// Its encoded bytes, at most.
+    /// The encoded bytes of the hand-off, at most.
     bytes: usize,
     pub(super) at: Timestamp,
 }

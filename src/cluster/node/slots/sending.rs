@@ -63,7 +63,8 @@ impl Slots {
         self.ownership.has_room_for_hand_offs(peer, self.data_bytes_max / 2) && cx.out.has_room_for_data(peer)
     }
 
-    /// The same for backups, so that neither waits until there are no more of the others.
+    /// Whether few backups are on their way to `peer`. Backups and hand-offs have separate bounds, so that neither
+    /// waits until all of the other kind are sent.
     fn has_room_for_backups(&self, peer: MemberId, cx: &Context<'_>) -> bool {
         self.backup_sender.unanswered_bytes(peer) < self.data_bytes_max / 2 && cx.out.has_room_for_data(peer)
     }

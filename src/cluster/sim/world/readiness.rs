@@ -15,7 +15,7 @@ const JUDGED_EVERY: u64 = 250 * MILLISECOND;
 /// The processes at the seeds that are no members.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum StrangersAt {
-    /// There are none.
+    /// There are no strangers.
     #[default]
     None,
     /// One process at a seed of every replica.

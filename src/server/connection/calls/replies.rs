@@ -43,7 +43,7 @@ impl Failure {
         Self { status, reason }
     }
 
-    /// That of a body without a valid message; `None` if the stream is already closed.
+    /// The rejection of a body without a valid message; `None` if the stream is already closed.
     pub(super) fn of_message(error: &MessageError) -> Option<Self> {
         Some(Self { status: error.status()?, reason: error.reason() })
     }
@@ -72,7 +72,7 @@ fn send_reply(respond: &mut SendResponse<ReplyPart>, reply: Reply, unsent: &Unse
     send_message(respond, unsent.part(reply.frame.into()))
 }
 
-/// The same with a message that is already counted.
+/// Sends a reply whose unsent bytes are already counted, and its OK trailers.
 pub(super) fn send_message(
     respond: &mut SendResponse<ReplyPart>,
     message: ReplyPart,
