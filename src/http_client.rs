@@ -69,7 +69,8 @@ pub async fn send(
     let mut connection = JoinSet::new();
     connection.spawn(driver);
     let too_many = Arc::new(Notify::new());
-    let (interim, notify) = (AtomicUsize::new(0), too_many.clone());
+    let interim = AtomicUsize::new(0);
+    let notify = too_many.clone();
     on_informational(&mut request, move |_interim| {
         if interim.fetch_add(1, Relaxed) == INTERIM_MAX {
             notify.notify_one();
@@ -100,7 +101,8 @@ impl Answer {
             None if transfer.is_empty() => return Err(Error::WithoutEnd),
             Some(_) | None => {}
         }
-        let (mut bytes, mut chunks) = (Vec::new(), body.into_data_stream());
+        let mut bytes = Vec::new();
+        let mut chunks = body.into_data_stream();
         while let Some(chunk) = chunks.next().await {
             let chunk = chunk.map_err(Error::Body)?;
             if bytes.len() + chunk.len() > bytes_max {

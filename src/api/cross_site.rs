@@ -110,7 +110,8 @@ impl Hosts {
 
 impl GatewayRequests {
     fn check(&self, request: &Request) -> Result<(), &'static str> {
-        let (uri, headers) = (request.uri(), request.headers());
+        let uri = request.uri();
+        let headers = request.headers();
         // Some gateways pass the host of their client on, so this must be asked for.
         if !self.hosts.0.is_empty() {
             self.hosts.check(uri, headers)?;
@@ -144,7 +145,8 @@ pub(super) async fn refuse_unless_served(
     request: Request,
     next: Next,
 ) -> Response {
-    let (uri, headers) = (request.uri(), request.headers());
+    let uri = request.uri();
+    let headers = request.headers();
     let allowed = served.check(uri, headers).and_then(|()| same_origin(uri, headers));
     answer(allowed, request, next).await
 }
@@ -169,7 +171,8 @@ pub(super) async fn refuse(request: Request, next: Next) -> Response {
 /// Rejects cross-site requests where no token is required. Such pages serve this machine only, so a `Host` other than
 /// `localhost` or a loopback address gets 403 too.
 pub(super) async fn refuse_unless_loopback(request: Request, next: Next) -> Response {
-    let (uri, headers) = (request.uri(), request.headers());
+    let uri = request.uri();
+    let headers = request.headers();
     let allowed = loopback(uri, headers).and_then(|()| same_origin(uri, headers));
     answer(allowed, request, next).await
 }

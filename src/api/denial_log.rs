@@ -83,7 +83,8 @@ mod tests {
 
     #[test]
     fn long_descriptor_is_truncated_between_characters() {
-        let (long, exact) = ("é".repeat(DESCRIPTOR_BYTES_MAX), "x".repeat(DESCRIPTOR_BYTES_MAX - 2));
+        let long = "é".repeat(DESCRIPTOR_BYTES_MAX);
+        let exact = "x".repeat(DESCRIPTOR_BYTES_MAX - 2);
         let cut = shown(&[("a", &long), ("b", "2")]);
         assert_eq!(cut, format!("a={}…", "é".repeat((DESCRIPTOR_BYTES_MAX - 2) / 2)));
         assert_eq!(shown(&[("a", &exact)]).len(), DESCRIPTOR_BYTES_MAX);

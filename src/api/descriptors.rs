@@ -77,7 +77,8 @@ impl<'m> Descriptors<'m> {
         bounds: Bounds,
         mut hits: impl FnMut(&mut Descriptor, u32, Value<'m>) -> Result<(), Malformed>,
     ) -> Result<(), Undecodable> {
-        let (index, begin) = (self.each.len(), self.entries.len());
+        let index = self.each.len();
+        let begin = self.entries.len();
         bounds.descriptor(index)?;
         let mut descriptor = Descriptor::default();
         let mut fields = Fields::of(message);

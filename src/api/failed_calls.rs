@@ -93,7 +93,8 @@ impl FailedCalls {
     /// Counts a call that fails at `now`, and logs the first one of each second.
     #[cold]
     pub(super) fn add(&self, call: &FailedCall<'_>, now: Timestamp) {
-        let (method, second) = (method_of(call.path), second_of(now));
+        let method = method_of(call.path);
+        let second = second_of(now);
         let peer = call.peer.map(|peer| peer.ip());
         let mut each = self.lock();
         let failures = each.entry((method, call.reason)).or_insert_with(|| Failures {
@@ -130,8 +131,9 @@ impl FailedCalls {
     pub(super) fn recent(&self, now: Timestamp) -> Vec<RecentFailures> {
         let mut recent = Vec::new();
         for (&(method, reason), failures) in &mut *self.lock() {
-            let (code, peer, calls) =
-                (failures.code, failures.peer, failures.last_minute.sum(second_of(now)));
+            let code = failures.code;
+            let peer = failures.peer;
+            let calls = failures.last_minute.sum(second_of(now));
             if calls > 0 {
                 recent.push(RecentFailures { method, code, reason, calls, peer });
             }
@@ -220,7 +222,8 @@ mod tests {
 
     #[test]
     fn failures_are_recent_for_a_minute_and_counted_for_ever() {
-        let (failures, path) = (FailedCalls::default(), Method::ShouldRateLimit.path());
+        let failures = FailedCalls::default();
+        let path = Method::ShouldRateLimit.path();
         let calls_at = |seconds| {
             let recent = failures.recent(NOW.after(Duration::from_secs(seconds)));
             recent.iter().map(|failures| failures.calls).collect::<Vec<_>>()

@@ -119,7 +119,8 @@ fn descriptor<'t>(
     templates: &'t [EntryTemplate],
     values: &HeaderValues<'_>,
 ) -> Result<Option<RateLimitDescriptor>, BadHeader<'t>> {
-    let (mut entries, mut is_complete) = (Vec::with_capacity(templates.len()), true);
+    let mut entries = Vec::with_capacity(templates.len());
+    let mut is_complete = true;
     for template in templates {
         let mut value = Vec::new();
         match template.fill(values, &mut value) {

@@ -111,7 +111,8 @@ pub(crate) fn runtime() -> Runtime {
 
 /// Splits off the lines before the first empty one: `name: value` each. Other lines are ignored.
 pub(super) fn headers_and_rest(bytes: &[u8]) -> (HeaderMap, &[u8]) {
-    let (mut headers, mut rest) = (HeaderMap::new(), bytes);
+    let mut headers = HeaderMap::new();
+    let mut rest = bytes;
     while !rest.is_empty() {
         let end = rest.iter().position(|byte| *byte == b'\n').unwrap_or(rest.len());
         let (line, after) = rest.split_at(end);

@@ -167,7 +167,8 @@ pub(super) fn nested(out: &mut Vec<u8>, field: u8, write: impl FnOnce(&mut Vec<u
 /// Writes a length of several bytes, which needs more room than the one byte that was left for it before `begin`.
 #[cold]
 fn make_room_for_length(out: &mut Vec<u8>, begin: usize, length: usize) {
-    let (end, length_bytes) = (out.len(), encoded_len_varint(length as u64));
+    let end = out.len();
+    let length_bytes = encoded_len_varint(length as u64);
     out.resize(end + length_bytes - 1, 0);
     out.copy_within(begin..end, begin + length_bytes - 1);
     let mut room = &mut out[begin - 1..begin - 1 + length_bytes];

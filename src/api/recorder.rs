@@ -168,7 +168,8 @@ impl Recorder {
             return Err(RecordError::Busy);
         }
         let secret = (values == RecordedValues::Hashed).then(Secret::random);
-        let (waiting, waiting_bytes) = (VecDeque::new(), 0);
+        let waiting = VecDeque::new();
+        let waiting_bytes = 0;
         *recording = Some(RecordingState { secret, until, waiting, waiting_bytes, requests: 0, left_out: 0 });
         self.is_recording.store(true, Relaxed);
         Ok(Recording { recorder: self.clone(), values })
@@ -263,7 +264,8 @@ impl Recording {
     fn take(&self, bytes: usize) -> Option<Portion> {
         let mut recording = self.recorder.lock();
         let state = recording.as_mut()?;
-        let (mut portion, mut taken) = (Vec::new(), 0);
+        let mut portion = Vec::new();
+        let mut taken = 0;
         while taken < bytes
             && let Some(charges) = state.waiting.pop_front()
         {
@@ -294,7 +296,9 @@ impl Charges {
     }
 
     fn of(request: &Request<'_>, time: Timestamp, bytes: usize) -> Self {
-        let (mut parts, mut lengths, mut descriptors) = (Vec::new(), Vec::new(), Vec::new());
+        let mut parts = Vec::new();
+        let mut lengths = Vec::new();
+        let mut descriptors = Vec::new();
         for (entries, hits) in charged(request) {
             for Entry { key, value } in entries {
                 parts.extend_from_slice(key);
@@ -310,7 +314,8 @@ impl Charges {
     fn recorded(&self, rules: &KeyedRules, secret: Option<&Secret>) -> RecordedRequest<'_> {
         let domain = rules.domain(&self.domain);
         let mut attempts = REQUEST_ATTEMPTS_MAX;
-        let (mut bytes, mut lengths) = (self.parts.as_slice(), self.lengths.iter());
+        let mut bytes = self.parts.as_slice();
+        let mut lengths = self.lengths.iter();
         let mut next = |length: u32| {
             let (part, rest) = bytes.split_at(length as usize);
             bytes = rest;

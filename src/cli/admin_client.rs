@@ -103,7 +103,8 @@ impl Server {
         let token = self.token()?;
         let answered = send(&self.to, token.as_deref(), call).await;
         let answer = answered.map_err(|error| self.no_answer(error))?;
-        let (status, headers) = (answer.head.status, &answer.head.headers);
+        let status = answer.head.status;
+        let headers = &answer.head.headers;
         if status == StatusCode::OK {
             return Ok(answer);
         }
@@ -111,7 +112,8 @@ impl Server {
         let has_text =
             headers.get(CONTENT_TYPE).is_some_and(|kind| kind.as_bytes().starts_with(b"text/plain"));
         let body = answer.whole_body(REFUSAL_BYTES_MAX).await.map_err(|error| self.no_answer(error))?;
-        let (text, to) = (first_line(&body), &self.to);
+        let text = first_line(&body);
+        let to = &self.to;
         Err(match status {
             StatusCode::NOT_FOUND if !has_text => {
                 self.no_answer("there is no such page; is this an admin listener?")

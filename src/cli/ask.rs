@@ -120,6 +120,7 @@ fn status_line(status: &DescriptorStatus) -> String {
         format!(", resets in {exact:?}")
     });
     let name = if limit.name.is_empty() { String::new() } else { format!(", rule {}", escaped(&limit.name)) };
-    let (left, most) = (status.limit_remaining, limit.requests_per_unit);
+    let left = status.limit_remaining;
+    let most = limit.requests_per_unit;
     format!("{code}, {left} left of {most}{per}{}{name}", reset.unwrap_or_default())
 }

@@ -91,7 +91,8 @@ fn rule(descriptor: &Value, lines: &mut Vec<String>) {
         if of["limit"].is_null() {
             continue;
         }
-        let (verdict, counter) = (&of["verdict"], &of["counter"]);
+        let verdict = &of["verdict"];
+        let counter = &of["counter"];
         lines.push(format!("  {what}limit {}", text(&of["limit"])));
         let before =
             if counter["before"]["kept"] == true { "left before" } else { "left of an unused counter" };
@@ -116,7 +117,8 @@ fn shares(of: &Value, lines: &mut Vec<String>) {
         tenths(&of["callers_per_second"])
     ));
     for share in first {
-        let (slice, rate) = (&share["slice"], &share["share"]);
+        let slice = &share["slice"];
+        let rate = &share["share"];
         let part = match slice["left"].as_u64() {
             Some(left) => format!("{left} left of a slice of {}", slice["hits"]),
             None => format!("{} a second, burst {}", rate["per_second"], rate["burst"]),
@@ -154,19 +156,23 @@ fn in_words(verdict: &Value) -> String {
 }
 
 fn looked_up(level: &Value, lines: &mut Vec<String>) {
-    let (looked_up, matched) = (text(&level["looked_up"]), &level["matched"]);
+    let looked_up = text(&level["looked_up"]);
+    let matched = &level["matched"];
     lines.push(if matched.is_object() {
         let shared = if matched["shared"] == true { ", shared by all that match" } else { "" };
         let counted = matched["counted_as"].as_str();
         let counted = counted.map(|value| format!(", counted as {}", escaped(value))).unwrap_or_default();
-        let (descriptor, how) = (text(&matched["descriptor"]), text(&matched["how"]));
+        let descriptor = text(&matched["descriptor"]);
+        let how = text(&matched["how"]);
         let at = text(&matched["at"]);
         format!("  looked up {looked_up}: matches {descriptor} {how}{shared}{counted} ({at})")
     } else {
         format!("  looked up {looked_up}: nothing matches")
     });
     for other in list(&level["others"]) {
-        let (descriptor, at, why) = (text(&other["descriptor"]), text(&other["at"]), text(&other["why"]));
+        let descriptor = text(&other["descriptor"]);
+        let at = text(&other["at"]);
+        let why = text(&other["why"]);
         lines.push(format!("    not {descriptor} ({at}): {why}"));
     }
     for other in list(&level["there"]) {

@@ -109,7 +109,8 @@ pub(super) fn set_aside_unknown(arguments: Vec<OsString>) -> Vec<OsString> {
         let flag = command.get_arguments().find(|flag| flag.get_long() == Some(long))?;
         Some(flag.get_action().takes_values())
     };
-    let (mut known, mut unknown) = (Vec::new(), Vec::new());
+    let mut known = Vec::new();
+    let mut unknown = Vec::new();
     let mut arguments = arguments.into_iter();
     known.extend(arguments.by_ref().take(2));
     while let Some(argument) = arguments.next() {
@@ -200,7 +201,8 @@ fn sources(matches: &ArgMatches) -> Sources {
 
 async fn serve(settings: Settings, log_control: logs::LogControl) -> Result<(), Box<dyn std::error::Error>> {
     let (sender, shutdown) = mpsc::channel(2);
-    let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
     // Owned here, so that the task ends with the service.
     let mut signals = JoinSet::new();
     signals.spawn(async move {

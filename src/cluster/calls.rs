@@ -95,7 +95,8 @@ impl CompleteRound {
     /// woken one after the other from here, their thread would answer the first ones in writes of their own.
     pub(super) fn wake_all(mut rounds: Vec<Self>) {
         while let Some(Self(first)) = rounds.first() {
-            let (thread, runtime) = (first.thread, first.runtime.clone());
+            let thread = first.thread;
+            let runtime = first.runtime.clone();
             let of_thread: Vec<Self> = rounds.extract_if(.., |Self(round)| round.thread == thread).collect();
             let has_several = of_thread.len() > 1;
             let wake = move || of_thread.into_iter().for_each(|Self(round)| round.caller.wake());
@@ -134,7 +135,8 @@ mod tests {
 
     #[test]
     fn call_gets_its_outcomes_when_all_checks_are_complete() {
-        let (calls, outcome) = (Calls::default(), RemoteOutcome::unreachable());
+        let calls = Calls::default();
+        let outcome = RemoteOutcome::unreachable();
         let (call, outcomes) = calls.start_round(RemoteOutcomes::from_elem(outcome.clone(), 3), None);
         let mut outcomes = pin!(outcomes);
         for check in 0..3 {
@@ -148,8 +150,10 @@ mod tests {
 
     #[tokio::test]
     async fn callers_of_a_thread_are_woken_together() {
-        let (calls, outcome) = (Calls::default(), RemoteOutcome::unreachable());
-        let (mut complete, mut open) = (Vec::new(), FuturesUnordered::new());
+        let calls = Calls::default();
+        let outcome = RemoteOutcome::unreachable();
+        let mut complete = Vec::new();
+        let mut open = FuturesUnordered::new();
         for _ in 0..3 {
             let (call, outcomes) = calls.start_round(RemoteOutcomes::from_elem(outcome.clone(), 1), None);
             open.push(outcomes);

@@ -114,7 +114,8 @@ mod tests {
 
     #[test]
     fn slot_or_epoch_out_of_range_ends_the_session() {
-        let (last, beyond) = (Slot::at(SLOTS - 1), Slot::at(SLOTS));
+        let last = Slot::at(SLOTS - 1);
+        let beyond = Slot::at(SLOTS);
         let too_late = Epoch(u64::MAX);
         let orphan = |slot, epoch| Message::Orphan { slot, owner: Owner { epoch, member: PEERS[1] } };
         let query = |slot, epoch| Message::RecoveryQuery { slot, best: Version { epoch, seq: 0 } };

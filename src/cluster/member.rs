@@ -63,7 +63,8 @@ mod tests {
 
     #[test]
     fn member_id_is_displayed_as_16_hexadecimal_digits() {
-        let (member, text) = (MemberId::from_number(0xabc), "0000000000000abc");
+        let member = MemberId::from_number(0xabc);
+        let text = "0000000000000abc";
         assert_eq!((member.to_string().as_str(), text.parse()), (text, Ok(member)));
         for invalid in ["abc", "+000000000000abc", "0000000000000abg", "00000000000000abc", ""] {
             assert_eq!(invalid.parse::<MemberId>(), Err(()), "{invalid}");

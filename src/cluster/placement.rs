@@ -102,7 +102,8 @@ impl Ranking {
         let added: Vec<(MemberIndex, MemberId)> =
             after.iter().enumerate().filter(is_new).map(|(at, member)| (index(at), *member)).collect();
         let size = slots * after.len();
-        let (mut scores, mut order) = (Vec::with_capacity(size), Vec::with_capacity(size));
+        let mut scores = Vec::with_capacity(size);
+        let mut order = Vec::with_capacity(size);
         let mut new = Vec::with_capacity(added.len());
         for slot in 0..slots {
             new.clear();

@@ -60,7 +60,8 @@ impl VersionMismatch {
 
     /// A mismatch with a client that offers these names; `None` if [`VERSION`] is among them.
     pub(super) fn with_offer<'n>(names: impl Iterator<Item = &'n [u8]>) -> Option<Self> {
-        let (local, mut remote) = (alpn(), Vec::new());
+        let local = alpn();
+        let mut remote = Vec::new();
         for name in names {
             if name == local {
                 return None;

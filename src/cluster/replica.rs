@@ -115,7 +115,8 @@ impl Cluster {
         let Settings { link, tuning } = settings;
         let local_id = MemberId::starting_at(clock.now());
         let (links, listening) = Links::bind(link, local_id, clock.clone()).await?;
-        let (address, dividers) = (links.address().to_owned(), Arc::new(Dividers::new(memory.clone())));
+        let address = links.address().to_owned();
+        let dividers = Arc::new(Dividers::new(memory.clone()));
         let local_share = Lock::new(LocalShare::within(&memory));
         let mut node =
             Node::new(local_id, address, node_settings(tuning), memory, dividers.clone(), MONOTONIC_START);
@@ -289,7 +290,8 @@ impl Cluster {
 
     /// Where a snapshot takes the counters of `slot` from.
     pub fn snapshot_source(&self, slot: Slot) -> SlotSource {
-        let (now, mut node) = (self.0.clock.now(), self.0.lock());
+        let now = self.0.clock.now();
+        let mut node = self.0.lock();
         node.set_wall(now);
         node.snapshot_source(slot)
     }

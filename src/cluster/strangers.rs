@@ -108,7 +108,8 @@ mod tests {
     fn served_replica_stays_ready_unless_a_former_peer_rejects_it() {
         for other_version in [false, true] {
             for (before, since) in [(OF_PAIR, NOW), (ALONE, NOW.after(SERVED_MIN))] {
-                let (mut history, strangers) = (History::default(), strangers(other_version));
+                let mut history = History::default();
+                let strangers = strangers(other_version);
                 assert_eq!(history.judge(None, JOINING, NOW), Standing::Trusted);
                 assert_eq!(history.judge(None, before, since), Standing::Trusted);
                 let not_all = Situation { owns_all: false, ..ALONE };
@@ -125,7 +126,8 @@ mod tests {
     #[test]
     fn replica_has_not_served_before_all_seeds_are_tried() {
         let untried = Situation { has_tried_seeds: false, ..ALONE };
-        let (mut history, strangers) = (History::default(), strangers(false));
+        let mut history = History::default();
+        let strangers = strangers(false);
         let tried_at = NOW.after(SERVED_MIN);
         history.judge(None, untried, NOW);
         for (situation, at) in
@@ -139,7 +141,8 @@ mod tests {
     #[test]
     fn lone_first_start_waits_except_beside_another_version() {
         for (other_version, then) in [(false, Standing::GoesOn), (true, Standing::Unready)] {
-            let (mut history, strangers) = (History::default(), strangers(other_version));
+            let mut history = History::default();
+            let strangers = strangers(other_version);
             assert_eq!(history.judge(None, ALONE, NOW), Standing::Trusted, "between two attempts");
             assert_eq!(history.judge(Some(&strangers), ALONE, NOW), Standing::Unready);
             let before = NOW.after(LONE_START_MAX).minus(1);

@@ -25,7 +25,8 @@ impl Submit for Cluster {
         let (call, outcomes) = replica.calls.start_round(unanswered, open);
         let ((), ready_peers) = replica.with_node_without_wakes(|node, now| {
             for (number, check) in (0..).zip(checks) {
-                let (ticket, policy) = (Ticket { call, check: number }, check.policy);
+                let ticket = Ticket { call, check: number };
+                let policy = check.policy;
                 node.submit(ticket, RemoteCheck::of(check), policy, now.after(within), now);
             }
         });

@@ -123,7 +123,8 @@ impl Persistence {
     }
 
     fn with(memory: Memory, settings: Settings) -> Self {
-        let (memory, sources) = (Arc::new(memory), SlotSources::default());
+        let memory = Arc::new(memory);
+        let sources = SlotSources::default();
         let (writing, urgent) = Default::default();
         Self { memory, settings, sources, writing, urgent }
     }
@@ -190,7 +191,9 @@ impl Persistence {
     /// Whether it was written.
     async fn write_with(&self, priority: Priority, clock: &Clock, secret: Secret) -> bool {
         let Some(path) = self.settings.snapshot.clone() else { return false };
-        let (persistence, clock, shown) = (self.clone(), clock.clone(), path.display().to_string());
+        let persistence = self.clone();
+        let clock = clock.clone();
+        let shown = path.display().to_string();
         let is_urgent = priority == Priority::Normal;
         if is_urgent {
             self.urgent.fetch_add(1, Relaxed);
@@ -200,7 +203,8 @@ impl Persistence {
             if is_urgent {
                 persistence.urgent.fetch_sub(1, Relaxed);
             }
-            let (sources, now) = (&*persistence.sources.0, clock.now());
+            let sources = &*persistence.sources.0;
+            let now = clock.now();
             let is_superseded = || !is_urgent && persistence.urgent.load(Relaxed) > 0;
             snapshot::write(&persistence.memory, &secret, sources, (now, priority), is_superseded, &path)
         })

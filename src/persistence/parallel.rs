@@ -44,7 +44,8 @@ pub(super) fn map_in_any_order<T: Send, R: Send, E>(
     consume: impl FnMut(R) -> Result<(), E>,
 ) -> Result<(), E> {
     let (sender, queue) = mpsc::channel();
-    let (queue, map) = (Mutex::new(queue), &map);
+    let queue = Mutex::new(queue);
+    let map = &map;
     let queue = &queue;
     thread::scope(|scope| {
         let (results, received) = mpsc::channel();
@@ -87,7 +88,9 @@ fn feed<T, R, E>(
     map: impl Fn(T) -> R,
     mut consume: impl FnMut(R) -> Result<(), E>,
 ) -> Result<(), E> {
-    let (mut under_way, mut waited, mut worked) = (0, Duration::ZERO, Stopwatch::start());
+    let mut under_way = 0;
+    let mut waited = Duration::ZERO;
+    let mut worked = Stopwatch::start();
     loop {
         if priority == Priority::Idle && worked.elapsed() > WORK_MIN {
             thread::sleep((worked.elapsed() * RESTS).min(REST_MAX));

@@ -135,7 +135,8 @@ pub(super) fn read(
     let mut input = BufReader::with_capacity(CHUNK_BYTES, file.take(length - SUM_BYTES));
     input.read_exact(&mut [0; MAGIC.len()])?;
     let header = take::<Header>(&mut input)?.ok_or(SnapshotError::Damaged)?;
-    let (secret, mut counters) = (Secret::from_bytes(header.secret), 0);
+    let secret = Secret::from_bytes(header.secret);
+    let mut counters = 0;
     if header.slots as usize != slots {
         return Ok(Some(Summary { secret, counters }));
     }
@@ -279,8 +280,10 @@ mod tests {
     /// The data of each slot in a snapshot of counters that were used since `now`.
     fn slots_of_snapshot(now: Timestamp) -> BTreeMap<usize, Vec<u8>> {
         const DAY: u64 = 24 * 3_600 * SECOND;
-        let (folder, secret) = (tempfile::tempdir().unwrap(), Secret::from_bytes([5; 16]));
-        let (memory, path) = (Memory::new(1 << 24, OnFull::Deny), folder.path().join("counters"));
+        let folder = tempfile::tempdir().unwrap();
+        let secret = Secret::from_bytes([5; 16]);
+        let memory = Memory::new(1 << 24, OnFull::Deny);
+        let path = folder.path().join("counters");
         // Windows, and parts of windows, begin at the same instants under any clock.
         let is_window = |limit: &Limit| limit.window().is_some() || matches!(limit, Limit::SlidingWindow(_));
         let plain = every_limit(10, DAY).into_iter().filter(|limit| !is_window(limit));

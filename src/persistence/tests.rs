@@ -38,7 +38,8 @@ fn left(persistence: &Persistence, limit: &Limit, operation: Operation, now: Tim
 
 fn checks(limit: &Limit, hits: u64) -> Checks<'_> {
     let key = KeyText::new("test").key(&limit.kind().bytes(), &SECRET);
-    let (operation, on_refusal) = (Operation::Charge(hits), OnRefusal::TakeBack);
+    let operation = Operation::Charge(hits);
+    let on_refusal = OnRefusal::TakeBack;
     Checks::from_slice(&[Check { key, limit, operation, on_refusal }])
 }
 

@@ -53,10 +53,12 @@ impl Acceptor<Listener> {
         phases: watch::Receiver<Phase>,
     ) {
         let Self { listener, terms } = self;
-        let (name, limits) = (terms.name, terms.limits);
+        let name = terms.name;
+        let limits = terms.limits;
         let context = Arc::new(ConnectionContext { terms, service });
         let mut open = JoinSet::new();
-        let (mut acceptor, mut is_full) = (accept::Acceptor::new(name), false);
+        let mut acceptor = accept::Acceptor::new(name);
+        let mut is_full = false;
         let accept = || async { listener.accept().await.and_then(listen::detach) };
         let mut stopping = pin!(wait_for_phase(phases.clone(), Phase::Stopping));
         loop {
@@ -73,7 +75,8 @@ impl Acceptor<Listener> {
                 is_full &= permit.number() > limits.connections - limits.connections / 10;
             } else {
                 if !is_full {
-                    let (max_connections, closing) = (limits.connections, context.terms.when_full.closing());
+                    let max_connections = limits.connections;
+                    let closing = context.terms.when_full.closing();
                     warn!(listener = name, max_connections, closing, "listener is full, closing connections");
                 }
                 is_full = true;

@@ -162,7 +162,8 @@ impl Components {
     /// Starts what runs beside the listeners.
     pub(super) fn spawn_background(&self, background: &mut JoinSet<()>) {
         let Self { settings, clock, active_rules, persistence, cluster, .. } = self;
-        let (source, stats) = (settings.rules.source.clone(), self.rule_source_stats.clone());
+        let source = settings.rules.source.clone();
+        let stats = self.rule_source_stats.clone();
         background.spawn(source.run(clock.clone(), active_rules.clone(), stats));
         let page = admin::page::Sources {
             state: self.admin.clone(),
@@ -191,7 +192,8 @@ impl Components {
 
     /// Keeps the clock of counters in step with the system clock, until that is out of range.
     pub(super) fn follow_system_clock(&self) -> impl Future<Output = ClockOutOfRange> + use<> {
-        let (memory, cluster) = (self.persistence.memory.clone(), self.cluster.clone());
+        let memory = self.persistence.memory.clone();
+        let cluster = self.cluster.clone();
         follow_system_clock(self.clock.clone(), memory, cluster)
     }
 
@@ -230,7 +232,8 @@ impl Components {
     pub(super) fn http_services(&self, opened: watch::Receiver<bool>) -> Services {
         let connections_max = self.settings.http.max_connections;
         let calls_max = connections_max - connections_max.div_ceil(PROBE_SHARE).min(connections_max - 1);
-        let (api, reader) = (self.api.clone(), self.admin.reader.clone());
+        let api = self.api.clone();
+        let reader = self.admin.reader.clone();
         let check = self.settings.check.clone();
         let hosts = Hosts::new(self.settings.http.hosts.clone());
         let router = http::router(api, self.probe(), reader, check, hosts, calls_max, opened);
@@ -346,8 +349,8 @@ pub(super) fn grpc_routes(health: HealthServer<impl Health>) -> Result<axum::Rou
         reason: error.to_string(),
     };
     // Many tools, such as ghz, ask in the first version only.
-    let (v1, v1alpha) =
-        (reflection().build_v1().map_err(failed)?, reflection().build_v1alpha().map_err(failed)?);
+    let v1 = reflection().build_v1().map_err(failed)?;
+    let v1alpha = reflection().build_v1alpha().map_err(failed)?;
     // tonic allocates the announced length, so the size must be bounded.
     let routes = Routes::new(health)
         .add_service(v1.max_decoding_message_size(REFLECTION_BYTES_MAX))

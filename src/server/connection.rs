@@ -236,7 +236,8 @@ impl<W: AsyncRead + AsyncWrite + Unpin> Connection<W> {
         self.io_handle.set_read_budget(READ_BUDGET_BYTES);
         let ConnectionState::Open(connection, _) = &mut self.state else { return self.open() };
         let mut cx = Context::from_waker(self.wake_filter.waker());
-        let (mut batch, mut has_progressed) = (self.service.batch(), false);
+        let mut batch = self.service.batch();
+        let mut has_progressed = false;
         let calls = Calls {
             service: &self.service,
             pending: &self.pending,

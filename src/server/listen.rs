@@ -246,7 +246,8 @@ mod tests {
         drop((first, accepted.unwrap()));
         drop(client.unwrap());
 
-        let (again, beside) = (bind(address).await.unwrap(), bind(address).await.unwrap());
+        let again = bind(address).await.unwrap();
+        let beside = bind(address).await.unwrap();
 
         let _again = again.listen().unwrap();
         assert_eq!(beside.listen().unwrap_err().kind(), io::ErrorKind::AddrInUse, "one of them listens");

@@ -170,12 +170,14 @@ impl Server {
         let budgets = Budgets::new(&settings.memory);
         let load = |listener, files: &Option<_>, protocols: &Protocols, stats: &Arc<_>| {
             let load = |files: &settings::Tls| {
-                let (files, names) = (files.clone(), protocols.names());
+                let files = files.clone();
+                let names = protocols.names();
                 Certificates::load(listener, files, names, clock.clone(), Arc::clone(stats)).map(Arc::new)
             };
             files.as_ref().map(load).transpose()
         };
-        let (grpc, http) = (Protocols::grpc(&settings.grpc), Protocols::http(&settings.http));
+        let grpc = Protocols::grpc(&settings.grpc);
+        let http = Protocols::http(&settings.http);
         let grpc_tls = load("grpc", &settings.tls.grpc, &grpc, &stats.grpc)?;
         let http_tls = load("http", &settings.tls.http, &http, &stats.http)?;
         let tcp = ListenAddress::Tcp;
@@ -266,7 +268,8 @@ impl Server {
         self.log_bounds();
         let Self { grpc, http, admin, metrics, traces, settings, clock, stats, mut workers, logs } = self;
         let (phase, phases) = watch::channel(Phase::Starting);
-        let (drain, poll_interval) = (settings.drain.clone(), settings.tls.poll_interval);
+        let drain = settings.drain.clone();
+        let poll_interval = settings.tls.poll_interval;
         let grpc_address = settings.grpc.listen.clone();
         let mut tasks = Tasks::default();
         let components = Components::start(
@@ -292,7 +295,8 @@ impl Server {
         tasks.listeners.spawn(metrics.serve(services, workers.page_handles(), phases.clone()));
         let services = components.admin_services();
         tasks.listeners.spawn(admin.serve(services, workers.page_handles(), phases.clone()));
-        let (services, handles) = (components.grpc_services(&mut tasks.background)?, workers.grpc_handles());
+        let services = components.grpc_services(&mut tasks.background)?;
+        let handles = workers.grpc_handles();
         let (start, started) = oneshot::channel::<Acceptor<Listener>>();
         tasks.listeners.spawn(async move {
             // Without it the process stops before it has begun.

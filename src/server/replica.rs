@@ -41,7 +41,8 @@ impl Replica {
         };
         let (persistence, secret, stored) = Persistence::start_shared(store, clock.now());
         set_secret(secret);
-        let (memory, rules) = (persistence.memory.clone(), active_rules.clone());
+        let memory = persistence.memory.clone();
+        let rules = active_rules.clone();
         let (cluster, listening) = Cluster::bind(settings, memory, stored, rules, clock.clone()).await?;
         info!(listener = "cluster", address = %listening.address(), member = %cluster.local_id(), "listening");
         let slots = cluster.clone();

@@ -143,7 +143,8 @@ mod tests {
     #[test]
     fn full_process_leaves_room_to_connection_with_few_unsent_bytes() {
         let process = Arc::new(ReplyBytes::new(2 * STEP_BYTES));
-        let (stalled, other) = (Unsent::new(process.clone()), Unsent::new(process));
+        let stalled = Unsent::new(process.clone());
+        let other = Unsent::new(process);
         let _part = stalled.part(reply(2 * STEP_BYTES));
         assert!(!stalled.has_room() && other.has_room());
         let _small = other.part(reply(STEP_BYTES));

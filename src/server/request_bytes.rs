@@ -248,7 +248,9 @@ mod tests {
     fn full_budget_rejects_oldest_call() {
         let process = Arc::new(RequestBytes::new(3 * CALL_BYTES));
         let (one, other) = (ConnectionBytes::new(process.clone()), ConnectionBytes::new(process.clone()));
-        let (oldest, _second, third) = (one.share(0), other.share(0), other.share(0));
+        let oldest = one.share(0);
+        let _second = other.share(0);
+        let third = other.share(0);
         assert!(oldest.poll_rejected(&NOOP).is_pending());
         let fourth = other.share(0);
         assert!(oldest.poll_rejected(&NOOP).is_ready());
@@ -294,7 +296,8 @@ mod tests {
     #[test]
     fn full_connection_gives_window_to_its_oldest_call_only() {
         let connection = connection(usize::MAX);
-        let (mut oldest, mut younger) = (connection.share(0), connection.share(0));
+        let mut oldest = connection.share(0);
+        let mut younger = connection.share(0);
         oldest.receive(CONNECTION_BYTES_MAX);
         younger.receive(7);
         assert_eq!(younger.poll_window(&NOOP), Poll::Pending);

@@ -57,7 +57,10 @@ impl Services {
     pub(super) fn http(router: Router, callers: Callers) -> Self {
         // A router with its state set is not rebuilt for each request.
         let router = router.with_state(());
-        let (api, quotas, activity, caller) = (None, None, None, Caller::default());
+        let api = None;
+        let quotas = None;
+        let activity = None;
+        let caller = Caller::default();
         Self { router, api, quotas, peer: None, origin: Origin::Network(None), activity, callers, caller }
     }
 
@@ -68,7 +71,9 @@ impl Services {
         quotas: Option<Arc<QuotaService>>,
         callers: Callers,
     ) -> Self {
-        let (api, activity, caller) = (Some(api), None, Caller::default());
+        let api = Some(api);
+        let activity = None;
+        let caller = Caller::default();
         Self { router, api, quotas, peer: None, origin: Origin::Network(None), activity, callers, caller }
     }
 
@@ -79,7 +84,9 @@ impl Services {
         name: Option<Box<[u8]>>,
         activity: Option<Arc<Activity>>,
     ) -> Arc<Self> {
-        let (router, api, callers) = (self.router.clone(), self.api.clone(), self.callers.clone());
+        let router = self.router.clone();
+        let api = self.api.clone();
+        let callers = self.callers.clone();
         let quotas = self.quotas.clone();
         let network = || Origin::network(peer.map(|peer| peer.ip()));
         let origin = name.map_or_else(network, Origin::Name);
@@ -101,7 +108,9 @@ impl Services {
     /// Counts and logs a call that is answered with an error.
     pub(super) fn failed(&self, path: &str, reason: &'static str, status: &Status) {
         if let Some(api) = &self.api {
-            let (code, message, peer) = (status.code(), status.message(), self.peer);
+            let code = status.code();
+            let message = status.message();
+            let peer = self.peer;
             api.failed(&FailedCall { path, code, reason, message, peer });
         }
     }

@@ -45,7 +45,8 @@ struct Unfinished {
 impl Shutdown {
     /// Finishes open calls if `is_graceful`, then writes the snapshot and the spans. A signal ends this at once.
     pub(super) async fn run(self, is_graceful: bool, mut second_signal: mpsc::Receiver<()>) {
-        let (cluster, persistence) = (self.cluster.clone(), self.persistence.clone());
+        let cluster = self.cluster.clone();
+        let persistence = self.persistence.clone();
         let has_snapshot = persistence.path().is_some();
         let mut unfinished = Unfinished { calls: true, snapshot: has_snapshot, spans: self.traces.is_some() };
         tokio::select! {

@@ -130,7 +130,8 @@ mod tests {
 
     #[test]
     fn filtered_future_is_polled_only_after_its_own_wake() {
-        let (wakes, polls) = (Arc::new(WakeCount::default()), AtomicUsize::new(0));
+        let wakes = Arc::new(WakeCount::default());
+        let polls = AtomicUsize::new(0);
         let mut inner = None;
         let mut filtered = WakeFiltered::new(poll_fn(|cx| {
             inner = Some(cx.waker().clone());

@@ -68,7 +68,8 @@ impl WorkerPool {
         let mut named = |name: String| Worker::start(name, &mut exits);
         let workers =
             (0..workers).map(|number| named(format!("worker-{number}"))).collect::<Result<_, _>>()?;
-        let (http, pages) = (vec![named("http".to_owned())?], vec![named("pages".to_owned())?]);
+        let http = vec![named("http".to_owned())?];
+        let pages = vec![named("pages".to_owned())?];
         Ok(Self { grpc: workers, http, pages, exits })
     }
 
@@ -132,7 +133,8 @@ impl Worker {
         let (alive, exit) = mpsc::channel(1);
         let (running, exited) = std::sync::mpsc::channel();
         thread::Builder::new().name(name).spawn(move || {
-            let (_alive, _running) = (alive, running);
+            let _alive = alive;
+            let _running = running;
             // An error means that the sender was dropped, which is the signal to stop.
             let _ = runtime.block_on(stopped);
             runtime.shutdown_timeout(BLOCKING_TIMEOUT);
@@ -156,7 +158,8 @@ impl WorkerHandles {
             return;
         };
         connections.fetch_add(1, Relaxed);
-        let (assignment, task) = (Assignment(connections.clone()), Box::pin(task));
+        let assignment = Assignment(connections.clone());
+        let task = Box::pin(task);
         let task = async move {
             let _assignment = assignment;
             task.await;
@@ -181,7 +184,8 @@ mod tests {
     async fn connection_goes_to_worker_with_fewest_connections() {
         let pool = WorkerPool::with_workers(3).unwrap();
         let handles = pool.grpc_handles();
-        let (mut open, (sender, mut receiver)) = (JoinSet::new(), mpsc::channel(9));
+        let mut open = JoinSet::new();
+        let (sender, mut receiver) = mpsc::channel(9);
         for _ in 0..9 {
             let sender = sender.clone();
             handles.spawn(&mut open, async move {
@@ -211,7 +215,8 @@ mod tests {
     #[tokio::test]
     async fn panic_of_connection_keeps_worker_running() {
         let mut pool = WorkerPool::with_workers(1).unwrap();
-        let (handles, exit) = (pool.grpc_handles(), pool.worker_exit());
+        let handles = pool.grpc_handles();
+        let exit = pool.worker_exit();
         let mut open = JoinSet::new();
         handles.spawn(&mut open, async { panic!("test panic") });
         assert!(open.join_next().await.unwrap().is_err());

@@ -121,8 +121,10 @@ impl TlsFiles {
     /// `None` without a certificate. The names of the settings begin with `prefix`.
     fn read(self, prefix: &str, conflicts: &mut Conflicts) -> Option<Tls> {
         let Self { cert, key, client_ca, client_san } = self;
-        let (has_cert, has_key) = (("cert", cert.is_some()), ("key", key.is_some()));
-        let (has_ca, has_san) = (("client_ca", client_ca.is_some()), ("client_san", !client_san.is_empty()));
+        let has_cert = ("cert", cert.is_some());
+        let has_key = ("key", key.is_some());
+        let has_ca = ("client_ca", client_ca.is_some());
+        let has_san = ("client_san", !client_san.is_empty());
         let needs = [(has_cert, has_key), (has_key, has_cert), (has_ca, has_cert), (has_san, has_ca)];
         conflicts.require(prefix, &needs);
         Some(Tls { cert: cert?, key: key?, client_ca, client_san })

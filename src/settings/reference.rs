@@ -227,7 +227,8 @@ impl Reader<'_> {
             ("http.listen", "HOST", "PORT", "8080", "HOST, PORT"),
             ("grpc.listen", "GRPC_HOST", "GRPC_PORT", "8081", "GRPC_HOST, GRPC_PORT"),
         ] {
-            let (host, port) = (self.variables.value(host), self.variables.value(port));
+            let host = self.variables.value(host);
+            let port = self.variables.value(port);
             if host.is_some() || port.is_some() {
                 let address = joined_address(host.unwrap_or(ANY_HOST), port.unwrap_or(default));
                 translation.give(setting, address, from);

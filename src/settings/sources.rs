@@ -260,7 +260,8 @@ impl Reader {
         match self.draft.set(setting, value) {
             Some(()) => self.values.push((from, setting.name, value.to_owned())),
             None => {
-                let (expected, shown) = (setting.value_type().expected, setting.shown(value));
+                let expected = setting.value_type().expected;
+                let shown = setting.shown(value);
                 self.problems.push(format!("{place}: `{shown}` is not allowed; {expected} is"));
             }
         }

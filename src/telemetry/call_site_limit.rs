@@ -122,8 +122,10 @@ mod tests {
     /// The lines written while `log` runs; its argument is the current second.
     fn written(format: Format, log: impl FnOnce(&AtomicU64)) -> Vec<String> {
         let settings = Settings { level: "debug".to_owned(), format, denials: Denials::Off };
-        let (lines, second) = (Lines::default(), Arc::new(AtomicU64::new(5)));
-        let (sink, now) = (lines.clone(), Arc::clone(&second));
+        let lines = Lines::default();
+        let second = Arc::new(AtomicU64::new(5));
+        let sink = lines.clone();
+        let now = Arc::clone(&second);
         let (subscriber, _) =
             logs(&settings, move || sink.clone(), false, move || now.load(Relaxed)).unwrap();
         with_default(subscriber, || log(&second));

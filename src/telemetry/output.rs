@@ -163,7 +163,8 @@ mod tests {
     }
 
     fn gated() -> (Output, Sender<()>, Receiver<Vec<u8>>) {
-        let ((open, gate), (taken, lines)) = (channel(), channel());
+        let (open, gate) = channel();
+        let (taken, lines) = channel();
         (Output::start(Gate(gate, taken), || 0).unwrap(), open, lines)
     }
 
@@ -197,7 +198,8 @@ mod tests {
     #[test]
     fn dropped_lines_are_reported_when_the_output_recovers() {
         let sink = Arc::new(Mutex::new(Vec::new()));
-        let (stats, (queue, items)) = (Arc::new(Stats::default()), channel());
+        let stats = Arc::new(Stats::default());
+        let (queue, items) = channel();
         stats.dropped.fetch_add(7, Relaxed);
         queue.send(Item::Line(b"a line".to_vec())).unwrap();
         drop(queue);

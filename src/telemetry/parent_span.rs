@@ -70,7 +70,8 @@ fn context(trace: &str, span: &str, sampled: bool, state: TraceState) -> Option<
         return None;
     }
     let flags = TraceFlags::default().with_sampled(sampled);
-    let (trace, span) = (TraceId::from_hex(trace).ok()?, SpanId::from_hex(span).ok()?);
+    let trace = TraceId::from_hex(trace).ok()?;
+    let span = SpanId::from_hex(span).ok()?;
     Some(SpanContext::new(trace, span, flags, true, state)).filter(SpanContext::is_valid)
 }
 
@@ -96,7 +97,8 @@ mod tests {
     }
 
     fn span(trace: &str, sampled: bool) -> Parent {
-        let (trace, span) = (TraceId::from_hex(trace).unwrap(), SpanId::from_hex(SPAN).unwrap());
+        let trace = TraceId::from_hex(trace).unwrap();
+        let span = SpanId::from_hex(SPAN).unwrap();
         let flags = TraceFlags::default().with_sampled(sampled);
         Parent::Span(SpanContext::new(trace, span, flags, true, TraceState::default()))
     }

@@ -71,7 +71,8 @@ mod tests {
 
     #[test]
     fn concurrent_threads_take_the_bound_and_lose_no_count() {
-        let (sample, taken) = (sample(1_000), AtomicUsize::new(0));
+        let sample = sample(1_000);
+        let taken = AtomicUsize::new(0);
         thread::scope(|scope| {
             for _ in 0..4 {
                 scope.spawn(|| {

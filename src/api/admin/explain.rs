@@ -51,7 +51,8 @@ pub(super) async fn of_query(
     };
     let bounds = state.reader.bounds();
     let mut request = RateLimitRequest::default();
-    let (mut hits, mut refunds) = (None, false);
+    let mut hits = None;
+    let mut refunds = false;
     for (name, value) in pairs {
         match name.as_str() {
             "domain" => request.domain = value,
@@ -99,7 +100,9 @@ async fn explain(state: &AdminState, message: &[u8]) -> Result<Json<Value>, Admi
             }
         }
     }
-    let (rules, modes, answer) = (snapshot.rules(), state.limiter.modes(), &explanation.answer);
+    let rules = snapshot.rules();
+    let modes = state.limiter.modes();
+    let answer = &explanation.answer;
     let never = answer.never_because(modes, &asked);
     let when = When { retry_after: answer.retry_after(modes, &asked), never_because: never.as_deref() };
     let denial_body = state.denial_bodies.of(asked.domain(), rules, answer, modes, when);

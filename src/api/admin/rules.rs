@@ -109,7 +109,8 @@ fn source_json(source: &RuleSource) -> Value {
 fn list_json(state: &AdminState, words: &str) -> Value {
     let rules = state.active_rules.current();
     let words = words.to_lowercase();
-    let (mut found, mut listed) = (0_usize, Vec::new());
+    let mut found = 0_usize;
+    let mut listed = Vec::new();
     let domains = rules.rules().into_iter().flat_map(Rules::domains);
     let each = domains.flat_map(|domain| domain.rules().map(|rule| (&*domain.name, rule)));
     for (index, (domain, rule)) in each.enumerate().filter(|(_, (_, rule))| has_words(rule, &words)) {
@@ -204,8 +205,10 @@ pub(super) async fn lines(State(state): State<AdminState>) -> String {
 
 fn line(rule: &Rule, text: &mut String) {
     let unit = rule.displayed_limit.unit.map_or("unknown", |unit| unit.name()).to_uppercase();
-    let (path, number) = (&rule.path, rule.displayed_limit.requests_per_unit);
-    let (shadow, quota) = (rule.shadow_mode, rule.quota_mode);
+    let path = &rule.path;
+    let number = rule.displayed_limit.requests_per_unit;
+    let shadow = rule.shadow_mode;
+    let quota = rule.quota_mode;
     // Writing to a string cannot fail.
     let _ = write!(
         text,

@@ -83,7 +83,11 @@ impl ActiveTerms<'_> {
 impl Bucket {
     /// A bucket that has reported nothing.
     pub(super) fn new(id: BucketId, terms: Terms, rules_version: u64) -> Self {
-        let (allowed, idle_reports, may_be_abandoned, renew_in, slice) = (0, 0, false, 0, None);
+        let allowed = 0;
+        let idle_reports = 0;
+        let may_be_abandoned = false;
+        let renew_in = 0;
+        let slice = None;
         Self { id, terms, rules_version, allowed, idle_reports, may_be_abandoned, renew_in, slice }
     }
 

@@ -33,7 +33,8 @@ pub(super) struct Pair<'m> {
 impl<'m> Reports<'m> {
     /// Examines a whole message before the first of its reports is counted. Returns its domain.
     pub(super) fn examine(message: &'m [u8]) -> Result<&'m [u8], Malformed> {
-        let (mut domain, mut fields): (&[u8], _) = (&[], Fields::of(message));
+        let mut domain: &[u8] = &[];
+        let mut fields = Fields::of(message);
         while let Some(field) = fields.next()? {
             match field {
                 (1, Value::Bytes(bytes)) => domain = bytes,
@@ -114,7 +115,8 @@ pub(super) fn pairs_of_id(id: &[u8]) -> Vec<Pair<'_>> {
 
 /// The whole seconds of a `Duration`.
 fn seconds(message: &[u8]) -> Result<u64, Malformed> {
-    let (mut fields, mut seconds) = (Fields::of(message), 0);
+    let mut fields = Fields::of(message);
+    let mut seconds = 0;
     while let Some(field) = fields.next()? {
         match field {
             // A negative one is a large number, and as good as none.

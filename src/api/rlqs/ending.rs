@@ -64,7 +64,8 @@ pub(super) fn end(
     number: u32,
     bucket: Bucket,
 ) -> Option<SubscriberReport> {
-    let (QuotaService { memory, stats, .. }, now) = (service, service.now());
+    let QuotaService { memory, stats, .. } = service;
+    let now = service.now();
     let Owner { caller, stream } = owner;
     stats.buckets.fetch_sub(1, Ordering::Relaxed);
     memory.give_back(caller, Bucket::bytes(bucket.id.len()), now);

@@ -152,7 +152,8 @@ mod tests {
 
     #[test]
     fn what_has_ended_counts_for_its_time() {
-        let (memory, first) = (QuotaMemory::new(1_000), caller("fd00::1"));
+        let memory = QuotaMemory::new(1_000);
+        let first = caller("fd00::1");
         assert!(memory.take(first, 500, NOW));
         for _ in 0..5 {
             memory.give_back_after(Duration::from_secs(17), first, 100, NOW);

@@ -171,7 +171,8 @@ impl QuotaService {
 
     /// The numbers of this moment.
     pub fn reading(&self) -> Reading {
-        let (stats, dividers) = (&self.stats, self.dividers.stats());
+        let stats = &self.stats;
+        let dividers = self.dividers.stats();
         let granted = self.dividers.granted();
         Reading {
             streams: stats.streams.load(Ordering::Relaxed),

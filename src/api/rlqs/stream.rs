@@ -289,7 +289,8 @@ impl QuotaStream {
         let Some(before) = bucket.set_terms(terms, version) else { return number };
         match (before, &bucket.terms) {
             (Terms::Divide(before, ..), Terms::Divide(key, limit, part)) if before == *key => {
-                let (limit, part) = (limit.clone(), *part);
+                let limit = limit.clone();
+                let part = *part;
                 self.queue(number, before, limit, part, Report::Limit);
                 return number;
             }
@@ -346,7 +347,8 @@ impl QuotaStream {
             // They came after the last look.
             cx.waker().wake_by_ref();
         }
-        let (mut response, now) = (Response::new(), self.service.now());
+        let mut response = Response::new();
+        let now = self.service.now();
         loop {
             let actions = self.outbox.take(response.room());
             if actions.is_empty() {
@@ -387,7 +389,8 @@ impl QuotaStream {
 impl Drop for QuotaStream {
     fn drop(&mut self) {
         self.send_reports();
-        let (service, owner) = (self.service.clone(), self.owner);
+        let service = self.service.clone();
+        let owner = self.owner;
         let domain = self.domain.as_ref().map_or(0, |domain| domain.len());
         Ending { service, owner, domain, buckets: mem::take(&mut self.buckets) }.run();
     }

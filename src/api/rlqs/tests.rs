@@ -78,8 +78,8 @@ impl World {
 
     fn with(settings: Settings) -> Self {
         let clock = Clock::manual(START);
-        let (active_rules, memory) =
-            (Arc::new(ActiveRules::default()), Arc::new(Memory::new(1 << 24, OnFull::Deny)));
+        let active_rules = Arc::new(ActiveRules::default());
+        let memory = Arc::new(Memory::new(1 << 24, OnFull::Deny));
         let limiter = Limiter::new(active_rules.clone(), memory.clone(), clock.clone());
         let dividers = Arc::new(Dividers::new(memory.clone()));
         let service = Arc::new(QuotaService::new(limiter, dividers, clock.clone(), settings));

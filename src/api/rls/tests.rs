@@ -81,7 +81,8 @@ fn request() -> impl Strategy<Value = RateLimitRequest> {
         let text = prop_oneof![4 => usual, 1 => any::<String>()].prop_map(String::into_bytes);
         prop_oneof![4 => text, 1 => vec(any::<u8>(), 0..4)]
     };
-    let (key, value) = (part("user|path|queue|zone|shadow"), part("|vip|a|b|eu-1"));
+    let key = part("user|path|queue|zone|shadow");
+    let value = part("|vip|a|b|eu-1");
     let entry = (key, value).prop_map(|(key, value)| Entry { key, value });
     let limit = (0..4_u32, -1..9_i32)
         .prop_map(|(requests_per_unit, unit)| RateLimitOverride { requests_per_unit, unit });
@@ -184,7 +185,8 @@ proptest! {
 
     #[test]
     fn call_has_same_reply_in_batch_and_alone(requests in vec(request(), 1..12)) {
-        let (batched, alone) = (api(false), api(false));
+        let batched = api(false);
+        let alone = api(false);
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
         for request in requests {
             let message = request.encode_to_vec();

@@ -148,7 +148,8 @@ impl Api {
             answers.insert(&missing, join_all(each).await);
             return self.whole(answers);
         }
-        let (mut answers, mut missing) = (Answers::of_call(requests.len()), Vec::new());
+        let mut answers = Answers::of_call(requests.len());
+        let mut missing = Vec::new();
         for (request, message) in requests.iter().enumerate() {
             if !self.decide_request(message, place, &mut answers).await {
                 missing.push(Missing { request, at: answers.frame.len() });
@@ -249,7 +250,8 @@ impl Api {
         self.observe(request, view, answer);
         let mut answers = Answers::of_call(parts.len());
         let modes = self.limiter.modes();
-        let (retry_after, never) = (answer.retry_after(modes, request), answer.never_because(modes, request));
+        let retry_after = answer.retry_after(modes, request);
+        let never = answer.never_because(modes, request);
         let mut rest = &*answer.statuses;
         for (request, part) in group.0.iter().zip(parts) {
             let (statuses, others) = rest.split_at(part.descriptors().len());
@@ -275,7 +277,8 @@ struct Group<'m>(Vec<Request<'m>>);
 impl<'m> Group<'m> {
     /// Decodes requests that have together at most as many descriptors as one.
     fn decode(requests: &[&'m [u8]], bounds: limiter::Bounds) -> Result<Self, CallError> {
-        let (mut each, mut descriptors) = (Vec::with_capacity(requests.len()), 0);
+        let mut each = Vec::with_capacity(requests.len());
+        let mut descriptors = 0;
         for (index, message) in requests.iter().enumerate() {
             let request = Request::decode(message, bounds).and_then(Request::without_request_id);
             let request = request.map_err(|fault| CallError::Request { request: index, fault })?;
@@ -310,7 +313,8 @@ mod tests {
 
     #[test]
     fn call_fails_by_the_error_that_may_have_charged() {
-        let (joining, remote) = (LimiterError::Joining.into(), LimiterError::Remote.into());
+        let joining = LimiterError::Joining.into();
+        let remote = LimiterError::Remote.into();
         for errors in [[joining, remote], [remote, joining]] {
             let mut answers = Answers::of_call(errors.len());
             errors.into_iter().for_each(|error| answers.undecided("", error));

@@ -39,8 +39,10 @@ impl<'m> Requests<'m> {
     /// Decodes a call within `bounds`. Its requests are decoded later, one by one.
     #[inline]
     pub(super) fn decode(verb: Verb, message: &'m [u8], bounds: Bounds) -> Result<Self, CallError> {
-        let (mut size, is_large) = (CallSize::new(bounds), message.len() >= CallSize::BYTES_MIN);
-        let (mut each, mut mode) = (SmallVec::new(), 0);
+        let mut size = CallSize::new(bounds);
+        let is_large = message.len() >= CallSize::BYTES_MIN;
+        let mut each = SmallVec::new();
+        let mut mode = 0;
         let mut fields = Fields::of(message);
         while let Some(field) = fields.next()? {
             match field {

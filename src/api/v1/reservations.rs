@@ -56,7 +56,10 @@ impl<'m> HoldCall<'m> {
     }
 
     fn decode_reserve(message: &'m [u8], bounds: Bounds) -> Result<Self, Error> {
-        let (mut amount, mut ttl, mut id, mut on_expiry) = (0, HOLD_TTL_DEFAULT, "", 0);
+        let mut amount = 0;
+        let mut ttl = HOLD_TTL_DEFAULT;
+        let mut id = "";
+        let mut on_expiry = 0;
         let named = Named::decode(message, bounds, |number, value| {
             match (number, value) {
                 (3, Value::Varint(hits)) => amount = hits,
@@ -85,7 +88,8 @@ impl<'m> HoldCall<'m> {
     }
 
     fn decode_end(verb: HoldVerb, message: &'m [u8], bounds: Bounds) -> Result<Self, CallError> {
-        let (mut id, mut actual) = ("", 0);
+        let mut id = "";
+        let mut actual = 0;
         let has_actual = verb == HoldVerb::Settle;
         let named = Named::decode(message, bounds, |number, value| {
             match (number, value) {
@@ -150,7 +154,9 @@ impl Api {
         let mut frame = frame();
         let modes = self.limiter.modes();
         let never = answer.never_because(modes, request);
-        let (passes, delay, statuses) = (answer.passes, answer.delay, &answer.statuses);
+        let passes = answer.passes;
+        let delay = answer.delay;
+        let statuses = &answer.statuses;
         let decided = DecidedRequest {
             id: "",
             descriptors: request.descriptors(),

@@ -41,7 +41,8 @@ impl Template {
             bytes
         };
         // Both have equal length, so they differ exactly in the digits.
-        let (bytes, others) = (filled("0"), filled("1"));
+        let bytes = filled("0");
+        let others = filled("1");
         let differing: Vec<_> = (0..bytes.len()).filter(|at| bytes[*at] != others[*at]).collect();
         let places = differing.chunks(digits).map(|target| target[0]).collect();
         Self { bytes, places, digits }

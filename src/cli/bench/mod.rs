@@ -43,9 +43,10 @@ pub(super) fn run(matches: &ArgMatches) -> Result<(String, ExitCode), String> {
 /// Runs to the end, or until a signal arrives.
 async fn measure(run: run::Run, route: client::Route) -> Result<Report, String> {
     let signals = |kind| signal(kind).map_err(|error| error.to_string());
-    let (mut interrupt, mut terminate) =
-        (signals(SignalKind::interrupt())?, signals(SignalKind::terminate())?);
-    let (callers, load_model) = (run.callers, run.load_model.clone());
+    let mut interrupt = signals(SignalKind::interrupt())?;
+    let mut terminate = signals(SignalKind::terminate())?;
+    let callers = run.callers;
+    let load_model = run.load_model.clone();
     let mut running = tokio::select! {
         running = run.start(route) => running?,
         _ = interrupt.recv() => return Err("interrupted".to_owned()),

@@ -83,7 +83,8 @@ impl Report {
             self.time.as_secs_f64()
         )];
         if let Some(OpenLoop { rate, due }) = self.open {
-            let (late, unsent) = (self.stats.late, due.saturating_sub(self.stats.sent));
+            let late = self.stats.late;
+            let unsent = due.saturating_sub(self.stats.sent);
             lines.push(format!("due         {due} ({rate} a second), {late} sent late, {unsent} not sent"));
         }
         lines.push(format!("requests    {} ({:.0} a second)", self.stats.ended(), self.rate()));
@@ -114,7 +115,8 @@ impl Report {
         let latency = self.latency().map(|latency| {
             let quantile = |at| json!(us(latency.value_at_quantile(at) as f64));
             let quantiles = QUANTILES.map(|(at, _, name)| (name.to_owned(), quantile(at)));
-            let (mean, max) = (json!(us(latency.mean())), json!(us(latency.max() as f64)));
+            let mean = json!(us(latency.mean()));
+            let max = json!(us(latency.max() as f64));
             quantiles
                 .into_iter()
                 .chain([("mean".to_owned(), mean), ("max".to_owned(), max)])

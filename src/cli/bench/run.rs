@@ -98,7 +98,8 @@ impl Run {
     /// Opens all connections, then starts.
     pub(super) async fn start(self, route: Route) -> Result<Running, String> {
         let route = Arc::new(route);
-        let (mut clients, mut reconnectors) = (Vec::new(), JoinSet::new());
+        let mut clients = Vec::new();
+        let mut reconnectors = JoinSet::new();
         for _ in 0..self.callers.connections {
             let (client, reconnector) = client::open(route.clone()).await?;
             clients.push(client);
@@ -216,7 +217,8 @@ impl NextRequest {
             }
             self.measured += 1;
         }
-        let (key, hits) = (self.traffic.keys.next(), self.traffic.hits.next());
+        let key = self.traffic.keys.next();
+        let hits = self.traffic.hits.next();
         Some(Request { body: self.traffic.template.fill(key, hits), from, measured })
     }
 }

@@ -110,7 +110,8 @@ impl Sides {
         let index = |level: &[DescriptorRef<'_>]| -> FxHashMap<String, usize> {
             level.iter().enumerate().map(|(index, one)| (one.composite(), index)).collect()
         };
-        let (old_index, new_index) = (index(old), index(new));
+        let old_index = index(old);
+        let new_index = index(new);
         found.extend(reordered(domain, path, (old, &old_index), (new, &new_index)));
         let in_new = new.iter().map(|descriptor| Pair {
             old: old_index.get(&descriptor.composite()).map(|index| old[*index]),
@@ -173,7 +174,8 @@ fn nested(descriptor: Option<DescriptorRef<'_>>) -> Vec<DescriptorRef<'_>> {
 impl Path {
     /// The path to a descriptor of a level with these networks.
     fn with(&self, descriptor: DescriptorRef<'_>, networks: &LevelNetworks<'_>) -> Self {
-        let (key, value) = (descriptor.key(), descriptor.value());
+        let key = descriptor.key();
+        let value = descriptor.value();
         let written = if value.is_empty() { key.to_owned() } else { format!("{key}={value}") };
         let exact = || (written.clone(), (key.to_owned(), value.to_owned()));
         let (words, sample) = match descriptor.kind() {

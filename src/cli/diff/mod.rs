@@ -54,7 +54,8 @@ pub(super) fn run(matches: &ArgMatches) -> ExitCode {
             return ExitCode::from(TROUBLE);
         }
     };
-    let (old_hash, new_hash) = (old.hash().to_owned(), new.hash().to_owned());
+    let old_hash = old.hash().to_owned();
+    let new_hash = new.hash().to_owned();
     let differences = compare::differences(old, new);
     let text = if matches.get_flag("json") {
         json!({
@@ -81,7 +82,8 @@ fn readable(differences: &[Difference], is_same_content: bool) -> String {
         [] => "equal: no limit changes for any descriptor".to_owned(),
         _ => {
             let parts: Vec<_> = differences.iter().map(ToString::to_string).collect();
-            let (number, s) = (parts.len(), if parts.len() == 1 { "" } else { "s" });
+            let number = parts.len();
+            let s = if parts.len() == 1 { "" } else { "s" };
             format!("{}\n\n{number} difference{s}", parts.join("\n\n"))
         }
     }

@@ -197,7 +197,8 @@ impl Filter {
 
     fn timeout_finding(&self, delays: bool) -> Option<Finding> {
         let timeout = self.timeout.unwrap_or(TIMEOUT_DEFAULT);
-        let (domain, millis) = (&self.domain, timeout.as_millis());
+        let domain = &self.domain;
+        let millis = timeout.as_millis();
         if timeout <= TIMEOUT_DEFAULT && delays {
             return Some(Finding::warning(
                 "envoy_timeout",

@@ -216,7 +216,8 @@ mod tests {
     }
 
     fn findings(text: &str) -> Vec<Finding> {
-        let (mut quotas, stream) = (Quotas::default(), yaml::load(text.as_bytes()));
+        let mut quotas = Quotas::default();
+        let stream = yaml::load(text.as_bytes());
         assert!(stream.problems.is_empty(), "{text}");
         stream.documents.iter().for_each(|document| add_all(&mut quotas, &document.to_json(&mut Vec::new())));
         assert!(quotas.has_filter());

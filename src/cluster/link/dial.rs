@@ -71,7 +71,8 @@ pub(super) async fn dial_address(
     address: String,
     mut report: Option<oneshot::Sender<DialResult>>,
 ) {
-    let (since, is_single_attempt) = (Stopwatch::start(), report.is_some());
+    let since = Stopwatch::start();
+    let is_single_attempt = report.is_some();
     let mut retries = Retries::new(BACKOFF_MIN);
     while hub.is_open() {
         let target = DialTarget { expected: None, replaces_link: retries.replaces_link };
@@ -118,7 +119,8 @@ pub(super) async fn dial_address(
 pub(super) async fn redial(hub: Arc<Hub>, peer: Arc<Peer>) {
     let mut retries = Retries::new(REDIAL_BACKOFF_MIN);
     while hub.is_open() && peer.needs_dialling() {
-        let (address, since) = (peer.address(), Stopwatch::start());
+        let address = peer.address();
+        let since = Stopwatch::start();
         let target = DialTarget { expected: Some(&peer), replaces_link: retries.replaces_link };
         match dial_all(&hub, &address, target, &mut None).await {
             Attempt::Refused => {

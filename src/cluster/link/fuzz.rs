@@ -93,11 +93,13 @@ fn runtime() -> runtime::Runtime {
 
 async fn run(bytes: &[u8]) -> Sent {
     let (commands, _commands) = mpsc::channel(COMMANDS_MAX);
-    let (address, clock) = ("local:1".to_owned(), Clock::manual(NOW));
+    let address = "local:1".to_owned();
+    let clock = Clock::manual(NOW);
     let shared = Shared::new(LOCAL, address, SETTINGS.clone(), CREDENTIALS.clone(), clock, commands);
     let handler = Arc::new(Batches::default());
     let hub = Hub { shared: Arc::new(shared), handler: handler.clone() };
-    let (mut pieces, mut acknowledged) = (BTreeMap::new(), 0);
+    let mut pieces = BTreeMap::new();
+    let mut acknowledged = 0;
     for messages in connections(bytes) {
         let sessions = handler.state().sessions;
         let acknowledges = acknowledges(&messages);

@@ -120,7 +120,8 @@ impl Session {
         let is_resent = self.sent <= self.sent_max;
         self.sent_max = self.sent_max.max(self.sent);
         self.unreported_bytes = 0;
-        let (number, received) = (self.sent, self.received);
+        let number = self.sent;
+        let received = self.received;
         let piece = Piece { number, received, has_more: next.has_more, payload: next.payload.clone() };
         Some(NextPiece { piece, is_resent })
     }

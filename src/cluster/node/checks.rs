@@ -131,7 +131,8 @@ impl Router<'_> {
     /// Passes reports to the intended owners, which forward them once the owners are reachable: this replica leaves.
     fn pass_on_reports(&mut self, share: &mut LocalShare) {
         let Self { checks, slots, cx } = self;
-        let (members, now) = (cx.members, cx.now);
+        let members = cx.members;
+        let now = cx.now;
         let intended = |key| {
             let owner = members.placement.owner(slots.of(key));
             owner.filter(|owner| members.is_reachable(*owner, now))

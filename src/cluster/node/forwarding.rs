@@ -155,8 +155,9 @@ impl Forwarding {
             // replica.
             open.set_lease_hits(0);
         }
-        let (check, budget, hops) =
-            (open.check.clone(), open.deadline.since(cx.now), open.hops.saturating_add(1));
+        let check = open.check.clone();
+        let budget = open.deadline.since(cx.now);
+        let hops = open.hops.saturating_add(1);
         let ticket = match open.requester {
             Requester::NoReply if !check.operation.must_arrive() => 0,
             Requester::NoReply | Requester::Caller(..) | Requester::Peer(..) => {
@@ -249,7 +250,8 @@ impl Forwarding {
                 && self.late.len() < OPEN_CHECKS_MAX
             {
                 let check = forward.open.check.clone();
-                let (sent_at, until) = (forward.sent_at, now.after(LATE_MAX));
+                let sent_at = forward.sent_at;
+                let until = now.after(LATE_MAX);
                 self.late.insert(ticket, TimedOutCheck { check, sent_at, until });
             }
             expired.push(forward.open);

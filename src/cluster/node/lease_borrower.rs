@@ -288,12 +288,15 @@ mod tests {
         };
         let borrower = MemberId::from_number(1);
         let mut leases = LeaseBorrower::new(borrower, settings);
-        let (now, ttl) = (Timestamp::from_nanos(SECOND), LEASE_TTL);
+        let now = Timestamp::from_nanos(SECOND);
+        let ttl = LEASE_TTL;
         let limit = every_limit(60, SECOND).remove(0);
-        let (verdict, reset_after) = (Verdict::Pass, Duration::from_secs(1));
+        let verdict = Verdict::Pass;
+        let reset_after = Duration::from_secs(1);
         let decision = Decision { verdict, remaining: 59, reset_after, receipt: None };
         let mut record = |number| {
-            let (key, limit) = (Key::from_halves(number, number), limit.clone());
+            let key = Key::from_halves(number, number);
+            let limit = limit.clone();
             let operation = RemoteOperation::Counter(CounterOperation::Decide(Operation::Charge(1)));
             let check = RemoteCheck { key, limit, operation, lease_hits: 10 };
             leases.record(&check, &decision, LeaseReply::Granted { number, hits: 10, ttl }, now, now)
@@ -301,7 +304,8 @@ mod tests {
 
         let number = KEYS_MAX as u64;
         assert!((0..number).all(|number| record(number).is_none()));
-        let (left, state) = (10, LeaseState::Closed);
+        let left = 10;
+        let state = LeaseState::Closed;
         let unused = Settlement { borrower, number, hits: 0, left, age: Duration::ZERO, state };
         assert_eq!(record(number).map(|check| check.operation), Some(RemoteOperation::Settle(unused)));
     }

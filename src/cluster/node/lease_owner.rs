@@ -235,7 +235,8 @@ impl LeaseOwner {
         let same = |grant: &&mut OpenGrant| grant.borrower == *borrower && grant.number == *number;
         let grant =
             self.keys.get_mut(&self.place(key)).and_then(|leases| leases.grants.iter_mut().find(same));
-        let (mut hits, mut unused_hits) = (*hits, 0);
+        let mut hits = *hits;
+        let mut unused_hits = 0;
         if let Some(grant) = grant {
             match grant.state {
                 // Every hit is accounted for.
@@ -349,7 +350,8 @@ impl LeaseOwner {
     }
 
     fn charge_where(&mut self, is_over: impl Fn(&OpenGrant) -> bool, cx: &mut Context<'_>) {
-        let (mut expired, mut charged) = (Vec::new(), Vec::new());
+        let mut expired = Vec::new();
+        let mut charged = Vec::new();
         for ((_, key), leases) in &mut self.keys {
             for grant in
                 leases.grants.iter_mut().filter(|grant| grant.state == GrantState::Open && is_over(grant))

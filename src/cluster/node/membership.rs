@@ -363,7 +363,8 @@ impl Membership {
             self.healthy.extend(new);
             // Departed members leave the view while a majority of it is reachable. A member that was heard until it
             // ended the session does not hear this replica and may be one of another majority, so it leaves later.
-            let (departures, forget_after) = (&self.departures, self.settings.tuning.forget_after);
+            let departures = &self.departures;
+            let forget_after = self.settings.tuning.forget_after;
             self.healthy
                 .retain(|id| departures.silence(*id, now).is_none_or(|silence| silence < forget_after));
         }

@@ -257,7 +257,8 @@ impl Node {
             self.slots.memory.set_suspended(!was_isolated);
         }
         self.start_serving(now);
-        let (members_changed, on_time_since) = (self.members.take_has_changed(), self.ticks.on_time_since);
+        let members_changed = self.members.take_has_changed();
+        let on_time_since = self.ticks.on_time_since;
         let mut router = self.router(now);
         router.slots.move_slots(members_changed, &mut router.cx);
         router.slots.tick(&mut router.cx);

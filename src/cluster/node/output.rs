@@ -122,7 +122,8 @@ impl Output {
     /// Takes messages for `peer`, oldest first: at most `most` messages and `bytes_max` bytes, but at least one message.
     pub(super) fn take_messages(&mut self, peer: MemberId, most: usize, bytes_max: usize) -> Vec<Message> {
         let Some(queue) = self.queues.get_mut(&peer) else { return Vec::new() };
-        let (mut bytes, mut count) = (0, 0);
+        let mut bytes = 0;
+        let mut count = 0;
         for size in queue.sizes.iter().take(most) {
             bytes += size.bytes;
             if bytes > bytes_max && count > 0 {
@@ -169,7 +170,8 @@ mod tests {
         let limit =
             every_limit(ENTRIES, 3_600 * SECOND).into_iter().find(is_log).expect("a limit with a log");
         for (low, entry) in (0..logs).flat_map(|low| (0..ENTRIES).map(move |entry| (low, entry))) {
-            let (key, operation) = (Key::from_halves(0, low), Operation::Charge(1));
+            let key = Key::from_halves(0, low);
+            let operation = Operation::Charge(1);
             let check = Check { key, limit: &limit, operation, on_refusal: OnRefusal::Keep };
             memory.apply(&[check], NOW.plus(entry * SECOND / 10), |_| false).unwrap();
         }
@@ -178,7 +180,8 @@ mod tests {
 
     #[test]
     fn batches_of_full_logs_are_within_their_bound() {
-        let (peer, mut out) = (MemberId::from_number(1), Output::new(usize::MAX));
+        let peer = MemberId::from_number(1);
+        let mut out = Output::new(usize::MAX);
         out.connect(peer);
         let [small, large] = [full_logs(1), full_logs(4)];
         for contents in [&small, &small, &small, &large, &small].into_iter().cycle().take(20) {
@@ -201,7 +204,8 @@ mod tests {
 
     #[test]
     fn slot_data_that_waits_for_a_peer_leaves_room_when_it_is_taken() {
-        let (peer, mut out) = (MemberId::from_number(1), Output::new(100_000));
+        let peer = MemberId::from_number(1);
+        let mut out = Output::new(100_000);
         let contents = full_logs(1);
         assert!(!out.has_room_for_data(peer), "there is no session");
         out.connect(peer);

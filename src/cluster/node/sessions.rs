@@ -134,7 +134,8 @@ impl Node {
         if !self.joining.may_serve(peers, self.slots.are_all_owned(), now) {
             return;
         }
-        let (local_id, has_synced_peers) = (self.members.local_id(), self.members.has_synced_peers());
+        let local_id = self.members.local_id();
+        let has_synced_peers = self.members.has_synced_peers();
         if let Some(secret) = self.joining.use_hash_secret(local_id, has_synced_peers) {
             self.out.actions.push(Action::SetHashSecret(secret));
         }

@@ -184,7 +184,8 @@ impl Slots {
         if self.acquired.is_empty() && !self.leases.has_returned() {
             return None;
         }
-        let (slots, keys) = (std::mem::take(&mut self.acquired), self.leases.take_returned());
+        let slots = std::mem::take(&mut self.acquired);
+        let keys = self.leases.take_returned();
         Some(Ready { slots, keys, slot_count: self.len() })
     }
 

@@ -81,7 +81,8 @@ fn link_without_answers_takes_little_slot_data() {
     let (node, now, _, peer) = world.caller(0);
     let mut now = now.after(filled);
     node.drain(now);
-    let (mut hand_offs, mut sizes) = (0, Vec::new());
+    let mut hand_offs = 0;
+    let mut sizes = Vec::new();
     for _turn in 0..200 {
         now = now.after(TURN);
         node.heard(peer, now);
@@ -90,7 +91,8 @@ fn link_without_answers_takes_little_slot_data() {
         hand_offs += taken.iter().filter(|message| matches!(message, Message::HandOff(_))).count();
         sizes.extend(taken.iter().map(|message| message.wire_size().data_bytes));
     }
-    let (all, largest) = (sizes.iter().sum::<usize>(), sizes.iter().max().copied().unwrap_or_default());
+    let all = sizes.iter().sum::<usize>();
+    let largest = sizes.iter().max().copied().unwrap_or_default();
     assert!(hand_offs > 0 && node.owned_slots().count() > 0, "{hand_offs} hand-offs");
     assert!(all <= NODE_SETTINGS.data_bytes_max + 2 * largest, "{all} bytes, {largest} in one message");
 }

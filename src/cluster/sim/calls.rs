@@ -113,7 +113,8 @@ impl OpenCall {
     /// A call of checks with different keys.
     pub(super) fn new(checks: Vec<TestCheck>, called_at: u64) -> Self {
         let mailbox = Rc::new(RefCell::new(Mailbox::default()));
-        let (submit, owned) = (ByMailbox(mailbox.clone()), checks.clone());
+        let submit = ByMailbox(mailbox.clone());
+        let owned = checks.clone();
         let rounds = Box::pin(async move { rounds::decide(&submit, &of_store(&owned), refused).await });
         Self::with_rounds(Purpose::Decide, checks, called_at, mailbox, rounds)
     }
@@ -139,8 +140,10 @@ impl OpenCall {
         mailbox: Rc<RefCell<Mailbox>>,
         rounds: Pin<Box<dyn Future<Output = RemoteOutcomes>>>,
     ) -> Self {
-        let (waits_since, taken_back) = (called_at, Vec::new());
-        let (submitted, outcomes) = (CounterChecks::new(), Vec::new());
+        let waits_since = called_at;
+        let taken_back = Vec::new();
+        let submitted = CounterChecks::new();
+        let outcomes = Vec::new();
         Self { purpose, checks, called_at, waits_since, taken_back, mailbox, rounds, submitted, outcomes }
     }
 

@@ -58,7 +58,8 @@ struct Row {
 
 /// Runs the change, and waits until all replicas agree.
 fn cost_of(world: &mut World, change: Step) -> Cost {
-    let (before, begin) = (world.totals.clone(), world.now());
+    let before = world.totals.clone();
+    let begin = world.now();
     world.run(&[change, Settle]);
     assert_eq!(world.unsettled(), None, "all replicas agree");
     Cost {
@@ -73,7 +74,8 @@ fn row(members: usize) -> Row {
     // The others have a member that serves as their seed.
     world.run(&[Start(1), Settle, Start(members - 1), Settle, Pass(IDLE)]);
     assert_eq!(world.serving().len(), members);
-    let (before, begin) = (world.totals.clone(), world.now());
+    let before = world.totals.clone();
+    let begin = world.now();
     world.run(&[Pass(IDLE)]);
     let replica_seconds = (members as u64 * (world.now() - begin)) as f64 / SECOND as f64;
     let heartbeats = (members - 1) as f64 / heartbeat_interval(members - 1).as_secs_f64();

@@ -30,7 +30,8 @@ fn assert_bounds(world: &World, seed: u64, more: u64) {
     let passed = world.passed_since(Quota::Budget, 0);
     assert!(passed <= BUDGET_HITS + more, "seed {seed}: {passed} of a budget of {BUDGET_HITS} + {more}");
     for time in [1, 5, 10] {
-        let (most, bound) = (world.most_in(Quota::Rate, seconds(time)), RATE.burst + RATE.per_second * time);
+        let most = world.most_in(Quota::Rate, seconds(time));
+        let bound = RATE.burst + RATE.per_second * time;
         // A share that is cut is in force until the cut arrives.
         let late = RATE.per_second / 20;
         assert!(most <= bound + late, "seed {seed}: {most} in {time} s, the bound is {bound} + {late}");
@@ -54,8 +55,8 @@ fn quotas_stay_while_replicas_join_and_leave() {
         let roll = [0, 1, 2].map(|number| [Start(1), Settle, Drain(number), Settle, Pass(seconds(2))]);
         let world = played(seed, &roll.concat());
         assert_bounds(&world, seed, 0);
-        let (passed, time) =
-            (world.passed_since(Quota::Rate, world.now() - 5_000_000_000), RATE.per_second * 5);
+        let passed = world.passed_since(Quota::Rate, world.now() - 5_000_000_000);
+        let time = RATE.per_second * 5;
         assert!(passed * 10 >= time * 7, "seed {seed}: {passed} of {time} in the last 5 s of a roll");
         let mut world = world;
         world.run(&[Pass(seconds(10))]);

@@ -121,7 +121,8 @@ impl Writer {
     }
 
     fn step_clock(&mut self) {
-        let (number, step) = (self.any(), self.rng.random_range(0..CLOCK_STEP_MAX));
+        let number = self.any();
+        let step = self.rng.random_range(0..CLOCK_STEP_MAX);
         self.steps.push(Skew(number, step));
         self.pause(700);
         if self.rng.random_bool(0.6) {
@@ -151,7 +152,8 @@ impl Writer {
             self.pause(1_500);
             self.steps.extend([Delay(20), Settle]);
         } else {
-            let (number, millis) = (self.any(), self.rng.random_range(10..900));
+            let number = self.any();
+            let millis = self.rng.random_range(10..900);
             self.steps.extend([Freeze(number), Pass(Duration::from_millis(millis)), Thaw]);
         }
         self.pause(500);
@@ -197,7 +199,8 @@ impl Writer {
         self.steps.extend([Settle, Pass(Duration::from_millis(1_200)), Store]);
         self.pause(600);
         self.steps.extend([Traffic(0), Pass(Duration::from_millis(600))]);
-        let (all, mut faults) = (self.there.len(), Faults::None);
+        let all = self.there.len();
+        let mut faults = Faults::None;
         let fault = self.rng.random_range(0..6);
         if fault == 0 {
             let number = self.take_any();

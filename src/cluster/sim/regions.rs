@@ -81,7 +81,8 @@ fn world(regions: usize, lease_from: Option<u64>) -> World {
 
 /// Plays the demand of these windows. Each region's calls go to its replicas by turns.
 fn play(world: &mut World, regions: usize, demand: Demand) {
-    let (begin, mut turn) = (world.now(), 0);
+    let begin = world.now();
+    let mut turn = 0;
     while world.now() < begin + WINDOWS * WINDOW {
         for region in 0..regions {
             for _ in 0..calls(demand, world.now() - begin, region, regions) {
@@ -98,7 +99,8 @@ fn play(world: &mut World, regions: usize, demand: Demand) {
 
 fn by_owner(regions: usize, lease_from: Option<u64>, demand: Demand) -> Played {
     let mut world = world(regions, lease_from);
-    let (begin, messages) = (world.now(), world.totals.messages);
+    let begin = world.now();
+    let messages = world.totals.messages;
     let owner = world.region(world.owner(world.keys[0].key).expect("every key has an owner"));
     play(&mut world, regions, demand);
     let window = |number| {
@@ -134,7 +136,8 @@ fn by_owner(regions: usize, lease_from: Option<u64>, demand: Demand) -> Played {
 fn max_min(total: u64, asked: &[u64]) -> Vec<u64> {
     let mut order: Vec<usize> = (0..asked.len()).collect();
     order.sort_by_key(|region| asked[*region]);
-    let (mut shares, mut left) = (vec![0; asked.len()], total);
+    let mut shares = vec![0; asked.len()];
+    let mut left = total;
     for (done, region) in order.into_iter().enumerate() {
         shares[region] = asked[region].min(left / (asked.len() - done) as u64);
         left -= shares[region];
@@ -147,7 +150,9 @@ fn max_min(total: u64, asked: &[u64]) -> Vec<u64> {
 /// what the regions have asked for since; a region gives up first, and another one gets it a round trip later.
 fn by_shares(regions: usize, adjusts: bool, demand: Demand, cut_at: u64) -> Vec<u64> {
     const EVERY: u64 = 2 * SECOND;
-    let (mut most, mut used, mut asked) = (Vec::new(), Vec::new(), Vec::new());
+    let mut most = Vec::new();
+    let mut used = Vec::new();
+    let mut asked = Vec::new();
     let mut weights = vec![1; regions];
     let mut planned: Option<(u64, Vec<u64>)> = None;
     let mut passed = Vec::new();
@@ -254,7 +259,8 @@ fn region_that_is_cut_off_admits_a_bounded_excess() {
         let shares = minority * LIMIT.div_ceil(all);
         let unnoticed = (demand(0, 0, regions) * UNNOTICED / SECOND).min(LIMIT);
         for (window, bound) in [(0, LIMIT + shares + unnoticed), (1, LIMIT + shares)] {
-            let (passed, of_limit) = (passed(window), |hits: u64| hits as f64 / LIMIT as f64);
+            let passed = passed(window);
+            let of_limit = |hits: u64| hits as f64 / LIMIT as f64;
             println!(
                 "| {regions} | owner, window {} | {:.2} | {:.2} |",
                 window + 1,

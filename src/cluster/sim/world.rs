@@ -340,7 +340,8 @@ impl World {
 
     /// Evicts idle counters as every process does.
     fn sweep(&mut self) {
-        let (round, is_due) = (self.now / SWEEP_EVERY, self.now % SWEEP_EVERY < STEP);
+        let round = self.now / SWEEP_EVERY;
+        let is_due = self.now % SWEEP_EVERY < STEP;
         let running = self.processes.iter().filter(|(number, _)| is_due && !self.frozen.contains_key(number));
         for (number, process) in running {
             process.memory.sweep_part(round as usize % SWEEP_PARTS, self.wall_of(*number));

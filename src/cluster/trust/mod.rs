@@ -133,7 +133,8 @@ impl Credentials {
 
     /// Whether the own certificate is old, or was issued before a system clock that was ahead was set back.
     fn needs_renewal(&self) -> bool {
-        let (now, active) = (self.clock.wall(), self.active.load());
+        let now = self.clock.wall();
+        let active = self.active.load();
         active.renew_at <= now || now < active.created_at
     }
 
@@ -195,7 +196,9 @@ impl WatchedFiles for CredentialFiles {
 impl Trust {
     fn read(&self) -> Result<Material<Secrets>, TrustError> {
         if let Some(Files { cert, key, ca }) = &self.files {
-            let (cert, key, ca) = (read("cert", cert)?, read("key", key)?, read("ca", ca)?);
+            let cert = read("cert", cert)?;
+            let key = read("key", key)?;
+            let ca = read("ca", ca)?;
             return Ok(Material::Certificates(Certificates { cert, key, ca }));
         }
         let path = self.secret_file.as_deref().ok_or(TrustError::NotConfigured)?;
@@ -242,7 +245,8 @@ impl Trust {
 
 impl Files {
     fn identity(&self, certificates: &Certificates, now: Timestamp) -> Result<Identity, TrustError> {
-        let (Certificates { cert, key, ca }, now) = (certificates, unix_time(now));
+        let Certificates { cert, key, ca } = certificates;
+        let now = unix_time(now);
         let own = own_certificate(cert, key, &self.cert, now).map_err(|bad| match bad {
             BadFile::Cert(reason) => file_error("cert", &self.cert, reason),
             BadFile::Key(reason) => file_error("key", &self.key, reason),

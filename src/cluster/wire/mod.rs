@@ -58,7 +58,8 @@ pub(crate) fn encode(messages: &[Message], now: Timestamp) -> Bytes {
 /// Memory is bounded by the length of `batch`. An error also discards the messages before it.
 pub(crate) fn decode(batch: &[u8], now: Timestamp) -> Result<Vec<Message>, Malformed> {
     let room = (batch.len() / SHORT_BYTES).min(ROOM_MAX);
-    let (mut messages, mut rest) = (Vec::with_capacity(room), batch);
+    let mut messages = Vec::with_capacity(room);
+    let mut rest = batch;
     while !rest.is_empty() {
         let bytes;
         (bytes, rest) = take(rest)?;

@@ -80,7 +80,8 @@ pub(super) fn encode(copy: &Copy<impl AsRef<[u8]>>, address: &Address) -> io::Re
 pub(super) fn decode(bytes: &[u8], address: &Address) -> Result<Copy<Vec<u8>>, CopyError> {
     let rest = bytes.strip_prefix(BEGIN.as_bytes()).ok_or(CopyError::Damaged)?;
     let end = rest.iter().position(|byte| *byte == b'\n').ok_or(CopyError::Damaged)?;
-    let (line, document) = (&rest[..end], &rest[end + 1..]);
+    let line = &rest[..end];
+    let document = &rest[end + 1..];
     let header: Header = serde_json::from_slice(line).map_err(|_| CopyError::Damaged)?;
     let kept_at = Timestamp::from_nanos(header.kept_at);
     let copy = Copy { etag: header.etag, kept_at, bytes: document.to_vec() };

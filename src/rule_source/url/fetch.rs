@@ -125,7 +125,9 @@ async fn ask(
 /// certificate, and only paths in the folder of the rules get the token.
 async fn identity(settings: &Settings, clock: &Clock, address: &Address) -> Result<Identity, String> {
     let is_own = address.has_origin_of(&settings.address);
-    let (files, is_tls, clock) = (settings.tls.clone(), address.is_tls(), clock.clone());
+    let files = settings.tls.clone();
+    let is_tls = address.is_tls();
+    let clock = clock.clone();
     let token_file = settings.token_file.clone().filter(|_| address.is_in_folder_of(&settings.address));
     let read = move || {
         let client = files.client.as_ref().filter(|_| is_own);

@@ -154,7 +154,8 @@ impl RemoteFile {
     }
 
     fn warn_of_copy(&self, kept_at: Timestamp, reason: &str) {
-        let (source, kept_at) = (self.settings.address.to_string(), rfc3339(unix_time(kept_at)));
+        let source = self.settings.address.to_string();
+        let kept_at = rfc3339(unix_time(kept_at));
         warn!(source, reason, kept_at, "the server has no rules that can be used; the copy is loaded");
     }
 
@@ -194,8 +195,11 @@ impl RemoteFile {
         if self.state.kept == Some(*fingerprint) {
             return;
         }
-        let (address, contents, etag) = (self.settings.address.clone(), contents.clone(), etag.clone());
-        let (kept_at, fingerprint) = (self.clock.wall(), *fingerprint);
+        let address = self.settings.address.clone();
+        let contents = contents.clone();
+        let etag = etag.clone();
+        let kept_at = self.clock.wall();
+        let fingerprint = *fingerprint;
         let write = move || {
             let bytes = contents.sources.first().map(Source::bytes).unwrap_or_default();
             copy::write(&path, &address, &Copy { etag, kept_at, bytes })
@@ -294,7 +298,8 @@ impl WatchedFiles for RemoteFile {
 
 impl UnusableCopy {
     fn log(&self) {
-        let (path, error) = (self.path.display(), &self.error);
+        let path = self.path.display();
+        let error = &self.error;
         match &self.aside {
             None => warn!(%path, %error, "the copy of the rules is not used"),
             Some(Ok(aside)) => {

@@ -110,7 +110,8 @@ impl Client {
             let answers_before = self.session.answers();
             let Err(ended) = self.follow().await;
             self.stats.disconnected();
-            let (url, error) = (&self.settings.url, ended.to_string());
+            let url = &self.settings.url;
+            let error = ended.to_string();
             if self.session.answers() > answers_before {
                 backoff.reset();
                 logged = None;

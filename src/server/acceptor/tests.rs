@@ -137,7 +137,8 @@ impl TestClient {
     async fn to(router: Router) -> Self {
         let (ours, theirs) = tokio::io::duplex(1 << 20);
         let writes = Arc::new(AtomicUsize::new(0));
-        let (context, io) = (context(router), Counted { io: ours, writes: writes.clone() });
+        let context = context(router);
+        let io = Counted { io: ours, writes: writes.clone() };
         let (phase, phases) = watch::channel(Phase::Serving);
         let service = context.service.for_connection(None, None, None);
         let mut tasks = JoinSet::new();
@@ -209,7 +210,8 @@ async fn calls_completed_together_wake_connection_once_and_share_a_write() {
     let changed = notify.subscribe();
     let waits = move || async move { changed.clone().wait_for(|changed| *changed).await.is_ok().to_string() };
     let client = TestClient::to(Router::new().route("/wait", post(waits))).await;
-    let (calls, before) = (client.call("/wait"), notify.receiver_count());
+    let calls = client.call("/wait");
+    let before = notify.receiver_count();
     let mut woken = 0;
     // Until all calls wait and the connection is idle.
     while notify.receiver_count() < before + CALLS || woken < client.woken() {

@@ -181,7 +181,8 @@ impl Calls<'_> {
         match rest {
             Rest::Read(method, first) => self.read_and_decide(method, request, first, respond),
             Rest::Finish(method, framed, unfinished) => {
-                let (service, unsent) = (self.service.clone(), self.unsent.clone());
+                let service = self.service.clone();
+                let unsent = self.unsent.clone();
                 let held = self.requests.hold(framed.len());
                 // Most calls that wait need no metadata any more.
                 let headers = unfinished.needs_metadata().then(|| Box::new(request.into_parts().0.headers));
@@ -193,7 +194,8 @@ impl Calls<'_> {
                 });
             }
             Rest::Delay(reply) => {
-                let (service, unsent) = (self.service.clone(), self.unsent.clone());
+                let service = self.service.clone();
+                let unsent = self.unsent.clone();
                 self.pending.push(async move { send_delayed_reply(&service, reply, respond, &unsent).await });
             }
             Rest::Stream => self.serve_stream(request, respond),
@@ -210,7 +212,8 @@ impl Calls<'_> {
         first: Option<Bytes>,
         mut respond: SendResponse<ReplyPart>,
     ) {
-        let (service, unsent) = (self.service.clone(), self.unsent.clone());
+        let service = self.service.clone();
+        let unsent = self.unsent.clone();
         let mut share = self.requests.share(head_bytes(&request));
         self.pending.push(async move {
             let read = message::read(request.body_mut(), first, &mut share).await;
@@ -248,7 +251,8 @@ impl Calls<'_> {
         };
         match QuotaStream::open(quotas.clone(), self.service.origin(), self.service.peer()) {
             Ok(quotas) => {
-                let (bytes, unsent) = (self.requests.clone(), self.unsent.clone());
+                let bytes = self.requests.clone();
+                let unsent = self.unsent.clone();
                 let reports = Reports::new(quotas);
                 let stream = MessageStream::new(reports, request, bytes, unsent, self.closing.clone());
                 let service = self.service.clone();
@@ -264,7 +268,8 @@ impl Calls<'_> {
 
     /// Passes a call to another gRPC service.
     fn route(&self, mut request: Request<RecvStream>, mut respond: SendResponse<ReplyPart>) {
-        let (service, unsent) = (self.service.clone(), self.unsent.clone());
+        let service = self.service.clone();
+        let unsent = self.unsent.clone();
         if Services::is_streaming(&request) {
             return self.pending.push(send_response_of(service.handle(request, None), respond, unsent));
         }
@@ -337,7 +342,8 @@ fn stream_failed(service: &Services, path: &str, status: &Status) {
 async fn decide(service: &Services, method: Method, headers: &HeaderMap, framed: &[u8]) -> Decided {
     let Some((api, connection)) = service.api() else { return Err(None) };
     let message = message::unframe(framed).map_err(|error| Failure::of_message(&error))?;
-    let (metadata, precision) = (Some(headers), api.precision());
+    let metadata = Some(headers);
+    let precision = api.precision();
     let call = Call { method, message, metadata, precision, api: ApiKind::over_grpc(method) };
     api.handle(call, connection).await.map_err(|error| Some(error.into()))
 }

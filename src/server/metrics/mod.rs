@@ -98,14 +98,16 @@ impl PageState {
         let xds = self.rule_source.xds.map(|stats| xds::Reading::of(stats, &self.sources.active_rules));
         let shared = self.shared_store.map(|store| store.stats());
         let api = self.sources.api.clone();
-        let (mut page, reading) = (Page::default(), replica::Reading::of(self.sources, shared.as_ref()));
+        let mut page = Page::default();
+        let reading = replica::Reading::of(self.sources, shared.as_ref());
         page.add(replica::ALL, &reading);
         page.add(api::METRICS, &api);
         if self.reference_names {
             page.add(reference::ALL, &reference::Reading::of(&reading.rules));
         }
         if let Some(cluster) = &self.cluster {
-            let (stats, backup_bytes) = (cluster.stats(), reading.store.backup_bytes);
+            let stats = cluster.stats();
+            let backup_bytes = reading.store.backup_bytes;
             page.add(cluster::ALL, &cluster::Reading { stats, backup_bytes });
         }
         if let Some(stats) = &shared {
@@ -170,7 +172,8 @@ mod tests {
         let listen =
             [("cluster.listen", "127.0.0.1:0"), ("cluster.secret_file", secret_file.to_str().unwrap())];
         let settings = Settings::with(&listen).cluster.unwrap();
-        let (active_rules, clock) = (Arc::new(ActiveRules::default()), Clock::system());
+        let active_rules = Arc::new(ActiveRules::default());
+        let clock = Clock::system();
         Cluster::bind(settings, memory, Vec::new(), active_rules, clock).await.unwrap().0
     }
 

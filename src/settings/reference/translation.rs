@@ -66,7 +66,8 @@ pub(in crate::settings) struct Translation {
 
 impl Translation {
     pub(super) fn give(&mut self, setting: &'static str, value: impl Into<String>, variable: &str) {
-        let (value, variable) = (value.into(), variable.to_owned());
+        let value = value.into();
+        let variable = variable.to_owned();
         self.settings.push(Given { setting, value, variable });
     }
 }

@@ -115,7 +115,8 @@ impl Family<'_> {
 
     /// Adds the buckets of a histogram without labels.
     pub fn buckets(&mut self, buckets: &Buckets) {
-        let (name, Buckets { up_to, count, sum }) = (self.metric.name, buckets);
+        let name = self.metric.name;
+        let Buckets { up_to, count, sum } = buckets;
         for (bound, number) in up_to {
             write(self.page, format_args!("{name}_bucket{{le=\"{bound}\"}} {number}\n"));
         }

@@ -94,7 +94,8 @@ impl Live {
         let mut point_due = Instant::now();
         loop {
             let now = Instant::now();
-            let (has_pages, is_due) = (self.latest.receiver_count() > 0, point_due <= now);
+            let has_pages = self.latest.receiver_count() > 0;
+            let is_due = point_due <= now;
             if is_due {
                 point_due = now + POINT_INTERVAL;
             }

@@ -27,7 +27,8 @@ fn caller_takes_its_share_of_memory_and_leaves_others_theirs() {
     };
     let bytes = || world.service.reading().memory;
     let first = fill(b"first");
-    let (half, of_first) = (SETTINGS.memory as usize / 2, bytes());
+    let half = SETTINGS.memory as usize / 2;
+    let of_first = bytes();
     assert!(of_first <= half && of_first > half - 8_192, "{of_first}");
     assert!(world.service.stats.too_many.get() > 0 && world.service.stats.refused_streams.get() == 1);
     let second = fill(b"second");
@@ -101,7 +102,8 @@ fn work_of_a_report_does_not_grow_with_other_buckets() {
             world.service.turn();
         }
         let after = world.service.reading();
-        let (reports, visits) = (after.reports - before.reports, after.visited - before.visited);
+        let reports = after.reports - before.reports;
+        let visits = after.visited - before.visited;
         assert_eq!((reports, after.too_many), (BUCKETS as u64, 0));
         // A division for each of the 20 messages and after each pause.
         assert!(visits <= 2 * 20 * BUCKETS as u64, "{visits}");

@@ -22,7 +22,8 @@ const LISTED_MAX: usize = 32;
 
 /// The limits in their order, each name once. Of two with one name, the tighter one.
 pub(super) fn distinct<'s>(shown: impl Iterator<Item = ShownLimit<'s>>, modes: Modes) -> Vec<ShownLimit<'s>> {
-    let (mut listed, mut places) = (Vec::<ShownLimit<'s>>::new(), HashMap::new());
+    let mut listed = Vec::<ShownLimit<'s>>::new();
+    let mut places = HashMap::new();
     for limit in shown {
         let place = *places.entry(limit.status.name()).or_insert(listed.len());
         match listed.get_mut(place) {
@@ -53,7 +54,8 @@ impl Settings {
             return None;
         }
         let retry = answer.retry(modes, request);
-        let (mut policies, mut limits) = (String::new(), String::new());
+        let mut policies = String::new();
+        let mut limits = String::new();
         for shown in listed {
             let name = string(shown.status.name());
             let mut partition = String::new();

@@ -29,7 +29,8 @@ impl ShownLimit<'_> {
 pub(super) fn shown<'s>(answer: &'s Answer<'_>) -> impl Iterator<Item = ShownLimit<'s>> {
     answer.statuses.iter().enumerate().filter(|(_, status)| !status.is_hidden()).filter_map(
         |(descriptor, status)| {
-            let (limit, reset_after) = (status.limit.as_ref()?, status.reset_after?);
+            let limit = status.limit.as_ref()?;
+            let reset_after = status.reset_after?;
             Some(ShownLimit { descriptor, status, limit, reset_after })
         },
     )

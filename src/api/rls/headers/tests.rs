@@ -79,7 +79,9 @@ impl Service {
         };
         let descriptors = keys.iter().map(descriptor).collect();
         let message = RateLimitRequest { domain: "d".into(), descriptors, hits_addend: 0 }.encode_to_vec();
-        let (method, precision, api) = (Method::ShouldRateLimit, ResetPrecision::Nanos, ApiKind::Envoy);
+        let method = Method::ShouldRateLimit;
+        let precision = ResetPrecision::Nanos;
+        let api = ApiKind::Envoy;
         let handled =
             self.api.batch().handle(Call { method, message: &message, metadata: None, precision, api });
         let Ok(Handled::Ready(reply)) = handled else { panic!("{handled:?}") };

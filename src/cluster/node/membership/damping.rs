@@ -75,7 +75,8 @@ mod tests {
 
     #[test]
     fn first_silence_is_left_out_at_once_and_taken_in_again() {
-        let (mut damping, mut peers) = (Damping::default(), peers(3));
+        let mut damping = Damping::default();
+        let mut peers = peers(3);
         let now = START.after(Duration::from_millis(1_001));
         peers[1].heard_at = now;
         damping.leave_out(peers.iter_mut(), SILENCE, now);
@@ -89,8 +90,10 @@ mod tests {
 
     #[test]
     fn members_silent_by_turns_change_the_placement_seldom() {
-        let (mut damping, mut peers) = (Damping::default(), peers(70));
-        let (mut changes, mut left_out) = (0, Vec::new());
+        let mut damping = Damping::default();
+        let mut peers = peers(70);
+        let mut changes = 0;
+        let mut left_out = Vec::new();
         for step in 0..60_000_u64 {
             let now = START.after(Duration::from_millis(10 * step));
             // Each is silent for a second of each four, at another time.

@@ -58,7 +58,9 @@ impl Slots {
                 Outcome::of(self.memory.admin().peek(*key, limit, cx.wall).peek, 0)
             }
             RemoteOperation::Divide(id, terms, report) => {
-                let (id, terms, report) = (*id, *terms, *report);
+                let id = *id;
+                let terms = *terms;
+                let report = *report;
                 let report = SubscriberReport { key: *key, limit: limit.clone(), id, terms, report };
                 if self.may_divide(self.of(*key), cx) {
                     self.assign(self.dividers.report(&report, cx.wall), cx);

@@ -71,7 +71,8 @@ impl Record {
         now: u64,
     ) -> Option<String> {
         if !is_short {
-            let (passed, most) = (self.passed(key), self.most(key, limit, faults) + refunding);
+            let passed = self.passed(key);
+            let most = self.most(key, limit, faults) + refunding;
             return (passed > most).then(|| format!("{passed} hits passed, the most is {most}: {limit:?}"));
         }
         [SHORT / 2, SHORT, 5 * SHORT / 2].into_iter().find_map(|span| {

@@ -46,7 +46,9 @@ impl Quota {
 
     fn limit(self) -> Limit {
         let [second, per_second] = [SECOND, RATE.per_second].map(|number| NonZeroU64::new(number).unwrap());
-        let (limit, burst, excess) = (BUDGET_HITS, RATE.burst, Excess::Refuse);
+        let limit = BUDGET_HITS;
+        let burst = RATE.burst;
+        let excess = Excess::Refuse;
         match self {
             Self::Budget => {
                 let window = Window::of_nanos(100 * 86_400 * SECOND).unwrap();
@@ -98,7 +100,8 @@ impl Bucket {
     fn assign(&mut self, assignment: Assignment, now: u64) {
         match assignment {
             Assignment::Share(rate) => {
-                let (max, per_second) = (rate.burst as f64, rate.per_second as f64);
+                let max = rate.burst as f64;
+                let per_second = rate.per_second as f64;
                 // A changed bucket keeps the ratio to which it is full; one after a refusal of all begins full.
                 let was_open = self.per_second > 0.0 && self.max > 0.0 && now < self.expires_at;
                 let ratio = if was_open { self.tokens / self.max } else { 1.0 };
@@ -241,7 +244,9 @@ impl World {
     /// Hits of a limit that have passed at clients in any time of this length, at most.
     pub(in crate::cluster::sim) fn most_in(&self, quota: Quota, time: Duration) -> u64 {
         let passed = self.envoys.passed.get(&quota).map(Vec::as_slice).unwrap_or_default();
-        let (time, mut first, mut most) = (time.as_nanos() as u64, 0, 0);
+        let time = time.as_nanos() as u64;
+        let mut first = 0;
+        let mut most = 0;
         for (last, at) in passed.iter().enumerate() {
             while passed[first] + time <= *at {
                 first += 1;

@@ -136,7 +136,8 @@ impl World {
 
     fn hand_over(&mut self, Sent { at, batch, .. }: Sent, from: usize, to: usize) {
         let copy = LateCopy { from, to, sent_at: at, arrived_at: self.now };
-        let (now, wall) = (self.time_of(to), self.wall_of(to));
+        let now = self.time_of(to);
+        let wall = self.wall_of(to);
         let sent_at = wall.plus(self.copies_younger_by);
         if let Some(process) = self.processes.get_mut(&to) {
             for message in wire::decode(&batch, sent_at).expect("a batch that was just encoded") {

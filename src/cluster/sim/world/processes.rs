@@ -53,7 +53,8 @@ impl World {
     }
 
     pub(super) fn freeze_borrower(&mut self) {
-        let (end, traffic) = (self.now + 5 * SECOND, self.traffic);
+        let end = self.now + 5 * SECOND;
+        let traffic = self.traffic;
         while self.now < end {
             if self.borrower().is_some() {
                 self.traffic.calls_per_second = 0;
@@ -98,7 +99,8 @@ impl World {
         let skew =
             self.rng.random_range(0..2) as i64 * self.rng.random_range(0..skew_max) * MILLISECOND as i64;
         let now = self.time_of(number);
-        let (member, dividers) = (keys::member(number), Arc::new(Dividers::new(memory.clone())));
+        let member = keys::member(number);
+        let dividers = Arc::new(Dividers::new(memory.clone()));
         let mut node =
             Node::new(member, number.to_string(), self.shape.settings, memory.clone(), dividers, now);
         if let Some(Snapshot { secret, copies }) = snapshot {
@@ -143,7 +145,8 @@ impl World {
         let cut = self.record.cut.as_ref().filter(|_| !self.cut.is_empty());
         let cut_at = cut.map_or(self.now, |cut| cut.at);
         let recent = self.now.min(cut_at).saturating_sub(window);
-        let (mut lost, mut forgotten) = (BTreeSet::new(), BTreeSet::new());
+        let mut lost = BTreeSet::new();
+        let mut forgotten = BTreeSet::new();
         for key in 0..self.keys.len() {
             let slot = Slot::of(self.keys[key].key, self.shape.slots);
             if at_risk.contains(&slot) {
@@ -187,7 +190,8 @@ impl World {
             killed.iter().any(|number| receiver == Some(keys::member(*number)))
         });
         let is_refused = survivors.iter().any(|(_, process)| process.node.is_backup_refused(slot));
-        let (dead, copy) = (newest(&dead), newest(&survivors));
+        let dead = newest(&dead);
+        let copy = newest(&survivors);
         !is_backed_up_at_dead && !is_refused && copy.map(|copy| copy.epoch) >= dead.map(|dead| dead.epoch)
     }
 
@@ -280,7 +284,8 @@ impl World {
 
     /// Sends the messages and performs the actions of a replica.
     pub(super) fn act(&mut self, number: usize) {
-        let (now, wall) = (self.time_of(number), self.wall_of(number));
+        let now = self.time_of(number);
+        let wall = self.wall_of(number);
         let Some(process) = self.processes.get_mut(&number) else { return };
         let waiting: Vec<MemberId> = process.node.ready_peers();
         let actions = process.node.actions();
@@ -289,7 +294,8 @@ impl World {
         for (peer, messages) in outgoing {
             let to = (0..self.started).find(|other| keys::member(*other) == peer);
             let Some(to) = to.filter(|to| self.links.contains_key(&(number, *to))) else { continue };
-            let (delay, batch) = (self.delay(number, to), wire::encode(&messages, wall));
+            let delay = self.delay(number, to);
+            let batch = wire::encode(&messages, wall);
             self.totals.messages += messages.len() as u64;
             self.totals.batches += 1;
             self.totals.bytes += batch.len() as u64;
@@ -321,7 +327,8 @@ impl World {
                     let (Some(call), Some(process)) = (call, self.processes.get_mut(&number)) else {
                         continue;
                     };
-                    let (share, standing) = (&mut process.local_share, process.node.standing());
+                    let share = &mut process.local_share;
+                    let standing = process.node.standing();
                     if let Some(outcomes) = call.complete(ticket.check, outcome, share, standing) {
                         let decided =
                             |by| outcomes.iter().filter(|each| each.decided_by == by).count() as u64;

@@ -56,8 +56,10 @@ impl World {
 
     /// Judges the links of a replica, and returns the promise that its readiness breaks.
     fn judge(&mut self, number: usize) -> Option<String> {
-        let (now, is_linked) = (self.monotonic_time_of(number), self.is_linked(number));
-        let (strangers, slots) = (self.strangers(number).filter(|_| !is_linked), self.shape.slots);
+        let now = self.monotonic_time_of(number);
+        let is_linked = self.is_linked(number);
+        let strangers = self.strangers(number).filter(|_| !is_linked);
+        let slots = self.shape.slots;
         let process = self.processes.get_mut(&number)?;
         let situation = Situation {
             is_linked,
@@ -76,7 +78,8 @@ impl World {
         seen.trusted_since = None;
         let should_be_ready = seen.has_served && (!has_former_peer || situation.owns_all);
         (is_ready != should_be_ready).then(|| {
-            let (served, ready) = (seen.has_served, if is_ready { "ready" } else { "not ready" });
+            let served = seen.has_served;
+            let ready = if is_ready { "ready" } else { "not ready" };
             format!("{number} is {ready} beside strangers, has served: {served}, {situation:?}")
         })
     }

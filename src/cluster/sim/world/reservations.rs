@@ -101,7 +101,8 @@ impl World {
         match &purpose {
             Purpose::Decide => {}
             Purpose::Settle(hold) | Purpose::SettleAgain(hold) => {
-                let (is_first, answer) = (matches!(purpose, Purpose::Settle(_)), settled(outcomes).ok());
+                let is_first = matches!(purpose, Purpose::Settle(_));
+                let answer = settled(outcomes).ok();
                 self.finish_settlement(*hold, is_first, &checks, called_at, answer.as_deref());
                 if is_first
                     && answer.is_some()
@@ -199,7 +200,8 @@ impl World {
         called_at: u64,
         answer: Option<&[Settled]>,
     ) {
-        let (actual, times): (Vec<u64>, _) = (checks.iter().map(hits_of).collect(), (called_at, self.now));
+        let actual: Vec<u64> = checks.iter().map(hits_of).collect();
+        let times = (called_at, self.now);
         if is_first {
             self.reservations.settled(hold, &actual, answer, times, &mut self.record);
         } else {
@@ -210,7 +212,8 @@ impl World {
     /// Cancels the open reservations of a key at its owner, without their callers.
     pub(super) fn cancel_holds(&mut self, key: usize) {
         let Some(owner) = self.owner(self.keys[key].key) else { return };
-        let (check, wall) = (self.hold_check(owner, key, 0), self.wall_of(owner));
+        let check = self.hold_check(owner, key, 0);
+        let wall = self.wall_of(owner);
         for id in self.reservations.open_ids(key) {
             let checks = std::slice::from_ref(&check);
             // Without an answer there is nothing to break.

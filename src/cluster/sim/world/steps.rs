@@ -96,7 +96,8 @@ impl World {
             Step::Tamper(Tamper::SetHits(key, hits)) => {
                 let TestKey { key, limit, .. } = self.keys[*key].clone();
                 if let Some(owner) = self.owner(key) {
-                    let (memory, wall) = (&self.processes[&owner].memory, self.wall_of(owner));
+                    let memory = &self.processes[&owner].memory;
+                    let wall = self.wall_of(owner);
                     let set = memory.operate(key, &limit, &CounterOperation::Set(*hits), wall);
                     set.expect("the owner owns the slot");
                 }

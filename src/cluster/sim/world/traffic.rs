@@ -108,7 +108,8 @@ impl World {
             self.flooded += 1;
             let key = keys::key(1_000_000 + self.flooded);
             let policy = ForwardPolicy { on_owner_unavailable: OnOwnerUnavailable::Deny, lease: false };
-            let (limit, operation) = (limit.clone(), Operation::Charge(1));
+            let limit = limit.clone();
+            let operation = Operation::Charge(1);
             self.call(number, vec![TestCheck { number: None, key, limit, operation, policy }]);
             if self.flooded.is_multiple_of(50) {
                 self.pass(STEP);
@@ -119,7 +120,8 @@ impl World {
     pub(in crate::cluster::sim) fn call(&mut self, number: usize, checks: Vec<TestCheck>) {
         let wall = self.wall_of(number);
         self.calls_started += 1;
-        let (ticket, call) = (self.calls_started, OpenCall::new(checks, self.now));
+        let ticket = self.calls_started;
+        let call = OpenCall::new(checks, self.now);
         let has_refund = call.checks.iter().any(|check| matches!(check.operation, Operation::Refund(_)));
         if !has_refund {
             let applied =
@@ -141,7 +143,8 @@ impl World {
         let mut kept = Vec::new();
         for (index, mut outcome) in taken_back_here {
             let TestCheck { number, key, limit, .. } = &call.checks[index];
-            let (before, charged) = (process.node.borrowed(*key, now), outcome.outcome.charged);
+            let before = process.node.borrowed(*key, now);
+            let charged = outcome.outcome.charged;
             match outcome.decided_by {
                 DecidedBy::Lease => process.node.undo_leased(*key, limit, charged),
                 DecidedBy::Degraded => {
@@ -169,7 +172,8 @@ impl World {
             Progress::Submitted(checks) => {
                 let deadline = now.plus(BUDGET - (self.now - call.called_at).min(BUDGET));
                 for (number, check) in (0..).zip(checks) {
-                    let (ticket, policy) = (Ticket { call: ticket, check: number }, check.policy);
+                    let ticket = Ticket { call: ticket, check: number };
+                    let policy = check.policy;
                     process.node.submit(ticket, RemoteCheck::of(&check), policy, deadline, now);
                 }
                 self.act(number);

@@ -106,7 +106,8 @@ fn held(charges: &[(u64, Limit, u64)]) -> Memory {
     // A new slot counts as changed as a whole until it is first copied.
     memory.whole(Slot(0));
     for (low, limit, hits) in charges {
-        let (key, operation) = (Key::from_halves(0, *low), Operation::Charge(*hits));
+        let key = Key::from_halves(0, *low);
+        let operation = Operation::Charge(*hits);
         memory
             .apply(&[Check { key, limit, operation, on_refusal: OnRefusal::Keep }], NOW, |_| false)
             .unwrap();

@@ -85,7 +85,8 @@ fn refusal() -> Message {
 fn contents() -> Arc<SlotData> {
     let memory = Memory::new(1 << 30, OnFull::Deny).with_slots(2).shared();
     memory.acquire(Slot(0), SlotData::default(), NOW.minus(SECOND));
-    let (limit, operation) = (bucket(), Operation::Charge(20));
+    let limit = bucket();
+    let operation = Operation::Charge(20);
     let check = Check { key: KEY, limit: &limit, operation, on_refusal: OnRefusal::Keep };
     memory.apply(&[check], NOW.minus(SECOND), |_| false).unwrap();
     Arc::new(memory.whole(Slot(0)).data)
@@ -103,7 +104,8 @@ fn lent(grant: Grant) -> SlotGrants {
 }
 
 pub(super) fn grant(limit: Limit) -> Grant {
-    let (borrower, ttl) = (member(2), Duration::from_nanos(5));
+    let borrower = member(2);
+    let ttl = Duration::from_nanos(5);
     Grant { key: KEY, limit, borrower, number: 3, left: 4, ttl, charged: None }
 }
 
@@ -125,7 +127,8 @@ fn pinned(message: Message, bytes: &str) {
 #[test]
 fn encoding_of_operations_is_stable() {
     let receipt = bucket().decide(&mut bucket().fresh(), NOW, Operation::Charge(1)).receipt.unwrap();
-    let (age, state) = (Duration::from_nanos(4), LeaseState::Closed);
+    let age = Duration::from_nanos(4);
+    let state = LeaseState::Closed;
     let settlement = Settlement { borrower: member(2), number: 1, hits: 2, left: 3, age, state };
     let id = HoldId::new(b"ab").unwrap();
     let terms = HoldTerms::new(id.clone(), Duration::from_secs(60), OnExpiry::Charge).unwrap();
@@ -253,8 +256,9 @@ fn encoding_of_hello_is_stable() {
 
 #[test]
 fn encoding_of_each_other_message_is_stable() {
-    let (slot, version, members) =
-        (Slot(300), Version { epoch: Epoch(5), seq: 6 }, vec![member(2), member(3)]);
+    let slot = Slot(300);
+    let version = Version { epoch: Epoch(5), seq: 6 };
+    let members = vec![member(2), member(3)];
     let owner = Owner { epoch: Epoch(7), member: member(1) };
     let copy = || SlotCopy { version, contents: contents(), grants: lent(grant(classic())) };
     let Message::Hello(hello) = hello(*b"0123456789abcdef") else { unreachable!() };

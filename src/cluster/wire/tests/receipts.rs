@@ -70,8 +70,10 @@ proptest! {
         there in instant(),
         later in 0..100 * SECOND,
     ) {
-        let (mut here, mut moved) = (limit.fresh(), limit.fresh());
-        let (mut now, mut then) = (NOW, there);
+        let mut here = limit.fresh();
+        let mut moved = limit.fresh();
+        let mut now = NOW;
+        let mut then = there;
         let mut receipts = Vec::new();
         for (pause, hits) in charges {
             (now, then) = (now.plus(pause), then.plus(pause));

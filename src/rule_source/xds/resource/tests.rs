@@ -101,7 +101,8 @@ fn conflicting_descriptor_is_left_out_and_everything_else_applies() {
 
 #[test]
 fn descriptors_of_which_one_has_a_limit_are_one() {
-    let (bare, limit) = (nested("k", &[]), limited(RateLimitUnit::Day, 1));
+    let bare = nested("k", &[]);
+    let limit = limited(RateLimitUnit::Day, 1);
     let inner = RateLimitDescriptor { key: "inner".to_owned(), ..limited(RateLimitUnit::Day, 2) };
     let parent = nested("k", &[inner]);
     for descriptors in [
