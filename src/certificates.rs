@@ -101,7 +101,7 @@ pub fn client_config(
         Some(path) => authorities(&read(path)?, now).map_err(|reason| in_file(path, reason))?,
         None => system_authorities()?,
     };
-    let time = Arc::new(SystemTime::of(clock.clone()));
+    let time = Arc::new(SystemTime::new(clock.clone()));
     let config = ClientConfig::builder_with_details(Arc::new(aws_lc_rs::default_provider()), time)
         .with_safe_default_protocol_versions()
         .map_err(|error| error.to_string())?
@@ -173,7 +173,7 @@ pub struct SystemTime(Clock);
 
 impl SystemTime {
     /// Reads the system clock through `clock`.
-    pub fn of(clock: Clock) -> Self {
+    pub fn new(clock: Clock) -> Self {
         Self(clock)
     }
 }

@@ -25,7 +25,7 @@ const INTERIM_MAX: usize = 16;
 
 /// The head of an answer, whose body is still to be read.
 #[derive(Debug)]
-pub struct Answer {
+pub struct HttpResponse {
     /// Status and headers.
     pub head: Parts,
     /// The body.
@@ -36,7 +36,7 @@ pub struct Answer {
 
 /// Why there is no whole answer.
 #[derive(Debug, thiserror::Error)]
-pub enum Error {
+pub enum HttpClientError {
     /// The connection is lost, or the peer does not speak HTTP/1.1.
     #[error(transparent)]
     Connection(#[from] hyper::Error),
@@ -64,7 +64,7 @@ pub enum Error {
 pub async fn send(
     stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
     mut request: Request<Body>,
-) -> Result<Answer, Error> {
+) -> Result<HttpResponse, HttpClientError> {
     let (mut sender, driver) = http1::handshake(TokioIo::new(stream)).await?;
     let mut connection = JoinSet::new();
     connection.spawn(driver);
@@ -78,35 +78,35 @@ pub async fn send(
     });
     let (head, body) = tokio::select! {
         biased;
-        () = too_many.notified() => return Err(Error::Interim),
+        () = too_many.notified() => return Err(HttpClientError::Interim),
         answered = sender.send_request(request) => answered?.into_parts(),
     };
-    Ok(Answer { head, body: Body::new(body), connection })
+    Ok(HttpResponse { head, body: Body::new(body), connection })
 }
 
-impl Answer {
+impl HttpResponse {
     /// The body, of at most `bytes_max` bytes. One that could be cut without a sign is an error, and so is one in a coding.
-    pub async fn whole_body(self, bytes_max: usize) -> Result<Vec<u8>, Error> {
+    pub async fn whole_body(self, bytes_max: usize) -> Result<Vec<u8>, HttpClientError> {
         let Self { head, body, connection: _connection } = self;
         let is_foreign = |coding: &String| !coding.is_empty() && coding != "identity";
         if let Some(coding) = codings(&head.headers, CONTENT_ENCODING).into_iter().find(is_foreign) {
-            return Err(Error::Encoded(coding));
+            return Err(HttpClientError::Encoded(coding));
         }
         let transfer = codings(&head.headers, TRANSFER_ENCODING);
         if !transfer.is_empty() && transfer != ["chunked"] {
-            return Err(Error::Transfer(transfer.join(", ")));
+            return Err(HttpClientError::Transfer(transfer.join(", ")));
         }
         match body.size_hint().exact() {
-            Some(length) if length > bytes_max as u64 => return Err(Error::TooLarge),
-            None if transfer.is_empty() => return Err(Error::WithoutEnd),
+            Some(length) if length > bytes_max as u64 => return Err(HttpClientError::TooLarge),
+            None if transfer.is_empty() => return Err(HttpClientError::WithoutEnd),
             Some(_) | None => {}
         }
         let mut bytes = Vec::new();
         let mut chunks = body.into_data_stream();
         while let Some(chunk) = chunks.next().await {
-            let chunk = chunk.map_err(Error::Body)?;
+            let chunk = chunk.map_err(HttpClientError::Body)?;
             if bytes.len() + chunk.len() > bytes_max {
-                return Err(Error::TooLarge);
+                return Err(HttpClientError::TooLarge);
             }
             bytes.extend_from_slice(&chunk);
         }
@@ -130,7 +130,7 @@ mod tests {
     use super::*;
 
     /// The body of an answer with these bytes, after which the connection is closed.
-    async fn whole_body(answer: &str) -> Result<Vec<u8>, Error> {
+    async fn whole_body(answer: &str) -> Result<Vec<u8>, HttpClientError> {
         let (near, mut far) = duplex(4096);
         let request = Request::get("/").header("host", "a").body(Body::empty()).unwrap();
         let serve = async {

@@ -98,7 +98,7 @@ pub struct Call<'m> {
 
 /// The reply to a call.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Reply {
+pub struct CallReply {
     /// A gRPC frame with the encoded response.
     pub frame: Vec<u8>,
     /// Whether the request passes, if the method decides one request.
@@ -169,7 +169,7 @@ methods! {
 impl Method {
     /// The method at a path of HTTP/2.
     #[inline]
-    pub fn of_path(path: &str) -> Option<Self> {
+    pub fn from_path(path: &str) -> Option<Self> {
         Self::ALL.iter().copied().find(|method| method.path() == path)
     }
 
@@ -192,13 +192,13 @@ impl Method {
 impl Call<'_> {
     /// The time that the caller waits.
     pub(super) fn timeout(self) -> Option<Duration> {
-        self.metadata.and_then(timeout::of)
+        self.metadata.and_then(timeout::from_headers)
     }
 }
 
-impl Reply {
+impl CallReply {
     /// The reply with this response, which follows the room for its prefix.
-    pub(super) fn of_frame(mut frame: Vec<u8>) -> Self {
+    pub(super) fn from_frame(mut frame: Vec<u8>) -> Self {
         let prefix = frame_prefix(frame.len() - FRAME_PREFIX_BYTES);
         frame[..FRAME_PREFIX_BYTES].copy_from_slice(&prefix);
         Self { frame, passes: None, delay: Duration::ZERO }

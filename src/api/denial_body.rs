@@ -14,7 +14,7 @@ const REDUCED_CAPACITY: &str = "Request cannot be satisfied due to temporary ser
 
 /// The bodies of refusals by rules that do not set one, and the types of problems.
 #[derive(Clone, Debug)]
-pub struct Settings {
+pub struct DenialBodySettings {
     /// The body; `None` for none.
     pub body: Option<DefaultBody>,
     /// The URI of the problem that a limit is exceeded.
@@ -23,7 +23,7 @@ pub struct Settings {
     pub degraded_problem_type: String,
 }
 
-impl Default for Settings {
+impl Default for DenialBodySettings {
     fn default() -> Self {
         let problem_type = |name| format!("https://iana.org/assignments/http-problem-types#{name}");
         Self {
@@ -66,13 +66,13 @@ pub struct DenialBodies {
 
 impl Default for DenialBodies {
     fn default() -> Self {
-        Self::new(&Settings::default())
+        Self::new(&DenialBodySettings::default())
     }
 }
 
 impl DenialBodies {
     /// Bodies as they are set.
-    pub fn new(settings: &Settings) -> Self {
+    pub fn new(settings: &DenialBodySettings) -> Self {
         let default = match settings.body {
             None => DenialBody::Off,
             Some(DefaultBody::Problem) => DenialBody::Problem,
@@ -166,7 +166,8 @@ mod tests {
 
     #[test]
     fn refusal_without_owner_is_a_problem_of_capacity() {
-        let settings = Settings { body: Some(DefaultBody::Problem), ..Settings::default() };
+        let settings =
+            DenialBodySettings { body: Some(DefaultBody::Problem), ..DenialBodySettings::default() };
         let bodies = DenialBodies::new(&settings);
         let rules = Rules::parse("f", "domain: d\n").unwrap();
         let rules = KeyedRules::new(Some(Arc::new(rules)), Secret::from_bytes([7; 16]));

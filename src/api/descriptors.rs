@@ -11,19 +11,19 @@ use tollgate_limiter::{
     rules::Unit,
 };
 
-use crate::api::protobuf::{Fields, Malformed, Value};
+use crate::api::protobuf::{FieldValue, MalformedMessage, MessageFields};
 
 /// Decoded descriptors.
 #[derive(Debug, Default)]
 pub(super) struct Descriptors<'m> {
-    each: SmallVec<[Descriptor; 2]>,
+    each: SmallVec<[DecodedDescriptor; 2]>,
     // Entries of all descriptors, in order.
     entries: SmallVec<[Entry<'m>; 8]>,
 }
 
 /// A descriptor; its entries are in [`Descriptors`].
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Descriptor {
+pub(super) struct DecodedDescriptor {
     entries_end: usize,
     pub(super) limit: Option<LimitOverride>,
     pub(super) hits: Option<u64>,
@@ -62,8 +62,8 @@ impl From<TooLarge> for Undecodable {
     }
 }
 
-impl From<Malformed> for Undecodable {
-    fn from(Malformed: Malformed) -> Self {
+impl From<MalformedMessage> for Undecodable {
+    fn from(MalformedMessage: MalformedMessage) -> Self {
         Self::Malformed
     }
 }
@@ -75,21 +75,21 @@ impl<'m> Descriptors<'m> {
         &mut self,
         message: &'m [u8],
         bounds: Bounds,
-        mut hits: impl FnMut(&mut Descriptor, u32, Value<'m>) -> Result<(), Malformed>,
+        mut hits: impl FnMut(&mut DecodedDescriptor, u32, FieldValue<'m>) -> Result<(), MalformedMessage>,
     ) -> Result<(), Undecodable> {
         let index = self.each.len();
         let begin = self.entries.len();
         bounds.descriptor(index)?;
-        let mut descriptor = Descriptor::default();
-        let mut fields = Fields::of(message);
+        let mut descriptor = DecodedDescriptor::default();
+        let mut fields = MessageFields::new(message);
         while let Some(field) = fields.next()? {
             match field {
-                (1, Value::Bytes(message)) => {
+                (1, FieldValue::Bytes(message)) => {
                     bounds.entry(index, self.entries.len() - begin)?;
                     self.entries.push(entry(message)?);
                 }
                 // A message field that is sent twice is merged.
-                (2, Value::Bytes(limit)) => descriptor.limit.get_or_insert_default().merge(limit)?,
+                (2, FieldValue::Bytes(limit)) => descriptor.limit.get_or_insert_default().merge(limit)?,
                 (1..=2, _wrong_type) => return Err(Undecodable::Malformed),
                 (number, value) => hits(&mut descriptor, number, value)?,
             }
@@ -105,7 +105,7 @@ impl<'m> Descriptors<'m> {
         self.each.iter().map(move |descriptor| {
             let entries = &self.entries[begin..descriptor.entries_end];
             begin = descriptor.entries_end;
-            let Descriptor { limit, hits, is_negative_hits, on_expiry, .. } = *descriptor;
+            let DecodedDescriptor { limit, hits, is_negative_hits, on_expiry, .. } = *descriptor;
             DescriptorView { entries, limit, hits, is_negative_hits, on_expiry }
         })
     }
@@ -131,14 +131,14 @@ impl<'m> Descriptors<'m> {
 }
 
 impl LimitOverride {
-    fn merge(&mut self, message: &[u8]) -> Result<(), Malformed> {
-        let mut fields = Fields::of(message);
+    fn merge(&mut self, message: &[u8]) -> Result<(), MalformedMessage> {
+        let mut fields = MessageFields::new(message);
         while let Some(field) = fields.next()? {
             match field {
-                (1, Value::Varint(number)) => self.requests_per_unit = number as u32,
-                (2, Value::Varint(number)) => self.unit = number as i32,
-                (1..=2, _wrong_type) => return Err(Malformed),
-                (_unknown, Value::Varint(_) | Value::Bytes(_) | Value::Other) => {}
+                (1, FieldValue::Varint(number)) => self.requests_per_unit = number as u32,
+                (2, FieldValue::Varint(number)) => self.unit = number as i32,
+                (1..=2, _wrong_type) => return Err(MalformedMessage),
+                (_unknown, FieldValue::Varint(_) | FieldValue::Bytes(_) | FieldValue::Other) => {}
             }
         }
         Ok(())
@@ -146,15 +146,15 @@ impl LimitOverride {
 }
 
 #[inline]
-fn entry(message: &[u8]) -> Result<Entry<'_>, Malformed> {
+fn entry(message: &[u8]) -> Result<Entry<'_>, MalformedMessage> {
     let mut entry = Entry { key: &[], value: &[] };
-    let mut fields = Fields::of(message);
+    let mut fields = MessageFields::new(message);
     while let Some(field) = fields.next()? {
         match field {
-            (1, Value::Bytes(key)) => entry.key = key,
-            (2, Value::Bytes(value)) => entry.value = value,
-            (1..=2, _wrong_type) => return Err(Malformed),
-            (_unknown, Value::Varint(_) | Value::Bytes(_) | Value::Other) => {}
+            (1, FieldValue::Bytes(key)) => entry.key = key,
+            (2, FieldValue::Bytes(value)) => entry.value = value,
+            (1..=2, _wrong_type) => return Err(MalformedMessage),
+            (_unknown, FieldValue::Varint(_) | FieldValue::Bytes(_) | FieldValue::Other) => {}
         }
     }
     Ok(entry)

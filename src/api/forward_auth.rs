@@ -6,7 +6,7 @@ use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use prost::Message as _;
 
 use crate::api::{
-    descriptor_template::{self, EntryTemplate, Fields, Filter, Presence},
+    descriptor_template::{self, EntryTemplate, FieldPresence, Fields, ValueFilter},
     descriptor_text,
     proto::envoy::{
         extensions::common::ratelimit::v3::{RateLimitDescriptor, rate_limit_descriptor::Entry},
@@ -16,11 +16,11 @@ use crate::api::{
 
 /// How requests are decided by their headers.
 #[derive(Clone, Debug, Default)]
-pub struct Settings {
+pub struct ForwardAuthSettings {
     /// The domain of the rules.
     pub domain: Option<String>,
     /// The descriptors of a request; `None` serves no `/check`.
-    pub descriptors: Option<Template>,
+    pub descriptors: Option<HeaderTemplate>,
     /// The status of a refused request.
     pub denied_status: u16,
     /// The status of a request that cannot be decided.
@@ -30,8 +30,8 @@ pub struct Settings {
 /// The descriptors of a request as a text: `key={header}` or `key=text`, entries separated by commas, descriptors by
 /// semicolons. A header may have filters, and is required unless it is `optional`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Template {
-    descriptors: descriptor_template::Template,
+pub struct HeaderTemplate {
+    descriptors: descriptor_template::DescriptorTemplate,
     /// The headers of the descriptors, each once.
     headers: Vec<HeaderName>,
 }
@@ -48,18 +48,18 @@ struct HeaderValues<'h>(Vec<(&'h HeaderName, Cow<'h, [u8]>)>);
 
 /// `/check` as it is set.
 #[derive(Clone, Debug)]
-pub(super) struct Check {
+pub(super) struct ForwardAuthCheck {
     domain: String,
-    template: Template,
+    template: HeaderTemplate,
     denied: StatusCode,
     failure: StatusCode,
 }
 
-impl Settings {
+impl ForwardAuthSettings {
     /// What is served; `None` without a domain and descriptors.
-    pub(super) fn check(self) -> Option<Check> {
+    pub(super) fn check(self) -> Option<ForwardAuthCheck> {
         let status = |number, default| StatusCode::from_u16(number).unwrap_or(default);
-        Some(Check {
+        Some(ForwardAuthCheck {
             domain: self.domain?,
             template: self.descriptors?,
             denied: status(self.denied_status, StatusCode::TOO_MANY_REQUESTS),
@@ -68,7 +68,7 @@ impl Settings {
     }
 }
 
-impl Check {
+impl ForwardAuthCheck {
     /// The encoded request for these headers; `None` if no descriptor is complete, so that there is nothing to decide.
     pub(super) fn request(&self, headers: &HeaderMap) -> Result<Option<Vec<u8>>, BadHeader<'_>> {
         let descriptors = self.template.descriptors(headers)?;
@@ -105,7 +105,7 @@ pub(super) fn headers_and_body(reply: &[u8]) -> (HeaderMap, Vec<u8>) {
     (headers, response.raw_body)
 }
 
-impl Template {
+impl HeaderTemplate {
     /// The descriptors of these headers, without those that lack an optional one.
     fn descriptors(&self, headers: &HeaderMap) -> Result<Vec<RateLimitDescriptor>, BadHeader<'_>> {
         let values = HeaderValues::read(&self.headers, headers);
@@ -126,9 +126,9 @@ fn descriptor<'t>(
         match template.fill(values, &mut value) {
             Ok(()) => entries.push(Entry { key: template.key.clone(), value }),
             Err(missing) => match missing.presence {
-                Presence::Required => return Err(BadHeader::Missing(&missing.name)),
+                FieldPresence::Required => return Err(BadHeader::Missing(&missing.name)),
                 // The entries behind it may lack a required one.
-                Presence::Optional => is_complete = false,
+                FieldPresence::Optional => is_complete = false,
             },
         }
     }
@@ -158,23 +158,23 @@ fn joined<'h>(name: &HeaderName, headers: &'h HeaderMap) -> Option<Cow<'h, [u8]>
 
 /// What counts of a header without filters, so that a client can neither invent its address nor have a counter for
 /// each query.
-fn default_filter(header: &HeaderName) -> Option<Filter> {
+fn default_filter(header: &HeaderName) -> Option<ValueFilter> {
     let name = header.as_str();
     if name == "x-forwarded-for" {
-        Some(Filter::LAST)
+        Some(ValueFilter::LAST)
     } else if ["-uri", "-url", "-path"].iter().any(|end| name.ends_with(end)) {
-        Some(Filter::Path)
+        Some(ValueFilter::Path)
     } else {
         None
     }
 }
 
-impl TryFrom<String> for Template {
+impl TryFrom<String> for HeaderTemplate {
     type Error = String;
 
     fn try_from(text: String) -> Result<Self, Self::Error> {
         let descriptors = text.split(';').map(entries).collect::<Result<Vec<_>, _>>()?;
-        let mut template = descriptor_template::Template::new(descriptors.iter())?;
+        let mut template = descriptor_template::DescriptorTemplate::new(descriptors.iter())?;
         let mut headers = Vec::new();
         for field in template.fields_mut() {
             let wrong = |_| format!("`{}` is not the name of a header", field.name);
@@ -214,10 +214,10 @@ mod tests {
 
     use super::*;
 
-    fn check(template: &str) -> Check {
-        let settings = Settings {
+    fn check(template: &str) -> ForwardAuthCheck {
+        let settings = ForwardAuthSettings {
             domain: Some("d".to_owned()),
-            descriptors: Some(Template::try_from(template.to_owned()).unwrap()),
+            descriptors: Some(HeaderTemplate::try_from(template.to_owned()).unwrap()),
             denied_status: 403,
             failure_status: 200,
         };
@@ -364,7 +364,7 @@ mod tests {
             " ={x}",
             "a={x|upper}",
         ] {
-            assert!(Template::try_from(text.to_owned()).is_err(), "{text}");
+            assert!(HeaderTemplate::try_from(text.to_owned()).is_err(), "{text}");
         }
     }
 }

@@ -27,7 +27,7 @@ use tollgate_limiter::{
 use tonic::codegen::Service as _;
 
 use crate::api::{
-    Api, Hosts, Settings,
+    Api, ApiSettings, Hosts,
     admin::{self, AdminState, RuleSource},
     call::Method,
     forward_auth, headers,
@@ -78,7 +78,7 @@ fn limiter() -> (Limiter, Arc<Memory>) {
 
 /// A service with every part of a reply.
 pub(super) fn api_of(limiter: Limiter) -> Api {
-    let headers = headers::Settings {
+    let headers = headers::HeaderSettings {
         x_ratelimit: true,
         ietf: Some(headers::Listed::All),
         window_max: Duration::from_secs(3_600),
@@ -87,7 +87,7 @@ pub(super) fn api_of(limiter: Limiter) -> Api {
         ai_retry: true,
         ..Default::default()
     };
-    let settings = Settings { dynamic_metadata: true, exact_reset: true, ..Settings::default() };
+    let settings = ApiSettings { dynamic_metadata: true, exact_reset: true, ..ApiSettings::default() };
     Api::new(limiter, settings).with_headers(headers)
 }
 
@@ -98,9 +98,17 @@ pub(crate) fn api() -> Api {
 
 /// The routes of the HTTP API, with fresh counters.
 pub(super) fn http_router() -> Router {
-    let reader = RequestReader::new(Settings::default().bounds(), 1 << 24);
+    let reader = RequestReader::new(ApiSettings::default().bounds(), 1 << 24);
     let open = watch::channel(true).1;
-    http::router(api(), Ready, reader, forward_auth::Settings::default(), Hosts::default(), 8, open)
+    http::router(
+        api(),
+        Ready,
+        reader,
+        forward_auth::ForwardAuthSettings::default(),
+        Hosts::default(),
+        8,
+        open,
+    )
 }
 
 /// A runtime whose time passes when it is idle.
@@ -134,7 +142,7 @@ pub(super) fn headers_and_rest(bytes: &[u8]) -> (HeaderMap, &[u8]) {
 /// The body of a `/json` request: what is a request in JSON remains the same one after another conversion, and the
 /// answer is JSON or names the caller's error.
 pub fn json(body: &[u8]) {
-    let bounds = Settings::default().bounds();
+    let bounds = ApiSettings::default().bounds();
     if let Ok(message) = json::request(Method::ShouldRateLimit, body, bounds) {
         let decode =
             |message: &[u8]| RateLimitRequest::decode(message).expect("JSON becomes a valid request");
@@ -163,8 +171,9 @@ pub fn check(bytes: &[u8]) {
     let (line, rest) = bytes.split_at(end);
     let (headers, _) = headers_and_rest(rest.get(1..).unwrap_or_default());
     let check = |template: &str| {
-        let descriptors = forward_auth::Template::try_from(template.to_owned()).ok();
-        forward_auth::Settings { domain: Some("d".to_owned()), descriptors, ..Default::default() }.check()
+        let descriptors = forward_auth::HeaderTemplate::try_from(template.to_owned()).ok();
+        forward_auth::ForwardAuthSettings { domain: Some("d".to_owned()), descriptors, ..Default::default() }
+            .check()
     };
     if let Some(check) = str::from_utf8(line).ok().and_then(check)
         && let Ok(Some(message)) = check.request(&headers)
@@ -219,7 +228,7 @@ pub(super) fn admin_state() -> AdminState {
         limiter,
         quotas: None,
         denial_bodies: Arc::default(),
-        reader: RequestReader::new(Settings::default().bounds(), 1 << 24),
+        reader: RequestReader::new(ApiSettings::default().bounds(), 1 << 24),
         settings: Arc::default(),
         logs: Default::default(),
         recorder: None,

@@ -12,33 +12,33 @@ use tollgate_limiter::{
 
 use crate::api::{
     Api, Error,
-    call::{Call, Method, Reply, ResetPrecision, SingleMethod},
+    call::{Call, CallReply, Method, ResetPrecision, SingleMethod},
     metrics::Uncounted,
     rls,
     span::CallSpan,
-    v1::Partial,
+    v1::PartialDecision,
 };
 
 /// Result of [`Batch::handle`].
 #[derive(Debug)]
 pub enum Handled {
     /// The call is decided.
-    Ready(Reply),
+    Ready(CallReply),
     /// The call must wait: use [`Api::finish`].
-    Unfinished(Unfinished),
+    Unfinished(UnfinishedCall),
 }
 
 /// A call that waits for another replica, for the shared store or for a file.
 #[derive(Debug)]
-pub struct Unfinished {
+pub struct UnfinishedCall {
     span: CallSpan,
     // What the counters of a call of `ShouldRateLimit` are asked.
     planned: Option<Box<Elsewhere>>,
     // What is decided already of a call of `tollgate.v1`.
-    partial: Option<Partial>,
+    partial: Option<PartialDecision>,
 }
 
-impl Unfinished {
+impl UnfinishedCall {
     /// Whether [`Api::finish`] needs the metadata of the call. The plan has what it needs of them.
     pub fn needs_metadata(&self) -> bool {
         self.planned.is_none()
@@ -47,14 +47,14 @@ impl Unfinished {
 
 /// Calls that are read together and decided by the same rules at the same instant.
 #[derive(Debug)]
-pub struct Batch<'a> {
+pub struct ReadBatch<'a> {
     api: &'a Api,
     // Taken at the first call.
     view: Option<ActiveView<'a>>,
     answered: Uncounted,
 }
 
-impl Batch<'_> {
+impl ReadBatch<'_> {
     /// Rounding of durations over gRPC.
     pub fn precision(&self) -> ResetPrecision {
         self.api.precision()
@@ -63,7 +63,7 @@ impl Batch<'_> {
     /// Decides a call if its counters are local.
     pub fn handle(&mut self, call: Call<'_>) -> Result<Handled, Error> {
         let span = CallSpan::begin(self.api.traces.as_ref(), call);
-        let mut unfinished = Unfinished { span, planned: None, partial: None };
+        let mut unfinished = UnfinishedCall { span, planned: None, partial: None };
         let is_planned = matches!(call.method, Method::ShouldRateLimit);
         if !is_planned && self.api.limiter.has_no_counters() {
             return Ok(Handled::Unfinished(unfinished));
@@ -76,7 +76,7 @@ impl Batch<'_> {
     }
 }
 
-impl Drop for Batch<'_> {
+impl Drop for ReadBatch<'_> {
     fn drop(&mut self) {
         if let Some(view) = &self.view {
             self.api.metrics.answered_together(&self.answered, view.age());
@@ -86,12 +86,12 @@ impl Drop for Batch<'_> {
 
 impl Api {
     /// Starts a batch of calls that are read together.
-    pub fn batch(&self) -> Batch<'_> {
-        Batch { api: self, view: None, answered: Uncounted::default() }
+    pub fn batch(&self) -> ReadBatch<'_> {
+        ReadBatch { api: self, view: None, answered: Uncounted::default() }
     }
 
     /// Decides a call of `connection`, locally or elsewhere. The reply may have a delay.
-    pub async fn handle(&self, call: Call<'_>, connection: &Caller) -> Result<Reply, Error> {
+    pub async fn handle(&self, call: Call<'_>, connection: &Caller) -> Result<CallReply, Error> {
         let handled = self.batch().handle(call)?;
         match handled {
             Handled::Ready(reply) => Ok(reply),
@@ -105,8 +105,8 @@ impl Api {
         &self,
         call: Call<'_>,
         connection: &Caller,
-        mut unfinished: Unfinished,
-    ) -> Result<Reply, Error> {
+        mut unfinished: UnfinishedCall,
+    ) -> Result<CallReply, Error> {
         let Some(planned) = unfinished.planned.take() else {
             // Boxed, because it is larger.
             return Box::pin(self.finish_v1(call, connection, unfinished)).await;
@@ -120,7 +120,7 @@ impl Api {
             {
                 return Ok(rls::reply_to_pass(&answer, call.precision));
             }
-            let Unfinished { span, planned, .. } = &mut unfinished;
+            let UnfinishedCall { span, planned, .. } = &mut unfinished;
             self.decide(call, &view, Some(decided), span, planned)
         });
         self.metrics.answered(call.api, view.age());
@@ -131,8 +131,8 @@ impl Api {
         &self,
         call: Call<'_>,
         connection: &Caller,
-        mut unfinished: Unfinished,
-    ) -> Result<Reply, Error> {
+        mut unfinished: UnfinishedCall,
+    ) -> Result<CallReply, Error> {
         let refused = match call.method {
             Method::Single(SingleMethod::Reset) => self.may_reset(call).await.err(),
             Method::ShouldRateLimit | Method::Decide(_) | Method::Single(SingleMethod::Hold(_)) => None,
@@ -153,17 +153,17 @@ impl Api {
         call: Call<'_>,
         view: &ActiveView<'_>,
         elsewhere: Option<&Caller>,
-        unfinished: &mut Unfinished,
-    ) -> Result<Reply, Error> {
+        unfinished: &mut UnfinishedCall,
+    ) -> Result<CallReply, Error> {
         match (call.method, elsewhere) {
             (Method::ShouldRateLimit, _) => {
-                let Unfinished { span, planned, .. } = unfinished;
+                let UnfinishedCall { span, planned, .. } = unfinished;
                 self.decide(call, view, None, span, planned)
             }
             (Method::Decide(verb), _) => {
                 let partial = &mut unfinished.partial;
                 let decided = self.decide_v1(verb, call.message, call.timeout(), view, elsewhere, partial);
-                decided.await.map(Reply::of_frame)
+                decided.await.map(CallReply::from_frame)
             }
             (Method::Single(_), None) => Err(Error::ELSEWHERE),
             (Method::Single(method), Some(connection)) => {
@@ -185,7 +185,7 @@ impl Api {
 
     /// Counts an error and ends the span.
     #[inline]
-    fn end(&self, span: CallSpan, decided: Result<Reply, Error>) -> Result<Reply, Error> {
+    fn end(&self, span: CallSpan, decided: Result<CallReply, Error>) -> Result<CallReply, Error> {
         span.end(&decided);
         decided.inspect_err(|error| self.metrics.unanswered(*error))
     }

@@ -16,7 +16,7 @@ use tollgate_limiter::{printable, resilience::Caller};
 use tonic::Code;
 
 use crate::api::{
-    Api, ApiKind, Call, Error, FailedCall, Hosts, Method, Reply, ResetPrecision,
+    Api, ApiKind, Call, CallReply, Error, FailedCall, Hosts, Method, ResetPrecision,
     call::CHECK_PATH,
     cross_site::{self, GatewayRequests},
     error::details,
@@ -45,7 +45,7 @@ pub fn router<R: Readiness>(
     api: Api,
     readiness: R,
     reader: RequestReader,
-    check: forward_auth::Settings,
+    check: forward_auth::ForwardAuthSettings,
     hosts: Hosts,
     calls_max: usize,
     opened: watch::Receiver<bool>,
@@ -55,7 +55,7 @@ pub fn router<R: Readiness>(
         .route("/readyz", get(readyz::<R>))
         .route("/healthcheck", axum::routing::any(healthcheck::<R>))
         .with_state(readiness);
-    let calls = Calls { api, running: Arc::new(Semaphore::new(calls_max)), opened };
+    let calls = HttpCalls { api, running: Arc::new(Semaphore::new(calls_max)), opened };
     let v1 = |method| post(async move |state, parts, body| call_v1(method, state, parts, body).await);
     let json = Method::ALL.iter().fold(Router::new(), |router, method| {
         let handler = match method {
@@ -82,7 +82,7 @@ pub fn router<R: Readiness>(
 
 /// Decides calls.
 #[derive(Clone, Debug)]
-struct Calls {
+struct HttpCalls {
     api: Api,
     /// Permits of calls that are running or delayed. Connections without one can be closed to admit a probe.
     running: Arc<Semaphore>,
@@ -101,7 +101,7 @@ enum Undecided {
     Error(Error),
 }
 
-impl Calls {
+impl HttpCalls {
     /// Decides the message of `request`, and waits for the delay of the reply.
     async fn decide<M: Send + 'static>(
         &self,
@@ -111,7 +111,7 @@ impl Calls {
         connection: Caller,
         request: M,
         message: fn(&M) -> &[u8],
-    ) -> Result<Reply, Undecided> {
+    ) -> Result<CallReply, Undecided> {
         let Ok(_permit) = self.running.try_acquire() else { return Err(Undecided::Overloaded) };
         // An error means that the service ends, and the call is answered.
         let _ = self.opened.clone().wait_for(|is_open| *is_open).await;
@@ -132,7 +132,7 @@ impl Calls {
     }
 }
 
-impl Calls {
+impl HttpCalls {
     /// Counts and logs a call that is answered with an error.
     fn failed(&self, path: &str, (code, reason): (Code, &'static str), message: &str, peer: Peer) {
         let peer = peer.map(|Extension(ConnectInfo(peer))| peer);
@@ -203,7 +203,7 @@ fn printable_lines(text: &str) -> String {
 }
 
 async fn should_rate_limit(
-    State((calls, reader)): State<(Calls, RequestReader)>,
+    State((calls, reader)): State<(HttpCalls, RequestReader)>,
     connection: Option<Extension<Caller>>,
     peer: Peer,
     body: Body,
@@ -231,7 +231,7 @@ async fn should_rate_limit(
 /// A call of `tollgate.v1`. The status of an answered call is 200, whatever its verdicts.
 async fn call_v1(
     method: Method,
-    State((calls, reader)): State<(Calls, RequestReader)>,
+    State((calls, reader)): State<(HttpCalls, RequestReader)>,
     parts: request::Parts,
     body: Body,
 ) -> Response {
@@ -254,7 +254,7 @@ async fn call_v1(
 
 /// Reads the request of a method, and counts one that cannot be read.
 async fn read(
-    calls: &Calls,
+    calls: &HttpCalls,
     reader: &RequestReader,
     method: Method,
     peer: Peer,
@@ -276,7 +276,7 @@ fn json_response(status: StatusCode, json: Result<String, serde_json::Error>) ->
 }
 
 async fn decide_headers(
-    State((calls, check)): State<(Calls, Arc<forward_auth::Check>)>,
+    State((calls, check)): State<(HttpCalls, Arc<forward_auth::ForwardAuthCheck>)>,
     connection: Option<Extension<Caller>>,
     peer: Peer,
     headers: HeaderMap,

@@ -124,7 +124,7 @@ enum Position {
 /// Fields that are counted.
 #[derive(Clone, Copy, Deserialize)]
 #[serde(field_identifier, rename_all = "lowercase")]
-enum Field {
+enum JsonField {
     Requests,
     Descriptors,
     Entries,
@@ -168,11 +168,13 @@ impl<'de> Visitor<'de> for BoundsCheck<'_> {
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
-        while let Some(field) = map.next_key::<Field>()? {
+        while let Some(field) = map.next_key::<JsonField>()? {
             let position = match (self.position, field) {
-                (Position::Call, Field::Requests) => Position::Requests,
-                (Position::Request | Position::RequestOfCall, Field::Descriptors) => Position::Descriptors,
-                (Position::Descriptor, Field::Entries) => Position::Entries,
+                (Position::Call, JsonField::Requests) => Position::Requests,
+                (Position::Request | Position::RequestOfCall, JsonField::Descriptors) => {
+                    Position::Descriptors
+                }
+                (Position::Descriptor, JsonField::Entries) => Position::Entries,
                 _another => {
                     map.next_value::<IgnoredAny>()?;
                     continue;

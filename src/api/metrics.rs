@@ -29,7 +29,7 @@ const DELAY_BOUNDS: [Duration; 14] = micros([
 
 /// Counters and histograms of requests over all protocols.
 #[derive(Debug)]
-pub struct Metrics {
+pub struct ApiMetrics {
     /// Time to decide.
     pub duration: Histogram,
     /// Delays that requests were given.
@@ -54,7 +54,7 @@ pub struct Metrics {
     waiting: AtomicU64,
 }
 
-metrics! { Metrics;
+metrics! { ApiMetrics;
     Counter "tollgate_unanswered_requests_total" ["reason"]
         "Requests answered with an error: no_rules before rules are loaded, joining before the owners are known, overloaded when too many checks wait for other replicas, owner_unreachable for reservations whose owner does not answer, invalid for malformed requests, wrong_token for resets without the admin token."
         => |all, family| {
@@ -109,7 +109,7 @@ impl Uncounted {
 #[derive(Debug)]
 pub(super) struct DelayedCall<'m>(&'m AtomicU64);
 
-impl Default for Metrics {
+impl Default for ApiMetrics {
     fn default() -> Self {
         Self {
             duration: Histogram::new(&DURATION_BOUNDS),
@@ -128,7 +128,7 @@ impl Default for Metrics {
     }
 }
 
-impl Metrics {
+impl ApiMetrics {
     /// Requests of an API that had a reply or an error.
     pub fn requests(&self, api: ApiKind) -> u64 {
         self.requests[api as usize].get()

@@ -36,13 +36,13 @@ pub mod timeout;
 pub mod top;
 pub mod v1;
 
-pub use call::{ApiKind, Call, Method, Reply, ResetPrecision};
+pub use call::{ApiKind, Call, CallReply, Method, ResetPrecision};
 pub use cross_site::Hosts;
 pub use error::Error;
 pub use failed_calls::FailedCall;
-pub use handle::{Batch, Handled, Unfinished};
+pub use handle::{Handled, ReadBatch, UnfinishedCall};
 pub(crate) use metrics::ALL as METRICS;
-pub use metrics::Metrics;
+pub use metrics::ApiMetrics;
 pub use rls::headers;
 
 use admin::Token;
@@ -53,7 +53,7 @@ use v1::ResetAccess;
 
 /// Bounds of requests and format of replies.
 #[derive(Clone, Copy, Debug)]
-pub struct Settings {
+pub struct ApiSettings {
     /// Whether replies have dynamic metadata.
     pub dynamic_metadata: bool,
     /// Whether durations until reset are exact instead of rounded up to whole seconds.
@@ -68,7 +68,7 @@ pub struct Settings {
     pub request_id_window: Duration,
 }
 
-impl Default for Settings {
+impl Default for ApiSettings {
     fn default() -> Self {
         Self {
             dynamic_metadata: false,
@@ -81,7 +81,7 @@ impl Default for Settings {
     }
 }
 
-impl Settings {
+impl ApiSettings {
     /// The bounds of a request.
     pub fn bounds(&self) -> Bounds {
         Bounds { requests: self.max_requests, descriptors: self.max_descriptors, entries: self.max_entries }
@@ -92,10 +92,10 @@ impl Settings {
 #[derive(Clone, Debug)]
 pub struct Api {
     limiter: Limiter,
-    settings: Settings,
-    headers: Arc<headers::Settings>,
+    settings: ApiSettings,
+    headers: Arc<headers::HeaderSettings>,
     denial_bodies: Arc<DenialBodies>,
-    metrics: Arc<Metrics>,
+    metrics: Arc<ApiMetrics>,
     denials: Option<Arc<DenialLog>>,
     recorder: Option<Arc<Recorder>>,
     traces: Option<Traces>,
@@ -104,7 +104,7 @@ pub struct Api {
 
 impl Api {
     /// A service that decides with `limiter`, without headers, and without bodies but those of rules.
-    pub fn new(limiter: Limiter, settings: Settings) -> Self {
+    pub fn new(limiter: Limiter, settings: ApiSettings) -> Self {
         Self {
             limiter,
             settings,
@@ -119,7 +119,7 @@ impl Api {
     }
 
     /// Sets the response headers.
-    pub fn with_headers(self, headers: headers::Settings) -> Self {
+    pub fn with_headers(self, headers: headers::HeaderSettings) -> Self {
         Self { headers: Arc::new(headers), ..self }
     }
 
@@ -129,7 +129,7 @@ impl Api {
     }
 
     /// Metrics of requests.
-    pub fn metrics(&self) -> &Arc<Metrics> {
+    pub fn metrics(&self) -> &Arc<ApiMetrics> {
         &self.metrics
     }
 

@@ -14,10 +14,10 @@ const BYTES: u8 = 2;
 
 /// The bytes are not a valid message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Malformed;
+pub(super) struct MalformedMessage;
 
 /// The value of a field.
-pub(super) enum Value<'m> {
+pub(super) enum FieldValue<'m> {
     Varint(u64),
     Bytes(&'m [u8]),
     /// A wire type that no known field has.
@@ -25,12 +25,12 @@ pub(super) enum Value<'m> {
 }
 
 /// Iterates over the fields of a message.
-pub(super) struct Fields<'m> {
+pub(super) struct MessageFields<'m> {
     rest: &'m [u8],
 }
 
-impl<'m> Fields<'m> {
-    pub(super) fn of(message: &'m [u8]) -> Self {
+impl<'m> MessageFields<'m> {
+    pub(super) fn new(message: &'m [u8]) -> Self {
         Self { rest: message }
     }
 
@@ -42,22 +42,22 @@ impl<'m> Fields<'m> {
     /// The next field; `None` at the end of the message.
     // `inline(always)`: the value is matched in registers, not written to memory and read again.
     #[inline(always)]
-    pub(super) fn next(&mut self) -> Result<Option<(u32, Value<'m>)>, Malformed> {
+    pub(super) fn next(&mut self) -> Result<Option<(u32, FieldValue<'m>)>, MalformedMessage> {
         if self.rest.is_empty() {
             return Ok(None);
         }
-        self.field().map(Some).ok_or(Malformed)
+        self.field().map(Some).ok_or(MalformedMessage)
     }
 
     #[inline(always)]
-    fn field(&mut self) -> Option<(u32, Value<'m>)> {
+    fn field(&mut self) -> Option<(u32, FieldValue<'m>)> {
         let key = u32::try_from(self.varint()?).ok()?;
         let number = Some(key >> 3).filter(|number| *number != 0)?;
         let value = match key & 7 {
-            0 => Value::Varint(self.varint()?),
+            0 => FieldValue::Varint(self.varint()?),
             2 => {
                 let length = usize::try_from(self.varint()?).ok()?;
-                Value::Bytes(self.bytes(length)?)
+                FieldValue::Bytes(self.bytes(length)?)
             }
             wire_type => self.other(wire_type, number)?,
         };
@@ -65,11 +65,11 @@ impl<'m> Fields<'m> {
     }
 
     #[cold]
-    fn other(&mut self, wire_type: u32, number: u32) -> Option<Value<'m>> {
+    fn other(&mut self, wire_type: u32, number: u32) -> Option<FieldValue<'m>> {
         // Groups nest; `prost` bounds their depth.
         let wire_type = WireType::try_from(u64::from(wire_type)).ok()?;
         skip_field(wire_type, number, &mut self.rest, DecodeContext::default()).ok()?;
-        Some(Value::Other)
+        Some(FieldValue::Other)
     }
 
     #[inline]
@@ -107,8 +107,8 @@ impl<'m> Fields<'m> {
 }
 
 #[inline]
-pub(super) fn text(bytes: &[u8]) -> Result<&str, Malformed> {
-    str::from_utf8(bytes).map_err(|_| Malformed)
+pub(super) fn text(bytes: &[u8]) -> Result<&str, MalformedMessage> {
+    str::from_utf8(bytes).map_err(|_| MalformedMessage)
 }
 
 /// Writes a number field; 0 is omitted.
@@ -192,9 +192,11 @@ mod tests {
             let mut out = vec![7];
             nested(&mut out, 3, |out| out.extend(std::iter::repeat_n(5, length)));
             number(&mut out, 4, 9);
-            let mut fields = Fields::of(&out[1..]);
-            assert!(matches!(fields.next(), Ok(Some((3, Value::Bytes(bytes)))) if bytes == vec![5; length]));
-            assert!(matches!(fields.next(), Ok(Some((4, Value::Varint(9))))));
+            let mut fields = MessageFields::new(&out[1..]);
+            assert!(
+                matches!(fields.next(), Ok(Some((3, FieldValue::Bytes(bytes)))) if bytes == vec![5; length])
+            );
+            assert!(matches!(fields.next(), Ok(Some((4, FieldValue::Varint(9))))));
             assert!(matches!(fields.next(), Ok(None)));
         }
     }

@@ -11,7 +11,7 @@ use tollgate_limiter::{
 };
 
 /// The value that stands for that of `entry`, which matches in this way. `hash` hashes values.
-pub(super) fn of<'r>(
+pub(super) fn pseudonym<'r>(
     entry: Entry<'r>,
     matched: Option<EntryMatch<'_>>,
     hash: impl Fn(&[u8]) -> u64,
@@ -71,7 +71,7 @@ mod tests {
     }
 
     fn shown(value: &str, matched: EntryMatch<'_>) -> String {
-        String::from_utf8(of(Entry::new("ip", value), Some(matched), hash).into_owned()).unwrap()
+        String::from_utf8(pseudonym(Entry::new("ip", value), Some(matched), hash).into_owned()).unwrap()
     }
 
     #[test]

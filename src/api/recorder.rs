@@ -202,7 +202,7 @@ impl Recorder {
             }
             Some(_) | None => return,
         }
-        let charges = Charges::of(request, view.now(), bytes);
+        let charges = Charges::from_request(request, view.now(), bytes);
         if let Some(state) = &mut *self.lock() {
             state.waiting.push_back(charges);
         }
@@ -295,7 +295,7 @@ impl Charges {
         (bytes > 0).then_some(OVERHEAD_BYTES + request.domain().len() + bytes)
     }
 
-    fn of(request: &Request<'_>, time: Timestamp, bytes: usize) -> Self {
+    fn from_request(request: &Request<'_>, time: Timestamp, bytes: usize) -> Self {
         let mut parts = Vec::new();
         let mut lengths = Vec::new();
         let mut descriptors = Vec::new();
@@ -367,7 +367,7 @@ fn recorded<'r>(
             .iter()
             .enumerate()
             .map(|(index, entry)| {
-                let value = pseudonym::of(*entry, wanted.get(index).copied(), |value| {
+                let value = pseudonym::pseudonym(*entry, wanted.get(index).copied(), |value| {
                     hash(name, Entry { key: entry.key, value }, attempt, secret)
                 });
                 (entry.key, value)

@@ -10,7 +10,7 @@ use tonic::Code;
 use crate::{
     api::{
         Error,
-        call::{Call, Reply},
+        call::{Call, CallReply},
     },
     telemetry::traces::Traces,
 };
@@ -54,7 +54,7 @@ impl CallSpan {
     }
 
     /// Adds the decision or the error, and ends the span.
-    pub(super) fn end(self, decided: &Result<Reply, Error>) {
+    pub(super) fn end(self, decided: &Result<CallReply, Error>) {
         let Some(mut span) = self.0 else { return };
         let code = match decided {
             Ok(reply) => {

@@ -7,7 +7,7 @@ use axum::http::{HeaderMap, HeaderName};
 static GRPC_TIMEOUT: HeaderName = HeaderName::from_static("grpc-timeout");
 
 /// The timeout of the caller; `None` if the header is absent or malformed.
-pub fn of(headers: &HeaderMap) -> Option<Duration> {
+pub fn from_headers(headers: &HeaderMap) -> Option<Duration> {
     parse(headers.get(&GRPC_TIMEOUT)?.to_str().ok()?)
 }
 

@@ -16,7 +16,7 @@ use tollgate_limiter::printable;
 
 use crate::{
     cli::runtime::block_on,
-    http_client::{self, Answer},
+    http_client::{self, HttpResponse},
 };
 
 /// The time to wait for an answer.
@@ -57,7 +57,7 @@ pub(super) fn args() -> [Arg; 2] {
 
 /// The JSON that the server of the arguments answers, or the reason why there is none.
 pub(super) fn ask(matches: &ArgMatches, call: &AdminCall) -> Result<Value, String> {
-    let server = Server::of(matches);
+    let server = AdminClient::from_matches(matches);
     block_on(server.in_time(async {
         let answer = server.open(call).await?;
         let body = answer.whole_body(ANSWER_BYTES_MAX).await.map_err(|error| server.no_answer(error))?;
@@ -67,13 +67,13 @@ pub(super) fn ask(matches: &ArgMatches, call: &AdminCall) -> Result<Value, Strin
 
 /// The admin listener that the arguments name.
 #[derive(Debug)]
-pub(super) struct Server {
+pub(super) struct AdminClient {
     to: String,
     token_file: Option<PathBuf>,
 }
 
-impl Server {
-    pub(super) fn of(matches: &ArgMatches) -> Self {
+impl AdminClient {
+    pub(super) fn from_matches(matches: &ArgMatches) -> Self {
         let to = matches.get_one::<String>("to").cloned().unwrap_or_default();
         Self { to, token_file: matches.get_one::<PathBuf>("token-file").cloned() }
     }
@@ -99,7 +99,7 @@ impl Server {
 
     /// Sends a request over a connection of its own, with the token that the file has now. Any status other than 200 is
     /// an error.
-    pub(super) async fn open(&self, call: &AdminCall) -> Result<Answer, String> {
+    pub(super) async fn open(&self, call: &AdminCall) -> Result<HttpResponse, String> {
         let token = self.token()?;
         let answered = send(&self.to, token.as_deref(), call).await;
         let answer = answered.map_err(|error| self.no_answer(error))?;
@@ -131,7 +131,11 @@ impl Server {
     }
 }
 
-async fn send(to: &str, token: Option<&str>, call: &AdminCall) -> Result<Answer, Box<dyn std::error::Error>> {
+async fn send(
+    to: &str,
+    token: Option<&str>,
+    call: &AdminCall,
+) -> Result<HttpResponse, Box<dyn std::error::Error>> {
     let stream = TcpStream::connect(to).await?;
     let mut request =
         Request::builder().method(call.method).uri(&call.path).header(HOST, host(to, stream.peer_addr()?));

@@ -22,7 +22,7 @@ use crate::{
         output::{OVER_LIMIT, printable_json},
         request,
         runtime::block_on,
-        target::{self, Target, Tls},
+        target::{self, Target, TlsOptions},
     },
     telemetry::causes,
 };
@@ -39,27 +39,28 @@ pub(super) fn command() -> Command {
             "tollgate ask --to tollgate:8081 --tls-ca ca.crt shop user=ada --hits 3",
         ]))
         .args(target::args());
-    request::of(command)
+    request::with_request(command)
 }
 
 pub(super) fn run(matches: &ArgMatches) -> Result<(String, ExitCode), String> {
     let request = request::request(matches);
-    let answered = block_on(async { ask(target::of(matches)?, request.clone()).await }).and_then(|answer| {
-        let text = if matches.get_flag("json") {
-            json::response(Method::ShouldRateLimit, &answer.encode_to_vec())
-                .map(|text| printable_json(&text))
-                .map_err(|error| error.to_string())?
-        } else {
-            readable(&request, &answer)
-        };
-        let is_over = answer.overall_code() == Code::OverLimit;
-        Ok((text, if is_over { ExitCode::from(OVER_LIMIT) } else { ExitCode::SUCCESS }))
-    });
+    let answered =
+        block_on(async { ask(target::from_matches(matches)?, request.clone()).await }).and_then(|answer| {
+            let text = if matches.get_flag("json") {
+                json::response(Method::ShouldRateLimit, &answer.encode_to_vec())
+                    .map(|text| printable_json(&text))
+                    .map_err(|error| error.to_string())?
+            } else {
+                readable(&request, &answer)
+            };
+            let is_over = answer.overall_code() == Code::OverLimit;
+            Ok((text, if is_over { ExitCode::from(OVER_LIMIT) } else { ExitCode::SUCCESS }))
+        });
     let to = || matches.get_one::<String>("to").map(String::as_str).unwrap_or_default();
     answered.map_err(|why| format!("no answer from {}: {why}", to()))
 }
 
-fn trust(tls: Tls) -> ClientTlsConfig {
+fn trust(tls: TlsOptions) -> ClientTlsConfig {
     let mut config = ClientTlsConfig::new().ca_certificate(Certificate::from_pem(tls.authority));
     if let Some(identity) = tls.identity {
         config = config.identity(Identity::from_pem(identity.cert, identity.key));

@@ -21,7 +21,7 @@ pub(super) fn command() -> Command {
     let command = Command::new("explain").about(
         "Show what a server would decide and why, without charging anything; exits 0 if the request would pass, 2 if it would be over a limit, 1 without an answer",
     ).after_help(examples(&["tollgate explain edge remote_address=203.0.113.7"]));
-    request::of(command.args(admin_client::args()))
+    request::with_request(command.args(admin_client::args()))
 }
 
 pub(super) fn run(matches: &ArgMatches) -> Result<(String, ExitCode), String> {

@@ -25,7 +25,7 @@ pub(super) fn descriptor() -> Arg {
 }
 
 /// `command` with the arguments of a request: domain, descriptors, and the operation.
-pub(super) fn of(command: Command) -> Command {
+pub(super) fn with_request(command: Command) -> Command {
     let descriptors = descriptor()
         .action(ArgAction::Append)
         .help("Descriptor, may be repeated; \\, \\= and \\\\ stand for the characters themselves, \\n and \\u{1b} for hidden ones, \\xE9 for another byte");

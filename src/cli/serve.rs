@@ -21,7 +21,10 @@ use tracing::{error, info, warn};
 use crate::{
     cli::help::examples,
     server::{Server, WorkerPool},
-    settings::{BackendChoice, CATALOG, Compat, ListenAddress, Settings, Sources, Tls, environment},
+    settings::{
+        BackendChoice, CATALOG, Compat, ListenAddress, ListenerTlsFiles, Settings, SettingsSources,
+        environment,
+    },
     telemetry::logs,
 };
 
@@ -185,13 +188,13 @@ fn log_panics(log_control: logs::LogControl) {
     }));
 }
 
-fn sources(matches: &ArgMatches) -> Sources {
+fn sources(matches: &ArgMatches) -> SettingsSources {
     // Flags that may be repeated are lists.
     let flag = |name: &str| {
         let values: Vec<&str> = matches.get_many::<String>(name)?.map(String::as_str).collect();
         Some(values.join(","))
     };
-    Sources {
+    SettingsSources {
         file: flag("settings").map(Into::into),
         environment: environment(),
         compat: matches.get_one::<String>(COMPAT).map(|_| Compat::EnvoyRatelimit),
@@ -253,11 +256,11 @@ fn callable(address: ListenAddress) -> ListenAddress {
 }
 
 /// The flags of `ask` that a caller needs if the listener uses TLS.
-fn flags_to_ask(tls: Option<&Tls>) -> &'static str {
+fn flags_to_ask(tls: Option<&ListenerTlsFiles>) -> &'static str {
     match tls {
         None => "",
-        Some(Tls { client_ca: None, .. }) => " --tls-ca FILE",
-        Some(Tls { client_ca: Some(_), .. }) => " --tls-ca FILE --tls-cert FILE --tls-key FILE",
+        Some(ListenerTlsFiles { client_ca: None, .. }) => " --tls-ca FILE",
+        Some(ListenerTlsFiles { client_ca: Some(_), .. }) => " --tls-ca FILE --tls-cert FILE --tls-key FILE",
     }
 }
 
@@ -281,7 +284,7 @@ mod tests {
         for words in crate::cli::tests::examples_of(&command()) {
             let given = sources(&command().get_matches_from(&words[1..]));
             // The settings file is that of an operator.
-            let loaded = Sources { file: None, environment: Vec::new(), ..given }.load();
+            let loaded = SettingsSources { file: None, environment: Vec::new(), ..given }.load();
             assert!(loaded.is_ok(), "{words:?}: {loaded:?}");
         }
     }
@@ -319,7 +322,7 @@ mod tests {
     fn example_request_has_the_flags_for_tls() {
         let tls = |client_ca: Option<&str>| {
             let client_ca = client_ca.map(Into::into);
-            Tls { cert: "cert".into(), key: "key".into(), client_ca, client_san: Vec::new() }
+            ListenerTlsFiles { cert: "cert".into(), key: "key".into(), client_ca, client_san: Vec::new() }
         };
         assert_eq!(flags_to_ask(None), "");
         assert_eq!(flags_to_ask(Some(&tls(None))), " --tls-ca FILE");

@@ -15,19 +15,19 @@ pub(super) struct Target {
     /// `HOST:PORT`, or `unix:` and a path.
     pub to: String,
     /// `None` for plaintext.
-    pub tls: Option<Tls>,
+    pub tls: Option<TlsOptions>,
 }
 
 /// The TLS options of a client; all in PEM.
-pub(super) struct Tls {
+pub(super) struct TlsOptions {
     pub authority: Vec<u8>,
-    pub identity: Option<Identity>,
+    pub identity: Option<ClientIdentity>,
     /// The name in the server's certificate, if it differs from the address.
     pub name: Option<String>,
 }
 
 /// A certificate and its key.
-pub(super) struct Identity {
+pub(super) struct ClientIdentity {
     pub cert: Vec<u8>,
     pub key: Vec<u8>,
 }
@@ -56,16 +56,16 @@ pub(super) fn args() -> [Arg; 5] {
 }
 
 /// The server that the flags name, with all files read.
-pub(super) fn of(matches: &ArgMatches) -> Result<Target, String> {
+pub(super) fn from_matches(matches: &ArgMatches) -> Result<Target, String> {
     let read = |path: &Path| fs::read(path).map_err(|error| format!("{}: {error}", path.display()));
     let file = |name: &str| matches.get_one::<PathBuf>(name).map(|path| read(path)).transpose();
     let text = |name: &str| matches.get_one::<String>(name).cloned();
     let identity = match (file("tls-cert")?, file("tls-key")?) {
-        (Some(cert), Some(key)) => Some(Identity { cert, key }),
+        (Some(cert), Some(key)) => Some(ClientIdentity { cert, key }),
         // clap has refused one without the other.
         (Some(_) | None, None) | (None, Some(_)) => None,
     };
-    let tls = file("tls-ca")?.map(|authority| Tls { authority, identity, name: text("tls-name") });
+    let tls = file("tls-ca")?.map(|authority| TlsOptions { authority, identity, name: text("tls-name") });
     Ok(Target { to: text("to").unwrap_or_default(), tls })
 }
 
@@ -77,7 +77,7 @@ mod tests {
     #[test]
     fn target_without_flag_is_the_local_default_listener() {
         let matches = clap::Command::new("ask").args(args()).get_matches_from(["ask"]);
-        let to: std::net::SocketAddr = of(&matches).unwrap().to.parse().unwrap();
+        let to: std::net::SocketAddr = from_matches(&matches).unwrap().to.parse().unwrap();
         let listen = Setting::named("grpc.listen").unwrap();
         assert!(to.ip().is_loopback());
         assert_eq!(to.port(), listen.default.parse::<std::net::SocketAddr>().unwrap().port());

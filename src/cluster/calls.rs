@@ -21,7 +21,7 @@ use crate::cluster::node::Ticket;
 
 /// The open rounds. Rounds on different cores find theirs without a common lock.
 #[derive(Debug, Default)]
-pub(super) struct Calls {
+pub(super) struct OpenRounds {
     open: DashMap<u64, Arc<Round>, FxBuildHasher>,
     last: AtomicU64,
 }
@@ -60,7 +60,7 @@ impl Future for RoundOutcomes {
     }
 }
 
-impl Calls {
+impl OpenRounds {
     /// Starts a round with at least one check. `outcomes` are those that hold until the checks are answered.
     pub(super) fn start_round(
         &self,
@@ -135,7 +135,7 @@ mod tests {
 
     #[test]
     fn call_gets_its_outcomes_when_all_checks_are_complete() {
-        let calls = Calls::default();
+        let calls = OpenRounds::default();
         let outcome = RemoteOutcome::unreachable();
         let (call, outcomes) = calls.start_round(RemoteOutcomes::from_elem(outcome.clone(), 3), None);
         let mut outcomes = pin!(outcomes);
@@ -150,7 +150,7 @@ mod tests {
 
     #[tokio::test]
     async fn callers_of_a_thread_are_woken_together() {
-        let calls = Calls::default();
+        let calls = OpenRounds::default();
         let outcome = RemoteOutcome::unreachable();
         let mut complete = Vec::new();
         let mut open = FuturesUnordered::new();

@@ -11,7 +11,7 @@ use tollgate_limiter::{
 use crate::cluster::{
     MemberId,
     message::{Hello, MemberRecord, MemberState, Message},
-    node::{Node, NodeSettings},
+    node::{ClusterNode, NodeSettings},
     wire,
 };
 
@@ -41,7 +41,7 @@ pub fn batch(bytes: &[u8]) {
 }
 
 /// A replica that has bootstrapped a cluster and has a session with each peer.
-fn serving_node(memory: &Arc<Memory>, now: &mut Timestamp) -> Node {
+fn serving_node(memory: &Arc<Memory>, now: &mut Timestamp) -> ClusterNode {
     let settings = NodeSettings {
         silence: Duration::from_secs(1),
         bootstrap_timeout: Duration::from_millis(20),
@@ -55,7 +55,7 @@ fn serving_node(memory: &Arc<Memory>, now: &mut Timestamp) -> Node {
         },
     };
     let dividers = Arc::new(Dividers::new(memory.clone()));
-    let mut node = Node::new(LOCAL, "local:1".to_owned(), settings, memory.clone(), dividers, *now);
+    let mut node = ClusterNode::new(LOCAL, "local:1".to_owned(), settings, memory.clone(), dividers, *now);
     node.seeds_tried(true);
     pass(&mut node, memory, now, 4);
     assert_eq!(node.state(), MemberState::Serving);
@@ -71,7 +71,7 @@ fn serving_node(memory: &Arc<Memory>, now: &mut Timestamp) -> Node {
 }
 
 /// Lets ticks pass, in each of which every peer reads what the node sends. The memory holds what the node owns.
-fn pass(node: &mut Node, memory: &Memory, now: &mut Timestamp, ticks: u32) {
+fn pass(node: &mut ClusterNode, memory: &Memory, now: &mut Timestamp, ticks: u32) {
     for _ in 0..ticks {
         *now = now.plus(TICK);
         node.set_wall(*now);
@@ -94,12 +94,12 @@ mod tests {
 
     use super::*;
     use crate::cluster::{
-        message::{Owner, Version},
-        node::{Action, Event},
+        message::{SlotOwner, Version},
+        node::{NodeAction, NodeEvent},
     };
 
     fn hello(slot: Slot, epoch: Epoch) -> Message {
-        let owner = Owner { epoch, member: PEERS[1] };
+        let owner = SlotOwner { epoch, member: PEERS[1] };
         let address = "peer-1:1".to_owned();
         let record =
             MemberRecord { id: PEERS[0], address, state: MemberState::Serving, rules: 0, changes: 2 };
@@ -117,7 +117,7 @@ mod tests {
         let last = Slot::at(SLOTS - 1);
         let beyond = Slot::at(SLOTS);
         let too_late = Epoch(u64::MAX);
-        let orphan = |slot, epoch| Message::Orphan { slot, owner: Owner { epoch, member: PEERS[1] } };
+        let orphan = |slot, epoch| Message::Orphan { slot, owner: SlotOwner { epoch, member: PEERS[1] } };
         let query = |slot, epoch| Message::RecoveryQuery { slot, best: Version { epoch, seq: 0 } };
         for of in [&hello as &dyn Fn(Slot, Epoch) -> Message, &orphan, &query] {
             for (slot, epoch, is_in_range) in
@@ -129,8 +129,9 @@ mod tests {
                 node.actions();
                 node.receive(PEERS[0], of(slot, epoch), now);
                 let is_disconnect =
-                    |action: &Action| matches!(action, Action::Disconnect(peer) if *peer == PEERS[0]);
-                let is_report = |action: &Action| matches!(action, Action::Report(Event::OutOfRange(_)));
+                    |action: &NodeAction| matches!(action, NodeAction::Disconnect(peer) if *peer == PEERS[0]);
+                let is_report =
+                    |action: &NodeAction| matches!(action, NodeAction::Report(NodeEvent::OutOfRange(_)));
                 let actions = node.actions();
                 let ended = (actions.iter().any(is_disconnect), actions.iter().any(is_report));
                 assert_eq!(ended, (!is_in_range, !is_in_range), "{slot:?} {epoch:?} {actions:?}");

@@ -19,13 +19,15 @@ mod check;
 mod size;
 mod slot;
 
-pub(crate) use check::{LeaseReply, LeaseState, RemoteCheck, RemoteOperation, Reply, Settlement};
+pub(crate) use check::{CheckReply, LeaseReply, LeaseState, RemoteCheck, RemoteOperation, Settlement};
 pub(crate) use size::WireSize;
-pub(crate) use slot::{ChargedHits, Grant, HandOff, HandOffId, Origin, SlotCopy, SlotGrants, Version};
+pub(crate) use slot::{
+    ChargedHits, HandOff, HandOffId, LeaseGrant, RecoveryOrigin, SlotGrants, Version, VersionedSlot,
+};
 
 /// The owner of a slot, and the epoch of its ownership. Of two owners the larger one keeps the slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-pub(crate) struct Owner {
+pub(crate) struct SlotOwner {
     pub(crate) epoch: Epoch,
     pub(crate) member: MemberId,
 }
@@ -86,7 +88,7 @@ pub(crate) enum Message {
     /// The receiver is to keep this copy for the sender.
     Backup {
         slot: Slot,
-        copy: SlotCopy,
+        copy: VersionedSlot,
         /// The copy holds the changes after this version; all counters if `None`.
         after: Option<u64>,
     },
@@ -99,16 +101,16 @@ pub(crate) enum Message {
     /// The reply to a recovery query.
     RecoveryReply {
         slot: Slot,
-        owner: Option<Owner>,
+        owner: Option<SlotOwner>,
         /// Whether the sender has heard that owner recently.
         alive: bool,
         /// The copy of the sender, if it is newer.
-        copy: Option<SlotCopy>,
+        copy: Option<VersionedSlot>,
     },
     /// The receiver is the intended owner of this slot, whose owner has departed.
-    Orphan { slot: Slot, owner: Owner },
+    Orphan { slot: Slot, owner: SlotOwner },
     /// The receiver started from an older copy than this one.
-    NewerCopy { slot: Slot, copy: SlotCopy },
+    NewerCopy { slot: Slot, copy: VersionedSlot },
     /// Answer this check within `budget`.
     Forward {
         ticket: u64,
@@ -118,7 +120,7 @@ pub(crate) enum Message {
         hops: u8,
     },
     /// The answer to a forwarded check.
-    Reply { ticket: u64, reply: Reply },
+    Reply { ticket: u64, reply: CheckReply },
     /// Return the grant of this key.
     Recall { key: Key },
     /// This key is no longer refused.
@@ -264,7 +266,7 @@ impl Message {
     }
 
     /// The copy of a slot in the message.
-    fn copy(&self) -> Option<&SlotCopy> {
+    fn copy(&self) -> Option<&VersionedSlot> {
         if let Self::HandOff(hand_off) = self {
             Some(&hand_off.copy)
         } else if let Self::Backup { copy, .. }
@@ -287,7 +289,7 @@ pub(crate) struct Hello {
     /// The slots of the sender: the epoch of its ownership, and the version that it started from.
     pub(crate) owned: Vec<(Slot, Epoch, Version)>,
     /// The newest owners that the sender knows.
-    pub(crate) owners: Vec<(Slot, Owner)>,
+    pub(crate) owners: Vec<(Slot, SlotOwner)>,
 }
 
 /// Allocates once. As `serde` does it, the check is moved from one allocation to another.

@@ -41,12 +41,12 @@ impl Placement {
             return Self::default();
         }
         let ranking = self.ranking.changed_to(&self.members, &members, slots);
-        let all = Matching::of_all(&ranking, members.len());
+        let all = SlotMatching::for_all(&ranking, members.len());
         // The backup owner of a slot is its owner in a matching without its owner. A member less never gives a slot a
         // better owner, so each such matching continues from the one of all members with the same maximum.
         let mut backup_owners = vec![None; slots];
         if members.len() > 1 {
-            let more = Matching::of_all(&ranking, members.len() - 1);
+            let more = SlotMatching::for_all(&ranking, members.len() - 1);
             let mut without = more.clone();
             for member in 0..members.len() {
                 without.clone_from(&more);
@@ -141,7 +141,7 @@ impl Ranking {
 }
 
 /// Slots that have proposed to members, and the proposals that are accepted so far.
-struct Matching<'r> {
+struct SlotMatching<'r> {
     ranking: &'r Ranking,
     /// The most slots of one member.
     slots_max: usize,
@@ -151,7 +151,7 @@ struct Matching<'r> {
     places: Vec<MemberIndex>,
 }
 
-impl Clone for Matching<'_> {
+impl Clone for SlotMatching<'_> {
     fn clone(&self) -> Self {
         Self { accepted: self.accepted.clone(), places: self.places.clone(), ..*self }
     }
@@ -163,9 +163,9 @@ impl Clone for Matching<'_> {
     }
 }
 
-impl<'r> Matching<'r> {
+impl<'r> SlotMatching<'r> {
     /// The matching of all slots, where a member accepts as many as if there were so many members.
-    fn of_all(ranking: &'r Ranking, members: usize) -> Self {
+    fn for_all(ranking: &'r Ranking, members: usize) -> Self {
         let slots = ranking.slots();
         let mut matching = Self {
             ranking,

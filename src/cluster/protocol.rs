@@ -51,7 +51,7 @@ impl VersionMismatch {
     }
 
     /// The mismatch that made a handshake fail, if that is the cause.
-    pub(super) fn of(error: &Error) -> Option<&Self> {
+    pub(super) fn from_tls_error(error: &Error) -> Option<&Self> {
         match error {
             Error::InvalidCertificate(CertificateError::Other(OtherError(error))) => error.downcast_ref(),
             _ => None,

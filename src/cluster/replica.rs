@@ -23,10 +23,10 @@ use tracing::{info, warn};
 
 use crate::cluster::{
     MemberId, MemberState, Tuning,
-    calls::{Calls, CompleteRound},
+    calls::{CompleteRound, OpenRounds},
     link::{self, LinkListener, Links, SeedState, Strangers},
-    node::{Action, Event, Node, NodeSettings, TICK, TICK_IDLE, View},
-    strangers::{History, LinkTrust, Situation, Standing},
+    node::{ClusterNode, ClusterView, NodeAction, NodeEvent, NodeSettings, TICK, TICK_IDLE},
+    strangers::{LinkTrust, Situation, StrangerHistory, StrangerState},
 };
 
 mod link_handler;
@@ -59,9 +59,9 @@ pub(super) const fn node_settings(tuning: Tuning) -> NodeSettings {
 
 /// The settings of a replica in a cluster.
 #[derive(Clone, Debug)]
-pub struct Settings {
+pub struct ClusterSettings {
     /// The links to other replicas.
-    pub link: link::Settings,
+    pub link: link::LinkSettings,
     /// The tuning of the replica.
     pub tuning: Tuning,
 }
@@ -81,11 +81,11 @@ impl fmt::Debug for Assign {
 
 #[derive(Debug)]
 pub(super) struct Replica {
-    node: Lock<Node>,
+    node: Lock<ClusterNode>,
     /// What this replica has admitted without owners. It is locked after the node.
     local_share: Lock<LocalShare>,
     /// The calls that wait for the node, outside its lock: replies wake callers on all cores.
-    pub(super) calls: Calls,
+    pub(super) calls: OpenRounds,
     pub(super) links: Links,
     pub(super) dividers: Arc<Dividers>,
     /// Takes what clients of this replica may let pass.
@@ -95,7 +95,7 @@ pub(super) struct Replica {
     pub(super) started: Stopwatch,
     active_rules: Arc<ActiveRules>,
     pub(super) forward_budget_max: Duration,
-    history: Mutex<History>,
+    history: Mutex<StrangerHistory>,
     /// Notified when the next tick is due earlier than before.
     tick_hastened: Notify,
     state: watch::Sender<MemberState>,
@@ -106,20 +106,26 @@ impl Cluster {
     /// Binds the listener for other replicas. `memory` is in shared mode and owns no slot yet; `stored` is the snapshot
     /// of an earlier process, whose secret is set in `active_rules`.
     pub async fn bind(
-        settings: Settings,
+        settings: ClusterSettings,
         memory: Arc<Memory>,
         stored: Vec<StoredSlot>,
         active_rules: Arc<ActiveRules>,
         clock: Clock,
-    ) -> Result<(Self, LinkListener), link::Error> {
-        let Settings { link, tuning } = settings;
+    ) -> Result<(Self, LinkListener), link::LinkError> {
+        let ClusterSettings { link, tuning } = settings;
         let local_id = MemberId::starting_at(clock.now());
         let (links, listening) = Links::bind(link, local_id, clock.clone()).await?;
         let address = links.address().to_owned();
         let dividers = Arc::new(Dividers::new(memory.clone()));
         let local_share = Lock::new(LocalShare::within(&memory));
-        let mut node =
-            Node::new(local_id, address, node_settings(tuning), memory, dividers.clone(), MONOTONIC_START);
+        let mut node = ClusterNode::new(
+            local_id,
+            address,
+            node_settings(tuning),
+            memory,
+            dividers.clone(),
+            MONOTONIC_START,
+        );
         node.set_wall(clock.now());
         if !stored.is_empty() {
             node.restore(active_rules.secret(), stored, MONOTONIC_START);
@@ -127,7 +133,7 @@ impl Cluster {
         let replica = Replica {
             node: Lock::new(node),
             local_share,
-            calls: Calls::default(),
+            calls: OpenRounds::default(),
             links,
             dividers,
             assign: OnceLock::new(),
@@ -145,7 +151,7 @@ impl Cluster {
     }
 
     /// Runs the replica until [`Cluster::leave`] has ended.
-    pub async fn run(self, listening: LinkListener) -> Result<(), link::Error> {
+    pub async fn run(self, listening: LinkListener) -> Result<(), link::LinkError> {
         let mut tasks = JoinSet::new();
         tasks.spawn(self.clone().run_ticks());
         tasks.spawn(self.clone().follow_seeds());
@@ -184,7 +190,7 @@ impl Cluster {
     pub fn link_trust(&self) -> LinkTrust {
         let strangers = self.0.links.strangers();
         let mut history = lock(&self.0.history);
-        let owns_all = |node: &Node| strangers.is_some() && node.owned_slots().count() == node.slots();
+        let owns_all = |node: &ClusterNode| strangers.is_some() && node.owned_slots().count() == node.slots();
         let (owns_all, now) = self.0.with_node(|node, now| (owns_all(node), now));
         let situation = Situation {
             is_linked: self.0.links.is_linked(),
@@ -194,9 +200,9 @@ impl Cluster {
         };
         let before = history.standing;
         match (history.judge(strangers.as_ref(), situation, now), strangers) {
-            (Standing::Unready, Some(strangers)) => LinkTrust::Unready(strangers.named),
-            (Standing::GoesOn, Some(Strangers { named, .. })) => {
-                if before != Standing::GoesOn {
+            (StrangerState::Unready, Some(strangers)) => LinkTrust::Unready(strangers.named),
+            (StrangerState::GoesOn, Some(Strangers { named, .. })) => {
+                if before != StrangerState::GoesOn {
                     warn!(
                         strangers = named,
                         "every link to another process is rejected; this replica has served and goes on without them"
@@ -204,7 +210,9 @@ impl Cluster {
                 }
                 LinkTrust::GoesOn(named)
             }
-            (Standing::Trusted | Standing::Unready | Standing::GoesOn, _) => LinkTrust::Trusted,
+            (StrangerState::Trusted | StrangerState::Unready | StrangerState::GoesOn, _) => {
+                LinkTrust::Trusted
+            }
         }
     }
 
@@ -238,7 +246,7 @@ impl Cluster {
 
     /// Announces that this replica leaves, and begins to hand off its slots.
     pub fn drain(&self) {
-        self.0.with_node(Node::drain);
+        self.0.with_node(ClusterNode::drain);
     }
 
     /// Waits until every slot is handed off and no other replica needs the copies here.
@@ -274,7 +282,7 @@ impl Cluster {
     }
 
     /// The cluster as this replica sees it.
-    pub fn view(&self) -> View {
+    pub fn view(&self) -> ClusterView {
         self.0.with_node(|node, now| node.view(now))
     }
 
@@ -298,7 +306,7 @@ impl Cluster {
 }
 
 impl Replica {
-    pub(super) fn lock(&self) -> MutexGuard<'_, Node> {
+    pub(super) fn lock(&self) -> MutexGuard<'_, ClusterNode> {
         self.node.lock()
     }
 
@@ -328,7 +336,7 @@ impl Replica {
     }
 
     /// Calls `operation` on the node, and then performs the actions that it caused.
-    pub(super) fn with_node<T>(&self, operation: impl FnOnce(&mut Node, Timestamp) -> T) -> T {
+    pub(super) fn with_node<T>(&self, operation: impl FnOnce(&mut ClusterNode, Timestamp) -> T) -> T {
         let (result, ready_peers) = self.with_node_without_wakes(operation);
         self.wake(&ready_peers);
         result
@@ -343,7 +351,7 @@ impl Replica {
     /// Runs `operation` on the node. The caller wakes the links that have messages to send.
     pub(super) fn with_node_without_wakes<T>(
         &self,
-        operation: impl FnOnce(&mut Node, Timestamp) -> T,
+        operation: impl FnOnce(&mut ClusterNode, Timestamp) -> T,
     ) -> (T, Vec<MemberId>) {
         let (result, ready_peers, actions) = {
             let mut node = self.lock();
@@ -362,23 +370,25 @@ impl Replica {
         let mut complete = Vec::new();
         for action in actions {
             match action {
-                Action::Complete(ticket, outcome) => complete.extend(self.calls.complete(ticket, outcome)),
-                Action::Dial(address) => self.links.dial(&address),
-                Action::Disconnect(member) => self.links.forget(member),
-                Action::Assign(assignments) => {
+                NodeAction::Complete(ticket, outcome) => {
+                    complete.extend(self.calls.complete(ticket, outcome))
+                }
+                NodeAction::Dial(address) => self.links.dial(&address),
+                NodeAction::Disconnect(member) => self.links.forget(member),
+                NodeAction::Assign(assignments) => {
                     if let Some(Assign(assign)) = self.assign.get() {
                         assign(assignments);
                     }
                 }
-                Action::SetHashSecret(secret) => {
+                NodeAction::SetHashSecret(secret) => {
                     self.active_rules.set_secret(secret);
                     // The keys in it were hashed with another secret.
                     self.local_share().clear();
                 }
-                Action::Leave => {
+                NodeAction::Leave => {
                     self.left.send_replace(true);
                 }
-                Action::Report(event) => log_event(event),
+                NodeAction::Report(event) => log_event(event),
             }
         }
         CompleteRound::wake_all(complete);
@@ -386,18 +396,18 @@ impl Replica {
     }
 }
 
-fn log_event(event: Event) {
+fn log_event(event: NodeEvent) {
     match event {
-        Event::Joined => info!("joined the cluster: the owners of the slots are known"),
-        Event::ClusterAdopted => {
+        NodeEvent::Joined => info!("joined the cluster: the owners of the slots are known"),
+        NodeEvent::ClusterAdopted => {
             warn!("met another cluster: adopted its secret and discarded all counters of this replica")
         }
-        Event::Isolated => {
+        NodeEvent::Isolated => {
             warn!("isolated from most replicas: every key gets this replica's share of its limit");
         }
-        Event::OutOfRange(member) => {
+        NodeEvent::OutOfRange(member) => {
             warn!(%member, "closed the link to a replica that named a slot or an epoch out of range");
         }
-        Event::IsolationEnded => info!("no longer isolated: most replicas are reachable again"),
+        NodeEvent::IsolationEnded => info!("no longer isolated: most replicas are reachable again"),
     }
 }

@@ -6,15 +6,15 @@ use crate::cluster::{Cluster, MemberState, link, node};
 
 /// Statistics of this replica in the cluster.
 #[derive(Clone, Debug)]
-pub struct Stats {
+pub struct ClusterStats {
     /// The counts of the node.
-    pub(crate) node: node::Stats,
+    pub(crate) node: node::NodeStats,
     /// Checks decided without their owners.
     pub(crate) degraded: u64,
     /// Charges of these that had no memory for their key.
     pub(crate) local_share_full: u64,
     /// The counts of the links.
-    pub links: Arc<link::Stats>,
+    pub links: Arc<link::LinkStats>,
     /// The state of this replica.
     pub state: MemberState,
     /// Members that are reachable and serve, this one included.
@@ -35,14 +35,14 @@ pub struct Stats {
 
 impl Cluster {
     /// The statistics so far.
-    pub fn stats(&self) -> Stats {
+    pub fn stats(&self) -> ClusterStats {
         let links = self.0.links.stats().clone();
         let rejected_by = self.0.links.strangers().map(|strangers| strangers.named);
         let (degraded, local_share_full) = {
             let local_share = self.0.local_share();
             (local_share.decided(), local_share.full())
         };
-        self.0.with_node(|node, now| Stats {
+        self.0.with_node(|node, now| ClusterStats {
             node: node.stats(),
             degraded,
             local_share_full,

@@ -15,7 +15,7 @@ pub(super) const SERVED_MIN: Duration = Duration::from_secs(5);
 
 /// What strangers mean for this replica.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) enum Standing {
+pub(super) enum StrangerState {
     /// There are no strangers.
     #[default]
     Trusted,
@@ -51,22 +51,22 @@ pub(super) struct Situation {
 
 /// What is known of this replica and of strangers.
 #[derive(Debug, Default)]
-pub(super) struct History {
+pub(super) struct StrangerHistory {
     has_served: bool,
     trusted_since: Option<Timestamp>,
     rejected_since: Option<Timestamp>,
     /// The last standing.
-    pub(super) standing: Standing,
+    pub(super) standing: StrangerState,
 }
 
-impl History {
+impl StrangerHistory {
     /// The standing at `now`.
     pub(super) fn judge(
         &mut self,
         strangers: Option<&Strangers>,
         situation: Situation,
         now: Timestamp,
-    ) -> Standing {
+    ) -> StrangerState {
         let Situation { is_linked, is_serving, owns_all, has_tried_seeds } = situation;
         self.standing = match strangers {
             None => {
@@ -75,7 +75,7 @@ impl History {
                 let since = has_tried_seeds.then(|| *self.trusted_since.get_or_insert(now));
                 let has_been_alone = since.is_some_and(|since| now.since(since) >= SERVED_MIN);
                 self.has_served |= is_serving && (is_linked || has_been_alone);
-                Standing::Trusted
+                StrangerState::Trusted
             }
             Some(Strangers { has_other_version, has_former_peer, .. }) => {
                 self.trusted_since = None;
@@ -83,7 +83,11 @@ impl History {
                 let has_waited = !has_other_version && now.since(since) >= LONE_START_MAX;
                 // A peer of this replica that is silent or dead, and not the strangers, is why there is no link.
                 let goes_on = self.has_served && (owns_all || !has_former_peer);
-                if goes_on || (owns_all && has_waited) { Standing::GoesOn } else { Standing::Unready }
+                if goes_on || (owns_all && has_waited) {
+                    StrangerState::GoesOn
+                } else {
+                    StrangerState::Unready
+                }
             }
         };
         self.standing
@@ -108,17 +112,17 @@ mod tests {
     fn served_replica_stays_ready_unless_a_former_peer_rejects_it() {
         for other_version in [false, true] {
             for (before, since) in [(OF_PAIR, NOW), (ALONE, NOW.after(SERVED_MIN))] {
-                let mut history = History::default();
+                let mut history = StrangerHistory::default();
                 let strangers = strangers(other_version);
-                assert_eq!(history.judge(None, JOINING, NOW), Standing::Trusted);
-                assert_eq!(history.judge(None, before, since), Standing::Trusted);
+                assert_eq!(history.judge(None, JOINING, NOW), StrangerState::Trusted);
+                assert_eq!(history.judge(None, before, since), StrangerState::Trusted);
                 let not_all = Situation { owns_all: false, ..ALONE };
                 for situation in [not_all, ALONE] {
-                    assert_eq!(history.judge(Some(&strangers), situation, since), Standing::GoesOn);
+                    assert_eq!(history.judge(Some(&strangers), situation, since), StrangerState::GoesOn);
                 }
                 let peers = Strangers { has_former_peer: true, ..strangers };
-                assert_eq!(history.judge(Some(&peers), not_all, since), Standing::Unready);
-                assert_eq!(history.judge(Some(&peers), ALONE, since), Standing::GoesOn);
+                assert_eq!(history.judge(Some(&peers), not_all, since), StrangerState::Unready);
+                assert_eq!(history.judge(Some(&peers), ALONE, since), StrangerState::GoesOn);
             }
         }
     }
@@ -126,27 +130,30 @@ mod tests {
     #[test]
     fn replica_has_not_served_before_all_seeds_are_tried() {
         let untried = Situation { has_tried_seeds: false, ..ALONE };
-        let mut history = History::default();
+        let mut history = StrangerHistory::default();
         let strangers = strangers(false);
         let tried_at = NOW.after(SERVED_MIN);
         history.judge(None, untried, NOW);
         for (situation, at) in
             [(untried, tried_at), (ALONE, tried_at), (ALONE, tried_at.after(SERVED_MIN).minus(1))]
         {
-            assert_eq!(history.judge(None, situation, at), Standing::Trusted);
+            assert_eq!(history.judge(None, situation, at), StrangerState::Trusted);
         }
-        assert_eq!(history.judge(Some(&strangers), ALONE, tried_at.after(SERVED_MIN)), Standing::Unready);
+        assert_eq!(
+            history.judge(Some(&strangers), ALONE, tried_at.after(SERVED_MIN)),
+            StrangerState::Unready
+        );
     }
 
     #[test]
     fn lone_first_start_waits_except_beside_another_version() {
-        for (other_version, then) in [(false, Standing::GoesOn), (true, Standing::Unready)] {
-            let mut history = History::default();
+        for (other_version, then) in [(false, StrangerState::GoesOn), (true, StrangerState::Unready)] {
+            let mut history = StrangerHistory::default();
             let strangers = strangers(other_version);
-            assert_eq!(history.judge(None, ALONE, NOW), Standing::Trusted, "between two attempts");
-            assert_eq!(history.judge(Some(&strangers), ALONE, NOW), Standing::Unready);
+            assert_eq!(history.judge(None, ALONE, NOW), StrangerState::Trusted, "between two attempts");
+            assert_eq!(history.judge(Some(&strangers), ALONE, NOW), StrangerState::Unready);
             let before = NOW.after(LONE_START_MAX).minus(1);
-            assert_eq!(history.judge(Some(&strangers), ALONE, before), Standing::Unready);
+            assert_eq!(history.judge(Some(&strangers), ALONE, before), StrangerState::Unready);
             assert_eq!(history.judge(Some(&strangers), ALONE, NOW.after(LONE_START_MAX)), then);
         }
     }

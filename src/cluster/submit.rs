@@ -27,7 +27,7 @@ impl Submit for Cluster {
             for (number, check) in (0..).zip(checks) {
                 let ticket = Ticket { call, check: number };
                 let policy = check.policy;
-                node.submit(ticket, RemoteCheck::of(check), policy, now.after(within), now);
+                node.submit(ticket, RemoteCheck::from_check(check), policy, now.after(within), now);
             }
         });
         if !ready_peers.is_empty() {
@@ -41,7 +41,7 @@ impl Submit for Cluster {
 
     fn send(&self, checks: CounterChecks) {
         self.0.with_node(|node, now| {
-            checks.iter().for_each(|check| node.send(RemoteCheck::of(check), now));
+            checks.iter().for_each(|check| node.send(RemoteCheck::from_check(check), now));
         });
     }
 
@@ -71,7 +71,7 @@ impl Submit for Cluster {
 }
 
 impl RemoteCheck {
-    pub(super) fn of(CounterCheck { key, limit, operation, .. }: &CounterCheck) -> Self {
+    pub(super) fn from_check(CounterCheck { key, limit, operation, .. }: &CounterCheck) -> Self {
         let operation = RemoteOperation::Counter(operation.clone());
         Self { key: *key, limit: limit.clone(), operation, lease_hits: 0 }
     }

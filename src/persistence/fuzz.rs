@@ -9,7 +9,7 @@ use tollgate_limiter::{
     time::{SECOND, Timestamp},
 };
 
-use crate::persistence::{Persistence, Settings};
+use crate::persistence::{Persistence, PersistenceSettings};
 
 const NOW: Timestamp = Timestamp::from_nanos(1_790_000_000 * SECOND);
 const MEMORY_LIMIT: usize = 1 << 24;
@@ -32,8 +32,8 @@ pub fn snapshot(bytes: &[u8]) {
     }
 }
 
-fn settings(path: &Path) -> Settings {
-    Settings {
+fn settings(path: &Path) -> PersistenceSettings {
+    PersistenceSettings {
         memory_limit: MEMORY_LIMIT as u64,
         on_full: OnFull::Deny,
         snapshot: Some(path.to_owned()),

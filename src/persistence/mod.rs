@@ -28,8 +28,8 @@ mod snapshot;
 
 pub use snapshot::SnapshotError;
 
-use parallel::Priority;
-use snapshot::Summary;
+use parallel::WorkPriority;
+use snapshot::SnapshotSummary;
 
 use crate::private_file;
 
@@ -38,7 +38,7 @@ const EMPTY_SNAPSHOT_BYTES: u64 = 1 << 20;
 
 /// Settings of the store.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Settings {
+pub struct PersistenceSettings {
     /// The memory limit, in bytes.
     pub memory_limit: u64,
     /// What happens to new keys at the memory limit.
@@ -54,7 +54,7 @@ pub struct Settings {
 pub struct Persistence {
     /// The counters.
     pub memory: Arc<Memory>,
-    settings: Settings,
+    settings: PersistenceSettings,
     sources: SlotSources,
     // Locked while a snapshot is written, because the temporary file is shared.
     writing: Arc<Mutex<()>>,
@@ -89,7 +89,7 @@ impl std::fmt::Debug for SlotSources {
 impl Persistence {
     /// Starts with the counters of the snapshot, or none, and returns the secret of their keys. An unusable snapshot is
     /// set aside and logged; it never prevents the start.
-    pub fn start(settings: Settings, now: Timestamp) -> (Self, Option<Secret>) {
+    pub fn start(settings: PersistenceSettings, now: Timestamp) -> (Self, Option<Secret>) {
         let empty = || Memory::new(settings.memory_limit, settings.on_full);
         let memory = empty();
         let secret = Self::read(&settings, memory.slots(), now, |stored| memory.restore(stored.data, now));
@@ -100,7 +100,10 @@ impl Persistence {
 
     /// Starts as part of a cluster: returns the store, the secret and the stored slots, for the cluster to select from.
     /// Counters that do not fit into memory, and slots of another number of slots, are left out.
-    pub fn start_shared(settings: Settings, now: Timestamp) -> (Self, Option<Secret>, Vec<StoredSlot>) {
+    pub fn start_shared(
+        settings: PersistenceSettings,
+        now: Timestamp,
+    ) -> (Self, Option<Secret>, Vec<StoredSlot>) {
         let memory = Memory::new(settings.memory_limit, settings.on_full).shared();
         let all = Mutex::new(Vec::new());
         let secret = Self::read(&settings, memory.slots(), now, |stored| {
@@ -122,7 +125,7 @@ impl Persistence {
         Self { sources, ..self }
     }
 
-    fn with(memory: Memory, settings: Settings) -> Self {
+    fn with(memory: Memory, settings: PersistenceSettings) -> Self {
         let memory = Arc::new(memory);
         let sources = SlotSources::default();
         let (writing, urgent) = Default::default();
@@ -135,7 +138,7 @@ impl Persistence {
     }
 
     fn read(
-        settings: &Settings,
+        settings: &PersistenceSettings,
         slots: usize,
         now: Timestamp,
         put: impl Fn(StoredSlot) + Sync,
@@ -145,7 +148,7 @@ impl Persistence {
         let bytes_max = settings.memory_limit.saturating_mul(2).saturating_add(EMPTY_SNAPSHOT_BYTES);
         match snapshot::read(path, bytes_max, slots, now, put) {
             Ok(summary) => {
-                let Summary { secret, counters } = summary?;
+                let SnapshotSummary { secret, counters } = summary?;
                 info!(path = %path.display(), counters, "restored a snapshot");
                 Some(secret)
             }
@@ -165,7 +168,7 @@ impl Persistence {
     pub async fn write_periodically(self, clock: Clock, secret: impl Fn() -> Secret) {
         loop {
             sleep(self.settings.snapshot_every).await;
-            self.write_with(Priority::Idle, &clock, secret()).await;
+            self.write_with(WorkPriority::Idle, &clock, secret()).await;
         }
     }
 
@@ -177,7 +180,7 @@ impl Persistence {
     /// Writes the last snapshot, or gives it up at `deadline`; the previous one stays then.
     pub async fn write_until(&self, clock: &Clock, secret: Secret, deadline: Instant) {
         let Some(path) = self.path() else { return };
-        if timeout_at(deadline, self.write_with(Priority::Normal, clock, secret)).await.is_err() {
+        if timeout_at(deadline, self.write_with(WorkPriority::Normal, clock, secret)).await.is_err() {
             error!(path = %path.display(), "the snapshot was not written in time; the previous one stays");
         }
     }
@@ -185,16 +188,16 @@ impl Persistence {
     /// Writes a snapshot of the counters, whose keys are hashed with `secret`, if there is a path. Errors are logged:
     /// the counters in memory are not affected.
     pub async fn write(&self, clock: &Clock, secret: Secret) {
-        self.write_with(Priority::Normal, clock, secret).await;
+        self.write_with(WorkPriority::Normal, clock, secret).await;
     }
 
     /// Whether it was written.
-    async fn write_with(&self, priority: Priority, clock: &Clock, secret: Secret) -> bool {
+    async fn write_with(&self, priority: WorkPriority, clock: &Clock, secret: Secret) -> bool {
         let Some(path) = self.settings.snapshot.clone() else { return false };
         let persistence = self.clone();
         let clock = clock.clone();
         let shown = path.display().to_string();
-        let is_urgent = priority == Priority::Normal;
+        let is_urgent = priority == WorkPriority::Normal;
         if is_urgent {
             self.urgent.fetch_add(1, Relaxed);
         }

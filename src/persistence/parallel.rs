@@ -27,7 +27,7 @@ const REST_MAX: Duration = Duration::from_millis(4);
 
 /// The scheduling priority of the threads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Priority {
+pub(super) enum WorkPriority {
     /// The threads run only while a core is idle (`SCHED_IDLE`), and the calling thread, which has normal priority,
     /// rests after each step: the kernel would let it keep its core for milliseconds while other threads are ready.
     Idle,
@@ -38,7 +38,7 @@ pub(super) enum Priority {
 /// Maps each item on one of several threads. The calling thread takes the items from their iterator and consumes the
 /// results, in any order, until there is an error. Only a few items are under way at a time.
 pub(super) fn map_in_any_order<T: Send, R: Send, E>(
-    priority: Priority,
+    priority: WorkPriority,
     items: impl Iterator<Item = T>,
     map: impl Fn(T) -> R + Sync,
     consume: impl FnMut(R) -> Result<(), E>,
@@ -60,15 +60,15 @@ pub(super) fn map_in_any_order<T: Send, R: Send, E>(
 /// Starts a thread and returns whether there is one.
 fn start<'scope, T: Send + 'scope, R: Send + 'scope>(
     scope: &'scope Scope<'scope, '_>,
-    priority: Priority,
+    priority: WorkPriority,
     queue: &'scope Mutex<Receiver<T>>,
     map: &'scope (impl Fn(T) -> R + Sync),
     results: Sender<R>,
 ) -> bool {
     let work = move || {
         match priority {
-            Priority::Idle => set_idle_priority(),
-            Priority::Normal => {}
+            WorkPriority::Idle => set_idle_priority(),
+            WorkPriority::Normal => {}
         }
         let next = || queue.lock().unwrap_or_else(PoisonError::into_inner).recv();
         while let Ok(item) = next() {
@@ -81,7 +81,7 @@ fn start<'scope, T: Send + 'scope, R: Send + 'scope>(
 }
 
 fn feed<T, R, E>(
-    priority: Priority,
+    priority: WorkPriority,
     threads: usize,
     (sender, results): (Sender<T>, Receiver<R>),
     mut items: impl Iterator<Item = T>,
@@ -92,7 +92,7 @@ fn feed<T, R, E>(
     let mut waited = Duration::ZERO;
     let mut worked = Stopwatch::start();
     loop {
-        if priority == Priority::Idle && worked.elapsed() > WORK_MIN {
+        if priority == WorkPriority::Idle && worked.elapsed() > WORK_MIN {
             thread::sleep((worked.elapsed() * RESTS).min(REST_MAX));
             worked = Stopwatch::start();
         }
@@ -107,7 +107,7 @@ fn feed<T, R, E>(
         } else {
             let waiting = Stopwatch::start();
             let received = results.recv_timeout(IDLE_TIMEOUT);
-            if priority == Priority::Idle {
+            if priority == WorkPriority::Idle {
                 waited += waiting.elapsed();
                 worked = Stopwatch::start();
             }
@@ -137,7 +137,7 @@ mod tests {
 
     #[test]
     fn every_item_is_mapped_once_at_both_priorities() {
-        for priority in [Priority::Idle, Priority::Normal] {
+        for priority in [WorkPriority::Idle, WorkPriority::Normal] {
             let mut found = Vec::new();
             let consume = |result: u64| {
                 found.push(result);
@@ -153,13 +153,13 @@ mod tests {
     fn first_error_ends_the_work() {
         let consume = |item: u64| if item == 10 { Err(item) } else { Ok(()) };
         // Without an end, these items would never be used up.
-        assert_eq!(map_in_any_order(Priority::Normal, 0.., |item| item, consume), Err(10));
+        assert_eq!(map_in_any_order(WorkPriority::Normal, 0.., |item| item, consume), Err(10));
     }
 
     #[test]
     fn panic_of_a_thread_is_passed_on() {
         let map = |item: u64| assert_ne!(item, 500, "intended");
-        let work = || map_in_any_order(Priority::Normal, 0..1_000, map, Ok::<_, ()>);
+        let work = || map_in_any_order(WorkPriority::Normal, 0..1_000, map, Ok::<_, ()>);
         assert!(catch_unwind(work).is_err());
     }
 }

@@ -21,7 +21,7 @@ use tollgate_limiter::{
 };
 
 use crate::{
-    persistence::parallel::{Priority, map_in_any_order},
+    persistence::parallel::{WorkPriority, map_in_any_order},
     private_file,
 };
 
@@ -51,7 +51,7 @@ pub enum SnapshotError {
 
 /// The header of a snapshot.
 #[derive(Serialize, Deserialize)]
-struct Header {
+struct SnapshotHeader {
     taken_at: Timestamp,
     secret: [u8; 16],
     // The number of all slots; empty ones are left out.
@@ -60,7 +60,7 @@ struct Header {
 
 /// The header of a slot's data. `None` follows the last one.
 #[derive(Serialize, Deserialize)]
-struct Section {
+struct SlotHeader {
     slot: Slot,
     epoch: Epoch,
     seq: u64,
@@ -69,7 +69,7 @@ struct Section {
 }
 
 /// What was read of a snapshot, besides its slots.
-pub(super) struct Summary {
+pub(super) struct SnapshotSummary {
     /// The secret of its keys.
     pub(super) secret: Secret,
     /// The number of counters.
@@ -83,7 +83,7 @@ pub(super) fn write(
     memory: &Memory,
     secret: &Secret,
     source: impl Fn(Slot) -> SlotSource,
-    (now, priority): (Timestamp, Priority),
+    (now, priority): (Timestamp, WorkPriority),
     is_superseded: impl Fn() -> bool,
     path: &Path,
 ) -> Result<(), SnapshotError> {
@@ -93,7 +93,7 @@ pub(super) fn write(
         output.write_all(&MAGIC)?;
         // A power of two up to 65,536, so it fits.
         let slots = memory.slots() as u32;
-        output.put(&Some(Header { taken_at: now, secret: secret.to_bytes(), slots }))?;
+        output.put(&Some(SnapshotHeader { taken_at: now, secret: secret.to_bytes(), slots }))?;
         // The epoch first: if the owner changes meanwhile, the copy is only taken for older than it is. Callers wait
         // for the lock of a slot, so copies are made by this thread, which has their priority.
         let copies = memory.each_slot().map(|slot| memory.copy(slot, source(slot)));
@@ -108,7 +108,7 @@ pub(super) fn write(
                 Ok(output.put_slot(encoded)?)
             },
         )?;
-        output.put::<Option<Section>>(&None)?;
+        output.put::<Option<SlotHeader>>(&None)?;
         let ChecksumWriter { mut file, hash } = output;
         file.write_all(&hash.finish().to_le_bytes())?;
         Ok(file.into_inner().map_err(io::IntoInnerError::into_error)?.sync_all()?)
@@ -124,7 +124,7 @@ pub(super) fn read(
     slots: usize,
     now: Timestamp,
     put: impl Fn(StoredSlot) + Sync,
-) -> Result<Option<Summary>, SnapshotError> {
+) -> Result<Option<SnapshotSummary>, SnapshotError> {
     let (mut file, length) = match files::open_up_to(path, bytes_max) {
         Ok(opened) => opened,
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
@@ -134,15 +134,15 @@ pub(super) fn read(
     file.rewind()?;
     let mut input = BufReader::with_capacity(CHUNK_BYTES, file.take(length - SUM_BYTES));
     input.read_exact(&mut [0; MAGIC.len()])?;
-    let header = take::<Header>(&mut input)?.ok_or(SnapshotError::Damaged)?;
+    let header = take::<SnapshotHeader>(&mut input)?.ok_or(SnapshotError::Damaged)?;
     let secret = Secret::from_bytes(header.secret);
     let mut counters = 0;
     if header.slots as usize != slots {
-        return Ok(Some(Summary { secret, counters }));
+        return Ok(Some(SnapshotSummary { secret, counters }));
     }
     let ahead = header.taken_at.nanos_since(now);
-    let decode = |section: Result<(Section, Vec<u8>), SnapshotError>| {
-        let (Section { slot, epoch, seq, .. }, bytes) = section?;
+    let decode = |section: Result<(SlotHeader, Vec<u8>), SnapshotError>| {
+        let (SlotHeader { slot, epoch, seq, .. }, bytes) = section?;
         let stored = EncodedSlot { slot, epoch, seq, bytes }.decode(header.taken_at);
         let stored = stored.map_err(|_| SnapshotError::UnsupportedVersion)?;
         let counters = stored.data.len();
@@ -150,11 +150,11 @@ pub(super) fn read(
         Ok::<_, SnapshotError>(counters)
     };
     let sections = std::iter::from_fn(|| section(&mut input, slots).transpose());
-    map_in_any_order(Priority::Normal, sections, decode, |read| {
+    map_in_any_order(WorkPriority::Normal, sections, decode, |read| {
         counters += read?;
         Ok::<_, SnapshotError>(())
     })?;
-    Ok(Some(Summary { secret, counters }))
+    Ok(Some(SnapshotSummary { secret, counters }))
 }
 
 /// Fails unless the file begins with the magic bytes of this version and ends with the right checksum.
@@ -175,8 +175,8 @@ fn verify(file: &mut File, length: u64) -> Result<(), SnapshotError> {
 }
 
 /// Reads the next section; `None` after the last one.
-fn section(input: &mut impl Read, slots: usize) -> Result<Option<(Section, Vec<u8>)>, SnapshotError> {
-    let Some(section) = take::<Section>(input)? else { return Ok(None) };
+fn section(input: &mut impl Read, slots: usize) -> Result<Option<(SlotHeader, Vec<u8>)>, SnapshotError> {
+    let Some(section) = take::<SlotHeader>(input)? else { return Ok(None) };
     if section.slot.index() >= slots || section.epoch > Epoch::MAX {
         return Err(SnapshotError::Damaged);
     }
@@ -215,7 +215,7 @@ impl<W: Write> ChecksumWriter<W> {
 
     fn put_slot(&mut self, encoded: Option<EncodedSlot>) -> io::Result<()> {
         let Some(EncodedSlot { slot, epoch, seq, bytes }) = encoded else { return Ok(()) };
-        self.put(&Some(Section { slot, epoch, seq, length: bytes.len() as u64 }))?;
+        self.put(&Some(SlotHeader { slot, epoch, seq, length: bytes.len() as u64 }))?;
         self.write_all(&bytes)
     }
 }
@@ -259,11 +259,13 @@ mod tests {
         let read_back = |slot, epoch| {
             let mut output = ChecksumWriter { file: Vec::new(), hash: SipHasher13::new() };
             output.write_all(&MAGIC).unwrap();
-            output.put(&Some(Header { taken_at: Timestamp::EPOCH, secret: [0; 16], slots: 16 })).unwrap();
+            output
+                .put(&Some(SnapshotHeader { taken_at: Timestamp::EPOCH, secret: [0; 16], slots: 16 }))
+                .unwrap();
             let data = SlotData::default().encode(Timestamp::EPOCH);
-            output.put(&Some(Section { slot, epoch, seq: 0, length: data.len() as u64 })).unwrap();
+            output.put(&Some(SlotHeader { slot, epoch, seq: 0, length: data.len() as u64 })).unwrap();
             output.write_all(&data).unwrap();
-            output.put::<Option<Section>>(&None).unwrap();
+            output.put::<Option<SlotHeader>>(&None).unwrap();
             fs::write(&path, [output.file, output.hash.finish().to_le_bytes().to_vec()].concat()).unwrap();
             let read_slots = AtomicUsize::new(0);
             let put = |_: StoredSlot| {
@@ -296,11 +298,11 @@ mod tests {
             }
         }
         let source = |_| SlotSource::Memory { epoch: Epoch(1) };
-        let written_at = (now.plus(SECOND), Priority::Normal);
+        let written_at = (now.plus(SECOND), WorkPriority::Normal);
         write(&memory, &secret, source, written_at, || false, &path).unwrap();
         let mut input = File::open(&path).unwrap();
         input.seek(io::SeekFrom::Start(MAGIC.len() as u64)).unwrap();
-        assert_eq!(take::<Header>(&mut input).unwrap().unwrap().taken_at, written_at.0);
+        assert_eq!(take::<SnapshotHeader>(&mut input).unwrap().unwrap().taken_at, written_at.0);
         let sections = std::iter::from_fn(|| section(&mut input, memory.slots()).unwrap());
         sections.map(|(section, bytes)| (section.slot.index(), bytes)).collect()
     }
@@ -318,7 +320,7 @@ mod tests {
     fn full_disk_is_reported_as_such() {
         let full = OpenOptions::new().write(true).open("/dev/full").unwrap();
         let mut output = ChecksumWriter { file: full, hash: SipHasher13::new() };
-        let header = Header { taken_at: Timestamp::EPOCH, secret: [0; 16], slots: 1 };
+        let header = SnapshotHeader { taken_at: Timestamp::EPOCH, secret: [0; 16], slots: 1 };
         assert_eq!(output.put(&Some(header)).unwrap_err().kind(), ErrorKind::StorageFull);
     }
 }

@@ -16,8 +16,8 @@ const NOW: Timestamp = Timestamp::from_nanos(1_790_000_000 * SECOND);
 const HOUR: u64 = 3_600 * SECOND;
 const SECRET: Secret = Secret::from_bytes([5; 16]);
 
-fn settings(path: &Path) -> Settings {
-    Settings {
+fn settings(path: &Path) -> PersistenceSettings {
+    PersistenceSettings {
         memory_limit: 1 << 24,
         on_full: OnFull::Deny,
         snapshot: Some(path.to_owned()),
@@ -155,7 +155,7 @@ async fn periodic_snapshot_makes_way_for_an_urgent_one() {
     let persistence = written(&path).await;
     let before = fs::read(&path).unwrap();
     let (earlier, later) = (Clock::manual(NOW.plus(SECOND)), Clock::manual(NOW.plus(2 * SECOND)));
-    let periodic = || persistence.write_with(Priority::Idle, &earlier, SECRET);
+    let periodic = || persistence.write_with(WorkPriority::Idle, &earlier, SECRET);
 
     persistence.urgent.fetch_add(1, Relaxed);
     periodic().await;

@@ -12,39 +12,39 @@ mod tls_files;
 pub mod url;
 pub mod xds;
 
-pub use place::Place;
-pub use tls_files::TlsFiles;
+pub use place::RuleLocation;
+pub use tls_files::ClientTlsFiles;
 
 /// The source of the rules, and whether they are needed.
 #[derive(Clone, Debug)]
-pub struct Settings {
+pub struct RuleSourceSettings {
     /// The source.
-    pub source: Source,
+    pub source: SourceSettings,
     /// Whether the replica is ready only once rules are loaded.
     pub required: bool,
 }
 
 /// The source of the rules.
 #[derive(Clone, Debug)]
-pub enum Source {
+pub enum SourceSettings {
     /// Rule files.
     Files(FileSettings),
     /// A rule file at a URL.
-    Url(Box<url::Settings>),
+    Url(Box<url::UrlSettings>),
     /// A control plane, and a local file that adds to its rules.
-    Xds(Box<xds::Settings>, Option<FileSettings>),
+    Xds(Box<xds::XdsSettings>, Option<FileSettings>),
 }
 
 /// What is counted of the source; `None` for other sources.
 #[derive(Clone, Debug, Default)]
-pub struct Stats {
+pub struct RuleSourceStats {
     /// Rules from a URL.
-    pub url: Option<Arc<url::Stats>>,
+    pub url: Option<Arc<url::UrlStats>>,
     /// Rules from a control plane.
-    pub xds: Option<Arc<xds::Stats>>,
+    pub xds: Option<Arc<xds::XdsStats>>,
 }
 
-impl Source {
+impl SourceSettings {
     /// The kind of the source, and its path or address without secrets.
     pub fn described(&self) -> (&'static str, String) {
         match self {
@@ -55,16 +55,16 @@ impl Source {
     }
 
     /// Numbers of this source, all zero.
-    pub fn stats(&self) -> Stats {
+    pub fn stats(&self) -> RuleSourceStats {
         match self {
-            Self::Files(_) => Stats::default(),
-            Self::Url(_) => Stats { url: Some(Arc::default()), ..Stats::default() },
-            Self::Xds(..) => Stats { xds: Some(Arc::default()), ..Stats::default() },
+            Self::Files(_) => RuleSourceStats::default(),
+            Self::Url(_) => RuleSourceStats { url: Some(Arc::default()), ..RuleSourceStats::default() },
+            Self::Xds(..) => RuleSourceStats { xds: Some(Arc::default()), ..RuleSourceStats::default() },
         }
     }
 
     /// Loads the rules and follows their changes, for as long as it is polled. `stats` counts what a server sends.
-    pub async fn run(self, clock: Clock, active_rules: Arc<ActiveRules>, stats: Stats) {
+    pub async fn run(self, clock: Clock, active_rules: Arc<ActiveRules>, stats: RuleSourceStats) {
         match self {
             Self::Files(settings) => Watcher::new(settings, clock, active_rules).run().await,
             Self::Url(settings) => {

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 /// The certificates of a connection with TLS, all in PEM.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct TlsFiles {
+pub struct ClientTlsFiles {
     /// The authorities that sign the certificate of the server; `None` for those of the system.
     pub ca: Option<PathBuf>,
     /// The certificate chain and the key to show to the server.

@@ -31,19 +31,19 @@ use connections::ConnectionContext;
 
 /// A listener and the terms of its connections.
 #[derive(Debug)]
-pub(super) struct Acceptor<L> {
+pub(super) struct ListenerAcceptor<L> {
     pub(super) listener: L,
     pub(super) terms: ListenerTerms,
 }
 
-impl Acceptor<BoundListener> {
+impl ListenerAcceptor<BoundListener> {
     /// Takes connections from here on.
-    pub(super) fn listen(self) -> io::Result<Acceptor<Listener>> {
-        Ok(Acceptor { listener: self.listener.listen()?, terms: self.terms })
+    pub(super) fn listen(self) -> io::Result<ListenerAcceptor<Listener>> {
+        Ok(ListenerAcceptor { listener: self.listener.listen()?, terms: self.terms })
     }
 }
 
-impl Acceptor<Listener> {
+impl ListenerAcceptor<Listener> {
     /// Serves connections with `service` until the process stops, then waits for open connections to finish.
     /// Connections run on `workers`.
     pub(super) async fn serve(

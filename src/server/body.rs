@@ -22,7 +22,7 @@ const OK: HeaderValue = HeaderValue::from_static("0");
 /// A request body that fails if it does not arrive in time.
 #[derive(Debug)]
 pub(super) struct RequestBody {
-    body: Source,
+    body: BodySource,
     // The part that was already read.
     chunk: Option<Bytes>,
     // Created lazily: most bodies arrive with their head.
@@ -34,7 +34,7 @@ pub(super) struct RequestBody {
 
 /// The underlying body.
 #[derive(Debug)]
-pub(super) enum Source {
+pub(super) enum BodySource {
     Incoming(Incoming),
     Stream(RecvStream),
 }
@@ -53,7 +53,7 @@ pub(super) enum CallKind {
 
 impl RequestBody {
     /// A body of `body` after the part that was already read.
-    pub(super) fn new(body: Source, read: Option<Bytes>, kind: CallKind) -> Self {
+    pub(super) fn new(body: BodySource, read: Option<Bytes>, kind: CallKind) -> Self {
         Self { body, chunk: read, deadline: None, kind, activity: None }
     }
 
@@ -94,9 +94,9 @@ impl Body for RequestBody {
 
     fn size_hint(&self) -> SizeHint {
         match &self.body {
-            Source::Incoming(body) => body.size_hint(),
+            BodySource::Incoming(body) => body.size_hint(),
             // gRPC services do not use the size hint.
-            Source::Stream(_) => SizeHint::default(),
+            BodySource::Stream(_) => SizeHint::default(),
         }
     }
 }
@@ -107,7 +107,7 @@ fn release_window(stream: &mut RecvStream, chunk: &Bytes) {
     let _ = stream.flow_control().release_capacity(chunk.len());
 }
 
-impl Source {
+impl BodySource {
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Option<ReadFrame>> {
         match self {
             Self::Incoming(body) => Pin::new(body).poll_frame(cx).map_err(Into::into),
@@ -133,13 +133,13 @@ impl Source {
     }
 }
 
-impl From<Incoming> for Source {
+impl From<Incoming> for BodySource {
     fn from(body: Incoming) -> Self {
         Self::Incoming(body)
     }
 }
 
-impl From<RecvStream> for Source {
+impl From<RecvStream> for BodySource {
     fn from(stream: RecvStream) -> Self {
         Self::Stream(stream)
     }

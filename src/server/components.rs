@@ -32,8 +32,8 @@ use crate::{
     persistence::Persistence,
     rule_source,
     server::{
-        Budgets, Error, Phase, ServerStats, lifecycle, metrics,
-        replica::{self, Replica},
+        Budgets, Phase, ServerStats, ServiceError, lifecycle, metrics,
+        replica::{self, ListeningReplica},
         services::Services,
         tasks::Tasks,
     },
@@ -60,7 +60,7 @@ pub(super) struct Components {
     pub(super) persistence: Persistence,
     pub(super) cluster: Option<Cluster>,
     shared_store: Option<SharedStore>,
-    rule_source_stats: rule_source::Stats,
+    rule_source_stats: rule_source::RuleSourceStats,
     admin: AdminState,
     // The samples for the operators' page.
     live: Arc<admin::page::Live>,
@@ -81,12 +81,13 @@ impl Components {
         logs: LogControl,
         phases: watch::Receiver<Phase>,
         tasks: &mut Tasks,
-    ) -> Result<Self, Error> {
+    ) -> Result<Self, ServiceError> {
         let rule_stats = RuleStatsRegistry::new(settings.metrics.names_per_rule);
         let active_rules = Arc::new(ActiveRules::with_stats(rule_stats));
         let (persistence, replica) =
-            Replica::start(settings.cluster.clone(), settings.store.clone(), &clock, &active_rules).await?;
-        let cluster = replica.as_ref().map(Replica::cluster);
+            ListeningReplica::start(settings.cluster.clone(), settings.store.clone(), &clock, &active_rules)
+                .await?;
+        let cluster = replica.as_ref().map(ListeningReplica::cluster);
         if let Some(replica) = replica {
             tasks.links.spawn(replica.run());
         }
@@ -165,7 +166,7 @@ impl Components {
         let source = settings.rules.source.clone();
         let stats = self.rule_source_stats.clone();
         background.spawn(source.run(clock.clone(), active_rules.clone(), stats));
-        let page = admin::page::Sources {
+        let page = admin::page::SampleSources {
             state: self.admin.clone(),
             requests: self.api.metrics().clone(),
             certificates: Arc::new(self.stats.clone()),
@@ -221,7 +222,7 @@ impl Components {
     }
 
     /// The services of the gRPC listener.
-    pub(super) fn grpc_services(&self, background: &mut JoinSet<()>) -> Result<Services, Error> {
+    pub(super) fn grpc_services(&self, background: &mut JoinSet<()>) -> Result<Services, ServiceError> {
         let (reporter, health) = tonic_health::server::health_reporter();
         let names = lifecycle::health_names(self.quotas.is_some());
         background.spawn(lifecycle::report_health(reporter, names, self.probe(), self.clock.clone()));
@@ -243,7 +244,7 @@ impl Components {
     /// The services of the admin listener.
     pub(super) fn admin_services(&self) -> Services {
         let limiter = &self.admin.limiter;
-        let doctor = admin::doctor::Sources {
+        let doctor = admin::doctor::DoctorSources {
             active_rules: self.active_rules.clone(),
             memory: self.persistence.memory.clone(),
             limiter: limiter.clone(),
@@ -263,7 +264,7 @@ impl Components {
 
     /// The services of the metrics listener.
     pub(super) fn metrics_services(&self, budgets: Budgets) -> Services {
-        let sources = metrics::Sources {
+        let sources = metrics::MetricsSources {
             active_rules: self.active_rules.clone(),
             memory: self.persistence.memory.clone(),
             limiter: self.admin.limiter.metrics().clone(),
@@ -338,13 +339,13 @@ async fn follow_system_clock(clock: Clock, memory: Arc<Memory>, cluster: Option<
 }
 
 /// The gRPC services other than the rate limit service.
-pub(super) fn grpc_routes(health: HealthServer<impl Health>) -> Result<axum::Router, Error> {
+pub(super) fn grpc_routes(health: HealthServer<impl Health>) -> Result<axum::Router, ServiceError> {
     let reflection = || {
         tonic_reflection::server::Builder::configure()
             .register_encoded_file_descriptor_set(DESCRIPTORS)
             .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
     };
-    let failed = |error: tonic_reflection::server::Error| Error::TaskFailed {
+    let failed = |error: tonic_reflection::server::Error| ServiceError::TaskFailed {
         task: "gRPC reflection",
         reason: error.to_string(),
     };

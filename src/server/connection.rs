@@ -36,7 +36,7 @@ use crate::server::{
 mod calls;
 mod keepalive;
 
-use calls::{AcceptedCall, CALLS_PER_POLL_MAX, Calls, Deferred, PendingCalls};
+use calls::{AcceptedCall, CALLS_PER_POLL_MAX, ConnectionCalls, Deferred, PendingCalls};
 pub(super) use keepalive::Keepalive;
 use keepalive::KeepaliveTimer;
 
@@ -52,7 +52,7 @@ pub(super) const WINDOW_BYTES: u32 = 65_535;
 pub(super) const SHUTDOWN_ACK_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// A gRPC connection. The future completes when the connection is closed.
-pub(super) struct Connection<W> {
+pub(super) struct GrpcConnection<W> {
     state: ConnectionState<W>,
     wake_filter: WakeFilter,
     io_handle: IoHandle,
@@ -65,7 +65,7 @@ pub(super) struct Connection<W> {
     // Bytes of the window withheld by incomplete calls, as last reported to HTTP/2.
     withheld: usize,
     unsent: Unsent,
-    shutdown: Shutdown,
+    shutdown: ConnectionShutdown,
     // Cancelled when the connection is to be closed, for its streams.
     closing: CancellationToken,
     // Whether HTTP/2 has replies or other frames that the last pass did not write.
@@ -73,7 +73,7 @@ pub(super) struct Connection<W> {
 }
 
 /// State of the graceful shutdown.
-enum Shutdown {
+enum ConnectionShutdown {
     NotRequested,
     /// The client was sent GOAWAY. Wait for its acknowledgement until the timer fires.
     Requested(Pin<Box<Sleep>>),
@@ -87,7 +87,7 @@ enum ConnectionState<W> {
 }
 
 /// Result of one pass of reading, deciding and writing.
-enum Progress {
+enum ConnectionProgress {
     /// There may be more to read or write.
     Active,
     /// Nothing to do.
@@ -96,8 +96,8 @@ enum Progress {
     Closed,
 }
 
-impl Progress {
-    fn of(is_active: bool) -> Self {
+impl ConnectionProgress {
+    fn new(is_active: bool) -> Self {
         if is_active { Self::Active } else { Self::Idle }
     }
 }
@@ -111,7 +111,7 @@ pub(super) enum ConnectionError {
     KeepaliveTimeout,
 }
 
-impl<W: AsyncRead + AsyncWrite + Unpin> Connection<W> {
+impl<W: AsyncRead + AsyncWrite + Unpin> GrpcConnection<W> {
     pub(super) fn new(
         http2: &Builder,
         io: W,
@@ -131,7 +131,7 @@ impl<W: AsyncRead + AsyncWrite + Unpin> Connection<W> {
             requests: ConnectionBytes::new(budgets.requests.clone()),
             withheld: 0,
             unsent: Unsent::new(budgets.replies.clone()),
-            shutdown: Shutdown::NotRequested,
+            shutdown: ConnectionShutdown::NotRequested,
             closing: CancellationToken::new(),
             has_unwritten: false,
         }
@@ -139,7 +139,7 @@ impl<W: AsyncRead + AsyncWrite + Unpin> Connection<W> {
 
     /// Starts a graceful shutdown: accepts no more calls and closes after the last one.
     pub(super) fn shut_down(&mut self) {
-        self.shutdown = Shutdown::Requested(Box::pin(sleep(SHUTDOWN_ACK_TIMEOUT)));
+        self.shutdown = ConnectionShutdown::Requested(Box::pin(sleep(SHUTDOWN_ACK_TIMEOUT)));
         self.closing.cancel();
         match &mut self.state {
             ConnectionState::Handshake(_) => {}
@@ -149,7 +149,7 @@ impl<W: AsyncRead + AsyncWrite + Unpin> Connection<W> {
     }
 }
 
-impl<W: AsyncRead + AsyncWrite + Unpin> Future for Connection<W> {
+impl<W: AsyncRead + AsyncWrite + Unpin> Future for GrpcConnection<W> {
     type Output = Result<(), ConnectionError>;
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
@@ -176,17 +176,17 @@ impl<W: AsyncRead + AsyncWrite + Unpin> Future for Connection<W> {
     }
 }
 
-impl<W: AsyncRead + AsyncWrite + Unpin> Connection<W> {
+impl<W: AsyncRead + AsyncWrite + Unpin> GrpcConnection<W> {
     fn poll_io(&mut self, cx: &Context<'_>) -> Poll<Result<(), ConnectionError>> {
         // Replies wake the filter too, but the next statement writes them.
         self.wake_filter.begin_poll();
         match self.drive()? {
-            Progress::Closed => return Poll::Ready(Ok(())),
-            Progress::Idle if self.wake_filter.end_poll() => {}
+            ConnectionProgress::Closed => return Poll::Ready(Ok(())),
+            ConnectionProgress::Idle if self.wake_filter.end_poll() => {}
             // Yield before writing, so that other connections read and decide first. Their writes then follow each
             // other, and a client woken by the first write is still awake for the next ones. This saves an eighth of
             // the CPU at low concurrency.
-            Progress::Active | Progress::Idle => {
+            ConnectionProgress::Active | ConnectionProgress::Idle => {
                 self.wake_filter.waker().wake_by_ref();
                 cx.waker().wake_by_ref();
             }
@@ -196,12 +196,12 @@ impl<W: AsyncRead + AsyncWrite + Unpin> Connection<W> {
 
     /// Whether the time to acknowledge the graceful shutdown has passed.
     fn is_overdue(&mut self, cx: &mut Context<'_>) -> bool {
-        if let Shutdown::Requested(end) = &mut self.shutdown
+        if let ConnectionShutdown::Requested(end) = &mut self.shutdown
             && end.as_mut().poll(cx).is_ready()
         {
-            self.shutdown = Shutdown::Overdue;
+            self.shutdown = ConnectionShutdown::Overdue;
         }
-        matches!(self.shutdown, Shutdown::Overdue)
+        matches!(self.shutdown, ConnectionShutdown::Overdue)
     }
 
     /// Sends GOAWAY and closes the connection.
@@ -214,31 +214,33 @@ impl<W: AsyncRead + AsyncWrite + Unpin> Connection<W> {
     }
 
     /// Continues the handshake.
-    fn open(&mut self) -> Result<Progress, ConnectionError> {
-        let ConnectionState::Handshake(handshake) = &mut self.state else { return Ok(Progress::Active) };
+    fn open(&mut self) -> Result<ConnectionProgress, ConnectionError> {
+        let ConnectionState::Handshake(handshake) = &mut self.state else {
+            return Ok(ConnectionProgress::Active);
+        };
         let mut cx = Context::from_waker(self.wake_filter.waker());
         let Poll::Ready(connection) = Pin::new(handshake).poll(&mut cx) else {
-            return Ok(Progress::of(self.io_handle.is_read_budget_spent()));
+            return Ok(ConnectionProgress::new(self.io_handle.is_read_budget_spent()));
         };
         let mut connection = connection?;
         let keepalive_timer =
             KeepaliveTimer::new(self.keepalive, self.io_handle.clone(), connection.ping_pong());
         match self.shutdown {
-            Shutdown::NotRequested => {}
-            Shutdown::Requested(_) | Shutdown::Overdue => connection.graceful_shutdown(),
+            ConnectionShutdown::NotRequested => {}
+            ConnectionShutdown::Requested(_) | ConnectionShutdown::Overdue => connection.graceful_shutdown(),
         }
         self.state = ConnectionState::Open(connection, WakeFiltered::new(keepalive_timer));
-        Ok(Progress::Active)
+        Ok(ConnectionProgress::Active)
     }
 
     /// Writes replies, reads requests and decides them.
-    fn drive(&mut self) -> Result<Progress, ConnectionError> {
+    fn drive(&mut self) -> Result<ConnectionProgress, ConnectionError> {
         self.io_handle.set_read_budget(READ_BUDGET_BYTES);
         let ConnectionState::Open(connection, _) = &mut self.state else { return self.open() };
         let mut cx = Context::from_waker(self.wake_filter.waker());
         let mut batch = self.service.batch();
         let mut has_progressed = false;
-        let calls = Calls {
+        let calls = ConnectionCalls {
             service: &self.service,
             pending: &self.pending,
             requests: &self.requests,
@@ -257,7 +259,7 @@ impl<W: AsyncRead + AsyncWrite + Unpin> Connection<W> {
                 // The next poll lets HTTP/2 encode the replies while they are in the cache.
                 Poll::Pending => {}
                 // Calls of the group end with their connection, as do those that are not accepted yet.
-                Poll::Ready(None) => return Ok(Progress::Closed),
+                Poll::Ready(None) => return Ok(ConnectionProgress::Closed),
                 Poll::Ready(Some(call)) => {
                     if accepted.is_empty() {
                         accepted.reserve(CALLS_PER_GROUP);
@@ -287,7 +289,7 @@ impl<W: AsyncRead + AsyncWrite + Unpin> Connection<W> {
             );
         }
         self.has_unwritten = has_progressed | self.io_handle.take_delayed_write();
-        Ok(Progress::of(self.has_unwritten || self.io_handle.is_read_budget_spent()))
+        Ok(ConnectionProgress::new(self.has_unwritten || self.io_handle.is_read_budget_spent()))
     }
 }
 

@@ -10,7 +10,7 @@ use hyper::body::{Buf as _, Bytes};
 
 use crate::server::{
     message::{MessageError, PREFIX_BYTES, first_message, missing_bytes, poll_part},
-    request_bytes::{ConnectionBytes, Held, Share},
+    request_bytes::{ConnectionBytes, Share, WaitingCallBytes},
 };
 
 /// The messages of a streaming call. Between two messages it keeps no buffer.
@@ -20,27 +20,27 @@ pub(super) struct MessageQueue {
     // The part of a frame that was received and not taken.
     received: Bytes,
     // A message that is not complete.
-    partial: Option<Partial>,
+    partial: Option<PartialMessage>,
 }
 
 /// A message of which more is to come.
-struct Partial {
+struct PartialMessage {
     // Grows with the bytes received, never by the announced length. Alone in its memory, so that nothing else keeps it.
     framed: Vec<u8>,
     share: Share,
 }
 
 /// A complete message.
-pub(super) struct Message {
+pub(super) struct CompleteMessage {
     pub(super) bytes: Bytes,
     /// The memory of a message that came in several frames, counted until this is dropped. A message in one frame shares
     /// the memory of what was read with it.
-    pub(super) held: Option<Held>,
+    pub(super) held: Option<WaitingCallBytes>,
 }
 
-impl Message {
+impl CompleteMessage {
     /// The message in memory of its own that counts in `counted`, because it waits.
-    pub(super) fn hold(self, counted: &ConnectionBytes) -> (Bytes, Held) {
+    pub(super) fn hold(self, counted: &ConnectionBytes) -> (Bytes, WaitingCallBytes) {
         let Self { bytes, held } = self;
         match held {
             Some(held) => (bytes, held),
@@ -56,7 +56,10 @@ impl MessageQueue {
     }
 
     /// The next message; `None` at the end.
-    pub(super) fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Message, MessageError>>> {
+    pub(super) fn poll_next(
+        &mut self,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<CompleteMessage, MessageError>>> {
         loop {
             if let Some(message) = self.take().transpose() {
                 return Poll::Ready(Some(message));
@@ -71,7 +74,7 @@ impl MessageQueue {
     }
 
     /// Takes a complete message. If there is none, everything that was received is in `partial`.
-    fn take(&mut self) -> Result<Option<Message>, MessageError> {
+    fn take(&mut self) -> Result<Option<CompleteMessage>, MessageError> {
         let Some(mut partial) = self.partial.take() else { return self.take_received() };
         while !self.received.is_empty() {
             let missing = missing_bytes(&partial.framed)?.min(self.received.len());
@@ -79,11 +82,11 @@ impl MessageQueue {
             partial.share.receive(missing);
             self.advance(missing);
             if missing_bytes(&partial.framed)? == 0 {
-                let Partial { framed, share } = partial;
+                let PartialMessage { framed, share } = partial;
                 let (withheld, held) = share.complete();
                 self.release_window(withheld);
                 let bytes = Bytes::from(framed).split_off(PREFIX_BYTES);
-                return Ok(Some(Message { bytes, held: Some(held) }));
+                return Ok(Some(CompleteMessage { bytes, held: Some(held) }));
             }
         }
         self.partial = Some(partial);
@@ -91,7 +94,7 @@ impl MessageQueue {
     }
 
     /// Takes a message that is complete in what was received. Otherwise a partial one begins.
-    fn take_received(&mut self) -> Result<Option<Message>, MessageError> {
+    fn take_received(&mut self) -> Result<Option<CompleteMessage>, MessageError> {
         if self.received.is_empty() {
             return Ok(None);
         }
@@ -99,12 +102,12 @@ impl MessageQueue {
             let bytes = self.received.slice(PREFIX_BYTES..length);
             self.advance(length);
             self.release_window(length);
-            return Ok(Some(Message { bytes, held: None }));
+            return Ok(Some(CompleteMessage { bytes, held: None }));
         }
         let received = mem::take(&mut self.received);
         let mut share = self.bytes.share(0);
         share.receive(received.len());
-        self.partial = Some(Partial { framed: received.to_vec(), share });
+        self.partial = Some(PartialMessage { framed: received.to_vec(), share });
         Ok(None)
     }
 

@@ -56,7 +56,7 @@ pub use workers::WorkerPool;
 
 #[cfg(any(test, fuzzing))]
 pub(crate) use acceptor::fuzz;
-use acceptor::{Acceptor, ListenerTerms, Protocols, WhenFull};
+use acceptor::{ListenerAcceptor, ListenerTerms, Protocols, WhenFull};
 use components::Components;
 use listen::{BoundListener, Listener};
 use reply_bytes::ReplyBytes;
@@ -64,7 +64,7 @@ use request_bytes::RequestBytes;
 use services::Services;
 use shutdown::Shutdown;
 use tasks::Tasks;
-use tls::Certificates;
+use tls::ListenerCertificates;
 
 /// Maximum size of a message, in bytes.
 const MESSAGE_BYTES_MAX: usize = 4 * 1024 * 1024;
@@ -91,7 +91,7 @@ impl Budgets {
 
 /// Why the service cannot start, or has stopped.
 #[derive(Debug, thiserror::Error)]
-pub enum Error {
+pub enum ServiceError {
     /// An address cannot be bound.
     #[error("{listener}.listen: cannot listen on {address}: {error}")]
     Listen {
@@ -110,10 +110,10 @@ pub enum Error {
     Certificates(#[from] CertificateFileError),
     /// The trace exporter cannot start.
     #[error("cannot export traces: {0}")]
-    Traces(#[from] traces::Error),
+    Traces(#[from] traces::TraceError),
     /// The cluster links cannot start, or failed.
     #[error(transparent)]
-    Cluster(#[from] link::Error),
+    Cluster(#[from] link::LinkError),
     /// A password of the shared store cannot be read.
     #[error("store.redis.password_file: {0}")]
     Password(#[from] PasswordError),
@@ -134,10 +134,10 @@ pub enum Error {
 #[derive(Debug)]
 pub struct Server {
     // Its port refuses connections until calls can be decided, so that clients ask another replica.
-    grpc: Acceptor<BoundListener>,
-    http: Acceptor<Listener>,
-    admin: Acceptor<Listener>,
-    metrics: Acceptor<Listener>,
+    grpc: ListenerAcceptor<BoundListener>,
+    http: ListenerAcceptor<Listener>,
+    admin: ListenerAcceptor<Listener>,
+    metrics: ListenerAcceptor<Listener>,
     traces: Option<Traces>,
     settings: Settings,
     clock: Clock,
@@ -148,7 +148,7 @@ pub struct Server {
 
 /// The addresses of the listeners.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Addresses {
+pub struct ListenerAddresses {
     /// The gRPC listener.
     pub grpc: ListenAddress,
     /// The HTTP listener: probes and JSON.
@@ -161,7 +161,7 @@ pub struct Addresses {
 
 impl Server {
     /// Loads the certificates and binds all listeners. Fails if any of them is invalid, or the clock is.
-    pub async fn bind(settings: Settings, clock: Clock) -> Result<Self, Error> {
+    pub async fn bind(settings: Settings, clock: Clock) -> Result<Self, ServiceError> {
         clock.require_in_range()?;
         if let Some(path) = &settings.admin.token_file {
             admin::Token::new(path.clone()).read()?;
@@ -169,10 +169,11 @@ impl Server {
         let stats = ServerStats::default();
         let budgets = Budgets::new(&settings.memory);
         let load = |listener, files: &Option<_>, protocols: &Protocols, stats: &Arc<_>| {
-            let load = |files: &settings::Tls| {
+            let load = |files: &settings::ListenerTlsFiles| {
                 let files = files.clone();
                 let names = protocols.names();
-                Certificates::load(listener, files, names, clock.clone(), Arc::clone(stats)).map(Arc::new)
+                ListenerCertificates::load(listener, files, names, clock.clone(), Arc::clone(stats))
+                    .map(Arc::new)
             };
             files.as_ref().map(load).transpose()
         };
@@ -208,10 +209,10 @@ impl Server {
         let admin = with_http("admin", settings.admin.max_connections, None, &stats.admin);
         let metrics = with_http("metrics", settings.metrics.max_connections, None, &stats.metrics);
         Ok(Self {
-            grpc: Acceptor { listener: grpc_at, terms: grpc },
-            http: Acceptor { listener: http_at, terms: http },
-            admin: Acceptor { listener: admin_at, terms: admin },
-            metrics: Acceptor { listener: metrics_at, terms: metrics },
+            grpc: ListenerAcceptor { listener: grpc_at, terms: grpc },
+            http: ListenerAcceptor { listener: http_at, terms: http },
+            admin: ListenerAcceptor { listener: admin_at, terms: admin },
+            metrics: ListenerAcceptor { listener: metrics_at, terms: metrics },
             traces: settings.traces.as_ref().map(Traces::start).transpose()?,
             settings,
             clock,
@@ -232,12 +233,12 @@ impl Server {
     }
 
     /// The bound addresses, with the actual port if port 0 was requested.
-    pub fn addresses(&self) -> io::Result<Addresses> {
-        let tcp = |acceptor: &Acceptor<Listener>| match acceptor.listener.address()? {
+    pub fn addresses(&self) -> io::Result<ListenerAddresses> {
+        let tcp = |acceptor: &ListenerAcceptor<Listener>| match acceptor.listener.address()? {
             ListenAddress::Tcp(address) => Ok(address),
             ListenAddress::Unix(_) => Err(io::Error::other("a TCP listener has a Unix address")),
         };
-        Ok(Addresses {
+        Ok(ListenerAddresses {
             grpc: self.grpc.listener.address()?,
             http: tcp(&self.http)?,
             admin: tcp(&self.admin)?,
@@ -264,7 +265,7 @@ impl Server {
 
     /// Serves until the first message of `shutdown`, then drains and writes the snapshot within the drain timeout. A
     /// second message ends this at once. Fails, with a snapshot, if the system clock leaves the range of the clock.
-    pub async fn run(self, mut shutdown: mpsc::Receiver<()>) -> Result<(), Error> {
+    pub async fn run(self, mut shutdown: mpsc::Receiver<()>) -> Result<(), ServiceError> {
         self.log_bounds();
         let Self { grpc, http, admin, metrics, traces, settings, clock, stats, mut workers, logs } = self;
         let (phase, phases) = watch::channel(Phase::Starting);
@@ -297,7 +298,7 @@ impl Server {
         tasks.listeners.spawn(admin.serve(services, workers.page_handles(), phases.clone()));
         let services = components.grpc_services(&mut tasks.background)?;
         let handles = workers.grpc_handles();
-        let (start, started) = oneshot::channel::<Acceptor<Listener>>();
+        let (start, started) = oneshot::channel::<ListenerAcceptor<Listener>>();
         tasks.listeners.spawn(async move {
             // Without it the process stops before it has begun.
             if let Ok(grpc) = started.await {
@@ -315,13 +316,13 @@ impl Server {
                     // The task waits for it for as long as this process serves.
                     let _ = start.send(grpc);
                     open.send_replace(true);
-                    Ok::<(), Error>(())
+                    Ok::<(), ServiceError>(())
                 },
                 async {
                     components.ready().await;
                     lifecycle::wait_until_open(opened).await;
                     phase.send_replace(Phase::Serving);
-                    std::future::pending::<Result<(), Error>>().await
+                    std::future::pending::<Result<(), ServiceError>>().await
                 }
             )
             .map(|((), ())| ())
@@ -351,11 +352,11 @@ impl Server {
     }
 }
 
-async fn listen(listener: &'static str, address: ListenAddress) -> Result<Listener, Error> {
+async fn listen(listener: &'static str, address: ListenAddress) -> Result<Listener, ServiceError> {
     let listening = BoundListener::bind(&address, 0).await.and_then(BoundListener::listen);
     listening.map_err(|error| listen_error(listener, &address, error))
 }
 
-fn listen_error(listener: &'static str, address: &ListenAddress, error: io::Error) -> Error {
-    Error::Listen { listener, address: address.clone(), error }
+fn listen_error(listener: &'static str, address: &ListenAddress, error: io::Error) -> ServiceError {
+    ServiceError::Listen { listener, address: address.clone(), error }
 }

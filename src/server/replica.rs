@@ -11,7 +11,7 @@ use crate::{
         link::{self, LinkListener},
     },
     persistence::{self, Persistence, SlotSources},
-    server::Error,
+    server::ServiceError,
 };
 
 /// Time for goodbyes to be sent.
@@ -19,19 +19,19 @@ const LEAVE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// A replica that listens for other replicas.
 #[derive(Debug)]
-pub(super) struct Replica {
+pub(super) struct ListeningReplica {
     cluster: Cluster,
     listening: LinkListener,
 }
 
-impl Replica {
+impl ListeningReplica {
     /// Restores stored counters with their secret and, if there are cluster settings, listens for other replicas.
     pub(super) async fn start(
-        settings: Option<cluster::Settings>,
-        store: persistence::Settings,
+        settings: Option<cluster::ClusterSettings>,
+        store: persistence::PersistenceSettings,
         clock: &Clock,
         active_rules: &Arc<ActiveRules>,
-    ) -> Result<(Persistence, Option<Self>), Error> {
+    ) -> Result<(Persistence, Option<Self>), ServiceError> {
         let set_secret =
             |secret: Option<Secret>| secret.into_iter().for_each(|secret| active_rules.set_secret(secret));
         let Some(settings) = settings else {
@@ -54,7 +54,7 @@ impl Replica {
         self.cluster.clone()
     }
 
-    pub(super) async fn run(self) -> Result<(), link::Error> {
+    pub(super) async fn run(self) -> Result<(), link::LinkError> {
         self.cluster.run(self.listening).await
     }
 }

@@ -26,14 +26,14 @@ const CALL_BYTES: usize = 2 * 1024;
 #[derive(Debug)]
 pub(super) struct RequestBytes {
     max: usize,
-    calls: Mutex<Calls>,
+    calls: Mutex<IncompleteCalls>,
     // Of complete calls.
     held: AtomicUsize,
     rejected: AtomicU64,
 }
 
 #[derive(Debug, Default)]
-struct Calls {
+struct IncompleteCalls {
     bytes: usize,
     begun: u64,
     // By age: the oldest call has the smallest number.
@@ -43,12 +43,12 @@ struct Calls {
 #[derive(Debug)]
 struct IncompleteCall {
     bytes: usize,
-    rejection: Arc<Rejection>,
+    rejection: Arc<RejectionSignal>,
 }
 
 /// Tells a call that it is rejected.
 #[derive(Debug, Default)]
-struct Rejection {
+struct RejectionSignal {
     is_rejected: AtomicBool,
     waker: AtomicWaker,
 }
@@ -76,13 +76,13 @@ struct Windows {
 pub(super) struct Share {
     connection: ConnectionBytes,
     number: u64,
-    rejection: Arc<Rejection>,
+    rejection: Arc<RejectionSignal>,
     withheld: usize,
 }
 
 /// The memory of a complete call that waits; dropping it ends the accounting.
 #[derive(Debug)]
-pub(super) struct Held {
+pub(super) struct WaitingCallBytes {
     process: Arc<RequestBytes>,
     bytes: usize,
 }
@@ -102,12 +102,12 @@ impl RequestBytes {
         self.calls().bytes + self.held.load(Relaxed)
     }
 
-    fn calls(&self) -> MutexGuard<'_, Calls> {
+    fn calls(&self) -> MutexGuard<'_, IncompleteCalls> {
         self.calls.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn begin(&self, bytes: usize) -> (u64, Arc<Rejection>) {
-        let rejection = Arc::<Rejection>::default();
+    fn begin(&self, bytes: usize) -> (u64, Arc<RejectionSignal>) {
+        let rejection = Arc::<RejectionSignal>::default();
         let mut calls = self.calls();
         calls.begun += 1;
         let number = calls.begun;
@@ -160,9 +160,9 @@ impl ConnectionBytes {
     }
 
     /// Counts `bytes` of a complete call that waits.
-    pub(super) fn hold(&self, bytes: usize) -> Held {
+    pub(super) fn hold(&self, bytes: usize) -> WaitingCallBytes {
         self.process.held.fetch_add(bytes, Relaxed);
-        Held { process: self.process.clone(), bytes }
+        WaitingCallBytes { process: self.process.clone(), bytes }
     }
 
     /// Received bytes whose window is not released yet.
@@ -203,7 +203,7 @@ impl Share {
     }
 
     /// The call is complete. Returns the window that is still withheld, and its memory for as long as it waits.
-    pub(super) fn complete(self) -> (usize, Held) {
+    pub(super) fn complete(self) -> (usize, WaitingCallBytes) {
         let bytes = self.connection.process.end(self.number);
         (self.withheld, self.connection.hold(bytes))
     }
@@ -215,7 +215,7 @@ impl Share {
     }
 }
 
-impl Drop for Held {
+impl Drop for WaitingCallBytes {
     fn drop(&mut self) {
         self.process.held.fetch_sub(self.bytes, Relaxed);
     }

@@ -17,9 +17,9 @@ use tollgate_limiter::resilience::{Caller, Callers, Origin};
 use tonic::{Code, Status, codegen::Service as _};
 
 use crate::{
-    api::{Api, Batch, FailedCall, rlqs::QuotaService},
+    api::{Api, FailedCall, ReadBatch, rlqs::QuotaService},
     server::{
-        body::{CallKind, RequestBody, Source},
+        body::{BodySource, CallKind, RequestBody},
         idle::{Activity, RequestActivity},
     },
 };
@@ -96,7 +96,7 @@ impl Services {
     }
 
     /// Starts a batch of calls that are read together.
-    pub(super) fn batch(&self) -> Option<Batch<'_>> {
+    pub(super) fn batch(&self) -> Option<ReadBatch<'_>> {
         self.api.as_ref().map(Api::batch)
     }
 
@@ -136,7 +136,7 @@ impl Services {
     }
 
     /// Handles a request. `read` is the part of its body that was already read.
-    pub(super) fn handle<B: Into<Source>>(
+    pub(super) fn handle<B: Into<BodySource>>(
         self: &Arc<Self>,
         request: Request<B>,
         read: Option<Bytes>,

@@ -36,7 +36,7 @@ pub(super) struct Shutdown {
 }
 
 /// What a shutdown has not finished yet.
-struct Unfinished {
+struct UnfinishedShutdown {
     calls: bool,
     snapshot: bool,
     spans: bool,
@@ -48,11 +48,12 @@ impl Shutdown {
         let cluster = self.cluster.clone();
         let persistence = self.persistence.clone();
         let has_snapshot = persistence.path().is_some();
-        let mut unfinished = Unfinished { calls: true, snapshot: has_snapshot, spans: self.traces.is_some() };
+        let mut unfinished =
+            UnfinishedShutdown { calls: true, snapshot: has_snapshot, spans: self.traces.is_some() };
         tokio::select! {
             () = self.finish(is_graceful, &mut unfinished) => {}
             _ = second_signal.recv() => {
-                let Unfinished { calls, snapshot, spans } = unfinished;
+                let UnfinishedShutdown { calls, snapshot, spans } = unfinished;
                 let slots = cluster.map(|cluster| cluster.stats().slots_owned);
                 let snapshot = persistence.path().filter(|_| snapshot).map(|path| display(path.display()));
                 warn!(calls, slots, snapshot, spans, "second stop signal received, stopping without finishing these");
@@ -60,7 +61,7 @@ impl Shutdown {
         }
     }
 
-    async fn finish(self, is_graceful: bool, unfinished: &mut Unfinished) {
+    async fn finish(self, is_graceful: bool, unfinished: &mut UnfinishedShutdown) {
         let Self { drain, phase, listeners, background, cluster, active_rules, persistence, clock, traces } =
             self;
         let end = Instant::now() + drain.timeout;

@@ -28,11 +28,11 @@ use crate::{
     api::{
         rlqs::QuotaStream,
         timeout,
-        v1::stream::{Answered, CREDITS, first_credits},
+        v1::stream::{AnsweredQuestion, CREDITS, first_credits},
     },
     server::{
         body::{GRPC_CONTENT_TYPE, ok_trailers},
-        message_queue::{Message, MessageQueue},
+        message_queue::{CompleteMessage, MessageQueue},
         reply_bytes::{ReplyPart, Unsent},
         request_bytes::ConnectionBytes,
         services::Services,
@@ -57,7 +57,11 @@ pub(super) trait Replier: Send {
     fn reads_ahead(&self) -> bool;
 
     /// Takes a message, and returns its reply if it has one at once. `rest` is the time that is left to the stream.
-    fn receive(&mut self, message: Message, rest: Option<Duration>) -> Result<Option<Vec<u8>>, Status>;
+    fn receive(
+        &mut self,
+        message: CompleteMessage,
+        rest: Option<Duration>,
+    ) -> Result<Option<Vec<u8>>, Status>;
 
     /// The next reply that is made later. `None`: none is expected now.
     fn poll_reply(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Vec<u8>, Status>>>;
@@ -67,17 +71,17 @@ pub(super) trait Replier: Send {
 }
 
 /// Answers questions.
-pub(super) struct Answers {
+pub(super) struct QuestionReplier {
     service: Arc<Services>,
     bytes: ConnectionBytes,
     waiting: FuturesUnordered<BoxFuture<'static, Result<Vec<u8>, Status>>>,
 }
 
 /// Takes reports of quotas, and replies with assignments.
-pub(super) struct Reports {
+pub(super) struct QuotaReplier {
     quotas: QuotaStream,
     // The message that is taken in parts, and the byte from which the rest of it is.
-    rest: Option<(Message, usize)>,
+    rest: Option<(CompleteMessage, usize)>,
     has_paused: bool,
 }
 
@@ -101,20 +105,20 @@ struct Deadline {
     sleep: Pin<Box<Sleep>>,
 }
 
-impl Answers {
+impl QuestionReplier {
     /// Answers whose questions count in `bytes` while they wait.
     pub(super) fn new(service: Arc<Services>, bytes: ConnectionBytes) -> Self {
         Self { service, bytes, waiting: FuturesUnordered::new() }
     }
 }
 
-impl Reports {
+impl QuotaReplier {
     pub(super) fn new(quotas: QuotaStream) -> Self {
         Self { quotas, rest: None, has_paused: false }
     }
 }
 
-impl Replier for Answers {
+impl Replier for QuestionReplier {
     fn first(&mut self) -> Option<Vec<u8>> {
         Some(first_credits())
     }
@@ -132,11 +136,15 @@ impl Replier for Answers {
         false
     }
 
-    fn receive(&mut self, question: Message, rest: Option<Duration>) -> Result<Option<Vec<u8>>, Status> {
+    fn receive(
+        &mut self,
+        question: CompleteMessage,
+        rest: Option<Duration>,
+    ) -> Result<Option<Vec<u8>>, Status> {
         let Some((api, _)) = self.service.api() else { return Ok(None) };
         match api.answer_question(&question.bytes, rest)? {
-            Answered::Ready(answer) => Ok(Some(answer)),
-            Answered::Unfinished(unfinished) => {
+            AnsweredQuestion::Ready(answer) => Ok(Some(answer)),
+            AnsweredQuestion::Unfinished(unfinished) => {
                 let service = self.service.clone();
                 let (bytes, held) = question.hold(&self.bytes);
                 self.waiting.push(Box::pin(async move {
@@ -158,7 +166,7 @@ impl Replier for Answers {
     }
 }
 
-impl Replier for Reports {
+impl Replier for QuotaReplier {
     fn first(&mut self) -> Option<Vec<u8>> {
         None
     }
@@ -186,7 +194,11 @@ impl Replier for Reports {
         true
     }
 
-    fn receive(&mut self, reports: Message, _rest: Option<Duration>) -> Result<Option<Vec<u8>>, Status> {
+    fn receive(
+        &mut self,
+        reports: CompleteMessage,
+        _rest: Option<Duration>,
+    ) -> Result<Option<Vec<u8>>, Status> {
         self.quotas.begin(&reports.bytes)?;
         self.rest = Some((reports, 0));
         Ok(None)
@@ -211,7 +223,8 @@ impl<R: Replier> MessageStream<R> {
         closing: CancellationToken,
     ) -> Self {
         // An instant that cannot be represented never comes.
-        let at = timeout::of(request.headers()).and_then(|timeout| Instant::now().checked_add(timeout));
+        let at =
+            timeout::from_headers(request.headers()).and_then(|timeout| Instant::now().checked_add(timeout));
         Self {
             replier,
             messages: MessageQueue::new(request.into_body(), bytes),
@@ -314,7 +327,7 @@ impl<R: Replier> MessageStream<R> {
         false
     }
 
-    fn receive(&mut self, message: Message) {
+    fn receive(&mut self, message: CompleteMessage) {
         let rest = self.deadline.as_ref().map(Deadline::rest);
         match self.replier.receive(message, rest) {
             Ok(Some(reply)) => self.push(reply),

@@ -40,8 +40,8 @@ pub struct CertificateFileError {
 
 /// The certificates of one listener, reloaded when their files change.
 #[derive(Debug)]
-pub(super) struct Certificates {
-    reader: Arc<Reader>,
+pub(super) struct ListenerCertificates {
+    reader: Arc<TlsFilesReader>,
     stats: Arc<ListenerStats>,
     active: ArcSwap<ServerConfig>,
     // The fingerprint of the files at the start.
@@ -62,16 +62,16 @@ struct Compiled {
     expires: UnixTime,
 }
 
-impl Certificates {
+impl ListenerCertificates {
     /// Loads the files, which must all be valid. `protocols` are ALPN names in order of preference.
     pub(super) fn load(
         listener: &'static str,
-        files: settings::Tls,
+        files: settings::ListenerTlsFiles,
         protocols: &'static [&'static [u8]],
         clock: Clock,
         stats: Arc<ListenerStats>,
     ) -> Result<Self, CertificateFileError> {
-        let reader = Arc::new(Reader { listener, files, protocols, clock });
+        let reader = Arc::new(TlsFilesReader { listener, files, protocols, clock });
         let read = reader.read();
         let initial = fingerprint(&read);
         let Compiled { config, expires } = reader.compile(&read?)?;
@@ -93,7 +93,7 @@ impl Certificates {
     }
 }
 
-impl WatchedFiles for &Certificates {
+impl WatchedFiles for &ListenerCertificates {
     type Contents = Result<CertificateFiles, CertificateFileError>;
     type Error = CertificateFileError;
     // A certificate may not be valid yet.
@@ -122,14 +122,14 @@ impl WatchedFiles for &Certificates {
 
 /// Reads the files of one listener and builds the TLS configuration.
 #[derive(Debug)]
-struct Reader {
+struct TlsFilesReader {
     listener: &'static str,
-    files: settings::Tls,
+    files: settings::ListenerTlsFiles,
     protocols: &'static [&'static [u8]],
     clock: Clock,
 }
 
-impl Reader {
+impl TlsFilesReader {
     fn read(&self) -> Result<CertificateFiles, CertificateFileError> {
         let read = |setting, path: &Path| read_file(path).map_err(|reason| self.error(setting, path, reason));
         let client_ca = self.files.client_ca.as_deref();
@@ -151,7 +151,7 @@ impl Reader {
         let provider = Arc::new(aws_lc_rs::default_provider());
         let builder = ServerConfig::builder_with_details(
             provider.clone(),
-            Arc::new(SystemTime::of(self.clock.clone())),
+            Arc::new(SystemTime::new(self.clock.clone())),
         )
         .with_safe_default_protocol_versions()
         .map_err(|error| self.error("tls_cert", cert, error.to_string()))?;

@@ -20,17 +20,17 @@ const WOKEN: u8 = 2;
 
 /// A waker that records a wake and passes it on to a task.
 pub(super) struct WakeFilter {
-    shared: Arc<Shared>,
+    shared: Arc<WakeState>,
     waker: Waker,
     task: Option<Waker>,
 }
 
-struct Shared {
+struct WakeState {
     state: AtomicU8,
     task: Mutex<Option<Waker>>,
 }
 
-impl Wake for Shared {
+impl Wake for WakeState {
     fn wake(self: Arc<Self>) {
         self.wake_by_ref();
     }
@@ -42,7 +42,7 @@ impl Wake for Shared {
     }
 }
 
-impl Shared {
+impl WakeState {
     fn task(&self) -> MutexGuard<'_, Option<Waker>> {
         self.task.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -51,7 +51,7 @@ impl Shared {
 impl WakeFilter {
     /// A filter in the woken state, so that the first poll happens.
     pub(super) fn new() -> Self {
-        let shared = Arc::new(Shared { state: AtomicU8::new(WOKEN), task: Mutex::default() });
+        let shared = Arc::new(WakeState { state: AtomicU8::new(WOKEN), task: Mutex::default() });
         Self { waker: shared.clone().into(), shared, task: None }
     }
 

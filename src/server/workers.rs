@@ -59,7 +59,7 @@ struct Worker {
 }
 
 /// Counts a connection of a worker until it is dropped.
-struct Assignment(Arc<AtomicUsize>);
+struct ConnectionAssignment(Arc<AtomicUsize>);
 
 impl WorkerPool {
     /// Starts `workers` threads for gRPC, one for probes and JSON, and one for admin and metrics pages.
@@ -158,7 +158,7 @@ impl WorkerHandles {
             return;
         };
         connections.fetch_add(1, Relaxed);
-        let assignment = Assignment(connections.clone());
+        let assignment = ConnectionAssignment(connections.clone());
         let task = Box::pin(task);
         let task = async move {
             let _assignment = assignment;
@@ -168,7 +168,7 @@ impl WorkerHandles {
     }
 }
 
-impl Drop for Assignment {
+impl Drop for ConnectionAssignment {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Relaxed);
     }

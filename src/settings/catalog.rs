@@ -8,18 +8,18 @@ use tollgate_limiter::{limiter, shared_store::is_prefix, store::OnFull};
 use crate::{
     api::{self, denial_body::DefaultBody, forward_auth, headers::Listed, recorder::RecordedValues},
     cluster,
-    rule_source::{Place, xds},
+    rule_source::{RuleLocation, xds},
     settings::{
         listeners::{CertificateName, ListenAddress},
         memory::MemoryShare,
         value_type::{
-            COUNT_MAX, Mode, Parser, Part, Setting, Source, StoreKind, URL, advertised_address, boolean,
-            bytes, certificate_names, connections, count, file_mode, host_names, host_ports, integer, one_of,
-            or_auto, or_off, pairs, path, read, redis_urls, size, socket_address, text, time, time_between,
-            word,
+            COUNT_MAX, Parser, ProgramPart, RedisMode, RuleSourceKind, Setting, StoreKind, URL,
+            advertised_address, boolean, bytes, certificate_names, connections, count, file_mode, host_names,
+            host_ports, integer, one_of, or_auto, or_off, pairs, path, read, redis_urls, size,
+            socket_address, text, time, time_between, word,
         },
     },
-    telemetry::logs::{self, Denials, Format},
+    telemetry::logs::{self, Denials, LogFormat},
 };
 
 mod table;
@@ -41,9 +41,9 @@ pub(super) const REDIS_CONNECTIONS_MAX: u64 = 64;
 
 settings! {
     "rules." Always "Rules" struct rules: Rules {
-        source: Source = one_of(&[("files", Source::Files), ("xds", Source::Xds)]) => "files"
+        source: RuleSourceKind = one_of(&[("files", RuleSourceKind::Files), ("xds", RuleSourceKind::Xds)]) => "files"
             "Source of the rules: files, also one at a URL, or xds for a control plane.";
-        path as "rules": Option<Place> = or_off(read("PATH|URL", Place::EXPECTED)) => "off"
+        path as "rules": Option<RuleLocation> = or_off(read("PATH|URL", RuleLocation::EXPECTED)) => "off"
             "Rule file, directory of rule files, or the URL of a rule file. Must be set unless rules.source is xds, which does not read it.";
         poll_interval: Duration = time() => "3s"
             "Interval between comparisons of the rule files with the active rules, in addition to file system events.";
@@ -178,17 +178,17 @@ settings! {
         shadow_mode: bool = boolean() => "false"
             "Let requests pass that would be refused; the statuses of their descriptors still show the decision.";
     }
-    "check." Always "Decisions by headers (/check)" use check: forward_auth::Settings {
+    "check." Always "Decisions by headers (/check)" use check: forward_auth::ForwardAuthSettings {
         domain: Option<String> = or_off(word()) => "off"
             "Domain of the rules for requests to /check of the HTTP listener.";
-        descriptors: Option<forward_auth::Template> = or_off(read("TEMPLATE", TEMPLATE)) => "off"
+        descriptors: Option<forward_auth::HeaderTemplate> = or_off(read("TEMPLATE", TEMPLATE)) => "off"
             "Descriptors of these requests: entries key={header} or key=text, separated by commas, descriptors by semicolons. {header|filter} takes a part of the value; without a filter, the last address of X-Forwarded-For and the path of a URI. A request that lacks a header gets 400; {header|optional} leaves its descriptor out instead. Without descriptors there is no /check.";
         denied_status: u16 = integer("STATUS", "a status", 400..=599) => "429"
             "Status of a refused request; auth_request of NGINX needs 403.";
         failure_status: u16 = integer("STATUS", "a status", 200..=599) => "503"
             "Status of a request that cannot be decided; 200 lets it pass.";
     }
-    "headers." Always "Response headers" use headers: api::headers::Settings {
+    "headers." Always "Response headers" use headers: api::headers::HeaderSettings {
         x_ratelimit: bool = boolean() => "false"
             "Add the headers X-RateLimit-Limit, -Remaining and -Reset to responses.";
         ratelimit: bool = boolean() => "false"
@@ -214,7 +214,7 @@ settings! {
         ai_retry_max: Duration = time_between(Duration::ZERO, secs(86_400)) => "60s"
             "Longest wait that helps these clients.";
     }
-    "denial." Always "Bodies of refusals" use denial: api::denial_body::Settings {
+    "denial." Always "Bodies of refusals" use denial: api::denial_body::DenialBodySettings {
         body: Option<DefaultBody> = or_off(one_of(&[("problem", DefaultBody::Problem)])) => "off"
             "Body of refusals by rules that have no denial_body: problem for application/problem+json with the names of the limits and the time to retry.";
         problem_type: String = text("URI", PROBLEM_TYPE, is_uri) => "https://iana.org/assignments/http-problem-types#quota-exceeded"
@@ -226,7 +226,7 @@ settings! {
         poll_interval: Duration = time() => "3s"
             "Interval between comparisons of the certificate files with the active certificates.";
     }
-    "api." Always "Requests and responses" use api: api::Settings {
+    "api." Always "Requests and responses" use api: api::ApiSettings {
         dynamic_metadata: bool = boolean() => "false"
             "Add dynamic metadata to responses, for the access logs of the caller.";
         exact_reset: bool = boolean() => "false"
@@ -240,7 +240,7 @@ settings! {
         request_id_window: Duration = time_between(secs(1), secs(24 * 60 * 60)) => "60s"
             "Time for which a charge or refund with a request_id is remembered at least, so that a repeated one counts once.";
     }
-    "rlqs." Always "Rate limit quota service" use rlqs: api::rlqs::Settings {
+    "rlqs." Always "Rate limit quota service" use rlqs: api::rlqs::QuotaSettings {
         enabled: bool = boolean() => "false"
             "Whether Envoy's rate limit quota service is served on the gRPC port. Only with store.kind memory.";
         memory: u64 = size(MemoryShare::Quotas) => "auto"
@@ -265,7 +265,7 @@ settings! {
     "store.redis." Redis "Counters in Redis or Valkey" struct redis: Redis {
         urls: Vec<String> = redis_urls() => "off"
             "Addresses of the servers, or of the sentinels: redis://HOST:PORT, or rediss://HOST:PORT for TLS, separated by commas or in several flags.";
-        mode: Mode = one_of(&[("standalone", Mode::Standalone), ("sentinel", Mode::Sentinel), ("cluster", Mode::Cluster)]) => "standalone"
+        mode: RedisMode = one_of(&[("standalone", RedisMode::Standalone), ("sentinel", RedisMode::Sentinel), ("cluster", RedisMode::Cluster)]) => "standalone"
             "Kind of servers: standalone for the first address, sentinel for the master that sentinels name, or cluster.";
         sentinel_service: String = word() => "mymaster"
             "Name of the service whose master the sentinels name.";
@@ -332,10 +332,10 @@ settings! {
         timeout: Duration = time() => "25s"
             "Maximum duration of the shutdown, drain.delay and the last snapshot included.";
     }
-    "log." Always "Log" use log: logs::Settings {
+    "log." Always "Log" use log: logs::LogSettings {
         level: String = text("LEVEL", LOG_LEVEL, |text| logs::filter(text).is_ok()) => "info"
             "Log level: error, warn, info, debug, trace or off, also per module, as in info,tollgate_limiter::rules=debug. Libraries log errors only, unless their module is named, as in info,h2=warn.";
-        format: Format = one_of(&[("text", Format::Text), ("json", Format::Json)]) => "text"
+        format: LogFormat = one_of(&[("text", LogFormat::Text), ("json", LogFormat::Json)]) => "text"
             "Log format: text or json.";
         denials: Denials = read("RATE", Denials::EXPECTED) => "off"
             "Maximum number of denials logged per second, as in 10/s, with rule, descriptor and limit; off logs none.";

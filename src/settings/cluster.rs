@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::{
-    cluster::{Files, Settings, Trust, TrustError, Tuning, link},
+    cluster::{ClusterSettings, Files, Trust, TrustError, Tuning, link},
     settings::{catalog::Links, conflicts::Conflicts},
 };
 
@@ -14,7 +14,7 @@ impl Links {
         tuning: Tuning,
         poll_interval: Duration,
         conflicts: &mut Conflicts,
-    ) -> Option<Settings> {
+    ) -> Option<ClusterSettings> {
         let Self { listen, advertise, seed: seeds, secret_file, cert, key, ca } = self;
         let listen = listen?;
         let certificates = [("cert", cert.is_some()), ("key", key.is_some()), ("ca", ca.is_some())];
@@ -27,7 +27,7 @@ impl Links {
         }
         let files = cert.zip(key).zip(ca).map(|((cert, key), ca)| Files { cert, key, ca });
         let trust = Trust { files, secret_file, poll_interval };
-        Some(Settings { link: link::Settings { listen, advertise, seeds, trust }, tuning })
+        Some(ClusterSettings { link: link::LinkSettings { listen, advertise, seeds, trust }, tuning })
     }
 }
 
@@ -48,7 +48,7 @@ mod tests {
     #[test]
     fn listen_address_and_secret_suffice_for_a_cluster() {
         let cluster = load(&[LISTEN, SECRET, ("tls.poll_interval", "7s")]).unwrap().cluster.unwrap();
-        let Settings { link, tuning } = cluster;
+        let ClusterSettings { link, tuning } = cluster;
         assert_eq!(
             (link.listen.to_string().as_str(), link.advertise, link.seeds),
             ("10.0.0.7:8082", None, vec![])

@@ -1,18 +1,18 @@
 //! The values of all settings become the settings of the components, if they agree with each other.
 
 use crate::{
-    api::admin::{EffectiveSetting, Origin},
+    api::admin::{EffectiveSetting, SettingOrigin},
     persistence,
-    rule_source::Place,
+    rule_source::RuleLocation,
     settings::{
-        Admin, Certificates, Drain, Settings, Tls,
-        catalog::{CATALOG, Counters, Draft, TlsFiles},
+        Admin, Drain, ListenerTlsFiles, Settings, TlsSettings,
+        catalog::{CATALOG, Counters, SettingsDraft, TlsFiles},
         conflicts::Conflicts,
-        value_type::{OFF, Part, Setting, Source, StoreKind},
+        value_type::{OFF, ProgramPart, RuleSourceKind, Setting, StoreKind},
     },
 };
 
-impl Draft {
+impl SettingsDraft {
     /// The settings of all components. `given` has the value of each setting as text.
     pub(super) fn settings(self, given: Vec<EffectiveSetting>) -> Result<Settings, Vec<String>> {
         let redis = redis_kind(&given);
@@ -41,7 +41,7 @@ impl Draft {
         let Counters { on_full, snapshot, snapshot_every } = self.counters;
         let settings = Settings {
             rules: self.rules.read(self.url, self.xds, &mut conflicts),
-            tls: Certificates {
+            tls: TlsSettings {
                 grpc: self.grpc_tls.read("grpc.tls_", &mut conflicts),
                 http: self.http_tls.read("http.tls_", &mut conflicts),
                 poll_interval,
@@ -53,7 +53,7 @@ impl Draft {
             } else {
                 self.links.read(self.cluster, poll_interval, &mut conflicts)
             },
-            store: persistence::Settings { memory_limit, on_full, snapshot, snapshot_every },
+            store: persistence::PersistenceSettings { memory_limit, on_full, snapshot, snapshot_every },
             traces: None,
             backend: None,
             without_effect: Vec::new(),
@@ -82,24 +82,24 @@ impl Draft {
         let is_alone = self.links.listen.is_none() && given.value != setting.default;
         let in_redis;
         let why = match setting.part {
-            Part::Always => None,
-            Part::Url => {
-                let is_url = matches!(self.rules.path, Some(Place::Url(_)));
-                let is_read = is_url && self.rules.source == Source::Files;
+            ProgramPart::Always => None,
+            ProgramPart::Url => {
+                let is_url = matches!(self.rules.path, Some(RuleLocation::Url(_)));
+                let is_read = is_url && self.rules.source == RuleSourceKind::Files;
                 (!is_read).then_some("needs a URL in rules.path, which is not set")
             }
-            Part::Xds => {
-                (self.rules.source != Source::Xds).then_some("needs rules.source xds, which is not set")
-            }
-            Part::Redis => (!is_redis).then_some("needs store.kind redis, which is not set"),
-            Part::Memory | Part::Cluster if is_redis => {
+            ProgramPart::Xds => (self.rules.source != RuleSourceKind::Xds)
+                .then_some("needs rules.source xds, which is not set"),
+            ProgramPart::Redis => (!is_redis).then_some("needs store.kind redis, which is not set"),
+            ProgramPart::Memory | ProgramPart::Cluster if is_redis => {
                 in_redis = format!("does not go with {redis}: the counters are not in this process");
                 Some(&*in_redis)
             }
-            Part::Memory => None,
-            Part::Cluster => is_alone.then_some("needs cluster.listen, which is not set"),
+            ProgramPart::Memory => None,
+            ProgramPart::Cluster => is_alone.then_some("needs cluster.listen, which is not set"),
         };
-        let is_given = !matches!(given.from, Origin::Default | Origin::Reference) && given.value != OFF;
+        let is_given =
+            !matches!(given.from, SettingOrigin::Default | SettingOrigin::Reference) && given.value != OFF;
         why.filter(|_| is_given).map(|why| format!("{} {why}", setting.name))
     }
 }
@@ -108,18 +108,19 @@ impl Draft {
 fn redis_kind(given: &[EffectiveSetting]) -> &'static str {
     let kind = given.iter().find(|setting| setting.name == "store.kind");
     match kind.map(|kind| kind.from) {
-        Some(Origin::Reference) => {
+        Some(SettingOrigin::Reference) => {
             "store.kind redis, which REDIS_URL stands for unless TOLLGATE_STORE__KIND is memory"
         }
-        Some(Origin::Default | Origin::File | Origin::Environment | Origin::Flag) | None => {
-            "store.kind redis"
-        }
+        Some(
+            SettingOrigin::Default | SettingOrigin::File | SettingOrigin::Environment | SettingOrigin::Flag,
+        )
+        | None => "store.kind redis",
     }
 }
 
 impl TlsFiles {
     /// `None` without a certificate. The names of the settings begin with `prefix`.
-    fn read(self, prefix: &str, conflicts: &mut Conflicts) -> Option<Tls> {
+    fn read(self, prefix: &str, conflicts: &mut Conflicts) -> Option<ListenerTlsFiles> {
         let Self { cert, key, client_ca, client_san } = self;
         let has_cert = ("cert", cert.is_some());
         let has_key = ("key", key.is_some());
@@ -127,7 +128,7 @@ impl TlsFiles {
         let has_san = ("client_san", !client_san.is_empty());
         let needs = [(has_cert, has_key), (has_key, has_cert), (has_ca, has_cert), (has_san, has_ca)];
         conflicts.require(prefix, &needs);
-        Some(Tls { cert: cert?, key: key?, client_ca, client_san })
+        Some(ListenerTlsFiles { cert: cert?, key: key?, client_ca, client_san })
     }
 }
 

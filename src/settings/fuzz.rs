@@ -4,14 +4,14 @@ use std::fs;
 
 use tollgate_limiter::files::fuzz::temporary;
 
-use crate::settings::{CATALOG, Setting, Sources};
+use crate::settings::{CATALOG, Setting, SettingsSources};
 
 /// A settings file: it has problems that can be shown, or each setting has an effective value.
 pub fn settings(bytes: &[u8]) {
     let path = temporary("settings.yaml", bytes);
     let rules = Setting::named("rules.path").expect("rules have a path");
     let flags = vec![(rules, "rules".to_owned())];
-    let loaded = Sources { file: Some(path.clone()), flags, ..Sources::default() }.load();
+    let loaded = SettingsSources { file: Some(path.clone()), flags, ..SettingsSources::default() }.load();
     match loaded {
         Ok(settings) => assert_eq!(settings.given.len(), CATALOG.len()),
         Err(error) => assert!(!error.to_string().is_empty()),

@@ -12,7 +12,7 @@ const UNIX: &str = "unix:";
 
 /// The files of a listener's certificates.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Tls {
+pub struct ListenerTlsFiles {
     /// The certificate chain of the listener, in PEM, the leaf first.
     pub cert: PathBuf,
     /// The key of that certificate, in PEM.
@@ -25,11 +25,11 @@ pub struct Tls {
 
 /// The certificates of the listeners; a listener without certificates speaks plaintext.
 #[derive(Clone, Debug)]
-pub struct Certificates {
+pub struct TlsSettings {
     /// The certificates of the gRPC listener.
-    pub grpc: Option<Tls>,
+    pub grpc: Option<ListenerTlsFiles>,
     /// The certificates of the HTTP listener.
-    pub http: Option<Tls>,
+    pub http: Option<ListenerTlsFiles>,
     /// The interval between comparisons of the files with the active certificates.
     pub poll_interval: Duration,
 }

@@ -65,12 +65,12 @@ impl MemoryShare {
 
     /// The share of the usable memory in bytes, and at least the minimum.
     pub(super) fn bytes(self) -> u64 {
-        self.bytes_of(Memory::of_process().usable).max(self.bytes_min())
+        self.bytes_of(SystemMemory::for_process().usable).max(self.bytes_min())
     }
 
     /// The numbers of bytes that may be set.
     pub(super) fn bounds(self) -> RangeInclusive<u64> {
-        self.bytes_min()..=Memory::of_process().total.unwrap_or(u64::MAX)
+        self.bytes_min()..=SystemMemory::for_process().total.unwrap_or(u64::MAX)
     }
 
     /// The number of connections that fit into this share, within the bounds of `auto`.
@@ -81,22 +81,22 @@ impl MemoryShare {
                 (GRPC_CONNECTION_BYTES, GRPC_CONNECTIONS_MAX)
             }
         };
-        let fitting = self.bytes_of(Memory::of_process().usable) / bytes_each;
+        let fitting = self.bytes_of(SystemMemory::for_process().usable) / bytes_each;
         usize::try_from(fitting).unwrap_or(max).clamp(CONNECTIONS_MIN, max)
     }
 }
 
 /// The memory at the start of the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Memory {
+struct SystemMemory {
     /// The limit of the control group, or else the memory of the machine, in bytes.
     total: Option<u64>,
     /// The limit of the control group, or else the available memory of the machine, in bytes.
     usable: u64,
 }
 
-impl Memory {
-    fn of_process() -> Self {
+impl SystemMemory {
+    fn for_process() -> Self {
         Self::under(Path::new(ROOT))
     }
 
@@ -151,7 +151,7 @@ mod tests {
     const MIB: u64 = 1024 * 1024;
 
     /// A machine with 1,000 MiB, of which 600 MiB are available, and these files.
-    fn memory(files: &[(&str, &str)]) -> Memory {
+    fn memory(files: &[(&str, &str)]) -> SystemMemory {
         let root = tempfile::tempdir().unwrap();
         let meminfo = ("proc/meminfo", "MemTotal: 1024000 kB\nMemFree: 1 kB\nMemAvailable: 614400 kB\n");
         for (path, text) in [meminfo].iter().chain(files) {
@@ -159,12 +159,12 @@ mod tests {
             fs::create_dir_all(path.parent().unwrap()).unwrap();
             fs::write(path, text).unwrap();
         }
-        Memory::under(root.path())
+        SystemMemory::under(root.path())
     }
 
     #[test]
     fn memory_without_group_limit_is_available_memory() {
-        let machine = Memory { total: Some(1_000 * MIB), usable: 600 * MIB };
+        let machine = SystemMemory { total: Some(1_000 * MIB), usable: 600 * MIB };
         assert_eq!(memory(&[]), machine);
         let unlimited = [("proc/self/cgroup", "0::/\n"), ("sys/fs/cgroup/memory.max", "max\n")];
         assert_eq!(memory(&unlimited), machine);
@@ -172,7 +172,7 @@ mod tests {
 
     #[test]
     fn memory_is_the_smallest_limit_of_group_and_ancestors() {
-        let limited = Memory { total: Some(256 * MIB), usable: 256 * MIB };
+        let limited = SystemMemory { total: Some(256 * MIB), usable: 256 * MIB };
         let second = [
             ("proc/self/cgroup", "0::/pods/one\n"),
             ("sys/fs/cgroup/pods/memory.max", "268435456\n"),

@@ -22,10 +22,10 @@ mod sources;
 mod value_type;
 
 pub use catalog::{Admin, CATALOG, Drain, Grpc, Http, Memory, Metrics};
-pub use listeners::{CertificateName, Certificates, ListenAddress, Tls};
+pub use listeners::{CertificateName, ListenAddress, ListenerTlsFiles, TlsSettings};
 pub use reference::{Backend, BackendChoice};
 pub use schema::json_schema;
-pub use sources::{Compat, Error, Sources, environment};
+pub use sources::{Compat, SettingsError, SettingsSources, environment};
 pub use value_type::{Setting, ValueType};
 
 /// All settings.
@@ -40,35 +40,35 @@ pub struct Settings {
     /// The metrics listener.
     pub metrics: Metrics,
     /// The certificates of the listeners.
-    pub tls: Certificates,
+    pub tls: TlsSettings,
     /// The source of the rules.
-    pub rules: crate::rule_source::Settings,
+    pub rules: crate::rule_source::RuleSourceSettings,
     /// The store of counters.
-    pub store: persistence::Settings,
+    pub store: persistence::PersistenceSettings,
     /// The memory that requests and replies may use.
     pub memory: Memory,
     /// The cluster, if there is one.
-    pub cluster: Option<crate::cluster::Settings>,
+    pub cluster: Option<crate::cluster::ClusterSettings>,
     /// The store that replicas share, if there is one.
     pub shared_store: Option<tollgate_limiter::shared_store::Settings>,
     /// The modes of the limiter.
     pub limiter: limiter::Modes,
     /// The API.
-    pub api: api::Settings,
+    pub api: api::ApiSettings,
     /// The rate limit quota service.
-    pub rlqs: api::rlqs::Settings,
+    pub rlqs: api::rlqs::QuotaSettings,
     /// Decisions by headers.
-    pub check: api::forward_auth::Settings,
+    pub check: api::forward_auth::ForwardAuthSettings,
     /// The response headers.
-    pub headers: api::headers::Settings,
+    pub headers: api::headers::HeaderSettings,
     /// The bodies of refusals.
-    pub denial: api::denial_body::Settings,
+    pub denial: api::denial_body::DenialBodySettings,
     /// The shutdown.
     pub drain: Drain,
     /// Logs.
-    pub log: telemetry::logs::Settings,
+    pub log: telemetry::logs::LogSettings,
     /// The destination of traces, if any; from the variables of OpenTelemetry.
-    pub traces: Option<telemetry::traces::Settings>,
+    pub traces: Option<telemetry::traces::TraceSettings>,
     /// Where the counters are and why, if this replica stands in for another server.
     pub backend: Option<BackendChoice>,
     /// Variables of another server that have no effect, each with the reason.
@@ -90,20 +90,20 @@ mod tests {
     use super::*;
 
     /// A path of rules and these settings, as flags.
-    pub(super) fn flags(given: &[(&str, &str)]) -> Sources {
+    pub(super) fn flags(given: &[(&str, &str)]) -> SettingsSources {
         let flag = |(name, value): &(&str, &str)| (Setting::named(name).unwrap(), (*value).to_owned());
         let flags = [("rules.path", "rules.yaml")].iter().chain(given).map(flag).collect();
-        Sources { flags, ..Sources::default() }
+        SettingsSources { flags, ..SettingsSources::default() }
     }
 
-    pub(super) fn load(given: &[(&str, &str)]) -> Result<Settings, Error> {
+    pub(super) fn load(given: &[(&str, &str)]) -> Result<Settings, SettingsError> {
         flags(given).load()
     }
 
     /// The problems of these sources.
-    pub(super) fn problems(sources: &Sources) -> Vec<String> {
+    pub(super) fn problems(sources: &SettingsSources) -> Vec<String> {
         match sources.load() {
-            Err(Error::Wrong(problems)) => problems,
+            Err(SettingsError::Wrong(problems)) => problems,
             other => panic!("{other:?}"),
         }
     }

@@ -10,7 +10,7 @@ const CERTIFICATES: [&str; 2] = ["OTEL_EXPORTER_OTLP_TRACES_CERTIFICATE", "OTEL_
 const PROTOCOLS: [&str; 2] = ["OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL"];
 
 /// `None` without an endpoint, or if traces are disabled. An error names the variable.
-pub(super) fn traces(environment: &[(String, String)]) -> Result<Option<traces::Settings>, String> {
+pub(super) fn traces(environment: &[(String, String)]) -> Result<Option<traces::TraceSettings>, String> {
     // OpenTelemetry treats an empty variable as unset.
     let value = |name: &str| {
         let found = environment.iter().find(|(variable, value)| variable == name && !value.is_empty());
@@ -32,7 +32,7 @@ pub(super) fn traces(environment: &[(String, String)]) -> Result<Option<traces::
         ));
     }
     let certificate = first(CERTIFICATES).map(|(_, path)| path.into());
-    Ok(Some(traces::Settings { endpoint: endpoint.to_owned(), certificate }))
+    Ok(Some(traces::TraceSettings { endpoint: endpoint.to_owned(), certificate }))
 }
 
 #[cfg(test)]

@@ -15,7 +15,7 @@ use values::{
 };
 
 /// How a variable is read.
-enum Rule {
+enum VariableSyntax {
     /// The value as that of a setting, because both have one syntax.
     Same(&'static str),
     /// As the value of a setting, after a conversion; `None` if the value is not allowed.
@@ -29,7 +29,7 @@ enum Rule {
     /// Has no effect, because of this.
     Nothing(&'static str),
     /// As the rule says, but only for counters in Redis.
-    Redis(&'static Rule),
+    Redis(&'static VariableSyntax),
 }
 
 const GRPC_TLS: &str = "GRPC_SERVER_USE_TLS";
@@ -41,106 +41,127 @@ const OPENTELEMETRY: &str = "traces have the variables of OpenTelemetry, OTEL_*"
 const ONE_STORE: &str = "all counters are in one store";
 
 /// Every variable of the reference.
-const VARIABLES: &[(&str, Rule)] = &[
-    ("HOST", Rule::Joined),
-    ("PORT", Rule::Joined),
-    ("GRPC_HOST", Rule::Joined),
-    ("GRPC_PORT", Rule::Joined),
-    ("GRPC_UDS", Rule::Joined),
-    ("DEBUG_HOST", Rule::Nothing("the admin listener is on the loopback; admin.listen changes that")),
-    ("DEBUG_PORT", Rule::Converted("admin.listen", |port| Some(format!("127.0.0.1:{port}")))),
-    ("GRPC_MAX_CONNECTION_AGE", Rule::Same("grpc.max_connection_age")),
-    ("GRPC_MAX_CONNECTION_AGE_GRACE", Rule::Same("grpc.max_connection_age_grace")),
-    (GRPC_TLS, Rule::Joined),
-    ("GRPC_SERVER_TLS_CERT", Rule::With(GRPC_TLS, "grpc.tls_cert")),
-    ("GRPC_SERVER_TLS_KEY", Rule::With(GRPC_TLS, "grpc.tls_key")),
-    ("GRPC_CLIENT_TLS_CACERT", Rule::With(GRPC_TLS, "grpc.tls_client_ca")),
-    ("GRPC_CLIENT_TLS_SAN", Rule::With(GRPC_TLS, "grpc.tls_client_san")),
-    ("LOG_LEVEL", Rule::Converted("log.level", log_level)),
-    ("LOG_FORMAT", Rule::Same("log.format")),
-    ("CONFIG_TYPE", Rule::Joined),
+const VARIABLES: &[(&str, VariableSyntax)] = &[
+    ("HOST", VariableSyntax::Joined),
+    ("PORT", VariableSyntax::Joined),
+    ("GRPC_HOST", VariableSyntax::Joined),
+    ("GRPC_PORT", VariableSyntax::Joined),
+    ("GRPC_UDS", VariableSyntax::Joined),
+    (
+        "DEBUG_HOST",
+        VariableSyntax::Nothing("the admin listener is on the loopback; admin.listen changes that"),
+    ),
+    ("DEBUG_PORT", VariableSyntax::Converted("admin.listen", |port| Some(format!("127.0.0.1:{port}")))),
+    ("GRPC_MAX_CONNECTION_AGE", VariableSyntax::Same("grpc.max_connection_age")),
+    ("GRPC_MAX_CONNECTION_AGE_GRACE", VariableSyntax::Same("grpc.max_connection_age_grace")),
+    (GRPC_TLS, VariableSyntax::Joined),
+    ("GRPC_SERVER_TLS_CERT", VariableSyntax::With(GRPC_TLS, "grpc.tls_cert")),
+    ("GRPC_SERVER_TLS_KEY", VariableSyntax::With(GRPC_TLS, "grpc.tls_key")),
+    ("GRPC_CLIENT_TLS_CACERT", VariableSyntax::With(GRPC_TLS, "grpc.tls_client_ca")),
+    ("GRPC_CLIENT_TLS_SAN", VariableSyntax::With(GRPC_TLS, "grpc.tls_client_san")),
+    ("LOG_LEVEL", VariableSyntax::Converted("log.level", log_level)),
+    ("LOG_FORMAT", VariableSyntax::Same("log.format")),
+    ("CONFIG_TYPE", VariableSyntax::Joined),
     (
         "FORCE_START_WITHOUT_INITIAL_CONFIG",
-        Rule::Converted("rules.required", |text| switch(text).map(|on| (!on).to_string())),
+        VariableSyntax::Converted("rules.required", |text| switch(text).map(|on| (!on).to_string())),
     ),
-    ("MERGE_DOMAIN_CONFIG", Rule::Nothing("rules of one domain are always merged")),
-    ("RUNTIME_ROOT", Rule::Joined),
-    ("RUNTIME_SUBDIRECTORY", Rule::Joined),
-    ("RUNTIME_APPDIRECTORY", Rule::Joined),
-    ("RUNTIME_IGNOREDOTFILES", Rule::Nothing(FILES_WATCHED)),
-    ("RUNTIME_WATCH_ROOT", Rule::Nothing(FILES_WATCHED)),
-    ("CONFIG_GRPC_XDS_NODE_ID", Rule::Same("rules.xds.node_id")),
-    ("CONFIG_GRPC_XDS_NODE_METADATA", Rule::Same("rules.xds.node_metadata")),
-    ("CONFIG_GRPC_XDS_SERVER_URL", Rule::Joined),
-    ("CONFIG_GRPC_XDS_SERVER_CONNECT_RETRY_INTERVAL", Rule::Nothing("it has no effect there either")),
+    ("MERGE_DOMAIN_CONFIG", VariableSyntax::Nothing("rules of one domain are always merged")),
+    ("RUNTIME_ROOT", VariableSyntax::Joined),
+    ("RUNTIME_SUBDIRECTORY", VariableSyntax::Joined),
+    ("RUNTIME_APPDIRECTORY", VariableSyntax::Joined),
+    ("RUNTIME_IGNOREDOTFILES", VariableSyntax::Nothing(FILES_WATCHED)),
+    ("RUNTIME_WATCH_ROOT", VariableSyntax::Nothing(FILES_WATCHED)),
+    ("CONFIG_GRPC_XDS_NODE_ID", VariableSyntax::Same("rules.xds.node_id")),
+    ("CONFIG_GRPC_XDS_NODE_METADATA", VariableSyntax::Same("rules.xds.node_metadata")),
+    ("CONFIG_GRPC_XDS_SERVER_URL", VariableSyntax::Joined),
+    (
+        "CONFIG_GRPC_XDS_SERVER_CONNECT_RETRY_INTERVAL",
+        VariableSyntax::Nothing("it has no effect there either"),
+    ),
     (
         "CONFIG_GRPC_XDS_CLIENT_ADDITIONAL_HEADERS",
-        Rule::Converted("rules.xds.headers", |text| Some(text.replace(':', "="))),
+        VariableSyntax::Converted("rules.xds.headers", |text| Some(text.replace(':', "="))),
     ),
-    (XDS_TLS, Rule::Joined),
-    ("CONFIG_GRPC_XDS_CLIENT_TLS_CERT", Rule::With(XDS_TLS, "rules.xds.cert")),
-    ("CONFIG_GRPC_XDS_CLIENT_TLS_KEY", Rule::With(XDS_TLS, "rules.xds.key")),
-    ("CONFIG_GRPC_XDS_SERVER_TLS_CACERT", Rule::With(XDS_TLS, "rules.xds.ca")),
-    ("CONFIG_GRPC_XDS_SERVER_TLS_SAN", Rule::With(XDS_TLS, "rules.xds.server_name")),
-    ("XDS_CLIENT_BACKOFF_INITIAL_INTERVAL", Rule::Same("rules.xds.retry_min")),
-    ("XDS_CLIENT_BACKOFF_MAX_INTERVAL", Rule::Same("rules.xds.retry_max")),
-    ("XDS_CLIENT_BACKOFF_RANDOM_FACTOR", Rule::Nothing("delays double")),
-    ("XDS_CLIENT_BACKOFF_JITTER", Rule::Nothing("delays always have jitter")),
-    ("XDS_CLIENT_MAX_MSG_SIZE_IN_BYTES", Rule::Joined),
-    ("USE_PROMETHEUS", Rule::Nothing("metrics are always served")),
-    ("PROMETHEUS_ADDR", Rule::Converted("metrics.listen", address)),
-    ("PROMETHEUS_PATH", Rule::Nothing("the path is /metrics")),
-    ("PROMETHEUS_MAPPER_YAML", Rule::Nothing("names and labels are those of the reference's own mapping")),
-    ("PROMETHEUS_RESPONSE_TIME_AS_MILLISECONDS", Rule::Nothing("times are in seconds")),
-    ("USE_STATSD", Rule::Nothing(NO_STATSD)),
-    ("STATSD_HOST", Rule::Nothing(NO_STATSD)),
-    ("STATSD_PORT", Rule::Nothing(NO_STATSD)),
-    ("STATSD_PROTOCOL", Rule::Nothing(NO_STATSD)),
-    ("STATS_FLUSH_INTERVAL", Rule::Nothing(NO_STATSD)),
-    ("USE_DOG_STATSD", Rule::Nothing(NO_STATSD)),
-    ("USE_DOG_STATSD_MOGRIFIERS", Rule::Nothing(NO_STATSD)),
-    ("EXTRA_TAGS", Rule::Nothing("labels are added by Prometheus")),
-    ("DISABLE_STATS", Rule::Nothing("metrics are always counted")),
-    ("BACKEND_TYPE", Rule::Joined),
-    ("EXPIRATION_JITTER_MAX_SECONDS", Rule::Nothing("counters expire when they are idle")),
-    ("LOCAL_CACHE_SIZE_IN_BYTES", Rule::Nothing("store.memory_limit bounds counters")),
-    ("NEAR_LIMIT_RATIO", Rule::Nothing("it is always 0.8")),
-    ("CACHE_KEY_PREFIX", Rule::Redis(&Rule::Same("store.redis.prefix"))),
+    (XDS_TLS, VariableSyntax::Joined),
+    ("CONFIG_GRPC_XDS_CLIENT_TLS_CERT", VariableSyntax::With(XDS_TLS, "rules.xds.cert")),
+    ("CONFIG_GRPC_XDS_CLIENT_TLS_KEY", VariableSyntax::With(XDS_TLS, "rules.xds.key")),
+    ("CONFIG_GRPC_XDS_SERVER_TLS_CACERT", VariableSyntax::With(XDS_TLS, "rules.xds.ca")),
+    ("CONFIG_GRPC_XDS_SERVER_TLS_SAN", VariableSyntax::With(XDS_TLS, "rules.xds.server_name")),
+    ("XDS_CLIENT_BACKOFF_INITIAL_INTERVAL", VariableSyntax::Same("rules.xds.retry_min")),
+    ("XDS_CLIENT_BACKOFF_MAX_INTERVAL", VariableSyntax::Same("rules.xds.retry_max")),
+    ("XDS_CLIENT_BACKOFF_RANDOM_FACTOR", VariableSyntax::Nothing("delays double")),
+    ("XDS_CLIENT_BACKOFF_JITTER", VariableSyntax::Nothing("delays always have jitter")),
+    ("XDS_CLIENT_MAX_MSG_SIZE_IN_BYTES", VariableSyntax::Joined),
+    ("USE_PROMETHEUS", VariableSyntax::Nothing("metrics are always served")),
+    ("PROMETHEUS_ADDR", VariableSyntax::Converted("metrics.listen", address)),
+    ("PROMETHEUS_PATH", VariableSyntax::Nothing("the path is /metrics")),
+    (
+        "PROMETHEUS_MAPPER_YAML",
+        VariableSyntax::Nothing("names and labels are those of the reference's own mapping"),
+    ),
+    ("PROMETHEUS_RESPONSE_TIME_AS_MILLISECONDS", VariableSyntax::Nothing("times are in seconds")),
+    ("USE_STATSD", VariableSyntax::Nothing(NO_STATSD)),
+    ("STATSD_HOST", VariableSyntax::Nothing(NO_STATSD)),
+    ("STATSD_PORT", VariableSyntax::Nothing(NO_STATSD)),
+    ("STATSD_PROTOCOL", VariableSyntax::Nothing(NO_STATSD)),
+    ("STATS_FLUSH_INTERVAL", VariableSyntax::Nothing(NO_STATSD)),
+    ("USE_DOG_STATSD", VariableSyntax::Nothing(NO_STATSD)),
+    ("USE_DOG_STATSD_MOGRIFIERS", VariableSyntax::Nothing(NO_STATSD)),
+    ("EXTRA_TAGS", VariableSyntax::Nothing("labels are added by Prometheus")),
+    ("DISABLE_STATS", VariableSyntax::Nothing("metrics are always counted")),
+    ("BACKEND_TYPE", VariableSyntax::Joined),
+    ("EXPIRATION_JITTER_MAX_SECONDS", VariableSyntax::Nothing("counters expire when they are idle")),
+    ("LOCAL_CACHE_SIZE_IN_BYTES", VariableSyntax::Nothing("store.memory_limit bounds counters")),
+    ("NEAR_LIMIT_RATIO", VariableSyntax::Nothing("it is always 0.8")),
+    ("CACHE_KEY_PREFIX", VariableSyntax::Redis(&VariableSyntax::Same("store.redis.prefix"))),
     (
         "STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT",
-        Rule::Nothing("on_denied: charge_none of a domain does this"),
+        VariableSyntax::Nothing("on_denied: charge_none of a domain does this"),
     ),
-    ("LIMIT_RESPONSE_HEADERS_ENABLED", Rule::Converted("headers.ratelimit", boolean)),
-    ("LIMIT_LIMIT_HEADER", Rule::Same("headers.limit_name")),
-    ("LIMIT_REMAINING_HEADER", Rule::Same("headers.remaining_name")),
-    ("LIMIT_RESET_HEADER", Rule::Same("headers.reset_name")),
-    ("SHADOW_MODE", Rule::Converted("limiter.shadow_mode", boolean)),
-    ("QUOTA_MODE", Rule::Converted("limiter.quota_mode", boolean)),
-    ("RESPONSE_DYNAMIC_METADATA", Rule::Converted("api.dynamic_metadata", boolean)),
-    ("HEALTHY_WITH_AT_LEAST_ONE_CONFIG_LOADED", Rule::Nothing("FORCE_START_WITHOUT_INITIAL_CONFIG decides")),
-    ("REDIS_PERSECOND", Rule::Redis(&Rule::Nothing(ONE_STORE))),
-    ("REDIS_SOCKET_TYPE", Rule::Joined),
-    ("REDIS_TYPE", Rule::Joined),
-    ("REDIS_URL", Rule::Joined),
-    ("REDIS_TLS", Rule::Joined),
-    ("REDIS_POOL_SIZE", Rule::Redis(&Rule::Converted("store.redis.connections", redis_connections))),
-    ("REDIS_AUTH", Rule::Redis(&Rule::Login(Login::Servers))),
-    ("REDIS_SENTINEL_AUTH", Rule::Redis(&Rule::Login(Login::Sentinels))),
-    ("REDIS_TLS_CACERT", Rule::Redis(&Rule::With("REDIS_TLS", "store.redis.ca"))),
-    ("REDIS_TLS_CLIENT_CERT", Rule::Redis(&Rule::With("REDIS_TLS", "store.redis.cert"))),
-    ("REDIS_TLS_CLIENT_KEY", Rule::Redis(&Rule::With("REDIS_TLS", "store.redis.key"))),
-    ("REDIS_TLS_SKIP_HOSTNAME_VERIFICATION", Rule::Redis(&Rule::Nothing("names are always verified"))),
-    ("REDIS_TIMEOUT", Rule::Redis(&Rule::Converted("store.redis.timeout", redis_timeout))),
+    ("LIMIT_RESPONSE_HEADERS_ENABLED", VariableSyntax::Converted("headers.ratelimit", boolean)),
+    ("LIMIT_LIMIT_HEADER", VariableSyntax::Same("headers.limit_name")),
+    ("LIMIT_REMAINING_HEADER", VariableSyntax::Same("headers.remaining_name")),
+    ("LIMIT_RESET_HEADER", VariableSyntax::Same("headers.reset_name")),
+    ("SHADOW_MODE", VariableSyntax::Converted("limiter.shadow_mode", boolean)),
+    ("QUOTA_MODE", VariableSyntax::Converted("limiter.quota_mode", boolean)),
+    ("RESPONSE_DYNAMIC_METADATA", VariableSyntax::Converted("api.dynamic_metadata", boolean)),
+    (
+        "HEALTHY_WITH_AT_LEAST_ONE_CONFIG_LOADED",
+        VariableSyntax::Nothing("FORCE_START_WITHOUT_INITIAL_CONFIG decides"),
+    ),
+    ("REDIS_PERSECOND", VariableSyntax::Redis(&VariableSyntax::Nothing(ONE_STORE))),
+    ("REDIS_SOCKET_TYPE", VariableSyntax::Joined),
+    ("REDIS_TYPE", VariableSyntax::Joined),
+    ("REDIS_URL", VariableSyntax::Joined),
+    ("REDIS_TLS", VariableSyntax::Joined),
+    (
+        "REDIS_POOL_SIZE",
+        VariableSyntax::Redis(&VariableSyntax::Converted("store.redis.connections", redis_connections)),
+    ),
+    ("REDIS_AUTH", VariableSyntax::Redis(&VariableSyntax::Login(Login::Servers))),
+    ("REDIS_SENTINEL_AUTH", VariableSyntax::Redis(&VariableSyntax::Login(Login::Sentinels))),
+    ("REDIS_TLS_CACERT", VariableSyntax::Redis(&VariableSyntax::With("REDIS_TLS", "store.redis.ca"))),
+    ("REDIS_TLS_CLIENT_CERT", VariableSyntax::Redis(&VariableSyntax::With("REDIS_TLS", "store.redis.cert"))),
+    ("REDIS_TLS_CLIENT_KEY", VariableSyntax::Redis(&VariableSyntax::With("REDIS_TLS", "store.redis.key"))),
+    (
+        "REDIS_TLS_SKIP_HOSTNAME_VERIFICATION",
+        VariableSyntax::Redis(&VariableSyntax::Nothing("names are always verified")),
+    ),
+    (
+        "REDIS_TIMEOUT",
+        VariableSyntax::Redis(&VariableSyntax::Converted("store.redis.timeout", redis_timeout)),
+    ),
     (
         "REDIS_HEALTH_CHECK_ACTIVE_CONNECTION",
-        Rule::Redis(&Rule::Converted("store.redis.unready_without_store", boolean)),
+        VariableSyntax::Redis(&VariableSyntax::Converted("store.redis.unready_without_store", boolean)),
     ),
-    ("TRACING_ENABLED", Rule::Nothing(OPENTELEMETRY)),
-    ("TRACING_SERVICE_NAME", Rule::Nothing(OPENTELEMETRY)),
-    ("TRACING_SERVICE_NAMESPACE", Rule::Nothing(OPENTELEMETRY)),
-    ("TRACING_SERVICE_INSTANCE_ID", Rule::Nothing(OPENTELEMETRY)),
-    ("TRACING_EXPORTER_PROTOCOL", Rule::Nothing(OPENTELEMETRY)),
-    ("TRACING_SAMPLING_RATE", Rule::Nothing(OPENTELEMETRY)),
+    ("TRACING_ENABLED", VariableSyntax::Nothing(OPENTELEMETRY)),
+    ("TRACING_SERVICE_NAME", VariableSyntax::Nothing(OPENTELEMETRY)),
+    ("TRACING_SERVICE_NAMESPACE", VariableSyntax::Nothing(OPENTELEMETRY)),
+    ("TRACING_SERVICE_INSTANCE_ID", VariableSyntax::Nothing(OPENTELEMETRY)),
+    ("TRACING_EXPORTER_PROTOCOL", VariableSyntax::Nothing(OPENTELEMETRY)),
+    ("TRACING_SAMPLING_RATE", VariableSyntax::Nothing(OPENTELEMETRY)),
 ];
 
 /// The beginnings of variables that are named even if they are not in the table. All other variables are not of this
@@ -161,7 +182,7 @@ pub(super) fn translate(environment: &[(String, String)], own: Own) -> Translati
     let variables = Variables(environment);
     let mut translation = Translation::default();
     let choice = counters::choose(variables, own);
-    let reader = Reader { variables, own, choice: choice.as_ref().ok() };
+    let reader = VariableReader { variables, own, choice: choice.as_ref().ok() };
     for (variable, value) in environment {
         match VARIABLES.iter().find(|(name, _)| name == variable) {
             Some((_, rule)) => reader.apply(variable, value, rule, &mut translation),
@@ -183,35 +204,35 @@ pub(super) fn translate(environment: &[(String, String)], own: Own) -> Translati
     translation
 }
 
-struct Reader<'e> {
+struct VariableReader<'e> {
     variables: Variables<'e>,
     own: Own,
     /// `None` if it cannot be told, which is an error.
     choice: Option<&'e BackendChoice>,
 }
 
-impl Reader<'_> {
-    fn apply(&self, variable: &str, value: &str, rule: &Rule, translation: &mut Translation) {
+impl VariableReader<'_> {
+    fn apply(&self, variable: &str, value: &str, rule: &VariableSyntax, translation: &mut Translation) {
         // The reference's own defaults are empty texts.
         if value.is_empty() {
             return;
         }
         match rule {
-            Rule::Joined => {}
-            Rule::Login(login) => counters::log_in(variable, value, *login, self.own, translation),
-            Rule::Same(setting) => translation.give(setting, value, variable),
-            Rule::With(needed, setting) if self.variables.is_on(needed) => {
+            VariableSyntax::Joined => {}
+            VariableSyntax::Login(login) => counters::log_in(variable, value, *login, self.own, translation),
+            VariableSyntax::Same(setting) => translation.give(setting, value, variable),
+            VariableSyntax::With(needed, setting) if self.variables.is_on(needed) => {
                 translation.give(setting, value, variable);
             }
-            Rule::With(needed, _) => {
+            VariableSyntax::With(needed, _) => {
                 translation.without_effect.push(format!("{variable} ({needed} is not true)"));
             }
-            Rule::Converted(setting, convert) => match convert(value) {
+            VariableSyntax::Converted(setting, convert) => match convert(value) {
                 Some(value) => translation.give(setting, value, variable),
                 None => translation.problems.push(format!("{variable}: `{value}` is not allowed")),
             },
-            Rule::Nothing(why) => translation.without_effect.push(format!("{variable} ({why})")),
-            Rule::Redis(rule) => match self.choice {
+            VariableSyntax::Nothing(why) => translation.without_effect.push(format!("{variable} ({why})")),
+            VariableSyntax::Redis(rule) => match self.choice {
                 Some(BackendChoice { backend: Backend::Redis, .. }) => {
                     self.apply(variable, value, rule, translation);
                 }

@@ -6,23 +6,23 @@ use tollgate_limiter::rules::FileSettings;
 
 use crate::{
     rule_source::{
-        self, Place, Settings, TlsFiles,
+        self, ClientTlsFiles, RuleLocation, RuleSourceSettings,
         url::{self, Address},
         xds,
     },
     settings::{
         catalog::{Rules, RulesUrl, Xds},
         conflicts::Conflicts,
-        value_type::Source,
+        value_type::RuleSourceKind,
     },
 };
 
 impl Rules {
-    pub(super) fn read(self, url: RulesUrl, xds: Xds, conflicts: &mut Conflicts) -> Settings {
+    pub(super) fn read(self, url: RulesUrl, xds: Xds, conflicts: &mut Conflicts) -> RuleSourceSettings {
         let Self { source, path, poll_interval, required, overlay } = self;
         let file = |path| FileSettings { path, poll_interval };
         let source = match source {
-            Source::Files => {
+            RuleSourceKind::Files => {
                 if overlay.is_some() {
                     conflicts.add("rules.overlay needs rules.source xds, which is not set");
                 }
@@ -31,30 +31,32 @@ impl Rules {
                         .add("rules.path: not set; use --rules, TOLLGATE_RULES__PATH or a settings file");
                 }
                 match path {
-                    Some(Place::Url(address)) => {
-                        rule_source::Source::Url(Box::new(url.read(address, conflicts)))
+                    Some(RuleLocation::Url(address)) => {
+                        rule_source::SourceSettings::Url(Box::new(url.read(address, conflicts)))
                     }
-                    Some(Place::Path(path)) => rule_source::Source::Files(file(path)),
-                    None => rule_source::Source::Files(file(PathBuf::new())),
+                    Some(RuleLocation::Path(path)) => rule_source::SourceSettings::Files(file(path)),
+                    None => rule_source::SourceSettings::Files(file(PathBuf::new())),
                 }
             }
-            Source::Xds => rule_source::Source::Xds(Box::new(xds.read(conflicts)), overlay.map(file)),
+            RuleSourceKind::Xds => {
+                rule_source::SourceSettings::Xds(Box::new(xds.read(conflicts)), overlay.map(file))
+            }
         };
-        Settings { source, required }
+        RuleSourceSettings { source, required }
     }
 }
 
 impl RulesUrl {
-    fn read(self, address: Address, conflicts: &mut Conflicts) -> url::Settings {
+    fn read(self, address: Address, conflicts: &mut Conflicts) -> url::UrlSettings {
         if !address.is_tls() && !address.is_loopback() && !self.plaintext {
             conflicts.add(format!(
                 "rules.path: {address} needs https://, a loopback address, or rules.url.plaintext true: anyone on the way can change the rules"
             ));
         }
-        let files = TlsFiles { ca: self.ca, client: None, server_name: self.server_name };
+        let files = ClientTlsFiles { ca: self.ca, client: None, server_name: self.server_name };
         let tls =
             tls_files("rules.url.", files, self.cert, self.key, "rules.path", address.is_tls(), conflicts);
-        url::Settings {
+        url::UrlSettings {
             address,
             interval: self.interval,
             timeout: self.timeout,
@@ -69,7 +71,7 @@ impl RulesUrl {
 }
 
 impl Xds {
-    fn read(self, conflicts: &mut Conflicts) -> xds::Settings {
+    fn read(self, conflicts: &mut Conflicts) -> xds::XdsSettings {
         if self.url.is_none() {
             conflicts.add("rules.source xds needs rules.xds.url, which is not set");
         }
@@ -78,9 +80,9 @@ impl Xds {
             conflicts.add(format!("rules.xds.headers: `{name}` is not a header of gRPC"));
         }
         let is_tls = url.starts_with("https:");
-        let files = TlsFiles { ca: self.ca, client: None, server_name: self.server_name };
+        let files = ClientTlsFiles { ca: self.ca, client: None, server_name: self.server_name };
         let tls = tls_files("rules.xds.", files, self.cert, self.key, "rules.xds.url", is_tls, conflicts);
-        xds::Settings {
+        xds::XdsSettings {
             url,
             node_id: self.node_id,
             node_metadata: self.node_metadata,
@@ -97,27 +99,27 @@ impl Xds {
 /// https URL in the setting `address`.
 fn tls_files(
     prefix: &str,
-    files: TlsFiles,
+    files: ClientTlsFiles,
     cert: Option<PathBuf>,
     key: Option<PathBuf>,
     address: &str,
     is_tls: bool,
     conflicts: &mut Conflicts,
-) -> TlsFiles {
+) -> ClientTlsFiles {
     let [has_cert, has_key] = [("cert", cert.is_some()), ("key", key.is_some())];
     conflicts.require(prefix, &[(has_cert, has_key), (has_key, has_cert)]);
     let of_tls = [("ca", files.ca.is_some()), has_cert, ("server_name", files.server_name.is_some())];
     for (name, _) in of_tls.iter().filter(|(_, is_set)| *is_set && !is_tls) {
         conflicts.add(format!("{prefix}{name} needs https:// in {address}"));
     }
-    TlsFiles { client: cert.zip(key), ..files }
+    ClientTlsFiles { client: cert.zip(key), ..files }
 }
 
 #[cfg(test)]
 mod tests {
     use crate::{
-        api::admin::Origin,
-        rule_source::Source,
+        api::admin::SettingOrigin,
+        rule_source::SourceSettings,
         settings::tests::{flags, load, problems},
     };
 
@@ -127,14 +129,14 @@ mod tests {
     fn rules_path_with_a_scheme_is_a_url() {
         let settings = load(&[("rules.path", URL), ("rules.url.interval", "5s")]).unwrap();
         assert_eq!(settings.rules.source.described(), ("url", URL.to_owned()));
-        assert!(matches!(load(&[("rules.path", "rules")]).unwrap().rules.source, Source::Files(_)));
+        assert!(matches!(load(&[("rules.path", "rules")]).unwrap().rules.source, SourceSettings::Files(_)));
     }
 
     #[test]
     fn secrets_of_a_rules_url_are_not_shown() {
         let settings = load(&[("rules.path", &format!("{URL}?sig=hush"))]).unwrap();
         let given = settings.given.iter().find(|setting| setting.name == "rules.path").unwrap();
-        assert_eq!((given.value.as_str(), given.from), (&*format!("{URL}?(not shown)"), Origin::Flag));
+        assert_eq!((given.value.as_str(), given.from), (&*format!("{URL}?(not shown)"), SettingOrigin::Flag));
         assert!(!format!("{settings:?}").contains("hush"));
         let refused = problems(&flags(&[("rules.path", "https://user:secret@host/")]));
         assert!(refused[0].starts_with("--rules: `https://(not shown)` is not allowed"), "{refused:?}");

@@ -7,7 +7,7 @@ use tollgate_limiter::{
     store::OnFull,
 };
 
-use crate::settings::{catalog::Redis, conflicts::Conflicts, value_type::Mode};
+use crate::settings::{catalog::Redis, conflicts::Conflicts, value_type::RedisMode};
 
 impl Redis {
     pub(super) fn read(
@@ -22,9 +22,9 @@ impl Redis {
         Settings {
             urls: self.urls,
             mode: match self.mode {
-                Mode::Standalone => shared_store::Mode::Standalone,
-                Mode::Sentinel => shared_store::Mode::Sentinel { service: self.sentinel_service },
-                Mode::Cluster => shared_store::Mode::Cluster,
+                RedisMode::Standalone => shared_store::Mode::Standalone,
+                RedisMode::Sentinel => shared_store::Mode::Sentinel { service: self.sentinel_service },
+                RedisMode::Cluster => shared_store::Mode::Cluster,
             },
             username: self.username,
             sentinel_username: self.sentinel_username,
@@ -61,7 +61,7 @@ mod tests {
 
     use super::*;
     use crate::settings::{
-        Sources,
+        SettingsSources,
         tests::{flags, load, problems},
     };
 
@@ -84,7 +84,7 @@ mod tests {
                     cert: d\n    key: k\n    connections: 4\n    timeout: 20ms\n    prefix: 'mine:'\n";
         let path = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(path.path(), format!("rules:\n  path: r.yaml\n{file}")).unwrap();
-        let sources = Sources { file: Some(path.path().to_owned()), ..Sources::default() };
+        let sources = SettingsSources { file: Some(path.path().to_owned()), ..SettingsSources::default() };
         let store = sources.load().unwrap().shared_store.unwrap();
         assert_eq!(store.mode, Mode::Sentinel { service: "counters".to_owned() });
         assert_eq!(store.urls, ["rediss://a:1", "rediss://b:2"]);

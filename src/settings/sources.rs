@@ -10,10 +10,10 @@ use tollgate_limiter::{
 };
 
 use crate::{
-    api::admin::{EffectiveSetting, Origin},
+    api::admin::{EffectiveSetting, SettingOrigin},
     settings::{
         CATALOG, Setting, Settings,
-        catalog::Draft,
+        catalog::SettingsDraft,
         otel,
         reference::{self, Given, Own, Translation},
         value_type::variable,
@@ -22,7 +22,7 @@ use crate::{
 
 /// The sources of settings; each overrides the previous ones.
 #[derive(Clone, Debug, Default)]
-pub struct Sources {
+pub struct SettingsSources {
     /// The path of a settings file, in YAML: sections with settings.
     pub file: Option<PathBuf>,
     /// Environment variables and their values. Only `TOLLGATE_<SECTION>__<NAME>`, the variables of OpenTelemetry and,
@@ -43,7 +43,7 @@ pub enum Compat {
 
 /// An error in the settings.
 #[derive(Debug, thiserror::Error)]
-pub enum Error {
+pub enum SettingsError {
     /// The settings file cannot be read.
     #[error("{path}: {error}", path = path.display())]
     Unreadable {
@@ -69,15 +69,15 @@ pub fn environment() -> Vec<(String, String)> {
         .collect()
 }
 
-impl Sources {
+impl SettingsSources {
     /// Loads the settings, or reports the problems of all sources.
-    pub fn load(&self) -> Result<Settings, Error> {
-        let mut reader = Reader::default();
+    pub fn load(&self) -> Result<Settings, SettingsError> {
+        let mut reader = SettingsReader::default();
         self.read_file(&mut reader)?;
         self.read_environment(&mut reader)?;
         let flag = |setting: &Setting| format!("--{}", setting.flag());
         for (setting, value) in &self.flags {
-            reader.set(Origin::Flag, &flag(setting), flag, setting.name, value);
+            reader.set(SettingOrigin::Flag, &flag(setting), flag, setting.name, value);
         }
         let translation = self.read_reference(&mut reader)?;
         let traces = otel::traces(&self.environment).unwrap_or_else(|problem| {
@@ -86,10 +86,10 @@ impl Sources {
         });
         let given = reader.effective()?;
         if !reader.problems.is_empty() {
-            return Err(Error::Wrong(reader.problems));
+            return Err(SettingsError::Wrong(reader.problems));
         }
         let Translation { without_effect, passwords, choice, .. } = translation;
-        let mut settings = draft(&given).settings(given).map_err(Error::Wrong)?;
+        let mut settings = draft(&given).settings(given).map_err(SettingsError::Wrong)?;
         for (setting, given) in CATALOG.iter().zip(&mut settings.given) {
             given.value = setting.shown(&given.value);
         }
@@ -103,10 +103,10 @@ impl Sources {
         Ok(Settings { traces, without_effect, backend: choice, ..settings })
     }
 
-    fn read_file(&self, reader: &mut Reader) -> Result<(), Error> {
+    fn read_file(&self, reader: &mut SettingsReader) -> Result<(), SettingsError> {
         let Some(path) = &self.file else { return Ok(()) };
         let bytes = files::read(path, yaml::BYTES_MAX as u64)
-            .map_err(|error| Error::Unreadable { path: path.clone(), error })?;
+            .map_err(|error| SettingsError::Unreadable { path: path.clone(), error })?;
         let stream = yaml::load(&bytes);
         let place = |mark: Mark| format!("{}:{}:{}", path.display(), mark.line, mark.column);
         let problems = stream.problems.iter();
@@ -124,7 +124,7 @@ impl Sources {
         Ok(())
     }
 
-    fn read_environment(&self, reader: &mut Reader) -> Result<(), Error> {
+    fn read_environment(&self, reader: &mut SettingsReader) -> Result<(), SettingsError> {
         // A variable without the double underscore is not a setting: Kubernetes defines such variables for a Service.
         let is_setting = |name: &str| name.starts_with("TOLLGATE_") && name.contains("__");
         let given = self.environment.iter().filter(|(name, _)| is_setting(name));
@@ -133,18 +133,18 @@ impl Sources {
         let values: BTreeMap<_, _> = source.source(Some(given.collect())).collect()?.into_iter().collect();
         for (name, value) in values {
             let value = value.into_string()?;
-            reader.set(Origin::Environment, &variable(&name), Setting::variable, &name, &value);
+            reader.set(SettingOrigin::Environment, &variable(&name), Setting::variable, &name, &value);
         }
         Ok(())
     }
 
     /// Reads the variables of another server, which override defaults only. All other sources were read before.
-    fn read_reference(&self, reader: &mut Reader) -> Result<Translation, Error> {
+    fn read_reference(&self, reader: &mut SettingsReader) -> Result<Translation, SettingsError> {
         let Some(Compat::EnvoyRatelimit) = self.compat else { return Ok(Translation::default()) };
         let given = reader.effective()?;
         let is_given =
-            |name: &str| given.iter().any(|given| given.name == name && given.from != Origin::Default);
-        let Draft { store, redis, links, .. } = draft(&given);
+            |name: &str| given.iter().any(|given| given.name == name && given.from != SettingOrigin::Default);
+        let SettingsDraft { store, redis, links, .. } = draft(&given);
         let own = Own {
             store: is_given("store.kind").then_some(store.kind),
             has_cluster: links.listen.is_some(),
@@ -154,15 +154,15 @@ impl Sources {
         let mut translation = reference::translate(&self.environment, own);
         reader.problems.append(&mut translation.problems);
         for Given { setting, value, variable } in &translation.settings {
-            reader.set(Origin::Reference, variable, |_| variable.clone(), setting, value);
+            reader.set(SettingOrigin::Reference, variable, |_| variable.clone(), setting, value);
         }
         Ok(translation)
     }
 }
 
 /// The settings with these valid values.
-fn draft(given: &[EffectiveSetting]) -> Draft {
-    let mut draft = Draft::defaults();
+fn draft(given: &[EffectiveSetting]) -> SettingsDraft {
+    let mut draft = SettingsDraft::defaults();
     for (setting, given) in CATALOG.iter().zip(given) {
         // It was accepted when it was read.
         let _ = draft.set(setting, &given.value);
@@ -171,34 +171,36 @@ fn draft(given: &[EffectiveSetting]) -> Draft {
 }
 
 /// Reads the values of sources, and collects what is wrong with them.
-struct Reader {
+struct SettingsReader {
     /// Tries values; a value without effect must be valid, too.
-    draft: Draft,
+    draft: SettingsDraft,
     /// The valid values, each with its source; those of a later source override those of an earlier one.
-    values: Vec<(Origin, &'static str, String)>,
+    values: Vec<(SettingOrigin, &'static str, String)>,
     problems: Vec<String>,
 }
 
-impl Default for Reader {
+impl Default for SettingsReader {
     fn default() -> Self {
-        Self { draft: Draft::defaults(), values: Vec::new(), problems: Vec::new() }
+        Self { draft: SettingsDraft::defaults(), values: Vec::new(), problems: Vec::new() }
     }
 }
 
-impl Reader {
+impl SettingsReader {
     /// The effective value of each setting, in the order of the catalog.
     fn effective(&self) -> Result<Vec<EffectiveSetting>, ConfigError> {
         let mut config = Config::builder();
         for (from, name, text) in &self.values {
             let value = config::Value::new(Some(&from.name().to_owned()), text.as_str());
             config = match from {
-                Origin::Default | Origin::Reference => config.set_default(name, value)?,
-                Origin::File | Origin::Environment | Origin::Flag => config.set_override(name, value)?,
+                SettingOrigin::Default | SettingOrigin::Reference => config.set_default(name, value)?,
+                SettingOrigin::File | SettingOrigin::Environment | SettingOrigin::Flag => {
+                    config.set_override(name, value)?
+                }
             };
         }
         let config = config.build()?;
         let each = CATALOG.iter().map(|Setting { name, default, .. }| {
-            let (text, from) = value(&config, name).unwrap_or((*default, Origin::Default));
+            let (text, from) = value(&config, name).unwrap_or((*default, SettingOrigin::Default));
             EffectiveSetting { name, value: text.to_owned(), from }
         });
         Ok(each.collect())
@@ -226,7 +228,7 @@ impl Reader {
             let written = |setting: &Setting| setting.name.to_owned();
             match &setting.value.value {
                 Value::Scalar(scalar) => {
-                    self.set(Origin::File, &place(setting.mark), written, &name, &scalar.text);
+                    self.set(SettingOrigin::File, &place(setting.mark), written, &name, &scalar.text);
                 }
                 Value::Mapping(settings) if is_section(&name) => self.section(&name, settings, place),
                 Value::List(_) | Value::Mapping(_) => {
@@ -242,7 +244,7 @@ impl Reader {
     /// a setting for this source.
     fn set(
         &mut self,
-        from: Origin,
+        from: SettingOrigin,
         place: &str,
         written: impl Fn(&Setting) -> String,
         name: &str,
@@ -269,14 +271,14 @@ impl Reader {
 }
 
 /// The value of a setting, and its source.
-fn value<'c>(config: &'c Config, name: &str) -> Option<(&'c str, Origin)> {
+fn value<'c>(config: &'c Config, name: &str) -> Option<(&'c str, SettingOrigin)> {
     let inner = |value: &'c config::Value, part| {
         let ValueKind::Table(values) = &value.kind else { return None };
         values.get(part)
     };
     let found = name.split('.').try_fold(&config.cache, inner)?;
     let ValueKind::String(text) = &found.kind else { return None };
-    let origin = Origin::ALL.into_iter().find(|origin| found.origin() == Some(origin.name()))?;
+    let origin = SettingOrigin::ALL.into_iter().find(|origin| found.origin() == Some(origin.name()))?;
     Some((text, origin))
 }
 

@@ -41,13 +41,13 @@ pub struct Setting {
     /// The flag; empty if the name is the flag.
     pub(super) own_flag: &'static [&'static str],
     /// The part of the program that uses the setting.
-    pub(super) part: Part,
+    pub(super) part: ProgramPart,
     pub(super) value_type: fn() -> ValueType,
 }
 
 /// A part of the program that uses a setting, and that other settings may exclude.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Part {
+pub(super) enum ProgramPart {
     /// A part that is always there.
     Always,
     /// Rules from a URL.
@@ -79,7 +79,7 @@ impl Setting {
         ["token", "secret", "password", "headers"].into_iter().any(|end| self.name.ends_with(end))
     }
 
-    /// A value of it as it is shown: without secrets, and addresses without users and passwords.
+    /// A value of the setting as it is displayed: without secrets, and addresses without users and passwords.
     pub(super) fn shown(&self, value: &str) -> String {
         if self.is_secret() {
             "(not shown)".to_owned()
@@ -105,7 +105,7 @@ pub(super) fn variable(name: &str) -> String {
 
 /// The source of the rules.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Source {
+pub enum RuleSourceKind {
     Files,
     Xds,
 }
@@ -121,7 +121,7 @@ pub enum StoreKind {
 
 /// The kind of the Redis servers.
 #[derive(Clone, Copy, Debug)]
-pub enum Mode {
+pub enum RedisMode {
     Standalone,
     Sentinel,
     Cluster,

@@ -24,7 +24,7 @@ const PER_SECOND_MAX: NonZeroU16 = NonZeroU16::new(10).expect("10 is not 0");
 
 /// The format of an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Format {
+pub enum LogFormat {
     /// Readable text.
     Text,
     /// One JSON object per line.
@@ -35,7 +35,7 @@ pub enum Format {
 /// below `info` are not bounded: they are written only if the operator enables them.
 pub(super) struct CallSiteLimit<F, S> {
     pub(super) inner: F,
-    pub(super) format: Format,
+    pub(super) format: LogFormat,
     pub(super) second: S,
     pub(super) left_out: Arc<AtomicU64>,
     // Bounded by the number of call sites in the program.
@@ -43,7 +43,7 @@ pub(super) struct CallSiteLimit<F, S> {
 }
 
 impl<F, S: Fn() -> u64> CallSiteLimit<F, S> {
-    pub(super) fn new(inner: F, format: Format, second: S, left_out: Arc<AtomicU64>) -> Self {
+    pub(super) fn new(inner: F, format: LogFormat, second: S, left_out: Arc<AtomicU64>) -> Self {
         Self { inner, format, second, left_out, call_sites: Mutex::default() }
     }
 
@@ -83,8 +83,10 @@ where
                 let mut line = String::new();
                 self.inner.format_event(ctx, Writer::new(&mut line), event)?;
                 match self.format {
-                    Format::Text => writeln!(writer, "{} left_out={left_out}", line.trim_end_matches('\n')),
-                    Format::Json => {
+                    LogFormat::Text => {
+                        writeln!(writer, "{} left_out={left_out}", line.trim_end_matches('\n'))
+                    }
+                    LogFormat::Json => {
                         let fields = line.trim_end_matches('\n').strip_suffix('}').ok_or(fmt::Error)?;
                         writeln!(writer, "{fields},\"left_out\":{left_out}}}")
                     }
@@ -104,7 +106,7 @@ mod tests {
     use tracing::{debug, info, subscriber::with_default, warn};
 
     use super::*;
-    use crate::telemetry::logs::{Denials, Settings, logs};
+    use crate::telemetry::logs::{Denials, LogSettings, logs};
 
     #[derive(Clone, Default)]
     struct Lines(Arc<Mutex<Vec<u8>>>);
@@ -120,8 +122,8 @@ mod tests {
     }
 
     /// The lines written while `log` runs; its argument is the current second.
-    fn written(format: Format, log: impl FnOnce(&AtomicU64)) -> Vec<String> {
-        let settings = Settings { level: "debug".to_owned(), format, denials: Denials::Off };
+    fn written(format: LogFormat, log: impl FnOnce(&AtomicU64)) -> Vec<String> {
+        let settings = LogSettings { level: "debug".to_owned(), format, denials: Denials::Off };
         let lines = Lines::default();
         let second = Arc::new(AtomicU64::new(5));
         let sink = lines.clone();
@@ -142,7 +144,7 @@ mod tests {
 
     #[test]
     fn call_site_is_bounded_and_next_line_reports_left_out() {
-        for format in [Format::Text, Format::Json] {
+        for format in [LogFormat::Text, LogFormat::Json] {
             let lines = written(format, |second| {
                 repeat(100);
                 info!("another call site");
@@ -153,8 +155,8 @@ mod tests {
             assert_eq!(lines.len(), 10 + 1 + 2, "{lines:#?}");
             assert!(other.contains("another call site") && !last.contains("left_out"), "{lines:#?}");
             match format {
-                Format::Text => assert!(next.ends_with("again number=0 left_out=90"), "{next}"),
-                Format::Json => {
+                LogFormat::Text => assert!(next.ends_with("again number=0 left_out=90"), "{next}"),
+                LogFormat::Json => {
                     let event: serde_json::Value = serde_json::from_str(next).unwrap();
                     assert_eq!((&event["left_out"], &event["message"]), (&90.into(), &"again".into()));
                 }
@@ -164,7 +166,7 @@ mod tests {
 
     #[test]
     fn debug_and_unlimited_lines_are_not_bounded() {
-        let lines = written(Format::Text, |_| {
+        let lines = written(LogFormat::Text, |_| {
             for _ in 0..100 {
                 debug!("on request");
                 info!(name: UNLIMITED, "an operator's change");

@@ -20,20 +20,20 @@ use tracing_subscriber::{
     util::SubscriberInitExt,
 };
 
-use crate::telemetry::{call_site_limit::CallSiteLimit, output::Output};
+use crate::telemetry::{call_site_limit::CallSiteLimit, output::LogOutput};
 
-pub use crate::telemetry::call_site_limit::{Format, UNLIMITED};
+pub use crate::telemetry::call_site_limit::{LogFormat, UNLIMITED};
 
 /// The beginning of the targets of all events of this program, with those of the package `tollgate-limiter`.
 const OWN: &str = env!("CARGO_CRATE_NAME");
 
 /// The settings of logs.
 #[derive(Clone, Debug)]
-pub struct Settings {
+pub struct LogSettings {
     /// The minimum level, also per module.
     pub level: String,
     /// The format of an event.
-    pub format: Format,
+    pub format: LogFormat,
     /// The rate at which denials are logged.
     pub denials: Denials,
 }
@@ -53,7 +53,7 @@ pub struct LogControl {
     handle: Handle<Targets, Registry>,
     level: Arc<Mutex<String>>,
     left_out: Arc<AtomicU64>,
-    output: Option<Output>,
+    output: Option<LogOutput>,
 }
 
 /// The number of log lines dropped.
@@ -118,10 +118,10 @@ pub fn filter(level: &str) -> Result<Targets, LevelError> {
 /// Starts logging to standard error. `second` returns a number that grows by one each second. A second call in the
 /// same process has no effect.
 pub fn start(
-    settings: &Settings,
+    settings: &LogSettings,
     second: impl Fn() -> u64 + Clone + Send + Sync + 'static,
 ) -> Result<LogControl, StartError> {
-    let output = Output::start(stderr(), second.clone())?;
+    let output = LogOutput::start(stderr(), second.clone())?;
     let writer = output.clone();
     let (logs, log_control) = logs(settings, move || writer.clone(), stderr().is_terminal(), second)?;
     // Fails if logging has already started, as in tests.
@@ -132,7 +132,7 @@ pub fn start(
 /// A subscriber that writes logs to `writer`, and its control. `second` returns a number that grows by one each
 /// second.
 pub fn logs<W>(
-    settings: &Settings,
+    settings: &LogSettings,
     writer: W,
     colours: bool,
     second: impl Fn() -> u64 + Send + Sync + 'static,
@@ -145,15 +145,15 @@ where
     let counted = Arc::clone(&left_out);
     let lines = tracing_subscriber::fmt::layer().with_ansi(colours).with_writer(writer);
     let lines = match settings.format {
-        Format::Text => lines
+        LogFormat::Text => lines
             .map_event_format(|format| {
-                CallSiteLimit::new(format.with_ansi(colours), Format::Text, second, counted)
+                CallSiteLimit::new(format.with_ansi(colours), LogFormat::Text, second, counted)
             })
             .boxed(),
-        Format::Json => lines
+        LogFormat::Json => lines
             .json()
             .flatten_event(true)
-            .map_event_format(|format| CallSiteLimit::new(format, Format::Json, second, counted))
+            .map_event_format(|format| CallSiteLimit::new(format, LogFormat::Json, second, counted))
             .boxed(),
     };
     let log_control =
@@ -187,7 +187,7 @@ impl LogControl {
     pub fn dropped_lines(&self) -> DroppedLines {
         DroppedLines {
             rate: self.left_out.load(Relaxed),
-            output: self.output.as_ref().map_or(0, Output::dropped),
+            output: self.output.as_ref().map_or(0, LogOutput::dropped),
         }
     }
 

@@ -27,14 +27,14 @@ const REPORT_AFTER: Duration = Duration::from_secs(1);
 
 /// Queues lines, each in one `write`, and drops lines for which the queue has no room.
 #[derive(Clone, Debug)]
-pub(super) struct Output {
+pub(super) struct LogOutput {
     queue: Sender<Item>,
-    stats: Arc<Stats>,
+    stats: Arc<OutputStats>,
 }
 
 /// Stats of the output.
 #[derive(Debug, Default)]
-struct Stats {
+struct OutputStats {
     queued_bytes: AtomicUsize,
     dropped: AtomicU64,
 }
@@ -46,7 +46,7 @@ enum Item {
     Flush(Sender<()>),
 }
 
-impl Output {
+impl LogOutput {
     /// Starts the thread that writes to `target`. Dropped lines are reported in the log, at most once per second of
     /// `second`.
     pub(super) fn start(
@@ -54,7 +54,7 @@ impl Output {
         second: impl Fn() -> u64 + Send + 'static,
     ) -> io::Result<Self> {
         let (queue, items) = channel();
-        let stats = Arc::new(Stats::default());
+        let stats = Arc::new(OutputStats::default());
         let writer = Writer { items, stats: Arc::clone(&stats), target };
         thread::Builder::new().name("log".to_owned()).spawn(move || writer.run(second))?;
         Ok(Self { queue, stats })
@@ -75,7 +75,7 @@ impl Output {
     }
 }
 
-impl Write for Output {
+impl Write for LogOutput {
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
         if self.stats.queued_bytes.load(Relaxed) < QUEUE_BYTES_MAX {
             // Before sending, so that the writer never subtracts what was not added.
@@ -95,7 +95,7 @@ impl Write for Output {
 /// The writer thread.
 struct Writer<W> {
     items: Receiver<Item>,
-    stats: Arc<Stats>,
+    stats: Arc<OutputStats>,
     target: W,
 }
 
@@ -162,10 +162,10 @@ mod tests {
         }
     }
 
-    fn gated() -> (Output, Sender<()>, Receiver<Vec<u8>>) {
+    fn gated() -> (LogOutput, Sender<()>, Receiver<Vec<u8>>) {
         let (open, gate) = channel();
         let (taken, lines) = channel();
-        (Output::start(Gate(gate, taken), || 0).unwrap(), open, lines)
+        (LogOutput::start(Gate(gate, taken), || 0).unwrap(), open, lines)
     }
 
     #[test]
@@ -198,7 +198,7 @@ mod tests {
     #[test]
     fn dropped_lines_are_reported_when_the_output_recovers() {
         let sink = Arc::new(Mutex::new(Vec::new()));
-        let stats = Arc::new(Stats::default());
+        let stats = Arc::new(OutputStats::default());
         let (queue, items) = channel();
         stats.dropped.fetch_add(7, Relaxed);
         queue.send(Item::Line(b"a line".to_vec())).unwrap();

@@ -5,7 +5,7 @@ use opentelemetry::trace::{SpanContext, SpanId, TraceFlags, TraceId, TraceState}
 
 /// The trace context of a call.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) enum Parent {
+pub(super) enum ParentSpan {
     /// None, or invalid headers.
     None,
     /// The caller forbids tracing the call.
@@ -14,8 +14,8 @@ pub(super) enum Parent {
     Span(SpanContext),
 }
 
-impl Parent {
-    pub(super) fn of(headers: &HeaderMap) -> Self {
+impl ParentSpan {
+    pub(super) fn from_headers(headers: &HeaderMap) -> Self {
         w3c(headers).map_or_else(|| b3(headers), Self::Span)
     }
 }
@@ -40,28 +40,28 @@ fn w3c(headers: &HeaderMap) -> Option<SpanContext> {
 }
 
 /// `b3: {trace}-{span}[-{sampled}[-{parent}]]` or `b3: 0`; else the same fields in `x-b3-...`.
-fn b3(headers: &HeaderMap) -> Parent {
+fn b3(headers: &HeaderMap) -> ParentSpan {
     if let Some(single) = text(headers, "b3") {
         let mut parts = single.split('-');
         return match (parts.next(), parts.next()) {
-            (Some("0"), None) => Parent::Denied,
+            (Some("0"), None) => ParentSpan::Denied,
             (Some(trace), Some(span)) => b3_span(trace, span, parts.next()),
-            (_, None) | (None, _) => Parent::None,
+            (_, None) | (None, _) => ParentSpan::None,
         };
     }
     let debug = text(headers, "x-b3-flags").filter(|flags| *flags == "1").map(|_| "d");
     let sampled = debug.or_else(|| text(headers, "x-b3-sampled"));
     match (text(headers, "x-b3-traceid"), text(headers, "x-b3-spanid")) {
         (Some(trace), Some(span)) => b3_span(trace, span, sampled),
-        (None, _) | (_, None) if matches!(sampled, Some("0" | "false")) => Parent::Denied,
-        (None, _) | (_, None) => Parent::None,
+        (None, _) | (_, None) if matches!(sampled, Some("0" | "false")) => ParentSpan::Denied,
+        (None, _) | (_, None) => ParentSpan::None,
     }
 }
 
 /// A deferred sampling decision counts as not sampled.
-fn b3_span(trace: &str, span: &str, sampled: Option<&str>) -> Parent {
+fn b3_span(trace: &str, span: &str, sampled: Option<&str>) -> ParentSpan {
     let sampled = matches!(sampled, Some("1" | "true" | "d"));
-    context(trace, span, sampled, TraceState::default()).map_or(Parent::None, Parent::Span)
+    context(trace, span, sampled, TraceState::default()).map_or(ParentSpan::None, ParentSpan::Span)
 }
 
 /// A trace id of 32 digits, or of 16 as B3 allows, and a span id of 16 digits.
@@ -90,17 +90,17 @@ mod tests {
     const TRACE: &str = "0af7651916cd43dd8448eb211c80319c";
     const SPAN: &str = "b7ad6b7169203331";
 
-    fn parent(headers: &[(&'static str, &str)]) -> Parent {
-        Parent::of(
+    fn parent(headers: &[(&'static str, &str)]) -> ParentSpan {
+        ParentSpan::from_headers(
             &headers.iter().map(|(name, value)| (name.parse().unwrap(), value.parse().unwrap())).collect(),
         )
     }
 
-    fn span(trace: &str, sampled: bool) -> Parent {
+    fn span(trace: &str, sampled: bool) -> ParentSpan {
         let trace = TraceId::from_hex(trace).unwrap();
         let span = SpanId::from_hex(SPAN).unwrap();
         let flags = TraceFlags::default().with_sampled(sampled);
-        Parent::Span(SpanContext::new(trace, span, flags, true, TraceState::default()))
+        ParentSpan::Span(SpanContext::new(trace, span, flags, true, TraceState::default()))
     }
 
     #[test]
@@ -120,7 +120,7 @@ mod tests {
         {
             assert_eq!(parent(&[("b3", &format!("{TRACE}-{SPAN}{end}"))]), span(TRACE, sampled), "{end}");
         }
-        assert_eq!(parent(&[("b3", "0")]), Parent::Denied);
+        assert_eq!(parent(&[("b3", "0")]), ParentSpan::Denied);
     }
 
     #[test]
@@ -129,7 +129,7 @@ mod tests {
         assert_eq!(parent(&[ids[0], ids[1], ("x-b3-sampled", "1")]), span(TRACE, true));
         assert_eq!(parent(&[ids[0], ids[1], ("x-b3-flags", "1")]), span(TRACE, true));
         assert_eq!(parent(&[ids[0], ids[1], ("x-b3-sampled", "0")]), span(TRACE, false));
-        assert_eq!(parent(&[("x-b3-sampled", "0")]), Parent::Denied);
+        assert_eq!(parent(&[("x-b3-sampled", "0")]), ParentSpan::Denied);
     }
 
     #[test]
@@ -149,7 +149,7 @@ mod tests {
         for b3 in
             ["", "1", "x", "d", &format!("{TRACE}-{}", "0".repeat(16)), &format!("+{}-{SPAN}-1", &TRACE[1..])]
         {
-            assert_eq!(parent(&[("b3", b3)]), Parent::None, "{b3}");
+            assert_eq!(parent(&[("b3", b3)]), ParentSpan::None, "{b3}");
         }
         for traceparent in [
             "00-1-2-3",
@@ -161,9 +161,9 @@ mod tests {
             &format!("00-{}-{SPAN}-01", "0".repeat(32)),
             &format!("00-{TRACE}-{SPAN}-+1"),
         ] {
-            assert_eq!(parent(&[("traceparent", traceparent)]), Parent::None, "{traceparent}");
+            assert_eq!(parent(&[("traceparent", traceparent)]), ParentSpan::None, "{traceparent}");
         }
         assert_eq!(parent(&[("traceparent", &format!("cc-{TRACE}-{SPAN}-01-more"))]), span(TRACE, true));
-        assert_eq!(parent(&[]), Parent::None);
+        assert_eq!(parent(&[]), ParentSpan::None);
     }
 }

@@ -16,7 +16,7 @@ use tollgate_limiter::files;
 use tonic::transport::{Certificate, ClientTlsConfig};
 use tracing::warn;
 
-use crate::telemetry::parent_span::Parent;
+use crate::telemetry::parent_span::ParentSpan;
 
 /// The maximum time to send the last spans.
 const FLUSH_MAX: Duration = Duration::from_secs(2);
@@ -25,7 +25,7 @@ const CERTIFICATE_BYTES_MAX: u64 = 1024 * 1024;
 
 /// The destination of spans. OpenTelemetry's library reads the other variables itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Settings {
+pub struct TraceSettings {
     /// The collector: `http://` or `https://`, a host and a port.
     pub endpoint: String,
     /// The CA certificates for `https://`, in PEM; `None` for those of the system.
@@ -34,7 +34,7 @@ pub struct Settings {
 
 /// An error at the start of tracing.
 #[derive(Debug, thiserror::Error)]
-pub enum Error {
+pub enum TraceError {
     /// The CA file cannot be read.
     #[error("{path}: {error}", path = path.display())]
     Certificate {
@@ -48,11 +48,11 @@ pub enum Error {
     Exporter(#[from] ExporterBuildError),
 }
 
-impl Settings {
-    fn tls(&self) -> Result<ClientTlsConfig, Error> {
+impl TraceSettings {
+    fn tls(&self) -> Result<ClientTlsConfig, TraceError> {
         let Some(path) = &self.certificate else { return Ok(ClientTlsConfig::new().with_native_roots()) };
         let read = files::read(path, CERTIFICATE_BYTES_MAX)
-            .map_err(|error| Error::Certificate { path: path.clone(), error });
+            .map_err(|error| TraceError::Certificate { path: path.clone(), error });
         Ok(ClientTlsConfig::new().ca_certificate(Certificate::from_pem(read?)))
     }
 }
@@ -67,7 +67,7 @@ pub struct Traces {
 impl Traces {
     /// Starts the exporter; must be called within a runtime. Connects when the first spans are sent. Spans that the
     /// collector does not accept are dropped from a bounded queue.
-    pub fn start(settings: &Settings) -> Result<Self, Error> {
+    pub fn start(settings: &TraceSettings) -> Result<Self, TraceError> {
         let mut exporter = SpanExporter::builder().with_tonic().with_endpoint(&settings.endpoint);
         if settings.endpoint.starts_with("https://") {
             exporter = exporter.with_tls_config(settings.tls()?);
@@ -90,10 +90,10 @@ impl Traces {
     /// A server span for a call, as a child of the span in its headers. `None` if the caller forbids tracing. The
     /// span ends when it is dropped.
     pub fn serving(&self, name: &'static str, headers: &HeaderMap) -> Option<Span> {
-        let context = match Parent::of(headers) {
-            Parent::None => Context::new(),
-            Parent::Denied => return None,
-            Parent::Span(span) => Context::new().with_remote_span_context(span),
+        let context = match ParentSpan::from_headers(headers) {
+            ParentSpan::None => Context::new(),
+            ParentSpan::Denied => return None,
+            ParentSpan::Span(span) => Context::new().with_remote_span_context(span),
         };
         let span = SpanBuilder::from_name(name).with_kind(SpanKind::Server);
         Some(self.tracer.build_with_context(span, &context))

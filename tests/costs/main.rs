@@ -13,8 +13,8 @@ use tollgate::{
         extensions::common::ratelimit::v3::{RateLimitDescriptor, rate_limit_descriptor::Entry},
         service::ratelimit::v3::{RateLimitRequest, RateLimitResponse, rate_limit_response::Code},
     },
-    server::{Addresses, Server},
-    settings::{Setting, Settings, Sources},
+    server::{ListenerAddresses, Server},
+    settings::{Setting, Settings, SettingsSources},
 };
 use tollgate_limiter::time::Clock;
 
@@ -53,7 +53,7 @@ fn settings(rules: &str) -> Settings {
         let setting = Setting::named(name).unwrap();
         (setting, value.to_owned())
     });
-    Sources { flags: flags.into(), ..Sources::default() }.load().unwrap()
+    SettingsSources { flags: flags.into(), ..SettingsSources::default() }.load().unwrap()
 }
 
 fn encoded_request() -> Vec<u8> {
@@ -64,7 +64,7 @@ fn encoded_request() -> Vec<u8> {
 }
 
 /// Repeats a call until the server has its rules.
-async fn until_answered(addresses: &Addresses) -> Client {
+async fn until_answered(addresses: &ListenerAddresses) -> Client {
     loop {
         // The port refuses connections until calls are taken.
         if let Ok(mut client) = Client::connect(&addresses.grpc.to_string()).await

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio::sync::mpsc;
 use tollgate::{
-    server::{Error, Server},
+    server::{Server, ServiceError},
     telemetry::logs::LogControl,
 };
 use tollgate_limiter::time::Clock;
@@ -95,7 +95,7 @@ async fn start(
     rules: TempDir,
     overrides: &[(&str, &str)],
     log_control: LogControl,
-) -> Result<Service, Error> {
+) -> Result<Service, ServiceError> {
     let clock = Clock::manual(START);
     let server = Server::bind(settings(&rules, overrides), clock.clone()).await?.with_logs(log_control);
     let (addresses, counters) = (server.addresses().unwrap(), server.stats());

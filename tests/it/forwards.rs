@@ -36,7 +36,7 @@ struct Pair {
     caller: Remote,
     other: Cluster,
     memories: [Arc<Memory>; 2],
-    _running: JoinSet<Result<(), link::Error>>,
+    _running: JoinSet<Result<(), link::LinkError>>,
     _folder: TempDir,
 }
 
@@ -64,8 +64,8 @@ impl Pair {
                 poll_interval: Duration::from_secs(10),
             };
             let listen = "127.0.0.1:0".parse().unwrap();
-            let link = link::Settings { listen, advertise: None, seeds: seeds.clone(), trust };
-            let settings = cluster::Settings {
+            let link = link::LinkSettings { listen, advertise: None, seeds: seeds.clone(), trust };
+            let settings = cluster::ClusterSettings {
                 link,
                 tuning: cluster::Tuning {
                     forward_budget_max: TIMEOUT,

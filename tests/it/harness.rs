@@ -18,8 +18,8 @@ use tollgate::{
             rate_limit_service_client::RateLimitServiceClient,
         },
     },
-    server::{Addresses, Error, Server, ServerStats, WorkerPool},
-    settings::{Setting, Settings, Sources},
+    server::{ListenerAddresses, Server, ServerStats, ServiceError, WorkerPool},
+    settings::{Setting, Settings, SettingsSources},
 };
 use tollgate_limiter::time::{Clock, Timestamp};
 use tonic::{
@@ -35,10 +35,10 @@ pub const START: Timestamp = Timestamp::from_nanos((1_790_000_040 + 24) * 1_000_
 
 /// A running service.
 pub struct Service {
-    pub addresses: Addresses,
+    pub addresses: ListenerAddresses,
     pub clock: Clock,
     pub shutdown: mpsc::Sender<()>,
-    pub task: JoinHandle<Result<(), Error>>,
+    pub task: JoinHandle<Result<(), ServiceError>>,
     pub rules: TempDir,
     pub counters: ServerStats,
 }
@@ -61,7 +61,7 @@ pub fn settings(rules: &TempDir, overrides: &[(&str, &str)]) -> Settings {
         let setting = Setting::named(name).unwrap();
         (setting, value.to_owned())
     });
-    Sources { flags: flags.collect(), ..Sources::default() }.load().unwrap()
+    SettingsSources { flags: flags.collect(), ..SettingsSources::default() }.load().unwrap()
 }
 
 /// Whether the suite runs on counters in memory.

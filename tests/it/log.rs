@@ -6,7 +6,7 @@ use std::{
 };
 
 use serde_json::Value;
-use tollgate::telemetry::logs::{Denials, Format, LogControl, Settings, logs};
+use tollgate::telemetry::logs::{Denials, LogControl, LogFormat, LogSettings, logs};
 use tracing::{
     Dispatch,
     subscriber::{DefaultGuard, NoSubscriber, set_default},
@@ -37,17 +37,17 @@ impl Write for Lines {
 impl Log {
     /// Lines of text at `info` and above.
     pub fn text() -> Self {
-        Self::start("info", Format::Text)
+        Self::start("info", LogFormat::Text)
     }
 
     /// Lines of JSON at `level` and above.
     pub fn json(level: &str) -> Self {
-        Self::start(level, Format::Json)
+        Self::start(level, LogFormat::Json)
     }
 
-    fn start(level: &str, format: Format) -> Self {
+    fn start(level: &str, format: LogFormat) -> Self {
         let lines = Lines::default();
-        let settings = Settings { level: level.to_owned(), format, denials: Denials::Off };
+        let settings = LogSettings { level: level.to_owned(), format, denials: Denials::Off };
         let sink = lines.clone();
         let (subscriber, control) = logs(&settings, move || sink.clone(), false, || 0).unwrap();
         let (other, guard) = (Dispatch::new(NoSubscriber::new()), set_default(subscriber));

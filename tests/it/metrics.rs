@@ -9,7 +9,7 @@ use tollgate::{
         service::ratelimit::v3::RateLimitRequest,
     },
     server::{
-        Error, Server, cluster_metrics, replica_metrics, rlqs_metrics, rules_url_metrics,
+        Server, ServiceError, cluster_metrics, replica_metrics, rlqs_metrics, rules_url_metrics,
         shared_store_metrics, xds_metrics,
     },
 };
@@ -328,7 +328,7 @@ async fn metrics_address_in_use_is_an_error_naming_the_listener() {
     let address = service.addresses.metrics.to_string();
     let settings = settings(&service.rules, &[("metrics.listen", &address)]);
     let error = Server::bind(settings, Clock::system()).await.unwrap_err();
-    assert!(matches!(error, Error::Listen { listener: "metrics", .. }), "{error}");
+    assert!(matches!(error, ServiceError::Listen { listener: "metrics", .. }), "{error}");
 }
 
 #[tokio::test]

@@ -53,7 +53,7 @@ fn api() -> Api {
     let active_rules = Arc::new(ActiveRules::of(rules, START));
     let memory = Arc::new(Memory::new(1 << 30, OnFull::Deny));
     let limiter = Limiter::new(active_rules, memory, Clock::manual(START));
-    Api::new(limiter, api::Settings { exact_reset: true, ..api::Settings::default() })
+    Api::new(limiter, api::ApiSettings { exact_reset: true, ..api::ApiSettings::default() })
 }
 
 fn request_of(key: &str) -> RateLimitRequest {

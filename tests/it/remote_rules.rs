@@ -5,7 +5,7 @@ use std::{fs, sync::Arc, time::Duration};
 use serde_json::Value;
 use tempfile::TempDir;
 use tokio::task::JoinHandle;
-use tollgate::rule_source::{self, Source, url};
+use tollgate::rule_source::{self, SourceSettings, url};
 use tollgate_limiter::{rules::ActiveRules, time::Clock};
 
 use crate::{
@@ -31,7 +31,7 @@ fn document(etag: &'static str, limit: u64) -> Reply {
 /// Rules that follow a URL, without a service around them.
 struct Follower {
     active_rules: Arc<ActiveRules>,
-    stats: Arc<url::Stats>,
+    stats: Arc<url::UrlStats>,
     task: JoinHandle<()>,
 }
 
@@ -40,11 +40,11 @@ impl Follower {
     fn start(url: &str, overrides: &[(&str, &str)]) -> Self {
         let overrides = [&[("rules.path", url)], overrides].concat();
         let settings = settings(&tempfile::tempdir().unwrap(), &overrides);
-        let Source::Url(mut url) = settings.rules.source else { panic!("not a URL") };
+        let SourceSettings::Url(mut url) = settings.rules.source else { panic!("not a URL") };
         url.interval = Duration::from_millis(10);
-        let (active_rules, stats) = (Arc::new(ActiveRules::default()), Arc::<url::Stats>::default());
-        let counted = rule_source::Stats { url: Some(stats.clone()), ..Default::default() };
-        let source = Source::Url(url).run(Clock::manual(START), active_rules.clone(), counted);
+        let (active_rules, stats) = (Arc::new(ActiveRules::default()), Arc::<url::UrlStats>::default());
+        let counted = rule_source::RuleSourceStats { url: Some(stats.clone()), ..Default::default() };
+        let source = SourceSettings::Url(url).run(Clock::manual(START), active_rules.clone(), counted);
         Self { active_rules, stats, task: tokio::spawn(source) }
     }
 

@@ -25,7 +25,7 @@ use tollgate::{
     api::proto::envoy::service::ratelimit::v3::{
         RateLimitRequest, rate_limit_service_client::RateLimitServiceClient,
     },
-    server::{Error, Server},
+    server::{Server, ServiceError},
 };
 use tollgate_limiter::time::Clock;
 use tonic::{
@@ -269,7 +269,7 @@ async fn bad_certificates_refuse_start_and_name_the_setting() {
         let files = Files::of(&pair);
         let settings = settings(&rules, &borrowed(&files.settings("grpc")));
         let error = Server::bind(settings, Clock::manual(START)).await.unwrap_err();
-        assert!(matches!(error, Error::Certificates(_)));
+        assert!(matches!(error, ServiceError::Certificates(_)));
         let text = error.to_string();
         assert!(text.starts_with(setting) && text.contains(why), "{text}");
     }

@@ -82,7 +82,7 @@ impl Collector {
 }
 
 async fn start_traced(rules: &str, endpoint: String) -> Service {
-    let traces = traces::Settings { endpoint, certificate: None };
+    let traces = traces::TraceSettings { endpoint, certificate: None };
     Service::start_modified(rules, &[], |settings| settings.traces = Some(traces)).await
 }
 
@@ -126,7 +126,7 @@ async fn tls_collector_is_trusted_only_by_its_authority() {
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), &trusted.pem).unwrap();
         let endpoint = format!("https://localhost:{port}");
-        let traces = traces::Settings { endpoint, certificate: Some(file.path().to_owned()) };
+        let traces = traces::TraceSettings { endpoint, certificate: Some(file.path().to_owned()) };
         let service = Service::start_modified(RULES, &[], |settings| settings.traces = Some(traces)).await;
         call(&service, request_for("shop", "user", "x"), &[]).await;
         shut_down(service).await;

@@ -11,7 +11,7 @@ use axum::{
 pub(super) struct ClientAddress(Option<SocketAddr>);
 
 impl ClientAddress {
-    pub(super) fn of(parts: &request::Parts) -> Self {
+    pub(super) fn from_parts(parts: &request::Parts) -> Self {
         Self(parts.extensions.get::<ConnectInfo<SocketAddr>>().map(|info| info.0))
     }
 }
@@ -29,6 +29,6 @@ impl<S: Sync> FromRequestParts<S> for ClientAddress {
     type Rejection = Infallible;
 
     async fn from_request_parts(parts: &mut request::Parts, _state: &S) -> Result<Self, Self::Rejection> {
-        Ok(Self::of(parts))
+        Ok(Self::from_parts(parts))
     }
 }

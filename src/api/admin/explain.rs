@@ -30,7 +30,7 @@ use crate::api::{
 };
 
 /// Explains a request in the format of `/json`.
-pub(super) async fn of_message(
+pub(super) async fn explain_message(
     State(state): State<AdminState>,
     body: Body,
 ) -> Result<Json<Value>, AdminError> {
@@ -41,7 +41,7 @@ pub(super) async fn of_message(
 
 /// Explains `?domain=D&key=k=v[,k=v]`, with a `key` for each descriptor, and `hits=N` or `refund=N`; 0 hits charge
 /// nothing.
-pub(super) async fn of_query(
+pub(super) async fn explain_query(
     State(state): State<AdminState>,
     query: Result<Query<Vec<(String, String)>>, QueryRejection>,
 ) -> Result<Json<Value>, AdminError> {

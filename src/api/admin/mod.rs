@@ -27,7 +27,7 @@ mod state;
 mod store;
 mod token;
 
-pub use state::{AdminState, Certificates, EffectiveSetting, Origin, RuleSource};
+pub use state::{AdminState, Certificates, EffectiveSetting, RuleSource, SettingOrigin};
 pub use token::{Token, TokenError};
 
 /// The endpoints, each with its help.
@@ -71,7 +71,7 @@ pub fn router(state: AdminState, token_file: Option<PathBuf>, more: Router) -> R
         .route("/cluster/declare-dead", post(cluster::declare_dead))
         .route("/config", get(config::get))
         .route("/counters", get(counters::get).delete(counters::reset).put(counters::set))
-        .route("/explain", post(explain::of_message).get(explain::of_query))
+        .route("/explain", post(explain::explain_message).get(explain::explain_query))
         .route("/log", get(log::get).put(log::put))
         .route("/record", get(record::stream))
         .route("/rlconfig", get(rules::lines))

@@ -50,12 +50,12 @@ pub struct RuleSource {
     /// The path or address, without secrets.
     pub name: Arc<str>,
     /// What is counted of it.
-    pub stats: rule_source::Stats,
+    pub stats: rule_source::RuleSourceStats,
 }
 
 impl RuleSource {
     /// A description of `source`.
-    pub fn new(source: &rule_source::Source, stats: rule_source::Stats) -> Self {
+    pub fn new(source: &rule_source::SourceSettings, stats: rule_source::RuleSourceStats) -> Self {
         let (kind, name) = source.described();
         Self { kind, name: name.into(), stats }
     }
@@ -69,13 +69,13 @@ pub struct EffectiveSetting {
     /// The value; a secret is not shown.
     pub value: String,
     /// The origin of the value.
-    pub from: Origin,
+    pub from: SettingOrigin,
 }
 
 named! {
     /// The origin of a value.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-    pub enum Origin {
+    pub enum SettingOrigin {
         /// The default.
         Default = "default",
         /// A variable of envoyproxy/ratelimit.

@@ -102,7 +102,7 @@ pub(super) async fn require_token(State(token): State<Arc<Token>>, request: Requ
         Ok(()) => next.run(request).await,
         Err(error @ (AccessError::Refused | AccessError::NoToken)) => {
             let (parts, _) = request.into_parts();
-            debug!(peer = %ClientAddress::of(&parts), path = parts.uri.path(), "refused a request without the token");
+            debug!(peer = %ClientAddress::from_parts(&parts), path = parts.uri.path(), "refused a request without the token");
             let wanted = [(header::WWW_AUTHENTICATE, "Bearer")];
             (wanted, AdminError(StatusCode::UNAUTHORIZED, error.to_string())).into_response()
         }

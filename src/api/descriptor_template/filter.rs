@@ -4,7 +4,7 @@ use std::{borrow::Cow, net::IpAddr, num::NonZeroU8};
 
 /// A change of the value of a field.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Filter {
+pub enum ValueFilter {
     /// The path up to its second slash.
     FirstSegment,
     /// The path of a URI: without scheme and host, query and fragment.
@@ -24,7 +24,7 @@ pub enum Filter {
 /// How the filters are written.
 const NAMES: &str = "first_segment, path, first, last, nth-trusted:N, without_port, lower, whole";
 
-impl Filter {
+impl ValueFilter {
     /// The last part of a comma list.
     pub const LAST: Self = Self::FromEnd(NonZeroU8::MIN);
 
@@ -125,7 +125,7 @@ mod tests {
     use super::*;
 
     fn kept<'v>(words: &str, value: &'v (impl AsRef<[u8]> + ?Sized)) -> Cow<'v, [u8]> {
-        let filters = words.split('|').map(|word| Filter::parse(word).unwrap());
+        let filters = words.split('|').map(|word| ValueFilter::parse(word).unwrap());
         filters.fold(Cow::Borrowed(value.as_ref()), |value, filter| filter.apply(value))
     }
 
@@ -200,14 +200,14 @@ mod tests {
     #[test]
     fn unknown_filter_is_an_error_with_the_names_of_all() {
         for word in ["upper", "", "nth", "nth-trusted", "last:2"] {
-            let error = Filter::parse(word).unwrap_err();
+            let error = ValueFilter::parse(word).unwrap_err();
             assert!(error.contains(&format!("`{word}` is no filter")) && error.contains(NAMES), "{error}");
         }
         for word in ["nth-trusted:0", "nth-trusted:256", "nth-trusted:-1", "nth-trusted:", "nth-trusted:a"] {
-            assert!(Filter::parse(word).unwrap_err().contains("from 1 to 255"), "{word}");
+            assert!(ValueFilter::parse(word).unwrap_err().contains("from 1 to 255"), "{word}");
         }
         for word in NAMES.split(", ").map(|name| name.replace(":N", ":9")) {
-            assert!(Filter::parse(&word).is_ok(), "{word}");
+            assert!(ValueFilter::parse(&word).is_ok(), "{word}");
         }
     }
 }

@@ -6,7 +6,7 @@ use tollgate_limiter::descriptor::escaped;
 
 use crate::api::proto::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::Entry;
 
-pub use filter::Filter;
+pub use filter::ValueFilter;
 
 mod filter;
 
@@ -21,7 +21,7 @@ pub trait Fields {
 
 /// The descriptors that each request gives.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Template {
+pub struct DescriptorTemplate {
     descriptors: Vec<Vec<EntryTemplate>>,
 }
 
@@ -30,36 +30,36 @@ pub struct Template {
 pub struct EntryTemplate {
     /// The key of the entry.
     pub key: Vec<u8>,
-    value: Vec<Part>,
+    value: Vec<TemplatePart>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Part {
+enum TemplatePart {
     Text(String),
-    Field(Field),
+    Field(TemplateField),
 }
 
 /// A field with its filters.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Field {
+pub struct TemplateField {
     /// The name of the field.
     pub name: String,
     /// What is kept of its value: each takes what the one before it keeps.
-    pub filters: Vec<Filter>,
+    pub filters: Vec<ValueFilter>,
     /// What a request without the field means.
-    pub presence: Presence,
+    pub presence: FieldPresence,
 }
 
 /// What a request without a field means, or with one of which its filters keep nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Presence {
+pub enum FieldPresence {
     /// A mistake, where requests can be refused.
     Required,
     /// The descriptor is left out.
     Optional,
 }
 
-impl Template {
+impl DescriptorTemplate {
     /// The template of these descriptors.
     pub fn new<'d>(descriptors: impl Iterator<Item = &'d Vec<Entry>>) -> Result<Self, String> {
         let entry = |entry: &Entry| Ok(EntryTemplate { key: entry.key.clone(), value: parts(&entry.value)? });
@@ -73,32 +73,32 @@ impl Template {
     }
 
     /// All fields.
-    pub fn fields(&self) -> impl Iterator<Item = &Field> {
+    pub fn fields(&self) -> impl Iterator<Item = &TemplateField> {
         self.descriptors.iter().flatten().flat_map(|entry| &entry.value).filter_map(|part| match part {
-            Part::Text(_) => None,
-            Part::Field(field) => Some(field),
+            TemplatePart::Text(_) => None,
+            TemplatePart::Field(field) => Some(field),
         })
     }
 
     /// All fields, to be changed.
-    pub fn fields_mut(&mut self) -> impl Iterator<Item = &mut Field> {
+    pub fn fields_mut(&mut self) -> impl Iterator<Item = &mut TemplateField> {
         let entries = self.descriptors.iter_mut().flatten();
         entries.flat_map(|entry| &mut entry.value).filter_map(|part| match part {
-            Part::Text(_) => None,
-            Part::Field(field) => Some(field),
+            TemplatePart::Text(_) => None,
+            TemplatePart::Field(field) => Some(field),
         })
     }
 }
 
 impl EntryTemplate {
     /// Appends the value of the entry, or returns the first field that is missing or empty.
-    pub fn fill(&self, fields: &impl Fields, value: &mut Vec<u8>) -> Result<(), &Field> {
+    pub fn fill(&self, fields: &impl Fields, value: &mut Vec<u8>) -> Result<(), &TemplateField> {
         self.value.iter().try_for_each(|part| part.fill(fields, value))
     }
 }
 
-impl Part {
-    fn fill(&self, fields: &impl Fields, value: &mut Vec<u8>) -> Result<(), &Field> {
+impl TemplatePart {
+    fn fill(&self, fields: &impl Fields, value: &mut Vec<u8>) -> Result<(), &TemplateField> {
         match self {
             Self::Text(text) => value.extend_from_slice(text.as_bytes()),
             Self::Field(field) => {
@@ -115,7 +115,7 @@ impl Part {
 }
 
 /// The parts of the value of an entry.
-fn parts(value: &[u8]) -> Result<Vec<Part>, String> {
+fn parts(value: &[u8]) -> Result<Vec<TemplatePart>, String> {
     let value = str::from_utf8(value).map_err(|_| format!("`{}` is not UTF-8", escaped(value)))?;
     let mut parts = Vec::new();
     let mut rest = value;
@@ -123,28 +123,29 @@ fn parts(value: &[u8]) -> Result<Vec<Part>, String> {
         let unclosed = || format!("`{value}`: a `{{` has no `}}`");
         let (inner, after) = after.split_once('}').ok_or_else(unclosed)?;
         if !text.is_empty() {
-            parts.push(Part::Text(text.to_owned()));
+            parts.push(TemplatePart::Text(text.to_owned()));
         }
         let unnamed = || format!("`{value}`: a field has no name, as in {{client_ip}}");
-        parts.push(Part::Field(field(inner)?.ok_or_else(unnamed)?));
+        parts.push(TemplatePart::Field(field(inner)?.ok_or_else(unnamed)?));
         rest = after;
     }
     if !rest.is_empty() || parts.is_empty() {
-        parts.push(Part::Text(rest.to_owned()));
+        parts.push(TemplatePart::Text(rest.to_owned()));
     }
     Ok(parts)
 }
 
 /// The field of this text without its braces; `None` if it has no name.
-fn field(text: &str) -> Result<Option<Field>, String> {
+fn field(text: &str) -> Result<Option<TemplateField>, String> {
     let mut words = text.split('|').map(str::trim);
     let Some(name) = words.next().filter(|name| !name.is_empty()) else { return Ok(None) };
-    let mut field = Field { name: name.to_owned(), filters: Vec::new(), presence: Presence::Required };
+    let mut field =
+        TemplateField { name: name.to_owned(), filters: Vec::new(), presence: FieldPresence::Required };
     for word in words {
         if word == OPTIONAL {
-            field.presence = Presence::Optional;
+            field.presence = FieldPresence::Optional;
         } else {
-            field.filters.push(Filter::parse(word)?);
+            field.filters.push(ValueFilter::parse(word)?);
         }
     }
     Ok(Some(field))
@@ -163,11 +164,11 @@ mod tests {
         }
     }
 
-    fn template(text: &str) -> Result<Template, String> {
-        Template::new([descriptor_text::parse(text).unwrap()].iter())
+    fn template(text: &str) -> Result<DescriptorTemplate, String> {
+        DescriptorTemplate::new([descriptor_text::parse(text).unwrap()].iter())
     }
 
-    fn filled(text: &str, value: &'static str) -> Result<String, Field> {
+    fn filled(text: &str, value: &'static str) -> Result<String, TemplateField> {
         let template = template(text).unwrap();
         let mut filled = Vec::new();
         let mut entries = template.descriptors().flatten();
@@ -185,11 +186,11 @@ mod tests {
     #[test]
     fn missing_or_empty_field_is_returned() {
         let missing = filled("k={other|lower|optional}", "v").unwrap_err();
-        assert_eq!((&*missing.name, missing.presence), ("other", Presence::Optional));
-        assert_eq!(missing.filters, [Filter::Lower]);
+        assert_eq!((&*missing.name, missing.presence), ("other", FieldPresence::Optional));
+        assert_eq!(missing.filters, [ValueFilter::Lower]);
         for (text, value) in [("k={f}", ""), ("k={f|nth-trusted:2}", "10.0.0.1"), ("k={f|path}", "?a")] {
             let missing = filled(text, value).unwrap_err();
-            assert_eq!((&*missing.name, missing.presence), ("f", Presence::Required), "{text}");
+            assert_eq!((&*missing.name, missing.presence), ("f", FieldPresence::Required), "{text}");
         }
     }
 

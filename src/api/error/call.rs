@@ -6,7 +6,7 @@ use tollgate_limiter::{
 };
 use tonic::Code;
 
-use crate::api::{descriptors::Undecodable, error::reason::Reason, protobuf::Malformed};
+use crate::api::{descriptors::Undecodable, error::reason::Reason, protobuf::MalformedMessage};
 
 /// Why a call is refused for its content.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -44,13 +44,13 @@ pub enum CallError {
         /// The index of the request.
         request: usize,
         /// The fault.
-        fault: Fault,
+        fault: RequestFault,
     },
 }
 
 /// Why one request is refused for its content.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Fault {
+pub enum RequestFault {
     /// Not a request.
     #[error("the request is not valid")]
     Malformed,
@@ -91,7 +91,7 @@ impl Reason for CallError {
     }
 }
 
-impl Reason for Fault {
+impl Reason for RequestFault {
     fn reason(&self) -> (Code, &'static str) {
         let reason = match self {
             Self::Malformed => "MALFORMED",
@@ -106,14 +106,14 @@ impl Reason for Fault {
     }
 }
 
-impl From<Malformed> for CallError {
-    fn from(Malformed: Malformed) -> Self {
+impl From<MalformedMessage> for CallError {
+    fn from(MalformedMessage: MalformedMessage) -> Self {
         Self::Malformed
     }
 }
 
-impl From<Malformed> for Fault {
-    fn from(Malformed: Malformed) -> Self {
+impl From<MalformedMessage> for RequestFault {
+    fn from(MalformedMessage: MalformedMessage) -> Self {
         Self::Malformed
     }
 }
@@ -127,7 +127,7 @@ impl From<Undecodable> for CallError {
     }
 }
 
-impl From<Undecodable> for Fault {
+impl From<Undecodable> for RequestFault {
     fn from(error: Undecodable) -> Self {
         match error {
             Undecodable::TooLarge(error) => Self::TooLarge(error),
@@ -138,7 +138,7 @@ impl From<Undecodable> for Fault {
 
 /// Why a message of Envoy's service cannot be decoded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum DecodeError {
+pub enum RlsDecodeError {
     /// More descriptors or entries than the bounds allow.
     #[error(transparent)]
     TooLarge(#[from] TooLarge),
@@ -147,7 +147,7 @@ pub enum DecodeError {
     Malformed,
 }
 
-impl Reason for DecodeError {
+impl Reason for RlsDecodeError {
     fn reason(&self) -> (Code, &'static str) {
         match self {
             Self::TooLarge(_) => (Code::InvalidArgument, "TOO_LARGE"),
@@ -156,7 +156,7 @@ impl Reason for DecodeError {
     }
 }
 
-impl From<Undecodable> for DecodeError {
+impl From<Undecodable> for RlsDecodeError {
     fn from(error: Undecodable) -> Self {
         match error {
             Undecodable::TooLarge(error) => Self::TooLarge(error),
@@ -165,8 +165,8 @@ impl From<Undecodable> for DecodeError {
     }
 }
 
-impl From<Malformed> for DecodeError {
-    fn from(Malformed: Malformed) -> Self {
+impl From<MalformedMessage> for RlsDecodeError {
+    fn from(MalformedMessage: MalformedMessage) -> Self {
         Self::Malformed
     }
 }

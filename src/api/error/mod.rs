@@ -11,7 +11,7 @@ mod call;
 mod reason;
 mod reset;
 
-pub use call::{CallError, DecodeError, Fault};
+pub use call::{CallError, RequestFault, RlsDecodeError};
 pub(in crate::api) use reason::details;
 pub use reset::{AccessError, ResetError};
 
@@ -25,7 +25,7 @@ pub enum Error {
     LimiterError(#[from] LimiterError),
     /// The message is invalid or beyond the bounds.
     #[error(transparent)]
-    Decode(#[from] DecodeError),
+    Decode(#[from] RlsDecodeError),
     /// The content of the request is invalid.
     #[error(transparent)]
     Request(#[from] RequestError),
@@ -34,7 +34,7 @@ pub enum Error {
     Call(#[from] CallError),
     /// The content of one request of such a call is invalid.
     #[error(transparent)]
-    Fault(#[from] Fault),
+    Fault(#[from] RequestFault),
     /// A reservation is not made or ended.
     #[error(transparent)]
     Hold(#[from] HoldError),

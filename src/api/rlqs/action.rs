@@ -6,7 +6,7 @@ use tollgate_limiter::divider::Assignment;
 
 /// An action for one bucket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Action {
+pub(super) enum QuotaAction {
     /// Let through what the divider assigns.
     Assign(Assignment),
     /// Let everything through for this time.
@@ -17,7 +17,7 @@ pub(super) enum Action {
     Abandon,
 }
 
-impl Action {
+impl QuotaAction {
     /// The action that comes of two, of which neither is sent yet. A slice stays new until it is sent.
     pub(super) fn then(self, later: Self) -> Self {
         match (self, later) {

@@ -13,7 +13,7 @@ use tollgate_limiter::{
 
 use crate::api::{
     protobuf::{begin, nested},
-    rlqs::{Settings, action::Action, decode::Pair},
+    rlqs::{QuotaSettings, action::QuotaAction, decode::IdPair},
 };
 
 /// The time for which a client need not ask about a bucket without a limit.
@@ -37,7 +37,7 @@ pub(super) type Entries<'m> = SmallVec<[Entry<'m>; 4]>;
 
 /// What the rules say about a bucket.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) enum Terms {
+pub(super) enum BucketTerms {
     /// No limit, or one that cannot be served and is then to let everything pass.
     Allow,
     /// A limit that refuses nothing: it counts only.
@@ -50,9 +50,9 @@ pub(super) enum Terms {
 
 /// A bucket of a stream.
 #[derive(Debug)]
-pub(super) struct Bucket {
+pub(super) struct QuotaBucket {
     pub(super) id: BucketId,
-    pub(super) terms: Terms,
+    pub(super) terms: BucketTerms,
     /// The version of the rules that have these terms.
     pub(super) rules_version: u64,
     /// Requests that passed under these terms, as reported.
@@ -75,14 +75,14 @@ pub(super) struct ActiveTerms<'v> {
 
 impl ActiveTerms<'_> {
     /// The terms of the bucket with these pairs. `None` if it is invalid.
-    pub(super) fn of(&self, pairs: &[Pair<'_>]) -> Option<Terms> {
-        Some(Terms::of(self.domain, &entries(pairs)?, self.passes_all))
+    pub(super) fn of(&self, pairs: &[IdPair<'_>]) -> Option<BucketTerms> {
+        Some(BucketTerms::for_descriptor(self.domain, &entries(pairs)?, self.passes_all))
     }
 }
 
-impl Bucket {
+impl QuotaBucket {
     /// A bucket that has reported nothing.
-    pub(super) fn new(id: BucketId, terms: Terms, rules_version: u64) -> Self {
+    pub(super) fn new(id: BucketId, terms: BucketTerms, rules_version: u64) -> Self {
         let allowed = 0;
         let idle_reports = 0;
         let may_be_abandoned = false;
@@ -102,17 +102,17 @@ impl Bucket {
     }
 
     /// Sets the terms of these rules, and returns those before if they differ.
-    pub(super) fn set_terms(&mut self, terms: Terms, rules_version: u64) -> Option<Terms> {
+    pub(super) fn set_terms(&mut self, terms: BucketTerms, rules_version: u64) -> Option<BucketTerms> {
         self.rules_version = rules_version;
         (self.terms != terms).then(|| mem::replace(&mut self.terms, terms))
     }
 
     /// Notes what is sent. False for the renewal of a slice that the client may not have any more: it would begin anew.
-    pub(super) fn note(&mut self, action: Action, now: Timestamp) -> bool {
+    pub(super) fn note(&mut self, action: QuotaAction, now: Timestamp) -> bool {
         let end = now.after(ASSIGNMENT_TTL);
         self.slice = match action {
-            Action::Assign(Assignment::Slice(hits)) => Some((hits, end)),
-            Action::Assign(Assignment::Renewal(hits)) => {
+            QuotaAction::Assign(Assignment::Slice(hits)) => Some((hits, end)),
+            QuotaAction::Assign(Assignment::Renewal(hits)) => {
                 let has_it =
                     |(slice, until): &(u64, Timestamp)| *slice == hits && now.after(UNCERTAIN) < *until;
                 if !self.slice.as_ref().is_some_and(has_it) {
@@ -120,27 +120,28 @@ impl Bucket {
                 }
                 Some((hits, end))
             }
-            Action::Assign(Assignment::Share(_) | Assignment::Deny)
-            | Action::Allow(_)
-            | Action::Deny
-            | Action::Abandon => None,
+            QuotaAction::Assign(Assignment::Share(_) | Assignment::Deny)
+            | QuotaAction::Allow(_)
+            | QuotaAction::Deny
+            | QuotaAction::Abandon => None,
         };
         // A slice is charged by reports, which an abandoned bucket does not send.
-        self.may_be_abandoned = matches!(action, Action::Allow(_) | Action::Assign(Assignment::Share(_)));
+        self.may_be_abandoned =
+            matches!(action, QuotaAction::Allow(_) | QuotaAction::Assign(Assignment::Share(_)));
         true
     }
 }
 
 /// Whether a response can name the bucket of these pairs, and the server keeps its id. Envoy reads no response with a
 /// text that is not UTF-8. The values are in the hands of clients.
-pub(super) fn is_assignable(pairs: &[Pair<'_>], settings: &Settings) -> bool {
+pub(super) fn is_assignable(pairs: &[IdPair<'_>], settings: &QuotaSettings) -> bool {
     let bytes = pairs.iter().fold(0_usize, |sum, pair| sum.saturating_add(pair.key.len() + pair.value.len()));
-    let is_text = |pair: &Pair<'_>| [pair.key, pair.value].iter().all(|text| str::from_utf8(text).is_ok());
+    let is_text = |pair: &IdPair<'_>| [pair.key, pair.value].iter().all(|text| str::from_utf8(text).is_ok());
     bytes <= settings.max_id_bytes && pairs.iter().all(|pair| !pair.value.is_empty() && is_text(pair))
 }
 
 /// Pairs, ascending by their keys, as a descriptor. `None` if their keys are invalid: none, an empty one, or one twice.
-pub(super) fn entries<'m>(pairs: &[Pair<'m>]) -> Option<Entries<'m>> {
+pub(super) fn entries<'m>(pairs: &[IdPair<'m>]) -> Option<Entries<'m>> {
     let has_key_twice = pairs.windows(2).any(|two| two[0].key == two[1].key);
     if has_key_twice || pairs.first().is_none_or(|pair| pair.key.is_empty()) {
         return None;
@@ -149,9 +150,9 @@ pub(super) fn entries<'m>(pairs: &[Pair<'m>]) -> Option<Entries<'m>> {
 }
 
 /// The encoded id of these pairs. Other pairs have another one.
-pub(super) fn encoded(pairs: &[Pair<'_>], out: &mut Vec<u8>) {
+pub(super) fn encoded(pairs: &[IdPair<'_>], out: &mut Vec<u8>) {
     out.clear();
-    for Pair { key, value } in pairs {
+    for IdPair { key, value } in pairs {
         nested(out, 1, |out| {
             for (field, bytes) in [(1, key), (2, value)] {
                 begin(out, field, bytes.len());
@@ -161,9 +162,13 @@ pub(super) fn encoded(pairs: &[Pair<'_>], out: &mut Vec<u8>) {
     }
 }
 
-impl Terms {
+impl BucketTerms {
     /// The terms of a descriptor. `passes_all`: whether requests pass that are over their limits.
-    pub(super) fn of(domain: Option<KeyedDomain<'_>>, entries: &[Entry<'_>], passes_all: bool) -> Self {
+    pub(super) fn for_descriptor(
+        domain: Option<KeyedDomain<'_>>,
+        entries: &[Entry<'_>],
+        passes_all: bool,
+    ) -> Self {
         let Some(matched) = domain.and_then(|domain| domain.find(entries)) else { return Self::Allow };
         let rule = matched.rule;
         let Allowance::Limited(limit) = &rule.allowance else { return Self::Allow };

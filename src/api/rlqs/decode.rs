@@ -4,20 +4,20 @@
 use smallvec::SmallVec;
 use tollgate_limiter::divider::Usage;
 
-use crate::api::protobuf::{Fields, Malformed, Value};
+use crate::api::protobuf::{FieldValue, MalformedMessage, MessageFields};
 
 /// The reports of a message of a client, in their order.
-pub(super) struct Reports<'m> {
+pub(super) struct BucketReports<'m> {
     message: &'m [u8],
-    fields: Fields<'m>,
+    fields: MessageFields<'m>,
     pairs_max: usize,
 }
 
 /// The report of one bucket.
 #[derive(Debug, Default)]
-pub(super) struct Report<'m> {
+pub(super) struct BucketReport<'m> {
     /// The pairs; of too many only one more than the maximum.
-    pub(super) pairs: SmallVec<[Pair<'m>; 4]>,
+    pub(super) pairs: SmallVec<[IdPair<'m>; 4]>,
     pub(super) usage: Usage,
     // The time that the usage is of, in seconds.
     pub(super) seconds: u64,
@@ -25,21 +25,21 @@ pub(super) struct Report<'m> {
 
 /// A pair of a bucket.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Pair<'m> {
+pub(super) struct IdPair<'m> {
     pub(super) key: &'m [u8],
     pub(super) value: &'m [u8],
 }
 
-impl<'m> Reports<'m> {
+impl<'m> BucketReports<'m> {
     /// Examines a whole message before the first of its reports is counted. Returns its domain.
-    pub(super) fn examine(message: &'m [u8]) -> Result<&'m [u8], Malformed> {
+    pub(super) fn examine(message: &'m [u8]) -> Result<&'m [u8], MalformedMessage> {
         let mut domain: &[u8] = &[];
-        let mut fields = Fields::of(message);
+        let mut fields = MessageFields::new(message);
         while let Some(field) = fields.next()? {
             match field {
-                (1, Value::Bytes(bytes)) => domain = bytes,
-                (2, Value::Bytes(report)) => drop(Report::decode(report, 0)?),
-                (1 | 2, _wrong_type) => return Err(Malformed),
+                (1, FieldValue::Bytes(bytes)) => domain = bytes,
+                (2, FieldValue::Bytes(report)) => drop(BucketReport::decode(report, 0)?),
+                (1 | 2, _wrong_type) => return Err(MalformedMessage),
                 (_unknown, _) => {}
             }
         }
@@ -48,7 +48,7 @@ impl<'m> Reports<'m> {
 
     /// The reports of an examined message, from this byte on.
     pub(super) fn from(message: &'m [u8], from: usize, pairs_max: usize) -> Self {
-        Self { message, fields: Fields::of(message.get(from..).unwrap_or_default()), pairs_max }
+        Self { message, fields: MessageFields::new(message.get(from..).unwrap_or_default()), pairs_max }
     }
 
     /// The byte from which the rest of the message is; `None` at its end.
@@ -58,48 +58,50 @@ impl<'m> Reports<'m> {
     }
 }
 
-impl<'m> Iterator for Reports<'m> {
-    type Item = Report<'m>;
+impl<'m> Iterator for BucketReports<'m> {
+    type Item = BucketReport<'m>;
 
-    fn next(&mut self) -> Option<Report<'m>> {
+    fn next(&mut self) -> Option<BucketReport<'m>> {
         loop {
             match self.fields.next() {
-                Ok(Some((2, Value::Bytes(report)))) => return Report::decode(report, self.pairs_max).ok(),
+                Ok(Some((2, FieldValue::Bytes(report)))) => {
+                    return BucketReport::decode(report, self.pairs_max).ok();
+                }
                 Ok(Some(_other)) => {}
-                Ok(None) | Err(Malformed) => return None,
+                Ok(None) | Err(MalformedMessage) => return None,
             }
         }
     }
 }
 
-impl<'m> Report<'m> {
-    fn decode(message: &'m [u8], pairs_max: usize) -> Result<Self, Malformed> {
+impl<'m> BucketReport<'m> {
+    fn decode(message: &'m [u8], pairs_max: usize) -> Result<Self, MalformedMessage> {
         let mut report = Self::default();
-        let mut fields = Fields::of(message);
+        let mut fields = MessageFields::new(message);
         while let Some(field) = fields.next()? {
             match field {
-                (1, Value::Bytes(id)) => report.decode_pairs(id, pairs_max)?,
-                (2, Value::Bytes(time)) => report.seconds = seconds(time)?,
-                (3, Value::Varint(allowed)) => report.usage.allowed = allowed,
-                (4, Value::Varint(denied)) => report.usage.denied = denied,
-                (1..=4, _wrong_type) => return Err(Malformed),
+                (1, FieldValue::Bytes(id)) => report.decode_pairs(id, pairs_max)?,
+                (2, FieldValue::Bytes(time)) => report.seconds = seconds(time)?,
+                (3, FieldValue::Varint(allowed)) => report.usage.allowed = allowed,
+                (4, FieldValue::Varint(denied)) => report.usage.denied = denied,
+                (1..=4, _wrong_type) => return Err(MalformedMessage),
                 (_unknown, _) => {}
             }
         }
         Ok(report)
     }
 
-    fn decode_pairs(&mut self, id: &'m [u8], pairs_max: usize) -> Result<(), Malformed> {
-        let mut fields = Fields::of(id);
+    fn decode_pairs(&mut self, id: &'m [u8], pairs_max: usize) -> Result<(), MalformedMessage> {
+        let mut fields = MessageFields::new(id);
         while let Some(field) = fields.next()? {
             match field {
-                (1, Value::Bytes(pair)) => {
-                    let pair = Pair::decode(pair)?;
+                (1, FieldValue::Bytes(pair)) => {
+                    let pair = IdPair::decode(pair)?;
                     if self.pairs.len() <= pairs_max {
                         self.pairs.push(pair);
                     }
                 }
-                (1, _wrong_type) => return Err(Malformed),
+                (1, _wrong_type) => return Err(MalformedMessage),
                 (_unknown, _) => {}
             }
         }
@@ -108,35 +110,35 @@ impl<'m> Report<'m> {
 }
 
 /// The pairs of an encoded id of a bucket; none if it is damaged.
-pub(super) fn pairs_of_id(id: &[u8]) -> Vec<Pair<'_>> {
-    let mut report = Report::default();
+pub(super) fn pairs_of_id(id: &[u8]) -> Vec<IdPair<'_>> {
+    let mut report = BucketReport::default();
     report.decode_pairs(id, usize::MAX).map(|()| report.pairs.into_vec()).unwrap_or_default()
 }
 
 /// The whole seconds of a `Duration`.
-fn seconds(message: &[u8]) -> Result<u64, Malformed> {
-    let mut fields = Fields::of(message);
+fn seconds(message: &[u8]) -> Result<u64, MalformedMessage> {
+    let mut fields = MessageFields::new(message);
     let mut seconds = 0;
     while let Some(field) = fields.next()? {
         match field {
             // A negative one is a large number, and as good as none.
-            (1, Value::Varint(number)) => seconds = if number > u64::MAX / 2 { 0 } else { number },
-            (1, _wrong_type) => return Err(Malformed),
+            (1, FieldValue::Varint(number)) => seconds = if number > u64::MAX / 2 { 0 } else { number },
+            (1, _wrong_type) => return Err(MalformedMessage),
             (_unknown, _) => {}
         }
     }
     Ok(seconds)
 }
 
-impl<'m> Pair<'m> {
-    fn decode(message: &'m [u8]) -> Result<Self, Malformed> {
+impl<'m> IdPair<'m> {
+    fn decode(message: &'m [u8]) -> Result<Self, MalformedMessage> {
         let mut pair = Self::default();
-        let mut fields = Fields::of(message);
+        let mut fields = MessageFields::new(message);
         while let Some(field) = fields.next()? {
             match field {
-                (1, Value::Bytes(key)) => pair.key = key,
-                (2, Value::Bytes(value)) => pair.value = value,
-                (1 | 2, _wrong_type) => return Err(Malformed),
+                (1, FieldValue::Bytes(key)) => pair.key = key,
+                (2, FieldValue::Bytes(value)) => pair.value = value,
+                (1 | 2, _wrong_type) => return Err(MalformedMessage),
                 (_unknown, _) => {}
             }
         }
@@ -151,7 +153,7 @@ mod tests {
     #[test]
     fn pairs_beyond_the_maximum_are_not_built() {
         let id = [10, 6, 10, 1, b'k', 18, 1, b'v'].repeat(100_000);
-        let mut report = Report::default();
+        let mut report = BucketReport::default();
         report.decode_pairs(&id, 4).unwrap();
         assert_eq!(report.pairs.len(), 5, "one more than the maximum");
         assert!(report.pairs.capacity() <= 8);

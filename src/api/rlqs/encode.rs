@@ -9,7 +9,7 @@ use tollgate_limiter::{
 
 use crate::api::{
     protobuf::{FRAME_PREFIX_BYTES, begin, frame_prefix, nested, number},
-    rlqs::action::Action,
+    rlqs::action::QuotaAction,
 };
 
 /// The most actions of a response: Envoy logs a response as a whole for each action that it cannot apply.
@@ -48,20 +48,20 @@ impl Response {
     }
 
     /// Adds the action for the bucket with this encoded id.
-    pub(super) fn add(&mut self, id: &[u8], action: Action) {
+    pub(super) fn add(&mut self, id: &[u8], action: QuotaAction) {
         match action {
-            Action::Allow(time) => self.assign(id, time, |out| blanket(out, Blanket::AllowAll)),
-            Action::Deny | Action::Assign(Assignment::Deny) => self.deny(id),
-            Action::Assign(Assignment::Share(HitRate { per_second, burst })) => {
+            QuotaAction::Allow(time) => self.assign(id, time, |out| blanket(out, Blanket::AllowAll)),
+            QuotaAction::Deny | QuotaAction::Assign(Assignment::Deny) => self.deny(id),
+            QuotaAction::Assign(Assignment::Share(HitRate { per_second, burst })) => {
                 self.assign(id, ASSIGNMENT_TTL, |out| token_bucket(out, burst, per_second, FILL_SECONDS));
             }
-            Action::Assign(Assignment::Slice(hits)) => {
+            QuotaAction::Assign(Assignment::Slice(hits)) => {
                 // After a blanket rule the bucket begins full.
                 self.deny(id);
                 self.slice(id, hits);
             }
-            Action::Assign(Assignment::Renewal(hits)) => self.slice(id, hits),
-            Action::Abandon => self.action(id, |out| begin(out, 3, 0)),
+            QuotaAction::Assign(Assignment::Renewal(hits)) => self.slice(id, hits),
+            QuotaAction::Abandon => self.action(id, |out| begin(out, 3, 0)),
         }
     }
 

@@ -11,23 +11,23 @@ use tollgate_limiter::divider::{Report, SubscriberId, SubscriberReport};
 
 use crate::api::rlqs::{
     QuotaService,
-    bucket::{Bucket, DIVISION_BYTES, PART_MAX, Terms},
-    memory::Owner,
+    bucket::{BucketTerms, DIVISION_BYTES, PART_MAX, QuotaBucket},
+    memory::BucketOwner,
 };
 
 /// The longest time for which a divider keeps a bucket that has ended.
 const DIVISION_TTL: Duration = Duration::from_secs(17);
 
 /// A stream that has ended, with the buckets that have not.
-pub(super) struct Ending {
+pub(super) struct EndedStream {
     pub(super) service: Arc<QuotaService>,
-    pub(super) owner: Owner,
+    pub(super) owner: BucketOwner,
     /// The size of the domain.
     pub(super) domain: usize,
-    pub(super) buckets: BTreeMap<u32, Bucket>,
+    pub(super) buckets: BTreeMap<u32, QuotaBucket>,
 }
 
-impl Ending {
+impl EndedStream {
     /// Ends all buckets: many of them in parts, between which others have their turn.
     pub(super) fn run(mut self) {
         match Handle::try_current() {
@@ -60,23 +60,23 @@ impl Ending {
 /// divided.
 pub(super) fn end(
     service: &QuotaService,
-    owner: Owner,
+    owner: BucketOwner,
     number: u32,
-    bucket: Bucket,
+    bucket: QuotaBucket,
 ) -> Option<SubscriberReport> {
     let QuotaService { memory, stats, .. } = service;
     let now = service.now();
-    let Owner { caller, stream } = owner;
+    let BucketOwner { caller, stream } = owner;
     stats.buckets.fetch_sub(1, Ordering::Relaxed);
-    memory.give_back(caller, Bucket::bytes(bucket.id.len()), now);
+    memory.give_back(caller, QuotaBucket::bytes(bucket.id.len()), now);
     match bucket.terms {
-        Terms::Divide(key, limit, terms) => {
+        BucketTerms::Divide(key, limit, terms) => {
             // Until then the divider keeps what may be in force.
             memory.give_back_after(DIVISION_TTL, caller, DIVISION_BYTES, now);
             let id = SubscriberId { replica: service.replica, stream, bucket: number };
             Some(SubscriberReport { key, limit, id, terms, report: Report::End })
         }
-        Terms::Allow | Terms::Count(..) | Terms::Deny => {
+        BucketTerms::Allow | BucketTerms::Count(..) | BucketTerms::Deny => {
             memory.give_back(caller, DIVISION_BYTES, now);
             None
         }

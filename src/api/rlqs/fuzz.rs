@@ -27,7 +27,7 @@ use crate::api::{
         r#type::v3::rate_limit_strategy::Strategy,
     },
     protobuf::FRAME_PREFIX_BYTES,
-    rlqs::{QuotaService, QuotaStream, Settings, decode::Reports, encode::ACTIONS_MAX},
+    rlqs::{QuotaService, QuotaSettings, QuotaStream, decode::BucketReports, encode::ACTIONS_MAX},
 };
 
 const RULES: &str = "
@@ -49,7 +49,8 @@ descriptors:
       quotas: [{key: zone, value: a, weight: 3}, {key: zone, value: b, floor: 20}]
 ";
 
-const SETTINGS: Settings = Settings { enabled: true, memory: 1 << 20, max_pairs: 4, max_id_bytes: 64 };
+const SETTINGS: QuotaSettings =
+    QuotaSettings { enabled: true, memory: 1 << 20, max_pairs: 4, max_id_bytes: 64 };
 
 /// Messages of one stream, each after its length in a byte and the seconds until it comes in another one. What `prost`
 /// reads is read alike; an answer has actions that Envoy takes, only for buckets that were reported.
@@ -86,14 +87,14 @@ type Pairs = BTreeMap<Vec<u8>, Vec<u8>>;
 
 /// The buckets of a message. Also those that `prost` refuses, as with values that are not UTF-8.
 fn same_as_prost(message: &[u8]) -> Vec<Pairs> {
-    let pairs = |reports: Reports<'_>| -> Vec<(Pairs, u64, u64)> {
+    let pairs = |reports: BucketReports<'_>| -> Vec<(Pairs, u64, u64)> {
         let each = reports.map(|report| {
             let pairs = report.pairs.iter().map(|pair| (pair.key.to_vec(), pair.value.to_vec()));
             (pairs.collect(), report.usage.allowed, report.usage.denied)
         });
         each.collect()
     };
-    let read = Reports::examine(message).map(|_| pairs(Reports::from(message, 0, usize::MAX)));
+    let read = BucketReports::examine(message).map(|_| pairs(BucketReports::from(message, 0, usize::MAX)));
     if let Ok(expected) = RateLimitQuotaUsageReports::decode(message) {
         let expected: Vec<_> = expected
             .bucket_quota_usages

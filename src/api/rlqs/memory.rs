@@ -21,7 +21,7 @@ pub(super) struct CallerNumber(u32);
 
 /// The callers that have buckets.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Owner {
+pub(super) struct BucketOwner {
     pub(super) caller: CallerNumber,
     pub(super) stream: u64,
 }
@@ -39,12 +39,12 @@ struct Uses {
     // Those above zero.
     of_callers: HashMap<CallerNumber, usize>,
     // Invariant: ascending by their instants.
-    ending: VecDeque<Ending>,
+    ending: VecDeque<MemoryRelease>,
 }
 
 /// Memory that is given back later.
 #[derive(Debug)]
-struct Ending {
+struct MemoryRelease {
     at: Timestamp,
     caller: CallerNumber,
     bytes: usize,
@@ -95,7 +95,7 @@ impl QuotaMemory {
             Some(last) if last.caller == caller && at <= last.at => last.bytes += bytes,
             last => {
                 let at = last.map_or(at, |last| at.max(last.at));
-                uses.ending.push_back(Ending { at, caller, bytes });
+                uses.ending.push_back(MemoryRelease { at, caller, bytes });
             }
         }
     }
@@ -108,7 +108,9 @@ impl QuotaMemory {
     fn uses(&self, now: Timestamp) -> MutexGuard<'_, Uses> {
         // Each change is whole before anything can panic.
         let mut uses = self.uses.lock().unwrap_or_else(PoisonError::into_inner);
-        while let Some(Ending { caller, bytes, .. }) = uses.ending.pop_front_if(|first| first.at <= now) {
+        while let Some(MemoryRelease { caller, bytes, .. }) =
+            uses.ending.pop_front_if(|first| first.at <= now)
+        {
             uses.give_back(caller, bytes);
         }
         uses

@@ -20,9 +20,9 @@ mod stream;
 mod tests;
 
 pub use service::QuotaService;
-pub use settings::Settings;
+pub use settings::QuotaSettings;
 pub(crate) use stats::ALL as METRICS;
-pub use stats::Reading;
+pub use stats::QuotaTotals;
 pub use stream::QuotaStream;
 
 /// The path of the method.

@@ -12,13 +12,13 @@ use std::{
 
 use futures_util::task::AtomicWaker;
 
-use crate::api::rlqs::action::Action;
+use crate::api::rlqs::action::QuotaAction;
 
 /// Actions for the buckets of a stream that are not sent yet, at most one for each.
 #[derive(Debug, Default)]
 pub(super) struct Outbox {
     client: Option<SocketAddr>,
-    actions: Mutex<BTreeMap<u32, Action>>,
+    actions: Mutex<BTreeMap<u32, QuotaAction>>,
     // Whether the rules have changed since the buckets were looked up.
     has_new_rules: AtomicBool,
     waker: AtomicWaker,
@@ -36,7 +36,7 @@ impl Outbox {
     }
 
     /// Adds actions from another stream or task.
-    pub(super) fn push(&self, actions: impl Iterator<Item = (u32, Action)>) {
+    pub(super) fn push(&self, actions: impl Iterator<Item = (u32, QuotaAction)>) {
         {
             let mut all = self.lock();
             actions.for_each(|(bucket, action)| add(&mut all, bucket, action));
@@ -45,7 +45,7 @@ impl Outbox {
     }
 
     /// Adds an action from the stream itself, which sends it next.
-    pub(super) fn add(&self, bucket: u32, action: Action) {
+    pub(super) fn add(&self, bucket: u32, action: QuotaAction) {
         add(&mut self.lock(), bucket, action);
     }
 
@@ -55,7 +55,7 @@ impl Outbox {
     }
 
     /// Removes the first actions, at most `max`.
-    pub(super) fn take(&self, max: usize) -> Vec<(u32, Action)> {
+    pub(super) fn take(&self, max: usize) -> Vec<(u32, QuotaAction)> {
         let mut actions = self.lock();
         std::iter::from_fn(|| actions.pop_first()).take(max).collect()
     }
@@ -81,12 +81,12 @@ impl Outbox {
         self.has_new_rules.swap(false, Ordering::AcqRel)
     }
 
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<u32, Action>> {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<u32, QuotaAction>> {
         // Every change leaves the map consistent, so a poisoned lock is harmless.
         self.actions.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-fn add(actions: &mut BTreeMap<u32, Action>, bucket: u32, action: Action) {
+fn add(actions: &mut BTreeMap<u32, QuotaAction>, bucket: u32, action: QuotaAction) {
     actions.entry(bucket).and_modify(|earlier| *earlier = earlier.then(action)).or_insert(action);
 }

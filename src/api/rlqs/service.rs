@@ -23,11 +23,11 @@ use tollgate_limiter::{
 use tonic::Status;
 
 use crate::api::rlqs::{
-    Settings,
-    action::Action,
-    memory::{CallerNumber, Owner, QuotaMemory},
+    QuotaSettings,
+    action::QuotaAction,
+    memory::{BucketOwner, CallerNumber, QuotaMemory},
     outbox::Outbox,
-    stats::{Reading, Stats},
+    stats::{QuotaStats, QuotaTotals},
 };
 
 /// How often turns without a report are made.
@@ -45,9 +45,9 @@ pub struct QuotaService {
     cluster: Option<Arc<dyn Divide>>,
     // This replica among those of the cluster; 0 without one.
     pub(super) replica: u64,
-    pub(super) settings: Settings,
+    pub(super) settings: QuotaSettings,
     pub(super) memory: QuotaMemory,
-    pub(super) stats: Stats,
+    pub(super) stats: QuotaStats,
     clock: Clock,
     outboxes: RwLock<HashMap<u64, Arc<Outbox>>>,
     next_stream: AtomicU32,
@@ -55,7 +55,7 @@ pub struct QuotaService {
 
 impl QuotaService {
     /// A service whose rules are those of `limiter`. All counters are divided by `dividers`.
-    pub fn new(limiter: Limiter, dividers: Arc<Dividers>, clock: Clock, settings: Settings) -> Self {
+    pub fn new(limiter: Limiter, dividers: Arc<Dividers>, clock: Clock, settings: QuotaSettings) -> Self {
         Self {
             limiter,
             dividers,
@@ -63,7 +63,7 @@ impl QuotaService {
             replica: 0,
             settings,
             memory: QuotaMemory::new(settings.memory),
-            stats: Stats::default(),
+            stats: QuotaStats::default(),
             clock,
             outboxes: RwLock::default(),
             next_stream: AtomicU32::new(1),
@@ -90,13 +90,13 @@ impl QuotaService {
         &self,
         caller: CallerNumber,
         client: Option<SocketAddr>,
-    ) -> Result<(Owner, Arc<Outbox>), Status> {
+    ) -> Result<(BucketOwner, Arc<Outbox>), Status> {
         self.take_memory(caller, STREAM_BYTES)?;
         self.stats.streams.fetch_add(1, Ordering::Relaxed);
         let stream = caller.stream(self.next_stream.fetch_add(1, Ordering::Relaxed));
         let outbox = Arc::new(Outbox::new(client));
         self.outboxes.write().unwrap_or_else(PoisonError::into_inner).insert(stream, outbox.clone());
-        Ok((Owner { caller, stream }, outbox))
+        Ok((BucketOwner { caller, stream }, outbox))
     }
 
     /// Takes memory for a stream of this caller, beside its buckets.
@@ -109,7 +109,7 @@ impl QuotaService {
     }
 
     /// Ends a stream with a domain of this size.
-    pub(super) fn close(&self, Owner { caller, stream }: Owner, domain: usize) {
+    pub(super) fn close(&self, BucketOwner { caller, stream }: BucketOwner, domain: usize) {
         self.outboxes.write().unwrap_or_else(PoisonError::into_inner).remove(&stream);
         self.stats.streams.fetch_sub(1, Ordering::Relaxed);
         self.memory.give_back(caller, STREAM_BYTES + domain, self.now());
@@ -148,8 +148,9 @@ impl QuotaService {
         let outboxes = self.outboxes.read().unwrap_or_else(PoisonError::into_inner);
         for of_stream in assignments.chunk_by(|(one, _), (other, _)| one.stream == other.stream) {
             if let Some(outbox) = outboxes.get(&of_stream[0].0.stream) {
-                outbox
-                    .push(of_stream.iter().map(|(id, assignment)| (id.bucket, Action::Assign(*assignment))));
+                outbox.push(
+                    of_stream.iter().map(|(id, assignment)| (id.bucket, QuotaAction::Assign(*assignment))),
+                );
             }
         }
     }
@@ -170,11 +171,11 @@ impl QuotaService {
     }
 
     /// The numbers of this moment.
-    pub fn reading(&self) -> Reading {
+    pub fn reading(&self) -> QuotaTotals {
         let stats = &self.stats;
         let dividers = self.dividers.stats();
         let granted = self.dividers.granted();
-        Reading {
+        QuotaTotals {
             streams: stats.streams.load(Ordering::Relaxed),
             buckets: stats.buckets.load(Ordering::Relaxed),
             memory: self.memory.bytes(self.now()),

@@ -2,7 +2,7 @@
 
 /// Whether there is a rate limit quota service, and its bounds.
 #[derive(Clone, Copy, Debug)]
-pub struct Settings {
+pub struct QuotaSettings {
     /// Whether it is served.
     pub enabled: bool,
     /// Maximum memory for streams, their buckets and the divisions of these, in bytes.

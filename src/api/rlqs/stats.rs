@@ -8,7 +8,7 @@ use crate::telemetry::metrics::metrics;
 
 /// What has happened to streams and their buckets.
 #[derive(Debug, Default)]
-pub(super) struct Stats {
+pub(super) struct QuotaStats {
     pub(super) streams: AtomicUsize,
     pub(super) buckets: AtomicUsize,
     pub(super) reports: Counter,
@@ -25,7 +25,7 @@ pub(super) struct Stats {
 
 /// The numbers of one moment.
 #[derive(Clone, Debug, Default)]
-pub struct Reading {
+pub struct QuotaTotals {
     pub(super) streams: usize,
     pub(super) buckets: usize,
     pub(super) memory: usize,
@@ -47,7 +47,7 @@ pub struct Reading {
     pub(super) too_many: u64,
 }
 
-metrics! { Reading;
+metrics! { QuotaTotals;
     Gauge "tollgate_rlqs_streams" []
         "Open streams of the rate limit quota service, one for each client."
         => |all, family| family.value(all.streams);

@@ -21,15 +21,15 @@ use tonic::Status;
 
 use crate::api::rlqs::{
     QuotaService,
-    action::Action,
+    action::QuotaAction,
     bucket::{
-        ActiveTerms, Bucket, BucketId, DIVISION_BYTES, PART_MAX, Terms, UNLIMITED_TTL, encoded, entries,
-        is_assignable,
+        ActiveTerms, BucketId, BucketTerms, DIVISION_BYTES, PART_MAX, QuotaBucket, UNLIMITED_TTL, encoded,
+        entries, is_assignable,
     },
-    decode::{self, Pair, Reports},
+    decode::{self, BucketReports, IdPair},
     encode::Response,
-    ending::{Ending, end},
-    memory::{CallerNumber, Owner},
+    ending::{EndedStream, end},
+    memory::{BucketOwner, CallerNumber},
     outbox::Outbox,
 };
 
@@ -42,12 +42,12 @@ const REPORTED_MAX: u64 = (1 << 32) - 1;
 #[derive(Debug)]
 pub struct QuotaStream {
     service: Arc<QuotaService>,
-    owner: Owner,
+    owner: BucketOwner,
     pub(super) outbox: Arc<Outbox>,
     domain: Option<Box<str>>,
     numbers: HashMap<BucketId, u32>,
     // By number. A number is used once, because an assignment for it may still be on its way.
-    buckets: BTreeMap<u32, Bucket>,
+    buckets: BTreeMap<u32, QuotaBucket>,
     next_number: u32,
     // Buckets from this number on may have other terms in the active rules.
     look_up_from: Option<u32>,
@@ -95,7 +95,7 @@ impl QuotaStream {
     /// Examines a message of the client. Its reports are taken by [`QuotaStream::take`].
     pub fn begin(&mut self, message: &[u8]) -> Result<(), Status> {
         let malformed = |_| Status::invalid_argument("not a RateLimitQuotaUsageReports message");
-        let domain = Reports::examine(message).map_err(malformed)?;
+        let domain = BucketReports::examine(message).map_err(malformed)?;
         self.enter(domain)?;
         if self.service.limiter.view().rules().rules().is_none() {
             return Err(Status::unavailable("no rules are loaded yet"));
@@ -110,7 +110,7 @@ impl QuotaStream {
         let version = service.limiter.rules_version();
         let view = service.limiter.view();
         let active = self.active_terms(&service, &view, version);
-        let mut reports = Reports::from(message, from, service.settings.max_pairs);
+        let mut reports = BucketReports::from(message, from, service.settings.max_pairs);
         for report in reports.by_ref().take(PART_MAX) {
             self.report(&active, report);
         }
@@ -149,7 +149,7 @@ impl QuotaStream {
         Ok(())
     }
 
-    fn report(&mut self, active: &ActiveTerms<'_>, mut report: decode::Report<'_>) {
+    fn report(&mut self, active: &ActiveTerms<'_>, mut report: decode::BucketReport<'_>) {
         let stats = &self.service.stats;
         for requests in [&mut report.usage.allowed, &mut report.usage.denied] {
             if *requests > REPORTED_MAX {
@@ -182,7 +182,7 @@ impl QuotaStream {
                 }
             }
         };
-        if let Some(Terms::Divide(key, ..)) = self.buckets.get(&number).map(|bucket| &bucket.terms) {
+        if let Some(BucketTerms::Divide(key, ..)) = self.buckets.get(&number).map(|bucket| &bucket.terms) {
             self.count(*key, &report.pairs, report.usage);
         }
         // A client that has a bucket over another stream reports it with the time since its last report.
@@ -194,8 +194,8 @@ impl QuotaStream {
     }
 
     /// The number of a known bucket under the active rules.
-    fn look_up(&mut self, number: u32, active: &ActiveTerms<'_>, pairs: &[Pair<'_>]) -> u32 {
-        let is_current = |bucket: &Bucket| bucket.rules_version == active.version;
+    fn look_up(&mut self, number: u32, active: &ActiveTerms<'_>, pairs: &[IdPair<'_>]) -> u32 {
+        let is_current = |bucket: &QuotaBucket| bucket.rules_version == active.version;
         if self.buckets.get(&number).is_none_or(is_current) {
             return number;
         }
@@ -204,7 +204,7 @@ impl QuotaStream {
     }
 
     /// Counts the requests for the counter of `key` at the client.
-    fn count(&self, key: Key, pairs: &[Pair<'_>], usage: Usage) {
+    fn count(&self, key: Key, pairs: &[IdPair<'_>], usage: Usage) {
         let Some(domain) = &self.domain else { return };
         let entries = || entries(pairs).unwrap_or_default();
         let requests = usage.allowed.saturating_add(usage.denied);
@@ -212,9 +212,9 @@ impl QuotaStream {
     }
 
     /// Charges what has passed in a bucket that is not assigned anything.
-    fn charge(&mut self, terms: &Terms, pairs: &[Pair<'_>], usage: Usage) {
+    fn charge(&mut self, terms: &BucketTerms, pairs: &[IdPair<'_>], usage: Usage) {
         self.service.stats.unassigned.increase();
-        let (Terms::Divide(key, limit, _) | Terms::Count(key, limit)) = terms else { return };
+        let (BucketTerms::Divide(key, limit, _) | BucketTerms::Count(key, limit)) = terms else { return };
         self.count(*key, pairs, usage);
         if usage.allowed > 0 {
             // No bucket has this number.
@@ -223,18 +223,18 @@ impl QuotaStream {
     }
 
     /// The number of a new bucket with the id that is read. Returns the terms if there are too many buckets.
-    fn insert(&mut self, active: &ActiveTerms<'_>, terms: Terms) -> Result<u32, Terms> {
+    fn insert(&mut self, active: &ActiveTerms<'_>, terms: BucketTerms) -> Result<u32, BucketTerms> {
         let QuotaService { memory, stats, .. } = &*self.service;
-        let bytes = Bucket::bytes(self.id.len()) + DIVISION_BYTES;
+        let bytes = QuotaBucket::bytes(self.id.len()) + DIVISION_BYTES;
         if !memory.take(self.owner.caller, bytes, self.service.now()) {
             stats.too_many.increase();
             return Err(terms);
         }
         stats.buckets.fetch_add(1, Ordering::Relaxed);
-        Ok(self.number(Bucket::new(BucketId::from(&*self.id), terms, active.version)))
+        Ok(self.number(QuotaBucket::new(BucketId::from(&*self.id), terms, active.version)))
     }
 
-    fn number(&mut self, bucket: Bucket) -> u32 {
+    fn number(&mut self, bucket: QuotaBucket) -> u32 {
         self.next_number += 1;
         self.numbers.insert(bucket.id.clone(), self.next_number);
         self.buckets.insert(self.next_number, bucket);
@@ -252,19 +252,21 @@ impl QuotaStream {
         let is_due = bucket.renew_in == 0;
         bucket.renew_in = if is_due { RENEWAL_REPORTS } else { bucket.renew_in - 1 };
         let counted = match &bucket.terms {
-            Terms::Divide(key, limit, part) => Some((*key, limit.clone(), *part, report)),
-            Terms::Count(key, limit) if usage.allowed > 0 => {
+            BucketTerms::Divide(key, limit, part) => Some((*key, limit.clone(), *part, report)),
+            BucketTerms::Count(key, limit) if usage.allowed > 0 => {
                 Some((*key, limit.clone(), QuotaTerms::default(), Report::Counted(usage.allowed)))
             }
-            Terms::Count(..) | Terms::Allow | Terms::Deny => None,
+            BucketTerms::Count(..) | BucketTerms::Allow | BucketTerms::Deny => None,
         };
         let action = match &bucket.terms {
-            Terms::Deny => Some(Action::Deny),
-            Terms::Allow | Terms::Count(..) => is_due.then_some(Action::Allow(UNLIMITED_TTL)),
-            Terms::Divide(..) => None,
+            BucketTerms::Deny => Some(QuotaAction::Deny),
+            BucketTerms::Allow | BucketTerms::Count(..) => {
+                is_due.then_some(QuotaAction::Allow(UNLIMITED_TTL))
+            }
+            BucketTerms::Divide(..) => None,
         };
         let is_idle = bucket.may_be_abandoned && bucket.idle_reports >= IDLE_REPORTS_MAX;
-        let abandon = is_idle.then_some(Action::Abandon);
+        let abandon = is_idle.then_some(QuotaAction::Abandon);
         action.into_iter().chain(abandon).for_each(|action| self.outbox.add(number, action));
         if let Some((key, limit, part, report)) = counted {
             self.queue(number, key, limit, part, report);
@@ -284,17 +286,17 @@ impl QuotaStream {
     }
 
     /// Sets the terms of a bucket, and returns its number. Under another limit it begins anew.
-    fn change_terms(&mut self, number: u32, terms: Terms, version: u64) -> u32 {
+    fn change_terms(&mut self, number: u32, terms: BucketTerms, version: u64) -> u32 {
         let Some(bucket) = self.buckets.get_mut(&number) else { return number };
         let Some(before) = bucket.set_terms(terms, version) else { return number };
         match (before, &bucket.terms) {
-            (Terms::Divide(before, ..), Terms::Divide(key, limit, part)) if before == *key => {
+            (BucketTerms::Divide(before, ..), BucketTerms::Divide(key, limit, part)) if before == *key => {
                 let limit = limit.clone();
                 let part = *part;
                 self.queue(number, before, limit, part, Report::Limit);
                 return number;
             }
-            (Terms::Divide(key, limit, part), _) => self.queue(number, key, limit, part, Report::End),
+            (BucketTerms::Divide(key, limit, part), _) => self.queue(number, key, limit, part, Report::End),
             (_, _) => {}
         }
         self.outbox.remove(number);
@@ -331,7 +333,7 @@ impl QuotaStream {
         let Some(terms) = active.of(&decode::pairs_of_id(id)) else { return };
         let needs_report = match (&bucket.terms, &terms) {
             (before, after) if before == after => false,
-            (Terms::Divide(before, ..), Terms::Divide(key, ..)) => before != key,
+            (BucketTerms::Divide(before, ..), BucketTerms::Divide(key, ..)) => before != key,
             (_, _) => true,
         };
         let number = self.change_terms(number, terms, active.version);
@@ -363,13 +365,13 @@ impl QuotaStream {
     }
 
     /// Adds an action to a response, unless it is out of date.
-    fn send(&mut self, number: u32, action: Action, response: &mut Response, now: Timestamp) {
+    fn send(&mut self, number: u32, action: QuotaAction, response: &mut Response, now: Timestamp) {
         let Some(bucket) = self.buckets.get_mut(&number) else { return };
         if !bucket.note(action, now) {
             return;
         }
         response.add(&bucket.id, action);
-        if action == Action::Abandon {
+        if action == QuotaAction::Abandon {
             self.service.stats.abandoned.increase();
             self.forget(number);
         } else {
@@ -392,6 +394,6 @@ impl Drop for QuotaStream {
         let service = self.service.clone();
         let owner = self.owner;
         let domain = self.domain.as_ref().map_or(0, |domain| domain.len());
-        Ending { service, owner, domain, buckets: mem::take(&mut self.buckets) }.run();
+        EndedStream { service, owner, domain, buckets: mem::take(&mut self.buckets) }.run();
     }
 }

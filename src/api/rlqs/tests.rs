@@ -53,7 +53,8 @@ descriptors:
     descriptors: [{key: b, value: x, rate_limit: {unit: minute, requests_per_unit: 0}}]
 ";
 
-const SETTINGS: Settings = Settings { enabled: true, memory: 1 << 20, max_pairs: 4, max_id_bytes: 100 };
+const SETTINGS: QuotaSettings =
+    QuotaSettings { enabled: true, memory: 1 << 20, max_pairs: 4, max_id_bytes: 100 };
 
 struct World {
     service: Arc<QuotaService>,
@@ -76,7 +77,7 @@ impl World {
         Self::with(SETTINGS)
     }
 
-    fn with(settings: Settings) -> Self {
+    fn with(settings: QuotaSettings) -> Self {
         let clock = Clock::manual(START);
         let active_rules = Arc::new(ActiveRules::default());
         let memory = Arc::new(Memory::new(1 << 24, OnFull::Deny));

@@ -8,14 +8,14 @@ use tollgate_limiter::{
 };
 
 use crate::api::{
-    descriptors::{Descriptor, DescriptorView, Descriptors},
-    error::DecodeError,
-    protobuf::{Fields, Malformed, Value, text},
+    descriptors::{DecodedDescriptor, DescriptorView, Descriptors},
+    error::RlsDecodeError,
+    protobuf::{FieldValue, MalformedMessage, MessageFields, text},
 };
 
 /// A decoded request.
 #[derive(Debug, Default)]
-pub struct Request<'m> {
+pub struct RlsRequest<'m> {
     /// The domain.
     pub domain: &'m str,
     /// Hits of descriptors without hits of their own.
@@ -24,35 +24,39 @@ pub struct Request<'m> {
 }
 
 /// Decodes a request within `bounds`, with the same result as `prost`.
-pub fn decode(message: &[u8], bounds: Bounds) -> Result<Request<'_>, DecodeError> {
-    let mut request = Request::default();
+pub fn decode(message: &[u8], bounds: Bounds) -> Result<RlsRequest<'_>, RlsDecodeError> {
+    let mut request = RlsRequest::default();
     request.read(message, bounds)?;
     Ok(request)
 }
 
 /// Reads the fields of a descriptor that only this protocol has.
-fn read_hits(descriptor: &mut Descriptor, number: u32, value: Value<'_>) -> Result<(), Malformed> {
+fn read_hits(
+    descriptor: &mut DecodedDescriptor,
+    number: u32,
+    value: FieldValue<'_>,
+) -> Result<(), MalformedMessage> {
     match (number, value) {
-        (3, Value::Bytes(hits)) => merge_uint64(descriptor.hits.get_or_insert(0), hits)?,
-        (4, Value::Varint(is_negative)) => descriptor.is_negative_hits = is_negative != 0,
-        (3..=4, _wrong_type) => return Err(Malformed),
-        (_unknown, Value::Varint(_) | Value::Bytes(_) | Value::Other) => {}
+        (3, FieldValue::Bytes(hits)) => merge_uint64(descriptor.hits.get_or_insert(0), hits)?,
+        (4, FieldValue::Varint(is_negative)) => descriptor.is_negative_hits = is_negative != 0,
+        (3..=4, _wrong_type) => return Err(MalformedMessage),
+        (_unknown, FieldValue::Varint(_) | FieldValue::Bytes(_) | FieldValue::Other) => {}
     }
     Ok(())
 }
 
-impl<'m> Request<'m> {
+impl<'m> RlsRequest<'m> {
     /// Reads a message into an empty request, as [`decode`] does. A request has 400 bytes, and is not moved here.
     #[inline]
-    pub(super) fn read(&mut self, message: &'m [u8], bounds: Bounds) -> Result<(), DecodeError> {
-        let mut fields = Fields::of(message);
+    pub(super) fn read(&mut self, message: &'m [u8], bounds: Bounds) -> Result<(), RlsDecodeError> {
+        let mut fields = MessageFields::new(message);
         while let Some(field) = fields.next()? {
             match field {
-                (1, Value::Bytes(domain)) => self.domain = text(domain)?,
-                (2, Value::Bytes(descriptor)) => self.descriptors.add(descriptor, bounds, read_hits)?,
-                (3, Value::Varint(hits)) => self.hits_addend = hits as u32,
-                (1..=3, _wrong_type) => return Err(DecodeError::Malformed),
-                (_unknown, Value::Varint(_) | Value::Bytes(_) | Value::Other) => {}
+                (1, FieldValue::Bytes(domain)) => self.domain = text(domain)?,
+                (2, FieldValue::Bytes(descriptor)) => self.descriptors.add(descriptor, bounds, read_hits)?,
+                (3, FieldValue::Varint(hits)) => self.hits_addend = hits as u32,
+                (1..=3, _wrong_type) => return Err(RlsDecodeError::Malformed),
+                (_unknown, FieldValue::Varint(_) | FieldValue::Bytes(_) | FieldValue::Other) => {}
             }
         }
         Ok(())
@@ -84,13 +88,13 @@ fn operation(view: &DescriptorView<'_, '_>, of_request: u32) -> Operation {
 }
 
 /// A `UInt64Value`.
-fn merge_uint64(number: &mut u64, message: &[u8]) -> Result<(), Malformed> {
-    let mut fields = Fields::of(message);
+fn merge_uint64(number: &mut u64, message: &[u8]) -> Result<(), MalformedMessage> {
+    let mut fields = MessageFields::new(message);
     while let Some(field) = fields.next()? {
         match field {
-            (1, Value::Varint(value)) => *number = value,
-            (1, _wrong_type) => return Err(Malformed),
-            (_unknown, Value::Varint(_) | Value::Bytes(_) | Value::Other) => {}
+            (1, FieldValue::Varint(value)) => *number = value,
+            (1, _wrong_type) => return Err(MalformedMessage),
+            (_unknown, FieldValue::Varint(_) | FieldValue::Bytes(_) | FieldValue::Other) => {}
         }
     }
     Ok(())

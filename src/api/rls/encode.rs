@@ -26,7 +26,7 @@ pub(super) fn encode(
     metadata: Option<&prost_types::Struct>,
     precision: ResetPrecision,
 ) -> Vec<u8> {
-    let statuses = || answer.statuses.iter().map(|status| DescriptorStatus::of(status, precision));
+    let statuses = || answer.statuses.iter().map(|status| DescriptorStatus::new(status, precision));
     let code = code(answer.passes) as u64;
     let length = number_len(code)
         + statuses().map(|status| bytes_len(status.len())).sum::<usize>()
@@ -96,23 +96,23 @@ fn rounded_up(time: Duration, step: Duration) -> Duration {
 /// The status of one descriptor.
 struct DescriptorStatus<'s> {
     code: u64,
-    limit: Option<Limit<'s>>,
+    limit: Option<ReplyLimit<'s>>,
     remaining: u64,
     reset: Option<Duration>,
 }
 
 /// The limit that was applied.
-struct Limit<'s> {
+struct ReplyLimit<'s> {
     requests_per_unit: u64,
     unit: u64,
     name: &'s str,
 }
 
 impl<'s> DescriptorStatus<'s> {
-    fn of(status: &Status<'s>, precision: ResetPrecision) -> Self {
+    fn new(status: &Status<'s>, precision: ResetPrecision) -> Self {
         Self {
             code: code(status.passes) as u64,
-            limit: status.limit.as_ref().map(Limit::of),
+            limit: status.limit.as_ref().map(ReplyLimit::new),
             remaining: clamped(status.remaining),
             reset: status.reset_after.map(|after| rounded(after, precision)),
         }
@@ -140,8 +140,8 @@ impl<'s> DescriptorStatus<'s> {
     }
 }
 
-impl<'s> Limit<'s> {
-    fn of(limit: &CurrentLimit<'s>) -> Self {
+impl<'s> ReplyLimit<'s> {
+    fn new(limit: &CurrentLimit<'s>) -> Self {
         Self {
             requests_per_unit: clamped(limit.requests_per_unit),
             unit: unit_of(limit) as u64,

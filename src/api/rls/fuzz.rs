@@ -24,9 +24,9 @@ use tollgate_limiter::{
 
 use crate::{
     api::{
-        Api, Error, Settings,
-        call::{ApiKind, Call, Method, Reply},
-        error::DecodeError,
+        Api, ApiSettings, Error,
+        call::{ApiKind, Call, CallReply, Method},
+        error::RlsDecodeError,
         fuzz::{NOW, active_rules, api, api_of, headers_and_rest, runtime},
         handle::Handled,
         proto::envoy::service::ratelimit::v3::{
@@ -60,9 +60,9 @@ pub fn rls(bytes: &[u8]) {
     match api.batch().handle(call) {
         Ok(Handled::Ready(reply)) => check_reply(&decoded.expect("a decided request is valid"), &reply),
         Ok(Handled::Unfinished(_)) => unreachable!("there is no other replica"),
-        Err(Error::Decode(DecodeError::Malformed)) => assert!(decoded.is_err()),
-        Err(Error::Decode(DecodeError::TooLarge(_))) => {
-            let bounds = Settings::default().bounds();
+        Err(Error::Decode(RlsDecodeError::Malformed)) => assert!(decoded.is_err()),
+        Err(Error::Decode(RlsDecodeError::TooLarge(_))) => {
+            let bounds = ApiSettings::default().bounds();
             let is_large = |request: RateLimitRequest| {
                 request.descriptors.len() > bounds.descriptors
                     || request.descriptors.iter().any(|descriptor| descriptor.entries.len() > bounds.entries)
@@ -91,7 +91,7 @@ pub fn rls(bytes: &[u8]) {
     }
 }
 
-fn check_reply(request: &RateLimitRequest, reply: &Reply) {
+fn check_reply(request: &RateLimitRequest, reply: &CallReply) {
     let response = RateLimitResponse::decode(reply.message()).expect("a reply is valid");
     assert_eq!(response.statuses.len(), request.descriptors.len());
     assert_eq!(Some(response.overall_code() == Code::Ok), reply.passes);
@@ -190,8 +190,8 @@ impl Replicas {
 async fn replica(rules: Arc<ActiveRules>, seeds: &[String]) -> (Cluster, Arc<Memory>, String) {
     let secret_file = Some(temporary("secret", b"a secret that both replicas share"));
     let poll_interval = Duration::from_secs(1);
-    let settings = cluster::Settings {
-        link: link::Settings {
+    let settings = cluster::ClusterSettings {
+        link: link::LinkSettings {
             listen: ([127, 0, 0, 1], 0).into(),
             advertise: None,
             seeds: seeds.to_vec(),
@@ -215,7 +215,7 @@ async fn replica(rules: Arc<ActiveRules>, seeds: &[String]) -> (Cluster, Arc<Mem
 /// Lines with headers: they change no decision, and a timeout is one that gRPC allows.
 pub fn headers(lines: &[u8]) {
     let (headers, _) = headers_and_rest(lines);
-    if let Some(timeout) = timeout::of(&headers) {
+    if let Some(timeout) = timeout::from_headers(&headers) {
         assert!(timeout <= Duration::from_secs(99_999_999 * 3_600));
     }
     // The domain `d`, and a descriptor with the entry `user`.

@@ -10,12 +10,12 @@ mod settings;
 mod shown;
 mod structured;
 
-pub use settings::{Listed, Settings};
+pub use settings::{HeaderSettings, Listed};
 
 use shown::{ShownLimit, header, seconds, shown};
 
-impl Settings {
-    /// The headers of a reply, with the time that [`Settings::retry`] has returned.
+impl HeaderSettings {
+    /// The headers of a reply, with the time that [`HeaderSettings::retry`] has returned.
     #[inline]
     pub(super) fn of(
         &self,

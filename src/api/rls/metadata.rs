@@ -15,12 +15,12 @@ use tollgate_limiter::{
 use crate::api::{
     descriptors::{DescriptorView, LimitOverride},
     proto::envoy::r#type::v3::RateLimitUnit,
-    rls::decode::Request,
+    rls::decode::RlsRequest,
 };
 
 /// The request, the metadata of rules whose descriptors passed, what each limit has decided, the rules that denied, and
 /// whether the decision was made without the owner.
-pub(super) fn of(request: &Request<'_>, asked: &[Descriptor<'_>], answer: &Answer<'_>) -> Struct {
+pub(super) fn metadata(request: &RlsRequest<'_>, asked: &[Descriptor<'_>], answer: &Answer<'_>) -> Struct {
     let mut fields = Struct::default();
     // What each limit has decided, with the most hits that can ever pass if the request has more.
     let decided = answer.statuses.iter().zip(asked);
@@ -58,11 +58,12 @@ pub(super) fn of(request: &Request<'_>, asked: &[Descriptor<'_>], answer: &Answe
 /// The limits by what they have decided, each as the list of their names in a string, because access logs cannot read
 /// lists.
 fn set_names(fields: &mut Struct, answer: &Answer<'_>) {
-    let by_outcome = |outcome| move |status: &Status<'_>| Outcome::of(status) == Some(outcome);
+    let by_outcome =
+        |outcome| move |status: &Status<'_>| DescriptorOutcome::from_status(status) == Some(outcome);
     for (field, names) in [
-        ("passed_by", names(answer, by_outcome(Outcome::Passed))),
-        ("refused_by", names(answer, by_outcome(Outcome::Refused))),
-        ("refused_in_shadow_by", names(answer, by_outcome(Outcome::RefusedInShadow))),
+        ("passed_by", names(answer, by_outcome(DescriptorOutcome::Passed))),
+        ("refused_by", names(answer, by_outcome(DescriptorOutcome::Refused))),
+        ("refused_in_shadow_by", names(answer, by_outcome(DescriptorOutcome::RefusedInShadow))),
         ("degraded_by", names(answer, |status| status.degraded)),
     ] {
         if !names.is_empty() {
@@ -83,15 +84,15 @@ type Decided<'a, 's> = (&'a Status<'s>, Option<u64>);
 
 /// What a limit has decided about a descriptor, the strictest first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Outcome {
+enum DescriptorOutcome {
     Refused,
     RefusedInShadow,
     Passed,
 }
 
-impl Outcome {
+impl DescriptorOutcome {
     /// `None` if no limit applies.
-    fn of(status: &Status<'_>) -> Option<Self> {
+    fn from_status(status: &Status<'_>) -> Option<Self> {
         if !status.passes {
             return Some(Self::Refused);
         }
@@ -113,8 +114,9 @@ impl Outcome {
 /// What each limit has decided, by its name. Of two with one name, the tighter one.
 fn limits<'a, 's>(each: &[Decided<'a, 's>]) -> BTreeMap<&'s str, Decided<'a, 's>> {
     let mut limits = BTreeMap::new();
-    let tightness = |(status, _): &Decided<'_, '_>| (Outcome::of(status), status.remaining);
-    for decided in each.iter().filter(|(status, _)| Outcome::of(status).is_some()) {
+    let tightness =
+        |(status, _): &Decided<'_, '_>| (DescriptorOutcome::from_status(status), status.remaining);
+    for decided in each.iter().filter(|(status, _)| DescriptorOutcome::from_status(status).is_some()) {
         let tightest = limits.entry(decided.0.name()).or_insert(*decided);
         if tightness(decided) < tightness(tightest) {
             *tightest = *decided;
@@ -126,7 +128,7 @@ fn limits<'a, 's>(each: &[Decided<'a, 's>]) -> BTreeMap<&'s str, Decided<'a, 's>
 /// What a limit has decided. Without the numbers if it is unlimited.
 fn limit((status, most_hits): Decided<'_, '_>) -> Value {
     let mut fields = Struct::default();
-    if let Some(outcome) = Outcome::of(status) {
+    if let Some(outcome) = DescriptorOutcome::from_status(status) {
         set(&mut fields, "outcome", text(outcome.name()));
     }
     if let Some(limit) = &status.limit {
@@ -155,7 +157,7 @@ fn millis(time: Duration) -> Kind {
 }
 
 /// Which rule denied, and why.
-fn denial(request: &Request<'_>, (status, most_hits): Decided<'_, '_>) -> Value {
+fn denial(request: &RlsRequest<'_>, (status, most_hits): Decided<'_, '_>) -> Value {
     let mut fields = Struct::default();
     set(&mut fields, "rule", text(status.name()));
     set(&mut fields, "domain", text(request.domain));
@@ -274,7 +276,7 @@ mod tests {
                 statuses: statuses.into_iter().collect(),
             };
             let asked = Descriptor { entries: &[], operation: Operation::Peek, limit: None };
-            let fields = of(&request, &[asked; 2], &answer).fields;
+            let fields = metadata(&request, &[asked; 2], &answer).fields;
             let flag = |map: &std::collections::BTreeMap<String, Value>| map.get("degraded").cloned();
             let Some(Kind::ListValue(list)) = fields["descriptors"].kind.clone() else { panic!("no list") };
             let each = list.values.into_iter().map(|each| match each.kind {

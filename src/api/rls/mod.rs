@@ -4,7 +4,7 @@ use tollgate_limiter::limiter::{ActiveView, Answer, DecidedElsewhere, Elsewhere,
 
 use crate::api::{
     Api, Error,
-    call::{Call, Reply, ResetPrecision},
+    call::{Call, CallReply, ResetPrecision},
     denial_body::{Body, When},
     proto::envoy::config::core::v3::HeaderValue,
     span::CallSpan,
@@ -17,7 +17,7 @@ pub(crate) mod fuzz;
 pub mod headers;
 mod metadata;
 
-pub use decode::{Request, decode};
+pub use decode::{RlsRequest, decode};
 
 use encode::encode;
 
@@ -32,8 +32,8 @@ impl Api {
         decided: Option<DecidedElsewhere<'_>>,
         span: &mut CallSpan,
         planned: &mut Option<Box<Elsewhere>>,
-    ) -> Result<Reply, Error> {
-        let mut decoded = Request::default();
+    ) -> Result<CallReply, Error> {
+        let mut decoded = RlsRequest::default();
         decoded.read(call.message, self.settings.bounds())?;
         if decided.is_none() {
             span.describe(decoded.domain, || decoded.descriptor_views().count());
@@ -54,18 +54,20 @@ impl Api {
         let when = When { retry_after: retry.and_then(Retry::after), never_because: never.as_deref() };
         let body = self.denial_bodies.of(decoded.domain, view.rules(), answer, modes, when);
         headers.extend(body.as_ref().map(content_type));
-        let metadata =
-            self.settings.dynamic_metadata.then(|| metadata::of(&decoded, request.descriptors(), answer));
+        let metadata = self
+            .settings
+            .dynamic_metadata
+            .then(|| metadata::metadata(&decoded, request.descriptors(), answer));
         let body = body.as_ref().map_or(&[][..], |body| body.text.as_bytes());
         let frame = encode(answer, &headers, body, metadata.as_ref(), call.precision);
-        Ok(Reply { frame, passes: Some(answer.passes), delay: answer.delay })
+        Ok(CallReply { frame, passes: Some(answer.passes), delay: answer.delay })
     }
 }
 
 /// The reply to a request that passes, without headers and metadata.
-pub(super) fn reply_to_pass(answer: &Answer<'_>, precision: ResetPrecision) -> Reply {
+pub(super) fn reply_to_pass(answer: &Answer<'_>, precision: ResetPrecision) -> CallReply {
     let frame = encode(answer, &[], &[], None, precision);
-    Reply { frame, passes: Some(answer.passes), delay: answer.delay }
+    CallReply { frame, passes: Some(answer.passes), delay: answer.delay }
 }
 
 /// The header that names the content type of a body.

@@ -14,8 +14,8 @@ use tollgate_limiter::{
 
 use super::*;
 use crate::api::{
-    ApiKind, Handled, Method, ResetPrecision, Settings,
-    error::DecodeError,
+    ApiKind, ApiSettings, Handled, Method, ResetPrecision,
+    error::RlsDecodeError,
     proto::envoy::{
         extensions::common::ratelimit::v3::{
             RateLimitDescriptor,
@@ -47,13 +47,17 @@ fn api(dynamic_metadata: bool) -> Api {
     let active_rules = Arc::new(ActiveRules::of(Rules::parse("test", RULES).unwrap(), NOW));
     let memory = Arc::new(Memory::new(1 << 24, OnFull::Deny));
     let limiter = Limiter::new(active_rules, memory, Clock::manual(NOW));
-    let headers = headers::Settings { x_ratelimit: true, retry_after: true, ..headers::Settings::default() };
-    Api::new(limiter, Settings { exact_reset: true, dynamic_metadata, ..Settings::default() })
+    let headers = headers::HeaderSettings {
+        x_ratelimit: true,
+        retry_after: true,
+        ..headers::HeaderSettings::default()
+    };
+    Api::new(limiter, ApiSettings { exact_reset: true, dynamic_metadata, ..ApiSettings::default() })
         .with_headers(headers)
 }
 
 /// The decoded request as a `prost` message.
-fn read(message: &[u8], bounds: Bounds) -> Result<RateLimitRequest, DecodeError> {
+fn read(message: &[u8], bounds: Bounds) -> Result<RateLimitRequest, RlsDecodeError> {
     let request = decode(message, bounds)?;
     let descriptors = request.descriptor_views().map(|view| RateLimitDescriptor {
         entries: view
@@ -73,7 +77,7 @@ fn read(message: &[u8], bounds: Bounds) -> Result<RateLimitRequest, DecodeError>
 
 /// The decoded request within the default bounds, without the error.
 fn decoded(message: &[u8]) -> Option<RateLimitRequest> {
-    read(message, Settings::default().bounds()).ok()
+    read(message, ApiSettings::default().bounds()).ok()
 }
 
 fn request() -> impl Strategy<Value = RateLimitRequest> {

@@ -15,7 +15,7 @@ use crate::api::{
     proto::tollgate::v1::check_request::Mode,
     protobuf::FRAME_PREFIX_BYTES,
     v1::{
-        decode::{Request, Requests},
+        decode::{DecodedRequest, EncodedRequests},
         encode::{self, DecidedRequest},
     },
 };
@@ -25,8 +25,8 @@ const ANSWER_BYTES: usize = 80;
 
 /// What is decided of a call whose other counters are elsewhere.
 #[derive(Debug)]
-pub(in crate::api) struct Partial {
-    answers: Answers,
+pub(in crate::api) struct PartialDecision {
+    answers: EncodedAnswers,
     missing: Vec<Missing>,
 }
 
@@ -41,7 +41,7 @@ struct Missing {
 
 /// How the requests of a call are decided, and where: here, or after that elsewhere.
 #[derive(Clone, Copy)]
-struct Place<'c> {
+struct DecisionContext<'c> {
     verb: Verb,
     timeout: Option<Duration>,
     view: &'c ActiveView<'c>,
@@ -50,23 +50,23 @@ struct Place<'c> {
 
 /// Encoded answers.
 #[derive(Debug, Default)]
-struct Answers {
+struct EncodedAnswers {
     frame: Vec<u8>,
     // Whether an answer has a verdict, or an error that is the caller's.
     any_final: bool,
     errors: Vec<Error>,
 }
 
-impl Partial {
+impl PartialDecision {
     /// Nothing is decided of a call with this many requests.
     fn undecided(requests: usize) -> Self {
         let missing = |request| Missing { request, at: FRAME_PREFIX_BYTES };
-        Self { answers: Answers::of_call(requests), missing: (0..requests).map(missing).collect() }
+        Self { answers: EncodedAnswers::for_call(requests), missing: (0..requests).map(missing).collect() }
     }
 }
 
-impl Answers {
-    fn of_call(requests: usize) -> Self {
+impl EncodedAnswers {
+    fn for_call(requests: usize) -> Self {
         let mut frame = Vec::with_capacity(FRAME_PREFIX_BYTES + requests * ANSWER_BYTES);
         frame.resize(FRAME_PREFIX_BYTES, 0);
         Self { frame, any_final: false, errors: Vec::new() }
@@ -119,10 +119,10 @@ impl Api {
         timeout: Option<Duration>,
         view: &ActiveView<'_>,
         elsewhere: Option<&Caller>,
-        partial: &mut Option<Partial>,
+        partial: &mut Option<PartialDecision>,
     ) -> Result<Vec<u8>, Error> {
-        let requests = Requests::decode(verb, message, self.settings.bounds())?;
-        let place = Place { verb, timeout, view, elsewhere };
+        let requests = EncodedRequests::decode(verb, message, self.settings.bounds())?;
+        let place = DecisionContext { verb, timeout, view, elsewhere };
         match requests.mode {
             Mode::Each => self.decide_each(&requests.each, place, partial).await,
             Mode::Together => self.decide_together(&requests.each, place).await,
@@ -134,21 +134,21 @@ impl Api {
     async fn decide_each(
         &self,
         requests: &[&[u8]],
-        place: Place<'_>,
-        partial: &mut Option<Partial>,
+        place: DecisionContext<'_>,
+        partial: &mut Option<PartialDecision>,
     ) -> Result<Vec<u8>, Error> {
         if place.elsewhere.is_some() {
-            let Partial { mut answers, missing } =
-                partial.take().unwrap_or_else(|| Partial::undecided(requests.len()));
+            let PartialDecision { mut answers, missing } =
+                partial.take().unwrap_or_else(|| PartialDecision::undecided(requests.len()));
             let each = missing.iter().map(async |missing| {
-                let mut answers = Answers::default();
+                let mut answers = EncodedAnswers::default();
                 self.decide_request(requests[missing.request], place, &mut answers).await;
                 answers
             });
             answers.insert(&missing, join_all(each).await);
             return self.whole(answers);
         }
-        let mut answers = Answers::of_call(requests.len());
+        let mut answers = EncodedAnswers::for_call(requests.len());
         let mut missing = Vec::new();
         for (request, message) in requests.iter().enumerate() {
             if !self.decide_request(message, place, &mut answers).await {
@@ -158,14 +158,19 @@ impl Api {
         if missing.is_empty() {
             return self.whole(answers);
         }
-        *partial = Some(Partial { answers, missing });
+        *partial = Some(PartialDecision { answers, missing });
         Err(Error::ELSEWHERE)
     }
 
     /// Decides one request. False if it has no answer, because its counters are elsewhere.
     #[inline]
-    async fn decide_request(&self, message: &[u8], place: Place<'_>, answers: &mut Answers) -> bool {
-        let mut request = Request::default();
+    async fn decide_request(
+        &self,
+        message: &[u8],
+        place: DecisionContext<'_>,
+        answers: &mut EncodedAnswers,
+    ) -> bool {
+        let mut request = DecodedRequest::default();
         if let Err(fault) = request.read(message, self.settings.bounds()) {
             answers.undecided("", fault.into());
             return true;
@@ -177,7 +182,7 @@ impl Api {
                 return true;
             }
         };
-        let Place { verb, view, elsewhere, .. } = place;
+        let DecisionContext { verb, view, elsewhere, .. } = place;
         let decided = match (request.once(verb, self.settings.request_id_window), elsewhere) {
             (Ok(None), _) => view.decide(&asked, elsewhere).await.map_err(Error::from),
             // A reservation and its settlement, or a refund, which may wait.
@@ -198,8 +203,12 @@ impl Api {
     }
 
     /// Decides requests as one.
-    async fn decide_together(&self, requests: &[&[u8]], place: Place<'_>) -> Result<Vec<u8>, Error> {
-        let group = Group::decode(requests, self.settings.bounds())?;
+    async fn decide_together(
+        &self,
+        requests: &[&[u8]],
+        place: DecisionContext<'_>,
+    ) -> Result<Vec<u8>, Error> {
+        let group = RequestGroup::decode(requests, self.settings.bounds())?;
         let parts = group.parts(place.verb, place.timeout)?;
         let request = together(&parts)?;
         let answer = place.view.decide(&request, place.elsewhere).await?;
@@ -208,7 +217,7 @@ impl Api {
 
     /// The response. If no request was decided, and this is not the caller's fault, the call as a whole fails, so that
     /// the caller's retries and load balancing see it.
-    fn whole(&self, answers: Answers) -> Result<Vec<u8>, Error> {
+    fn whole(&self, answers: EncodedAnswers) -> Result<Vec<u8>, Error> {
         if let Some(error) = answers.failure() {
             return Err(error);
         }
@@ -219,7 +228,7 @@ impl Api {
     #[inline]
     fn answer(
         &self,
-        answers: &mut Answers,
+        answers: &mut EncodedAnswers,
         id: &str,
         request: &limiter::Request<'_>,
         view: &ActiveView<'_>,
@@ -241,14 +250,14 @@ impl Api {
     /// The response to requests that were decided together: each has the verdict of all, and its own limits.
     fn answer_group(
         &self,
-        group: &Group<'_>,
+        group: &RequestGroup<'_>,
         parts: &[limiter::Request<'_>],
         request: &limiter::Request<'_>,
         view: &ActiveView<'_>,
         answer: &Answer<'_>,
     ) -> Vec<u8> {
         self.observe(request, view, answer);
-        let mut answers = Answers::of_call(parts.len());
+        let mut answers = EncodedAnswers::for_call(parts.len());
         let modes = self.limiter.modes();
         let retry_after = answer.retry_after(modes, request);
         let never = answer.never_because(modes, request);
@@ -272,15 +281,16 @@ impl Api {
 }
 
 /// Requests that are decided together.
-struct Group<'m>(Vec<Request<'m>>);
+struct RequestGroup<'m>(Vec<DecodedRequest<'m>>);
 
-impl<'m> Group<'m> {
+impl<'m> RequestGroup<'m> {
     /// Decodes requests that have together at most as many descriptors as one.
     fn decode(requests: &[&'m [u8]], bounds: limiter::Bounds) -> Result<Self, CallError> {
         let mut each = Vec::with_capacity(requests.len());
         let mut descriptors = 0;
         for (index, message) in requests.iter().enumerate() {
-            let request = Request::decode(message, bounds).and_then(Request::without_request_id);
+            let request =
+                DecodedRequest::decode(message, bounds).and_then(DecodedRequest::without_request_id);
             let request = request.map_err(|fault| CallError::Request { request: index, fault })?;
             descriptors += request.descriptors();
             if descriptors > bounds.descriptors {
@@ -316,7 +326,7 @@ mod tests {
         let joining = LimiterError::Joining.into();
         let remote = LimiterError::Remote.into();
         for errors in [[joining, remote], [remote, joining]] {
-            let mut answers = Answers::of_call(errors.len());
+            let mut answers = EncodedAnswers::for_call(errors.len());
             errors.into_iter().for_each(|error| answers.undecided("", error));
             assert!(matches!(answers.failure(), Some(Error::LimiterError(LimiterError::Remote))));
         }

@@ -12,21 +12,21 @@ use tollgate_limiter::{
 
 use crate::api::{
     call::Verb,
-    descriptors::{Descriptor, DescriptorView, Descriptors},
-    error::{CallError, Fault},
+    descriptors::{DecodedDescriptor, DescriptorView, Descriptors},
+    error::{CallError, RequestFault},
     proto::tollgate::v1::check_request::Mode,
-    protobuf::{Fields, Malformed, Value, text},
+    protobuf::{FieldValue, MalformedMessage, MessageFields, text},
 };
 
 /// The encoded requests of a call.
-pub(super) struct Requests<'m> {
+pub(super) struct EncodedRequests<'m> {
     pub(super) each: SmallVec<[&'m [u8]; 32]>,
     pub(super) mode: Mode,
 }
 
 /// A decoded request.
 #[derive(Debug, Default)]
-pub(super) struct Request<'m> {
+pub(super) struct DecodedRequest<'m> {
     pub(super) domain: &'m str,
     pub(super) id: &'m str,
     // Empty unless the charge or the refund counts once.
@@ -35,7 +35,7 @@ pub(super) struct Request<'m> {
     descriptors: Descriptors<'m>,
 }
 
-impl<'m> Requests<'m> {
+impl<'m> EncodedRequests<'m> {
     /// Decodes a call within `bounds`. Its requests are decoded later, one by one.
     #[inline]
     pub(super) fn decode(verb: Verb, message: &'m [u8], bounds: Bounds) -> Result<Self, CallError> {
@@ -43,20 +43,20 @@ impl<'m> Requests<'m> {
         let is_large = message.len() >= CallSize::BYTES_MIN;
         let mut each = SmallVec::new();
         let mut mode = 0;
-        let mut fields = Fields::of(message);
+        let mut fields = MessageFields::new(message);
         while let Some(field) = fields.next()? {
             match field {
-                (1, Value::Bytes(request)) => {
+                (1, FieldValue::Bytes(request)) => {
                     size.request()?;
                     if is_large {
                         count(&mut size, request)?;
                     }
                     each.push(request);
                 }
-                (2, Value::Varint(number)) if verb == Verb::Check => mode = number as i32,
+                (2, FieldValue::Varint(number)) if verb == Verb::Check => mode = number as i32,
                 (1, _wrong_type) => return Err(CallError::Malformed),
                 (2, _wrong_type) if verb == Verb::Check => return Err(CallError::Malformed),
-                (_unknown, Value::Varint(_) | Value::Bytes(_) | Value::Other) => {}
+                (_unknown, FieldValue::Varint(_) | FieldValue::Bytes(_) | FieldValue::Other) => {}
             }
         }
         if each.is_empty() {
@@ -66,19 +66,19 @@ impl<'m> Requests<'m> {
     }
 }
 
-/// Counts the descriptors and entries of a request. A request that is invalid by itself is left to [`Request::decode`].
+/// Counts the descriptors and entries of a request. A request that is invalid by itself is left to [`DecodedRequest::decode`].
 fn count(size: &mut CallSize, request: &[u8]) -> Result<(), TooLarge> {
     count_parts(size, request).or_else(|error| if error.is_of_request() { Ok(()) } else { Err(error) })
 }
 
 fn count_parts(size: &mut CallSize, request: &[u8]) -> Result<(), TooLarge> {
-    let mut fields = Fields::of(request);
+    let mut fields = MessageFields::new(request);
     while let Ok(Some((number, value))) = fields.next() {
-        let (2, Value::Bytes(descriptor)) = (number, value) else { continue };
+        let (2, FieldValue::Bytes(descriptor)) = (number, value) else { continue };
         size.descriptor()?;
-        let mut fields = Fields::of(descriptor);
+        let mut fields = MessageFields::new(descriptor);
         while let Ok(Some((number, value))) = fields.next() {
-            if let (1, Value::Bytes(_)) = (number, value) {
+            if let (1, FieldValue::Bytes(_)) = (number, value) {
                 size.entry()?;
             }
         }
@@ -86,9 +86,9 @@ fn count_parts(size: &mut CallSize, request: &[u8]) -> Result<(), TooLarge> {
     Ok(())
 }
 
-impl<'m> Request<'m> {
+impl<'m> DecodedRequest<'m> {
     /// Decodes a request within `bounds`.
-    pub(super) fn decode(message: &'m [u8], bounds: Bounds) -> Result<Self, Fault> {
+    pub(super) fn decode(message: &'m [u8], bounds: Bounds) -> Result<Self, RequestFault> {
         let mut request = Self::default();
         request.read(message, bounds)?;
         Ok(request)
@@ -96,17 +96,17 @@ impl<'m> Request<'m> {
 
     /// Decodes a message into this empty request: requests are too large to move.
     #[inline]
-    pub(super) fn read(&mut self, message: &'m [u8], bounds: Bounds) -> Result<(), Fault> {
-        let mut fields = Fields::of(message);
+    pub(super) fn read(&mut self, message: &'m [u8], bounds: Bounds) -> Result<(), RequestFault> {
+        let mut fields = MessageFields::new(message);
         while let Some(field) = fields.next()? {
             match field {
-                (1, Value::Bytes(domain)) => self.domain = text(domain)?,
-                (2, Value::Bytes(descriptor)) => self.descriptors.add(descriptor, bounds, read_hits)?,
-                (3, Value::Varint(hits)) => self.hits = hits,
-                (4, Value::Bytes(id)) => self.id = text(id)?,
-                (5, Value::Bytes(id)) => self.request_id = text(id)?,
-                (1..=5, _wrong_type) => return Err(Fault::Malformed),
-                (_unknown, Value::Varint(_) | Value::Bytes(_) | Value::Other) => {}
+                (1, FieldValue::Bytes(domain)) => self.domain = text(domain)?,
+                (2, FieldValue::Bytes(descriptor)) => self.descriptors.add(descriptor, bounds, read_hits)?,
+                (3, FieldValue::Varint(hits)) => self.hits = hits,
+                (4, FieldValue::Bytes(id)) => self.id = text(id)?,
+                (5, FieldValue::Bytes(id)) => self.request_id = text(id)?,
+                (1..=5, _wrong_type) => return Err(RequestFault::Malformed),
+                (_unknown, FieldValue::Varint(_) | FieldValue::Bytes(_) | FieldValue::Other) => {}
             }
         }
         Ok(())
@@ -114,21 +114,21 @@ impl<'m> Request<'m> {
 
     /// How it is charged or refunded once, remembered for at least `window`; `None` if it has no id for that.
     #[inline]
-    pub(super) fn once(&self, verb: Verb, window: Duration) -> Result<Option<HoldTerms>, Fault> {
+    pub(super) fn once(&self, verb: Verb, window: Duration) -> Result<Option<HoldTerms>, RequestFault> {
         if self.request_id.is_empty() {
             return Ok(None);
         }
         let id = match verb {
             Verb::Check => HoldId::of_request(self.request_id)?,
             Verb::Refund => HoldId::of_refund(self.request_id)?,
-            Verb::Peek => return Err(Fault::MisplacedRequestId),
+            Verb::Peek => return Err(RequestFault::MisplacedRequestId),
         };
         Ok(Some(HoldTerms::new(id, window, OnExpiry::Charge)?))
     }
 
     /// Returns the request, or an error if it has an id for being charged once.
-    pub(super) fn without_request_id(self) -> Result<Self, Fault> {
-        if self.request_id.is_empty() { Ok(self) } else { Err(Fault::MisplacedRequestId) }
+    pub(super) fn without_request_id(self) -> Result<Self, RequestFault> {
+        if self.request_id.is_empty() { Ok(self) } else { Err(RequestFault::MisplacedRequestId) }
     }
 
     /// The number of its descriptors.
@@ -142,10 +142,10 @@ impl<'m> Request<'m> {
         &self,
         verb: Verb,
         timeout: Option<Duration>,
-    ) -> Result<limiter::Request<'_>, Fault> {
+    ) -> Result<limiter::Request<'_>, RequestFault> {
         let has_hits = || self.hits != 0 || self.descriptors.views().any(|view| view.hits.is_some());
         if verb == Verb::Peek && has_hits() {
-            return Err(Fault::HitsOfPeek);
+            return Err(RequestFault::HitsOfPeek);
         }
         let operation = |view: &DescriptorView<'_, '_>| match (verb, view.hits.unwrap_or(self.hits.max(1))) {
             (Verb::Peek, _) | (Verb::Check | Verb::Refund, 0) => Operation::Peek,
@@ -160,24 +160,24 @@ impl<'m> Request<'m> {
 
 /// The domain and the descriptors of a call with one request.
 #[derive(Default)]
-pub(super) struct Named<'m> {
+pub(super) struct DomainDescriptors<'m> {
     pub(super) domain: &'m str,
     pub(super) descriptors: Descriptors<'m>,
 }
 
-impl<'m> Named<'m> {
+impl<'m> DomainDescriptors<'m> {
     /// Decodes a call within `bounds`. `other` reads its other fields.
     pub(super) fn decode(
         message: &'m [u8],
         bounds: Bounds,
-        mut other: impl FnMut(u32, Value<'m>) -> Result<(), CallError>,
+        mut other: impl FnMut(u32, FieldValue<'m>) -> Result<(), CallError>,
     ) -> Result<Self, CallError> {
         let mut named = Self::default();
-        let mut fields = Fields::of(message);
+        let mut fields = MessageFields::new(message);
         while let Some(field) = fields.next()? {
             match field {
-                (1, Value::Bytes(domain)) => named.domain = text(domain)?,
-                (2, Value::Bytes(descriptor)) => named.descriptors.add(descriptor, bounds, read_hits)?,
+                (1, FieldValue::Bytes(domain)) => named.domain = text(domain)?,
+                (2, FieldValue::Bytes(descriptor)) => named.descriptors.add(descriptor, bounds, read_hits)?,
                 (1..=2, _wrong_type) => return Err(CallError::Malformed),
                 (number, value) => other(number, value)?,
             }
@@ -192,12 +192,16 @@ pub(super) fn duration(message: &[u8]) -> Option<Duration> {
 }
 
 /// Reads the hits of a descriptor, and what happens to them at an expiry.
-fn read_hits(descriptor: &mut Descriptor, number: u32, value: Value<'_>) -> Result<(), Malformed> {
+fn read_hits(
+    descriptor: &mut DecodedDescriptor,
+    number: u32,
+    value: FieldValue<'_>,
+) -> Result<(), MalformedMessage> {
     match (number, value) {
-        (3, Value::Varint(hits)) => descriptor.hits = Some(hits),
-        (4, Value::Varint(number)) => descriptor.on_expiry = Some(number as i32),
-        (3..=4, _wrong_type) => return Err(Malformed),
-        (_unknown, Value::Varint(_) | Value::Bytes(_) | Value::Other) => {}
+        (3, FieldValue::Varint(hits)) => descriptor.hits = Some(hits),
+        (4, FieldValue::Varint(number)) => descriptor.on_expiry = Some(number as i32),
+        (3..=4, _wrong_type) => return Err(MalformedMessage),
+        (_unknown, FieldValue::Varint(_) | FieldValue::Bytes(_) | FieldValue::Other) => {}
     }
     Ok(())
 }

@@ -6,7 +6,7 @@ use tollgate_limiter::{limiter::HoldError, resilience::Caller};
 
 use crate::api::{
     Api, Error,
-    call::{ApiKind, Call, HoldVerb, Method, Reply, ResetPrecision, SingleMethod, Verb},
+    call::{ApiKind, Call, CallReply, HoldVerb, Method, ResetPrecision, SingleMethod, Verb},
     error::CallError,
     fuzz::api,
     proto::tollgate::v1::{
@@ -14,7 +14,7 @@ use crate::api::{
         ReserveResponse, SettleRequest, SettleResponse, answer::Verdict,
     },
     protobuf::FRAME_PREFIX_BYTES,
-    v1::stream::{Answered, CREDITS},
+    v1::stream::{AnsweredQuestion, CREDITS},
 };
 
 /// An encoded call, with each method that takes it, and as the question of a stream: each of its requests has an
@@ -39,20 +39,21 @@ pub fn v1(message: &[u8]) {
     for question in [&question, message] {
         let api = api();
         let answered = match api.answer_question(question, None) {
-            Ok(Answered::Unfinished(unfinished)) => {
+            Ok(AnsweredQuestion::Unfinished(unfinished)) => {
                 let connection = Caller::default();
-                at_once(api.finish_question(question, None, unfinished, &connection)).map(Answered::Ready)
+                at_once(api.finish_question(question, None, unfinished, &connection))
+                    .map(AnsweredQuestion::Ready)
             }
             answered => answered,
         };
         match answered {
-            Ok(Answered::Ready(frame)) => {
+            Ok(AnsweredQuestion::Ready(frame)) => {
                 let answer =
                     QuestionAnswer::decode(&frame[FRAME_PREFIX_BYTES..]).expect("an answer is valid");
                 assert!(answer.credits == 1 && answer.credits as usize <= CREDITS);
                 assert_eq!(answer.encode_to_vec().len(), frame.len() - FRAME_PREFIX_BYTES);
             }
-            Ok(Answered::Unfinished(_)) => unreachable!("there is no other replica"),
+            Ok(AnsweredQuestion::Unfinished(_)) => unreachable!("there is no other replica"),
             Err(error) => assert!(error.is_caller_error() && Question::decode(question).is_err(), "{error}"),
         }
     }
@@ -95,7 +96,7 @@ fn hold(message: &[u8]) {
     assert_eq!(SettleResponse::decode(canceled.message()), Ok(settled), "it was settled before");
 }
 
-fn call_hold(api: &Api, verb: HoldVerb, message: &[u8]) -> Result<Reply, Error> {
+fn call_hold(api: &Api, verb: HoldVerb, message: &[u8]) -> Result<CallReply, Error> {
     let call = Call {
         method: Method::Single(SingleMethod::Hold(verb)),
         message,
@@ -115,7 +116,7 @@ fn is_exhausted(error: Error) -> bool {
     matches!(error, Error::Hold(HoldError::Exhausted))
 }
 
-fn check_hold_reply(verb: HoldVerb, reply: &Reply) {
+fn check_hold_reply(verb: HoldVerb, reply: &CallReply) {
     let again = match verb {
         HoldVerb::Reserve => {
             ReserveResponse::decode(reply.message()).map(|response| response.encode_to_vec())
@@ -128,7 +129,7 @@ fn check_hold_reply(verb: HoldVerb, reply: &Reply) {
     assert_eq!(again.expect("a reply is valid"), reply.message(), "as `prost` writes it");
 }
 
-fn check_reply(reply: &Reply, message: &[u8]) {
+fn check_reply(reply: &CallReply, message: &[u8]) {
     let response = CheckResponse::decode(reply.message()).expect("a reply is valid");
     assert_eq!(response.encode_to_vec(), reply.message(), "as `prost` writes it");
     if let Ok(call) = CheckRequest::decode(message) {

@@ -15,12 +15,12 @@ pub mod stream;
 
 use tollgate_limiter::{limiter::ActiveView, resilience::Caller};
 
-pub(super) use decide::Partial;
+pub(super) use decide::PartialDecision;
 pub(super) use reset_access::ResetAccess;
 
 use crate::api::{
     Api, Error,
-    call::{Call, Reply, SingleMethod},
+    call::{Call, CallReply, SingleMethod},
 };
 
 impl Api {
@@ -31,7 +31,7 @@ impl Api {
         call: Call<'_>,
         view: &ActiveView<'_>,
         connection: &Caller,
-    ) -> Result<Reply, Error> {
+    ) -> Result<CallReply, Error> {
         match method {
             SingleMethod::Hold(verb) => self.hold(verb, call, view, connection).await,
             SingleMethod::Reset => self.reset(call, view).await,

@@ -11,12 +11,12 @@ use tollgate_limiter::{
 
 use crate::api::{
     Api, Error,
-    call::{Call, HoldVerb, Reply},
+    call::{Call, CallReply, HoldVerb},
     error::CallError,
     proto::tollgate::v1::reserve_request,
-    protobuf::{FRAME_PREFIX_BYTES, Value, number, text, text_field},
+    protobuf::{FRAME_PREFIX_BYTES, FieldValue, number, text, text_field},
     v1::{
-        decode::{Named, duration},
+        decode::{DomainDescriptors, duration},
         encode::{self, DecidedRequest},
     },
 };
@@ -26,15 +26,15 @@ const RESPONSE_BYTES: usize = 128;
 
 /// A decoded call.
 struct HoldCall<'m> {
-    named: Named<'m>,
-    hits: Hits,
+    named: DomainDescriptors<'m>,
+    hits: DescriptorHits,
     id: Cow<'m, str>,
     purpose: Purpose,
 }
 
 /// The hits of each descriptor.
 #[derive(Clone, Copy)]
-enum Hits {
+enum DescriptorHits {
     /// Its own, or these.
     OwnOr(u64),
     /// None, whatever the descriptor says.
@@ -60,14 +60,14 @@ impl<'m> HoldCall<'m> {
         let mut ttl = HOLD_TTL_DEFAULT;
         let mut id = "";
         let mut on_expiry = 0;
-        let named = Named::decode(message, bounds, |number, value| {
+        let named = DomainDescriptors::decode(message, bounds, |number, value| {
             match (number, value) {
-                (3, Value::Varint(hits)) => amount = hits,
-                (4, Value::Bytes(given)) => ttl = duration(given).ok_or(CallError::Ttl)?,
-                (5, Value::Bytes(given)) => id = text(given)?,
-                (6, Value::Varint(number)) => on_expiry = number as i32,
+                (3, FieldValue::Varint(hits)) => amount = hits,
+                (4, FieldValue::Bytes(given)) => ttl = duration(given).ok_or(CallError::Ttl)?,
+                (5, FieldValue::Bytes(given)) => id = text(given)?,
+                (6, FieldValue::Varint(number)) => on_expiry = number as i32,
                 (3..=6, _wrong_type) => return Err(CallError::Malformed),
-                (_unknown, Value::Varint(_) | Value::Bytes(_) | Value::Other) => {}
+                (_unknown, FieldValue::Varint(_) | FieldValue::Bytes(_) | FieldValue::Other) => {}
             }
             Ok(())
         })?;
@@ -84,38 +84,38 @@ impl<'m> HoldCall<'m> {
         let hold_id = HoldId::new(id.as_bytes()).map_err(CallError::from)?;
         let terms = HoldTerms::new(hold_id, ttl, on_expiry).map_err(limiter::HoldError::from)?;
         let terms = terms.with_descriptors(each);
-        Ok(Self { named, hits: Hits::OwnOr(amount.max(1)), id, purpose: Purpose::Make(terms) })
+        Ok(Self { named, hits: DescriptorHits::OwnOr(amount.max(1)), id, purpose: Purpose::Make(terms) })
     }
 
     fn decode_end(verb: HoldVerb, message: &'m [u8], bounds: Bounds) -> Result<Self, CallError> {
         let mut id = "";
         let mut actual = 0;
         let has_actual = verb == HoldVerb::Settle;
-        let named = Named::decode(message, bounds, |number, value| {
+        let named = DomainDescriptors::decode(message, bounds, |number, value| {
             match (number, value) {
-                (3, Value::Bytes(given)) => id = text(given)?,
-                (4, Value::Varint(hits)) if has_actual => actual = hits,
+                (3, FieldValue::Bytes(given)) => id = text(given)?,
+                (4, FieldValue::Varint(hits)) if has_actual => actual = hits,
                 (3, _wrong_type) => return Err(CallError::Malformed),
                 (4, _wrong_type) if has_actual => return Err(CallError::Malformed),
-                (_unknown, Value::Varint(_) | Value::Bytes(_) | Value::Other) => {}
+                (_unknown, FieldValue::Varint(_) | FieldValue::Bytes(_) | FieldValue::Other) => {}
             }
             Ok(())
         })?;
         if id.is_empty() {
             return Err(CallError::NoId);
         }
-        let hits = if has_actual { Hits::OwnOr(actual) } else { Hits::None };
+        let hits = if has_actual { DescriptorHits::OwnOr(actual) } else { DescriptorHits::None };
         let purpose = Purpose::End(HoldId::new(id.as_bytes())?);
         Ok(Self { named, hits, id: Cow::Borrowed(id), purpose })
     }
 
     /// The request in the form of the limiter, of a caller that waits for `timeout`.
     fn limiter_request(&self, timeout: Option<Duration>) -> Result<limiter::Request<'_>, Error> {
-        let Named { domain, descriptors } = &self.named;
+        let DomainDescriptors { domain, descriptors } = &self.named;
         let request = descriptors.limiter_request(domain, timeout, |view| {
             Operation::Charge(match self.hits {
-                Hits::OwnOr(hits) => view.hits.unwrap_or(hits),
-                Hits::None => 0,
+                DescriptorHits::OwnOr(hits) => view.hits.unwrap_or(hits),
+                DescriptorHits::None => 0,
             })
         });
         // The answer does not wait for the turn.
@@ -131,7 +131,7 @@ impl Api {
         call: Call<'_>,
         view: &ActiveView<'_>,
         connection: &Caller,
-    ) -> Result<Reply, Error> {
+    ) -> Result<CallReply, Error> {
         let hold = HoldCall::decode(verb, call.message, self.settings.bounds())?;
         let request = hold.limiter_request(call.timeout())?;
         match &hold.purpose {
@@ -149,7 +149,7 @@ impl Api {
         request: &limiter::Request<'_>,
         view: &ActiveView<'_>,
         HeldAnswer { answer, is_held, has_ended }: &HeldAnswer<'_>,
-    ) -> Reply {
+    ) -> CallReply {
         self.observe(request, view, answer);
         let mut frame = frame();
         let modes = self.limiter.modes();
@@ -171,7 +171,7 @@ impl Api {
             text_field(&mut frame, 2, id);
             number(&mut frame, 3, u64::from(*has_ended));
         }
-        Reply { passes: Some(passes), ..Reply::of_frame(frame) }
+        CallReply { passes: Some(passes), ..CallReply::from_frame(frame) }
     }
 }
 
@@ -184,10 +184,10 @@ fn on_expiry_of(number: i32) -> Result<OnExpiry, CallError> {
     }
 }
 
-fn settled(answer: &SettledAnswer<'_>) -> Reply {
+fn settled(answer: &SettledAnswer<'_>) -> CallReply {
     let mut frame = frame();
     encode::settled(&mut frame, answer);
-    Reply::of_frame(frame)
+    CallReply::from_frame(frame)
 }
 
 /// Room for the prefix of a frame, and for a response after it.

@@ -12,10 +12,10 @@ use tracing::info;
 use crate::{
     api::{
         Api, Error,
-        call::{Call, Reply},
+        call::{Call, CallReply},
         error::{AccessError, ResetError},
         protobuf::{FRAME_PREFIX_BYTES, nested, number, text_field},
-        v1::decode::Named,
+        v1::decode::DomainDescriptors,
     },
     telemetry::logs::UNLIMITED,
 };
@@ -28,9 +28,10 @@ impl Api {
     }
 
     /// Resets counters, once [`Api::may_reset`] allows it. If a descriptor has none, nothing is reset.
-    pub(super) async fn reset(&self, call: Call<'_>, view: &ActiveView<'_>) -> Result<Reply, Error> {
+    pub(super) async fn reset(&self, call: Call<'_>, view: &ActiveView<'_>) -> Result<CallReply, Error> {
         let bounds = self.settings.bounds();
-        let Named { domain, descriptors } = Named::decode(call.message, bounds, |_unknown, _| Ok(()))?;
+        let DomainDescriptors { domain, descriptors } =
+            DomainDescriptors::decode(call.message, bounds, |_unknown, _| Ok(()))?;
         if let Some(index) = descriptors.views().position(|view| view.limit.is_some() || view.hits.is_some())
         {
             return Err(ResetError::LimitOrHits(index).into());
@@ -61,7 +62,7 @@ impl Api {
                 number(out, 3, after);
             });
         }
-        Ok(Reply::of_frame(frame))
+        Ok(CallReply::from_frame(frame))
     }
 }
 

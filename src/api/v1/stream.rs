@@ -9,8 +9,10 @@ use crate::api::{
     Api, ApiKind, Error,
     call::Verb,
     error::CallError,
-    protobuf::{FRAME_PREFIX_BYTES, Fields, Malformed, Value, begin, frame_prefix, number},
-    v1::{Partial, decode::duration},
+    protobuf::{
+        FRAME_PREFIX_BYTES, FieldValue, MalformedMessage, MessageFields, begin, frame_prefix, number,
+    },
+    v1::{PartialDecision, decode::duration},
 };
 
 /// The questions of a stream that may be unanswered at a time.
@@ -21,7 +23,7 @@ const ANSWER_HEAD_BYTES: usize = 24;
 
 /// Result of [`Api::answer_question`].
 #[derive(Debug)]
-pub enum Answered {
+pub enum AnsweredQuestion {
     /// A gRPC frame with the answer.
     Ready(Vec<u8>),
     /// The question must wait: use [`Api::finish_question`].
@@ -30,28 +32,28 @@ pub enum Answered {
 
 /// A question that waits for another replica or for the shared store.
 #[derive(Debug)]
-pub struct UnfinishedAnswer(Option<Partial>);
+pub struct UnfinishedAnswer(Option<PartialDecision>);
 
 /// A decoded question.
-struct Question<'m> {
+struct StreamQuestion<'m> {
     number: u64,
     check: &'m [u8],
     timeout: Result<Option<Duration>, CallError>,
 }
 
-impl<'m> Question<'m> {
-    fn decode(message: &'m [u8]) -> Result<Self, Malformed> {
+impl<'m> StreamQuestion<'m> {
+    fn decode(message: &'m [u8]) -> Result<Self, MalformedMessage> {
         let mut question = Self { number: 0, check: &[], timeout: Ok(None) };
-        let mut fields = Fields::of(message);
+        let mut fields = MessageFields::new(message);
         while let Some(field) = fields.next()? {
             match field {
-                (1, Value::Varint(number)) => question.number = number,
-                (2, Value::Bytes(check)) => question.check = check,
-                (3, Value::Bytes(timeout)) => {
+                (1, FieldValue::Varint(number)) => question.number = number,
+                (2, FieldValue::Bytes(check)) => question.check = check,
+                (3, FieldValue::Bytes(timeout)) => {
                     question.timeout = duration(timeout).map(Some).ok_or(CallError::Timeout);
                 }
-                (1..=3, _wrong_type) => return Err(Malformed),
-                (_unknown, Value::Varint(_) | Value::Bytes(_) | Value::Other) => {}
+                (1..=3, _wrong_type) => return Err(MalformedMessage),
+                (_unknown, FieldValue::Varint(_) | FieldValue::Bytes(_) | FieldValue::Other) => {}
             }
         }
         Ok(question)
@@ -91,14 +93,14 @@ fn framed(mut frame: Vec<u8>) -> Vec<u8> {
 impl Api {
     /// Answers a question if its counters are local. `rest` is the time that is left to the stream. An error ends the
     /// stream, because its question has no number.
-    pub fn answer_question(&self, message: &[u8], rest: Option<Duration>) -> Result<Answered, Error> {
+    pub fn answer_question(&self, message: &[u8], rest: Option<Duration>) -> Result<AnsweredQuestion, Error> {
         let mut partial = None;
         if self.limiter.has_no_counters() {
-            return Ok(Answered::Unfinished(UnfinishedAnswer(partial)));
+            return Ok(AnsweredQuestion::Unfinished(UnfinishedAnswer(partial)));
         }
         match Error::unless_elsewhere(self.question(message, rest, None, &mut partial)) {
-            Some(answer) => answer.map(Answered::Ready),
-            None => Ok(Answered::Unfinished(UnfinishedAnswer(partial))),
+            Some(answer) => answer.map(AnsweredQuestion::Ready),
+            None => Ok(AnsweredQuestion::Unfinished(UnfinishedAnswer(partial))),
         }
     }
 
@@ -118,10 +120,10 @@ impl Api {
         message: &[u8],
         rest: Option<Duration>,
         elsewhere: Option<&Caller>,
-        partial: &mut Option<Partial>,
+        partial: &mut Option<PartialDecision>,
     ) -> Result<Vec<u8>, Error> {
         let question =
-            Question::decode(message).map_err(|error| self.counted(CallError::from(error).into()))?;
+            StreamQuestion::decode(message).map_err(|error| self.counted(CallError::from(error).into()))?;
         let view = self.limiter.view();
         let decided = match question.timeout(rest) {
             Ok(timeout) => {

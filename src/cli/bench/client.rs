@@ -25,7 +25,7 @@ use tonic::Code;
 
 use crate::cli::{
     bench::frame::{self, AnswerKind},
-    target::{Target, Tls},
+    target::{Target, TlsOptions},
 };
 
 const METHOD: &str = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
@@ -115,7 +115,7 @@ impl Route {
     }
 }
 
-fn trust(tls: Tls) -> Result<TlsConnector, String> {
+fn trust(tls: TlsOptions) -> Result<TlsConnector, String> {
     let mut roots = RootCertStore::empty();
     for authority in CertificateDer::pem_slice_iter(&tls.authority) {
         let authority = authority.map_err(|error| format!("--tls-ca: {error}"))?;
@@ -161,7 +161,7 @@ struct Current {
 
 /// One connection of a run. Clones share the connection.
 #[derive(Clone)]
-pub(super) struct Client {
+pub(super) struct BenchClient {
     route: Arc<Route>,
     sender: Option<(Generation, SendRequest<Bytes>)>,
     // The last generation that has refused a call of this client.
@@ -180,12 +180,13 @@ pub(super) struct Reconnector {
 }
 
 /// Connects; returns the client and its reconnector.
-pub(super) async fn open(route: Arc<Route>) -> Result<(Client, Reconnector), String> {
+pub(super) async fn open(route: Arc<Route>) -> Result<(BenchClient, Reconnector), String> {
     let established = route.connect().await?;
     let (current_sender, current) =
         watch::channel(Current { generation: 1, sender: Some(established.sender.clone()) });
     let (ended, ended_receiver) = watch::channel(0);
-    let client = Client { route: route.clone(), sender: None, last_left: 0, current, ended: Arc::new(ended) };
+    let client =
+        BenchClient { route: route.clone(), sender: None, last_left: 0, current, ended: Arc::new(ended) };
     Ok((client, Reconnector { route, established, current: current_sender, ended: ended_receiver }))
 }
 
@@ -217,7 +218,7 @@ impl Reconnector {
     }
 }
 
-impl Client {
+impl BenchClient {
     /// Sends a request and waits for the whole answer. Waits for a connection if there is none.
     pub(super) async fn call(&mut self, body: Bytes) -> AnswerKind {
         let (answer, mut stream) = loop {

@@ -12,9 +12,9 @@ use crate::{
     },
     cli::{
         bench::{
-            frame::{PLACEHOLDER, Template, place_in},
-            keys::{Hits, KEYS_MAX, Keys},
-            run::{Callers, LoadModel, Run, Traffic},
+            frame::{FrameTemplate, PLACEHOLDER, place_in},
+            keys::{HitDistribution, KEYS_MAX, Keys},
+            run::{BenchTraffic, CallerCount, LoadModel, Run},
             schedule::{Arrivals, MeasuredSpan, Schedule},
         },
         help::examples,
@@ -150,16 +150,16 @@ pub(super) fn run(matches: &ArgMatches) -> Result<Run, String> {
     Ok(Run { callers, span, request_timeout, load_model, traffic: answered(matches, seed)? })
 }
 
-fn callers(connections: u64, streams: u64) -> Result<Callers, String> {
+fn callers(connections: u64, streams: u64) -> Result<CallerCount, String> {
     let all = connections.saturating_mul(streams);
     if all > CALLERS_MAX {
         return Err(format!("--connections times --streams is {all}; at most {CALLERS_MAX} are allowed"));
     }
     // Both fit: at most `CALLERS_MAX`.
-    Ok(Callers { connections: connections as usize, streams: streams as usize })
+    Ok(CallerCount { connections: connections as usize, streams: streams as usize })
 }
 
-fn answered(matches: &ArgMatches, seed: u64) -> Result<Traffic, String> {
+fn answered(matches: &ArgMatches, seed: u64) -> Result<BenchTraffic, String> {
     let default = "it has a default";
     let keys = *matches.get_one::<u64>("keys").expect(default);
     let skew = *matches.get_one::<f64>("skew").expect(default);
@@ -173,10 +173,10 @@ fn answered(matches: &ArgMatches, seed: u64) -> Result<Traffic, String> {
         entries.into_iter().map(|entries| RateLimitDescriptor { entries, ..Default::default() });
     let domain = matches.get_one::<String>("domain").cloned().unwrap_or_default();
     let request = RateLimitRequest { domain, descriptors: descriptors.collect(), hits_addend: 0 };
-    Ok(Traffic {
-        template: Template::new(&request, keys),
+    Ok(BenchTraffic {
+        template: FrameTemplate::new(&request, keys),
         keys: Keys::new(keys, skew, seed).map_err(|error| format!("--skew {skew}: {error}"))?,
-        hits: Hits::new(min, max, seed),
+        hits: HitDistribution::new(min, max, seed),
     })
 }
 

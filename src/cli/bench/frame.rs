@@ -18,7 +18,7 @@ const HITS_KEY: u8 = 3 << 3;
 
 /// An encoded request with placeholders for the number of a key.
 #[derive(Clone, Debug)]
-pub(super) struct Template {
+pub(super) struct FrameTemplate {
     // The encoded request without hits, after its frame header.
     bytes: Vec<u8>,
     // The offset of each number. Invariant: `digits` bytes of `bytes` follow each offset.
@@ -26,7 +26,7 @@ pub(super) struct Template {
     digits: usize,
 }
 
-impl Template {
+impl FrameTemplate {
     /// A template in which each placeholder is a number below `keys`. All numbers have the same number of digits.
     pub(super) fn new(request: &RateLimitRequest, keys: u64) -> Self {
         let digits = (keys.max(1) - 1).to_string().len();
@@ -97,7 +97,7 @@ pub(super) enum AnswerKind {
 
 /// The only field of an answer that is decoded.
 #[derive(Clone, PartialEq, Message)]
-struct Answer {
+struct AnswerCode {
     #[prost(enumeration = "rate_limit_response::Code", tag = "1")]
     overall_code: i32,
 }
@@ -105,7 +105,9 @@ struct Answer {
 /// Decodes the body of an answer: a frame header and one uncompressed message.
 pub(super) fn outcome(body: &[u8]) -> AnswerKind {
     let answer = match body.split_at_checked(HEAD_BYTES) {
-        Some(([0, length @ ..], message)) if be_u32(length) == message.len() => Answer::decode(message).ok(),
+        Some(([0, length @ ..], message)) if be_u32(length) == message.len() => {
+            AnswerCode::decode(message).ok()
+        }
         Some(_) | None => None,
     };
     match answer.map(|answer| answer.overall_code()) {
@@ -156,7 +158,7 @@ mod tests {
         ) {
             let key = pick.index(usize::try_from(keys).unwrap()) as u64;
             let values = ["user-{}", "{}{}", "same", "{}-{}-end"];
-            let sent = Template::new(&request(&values), keys).fill(key, hits);
+            let sent = FrameTemplate::new(&request(&values), keys).fill(key, hits);
             let width = (keys - 1).to_string().len();
             let number = format!("{key:0width$}");
             let written = values.map(|value| value.replace("{}", &number));

@@ -7,11 +7,11 @@ use rand_distr::{Distribution, Zipf};
 #[derive(Clone, Debug)]
 pub(in crate::cli) struct Keys {
     number: u64,
-    order: Order,
+    order: KeyOrder,
 }
 
 #[derive(Clone, Debug)]
-enum Order {
+enum KeyOrder {
     /// Every key once before any repeats, scattered so that caches cannot predict the next.
     Round { at: u64, step: u64 },
     /// Zipf's law: the frequency of the key of rank r is proportional to 1 / r^skew; rank 1 is key 0.
@@ -23,9 +23,9 @@ impl Keys {
     pub(in crate::cli) fn new(number: u64, skew: f64, seed: u64) -> Result<Self, rand_distr::ZipfError> {
         let law = Zipf::new(number as f64, skew)?;
         let order = if skew == 0.0 {
-            Order::Round { at: 0, step: stride(number) }
+            KeyOrder::Round { at: 0, step: stride(number) }
         } else {
-            Order::Skewed { law, rng: Box::new(SmallRng::seed_from_u64(seed)) }
+            KeyOrder::Skewed { law, rng: Box::new(SmallRng::seed_from_u64(seed)) }
         };
         Ok(Self { number, order })
     }
@@ -33,14 +33,14 @@ impl Keys {
     /// The key of the next request.
     pub(in crate::cli) fn next(&mut self) -> u64 {
         match &mut self.order {
-            Order::Round { at, step } => {
+            KeyOrder::Round { at, step } => {
                 let key = *at;
                 // No overflow: both are less than `number`, which is at most `KEYS_MAX`.
                 *at = (key + *step) % self.number;
                 key
             }
             // Ranks are integers from 1 to `number`.
-            Order::Skewed { law, rng } => law.sample(rng) as u64 - 1,
+            KeyOrder::Skewed { law, rng } => law.sample(rng) as u64 - 1,
         }
     }
 }
@@ -64,13 +64,13 @@ fn common(a: u64, b: u64) -> u64 {
 
 /// A fixed number of hits, or a uniformly random one within bounds.
 #[derive(Clone, Debug)]
-pub(in crate::cli) struct Hits {
+pub(in crate::cli) struct HitDistribution {
     pub min: u32,
     pub max: u32,
     rng: Box<SmallRng>,
 }
 
-impl Hits {
+impl HitDistribution {
     /// From `min` to `max`, both included.
     pub(in crate::cli) fn new(min: u32, max: u32, seed: u64) -> Self {
         Self { min, max, rng: Box::new(SmallRng::seed_from_u64(seed)) }
@@ -133,7 +133,7 @@ mod tests {
         let keys = || Keys::new(50, 1.1, 3).unwrap();
         assert_eq!(counted(keys(), 100), counted(keys(), 100));
         let hits = || {
-            let mut hits = Hits::new(2, 9, 5);
+            let mut hits = HitDistribution::new(2, 9, 5);
             std::iter::repeat_with(move || hits.next()).take(100).collect::<Vec<_>>()
         };
         assert_eq!(hits(), hits());

@@ -12,7 +12,7 @@ use tokio::{
     time::{MissedTickBehavior, interval},
 };
 
-use crate::cli::{bench::report::Report, runtime::block_on, target};
+use crate::cli::{bench::report::BenchReport, runtime::block_on, target};
 
 mod client;
 pub(super) mod flags;
@@ -29,7 +29,7 @@ pub(super) fn command() -> Command {
 
 pub(super) fn run(matches: &ArgMatches) -> Result<(String, ExitCode), String> {
     let run = flags::run(matches)?;
-    let target = target::of(matches)?;
+    let target = target::from_matches(matches)?;
     let to = target.to.clone();
     let measured = block_on(async {
         let route = client::Route::new(target, run.request_timeout)?;
@@ -41,7 +41,7 @@ pub(super) fn run(matches: &ArgMatches) -> Result<(String, ExitCode), String> {
 }
 
 /// Runs to the end, or until a signal arrives.
-async fn measure(run: run::Run, route: client::Route) -> Result<Report, String> {
+async fn measure(run: run::Run, route: client::Route) -> Result<BenchReport, String> {
     let signals = |kind| signal(kind).map_err(|error| error.to_string());
     let mut interrupt = signals(SignalKind::interrupt())?;
     let mut terminate = signals(SignalKind::terminate())?;
@@ -62,12 +62,12 @@ async fn measure(run: run::Run, route: client::Route) -> Result<Report, String> 
             _ = terminate.recv() => break,
             _ = second.tick(), if shows_progress => {
                 // Return to the beginning of the line and clear it.
-                eprint!("\r\x1b[2K{}", Report::new(callers, &load_model, &running).line());
+                eprint!("\r\x1b[2K{}", BenchReport::new(callers, &load_model, &running).line());
             }
         }
     }
     if shows_progress {
         eprint!("\r\x1b[2K");
     }
-    Ok(Report::new(callers, &load_model, &running))
+    Ok(BenchReport::new(callers, &load_model, &running))
 }

@@ -7,8 +7,8 @@ use serde_json::{Map, Value, json};
 use tonic::Code;
 
 use crate::cli::bench::{
-    run::{Callers, LoadModel, Running},
-    stats::Stats,
+    run::{CallerCount, LoadModel, Running},
+    stats::BenchStats,
 };
 
 /// The reported quantiles, with their names in text and in JSON.
@@ -16,10 +16,10 @@ const QUANTILES: [(f64, &str, &str); 4] =
     [(0.5, "p50", "p50"), (0.9, "p90", "p90"), (0.99, "p99", "p99"), (0.999, "p99.9", "p99_9")];
 
 /// The measurements up to one moment.
-pub(super) struct Report {
-    callers: Callers,
+pub(super) struct BenchReport {
+    callers: CallerCount,
     time: Duration,
-    stats: Stats,
+    stats: BenchStats,
     open: Option<OpenLoop>,
 }
 
@@ -29,9 +29,9 @@ struct OpenLoop {
     due: u64,
 }
 
-impl Report {
+impl BenchReport {
     /// The measurements of `running` so far.
-    pub(super) fn new(callers: Callers, load_model: &LoadModel, running: &Running) -> Self {
+    pub(super) fn new(callers: CallerCount, load_model: &LoadModel, running: &Running) -> Self {
         let due = running.due();
         let stats = running.stats().clone();
         let open = match load_model {
@@ -77,7 +77,7 @@ impl Report {
 
     /// The report as text.
     pub(super) fn text(&self) -> String {
-        let Callers { connections, streams } = self.callers;
+        let CallerCount { connections, streams } = self.callers;
         let mut lines = vec![format!(
             "{:.2} s, connections: {connections}, requests at a time on each: at most {streams}",
             self.time.as_secs_f64()

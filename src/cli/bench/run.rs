@@ -15,11 +15,11 @@ use tollgate_limiter::time::Stopwatch;
 use tonic::Code;
 
 use crate::cli::bench::{
-    client::{self, Client, Route},
-    frame::{AnswerKind, Template},
-    keys::{Hits, Keys},
+    client::{self, BenchClient, Route},
+    frame::{AnswerKind, FrameTemplate},
+    keys::{HitDistribution, Keys},
     schedule::{MeasuredSpan, Schedule},
-    stats::{LATE, Stats},
+    stats::{BenchStats, LATE},
 };
 
 /// Permits for every caller to find that the run has ended.
@@ -27,17 +27,17 @@ const PERMITS_AT_END: usize = Semaphore::MAX_PERMITS / 2;
 
 /// The number of callers; each has one open request at a time.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Callers {
+pub(super) struct CallerCount {
     pub connections: usize,
     /// On each connection.
     pub streams: usize,
 }
 
 /// The content of requests.
-pub(super) struct Traffic {
-    pub template: Template,
+pub(super) struct BenchTraffic {
+    pub template: FrameTemplate,
     pub keys: Keys,
-    pub hits: Hits,
+    pub hits: HitDistribution,
 }
 
 /// The load model: when requests are sent.
@@ -51,34 +51,34 @@ pub(super) enum LoadModel {
 
 /// A run that has not started.
 pub(super) struct Run {
-    pub callers: Callers,
+    pub callers: CallerCount,
     pub span: MeasuredSpan,
     /// The timeout of a request, from when it was due (open loop) or sent (closed loop).
     pub request_timeout: Duration,
     pub load_model: LoadModel,
-    pub traffic: Traffic,
+    pub traffic: BenchTraffic,
 }
 
 /// The state that callers share.
-struct Shared {
+struct RunState {
     stopwatch: Stopwatch,
     span: MeasuredSpan,
     request_timeout: Duration,
     next: Mutex<NextRequest>,
-    stats: Mutex<Stats>,
+    stats: Mutex<BenchStats>,
     // Open loop: the number of requests due and not sent; `PERMITS_AT_END` after the last one.
     due: Semaphore,
 }
 
 /// The state that determines the next request.
 struct NextRequest {
-    traffic: Traffic,
+    traffic: BenchTraffic,
     load_model: LoadModel,
     measured: u64,
 }
 
 /// A request to send.
-struct Request {
+struct BenchRequest {
     body: Bytes,
     /// The instant from which its latency is measured.
     from: Duration,
@@ -87,7 +87,7 @@ struct Request {
 
 /// A run in progress. Dropping it ends the run.
 pub(super) struct Running {
-    shared: Arc<Shared>,
+    shared: Arc<RunState>,
     callers: JoinSet<()>,
     // Owned here, so that connections end with the run.
     _reconnectors: JoinSet<()>,
@@ -105,7 +105,7 @@ impl Run {
             clients.push(client);
             reconnectors.spawn(reconnector.run());
         }
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(RunState {
             stopwatch: Stopwatch::start(),
             span: self.span,
             request_timeout: self.request_timeout,
@@ -114,7 +114,7 @@ impl Run {
                 load_model: self.load_model.clone(),
                 measured: 0,
             }),
-            stats: Mutex::new(Stats::new()),
+            stats: Mutex::new(BenchStats::new()),
             due: Semaphore::new(0),
         });
         let mut callers = JoinSet::new();
@@ -139,7 +139,7 @@ impl Running {
     }
 
     /// The stats so far.
-    pub(super) fn stats(&self) -> MutexGuard<'_, Stats> {
+    pub(super) fn stats(&self) -> MutexGuard<'_, BenchStats> {
         self.shared.stats()
     }
 
@@ -163,8 +163,8 @@ impl Running {
     }
 }
 
-impl Shared {
-    async fn call(self: Arc<Self>, mut client: Client) {
+impl RunState {
+    async fn call(self: Arc<Self>, mut client: BenchClient) {
         while let Some(request) = self.next().await {
             let left =
                 self.request_timeout.saturating_sub(self.stopwatch.elapsed().saturating_sub(request.from));
@@ -179,7 +179,7 @@ impl Shared {
     }
 
     /// The next request, when it is time to send it; `None` at the end of the run.
-    async fn next(&self) -> Option<Request> {
+    async fn next(&self) -> Option<BenchRequest> {
         if matches!(lock(&self.next).load_model, LoadModel::Open(_)) {
             self.due.acquire().await.ok()?.forget();
         }
@@ -195,13 +195,13 @@ impl Shared {
         Some(request)
     }
 
-    fn stats(&self) -> MutexGuard<'_, Stats> {
+    fn stats(&self) -> MutexGuard<'_, BenchStats> {
         lock(&self.stats)
     }
 }
 
 impl NextRequest {
-    fn request(&mut self, span: &MeasuredSpan, now: Duration) -> Option<Request> {
+    fn request(&mut self, span: &MeasuredSpan, now: Duration) -> Option<BenchRequest> {
         let end = span.end().unwrap_or(Duration::MAX);
         let from = match &mut self.load_model {
             LoadModel::Closed if end <= now => return None,
@@ -219,7 +219,7 @@ impl NextRequest {
         }
         let key = self.traffic.keys.next();
         let hits = self.traffic.hits.next();
-        Some(Request { body: self.traffic.template.fill(key, hits), from, measured })
+        Some(BenchRequest { body: self.traffic.template.fill(key, hits), from, measured })
     }
 }
 
@@ -235,7 +235,7 @@ struct Pacer {
 }
 
 impl Pacer {
-    fn start(shared: Arc<Shared>, schedule: Schedule) -> Self {
+    fn start(shared: Arc<RunState>, schedule: Schedule) -> Self {
         let (stop, stopped) = mpsc::channel();
         thread::spawn(move || {
             for instant in schedule {

@@ -15,7 +15,7 @@ pub(super) const LATE: Duration = Duration::from_millis(1);
 
 /// Counts and latencies of the measured requests.
 #[derive(Clone, Debug)]
-pub(super) struct Stats {
+pub(super) struct BenchStats {
     /// Requests sent during the warm-up.
     pub warmup: u64,
     /// Requests sent after it.
@@ -30,7 +30,7 @@ pub(super) struct Stats {
     pub latency: Histogram<u64>,
 }
 
-impl Stats {
+impl BenchStats {
     pub(super) fn new() -> Self {
         let latency =
             Histogram::new_with_bounds(1, LONGEST_NANOS, DIGITS).expect("an hour in three digits fits");
@@ -71,7 +71,7 @@ mod tests {
 
     #[test]
     fn outcomes_are_counted_and_latencies_kept_to_three_digits() {
-        let mut stats = Stats::new();
+        let mut stats = BenchStats::new();
         for (outcome, ms) in [
             (AnswerKind::Ok, 1),
             (AnswerKind::OverLimit, 2),
@@ -88,7 +88,7 @@ mod tests {
 
     #[test]
     fn latency_beyond_the_longest_counts_as_the_longest() {
-        let mut stats = Stats::new();
+        let mut stats = BenchStats::new();
         stats.end(AnswerKind::Ok, Duration::MAX);
         assert_eq!(stats.latency.len(), 1);
     }

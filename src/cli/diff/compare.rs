@@ -13,7 +13,7 @@ use tollgate_limiter::{
 };
 
 use crate::cli::diff::{
-    difference::{Applied, Change, Difference, KeyChange},
+    difference::{Applied, ChangeKind, Difference, KeyValueChange},
     keys,
     network_sample::LevelNetworks,
 };
@@ -29,7 +29,7 @@ struct Sides {
 
 /// The descriptors of one path on both sides; at least one is given.
 #[derive(Clone, Copy)]
-struct Pair<'r> {
+struct DescriptorPair<'r> {
     old: Option<DescriptorRef<'r>>,
     new: Option<DescriptorRef<'r>>,
 }
@@ -76,9 +76,9 @@ impl Sides {
         let old = self.old.rules().and_then(|rules| rules.domain(name));
         let new = self.new.rules().and_then(|rules| rules.domain(name));
         let change = match (old, new) {
-            (None, _) => Some((Change::Added, Vec::new())),
-            (_, None) => Some((Change::Removed, Vec::new())),
-            (Some(old), Some(new)) => on_denied(old, new).map(|key| (Change::Changed, vec![key])),
+            (None, _) => Some((ChangeKind::Added, Vec::new())),
+            (_, None) => Some((ChangeKind::Removed, Vec::new())),
+            (Some(old), Some(new)) => on_denied(old, new).map(|key| (ChangeKind::Changed, vec![key])),
         };
         if let Some((change, keys)) = change {
             found.push(Difference {
@@ -113,13 +113,13 @@ impl Sides {
         let old_index = index(old);
         let new_index = index(new);
         found.extend(reordered(domain, path, (old, &old_index), (new, &new_index)));
-        let in_new = new.iter().map(|descriptor| Pair {
+        let in_new = new.iter().map(|descriptor| DescriptorPair {
             old: old_index.get(&descriptor.composite()).map(|index| old[*index]),
             new: Some(*descriptor),
         });
         let gone = old.iter().filter(|descriptor| !new_index.contains_key(&descriptor.composite()));
-        let gone = gone.map(|descriptor| Pair { old: Some(*descriptor), new: None });
-        let networks = LevelNetworks::of(new.iter().chain(old).copied());
+        let gone = gone.map(|descriptor| DescriptorPair { old: Some(*descriptor), new: None });
+        let networks = LevelNetworks::new(new.iter().chain(old).copied());
         for pair in in_new.chain(gone) {
             let Some(descriptor) = pair.new.or(pair.old) else { continue };
             let path = path.with(descriptor, &networks);
@@ -129,16 +129,16 @@ impl Sides {
         }
     }
 
-    fn descriptor(&self, domain: &str, path: &Path, pair: Pair<'_>) -> Option<Difference> {
+    fn descriptor(&self, domain: &str, path: &Path, pair: DescriptorPair<'_>) -> Option<Difference> {
         let keys = keys::changes(pair.old, pair.new);
         let (old, new) = (effect(&self.old, domain, path), effect(&self.new, domain, path));
         let has_rule = [pair.old, pair.new].into_iter().flatten().any(|one| one.rule().is_some());
         let change = match (pair.old, pair.new) {
             (Some(_), Some(_)) if keys.is_empty() => return None,
-            (Some(_), Some(_)) => Change::Changed,
+            (Some(_), Some(_)) => ChangeKind::Changed,
             // A descriptor without a rule makes a difference if it hides another one that has a rule.
-            (None, _) if has_rule || old.is_some() => Change::Added,
-            (_, None) if has_rule || new.is_some() => Change::Removed,
+            (None, _) if has_rule || old.is_some() => ChangeKind::Added,
+            (_, None) if has_rule || new.is_some() => ChangeKind::Removed,
             (None, _) | (_, None) => return None,
         };
         let counters = counters(old.as_ref(), new.as_ref(), &keys);
@@ -210,7 +210,11 @@ fn effect<'r>(rules: &'r KeyedRules, domain: &str, path: &Path) -> Option<Effect
 }
 
 /// What a reload does to the counters, as the store does it: limits are replaced, counters stay where they are.
-fn counters(old: Option<&Effect<'_>>, new: Option<&Effect<'_>>, keys: &[KeyChange]) -> Option<&'static str> {
+fn counters(
+    old: Option<&Effect<'_>>,
+    new: Option<&Effect<'_>>,
+    keys: &[KeyValueChange],
+) -> Option<&'static str> {
     let (old, new) = (old.and_then(|effect| effect.counter), new.and_then(|effect| effect.counter));
     let text = match (old, new) {
         (None, None) => return None,
@@ -239,14 +243,14 @@ fn counters(old: Option<&Effect<'_>>, new: Option<&Effect<'_>>, keys: &[KeyChang
     Some(text)
 }
 
-fn on_denied(old: &Domain, new: &Domain) -> Option<KeyChange> {
+fn on_denied(old: &Domain, new: &Domain) -> Option<KeyValueChange> {
     let text = |domain: &Domain| match domain.on_denied {
         None => "as the algorithm of each rule says",
         Some(OnDenied::ChargeAll) => "charge_all",
         Some(OnDenied::ChargeNone) => "charge_none",
     };
     let change =
-        KeyChange { key: "on_denied", old: Some(text(old).to_owned()), new: Some(text(new).to_owned()) };
+        KeyValueChange { key: "on_denied", old: Some(text(old).to_owned()), new: Some(text(new).to_owned()) };
     (change.old != change.new).then_some(change)
 }
 
@@ -260,7 +264,7 @@ fn reordered(domain: &str, path: &Path, old: Level<'_, '_>, new: Level<'_, '_>) 
     };
     let (before, after) = (common(old, new), common(new, old));
     (before != after).then(|| Difference {
-        change: Change::Reordered,
+        change: ChangeKind::Reordered,
         domain: domain.to_owned(),
         path: path.texts.join(", "),
         applies_to: "values that match several patterns: the first one applies".to_owned(),
@@ -268,7 +272,11 @@ fn reordered(domain: &str, path: &Path, old: Level<'_, '_>, new: Level<'_, '_>) 
         new_at: None,
         before: None,
         after: None,
-        keys: vec![KeyChange { key: "order", old: Some(before.join(", ")), new: Some(after.join(", ")) }],
+        keys: vec![KeyValueChange {
+            key: "order",
+            old: Some(before.join(", ")),
+            new: Some(after.join(", ")),
+        }],
         counters: None,
     })
 }

@@ -8,7 +8,7 @@ use serde::Serialize;
 #[derive(Debug, Serialize)]
 pub(super) struct Difference {
     /// What happened.
-    pub(super) change: Change,
+    pub(super) change: ChangeKind,
     /// The domain.
     pub(super) domain: String,
     /// The descriptors from the top of the tree, as in `user=bob, path`; empty for the domain itself.
@@ -24,7 +24,7 @@ pub(super) struct Difference {
     /// What decides from now on, if another descriptor does.
     pub(super) after: Option<Applied>,
     /// The keys that differ.
-    pub(super) keys: Vec<KeyChange>,
+    pub(super) keys: Vec<KeyValueChange>,
     /// What happens to the counters at the reload.
     pub(super) counters: Option<&'static str>,
 }
@@ -32,7 +32,7 @@ pub(super) struct Difference {
 /// What happened to a descriptor or a domain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub(super) enum Change {
+pub(super) enum ChangeKind {
     /// Only the new rules have it.
     Added,
     /// Only the old rules have it.
@@ -45,7 +45,7 @@ pub(super) enum Change {
 
 /// A key with another value.
 #[derive(Debug, PartialEq, Eq, Serialize)]
-pub(super) struct KeyChange {
+pub(super) struct KeyValueChange {
     /// The key as in rule files, or `limit`.
     pub(super) key: &'static str,
     /// The old value; `None` without a rule.
@@ -65,7 +65,7 @@ pub(super) struct Applied {
     pub(super) at: String,
 }
 
-impl Change {
+impl ChangeKind {
     fn word(self) -> &'static str {
         match self {
             Self::Added => "added",
@@ -76,7 +76,7 @@ impl Change {
     }
 }
 
-impl fmt::Display for KeyChange {
+impl fmt::Display for KeyValueChange {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match (&self.old, &self.new) {
             (Some(old), Some(new)) => write!(f, "{}: {old} -> {new}", self.key),

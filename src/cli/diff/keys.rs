@@ -5,10 +5,10 @@ use tollgate_limiter::{
     rules::{DescriptorRef, Rule, RuleOptions},
 };
 
-use crate::{api::admin::format, cli::diff::difference::KeyChange};
+use crate::{api::admin::format, cli::diff::difference::KeyValueChange};
 
 /// The keys whose values differ. A key that one side lacks has its default there.
-pub(super) fn changes(old: Option<DescriptorRef<'_>>, new: Option<DescriptorRef<'_>>) -> Vec<KeyChange> {
+pub(super) fn changes(old: Option<DescriptorRef<'_>>, new: Option<DescriptorRef<'_>>) -> Vec<KeyValueChange> {
     let rules = (old.and_then(|old| old.rule()), new.and_then(|new| new.rule()));
     let (old, new) = (old.map(values).unwrap_or_default(), new.map(values).unwrap_or_default());
     let longer = if old.len() < new.len() { &new } else { &old };
@@ -16,7 +16,7 @@ pub(super) fn changes(old: Option<DescriptorRef<'_>>, new: Option<DescriptorRef<
         |values: &Values, key| values.iter().find(|(name, _)| *name == key).map(|(_, value)| value.clone());
     let mut changes = Vec::new();
     for (key, _) in longer {
-        let change = KeyChange { key, old: value(&old, *key), new: value(&new, *key) };
+        let change = KeyValueChange { key, old: value(&old, *key), new: value(&new, *key) };
         let stated = |value: &Option<String>| value.clone().unwrap_or_else(|| default_of(key).to_owned());
         if stated(&change.old) != stated(&change.new) {
             changes.push(change);
@@ -62,7 +62,7 @@ const SHOWN: &str = "shown in responses";
 
 /// Keys of the rule, and of the descriptor, which exist without a rule.
 fn values(descriptor: DescriptorRef<'_>) -> Values {
-    let mut values = descriptor.rule().map_or_else(|| vec![("limit", "no limit".to_owned())], of_rule);
+    let mut values = descriptor.rule().map_or_else(|| vec![("limit", "no limit".to_owned())], rule_values);
     let compared = if descriptor.network().is_some() { "cidr" } else { TEXT };
     values.push((MATCH, compared.to_owned()));
     values.push(("share_threshold", descriptor.share_threshold().to_string()));
@@ -70,7 +70,7 @@ fn values(descriptor: DescriptorRef<'_>) -> Values {
     values
 }
 
-fn of_rule(rule: &Rule) -> Values {
+fn rule_values(rule: &Rule) -> Values {
     // Every field, so that a new one is compared too.
     let Rule {
         path: _,

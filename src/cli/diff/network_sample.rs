@@ -12,7 +12,7 @@ pub(super) struct LevelNetworks<'r>(
 
 impl<'r> LevelNetworks<'r> {
     /// The networks of the descriptors of a level.
-    pub(super) fn of(level: impl Iterator<Item = DescriptorRef<'r>> + Clone) -> Self {
+    pub(super) fn new(level: impl Iterator<Item = DescriptorRef<'r>> + Clone) -> Self {
         let networks = level.clone().filter_map(|one| Some((one.key(), one.network()?)));
         let mut all: Vec<_> = networks.collect();
         if !all.is_empty() {
@@ -73,7 +73,7 @@ mod tests {
         let rules =
             Rules::parse("f", &format!("{{domain: d, descriptors: [{}]}}", items.join(", "))).unwrap();
         let level: Vec<_> = rules.domain("d").unwrap().descriptors().collect();
-        LevelNetworks::of(level.iter().copied()).sample("ip", network.parse().unwrap()).to_string()
+        LevelNetworks::new(level.iter().copied()).sample("ip", network.parse().unwrap()).to_string()
     }
 
     #[test]

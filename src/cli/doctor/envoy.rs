@@ -6,7 +6,7 @@ use serde_json::{Map, Value};
 use tollgate_limiter::{files, yaml};
 
 use crate::{
-    api::admin::doctor::finding::{Finding, listed},
+    api::admin::doctor::finding::{DoctorFinding, listed},
     cli::doctor::{
         fields::{field, message, text},
         optional_entries::OptionalEntries,
@@ -24,7 +24,7 @@ const TIMEOUT_MAX: Duration = Duration::from_secs(1);
 /// What a configuration says about rate limits.
 #[derive(Debug, Default)]
 pub(super) struct Config {
-    filters: Vec<Filter>,
+    filters: Vec<RateLimitFilter>,
     clusters: BTreeMap<String, Protocol>,
     optional_entries: OptionalEntries,
     quotas: Quotas,
@@ -32,7 +32,7 @@ pub(super) struct Config {
 
 /// A rate limit filter, for HTTP or for TCP.
 #[derive(Debug, PartialEq, Eq)]
-struct Filter {
+struct RateLimitFilter {
     domain: String,
     /// `None` for the default.
     timeout: Option<Duration>,
@@ -83,7 +83,7 @@ impl Config {
             Value::Array(items) => items.iter().for_each(|item| self.add(item)),
             Value::Object(fields) => {
                 if field(fields, "rate_limit_service").is_some_and(Value::is_object) {
-                    let filter = Filter::of(fields);
+                    let filter = RateLimitFilter::from_fields(fields);
                     // A config dump repeats a filter for each listener.
                     if !self.filters.contains(&filter) {
                         self.filters.push(filter);
@@ -101,9 +101,9 @@ impl Config {
     }
 
     /// Findings for a server with these domains; `delays` says whether a rule may delay requests.
-    pub(super) fn findings(&self, domains: &[String], delays: bool) -> Vec<Finding> {
+    pub(super) fn findings(&self, domains: &[String], delays: bool) -> Vec<DoctorFinding> {
         if self.filters.is_empty() && !self.quotas.has_filter() {
-            return vec![Finding::warning(
+            return vec![DoctorFinding::warning(
                 "envoy_without_filter",
                 "the Envoy configuration has no rate limit filter: no request is limited",
                 "add envoy.filters.http.ratelimit with a rate_limit_service; docs/envoy.md shows it",
@@ -115,16 +115,16 @@ impl Config {
 
     /// The finding that a filter lets requests pass whose call fails. Clients can cause such a failure if they write
     /// values.
-    fn failure_mode_finding(&self, domain: &str) -> Finding {
+    fn failure_mode_finding(&self, domain: &str) -> DoctorFinding {
         let id = "envoy_failure_mode";
         let passes =
             format!("the filter of domain {domain:?} lets every request pass while no server answers");
         let repair = "set failure_mode_deny: true if a limit must hold during an outage; leave it if availability matters more";
         let written = self.optional_entries.written_by_clients();
         if written.len() == 0 {
-            return Finding::advice(id, format!("{passes} (failure_mode_deny: false)"), repair);
+            return DoctorFinding::advice(id, format!("{passes} (failure_mode_deny: false)"), repair);
         }
-        Finding::warning(
+        DoctorFinding::warning(
             id,
             format!(
                 "{passes}, and each request whose call ends with an error (failure_mode_deny: false); clients write values of its descriptors, and so decide how large the call is: {}",
@@ -136,11 +136,11 @@ impl Config {
         )
     }
 
-    fn of_filter(&self, filter: &Filter, domains: &[String], delays: bool) -> Vec<Finding> {
+    fn of_filter(&self, filter: &RateLimitFilter, domains: &[String], delays: bool) -> Vec<DoctorFinding> {
         let domain = &filter.domain;
         let mut findings = Vec::new();
         if !domains.contains(domain) {
-            findings.push(Finding::warning(
+            findings.push(DoctorFinding::warning(
                 "envoy_unknown_domain",
                 format!("the filter names the domain {domain:?}, which no rules have: its requests pass"),
                 format!(
@@ -154,7 +154,7 @@ impl Config {
         }
         findings.extend(filter.timeout_finding(delays));
         if filter.transport_api_version != "V3" {
-            findings.push(Finding::error(
+            findings.push(DoctorFinding::error(
                 "envoy_transport_api_version",
                 format!("the filter of domain {domain:?} does not ask with version 3 of the protocol"),
                 "set transport_api_version: V3 in its rate_limit_service",
@@ -163,12 +163,12 @@ impl Config {
         let Some(cluster) = &filter.cluster else { return findings };
         match self.clusters.get(cluster) {
             Some(Protocol::Http2) => {}
-            Some(Protocol::Other) => findings.push(Finding::error(
+            Some(Protocol::Other) => findings.push(DoctorFinding::error(
                 "envoy_cluster_without_http2",
                 format!("the Envoy cluster {cluster:?} does not speak HTTP/2, which gRPC needs: every call fails"),
                 "add explicit_http_config with http2_protocol_options to its typed_extension_protocol_options",
             )),
-            None => findings.push(Finding::warning(
+            None => findings.push(DoctorFinding::warning(
                 "envoy_cluster_missing",
                 format!("the Envoy cluster {cluster:?}, which the filter of domain {domain:?} asks, is not in the file"),
                 "add the cluster, unless a control plane delivers it",
@@ -178,8 +178,8 @@ impl Config {
     }
 }
 
-impl Filter {
-    fn of(fields: &Map<String, Value>) -> Self {
+impl RateLimitFilter {
+    fn from_fields(fields: &Map<String, Value>) -> Self {
         let service = message(fields, "rate_limit_service");
         let grpc = service.and_then(|service| message(service, "grpc_service"));
         let cluster = grpc.and_then(|grpc| message(grpc, "envoy_grpc"));
@@ -195,12 +195,12 @@ impl Filter {
         }
     }
 
-    fn timeout_finding(&self, delays: bool) -> Option<Finding> {
+    fn timeout_finding(&self, delays: bool) -> Option<DoctorFinding> {
         let timeout = self.timeout.unwrap_or(TIMEOUT_DEFAULT);
         let domain = &self.domain;
         let millis = timeout.as_millis();
         if timeout <= TIMEOUT_DEFAULT && delays {
-            return Some(Finding::warning(
+            return Some(DoctorFinding::warning(
                 "envoy_timeout",
                 format!(
                     "the filter of domain {domain:?} waits {millis} ms for an answer, and a rule with leaky_queue holds answers back for longer"
@@ -209,7 +209,7 @@ impl Filter {
             ));
         }
         if timeout > TIMEOUT_MAX && !delays {
-            return Some(Finding::advice(
+            return Some(DoctorFinding::advice(
                 "envoy_timeout",
                 format!(
                     "the filter of domain {domain:?} waits {millis} ms for an answer: while no server answers, each request waits as long"
@@ -218,7 +218,7 @@ impl Filter {
             ));
         }
         self.timeout.is_none().then(|| {
-            Finding::advice(
+            DoctorFinding::advice(
                 "envoy_timeout",
                 format!("the filter of domain {domain:?} has no timeout: Envoy waits {millis} ms, and treats a later answer as a failure"),
                 "set `timeout` of the filter to what a request may wait",

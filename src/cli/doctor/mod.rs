@@ -8,7 +8,7 @@ use serde_json::json;
 use tollgate_limiter::printable::escaped;
 
 use crate::{
-    api::admin::doctor::finding::{Finding, Level},
+    api::admin::doctor::finding::{DoctorFinding, FindingLevel},
     cli::{
         admin_client,
         help::examples,
@@ -34,7 +34,7 @@ const FOUND: u8 = 1;
 #[derive(Debug, Deserialize)]
 struct Examination {
     program: String,
-    findings: Vec<Finding>,
+    findings: Vec<DoctorFinding>,
     domains: Vec<String>,
     /// Whether a rule may delay requests.
     delays: bool,
@@ -76,12 +76,12 @@ pub(super) fn run(matches: &ArgMatches) -> ExitCode {
     if print((text + "\n").as_bytes()) != ExitCode::SUCCESS {
         return ExitCode::from(TROUBLE);
     }
-    let is_sound = findings.iter().all(|finding| finding.level == Level::Advice);
+    let is_sound = findings.iter().all(|finding| finding.level == FindingLevel::Advice);
     if is_sound { ExitCode::SUCCESS } else { ExitCode::from(FOUND) }
 }
 
 /// The version of the server, and all findings with the most urgent ones first.
-fn examine(matches: &ArgMatches) -> Result<(String, Vec<Finding>), String> {
+fn examine(matches: &ArgMatches) -> Result<(String, Vec<DoctorFinding>), String> {
     let config = matches.get_one::<PathBuf>("envoy").map(|path| envoy::Config::read(path)).transpose()?;
     let call = admin_client::AdminCall { method: "GET", path: "/doctor".to_owned(), body: String::new() };
     let answer = admin_client::ask(matches, &call)?;
@@ -93,9 +93,9 @@ fn examine(matches: &ArgMatches) -> Result<(String, Vec<Finding>), String> {
     Ok((program, findings))
 }
 
-fn readable(findings: &[Finding]) -> String {
+fn readable(findings: &[DoctorFinding]) -> String {
     let mut text = String::new();
-    for Finding { id, level, what, repair, snippet } in findings {
+    for DoctorFinding { id, level, what, repair, snippet } in findings {
         text +=
             &format!("{} {}: {}\n  repair: {}\n", level.name(), escaped(id), escaped(what), escaped(repair));
         for line in snippet.iter().flat_map(|snippet| snippet.lines()) {
@@ -104,7 +104,7 @@ fn readable(findings: &[Finding]) -> String {
         text.push('\n');
     }
     let number = |level| findings.iter().filter(|finding| finding.level == level).count();
-    match (number(Level::Error), number(Level::Warning), number(Level::Advice)) {
+    match (number(FindingLevel::Error), number(FindingLevel::Warning), number(FindingLevel::Advice)) {
         (0, 0, 0) => "nothing found".to_owned(),
         (errors, warnings, advice) => {
             format!("{text}errors: {errors}, warnings: {warnings}, advice: {advice}")

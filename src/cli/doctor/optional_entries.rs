@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use serde_json::{Map, Value};
 
 use crate::{
-    api::admin::doctor::finding::{Finding, listed},
+    api::admin::doctor::finding::{DoctorFinding, listed},
     cli::doctor::fields::{field, message, text},
 };
 
@@ -30,26 +30,26 @@ pub(super) struct OptionalEntries {
 
 /// An item of `rate_limits`, which makes one descriptor.
 #[derive(Debug)]
-struct RateLimit<'v> {
+struct RateLimitItem<'v> {
     stage: u64,
     /// Whether it is sent before the request passes.
     decides: bool,
-    actions: Vec<Action<'v>>,
+    actions: Vec<EntryAction<'v>>,
 }
 
 /// An action, which makes one entry.
 #[derive(Debug)]
-struct Action<'v> {
+struct EntryAction<'v> {
     /// The key of its entry, or its own name.
     key: &'v str,
     /// The header or the query parameter whose value it sends.
     part: Option<String>,
-    presence: Presence,
+    presence: EntryPresence,
 }
 
 /// Which requests have the entry of an action.
 #[derive(Debug, PartialEq, Eq)]
-enum Presence {
+enum EntryPresence {
     Always,
     /// Requests with its part have the entry. Other requests have no descriptor, or with `is_skipped` the descriptor
     /// without the entry.
@@ -65,9 +65,10 @@ impl OptionalEntries {
     pub(super) fn add(&mut self, fields: &Map<String, Value>) {
         let is_local = text(fields, "@type").is_some_and(|kind| kind.ends_with(".LocalRateLimit"));
         let Some(Value::Array(items)) = field(fields, "rate_limits").filter(|_| !is_local) else { return };
-        let limits: Vec<_> = items.iter().filter_map(|item| RateLimit::of(item.as_object()?)).collect();
+        let limits: Vec<_> =
+            items.iter().filter_map(|item| RateLimitItem::from_fields(item.as_object()?)).collect();
         for limit in &limits {
-            let stays = |other: &RateLimit<'_>| other.stage == limit.stage && other.is_certain();
+            let stays = |other: &RateLimitItem<'_>| other.stage == limit.stage && other.is_certain();
             let found = if limits.iter().any(stays) { &mut self.beside_others } else { &mut self.alone };
             found.extend(limit.avoided_without().map(|part| format!("{part} of {}", limit.descriptor())));
             self.written_by_clients.extend(limit.actions.iter().filter_map(|action| action.part.clone()));
@@ -79,10 +80,10 @@ impl OptionalEntries {
         self.written_by_clients.iter().cloned()
     }
 
-    pub(super) fn findings(&self) -> Vec<Finding> {
+    pub(super) fn findings(&self) -> Vec<DoctorFinding> {
         let mut findings = Vec::new();
         if !self.alone.is_empty() {
-            findings.push(Finding::warning(
+            findings.push(DoctorFinding::warning(
                 ID,
                 format!(
                     "a request without these has no descriptor with a limit, and no other one of the same rate_limits is sent for every request: {}",
@@ -92,7 +93,7 @@ impl OptionalEntries {
             ));
         }
         if !self.beside_others.is_empty() {
-            findings.push(Finding::advice(
+            findings.push(DoctorFinding::advice(
                 ID,
                 format!(
                     "a request without these has one descriptor less, and avoids its limit; others of the same rate_limits are still sent: {}",
@@ -105,14 +106,14 @@ impl OptionalEntries {
     }
 }
 
-impl<'v> RateLimit<'v> {
-    fn of(fields: &'v Map<String, Value>) -> Option<Self> {
+impl<'v> RateLimitItem<'v> {
+    fn from_fields(fields: &'v Map<String, Value>) -> Option<Self> {
         let actions = field(fields, "actions")?.as_array()?.iter();
         let is_set = |name| field(fields, name).and_then(Value::as_bool).unwrap_or(false);
         Some(Self {
             stage: field(fields, "stage").and_then(Value::as_u64).unwrap_or(0),
             decides: !is_set("apply_on_stream_done"),
-            actions: actions.filter_map(|action| Action::of(action.as_object()?)).collect(),
+            actions: actions.filter_map(|action| EntryAction::from_fields(action.as_object()?)).collect(),
         })
     }
 
@@ -120,16 +121,18 @@ impl<'v> RateLimit<'v> {
     /// matches.
     fn avoided_without(&self) -> impl Iterator<Item = &str> {
         let is_empty_without =
-            self.actions.iter().all(|action| matches!(action.presence, Presence::WithPart { .. }));
+            self.actions.iter().all(|action| matches!(action.presence, EntryPresence::WithPart { .. }));
         self.actions.iter().filter_map(move |action| match &action.presence {
-            Presence::WithPart { is_skipped } if is_empty_without || !is_skipped => action.part.as_deref(),
-            Presence::Always | Presence::WithPart { .. } | Presence::Unknown => None,
+            EntryPresence::WithPart { is_skipped } if is_empty_without || !is_skipped => {
+                action.part.as_deref()
+            }
+            EntryPresence::Always | EntryPresence::WithPart { .. } | EntryPresence::Unknown => None,
         })
     }
 
     /// Whether each request is decided by a descriptor of this item.
     fn is_certain(&self) -> bool {
-        let is_known = self.actions.iter().all(|action| action.presence != Presence::Unknown);
+        let is_known = self.actions.iter().all(|action| action.presence != EntryPresence::Unknown);
         self.decides && is_known && self.avoided_without().next().is_none()
     }
 
@@ -138,8 +141,8 @@ impl<'v> RateLimit<'v> {
     }
 }
 
-impl<'v> Action<'v> {
-    fn of(fields: &'v Map<String, Value>) -> Option<Self> {
+impl<'v> EntryAction<'v> {
+    fn from_fields(fields: &'v Map<String, Value>) -> Option<Self> {
         let (name, config) = fields.iter().next()?;
         let key = config.as_object().and_then(|config| field(config, "descriptor_key")?.as_str());
         let is = |action: &&str| message(fields, action).is_some();
@@ -147,20 +150,25 @@ impl<'v> Action<'v> {
             .or_else(|| part(fields, "query_parameters", "query_parameter_name", "query parameter"));
         let (part, presence) = match of_part {
             Some((part, presence)) => (Some(part), presence),
-            None if CERTAIN_ACTIONS.iter().any(is) => (None, Presence::Always),
-            None => (None, Presence::Unknown),
+            None if CERTAIN_ACTIONS.iter().any(is) => (None, EntryPresence::Always),
+            None => (None, EntryPresence::Unknown),
         };
         Some(Self { key: key.unwrap_or(name), part, presence })
     }
 }
 
 /// The part of the request that an action sends, whose name is in a field of the action.
-fn part(fields: &Map<String, Value>, action: &str, name: &str, kind: &str) -> Option<(String, Presence)> {
+fn part(
+    fields: &Map<String, Value>,
+    action: &str,
+    name: &str,
+    kind: &str,
+) -> Option<(String, EntryPresence)> {
     let config = message(fields, action)?;
     let name = text(config, name)?;
     let is_skipped = field(config, "skip_if_absent").and_then(Value::as_bool).unwrap_or(false);
     let is_required = REQUIRED_HEADERS.iter().any(|required| name.eq_ignore_ascii_case(required));
-    let presence = if is_required { Presence::Always } else { Presence::WithPart { is_skipped } };
+    let presence = if is_required { EntryPresence::Always } else { EntryPresence::WithPart { is_skipped } };
     Some((format!("{kind} {name:?}"), presence))
 }
 

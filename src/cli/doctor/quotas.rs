@@ -3,7 +3,7 @@
 use serde_json::{Map, Value, json};
 
 use crate::{
-    api::admin::doctor::finding::{Finding, listed},
+    api::admin::doctor::finding::{DoctorFinding, listed},
     cli::doctor::{
         fields::{field, message, text},
         quota_repair::repaired,
@@ -22,14 +22,14 @@ const ALL_DENIED: &str = "{fallback_rate_limit: {blanket_rule: DENY_ALL}}";
 #[derive(Debug, Default)]
 pub(super) struct Quotas {
     domains: Vec<String>,
-    faults: Vec<Fault>,
+    faults: Vec<FilterFault>,
     // The domain of each filter whose matchers have a fault, with the repaired matchers.
     repaired: Vec<(String, String)>,
 }
 
 /// What is wrong with a filter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Fault {
+enum FilterFault {
     /// Before an assignment, a token bucket decides.
     BucketBefore,
     /// Before an assignment, requests pass.
@@ -50,7 +50,7 @@ impl Quotas {
     /// Adds what these fields say, without what is in them, if they are those of a filter or of an override.
     pub(super) fn add(&mut self, fields: &Map<String, Value>) {
         if text(fields, "@type").is_some_and(|name| name.ends_with(OVERRIDE_TYPE)) {
-            self.add_fault(Fault::Override);
+            self.add_fault(FilterFault::Override);
         }
         if message(fields, "rlqs_server").is_none() {
             return;
@@ -69,7 +69,7 @@ impl Quotas {
         !self.domains.is_empty()
     }
 
-    fn add_fault(&mut self, fault: Fault) {
+    fn add_fault(&mut self, fault: FilterFault) {
         if !self.faults.contains(&fault) {
             self.faults.push(fault);
         }
@@ -78,7 +78,7 @@ impl Quotas {
     fn add_matcher(&mut self, domain: &str, matcher: &Map<String, Value>) {
         let mut own = Self::default();
         if message(matcher, "on_no_match").is_none() {
-            own.add_fault(Fault::NoCatchAll);
+            own.add_fault(FilterFault::NoCatchAll);
         }
         own.add_settings(&Value::Object(matcher.clone()), false);
         let repaired = (domain.to_owned(), yaml_text::block(&json!({"bucket_matchers": repaired(matcher)})));
@@ -97,7 +97,7 @@ impl Quotas {
             Value::Object(fields) => {
                 let is_bounded = is_bounded || message(fields, "predicate").is_some_and(bounds_values);
                 if field(fields, "keep_matching").and_then(Value::as_bool) == Some(true) {
-                    self.add_fault(Fault::Preview);
+                    self.add_fault(FilterFault::Preview);
                 }
                 if message(fields, "bucket_id_builder").is_some()
                     && field(fields, "reporting_interval").is_some()
@@ -113,22 +113,22 @@ impl Quotas {
     fn add_bucket(&mut self, settings: &Map<String, Value>, is_bounded: bool) {
         let before = fallback(settings, "no_assignment_behavior");
         if before.is_some_and(|strategy| message(strategy, "token_bucket").is_some()) {
-            self.add_fault(Fault::BucketBefore);
+            self.add_fault(FilterFault::BucketBefore);
         } else if !denies_before(settings) {
-            self.add_fault(Fault::OpenBefore);
+            self.add_fault(FilterFault::OpenBefore);
         }
         if !closes_after(settings) {
-            self.add_fault(Fault::OpenAfter);
+            self.add_fault(FilterFault::OpenAfter);
         }
         if !is_bounded && contains(settings, "custom_value") {
-            self.add_fault(Fault::FreeValue);
+            self.add_fault(FilterFault::FreeValue);
         }
     }
 
     /// Findings for a server with these domains.
-    pub(super) fn findings(&self, domains: &[String]) -> Vec<Finding> {
+    pub(super) fn findings(&self, domains: &[String]) -> Vec<DoctorFinding> {
         let unknown = self.domains.iter().filter(|domain| !domains.contains(domain)).map(|domain| {
-            Finding::warning(
+            DoctorFinding::warning(
                 "envoy_quota_unknown_domain",
                 format!(
                     "the quota filter names the domain {domain:?}, which no rules have: its requests pass"
@@ -140,7 +140,7 @@ impl Quotas {
             )
         });
         let repaired = self.repaired.iter().map(|(domain, yaml)| {
-            Finding::advice(
+            DoctorFinding::advice(
                 "envoy_quota_repaired",
                 format!(
                     "the matchers of the quota filter of domain {domain:?}, with the faults above repaired"
@@ -153,40 +153,40 @@ impl Quotas {
     }
 }
 
-impl Fault {
-    fn finding(self) -> Finding {
+impl FilterFault {
+    fn finding(self) -> DoctorFinding {
         match self {
-            Self::BucketBefore => Finding::error(
+            Self::BucketBefore => DoctorFinding::error(
                 "envoy_quota_crash",
                 "no_assignment_behavior has a token_bucket, which ends the process of Envoy at its second request",
                 format!("set no_assignment_behavior: {ALL_DENIED}"),
             ),
-            Self::OpenBefore => Finding::warning(
+            Self::OpenBefore => DoctorFinding::warning(
                 "envoy_quota_open_before",
                 "without no_assignment_behavior that denies, all requests of a bucket pass until its first assignment",
                 format!("set no_assignment_behavior: {ALL_DENIED}"),
             ),
-            Self::OpenAfter => Finding::warning(
+            Self::OpenAfter => DoctorFinding::warning(
                 "envoy_quota_open_after",
                 "without expired_assignment_behavior that denies for long, requests pass while no server answers",
                 "set expired_assignment_behavior: {expired_assignment_behavior_timeout: 31536000s, fallback_rate_limit: {blanket_rule: DENY_ALL}}",
             ),
-            Self::NoCatchAll => Finding::warning(
+            Self::NoCatchAll => DoctorFinding::warning(
                 "envoy_quota_no_match",
                 "bucket_matchers has no on_no_match: requests that match nothing pass and are not counted",
                 "add on_no_match with a bucket whose value is a string_value",
             ),
-            Self::FreeValue => Finding::warning(
+            Self::FreeValue => DoctorFinding::warning(
                 "envoy_quota_free_value",
                 "a bucket has a custom_value that no matcher bounds: each new value is a new bucket, and a value that is not UTF-8 gets no assignment",
                 "match the same input with value_match: {safe_regex: {google_re2: {}, regex: \"[a-z0-9-]{1,32}\"}}",
             ),
-            Self::Preview => Finding::warning(
+            Self::Preview => DoctorFinding::warning(
                 "envoy_quota_preview",
                 "keep_matching makes a preview of a bucket, which Envoy enforces if the preview is denied",
                 "remove keep_matching",
             ),
-            Self::Override => Finding::error(
+            Self::Override => DoctorFinding::error(
                 "envoy_quota_override",
                 "a route or a host has a RateLimitQuotaOverride, with which Envoy does not start",
                 "remove it, and choose buckets by bucket_matchers",
@@ -215,7 +215,7 @@ mod tests {
         }
     }
 
-    fn findings(text: &str) -> Vec<Finding> {
+    fn findings(text: &str) -> Vec<DoctorFinding> {
         let mut quotas = Quotas::default();
         let stream = yaml::load(text.as_bytes());
         assert!(stream.problems.is_empty(), "{text}");

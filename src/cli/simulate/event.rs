@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use tollgate_limiter::{descriptor::Entry, time::Timestamp};
 
-use crate::api::descriptor_template::{Fields, Template};
+use crate::api::descriptor_template::{DescriptorTemplate, Fields};
 
 /// The number of requests that are read before they are decided. Each has up to a line, which is at most 1 MiB.
 pub(super) const READ_AHEAD: usize = 64;
@@ -66,7 +66,7 @@ impl Event {
 
     /// Adds the descriptors of these fields. As in Envoy, a descriptor is left out if a field of it is missing or empty.
     /// `value` is memory for one value.
-    pub(super) fn fill(&mut self, template: &Template, fields: &impl Fields, value: &mut Vec<u8>) {
+    pub(super) fn fill(&mut self, template: &DescriptorTemplate, fields: &impl Fields, value: &mut Vec<u8>) {
         for entries in template.descriptors() {
             let is_complete = entries.iter().all(|entry| {
                 value.clear();
@@ -191,7 +191,7 @@ mod tests {
         let entries: Vec<_> = templates.iter().map(|text| descriptor_text::parse(text).unwrap()).collect();
         let mut event = Event::default();
         event.begin(Timestamp::EPOCH, "d", 1);
-        event.fill(&Template::new(entries.iter()).unwrap(), &One(value), &mut Vec::new());
+        event.fill(&DescriptorTemplate::new(entries.iter()).unwrap(), &One(value), &mut Vec::new());
         let all: Vec<_> = event.entries().collect();
         let text =
             |entries: &[Entry<'_>]| descriptor::format(entries.iter().map(|entry| (entry.key, entry.value)));

@@ -12,7 +12,7 @@ use tollgate_limiter::{named, rules::Rules};
 
 use crate::{
     api::{
-        descriptor_template::Template,
+        descriptor_template::DescriptorTemplate,
         proto::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::Entry,
     },
     cli::{
@@ -283,7 +283,7 @@ fn traffic(matches: &ArgMatches, rules: &Rules) -> Result<TrafficFlags, String> 
     let text = |name: &str| matches.get_one::<String>(name).cloned();
     let domain = domain(matches, rules);
     let descriptors = matches.get_many::<Vec<Entry>>("descriptor");
-    let template = descriptors.map(Template::new).transpose()?;
+    let template = descriptors.map(DescriptorTemplate::new).transpose()?;
     match matches.get_one::<Generator>("generate") {
         Some(generator) => {
             let domain =
@@ -321,7 +321,7 @@ fn terms(
     matches: &ArgMatches,
     generator: Generator,
     domain: String,
-    template: Template,
+    template: DescriptorTemplate,
 ) -> Result<Terms, String> {
     let default = "it has a default";
     let number = |name: &str| matches.get_one::<u64>(name).copied();

@@ -5,7 +5,7 @@ use std::{borrow::Cow, cmp::Reverse, collections::BinaryHeap, time::Duration};
 use tollgate_limiter::time::Timestamp;
 
 use crate::{
-    api::descriptor_template::{Fields, Template},
+    api::descriptor_template::{DescriptorTemplate, Fields},
     cli::{
         bench::{keys::Keys, schedule::Schedule},
         simulate::{
@@ -40,7 +40,7 @@ pub(super) enum Wait {
 pub(super) struct Terms {
     pub(super) start: Timestamp,
     pub(super) domain: String,
-    pub(super) template: Template,
+    pub(super) template: DescriptorTemplate,
     pub(super) arrivals: Schedule,
     pub(super) shape: Shape,
     pub(super) keys: Keys,

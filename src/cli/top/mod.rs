@@ -20,7 +20,7 @@ use tokio::{
 };
 
 use crate::cli::{
-    admin_client::{self, Server},
+    admin_client::{self, AdminClient},
     help::examples,
     output::print,
     runtime::block_on,
@@ -68,7 +68,7 @@ pub(super) fn command() -> Command {
 }
 
 pub(super) fn run(matches: &ArgMatches) -> ExitCode {
-    let server = Server::of(matches);
+    let server = AdminClient::from_matches(matches);
     let shown = if matches.get_flag("once") {
         return match block_on(once(&server)) {
             Ok(text) => print(text.as_bytes()),
@@ -93,7 +93,7 @@ fn failure(why: &str) -> ExitCode {
 }
 
 /// The figures as text: those of the second between two samples.
-async fn once(server: &Server) -> Result<String, String> {
+async fn once(server: &AdminClient) -> Result<String, String> {
     let (mut stream, mut history) = (Stream::open(server).await?, History::default());
     let mut samples = 0;
     while samples < 2 {
@@ -124,7 +124,7 @@ fn text(server: &str, history: &History) -> String {
 }
 
 /// Shows the figures until a key or a signal ends it.
-async fn watch(server: Server) -> Result<(), String> {
+async fn watch(server: AdminClient) -> Result<(), String> {
     let address = server.address().to_owned();
     // An error before the first sample is a line, and the screen stays as it is.
     let stream = Stream::open(&server).await?;

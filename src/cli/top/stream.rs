@@ -13,10 +13,10 @@ use tollgate_limiter::resilience::Backoff;
 
 use crate::{
     cli::{
-        admin_client::{AdminCall, Server},
+        admin_client::{AdminCall, AdminClient},
         top::sample::{Past, Sample},
     },
-    http_client::Answer,
+    http_client::HttpResponse,
 };
 
 /// The content type of samples.
@@ -61,9 +61,9 @@ pub(super) struct Stream {
 }
 
 impl Stream {
-    pub(super) async fn open(server: &Server) -> Result<Self, String> {
+    pub(super) async fn open(server: &AdminClient) -> Result<Self, String> {
         let call = AdminCall { method: "GET", path: "/live".to_owned(), body: String::new() };
-        let Answer { head, body, connection } = server.in_time(server.open(&call)).await?;
+        let HttpResponse { head, body, connection } = server.in_time(server.open(&call)).await?;
         if head.headers.get(header::CONTENT_TYPE).is_none_or(|kind| kind != CONTENT_TYPE) {
             return Err(server.no_answer("it is not a Tollgate"));
         }
@@ -105,7 +105,7 @@ impl Stream {
 }
 
 /// Sends what happens to `stream`, and to those that are opened when it has ended, until `events` is closed.
-pub(super) async fn follow(server: Server, stream: Stream, events: mpsc::Sender<Event>) {
+pub(super) async fn follow(server: AdminClient, stream: Stream, events: mpsc::Sender<Event>) {
     let (mut stream, mut backoff) = (Ok(stream), BACKOFF);
     loop {
         let why = match stream {

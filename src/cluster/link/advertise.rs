@@ -12,7 +12,7 @@ use tokio::{
 };
 use tracing::warn;
 
-use crate::cluster::link::Error;
+use crate::cluster::link::LinkError;
 
 /// Timeout for the lookup of a seed's name.
 const LOOKUP_TIMEOUT: Duration = Duration::from_secs(1);
@@ -59,8 +59,8 @@ pub fn is_host_port(value: &str) -> bool {
     parts.is_some_and(|(host, port)| !host.is_empty() && port.parse::<u16>().is_ok_and(|port| port != 0))
 }
 
-pub(super) fn validate(setting: &'static str, value: &str) -> Result<(), Error> {
-    if is_host_port(value) { Ok(()) } else { Err(Error::Address { setting, value: value.to_owned() }) }
+pub(super) fn validate(setting: &'static str, value: &str) -> Result<(), LinkError> {
+    if is_host_port(value) { Ok(()) } else { Err(LinkError::Address { setting, value: value.to_owned() }) }
 }
 
 /// The source address that the system would use towards `target`. Sends nothing.

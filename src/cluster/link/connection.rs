@@ -17,9 +17,9 @@ use crate::cluster::{
     MemberId,
     link::{
         frame::{Frame, Greeting, Hello, Kind, Reason, VERSION, refusal},
-        hub::{Hub, Phase},
+        hub::{Hub, LinksPhase},
         outbound::OutboundQueue,
-        peer::{Flow, HelloOutcome, Peer, Role},
+        peer::{Flow, HelloOutcome, LinkRole, Peer},
         stats::LinkFailure,
     },
 };
@@ -89,7 +89,7 @@ pub(super) async fn run_dialled(
                 return Err(ConnectionOutcome::Failed);
             }
         };
-        match peer.handle_hello(&hello, Role::Dialler, outbound) {
+        match peer.handle_hello(&hello, LinkRole::Dialler, outbound) {
             HelloOutcome::Linked => Ok((peer, frames)),
             HelloOutcome::Refused(Reason::Linked) => Err(ConnectionOutcome::AlreadyLinked(peer.id)),
             HelloOutcome::Refused(_) | HelloOutcome::RemoteLost(_) | HelloOutcome::SessionEnded => {
@@ -172,7 +172,7 @@ fn answer_hello(hub: &Hub, outbound: &Arc<OutboundQueue>, hello: &Hello) -> Opti
             outbound.send(refusal(Reason::Closed));
             return None;
         };
-        match peer.handle_hello(hello, Role::Acceptor, outbound) {
+        match peer.handle_hello(hello, LinkRole::Acceptor, outbound) {
             HelloOutcome::Linked => return Some(peer),
             HelloOutcome::Refused(reason) => outbound.send(refusal(reason)),
             HelloOutcome::RemoteLost(answer) => outbound.send(Kind::Hello(answer)),
@@ -246,9 +246,9 @@ async fn run_link(hub: &Hub, peer: &Arc<Peer>, outbound: &Arc<OutboundQueue>, mu
 }
 
 /// Waits until the process leaves.
-async fn closing(mut phases: watch::Receiver<Phase>) {
+async fn closing(mut phases: watch::Receiver<LinksPhase>) {
     // An error means that the sender is gone, which ends the links as well.
-    let _ = phases.wait_for(|phase| *phase != Phase::Open).await;
+    let _ = phases.wait_for(|phase| *phase != LinksPhase::Open).await;
 }
 
 /// Detects a silent or stalled link.

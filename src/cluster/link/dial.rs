@@ -58,7 +58,7 @@ pub(super) const SEND_BYTES_MAX: usize = 256 * 1024;
 
 /// The result of one round over the addresses of a name.
 #[derive(Debug)]
-enum Attempt {
+enum DialAttempt {
     Refused,
     Slow,
     Unreachable,
@@ -77,31 +77,31 @@ pub(super) async fn dial_address(
     while hub.is_open() {
         let target = DialTarget { expected: None, replaces_link: retries.replaces_link };
         let result = match dial_all(&hub, &address, target, &mut report).await {
-            Attempt::Connected(ConnectionOutcome::LinkClosed) => DialResult::Linked,
-            Attempt::Connected(ConnectionOutcome::AlreadyLinked(peer)) => {
+            DialAttempt::Connected(ConnectionOutcome::LinkClosed) => DialResult::Linked,
+            DialAttempt::Connected(ConnectionOutcome::AlreadyLinked(peer)) => {
                 hub.shared.note_member_address(&address, peer);
                 DialResult::Linked
             }
-            Attempt::Connected(ConnectionOutcome::OwnAddress) => {
+            DialAttempt::Connected(ConnectionOutcome::OwnAddress) => {
                 hub.shared.addresses().note_own(&address);
                 DialResult::OwnAddress
             }
-            Attempt::Refused => DialResult::Refused,
-            Attempt::Connected(
+            DialAttempt::Refused => DialResult::Refused,
+            DialAttempt::Connected(
                 outcome @ (ConnectionOutcome::SessionEnded | ConnectionOutcome::RefusedAsDuplicate),
             ) if since.elapsed() < DIAL_DURATION_MAX => {
                 retries.replaces_link = matches!(outcome, ConnectionOutcome::RefusedAsDuplicate);
                 retries.wait_briefly().await;
                 continue;
             }
-            Attempt::Connected(
+            DialAttempt::Connected(
                 ConnectionOutcome::SessionEnded
                 | ConnectionOutcome::RefusedAsDuplicate
                 | ConnectionOutcome::OtherMember
                 | ConnectionOutcome::Failed,
             )
-            | Attempt::Unreachable => DialResult::Unreachable,
-            Attempt::Connected(ConnectionOutcome::Slow) | Attempt::Slow => DialResult::Slow,
+            | DialAttempt::Unreachable => DialResult::Unreachable,
+            DialAttempt::Connected(ConnectionOutcome::Slow) | DialAttempt::Slow => DialResult::Slow,
         };
         let is_final = !matches!(result, DialResult::Slow | DialResult::Unreachable);
         if is_final || is_single_attempt || since.elapsed() > DIAL_DURATION_MAX {
@@ -123,35 +123,35 @@ pub(super) async fn redial(hub: Arc<Hub>, peer: Arc<Peer>) {
         let since = Stopwatch::start();
         let target = DialTarget { expected: Some(&peer), replaces_link: retries.replaces_link };
         match dial_all(&hub, &address, target, &mut None).await {
-            Attempt::Refused => {
+            DialAttempt::Refused => {
                 debug!(peer = %peer.id, %address, "the peer's address refuses connections");
                 peer.end_unless_connected();
             }
-            Attempt::Connected(ConnectionOutcome::OwnAddress) => peer.end_unless_connected(),
-            Attempt::Connected(ConnectionOutcome::OtherMember) => {
+            DialAttempt::Connected(ConnectionOutcome::OwnAddress) => peer.end_unless_connected(),
+            DialAttempt::Connected(ConnectionOutcome::OtherMember) => {
                 debug!(peer = %peer.id, %address, "another process has the peer's address");
                 peer.end_unless_connected();
                 hub.shared.dial(&address, None);
             }
-            Attempt::Connected(ConnectionOutcome::LinkClosed) => {
+            DialAttempt::Connected(ConnectionOutcome::LinkClosed) => {
                 retries = Retries::new(REDIAL_BACKOFF_MIN);
                 if since.elapsed() < SHORT_LINK {
                     retries.wait_briefly().await;
                 }
             }
-            Attempt::Connected(ConnectionOutcome::SessionEnded) => {
+            DialAttempt::Connected(ConnectionOutcome::SessionEnded) => {
                 // The session was lost or never established: dial the address for a new one.
                 hub.shared.dial(&address, None);
                 retries.wait_briefly().await;
             }
-            Attempt::Connected(ConnectionOutcome::RefusedAsDuplicate) => {
+            DialAttempt::Connected(ConnectionOutcome::RefusedAsDuplicate) => {
                 retries.replaces_link = true;
                 retries.wait_briefly().await;
             }
-            Attempt::Connected(ConnectionOutcome::AlreadyLinked(_)) => retries.wait_briefly().await,
-            Attempt::Connected(ConnectionOutcome::Failed | ConnectionOutcome::Slow)
-            | Attempt::Slow
-            | Attempt::Unreachable => {
+            DialAttempt::Connected(ConnectionOutcome::AlreadyLinked(_)) => retries.wait_briefly().await,
+            DialAttempt::Connected(ConnectionOutcome::Failed | ConnectionOutcome::Slow)
+            | DialAttempt::Slow
+            | DialAttempt::Unreachable => {
                 hub.while_open(retries.wait()).await;
             }
         }
@@ -190,25 +190,25 @@ async fn dial_all(
     address: &str,
     target: DialTarget<'_>,
     report: &mut Option<oneshot::Sender<DialResult>>,
-) -> Attempt {
+) -> DialAttempt {
     let addresses = match address.parse() {
         Ok(address) => vec![address],
         Err(_) => match timeout(CONNECT_TIMEOUT, lookup_host(address)).await {
             Ok(Ok(found)) => found.collect(),
-            Ok(Err(_)) | Err(_) => return Attempt::Unreachable,
+            Ok(Err(_)) | Err(_) => return DialAttempt::Unreachable,
         },
     };
-    let mut outcome = if addresses.is_empty() { Attempt::Unreachable } else { Attempt::Refused };
+    let mut outcome = if addresses.is_empty() { DialAttempt::Unreachable } else { DialAttempt::Refused };
     for address in addresses {
         match (dial_once(hub, address, target, report).await, &outcome) {
-            (Attempt::Refused, _) => {}
-            (Attempt::Slow, _) => outcome = Attempt::Slow,
-            (Attempt::Unreachable, Attempt::Slow) => {}
-            (Attempt::Unreachable, _) => outcome = Attempt::Unreachable,
-            (Attempt::Connected(ConnectionOutcome::OtherMember), Attempt::Refused) => {
-                outcome = Attempt::Connected(ConnectionOutcome::OtherMember)
+            (DialAttempt::Refused, _) => {}
+            (DialAttempt::Slow, _) => outcome = DialAttempt::Slow,
+            (DialAttempt::Unreachable, DialAttempt::Slow) => {}
+            (DialAttempt::Unreachable, _) => outcome = DialAttempt::Unreachable,
+            (DialAttempt::Connected(ConnectionOutcome::OtherMember), DialAttempt::Refused) => {
+                outcome = DialAttempt::Connected(ConnectionOutcome::OtherMember)
             }
-            (Attempt::Connected(ConnectionOutcome::OtherMember), _) => {}
+            (DialAttempt::Connected(ConnectionOutcome::OtherMember), _) => {}
             (connected, _) => return connected,
         }
     }
@@ -221,19 +221,19 @@ async fn dial_once(
     address: SocketAddr,
     target: DialTarget<'_>,
     report: &mut Option<oneshot::Sender<DialResult>>,
-) -> Attempt {
+) -> DialAttempt {
     let connecting = timeout(CONNECT_TIMEOUT, TcpStream::connect(address));
     let socket = match hub.while_open(connecting).await {
         Some(Ok(Ok(socket))) => socket,
         Some(Ok(Err(error))) if error.kind() == ErrorKind::ConnectionRefused => {
             hub.shared.rejections.clear(address);
-            return Attempt::Refused;
+            return DialAttempt::Refused;
         }
-        Some(Ok(Err(_)) | Err(_)) | None => return Attempt::Unreachable,
+        Some(Ok(Err(_)) | Err(_)) | None => return DialAttempt::Unreachable,
     };
     // TCP self-connect: without a listener, the ephemeral port of the socket can equal the dialled port.
     if socket.local_addr().is_ok_and(|local| local == address) {
-        return Attempt::Refused;
+        return DialAttempt::Refused;
     }
     // Fails only if the peer has closed the socket, which the next read reports.
     let _ = socket.set_nodelay(true);
@@ -252,11 +252,11 @@ async fn dial_once(
         Some(Err(_)) => {
             let what = "the TLS handshake timed out";
             hub.shared.local.stats.count_failure(LinkFailure::Slow, &address, &what);
-            return Attempt::Slow;
+            return DialAttempt::Slow;
         }
         None => {}
     }
-    Attempt::Unreachable
+    DialAttempt::Unreachable
 }
 
 async fn tls_handshake(
@@ -281,8 +281,8 @@ pub(super) fn report_tls_failure(hub: &Hub, address: SocketAddr, error: &Error) 
         debug!(%address, %error, "the peer closed the connection during the handshake");
         return None;
     };
-    let reason = LinkFailure::of(tls);
-    match VersionMismatch::of(tls) {
+    let reason = LinkFailure::from_tls_error(tls);
+    match VersionMismatch::from_tls_error(tls) {
         Some(mismatch) => hub.shared.local.stats.count_failure(reason, &address, mismatch),
         None => hub.shared.local.stats.count_failure(reason, &address, tls),
     }
@@ -295,14 +295,14 @@ async fn run_connection(
     address: SocketAddr,
     target: DialTarget<'_>,
     report: &mut Option<oneshot::Sender<DialResult>>,
-) -> Attempt {
+) -> DialAttempt {
     let spawned = SpawnedTasks::default();
     let handshake = http2::Builder::new(spawned.clone())
         .initial_stream_window_size(WINDOW_BYTES)
         .initial_connection_window_size(WINDOW_BYTES)
         .max_send_buf_size(SEND_BYTES_MAX)
         .handshake(TokioIo::new(stream));
-    let Ok((requests, connection)) = handshake.await else { return Attempt::Unreachable };
+    let Ok((requests, connection)) = handshake.await else { return DialAttempt::Unreachable };
     let outbound = Arc::new(OutboundQueue::default());
     let mut client = LinksClient::with_origin(RequestSender(requests), origin(address))
         .max_decoding_message_size(FRAME_BYTES_MAX);
@@ -316,9 +316,9 @@ async fn run_connection(
     };
     match drive(spawned, connection, connection::run_dialled(hub, &outbound, frames, target, on_linked)).await
     {
-        Some(ConnectionOutcome::Slow) => Attempt::Slow,
-        Some(ConnectionOutcome::Failed) | None => Attempt::Unreachable,
-        Some(outcome) => Attempt::Connected(outcome),
+        Some(ConnectionOutcome::Slow) => DialAttempt::Slow,
+        Some(ConnectionOutcome::Failed) | None => DialAttempt::Unreachable,
+        Some(outcome) => DialAttempt::Connected(outcome),
     }
 }
 

@@ -28,12 +28,12 @@ use tonic::codegen::Service;
 use crate::cluster::{
     MemberId, Trust,
     link::{
-        DisconnectReason, LinkHandler, Settings,
+        DisconnectReason, LinkHandler, LinkSettings,
         accept::link_service,
         connection::run_accepted,
         drive::{SpawnedTasks, drive},
         frame::{Frame, Kind, PIECE_BYTES_MAX, Piece},
-        hub::{COMMANDS_MAX, Hub, Shared},
+        hub::{COMMANDS_MAX, Hub, LinkHub},
     },
     trust::Credentials,
 };
@@ -50,7 +50,7 @@ const PAUSE: Duration = Duration::from_millis(1);
 /// Longer than a handshake takes that is not completed.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
-static SETTINGS: LazyLock<Settings> = LazyLock::new(|| Settings {
+static SETTINGS: LazyLock<LinkSettings> = LazyLock::new(|| LinkSettings {
     listen: ([127, 0, 0, 1], 0).into(),
     advertise: None,
     seeds: Vec::new(),
@@ -95,7 +95,7 @@ async fn run(bytes: &[u8]) -> Sent {
     let (commands, _commands) = mpsc::channel(COMMANDS_MAX);
     let address = "local:1".to_owned();
     let clock = Clock::manual(NOW);
-    let shared = Shared::new(LOCAL, address, SETTINGS.clone(), CREDENTIALS.clone(), clock, commands);
+    let shared = LinkHub::new(LOCAL, address, SETTINGS.clone(), CREDENTIALS.clone(), clock, commands);
     let handler = Arc::new(Batches::default());
     let hub = Hub { shared: Arc::new(shared), handler: handler.clone() };
     let mut pieces = BTreeMap::new();

@@ -13,12 +13,12 @@ use tracing::debug;
 use crate::cluster::{
     MemberId,
     link::{
-        DisconnectReason, LinkHandler, Settings,
+        DisconnectReason, LinkHandler, LinkSettings,
         addresses::{Addresses, DIALS_MAX, DialResult},
-        peer::{LocalProcess, PEERS_MAX, Peer, Roster},
+        peer::{LocalProcess, PEERS_MAX, Peer, PeerRoster},
         rejections::Rejections,
         seed_state::SeedState,
-        ticks::{NextTick, Ticks},
+        ticks::{LinkTicks, NextTick},
     },
     trust::Credentials,
 };
@@ -28,22 +28,22 @@ use crate::cluster::{
 pub(super) const COMMANDS_MAX: usize = DIALS_MAX + 4 * PEERS_MAX;
 
 /// State that handles and tasks share.
-pub(in crate::cluster) struct Shared {
+pub(in crate::cluster) struct LinkHub {
     pub(super) local: Arc<LocalProcess>,
-    pub(super) settings: Settings,
+    pub(super) settings: LinkSettings,
     pub(super) credentials: Arc<Credentials>,
-    pub(super) roster: Arc<Roster>,
+    pub(super) roster: Arc<PeerRoster>,
     addresses: Mutex<Addresses>,
     commands: mpsc::Sender<Command>,
-    pub(super) phase: watch::Sender<Phase>,
+    pub(super) phase: watch::Sender<LinksPhase>,
     pub(super) seeds: watch::Sender<SeedState>,
     pub(super) rejections: Rejections,
-    ticks: Ticks,
+    ticks: LinkTicks,
 }
 
 /// State that tasks share.
 pub(super) struct Hub {
-    pub(super) shared: Arc<Shared>,
+    pub(super) shared: Arc<LinkHub>,
     pub(super) handler: Arc<dyn LinkHandler>,
 }
 
@@ -59,18 +59,18 @@ pub(super) enum Command {
 
 /// The lifecycle of the links.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Phase {
+pub(super) enum LinksPhase {
     Open,
     /// Drains the links and sends goodbyes, for this time at most.
     Closing(Duration),
     Ended,
 }
 
-impl Shared {
+impl LinkHub {
     pub(super) fn new(
         id: MemberId,
         address: String,
-        settings: Settings,
+        settings: LinkSettings,
         credentials: Arc<Credentials>,
         clock: Clock,
         commands: mpsc::Sender<Command>,
@@ -82,10 +82,10 @@ impl Shared {
             roster: Arc::default(),
             addresses: Mutex::default(),
             commands,
-            phase: watch::Sender::new(Phase::Open),
+            phase: watch::Sender::new(LinksPhase::Open),
             seeds: watch::Sender::new(SeedState::Searching),
             rejections: Rejections::default(),
-            ticks: Ticks::new(id, clock),
+            ticks: LinkTicks::new(id, clock),
         }
     }
 
@@ -181,17 +181,17 @@ impl Hub {
         let mut phases = self.shared.phase.subscribe();
         tokio::select! {
             done = work => Some(done),
-            _ = phases.wait_for(|phase| *phase != Phase::Open) => None,
+            _ = phases.wait_for(|phase| *phase != LinksPhase::Open) => None,
         }
     }
 
     /// Whether the process is not leaving.
     pub(super) fn is_open(&self) -> bool {
-        *self.shared.phase.borrow() == Phase::Open
+        *self.shared.phase.borrow() == LinksPhase::Open
     }
 }
 
-impl fmt::Debug for Shared {
+impl fmt::Debug for LinkHub {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Shared").field("local", &self.local).finish_non_exhaustive()
     }

@@ -11,11 +11,11 @@ use crate::cluster::{
         assembly::AssemblyBudget,
         frame::Piece,
         handshake::{Resolution, SessionIds, SessionOffer, supersedes},
-        session::{Bounds, Session, SessionError},
+        session::{Session, SessionBounds, SessionError},
     },
 };
 
-const BOUNDS: Bounds = Bounds { piece: 100, unacknowledged: 1_000, batch: 10_000 };
+const BOUNDS: SessionBounds = SessionBounds { piece: 100, unacknowledged: 1_000, batch: 10_000 };
 /// The memory for incomplete batches, of both endpoints: less than one batch takes.
 const ASSEMBLY_BYTES: usize = 350;
 

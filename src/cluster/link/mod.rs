@@ -45,18 +45,18 @@ mod ticks;
 
 use addresses::DialResult;
 pub use advertise::is_host_port;
-use hub::Shared;
+use hub::LinkHub;
 pub use rejections::Strangers;
 pub use seed_state::{SeedFailures, SeedState};
-pub use stats::{LinkFailure, Stats};
+pub use stats::{LinkFailure, LinkStats};
 #[cfg(test)]
 pub(super) use ticks::interval as heartbeat_interval;
 
-use hub::{COMMANDS_MAX, Command, Hub, Phase};
+use hub::{COMMANDS_MAX, Command, Hub, LinksPhase};
 
 /// Addresses and trust of the links.
 #[derive(Clone, Debug)]
-pub struct Settings {
+pub struct LinkSettings {
     /// The address on which the replica accepts links.
     pub listen: SocketAddr,
     /// The address that other replicas dial: `HOST:PORT`, or an IP address, which gets the port of the listener.
@@ -70,7 +70,7 @@ pub struct Settings {
 
 /// Why links cannot start or have failed.
 #[derive(Debug, thiserror::Error)]
-pub enum Error {
+pub enum LinkError {
     /// Binding the listener failed.
     #[error("cluster.listen: cannot listen on {address}: {error}")]
     Listen {
@@ -124,7 +124,7 @@ pub enum DisconnectReason {
 
 /// A handle to all links of this process. Cheap to clone.
 #[derive(Clone, Debug)]
-pub struct Links(Arc<Shared>);
+pub struct Links(Arc<LinkHub>);
 
 /// The bound listener, before it accepts or dials.
 #[derive(Debug)]
@@ -142,28 +142,29 @@ struct EndGuard(Links);
 impl Drop for EndGuard {
     fn drop(&mut self) {
         self.0.0.roster.clear();
-        self.0.0.phase.send_replace(Phase::Ended);
+        self.0.0.phase.send_replace(LinksPhase::Ended);
     }
 }
 
 impl Links {
     /// Loads the credentials and binds the listener of the process `local_id`; any invalid setting is an error.
     pub async fn bind(
-        settings: Settings,
+        settings: LinkSettings,
         local_id: MemberId,
         clock: Clock,
-    ) -> Result<(Self, LinkListener), Error> {
+    ) -> Result<(Self, LinkListener), LinkError> {
         let credentials = Arc::new(Credentials::load(settings.trust.clone(), clock.clone()).await?);
         for seed in &settings.seeds {
             advertise::validate("seed", seed)?;
         }
-        let failed = |error| Error::Listen { address: settings.listen, error };
+        let failed = |error| LinkError::Listen { address: settings.listen, error };
         let listener = TcpListener::bind(settings.listen).await.map_err(failed)?;
         let address = listener.local_addr().map_err(failed)?;
         let advertised = advertise::address(settings.advertise.as_deref(), address, &settings.seeds).await;
         advertise::validate("advertise", &advertised)?;
         let (commands, received) = mpsc::channel(COMMANDS_MAX);
-        let links = Self(Arc::new(Shared::new(local_id, advertised, settings, credentials, clock, commands)));
+        let links =
+            Self(Arc::new(LinkHub::new(local_id, advertised, settings, credentials, clock, commands)));
         let listening =
             LinkListener { listener, address, commands: received, links: EndGuard(links.clone()) };
         Ok((links, listening))
@@ -205,14 +206,14 @@ impl Links {
     /// Sends queued batches and a goodbye on every link, and returns when all links have ended, after `within` at most.
     pub async fn close(&self, within: Duration) {
         self.0.phase.send_if_modified(|phase| {
-            let is_open = *phase == Phase::Open;
+            let is_open = *phase == LinksPhase::Open;
             if is_open {
-                *phase = Phase::Closing(within);
+                *phase = LinksPhase::Closing(within);
             }
             is_open
         });
         // The sender lives in `self`, so waiting cannot fail.
-        let _ = self.0.phase.subscribe().wait_for(|phase| *phase == Phase::Ended).await;
+        let _ = self.0.phase.subscribe().wait_for(|phase| *phase == LinksPhase::Ended).await;
     }
 
     /// The state of the search at the seeds.
@@ -237,7 +238,7 @@ impl Links {
     }
 
     /// Statistics since the start.
-    pub fn stats(&self) -> &Arc<Stats> {
+    pub fn stats(&self) -> &Arc<LinkStats> {
         &self.0.local.stats
     }
 }
@@ -249,7 +250,7 @@ impl LinkListener {
     }
 
     /// Accepts and dials until [`Links::close`] is called. Owns every task of the links: dropping the future ends them.
-    pub async fn run(self, handler: Arc<dyn LinkHandler>) -> Result<(), Error> {
+    pub async fn run(self, handler: Arc<dyn LinkHandler>) -> Result<(), LinkError> {
         let Self { listener, address, mut commands, links } = self;
         let shared = links.0.0.clone();
         let hub = Arc::new(Hub { shared: shared.clone(), handler });
@@ -263,9 +264,9 @@ impl LinkListener {
         let handshakes = Arc::new(Semaphore::new(accept::HANDSHAKES_MAX));
         let within = loop {
             tokio::select! {
-                phase = phases.wait_for(|phase| *phase != Phase::Open) => match phase.map(|phase| *phase) {
-                    Ok(Phase::Closing(within)) => break within,
-                    Ok(Phase::Open | Phase::Ended) | Err(_) => break Duration::ZERO,
+                phase = phases.wait_for(|phase| *phase != LinksPhase::Open) => match phase.map(|phase| *phase) {
+                    Ok(LinksPhase::Closing(within)) => break within,
+                    Ok(LinksPhase::Open | LinksPhase::Ended) | Err(_) => break Duration::ZERO,
                 },
                 Some(order) = commands.recv() => {
                     tasks.spawn(execute(hub.clone(), order));
@@ -273,10 +274,10 @@ impl LinkListener {
                 incoming = accept::next(&listener, &mut acceptor, handshakes.clone()) => {
                     tasks.spawn(accept::accept(hub.clone(), incoming));
                 }
-                Some(ended) = tasks.join_next() => ended.map_err(|panic| Error::TaskEnded(panic.to_string()))?,
+                Some(ended) = tasks.join_next() => ended.map_err(|panic| LinkError::TaskEnded(panic.to_string()))?,
                 Some(ended) = background.join_next() => {
                     let reason = ended.err().map_or("background task returned".to_owned(), |panic| panic.to_string());
-                    return Err(Error::TaskEnded(reason));
+                    return Err(LinkError::TaskEnded(reason));
                 }
             }
         };

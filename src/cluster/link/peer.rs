@@ -21,7 +21,7 @@ use crate::cluster::{
         handshake::{Resolution, SessionIds, supersedes},
         outbound::OutboundQueue,
         session::{Session, SessionError},
-        stats::Stats,
+        stats::LinkStats,
     },
 };
 
@@ -36,13 +36,13 @@ pub(super) struct LocalProcess {
     pub(super) id: MemberId,
     /// The advertised address.
     pub(super) address: String,
-    pub(super) stats: Arc<Stats>,
+    pub(super) stats: Arc<LinkStats>,
 }
 
 /// All peers.
 // Invariant: changes only under the lock, so that there are never more than `PEERS_MAX`. Reads take no lock.
 #[derive(Default)]
-pub(super) struct Roster {
+pub(super) struct PeerRoster {
     peers: ArcSwap<HashMap<MemberId, Arc<Peer>>>,
     sessions: Mutex<u64>,
     // Of all peers.
@@ -54,7 +54,7 @@ pub(super) struct Peer {
     pub(super) id: MemberId,
     local: Arc<LocalProcess>,
     handler: Arc<dyn LinkHandler>,
-    roster: Weak<Roster>,
+    roster: Weak<PeerRoster>,
     // Held while `LinkHandler` is called, so that its calls for one peer are ordered. Methods that `LinkHandler` may
     // call never take it.
     state: Mutex<PeerState>,
@@ -100,12 +100,12 @@ pub(super) enum Flow {
 
 /// The side of the connection that this process is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Role {
+pub(super) enum LinkRole {
     Dialler,
     Acceptor,
 }
 
-impl Roster {
+impl PeerRoster {
     pub(super) fn get(&self, id: MemberId) -> Option<Arc<Peer>> {
         self.peers.load().get(&id).cloned()
     }
@@ -169,7 +169,7 @@ impl Peer {
         session: u64,
         local: &Arc<LocalProcess>,
         handler: &Arc<dyn LinkHandler>,
-        roster: &Arc<Roster>,
+        roster: &Arc<PeerRoster>,
     ) -> Self {
         let state = PeerState {
             session_ids: SessionIds::new(session),
@@ -226,7 +226,7 @@ impl Peer {
     pub(super) fn handle_hello(
         self: &Arc<Self>,
         hello: &Hello,
-        role: Role,
+        role: LinkRole,
         outbound: &Arc<OutboundQueue>,
     ) -> HelloOutcome {
         let mut state = self.state();
@@ -237,8 +237,8 @@ impl Peer {
             return HelloOutcome::SessionEnded;
         }
         let dialler = match role {
-            Role::Dialler => self.local.id,
-            Role::Acceptor => self.id,
+            LinkRole::Dialler => self.local.id,
+            LinkRole::Acceptor => self.id,
         };
         match state.session_ids.resolve(hello.offer()) {
             Resolution::Outdated => return HelloOutcome::Refused(Reason::Stale),
@@ -269,7 +269,7 @@ impl Peer {
             state.abort(self, error);
             return HelloOutcome::SessionEnded;
         }
-        if role == Role::Acceptor {
+        if role == LinkRole::Acceptor {
             outbound.send(Kind::Hello(state.hello(&self.local, false)));
         }
         match state.active.replace(ActiveConnection { outbound: outbound.clone(), dialler }) {
@@ -352,7 +352,7 @@ impl PeerState {
         }
     }
 
-    fn piece(&mut self, stats: &Stats) -> Option<Frame> {
+    fn piece(&mut self, stats: &LinkStats) -> Option<Frame> {
         let next = self.session.next_piece()?;
         if next.is_resent {
             stats.pieces_resent.increase();

@@ -30,7 +30,7 @@ pub struct Strangers {
 }
 
 #[derive(Debug)]
-struct Rejection {
+struct LinkRejection {
     reason: LinkFailure,
     is_former_peer: bool,
     since: Stopwatch,
@@ -38,7 +38,7 @@ struct Rejection {
 
 /// The last rejection of each address.
 #[derive(Debug, Default)]
-pub(super) struct Rejections(Mutex<HashMap<SocketAddr, Rejection>>);
+pub(super) struct Rejections(Mutex<HashMap<SocketAddr, LinkRejection>>);
 
 impl Rejections {
     /// Records that a link to this address was rejected, which is that of a peer or of a process that is not known.
@@ -49,7 +49,7 @@ impl Rejections {
         let was_peer = addresses.get(&address).is_some_and(|rejection| rejection.is_former_peer);
         if addresses.len() < ADDRESSES_MAX || addresses.contains_key(&address) {
             let is_former_peer = was_peer || peer.is_some();
-            addresses.insert(address, Rejection { reason, is_former_peer, since: Stopwatch::start() });
+            addresses.insert(address, LinkRejection { reason, is_former_peer, since: Stopwatch::start() });
         }
     }
 

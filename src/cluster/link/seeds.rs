@@ -16,7 +16,7 @@ use tokio::{
 use tollgate_limiter::time::Stopwatch;
 use tracing::{info, warn};
 
-use crate::cluster::link::{DialResult, SeedFailures, SeedState, Shared};
+use crate::cluster::link::{DialResult, LinkHub, SeedFailures, SeedState};
 
 /// Interval of the lookups while no other member is known, and afterwards.
 const ALONE_INTERVAL: Duration = Duration::from_secs(1);
@@ -38,21 +38,21 @@ struct SeedResult {
 }
 
 /// The search at all seeds.
-struct Search {
+struct SeedSearch {
     since: Stopwatch,
     all: Mutex<Vec<Option<SeedResult>>>,
 }
 
-impl Search {
-    fn publish(&self, shared: &Shared) {
+impl SeedSearch {
+    fn publish(&self, shared: &LinkHub) {
         let all = self.all.lock().unwrap_or_else(PoisonError::into_inner);
         shared.set_seeds(summary(&all, self.since.elapsed()));
     }
 }
 
 /// Searches at all seeds until it is dropped.
-pub(super) async fn watch(shared: Arc<Shared>) {
-    let search = Search { since: Stopwatch::start(), all: Mutex::new(vec![None; shared.seeds().len()]) };
+pub(super) async fn watch(shared: Arc<LinkHub>) {
+    let search = SeedSearch { since: Stopwatch::start(), all: Mutex::new(vec![None; shared.seeds().len()]) };
     search.publish(&shared);
     let seeds = shared.seeds().iter().enumerate();
     join_all(seeds.map(|(index, seed)| watch_one(&shared, index, seed, &search))).await;
@@ -60,7 +60,7 @@ pub(super) async fn watch(shared: Arc<Shared>) {
     std::future::pending().await
 }
 
-async fn watch_one(shared: &Shared, index: usize, seed: &str, search: &Search) {
+async fn watch_one(shared: &LinkHub, index: usize, seed: &str, search: &SeedSearch) {
     let mut failing: Option<String> = None;
     let note = |found| {
         search.all.lock().unwrap_or_else(PoisonError::into_inner)[index] = Some(found);
@@ -102,7 +102,7 @@ async fn watch_one(shared: &Shared, index: usize, seed: &str, search: &Search) {
 }
 
 /// Dials all addresses concurrently.
-async fn dial(shared: &Shared, addresses: &[SocketAddr]) -> SeedResult {
+async fn dial(shared: &LinkHub, addresses: &[SocketAddr]) -> SeedResult {
     let dials = addresses.iter().map(async |address| {
         let (report, result) = oneshot::channel();
         shared.dial(&address.to_string(), Some(report));

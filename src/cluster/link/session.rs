@@ -24,13 +24,13 @@ const ACKNOWLEDGE_PART: usize = 8;
 
 /// Maxima in bytes; tests use smaller ones.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Bounds {
+pub(super) struct SessionBounds {
     pub(super) piece: usize,
     pub(super) unacknowledged: usize,
     pub(super) batch: usize,
 }
 
-impl Default for Bounds {
+impl Default for SessionBounds {
     fn default() -> Self {
         Self { piece: PIECE_BYTES_MAX, unacknowledged: UNACKNOWLEDGED_BYTES_MAX, batch: BATCH_BYTES_MAX }
     }
@@ -53,7 +53,7 @@ pub(super) enum SessionError {
 /// One side of a session.
 #[derive(Debug, Default)]
 pub(super) struct Session {
-    bounds: Bounds,
+    bounds: SessionBounds,
     // Invariant: `unacknowledged` holds the pieces numbered from `acknowledged + 1`, without gaps.
     unacknowledged: VecDeque<UnacknowledgedPiece>,
     unacknowledged_bytes: usize,
@@ -89,7 +89,7 @@ impl Session {
 
     /// A session with other maxima.
     #[cfg(test)]
-    pub(super) fn with_bounds(bounds: Bounds, budget: Arc<AssemblyBudget>) -> Self {
+    pub(super) fn with_bounds(bounds: SessionBounds, budget: Arc<AssemblyBudget>) -> Self {
         Self { bounds, ..Self::new(budget) }
     }
 

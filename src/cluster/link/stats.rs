@@ -51,9 +51,9 @@ impl LinkFailure {
     }
 
     /// The reason behind a TLS error.
-    pub(super) fn of(error: &Error) -> Self {
+    pub(super) fn from_tls_error(error: &Error) -> Self {
         match error {
-            error if VersionMismatch::of(error).is_some() => Self::Version,
+            error if VersionMismatch::from_tls_error(error).is_some() => Self::Version,
             Error::NoCertificatesPresented => Self::NoCertificate,
             Error::InvalidCertificate(error) => match error {
                 CertificateError::Expired
@@ -75,7 +75,7 @@ impl LinkFailure {
 
 /// Statistics of links since the start.
 #[derive(Debug)]
-pub struct Stats {
+pub struct LinkStats {
     pub(super) links_up: AtomicU64,
     /// Sessions resumed over another connection.
     pub reconnects: Counter,
@@ -98,7 +98,7 @@ pub struct Stats {
     since: Stopwatch,
 }
 
-impl Default for Stats {
+impl Default for LinkStats {
     fn default() -> Self {
         Self {
             links_up: AtomicU64::default(),
@@ -117,7 +117,7 @@ impl Default for Stats {
     }
 }
 
-impl Stats {
+impl LinkStats {
     /// Links that are up now.
     pub fn links_up(&self) -> u64 {
         self.links_up.load(Relaxed)

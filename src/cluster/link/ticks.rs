@@ -17,7 +17,7 @@ const PEERS_OF_INTERVAL_MIN: u32 = 16;
 const GROUP_INTERVAL: Duration = Duration::from_millis(100);
 
 /// The ticks of all links.
-pub(super) struct Ticks {
+pub(super) struct LinkTicks {
     local: MemberId,
     clock: Clock,
 }
@@ -31,7 +31,7 @@ pub(super) struct NextTick {
     pub(super) interval: Duration,
 }
 
-impl Ticks {
+impl LinkTicks {
     pub(super) fn new(local: MemberId, clock: Clock) -> Self {
         Self { local, clock }
     }

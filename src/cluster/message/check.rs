@@ -96,7 +96,7 @@ pub(crate) enum LeaseState {
 
 /// The owner's answer to a remote check.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) enum Reply {
+pub(crate) enum CheckReply {
     /// What the operation has come to.
     // The lease is boxed, because most replies have none.
     Decided { outcome: Outcome, lease: Option<Box<LeaseReply>> },

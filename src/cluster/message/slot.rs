@@ -30,7 +30,7 @@ impl Version {
 
 /// The counters of a slot at a version, and what was granted of them.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub(crate) struct SlotCopy {
+pub(crate) struct VersionedSlot {
     pub(crate) version: Version,
     #[serde(skip)]
     pub(crate) contents: Arc<SlotData>,
@@ -42,7 +42,7 @@ pub(crate) struct SlotCopy {
 pub(crate) struct SlotGrants {
     /// To other replicas.
     #[serde(with = "each_apart")]
-    pub(crate) leases: Vec<Grant>,
+    pub(crate) leases: Vec<LeaseGrant>,
     /// To clients that decide by themselves.
     pub(crate) divisions: SlotDivisions,
 }
@@ -65,7 +65,7 @@ impl SlotGrants {
 
 /// A part of a limit, lent to a replica that forwards the key often.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Grant {
+pub(crate) struct LeaseGrant {
     pub(crate) key: Key,
     pub(crate) limit: Limit,
     pub(crate) borrower: MemberId,
@@ -79,7 +79,7 @@ pub(crate) struct Grant {
     pub(crate) charged: Option<ChargedHits>,
 }
 
-impl Grant {
+impl LeaseGrant {
     /// Adds the unaccounted hits to `data` as if they were used now, unless they are charged already.
     pub(crate) fn charge_to(&self, data: &mut SlotData, now: Timestamp) {
         if self.charged.is_none() {
@@ -99,7 +99,7 @@ pub(crate) struct ChargedHits {
 
 /// What an owner started from when it recovered a slot. Later owners inherit it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Origin {
+pub(crate) struct RecoveryOrigin {
     /// The version of the copy that was recovered; the least version if there was none.
     pub(crate) version: Version,
     /// The epoch that began with the recovery.
@@ -121,8 +121,8 @@ pub(crate) struct HandOffId {
 pub(crate) struct HandOff {
     pub(crate) id: HandOffId,
     pub(crate) slot: Slot,
-    pub(crate) copy: SlotCopy,
-    pub(crate) origin: Origin,
+    pub(crate) copy: VersionedSlot,
+    pub(crate) origin: RecoveryOrigin,
 }
 
 /// Adds hits to `data` as if they were used now.

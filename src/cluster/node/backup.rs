@@ -9,7 +9,7 @@ use tollgate_limiter::{
 
 use crate::cluster::{
     MemberId,
-    message::{Message, Owner, SlotCopy, Version},
+    message::{Message, SlotOwner, Version, VersionedSlot},
     node::context::Context,
 };
 
@@ -39,13 +39,13 @@ struct SlotBackup {
 /// A copy, and the time of its last update.
 #[derive(Clone, Debug)]
 struct StoredCopy {
-    copy: SlotCopy,
+    copy: VersionedSlot,
     at: Timestamp,
 }
 
 /// What became of a backup that has arrived.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Received {
+pub(super) enum BackupOutcome {
     /// The copy is stored.
     Stored,
     /// There is no memory for the copy.
@@ -60,7 +60,7 @@ impl Backups {
     }
 
     /// The copy that is stored for another owner.
-    pub(super) fn stored(&self, slot: Slot) -> Option<&SlotCopy> {
+    pub(super) fn stored(&self, slot: Slot) -> Option<&VersionedSlot> {
         self.slots[slot.index()].stored.as_ref().map(|stored| &stored.copy)
     }
 
@@ -70,7 +70,7 @@ impl Backups {
     }
 
     /// Stores a copy that was decoded, unless a newer one is stored. Without memory for it, it is refused.
-    pub(super) fn store_arrived(&mut self, slot: Slot, copy: SlotCopy, cx: &mut Context<'_>) -> bool {
+    pub(super) fn store_arrived(&mut self, slot: Slot, copy: VersionedSlot, cx: &mut Context<'_>) -> bool {
         let contents = Arc::unwrap_or_clone(copy.contents);
         let older = self.stored(slot).map(|stored| &*stored.contents);
         let contents = match older {
@@ -81,12 +81,12 @@ impl Backups {
             cx.out.stats.backups_refused += 1;
             return false;
         };
-        self.store_newer(slot, SlotCopy { contents: Arc::new(contents), ..copy }, cx.now);
+        self.store_newer(slot, VersionedSlot { contents: Arc::new(contents), ..copy }, cx.now);
         true
     }
 
     /// Stores `copy` unless a newer one is stored.
-    pub(super) fn store_newer(&mut self, slot: Slot, copy: SlotCopy, now: Timestamp) {
+    pub(super) fn store_newer(&mut self, slot: Slot, copy: VersionedSlot, now: Timestamp) {
         if self.stored(slot).is_none_or(|stored| stored.version < copy.version) {
             self.slots[slot.index()].stored = Some(StoredCopy { copy, at: now });
         }
@@ -102,20 +102,20 @@ impl Backups {
         &mut self,
         from: MemberId,
         slot: Slot,
-        copy: SlotCopy,
+        copy: VersionedSlot,
         after: Option<u64>,
         cx: &mut Context<'_>,
-    ) -> Received {
+    ) -> BackupOutcome {
         let received = match after {
             Some(after) => self.receive_changes(from, slot, copy, after, cx),
-            None if self.store_arrived(slot, copy, cx) => Received::Stored,
-            None => Received::Refused,
+            None if self.store_arrived(slot, copy, cx) => BackupOutcome::Stored,
+            None => BackupOutcome::Refused,
         };
         let refused_at = &mut self.slots[slot.index()].refused_at;
         match received {
-            Received::Stored => *refused_at = None,
-            Received::Refused => *refused_at = Some(cx.now),
-            Received::BaseMissing => {}
+            BackupOutcome::Stored => *refused_at = None,
+            BackupOutcome::Refused => *refused_at = Some(cx.now),
+            BackupOutcome::BaseMissing => {}
         }
         received
     }
@@ -124,10 +124,10 @@ impl Backups {
         &mut self,
         from: MemberId,
         slot: Slot,
-        copy: SlotCopy,
+        copy: VersionedSlot,
         after: u64,
         cx: &mut Context<'_>,
-    ) -> Received {
+    ) -> BackupOutcome {
         let base = Version { epoch: copy.version.epoch, seq: after };
         let SlotBackup { stored, refused_at, .. } = &mut self.slots[slot.index()];
         let stored = stored.as_mut().filter(|stored| stored.copy.version == base);
@@ -138,15 +138,15 @@ impl Backups {
             stored.copy.version = copy.version;
             stored.copy.grants = copy.grants;
             stored.at = cx.now;
-            return Received::Stored;
+            return BackupOutcome::Stored;
         }
         if refused_at.is_some_and(|at| cx.now.since(at) < REFUSAL_PAUSE) {
             cx.out.stats.backups_refused += 1;
-            return Received::Refused;
+            return BackupOutcome::Refused;
         }
         // A copy keeps counters that the owner has evicted since, so the whole slot may fit where its changes do not.
         cx.out.send(from, Message::BackupBaseMissing { slot });
-        Received::BaseMissing
+        BackupOutcome::BaseMissing
     }
 
     /// Whether the last backup of the slot that has arrived here was refused.
@@ -157,7 +157,7 @@ impl Backups {
 
     /// Drops copies that should not be needed: the owner is reachable and another member is its backup owner. Returns
     /// false if that was done lately.
-    pub(super) fn sweep(&mut self, owner: impl Fn(Slot) -> Option<Owner>, cx: &Context<'_>) -> bool {
+    pub(super) fn sweep(&mut self, owner: impl Fn(Slot) -> Option<SlotOwner>, cx: &Context<'_>) -> bool {
         if cx.now.since(self.swept_at) < SWEEP_INTERVAL {
             return false;
         }

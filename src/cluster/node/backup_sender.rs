@@ -17,7 +17,7 @@ use tollgate_limiter::{
 
 use crate::cluster::{
     MemberId,
-    message::{Message, SlotCopy, SlotGrants, Version},
+    message::{Message, SlotGrants, Version, VersionedSlot},
     node::context::Context,
 };
 
@@ -30,7 +30,7 @@ pub(super) struct BackupSender {
     memory: Arc<Memory>,
     /// How often changed counters are sent to the backup owner; `None` for never.
     interval: Option<Duration>,
-    slots: Vec<SlotState>,
+    slots: Vec<BackupState>,
     /// The slots whose backup waits for room on the way to its receiver, each once.
     waiting: BTreeMap<MemberId, VecDeque<Slot>>,
     /// The encoded bytes of the backups that each receiver has not answered yet, at most.
@@ -41,7 +41,7 @@ pub(super) struct BackupSender {
 }
 
 #[derive(Clone, Debug, Default)]
-struct SlotState {
+struct BackupState {
     /// The last backup since this replica owns the slot.
     sent: Option<SentBackup>,
     is_waiting: bool,
@@ -54,21 +54,21 @@ struct SentBackup {
     receiver: MemberId,
     /// The encoded bytes of the backup, at most.
     bytes: usize,
-    next: Next,
+    next: NextBackup,
 }
 
 impl SentBackup {
     fn unanswered_bytes(&self) -> usize {
         match self.next {
-            Next::Free => 0,
-            Next::Blocked | Next::Due => self.bytes,
+            NextBackup::Free => 0,
+            NextBackup::Blocked | NextBackup::Due => self.bytes,
         }
     }
 }
 
 /// What happens with the next backup to the same receiver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Next {
+enum NextBackup {
     /// The receiver has answered: the next one is sent when it is due.
     Free,
     /// The next one waits for the answer.
@@ -83,7 +83,7 @@ impl BackupSender {
             memory.track_changes();
         }
         Self {
-            slots: vec![SlotState::default(); memory.slots()],
+            slots: vec![BackupState::default(); memory.slots()],
             memory,
             interval,
             waiting: BTreeMap::new(),
@@ -118,7 +118,7 @@ impl BackupSender {
     /// Forgets which backups were sent, because all counters are discarded.
     pub(super) fn discard(&mut self) {
         self.may_lack_backups = true;
-        self.slots.fill(SlotState::default());
+        self.slots.fill(BackupState::default());
         self.waiting.clear();
         self.unanswered.clear();
     }
@@ -187,9 +187,9 @@ impl BackupSender {
         let is_same = self.is_sent_to(slot, epoch, to);
         let sent = self.slots[slot.index()].sent.as_mut().filter(|_| is_same);
         sent.is_some_and(|sent| match sent.next {
-            Next::Free => false,
-            Next::Blocked | Next::Due => {
-                sent.next = Next::Due;
+            NextBackup::Free => false,
+            NextBackup::Blocked | NextBackup::Due => {
+                sent.next = NextBackup::Due;
                 true
             }
         })
@@ -235,18 +235,23 @@ impl BackupSender {
         let after = sent.filter(|_| is_known).map(|former| former.version.seq);
         let changes = if is_known { self.memory.changes(slot) } else { self.memory.whole(slot) };
         let version = Version { seq: changes.seq, ..version };
-        let copy = SlotCopy { version, contents: Arc::new(changes.data), grants };
+        let copy = VersionedSlot { version, contents: Arc::new(changes.data), grants };
         cx.out.stats.backed_up += copy.contents.len() as u64;
         let bytes = cx.out.send(to, Message::Backup { slot, copy, after });
-        self.set_sent(slot, Some(SentBackup { version, receiver: to, bytes, next: Next::Blocked }));
+        self.set_sent(slot, Some(SentBackup { version, receiver: to, bytes, next: NextBackup::Blocked }));
     }
 
     /// `from` has answered the backup at this version. Returns what that means; `None` if it was not the last one.
-    pub(super) fn answered(&mut self, from: MemberId, slot: Slot, version: Version) -> Option<Answered> {
+    pub(super) fn answered(
+        &mut self,
+        from: MemberId,
+        slot: Slot,
+        version: Version,
+    ) -> Option<BackupAnswered> {
         let is_last = |sent: &SentBackup| sent.version == version && sent.receiver == from;
         let sent = self.slots[slot.index()].sent.filter(is_last)?;
-        self.set_sent(slot, Some(SentBackup { next: Next::Free, ..sent }));
-        Some(Answered { is_due: sent.next == Next::Due })
+        self.set_sent(slot, Some(SentBackup { next: NextBackup::Free, ..sent }));
+        Some(BackupAnswered { is_due: sent.next == NextBackup::Due })
     }
 
     /// The backup owner lacks the version that the last backup builds on. Returns whether it is still the backup owner.
@@ -261,7 +266,7 @@ impl BackupSender {
 
 /// The last backup of a slot was answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Answered {
+pub(super) struct BackupAnswered {
     /// The next one has become due meanwhile.
     pub(super) is_due: bool,
 }

@@ -13,12 +13,12 @@ use tollgate_limiter::{
 
 use crate::cluster::{
     MemberId,
-    message::{LeaseReply, Message, RemoteCheck, RemoteOperation, Reply},
+    message::{CheckReply, LeaseReply, Message, RemoteCheck, RemoteOperation},
     node::{
         context::Context,
         forwarding::{Forward, Forwarding, OpenCheck, Requester},
         lease_borrower::LeaseBorrower,
-        output::Action,
+        output::NodeAction,
         slots::Slots,
         ticket::Ticket,
     },
@@ -50,12 +50,12 @@ pub(super) struct Router<'n> {
 }
 
 impl Router<'_> {
-    pub(super) fn receive_reply(&mut self, ticket: u64, reply: Reply) {
+    pub(super) fn receive_reply(&mut self, ticket: u64, reply: CheckReply) {
         if let Some(Forward { open, sent_at, .. }) = self.checks.forwarding.take_answered(ticket) {
             return self.reply(open, reply, sent_at);
         }
         let Some((check, sent_at)) = self.checks.forwarding.take_late(ticket) else { return };
-        let Reply::Decided { outcome: Outcome { decision, .. }, lease } = reply else { return };
+        let CheckReply::Decided { outcome: Outcome { decision, .. }, lease } = reply else { return };
         // The owner charges hits that it has lent, unless this replica uses or returns them.
         if let Some(lease) = lease {
             self.receive_lease(&check, &decision, *lease, sent_at);
@@ -266,26 +266,26 @@ impl Router<'_> {
         self.checks.forwarding.park(open);
     }
 
-    fn reply(&mut self, open: OpenCheck, reply: Reply, sent_at: Timestamp) {
+    fn reply(&mut self, open: OpenCheck, reply: CheckReply, sent_at: Timestamp) {
         match (open.requester, reply) {
-            (Requester::NoReply, Reply::Decided { .. }) => {}
+            (Requester::NoReply, CheckReply::Decided { .. }) => {}
             (Requester::Peer(peer, ticket), reply) => {
                 self.cx.out.send(peer, Message::Reply { ticket, reply });
             }
-            (Requester::Caller(ticket, _), Reply::Decided { outcome, lease }) => {
+            (Requester::Caller(ticket, _), CheckReply::Decided { outcome, lease }) => {
                 if let Some(lease) = lease {
                     self.receive_lease(&open.check, &outcome.decision, *lease, sent_at);
                 }
                 self.complete(ticket, outcome, DecidedBy::Counter);
             }
-            (Requester::Caller(..) | Requester::NoReply, Reply::Unreachable) => {
+            (Requester::Caller(..) | Requester::NoReply, CheckReply::Unreachable) => {
                 self.owner_unreachable(open);
             }
         }
     }
 
     fn complete(&mut self, ticket: Ticket, outcome: Outcome, decided_by: DecidedBy) {
-        self.cx.out.actions.push(Action::Complete(ticket, RemoteOutcome { outcome, decided_by }));
+        self.cx.out.actions.push(NodeAction::Complete(ticket, RemoteOutcome { outcome, decided_by }));
     }
 
     /// Handles a lease or a refusal from the owner. The previous grant of the key is settled.
@@ -309,10 +309,10 @@ impl Router<'_> {
     fn owner_unreachable(&mut self, open: OpenCheck) {
         match open.requester {
             Requester::Peer(peer, ticket) => {
-                self.cx.out.send(peer, Message::Reply { ticket, reply: Reply::Unreachable });
+                self.cx.out.send(peer, Message::Reply { ticket, reply: CheckReply::Unreachable });
             }
             Requester::Caller(ticket, _) => {
-                self.cx.out.actions.push(Action::Complete(ticket, RemoteOutcome::unreachable()));
+                self.cx.out.actions.push(NodeAction::Complete(ticket, RemoteOutcome::unreachable()));
             }
             // The owner must learn of the consumption later.
             Requester::NoReply => {

@@ -2,7 +2,7 @@
 
 use tollgate_limiter::time::Timestamp;
 
-use crate::cluster::node::{membership::Membership, output::Output};
+use crate::cluster::node::{membership::Membership, output::NodeOutput};
 
 /// The time, the members, and where messages and actions go.
 #[derive(Debug)]
@@ -15,5 +15,5 @@ pub(super) struct Context<'n> {
     /// The last tick that judged silence. Later, this replica may not have read what peers have sent.
     pub(super) judged_at: Timestamp,
     pub(super) members: &'n Membership,
-    pub(super) out: &'n mut Output,
+    pub(super) out: &'n mut NodeOutput,
 }

@@ -14,7 +14,7 @@ use tollgate_limiter::{
 use crate::cluster::{
     MemberId,
     message::{Message, RemoteCheck},
-    node::{context::Context, output::Output, ticket::Ticket},
+    node::{context::Context, output::NodeOutput, ticket::Ticket},
 };
 
 /// The most open checks.
@@ -43,7 +43,7 @@ pub(super) struct OpenCheck {
 
 impl OpenCheck {
     /// A check of a local caller.
-    pub(super) fn of_caller(
+    pub(super) fn from_caller(
         ticket: Ticket,
         policy: ForwardPolicy,
         check: RemoteCheck,
@@ -53,7 +53,7 @@ impl OpenCheck {
     }
 
     /// A check that a peer has forwarded.
-    pub(super) fn of_peer(
+    pub(super) fn from_peer(
         peer: MemberId,
         ticket: u64,
         check: Arc<RemoteCheck>,
@@ -235,7 +235,7 @@ impl Forwarding {
         &mut self,
         on_time_since: Timestamp,
         now: Timestamp,
-        out: &mut Output,
+        out: &mut NodeOutput,
     ) -> Vec<OpenCheck> {
         if self.next_deadline.is_none_or(|next| now < next) {
             return Vec::new();

@@ -21,7 +21,7 @@ pub(super) struct Joining {
 
 /// How the cluster of a peer compares with that of this replica.
 #[derive(Clone, Debug)]
-pub(super) enum Comparison {
+pub(super) enum ClusterComparison {
     Same,
     /// The peer adopts our hash secret, and then sends another hello.
     Other,
@@ -63,27 +63,27 @@ impl Joining {
 
     /// Compares the hash secret of a peer with ours, and adopts it if the peer's cluster stays. `is_in_use` is false
     /// for a joining peer, which may name the hash secret of an earlier process.
-    pub(super) fn compare(&mut self, theirs: Option<HashSecret>, is_in_use: bool) -> Comparison {
+    pub(super) fn compare(&mut self, theirs: Option<HashSecret>, is_in_use: bool) -> ClusterComparison {
         match (theirs, &self.hash_secret) {
             // The peer sends another hello once it has joined.
-            (None, Some(_)) => Comparison::Other,
-            (None, None) => Comparison::Same,
+            (None, Some(_)) => ClusterComparison::Other,
+            (None, None) => ClusterComparison::Same,
             (Some(theirs), Some(ours)) if theirs.founder == ours.founder => {
                 self.is_used |= is_in_use;
-                Comparison::Same
+                ClusterComparison::Same
             }
-            (Some(_), Some(_)) if self.is_used && !is_in_use => Comparison::Other,
+            (Some(_), Some(_)) if self.is_used && !is_in_use => ClusterComparison::Other,
             (Some(theirs), Some(ours)) if ours.founder < theirs.founder && self.is_used == is_in_use => {
-                Comparison::Other
+                ClusterComparison::Other
             }
             (Some(theirs), _) => {
                 self.is_used = is_in_use;
                 let secret = theirs.secret.clone();
                 let previous = self.hash_secret.replace(theirs);
                 if previous.is_some_and(|previous| previous.secret.to_bytes() == secret.to_bytes()) {
-                    Comparison::FounderAdopted(secret)
+                    ClusterComparison::FounderAdopted(secret)
                 } else {
-                    Comparison::Adopted(secret)
+                    ClusterComparison::Adopted(secret)
                 }
             }
         }

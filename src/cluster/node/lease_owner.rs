@@ -20,8 +20,8 @@ use tollgate_limiter::{
 
 use crate::cluster::{
     MemberId,
-    message::{ChargedHits, Grant, LeaseReply, LeaseState, Message, RemoteCheck, Settlement},
-    node::{context::Context, membership::Departure, output::Output},
+    message::{ChargedHits, LeaseGrant, LeaseReply, LeaseState, Message, RemoteCheck, Settlement},
+    node::{context::Context, membership::Departure, output::NodeOutput},
 };
 
 /// How long a grant or a refusal lasts.
@@ -84,12 +84,12 @@ enum GrantState {
 }
 
 impl OpenGrant {
-    fn to_grant(&self, key: Key, cx: &Context<'_>) -> Grant {
+    fn to_grant(&self, key: Key, cx: &Context<'_>) -> LeaseGrant {
         let charged = match self.state {
             GrantState::Open | GrantState::Settled => None,
             GrantState::Charged { hits, at } => Some(ChargedHits { hits, age: cx.wall.since(at) }),
         };
-        Grant {
+        LeaseGrant {
             key,
             limit: self.limit.clone(),
             borrower: self.borrower,
@@ -115,7 +115,7 @@ impl LeaseOwner {
     }
 
     /// The grants of `slot`, as they are sent with the slot data.
-    pub(super) fn grants_of_slot(&self, slot: Slot, cx: &Context<'_>) -> Vec<Grant> {
+    pub(super) fn grants_of_slot(&self, slot: Slot, cx: &Context<'_>) -> Vec<LeaseGrant> {
         let of_slot = self.keys.range(slot.places());
         let grants =
             of_slot.flat_map(|((_, key), leases)| leases.grants.iter().map(|grant| grant.to_grant(*key, cx)));
@@ -123,15 +123,15 @@ impl LeaseOwner {
     }
 
     /// Removes and returns the grants of `slot`.
-    pub(super) fn remove_slot(&mut self, slot: Slot, cx: &Context<'_>) -> Vec<Grant> {
+    pub(super) fn remove_slot(&mut self, slot: Slot, cx: &Context<'_>) -> Vec<LeaseGrant> {
         let grants = self.grants_of_slot(slot, cx);
         self.keys.extract_if(slot.places(), |_, _| true).for_each(drop);
         grants
     }
 
     /// Adds grants that arrived with a slot.
-    pub(super) fn insert_grants(&mut self, grants: Vec<Grant>, cx: &Context<'_>) {
-        for Grant { key, limit, borrower, number, left, ttl, charged } in grants {
+    pub(super) fn insert_grants(&mut self, grants: Vec<LeaseGrant>, cx: &Context<'_>) {
+        for LeaseGrant { key, limit, borrower, number, left, ttl, charged } in grants {
             self.last_number = self.last_number.max(number);
             let state = match charged {
                 Some(ChargedHits { hits, age }) => GrantState::Charged { hits, at: cx.wall.before(age) },
@@ -292,7 +292,7 @@ impl LeaseOwner {
     }
 
     /// Recalls the grants of `key`.
-    pub(super) fn recall_grants(&mut self, key: Key, out: &mut Output) {
+    pub(super) fn recall_grants(&mut self, key: Key, out: &mut NodeOutput) {
         let Some(leases) = self.keys.get_mut(&self.place(key)) else {
             // Without grants nothing is leased.
             self.memory.leases().set_leased(key, 0);
@@ -311,7 +311,7 @@ impl LeaseOwner {
     }
 
     /// Revokes refusals of `key` that are no longer true.
-    pub(super) fn revoke_refusals(&mut self, key: Key, out: &mut Output) {
+    pub(super) fn revoke_refusals(&mut self, key: Key, out: &mut NodeOutput) {
         let Some(leases) = self.keys.get_mut(&self.place(key)) else { return };
         for (member, _) in std::mem::take(&mut leases.refused) {
             out.send(member, Message::Revoke { key });

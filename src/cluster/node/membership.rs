@@ -12,7 +12,7 @@ use crate::cluster::{
     message::{MemberRecord, MemberState, Message},
     node::{
         joining::ReachedPeers,
-        output::{Action, Event, Output},
+        output::{NodeAction, NodeEvent, NodeOutput},
         settings::NodeSettings,
     },
     placement::Placement,
@@ -27,7 +27,7 @@ pub(super) use peer::{PeerStatus, status};
 
 use damping::Damping;
 use departures::Departures;
-use peer::{Peer, status_interval};
+use peer::{PeerMember, status_interval};
 
 /// The members that this replica knows, and its own record.
 #[derive(Debug)]
@@ -36,7 +36,7 @@ pub(super) struct Membership {
     settings: NodeSettings,
     slots: usize,
     draining_since: Option<Timestamp>,
-    peers: BTreeMap<MemberId, Peer>,
+    peers: BTreeMap<MemberId, PeerMember>,
     pub(super) departures: Departures,
     /// The members of the last view in which a majority was reachable.
     healthy: BTreeSet<MemberId>,
@@ -75,25 +75,25 @@ impl Membership {
     }
 
     /// Sets the state of this replica and announces it.
-    pub(super) fn set_state(&mut self, state: MemberState, out: &mut Output) {
+    pub(super) fn set_state(&mut self, state: MemberState, out: &mut NodeOutput) {
         self.local.state = state;
         self.announce(out);
     }
 
     /// Sets the hash of the active rules and announces it.
-    pub(super) fn set_rules(&mut self, rules: u64, out: &mut Output) {
+    pub(super) fn set_rules(&mut self, rules: u64, out: &mut NodeOutput) {
         if std::mem::replace(&mut self.local.rules, rules) != rules {
             self.announce(out);
         }
     }
 
-    fn announce(&mut self, out: &mut Output) {
+    fn announce(&mut self, out: &mut NodeOutput) {
         self.local.changes += 1;
         out.broadcast(&Message::Member(self.local.clone()));
     }
 
     /// Begins to drain. False if this replica drains already.
-    pub(super) fn drain(&mut self, now: Timestamp, out: &mut Output) -> bool {
+    pub(super) fn drain(&mut self, now: Timestamp, out: &mut NodeOutput) -> bool {
         if self.draining_since.is_some() {
             return false;
         }
@@ -118,9 +118,9 @@ impl Membership {
     /// A session with `peer` has begun.
     pub(super) fn connect(&mut self, peer: MemberId, address: &str, now: Timestamp) {
         self.departures.forget(peer);
-        let new = || Peer::new(MemberRecord::joining(peer, address.to_owned()), now);
+        let new = || PeerMember::new(MemberRecord::joining(peer, address.to_owned()), now);
         let known = self.peers.entry(peer).or_insert_with(new);
-        *known = Peer { connected: true, ..Peer::new(known.record.clone(), now) };
+        *known = PeerMember { connected: true, ..PeerMember::new(known.record.clone(), now) };
     }
 
     /// `peer` has sent a sign of life.
@@ -138,7 +138,7 @@ impl Membership {
     }
 
     /// Applies what is said about a member. A new one is dialled.
-    pub(super) fn update_record(&mut self, record: MemberRecord, now: Timestamp, out: &mut Output) {
+    pub(super) fn update_record(&mut self, record: MemberRecord, now: Timestamp, out: &mut NodeOutput) {
         let id = record.id;
         if id == self.local.id || self.departures.contains(id) {
             return;
@@ -150,8 +150,8 @@ impl Membership {
             }
             Some(_) => {}
             None => {
-                out.actions.push(Action::Dial(record.address.clone()));
-                self.peers.insert(id, Peer::new(record, now));
+                out.actions.push(NodeAction::Dial(record.address.clone()));
+                self.peers.insert(id, PeerMember::new(record, now));
             }
         }
     }
@@ -162,7 +162,7 @@ impl Membership {
         member: MemberId,
         departure: Departure,
         now: Timestamp,
-        out: &mut Output,
+        out: &mut NodeOutput,
     ) -> bool {
         if member == self.local.id || self.is_dead(member) {
             return false;
@@ -182,7 +182,7 @@ impl Membership {
         }
         self.has_changed = true;
         out.disconnect(member);
-        out.actions.push(Action::Disconnect(member));
+        out.actions.push(NodeAction::Disconnect(member));
         true
     }
 
@@ -214,7 +214,7 @@ impl Membership {
         self.peers.get(&peer).is_some_and(|peer| peer.connected && self.is_alive(peer, now))
     }
 
-    fn is_alive(&self, peer: &Peer, now: Timestamp) -> bool {
+    fn is_alive(&self, peer: &PeerMember, now: Timestamp) -> bool {
         now.since(peer.heard_at) <= self.settings.silence
     }
 
@@ -241,7 +241,7 @@ impl Membership {
 
     /// Whether a member takes slots.
     pub(super) fn has_receivers(&self) -> bool {
-        self.peers.values().any(Peer::can_receive_slots)
+        self.peers.values().any(PeerMember::can_receive_slots)
     }
 
     /// The records that other members have announced.
@@ -257,8 +257,8 @@ impl Membership {
 
     /// The peers that are reached while this replica joins.
     pub(super) fn reached_peers(&self, now: Timestamp) -> ReachedPeers {
-        let heard: Vec<&Peer> = self.peers.values().filter(|peer| self.is_alive(peer, now)).collect();
-        let serves = |peer: &&Peer| peer.synced && peer.record.state != MemberState::Joining;
+        let heard: Vec<&PeerMember> = self.peers.values().filter(|peer| self.is_alive(peer, now)).collect();
+        let serves = |peer: &&PeerMember| peer.synced && peer.record.state != MemberState::Joining;
         if heard.is_empty() {
             ReachedPeers::None
         } else if heard.iter().any(serves) {
@@ -298,7 +298,7 @@ impl Membership {
     /// slot nor keep a backup.
     pub(super) fn update_placement(&mut self, now: Timestamp) {
         self.damping.leave_out(self.peers.values_mut(), self.settings.silence, now);
-        let receives = |peer: &Peer| peer.can_receive_slots() && !peer.is_left_out;
+        let receives = |peer: &PeerMember| peer.can_receive_slots() && !peer.is_left_out;
         let receivers = self.peers.iter().filter(|(_, peer)| receives(peer)).map(|(id, _)| *id);
         let local = (self.local.state == MemberState::Serving).then_some(self.local.id);
         let mut members: Vec<MemberId> = receivers.chain(local).collect();
@@ -311,18 +311,18 @@ impl Membership {
 
     /// The members that have been silent for so long that they count as departed.
     pub(super) fn too_silent(&self, now: Timestamp) -> Vec<MemberId> {
-        let too_silent = |peer: &&Peer| now.since(peer.heard_at) > self.settings.tuning.forget_after;
+        let too_silent = |peer: &&PeerMember| now.since(peer.heard_at) > self.settings.tuning.forget_after;
         self.peers.values().filter(too_silent).map(|peer| peer.record.id).collect()
     }
 
     /// Detects silence and isolation.
-    pub(super) fn tick(&mut self, now: Timestamp, wall: Timestamp, out: &mut Output) {
+    pub(super) fn tick(&mut self, now: Timestamp, wall: Timestamp, out: &mut NodeOutput) {
         if now.since(self.status_at) >= status_interval(self.peers.len()) {
             self.status_at = now;
             out.broadcast(&status(wall));
         }
         let redialled = self.departures.addresses_to_redial(self.settings.tuning.forget_after / 6, now);
-        out.actions.extend(redialled.map(|address| Action::Dial(address.to_owned())));
+        out.actions.extend(redialled.map(|address| NodeAction::Dial(address.to_owned())));
         self.update_isolation(now, out);
         self.update_placement(now);
         out.stats.silences_held_back += self.damping.take_held_back();
@@ -344,11 +344,11 @@ impl Membership {
 
     /// A replica that reaches no more than half of its last healthy view does not trust its counters. Of two equal
     /// halves, the one with the smallest member id continues.
-    pub(super) fn update_isolation(&mut self, now: Timestamp, out: &mut Output) {
+    pub(super) fn update_isolation(&mut self, now: Timestamp, out: &mut NodeOutput) {
         if self.local.state != MemberState::Joining {
             self.healthy.insert(self.local.id);
         }
-        let is_counted = |peer: &Peer| {
+        let is_counted = |peer: &PeerMember| {
             peer.synced && peer.record.state != MemberState::Joining && self.is_alive(peer, now)
         };
         let is_present =
@@ -371,8 +371,8 @@ impl Membership {
         if self.isolated != isolated {
             self.isolated = isolated;
             self.has_changed = true;
-            let event = if isolated { Event::Isolated } else { Event::IsolationEnded };
-            out.actions.push(Action::Report(event));
+            let event = if isolated { NodeEvent::Isolated } else { NodeEvent::IsolationEnded };
+            out.actions.push(NodeAction::Report(event));
             out.stats.isolations += u64::from(isolated);
         }
     }

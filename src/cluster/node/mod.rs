@@ -5,7 +5,7 @@
 //! each replica hands off the slots that the placement assigns to another member, and recovers slots without an owner
 //! that the placement assigns to it. Different views only delay a move.
 //!
-//! [`Node`] passes each input to the machines that it concerns. Each machine owns its state. [`Slots`] connects those
+//! [`ClusterNode`] passes each input to the machines that it concerns. Each machine owns its state. [`Slots`] connects those
 //! of the slots: ownership with hand-offs, recovery, backups and lent leases. [`Router`] connects those of the checks:
 //! forwarding and borrowed leases.
 
@@ -23,7 +23,7 @@ use tollgate_limiter::{
 
 use crate::cluster::{
     MemberId,
-    message::{MemberState, Message, Owner, RemoteCheck},
+    message::{MemberState, Message, RemoteCheck, SlotOwner},
 };
 
 mod backup;
@@ -48,12 +48,12 @@ mod ticket;
 mod ticks;
 mod view;
 
-pub(crate) use output::{Action, Event};
+pub(crate) use output::{NodeAction, NodeEvent};
 pub(crate) use settings::NodeSettings;
-pub(crate) use stats::Stats;
+pub(crate) use stats::NodeStats;
 pub(crate) use ticket::Ticket;
 pub(crate) use ticks::{TICK, TICK_IDLE};
-pub use view::{MemberView, View};
+pub use view::{ClusterView, MemberView};
 
 use checks::{Checks, Router};
 use context::Context;
@@ -61,27 +61,27 @@ use forwarding::{Forwarding, OpenCheck};
 use joining::Joining;
 use lease_borrower::LeaseBorrower;
 use membership::{Departure, Membership};
-use output::Output;
+use output::NodeOutput;
 use slots::Slots;
-use ticks::Ticks;
+use ticks::NodeTicks;
 
 /// The state of one replica in the cluster.
 #[derive(Debug)]
-pub(crate) struct Node {
+pub(crate) struct ClusterNode {
     /// The time by which counters are decided. It may jump forward at any time, and back when the clock gives up a
     /// lead, so timeouts do not use it.
     wall: Timestamp,
-    ticks: Ticks,
-    /// The state that [`Node::new_state`] has reported.
+    ticks: NodeTicks,
+    /// The state that [`ClusterNode::new_state`] has reported.
     reported_state: MemberState,
     members: Membership,
     joining: Joining,
     slots: Slots,
     checks: Checks,
-    out: Output,
+    out: NodeOutput,
 }
 
-impl Node {
+impl ClusterNode {
     /// A replica that has not joined a cluster yet. Its memory is shared: it owns no slot until it receives or recovers
     /// one.
     pub(crate) fn new(
@@ -94,7 +94,7 @@ impl Node {
     ) -> Self {
         Self {
             wall: now,
-            ticks: Ticks::new(now),
+            ticks: NodeTicks::new(now),
             reported_state: MemberState::Joining,
             members: Membership::new(local_id, address, settings, memory.slots()),
             joining: Joining::new(settings.bootstrap_timeout, now),
@@ -103,7 +103,7 @@ impl Node {
                 forwarding: Forwarding::default(),
                 borrower: LeaseBorrower::new(local_id, settings),
             },
-            out: Output::new(settings.data_bytes_max),
+            out: NodeOutput::new(settings.data_bytes_max),
         }
     }
 
@@ -147,7 +147,7 @@ impl Node {
         now: Timestamp,
     ) {
         let mut router = self.router(now);
-        router.route(OpenCheck::of_caller(ticket, policy, check, deadline));
+        router.route(OpenCheck::from_caller(ticket, policy, check, deadline));
         router.retry_ready();
     }
 
@@ -183,7 +183,7 @@ impl Node {
         }
         self.heard(from, now);
         if !message.is_in_range(self.slots.len()) {
-            self.out.actions.push(Action::Report(Event::OutOfRange(from)));
+            self.out.actions.push(NodeAction::Report(NodeEvent::OutOfRange(from)));
             return self.depart(from, Departure::Silent, now);
         }
         let is_of_a_slot = message.last_slot().is_some() && !matches!(message, Message::Hello(_));
@@ -213,7 +213,7 @@ impl Node {
         match message {
             Message::Hello(_) | Message::Member(_) | Message::Dead { .. } | Message::Status { .. } => {}
             Message::Owns { slot, epoch, origin } => {
-                slots.receive_owner(slot, Owner { epoch, member: from }, origin, cx);
+                slots.receive_owner(slot, SlotOwner { epoch, member: from }, origin, cx);
             }
             Message::HandOff(hand_off) => slots.receive_hand_off(from, *hand_off, cx),
             Message::HandOffAck(id) => slots.receive_hand_off_ack(id, cx),
@@ -233,12 +233,12 @@ impl Node {
             Message::NewerCopy { slot, copy } => slots.receive_newer_copy(slot, copy, cx),
             Message::Forward { ticket, check, budget, hops } => {
                 let deadline = now.after(budget);
-                router.route(OpenCheck::of_peer(from, ticket, check, deadline, hops));
+                router.route(OpenCheck::from_peer(from, ticket, check, deadline, hops));
             }
             Message::Reply { ticket, reply } => router.receive_reply(ticket, reply),
             Message::Recall { key } => router.return_grant(key),
             Message::Revoke { key } => checks.borrower.revoke_refusal(key),
-            Message::Assigned(assignments) => cx.out.actions.push(Action::Assign(assignments)),
+            Message::Assigned(assignments) => cx.out.actions.push(NodeAction::Assign(assignments)),
         }
         router.retry_ready();
     }
@@ -265,7 +265,7 @@ impl Node {
         router.tick(on_time_since);
         router.retry_ready();
         if self.is_drained(now) {
-            self.out.actions.push(Action::Leave);
+            self.out.actions.push(NodeAction::Leave);
         }
         if !self.needs_ticks() {
             let silence = self.members.silence_due(now);
@@ -311,7 +311,7 @@ impl Node {
     }
 
     /// Takes the pending actions, in order.
-    pub(crate) fn actions(&mut self) -> Vec<Action> {
+    pub(crate) fn actions(&mut self) -> Vec<NodeAction> {
         let actions = &mut self.out.actions;
         if actions.is_empty() {
             return Vec::new();
@@ -330,7 +330,7 @@ impl Node {
     }
 
     /// The counts so far.
-    pub(crate) fn stats(&self) -> Stats {
+    pub(crate) fn stats(&self) -> NodeStats {
         self.out.stats
     }
 
@@ -376,8 +376,8 @@ impl Node {
     }
 
     /// The cluster as this replica sees it.
-    pub(crate) fn view(&self, now: Timestamp) -> View {
-        View::new(&self.members, &self.slots, now)
+    pub(crate) fn view(&self, now: Timestamp) -> ClusterView {
+        ClusterView::new(&self.members, &self.slots, now)
     }
 
     /// Peers whose rules differ from those of this replica.

@@ -7,7 +7,7 @@ use tollgate_limiter::{descriptor::Secret, divider::Assignments, remote::RemoteO
 use crate::cluster::{
     MemberId,
     message::{Message, WireSize},
-    node::{stats::Stats, ticket::Ticket},
+    node::{stats::NodeStats, ticket::Ticket},
 };
 
 /// The most messages that wait for one peer. Beyond that number, checks treat the peer as unreachable.
@@ -15,7 +15,7 @@ const QUEUE_MAX: usize = 65_536;
 
 /// An action for the layer that performs I/O.
 #[derive(Clone, Debug)]
-pub(crate) enum Action {
+pub(crate) enum NodeAction {
     /// A replica may be reachable at this address.
     Dial(String),
     /// This member has departed: close the link.
@@ -29,12 +29,12 @@ pub(crate) enum Action {
     /// Every slot is handed off, as far as possible: leave the cluster.
     Leave,
     /// An event to log for the operator.
-    Report(Event),
+    Report(NodeEvent),
 }
 
 /// An event that is logged for the operator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Event {
+pub(crate) enum NodeEvent {
     /// This replica knows the owners of the slots, and answers.
     Joined,
     /// This replica met another cluster, adopted its hash secret and discarded all its own counters.
@@ -49,14 +49,14 @@ pub(crate) enum Event {
 
 /// The pending messages and actions, and the counts so far.
 #[derive(Debug, Default)]
-pub(super) struct Output {
+pub(super) struct NodeOutput {
     /// The most bytes of slot data that wait for one peer before further data is held back.
     data_bytes_max: usize,
     queues: BTreeMap<MemberId, Queue>,
     /// The peers whose queue was empty and has received messages.
     pub(super) ready_peers: Vec<MemberId>,
-    pub(super) actions: Vec<Action>,
-    pub(super) stats: Stats,
+    pub(super) actions: Vec<NodeAction>,
+    pub(super) stats: NodeStats,
 }
 
 /// The messages that wait for one connected peer, oldest first.
@@ -69,7 +69,7 @@ struct Queue {
     data_bytes: usize,
 }
 
-impl Output {
+impl NodeOutput {
     pub(super) fn new(data_bytes_max: usize) -> Self {
         Self { data_bytes_max, ..Self::default() }
     }
@@ -154,7 +154,7 @@ mod tests {
 
     use super::*;
     use crate::cluster::{
-        message::{SlotCopy, SlotGrants, Version},
+        message::{SlotGrants, Version, VersionedSlot},
         wire,
     };
 
@@ -181,11 +181,11 @@ mod tests {
     #[test]
     fn batches_of_full_logs_are_within_their_bound() {
         let peer = MemberId::from_number(1);
-        let mut out = Output::new(usize::MAX);
+        let mut out = NodeOutput::new(usize::MAX);
         out.connect(peer);
         let [small, large] = [full_logs(1), full_logs(4)];
         for contents in [&small, &small, &small, &large, &small].into_iter().cycle().take(20) {
-            let copy = SlotCopy {
+            let copy = VersionedSlot {
                 version: Version::default(),
                 contents: contents.clone(),
                 grants: SlotGrants::default(),
@@ -205,12 +205,12 @@ mod tests {
     #[test]
     fn slot_data_that_waits_for_a_peer_leaves_room_when_it_is_taken() {
         let peer = MemberId::from_number(1);
-        let mut out = Output::new(100_000);
+        let mut out = NodeOutput::new(100_000);
         let contents = full_logs(1);
         assert!(!out.has_room_for_data(peer), "there is no session");
         out.connect(peer);
         while out.has_room_for_data(peer) {
-            let copy = SlotCopy {
+            let copy = VersionedSlot {
                 version: Version::default(),
                 contents: contents.clone(),
                 grants: SlotGrants::default(),

@@ -16,8 +16,8 @@ use tollgate_limiter::{
 
 use crate::cluster::{
     MemberId,
-    message::{HandOff, HandOffId, Message, Origin, Owner, SlotCopy, SlotGrants, Version},
-    node::{context::Context, membership::Membership, output::Output},
+    message::{HandOff, HandOffId, Message, RecoveryOrigin, SlotGrants, SlotOwner, Version, VersionedSlot},
+    node::{context::Context, membership::Membership, output::NodeOutput},
 };
 
 mod hand_offs;
@@ -43,7 +43,7 @@ pub(super) struct Ownership {
 #[derive(Debug, Default)]
 struct SlotState {
     /// The newest owner that was announced.
-    owner: Option<Owner>,
+    owner: Option<SlotOwner>,
     /// Present while this replica owns the slot.
     owned: Option<OwnedSlot>,
     /// Hand-offs to acknowledge once the backup owner has a backup.
@@ -54,7 +54,7 @@ struct SlotState {
 #[derive(Clone, Debug)]
 struct OwnedSlot {
     epoch: Epoch,
-    origin: Origin,
+    origin: RecoveryOrigin,
     /// From this instant no replica can return with another lineage of the slot.
     origin_expires_at: Timestamp,
 }
@@ -82,7 +82,7 @@ impl Ownership {
     }
 
     /// The newest owner that was announced.
-    pub(super) fn owner(&self, slot: Slot) -> Option<Owner> {
+    pub(super) fn owner(&self, slot: Slot) -> Option<SlotOwner> {
         self.state(slot).owner
     }
 
@@ -91,9 +91,9 @@ impl Ownership {
     }
 
     /// This replica as the owner of the slot, if it is that.
-    pub(super) fn local_owner(&self, slot: Slot) -> Option<Owner> {
+    pub(super) fn local_owner(&self, slot: Slot) -> Option<SlotOwner> {
         let owned = self.state(slot).owned.as_ref()?;
-        Some(Owner { epoch: owned.epoch, member: self.local_id })
+        Some(SlotOwner { epoch: owned.epoch, member: self.local_id })
     }
 
     /// The version of the slot, if this replica owns it.
@@ -121,7 +121,7 @@ impl Ownership {
     }
 
     /// The owners of all slots, as far as they are known.
-    pub(super) fn known_owners(&self) -> Vec<(Slot, Owner)> {
+    pub(super) fn known_owners(&self) -> Vec<(Slot, SlotOwner)> {
         self.all().filter_map(|slot| self.owner(slot).map(|owner| (slot, owner))).collect()
     }
 
@@ -137,7 +137,7 @@ impl Ownership {
     }
 
     /// The unacknowledged copy of a slot on its way to another owner, and that owner.
-    pub(super) fn pending_hand_off(&self, slot: Slot) -> Option<(&SlotCopy, Owner)> {
+    pub(super) fn pending_hand_off(&self, slot: Slot) -> Option<(&VersionedSlot, SlotOwner)> {
         self.hand_offs.of_slot(slot)
     }
 
@@ -146,13 +146,13 @@ impl Ownership {
     }
 
     /// Records an owner that another member reports, if it is newer than the known one.
-    pub(super) fn learn_owner(&mut self, slot: Slot, owner: Owner) {
+    pub(super) fn learn_owner(&mut self, slot: Slot, owner: SlotOwner) {
         let state = self.state_mut(slot);
         state.owner = state.owner.max(Some(owner));
     }
 
     /// Tells a member that announces an older ownership that this replica owns the slot.
-    pub(super) fn contradict(&self, slot: Slot, announced: Owner, out: &mut Output) {
+    pub(super) fn contradict(&self, slot: Slot, announced: SlotOwner, out: &mut NodeOutput) {
         if self.local_owner(slot).is_some_and(|local| announced < local) {
             out.send(announced.member, self.announcement(slot).expect("the slot is owned here"));
         }
@@ -163,7 +163,7 @@ impl Ownership {
         Some(Message::Owns { slot, epoch: owned.epoch, origin: owned.origin.version })
     }
 
-    fn announce(&mut self, slot: Slot, out: &mut Output) {
+    fn announce(&mut self, slot: Slot, out: &mut NodeOutput) {
         let local_owner = self.local_owner(slot);
         if let Some(announcement) = self.announcement(slot) {
             self.state_mut(slot).owner = local_owner;
@@ -198,7 +198,7 @@ impl Ownership {
     fn receiver(&self, slot: Slot, members: &Membership, now: Timestamp) -> Option<MemberId> {
         let local = self.local_owner(slot)?;
         // An owner that wins over this replica, or else the intended owner.
-        let wins = |owner: &Owner| owner.member != self.local_id && local < *owner;
+        let wins = |owner: &SlotOwner| owner.member != self.local_id && local < *owner;
         let winner = self.owner(slot).filter(wins).map(|owner| owner.member);
         let winner = winner.filter(|member| !members.is_departed(*member));
         let to = winner.or(members.placement.owner(slot)).filter(|member| *member != self.local_id)?;
@@ -220,9 +220,9 @@ impl Ownership {
     ) {
         let Some(OwnedSlot { epoch, origin, .. }) = self.state_mut(slot).owned.take() else { return };
         let Some((contents, seq)) = self.memory.release(slot) else { return };
-        let copy = SlotCopy { version: Version { epoch, seq }, contents: Arc::new(contents), grants };
+        let copy = VersionedSlot { version: Version { epoch, seq }, contents: Arc::new(contents), grants };
         cx.out.stats.handed_off += copy.contents.len() as u64;
-        self.state_mut(slot).owner = Some(Owner { epoch: epoch.next(), member: to });
+        self.state_mut(slot).owner = Some(SlotOwner { epoch: epoch.next(), member: to });
         // The slot data stays in `hand_offs` until the new owner acknowledges it, so earlier senders can drop theirs.
         self.acknowledge(slot, cx.out);
         self.hand_offs.send(slot, copy, origin, to, cx);
@@ -233,7 +233,7 @@ impl Ownership {
         &mut self,
         from: MemberId,
         hand_off: HandOff,
-        stored: Option<&SlotCopy>,
+        stored: Option<&VersionedSlot>,
         cx: &mut Context<'_>,
     ) -> Arrival {
         let HandOff { id, slot, copy, mut origin } = hand_off;
@@ -247,7 +247,8 @@ impl Ownership {
             if let Some(base) = &origin.contents {
                 consumed_elsewhere.push(stored.contents.difference(base));
             }
-            origin = Origin { version: stored.version, contents: Some(stored.contents.clone()), ..origin };
+            origin =
+                RecoveryOrigin { version: stored.version, contents: Some(stored.contents.clone()), ..origin };
         }
         let crossed = self.hand_offs.crossing(slot, from);
         if !crossed.is_empty() && self.local_id < from {
@@ -258,7 +259,7 @@ impl Ownership {
         // These are all crossing hand-offs of this replica. The member with the smaller id has received none of them
         // since it sent this one.
         let back = crossed.into_iter().filter_map(|crossed| self.hand_offs.remove(crossed));
-        let mut histories: Vec<(SlotCopy, Origin)> =
+        let mut histories: Vec<(VersionedSlot, RecoveryOrigin)> =
             back.map(|pending| (pending.copy, pending.origin)).collect();
         histories.push((copy, origin));
         self.state_mut(slot).acks_due.push(id);
@@ -273,7 +274,7 @@ impl Ownership {
     fn merge(
         &mut self,
         slot: Slot,
-        histories: Vec<(SlotCopy, Origin)>,
+        histories: Vec<(VersionedSlot, RecoveryOrigin)>,
         mut consumed_elsewhere: Vec<Consumption>,
         cx: &mut Context<'_>,
     ) -> SlotGrants {
@@ -298,7 +299,7 @@ impl Ownership {
     fn acquire_newest(
         &mut self,
         slot: Slot,
-        mut histories: Vec<(SlotCopy, Origin)>,
+        mut histories: Vec<(VersionedSlot, RecoveryOrigin)>,
         mut consumed_elsewhere: Vec<Consumption>,
         cx: &mut Context<'_>,
     ) -> SlotGrants {
@@ -326,12 +327,12 @@ impl Ownership {
         slot: Slot,
         epoch: Epoch,
         contents: Arc<SlotData>,
-        origin: Origin,
+        origin: RecoveryOrigin,
         cx: &mut Context<'_>,
     ) {
         cx.out.stats.slots_acquired += 1;
         let counted = |contents| Arc::new(self.memory.counted(Arc::unwrap_or_clone(contents)));
-        let origin = Origin { contents: origin.contents.map(counted), ..origin };
+        let origin = RecoveryOrigin { contents: origin.contents.map(counted), ..origin };
         self.memory.acquire(slot, Arc::unwrap_or_clone(contents), cx.wall);
         let origin_expires_at = cx.now.after(ORIGIN_KEPT);
         self.state_mut(slot).owned = Some(OwnedSlot { epoch, origin, origin_expires_at });
@@ -339,7 +340,7 @@ impl Ownership {
     }
 
     /// Acknowledges the hand-offs of `slot`, whose data now has a backup.
-    pub(super) fn acknowledge(&mut self, slot: Slot, out: &mut Output) {
+    pub(super) fn acknowledge(&mut self, slot: Slot, out: &mut NodeOutput) {
         for owed in std::mem::take(&mut self.state_mut(slot).acks_due) {
             out.send(owed.from, Message::HandOffAck(owed));
         }
@@ -354,7 +355,7 @@ impl Ownership {
     }
 
     /// Takes the slots on their way to a member that has departed.
-    pub(super) fn take_hand_offs_to(&mut self, member: MemberId) -> Vec<(Slot, SlotCopy)> {
+    pub(super) fn take_hand_offs_to(&mut self, member: MemberId) -> Vec<(Slot, VersionedSlot)> {
         self.hand_offs.take_to(member)
     }
 
@@ -380,7 +381,11 @@ impl Ownership {
 }
 
 /// The consumption in the sender's lineage that the lineage of the new owner lacks.
-fn diverged_consumption(given: &SlotData, giver: &Origin, keeper: &Origin) -> Option<Consumption> {
+fn diverged_consumption(
+    given: &SlotData,
+    giver: &RecoveryOrigin,
+    keeper: &RecoveryOrigin,
+) -> Option<Consumption> {
     let ancestor = if giver.since <= keeper.version.epoch {
         // The new owner started from a copy of the sender's lineage.
         keeper

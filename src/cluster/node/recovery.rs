@@ -13,7 +13,7 @@ use tollgate_limiter::{
 
 use crate::cluster::{
     MemberId,
-    message::{Message, Owner, SlotCopy, Version},
+    message::{Message, SlotOwner, Version, VersionedSlot},
     node::context::Context,
 };
 
@@ -28,7 +28,7 @@ const EPOCH_NANOS: u64 = SECOND / 1_000;
 pub(super) struct Recovery {
     open: BTreeMap<Slot, OpenRecovery>,
     /// The lost owner and the receiver of the last orphan report.
-    reported: BTreeMap<Slot, (Owner, MemberId)>,
+    reported: BTreeMap<Slot, (SlotOwner, MemberId)>,
     /// The lowest epoch of a slot that this replica recovers. It is the wall clock when the replica began to serve, so
     /// that copies of earlier processes are older.
     epoch_floor: Epoch,
@@ -40,7 +40,7 @@ struct OpenRecovery {
     /// Members that have not replied yet.
     waiting: BTreeSet<MemberId>,
     /// The newest copy received so far.
-    newest: Option<SlotCopy>,
+    newest: Option<VersionedSlot>,
     /// The query is repeated at this instant.
     retry_at: Timestamp,
     /// Another member reaches the owner, so the slot is not recovered for now.
@@ -68,7 +68,7 @@ impl Recovery {
     pub(super) fn query_if_due(
         &mut self,
         slot: Slot,
-        stored: Option<&SlotCopy>,
+        stored: Option<&VersionedSlot>,
         cx: &mut Context<'_>,
     ) -> bool {
         if self.open.get(&slot).is_some_and(|open| cx.now < open.retry_at) {
@@ -98,7 +98,7 @@ impl Recovery {
     }
 
     /// Ends the recovery of `slot` and returns the newest copy.
-    pub(super) fn end(&mut self, slot: Slot) -> Option<SlotCopy> {
+    pub(super) fn end(&mut self, slot: Slot) -> Option<VersionedSlot> {
         self.open.remove(&slot)?.newest
     }
 
@@ -114,8 +114,8 @@ impl Recovery {
         &mut self,
         from: MemberId,
         slot: Slot,
-        copy: Option<SlotCopy>,
-    ) -> Result<(), Option<SlotCopy>> {
+        copy: Option<VersionedSlot>,
+    ) -> Result<(), Option<VersionedSlot>> {
         let Some(open) = self.open.get_mut(&slot) else { return Err(copy) };
         open.waiting.remove(&from);
         if let Some(copy) = copy
@@ -135,7 +135,7 @@ impl Recovery {
 
     /// Tells the intended owner of `slot` that the last known owner has departed. Perhaps only this replica knows that
     /// it was the last owner.
-    pub(super) fn report_orphan(&mut self, slot: Slot, owner: Owner, cx: &mut Context<'_>) {
+    pub(super) fn report_orphan(&mut self, slot: Slot, owner: SlotOwner, cx: &mut Context<'_>) {
         let Some(intended) = cx.members.placement.owner(slot) else { return };
         if intended == cx.members.local_id()
             || !cx.members.is_departed(owner.member)

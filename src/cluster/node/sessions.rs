@@ -4,16 +4,16 @@ use tollgate_limiter::{descriptor::Secret, store::StoredSlot, time::Timestamp};
 
 use crate::cluster::{
     MemberId,
-    message::{Hello, MemberState, Message, Owner},
+    message::{Hello, MemberState, Message, SlotOwner},
     node::{
-        Node,
-        joining::Comparison,
+        ClusterNode,
+        joining::ClusterComparison,
         membership::{self, Departure},
-        output::{Action, Event},
+        output::{NodeAction, NodeEvent},
     },
 };
 
-impl Node {
+impl ClusterNode {
     /// Offers the counters of an earlier process, whose keys are hashed with `secret`, as copies. They are used unless
     /// another member has newer ones.
     pub(crate) fn restore(&mut self, secret: Secret, copies: Vec<StoredSlot>, now: Timestamp) {
@@ -83,15 +83,15 @@ impl Node {
             self.members.update_record(record, now, &mut self.out);
         }
         let is_same = match self.joining.compare(hash_secret, is_in_use) {
-            Comparison::Same => true,
-            Comparison::Other => false,
-            Comparison::FounderAdopted(secret) => {
-                self.out.actions.push(Action::SetHashSecret(secret));
+            ClusterComparison::Same => true,
+            ClusterComparison::Other => false,
+            ClusterComparison::FounderAdopted(secret) => {
+                self.out.actions.push(NodeAction::SetHashSecret(secret));
                 self.send_hello(self.out.connected());
                 true
             }
-            Comparison::Adopted(secret) => {
-                self.out.actions.push(Action::SetHashSecret(secret));
+            ClusterComparison::Adopted(secret) => {
+                self.out.actions.push(NodeAction::SetHashSecret(secret));
                 self.discard_counters(now);
                 self.send_hello(self.out.connected());
                 true
@@ -104,7 +104,7 @@ impl Node {
                 router.slots.learn_owner(slot, owner, &mut router.cx);
             }
             for (slot, epoch, origin) in owned {
-                let owner = Owner { epoch, member: from };
+                let owner = SlotOwner { epoch, member: from };
                 router.slots.receive_owner(slot, owner, origin, &mut router.cx);
             }
             router.retry_ready();
@@ -120,7 +120,7 @@ impl Node {
         self.members.reset_synced();
         if self.state() == MemberState::Serving {
             self.out.stats.clusters_adopted += 1;
-            self.out.actions.push(Action::Report(Event::ClusterAdopted));
+            self.out.actions.push(NodeAction::Report(NodeEvent::ClusterAdopted));
             self.members.set_state(MemberState::Joining, &mut self.out);
         }
     }
@@ -137,10 +137,10 @@ impl Node {
         let local_id = self.members.local_id();
         let has_synced_peers = self.members.has_synced_peers();
         if let Some(secret) = self.joining.use_hash_secret(local_id, has_synced_peers) {
-            self.out.actions.push(Action::SetHashSecret(secret));
+            self.out.actions.push(NodeAction::SetHashSecret(secret));
         }
         self.slots.recovery.begin_to_serve(self.wall);
-        self.out.actions.push(Action::Report(Event::Joined));
+        self.out.actions.push(NodeAction::Report(NodeEvent::Joined));
         self.members.set_state(MemberState::Serving, &mut self.out);
         self.send_hello(self.out.connected());
         self.members.update_placement(now);

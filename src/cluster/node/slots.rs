@@ -17,10 +17,10 @@ use tollgate_limiter::{
 
 use crate::cluster::{
     MemberId,
-    message::{Message, Origin, Owner, SlotCopy, SlotGrants, Version},
+    message::{Message, RecoveryOrigin, SlotGrants, SlotOwner, Version, VersionedSlot},
     node::{
         backup::Backups, backup_sender::BackupSender, context::Context, lease_owner::LeaseOwner,
-        membership::Membership, output::Action, ownership::Ownership, recovery::Recovery,
+        membership::Membership, output::NodeAction, ownership::Ownership, recovery::Recovery,
         settings::NodeSettings,
     },
     placement::Placement,
@@ -109,7 +109,7 @@ impl Slots {
         let StoredSlot { slot, epoch, seq, data } = copy;
         self.recovery.raise_epoch_floor(epoch);
         let version = Version { epoch, seq };
-        let copy = SlotCopy { version, contents: Arc::new(data), grants: SlotGrants::default() };
+        let copy = VersionedSlot { version, contents: Arc::new(data), grants: SlotGrants::default() };
         self.backups.store_newer(slot, copy, now);
     }
 
@@ -128,8 +128,9 @@ impl Slots {
     }
 
     /// The copy of a slot whose owner is gone.
-    fn last_copy(&self, slot: Slot, members: &Membership) -> Option<&SlotCopy> {
-        let is_live = |owner: Owner| owner.member != members.local_id() && !members.is_departed(owner.member);
+    fn last_copy(&self, slot: Slot, members: &Membership) -> Option<&VersionedSlot> {
+        let is_live =
+            |owner: SlotOwner| owner.member != members.local_id() && !members.is_departed(owner.member);
         let has_live_owner = self.ownership.owner(slot).is_some_and(is_live);
         self.backups.stored(slot).filter(|_| !has_live_owner)
     }
@@ -168,7 +169,7 @@ impl Slots {
     /// Whether the owner of the key's slot is this replica or reachable.
     pub(super) fn is_owner_reachable(&self, key: Key, cx: &Context<'_>) -> bool {
         let slot = self.of(key);
-        let is_reachable = |owner: Owner| cx.members.is_reachable(owner.member, cx.now);
+        let is_reachable = |owner: SlotOwner| cx.members.is_reachable(owner.member, cx.now);
         self.ownership.owns(slot) || self.ownership.owner(slot).is_some_and(is_reachable)
     }
 
@@ -298,7 +299,7 @@ impl Slots {
         }
         for (member, assignments) in each {
             if member == cx.members.local_id() {
-                cx.out.actions.push(Action::Assign(assignments));
+                cx.out.actions.push(NodeAction::Assign(assignments));
             } else {
                 cx.out.send(member, Message::Assigned(assignments));
             }
@@ -335,7 +336,7 @@ impl Slots {
     /// Whether the last known owner no longer owns the slot.
     pub(super) fn is_orphan(&self, slot: Slot, cx: &Context<'_>) -> bool {
         let is_lost =
-            |owner: Owner| owner.member == cx.members.local_id() || cx.members.is_departed(owner.member);
+            |owner: SlotOwner| owner.member == cx.members.local_id() || cx.members.is_departed(owner.member);
         self.ownership.owner(slot).is_none_or(is_lost)
     }
 
@@ -349,11 +350,11 @@ impl Slots {
         if !self.is_orphan(slot, cx) || !cx.members.may_claim() {
             return false;
         }
-        let SlotCopy { version, contents, grants } = newest.unwrap_or_default();
+        let VersionedSlot { version, contents, grants } = newest.unwrap_or_default();
         let lost_owner = self.ownership.owner(slot);
         let known_epoch = lost_owner.map_or(Epoch::default(), |owner| owner.epoch);
         let since = self.recovery.next_epoch(known_epoch, version);
-        let origin = Origin { version, since, contents: Some(contents.clone()) };
+        let origin = RecoveryOrigin { version, since, contents: Some(contents.clone()) };
         // A slot of a new cluster had no owner to lose.
         cx.out.stats.slots_recovered += u64::from(lost_owner.is_some());
         self.ownership.acquire(slot, since, contents, origin, cx);

@@ -4,7 +4,7 @@ use tollgate_limiter::time::Timestamp;
 
 /// Counts since the process started.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Stats {
+pub(crate) struct NodeStats {
     /// Counters handed off to other replicas, and received from them.
     pub(crate) handed_off: u64,
     pub(crate) received: u64,

@@ -2,9 +2,9 @@
 
 use tollgate_limiter::{descriptor::Key, store::Slot, time::Timestamp};
 
-use crate::cluster::{MemberId, message::Version, node::Node};
+use crate::cluster::{MemberId, message::Version, node::ClusterNode};
 
-impl Node {
+impl ClusterNode {
     /// The slots whose newest counters may exist only here.
     pub(crate) fn slots_at_risk(&self) -> impl Iterator<Item = Slot> {
         self.owned_slots().chain(self.slots.ownership.handed_off())

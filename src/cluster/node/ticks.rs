@@ -13,7 +13,7 @@ const TICK_LATE: Duration = Duration::from_millis(15);
 
 /// The ticks of a replica.
 #[derive(Debug)]
-pub(super) struct Ticks {
+pub(super) struct NodeTicks {
     /// The last tick.
     at: Timestamp,
     /// The next tick.
@@ -25,7 +25,7 @@ pub(super) struct Ticks {
     pub(super) on_time_since: Timestamp,
 }
 
-impl Ticks {
+impl NodeTicks {
     pub(super) fn new(now: Timestamp) -> Self {
         Self { at: now, due: now.after(TICK), judged_at: now, on_time_since: now }
     }
@@ -72,7 +72,7 @@ mod tests {
 
     #[test]
     fn of_late_ticks_in_a_row_only_the_first_defers() {
-        let mut ticks = Ticks::new(START);
+        let mut ticks = NodeTicks::new(START);
         assert!(ticks.begin(at(10)));
         assert!(!ticks.begin(at(500)));
         assert_eq!((ticks.judged_at, ticks.on_time_since), (at(10), at(500)));
@@ -84,7 +84,7 @@ mod tests {
 
     #[test]
     fn idle_replica_ticks_when_it_must_judge_or_is_hastened() {
-        let mut ticks = Ticks::new(START);
+        let mut ticks = NodeTicks::new(START);
         ticks.begin(at(10));
         assert_eq!((ticks.due, ticks.earlier(at(10))), (at(20), None));
         ticks.rest([at(70), at(5_000)].into_iter());

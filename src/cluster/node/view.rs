@@ -8,7 +8,7 @@ use tollgate_limiter::{store::Epoch, time::Timestamp};
 
 use crate::cluster::{
     MemberId,
-    message::{MemberRecord, MemberState, Owner},
+    message::{MemberRecord, MemberState, SlotOwner},
     node::{
         membership::{Membership, PeerStatus},
         slots::Slots,
@@ -17,7 +17,7 @@ use crate::cluster::{
 
 /// The cluster as this replica sees it.
 #[derive(Clone, Debug, Serialize)]
-pub struct View {
+pub struct ClusterView {
     /// The id of this replica.
     #[serde(rename = "self")]
     pub local_id: String,
@@ -37,7 +37,7 @@ pub struct View {
     pub isolated: bool,
 }
 
-impl View {
+impl ClusterView {
     /// What these members and slots show at `now`.
     pub(super) fn new(members: &Membership, slots: &Slots, now: Timestamp) -> Self {
         let mut owned: BTreeMap<MemberId, usize> = BTreeMap::new();
@@ -47,8 +47,8 @@ impl View {
         }
         for slot in slots.ownership.all() {
             let owner = slots.ownership.owner(slot);
-            let Owner { epoch, member } =
-                owner.unwrap_or(Owner { epoch: Epoch::default(), member: MemberId::from_number(0) });
+            let SlotOwner { epoch, member } =
+                owner.unwrap_or(SlotOwner { epoch: Epoch::default(), member: MemberId::from_number(0) });
             hasher.write_u64(epoch.0);
             hasher.write_u64(member.number());
             *owned.entry(member).or_default() += 1;

@@ -12,7 +12,7 @@ use tollgate_limiter::{
 
 use crate::cluster::{
     message::{Message, RemoteCheck, RemoteOperation},
-    node::{Node, Ticket},
+    node::{ClusterNode, Ticket},
     sim::{
         Step::{Pass, Settle, Start},
         World,
@@ -23,7 +23,7 @@ use crate::cluster::{
 
 const TURN: Duration = Duration::from_millis(10);
 
-fn charge(node: &mut Node, key: Key, limit: &Limit, now: Timestamp) {
+fn charge(node: &mut ClusterNode, key: Key, limit: &Limit, now: Timestamp) {
     let operation = RemoteOperation::Counter(CounterOperation::Decide(Operation::Charge(1)));
     let check = RemoteCheck { key, limit: limit.clone(), operation, lease_hits: 0 };
     let policy = ForwardPolicy { on_owner_unavailable: OnOwnerUnavailable::Deny, lease: false };

@@ -120,7 +120,7 @@ impl OpenCall {
     }
 
     /// A call with one round of operations on reservations.
-    pub(super) fn of_holds(
+    pub(super) fn for_holds(
         purpose: Purpose,
         checks: Vec<TestCheck>,
         operations: CounterChecks,

@@ -10,7 +10,7 @@ use tollgate_limiter::{
 
 use crate::cluster::{
     message::{RemoteCheck, RemoteOperation},
-    node::{Action, Ticket},
+    node::{NodeAction, Ticket},
     sim::{
         Step::{Pass, Settle, Start},
         World,
@@ -32,7 +32,8 @@ fn lost_slots_are_claimed_in_turns_and_at_once_for_checks() {
     let ticket = Ticket { call: 7, check: 0 };
     node.actions();
     node.submit(ticket, check, policy, now.after(Duration::from_secs(1)), now);
-    let is_answer = |action: &Action| matches!(action, Action::Complete(answered, _) if *answered == ticket);
+    let is_answer =
+        |action: &NodeAction| matches!(action, NodeAction::Complete(answered, _) if *answered == ticket);
     assert!(node.actions().iter().any(is_answer), "the check is decided at once");
     let owned: Vec<Slot> = node.owned_slots().collect();
     assert_eq!(node.slots() - owned.len(), lost - 1, "only the slot of the check is claimed");

@@ -14,7 +14,7 @@ use tollgate_limiter::{
 use crate::cluster::{
     MemberId,
     message::{Message, RemoteCheck, RemoteOperation},
-    node::{Action, Node, Ticket},
+    node::{ClusterNode, NodeAction, Ticket},
     sim::{
         Step::{Drain, Kill, Pass, Settle, Start},
         World,
@@ -43,7 +43,8 @@ fn only_late_replies_of_a_peer_open_its_breaker() {
             now = now.after(millis(*pause));
             node.tick(now);
         }
-        let expired = node.actions().iter().filter(|action| matches!(action, Action::Complete(..))).count();
+        let expired =
+            node.actions().iter().filter(|action| matches!(action, NodeAction::Complete(..))).count();
         assert_eq!(expired, 100, "every check expires");
         node.stats().breaker_openings
     };
@@ -60,7 +61,7 @@ fn take_back_is_sent_to_an_owner_whose_breaker_is_open() {
     node.heard(owner, now);
     node.tick(now);
     let undo = take_back(&limit, now);
-    let submit = |node: &mut Node, calls: Range<u64>, operation: &RemoteOperation, now: Timestamp| {
+    let submit = |node: &mut ClusterNode, calls: Range<u64>, operation: &RemoteOperation, now: Timestamp| {
         for call in calls {
             submit(node, call, key, &limit, operation, now);
         }
@@ -129,7 +130,7 @@ fn isolated_owner_takes_charges_back_and_decides_nothing() {
     node.heard(owner, now);
     let charge = RemoteOperation::Counter(CounterOperation::Decide(Operation::Charge(1)));
     submit(node, 1, key, &limit, &charge, now);
-    let Some(Action::Complete(_, charged)) = node.actions().pop() else { panic!("the owner decides") };
+    let Some(NodeAction::Complete(_, charged)) = node.actions().pop() else { panic!("the owner decides") };
     for _ in 0..110 {
         now = now.after(millis(10));
         node.tick(now);
@@ -154,7 +155,7 @@ fn last_replica_of_full_stop_answers_by_the_rule_at_once() {
     let check = RemoteCheck { key, limit, operation, lease_hits: 0 };
     let policy = ForwardPolicy { on_owner_unavailable: OnOwnerUnavailable::Deny, lease: false };
     node.submit(Ticket { call: 1, check: 0 }, check, policy, now.after(Duration::from_secs(10)), now);
-    let is_answered = |action: &Action| matches!(action, Action::Complete(..));
+    let is_answered = |action: &NodeAction| matches!(action, NodeAction::Complete(..));
     assert!(node.actions().iter().any(is_answered), "the call waits for an owner");
 }
 
@@ -163,7 +164,14 @@ const fn millis(millis: u64) -> Duration {
 }
 
 /// Submits an operation of a call that waits for 20 ms.
-fn submit(node: &mut Node, call: u64, key: Key, limit: &Limit, operation: &RemoteOperation, now: Timestamp) {
+fn submit(
+    node: &mut ClusterNode,
+    call: u64,
+    key: Key,
+    limit: &Limit,
+    operation: &RemoteOperation,
+    now: Timestamp,
+) {
     let check = RemoteCheck { key, limit: limit.clone(), operation: operation.clone(), lease_hits: 0 };
     let policy = ForwardPolicy { on_owner_unavailable: OnOwnerUnavailable::Deny, lease: false };
     node.submit(Ticket { call, check: 0 }, check, policy, now.after(millis(20)), now);
@@ -176,7 +184,7 @@ fn take_back(limit: &Limit, now: Timestamp) -> RemoteOperation {
 }
 
 /// The operations that were sent to `owner` since the last call.
-fn forwarded(node: &mut Node, owner: MemberId, now: Timestamp) -> Vec<RemoteOperation> {
+fn forwarded(node: &mut ClusterNode, owner: MemberId, now: Timestamp) -> Vec<RemoteOperation> {
     let sent = node.outgoing(owner, usize::MAX, usize::MAX, now);
     let operation = |message| {
         if let Message::Forward { check, .. } = message { Some(check.operation.clone()) } else { None }
@@ -185,9 +193,9 @@ fn forwarded(node: &mut Node, owner: MemberId, now: Timestamp) -> Vec<RemoteOper
 }
 
 /// What decided the checks that were answered since the last call.
-fn outcomes(node: &mut Node) -> Vec<DecidedBy> {
+fn outcomes(node: &mut ClusterNode) -> Vec<DecidedBy> {
     let decided_by = |action| {
-        if let Action::Complete(_, outcome) = action { Some(outcome.decided_by) } else { None }
+        if let NodeAction::Complete(_, outcome) = action { Some(outcome.decided_by) } else { None }
     };
     node.actions().into_iter().filter_map(decided_by).collect()
 }

@@ -70,7 +70,7 @@ fn cost_of(world: &mut World, change: Step) -> Cost {
 }
 
 fn row(members: usize) -> Row {
-    let mut world = World::of(SHAPE, members as u64);
+    let mut world = World::with_shape(SHAPE, members as u64);
     // The others have a member that serves as their seed.
     world.run(&[Start(1), Settle, Start(members - 1), Settle, Pass(IDLE)]);
     assert_eq!(world.serving().len(), members);

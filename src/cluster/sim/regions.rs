@@ -70,7 +70,7 @@ fn world(regions: usize, lease_from: Option<u64>) -> World {
         lease_from,
         ..Tuning::FOR_TESTS
     });
-    let mut world = World::of(Shape { settings, delay_max: MILLISECOND, regions, ..Shape::SMALL }, 1);
+    let mut world = World::with_shape(Shape { settings, delay_max: MILLISECOND, regions, ..Shape::SMALL }, 1);
     let limit = every_limit(LIMIT, WINDOW).into_iter().find(|limit| matches!(limit, Limit::FixedWindow(_)));
     world.keys[0].limit = limit.expect("there is one of each algorithm");
     world.run(&[Start(1), Settle, Start(regions * REPLICAS_OF_REGION - 1), Settle]);

@@ -17,7 +17,7 @@ use tollgate_limiter::{
 
 use crate::cluster::{
     MemberId,
-    node::{Node, NodeSettings},
+    node::{ClusterNode, NodeSettings},
     sim::{
         calls::OpenCall,
         holds::Reservations,
@@ -164,7 +164,7 @@ pub(super) struct Totals {
 }
 
 struct Process {
-    node: Node,
+    node: ClusterNode,
     memory: Arc<Memory>,
     /// What it has admitted without owners.
     local_share: LocalShare,
@@ -209,7 +209,7 @@ impl Link {
 
 impl World {
     pub(super) fn new(seed: u64) -> Self {
-        Self::of(Shape::SMALL, seed)
+        Self::with_shape(Shape::SMALL, seed)
     }
 
     /// A small world with `bytes_max` bytes of memory for each replica.
@@ -218,7 +218,7 @@ impl World {
     }
 
     /// A world of this shape.
-    pub(super) fn of(shape: Shape, seed: u64) -> Self {
+    pub(super) fn with_shape(shape: Shape, seed: u64) -> Self {
         let keys = keys::all();
         Self {
             shape,
@@ -272,7 +272,7 @@ impl World {
     }
 
     /// A replica's node, its time, a key that the other replica owns, and the id of that replica.
-    pub(super) fn caller(&mut self, number: usize) -> (&mut Node, Timestamp, TestKey, MemberId) {
+    pub(super) fn caller(&mut self, number: usize) -> (&mut ClusterNode, Timestamp, TestKey, MemberId) {
         let now = self.time_of(number);
         let node = &mut self.processes.get_mut(&number).expect("a replica that was started").node;
         let owned: Vec<Slot> = node.owned_slots().collect();

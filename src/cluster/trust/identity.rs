@@ -24,7 +24,7 @@ use crate::{
 };
 
 /// The certificate of this process and the authorities that it trusts.
-pub(super) struct Identity {
+pub(super) struct ProcessIdentity {
     pub(super) pair: CertifiedKey,
     pub(super) roots: RootCertStore,
     pub(super) renew_at: Timestamp,
@@ -40,11 +40,11 @@ pub(in crate::cluster) struct TlsConfigs {
     pub(super) renew_at: Timestamp,
 }
 
-impl Identity {
+impl ProcessIdentity {
     /// The configurations of handshakes with this certificate.
     pub(super) fn configs(self, clock: &Clock) -> Result<TlsConfigs, Error> {
         let provider = Arc::new(aws_lc_rs::default_provider());
-        let time = Arc::new(SystemTime::of(clock.clone()));
+        let time = Arc::new(SystemTime::new(clock.clone()));
         let roots = Arc::new(self.roots);
         let clients = WebPkiClientVerifier::builder_with_provider(roots.clone(), provider.clone())
             .build()

@@ -25,7 +25,7 @@ mod secret;
 
 pub(in crate::cluster) use identity::TlsConfigs;
 
-use identity::Identity;
+use identity::ProcessIdentity;
 use secret::{Authorities, Secrets};
 
 /// The longest interval between checks of the age of this process's certificate.
@@ -89,13 +89,13 @@ pub(in crate::cluster) struct Credentials {
 /// The content of the files: certificates, or secrets, from which authorities are derived.
 #[derive(Clone, Hash)]
 enum Material<S> {
-    Certificates(Certificates),
+    Certificates(CertificateContents),
     Secrets(S),
 }
 
 /// The content of [`Files`].
 #[derive(Clone, Hash)]
-struct Certificates {
+struct CertificateContents {
     cert: Vec<u8>,
     key: Vec<u8>,
     ca: Vec<u8>,
@@ -199,7 +199,7 @@ impl Trust {
             let cert = read("cert", cert)?;
             let key = read("key", key)?;
             let ca = read("ca", ca)?;
-            return Ok(Material::Certificates(Certificates { cert, key, ca }));
+            return Ok(Material::Certificates(CertificateContents { cert, key, ca }));
         }
         let path = self.secret_file.as_deref().ok_or(TrustError::NotConfigured)?;
         let text = read("secret_file", path)?;
@@ -244,15 +244,19 @@ impl Trust {
 }
 
 impl Files {
-    fn identity(&self, certificates: &Certificates, now: Timestamp) -> Result<Identity, TrustError> {
-        let Certificates { cert, key, ca } = certificates;
+    fn identity(
+        &self,
+        certificates: &CertificateContents,
+        now: Timestamp,
+    ) -> Result<ProcessIdentity, TrustError> {
+        let CertificateContents { cert, key, ca } = certificates;
         let now = unix_time(now);
         let own = own_certificate(cert, key, &self.cert, now).map_err(|bad| match bad {
             BadFile::Cert(reason) => file_error("cert", &self.cert, reason),
             BadFile::Key(reason) => file_error("key", &self.key, reason),
         })?;
         let roots = authorities(ca, now).map_err(|reason| file_error("ca", &self.ca, reason))?;
-        Ok(Identity { pair: own.pair, roots, renew_at: Timestamp::MAX })
+        Ok(ProcessIdentity { pair: own.pair, roots, renew_at: Timestamp::MAX })
     }
 }
 

@@ -28,7 +28,7 @@ use rustls::{
 };
 use tollgate_limiter::time::{SECOND, Timestamp};
 
-use crate::cluster::trust::identity::Identity;
+use crate::cluster::trust::identity::ProcessIdentity;
 
 /// The shortest secret in bytes, and the fewest distinct bytes in one.
 const SECRET_BYTES_MIN: usize = 16;
@@ -94,7 +94,7 @@ impl Secrets {
 
 impl Authorities {
     /// Issues a certificate signed by the first authority, with trust in all of them.
-    pub(super) fn identity(&self, now: Timestamp) -> Result<Identity, String> {
+    pub(super) fn identity(&self, now: Timestamp) -> Result<ProcessIdentity, String> {
         let mut roots = RootCertStore::empty();
         for key in &*self.0 {
             let authority =
@@ -108,7 +108,7 @@ impl Authorities {
         let key = PrivateKeyDer::Pkcs8(PrivatePkcs8KeyDer::from(key.serialize_der()));
         let pair = CertifiedKey::from_der(vec![leaf.der().clone()], key, &default_provider())
             .map_err(|error| error.to_string())?;
-        Ok(Identity { pair, roots, renew_at: now.plus(LEAF_RENEWAL_AGE) })
+        Ok(ProcessIdentity { pair, roots, renew_at: now.plus(LEAF_RENEWAL_AGE) })
     }
 }
 

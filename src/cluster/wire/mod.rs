@@ -38,7 +38,7 @@ const ROOM_MAX: usize = 1_024;
 /// The bytes are not a valid batch. Never contains the bytes, which may hold a secret.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a message is damaged")]
-pub(crate) struct Malformed;
+pub(crate) struct MalformedBatch;
 
 /// Encodes `messages` at the instant `now`. A concatenation of encoded batches is a batch.
 pub(crate) fn encode(messages: &[Message], now: Timestamp) -> Bytes {
@@ -56,7 +56,7 @@ pub(crate) fn encode(messages: &[Message], now: Timestamp) -> Bytes {
 /// Decodes a batch received at `now`, in order and without messages of unknown kinds.
 ///
 /// Memory is bounded by the length of `batch`. An error also discards the messages before it.
-pub(crate) fn decode(batch: &[u8], now: Timestamp) -> Result<Vec<Message>, Malformed> {
+pub(crate) fn decode(batch: &[u8], now: Timestamp) -> Result<Vec<Message>, MalformedBatch> {
     let room = (batch.len() / SHORT_BYTES).min(ROOM_MAX);
     let mut messages = Vec::with_capacity(room);
     let mut rest = batch;
@@ -71,19 +71,19 @@ pub(crate) fn decode(batch: &[u8], now: Timestamp) -> Result<Vec<Message>, Malfo
 /// Decodes one message; `None` if it contains something that this version does not know.
 // `inline(always)`: a message is large to move.
 #[inline(always)]
-fn message(bytes: &[u8], now: Timestamp) -> Result<Option<Message>, Malformed> {
+fn message(bytes: &[u8], now: Timestamp) -> Result<Option<Message>, MalformedBatch> {
     let mut deserializer = postcard::Deserializer::from_bytes(bytes);
     let mut message = match Message::deserialize(&mut deserializer) {
         Ok(message) => message,
         // The bytes are complete but name no existing value.
         Err(postcard::Error::SerdeDeCustom) => return Ok(None),
-        Err(_) => return Err(Malformed),
+        Err(_) => return Err(MalformedBatch),
     };
-    let mut rest = deserializer.finalize().map_err(|_| Malformed)?;
+    let mut rest = deserializer.finalize().map_err(|_| MalformedBatch)?;
     for contents in message.contents_mut() {
         let bytes;
         (bytes, rest) = take(rest)?;
-        *contents = Arc::new(SlotData::decode(bytes, now).map_err(|_| Malformed)?);
+        *contents = Arc::new(SlotData::decode(bytes, now).map_err(|_| MalformedBatch)?);
     }
     Ok(Some(message))
 }
@@ -99,6 +99,6 @@ fn put_block(bytes: &mut Vec<u8>, block: &[u8]) {
 }
 
 /// Splits off what [`put_block`] has written.
-fn take<'b, T: Deserialize<'b>>(bytes: &'b [u8]) -> Result<(T, &'b [u8]), Malformed> {
-    postcard::take_from_bytes(bytes).map_err(|_| Malformed)
+fn take<'b, T: Deserialize<'b>>(bytes: &'b [u8]) -> Result<(T, &'b [u8]), MalformedBatch> {
+    postcard::take_from_bytes(bytes).map_err(|_| MalformedBatch)
 }

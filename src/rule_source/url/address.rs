@@ -21,7 +21,7 @@ impl Address {
         if !Self::is_meant(text) {
             return None;
         }
-        Self::of(Url::parse(text).ok()?)
+        Self::from_url(Url::parse(text).ok()?)
     }
 
     /// A text that is meant as a URL, without what may be a secret.
@@ -33,14 +33,14 @@ impl Address {
         Self::parse(text).map_or_else(wrong, |address| address.to_string())
     }
 
-    fn of(url: Url) -> Option<Self> {
+    fn from_url(url: Url) -> Option<Self> {
         let is_plain = url.username().is_empty() && url.password().is_none() && url.fragment().is_none();
         (is_plain && ["http", "https"].contains(&url.scheme()) && url.has_host()).then_some(Self(url))
     }
 
     /// The address that a redirect from here names.
     pub(super) fn join(&self, location: &str) -> Option<Self> {
-        Self::of(self.0.join(location).ok()?)
+        Self::from_url(self.0.join(location).ok()?)
     }
 
     /// Whether the connection is over TLS.

@@ -41,7 +41,7 @@ pub(super) enum CopyError {
 
 /// What precedes the document.
 #[derive(Serialize, Deserialize)]
-struct Header {
+struct CopyHeader {
     address: String,
     etag: Option<String>,
     kept_at: u64,
@@ -66,7 +66,7 @@ pub(super) fn write(path: &Path, address: &Address, copy: &Copy<impl AsRef<[u8]>
 }
 
 pub(super) fn encode(copy: &Copy<impl AsRef<[u8]>>, address: &Address) -> io::Result<Vec<u8>> {
-    let header = Header {
+    let header = CopyHeader {
         address: hash([address.secret_text().as_bytes()]),
         etag: copy.etag.clone(),
         kept_at: copy.kept_at.as_nanos(),
@@ -82,7 +82,7 @@ pub(super) fn decode(bytes: &[u8], address: &Address) -> Result<Copy<Vec<u8>>, C
     let end = rest.iter().position(|byte| *byte == b'\n').ok_or(CopyError::Damaged)?;
     let line = &rest[..end];
     let document = &rest[end + 1..];
-    let header: Header = serde_json::from_slice(line).map_err(|_| CopyError::Damaged)?;
+    let header: CopyHeader = serde_json::from_slice(line).map_err(|_| CopyError::Damaged)?;
     let kept_at = Timestamp::from_nanos(header.kept_at);
     let copy = Copy { etag: header.etag, kept_at, bytes: document.to_vec() };
     if checksum(&copy) != header.checksum {

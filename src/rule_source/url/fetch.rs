@@ -19,8 +19,8 @@ use tollgate_limiter::time::Clock;
 
 use crate::{
     bearer_token, certificates,
-    http_client::{self, Answer, Error},
-    rule_source::url::{address::Address, settings::Settings},
+    http_client::{self, HttpClientError, HttpResponse},
+    rule_source::url::{address::Address, settings::UrlSettings},
     telemetry::causes,
 };
 
@@ -37,7 +37,7 @@ pub(super) enum Fetched {
 }
 
 /// What a request shows of this client.
-struct Identity {
+struct ClientCredentials {
     tls: Option<TlsConnector>,
     token: Option<HeaderValue>,
 }
@@ -45,7 +45,7 @@ struct Identity {
 /// Asks for the rules, unless they are those of `etag`, for `time_max` at most. An error says why there is no whole
 /// answer; it has no secret.
 pub(super) async fn fetch(
-    settings: &Settings,
+    settings: &UrlSettings,
     clock: &Clock,
     etag: Option<&str>,
     time_max: Duration,
@@ -54,7 +54,11 @@ pub(super) async fn fetch(
     timeout(time_max, follow_redirects(settings, clock, etag)).await.unwrap_or_else(late)
 }
 
-async fn follow_redirects(settings: &Settings, clock: &Clock, etag: Option<&str>) -> Result<Fetched, String> {
+async fn follow_redirects(
+    settings: &UrlSettings,
+    clock: &Clock,
+    etag: Option<&str>,
+) -> Result<Fetched, String> {
     let mut address = settings.address.clone();
     let mut redirects = 0;
     loop {
@@ -81,7 +85,7 @@ async fn follow_redirects(settings: &Settings, clock: &Clock, etag: Option<&str>
 }
 
 /// Where an answer redirects to. A redirect never leaves TLS.
-fn redirect(settings: &Settings, from: &Address, headers: &HeaderMap) -> Result<Address, String> {
+fn redirect(settings: &UrlSettings, from: &Address, headers: &HeaderMap) -> Result<Address, String> {
     let location = headers.get(LOCATION).and_then(|location| location.to_str().ok());
     let next = location.and_then(|location| from.join(location));
     let next = next.ok_or("the server redirects to an address that is not allowed")?;
@@ -90,12 +94,12 @@ fn redirect(settings: &Settings, from: &Address, headers: &HeaderMap) -> Result<
 }
 
 async fn ask(
-    settings: &Settings,
+    settings: &UrlSettings,
     clock: &Clock,
     address: &Address,
     etag: Option<&str>,
-) -> Result<Answer, String> {
-    let Identity { tls, token } = identity(settings, clock, address).await?;
+) -> Result<HttpResponse, String> {
+    let ClientCredentials { tls, token } = identity(settings, clock, address).await?;
     let mut request = Request::get(address.target())
         .header(HOST, address.host_header())
         .header(USER_AGENT, concat!("tollgate/", env!("CARGO_PKG_VERSION")))
@@ -123,7 +127,11 @@ async fn ask(
 
 /// Reads the files of the settings, so that renewed ones count. Only the server that the settings name gets the
 /// certificate, and only paths in the folder of the rules get the token.
-async fn identity(settings: &Settings, clock: &Clock, address: &Address) -> Result<Identity, String> {
+async fn identity(
+    settings: &UrlSettings,
+    clock: &Clock,
+    address: &Address,
+) -> Result<ClientCredentials, String> {
     let is_own = address.has_origin_of(&settings.address);
     let files = settings.tls.clone();
     let is_tls = address.is_tls();
@@ -142,7 +150,7 @@ async fn identity(settings: &Settings, clock: &Clock, address: &Address) -> Resu
             Ok::<_, String>(value)
         });
         let tls = tls.map(|config| TlsConnector::from(Arc::new(config)));
-        Ok(Identity { tls, token: token.transpose()? })
+        Ok(ClientCredentials { tls, token: token.transpose()? })
     };
     spawn_blocking(read).await.map_err(|error| error.to_string())?
 }
@@ -160,14 +168,16 @@ async fn connect(host: &str, port: u16) -> Result<TcpStream, String> {
 }
 
 /// The document of an answer, of at most `bytes_max` bytes.
-async fn document(answer: Answer, bytes_max: usize) -> Result<Fetched, String> {
+async fn document(answer: HttpResponse, bytes_max: usize) -> Result<Fetched, String> {
     if let Some(charset) = foreign_charset(&answer.head.headers) {
         return Err(format!("the answer has the charset {charset:?}; rules are in UTF-8"));
     }
     let etag = answer.head.headers.get(ETAG).and_then(|etag| etag.to_str().ok());
     let etag = etag.filter(|etag| etag.len() <= ETAG_BYTES_MAX).map(str::to_owned);
     let bytes = answer.whole_body(bytes_max).await.map_err(|error| match error {
-        Error::TooLarge => format!("the answer is larger than rules.url.max_bytes, {bytes_max} bytes"),
+        HttpClientError::TooLarge => {
+            format!("the answer is larger than rules.url.max_bytes, {bytes_max} bytes")
+        }
         error => causes(&error),
     })?;
     Ok(Fetched::Document { bytes, etag })

@@ -16,17 +16,17 @@ mod settings;
 mod stats;
 
 pub use address::Address;
-pub use settings::Settings;
-pub use stats::Stats;
+pub use settings::UrlSettings;
+pub use stats::UrlStats;
 
 use remote_file::RemoteFile;
 
 /// Follows the rules at a URL, for as long as it is polled.
 pub(super) async fn follow(
-    settings: Settings,
+    settings: UrlSettings,
     clock: Clock,
     active_rules: Arc<ActiveRules>,
-    stats: Arc<Stats>,
+    stats: Arc<UrlStats>,
 ) {
     let interval = settings.interval;
     let file = RemoteFile::start(settings, clock, active_rules, stats).await;

@@ -22,8 +22,8 @@ use crate::{
     rule_source::url::{
         copy::{self, Copy, CopyError},
         fetch::{Fetched, fetch},
-        settings::Settings,
-        stats::Stats,
+        settings::UrlSettings,
+        stats::UrlStats,
     },
 };
 
@@ -37,14 +37,14 @@ const JITTER: f64 = 0.2;
 /// A rule file at a URL.
 #[derive(Debug)]
 pub(super) struct RemoteFile {
-    settings: Settings,
+    settings: UrlSettings,
     clock: Clock,
     loader: Loader,
-    stats: Arc<Stats>,
+    stats: Arc<UrlStats>,
     backoff: Backoff,
     /// What the server has, as far as is known.
-    latest: Option<Document>,
-    state: State,
+    latest: Option<FetchedDocument>,
+    state: DocumentState,
 }
 
 /// A copy that cannot be used, and what became of the file if it is damaged.
@@ -57,7 +57,7 @@ struct UnusableCopy {
 
 /// What is known about the latest document.
 #[derive(Debug, Default)]
-struct State {
+struct DocumentState {
     /// The last request had no answer.
     is_failed: bool,
     /// The copy, until rules are active.
@@ -75,13 +75,13 @@ struct State {
 /// A document that can be loaded if the server has none.
 #[derive(Debug)]
 struct Spare {
-    document: Document,
+    document: FetchedDocument,
     kept_at: Timestamp,
 }
 
 /// A document with what identifies it.
 #[derive(Clone, Debug)]
-struct Document {
+struct FetchedDocument {
     contents: Arc<Contents>,
     fingerprint: u128,
     etag: Option<String>,
@@ -90,15 +90,15 @@ struct Document {
 impl RemoteFile {
     /// The rules that `settings` name, with their copy if there is one.
     pub(super) async fn start(
-        settings: Settings,
+        settings: UrlSettings,
         clock: Clock,
         active_rules: Arc<ActiveRules>,
-        stats: Arc<Stats>,
+        stats: Arc<UrlStats>,
     ) -> Self {
         let loader = Loader::new(settings.address.to_string(), clock.clone(), active_rules);
         let backoff = Backoff::new(RETRY_MIN.min(settings.interval), settings.interval);
         let mut file =
-            Self { settings, clock, loader, stats, backoff, latest: None, state: State::default() };
+            Self { settings, clock, loader, stats, backoff, latest: None, state: DocumentState::default() };
         file.read_copy().await;
         file
     }
@@ -132,10 +132,10 @@ impl RemoteFile {
         }
     }
 
-    fn document(&self, bytes: Vec<u8>, etag: Option<String>) -> Document {
+    fn document(&self, bytes: Vec<u8>, etag: Option<String>) -> FetchedDocument {
         let source = Source::file(&self.settings.address.to_string(), bytes);
         let contents = Contents { sources: vec![source], problems: Problems::default() };
-        Document { fingerprint: contents.fingerprint(), contents: Arc::new(contents), etag }
+        FetchedDocument { fingerprint: contents.fingerprint(), contents: Arc::new(contents), etag }
     }
 
     /// The copy, if it was not loaded yet, or the reason as the problem of contents that cannot be loaded.
@@ -187,7 +187,7 @@ impl RemoteFile {
 
     /// Writes the latest document to the copy, if it is not there. A failed attempt is repeated with the next answer.
     async fn keep(&mut self) {
-        let (Some(path), Some(Document { contents, fingerprint, etag })) =
+        let (Some(path), Some(FetchedDocument { contents, fingerprint, etag })) =
             (self.settings.copy.clone(), &self.latest)
         else {
             return;

@@ -2,11 +2,11 @@
 
 use std::{path::PathBuf, time::Duration};
 
-use crate::rule_source::{tls_files::TlsFiles, url::address::Address};
+use crate::rule_source::{tls_files::ClientTlsFiles, url::address::Address};
 
 /// Where the rules are, how they are asked for, and what bounds an answer.
 #[derive(Clone, Debug)]
-pub struct Settings {
+pub struct UrlSettings {
     /// The address.
     pub address: Address,
     /// The time between two requests; up to a fifth of it is left out at random.
@@ -16,7 +16,7 @@ pub struct Settings {
     /// The maximum size of the document, in bytes.
     pub bytes_max: usize,
     /// The certificates, for `https`.
-    pub tls: TlsFiles,
+    pub tls: ClientTlsFiles,
     /// The file of the bearer token, if there is one.
     pub token_file: Option<PathBuf>,
     /// The maximum number of redirects for one answer.

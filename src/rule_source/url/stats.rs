@@ -6,7 +6,7 @@ use tollgate_limiter::{metrics::Counter, time::Timestamp};
 
 /// What is counted of the rules from a URL.
 #[derive(Debug, Default)]
-pub struct Stats {
+pub struct UrlStats {
     /// Answers with other contents than the one before.
     pub changed: Counter,
     /// Answers that the contents have not changed.
@@ -20,7 +20,7 @@ pub struct Stats {
     is_from_copy: AtomicBool,
 }
 
-impl Stats {
+impl UrlStats {
     /// When the server last had the active rules; the epoch before the first.
     pub fn confirmed_at(&self) -> Timestamp {
         Timestamp::from_nanos(self.confirmed_at.load(Relaxed))

@@ -7,14 +7,14 @@ use tonic::{
     transport::{Certificate, ClientTlsConfig, Endpoint, Identity, Uri},
 };
 
-use crate::{certificates, rule_source::tls_files::TlsFiles, telemetry::causes};
+use crate::{certificates, rule_source::tls_files::ClientTlsFiles, telemetry::causes};
 
 /// Control planes close connections with frequent pings of HTTP/2, so a dead one is noticed by TCP.
 const KEEPALIVE: Duration = Duration::from_secs(30);
 const KEEPALIVE_RETRIES: u32 = 3;
 
 /// The control plane at `url`, with the certificates as they are in the files now.
-pub(super) async fn endpoint(url: &str, files: &TlsFiles) -> Result<Endpoint, String> {
+pub(super) async fn endpoint(url: &str, files: &ClientTlsFiles) -> Result<Endpoint, String> {
     let endpoint = Endpoint::from_shared(url.to_owned())
         .map_err(|error| causes(&error))?
         .user_agent(concat!("tollgate/", env!("CARGO_PKG_VERSION")))
@@ -57,7 +57,7 @@ fn is_tls(url: &str) -> bool {
     url.starts_with("https:")
 }
 
-fn trust(files: &TlsFiles) -> Result<ClientTlsConfig, String> {
+fn trust(files: &ClientTlsFiles) -> Result<ClientTlsConfig, String> {
     let read =
         |path: &Path| certificates::read_file(path).map_err(|reason| format!("{}: {reason}", path.display()));
     let mut config = match &files.ca {

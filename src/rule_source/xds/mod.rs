@@ -16,7 +16,7 @@ use tollgate_limiter::{
 use tonic::transport::Channel;
 use tracing::{debug, info, warn};
 
-use crate::{rule_source::tls_files::TlsFiles, telemetry::causes};
+use crate::{rule_source::tls_files::ClientTlsFiles, telemetry::causes};
 
 mod applier;
 mod endpoint;
@@ -29,14 +29,14 @@ mod stats;
 mod unknown_field;
 
 pub use endpoint::{is_header, is_url};
-pub use stats::Stats;
+pub use stats::XdsStats;
 
 use applier::Update;
 use proto::envoy::service::discovery::v3::{
     DiscoveryRequest, DiscoveryResponse,
     aggregated_discovery_service_client::AggregatedDiscoveryServiceClient,
 };
-use session::{Answer, Session};
+use session::{Acknowledgement, XdsSession};
 
 /// Time for the connection to stand, TLS included.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
@@ -48,7 +48,7 @@ const REQUESTS_MAX: usize = 2;
 
 /// The control plane and how it is reached.
 #[derive(Clone, Debug)]
-pub struct Settings {
+pub struct XdsSettings {
     /// `http://HOST:PORT`, or `https://HOST:PORT` for TLS.
     pub url: String,
     /// The name of this client, by which the control plane chooses the rules.
@@ -58,7 +58,7 @@ pub struct Settings {
     /// Headers of the stream.
     pub headers: Vec<(String, String)>,
     /// The certificates, for `https`.
-    pub tls: TlsFiles,
+    pub tls: ClientTlsFiles,
     /// The maximum size of a response, in bytes.
     pub message_bytes_max: usize,
     /// The first and the largest delay before the control plane is called again.
@@ -69,16 +69,16 @@ pub struct Settings {
 
 /// Follows the rules of a control plane.
 #[derive(Debug)]
-struct Client {
-    settings: Settings,
+struct XdsClient {
+    settings: XdsSettings,
     updates: mpsc::Sender<Update>,
-    stats: Arc<Stats>,
-    session: Session,
+    stats: Arc<XdsStats>,
+    session: XdsSession,
 }
 
 /// Why a stream of responses has ended.
 #[derive(Debug)]
-enum Ended {
+enum StreamEnd {
     /// The connection cannot be made.
     Unconnected(String),
     /// The control plane ended the stream, or the connection is lost.
@@ -89,18 +89,18 @@ enum Ended {
 
 /// Follows the rules of a control plane and the overlay, for as long as it is polled.
 pub(super) async fn follow(
-    settings: Settings,
+    settings: XdsSettings,
     loader: Loader,
     overlays: Option<OverlayReceiver>,
-    stats: Arc<Stats>,
+    stats: Arc<XdsStats>,
 ) {
     let (updates, receiver) = mpsc::channel(1);
-    let session = Session::new(&settings.node_id, &settings.node_metadata);
-    let client = Client { settings, updates, stats, session };
+    let session = XdsSession::new(&settings.node_id, &settings.node_metadata);
+    let client = XdsClient { settings, updates, stats, session };
     tokio::join!(client.run(), applier::apply(loader, receiver, overlays));
 }
 
-impl Client {
+impl XdsClient {
     /// Connects and follows the rules, for as long as it is polled.
     async fn run(mut self) {
         let mut backoff = Backoff::new(self.settings.retry_min, self.settings.retry_max);
@@ -127,7 +127,7 @@ impl Client {
     }
 
     /// Follows the rules over one connection.
-    async fn follow(&mut self) -> Result<Infallible, Ended> {
+    async fn follow(&mut self) -> Result<Infallible, StreamEnd> {
         let channel = self.connect().await?;
         self.stats.connected();
         info!(url = self.settings.url, "connected to the control plane");
@@ -140,24 +140,25 @@ impl Client {
         let mut request = tonic::Request::new(stream_of(receiver));
         endpoint::add_headers(request.metadata_mut(), &self.settings.headers);
         // A control plane without rules for this node answers nothing, so there is no timeout.
-        let responses = client.stream_aggregated_resources(request).await.map_err(Ended::Stream)?;
+        let responses = client.stream_aggregated_resources(request).await.map_err(StreamEnd::Stream)?;
         let mut responses = responses.into_inner();
         loop {
-            let response = responses.message().await.map_err(Ended::Stream)?.ok_or(Ended::Closed)?;
+            let response = responses.message().await.map_err(StreamEnd::Stream)?.ok_or(StreamEnd::Closed)?;
             let answer = self.take(response).await;
             if requests.send(answer).await.is_err() {
-                return Err(Ended::Closed);
+                return Err(StreamEnd::Closed);
             }
         }
     }
 
-    async fn connect(&self) -> Result<Channel, Ended> {
+    async fn connect(&self) -> Result<Channel, StreamEnd> {
         // Files are read for each connection, so that renewed certificates count.
-        let endpoint =
-            endpoint::endpoint(&self.settings.url, &self.settings.tls).await.map_err(Ended::Unconnected)?;
+        let endpoint = endpoint::endpoint(&self.settings.url, &self.settings.tls)
+            .await
+            .map_err(StreamEnd::Unconnected)?;
         match timeout(CONNECT_TIMEOUT, endpoint.connect()).await {
-            Ok(connected) => connected.map_err(|error| Ended::Unconnected(causes(&error))),
-            Err(_elapsed) => Err(Ended::Unconnected(format!("no connection within {CONNECT_TIMEOUT:?}"))),
+            Ok(connected) => connected.map_err(|error| StreamEnd::Unconnected(causes(&error))),
+            Err(_elapsed) => Err(StreamEnd::Unconnected(format!("no connection within {CONNECT_TIMEOUT:?}"))),
         }
     }
 
@@ -168,7 +169,7 @@ impl Client {
         let answer = match self.session.refused(fingerprint) {
             Some(problems) => {
                 sleep(REPEATED_REFUSAL_DELAY).await;
-                Answer::Refuse(problems)
+                Acknowledgement::Refuse(problems)
             }
             None => {
                 let (done, outcome) = oneshot::channel();
@@ -177,9 +178,9 @@ impl Client {
                 // Fails only at the end of the process, and then there is no outcome.
                 let _ = self.updates.send(update).await;
                 match outcome.await {
-                    Ok(Ok(())) => Answer::Accept,
-                    Ok(Err(problems)) => Answer::Refuse(problems),
-                    Err(_) => Answer::failed(),
+                    Ok(Ok(())) => Acknowledgement::Accept,
+                    Ok(Err(problems)) => Acknowledgement::Refuse(problems),
+                    Err(_) => Acknowledgement::failed(),
                 }
             }
         };
@@ -188,7 +189,7 @@ impl Client {
     }
 }
 
-impl fmt::Display for Ended {
+impl fmt::Display for StreamEnd {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Unconnected(reason) => f.write_str(reason),

@@ -31,7 +31,7 @@ pub(super) fn source(bytes: Vec<u8>) -> Source {
 
 /// The document of a resource, with its places.
 fn documents(bytes: &[u8]) -> Documents<'static> {
-    let mut reader = Reader::default();
+    let mut reader = ResourceReader::default();
     let (name, documents) = match RateLimitConfig::decode(bytes) {
         Ok(config) => {
             let document = reader.document(&config, bytes);
@@ -42,7 +42,7 @@ fn documents(bytes: &[u8]) -> Documents<'static> {
             (String::new(), Vec::new())
         }
     };
-    let Reader { places, problems, unknown } = reader;
+    let ResourceReader { places, problems, unknown } = reader;
     let origin = Arc::new(Origin::Resource { name: name.into(), places });
     Documents { origin, stream: Stream { documents, problems }, unknown: unknown.map(described) }
 }
@@ -66,13 +66,13 @@ fn described(Unknown { first, count }: Unknown) -> Unknown {
 }
 
 #[derive(Default)]
-struct Reader {
+struct ResourceReader {
     places: Vec<Place>,
     problems: Vec<Problem>,
     unknown: Option<Unknown>,
 }
 
-impl Reader {
+impl ResourceReader {
     /// Adds a place and returns its mark.
     fn place(&mut self, parent: Option<Mark>, text: &str) -> Mark {
         let parent = parent.map(|parent| parent.line - 1);
@@ -95,7 +95,7 @@ impl Reader {
     fn document(&mut self, config: &RateLimitConfig, bytes: &[u8]) -> Node<'static> {
         let mark = self.place(None, &config.domain);
         self.note_unknown(bytes, &KnownFields::CONFIG, mark);
-        let fields = Fields::at(mark).text("domain", &config.domain);
+        let fields = MappingBuilder::at(mark).text("domain", &config.domain);
         let descriptors = self.descriptors(&config.descriptors, mark, 1);
         fields.list("descriptors", descriptors).node()
     }
@@ -129,7 +129,7 @@ impl Reader {
         let RateLimitDescriptor { key, value, rate_limit, descriptors, metadata, .. } = &descriptor;
         let mark = self.place(Some(parent), &composite(key, value));
         self.note_unknown(bytes, &KnownFields::DESCRIPTOR, mark);
-        let mut fields = Fields::at(mark).text("key", key).text_if("value", value);
+        let mut fields = MappingBuilder::at(mark).text("key", key).text_if("value", value);
         if let Some(limit) = rate_limit {
             // Control planes set these on every descriptor of a path; they count where the limit is.
             fields = fields
@@ -147,8 +147,9 @@ impl Reader {
 }
 
 fn limit_node(limit: &RateLimitPolicy, mark: Mark) -> Node<'static> {
-    let replaces = limit.replaces.iter().map(|replaced| Fields::at(mark).text("name", &replaced.name).node());
-    let fields = Fields::at(mark).text_if("name", &limit.name).list("replaces", replaces.collect());
+    let replaces =
+        limit.replaces.iter().map(|replaced| MappingBuilder::at(mark).text("name", &replaced.name).node());
+    let fields = MappingBuilder::at(mark).text_if("name", &limit.name).list("replaces", replaces.collect());
     // `UNKNOWN` means that there is none.
     let fields = match limit.unit() {
         RateLimitUnit::Unknown if limit.unit == 0 => fields,
@@ -172,7 +173,9 @@ fn limit_node(limit: &RateLimitPolicy, mark: Mark) -> Node<'static> {
 fn struct_node(object: &Struct, mark: Mark) -> Node<'static> {
     let fields = object.fields.iter();
     fields
-        .fold(Fields::at(mark), |fields, (name, value)| fields.with(name.clone(), json_node(value, mark)))
+        .fold(MappingBuilder::at(mark), |fields, (name, value)| {
+            fields.with(name.clone(), json_node(value, mark))
+        })
         .node()
 }
 
@@ -212,12 +215,12 @@ fn plain(value: impl Display, mark: Mark) -> Node<'static> {
 }
 
 /// A mapping under construction; everything in it has one mark.
-struct Fields {
+struct MappingBuilder {
     mark: Mark,
     pairs: Vec<Pair<'static>>,
 }
 
-impl Fields {
+impl MappingBuilder {
     fn at(mark: Mark) -> Self {
         Self { mark, pairs: Vec::new() }
     }

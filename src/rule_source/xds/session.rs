@@ -23,7 +23,7 @@ const REFUSAL_BYTES_MAX: usize = 256 * 1024;
 
 /// The answer to a response.
 #[derive(Clone, Debug)]
-pub(super) enum Answer {
+pub(super) enum Acknowledgement {
     /// Its rules are active.
     Accept,
     /// The active rules stay.
@@ -32,7 +32,7 @@ pub(super) enum Answer {
 
 /// What this client has told a control plane.
 #[derive(Debug)]
-pub(super) struct Session {
+pub(super) struct XdsSession {
     node: Node,
     // Of this stream. Versions of an earlier stream mean nothing: a control plane that was restarted counts anew, and
     // does not answer a version that it considers current.
@@ -42,7 +42,7 @@ pub(super) struct Session {
     answers: u64,
 }
 
-impl Session {
+impl XdsSession {
     pub(super) fn new(node_id: &str, metadata: &[(String, String)]) -> Self {
         let fields = metadata.iter().map(|(name, value)| (name.clone(), value.clone().into()));
         let metadata = (!metadata.is_empty()).then(|| prost_types::Struct { fields: fields.collect() });
@@ -81,16 +81,16 @@ impl Session {
         &mut self,
         response: &DiscoveryResponse,
         fingerprint: u128,
-        answer: Answer,
+        answer: Acknowledgement,
     ) -> DiscoveryRequest {
         self.answers += 1;
         let error_detail = match answer {
-            Answer::Accept => {
+            Acknowledgement::Accept => {
                 self.refused = None;
                 self.accepted_version.clone_from(&response.version_info);
                 None
             }
-            Answer::Refuse(problems) => {
+            Acknowledgement::Refuse(problems) => {
                 let message = shortened(problems.to_string());
                 self.refused = Some((fingerprint, problems));
                 Some(Status { code: Code::InvalidArgument.into(), message, details: Vec::new() })
@@ -134,7 +134,7 @@ fn problem(name: String, what: String) -> Problem {
     Problem { location: Location::whole(Arc::new(origin)), what }
 }
 
-impl Answer {
+impl Acknowledgement {
     /// The refusal of rules that could not be compiled, for no fault of theirs.
     pub(super) fn failed() -> Self {
         let mut problems = Problems::default();
@@ -165,15 +165,15 @@ mod tests {
         }
     }
 
-    fn refusal() -> Answer {
-        Answer::failed()
+    fn refusal() -> Acknowledgement {
+        Acknowledgement::failed()
     }
 
     #[test]
     fn new_stream_begins_without_version_and_nonce() {
-        let mut session = Session::new("n", &[("zone".to_owned(), "a".to_owned())]);
+        let mut session = XdsSession::new("n", &[("zone".to_owned(), "a".to_owned())]);
         session.subscribe();
-        session.answer(&response("7", "1"), 1, Answer::Accept);
+        session.answer(&response("7", "1"), 1, Acknowledgement::Accept);
         let first = session.subscribe();
         assert_eq!((&*first.version_info, &*first.response_nonce, first.error_detail), ("", "", None));
         let node = first.node.unwrap();
@@ -185,8 +185,8 @@ mod tests {
 
     #[test]
     fn refusal_has_last_accepted_version_and_nonce_of_response() {
-        let mut session = Session::new("n", &[]);
-        let accepted = session.answer(&response("1", "a"), 1, Answer::Accept);
+        let mut session = XdsSession::new("n", &[]);
+        let accepted = session.answer(&response("1", "a"), 1, Acknowledgement::Accept);
         assert_eq!((&*accepted.version_info, &*accepted.response_nonce), ("1", "a"));
         let refused = session.answer(&response("2", "b"), 2, refusal());
         assert_eq!((&*refused.version_info, &*refused.response_nonce), ("1", "b"));
@@ -197,10 +197,10 @@ mod tests {
 
     #[test]
     fn refused_contents_are_known_until_others_are_accepted() {
-        let mut session = Session::new("n", &[]);
+        let mut session = XdsSession::new("n", &[]);
         session.answer(&response("2", "b"), 2, refusal());
         assert!(session.refused(2).is_some() && session.refused(1).is_none());
-        session.answer(&response("3", "c"), 3, Answer::Accept);
+        session.answer(&response("3", "c"), 3, Acknowledgement::Accept);
         assert!(session.refused(2).is_none());
     }
 

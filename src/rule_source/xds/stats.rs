@@ -4,11 +4,11 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use tollgate_limiter::metrics::Counter;
 
-use crate::rule_source::xds::session::Answer;
+use crate::rule_source::xds::session::Acknowledgement;
 
 /// What a client of a control plane counts.
 #[derive(Debug, Default)]
-pub struct Stats {
+pub struct XdsStats {
     is_connected: AtomicBool,
     /// Connections that were made.
     pub connections: Counter,
@@ -18,7 +18,7 @@ pub struct Stats {
     pub refused: Counter,
 }
 
-impl Stats {
+impl XdsStats {
     /// Whether the control plane is connected.
     pub fn is_connected(&self) -> bool {
         self.is_connected.load(Relaxed)
@@ -33,10 +33,10 @@ impl Stats {
         self.is_connected.store(false, Relaxed);
     }
 
-    pub(super) fn answered(&self, answer: &Answer) {
+    pub(super) fn answered(&self, answer: &Acknowledgement) {
         match answer {
-            Answer::Accept => self.accepted.increase(),
-            Answer::Refuse(_) => self.refused.increase(),
+            Acknowledgement::Accept => self.accepted.increase(),
+            Acknowledgement::Refuse(_) => self.refused.increase(),
         }
     }
 }

@@ -20,9 +20,9 @@ use tokio_rustls::{TlsAcceptor, server::TlsStream};
 use tracing::debug;
 
 use crate::server::{
-    Certificates, Phase, Services,
+    ListenerCertificates, Phase, Services,
     acceptor::{limits::WhenFull, terms::ListenerTerms},
-    connection::{Connection, SHUTDOWN_ACK_TIMEOUT},
+    connection::{GrpcConnection, SHUTDOWN_ACK_TIMEOUT},
     corked_io::{CorkedIo, IoHandle, PREFACE_BYTES},
     idle::{Activity, TrackedConnection},
     lifecycle::wait_for_phase,
@@ -101,7 +101,7 @@ impl ConnectionContext {
 
     async fn handshake_tls(
         &self,
-        certificates: &Certificates,
+        certificates: &ListenerCertificates,
         socket: Socket,
         activity: Option<Arc<Activity>>,
         phases: watch::Receiver<Phase>,
@@ -124,7 +124,7 @@ impl ConnectionContext {
     /// `None` if the handshake fails or takes too long, and if the process stops before its end.
     async fn accept_tls(
         &self,
-        certificates: &Certificates,
+        certificates: &ListenerCertificates,
         socket: Socket,
         phases: watch::Receiver<Phase>,
     ) -> Option<TlsStream<Socket>> {
@@ -157,7 +157,7 @@ impl ConnectionContext {
         let io_handle = IoHandle::default();
         let Some(http1) = &self.terms.protocols.http1 else {
             let http2 = self.terms.protocols.http2;
-            let connection = Connection::new(
+            let connection = GrpcConnection::new(
                 &http2.grpc_builder(),
                 io,
                 io_handle.clone(),

@@ -22,7 +22,7 @@ use crate::{
         },
         components::grpc_routes,
     },
-    settings::{self, Setting, Settings, Sources},
+    settings::{self, Setting, Settings, SettingsSources},
 };
 
 /// Longer than the timeout of every step of a call, and than the age of a connection.
@@ -34,7 +34,7 @@ const PARTS_BYTES: [usize; 2] = [usize::MAX, 7];
 
 static SETTINGS: LazyLock<Settings> = LazyLock::new(|| {
     let rules = Setting::named("rules.path").expect("rules have a path");
-    let sources = Sources { flags: vec![(rules, "rules".to_owned())], ..Sources::default() };
+    let sources = SettingsSources { flags: vec![(rules, "rules".to_owned())], ..SettingsSources::default() };
     sources.load().expect("the defaults are valid")
 });
 

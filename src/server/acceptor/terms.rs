@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::server::{
-    Budgets, Certificates,
+    Budgets, ListenerCertificates,
     acceptor::{
         limits::{Limits, WhenFull},
         protocols::Protocols,
@@ -15,7 +15,7 @@ use crate::server::{
 #[derive(Debug)]
 pub(in crate::server) struct ListenerTerms {
     pub(in crate::server) name: &'static str,
-    pub(in crate::server) certificates: Option<Arc<Certificates>>,
+    pub(in crate::server) certificates: Option<Arc<ListenerCertificates>>,
     pub(in crate::server) protocols: Protocols,
     pub(in crate::server) limits: Limits,
     pub(in crate::server) budgets: Budgets,

@@ -14,7 +14,7 @@ use tonic::{Code, Status};
 
 use crate::{
     api::{
-        ApiKind, Batch, Call, Handled, Method, Reply, Unfinished,
+        ApiKind, Call, CallReply, Handled, Method, ReadBatch, UnfinishedCall,
         call::CHECK_STREAM_PATH,
         rlqs::{self, QuotaStream},
     },
@@ -23,7 +23,7 @@ use crate::{
         reply_bytes::{ReplyPart, Unsent},
         request_bytes::{ConnectionBytes, Share},
         services::Services,
-        stream::{Answers, MessageStream, Reports},
+        stream::{MessageStream, QuestionReplier, QuotaReplier},
     },
 };
 
@@ -33,13 +33,14 @@ mod replies;
 
 pub(super) use pending::{CALLS_PER_POLL_MAX, PendingCalls};
 
-use rejection::Rejection;
+use rejection::RequestRejection;
 use replies::{
-    Decided, Failure, log_error, send_decided, send_delayed_reply, send_error, send_message, send_response_of,
+    CallFailure, Decided, log_error, send_decided, send_delayed_reply, send_error, send_message,
+    send_response_of,
 };
 
 /// State shared by the calls of a connection.
-pub(super) struct Calls<'a> {
+pub(super) struct ConnectionCalls<'a> {
     pub(super) service: &'a Arc<Services>,
     pub(super) pending: &'a PendingCalls,
     pub(super) requests: &'a ConnectionBytes,
@@ -61,9 +62,9 @@ enum Rest {
     /// Read the rest of it, after what was read.
     Read(Method, Option<Bytes>),
     /// Continue the decision elsewhere.
-    Finish(Method, Bytes, Unfinished),
+    Finish(Method, Bytes, UnfinishedCall),
     /// Send its reply after the delay.
-    Delay(Reply),
+    Delay(CallReply),
     /// Serve it as a stream of questions.
     Stream,
     /// Serve it as a stream of reports of quotas.
@@ -87,18 +88,18 @@ impl AcceptedCall {
     fn decide_at_once(
         &mut self,
         service: &Services,
-        batch: Option<&mut Batch<'_>>,
+        batch: Option<&mut ReadBatch<'_>>,
         unsent: &Unsent,
         cx: &mut Context<'_>,
     ) -> Option<Rest> {
         let Self { request, respond, reply } = self;
-        if let Some(rejection) = Rejection::of(request) {
+        if let Some(rejection) = RequestRejection::from_request(request) {
             service.failed(request.uri().path(), rejection.reason(), &rejection.status());
             log_error(respond.send_response(rejection.response(), true).map(drop));
             return None;
         }
         let Some(batch) = batch else { return Some(Rest::Route) };
-        let Some(method) = Method::of_path(request.uri().path()) else {
+        let Some(method) = Method::from_path(request.uri().path()) else {
             return Some(match request.uri().path() {
                 CHECK_STREAM_PATH => Rest::Stream,
                 rlqs::STREAM_PATH => Rest::QuotaStream,
@@ -117,7 +118,12 @@ impl AcceptedCall {
         let message = match message::unframe(framed) {
             Ok(message) => message,
             Err(error) => {
-                log_error(send_error(service, method.path(), respond, Failure::of_message(&error)));
+                log_error(send_error(
+                    service,
+                    method.path(),
+                    respond,
+                    CallFailure::from_message_error(&error),
+                ));
                 return None;
             }
         };
@@ -146,13 +152,13 @@ impl AcceptedCall {
     }
 }
 
-impl Calls<'_> {
+impl ConnectionCalls<'_> {
     /// Begins a group of accepted calls, and defers those for whose replies there is no room.
     pub(super) fn begin_or_defer(
         &self,
         accepted: &mut Vec<Option<AcceptedCall>>,
         deferred: &mut VecDeque<Deferred>,
-        mut batch: Option<&mut Batch<'_>>,
+        mut batch: Option<&mut ReadBatch<'_>>,
         cx: &mut Context<'_>,
     ) {
         for call in accepted.iter_mut() {
@@ -167,7 +173,12 @@ impl Calls<'_> {
     }
 
     /// Decides a call in its place, rejects it, or takes it to the pending calls.
-    fn begin(&self, batch: Option<&mut Batch<'_>>, place: &mut Option<AcceptedCall>, cx: &mut Context<'_>) {
+    fn begin(
+        &self,
+        batch: Option<&mut ReadBatch<'_>>,
+        place: &mut Option<AcceptedCall>,
+        cx: &mut Context<'_>,
+    ) {
         let rest = place.as_mut().and_then(|call| call.decide_at_once(self.service, batch, self.unsent, cx));
         if let Some(rest) = rest
             && let Some(call) = place.take()
@@ -226,7 +237,9 @@ impl Calls<'_> {
                     drop((framed, request, held));
                     send_decided(&service, method, decided, respond, &unsent).await
                 }
-                Err(error) => send_error(&service, method.path(), &mut respond, Failure::of_message(&error)),
+                Err(error) => {
+                    send_error(&service, method.path(), &mut respond, CallFailure::from_message_error(&error))
+                }
             }
         });
     }
@@ -234,7 +247,7 @@ impl Calls<'_> {
     /// Serves a stream of questions.
     fn serve_stream(&self, request: Request<RecvStream>, respond: SendResponse<ReplyPart>) {
         let bytes = self.requests.clone();
-        let answers = Answers::new(self.service.clone(), bytes.clone());
+        let answers = QuestionReplier::new(self.service.clone(), bytes.clone());
         let stream = MessageStream::new(answers, request, bytes, self.unsent.clone(), self.closing.clone());
         let service = self.service.clone();
         self.pending
@@ -246,21 +259,21 @@ impl Calls<'_> {
         let Some(quotas) = self.service.quotas() else {
             let disabled =
                 Status::unimplemented("the rate limit quota service is not enabled: see rlqs.enabled");
-            let failure = Some(Failure::new("NOT_ENABLED", disabled));
+            let failure = Some(CallFailure::new("NOT_ENABLED", disabled));
             return log_error(send_error(self.service, rlqs::STREAM_PATH, &mut respond, failure));
         };
         match QuotaStream::open(quotas.clone(), self.service.origin(), self.service.peer()) {
             Ok(quotas) => {
                 let bytes = self.requests.clone();
                 let unsent = self.unsent.clone();
-                let reports = Reports::new(quotas);
+                let reports = QuotaReplier::new(quotas);
                 let stream = MessageStream::new(reports, request, bytes, unsent, self.closing.clone());
                 let service = self.service.clone();
                 let note = move |status: &Status| stream_failed(&service, rlqs::STREAM_PATH, status);
                 self.pending.push(stream.run(respond, note));
             }
             Err(error) => {
-                let failure = Some(Failure::new("TOO_MANY_STREAMS", error));
+                let failure = Some(CallFailure::new("TOO_MANY_STREAMS", error));
                 log_error(send_error(self.service, rlqs::STREAM_PATH, &mut respond, failure));
             }
         }
@@ -280,7 +293,7 @@ impl Calls<'_> {
             match read {
                 Ok(framed) => send_response_of(service.handle(request, Some(framed)), respond, unsent).await,
                 Err(error) => {
-                    let failure = Failure::of_message(&error);
+                    let failure = CallFailure::from_message_error(&error);
                     send_error(&service, request.uri().path(), &mut respond, failure)
                 }
             }
@@ -297,14 +310,14 @@ impl Calls<'_> {
     pub(super) fn begin_deferred(
         &self,
         deferred: &mut VecDeque<Deferred>,
-        mut batch: Option<&mut Batch<'_>>,
+        mut batch: Option<&mut ReadBatch<'_>>,
         cx: &mut Context<'_>,
     ) -> bool {
         let before = deferred.len();
         deferred.retain_mut(|Deferred { call, share }| {
             let is_rejected = share.poll_rejected(cx).is_ready();
             if is_rejected {
-                let failure = Failure::of_message(&MessageError::OverBudget);
+                let failure = CallFailure::from_message_error(&MessageError::OverBudget);
                 log_error(send_error(self.service, call.request.uri().path(), &mut call.respond, failure));
             }
             !is_rejected
@@ -341,7 +354,7 @@ fn stream_failed(service: &Services, path: &str, status: &Status) {
 /// Decides a call from its complete body, locally or elsewhere.
 async fn decide(service: &Services, method: Method, headers: &HeaderMap, framed: &[u8]) -> Decided {
     let Some((api, connection)) = service.api() else { return Err(None) };
-    let message = message::unframe(framed).map_err(|error| Failure::of_message(&error))?;
+    let message = message::unframe(framed).map_err(|error| CallFailure::from_message_error(&error))?;
     let metadata = Some(headers);
     let precision = api.precision();
     let call = Call { method, message, metadata, precision, api: ApiKind::over_grpc(method) };
@@ -354,10 +367,10 @@ async fn finish(
     method: Method,
     metadata: Option<&HeaderMap>,
     framed: &[u8],
-    unfinished: Unfinished,
+    unfinished: UnfinishedCall,
 ) -> Decided {
     let Some((api, connection)) = service.api() else { return Err(None) };
-    let message = message::unframe(framed).map_err(|error| Failure::of_message(&error))?;
+    let message = message::unframe(framed).map_err(|error| CallFailure::from_message_error(&error))?;
     let call =
         Call { method, message, metadata, precision: api.precision(), api: ApiKind::over_grpc(method) };
     api.finish(call, connection, unfinished).await.map_err(|error| Some(error.into()))

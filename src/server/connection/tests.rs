@@ -37,7 +37,7 @@ async fn connect(
 ) -> (h2::client::SendRequest<Bytes>, JoinHandle<Result<(), ConnectionError>>) {
     let (ours, theirs) = tokio::io::duplex(1 << 16);
     let service = Services::http(router, callers()).for_connection(None, None, None);
-    let server = tokio::spawn(Connection::new(
+    let server = tokio::spawn(GrpcConnection::new(
         &Builder::new(),
         ours,
         IoHandle::default(),
@@ -105,7 +105,7 @@ async fn ping_without_calls_is_acknowledged() {
     let service = Services::http(Router::new(), callers()).for_connection(None, None, None);
     let keepalive = Keepalive { interval: HOUR, timeout: HOUR };
     let io_handle = IoHandle::default();
-    tokio::spawn(Connection::new(&Builder::new(), ours, io_handle, service, keepalive, &budgets()));
+    tokio::spawn(GrpcConnection::new(&Builder::new(), ours, io_handle, service, keepalive, &budgets()));
     let (_client, mut connection) = h2::client::handshake(theirs).await.unwrap();
     let mut pings = connection.ping_pong().unwrap();
     tokio::spawn(connection);
@@ -123,7 +123,8 @@ async fn client_without_ping_replies_is_disconnected() {
 
     let (ours, mut theirs) = tokio::io::duplex(1 << 16);
     let service = Services::http(Router::new(), callers()).for_connection(None, None, None);
-    let server = Connection::new(&Builder::new(), ours, IoHandle::default(), service, keepalive, &budgets());
+    let server =
+        GrpcConnection::new(&Builder::new(), ours, IoHandle::default(), service, keepalive, &budgets());
     let handshake = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
     tokio::io::AsyncWriteExt::write_all(&mut theirs, handshake).await.unwrap();
     let start = Instant::now();

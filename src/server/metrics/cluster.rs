@@ -3,17 +3,17 @@
 use std::time::Duration;
 
 use crate::{
-    cluster::{MemberState, Stats, link::LinkFailure},
+    cluster::{ClusterStats, MemberState, link::LinkFailure},
     telemetry::metrics::metrics,
 };
 
 /// What the metrics are taken from.
-pub(super) struct Reading {
-    pub(super) stats: Stats,
+pub(super) struct ClusterValues {
+    pub(super) stats: ClusterStats,
     pub(super) backup_bytes: usize,
 }
 
-metrics! { Reading;
+metrics! { ClusterValues;
     Gauge "tollgate_cluster_state" ["state"]
         "1 for the current state of this replica: joining, serving or draining; 0 for the other states."
         => |all, family| {

@@ -28,7 +28,7 @@ mod rules_url;
 mod shared_store;
 mod xds;
 
-pub(super) use replica::Sources;
+pub(super) use replica::MetricsSources;
 
 /// The metrics of every replica, in the order of the page.
 pub fn replica_metrics() -> impl Iterator<Item = &'static Metric> {
@@ -65,9 +65,9 @@ pub fn rlqs_metrics() -> impl Iterator<Item = &'static Metric> {
 pub(super) fn router(
     cluster: Option<Cluster>,
     shared_store: Option<SharedStore>,
-    rule_source: rule_source::Stats,
+    rule_source: rule_source::RuleSourceStats,
     quotas: Option<Arc<QuotaService>>,
-    sources: Sources,
+    sources: MetricsSources,
     reference_names: bool,
 ) -> Router {
     let state = PageState { sources, cluster, shared_store, rule_source, quotas, reference_names };
@@ -76,10 +76,10 @@ pub(super) fn router(
 
 #[derive(Clone)]
 struct PageState {
-    sources: Sources,
+    sources: MetricsSources,
     cluster: Option<Cluster>,
     shared_store: Option<SharedStore>,
-    rule_source: rule_source::Stats,
+    rule_source: rule_source::RuleSourceStats,
     quotas: Option<Arc<QuotaService>>,
     reference_names: bool,
 }
@@ -95,20 +95,20 @@ async fn scrape(State(state): State<PageState>) -> Response {
 
 impl PageState {
     fn page(self) -> String {
-        let xds = self.rule_source.xds.map(|stats| xds::Reading::of(stats, &self.sources.active_rules));
+        let xds = self.rule_source.xds.map(|stats| xds::XdsValues::new(stats, &self.sources.active_rules));
         let shared = self.shared_store.map(|store| store.stats());
         let api = self.sources.api.clone();
         let mut page = Page::default();
-        let reading = replica::Reading::of(self.sources, shared.as_ref());
+        let reading = replica::ReplicaValues::new(self.sources, shared.as_ref());
         page.add(replica::ALL, &reading);
         page.add(api::METRICS, &api);
         if self.reference_names {
-            page.add(reference::ALL, &reference::Reading::of(&reading.rules));
+            page.add(reference::ALL, &reference::RuleTotals::from_rules(&reading.rules));
         }
         if let Some(cluster) = &self.cluster {
             let stats = cluster.stats();
             let backup_bytes = reading.store.backup_bytes;
-            page.add(cluster::ALL, &cluster::Reading { stats, backup_bytes });
+            page.add(cluster::ALL, &cluster::ClusterValues { stats, backup_bytes });
         }
         if let Some(stats) = &shared {
             page.add(shared_store::ALL, stats);
@@ -141,8 +141,8 @@ mod tests {
         telemetry::{logs::LogControl, metrics::MetricKind},
     };
 
-    fn sources() -> Sources {
-        Sources {
+    fn sources() -> MetricsSources {
+        MetricsSources {
             active_rules: Arc::default(),
             memory: Arc::new(Memory::new(1 << 20, OnFull::Deny).shared()),
             limiter: Arc::default(),
@@ -154,12 +154,12 @@ mod tests {
         }
     }
 
-    fn alone(sources: Sources) -> PageState {
+    fn alone(sources: MetricsSources) -> PageState {
         PageState {
             sources,
             cluster: None,
             shared_store: None,
-            rule_source: rule_source::Stats::default(),
+            rule_source: rule_source::RuleSourceStats::default(),
             quotas: None,
             reference_names: false,
         }

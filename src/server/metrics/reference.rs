@@ -10,10 +10,10 @@ use crate::telemetry::metrics::{Family, metrics};
 type Labels = (String, String, String);
 
 /// The totals of rules, those of deeper levels together.
-pub(super) struct Reading(BTreeMap<Labels, Totals>);
+pub(super) struct RuleTotals(BTreeMap<Labels, Totals>);
 
-impl Reading {
-    pub(super) fn of(rules: &[(Series, Totals)]) -> Self {
+impl RuleTotals {
+    pub(super) fn from_rules(rules: &[(Series, Totals)]) -> Self {
         let mut sums: BTreeMap<Labels, Totals> = BTreeMap::new();
         for (Series { domain, rule }, totals) in rules {
             let path = rule.strip_prefix(&**domain).unwrap_or(rule).trim_start_matches('.');
@@ -33,7 +33,7 @@ impl Reading {
     }
 }
 
-metrics! { Reading;
+metrics! { RuleTotals;
     Counter "ratelimit_service_rate_limit_total_hits" ["domain", "key1", "key2"]
         "As tollgate_hits_total."
         => |all, family| all.each(family, |totals| totals.hits);

@@ -21,11 +21,11 @@ use crate::{
 
 /// The components that the page reports.
 #[derive(Clone, Debug)]
-pub(in crate::server) struct Sources {
+pub(in crate::server) struct MetricsSources {
     pub(in crate::server) active_rules: Arc<ActiveRules>,
     pub(in crate::server) memory: Arc<Memory>,
     pub(in crate::server) limiter: Arc<limiter::Metrics>,
-    pub(in crate::server) api: Arc<api::Metrics>,
+    pub(in crate::server) api: Arc<api::ApiMetrics>,
     pub(in crate::server) listeners: ServerStats,
     pub(in crate::server) budgets: Budgets,
     pub(in crate::server) logs: LogControl,
@@ -33,16 +33,16 @@ pub(in crate::server) struct Sources {
 }
 
 /// The sources, with what several metrics take from one reading of them.
-pub(super) struct Reading {
-    sources: Sources,
+pub(super) struct ReplicaValues {
+    sources: MetricsSources,
     pub(super) rules: Vec<(Series, Totals)>,
     load: rules::Status,
     pub(super) store: StoreStats,
     process: Option<ProcessStats>,
 }
 
-impl Reading {
-    pub(super) fn of(sources: Sources, shared: Option<&shared_store::Stats>) -> Self {
+impl ReplicaValues {
+    pub(super) fn new(sources: MetricsSources, shared: Option<&shared_store::Stats>) -> Self {
         let mut store = sources.memory.stats();
         if let Some(shared) = shared {
             store.holds_released += shared.holds_released;
@@ -83,7 +83,7 @@ fn seconds(instant: Timestamp) -> f64 {
     instant.since(Timestamp::EPOCH).as_secs_f64()
 }
 
-metrics! { Reading;
+metrics! { ReplicaValues;
     Counter "tollgate_decisions_total" ["domain", "rule", "code"]
         "Descriptors decided by a rule, by status code: ok or over_limit."
         => |all, family| {

@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use tollgate_limiter::time::Timestamp;
 
-use crate::{rule_source::url::Stats, telemetry::metrics::metrics};
+use crate::{rule_source::url::UrlStats, telemetry::metrics::metrics};
 
-metrics! { Arc<Stats>;
+metrics! { Arc<UrlStats>;
     Counter "tollgate_rules_url_requests_total" ["outcome"]
         "Requests for the rules at the URL, by outcome: changed, unchanged, or failed while the active rules stay."
         => |stats, family| {

@@ -7,8 +7,8 @@ use tollgate_limiter::rules::{ActiveRules, Rules};
 use crate::{rule_source::xds, telemetry::metrics::metrics};
 
 /// What several metrics take from one reading.
-pub(super) struct Reading {
-    client: Arc<xds::Stats>,
+pub(super) struct XdsValues {
+    client: Arc<xds::XdsStats>,
     removals: u64,
     conflicts: usize,
     unknown_fields: usize,
@@ -16,8 +16,8 @@ pub(super) struct Reading {
     is_overlay_stale: bool,
 }
 
-impl Reading {
-    pub(super) fn of(client: Arc<xds::Stats>, active_rules: &ActiveRules) -> Self {
+impl XdsValues {
+    pub(super) fn new(client: Arc<xds::XdsStats>, active_rules: &ActiveRules) -> Self {
         let current = active_rules.current();
         let status = active_rules.status();
         let count = |of: fn(&Rules) -> usize| current.rules().map_or(0, of);
@@ -32,7 +32,7 @@ impl Reading {
     }
 }
 
-metrics! { Reading;
+metrics! { XdsValues;
     Gauge "tollgate_xds_connected" []
         "1 while the control plane is connected, otherwise 0."
         => |stats, family| family.value(u8::from(stats.client.is_connected()));

@@ -26,7 +26,7 @@ macro_rules! settings {
             help: $help,
             heading: $heading,
             own_flag: &[$($flag)?],
-            part: Part::$part,
+            part: ProgramPart::$part,
             value_type: || Parser::<$type>::value_type($parser),
         },)*)*];
 
@@ -34,11 +34,11 @@ macro_rules! settings {
 
         /// The values of all settings, before they are compared with each other.
         #[derive(Debug)]
-        pub(super) struct Draft {
+        pub(super) struct SettingsDraft {
             $(pub(super) $section: $($target)::+,)*
         }
 
-        impl Draft {
+        impl SettingsDraft {
             pub(super) fn defaults() -> Self {
                 Self {
                     $($section: $($target)::+ { $($name: $parser.parse($default).expect("a default is valid"),)* },)*

@@ -29,12 +29,12 @@ pub(super) fn choose(variables: Variables<'_>, own: Own) -> Result<BackendChoice
         Some(StoreKind::Redis) => (Backend::Redis, "store.kind is redis"),
         Some(StoreKind::Memory) => (in_memory, "store.kind is memory"),
         None if own.has_cluster => (in_memory, "cluster.listen is set"),
-        None => of_reference(variables)?,
+        None => reference_backend(variables)?,
     };
     Ok(BackendChoice { backend, reason })
 }
 
-fn of_reference(variables: Variables<'_>) -> Result<(Backend, &'static str), String> {
+fn reference_backend(variables: Variables<'_>) -> Result<(Backend, &'static str), String> {
     let backend = variables.value("BACKEND_TYPE");
     if let Some(other) = backend.filter(|backend| *backend != "redis") {
         return Err(format!("BACKEND_TYPE: `{other}` is not a store of Tollgate; {WAYS_OUT}"));

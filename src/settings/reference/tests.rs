@@ -4,14 +4,14 @@ use tollgate_limiter::shared_store::{self, PasswordSource};
 
 use super::*;
 use crate::{
-    rule_source::Source,
-    settings::{Compat, Error, Setting, Settings, Sources},
+    rule_source::SourceSettings,
+    settings::{Compat, Setting, Settings, SettingsError, SettingsSources},
 };
 
-fn load(variables: &[(&str, &str)]) -> Result<Settings, Error> {
+fn load(variables: &[(&str, &str)]) -> Result<Settings, SettingsError> {
     let environment =
         variables.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
-    Sources { environment, compat: Some(Compat::EnvoyRatelimit), ..Sources::default() }.load()
+    SettingsSources { environment, compat: Some(Compat::EnvoyRatelimit), ..SettingsSources::default() }.load()
 }
 
 fn shown(settings: &Settings, name: &str) -> String {
@@ -20,14 +20,16 @@ fn shown(settings: &Settings, name: &str) -> String {
 
 #[test]
 fn every_setting_of_the_table_exists() {
-    let mut rules: Vec<&Rule> = VARIABLES.iter().map(|(_, rule)| rule).collect();
+    let mut rules: Vec<&VariableSyntax> = VARIABLES.iter().map(|(_, rule)| rule).collect();
     while let Some(rule) = rules.pop() {
         match rule {
-            Rule::Same(setting) | Rule::Converted(setting, _) | Rule::With(_, setting) => {
+            VariableSyntax::Same(setting)
+            | VariableSyntax::Converted(setting, _)
+            | VariableSyntax::With(_, setting) => {
                 assert!(Setting::named(setting).is_some(), "{setting}");
             }
-            Rule::Redis(rule) => rules.push(rule),
-            Rule::Login(_) | Rule::Joined | Rule::Nothing(_) => {}
+            VariableSyntax::Redis(rule) => rules.push(rule),
+            VariableSyntax::Login(_) | VariableSyntax::Joined | VariableSyntax::Nothing(_) => {}
         }
     }
 }
@@ -66,10 +68,10 @@ fn migration_page_says_which_variables_have_an_effect() {
     for (names, compat) in documented() {
         for name in names {
             let mut rule = VARIABLES.iter().find(|(known, _)| *known == name).map(|(_, rule)| rule);
-            while let Some(Rule::Redis(inner)) = rule {
+            while let Some(VariableSyntax::Redis(inner)) = rule {
                 rule = Some(inner);
             }
-            let is_read = !matches!(rule, None | Some(Rule::Nothing(_)));
+            let is_read = !matches!(rule, None | Some(VariableSyntax::Nothing(_)));
             assert_eq!(compat, if is_read { "yes" } else { "no" }, "{name}");
         }
     }
@@ -136,7 +138,7 @@ fn control_plane_is_read_with_certificates_only_if_tls_is_on() {
         let settings = load(&[&variables, more].concat()).unwrap();
         assert!(!settings.rules.required);
         match settings.rules.source {
-            Source::Xds(client, None) => (*client, settings.without_effect),
+            SourceSettings::Xds(client, None) => (*client, settings.without_effect),
             other => panic!("{other:?}"),
         }
     };
@@ -165,7 +167,7 @@ fn variables_of_redis_make_it_the_store() {
     }
     let given = load(&sentinels).unwrap().given;
     let kind = given.iter().find(|given| given.name == "store.kind").unwrap();
-    assert_eq!((&*kind.value, kind.from), ("redis", crate::api::admin::Origin::Reference));
+    assert_eq!((&*kind.value, kind.from), ("redis", crate::api::admin::SettingOrigin::Reference));
     let cluster = load(&[("REDIS_URL", "a:1,b:2"), ("REDIS_TYPE", "Cluster"), ("REDIS_SOCKET_TYPE", "tcp")]);
     let store = cluster.unwrap().shared_store.unwrap();
     assert_eq!((store.mode, store.urls.len()), (shared_store::Mode::Cluster, 2));
@@ -349,6 +351,6 @@ fn wrong_value_is_an_error_with_its_variable() {
 fn variables_are_ignored_unless_the_program_stands_in() {
     let environment = vec![("SHADOW_MODE".to_owned(), "true".to_owned())];
     let flags = vec![(Setting::named("rules.path").unwrap(), "r".to_owned())];
-    let settings = Sources { environment, flags, ..Sources::default() }.load().unwrap();
+    let settings = SettingsSources { environment, flags, ..SettingsSources::default() }.load().unwrap();
     assert_eq!(shown(&settings, "limiter.shadow_mode"), "false");
 }

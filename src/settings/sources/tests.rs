@@ -6,16 +6,16 @@ use super::*;
 use crate::settings::tests::{flags, load, problems};
 
 /// A settings file, and the sources that read it.
-fn with_file(text: &str) -> (NamedTempFile, Sources) {
+fn with_file(text: &str) -> (NamedTempFile, SettingsSources) {
     let mut file = NamedTempFile::new().unwrap();
     file.write_all(text.as_bytes()).unwrap();
-    let sources = Sources { file: Some(file.path().to_owned()), ..flags(&[]) };
+    let sources = SettingsSources { file: Some(file.path().to_owned()), ..flags(&[]) };
     (file, sources)
 }
 
-fn with_environment(variables: &[(&str, &str)]) -> Sources {
+fn with_environment(variables: &[(&str, &str)]) -> SettingsSources {
     let owned = |(name, value): &(&str, &str)| ((*name).to_owned(), (*value).to_owned());
-    Sources { environment: variables.iter().map(owned).collect(), ..flags(&[]) }
+    SettingsSources { environment: variables.iter().map(owned).collect(), ..flags(&[]) }
 }
 
 #[test]
@@ -27,9 +27,9 @@ fn default_of_every_setting_is_valid() {
 fn value_has_the_origin_that_overrides_the_others() {
     let (_file, sources) = with_file("drain:\n  delay: 1s\n  timeout: 10s\nlog:\n  level: debug\n");
     let variables = [("TOLLGATE_DRAIN__DELAY", "2s"), ("TOLLGATE_DRAIN__TIMEOUT", "20s")];
-    let Sources { environment, .. } = with_environment(&variables);
+    let SettingsSources { environment, .. } = with_environment(&variables);
     let flags = flags(&[("drain.delay", "3s")]).flags;
-    let settings = Sources { flags, environment, ..sources }.load().unwrap();
+    let settings = SettingsSources { flags, environment, ..sources }.load().unwrap();
     let crate::settings::Drain { delay, timeout } = settings.drain;
     assert_eq!((delay, timeout), (Duration::from_secs(3), Duration::from_secs(20)));
     assert_eq!(settings.log.level, "debug");
@@ -37,10 +37,10 @@ fn value_has_the_origin_that_overrides_the_others() {
         let setting = settings.given.iter().find(|setting| setting.name == name).unwrap();
         (setting.from, setting.value.as_str())
     };
-    assert_eq!(of("drain.delay"), (Origin::Flag, "3s"));
-    assert_eq!(of("drain.timeout"), (Origin::Environment, "20s"));
-    assert_eq!(of("log.level"), (Origin::File, "debug"));
-    assert_eq!(of("log.format"), (Origin::Default, "text"));
+    assert_eq!(of("drain.delay"), (SettingOrigin::Flag, "3s"));
+    assert_eq!(of("drain.timeout"), (SettingOrigin::Environment, "20s"));
+    assert_eq!(of("log.level"), (SettingOrigin::File, "debug"));
+    assert_eq!(of("log.format"), (SettingOrigin::Default, "text"));
     assert_eq!(settings.given.len(), CATALOG.len());
 }
 
@@ -52,9 +52,9 @@ fn variable_without_double_underscore_is_ignored() {
 #[test]
 fn unknown_setting_is_reported_with_source_and_nearest_name() {
     let (file, sources) = with_file("grpc:\n  listn: 127.0.0.1:1\n");
-    let Sources { environment, .. } = with_environment(&[("TOLLGATE_DRAIN__DELY", "2s")]);
+    let SettingsSources { environment, .. } = with_environment(&[("TOLLGATE_DRAIN__DELY", "2s")]);
     assert_eq!(
-        problems(&Sources { environment, ..sources }),
+        problems(&SettingsSources { environment, ..sources }),
         [
             format!("{}:2:3: no such setting; the nearest is grpc.listen", file.path().display()),
             "TOLLGATE_DRAIN__DELY: no such setting; the nearest is TOLLGATE_DRAIN__DELAY".to_owned(),
@@ -126,7 +126,7 @@ fn secret_value_is_not_shown() {
     let xds = [("rules.source", "xds"), ("rules.xds.url", "http://a:1"), ("rules.xds.headers", "a=b")];
     let given = load(&xds).unwrap().given;
     let headers = given.iter().find(|setting| setting.name == "rules.xds.headers").unwrap();
-    assert_eq!((headers.value.as_str(), headers.from), ("(not shown)", Origin::Flag));
+    assert_eq!((headers.value.as_str(), headers.from), ("(not shown)", SettingOrigin::Flag));
 }
 
 #[test]
@@ -144,7 +144,7 @@ fn word_that_is_not_a_level_is_refused_as_log_filter() {
 
 #[test]
 fn missing_required_setting_is_reported() {
-    let problems = problems(&Sources::default());
+    let problems = problems(&SettingsSources::default());
     assert_eq!(problems, ["rules.path: not set; use --rules, TOLLGATE_RULES__PATH or a settings file"]);
 }
 

@@ -14,7 +14,7 @@ use tempfile::TempDir;
 use tokio::task::JoinHandle;
 use tollgate::cluster::{
     MemberId, Trust,
-    link::{DisconnectReason, Error, LinkHandler, Links, Settings},
+    link::{DisconnectReason, LinkError, LinkHandler, LinkSettings, Links},
 };
 use tollgate_limiter::time::{Clock, Timestamp};
 
@@ -74,7 +74,7 @@ pub struct Replica {
     pub links: Links,
     pub traffic: Arc<RecordedTraffic>,
     pub listen: SocketAddr,
-    pub task: JoinHandle<Result<(), Error>>,
+    pub task: JoinHandle<Result<(), LinkError>>,
 }
 
 /// Trust by the secrets of a file.
@@ -91,9 +91,9 @@ pub fn secrets(lines: &str) -> (TempDir, PathBuf) {
 }
 
 /// Settings on a free port of the loopback.
-pub fn settings(trust: Trust, seeds: &[&str]) -> Settings {
+pub fn settings(trust: Trust, seeds: &[&str]) -> LinkSettings {
     let seeds = seeds.iter().map(|seed| (*seed).to_owned()).collect();
-    Settings { listen: "127.0.0.1:0".parse().unwrap(), advertise: None, seeds, trust }
+    LinkSettings { listen: "127.0.0.1:0".parse().unwrap(), advertise: None, seeds, trust }
 }
 
 impl Replica {
@@ -103,7 +103,7 @@ impl Replica {
     }
 
     /// The same after `change` has modified the settings.
-    pub async fn start_modified(seeds: &[&str], change: impl FnOnce(&mut Settings)) -> Self {
+    pub async fn start_modified(seeds: &[&str], change: impl FnOnce(&mut LinkSettings)) -> Self {
         let (_folder, file) = secrets(SECRET);
         let mut settings = settings(trust(file), seeds);
         change(&mut settings);
@@ -138,7 +138,7 @@ impl Replica {
         ([to_one, to_two], one, two)
     }
 
-    pub async fn start_with(settings: Settings, local_id: MemberId, clock: Clock) -> Self {
+    pub async fn start_with(settings: LinkSettings, local_id: MemberId, clock: Clock) -> Self {
         let (links, listening) = Links::bind(settings, local_id, clock).await.unwrap();
         let (traffic, listen) = (Arc::new(RecordedTraffic::default()), listening.address());
         let task = tokio::spawn(listening.run(traffic.clone()));

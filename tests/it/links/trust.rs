@@ -22,7 +22,7 @@ use tokio::{
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 use tollgate::cluster::{
     Files, MemberId, Trust,
-    link::{LinkFailure, Links, Settings, Strangers},
+    link::{LinkFailure, LinkSettings, Links, Strangers},
 };
 use tollgate_limiter::time::{Clock, SECOND, Timestamp};
 
@@ -309,7 +309,7 @@ async fn connection_without_certificate_is_refused() {
 }
 
 /// The error of a bind with these settings.
-async fn bind_error(settings: Settings) -> String {
+async fn bind_error(settings: LinkSettings) -> String {
     Links::bind(settings, MemberId::starting_at(Timestamp::EPOCH), Clock::system())
         .await
         .unwrap_err()

@@ -3,8 +3,8 @@
 use std::collections::BTreeSet;
 
 use crate::{
-    api::admin::doctor::finding::{Finding, listed},
-    cluster::{Stats, View, link::LinkFailure},
+    api::admin::doctor::finding::{DoctorFinding, listed},
+    cluster::{ClusterStats, ClusterView, link::LinkFailure},
 };
 
 /// A member that is not heard for this long is a finding, in milliseconds.
@@ -12,17 +12,17 @@ const SILENT_MS: u64 = 1_000;
 /// A difference between clocks from which it is a finding, in milliseconds. A message between replicas takes less.
 const CLOCK_APART_MS: u64 = 1_000;
 
-pub(super) fn findings(view: &View, stats: &Stats) -> Vec<Finding> {
-    let mut findings = of_view(view);
+pub(super) fn findings(view: &ClusterView, stats: &ClusterStats) -> Vec<DoctorFinding> {
+    let mut findings = view_findings(view);
     if stats.members_with_other_rules > 0 {
-        findings.push(Finding::warning(
+        findings.push(DoctorFinding::warning(
             "members_of_other_rules",
             format!("{} members have other active rules than this one", stats.members_with_other_rules),
             "give all replicas the same files; one that cannot load them says so on /rules",
         ));
     }
     if let Some(processes) = &stats.rejected_by {
-        findings.push(Finding::error(
+        findings.push(DoctorFinding::error(
             "links_rejected",
             format!("this replica has no link, and other processes reject it or are rejected: {processes}"),
             "remove the process that is no replica from cluster.seed, or compare secrets, certificates, system clocks and versions",
@@ -30,7 +30,7 @@ pub(super) fn findings(view: &View, stats: &Stats) -> Vec<Finding> {
     }
     let degraded = stats.degraded;
     if degraded > 0 {
-        findings.push(Finding::warning(
+        findings.push(DoctorFinding::warning(
             "degraded",
             format!("{degraded} checks were decided without the owner of the counter since the start"),
             "see the log for the owners that could not be reached; if none was lost, raise the timeout of the callers or cluster.forward_budget_max",
@@ -41,7 +41,7 @@ pub(super) fn findings(view: &View, stats: &Stats) -> Vec<Finding> {
     let failures = failures.filter(|(_, number)| *number > 0);
     let failures: Vec<_> = failures.map(|(reason, number)| format!("{} ({number})", reason.name())).collect();
     if !failures.is_empty() {
-        findings.push(Finding::warning(
+        findings.push(DoctorFinding::warning(
             "links_refused",
             format!(
                 "connections between replicas were refused since the start, by reason: {}",
@@ -54,7 +54,7 @@ pub(super) fn findings(view: &View, stats: &Stats) -> Vec<Finding> {
 }
 
 /// Findings in what this replica knows of the other ones now.
-fn of_view(view: &View) -> Vec<Finding> {
+fn view_findings(view: &ClusterView) -> Vec<DoctorFinding> {
     let present = || view.members.iter().filter(|member| member.state.is_some());
     let silent = present().filter(|member| member.silent_ms > SILENT_MS);
     let silent: Vec<_> =
@@ -67,14 +67,14 @@ fn of_view(view: &View) -> Vec<Finding> {
         apart.map(|(one, ahead)| format!("{} at {} by {ahead} ms", one.id, one.address)).collect();
     let mut findings = Vec::new();
     if !silent.is_empty() {
-        findings.push(Finding::error(
+        findings.push(DoctorFinding::error(
             "member_unreachable",
             format!("members are not reached: {}", listed(silent)),
             "check these processes and the network; if one has ended for good, declare it dead: POST /cluster/declare-dead?member=ID",
         ));
     }
     if view.isolated {
-        findings.push(Finding::error(
+        findings.push(DoctorFinding::error(
             "isolated",
             "this replica reaches too few members to rely on its counters: on_owner_unavailable of each rule decides",
             "restore the network between replicas; declare members that have ended dead: POST /cluster/declare-dead?member=ID",
@@ -82,14 +82,14 @@ fn of_view(view: &View) -> Vec<Finding> {
     }
     if versions.len() > 1 {
         let each = programs().map(|(member, program)| format!("{} {program}", member.id));
-        findings.push(Finding::warning(
+        findings.push(DoctorFinding::warning(
             "members_of_other_versions",
             format!("members run several versions: {}", listed(each)),
             "finish the rolling update",
         ));
     }
     if !apart.is_empty() {
-        findings.push(Finding::warning(
+        findings.push(DoctorFinding::warning(
             "clocks_apart",
             format!("clocks differ from that of this replica: {}", listed(apart)),
             "synchronize the system clocks (NTP): windows turn by the owner's clock, and replicas more than an hour apart cannot link",
@@ -131,8 +131,8 @@ mod tests {
     }
 
     /// The ids of the findings in a view of three members after `change`.
-    fn ids(change: impl FnOnce(&mut View)) -> Vec<String> {
-        let mut view = View {
+    fn ids(change: impl FnOnce(&mut ClusterView)) -> Vec<String> {
+        let mut view = ClusterView {
             local_id: member(1).id.to_string(),
             view: String::new(),
             members: vec![member(1), member(2), member(3)],
@@ -142,7 +142,7 @@ mod tests {
             isolated: false,
         };
         change(&mut view);
-        of_view(&view).into_iter().map(|finding| finding.id).collect()
+        view_findings(&view).into_iter().map(|finding| finding.id).collect()
     }
 
     #[test]

@@ -4,10 +4,10 @@ use serde::{Deserialize, Serialize};
 
 /// What goes wrong, and how to repair it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Finding {
+pub(crate) struct DoctorFinding {
     /// The name of the kind of finding, which does not change.
     pub(crate) id: String,
-    pub(crate) level: Level,
+    pub(crate) level: FindingLevel,
     /// What was found, with names and numbers.
     pub(crate) what: String,
     /// What to do about it.
@@ -20,7 +20,7 @@ pub(crate) struct Finding {
 /// The weight of a finding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub(crate) enum Level {
+pub(crate) enum FindingLevel {
     /// Limits do not hold, or requests are not answered.
     Error,
     /// Something is probably not as intended.
@@ -29,7 +29,7 @@ pub(crate) enum Level {
     Advice,
 }
 
-impl Level {
+impl FindingLevel {
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Error => "error",
@@ -39,20 +39,20 @@ impl Level {
     }
 }
 
-impl Finding {
+impl DoctorFinding {
     pub(crate) fn error(id: &str, what: impl Into<String>, repair: impl Into<String>) -> Self {
-        Self::of(Level::Error, id, what.into(), repair.into())
+        Self::new(FindingLevel::Error, id, what.into(), repair.into())
     }
 
     pub(crate) fn warning(id: &str, what: impl Into<String>, repair: impl Into<String>) -> Self {
-        Self::of(Level::Warning, id, what.into(), repair.into())
+        Self::new(FindingLevel::Warning, id, what.into(), repair.into())
     }
 
     pub(crate) fn advice(id: &str, what: impl Into<String>, repair: impl Into<String>) -> Self {
-        Self::of(Level::Advice, id, what.into(), repair.into())
+        Self::new(FindingLevel::Advice, id, what.into(), repair.into())
     }
 
-    fn of(level: Level, id: &str, what: String, repair: String) -> Self {
+    fn new(level: FindingLevel, id: &str, what: String, repair: String) -> Self {
         Self { id: id.to_owned(), level, what, repair, snippet: None }
     }
 

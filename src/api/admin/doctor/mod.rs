@@ -13,15 +13,15 @@ mod replica;
 mod rules;
 mod sources;
 
-pub use sources::Sources;
+pub use sources::DoctorSources;
 
 /// A router with `/doctor`.
-pub fn router(sources: Sources) -> Router {
+pub fn router(sources: DoctorSources) -> Router {
     Router::new().route("/doctor", get(findings)).with_state(Arc::new(sources))
 }
 
 /// `findings`, the most urgent ones first; `domains` and `delays` for what the command line compares with an Envoy.
-async fn findings(State(sources): State<Arc<Sources>>) -> Json<Value> {
+async fn findings(State(sources): State<Arc<DoctorSources>>) -> Json<Value> {
     let rules = sources.active_rules.current();
     let rules = rules.rules();
     let mut findings = rules::status(&sources.active_rules.status());

@@ -14,8 +14,8 @@ use tollgate_limiter::{
 use crate::api::{
     admin::{
         doctor::{
-            Sources,
-            finding::{Finding, listed},
+            DoctorSources,
+            finding::{DoctorFinding, listed},
         },
         format,
     },
@@ -27,7 +27,7 @@ const CERTIFICATE_ENDS_WITHIN: Duration = Duration::from_secs(7 * 24 * 60 * 60);
 /// The share of the memory of counters from which it is a finding, in percent.
 const MEMORY_SHARE: u64 = 80;
 
-pub(super) fn findings(sources: &Sources) -> Vec<Finding> {
+pub(super) fn findings(sources: &DoctorSources) -> Vec<DoctorFinding> {
     let mut findings = Vec::new();
     let active = sources.active_rules.current();
     // Without rules every domain is unknown, which is another finding.
@@ -36,7 +36,7 @@ pub(super) fn findings(sources: &Sources) -> Vec<Finding> {
         findings.extend(unmatched_descriptors(sources, &active));
     }
     if sources.limiter.modes().shadow_mode {
-        findings.push(Finding::warning(
+        findings.push(DoctorFinding::warning(
             "shadow_mode",
             "limiter.shadow_mode is on: no request is refused",
             "set limiter.shadow_mode to false when the limits are to hold",
@@ -51,7 +51,7 @@ pub(super) fn findings(sources: &Sources) -> Vec<Finding> {
 }
 
 /// A finding for each code with which calls of the last minute have failed.
-fn failed_calls(recent: Vec<RecentFailures>) -> Vec<Finding> {
+fn failed_calls(recent: Vec<RecentFailures>) -> Vec<DoctorFinding> {
     let mut by_code: BTreeMap<&str, Vec<RecentFailures>> = BTreeMap::new();
     for failures in recent {
         by_code.entry(code_name(failures.code)).or_default().push(failures);
@@ -63,7 +63,7 @@ fn failed_calls(recent: Vec<RecentFailures>) -> Vec<Finding> {
             format!("{reason} ({calls} of {method}{peer})")
         });
         let reasons = listed(reasons);
-        Finding::warning(
+        DoctorFinding::warning(
             "failed_calls",
             format!(
                 "{calls} calls in the last minute were answered {code}: {reasons}; Envoy lets such requests pass unless its filter has failure_mode_deny: true"
@@ -74,8 +74,8 @@ fn failed_calls(recent: Vec<RecentFailures>) -> Vec<Finding> {
     by_code.into_iter().map(finding).collect()
 }
 
-fn counters_in_memory(reason: &str) -> Finding {
-    Finding::advice(
+fn counters_in_memory(reason: &str) -> DoctorFinding {
+    DoctorFinding::advice(
         "counters_in_memory",
         format!(
             "the counters are in the memory of this replica alone, since {reason}: each of several replicas admits the whole limit"
@@ -84,14 +84,14 @@ fn counters_in_memory(reason: &str) -> Finding {
     )
 }
 
-fn unknown_domains(sources: &Sources, active: &KeyedRules) -> Option<Finding> {
+fn unknown_domains(sources: &DoctorSources, active: &KeyedRules) -> Option<DoctorFinding> {
     let metrics = sources.limiter.metrics();
     let is_unknown = |example: &Example| active.domain(&example.domain).is_none();
     let examples = metrics.unknown_examples.each(is_unknown);
     (!examples.is_empty()).then(|| {
         let domains = examples.into_iter().map(|example| format!("{:?}", example.domain));
         let known = active.rules().into_iter().flat_map(Rules::domains).map(|domain| format!("{:?}", domain.name));
-        Finding::warning(
+        DoctorFinding::warning(
             "unknown_domain",
             format!(
                 "requests name a domain that no rules have, and pass: {} ({} such requests since the start)",
@@ -106,7 +106,7 @@ fn unknown_domains(sources: &Sources, active: &KeyedRules) -> Option<Finding> {
     })
 }
 
-fn unmatched_descriptors(sources: &Sources, active: &KeyedRules) -> Option<Finding> {
+fn unmatched_descriptors(sources: &DoctorSources, active: &KeyedRules) -> Option<DoctorFinding> {
     let metrics = sources.limiter.metrics();
     let is_unmatched = |example: &Example| {
         active.domain(&example.domain).is_some_and(|domain| domain.find(&example.entries()).is_none())
@@ -121,7 +121,7 @@ fn unmatched_descriptors(sources: &Sources, active: &KeyedRules) -> Option<Findi
         format::shell_word(&text(first))
     );
     let examples = examples.iter().map(|example| format!("{:?} {}", example.domain, text(example)));
-    Some(Finding::warning(
+    Some(DoctorFinding::warning(
         "unmatched_descriptor",
         format!(
             "descriptors without a rule pass, for example {} ({} descriptors without a limit since the start)",
@@ -132,13 +132,13 @@ fn unmatched_descriptors(sources: &Sources, active: &KeyedRules) -> Option<Findi
     ))
 }
 
-fn memory(stats: &StoreStats) -> Vec<Finding> {
+fn memory(stats: &StoreStats) -> Vec<DoctorFinding> {
     const REPAIR: &str =
         "raise store.memory_limit, or shorten the windows of rules on keys that callers choose freely";
     let mut findings = Vec::new();
     let share = stats.bytes as u64 * 100 / stats.bytes_max.max(1) as u64;
     if share >= MEMORY_SHARE {
-        findings.push(Finding::warning(
+        findings.push(DoctorFinding::warning(
             "memory_near_limit",
             format!(
                 "counters take {share} % of store.memory_limit: {} counters, {} bytes",
@@ -148,7 +148,7 @@ fn memory(stats: &StoreStats) -> Vec<Finding> {
         ));
     }
     if stats.evicted_unexpired > 0 {
-        findings.push(Finding::warning(
+        findings.push(DoctorFinding::warning(
             "counters_evicted",
             format!(
                 "{} counters were evicted for lack of memory since the start; each gave its key a fresh limit early",
@@ -158,7 +158,7 @@ fn memory(stats: &StoreStats) -> Vec<Finding> {
         ));
     }
     if stats.refused_full > 0 {
-        findings.push(Finding::error(
+        findings.push(DoctorFinding::error(
             "memory_full",
             format!("{} charges to new keys found no memory since the start", stats.refused_full),
             format!("{REPAIR}; store.on_full says whether such requests pass"),
@@ -167,7 +167,7 @@ fn memory(stats: &StoreStats) -> Vec<Finding> {
     findings
 }
 
-fn certificates(ends: &[(&'static str, Timestamp)], now: Timestamp) -> Vec<Finding> {
+fn certificates(ends: &[(&'static str, Timestamp)], now: Timestamp) -> Vec<DoctorFinding> {
     let ending = ends.iter().filter(|(_, end)| end.since(now) <= CERTIFICATE_ENDS_WITHIN);
     ending
         .map(|(listener, end)| {
@@ -177,20 +177,20 @@ fn certificates(ends: &[(&'static str, Timestamp)], now: Timestamp) -> Vec<Findi
             let at = format::instant(*end);
             if *end <= now {
                 let what = format!("the certificate of the {listener} listener expired at {at}: clients refuse it");
-                Finding::error("certificate_expired", what, repair)
+                DoctorFinding::error("certificate_expired", what, repair)
             } else {
                 let what = format!("the certificate of the {listener} listener expires at {at}");
-                Finding::warning("certificate_ends", what, repair)
+                DoctorFinding::warning("certificate_ends", what, repair)
             }
         })
         .collect()
 }
 
-fn shared_store(store: &SharedStore) -> Vec<Finding> {
+fn shared_store(store: &SharedStore) -> Vec<DoctorFinding> {
     let mut findings = Vec::new();
     let state = store.state();
     if state != tollgate_limiter::shared_store::State::Ready {
-        findings.push(Finding::error(
+        findings.push(DoctorFinding::error(
             "store_unavailable",
             format!("the shared store cannot be used: {state}"),
             "check store.redis.urls, the network and the store; until then on_owner_unavailable of each rule decides",
@@ -198,7 +198,7 @@ fn shared_store(store: &SharedStore) -> Vec<Finding> {
     }
     let degraded = store.stats().degraded;
     if degraded > 0 {
-        findings.push(Finding::warning(
+        findings.push(DoctorFinding::warning(
             "degraded",
             format!("{degraded} checks were decided without the shared store since the start"),
             "see the log for the times at which it could not be reached; on_owner_unavailable of each rule says what is answered then",

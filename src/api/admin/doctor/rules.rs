@@ -5,7 +5,7 @@ use tollgate_limiter::{
     rules::{DescriptorRef, Domain, MatchKind, Rule, Rules, Status},
 };
 
-use crate::api::admin::doctor::finding::{Finding, listed};
+use crate::api::admin::doctor::finding::{DoctorFinding, listed};
 
 /// A value that no pattern contains, so that only a `*` matches it.
 const ANY_TEXT: &str = "\u{1f}";
@@ -14,10 +14,10 @@ const ANY_TEXT: &str = "\u{1f}";
 const REFUSING_RATE_MAX: f64 = 1e9;
 
 /// Findings in the outcome of the loads so far.
-pub(super) fn status(status: &Status) -> Vec<Finding> {
+pub(super) fn status(status: &Status) -> Vec<DoctorFinding> {
     let mut findings = Vec::new();
     if status.generation == 0 {
-        findings.push(Finding::error(
+        findings.push(DoctorFinding::error(
             "no_rules",
             "no rules are loaded: every request is answered UNAVAILABLE",
             "set rules.path (--rules) to a file or directory of rules; `tollgate check PATH` reports what prevents loading it",
@@ -25,14 +25,14 @@ pub(super) fn status(status: &Status) -> Vec<Finding> {
     }
     if let Some(error) = &status.last_error {
         let problems = error.problems.iter().map(ToString::to_string);
-        findings.push(Finding::error(
+        findings.push(DoctorFinding::error(
             "rule_problems",
             format!("the current rules cannot be loaded, and the previous ones stay: {}", listed(problems)),
             "correct these places; the server loads the files as soon as they change",
         ));
     }
     if let Some(problems) = &status.overlay_problems {
-        findings.push(Finding::error(
+        findings.push(DoctorFinding::error(
             "overlay_problems",
             format!("the overlay cannot be used: {}", listed(problems.iter().map(ToString::to_string))),
             "correct these places in the file of rules.overlay",
@@ -42,10 +42,10 @@ pub(super) fn status(status: &Status) -> Vec<Finding> {
 }
 
 /// Findings in the active rules.
-pub(super) fn findings(rules: &Rules) -> Vec<Finding> {
+pub(super) fn findings(rules: &Rules) -> Vec<DoctorFinding> {
     let mut findings = Vec::new();
     if rules.is_empty() {
-        findings.push(Finding::warning(
+        findings.push(DoctorFinding::warning(
             "no_limits",
             "no descriptor has a rate_limit: every request passes",
             "add a rate_limit to the descriptors that are to be limited",
@@ -53,7 +53,7 @@ pub(super) fn findings(rules: &Rules) -> Vec<Finding> {
     }
     if !rules.warnings().is_empty() {
         let warnings = rules.warnings().iter().map(ToString::to_string);
-        findings.push(Finding::warning(
+        findings.push(DoctorFinding::warning(
             "rule_warnings",
             listed(warnings),
             "correct these places, which probably have a mistake; `tollgate check PATH` reports them before they are deployed",
@@ -61,7 +61,7 @@ pub(super) fn findings(rules: &Rules) -> Vec<Finding> {
     }
     if rules.unknown_fields() > 0 {
         let number = rules.unknown_fields();
-        findings.push(Finding::warning(
+        findings.push(DoctorFinding::warning(
             "unknown_fields",
             format!("the control plane sends fields that this version ignores, in {number} descriptors: their limits may not be those that it means"),
             "upgrade Tollgate to a version that knows these fields, or do not use them; `warnings` of `/rules` names the fields and the first descriptor of each resource",
@@ -70,14 +70,14 @@ pub(super) fn findings(rules: &Rules) -> Vec<Finding> {
     let each = || rules.domains().flat_map(Domain::rules);
     let never_pass: Vec<_> =
         each().filter(|rule| rule.limit().is_some_and(|limit| limit.allowance() == 0)).collect();
-    findings.extend(of_rules(
+    findings.extend(rules_finding(
         &never_pass,
         "never_passes",
         "these rules let nothing pass",
         "raise requests_per_unit or burst, unless the rule is a ban on purpose",
     ));
     let never_refuse: Vec<_> = each().filter(|rule| never_refuses(rule)).collect();
-    findings.extend(of_rules(
+    findings.extend(rules_finding(
         &never_refuse,
         "never_refuses",
         "these rules can hardly refuse anything: they allow more than a thousand million hits a second",
@@ -88,7 +88,7 @@ pub(super) fn findings(rules: &Rules) -> Vec<Finding> {
         add_hidden(&domain.descriptors().collect::<Vec<_>>(), &mut hidden);
     }
     if !hidden.is_empty() {
-        findings.push(Finding::warning(
+        findings.push(DoctorFinding::warning(
             "never_applies",
             format!(
                 "these descriptors never apply, because a pattern before them matches the same: {}",
@@ -105,9 +105,9 @@ pub(super) fn may_delay(rules: &Rules) -> bool {
     rules.domains().flat_map(Domain::rules).any(|rule| rule.admission() == Some(Admission::Delayed))
 }
 
-fn of_rules(rules: &[&Rule], id: &str, what: &str, repair: &str) -> Option<Finding> {
+fn rules_finding(rules: &[&Rule], id: &str, what: &str, repair: &str) -> Option<DoctorFinding> {
     let places = rules.iter().map(|rule| format!("{} ({})", rule.path, rule.location));
-    (!rules.is_empty()).then(|| Finding::warning(id, format!("{what}: {}", listed(places)), repair))
+    (!rules.is_empty()).then(|| DoctorFinding::warning(id, format!("{what}: {}", listed(places)), repair))
 }
 
 fn never_refuses(rule: &Rule) -> bool {

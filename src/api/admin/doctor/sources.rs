@@ -7,13 +7,13 @@ use tollgate_limiter::{
 };
 
 use crate::{
-    api::{Metrics, admin::Certificates},
+    api::{ApiMetrics, admin::Certificates},
     cluster::Cluster,
 };
 
 /// What the findings are taken from.
 #[derive(Clone)]
-pub struct Sources {
+pub struct DoctorSources {
     /// The active rules.
     pub active_rules: Arc<ActiveRules>,
     /// The counters.
@@ -25,7 +25,7 @@ pub struct Sources {
     /// The shared store, if the counters are there.
     pub shared_store: Option<SharedStore>,
     /// The metrics of requests.
-    pub requests: Arc<Metrics>,
+    pub requests: Arc<ApiMetrics>,
     /// The certificates of the listeners.
     pub certificates: Arc<dyn Certificates>,
     /// The clock.

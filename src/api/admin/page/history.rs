@@ -5,7 +5,7 @@ use std::{collections::VecDeque, time::Duration};
 use axum::body::Bytes;
 use tollgate_limiter::time::Timestamp;
 
-use crate::api::admin::page::sample::Point;
+use crate::api::admin::page::sample::HistoryPoint;
 
 /// The time between points.
 pub(super) const POINT_INTERVAL: Duration = Duration::from_secs(5);
@@ -15,12 +15,12 @@ const POINTS_MAX: usize = 60;
 /// The latest points, oldest first.
 // Invariants: at most `POINTS_MAX` points, whose instants never decrease.
 #[derive(Debug, Default)]
-pub(super) struct History(VecDeque<(Timestamp, String)>);
+pub(super) struct PageHistory(VecDeque<(Timestamp, String)>);
 
-impl History {
+impl PageHistory {
     /// Adds a point, and drops the oldest one if there are too many. If the clock was set back, the points before are
     /// dropped: they are in the future.
-    pub(super) fn push(&mut self, point: &Point) {
+    pub(super) fn push(&mut self, point: &HistoryPoint) {
         if self.0.back().is_some_and(|(last, _)| point.at < *last) {
             self.0.clear();
         }
@@ -44,7 +44,7 @@ mod tests {
     use super::*;
     use crate::api::admin::page::sample::point;
 
-    fn seconds(history: &History) -> Vec<Value> {
+    fn seconds(history: &PageHistory) -> Vec<Value> {
         let line: Value = serde_json::from_slice(&history.line()).unwrap();
         let points = line["points"].as_array().unwrap();
         points.iter().map(|point| point["at"].clone()).collect()
@@ -52,7 +52,7 @@ mod tests {
 
     #[test]
     fn history_keeps_latest_points_of_five_minutes() {
-        let mut history = History::default();
+        let mut history = PageHistory::default();
         assert_eq!(&*history.line(), b"{\"points\":[]}\n");
         for number in 0..1_000 {
             history.push(&point(number * POINT_INTERVAL.as_secs()));
@@ -65,7 +65,7 @@ mod tests {
 
     #[test]
     fn clock_that_is_set_back_drops_points_before() {
-        let mut history = History::default();
+        let mut history = PageHistory::default();
         for second in [100, 105, 105, 3] {
             history.push(&point(second));
         }

@@ -28,8 +28,8 @@ use tracing::error;
 use crate::api::admin::{
     error::AdminError,
     page::{
-        history::{History, POINT_INTERVAL},
-        sample::{Sampler, Sources},
+        history::{POINT_INTERVAL, PageHistory},
+        sample::{PageSampler, SampleSources},
     },
 };
 
@@ -48,7 +48,7 @@ const STREAM_TIME: Duration = Duration::from_secs(60);
 #[derive(Debug)]
 pub struct Live {
     latest: watch::Sender<Latest>,
-    history: Mutex<History>,
+    history: Mutex<PageHistory>,
     opened: Notify,
     places: Arc<Semaphore>,
 }
@@ -76,7 +76,7 @@ impl Default for Live {
 
 impl Live {
     /// Samples until `stopped`, which ends the streams of all pages.
-    pub async fn run(self: Arc<Self>, sources: Sources, stopped: impl Future<Output = ()>) {
+    pub async fn run(self: Arc<Self>, sources: SampleSources, stopped: impl Future<Output = ()>) {
         tokio::select! {
             () = self.sample(sources) => {}
             () = stopped => {}
@@ -89,8 +89,8 @@ impl Live {
         self.latest.send_replace(Latest::Ended);
     }
 
-    async fn sample(&self, sources: Sources) {
-        let mut sampler = Sampler::new(sources.clone());
+    async fn sample(&self, sources: SampleSources) {
+        let mut sampler = PageSampler::new(sources.clone());
         let mut point_due = Instant::now();
         loop {
             let now = Instant::now();
@@ -126,7 +126,7 @@ impl Live {
                     }
                     Err(error) => {
                         error!(%error, "cannot sample figures for the operators' page");
-                        sampler = Sampler::new(sources.clone());
+                        sampler = PageSampler::new(sources.clone());
                     }
                 }
             }
@@ -140,7 +140,7 @@ impl Live {
         }
     }
 
-    fn history(&self) -> MutexGuard<'_, History> {
+    fn history(&self) -> MutexGuard<'_, PageHistory> {
         self.history.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -222,8 +222,8 @@ mod tests {
         }
     }
 
-    fn sources() -> Sources {
-        Sources { state: admin_state(), requests: Arc::default(), certificates: Arc::new(WithoutTls) }
+    fn sources() -> SampleSources {
+        SampleSources { state: admin_state(), requests: Arc::default(), certificates: Arc::new(WithoutTls) }
     }
 
     async fn until(mut condition: impl FnMut() -> bool) {
@@ -288,7 +288,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn long_samples_are_rare() {
         let live = Arc::new(Live::default());
-        let sources = Sources { certificates: Arc::new(SlowToRead), ..sources() };
+        let sources = SampleSources { certificates: Arc::new(SlowToRead), ..sources() };
         let running = tokio::spawn(live.clone().run(sources, std::future::pending()));
         let mut page = live.open().unwrap();
         points(&mut page).await;

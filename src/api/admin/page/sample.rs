@@ -25,24 +25,24 @@ const KEYS_MAX: usize = 50;
 
 /// What samples are taken from.
 #[derive(Clone, Debug)]
-pub struct Sources {
+pub struct SampleSources {
     /// What the other admin endpoints read.
     pub state: AdminState,
     /// The metrics of requests.
-    pub requests: Arc<api::Metrics>,
+    pub requests: Arc<api::ApiMetrics>,
     /// The certificates of the listeners.
     pub certificates: Arc<dyn Certificates>,
 }
 
 /// The figures of which the page draws lines, at one instant. Counts are since the start.
 #[derive(Clone, Debug)]
-pub(super) struct Point {
+pub(super) struct HistoryPoint {
     pub at: Timestamp,
     durations: Buckets,
     decisions: Totals,
 }
 
-impl Point {
+impl HistoryPoint {
     /// The fields of a point, which stand in a sample under the same names.
     pub(super) fn json(&self) -> Value {
         json!({
@@ -55,22 +55,22 @@ impl Point {
 
 /// Takes samples, and remembers the totals of rules so that a sample has only those that changed.
 #[derive(Debug)]
-pub(super) struct Sampler {
-    sources: Sources,
+pub(super) struct PageSampler {
+    sources: SampleSources,
     hash: String,
     totals: Vec<Totals>,
 }
 
-impl Sampler {
-    pub(super) fn new(sources: Sources) -> Self {
+impl PageSampler {
+    pub(super) fn new(sources: SampleSources) -> Self {
         Self { sources, hash: String::new(), totals: Vec::new() }
     }
 
     /// The figures of lines alone, which costs less than a sample.
-    pub(super) fn point(&self) -> Point {
-        let Sources { state, requests, .. } = &self.sources;
+    pub(super) fn point(&self) -> HistoryPoint {
+        let SampleSources { state, requests, .. } = &self.sources;
         let rules = state.active_rules.current();
-        Point {
+        HistoryPoint {
             at: state.limiter.view().now(),
             durations: requests.duration.buckets(),
             decisions: sum(rules.rules()).plus(state.limiter.metrics().overrides.totals()),
@@ -78,11 +78,11 @@ impl Sampler {
     }
 
     /// A sample as one line of JSON, and the part of it that lines need.
-    pub(super) fn line(&mut self) -> (Point, String) {
+    pub(super) fn line(&mut self) -> (HistoryPoint, String) {
         let point = self.point();
         let rules = self.sources.state.active_rules.current();
         let each = self.changes(rules.rules());
-        let Sources { state, requests, certificates } = &self.sources;
+        let SampleSources { state, requests, certificates } = &self.sources;
         let metrics = state.limiter.metrics();
         let certificates = certificates.expiries().into_iter();
         let certificates = certificates
@@ -171,8 +171,8 @@ fn decisions_json(totals: &Totals) -> Value {
 
 /// A point without requests.
 #[cfg(test)]
-pub(super) fn point(second: u64) -> Point {
-    Point {
+pub(super) fn point(second: u64) -> HistoryPoint {
+    HistoryPoint {
         at: Timestamp::from_nanos(second * 1_000_000_000),
         durations: Buckets { up_to: vec![(0.001, 0)], count: 0, sum: 0.0 },
         decisions: Totals::default(),

@@ -7,7 +7,7 @@ use prost::Message as _;
 use super::{RULES, SETTINGS, Told, World, reports, told, usage};
 use crate::api::{
     proto::envoy::service::rate_limit_quota::v3::RateLimitQuotaUsageReports,
-    rlqs::{QuotaStream, Reading, Settings},
+    rlqs::{QuotaSettings, QuotaStream, QuotaTotals},
 };
 
 #[test]
@@ -40,7 +40,7 @@ fn caller_takes_its_share_of_memory_and_leaves_others_theirs() {
     assert!(bytes() < half / 2, "{}", bytes());
     drop(second);
     world.advance(18);
-    let Reading { memory, divided, .. } = world.service.reading();
+    let QuotaTotals { memory, divided, .. } = world.service.reading();
     assert_eq!((memory, divided), (0, 0));
 }
 
@@ -62,7 +62,7 @@ fn domain_and_ids_count_as_memory() {
 
 #[test]
 fn one_caller_leaves_places_of_a_limit_to_others() {
-    let world = World::with(Settings { memory: 1 << 30, ..SETTINGS });
+    let world = World::with(QuotaSettings { memory: 1 << 30, ..SETTINGS });
     let zones = |stream: usize| {
         let usages = (0..500).map(|number| usage(&[("zone", &format!("{stream}.{number}"))], 1, 0));
         reports(usages.collect())
@@ -83,7 +83,7 @@ fn one_caller_leaves_places_of_a_limit_to_others() {
 #[test]
 fn work_of_a_report_does_not_grow_with_other_buckets() {
     const BUCKETS: usize = 3_400;
-    let world = World::with(Settings { memory: 1 << 30, ..SETTINGS });
+    let world = World::with(QuotaSettings { memory: 1 << 30, ..SETTINGS });
     // More callers than one, of whom each gets its share.
     let mut streams: Vec<_> = (0..20_u8).map(|caller| world.open_as(&[caller]).unwrap()).collect();
     let all = |hits: u64| -> Vec<Vec<u8>> {
@@ -115,7 +115,7 @@ fn work_of_a_report_does_not_grow_with_other_buckets() {
 #[test]
 fn messages_and_new_rules_are_taken_in_parts() {
     const BUCKETS: usize = 500;
-    let world = World::with(Settings { memory: 1 << 30, ..SETTINGS });
+    let world = World::with(QuotaSettings { memory: 1 << 30, ..SETTINGS });
     let mut stream = world.open().unwrap();
     let message = reports((0..BUCKETS).map(|number| usage(&[("free", &number.to_string())], 1, 0)).collect());
     stream.begin(&message).unwrap();

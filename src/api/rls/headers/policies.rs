@@ -11,7 +11,7 @@ use tollgate_limiter::{
 use crate::api::{
     proto::envoy::config::core::v3::HeaderValue,
     rls::headers::{
-        settings::Settings,
+        settings::HeaderSettings,
         shown::{ShownLimit, header, seconds},
         structured::{byte_sequence, integer, string},
     },
@@ -40,7 +40,7 @@ pub(super) fn distinct<'s>(shown: impl Iterator<Item = ShownLimit<'s>>, modes: M
     listed
 }
 
-impl Settings {
+impl HeaderSettings {
     /// The two headers for the limits that are `listed`; none without limits.
     pub(super) fn policies(
         &self,

@@ -7,12 +7,12 @@ use tollgate_limiter::limiter::{Answer, Modes, Request, Retry};
 use crate::api::{
     proto::envoy::config::core::v3::HeaderValue,
     rls::headers::{
-        settings::Settings,
+        settings::HeaderSettings,
         shown::{header, seconds},
     },
 };
 
-impl Settings {
+impl HeaderSettings {
     /// When a refused request may be sent again, as clients are told: not before it would pass. `None` if it passes.
     #[inline]
     pub(in crate::api::rls) fn retry(

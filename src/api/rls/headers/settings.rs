@@ -4,7 +4,7 @@ use std::time::Duration;
 
 /// Which headers replies have. The default is none.
 #[derive(Clone, Debug, Default)]
-pub struct Settings {
+pub struct HeaderSettings {
     /// `X-RateLimit-Limit`, `-Remaining` and `-Reset`.
     pub x_ratelimit: bool,
     /// `RateLimit-Limit`, `-Remaining` and `-Reset`, or headers with the configured names.

@@ -12,9 +12,9 @@ use tollgate_limiter::{
     time::{Clock, Timestamp},
 };
 
-use super::{Listed, Settings};
+use super::{HeaderSettings, Listed};
 use crate::api::{
-    Api, ApiKind, Call, Handled, Method, ResetPrecision, Settings as ApiSettings,
+    Api, ApiKind, ApiSettings, Call, Handled, Method, ResetPrecision,
     proto::envoy::{
         extensions::common::ratelimit::v3::{RateLimitDescriptor, rate_limit_descriptor::Entry},
         service::ratelimit::v3::{RateLimitRequest, RateLimitResponse, rate_limit_response::Code},
@@ -55,7 +55,7 @@ struct Service {
 }
 
 impl Service {
-    fn new(on_denied: &str, quota_mode: bool, settings: Settings) -> Self {
+    fn new(on_denied: &str, quota_mode: bool, settings: HeaderSettings) -> Self {
         let rules = Rules::parse("test", &format!("domain: d\n{on_denied}{DESCRIPTORS}")).unwrap();
         let memory = Arc::new(Memory::new(1 << 24, OnFull::Deny));
         let clock = Clock::manual(NOW);
@@ -115,14 +115,14 @@ fn items(response: &RateLimitResponse, header: &str, parameter: &str) -> Vec<(St
     list.iter().map(item).collect()
 }
 
-fn settings() -> Settings {
-    Settings {
+fn settings() -> HeaderSettings {
+    HeaderSettings {
         ietf: Some(Listed::All),
         window_max: Duration::from_secs(366 * 86_400),
         retry_after: true,
         ai_retry: true,
         ai_retry_max: Duration::from_secs(60),
-        ..Settings::default()
+        ..HeaderSettings::default()
     }
 }
 
@@ -146,7 +146,7 @@ proptest! {
         steps in steps(),
     ) {
         let retry_jitter = Duration::from_secs(jitter);
-        let mut service = Service::new(on_denied, quota_mode, Settings { retry_jitter, ..settings() });
+        let mut service = Service::new(on_denied, quota_mode, HeaderSettings { retry_jitter, ..settings() });
         for (keys, pause) in steps {
             service.pass(Duration::from_millis(pause));
             let response = service.call(&keys);

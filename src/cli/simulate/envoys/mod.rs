@@ -37,7 +37,7 @@ use crate::{
             },
         },
         protobuf::FRAME_PREFIX_BYTES,
-        rlqs::{QuotaService, QuotaStream, Settings},
+        rlqs::{QuotaService, QuotaSettings, QuotaStream},
     },
     cli::{
         check::unserved,
@@ -175,8 +175,8 @@ fn buckets(matches: &ArgMatches, envoys: usize) -> Result<Vec<Pairs>, String> {
 }
 
 /// No bounds: the Envoys of a simulation are callers of their own.
-const SETTINGS: Settings =
-    Settings { enabled: true, memory: u64::MAX, max_pairs: usize::MAX, max_id_bytes: usize::MAX };
+const SETTINGS: QuotaSettings =
+    QuotaSettings { enabled: true, memory: u64::MAX, max_pairs: usize::MAX, max_id_bytes: usize::MAX };
 
 /// The rule of all buckets. They must have one counter, and a limit that the service divides.
 fn rule_of<'r>(rules: &'r KeyedRules, domain: &str, buckets: &[Pairs]) -> Result<&'r Rule, String> {

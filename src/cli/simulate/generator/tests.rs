@@ -20,7 +20,7 @@ fn terms(rate: u64, duration: Duration, shape: Shape) -> Terms {
     Terms {
         start: Timestamp::EPOCH,
         domain: "shop".to_owned(),
-        template: Template::new([descriptor_text::parse("user={key}").unwrap()].iter()).unwrap(),
+        template: DescriptorTemplate::new([descriptor_text::parse("user={key}").unwrap()].iter()).unwrap(),
         arrivals: schedule(rate, Arrivals::Poisson, duration, 7),
         shape,
         keys: Keys::new(10, 0.0, 7).unwrap(),

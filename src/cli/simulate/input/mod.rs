@@ -5,7 +5,7 @@ use std::{borrow::Cow, io::BufRead};
 use tollgate_limiter::time::Timestamp;
 
 use crate::{
-    api::descriptor_template::{Fields as _, Template},
+    api::descriptor_template::{DescriptorTemplate, Fields as _},
     cli::simulate::{
         event::{BadLine, Event, Skipped, Source},
         input::{
@@ -45,7 +45,7 @@ pub(super) enum Content {
     /// Requests with their descriptors.
     Requests,
     /// Fields of which the descriptors are made.
-    Fields(Template),
+    Fields(DescriptorTemplate),
     /// Events of the service's log, of which denials are requests.
     Denials,
 }

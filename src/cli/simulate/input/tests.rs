@@ -12,7 +12,7 @@ fn read_all(
     on_bad_line: OnBadLine,
 ) -> Result<(Vec<String>, Skipped), String> {
     let template =
-        template.map(|text| Template::new([descriptor_text::parse(text).unwrap()].iter()).unwrap());
+        template.map(|text| DescriptorTemplate::new([descriptor_text::parse(text).unwrap()].iter()).unwrap());
     let mapping = Mapping {
         domain: Some("shop".into()),
         content: template.map_or(Content::Requests, Content::Fields),
@@ -157,7 +157,7 @@ proptest::proptest! {
         let content = match content {
             0 => Content::Requests,
             1 => Content::Denials,
-            _ => Content::Fields(Template::new([descriptor_text::parse("u={a|first}").unwrap()].iter()).unwrap()),
+            _ => Content::Fields(DescriptorTemplate::new([descriptor_text::parse("u={a|first}").unwrap()].iter()).unwrap()),
         };
         let mapping = Mapping { domain: None, content, time_field: None, hits_field: None };
         let mut recorded = Recorded::new(Box::new(Cursor::new(bytes)), format, mapping, OnBadLine::Count);

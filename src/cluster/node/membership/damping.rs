@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use tollgate_limiter::time::Timestamp;
 
-use crate::cluster::node::membership::peer::Peer;
+use crate::cluster::node::membership::peer::PeerMember;
 
 /// The pause after the first change by silence. It doubles with each further change.
 const PAUSE_MIN: Duration = Duration::from_millis(500);
@@ -27,12 +27,13 @@ impl Damping {
     /// Leaves the members out that are silent, and takes the others in, unless silence has changed that lately.
     pub(super) fn leave_out<'p>(
         &mut self,
-        peers: impl Iterator<Item = &'p mut Peer>,
+        peers: impl Iterator<Item = &'p mut PeerMember>,
         silence: Duration,
         now: Timestamp,
     ) {
-        let is_silent = |peer: &Peer| now.since(peer.heard_at) > silence;
-        let changed: Vec<&mut Peer> = peers.filter(|peer| peer.is_left_out != is_silent(peer)).collect();
+        let is_silent = |peer: &PeerMember| now.since(peer.heard_at) > silence;
+        let changed: Vec<&mut PeerMember> =
+            peers.filter(|peer| peer.is_left_out != is_silent(peer)).collect();
         // The placement does not have the others in any case.
         if !changed.iter().any(|peer| peer.can_receive_slots()) {
             self.is_held_back = false;
@@ -65,12 +66,12 @@ mod tests {
     const START: Timestamp = Timestamp::from_nanos(1_000_000_000_000);
     const SILENCE: Duration = Duration::from_secs(1);
 
-    fn peers(number: u64) -> Vec<Peer> {
+    fn peers(number: u64) -> Vec<PeerMember> {
         let record = |id| MemberRecord {
             state: MemberState::Serving,
             ..MemberRecord::joining(MemberId::from_number(id), String::new())
         };
-        (1..=number).map(|id| Peer { synced: true, ..Peer::new(record(id), START) }).collect()
+        (1..=number).map(|id| PeerMember { synced: true, ..PeerMember::new(record(id), START) }).collect()
     }
 
     #[test]

@@ -14,7 +14,7 @@ const PROGRAM_MAX: usize = 64;
 
 /// A member that has not departed.
 #[derive(Clone, Debug)]
-pub(super) struct Peer {
+pub(super) struct PeerMember {
     pub(super) record: MemberRecord,
     /// Whether there is a session with it.
     pub(super) connected: bool,
@@ -47,7 +47,7 @@ impl PeerStatus {
     }
 }
 
-impl Peer {
+impl PeerMember {
     /// A member that was just discovered.
     pub(super) fn new(record: MemberRecord, now: Timestamp) -> Self {
         Self {

@@ -6,7 +6,7 @@ use tollgate_limiter::{store::Slot, time::Timestamp};
 
 use crate::cluster::{
     MemberId,
-    message::{HandOff, HandOffId, Message, Origin, Owner, SlotCopy},
+    message::{HandOff, HandOffId, Message, RecoveryOrigin, SlotOwner, VersionedSlot},
     node::context::Context,
 };
 
@@ -24,8 +24,8 @@ pub(super) struct HandOffs {
 #[derive(Clone, Debug)]
 pub(super) struct PendingHandOff {
     slot: Slot,
-    pub(super) copy: SlotCopy,
-    pub(super) origin: Origin,
+    pub(super) copy: VersionedSlot,
+    pub(super) origin: RecoveryOrigin,
     pub(super) to: MemberId,
     /// The encoded bytes of the hand-off, at most.
     bytes: usize,
@@ -48,9 +48,9 @@ impl HandOffs {
     }
 
     /// The copy of a slot on its way, and its new owner.
-    pub(super) fn of_slot(&self, slot: Slot) -> Option<(&SlotCopy, Owner)> {
+    pub(super) fn of_slot(&self, slot: Slot) -> Option<(&VersionedSlot, SlotOwner)> {
         let pending = self.pending.values().find(|pending| pending.slot == slot)?;
-        Some((&pending.copy, Owner { epoch: pending.copy.version.epoch.next(), member: pending.to }))
+        Some((&pending.copy, SlotOwner { epoch: pending.copy.version.epoch.next(), member: pending.to }))
     }
 
     /// Whether those to `to` are few, and have less than this many encoded bytes.
@@ -65,8 +65,8 @@ impl HandOffs {
     pub(super) fn send(
         &mut self,
         slot: Slot,
-        copy: SlotCopy,
-        origin: Origin,
+        copy: VersionedSlot,
+        origin: RecoveryOrigin,
         to: MemberId,
         cx: &mut Context<'_>,
     ) {
@@ -89,7 +89,7 @@ impl HandOffs {
     }
 
     /// Takes the slots on their way to this member.
-    pub(super) fn take_to(&mut self, member: MemberId) -> Vec<(Slot, SlotCopy)> {
+    pub(super) fn take_to(&mut self, member: MemberId) -> Vec<(Slot, VersionedSlot)> {
         let to_member = |_: &HandOffId, pending: &mut PendingHandOff| pending.to == member;
         let taken = self.pending.extract_if(.., to_member);
         taken.map(|(_, pending)| (pending.slot, pending.copy)).collect()

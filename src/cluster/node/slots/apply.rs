@@ -9,7 +9,7 @@ use tollgate_limiter::{
 
 use crate::cluster::{
     MemberId,
-    message::{RemoteCheck, RemoteOperation, Reply},
+    message::{CheckReply, RemoteCheck, RemoteOperation},
     node::{context::Context, slots::Slots},
 };
 
@@ -21,7 +21,7 @@ impl Slots {
         check: &RemoteCheck,
         peer: Option<MemberId>,
         cx: &mut Context<'_>,
-    ) -> Option<Reply> {
+    ) -> Option<CheckReply> {
         let RemoteCheck { key, limit, operation, lease_hits } = check;
         let outcome = match operation {
             RemoteOperation::Counter(operation) => {
@@ -70,18 +70,18 @@ impl Slots {
         };
         let borrower = peer.filter(|_| *lease_hits > 0);
         let lease = borrower.and_then(|peer| self.leases.grant_lease(peer, check, &outcome.decision, cx));
-        Some(Reply::Decided { outcome, lease: lease.map(Box::new) })
+        Some(CheckReply::Decided { outcome, lease: lease.map(Box::new) })
     }
 
     /// What follows if the memory does not decide a check of an owned slot.
-    fn not_local(&mut self, missing: NotLocal, cx: &mut Context<'_>) -> Option<Reply> {
+    fn not_local(&mut self, missing: NotLocal, cx: &mut Context<'_>) -> Option<CheckReply> {
         match missing {
             NotLocal::Leased(key) => {
                 self.leases.recall_grants(key, cx.out);
                 None
             }
             // Not expected: the caller has checked that this replica owns the slot.
-            NotLocal::Slot(_) => Some(Reply::Unreachable),
+            NotLocal::Slot(_) => Some(CheckReply::Unreachable),
         }
     }
 }

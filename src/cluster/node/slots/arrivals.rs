@@ -4,13 +4,20 @@ use tollgate_limiter::store::Slot;
 
 use crate::cluster::{
     MemberId,
-    message::{HandOff, HandOffId, Message, Owner, SlotCopy, Version},
-    node::{backup::Received, context::Context, membership::Departure, ownership::Arrival, slots::Slots},
+    message::{HandOff, HandOffId, Message, SlotOwner, Version, VersionedSlot},
+    node::{
+        backup::BackupOutcome, context::Context, membership::Departure, ownership::Arrival, slots::Slots,
+    },
 };
 
 impl Slots {
     /// Records that `owner` owns the slot, as another member reports.
-    pub(in crate::cluster::node) fn learn_owner(&mut self, slot: Slot, owner: Owner, cx: &mut Context<'_>) {
+    pub(in crate::cluster::node) fn learn_owner(
+        &mut self,
+        slot: Slot,
+        owner: SlotOwner,
+        cx: &mut Context<'_>,
+    ) {
         // This replica knows best which slots it owns.
         if owner.member == cx.members.local_id() {
             return;
@@ -39,7 +46,7 @@ impl Slots {
     pub(in crate::cluster::node) fn receive_owner(
         &mut self,
         slot: Slot,
-        owner: Owner,
+        owner: SlotOwner,
         origin: Version,
         cx: &mut Context<'_>,
     ) {
@@ -86,22 +93,22 @@ impl Slots {
         &mut self,
         from: MemberId,
         slot: Slot,
-        copy: SlotCopy,
+        copy: VersionedSlot,
         after: Option<u64>,
         cx: &mut Context<'_>,
     ) {
         let version = copy.version;
         match self.backups.receive(from, slot, copy, after, cx) {
-            Received::Stored => {
+            BackupOutcome::Stored => {
                 if !self.ownership.owns(slot) {
-                    self.receive_owner(slot, Owner { epoch: version.epoch, member: from }, version, cx);
+                    self.receive_owner(slot, SlotOwner { epoch: version.epoch, member: from }, version, cx);
                 }
                 cx.out.send(from, Message::BackupAck { slot, version });
             }
-            Received::Refused => {
+            BackupOutcome::Refused => {
                 cx.out.send(from, Message::BackupRefused { slot, version });
             }
-            Received::BaseMissing => {}
+            BackupOutcome::BaseMissing => {}
         }
     }
 
@@ -153,7 +160,7 @@ impl Slots {
         let (handed_off, receiver) = self.ownership.pending_hand_off(slot).unzip();
         let known = self.ownership.local_owner(slot).or(self.ownership.owner(slot));
         let owner = known.or(receiver);
-        let is_alive = |owner: Owner| {
+        let is_alive = |owner: SlotOwner| {
             owner.member == cx.members.local_id() || cx.members.is_reachable(owner.member, cx.now)
         };
         let alive = owner.is_some_and(is_alive);
@@ -167,9 +174,9 @@ impl Slots {
         &mut self,
         from: MemberId,
         slot: Slot,
-        owner: Option<Owner>,
+        owner: Option<SlotOwner>,
         alive: bool,
-        copy: Option<SlotCopy>,
+        copy: Option<VersionedSlot>,
         cx: &mut Context<'_>,
     ) {
         if let Some(owner) = owner {
@@ -193,7 +200,7 @@ impl Slots {
         }
     }
 
-    pub(in crate::cluster::node) fn receive_orphan(&mut self, slot: Slot, owner: Owner) {
+    pub(in crate::cluster::node) fn receive_orphan(&mut self, slot: Slot, owner: SlotOwner) {
         if !self.ownership.owns(slot) {
             self.ownership.learn_owner(slot, owner);
         }
@@ -204,7 +211,7 @@ impl Slots {
     pub(in crate::cluster::node) fn receive_newer_copy(
         &mut self,
         slot: Slot,
-        copy: SlotCopy,
+        copy: VersionedSlot,
         cx: &mut Context<'_>,
     ) {
         if self.ownership.owns(slot) {

@@ -4,8 +4,8 @@ use tollgate_limiter::store::Slot;
 
 use crate::cluster::{
     MemberId,
-    message::{Owner, SlotGrants},
-    node::{backup_sender::Answered, context::Context, slots::Slots},
+    message::{SlotGrants, SlotOwner},
+    node::{backup_sender::BackupAnswered, context::Context, slots::Slots},
 };
 
 impl Slots {
@@ -31,7 +31,7 @@ impl Slots {
     /// Lets the slots wait that have no backup at their backup owner.
     fn search_lacking_backups(&mut self, cx: &Context<'_>) {
         for slot in self.ownership.all() {
-            let Some(Owner { epoch, member }) = self.ownership.local_owner(slot) else { continue };
+            let Some(SlotOwner { epoch, member }) = self.ownership.local_owner(slot) else { continue };
             let Some(backup_owner) = cx.members.placement.backup_owner(slot, member) else { continue };
             if !self.backup_sender.is_sent_to(slot, epoch, backup_owner) {
                 self.backup_sender.wait(slot, backup_owner);
@@ -105,7 +105,7 @@ impl Slots {
         &mut self,
         from: MemberId,
         slot: Slot,
-        Answered { is_due }: Answered,
+        BackupAnswered { is_due }: BackupAnswered,
         cx: &mut Context<'_>,
     ) {
         self.ownership.acknowledge(slot, cx.out);

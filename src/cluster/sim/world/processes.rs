@@ -13,7 +13,7 @@ use tollgate_limiter::{
 
 use crate::cluster::{
     MemberId,
-    node::{Action, Node},
+    node::{ClusterNode, NodeAction},
     sim::{
         calls::{OpenCall, Purpose},
         keys,
@@ -102,7 +102,7 @@ impl World {
         let member = keys::member(number);
         let dividers = Arc::new(Dividers::new(memory.clone()));
         let mut node =
-            Node::new(member, number.to_string(), self.shape.settings, memory.clone(), dividers, now);
+            ClusterNode::new(member, number.to_string(), self.shape.settings, memory.clone(), dividers, now);
         if let Some(Snapshot { secret, copies }) = snapshot {
             let wall = self.wall_of(number);
             let without_idle = |copy: StoredSlot| StoredSlot { data: copy.data.without_idle(wall), ..copy };
@@ -307,11 +307,11 @@ impl World {
         let mut is_leaving = false;
         for action in actions {
             match action {
-                Action::Dial(address) => {
+                NodeAction::Dial(address) => {
                     let to = address.parse().expect("addresses are numbers in the simulation");
                     self.dial(number, to);
                 }
-                Action::Disconnect(member) => {
+                NodeAction::Disconnect(member) => {
                     let other = (0..self.started).find(|other| keys::member(*other) == member);
                     if let Some(other) = other.filter(|other| self.links.contains_key(&(number, *other))) {
                         self.links.remove(&(number, other));
@@ -322,7 +322,7 @@ impl World {
                         }
                     }
                 }
-                Action::Complete(ticket, outcome) => {
+                NodeAction::Complete(ticket, outcome) => {
                     let call = self.open.get_mut(&(number, ticket.call));
                     let (Some(call), Some(process)) = (call, self.processes.get_mut(&number)) else {
                         continue;
@@ -337,15 +337,15 @@ impl World {
                         self.advance(number, ticket.call);
                     }
                 }
-                Action::Assign(assignments) => self.assign_quotas(number, assignments),
-                Action::SetHashSecret(secret) => {
+                NodeAction::Assign(assignments) => self.assign_quotas(number, assignments),
+                NodeAction::SetHashSecret(secret) => {
                     if let Some(process) = self.processes.get_mut(&number) {
                         process.secret = Some(secret);
                         process.local_share.clear();
                     }
                 }
-                Action::Report(_) => {}
-                Action::Leave => is_leaving = true,
+                NodeAction::Report(_) => {}
+                NodeAction::Leave => is_leaving = true,
             }
         }
         if is_leaving && let Some(process) = self.processes.get_mut(&number) {

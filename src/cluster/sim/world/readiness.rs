@@ -6,7 +6,7 @@ use crate::cluster::{
     link::Strangers,
     message::MemberState,
     sim::world::{BEGINS_AT, MILLISECOND, World},
-    strangers::{History, SERVED_MIN, Situation, Standing},
+    strangers::{SERVED_MIN, Situation, StrangerHistory, StrangerState},
 };
 
 /// How often the product judges its links.
@@ -27,7 +27,7 @@ pub(super) enum StrangersAt {
 /// What a replica has seen.
 #[derive(Debug, Default)]
 pub(super) struct Seen {
-    history: History,
+    history: StrangerHistory,
     trusted_since: Option<u64>,
     has_served: bool,
 }
@@ -50,7 +50,8 @@ impl World {
 
     /// The replicas that are ready.
     pub(in crate::cluster::sim) fn ready(&self) -> Vec<usize> {
-        let is_ready = |number: &usize| self.processes[number].seen.history.standing != Standing::Unready;
+        let is_ready =
+            |number: &usize| self.processes[number].seen.history.standing != StrangerState::Unready;
         self.serving().into_iter().filter(is_ready).collect()
     }
 
@@ -68,7 +69,7 @@ impl World {
             has_tried_seeds: true,
         };
         let seen = &mut process.seen;
-        let is_ready = seen.history.judge(strangers.as_ref(), situation, now) != Standing::Unready;
+        let is_ready = seen.history.judge(strangers.as_ref(), situation, now) != StrangerState::Unready;
         let Some(Strangers { has_former_peer, .. }) = strangers else {
             let since = *seen.trusted_since.get_or_insert(self.now);
             let has_been_alone = Duration::from_nanos(self.now - since) >= SERVED_MIN;

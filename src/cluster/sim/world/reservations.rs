@@ -68,7 +68,7 @@ impl World {
             return self.finish_reservation(purpose, &checks, self.now, answer, |_| Effect::Refused, false);
         }
         let operations = reserve_operations(&calls::of_store(&checks), terms);
-        self.submit_holds(number, OpenCall::of_holds(purpose, checks, operations, self.now));
+        self.submit_holds(number, OpenCall::for_holds(purpose, checks, operations, self.now));
     }
 
     /// Settles a reservation at random hits, at the owners.
@@ -81,7 +81,7 @@ impl World {
         let checks: Vec<TestCheck> = parts.iter().map(&mut check).collect();
         let id = self.reservations.get(hold).terms.id().clone();
         let operations = settle_operations(&calls::of_store(&checks), &id, UnknownId::Remember);
-        self.submit_holds(number, OpenCall::of_holds(purpose, checks, operations, self.now));
+        self.submit_holds(number, OpenCall::for_holds(purpose, checks, operations, self.now));
     }
 
     fn submit_holds(&mut self, number: usize, call: OpenCall) {
@@ -130,7 +130,7 @@ impl World {
         let now = self.time_of(number);
         if let Some(process) = self.processes.get_mut(&number) {
             let checks = withdrawals(&calls::of_store(checks), terms);
-            checks.into_iter().for_each(|check| process.node.send(RemoteCheck::of(&check), now));
+            checks.into_iter().for_each(|check| process.node.send(RemoteCheck::from_check(&check), now));
         }
         self.act(number);
     }

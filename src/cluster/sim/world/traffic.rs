@@ -174,7 +174,7 @@ impl World {
                 for (number, check) in (0..).zip(checks) {
                     let ticket = Ticket { call: ticket, check: number };
                     let policy = check.policy;
-                    process.node.submit(ticket, RemoteCheck::of(&check), policy, deadline, now);
+                    process.node.submit(ticket, RemoteCheck::from_check(&check), policy, deadline, now);
                 }
                 self.act(number);
             }

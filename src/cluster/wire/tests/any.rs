@@ -69,8 +69,8 @@ fn version() -> impl Strategy<Value = Version> {
     (epoch(), number()).prop_map(|(epoch, seq)| Version { epoch, seq })
 }
 
-fn owner() -> impl Strategy<Value = Owner> {
-    (epoch(), member()).prop_map(|(epoch, member)| Owner { epoch, member })
+fn owner() -> impl Strategy<Value = SlotOwner> {
+    (epoch(), member()).prop_map(|(epoch, member)| SlotOwner { epoch, member })
 }
 
 prop_compose! {
@@ -129,9 +129,9 @@ prop_compose! {
         left in number(),
         ttl in time(),
         charged in prop::option::of((at_least_1(), time())),
-    ) -> Grant {
+    ) -> LeaseGrant {
         let charged = charged.map(|(hits, age)| ChargedHits { hits, age });
-        Grant { key, limit, borrower, number, left, ttl, charged }
+        LeaseGrant { key, limit, borrower, number, left, ttl, charged }
     }
 }
 
@@ -141,8 +141,8 @@ prop_compose! {
         contents in contents(),
         leases in prop::collection::vec(grant().boxed(), 0..3),
         divisions in divisions(),
-    ) -> SlotCopy {
-        SlotCopy { version, contents, grants: SlotGrants { leases, divisions } }
+    ) -> VersionedSlot {
+        VersionedSlot { version, contents, grants: SlotGrants { leases, divisions } }
     }
 }
 
@@ -209,7 +209,7 @@ prop_compose! {
         (version, since) in (version(), epoch()),
         contents in prop::option::of(contents()),
     ) -> HandOff {
-        HandOff { id: HandOffId { from, number }, slot, copy, origin: Origin { version, since, contents } }
+        HandOff { id: HandOffId { from, number }, slot, copy, origin: RecoveryOrigin { version, since, contents } }
     }
 }
 
@@ -319,15 +319,15 @@ prop_compose! {
         charged in number(),
         hold in hold_outcome(),
         lease in prop::option::of(lease_reply().prop_map(Box::new)),
-    ) -> Reply {
+    ) -> CheckReply {
         let decision = Decision { verdict, remaining, reset_after, receipt };
-        Reply::Decided { outcome: Outcome { decision, charged, hold }, lease }
+        CheckReply::Decided { outcome: Outcome { decision, charged, hold }, lease }
     }
 }
 
-fn reply() -> impl Strategy<Value = Reply> {
+fn reply() -> impl Strategy<Value = CheckReply> {
     prop_oneof![
-        1 => Just(Reply::Unreachable),
+        1 => Just(CheckReply::Unreachable),
         8 => decided().boxed(),
     ]
 }

@@ -45,7 +45,7 @@ pub(super) fn hello(secret: [u8; 16]) -> Message {
         hash_secret: Some(HashSecret { founder: member(2), secret: Secret::from_bytes(secret) }),
         known: vec![record(2, MemberState::Joining), record(3, MemberState::Draining)],
         owned: vec![(Slot(4_095), Epoch(5), Version { epoch: Epoch(4), seq: 300 })],
-        owners: vec![(Slot(7), Owner { epoch: Epoch(6), member: member(3) })],
+        owners: vec![(Slot(7), SlotOwner { epoch: Epoch(6), member: member(3) })],
     }))
 }
 
@@ -71,14 +71,14 @@ fn counter(operation: CounterOperation) -> RemoteOperation {
 fn reply(limit: &Limit) -> Message {
     let decision = limit.decide(&mut limit.fresh(), NOW, Operation::Charge(1));
     let lease = Some(Box::new(LeaseReply::Granted { number: 1, hits: 2, ttl: Duration::from_nanos(3) }));
-    Message::Reply { ticket: 258, reply: Reply::Decided { outcome: Outcome::of(decision, 1), lease } }
+    Message::Reply { ticket: 258, reply: CheckReply::Decided { outcome: Outcome::of(decision, 1), lease } }
 }
 
 fn refusal() -> Message {
     let verdict = Verdict::Refuse { retry_after: Some(Duration::from_nanos(300)) };
     let decision = Decision { verdict, remaining: 0, reset_after: Duration::from_nanos(300), receipt: None };
     let lease = Some(Box::new(LeaseReply::Refused { ttl: Duration::from_nanos(300) }));
-    Message::Reply { ticket: 1, reply: Reply::Decided { outcome: Outcome::of(decision, 0), lease } }
+    Message::Reply { ticket: 1, reply: CheckReply::Decided { outcome: Outcome::of(decision, 0), lease } }
 }
 
 /// A bucket that was emptied a second ago.
@@ -99,20 +99,20 @@ fn divide(report: Report) -> RemoteOperation {
     RemoteOperation::Divide(SUBSCRIBER, terms, report)
 }
 
-fn lent(grant: Grant) -> SlotGrants {
+fn lent(grant: LeaseGrant) -> SlotGrants {
     SlotGrants { leases: vec![grant], divisions: SlotDivisions::default() }
 }
 
-pub(super) fn grant(limit: Limit) -> Grant {
+pub(super) fn grant(limit: Limit) -> LeaseGrant {
     let borrower = member(2);
     let ttl = Duration::from_nanos(5);
-    Grant { key: KEY, limit, borrower, number: 3, left: 4, ttl, charged: None }
+    LeaseGrant { key: KEY, limit, borrower, number: 3, left: 4, ttl, charged: None }
 }
 
 fn hand_off() -> Message {
     let version = Version { epoch: Epoch(1), seq: 2 };
-    let copy = SlotCopy { version, contents: contents(), grants: lent(grant(bucket())) };
-    let origin = Origin { version: Version::default(), since: Epoch(1), contents: None };
+    let copy = VersionedSlot { version, contents: contents(), grants: lent(grant(bucket())) };
+    let origin = RecoveryOrigin { version: Version::default(), since: Epoch(1), contents: None };
     let id = HandOffId { from: member(1), number: 9 };
     Message::HandOff(Box::new(HandOff { id, slot: Slot(0), copy, origin }))
 }
@@ -226,7 +226,7 @@ fn encoding_of_replies_is_stable() {
         "290d8202000013008084af5f0103959abbdac2f0d6eb1801959eeab9c3f0d6eb18000100010001020003",
     );
     pinned(refusal(), "140d0100020100ac020000ac02000000010100ac02");
-    pinned(Message::Reply { ticket: 1, reply: Reply::Unreachable }, "030d0101");
+    pinned(Message::Reply { ticket: 1, reply: CheckReply::Unreachable }, "030d0101");
     let settled = Box::new(Settled {
         outcome: SettleOutcome::Released,
         reserved: 5,
@@ -236,7 +236,7 @@ fn encoding_of_replies_is_stable() {
     });
     let replied = |hold| {
         let outcome = Outcome { hold, ..Outcome::exhausted() };
-        Message::Reply { ticket: 1, reply: Reply::Decided { outcome, lease: None } }
+        Message::Reply { ticket: 1, reply: CheckReply::Decided { outcome, lease: None } }
     };
     pinned(replied(HoldOutcome::Settled(settled)), "120d010000000000000002020501ac02000300");
     pinned(replied(HoldOutcome::Exhausted), "0b0d01000000000000000100");
@@ -259,8 +259,8 @@ fn encoding_of_each_other_message_is_stable() {
     let slot = Slot(300);
     let version = Version { epoch: Epoch(5), seq: 6 };
     let members = vec![member(2), member(3)];
-    let owner = Owner { epoch: Epoch(7), member: member(1) };
-    let copy = || SlotCopy { version, contents: contents(), grants: lent(grant(classic())) };
+    let owner = SlotOwner { epoch: Epoch(7), member: member(1) };
+    let copy = || VersionedSlot { version, contents: contents(), grants: lent(grant(classic())) };
     let Message::Hello(hello) = hello(*b"0123456789abcdef") else { unreachable!() };
     for (message, bytes) in [
         (Message::Member(hello.record), "0a010103613a31018b1403"),

@@ -12,16 +12,16 @@ use tollgate_limiter::{
 
 use super::any::NOW;
 use crate::cluster::{
-    message::{Message, RemoteCheck, RemoteOperation, Reply},
+    message::{CheckReply, Message, RemoteCheck, RemoteOperation},
     wire::{decode, encode},
 };
 
 /// The receipt that a replica whose clock shows `there` receives and returns.
 fn crossed_twice(limit: &Limit, decision: Decision, there: Timestamp) -> Option<Receipt> {
-    let reply = Reply::Decided { outcome: Outcome::of(decision, 1), lease: None };
+    let reply = CheckReply::Decided { outcome: Outcome::of(decision, 1), lease: None };
     let told = Message::Reply { ticket: 7, reply };
     let heard = decode(&encode(&[told], NOW), there).unwrap().pop();
-    let Some(Message::Reply { reply: Reply::Decided { outcome, .. }, .. }) = heard else {
+    let Some(Message::Reply { reply: CheckReply::Decided { outcome, .. }, .. }) = heard else {
         panic!("{heard:?}")
     };
     let check = RemoteCheck {

@@ -10,7 +10,7 @@ use tollgate_limiter::{
 use super::{any::NOW, golden};
 use crate::cluster::{
     message::*,
-    wire::{Malformed, decode, encode, put, put_block},
+    wire::{MalformedBatch, decode, encode, put, put_block},
 };
 
 const LACKING: Message = Message::BackupBaseMissing { slot: Slot(5) };
@@ -70,13 +70,13 @@ fn forward_with_unknown_operation_limit_or_receipt_is_ignored() {
 
 #[test]
 fn copy_keeps_all_but_grant_of_unknown_limit() {
-    let grant = |limit, number| Grant { number, ..golden::grant(limit) };
+    let grant = |limit, number| LeaseGrant { number, ..golden::grant(limit) };
     let unknown = bytes_of(&grant(golden::bucket(), 1));
     let mut invalid = replaced(&unknown, &bytes_of(&golden::bucket()), &[UNKNOWN]);
     invalid.resize(unknown.len(), 0);
     let leases = vec![grant(golden::bucket(), 1), grant(golden::classic(), 2)];
     let grants = SlotGrants { leases, ..SlotGrants::default() };
-    let copy = SlotCopy { grants, ..SlotCopy::default() };
+    let copy = VersionedSlot { grants, ..VersionedSlot::default() };
     let mut bytes = bytes_of(&Message::NewerCopy { slot: Slot(1), copy });
     put_block(&mut bytes, &SlotData::default().encode(NOW));
     let heard = decode(&batch(&replaced(&bytes, &unknown, &invalid)), NOW).unwrap();
@@ -86,17 +86,17 @@ fn copy_keeps_all_but_grant_of_unknown_limit() {
 
 #[test]
 fn damaged_or_missing_slot_data_is_error() {
-    let copy = bytes_of(&Message::NewerCopy { slot: Slot(1), copy: SlotCopy::default() });
-    assert_eq!(decode(&batch(&copy), NOW), Err(Malformed));
+    let copy = bytes_of(&Message::NewerCopy { slot: Slot(1), copy: VersionedSlot::default() });
+    assert_eq!(decode(&batch(&copy), NOW), Err(MalformedBatch));
     let damaged = [&copy[..], &[2, 0xff, 0xff]].concat();
-    assert_eq!(decode(&batch(&damaged), NOW), Err(Malformed));
+    assert_eq!(decode(&batch(&damaged), NOW), Err(MalformedBatch));
 }
 
 #[test]
 fn truncated_message_and_length_beyond_end_are_errors() {
     let bytes = bytes_of(&LACKING);
     for damaged in [batch(&bytes[..bytes.len() - 1]), batch(&[]), vec![0x80], vec![9, 0], vec![0xff; 12]] {
-        assert_eq!(decode(&damaged, NOW), Err(Malformed), "{damaged:?}");
+        assert_eq!(decode(&damaged, NOW), Err(MalformedBatch), "{damaged:?}");
     }
-    assert_eq!(Malformed.to_string(), "a message is damaged");
+    assert_eq!(MalformedBatch.to_string(), "a message is damaged");
 }

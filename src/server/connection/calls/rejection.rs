@@ -11,14 +11,14 @@ static GRPC_ENCODING: HeaderName = HeaderName::from_static("grpc-encoding");
 static GRPC_ACCEPT_ENCODING: HeaderName = HeaderName::from_static("grpc-accept-encoding");
 
 /// Why a request is not valid gRPC, or cannot be read.
-pub(super) enum Rejection {
+pub(super) enum RequestRejection {
     Method,
     ContentType,
     Compressed,
 }
 
-impl Rejection {
-    pub(super) fn of(request: &Request<RecvStream>) -> Option<Self> {
+impl RequestRejection {
+    pub(super) fn from_request(request: &Request<RecvStream>) -> Option<Self> {
         if request.method() != http::Method::POST {
             Some(Self::Method)
         } else if !is_grpc(request.headers()) {

@@ -15,7 +15,7 @@ use tonic::Status;
 use tracing::debug;
 
 use crate::{
-    api::{Error, Method, Reply},
+    api::{CallReply, Error, Method},
     server::{
         body::{GRPC_CONTENT_TYPE, ok_trailers},
         message::MessageError,
@@ -28,28 +28,28 @@ use crate::{
 pub(super) type Completed = Result<(), h2::Error>;
 
 /// The reply to a call, or its error; `None` if its stream is closed.
-pub(super) type Decided = Result<Reply, Option<Failure>>;
+pub(super) type Decided = Result<CallReply, Option<CallFailure>>;
 
 /// Why a call is answered with an error.
 #[derive(Debug)]
-pub(super) struct Failure {
+pub(super) struct CallFailure {
     pub(super) status: Status,
     /// The reason by which it is counted.
     pub(super) reason: &'static str,
 }
 
-impl Failure {
+impl CallFailure {
     pub(super) fn new(reason: &'static str, status: Status) -> Self {
         Self { status, reason }
     }
 
     /// The rejection of a body without a valid message; `None` if the stream is already closed.
-    pub(super) fn of_message(error: &MessageError) -> Option<Self> {
+    pub(super) fn from_message_error(error: &MessageError) -> Option<Self> {
         Some(Self { status: error.status()?, reason: error.reason() })
     }
 }
 
-impl From<Error> for Failure {
+impl From<Error> for CallFailure {
     fn from(error: Error) -> Self {
         Self { reason: error.reason_name(), status: error.into() }
     }
@@ -60,15 +60,19 @@ pub(super) fn send_error(
     service: &Services,
     path: &str,
     respond: &mut SendResponse<ReplyPart>,
-    failure: Option<Failure>,
+    failure: Option<CallFailure>,
 ) -> Result<(), h2::Error> {
-    let Some(Failure { status, reason }) = failure else { return Ok(()) };
+    let Some(CallFailure { status, reason }) = failure else { return Ok(()) };
     service.failed(path, reason, &status);
     respond.send_response(status.into_http(), true).map(drop)
 }
 
 /// Sends the reply and its OK trailers. Flow control may delay the bytes.
-fn send_reply(respond: &mut SendResponse<ReplyPart>, reply: Reply, unsent: &Unsent) -> Result<(), h2::Error> {
+fn send_reply(
+    respond: &mut SendResponse<ReplyPart>,
+    reply: CallReply,
+    unsent: &Unsent,
+) -> Result<(), h2::Error> {
     send_message(respond, unsent.part(reply.frame.into()))
 }
 
@@ -95,7 +99,7 @@ async fn wait_for(service: &Services, delay: Duration) {
 /// Sends the reply after its delay, unless the client resets the call.
 pub(super) async fn send_delayed_reply(
     service: &Services,
-    reply: Reply,
+    reply: CallReply,
     mut respond: SendResponse<ReplyPart>,
     unsent: &Unsent,
 ) -> Result<(), h2::Error> {
