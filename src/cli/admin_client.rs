@@ -57,7 +57,7 @@ pub(super) fn args() -> [Arg; 2] {
 
 /// The JSON that the server of the arguments answers, or the reason why there is none.
 pub(super) fn ask(matches: &ArgMatches, call: &AdminCall) -> Result<Value, String> {
-    let server = AdminClient::from_matches(matches);
+    let server = AdminClient::new(matches);
     block_on(server.in_time(async {
         let answer = server.open(call).await?;
         let body = answer.whole_body(ANSWER_BYTES_MAX).await.map_err(|error| server.no_answer(error))?;
@@ -66,40 +66,31 @@ pub(super) fn ask(matches: &ArgMatches, call: &AdminCall) -> Result<Value, Strin
 }
 
 /// The admin listener that the arguments name.
-#[derive(Debug)]
-pub(super) struct AdminClient {
+struct AdminClient {
     to: String,
     token_file: Option<PathBuf>,
 }
 
 impl AdminClient {
-    pub(super) fn from_matches(matches: &ArgMatches) -> Self {
+    fn new(matches: &ArgMatches) -> Self {
         let to = matches.get_one::<String>("to").cloned().unwrap_or_default();
         Self { to, token_file: matches.get_one::<PathBuf>("token-file").cloned() }
     }
 
-    /// The address of the server, as it was given.
-    pub(super) fn address(&self) -> &str {
-        &self.to
-    }
-
     /// Why the server has given no answer.
-    pub(super) fn no_answer(&self, why: impl fmt::Display) -> String {
+    fn no_answer(&self, why: impl fmt::Display) -> String {
         format!("no answer from {}: {why}", self.to)
     }
 
     /// What `work` returns, or an error if that takes more time than an answer may.
-    pub(super) async fn in_time<T>(
-        &self,
-        work: impl Future<Output = Result<T, String>>,
-    ) -> Result<T, String> {
+    async fn in_time<T>(&self, work: impl Future<Output = Result<T, String>>) -> Result<T, String> {
         let none = |_| Err(self.no_answer(format_args!("none within {} s", TIMEOUT.as_secs())));
         timeout(TIMEOUT, work).await.unwrap_or_else(none)
     }
 
     /// Sends a request over a connection of its own, with the token that the file has now. Any status other than 200 is
     /// an error.
-    pub(super) async fn open(&self, call: &AdminCall) -> Result<HttpResponse, String> {
+    async fn open(&self, call: &AdminCall) -> Result<HttpResponse, String> {
         let token = self.token()?;
         let answered = send(&self.to, token.as_deref(), call).await;
         let answer = answered.map_err(|error| self.no_answer(error))?;

@@ -20,7 +20,6 @@ mod schema;
 mod serve;
 mod simulate;
 mod target;
-mod top;
 
 use output::{TROUBLE, report};
 
@@ -54,7 +53,6 @@ pub fn run() -> ExitCode {
         Some(("diff", diff)) => diff::run(diff),
         Some(("doctor", doctor)) => doctor::run(doctor),
         Some(("simulate", simulate)) => report(simulate::run(simulate)),
-        Some(("top", top)) => top::run(top),
         Some(("schema", schema)) => schema::run(schema),
         Some(("completions", completions)) => completions::run(completions, command()),
         Some(("man", man)) => man::run(man, command()),
@@ -104,7 +102,6 @@ fn command() -> clap::Command {
         .subcommand(counters::command())
         .subcommand(diff::command())
         .subcommand(doctor::command())
-        .subcommand(top::command())
         .subcommand(simulate::command())
         .subcommand(schema::command())
         .subcommand(completions::command());

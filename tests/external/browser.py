@@ -36,16 +36,10 @@ class Browser:
             args=["--no-sandbox", f"--host-resolver-rules=MAP {REBOUND} 127.0.0.1"],
         )
 
-    def open(self, address, *, view="overview", wait=True, **options):
-        """The page of an admin listener, showing a view, in a window of its own."""
+    def open(self, address, *, view="overview", wait=True, scheme="light", width=1440, height=900):
+        """The page of an admin listener, showing a view, in a window of its own. Requests for URLs of others are problems
+        of the page."""
         own = f"http://{address}/"
-        page = self.open_url(f"{own}#{view}", own, **options)
-        if wait:
-            page.get_by_role("heading", level=2).first.wait_for()
-        return page
-
-    def open_url(self, url, own, *, scheme="light", width=1440, height=900):
-        """A page in a window of its own. Requests for URLs that do not begin with `own` are problems of the page."""
         window = {"viewport": {"width": width, "height": height}, "has_touch": width == PHONE}
         context = self.chromium.new_context(color_scheme=scheme, **window)
         context.set_default_timeout(TIMEOUT)
@@ -54,7 +48,9 @@ class Browser:
         page.on("pageerror", lambda error: page.problems.append(str(error)))
         page.on("console", lambda message: message.type == "error" and page.problems.append(message.text))
         page.on("request", lambda asked: asked.url.startswith(own) or page.problems.append(asked.url))
-        page.goto(url)
+        page.goto(f"{own}#{view}")
+        if wait:
+            page.get_by_role("heading", level=2).first.wait_for()
         return page
 
     def stop(self):

@@ -3,7 +3,6 @@
 import json
 import re
 
-import jsonschema
 import pytest
 
 from processes import ROOT, run
@@ -135,92 +134,6 @@ SUSPICIOUS = """\
 """
 
 
-def sarif_object(*required, **properties):
-    return {"type": "object", "required": required, "properties": properties, "additionalProperties": False}
-
-
-def sarif_list(of):
-    return {"type": "array", "items": of}
-
-
-@pytest.fixture(scope="module")
-def sarif_schema():
-    """What section 3 of SARIF 2.1.0 requires of the properties that the log has."""
-    string = {"type": "string"}
-    number = {"type": "integer", "minimum": 1}
-    level = {"enum": ["none", "note", "warning", "error"]}
-    message = sarif_object("text", text=string)
-    kind = sarif_object("id", id=string, shortDescription=message, defaultConfiguration=sarif_object(level=level))
-    driver = sarif_object("name", name=string, version=string, rules=sarif_list(kind))
-    notifications = sarif_list(sarif_object("message", message=message, level=level))
-    invocation = sarif_object(
-        "executionSuccessful", executionSuccessful={"type": "boolean"}, toolExecutionNotifications=notifications
-    )
-    place = sarif_object(
-        "artifactLocation",
-        artifactLocation=sarif_object(uri={"type": "string", "pattern": r"^[!#-;=?-\[\]_a-z~%]*$"}),
-        region=sarif_object("startLine", startLine=number, startColumn=number),
-    )
-    result = sarif_object(
-        "message",
-        ruleId=string,
-        level=level,
-        message=message,
-        locations=sarif_list(sarif_object(physicalLocation=place)),
-    )
-    run_of_tool = sarif_object(
-        "tool",
-        tool=sarif_object("driver", driver=driver),
-        invocations=sarif_list(invocation),
-        columnKind={"enum": ["utf16CodeUnits", "unicodeCodePoints"]},
-        results=sarif_list(result),
-    )
-    schema = sarif_object("version", "runs", version={"const": "2.1.0"}, runs=sarif_list(run_of_tool))
-    schema["properties"]["$schema"] = string
-    return jsonschema.Draft202012Validator(schema)
-
-
-MANY_PROBLEMS = "domain: edge\ndescriptors:\n" + "- {value: a}\n" * 1_005
-NAMES = """\
-    domain: "b\u00fcro \U0001f600"
-    descriptors:
-      - {key: "k\u00e9y", ratelimit: 1}
-"""
-
-
-@pytest.mark.parametrize(
-    "text",
-    [GOOD, SUSPICIOUS, BROKEN, MANY_PROBLEMS, NAMES],
-    ids=["good", "suspicious", "broken", "many problems", "names"],
-)
-def test_sarif_log_has_what_the_standard_requires(rule_file, sarif_schema, text):
-    log = json.loads(run("check", rule_file(text), "--sarif").stdout)
-
-    assert [error.message for error in sarif_schema.iter_errors(log)] == []
-
-
-def test_sarif_log_of_unusual_paths_has_what_the_standard_requires(tmp_path, sarif_schema):
-    paths = [tmp_path / "nowhere.yaml", tmp_path / "with space & \u00fcmlaut%20.yaml"]
-    paths[1].write_text("domain: ''\n")
-    for path in paths:
-        log = json.loads(run("check", path, "--sarif").stdout)
-
-        assert [error.message for error in sarif_schema.iter_errors(log)] == []
-
-
-def test_schema_of_sarif_refuses_a_log_without_results_and_version(sarif_schema):
-    assert list(sarif_schema.iter_errors({"runs": [{"tool": {}}]}))
-
-
-def sarif_findings(log):
-    """(level, line, column) of each result."""
-    [run_of_tool] = log["runs"]
-    places = [
-        (result["level"], result["locations"][0]["physicalLocation"]["region"]) for result in run_of_tool["results"]
-    ]
-    return [(level, region["startLine"], region["startColumn"]) for level, region in places]
-
-
 def json_findings(report):
     """(level, line, column) of each finding."""
     return [(finding["level"], finding["line"], finding["column"]) for finding in report["findings"]]
@@ -231,24 +144,22 @@ def json_findings(report):
     [(GOOD, 0, []), (SUSPICIOUS, 0, ["warning"]), (BROKEN, 1, ["error", "error"])],
     ids=["good", "suspicious", "broken"],
 )
-def test_json_and_sarif_report_what_text_reports(rule_file, text, code, levels):
+def test_json_reports_what_text_reports(rule_file, text, code, levels):
     path = rule_file(text)
 
-    plain, report, log = (run("check", path, *flags) for flags in ([], ["--json"], ["--sarif"]))
+    plain, report = run("check", path), run("check", path, "--json")
 
-    assert [plain.returncode, report.returncode, log.returncode] == [code] * 3
+    assert [plain.returncode, report.returncode] == [code, code]
     found = json_findings(json.loads(report.stdout))
     assert [level for level, _, _ in found] == levels
-    assert sarif_findings(json.loads(log.stdout)) == found
     lines = re.findall(r":(\d+):(\d+): ", plain.stdout)
     assert [(int(line), int(column)) for line, column in lines] == [(line, column) for _, line, column in found]
 
 
-def test_missing_path_is_reported_as_json_and_sarif(tmp_path):
+def test_missing_path_is_reported_as_json(tmp_path):
     path = tmp_path / "nowhere.yaml"
 
-    report, log = run("check", path, "--json"), run("check", path, "--sarif")
+    report = run("check", path, "--json")
 
-    assert [report.returncode, log.returncode] == [1, 1]
+    assert report.returncode == 1
     assert json.loads(report.stdout)["findings"][0]["file"] == str(path)
-    assert len(sarif_findings(json.loads(log.stdout))) == 1

@@ -17,7 +17,7 @@ printf '%s\\n' "${COMPREPLY[@]}"
 
 @pytest.mark.parametrize(
     ("words", "completed"),
-    [(["che"], ["check"]), (["check", "--sa"], ["--sarif"]), (["serve", "--drain-d"], ["--drain-delay"])],
+    [(["che"], ["check"]), (["check", "--js"], ["--json"]), (["serve", "--drain-d"], ["--drain-delay"])],
     ids=["command", "flag", "setting"],
 )
 def test_bash_completes_commands_flags_and_settings(words, completed):

@@ -2,6 +2,7 @@
 
 use std::{process::Output, sync::Arc, time::Duration};
 
+use prost::Message as _;
 use serde_json::{Value, json};
 use tokio::{
     net::TcpListener,
@@ -230,6 +231,41 @@ async fn bench_works_over_tls_and_unix_socket() {
     let socket = format!("unix:{}/socket", folder.path().display());
     let _service = Service::start_with(RULES, &[("grpc.listen", &socket)]).await;
     assert_eq!(measure(&socket, "shop wide=w --requests 20 --streams 4").await["ok"], 20);
+}
+
+/// The hexadecimal digits of a gRPC request for a decision in this domain.
+fn hexadecimal(domain: &str) -> String {
+    let message = RateLimitRequest { domain: domain.into(), ..Default::default() }.encode_to_vec();
+    let length = u32::try_from(message.len()).unwrap().to_be_bytes();
+    [&[0], &length[..], &message].concat().iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+#[tokio::test]
+async fn calls_of_a_file_are_sent_in_turn() {
+    let (to, mut requests, _permits) = start_slow_server(100, Ok(Code::OverLimit)).await;
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let path = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
+    let calls = ["a", "b"].map(|domain| json!({"path": path, "body": hexadecimal(domain)}));
+    let calls = [&calls[..], &[json!({"path": "/elsewhere"})]].concat();
+    std::fs::write(file.path(), json!(calls).to_string()).unwrap();
+    let found = measure(&to, &format!("--calls {} --requests 6", file.path().display())).await;
+    let domains: Vec<_> = std::iter::from_fn(|| requests.try_recv().ok()).map(|one| one.domain).collect();
+    assert_eq!(domains, ["a", "b", "a", "b"]);
+    // An answer of any content passes; there is no such method.
+    assert_eq!((&found["ok"], &found["errors"]), (&json!(4), &json!({"UNIMPLEMENTED": 2})));
+}
+
+#[tokio::test]
+async fn file_without_calls_is_an_error() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    for (text, why) in [("[]", "no calls"), ("{", "EOF"), (r#"[{"path": "/", "body": "0"}]"#, "hexadecimal")]
+    {
+        std::fs::write(file.path(), text).unwrap();
+        let output = bench("127.0.0.1:1", &format!("--calls {}", file.path().display())).await;
+        let error = String::from_utf8(output.stderr).unwrap();
+        assert!(output.status.code() == Some(1) && error.starts_with("--calls: "), "{error}");
+        assert!(error.contains(why), "{error}");
+    }
 }
 
 #[tokio::test]

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "an unwrap in a test is an assertion")]
 
 mod admin;
+mod admin_client;
 mod api_v1;
 mod bad_requests;
 mod bench;
@@ -54,6 +55,5 @@ mod size_limits;
 mod special_files;
 mod stop;
 mod tls;
-mod top;
 mod traces;
 mod use_cases;

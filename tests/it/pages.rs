@@ -67,7 +67,7 @@ fn words(command: &str) -> Vec<String> {
 async fn tollgate(service: &Service, arguments: &[&str]) -> String {
     let to = match arguments[0] {
         "ask" => Some(service.addresses.grpc.to_string()),
-        "counters" | "doctor" | "explain" | "top" => Some(service.addresses.admin.to_string()),
+        "counters" | "doctor" | "explain" => Some(service.addresses.admin.to_string()),
         _ => None,
     };
     let mut command = Command::new(PROGRAM);

@@ -43,7 +43,7 @@ const ENDPOINTS: [(&str, &str); 15] = [
         "/explain",
         "POST a request as for /json, or ?domain=D&key=k=v[,k=v]: the decision and the reasons for it",
     ),
-    ("/live", "the figures of the page and of tollgate top: a line of JSON each second, for a minute"),
+    ("/live", "the figures of the page: a line of JSON each second, for a minute"),
     ("/log", "the log level; PUT a level, as in info,tollgate_limiter::rules=debug, to change it"),
     (
         "/record",

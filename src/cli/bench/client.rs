@@ -6,7 +6,7 @@ use h2::{
     Ping, Reason,
     client::{Connection, SendRequest},
 };
-use hyper::{HeaderMap, Request, StatusCode, Version, header};
+use hyper::{HeaderMap, Method, Request, StatusCode, Uri, Version, header};
 use prost::bytes::Bytes;
 use rustls::{
     ClientConfig, RootCertStore,
@@ -24,7 +24,7 @@ use tokio_rustls::TlsConnector;
 use tonic::Code;
 
 use crate::cli::{
-    bench::frame::{self, AnswerKind},
+    bench::frame::{self, AnswerKind, Content},
     target::{Target, TlsOptions},
 };
 
@@ -71,6 +71,20 @@ impl Route {
             }
         };
         Ok(Self { to: target.to, tls, head, request_timeout })
+    }
+
+    /// The head of a request, without its body.
+    fn head(&self, content: &Content) -> Request<()> {
+        let mut head = self.head.clone();
+        if let Content::Call(call) = content {
+            let mut parts = head.uri().clone().into_parts();
+            parts.path_and_query = Some(call.path.clone());
+            *head.uri_mut() = Uri::from_parts(parts).expect("a URI with another path is a URI");
+            if call.body.is_empty() {
+                *head.method_mut() = Method::GET;
+            }
+        }
+        head
     }
 
     async fn connect(&self) -> Result<Established, String> {
@@ -220,12 +234,17 @@ impl Reconnector {
 
 impl BenchClient {
     /// Sends a request and waits for the whole answer. Waits for a connection if there is none.
-    pub(super) async fn call(&mut self, body: Bytes) -> AnswerKind {
+    pub(super) async fn call(&mut self, content: Content) -> AnswerKind {
+        let head = self.route.head(&content);
+        let (body, decode): (_, fn(&Answer) -> AnswerKind) = match content {
+            Content::Decision(body) => (body, Answer::decision),
+            Content::Call(call) => (call.body, Answer::end),
+        };
         let (answer, mut stream) = loop {
             let Some((generation, mut sender)) = self.ready().await else {
                 return AnswerKind::Failed(Code::Unavailable);
             };
-            match sender.send_request(self.route.head.clone(), false) {
+            match sender.send_request(head.clone(), body.is_empty()) {
                 Ok(sent) => {
                     self.sender = Some((generation, sender));
                     break sent;
@@ -235,13 +254,16 @@ impl BenchClient {
             }
         };
         let read = async {
-            stream.send_data(body, true)?;
+            if !body.is_empty() {
+                stream.send_data(body, true)?;
+            }
             answer.await
         };
-        match read.await {
+        let answered = match read.await {
             Ok(answer) => read_answer(answer).await,
-            Err(error) => AnswerKind::Failed(code(&error)),
-        }
+            Err(error) => Err(code(&error)),
+        };
+        answered.map_or_else(AnswerKind::Failed, |answer| decode(&answer))
     }
 
     /// The connection, once one accepts calls; `None` if there will be none.
@@ -270,34 +292,52 @@ impl BenchClient {
     }
 }
 
-async fn read_answer(answer: hyper::Response<h2::RecvStream>) -> AnswerKind {
+/// A whole answer.
+struct Answer {
+    /// The code of gRPC in its trailers; HTTP has none.
+    code: Option<Code>,
+    body: Bytes,
+}
+
+impl Answer {
+    /// What an answer to a request for a decision says.
+    fn decision(&self) -> AnswerKind {
+        match self.code {
+            Some(Code::Ok) => frame::outcome(&self.body),
+            Some(code) => AnswerKind::Failed(code),
+            None => AnswerKind::Failed(Code::Unknown),
+        }
+    }
+
+    /// How a call has ended, whatever its answer contains.
+    fn end(&self) -> AnswerKind {
+        match self.code {
+            Some(Code::Ok) | None => AnswerKind::Ok,
+            Some(code) => AnswerKind::Failed(code),
+        }
+    }
+}
+
+/// The answer, or the code of the error that ended it.
+async fn read_answer(answer: hyper::Response<h2::RecvStream>) -> Result<Answer, Code> {
     if let Some(failed) = refusal(answer.status(), answer.headers()) {
-        return AnswerKind::Failed(failed);
+        return Err(failed);
     }
     let mut stream = answer.into_body();
     let mut body = Bytes::new();
     while let Some(data) = stream.data().await {
-        let data = match data {
-            Ok(data) => data,
-            Err(error) => return AnswerKind::Failed(code(&error)),
-        };
+        let data = data.map_err(|error| code(&error))?;
         if stream.flow_control().release_capacity(data.len()).is_err() {
-            return AnswerKind::Failed(Code::Internal);
+            return Err(Code::Internal);
         }
         // Fast path: nearly all answers arrive in one piece.
         body = if body.is_empty() { data } else { [body, data].concat().into() };
         if body.len() > ANSWER_BYTES_MAX {
-            return AnswerKind::Failed(Code::ResourceExhausted);
+            return Err(Code::ResourceExhausted);
         }
     }
-    match stream.trailers().await {
-        Ok(trailers) => match status(&trailers.unwrap_or_default()) {
-            Some(Code::Ok) => frame::outcome(&body),
-            Some(code) => AnswerKind::Failed(code),
-            None => AnswerKind::Failed(Code::Unknown),
-        },
-        Err(error) => AnswerKind::Failed(code(&error)),
-    }
+    let trailers = stream.trailers().await.map_err(|error| code(&error))?.unwrap_or_default();
+    Ok(Answer { code: status(&trailers), body })
 }
 
 /// The error code of an answer that ends with its header.

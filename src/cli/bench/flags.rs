@@ -1,8 +1,8 @@
 //! The flags of `tollgate bench`.
 
-use std::time::Duration;
+use std::{path::PathBuf, time::Duration};
 
-use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
+use clap::{Arg, ArgAction, ArgMatches, Command, ValueHint, value_parser};
 use jiff::SignedDuration;
 
 use crate::{
@@ -12,7 +12,7 @@ use crate::{
     },
     cli::{
         bench::{
-            frame::{FrameTemplate, PLACEHOLDER, place_in},
+            frame::{Call, FrameTemplate, PLACEHOLDER, place_in},
             keys::{HitDistribution, KEYS_MAX, Keys},
             run::{BenchTraffic, CallerCount, LoadModel, Run},
             schedule::{Arrivals, MeasuredSpan, Schedule},
@@ -46,15 +46,25 @@ pub(super) fn command() -> Command {
             "tollgate bench edge user=ada --rate 2000 --poisson --duration 30s",
         ]))
         .args(target::args())
-        .args([request::domain(), descriptors])
+        .args([request::domain(), descriptors].map(|arg| arg.required(false).required_unless_present("calls")))
         .args(traffic())
         .args(load_model())
         .arg(Arg::new("json").long("json").action(ArgAction::SetTrue).help("Print the results as JSON"))
 }
 
 /// The flags for the content of requests.
-fn traffic() -> [Arg; 4] {
+fn traffic() -> [Arg; 5] {
     [
+        Arg::new("calls")
+            .long("calls")
+            .value_name("FILE")
+            .value_parser(value_parser!(PathBuf))
+            .value_hint(ValueHint::FilePath)
+            .conflicts_with_all(["domain", "descriptor", "keys", "skew", "hits"])
+            .help(
+                "JSON file with calls to send in turn, to a server of any protocol over HTTP/2: \
+                 [{\"path\": \"/a.B/C\", \"body\": HEX}, ...]; without a body a call is a GET",
+            ),
         number("keys", "Number of keys, numbered from 0 with equally many digits", "1")
             .value_parser(value_parser!(u64).range(1..=KEYS_MAX)),
         number(
@@ -147,7 +157,7 @@ pub(super) fn run(matches: &ArgMatches) -> Result<Run, String> {
         None => LoadModel::Closed,
         Some(rate) => LoadModel::Open(Schedule::new(rate, arrivals, span, seed)),
     };
-    Ok(Run { callers, span, request_timeout, load_model, traffic: answered(matches, seed)? })
+    Ok(Run { callers, span, request_timeout, load_model, traffic: content(matches, seed)? })
 }
 
 fn callers(connections: u64, streams: u64) -> Result<CallerCount, String> {
@@ -159,7 +169,11 @@ fn callers(connections: u64, streams: u64) -> Result<CallerCount, String> {
     Ok(CallerCount { connections: connections as usize, streams: streams as usize })
 }
 
-fn answered(matches: &ArgMatches, seed: u64) -> Result<BenchTraffic, String> {
+fn content(matches: &ArgMatches, seed: u64) -> Result<BenchTraffic, String> {
+    if let Some(file) = matches.get_one::<PathBuf>("calls") {
+        let calls = Call::read(file).map_err(|why| format!("--calls: {}: {why}", file.display()))?;
+        return Ok(BenchTraffic::Calls { calls, next: 0 });
+    }
     let default = "it has a default";
     let keys = *matches.get_one::<u64>("keys").expect(default);
     let skew = *matches.get_one::<f64>("skew").expect(default);
@@ -173,7 +187,7 @@ fn answered(matches: &ArgMatches, seed: u64) -> Result<BenchTraffic, String> {
         entries.into_iter().map(|entries| RateLimitDescriptor { entries, ..Default::default() });
     let domain = matches.get_one::<String>("domain").cloned().unwrap_or_default();
     let request = RateLimitRequest { domain, descriptors: descriptors.collect(), hits_addend: 0 };
-    Ok(BenchTraffic {
+    Ok(BenchTraffic::Decisions {
         template: FrameTemplate::new(&request, keys),
         keys: Keys::new(keys, skew, seed).map_err(|error| format!("--skew {skew}: {error}"))?,
         hits: HitDistribution::new(min, max, seed),
@@ -219,6 +233,7 @@ mod tests {
             ("--duration soon", "--duration"),
             ("--timeout 0s", "--timeout"),
             ("--requests 0", "--requests"),
+            ("--calls calls.json", "--calls"),
             ("--connections 1000 --streams 1000", "--connections times --streams is 1000000"),
         ] {
             let error = read(flags).err().unwrap_or_else(|| panic!("{flags} is accepted"));

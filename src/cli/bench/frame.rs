@@ -1,9 +1,13 @@
-//! Encoded requests from a template, and the decoding of answers.
+//! What requests contain: decisions from a template, or the calls of a file; and the decoding of answers.
 
+use std::{fs, path::Path};
+
+use axum::http::uri::PathAndQuery;
 use prost::{
     Message,
     bytes::{BufMut, Bytes, BytesMut},
 };
+use serde::Deserialize;
 use tonic::Code;
 
 use crate::api::proto::envoy::service::ratelimit::v3::{RateLimitRequest, rate_limit_response};
@@ -15,6 +19,60 @@ pub(super) const PLACEHOLDER: &str = "{}";
 const HEAD_BYTES: usize = 5;
 /// The protobuf key of `hits_addend`, field 3. Fields may come in any order, so it can be appended.
 const HITS_KEY: u8 = 3 << 3;
+
+/// What one request asks for.
+#[derive(Clone, Debug)]
+pub(super) enum Content {
+    /// The message of a request for a decision, after its frame header.
+    Decision(Bytes),
+    /// A call of any service.
+    Call(Call),
+}
+
+/// A call that a file lists: a `POST` as of gRPC, or a `GET` if it has no body.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Call {
+    pub path: PathAndQuery,
+    pub body: Bytes,
+}
+
+/// A call as a file has it.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ListedCall {
+    path: String,
+    /// Hexadecimal digits.
+    #[serde(default)]
+    body: String,
+}
+
+impl Call {
+    /// The calls of a file, at least one.
+    pub(super) fn read(file: &Path) -> Result<Vec<Self>, String> {
+        let text = fs::read(file).map_err(|error| error.to_string())?;
+        let listed: Vec<ListedCall> = serde_json::from_slice(&text).map_err(|error| error.to_string())?;
+        if listed.is_empty() {
+            return Err("no calls".to_owned());
+        }
+        listed.into_iter().map(Self::new).collect()
+    }
+
+    fn new(listed: ListedCall) -> Result<Self, String> {
+        let ListedCall { path, body } = listed;
+        let wrong = |what: &str| format!("not {what}: {path:?}");
+        let uri: PathAndQuery = path.parse().map_err(|_| wrong("a path"))?;
+        let body = bytes_of(&body).ok_or_else(|| wrong("a path with a body in hexadecimal digits"))?;
+        Ok(Self { path: uri, body: body.into() })
+    }
+}
+
+/// The bytes that hexadecimal digits stand for.
+fn bytes_of(digits: &str) -> Option<Vec<u8>> {
+    let digits = digits.chars().map(|digit| digit.to_digit(16)).collect::<Option<Vec<_>>>()?;
+    let (pairs, rest) = digits.as_chunks();
+    // Two digits fit into a byte.
+    rest.is_empty().then(|| pairs.iter().map(|[high, low]| (high << 4 | low) as u8).collect())
+}
 
 /// An encoded request with placeholders for the number of a key.
 #[derive(Clone, Debug)]
@@ -147,6 +205,16 @@ mod tests {
         bytes.extend(u32::try_from(message.encoded_len()).unwrap().to_be_bytes());
         bytes.extend(message.encode_to_vec());
         bytes
+    }
+
+    #[test]
+    fn calls_are_read_from_json() {
+        let call = |path: &str, body: &str| Call::new(ListedCall { path: path.into(), body: body.into() });
+        let read = call("/a.B/C", "00ffA0").unwrap();
+        assert_eq!((read.path.as_str(), &*read.body), ("/a.B/C", &[0, 0xff, 0xa0][..]));
+        for (path, body) in [("no path", ""), ("/a", "0"), ("/a", "0g"), ("/a", "\u{e9}")] {
+            assert!(call(path, body).unwrap_err().starts_with("not a path"), "{path} {body}");
+        }
     }
 
     proptest! {

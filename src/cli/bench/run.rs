@@ -9,14 +9,13 @@ use std::{
     time::Duration,
 };
 
-use prost::bytes::Bytes;
 use tokio::{sync::Semaphore, task::JoinSet, time::timeout};
 use tollgate_limiter::time::Stopwatch;
 use tonic::Code;
 
 use crate::cli::bench::{
     client::{self, BenchClient, Route},
-    frame::{AnswerKind, FrameTemplate},
+    frame::{AnswerKind, Call, Content, FrameTemplate},
     keys::{HitDistribution, Keys},
     schedule::{MeasuredSpan, Schedule},
     stats::{BenchStats, LATE},
@@ -34,10 +33,26 @@ pub(super) struct CallerCount {
 }
 
 /// The content of requests.
-pub(super) struct BenchTraffic {
-    pub template: FrameTemplate,
-    pub keys: Keys,
-    pub hits: HitDistribution,
+pub(super) enum BenchTraffic {
+    /// Requests for decisions.
+    Decisions { template: FrameTemplate, keys: Keys, hits: HitDistribution },
+    /// Calls in turn, at least one; `next` is the index of the next one.
+    Calls { calls: Vec<Call>, next: usize },
+}
+
+impl BenchTraffic {
+    fn next(&mut self) -> Content {
+        match self {
+            Self::Decisions { template, keys, hits } => {
+                Content::Decision(template.fill(keys.next(), hits.next()))
+            }
+            Self::Calls { calls, next } => {
+                let call = calls[*next].clone();
+                *next = (*next + 1) % calls.len();
+                Content::Call(call)
+            }
+        }
+    }
 }
 
 /// The load model: when requests are sent.
@@ -79,7 +94,7 @@ struct NextRequest {
 
 /// A request to send.
 struct BenchRequest {
-    body: Bytes,
+    content: Content,
     /// The instant from which its latency is measured.
     from: Duration,
     measured: bool,
@@ -170,7 +185,7 @@ impl RunState {
                 self.request_timeout.saturating_sub(self.stopwatch.elapsed().saturating_sub(request.from));
             // A request that has timed out before it is sent is not sent.
             let outcome =
-                if left.is_zero() { None } else { timeout(left, client.call(request.body)).await.ok() };
+                if left.is_zero() { None } else { timeout(left, client.call(request.content)).await.ok() };
             if request.measured {
                 let outcome = outcome.unwrap_or(AnswerKind::Failed(Code::DeadlineExceeded));
                 self.stats().end(outcome, self.stopwatch.elapsed().saturating_sub(request.from));
@@ -217,9 +232,7 @@ impl NextRequest {
             }
             self.measured += 1;
         }
-        let key = self.traffic.keys.next();
-        let hits = self.traffic.hits.next();
-        Some(BenchRequest { body: self.traffic.template.fill(key, hits), from, measured })
+        Some(BenchRequest { content: self.traffic.next(), from, measured })
     }
 }
 

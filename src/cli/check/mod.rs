@@ -9,7 +9,6 @@ use crate::cli::{check::report::Report, help::examples, output::print_line};
 
 mod quotas;
 mod report;
-mod sarif;
 
 pub(super) use quotas::unserved;
 
@@ -23,18 +22,10 @@ pub(super) fn command() -> Command {
     let flag = |name: &'static str| Arg::new(name).long(name).action(ArgAction::SetTrue);
     Command::new("check")
         .about("Report every problem of a rule file or directory; exits 1 if there is any")
-        .after_help(examples(&[
-            "tollgate check rules.yaml",
-            "tollgate check rules/ --sarif > problems.sarif",
-        ]))
+        .after_help(examples(&["tollgate check rules.yaml", "tollgate check rules/ --json > problems.json"]))
         .arg(path)
         .arg(flag("rlqs").help("Warn of limits that the rate limit quota service of Envoy does not divide"))
         .arg(flag("json").help("Print the problems and warnings as JSON"))
-        .arg(
-            flag("sarif")
-                .conflicts_with("json")
-                .help("Print the problems and warnings as SARIF 2.1.0, for code scanning"),
-        )
 }
 
 pub(super) fn run(matches: &ArgMatches) -> ExitCode {
@@ -43,13 +34,8 @@ pub(super) fn run(matches: &ArgMatches) -> ExitCode {
     if let (Ok(rules), true) = (&mut checked, matches.get_flag("rlqs")) {
         quotas::warn(rules);
     }
-    let text = if matches.get_flag("json") {
-        Report::of(&checked).json().to_string()
-    } else if matches.get_flag("sarif") {
-        sarif::log(&Report::of(&checked)).to_string()
-    } else {
-        readable(&checked)
-    };
+    let text =
+        if matches.get_flag("json") { Report::of(&checked).json().to_string() } else { readable(&checked) };
     print_line(text, if checked.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 

@@ -8,16 +8,16 @@ use tollgate_limiter::rules::{Origin, Problem, Problems, Rules};
 #[derive(Debug, Serialize)]
 pub(super) struct Report<'r> {
     /// The rules, if no problem prevents loading them.
-    pub(super) rules: Option<Summary<'r>>,
+    rules: Option<Summary<'r>>,
     /// The findings that are kept, in the order of the files.
-    pub(super) findings: Vec<Finding<'r>>,
+    findings: Vec<Finding<'r>>,
     /// The number of further problems, which are only counted.
-    pub(super) omitted: usize,
+    omitted: usize,
 }
 
 /// Rules without problems.
 #[derive(Debug, Serialize)]
-pub(super) struct Summary<'r> {
+struct Summary<'r> {
     number: usize,
     domains: usize,
     content: &'r str,
@@ -25,21 +25,21 @@ pub(super) struct Summary<'r> {
 
 /// A problem or a warning.
 #[derive(Debug, Serialize)]
-pub(super) struct Finding<'r> {
-    pub(super) level: Level,
+struct Finding<'r> {
+    level: Level,
     /// The file, by its path as given.
-    pub(super) file: &'r str,
+    file: &'r str,
     /// From 1.
-    pub(super) line: u32,
+    line: u32,
     /// In characters, from 1.
-    pub(super) column: u32,
-    pub(super) message: &'r str,
+    column: u32,
+    message: &'r str,
 }
 
-/// The effect of a finding. The names are also those of SARIF.
+/// The effect of a finding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub(super) enum Level {
+enum Level {
     /// The rules cannot be loaded.
     Error,
     /// Probably a mistake.

@@ -66,7 +66,6 @@ pub(super) struct Flags {
     pub(super) memory_limit: u64,
     pub(super) users_max: usize,
     pub(super) top: usize,
-    pub(super) html: Option<PathBuf>,
     pub(super) decisions: Option<PathBuf>,
     pub(super) json: bool,
 }
@@ -105,7 +104,7 @@ pub(super) fn command() -> Command {
             "tollgate simulate rules.yaml --envoys 150,60,5x10 --descriptor tenant=acme --duration 5m",
         ]))
         .arg(path("rules", "RULES", "Rule file, or directory of rule files").required(true))
-        .arg(path("input", "INPUT", "Recorded traffic, plain or compressed with gzip or zstd; - reads the standard input"))
+        .arg(path("input", "INPUT", "Recorded traffic; - reads the standard input, as behind zcat"))
         .args(recorded())
         .args(generated())
         .args(shapes())
@@ -115,7 +114,7 @@ pub(super) fn command() -> Command {
             value("envoys", "DEMANDS", "Divide a limit over Envoys with so many requests a second each, as the rate limit quota service does; --descriptor is their bucket, or one for each")
                 .value_delimiter(',')
                 .value_parser(envoys::demand)
-                .conflicts_with_all(["compare", "suggest", "html", "decisions"]),
+                .conflicts_with_all(["compare", "suggest", "decisions"]),
         )
         .group(ArgGroup::new("traffic").args(["input", "generate", "envoys"]).required(true))
 }
@@ -228,12 +227,11 @@ fn questions() -> [Arg; 4] {
     ]
 }
 
-fn output() -> [Arg; 4] {
+fn output() -> [Arg; 3] {
     [
         value("top", "N", "Number of users in each list")
             .default_value("10")
             .value_parser(value_parser!(u16)),
-        path("html", "FILE", "Write the report as a page too").long("html"),
         path("decisions", "FILE", "Write the decision on each request, a line of JSON each")
             .long("decisions"),
         Arg::new("json").long("json").action(ArgAction::SetTrue).help("Print the report as JSON"),
@@ -266,7 +264,6 @@ pub(super) fn read(matches: &ArgMatches, rules: &Rules) -> Result<Flags, String>
         memory_limit: matches.get_one::<ByteSize>("memory-limit").expect(default).as_u64(),
         users_max: *matches.get_one::<u32>("users-max").expect(default) as usize,
         top: usize::from(*matches.get_one::<u16>("top").expect(default)),
-        html: path("html"),
         decisions: path("decisions"),
         json: matches.get_flag("json"),
     })

@@ -1,7 +1,6 @@
 //! `tollgate simulate`: replays traffic against rules, without a server.
 
 use std::{
-    fs,
     io::{IsTerminal as _, stderr},
     path::{Path, PathBuf},
     process::ExitCode,
@@ -32,14 +31,12 @@ use crate::cli::{
     },
 };
 
-mod cells;
 mod decisions;
 mod engine;
 mod envoys;
 mod event;
 mod flags;
 mod generator;
-mod html;
 mod input;
 mod progress;
 mod report;
@@ -63,12 +60,9 @@ pub(super) fn run(matches: &ArgMatches) -> Result<(String, ExitCode), String> {
         return envoys::run(matches, rules, domain);
     }
     let flags = flags::read(matches, &rules)?;
-    let (html, json, goal) = (flags.html.clone(), flags.json, flags.goal);
+    let json = flags.json;
+    let goal = flags.goal;
     let report = block_on(in_background(rules, flags))?;
-    if let Some(path) = html {
-        fs::write(&path, html::page(&report, goal))
-            .map_err(|error| format!("{}: {error}", path.display()))?;
-    }
     let text = if json {
         serde_json::to_string(&report).map_err(|error| error.to_string())?
     } else {
@@ -145,7 +139,7 @@ impl Simulation {
             .map_err(|error| format!("{}: {error}", self.input_name()))?;
         let skipped = source.skipped();
         if !replay.has_decided() && !self.progress.is_stopped() {
-            let why = cells::nothing_decided(&skipped, replay.first.totals.unmatched);
+            let why = table::nothing_decided(&skipped, replay.first.totals.unmatched);
             return Err(format!("{}: {why}", self.input_name()));
         }
         let suggestions = match self.flags.goal {

@@ -18,8 +18,6 @@ use crate::api::{
 
 /// The maximum number of rules in a sample.
 const RULES_MAX: usize = 1_000;
-/// The maximum number of rules in a sample whose paths it has.
-const BUSIEST_MAX: usize = 50;
 /// The maximum number of denied keys in a sample, and of keys of quotas.
 const KEYS_MAX: usize = 50;
 
@@ -104,8 +102,7 @@ impl PageSampler {
         (point, format!("{sample}\n"))
     }
 
-    /// The totals of each rule that changed, by its index in the list of rules. The paths of those with the most
-    /// decisions since the sample before are beside them.
+    /// The totals of each rule that changed, by its index in the list of rules.
     fn changes(&mut self, rules: Option<&Rules>) -> Value {
         let Some(rules) = rules else { return Value::Null };
         if self.hash != rules.hash() {
@@ -121,7 +118,7 @@ impl PageSampler {
             if now != *before {
                 let decisions = |totals: &Totals| totals.ok + totals.over_limit;
                 let change = decisions(&now).saturating_sub(decisions(before));
-                changed.push((Reverse(change), index, now, &*rule.path));
+                changed.push((Reverse(change), index, now));
                 *before = now;
             }
         }
@@ -130,12 +127,9 @@ impl PageSampler {
             changed.select_nth_unstable_by_key(RULES_MAX, |(change, ..)| *change);
             changed.truncate(RULES_MAX);
         }
-        changed.sort_unstable_by_key(|(change, ..)| *change);
-        let busiest = changed.iter().take(BUSIEST_MAX).map(|(_, index, _, path)| json!([index, path]));
-        let busiest = busiest.collect::<Vec<_>>();
-        let changed = changed.iter().map(|(_, index, totals, _)| json!([index, numbers(totals)]));
+        let changed = changed.iter().map(|(_, index, totals)| json!([index, numbers(totals)]));
         let changed = changed.collect::<Vec<_>>();
-        json!({"hash": self.hash, "changed": changed, "left_out": left_out, "busiest": busiest})
+        json!({"hash": self.hash, "changed": changed, "left_out": left_out})
     }
 }
 

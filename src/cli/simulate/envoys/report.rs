@@ -7,7 +7,10 @@ use tollgate_limiter::{rules::Rule, time::SECOND};
 
 use crate::{
     api::admin::format,
-    cli::simulate::{cells::percent, stats::share, table},
+    cli::simulate::{
+        stats::share,
+        table::{self, percent},
+    },
 };
 
 /// The lengths of time of which the one with the most requests is reported, in seconds.

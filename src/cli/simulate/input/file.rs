@@ -1,4 +1,4 @@
-//! Opens recorded traffic: a file or the standard input, plain or compressed.
+//! Opens recorded traffic: a file or the standard input.
 
 use std::{
     fs::File,
@@ -7,19 +7,16 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 
-use flate2::bufread::MultiGzDecoder;
-use ruzstd::decoding::StreamingDecoder;
-
 use crate::cli::simulate::progress::Progress;
 
 /// The size of reads.
 const BUFFER_BYTES: usize = 256 << 10;
 /// The maximum size of a standard input that is read several times, as it comes: 256 MiB.
 const KEPT_BYTES_MAX: usize = 256 << 20;
-const GZIP: &[u8] = &[0x1f, 0x8b];
-const ZSTD: &[u8] = &[0x28, 0xb5, 0x2f, 0xfd];
+/// The first bytes of compressed contents, and what decompresses them.
+const COMPRESSED: [(&[u8], &str); 2] = [(&[0x1f, 0x8b], "zcat"), (&[0x28, 0xb5, 0x2f, 0xfd], "zstdcat")];
 
-/// The text of a file. Content that is compressed with gzip or zstd is decompressed.
+/// The text of a file.
 pub(in crate::cli::simulate) fn open(
     path: &Path,
     progress: &Arc<Progress>,
@@ -112,46 +109,15 @@ impl<R: Read> Read for KeptReader<R> {
 fn text(bytes: impl Read + Send + 'static) -> io::Result<Box<dyn BufRead + Send>> {
     let mut bytes = BufReader::with_capacity(BUFFER_BYTES, bytes);
     let start = bytes.fill_buf()?;
-    let (is_gzip, is_zstd) = (start.starts_with(GZIP), start.starts_with(ZSTD));
-    Ok(if is_gzip {
-        Box::new(BufReader::with_capacity(BUFFER_BYTES, MultiGzDecoder::new(bytes)))
-    } else if is_zstd {
-        Box::new(BufReader::with_capacity(BUFFER_BYTES, Frames { bytes: Some(bytes), frame: None }))
-    } else {
-        Box::new(bytes)
-    })
-}
-
-/// All frames of a text that is compressed with zstd.
-struct Frames<R: BufRead> {
-    // `None` while a frame is read.
-    bytes: Option<R>,
-    frame: Option<StreamingDecoder<R, ruzstd::decoding::FrameDecoder>>,
-}
-
-impl<R: BufRead> Read for Frames<R> {
-    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
-        loop {
-            if let Some(frame) = &mut self.frame {
-                let read = frame.read(into)?;
-                if read > 0 || into.is_empty() {
-                    return Ok(read);
-                }
-            }
-            if let Some(ended) = self.frame.take() {
-                self.bytes = Some(ended.into_inner());
-            }
-            let Some(mut bytes) = self.bytes.take() else { return Ok(0) };
-            if bytes.fill_buf()?.is_empty() {
-                self.bytes = Some(bytes);
-                return Ok(0);
-            }
-            self.frame = Some(StreamingDecoder::new(bytes).map_err(io::Error::other)?);
-        }
+    match COMPRESSED.iter().find(|(magic, _)| start.starts_with(magic)) {
+        Some((_, program)) => Err(io::Error::other(format!(
+            "it is compressed; decompress it in a pipe: {program} FILE | tollgate simulate RULES -"
+        ))),
+        None => Ok(Box::new(bytes)),
     }
 }
 
-/// Counts the bytes that are read, before they are decompressed.
+/// Counts the bytes that are read.
 struct Counted<R> {
     bytes: R,
     progress: Arc<Progress>,
