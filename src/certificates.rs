@@ -78,7 +78,7 @@ pub fn authorities(pem: &[u8], now: UnixTime) -> Result<RootCertStore, String> {
     let mut roots = RootCertStore::empty();
     let mut last_reason = NO_CERTIFICATE.to_owned();
     for authority in certificates(pem)? {
-        // An expired authority may stand beside its successor.
+        // An expired authority may be in the file with its successor.
         match valid_until(&authority, now) {
             Ok(_) => roots.add(authority).map_err(|error| error.to_string())?,
             Err(reason) => last_reason = reason,

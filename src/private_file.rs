@@ -9,8 +9,8 @@ use std::{
 
 use tollgate_limiter::files;
 
-/// Replaces the file at `path`, so that there is always a complete one: `write` fills a temporary file beside it, which
-/// only its owner can read and which is then renamed. A symbolic link is replaced; a pipe or a device is refused.
+/// Replaces the file at `path`, so that there is always a complete one: `write` fills a temporary file in its folder,
+/// which only its owner can read and which is then renamed. A symbolic link is replaced; a pipe or a device is refused.
 pub fn replace<E: From<io::Error>>(path: &Path, write: impl FnOnce(File) -> Result<(), E>) -> Result<(), E> {
     require_replaceable(path)?;
     let temporary = with_suffix(path, "new");

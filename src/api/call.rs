@@ -108,7 +108,7 @@ pub struct CallReply {
 }
 
 impl ApiKind {
-    /// All of them.
+    /// All kinds of API.
     pub const ALL: [Self; 4] = [Self::Envoy, Self::TollgateV1, Self::Json, Self::ForwardAuth];
 
     /// The API of a method over gRPC.
@@ -178,7 +178,7 @@ impl Method {
         self.names().0
     }
 
-    /// Its name.
+    /// The name of the method.
     pub fn name(self) -> &'static str {
         self.names().1
     }

@@ -64,7 +64,7 @@ pub struct ApiSettings {
     pub max_entries: usize,
     /// Maximum number of requests per call.
     pub max_requests: usize,
-    /// How long a charge with a request id is remembered at least.
+    /// How long a charge with a request id is retained at least.
     pub request_id_window: Duration,
 }
 

@@ -26,7 +26,7 @@ use crate::api::pseudonym;
 const WAITING_BYTES_MAX: usize = 4 << 20;
 /// Requests are written in portions of so many bytes, and of one more request.
 const PORTION_BYTES: usize = 64 << 10;
-/// What a request and an entry take beside their texts, roughly.
+/// What a request and an entry take in addition to their texts, roughly.
 const OVERHEAD_BYTES: usize = 32;
 /// The maximum number of further hashes that are tried if one matches a pattern that the value does not match.
 const ATTEMPTS_MAX: u8 = 63;
@@ -101,7 +101,7 @@ pub enum RecordError {
     /// The setting does not allow plain values.
     #[error("values are recorded as hashes only, unless admin.record is `plain`")]
     PlainNotAllowed,
-    /// Another recording.
+    /// Another recording is running.
     #[error("another recording is running: try again when it has ended")]
     Busy,
 }

@@ -28,7 +28,7 @@ const ANSWER_BYTES_MAX: usize = 16 * 1024 * 1024;
 /// The maximum size of the body of an answer that refuses the request, in bytes.
 const REFUSAL_BYTES_MAX: usize = 64 * 1024;
 
-/// The maximum length of what is shown of such a body, in characters.
+/// The maximum length of what is displayed of such a body, in characters.
 const LINE_MAX: usize = 1_000;
 
 /// An admin request.

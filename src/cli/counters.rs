@@ -78,7 +78,7 @@ fn held(held: &Value) -> Vec<String> {
     lines
 }
 
-/// What is remembered of refusals.
+/// The refusals that a counter has recorded.
 pub(super) fn penalty(penalty: &Value) -> Option<String> {
     penalty.is_object().then(|| {
         let lasts = match &penalty["ends_after_ms"] {

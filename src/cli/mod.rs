@@ -21,7 +21,7 @@ mod serve;
 mod simulate;
 mod target;
 
-use output::{TROUBLE, report};
+use output::{FAILURE, report};
 
 /// The name of the program.
 const NAME: &str = "tollgate";
@@ -64,7 +64,7 @@ pub fn run() -> ExitCode {
 /// The exit code for arguments that the command with this name does not take.
 fn misused(command: Option<&OsString>) -> ExitCode {
     if command.is_some_and(|name| name == diff::NAME || name == doctor::NAME) {
-        ExitCode::from(TROUBLE)
+        ExitCode::from(FAILURE)
     } else {
         ExitCode::FAILURE
     }

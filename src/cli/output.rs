@@ -10,7 +10,7 @@ use tollgate_limiter::printable;
 /// The exit code for a request over its limit.
 pub(super) const OVER_LIMIT: u8 = 2;
 /// The exit code of a command that finds differences or faults, for which 1 means that there are some.
-pub(super) const TROUBLE: u8 = 2;
+pub(super) const FAILURE: u8 = 2;
 
 /// Prints what a command has found, or why it has found nothing.
 pub(super) fn report(found: Result<(String, ExitCode), String>) -> ExitCode {

@@ -38,7 +38,7 @@ pub(super) const COMPAT: &str = "compat";
 pub(super) const ENVOY_RATELIMIT: &str = "envoy-ratelimit";
 /// The name of the command.
 pub(super) const NAME: &str = "serve";
-/// The settings that the short help shows, and the long one first, beside the settings file. All others are below the
+/// The settings that the short help shows, and the long one first, with the settings file. All others are below the
 /// headings of the catalog.
 const MOST_USED: [&str; 9] = [
     "rules.path",

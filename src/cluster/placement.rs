@@ -79,8 +79,8 @@ impl Placement {
     }
 }
 
-/// The members that each slot prefers, by their indices in the sorted list of members. It is kept, because a change of
-/// the members leaves the order of all others as it is, and hashing and sorting take most of the time.
+/// The members that each slot prefers, by their indices in the sorted list of members. It is retained, because a change
+/// of the members leaves the order of all others as it is, and hashing and sorting take most of the time.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Ranking {
     members: usize,

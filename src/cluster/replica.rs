@@ -198,7 +198,7 @@ impl Cluster {
             owns_all,
             has_tried_seeds: self.0.links.seed_state() != SeedState::Searching,
         };
-        let before = history.standing;
+        let before = history.state;
         match (history.judge(strangers.as_ref(), situation, now), strangers) {
             (StrangerState::Unready, Some(strangers)) => LinkTrust::Unready(strangers.named),
             (StrangerState::GoesOn, Some(Strangers { named, .. })) => {

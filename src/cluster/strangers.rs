@@ -6,8 +6,8 @@ use tollgate_limiter::time::Timestamp;
 
 use crate::cluster::link::Strangers;
 
-/// A replica that has never served stays unready for this long beside processes of another authority. It is longer than
-/// the 10 minutes after which Kubernetes reports that a rollout makes no progress.
+/// A replica that has never served stays unready for this long next to processes of another authority. It is longer
+/// than the 10 minutes after which Kubernetes reports that a rollout makes no progress.
 const LONE_START_MAX: Duration = Duration::from_secs(15 * 60);
 
 /// A replica without links has served once it has been ready for this long.
@@ -55,12 +55,12 @@ pub(super) struct StrangerHistory {
     has_served: bool,
     trusted_since: Option<Timestamp>,
     rejected_since: Option<Timestamp>,
-    /// The last standing.
-    pub(super) standing: StrangerState,
+    /// The last state.
+    pub(super) state: StrangerState,
 }
 
 impl StrangerHistory {
-    /// The standing at `now`.
+    /// The state at `now`.
     pub(super) fn judge(
         &mut self,
         strangers: Option<&Strangers>,
@@ -68,7 +68,7 @@ impl StrangerHistory {
         now: Timestamp,
     ) -> StrangerState {
         let Situation { is_linked, is_serving, owns_all, has_tried_seeds } = situation;
-        self.standing = match strangers {
+        self.state = match strangers {
             None => {
                 self.rejected_since = None;
                 // Before the seeds are tried, there may be strangers that are not known yet.
@@ -90,7 +90,7 @@ impl StrangerHistory {
                 }
             }
         };
-        self.standing
+        self.state
     }
 }
 

@@ -196,7 +196,7 @@ impl Persistence {
         let Some(path) = self.settings.snapshot.clone() else { return false };
         let persistence = self.clone();
         let clock = clock.clone();
-        let shown = path.display().to_string();
+        let displayed = path.display().to_string();
         let is_urgent = priority == WorkPriority::Normal;
         if is_urgent {
             self.urgent.fetch_add(1, Relaxed);
@@ -218,9 +218,9 @@ impl Persistence {
         match written {
             Ok(()) => {}
             Err(SnapshotError::Superseded) => {
-                debug!(path = shown, "a snapshot was given up for the next one")
+                debug!(path = displayed, "a snapshot was given up for the next one")
             }
-            Err(problem) => error!(path = shown, %problem, "cannot write the snapshot"),
+            Err(problem) => error!(path = displayed, %problem, "cannot write the snapshot"),
         }
         is_written
     }

@@ -68,7 +68,7 @@ struct SlotHeader {
     length: u64,
 }
 
-/// What was read of a snapshot, besides its slots.
+/// What was read of a snapshot, without its slots.
 pub(super) struct SnapshotSummary {
     /// The secret of its keys.
     pub(super) secret: Secret,

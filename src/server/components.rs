@@ -160,7 +160,7 @@ impl Components {
         })
     }
 
-    /// Starts what runs beside the listeners.
+    /// Starts what runs next to the listeners.
     pub(super) fn spawn_background(&self, background: &mut JoinSet<()>) {
         let Self { settings, clock, active_rules, persistence, cluster, .. } = self;
         let source = settings.rules.source.clone();
@@ -307,8 +307,8 @@ async fn sweep(memory: Arc<Memory>, clock: Clock) {
     }
 }
 
-/// Keeps the clock of counters in step with the system clock. A system clock out of range ends it: nothing is decided by
-/// such a clock, and the libraries that write dates panic.
+/// Keeps the clock of counters in step with the system clock. A system clock out of range ends it: nothing is decided
+/// by such a clock, and the libraries that write dates panic.
 async fn follow_system_clock(clock: Clock, memory: Arc<Memory>, cluster: Option<Cluster>) -> ClockOutOfRange {
     loop {
         sleep(clock.now().until_tick(FOLLOW_EVERY)).await;

@@ -62,7 +62,7 @@ impl Probe {
         match self.link_trust() {
             LinkTrust::Unready(peers) => Some(format!("{ALL_LINKS_REJECTED}: {peers}")),
             LinkTrust::Trusted | LinkTrust::GoesOn(_) => {
-                self.store_trouble().filter(|_| self.unready_without_store)
+                self.store_problem().filter(|_| self.unready_without_store)
             }
         }
     }
@@ -72,15 +72,15 @@ impl Probe {
     }
 
     /// What an operator should repair although this replica serves.
-    fn trouble(&self) -> Option<String> {
+    fn problem(&self) -> Option<String> {
         match self.link_trust() {
             LinkTrust::GoesOn(peers) => Some(format!("{ALL_LINKS_REJECTED}: {peers}")),
-            LinkTrust::Trusted | LinkTrust::Unready(_) => self.store_trouble(),
+            LinkTrust::Trusted | LinkTrust::Unready(_) => self.store_problem(),
         }
     }
 
     /// Why the shared store cannot be used.
-    fn store_trouble(&self) -> Option<String> {
+    fn store_problem(&self) -> Option<String> {
         match self.shared_store.as_ref()?.state() {
             shared_store::State::Ready => None,
             shared_store::State::Unavailable(reason) => {
@@ -98,14 +98,14 @@ impl Readiness for Probe {
         }
         match phase {
             Phase::Starting if self.active_rules.current().rules().is_some() => {
-                Err(self.store_trouble().unwrap_or_else(|| "still joining the cluster".to_owned()) + "\n")
+                Err(self.store_problem().unwrap_or_else(|| "still joining the cluster".to_owned()) + "\n")
             }
             Phase::Starting => Err(match self.active_rules.status().last_error {
                 Some(error) => format!("no valid rules are loaded yet:\n{}\n", error.problems),
                 None => "no rules are loaded yet\n".to_owned(),
             }),
-            Phase::Serving => Ok(match self.trouble() {
-                Some(trouble) => format!("OK, but {trouble}\n"),
+            Phase::Serving => Ok(match self.problem() {
+                Some(problem) => format!("OK, but {problem}\n"),
                 None => "OK".to_owned(),
             }),
             Phase::Draining | Phase::Stopping => Err("leaving\n".to_owned()),

@@ -89,15 +89,15 @@ impl BoundListener {
                 vacant(path).await?;
                 // The socket is created under a temporary name and renamed once its mode is set, so that it is never
                 // accessible with another mode.
-                let mut beside = path.as_os_str().to_owned();
-                beside.push(".new");
-                let beside = PathBuf::from(beside);
-                remove_socket(&beside)?;
+                let mut temporary = path.as_os_str().to_owned();
+                temporary.push(".new");
+                let temporary = PathBuf::from(temporary);
+                remove_socket(&temporary)?;
                 let socket = UnixSocket::new_stream()?;
-                socket.bind(&beside)?;
+                socket.bind(&temporary)?;
                 let listener = socket.listen(BACKLOG)?;
-                fs::set_permissions(&beside, fs::Permissions::from_mode(mode))?;
-                fs::rename(&beside, path)?;
+                fs::set_permissions(&temporary, fs::Permissions::from_mode(mode))?;
+                fs::rename(&temporary, path)?;
                 Ok(Self::Unix(SocketFile::at(path)?, listener))
             }
         }
@@ -247,9 +247,9 @@ mod tests {
         drop(client.unwrap());
 
         let again = bind(address).await.unwrap();
-        let beside = bind(address).await.unwrap();
+        let second = bind(address).await.unwrap();
 
         let _again = again.listen().unwrap();
-        assert_eq!(beside.listen().unwrap_err().kind(), io::ErrorKind::AddrInUse, "one of them listens");
+        assert_eq!(second.listen().unwrap_err().kind(), io::ErrorKind::AddrInUse, "one of them listens");
     }
 }

@@ -12,7 +12,7 @@ const CONNECTION_BYTES_MAX: usize = 1024 * 1024;
 /// Unsent bytes that each connection may have even if the process is over its budget. The process counts in steps of
 /// this size.
 const STEP_BYTES: usize = 16 * 1024;
-/// Approximate memory of an unsent reply besides its message: stream state, headers and trailers.
+/// Approximate memory of an unsent reply without its message: stream state, headers and trailers.
 const REPLY_BYTES: usize = 1024;
 
 /// The process-wide budget for unsent replies.

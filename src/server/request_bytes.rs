@@ -19,7 +19,7 @@ use futures_util::task::AtomicWaker;
 /// Maximum of bytes of incomplete calls on one connection: one message of the maximum size. Beyond it only the oldest
 /// call gets window.
 const CONNECTION_BYTES_MAX: usize = 4 * 1024 * 1024;
-/// Approximate memory of an incomplete call besides its message and head: stream state and future.
+/// Approximate memory of an incomplete call without its message and head: stream state and future.
 const CALL_BYTES: usize = 2 * 1024;
 
 /// The process-wide budget for incomplete calls. Those that are complete and wait count too, but are not rejected.

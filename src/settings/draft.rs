@@ -76,7 +76,7 @@ impl SettingsDraft {
         if conflicts.0.is_empty() { Ok(settings) } else { Err(conflicts.0) }
     }
 
-    /// Why a setting that an operator gave has no effect beside the others.
+    /// Why a setting that an operator gave has no effect with the others.
     fn unused(&self, setting: &Setting, given: &EffectiveSetting, redis: &str) -> Option<String> {
         let is_redis = self.store.kind == StoreKind::Redis;
         let is_alone = self.links.listen.is_none() && given.value != setting.default;

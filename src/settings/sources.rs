@@ -91,7 +91,7 @@ impl SettingsSources {
         let Translation { without_effect, passwords, choice, .. } = translation;
         let mut settings = draft(&given).settings(given).map_err(SettingsError::Wrong)?;
         for (setting, given) in CATALOG.iter().zip(&mut settings.given) {
-            given.value = setting.shown(&given.value);
+            given.value = setting.displayed(&given.value);
         }
         if let Some(store) = &mut settings.shared_store {
             let PasswordSources { server, sentinel, .. } = &mut store.passwords;
@@ -240,8 +240,8 @@ impl SettingsReader {
         }
     }
 
-    /// Adds the setting `name`, if it and its value are valid. `place` is where it was set; `written` formats the name of
-    /// a setting for this source.
+    /// Adds the setting `name`, if it and its value are valid. `place` is where it was set; `written` formats the name
+    /// of a setting for this source.
     fn set(
         &mut self,
         from: SettingOrigin,
@@ -263,8 +263,8 @@ impl SettingsReader {
             Some(()) => self.values.push((from, setting.name, value.to_owned())),
             None => {
                 let expected = setting.value_type().expected;
-                let shown = setting.shown(value);
-                self.problems.push(format!("{place}: `{shown}` is not allowed; {expected} is"));
+                let displayed = setting.displayed(value);
+                self.problems.push(format!("{place}: `{displayed}` is not allowed; {expected} is"));
             }
         }
     }

@@ -73,18 +73,18 @@ impl Setting {
         self.own_flag.first().map_or_else(|| self.name.replace(['.', '_'], "-"), ToString::to_string)
     }
 
-    /// Whether the value is a secret, which is never shown. The name of such a setting must end accordingly; the path
-    /// of a file is not a secret.
+    /// Whether the value is a secret, which is never displayed. The name of such a setting must end accordingly; the
+    /// path of a file is not a secret.
     pub fn is_secret(&self) -> bool {
         ["token", "secret", "password", "headers"].into_iter().any(|end| self.name.ends_with(end))
     }
 
     /// A value of the setting as it is displayed: without secrets, and addresses without users and passwords.
-    pub(super) fn shown(&self, value: &str) -> String {
+    pub(super) fn displayed(&self, value: &str) -> String {
         if self.is_secret() {
             "(not shown)".to_owned()
         } else if Address::is_meant(value) {
-            Address::shown(value)
+            Address::displayed(value)
         } else if self.value_type().value_name.starts_with(URL) {
             printable::without_login(value)
         } else {
@@ -193,7 +193,7 @@ fn parser<T>(
     Parser { value_type, parse: Box::new(parse) }
 }
 
-/// Texts that are kept as they are.
+/// Texts that stay as they are.
 pub(super) fn text(
     value_name: &'static str,
     expected: &'static str,

@@ -43,10 +43,10 @@ pub(super) async fn get(
     query: QueryResult,
 ) -> Result<Json<Value>, AdminError> {
     let Query(query) = query.map_err(|error| AdminError::bad_request(error.body_text()))?;
-    let snapshot = state.limiter.view();
-    let counted = query.find(&snapshot)?;
-    let found = snapshot.peek(&counted).await.map_err(admin_error)?;
-    Ok(Json(query.counter_json(&counted, kept_json(&found))))
+    let view = state.limiter.view();
+    let counter = query.find(&view)?;
+    let found = view.peek(&counter).await.map_err(admin_error)?;
+    Ok(Json(query.counter_json(&counter, peeked_json(&found))))
 }
 
 pub(super) async fn reset(
@@ -55,11 +55,11 @@ pub(super) async fn reset(
     query: QueryResult,
 ) -> Result<Json<Value>, AdminError> {
     let Query(query) = query.map_err(|error| AdminError::bad_request(error.body_text()))?;
-    let snapshot = state.limiter.view();
-    let counted = query.find(&snapshot)?;
-    let replaced = snapshot.replace(&counted, 0).await.map_err(admin_error)?;
-    query.audit(&peer, &counted, &replaced, "reset a counter");
-    Ok(Json(query.change_json(&counted, &replaced)))
+    let view = state.limiter.view();
+    let counter = query.find(&view)?;
+    let replaced = view.replace(&counter, 0).await.map_err(admin_error)?;
+    query.audit(&peer, &counter, &replaced, "reset a counter");
+    Ok(Json(query.change_json(&counter, &replaced)))
 }
 
 pub(super) async fn set(
@@ -72,16 +72,16 @@ pub(super) async fn set(
     let SetRequest { used } = serde_json::from_slice(&body).map_err(|error| {
         AdminError::bad_request(format!("the body is JSON like {{\"used\": 5}}: {error}"))
     })?;
-    let snapshot = state.limiter.view();
-    let counted = query.find(&snapshot)?;
-    let replaced = snapshot.replace(&counted, used).await.map_err(admin_error)?;
-    query.audit(&peer, &counted, &replaced, "set a counter");
-    let mut body = query.change_json(&counted, &replaced);
+    let view = state.limiter.view();
+    let counter = query.find(&view)?;
+    let replaced = view.replace(&counter, used).await.map_err(admin_error)?;
+    query.audit(&peer, &counter, &replaced, "set a counter");
+    let mut body = query.change_json(&counter, &replaced);
     if used != 0 && replaced.after.idle_at.is_none() {
         body["note"] =
             "nothing is stored: the memory for counters is full, or the limit stores nothing".into();
-    } else if counted.limit.allowance() < used {
-        body["note"] = note_beyond_limit(counted.limit).into();
+    } else if counter.limit.allowance() < used {
+        body["note"] = note_beyond_limit(counter.limit).into();
     }
     Ok(Json(body))
 }
@@ -91,7 +91,7 @@ fn note_beyond_limit(limit: &Limit) -> &'static str {
     match (limit.admission(), limit.fresh()) {
         (Admission::Delayed, _) => "a queue stores at most its burst: it is full now",
         (Admission::InFlight, _) => "at most max_in_flight places can be taken: all of them are now",
-        // A fresh counter has no refusals to remember.
+        // A fresh counter has no refusals to record.
         (Admission::AtOnce, Counter::Window(_) | Counter::Penalized(_)) => {
             "all hits are stored; the window refuses until its end"
         }
@@ -105,43 +105,43 @@ fn note_beyond_limit(limit: &Limit) -> &'static str {
 }
 
 impl CounterQuery {
-    fn find<'s>(&self, snapshot: &'s ActiveView<'_>) -> Result<CounterRef<'s>, AdminError> {
+    fn find<'s>(&self, view: &'s ActiveView<'_>) -> Result<CounterRef<'s>, AdminError> {
         let entries =
             descriptor::parse(&self.key).map_err(|error| AdminError::bad_request(format!("key: {error}")))?;
         let entries: Vec<_> = entries.iter().map(|(key, value)| Entry::new(key, value)).collect();
-        snapshot.counter_ref(&self.domain, &entries).map_err(admin_error)
+        view.counter_ref(&self.domain, &entries).map_err(admin_error)
     }
 
-    fn counter_json(&self, counted: &CounterRef<'_>, kept: Value) -> Value {
+    fn counter_json(&self, counter: &CounterRef<'_>, peeked: Value) -> Value {
         let mut body = json!({
             "domain": self.domain,
             "key": self.key,
-            "rule": &*counted.rule.path,
-            "limit": format::limit(counted.limit, counted.rule.displayed_limit.unit),
-            "counter": format::key(counted.key),
-            "kind": format::kind(counted.limit),
-            "allowance": counted.limit.allowance(),
+            "rule": &*counter.rule.path,
+            "limit": format::limit(counter.limit, counter.rule.displayed_limit.unit),
+            "counter": format::key(counter.key),
+            "kind": format::kind(counter.limit),
+            "allowance": counter.limit.allowance(),
         });
-        if let (Value::Object(all), Value::Object(kept)) = (&mut body, kept) {
-            all.extend(kept);
+        if let (Value::Object(all), Value::Object(peeked)) = (&mut body, peeked) {
+            all.extend(peeked);
         }
         body
     }
 
-    fn change_json(&self, counted: &CounterRef<'_>, replaced: &Replacement) -> Value {
-        let mut body = self.counter_json(counted, kept_json(&replaced.after));
-        body["before"] = kept_json(&replaced.before);
+    fn change_json(&self, counter: &CounterRef<'_>, replaced: &Replacement) -> Value {
+        let mut body = self.counter_json(counter, peeked_json(&replaced.after));
+        body["before"] = peeked_json(&replaced.before);
         body
     }
 
-    fn audit(&self, peer: &ClientAddress, counted: &CounterRef<'_>, replaced: &Replacement, what: &str) {
+    fn audit(&self, peer: &ClientAddress, counter: &CounterRef<'_>, replaced: &Replacement, what: &str) {
         let (before, after) = (replaced.before.peek.remaining, replaced.after.peek.remaining);
         info!(
             name: UNLIMITED,
             %peer,
             domain = self.domain,
             descriptor = self.key,
-            rule = &*counted.rule.path,
+            rule = &*counter.rule.path,
             remaining_before = before,
             remaining_after = after,
             "{what}"
@@ -157,20 +157,20 @@ fn admin_error(error: NoCounter) -> AdminError {
 }
 
 /// The state of a counter; one without stored state equals an unused one.
-pub(super) fn kept_json(kept: &CounterState) -> Value {
+pub(super) fn peeked_json(peeked: &CounterState) -> Value {
     let mut body = json!({
-        "kept": kept.idle_at.is_some(),
-        "remaining": kept.peek.remaining,
-        "passes": kept.peek.verdict.passes(),
-        "reset_after_ms": format::millis(kept.peek.reset_after),
-        "idle_at": kept.idle_at.map(format::instant),
+        "kept": peeked.idle_at.is_some(),
+        "remaining": peeked.peek.remaining,
+        "passes": peeked.peek.verdict.passes(),
+        "reset_after_ms": format::millis(peeked.peek.reset_after),
+        "idle_at": peeked.idle_at.map(format::instant),
     });
-    if kept.holds.count > 0 {
-        let OpenHolds { count, hits, first } = &*kept.holds;
+    if peeked.holds.count > 0 {
+        let OpenHolds { count, hits, first } = &*peeked.holds;
         let first: Vec<Value> = first.iter().map(hold_json).collect();
         body["held"] = json!({"reservations": count, "hits": hits, "first": first});
     }
-    if let Some(penalty) = &kept.penalty {
+    if let Some(penalty) = &peeked.penalty {
         body["penalty"] = penalty_json(penalty);
     }
     body

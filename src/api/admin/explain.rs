@@ -80,10 +80,10 @@ pub(super) async fn explain_query(
 }
 
 async fn explain(state: &AdminState, message: &[u8]) -> Result<Json<Value>, AdminError> {
-    let snapshot = state.limiter.view();
+    let view = state.limiter.view();
     let request = rls::decode(message, state.reader.bounds()).map_err(|error| unanswered(error.into()))?;
     let asked = request.limiter_request(None).map_err(|error| unanswered(error.into()))?;
-    let explanation = snapshot.explain(&asked).await.map_err(|error| match error {
+    let explanation = view.explain(&asked).await.map_err(|error| match error {
         LimiterError::Remote => AdminError::unavailable(NoCounter::Unreachable),
         LimiterError::NoRules | LimiterError::Joining | LimiterError::NoStore | LimiterError::Overloaded => {
             unanswered(error.into())
@@ -100,7 +100,7 @@ async fn explain(state: &AdminState, message: &[u8]) -> Result<Json<Value>, Admi
             }
         }
     }
-    let rules = snapshot.rules();
+    let rules = view.rules();
     let modes = state.limiter.modes();
     let answer = &explanation.answer;
     let never = answer.never_because(modes, &asked);
@@ -344,7 +344,7 @@ fn counter(check: &CheckExplanation) -> Value {
         "kind": format::kind(&check.limit),
         "allowance": check.limit.allowance(),
     });
-    body["before"] = counters::kept_json(&check.before);
+    body["before"] = counters::peeked_json(&check.before);
     body
 }
 

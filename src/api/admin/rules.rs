@@ -23,11 +23,11 @@ use crate::api::admin::{AdminState, RuleSource, error::AdminError, format};
 
 /// The maximum number of listed rules.
 const LISTED_MAX: usize = 500;
-/// The maximum number of problems that are shown with their lines.
-const SHOWN_PROBLEMS_MAX: usize = 20;
-/// The lines before and after that of a problem that are shown.
+/// The maximum number of problems that are displayed with their lines.
+const DISPLAYED_PROBLEMS_MAX: usize = 20;
+/// The lines before and after that of a problem that are displayed.
 const LINES_AROUND: usize = 2;
-/// The maximum length of a shown line, in characters.
+/// The maximum length of a displayed line, in characters.
 const LINE_MAX: usize = 200;
 /// The part of a file that is read to show its lines, in bytes.
 const FILE_BYTES_MAX: u64 = 4 * 1024 * 1024;
@@ -56,7 +56,7 @@ pub(super) async fn status(
         let mut body = status_json(&state, &status);
         body["list"] = list_json(&state, &words);
         if let Some(error) = &status.last_error {
-            body["last_error"]["shown"] = shown_problems(&error.problems).into();
+            body["last_error"]["shown"] = displayed_problems(&error.problems).into();
         }
         body
     });
@@ -91,8 +91,8 @@ fn status_json(state: &AdminState, status: &Status) -> Value {
     })
 }
 
-/// Where the rules come from. For a URL also when the server last had the active rules, and whether they are those of the
-/// copy.
+/// Where the rules come from. For a URL also when the server last had the active rules, and whether they are those of
+/// the copy.
 fn source_json(source: &RuleSource) -> Value {
     let mut body = json!({"kind": source.kind, "name": &*source.name});
     if let Some(stats) = &source.stats.url {
@@ -163,9 +163,9 @@ pub(super) fn numbers(totals: &Totals) -> [u64; 6] {
 }
 
 /// The first problems, each with the lines of the file around it as they are now.
-fn shown_problems(problems: &Problems) -> Vec<Value> {
-    let shown = problems.iter().take(SHOWN_PROBLEMS_MAX);
-    shown
+fn displayed_problems(problems: &Problems) -> Vec<Value> {
+    let displayed = problems.iter().take(DISPLAYED_PROBLEMS_MAX);
+    displayed
         .map(|problem| {
             let Location { origin, mark } = &problem.location;
             let lines = match &**origin {

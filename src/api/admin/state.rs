@@ -66,7 +66,7 @@ impl RuleSource {
 pub struct EffectiveSetting {
     /// The section and name.
     pub name: &'static str,
-    /// The value; a secret is not shown.
+    /// The value; a secret is not displayed.
     pub value: String,
     /// The origin of the value.
     pub from: SettingOrigin,

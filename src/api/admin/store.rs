@@ -12,14 +12,14 @@ pub(super) async fn get(State(state): State<AdminState>) -> Json<Value> {
 
 /// The statistics of the counters in memory, as JSON.
 pub(super) fn json_of(state: &AdminState) -> Value {
-    let figures = state.memory.stats();
+    let stats = state.memory.stats();
     let mut page = json!({
-        "live": figures.live,
-        "bytes": figures.bytes,
-        "bytes_max": figures.bytes_max,
-        "evicted_idle": figures.evicted_idle,
-        "evicted_unexpired": figures.evicted_unexpired,
-        "refused_full": figures.refused_full,
+        "live": stats.live,
+        "bytes": stats.bytes,
+        "bytes_max": stats.bytes_max,
+        "evicted_idle": stats.evicted_idle,
+        "evicted_unexpired": stats.evicted_unexpired,
+        "refused_full": stats.refused_full,
     });
     if let Some(store) = &state.shared_store {
         let stats = store.stats();

@@ -66,8 +66,8 @@ impl Token {
         presented(headers).is_some()
     }
 
-    /// Whether `headers` show the token that was read last, if it is too long to be guessed. The file may have another one
-    /// by now.
+    /// Whether `headers` show the token that was read last, if it is too long to be guessed. The file may have another
+    /// one by now.
     pub(in crate::api) fn is_last_long(&self, headers: &HeaderMap) -> bool {
         let last = *self.last_long.lock().unwrap_or_else(PoisonError::into_inner);
         last.is_some() && presented(headers).map(|presented| self.hash(presented)) == last
@@ -86,8 +86,8 @@ impl Token {
         let hash = self.hash(&known);
         let long = (known.len() >= LONG_BYTES).then_some(hash);
         *self.last_long.lock().unwrap_or_else(PoisonError::into_inner) = long;
-        let is_shown = presented(headers).is_some_and(|presented| self.hash(presented) == hash);
-        if is_shown { Ok(()) } else { Err(AccessError::Refused) }
+        let is_valid = presented(headers).is_some_and(|presented| self.hash(presented) == hash);
+        if is_valid { Ok(()) } else { Err(AccessError::Refused) }
     }
 }
 

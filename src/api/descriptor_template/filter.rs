@@ -17,7 +17,7 @@ pub enum ValueFilter {
     WithoutPort,
     /// In lower case.
     Lower,
-    /// All of it.
+    /// The whole value.
     Whole,
 }
 

@@ -44,7 +44,7 @@ enum TemplatePart {
 pub struct TemplateField {
     /// The name of the field.
     pub name: String,
-    /// What is kept of its value: each takes what the one before it keeps.
+    /// The filters of its value, in the order in which they apply.
     pub filters: Vec<ValueFilter>,
     /// What a request without the field means.
     pub presence: FieldPresence,

@@ -63,7 +63,7 @@ pub enum RequestFault {
     /// An id for being charged once that is too long.
     #[error("request_id: too long; at most 63 bytes are allowed")]
     LongRequestId(#[from] HoldIdTooLong),
-    /// The time for which such ids are remembered.
+    /// The time for which such ids are retained.
     #[error(transparent)]
     RequestIdWindow(#[from] HoldTtlOutOfBounds),
     /// An id for being charged once, of a request that cannot have one.

@@ -8,7 +8,7 @@ use crate::api::error::reason::Reason;
 /// Why counters are not reset.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ResetError {
-    /// The caller has not shown the admin token.
+    /// The caller has not presented the admin token.
     #[error(transparent)]
     Access(#[from] AccessError),
     /// A descriptor with a limit or hits.
@@ -32,10 +32,10 @@ pub enum ResetError {
 /// Why a caller is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AccessError {
-    /// The caller has not shown the token.
+    /// The caller has not presented the token.
     #[error("this needs `authorization: Bearer TOKEN`, with the token of admin.token_file")]
     Refused,
-    /// No token is set, so that none can be shown.
+    /// No token is set, so that none can be presented.
     #[error("this needs admin.token_file, which is not set")]
     NoToken,
     /// Too many callers try tokens.

@@ -19,7 +19,7 @@ use crate::api::{
 /// The time for which a client need not ask about a bucket without a limit.
 pub(super) const UNLIMITED_TTL: Duration = Duration::from_secs(600);
 
-/// Approximate memory of a bucket beside its id, in bytes: its places in the maps of its stream, and what is to be
+/// Approximate memory of a bucket without its id, in bytes: its places in the maps of its stream, and what is to be
 /// sent.
 const BUCKET_BYTES: usize = 512;
 /// Approximate memory of a bucket in the division of its limit, in bytes, if it is the only one of this limit. After

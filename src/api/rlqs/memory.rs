@@ -12,7 +12,7 @@ use tollgate_limiter::{
     time::Timestamp,
 };
 
-/// What has ended is given back at whole multiples of this time, so that few instants are kept.
+/// What has ended is given back at whole multiples of this time, so that few instants are retained.
 const STEP: Duration = Duration::from_millis(100);
 
 /// The number of a caller: the same at every replica. Two callers with one number have one share.

@@ -99,7 +99,7 @@ impl QuotaService {
         Ok((BucketOwner { caller, stream }, outbox))
     }
 
-    /// Takes memory for a stream of this caller, beside its buckets.
+    /// Takes memory for a stream of this caller, without its buckets.
     pub(super) fn take_memory(&self, caller: CallerNumber, bytes: usize) -> Result<(), Status> {
         if self.memory.take(caller, bytes, self.now()) {
             return Ok(());
@@ -155,7 +155,7 @@ impl QuotaService {
         }
     }
 
-    /// The subscribers of the counter of `key`, as many as are shown; `None` if it is not divided here.
+    /// The subscribers of the counter of `key`, as many as are displayed; `None` if it is not divided here.
     pub fn subscribers(&self, key: Key) -> Option<Arc<Subscribers>> {
         self.dividers.subscribers(key, SUBSCRIBERS_SHOWN_MAX, self.clock.now()).map(Arc::new)
     }

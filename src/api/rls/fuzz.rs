@@ -137,7 +137,7 @@ struct Replicas {
     log: Log,
 }
 
-/// The newest messages, oldest first. Counters are kept between inputs, so a failure may need those before it.
+/// The newest messages, oldest first. Counters are retained between inputs, so a failure may need those before it.
 #[derive(Default)]
 struct Log(VecDeque<Vec<u8>>);
 

@@ -4,15 +4,15 @@ use tollgate_limiter::limiter::{ActiveView, Answer, Modes, Request, Retry};
 
 use crate::api::proto::envoy::config::core::v3::HeaderValue;
 
+mod displayed;
 mod policies;
 mod retry;
 mod settings;
-mod shown;
 mod structured;
 
 pub use settings::{HeaderSettings, Listed};
 
-use shown::{ShownLimit, header, seconds, shown};
+use displayed::{DisplayedLimit, displayed, header, seconds};
 
 impl HeaderSettings {
     /// The headers of a reply, with the time that [`HeaderSettings::retry`] has returned.
@@ -52,7 +52,7 @@ impl HeaderSettings {
     ) -> Vec<HeaderValue> {
         let mut headers = Vec::new();
         if let Some(tightest) = shown(answer).min_by_key(|shown| shown.rank(modes)) {
-            let ShownLimit { limit, status, reset_after, .. } = tightest;
+            let DisplayedLimit { limit, status, reset_after, .. } = tightest;
             // A request that never passes waits for nothing.
             let reset = (retry != Some(Retry::Never)).then(|| seconds(reset_after));
             let numbers = [Some(limit.requests_per_unit), Some(status.remaining), reset];
@@ -69,7 +69,7 @@ impl HeaderSettings {
             let listed = match self.ietf {
                 None => Vec::new(),
                 Some(Listed::Tightest) => vec![tightest],
-                Some(Listed::All) => policies::distinct(shown(answer), modes),
+                Some(Listed::All) => policies::distinct(displayed(answer), modes),
             };
             headers.extend(self.policies(&listed, view, request, answer, modes).into_iter().flatten());
         }

@@ -34,7 +34,7 @@ pub(super) fn metadata(request: &RlsRequest<'_>, asked: &[Descriptor<'_>], answe
         set(&mut fields, "hitsAddend", Kind::NumberValue(request.hits_addend.into()));
     }
     if answer.statuses.iter().any(|status| status.degraded) {
-        // Set on the reply besides its descriptors, because access logs cannot read lists.
+        // Set on the reply in addition to its descriptors, because access logs cannot read lists.
         set(&mut fields, "degraded", Kind::BoolValue(true));
     }
     let merged = merged(answer);

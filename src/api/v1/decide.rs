@@ -33,9 +33,9 @@ pub(in crate::api) struct PartialDecision {
 /// A request without an answer.
 #[derive(Clone, Copy, Debug)]
 struct Missing {
-    /// Its index in the call.
+    /// The index of the request in the call.
     request: usize,
-    /// Where its answer belongs in the response.
+    /// Where the answer of the request belongs in the response.
     at: usize,
 }
 
@@ -122,10 +122,10 @@ impl Api {
         partial: &mut Option<PartialDecision>,
     ) -> Result<Vec<u8>, Error> {
         let requests = EncodedRequests::decode(verb, message, self.settings.bounds())?;
-        let place = DecisionContext { verb, timeout, view, elsewhere };
+        let context = DecisionContext { verb, timeout, view, elsewhere };
         match requests.mode {
-            Mode::Each => self.decide_each(&requests.each, place, partial).await,
-            Mode::Together => self.decide_together(&requests.each, place).await,
+            Mode::Each => self.decide_each(&requests.each, context, partial).await,
+            Mode::Together => self.decide_together(&requests.each, context).await,
         }
     }
 
@@ -134,15 +134,15 @@ impl Api {
     async fn decide_each(
         &self,
         requests: &[&[u8]],
-        place: DecisionContext<'_>,
+        context: DecisionContext<'_>,
         partial: &mut Option<PartialDecision>,
     ) -> Result<Vec<u8>, Error> {
-        if place.elsewhere.is_some() {
+        if context.elsewhere.is_some() {
             let PartialDecision { mut answers, missing } =
                 partial.take().unwrap_or_else(|| PartialDecision::undecided(requests.len()));
             let each = missing.iter().map(async |missing| {
                 let mut answers = EncodedAnswers::default();
-                self.decide_request(requests[missing.request], place, &mut answers).await;
+                self.decide_request(requests[missing.request], context, &mut answers).await;
                 answers
             });
             answers.insert(&missing, join_all(each).await);
@@ -151,7 +151,7 @@ impl Api {
         let mut answers = EncodedAnswers::for_call(requests.len());
         let mut missing = Vec::new();
         for (request, message) in requests.iter().enumerate() {
-            if !self.decide_request(message, place, &mut answers).await {
+            if !self.decide_request(message, context, &mut answers).await {
                 missing.push(Missing { request, at: answers.frame.len() });
             }
         }
@@ -167,7 +167,7 @@ impl Api {
     async fn decide_request(
         &self,
         message: &[u8],
-        place: DecisionContext<'_>,
+        context: DecisionContext<'_>,
         answers: &mut EncodedAnswers,
     ) -> bool {
         let mut request = DecodedRequest::default();
@@ -175,14 +175,14 @@ impl Api {
             answers.undecided("", fault.into());
             return true;
         }
-        let asked = match request.limiter_request(place.verb, place.timeout) {
+        let asked = match request.limiter_request(context.verb, context.timeout) {
             Ok(asked) => asked,
             Err(fault) => {
                 answers.undecided(request.id, fault.into());
                 return true;
             }
         };
-        let DecisionContext { verb, view, elsewhere, .. } = place;
+        let DecisionContext { verb, view, elsewhere, .. } = context;
         let decided = match (request.once(verb, self.settings.request_id_window), elsewhere) {
             (Ok(None), _) => view.decide(&asked, elsewhere).await.map_err(Error::from),
             // A reservation and its settlement, or a refund, which may wait.
@@ -206,13 +206,13 @@ impl Api {
     async fn decide_together(
         &self,
         requests: &[&[u8]],
-        place: DecisionContext<'_>,
+        context: DecisionContext<'_>,
     ) -> Result<Vec<u8>, Error> {
         let group = RequestGroup::decode(requests, self.settings.bounds())?;
-        let parts = group.parts(place.verb, place.timeout)?;
+        let parts = group.parts(context.verb, context.timeout)?;
         let request = together(&parts)?;
-        let answer = place.view.decide(&request, place.elsewhere).await?;
-        Ok(self.answer_group(&group, &parts, &request, place.view, &answer))
+        let answer = context.view.decide(&request, context.elsewhere).await?;
+        Ok(self.answer_group(&group, &parts, &request, context.view, &answer))
     }
 
     /// The response. If no request was decided, and this is not the caller's fault, the call as a whole fails, so that

@@ -66,7 +66,8 @@ impl<'m> EncodedRequests<'m> {
     }
 }
 
-/// Counts the descriptors and entries of a request. A request that is invalid by itself is left to [`DecodedRequest::decode`].
+/// Counts the descriptors and entries of a request. A request that is invalid by itself is left to
+/// [`DecodedRequest::decode`].
 fn count(size: &mut CallSize, request: &[u8]) -> Result<(), TooLarge> {
     count_parts(size, request).or_else(|error| if error.is_of_request() { Ok(()) } else { Err(error) })
 }
@@ -112,7 +113,7 @@ impl<'m> DecodedRequest<'m> {
         Ok(())
     }
 
-    /// How it is charged or refunded once, remembered for at least `window`; `None` if it has no id for that.
+    /// How it is charged or refunded once, with its id retained for at least `window`; `None` without an id.
     #[inline]
     pub(super) fn once(&self, verb: Verb, window: Duration) -> Result<Option<HoldTerms>, RequestFault> {
         if self.request_id.is_empty() {

@@ -35,7 +35,7 @@ struct HoldCall<'m> {
 /// The hits of each descriptor.
 #[derive(Clone, Copy)]
 enum DescriptorHits {
-    /// Its own, or these.
+    /// The hits that the descriptor names, or these if it names none.
     OwnOr(u64),
     /// None, whatever the descriptor says.
     None,

@@ -11,11 +11,11 @@ use tracing::warn;
 
 use crate::api::{admin::Token, error::AccessError};
 
-/// The time that a wrong token keeps its place among those that are compared.
+/// The time that a wrong token keeps its permit to be compared.
 const PAUSE: Duration = Duration::from_secs(1);
 /// The most tokens that are compared at a time, so the most guesses in a [`PAUSE`].
 const COMPARED_MAX: usize = 16;
-/// The most calls that wait for such a place or for the end of their pause.
+/// The most calls that wait for such a permit or for the end of their pause.
 const WAITING_MAX: usize = 256;
 
 /// The admin token on the ports of callers.
@@ -51,14 +51,14 @@ impl ResetAccess {
             return Ok(());
         }
         let _waiting = self.waiting.try_acquire().map_err(|_| AccessError::Busy)?;
-        let place = timeout(PAUSE, self.compared.clone().acquire_owned()).await;
-        let Ok(Ok(place)) = place else { return Err(AccessError::Busy) };
+        let permit = timeout(PAUSE, self.compared.clone().acquire_owned()).await;
+        let Ok(Ok(permit)) = permit else { return Err(AccessError::Busy) };
         let checked = self.token.check(headers).await;
         if let Err(AccessError::Refused) = checked {
             // A task of its own, because a caller that cancels its call must not get another guess by that.
             let pause = tokio::spawn(async move {
                 sleep(PAUSE).await;
-                drop(place);
+                drop(permit);
             });
             // It neither panics nor is it cancelled before the process ends.
             let _ = pause.await;

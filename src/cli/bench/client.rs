@@ -24,7 +24,7 @@ use tokio_rustls::TlsConnector;
 use tonic::Code;
 
 use crate::cli::{
-    bench::frame::{self, AnswerKind, Content},
+    bench::frame::{self, AnswerKind, RequestContent},
     target::{Target, TlsOptions},
 };
 
@@ -74,9 +74,9 @@ impl Route {
     }
 
     /// The head of a request, without its body.
-    fn head(&self, content: &Content) -> Request<()> {
+    fn head(&self, content: &RequestContent) -> Request<()> {
         let mut head = self.head.clone();
-        if let Content::Call(call) = content {
+        if let RequestContent::Call(call) = content {
             let mut parts = head.uri().clone().into_parts();
             parts.path_and_query = Some(call.path.clone());
             *head.uri_mut() = Uri::from_parts(parts).expect("a URI with another path is a URI");
@@ -185,7 +185,7 @@ pub(super) struct BenchClient {
     ended: Arc<watch::Sender<Generation>>,
 }
 
-/// Keeps a client connected; runs beside the calls.
+/// Keeps a client connected; runs concurrently with the calls.
 pub(super) struct Reconnector {
     route: Arc<Route>,
     established: Established,
@@ -234,11 +234,11 @@ impl Reconnector {
 
 impl BenchClient {
     /// Sends a request and waits for the whole answer. Waits for a connection if there is none.
-    pub(super) async fn call(&mut self, content: Content) -> AnswerKind {
+    pub(super) async fn call(&mut self, content: RequestContent) -> AnswerKind {
         let head = self.route.head(&content);
-        let (body, decode): (_, fn(&Answer) -> AnswerKind) = match content {
-            Content::Decision(body) => (body, Answer::decision),
-            Content::Call(call) => (call.body, Answer::end),
+        let (body, decode): (_, fn(&WholeAnswer) -> AnswerKind) = match content {
+            RequestContent::Decision(body) => (body, WholeAnswer::decision),
+            RequestContent::Call(call) => (call.body, WholeAnswer::end),
         };
         let (answer, mut stream) = loop {
             let Some((generation, mut sender)) = self.ready().await else {
@@ -293,13 +293,13 @@ impl BenchClient {
 }
 
 /// A whole answer.
-struct Answer {
+struct WholeAnswer {
     /// The code of gRPC in its trailers; HTTP has none.
     code: Option<Code>,
     body: Bytes,
 }
 
-impl Answer {
+impl WholeAnswer {
     /// What an answer to a request for a decision says.
     fn decision(&self) -> AnswerKind {
         match self.code {
@@ -319,7 +319,7 @@ impl Answer {
 }
 
 /// The answer, or the code of the error that ended it.
-async fn read_answer(answer: hyper::Response<h2::RecvStream>) -> Result<Answer, Code> {
+async fn read_answer(answer: hyper::Response<h2::RecvStream>) -> Result<WholeAnswer, Code> {
     if let Some(failed) = refusal(answer.status(), answer.headers()) {
         return Err(failed);
     }
@@ -337,7 +337,7 @@ async fn read_answer(answer: hyper::Response<h2::RecvStream>) -> Result<Answer, 
         }
     }
     let trailers = stream.trailers().await.map_err(|error| code(&error))?.unwrap_or_default();
-    Ok(Answer { code: status(&trailers), body })
+    Ok(WholeAnswer { code: status(&trailers), body })
 }
 
 /// The error code of an answer that ends with its header.

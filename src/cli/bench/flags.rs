@@ -12,7 +12,7 @@ use crate::{
     },
     cli::{
         bench::{
-            frame::{Call, FrameTemplate, PLACEHOLDER, place_in},
+            frame::{BenchCall, FrameTemplate, PLACEHOLDER, place_in},
             keys::{HitDistribution, KEYS_MAX, Keys},
             run::{BenchTraffic, CallerCount, LoadModel, Run},
             schedule::{Arrivals, MeasuredSpan, Schedule},
@@ -171,7 +171,7 @@ fn callers(connections: u64, streams: u64) -> Result<CallerCount, String> {
 
 fn content(matches: &ArgMatches, seed: u64) -> Result<BenchTraffic, String> {
     if let Some(file) = matches.get_one::<PathBuf>("calls") {
-        let calls = Call::read(file).map_err(|why| format!("--calls: {}: {why}", file.display()))?;
+        let calls = BenchCall::read(file).map_err(|why| format!("--calls: {}: {why}", file.display()))?;
         return Ok(BenchTraffic::Calls { calls, next: 0 });
     }
     let default = "it has a default";

@@ -22,16 +22,16 @@ const HITS_KEY: u8 = 3 << 3;
 
 /// What one request asks for.
 #[derive(Clone, Debug)]
-pub(super) enum Content {
+pub(super) enum RequestContent {
     /// The message of a request for a decision, after its frame header.
     Decision(Bytes),
     /// A call of any service.
-    Call(Call),
+    Call(BenchCall),
 }
 
 /// A call that a file lists: a `POST` as of gRPC, or a `GET` if it has no body.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Call {
+pub(super) struct BenchCall {
     pub path: PathAndQuery,
     pub body: Bytes,
 }
@@ -46,7 +46,7 @@ struct ListedCall {
     body: String,
 }
 
-impl Call {
+impl BenchCall {
     /// The calls of a file, at least one.
     pub(super) fn read(file: &Path) -> Result<Vec<Self>, String> {
         let text = fs::read(file).map_err(|error| error.to_string())?;
@@ -209,7 +209,8 @@ mod tests {
 
     #[test]
     fn calls_are_read_from_json() {
-        let call = |path: &str, body: &str| Call::new(ListedCall { path: path.into(), body: body.into() });
+        let call =
+            |path: &str, body: &str| BenchCall::new(ListedCall { path: path.into(), body: body.into() });
         let read = call("/a.B/C", "00ffA0").unwrap();
         assert_eq!((read.path.as_str(), &*read.body), ("/a.B/C", &[0, 0xff, 0xa0][..]));
         for (path, body) in [("no path", ""), ("/a", "0"), ("/a", "0g"), ("/a", "\u{e9}")] {

@@ -15,7 +15,7 @@ use tonic::Code;
 
 use crate::cli::bench::{
     client::{self, BenchClient, Route},
-    frame::{AnswerKind, Call, Content, FrameTemplate},
+    frame::{AnswerKind, BenchCall, FrameTemplate, RequestContent},
     keys::{HitDistribution, Keys},
     schedule::{MeasuredSpan, Schedule},
     stats::{BenchStats, LATE},
@@ -37,19 +37,19 @@ pub(super) enum BenchTraffic {
     /// Requests for decisions.
     Decisions { template: FrameTemplate, keys: Keys, hits: HitDistribution },
     /// Calls in turn, at least one; `next` is the index of the next one.
-    Calls { calls: Vec<Call>, next: usize },
+    Calls { calls: Vec<BenchCall>, next: usize },
 }
 
 impl BenchTraffic {
-    fn next(&mut self) -> Content {
+    fn next(&mut self) -> RequestContent {
         match self {
             Self::Decisions { template, keys, hits } => {
-                Content::Decision(template.fill(keys.next(), hits.next()))
+                RequestContent::Decision(template.fill(keys.next(), hits.next()))
             }
             Self::Calls { calls, next } => {
                 let call = calls[*next].clone();
                 *next = (*next + 1) % calls.len();
-                Content::Call(call)
+                RequestContent::Call(call)
             }
         }
     }
@@ -94,7 +94,7 @@ struct NextRequest {
 
 /// A request to send.
 struct BenchRequest {
-    content: Content,
+    content: RequestContent,
     /// The instant from which its latency is measured.
     from: Duration,
     measured: bool,

@@ -5,7 +5,7 @@ use std::{path::PathBuf, process::ExitCode};
 use clap::{Arg, ArgAction, ArgMatches, Command, ValueHint, value_parser};
 use tollgate_limiter::rules::{self, Problems, Rules};
 
-use crate::cli::{check::report::Report, help::examples, output::print_line};
+use crate::cli::{check::report::RulesReport, help::examples, output::print_line};
 
 mod quotas;
 mod report;
@@ -34,8 +34,11 @@ pub(super) fn run(matches: &ArgMatches) -> ExitCode {
     if let (Ok(rules), true) = (&mut checked, matches.get_flag("rlqs")) {
         quotas::warn(rules);
     }
-    let text =
-        if matches.get_flag("json") { Report::of(&checked).json().to_string() } else { readable(&checked) };
+    let text = if matches.get_flag("json") {
+        RulesReport::new(&checked).json().to_string()
+    } else {
+        readable(&checked)
+    };
     print_line(text, if checked.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 

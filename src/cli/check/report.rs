@@ -6,7 +6,7 @@ use tollgate_limiter::rules::{Origin, Problem, Problems, Rules};
 
 /// What a check found.
 #[derive(Debug, Serialize)]
-pub(super) struct Report<'r> {
+pub(super) struct RulesReport<'r> {
     /// The rules, if no problem prevents loading them.
     rules: Option<Summary<'r>>,
     /// The findings that are kept, in the order of the files.
@@ -26,7 +26,7 @@ struct Summary<'r> {
 /// A problem or a warning.
 #[derive(Debug, Serialize)]
 struct Finding<'r> {
-    level: Level,
+    level: FindingEffect,
     /// The file, by its path as given.
     file: &'r str,
     /// From 1.
@@ -39,15 +39,15 @@ struct Finding<'r> {
 /// The effect of a finding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-enum Level {
+enum FindingEffect {
     /// The rules cannot be loaded.
     Error,
     /// Probably a mistake.
     Warning,
 }
 
-impl<'r> Report<'r> {
-    pub(super) fn of(checked: &'r Result<Rules, Problems>) -> Self {
+impl<'r> RulesReport<'r> {
+    pub(super) fn new(checked: &'r Result<Rules, Problems>) -> Self {
         match checked {
             Ok(rules) => Self {
                 rules: Some(Summary {
@@ -55,11 +55,16 @@ impl<'r> Report<'r> {
                     domains: rules.domains().count(),
                     content: rules.hash(),
                 }),
-                findings: rules.warnings().iter().map(|one| Finding::of(one, Level::Warning)).collect(),
+                findings: rules
+                    .warnings()
+                    .iter()
+                    .map(|one| Finding::new(one, FindingEffect::Warning))
+                    .collect(),
                 omitted: 0,
             },
             Err(problems) => {
-                let findings: Vec<_> = problems.iter().map(|one| Finding::of(one, Level::Error)).collect();
+                let findings: Vec<_> =
+                    problems.iter().map(|one| Finding::new(one, FindingEffect::Error)).collect();
                 Self { rules: None, omitted: problems.len() - findings.len(), findings }
             }
         }
@@ -71,7 +76,7 @@ impl<'r> Report<'r> {
 }
 
 impl<'r> Finding<'r> {
-    fn of(problem: &'r Problem, level: Level) -> Self {
+    fn new(problem: &'r Problem, level: FindingEffect) -> Self {
         let Problem { location, what } = problem;
         let (Origin::File(file) | Origin::Resource { name: file, .. }) = &*location.origin;
         Self { level, file, line: location.mark.line, column: location.mark.column, message: what }
@@ -87,7 +92,7 @@ mod tests {
     #[test]
     fn problems_are_reported_with_their_places() {
         let checked = Rules::parse("rules/a.yaml", "domain: edge\ndescriptor: []\ndomains: x\n");
-        let report = Report::of(&checked).json();
+        let report = RulesReport::new(&checked).json();
         let places = |key: &str| -> Vec<_> {
             report["findings"].as_array().unwrap().iter().map(|finding| finding[key].clone()).collect()
         };
@@ -103,7 +108,7 @@ mod tests {
     #[test]
     fn warnings_are_reported_beside_the_rules() {
         let checked = Rules::parse("a.yaml", "domain: edge\ndescriptors:\n- {key: a, shadow_mode: true}\n");
-        let report = Report::of(&checked).json();
+        let report = RulesReport::new(&checked).json();
         assert_eq!(report["findings"][0]["level"], "warning");
         assert_eq!(report["findings"][0]["line"], 3);
         assert_eq!(report["rules"]["domains"], 1);
@@ -114,7 +119,7 @@ mod tests {
     fn problems_beyond_the_bound_are_counted_as_omitted() {
         let text = "domain: edge\ndescriptors:\n".to_owned() + &"- {value: a}\n".repeat(Problems::MAX + 5);
         let checked = Rules::parse("a.yaml", &text);
-        let report = Report::of(&checked).json();
+        let report = RulesReport::new(&checked).json();
         assert_eq!(report["findings"].as_array().unwrap().len(), Problems::MAX);
         assert_eq!(report["omitted"], json!(5));
     }

@@ -30,7 +30,7 @@ pub(super) fn changes(old: Option<DescriptorRef<'_>>, new: Option<DescriptorRef<
     }
     // Otherwise the number in responses follows from the limit.
     if changes.iter().any(|change| change.key == "limit") {
-        changes.retain(|change| change.key != SHOWN);
+        changes.retain(|change| change.key != DISPLAYED);
     }
     changes
 }
@@ -41,7 +41,7 @@ type Values = Vec<(&'static str, String)>;
 fn default_of(key: &str) -> &'static str {
     match key {
         // Always stated where there is a limit.
-        "limit" | SHOWN => "",
+        "limit" | DISPLAYED => "",
         "on_owner_unavailable" => "local_share",
         "lease" | "headers" => "true",
         "denial_body" => AS_SET,
@@ -58,7 +58,7 @@ const TEXT: &str = "text";
 /// The body of refusals by a rule for which the setting decides.
 const AS_SET: &str = "as denial.body";
 /// The number and unit in responses, which can change without the limit.
-const SHOWN: &str = "shown in responses";
+const DISPLAYED: &str = "shown in responses";
 
 /// Keys of the rule, and of the descriptor, which exist without a rule.
 fn values(descriptor: DescriptorRef<'_>) -> Values {
@@ -94,7 +94,7 @@ fn rule_values(rule: &Rule) -> Values {
     let unit = displayed_limit.unit.map_or("unknown", |unit| unit.name());
     vec![
         ("limit", limit(rule)),
-        (SHOWN, format!("{} per {unit}", displayed_limit.requests_per_unit)),
+        (DISPLAYED, format!("{} per {unit}", displayed_limit.requests_per_unit)),
         ("candidate", text(candidate.as_ref().map(|limit| format::limit(limit, None)))),
         ("name", text(name.clone())),
         ("replaces", text(replaced)),

@@ -8,7 +8,7 @@ use tollgate_limiter::rules;
 
 use crate::cli::{
     help::examples,
-    output::{TROUBLE, print},
+    output::{FAILURE, print},
 };
 
 mod compare;
@@ -51,7 +51,7 @@ pub(super) fn run(matches: &ArgMatches) -> ExitCode {
             for problems in [old.err(), new.err()].into_iter().flatten() {
                 eprintln!("{problems}");
             }
-            return ExitCode::from(TROUBLE);
+            return ExitCode::from(FAILURE);
         }
     };
     let old_hash = old.hash().to_owned();
@@ -70,7 +70,7 @@ pub(super) fn run(matches: &ArgMatches) -> ExitCode {
     };
     let printed = print((text + "\n").as_bytes());
     match (printed == ExitCode::SUCCESS, differences.is_empty()) {
-        (false, _) => ExitCode::from(TROUBLE),
+        (false, _) => ExitCode::from(FAILURE),
         (true, true) => ExitCode::SUCCESS,
         (true, false) => ExitCode::from(DIFFERENT),
     }

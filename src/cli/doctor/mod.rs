@@ -12,7 +12,7 @@ use crate::{
     cli::{
         admin_client,
         help::examples,
-        output::{TROUBLE, print, printable_json},
+        output::{FAILURE, print, printable_json},
     },
 };
 
@@ -65,7 +65,7 @@ pub(super) fn run(matches: &ArgMatches) -> ExitCode {
         Ok(found) => found,
         Err(why) => {
             eprintln!("{why}");
-            return ExitCode::from(TROUBLE);
+            return ExitCode::from(FAILURE);
         }
     };
     let text = if matches.get_flag("json") {
@@ -74,7 +74,7 @@ pub(super) fn run(matches: &ArgMatches) -> ExitCode {
         readable(&findings)
     };
     if print((text + "\n").as_bytes()) != ExitCode::SUCCESS {
-        return ExitCode::from(TROUBLE);
+        return ExitCode::from(FAILURE);
     }
     let is_sound = findings.iter().all(|finding| finding.level == FindingLevel::Advice);
     if is_sound { ExitCode::SUCCESS } else { ExitCode::from(FOUND) }

@@ -23,7 +23,7 @@ pub(super) struct OptionalEntries {
     /// Without these, no descriptor of the same `rate_limits` is certain.
     alone: BTreeSet<String>,
     /// Without these, another descriptor of the same `rate_limits` is still sent.
-    beside_others: BTreeSet<String>,
+    with_others: BTreeSet<String>,
     /// Headers and query parameters whose values are sent, as clients write them.
     written_by_clients: BTreeSet<String>,
 }
@@ -69,7 +69,7 @@ impl OptionalEntries {
             items.iter().filter_map(|item| RateLimitItem::from_fields(item.as_object()?)).collect();
         for limit in &limits {
             let stays = |other: &RateLimitItem<'_>| other.stage == limit.stage && other.is_certain();
-            let found = if limits.iter().any(stays) { &mut self.beside_others } else { &mut self.alone };
+            let found = if limits.iter().any(stays) { &mut self.with_others } else { &mut self.alone };
             found.extend(limit.avoided_without().map(|part| format!("{part} of {}", limit.descriptor())));
             self.written_by_clients.extend(limit.actions.iter().filter_map(|action| action.part.clone()));
         }
@@ -92,12 +92,12 @@ impl OptionalEntries {
                 "add a descriptor that every request has, for example of remote_address, or set skip_if_absent: true after a generic_key and write a rule for the entries that are left",
             ));
         }
-        if !self.beside_others.is_empty() {
+        if !self.with_others.is_empty() {
             findings.push(DoctorFinding::advice(
                 ID,
                 format!(
                     "a request without these has one descriptor less, and avoids its limit; others of the same rate_limits are still sent: {}",
-                    listed(self.beside_others.iter().cloned())
+                    listed(self.with_others.iter().cloned())
                 ),
                 "set skip_if_absent: true after a generic_key and write a rule for the entries that are left, if clients must not avoid the limit",
             ));

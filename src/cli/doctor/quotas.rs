@@ -14,7 +14,7 @@ use crate::{
 
 /// The part of a type that names the overrides of routes.
 const OVERRIDE_TYPE: &str = "rate_limit_quota.v3.RateLimitQuotaOverride";
-/// The maximum number of filters whose repaired matchers are shown.
+/// The maximum number of filters whose repaired matchers are displayed.
 const REPAIRED_MAX: usize = 10;
 const ALL_DENIED: &str = "{fallback_rate_limit: {blanket_rule: DENY_ALL}}";
 
@@ -90,7 +90,8 @@ impl Quotas {
         own.faults.into_iter().for_each(|fault| self.add_fault(fault));
     }
 
-    /// Adds the settings of buckets in `value`. `is_bounded`: whether an expression, a list or a text matches the values.
+    /// Adds the settings of buckets in `value`. `is_bounded`: whether an expression, a list or a text matches the
+    /// values.
     fn add_settings(&mut self, value: &Value, is_bounded: bool) {
         match value {
             Value::Array(items) => items.iter().for_each(|item| self.add_settings(item, is_bounded)),

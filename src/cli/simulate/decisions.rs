@@ -34,13 +34,13 @@ pub(super) struct Decided {
 
 /// A file of decisions.
 #[derive(Debug)]
-pub(super) struct Decisions {
+pub(super) struct DecisionsFile {
     path: PathBuf,
     file: BufWriter<File>,
 }
 
 #[derive(Serialize)]
-struct Line {
+struct DecisionLine {
     /// In nanoseconds since 1970.
     time: u64,
     passes: bool,
@@ -50,7 +50,7 @@ struct Line {
     remaining: Vec<Option<u64>>,
 }
 
-impl Decisions {
+impl DecisionsFile {
     pub(super) fn create(path: &Path) -> Result<Self, String> {
         let file = File::create(path).map_err(|error| format!("{}: {error}", path.display()))?;
         Ok(Self { path: path.to_owned(), file: BufWriter::new(file) })
@@ -59,7 +59,7 @@ impl Decisions {
     pub(super) fn write(&mut self, now: Timestamp, decided: &Decided) -> Result<(), String> {
         let millis = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
         let outcomes = decided.outcomes.iter();
-        let line = Line {
+        let line = DecisionLine {
             time: now.as_nanos(),
             passes: decided.passes,
             retry_after_ms: decided.retry_after.map(millis),

@@ -20,10 +20,10 @@ use tollgate_limiter::{
 };
 
 use crate::cli::simulate::{
-    decisions::{Decided, Decisions, RuleOutcome},
+    decisions::{Decided, DecisionsFile, RuleOutcome},
     event::{Event, Source},
     progress::Progress,
-    stats::{RuleUse, Totals, Users},
+    stats::{RuleUse, SideTotals, Users},
 };
 
 /// The number of users refused most often that are kept.
@@ -40,9 +40,9 @@ struct RuleLimit {
 /// What is counted as a refusal by a rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Refusals {
-    /// Those that callers see.
+    /// The refusals that callers see.
     Answered,
-    /// Those of rules in shadow mode too.
+    /// The refusals that callers see and those by rules in shadow mode.
     WithShadow,
 }
 
@@ -88,7 +88,7 @@ pub(super) struct Side {
     // The limit of each rule of the table; `None` if this side does not have the rule.
     limits: Vec<Option<RuleLimit>>,
     pub(super) rules: Vec<RuleUse>,
-    pub(super) totals: Totals,
+    pub(super) totals: SideTotals,
     last: Decided,
 }
 
@@ -100,7 +100,8 @@ impl Side {
         // A constant secret, so that a run can be repeated exactly.
         active_rules.set_secret(Secret::from_bytes([0; 16]));
         active_rules.replace(rules, clock.now());
-        let (mut indices, mut limits) = (FxHashMap::default(), Vec::new());
+        let mut indices = FxHashMap::default();
+        let mut limits = Vec::new();
         let current = active_rules.current();
         for rule in current.rules().into_iter().flat_map(Rules::domains).flat_map(|domain| domain.rules()) {
             let index = table.index(rule);
@@ -118,7 +119,9 @@ impl Side {
         let metrics = Arc::new(Metrics::new(TOP_USERS));
         let memory = Arc::new(Memory::new(memory_limit, OnFull::Deny));
         let limiter = Limiter::new(active_rules, memory, clock.clone()).with_metrics(metrics.clone());
-        let (rules, totals, last) = (Vec::new(), Totals::default(), Decided::default());
+        let rules = Vec::new();
+        let totals = SideTotals::default();
+        let last = Decided::default();
         Self { limiter, clock, metrics, refusals, indices, limits, rules, totals, last }
     }
 
@@ -198,7 +201,7 @@ pub(super) struct Replay {
     /// For each rule, the requests that only the first side, and only the second side refuses.
     pub(super) refused_only: Vec<[u64; 2]>,
     users_refused_only: [TopKeys; 2],
-    decisions: Option<Decisions>,
+    decisions: Option<DecisionsFile>,
     pub(super) traffic: Traffic,
 }
 
@@ -229,7 +232,8 @@ impl Traffic {
 impl Replay {
     pub(super) fn new(table: RuleTable, first: Side, second: Option<Side>, users_max: usize) -> Self {
         let users_refused_only = [(); 2].map(|()| TopKeys::new(TOP_USERS));
-        let (refused_only, traffic) = (vec![[0; 2]; table.rules.len()], Traffic::default());
+        let refused_only = vec![[0; 2]; table.rules.len()];
+        let traffic = Traffic::default();
         let users = Users::new(users_max);
         Self { table, first, second, users, refused_only, users_refused_only, decisions: None, traffic }
     }
@@ -239,8 +243,8 @@ impl Replay {
         self.first.has_decided() || self.second.as_ref().is_some_and(Side::has_decided)
     }
 
-    /// The same, which writes the decisions of the first side.
-    pub(super) fn with_decisions(self, decisions: Option<Decisions>) -> Self {
+    /// Sets the file into which the decisions of the first side are written.
+    pub(super) fn with_decisions(self, decisions: Option<DecisionsFile>) -> Self {
         Self { decisions, ..self }
     }
 
@@ -270,7 +274,7 @@ impl Replay {
             progress.add_requests(number as u64);
             self.traffic.is_interrupted = number == ahead && progress.is_stopped();
             if number < ahead || self.traffic.is_interrupted {
-                return self.decisions.as_mut().map_or(Ok(()), Decisions::finish);
+                return self.decisions.as_mut().map_or(Ok(()), DecisionsFile::finish);
             }
         }
     }

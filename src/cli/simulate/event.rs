@@ -17,7 +17,7 @@ pub(super) struct Event {
     /// The hits of each descriptor without its own, at least 1.
     hits: u64,
     /// Which request of a generator this is; replayed files leave it at its default.
-    pub(super) origin: Origin,
+    pub(super) origin: GeneratedOrigin,
     domain: String,
     // The keys and values of all entries.
     bytes: Vec<u8>,
@@ -27,7 +27,7 @@ pub(super) struct Event {
 
 /// A generated request: its key and the number of earlier attempts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Origin {
+pub(super) struct GeneratedOrigin {
     /// The number of the key; `None` for the attacker.
     pub(super) key: Option<u64>,
     /// 0 for the first attempt.
@@ -60,11 +60,13 @@ impl Event {
 
     /// Adds an entry to the descriptor that is not ended yet.
     pub(super) fn entry(&mut self, key: &[u8], value: &[u8]) {
-        let (key, value) = (self.append(key), self.append(value));
+        let key = self.append(key);
+        let value = self.append(value);
         self.entries.push(EntryBytes { key, value });
     }
 
-    /// Adds the descriptors of these fields. As in Envoy, a descriptor is left out if a field of it is missing or empty.
+    /// Adds the descriptors of these fields. As in Envoy, a descriptor is left out if a field of it is missing or
+    /// empty.
     /// `value` is memory for one value.
     pub(super) fn fill(&mut self, template: &DescriptorTemplate, fields: &impl Fields, value: &mut Vec<u8>) {
         for entries in template.descriptors() {

@@ -25,10 +25,10 @@ use crate::{
         request,
         simulate::{
             envoys,
-            generator::{Retry, Terms, Wait},
+            generator::{GeneratorTerms, RetryPolicy, Wait},
             input::{
-                Content, Mapping, OnBadLine, instant,
-                record::{Format, FormatName},
+                Mapping, OnBadLine, RecordContent, instant,
+                record::{FormatName, RecordFormat},
             },
             shape::{Bursts, Shape},
             suggest::{Goal, ShareOf},
@@ -74,7 +74,7 @@ pub(super) struct Flags {
 #[derive(Debug)]
 pub(super) enum TrafficFlags {
     Recorded(Box<RecordedFlags>),
-    Generated(Box<Terms>),
+    Generated(Box<GeneratorTerms>),
 }
 
 /// A file of requests.
@@ -88,8 +88,8 @@ pub(super) struct RecordedFlags {
 }
 
 impl RecordedFlags {
-    pub(super) fn format(&self) -> Format {
-        Format::new(self.format, self.columns.clone())
+    pub(super) fn format(&self) -> RecordFormat {
+        RecordFormat::new(self.format, self.columns.clone())
     }
 }
 
@@ -286,11 +286,11 @@ fn traffic(matches: &ArgMatches, rules: &Rules) -> Result<TrafficFlags, String> 
             let domain =
                 domain.ok_or("the rules have several domains: --domain names that of the requests")?;
             let template = template.ok_or("--generate needs --descriptor, as in user={key}")?;
-            if let Some(field) = template.fields().find(|field| field.name != Terms::FIELD) {
+            if let Some(field) = template.fields().find(|field| field.name != GeneratorTerms::FIELD) {
                 return Err(format!(
                     "generated requests have no field `{}`; they have `{}`",
                     field.name,
-                    Terms::FIELD
+                    GeneratorTerms::FIELD
                 ));
             }
             Ok(TrafficFlags::Generated(Box::new(terms(matches, *generator, domain, template)?)))
@@ -300,9 +300,9 @@ fn traffic(matches: &ArgMatches, rules: &Rules) -> Result<TrafficFlags, String> 
             mapping: Mapping {
                 domain,
                 content: match template {
-                    None if matches.get_flag("from-denials") => Content::Denials,
-                    None => Content::Requests,
-                    Some(template) => Content::Fields(template),
+                    None if matches.get_flag("from-denials") => RecordContent::Denials,
+                    None => RecordContent::Requests,
+                    Some(template) => RecordContent::Fields(template),
                 },
                 time_field: text("time"),
                 hits_field: text("hits"),
@@ -319,11 +319,12 @@ fn terms(
     generator: Generator,
     domain: String,
     template: DescriptorTemplate,
-) -> Result<Terms, String> {
+) -> Result<GeneratorTerms, String> {
     let default = "it has a default";
     let number = |name: &str| matches.get_one::<u64>(name).copied();
     let time = |name: &str| *matches.get_one::<Duration>(name).expect(default);
-    let (rate, seed) = (number("rate").expect(default), number("seed").expect(default));
+    let rate = number("rate").expect(default);
+    let seed = number("seed").expect(default);
     let span = MeasuredSpan { warmup: Duration::ZERO, duration: Some(time("duration")), requests: None };
     let shape = match generator {
         Generator::Constant | Generator::Poisson => Shape::Flat,
@@ -344,7 +345,7 @@ fn terms(
     let keys = Keys::new(number("keys").expect(default), skew, seed);
     let max = *matches.get_one::<u32>("retries").expect(default);
     let wait = matches.get_one::<Duration>("retry-wait").map_or(Wait::AsTold, |wait| Wait::Always(*wait));
-    Ok(Terms {
+    Ok(GeneratorTerms {
         start: *matches.get_one("start").expect(default),
         domain,
         template,
@@ -354,7 +355,7 @@ fn terms(
         // Another seed, so that the attacker does not arrive together with the users.
         attack: number("attack-rate")
             .map(|rate| Schedule::new(rate, Arrivals::Poisson, span, seed.wrapping_add(1))),
-        retry: (max > 0).then_some(Retry { max, wait }),
+        retry: (max > 0).then_some(RetryPolicy { max, wait }),
     })
 }
 

@@ -9,7 +9,7 @@ use crate::{
     cli::{
         bench::{keys::Keys, schedule::Schedule},
         simulate::{
-            event::{Event, Origin, READ_AHEAD, Skipped, Source},
+            event::{Event, GeneratedOrigin, READ_AHEAD, Skipped, Source},
             shape::Shape,
         },
     },
@@ -20,7 +20,7 @@ const RETRIES_MAX: usize = 1_000_000;
 
 /// What refused clients do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Retry {
+pub(super) struct RetryPolicy {
     /// The maximum number of retries of a request.
     pub(super) max: u32,
     pub(super) wait: Wait,
@@ -31,13 +31,13 @@ pub(super) struct Retry {
 pub(super) enum Wait {
     /// As long as the refusal says; it gives up if the request would never pass.
     AsTold,
-    /// This time, whatever the refusal says.
+    /// A fixed time, whatever the refusal says.
     Always(Duration),
 }
 
 /// The requests of a generator.
 #[derive(Clone, Debug)]
-pub(super) struct Terms {
+pub(super) struct GeneratorTerms {
     pub(super) start: Timestamp,
     pub(super) domain: String,
     pub(super) template: DescriptorTemplate,
@@ -46,45 +46,46 @@ pub(super) struct Terms {
     pub(super) keys: Keys,
     /// The arrivals of requests with the key `attacker`.
     pub(super) attack: Option<Schedule>,
-    pub(super) retry: Option<Retry>,
+    pub(super) retry: Option<RetryPolicy>,
 }
 
 /// The state of a generator.
 #[derive(Debug)]
 pub(super) struct Generated {
-    terms: Terms,
+    terms: GeneratorTerms,
     next_user: Option<Timestamp>,
     next_attack: Option<Timestamp>,
-    retries: BinaryHeap<Reverse<(Timestamp, Origin)>>,
+    retries: BinaryHeap<Reverse<(Timestamp, GeneratedOrigin)>>,
     dropped_retries: u64,
     key: String,
     value: Vec<u8>,
 }
 
 /// The field of the key.
-struct Key<'k>(&'k str);
+struct KeyField<'k>(&'k str);
 
-impl Fields for Key<'_> {
+impl Fields for KeyField<'_> {
     fn get(&self, name: &str) -> Option<Cow<'_, [u8]>> {
-        (name == Terms::FIELD).then_some(Cow::Borrowed(self.0.as_bytes()))
+        (name == GeneratorTerms::FIELD).then_some(Cow::Borrowed(self.0.as_bytes()))
     }
 }
 
-impl Terms {
+impl GeneratorTerms {
     /// The only field of generated requests.
     pub(super) const FIELD: &str = "key";
 }
 
 impl Generated {
-    pub(super) fn new(mut terms: Terms) -> Self {
+    pub(super) fn new(mut terms: GeneratorTerms) -> Self {
         let next_user = terms.next_user();
         let next_attack = terms.next_attack();
-        let (key, value) = (String::new(), Vec::new());
+        let key = String::new();
+        let value = Vec::new();
         Self { terms, next_user, next_attack, retries: BinaryHeap::new(), dropped_retries: 0, key, value }
     }
 
     /// The next request in time; of several at one instant, retries first.
-    fn take(&mut self) -> Option<(Timestamp, Origin)> {
+    fn take(&mut self) -> Option<(Timestamp, GeneratedOrigin)> {
         let fresh = [self.next_user, self.next_attack].into_iter().flatten().min();
         if let Some(Reverse((at, _))) = self.retries.peek()
             && fresh.is_none_or(|fresh| *at <= fresh)
@@ -94,15 +95,15 @@ impl Generated {
         let at = fresh?;
         if self.next_user == Some(at) {
             self.next_user = self.terms.next_user();
-            Some((at, Origin { key: Some(self.terms.keys.next()), attempt: 0 }))
+            Some((at, GeneratedOrigin { key: Some(self.terms.keys.next()), attempt: 0 }))
         } else {
             self.next_attack = self.terms.next_attack();
-            Some((at, Origin { key: None, attempt: 0 }))
+            Some((at, GeneratedOrigin { key: None, attempt: 0 }))
         }
     }
 }
 
-impl Terms {
+impl GeneratorTerms {
     fn next_user(&mut self) -> Option<Timestamp> {
         self.arrivals.next().map(|instant| self.start.after(self.shape.warp(instant)))
     }
@@ -125,7 +126,7 @@ impl Source for Generated {
         }
         event.begin(at, &self.terms.domain, 1);
         event.origin = origin;
-        event.fill(&self.terms.template, &Key(&self.key), &mut self.value);
+        event.fill(&self.terms.template, &KeyField(&self.key), &mut self.value);
         Ok(true)
     }
 
@@ -145,7 +146,7 @@ impl Source for Generated {
             self.dropped_retries += 1;
             return;
         }
-        let origin = Origin { attempt: event.origin.attempt + 1, ..event.origin };
+        let origin = GeneratedOrigin { attempt: event.origin.attempt + 1, ..event.origin };
         self.retries.push(Reverse((event.at.after(wait), origin)));
     }
 

@@ -19,14 +19,14 @@ use tollgate_limiter::rules::{self, Rules};
 use crate::cli::{
     runtime::block_on,
     simulate::{
-        decisions::Decisions,
+        decisions::DecisionsFile,
         engine::{Refusals, Replay, RuleTable, Side},
         event::Source,
         flags::{Flags, TrafficFlags},
         generator::Generated,
-        input::{Recorded, file::KeptInput},
+        input::{Recorded, file::RetainedInput},
         progress::Progress,
-        report::{Names, Report},
+        report::{Names, SimulationReport},
         suggest::{Goal, Suggestion, Tried, suggest},
     },
 };
@@ -45,8 +45,8 @@ mod stats;
 mod suggest;
 mod table;
 
-/// How often the progress is shown.
-const SHOWN_EVERY: Duration = Duration::from_millis(500);
+/// How often the progress is printed.
+const PROGRESS_INTERVAL: Duration = Duration::from_millis(500);
 
 pub(super) fn command() -> Command {
     flags::command()
@@ -76,23 +76,24 @@ fn load(path: &Path) -> Result<Rules, String> {
 }
 
 /// Simulates in another thread, shows the progress, and ends with what there is when a signal arrives.
-async fn in_background(rules: Rules, flags: Flags) -> Result<Report, String> {
+async fn in_background(rules: Rules, flags: Flags) -> Result<SimulationReport, String> {
     let signals = |kind| signal(kind).map_err(|error| error.to_string());
-    let (mut interrupt, mut terminate) =
-        (signals(SignalKind::interrupt())?, signals(SignalKind::terminate())?);
+    let mut interrupt = signals(SignalKind::interrupt())?;
+    let mut terminate = signals(SignalKind::terminate())?;
     let progress = Arc::new(Progress::default());
-    let kept_input = flags.goal.map(|_| KeptInput::default());
-    let simulation = Simulation { flags, progress: progress.clone(), kept_input };
+    let retained_input = flags.goal.map(|_| RetainedInput::default());
+    let simulation = Simulation { flags, progress: progress.clone(), retained_input };
     let mut running = task::spawn_blocking(move || simulation.run(rules));
     let shows_progress = stderr().is_terminal();
-    let (start, mut shown) = (Instant::now(), interval(SHOWN_EVERY));
-    shown.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let start = Instant::now();
+    let mut ticks = interval(PROGRESS_INTERVAL);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let ended = loop {
         tokio::select! {
             ended = &mut running => break ended,
             _ = interrupt.recv() => stop(&progress),
             _ = terminate.recv() => stop(&progress),
-            _ = shown.tick(), if shows_progress => {
+            _ = ticks.tick(), if shows_progress => {
                 // Return to the beginning of the line and clear it.
                 eprint!("\r\x1b[2K{}", progress.line(start.elapsed()));
             }
@@ -119,11 +120,11 @@ struct Simulation {
     flags: Flags,
     progress: Arc<Progress>,
     // `None` if the input is read once.
-    kept_input: Option<KeptInput>,
+    retained_input: Option<RetainedInput>,
 }
 
 impl Simulation {
-    fn run(self, rules: Rules) -> Result<Report, String> {
+    fn run(self, rules: Rules) -> Result<SimulationReport, String> {
         let other = self.flags.compare.as_deref().map(load).transpose()?;
         let mut table = RuleTable::default();
         let side = |rules, table: &mut RuleTable| {
@@ -131,7 +132,7 @@ impl Simulation {
         };
         let first = side(rules, &mut table);
         let second = other.map(|rules| side(rules, &mut table));
-        let decisions = self.flags.decisions.as_deref().map(Decisions::create).transpose()?;
+        let decisions = self.flags.decisions.as_deref().map(DecisionsFile::create).transpose()?;
         let mut replay = Replay::new(table, first, second, self.flags.users_max).with_decisions(decisions);
         let mut source = self.source()?;
         replay
@@ -156,7 +157,7 @@ impl Simulation {
             compare: self.flags.compare.as_ref().map(name),
             top: self.flags.top,
         };
-        Ok(Report::new(&replay, skipped, suggestions, names))
+        Ok(SimulationReport::new(&replay, skipped, suggestions, names))
     }
 
     fn reads_standard_input(&self) -> bool {
@@ -180,7 +181,7 @@ impl Simulation {
             }
             TrafficFlags::Recorded(recorded) => {
                 let bytes = if self.reads_standard_input() {
-                    input::file::open_standard_input(self.kept_input.as_ref(), &self.progress)?
+                    input::file::open_standard_input(self.retained_input.as_ref(), &self.progress)?
                 } else {
                     input::file::open(&recorded.path, &self.progress)?
                 };

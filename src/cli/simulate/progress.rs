@@ -43,9 +43,11 @@ impl Progress {
 
     /// A line for a terminal, `elapsed` after the start.
     pub(super) fn line(&self, elapsed: Duration) -> String {
-        let (requests, seconds) = (self.requests.load(Relaxed), elapsed.as_secs_f64().max(1e-3));
+        let requests = self.requests.load(Relaxed);
+        let seconds = elapsed.as_secs_f64().max(1e-3);
         let mut line = format!("{requests} requests, {:.0} a second", requests as f64 / seconds);
-        let (bytes, bytes_max) = (self.bytes.load(Relaxed), self.bytes_max.load(Relaxed));
+        let bytes = self.bytes.load(Relaxed);
+        let bytes_max = self.bytes_max.load(Relaxed);
         let passes = self.passes.load(Relaxed);
         if passes > 1 {
             line.push_str(&format!(", pass {passes}"));

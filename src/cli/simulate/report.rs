@@ -12,7 +12,7 @@ use crate::cli::simulate::{
 
 /// What a simulation found.
 #[derive(Debug, Serialize)]
-pub(super) struct Report {
+pub(super) struct SimulationReport {
     pub(super) rules: String,
     pub(super) input: String,
     /// Whether all of the input was decided.
@@ -33,7 +33,7 @@ pub(super) struct Report {
     pub(super) by_rule: Vec<RuleReport>,
     pub(super) refused_most: Vec<UserReport>,
     pub(super) timeline: TimelineReport,
-    pub(super) comparison: Option<Comparison>,
+    pub(super) comparison: Option<RulesComparison>,
     pub(super) suggestions: Vec<Suggestion>,
     pub(super) speed: Speed,
 }
@@ -77,7 +77,7 @@ pub(super) struct TimelineReport {
 
 /// Other rules on the same traffic.
 #[derive(Debug, Serialize)]
-pub(super) struct Comparison {
+pub(super) struct RulesComparison {
     pub(super) rules: String,
     pub(super) passed: u64,
     pub(super) refused: u64,
@@ -121,12 +121,13 @@ pub(super) struct Names {
     pub(super) top: usize,
 }
 
-impl Report {
+impl SimulationReport {
     pub(super) fn new(replay: &Replay, skipped: Skipped, suggestions: Vec<Suggestion>, names: Names) -> Self {
         let counts = replay.users.counts(replay.table.rules.len());
-        let (traffic, first) = (&replay.traffic, &replay.first);
+        let traffic = &replay.traffic;
+        let first = &replay.first;
         let [refused_only_first, refused_only_other] = replay.users_refused_only(names.top);
-        let comparison = replay.second.as_ref().zip(names.compare).map(|(second, rules)| Comparison {
+        let comparison = replay.second.as_ref().zip(names.compare).map(|(second, rules)| RulesComparison {
             rules,
             passed: second.totals.passed,
             refused: second.totals.refused,
@@ -134,7 +135,7 @@ impl Report {
             by_rule: differences(replay, second, &counts),
             users_refused_only_by_first: users(refused_only_first),
             users_refused_only_by_other: users(refused_only_other),
-            timeline: TimelineReport::of(&second.totals.timeline),
+            timeline: TimelineReport::from_timeline(&second.totals.timeline),
         });
         let deciding = traffic.deciding.as_secs_f64();
         let sides = if replay.second.is_some() { 2.0 } else { 1.0 };
@@ -154,7 +155,7 @@ impl Report {
             users_left_out: replay.users.left_out,
             by_rule: by_rule(replay, &counts),
             refused_most: users(first.refused_most(names.top)),
-            timeline: TimelineReport::of(&first.totals.timeline),
+            timeline: TimelineReport::from_timeline(&first.totals.timeline),
             comparison,
             suggestions,
             speed: Speed {
@@ -213,7 +214,7 @@ fn differences(replay: &Replay, second: &Side, counts: &[UserCounts]) -> Vec<Rul
 }
 
 impl TimelineReport {
-    fn of(timeline: &Timeline) -> Self {
+    fn from_timeline(timeline: &Timeline) -> Self {
         let Timeline { start, bin_seconds, bins } = timeline;
         Self { start: instant(*start), bin_seconds: *bin_seconds, bins: bins.clone() }
     }

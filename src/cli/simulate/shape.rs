@@ -60,12 +60,14 @@ impl Shape {
 impl Bursts {
     /// The rate outside of bursts, relative to the mean.
     fn base(self) -> f64 {
-        let (every, length) = (self.every.as_secs_f64(), self.length.as_secs_f64());
+        let every = self.every.as_secs_f64();
+        let length = self.length.as_secs_f64();
         every / (self.factor * length + every - length)
     }
 
     fn warp(self, rest: f64) -> f64 {
-        let (base, length) = (self.base(), self.length.as_secs_f64());
+        let base = self.base();
+        let length = self.length.as_secs_f64();
         let in_burst = base * self.factor * length;
         if rest < in_burst { rest / (base * self.factor) } else { length + (rest - in_burst) / base }
     }

@@ -57,7 +57,7 @@ impl RuleUse {
 
 /// The requests that one side has decided.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Totals {
+pub(super) struct SideTotals {
     pub(super) passed: u64,
     pub(super) refused: u64,
     /// Descriptors that match no rule.
@@ -65,7 +65,7 @@ pub(super) struct Totals {
     pub(super) timeline: Timeline,
 }
 
-impl Totals {
+impl SideTotals {
     pub(super) fn add(&mut self, now: Timestamp, passes: bool) {
         if passes {
             self.passed += 1;

@@ -105,7 +105,8 @@ impl Goal {
         let left_out = 1.0 - self.share;
         let needed = if left_out > 1e-9 { (1.0 / left_out - 1e-6).ceil() as u64 } else { 0 };
         let needed = needed.max(SAMPLE_MIN);
-        let (of, percent) = (self.of.name(), self.share * 100.0);
+        let of = self.of.name();
+        let percent = self.share * 100.0;
         (sample < needed)
             .then(|| format!("{sample} {of} are few: a share of {percent} % needs at least {needed}"))
     }
@@ -133,7 +134,8 @@ fn short_input(window: Option<Duration>, span: Duration) -> Option<String> {
         let time = if time.as_secs() > 0 { Duration::from_secs(time.as_secs()) } else { time };
         SignedDuration::try_from(time).map_or_else(|_| format!("{time:?}"), |time| format!("{time:#}"))
     };
-    let (span, window) = (shown(span), shown(window));
+    let span = shown(span);
+    let window = shown(window);
     Some(format!("the input covers {span}, less than the window of {window}: the limit may be too small"))
 }
 

@@ -2,7 +2,7 @@
 
 use crate::cli::simulate::{
     event::Skipped,
-    report::{Comparison, Report, RuleDifference, RuleReport, UserReport},
+    report::{RuleDifference, RuleReport, RulesComparison, SimulationReport, UserReport},
     suggest::Goal,
 };
 
@@ -19,7 +19,7 @@ const DIFFERENCE: [&str; 7] =
     ["rule", "refused", "by other", "only by first", "only by other", "users only first", "users only other"];
 
 /// The report, by paragraphs.
-pub(super) fn text(report: &Report, goal: Option<Goal>) -> String {
+pub(super) fn text(report: &SimulationReport, goal: Option<Goal>) -> String {
     let mut parts = vec![summary(report)];
     parts.push(columns(&RULE, report.by_rule.iter().map(rule).collect()));
     if report.timeline.bins.len() > 1 {
@@ -40,7 +40,7 @@ pub(super) fn text(report: &Report, goal: Option<Goal>) -> String {
     parts.join("\n\n")
 }
 
-fn summary(report: &Report) -> String {
+fn summary(report: &SimulationReport) -> String {
     let mut lines = Vec::new();
     if !report.complete {
         lines.push("interrupted: these are the results of a part of the traffic".to_owned());
@@ -79,7 +79,7 @@ pub(super) fn columns(header: &[&str], rows: Vec<Vec<String>>) -> String {
 }
 
 /// A line for all requests and one for those refused, each of them relative to its own maximum.
-fn timeline(report: &Report) -> String {
+fn timeline(report: &SimulationReport) -> String {
     let per_character = report.timeline.bins.len().div_ceil(TIMELINE_WIDTH).max(1);
     let chunks = || report.timeline.bins.chunks(per_character);
     let all: Vec<u64> = chunks().map(|bins| bins.iter().map(|bin| bin.passed + bin.refused).sum()).collect();
@@ -111,7 +111,7 @@ fn users(title: &str, users: &[UserReport]) -> Option<String> {
     (!rows.is_empty()).then(|| format!("{title}\n{}", rows.join("\n")))
 }
 
-fn compared(report: &Report, other: &Comparison) -> Vec<String> {
+fn compared(report: &SimulationReport, other: &RulesComparison) -> Vec<String> {
     let line = |name: &str, passed, refused, share| {
         vec![name.to_owned(), format!("{passed}"), format!("{refused}"), percent(share)]
     };
@@ -158,7 +158,7 @@ fn difference(rule: &RuleDifference) -> Vec<String> {
 }
 
 /// What the numbers leave out, and what would be refused otherwise.
-fn notes(report: &Report) -> Vec<String> {
+fn notes(report: &SimulationReport) -> Vec<String> {
     let skipped = &report.skipped;
     let mut lines = unread(skipped);
     for (number, what) in [

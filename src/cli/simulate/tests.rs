@@ -6,7 +6,7 @@ use super::{
     engine::{Refusals, Replay, RuleTable, Side},
     event::{Event, Source},
     progress::Progress,
-    report::{Names, Report},
+    report::{Names, SimulationReport},
     suggest::{Goal, ShareOf, Suggestion, suggest},
     *,
 };
@@ -40,7 +40,7 @@ fn rules(rules: &str) -> Rules {
     Rules::parse("rules.yaml", &format!("domain: shop\ndescriptors:\n{rules}")).unwrap()
 }
 
-fn replayed(first: Rules, second: Option<Rules>, source: &mut dyn Source) -> Report {
+fn replayed(first: Rules, second: Option<Rules>, source: &mut dyn Source) -> SimulationReport {
     let mut table = RuleTable::default();
     let first = Side::new(first, &mut table, MEMORY, Refusals::Answered);
     let compare = second.is_some().then(|| "other.yaml".to_owned());
@@ -48,7 +48,7 @@ fn replayed(first: Rules, second: Option<Rules>, source: &mut dyn Source) -> Rep
     let mut replay = Replay::new(table, first, second, 1_000);
     replay.run(source, &Progress::default()).unwrap();
     let names = Names { rules: "rules.yaml".to_owned(), input: "test".to_owned(), compare, top: 3 };
-    Report::new(&replay, source.skipped(), Vec::new(), names)
+    SimulationReport::new(&replay, source.skipped(), Vec::new(), names)
 }
 
 #[test]
@@ -183,7 +183,8 @@ fn suggested_bucket_cannot_be_smaller() {
         let passes = |limit, burst| {
             replayed(rules(&rule("user", &bucket(limit, burst))), None, &mut all()).refused == 0
         };
-        let (limit, burst) = (suggestion.limit, suggestion.burst.unwrap());
+        let limit = suggestion.limit;
+        let burst = suggestion.burst.unwrap();
         assert!(passes(limit, burst) && !passes(limit, burst - 1) && !passes(limit - 1, limit - 1));
         let yaml = suggestion.yaml(goal);
         assert!(yaml.ends_with(&format!("{key}: {limit}\nburst: {burst}\n")), "{yaml}");

@@ -17,9 +17,9 @@ const OWN_ADDRESS_TTL: Duration = Duration::from_secs(60);
 /// The result of dialling an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::cluster) enum DialResult {
-    /// Another process of the cluster, with an active link.
+    /// Another process of the cluster answers, and has an active link.
     Linked,
-    /// This process.
+    /// The address is that of this process.
     OwnAddress,
     /// Connections are refused: no process listens there.
     Refused,

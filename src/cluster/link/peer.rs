@@ -49,7 +49,7 @@ pub(super) struct PeerRoster {
     assembly: Arc<AssemblyBudget>,
 }
 
-/// Another process.
+/// Another process of the cluster, with the session of its link.
 pub(super) struct Peer {
     pub(super) id: MemberId,
     local: Arc<LocalProcess>,

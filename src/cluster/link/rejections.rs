@@ -13,7 +13,7 @@ use crate::cluster::link::{peer::Peer, stats::LinkFailure};
 
 /// Lifetime of a rejection. Seeds are dialled more often; an address that is no longer dialled expires.
 const REJECTION_TTL: Duration = Duration::from_secs(30);
-/// The most addresses that are kept.
+/// The most addresses that are retained.
 const ADDRESSES_MAX: usize = 1024;
 /// The most addresses in a summary.
 const NAMED_MAX: usize = 3;

@@ -69,7 +69,8 @@ async fn watch_one(shared: &LinkHub, index: usize, seed: &str, search: &SeedSear
     loop {
         let unresolved =
             SeedResult { linked: 0, failures: SeedFailures { unresolved: 1, ..SeedFailures::default() } };
-        // A slow lookup is awaited, not dropped: the resolver's thread would go on, and another would start beside it.
+        // A slow lookup is awaited, not dropped: the resolver's thread would go on, and another would start
+        // concurrently.
         let mut lookup = pin!(lookup_host(seed));
         let resolved = match timeout(LOOKUP_TIMEOUT, lookup.as_mut()).await {
             Ok(resolved) => resolved,

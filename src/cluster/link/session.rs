@@ -1,6 +1,6 @@
 //! Numbered, acknowledged delivery between two processes across any number of connections. Pure, without I/O.
 //!
-//! Each sent piece has a number and is kept until the peer acknowledges it. A new connection resumes after the last
+//! Each sent piece has a number and is retained until the peer acknowledges it. A new connection resumes after the last
 //! number received over any earlier one, so each batch arrives once and in order.
 
 use std::{collections::VecDeque, sync::Arc};

@@ -104,7 +104,7 @@ pub(crate) struct RecoveryOrigin {
     pub(crate) version: Version,
     /// The epoch that began with the recovery.
     pub(crate) since: Epoch,
-    /// The data of that copy, while it is kept.
+    /// The data of that copy, while it is retained.
     #[serde(serialize_with = "presence", deserialize_with = "empty_if_present")]
     pub(crate) contents: Option<Arc<SlotData>>,
 }

@@ -13,8 +13,8 @@ use crate::cluster::{
     node::context::Context,
 };
 
-/// How long a copy is kept that is no longer updated and should not be needed.
-const COPY_KEPT: Duration = Duration::from_secs(60);
+/// How long a copy is retained that is no longer updated and should not be needed.
+const COPY_RETENTION: Duration = Duration::from_secs(60);
 /// How long after a refusal for lack of memory a missing base is not requested, because the whole slot would be
 /// refused.
 const REFUSAL_PAUSE: Duration = Duration::from_secs(1);
@@ -170,7 +170,7 @@ impl Backups {
             let is_here =
                 cx.members.placement.backup_owner(slot, owner.member) == Some(cx.members.local_id());
             let is_safe = cx.members.is_reachable(owner.member, cx.now) && copy.version.epoch < owner.epoch;
-            if !is_here && is_safe && cx.now.since(*at) > COPY_KEPT {
+            if !is_here && is_safe && cx.now.since(*at) > COPY_RETENTION {
                 backup.stored = None;
             }
         }

@@ -100,14 +100,14 @@ impl Router<'_> {
         }
     }
 
-    /// Settles grants, retries parked checks, and answers checks whose deadline has passed.
+    /// Settles grants, retries pending checks, and answers checks whose deadline has passed.
     pub(super) fn tick(&mut self, on_time_since: Timestamp) {
         for report in self.checks.borrower.tick(self.cx.now) {
             self.send_to_owner(report);
         }
-        // Every parked check is retried, whatever it has waited for.
+        // Every pending check is retried, whatever it has waited for.
         drop(self.slots.take_ready());
-        for open in self.checks.forwarding.take_parked(|_| true) {
+        for open in self.checks.forwarding.take_pending(|_| true) {
             self.route_now(open);
         }
         for open in self.checks.forwarding.take_expired(on_time_since, self.cx.now, self.cx.out) {
@@ -144,10 +144,10 @@ impl Router<'_> {
         }
     }
 
-    /// Retries parked checks that waited for a slot or for grants.
+    /// Retries pending checks that waited for a slot or for grants.
     pub(super) fn retry_ready(&mut self) {
         while let Some(ready) = self.slots.take_ready() {
-            for open in self.checks.forwarding.take_parked(|check| ready.contains(check.key)) {
+            for open in self.checks.forwarding.take_pending(|check| ready.contains(check.key)) {
                 self.route_now(open);
             }
         }
@@ -168,10 +168,10 @@ impl Router<'_> {
         self.route(OpenCheck::without_reply(check.into(), self.cx.now));
     }
 
-    /// Decides the check, forwards it, or parks it.
+    /// Decides the check, forwards it, or leaves it pending.
     pub(super) fn route(&mut self, open: OpenCheck) {
         if let Some(open) = self.decide(open) {
-            if open.hops > HOPS_MAX { self.park(open) } else { self.forward(open) }
+            if open.hops > HOPS_MAX { self.leave_pending(open) } else { self.forward(open) }
         }
     }
 
@@ -195,7 +195,7 @@ impl Router<'_> {
             };
             match self.slots.apply(&open.check, peer, &mut self.cx) {
                 Some(reply) => self.reply(open, reply, self.cx.now),
-                None => self.park(open),
+                None => self.leave_pending(open),
             }
             return None;
         }
@@ -235,7 +235,7 @@ impl Router<'_> {
                 return self.owner_unreachable(open);
             }
             self.slots.claim_if_orphan(slot, &mut self.cx);
-            return self.park(open);
+            return self.leave_pending(open);
         };
         if self.cx.members.is_isolated()
             || self.cx.out.is_full(to)
@@ -259,11 +259,11 @@ impl Router<'_> {
         }
     }
 
-    fn park(&mut self, open: OpenCheck) {
+    fn leave_pending(&mut self, open: OpenCheck) {
         if self.checks.forwarding.is_full() {
             return self.owner_unreachable(open);
         }
-        self.checks.forwarding.park(open);
+        self.checks.forwarding.add_pending(open);
     }
 
     fn reply(&mut self, open: OpenCheck, reply: CheckReply, sent_at: Timestamp) {

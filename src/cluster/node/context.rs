@@ -1,4 +1,4 @@
-//! What each machine gets with an input besides the input itself.
+//! What each machine gets in addition to an input.
 
 use tollgate_limiter::time::Timestamp;
 

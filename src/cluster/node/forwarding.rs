@@ -1,4 +1,4 @@
-//! Open checks: forwarded to the owners of their counters, or parked until they can be decided or forwarded.
+//! Open checks: forwarded to the owners of their counters, or pending until they can be decided or forwarded.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -110,7 +110,7 @@ struct TimedOutCheck {
 pub(super) struct Forwarding {
     last_ticket: u64,
     forwards: FxHashMap<u64, Forward>,
-    parked: Vec<OpenCheck>,
+    pending: Vec<OpenCheck>,
     late: BTreeMap<u64, TimedOutCheck>,
     /// Reports that could not be sent.
     unsent_reports: Vec<Arc<RemoteCheck>>,
@@ -127,20 +127,20 @@ impl Forwarding {
             Requester::Peer(..) | Requester::NoReply => true,
             Requester::Caller(..) => false,
         };
-        self.forwards.values().map(|forward| &forward.open).chain(&self.parked).any(owed)
+        self.forwards.values().map(|forward| &forward.open).chain(&self.pending).any(owed)
     }
 
     /// Whether checks or reports wait for a tick.
     pub(super) fn needs_ticks(&self) -> bool {
         !self.forwards.is_empty()
-            || !self.parked.is_empty()
+            || !self.pending.is_empty()
             || !self.late.is_empty()
             || !self.unsent_reports.is_empty()
     }
 
     /// Whether as many checks are open as may be.
     pub(super) fn is_full(&self) -> bool {
-        self.forwards.len() + self.parked.len() >= OPEN_CHECKS_MAX
+        self.forwards.len() + self.pending.len() >= OPEN_CHECKS_MAX
     }
 
     /// Whether the circuit breaker of `peer` is open.
@@ -173,14 +173,14 @@ impl Forwarding {
     }
 
     /// Keeps a check until it can be decided or forwarded.
-    pub(super) fn park(&mut self, open: OpenCheck) {
+    pub(super) fn add_pending(&mut self, open: OpenCheck) {
         self.note_deadline(open.deadline);
-        self.parked.push(open);
+        self.pending.push(open);
     }
 
-    /// Takes the parked checks that are ready.
-    pub(super) fn take_parked(&mut self, is_ready: impl Fn(&RemoteCheck) -> bool) -> Vec<OpenCheck> {
-        self.parked.extract_if(.., |open| is_ready(&open.check)).collect()
+    /// Takes the pending checks that are ready.
+    pub(super) fn take_pending(&mut self, is_ready: impl Fn(&RemoteCheck) -> bool) -> Vec<OpenCheck> {
+        self.pending.extract_if(.., |open| is_ready(&open.check)).collect()
     }
 
     /// Queues a report for an owner that is unreachable. False if the queue is full, and the report is dropped.
@@ -240,7 +240,7 @@ impl Forwarding {
         if self.next_deadline.is_none_or(|next| now < next) {
             return Vec::new();
         }
-        let mut expired: Vec<OpenCheck> = self.parked.extract_if(.., |open| open.deadline <= now).collect();
+        let mut expired: Vec<OpenCheck> = self.pending.extract_if(.., |open| open.deadline <= now).collect();
         for (ticket, forward) in self.take_forwards_where(|forward| forward.open.deadline <= now) {
             if forward.is_peer_late(on_time_since) {
                 let breaker = self.breakers.entry(forward.to).or_insert(CLOSED_BREAKER);
@@ -257,7 +257,7 @@ impl Forwarding {
             expired.push(forward.open);
         }
         self.late.retain(|_, late| now < late.until);
-        let open = self.forwards.values().map(|forward| &forward.open).chain(&self.parked);
+        let open = self.forwards.values().map(|forward| &forward.open).chain(&self.pending);
         let deadlines = open.map(|open| open.deadline);
         self.next_deadline = deadlines.chain(self.late.values().map(|late| late.until)).min();
         expired
@@ -269,7 +269,7 @@ impl Forwarding {
         self.unsent_reports.clear();
         let forwards = self.take_forwards_where(|_| true);
         let forwards = forwards.into_iter().map(|(_, forward)| forward.open);
-        forwards.chain(std::mem::take(&mut self.parked)).collect()
+        forwards.chain(std::mem::take(&mut self.pending)).collect()
     }
 
     /// Takes forwards in the order in which they were sent.

@@ -24,7 +24,7 @@ use crate::cluster::{
 /// The window in which forwards are counted to find hot keys.
 const COUNT_WINDOW: Duration = Duration::from_millis(100);
 /// The most keys whose forwards are counted in one window.
-const COUNTED_KEYS_MAX: usize = 4_096;
+const FORWARD_COUNTS_MAX: usize = 4_096;
 
 /// The borrowed grants, and the number of forwards of each key.
 #[derive(Debug)]
@@ -36,7 +36,7 @@ pub(super) struct LeaseBorrower {
     report_interval: Duration,
     borrowed: BTreeMap<Key, Borrowed>,
     forward_counts: BTreeMap<Key, u64>,
-    counted_since: Timestamp,
+    window_started_at: Timestamp,
     reported_at: Timestamp,
 }
 
@@ -53,7 +53,7 @@ enum Borrowing {
     Granted {
         number: u64,
         left: u64,
-        /// What remained at the owner besides the grant, when it lent.
+        /// What remained at the owner in addition to the grant, when it lent.
         owner_remaining: u64,
         reset_at: Timestamp,
         /// Hits that were used and are not reported yet, and when the last of them was used.
@@ -73,7 +73,7 @@ impl LeaseBorrower {
             report_interval: settings.tuning.backup_interval.unwrap_or(COUNT_WINDOW),
             borrowed: BTreeMap::new(),
             forward_counts: BTreeMap::new(),
-            counted_since: Timestamp::EPOCH,
+            window_started_at: Timestamp::EPOCH,
             reported_at: Timestamp::EPOCH,
         }
     }
@@ -127,11 +127,11 @@ impl LeaseBorrower {
     /// How many hits this forward asks for: none unless the key is hot.
     pub(super) fn hits_to_request(&mut self, key: Key, now: Timestamp) -> u64 {
         let Some(lease_from) = self.lease_from else { return 0 };
-        if now.since(self.counted_since) >= COUNT_WINDOW {
+        if now.since(self.window_started_at) >= COUNT_WINDOW {
             self.forward_counts.clear();
-            self.counted_since = now;
+            self.window_started_at = now;
         }
-        if self.forward_counts.len() >= COUNTED_KEYS_MAX && !self.forward_counts.contains_key(&key) {
+        if self.forward_counts.len() >= FORWARD_COUNTS_MAX && !self.forward_counts.contains_key(&key) {
             return 0;
         }
         let forwards = self.forward_counts.entry(key).or_default();

@@ -28,10 +28,10 @@ use crate::cluster::{
 pub(super) const LEASE_TTL: Duration = Duration::from_millis(500);
 /// The most keys with grants, given or borrowed.
 pub(super) const KEYS_MAX: usize = 10_000;
-/// How long a grant is remembered after its end, so that late settlements are not counted twice.
-const EXPIRED_KEPT: Duration = Duration::from_secs(10);
-/// How long a grant whose borrower was not heard in time is remembered, so that unused hits can be refunded.
-pub(super) const CHARGED_KEPT: Duration = Duration::from_secs(60 * 60);
+/// How long a grant is retained after its end, so that late settlements are not counted twice.
+const EXPIRED_RETENTION: Duration = Duration::from_secs(10);
+/// How long a grant whose borrower was not heard in time is retained, so that unused hits can be refunded.
+pub(super) const CHARGED_RETENTION: Duration = Duration::from_secs(60 * 60);
 /// Subtracted from the end of a grant, which may be the first instant of the next window.
 const JUST_BEFORE: Duration = Duration::from_nanos(1);
 /// The smallest grant.
@@ -100,11 +100,11 @@ impl OpenGrant {
         }
     }
 
-    /// How long the grant is remembered after its end.
+    /// How long the grant is retained after its end.
     fn retention(&self) -> Duration {
         match self.state {
-            GrantState::Open | GrantState::Settled => EXPIRED_KEPT,
-            GrantState::Charged { .. } => CHARGED_KEPT,
+            GrantState::Open | GrantState::Settled => EXPIRED_RETENTION,
+            GrantState::Charged { .. } => CHARGED_RETENTION,
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Slot ownership and hand-offs: the owner sends the slot data to the new owner; later checks follow on the same link.
 //!
 //! Invariants: a slot has at most one owner, and only the owner announces its ownership. A slot that is owned here is
-//! also held by the memory. A slot that was handed off is kept here until the receiver acknowledges it.
+//! also held by the memory. A slot that was handed off is retained here until the receiver acknowledges it.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -26,7 +26,7 @@ mod origins;
 use hand_offs::HandOffs;
 
 /// How long an owner keeps the copy that it started from, for members that return with another history of the slot.
-const ORIGIN_KEPT: Duration = Duration::from_secs(10 * 60);
+const ORIGIN_RETENTION: Duration = Duration::from_secs(10 * 60);
 
 /// The owners of all slots, and the slots on their way to another owner.
 #[derive(Debug)]
@@ -50,7 +50,7 @@ struct SlotState {
     acks_due: Vec<HandOffId>,
 }
 
-/// What the owner of a slot knows besides its counters.
+/// What the owner of a slot knows in addition to its counters.
 #[derive(Clone, Debug)]
 struct OwnedSlot {
     epoch: Epoch,
@@ -334,7 +334,7 @@ impl Ownership {
         let counted = |contents| Arc::new(self.memory.counted(Arc::unwrap_or_clone(contents)));
         let origin = RecoveryOrigin { contents: origin.contents.map(counted), ..origin };
         self.memory.acquire(slot, Arc::unwrap_or_clone(contents), cx.wall);
-        let origin_expires_at = cx.now.after(ORIGIN_KEPT);
+        let origin_expires_at = cx.now.after(ORIGIN_RETENTION);
         self.state_mut(slot).owned = Some(OwnedSlot { epoch, origin, origin_expires_at });
         self.announce(slot, cx.out);
     }

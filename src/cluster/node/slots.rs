@@ -49,7 +49,7 @@ pub(super) struct Slots {
     pub(super) dividers: Arc<Dividers>,
     /// Before this instant, another side of a partition may divide.
     divides_from: Timestamp,
-    /// What the counters remember for the callers of other replicas.
+    /// The idempotency keys that the counters retain for the callers of other replicas.
     id_shares: BTreeMap<MemberId, ReplicaShare>,
     data_bytes_max: usize,
     claimed_counters_max: usize,
@@ -179,7 +179,7 @@ impl Slots {
         members.has_receivers() && self.ownership.all().any(is_needed)
     }
 
-    /// Takes what parked checks may have waited for.
+    /// Takes what pending checks may have waited for.
     pub(super) fn take_ready(&mut self) -> Option<Ready> {
         // Asked after each check, and rarely there.
         if self.acquired.is_empty() && !self.leases.has_returned() {

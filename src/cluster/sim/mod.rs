@@ -81,7 +81,7 @@ enum Step {
     /// Sets the number of calls per second with every operation: several descriptors, weights, peeks, refunds,
     /// overrides of classic limits, and rules with and without leases.
     Mixed(u32),
-    /// Sets the number of calls per second that reserve, settle and cancel, besides the other traffic. Some are
+    /// Sets the number of calls per second that reserve, settle and cancel, in addition to the other traffic. Some are
     /// repeated, and some reservations expire.
     Hold(u32),
     /// Starts clients that decide by themselves, with so many requests a second each.

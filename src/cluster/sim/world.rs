@@ -54,7 +54,7 @@ pub(super) const BUDGET: u64 = 500 * MILLISECOND;
 pub(super) const CRASH_WINDOW: u64 = 350 * MILLISECOND;
 /// How often each replica evicts idle counters from one part of its slots.
 const SWEEP_EVERY: u64 = SWEEP_ROUND.as_nanos() as u64 / SWEEP_PARTS as u64;
-/// The delay of a message to another region, besides that of every message.
+/// The delay of a message to another region, in addition to that of every message.
 pub(super) const REGION_DELAY: u64 = 40 * MILLISECOND;
 
 pub(super) const NODE_SETTINGS: NodeSettings = NodeSettings {

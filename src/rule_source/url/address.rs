@@ -25,7 +25,7 @@ impl Address {
     }
 
     /// A text that is meant as a URL, without what may be a secret.
-    pub fn shown(text: &str) -> String {
+    pub fn displayed(text: &str) -> String {
         let wrong = || match text.split_once("//") {
             Some((scheme, rest)) if rest.contains(['@', '?']) => format!("{scheme}//(not shown)"),
             _ => text.to_owned(),

@@ -1,6 +1,6 @@
 //! Rules from a URL: a rule file that is asked for again and again, with its `ETag`.
 //!
-//! What cannot be fetched or loaded leaves the active rules, as for files. The last good document is kept on disk.
+//! What cannot be fetched or loaded leaves the active rules, as for files. The last good document is retained on disk.
 
 use std::sync::Arc;
 

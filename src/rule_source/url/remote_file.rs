@@ -62,7 +62,7 @@ struct DocumentState {
     is_failed: bool,
     /// The copy, until rules are active.
     spare: Option<Spare>,
-    /// When the copy was kept, while it is being loaded instead of an answer.
+    /// When the copy was written, while it is being loaded instead of an answer.
     copy_in_use: Option<Timestamp>,
     /// The fingerprint of the active document.
     active: Option<u128>,

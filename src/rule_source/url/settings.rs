@@ -23,6 +23,6 @@ pub struct UrlSettings {
     pub redirects_max: u32,
     /// Whether `http` is allowed for other machines.
     pub plaintext: bool,
-    /// The file in which the last good document is kept, if there is one.
+    /// The file in which the last good document is retained, if there is one.
     pub copy: Option<PathBuf>,
 }

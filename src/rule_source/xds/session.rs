@@ -21,12 +21,12 @@ const TYPE_URL: &str = "type.googleapis.com/ratelimit.config.ratelimit.v3.RateLi
 /// The maximum length of the problems in a refusal: servers read messages of up to 4 MiB.
 const REFUSAL_BYTES_MAX: usize = 256 * 1024;
 
-/// The answer to a response.
+/// The answer of this client to a response of the control plane.
 #[derive(Clone, Debug)]
 pub(super) enum Acknowledgement {
-    /// Its rules are active.
+    /// The rules of the response are active.
     Accept,
-    /// The active rules stay.
+    /// The rules of the response have problems: the active rules stay.
     Refuse(Arc<Problems>),
 }
 

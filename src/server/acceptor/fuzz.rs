@@ -28,7 +28,7 @@ use crate::{
 /// Longer than the timeout of every step of a call, and than the age of a connection.
 const TIMEOUT: Duration = Duration::from_secs(24 * 3_600);
 /// A client that waits this long for the replies has reached the timeout of an incomplete request.
-const PATIENCE: Duration = Duration::from_secs(60);
+const REPLY_TIMEOUT: Duration = Duration::from_secs(60);
 /// The parts in which the bytes arrive: all at once, or a few at a time.
 const PARTS_BYTES: [usize; 2] = [usize::MAX, 7];
 
@@ -38,7 +38,7 @@ static SETTINGS: LazyLock<Settings> = LazyLock::new(|| {
     sources.load().expect("the defaults are valid")
 });
 
-/// The services beside the rate limit service. To create them takes longer than to serve a connection.
+/// The services other than the rate limit service. To create them takes longer than to serve a connection.
 static ROUTES: LazyLock<Router> = LazyLock::new(|| {
     let (_reporter, health) = tonic_health::server::health_reporter();
     grpc_routes(health).expect("the services are valid")
@@ -78,7 +78,7 @@ async fn serve(bytes: &[u8], part_bytes: usize, budgets: Budgets) {
             }
             yield_now().await;
         }
-        sleep(PATIENCE).await;
+        sleep(REPLY_TIMEOUT).await;
         // The server may have closed the connection already.
         let _ = requests.shutdown().await;
     };

@@ -54,7 +54,7 @@ pub(in crate::settings) struct Given {
 #[derive(Debug, Default)]
 pub(in crate::settings) struct Translation {
     pub(in crate::settings) settings: Vec<Given>,
-    /// Passwords for the shared store. No setting has one, so that none is shown.
+    /// Passwords for the shared store. No setting has one, so that none is displayed.
     pub(in crate::settings) passwords: Passwords,
     /// Variables that have no effect, each with the reason.
     pub(in crate::settings) without_effect: Vec<String>,

@@ -1,4 +1,4 @@
-//! `/live`: the last five minutes as points, and then samples of all figures. One task samples for all open pages.
+//! `/live`: the last five minutes as points, and then samples of all numbers. One task samples for all open pages.
 //! While none is open, it takes a point now and then.
 
 use std::{
@@ -50,7 +50,7 @@ pub struct Live {
     latest: watch::Sender<Latest>,
     history: Mutex<PageHistory>,
     opened: Notify,
-    places: Arc<Semaphore>,
+    permits: Arc<Semaphore>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -69,7 +69,7 @@ impl Default for Live {
             latest: watch::Sender::new(Latest::Nothing),
             history: Mutex::default(),
             opened: Notify::new(),
-            places: Arc::new(Semaphore::new(PAGES_MAX)),
+            permits: Arc::new(Semaphore::new(PAGES_MAX)),
         }
     }
 }
@@ -146,7 +146,7 @@ impl Live {
 
     /// The points so far and the samples from now on; `None` if too many pages are open.
     fn open(&self) -> Option<OpenPage> {
-        let place = self.places.clone().try_acquire_owned().ok()?;
+        let permit = self.permits.clone().try_acquire_owned().ok()?;
         let mut latest = self.latest.subscribe();
         // The latest sample is at most one interval old.
         latest.mark_changed();
@@ -155,18 +155,18 @@ impl Live {
             history: Some(self.history().line()),
             latest,
             end: Instant::now() + STREAM_TIME,
-            _place: place,
+            _permit: permit,
         })
     }
 }
 
-/// An open page; dropping it frees its place.
+/// An open page; dropping it frees its permit.
 struct OpenPage {
     /// The first line, until it is sent.
     history: Option<Bytes>,
     latest: watch::Receiver<Latest>,
     end: Instant,
-    _place: OwnedSemaphorePermit,
+    _permit: OwnedSemaphorePermit,
 }
 
 impl OpenPage {
@@ -308,7 +308,7 @@ mod tests {
         while page.next().await.is_some() {}
         assert_eq!(begin.elapsed(), STREAM_TIME);
         drop(page);
-        assert_eq!(live.places.available_permits(), PAGES_MAX);
+        assert_eq!(live.permits.available_permits(), PAGES_MAX);
         running.abort();
     }
 

@@ -1,4 +1,4 @@
-//! A sample of the figures that the operators' page shows, and the part of it that its lines need. The page computes
+//! A sample of the numbers that the operators' page shows, and the part of it that its lines need. The page computes
 //! rates from successive samples.
 
 use std::{cmp::Reverse, collections::HashSet, ptr, sync::Arc};
@@ -32,7 +32,7 @@ pub struct SampleSources {
     pub certificates: Arc<dyn Certificates>,
 }
 
-/// The figures of which the page draws lines, at one instant. Counts are since the start.
+/// The numbers of which the page draws lines, at one instant. Counts are since the start.
 #[derive(Clone, Debug)]
 pub(super) struct HistoryPoint {
     pub at: Timestamp,
@@ -51,7 +51,7 @@ impl HistoryPoint {
     }
 }
 
-/// Takes samples, and remembers the totals of rules so that a sample has only those that changed.
+/// Takes samples, and retains the totals of rules so that a sample has only those that changed.
 #[derive(Debug)]
 pub(super) struct PageSampler {
     sources: SampleSources,
@@ -64,7 +64,7 @@ impl PageSampler {
         Self { sources, hash: String::new(), totals: Vec::new() }
     }
 
-    /// The figures of lines alone, which costs less than a sample.
+    /// The numbers of lines alone, which costs less than a sample.
     pub(super) fn point(&self) -> HistoryPoint {
         let SampleSources { state, requests, .. } = &self.sources;
         let rules = state.active_rules.current();

@@ -11,8 +11,8 @@ use tollgate_limiter::{
 use crate::api::{
     proto::envoy::config::core::v3::HeaderValue,
     rls::headers::{
+        displayed::{DisplayedLimit, header, seconds},
         settings::HeaderSettings,
-        shown::{ShownLimit, header, seconds},
         structured::{byte_sequence, integer, string},
     },
 };
@@ -21,10 +21,13 @@ use crate::api::{
 const LISTED_MAX: usize = 32;
 
 /// The limits in their order, each name once. Of two with one name, the tighter one.
-pub(super) fn distinct<'s>(shown: impl Iterator<Item = ShownLimit<'s>>, modes: Modes) -> Vec<ShownLimit<'s>> {
-    let mut listed = Vec::<ShownLimit<'s>>::new();
+pub(super) fn distinct<'s>(
+    displayed: impl Iterator<Item = DisplayedLimit<'s>>,
+    modes: Modes,
+) -> Vec<DisplayedLimit<'s>> {
+    let mut listed = Vec::<DisplayedLimit<'s>>::new();
     let mut places = HashMap::new();
-    for limit in shown {
+    for limit in displayed {
         let place = *places.entry(limit.status.name()).or_insert(listed.len());
         match listed.get_mut(place) {
             None => listed.push(limit),
@@ -44,7 +47,7 @@ impl HeaderSettings {
     /// The two headers for the limits that are `listed`; none without limits.
     pub(super) fn policies(
         &self,
-        listed: &[ShownLimit<'_>],
+        listed: &[DisplayedLimit<'_>],
         view: &ActiveView<'_>,
         request: &Request<'_>,
         answer: &Answer<'_>,
@@ -56,11 +59,11 @@ impl HeaderSettings {
         let retry = answer.retry(modes, request);
         let mut policies = String::new();
         let mut limits = String::new();
-        for shown in listed {
-            let name = string(shown.status.name());
+        for displayed in listed {
+            let name = string(displayed.status.name());
             let mut partition = String::new();
             if self.partition_key
-                && let Some(key) = view.partition_key(request, shown.descriptor)
+                && let Some(key) = view.partition_key(request, displayed.descriptor)
             {
                 partition = format!(";pk={}", byte_sequence(&key));
             }
@@ -69,13 +72,13 @@ impl HeaderSettings {
                 list.push_str(&name);
             }
             // Writing to a string does not fail.
-            let _ = write!(policies, ";q={}", integer(shown.limit.requests_per_unit));
-            if let Some(window) = shown.window().filter(|window| *window <= self.window_max) {
+            let _ = write!(policies, ";q={}", integer(displayed.limit.requests_per_unit));
+            if let Some(window) = displayed.window().filter(|window| *window <= self.window_max) {
                 let _ = write!(policies, ";w={}", seconds(window));
             }
-            let _ = write!(policies, ";qu={}{partition}", string(shown.quota_unit()));
-            let _ = write!(limits, ";r={}", integer(shown.status.remaining));
-            let reset = shown.resets_after(answer, retry).map(seconds);
+            let _ = write!(policies, ";qu={}{partition}", string(displayed.quota_unit()));
+            let _ = write!(limits, ";r={}", integer(displayed.status.remaining));
+            let reset = displayed.resets_after(answer, retry).map(seconds);
             if let Some(reset) = reset.filter(|reset| *reset <= self.window_max.as_secs()) {
                 let _ = write!(limits, ";t={reset}");
             }
@@ -85,7 +88,7 @@ impl HeaderSettings {
     }
 }
 
-impl ShownLimit<'_> {
+impl DisplayedLimit<'_> {
     /// The window, if it is a whole number of seconds. Places in flight have none.
     fn window(&self) -> Option<Duration> {
         if let Some(unit) = self.limit.unit {
@@ -105,7 +108,8 @@ impl ShownLimit<'_> {
     }
 
     /// A time after which the request passes if it is sent again, as far as one is known. After a refusal it is that of
-    /// the request, and limits that have not refused have none: it must be neither earlier nor later than `Retry-After`.
+    /// the request, and limits that have not refused have none: it must be neither earlier nor later than
+    /// `Retry-After`.
     fn resets_after(&self, answer: &Answer<'_>, retry: Retry) -> Option<Duration> {
         match retry {
             Retry::After(wait) if answer.passes => Some(self.reset_after.max(wait)),

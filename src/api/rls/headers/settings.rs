@@ -35,8 +35,8 @@ pub struct HeaderSettings {
 /// The limits of a call in `RateLimit` and `RateLimit-Policy`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Listed {
-    /// The tightest one.
+    /// Only the tightest limit of the call.
     Tightest,
-    /// All of them.
+    /// All limits of the call.
     All,
 }

@@ -17,8 +17,8 @@ const ALLOW_ALL: i32 = 0;
 
 /// The bucket of an Envoy.
 #[derive(Debug, Default)]
-pub(super) struct Bucket {
-    assigned: Assigned,
+pub(super) struct EnvoyBucket {
+    assigned: LastAssignment,
     expires_at: Timestamp,
     /// What was decided since the last report.
     pub(super) usage: Usage,
@@ -26,24 +26,24 @@ pub(super) struct Bucket {
 
 /// The last assignment.
 #[derive(Clone, Copy, Debug, Default)]
-enum Assigned {
+enum LastAssignment {
     #[default]
     Deny,
     Allow,
-    Tokens(Tokens),
+    Tokens(EnvoyTokens),
 }
 
 /// A token bucket.
 #[derive(Clone, Copy, Debug)]
-struct Tokens {
+struct EnvoyTokens {
     left: f64,
     max: f64,
     fill: f64,
     fill_seconds: f64,
 }
 
-impl Tokens {
-    fn of(bucket: &TokenBucket) -> Self {
+impl EnvoyTokens {
+    fn from_bucket(bucket: &TokenBucket) -> Self {
         let max = f64::from(bucket.max_tokens);
         let seconds = bucket.fill_interval.map_or(0, |interval| interval.seconds);
         let fill = f64::from(bucket.tokens_per_fill.unwrap_or_default());
@@ -51,33 +51,37 @@ impl Tokens {
     }
 }
 
-impl Bucket {
+impl EnvoyBucket {
     /// Takes an assignment at `now`.
     pub(super) fn assign(&mut self, action: &QuotaAssignmentAction, now: Timestamp) {
         let strategy = action.rate_limit_strategy.as_ref().and_then(|strategy| strategy.strategy.as_ref());
         self.assigned = match strategy {
-            Some(Strategy::BlanketRule(ALLOW_ALL)) | None => Assigned::Allow,
-            Some(Strategy::TokenBucket(bucket)) => Assigned::Tokens(self.changed(Tokens::of(bucket))),
-            Some(Strategy::BlanketRule(_) | Strategy::RequestsPerTimeUnit(_)) => Assigned::Deny,
+            Some(Strategy::BlanketRule(ALLOW_ALL)) | None => LastAssignment::Allow,
+            Some(Strategy::TokenBucket(bucket)) => {
+                LastAssignment::Tokens(self.changed(EnvoyTokens::from_bucket(bucket)))
+            }
+            Some(Strategy::BlanketRule(_) | Strategy::RequestsPerTimeUnit(_)) => LastAssignment::Deny,
         };
         let seconds = action.assignment_time_to_live.map_or(0, |time| time.seconds);
         self.expires_at = now.after(Duration::from_secs(u64::try_from(seconds).unwrap_or(0)));
     }
 
     /// An equal bucket keeps its tokens, and a changed one the ratio to which it is full.
-    fn changed(&self, new: Tokens) -> Tokens {
+    fn changed(&self, new: EnvoyTokens) -> EnvoyTokens {
         match self.assigned {
-            Assigned::Tokens(old) if old.max > 0.0 => Tokens { left: new.max * old.left / old.max, ..new },
-            Assigned::Tokens(_) | Assigned::Deny | Assigned::Allow => new,
+            LastAssignment::Tokens(old) if old.max > 0.0 => {
+                EnvoyTokens { left: new.max * old.left / old.max, ..new }
+            }
+            LastAssignment::Tokens(_) | LastAssignment::Deny | LastAssignment::Allow => new,
         }
     }
 
     /// Lets `nanos` pass.
     pub(super) fn refill(&mut self, nanos: u64, now: Timestamp) {
         if self.expires_at <= now {
-            self.assigned = Assigned::Deny;
+            self.assigned = LastAssignment::Deny;
         }
-        if let Assigned::Tokens(tokens) = &mut self.assigned {
+        if let LastAssignment::Tokens(tokens) = &mut self.assigned {
             let more = tokens.fill / tokens.fill_seconds * nanos as f64 / SECOND as f64;
             tokens.left = (tokens.left + more).min(tokens.max);
         }
@@ -86,9 +90,9 @@ impl Bucket {
     /// Decides `requests`, and returns how many pass.
     pub(super) fn ask(&mut self, requests: u64) -> u64 {
         let passed = match &mut self.assigned {
-            Assigned::Deny => 0,
-            Assigned::Allow => requests,
-            Assigned::Tokens(tokens) => {
+            LastAssignment::Deny => 0,
+            LastAssignment::Allow => requests,
+            LastAssignment::Tokens(tokens) => {
                 // A sum of parts may end just below a whole number.
                 let passed = requests.min((tokens.left + 1e-9) as u64);
                 tokens.left = (tokens.left - passed as f64).max(0.0);
@@ -103,10 +107,10 @@ impl Bucket {
     /// Requests a second of the last assignment, or those of its slice; `None` if everything passes.
     pub(super) fn share(&self) -> Option<u64> {
         match self.assigned {
-            Assigned::Deny => Some(0),
-            Assigned::Allow => None,
-            Assigned::Tokens(tokens) if tokens.fill_seconds > 1.0 => Some(tokens.max as u64),
-            Assigned::Tokens(tokens) => Some(tokens.fill as u64),
+            LastAssignment::Deny => Some(0),
+            LastAssignment::Allow => None,
+            LastAssignment::Tokens(tokens) if tokens.fill_seconds > 1.0 => Some(tokens.max as u64),
+            LastAssignment::Tokens(tokens) => Some(tokens.fill as u64),
         }
     }
 }

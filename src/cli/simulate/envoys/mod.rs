@@ -1,5 +1,5 @@
-//! `tollgate simulate --envoys`: divides a limit over Envoys as the rate limit quota service does, and reports what each
-//! of them would refuse.
+//! `tollgate simulate --envoys`: divides a limit over Envoys as the rate limit quota service does, and reports what
+//! each of them would refuse.
 
 use std::{
     iter, mem,
@@ -42,8 +42,8 @@ use crate::{
     cli::{
         check::unserved,
         simulate::envoys::{
-            client::Bucket,
-            report::{EnvoyReport, Report, Spans},
+            client::EnvoyBucket,
+            report::{EnvoyReport, EnvoysReport, RequestSpans},
         },
     },
 };
@@ -72,20 +72,20 @@ type Pairs = Vec<Pair>;
 
 /// The demand of some Envoys, each.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Demand {
+pub(super) struct EnvoysDemand {
     per_second: f64,
     envoys: usize,
 }
 
 /// Reads the demand of an Envoy, as in `150`, or of several, as in `150x3`.
-pub(super) fn demand(text: &str) -> Result<Demand, String> {
+pub(super) fn demand(text: &str) -> Result<EnvoysDemand, String> {
     let wanted = || {
         format!(
             "expected requests a second, as in 150, or of several Envoys, as in 150x3, from 0 to {DEMAND_MAX}"
         )
     };
     let (per_second, envoys) = text.split_once('x').unwrap_or((text, "1"));
-    let demand = Demand {
+    let demand = EnvoysDemand {
         per_second: per_second.parse().map_err(|_| wanted())?,
         envoys: envoys.parse().map_err(|_| wanted())?,
     };
@@ -98,7 +98,7 @@ struct Envoy {
     per_second: f64,
     id: BucketId,
     stream: QuotaStream,
-    bucket: Bucket,
+    bucket: EnvoyBucket,
     begins_at: Timestamp,
     // Requests that are due, in part.
     due: f64,
@@ -108,14 +108,14 @@ struct Envoy {
 }
 
 /// Envoys with the service that divides a limit over them.
-struct Simulation {
+struct EnvoysSimulation {
     service: Arc<QuotaService>,
     clock: Clock,
     domain: String,
     envoys: Vec<Envoy>,
     ends_at: Timestamp,
     bin_nanos: u64,
-    spans: Spans,
+    spans: RequestSpans,
 }
 
 /// Simulates Envoys with buckets in `domain`.
@@ -125,7 +125,7 @@ pub(super) fn run(matches: &ArgMatches, rules: Rules, domain: String) -> Result<
     let duration: Duration = *matches.get_one("duration").expect(default);
     let memory_limit = matches.get_one::<ByteSize>("memory-limit").expect(default).as_u64();
     let path = matches.get_one::<PathBuf>("rules").expect("clap requires it");
-    let demands: Vec<Demand> = matches.get_many("envoys").expect("clap requires it").copied().collect();
+    let demands: Vec<EnvoysDemand> = matches.get_many("envoys").expect("clap requires it").copied().collect();
     let demands: Vec<f64> =
         demands.iter().flat_map(|demand| iter::repeat_n(demand.per_second, demand.envoys)).collect();
     let buckets = buckets(matches, demands.len())?;
@@ -139,16 +139,18 @@ pub(super) fn run(matches: &ArgMatches, rules: Rules, domain: String) -> Result<
     let service = Arc::new(QuotaService::new(limiter, dividers, clock.clone(), SETTINGS));
     let current = active_rules.current();
     let rule = rule_of(&current, &domain, &buckets)?;
-    let (ends_at, seconds) = (start.after(duration), duration.as_secs().max(1));
+    let ends_at = start.after(duration);
+    let seconds = duration.as_secs().max(1);
     let bin_nanos = REPORT_EVERY * seconds.div_ceil(BINS_MAX * 5);
-    let spans = Spans::new(TICK);
-    let mut simulation = Simulation { service, clock, domain, envoys: Vec::new(), ends_at, bin_nanos, spans };
+    let spans = RequestSpans::new(TICK);
+    let mut simulation =
+        EnvoysSimulation { service, clock, domain, envoys: Vec::new(), ends_at, bin_nanos, spans };
     for (per_second, entries) in demands.into_iter().zip(&buckets) {
         simulation.add(per_second, entries)?;
     }
     simulation.run()?;
     let each = simulation.envoys.into_iter().map(|envoy| envoy.report).collect();
-    let report = Report::new(path, rule, duration, bin_nanos / SECOND, &simulation.spans, each);
+    let report = EnvoysReport::new(path, rule, duration, bin_nanos / SECOND, &simulation.spans, each);
     let text = if matches.get_flag("json") {
         serde_json::to_string(&report).map_err(|error| error.to_string())?
     } else {
@@ -211,7 +213,7 @@ fn rule_of<'r>(rules: &'r KeyedRules, domain: &str, buckets: &[Pairs]) -> Result
     shared.map(|(rule, _)| rule).ok_or_else(|| "there is no bucket".to_owned())
 }
 
-impl Simulation {
+impl EnvoysSimulation {
     /// Adds an Envoy.
     fn add(&mut self, per_second: f64, entries: &Pairs) -> Result<(), String> {
         let origin = Origin::Name(self.envoys.len().to_be_bytes().into());
@@ -225,7 +227,7 @@ impl Simulation {
             per_second,
             id: BucketId { bucket: pairs.collect() },
             stream,
-            bucket: Bucket::default(),
+            bucket: EnvoyBucket::default(),
             begins_at: self.clock.now().plus(offset),
             due: 1.0,
             reports_at: None,
@@ -298,7 +300,7 @@ impl Envoy {
                 match action {
                     BucketAction::QuotaAssignmentAction(assigned) => self.bucket.assign(&assigned, now),
                     BucketAction::AbandonAction(_) => {
-                        (self.bucket, self.reports_at) = (Bucket::default(), None);
+                        (self.bucket, self.reports_at) = (EnvoyBucket::default(), None);
                     }
                 }
             }

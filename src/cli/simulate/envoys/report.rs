@@ -18,7 +18,7 @@ const SPANS: [u64; 3] = [1, 10, 60];
 
 /// What a simulation found.
 #[derive(Debug, Serialize)]
-pub(super) struct Report {
+pub(super) struct EnvoysReport {
     rules: String,
     rule: String,
     /// The place in its file.
@@ -60,7 +60,8 @@ pub(super) struct EnvoyReport {
 
 impl EnvoyReport {
     pub(super) fn new(bucket: String, requests_per_second: f64) -> Self {
-        let (shares, passed_over_time) = (Vec::new(), Vec::new());
+        let shares = Vec::new();
+        let passed_over_time = Vec::new();
         Self { bucket, requests_per_second, asked: 0, passed: 0, refused: 0, shares, passed_over_time }
     }
 
@@ -104,14 +105,14 @@ impl EnvoyReport {
 
 /// Requests in the last minute, to find the most of any time.
 #[derive(Debug)]
-pub(super) struct Spans {
+pub(super) struct RequestSpans {
     tick: u64,
     ticks: VecDeque<u64>,
     sums: [u64; SPANS.len()],
     most: [u64; SPANS.len()],
 }
 
-impl Spans {
+impl RequestSpans {
     pub(super) fn new(tick: u64) -> Self {
         Self { tick, ticks: VecDeque::new(), sums: [0; SPANS.len()], most: [0; SPANS.len()] }
     }
@@ -132,18 +133,19 @@ impl Spans {
     }
 }
 
-impl Report {
+impl EnvoysReport {
     pub(super) fn new(
         path: &Path,
         rule: &Rule,
         duration: Duration,
         interval_seconds: u64,
-        spans: &Spans,
+        spans: &RequestSpans,
         envoys: Vec<EnvoyReport>,
     ) -> Self {
         let sum = |of: fn(&EnvoyReport) -> u64| envoys.iter().map(of).sum::<u64>();
-        let (asked, passed, refused) =
-            (sum(|envoy| envoy.asked), sum(|envoy| envoy.passed), sum(|envoy| envoy.refused));
+        let asked = sum(|envoy| envoy.asked);
+        let passed = sum(|envoy| envoy.passed);
+        let refused = sum(|envoy| envoy.refused);
         let limit = rule.limit().map(|limit| format::limit(limit, rule.displayed_limit.unit));
         let most = SPANS.into_iter().zip(spans.most);
         Self {
@@ -166,7 +168,8 @@ impl Report {
     /// The report, by paragraphs.
     pub(super) fn text(&self) -> String {
         let demand: f64 = self.envoys.iter().map(|envoy| envoy.requests_per_second).sum();
-        let (number, seconds) = (self.envoys.len(), self.seconds);
+        let number = self.envoys.len();
+        let seconds = self.seconds;
         let shadow = if self.shadow_mode { ", in shadow mode" } else { "" };
         let most: Vec<_> =
             self.most_passed.iter().map(|most| format!("{} in {} s", most.requests, most.seconds)).collect();
@@ -210,7 +213,7 @@ mod tests {
 
     #[test]
     fn most_of_any_span_is_found_in_ticks() {
-        let mut spans = Spans::new(SECOND / 2);
+        let mut spans = RequestSpans::new(SECOND / 2);
         for passed in [1, 2, 3, 0, 0, 4, 5] {
             spans.add(passed);
         }

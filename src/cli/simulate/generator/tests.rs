@@ -16,8 +16,8 @@ fn schedule(rate: u64, arrivals: Arrivals, duration: Duration, seed: u64) -> Sch
     Schedule::new(rate, arrivals, span, seed)
 }
 
-fn terms(rate: u64, duration: Duration, shape: Shape) -> Terms {
-    Terms {
+fn terms(rate: u64, duration: Duration, shape: Shape) -> GeneratorTerms {
+    GeneratorTerms {
         start: Timestamp::EPOCH,
         domain: "shop".to_owned(),
         template: DescriptorTemplate::new([descriptor_text::parse("user={key}").unwrap()].iter()).unwrap(),
@@ -30,8 +30,10 @@ fn terms(rate: u64, duration: Duration, shape: Shape) -> Terms {
 }
 
 /// The instants in seconds and the keys.
-fn all(terms: Terms) -> Vec<(f64, String)> {
-    let (mut generated, mut event, mut all) = (Generated::new(terms), Event::default(), Vec::new());
+fn all(terms: GeneratorTerms) -> Vec<(f64, String)> {
+    let mut generated = Generated::new(terms);
+    let mut event = Event::default();
+    let mut all = Vec::new();
     while generated.next(&mut event).unwrap() {
         let key = String::from_utf8(event.entries().next().unwrap().value.to_vec()).unwrap();
         all.push((event.at.as_nanos() as f64 / SECOND as f64, key));
@@ -75,7 +77,7 @@ fn bursts_have_their_factor_and_the_mean_rate_is_kept() {
 #[test]
 fn attacker_adds_its_own_requests_in_order() {
     let attack = Some(schedule(50, Arrivals::Poisson, HOUR, 8));
-    let requests = all(Terms { attack, ..terms(5, HOUR, Shape::Flat) });
+    let requests = all(GeneratorTerms { attack, ..terms(5, HOUR, Shape::Flat) });
     assert!(requests.is_sorted_by(|a, b| a.0 <= b.0));
     let attacks = requests.iter().filter(|(_, key)| key == "attacker").count();
     assert_count(attacks, 50.0 * 3_600.0);
@@ -91,9 +93,10 @@ fn same_seed_generates_the_same_requests() {
 /// The instants in milliseconds and the attempts of one request that is always refused.
 fn attempts(wait: Wait, told: Option<Duration>) -> Vec<(u64, u32)> {
     let arrivals = schedule(1, Arrivals::Even, Duration::from_secs(1), 1);
-    let retry = Some(Retry { max: 2, wait });
-    let mut generated = Generated::new(Terms { arrivals, retry, ..terms(1, HOUR, Shape::Flat) });
-    let (mut event, mut all) = (Event::default(), Vec::new());
+    let retry = Some(RetryPolicy { max: 2, wait });
+    let mut generated = Generated::new(GeneratorTerms { arrivals, retry, ..terms(1, HOUR, Shape::Flat) });
+    let mut event = Event::default();
+    let mut all = Vec::new();
     while generated.next(&mut event).unwrap() {
         all.push((event.at.as_nanos() / 1_000_000, event.origin.attempt));
         let event = event.clone();

@@ -35,12 +35,14 @@ impl<'l> CombinedLine<'l> {
         let (start_time, rest) = rest.split_once("] ")?;
         let (request, rest) = in_quotes(rest)?;
         let mut words = rest.strip_prefix(' ')?.splitn(3, ' ');
-        let (response_code, bytes_sent) = (words.next()?, words.next()?);
+        let response_code = words.next()?;
+        let bytes_sent = words.next()?;
         let is_number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
         if !is_number(response_code) || !(is_number(bytes_sent) || bytes_sent == "-") {
             return None;
         }
-        let (mut quoted, mut rest) = ([None; QUOTED.len()], words.next().unwrap_or_default());
+        let mut quoted = [None; QUOTED.len()];
+        let mut rest = words.next().unwrap_or_default();
         for field in &mut quoted {
             if rest.is_empty() {
                 break;
@@ -95,7 +97,8 @@ fn unescaped(text: &str) -> Cow<'_, [u8]> {
     if !text.contains('\\') {
         return Cow::Borrowed(text.as_bytes());
     }
-    let (mut bytes, mut rest) = (Vec::with_capacity(text.len()), text.as_bytes());
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.as_bytes();
     while let [first, after @ ..] = rest {
         rest = after;
         let (byte, used) = match (first, after) {

@@ -17,7 +17,7 @@ pub(in crate::cli::simulate) fn parse(text: &str) -> Option<Timestamp> {
     u64::try_from(parsed.as_nanosecond()).ok().map(Timestamp::from_nanos)
 }
 
-/// The same with an error for other texts.
+/// The instant that a text names, or an error for a text that names none.
 pub(super) fn required(text: &str) -> Result<Timestamp, String> {
     parse(text)
         .ok_or_else(|| format!("`{text}` is no time; RFC 3339, `02/Jan/2026:03:04:05 +0000`, or seconds or milliseconds since 1970 are"))

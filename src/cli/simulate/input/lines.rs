@@ -15,11 +15,11 @@ pub(super) struct Lines<R> {
 /// One line.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Line<'l> {
-    /// Without its end.
+    /// The text of the line, without the end of line.
     Text(&'l str),
-    /// It cannot be used, for this reason.
+    /// The line cannot be used, for this reason.
     Bad(&'static str),
-    /// There are no more.
+    /// There are no more lines.
     End,
 }
 

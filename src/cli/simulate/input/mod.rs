@@ -10,7 +10,7 @@ use crate::{
         event::{BadLine, Event, Skipped, Source},
         input::{
             lines::{Line, Lines},
-            record::{Format, Record},
+            record::{Record, RecordFormat},
         },
     },
 };
@@ -34,14 +34,14 @@ const HITS_FIELD: &str = "hits";
 pub(super) struct Mapping {
     /// The domain of records that name none.
     pub(super) domain: Option<String>,
-    pub(super) content: Content,
+    pub(super) content: RecordContent,
     pub(super) time_field: Option<String>,
     pub(super) hits_field: Option<String>,
 }
 
 /// What the records are.
 #[derive(Clone, Debug)]
-pub(super) enum Content {
+pub(super) enum RecordContent {
     /// Requests with their descriptors.
     Requests,
     /// Fields of which the descriptors are made.
@@ -53,16 +53,16 @@ pub(super) enum Content {
 /// What is wrong with a line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum OnBadLine {
-    /// It is counted and left out.
+    /// The line is counted and left out.
     Count,
-    /// It ends the replay.
+    /// The line ends the replay.
     Stop,
 }
 
 /// The requests of a file.
 pub(super) struct Recorded {
     lines: Lines<Box<dyn BufRead + Send>>,
-    format: Format,
+    format: RecordFormat,
     mapping: Mapping,
     on_bad_line: OnBadLine,
     skipped: Skipped,
@@ -73,11 +73,13 @@ impl Recorded {
     /// `format` is found by the first line if it is not given.
     pub(super) fn new(
         bytes: Box<dyn BufRead + Send>,
-        format: Format,
+        format: RecordFormat,
         mapping: Mapping,
         on_bad_line: OnBadLine,
     ) -> Self {
-        let (lines, skipped, value) = (Lines::new(bytes), Skipped::default(), Vec::new());
+        let lines = Lines::new(bytes);
+        let skipped = Skipped::default();
+        let value = Vec::new();
         Self { lines, format, mapping, on_bad_line, skipped, value }
     }
 }
@@ -92,7 +94,7 @@ impl Source for Recorded {
                 Line::Text(text) => match self.format.read(text) {
                     Ok(None) => continue,
                     Ok(Some(record)) => match self.mapping.content {
-                        Content::Denials => match record.denial(event) {
+                        RecordContent::Denials => match record.denial(event) {
                             Ok(Some(left_out)) => {
                                 self.skipped.unrecorded += left_out;
                                 Ok(())
@@ -100,13 +102,15 @@ impl Source for Recorded {
                             Ok(None) => continue,
                             Err(why) => Err(why),
                         },
-                        Content::Requests | Content::Fields(_) => match record.recording_left_out() {
-                            Some(left_out) => {
-                                self.skipped.unrecorded += left_out;
-                                continue;
+                        RecordContent::Requests | RecordContent::Fields(_) => {
+                            match record.recording_left_out() {
+                                Some(left_out) => {
+                                    self.skipped.unrecorded += left_out;
+                                    continue;
+                                }
+                                None => fill(&record, &self.mapping, event, &mut self.value),
                             }
-                            None => fill(&record, &self.mapping, event, &mut self.value),
-                        },
+                        }
                     },
                     Err(why) => Err(why),
                 },
@@ -148,8 +152,8 @@ fn fill(
     let domain = domain.ok_or("the record names no `domain`, and --domain is not given")?;
     event.begin(at, &domain, hits);
     match &mapping.content {
-        Content::Fields(template) => event.fill(template, record, value),
-        Content::Requests | Content::Denials => record.descriptors(event)?,
+        RecordContent::Fields(template) => event.fill(template, record, value),
+        RecordContent::Requests | RecordContent::Denials => record.descriptors(event)?,
     }
     Ok(())
 }

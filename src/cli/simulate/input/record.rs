@@ -31,7 +31,7 @@ named! {
 
 /// A format, with what it keeps from line to line.
 #[derive(Debug)]
-pub(in crate::cli::simulate) enum Format {
+pub(in crate::cli::simulate) enum RecordFormat {
     /// To be found by the first line.
     Unknown,
     Json,
@@ -59,7 +59,7 @@ pub(in crate::cli::simulate) struct Columns {
     ends: Vec<usize>,
 }
 
-impl Format {
+impl RecordFormat {
     /// The format with this name; columns have these names, or those of the first line.
     pub(in crate::cli::simulate) fn new(name: Option<FormatName>, columns: Option<Vec<String>>) -> Self {
         match name {
@@ -200,7 +200,9 @@ impl Record<'_> {
         }
         let missing = "a denial without `timestamp`, `domain` or `descriptor`";
         let text = |name: &str| value[name].as_str().ok_or(missing);
-        let (at, domain, descriptor) = (text("timestamp")?, text("domain")?, text("descriptor")?);
+        let at = text("timestamp")?;
+        let domain = text("domain")?;
+        let descriptor = text("descriptor")?;
         let at = instant::required(at)?;
         if descriptor.ends_with('…') {
             return Err("the log has cut the descriptor".to_owned());

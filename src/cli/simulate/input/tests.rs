@@ -7,7 +7,7 @@ use crate::{api::descriptor_text, cli::simulate::input::record::FormatName};
 
 fn read_all(
     text: &str,
-    format: Format,
+    format: RecordFormat,
     template: Option<&str>,
     on_bad_line: OnBadLine,
 ) -> Result<(Vec<String>, Skipped), String> {
@@ -15,7 +15,7 @@ fn read_all(
         template.map(|text| DescriptorTemplate::new([descriptor_text::parse(text).unwrap()].iter()).unwrap());
     let mapping = Mapping {
         domain: Some("shop".into()),
-        content: template.map_or(Content::Requests, Content::Fields),
+        content: template.map_or(RecordContent::Requests, RecordContent::Fields),
         time_field: None,
         hits_field: None,
     };
@@ -24,13 +24,14 @@ fn read_all(
 
 fn read_by(
     text: &str,
-    format: Format,
+    format: RecordFormat,
     mapping: Mapping,
     on_bad_line: OnBadLine,
 ) -> Result<(Vec<String>, Skipped), String> {
     let bytes = Box::new(Cursor::new(text.to_owned()));
     let mut recorded = Recorded::new(bytes, format, mapping, on_bad_line);
-    let (mut event, mut all) = (Event::default(), Vec::new());
+    let mut event = Event::default();
+    let mut all = Vec::new();
     while recorded.next(&mut event)? {
         let entries: Vec<_> =
             event.entries().map(|entry| format!("{}={}", escaped(entry.key), escaped(entry.value))).collect();
@@ -44,7 +45,7 @@ fn read_by(
 }
 
 fn read(text: &str, template: Option<&str>) -> (Vec<String>, Skipped) {
-    read_all(text, Format::new(None, None), template, OnBadLine::Count).unwrap()
+    read_all(text, RecordFormat::new(None, None), template, OnBadLine::Count).unwrap()
 }
 
 #[test]
@@ -86,9 +87,10 @@ fn denials_of_a_log_are_read_and_other_events_are_not() {
         &denial.replace("\"hits\":2", "\"hits\":0"),
         &denial.replace("user=ann", "user=a…"),
     ];
-    let mapping = Mapping { domain: None, content: Content::Denials, time_field: None, hits_field: None };
+    let mapping =
+        Mapping { domain: None, content: RecordContent::Denials, time_field: None, hits_field: None };
     let (read, skipped) =
-        read_by(&lines.join("\n"), Format::new(None, None), mapping, OnBadLine::Count).unwrap();
+        read_by(&lines.join("\n"), RecordFormat::new(None, None), mapping, OnBadLine::Count).unwrap();
     assert_eq!(read, ["5 edge 2 path=/a,b,user=ann"]);
     assert_eq!((skipped.unrecorded, skipped.bad_lines), (3, 1));
     assert!(skipped.first_bad_lines[0].why.contains("cut"), "{skipped:?}");
@@ -101,7 +103,7 @@ fn csv_columns_are_named_by_header_or_by_flag() {
     assert_eq!(read(text, Some("u={user}")).0, expected);
     let names = ["user", "time", "hits"].map(str::to_owned).to_vec();
     let text = text.split_once('\n').unwrap().1;
-    let named = read_all(text, Format::new(None, Some(names)), Some("u={user}"), OnBadLine::Stop);
+    let named = read_all(text, RecordFormat::new(None, Some(names)), Some("u={user}"), OnBadLine::Stop);
     assert_eq!(named.unwrap().0, expected);
 }
 
@@ -134,7 +136,7 @@ fn bad_lines_are_counted_and_named_by_number() {
 
 #[test]
 fn strict_input_stops_at_the_first_bad_line() {
-    let format = Format::new(Some(FormatName::Csv), None);
+    let format = RecordFormat::new(Some(FormatName::Csv), None);
     let stopped = read_all("user,time\nann,5\nbob\n", format, Some("u={user}"), OnBadLine::Stop);
     assert_eq!(stopped.unwrap_err(), "line 3: another number of columns than the header: 1, not 2");
 }
@@ -151,13 +153,13 @@ proptest::proptest! {
     #[test]
     fn any_bytes_are_read_without_panic(bytes: Vec<u8>, format in 0..=FormatName::ALL.len(), content in 0..3_usize) {
         let format = match format {
-            0 => Format::new(None, None),
-            index => Format::new(Some(FormatName::ALL[index - 1]), None),
+            0 => RecordFormat::new(None, None),
+            index => RecordFormat::new(Some(FormatName::ALL[index - 1]), None),
         };
         let content = match content {
-            0 => Content::Requests,
-            1 => Content::Denials,
-            _ => Content::Fields(DescriptorTemplate::new([descriptor_text::parse("u={a|first}").unwrap()].iter()).unwrap()),
+            0 => RecordContent::Requests,
+            1 => RecordContent::Denials,
+            _ => RecordContent::Fields(DescriptorTemplate::new([descriptor_text::parse("u={a|first}").unwrap()].iter()).unwrap()),
         };
         let mapping = Mapping { domain: None, content, time_field: None, hits_field: None };
         let mut recorded = Recorded::new(Box::new(Cursor::new(bytes)), format, mapping, OnBadLine::Count);
@@ -171,7 +173,7 @@ proptest::proptest! {
     ) {
         let quoted: Vec<_> = values.iter().map(|value| format!("\"{}\"", value.replace('"', "\"\""))).collect();
         let names: Vec<_> = (0..values.len()).map(|index| format!("c{index}")).collect();
-        let mut format = Format::new(Some(FormatName::Csv), Some(names));
+        let mut format = RecordFormat::new(Some(FormatName::Csv), Some(names));
         let line = quoted.join(",");
         let record = format.read(&line).unwrap().unwrap();
         for (index, value) in values.iter().enumerate() {

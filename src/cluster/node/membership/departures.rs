@@ -6,14 +6,14 @@ use tollgate_limiter::time::Timestamp;
 
 use crate::cluster::{MemberId, message::MemberRecord};
 
-/// The most departed members that are remembered.
+/// The most departed members that are retained.
 const DEPARTED_MAX: usize = 10_000;
 /// The most dead members that a new session is told of.
 const DEAD_REPORTED_MAX: usize = 100;
 /// How long a member that departed by silence is dialled again.
 const SILENT_REDIALLED: Duration = Duration::from_secs(24 * 60 * 60);
 /// How long departed members are still listed.
-const DEPARTED_SHOWN: Duration = Duration::from_secs(60);
+const DEPARTED_DISPLAYED: Duration = Duration::from_secs(60);
 
 /// How a departure became known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -116,6 +116,6 @@ impl Departures {
     /// The members that were known and departed recently, and how long ago.
     pub(super) fn recent(&self, now: Timestamp) -> impl Iterator<Item = (&MemberRecord, Duration)> {
         let departed = self.0.values().map(move |departed| (&departed.record, now.since(departed.at)));
-        departed.filter(|(record, since)| !record.address.is_empty() && *since < DEPARTED_SHOWN)
+        departed.filter(|(record, since)| !record.address.is_empty() && *since < DEPARTED_DISPLAYED)
     }
 }

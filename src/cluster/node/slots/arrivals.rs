@@ -23,7 +23,7 @@ impl Slots {
             return;
         }
         self.ownership.learn_owner(slot, owner);
-        // A recovery that goes on would keep its copy beside the backups of the owner.
+        // A recovery that goes on would keep its copy in addition to the backups of the owner.
         if !self.is_orphan(slot, cx)
             && let Some(copy) = self.recovery.end(slot)
             && self.backups.stored(slot).is_none_or(|stored| stored.version < copy.version)

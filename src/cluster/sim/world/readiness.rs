@@ -1,4 +1,4 @@
-//! Which replicas are ready beside strangers, and what is promised of it.
+//! Which replicas are ready next to strangers, and what is promised of it.
 
 use std::time::Duration;
 
@@ -50,8 +50,7 @@ impl World {
 
     /// The replicas that are ready.
     pub(in crate::cluster::sim) fn ready(&self) -> Vec<usize> {
-        let is_ready =
-            |number: &usize| self.processes[number].seen.history.standing != StrangerState::Unready;
+        let is_ready = |number: &usize| self.processes[number].seen.history.state != StrangerState::Unready;
         self.serving().into_iter().filter(is_ready).collect()
     }
 
