@@ -38,7 +38,7 @@ impl<'m> BucketReports<'m> {
         while let Some(field) = fields.next()? {
             match field {
                 (1, FieldValue::Bytes(bytes)) => domain = bytes,
-                (2, FieldValue::Bytes(report)) => drop(BucketReport::decode(report, 0)?),
+                (2, FieldValue::Bytes(report)) => drop(BucketReport::decode(report, None)?),
                 (1 | 2, _wrong_type) => return Err(MalformedMessage),
                 (_unknown, _) => {}
             }
@@ -65,7 +65,7 @@ impl<'m> Iterator for BucketReports<'m> {
         loop {
             match self.fields.next() {
                 Ok(Some((2, FieldValue::Bytes(report)))) => {
-                    return BucketReport::decode(report, self.pairs_max).ok();
+                    return BucketReport::decode(report, Some(self.pairs_max)).ok();
                 }
                 Ok(Some(_other)) => {}
                 Ok(None) | Err(MalformedMessage) => return None,
@@ -75,7 +75,9 @@ impl<'m> Iterator for BucketReports<'m> {
 }
 
 impl<'m> BucketReport<'m> {
-    fn decode(message: &'m [u8], pairs_max: usize) -> Result<Self, MalformedMessage> {
+    /// Keeps at most one pair more than the maximum, and reads no further than that one. Without a maximum all are
+    /// read and none is kept.
+    fn decode(message: &'m [u8], pairs_max: Option<usize>) -> Result<Self, MalformedMessage> {
         let mut report = Self::default();
         let mut fields = MessageFields::new(message);
         while let Some(field) = fields.next()? {
@@ -91,14 +93,16 @@ impl<'m> BucketReport<'m> {
         Ok(report)
     }
 
-    fn decode_pairs(&mut self, id: &'m [u8], pairs_max: usize) -> Result<(), MalformedMessage> {
+    fn decode_pairs(&mut self, id: &'m [u8], pairs_max: Option<usize>) -> Result<(), MalformedMessage> {
         let mut fields = MessageFields::new(id);
         while let Some(field) = fields.next()? {
             match field {
                 (1, FieldValue::Bytes(pair)) => {
                     let pair = IdPair::decode(pair)?;
-                    if self.pairs.len() <= pairs_max {
-                        self.pairs.push(pair);
+                    let Some(max) = pairs_max else { continue };
+                    self.pairs.push(pair);
+                    if self.pairs.len() > max {
+                        return Ok(());
                     }
                 }
                 (1, _wrong_type) => return Err(MalformedMessage),
@@ -112,7 +116,7 @@ impl<'m> BucketReport<'m> {
 /// The pairs of an encoded id of a bucket; none if it is damaged.
 pub(super) fn pairs_of_id(id: &[u8]) -> Vec<IdPair<'_>> {
     let mut report = BucketReport::default();
-    report.decode_pairs(id, usize::MAX).map(|()| report.pairs.into_vec()).unwrap_or_default()
+    report.decode_pairs(id, Some(usize::MAX)).map(|()| report.pairs.into_vec()).unwrap_or_default()
 }
 
 /// The whole seconds of a `Duration`.
@@ -154,7 +158,7 @@ mod tests {
     fn pairs_beyond_the_maximum_are_not_built() {
         let id = [10, 6, 10, 1, b'k', 18, 1, b'v'].repeat(100_000);
         let mut report = BucketReport::default();
-        report.decode_pairs(&id, 4).unwrap();
+        report.decode_pairs(&id, Some(4)).unwrap();
         assert_eq!(report.pairs.len(), 5, "one more than the maximum");
         assert!(report.pairs.capacity() <= 8);
     }

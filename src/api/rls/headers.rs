@@ -51,7 +51,7 @@ impl HeaderSettings {
         retry: Option<Retry>,
     ) -> Vec<HeaderValue> {
         let mut headers = Vec::new();
-        if let Some(tightest) = shown(answer).min_by_key(|shown| shown.rank(modes)) {
+        if let Some(tightest) = displayed(answer).min_by_key(|limit| limit.rank(modes)) {
             let DisplayedLimit { limit, status, reset_after, .. } = tightest;
             // A request that never passes waits for nothing.
             let reset = (retry != Some(Retry::Never)).then(|| seconds(reset_after));
