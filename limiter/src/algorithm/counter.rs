@@ -22,14 +22,14 @@ pub enum Counter {
     Debt(DebtCounter),
     /// Tokens that are missing.
     Step(StepCounter),
-    /// One of the others, of which refusals or penalties are remembered.
+    /// A counter of another kind, with a record of refusals or penalties.
     Penalized(Box<PenalizedCounter>),
 }
 
 /// A counter of which refusals or penalties are remembered.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PenalizedCounter {
-    /// That of the limit alone.
+    /// The counter of the limit without its penalty.
     pub(crate) counter: Counter,
     pub(crate) record: PenaltyRecord,
 }
@@ -37,15 +37,15 @@ pub struct PenalizedCounter {
 /// What taking one charge back needs. Replicas number the variants by their order: append at the end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Receipt {
-    /// Of a charge to a window.
+    /// The receipt of a charge to a window.
     Window(WindowReceipt),
-    /// Of a charge to a window that slides.
+    /// The receipt of a charge to a window that slides.
     Sliding(SlidingReceipt),
-    /// Of a charge that is remembered.
+    /// The receipt of a charge with an entry in a log.
     Log(LogReceipt),
-    /// Of a charge to a debt.
+    /// The receipt of a charge to a debt.
     Debt(DebtReceipt),
-    /// Of a charge in a step.
+    /// The receipt of a charge in a step.
     Step(StepReceipt),
 }
 
@@ -56,7 +56,7 @@ impl From<Infallible> for Receipt {
     }
 }
 
-/// Of any kind: a limit makes its own of it.
+/// A counter of some kind: a limit replaces it by one of its own kind.
 impl Default for Counter {
     fn default() -> Self {
         Self::Window(WindowCounter::default())
@@ -75,7 +75,7 @@ impl Counter {
         if let Self::Penalized(penalized) = self { Some(penalized) } else { None }
     }
 
-    /// The same to change it.
+    /// The counter with its record, for changes, if it has one.
     fn penalized_mut(&mut self) -> Option<&mut PenalizedCounter> {
         if let Self::Penalized(penalized) = self { Some(penalized) } else { None }
     }
@@ -130,7 +130,7 @@ impl Counter {
         self.penalized().map(|penalized| &penalized.record)
     }
 
-    /// That of the limit alone.
+    /// The counter without the record of its refusals.
     pub(crate) fn plain(&self) -> &Self {
         self.penalized().map_or(self, |penalized| &penalized.counter)
     }
@@ -185,7 +185,7 @@ pub(crate) fn own<C: Variant<Counter> + Default>(counter: &mut Counter) -> &mut 
     C::of_mut(counter).expect("the counter was just made of this kind")
 }
 
-/// One variant of the enum `E`. That of a counter with a record is the one of the counter alone.
+/// One variant of the enum `E`. A counter with a record has the variant of the counter without it.
 pub trait Variant<E>: Sized + Into<E> {
     /// The value as one of the enum.
     #[inline(always)]
@@ -195,7 +195,7 @@ pub trait Variant<E>: Sized + Into<E> {
 
     /// The value, if it is of this variant.
     fn of(value: &E) -> Option<&Self>;
-    /// The same to change it.
+    /// The value for changes, if it is of this variant.
     fn of_mut(value: &mut E) -> Option<&mut Self>;
 }
 

@@ -31,7 +31,7 @@ pub struct Held {
 }
 
 impl Place {
-    /// The same place after all instants of its counter have moved back by `back` nanoseconds.
+    /// The place of the charge after all instants of its counter have moved back by `back` nanoseconds.
     pub(crate) fn shifted_back(self, back: u64) -> Self {
         match self {
             Self::Sum => Self::Sum,

@@ -42,7 +42,7 @@ pub enum Limit {
     LeakyQueue(LeakyQueue),
     /// `concurrency`
     Concurrency(Concurrency),
-    /// One of the others with a `penalty`.
+    /// A limit of another variant with a `penalty`.
     Penalized(Penalized),
 }
 
@@ -141,7 +141,7 @@ impl Limit {
         })
     }
 
-    /// The same limit without a penalty.
+    /// The limit without a penalty.
     pub fn plain(&self) -> &Self {
         match self.penalized() {
             Some(penalized) => penalized.limit(),
@@ -205,7 +205,7 @@ impl Limit {
         self.period_nanos().map(Duration::from_nanos)
     }
 
-    /// The same in nanoseconds.
+    /// The time in which the whole allowance comes back, in nanoseconds, if that is constant.
     pub(super) fn period_nanos(&self) -> Option<u64> {
         each_algorithm!(self, limit => limit.period())
     }
@@ -246,7 +246,7 @@ impl Limit {
         each_algorithm!(self, limit => admission(limit))
     }
 
-    /// The same limit for a caller with this timeout. Only delays depend on it.
+    /// The limit for a caller with this timeout. Only delays depend on it.
     pub fn within(&self, timeout: Option<Duration>) -> Cow<'_, Self> {
         match timeout {
             Some(timeout) if self.admission() == Admission::Delayed => {
@@ -258,7 +258,7 @@ impl Limit {
         }
     }
 
-    /// The same limit with the same counters, except that a refused charge is not counted. A penalty stays.
+    /// The limit of the same counters, except that a refused charge is not counted. A penalty stays.
     pub fn without_refused_charges(&self) -> Cow<'_, Self> {
         if let Self::Penalized(penalized) = self {
             return match penalized.limit().without_refused_charges() {
@@ -277,15 +277,15 @@ impl Limit {
         }
     }
 
-    /// The same limit for recording known consumption: a charge larger than what is left leaves a debt of up to `debt`
-    /// hits if the algorithm can hold one. A limit with an overdraft keeps its own bound.
+    /// The limit for recording known consumption: a charge larger than what is left leaves a debt of up to `debt` hits
+    /// if the algorithm can hold one. A limit with an overdraft keeps its own bound.
     pub fn with_debt(&self, debt: u64) -> Self {
         self.changed(|number| number, |excess| excess.with_debt(debt))
     }
 
     /// The share of each of `members` replicas: the limit divided by their number, rounded up, so that all shares
-    /// together exceed the limit by at most one hit for each member. Bursts, queues, steps and debts are divided
-    /// likewise. Windows stay the same, so that the share uses the same counters.
+    /// together exceed the limit by at most one hit for each member. Bursts, queues, steps and debts are divided by the
+    /// same number. Windows stay the same, so that the share uses the same counters.
     pub fn share(&self, members: u32) -> Self {
         let part = |number: u64| number.div_ceil(members.max(1).into());
         self.changed(part, |excess| match excess {
@@ -294,7 +294,7 @@ impl Limit {
         })
     }
 
-    /// The same limit with so many fewer hits.
+    /// The limit with `hits` fewer hits.
     pub(crate) fn less(&self, hits: u64) -> Self {
         self.changed(|number| number.saturating_sub(hits), |excess| excess)
     }

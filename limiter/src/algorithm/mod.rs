@@ -100,7 +100,7 @@ pub enum Verdict {
     Delay(Duration),
     /// It is refused.
     Refuse {
-        /// The same operation passes after this time and not before; `None` if it never passes.
+        /// The refused operation passes after this time and not before; `None` if it never passes.
         retry_after: Option<Duration>,
     },
 }
@@ -150,7 +150,7 @@ impl Excess {
         }
     }
 
-    /// The same with a debt of at most `debt` hits; an overdraft keeps its own bound.
+    /// What happens to such a charge if a debt of at most `debt` hits is allowed; an overdraft keeps its own bound.
     fn with_debt(self, debt: u64) -> Self {
         match self {
             Self::Refuse | Self::Count => Self::Overdraft(debt),
@@ -290,7 +290,7 @@ impl<R> Decision<R> {
         Self { remaining: left.remaining, reset_after, ..self }
     }
 
-    /// The same with what `keep` returns for the receipt.
+    /// The decision with what `keep` returns for its receipt.
     #[inline(always)]
     pub(crate) fn keep_receipt<S>(self, keep: impl FnOnce(R) -> Option<S>) -> Decision<S> {
         Decision {

@@ -22,9 +22,9 @@ pub enum Window {
 }
 
 impl Span {
-    /// The minimum: a millisecond.
+    /// The shortest span: a millisecond.
     pub const NANOS_MIN: u64 = 1_000_000;
-    /// The maximum: a hundred years of 365 days.
+    /// The longest span: a hundred years of 365 days.
     pub const NANOS_MAX: u64 = 100 * 365 * 86_400 * crate::time::SECOND;
 
     /// A span of `nanos`, or `None` where that is out of bounds.

@@ -42,8 +42,8 @@ impl Usage {
 pub enum Report {
     /// What it has decided.
     Usage(Usage),
-    /// The same in the first report of a stream, of a client that has decided before: over another stream, whose share
-    /// may be in force.
+    /// What it has decided, in the first report of a stream: the client has decided before over another stream, whose
+    /// share may be in force.
     Resumed(Usage),
     /// Its limit may have changed.
     Limit,
@@ -54,7 +54,7 @@ pub enum Report {
 }
 
 impl Report {
-    /// The same of a subscriber that has reported so many hits before.
+    /// The report of a subscriber that has reported `allowed_before` hits earlier.
     #[must_use]
     pub fn after(self, allowed_before: u64) -> Self {
         match self {
@@ -70,7 +70,7 @@ impl Report {
 pub enum Assignment {
     /// A bucket that is refilled evenly. An equal one keeps the tokens of the last one.
     Share(HitRate),
-    /// So many hits instead of all that is left of earlier assignments.
+    /// This many hits instead of all that is left of earlier assignments.
     Slice(u64),
     /// The last slice for longer, with what is left of it.
     Renewal(u64),

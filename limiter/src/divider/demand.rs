@@ -9,7 +9,7 @@ use crate::{
     time::{SECOND, Timestamp},
 };
 
-/// Shorter times say nothing about a rate.
+/// The shortest time over which a rate is measured.
 const MEASURED_MIN: Duration = Duration::from_secs(1);
 /// A demand that falls keeps this part of what the subscriber was given: one of so many.
 const MEMORY_DIVISOR: f64 = 8.0;
@@ -24,7 +24,7 @@ pub(super) struct Demand {
 }
 
 impl Demand {
-    /// Of a subscriber that begins at `now`.
+    /// The demand of a subscriber that begins at `now`.
     pub(super) fn new(now: Timestamp) -> Self {
         Self { per_second: 0.0, is_measured: false, hits: 0, since: now }
     }
@@ -42,17 +42,17 @@ impl Demand {
         (self.is_measured, self.hits, self.since) = (true, 0, now);
     }
 
-    /// Moves it to another clock.
+    /// Moves the demand to another clock.
     pub(super) fn move_to(&mut self, from: Timestamp, to: Timestamp) {
         self.since = moved(self.since, from, to);
     }
 
-    /// Whether it is known.
+    /// Whether the demand is known.
     pub(super) fn is_measured(&self) -> bool {
         self.is_measured
     }
 
-    /// Since when hits are counted.
+    /// The instant since which hits are counted.
     pub(super) fn since(&self) -> Timestamp {
         self.since
     }

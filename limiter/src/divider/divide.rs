@@ -24,8 +24,9 @@ pub const SUBSCRIBERS_MAX: usize = 4_096;
 
 /// A limit with at most so many subscribers is divided with each report.
 const SUBSCRIBERS_AT_ONCE: usize = 64;
-/// A limit with more of them is divided once in this time for each subscriber, and what is reported meanwhile is noted. So
-/// the work for a report does not grow with their number: a limit has at most 20,000 of them visited in a second.
+/// A limit with more than [`SUBSCRIBERS_AT_ONCE`] subscribers is divided once in this time for each subscriber, and
+/// what is reported meanwhile is noted. So the work for a report does not grow with their number: a limit has at most
+/// 20,000 of them visited in a second.
 const PAUSE_EACH: Duration = Duration::from_micros(50);
 
 /// Divides one limit.
@@ -195,7 +196,7 @@ impl Divider {
         }
     }
 
-    /// Adds another division of the same limit, whose assignments may be in force, too.
+    /// Adds another division of this limit, whose assignments may be in force at the same time.
     pub fn add(&mut self, other: Self, now: Timestamp) {
         (self.learns_until, self.last) = (self.learns_until.max(other.learns_until), None);
         match (&mut self.way, other.way) {
@@ -206,7 +207,7 @@ impl Divider {
         }
     }
 
-    /// Counts everything that an owner before has assigned as in force: also what is not known here.
+    /// Counts everything that an earlier owner has assigned as in force, including what is not known here.
     pub fn learn(&mut self, now: Timestamp) {
         (self.learns_until, self.last) = (self.learns_until.max(end_of_assignment(now)), None);
         match &mut self.way {

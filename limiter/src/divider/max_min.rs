@@ -44,8 +44,8 @@ pub(super) fn divide(limit: f64, claims: &[Claim]) -> Vec<f64> {
     claims.iter().map(|claim| (level * claim.weight).clamp(claim.floor(), claim.hits)).collect()
 }
 
-/// These parts in whole hits, whose sum is at most `limit`. The remainders of fractions are added in ones, in this
-/// `order`, to parts that are below their demand.
+/// `parts` in whole hits, whose sum is at most `limit`. The remainders of fractions are added in ones, in this `order`,
+/// to parts that are below their demand.
 pub(super) fn whole(limit: u64, parts: &[f64], claims: &[Claim], order: &[usize]) -> Vec<u64> {
     // A part that rounding errors put just below a whole number is that number.
     let mut each: Vec<u64> = parts.iter().map(|part| (part + 1e-6).floor() as u64).collect();

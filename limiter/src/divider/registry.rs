@@ -46,7 +46,8 @@ pub struct SubscriberReport {
     pub report: Report,
 }
 
-/// Takes reports to the dividers of their counters, in other replicas too. The assignments that follow come later.
+/// Takes reports to the dividers of their counters, on this replica or another one. The assignments that follow come
+/// later.
 pub trait Divide: fmt::Debug + Send + Sync {
     /// Sends these reports in their order.
     fn report(&self, reports: Vec<SubscriberReport>);
@@ -156,7 +157,7 @@ impl Dividers {
         }
     }
 
-    /// The same after an earlier process. What that has assigned may be in force.
+    /// These dividers after an earlier process, whose assignments may be in force.
     #[must_use]
     pub fn after_restart(self, now: Timestamp) -> Self {
         (0..self.memory.slots()).for_each(|slot| self.learn(Slot::at(slot), now));

@@ -93,12 +93,12 @@ impl<S> Roster<S> {
         &self.ids
     }
 
-    /// In the order of their ids.
+    /// The states, in the order of the ids of their subscribers.
     pub(super) fn states(&self) -> &[S] {
         &self.states
     }
 
-    /// In the order of their ids.
+    /// The states for changes, in the order of the ids of their subscribers.
     pub(super) fn states_mut(&mut self) -> &mut [S] {
         &mut self.states
     }
@@ -141,14 +141,14 @@ impl<S: Subscribed> Roster<S> {
     }
 }
 
-/// As a map.
+/// A roster is serialized as a map from ids to states.
 impl<S: Serialize> Serialize for Roster<S> {
     fn serialize<T: Serializer>(&self, serializer: T) -> Result<T::Ok, T::Error> {
         serializer.collect_map(self.iter())
     }
 }
 
-/// From a map with ids in any order.
+/// A roster is read from a map with ids in any order.
 impl<'de, S: Deserialize<'de>> Deserialize<'de> for Roster<S> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let each: BTreeMap<SubscriberId, S> = BTreeMap::deserialize(deserializer)?;

@@ -63,13 +63,13 @@ struct Next {
     reason: Reason,
 }
 
-/// Where the next hit goes while there is none for each subscriber that waits, and callers ask, too. By turns, because
-/// otherwise the faster of both would get each.
+/// Where the next hit goes while there is none for each subscriber that waits, and callers ask. Subscribers and callers
+/// take turns, because otherwise the faster ones would get each hit.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 enum NextHit {
-    /// It is kept for a subscriber.
+    /// The hit is kept for a subscriber.
     Subscriber,
-    /// It is left to callers, until some time after it comes. That is not known while slices are out.
+    /// The hit is left to callers, until some time after it comes. That time is not known while slices are out.
     Callers { since: Timestamp, until: Option<Timestamp> },
 }
 
@@ -187,8 +187,8 @@ impl Slices {
         Granted { hits: self.left().saturating_add(self.used), ..Granted::default() }
     }
 
-    /// Gives a subscriber the slice of one that has ended, and whose last report was that of this client. Others may have
-    /// reported at that time, too, so the most that any of them has left counts for it.
+    /// Gives a subscriber the slice of one that has ended, and whose last report was that of this client. Other
+    /// subscribers may have reported at that time, so the most that any of them has left counts for it.
     pub(super) fn resume(&mut self, id: SubscriberId, usage: Usage, now: Timestamp) {
         let has_ended = |each: &Subscriber| each.has_ended && now.after(UNCERTAIN) < each.expires_at;
         let could_be = |each: &Subscriber| {

@@ -142,7 +142,7 @@ fn in_modes(modes: Modes, role: Role) -> Role {
     Role { is_quota: role.is_quota || modes.quota_mode, ..role }
 }
 
-/// The same for decisions that are made elsewhere.
+/// What refuses the request among decisions that are made elsewhere. `deciding` assigns each decision to a descriptor.
 pub(super) fn refusal(modes: Modes, applied: &[AppliedLimit<'_>], deciding: &[usize]) -> Refusal {
     Refusal {
         roles: deciding.iter().map(|index| in_modes(modes, applied[*index].role())).collect(),

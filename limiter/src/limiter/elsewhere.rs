@@ -40,7 +40,7 @@ impl Elsewhere {
     }
 }
 
-/// For the service.
+/// Methods for the service.
 #[doc(hidden)]
 impl ActiveView<'_> {
     /// Decides and charges `request` by the counters in the memory of this process, without waiting. If they are

@@ -224,7 +224,7 @@ impl Limiter {
         at_once(self.settle_anywhere(domain, entries, id, actual))
     }
 
-    /// [`Limiter::reserve`], also of counters elsewhere.
+    /// Does what [`Limiter::reserve`] does, with counters in this process or elsewhere.
     pub(crate) async fn reserve_anywhere(
         &self,
         domain: &str,
@@ -241,7 +241,7 @@ impl Limiter {
         Ok(Reservation { checked: Checked::of(&answer), id: is_held.then_some(terms.id), has_ended })
     }
 
-    /// [`Limiter::settle`], also of counters elsewhere.
+    /// Does what [`Limiter::settle`] does, with counters in this process or elsewhere.
     pub(crate) async fn settle_anywhere(
         &self,
         domain: &str,

@@ -72,7 +72,7 @@ pub struct ActiveView<'l> {
     reading: Reading,
 }
 
-/// For the service.
+/// Methods for the service.
 #[doc(hidden)]
 impl Limiter {
     /// A limiter with the rules in `active_rules` and the counters in `memory`.
@@ -88,17 +88,17 @@ impl Limiter {
         }
     }
 
-    /// The same limiter with counters elsewhere.
+    /// Sets where the counters are if they are not in the memory of this process.
     pub fn with_remote(self, remote: Option<Remote>) -> Self {
         Self { remote, ..self }
     }
 
-    /// The same limiter with these modes.
+    /// Sets the modes that apply to all rules.
     pub fn with_modes(self, modes: Modes) -> Self {
         Self { modes, ..self }
     }
 
-    /// The same limiter with these metrics.
+    /// Sets the metrics in which decisions are counted.
     pub fn with_metrics(self, metrics: Arc<Metrics>) -> Self {
         Self { metrics, ..self }
     }
@@ -160,7 +160,7 @@ impl ActiveView<'_> {
     }
 }
 
-/// For the service.
+/// Methods for the service.
 #[doc(hidden)]
 impl ActiveView<'_> {
     /// The instant at which requests are decided.

@@ -59,7 +59,7 @@ pub(super) enum AppliedLimit<'s> {
 pub(super) struct RequestLimit<'s> {
     /// Its kind gives the key of the counter.
     own: Cow<'s, Limit>,
-    /// Decides instead, if a refusal must not be charged.
+    /// The limit that decides in place of `own` if a refusal must not be charged.
     without_refused_charges: Option<Limit>,
     charging: Charging,
 }
@@ -262,7 +262,7 @@ impl<'a> Plan<'a> {
         &self.descriptors[..self.deciding]
     }
 
-    /// The index of each descriptor whose counter another one has, too.
+    /// The index of each descriptor that shares its counter with another one.
     pub(super) fn with_shared_counters(&self) -> SmallVec<[usize; 2]> {
         let keys = self.checks[..self.deciding].iter().map(|check| check.key);
         let mut counters: SmallVec<[(Key, usize); 4]> = keys.zip(self.deciding().iter().copied()).collect();

@@ -109,8 +109,8 @@ impl<'a> Request<'a> {
         Ok(request)
     }
 
-    /// The same request of a caller that is answered at once, and waits for its turn in a queue itself: the timeout does
-    /// not bound the turn.
+    /// The request of a caller that is answered at once, and waits for its turn in a queue itself: the timeout does not
+    /// bound the turn.
     pub fn with_any_turn(self) -> Self {
         Self { turn_timeout: None, ..self }
     }

@@ -36,8 +36,8 @@ impl Retry {
 }
 
 impl Answer<'_> {
-    /// When `request`, of which this is the answer, would pass if it were sent again. Descriptors that have passed count
-    /// too: a refused request may have charged them.
+    /// When `request`, of which this is the answer, would pass if it were sent again. Descriptors that have passed
+    /// count: a refused request may have charged them.
     pub fn retry(&self, modes: Modes, request: &Request<'_>) -> Retry {
         let pairs = || self.statuses.iter().zip(request.descriptors());
         let alone = pairs().filter(|(status, _)| !status.in_quota_mode(modes));

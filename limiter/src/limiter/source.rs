@@ -36,7 +36,7 @@ pub struct DecidedElsewhere<'d> {
 pub(super) enum Source<'d> {
     /// The memory of this process. If the counters are elsewhere, they may be planned.
     Here(Option<&'d mut Option<Box<Elsewhere>>>),
-    /// They were made elsewhere.
+    /// The decisions were made elsewhere.
     Decided(DecidedElsewhere<'d>),
 }
 

@@ -86,7 +86,7 @@ impl Remote {
         Ok(decisions(&self.decide_counters(&counters, timeout, connection, &refusal).await?))
     }
 
-    /// The same without borrowed checks.
+    /// Decides a check set as [`Remote::decide`] does, from checks that it owns.
     pub(crate) async fn decide_counters(
         &self,
         checks: &[CounterCheck],

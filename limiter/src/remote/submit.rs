@@ -77,7 +77,7 @@ pub enum Mode {
     Each,
     /// As one call: if their decisions refuse it, charges are taken back as the checks say.
     Call(Refusal),
-    /// The same without changing anything. A peek of each counter is before the outcomes.
+    /// As one call that changes nothing. A peek of each counter is before the outcomes.
     DryRun(Refusal),
     /// Reservations: all are held, or none if their decisions refuse the call.
     Reserve(Refusal),
@@ -86,8 +86,8 @@ pub enum Mode {
 /// Which counters are elsewhere.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Extent {
-    /// Those of other owners. This replica is an owner, too.
+    /// The counters of other owners. This replica is itself an owner.
     OtherOwners,
-    /// All.
+    /// All counters.
     All,
 }

@@ -179,7 +179,8 @@ impl<'p> Diagnostics<'p> {
         self.problems.push(Problem { location, what: what.into() });
     }
 
-    /// The same for a text that takes a while, such as one with a suggestion. It is written only if it is kept.
+    /// Adds a problem whose text takes a while, such as one with a suggestion. The text is written only if the problem
+    /// is retained.
     pub(crate) fn add_with(&mut self, mark: Mark, what: impl FnOnce() -> String) {
         if self.problems.is_full() { self.problems.drop_one() } else { self.add(mark, what()) }
     }

@@ -102,12 +102,12 @@ impl KeyedRules {
         Self { rules, secret, prefixes: (0..number).map(|_| OnceLock::new()).collect() }
     }
 
-    /// The same rules under another secret.
+    /// These rules under another secret.
     pub(super) fn with_secret(&self, secret: Secret) -> Self {
         Self::new(self.rules.clone(), secret)
     }
 
-    /// Other rules under the same secret.
+    /// `rules` under the secret of these rules.
     pub(super) fn with_rules(&self, rules: Arc<Rules>) -> Self {
         Self::new(Some(rules), self.secret.clone())
     }

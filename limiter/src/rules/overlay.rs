@@ -133,7 +133,7 @@ impl Overlay {
         Matching { depth: 0, rules }
     }
 
-    /// Those of `matching` that also match the next descriptor of a path.
+    /// The rules of `matching` whose paths match one more descriptor.
     pub(crate) fn narrowed(&self, matching: &Matching, key: &str, value: &str) -> Matching {
         let fits = |index: &usize| {
             self.rules[*index].path.get(matching.depth).is_some_and(|step| step.matches(key, value))

@@ -38,7 +38,7 @@ pub struct QuotaTerms {
 pub struct Quota {
     /// The key of the pair.
     pub key: String,
-    /// Its value.
+    /// The value of the pair.
     pub value: String,
     pub terms: QuotaTerms,
 }

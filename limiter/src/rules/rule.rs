@@ -138,9 +138,9 @@ pub struct DisplayedLimit {
 /// Which descriptors of a refused call are charged, of those that would have passed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OnDenied {
-    /// All of them, as envoyproxy/ratelimit does.
+    /// All descriptors that would have passed, as envoyproxy/ratelimit does.
     ChargeAll,
-    /// None of them.
+    /// No descriptor.
     ChargeNone,
 }
 

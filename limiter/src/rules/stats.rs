@@ -113,7 +113,7 @@ impl DecisionStats {
 }
 
 impl Totals {
-    /// The sum of both.
+    /// The sum of two totals.
     pub fn plus(self, other: Self) -> Self {
         Self {
             ok: self.ok.saturating_add(other.ok),

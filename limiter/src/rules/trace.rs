@@ -23,11 +23,11 @@ pub struct LevelTrace<'r> {
     pub chosen: Option<NodeTrace<'r>>,
     /// The first of the nodes that match too but have lower precedence, in the order of declaration.
     pub other_matches: Vec<NodeTrace<'r>>,
-    /// The number of such nodes beyond these.
+    /// The number of nodes beyond `other_matches` that match but have lower precedence.
     pub other_matches_more: usize,
     /// If no node matches: the first nodes of the level, those with the same key first.
     pub non_matches: Vec<NodeTrace<'r>>,
-    /// The number of nodes beyond these.
+    /// The number of nodes of the level beyond `non_matches`.
     pub non_matches_more: usize,
 }
 

@@ -45,7 +45,7 @@ pub struct Stats {
     pub refused_locally: u64,
     /// Checks that were decided without the store.
     pub degraded: u64,
-    /// Charges of these that had no memory for their key.
+    /// Charges decided without the store that had no memory for their key.
     pub local_share_full: u64,
     /// Answers that arrived too late and whose charges were taken back.
     pub late: u64,

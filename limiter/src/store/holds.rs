@@ -340,12 +340,12 @@ impl Holds {
         }
     }
 
-    /// The same with all instants `back` nanoseconds earlier.
+    /// The holds with all instants `back` nanoseconds earlier.
     pub(super) fn shifted_back(self, back: u64) -> Self {
         self.moved(|instant| instant.minus(back), |place| place.shifted_back(back))
     }
 
-    /// The same with other instants.
+    /// The holds with other instants.
     fn moved(mut self, instant: impl Fn(Timestamp) -> Timestamp, place: impl Fn(Place) -> Place) -> Self {
         for hold in &mut self.each {
             (hold.expires_at, hold.held.place) = (instant(hold.expires_at), place(hold.held.place));

@@ -12,7 +12,7 @@ pub struct Lead {
 }
 
 impl Lead {
-    /// A lead that covers both.
+    /// A lead that covers this one and `other`.
     pub(super) fn and(self, other: Self) -> Self {
         Self { at: self.at.max(other.at), until: self.until.max(other.until) }
     }
@@ -23,7 +23,7 @@ impl Lead {
         is_given_up.then(|| Self { at: comparison.wall(), until: comparison.shown() })
     }
 
-    /// The same lead for a clock that shows `back` nanoseconds less.
+    /// The lead for a clock that shows `back` nanoseconds less.
     pub(super) fn shifted_back(self, back: u64) -> Self {
         Self { at: self.at.minus(back), until: self.until.minus(back) }
     }

@@ -54,9 +54,9 @@ pub struct Memory {
 /// The memory for ids of requests and reservations, in bytes.
 #[derive(Clone, Copy, Debug)]
 pub struct IdMemory {
-    /// What they take.
+    /// The bytes that ids take.
     pub used: usize,
-    /// What they may take.
+    /// The most bytes that ids may take.
     pub max: usize,
 }
 
@@ -67,9 +67,9 @@ pub struct StoreStats {
     pub live: usize,
     /// The bytes of counters, including copies of other owners' counters.
     pub bytes: usize,
-    /// The bytes that all of these may take.
+    /// The bytes that counters and copies may take.
     pub bytes_max: usize,
-    /// The part of these bytes that copies take.
+    /// The bytes of copies of other owners' counters.
     pub backup_bytes: usize,
     /// Idle counters that were evicted, since the start.
     pub evicted_idle: u64,
@@ -111,12 +111,12 @@ impl Memory {
         Self::of(bytes_max, on_full, SLOTS)
     }
 
-    /// The same with this many slots, a power of two from 2 to 65,536. Drops all counters.
+    /// Sets the number of slots, a power of two from 2 to 65,536. Drops all counters.
     pub fn with_slots(self, slots: usize) -> Self {
         Self::of(self.tables.resources.budget.bytes_max() as u64, self.tables.on_full, slots)
     }
 
-    /// The same as part of a cluster: it owns no slot until [`Memory::acquire`].
+    /// Makes the store part of a cluster: it owns no slot until [`Memory::acquire`].
     pub fn shared(self) -> Self {
         Self { ownerships: Some(OwnershipTable::new(self.slots())), ..self }
     }
@@ -240,7 +240,7 @@ impl Memory {
         self.apply_one(check, now, |_| None)
     }
 
-    /// The same, with what `keep` makes of the receipt.
+    /// Decides the only check of a call as [`Memory::apply`] does, with what `keep` makes of the receipt.
     // Without the lists that several checks need, a decision costs about a third less.
     #[inline(always)]
     fn apply_one<R>(
@@ -284,7 +284,7 @@ impl Memory {
         Ok(SingleDecision { decision, charged })
     }
 
-    /// The same in a slot with holds, grants, leases or pending usage.
+    /// Decides the only check of a call in a slot with holds, grants, leases or pending usage.
     #[cold]
     #[inline(never)]
     fn apply_one_with_side_data(

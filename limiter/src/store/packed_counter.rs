@@ -71,7 +71,7 @@ impl PackedCounter {
         if let Self::Penalized(penalized) = self { &penalized.counter } else { self }
     }
 
-    /// The same, and the record.
+    /// The counter without its record, and the record.
     fn into_plain(self) -> (Self, Option<PenaltyRecord>) {
         match self {
             Self::Penalized(penalized) => (penalized.counter, Some(penalized.record)),
@@ -190,7 +190,7 @@ impl PackedCounter {
         }
     }
 
-    /// The same without a copy.
+    /// The unpacked counter, without a copy. `limit` must be of the same kind.
     fn into_counter(self, limit: &Limit) -> Counter {
         match self {
             Self::Large(large) => large.counter,
@@ -271,7 +271,7 @@ impl PackedCounter {
         }
     }
 
-    /// The same with what has not changed since an earlier copy, if only the changes of a log are here.
+    /// The counter with what has not changed since an earlier copy, if only the changes of a log are here.
     pub(super) fn after(self, earlier: Self) -> Self {
         let ((later, record), (earlier, _)) = (self.into_plain(), earlier.into_plain());
         let all = match (later, earlier) {
@@ -344,7 +344,7 @@ impl PackedCounter {
         }
     }
 
-    /// The same with all instants `back` nanoseconds earlier.
+    /// The counter with all instants `back` nanoseconds earlier.
     pub(super) fn shifted_back(mut self, back: u64) -> Self {
         match &mut self {
             Self::Window { end: instant, .. }

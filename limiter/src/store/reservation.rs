@@ -74,11 +74,11 @@ pub struct HoldTtlOutOfBounds(pub Duration);
 /// The open holds of a counter.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OpenHolds {
-    /// Their number.
+    /// The number of open holds.
     pub count: u64,
-    /// The hits of all of them.
+    /// The hits of all open holds.
     pub hits: u64,
-    /// Those that expire first, at most 100.
+    /// The open holds that expire first, at most 100.
     pub first: Vec<OpenHold>,
 }
 
@@ -209,12 +209,12 @@ impl HoldTerms {
         Ok(Self { id, attempt: 0, ttl, on_expiry, parts: Vec::new() })
     }
 
-    /// The same terms, with what happens to each descriptor of the request instead.
+    /// The terms with what happens to each descriptor of the request instead.
     pub fn with_descriptors(self, parts: Vec<Option<OnExpiry>>) -> Self {
         Self { parts, ..self }
     }
 
-    /// The same terms with the checks of the descriptors at these indices as their parts.
+    /// The terms with the checks of the descriptors at these indices as their parts.
     pub(crate) fn with_checks(&self, descriptors: impl Iterator<Item = usize>) -> Cow<'_, Self> {
         if self.parts.is_empty() {
             return Cow::Borrowed(self);
@@ -230,13 +230,13 @@ impl HoldTerms {
         Self { id, attempt, ttl, on_expiry, parts: Vec::new() }
     }
 
-    /// The same terms for another attempt.
+    /// The terms for another attempt.
     pub(crate) fn with_random_attempt(&self) -> Self {
         let attempt = getrandom::u64().expect("every supported system has a random source");
         self.clone().with_attempt(attempt)
     }
 
-    /// The same terms for this attempt.
+    /// The terms for this attempt.
     pub fn with_attempt(self, attempt: u64) -> Self {
         Self { attempt, ..self }
     }

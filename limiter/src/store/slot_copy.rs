@@ -33,7 +33,7 @@ pub struct EncodedSlot {
     pub slot: Slot,
     /// The epoch of its owner.
     pub epoch: Epoch,
-    /// The number of changes since.
+    /// The number of changes since the owner acquired the slot.
     pub seq: u64,
     /// The data.
     pub bytes: Vec<u8>,
@@ -94,7 +94,7 @@ impl SlotCopy {
         Some(EncodedSlot { slot, epoch, seq, bytes: data.encode_with(counters, now) })
     }
 
-    /// What would be encoded.
+    /// The data that [`SlotCopy::encode`] would encode.
     #[cfg(test)]
     pub(super) fn into_data(mut self, now: Timestamp) -> SlotData {
         self.charge_granted(now);

@@ -156,14 +156,14 @@ impl SlotData {
         self.len() == 0 && self.holds.is_empty() && self.pending.is_empty() && self.removed.is_empty()
     }
 
-    /// The same with more counters.
+    /// The data with more counters.
     #[cfg(test)]
     pub(super) fn with_counters(mut self, more: impl Iterator<Item = (Key, PackedCounter)>) -> Self {
         self.counters.extend(more);
         self
     }
 
-    /// The same with the current lead of the store.
+    /// The data with the current lead of the store.
     pub(super) fn with_lead(self, lead: Option<Lead>) -> Self {
         Self { lead, ..self }
     }
@@ -233,7 +233,7 @@ impl SlotData {
         changes.counters.iter().all(|(key, packed)| packed.can_follow(self.counters.get(key)))
     }
 
-    /// The same with so few counters that the data takes at most `bytes_max` bytes, if that is possible, and how many are
+    /// The data with so few counters that it takes at most `bytes_max` bytes, if that is possible, and how many are
     /// dropped. Those that refuse now stay longest, then those that have used most of their limit.
     pub(super) fn cut_to(mut self, bytes_max: usize, now: Timestamp) -> (Self, usize) {
         if self.bytes() <= bytes_max {
@@ -314,7 +314,7 @@ impl SlotData {
         HeldCounter::new(self.counters.get(&key).cloned(), self.holds.get(&key).cloned())
     }
 
-    /// The same without idle counters. In a partial copy they become removed keys.
+    /// The data without idle counters. In a partial copy they become removed keys.
     pub fn without_idle(mut self, now: Timestamp) -> Self {
         self.counters.retain(|key, packed| {
             let stays = now < packed.idle_at();
@@ -328,7 +328,7 @@ impl SlotData {
         self
     }
 
-    /// The same with all instants `back` nanoseconds earlier.
+    /// The data with all instants `back` nanoseconds earlier.
     pub fn shifted_back(mut self, back: u64) -> Self {
         if back == 0 {
             return self;
@@ -350,7 +350,7 @@ impl SlotData {
         (self.counters, self.holds)
     }
 
-    /// The same, counted in `budget`.
+    /// The data, counted in `budget`.
     pub(super) fn charged_to(mut self, budget: &Arc<Budget>) -> Self {
         self.reservation = Reservation::of(budget);
         self.account();

@@ -27,7 +27,7 @@ pub struct StoredSlot {
     pub slot: Slot,
     /// The epoch of its owner.
     pub epoch: Epoch,
-    /// The number of changes since.
+    /// The number of changes since the owner acquired the slot.
     pub seq: u64,
     /// The counters.
     pub data: SlotData,

@@ -61,7 +61,7 @@ pub enum Part {
 pub struct Subscribers {
     /// Those with the greatest demand, in descending order.
     pub first: Vec<SubscriberState>,
-    /// The number of all.
+    /// The number of all subscribers.
     pub number: usize,
     /// Hits that callers without a part have asked for in each second.
     pub callers: f64,

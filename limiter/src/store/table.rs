@@ -95,7 +95,7 @@ impl Table {
         self.grants.as_ref()?.get(&key)
     }
 
-    /// The same to be changed.
+    /// What is granted of the counter of `key`, for changes, if anything is.
     pub(super) fn grant_mut(&mut self, key: Key) -> Option<&mut Grant> {
         self.grants.as_mut()?.get_mut(&key)
     }

@@ -9,7 +9,7 @@ use crate::{
     time::{SECOND, Timestamp},
 };
 
-/// Shorter windows are divided as rates.
+/// Windows shorter than this are divided as rates.
 const RATE_WINDOW_NANOS_MAX: u64 = 10 * SECOND;
 /// The burst of a window that is divided as a rate: the limit divided by this.
 const WINDOW_BURST_DIVISOR: u64 = 10;
@@ -26,7 +26,7 @@ pub struct HitRate {
 }
 
 impl HitRate {
-    /// Both together.
+    /// The sum of both rates and of both bursts.
     #[must_use]
     pub fn plus(self, other: Self) -> Self {
         Self {

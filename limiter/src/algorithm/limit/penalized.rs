@@ -84,7 +84,7 @@ impl Penalized {
         &mut self.both.0
     }
 
-    /// The same penalty of another limit.
+    /// The penalty, of another limit.
     pub(super) fn with(&self, limit: Limit) -> Self {
         Self::new(limit, *self.penalty())
     }

@@ -78,7 +78,7 @@ impl LogChanges {
         self.0.as_ref().map_or(0, |since| since.kept.into())
     }
 
-    /// The number of later ones of them that have changed.
+    /// The number of entries after the oldest one that have changed since the last copy.
     pub(super) fn edited(&self) -> usize {
         self.0.as_ref().map_or(0, |since| since.edits.len())
     }

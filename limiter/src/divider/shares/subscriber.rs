@@ -94,7 +94,7 @@ impl Subscriber {
         }
     }
 
-    /// The same over another stream, with a burst of at most `least`.
+    /// The state of this subscriber over another stream, with a burst of at most `least`.
     pub(super) fn resumed(self, least: u64, reported: u64, now: Timestamp) -> Self {
         let settles_at = now.after(if least < self.given.burst { REOPENED } else { SETTLE });
         let given = if least == 0 { HitRate::default() } else { HitRate { burst: least, ..self.given } };

@@ -77,7 +77,7 @@ impl Tokens {
         returned
     }
 
-    /// Moves it to another clock.
+    /// Moves the bound to another clock.
     pub(super) fn move_to(&mut self, from: Timestamp, to: Timestamp) {
         self.at = moved(self.at, from, to);
         if let Some(change) = &mut self.change {

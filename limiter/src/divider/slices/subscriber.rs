@@ -73,7 +73,8 @@ impl Subscriber {
         }
     }
 
-    /// The same over another stream, with so many hits left at most. The slice that it has is not known.
+    /// The state of this subscriber over another stream, with at most `left` hits left. The slice that it has is not
+    /// known.
     pub(super) fn resumed(self, left: u64, reported: u64) -> Self {
         let bound = self.used.saturating_add(left);
         Self { bound, reported, slice: None, has_reported: false, has_ended: false, ..self }

@@ -21,15 +21,15 @@ named! {
         Domain = "domain",
         /// The name of the limit that refuses longest, or the path of its rule.
         Rule = "rule",
-        /// Its number.
+        /// The number of the limit that refuses longest.
         Limit = "limit",
-        /// Its unit.
+        /// The unit of the limit that refuses longest.
         Unit = "unit",
-        /// The hits that are left of it.
+        /// The hits that are left of the limit that refuses longest.
         Remaining = "remaining",
         /// Whole seconds after which the same request passes.
         RetryAfter = "retry_after",
-        /// The same in milliseconds.
+        /// Milliseconds after which the same request passes.
         RetryAfterMs = "retry_after_ms",
         /// Why the same request never passes, with the largest amount that can.
         NeverBecause = "never_because",
@@ -52,11 +52,11 @@ pub struct DenialValues<'v> {
     pub domain: &'v str,
     /// The name of the limit that refuses longest, or the path of its rule.
     pub rule: Option<&'v str>,
-    /// Its number.
+    /// The number of the limit that refuses longest.
     pub limit: Option<u64>,
-    /// Its unit.
+    /// The unit of the limit that refuses longest.
     pub unit: Option<Unit>,
-    /// The hits that are left of it.
+    /// The hits that are left of the limit that refuses longest.
     pub remaining: Option<u64>,
     /// The time until the same request passes; `None` if it never would, or at an unknown time.
     pub retry_after: Option<Duration>,
@@ -110,7 +110,7 @@ pub(super) enum Escaping {
     Nothing,
     /// Characters that control a terminal are escaped, for plain text.
     Hidden,
-    /// The same, and characters that begin or end markup.
+    /// Characters that control a terminal, and those that begin or end markup, are escaped.
     Markup,
 }
 

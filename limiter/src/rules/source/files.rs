@@ -29,7 +29,7 @@ pub fn load(path: &Path) -> Result<Rules, Problems> {
     compile_all(&read(path), None)
 }
 
-/// The same with the numbers of `trial`.
+/// Reads and compiles the rules under `path`, a file or a directory, with the numbers of `trial`.
 pub fn load_trial(path: &Path, trial: &Trial) -> Result<Rules, Problems> {
     compile_trial(&read(path), trial)
 }

@@ -16,7 +16,7 @@ use crate::{
 const LIMIT_BYTES_MAX: usize = 128;
 /// The largest encoded hold without its id, in bytes.
 const HOLD_BYTES_MAX: usize = 144;
-/// The same of one that has ended.
+/// The largest encoded ended hold without its id, in bytes.
 const ENDED_BYTES_MAX: usize = 105;
 /// What an encoded id has beside its bytes, at most, and a length.
 const ID_BYTES_MAX: usize = 6;
@@ -111,7 +111,7 @@ fn read_all<'b, T: Deserialize<'b>>(bytes: &'b [u8], read: impl FnOnce(T) -> Dec
     }
 }
 
-/// The same place with another instant. Windows are the same on all replicas.
+/// `place` with another instant. Windows are the same on all replicas.
 fn moved_place(place: Place, instant: impl Fn(Timestamp) -> Timestamp) -> Place {
     match place {
         Place::Sum | Place::Window(_) => place,

@@ -126,7 +126,7 @@ impl Holds {
         }
     }
 
-    /// The same with what has not changed since an earlier copy, if only the changes since then are here.
+    /// The holds with what has not changed since an earlier copy, if only the changes since then are here.
     pub(in crate::store) fn since(mut self, mut earlier: Self) -> Self {
         if !self.is_partial() {
             return self;

@@ -18,7 +18,8 @@ use crate::{
 
 /// That many are forgotten at once, so that one more costs little.
 const FORGOTTEN_AT_ONCE: usize = 256;
-/// If there are more, those whose time has passed are forgotten only so often, because each has to be looked at.
+/// With more than [`FORGOTTEN_AT_ONCE`] ended holds, expired ones are forgotten only so often: each has to be looked
+/// at.
 const FORGET_PAUSE: Duration = Duration::from_secs(1);
 
 impl Holds {

@@ -50,9 +50,9 @@ pub struct CounterState {
 /// A counter before and after its replacement.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Replacement {
-    /// Before.
+    /// The counter before its replacement.
     pub before: CounterState,
-    /// After.
+    /// The counter after its replacement.
     pub after: CounterState,
 }
 

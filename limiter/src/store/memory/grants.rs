@@ -39,7 +39,7 @@ pub struct CounterView {
 pub struct Turn {
     /// Hits that clients have used. They are charged whether they would pass or not.
     pub used: u64,
-    /// Hits of a burst that clients may have used. They are charged in the same way.
+    /// Hits of a burst that clients may have used. They are charged whether they would pass or not.
     pub spent: u64,
     /// Hits of a burst that were charged, and that clients have not used.
     pub returned: u64,

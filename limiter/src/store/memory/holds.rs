@@ -81,7 +81,8 @@ impl Memory {
         })
     }
 
-    /// The same for counters that are taken out of their tables. `store` returns which of them have a place there.
+    /// Holds the charges of all checks, or none of them, in counters that are taken out of their tables. `store`
+    /// returns which of the counters have a place there.
     fn reserve_taken(
         &self,
         each: &[Reserve<'_>],

@@ -122,7 +122,7 @@ impl LockedSlots<'_> {
         }
     }
 
-    /// The same for one counter.
+    /// Merges pending usage into the counter of `key`, and ends its holds that have expired.
     pub(super) fn settle_side_data_of(&mut self, key: Key, limit: &Limit) {
         let (memory, now, position) = (self.memory, self.now, self.position(key));
         let table = &mut self.tables[position];

@@ -298,12 +298,13 @@ impl Memory {
         true
     }
 
-    /// The same data, counted in the memory limit until it is dropped; `None` if there is no memory for it.
+    /// `data`, counted in the memory limit until it is dropped; `None` if there is no memory for it.
     pub fn within_limit(&self, data: SlotData) -> Option<SlotData> {
         self.within_limit_in_place_of(&SlotData::default(), data)
     }
 
-    /// The same for data in place of an older copy, which is about to be dropped.
+    /// `data` in place of an older copy, which is about to be dropped; counted in the memory limit until it is dropped.
+    /// `None` if there is no memory for it.
     pub fn within_limit_in_place_of(&self, older: &SlotData, data: SlotData) -> Option<SlotData> {
         let short = self.has_no_room_for(data.bytes().saturating_sub(older.bytes()));
         (!short).then(|| data.charged_to(&self.tables.resources.budget))
@@ -329,7 +330,7 @@ impl Memory {
         stored.into_iter().filter_map(fit).collect()
     }
 
-    /// The same data, counted in the memory limit until it is dropped, whether or not there is memory for it.
+    /// `data`, counted in the memory limit until it is dropped, whether or not there is memory for it.
     pub fn counted(&self, data: SlotData) -> SlotData {
         data.charged_to(&self.tables.resources.budget)
     }

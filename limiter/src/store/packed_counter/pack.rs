@@ -122,7 +122,7 @@ impl Pack for StepCounter {
     }
 }
 
-/// That of a limit with a penalty is packed as one of the limit alone, with its record beside it.
+/// The counter of a limit with a penalty is packed as one of the limit without it, and the record is stored with it.
 impl Pack for Counter {
     fn pack(&self, _: &impl Algorithm<Counter = Self>, _: UsedShare) -> Option<PackedCounter> {
         None

@@ -52,7 +52,7 @@ impl SlotData {
         self.encode_with(std::iter::empty(), now)
     }
 
-    /// The same with more counters.
+    /// Encodes everything that is not idle, with more counters. Instants are relative to `now`.
     pub(in crate::store) fn encode_with<'c>(
         &'c self,
         more: impl ExactSizeIterator<Item = (Key, &'c PackedCounter)>,

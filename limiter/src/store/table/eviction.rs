@@ -18,7 +18,7 @@ use crate::{
 pub(super) const EVICT_DIVISOR: usize = 8;
 /// If an eviction frees less than this fraction, the next one is delayed.
 const WORTHWHILE_DIVISOR: usize = 64;
-/// The delay, in nanoseconds.
+/// The delay of an eviction after one that has freed too little, in nanoseconds.
 const EVICTION_PAUSE_NANOS: u64 = 50_000_000;
 /// The number of distinct eviction costs, one byte.
 const EVICTION_COSTS: usize = 1 << u8::BITS;

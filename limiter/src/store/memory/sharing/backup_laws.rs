@@ -18,9 +18,9 @@ use crate::{
 const DAY: u64 = 86_400 * SECOND;
 /// A backup has that many bytes beside those of its counters, at most.
 const BATCH_BYTES: usize = 16;
-/// The same for each of its counters: two records with the key, and the limit of the holds.
+/// The most bytes that a copy has for each counter: two records with the key, and the limit of the holds.
 const COUNTER_BYTES: usize = 100;
-/// In one slot.
+/// Keys of one slot.
 const KEYS: [Key; 3] = [Key::from_halves(1, 1), Key::from_halves(1, 2), Key::from_halves(1, 3)];
 
 #[derive(Clone, Debug)]
