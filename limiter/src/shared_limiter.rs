@@ -67,7 +67,8 @@ impl SharedLimiter {
         // may have chosen one: then this changes nothing.
         let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
         let mut background = JoinSet::new();
-        let (clock, active_rules) = (limiter.clock().clone(), limiter.active_rules().clone());
+        let clock = limiter.clock().clone();
+        let active_rules = limiter.active_rules().clone();
         let store = SharedStore::start(settings, clock, active_rules, &mut background)?;
         store.until_known().await;
         let limiter = limiter.with_remote(Some(Remote::new(Arc::new(store.clone()))));
@@ -163,7 +164,8 @@ impl SharedLimiter {
     ) -> Result<Checked, CheckError> {
         let mut buffer = SmallVec::new();
         let request = request(domain, each_entry(entries, &mut buffer), operation)?;
-        let (view, connection) = (self.limiter.view(), Caller::default());
+        let view = self.limiter.view();
+        let connection = Caller::default();
         let answer = view.decide(&request, Some(&connection)).await?;
         Ok(Checked::of(&answer))
     }

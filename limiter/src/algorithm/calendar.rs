@@ -127,7 +127,8 @@ impl Calendar {
 
     /// How many windows lie between two starts.
     pub(crate) fn windows_between(&self, from: Timestamp, to: Timestamp) -> u64 {
-        let (from, to) = (self.date(from), self.date(to));
+        let from = self.date(from);
+        let to = self.date(to);
         let days = || i64::from((to - from).get_days());
         let months = || {
             let years = i64::from(to.year()) - i64::from(from.year());

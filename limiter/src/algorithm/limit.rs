@@ -268,7 +268,8 @@ impl Limit {
         }
         // A classic limit cannot refuse without counting, but shares its counter with a fixed window.
         if let Self::Classic(Classic { limit, window }) = self {
-            let (limit, window) = (*limit, window.clone());
+            let limit = *limit;
+            let window = window.clone();
             return Cow::Owned(Self::FixedWindow(FixedWindow { limit, window, excess: Excess::Refuse }));
         }
         match self.excess() {

@@ -274,7 +274,8 @@ pub trait Algorithm: Clone {
     /// Charges `hits` that were consumed at `at`, not after `now`, whether they would pass or not. Hits that have
     /// expired change nothing. Override it for an algorithm without overdrafts: the default takes one.
     fn charge_at(&self, counter: &mut Self::Counter, hits: u64, at: Timestamp, now: Timestamp) {
-        let (mut limit, mut taken) = (self.clone(), Self::Counter::default());
+        let mut limit = self.clone();
+        let mut taken = Self::Counter::default();
         limit.change(|number| number, |excess| excess.with_debt(hits));
         limit.decide(&mut taken, at, Operation::Charge(hits));
         self.absorb(counter, &taken, now);

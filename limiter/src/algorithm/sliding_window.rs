@@ -122,7 +122,8 @@ impl SlidingWindow {
     /// An upper bound of the time after which `hits` pass, while the window ends after `end`, at most the limit and
     /// `debt` are counted in it, and no more are charged.
     pub(super) fn repeats_after(&self, hits: u64, debt: u64, end: Duration) -> Duration {
-        let (most, room) = (self.limit.saturating_add(debt), self.limit.saturating_sub(hits));
+        let most = self.limit.saturating_add(debt);
+        let room = self.limit.saturating_sub(hits);
         end.saturating_add(self.decayed_at(most, room, Timestamp::EPOCH).since(Timestamp::EPOCH))
     }
 
@@ -191,7 +192,8 @@ impl Algorithm for SlidingWindow {
 
     fn since(&self, counter: &SlidingCounter, base: &SlidingCounter, now: Timestamp) -> SlidingCounter {
         let end = self.span.end(now).max(counter.end).max(base.end);
-        let (counter, base) = (counter.advanced(self.span, end), base.advanced(self.span, end));
+        let counter = counter.advanced(self.span, end);
+        let base = base.advanced(self.span, end);
         SlidingCounter {
             end,
             previous: counter.previous.saturating_sub(base.previous),
@@ -203,7 +205,8 @@ impl Algorithm for SlidingWindow {
         let current = self.span.end(now).max(counter.end);
         // The other clock may be ahead; at most one window of that is kept.
         let end = other.end.min(self.next(current)).max(current);
-        let (other, advanced) = (other.advanced(self.span, end), counter.advanced(self.span, end));
+        let other = other.advanced(self.span, end);
+        let advanced = counter.advanced(self.span, end);
         *counter = SlidingCounter {
             end,
             previous: advanced.previous.saturating_add(other.previous),

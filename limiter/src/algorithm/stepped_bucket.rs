@@ -104,7 +104,8 @@ impl SteppedBucket {
 
     /// Whether `hits` pass, and the number of missing tokens afterwards.
     fn charge(&self, level: Level, hits: u64) -> (bool, u128) {
-        let (left, missing) = (self.left(level), level.missing.saturating_add(hits.into()));
+        let left = self.left(level);
+        let missing = level.missing.saturating_add(hits.into());
         match self.excess {
             _ if hits <= left => (true, missing),
             Excess::Refuse => (false, level.missing),
@@ -175,12 +176,14 @@ impl Algorithm for SteppedBucket {
     }
 
     fn since(&self, counter: &StepCounter, base: &StepCounter, now: Timestamp) -> StepCounter {
-        let (level, base) = (self.level(counter, now), self.level(base, now));
+        let level = self.level(counter, now);
+        let base = self.level(base, now);
         self.counter(Level { missing: level.missing.saturating_sub(base.missing), ..level })
     }
 
     fn absorb(&self, counter: &mut StepCounter, other: &StepCounter, now: Timestamp) {
-        let (one, other) = (self.level(counter, now), self.level(other, now));
+        let one = self.level(counter, now);
+        let other = self.level(other, now);
         *counter = self.counter(match (one.missing, other.missing) {
             (_, 0) => one,
             (0, _) => other,

@@ -201,7 +201,8 @@ impl WindowCounter {
         now: Timestamp,
         carry_over: impl Fn(u64, u64) -> u64,
     ) -> Self {
-        let (mut since, mut base) = (*self, *base);
+        let mut since = *self;
+        let mut base = *base;
         let end = window.end(now).max(since.end).max(base.end);
         since.advance_to(window, end, &carry_over);
         base.advance_to(window, end, &carry_over);

@@ -70,7 +70,8 @@ pub fn is_divisible(limit: &Limit) -> bool {
 }
 
 fn has_room_for<S>(roster: &Roster<S>, id: SubscriberId) -> bool {
-    let (all, max) = (roster.len(), SUBSCRIBERS_MAX);
+    let all = roster.len();
+    let max = SUBSCRIBERS_MAX;
     all < max / 2
         || roster.has(id)
         || SharedUse { own: roster.of_caller(id.caller()), all, max }.has_room_for(1, CALLER_SHARE)

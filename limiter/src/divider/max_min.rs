@@ -32,7 +32,9 @@ pub(super) fn divide(limit: f64, claims: &[Claim]) -> Vec<f64> {
     let ends = claims.iter().map(|claim| (claim.hits / claim.weight, -claim.weight));
     let mut changes: Vec<(f64, f64)> = begins.chain(ends).collect();
     changes.sort_by(|one, other| one.0.total_cmp(&other.0));
-    let (mut left, mut level, mut growth) = (limit - floors, 0.0, 0.0);
+    let mut left = limit - floors;
+    let mut level = 0.0;
+    let mut growth = 0.0;
     for (at, change) in changes {
         let needed = growth * (at - level);
         if growth > 0.0 && needed >= left {

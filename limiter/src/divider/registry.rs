@@ -199,7 +199,8 @@ impl Dividers {
             self.memory.grants().charge(key, limit, used, now);
             return Assignments::new();
         }
-        let (slot, begins) = (self.memory.slot(key), matches!(report, Report::Usage(_) | Report::Resumed(_)));
+        let slot = self.memory.slot(key);
+        let begins = matches!(report, Report::Usage(_) | Report::Resumed(_));
         let mut shard = self.shard(slot);
         let divider = match shard.dividers.entry((slot, key)) {
             Entry::Occupied(placed) => &mut placed.into_mut().divider,
@@ -246,7 +247,8 @@ impl Dividers {
     /// Makes turns that are due at `now` in slots that `may_divide`, and returns the assignments that follow. If there are
     /// many, the others wait for the next call.
     pub fn turn(&self, now: Timestamp, may_divide: impl Fn(Slot) -> bool) -> Assignments {
-        let (mut all, mut visits) = (Assignments::new(), 0);
+        let mut all = Assignments::new();
+        let mut visits = 0;
         let first = self.next_shard.load(Ordering::Relaxed);
         for index in (first..first + SHARDS).map(|index| index % SHARDS) {
             let mut shard = self.shards[index].lock();
@@ -297,7 +299,8 @@ impl Dividers {
                 None => drop(shard.dividers.insert(place, Placed::new(divider))),
             }
             let Some(placed) = shard.dividers.get(&place) else { continue };
-            let (limit, granted) = (placed.divider.limit().clone(), placed.divider.granted());
+            let limit = placed.divider.limit().clone();
+            let granted = placed.divider.granted();
             self.memory.grants().adopt(key, &limit, granted, now);
             // The next turn assigns what has changed.
             self.divide(&mut shard, place, now, |divider, _| Outcome {
@@ -355,7 +358,8 @@ impl Dividers {
     ) -> Assignments {
         let Some(placed) = shard.dividers.get_mut(&place) else { return Assignments::new() };
         let (slot, key) = place;
-        let (limit, mut outcome) = (placed.divider.limit().clone(), Outcome::default());
+        let limit = placed.divider.limit().clone();
+        let mut outcome = Outcome::default();
         self.memory.grants().turn(key, &limit, now, |view| {
             outcome = divide(&mut placed.divider, view);
             outcome.turn

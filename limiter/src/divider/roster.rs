@@ -35,7 +35,8 @@ impl<S> Roster<S> {
 
     /// The number of subscribers of a caller, whose streams may be at several replicas.
     pub(super) fn of_caller(&self, caller: u32) -> usize {
-        let (mut from, mut number) = (0, 0);
+        let mut from = 0;
+        let mut number = 0;
         while let Some(SubscriberId { replica, .. }) = self.ids.get(from) {
             let place = (*replica, caller);
             let begin = self.ids.partition_point(|id| (id.replica, id.caller()) < place);

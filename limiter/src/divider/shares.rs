@@ -227,7 +227,8 @@ impl Shares {
         (subscriber.has_ended, subscriber.is_owed) = (false, true);
         // What it had is renewed with this report.
         subscriber.expires_at = end_of_assignment(now);
-        let (standing, asks) = (subscriber.standing(), subscriber.demand.per_second());
+        let standing = subscriber.standing();
+        let asks = subscriber.demand.per_second();
         self.settled.take_if(|settled| {
             let stays = match standing {
                 Standing::Capped => true,
@@ -305,7 +306,8 @@ impl Shares {
             outcome.beyond_grant += std::mem::take(&mut subscriber.beyond_grant);
         }
         let held = self.granted().rate;
-        let (spent, returned) = (std::mem::take(&mut self.spent), std::mem::take(&mut self.returned));
+        let spent = std::mem::take(&mut self.spent);
+        let returned = std::mem::take(&mut self.returned);
         outcome.turn = Turn { used: 0, spent, returned, granted: Granted { rate: held, hits: 0 } };
         outcome.next_at = self.next_at(&active, &targets, now);
         self.settled = None;

@@ -313,7 +313,8 @@ impl Slices {
             claims.push(Claim { hits: callers, weight: 1.0, floor: 0.0 });
         }
         let is_scarce = claims.iter().map(|claim| claim.hits).sum::<f64>() > free as f64;
-        let (mut order, mut parts): (Vec<usize>, _) = (Vec::new(), Vec::new());
+        let mut order = Vec::<usize>::new();
+        let mut parts = Vec::new();
         // Without either nothing depends on the parts.
         if is_scarce || active.iter().any(|(_, subscriber)| subscriber.is_due()) {
             let pool = active.iter().fold(free, |sum, (_, each)| sum.saturating_add(each.left()));

@@ -147,7 +147,8 @@ impl ActiveView<'_> {
         refusal: Refusal,
         timeout: Option<Duration>,
     ) -> Elsewhere {
-        let (rules, reading) = (Arc::clone(&self.rules), self.reading);
+        let rules = Arc::clone(&self.rules);
+        let reading = self.reading;
         Elsewhere { rules, reading, checks, plain_rule, refusal, timeout }
     }
 }

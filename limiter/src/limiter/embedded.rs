@@ -236,7 +236,8 @@ impl Limiter {
         let mut buffer = SmallVec::new();
         let request = request(domain, each_entry(entries, &mut buffer), Operation::Charge(amount))?;
         // Each call is a connection of its own: none is greedy, because all are of one program.
-        let (view, connection) = (self.view(), Caller::default());
+        let view = self.view();
+        let connection = Caller::default();
         let HeldAnswer { answer, is_held, has_ended } = view.reserve(&request, &terms, &connection).await?;
         Ok(Reservation { checked: Checked::of(&answer), id: is_held.then_some(terms.id), has_ended })
     }
@@ -251,7 +252,8 @@ impl Limiter {
     ) -> Result<Option<Settled>, HoldError> {
         let mut buffer = SmallVec::new();
         let request = request(domain, each_entry(entries, &mut buffer), Operation::Charge(actual))?;
-        let (view, connection) = (self.view(), Caller::default());
+        let view = self.view();
+        let connection = Caller::default();
         Ok(view.settle(&request, id, &connection).await?.settled[0])
     }
 
@@ -280,7 +282,8 @@ impl Limiter {
         operation: Operation,
     ) -> Result<Checked, CheckError> {
         let request = request(domain, entries, operation)?;
-        let (view, source) = (self.view(), Source::Here(None));
+        let view = self.view();
+        let source = Source::Here(None);
         Ok(view.decide_as(&request, source, |answer| Checked::of(&answer), |answer| Checked::of(&answer))?)
     }
 }

@@ -131,7 +131,8 @@ impl ActiveView<'_> {
         let dry_run = self.dry_run(&plan.checks, refusal).await?;
         let checked = |index: usize| {
             let Check { key, limit, .. } = plan.checks[index];
-            let (before, decision) = (dry_run.before[index].clone(), dry_run.decisions[index]);
+            let before = dry_run.before[index].clone();
+            let decision = dry_run.decisions[index];
             CheckExplanation { key, limit: limit.clone(), before, decision }
         };
         for (check, index) in plan.deciding().iter().enumerate() {

@@ -123,7 +123,8 @@ impl ReplicaShare {
             }
             CounterOperation::Settle { id, actual, unknown: UnknownId::Remember } => {
                 let sent = sent(id);
-                let (id, unknown) = (id.clone(), sent.unknown());
+                let id = id.clone();
+                let unknown = sent.unknown();
                 let settle = CounterOperation::Settle { id, actual: *actual, unknown };
                 let outcome = memory.operate(key, limit, &settle, now)?;
                 if let HoldOutcome::Settled(settled) = &outcome.hold {

@@ -176,7 +176,8 @@ impl ActiveView<'_> {
     }
 
     fn refund_here(&self, operations: CounterChecks) -> Result<Decisions, HoldError> {
-        let (mut decisions, mut charged) = (SmallVec::new(), SmallVec::new());
+        let mut decisions = SmallVec::new();
+        let mut charged = SmallVec::new();
         for CounterCheck { key, limit, operation, .. } in operations {
             let outcome = self.limiter.memory.operate(key, &limit, &operation, self.now());
             let outcome = outcome.map_err(|_| HoldError::Limiter(LimiterError::Remote))?;

@@ -123,7 +123,8 @@ impl Remote {
 pub fn refund_operations(checks: &[Check<'_>], terms: &HoldTerms) -> CounterChecks {
     let ids = each_hold_id(checks, &terms.id);
     let check = |(index, (check, id)): (usize, (&Check<'_>, HoldId))| {
-        let (terms, hits) = (Box::new(terms.of_part(index, id)), check.refunded());
+        let terms = Box::new(terms.of_part(index, id));
+        let hits = check.refunded();
         CounterCheck::of(check, COUNTER_ONLY).with(CounterOperation::RefundOnce { terms, hits })
     };
     checks.iter().zip(ids).enumerate().map(check).collect()

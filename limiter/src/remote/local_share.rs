@@ -218,7 +218,8 @@ impl LocalShare {
         // Not `apply_single`, whose decision has no receipt.
         let decisions =
             self.memory.apply(&checks, now, |_| false).expect("a memory that is not shared owns every slot");
-        let (decision, charged) = (decisions[0], decisions.charged()[0]);
+        let decision = decisions[0];
+        let charged = decisions.charged()[0];
         if charged > 0 {
             // Refusals are those of this share.
             self.change(key, limit.plain(), |counter, limit| {

@@ -26,7 +26,8 @@ pub(super) async fn run_in_background<T: Send + 'static>(
     let work = Arc::new(work);
     let (sender, mut receiver) = mpsc::channel(2);
     let attempt = || {
-        let (work, sender) = (work.clone(), sender.clone());
+        let work = work.clone();
+        let sender = sender.clone();
         // Fails if the watcher has ended or the other attempt was faster.
         move || {
             let _ = sender.try_send(work());

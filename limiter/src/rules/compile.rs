@@ -166,7 +166,8 @@ impl Compiler<'_> {
         };
         let domains = self.domains.into_iter().map(finish).collect();
         let overlay_misfits = self.overlay_use.misfits;
-        let (conflicts, unknown_fields) = (self.conflicts, self.unknown_fields);
+        let conflicts = self.conflicts;
+        let unknown_fields = self.unknown_fields;
         Ok(Rules {
             domains,
             by_name: self.by_name,

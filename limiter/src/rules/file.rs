@@ -115,7 +115,8 @@ impl Descriptor<'_> {
 
     /// Its key with its group, if it has one.
     pub(crate) fn grouped_key(&self) -> Option<GroupedKey> {
-        let (key, group) = (self.key.as_ref()?, self.group.as_ref()?);
+        let key = self.key.as_ref()?;
+        let group = self.group.as_ref()?;
         Some(GroupedKey { key: key.clone(), group: group.value })
     }
 

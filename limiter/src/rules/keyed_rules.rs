@@ -157,7 +157,9 @@ impl<'r> KeyedDomain<'r> {
     // `inline(always)`: a match is too large to move.
     #[inline(always)]
     pub fn find(self, entries: &[Entry<'_>]) -> Option<Match<'r>> {
-        let (mut length, mut last, mut has_value_to_metric) = (0, None, false);
+        let mut length = 0;
+        let mut last = None;
+        let mut has_value_to_metric = false;
         let visit = |step: MatchedNode<'r>| {
             length += 1;
             last = Some(step.node);

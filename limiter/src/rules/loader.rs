@@ -66,7 +66,8 @@ impl Loader {
         contents: Arc<Contents>,
     ) -> impl Future<Output = Option<Result<PreparedRules, Problems>>> + Send + use<> {
         self.bytes = contents.bytes();
-        let (overlay, active_rules) = (self.overlay.clone(), self.active_rules.clone());
+        let overlay = self.overlay.clone();
+        let active_rules = self.active_rules.clone();
         let compile = move || {
             let compiled = compile_all(&contents, overlay.as_deref());
             compiled.map(|rules| active_rules.prepare(rules))
@@ -90,7 +91,8 @@ impl Loader {
                 return Err(problems);
             }
         };
-        let (now, version) = (self.clock.now(), version.map(str::to_owned));
+        let now = self.clock.now();
+        let version = version.map(str::to_owned);
         let replaced = self.active_rules.activate(rules, version, now);
         self.log_loaded(recovered);
         // No load waits for it. If the thread cannot be started, the rules are dropped here.
@@ -123,19 +125,24 @@ impl Loader {
 
     fn log_loaded(&self, recovered: bool) {
         let source = &self.source;
-        let (rules, status) = (self.active_rules.current(), self.active_rules.status());
+        let rules = self.active_rules.current();
+        let status = self.active_rules.status();
         let Some(rules) = rules.rules() else { return };
         if !rules.warnings().is_empty() {
             let list = listed(rules.warnings().iter());
             warn!(source, warnings = rules.warnings().len(), list, "the rules have warnings");
         }
-        let (hash, number) = (rules.hash(), rules.len());
-        let (generation, version) = (status.generation, status.version);
+        let hash = rules.hash();
+        let number = rules.len();
+        let generation = status.generation;
+        let version = status.version;
         info!(source, generation, version, hash, rules = number, recovered, "new rules are active");
     }
 
     fn reject(&self, problems: Arc<Problems>) {
-        let (source, number, list) = (&self.source, problems.len(), listed(problems.iter()));
+        let source = &self.source;
+        let number = problems.len();
+        let list = listed(problems.iter());
         match self.active_rules.status().hash {
             Some(hash) => {
                 error!(

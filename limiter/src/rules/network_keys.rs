@@ -86,6 +86,7 @@ pub(crate) fn group(fields: &Fields<'_>, diagnostics: &mut Diagnostics<'_>) -> O
         None => Some(max),
         Some(_) => fields.prefix_length(key, max, diagnostics),
     };
-    let (ipv4, ipv6) = (length("ipv4", Group::EACH.ipv4), length("ipv6", Group::EACH.ipv6));
+    let ipv4 = length("ipv4", Group::EACH.ipv4);
+    let ipv6 = length("ipv6", Group::EACH.ipv6);
     Some(Located { value: Group { ipv4: ipv4?, ipv6: ipv6? }, mark: pair.mark })
 }

@@ -204,7 +204,8 @@ impl Level {
         mut visit: impl FnMut(MatchedNode<'r>),
         visits: &mut usize,
     ) -> bool {
-        let (mut level, mut is_literal) = (self, true);
+        let mut level = self;
+        let mut is_literal = true;
         for entry in entries {
             let only = level.only_step(*entry);
             let Some(step) = only.or_else(|| level.step(*entry, visits)) else { break };

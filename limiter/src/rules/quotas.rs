@@ -116,8 +116,12 @@ fn quota(fields: &Fields<'_>, diagnostics: &mut Diagnostics<'_>) -> Option<Quota
         }
         fits.then_some(Some(number.value))
     };
-    let (weight, floor) = (number("weight", WEIGHT_MAX), number("floor", FLOOR_MAX));
-    let (key, value, weight, floor) = (key?, value?, weight?, floor?);
+    let weight = number("weight", WEIGHT_MAX);
+    let floor = number("floor", FLOOR_MAX);
+    let key = key?;
+    let value = value?;
+    let weight = weight?;
+    let floor = floor?;
     if (weight, floor) == (None, None) {
         diagnostics.add(fields.mark, "an item of `quotas` needs a `weight` or a `floor`");
         return None;

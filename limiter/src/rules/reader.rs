@@ -139,7 +139,8 @@ impl<'n> Fields<'n> {
             let names = || choices.iter().map(|(name, _)| *name);
             diagnostics.add_with(mark, || {
                 let hint = key_messages::hint(text, names());
-                let (given, names) = (quote(text), key_messages::quoted_list(names()));
+                let given = quote(text);
+                let names = key_messages::quoted_list(names());
                 format!("`{key}` cannot be {given}; it is one of {names}{hint}")
             });
         }

@@ -55,7 +55,8 @@ impl RuleStatsRegistry {
     /// long for many rules, so the registry keeps the stats of the active rules until [`RuleStatsRegistry::replace`].
     pub(super) fn prepare(&self, rules: &Rules) -> NextStats {
         let before = self.rules.load_full();
-        let (mut all, mut kept) = (AllStats::default(), 0);
+        let mut all = AllStats::default();
+        let mut kept = 0;
         for domain in rules.domains() {
             let before = before.get_key_value(&*domain.name);
             let name = before.map_or_else(|| domain.name.as_str().into(), |(name, _)| name.clone());
@@ -89,7 +90,8 @@ impl RuleStatsRegistry {
             let series = |rule: String| Series { domain: domain.clone(), rule };
             let names = stats.names.read().unwrap_or_else(PoisonError::into_inner);
             all.extend(names.iter().map(|(name, stats)| (series(name.to_string()), stats.totals())));
-            let (plain, other_names) = (stats.plain.totals(), stats.other_names.totals());
+            let plain = stats.plain.totals();
+            let other_names = stats.other_names.totals();
             if other_names != Totals::default() {
                 all.push((series(format!("{path}:other")), other_names));
             }

@@ -193,7 +193,8 @@ impl Batch {
         known: &mut KnownValues,
         arrived: Timestamp,
     ) -> Settled {
-        let (mut settled, mut stats) = (Settled::default(), BatchStats::default());
+        let mut settled = Settled::default();
+        let mut stats = BatchStats::default();
         let mut replies = replies.into_iter();
         for PartGroup { entries, parts, .. } in self.groups {
             match replies.next() {

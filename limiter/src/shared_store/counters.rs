@@ -208,7 +208,8 @@ impl Entry {
         }
         *ids_forgotten = counter.take_ids_forgotten();
         counter.forget_idle(now);
-        let (value, left) = (encode(counter), counter.idle_at().nanos_since(now).div_ceil(1_000_000));
+        let value = encode(counter);
+        let left = counter.idle_at().nanos_since(now).div_ceil(1_000_000);
         let known = self.known.as_ref().map_or(&[][..], |known| &known.bytes);
         (known != value).then_some((value, left + EXPIRY_MARGIN))
     }

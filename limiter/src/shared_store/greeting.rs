@@ -91,7 +91,8 @@ impl Greeter {
         counts: Arc<Counts>,
         local_share: Arc<Lock<LocalShare>>,
     ) -> Self {
-        let (replicas, learnt) = (AtomicU32::new(1), SetOnce::new());
+        let replicas = AtomicU32::new(1);
+        let learnt = SetOnce::new();
         Self { settings, replica, clocks, active_rules, replicas, learnt, counts, local_share }
     }
 
@@ -149,7 +150,8 @@ impl Greeter {
 
     /// The command that greets the store: `secret` is created if it has none.
     fn call(&self, command: &str, script: &str, secret: &Secret) -> Cmd {
-        let (prefix, replica) = (&self.settings.prefix, self.replica);
+        let prefix = &self.settings.prefix;
+        let replica = self.replica;
         let mut cmd = Cmd::new();
         // In a cluster both keys are on one server, because of the braces.
         cmd.arg(command).arg(script).arg(2);

@@ -176,7 +176,8 @@ impl Lane {
         answers: &mut Answers,
     ) -> BatchStats {
         self.round_trip = arrived.since(sent);
-        let (mut may_resend, mut has_opened) = (false, false);
+        let mut may_resend = false;
+        let mut has_opened = false;
         match replies {
             Ok(_) => self.breaker.on_success(),
             // The next connection shows whether the store is gone.

@@ -154,7 +154,8 @@ impl Lanes {
 
     /// Sends what waits in a lane until nothing waits.
     async fn drive(self: Arc<Self>, number: usize) {
-        let (lane, link) = (&self.each[number], self.link_of(number));
+        let lane = &self.each[number];
+        let link = self.link_of(number);
         loop {
             let mut answers = Answers::new();
             let breaker = lock(lane).breaker(self.clocks.local());

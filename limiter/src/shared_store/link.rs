@@ -88,7 +88,8 @@ impl Link {
         G: Fn(Connection) -> F,
         F: Future<Output = RedisResult<()>>,
     {
-        let (mut backoff, mut number) = (BACKOFF, 0);
+        let mut backoff = BACKOFF;
+        let mut number = 0;
         loop {
             let login = passwords.borrow_and_update().clone();
             let opened = async {

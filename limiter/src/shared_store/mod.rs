@@ -114,8 +114,10 @@ impl SharedStore {
     /// A store that has not been connected to. If it has a secret, that becomes the secret of the keys in
     /// `active_rules`; otherwise it gets theirs.
     pub fn new(settings: Settings, clock: Clock, active_rules: Arc<ActiveRules>) -> Self {
-        let (settings, clocks) = (Arc::new(settings), Clocks::new(clock));
-        let (counts, replica) = (Arc::<Counts>::default(), rand::random());
+        let settings = Arc::new(settings);
+        let clocks = Clocks::new(clock);
+        let counts = Arc::<Counts>::default();
+        let replica = rand::random();
         let local_share = LocalShare::new(settings.memory_limit, settings.on_full);
         let local_share = Arc::new(Lock::new(local_share));
         Self(Arc::new(Shared {
@@ -141,7 +143,9 @@ impl SharedStore {
     pub async fn run(self, passwords: watch::Receiver<Passwords>) {
         let mut tasks = JoinSet::new();
         for link in &self.0.lanes.links {
-            let (store, link, passwords) = (self.0.clone(), link.clone(), passwords.clone());
+            let store = self.0.clone();
+            let link = link.clone();
+            let passwords = passwords.clone();
             tasks.spawn(async move {
                 let greet = |connection| store.greeter.greet(connection);
                 link.run(&store.settings, passwords, greet).await;

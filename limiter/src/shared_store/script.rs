@@ -156,7 +156,8 @@ pub(super) fn read(value: Value, groups_len: usize) -> Option<Reply> {
 /// The instant of an answer to `TIME`: seconds and microseconds.
 pub(super) fn time(seconds: &Value, micros: &Value) -> Option<Timestamp> {
     let (Value::Int(seconds), Value::Int(micros)) = (seconds, micros) else { return None };
-    let (seconds, micros) = (u64::try_from(*seconds).ok()?, u64::try_from(*micros).ok()?);
+    let seconds = u64::try_from(*seconds).ok()?;
+    let micros = u64::try_from(*micros).ok()?;
     Some(Timestamp::from_nanos(seconds.checked_mul(1_000_000_000)?.checked_add(micros.checked_mul(1_000)?)?))
 }
 

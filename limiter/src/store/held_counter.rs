@@ -113,7 +113,8 @@ impl HeldCounter {
 
     /// Ends holds that have expired, and returns whether that changed the counter.
     pub(crate) fn expire(&mut self, limit: &Limit, now: Now) -> (bool, Expired) {
-        let (Self { packed, holds: Some(holds) }, mut expired) = (self, Expired::default()) else {
+        let mut expired = Expired::default();
+        let Self { packed, holds: Some(holds) } = self else {
             return Default::default();
         };
         let has_moved = correct(holds, now);
@@ -212,7 +213,8 @@ impl HeldCounter {
         let known = holds.as_ref().or(there.holds.as_ref()).or(base.holds.as_ref());
         let Some(limit) = known.map(|holds| holds.limit().clone()) else { return };
         let has_room = there.holds().is_none_or(|holds| holds.bytes() <= room.bytes);
-        let (there, base) = (there.unpacked(&limit), base.unpacked(&limit));
+        let there = there.unpacked(&limit);
+        let base = base.unpacked(&limit);
         let holds = holds.unwrap_or_else(|| Box::new(Holds::new(&limit)));
         self.change_both(holds, &limit, now, |holds, counter| {
             holds.absorb(counter, there, base, has_room, now.now);

@@ -207,8 +207,11 @@ impl Holds {
         let expires_at = now.after(ttl);
         self.id_bytes += id.bytes.len();
         self.next_expiry = self.next_expiry.min(expires_at);
-        let (attempt, on_expiry, answer) = (terms.attempt, terms.on_expiry, HoldAnswer::of(decision));
-        let (state, copied) = (HoldState::Open, Uncompared(0));
+        let attempt = terms.attempt;
+        let on_expiry = terms.on_expiry;
+        let answer = HoldAnswer::of(decision);
+        let state = HoldState::Open;
+        let copied = Uncompared(0);
         self.each.push(Hold { id, attempt, hits, answer, ttl, expires_at, on_expiry, state, held, copied });
     }
 
@@ -281,7 +284,8 @@ impl Holds {
             None if self.ended.contains_key(id) => SettleOutcome::Released,
             None => SettleOutcome::Unknown,
         };
-        let (remaining, reset_after) = (left.remaining, left.reset_after);
+        let remaining = left.remaining;
+        let reset_after = left.reset_after;
         let settled = Settled { outcome, reserved, uncharged: missing - charged, remaining, reset_after };
         match hold {
             Some(hold) => self.end(hold, Some(settled)),

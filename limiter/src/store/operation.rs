@@ -194,7 +194,8 @@ impl Outcome {
 
     /// The outcome if the counter has too many holds.
     pub fn exhausted() -> Self {
-        let (verdict, reset_after) = (Verdict::Pass, Duration::ZERO);
+        let verdict = Verdict::Pass;
+        let reset_after = Duration::ZERO;
         let decision = Decision { verdict, remaining: 0, reset_after, receipt: None };
         Self { hold: HoldOutcome::Exhausted, ..Self::of(decision, 0) }
     }

@@ -51,7 +51,8 @@ impl PackedCounter {
             let PenalizedCounter { counter, record } = *penalized;
             return Self::penalized(Self::new(limit, counter, decision), record);
         }
-        let (limit, used) = (limit.plain(), UsedShare::of(limit.allowance(), decision));
+        let used = UsedShare::of(limit.allowance(), decision);
+        let limit = limit.plain();
         each_algorithm!(limit, limit => pack(limit, &mut counter, used)).unwrap_or_else(|| {
             let idle_at = limit.idle_at(&counter);
             Self::large(used, idle_at, counter)
@@ -273,7 +274,8 @@ impl PackedCounter {
 
     /// The counter with what has not changed since an earlier copy, if only the changes of a log are here.
     pub(super) fn after(self, earlier: Self) -> Self {
-        let ((later, record), (earlier, _)) = (self.into_plain(), earlier.into_plain());
+        let (later, record) = self.into_plain();
+        let (earlier, _) = earlier.into_plain();
         let all = match (later, earlier) {
             (Self::Large(mut later), Self::Large(earlier)) => {
                 later.counter = match (later.counter, earlier.counter) {
@@ -317,7 +319,8 @@ impl PackedCounter {
     /// admit a refused key.
     pub(super) fn eviction_cost(&self, now: Timestamp) -> Option<u8> {
         let owed = |until: Timestamp, passing_debt_max: ApproxNumber| {
-            let (debt, most) = (until.nanos_since(now), passing_debt_max.number());
+            let debt = until.nanos_since(now);
+            let most = passing_debt_max.number();
             // The share is at most 254, as the debt is at most `most`.
             (debt <= most).then(|| (u128::from(debt) * 254 / u128::from(most.max(1))) as u8)
         };

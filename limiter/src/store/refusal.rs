@@ -38,7 +38,8 @@ pub(crate) fn refuses<R>(
     decisions: &[Decision<R>],
     do_quotas_refuse: impl FnOnce() -> bool,
 ) -> bool {
-    let (mut quotas, mut exhausted) = (0, 0);
+    let mut quotas = 0;
+    let mut exhausted = 0;
     for (role, decision) in roles.into_iter().zip(decisions) {
         let passes = role.is_shadow || decision.verdict.passes();
         if role.is_quota {

@@ -261,7 +261,8 @@ impl SlotData {
             Extent::Some => {}
             Extent::All => return changes.bytes().saturating_sub(self.bytes()),
         }
-        let (mut added, mut replaced_heap) = (0, 0);
+        let mut added = 0;
+        let mut replaced_heap = 0;
         for (key, later) in &changes.counters {
             match self.counters.get(key) {
                 // What has not changed stays.
@@ -270,7 +271,8 @@ impl SlotData {
                 None => added += 1,
             }
         }
-        let (capacity, len) = (self.counters.capacity(), self.counters.len());
+        let capacity = self.counters.capacity();
+        let len = self.counters.len();
         let wanted = len + added;
         let map = if wanted <= capacity {
             0
@@ -289,7 +291,8 @@ impl SlotData {
     pub fn difference(&self, ancestor: &Self) -> Consumption {
         let mut held: ByKey<HeldConsumption> = ByKey::default();
         for key in self.holds.keys().chain(ancestor.holds.keys()) {
-            let (now, base) = (self.held_counter(*key), ancestor.held_counter(*key));
+            let now = self.held_counter(*key);
+            let base = ancestor.held_counter(*key);
             if now != base {
                 held.insert(*key, HeldConsumption { now, base });
             }

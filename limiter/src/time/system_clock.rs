@@ -84,7 +84,8 @@ impl SystemClock {
 
     #[inline]
     pub(super) fn read(&self) -> Reading {
-        let (at, mapping) = (self.monotonic.now(), self.mapping.get());
+        let at = self.monotonic.now();
+        let mapping = self.mapping.get();
         let must_follow = at.nanos_since(mapping.from) >= FOLLOW_NANOS;
         Reading { now: mapping.at(at), must_follow, at }
     }
@@ -110,7 +111,8 @@ impl SystemClock {
 
     pub(super) fn compare_with_wall(&self) -> Comparison {
         let mapping = self.mapping.get();
-        let (at, wall) = (self.monotonic.now(), self.wall());
+        let at = self.monotonic.now();
+        let wall = self.wall();
         Comparison { shown: mapping.at(at), wall, next: mapping.next(at, wall) }
     }
 }
@@ -128,7 +130,8 @@ impl Comparison {
 
     /// The step that following takes, if it is longer than [`LEAD_MAX`].
     pub fn long_step(&self) -> Option<ClockStep> {
-        let (ahead, behind) = (self.shown.since(self.wall), self.wall.since(self.shown));
+        let ahead = self.shown.since(self.wall);
+        let behind = self.wall.since(self.shown);
         if ahead > LEAD_MAX {
             Some(ClockStep::Back(ahead))
         } else if behind > LEAD_MAX {

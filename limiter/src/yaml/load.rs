@@ -225,7 +225,8 @@ impl<'t> Loader<'t> {
             self.add(Node { mark, value: Value::Unreadable }, 0);
             return Ok(());
         };
-        let (weight, height) = (*weight, *height);
+        let weight = *weight;
+        let height = *height;
         if self.open.len() + height > DEPTH_MAX {
             return Err(Stop::Document(too_deep(mark)));
         }

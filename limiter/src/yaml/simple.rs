@@ -158,7 +158,9 @@ impl<'t> Reader<'t> {
     }
 
     fn block_list(&mut self, indent: Indent) -> Option<Node<'t>> {
-        let (mark, column, first) = (self.mark(), self.column(), self.nodes.len());
+        let mark = self.mark();
+        let column = self.column();
+        let first = self.nodes.len();
         self.add_weight(1)?;
         while self.is_entry() && self.column() == column {
             self.at += 1;
@@ -184,7 +186,9 @@ impl<'t> Reader<'t> {
 
     /// The mapping whose first key begins here and has this length.
     fn block_mapping(&mut self, indent: Indent, first_key: usize) -> Option<Node<'t>> {
-        let (mark, column, first) = (self.mark(), self.column(), self.pairs.len());
+        let mark = self.mark();
+        let column = self.column();
+        let first = self.pairs.len();
         let mut length = Some(first_key);
         self.add_weight(1)?;
         while self.peek().is_some() && self.column() == column {
@@ -275,7 +279,8 @@ impl<'t> Reader<'t> {
     }
 
     fn flow_list(&mut self, depth: usize) -> Option<Node<'t>> {
-        let (mark, first) = (self.mark(), self.nodes.len());
+        let mark = self.mark();
+        let first = self.nodes.len();
         self.add_weight(1)?;
         self.enter()?;
         while !self.leave(b']')? {
@@ -287,7 +292,8 @@ impl<'t> Reader<'t> {
     }
 
     fn flow_mapping(&mut self, depth: usize) -> Option<Node<'t>> {
-        let (mark, first) = (self.mark(), self.pairs.len());
+        let mark = self.mark();
+        let first = self.pairs.len();
         self.add_weight(1)?;
         self.enter()?;
         while !self.leave(b'}')? {

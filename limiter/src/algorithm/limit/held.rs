@@ -73,7 +73,8 @@ impl Limit {
 
     /// Converts a held charge of the same counter under another limit.
     pub(crate) fn convert(&self, held: &mut Held, before: &Self) {
-        let (limit, before) = (self.plain(), before.plain());
+        let limit = self.plain();
+        let before = before.plain();
         held.taken = limit.converted(held.taken, before);
         held.floor = limit.converted(held.floor, before);
     }
@@ -90,7 +91,8 @@ impl Limit {
     /// Charges `hits` that were used already: as a debt if the limit allows one, otherwise as far as the limit goes.
     /// A penalty neither prevents it nor counts it. Returns the hits that were charged, and the decision on them.
     pub(crate) fn charge_used(&self, counter: &mut Counter, hits: u64, now: Timestamp) -> (u64, Decision) {
-        let (limit, mut charged) = (self.plain(), counter.clone());
+        let limit = self.plain();
+        let mut charged = counter.clone();
         let decision = limit.decide(&mut charged, now, Operation::Charge(hits));
         if decision.verdict.passes() {
             *counter = charged;

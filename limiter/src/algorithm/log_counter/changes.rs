@@ -144,7 +144,8 @@ impl LogChanges {
         let Some(since) = &self.0 else { return };
         entries.drain(..entries.len().min(since.gone.into()));
         if !since.edits.is_empty() {
-            let (mut edits, mut position) = (since.edits.iter().peekable(), usize::from(since.gone));
+            let mut edits = since.edits.iter().peekable();
+            let mut position = usize::from(since.gone);
             entries.retain_mut(|entry| {
                 if let Some(edit) = edits.next_if(|edit| usize::from(edit.position) == position) {
                     entry.hits = edit.hits;

@@ -39,7 +39,8 @@ impl Shares {
         let rate = self.rate;
         let given = |shares: &Self, index: usize| shares.each.states()[active[index]].next_share().per_second;
         let next = self.next_shares(active, targets);
-        let (mut has_changed, mut is_complete) = (false, true);
+        let mut has_changed = false;
+        let mut is_complete = true;
         let is_less = |shares: &Self, index: usize| next[index] < given(shares, index);
         let (mut order, mut more): (Vec<usize>, Vec<usize>) =
             (0..active.len()).partition(|index| is_less(self, *index));
@@ -78,7 +79,8 @@ impl Shares {
                 // What it had a moment ago is still its own.
                 let paid = subscriber.held.burst;
                 let burst = wanted.min(paid.saturating_add(*free)).max(least).max(given.burst);
-                let (larger, growth) = (HitRate { per_second: share, burst }, burst.saturating_sub(paid));
+                let larger = HitRate { per_second: share, burst };
+                let growth = burst.saturating_sub(paid);
                 let missing = growth.saturating_sub(*free);
                 *free -= growth - missing;
                 if missing == 0 {
@@ -106,7 +108,8 @@ impl Shares {
     /// The targets, without changes that are too small.
     fn next_shares(&self, active: &[usize], targets: &[u64]) -> Vec<u64> {
         let is_close = |subscriber: &Subscriber, target: u64| {
-            let (given, floor) = (subscriber.next_share().per_second, subscriber.terms.floor.min(target));
+            let given = subscriber.next_share().per_second;
+            let floor = subscriber.terms.floor.min(target);
             given > 0 && given >= floor && given.abs_diff(target) <= given / HYSTERESIS_DIVISOR
         };
         let kept: Vec<u64> = active
@@ -120,7 +123,8 @@ impl Shares {
         // A share that is a little too large is kept only where that takes nothing from others, and one that is a little
         // too small only where little stays unused.
         let sum = |shares: &[u64]| shares.iter().fold(0_u64, |sum, share| sum.saturating_add(*share));
-        let (all, claimed) = (sum(&kept), sum(targets));
+        let all = sum(&kept);
+        let claimed = sum(targets);
         if all > self.rate.per_second {
             kept.iter().zip(targets).map(|(kept, target)| *kept.min(target)).collect()
         } else if all < claimed - claimed / UNUSED_DIVISOR {

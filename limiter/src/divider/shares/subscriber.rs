@@ -166,7 +166,8 @@ impl Subscriber {
     }
 
     pub(super) fn standing(&self) -> Standing {
-        let (given, claimed) = (self.given.per_second as f64, HEADROOM * self.demand.per_second());
+        let given = self.given.per_second as f64;
+        let claimed = HEADROOM * self.demand.per_second();
         // A share that is kept may be a little less than what the limit allows.
         let most = given + given / HYSTERESIS_DIVISOR as f64;
         if self.has_ended || self.pending.is_some() || !self.demand.is_measured() {

@@ -16,13 +16,15 @@ impl Shares {
     /// The shares that these subscribers should have. While a part of the burst is missing, half of what is not asked for
     /// brings it back.
     pub(super) fn targets(&mut self, active: &[usize], lacks_burst: bool, now: Timestamp) -> Vec<u64> {
-        let (rate, floor) = (self.rate.per_second as f64, self.floor(active.len()));
+        let rate = self.rate.per_second as f64;
+        let floor = self.floor(active.len());
         let callers = self.callers.per_second();
         let needed: f64 =
             callers * HEADROOM + active.iter().map(|index| self.each.states()[*index].needs()).sum::<f64>();
         let idle = active.iter().filter(|index| self.each.states()[**index].is_idle()).count();
         let claim = |subscriber: &Subscriber| {
-            let (demand, given) = (subscriber.demand, subscriber.given.per_second as f64);
+            let demand = subscriber.demand;
+            let given = subscriber.given.per_second as f64;
             match demand.is_measured() {
                 true if demand.per_second() > 0.0 => (HEADROOM * demand.per_second()).max(floor),
                 // All that ask for nothing have a tenth of the rate at most.
@@ -38,7 +40,8 @@ impl Shares {
             .iter()
             .map(|index| {
                 let subscriber = &self.each.states()[*index];
-                let (own, least) = (subscriber.floor(), if subscriber.is_idle() { 0.0 } else { least });
+                let own = subscriber.floor();
+                let least = if subscriber.is_idle() { 0.0 } else { least };
                 let weight = f64::from(subscriber.terms.weight.get());
                 Claim { hits: claim(subscriber).max(own), weight, floor: own.max(least) }
             })

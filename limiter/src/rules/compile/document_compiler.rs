@@ -272,7 +272,8 @@ impl DocumentCompiler<'_> {
         let index = overlay.first(&here.matching)?;
         self.overlay_use.matched[index] = true;
         let rule = &overlay.rules[index];
-        let (with_overlay, mut problems) = (rule.added_to(limit), Problems::default());
+        let with_overlay = rule.added_to(limit);
+        let mut problems = Problems::default();
         let origin = rule.location.origin.clone();
         let terms = Terms::read(&with_overlay, &here.shared, &mut Diagnostics::new(origin, &mut problems));
         let group_misfit = rule.group.as_ref().and_then(|_| group_misfit(draft));
@@ -319,7 +320,8 @@ impl Terms {
         let candidate = tried
             .map(|tried| limit::candidate(tried, diagnostics))
             .map_or(Some(None), |limit| limit.map(Some));
-        let (rule, candidate) = (rule?, candidate?);
+        let rule = rule?;
+        let candidate = candidate?;
         let fits =
             candidate.as_ref().is_none_or(|tried| limit::candidate_fits(draft, &rule, tried, diagnostics));
         fits.then_some(Self { rule, candidate })

@@ -127,7 +127,9 @@ enum Part {
 impl Text {
     /// Reads a text. `{name}` is a variable, `{{` and `}}` are braces. Otherwise the error says what is wrong.
     pub(super) fn parse(text: &str) -> Result<Self, String> {
-        let (mut parts, mut literal, mut rest) = (Vec::new(), String::new(), text);
+        let mut parts = Vec::new();
+        let mut literal = String::new();
+        let mut rest = text;
         while let Some(at) = rest.find(['{', '}']) {
             let (before, from_brace) = rest.split_at(at);
             literal.push_str(before);

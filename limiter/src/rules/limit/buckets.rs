@@ -67,7 +67,10 @@ pub(super) fn stepped_bucket(
         .and_then(NonZeroU64::new);
     let burst = at_least_one(draft, "burst", diagnostics).map(NonZeroU64::get);
     let excess = excess(draft, burst.unwrap_or_default(), diagnostics);
-    let (amount, interval, burst, excess) = (amount?, interval?, burst?, excess?);
+    let amount = amount?;
+    let interval = interval?;
+    let burst = burst?;
+    let excess = excess?;
     let refills = burst.saturating_add(debt(excess)).div_ceil(amount.get());
     let nanos = u128::from(refills) * u128::from(interval.get());
     let limit = Limit::SteppedBucket(SteppedBucket { amount, interval, burst, excess });

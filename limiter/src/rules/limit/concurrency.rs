@@ -42,7 +42,8 @@ pub(super) fn concurrency(draft: &RateLimit, diagnostics: &mut Diagnostics<'_>) 
         (None, Some(_reported)) => None,
         (Some(text), _) => period::nanos(text, "hold_max", HOLD_MIN, HOLD_MAX, diagnostics),
     };
-    let (max_in_flight, hold_max) = (places?.value, Span::of_nanos(hold_max?)?);
+    let max_in_flight = places?.value;
+    let hold_max = Span::of_nanos(hold_max?)?;
     Some(RuleTerms {
         allowance: Allowance::Limited(Limit::Concurrency(Concurrency { max_in_flight, hold_max })),
         displayed_limit: DisplayedLimit { requests_per_unit: max_in_flight, unit: None },

@@ -11,7 +11,8 @@ pub(super) fn excess(
     default_debt: u64,
     diagnostics: &mut Diagnostics<'_>,
 ) -> Option<Excess> {
-    let (counted, overdrawn) = (draft.is_set("count_denied"), draft.is_set("overdraft"));
+    let counted = draft.is_set("count_denied");
+    let overdrawn = draft.is_set("overdraft");
     if let Some(mark) = draft.given("overdraft_limit").filter(|_| !overdrawn) {
         diagnostics.add(mark, "`overdraft_limit` needs `overdraft: true`");
         return None;

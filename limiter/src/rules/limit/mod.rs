@@ -182,11 +182,13 @@ fn misuse(draft: &RateLimit, given: &GivenKey) -> Option<Located<String>> {
             format!("`{name}` needs an `algorithm` that has it: {}", names(some))
         }
         (AppliesTo::Only(some), Some(algorithm)) => {
-            let (algorithm, names) = (algorithm.name(), names(some));
+            let algorithm = algorithm.name();
+            let names = names(some);
             format!("`{name}` cannot be used with `algorithm: {algorithm}`, only with {names}")
         }
         (AppliesTo::ClassicOr(some), Some(algorithm)) => {
-            let (algorithm, names) = (algorithm.name(), names(some));
+            let algorithm = algorithm.name();
+            let names = names(some);
             format!("`{name}` cannot be used with `algorithm: {algorithm}`, only with {names} or none")
         }
     };

@@ -26,7 +26,8 @@ pub(super) fn with_penalty(
     diagnostics: &mut Diagnostics<'_>,
 ) -> Option<RuleTerms> {
     let penalty = draft.penalty.as_ref().and_then(|penalty| read(penalty, diagnostics));
-    let (terms, penalty) = (terms?, penalty?);
+    let terms = terms?;
+    let penalty = penalty?;
     let allowance = match terms.allowance {
         Allowance::Unlimited => Allowance::Unlimited,
         Allowance::Limited(limit) => Allowance::Limited(Limit::Penalized(Penalized::new(limit, penalty))),
@@ -49,7 +50,9 @@ fn read(draft: &file::Penalty, diagnostics: &mut Diagnostics<'_>) -> Option<Pena
     let max = span(draft, "max", &draft.max, Some(MAX_DEFAULT), diagnostics);
     let forget_after =
         span(draft, "forget_after", &draft.forget_after, Some(FORGET_AFTER_DEFAULT), diagnostics);
-    let (first, max, forget_after) = (first?, max?, forget_after?);
+    let first = first?;
+    let max = max?;
+    let forget_after = forget_after?;
     let mark = |text: &Option<Located<String>>| text.as_ref().map_or(draft.mark, |text| text.mark);
     let grows = in_order(["max", "first"], [max, first], mark(&draft.max), diagnostics);
     let is_kept =

@@ -38,7 +38,9 @@ pub(super) fn at_rate(
     }
     let requests = draft.integer("requests_per_unit").map(|requests| requests.value);
     let excess = excess(draft, requests.unwrap_or_default(), diagnostics);
-    let (period, requests, excess) = (period?, requests?, excess?);
+    let period = period?;
+    let requests = requests?;
+    let excess = excess?;
     let displayed_limit = DisplayedLimit { requests_per_unit: requests, unit: period.unit };
     let limit = limit(AtRate { period, requests, excess }, diagnostics)?;
     Some(RuleTerms { allowance: Allowance::Limited(limit), displayed_limit })

@@ -61,7 +61,8 @@ impl WatchedFiles for OverlayFile {
     }
 
     fn refused(&mut self, problems: Problems) {
-        let (path, list) = (self.path.display(), problems.to_string());
+        let path = self.path.display();
+        let list = problems.to_string();
         error!(%path, problems = problems.len(), list, "cannot load the overlay; the previous one stays");
         self.active_rules.set_overlay_problems(Some(Arc::new(problems)));
     }

@@ -30,7 +30,9 @@ impl Holds {
         if now < next {
             return;
         }
-        let (id_bytes, request_ids, changes) = (&mut self.id_bytes, &mut self.request_ids, &mut self.changes);
+        let id_bytes = &mut self.id_bytes;
+        let request_ids = &mut self.request_ids;
+        let changes = &mut self.changes;
         self.each.retain(|hold| {
             let stays = hold.state == HoldState::Open || now < hold.forgotten_at();
             if !stays {
@@ -107,7 +109,8 @@ impl Holds {
         let Settled { remaining, reset_after, .. } = settled;
         let answer = HoldAnswer { verdict: Verdict::Pass, remaining, reset_after };
         self.id_bytes += id.bytes.len();
-        let (settled, forgotten_at) = (Some(settled), now.after(REMEMBERED));
+        let settled = Some(settled);
+        let forgotten_at = now.after(REMEMBERED);
         self.remember(id.clone(), Ended { answer, settled, forgotten_at, change: Uncompared(0) });
     }
 
@@ -119,7 +122,9 @@ impl Holds {
         now: Timestamp,
     ) {
         let Decision { remaining, reset_after, .. } = *decision;
-        let (outcome, reserved, uncharged) = (SettleOutcome::Open, 0, 0);
+        let outcome = SettleOutcome::Open;
+        let reserved = 0;
+        let uncharged = 0;
         let settled = Some(Settled { outcome, reserved, uncharged, remaining, reset_after });
         let forgotten_at = now.after(terms.ttl.min(HOLD_TTL_MAX)).after(REMEMBERED);
         self.id_bytes += terms.id.bytes.len();

@@ -84,7 +84,8 @@ impl Admin<'_> {
 
     /// Copies of the stored counters of the checks.
     fn copies(&self, locked: &mut LockedSlots<'_>, checks: &Checks<'_>) -> Vec<(Key, Counter)> {
-        let (mut copies, at): (Vec<(Key, Counter)>, _) = (Vec::new(), self.memory.at(locked.now));
+        let mut copies = Vec::<(Key, Counter)>::new();
+        let at = self.memory.at(locked.now);
         for check in checks {
             if let Some(packed) = locked.table(check.key).get(check.key)
                 && copies.iter().all(|(key, _)| *key != check.key)

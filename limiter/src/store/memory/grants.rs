@@ -114,7 +114,9 @@ impl LockedSlots<'_> {
         if charged == 0 && returned == 0 && before == after {
             return;
         }
-        let (memory, now, left) = (self.memory, self.now, limit.beside_rate(after));
+        let memory = self.memory;
+        let now = self.now;
+        let left = limit.beside_rate(after);
         self.with_held(key, |counter| {
             counter.update(&left, memory.at(now), |left, counter| {
                 limit.keep_debt(counter, before, after, now);

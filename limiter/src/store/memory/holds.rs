@@ -140,7 +140,8 @@ impl Memory {
     ) -> Result<Outcome, NotLocal> {
         let mut locked = self.lock_for_holds(std::slice::from_ref(check), now)?;
         locked.require_unleased(std::slice::from_ref(check), |_| false)?;
-        let (at, room) = (self.at(now), self.tables.room());
+        let at = self.at(now);
+        let room = self.tables.room();
         let ((outcome, is_changed), _) =
             locked.with_held(check.key, |counter| counter.apply(check.limit, operation, at, room));
         if is_changed {
@@ -193,7 +194,8 @@ impl LockedSlots<'_> {
     /// Checks that what settling charges does not depend on leased hits. Changes nothing.
     fn require_chargeable(&self, check: &Check<'_>, id: &HoldId) -> Result<(), NotLocal> {
         let Check { key, limit, .. } = *check;
-        let (leased, actual) = (self.leased(key), check.hits());
+        let leased = self.leased(key);
+        let actual = check.hits();
         let missing = self.holds(key).map_or(actual, |holds| holds.charges(id, actual));
         if leased == 0 || missing == 0 {
             return Ok(());
@@ -207,7 +209,9 @@ impl LockedSlots<'_> {
     }
 
     fn settle(&mut self, check: &Check<'_>, id: &HoldId, unknown: UnknownId) -> Settled {
-        let (memory, now, actual) = (self.memory, self.now, check.hits());
+        let memory = self.memory;
+        let now = self.now;
+        let actual = check.hits();
         let room = match unknown {
             UnknownId::Remember => memory.tables.room(),
             UnknownId::Forget => Room::NONE,

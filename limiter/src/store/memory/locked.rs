@@ -124,7 +124,9 @@ impl LockedSlots<'_> {
 
     /// Merges pending usage into the counter of `key`, and ends its holds that have expired.
     pub(super) fn settle_side_data_of(&mut self, key: Key, limit: &Limit) {
-        let (memory, now, position) = (self.memory, self.now, self.position(key));
+        let memory = self.memory;
+        let now = self.now;
+        let position = self.position(key);
         let table = &mut self.tables[position];
         let mut has_changed = false;
         if let Some(ownerships) = &mut self.ownerships {
@@ -142,7 +144,8 @@ impl LockedSlots<'_> {
 
     /// Applies `change` to the counter of `key` with its holds, and returns whether the counter is stored.
     pub(super) fn with_held<R>(&mut self, key: Key, change: impl FnOnce(&mut HeldCounter) -> R) -> (R, bool) {
-        let (memory, now) = (self.memory, self.now);
+        let memory = self.memory;
+        let now = self.now;
         memory.tables.with_held(self.table(key), key, now, change)
     }
 
@@ -195,7 +198,8 @@ impl LockedSlots<'_> {
     /// What the counter of `key` would say without a charge, with what is granted of it.
     pub(super) fn peek_beside_grants(&self, key: Key, limit: &Limit, operation: Operation) -> Decision {
         let Granted { rate, hits } = self.granted(key);
-        let (limit, mut counter) = (limit.without_rate(rate), self.copy(key, limit));
+        let mut counter = self.copy(key, limit);
+        let limit = limit.without_rate(rate);
         let leased = self.leased(key).saturating_add(hits);
         decide_leased(&limit, &mut counter, operation, leased, self.now).decision
     }
@@ -213,7 +217,8 @@ impl LockedSlots<'_> {
 
     /// Sets the leased hits of `key`.
     pub(super) fn set_leased(&mut self, key: Key, hits: u64) {
-        let (memory, position) = (self.memory, self.position(key));
+        let memory = self.memory;
+        let position = self.position(key);
         if let Some(Ownerships { each, .. }) = &mut self.ownerships {
             each[position]
                 .update_side_data(|| memory.empty_side_data(), |side_data| side_data.set_leased(key, hits));
@@ -222,7 +227,9 @@ impl LockedSlots<'_> {
 
     /// Applies an operation to the counter of a check, and returns whether the counter is stored.
     pub(super) fn apply(&mut self, check: &Check<'_>, operation: &CounterOperation) -> (Decision, bool) {
-        let (memory, now, leased) = (self.memory, self.now, self.leased(check.key));
+        let memory = self.memory;
+        let now = self.now;
+        let leased = self.leased(check.key);
         let table = self.table(check.key);
         if leased == 0 && !table.has_holds_or_grants() {
             return memory.tables.touch(table, check, operation, memory.at(now), Some);
@@ -264,7 +271,8 @@ impl LockedSlots<'_> {
         if checks.iter().all(|check| self.leased(check.key) == 0) {
             return Ok(());
         }
-        let (mut copies, mut wanted): (BTreeMap<Key, Counter>, _) = (BTreeMap::new(), None);
+        let mut copies = BTreeMap::<Key, Counter>::new();
+        let mut wanted = None;
         decide_set(checks, refused, |index, operation| {
             let Check { key, limit, .. } = checks[index];
             let copy = copies.entry(key).or_insert_with(|| self.copy(key, limit));

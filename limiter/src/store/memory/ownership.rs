@@ -108,7 +108,8 @@ impl OwnershipTable {
             changed.keys.insert(key);
             // With more changes than this, a copy of the whole slot is cheaper, unless counters are copied in part. The
             // keys of counters that have gone since are bounded in any case.
-            let (all, keys) = (table.len(), changed.keys.len());
+            let all = table.len();
+            let keys = changed.keys.len();
             let is_cheaper = all < keys * 2 && !table.has_holds() && !changed.are_beside_log(table);
             if is_cheaper || GONE_KEYS_MAX + all < keys {
                 ownership.changed = Changed::All;

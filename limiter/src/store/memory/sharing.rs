@@ -46,7 +46,8 @@ impl Memory {
             (std::mem::take(&mut *table), std::mem::take(&mut *ownership))
         };
         let holds = table.take_all_holds(&self.tables.resources);
-        let (bytes, seq) = (table.bytes(), ownership.seq());
+        let bytes = table.bytes();
+        let seq = ownership.seq();
         let SideData { pending, unknown, .. } = ownership.into_side_data();
         let data = SlotData::all(self.with_keys(slot, table.into_counters()), holds, pending, unknown);
         let data = data.with_lead(self.restrictions.lead());
@@ -208,7 +209,9 @@ impl Memory {
         let seq = ownership.as_ref().map_or(0, |ownership| ownership.seq());
         let side_data = ownership.as_ref().and_then(|ownership| ownership.side_data());
         let (pending, unknown) = side_data.map(SideData::copies).unwrap_or_default();
-        let (counters, holds, granted) = (table.copies(), table.copies_of_holds(), table.granted());
+        let counters = table.copies();
+        let holds = table.copies_of_holds();
+        let granted = table.granted();
         drop((ownership, table));
         let rest = SlotData::all(std::iter::empty(), holds, pending, unknown);
         let rest = StoredSlot { slot, epoch, seq, data: rest.with_lead(self.restrictions.lead()) };
@@ -228,14 +231,16 @@ impl Memory {
         let data = match which(&mut ownership) {
             Changed::All => {
                 let (pending, unknown) = ownership.side_data().map(SideData::copies).unwrap_or_default();
-                let (copies, holds) = (table.copy_all(resources), table.copy_all_holds(resources));
+                let copies = table.copy_all(resources);
+                let holds = table.copy_all_holds(resources);
                 drop((ownership, table));
                 SlotData::all(self.with_keys(slot, copies.into_iter()), holds, pending, unknown)
             }
             Changed::Some(ChangedKeys { keys, .. }) => {
                 let pending =
                     ownership.side_data().map(|side_data| side_data.pending.only(&keys)).unwrap_or_default();
-                let (mut counters, mut holds) = (Vec::with_capacity(keys.len()), ByKey::default());
+                let mut counters = Vec::with_capacity(keys.len());
+                let mut holds = ByKey::default();
                 for key in keys {
                     let (counter, changed) = table.copy_changes(key, resources);
                     counters.push((key, counter));

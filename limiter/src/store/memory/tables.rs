@@ -214,7 +214,8 @@ impl Tables {
         let mut taken = self.take(table, key);
         table.evict_and_shrink(at.now, &self.resources);
         self.evict_elsewhere(at.now);
-        let (counter, mut taken_back) = (&mut taken.counter, TakenBack::Nothing);
+        let counter = &mut taken.counter;
+        let mut taken_back = TakenBack::Nothing;
         if self.resources.budget.is_exceeded() {
             taken_back = counter.take_growth_back(limit, at, &mut decision, before.has_record, decide);
         }
@@ -290,7 +291,8 @@ impl Tables {
     /// Takes the counter of `key` and its holds out of their table.
     pub(super) fn take(&self, table: &mut Table, key: Key) -> Taken {
         let packed = table.get_mut(key).map(|packed| mem::replace(packed, PackedCounter::TAKEN));
-        let (is_stored, holds) = (packed.is_some(), table.take_holds(key));
+        let is_stored = packed.is_some();
+        let holds = table.take_holds(key);
         let size = holds.as_ref().map(|holds| holds.size()).unwrap_or_default();
         let counter = HeldCounter::new(packed, holds);
         Taken { key, heap: counter.packed_heap_bytes(), counter, size, is_stored }
@@ -343,7 +345,8 @@ impl Before {
     }
 
     fn of(counter: &HeldCounter) -> Self {
-        let (heap, penalties) = (counter.packed_heap_bytes(), counter.penalties());
+        let heap = counter.packed_heap_bytes();
+        let penalties = counter.penalties();
         Self { heap, penalties, has_record: counter.has_record() }
     }
 }

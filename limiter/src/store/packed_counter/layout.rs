@@ -131,7 +131,8 @@ impl ApproxNumber {
     }
 
     pub(in crate::store::packed_counter) fn number(self) -> u64 {
-        let (exponent, rest) = (self.0 >> Self::BITS, u64::from(self.0 & ((1 << Self::BITS) - 1)));
+        let exponent = self.0 >> Self::BITS;
+        let rest = u64::from(self.0 & ((1 << Self::BITS) - 1));
         if exponent == 0 {
             return rest;
         }

@@ -73,7 +73,8 @@ impl Pack for WindowCounter {
 impl Pack for SlidingCounter {
     #[inline(always)]
     fn pack(&self, algorithm: &impl Algorithm<Counter = Self>, used: UsedShare) -> Option<PackedCounter> {
-        let (previous, current) = (u32::try_from(self.previous).ok()?, u32::try_from(self.current).ok()?);
+        let previous = u32::try_from(self.previous).ok()?;
+        let current = u32::try_from(self.current).ok()?;
         // Hits of the current window weigh something in the next one.
         let until = Millis::of(if current == 0 { self.end } else { self.end.plus(window_nanos(algorithm)) })?;
         Some(PackedCounter::Sliding { used, until, previous, current })

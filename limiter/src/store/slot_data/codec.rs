@@ -219,7 +219,8 @@ impl Usage {
     }
 
     fn write(&self, now: Timestamp) -> Vec<u8> {
-        let (mut bytes, mut fields) = (Vec::new(), Vec::new());
+        let mut bytes = Vec::new();
+        let mut fields = Vec::new();
         for packed in [Some(&self.packed), self.base.as_ref()].into_iter().flatten() {
             fields.clear();
             let tag = packed.write(now, &mut fields);

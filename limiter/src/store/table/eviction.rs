@@ -103,7 +103,8 @@ impl Table {
         now: Timestamp,
         resources: &TableResources,
     ) -> usize {
-        let (bytes, heap) = (self.bytes(), self.heap_bytes());
+        let bytes = self.bytes();
+        let heap = self.heap_bytes();
         let mut counters: Vec<_> = std::mem::take(&mut self.buckets).into_counters().collect();
         let cost = |packed: &PackedCounter| packed.eviction_cost(now).map_or(EVICTION_COSTS, usize::from);
         counters.sort_by_cached_key(|(_, packed)| Reverse(cost(packed)));
@@ -137,7 +138,8 @@ impl Table {
         let mut by_cost = [0; EVICTION_COSTS];
         self.buckets.iter().filter_map(|(_, packed)| cost(packed)).for_each(|cost| by_cost[cost] += 1);
         // Evicts all with a cost below `bound`, and `left` of those with that cost.
-        let (mut bound, mut left) = (0, number);
+        let mut bound = 0;
+        let mut left = number;
         while bound <= usize::from(cost_max) && by_cost[bound] <= left {
             left -= by_cost[bound];
             bound += 1;
@@ -165,7 +167,8 @@ impl Table {
         resources: &TableResources,
         mut goes: impl FnMut(&PackedCounter) -> bool,
     ) -> usize {
-        let (before, mut heap) = (self.len(), 0);
+        let before = self.len();
+        let mut heap = 0;
         self.buckets.retain(|packed| {
             let goes = goes(packed);
             heap += if goes { packed.heap_bytes() } else { 0 };
