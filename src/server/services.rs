@@ -13,7 +13,7 @@ use axum::{
     http::{HeaderValue, Request, Response},
 };
 use hyper::body::{Body as _, Bytes};
-use tollgate_limiter::resilience::{Caller, Callers, Origin};
+use tollgate_limiter::resilience::{Caller, CallerOrigin, Callers};
 use tonic::{Code, Status, codegen::Service as _};
 
 use crate::{
@@ -44,7 +44,7 @@ pub(super) struct Services {
     // Address of the client.
     peer: Option<SocketAddr>,
     // Where the calls of the connection come from.
-    origin: Origin,
+    origin: CallerOrigin,
     // Activity of the connection, if the listener closes idle connections.
     activity: Option<Arc<Activity>>,
     callers: Callers,
@@ -58,7 +58,16 @@ impl Services {
         // A router with its state set is not rebuilt for each request.
         let router = router.with_state(());
         let (api, quotas, activity, caller) = (None, None, None, Caller::default());
-        Self { router, api, quotas, peer: None, origin: Origin::Network(None), activity, callers, caller }
+        Self {
+            router,
+            api,
+            quotas,
+            peer: None,
+            origin: CallerOrigin::Network(None),
+            activity,
+            callers,
+            caller,
+        }
     }
 
     /// gRPC services: `api` is the rate limit service, `quotas` that of quotas, `router` has the other services.
@@ -69,7 +78,16 @@ impl Services {
         callers: Callers,
     ) -> Self {
         let (api, activity, caller) = (Some(api), None, Caller::default());
-        Self { router, api, quotas, peer: None, origin: Origin::Network(None), activity, callers, caller }
+        Self {
+            router,
+            api,
+            quotas,
+            peer: None,
+            origin: CallerOrigin::Network(None),
+            activity,
+            callers,
+            caller,
+        }
     }
 
     /// The services for one connection. `name` is that of the client's certificate, which was verified.
@@ -81,8 +99,8 @@ impl Services {
     ) -> Arc<Self> {
         let (router, api, callers) = (self.router.clone(), self.api.clone(), self.callers.clone());
         let quotas = self.quotas.clone();
-        let network = || Origin::network(peer.map(|peer| peer.ip()));
-        let origin = name.map_or_else(network, Origin::Name);
+        let network = || CallerOrigin::network(peer.map(|peer| peer.ip()));
+        let origin = name.map_or_else(network, CallerOrigin::Name);
         // One per connection: connections on different cores must not share a reference count.
         let caller = self.callers.connected(origin.clone());
         Arc::new(Self { router, api, quotas, peer, origin, activity, callers, caller })
@@ -112,7 +130,7 @@ impl Services {
     }
 
     /// Where the calls of the connection come from.
-    pub(super) fn origin(&self) -> &Origin {
+    pub(super) fn origin(&self) -> &CallerOrigin {
         &self.origin
     }
 

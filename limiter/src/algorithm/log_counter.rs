@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, VecDeque};
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    algorithm::{Held, Place},
+    algorithm::{ChargePosition, HeldCharge},
     time::Timestamp,
 };
 
@@ -171,8 +171,8 @@ impl LogCounter {
     }
 
     /// The index of the entry at `place`, if there is one.
-    pub(crate) fn index_of(&self, place: Place) -> Option<usize> {
-        let Place::Instant(at) = place else { return None };
+    pub(crate) fn index_of(&self, place: ChargePosition) -> Option<usize> {
+        let ChargePosition::Instant(at) = place else { return None };
         self.entries.binary_search_by_key(&at, |entry| entry.at).ok()
     }
 
@@ -207,10 +207,10 @@ impl LogCounter {
     }
 
     /// Removes `hits` that are not held, the newest first, and returns how many are left to remove.
-    pub(super) fn remove_newest_beside(&mut self, held: &[Held], mut hits: u64) -> u64 {
+    pub(super) fn remove_newest_beside(&mut self, held: &[HeldCharge], mut hits: u64) -> u64 {
         let mut kept: BTreeMap<Timestamp, u128> = BTreeMap::new();
-        for Held { place, taken, floor } in held {
-            if let Place::Instant(at) = place {
+        for HeldCharge { place, taken, floor } in held {
+            if let ChargePosition::Instant(at) = place {
                 *kept.entry(*at).or_default() += (*taken).min(*floor);
             }
         }

@@ -44,7 +44,7 @@ pub(crate) use counter::own;
 pub use counter::{Counter, PenalizedCounter, Receipt, Variant};
 pub use fixed_window::FixedWindow;
 pub use gcra::{DebtCounter, DebtReceipt, Rate};
-pub use held::{Held, Place};
+pub use held::{ChargePosition, HeldCharge};
 pub use leaky_queue::LeakyQueue;
 pub(crate) use limit::each_algorithm;
 pub use limit::{AlgorithmName, CounterKind, Granted, HitRate, Limit, Penalized};
@@ -208,13 +208,13 @@ pub trait Algorithm: Clone {
     fn clamp_ahead(&self, counter: &mut Self::Counter, at: Timestamp, now: Timestamp);
 
     /// Where a charge at `now` is in `counter`, which has just counted it.
-    fn place(&self, counter: &Self::Counter, now: Timestamp) -> Place;
+    fn place(&self, counter: &Self::Counter, now: Timestamp) -> ChargePosition;
 
     /// What everything in `place` weighs at `now`, in units.
-    fn weight(&self, counter: &Self::Counter, place: Place, now: Timestamp) -> u128;
+    fn weight(&self, counter: &Self::Counter, place: ChargePosition, now: Timestamp) -> u128;
 
     /// Lowers the weight of what is in the place of `held` by `units`, at most its floor.
-    fn lighten(&self, counter: &mut Self::Counter, held: &Held, units: u128, now: Timestamp);
+    fn lighten(&self, counter: &mut Self::Counter, held: &HeldCharge, units: u128, now: Timestamp);
 
     /// The weight of `hits` in the units of [`Algorithm::weight`].
     fn units(&self, hits: u64) -> u128 {
@@ -264,7 +264,7 @@ pub trait Algorithm: Clone {
     fn refund_beside(
         &self,
         counter: &mut Self::Counter,
-        _held: &[Held],
+        _held: &[HeldCharge],
         hits: u64,
         now: Timestamp,
     ) -> Decision<Self::Receipt> {

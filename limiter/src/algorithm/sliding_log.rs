@@ -8,7 +8,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     algorithm::{
-        Admission, Algorithm, Decision, Excess, Held, LogCounter, LogEntry, Operation, Place, Span, Verdict,
+        Admission, Algorithm, ChargePosition, Decision, Excess, HeldCharge, LogCounter, LogEntry, Operation,
+        Span, Verdict,
     },
     time::Timestamp,
 };
@@ -168,7 +169,7 @@ impl Algorithm for SlidingLog {
     }
 
     fn undo(&self, counter: &mut LogCounter, LogReceipt(charge): LogReceipt, _now: Timestamp) {
-        if let Some(index) = counter.index_of(Place::Instant(charge.at)) {
+        if let Some(index) = counter.index_of(ChargePosition::Instant(charge.at)) {
             counter.remove_at(index, charge.hits);
         }
     }
@@ -203,16 +204,16 @@ impl Algorithm for SlidingLog {
         }
     }
 
-    fn place(&self, counter: &LogCounter, now: Timestamp) -> Place {
-        Place::Instant(self.instant(counter, now))
+    fn place(&self, counter: &LogCounter, now: Timestamp) -> ChargePosition {
+        ChargePosition::Instant(self.instant(counter, now))
     }
 
-    fn weight(&self, counter: &LogCounter, place: Place, now: Timestamp) -> u128 {
+    fn weight(&self, counter: &LogCounter, place: ChargePosition, now: Timestamp) -> u128 {
         let entry = counter.index_of(place).map(|index| &counter.entries[index]);
         entry.filter(|entry| now < self.leaves_at(entry)).map_or(0, |entry| entry.hits.into())
     }
 
-    fn lighten(&self, counter: &mut LogCounter, held: &Held, units: u128, _now: Timestamp) {
+    fn lighten(&self, counter: &mut LogCounter, held: &HeldCharge, units: u128, _now: Timestamp) {
         if let Some(index) = counter.index_of(held.place) {
             counter.remove_at(index, u64::try_from(units).unwrap_or(u64::MAX));
         }
@@ -221,7 +222,7 @@ impl Algorithm for SlidingLog {
     fn refund_beside(
         &self,
         counter: &mut LogCounter,
-        held: &[Held],
+        held: &[HeldCharge],
         hits: u64,
         now: Timestamp,
     ) -> Decision<LogReceipt> {

@@ -9,7 +9,9 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    algorithm::{Admission, Algorithm, Decision, Excess, Held, Operation, Place, Span, Verdict},
+    algorithm::{
+        Admission, Algorithm, ChargePosition, Decision, Excess, HeldCharge, Operation, Span, Verdict,
+    },
     time::Timestamp,
 };
 
@@ -220,16 +222,16 @@ impl Algorithm for SlidingWindow {
         }
     }
 
-    fn place(&self, counter: &SlidingCounter, _now: Timestamp) -> Place {
-        Place::Window(counter.end)
+    fn place(&self, counter: &SlidingCounter, _now: Timestamp) -> ChargePosition {
+        ChargePosition::Window(counter.end)
     }
 
-    fn weight(&self, counter: &SlidingCounter, place: Place, now: Timestamp) -> u128 {
+    fn weight(&self, counter: &SlidingCounter, place: ChargePosition, now: Timestamp) -> u128 {
         let mut advanced = self.advanced(counter, now);
         advanced.in_window(place, self.span).map_or(0, |hits| u128::from(*hits))
     }
 
-    fn lighten(&self, counter: &mut SlidingCounter, held: &Held, units: u128, now: Timestamp) {
+    fn lighten(&self, counter: &mut SlidingCounter, held: &HeldCharge, units: u128, now: Timestamp) {
         *counter = self.advanced(counter, now);
         if let Some(hits) = counter.in_window(held.place, self.span) {
             *hits = hits.saturating_sub(u64::try_from(units).unwrap_or(u64::MAX));
@@ -268,11 +270,11 @@ impl SlidingCounter {
     }
 
     /// The hits of the window of `place`, if they still weigh anything.
-    fn in_window(&mut self, place: Place, span: Span) -> Option<&mut u64> {
+    fn in_window(&mut self, place: ChargePosition, span: Span) -> Option<&mut u64> {
         match place {
-            Place::Window(end) if end == self.end => Some(&mut self.current),
-            Place::Window(end) if end.plus(span.nanos()) == self.end => Some(&mut self.previous),
-            Place::Window(_) | Place::Sum | Place::Instant(_) => None,
+            ChargePosition::Window(end) if end == self.end => Some(&mut self.current),
+            ChargePosition::Window(end) if end.plus(span.nanos()) == self.end => Some(&mut self.previous),
+            ChargePosition::Window(_) | ChargePosition::Sum | ChargePosition::Instant(_) => None,
         }
     }
 

@@ -16,14 +16,14 @@ const MEMORY_DIVISOR: f64 = 8.0;
 
 /// Hits that a subscriber asks for in each second.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub(super) struct Demand {
+pub(super) struct SubscriberDemand {
     per_second: f64,
     is_measured: bool,
     hits: u64,
     since: Timestamp,
 }
 
-impl Demand {
+impl SubscriberDemand {
     /// The demand of a subscriber that begins at `now`.
     pub(super) fn new(now: Timestamp) -> Self {
         Self { per_second: 0.0, is_measured: false, hits: 0, since: now }

@@ -7,9 +7,9 @@ use serde::{Deserialize, Serialize};
 use crate::{
     algorithm::{Granted, Limit},
     divider::{
-        Outcome, Report, SubscriberId, Subscribers,
+        DividerReport, DivisionOutcome, SubscriberId, Subscribers,
         assignment::{end_of_assignment, moved},
-        roster::Roster,
+        roster::SubscriberRoster,
         shares::Shares,
         slices::Slices,
     },
@@ -69,7 +69,7 @@ pub fn is_divisible(limit: &Limit) -> bool {
     limit.is_leasable()
 }
 
-fn has_room_for<S>(roster: &Roster<S>, id: SubscriberId) -> bool {
+fn has_room_for<S>(roster: &SubscriberRoster<S>, id: SubscriberId) -> bool {
     let all = roster.len();
     let max = SUBSCRIBERS_MAX;
     all < max / 2
@@ -132,26 +132,26 @@ impl Divider {
         &mut self,
         id: SubscriberId,
         terms: QuotaTerms,
-        report: Report,
+        report: DividerReport,
         view: CounterView,
         now: Timestamp,
-    ) -> Outcome {
+    ) -> DivisionOutcome {
         match (report, &mut self.way) {
-            (Report::Usage(usage), Way::Shares(shares)) => shares.report(id, usage, terms, now),
-            (Report::Resumed(usage), Way::Shares(shares)) => {
+            (DividerReport::Usage(usage), Way::Shares(shares)) => shares.report(id, usage, terms, now),
+            (DividerReport::Resumed(usage), Way::Shares(shares)) => {
                 shares.resume(id, usage, now);
                 shares.report(id, usage, terms, now);
             }
-            (Report::Usage(usage), Way::Slices(slices)) => slices.report(id, usage, terms, now),
-            (Report::Resumed(usage), Way::Slices(slices)) => {
+            (DividerReport::Usage(usage), Way::Slices(slices)) => slices.report(id, usage, terms, now),
+            (DividerReport::Resumed(usage), Way::Slices(slices)) => {
                 slices.resume(id, usage, now);
                 slices.report(id, usage, terms, now);
             }
-            (Report::End, Way::Shares(shares)) => shares.leave(id),
-            (Report::End, Way::Slices(slices)) => slices.leave(id),
-            (Report::Limit | Report::Counted(_), _) => {}
+            (DividerReport::End, Way::Shares(shares)) => shares.leave(id),
+            (DividerReport::End, Way::Slices(slices)) => slices.leave(id),
+            (DividerReport::Limit | DividerReport::Counted(_), _) => {}
         }
-        let reporter = matches!(report, Report::Usage(_) | Report::Resumed(_)).then_some(id);
+        let reporter = matches!(report, DividerReport::Usage(_) | DividerReport::Resumed(_)).then_some(id);
         self.divide(reporter, view, now)
     }
 
@@ -218,11 +218,16 @@ impl Divider {
     }
 
     /// Divides without a report, unless the last division was just now.
-    pub fn turn(&mut self, view: CounterView, now: Timestamp) -> Outcome {
+    pub fn turn(&mut self, view: CounterView, now: Timestamp) -> DivisionOutcome {
         self.divide(None, view, now)
     }
 
-    fn divide(&mut self, reporter: Option<SubscriberId>, view: CounterView, now: Timestamp) -> Outcome {
+    fn divide(
+        &mut self,
+        reporter: Option<SubscriberId>,
+        view: CounterView,
+        now: Timestamp,
+    ) -> DivisionOutcome {
         if let (Way::Shares(shares), Some(reporter)) = (&mut self.way, reporter)
             && let Some(outcome) = shares.renew(reporter, view, now)
         {
@@ -235,7 +240,7 @@ impl Divider {
             }
             // What was used meanwhile stays granted, so it counts.
             let turn = Turn { granted, ..Turn::default() };
-            return Outcome { turn, next_at: Some(next_from), ..Outcome::default() };
+            return DivisionOutcome { turn, next_at: Some(next_from), ..DivisionOutcome::default() };
         }
         let learns = now < self.learns_until;
         let visited = self.len();

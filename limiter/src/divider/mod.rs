@@ -16,12 +16,14 @@ mod shares;
 mod slices;
 mod stats;
 
-pub use assignment::{ASSIGNMENT_TTL, Assignment, Outcome, Report, UNCERTAIN, Usage};
+pub use assignment::{
+    ASSIGNMENT_TTL, Assignment, DividerReport, DivisionOutcome, SubscriberUsage, UNCERTAIN,
+};
 pub use divide::{Divider, SUBSCRIBERS_MAX, is_divisible};
 pub use registry::{Assignments, Divide, Dividers, SlotDivisions, SubscriberReport};
 pub use stats::DividerStats;
 
-pub use crate::store::{Part, SUBSCRIBERS_SHOWN_MAX, SubscriberId, SubscriberState, Subscribers};
+pub use crate::store::{LimitPart, SUBSCRIBERS_SHOWN_MAX, SubscriberId, SubscriberState, Subscribers};
 
 #[cfg(test)]
 mod tests;

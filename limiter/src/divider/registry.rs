@@ -15,7 +15,7 @@ use crate::{
     algorithm::{Granted, Limit},
     descriptor::Key,
     divider::{
-        Assignment, Divider, Outcome, Report, SubscriberId, Subscribers,
+        Assignment, Divider, DividerReport, DivisionOutcome, SubscriberId, Subscribers,
         assignment::{end_of_assignment, moved},
         stats::DividerStats,
     },
@@ -43,7 +43,7 @@ pub struct SubscriberReport {
     /// Its part of the limit.
     pub terms: QuotaTerms,
     /// The report.
-    pub report: Report,
+    pub report: DividerReport,
 }
 
 /// Takes reports to the dividers of their counters, on this replica or another one. The assignments that follow come
@@ -60,7 +60,7 @@ pub type Assignments = Vec<(SubscriberId, Assignment)>;
 #[derive(Debug)]
 pub struct Dividers {
     memory: Arc<Memory>,
-    shards: Box<[Lock<Shard>]>,
+    shards: Box<[Lock<DividerShard>]>,
     // Where the next turns begin.
     next_shard: AtomicUsize,
     // By slot: until then, assignments may be in force that are not known here. In nanoseconds.
@@ -69,7 +69,7 @@ pub struct Dividers {
 }
 
 #[derive(Debug, Default)]
-struct Shard {
+struct DividerShard {
     // By slot, because the dividers of a slot go with it.
     dividers: BTreeMap<(Slot, Key), Placed>,
     // The next turn of each divider that has one.
@@ -195,12 +195,12 @@ impl Dividers {
     /// Takes a report, and returns the assignments that follow.
     pub fn report(&self, report: &SubscriberReport, now: Timestamp) -> Assignments {
         let SubscriberReport { key, ref limit, id, terms, report } = *report;
-        if let Report::Counted(used) = report {
+        if let DividerReport::Counted(used) = report {
             self.memory.grants().charge(key, limit, used, now);
             return Assignments::new();
         }
         let slot = self.memory.slot(key);
-        let begins = matches!(report, Report::Usage(_) | Report::Resumed(_));
+        let begins = matches!(report, DividerReport::Usage(_) | DividerReport::Resumed(_));
         let mut shard = self.shard(slot);
         let divider = match shard.dividers.entry((slot, key)) {
             Entry::Occupied(placed) => &mut placed.into_mut().divider,
@@ -215,7 +215,7 @@ impl Dividers {
             return Assignments::new();
         }
         // A subscriber ends under the limit that it had.
-        if report != Report::End {
+        if report != DividerReport::End {
             divider.set_limit(limit, now);
         }
         self.divide(&mut shard, (slot, key), now, |divider, view| {
@@ -303,10 +303,10 @@ impl Dividers {
             let granted = placed.divider.granted();
             self.memory.grants().adopt(key, &limit, granted, now);
             // The next turn assigns what has changed.
-            self.divide(&mut shard, place, now, |divider, _| Outcome {
+            self.divide(&mut shard, place, now, |divider, _| DivisionOutcome {
                 turn: Turn { granted: divider.granted(), ..Turn::default() },
                 next_at: Some(now),
-                ..Outcome::default()
+                ..DivisionOutcome::default()
             });
         }
     }
@@ -337,7 +337,7 @@ impl Dividers {
 
     /// Removes all dividers, because their counters are discarded.
     pub fn discard(&self) {
-        self.shards.iter().for_each(|shard| *shard.lock() = Shard::default());
+        self.shards.iter().for_each(|shard| *shard.lock() = DividerShard::default());
     }
 
     /// Takes the slots of which other hits are granted since the last call.
@@ -351,15 +351,15 @@ impl Dividers {
 
     fn divide(
         &self,
-        shard: &mut Shard,
+        shard: &mut DividerShard,
         place: (Slot, Key),
         now: Timestamp,
-        divide: impl FnOnce(&mut Divider, CounterView) -> Outcome,
+        divide: impl FnOnce(&mut Divider, CounterView) -> DivisionOutcome,
     ) -> Assignments {
         let Some(placed) = shard.dividers.get_mut(&place) else { return Assignments::new() };
         let (slot, key) = place;
         let limit = placed.divider.limit().clone();
-        let mut outcome = Outcome::default();
+        let mut outcome = DivisionOutcome::default();
         self.memory.grants().turn(key, &limit, now, |view| {
             outcome = divide(&mut placed.divider, view);
             outcome.turn
@@ -391,7 +391,7 @@ impl Dividers {
         outcome.assignments
     }
 
-    fn shard(&self, slot: Slot) -> MutexGuard<'_, Shard> {
+    fn shard(&self, slot: Slot) -> MutexGuard<'_, DividerShard> {
         self.shards[slot.index() % SHARDS].lock()
     }
 }

@@ -10,7 +10,7 @@ use crate::{
         answer::{self, SingleAnswer},
         metrics::near_limit,
         plan::{AppliedLimit, Plan, applied_limits, role_of},
-        source::{DecidedElsewhere, Elsewhere, Source},
+        source::{DecidedElsewhere, DecisionSource, Elsewhere},
     },
     remote::{CounterCheck, CounterChecks, RemoteOutcomes},
     resilience::Caller,
@@ -50,7 +50,7 @@ impl ActiveView<'_> {
         request: &Request<'_>,
         planned: &mut Option<Box<Elsewhere>>,
     ) -> Result<Answer<'_>, LimiterError> {
-        let source = Source::Here(Some(planned));
+        let source = DecisionSource::Here(Some(planned));
         let decided = self.decide_as(request, source, Answer::from, |answer| answer);
         if let Err(LimiterError::Remote) = decided
             && planned.is_none()
@@ -66,7 +66,7 @@ impl ActiveView<'_> {
         request: &Request<'_>,
         decided: DecidedElsewhere<'_>,
     ) -> Result<Answer<'_>, LimiterError> {
-        self.decide_as(request, Source::Decided(decided), Answer::from, |answer| answer)
+        self.decide_as(request, DecisionSource::Decided(decided), Answer::from, |answer| answer)
     }
 
     /// The answer to a request with a single check that passes and whose rule counts under its path alone: it needs only

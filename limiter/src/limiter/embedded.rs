@@ -15,12 +15,12 @@ use crate::{
     descriptor::Entry,
     limiter::{
         AnswerOf, Descriptor, HeldAnswer, HoldError, Limiter, LimiterError, Request, RequestError, Status,
-        source::Source,
+        source::DecisionSource,
     },
     resilience::Caller,
     rules::{self, ActiveRules, Problems, Rules},
     store::{HoldId, HoldTerms, Lead, Memory, OnExpiry, OnFull, Settled},
-    time::{Clock, Reading},
+    time::{Clock, ClockReading},
 };
 
 /// The memory of the counters of an embedded limiter: 256 MiB, about four million counters.
@@ -115,7 +115,7 @@ impl Limiter {
 
     /// Follows the wall clock, and reads the clock.
     #[cold]
-    pub(super) fn follow_wall(&self) -> Reading {
+    pub(super) fn follow_wall(&self) -> ClockReading {
         if let Some(comparison) = self.clock.compare_with_wall() {
             if let Some(lead) = Lead::given_up(&comparison) {
                 self.memory.give_up_lead(lead);
@@ -283,7 +283,7 @@ impl Limiter {
     ) -> Result<Checked, CheckError> {
         let request = request(domain, entries, operation)?;
         let view = self.view();
-        let source = Source::Here(None);
+        let source = DecisionSource::Here(None);
         Ok(view.decide_as(&request, source, |answer| Checked::of(&answer), |answer| Checked::of(&answer))?)
     }
 }

@@ -9,11 +9,11 @@ use crate::{
         ActiveView, Answer, LimiterError, Request, Status, answer,
         plan::{AppliedLimit, Plan, drop_replaced},
     },
-    remote::{Extent, Remote},
+    remote::{Remote, RemoteExtent},
     rules::{Allowance, LevelTrace, Rule},
     store::{
-        Check, Checks, CounterOperation, CounterState, Decisions, DryRun, OnRefusal, Outcome, Refusal,
-        Replacement,
+        Check, Checks, CounterOperation, CounterState, Decisions, DryRun, OnRefusal, OperationOutcome,
+        Refusal, Replacement,
     },
     time::Timestamp,
 };
@@ -192,19 +192,20 @@ impl ActiveView<'_> {
         if remote.is_joining() {
             return Err(LimiterError::Joining);
         }
-        let is_here =
-            |check: &Check<'_>| remote.extent() == Extent::OtherOwners && memory.owns(memory.slot(check.key));
+        let is_here = |check: &Check<'_>| {
+            remote.extent() == RemoteExtent::OtherOwners && memory.owns(memory.slot(check.key))
+        };
         // Also for owned counters: a peek at an exhausted counter recalls its leases.
         let Some((shown, decisions)) = remote.dry_run(checks, refusal.clone()).await else {
             return Err(match remote.extent() {
-                Extent::OtherOwners => LimiterError::Remote,
-                Extent::All => LimiterError::NoStore,
+                RemoteExtent::OtherOwners => LimiterError::Remote,
+                RemoteExtent::All => LimiterError::NoStore,
             });
         };
         if decisions.is_none() && checks.iter().all(is_here) {
             return Ok(memory.admin().dry_run(checks, self.now(), refused));
         }
-        let state = |(outcome, check): (&Outcome, &Check<'_>)| {
+        let state = |(outcome, check): (&OperationOutcome, &Check<'_>)| {
             CounterState::of_outcome(check.limit, outcome, self.now())
         };
         let before: SmallVec<[CounterState; 2]> = shown.iter().zip(checks).map(state).collect();
@@ -216,8 +217,8 @@ impl ActiveView<'_> {
 /// Why a counter elsewhere cannot be shown or changed.
 fn unreachable(remote: &Remote) -> NoCounter {
     match remote.extent() {
-        Extent::OtherOwners => NoCounter::Unreachable,
-        Extent::All => NoCounter::NoStore,
+        RemoteExtent::OtherOwners => NoCounter::Unreachable,
+        RemoteExtent::All => NoCounter::NoStore,
     }
 }
 

@@ -10,7 +10,7 @@ use crate::{
     resilience::{CALLER_SHARE, Caller, IdRecord, SharedUse},
     store::{
         Checks, CounterOperation, HOLD_REMEMBERED, HoldId, HoldOutcome, HoldTerms, IdMemory, Memory,
-        NotLocal, Outcome, SettleOutcome, Settled, UnknownId, id_bytes,
+        NotLocal, OperationOutcome, SettleOutcome, Settled, UnknownId, id_bytes,
     },
     time::Timestamp,
 };
@@ -103,7 +103,7 @@ impl ReplicaShare {
         limit: &Limit,
         operation: &CounterOperation,
         now: Timestamp,
-    ) -> Result<Outcome, NotLocal> {
+    ) -> Result<OperationOutcome, NotLocal> {
         let sent = |id| {
             let id = (id, Some(key), id_bytes(id));
             SentId::in_share(REPLICA_SHARE, &self.0, id, memory.id_memory(), now)
@@ -113,7 +113,7 @@ impl ReplicaShare {
                 let sent = sent(terms.id());
                 if !sent.is_allowed() {
                     memory.count_exhausted();
-                    return Ok(Outcome::exhausted());
+                    return Ok(OperationOutcome::exhausted());
                 }
                 let outcome = memory.operate(key, limit, operation, now)?;
                 if outcome.hold == HoldOutcome::Decided && outcome.decision.verdict.passes() {

@@ -6,10 +6,10 @@ use arc_swap::Guard;
 
 use crate::{
     algorithm::Decision,
-    remote::{self, Extent, Remote},
+    remote::{self, Remote, RemoteExtent},
     rules::{ActiveRules, KeyedDomain, KeyedRules},
     store::{Decisions, Memory, RemoteDecisions, SingleDecision},
-    time::{Clock, Reading, Timestamp},
+    time::{Clock, ClockReading, Timestamp},
 };
 
 mod answer;
@@ -31,7 +31,7 @@ mod source;
 
 use answer::SingleAnswer;
 pub use answer::{Answer, AnswerOf, Status};
-pub use bounds::{Bounds, CallSize, TooLarge};
+pub use bounds::{CallSize, RequestBounds, TooLarge};
 pub use embedded::{CheckError, Checked, Reservation};
 #[cfg(feature = "redis")]
 pub(crate) use embedded::{each_entry, request};
@@ -49,7 +49,7 @@ pub use source::{DecidedElsewhere, Elsewhere};
 
 use metrics::CheckOutcome;
 use plan::{AppliedLimit, Plan, applied_limits};
-use source::Source;
+use source::DecisionSource;
 
 /// Decides requests by the active rules.
 #[derive(Clone, Debug)]
@@ -69,7 +69,7 @@ pub struct Limiter {
 pub struct ActiveView<'l> {
     limiter: &'l Limiter,
     rules: Guard<Arc<KeyedRules>>,
-    reading: Reading,
+    reading: ClockReading,
 }
 
 /// Methods for the service.
@@ -106,7 +106,7 @@ impl Limiter {
     /// Whether all counters are elsewhere.
     #[inline]
     pub fn has_no_counters(&self) -> bool {
-        self.remote.as_ref().is_some_and(|remote| remote.extent() == Extent::All)
+        self.remote.as_ref().is_some_and(|remote| remote.extent() == RemoteExtent::All)
     }
 
     /// The metrics.
@@ -143,7 +143,7 @@ impl Limiter {
     }
 
     #[inline(always)]
-    fn read_clock(&self) -> Reading {
+    fn read_clock(&self) -> ClockReading {
         let reading = self.clock.read();
         if self.follows_wall && reading.must_follow { self.follow_wall() } else { reading }
     }
@@ -156,7 +156,7 @@ impl ActiveView<'_> {
     ///
     /// There are no rules, or counters are elsewhere.
     pub fn decide_here(&self, request: &Request<'_>) -> Result<Answer<'_>, LimiterError> {
-        self.decide_as(request, Source::Here(None), Answer::from, |answer| answer)
+        self.decide_as(request, DecisionSource::Here(None), Answer::from, |answer| answer)
     }
 }
 
@@ -188,8 +188,8 @@ impl ActiveView<'_> {
         match self.limiter.remote.as_ref().map(Remote::extent) {
             None => true,
             // The owner may have reported the counter as exhausted to other replicas.
-            Some(Extent::OtherOwners) => !request.has_refund(),
-            Some(Extent::All) => false,
+            Some(RemoteExtent::OtherOwners) => !request.has_refund(),
+            Some(RemoteExtent::All) => false,
         }
     }
 
@@ -199,7 +199,7 @@ impl ActiveView<'_> {
     fn decide_as<'s, A>(
         &'s self,
         request: &Request<'_>,
-        source: Source<'_>,
+        source: DecisionSource<'_>,
         of_single: impl FnOnce(SingleAnswer<'s>) -> A,
         of_set: impl FnOnce(Answer<'s>) -> A,
     ) -> Result<A, LimiterError> {
@@ -227,7 +227,7 @@ impl ActiveView<'_> {
         domain: KeyedDomain<'s>,
         descriptor: &Descriptor<'_>,
         request: &Request<'_>,
-        source: Source<'_>,
+        source: DecisionSource<'_>,
     ) -> Result<Option<SingleAnswer<'s>>, LimiterError> {
         // `replaces` cannot apply here: there is no other descriptor.
         let applied = AppliedLimit::of(domain, descriptor, request);
@@ -235,7 +235,7 @@ impl ActiveView<'_> {
             return Ok(None);
         }
         let (check, SingleDecision { decision, charged }, degraded) = match source {
-            Source::Here(planned) => {
+            DecisionSource::Here(planned) => {
                 let Some(check) = applied.check(domain, descriptor) else { return Ok(None) };
                 match self.limiter.memory.apply_single(&check, self.now()) {
                     Ok(decided) => (check, decided, false),
@@ -246,7 +246,7 @@ impl ActiveView<'_> {
                 }
             }
             // By the rules of its plan it has the same check. Its key need not be hashed again.
-            Source::Decided(decided) => match decided.single() {
+            DecisionSource::Decided(decided) => match decided.single() {
                 Some(decided) => decided,
                 None => return Ok(None),
             },

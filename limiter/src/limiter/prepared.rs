@@ -22,7 +22,7 @@ use crate::{
 #[derive(Clone, Debug)]
 pub struct PreparedDescriptor<const OPEN: usize> {
     limiter: Limiter,
-    text: Arc<Text<OPEN>>,
+    text: Arc<DescriptorText<OPEN>>,
     rules: Arc<KeyedRules>,
     // The version of `rules`, and the rule in them. `None` if each descriptor has to be looked up.
     version: u64,
@@ -30,7 +30,7 @@ pub struct PreparedDescriptor<const OPEN: usize> {
 }
 
 #[derive(Debug)]
-struct Text<const OPEN: usize> {
+struct DescriptorText<const OPEN: usize> {
     domain: String,
     fixed: Vec<(String, String)>,
     open: [String; OPEN],
@@ -63,7 +63,7 @@ impl Limiter {
         entries: &[(&str, &str)],
         open: [&str; OPEN],
     ) -> PreparedDescriptor<OPEN> {
-        let text = Text {
+        let text = DescriptorText {
             domain: domain.to_owned(),
             fixed: entries.iter().map(|&(key, value)| (key.to_owned(), value.to_owned())).collect(),
             open: open.map(str::to_owned),
@@ -161,7 +161,7 @@ impl<const OPEN: usize> PreparedDescriptor<OPEN> {
     }
 }
 
-impl<const OPEN: usize> Text<OPEN> {
+impl<const OPEN: usize> DescriptorText<OPEN> {
     /// All entries.
     fn entries<'a>(&'a self, values: [&'a str; OPEN]) -> SmallVec<[Entry<'a>; 4]> {
         let fixed = self.fixed.iter().map(|(key, value)| Entry::new(key, value));

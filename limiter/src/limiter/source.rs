@@ -6,7 +6,7 @@ use crate::{
     remote::{CounterChecks, DecidedBy, RemoteOutcome, RemoteOutcomes},
     rules::KeyedRules,
     store::{Check, Refusal, SingleDecision},
-    time::Reading,
+    time::ClockReading,
 };
 
 /// A request whose counters are elsewhere: the view that it is decided by, and what its counters are asked. It does not
@@ -14,7 +14,7 @@ use crate::{
 #[derive(Debug)]
 pub struct Elsewhere {
     pub(super) rules: Arc<KeyedRules>,
-    pub(super) reading: Reading,
+    pub(super) reading: ClockReading,
     pub(super) checks: CounterChecks,
     // The number of the rule of the only check, if it counts under its path alone.
     pub(super) plain_rule: Option<usize>,
@@ -33,14 +33,14 @@ pub struct DecidedElsewhere<'d> {
 
 /// Where the decisions of a request come from.
 #[derive(Debug)]
-pub(super) enum Source<'d> {
+pub(super) enum DecisionSource<'d> {
     /// The memory of this process. If the counters are elsewhere, they may be planned.
     Here(Option<&'d mut Option<Box<Elsewhere>>>),
     /// The decisions were made elsewhere.
     Decided(DecidedElsewhere<'d>),
 }
 
-impl<'d> Source<'d> {
+impl<'d> DecisionSource<'d> {
     /// The decisions that were made elsewhere.
     #[inline(always)]
     pub(super) fn decided(&self) -> Option<DecidedElsewhere<'d>> {

@@ -12,8 +12,8 @@ use crate::{
     algorithm::Operation,
     descriptor::{Entry, Secret},
     remote::{
-        CounterChecks, DecidedBy, LocalShare, Mode, Outcomes, RemoteOutcome, Standing, Submission, Submit,
-        lock,
+        CounterChecks, DecidedBy, LocalShare, LocalShareBasis, Outcomes, RemoteOutcome, Submission,
+        SubmissionMode, Submit, lock,
     },
     resilience::Caller,
     rules::Rules,
@@ -67,7 +67,7 @@ struct Owner {
 
 impl Submit for Owner {
     fn submit(&self, Submission { checks, mode, .. }: Submission<'_>) -> Option<Outcomes> {
-        let Mode::Each = mode else { return None };
+        let SubmissionMode::Each = mode else { return None };
         let outcomes = checks.iter().map(|check| {
             let outcome = self.memory.operate(check.key, &check.limit, &check.operation, self.clock.now());
             RemoteOutcome { outcome: outcome.expect("each slot is here"), decided_by: DecidedBy::Counter }
@@ -83,12 +83,12 @@ impl Submit for Owner {
         lock(&self.local_share)
     }
 
-    fn standing(&self) -> Standing {
-        Standing { replicas: 2, now: self.clock.now() }
+    fn standing(&self) -> LocalShareBasis {
+        LocalShareBasis { replicas: 2, now: self.clock.now() }
     }
 
-    fn extent(&self) -> Extent {
-        Extent::OtherOwners
+    fn extent(&self) -> RemoteExtent {
+        RemoteExtent::OtherOwners
     }
 
     fn is_joining(&self) -> bool {

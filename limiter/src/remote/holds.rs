@@ -8,7 +8,8 @@ use crate::{
     algorithm::Decision,
     descriptor::Key,
     remote::{
-        COUNTER_ONLY, CounterCheck, CounterChecks, DecidedBy, Mode, Remote, RemoteOutcome, Submit, rounds,
+        COUNTER_ONLY, CounterCheck, CounterChecks, DecidedBy, Remote, RemoteOutcome, SubmissionMode, Submit,
+        rounds,
     },
     resilience::{Caller, Overloaded},
     store::{
@@ -53,8 +54,9 @@ impl Remote {
         let terms = terms.with_random_attempt();
         let operations = reserve_operations(checks, &terms);
         let call = self.open(&operations, timeout, connection)?;
-        let mut attempt = Attempt { submit: &*self.submit, withdrawals: withdrawals(checks, &terms) };
-        let submission = call.submission(&operations, Mode::Reserve(refusal.clone()));
+        let mut attempt =
+            ReservationAttempt { submit: &*self.submit, withdrawals: withdrawals(checks, &terms) };
+        let submission = call.submission(&operations, SubmissionMode::Reserve(refusal.clone()));
         let (outcomes, is_one_step) = match self.submit.submit(submission) {
             Some(outcomes) => (outcomes.await, true),
             None => (call.submit(&operations).await, false),
@@ -191,19 +193,19 @@ pub fn answered(outcomes: &[RemoteOutcome]) -> Result<SmallVec<[Decision; 2]>, R
 }
 
 /// What one call has reserved. Dropping it withdraws everything.
-struct Attempt<'r> {
+struct ReservationAttempt<'r> {
     submit: &'r dyn Submit,
     withdrawals: CounterChecks,
 }
 
-impl Attempt<'_> {
+impl ReservationAttempt<'_> {
     /// Withdraws nothing.
     fn keep(&mut self) {
         self.withdrawals.clear();
     }
 }
 
-impl Drop for Attempt<'_> {
+impl Drop for ReservationAttempt<'_> {
     fn drop(&mut self) {
         if !self.withdrawals.is_empty() {
             self.submit.send(std::mem::take(&mut self.withdrawals));

@@ -8,7 +8,7 @@ use crate::{
     descriptor::Key,
     remote::{CounterCheck, DecidedBy, RemoteOutcome},
     rules::OnOwnerUnavailable,
-    store::{Check, Checks, CounterOperation, Lead, Memory, OnFull, OnRefusal, Reservation},
+    store::{Check, Checks, CounterOperation, Lead, Memory, MemoryReservation, OnFull, OnRefusal},
     time::Timestamp,
 };
 
@@ -33,7 +33,7 @@ pub struct LocalShare {
     admitted: BTreeMap<Key, Admitted>,
     admitted_bytes: usize,
     // What counts in the memory for counters.
-    reservation: Reservation,
+    reservation: MemoryReservation,
     decided: u64,
     full: u64,
     // The next log line about a lack of memory, and the next sweep because of it, are not before this instant.
@@ -42,7 +42,7 @@ pub struct LocalShare {
 
 /// What decisions without counters depend on, as the store sees it.
 #[derive(Clone, Copy, Debug)]
-pub struct Standing {
+pub struct LocalShareBasis {
     /// The equal replicas that divide each limit.
     pub replicas: u32,
     /// The time by which counters are decided.
@@ -80,7 +80,7 @@ impl LocalShare {
             on_full,
             admitted: BTreeMap::new(),
             admitted_bytes: 0,
-            reservation: Reservation::default(),
+            reservation: MemoryReservation::default(),
             decided: 0,
             full: 0,
             full_again_at: Timestamp::EPOCH,
@@ -175,7 +175,7 @@ impl LocalShare {
         &mut self,
         checks: &[CounterCheck],
         outcomes: &mut [RemoteOutcome],
-        standing: Standing,
+        standing: LocalShareBasis,
     ) {
         for (check, outcome) in checks.iter().zip(outcomes) {
             if outcome.decided_by == DecidedBy::Nothing {
@@ -185,7 +185,7 @@ impl LocalShare {
         self.account();
     }
 
-    fn decide(&mut self, check: &CounterCheck, standing: Standing) -> RemoteOutcome {
+    fn decide(&mut self, check: &CounterCheck, standing: LocalShareBasis) -> RemoteOutcome {
         let CounterCheck { key, limit, operation, policy, .. } = check;
         // Without its counter a hold fails, and nothing is decided.
         self.decided += u64::from(!operation.needs_counter());
@@ -204,7 +204,7 @@ impl LocalShare {
         key: Key,
         limit: &Limit,
         operation: Operation,
-        Standing { replicas, now }: Standing,
+        LocalShareBasis { replicas, now }: LocalShareBasis,
     ) -> (Decision, u64) {
         let share = limit.share(replicas);
         let checks =
@@ -260,7 +260,7 @@ impl LocalShare {
         key: Key,
         limit: &Limit,
         outcome: &mut RemoteOutcome,
-        Standing { replicas, now }: Standing,
+        LocalShareBasis { replicas, now }: LocalShareBasis,
     ) {
         let Some(receipt) = outcome.outcome.decision.receipt.take() else { return };
         let hits = std::mem::take(&mut outcome.outcome.charged);
@@ -295,7 +295,7 @@ mod tests {
     /// Decides one operation on each of many keys without their counters. Returns how many pass.
     fn passes(share: &mut LocalShare, limit: &Limit, operation: Operation) -> u64 {
         let policy = ForwardPolicy { on_owner_unavailable: OnOwnerUnavailable::LocalShare, lease: false };
-        let standing = Standing { replicas: 2, now: NOW };
+        let standing = LocalShareBasis { replicas: 2, now: NOW };
         let mut passed = 0;
         for number in 0..KEYS {
             let key = Key::from_halves(number.rotate_right(4), number);

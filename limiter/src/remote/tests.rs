@@ -48,7 +48,7 @@ impl Later {
 
 impl Submit for Later {
     fn submit(&self, Submission { checks, mode, .. }: Submission<'_>) -> Option<Outcomes> {
-        let Mode::Each = mode else { return None };
+        let SubmissionMode::Each = mode else { return None };
         let mut outcomes = Some(checks.iter().map(|check| self.apply(check)).collect());
         let mut was_asked = false;
         Some(Box::pin(std::future::poll_fn(move |_| match outcomes.take_if(|_| was_asked) {
@@ -70,12 +70,12 @@ impl Submit for Later {
         lock(&self.local_share)
     }
 
-    fn standing(&self) -> Standing {
-        Standing { replicas: 2, now: NOW }
+    fn standing(&self) -> LocalShareBasis {
+        LocalShareBasis { replicas: 2, now: NOW }
     }
 
-    fn extent(&self) -> Extent {
-        Extent::All
+    fn extent(&self) -> RemoteExtent {
+        RemoteExtent::All
     }
 
     fn is_joining(&self) -> bool {

@@ -35,7 +35,7 @@ struct Use {
 
 /// Where the calls of a connection come from.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub enum Origin {
+pub enum CallerOrigin {
     /// The holder of a certificate that was verified, by its name.
     Name(Box<[u8]>),
     /// An IPv4 address, or the /64 network of an IPv6 address; `None` for a Unix socket.
@@ -50,7 +50,7 @@ pub struct Callers(Arc<Mutex<Accounts>>);
 struct Accounts {
     clock: Clock,
     all: Arc<AllIds>,
-    each: FxHashMap<Origin, Arc<IdAccount>>,
+    each: FxHashMap<CallerOrigin, Arc<IdAccount>>,
     shared: Arc<IdAccount>,
     prune_at: Timestamp,
 }
@@ -81,7 +81,7 @@ impl Caller {
     }
 }
 
-impl Origin {
+impl CallerOrigin {
     /// The network of a peer.
     pub fn network(address: Option<IpAddr>) -> Self {
         Self::Network(address.map(|address| match address.to_canonical() {
@@ -104,7 +104,7 @@ impl Callers {
     }
 
     /// The caller of a new connection.
-    pub fn connected(&self, origin: Origin) -> Caller {
+    pub fn connected(&self, origin: CallerOrigin) -> Caller {
         // Each change is whole before anything can panic.
         let mut accounts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         Caller(Arc::new(Use { open_checks: AtomicUsize::new(0), ids: accounts.of(origin) }))
@@ -112,7 +112,7 @@ impl Callers {
 }
 
 impl Accounts {
-    fn of(&mut self, origin: Origin) -> Arc<IdAccount> {
+    fn of(&mut self, origin: CallerOrigin) -> Arc<IdAccount> {
         let is_full = self.each.len() >= ACCOUNTS_MAX;
         let now = self.clock.now();
         if is_full && self.prune_at <= now {
@@ -142,8 +142,8 @@ mod tests {
         Callers::new(Clock::manual(NOW))
     }
 
-    fn network(address: &str) -> Origin {
-        Origin::network(Some(address.parse().unwrap()))
+    fn network(address: &str) -> CallerOrigin {
+        CallerOrigin::network(Some(address.parse().unwrap()))
     }
 
     fn remember(caller: &Caller, id: u64) {
@@ -171,7 +171,7 @@ mod tests {
     #[test]
     fn connections_of_one_name_or_ipv6_network_are_one_caller() {
         let callers = callers();
-        let named = || callers.connected(Origin::Name(b"edge".as_slice().into()));
+        let named = || callers.connected(CallerOrigin::Name(b"edge".as_slice().into()));
         let first = named();
         remember(&first, 1);
         assert_eq!(named().id_bytes(NOW), 100);
@@ -185,7 +185,7 @@ mod tests {
     #[test]
     fn accounts_are_bounded_and_unused_ones_make_room() {
         let callers = callers();
-        let numbered = |number: usize| callers.connected(Origin::Name(number.to_be_bytes().into()));
+        let numbered = |number: usize| callers.connected(CallerOrigin::Name(number.to_be_bytes().into()));
         let held: Vec<_> = (0..ACCOUNTS_MAX).map(numbered).collect();
         for number in ACCOUNTS_MAX..ACCOUNTS_MAX + 2 {
             remember(&numbered(number), number as u64);

@@ -9,7 +9,7 @@ mod caller;
 mod ids;
 mod share;
 
-pub use caller::{Caller, Callers, Origin};
+pub use caller::{Caller, CallerOrigin, Callers};
 pub(crate) use ids::IdRecord;
 pub use share::{CALLER_SHARE, SharedUse};
 

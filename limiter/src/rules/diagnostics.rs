@@ -9,7 +9,7 @@ use crate::{
 
 /// What rules are read from.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Origin {
+pub enum RuleOrigin {
     /// A file, by its path as configured.
     File(Box<str>),
     /// A resource of a control plane. The line of a mark is the number of a place in it, from 1.
@@ -17,20 +17,20 @@ pub enum Origin {
         /// The name of the resource.
         name: Box<str>,
         /// Its places: the domain, then each descriptor after the one that it is nested in.
-        places: Vec<Place>,
+        places: Vec<ResourceLocation>,
     },
 }
 
 /// A place in a resource.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Place {
+pub struct ResourceLocation {
     /// The index of the place that contains this one; `None` for the domain.
     pub parent: Option<u32>,
     /// The domain, or the key and value of the descriptor.
     pub text: Box<str>,
 }
 
-impl Origin {
+impl RuleOrigin {
     /// A file.
     pub fn file(path: &str) -> Arc<Self> {
         Arc::new(Self::File(path.into()))
@@ -41,14 +41,14 @@ impl Origin {
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Location {
     /// The file or resource.
-    pub origin: Arc<Origin>,
+    pub origin: Arc<RuleOrigin>,
     /// Line and column.
     pub mark: Mark,
 }
 
 impl Location {
     /// The location of a file as a whole.
-    pub fn whole(origin: Arc<Origin>) -> Self {
+    pub fn whole(origin: Arc<RuleOrigin>) -> Self {
         Self { origin, mark: Mark::START }
     }
 }
@@ -57,8 +57,8 @@ impl Location {
     /// Whether it is in a file, and not in a resource of a control plane.
     pub(crate) fn is_in_file(&self) -> bool {
         match &*self.origin {
-            Origin::File(_) => true,
-            Origin::Resource { .. } => false,
+            RuleOrigin::File(_) => true,
+            RuleOrigin::Resource { .. } => false,
         }
     }
 }
@@ -66,12 +66,12 @@ impl Location {
 impl fmt::Display for Location {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &*self.origin {
-            Origin::File(path) => write!(f, "{path}:{}:{}", self.mark.line, self.mark.column),
-            Origin::Resource { name, places } => {
+            RuleOrigin::File(path) => write!(f, "{path}:{}:{}", self.mark.line, self.mark.column),
+            RuleOrigin::Resource { name, places } => {
                 let at = |index: u32| places.get(usize::try_from(index).unwrap_or(usize::MAX));
                 let mut texts = Vec::new();
                 let mut place = self.mark.line.checked_sub(1).and_then(at);
-                while let Some(Place { parent, text }) = place {
+                while let Some(ResourceLocation { parent, text }) = place {
                     texts.push(escaped(text));
                     place = parent.and_then(at);
                 }
@@ -165,12 +165,12 @@ impl std::error::Error for Problems {}
 
 /// Collects the problems of one file or resource.
 pub(crate) struct Diagnostics<'p> {
-    origin: Arc<Origin>,
+    origin: Arc<RuleOrigin>,
     problems: &'p mut Problems,
 }
 
 impl<'p> Diagnostics<'p> {
-    pub(crate) fn new(origin: Arc<Origin>, problems: &'p mut Problems) -> Self {
+    pub(crate) fn new(origin: Arc<RuleOrigin>, problems: &'p mut Problems) -> Self {
         Self { origin, problems }
     }
 
@@ -185,7 +185,7 @@ impl<'p> Diagnostics<'p> {
         if self.problems.is_full() { self.problems.drop_one() } else { self.add(mark, what()) }
     }
 
-    pub(crate) fn add_all(&mut self, problems: Vec<yaml::Problem>) {
+    pub(crate) fn add_all(&mut self, problems: Vec<yaml::YamlProblem>) {
         problems.into_iter().for_each(|problem| self.add(problem.mark, problem.what));
     }
 

@@ -5,7 +5,7 @@ use std::{slice, sync::Arc, time::Duration};
 use crate::{
     algorithm::{Limit, Operation},
     descriptor::{Entry, Secret},
-    rules::{Allowance, DenialBody, DenialValues, KeyedDomain, KeyedRules, Rule, Source, Unit, compile},
+    rules::{Allowance, DenialBody, DenialValues, KeyedDomain, KeyedRules, Rule, RuleInput, Unit, compile},
     time::Timestamp,
     yaml,
 };
@@ -16,11 +16,11 @@ const NOW: Timestamp = Timestamp::from_nanos(1_790_000_040_123_456_789);
 /// of YAML agree on it.
 pub fn rules(bytes: &[u8]) {
     yaml::compare_readers(bytes);
-    used(&Source::file("rules.yaml", bytes), "rules.yaml:");
+    used(&RuleInput::file("rules.yaml", bytes), "rules.yaml:");
 }
 
 /// Uses all rules of a source, or shows its problems, which begin with this text.
-pub fn used(source: &Source, problem: &str) {
+pub fn used(source: &RuleInput, problem: &str) {
     let rules = match compile(slice::from_ref(source)) {
         Ok(rules) => rules,
         Err(problems) => return assert!(problems.to_string().starts_with(problem), "{problems}"),

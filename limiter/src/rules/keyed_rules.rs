@@ -16,7 +16,7 @@ use crate::{
     descriptor::{self, Entry, Key, KeyText, PrefixHash, Secret},
     printable,
     rules::{
-        Allowance, Domain, Group, LevelTrace, MatchKind, Network, Rule, Rules,
+        Allowance, Domain, LevelTrace, MatchKind, Network, NetworkGroup, Rule, Rules,
         prefix_tree::{self, MatchedNode, Steps},
         trace,
     },
@@ -65,7 +65,7 @@ pub struct EntryMatch<'r> {
     /// The network of the node, if it is one.
     pub network: Option<Network>,
     /// The group of the node.
-    pub group: Option<Group>,
+    pub group: Option<NetworkGroup>,
 }
 
 /// The rule and the key of a descriptor whose last values are left open.
@@ -92,7 +92,7 @@ struct KeyPrefix {
     // The indices of the entries whose values are not part of `hash`.
     unhashed_entries: SmallVec<[usize; 4]>,
     // The groups of these entries; `None` if no node of the path has one.
-    groups: Option<Box<[Option<Group>]>>,
+    groups: Option<Box<[Option<NetworkGroup>]>>,
 }
 
 impl KeyedRules {
@@ -353,7 +353,7 @@ impl KeyPrefix {
     }
 
     #[inline(never)]
-    fn key_of_groups(&self, groups: &[Option<Group>], entries: &[Entry<'_>]) -> Key {
+    fn key_of_groups(&self, groups: &[Option<NetworkGroup>], entries: &[Entry<'_>]) -> Key {
         let sent = self.unhashed_entries.iter().map(|entry| entries[*entry].value);
         let counted = sent
             .zip(groups)

@@ -1,17 +1,17 @@
 //! The table of all keys: where each is allowed, what it takes, and with which algorithms, and what it means. All
 //! messages about keys and the JSON Schema of rule files are derived from it.
 
-use crate::{algorithm::AlgorithmName, rules::group::Group};
+use crate::{algorithm::AlgorithmName, rules::group::NetworkGroup};
 
 mod constraints;
 mod key;
 
 pub(crate) use constraints::{AT_LEAST_ONE, REQUIRED, REQUIRED_IN_PENALTY, amounts, periods};
 pub use constraints::{EXCLUSIVE, NOT_IN_CANDIDATE};
-pub use key::{AppliesTo, Key, Section, Takes};
+pub use key::{AppliesTo, RuleKey, Section, Takes};
 
 /// All keys.
-pub const KEYS: &[Key] = &[
+pub const KEYS: &[RuleKey] = &[
     key("domain", Section::Root, Takes::Required, "The domain of requests to which the rules apply."),
     key(
         "descriptors",
@@ -268,13 +268,13 @@ pub const KEYS: &[Key] = &[
     key(
         "ipv4",
         Section::Group,
-        Takes::PrefixLength(Group::EACH.ipv4),
+        Takes::PrefixLength(NetworkGroup::EACH.ipv4),
         "The prefix length of the IPv4 networks that are counted as one key.",
     ),
     key(
         "ipv6",
         Section::Group,
-        Takes::PrefixLength(Group::EACH.ipv6),
+        Takes::PrefixLength(NetworkGroup::EACH.ipv6),
         "The prefix length of the IPv6 networks that are counted as one key.",
     ),
     key(
@@ -358,15 +358,15 @@ const WITH_EXCESS: &[AlgorithmName] = &[
     AlgorithmName::LeakyBucket,
 ];
 
-const fn key(name: &'static str, section: Section, takes: Takes, help: &'static str) -> Key {
-    Key { name, section, takes, applies_to: AppliesTo::Any, help }
+const fn key(name: &'static str, section: Section, takes: Takes, help: &'static str) -> RuleKey {
+    RuleKey { name, section, takes, applies_to: AppliesTo::Any, help }
 }
 
-const fn limit(name: &'static str, takes: Takes, applies_to: AppliesTo, help: &'static str) -> Key {
-    Key { name, section: Section::RateLimit, takes, applies_to, help }
+const fn limit(name: &'static str, takes: Takes, applies_to: AppliesTo, help: &'static str) -> RuleKey {
+    RuleKey { name, section: Section::RateLimit, takes, applies_to, help }
 }
 
 /// The key with this name in `section`.
-pub(crate) fn find(name: &str, section: Section) -> Option<&'static Key> {
+pub(crate) fn find(name: &str, section: Section) -> Option<&'static RuleKey> {
     KEYS.iter().find(|key| key.section == section && key.name == name)
 }

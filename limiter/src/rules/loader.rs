@@ -8,7 +8,7 @@ use crate::{
     rules::{
         ActiveRules, Problem, Problems,
         active_rules::{PreparedRules, ReplacedRules},
-        background::{Priority, run_in_background, spawn},
+        background::{BackgroundPriority, run_in_background, spawn},
         compile::compile_all,
         contents::Contents,
         overlay::Overlay,
@@ -27,7 +27,7 @@ const LOGGED_MAX: usize = 20;
 
 /// Loads the contents of one source.
 #[derive(Debug)]
-pub struct Loader {
+pub struct RuleLoader {
     // A path or a URL, for the log.
     source: String,
     clock: Clock,
@@ -39,7 +39,7 @@ pub struct Loader {
     has_no_idle_core: bool,
 }
 
-impl Loader {
+impl RuleLoader {
     pub fn new(source: String, clock: Clock, active_rules: Arc<ActiveRules>) -> Self {
         Self { source, clock, active_rules, overlay: None, bytes: 0, has_no_idle_core: false }
     }
@@ -60,7 +60,7 @@ impl Loader {
         Some(self.activate(compiled, version))
     }
 
-    /// Compiles `contents`. `None` as for [`Loader::load`].
+    /// Compiles `contents`. `None` as for [`RuleLoader::load`].
     pub(super) fn compile(
         &mut self,
         contents: Arc<Contents>,
@@ -108,9 +108,9 @@ impl Loader {
 
     /// Large loads run at `SCHED_IDLE` so that they do not delay requests. Small ones, the first load, and the steps
     /// after one that found no idle core run at normal priority.
-    pub(super) fn priority(&self) -> Priority {
+    pub(super) fn priority(&self) -> BackgroundPriority {
         let is_large = self.bytes > BYTES_AT_ONCE && self.active_rules.current().rules().is_some();
-        if is_large && !self.has_no_idle_core { Priority::Idle } else { Priority::Normal }
+        if is_large && !self.has_no_idle_core { BackgroundPriority::Idle } else { BackgroundPriority::Normal }
     }
 
     /// Begins a load: its first step looks for an idle core.
@@ -119,7 +119,7 @@ impl Loader {
     }
 
     /// Records the priority that a step of the load took in the end.
-    pub(super) fn step_ran_at(&mut self, priority: Priority) {
+    pub(super) fn step_ran_at(&mut self, priority: BackgroundPriority) {
         self.has_no_idle_core |= self.priority() != priority;
     }
 

@@ -12,7 +12,7 @@ use crate::{
         keys::Section,
         pattern::Pattern,
         prefix_tree::composite,
-        reader::{Fields, Located, required},
+        reader::{Located, MappingFields, required},
     },
     yaml::quote,
 };
@@ -81,14 +81,14 @@ impl SharedKey {
 }
 
 /// The items of `quotas`, without those whose problems were reported.
-pub(crate) fn read(fields: &Fields<'_>, diagnostics: &mut Diagnostics<'_>) -> Vec<Located<Quota>> {
+pub(crate) fn read(fields: &MappingFields<'_>, diagnostics: &mut Diagnostics<'_>) -> Vec<Located<Quota>> {
     let items = fields.items("quotas", diagnostics);
     if let Some(beyond) = items.get(QUOTAS_MAX) {
         diagnostics.add(beyond.mark, format!("`quotas` has at most {QUOTAS_MAX} items"));
     }
     let mut quotas: Vec<Located<Quota>> = Vec::new();
     for item in items.iter().take(QUOTAS_MAX) {
-        let Some(fields) = Fields::read(item, Section::Quota, diagnostics) else { continue };
+        let Some(fields) = MappingFields::read(item, Section::Quota, diagnostics) else { continue };
         let Some(quota) = quota(&fields, diagnostics) else { continue };
         let is_same =
             |before: &&Located<Quota>| before.value.key == quota.key && before.value.value == quota.value;
@@ -102,7 +102,7 @@ pub(crate) fn read(fields: &Fields<'_>, diagnostics: &mut Diagnostics<'_>) -> Ve
     quotas
 }
 
-fn quota(fields: &Fields<'_>, diagnostics: &mut Diagnostics<'_>) -> Option<Quota> {
+fn quota(fields: &MappingFields<'_>, diagnostics: &mut Diagnostics<'_>) -> Option<Quota> {
     let key = required(fields, "key", "the key of a pair of a bucket", diagnostics);
     let value = required(fields, "value", "the value of a pair of a bucket", diagnostics);
     let mut number = |name: &str, max: u64| {

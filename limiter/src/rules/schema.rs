@@ -11,10 +11,10 @@ use crate::{
     rules::{
         OnOwnerUnavailable, Unit,
         denial_body::FORMATS,
-        file::{Calendar, ON_DENIED},
+        file::{CalendarDraft, ON_DENIED},
         keys::{
-            AT_LEAST_ONE, AppliesTo, EXCLUSIVE, KEYS, Key, NOT_IN_CANDIDATE, REQUIRED, REQUIRED_IN_PENALTY,
-            Section, Takes, amounts, periods,
+            AT_LEAST_ONE, AppliesTo, EXCLUSIVE, KEYS, NOT_IN_CANDIDATE, REQUIRED, REQUIRED_IN_PENALTY,
+            RuleKey, Section, Takes, amounts, periods,
         },
         network_keys::MATCH,
     },
@@ -74,7 +74,7 @@ fn section(section: Section) -> Json {
 }
 
 /// The values of a key, with what it means.
-fn property(key: &Key) -> Json {
+fn property(key: &RuleKey) -> Json {
     let mut property = value(key.takes);
     property["description"] = key.help.into();
     let has_numbers = matches!(key.section, Section::RateLimit | Section::Penalty | Section::Quota);
@@ -105,7 +105,7 @@ fn value(takes: Takes) -> Json {
         }
         Takes::Algorithm => choice(AlgorithmName::ALL.map(AlgorithmName::name)),
         Takes::OnOwnerUnavailable => choice(OnOwnerUnavailable::ALL.map(OnOwnerUnavailable::name)),
-        Takes::Weekday => choice(Calendar::WEEKDAYS.map(|(name, _)| name)),
+        Takes::Weekday => choice(CalendarDraft::WEEKDAYS.map(|(name, _)| name)),
         Takes::Match => choice(MATCH.map(|(name, _)| name)),
         Takes::Anything => json!({"type": ["object", "null"]}),
         Takes::Json => json!({}),
@@ -148,7 +148,7 @@ fn limit_conditions() -> Vec<Json> {
     let excluded = EXCLUSIVE.iter().flat_map(|(ones, others)| {
         ones.iter().map(|one| json!({"if": present(one), "then": absent(others.iter().copied())}))
     });
-    let algorithms = KEYS.iter().filter_map(|key: &Key| {
+    let algorithms = KEYS.iter().filter_map(|key: &RuleKey| {
         let names = |some: &[AlgorithmName]| some.iter().map(|one| one.name().into()).collect::<Vec<Json>>();
         match key.applies_to {
             AppliesTo::Any | AppliesTo::Limited => None,

@@ -34,7 +34,7 @@ pub struct DecisionStats(ShardedCounters<COUNTERS>);
 
 /// The sums of a [`DecisionStats`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Totals {
+pub struct DecisionTotals {
     /// Descriptors within the limit.
     pub ok: u64,
     /// Descriptors over the limit.
@@ -106,13 +106,13 @@ impl DecisionStats {
     }
 
     /// The sums so far.
-    pub fn totals(&self) -> Totals {
+    pub fn totals(&self) -> DecisionTotals {
         let [ok, over_limit, hits, near_limit_hits, shadow_denials, candidate_denials] = self.0.sums();
-        Totals { ok, over_limit, hits, near_limit_hits, shadow_denials, candidate_denials }
+        DecisionTotals { ok, over_limit, hits, near_limit_hits, shadow_denials, candidate_denials }
     }
 }
 
-impl Totals {
+impl DecisionTotals {
     /// The sum of two totals.
     pub fn plus(self, other: Self) -> Self {
         Self {
@@ -152,7 +152,7 @@ impl RuleStats {
     }
 
     /// The sums over all names.
-    pub fn totals(&self) -> Totals {
+    pub fn totals(&self) -> DecisionTotals {
         let names = self.names.read().unwrap_or_else(PoisonError::into_inner);
         let others = self.plain.totals().plus(self.other_names.totals());
         names.values().fold(others, |sum, stats| sum.plus(stats.totals()))

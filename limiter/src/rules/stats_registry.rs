@@ -7,7 +7,7 @@ use rustc_hash::{FxBuildHasher, FxHashMap};
 
 use crate::rules::{
     Rules,
-    stats::{RuleStats, Totals},
+    stats::{DecisionTotals, RuleStats},
 };
 
 /// The stats of all active rules.
@@ -82,7 +82,7 @@ impl RuleStatsRegistry {
     }
 
     /// All series in order; series with equal labels are merged.
-    pub fn totals(&self) -> Vec<(Series, Totals)> {
+    pub fn totals(&self) -> Vec<(Series, DecisionTotals)> {
         let rules = self.rules.load_full();
         let mut all = Vec::new();
         let each = rules.iter().flat_map(|(domain, rules)| rules.iter().map(move |rule| (domain, rule)));
@@ -92,7 +92,7 @@ impl RuleStatsRegistry {
             all.extend(names.iter().map(|(name, stats)| (series(name.to_string()), stats.totals())));
             let plain = stats.plain.totals();
             let other_names = stats.other_names.totals();
-            if other_names != Totals::default() {
+            if other_names != DecisionTotals::default() {
                 all.push((series(format!("{path}:other")), other_names));
             }
             all.push((series(path.to_string()), plain));

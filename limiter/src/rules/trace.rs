@@ -5,7 +5,7 @@ use crate::{
     rules::{
         Location, network,
         pattern::Pattern,
-        prefix_tree::{Level, MatchKind, MatchedNode, Node},
+        prefix_tree::{MatchKind, MatchedNode, TreeLevel, TreeNode},
     },
 };
 
@@ -51,7 +51,7 @@ pub struct NodeTrace<'r> {
 }
 
 /// One level for each entry, up to the first entry without a match.
-pub(super) fn levels<'r>(root: &'r Level, entries: &[Entry<'_>]) -> Vec<LevelTrace<'r>> {
+pub(super) fn levels<'r>(root: &'r TreeLevel, entries: &[Entry<'_>]) -> Vec<LevelTrace<'r>> {
     let steps = root.steps(entries);
     let mut levels = Vec::new();
     let mut level = root;
@@ -65,9 +65,9 @@ pub(super) fn levels<'r>(root: &'r Level, entries: &[Entry<'_>]) -> Vec<LevelTra
 }
 
 impl<'r> LevelTrace<'r> {
-    fn of(level: &'r Level, entry: Entry<'_>, step: Option<&MatchedNode<'r>>) -> Self {
+    fn of(level: &'r TreeLevel, entry: Entry<'_>, step: Option<&MatchedNode<'r>>) -> Self {
         let text = [entry.key, b"_", entry.value].concat();
-        let is_chosen = |node: &Node| step.is_some_and(|step| std::ptr::eq(step.node, node));
+        let is_chosen = |node: &TreeNode| step.is_some_and(|step| std::ptr::eq(step.node, node));
         let mut trace = Self {
             text: descriptor::escaped(&text).into_owned(),
             counted_as: step
@@ -97,7 +97,7 @@ impl<'r> LevelTrace<'r> {
 }
 
 impl<'r> NodeTrace<'r> {
-    fn of(node: &'r Node, kind: Option<MatchKind>) -> Self {
+    fn of(node: &'r TreeNode, kind: Option<MatchKind>) -> Self {
         Self {
             key: &node.key,
             value: &node.value,
@@ -110,7 +110,7 @@ impl<'r> NodeTrace<'r> {
     }
 }
 
-fn kind(node: &Node, entry: Entry<'_>, text: &[u8]) -> Option<MatchKind> {
+fn kind(node: &TreeNode, entry: Entry<'_>, text: &[u8]) -> Option<MatchKind> {
     if let Some(network) = node.network() {
         let contains = network::address(entry.value).is_some_and(|address| network.contains(address));
         return (contains && node.key.as_bytes() == entry.key).then_some(MatchKind::Network);

@@ -10,7 +10,9 @@ use tokio::sync::watch::Receiver;
 
 use crate::{
     resilience::Backoff,
-    shared_store::{connection::Connection, lanes::Lanes, passwords::Passwords, settings::Settings},
+    shared_store::{
+        connection::StoreConnection, lanes::Lanes, passwords::Passwords, settings::SharedStoreSettings,
+    },
 };
 
 /// The delays between attempts to subscribe.
@@ -27,12 +29,17 @@ impl Announcements {
     }
 
     /// Hears announcements until it is cancelled.
-    pub(super) async fn hear(&self, settings: &Settings, lanes: &Lanes, passwords: Receiver<Passwords>) {
+    pub(super) async fn hear(
+        &self,
+        settings: &SharedStoreSettings,
+        lanes: &Lanes,
+        passwords: Receiver<Passwords>,
+    ) {
         let channel = lanes.keyspace.channel();
         let mut backoff = BACKOFF;
         loop {
             let login = passwords.borrow().clone();
-            let subscribed = Connection::subscribe(settings, &login, channel.as_bytes()).await;
+            let subscribed = StoreConnection::subscribe(settings, &login, channel.as_bytes()).await;
             if let Ok(mut subscription) = subscribed {
                 backoff.reset();
                 // What was announced before is not known.

@@ -18,7 +18,7 @@ mod draft;
 mod growth;
 mod interpreter;
 
-pub(crate) use draft::{Draft, Exhausted, Reserve, reserve};
+pub(crate) use draft::{Exhausted, ReservationDraft, Reserve, reserve};
 pub(super) use growth::TakenBack;
 
 /// A counter, if it is not idle, and its holds.

@@ -5,7 +5,7 @@ use std::{borrow::Cow, collections::BTreeMap};
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    algorithm::{Counter, Decision, Held, Limit, Operation, Place},
+    algorithm::{ChargePosition, Counter, Decision, HeldCharge, Limit, Operation},
     store::reservation::{
         HOLD_TTL_MAX, HoldId, HoldTerms, LISTED_HOLDS_MAX, OnExpiry, OpenHold, OpenHolds, SettleOutcome,
         Settled,
@@ -22,10 +22,10 @@ mod hold;
 mod merge;
 mod size;
 
-use changes::{Changes, Uncompared};
+use changes::{HoldChanges, Uncompared};
 pub(super) use codec::DecodedHolds;
 pub(super) use copies::CounterCopy;
-use ended::{Ended, HoldAnswer};
+use ended::{EndedHold, HoldAnswer};
 pub(crate) use hold::REMEMBERED;
 use hold::{Hold, HoldState};
 pub(super) use size::HoldSize;
@@ -65,7 +65,7 @@ pub(super) struct Holds {
     // Those that still weigh something, in the order of their charges. At most `HOLDS_MAX`.
     each: Vec<Hold>,
     #[serde(with = "ended::oldest_first")]
-    ended: BTreeMap<HoldId, Ended>,
+    ended: BTreeMap<HoldId, EndedHold>,
     // Invariant: no open hold expires earlier.
     #[serde(skip)]
     next_expiry: Timestamp,
@@ -79,7 +79,7 @@ pub(super) struct Holds {
     #[serde(skip)]
     request_ids: usize,
     #[serde(skip)]
-    changes: Changes,
+    changes: HoldChanges,
     // Ended holds that were forgotten because there were too many.
     #[serde(skip)]
     forgotten_early: Uncompared<usize>,
@@ -96,7 +96,7 @@ impl Holds {
             next_forgotten: Uncompared(Timestamp::MAX),
             id_bytes: 0,
             request_ids: 0,
-            changes: Changes::default(),
+            changes: HoldChanges::default(),
             forgotten_early: Uncompared(0),
         }
     }
@@ -180,7 +180,7 @@ impl Holds {
         now: Timestamp,
     ) -> Decision {
         let open = self.each.iter().filter(|hold| hold.state == HoldState::Open && !hold.keeps_places(limit));
-        let held: Vec<Held> = open.map(|hold| hold.held).collect();
+        let held: Vec<HeldCharge> = open.map(|hold| hold.held).collect();
         self.beside(limit).refund_beside(counter, &held, hits, now)
     }
 
@@ -198,7 +198,7 @@ impl Holds {
         id: HoldId,
         terms: &HoldTerms,
         hits: u64,
-        held: Held,
+        held: HeldCharge,
         decision: &Decision,
         now: Timestamp,
     ) {
@@ -267,7 +267,7 @@ impl Holds {
         actual: u64,
         now: Timestamp,
     ) -> Settled {
-        if let Some(Ended { settled: Some(settled), .. }) = self.ended.get(id) {
+        if let Some(EndedHold { settled: Some(settled), .. }) = self.ended.get(id) {
             return *settled;
         }
         self.observe(limit, counter, now);
@@ -319,7 +319,7 @@ impl Holds {
             if now.after(hold.ttl) < hold.expires_at {
                 hold.expires_at = at.after(hold.ttl);
             }
-            if let Place::Instant(instant) = &mut hold.held.place
+            if let ChargePosition::Instant(instant) = &mut hold.held.place
                 && now < *instant
             {
                 (*instant, has_moved) = (at, true);
@@ -350,7 +350,11 @@ impl Holds {
     }
 
     /// The holds with other instants.
-    fn moved(mut self, instant: impl Fn(Timestamp) -> Timestamp, place: impl Fn(Place) -> Place) -> Self {
+    fn moved(
+        mut self,
+        instant: impl Fn(Timestamp) -> Timestamp,
+        place: impl Fn(ChargePosition) -> ChargePosition,
+    ) -> Self {
         for hold in &mut self.each {
             (hold.expires_at, hold.held.place) = (instant(hold.expires_at), place(hold.held.place));
         }

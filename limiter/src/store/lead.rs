@@ -1,6 +1,6 @@
 //! A lead that a clock gave up.
 
-use crate::time::{ClockStep, Comparison, Timestamp};
+use crate::time::{ClockComparison, ClockStep, Timestamp};
 
 /// A lead that a clock gave up: the clock continued from `at` although it had shown `until`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,7 +18,7 @@ impl Lead {
     }
 
     /// The lead that a clock gives up when it follows the wall clock.
-    pub fn given_up(comparison: &Comparison) -> Option<Self> {
+    pub fn given_up(comparison: &ClockComparison) -> Option<Self> {
         let is_given_up = matches!(comparison.long_step(), Some(ClockStep::Back(_)));
         is_given_up.then(|| Self { at: comparison.wall(), until: comparison.shown() })
     }

@@ -10,7 +10,7 @@ use crate::{
         decide_set::decide_set,
         held_counter::Room,
         lead::Lead,
-        operation::{CounterOperation, Outcome},
+        operation::{CounterOperation, OperationOutcome},
         packed_counter::Now,
     },
     time::Timestamp,
@@ -305,31 +305,31 @@ impl Memory {
         limit: &Limit,
         operation: &CounterOperation,
         now: Timestamp,
-    ) -> Result<Outcome, NotLocal> {
+    ) -> Result<OperationOutcome, NotLocal> {
         let check = |operation| Check { key, limit, operation, on_refusal: OnRefusal::TakeBack };
         let charge = |hits| Checks::from_slice(&[check(Operation::Charge(hits))]);
         match operation {
             CounterOperation::Decide(operation) => {
                 let SingleDecision { decision, charged } = self.apply_one(&check(*operation), now, Some)?;
-                Ok(Outcome::of(decision, charged))
+                Ok(OperationOutcome::of(decision, charged))
             }
             CounterOperation::Reserve { terms, hits } => {
                 let refused = |decisions: &[Decision]| !decisions[0].verdict.passes();
                 match self.reserve(&charge(*hits), terms, now, refused) {
-                    Ok(reserved) => Ok(Outcome::reserved(&reserved)[0].clone()),
+                    Ok(reserved) => Ok(OperationOutcome::reserved(&reserved)[0].clone()),
                     Err(ReserveError::NotLocal(missing)) => Err(missing),
-                    Err(ReserveError::Exhausted) => Ok(Outcome::exhausted()),
+                    Err(ReserveError::Exhausted) => Ok(OperationOutcome::exhausted()),
                 }
             }
             CounterOperation::Settle { id, actual, unknown } => {
-                Ok(Outcome::settled(self.settle(&charge(*actual), id, *unknown, now)?[0]))
+                Ok(OperationOutcome::settled(self.settle(&charge(*actual), id, *unknown, now)?[0]))
             }
             CounterOperation::RefundOnce { hits, .. } => {
                 self.refund_once(&check(Operation::Refund(*hits)), operation, now)
             }
             CounterOperation::Withdraw { id, attempt } => {
                 self.withdraw(&charge(0), id, *attempt, now)?;
-                Ok(Outcome::of(self.admin().peek(key, limit, now).peek, 0))
+                Ok(OperationOutcome::of(self.admin().peek(key, limit, now).peek, 0))
             }
             CounterOperation::Undo(_)
             | CounterOperation::Set(_)

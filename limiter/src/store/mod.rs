@@ -24,7 +24,7 @@ mod subscribers;
 mod table;
 
 pub use budget::BYTES_MIN;
-pub(crate) use budget::Reservation;
+pub(crate) use budget::MemoryReservation;
 pub use check::{Check, OnFull, OnRefusal};
 #[cfg(feature = "redis")]
 pub(crate) use decide_set::decide_set;
@@ -40,7 +40,7 @@ pub use memory::{
     Admin, CounterState, CounterView, DryRun, Grants, IdMemory, Leases, Memory, NotLocal, Replacement,
     ReserveError, SWEEP_PARTS, SWEEP_ROUND, StoreStats, Turn, UsedHits,
 };
-pub use operation::{CounterOperation, HoldOutcome, Outcome, Shown, UnknownId};
+pub use operation::{CounterDetails, CounterOperation, HoldOutcome, OperationOutcome, UnknownId};
 #[cfg(feature = "redis")]
 pub(crate) use packed_counter::Now;
 pub(crate) use refusal::refuses;
@@ -50,7 +50,7 @@ pub use reservation::{
     HoldTerms, HoldTtlOutOfBounds, OnExpiry, OpenHold, OpenHolds, SettleOutcome, Settled,
 };
 pub use slot::{SLOTS, Slot};
-pub use slot_copy::{EncodedSlot, SlotCopy};
-pub use slot_data::{Changes, Consumption, DecodeError, PendingUsage, SlotData};
+pub use slot_copy::{EncodedSlot, SlotSnapshot};
+pub use slot_data::{Consumption, PendingUsage, SlotChanges, SlotData, SlotDecodeError};
 pub use stored_slot::{Epoch, SlotSource, StoredSlot};
-pub use subscribers::{Part, SUBSCRIBERS_SHOWN_MAX, SubscriberId, SubscriberState, Subscribers};
+pub use subscribers::{LimitPart, SUBSCRIBERS_SHOWN_MAX, SubscriberId, SubscriberState, Subscribers};

@@ -71,7 +71,7 @@ pub enum UnknownId {
 
 /// What an operation on a counter has come to.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Outcome {
+pub struct OperationOutcome {
     /// The decision.
     pub decision: Decision,
     /// The hits that were charged.
@@ -90,14 +90,14 @@ pub enum HoldOutcome {
     /// One is settled. Boxed, because most outcomes have none.
     Settled(Box<Settled>),
     /// Nothing: they are shown.
-    Shown(Arc<Shown>),
+    Shown(Arc<CounterDetails>),
     /// The one that was reserved is known and has ended. The decision is that of its reservation.
     Ended,
 }
 
 /// What there is to a counter beside what a peek tells.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Shown {
+pub struct CounterDetails {
     /// The open holds.
     pub holds: Arc<OpenHolds>,
     /// What is remembered of refusals.
@@ -172,7 +172,7 @@ impl CounterOperation {
     }
 }
 
-impl Outcome {
+impl OperationOutcome {
     /// The outcome of a decision that has charged so many hits.
     pub fn of(decision: Decision, charged: u64) -> Self {
         Self { decision, charged, hold: HoldOutcome::Decided }

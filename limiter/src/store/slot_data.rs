@@ -11,13 +11,13 @@ use crate::{
     algorithm::{Counter, Granted, HitRate, Limit, Operation},
     descriptor::Key,
     store::{
-        budget::{Budget, Reservation},
+        budget::{Budget, MemoryReservation},
         held_counter::HeldCounter,
         holds::Holds,
         key_hasher::{ByKey, KeyHasher},
         lead::Lead,
         packed_counter::{Now, PackedCounter},
-        table::Table,
+        table::SlotTable,
     },
     time::Timestamp,
 };
@@ -29,16 +29,16 @@ mod pending_usage;
 
 pub(super) use bytes::bytes_of_map;
 use bytes::{CUT_DIVISOR, bytes_of_holds};
-pub use codec::DecodeError;
+pub use codec::SlotDecodeError;
 pub use consumption::Consumption;
 pub(super) use consumption::HeldConsumption;
+use pending_usage::CounterUsage;
 pub use pending_usage::PendingUsage;
-use pending_usage::Usage;
 
 /// The content of a slot. What a store releases or accepts counts in its budget until it is dropped.
 #[derive(Clone, Debug, Default)]
 pub struct SlotData {
-    extent: Extent,
+    extent: SlotDataExtent,
     counters: ByKey<PackedCounter>,
     // Keys whose counter was removed or is idle.
     removed: HashSet<Key, BuildHasherDefault<KeyHasher>>,
@@ -47,12 +47,12 @@ pub struct SlotData {
     unknown: UnknownRecords,
     // The lead of the sender's clock: some instants may be ahead of it.
     lead: Option<Lead>,
-    reservation: Reservation,
+    reservation: MemoryReservation,
 }
 
 /// How much of the slot the data covers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum Extent {
+enum SlotDataExtent {
     /// Some counters.
     #[default]
     Some,
@@ -65,7 +65,7 @@ pub(super) type UnknownRecords = BTreeMap<(Key, u8), Vec<Box<[u8]>>>;
 
 /// A copy of the changes of a slot.
 #[derive(Clone, Debug, Default)]
-pub struct Changes {
+pub struct SlotChanges {
     /// The number of changes since the slot was acquired, including these.
     pub seq: u64,
     /// The changed counters.
@@ -80,7 +80,7 @@ impl SlotData {
         pending: PendingUsage,
         unknown: UnknownRecords,
     ) -> Self {
-        let mut data = Self { extent: Extent::All, holds, pending, unknown, ..Self::default() };
+        let mut data = Self { extent: SlotDataExtent::All, holds, pending, unknown, ..Self::default() };
         // A map that grows would move the counters several times. A table is at most 3/4 full.
         let (fewest, buckets) = counters.size_hint();
         data.counters.reserve(fewest.max(buckets.unwrap_or_default() / 4 * 3));
@@ -108,8 +108,8 @@ impl SlotData {
         data
     }
 
-    pub(super) fn into_parts(self) -> (Table, ByKey<Box<Holds>>, PendingUsage, UnknownRecords) {
-        (Table::of(self.counters.into_iter()), self.holds, self.pending, self.unknown)
+    pub(super) fn into_parts(self) -> (SlotTable, ByKey<Box<Holds>>, PendingUsage, UnknownRecords) {
+        (SlotTable::of(self.counters.into_iter()), self.holds, self.pending, self.unknown)
     }
 
     /// Pending usage: what `counter` has counted of `limit`, for the counter of `key`.
@@ -122,7 +122,8 @@ impl SlotData {
     /// Adds what `counter` has counted of `limit` to the pending usage of the counter of `key`.
     pub fn add_usage(&mut self, key: Key, limit: &Limit, mut counter: Counter, now: Timestamp) {
         let peek = limit.decide(&mut counter, now, Operation::Peek);
-        self.pending.push(key, Usage { packed: PackedCounter::new(limit, counter, &peek), base: None });
+        self.pending
+            .push(key, CounterUsage { packed: PackedCounter::new(limit, counter, &peek), base: None });
     }
 
     /// Charges hits that are granted of the counter of `key`, and ends what is granted of its rate.
@@ -177,8 +178,8 @@ impl SlotData {
     /// removed. A copy of the whole slot replaces everything.
     pub fn merge(&mut self, changes: Self) {
         match changes.extent {
-            Extent::Some => {}
-            Extent::All => {
+            SlotDataExtent::Some => {}
+            SlotDataExtent::All => {
                 let reservation = std::mem::take(&mut self.reservation);
                 *self = Self { reservation, ..changes };
                 return self.account();
@@ -222,7 +223,7 @@ impl SlotData {
             (Some(one), Some(other)) => Some(one.and(other)),
             (one, other) => one.or(other),
         };
-        if self.extent == Extent::Some {
+        if self.extent == SlotDataExtent::Some {
             self.removed.extend(changes.removed);
         }
         self.account();
@@ -258,8 +259,8 @@ impl SlotData {
     /// The bytes that [`SlotData::merge`] of these changes adds, at most.
     pub(super) fn growth_by(&self, changes: &Self) -> usize {
         match changes.extent {
-            Extent::Some => {}
-            Extent::All => return changes.bytes().saturating_sub(self.bytes()),
+            SlotDataExtent::Some => {}
+            SlotDataExtent::All => return changes.bytes().saturating_sub(self.bytes()),
         }
         let mut added = 0;
         let mut replaced_heap = 0;
@@ -306,7 +307,7 @@ impl SlotData {
         for (key, packed) in &self.counters {
             let base = ancestor.counters.get(key);
             if base != Some(packed) && !held.contains_key(key) {
-                pending.push(*key, Usage { packed: packed.clone(), base: base.cloned() });
+                pending.push(*key, CounterUsage { packed: packed.clone(), base: base.cloned() });
             }
         }
         pending.by_key.retain(|_, each| !each.is_empty());
@@ -321,7 +322,7 @@ impl SlotData {
     pub fn without_idle(mut self, now: Timestamp) -> Self {
         self.counters.retain(|key, packed| {
             let stays = now < packed.idle_at();
-            if !stays && self.extent == Extent::Some {
+            if !stays && self.extent == SlotDataExtent::Some {
                 self.removed.insert(*key);
             }
             stays
@@ -355,7 +356,7 @@ impl SlotData {
 
     /// The data, counted in `budget`.
     pub(super) fn charged_to(mut self, budget: &Arc<Budget>) -> Self {
-        self.reservation = Reservation::of(budget);
+        self.reservation = MemoryReservation::of(budget);
         self.account();
         self
     }

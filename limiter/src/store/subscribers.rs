@@ -35,7 +35,7 @@ pub struct SubscriberState {
     /// Hits that it has asked for in each second before its last report.
     pub demand: f64,
     /// The part of the limit that it has.
-    pub part: Part,
+    pub part: LimitPart,
     /// The time after which the part is no longer in force, unless it is renewed.
     pub ends_after: Duration,
     /// Whether it is gone, so that the part is not renewed.
@@ -44,7 +44,7 @@ pub struct SubscriberState {
 
 /// A part of a limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Part {
+pub enum LimitPart {
     /// A share of a rate.
     Share(HitRate),
     /// A slice, and what may be left of it and of earlier ones.

@@ -29,7 +29,7 @@ pub(super) struct SystemClock {
 
 /// One reading of a clock.
 #[derive(Clone, Copy, Debug)]
-pub struct Reading {
+pub struct ClockReading {
     /// What the clock showed.
     pub now: Timestamp,
     /// Whether a system clock was compared with the wall clock longer than [`FOLLOW_EVERY`] ago.
@@ -39,7 +39,7 @@ pub struct Reading {
 
 /// What a clock and the wall clock show at one moment.
 #[derive(Clone, Copy, Debug)]
-pub struct Comparison {
+pub struct ClockComparison {
     shown: Timestamp,
     wall: Timestamp,
     next: ClockMapping,
@@ -83,14 +83,14 @@ impl SystemClock {
     }
 
     #[inline]
-    pub(super) fn read(&self) -> Reading {
+    pub(super) fn read(&self) -> ClockReading {
         let at = self.monotonic.now();
         let mapping = self.mapping.get();
         let must_follow = at.nanos_since(mapping.from) >= FOLLOW_NANOS;
-        Reading { now: mapping.at(at), must_follow, at }
+        ClockReading { now: mapping.at(at), must_follow, at }
     }
 
-    pub(super) fn follow(&self, comparison: &Comparison) {
+    pub(super) fn follow(&self, comparison: &ClockComparison) {
         match comparison.long_step() {
             Some(ClockStep::Forward(_)) => {
                 self.steps_forward.fetch_add(1, Ordering::Relaxed);
@@ -109,15 +109,15 @@ impl SystemClock {
         LongSteps { forward, back }
     }
 
-    pub(super) fn compare_with_wall(&self) -> Comparison {
+    pub(super) fn compare_with_wall(&self) -> ClockComparison {
         let mapping = self.mapping.get();
         let at = self.monotonic.now();
         let wall = self.wall();
-        Comparison { shown: mapping.at(at), wall, next: mapping.next(at, wall) }
+        ClockComparison { shown: mapping.at(at), wall, next: mapping.next(at, wall) }
     }
 }
 
-impl Comparison {
+impl ClockComparison {
     /// What the clock shows.
     pub fn shown(&self) -> Timestamp {
         self.shown

@@ -2,7 +2,7 @@
 //! into them.
 
 use smallvec::SmallVec;
-use tollgate_limiter::divider::Usage;
+use tollgate_limiter::divider::SubscriberUsage;
 
 use crate::api::protobuf::{Fields, Malformed, Value};
 
@@ -18,7 +18,7 @@ pub(super) struct Reports<'m> {
 pub(super) struct Report<'m> {
     /// The pairs; of too many only one more than the maximum.
     pub(super) pairs: SmallVec<[Pair<'m>; 4]>,
-    pub(super) usage: Usage,
+    pub(super) usage: SubscriberUsage,
     // The time that the usage is of, in seconds.
     pub(super) seconds: u64,
 }

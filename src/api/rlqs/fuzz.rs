@@ -11,7 +11,7 @@ use prost::Message as _;
 use tollgate_limiter::{
     divider::Dividers,
     limiter::Limiter,
-    resilience::Origin,
+    resilience::CallerOrigin,
     rules::{ActiveRules, Rules},
     store::{Memory, OnFull},
     time::Clock,
@@ -61,8 +61,8 @@ pub fn rlqs(bytes: &[u8]) {
     let limiter = Limiter::new(active_rules, memory.clone(), clock.clone());
     let dividers = Arc::new(Dividers::new(memory.clone()).after_restart(NOW));
     let service = Arc::new(QuotaService::new(limiter, dividers, clock.clone(), SETTINGS));
-    let mut stream =
-        QuotaStream::open(service.clone(), &Origin::Network(None), None).expect("it is the first stream");
+    let mut stream = QuotaStream::open(service.clone(), &CallerOrigin::Network(None), None)
+        .expect("it is the first stream");
     let mut reported = Vec::new();
     let mut rest = bytes;
     while let [length, seconds, after @ ..] = rest {

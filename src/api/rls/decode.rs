@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tollgate_limiter::{
     algorithm::Operation,
-    limiter::{self, Bounds},
+    limiter::{self, RequestBounds},
 };
 
 use crate::api::{
@@ -24,7 +24,7 @@ pub struct Request<'m> {
 }
 
 /// Decodes a request within `bounds`, with the same result as `prost`.
-pub fn decode(message: &[u8], bounds: Bounds) -> Result<Request<'_>, DecodeError> {
+pub fn decode(message: &[u8], bounds: RequestBounds) -> Result<Request<'_>, DecodeError> {
     let mut request = Request::default();
     request.read(message, bounds)?;
     Ok(request)
@@ -44,7 +44,7 @@ fn read_hits(descriptor: &mut Descriptor, number: u32, value: Value<'_>) -> Resu
 impl<'m> Request<'m> {
     /// Reads a message into an empty request, as [`decode`] does. A request has 400 bytes, and is not moved here.
     #[inline]
-    pub(super) fn read(&mut self, message: &'m [u8], bounds: Bounds) -> Result<(), DecodeError> {
+    pub(super) fn read(&mut self, message: &'m [u8], bounds: RequestBounds) -> Result<(), DecodeError> {
         let mut fields = Fields::of(message);
         while let Some(field) = fields.next()? {
             match field {

@@ -274,7 +274,7 @@ struct Group<'m>(Vec<Request<'m>>);
 
 impl<'m> Group<'m> {
     /// Decodes requests that have together at most as many descriptors as one.
-    fn decode(requests: &[&'m [u8]], bounds: limiter::Bounds) -> Result<Self, CallError> {
+    fn decode(requests: &[&'m [u8]], bounds: limiter::RequestBounds) -> Result<Self, CallError> {
         let (mut each, mut descriptors) = (Vec::with_capacity(requests.len()), 0);
         for (index, message) in requests.iter().enumerate() {
             let request = Request::decode(message, bounds).and_then(Request::without_request_id);

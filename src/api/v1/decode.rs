@@ -6,7 +6,7 @@ use prost::Message as _;
 use smallvec::SmallVec;
 use tollgate_limiter::{
     algorithm::Operation,
-    limiter::{self, Bounds, CallSize, TooLarge},
+    limiter::{self, CallSize, RequestBounds, TooLarge},
     store::{HoldId, HoldTerms, OnExpiry},
 };
 
@@ -38,7 +38,7 @@ pub(super) struct Request<'m> {
 impl<'m> Requests<'m> {
     /// Decodes a call within `bounds`. Its requests are decoded later, one by one.
     #[inline]
-    pub(super) fn decode(verb: Verb, message: &'m [u8], bounds: Bounds) -> Result<Self, CallError> {
+    pub(super) fn decode(verb: Verb, message: &'m [u8], bounds: RequestBounds) -> Result<Self, CallError> {
         let (mut size, is_large) = (CallSize::new(bounds), message.len() >= CallSize::BYTES_MIN);
         let (mut each, mut mode) = (SmallVec::new(), 0);
         let mut fields = Fields::of(message);
@@ -86,7 +86,7 @@ fn count_parts(size: &mut CallSize, request: &[u8]) -> Result<(), TooLarge> {
 
 impl<'m> Request<'m> {
     /// Decodes a request within `bounds`.
-    pub(super) fn decode(message: &'m [u8], bounds: Bounds) -> Result<Self, Fault> {
+    pub(super) fn decode(message: &'m [u8], bounds: RequestBounds) -> Result<Self, Fault> {
         let mut request = Self::default();
         request.read(message, bounds)?;
         Ok(request)
@@ -94,7 +94,7 @@ impl<'m> Request<'m> {
 
     /// Decodes a message into this empty request: requests are too large to move.
     #[inline]
-    pub(super) fn read(&mut self, message: &'m [u8], bounds: Bounds) -> Result<(), Fault> {
+    pub(super) fn read(&mut self, message: &'m [u8], bounds: RequestBounds) -> Result<(), Fault> {
         let mut fields = Fields::of(message);
         while let Some(field) = fields.next()? {
             match field {
@@ -167,7 +167,7 @@ impl<'m> Named<'m> {
     /// Decodes a call within `bounds`. `other` reads its other fields.
     pub(super) fn decode(
         message: &'m [u8],
-        bounds: Bounds,
+        bounds: RequestBounds,
         mut other: impl FnMut(u32, Value<'m>) -> Result<(), CallError>,
     ) -> Result<Self, CallError> {
         let mut named = Self::default();

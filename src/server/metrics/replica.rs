@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use tollgate_limiter::{
     limiter,
-    rules::{self, ActiveRules, Series, Totals},
+    rules::{self, ActiveRules, DecisionTotals, Series},
     shared_store,
     store::{Memory, StoreStats},
     time::{Clock, LongSteps, Timestamp},
@@ -35,14 +35,14 @@ pub(in crate::server) struct Sources {
 /// The sources, with what several metrics take from one reading of them.
 pub(super) struct Reading {
     sources: Sources,
-    pub(super) rules: Vec<(Series, Totals)>,
-    load: rules::Status,
+    pub(super) rules: Vec<(Series, DecisionTotals)>,
+    load: rules::RulesStatus,
     pub(super) store: StoreStats,
     process: Option<ProcessStats>,
 }
 
 impl Reading {
-    pub(super) fn of(sources: Sources, shared: Option<&shared_store::Stats>) -> Self {
+    pub(super) fn of(sources: Sources, shared: Option<&shared_store::SharedStoreStats>) -> Self {
         let mut store = sources.memory.stats();
         if let Some(shared) = shared {
             store.holds_released += shared.holds_released;
@@ -60,7 +60,7 @@ impl Reading {
         }
     }
 
-    fn each_rule(&self, family: &mut Family<'_>, number: fn(&Totals) -> u64) {
+    fn each_rule(&self, family: &mut Family<'_>, number: fn(&DecisionTotals) -> u64) {
         for (Series { domain, rule }, totals) in &self.rules {
             family.sample(&[domain, rule], number(totals));
         }

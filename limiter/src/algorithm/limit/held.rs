@@ -1,29 +1,38 @@
-//! Held charges of any limit: see [`Held`].
+//! Held charges of any limit: see [`HeldCharge`].
 
 use std::any::Any;
 
 use crate::{
-    algorithm::{Algorithm, Counter, Decision, Held, Limit, Operation, Place, Variant, each_algorithm, own},
+    algorithm::{
+        Algorithm, ChargePosition, Counter, Decision, HeldCharge, Limit, Operation, Variant, each_algorithm,
+        own,
+    },
     time::Timestamp,
 };
 
 impl Limit {
     /// The charge of `hits` that has made `after` of `before` at `now`.
-    pub(crate) fn held(&self, before: &Counter, after: &Counter, hits: u64, now: Timestamp) -> Held {
+    pub(crate) fn held(&self, before: &Counter, after: &Counter, hits: u64, now: Timestamp) -> HeldCharge {
         let place = self.place(after, now);
         let floor = self.weight(after, place, now);
         // A debt may be cut to less than the charge, and an earlier charge may be in another place.
         let taken = floor.saturating_sub(self.weight(before, place, now)).min(self.units(hits));
-        Held { place, taken, floor }
+        HeldCharge { place, taken, floor }
     }
 
     /// Records what `counter` weighs now. Call this before and after each change of the counter.
-    pub(crate) fn observe(&self, held: &mut Held, counter: &Counter, now: Timestamp) {
+    pub(crate) fn observe(&self, held: &mut HeldCharge, counter: &Counter, now: Timestamp) {
         held.floor = held.floor.min(self.weight(counter, held.place, now));
     }
 
     /// Takes back all but `kept` hits of a held charge, as far as they still count. Returns the units taken back.
-    pub(crate) fn lighten(&self, counter: &mut Counter, held: &mut Held, kept: u64, now: Timestamp) -> u128 {
+    pub(crate) fn lighten(
+        &self,
+        counter: &mut Counter,
+        held: &mut HeldCharge,
+        kept: u64,
+        now: Timestamp,
+    ) -> u128 {
         self.observe(held, counter, now);
         let units = held.taken.saturating_sub(self.units(kept)).min(held.floor);
         if units > 0 {
@@ -36,7 +45,7 @@ impl Limit {
     pub(in crate::algorithm) fn lighten_by(
         &self,
         counter: &mut Counter,
-        held: &Held,
+        held: &HeldCharge,
         units: u128,
         now: Timestamp,
     ) {
@@ -44,12 +53,17 @@ impl Limit {
     }
 
     /// See [`Algorithm::place`].
-    pub(in crate::algorithm) fn place(&self, counter: &Counter, now: Timestamp) -> Place {
-        each_algorithm!(self, limit => Variant::of(counter).map_or(Place::Sum, |counter| limit.place(counter, now)))
+    pub(in crate::algorithm) fn place(&self, counter: &Counter, now: Timestamp) -> ChargePosition {
+        each_algorithm!(self, limit => Variant::of(counter).map_or(ChargePosition::Sum, |counter| limit.place(counter, now)))
     }
 
     /// See [`Algorithm::weight`].
-    pub(in crate::algorithm) fn weight(&self, counter: &Counter, place: Place, now: Timestamp) -> u128 {
+    pub(in crate::algorithm) fn weight(
+        &self,
+        counter: &Counter,
+        place: ChargePosition,
+        now: Timestamp,
+    ) -> u128 {
         each_algorithm!(self, limit => Variant::of(counter).map_or(0, |counter| limit.weight(counter, place, now)))
     }
 
@@ -62,7 +76,7 @@ impl Limit {
     pub(crate) fn refund_beside(
         &self,
         counter: &mut Counter,
-        held: &[Held],
+        held: &[HeldCharge],
         hits: u64,
         now: Timestamp,
     ) -> Decision {
@@ -72,7 +86,7 @@ impl Limit {
     }
 
     /// Converts a held charge of the same counter under another limit.
-    pub(crate) fn convert(&self, held: &mut Held, before: &Self) {
+    pub(crate) fn convert(&self, held: &mut HeldCharge, before: &Self) {
         let limit = self.plain();
         let before = before.plain();
         held.taken = limit.converted(held.taken, before);

@@ -9,9 +9,9 @@ use serde::{Deserialize, Deserializer};
 
 use crate::{
     algorithm::{
-        Admission, Algorithm, Classic, Concurrency, Counter, Decision, Excess, FixedWindow, Held, LeakyQueue,
-        Limit, Operation, Penalized, Penalty, PenaltyRecord, PenaltyState, Place, Receipt, SlidingLog,
-        SlidingWindow, SteppedBucket, TokenBucket, Verdict, Window,
+        Admission, Algorithm, ChargePosition, Classic, Concurrency, Counter, Decision, Excess, FixedWindow,
+        HeldCharge, LeakyQueue, Limit, Operation, Penalized, Penalty, PenaltyRecord, PenaltyState, Receipt,
+        SlidingLog, SlidingWindow, SteppedBucket, TokenBucket, Verdict, Window,
     },
     time::Timestamp,
 };
@@ -49,13 +49,13 @@ received! {
 
 /// A limit with a penalty, as received from another replica.
 #[derive(Deserialize)]
-struct Received {
+struct ReceivedPenalized {
     both: (PlainLimit, Penalty),
 }
 
 impl<'de> Deserialize<'de> for Penalized {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let Received { both: (limit, penalty) } = Received::deserialize(deserializer)?;
+        let ReceivedPenalized { both: (limit, penalty) } = ReceivedPenalized::deserialize(deserializer)?;
         Ok(Self::new(limit.into(), penalty))
     }
 }
@@ -202,15 +202,15 @@ impl Algorithm for Penalized {
         }
     }
 
-    fn place(&self, counter: &Counter, now: Timestamp) -> Place {
+    fn place(&self, counter: &Counter, now: Timestamp) -> ChargePosition {
         self.limit().place(counter, now)
     }
 
-    fn weight(&self, counter: &Counter, place: Place, now: Timestamp) -> u128 {
+    fn weight(&self, counter: &Counter, place: ChargePosition, now: Timestamp) -> u128 {
         self.limit().weight(counter, place, now)
     }
 
-    fn lighten(&self, counter: &mut Counter, held: &Held, units: u128, now: Timestamp) {
+    fn lighten(&self, counter: &mut Counter, held: &HeldCharge, units: u128, now: Timestamp) {
         self.limit().lighten_by(counter, held, units, now);
     }
 
@@ -254,7 +254,13 @@ impl Algorithm for Penalized {
         self.limit_mut().set_timeout(timeout);
     }
 
-    fn refund_beside(&self, counter: &mut Counter, held: &[Held], hits: u64, now: Timestamp) -> Decision {
+    fn refund_beside(
+        &self,
+        counter: &mut Counter,
+        held: &[HeldCharge],
+        hits: u64,
+        now: Timestamp,
+    ) -> Decision {
         let decision = self.limit().refund_beside(counter, held, hits, now);
         let is_penalized = counter.record().is_some_and(|record| now < record.until);
         if is_penalized { Decision { remaining: 0, ..decision } } else { decision }

@@ -6,7 +6,7 @@ use crate::{
     algorithm::HitRate,
     divider::shares::{
         SHARE_MAX, Shares,
-        subscriber::{HYSTERESIS_DIVISOR, Subscriber},
+        subscriber::{HYSTERESIS_DIVISOR, ShareSubscriber},
     },
     time::{SECOND, Timestamp},
 };
@@ -20,7 +20,7 @@ const GROWTH_DIVISOR: u64 = 10;
 
 /// What has become of shares that should change.
 #[derive(Clone, Copy)]
-pub(super) struct Assigned {
+pub(super) struct AssignedShares {
     // Whether a subscriber has another share.
     pub(super) has_changed: bool,
     // Whether all shares are as they should be.
@@ -35,7 +35,7 @@ impl Shares {
         targets: &[u64],
         free: &mut u64,
         now: Timestamp,
-    ) -> Assigned {
+    ) -> AssignedShares {
         let rate = self.rate;
         let given = |shares: &Self, index: usize| shares.each.states()[active[index]].next_share().per_second;
         let next = self.next_shares(active, targets);
@@ -102,12 +102,12 @@ impl Shares {
             }
             held = others.plus(subscriber.held);
         }
-        Assigned { has_changed, is_complete }
+        AssignedShares { has_changed, is_complete }
     }
 
     /// The targets, without changes that are too small.
     fn next_shares(&self, active: &[usize], targets: &[u64]) -> Vec<u64> {
-        let is_close = |subscriber: &Subscriber, target: u64| {
+        let is_close = |subscriber: &ShareSubscriber, target: u64| {
             let given = subscriber.next_share().per_second;
             let floor = subscriber.terms.floor.min(target);
             given > 0 && given >= floor && given.abs_diff(target) <= given / HYSTERESIS_DIVISOR
@@ -136,7 +136,7 @@ impl Shares {
 }
 
 /// The hits by which the burst of a share grows without a change of its rate. A bucket that is empty gains nothing by it.
-pub(super) fn growth(subscriber: &Subscriber, rate: HitRate, room: u64, free: u64) -> u64 {
+pub(super) fn growth(subscriber: &ShareSubscriber, rate: HitRate, room: u64, free: u64) -> u64 {
     let given = subscriber.given;
     if given.per_second == 0 || subscriber.is_refusing || subscriber.pending.is_some() {
         return 0;

@@ -9,9 +9,9 @@ use crate::{
     divider::{
         Assignment,
         assignment::{HEADROOM, end_of_assignment},
-        demand::Demand,
+        demand::SubscriberDemand,
         roster::Subscribed,
-        shares::{tokens::Tokens, turns::Turns},
+        shares::{tokens::BucketTokens, turns::Turns},
     },
     rules::QuotaTerms,
     time::Timestamp,
@@ -25,11 +25,11 @@ const REOPENED: Duration = Duration::from_secs(6);
 pub(super) const HYSTERESIS_DIVISOR: u64 = 10;
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(in crate::divider) struct Subscriber {
+pub(in crate::divider) struct ShareSubscriber {
     pub(super) terms: QuotaTerms,
-    pub(super) demand: Demand,
+    pub(super) demand: SubscriberDemand,
     // Of it, what passes.
-    pub(super) allowed: Demand,
+    pub(super) allowed: SubscriberDemand,
     // Hits that it has let pass, by its last report.
     pub(super) reported: u64,
     // Whether its last report has refused hits.
@@ -40,7 +40,7 @@ pub(in crate::divider) struct Subscriber {
     pub(super) pending: Option<Pending>,
     // The greatest that may be in force, until `settles_at`. With what is pending.
     pub(super) held: HitRate,
-    pub(super) tokens: Tokens,
+    pub(super) tokens: BucketTokens,
     pub(super) settles_at: Timestamp,
     pub(super) expires_at: Timestamp,
     // Since when it waits for a share, or has one.
@@ -63,7 +63,7 @@ pub(super) struct Pending {
 
 /// How the share of a subscriber compares with its demand.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Standing {
+pub(super) enum DemandCoverage {
     /// The share covers the demand.
     Covered,
     /// The demand is above the share by so much that only less demand of others makes the share larger.
@@ -72,18 +72,18 @@ pub(super) enum Standing {
     Open,
 }
 
-impl Subscriber {
+impl ShareSubscriber {
     pub(super) fn new(now: Timestamp) -> Self {
         Self {
             terms: QuotaTerms::default(),
-            demand: Demand::new(now),
-            allowed: Demand::new(now),
+            demand: SubscriberDemand::new(now),
+            allowed: SubscriberDemand::new(now),
             reported: 0,
             is_refusing: false,
             given: HitRate::default(),
             pending: None,
             held: HitRate::default(),
-            tokens: Tokens::none(now),
+            tokens: BucketTokens::none(now),
             settles_at: now,
             expires_at: end_of_assignment(now),
             since: now,
@@ -98,7 +98,7 @@ impl Subscriber {
     pub(super) fn resumed(self, least: u64, reported: u64, now: Timestamp) -> Self {
         let settles_at = now.after(if least < self.given.burst { REOPENED } else { SETTLE });
         let given = if least == 0 { HitRate::default() } else { HitRate { burst: least, ..self.given } };
-        Self { given, reported, settles_at, tokens: Tokens::none(now), ..self }
+        Self { given, reported, settles_at, tokens: BucketTokens::none(now), ..self }
     }
 
     /// Assigns a share.
@@ -135,7 +135,7 @@ impl Subscriber {
 
     /// Counts all that it has as over, so that its bucket begins full. Returns the burst that may have been used.
     pub(super) fn begin_anew(&mut self, now: Timestamp) -> u64 {
-        (self.given, self.pending, self.tokens) = (HitRate::default(), None, Tokens::none(now));
+        (self.given, self.pending, self.tokens) = (HitRate::default(), None, BucketTokens::none(now));
         std::mem::take(&mut self.held).burst
     }
 
@@ -165,19 +165,19 @@ impl Subscriber {
         self.demand.is_measured() && self.demand.per_second() == 0.0
     }
 
-    pub(super) fn standing(&self) -> Standing {
+    pub(super) fn standing(&self) -> DemandCoverage {
         let given = self.given.per_second as f64;
         let claimed = HEADROOM * self.demand.per_second();
         // A share that is kept may be a little less than what the limit allows.
         let most = given + given / HYSTERESIS_DIVISOR as f64;
         if self.has_ended || self.pending.is_some() || !self.demand.is_measured() {
-            Standing::Open
+            DemandCoverage::Open
         } else if claimed <= given {
-            Standing::Covered
+            DemandCoverage::Covered
         } else if given > 0.0 && claimed >= most + 1.0 {
-            Standing::Capped
+            DemandCoverage::Capped
         } else {
-            Standing::Open
+            DemandCoverage::Open
         }
     }
 
@@ -186,7 +186,7 @@ impl Subscriber {
     }
 }
 
-impl Subscribed for Subscriber {
+impl Subscribed for ShareSubscriber {
     fn end(&mut self) {
         self.has_ended = true;
     }

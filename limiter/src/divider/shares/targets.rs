@@ -3,8 +3,8 @@
 use crate::{
     divider::{
         assignment::HEADROOM,
-        max_min::{Claim, divide, whole},
-        shares::{SHARE_MAX, Shares, subscriber::Subscriber, turns::Turns},
+        max_min::{SubscriberClaim, divide, whole},
+        shares::{SHARE_MAX, Shares, subscriber::ShareSubscriber, turns::Turns},
     },
     time::Timestamp,
 };
@@ -22,7 +22,7 @@ impl Shares {
         let needed: f64 =
             callers * HEADROOM + active.iter().map(|index| self.each.states()[*index].needs()).sum::<f64>();
         let idle = active.iter().filter(|index| self.each.states()[**index].is_idle()).count();
-        let claim = |subscriber: &Subscriber| {
+        let claim = |subscriber: &ShareSubscriber| {
             let demand = subscriber.demand;
             let given = subscriber.given.per_second as f64;
             match demand.is_measured() {
@@ -36,18 +36,18 @@ impl Shares {
         // Weights divide what is left after one hit a second for each that asks, or after half of the rate.
         let asking = active.len() - idle + usize::from(callers > 0.0);
         let least = (rate / 2.0 / asking.max(1) as f64).min(1.0);
-        let mut claims: Vec<Claim> = active
+        let mut claims: Vec<SubscriberClaim> = active
             .iter()
             .map(|index| {
                 let subscriber = &self.each.states()[*index];
                 let own = subscriber.floor();
                 let least = if subscriber.is_idle() { 0.0 } else { least };
                 let weight = f64::from(subscriber.terms.weight.get());
-                Claim { hits: claim(subscriber).max(own), weight, floor: own.max(least) }
+                SubscriberClaim { hits: claim(subscriber).max(own), weight, floor: own.max(least) }
             })
             .collect();
         if callers > 0.0 {
-            claims.push(Claim { hits: HEADROOM * callers, weight: 1.0, floor: least });
+            claims.push(SubscriberClaim { hits: HEADROOM * callers, weight: 1.0, floor: least });
         }
         let mut parts = divide(rate, &claims);
         // What remains is for more of the same.

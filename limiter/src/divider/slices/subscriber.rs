@@ -5,7 +5,10 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    divider::{Assignment, Usage, assignment::end_of_assignment, demand::Demand, roster::Subscribed},
+    divider::{
+        Assignment, SubscriberUsage, assignment::end_of_assignment, demand::SubscriberDemand,
+        roster::Subscribed,
+    },
     rules::QuotaTerms,
     time::Timestamp,
 };
@@ -20,9 +23,9 @@ const DELIVERED: Duration = Duration::from_secs(1);
 const SPARE_FACTOR: u64 = 4;
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(in crate::divider) struct Subscriber {
+pub(in crate::divider) struct SliceSubscriber {
     pub(super) terms: QuotaTerms,
-    pub(super) demand: Demand,
+    pub(super) demand: SubscriberDemand,
     // Hits that it has let pass, by its last report, and the instant of that.
     pub(super) reported: u64,
     pub(super) reported_at: Timestamp,
@@ -54,11 +57,11 @@ pub(super) struct Slice {
     pub(super) has_arrived: bool,
 }
 
-impl Subscriber {
+impl SliceSubscriber {
     pub(super) fn new(now: Timestamp) -> Self {
         Self {
             terms: QuotaTerms::default(),
-            demand: Demand::new(now),
+            demand: SubscriberDemand::new(now),
             reported: 0,
             reported_at: now,
             used: 0,
@@ -87,7 +90,7 @@ impl Subscriber {
 
     /// Counts what it has used, and takes what it cannot use any more from the bound. Returns what it has used beyond the
     /// bound.
-    pub(super) fn settle(&mut self, usage: Usage, now: Timestamp) -> u64 {
+    pub(super) fn settle(&mut self, usage: SubscriberUsage, now: Timestamp) -> u64 {
         self.used = self.used.saturating_add(usage.allowed);
         let beyond = self.used.saturating_sub(self.bound);
         self.bound = self.bound.max(self.used);
@@ -168,7 +171,7 @@ impl Subscriber {
     }
 }
 
-impl Subscribed for Subscriber {
+impl Subscribed for SliceSubscriber {
     fn end(&mut self) {
         self.has_ended = true;
     }

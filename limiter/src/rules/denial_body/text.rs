@@ -116,15 +116,15 @@ pub(super) enum Escaping {
 
 /// A text with variables.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Text(Vec<Part>);
+pub(super) struct TemplateText(Vec<TextPart>);
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Part {
+enum TextPart {
     Literal(String),
     Variable(Variable),
 }
 
-impl Text {
+impl TemplateText {
     /// Reads a text. `{name}` is a variable, `{{` and `}}` are braces. Otherwise the error says what is wrong.
     pub(super) fn parse(text: &str) -> Result<Self, String> {
         let mut parts = Vec::new();
@@ -145,33 +145,33 @@ impl Text {
             };
             let Some(variable) = Variable::named(name) else { return Err(unknown(name, &line())) };
             if !literal.is_empty() {
-                parts.push(Part::Literal(std::mem::take(&mut literal)));
+                parts.push(TextPart::Literal(std::mem::take(&mut literal)));
             }
-            parts.push(Part::Variable(variable));
+            parts.push(TextPart::Variable(variable));
             rest = after;
         }
         literal.push_str(rest);
         if !literal.is_empty() {
-            parts.push(Part::Literal(literal));
+            parts.push(TextPart::Literal(literal));
         }
         Ok(Self(parts))
     }
 
     /// A text without variables.
     pub(super) fn literal(text: &str) -> Self {
-        Self(vec![Part::Literal(text.to_owned())])
+        Self(vec![TextPart::Literal(text.to_owned())])
     }
 
     /// A text that is a variable.
     pub(super) fn variable(variable: Variable) -> Self {
-        Self(vec![Part::Variable(variable)])
+        Self(vec![TextPart::Variable(variable)])
     }
 
     /// The variable that is the whole text.
     pub(super) fn only_variable(&self) -> Option<Variable> {
         match *self.0 {
-            [Part::Variable(variable)] => Some(variable),
-            [] | [Part::Literal(_)] | [_, _, ..] => None,
+            [TextPart::Variable(variable)] => Some(variable),
+            [] | [TextPart::Literal(_)] | [_, _, ..] => None,
         }
     }
 
@@ -180,8 +180,8 @@ impl Text {
         let mut out = String::new();
         for part in &self.0 {
             match part {
-                Part::Literal(literal) => out.push_str(literal),
-                Part::Variable(variable) => escaping.push(&mut out, &values.text(*variable)),
+                TextPart::Literal(literal) => out.push_str(literal),
+                TextPart::Variable(variable) => escaping.push(&mut out, &values.text(*variable)),
             }
             fits(&out)?;
         }
@@ -254,7 +254,7 @@ mod tests {
     };
 
     fn rendered(text: &str, escaping: Escaping) -> String {
-        Text::parse(text).unwrap().render(&VALUES, escaping).unwrap()
+        TemplateText::parse(text).unwrap().render(&VALUES, escaping).unwrap()
     }
 
     #[test]
@@ -264,7 +264,10 @@ mod tests {
         assert_eq!(rendered(text, Escaping::Nothing), "{shop} 10/minute 0 37s 36001 a, b{}");
         let none = DenialValues::default();
         assert_eq!(
-            Text::parse("[{rule}{limit}{retry_after}]").unwrap().render(&none, Escaping::Hidden).unwrap(),
+            TemplateText::parse("[{rule}{limit}{retry_after}]")
+                .unwrap()
+                .render(&none, Escaping::Hidden)
+                .unwrap(),
             "[]"
         );
     }
@@ -280,7 +283,7 @@ mod tests {
 
     #[test]
     fn wrong_text_is_refused_with_the_variables_and_the_line() {
-        let problem = |text| Text::parse(text).unwrap_err();
+        let problem = |text| TemplateText::parse(text).unwrap_err();
         assert_eq!(problem("{retry_aftr}"), "`{retry_aftr}` is no variable; did you mean `retry_after`?");
         assert!(
             problem("a\nb {user}\n").starts_with("`{user}` in line 2 of the text is no variable; there are")

@@ -4,7 +4,7 @@ use crate::algorithm::AlgorithmName;
 
 /// A key of a rule file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Key {
+pub struct RuleKey {
     /// The name in rule files.
     pub name: &'static str,
     /// The section in which the key is allowed.

@@ -7,7 +7,7 @@ use crate::{
     rules::{
         Allowance, DisplayedLimit,
         diagnostics::Diagnostics,
-        file::RateLimit,
+        file::RateLimitDraft,
         limit::{KeyValue, RuleTerms, period},
     },
     time::SECOND,
@@ -21,7 +21,7 @@ const HOLD_MAX: u64 = 24 * 3_600 * SECOND;
 const HOLD_DEFAULT: u64 = 60 * SECOND;
 
 /// A limit of calls in flight.
-pub(super) fn concurrency(draft: &RateLimit, diagnostics: &mut Diagnostics<'_>) -> Option<RuleTerms> {
+pub(super) fn concurrency(draft: &RateLimitDraft, diagnostics: &mut Diagnostics<'_>) -> Option<RuleTerms> {
     if draft.given("max_in_flight").is_none() {
         diagnostics.add(
             draft.mark,

@@ -2,12 +2,12 @@
 
 use crate::{
     algorithm::Excess,
-    rules::{diagnostics::Diagnostics, file::RateLimit},
+    rules::{diagnostics::Diagnostics, file::RateLimitDraft},
 };
 
 /// Reads `count_denied`, `overdraft` and `overdraft_limit`, whose default is `default_debt`.
 pub(super) fn excess(
-    draft: &RateLimit,
+    draft: &RateLimitDraft,
     default_debt: u64,
     diagnostics: &mut Diagnostics<'_>,
 ) -> Option<Excess> {

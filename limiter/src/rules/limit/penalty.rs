@@ -5,7 +5,7 @@ use crate::{
     rules::{
         Allowance,
         diagnostics::Diagnostics,
-        file::{self, RateLimit},
+        file::{self, RateLimitDraft},
         limit::{KeyValue, RuleTerms, period},
         reader::Located,
     },
@@ -21,7 +21,7 @@ const FORGET_AFTER_DEFAULT: Span = Span::of_seconds(24 * 3_600);
 
 /// The terms of a rule with its `penalty`; `None` after reporting a problem.
 pub(super) fn with_penalty(
-    draft: &RateLimit,
+    draft: &RateLimitDraft,
     terms: Option<RuleTerms>,
     diagnostics: &mut Diagnostics<'_>,
 ) -> Option<RuleTerms> {
@@ -35,7 +35,7 @@ pub(super) fn with_penalty(
     Some(RuleTerms { allowance, ..terms })
 }
 
-fn read(draft: &file::Penalty, diagnostics: &mut Diagnostics<'_>) -> Option<Penalty> {
+fn read(draft: &file::PenaltyDraft, diagnostics: &mut Diagnostics<'_>) -> Option<Penalty> {
     for (key, meaning) in [
         ("after", "the number of refusals in a row after which a penalty begins"),
         ("first", "the length of the first penalty"),
@@ -62,7 +62,7 @@ fn read(draft: &file::Penalty, diagnostics: &mut Diagnostics<'_>) -> Option<Pena
 
 /// An integer from 1 to `most`; the default if it is absent.
 fn number(
-    draft: &file::Penalty,
+    draft: &file::PenaltyDraft,
     key: &str,
     value: &Option<Located<u64>>,
     most: u64,
@@ -79,7 +79,7 @@ fn number(
 
 /// A time; the default if it is absent.
 fn span(
-    draft: &file::Penalty,
+    draft: &file::PenaltyDraft,
     key: &str,
     text: &Option<Located<String>>,
     default: Option<Span>,

@@ -9,7 +9,7 @@ use crate::{
     rules::{
         Unit,
         diagnostics::Diagnostics,
-        file::{self, RateLimit},
+        file::{self, RateLimitDraft},
         key_messages,
         reader::Located,
     },
@@ -26,7 +26,7 @@ pub(super) struct Period {
 
 impl Period {
     /// Reads `unit`, `unit_multiplier`, `window` and `calendar`.
-    pub(super) fn read(draft: &RateLimit, diagnostics: &mut Diagnostics<'_>) -> Option<Self> {
+    pub(super) fn read(draft: &RateLimitDraft, diagnostics: &mut Diagnostics<'_>) -> Option<Self> {
         if draft.given("window").is_some() {
             let span = window(draft.text("window")?, diagnostics)?;
             return Some(Self { span, unit: None, calendar: None });
@@ -56,7 +56,7 @@ impl Period {
     }
 }
 
-fn multiplied(draft: &RateLimit, unit: Unit, diagnostics: &mut Diagnostics<'_>) -> Option<Period> {
+fn multiplied(draft: &RateLimitDraft, unit: Unit, diagnostics: &mut Diagnostics<'_>) -> Option<Period> {
     match (draft.integer("unit_multiplier"), draft.given("unit_multiplier")) {
         (None, Some(_reported)) => None,
         (None, None) | (Some(Located { value: 1, .. }), _) => {
@@ -113,7 +113,7 @@ pub(super) fn nanos(
 
 fn calendar(
     unit: &Located<Unit>,
-    draft: &file::Calendar,
+    draft: &file::CalendarDraft,
     diagnostics: &mut Diagnostics<'_>,
 ) -> Option<Calendar> {
     let unit = calendar_unit(unit, draft, diagnostics);
@@ -128,7 +128,7 @@ fn calendar(
 
 fn calendar_unit(
     unit: &Located<Unit>,
-    draft: &file::Calendar,
+    draft: &file::CalendarDraft,
     diagnostics: &mut Diagnostics<'_>,
 ) -> Option<CalendarUnit> {
     if let Some(mark) = draft.week_start_given.filter(|_| unit.value != Unit::Week) {

@@ -5,7 +5,7 @@ use crate::{
     rules::{
         Allowance, DisplayedLimit,
         diagnostics::Diagnostics,
-        file::RateLimit,
+        file::RateLimitDraft,
         limit::{excess::excess, period::Period},
     },
 };
@@ -25,7 +25,7 @@ pub(super) struct AtRate {
 
 /// The terms of a rule with a number of requests in a period, whose other keys make a `limit` of it.
 pub(super) fn at_rate(
-    draft: &RateLimit,
+    draft: &RateLimitDraft,
     diagnostics: &mut Diagnostics<'_>,
     limit: impl FnOnce(AtRate, &mut Diagnostics<'_>) -> Option<Limit>,
 ) -> Option<RuleTerms> {

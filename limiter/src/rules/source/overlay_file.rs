@@ -6,11 +6,11 @@ use tokio::sync::watch;
 use tracing::{error, info};
 
 use crate::{
-    file_watch::{Comparison, FileWatch, WatchedFiles, read_blocking},
+    file_watch::{FileComparison, FileWatch, WatchedFiles, read_blocking},
     files,
     rules::{
         ActiveRules, Problems,
-        diagnostics::{Location, Origin, Problem},
+        diagnostics::{Location, Problem, RuleOrigin},
         overlay::Overlay,
         source::file_events::FileEvents,
     },
@@ -41,7 +41,7 @@ impl WatchedFiles for OverlayFile {
     type Contents = Contents;
     type Error = Problems;
 
-    async fn wait(&mut self, last: Comparison, poll_interval: Duration) {
+    async fn wait(&mut self, last: FileComparison, poll_interval: Duration) {
         self.events.wait(last, poll_interval).await;
     }
 
@@ -77,7 +77,7 @@ type Contents = Result<Vec<u8>, String>;
 fn parsed(path: &str, contents: Contents) -> Result<Overlay, Problems> {
     contents.map_or_else(
         |reason| {
-            let location = Location::whole(Origin::file(path));
+            let location = Location::whole(RuleOrigin::file(path));
             let mut problems = Problems::default();
             problems.push(Problem { location, what: format!("cannot be read: {reason}") });
             Err(problems)

@@ -11,7 +11,7 @@ use crate::{
     },
     rules::{
         Allowance, DisplayedLimit, Domain, OnDenied, OnOwnerUnavailable, Rule, RuleOptions, Rules, Unit,
-        prefix_tree::Node,
+        prefix_tree::TreeNode,
     },
     time::{SECOND, Timestamp},
 };
@@ -260,7 +260,7 @@ fn rule_and_descriptor_without_options_are_small() {
     let rule = limit("unit: hour, requests_per_unit: 1");
     assert_eq!((rule.options(), rule.options.is_none()), (&RuleOptions::default(), true));
     assert!(limit("unit: hour, requests_per_unit: 1, name: a").options.is_some());
-    assert!(size_of::<Rule>() <= 160 && size_of::<Node>() <= 80);
+    assert!(size_of::<Rule>() <= 160 && size_of::<TreeNode>() <= 80);
 }
 
 #[test]

@@ -3,10 +3,10 @@
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    algorithm::Place,
+    algorithm::ChargePosition,
     store::{
         HOLD_TTL_MAX, HOLDS_MAX, HoldId,
-        holds::{Holds, changes::Changes},
+        holds::{Holds, changes::HoldChanges},
         packed_counter::{Age, put},
     },
     time::Timestamp,
@@ -26,7 +26,7 @@ const POSITION_BYTES_MAX: usize = 4;
 
 /// Holds, and in a copy of changes the ids of those that are gone.
 #[derive(Serialize, Deserialize)]
-struct Changed<H> {
+struct ChangedHolds<H> {
     holds: H,
     // Not present if all holds are here.
     gone: Option<Vec<HoldId>>,
@@ -48,8 +48,8 @@ impl Holds {
         let age = |instant| Timestamp::from_nanos(Age::of(instant, now).to_bits());
         let holds = self.clone().moved(age, |place| moved_place(place, age));
         if self.is_beside_changes() {
-            let Changes { gone, is_partial, positions, .. } = &self.changes;
-            put(&Changed { holds, gone: is_partial.then(|| gone.clone()), positions: positions.clone() })
+            let HoldChanges { gone, is_partial, positions, .. } = &self.changes;
+            put(&ChangedHolds { holds, gone: is_partial.then(|| gone.clone()), positions: positions.clone() })
         } else {
             put(&holds)
         }
@@ -80,7 +80,7 @@ impl Holds {
 
     /// Decodes a copy of the changes since an earlier copy, or one beside the changes of a counter.
     pub(in crate::store) fn read_changes(bytes: &[u8], now: Timestamp) -> DecodedHolds {
-        read_all(bytes, |Changed { holds, gone, positions }: Changed<Self>| {
+        read_all(bytes, |ChangedHolds { holds, gone, positions }: ChangedHolds<Self>| {
             holds.decoded(gone, positions, now)
         })
     }
@@ -95,7 +95,7 @@ impl Holds {
         }
         let instant = |age: Timestamp| Age::of_bits(age.as_nanos()).instant(now);
         let last = self.ended.values().map(|ended| ended.change.0).max();
-        let changes = Changes::decoded(last.unwrap_or_default(), gone, positions);
+        let changes = HoldChanges::decoded(last.unwrap_or_default(), gone, positions);
         let mut holds = Self { changes, ..self.with_bytes_of_ids() };
         holds.forget_oldest();
         DecodedHolds::Holds(holds.moved(instant, |place| moved_place(place, instant)))
@@ -112,9 +112,9 @@ fn read_all<'b, T: Deserialize<'b>>(bytes: &'b [u8], read: impl FnOnce(T) -> Dec
 }
 
 /// `place` with another instant. Windows are the same on all replicas.
-fn moved_place(place: Place, instant: impl Fn(Timestamp) -> Timestamp) -> Place {
+fn moved_place(place: ChargePosition, instant: impl Fn(Timestamp) -> Timestamp) -> ChargePosition {
     match place {
-        Place::Sum | Place::Window(_) => place,
-        Place::Instant(at) => Place::Instant(instant(at)),
+        ChargePosition::Sum | ChargePosition::Window(_) => place,
+        ChargePosition::Instant(at) => ChargePosition::Instant(instant(at)),
     }
 }

@@ -8,7 +8,7 @@ use crate::{
         holds::{
             Holds, IDS_MAX,
             changes::Uncompared,
-            ended::{Ended, HoldAnswer},
+            ended::{EndedHold, HoldAnswer},
             hold::{Hold, HoldState, REMEMBERED},
         },
         reservation::{HOLD_TTL_MAX, HoldId, HoldTerms, SettleOutcome, Settled},
@@ -63,7 +63,7 @@ impl Holds {
         if excess < FORGOTTEN_AT_ONCE {
             return;
         }
-        let age = |(id, ended): (&HoldId, &Ended)| (ended.settled.is_none(), ended.change.0, id.clone());
+        let age = |(id, ended): (&HoldId, &EndedHold)| (ended.settled.is_none(), ended.change.0, id.clone());
         let of_reservations = self.ended.iter().filter(|(id, _)| !id.is_of_request());
         let mut ended: Vec<_> = of_reservations.map(age).collect();
         ended.select_nth_unstable(excess - 1);
@@ -77,11 +77,11 @@ impl Holds {
     }
 
     /// Remembers a hold that has ended.
-    pub(super) fn remember(&mut self, id: HoldId, ended: Ended) {
+    pub(super) fn remember(&mut self, id: HoldId, ended: EndedHold) {
         let change = self.changes.next();
         self.next_forgotten.0 = self.next_forgotten.0.min(ended.forgotten_at);
         let of_request = usize::from(id.is_of_request());
-        if self.ended.insert(id, Ended { change, ..ended }).is_none() {
+        if self.ended.insert(id, EndedHold { change, ..ended }).is_none() {
             self.request_ids += of_request;
         }
         self.forget_oldest();
@@ -97,7 +97,10 @@ impl Holds {
 
     pub(super) fn end(&mut self, hold: Hold, settled: Option<Settled>) {
         let forgotten_at = hold.forgotten_at();
-        self.remember(hold.id, Ended { answer: hold.answer, settled, forgotten_at, change: Uncompared(0) });
+        self.remember(
+            hold.id,
+            EndedHold { answer: hold.answer, settled, forgotten_at, change: Uncompared(0) },
+        );
     }
 
     /// Remembers the settlement of an id that is unknown, or whose hold was released.
@@ -111,7 +114,7 @@ impl Holds {
         self.id_bytes += id.bytes.len();
         let settled = Some(settled);
         let forgotten_at = now.after(REMEMBERED);
-        self.remember(id.clone(), Ended { answer, settled, forgotten_at, change: Uncompared(0) });
+        self.remember(id.clone(), EndedHold { answer, settled, forgotten_at, change: Uncompared(0) });
     }
 
     /// Remembers a refund, as long as a charge of the same terms. The id must be unknown.
@@ -129,7 +132,7 @@ impl Holds {
         let forgotten_at = now.after(terms.ttl.min(HOLD_TTL_MAX)).after(REMEMBERED);
         self.id_bytes += terms.id.bytes.len();
         let answer = HoldAnswer::of(decision);
-        self.remember(terms.id.clone(), Ended { answer, settled, forgotten_at, change: Uncompared(0) });
+        self.remember(terms.id.clone(), EndedHold { answer, settled, forgotten_at, change: Uncompared(0) });
     }
 
     pub(super) fn set_next_forgotten(&mut self) {

@@ -5,7 +5,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    algorithm::{Admission, Counter, Held, Limit, Place},
+    algorithm::{Admission, ChargePosition, Counter, HeldCharge, Limit},
     store::{
         holds::{changes::Uncompared, ended::HoldAnswer},
         reservation::{HoldId, OnExpiry},
@@ -27,7 +27,7 @@ pub(super) struct Hold {
     pub(super) expires_at: Timestamp,
     pub(super) on_expiry: OnExpiry,
     pub(super) state: HoldState,
-    pub(super) held: Held,
+    pub(super) held: HeldCharge,
     // What tells whether it has changed since the last copy of changes.
     #[serde(skip)]
     pub(super) copied: Uncompared<u64>,
@@ -49,7 +49,7 @@ impl Hold {
 
     /// Charges places that it has kept, as of the reservation.
     pub(super) fn charge_places(&self, limit: &Limit, counter: &mut Counter, places: u64, now: Timestamp) {
-        if let Place::Instant(at) = self.held.place {
+        if let ChargePosition::Instant(at) = self.held.place {
             limit.charge_at(counter, places, at.min(now), now);
         }
     }

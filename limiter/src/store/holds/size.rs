@@ -1,7 +1,7 @@
 //! The memory that holds take.
 
 use crate::store::{
-    holds::{Holds, ended::Ended, hold::Hold},
+    holds::{Holds, ended::EndedHold, hold::Hold},
     reservation::HoldId,
 };
 
@@ -26,7 +26,7 @@ impl Holds {
 
     /// The approximate memory, in bytes.
     pub(in crate::store) fn bytes(&self) -> usize {
-        let ended = size_of::<(HoldId, Ended)>() + TREE_ENTRY_BYTES;
+        let ended = size_of::<(HoldId, EndedHold)>() + TREE_ENTRY_BYTES;
         size_of::<Self>()
             + self.each.capacity() * size_of::<Hold>()
             + self.ended.len() * ended
@@ -37,7 +37,7 @@ impl Holds {
     /// The bytes that one more hold of this id takes.
     pub(in crate::store) fn bytes_of_one(id: &HoldId) -> usize {
         // A vector grows to twice its length.
-        2 * size_of::<Hold>() + size_of::<(HoldId, Ended)>() + TREE_ENTRY_BYTES + id.bytes.len()
+        2 * size_of::<Hold>() + size_of::<(HoldId, EndedHold)>() + TREE_ENTRY_BYTES + id.bytes.len()
     }
 
     pub(super) fn with_bytes_of_ids(self) -> Self {

@@ -12,7 +12,7 @@ use crate::{
         decide_set::decide_set,
         held_counter::Room,
         memory::{LockedSlots, Memory},
-        operation::{CounterOperation, HoldOutcome, Outcome, Shown},
+        operation::{CounterDetails, CounterOperation, HoldOutcome, OperationOutcome},
     },
     time::Timestamp,
 };
@@ -117,13 +117,13 @@ impl Admin<'_> {
 
 impl CounterState {
     /// The state of a counter elsewhere that was peeked at, or shown, at `now`.
-    pub(crate) fn of_outcome(limit: &Limit, outcome: &Outcome, now: Timestamp) -> Self {
+    pub(crate) fn of_outcome(limit: &Limit, outcome: &OperationOutcome, now: Timestamp) -> Self {
         let peek = outcome.decision;
         let is_used = peek.remaining < limit.allowance() && !peek.reset_after.is_zero();
         let idle_at = is_used.then(|| now.after(peek.reset_after));
         match &outcome.hold {
             HoldOutcome::Shown(shown) => {
-                let Shown { holds, penalty, subscribers } = Shown::clone(shown);
+                let CounterDetails { holds, penalty, subscribers } = CounterDetails::clone(shown);
                 let remembered = penalty.map(|penalty| now.after(penalty.forgotten_after));
                 Self { idle_at: idle_at.max(remembered), peek, holds, penalty, subscribers }
             }

@@ -10,7 +10,7 @@ use crate::{
     store::{
         memory::{Memory, locked::LockedSlots},
         operation::charge_used,
-        table::Grant,
+        table::CounterGrant,
     },
     time::Timestamp,
 };
@@ -98,7 +98,7 @@ impl Grants<'_> {
     /// Ends the division of the counter of `key`.
     pub fn end(&self, key: Key, now: Timestamp) {
         let mut locked = self.memory.lock_key(key, now);
-        if let Some(Grant { limit, granted, .. }) = locked.table(key).end_grant(key)
+        if let Some(CounterGrant { limit, granted, .. }) = locked.table(key).end_grant(key)
             && locked.are_owned()
         {
             locked.settle_turn(key, &limit, granted.rate, Turn::default());

@@ -9,10 +9,10 @@ use crate::{
     descriptor::Key,
     store::{
         Check, Checks, HoldId, HoldTerms, NotLocal, Reserved, Settled, Slot, UnknownId,
-        held_counter::{Draft, Exhausted, HeldCounter, Reserve, Room},
+        held_counter::{Exhausted, HeldCounter, ReservationDraft, Reserve, Room},
         memory::{LockedSlots, Memory, tables::Taken},
-        operation::{CounterOperation, Outcome},
-        table::Table,
+        operation::{CounterOperation, OperationOutcome},
+        table::SlotTable,
     },
     time::Timestamp,
 };
@@ -92,7 +92,7 @@ impl Memory {
         store: impl FnOnce(&[HeldCounter]) -> SmallVec<[bool; 2]>,
     ) -> Result<Reserved, Exhausted> {
         let at = self.at(now);
-        let mut draft = Draft::new(each, counters, at);
+        let mut draft = ReservationDraft::new(each, counters, at);
         if refused(&draft.decisions) {
             return Ok(draft.not_held(each, counters, at, |_| true));
         }
@@ -137,7 +137,7 @@ impl Memory {
         check: &Check<'_>,
         operation: &CounterOperation,
         now: Timestamp,
-    ) -> Result<Outcome, NotLocal> {
+    ) -> Result<OperationOutcome, NotLocal> {
         let mut locked = self.lock_for_holds(std::slice::from_ref(check), now)?;
         locked.require_unleased(std::slice::from_ref(check), |_| false)?;
         let at = self.at(now);
@@ -178,7 +178,7 @@ impl Memory {
     }
 
     /// Ends the holds of a slot that have expired, and forgets those that ended long ago.
-    pub(super) fn sweep_holds(&self, slot: Slot, table: &mut Table, now: Timestamp) {
+    pub(super) fn sweep_holds(&self, slot: Slot, table: &mut SlotTable, now: Timestamp) {
         for key in table.keys_with_holds() {
             let Some(limit) = table.holds(key).map(|holds| holds.limit().clone()) else { continue };
             let changed = self.tables.expire_holds(table, key, &limit, self.at(now));

@@ -22,7 +22,7 @@ use crate::{
             ownership::{OwnershipTable, SlotOwnership},
         },
         operation::CounterOperation,
-        table::Table,
+        table::SlotTable,
     },
     time::Timestamp,
 };
@@ -33,7 +33,7 @@ pub(super) struct LockedSlots<'m> {
     pub(super) now: Timestamp,
     // Invariant: ascending and unique; one table for each, and one ownership for each in a cluster.
     slots: SmallVec<[Slot; 2]>,
-    tables: SmallVec<[MutexGuard<'m, Table>; 2]>,
+    tables: SmallVec<[MutexGuard<'m, SlotTable>; 2]>,
     ownerships: Option<Ownerships<'m>>,
 }
 
@@ -96,12 +96,12 @@ impl LockedSlots<'_> {
     }
 
     /// The table of a key.
-    pub(super) fn table(&mut self, key: Key) -> &mut Table {
+    pub(super) fn table(&mut self, key: Key) -> &mut SlotTable {
         let position = self.position(key);
         &mut self.tables[position]
     }
 
-    fn table_ref(&self, key: Key) -> &Table {
+    fn table_ref(&self, key: Key) -> &SlotTable {
         &self.tables[self.position(key)]
     }
 

@@ -6,16 +6,16 @@ use crate::{
     algorithm::{Limit, Operation},
     descriptor::Key,
     store::{
-        Changes, Consumption, OnFull, Slot, SlotCopy, SlotData, SlotSource, StoredSlot,
-        budget::{Budget, Reservation},
+        Consumption, OnFull, Slot, SlotChanges, SlotData, SlotSnapshot, SlotSource, StoredSlot,
+        budget::{Budget, MemoryReservation},
         held_counter::HeldCounter,
         key_hasher::ByKey,
         memory::{
             Memory,
-            ownership::{Changed, ChangedKeys, SideData, SlotOwnership},
+            ownership::{ChangedCounters, ChangedKeys, SideData, SlotOwnership},
         },
         packed_counter::PackedCounter,
-        table::Table,
+        table::SlotTable,
     },
     time::Timestamp,
 };
@@ -167,8 +167,8 @@ impl Memory {
     }
 
     /// Bytes outside of tables that count in the memory limit.
-    pub(crate) fn reservation(&self) -> Reservation {
-        Reservation::of(&self.tables.resources.budget)
+    pub(crate) fn reservation(&self) -> MemoryReservation {
+        MemoryReservation::of(&self.tables.resources.budget)
     }
 
     /// Starts to record which counters change.
@@ -185,21 +185,21 @@ impl Memory {
 
     /// Copies of the counters of `slot` that were changed or removed since the last call of this or [`Memory::whole`].
     /// Empty if the slot is not owned.
-    pub fn changes(&self, slot: Slot) -> Changes {
+    pub fn changes(&self, slot: Slot) -> SlotChanges {
         self.copies_of(slot, SlotOwnership::take_changed)
     }
 
     /// Copies of all counters of `slot`.
-    pub fn whole(&self, slot: Slot) -> Changes {
+    pub fn whole(&self, slot: Slot) -> SlotChanges {
         let all = |ownership: &mut SlotOwnership| {
             ownership.take_changed();
-            Changed::All
+            ChangedCounters::All
         };
         self.copies_of(slot, all)
     }
 
     /// A copy of `slot` from where a snapshot takes it, with or without a cluster. Does not affect [`Memory::changes`].
-    pub fn copy(&self, slot: Slot, source: SlotSource) -> SlotCopy {
+    pub fn copy(&self, slot: Slot, source: SlotSource) -> SlotSnapshot {
         let epoch = match source {
             SlotSource::Memory { epoch } => epoch,
             SlotSource::Copy(copy) => return (*copy).into(),
@@ -215,28 +215,32 @@ impl Memory {
         drop((ownership, table));
         let rest = SlotData::all(std::iter::empty(), holds, pending, unknown);
         let rest = StoredSlot { slot, epoch, seq, data: rest.with_lead(self.restrictions.lead()) };
-        SlotCopy::new(rest, counters, granted, self.slots())
+        SlotSnapshot::new(rest, counters, granted, self.slots())
     }
 
-    fn copies_of(&self, slot: Slot, which: impl FnOnce(&mut SlotOwnership) -> Changed) -> Changes {
-        let Some(ownerships) = &self.ownerships else { return Changes::default() };
+    fn copies_of(
+        &self,
+        slot: Slot,
+        which: impl FnOnce(&mut SlotOwnership) -> ChangedCounters,
+    ) -> SlotChanges {
+        let Some(ownerships) = &self.ownerships else { return SlotChanges::default() };
         let resources = &self.tables.resources;
         let mut table = self.tables.lock(slot);
         let mut ownership = ownerships.lock(slot);
         if !ownership.is_owned() {
-            return Changes::default();
+            return SlotChanges::default();
         }
         ownerships.unflag(slot);
         let seq = ownership.seq();
         let data = match which(&mut ownership) {
-            Changed::All => {
+            ChangedCounters::All => {
                 let (pending, unknown) = ownership.side_data().map(SideData::copies).unwrap_or_default();
                 let copies = table.copy_all(resources);
                 let holds = table.copy_all_holds(resources);
                 drop((ownership, table));
                 SlotData::all(self.with_keys(slot, copies.into_iter()), holds, pending, unknown)
             }
-            Changed::Some(ChangedKeys { keys, .. }) => {
+            ChangedCounters::Some(ChangedKeys { keys, .. }) => {
                 let pending =
                     ownership.side_data().map(|side_data| side_data.pending.only(&keys)).unwrap_or_default();
                 let mut counters = Vec::with_capacity(keys.len());
@@ -249,7 +253,7 @@ impl Memory {
                 SlotData::some(counters.into_iter(), holds, pending)
             }
         };
-        Changes { seq, data: data.with_lead(self.restrictions.lead()) }
+        SlotChanges { seq, data: data.with_lead(self.restrictions.lead()) }
     }
 
     /// The counters of the table of `slot` with their keys.
@@ -281,7 +285,7 @@ impl Memory {
     /// Merges pending usage into the counter of `key`, if there is any.
     pub(super) fn absorb_pending(
         &self,
-        table: &mut Table,
+        table: &mut SlotTable,
         ownership: &mut SlotOwnership,
         key: Key,
         limit: &Limit,

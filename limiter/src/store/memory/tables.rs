@@ -17,7 +17,7 @@ use crate::{
         operation::CounterOperation,
         packed_counter::{Now, PackedCounter},
         slot_data::HeldConsumption,
-        table::{BYTES_FIRST, EventCounter, HoldTotals, Table, TableResources},
+        table::{BYTES_FIRST, EventCounter, HoldTotals, SlotTable, TableResources},
     },
     time::Timestamp,
 };
@@ -46,7 +46,7 @@ pub(super) struct Tables {
 /// together, and locks do not share a line.
 #[derive(Debug, Default)]
 #[repr(align(64))]
-struct TableLock(Lock<Table>);
+struct TableLock(Lock<SlotTable>);
 
 const _: () = assert!(size_of::<TableLock>() == 64);
 
@@ -109,7 +109,7 @@ impl Tables {
 
     /// Locks the table of a slot.
     #[inline]
-    pub(super) fn lock(&self, slot: Slot) -> MutexGuard<'_, Table> {
+    pub(super) fn lock(&self, slot: Slot) -> MutexGuard<'_, SlotTable> {
         self.each[slot.index()].0.lock()
     }
 
@@ -118,7 +118,7 @@ impl Tables {
     #[inline(always)]
     pub(super) fn touch<R>(
         &self,
-        table: &mut Table,
+        table: &mut SlotTable,
         check: &Check<'_>,
         operation: &CounterOperation,
         at: Now,
@@ -139,7 +139,7 @@ impl Tables {
     /// the change.
     pub(super) fn touch_unpacked(
         &self,
-        table: &mut Table,
+        table: &mut SlotTable,
         key: Key,
         limit: &Limit,
         at: Now,
@@ -169,7 +169,7 @@ impl Tables {
     #[inline(never)]
     fn touch_counter(
         &self,
-        table: &mut Table,
+        table: &mut SlotTable,
         key: Key,
         limit: &Limit,
         at: Now,
@@ -204,7 +204,7 @@ impl Tables {
     #[cold]
     fn require_room_to_grow(
         &self,
-        table: &mut Table,
+        table: &mut SlotTable,
         key: Key,
         (limit, at): (&Limit, Now),
         (before, mut decision): (Before, Decision),
@@ -239,7 +239,13 @@ impl Tables {
         }
     }
 
-    pub(super) fn insert(&self, table: &mut Table, key: Key, packed: PackedCounter, now: Timestamp) -> bool {
+    pub(super) fn insert(
+        &self,
+        table: &mut SlotTable,
+        key: Key,
+        packed: PackedCounter,
+        now: Timestamp,
+    ) -> bool {
         if table.is_starved(&self.resources) {
             self.shed_elsewhere(now);
         }
@@ -251,7 +257,7 @@ impl Tables {
     }
 
     /// Merges what another replica has made of the counter of `key` and of its holds.
-    pub(super) fn absorb_held(&self, table: &mut Table, key: Key, there: HeldConsumption, at: Now) {
+    pub(super) fn absorb_held(&self, table: &mut SlotTable, key: Key, there: HeldConsumption, at: Now) {
         let HeldConsumption { now: there, base } = there;
         self.with_held(table, key, at.now, |counter| counter.absorb(there, base, at, self.room()));
     }
@@ -264,7 +270,7 @@ impl Tables {
     }
 
     /// Ends the holds of `key` that have expired, and returns whether that changed the counter.
-    pub(super) fn expire_holds(&self, table: &mut Table, key: Key, limit: &Limit, at: Now) -> bool {
+    pub(super) fn expire_holds(&self, table: &mut SlotTable, key: Key, limit: &Limit, at: Now) -> bool {
         if table.holds(key).is_none_or(|holds| at.given_up.is_none() && !holds.is_due(at.now)) {
             return false;
         }
@@ -278,7 +284,7 @@ impl Tables {
     /// Applies `change` to the counter of `key` with its holds, and returns whether the counter is stored.
     pub(super) fn with_held<R>(
         &self,
-        table: &mut Table,
+        table: &mut SlotTable,
         key: Key,
         now: Timestamp,
         change: impl FnOnce(&mut HeldCounter) -> R,
@@ -289,7 +295,7 @@ impl Tables {
     }
 
     /// Takes the counter of `key` and its holds out of their table.
-    pub(super) fn take(&self, table: &mut Table, key: Key) -> Taken {
+    pub(super) fn take(&self, table: &mut SlotTable, key: Key) -> Taken {
         let packed = table.get_mut(key).map(|packed| mem::replace(packed, PackedCounter::TAKEN));
         let is_stored = packed.is_some();
         let holds = table.take_holds(key);
@@ -299,7 +305,7 @@ impl Tables {
     }
 
     /// Puts a counter and its holds back, and returns whether the counter is stored.
-    pub(super) fn put(&self, table: &mut Table, taken: Taken, now: Timestamp) -> bool {
+    pub(super) fn put(&self, table: &mut SlotTable, taken: Taken, now: Timestamp) -> bool {
         let is_stored = self.keep_place(table, &taken, &taken.counter, now);
         let Taken { key, counter, heap, size, .. } = taken;
         let (packed, holds) = counter.into_parts();
@@ -321,7 +327,7 @@ impl Tables {
     /// Whether a counter has a place in its table, or needs none. A new one gets a place if there is memory.
     pub(super) fn keep_place(
         &self,
-        table: &mut Table,
+        table: &mut SlotTable,
         taken: &Taken,
         counter: &HeldCounter,
         now: Timestamp,

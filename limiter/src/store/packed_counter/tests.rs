@@ -4,7 +4,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::{
-    algorithm::{Place, laws::any_limit},
+    algorithm::{ChargePosition, laws::any_limit},
     time::SECOND,
 };
 
@@ -64,7 +64,7 @@ impl PackedCounter {
         // The oldest ones need no bytes to go.
         let oldest = entries.first().map(|(at, _)| *at);
         let gone = known.iter().filter(|(at, _)| oldest.is_none_or(|oldest| oldest < *at));
-        let gone = gone.filter(|(at, _)| log.index_of(Place::Instant(*at)).is_none());
+        let gone = gone.filter(|(at, _)| log.index_of(ChargePosition::Instant(*at)).is_none());
         all.len() - entries.iter().map(bytes).sum::<usize>()
             + entries.difference(&known).map(bytes).sum::<usize>()
             + gone.map(bytes).sum::<usize>()

@@ -6,7 +6,7 @@ use crate::{
     store::{
         packed_counter::PackedCounter,
         table::{
-            Table,
+            SlotTable,
             hash_table::{HashTable, buckets_for, bytes_of, next_after},
             resources::TableResources,
         },
@@ -25,7 +25,7 @@ const EVICTION_COSTS: usize = 1 << u8::BITS;
 /// The highest eviction cost of a counter that does not refuse now.
 pub(in crate::store) const EVICTION_COST_MAX: u8 = u8::MAX - 1;
 
-impl Table {
+impl SlotTable {
     /// Evicts idle counters from a full table before it grows. If this frees too little, the table grows if it may.
     pub(super) fn forget_idle_or_grow(&mut self, now: Timestamp, resources: &TableResources) {
         let all = self.len();
@@ -57,7 +57,7 @@ impl Table {
         evicted
     }
 
-    /// Makes room outside of the table: evicts as [`Table::evict`] does, and releases the buckets.
+    /// Makes room outside of the table: evicts as [`SlotTable::evict`] does, and releases the buckets.
     pub(in crate::store) fn evict_and_shrink(&mut self, now: Timestamp, resources: &TableResources) {
         let evicted = self.evict(now, resources);
         let buckets = buckets_for(self.len() + 1);

@@ -189,7 +189,7 @@ fn certificates(ends: &[(&'static str, Timestamp)], now: Timestamp) -> Vec<Findi
 fn shared_store(store: &SharedStore) -> Vec<Finding> {
     let mut findings = Vec::new();
     let state = store.state();
-    if state != tollgate_limiter::shared_store::State::Ready {
+    if state != tollgate_limiter::shared_store::SharedStoreState::Ready {
         findings.push(Finding::error(
             "store_unavailable",
             format!("the shared store cannot be used: {state}"),

@@ -16,9 +16,9 @@ use prost::Message as _;
 use tollgate_limiter::{
     descriptor::{self, Entry, Key, Secret},
     divider::Dividers,
-    divider::Usage,
+    divider::SubscriberUsage,
     limiter::Limiter,
-    resilience::Origin,
+    resilience::CallerOrigin,
     rules::{ActiveRules, KeyedRules, Rule, Rules},
     store::{Memory, OnFull},
     time::{Clock, SECOND, Timestamp},
@@ -214,7 +214,7 @@ fn rule_of<'r>(rules: &'r KeyedRules, domain: &str, buckets: &[Pairs]) -> Result
 impl Simulation {
     /// Adds an Envoy.
     fn add(&mut self, per_second: f64, entries: &Pairs) -> Result<(), String> {
-        let origin = Origin::Name(self.envoys.len().to_be_bytes().into());
+        let origin = CallerOrigin::Name(self.envoys.len().to_be_bytes().into());
         let stream = QuotaStream::open(self.service.clone(), &origin, None)
             .map_err(|status| status.message().to_owned())?;
         let text = |part: &[u8]| String::from_utf8_lossy(part).into_owned();
@@ -273,7 +273,7 @@ impl Envoy {
         self.report.add(requests, passed);
         let is_new = self.reports_at.is_none() && requests > 0;
         if is_new || self.reports_at.is_some_and(|at| at <= now) {
-            let Usage { allowed, denied, .. } = mem::take(&mut self.bucket.usage);
+            let SubscriberUsage { allowed, denied, .. } = mem::take(&mut self.bucket.usage);
             let usage = BucketQuotaUsage {
                 bucket_id: Some(self.id.clone()),
                 time_elapsed: None,

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use tollgate_limiter::{
     divider::{SUBSCRIBERS_SHOWN_MAX, SubscriberReport},
-    store::{CounterOperation, HoldOutcome, NotLocal, Outcome},
+    store::{CounterOperation, HoldOutcome, NotLocal, OperationOutcome},
 };
 
 use crate::cluster::{
@@ -51,11 +51,11 @@ impl Slots {
             }
             RemoteOperation::Absorb(consumed) => {
                 self.memory.add(self.of(*key), consumed.difference(&Default::default()), cx.wall);
-                Outcome::of(self.memory.admin().peek(*key, limit, cx.wall).peek, 0)
+                OperationOutcome::of(self.memory.admin().peek(*key, limit, cx.wall).peek, 0)
             }
             RemoteOperation::Settle(settlement) => {
                 self.leases.settle(*key, limit, settlement, cx);
-                Outcome::of(self.memory.admin().peek(*key, limit, cx.wall).peek, 0)
+                OperationOutcome::of(self.memory.admin().peek(*key, limit, cx.wall).peek, 0)
             }
             RemoteOperation::Divide(id, terms, report) => {
                 let (id, terms, report) = (*id, *terms, *report);
@@ -63,7 +63,7 @@ impl Slots {
                 if self.may_divide(self.of(*key), cx) {
                     self.assign(self.dividers.report(&report, cx.wall), cx);
                 }
-                Outcome::of(self.memory.admin().peek(*key, limit, cx.wall).peek, 0)
+                OperationOutcome::of(self.memory.admin().peek(*key, limit, cx.wall).peek, 0)
             }
         };
         let borrower = peer.filter(|_| *lease_hits > 0);

@@ -6,7 +6,7 @@ use crate::{
     store::{
         UnknownId,
         held_counter::{HeldCounter, Room},
-        operation::{CounterOperation, Outcome},
+        operation::{CounterOperation, OperationOutcome},
         packed_counter::Now,
     },
 };
@@ -19,7 +19,7 @@ struct Held<'l> {
 }
 
 impl Held<'_> {
-    fn apply(&mut self, operation: &CounterOperation) -> Outcome {
+    fn apply(&mut self, operation: &CounterOperation) -> OperationOutcome {
         let now = Now { now: self.now, given_up: None };
         self.counter.expire(self.limit, now);
         self.counter.apply(self.limit, operation, now, Room::OF_VALUE).0

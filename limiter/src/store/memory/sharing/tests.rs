@@ -8,7 +8,7 @@ use super::*;
 use crate::{
     algorithm::{Counter, Decision, laws::every_limit},
     store::{
-        Check, Checks, CounterOperation, DecodeError, NotLocal, OnFull, OnRefusal, PendingUsage,
+        Check, Checks, CounterOperation, NotLocal, OnFull, OnRefusal, PendingUsage, SlotDecodeError,
         memory::tests::{BYTES, NOW, bucket, charge, key, left, second_of, stored, window},
     },
     time::SECOND,
@@ -372,7 +372,7 @@ proptest! {
                     }
                 }
             }
-            Err(DecodeError::UnsupportedVersion | DecodeError::Malformed) => {}
+            Err(SlotDecodeError::UnsupportedVersion | SlotDecodeError::Malformed) => {}
         }
     }
 }
