@@ -168,6 +168,6 @@ impl SharedLimiter {
         let view = self.limiter.view();
         let connection = Caller::default();
         let answer = view.decide(&request, Some(&connection)).await?;
-        Ok(Checked::of(&answer))
+        Ok(Checked::from_answer(&answer))
     }
 }

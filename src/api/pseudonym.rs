@@ -24,7 +24,7 @@ pub(super) fn of<'r>(
         MatchKind::Exact => entry.value.into(),
         MatchKind::Pattern => {
             // Values that are counted as one stay one.
-            let counted = group.map_or(Cow::Borrowed(entry.value), |group| group.counted(entry.value));
+            let counted = group.map_or(Cow::Borrowed(entry.value), |group| group.group_value(entry.value));
             let hashed = as_text(&counted);
             let shown = if value.contains('*') { value.replace('*', &hashed) } else { hashed };
             shown.into_bytes().into()
@@ -46,7 +46,7 @@ pub(super) fn of<'r>(
 fn other_address(address: IpAddr, kept: u8, hash: impl Fn(&[u8]) -> u64) -> IpAddr {
     let bits = NetworkGroup::EACH.length(address);
     let flips = (kept..bits).fold(0_u128, |flips, length| {
-        let flip = hash(Network::of(address, length).to_string().as_bytes()) & 1;
+        let flip = hash(Network::new(address, length).to_string().as_bytes()) & 1;
         flips | u128::from(flip) << (bits - 1 - length)
     });
     match address {
@@ -106,7 +106,7 @@ mod tests {
             let [shown_one, shown_other] = [one, other].map(|address| shown(&address.to_string(), matched));
             let are_one = |one: &str, other: &str| {
                 let group = NetworkGroup { ipv4: 24, ipv6 };
-                group.counted(one.as_bytes()) == group.counted(other.as_bytes())
+                group.group_value(one.as_bytes()) == group.group_value(other.as_bytes())
             };
             prop_assert_eq!(are_one(&shown_one, &shown_other), are_one(&one.to_string(), &other.to_string()));
         }

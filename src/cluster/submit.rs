@@ -52,7 +52,7 @@ impl Submit for Cluster {
         self.0.local_share()
     }
 
-    fn standing(&self) -> LocalShareBasis {
+    fn local_share_basis(&self) -> LocalShareBasis {
         self.0.with_node(|node, _| node.standing())
     }
 

@@ -169,7 +169,7 @@ pub fn key(name: &str) -> Key {
 
 /// So many hits in a window of a day.
 pub fn a_day(limit: u64) -> Limit {
-    let day = Span::of_nanos(86_400 * 1_000_000_000).unwrap();
+    let day = Span::from_nanos(86_400 * 1_000_000_000).unwrap();
     Limit::FixedWindow(FixedWindow { limit, window: Window::Aligned(day), excess: Excess::Refuse })
 }
 

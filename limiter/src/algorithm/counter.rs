@@ -26,7 +26,7 @@ pub enum Counter {
     Penalized(Box<PenalizedCounter>),
 }
 
-/// A counter of which refusals or penalties are remembered.
+/// A counter with a record of refusals or penalties.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PenalizedCounter {
     /// The counter of the limit without its penalty.
@@ -125,7 +125,7 @@ impl Counter {
 
 /// The record of refusals.
 impl Counter {
-    /// What is remembered of its refusals.
+    /// The record of its refusals.
     pub(crate) fn record(&self) -> Option<&PenaltyRecord> {
         self.penalized().map(|penalized| &penalized.record)
     }
@@ -135,7 +135,7 @@ impl Counter {
         self.penalized().map_or(self, |penalized| &penalized.counter)
     }
 
-    /// Replaces what is remembered of its refusals.
+    /// Replaces the record of its refusals.
     pub(super) fn set_record(&mut self, record: Option<PenaltyRecord>) {
         match (self.penalized_mut(), record) {
             (Some(penalized), Some(record)) => penalized.record = record,
@@ -179,10 +179,10 @@ impl Receipt {
 /// The counter of an algorithm. The kind is part of the key, so a counter of another kind appears only if two hashes
 /// collide. It is then replaced by a fresh one.
 pub(crate) fn own<C: Variant<Counter> + Default>(counter: &mut Counter) -> &mut C {
-    if C::of(counter).is_none() {
+    if C::from_enum(counter).is_none() {
         *counter = C::default().into();
     }
-    C::of_mut(counter).expect("the counter was just made of this kind")
+    C::from_enum_mut(counter).expect("the counter was just made of this kind")
 }
 
 /// One variant of the enum `E`. A counter with a record has the variant of the counter without it.
@@ -194,9 +194,9 @@ pub trait Variant<E>: Sized + Into<E> {
     }
 
     /// The value, if it is of this variant.
-    fn of(value: &E) -> Option<&Self>;
+    fn from_enum(value: &E) -> Option<&Self>;
     /// The value for changes, if it is of this variant.
-    fn of_mut(value: &mut E) -> Option<&mut Self>;
+    fn from_enum_mut(value: &mut E) -> Option<&mut Self>;
 }
 
 macro_rules! variants {
@@ -209,17 +209,17 @@ macro_rules! variants {
         }
 
         impl Variant<$enum> for $type {
-            fn of(value: &$enum) -> Option<&Self> {
+            fn from_enum(value: &$enum) -> Option<&Self> {
                 match value {
                     $enum::$variant(value) => Some(value),
-                    other => other.inner().and_then(<Self as Variant<$enum>>::of),
+                    other => other.inner().and_then(<Self as Variant<$enum>>::from_enum),
                 }
             }
 
-            fn of_mut(value: &mut $enum) -> Option<&mut Self> {
+            fn from_enum_mut(value: &mut $enum) -> Option<&mut Self> {
                 match value {
                     $enum::$variant(value) => Some(value),
-                    other => other.inner_mut().and_then(<Self as Variant<$enum>>::of_mut),
+                    other => other.inner_mut().and_then(<Self as Variant<$enum>>::from_enum_mut),
                 }
             }
         }
@@ -227,11 +227,11 @@ macro_rules! variants {
 
         /// For a limit with a penalty, whose limit may be of any kind.
         impl Variant<Self> for $enum {
-            fn of(value: &Self) -> Option<&Self> {
+            fn from_enum(value: &Self) -> Option<&Self> {
                 Some(value)
             }
 
-            fn of_mut(value: &mut Self) -> Option<&mut Self> {
+            fn from_enum_mut(value: &mut Self) -> Option<&mut Self> {
                 Some(value)
             }
         }

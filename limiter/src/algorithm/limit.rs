@@ -113,7 +113,7 @@ impl CounterKind {
         bytes
     }
 
-    /// The time over which hits are remembered or come back, in nanoseconds; not of calendar windows.
+    /// The time over which hits are retained or come back, in nanoseconds; not of calendar windows.
     pub fn window_nanos(self) -> u64 {
         self.window
     }
@@ -349,19 +349,19 @@ impl Limit {
 
     /// Takes back what still counts of one charge, never more.
     pub fn undo(&self, counter: &mut Counter, receipt: Receipt, now: Timestamp) {
-        each_algorithm!(self, limit => if let Some(receipt) = Variant::of(&receipt) {
+        each_algorithm!(self, limit => if let Some(receipt) = Variant::from_enum(&receipt) {
             limit.undo(own(counter), *receipt, now);
         });
     }
 
     /// The instant from which `counter` may be evicted without changing any answer.
     pub fn idle_at(&self, counter: &Counter) -> Timestamp {
-        each_algorithm!(self, limit => Variant::of(counter).map_or(Timestamp::EPOCH, |counter| limit.idle_at(counter)))
+        each_algorithm!(self, limit => Variant::from_enum(counter).map_or(Timestamp::EPOCH, |counter| limit.idle_at(counter)))
     }
 
     /// What was consumed after `base`, an earlier state of the same counter.
     pub fn since(&self, counter: &Counter, base: &Counter, now: Timestamp) -> Counter {
-        each_algorithm!(self, limit => match (Variant::of(counter), Variant::of(base)) {
+        each_algorithm!(self, limit => match (Variant::from_enum(counter), Variant::from_enum(base)) {
             (Some(counter), Some(base)) => limit.since(counter, base, now).into_enum(),
             // The base is of another kind.
             (Some(_), None) | (None, Some(_) | None) => counter.clone(),
@@ -370,7 +370,7 @@ impl Limit {
 
     /// Adds what was consumed on another replica.
     pub fn absorb(&self, counter: &mut Counter, other: &Counter, now: Timestamp) {
-        each_algorithm!(self, limit => if let Some(other) = Variant::of(other) {
+        each_algorithm!(self, limit => if let Some(other) = Variant::from_enum(other) {
             limit.absorb(own(counter), other, now);
         });
     }

@@ -29,7 +29,7 @@ pub struct LogCounter {
 
 impl LogCounter {
     /// A log of these hits, in any order.
-    pub(crate) fn of(hits: impl Iterator<Item = (Timestamp, u64)>) -> Self {
+    pub(crate) fn from_hits(hits: impl Iterator<Item = (Timestamp, u64)>) -> Self {
         let mut log = Self::default();
         hits.for_each(|(at, hits)| log.add(LogEntry { at, hits }));
         log
@@ -54,11 +54,11 @@ impl LogCounter {
     /// A copy for a backup that has the last copy: the changes since then, if the backup can keep any entry.
     pub(crate) fn copy_changes(&mut self) -> Self {
         let changes = self.take_changes();
-        let kept = changes.kept();
+        let kept = changes.retained();
         let Some(changes) = changes.into_partial() else { return self.clone() };
         let entries = self.entries.iter().take(1).chain(self.entries.range(kept..));
         let hits = entries.map(|entry| (entry.at, entry.hits));
-        Self { changes, ..Self::of(hits) }
+        Self { changes, ..Self::from_hits(hits) }
     }
 
     /// A copy of everything. The next copy of changes has what changes from now on.
@@ -88,13 +88,13 @@ impl LogCounter {
     }
 
     /// How many entries an earlier copy has of the log of which this is a copy of changes.
-    pub(crate) fn kept(&self) -> usize {
-        self.changes.kept()
+    pub(crate) fn retained(&self) -> usize {
+        self.changes.retained()
     }
 
     /// A copy of changes only.
-    pub(crate) fn of_changes(changes: SentChanges, hits: impl Iterator<Item = (Timestamp, u64)>) -> Self {
-        Self { changes: LogChanges::of_sent(changes), ..Self::of(hits) }
+    pub(crate) fn from_changes(changes: SentChanges, hits: impl Iterator<Item = (Timestamp, u64)>) -> Self {
+        Self { changes: LogChanges::from_sent(changes), ..Self::from_hits(hits) }
     }
 
     /// Whether the changes can be applied to an earlier copy.
@@ -207,7 +207,7 @@ impl LogCounter {
     }
 
     /// Removes `hits` that are not held, the newest first, and returns how many are left to remove.
-    pub(super) fn remove_newest_beside(&mut self, held: &[HeldCharge], mut hits: u64) -> u64 {
+    pub(super) fn remove_newest_unheld(&mut self, held: &[HeldCharge], mut hits: u64) -> u64 {
         let mut kept: BTreeMap<Timestamp, u128> = BTreeMap::new();
         for HeldCharge { place, taken, floor } in held {
             if let ChargePosition::Instant(at) = place {

@@ -261,7 +261,7 @@ pub trait Algorithm: Clone {
     fn set_timeout(&mut self, _timeout: Duration) {}
 
     /// Refunds `hits`: those of calls before those that are `held`. Override it for an algorithm that keeps charges apart.
-    fn refund_beside(
+    fn refund_with_held(
         &self,
         counter: &mut Self::Counter,
         _held: &[HeldCharge],

@@ -1,4 +1,4 @@
-//! Penalties: when a key is refused for a time, and what is remembered for that.
+//! Penalties: when a key is refused for a time, and the record of refusals that decides it.
 
 use std::time::Duration;
 
@@ -22,7 +22,7 @@ pub struct Penalty {
     pub forget_after: Span,
 }
 
-/// What is remembered of the refusals of one key.
+/// The record of the refusals of one key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct PenaltyRecord {
     /// Refusals in a row since the last penalty began.
@@ -37,7 +37,7 @@ pub(crate) struct PenaltyRecord {
     pub(crate) forgotten_at: Timestamp,
 }
 
-/// What is remembered of the refusals of one key, as operators see it.
+/// The record of the refusals of one key, as operators see it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PenaltyState {
     /// Refusals in a row that count for the next penalty.
@@ -77,12 +77,12 @@ impl PenaltyRecord {
             self.penalties = self.penalties.saturating_add(1);
             self.refusals = 0;
         }
-        *self = self.remembered_from(penalty, now);
+        *self = self.after_refusal(penalty, now);
         self.until
     }
 
     /// The record after a refusal at `now`.
-    pub(super) fn remembered_from(self, penalty: &Penalty, now: Timestamp) -> Self {
+    pub(super) fn after_refusal(self, penalty: &Penalty, now: Timestamp) -> Self {
         let forgotten_at = self.until.max(now.plus(penalty.forget_after.nanos()));
         Self { forgotten_at: self.forgotten_at.max(forgotten_at), ..self }
     }

@@ -94,7 +94,7 @@ impl SlidingLog {
     }
 
     /// The longest time for which a hit is counted.
-    pub(super) fn longest_kept(&self) -> Duration {
+    pub(super) fn retention(&self) -> Duration {
         Duration::from_nanos(self.span.nanos().saturating_add(self.sub_window.get()))
     }
 
@@ -200,7 +200,7 @@ impl Algorithm for SlidingLog {
         // The last entries are the newest.
         if counter.entries.back().is_some_and(|newest| now < newest.at) {
             let moved = |(instant, hits)| (if now < instant { at } else { instant }, hits);
-            *counter = LogCounter::of(counter.hits().map(moved));
+            *counter = LogCounter::from_hits(counter.hits().map(moved));
         }
     }
 
@@ -219,7 +219,7 @@ impl Algorithm for SlidingLog {
         }
     }
 
-    fn refund_beside(
+    fn refund_with_held(
         &self,
         counter: &mut LogCounter,
         held: &[HeldCharge],
@@ -227,7 +227,7 @@ impl Algorithm for SlidingLog {
         now: Timestamp,
     ) -> Decision<LogReceipt> {
         self.forget(counter, now);
-        let rest = counter.remove_newest_beside(held, hits);
+        let rest = counter.remove_newest_unheld(held, hits);
         self.decide(counter, now, Operation::Refund(rest))
     }
 

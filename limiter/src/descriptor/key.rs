@@ -50,11 +50,11 @@ impl<'a> KeyText<'a> {
 
     /// Adds an entry with its value.
     pub fn entry(&mut self, entry: Entry<'a>) {
-        self.counted_entry(entry.key, Cow::Borrowed(entry.value));
+        self.grouped_entry(entry.key, Cow::Borrowed(entry.value));
     }
 
     /// Adds an entry with the value that is counted in place of the value that was sent.
-    pub fn counted_entry(&mut self, key: &[u8], value: Cow<'a, [u8]>) {
+    pub fn grouped_entry(&mut self, key: &[u8], value: Cow<'a, [u8]>) {
         self.part(FramePart::Sent, &[key]);
         self.values.push(value);
     }
@@ -65,7 +65,7 @@ impl<'a> KeyText<'a> {
     }
 
     /// Distinguishes the counter of a candidate from that of the active limit.
-    pub fn of_candidate(mut self) -> Self {
+    pub fn for_candidate(mut self) -> Self {
         self.part(FramePart::Candidate, &[]);
         self
     }

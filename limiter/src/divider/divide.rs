@@ -55,7 +55,7 @@ enum Way {
 }
 
 impl Way {
-    fn of(limit: &Limit, learns_until: Timestamp, now: Timestamp) -> Self {
+    fn new(limit: &Limit, learns_until: Timestamp, now: Timestamp) -> Self {
         match limit.hit_rate() {
             Some(rate) => Self::Shares(Shares::new(rate, learns_until, now)),
             None => Self::Slices(Slices::new(limit.allowance(), now)),
@@ -74,13 +74,13 @@ fn has_room_for<S>(roster: &SubscriberRoster<S>, id: SubscriberId) -> bool {
     let max = SUBSCRIBERS_MAX;
     all < max / 2
         || roster.has(id)
-        || SharedUse { own: roster.of_caller(id.caller()), all, max }.has_room_for(1, CALLER_SHARE)
+        || SharedUse { own: roster.count_of_caller(id.caller()), all, max }.has_room_for(1, CALLER_SHARE)
 }
 
 impl Divider {
     /// Divides `limit`, of which anything may be granted until `learns_until`.
     pub fn new(limit: Limit, learns_until: Timestamp, now: Timestamp) -> Self {
-        Self { way: Way::of(&limit, learns_until, now), limit, learns_until, last: None }
+        Self { way: Way::new(&limit, learns_until, now), limit, learns_until, last: None }
     }
 
     /// The limit.
@@ -105,7 +105,7 @@ impl Divider {
             // What was granted in the other way is in force until its end.
             (way, _) => {
                 self.learns_until = self.learns_until.max(end_of_assignment(now));
-                *way = Way::of(limit, self.learns_until, now);
+                *way = Way::new(limit, self.learns_until, now);
             }
         }
         true
@@ -158,8 +158,8 @@ impl Divider {
     /// The subscribers at `now`, at most `max` of them.
     pub fn subscribers(&self, max: usize, now: Timestamp) -> Subscribers {
         match &self.way {
-            Way::Shares(shares) => Subscribers::of(shares.states(now), shares.callers(), max),
-            Way::Slices(slices) => Subscribers::of(slices.states(now), slices.callers(), max),
+            Way::Shares(shares) => Subscribers::new(shares.states(now), shares.callers(), max),
+            Way::Slices(slices) => Subscribers::new(slices.states(now), slices.callers(), max),
         }
     }
 
@@ -235,8 +235,8 @@ impl Divider {
         }
         if let Some(Division { granted, next_from }) = self.last.filter(|last| now < last.next_from) {
             match &mut self.way {
-                Way::Shares(shares) => shares.note_asked(view.asked, granted, now),
-                Way::Slices(slices) => slices.note_asked(view.asked, now),
+                Way::Shares(shares) => shares.note_requested(view.requested, granted, now),
+                Way::Slices(slices) => slices.note_requested(view.requested, now),
             }
             // What was used meanwhile stays granted, so it counts.
             let turn = Turn { granted, ..Turn::default() };

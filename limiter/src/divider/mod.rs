@@ -23,7 +23,7 @@ pub use divide::{Divider, SUBSCRIBERS_MAX, is_divisible};
 pub use registry::{Assignments, Divide, Dividers, SlotDivisions, SubscriberReport};
 pub use stats::DividerStats;
 
-pub use crate::store::{LimitPart, SUBSCRIBERS_SHOWN_MAX, SubscriberId, SubscriberState, Subscribers};
+pub use crate::store::{LimitPart, SUBSCRIBERS_LISTED_MAX, SubscriberId, SubscriberState, Subscribers};
 
 #[cfg(test)]
 mod tests;

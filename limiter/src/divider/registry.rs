@@ -1,4 +1,4 @@
-//! The dividers of this process, each beside the counter that it divides.
+//! The dividers of this process, each stored with the counter that it divides.
 
 use std::{
     collections::{BTreeMap, BTreeSet, btree_map::Entry},
@@ -120,7 +120,7 @@ impl SlotDivisions {
         self.each.iter().map(|(_, divider)| divider.len()).sum()
     }
 
-    /// What is granted of each limit beside its counter.
+    /// What is granted of each limit.
     pub fn granted(&self) -> impl Iterator<Item = (Key, &Limit, Granted)> {
         self.each.iter().map(|(key, divider)| (*key, divider.limit(), divider.granted()))
     }
@@ -146,7 +146,7 @@ impl SlotDivisions {
 }
 
 impl Dividers {
-    /// Dividers beside the counters of `memory`, of which nothing is granted.
+    /// Dividers of the counters of `memory`, of which nothing is granted.
     pub fn new(memory: Arc<Memory>) -> Self {
         Self {
             shards: (0..SHARDS).map(|_| Lock::default()).collect(),
@@ -267,7 +267,7 @@ impl Dividers {
     }
 
     /// How the limits of a slot are divided.
-    pub fn of_slot(&self, slot: Slot, now: Timestamp) -> SlotDivisions {
+    pub fn divisions_of(&self, slot: Slot, now: Timestamp) -> SlotDivisions {
         let shard = self.shard(slot);
         let of_slot = shard.dividers.range(slot.places());
         let each = of_slot.map(|((_, key), placed)| (*key, placed.divider.clone())).collect();
@@ -276,7 +276,7 @@ impl Dividers {
 
     /// Removes the dividers of a slot, and returns them. Its counters must go with them.
     pub fn take_slot(&self, slot: Slot, now: Timestamp) -> SlotDivisions {
-        let divisions = self.of_slot(slot, now);
+        let divisions = self.divisions_of(slot, now);
         let mut shard = self.shard(slot);
         for (place, placed) in shard.dividers.extract_if(slot.places(), |_, _| true).collect::<Vec<_>>() {
             if let Some(at) = placed.next_at {

@@ -34,7 +34,7 @@ impl<S> SubscriberRoster<S> {
     }
 
     /// The number of subscribers of a caller, whose streams may be at several replicas.
-    pub(super) fn of_caller(&self, caller: u32) -> usize {
+    pub(super) fn count_of_caller(&self, caller: u32) -> usize {
         let mut from = 0;
         let mut number = 0;
         while let Some(SubscriberId { replica, .. }) = self.ids.get(from) {
@@ -175,7 +175,7 @@ mod tests {
         for (replica, stream) in [(1, of(1, 1)), (1, of(2, 2)), (1, of(2, 3)), (2, of(2, 1)), (3, of(3, 9))] {
             roster.get_or_insert_with(SubscriberId { replica, stream, bucket: 0 }, || 0);
         }
-        assert_eq!([1, 2, 3, 4].map(|caller| roster.of_caller(caller)), [1, 3, 1, 0]);
+        assert_eq!([1, 2, 3, 4].map(|caller| roster.count_of_caller(caller)), [1, 3, 1, 0]);
     }
 
     proptest! {

@@ -211,7 +211,7 @@ impl Shares {
     ) {
         let new = || ShareSubscriber { reported: usage.allowed_before, ..ShareSubscriber::new(now) };
         let subscriber = self.each.get_or_insert_with(id, new);
-        let before = (subscriber.standing(), subscriber.terms);
+        let before = (subscriber.coverage(), subscriber.terms);
         let asked = subscriber.demand.per_second();
         subscriber.terms = terms;
         // A bucket that is sent again after its end would be full again.
@@ -233,20 +233,20 @@ impl Shares {
         (subscriber.has_ended, subscriber.is_owed) = (false, true);
         // What it had is renewed with this report.
         subscriber.expires_at = end_of_assignment(now);
-        let standing = subscriber.standing();
+        let coverage = subscriber.coverage();
         let asks = subscriber.demand.per_second();
         self.settled.take_if(|settled| {
-            let stays = match standing {
+            let stays = match coverage {
                 DemandCoverage::Capped => true,
                 DemandCoverage::Covered => settled.is_ample || asks == asked,
                 DemandCoverage::Open => false,
             };
-            !stays || before != (standing, terms)
+            !stays || before != (coverage, terms)
         });
     }
 
     /// Counts hits that callers have asked for, while the rate is not divided and so much of it is granted.
-    pub(super) fn note_asked(&mut self, asked: u64, granted: Granted, now: Timestamp) {
+    pub(super) fn note_requested(&mut self, asked: u64, granted: Granted, now: Timestamp) {
         self.callers.add(asked, self.rate.per_second.saturating_sub(granted.rate.per_second), now);
     }
 
@@ -261,7 +261,7 @@ impl Shares {
         let SettledShares { held, until, is_ample } = settled;
         let left = self.rate.per_second.saturating_sub(held.per_second);
         let is_enough =
-            if is_ample { HEADROOM * self.callers.per_second() <= left as f64 } else { view.asked == 0 };
+            if is_ample { HEADROOM * self.callers.per_second() <= left as f64 } else { view.requested == 0 };
         if !is_enough {
             return None;
         }
@@ -270,7 +270,7 @@ impl Shares {
         if growth(subscriber, rate, rate.burst, view.free) > 0 {
             return None;
         }
-        self.callers.add(view.asked, left, now);
+        self.callers.add(view.requested, left, now);
         (subscriber.expires_at, subscriber.is_owed) = (end_of_assignment(now), false);
         Some(DivisionOutcome {
             assignments: vec![(reporter, subscriber.assignment())],
@@ -292,7 +292,7 @@ impl Shares {
         let mut free = self.free_burst(view, learns);
         let lacks_burst = free < self.rate.burst.saturating_sub(self.reserved().burst);
         let left = self.rate.per_second.saturating_sub(self.held().per_second);
-        self.callers.add(view.asked, left, now);
+        self.callers.add(view.requested, left, now);
         let active: Vec<usize> =
             (0..self.each.len()).filter(|index| !self.each.states()[*index].has_ended).collect();
         let mut targets = self.targets(&active, lacks_burst, now);
@@ -327,11 +327,11 @@ impl Shares {
     fn settled(&self, held: HitRate, until: Option<Timestamp>) -> Option<SettledShares> {
         let (left, callers) =
             (self.rate.per_second.saturating_sub(held.per_second), self.callers.per_second());
-        let mut standings = self.each.states().iter().map(ShareSubscriber::standing);
+        let mut coverages = self.each.states().iter().map(ShareSubscriber::coverage);
         let is_ample = HEADROOM * callers <= left as f64
-            && standings.clone().all(|standing| standing == DemandCoverage::Covered);
+            && coverages.clone().all(|coverage| coverage == DemandCoverage::Covered);
         let is_settled =
-            is_ample || callers == 0.0 && standings.all(|standing| standing != DemandCoverage::Open);
+            is_ample || callers == 0.0 && coverages.all(|coverage| coverage != DemandCoverage::Open);
         is_settled.then_some(SettledShares { held, until, is_ample })
     }
 

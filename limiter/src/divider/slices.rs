@@ -75,7 +75,7 @@ enum NextHit {
 
 impl NextHit {
     /// At `now`, if so many hits are free, and `left` are in slices.
-    fn at(self, free: u64, left: u64, view: CounterView, now: Timestamp) -> Self {
+    fn new(self, free: u64, left: u64, view: CounterView, now: Timestamp) -> Self {
         let Self::Callers { since, until } = self else { return self };
         let comes_after = match (free, left) {
             (0, 0) => view.free_after,
@@ -234,20 +234,20 @@ impl Slices {
     }
 
     /// Counts hits that callers have asked for, while the hits are not divided.
-    pub(super) fn note_asked(&mut self, asked: u64, now: Timestamp) {
+    pub(super) fn note_requested(&mut self, asked: u64, now: Timestamp) {
         self.callers.add(asked, 0, now);
     }
 
     /// Gives slices to subscribers that are due; those that have reported get an assignment in any case.
     pub(super) fn turn(&mut self, view: CounterView, learns: bool, now: Timestamp) -> DivisionOutcome {
-        self.callers.add(view.asked, 0, now);
+        self.callers.add(view.requested, 0, now);
         self.expire(now);
         let mut outcome = DivisionOutcome::default();
         let mut free = view.free.saturating_sub(self.used).saturating_sub(self.left());
         let waiting = self.each.states().iter().filter(|each| each.is_waiting()).count() as u64;
         let is_one_by_one = !learns && self.callers.per_second() > 0.0 && free <= waiting && waiting > 0;
         if is_one_by_one {
-            self.next_hit = self.next_hit.at(free, self.left(), view, now);
+            self.next_hit = self.next_hit.new(free, self.left(), view, now);
             if self.next_hit != NextHit::Subscriber {
                 free = free.saturating_sub(1);
             }

@@ -25,7 +25,7 @@ fn bucket(per_second: u64, burst: u64) -> Limit {
 fn window(limit: u64, nanos: u64) -> Limit {
     Limit::FixedWindow(FixedWindow {
         limit,
-        window: Window::of_nanos(nanos).unwrap(),
+        window: Window::from_nanos(nanos).unwrap(),
         excess: Excess::Refuse,
     })
 }
@@ -248,7 +248,7 @@ fn division_is_the_same_under_the_clock_of_another_replica() {
         let sent: SlotDivisions = postcard::from_bytes(&postcard::to_stdvec(&sent).unwrap()).unwrap();
         let other = Dividers::new(World::new(limit).memory);
         other.add_slot(slot, sent, now);
-        assert_eq!(other.of_slot(slot, now), expected);
+        assert_eq!(other.divisions_of(slot, now), expected);
     }
 }
 

@@ -78,8 +78,8 @@ impl ActiveView<'_> {
         if !decision.verdict.passes() {
             return None;
         }
-        let status = Status { degraded, ..Status::of_rule(rule) };
-        let answer = SingleAnswer::of(self.limiter.modes, role_of(rule), status, &decision);
+        let status = Status { degraded, ..Status::for_rule(rule) };
+        let answer = SingleAnswer::from_decision(self.limiter.modes, role_of(rule), status, &decision);
         if let Some(stats) = rule.stats() {
             let near_limit = near_limit(&check, &decision, charged);
             stats.count_plain(RuleEvent { charged, near_limit, ..RuleEvent::default() });
@@ -112,7 +112,7 @@ impl ActiveView<'_> {
         let applied = applied_limits(domain, request);
         let plan = Plan::new(domain, request, &applied);
         let check =
-            |(index, check)| CounterCheck::of(check, applied[plan.descriptor(index)].forward_policy());
+            |(index, check)| CounterCheck::new(check, applied[plan.descriptor(index)].forward_policy());
         let checks = plan.checks.iter().enumerate().map(check).collect();
         let refusal = answer::refusal(self.limiter.modes, &applied, plan.deciding());
         let plain_rule = if let [only] = &*applied { only.plain_rule() } else { None };
@@ -131,7 +131,7 @@ impl ActiveView<'_> {
         planned: Option<&mut Option<Box<Elsewhere>>>,
     ) -> LimiterError {
         if let (LimiterError::Remote, Some(planned)) = (error, planned) {
-            let checks = CounterChecks::from_buf([CounterCheck::of(check, applied.forward_policy())]);
+            let checks = CounterChecks::from_buf([CounterCheck::new(check, applied.forward_policy())]);
             // No other check refuses the call.
             let refusal = Refusal::default();
             let planning = self.elsewhere(checks, applied.plain_rule(), refusal, request.timeout);

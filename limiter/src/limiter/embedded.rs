@@ -108,7 +108,7 @@ impl Limiter {
 
     fn embedded(rules: Rules, memory_limit: u64) -> Self {
         let clock = Clock::system();
-        let active_rules = Arc::new(ActiveRules::of(rules, clock.now()));
+        let active_rules = Arc::new(ActiveRules::from_rules(rules, clock.now()));
         let limiter = Self::new(active_rules, Arc::new(Memory::new(memory_limit, OnFull::Deny)), clock);
         Self { follows_wall: true, ..limiter }
     }
@@ -239,7 +239,7 @@ impl Limiter {
         let view = self.view();
         let connection = Caller::default();
         let HeldAnswer { answer, is_held, has_ended } = view.reserve(&request, &terms, &connection).await?;
-        Ok(Reservation { checked: Checked::of(&answer), id: is_held.then_some(terms.id), has_ended })
+        Ok(Reservation { checked: Checked::from_answer(&answer), id: is_held.then_some(terms.id), has_ended })
     }
 
     /// Does what [`Limiter::settle`] does, with counters in this process or elsewhere.
@@ -284,7 +284,12 @@ impl Limiter {
         let request = request(domain, entries, operation)?;
         let view = self.view();
         let source = DecisionSource::Here(None);
-        Ok(view.decide_as(&request, source, |answer| Checked::of(&answer), |answer| Checked::of(&answer))?)
+        Ok(view.decide_as(
+            &request,
+            source,
+            |answer| Checked::from_answer(&answer),
+            |answer| Checked::from_answer(&answer),
+        )?)
     }
 }
 
@@ -299,7 +304,7 @@ pub(super) fn at_once<T>(call: impl Future<Output = Result<T, HoldError>>) -> Re
 impl Checked {
     /// The answer to a request with one descriptor.
     #[inline(always)]
-    pub(crate) fn of<'s>(answer: &AnswerOf<impl AsRef<[Status<'s>]>>) -> Self {
+    pub(crate) fn from_answer<'s>(answer: &AnswerOf<impl AsRef<[Status<'s>]>>) -> Self {
         let status = &answer.statuses.as_ref()[0];
         let limit = status.limit.map(|limit| limit.requests_per_unit);
         Self {

@@ -105,7 +105,7 @@ impl ActiveView<'_> {
             let answer = Answer::without_limits(request.descriptors.len());
             return Ok(Explanation { answer, now: self.now(), parts: Vec::new() });
         };
-        let mut applied = AppliedLimit::of_each(domain, request);
+        let mut applied = AppliedLimit::for_each_descriptor(domain, request);
         let mut parts: Vec<DescriptorExplanation<'_>> = request
             .descriptors
             .iter()
@@ -167,7 +167,7 @@ impl ActiveView<'_> {
         };
         let [peek] =
             remote.operate(*key, limit, [CounterOperation::Show]).await.ok_or_else(|| unreachable(remote))?;
-        Ok(CounterState::of_outcome(limit, &peek, *now))
+        Ok(CounterState::from_outcome(limit, &peek, *now))
     }
 
     /// Replaces the counter by a fresh one with `hits` charged, above the limit if the algorithm can hold a debt.
@@ -179,7 +179,7 @@ impl ActiveView<'_> {
         let operations = [CounterOperation::Show, CounterOperation::Set(hits)];
         let [before, after] =
             remote.operate(*key, limit, operations).await.ok_or_else(|| unreachable(remote))?;
-        let state = |outcome| CounterState::of_outcome(limit, outcome, *now);
+        let state = |outcome| CounterState::from_outcome(limit, outcome, *now);
         Ok(Replacement { before: state(&before), after: state(&after) })
     }
 
@@ -206,7 +206,7 @@ impl ActiveView<'_> {
             return Ok(memory.admin().dry_run(checks, self.now(), refused));
         }
         let state = |(outcome, check): (&OperationOutcome, &Check<'_>)| {
-            CounterState::of_outcome(check.limit, outcome, self.now())
+            CounterState::from_outcome(check.limit, outcome, self.now())
         };
         let before: SmallVec<[CounterState; 2]> = shown.iter().zip(checks).map(state).collect();
         let decisions = decisions.unwrap_or_else(|| predict(checks, &before, refused));

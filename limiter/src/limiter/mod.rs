@@ -230,7 +230,7 @@ impl ActiveView<'_> {
         source: DecisionSource<'_>,
     ) -> Result<Option<SingleAnswer<'s>>, LimiterError> {
         // `replaces` cannot apply here: there is no other descriptor.
-        let applied = AppliedLimit::of(domain, descriptor, request);
+        let applied = AppliedLimit::new(domain, descriptor, request);
         if applied.has_candidate() {
             return Ok(None);
         }
@@ -251,8 +251,8 @@ impl ActiveView<'_> {
                 None => return Ok(None),
             },
         };
-        let status = Status { degraded, ..Status::of(&applied) };
-        let answer = SingleAnswer::of(self.limiter.modes, applied.role(), status, &decision);
+        let status = Status { degraded, ..Status::from_applied(&applied) };
+        let answer = SingleAnswer::from_decision(self.limiter.modes, applied.role(), status, &decision);
         let checked = CheckOutcome { check: &check, decision: &decision, charged };
         let metrics = &self.limiter.metrics;
         metrics.count_shadow_pass(answer.passes_in_shadow);
@@ -272,13 +272,13 @@ impl ActiveView<'_> {
         let plan = Plan::new(domain, request, &applied);
         if let Some(DecidedElsewhere { outcomes, .. }) = decided {
             let RemoteDecisions { decisions, degraded } = remote::decisions(outcomes);
-            return Ok(self.counted_answer(domain, request, &applied, &plan, &decisions, &degraded));
+            return Ok(self.recorded_answer(domain, request, &applied, &plan, &decisions, &degraded));
         }
         let modes = self.limiter.modes;
         let refused = |decisions: &[Decision]| answer::refuses(modes, &applied, plan.deciding(), decisions);
         let decisions = self.limiter.memory.apply(&plan.checks, self.now(), refused);
         let decisions = decisions.map_err(|_| self.not_local_error())?;
-        Ok(self.counted_answer(domain, request, &applied, &plan, &decisions, &[]))
+        Ok(self.recorded_answer(domain, request, &applied, &plan, &decisions, &[]))
     }
 
     #[inline]
@@ -304,7 +304,7 @@ impl ActiveView<'_> {
     }
 
     /// Combines the decisions into an answer and counts it. `degraded` marks decisions made without the owner.
-    fn counted_answer<'s>(
+    fn recorded_answer<'s>(
         &'s self,
         domain: KeyedDomain<'s>,
         request: &Request<'_>,

@@ -123,8 +123,12 @@ impl<const OPEN: usize> PreparedDescriptor<OPEN> {
         let check = Check { key, limit, operation, on_refusal: OnRefusal::Keep };
         let decided = memory.apply_single(&check, self.limiter.read_clock().now);
         let SingleDecision { decision, charged } = decided.map_err(|_| LimiterError::Remote)?;
-        let answer =
-            SingleAnswer::of(*modes, role_of(matched.rule), Status::of_rule(matched.rule), &decision);
+        let answer = SingleAnswer::from_decision(
+            *modes,
+            role_of(matched.rule),
+            Status::for_rule(matched.rule),
+            &decision,
+        );
         metrics.count_shadow_pass(answer.passes_in_shadow);
         let checked = CheckOutcome { check: &check, decision: &decision, charged };
         let outcome =
@@ -132,7 +136,7 @@ impl<const OPEN: usize> PreparedDescriptor<OPEN> {
         if let Some(stats) = matched.rule.stats() {
             stats.count_plain(outcome);
         }
-        Ok(Checked::of(&answer))
+        Ok(Checked::from_answer(&answer))
     }
 
     /// The rule, its limit, and the key of the counter. `None` if the descriptor has to be looked up.

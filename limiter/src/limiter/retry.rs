@@ -30,7 +30,7 @@ impl Retry {
         }
     }
 
-    fn of(known: Option<Duration>) -> Self {
+    fn from_time(known: Option<Duration>) -> Self {
         known.map_or(Self::Unknown, Self::After)
     }
 }
@@ -105,7 +105,11 @@ impl Status<'_> {
             return Retry::Unknown;
         }
         if self.passes {
-            return Retry::of(applied.repeats_after(descriptor.operation, self.remaining, reset_after));
+            return Retry::from_time(applied.repeats_after(
+                descriptor.operation,
+                self.remaining,
+                reset_after,
+            ));
         }
         match self.retry_after {
             Some(wait) => Retry::After(wait),

@@ -50,7 +50,7 @@ descriptors:
 ";
 
 fn limiter(modes: Modes) -> Limiter {
-    let active_rules = ActiveRules::of(Rules::parse("test", RULES).unwrap(), NOW);
+    let active_rules = ActiveRules::from_rules(Rules::parse("test", RULES).unwrap(), NOW);
     // Equal keys lie in equal slots, so that equal counters take equal memory.
     active_rules.set_secret(Secret::from_bytes([7; 16]));
     let memory = Memory::new(1 << 20, OnFull::Deny);
@@ -83,7 +83,7 @@ impl Submit for Owner {
         lock(&self.local_share)
     }
 
-    fn standing(&self) -> LocalShareBasis {
+    fn local_share_basis(&self) -> LocalShareBasis {
         LocalShareBasis { replicas: 2, now: self.clock.now() }
     }
 

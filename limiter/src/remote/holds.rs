@@ -125,9 +125,9 @@ impl Remote {
 pub fn refund_operations(checks: &[Check<'_>], terms: &HoldTerms) -> CounterChecks {
     let ids = each_hold_id(checks, &terms.id);
     let check = |(index, (check, id)): (usize, (&Check<'_>, HoldId))| {
-        let terms = Box::new(terms.of_part(index, id));
+        let terms = Box::new(terms.for_part(index, id));
         let hits = check.refunded();
-        CounterCheck::of(check, COUNTER_ONLY).with(CounterOperation::RefundOnce { terms, hits })
+        CounterCheck::new(check, COUNTER_ONLY).with(CounterOperation::RefundOnce { terms, hits })
     };
     checks.iter().zip(ids).enumerate().map(check).collect()
 }
@@ -135,7 +135,7 @@ pub fn refund_operations(checks: &[Check<'_>], terms: &HoldTerms) -> CounterChec
 /// What holds the charges of checks.
 pub fn reserve_operations(checks: &[Check<'_>], terms: &HoldTerms) -> CounterChecks {
     each_operation(checks, &terms.id, |index, id, hits| {
-        let terms = Box::new(terms.of_part(index, id));
+        let terms = Box::new(terms.for_part(index, id));
         CounterOperation::Reserve { terms, hits }
     })
 }
@@ -158,7 +158,7 @@ fn each_operation(
 ) -> CounterChecks {
     let ids = each_hold_id(checks, id);
     let check = |(index, (check, id)): (usize, (&Check<'_>, HoldId))| {
-        CounterCheck::of(check, COUNTER_ONLY).with(operation(index, id, check.hits()))
+        CounterCheck::new(check, COUNTER_ONLY).with(operation(index, id, check.hits()))
     };
     checks.iter().zip(ids).enumerate().map(check).collect()
 }

@@ -1,5 +1,5 @@
-//! Decisions without counters, as the policies of rules say. By the policy `local_share` this replica admits its share of
-//! a limit while the counters cannot be reached, and remembers what it admitted until it can be charged.
+//! Decisions without counters, as the policies of rules say. By the policy `local_share` this replica admits its share
+//! of a limit while the counters cannot be reached, and records what it admitted until it can be charged.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -175,23 +175,23 @@ impl LocalShare {
         &mut self,
         checks: &[CounterCheck],
         outcomes: &mut [RemoteOutcome],
-        standing: LocalShareBasis,
+        basis: LocalShareBasis,
     ) {
         for (check, outcome) in checks.iter().zip(outcomes) {
             if outcome.decided_by == DecidedBy::Nothing {
-                *outcome = self.decide(check, standing);
+                *outcome = self.decide(check, basis);
             }
         }
         self.account();
     }
 
-    fn decide(&mut self, check: &CounterCheck, standing: LocalShareBasis) -> RemoteOutcome {
+    fn decide(&mut self, check: &CounterCheck, basis: LocalShareBasis) -> RemoteOutcome {
         let CounterCheck { key, limit, operation, policy, .. } = check;
         // Without its counter a hold fails, and nothing is decided.
         self.decided += u64::from(!operation.needs_counter());
         match (policy.on_owner_unavailable, operation) {
             (OnOwnerUnavailable::LocalShare, CounterOperation::Decide(operation)) => {
-                let (decision, charged) = self.admit(*key, limit, *operation, standing);
+                let (decision, charged) = self.admit(*key, limit, *operation, basis);
                 RemoteOutcome::degraded(decision, charged)
             }
             _ => RemoteOutcome::without_counter(*policy),
@@ -288,14 +288,14 @@ mod tests {
     const KEYS: u64 = 160_000;
 
     fn a_day(limit: u64) -> Limit {
-        let window = Window::of_nanos(86_400 * SECOND).unwrap();
+        let window = Window::from_nanos(86_400 * SECOND).unwrap();
         Limit::FixedWindow(FixedWindow { limit, window, excess: Excess::Refuse })
     }
 
     /// Decides one operation on each of many keys without their counters. Returns how many pass.
     fn passes(share: &mut LocalShare, limit: &Limit, operation: Operation) -> u64 {
         let policy = ForwardPolicy { on_owner_unavailable: OnOwnerUnavailable::LocalShare, lease: false };
-        let standing = LocalShareBasis { replicas: 2, now: NOW };
+        let basis = LocalShareBasis { replicas: 2, now: NOW };
         let mut passed = 0;
         for number in 0..KEYS {
             let key = Key::from_halves(number.rotate_right(4), number);
@@ -304,7 +304,7 @@ mod tests {
                 ..CounterCheck::by_counter(key, limit.clone(), CounterOperation::Decide(operation))
             };
             let mut outcome = [RemoteOutcome::unreachable()];
-            share.decide_unreachable(&[check], &mut outcome, standing);
+            share.decide_unreachable(&[check], &mut outcome, basis);
             passed += u64::from(outcome[0].outcome.decision.verdict.passes());
         }
         passed

@@ -83,7 +83,7 @@ impl Remote {
         connection: &Caller,
         refusal: Refusal,
     ) -> Result<RemoteDecisions, Overloaded> {
-        let counters = checks.iter().zip(policies).map(|(check, policy)| CounterCheck::of(check, *policy));
+        let counters = checks.iter().zip(policies).map(|(check, policy)| CounterCheck::new(check, *policy));
         let counters: CounterChecks = counters.collect();
         Ok(decisions(&self.decide_counters(&counters, timeout, connection, &refusal).await?))
     }
@@ -119,7 +119,7 @@ impl Remote {
         refusal: Refusal,
     ) -> Option<(SmallVec<[OperationOutcome; 1]>, Option<Decisions>)> {
         let counters: CounterChecks =
-            checks.iter().map(|check| CounterCheck::of(check, COUNTER_ONLY)).collect();
+            checks.iter().map(|check| CounterCheck::new(check, COUNTER_ONLY)).collect();
         let call = self.open(&counters, None, &Caller::default()).ok()?;
         let submission = call.submission(&counters, SubmissionMode::DryRun(refusal));
         if let Some(outcomes) = self.submit.submit(submission) {
@@ -236,8 +236,8 @@ impl RemoteCall<'_> {
                 self.submit.undo_leased(*key, limit, std::mem::take(&mut outcome.outcome.charged));
             }
             DecidedBy::Degraded => {
-                let standing = self.submit.standing();
-                self.submit.local_share().take_back(*key, limit, outcome, standing);
+                let basis = self.submit.local_share_basis();
+                self.submit.local_share().take_back(*key, limit, outcome, basis);
             }
             DecidedBy::Counter | DecidedBy::Nothing => {}
         }
@@ -265,8 +265,8 @@ async fn apply_each(
 /// Decides the operations whose counters could not be reached, as their policies say.
 fn decide_unreachable(submit: &dyn Submit, checks: &[CounterCheck], outcomes: &mut [RemoteOutcome]) {
     if outcomes.iter().any(|outcome| outcome.decided_by == DecidedBy::Nothing) {
-        let standing = submit.standing();
-        submit.local_share().decide_unreachable(checks, outcomes, standing);
+        let basis = submit.local_share_basis();
+        submit.local_share().decide_unreachable(checks, outcomes, basis);
     }
 }
 

@@ -205,7 +205,7 @@ mod tests {
             let apply = |(index, operation): (usize, CounterOperation)| {
                 let Check { key, limit, .. } = self.checks[index];
                 let outcome = self.memory.operate(key, limit, &operation, NOW).expect("each slot is here");
-                RemoteOutcome::of_counter(outcome)
+                RemoteOutcome::from_counter(outcome)
             };
             operations.into_iter().map(apply).collect()
         }

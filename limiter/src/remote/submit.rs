@@ -39,7 +39,7 @@ pub trait Submit: Debug + Send + Sync {
     fn local_share(&self) -> MutexGuard<'_, LocalShare>;
 
     /// What the local share depends on. The caller does not hold its lock.
-    fn standing(&self) -> LocalShareBasis;
+    fn local_share_basis(&self) -> LocalShareBasis;
 
     /// The refusal of a check whose counter is known to be exhausted.
     fn refuse_known(&self, _check: &Check<'_>) -> Option<RemoteOutcome> {

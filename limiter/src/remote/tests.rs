@@ -38,7 +38,7 @@ impl Later {
             return RemoteOutcome::unreachable();
         }
         let outcome = self.memory.operate(*key, limit, operation, NOW);
-        RemoteOutcome::of_counter(outcome.expect("each slot is here"))
+        RemoteOutcome::from_counter(outcome.expect("each slot is here"))
     }
 
     fn left(&self, key: Key, limit: &Limit) -> u64 {
@@ -70,7 +70,7 @@ impl Submit for Later {
         lock(&self.local_share)
     }
 
-    fn standing(&self) -> LocalShareBasis {
+    fn local_share_basis(&self) -> LocalShareBasis {
         LocalShareBasis { replicas: 2, now: NOW }
     }
 
@@ -88,7 +88,7 @@ impl Submit for Later {
 }
 
 fn a_day(hits: u64) -> Limit {
-    let window = Window::Aligned(Span::of_nanos(86_400 * SECOND).unwrap());
+    let window = Window::Aligned(Span::from_nanos(86_400 * SECOND).unwrap());
     Limit::FixedWindow(FixedWindow { limit: hits, window, excess: Excess::Refuse })
 }
 

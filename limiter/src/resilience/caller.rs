@@ -65,17 +65,17 @@ impl Caller {
         self.0.open_checks.store(checks, Relaxed);
     }
 
-    /// The bytes of the ids that are remembered at `now`.
+    /// The bytes of the ids that are retained at `now`.
     pub(crate) fn id_bytes(&self, now: Timestamp) -> usize {
         self.0.ids.bytes(now)
     }
 
-    /// Whether the id is remembered at `now`.
+    /// Whether the id is retained at `now`.
     pub(crate) fn has_id(&self, id: u64, now: Timestamp) -> bool {
         self.0.ids.contains(id, now)
     }
 
-    /// Remembers an id. The ids of all callers take `bytes_max` at most.
+    /// Retains an id. The ids of all callers take `bytes_max` at most.
     pub(crate) fn remember_id(&self, record: IdRecord, bytes_max: usize, now: Timestamp) {
         self.0.ids.remember(record, bytes_max, now);
     }
@@ -107,12 +107,12 @@ impl Callers {
     pub fn connected(&self, origin: CallerOrigin) -> Caller {
         // Each change is whole before anything can panic.
         let mut accounts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        Caller(Arc::new(Use { open_checks: AtomicUsize::new(0), ids: accounts.of(origin) }))
+        Caller(Arc::new(Use { open_checks: AtomicUsize::new(0), ids: accounts.account_of(origin) }))
     }
 }
 
 impl Accounts {
-    fn of(&mut self, origin: CallerOrigin) -> Arc<IdAccount> {
+    fn account_of(&mut self, origin: CallerOrigin) -> Arc<IdAccount> {
         let is_full = self.each.len() >= ACCOUNTS_MAX;
         let now = self.clock.now();
         if is_full && self.prune_at <= now {

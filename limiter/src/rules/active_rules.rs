@@ -91,7 +91,7 @@ impl Default for ActiveRules {
 
 impl ActiveRules {
     /// Active rules that consist of `rules` until `replace` is called.
-    pub fn of(rules: Rules, now: Timestamp) -> Self {
+    pub fn from_rules(rules: Rules, now: Timestamp) -> Self {
         let active_rules = Self::default();
         active_rules.replace(rules, now);
         active_rules
@@ -257,7 +257,7 @@ mod tests {
 
     #[test]
     fn secret_set_while_rules_compile_is_kept() {
-        let active_rules = ActiveRules::of(rules(1), NOW);
+        let active_rules = ActiveRules::from_rules(rules(1), NOW);
         active_rules.set_secret(secret(1));
         let compiled = rules(2);
         active_rules.set_secret(secret(2));

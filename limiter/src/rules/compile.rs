@@ -41,7 +41,7 @@ fn compile_with(
     overlay: Option<&Overlay>,
     trial: Option<&Trial>,
 ) -> Result<Rules, Problems> {
-    let overlay_use = OverlayUse::of(overlay);
+    let overlay_use = OverlayUse::new(overlay);
     let mut compiler = Compiler { problems, overlay, overlay_use, trial, ..Compiler::default() };
     sources.iter().for_each(|source| compiler.source(source));
     compiler.finish(hash(sources, overlay))

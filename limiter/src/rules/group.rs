@@ -33,15 +33,15 @@ impl NetworkGroup {
 
     /// The value that is counted instead of `value`: the network of its address, or the address alone if a network has
     /// only one. A value that names no address stays as it is.
-    pub fn counted(self, value: &[u8]) -> Cow<'_, [u8]> {
+    pub fn group_value(self, value: &[u8]) -> Cow<'_, [u8]> {
         let Some(address) = network::address(value) else { return Cow::Borrowed(value) };
-        let network = Network::of(address, self.length(address));
+        let network = Network::new(address, self.length(address));
         let counted = if network.is_single() { address.to_string() } else { network.to_string() };
         Cow::Owned(counted.into_bytes())
     }
 }
 
-/// The prefix lengths as in a rule file, without one that counts each address beside one that does not.
+/// The prefix lengths as in a rule file, without one that counts each address if the other one does not.
 impl fmt::Display for NetworkGroup {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { ipv4, ipv6 } = self;
@@ -80,7 +80,7 @@ mod tests {
             (only_ipv6, "[2001:db8::1]:443", "2001:db8::/64"),
             (NetworkGroup::EACH, "2001:0DB8::1", "2001:db8::1"),
         ] {
-            assert_eq!(*group.counted(value.as_bytes()), *counted.as_bytes(), "{group} of {value}");
+            assert_eq!(*group.group_value(value.as_bytes()), *counted.as_bytes(), "{group} of {value}");
         }
     }
 

@@ -195,7 +195,7 @@ impl<'r> KeyedDomain<'r> {
         } else {
             let mut hash = found.key_text(entries).prefix_hash(&limit.kind().bytes(), &self.keyed.secret);
             let sent = steps.iter().zip(entries).take(known).filter(|(step, _)| !step.is_shared());
-            sent.for_each(|(step, entry)| hash.push(&step.counted(*entry)));
+            sent.for_each(|(step, entry)| hash.push(&step.grouped_value(*entry)));
             OpenKey::Prefix(hash)
         };
         let domain =
@@ -265,7 +265,7 @@ impl<'r> Match<'r> {
 
     /// The key of the counter of `candidate`, which is the candidate of the rule.
     pub fn candidate_key(&self, entries: &[Entry<'_>], candidate: &Limit) -> Key {
-        self.hash(self.key_text(entries).of_candidate(), candidate)
+        self.hash(self.key_text(entries).for_candidate(), candidate)
     }
 
     #[cold]
@@ -281,7 +281,7 @@ impl<'r> Match<'r> {
             if step.is_shared() {
                 text.pattern(Entry::new(&*step.node.key, &*step.node.value));
             } else {
-                text.counted_entry(entry.key, step.counted(*entry));
+                text.grouped_entry(entry.key, step.grouped_value(*entry));
             }
         }
         text
@@ -307,7 +307,7 @@ impl<'r> Match<'r> {
         let steps = self.steps(entries);
         let any_shared = steps.iter().any(|step| step.is_shared());
         let value = |step: &MatchedNode<'_>, entry: &Entry<'_>| {
-            descriptor::escaped(&step.counted(*entry)).into_owned()
+            descriptor::escaped(&step.grouped_value(*entry)).into_owned()
         };
         let mut name = self.domain.name.clone();
         for (step, entry) in steps.iter().zip(entries) {
@@ -357,7 +357,7 @@ impl KeyPrefix {
         let sent = self.unhashed_entries.iter().map(|entry| entries[*entry].value);
         let counted = sent
             .zip(groups)
-            .map(|(value, group)| group.map_or(Cow::Borrowed(value), |group| group.counted(value)));
+            .map(|(value, group)| group.map_or(Cow::Borrowed(value), |group| group.group_value(value)));
         let counted: SmallVec<[Cow<'_, [u8]>; 4]> = counted.collect();
         self.hash.key(counted.iter().map(|value| &**value))
     }

@@ -190,15 +190,15 @@ impl OverlayStep {
     fn read(item: &YamlNode<'_>, diagnostics: &mut Diagnostics<'_>) -> Option<Self> {
         match &item.value {
             YamlValue::Scalar(scalar) if !scalar.text.is_empty() => {
-                return Some(Self { key: TextPattern::of(&scalar.text), value: None });
+                return Some(Self { key: TextPattern::new(&scalar.text), value: None });
             }
             YamlValue::Mapping(pairs) => {
                 if let [pair] = &**pairs
                     && let YamlValue::Scalar(value) = &pair.value.value
                 {
                     return Some(Self {
-                        key: TextPattern::of(&pair.key),
-                        value: Some(TextPattern::of(&value.text)),
+                        key: TextPattern::new(&pair.key),
+                        value: Some(TextPattern::new(&value.text)),
                     });
                 }
             }
@@ -216,7 +216,7 @@ impl OverlayStep {
 }
 
 impl TextPattern {
-    fn of(text: &str) -> Self {
+    fn new(text: &str) -> Self {
         Pattern::parse(text).map_or_else(|| Self::Literal(text.to_owned()), Self::Pattern)
     }
 

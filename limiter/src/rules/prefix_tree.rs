@@ -111,8 +111,8 @@ impl MatchedNode<'_> {
     }
 
     /// The value of `entry` that is counted.
-    pub(crate) fn counted<'v>(&self, entry: Entry<'v>) -> Cow<'v, [u8]> {
-        self.node.group.map_or(Cow::Borrowed(entry.value), |group| group.counted(entry.value))
+    pub(crate) fn grouped_value<'v>(&self, entry: Entry<'v>) -> Cow<'v, [u8]> {
+        self.node.group.map_or(Cow::Borrowed(entry.value), |group| group.group_value(entry.value))
     }
 
     /// Whether `entry` has the key of the node and matches in the declared way.

@@ -70,7 +70,7 @@ impl fmt::Display for Quota {
 }
 
 impl SharedKey {
-    pub(crate) fn of(key: &str, value: &str) -> Self {
+    pub(crate) fn new(key: &str, value: &str) -> Self {
         Self(Pattern::parse(&composite(key, value)))
     }
 

@@ -2,7 +2,7 @@
 //!
 //! It never refuses what the compiler takes, whether its reader follows YAML 1.1 or 1.2. The compiler refuses more.
 //! There is one exception: the schema refuses an empty document, which is an empty file for most editors. The compiler
-//! passes over it beside other documents.
+//! skips it if there are other documents.
 
 use serde_json::{Map, Value as Json, json};
 

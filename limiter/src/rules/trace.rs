@@ -9,7 +9,7 @@ use crate::{
     },
 };
 
-/// The maximum number of nodes listed for a level besides the chosen one.
+/// The maximum number of nodes listed for a level in addition to the chosen one.
 pub const NODES_MAX: usize = 10;
 
 /// The lookup of one entry.
@@ -57,7 +57,7 @@ pub(super) fn levels<'r>(root: &'r TreeLevel, entries: &[Entry<'_>]) -> Vec<Leve
     let mut level = root;
     for (index, entry) in entries.iter().enumerate() {
         let step = steps.get(index);
-        levels.push(LevelTrace::of(level, *entry, step));
+        levels.push(LevelTrace::new(level, *entry, step));
         let Some(step) = step else { break };
         level = step.node.children();
     }
@@ -65,15 +65,15 @@ pub(super) fn levels<'r>(root: &'r TreeLevel, entries: &[Entry<'_>]) -> Vec<Leve
 }
 
 impl<'r> LevelTrace<'r> {
-    fn of(level: &'r TreeLevel, entry: Entry<'_>, step: Option<&MatchedNode<'r>>) -> Self {
+    fn new(level: &'r TreeLevel, entry: Entry<'_>, step: Option<&MatchedNode<'r>>) -> Self {
         let text = [entry.key, b"_", entry.value].concat();
         let is_chosen = |node: &TreeNode| step.is_some_and(|step| std::ptr::eq(step.node, node));
         let mut trace = Self {
             text: descriptor::escaped(&text).into_owned(),
             counted_as: step
                 .filter(|step| step.node.group.is_some())
-                .map(|step| descriptor::escaped(&step.counted(entry)).into_owned()),
-            chosen: step.map(|step| NodeTrace::of(step.node, Some(step.kind))),
+                .map(|step| descriptor::escaped(&step.grouped_value(entry)).into_owned()),
+            chosen: step.map(|step| NodeTrace::new(step.node, Some(step.kind))),
             other_matches: Vec::new(),
             other_matches_more: 0,
             non_matches: Vec::new(),
@@ -81,7 +81,7 @@ impl<'r> LevelTrace<'r> {
         };
         for node in level.nodes().iter().filter(|node| !is_chosen(node)) {
             if let Some(kind) = kind(node, entry, &text) {
-                let other = NodeTrace::of(node, Some(kind));
+                let other = NodeTrace::new(node, Some(kind));
                 keep(other, &mut trace.other_matches, &mut trace.other_matches_more);
             }
         }
@@ -89,7 +89,7 @@ impl<'r> LevelTrace<'r> {
             let (same, other): (Vec<_>, Vec<_>) =
                 level.nodes().iter().partition(|node| node.key.as_bytes() == entry.key);
             for node in same.into_iter().chain(other) {
-                keep(NodeTrace::of(node, None), &mut trace.non_matches, &mut trace.non_matches_more);
+                keep(NodeTrace::new(node, None), &mut trace.non_matches, &mut trace.non_matches_more);
             }
         }
         trace
@@ -97,7 +97,7 @@ impl<'r> LevelTrace<'r> {
 }
 
 impl<'r> NodeTrace<'r> {
-    fn of(node: &'r TreeNode, kind: Option<MatchKind>) -> Self {
+    fn new(node: &'r TreeNode, kind: Option<MatchKind>) -> Self {
         Self {
             key: &node.key,
             value: &node.value,

@@ -57,7 +57,7 @@ pub(super) struct SettledBatch {
     pub(super) stats: BatchStats,
 }
 
-/// What a batch came to, beside the decisions.
+/// Stats of a batch.
 #[derive(Debug, Default)]
 pub(super) struct BatchStats {
     /// Groups that were decided on values which other replicas had changed.

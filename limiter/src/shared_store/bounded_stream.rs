@@ -12,7 +12,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use crate::remote::lock;
 
-/// What a line of a reply costs beside its bytes: about the memory of the value that it may be.
+/// What a line of a reply costs in addition to its bytes: about the memory of the value that it may be.
 const LINE_COST: usize = 64;
 
 /// A stream that fails as soon as more is read than the budget allows.

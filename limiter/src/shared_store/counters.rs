@@ -186,7 +186,7 @@ impl BatchCounters {
 
 fn outcomes(decisions: &Decisions) -> PartOutcomes {
     let charged = decisions.iter().zip(decisions.charged());
-    charged.map(|(decision, charged)| OperationOutcome::of(*decision, *charged)).collect()
+    charged.map(|(decision, charged)| OperationOutcome::new(*decision, *charged)).collect()
 }
 
 impl BatchCounter {

@@ -33,7 +33,7 @@ pub(super) struct LastFailure {
 
 impl BatchFailure {
     /// What an error means.
-    pub(super) fn of(error: &RedisError) -> Self {
+    pub(super) fn from_error(error: &RedisError) -> Self {
         let (is_broken, may_resend) = match error.kind() {
             _ if error.is_timeout() => (true, false),
             ErrorKind::Io | ErrorKind::Parse => (true, true),

@@ -117,7 +117,7 @@ impl Greeter {
             tokio::time::sleep(INTERVAL).await;
             let Some((connection, number)) = link.connection(self.settings.timeout).await else { continue };
             let greeting = within(self.settings.timeout, self.greet(connection)).await;
-            if greeting.is_err_and(|error| BatchFailure::of(&error).is_broken) {
+            if greeting.is_err_and(|error| BatchFailure::from_error(&error).is_broken) {
                 link.report_broken(number);
             }
         }

@@ -120,7 +120,7 @@ impl Lane {
             self.forget(key);
             return None;
         }
-        Some(OperationOutcome::of(decision, 0))
+        Some(OperationOutcome::new(decision, 0))
     }
 
     /// Forgets what is known of a counter that another replica has refunded or reset.

@@ -211,7 +211,7 @@ impl Lanes {
             }
             Err(error) => {
                 self.last_failure.note(&error);
-                Err(BatchFailure::of(&error))
+                Err(BatchFailure::from_error(&error))
             }
         };
         let is_broken = matches!(replies, Err(BatchFailure { is_broken: true, .. }));

@@ -58,7 +58,7 @@ impl Link {
     }
 
     /// Why there is no connection; `None` if there is one.
-    pub(super) fn trouble(&self) -> Option<Arc<str>> {
+    pub(super) fn problem(&self) -> Option<Arc<str>> {
         match &*self.state.borrow() {
             LinkState::Open(..) => None,
             LinkState::Opening => Some("connecting".into()),

@@ -167,7 +167,7 @@ impl SharedStore {
     /// The state of the store.
     pub fn state(&self) -> SharedStoreState {
         let lanes = &self.0.lanes;
-        match lanes.links.iter().find_map(Link::trouble) {
+        match lanes.links.iter().find_map(Link::problem) {
             Some(reason) => SharedStoreState::Unavailable(reason.to_string()),
             None if !self.has_secret() => SharedStoreState::Unavailable("the secret is not known yet".into()),
             None => {
@@ -252,13 +252,13 @@ impl Submit for SharedStore {
         self.0.local_share.lock()
     }
 
-    fn standing(&self) -> LocalShareBasis {
+    fn local_share_basis(&self) -> LocalShareBasis {
         LocalShareBasis { replicas: self.0.greeter.replicas(), now: self.0.clocks.degraded() }
     }
 
     fn refuse_known(&self, check: &Check<'_>) -> Option<RemoteOutcome> {
         let StoreParts { announcements, lanes, .. } = &*self.0;
-        announcements.are_heard().then(|| lanes.refuse_known(check))?.map(RemoteOutcome::of_counter)
+        announcements.are_heard().then(|| lanes.refuse_known(check))?.map(RemoteOutcome::from_counter)
     }
 
     fn extent(&self) -> RemoteExtent {
@@ -279,7 +279,7 @@ impl StoreParts {
     async fn apply(&self, part: BatchPart) -> RemoteOutcomes {
         let checks = part.checks.len();
         match self.lanes.apply(part).await {
-            Some(outcomes) => outcomes.into_iter().map(RemoteOutcome::of_counter).collect(),
+            Some(outcomes) => outcomes.into_iter().map(RemoteOutcome::from_counter).collect(),
             None => (0..checks).map(|_| RemoteOutcome::unreachable()).collect(),
         }
     }
@@ -288,7 +288,7 @@ impl StoreParts {
     async fn apply_by_lane(&self, part: BatchPart) -> RemoteOutcomes {
         let outcomes = self.lanes.apply_by_lane(part).await.into_iter();
         outcomes
-            .map(|outcome| outcome.map_or_else(RemoteOutcome::unreachable, RemoteOutcome::of_counter))
+            .map(|outcome| outcome.map_or_else(RemoteOutcome::unreachable, RemoteOutcome::from_counter))
             .collect()
     }
 }

@@ -128,7 +128,7 @@ pub(crate) struct MemoryReservation {
 }
 
 impl MemoryReservation {
-    pub(super) fn of(budget: &Arc<Budget>) -> Self {
+    pub(super) fn new(budget: &Arc<Budget>) -> Self {
         Self { budget: Some(budget.clone()), bytes: 0 }
     }
 

@@ -26,12 +26,12 @@ use changes::{HoldChanges, Uncompared};
 pub(super) use codec::DecodedHolds;
 pub(super) use copies::CounterCopy;
 use ended::{EndedHold, HoldAnswer};
-pub(crate) use hold::REMEMBERED;
+pub(crate) use hold::RETENTION;
 use hold::{Hold, HoldState};
 pub(super) use size::HoldSize;
 pub(crate) use size::id_bytes;
 
-/// The ids of reservations that a counter remembers, those of open holds included, before it forgets those that have
+/// The ids of reservations that a counter retains, those of open holds included, before it forgets those that have
 /// ended: the oldest of the settled ones first.
 pub(super) const IDS_MAX: usize = 4_096;
 
@@ -106,7 +106,7 @@ impl Holds {
         &self.limit
     }
 
-    /// Whether nothing is held or remembered.
+    /// Whether nothing is held or retained.
     pub(super) fn is_empty(&self) -> bool {
         self.each.is_empty() && self.ended.is_empty()
     }
@@ -135,12 +135,12 @@ impl Holds {
         self.each.len()
     }
 
-    /// The number of ids of requests that are remembered and do not weigh.
+    /// The number of ids of requests that are retained and do not weigh.
     pub(super) fn request_ids(&self) -> usize {
         self.request_ids
     }
 
-    /// The instant from which none is remembered.
+    /// The instant from which none is retained.
     #[cfg(feature = "redis")]
     pub(super) fn forgotten_at(&self) -> Timestamp {
         let each = self.each.iter().map(Hold::forgotten_at);
@@ -163,7 +163,7 @@ impl Holds {
     }
 
     /// The limit of the counter alone, without the places that open holds keep.
-    pub(super) fn beside<'l>(&self, limit: &'l Limit) -> Cow<'l, Limit> {
+    pub(super) fn limit_without_holds<'l>(&self, limit: &'l Limit) -> Cow<'l, Limit> {
         let kept = self.each.iter().filter(|hold| hold.keeps_places(limit)).map(|hold| hold.hits);
         match kept.fold(0, u64::saturating_add) {
             0 => Cow::Borrowed(limit),
@@ -181,7 +181,7 @@ impl Holds {
     ) -> Decision {
         let open = self.each.iter().filter(|hold| hold.state == HoldState::Open && !hold.keeps_places(limit));
         let held: Vec<HeldCharge> = open.map(|hold| hold.held).collect();
-        self.beside(limit).refund_beside(counter, &held, hits, now)
+        self.limit_without_holds(limit).refund_beside(counter, &held, hits, now)
     }
 
     /// Records what `counter` weighs. Call this before and after each change of the counter.
@@ -209,7 +209,7 @@ impl Holds {
         self.next_expiry = self.next_expiry.min(expires_at);
         let attempt = terms.attempt;
         let on_expiry = terms.on_expiry;
-        let answer = HoldAnswer::of(decision);
+        let answer = HoldAnswer::from_decision(decision);
         let state = HoldState::Open;
         let copied = Uncompared(0);
         self.each.push(Hold { id, attempt, hits, answer, ttl, expires_at, on_expiry, state, held, copied });
@@ -275,7 +275,7 @@ impl Holds {
         let hold = hold.map(|index| self.take_back(index, counter, actual, now).0);
         let reserved = hold.as_ref().map_or(0, |hold| hold.hits);
         let missing = actual.saturating_sub(reserved);
-        let limit = self.beside(limit);
+        let limit = self.limit_without_holds(limit);
         let (charged, _) = limit.charge_used(counter, missing, now);
         let left = limit.decide(counter, now, Operation::Peek);
         let outcome = match &hold {
@@ -325,7 +325,7 @@ impl Holds {
                 (*instant, has_moved) = (at, true);
             }
         }
-        let latest = now.after(HOLD_TTL_MAX).after(REMEMBERED);
+        let latest = now.after(HOLD_TTL_MAX).after(RETENTION);
         for ended in self.ended.values_mut() {
             ended.forgotten_at = ended.forgotten_at.min(latest);
         }

@@ -108,12 +108,12 @@ impl Memory {
     /// An empty store of at most `bytes_max` bytes, which owns all slots. `on_full` decides on new keys without
     /// memory.
     pub fn new(bytes_max: u64, on_full: OnFull) -> Self {
-        Self::of(bytes_max, on_full, SLOTS)
+        Self::with_slot_count(bytes_max, on_full, SLOTS)
     }
 
     /// Sets the number of slots, a power of two from 2 to 65,536. Drops all counters.
     pub fn with_slots(self, slots: usize) -> Self {
-        Self::of(self.tables.resources.budget.bytes_max() as u64, self.tables.on_full, slots)
+        Self::with_slot_count(self.tables.resources.budget.bytes_max() as u64, self.tables.on_full, slots)
     }
 
     /// Makes the store part of a cluster: it owns no slot until [`Memory::acquire`].
@@ -121,7 +121,7 @@ impl Memory {
         Self { ownerships: Some(OwnershipTable::new(self.slots())), ..self }
     }
 
-    fn of(bytes_max: u64, on_full: OnFull, slots: usize) -> Self {
+    fn with_slot_count(bytes_max: u64, on_full: OnFull, slots: usize) -> Self {
         let tables = Tables::new(bytes_max, on_full, slots);
         Self { tables, ownerships: None, restrictions: Restrictions::default() }
     }
@@ -311,7 +311,7 @@ impl Memory {
         match operation {
             CounterOperation::Decide(operation) => {
                 let SingleDecision { decision, charged } = self.apply_one(&check(*operation), now, Some)?;
-                Ok(OperationOutcome::of(decision, charged))
+                Ok(OperationOutcome::new(decision, charged))
             }
             CounterOperation::Reserve { terms, hits } => {
                 let refused = |decisions: &[Decision]| !decisions[0].verdict.passes();
@@ -329,7 +329,7 @@ impl Memory {
             }
             CounterOperation::Withdraw { id, attempt } => {
                 self.withdraw(&charge(0), id, *attempt, now)?;
-                Ok(OperationOutcome::of(self.admin().peek(key, limit, now).peek, 0))
+                Ok(OperationOutcome::new(self.admin().peek(key, limit, now).peek, 0))
             }
             CounterOperation::Undo(_)
             | CounterOperation::Set(_)

@@ -33,7 +33,7 @@ pub use decisions::{Checks, Decisions, RemoteDecisions, Reserved, SingleDecision
 pub(crate) use held_counter::{DecodedHeldCounter, Exhausted, HeldCounter, Reserve, Room, reserve};
 #[cfg(feature = "redis")]
 pub(crate) use holds::Expired;
-pub(crate) use holds::{REMEMBERED as HOLD_REMEMBERED, id_bytes};
+pub(crate) use holds::{RETENTION as HOLD_RETENTION, id_bytes};
 pub use lead::Lead;
 pub(crate) use memory::each_hold_id;
 pub use memory::{
@@ -53,4 +53,4 @@ pub use slot::{SLOTS, Slot};
 pub use slot_copy::{EncodedSlot, SlotSnapshot};
 pub use slot_data::{Consumption, PendingUsage, SlotChanges, SlotData, SlotDecodeError};
 pub use stored_slot::{Epoch, SlotSource, StoredSlot};
-pub use subscribers::{LimitPart, SUBSCRIBERS_SHOWN_MAX, SubscriberId, SubscriberState, Subscribers};
+pub use subscribers::{LimitPart, SUBSCRIBERS_LISTED_MAX, SubscriberId, SubscriberState, Subscribers};

@@ -48,12 +48,12 @@ pub enum CounterOperation {
     },
     /// Refund this many hits once for each id. A repeated refund is answered as the first one.
     RefundOnce {
-        /// The id, and for how long it is remembered.
+        /// The id, and for how long it is retained.
         terms: Box<HoldTerms>,
         /// The hits.
         hits: u64,
     },
-    /// Peek, and show what else there is to the counter.
+    /// Peek, and return the side data of the counter.
     Show,
     /// Add what was consumed elsewhere, then peek. Instants in it are of this clock, so it is not sent.
     #[serde(skip)]
@@ -63,7 +63,7 @@ pub enum CounterOperation {
 /// What becomes of an unknown id whose settlement was charged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum UnknownId {
-    /// It is remembered if there is room, so that a repeated settlement charges nothing.
+    /// It is retained if there is room, so that a repeated settlement charges nothing.
     Remember,
     /// It is forgotten.
     Forget,
@@ -95,12 +95,12 @@ pub enum HoldOutcome {
     Ended,
 }
 
-/// What there is to a counter beside what a peek tells.
+/// The side data of a counter, which a peek does not tell.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct CounterDetails {
     /// The open holds.
     pub holds: Arc<OpenHolds>,
-    /// What is remembered of refusals.
+    /// The record of refusals.
     pub penalty: Option<PenaltyState>,
     /// Clients with parts of the limit, if it is divided.
     pub subscribers: Option<Arc<Subscribers>>,
@@ -125,7 +125,7 @@ impl CounterOperation {
     }
 
     /// The operation of a call; a peek for all others.
-    pub(crate) fn of_call(&self) -> Operation {
+    pub(crate) fn call_operation(&self) -> Operation {
         if let Self::Decide(operation) = self { *operation } else { Operation::Peek }
     }
 
@@ -145,7 +145,7 @@ impl CounterOperation {
         }
     }
 
-    /// Whether the counter may remember an id that it does not know.
+    /// Whether the counter may retain an id that it does not know.
     pub fn remembers_id(&self) -> bool {
         match self {
             Self::Reserve { .. } | Self::RefundOnce { .. } => true,
@@ -174,7 +174,7 @@ impl CounterOperation {
 
 impl OperationOutcome {
     /// The outcome of a decision that has charged so many hits.
-    pub fn of(decision: Decision, charged: u64) -> Self {
+    pub fn new(decision: Decision, charged: u64) -> Self {
         Self { decision, charged, hold: HoldOutcome::Decided }
     }
 
@@ -182,14 +182,15 @@ impl OperationOutcome {
     pub(crate) fn reserved(reserved: &Reserved) -> SmallVec<[Self; 1]> {
         let hold = if reserved.has_ended { HoldOutcome::Ended } else { HoldOutcome::Decided };
         let each = reserved.decisions.iter().zip(reserved.decisions.charged());
-        each.map(|(decision, charged)| Self { hold: hold.clone(), ..Self::of(*decision, *charged) }).collect()
+        each.map(|(decision, charged)| Self { hold: hold.clone(), ..Self::new(*decision, *charged) })
+            .collect()
     }
 
     /// The outcome of a settlement.
     pub(super) fn settled(settled: Settled) -> Self {
         let Settled { remaining, reset_after, .. } = settled;
         let decision = Decision { verdict: Verdict::Pass, remaining, reset_after, receipt: None };
-        Self { hold: HoldOutcome::Settled(Box::new(settled)), ..Self::of(decision, 0) }
+        Self { hold: HoldOutcome::Settled(Box::new(settled)), ..Self::new(decision, 0) }
     }
 
     /// The outcome if the counter has too many holds.
@@ -197,7 +198,7 @@ impl OperationOutcome {
         let verdict = Verdict::Pass;
         let reset_after = Duration::ZERO;
         let decision = Decision { verdict, remaining: 0, reset_after, receipt: None };
-        Self { hold: HoldOutcome::Exhausted, ..Self::of(decision, 0) }
+        Self { hold: HoldOutcome::Exhausted, ..Self::new(decision, 0) }
     }
 }
 

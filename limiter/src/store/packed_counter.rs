@@ -51,7 +51,7 @@ impl PackedCounter {
             let PenalizedCounter { counter, record } = *penalized;
             return Self::penalized(Self::new(limit, counter, decision), record);
         }
-        let used = UsedShare::of(limit.allowance(), decision);
+        let used = UsedShare::new(limit.allowance(), decision);
         let limit = limit.plain();
         each_algorithm!(limit, limit => pack(limit, &mut counter, used)).unwrap_or_else(|| {
             let idle_at = limit.idle_at(&counter);
@@ -80,12 +80,12 @@ impl PackedCounter {
         }
     }
 
-    /// Whether refusals or penalties are remembered.
+    /// Whether there is a record of refusals or penalties.
     pub(super) fn has_record(&self) -> bool {
         matches!(self, Self::Penalized(_))
     }
 
-    /// The counter without what is remembered of refusals.
+    /// The counter without the record of refusals.
     pub(super) fn without_record(self) -> Self {
         self.into_plain().0
     }
@@ -99,7 +99,7 @@ impl PackedCounter {
         }
     }
 
-    /// The penalties that are remembered.
+    /// The penalties in the record.
     pub(super) fn penalties(&self) -> u32 {
         if let Self::Penalized(penalized) = self { penalized.record.penalties } else { 0 }
     }
@@ -122,7 +122,7 @@ impl PackedCounter {
                 return None;
             }
             let decision = algorithm.decide(&mut counter, now, operation);
-            let packed = counter.pack(algorithm, UsedShare::of(algorithm.allowance(), &decision))?;
+            let packed = counter.pack(algorithm, UsedShare::new(algorithm.allowance(), &decision))?;
             // What is replaced was unpacked, so there is nothing to drop.
             mem::forget(mem::replace(self, packed));
             Some(decision.keep_receipt(|receipt| keep(receipt.into_enum())))
@@ -158,7 +158,7 @@ impl PackedCounter {
                     return decision;
                 }
                 large.idle_at = limit.idle_at(&large.counter);
-                large.used = UsedShare::of(limit.allowance(), &decision);
+                large.used = UsedShare::new(limit.allowance(), &decision);
                 decision
             }
             // Without a copy, because it may be long.
@@ -225,7 +225,7 @@ impl PackedCounter {
         let window_nanos = window_nanos(algorithm);
         let may_be_ahead = |counter: &A::Counter| counter.may_be_ahead(window_nanos, given_up, now);
         if let Self::Large(large) = self {
-            return Variant::of(&large.counter).is_some_and(may_be_ahead);
+            return Variant::from_enum(&large.counter).is_some_and(may_be_ahead);
         }
         unpack(self, algorithm).is_some_and(|counter| may_be_ahead(&counter))
     }
@@ -355,8 +355,8 @@ impl PackedCounter {
             | Self::Step { full_at: instant, .. } => *instant = instant.minus(back),
             Self::Sliding { until, .. } => {
                 // Whole milliseconds stay whole and in range.
-                *until =
-                    Millis::of(until.timestamp().minus(back / MILLISECOND * MILLISECOND)).unwrap_or(*until);
+                *until = Millis::from_instant(until.timestamp().minus(back / MILLISECOND * MILLISECOND))
+                    .unwrap_or(*until);
             }
             Self::Large(large) => {
                 large.idle_at = large.idle_at.minus(back);

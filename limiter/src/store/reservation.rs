@@ -138,12 +138,12 @@ impl HoldId {
     }
 
     /// The id of a charge that counts once, from the id of its request. It differs from every id that is a text.
-    pub fn of_request(request_id: &str) -> Result<Self, HoldIdTooLong> {
+    pub fn for_request(request_id: &str) -> Result<Self, HoldIdTooLong> {
         Self::new(&[&[CHARGES], request_id.as_bytes()].concat())
     }
 
     /// The id of a refund that counts once, from the id of its request. A charge with the same id is another one.
-    pub fn of_refund(request_id: &str) -> Result<Self, HoldIdTooLong> {
+    pub fn for_refund(request_id: &str) -> Result<Self, HoldIdTooLong> {
         Self::new(&[&[REFUNDS], request_id.as_bytes()].concat())
     }
 
@@ -224,7 +224,7 @@ impl HoldTerms {
     }
 
     /// The terms of one part.
-    pub(crate) fn of_part(&self, index: usize, id: HoldId) -> Self {
+    pub(crate) fn for_part(&self, index: usize, id: HoldId) -> Self {
         let Self { attempt, ttl, on_expiry, ref parts, .. } = *self;
         let on_expiry = parts.get(index).copied().flatten().unwrap_or(on_expiry);
         Self { id, attempt, ttl, on_expiry, parts: Vec::new() }

@@ -109,11 +109,11 @@ impl SlotData {
     }
 
     pub(super) fn into_parts(self) -> (SlotTable, ByKey<Box<Holds>>, PendingUsage, UnknownRecords) {
-        (SlotTable::of(self.counters.into_iter()), self.holds, self.pending, self.unknown)
+        (SlotTable::from_counters(self.counters.into_iter()), self.holds, self.pending, self.unknown)
     }
 
     /// Pending usage: what `counter` has counted of `limit`, for the counter of `key`.
-    pub fn of_usage(key: Key, limit: &Limit, counter: Counter, now: Timestamp) -> Self {
+    pub fn from_usage(key: Key, limit: &Limit, counter: Counter, now: Timestamp) -> Self {
         let mut data = Self::default();
         data.add_usage(key, limit, counter, now);
         data
@@ -356,7 +356,7 @@ impl SlotData {
 
     /// The data, counted in `budget`.
     pub(super) fn charged_to(mut self, budget: &Arc<Budget>) -> Self {
-        self.reservation = MemoryReservation::of(budget);
+        self.reservation = MemoryReservation::new(budget);
         self.account();
         self
     }

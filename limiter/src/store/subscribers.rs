@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use crate::algorithm::HitRate;
 
 /// The most clients of one limit that are shown.
-pub const SUBSCRIBERS_SHOWN_MAX: usize = 100;
+pub const SUBSCRIBERS_LISTED_MAX: usize = 100;
 
 /// A bucket of a stream of reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -69,7 +69,7 @@ pub struct Subscribers {
 
 impl Subscribers {
     /// At most `max` of these.
-    pub(crate) fn of(each: impl Iterator<Item = SubscriberState>, callers: f64, max: usize) -> Self {
+    pub(crate) fn new(each: impl Iterator<Item = SubscriberState>, callers: f64, max: usize) -> Self {
         let mut first: Vec<SubscriberState> = each.collect();
         let number = first.len();
         first.sort_by(|one, other| other.demand.total_cmp(&one.demand).then(one.id.cmp(&other.id)));

@@ -42,12 +42,12 @@ pub(super) struct CounterGrant {
     pub(super) limit: Limit,
     pub(super) granted: Granted,
     /// Hits that callers have asked for since this was read.
-    pub(super) asked: u64,
+    pub(super) requested: u64,
 }
 
 impl SlotTable {
     /// A table of these counters.
-    pub(super) fn of(cells: impl ExactSizeIterator<Item = (Key, PackedCounter)>) -> Self {
+    pub(super) fn from_counters(cells: impl ExactSizeIterator<Item = (Key, PackedCounter)>) -> Self {
         let mut buckets = HashTable::new(buckets_for(cells.len()));
         cells.for_each(|(key, packed)| buckets.put(key.low(), packed));
         Self { buckets, ..Self::default() }
@@ -104,7 +104,7 @@ impl SlotTable {
     pub(super) fn set_granted(&mut self, key: Key, limit: &Limit, granted: Granted) {
         let grants = self.grants.get_or_insert_default();
         let grant =
-            grants.entry(key).or_insert_with(|| CounterGrant { limit: limit.clone(), granted, asked: 0 });
+            grants.entry(key).or_insert_with(|| CounterGrant { limit: limit.clone(), granted, requested: 0 });
         if grant.limit != *limit {
             grant.limit = limit.clone();
         }
@@ -213,7 +213,7 @@ impl SlotTable {
         let copied = match (&counter, self.buckets.get(key.low()).and_then(PackedCounter::log)) {
             (None, _) => CounterCopy::Absent,
             (Some(copy), Some(log)) if copy.is_partial() => {
-                CounterCopy::Part { log, kept: copy.log().map_or(0, LogCounter::kept) }
+                CounterCopy::Part { log, kept: copy.log().map_or(0, LogCounter::retained) }
             }
             (Some(_), _) => CounterCopy::Whole,
         };

@@ -56,7 +56,7 @@ const SETTINGS: Settings = Settings { enabled: true, memory: 1 << 20, max_pairs:
 pub fn rlqs(bytes: &[u8]) {
     let clock = Clock::manual(NOW);
     let active_rules =
-        Arc::new(ActiveRules::of(Rules::parse("fuzz", RULES).expect("the rules are valid"), NOW));
+        Arc::new(ActiveRules::from_rules(Rules::parse("fuzz", RULES).expect("the rules are valid"), NOW));
     let memory = Arc::new(Memory::new(1 << 24, OnFull::Deny).with_slots(16));
     let limiter = Limiter::new(active_rules, memory.clone(), clock.clone());
     let dividers = Arc::new(Dividers::new(memory.clone()).after_restart(NOW));

@@ -44,7 +44,7 @@ descriptors:
 ";
 
 fn api(dynamic_metadata: bool) -> Api {
-    let active_rules = Arc::new(ActiveRules::of(Rules::parse("test", RULES).unwrap(), NOW));
+    let active_rules = Arc::new(ActiveRules::from_rules(Rules::parse("test", RULES).unwrap(), NOW));
     let memory = Arc::new(Memory::new(1 << 24, OnFull::Deny));
     let limiter = Limiter::new(active_rules, memory, Clock::manual(NOW));
     let headers = headers::Settings { x_ratelimit: true, retry_after: true, ..headers::Settings::default() };

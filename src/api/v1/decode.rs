@@ -117,8 +117,8 @@ impl<'m> Request<'m> {
             return Ok(None);
         }
         let id = match verb {
-            Verb::Check => HoldId::of_request(self.request_id)?,
-            Verb::Refund => HoldId::of_refund(self.request_id)?,
+            Verb::Check => HoldId::for_request(self.request_id)?,
+            Verb::Refund => HoldId::for_refund(self.request_id)?,
             Verb::Peek => return Err(Fault::MisplacedRequestId),
         };
         Ok(Some(HoldTerms::new(id, window, OnExpiry::Charge)?))

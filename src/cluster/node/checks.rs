@@ -206,7 +206,7 @@ impl Router<'_> {
                 self.checks.borrower.decide(open.check.key, &open.check.limit, operation, self.cx.now);
             if let Some((decision, charged)) = decided {
                 self.cx.out.stats.leased += 1;
-                self.complete(ticket, OperationOutcome::of(decision, charged), DecidedBy::Lease);
+                self.complete(ticket, OperationOutcome::new(decision, charged), DecidedBy::Lease);
                 return None;
             }
             if open.hops == 0 && !self.cx.members.is_draining() {
@@ -331,7 +331,7 @@ fn take_reports(
 ) -> Vec<Arc<RemoteCheck>> {
     let mut reports = forwarding.take_reports(&is_reachable);
     reports.extend(share.take_admitted_where(is_reachable).map(|(key, Admitted { limit, counter })| {
-        let consumed = Arc::new(SlotData::of_usage(key, &limit, counter, now));
+        let consumed = Arc::new(SlotData::from_usage(key, &limit, counter, now));
         Arc::new(RemoteCheck { key, limit, operation: RemoteOperation::Absorb(consumed), lease_hits: 0 })
     }));
     reports

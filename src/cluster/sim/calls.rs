@@ -160,7 +160,7 @@ impl OpenCall {
                 self.outcomes = vec![None; submitted.len()];
                 let counter_check = |(index, operation): (usize, CounterOperation)| {
                     let TestCheck { policy, .. } = self.checks[index];
-                    CounterCheck::of(&self.checks[index].of_store(), policy).with(operation)
+                    CounterCheck::new(&self.checks[index].of_store(), policy).with(operation)
                 };
                 self.submitted = submitted.into_iter().map(counter_check).collect();
                 Progress::Submitted(self.submitted.clone())

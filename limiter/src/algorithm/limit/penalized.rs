@@ -1,7 +1,7 @@
 //! A limit with a penalty: a key that was refused too often in a row is refused for a time, longer each time.
 //!
-//! The penalty wraps the counter of its limit, as long as refusals are remembered; a counter without any is that of the
-//! limit alone. All of them are of the kind of that limit, so a penalty can be added and removed by a reload.
+//! The penalty wraps the counter of its limit, as long as it has a record of refusals; a counter without one is that of
+//! the limit alone. All of them are of the kind of that limit, so a penalty can be added and removed by a reload.
 
 use std::time::Duration;
 
@@ -105,7 +105,7 @@ impl Penalized {
     /// Refuses a charge during a penalty that ends at `until`.
     fn refuse(&self, counter: &mut Counter, until: Timestamp, now: Timestamp, charge: Operation) -> Decision {
         if let Some(record) = counter.record().copied() {
-            counter.set_record(Some(record.remembered_from(self.penalty(), now)));
+            counter.set_record(Some(record.after_refusal(self.penalty(), now)));
         }
         let limit = self.limit();
         let decision = match limit.excess() {
@@ -254,7 +254,7 @@ impl Algorithm for Penalized {
         self.limit_mut().set_timeout(timeout);
     }
 
-    fn refund_beside(
+    fn refund_with_held(
         &self,
         counter: &mut Counter,
         held: &[HeldCharge],
@@ -274,7 +274,7 @@ impl Limit {
         if lasts { self } else { self.plain() }
     }
 
-    /// What is remembered of the refusals of a key; `None` if nothing is, or without a penalty.
+    /// The record of the refusals of a key; `None` if there is none, or without a penalty.
     pub fn penalty_state(&self, counter: &Counter, now: Timestamp) -> Option<PenaltyState> {
         let record = counter.record().filter(|record| now < record.forgotten_at);
         self.penalized().and(record).map(|record| record.state(now))

@@ -65,7 +65,7 @@ impl LogChanges {
     }
 
     /// The changes of a partial copy that was sent.
-    pub(super) fn of_sent((gone, kept, edits): SentChanges) -> Self {
+    pub(super) fn from_sent((gone, kept, edits): SentChanges) -> Self {
         Self(Some(Box::new(SinceCopy { kept, gone, is_partial: true, edits: edits.into() })))
     }
 
@@ -74,7 +74,7 @@ impl LogChanges {
     }
 
     /// The number of entries from the oldest one on that the copy has.
-    pub(super) fn kept(&self) -> usize {
+    pub(super) fn retained(&self) -> usize {
         self.0.as_ref().map_or(0, |since| since.kept.into())
     }
 

@@ -165,7 +165,7 @@ impl ShareSubscriber {
         self.demand.is_measured() && self.demand.per_second() == 0.0
     }
 
-    pub(super) fn standing(&self) -> DemandCoverage {
+    pub(super) fn coverage(&self) -> DemandCoverage {
         let given = self.given.per_second as f64;
         let claimed = HEADROOM * self.demand.per_second();
         // A share that is kept may be a little less than what the limit allows.

@@ -57,7 +57,7 @@ pub(super) struct OverlayUse {
 }
 
 impl OverlayUse {
-    pub(super) fn of(overlay: Option<&Overlay>) -> Self {
+    pub(super) fn new(overlay: Option<&Overlay>) -> Self {
         let rules = overlay.map_or(0, |overlay| overlay.rules.len());
         Self { matched: vec![false; rules], misfits: 0 }
     }
@@ -93,7 +93,7 @@ impl DocumentCompiler<'_> {
         }
         self.flags(&draft, &composite);
         let is_shared = draft.share_threshold.as_ref().is_some_and(|boolean| boolean.value);
-        let own = is_shared.then(|| SharedKey::of(key, &draft.value));
+        let own = is_shared.then(|| SharedKey::new(key, &draft.value));
         let shared = parent.shared.iter().cloned().chain(own).collect();
         let mut here = ParentLevel { path, groups: parent.groups.clone(), shared, matching };
         let rule = draft.rate_limit.take().and_then(|limit| self.rule(limit, &mut draft, &here));

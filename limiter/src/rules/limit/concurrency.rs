@@ -43,7 +43,7 @@ pub(super) fn concurrency(draft: &RateLimitDraft, diagnostics: &mut Diagnostics<
         (Some(text), _) => period::nanos(text, "hold_max", HOLD_MIN, HOLD_MAX, diagnostics),
     };
     let max_in_flight = places?.value;
-    let hold_max = Span::of_nanos(hold_max?)?;
+    let hold_max = Span::from_nanos(hold_max?)?;
     Some(RuleTerms {
         allowance: Allowance::Limited(Limit::Concurrency(Concurrency { max_in_flight, hold_max })),
         displayed_limit: DisplayedLimit { requests_per_unit: max_in_flight, unit: None },

@@ -46,7 +46,7 @@ pub(crate) fn terms(draft: &RateLimitDraft, diagnostics: &mut Diagnostics<'_>) -
         // Which keys are missing depends on those that do not fit.
         Some(_) if !all_fit => None,
         Some(steps) => buckets::stepped_bucket(draft, steps, diagnostics),
-        None => of_algorithm(draft, all_fit, diagnostics),
+        None => terms_by_algorithm(draft, all_fit, diagnostics),
     };
     let terms = match draft.given("penalty") {
         Some(_) => penalty::with_penalty(draft, terms, diagnostics),
@@ -56,7 +56,7 @@ pub(crate) fn terms(draft: &RateLimitDraft, diagnostics: &mut Diagnostics<'_>) -
 }
 
 /// The terms of a rule by its algorithm; classic without one. `all_fit`: whether all its keys belong to the algorithm.
-fn of_algorithm(
+fn terms_by_algorithm(
     draft: &RateLimitDraft,
     all_fit: bool,
     diagnostics: &mut Diagnostics<'_>,

@@ -16,8 +16,8 @@ use crate::{
 const AFTER_MAX: u64 = 1_000_000;
 const FACTOR_MAX: u64 = 1_000;
 const FACTOR_DEFAULT: u32 = 2;
-const MAX_DEFAULT: Span = Span::of_seconds(3_600);
-const FORGET_AFTER_DEFAULT: Span = Span::of_seconds(24 * 3_600);
+const MAX_DEFAULT: Span = Span::from_seconds(3_600);
+const FORGET_AFTER_DEFAULT: Span = Span::from_seconds(24 * 3_600);
 
 /// The terms of a rule with its `penalty`; `None` after reporting a problem.
 pub(super) fn with_penalty(
@@ -86,7 +86,7 @@ fn span(
     diagnostics: &mut Diagnostics<'_>,
 ) -> Option<Span> {
     let Some(text) = text else { return default.filter(|_| !draft.is_given(key)) };
-    Span::of_nanos(period::nanos(text, key, period::NANOS_MIN, period::NANOS_MAX, diagnostics)?)
+    Span::from_nanos(period::nanos(text, key, period::NANOS_MIN, period::NANOS_MAX, diagnostics)?)
 }
 
 /// Whether the first time is at least the second one. Reported if not.

@@ -63,7 +63,7 @@ fn multiplied(draft: &RateLimitDraft, unit: Unit, diagnostics: &mut Diagnostics<
             Some(Period { span: unit.span(), unit: Some(unit), calendar: None })
         }
         (Some(Located { value, mark }), _) => {
-            let span = Span::of_nanos(unit.span().nanos().saturating_mul(*value));
+            let span = Span::from_nanos(unit.span().nanos().saturating_mul(*value));
             if span.is_none() {
                 diagnostics.add(*mark, format!("`unit_multiplier` of {value} is out of range; it is at least 1, and the window at most 100 years"));
             }
@@ -73,7 +73,7 @@ fn multiplied(draft: &RateLimitDraft, unit: Unit, diagnostics: &mut Diagnostics<
 }
 
 fn window(text: &Located<String>, diagnostics: &mut Diagnostics<'_>) -> Option<Span> {
-    Span::of_nanos(nanos(text, "window", NANOS_MIN, NANOS_MAX, diagnostics)?)
+    Span::from_nanos(nanos(text, "window", NANOS_MIN, NANOS_MAX, diagnostics)?)
 }
 
 /// The shortest time that most keys accept.

@@ -151,7 +151,7 @@ mod tests {
         let (file, active_rules) =
             (tempfile::NamedTempFile::new().unwrap(), Arc::new(ActiveRules::default()));
         let mut watcher = Watcher::new(
-            FileSettings::of(file.path()),
+            FileSettings::new(file.path()),
             Clock::manual(crate::time::Timestamp::EPOCH),
             active_rules,
         );
@@ -172,7 +172,7 @@ mod tests {
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), format!("domain: d\n#{}\n", "-".repeat(64 * 1024))).unwrap();
         let clock = Clock::manual(crate::time::Timestamp::EPOCH);
-        let mut watcher = Watcher::new(FileSettings::of(file.path()), clock, Arc::default());
+        let mut watcher = Watcher::new(FileSettings::new(file.path()), clock, Arc::default());
         assert!(watcher.poll().await);
         let files = &mut watcher.watch.files;
         for (ran_at, next) in [

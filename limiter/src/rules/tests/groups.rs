@@ -146,7 +146,7 @@ proptest! {
         // Fills the cache of the rule.
         key(&grouped, &[("ip", &first.to_string())]);
         let length = NetworkGroup { ipv4, ipv6 }.length(address);
-        let network = Network::of(address, length);
+        let network = Network::new(address, length);
         let network = if network.is_single() { address.to_string() } else { network.to_string() };
         let value = spelled(address, spelling);
         prop_assert_eq!(key(&grouped, &[("ip", &value)]), key(&as_sent, &[("ip", &network)]));

@@ -261,7 +261,7 @@ proptest! {
         values in prop::collection::vec((near_address(), any::<u8>()), 1..10),
     ) {
         let mut networks: Vec<_> =
-            networks.into_iter().map(|(address, length)| Network::of(address, length)).collect();
+            networks.into_iter().map(|(address, length)| Network::new(address, length)).collect();
         networks.sort();
         networks.dedup();
         let items: Vec<_> = networks

@@ -90,7 +90,7 @@ impl ReservationDraft {
                 let counter = counters[*counter].counter(limit, now);
                 (counter.clone(), counter)
             });
-            let limit = &*counters[*counter].beside(limit);
+            let limit = &*counters[*counter].limit_without_holds(limit);
             let charge = |limit: &Limit| {
                 let mut after = before.clone();
                 let decision =
@@ -126,7 +126,7 @@ impl ReservationDraft {
                 continue;
             }
             let mut copy = counters[*counter].counter(limit, now);
-            let limit = &*counters[*counter].beside(limit);
+            let limit = &*counters[*counter].limit_without_holds(limit);
             let left = decide_leased(limit, &mut copy, Operation::Peek, *leased, now.now).decision;
             *decision = decision.after_take_back(&left);
         }

@@ -36,13 +36,13 @@ impl HeldCounter {
                     }
                 };
                 let passes = decision.verdict.passes();
-                let outcome = OperationOutcome::of(decision, limit.charged(*operation, passes));
+                let outcome = OperationOutcome::new(decision, limit.charged(*operation, passes));
                 (outcome, limit.is_changed_by(*operation, passes))
             }
             CounterOperation::Set(_) => {
                 *self = Self::default();
                 (
-                    OperationOutcome::of(
+                    OperationOutcome::new(
                         self.update(limit, now, |limit, counter| operation.apply(limit, counter, now.now)),
                         0,
                     ),
@@ -50,7 +50,7 @@ impl HeldCounter {
                 )
             }
             CounterOperation::Undo(_) | CounterOperation::Absorb(_) => (
-                OperationOutcome::of(
+                OperationOutcome::new(
                     self.update(limit, now, |limit, counter| operation.apply(limit, counter, now.now)),
                     0,
                 ),
@@ -78,7 +78,7 @@ impl HeldCounter {
                 (
                     OperationOutcome {
                         hold: HoldOutcome::Shown(Arc::new(shown)),
-                        ..OperationOutcome::of(peek, 0)
+                        ..OperationOutcome::new(peek, 0)
                     },
                     false,
                 )
@@ -86,7 +86,7 @@ impl HeldCounter {
             CounterOperation::Withdraw { id, attempt } => {
                 let was_held = self.withdraw(limit, id, *attempt, now);
                 (
-                    OperationOutcome::of(
+                    OperationOutcome::new(
                         self.update(limit, now, |limit, counter| peek(limit, counter, now)),
                         0,
                     ),
@@ -107,7 +107,7 @@ impl HeldCounter {
     ) -> (OperationOutcome, bool) {
         self.forget_holds(now.now);
         if let Some(known) = self.holds().and_then(|holds| holds.answer(&terms.id)) {
-            return (OperationOutcome::of(known.decision, 0), false);
+            return (OperationOutcome::new(known.decision, 0), false);
         }
         if !room.has(self.holds(), &terms.id, 1, Holds::bytes_of_one(&terms.id)) {
             return (OperationOutcome::exhausted(), false);
@@ -115,6 +115,6 @@ impl HeldCounter {
         let decision = Decision { receipt: None, ..self.refund(limit, hits, now) };
         let holds = self.holds.get_or_insert_with(|| Box::new(Holds::new(limit)));
         holds.remember_refund(terms, &decision, now.now);
-        (OperationOutcome::of(decision, 0), true)
+        (OperationOutcome::new(decision, 0), true)
     }
 }

@@ -13,8 +13,8 @@ pub(super) struct HoldChanges {
     pub(super) gone: Vec<HoldId>,
     /// Whether what has not changed since an earlier copy is missing.
     pub(super) is_partial: bool,
-    /// In a copy beside the changes of a log: the position in the log of the entry of each hold that is in one. The
-    /// instants of the same entry differ between two replicas, as both copied it at another time.
+    /// In a copy that accompanies the changes of a log: the position in the log of the entry of each hold that is in
+    /// one. The instants of the same entry differ between two replicas, as both copied it at another time.
     pub(super) positions: Vec<Option<u16>>,
 }
 

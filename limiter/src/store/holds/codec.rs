@@ -18,7 +18,7 @@ const LIMIT_BYTES_MAX: usize = 128;
 const HOLD_BYTES_MAX: usize = 144;
 /// The largest encoded ended hold without its id, in bytes.
 const ENDED_BYTES_MAX: usize = 105;
-/// What an encoded id has beside its bytes, at most, and a length.
+/// The bytes of an encoded id in addition to its own, at most, and a length.
 const ID_BYTES_MAX: usize = 6;
 
 /// The largest encoded position of an entry, in bytes.
@@ -45,9 +45,9 @@ pub(in crate::store) enum DecodedHolds {
 impl Holds {
     /// The encoded holds.
     pub(in crate::store) fn write(&self, now: Timestamp) -> Vec<u8> {
-        let age = |instant| Timestamp::from_nanos(Age::of(instant, now).to_bits());
+        let age = |instant| Timestamp::from_nanos(Age::new(instant, now).to_bits());
         let holds = self.clone().moved(age, |place| moved_place(place, age));
-        if self.is_beside_changes() {
+        if self.accompanies_changes() {
             let HoldChanges { gone, is_partial, positions, .. } = &self.changes;
             put(&ChangedHolds { holds, gone: is_partial.then(|| gone.clone()), positions: positions.clone() })
         } else {
@@ -73,12 +73,12 @@ impl Holds {
         read_all(bytes, |holds: Self| holds.decoded(None, Vec::new(), now))
     }
 
-    /// Whether the copy is one of changes, or beside the changes of its counter.
-    pub(in crate::store) fn is_beside_changes(&self) -> bool {
+    /// Whether the copy is one of changes, or accompanies the changes of its counter.
+    pub(in crate::store) fn accompanies_changes(&self) -> bool {
         self.is_partial() || !self.changes.positions.is_empty()
     }
 
-    /// Decodes a copy of the changes since an earlier copy, or one beside the changes of a counter.
+    /// Decodes a copy of the changes since an earlier copy, or one that accompanies the changes of a counter.
     pub(in crate::store) fn read_changes(bytes: &[u8], now: Timestamp) -> DecodedHolds {
         read_all(bytes, |ChangedHolds { holds, gone, positions }: ChangedHolds<Self>| {
             holds.decoded(gone, positions, now)
@@ -93,7 +93,7 @@ impl Holds {
         if !is_valid {
             return DecodedHolds::Malformed;
         }
-        let instant = |age: Timestamp| Age::of_bits(age.as_nanos()).instant(now);
+        let instant = |age: Timestamp| Age::from_bits(age.as_nanos()).instant(now);
         let last = self.ended.values().map(|ended| ended.change.0).max();
         let changes = HoldChanges::decoded(last.unwrap_or_default(), gone, positions);
         let mut holds = Self { changes, ..self.with_bytes_of_ids() };

@@ -1,4 +1,4 @@
-//! What is remembered of a hold that has ended.
+//! The record of a hold that has ended.
 
 use std::time::Duration;
 
@@ -31,7 +31,7 @@ pub(super) struct HoldAnswer {
 }
 
 impl HoldAnswer {
-    pub(super) fn of(decision: &Decision) -> Self {
+    pub(super) fn from_decision(decision: &Decision) -> Self {
         let Decision { verdict, remaining, reset_after, receipt: _ } = *decision;
         Self { verdict, remaining, reset_after }
     }

@@ -1,4 +1,4 @@
-//! How long holds that have ended are remembered, and which are forgotten earlier.
+//! How long holds that have ended are retained, and which are forgotten earlier.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use crate::{
             Holds, IDS_MAX,
             changes::Uncompared,
             ended::{EndedHold, HoldAnswer},
-            hold::{Hold, HoldState, REMEMBERED},
+            hold::{Hold, HoldState, RETENTION},
         },
         reservation::{HOLD_TTL_MAX, HoldId, HoldTerms, SettleOutcome, Settled},
     },
@@ -23,7 +23,7 @@ const FORGOTTEN_AT_ONCE: usize = 256;
 const FORGET_PAUSE: Duration = Duration::from_secs(1);
 
 impl Holds {
-    /// Forgets holds whose time to be remembered has passed.
+    /// Forgets holds whose retention has ended.
     pub(in crate::store) fn forget(&mut self, now: Timestamp) {
         let charged = self.each.iter().filter(|hold| hold.state == HoldState::Charged);
         let next = charged.map(Hold::forgotten_at).fold(self.next_forgotten.0, Timestamp::min);
@@ -56,7 +56,7 @@ impl Holds {
     }
 
     /// Forgets the oldest of the reservations that have ended, if there are too many. Those that are settled go first.
-    /// Requests are remembered for their time, so that no repeated one is charged again.
+    /// Ids of requests are retained for their time, so that no repeated one is charged again.
     pub(super) fn forget_oldest(&mut self) {
         let reservations = self.ended.len() - self.request_ids;
         let excess = (self.each.len() + reservations).saturating_sub(IDS_MAX).min(reservations);
@@ -76,7 +76,7 @@ impl Holds {
         std::mem::take(&mut self.forgotten_early.0)
     }
 
-    /// Remembers a hold that has ended.
+    /// Retains a hold that has ended.
     pub(super) fn remember(&mut self, id: HoldId, ended: EndedHold) {
         let change = self.changes.next();
         self.next_forgotten.0 = self.next_forgotten.0.min(ended.forgotten_at);
@@ -103,7 +103,7 @@ impl Holds {
         );
     }
 
-    /// Remembers the settlement of an id that is unknown, or whose hold was released.
+    /// Retains the settlement of an id that is unknown, or whose hold was released.
     pub(super) fn end_unknown(&mut self, id: &HoldId, settled: Settled, now: Timestamp) {
         if let Some(ended) = self.ended.get_mut(id) {
             (ended.settled, ended.change) = (Some(settled), self.changes.next());
@@ -113,11 +113,11 @@ impl Holds {
         let answer = HoldAnswer { verdict: Verdict::Pass, remaining, reset_after };
         self.id_bytes += id.bytes.len();
         let settled = Some(settled);
-        let forgotten_at = now.after(REMEMBERED);
+        let forgotten_at = now.after(RETENTION);
         self.remember(id.clone(), EndedHold { answer, settled, forgotten_at, change: Uncompared(0) });
     }
 
-    /// Remembers a refund, as long as a charge of the same terms. The id must be unknown.
+    /// Retains a refund, as long as a charge of the same terms. The id must be unknown.
     pub(in crate::store) fn remember_refund(
         &mut self,
         terms: &HoldTerms,
@@ -129,9 +129,9 @@ impl Holds {
         let reserved = 0;
         let uncharged = 0;
         let settled = Some(Settled { outcome, reserved, uncharged, remaining, reset_after });
-        let forgotten_at = now.after(terms.ttl.min(HOLD_TTL_MAX)).after(REMEMBERED);
+        let forgotten_at = now.after(terms.ttl.min(HOLD_TTL_MAX)).after(RETENTION);
         self.id_bytes += terms.id.bytes.len();
-        let answer = HoldAnswer::of(decision);
+        let answer = HoldAnswer::from_decision(decision);
         self.remember(terms.id.clone(), EndedHold { answer, settled, forgotten_at, change: Uncompared(0) });
     }
 

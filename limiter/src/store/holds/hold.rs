@@ -13,8 +13,8 @@ use crate::{
     time::Timestamp,
 };
 
-/// A hold is remembered for this long after its expiry.
-pub(crate) const REMEMBERED: Duration = Duration::from_secs(60);
+/// A hold is retained for this long after its expiry.
+pub(crate) const RETENTION: Duration = Duration::from_secs(60);
 
 /// One hold that still weighs something.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -55,6 +55,6 @@ impl Hold {
     }
 
     pub(super) fn forgotten_at(&self) -> Timestamp {
-        self.expires_at.after(REMEMBERED)
+        self.expires_at.after(RETENTION)
     }
 }

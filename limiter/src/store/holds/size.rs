@@ -5,7 +5,7 @@ use crate::store::{
     reservation::HoldId,
 };
 
-/// The approximate memory of an entry of a tree besides key and value, in bytes.
+/// The approximate memory of an entry of a tree without key and value, in bytes.
 const TREE_ENTRY_BYTES: usize = 16;
 
 /// What the holds of one counter take.
@@ -16,7 +16,8 @@ pub(in crate::store) struct HoldSize {
 }
 
 impl Holds {
-    /// The bytes that the first hold of a counter takes beside [`Holds::bytes_of_one`]: a vector begins with four places.
+    /// The bytes that the first hold of a counter takes in addition to [`Holds::bytes_of_one`]: a vector begins with
+    /// four places.
     pub(in crate::store) const BYTES_OF_FIRST: usize = size_of::<Self>() + 2 * size_of::<Hold>();
 
     /// What they take.

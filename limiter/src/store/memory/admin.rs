@@ -39,9 +39,9 @@ pub struct CounterState {
     pub idle_at: Option<Timestamp>,
     /// The answer to a peek.
     pub peek: Decision,
-    /// The open holds, if they are asked for.
+    /// The open holds, if the caller requests them.
     pub holds: Arc<OpenHolds>,
-    /// What is remembered of refusals, if that is asked for.
+    /// The record of refusals, if the caller requests it.
     pub penalty: Option<PenaltyState>,
     /// Clients with parts of the limit, if a replica of a cluster divides it.
     pub subscribers: Option<Arc<Subscribers>>,
@@ -68,7 +68,7 @@ impl Admin<'_> {
         let mut locked = self.memory.lock(checks, now);
         let before = checks.iter().map(|check| locked.state(check.key, check.limit)).collect();
         let limits: SmallVec<[Cow<'_, Limit>; 2]> =
-            checks.iter().map(|check| locked.beside(check.key, check.limit)).collect();
+            checks.iter().map(|check| locked.limit_without_holds(check.key, check.limit)).collect();
         let mut copies = self.copies(&mut locked, checks);
         drop(locked);
         let decisions = decide_set(checks, refused, |index, operation| {
@@ -117,7 +117,7 @@ impl Admin<'_> {
 
 impl CounterState {
     /// The state of a counter elsewhere that was peeked at, or shown, at `now`.
-    pub(crate) fn of_outcome(limit: &Limit, outcome: &OperationOutcome, now: Timestamp) -> Self {
+    pub(crate) fn from_outcome(limit: &Limit, outcome: &OperationOutcome, now: Timestamp) -> Self {
         let peek = outcome.decision;
         let is_used = peek.remaining < limit.allowance() && !peek.reset_after.is_zero();
         let idle_at = is_used.then(|| now.after(peek.reset_after));
@@ -133,7 +133,7 @@ impl CounterState {
         }
     }
 
-    pub(super) fn of(counter: Option<&Counter>, limit: &Limit, now: Timestamp) -> Self {
+    pub(super) fn new(counter: Option<&Counter>, limit: &Limit, now: Timestamp) -> Self {
         let idle_at = counter.map(|counter| limit.idle_at(counter)).filter(|idle_at| now < *idle_at);
         let mut copy = counter.cloned().unwrap_or_else(|| limit.fresh());
         let peek = limit.decide(&mut copy, now, Operation::Peek);

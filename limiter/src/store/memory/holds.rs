@@ -53,7 +53,7 @@ impl Memory {
                     taken.push(self.tables.take(locked.table(check.key), check.key));
                     taken.len() - 1
                 });
-                let terms = terms.of_part(index, id);
+                let terms = terms.for_part(index, id);
                 let leased = locked.leased(check.key);
                 Reserve { counter, limit: check.limit, terms, hits: check.hits(), leased }
             })

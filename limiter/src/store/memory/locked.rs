@@ -152,16 +152,16 @@ impl LockedSlots<'_> {
     /// The state of the counter of `key`.
     pub(super) fn state(&self, key: Key, limit: &Limit) -> CounterState {
         let packed = self.table_ref(key).get(key);
-        let limit = &limit.beside_rate(self.granted(key).rate);
+        let limit = &limit.without_rate_and_burst(self.granted(key).rate);
         let counter = packed.map(|packed| packed.corrected(limit, self.memory.at(self.now)));
-        let state = CounterState::of(counter.as_ref(), &self.beside(key, limit), self.now);
+        let state = CounterState::new(counter.as_ref(), &self.limit_without_holds(key, limit), self.now);
         let holds = self.holds(key).map(|holds| holds.list(self.now)).unwrap_or_default();
         CounterState { holds: Arc::new(holds), ..state }
     }
 
-    /// The limit of the counter of `key` alone, without what its holds keep beside it.
-    pub(super) fn beside<'l>(&self, key: Key, limit: &'l Limit) -> Cow<'l, Limit> {
-        self.holds(key).map_or(Cow::Borrowed(limit), |holds| holds.beside(limit))
+    /// The limit of the counter of `key` alone, without the places that its holds keep.
+    pub(super) fn limit_without_holds<'l>(&self, key: Key, limit: &'l Limit) -> Cow<'l, Limit> {
+        self.holds(key).map_or(Cow::Borrowed(limit), |holds| holds.limit_without_holds(limit))
     }
 
     /// Records that the counter of `key` has changed.
@@ -196,7 +196,7 @@ impl LockedSlots<'_> {
     }
 
     /// What the counter of `key` would say without a charge, with what is granted of it.
-    pub(super) fn peek_beside_grants(&self, key: Key, limit: &Limit, operation: Operation) -> Decision {
+    pub(super) fn peek_with_grants(&self, key: Key, limit: &Limit, operation: Operation) -> Decision {
         let Granted { rate, hits } = self.granted(key);
         let mut counter = self.copy(key, limit);
         let limit = limit.without_rate(rate);
@@ -235,7 +235,7 @@ impl LockedSlots<'_> {
             return memory.tables.touch(table, check, operation, memory.at(now), Some);
         }
         if let Some(grant) = table.grant_mut(check.key) {
-            grant.asked = grant.asked.saturating_add(check.hits());
+            grant.requested = grant.requested.saturating_add(check.hits());
             let Granted { rate, hits } = grant.granted;
             let limit = check.limit.without_rate(rate);
             return memory.tables.touch_unpacked(

@@ -56,7 +56,7 @@ pub(super) enum ChangedCounters {
 pub(super) struct ChangedKeys {
     pub(super) keys: HashSet<Key, BuildHasherDefault<KeyHasher>>,
     // Whether the slot is known to have a log.
-    are_beside_log: bool,
+    accompany_log: bool,
 }
 
 /// State that only few slots have.
@@ -76,9 +76,9 @@ impl Default for ChangedCounters {
 
 impl ChangedKeys {
     /// Whether a counter of the slot is a log, of which a copy of the whole slot has all entries.
-    fn are_beside_log(&mut self, table: &SlotTable) -> bool {
-        self.are_beside_log = self.are_beside_log || table.has_log();
-        self.are_beside_log
+    fn accompany_log(&mut self, table: &SlotTable) -> bool {
+        self.accompany_log = self.accompany_log || table.has_log();
+        self.accompany_log
     }
 }
 
@@ -116,7 +116,7 @@ impl OwnershipTable {
             // keys of counters that have gone since are bounded in any case.
             let all = table.len();
             let keys = changed.keys.len();
-            let is_cheaper = all < keys * 2 && !table.has_holds() && !changed.are_beside_log(table);
+            let is_cheaper = all < keys * 2 && !table.has_holds() && !changed.accompany_log(table);
             if is_cheaper || GONE_KEYS_MAX + all < keys {
                 ownership.changed = ChangedCounters::All;
             }

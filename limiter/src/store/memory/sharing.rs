@@ -168,7 +168,7 @@ impl Memory {
 
     /// Bytes outside of tables that count in the memory limit.
     pub(crate) fn reservation(&self) -> MemoryReservation {
-        MemoryReservation::of(&self.tables.resources.budget)
+        MemoryReservation::new(&self.tables.resources.budget)
     }
 
     /// Starts to record which counters change.
@@ -291,7 +291,7 @@ impl Memory {
         limit: &Limit,
         now: Timestamp,
     ) -> bool {
-        if ownership.side_data().is_none_or(|side_data| side_data.pending.of(key).is_empty()) {
+        if ownership.side_data().is_none_or(|side_data| side_data.pending.get(key).is_empty()) {
             return false;
         }
         let pending =
@@ -340,7 +340,7 @@ impl Memory {
     }
 
     /// `data`, counted in the memory limit until it is dropped, whether or not there is memory for it.
-    pub fn counted(&self, data: SlotData) -> SlotData {
+    pub fn accounted(&self, data: SlotData) -> SlotData {
         data.charged_to(&self.tables.resources.budget)
     }
 

@@ -98,7 +98,7 @@ impl Tables {
 
     /// The slot of a key.
     pub(super) fn slot(&self, key: Key) -> Slot {
-        Slot::of(key, self.slots())
+        Slot::for_key(key, self.slots())
     }
 
     /// All slots, owned or not.
@@ -149,7 +149,7 @@ impl Tables {
             return self.touch_counter(table, key, limit, at, decide);
         }
         let update = |counter: &mut HeldCounter| {
-            let before = Before::of(counter);
+            let before = Before::new(counter);
             let mut decision = counter.update(limit, at, &decide);
             let grown = counter.packed_heap_bytes().saturating_sub(before.heap);
             let mut taken_back = TakenBack::Nothing;
@@ -176,7 +176,7 @@ impl Tables {
         decide: impl Fn(&Limit, &mut Counter) -> Decision,
     ) -> (Decision, bool) {
         if let Some(packed) = table.get_mut(key) {
-            let before = Before::of_packed(packed);
+            let before = Before::from_packed(packed);
             let decision = packed.change(limit, at, |counter| decide(limit, counter));
             self.resources.budget.change(before.heap, packed.heap_bytes());
             if before.heap < packed.heap_bytes() && self.resources.budget.is_exceeded() {
@@ -346,11 +346,11 @@ impl Tables {
 }
 
 impl Before {
-    fn of_packed(packed: &PackedCounter) -> Self {
+    fn from_packed(packed: &PackedCounter) -> Self {
         Self { heap: packed.heap_bytes(), penalties: packed.penalties(), has_record: packed.has_record() }
     }
 
-    fn of(counter: &HeldCounter) -> Self {
+    fn new(counter: &HeldCounter) -> Self {
         let heap = counter.packed_heap_bytes();
         let penalties = counter.penalties();
         Self { heap, penalties, has_record: counter.has_record() }

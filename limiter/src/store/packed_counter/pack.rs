@@ -76,7 +76,11 @@ impl Pack for SlidingCounter {
         let previous = u32::try_from(self.previous).ok()?;
         let current = u32::try_from(self.current).ok()?;
         // Hits of the current window weigh something in the next one.
-        let until = Millis::of(if current == 0 { self.end } else { self.end.plus(window_nanos(algorithm)) })?;
+        let until = Millis::from_instant(if current == 0 {
+            self.end
+        } else {
+            self.end.plus(window_nanos(algorithm))
+        })?;
         Some(PackedCounter::Sliding { used, until, previous, current })
     }
 
@@ -97,7 +101,7 @@ impl Pack for DebtCounter {
     #[inline(always)]
     fn pack(&self, algorithm: &impl Algorithm<Counter = Self>, _: UsedShare) -> Option<PackedCounter> {
         let rest = u32::try_from(self.rest).ok()?;
-        let passing_debt_max = ApproxNumber::of(algorithm.passing_debt_max());
+        let passing_debt_max = ApproxNumber::new(algorithm.passing_debt_max());
         Some(PackedCounter::Debt { passing_debt_max, rest, paid_at: self.paid_at })
     }
 
@@ -112,7 +116,7 @@ impl Pack for StepCounter {
     #[inline(always)]
     fn pack(&self, algorithm: &impl Algorithm<Counter = Self>, _: UsedShare) -> Option<PackedCounter> {
         let spare = u32::try_from(self.spare).ok()?;
-        let passing_debt_max = ApproxNumber::of(algorithm.passing_debt_max());
+        let passing_debt_max = ApproxNumber::new(algorithm.passing_debt_max());
         Some(PackedCounter::Step { passing_debt_max, spare, full_at: self.full_at })
     }
 

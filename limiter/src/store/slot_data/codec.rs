@@ -24,7 +24,8 @@ const PENDING: u8 = 128;
 const REMOVED: u8 = 129;
 /// The tag of all holds of a key.
 const HOLDS: u8 = 130;
-/// The tag of the holds of a key that have changed since an earlier copy, or beside the changes of their counter.
+/// The tag of the holds of a key that have changed since an earlier copy, or that accompany the changes of their
+/// counter.
 const CHANGED_HOLDS: u8 = 131;
 /// The maximum encoded size of a length, with seven bits in each byte.
 const LENGTH_MAX: usize = usize::BITS.div_ceil(7) as usize;
@@ -61,7 +62,7 @@ impl SlotData {
         let counters = self.counters.len() + more.len();
         let mut bytes = Vec::with_capacity(HEADER_BYTES_MAX + counters * RECORD_BYTES_USUAL);
         bytes.extend([VERSION, self.extent as u8]);
-        let lead = self.lead.map(|lead| (Age::of(lead.at, now), Age::of(lead.until, now)));
+        let lead = self.lead.map(|lead| (Age::new(lead.at, now), Age::new(lead.until, now)));
         bytes.extend(put(&lead));
         let mut removed: Vec<Key> = self.removed.iter().copied().collect();
         let mut fields = Vec::new();
@@ -76,7 +77,7 @@ impl SlotData {
         }
         removed.into_iter().for_each(|key| put_record(&mut bytes, key, REMOVED, &[]));
         for (key, holds) in &self.holds {
-            let tag = if holds.is_beside_changes() { CHANGED_HOLDS } else { HOLDS };
+            let tag = if holds.accompanies_changes() { CHANGED_HOLDS } else { HOLDS };
             put_record(&mut bytes, *key, tag, &holds.write(now));
         }
         for (key, each) in &self.pending.by_key {

@@ -35,7 +35,7 @@ impl PendingUsage {
         self.by_key.keys().copied()
     }
 
-    pub(in crate::store) fn of(&self, key: Key) -> &[CounterUsage] {
+    pub(in crate::store) fn get(&self, key: Key) -> &[CounterUsage] {
         self.by_key.get(&key).map_or(&[], Vec::as_slice)
     }
 

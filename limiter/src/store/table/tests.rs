@@ -33,7 +33,7 @@ pub(super) fn packed(idle_at: u64) -> PackedCounter {
 
 /// A counter with bytes on the heap.
 fn log(now: Timestamp) -> PackedCounter {
-    let (span, sub_window) = (Span::of_nanos(3_600 * SECOND).unwrap(), NonZeroU64::MIN);
+    let (span, sub_window) = (Span::from_nanos(3_600 * SECOND).unwrap(), NonZeroU64::MIN);
     let limit = Limit::SlidingLog(SlidingLog { limit: 100, span, sub_window, excess: Excess::Refuse });
     let mut counter = limit.fresh();
     limit.decide(&mut counter, now, Operation::Charge(7));

@@ -131,7 +131,7 @@ pub(super) fn run(matches: &ArgMatches, rules: Rules, domain: String) -> Result<
     let buckets = buckets(matches, demands.len())?;
     let clock = Clock::manual(start);
     // A constant secret, so that a run can be repeated exactly.
-    let active_rules = Arc::new(ActiveRules::of(rules, clock.now()));
+    let active_rules = Arc::new(ActiveRules::from_rules(rules, clock.now()));
     active_rules.set_secret(Secret::from_bytes([0; 16]));
     let memory = Arc::new(Memory::new(memory_limit, OnFull::Deny));
     let limiter = Limiter::new(active_rules.clone(), memory.clone(), clock.clone());

@@ -51,7 +51,7 @@ impl Quota {
         let (limit, burst, excess) = (BUDGET_HITS, RATE.burst, Excess::Refuse);
         match self {
             Self::Budget => {
-                let window = Window::of_nanos(100 * 86_400 * SECOND).unwrap();
+                let window = Window::from_nanos(100 * 86_400 * SECOND).unwrap();
                 Limit::FixedWindow(FixedWindow { limit, window, excess })
             }
             Self::Rate => {

@@ -185,7 +185,7 @@ fn divisions() -> impl Strategy<Value = SlotDivisions> {
             let report = SubscriberReport { key: Key::from_halves(0, low), limit, id, terms, report };
             dividers.report(&report, NOW.plus(second * SECOND));
         }
-        dividers.of_slot(Slot(0), NOW)
+        dividers.divisions_of(Slot(0), NOW)
     })
 }
 

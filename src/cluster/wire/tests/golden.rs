@@ -50,7 +50,7 @@ pub(super) fn hello(secret: [u8; 16]) -> Message {
 }
 
 pub(super) fn classic() -> Limit {
-    Limit::Classic(Classic { limit: 10, window: Window::of_nanos(60 * SECOND).unwrap() })
+    Limit::Classic(Classic { limit: 10, window: Window::from_nanos(60 * SECOND).unwrap() })
 }
 
 pub(super) fn bucket() -> Limit {
@@ -73,7 +73,7 @@ fn reply(limit: &Limit) -> Message {
     let lease = Some(Box::new(LeaseReply::Granted { number: 1, hits: 2, ttl: Duration::from_nanos(3) }));
     Message::Reply {
         ticket: 258,
-        reply: Reply::Decided { outcome: OperationOutcome::of(decision, 1), lease },
+        reply: Reply::Decided { outcome: OperationOutcome::new(decision, 1), lease },
     }
 }
 
@@ -81,7 +81,7 @@ fn refusal() -> Message {
     let verdict = Verdict::Refuse { retry_after: Some(Duration::from_nanos(300)) };
     let decision = Decision { verdict, remaining: 0, reset_after: Duration::from_nanos(300), receipt: None };
     let lease = Some(Box::new(LeaseReply::Refused { ttl: Duration::from_nanos(300) }));
-    Message::Reply { ticket: 1, reply: Reply::Decided { outcome: OperationOutcome::of(decision, 0), lease } }
+    Message::Reply { ticket: 1, reply: Reply::Decided { outcome: OperationOutcome::new(decision, 0), lease } }
 }
 
 /// A bucket that was emptied a second ago.

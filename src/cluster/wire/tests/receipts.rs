@@ -18,7 +18,7 @@ use crate::cluster::{
 
 /// The receipt that a replica whose clock shows `there` receives and returns.
 fn crossed_twice(limit: &Limit, decision: Decision, there: Timestamp) -> Option<Receipt> {
-    let reply = Reply::Decided { outcome: OperationOutcome::of(decision, 1), lease: None };
+    let reply = Reply::Decided { outcome: OperationOutcome::new(decision, 1), lease: None };
     let told = Message::Reply { ticket: 7, reply };
     let heard = decode(&encode(&[told], NOW), there).unwrap().pop();
     let Some(Message::Reply { reply: Reply::Decided { outcome, .. }, .. }) = heard else {

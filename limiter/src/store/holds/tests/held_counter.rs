@@ -89,7 +89,7 @@ proptest! {
         max_in_flight in 1..12_u64, history in history(), refunds in prop::collection::vec(0..4_u64, 30),
     ) {
         let hold_max = 20 * SECOND;
-        let limit = Limit::Concurrency(Concurrency { max_in_flight, hold_max: Span::of_nanos(hold_max).unwrap() });
+        let limit = Limit::Concurrency(Concurrency { max_in_flight, hold_max: Span::from_nanos(hold_max).unwrap() });
         let mut held = Held { limit: &limit, counter: HeldCounter::default(), now: NOW };
         let mut places = Places::default();
         let mut open: Vec<(u64, u64, Timestamp)> = Vec::new();
@@ -135,7 +135,7 @@ proptest! {
     fn refund_beside_holds_loses_no_room(
         history in prop::collection::vec((0..2_u64, 0..4_u64, 1..5_u64, 0..150_u64), 1..30),
     ) {
-        let span = Span::of_nanos(HOUR).unwrap();
+        let span = Span::from_nanos(HOUR).unwrap();
         let log = SlidingLog { limit: 40, span, sub_window: std::num::NonZeroU64::MIN, excess: Excess::Refuse };
         let limit = Limit::SlidingLog(log);
         let mut held = Held { limit: &limit, counter: HeldCounter::default(), now: NOW };

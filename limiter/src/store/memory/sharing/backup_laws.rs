@@ -16,7 +16,7 @@ use crate::{
 };
 
 const DAY: u64 = 86_400 * SECOND;
-/// A backup has that many bytes beside those of its counters, at most.
+/// The most bytes of a backup in addition to those of its counters.
 const BATCH_BYTES: usize = 16;
 /// The most bytes that a copy has for each counter: two records with the key, and the limit of the holds.
 const COUNTER_BYTES: usize = 100;
@@ -151,7 +151,7 @@ fn of_changes(data: &SlotData, earlier: &SlotData, now: Timestamp) -> usize {
 }
 
 fn long_log(sub_window: u64) -> Limit {
-    let span = Span::of_nanos(DAY).unwrap();
+    let span = Span::from_nanos(DAY).unwrap();
     let sub_window = sub_window.try_into().unwrap();
     Limit::SlidingLog(SlidingLog { limit: 1_000, span, sub_window, excess: Excess::Refuse })
 }

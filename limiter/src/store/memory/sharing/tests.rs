@@ -228,7 +228,7 @@ fn pending_usage_is_added_only_to_owned_slots() {
     let (memory, limit) = (sharing([]), window(20));
     let mut consumed = limit.fresh();
     limit.decide(&mut consumed, NOW, Operation::Charge(5));
-    let consumed = SlotData::of_usage(key("one"), &limit, consumed, NOW).difference(&SlotData::default());
+    let consumed = SlotData::from_usage(key("one"), &limit, consumed, NOW).difference(&SlotData::default());
     let slot = memory.slot(key("one"));
     assert!(!memory.add(slot, consumed.clone(), NOW));
     memory.acquire(slot, SlotData::default(), NOW);
