@@ -13,7 +13,7 @@ use axum::{
     http::{HeaderValue, Request, Response},
 };
 use hyper::body::{Body as _, Bytes};
-use tollgate_limiter::resilience::{Caller, CallerOrigin, Callers};
+use tollgate_limiter::resilience::{Caller, CallerOrigin, CallerRegistry};
 use tonic::{Code, Status, codegen::Service as _};
 
 use crate::{
@@ -47,14 +47,14 @@ pub(super) struct Services {
     origin: CallerOrigin,
     // Activity of the connection, if the listener closes idle connections.
     activity: Option<Arc<Activity>>,
-    callers: Callers,
+    callers: CallerRegistry,
     // What this connection uses of what all share.
     caller: Caller,
 }
 
 impl Services {
     /// Services over HTTP.
-    pub(super) fn http(router: Router, callers: Callers) -> Self {
+    pub(super) fn http(router: Router, callers: CallerRegistry) -> Self {
         // A router with its state set is not rebuilt for each request.
         let router = router.with_state(());
         let (api, quotas, activity, caller) = (None, None, None, Caller::default());
@@ -75,7 +75,7 @@ impl Services {
         router: Router,
         api: Api,
         quotas: Option<Arc<QuotaService>>,
-        callers: Callers,
+        callers: CallerRegistry,
     ) -> Self {
         let (api, activity, caller) = (Some(api), None, Caller::default());
         Self {

@@ -20,8 +20,8 @@ use tollgate_limiter::{
     resilience::{Caller, Overloaded},
     rules::{ActiveRules, ForwardPolicy, OnOwnerUnavailable},
     store::{
-        Check, Checks, CounterOperation, HOLD_TTL_MAX, HoldId, HoldOutcome, HoldTerms, IdMemory, Memory,
-        OnExpiry, OnFull, OnRefusal, Refusal, Reserved, Role, SettleOutcome, Settled, UnknownId,
+        Check, CheckRole, Checks, CounterOperation, HOLD_TTL_MAX, HoldId, HoldOutcome, HoldTerms, IdMemory,
+        Memory, OnExpiry, OnFull, OnRefusal, Refusal, Reserved, SettleOutcome, Settled, UnknownId,
     },
     time::{Clock, SECOND},
 };
@@ -42,7 +42,7 @@ struct Pair {
 
 /// Every check refuses the call.
 fn any_refuses(checks: usize) -> Refusal {
-    Refusal { roles: vec![Role::default(); checks].into(), do_quotas_refuse: false }
+    Refusal { roles: vec![CheckRole::default(); checks].into(), do_quotas_refuse: false }
 }
 
 impl Pair {

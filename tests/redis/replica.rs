@@ -17,8 +17,8 @@ use tollgate_limiter::{
         StoreTlsFiles,
     },
     store::{
-        Check, Checks, HoldId, HoldTerms, OnExpiry, OnFull, OnRefusal, Refusal, RemoteDecisions, Reserved,
-        Role, Settled, UnknownId,
+        Check, CheckRole, Checks, HoldId, HoldTerms, OnExpiry, OnFull, OnRefusal, Refusal, RemoteDecisions,
+        Reserved, Settled, UnknownId,
     },
     time::Clock,
 };
@@ -151,7 +151,7 @@ pub fn settings(urls: &[String]) -> SharedStoreSettings {
 
 /// Every check refuses its call.
 pub fn refusal(checks: &[Check<'_>]) -> Refusal {
-    Refusal { roles: checks.iter().map(|_| Role::default()).collect(), do_quotas_refuse: false }
+    Refusal { roles: checks.iter().map(|_| CheckRole::default()).collect(), do_quotas_refuse: false }
 }
 
 /// A reservation of this id that is released after `ttl`.

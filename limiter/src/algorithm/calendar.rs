@@ -24,7 +24,7 @@ pub struct Calendar {
 pub enum CalendarUnit {
     /// From midnight to midnight: 23 to 25 hours.
     Day,
-    /// Seven days, from midnight of the given one.
+    /// Seven days, from midnight of this day.
     Week(#[serde(with = "weekday")] Weekday),
     /// 28 to 31 days, from the first.
     Month,

@@ -12,7 +12,7 @@ use crate::{
     time::Timestamp,
 };
 
-/// At most `limit` hits in each window; refused hits are counted.
+/// At most `limit` hits in each window; refused hits are charged.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Classic {
     /// Hits that pass in one window; 0 lets none pass.

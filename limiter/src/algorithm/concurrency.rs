@@ -26,7 +26,7 @@ pub struct Concurrency {
 }
 
 impl Concurrency {
-    /// The log that places are kept in.
+    /// The log of the places.
     fn log(&self) -> SlidingLog {
         SlidingLog {
             limit: self.max_in_flight,

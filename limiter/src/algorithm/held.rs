@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::time::Timestamp;
 
-/// Where a counter keeps a charge.
+/// Where a charge is in its counter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ChargePosition {
     /// In the sum of all charges.

@@ -166,7 +166,7 @@ impl Limit {
         Decision { verdict, ..*peek }
     }
 
-    /// Hits that pass when nothing was counted.
+    /// Hits that pass when nothing was charged.
     pub fn allowance(&self) -> u64 {
         each_algorithm!(self, limit => limit.allowance())
     }
@@ -258,7 +258,7 @@ impl Limit {
         }
     }
 
-    /// The limit of the same counters, except that a refused charge is not counted. A penalty stays.
+    /// The limit of the same counters, except that a refused hit is not charged. A penalty stays.
     pub fn without_refused_charges(&self) -> Cow<'_, Self> {
         if let Self::Penalized(penalized) = self {
             return match penalized.limit().without_refused_charges() {

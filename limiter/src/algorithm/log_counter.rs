@@ -54,9 +54,9 @@ impl LogCounter {
     /// A copy for a backup that has the last copy: the changes since then, if the backup can keep any entry.
     pub(crate) fn copy_changes(&mut self) -> Self {
         let changes = self.take_changes();
-        let kept = changes.retained();
+        let retained = changes.retained();
         let Some(changes) = changes.into_partial() else { return self.clone() };
-        let entries = self.entries.iter().take(1).chain(self.entries.range(kept..));
+        let entries = self.entries.iter().take(1).chain(self.entries.range(retained..));
         let hits = entries.map(|entry| (entry.at, entry.hits));
         Self { changes, ..Self::from_hits(hits) }
     }
@@ -208,15 +208,15 @@ impl LogCounter {
 
     /// Removes `hits` that are not held, the newest first, and returns how many are left to remove.
     pub(super) fn remove_newest_unheld(&mut self, held: &[HeldCharge], mut hits: u64) -> u64 {
-        let mut kept: BTreeMap<Timestamp, u128> = BTreeMap::new();
+        let mut retained: BTreeMap<Timestamp, u128> = BTreeMap::new();
         for HeldCharge { place, taken, floor } in held {
             if let ChargePosition::Instant(at) = place {
-                *kept.entry(*at).or_default() += (*taken).min(*floor);
+                *retained.entry(*at).or_default() += (*taken).min(*floor);
             }
         }
         for (index, entry) in self.entries.iter_mut().enumerate().rev() {
-            let kept = kept.get(&entry.at).copied().unwrap_or_default();
-            let taken = u128::from(entry.hits).saturating_sub(kept).min(hits.into());
+            let retained = retained.get(&entry.at).copied().unwrap_or_default();
+            let taken = u128::from(entry.hits).saturating_sub(retained).min(hits.into());
             // At most the hits of the entry.
             let taken = taken as u64;
             if taken == 0 {

@@ -207,7 +207,7 @@ pub trait Algorithm: Clone {
     /// cut to the largest one at `at`. This frees nothing. Other counters stay unchanged.
     fn clamp_ahead(&self, counter: &mut Self::Counter, at: Timestamp, now: Timestamp);
 
-    /// Where a charge at `now` is in `counter`, which has just counted it.
+    /// Where a charge at `now` is in `counter`, to which it has just been charged.
     fn place(&self, counter: &Self::Counter, now: Timestamp) -> ChargePosition;
 
     /// What everything in `place` weighs at `now`, in units.
@@ -221,10 +221,10 @@ pub trait Algorithm: Clone {
         hits.into()
     }
 
-    /// `units` that were counted under the limit `before`, under this one. They come back in the same time.
+    /// `units` that were charged under the limit `before`, under this one. They come back in the same time.
     fn converted(&self, units: u128, before: &Self) -> u128;
 
-    /// Hits that pass when nothing was counted.
+    /// Hits that pass when nothing was charged.
     fn allowance(&self) -> u64;
 
     /// What happens to a charge that is larger than what is left.

@@ -93,7 +93,7 @@ impl SlidingLog {
         oldest.map(|entry| self.leaves_at(entry).since(now)).unwrap_or_default()
     }
 
-    /// The longest time for which a hit is counted.
+    /// The longest time for which a hit is retained.
     pub(super) fn retention(&self) -> Duration {
         Duration::from_nanos(self.span.nanos().saturating_add(self.sub_window.get()))
     }
@@ -128,10 +128,10 @@ impl SlidingLog {
     fn passes_at(&self, counter: &LogCounter, now: Timestamp, hits: u64) -> Option<Timestamp> {
         let room = self.limit.checked_sub(self.excess.needed(hits))?;
         // Entries expire oldest first until there is room.
-        let mut kept = 0_u64;
+        let mut retained = 0_u64;
         let keeps = |entry: &&LogEntry| {
-            kept = kept.saturating_add(entry.hits);
-            kept <= room
+            retained = retained.saturating_add(entry.hits);
+            retained <= room
         };
         let fitting = counter.entries.iter().rev().take_while(keeps).count();
         let last_to_leave = counter.entries.iter().rev().nth(fitting)?;
@@ -188,7 +188,7 @@ impl Algorithm for SlidingLog {
 
     fn absorb(&self, counter: &mut LogCounter, other: &LogCounter, now: Timestamp) {
         self.forget(counter, now);
-        // The other clock may be ahead; at most one window of that is kept.
+        // The other clock may be ahead; at most one window of that is retained.
         let latest = now.plus(self.span.nanos());
         for entry in self.live(other, now) {
             counter.add(LogEntry { at: entry.at.min(latest), hits: entry.hits });

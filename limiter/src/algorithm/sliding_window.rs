@@ -205,7 +205,7 @@ impl Algorithm for SlidingWindow {
 
     fn absorb(&self, counter: &mut SlidingCounter, other: &SlidingCounter, now: Timestamp) {
         let current = self.span.end(now).max(counter.end);
-        // The other clock may be ahead; at most one window of that is kept.
+        // The other clock may be ahead; at most one window of that is retained.
         let end = other.end.min(self.next(current)).max(current);
         let other = other.advanced(self.span, end);
         let advanced = counter.advanced(self.span, end);

@@ -53,7 +53,7 @@ impl<'a> KeyText<'a> {
         self.grouped_entry(entry.key, Cow::Borrowed(entry.value));
     }
 
-    /// Adds an entry with the value that is counted in place of the value that was sent.
+    /// Adds an entry with the value of its group in place of the value that was sent.
     pub fn grouped_entry(&mut self, key: &[u8], value: Cow<'a, [u8]>) {
         self.part(FramePart::Sent, &[key]);
         self.values.push(value);

@@ -24,8 +24,8 @@ impl SubscriberClaim {
 pub(super) fn divide(limit: f64, claims: &[SubscriberClaim]) -> Vec<f64> {
     let floors: f64 = claims.iter().map(SubscriberClaim::floor).sum();
     if floors >= limit.max(0.0) {
-        let kept = if floors > 0.0 { limit.max(0.0) / floors } else { 0.0 };
-        return claims.iter().map(|claim| claim.floor() * kept).collect();
+        let retained = if floors > 0.0 { limit.max(0.0) / floors } else { 0.0 };
+        return claims.iter().map(|claim| claim.floor() * retained).collect();
     }
     // At these levels a part begins to grow, and ends to.
     let begins = claims.iter().map(|claim| (claim.floor() / claim.weight, claim.weight));

@@ -1,8 +1,8 @@
 //! Divides a limit over clients that decide by themselves, as the rate limit quota service of Envoy needs it.
 //!
-//! A subscriber is a bucket of one stream of reports. A limit with a rate is divided into shares, max-min fair by demand.
-//! Any other limit is divided into slices: hits that are given once, and that count as charged until reports say what has
-//! become of them. Callers that ask for each request are one more subscriber.
+//! A subscriber is a bucket of one stream of reports. A limit with a rate is divided into shares, max-min fair by
+//! demand. Any other limit is divided into slices: hits that are granted once, and that count as charged until reports
+//! say what has become of them. Callers that send each request are one more subscriber.
 //!
 //! A [`Divider`] is pure: reports, a view of the counter and the time in, assignments out.
 

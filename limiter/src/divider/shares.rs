@@ -29,7 +29,7 @@ use turns::Turns;
 
 /// The greatest share that Envoy takes.
 const SHARE_MAX: u64 = u32::MAX as u64;
-/// A share that others wait for is kept for this long: two reports.
+/// A share that other subscribers wait for stays for this long: two reports.
 const ROTATION: Duration = Duration::from_secs(10);
 
 /// A rate and its subscribers.
@@ -40,13 +40,13 @@ pub(super) struct Shares {
     // Of callers that ask for each request.
     callers: SubscriberDemand,
     callers_turn: Turns,
-    // Hits of the burst that were given and may have been used, and those that were not, since the last turn.
+    // Hits of the burst that were granted and may have been used, and those that were not, since the last turn.
     spent: u64,
     returned: u64,
-    // Hits of the burst that an earlier divider may have given: they are granted as long as it may, and then count as
+    // Hits of the burst that an earlier divider may have granted: they are granted as long as it may, and then count as
     // used.
     unknown: u64,
-    // Hits of the burst that it may have given, and that have not come back since, to be charged.
+    // Hits of the burst that it may have granted, and that have not come back since, to be charged.
     lost: u64,
     // Since when a share waits for its target.
     changes_since: Option<Timestamp>,
@@ -65,7 +65,7 @@ struct SettledShares {
 }
 
 impl Shares {
-    /// Shares of `rate`. An earlier divider may have given its burst until `unknown_until`.
+    /// Shares of `rate`. An earlier divider may have granted its burst until `unknown_until`.
     pub(super) fn new(rate: HitRate, unknown_until: Timestamp, now: Timestamp) -> Self {
         let brought = u128::from(rate.per_second) * now.since(unknown_until).as_nanos() / u128::from(SECOND);
         let lost = rate.burst.saturating_sub(u64::try_from(brought).unwrap_or(u64::MAX));
@@ -95,14 +95,14 @@ impl Shares {
             move |(id, subscriber)| SubscriberState {
                 id,
                 demand: subscriber.demand.per_second(),
-                part: LimitPart::Share(subscriber.given),
+                part: LimitPart::Share(subscriber.granted),
                 ends_after: subscriber.expires_at.since(now),
                 has_ended: subscriber.has_ended,
             },
         )
     }
 
-    /// Hits that callers ask for in each second.
+    /// Hits that callers request in each second.
     pub(super) fn callers(&self) -> f64 {
         self.callers.per_second()
     }
@@ -128,7 +128,7 @@ impl Shares {
         let has_ended = |subscriber: &ShareSubscriber| subscriber.has_ended && now < subscriber.expires_at;
         let per_second = |(other, subscriber): (SubscriberId, &ShareSubscriber)| {
             let time = now.since(subscriber.demand.since()).as_secs_f64().max(1.0);
-            let distance = (usage.allowed as f64 / time - subscriber.given.per_second as f64).abs();
+            let distance = (usage.allowed as f64 / time - subscriber.granted.per_second as f64).abs();
             (other, distance)
         };
         let ended = self.each.iter().filter(|(_, subscriber)| has_ended(subscriber)).map(per_second);
@@ -139,10 +139,10 @@ impl Shares {
             // until the others have come back, too. One that cannot have let pass so much is not its client.
             let may_have_passed = |other: &&ShareSubscriber| {
                 let time = now.since(other.demand.since()).as_secs_f64() + 1.0;
-                usage.allowed as f64 <= other.given.per_second as f64 * time + other.held.burst as f64
+                usage.allowed as f64 <= other.granted.per_second as f64 * time + other.held.burst as f64
             };
             let others = self.each.states().iter().filter(|other| has_ended(other)).filter(may_have_passed);
-            let least = others.map(|other| other.given.burst).fold(subscriber.given.burst, u64::min);
+            let least = others.map(|other| other.granted.burst).fold(subscriber.granted.burst, u64::min);
             *self.each.get_or_insert_with(id, || ShareSubscriber::new(now)) =
                 subscriber.resumed(least, usage.allowed_before, now);
         }
@@ -215,7 +215,7 @@ impl Shares {
         let asked = subscriber.demand.per_second();
         subscriber.terms = terms;
         // A bucket that is sent again after its end would be full again.
-        if subscriber.given.per_second > 0 && subscriber.expires_at <= now.after(DELIVERY_MAX + UNCERTAIN) {
+        if subscriber.granted.per_second > 0 && subscriber.expires_at <= now.after(DELIVERY_MAX + UNCERTAIN) {
             self.spent = self.spent.saturating_add(subscriber.begin_anew(now));
         }
         if !subscriber.was_assigned {
@@ -224,10 +224,10 @@ impl Shares {
         // With those of reports that were lost.
         let allowed = usage.allowed_in_all().saturating_sub(subscriber.reported);
         subscriber.reported = subscriber.reported.saturating_add(allowed);
-        let returned = subscriber.tokens.report(allowed, subscriber.given, now);
+        let returned = subscriber.tokens.report(allowed, subscriber.granted, now);
         self.returned = self.returned.saturating_add(returned);
         let hits = usage.allowed.saturating_add(usage.denied);
-        subscriber.demand.add(hits, subscriber.given.per_second, now);
+        subscriber.demand.add(hits, subscriber.granted.per_second, now);
         subscriber.allowed.add(usage.allowed, 0, now);
         subscriber.is_refusing = usage.denied > 0;
         (subscriber.has_ended, subscriber.is_owed) = (false, true);
@@ -245,7 +245,7 @@ impl Shares {
         });
     }
 
-    /// Counts hits that callers have asked for, while the rate is not divided and so much of it is granted.
+    /// Counts hits that callers have requested, while the rate is not divided and so much of it is granted.
     pub(super) fn note_requested(&mut self, asked: u64, granted: Granted, now: Timestamp) {
         self.callers.add(asked, self.rate.per_second.saturating_sub(granted.rate.per_second), now);
     }
@@ -381,7 +381,7 @@ impl Shares {
                 subscriber.cancel(now);
             }
             if let Some(pending) = subscriber.pending.filter(|pending| pending.at <= now) {
-                subscriber.give(pending.share, now);
+                subscriber.grant(pending.share, now);
                 has_begun = true;
             }
         }
@@ -400,9 +400,9 @@ impl Shares {
             self.spent = self.spent.saturating_add(std::mem::take(&mut self.unknown));
             return free;
         }
-        let kept = free.min((self.rate.per_second / BEGIN_DIVISOR).max(1));
-        self.unknown = self.unknown.saturating_add(free - kept);
-        kept
+        let retained = free.min((self.rate.per_second / BEGIN_DIVISOR).max(1));
+        self.unknown = self.unknown.saturating_add(free - retained);
+        retained
     }
 
     fn held(&self) -> HitRate {

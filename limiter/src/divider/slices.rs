@@ -1,4 +1,4 @@
-//! Hits, divided into slices that are given once.
+//! Hits, divided into slices that are granted once.
 //!
 //! Of each subscriber the ledger knows `used`, what it has reported, and `bound`, the most that it can have let pass. The
 //! difference is granted: it counts as charged until a report proves that it was used, or cannot be used any more.
@@ -56,7 +56,7 @@ pub(super) struct Slices {
     beyond_grant: u64,
 }
 
-/// A slice that is to be given.
+/// A slice that is to be granted.
 struct DueSlice {
     id: SubscriberId,
     hits: u64,
@@ -67,7 +67,7 @@ struct DueSlice {
 /// take turns, because otherwise the faster ones would get each hit.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 enum NextHit {
-    /// The hit is kept for a subscriber.
+    /// The hit is reserved for a subscriber.
     Subscriber,
     /// The hit is left to callers, until some time after it comes. That time is not known while slices are out.
     Callers { since: Timestamp, until: Option<Timestamp> },
@@ -88,7 +88,7 @@ impl NextHit {
     }
 }
 
-/// Why a slice is given.
+/// Why a slice is granted.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum SliceReason {
     /// The last one is used up soon.
@@ -125,7 +125,7 @@ impl Slices {
         )
     }
 
-    /// Hits that callers ask for in each second.
+    /// Hits that callers request in each second.
     pub(super) fn callers(&self) -> f64 {
         self.callers.per_second()
     }
@@ -233,7 +233,7 @@ impl Slices {
         self.beyond_grant = self.beyond_grant.saturating_add(beyond);
     }
 
-    /// Counts hits that callers have asked for, while the hits are not divided.
+    /// Counts hits that callers have requested, while the hits are not divided.
     pub(super) fn note_requested(&mut self, asked: u64, now: Timestamp) {
         self.callers.add(asked, 0, now);
     }
@@ -260,7 +260,7 @@ impl Slices {
                     && let Some(subscriber) = self.each.get_mut(id)
                 {
                     free -= hits;
-                    subscriber.give(hits, now);
+                    subscriber.grant(hits, now);
                     self.next_hit = NextHit::Callers { since: now, until: None };
                     let slice = if hits > 0 { Assignment::Slice(hits) } else { Assignment::Deny };
                     outcome.assignments.push((id, slice));
@@ -302,7 +302,7 @@ impl Slices {
         self.each.states().iter().fold(0, |sum, subscriber| sum.saturating_add(subscriber.left()))
     }
 
-    /// The slices for those that are due, given what is free: first those below their floors, then the one that has
+    /// The slices for those that are due, from what is free: first those below their floors, then the one that has
     /// waited longest.
     fn parts(&self, free: u64, now: Timestamp) -> Vec<DueSlice> {
         let newcomer = (self.allowance / NEWCOMER_DIVISOR).clamp(1, (free / 2).max(1));

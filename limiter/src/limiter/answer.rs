@@ -8,7 +8,7 @@ use crate::{
     algorithm::{Decision, Verdict},
     limiter::plan::{AppliedLimit, CurrentLimit, Modes, Plan},
     rules::Rule,
-    store::{self, Refusal, Role},
+    store::{self, CheckRole, Refusal},
 };
 
 /// The answer to a request.
@@ -138,8 +138,8 @@ pub(super) fn refuses<R>(
 }
 
 #[inline(always)]
-fn in_modes(modes: Modes, role: Role) -> Role {
-    Role { is_quota: role.is_quota || modes.quota_mode, ..role }
+fn in_modes(modes: Modes, role: CheckRole) -> CheckRole {
+    CheckRole { is_quota: role.is_quota || modes.quota_mode, ..role }
 }
 
 /// What refuses the request among decisions that are made elsewhere. `deciding` assigns each decision to a descriptor.
@@ -187,7 +187,7 @@ impl<'s> SingleAnswer<'s> {
     #[inline(always)]
     pub(super) fn from_decision<R>(
         modes: Modes,
-        role: Role,
+        role: CheckRole,
         status: Status<'s>,
         decision: &Decision<R>,
     ) -> Self {

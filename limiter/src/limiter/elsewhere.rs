@@ -19,7 +19,7 @@ use crate::{
 };
 
 impl Elsewhere {
-    /// Asks the counters, for this connection.
+    /// Submits the operations to the counters, for this connection.
     pub async fn decide(
         &self,
         limiter: &Limiter,
@@ -44,7 +44,7 @@ impl Elsewhere {
 #[doc(hidden)]
 impl ActiveView<'_> {
     /// Decides and charges `request` by the counters in the memory of this process, without waiting. If they are
-    /// elsewhere, the error is [`LimiterError::Remote`], and what they are asked is `planned`.
+    /// elsewhere, the error is [`LimiterError::Remote`], and the operations on them are `planned`.
     pub fn decide_or_plan(
         &self,
         request: &Request<'_>,
@@ -106,7 +106,7 @@ impl ActiveView<'_> {
 }
 
 impl ActiveView<'_> {
-    /// What the counters of a request are asked. Its domain has rules: without them it is decided here.
+    /// The operations on the counters of a request. Its domain has rules: without them it is decided here.
     fn plan_elsewhere(&self, request: &Request<'_>) -> Result<Elsewhere, LimiterError> {
         let Some(domain) = self.rules.domain(request.domain) else { return Err(LimiterError::NoRules) };
         let applied = applied_limits(domain, request);

@@ -70,7 +70,7 @@ pub struct CounterRef<'s> {
     pub now: Timestamp,
 }
 
-/// Why a descriptor has no counter to show.
+/// Why a descriptor has no counter to display.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NoCounter {
     /// No valid rules have been loaded.
@@ -214,7 +214,7 @@ impl ActiveView<'_> {
     }
 }
 
-/// Why a counter elsewhere cannot be shown or changed.
+/// Why a counter elsewhere cannot be displayed or changed.
 fn unreachable(remote: &Remote) -> NoCounter {
     match remote.extent() {
         RemoteExtent::OtherOwners => NoCounter::Unreachable,
@@ -280,7 +280,7 @@ fn predict_one(check: &Check<'_>, peek: &Decision) -> Decision {
     Decision { verdict, remaining, ..decision }
 }
 
-/// The rules of the request that replace the given one.
+/// The rules of the request that replace the rule of `found`.
 fn replacing<'s>(found: &AppliedLimit<'s>, all: &[AppliedLimit<'s>]) -> Vec<&'s Rule> {
     let Some(name) = found.rule().and_then(|rule| rule.options().name.as_ref()) else {
         return Vec::new();

@@ -17,7 +17,7 @@ const TOP_KEYS: usize = 1_000;
 
 /// Metrics of the limiter other than those of each rule.
 #[derive(Debug)]
-pub struct Metrics {
+pub struct LimiterMetrics {
     /// Requests for a domain without rules.
     pub unknown_domains: MetricCounter,
     /// Descriptors that match no rule of their domain.
@@ -36,13 +36,13 @@ pub struct Metrics {
     pub quotas: TopKeys,
 }
 
-impl Default for Metrics {
+impl Default for LimiterMetrics {
     fn default() -> Self {
         Self::new(TOP_KEYS)
     }
 }
 
-impl Metrics {
+impl LimiterMetrics {
     /// Empty metrics; the list of most denied keys, and that of quotas, have `top_keys` entries.
     pub fn new(top_keys: usize) -> Self {
         Self {

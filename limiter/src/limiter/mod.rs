@@ -39,7 +39,7 @@ pub use error::LimiterError;
 pub use examples::{Example, Examples};
 pub use explain::{CheckExplanation, CounterRef, DescriptorExplanation, Explanation, NoCounter};
 pub use id_share::ReplicaShare;
-pub use metrics::Metrics;
+pub use metrics::LimiterMetrics;
 pub use plan::{CurrentLimit, Modes};
 pub use prepared::PreparedDescriptor;
 pub use request::{Descriptor, Override, Request, RequestError, UnknownUnit};
@@ -59,7 +59,7 @@ pub struct Limiter {
     clock: Clock,
     remote: Option<Remote>,
     modes: Modes,
-    metrics: Arc<Metrics>,
+    metrics: Arc<LimiterMetrics>,
     // Whether calls make the clock follow the wall clock. In the service a task does.
     follows_wall: bool,
 }
@@ -99,7 +99,7 @@ impl Limiter {
     }
 
     /// Sets the metrics in which decisions are counted.
-    pub fn with_metrics(self, metrics: Arc<Metrics>) -> Self {
+    pub fn with_metrics(self, metrics: Arc<LimiterMetrics>) -> Self {
         Self { metrics, ..self }
     }
 
@@ -110,7 +110,7 @@ impl Limiter {
     }
 
     /// The metrics.
-    pub fn metrics(&self) -> &Arc<Metrics> {
+    pub fn metrics(&self) -> &Arc<LimiterMetrics> {
         &self.metrics
     }
 

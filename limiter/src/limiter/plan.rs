@@ -12,7 +12,7 @@ use crate::{
         Allowance, DisplayedLimit, Domain, ForwardPolicy, KeyedDomain, Match, OnDenied, OnOwnerUnavailable,
         Rule, Unit,
     },
-    store::{Check, Checks, OnRefusal, Role},
+    store::{Check, CheckRole, Checks, OnRefusal},
 };
 
 /// Modes that apply to all rules.
@@ -180,7 +180,7 @@ impl<'s> AppliedLimit<'s> {
 
     /// What a refusal of this descriptor means for the request.
     #[inline(always)]
-    pub(super) fn role(&self) -> Role {
+    pub(super) fn role(&self) -> CheckRole {
         self.rule().map(role_of).unwrap_or_default()
     }
 
@@ -216,8 +216,8 @@ impl<'s> AppliedLimit<'s> {
 
 /// What a refusal by `rule` means for the request.
 #[inline(always)]
-pub(super) fn role_of(rule: &Rule) -> Role {
-    Role { is_shadow: rule.shadow_mode, is_quota: rule.quota_mode }
+pub(super) fn role_of(rule: &Rule) -> CheckRole {
+    CheckRole { is_shadow: rule.shadow_mode, is_quota: rule.quota_mode }
 }
 
 #[inline(always)]

@@ -9,8 +9,8 @@ use crate::{
     time::ClockReading,
 };
 
-/// A request whose counters are elsewhere: the view that it is decided by, and what its counters are asked. It does not
-/// borrow the request, so that it is small while it waits.
+/// A request whose counters are elsewhere: the view that it is decided by, and the operations on its counters. It does
+/// not borrow the request, so that it is small while it waits.
 #[derive(Debug)]
 pub struct Elsewhere {
     pub(super) rules: Arc<KeyedRules>,
@@ -25,9 +25,9 @@ pub struct Elsewhere {
 /// A request that was decided elsewhere.
 #[derive(Clone, Copy, Debug)]
 pub struct DecidedElsewhere<'d> {
-    /// What its counters were asked.
+    /// The operations on its counters.
     pub planned: &'d Elsewhere,
-    /// What they have answered.
+    /// The outcomes of these operations.
     pub outcomes: &'d RemoteOutcomes,
 }
 

@@ -142,7 +142,8 @@ fn answer_text(mut answer: Answer<'_>) -> String {
 
 /// The metrics of everything but the rule `other`.
 fn metrics_text(limiter: &Limiter) -> String {
-    let Metrics { unknown_domains, unmatched, shadow_passes, overrides, denied, .. } = &*limiter.metrics;
+    let LimiterMetrics { unknown_domains, unmatched, shadow_passes, overrides, denied, .. } =
+        &*limiter.metrics;
     let plain = [unknown_domains, unmatched, shadow_passes].map(|counter| counter.get());
     let mut rules = limiter.active_rules.stats().totals();
     rules.retain(|(series, _)| series.rule != "d.other");

@@ -237,8 +237,8 @@ mod tests {
 
     #[test]
     fn long_text_is_truncated_at_a_character_boundary() {
-        let kept = cut("é".repeat(1_000));
-        assert_eq!(*kept, *format!("{}…", "é".repeat(TEXT_MAX / 2)));
+        let retained = cut("é".repeat(1_000));
+        assert_eq!(*retained, *format!("{}…", "é".repeat(TEXT_MAX / 2)));
     }
 
     #[test]

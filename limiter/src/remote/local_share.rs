@@ -150,7 +150,7 @@ impl LocalShare {
         self.account();
     }
 
-    /// Changes the consumption of a key, which is kept whether or not there is memory for it.
+    /// Changes the consumption of a key, which is retained whether or not there is memory for it.
     fn change(&mut self, key: Key, limit: &Limit, change: impl FnOnce(&mut Counter, &Limit)) {
         let admitted = self.admitted.entry(key).or_insert_with(|| {
             self.admitted_bytes += ENTRY_BYTES;

@@ -110,9 +110,9 @@ impl Remote {
         Ok(Box::pin(call.decide_set(refusal)).await)
     }
 
-    /// The decisions that [`Remote::decide`] would return now, after each counter is shown. Changes nothing. The
-    /// decisions are `None` if the counters do not change in one step: then they can be predicted from what is shown. All is
-    /// `None` if a counter cannot be reached.
+    /// The decisions that [`Remote::decide`] would return now, after the side data of each counter. Changes nothing.
+    /// The decisions are `None` if the counters do not change in one step: then they can be predicted from the peeks.
+    /// All is `None` if a counter cannot be reached.
     pub(crate) async fn dry_run(
         &self,
         checks: &Checks<'_>,

@@ -13,7 +13,7 @@ use super::*;
 use crate::{
     algorithm::{Excess, FixedWindow, Operation, Span, Window},
     rules::OnOwnerUnavailable,
-    store::{Memory, OnFull, Role},
+    store::{CheckRole, Memory, OnFull},
     time::{SECOND, Timestamp},
 };
 
@@ -107,7 +107,7 @@ fn decide(remote: &Remote, limit: &Limit, charges: &[(Key, OnOwnerUnavailable)])
         })
         .collect();
     let refusal =
-        Refusal { roles: checks.iter().map(|_| Role::default()).collect(), do_quotas_refuse: false };
+        Refusal { roles: checks.iter().map(|_| CheckRole::default()).collect(), do_quotas_refuse: false };
     let connection = Caller::default();
     let mut call = pin!(remote.decide(&checks, &policies, None, &connection, refusal));
     let decided = loop {
@@ -148,7 +148,7 @@ fn finished_rounds_of_a_caller_that_goes_away_are_taken_back() {
     let (remote, limit) = (Remote::new(store.clone()), a_day(1));
     let keys = [1, 2].map(|number| Key::from_halves(number, number));
     let checks = keys.map(|key| charge(key, &limit));
-    let refusal = Refusal { roles: [Role::default(); 2].into(), do_quotas_refuse: false };
+    let refusal = Refusal { roles: [CheckRole::default(); 2].into(), do_quotas_refuse: false };
     store.memory.admin().replace(keys[1], &limit, NOW, 1);
     let connection = Caller::default();
     {

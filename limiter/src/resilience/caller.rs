@@ -44,7 +44,7 @@ pub enum CallerOrigin {
 
 /// The callers of this process. Ids count for all connections of an origin, also after the one that sent them was closed.
 #[derive(Clone, Debug)]
-pub struct Callers(Arc<Mutex<Accounts>>);
+pub struct CallerRegistry(Arc<Mutex<Accounts>>);
 
 #[derive(Debug)]
 struct Accounts {
@@ -94,7 +94,7 @@ impl CallerOrigin {
     }
 }
 
-impl Callers {
+impl CallerRegistry {
     /// No callers. `clock` is that of the counters.
     pub fn new(clock: Clock) -> Self {
         let all = Arc::<AllIds>::default();
@@ -138,8 +138,8 @@ mod tests {
 
     const NOW: Timestamp = Timestamp::from_nanos(SECOND);
 
-    fn callers() -> Callers {
-        Callers::new(Clock::manual(NOW))
+    fn callers() -> CallerRegistry {
+        CallerRegistry::new(Clock::manual(NOW))
     }
 
     fn network(address: &str) -> CallerOrigin {

@@ -109,7 +109,7 @@ pub struct Problems {
 }
 
 impl Problems {
-    /// The maximum number of problems kept; further ones are only counted.
+    /// The maximum number of problems retained; further ones are only counted.
     pub const MAX: usize = 1_000;
 
     /// Adds a problem.
@@ -117,7 +117,7 @@ impl Problems {
         if self.is_full() { self.drop_one() } else { self.list.push(problem) }
     }
 
-    /// Counts a problem that is not kept.
+    /// Counts a problem that is not retained.
     fn drop_one(&mut self) {
         self.dropped += 1;
     }
@@ -127,12 +127,12 @@ impl Problems {
         self.list.len() >= Self::MAX
     }
 
-    /// The problems kept, in the order of the files or resources.
+    /// The problems retained, in the order of the files or resources.
     pub fn iter(&self) -> impl Iterator<Item = &Problem> {
         self.list.iter()
     }
 
-    /// The number of problems, including those not kept.
+    /// The number of problems, including those not retained.
     pub fn len(&self) -> usize {
         self.list.len() + self.dropped
     }

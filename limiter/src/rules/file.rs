@@ -8,7 +8,7 @@ use crate::{
         denial_body::denial_body,
         diagnostics::Diagnostics,
         group::{GroupedKey, NetworkGroup},
-        keys::Section,
+        keys::KeySection,
         network_keys,
         prefix_tree::MatchKind,
         reader::{Located, MappingFields, required},
@@ -62,7 +62,7 @@ pub(crate) struct DescriptorDraft<'n> {
 impl<'t> DocumentDraft<'t> {
     /// Reads a document; `None` if the domain is unknown.
     pub(crate) fn read(mut node: YamlNode<'t>, diagnostics: &mut Diagnostics<'_>) -> Option<Self> {
-        let fields = MappingFields::read(&node, Section::Root, diagnostics)?;
+        let fields = MappingFields::read(&node, KeySection::Root, diagnostics)?;
         let mark = fields.pair("domain").map_or(fields.mark, |pair| pair.mark);
         let domain = required(&fields, "domain", "the name that requests ask under", diagnostics);
         let on_denied = on_denied(&fields, diagnostics);
@@ -81,7 +81,7 @@ impl<'t> DocumentDraft<'t> {
 impl<'n> DescriptorDraft<'n> {
     /// Reads a descriptor without the nested ones; `None` if the node is not a mapping.
     pub(crate) fn read(node: &'n YamlNode<'n>, diagnostics: &mut Diagnostics<'_>) -> Option<Self> {
-        let fields = MappingFields::read(node, Section::Descriptor, diagnostics)?;
+        let fields = MappingFields::read(node, KeySection::Descriptor, diagnostics)?;
         let rate_limit =
             fields.pair("rate_limit").and_then(|pair| RateLimitDraft::read(&pair.value, diagnostics));
         let key = required(&fields, "key", "the key of a descriptor entry", diagnostics);

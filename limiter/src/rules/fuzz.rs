@@ -12,14 +12,14 @@ use crate::{
 
 const NOW: Timestamp = Timestamp::from_nanos(1_790_000_040_123_456_789);
 
-/// A rule file: it has problems that can be shown, or rules that can be looked up and limits that decide. Both readers
-/// of YAML agree on it.
+/// A rule file: it has problems that can be displayed, or rules that can be looked up and limits that decide. Both
+/// readers of YAML agree on it.
 pub fn rules(bytes: &[u8]) {
     yaml::compare_readers(bytes);
     used(&RuleInput::file("rules.yaml", bytes), "rules.yaml:");
 }
 
-/// Uses all rules of a source, or shows its problems, which begin with this text.
+/// Uses all rules of a source, or displays its problems, which begin with this text.
 pub fn used(source: &RuleInput, problem: &str) {
     let rules = match compile(slice::from_ref(source)) {
         Ok(rules) => rules,
@@ -57,7 +57,7 @@ fn look_up(domain: KeyedDomain<'_>, entries: &[Entry<'_>]) {
     }
 }
 
-/// A body of JSON is JSON, whatever it shows.
+/// A body of JSON is JSON, whatever its values are.
 fn render(body: &DenialBody) {
     let DenialBody::Template(template) = body else { return };
     let names = ["\"}],\\{limit}\n", "</script>\u{0}"];

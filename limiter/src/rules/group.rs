@@ -31,8 +31,8 @@ impl NetworkGroup {
         if address.is_ipv4() { self.ipv4 } else { self.ipv6 }
     }
 
-    /// The value that is counted instead of `value`: the network of its address, or the address alone if a network has
-    /// only one. A value that names no address stays as it is.
+    /// The value of the counter's key instead of `value`: the network of its address, or the address alone if a network
+    /// has only one. A value that names no address stays as it is.
     pub fn group_value(self, value: &[u8]) -> Cow<'_, [u8]> {
         let Some(address) = network::address(value) else { return Cow::Borrowed(value) };
         let network = Network::new(address, self.length(address));

@@ -4,7 +4,7 @@ use crate::{
     rules::{
         diagnostics::Diagnostics,
         group::NetworkGroup,
-        keys::Section,
+        keys::KeySection,
         network::{Network, NetworkError},
         prefix_tree::MatchKind,
         reader::{Located, MappingFields},
@@ -78,7 +78,7 @@ pub(crate) fn group(
     diagnostics: &mut Diagnostics<'_>,
 ) -> Option<Located<NetworkGroup>> {
     let pair = fields.pair("group")?;
-    let fields = MappingFields::read(&pair.value, Section::Group, diagnostics)?;
+    let fields = MappingFields::read(&pair.value, KeySection::Group, diagnostics)?;
     if fields.pairs().next().is_none() {
         let what =
             "`group` needs `ipv4` or `ipv6`: the prefix length of the networks that are counted as one key";

@@ -10,7 +10,7 @@ use crate::{
         diagnostics::Diagnostics,
         file::{RateLimitDraft, metadata, on_denied},
         group::NetworkGroup,
-        keys::Section,
+        keys::KeySection,
         network_keys,
         pattern::Pattern,
         reader::{Located, MappingFields, required},
@@ -81,7 +81,7 @@ impl Overlay {
         diagnostics.add_all(stream.problems);
         let mut overlay = Self { bytes: Vec::new(), rules: Vec::new(), domains: FxHashMap::default() };
         for document in stream.documents.iter().filter(|document| !document.is_null()) {
-            let Some(fields) = MappingFields::read(document, Section::Overlay, &mut diagnostics) else {
+            let Some(fields) = MappingFields::read(document, KeySection::Overlay, &mut diagnostics) else {
                 continue;
             };
             for item in fields.items("overlay", &mut diagnostics) {
@@ -94,7 +94,7 @@ impl Overlay {
     }
 
     fn domain(&mut self, item: &YamlNode<'_>, diagnostics: &mut Diagnostics<'_>) {
-        let Some(fields) = MappingFields::read(item, Section::OverlayDomain, diagnostics) else { return };
+        let Some(fields) = MappingFields::read(item, KeySection::OverlayDomain, diagnostics) else { return };
         let name = required(&fields, "domain", "the domain of the rules", diagnostics);
         let on_denied = on_denied(&fields, diagnostics);
         let denial_body = denial_body(&fields, diagnostics);
@@ -152,7 +152,7 @@ impl Overlay {
 
 impl OverlayRule {
     fn read(item: &YamlNode<'_>, diagnostics: &mut Diagnostics<'_>) -> Option<Self> {
-        let fields = MappingFields::read(item, Section::OverlayRule, diagnostics)?;
+        let fields = MappingFields::read(item, KeySection::OverlayRule, diagnostics)?;
         let rate_limit =
             fields.pair("rate_limit").and_then(|pair| RateLimitDraft::read(&pair.value, diagnostics));
         for name in OF_CONTROL_PLANE {

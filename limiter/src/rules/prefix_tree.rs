@@ -110,7 +110,7 @@ impl MatchedNode<'_> {
         self.node.share_threshold && self.kind.has_several_values()
     }
 
-    /// The value of `entry` that is counted.
+    /// The value of `entry` in the key of its counter.
     pub(crate) fn grouped_value<'v>(&self, entry: Entry<'v>) -> Cow<'v, [u8]> {
         self.node.group.map_or(Cow::Borrowed(entry.value), |group| group.group_value(entry.value))
     }

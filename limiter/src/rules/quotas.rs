@@ -9,7 +9,7 @@ use crate::{
     descriptor::Entry,
     rules::{
         diagnostics::Diagnostics,
-        keys::Section,
+        keys::KeySection,
         pattern::Pattern,
         prefix_tree::composite,
         reader::{Located, MappingFields, required},
@@ -88,7 +88,7 @@ pub(crate) fn read(fields: &MappingFields<'_>, diagnostics: &mut Diagnostics<'_>
     }
     let mut quotas: Vec<Located<Quota>> = Vec::new();
     for item in items.iter().take(QUOTAS_MAX) {
-        let Some(fields) = MappingFields::read(item, Section::Quota, diagnostics) else { continue };
+        let Some(fields) = MappingFields::read(item, KeySection::Quota, diagnostics) else { continue };
         let Some(quota) = quota(&fields, diagnostics) else { continue };
         let is_same =
             |before: &&Located<Quota>| before.value.key == quota.key && before.value.value == quota.value;

@@ -4,7 +4,7 @@ use crate::{
     rules::{
         diagnostics::Diagnostics,
         key_messages,
-        keys::{self, RuleKey, Section, Takes},
+        keys::{self, KeySection, RuleKey, Takes},
     },
     yaml::{Mark, Resolved, YamlNode, YamlPair, YamlValue, quote},
 };
@@ -19,7 +19,7 @@ pub(crate) struct Located<T> {
 /// A mapping in which all keys are known in its section. A key without a value counts as absent.
 pub(crate) struct MappingFields<'n> {
     pub(crate) mark: Mark,
-    section: Section,
+    section: KeySection,
     pairs: Vec<(&'static RuleKey, &'n YamlPair<'n>)>,
 }
 
@@ -27,7 +27,7 @@ impl<'n> MappingFields<'n> {
     /// Reads `node` as a mapping and reports each key that is not allowed in `section`.
     pub(crate) fn read(
         node: &'n YamlNode<'n>,
-        section: Section,
+        section: KeySection,
         diagnostics: &mut Diagnostics<'_>,
     ) -> Option<Self> {
         let YamlValue::Mapping(pairs) = &node.value else {

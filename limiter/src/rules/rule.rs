@@ -32,7 +32,7 @@ pub struct Rule {
     pub is_hidden: bool,
     /// The body of its refusals: its own, or that of its domain; `None` if the settings decide.
     pub denial_body: Option<Arc<DenialBody>>,
-    /// The limit as shown in responses.
+    /// The limit as displayed in responses.
     pub displayed_limit: DisplayedLimit,
     /// The location in the rule file or resource.
     pub location: Location,
@@ -126,7 +126,7 @@ pub enum Allowance {
     Limited(Limit),
 }
 
-/// A limit as shown in responses.
+/// A limit as displayed in responses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DisplayedLimit {
     /// As in the rule file; 0 if the rule is unlimited.

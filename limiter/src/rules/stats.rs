@@ -58,7 +58,7 @@ const SHADOW_DENIALS: usize = 4;
 const CANDIDATE_DENIALS: usize = 5;
 const COUNTERS: usize = 6;
 
-/// Stats of one rule: under the path, and under names with values if the rule asks for them.
+/// Stats of one rule: under the path, and under names with values if the rule requests them.
 #[derive(Debug)]
 pub struct RuleStats {
     pub(super) plain: DecisionStats,

@@ -56,7 +56,7 @@ impl RuleStatsRegistry {
     pub(super) fn prepare(&self, rules: &Rules) -> NextStats {
         let before = self.rules.load_full();
         let mut all = AllStats::default();
-        let mut kept = 0;
+        let mut retained = 0;
         for domain in rules.domains() {
             let before = before.get_key_value(&*domain.name);
             let name = before.map_or_else(|| domain.name.as_str().into(), |(name, _)| name.clone());
@@ -64,7 +64,7 @@ impl RuleStatsRegistry {
             for rule in domain.rules() {
                 let stats = after.entry(rule.path.clone()).or_insert_with(|| {
                     let known = before.and_then(|(_, before)| before.get(&*rule.path));
-                    kept += usize::from(known.is_some());
+                    retained += usize::from(known.is_some());
                     known.cloned().unwrap_or_else(|| Arc::new(RuleStats::new(self.names_max)))
                 });
                 // Fails for rules that were active before: they keep their stats.
@@ -72,7 +72,7 @@ impl RuleStatsRegistry {
             }
             all.insert(name, after);
         }
-        let lacks_a_rule = kept < before.values().map(DomainStats::len).sum();
+        let lacks_a_rule = retained < before.values().map(DomainStats::len).sum();
         NextStats { all: Arc::new(all), lacks_a_rule }
     }
 
@@ -99,8 +99,8 @@ impl RuleStatsRegistry {
         }
         all.sort_unstable_by(|(one, _), (other, _)| one.cmp(other));
         // Two names with values can be equal, depending on the values.
-        all.dedup_by(|(series, totals), (kept, sum)| {
-            let same = series == kept;
+        all.dedup_by(|(series, totals), (retained, sum)| {
+            let same = series == retained;
             if same {
                 *sum = sum.plus(*totals);
             }

@@ -17,7 +17,7 @@ pub const NODES_MAX: usize = 10;
 pub struct LevelTrace<'r> {
     /// The composite text that was looked up, escaped.
     pub text: String,
-    /// The value that is counted in place of the entry's, escaped, if the chosen node has a group.
+    /// The value of the group in place of the entry's, escaped, if the chosen node has a group.
     pub counted_as: Option<String>,
     /// The node that was chosen; `None` if no node matches, which ends the lookup.
     pub chosen: Option<NodeTrace<'r>>,
@@ -125,6 +125,6 @@ fn kind(node: &TreeNode, entry: Entry<'_>, text: &[u8]) -> Option<MatchKind> {
     (composite.as_bytes() == entry.key).then_some(MatchKind::KeyOnly)
 }
 
-fn keep<'r>(node: NodeTrace<'r>, kept: &mut Vec<NodeTrace<'r>>, more: &mut usize) {
-    if kept.len() < NODES_MAX { kept.push(node) } else { *more += 1 }
+fn keep<'r>(node: NodeTrace<'r>, retained: &mut Vec<NodeTrace<'r>>, more: &mut usize) {
+    if retained.len() < NODES_MAX { retained.push(node) } else { *more += 1 }
 }

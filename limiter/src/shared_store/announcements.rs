@@ -1,5 +1,5 @@
-//! Hears of refunds and resets of other replicas: they may end refusals, so what is known of these counters is
-//! forgotten.
+//! Receives announcements of refunds and resets of other replicas: they may end refusals, so what is known of these
+//! counters is forgotten.
 
 use std::{
     sync::atomic::{AtomicBool, Ordering::Relaxed},
@@ -18,18 +18,18 @@ use crate::{
 /// The delays between attempts to subscribe.
 const BACKOFF: Backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(2));
 
-/// Whether announcements are heard.
+/// Whether announcements are received.
 #[derive(Debug, Default)]
 pub(super) struct Announcements(AtomicBool);
 
 impl Announcements {
-    /// Whether announcements are heard. Otherwise no refusal is decided without the store.
-    pub(super) fn are_heard(&self) -> bool {
+    /// Whether announcements are received. Otherwise no refusal is decided without the store.
+    pub(super) fn are_received(&self) -> bool {
         self.0.load(Relaxed)
     }
 
-    /// Hears announcements until it is cancelled.
-    pub(super) async fn hear(
+    /// Receives announcements until it is cancelled.
+    pub(super) async fn receive(
         &self,
         settings: &SharedStoreSettings,
         lanes: &Lanes,

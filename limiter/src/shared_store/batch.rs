@@ -77,7 +77,7 @@ pub(super) struct BatchStats {
 }
 
 impl StoreBatch {
-    /// An empty batch. Its parts ask for `claim` after lost races.
+    /// An empty batch. Its parts request `claim` after lost races.
     pub(super) fn new(instants: Instants, claim: ClaimTerms) -> Self {
         Self { claim, counters: BatchCounters::new(instants), groups: Vec::new(), deferred: Vec::new() }
     }
@@ -122,7 +122,7 @@ impl StoreBatch {
         None
     }
 
-    /// Asks for the values of those entries that are unknown or claimed, if no decided part uses them.
+    /// Requests the values of those entries that are unknown or claimed, if no decided part uses them.
     fn defer_reads(&mut self, entries: &[usize]) {
         for entry in entries {
             let entry = &mut self.counters.entries[*entry];

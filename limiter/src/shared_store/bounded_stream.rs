@@ -1,4 +1,4 @@
-//! What is read from a server, bounded by what was asked for: the parser of the client keeps a reply in memory whatever
+//! What is read from a server, bounded by what was requested: the parser of the client keeps a reply in memory whatever
 //! its length.
 
 use std::{

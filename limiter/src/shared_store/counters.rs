@@ -25,7 +25,7 @@ use crate::{
 /// How long a value outlives its counter, in milliseconds. It covers the difference between the clocks of replicas and
 /// servers: no value is gone before its counter is idle by the clock of each replica.
 const EXPIRY_MARGIN: u64 = 1_000;
-/// For so long a value that the store has shown is not assumed to have expired.
+/// The time for which a value that the store has sent is not assumed to have expired.
 const FRESH_FOR: Duration = Duration::from_millis(100);
 
 /// The counters of a batch, each once.
@@ -49,7 +49,7 @@ pub(super) struct BatchCounter {
     pub(super) new: Option<(Vec<u8>, u64)>,
     /// The group of the parts that use it; `None` if no decided part does.
     pub(super) group: Option<usize>,
-    /// Only its value is asked for.
+    /// Only its value is requested.
     pub(super) is_read: bool,
 }
 
@@ -236,7 +236,7 @@ impl BatchCounter {
 
 impl Known {
     /// Whether the store probably still holds the value. An idle counter leaves the store after a while, by the store's
-    /// own clock: what it has just shown is there, whatever this replica's estimate of that clock says.
+    /// own clock: what it has just sent is there, whatever this replica's estimate of that clock says.
     fn is_current(&self, instants: &Instants) -> bool {
         if self.counter.is_absent() {
             return true;

@@ -23,7 +23,7 @@ pub(super) struct Known {
     pub(super) claim: Option<Claim>,
     /// Whether another version of Tollgate has written it, so that this one leaves it alone.
     pub(super) is_foreign: bool,
-    /// The local instant of the answer that showed it.
+    /// The local instant of the answer that had it.
     pub(super) confirmed_at: Timestamp,
 }
 

@@ -19,7 +19,7 @@ use crate::{
     time::Timestamp,
 };
 
-/// A counter is refused without asking the store for this long after its last answer.
+/// A counter is refused without a request to the store for this long after its last answer.
 const REFUSAL_MAX: Duration = Duration::from_secs(1);
 /// After this many failures in a row the lane's circuit breaker opens.
 const BREAKER_FAILURES: u32 = 1;
@@ -86,9 +86,9 @@ impl Lane {
         !std::mem::replace(&mut self.is_driven, true)
     }
 
-    /// The refusal of a charge to a counter that is known to be exhausted, without asking the store. Refusals change
-    /// nothing, time is taken into account, and what other replicas charge meanwhile only prolongs a refusal; refunds
-    /// and resets are announced.
+    /// The refusal of a charge to a counter that is known to be exhausted, without a request to the store. Refusals
+    /// change nothing, time is taken into account, and what other replicas charge meanwhile only prolongs a refusal;
+    /// refunds and resets are announced.
     pub(super) fn refuse_known(
         &mut self,
         &Check { key, limit, operation, .. }: &Check<'_>,

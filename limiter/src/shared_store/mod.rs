@@ -156,7 +156,7 @@ impl SharedStore {
             greeting.greeter.keep_greeting(&greeting.lanes.links[0]).await;
         });
         tasks.spawn(async move {
-            hearing.announcements.hear(&hearing.settings, &hearing.lanes, passwords).await;
+            hearing.announcements.receive(&hearing.settings, &hearing.lanes, passwords).await;
         });
         tasks.spawn(async move {
             usage::charge_admitted(&charging.local_share, &charging.lanes, &charging.clocks).await;
@@ -176,7 +176,7 @@ impl SharedStore {
         }
     }
 
-    /// Whether this replica has learnt the secret of the store. Before that it must not be asked.
+    /// Whether this replica has learnt the secret of the store. Before that it must not be used.
     pub fn has_secret(&self) -> bool {
         self.0.greeter.has_secret()
     }
@@ -258,7 +258,7 @@ impl Submit for SharedStore {
 
     fn refuse_known(&self, check: &Check<'_>) -> Option<RemoteOutcome> {
         let StoreParts { announcements, lanes, .. } = &*self.0;
-        announcements.are_heard().then(|| lanes.refuse_known(check))?.map(RemoteOutcome::from_counter)
+        announcements.are_received().then(|| lanes.refuse_known(check))?.map(RemoteOutcome::from_counter)
     }
 
     fn extent(&self) -> RemoteExtent {

@@ -1,4 +1,4 @@
-//! A connection to one server, on which no more is read than was asked for.
+//! A connection to one server, on which no more is read than was requested.
 
 use std::{sync::Arc, time::Duration};
 

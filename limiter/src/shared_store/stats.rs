@@ -29,7 +29,7 @@ pub(super) struct SharedStoreCounters {
 /// Statistics of this replica and its store.
 #[derive(Clone, Debug)]
 pub struct SharedStoreStats {
-    /// Whether the store can be reached and has shown its secret.
+    /// Whether the store can be reached and has sent its secret.
     pub is_ready: bool,
     /// Replicas that use the store, as it last said.
     pub replicas: u32,
@@ -41,7 +41,7 @@ pub struct SharedStoreStats {
     pub conflicts: u64,
     /// Counters that the store lost.
     pub lost: u64,
-    /// Checks that were refused by what was known, without asking the store.
+    /// Checks that were refused by what was known, without a request to the store.
     pub refused_locally: u64,
     /// Checks that were decided without the store.
     pub degraded: u64,

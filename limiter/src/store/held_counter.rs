@@ -313,7 +313,7 @@ impl HeldCounter {
 }
 
 /// Applies `decide` to a counter, after it is corrected if it is ahead of the clock. A fresh one that stays idle is not
-/// kept.
+/// stored.
 fn change(
     packed: &mut Option<PackedCounter>,
     limit: &Limit,

@@ -164,10 +164,10 @@ impl Holds {
 
     /// The limit of the counter alone, without the places that open holds keep.
     pub(super) fn limit_without_holds<'l>(&self, limit: &'l Limit) -> Cow<'l, Limit> {
-        let kept = self.each.iter().filter(|hold| hold.keeps_places(limit)).map(|hold| hold.hits);
-        match kept.fold(0, u64::saturating_add) {
+        let retained = self.each.iter().filter(|hold| hold.keeps_places(limit)).map(|hold| hold.hits);
+        match retained.fold(0, u64::saturating_add) {
             0 => Cow::Borrowed(limit),
-            kept => Cow::Owned(limit.less(kept)),
+            retained => Cow::Owned(limit.less(retained)),
         }
     }
 
@@ -366,16 +366,22 @@ impl Holds {
         self
     }
 
-    /// Removes the hold at `index` and takes back all but `kept` of its hits. Places that it has kept are charged then.
-    /// Also returns the units taken back.
-    fn take_back(&mut self, index: usize, counter: &mut Counter, kept: u64, now: Timestamp) -> (Hold, u128) {
+    /// Removes the hold at `index` and takes back all but `retained` of its hits. Places that it has retained are charged
+    /// then. Also returns the units taken back.
+    fn take_back(
+        &mut self,
+        index: usize,
+        counter: &mut Counter,
+        retained: u64,
+        now: Timestamp,
+    ) -> (Hold, u128) {
         let mut hold = self.each.remove(index);
         self.changes.remove(&hold.id);
         if hold.keeps_places(&self.limit) {
-            hold.charge_places(&self.limit, counter, kept.min(hold.hits), now);
+            hold.charge_places(&self.limit, counter, retained.min(hold.hits), now);
             return (hold, 0);
         }
-        let units = self.limit.lighten(counter, &mut hold.held, kept, now);
+        let units = self.limit.lighten(counter, &mut hold.held, retained, now);
         if units > 0 {
             let (earlier, later) = self.each.split_at_mut(index);
             earlier.iter_mut().for_each(|other| other.held.before_later(&hold.held, units));

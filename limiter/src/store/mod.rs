@@ -44,7 +44,7 @@ pub use operation::{CounterDetails, CounterOperation, HoldOutcome, OperationOutc
 #[cfg(feature = "redis")]
 pub(crate) use packed_counter::Now;
 pub(crate) use refusal::refuses;
-pub use refusal::{Refusal, Role};
+pub use refusal::{CheckRole, Refusal};
 pub use reservation::{
     HOLD_ID_BYTES_MAX, HOLD_TTL_DEFAULT, HOLD_TTL_MAX, HOLD_TTL_MIN, HOLDS_MAX, HoldId, HoldIdTooLong,
     HoldTerms, HoldTtlOutOfBounds, OnExpiry, OpenHold, OpenHolds, SettleOutcome, Settled,

@@ -11,7 +11,7 @@ use crate::{
     time::Timestamp,
 };
 
-/// What is asked of a counter and its holds, in every store.
+/// An operation on a counter and its holds, in every store.
 ///
 /// Replicas encode operations by the order of the variants and fields.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -89,7 +89,7 @@ pub enum HoldOutcome {
     Exhausted,
     /// One is settled. Boxed, because most outcomes have none.
     Settled(Box<Settled>),
-    /// Nothing: they are shown.
+    /// Nothing: the outcome has the side data of the counter.
     Shown(Arc<CounterDetails>),
     /// The one that was reserved is known and has ended. The decision is that of its reservation.
     Ended,

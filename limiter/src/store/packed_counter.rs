@@ -105,7 +105,7 @@ impl PackedCounter {
     }
 
     /// Answers `operation` of a limit of the same kind, and charges or refunds the counter accordingly. `keep` returns
-    /// what is kept of a receipt. `None`, without a change, if the counter is of another kind, does not fit into 16
+    /// what is retained of a receipt. `None`, without a change, if the counter is of another kind, does not fit into 16
     /// bytes before or after the operation, may be ahead of the clock, or has a limit with a penalty.
     // `inline(always)`: a decision is too large to move.
     #[inline(always)]

@@ -41,7 +41,7 @@ pub enum SlotSource {
         /// The epoch of the slot's owner.
         epoch: Epoch,
     },
-    /// A copy that is kept for an owner that is gone.
+    /// A copy that is retained for an owner that is gone.
     Copy(Box<StoredSlot>),
 }
 

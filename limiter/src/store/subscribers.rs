@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::algorithm::HitRate;
 
-/// The most clients of one limit that are shown.
+/// The most clients of one limit that are listed.
 pub const SUBSCRIBERS_LISTED_MAX: usize = 100;
 
 /// A bucket of a stream of reports.
@@ -32,7 +32,7 @@ impl SubscriberId {
 pub struct SubscriberState {
     /// The subscriber.
     pub id: SubscriberId,
-    /// Hits that it has asked for in each second before its last report.
+    /// Hits that it has requested in each second before its last report.
     pub demand: f64,
     /// The part of the limit that it has.
     pub part: LimitPart,
@@ -63,7 +63,7 @@ pub struct Subscribers {
     pub first: Vec<SubscriberState>,
     /// The number of all subscribers.
     pub number: usize,
-    /// Hits that callers without a part have asked for in each second.
+    /// Hits that callers without a part have requested in each second.
     pub callers: f64,
 }
 

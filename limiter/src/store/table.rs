@@ -36,12 +36,12 @@ pub(super) struct SlotTable {
     grants: Option<Box<ByKey<CounterGrant>>>,
 }
 
-/// What is granted of the limit of a counter, and what is asked of the rest.
+/// What is granted of the limit of a counter, and what is requested of the rest.
 #[derive(Debug)]
 pub(super) struct CounterGrant {
     pub(super) limit: Limit,
     pub(super) granted: Granted,
-    /// Hits that callers have asked for since this was read.
+    /// Hits that callers have requested since this was read.
     pub(super) requested: u64,
 }
 
@@ -213,7 +213,7 @@ impl SlotTable {
         let copied = match (&counter, self.buckets.get(key.low()).and_then(PackedCounter::log)) {
             (None, _) => CounterCopy::Absent,
             (Some(copy), Some(log)) if copy.is_partial() => {
-                CounterCopy::Part { log, kept: copy.log().map_or(0, LogCounter::retained) }
+                CounterCopy::Part { log, retained: copy.log().map_or(0, LogCounter::retained) }
             }
             (Some(_), _) => CounterCopy::Whole,
         };

@@ -16,7 +16,7 @@ pub const FOLLOW_EVERY: Duration = Duration::from_millis(100);
 
 const FOLLOW_NANOS: u64 = FOLLOW_EVERY.as_nanos() as u64;
 
-/// The monotonic clock, and the active mapping from its time to shown time.
+/// The monotonic clock, and the active mapping from its time to the time that the clock shows.
 #[derive(Debug)]
 pub(super) struct SystemClock {
     pub(super) monotonic: MonotonicClock,

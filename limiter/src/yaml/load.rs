@@ -265,7 +265,7 @@ impl<'t> TreeLoader<'t> {
         }
     }
 
-    /// The pairs without duplicates, of which the first is kept, extended by what `<<` merges in.
+    /// The pairs without duplicates, of which the first is retained, extended by what `<<` merges in.
     fn without_duplicates(&mut self, mut pairs: Vec<YamlPair<'t>>) -> Vec<YamlPair<'t>> {
         let duplicates = duplicates(&pairs);
         for (duplicate, first) in &duplicates {

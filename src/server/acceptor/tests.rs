@@ -16,7 +16,7 @@ use tokio::io::{AsyncRead, AsyncWrite, DuplexStream, ReadBuf};
 use tokio_rustls::server::TlsStream;
 use tollgate_limiter::{
     limiter::Limiter,
-    resilience::Callers,
+    resilience::CallerRegistry,
     rules::{ActiveRules, Rules},
     store::{Memory, OnFull},
     time::{Clock, Timestamp},
@@ -99,7 +99,7 @@ fn context(router: Router) -> ConnectionContext {
             budgets: Budgets::new(&settings.memory),
             when_full: WhenFull::CloseNew,
         },
-        service: Services::grpc(router, Api::new(limiter, settings.api), None, Callers::new(clock)),
+        service: Services::grpc(router, Api::new(limiter, settings.api), None, CallerRegistry::new(clock)),
     }
 }
 

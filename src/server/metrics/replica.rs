@@ -24,7 +24,7 @@ use crate::{
 pub(in crate::server) struct Sources {
     pub(in crate::server) active_rules: Arc<ActiveRules>,
     pub(in crate::server) memory: Arc<Memory>,
-    pub(in crate::server) limiter: Arc<limiter::Metrics>,
+    pub(in crate::server) limiter: Arc<limiter::LimiterMetrics>,
     pub(in crate::server) api: Arc<api::Metrics>,
     pub(in crate::server) listeners: ServerStats,
     pub(in crate::server) budgets: Budgets,

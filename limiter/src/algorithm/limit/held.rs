@@ -25,16 +25,16 @@ impl Limit {
         held.floor = held.floor.min(self.weight(counter, held.place, now));
     }
 
-    /// Takes back all but `kept` hits of a held charge, as far as they still count. Returns the units taken back.
+    /// Takes back all but `retained` hits of a held charge, as far as they still count. Returns the units taken back.
     pub(crate) fn lighten(
         &self,
         counter: &mut Counter,
         held: &mut HeldCharge,
-        kept: u64,
+        retained: u64,
         now: Timestamp,
     ) -> u128 {
         self.observe(held, counter, now);
-        let units = held.taken.saturating_sub(self.units(kept)).min(held.floor);
+        let units = held.taken.saturating_sub(self.units(retained)).min(held.floor);
         if units > 0 {
             self.lighten_by(counter, held, units, now);
         }

@@ -43,7 +43,7 @@ impl Limit {
         }
     }
 
-    /// Whether `operation` passes when nothing was counted. Otherwise it never passes.
+    /// Whether `operation` passes when nothing was charged. Otherwise it never passes.
     pub(crate) fn can_pass(&self, operation: Operation) -> bool {
         match operation {
             Operation::Peek => self.allowance() > 0,

@@ -9,12 +9,12 @@ use crate::{
     time::Timestamp,
 };
 
-/// The part of the rate that subscribers get at least, together, if they ask for it: one of so many.
+/// The part of the rate that subscribers get at least, together, if they request it: one of so many.
 const FLOOR_DIVISOR: f64 = 20.0;
 
 impl Shares {
-    /// The shares that these subscribers should have. While a part of the burst is missing, half of what is not asked for
-    /// brings it back.
+    /// The shares that these subscribers should have. While a part of the burst is missing, half of what is not
+    /// requested brings it back.
     pub(super) fn targets(&mut self, active: &[usize], lacks_burst: bool, now: Timestamp) -> Vec<u64> {
         let rate = self.rate.per_second as f64;
         let floor = self.floor(active.len());
@@ -24,12 +24,12 @@ impl Shares {
         let idle = active.iter().filter(|index| self.each.states()[**index].is_idle()).count();
         let claim = |subscriber: &ShareSubscriber| {
             let demand = subscriber.demand;
-            let given = subscriber.given.per_second as f64;
+            let granted = subscriber.granted.per_second as f64;
             match demand.is_measured() {
                 true if demand.per_second() > 0.0 => (HEADROOM * demand.per_second()).max(floor),
                 // All that ask for nothing have a tenth of the rate at most.
                 true => floor.min(rate / 10.0 / idle as f64),
-                false if given > 0.0 => given,
+                false if granted > 0.0 => granted,
                 false => floor.max((rate - needed) / 2.0),
             }
         };
@@ -82,7 +82,7 @@ impl Shares {
         }
     }
 
-    /// The order in which what is left over of fractions is given: first to those that would have nothing, by turns. The
+    /// The order in which what is left over of fractions is granted: first to those that would have nothing, by turns. The
     /// part after those of `active` is that of callers.
     fn order(&self, active: &[usize], parts: &[f64], now: Timestamp) -> Vec<usize> {
         let turns = |index: usize| {
@@ -103,7 +103,7 @@ impl Shares {
         order
     }
 
-    /// What a subscriber that asks for it gets at least.
+    /// What a subscriber that requests it gets at least.
     fn floor(&self, number: usize) -> f64 {
         (self.rate.per_second as f64 / FLOOR_DIVISOR / number.max(1) as f64).max(1.0)
     }

@@ -46,12 +46,12 @@ impl BucketTokens {
         self.change = Some(BucketChange { before, at: now });
     }
 
-    /// Takes a report of hits that have passed from the bucket `given`. Returns the tokens that the last change took, and
+    /// Takes a report of hits that have passed from the bucket `granted`. Returns the tokens that the last change took, and
     /// that were not used.
-    pub(super) fn report(&mut self, allowed: u64, given: HitRate, now: Timestamp) -> u64 {
+    pub(super) fn report(&mut self, allowed: u64, granted: HitRate, now: Timestamp) -> u64 {
         self.used = self.used.saturating_add(allowed);
         let Some(BucketChange { before, at }) = self.change else {
-            let least = filled(self.least, given, self.at, now);
+            let least = filled(self.least, granted, self.at, now);
             *self = Self { least: least.saturating_sub(self.used), ..Self::none(now) };
             return 0;
         };
@@ -61,18 +61,18 @@ impl BucketTokens {
         }
         let (begins, returned) = match before {
             None => (0, 0),
-            Some(before) if before.per_second == 0 => (given.burst, 0),
+            Some(before) if before.per_second == 0 => (granted.burst, 0),
             Some(before) => {
                 let there = filled(self.least, before, self.at, at);
-                let kept = given.burst.min(before.burst);
+                let retained = granted.burst.min(before.burst);
                 let part = |tokens: u64, of: u64| {
                     let part = u128::from(tokens) * u128::from(of) / u128::from(before.burst.max(1));
                     u64::try_from(part).unwrap_or(u64::MAX)
                 };
-                (part(there, kept), part(there.saturating_sub(self.used), before.burst - kept))
+                (part(there, retained), part(there.saturating_sub(self.used), before.burst - retained))
             }
         };
-        let least = filled(begins, given, arrived_at, now);
+        let least = filled(begins, granted, arrived_at, now);
         *self = Self { least: least.saturating_sub(self.used), ..Self::none(now) };
         returned
     }

@@ -15,7 +15,7 @@ use crate::{
 
 /// A slice is for the demand of this many seconds.
 pub(super) const SLICE_SECONDS: f64 = 10.0;
-/// A further slice is given when the last one can be used up within so many seconds.
+/// A further slice is granted when the last one can be used up within so many seconds.
 const REST_SECONDS: f64 = 6.0;
 /// A report that comes this long after a slice was sent was written after the slice arrived.
 const DELIVERED: Duration = Duration::from_secs(1);
@@ -118,7 +118,7 @@ impl SliceSubscriber {
         beyond
     }
 
-    pub(super) fn give(&mut self, hits: u64, now: Timestamp) {
+    pub(super) fn grant(&mut self, hits: u64, now: Timestamp) {
         let before = self.bound;
         self.bound = self.bound.saturating_add(hits);
         self.slice = Some(Slice { hits, before, given_at: now, has_arrived: false });

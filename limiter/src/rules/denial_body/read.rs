@@ -8,7 +8,7 @@ use crate::{
             text::{Escaping, TemplateText, Variable},
         },
         diagnostics::Diagnostics,
-        keys::Section,
+        keys::KeySection,
         reader::{Located, MappingFields},
     },
     yaml::{Resolved, YamlNode, YamlPair, YamlValue, quote},
@@ -51,7 +51,7 @@ pub(crate) fn denial_body(
 
 /// The value as a template.
 fn template(node: &YamlNode<'_>, diagnostics: &mut Diagnostics<'_>) -> Option<DenialTemplate> {
-    let fields = MappingFields::read(node, Section::DenialBody, diagnostics)?;
+    let fields = MappingFields::read(node, KeySection::DenialBody, diagnostics)?;
     let content_type = fields.text("content_type", diagnostics);
     let is_unread = content_type.is_none() && fields.pair("content_type").is_some();
     let (default, source, content) = match (fields.pair("text"), fields.pair("json")) {

@@ -45,7 +45,8 @@ impl Variable {
     }
 }
 
-/// What a template shows of a refusal. A variable without a value is empty in a text, and left out of JSON.
+/// The values of a refusal that a template displays. A variable without a value is empty in a text, and left out of
+/// JSON.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct DenialValues<'v> {
     /// The domain of the request.

@@ -8,7 +8,7 @@ use crate::{
         DenialBody, OnOwnerUnavailable, Quota, TrialNumbers, Unit,
         denial_body::denial_body,
         diagnostics::Diagnostics,
-        keys::{self, RuleKey, Section, Takes},
+        keys::{self, KeySection, RuleKey, Takes},
         quotas,
         reader::{Located, MappingFields},
     },
@@ -138,13 +138,13 @@ impl RateLimitDraft {
         let mark = self.given(name).unwrap_or(self.mark);
         let value = Some(PlainValue::Integer(Located { value: number, mark }));
         self.given.retain(|given| given.key.name != name);
-        self.given.extend(keys::find(name, Section::RateLimit).map(|key| GivenKey { key, mark, value }));
+        self.given.extend(keys::find(name, KeySection::RateLimit).map(|key| GivenKey { key, mark, value }));
     }
 }
 
 impl RateLimitDraft {
     pub(crate) fn read(node: &YamlNode<'_>, diagnostics: &mut Diagnostics<'_>) -> Option<Self> {
-        let fields = MappingFields::read(node, Section::RateLimit, diagnostics)?;
+        let fields = MappingFields::read(node, KeySection::RateLimit, diagnostics)?;
         let read = |(key, pair): (&'static RuleKey, &YamlPair<'_>)| GivenKey {
             key,
             mark: pair.mark,
@@ -212,7 +212,7 @@ impl CalendarDraft {
     ];
 
     fn read(node: &YamlNode<'_>, diagnostics: &mut Diagnostics<'_>) -> Option<Self> {
-        let fields = MappingFields::read(node, Section::Calendar, diagnostics)?;
+        let fields = MappingFields::read(node, KeySection::Calendar, diagnostics)?;
         if fields.pair("timezone").is_none() {
             let what = "`timezone` is missing; it is an IANA name such as `Europe/Berlin`";
             diagnostics.add(fields.mark, what);
@@ -227,7 +227,7 @@ impl CalendarDraft {
 
 impl PenaltyDraft {
     fn read(node: &YamlNode<'_>, diagnostics: &mut Diagnostics<'_>) -> Option<Self> {
-        let fields = MappingFields::read(node, Section::Penalty, diagnostics)?;
+        let fields = MappingFields::read(node, KeySection::Penalty, diagnostics)?;
         Some(Self {
             mark: fields.mark,
             given: fields.pairs().map(|(_, pair)| pair.key.to_string()).collect(),
@@ -245,16 +245,16 @@ impl PenaltyDraft {
     }
 }
 
-/// The table of keys says what the reader of `rate_limit` has kept.
+/// Asserts that the table of keys says what the reader of `rate_limit` has retained.
 fn assert_takes(name: &str, takes: Takes) {
-    debug_assert!(keys::find(name, Section::RateLimit).is_some_and(|key| key.takes == takes), "{name}");
+    debug_assert!(keys::find(name, KeySection::RateLimit).is_some_and(|key| key.takes == takes), "{name}");
 }
 
 fn replaces(fields: &MappingFields<'_>, diagnostics: &mut Diagnostics<'_>) -> Vec<Located<String>> {
     let items = fields.items("replaces", diagnostics);
     let mut names = Vec::with_capacity(items.len());
     for item in items {
-        let Some(fields) = MappingFields::read(item, Section::Replaced, diagnostics) else { continue };
+        let Some(fields) = MappingFields::read(item, KeySection::Replaced, diagnostics) else { continue };
         let name = fields.text("name", diagnostics).map(|name| name.value).unwrap_or_default();
         if name.is_empty() {
             diagnostics.add(item.mark, "an item of `replaces` needs a `name`, that of the limit it replaces");

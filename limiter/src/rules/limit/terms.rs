@@ -10,7 +10,7 @@ use crate::{
     },
 };
 
-/// What a rule allows, and the limit that responses show.
+/// What a rule allows, and the limit that responses display.
 pub(crate) struct RuleTerms {
     pub(crate) allowance: Allowance,
     pub(crate) displayed_limit: DisplayedLimit,

@@ -24,8 +24,8 @@ use crate::{
 pub(in crate::store) enum CounterCopy<'c> {
     /// The counter itself: its entries, if it is a log, have new instants.
     Whole,
-    /// Only the changes of this log: its entries from `kept` on are new.
-    Part { log: &'c LogCounter, kept: usize },
+    /// Only the changes of this log: its entries from `retained` on are new.
+    Part { log: &'c LogCounter, retained: usize },
     /// There is no counter.
     Absent,
 }
@@ -37,8 +37,8 @@ impl CounterCopy<'_> {
             (_, ChargePosition::Sum | ChargePosition::Window(_))
             | (Self::Absent, ChargePosition::Instant(_)) => false,
             (Self::Whole, ChargePosition::Instant(_)) => true,
-            (Self::Part { log, kept }, ChargePosition::Instant(_)) => {
-                log.index_of(place).is_some_and(|position| kept <= position)
+            (Self::Part { log, retained }, ChargePosition::Instant(_)) => {
+                log.index_of(place).is_some_and(|position| retained <= position)
             }
         }
     }

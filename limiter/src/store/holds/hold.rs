@@ -47,7 +47,7 @@ impl Hold {
         self.state == HoldState::Open && limit.admission() == Admission::InFlight
     }
 
-    /// Charges places that it has kept, as of the reservation.
+    /// Charges places that it has retained, as of the reservation.
     pub(super) fn charge_places(&self, limit: &Limit, counter: &mut Counter, places: u64, now: Timestamp) {
         if let ChargePosition::Instant(at) = self.held.place {
             limit.charge_at(counter, places, at.min(now), now);

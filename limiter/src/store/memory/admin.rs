@@ -116,7 +116,7 @@ impl Admin<'_> {
 }
 
 impl CounterState {
-    /// The state of a counter elsewhere that was peeked at, or shown, at `now`.
+    /// The state of a counter elsewhere from the outcome of a peek at `now`.
     pub(crate) fn from_outcome(limit: &Limit, outcome: &OperationOutcome, now: Timestamp) -> Self {
         let peek = outcome.decision;
         let is_used = peek.remaining < limit.allowance() && !peek.reset_after.is_zero();

@@ -1,6 +1,6 @@
 //! What clients that decide by themselves have of a limit. It is stored with the counter: a share of the rate lowers
-//! the rate of the counter, hits of a slice count as charged until they are used or given back. Callers that ask get
-//! what is left.
+//! the rate of the counter, hits of a slice count as charged until they are used or given back. Callers that request
+//! hits get what is left.
 
 use std::time::Duration;
 
@@ -30,7 +30,7 @@ pub struct CounterView {
     /// If no hit passes in addition to those that are granted: the time until one does, if that is known. `None` for a
     /// limit with a rate.
     pub free_after: Option<Duration>,
-    /// Hits that callers have asked for since the last turn.
+    /// Hits that callers have requested since the last turn.
     pub requested: u64,
 }
 
@@ -55,9 +55,10 @@ impl Grants<'_> {
             return;
         }
         locked.settle_side_data_of(key, limit);
-        let asked = locked.table(key).grant_mut(key).map_or(0, |grant| std::mem::take(&mut grant.requested));
+        let requested =
+            locked.table(key).grant_mut(key).map_or(0, |grant| std::mem::take(&mut grant.requested));
         let before = locked.granted(key).rate;
-        let mut view = CounterView { requested: asked, ..CounterView::default() };
+        let mut view = CounterView { requested, ..CounterView::default() };
         let with_leased = Operation::Charge(locked.leased(key).saturating_add(1));
         let mut counter = locked.copy(key, limit);
         view.free = free(&limit.without_rate_and_burst(before).decide(&mut counter, now, with_leased));

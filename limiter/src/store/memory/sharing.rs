@@ -141,7 +141,7 @@ impl Memory {
         true
     }
 
-    /// Suspends all decisions, whatever this replica owns, while it hears too few members.
+    /// Suspends all decisions, whatever this replica owns, while it receives from too few members.
     pub fn set_suspended(&self, suspended: bool) {
         self.restrictions.set_suspended(suspended);
     }

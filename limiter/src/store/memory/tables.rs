@@ -65,7 +65,7 @@ pub(super) struct Taken {
     // What the budget knows of it.
     heap: usize,
     size: HoldSize,
-    // Whether its place in the table is kept.
+    // Whether its place in the table is retained.
     pub(super) is_stored: bool,
 }
 
@@ -114,7 +114,7 @@ impl Tables {
     }
 
     /// Applies an operation to the counter of a check in the table of its slot, which has no holds, and returns whether
-    /// the counter is stored. `keep` returns what is kept of a receipt.
+    /// the counter is stored. `keep` returns what is retained of a receipt.
     #[inline(always)]
     pub(super) fn touch<R>(
         &self,

@@ -1,7 +1,7 @@
 //! The wire format of slot data.
 //!
 //! A version byte, a byte for the extent and the lead of the sender's clock, if any; then records until the end: the
-//! key in 16 bytes, a tag, a length and the fields. Records with unknown tags are kept and written unchanged.
+//! key in 16 bytes, a tag, a length and the fields. Records with unknown tags are retained and written unchanged.
 
 use crate::{
     descriptor::Key,

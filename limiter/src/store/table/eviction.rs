@@ -113,11 +113,11 @@ impl SlotTable {
             heap_kept += packed.heap_bytes();
             bytes_of(buckets_for(index + 1)) + heap_kept <= bytes_max
         };
-        let kept = counters.iter().enumerate().take_while(fits).count();
+        let retained = counters.iter().enumerate().take_while(fits).count();
         let refusing =
-            counters[kept..].iter().filter(|(_, packed)| packed.eviction_cost(now).is_none()).count();
-        resources.evicted_unexpired.add(counters.len() - kept - refusing);
-        counters.truncate(kept);
+            counters[retained..].iter().filter(|(_, packed)| packed.eviction_cost(now).is_none()).count();
+        resources.evicted_unexpired.add(counters.len() - retained - refusing);
+        counters.truncate(retained);
         self.buckets = HashTable::new(buckets_for(counters.len()));
         counters.into_iter().for_each(|(low, packed)| self.buckets.put(low, packed));
         resources.budget.change_table(bytes, self.bytes());
