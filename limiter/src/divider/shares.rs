@@ -212,7 +212,7 @@ impl Shares {
         let new = || ShareSubscriber { reported: usage.allowed_before, ..ShareSubscriber::new(now) };
         let subscriber = self.each.get_or_insert_with(id, new);
         let before = (subscriber.coverage(), subscriber.terms);
-        let asked = subscriber.demand.per_second();
+        let demand_before = subscriber.demand.per_second();
         subscriber.terms = terms;
         // A bucket that is sent again after its end would be full again.
         if subscriber.granted.per_second > 0 && subscriber.expires_at <= now.after(DELIVERY_MAX + UNCERTAIN) {
@@ -234,11 +234,11 @@ impl Shares {
         // What it had is renewed with this report.
         subscriber.expires_at = end_of_assignment(now);
         let coverage = subscriber.coverage();
-        let asks = subscriber.demand.per_second();
+        let demand = subscriber.demand.per_second();
         self.settled.take_if(|settled| {
             let stays = match coverage {
                 DemandCoverage::Capped => true,
-                DemandCoverage::Covered => settled.is_ample || asks == asked,
+                DemandCoverage::Covered => settled.is_ample || demand == demand_before,
                 DemandCoverage::Open => false,
             };
             !stays || before != (coverage, terms)
@@ -246,8 +246,8 @@ impl Shares {
     }
 
     /// Counts hits that callers have requested, while the rate is not divided and so much of it is granted.
-    pub(super) fn note_requested(&mut self, asked: u64, granted: Granted, now: Timestamp) {
-        self.callers.add(asked, self.rate.per_second.saturating_sub(granted.rate.per_second), now);
+    pub(super) fn note_requested(&mut self, requested: u64, granted: Granted, now: Timestamp) {
+        self.callers.add(requested, self.rate.per_second.saturating_sub(granted.rate.per_second), now);
     }
 
     /// The outcome of a report that leaves all shares as they are: it renews the share.

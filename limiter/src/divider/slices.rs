@@ -234,8 +234,8 @@ impl Slices {
     }
 
     /// Counts hits that callers have requested, while the hits are not divided.
-    pub(super) fn note_requested(&mut self, asked: u64, now: Timestamp) {
-        self.callers.add(asked, 0, now);
+    pub(super) fn note_requested(&mut self, requested: u64, now: Timestamp) {
+        self.callers.add(requested, 0, now);
     }
 
     /// Gives slices to subscribers that are due; those that have reported get an assignment in any case.

@@ -26,9 +26,9 @@ pub struct Documents<'t> {
 /// What a reader has left out, because it does not know it.
 #[derive(Debug)]
 pub struct Unknown {
-    /// The first place, and what is there.
+    /// The first location, and what is there.
     pub first: yaml::YamlProblem,
-    /// The number of places.
+    /// The number of locations.
     pub count: usize,
 }
 

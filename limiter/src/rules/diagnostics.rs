@@ -12,19 +12,19 @@ use crate::{
 pub enum RuleOrigin {
     /// A file, by its path as configured.
     File(Box<str>),
-    /// A resource of a control plane. The line of a mark is the number of a place in it, from 1.
+    /// A resource of a control plane. The line of a mark is the number of a location in it, from 1.
     Resource {
         /// The name of the resource.
         name: Box<str>,
-        /// Its places: the domain, then each descriptor after the one that it is nested in.
-        places: Vec<ResourceLocation>,
+        /// The locations in it: the domain, then each descriptor after the one that it is nested in.
+        locations: Vec<ResourceLocation>,
     },
 }
 
-/// A place in a resource.
+/// A location in a resource.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ResourceLocation {
-    /// The index of the place that contains this one; `None` for the domain.
+    /// The index of the location that contains this one; `None` for the domain.
     pub parent: Option<u32>,
     /// The domain, or the key and value of the descriptor.
     pub text: Box<str>,
@@ -67,8 +67,8 @@ impl fmt::Display for Location {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &*self.origin {
             RuleOrigin::File(path) => write!(f, "{path}:{}:{}", self.mark.line, self.mark.column),
-            RuleOrigin::Resource { name, places } => {
-                let at = |index: u32| places.get(usize::try_from(index).unwrap_or(usize::MAX));
+            RuleOrigin::Resource { name, locations } => {
+                let at = |index: u32| locations.get(usize::try_from(index).unwrap_or(usize::MAX));
                 let mut texts = Vec::new();
                 let mut place = self.mark.line.checked_sub(1).and_then(at);
                 while let Some(ResourceLocation { parent, text }) = place {

@@ -43,7 +43,7 @@ fn documents(bytes: &[u8]) -> Documents<'static> {
         }
     };
     let Reader { places, problems, unknown } = reader;
-    let origin = Arc::new(RuleOrigin::Resource { name: name.into(), places });
+    let origin = Arc::new(RuleOrigin::Resource { name: name.into(), locations: places });
     Documents { origin, stream: YamlStream { documents, problems }, unknown: unknown.map(described) }
 }
 

@@ -33,7 +33,7 @@ impl Shares {
                 false => floor.max((rate - needed) / 2.0),
             }
         };
-        // Weights divide what is left after one hit a second for each that asks, or after half of the rate.
+        // Weights divide what is left after one hit a second for each with demand, or after half of the rate.
         let asking = active.len() - idle + usize::from(callers > 0.0);
         let least = (rate / 2.0 / asking.max(1) as f64).min(1.0);
         let mut claims: Vec<SubscriberClaim> = active
@@ -53,11 +53,11 @@ impl Shares {
         // What remains is for more of the same.
         let rest = (rate - parts.iter().sum::<f64>()).max(0.0);
         let rest = if lacks_burst { rest / 2.0 } else { rest };
-        let asked = |index: &usize| self.each.states()[*index].demand.per_second();
-        let all = callers + active.iter().map(asked).sum::<f64>();
+        let requested = |index: &usize| self.each.states()[*index].demand.per_second();
+        let all = callers + active.iter().map(requested).sum::<f64>();
         if all > 0.0 {
             for (index, (part, claim)) in active.iter().zip(parts.iter_mut().zip(&mut claims)) {
-                let more = rest * asked(index) / all;
+                let more = rest * requested(index) / all;
                 *part += more;
                 claim.hits += more;
             }

@@ -159,7 +159,7 @@ pub(super) fn resource(text: &str) -> RuleInput {
     RuleInput::resource(text.as_bytes().to_vec(), |_, bytes| {
         let places =
             (1..=10).map(|line| ResourceLocation { parent: None, text: format!("line {line}").into() });
-        let origin = RuleOrigin::Resource { name: "tenant".into(), places: places.collect() };
+        let origin = RuleOrigin::Resource { name: "tenant".into(), locations: places.collect() };
         Documents { origin: Arc::new(origin), stream: yaml::load(bytes), unknown: None }
     })
 }
