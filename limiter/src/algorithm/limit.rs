@@ -356,7 +356,8 @@ impl Limit {
 
     /// The instant from which `counter` may be evicted without changing any answer.
     pub fn idle_at(&self, counter: &Counter) -> Timestamp {
-        each_algorithm!(self, limit => Variant::from_enum(counter).map_or(Timestamp::EPOCH, |counter| limit.idle_at(counter)))
+        each_algorithm!(self, limit => Variant::from_enum(counter)
+            .map_or(Timestamp::EPOCH, |counter| limit.idle_at(counter)))
     }
 
     /// What was consumed after `base`, an earlier state of the same counter.

@@ -9,8 +9,8 @@ use crate::{
     time::Timestamp,
 };
 
-/// At most `burst` hits at once, and `amount` more with each `interval` that passes. A partial interval is retained, but a
-/// full bucket begins its next interval at its next charge.
+/// At most `burst` hits at once, and `amount` more with each `interval` that passes. A partial interval is retained,
+/// but a full bucket begins its next interval at its next charge.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SteppedBucket {
     /// Tokens added in each step.

@@ -1,7 +1,7 @@
 //! Bounds on the number of requests of a call, descriptors of a request, and entries of a descriptor.
 //!
-//! Every decoder checks [`RequestBounds`] before it stores another of them, so that a small message cannot expand into a large
-//! call.
+//! Every decoder checks [`RequestBounds`] before it stores another of them, so that a small message cannot expand into
+//! a large call.
 
 /// The maximum number of descriptors of all requests of a call. Answers are as many, and one call is decided at once.
 const CALL_DESCRIPTORS_MAX: usize = 4_096;

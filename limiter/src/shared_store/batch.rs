@@ -161,8 +161,8 @@ impl StoreBatch {
         joined
     }
 
-    /// The groups to compare and set, in the order in which [`StoreBatch::settle`] takes their replies. `name` is the name
-    /// of a key in the store.
+    /// The groups to compare and set, in the order in which [`StoreBatch::settle`] takes their replies. `name` is the
+    /// name of a key in the store.
     pub(super) fn groups(&mut self, name: impl Fn(Key) -> Vec<u8>) -> Vec<KeyGroup<'_>> {
         self.counters.encode();
         // Joined groups are empty. Entries that no decided part uses are read, each in a group without parts.
@@ -185,8 +185,8 @@ impl StoreBatch {
         self.groups.iter().map(group).collect()
     }
 
-    /// Takes the replies to [`StoreBatch::groups`], which arrived at the local instant `arrived`, and updates what is known.
-    /// Groups without a reply have failed.
+    /// Takes the replies to [`StoreBatch::groups`], which arrived at the local instant `arrived`, and updates what is
+    /// known. Groups without a reply have failed.
     pub(super) fn settle(
         mut self,
         replies: Vec<KeyGroupReply>,

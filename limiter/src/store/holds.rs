@@ -366,8 +366,8 @@ impl Holds {
         self
     }
 
-    /// Removes the hold at `index` and takes back all but `retained` of its hits. Places that it has retained are charged
-    /// then. Also returns the units taken back.
+    /// Removes the hold at `index` and takes back all but `retained` of its hits. Places that it has retained are
+    /// charged then. Also returns the units taken back.
     fn take_back(
         &mut self,
         index: usize,

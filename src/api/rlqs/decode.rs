@@ -63,7 +63,9 @@ impl<'m> Iterator for Reports<'m> {
     fn next(&mut self) -> Option<Report<'m>> {
         loop {
             match self.fields.next() {
-                Ok(Some((2, Value::Bytes(report)))) => return Report::decode(report, Some(self.pairs_max)).ok(),
+                Ok(Some((2, Value::Bytes(report)))) => {
+                    return Report::decode(report, Some(self.pairs_max)).ok();
+                }
                 Ok(Some(_other)) => {}
                 Ok(None) | Err(Malformed) => return None,
             }

@@ -289,8 +289,8 @@ impl Penalized {
     }
 }
 
-/// `limit` with a penalty: two refusals in a row refuse for a hundredth of `nanos`, then twice as long, at most a tenth.
-/// They are forgotten after half of it.
+/// `limit` with a penalty: two refusals in a row refuse for a hundredth of `nanos`, then twice as long, at most a
+/// tenth. They are forgotten after half of it.
 pub fn with_penalty(limit: Limit, nanos: u64) -> Limit {
     let [first, max, forget_after] = [100, 10, 2].map(|part| Span::from_nanos(nanos / part).unwrap());
     Limit::Penalized(Penalized::new(limit, Penalty { after: 2, first, factor: 2, max, forget_after }))

@@ -54,7 +54,8 @@ impl Limit {
 
     /// See [`Algorithm::place`].
     pub(in crate::algorithm) fn place(&self, counter: &Counter, now: Timestamp) -> ChargePosition {
-        each_algorithm!(self, limit => Variant::from_enum(counter).map_or(ChargePosition::Sum, |counter| limit.place(counter, now)))
+        each_algorithm!(self, limit => Variant::from_enum(counter)
+            .map_or(ChargePosition::Sum, |counter| limit.place(counter, now)))
     }
 
     /// See [`Algorithm::weight`].
@@ -64,7 +65,8 @@ impl Limit {
         place: ChargePosition,
         now: Timestamp,
     ) -> u128 {
-        each_algorithm!(self, limit => Variant::from_enum(counter).map_or(0, |counter| limit.weight(counter, place, now)))
+        each_algorithm!(self, limit => Variant::from_enum(counter)
+            .map_or(0, |counter| limit.weight(counter, place, now)))
     }
 
     /// See [`Algorithm::units`].

@@ -121,8 +121,8 @@ impl Shares {
                 if is_close(subscriber, *target) { subscriber.next_share().per_second } else { *target }
             })
             .collect();
-        // A share that is a little too large is retained only where that takes nothing from others, and one that is a little
-        // too small only where little stays unused.
+        // A share that is a little too large is retained only where that takes nothing from others, and one that is a
+        // little too small only where little stays unused.
         let sum = |shares: &[u64]| shares.iter().fold(0_u64, |sum, share| sum.saturating_add(*share));
         let all = sum(&retained);
         let claimed = sum(targets);

@@ -82,8 +82,8 @@ impl Shares {
         }
     }
 
-    /// The order in which what is left over of fractions is granted: first to those that would have nothing, by turns. The
-    /// part after those of `active` is that of callers.
+    /// The order in which what is left over of fractions is granted: first to those that would have nothing, by turns.
+    /// The part after those of `active` is that of callers.
     fn order(&self, active: &[usize], parts: &[f64], now: Timestamp) -> Vec<usize> {
         let turns = |index: usize| {
             let subscriber = active.get(index).map(|index| &self.each.states()[*index]);

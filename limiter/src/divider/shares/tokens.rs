@@ -46,8 +46,8 @@ impl BucketTokens {
         self.change = Some(BucketChange { before, at: now });
     }
 
-    /// Takes a report of hits that have passed from the bucket `granted`. Returns the tokens that the last change took, and
-    /// that were not used.
+    /// Takes a report of hits that have passed from the bucket `granted`. Returns the tokens that the last change took,
+    /// and that were not used.
     pub(super) fn report(&mut self, allowed: u64, granted: HitRate, now: Timestamp) -> u64 {
         self.used = self.used.saturating_add(allowed);
         let Some(BucketChange { before, at }) = self.change else {

@@ -125,7 +125,12 @@ fn json(node: &YamlNode<'_>, diagnostics: &mut Diagnostics<'_>) -> Option<JsonTe
 /// The variable that `{name}` without quotes was meant to be.
 fn unquoted(pairs: &[YamlPair<'_>]) -> Option<Variable> {
     match pairs {
-        [pair] if matches!(&pair.value.value, YamlValue::Scalar(scalar) if scalar.text.is_empty() && !scalar.quoted) => {
+        [pair]
+            if matches!(
+                &pair.value.value,
+                YamlValue::Scalar(scalar) if scalar.text.is_empty() && !scalar.quoted
+            ) =>
+        {
             Variable::named(&pair.key)
         }
         [] | [_] | [_, _, ..] => None,
