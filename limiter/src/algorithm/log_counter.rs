@@ -40,10 +40,12 @@ impl LogCounter {
         self.entries.iter().map(|entry| (entry.at, entry.hits))
     }
 
+    /// The bytes on the heap.
     pub(crate) fn heap_bytes(&self) -> usize {
         self.entries.capacity() * size_of::<LogEntry>() + self.changes.heap_bytes()
     }
 
+    /// Moves all instants back by `back` nanoseconds.
     pub(crate) fn shift_back(&mut self, back: u64) {
         for entry in &mut self.entries {
             entry.at = entry.at.minus(back);

@@ -56,6 +56,7 @@ struct Accounts {
 }
 
 impl Caller {
+    /// The open checks of the connection.
     pub(crate) fn open_checks(&self) -> usize {
         self.0.open_checks.load(Relaxed)
     }

@@ -70,6 +70,7 @@ pub fn set_idle_priority() {
     thread::yield_now();
 }
 
+/// Does nothing on systems without `SCHED_IDLE`.
 #[cfg(not(target_os = "linux"))]
 pub fn set_idle_priority() {}
 

@@ -170,10 +170,12 @@ pub(crate) struct Diagnostics<'p> {
 }
 
 impl<'p> Diagnostics<'p> {
+    /// Adds the problems of `origin` to `problems`.
     pub(crate) fn new(origin: Arc<RuleOrigin>, problems: &'p mut Problems) -> Self {
         Self { origin, problems }
     }
 
+    /// Adds a problem at `mark`.
     pub(crate) fn add(&mut self, mark: Mark, what: impl Into<String>) {
         let location = self.location(mark);
         self.problems.push(Problem { location, what: what.into() });
@@ -185,10 +187,12 @@ impl<'p> Diagnostics<'p> {
         if self.problems.is_full() { self.problems.drop_one() } else { self.add(mark, what()) }
     }
 
+    /// Adds the problems that the reader of YAML has found.
     pub(crate) fn add_all(&mut self, problems: Vec<yaml::YamlProblem>) {
         problems.into_iter().for_each(|problem| self.add(problem.mark, problem.what));
     }
 
+    /// The location of `mark` in this file or resource.
     pub(crate) fn location(&self, mark: Mark) -> Location {
         Location { origin: self.origin.clone(), mark }
     }

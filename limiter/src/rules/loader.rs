@@ -40,6 +40,7 @@ pub struct RuleLoader {
 }
 
 impl RuleLoader {
+    /// A loader that activates rules in `active_rules`. `source` names the source in log lines.
     pub fn new(source: String, clock: Clock, active_rules: Arc<ActiveRules>) -> Self {
         Self { source, clock, active_rules, overlay: None, bytes: 0, has_no_idle_core: false }
     }

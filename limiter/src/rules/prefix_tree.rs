@@ -132,6 +132,7 @@ impl TreeNode {
         self.children.as_deref().unwrap_or(&NONE)
     }
 
+    /// The composite text of the node: `key_value`, or `key` if it has no value.
     pub(crate) fn composite(&self) -> String {
         composite(&self.key, &self.value)
     }
@@ -146,6 +147,7 @@ impl TreeNode {
 }
 
 impl TreeLevel {
+    /// A level without nodes.
     pub(crate) const fn new() -> Self {
         Self {
             nodes: Vec::new(),

@@ -70,6 +70,7 @@ impl fmt::Display for Quota {
 }
 
 impl SharedKey {
+    /// The descriptor with this key and value.
     pub(crate) fn new(key: &str, value: &str) -> Self {
         Self(Pattern::parse(&composite(key, value)))
     }

@@ -52,6 +52,7 @@ impl<'n> MappingFields<'n> {
         self.pairs.iter().copied()
     }
 
+    /// The pair with this key, if it is present.
     pub(crate) fn pair(&self, key: &str) -> Option<&'n YamlPair<'n>> {
         self.pairs().find(|(found, _)| found.name == key).map(|(_, pair)| pair)
     }

@@ -79,6 +79,7 @@ impl PartialEq for StatsHandle {
 }
 
 impl StatsHandle {
+    /// The stats of the rule; `None` before it is active.
     pub(crate) fn get(&self) -> Option<&RuleStats> {
         self.0.get().map(|stats| &**stats)
     }

@@ -76,6 +76,7 @@ impl RateLimitDraft {
         self.given.iter().find(|given| given.key.name == name).map(|given| given.mark)
     }
 
+    /// Whether `unlimited` is set.
     pub(crate) fn is_unlimited(&self) -> bool {
         self.is_set("unlimited")
     }
@@ -143,6 +144,7 @@ impl RateLimitDraft {
 }
 
 impl RateLimitDraft {
+    /// Reads the value of `rate_limit`; `None` after reporting that it is no mapping.
     pub(crate) fn read(node: &YamlNode<'_>, diagnostics: &mut Diagnostics<'_>) -> Option<Self> {
         let fields = MappingFields::read(node, KeySection::RateLimit, diagnostics)?;
         let read = |(key, pair): (&'static RuleKey, &YamlPair<'_>)| GivenKey {
@@ -201,6 +203,7 @@ impl PlainValue {
 }
 
 impl CalendarDraft {
+    /// The days of the week by their names in rule files.
     pub(crate) const WEEKDAYS: [(&str, Weekday); 7] = [
         ("monday", Weekday::Monday),
         ("tuesday", Weekday::Tuesday),

@@ -30,6 +30,7 @@ pub struct OverlayFile {
 }
 
 impl OverlayFile {
+    /// A watch of the overlay file at `path`, and the receiver of its contents.
     pub fn watch(path: PathBuf, active_rules: Arc<ActiveRules>) -> (FileWatch<Self>, OverlayReceiver) {
         let (overlay, receiver) = watch::channel(None);
         let events = FileEvents::watching(&path);
