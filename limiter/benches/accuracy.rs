@@ -224,7 +224,7 @@ impl Visit {
 
 impl Comparison {
     fn all(limit: u64) -> Vec<Self> {
-        let span = Span::of_nanos(MINUTE).unwrap();
+        let span = Span::from_nanos(MINUTE).unwrap();
         let log = |sub_window, excess| SlidingLog {
             limit,
             span,

@@ -114,7 +114,8 @@ fn whole(criterion: &mut Criterion) {
         hot_and_cold(criterion, "decision", algorithm_name, &alone, |user| decide(domain, &alone, user));
         drop(alone);
 
-        let (active_rules, counted) = (Arc::new(ActiveRules::of(rules_of(&algorithm), NOW)), memory());
+        let (active_rules, counted) =
+            (Arc::new(ActiveRules::from_rules(rules_of(&algorithm), NOW)), memory());
         let limiter = Limiter::new(active_rules, counted.clone(), Clock::manual(NOW));
         let snapshot = limiter.view();
         hot_and_cold(criterion, "answer", algorithm_name, &counted, |user| answer(&snapshot, user));

@@ -39,7 +39,7 @@ fn passes(memory: &Memory, limit: &Limit, value: u64) -> bool {
 }
 
 fn limits() -> [(&'static str, Limit); 3] {
-    let span = Span::of_nanos(3_600 * SECOND).expect("an hour is a span");
+    let span = Span::from_nanos(3_600 * SECOND).expect("an hour is a span");
     let hour = NonZeroU64::new(span.nanos()).expect("an hour is not 0");
     let pace = Rate::new(NonZeroU64::MIN, hour);
     let excess = Excess::Refuse;

@@ -44,7 +44,7 @@ fn charge(memory: &Memory, limit: &Limit, number: u64, now: Timestamp) -> bool {
 
 /// A limit of a window that is never used up. All counters of 16 bytes cost the same.
 fn limit() -> Limit {
-    let window = Window::Aligned(Span::of_nanos(3_600 * SECOND).unwrap());
+    let window = Window::Aligned(Span::from_nanos(3_600 * SECOND).unwrap());
     Limit::FixedWindow(FixedWindow { limit: 1_000_000, window, excess: Excess::Refuse })
 }
 

@@ -3,7 +3,7 @@
 
 use std::{error::Error, time::Duration};
 
-use tollgate_limiter::{limiter::Limiter, shared_limiter::SharedLimiter, shared_store::Settings};
+use tollgate_limiter::{limiter::Limiter, shared_limiter::SharedLimiter, shared_store::SharedStoreSettings};
 
 const RULES: &str = "
 domain: mail
@@ -15,7 +15,7 @@ descriptors:
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
     let url = std::env::args().nth(1).ok_or("usage: shared URL")?;
-    let connecting = SharedLimiter::connect(Limiter::from_yaml(RULES)?, Settings::new([url]));
+    let connecting = SharedLimiter::connect(Limiter::from_yaml(RULES)?, SharedStoreSettings::new([url]));
     let limiter = tokio::time::timeout(Duration::from_secs(10), connecting).await??;
     for mail in 1..=2 {
         let checked = limiter.check("mail", &[("recipient", "ada")], 1).await?;

@@ -25,7 +25,7 @@ pub trait WatchedFiles: Send + Sync {
     const READS_ARE_WHOLE: bool = false;
 
     /// Waits until the files may have changed.
-    fn wait(&mut self, _last: Comparison, poll_interval: Duration) -> impl Future<Output = ()> + Send {
+    fn wait(&mut self, _last: FileComparison, poll_interval: Duration) -> impl Future<Output = ()> + Send {
         sleep(poll_interval.max(SETTLE))
     }
 
@@ -47,7 +47,7 @@ pub trait WatchedFiles: Send + Sync {
 
 /// The result of a comparison of files with the active contents.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Comparison {
+pub enum FileComparison {
     /// The files are as at the comparison before, cannot be read or did not settle.
     Unchanged,
     /// The files have changed, and their contents are active or refused now.
@@ -83,16 +83,16 @@ impl<F: WatchedFiles> FileWatch<F> {
     }
 
     /// Compares the files with the active contents and loads them on a change.
-    pub async fn compare(&mut self) -> Comparison {
-        let Some((contents, fingerprint)) = self.settled().await else { return Comparison::Unchanged };
+    pub async fn compare(&mut self) -> FileComparison {
+        let Some((contents, fingerprint)) = self.settled().await else { return FileComparison::Unchanged };
         if self.active == Some(fingerprint) {
             self.refused = None;
             self.files.recovered();
-            return Comparison::Changed;
+            return FileComparison::Changed;
         }
         let is_new = self.refused != Some(fingerprint);
         if !is_new && !F::DEPENDS_ON_TIME {
-            return Comparison::Unchanged;
+            return FileComparison::Unchanged;
         }
         match self.files.load(contents).await {
             Some(Ok(())) => (self.active, self.refused) = (Some(fingerprint), None),
@@ -100,10 +100,10 @@ impl<F: WatchedFiles> FileWatch<F> {
                 self.refused = Some(fingerprint);
                 self.files.refused(error);
             }
-            Some(Err(_)) => return Comparison::Unchanged,
+            Some(Err(_)) => return FileComparison::Unchanged,
             None => {}
         }
-        Comparison::Changed
+        FileComparison::Changed
     }
 
     /// Reads the files until two reads agree. `None` if they are active, cannot be read or do not settle. Contents that
@@ -198,7 +198,7 @@ mod tests {
         watch.files.next = Mutex::new(reads.iter().copied().collect());
         let comparison = watch.compare().await;
         let events = std::mem::take(&mut watch.files.events);
-        assert_eq!(comparison == Comparison::Changed, !events.is_empty());
+        assert_eq!(comparison == FileComparison::Changed, !events.is_empty());
         events
     }
 

@@ -17,7 +17,8 @@ use crate::{
 
 #[doc(inline)]
 pub use crate::shared_store::{
-    ConnectError, Mode, PasswordError, PasswordSource, PasswordSources, Settings, State, TlsFiles,
+    ConnectError, PasswordError, PasswordSource, PasswordSources, SharedStoreSettings, SharedStoreState,
+    StoreMode, StoreTlsFiles,
 };
 
 /// A limiter with the counters in Redis or Valkey. Processes with the same prefix of keys share their counters, and
@@ -37,7 +38,7 @@ impl SharedLimiter {
     /// and logs through `tracing` why it has not; drop the future to give up.
     ///
     /// ```no_run
-    /// use tollgate_limiter::{Limiter, shared_limiter::{Settings, SharedLimiter}};
+    /// use tollgate_limiter::{Limiter, shared_limiter::{SharedLimiter, SharedStoreSettings}};
     ///
     /// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
     /// let limiter = Limiter::from_yaml(
@@ -48,7 +49,7 @@ impl SharedLimiter {
     ///     rate_limit: {unit: minute, requests_per_unit: 100, algorithm: sliding_log}
     /// ",
     /// )?;
-    /// let settings = Settings::new(["redis://127.0.0.1:6379"]);
+    /// let settings = SharedStoreSettings::new(["redis://127.0.0.1:6379"]);
     /// let limiter = SharedLimiter::connect(limiter, settings).await?;
     /// let checked = limiter.check("shop", &[("user", "ada")], 1).await?;
     /// if !checked.passes {
@@ -61,13 +62,14 @@ impl SharedLimiter {
     /// # Errors
     ///
     /// The settings are invalid, or a password cannot be read.
-    pub async fn connect(limiter: Limiter, settings: Settings) -> Result<Self, ConnectError> {
+    pub async fn connect(limiter: Limiter, settings: SharedStoreSettings) -> Result<Self, ConnectError> {
         settings.validate()?;
         // Connections with TLS would panic if the program has several libraries for cryptography and has chosen none. It
         // may have chosen one: then this changes nothing.
         let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
         let mut background = JoinSet::new();
-        let (clock, active_rules) = (limiter.clock().clone(), limiter.active_rules().clone());
+        let clock = limiter.clock().clone();
+        let active_rules = limiter.active_rules().clone();
         let store = SharedStore::start(settings, clock, active_rules, &mut background)?;
         store.until_known().await;
         let limiter = limiter.with_remote(Some(Remote::new(Arc::new(store.clone()))));
@@ -75,7 +77,7 @@ impl SharedLimiter {
     }
 
     /// Whether the store decides.
-    pub fn state(&self) -> State {
+    pub fn state(&self) -> SharedStoreState {
         self.store.state()
     }
 
@@ -163,8 +165,9 @@ impl SharedLimiter {
     ) -> Result<Checked, CheckError> {
         let mut buffer = SmallVec::new();
         let request = request(domain, each_entry(entries, &mut buffer), operation)?;
-        let (view, connection) = (self.limiter.view(), Caller::default());
+        let view = self.limiter.view();
+        let connection = Caller::default();
         let answer = view.decide(&request, Some(&connection)).await?;
-        Ok(Checked::of(&answer))
+        Ok(Checked::from_answer(&answer))
     }
 }

@@ -21,7 +21,7 @@ use crate::limiter::{CheckError, Checked, Limiter, LimiterError};
 #[cfg(feature = "redis")]
 use crate::shared_limiter::SharedLimiter;
 
-/// What a request asks of the limiter.
+/// The check of a request by the limiter.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Question {
     /// The domain of the rules.
@@ -57,8 +57,8 @@ impl Question {
     }
 }
 
-/// Limits the requests of a service. `question` says what each request asks; a request for which it returns `None` is
-/// not limited.
+/// Limits the requests of a service. `question` returns the check of each request; a request for which it returns
+/// `None` is not limited.
 #[derive(Debug)]
 pub struct RateLimitLayer<Q, L = Limiter> {
     limiter: Arc<L>,
@@ -74,7 +74,7 @@ pub struct RateLimitService<S, Q, L = Limiter> {
 }
 
 impl<Q, L> RateLimitLayer<Q, L> {
-    /// A layer that asks this limiter.
+    /// A layer that uses this limiter.
     pub fn new(limiter: Arc<L>, question: Q) -> Self {
         Self { limiter, question }
     }

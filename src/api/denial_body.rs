@@ -4,7 +4,7 @@ use std::{collections::HashSet, time::Duration};
 
 use tollgate_limiter::{
     limiter::{Answer, Modes, Status},
-    rules::{DenialBody, DenialValues, KeyedRules, Template},
+    rules::{DenialBody, DenialTemplate, DenialValues, KeyedRules},
 };
 
 /// The title of a refusal by a limit.
@@ -60,8 +60,8 @@ pub(super) struct When<'a> {
 #[derive(Clone, Debug)]
 pub struct DenialBodies {
     default: DenialBody,
-    quota_exceeded: Template,
-    reduced_capacity: Template,
+    quota_exceeded: DenialTemplate,
+    reduced_capacity: DenialTemplate,
 }
 
 impl Default for DenialBodies {
@@ -79,8 +79,8 @@ impl DenialBodies {
         };
         Self {
             default,
-            quota_exceeded: Template::problem(&settings.problem_type, QUOTA_EXCEEDED),
-            reduced_capacity: Template::problem(&settings.degraded_problem_type, REDUCED_CAPACITY),
+            quota_exceeded: DenialTemplate::problem(&settings.problem_type, QUOTA_EXCEEDED),
+            reduced_capacity: DenialTemplate::problem(&settings.degraded_problem_type, REDUCED_CAPACITY),
         }
     }
 

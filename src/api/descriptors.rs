@@ -7,7 +7,7 @@ use smallvec::SmallVec;
 use tollgate_limiter::{
     algorithm::Operation,
     descriptor::Entry,
-    limiter::{self, Bounds, Override, TooLarge, UnknownUnit},
+    limiter::{self, Override, RequestBounds, TooLarge, UnknownUnit},
     rules::Unit,
 };
 
@@ -74,7 +74,7 @@ impl<'m> Descriptors<'m> {
     pub(super) fn add(
         &mut self,
         message: &'m [u8],
-        bounds: Bounds,
+        bounds: RequestBounds,
         mut hits: impl FnMut(&mut DecodedDescriptor, u32, FieldValue<'m>) -> Result<(), MalformedMessage>,
     ) -> Result<(), Undecodable> {
         let index = self.each.len();

@@ -67,7 +67,7 @@ static ACTIVE_RULES: LazyLock<Arc<ActiveRules>> = LazyLock::new(|| {
 
 /// The rules of the targets, with a random secret.
 pub(super) fn active_rules() -> Arc<ActiveRules> {
-    Arc::new(ActiveRules::of(Rules::parse("fuzz", RULES).expect("the rules are valid"), NOW))
+    Arc::new(ActiveRules::from_rules(Rules::parse("fuzz", RULES).expect("the rules are valid"), NOW))
 }
 
 /// A limiter with fresh counters.

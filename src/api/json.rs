@@ -8,7 +8,7 @@ use serde::{
     Deserialize, Deserializer,
     de::{DeserializeSeed, Error as _, IgnoredAny, MapAccess, SeqAccess, Visitor},
 };
-use tollgate_limiter::limiter::{Bounds, CallSize, TooLarge};
+use tollgate_limiter::limiter::{CallSize, RequestBounds, TooLarge};
 
 use crate::api::{
     call::Method,
@@ -39,7 +39,7 @@ pub(super) enum JsonError {
 
 /// Converts the request of a method to its encoded message. The bounds are checked before anything is built. Unknown
 /// fields and trailing characters are errors.
-pub(super) fn request(method: Method, json: &[u8], bounds: Bounds) -> Result<Vec<u8>, JsonError> {
+pub(super) fn request(method: Method, json: &[u8], bounds: RequestBounds) -> Result<Vec<u8>, JsonError> {
     let position = match method {
         Method::ShouldRateLimit | Method::Single(_) => Position::Request,
         Method::Decide(_) => Position::Call,
@@ -81,9 +81,9 @@ fn descriptor(method: Method) -> MethodDescriptor {
     found.expect("the service has every method")
 }
 
-/// Counts requests, descriptors and entries. Malformed text passes if the part before the error is within `bounds`: the
-/// parser builds that part and fails at the same byte.
-fn check_bounds(position: Position, json: &[u8], bounds: Bounds) -> Result<(), JsonError> {
+/// Counts requests, descriptors and entries. Malformed text passes if the part before the error is within `bounds`: the parser
+/// builds that part and fails at the same byte.
+fn check_bounds(position: Position, json: &[u8], bounds: RequestBounds) -> Result<(), JsonError> {
     let mut count = Count { size: CallSize::new(bounds), too_large: None };
     let mut reader = serde_json::Deserializer::from_slice(json);
     // The parser reports syntax errors.
@@ -216,7 +216,7 @@ mod tests {
     use super::*;
     use crate::api::{call::Verb, error::details, proto::tollgate::v1};
 
-    const BOUNDS: Bounds = Bounds { requests: 2, descriptors: 2, entries: 3 };
+    const BOUNDS: RequestBounds = RequestBounds { requests: 2, descriptors: 2, entries: 3 };
 
     fn read(json: &str) -> Result<(), JsonError> {
         request(Method::ShouldRateLimit, json.as_bytes(), BOUNDS).map(drop)

@@ -7,7 +7,7 @@ use std::{
 
 use tollgate_limiter::{
     limiter::{HoldError, LimiterError},
-    metrics::{Counter, Histogram, micros},
+    metrics::{Histogram, MetricCounter, micros},
 };
 
 use crate::{
@@ -35,22 +35,22 @@ pub struct ApiMetrics {
     /// Delays that requests were given.
     pub delays: Histogram,
     /// Requests rejected because no rules are loaded.
-    pub no_rules: Counter,
+    pub no_rules: MetricCounter,
     /// Requests rejected because the slot owner is not known yet.
-    pub joining: Counter,
+    pub joining: MetricCounter,
     /// Requests rejected because too many remote checks are open.
-    pub overloaded: Counter,
+    pub overloaded: MetricCounter,
     /// Invalid requests.
-    pub invalid: Counter,
+    pub invalid: MetricCounter,
     /// Reservations whose owner could not be reached.
-    pub owner_unreachable: Counter,
+    pub owner_unreachable: MetricCounter,
     /// Resets without the right admin token.
-    pub wrong_token: Counter,
+    pub wrong_token: MetricCounter,
     /// Calls that were answered with an error.
     pub failed_calls: FailedCalls,
-    missing_headers: Counter,
+    missing_headers: MetricCounter,
     // In the order of `ApiKind`.
-    requests: [Counter; ApiKind::ALL.len()],
+    requests: [MetricCounter; ApiKind::ALL.len()],
     waiting: AtomicU64,
 }
 
@@ -114,14 +114,14 @@ impl Default for ApiMetrics {
         Self {
             duration: Histogram::new(&DURATION_BOUNDS),
             delays: Histogram::new(&DELAY_BOUNDS),
-            no_rules: Counter::default(),
-            joining: Counter::default(),
-            overloaded: Counter::default(),
-            invalid: Counter::default(),
-            owner_unreachable: Counter::default(),
-            wrong_token: Counter::default(),
+            no_rules: MetricCounter::default(),
+            joining: MetricCounter::default(),
+            overloaded: MetricCounter::default(),
+            invalid: MetricCounter::default(),
+            owner_unreachable: MetricCounter::default(),
+            wrong_token: MetricCounter::default(),
             failed_calls: FailedCalls::default(),
-            missing_headers: Counter::default(),
+            missing_headers: MetricCounter::default(),
             requests: Default::default(),
             waiting: AtomicU64::new(0),
         }

@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use tollgate_limiter::limiter::{ActiveView, Answer, Bounds, Limiter, Request};
+use tollgate_limiter::limiter::{ActiveView, Answer, Limiter, Request, RequestBounds};
 
 use crate::telemetry::{logs, traces::Traces};
 
@@ -83,8 +83,12 @@ impl Default for ApiSettings {
 
 impl ApiSettings {
     /// The bounds of a request.
-    pub fn bounds(&self) -> Bounds {
-        Bounds { requests: self.max_requests, descriptors: self.max_descriptors, entries: self.max_entries }
+    pub fn bounds(&self) -> RequestBounds {
+        RequestBounds {
+            requests: self.max_requests,
+            descriptors: self.max_descriptors,
+            entries: self.max_entries,
+        }
     }
 }
 

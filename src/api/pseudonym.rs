@@ -7,7 +7,7 @@ use std::{
 
 use tollgate_limiter::{
     descriptor::Entry,
-    rules::{EntryMatch, Group, MatchKind, Network, address},
+    rules::{EntryMatch, MatchKind, Network, NetworkGroup, address},
 };
 
 /// The value that stands for that of `entry`, which matches in this way. `hash` hashes values.
@@ -24,7 +24,7 @@ pub(super) fn pseudonym<'r>(
         MatchKind::Exact => entry.value.into(),
         MatchKind::Pattern => {
             // Values that are counted as one stay one.
-            let counted = group.map_or(Cow::Borrowed(entry.value), |group| group.counted(entry.value));
+            let counted = group.map_or(Cow::Borrowed(entry.value), |group| group.group_value(entry.value));
             let hashed = as_text(&counted);
             let shown = if value.contains('*') { value.replace('*', &hashed) } else { hashed };
             shown.into_bytes().into()
@@ -44,9 +44,9 @@ pub(super) fn pseudonym<'r>(
 /// An address with the first `kept` bits of `address`. Each further bit is flipped or not by the hash of the bits before
 /// it. So two addresses have as many first bits in common as before, and groups of any length stay groups.
 fn other_address(address: IpAddr, kept: u8, hash: impl Fn(&[u8]) -> u64) -> IpAddr {
-    let bits = Group::EACH.length(address);
+    let bits = NetworkGroup::EACH.length(address);
     let flips = (kept..bits).fold(0_u128, |flips, length| {
-        let flip = hash(Network::of(address, length).to_string().as_bytes()) & 1;
+        let flip = hash(Network::new(address, length).to_string().as_bytes()) & 1;
         flips | u128::from(flip) << (bits - 1 - length)
     });
     match address {
@@ -87,7 +87,7 @@ mod tests {
     fn value_without_network_or_group_is_shown_as_text() {
         let matched = EntryMatch { kind: MatchKind::KeyOnly, value: "", network: None, group: None };
         assert_eq!(shown("10.1.2.3", matched), format!("{:016x}", hash(b"10.1.2.3")));
-        let group = Some(Group { ipv4: 24, ipv6: 64 });
+        let group = Some(NetworkGroup { ipv4: 24, ipv6: 64 });
         let no_address = shown("ann", EntryMatch { group, ..matched });
         assert_eq!(no_address, format!("{:016x}", hash(b"ann")));
         let pattern = EntryMatch { kind: MatchKind::Pattern, value: "10.*", network: None, group };
@@ -98,15 +98,15 @@ mod tests {
         #[test]
         fn groups_of_shown_addresses_are_those_of_the_addresses(one: u128, flipped in 0..128_u32, ipv6 in 1..=128_u8) {
             let matched = EntryMatch {
-                kind: MatchKind::KeyOnly, value: "", network: None, group: Some(Group { ipv4: 24, ipv6 }),
+                kind: MatchKind::KeyOnly, value: "", network: None, group: Some(NetworkGroup { ipv4: 24, ipv6 }),
             };
             let other = one ^ (1 << flipped);
             let [one, other] = [one, other].map(|bits| IpAddr::V6(bits.into()));
             prop_assume!(one.to_canonical() == one && other.to_canonical() == other);
             let [shown_one, shown_other] = [one, other].map(|address| shown(&address.to_string(), matched));
             let are_one = |one: &str, other: &str| {
-                let group = Group { ipv4: 24, ipv6 };
-                group.counted(one.as_bytes()) == group.counted(other.as_bytes())
+                let group = NetworkGroup { ipv4: 24, ipv6 };
+                group.group_value(one.as_bytes()) == group.group_value(other.as_bytes())
             };
             prop_assert_eq!(are_one(&shown_one, &shown_other), are_one(&one.to_string(), &other.to_string()));
         }

@@ -13,7 +13,7 @@ use tokio::{
     task::spawn_blocking,
     time::timeout,
 };
-use tollgate_limiter::limiter::{Bounds, TooLarge};
+use tollgate_limiter::limiter::{RequestBounds, TooLarge};
 use tonic::Code;
 
 use crate::api::{
@@ -34,7 +34,7 @@ const SHARE_TIMEOUT: Duration = Duration::from_secs(5);
 /// they do not delay other connections.
 #[derive(Clone, Debug)]
 pub struct RequestReader {
-    bounds: Bounds,
+    bounds: RequestBounds,
     budget: Arc<Semaphore>,
 }
 
@@ -71,13 +71,13 @@ pub(super) enum ReadError {
 
 impl RequestReader {
     /// A reader with a budget of `budget_bytes` for large bodies, at least one body of the maximum size.
-    pub fn new(bounds: Bounds, budget_bytes: usize) -> Self {
+    pub fn new(bounds: RequestBounds, budget_bytes: usize) -> Self {
         let budget_bytes = budget_bytes.clamp(BODY_BYTES_MAX, Semaphore::MAX_PERMITS);
         Self { bounds, budget: Arc::new(Semaphore::new(budget_bytes)) }
     }
 
     /// The bounds of a request.
-    pub(super) fn bounds(&self) -> Bounds {
+    pub(super) fn bounds(&self) -> RequestBounds {
         self.bounds
     }
 

@@ -307,7 +307,7 @@ mod tests {
             let value = format!("user{user}");
             let mut text = KeyText::new("api");
             text.entry(Entry::new("user", &value));
-            let slot = Slot::of(text.key(&[0; 17], &secret), SLOTS);
+            let slot = Slot::for_key(text.key(&[0; 17], &secret), SLOTS);
             *shares.entry(placement.owner(slot).unwrap()).or_default() += 1;
         }
         assert_eq!(shares.len(), 4);

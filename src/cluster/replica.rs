@@ -17,7 +17,7 @@ use tollgate_limiter::{
     remote::{LocalShare, lock},
     rules::ActiveRules,
     store::{Lead, Memory, Slot, SlotSource, StoredSlot},
-    time::{Clock, Reading, SECOND, Stopwatch, Timestamp},
+    time::{Clock, ClockReading, SECOND, Stopwatch, Timestamp},
 };
 use tracing::{info, warn};
 
@@ -91,7 +91,7 @@ pub(super) struct Replica {
     /// Takes what clients of this replica may let pass.
     assign: OnceLock<Assign>,
     pub(super) clock: Clock,
-    first_reading: Reading,
+    first_reading: ClockReading,
     pub(super) started: Stopwatch,
     active_rules: Arc<ActiveRules>,
     pub(super) forward_budget_max: Duration,
@@ -330,7 +330,7 @@ impl Replica {
     }
 
     /// The monotonic time of a reading of the clock, so that one reading serves for both times.
-    fn monotonic(&self, reading: &Reading) -> Timestamp {
+    fn monotonic(&self, reading: &ClockReading) -> Timestamp {
         let since_start = self.clock.between(&self.first_reading, reading);
         MONOTONIC_START.after(since_start.unwrap_or_else(|| self.started.elapsed()))
     }

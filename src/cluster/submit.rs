@@ -6,8 +6,8 @@ use tollgate_limiter::{
     algorithm::Limit,
     descriptor::Key,
     remote::{
-        CounterCheck, CounterChecks, Extent, LocalShare, Mode, Outcomes, RemoteOutcome, RemoteOutcomes,
-        Standing, Submission, Submit,
+        CounterCheck, CounterChecks, LocalShare, LocalShareBasis, Outcomes, RemoteExtent, RemoteOutcome,
+        RemoteOutcomes, Submission, SubmissionMode, Submit,
     },
 };
 
@@ -19,7 +19,7 @@ use crate::cluster::{
 
 impl Submit for Cluster {
     fn submit(&self, Submission { checks, mode, within, open }: Submission<'_>) -> Option<Outcomes> {
-        let Mode::Each = mode else { return None };
+        let SubmissionMode::Each = mode else { return None };
         let replica = &self.0;
         let unanswered = RemoteOutcomes::from_elem(RemoteOutcome::unreachable(), checks.len());
         let (call, outcomes) = replica.calls.start_round(unanswered, open);
@@ -53,12 +53,12 @@ impl Submit for Cluster {
         self.0.local_share()
     }
 
-    fn standing(&self) -> Standing {
+    fn local_share_basis(&self) -> LocalShareBasis {
         self.0.with_node(|node, _| node.standing())
     }
 
-    fn extent(&self) -> Extent {
-        Extent::OtherOwners
+    fn extent(&self) -> RemoteExtent {
+        RemoteExtent::OtherOwners
     }
 
     fn is_joining(&self) -> bool {

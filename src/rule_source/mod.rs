@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use tollgate_limiter::{
-    rules::{ActiveRules, FileSettings, Loader, OverlayFile, Watcher},
+    rules::{ActiveRules, FileSettings, OverlayFile, RuleLoader, Watcher},
     time::Clock,
 };
 
@@ -72,7 +72,7 @@ impl SourceSettings {
             }
             Self::Xds(settings, overlay) => {
                 let stats = stats.xds.unwrap_or_default();
-                let mut loader = Loader::new(settings.url.clone(), clock, active_rules.clone());
+                let mut loader = RuleLoader::new(settings.url.clone(), clock, active_rules.clone());
                 let Some(FileSettings { path, poll_interval }) = overlay else {
                     return xds::follow(*settings, loader, None, stats).await;
                 };

@@ -6,7 +6,7 @@ use tokio::{sync::watch, task::JoinSet, time::sleep};
 use tollgate_limiter::{
     limiter::{self, Limiter},
     remote::Remote,
-    resilience::Callers,
+    resilience::CallerRegistry,
     rules::{ActiveRules, RuleStatsRegistry},
     shared_store::SharedStore,
     store::{Lead, Memory, SWEEP_PARTS, SWEEP_ROUND},
@@ -67,7 +67,7 @@ pub(super) struct Components {
     api: Api,
     // `None` if it is not enabled.
     quotas: Option<Arc<QuotaService>>,
-    callers: Callers,
+    callers: CallerRegistry,
 }
 
 impl Components {
@@ -103,7 +103,7 @@ impl Components {
         let limiter = Limiter::new(active_rules.clone(), persistence.memory.clone(), clock.clone())
             .with_remote(remote)
             .with_modes(settings.limiter)
-            .with_metrics(Arc::new(limiter::Metrics::new(settings.metrics.top_keys)));
+            .with_metrics(Arc::new(limiter::LimiterMetrics::new(settings.metrics.top_keys)));
         let quotas = settings.rlqs.enabled.then(|| {
             let dividers = match &cluster {
                 Some(cluster) => cluster.dividers().clone(),
@@ -144,7 +144,7 @@ impl Components {
             .with_admin_token(settings.admin.token_file.clone().map(admin::Token::new));
         Ok(Self {
             settings,
-            callers: Callers::new(clock.clone()),
+            callers: CallerRegistry::new(clock.clone()),
             clock,
             stats,
             phases,

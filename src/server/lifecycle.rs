@@ -82,8 +82,8 @@ impl Probe {
     /// Why the shared store cannot be used.
     fn store_problem(&self) -> Option<String> {
         match self.shared_store.as_ref()?.state() {
-            shared_store::State::Ready => None,
-            shared_store::State::Unavailable(reason) => {
+            shared_store::SharedStoreState::Ready => None,
+            shared_store::SharedStoreState::Unavailable(reason) => {
                 Some(format!("the shared store cannot be used: {reason}"))
             }
         }

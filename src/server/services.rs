@@ -13,7 +13,7 @@ use axum::{
     http::{HeaderValue, Request, Response},
 };
 use hyper::body::{Body as _, Bytes};
-use tollgate_limiter::resilience::{Caller, Callers, Origin};
+use tollgate_limiter::resilience::{Caller, CallerOrigin, CallerRegistry};
 use tonic::{Code, Status, codegen::Service as _};
 
 use crate::{
@@ -44,24 +44,33 @@ pub(super) struct Services {
     // Address of the client.
     peer: Option<SocketAddr>,
     // Where the calls of the connection come from.
-    origin: Origin,
+    origin: CallerOrigin,
     // Activity of the connection, if the listener closes idle connections.
     activity: Option<Arc<Activity>>,
-    callers: Callers,
+    callers: CallerRegistry,
     // What this connection uses of what all share.
     caller: Caller,
 }
 
 impl Services {
     /// Services over HTTP.
-    pub(super) fn http(router: Router, callers: Callers) -> Self {
+    pub(super) fn http(router: Router, callers: CallerRegistry) -> Self {
         // A router with its state set is not rebuilt for each request.
         let router = router.with_state(());
         let api = None;
         let quotas = None;
         let activity = None;
         let caller = Caller::default();
-        Self { router, api, quotas, peer: None, origin: Origin::Network(None), activity, callers, caller }
+        Self {
+            router,
+            api,
+            quotas,
+            peer: None,
+            origin: CallerOrigin::Network(None),
+            activity,
+            callers,
+            caller,
+        }
     }
 
     /// gRPC services: `api` is the rate limit service, `quotas` that of quotas, `router` has the other services.
@@ -69,12 +78,21 @@ impl Services {
         router: Router,
         api: Api,
         quotas: Option<Arc<QuotaService>>,
-        callers: Callers,
+        callers: CallerRegistry,
     ) -> Self {
         let api = Some(api);
         let activity = None;
         let caller = Caller::default();
-        Self { router, api, quotas, peer: None, origin: Origin::Network(None), activity, callers, caller }
+        Self {
+            router,
+            api,
+            quotas,
+            peer: None,
+            origin: CallerOrigin::Network(None),
+            activity,
+            callers,
+            caller,
+        }
     }
 
     /// The services for one connection. `name` is that of the client's certificate, which was verified.
@@ -88,8 +106,8 @@ impl Services {
         let api = self.api.clone();
         let callers = self.callers.clone();
         let quotas = self.quotas.clone();
-        let network = || Origin::network(peer.map(|peer| peer.ip()));
-        let origin = name.map_or_else(network, Origin::Name);
+        let network = || CallerOrigin::network(peer.map(|peer| peer.ip()));
+        let origin = name.map_or_else(network, CallerOrigin::Name);
         // One per connection: connections on different cores must not share a reference count.
         let caller = self.callers.connected(origin.clone());
         Arc::new(Self { router, api, quotas, peer, origin, activity, callers, caller })
@@ -121,7 +139,7 @@ impl Services {
     }
 
     /// Where the calls of the connection come from.
-    pub(super) fn origin(&self) -> &Origin {
+    pub(super) fn origin(&self) -> &CallerOrigin {
         &self.origin
     }
 

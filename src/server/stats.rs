@@ -6,7 +6,7 @@ use std::sync::{
 };
 
 use tollgate_limiter::{
-    metrics::Counter,
+    metrics::MetricCounter,
     time::{SECOND, Timestamp},
 };
 
@@ -29,26 +29,26 @@ pub struct ServerStats {
 #[derive(Debug, Default)]
 pub struct ListenerStats {
     /// Connections accepted, including those closed at once.
-    pub accepted: Counter,
+    pub accepted: MetricCounter,
     open: AtomicU64,
     /// Connections closed at once because the listener was full.
-    pub refused_full: Counter,
+    pub refused_full: MetricCounter,
     /// Idle connections closed to make room for new ones.
-    pub closed_idle: Counter,
+    pub closed_idle: MetricCounter,
     /// Failed accepts, for example for lack of file descriptors.
-    pub accept_errors: Counter,
+    pub accept_errors: MetricCounter,
     /// Failed TLS handshakes, including clients without a valid certificate.
-    pub handshakes_failed: Counter,
+    pub handshakes_failed: MetricCounter,
     /// Connections closed because the handshake or the first bytes took too long.
-    pub handshakes_slow: Counter,
+    pub handshakes_slow: MetricCounter,
     /// Connections shut down because of their age.
-    pub aged: Counter,
+    pub aged: MetricCounter,
     /// Connections closed at the end of the grace period with open calls.
-    pub cut: Counter,
+    pub cut: MetricCounter,
     /// Certificate loads, including the one at the start.
-    pub certificates_loaded: Counter,
+    pub certificates_loaded: MetricCounter,
     /// Versions of certificate files that were rejected; the previous ones stayed active.
-    pub certificate_errors: Counter,
+    pub certificate_errors: MetricCounter,
     // Seconds since the epoch; 0 without a certificate.
     pub(super) certificate_expires: AtomicU64,
 }

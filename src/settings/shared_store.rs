@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use tollgate_limiter::{
-    shared_store::{self, PasswordSource, PasswordSources, Settings, TlsFiles},
+    shared_store::{self, PasswordSource, PasswordSources, SharedStoreSettings, StoreTlsFiles},
     store::OnFull,
 };
 
@@ -15,20 +15,20 @@ impl Redis {
         (memory_limit, on_full): (u64, OnFull),
         poll_interval: Duration,
         conflicts: &mut Conflicts,
-    ) -> Settings {
+    ) -> SharedStoreSettings {
         self.check(conflicts);
         let [server, sentinel] =
             [self.password_file, self.sentinel_password_file].map(|path| path.map(PasswordSource::File));
-        Settings {
+        SharedStoreSettings {
             urls: self.urls,
             mode: match self.mode {
-                RedisMode::Standalone => shared_store::Mode::Standalone,
-                RedisMode::Sentinel => shared_store::Mode::Sentinel { service: self.sentinel_service },
-                RedisMode::Cluster => shared_store::Mode::Cluster,
+                Mode::Standalone => shared_store::StoreMode::Standalone,
+                Mode::Sentinel => shared_store::StoreMode::Sentinel { service: self.sentinel_service },
+                Mode::Cluster => shared_store::StoreMode::Cluster,
             },
             username: self.username,
             sentinel_username: self.sentinel_username,
-            tls: TlsFiles { ca: self.ca, client: self.cert.zip(self.key) },
+            tls: StoreTlsFiles { ca: self.ca, client: self.cert.zip(self.key) },
             passwords: PasswordSources { server, sentinel, poll_interval },
             unready_without_store: self.unready_without_store,
             connections: self.connections,
@@ -57,7 +57,7 @@ impl Redis {
 
 #[cfg(test)]
 mod tests {
-    use tollgate_limiter::shared_store::Mode;
+    use tollgate_limiter::shared_store::StoreMode;
 
     use super::*;
     use crate::settings::{
@@ -72,8 +72,8 @@ mod tests {
     fn kind_and_urls_suffice_for_a_shared_store() {
         assert!(load(&[]).unwrap().shared_store.is_none());
         let store = load(&[REDIS_KIND, URL]).unwrap().shared_store.unwrap();
-        let of_library = Settings::new(["redis://redis:6379"]);
-        assert_eq!(store, Settings { memory_limit: store.memory_limit, ..of_library });
+        let of_library = SharedStoreSettings::new(["redis://redis:6379"]);
+        assert_eq!(store, SharedStoreSettings { memory_limit: store.memory_limit, ..of_library });
     }
 
     #[test]
@@ -86,7 +86,7 @@ mod tests {
         std::fs::write(path.path(), format!("rules:\n  path: r.yaml\n{file}")).unwrap();
         let sources = SettingsSources { file: Some(path.path().to_owned()), ..SettingsSources::default() };
         let store = sources.load().unwrap().shared_store.unwrap();
-        assert_eq!(store.mode, Mode::Sentinel { service: "counters".to_owned() });
+        assert_eq!(store.mode, StoreMode::Sentinel { service: "counters".to_owned() });
         assert_eq!(store.urls, ["rediss://a:1", "rediss://b:2"]);
         assert_eq!(store.tls.client, Some(("d".into(), "k".into())));
         let users = (store.username.as_deref(), store.sentinel_username.as_deref());

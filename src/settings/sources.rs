@@ -6,7 +6,7 @@ use config::{Config, ConfigError, Environment, Source, ValueKind};
 use tollgate_limiter::{
     files,
     shared_store::{PasswordSource, PasswordSources},
-    yaml::{self, Mark, Node, Pair, Value},
+    yaml::{self, Mark, YamlNode, YamlPair, YamlValue},
 };
 
 use crate::{
@@ -207,12 +207,12 @@ impl SettingsReader {
     }
 
     /// The pairs of a mapping in a settings file; empty for null.
-    fn pairs<'n>(&mut self, node: &'n Node<'n>, place: &impl Fn(Mark) -> String) -> &'n [Pair<'n>] {
+    fn pairs<'n>(&mut self, node: &'n YamlNode<'n>, place: &impl Fn(Mark) -> String) -> &'n [YamlPair<'n>] {
         match &node.value {
-            Value::Mapping(pairs) => pairs,
-            Value::Unreadable => &[],
-            Value::Scalar(_) if node.is_null() => &[],
-            Value::Scalar(_) | Value::List(_) => {
+            YamlValue::Mapping(pairs) => pairs,
+            YamlValue::Unreadable => &[],
+            YamlValue::Scalar(_) if node.is_null() => &[],
+            YamlValue::Scalar(_) | YamlValue::List(_) => {
                 let what = node.describe();
                 self.problems
                     .push(format!("{}: {what} where sections of settings are expected", place(node.mark)));
@@ -222,20 +222,20 @@ impl SettingsReader {
     }
 
     /// The settings of a section in a settings file, and of the sections in it.
-    fn section(&mut self, section: &str, settings: &[Pair<'_>], place: &impl Fn(Mark) -> String) {
+    fn section(&mut self, section: &str, settings: &[YamlPair<'_>], place: &impl Fn(Mark) -> String) {
         for setting in settings {
             let name = format!("{section}.{}", setting.key);
             let written = |setting: &Setting| setting.name.to_owned();
             match &setting.value.value {
-                Value::Scalar(scalar) => {
+                YamlValue::Scalar(scalar) => {
                     self.set(SettingOrigin::File, &place(setting.mark), written, &name, &scalar.text);
                 }
-                Value::Mapping(settings) if is_section(&name) => self.section(&name, settings, place),
-                Value::List(_) | Value::Mapping(_) => {
+                YamlValue::Mapping(settings) if is_section(&name) => self.section(&name, settings, place),
+                YamlValue::List(_) | YamlValue::Mapping(_) => {
                     let what = setting.value.describe();
                     self.problems.push(format!("{}: {name} cannot be {what}", place(setting.mark)));
                 }
-                Value::Unreadable => {}
+                YamlValue::Unreadable => {}
             }
         }
     }

@@ -92,7 +92,7 @@ impl Counters {
 
     /// A limiter over these counters with one rule.
     pub fn with_rule(&self, limit: &str) -> Limiter {
-        self.with_rules(Arc::new(ActiveRules::of(rule(limit), START)))
+        self.with_rules(Arc::new(ActiveRules::from_rules(rule(limit), START)))
     }
 
     pub fn advance(&self, time: Duration) {

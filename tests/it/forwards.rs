@@ -20,8 +20,8 @@ use tollgate_limiter::{
     resilience::{Caller, Overloaded},
     rules::{ActiveRules, ForwardPolicy, OnOwnerUnavailable},
     store::{
-        Check, Checks, CounterOperation, HOLD_TTL_MAX, HoldId, HoldOutcome, HoldTerms, IdMemory, Memory,
-        OnExpiry, OnFull, OnRefusal, Refusal, Reserved, Role, SettleOutcome, Settled, UnknownId,
+        Check, CheckRole, Checks, CounterOperation, HOLD_TTL_MAX, HoldId, HoldOutcome, HoldTerms, IdMemory,
+        Memory, OnExpiry, OnFull, OnRefusal, Refusal, Reserved, SettleOutcome, Settled, UnknownId,
     },
     time::{Clock, SECOND},
 };
@@ -42,7 +42,7 @@ struct Pair {
 
 /// Every check refuses the call.
 fn any_refuses(checks: usize) -> Refusal {
-    Refusal { roles: vec![Role::default(); checks].into(), do_quotas_refuse: false }
+    Refusal { roles: vec![CheckRole::default(); checks].into(), do_quotas_refuse: false }
 }
 
 impl Pair {
@@ -96,7 +96,7 @@ impl Pair {
 
     /// Decides a call of `checks` checks with distinct keys. Returns how many pass, and the number of polls.
     async fn decide(&self, checks: usize, connection: &Caller) -> (Result<usize, Overloaded>, usize) {
-        let window = Window::of_nanos(1_000 * SECOND).unwrap();
+        let window = Window::from_nanos(1_000 * SECOND).unwrap();
         let limit = Limit::Classic(Classic { limit: 10, window });
         let secret = Secret::random();
         let key = |number: u64| {
@@ -158,7 +158,7 @@ impl Pair {
 
 /// Ten hits in a window.
 fn ten() -> Limit {
-    let window = Window::of_nanos(1_000 * SECOND).unwrap();
+    let window = Window::from_nanos(1_000 * SECOND).unwrap();
     Limit::FixedWindow(FixedWindow { limit: 10, window, excess: Excess::Refuse })
 }
 

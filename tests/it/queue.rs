@@ -50,7 +50,7 @@ descriptors:
 /// The service without sockets, so that a test can pause time.
 fn api() -> Api {
     let rules = Rules::parse("rules.yaml", RULES).unwrap_or_else(|problems| panic!("{problems}"));
-    let active_rules = Arc::new(ActiveRules::of(rules, START));
+    let active_rules = Arc::new(ActiveRules::from_rules(rules, START));
     let memory = Arc::new(Memory::new(1 << 30, OnFull::Deny));
     let limiter = Limiter::new(active_rules, memory, Clock::manual(START));
     Api::new(limiter, api::ApiSettings { exact_reset: true, ..api::ApiSettings::default() })

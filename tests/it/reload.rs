@@ -96,7 +96,7 @@ impl ManualWatcher {
             (Arc::new(ActiveRules::default()), Clock::manual(Timestamp::from_nanos(7)));
         let path = directory.path().join("limits.yaml");
         fs::write(&path, text).unwrap();
-        let mut watcher = Watcher::new(FileSettings::of(path), clock.clone(), active_rules.clone());
+        let mut watcher = Watcher::new(FileSettings::new(path), clock.clone(), active_rules.clone());
         assert!(watcher.poll().await);
         Self { directory, active_rules, clock, watcher }
     }

@@ -90,7 +90,7 @@ fn reloads_of_unchanged_rule_under_load_keep_count() {
     let reloads = rounds(100, 1_000);
     for (name, rule_text) in every_rule() {
         let counters = Counters::new();
-        let active_rules = Arc::new(ActiveRules::of(rule(&rule_text(500)), START));
+        let active_rules = Arc::new(ActiveRules::from_rules(rule(&rule_text(500)), START));
         let limiter = counters.with_rules(active_rules.clone());
         let (done, passed) = (AtomicBool::new(false), AtomicU64::new(0));
         thread::scope(|scope| {
@@ -177,7 +177,7 @@ fn other_algorithm_has_own_counter_and_old_one_remains() {
 fn removed_and_restored_rule_finds_its_counter() {
     for (name, rule_text) in every_rule() {
         let counters = Counters::new();
-        let active_rules = Arc::new(ActiveRules::of(rule(&rule_text(10)), START));
+        let active_rules = Arc::new(ActiveRules::from_rules(rule(&rule_text(10)), START));
         let limiter = counters.with_rules(active_rules.clone());
         apply(&limiter, Operation::Charge(6));
         active_rules.replace(rules("domain: d\n"), START);
@@ -214,7 +214,7 @@ proptest! {
                 ) else {
                     continue;
                 };
-                let limiter = counters.with_rules(Arc::new(ActiveRules::of(rules, START)));
+                let limiter = counters.with_rules(Arc::new(ActiveRules::from_rules(rules, START)));
                 let before = remaining(&limiter);
                 let outcome = apply(&limiter, Operation::Charge(*hits));
                 // A classic count saturates at 2^64 - 1.

@@ -23,7 +23,7 @@ use crate::{
 #[test]
 fn typical_limits_admit_what_they_say() {
     let counters = Counters::new();
-    let limiter = counters.with_rules(Arc::new(ActiveRules::of(
+    let limiter = counters.with_rules(Arc::new(ActiveRules::from_rules(
         rules(
             "
 domain: d
@@ -129,7 +129,7 @@ fn extreme_limits_do_not_overflow() {
 
 fn decides_every_operation(text: &str, limit: u64) {
     let counters = Counters::new();
-    let limiter = counters.with_rules(Arc::new(ActiveRules::of(rule(text), START)));
+    let limiter = counters.with_rules(Arc::new(ActiveRules::from_rules(rule(text), START)));
     if limit == 0 {
         assert!(!apply(&limiter, Operation::Charge(1)).passes, "{text}");
     }

@@ -22,7 +22,7 @@ const HOUR: u64 = 3_600 * 1_000_000_000;
 
 fn every_limit() -> Vec<Limit> {
     let nanos = |nanos| NonZeroU64::new(nanos).unwrap();
-    let span = Span::of_nanos(HOUR).unwrap();
+    let span = Span::from_nanos(HOUR).unwrap();
     let rate = Rate::new(nanos(10), nanos(HOUR));
     let mut all = laws::every_limit(10, HOUR);
     all.extend(laws::every_limit(10, HOUR).into_iter().map(|limit| laws::with_penalty(limit, HOUR)));

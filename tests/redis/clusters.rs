@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use tollgate_limiter::{
     algorithm::Operation,
     rules::OnOwnerUnavailable,
-    shared_store::{Mode, Passwords, Settings, State},
+    shared_store::{Passwords, SharedStoreSettings, SharedStoreState, StoreMode},
 };
 
 use crate::{
@@ -59,9 +59,9 @@ impl Cluster {
         }
     }
 
-    fn settings(&self) -> Settings {
+    fn settings(&self) -> SharedStoreSettings {
         let urls: Vec<String> = self.servers.iter().map(Server::url).collect();
-        Settings { mode: Mode::Cluster, ..settings(&urls) }
+        SharedStoreSettings { mode: StoreMode::Cluster, ..settings(&urls) }
     }
 }
 
@@ -105,7 +105,7 @@ async fn user_and_password_open_every_node_of_a_cluster() {
         server.run::<()>("ACL SETUSER tollgate on >secret allcommands allkeys allchannels");
         server.run::<()>("ACL SETUSER default off");
     }
-    let user = Settings { username: Some("tollgate".to_owned()), ..cluster.settings() };
+    let user = SharedStoreSettings { username: Some("tollgate".to_owned()), ..cluster.settings() };
     let login = Passwords { server: Some("secret".to_owned()), sentinel: None };
     let replica = Replica::start_with(user, login);
     replica.until_ready().await;
@@ -212,8 +212,8 @@ async fn sentinels_name_the_next_master_after_a_failover() {
     })
     .await;
     let urls: Vec<String> = sentinels.iter().map(Server::url).collect();
-    let mode = Mode::Sentinel { service: "counters".to_owned() };
-    let replica = Replica::ready(Settings { mode, ..settings(&urls) }).await;
+    let mode = StoreMode::Sentinel { service: "counters".to_owned() };
+    let replica = Replica::ready(SharedStoreSettings { mode, ..settings(&urls) }).await;
     let limit = a_day(1_000);
     assert_eq!(replica.check(key("a"), &limit, CHARGE).await.remaining, 999);
     until("the follower has the counter", || follower.run::<u64>("DBSIZE") >= 3).await;
@@ -228,7 +228,7 @@ async fn sentinels_name_the_next_master_after_a_failover() {
         tokio::time::sleep(Duration::from_millis(20)).await;
     };
     assert_eq!(after, 998, "the next master has the counter");
-    assert_eq!(replica.store.state(), State::Ready);
+    assert_eq!(replica.store.state(), SharedStoreState::Ready);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -6,7 +6,7 @@ use futures_util::future::join_all;
 use tollgate_limiter::{
     algorithm::Operation,
     remote::RemoteHoldError,
-    shared_store::Settings,
+    shared_store::SharedStoreSettings,
     store::{HOLDS_MAX, SettleOutcome},
     time::{Clock, Timestamp},
 };
@@ -21,7 +21,7 @@ const MINUTE: Duration = Duration::from_secs(60);
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn racing_replicas_reserve_and_charge_exactly_the_limit() {
     let server = Server::start(&[]);
-    let settings = Settings { timeout: PATIENCE, ..settings(&[server.url()]) };
+    let settings = SharedStoreSettings { timeout: PATIENCE, ..settings(&[server.url()]) };
     let replicas = join_all((0..3).map(|_| async { Arc::new(Replica::ready(settings.clone()).await) })).await;
     let (name, limit) = (key("raced"), a_day(600));
     let callers = (0..24_usize).map(|caller| {
@@ -120,7 +120,7 @@ async fn settlement_elsewhere_ends_local_refusal() {
 #[tokio::test]
 async fn more_than_the_most_reservations_are_refused() {
     let server = Server::start(&[]);
-    let settings = Settings { timeout: PATIENCE, ..settings(&[server.url()]) };
+    let settings = SharedStoreSettings { timeout: PATIENCE, ..settings(&[server.url()]) };
     let replica = Replica::ready(settings).await;
     let (name, limit) = (key("full"), a_day(1_000_000));
     let hold = [check(name, &limit, Operation::Charge(1))];
@@ -141,7 +141,7 @@ async fn more_than_the_most_reservations_are_refused() {
 async fn forgotten_ids_are_counted_and_their_counter_stays_bounded() {
     const IDS: usize = 4_800;
     let server = Server::start(&[]);
-    let settings = Settings { timeout: PATIENCE, ..settings(&[server.url()]) };
+    let settings = SharedStoreSettings { timeout: PATIENCE, ..settings(&[server.url()]) };
     let replica = Replica::ready(settings).await;
     let (name, limit) = (key("many"), a_day(1_000_000));
     let charge = [check(name, &limit, Operation::Charge(1))];

@@ -9,7 +9,7 @@ use tokio::time::{sleep, timeout};
 use tollgate_limiter::{
     limiter::{Checked, HoldError, Limiter},
     shared_limiter::SharedLimiter,
-    shared_store::{ConnectError, PasswordSource, Settings, State},
+    shared_store::{ConnectError, PasswordSource, SharedStoreSettings, SharedStoreState},
     store::SettleOutcome,
     tower::{Question, RateLimitLayer},
 };
@@ -32,7 +32,7 @@ const MINUTE: Duration = Duration::from_secs(60);
 const USER: [(&str, &str); 1] = [("user", "ada")];
 
 async fn connect(server: &Server) -> SharedLimiter {
-    let settings = Settings { timeout: PATIENCE, ..Settings::new([server.url()]) };
+    let settings = SharedStoreSettings { timeout: PATIENCE, ..SharedStoreSettings::new([server.url()]) };
     SharedLimiter::connect(Limiter::from_yaml(RULES).unwrap(), settings).await.unwrap()
 }
 
@@ -78,7 +78,10 @@ async fn reservation_is_settled_by_another_limiter() {
 #[tokio::test]
 async fn stopped_server_leaves_decisions_to_the_rule_until_it_returns() {
     let mut server = Server::start(&["--appendonly", "yes", "--appendfsync", "always"]);
-    let settings = Settings { timeout: Duration::from_millis(200), ..Settings::new([server.url()]) };
+    let settings = SharedStoreSettings {
+        timeout: Duration::from_millis(200),
+        ..SharedStoreSettings::new([server.url()])
+    };
     let limiter = SharedLimiter::connect(Limiter::from_yaml(RULES).unwrap(), settings).await.unwrap();
     let check = async |key| limiter.check("shop", &[(key, "a")], 1).await.unwrap();
     assert!(check("allowed").await.passes);
@@ -89,10 +92,10 @@ async fn stopped_server_leaves_decisions_to_the_rule_until_it_returns() {
     assert_eq!((passes, degraded), (false, true));
     let reserved = limiter.reserve("shop", &USER, 1, MINUTE).await;
     assert_eq!(reserved.unwrap_err(), HoldError::OwnerUnreachable);
-    assert!(matches!(limiter.state(), State::Unavailable(_)));
+    assert!(matches!(limiter.state(), SharedStoreState::Unavailable(_)));
 
     server.restart();
-    crate::replica::until("the server decides", || limiter.state() == State::Ready).await;
+    crate::replica::until("the server decides", || limiter.state() == SharedStoreState::Ready).await;
     let started = std::time::Instant::now();
     while check("denied").await.degraded {
         assert!(started.elapsed() < PATIENCE);
@@ -133,7 +136,8 @@ async fn tower_layers_of_two_programs_share_a_limit() {
 async fn tower_layer_with_too_many_waiting_requests_answers_503() {
     const REQUESTS: usize = 40_000;
     let server = Server::start(&[]);
-    let settings = Settings { timeout: Duration::from_secs(2), ..Settings::new([server.url()]) };
+    let settings =
+        SharedStoreSettings { timeout: Duration::from_secs(2), ..SharedStoreSettings::new([server.url()]) };
     let limiter = SharedLimiter::connect(Limiter::from_yaml(RULES).unwrap(), settings).await.unwrap();
     let get = program(limiter);
     server.signal("STOP");
@@ -160,14 +164,17 @@ async fn invalid_settings_are_refused_before_connecting() {
         let connected = SharedLimiter::connect(Limiter::from_yaml(RULES).unwrap(), settings).await;
         connected.unwrap_err()
     };
-    let settings = |urls: &[&str]| Settings::new(urls.iter().copied());
+    let settings = |urls: &[&str]| SharedStoreSettings::new(urls.iter().copied());
     let one = settings(&["redis://127.0.0.1:1"]);
     assert!(matches!(refused(settings(&[])).await, ConnectError::NoUrl));
     let error = refused(settings(&["redis://:secret@127.0.0.1:1"])).await;
     assert!(matches!(error, ConnectError::Url(_)) && !error.to_string().contains("secret"), "{error}");
     assert!(matches!(refused(settings(&["redis://a", "rediss://b"])).await, ConnectError::MixedTls));
-    assert!(matches!(refused(Settings { connections: 0, ..one.clone() }).await, ConnectError::NoConnection));
-    let error = refused(Settings { prefix: "{a}".to_owned(), ..one.clone() }).await;
+    assert!(matches!(
+        refused(SharedStoreSettings { connections: 0, ..one.clone() }).await,
+        ConnectError::NoConnection
+    ));
+    let error = refused(SharedStoreSettings { prefix: "{a}".to_owned(), ..one.clone() }).await;
     assert_eq!(
         error.to_string(),
         r#""{a}" is not a prefix of keys: 1 to 64 visible ASCII characters, without { } * ? [ ] and \"#

@@ -14,7 +14,7 @@ use tollgate_limiter::{
     algorithm::{Operation, Verdict},
     resilience::{Caller, Overloaded},
     rules::OnOwnerUnavailable,
-    shared_store::{Passwords, Settings, State},
+    shared_store::{Passwords, SharedStoreSettings, SharedStoreState},
 };
 
 use crate::{
@@ -26,8 +26,8 @@ const CHARGE: Operation = Operation::Charge(1);
 
 fn reason(replica: &Replica) -> String {
     match replica.store.state() {
-        State::Ready => "ready".to_owned(),
-        State::Unavailable(reason) => reason,
+        SharedStoreState::Ready => "ready".to_owned(),
+        SharedStoreState::Unavailable(reason) => reason,
     }
 }
 
@@ -61,8 +61,10 @@ async fn policies_decide_while_server_is_down_and_share_is_charged_after() {
     until("both replicas are seen", || one.store.stats().replicas == 2 && other.store.stats().replicas == 2)
         .await;
     server.kill();
-    until("the loss is noticed", || one.store.state() != State::Ready && other.store.state() != State::Ready)
-        .await;
+    until("the loss is noticed", || {
+        one.store.state() != SharedStoreState::Ready && other.store.state() != SharedStoreState::Ready
+    })
+    .await;
     let checks = [check(name, &limit, CHARGE)];
     let allowed = one.decide_with(&checks, OnOwnerUnavailable::Allow, None).await;
     assert_eq!((allowed.decisions[0].verdict, allowed.degraded[0]), (Verdict::Pass, true));
@@ -108,7 +110,7 @@ async fn frozen_server_costs_callers_half_of_their_timeout_at_most() {
         slow += usize::from(took > timeout / 4);
     }
     assert!(slow < 20, "the circuit breaker spares callers: {slow} of 200 waited");
-    assert!(replica.store.stats().breaker_openings > 0 || replica.store.state() != State::Ready);
+    assert!(replica.store.stats().breaker_openings > 0 || replica.store.state() != SharedStoreState::Ready);
     server.signal("CONT");
     until_decided(&replica, "after").await;
 }
@@ -212,7 +214,7 @@ async fn server_without_memory_degrades_and_recovers() {
     assert!(reason(&replica).contains("OOM"), "{}", reason(&replica));
     server.run::<()>("CONFIG SET maxmemory 0");
     until_decided(&replica, "any").await;
-    assert_eq!(replica.store.state(), State::Ready);
+    assert_eq!(replica.store.state(), SharedStoreState::Ready);
 }
 
 #[tokio::test]
@@ -271,7 +273,7 @@ async fn user_with_few_rights_suffices() {
         "ACL SETUSER tollgate on >secret ~tollgate:* &tollgate:* -@all +evalsha +eval +mget +set +get +del +time \
          +publish +subscribe +zadd +zremrangebyscore +zcard +pexpire",
     );
-    let user = Settings { username: Some("tollgate".to_owned()), ..settings(&[server.url()]) };
+    let user = SharedStoreSettings { username: Some("tollgate".to_owned()), ..settings(&[server.url()]) };
     let login = Passwords { server: Some("secret".to_owned()), sentinel: None };
     let replica = Replica::start_with(user.clone(), login.clone());
     replica.until_ready().await;

@@ -20,7 +20,7 @@ use tokio::{
 use tollgate_limiter::{
     algorithm::{Limit, Operation},
     descriptor::Key,
-    shared_store::Settings,
+    shared_store::SharedStoreSettings,
 };
 
 use crate::{
@@ -30,7 +30,7 @@ use crate::{
 
 /// Replicas of one server, which wait for it however busy the machine is.
 async fn replicas(server: &Server, count: usize) -> Vec<Arc<Replica>> {
-    let settings = Settings { timeout: PATIENCE, ..settings(&[server.url()]) };
+    let settings = SharedStoreSettings { timeout: PATIENCE, ..settings(&[server.url()]) };
     join_all((0..count).map(|_| async { Arc::new(Replica::ready(settings.clone()).await) })).await
 }
 
@@ -150,7 +150,7 @@ async fn far_replica_gets_its_turn_at_a_hot_key() {
     let server = Server::start(&[]);
     let near = replicas(&server, 1).await.remove(0);
     let far = settings(&[delayed(&server, Duration::from_millis(5)).await]);
-    let far = Replica::ready(Settings { timeout: PATIENCE, ..far }).await;
+    let far = Replica::ready(SharedStoreSettings { timeout: PATIENCE, ..far }).await;
     let (name, limit) = (key("hot"), a_day(1_000_000_000));
     let done = Arc::new(AtomicBool::new(false));
     let (busy, until) = (near.clone(), done.clone());

@@ -12,10 +12,13 @@ use tollgate_limiter::{
     remote::{Remote, RemoteHoldError},
     resilience::{Caller, Overloaded},
     rules::{ActiveRules, ForwardPolicy, OnOwnerUnavailable},
-    shared_store::{Mode, PasswordSources, Passwords, Settings, SharedStore, State, TlsFiles},
+    shared_store::{
+        PasswordSources, Passwords, SharedStore, SharedStoreSettings, SharedStoreState, StoreMode,
+        StoreTlsFiles,
+    },
     store::{
-        Check, Checks, HoldId, HoldTerms, OnExpiry, OnFull, OnRefusal, Refusal, RemoteDecisions, Reserved,
-        Role, Settled, UnknownId,
+        Check, CheckRole, Checks, HoldId, HoldTerms, OnExpiry, OnFull, OnRefusal, Refusal, RemoteDecisions,
+        Reserved, Settled, UnknownId,
     },
     time::Clock,
 };
@@ -38,22 +41,22 @@ impl Drop for Replica {
 }
 
 impl Replica {
-    pub fn start(settings: Settings) -> Self {
+    pub fn start(settings: SharedStoreSettings) -> Self {
         Self::start_with(settings, Passwords::default())
     }
 
-    pub fn start_with(settings: Settings, passwords: Passwords) -> Self {
+    pub fn start_with(settings: SharedStoreSettings, passwords: Passwords) -> Self {
         Self::start_at(settings, passwords, Clock::system())
     }
 
     /// A replica that is ready and decides at the instants of this clock.
-    pub async fn ready_with(settings: Settings, clock: Clock) -> Self {
+    pub async fn ready_with(settings: SharedStoreSettings, clock: Clock) -> Self {
         let replica = Self::start_at(settings, Passwords::default(), clock);
         replica.until_ready().await;
         replica
     }
 
-    fn start_at(settings: Settings, passwords: Passwords, clock: Clock) -> Self {
+    fn start_at(settings: SharedStoreSettings, passwords: Passwords, clock: Clock) -> Self {
         let active_rules = Arc::new(ActiveRules::default());
         let store = SharedStore::new(settings, clock, active_rules.clone());
         let (passwords, received) = watch::channel(passwords);
@@ -63,7 +66,7 @@ impl Replica {
     }
 
     /// A replica that is ready.
-    pub async fn ready(settings: Settings) -> Self {
+    pub async fn ready(settings: SharedStoreSettings) -> Self {
         let replica = Self::start(settings);
         replica.until_ready().await;
         replica
@@ -71,7 +74,7 @@ impl Replica {
 
     pub async fn until_ready(&self) {
         let started = Instant::now();
-        while self.store.state() != State::Ready {
+        while self.store.state() != SharedStoreState::Ready {
             assert!(started.elapsed() < PATIENCE, "{:?}", self.store.state());
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
@@ -129,13 +132,13 @@ impl Replica {
 }
 
 /// The settings for servers at these addresses.
-pub fn settings(urls: &[String]) -> Settings {
-    Settings {
+pub fn settings(urls: &[String]) -> SharedStoreSettings {
+    SharedStoreSettings {
         urls: urls.to_vec(),
-        mode: Mode::Standalone,
+        mode: StoreMode::Standalone,
         username: None,
         sentinel_username: None,
-        tls: TlsFiles::default(),
+        tls: StoreTlsFiles::default(),
         passwords: PasswordSources::default(),
         unready_without_store: false,
         connections: 1,
@@ -148,7 +151,7 @@ pub fn settings(urls: &[String]) -> Settings {
 
 /// Every check refuses its call.
 pub fn refusal(checks: &[Check<'_>]) -> Refusal {
-    Refusal { roles: checks.iter().map(|_| Role::default()).collect(), do_quotas_refuse: false }
+    Refusal { roles: checks.iter().map(|_| CheckRole::default()).collect(), do_quotas_refuse: false }
 }
 
 /// A reservation of this id that is released after `ttl`.
@@ -166,7 +169,7 @@ pub fn key(name: &str) -> Key {
 
 /// So many hits in a window of a day.
 pub fn a_day(limit: u64) -> Limit {
-    let day = Span::of_nanos(86_400 * 1_000_000_000).unwrap();
+    let day = Span::from_nanos(86_400 * 1_000_000_000).unwrap();
     Limit::FixedWindow(FixedWindow { limit, window: Window::Aligned(day), excess: Excess::Refuse })
 }
 

@@ -9,7 +9,7 @@ use tokio::{
 };
 use tollgate_limiter::{
     algorithm::Operation,
-    shared_store::{Mode, Settings, State},
+    shared_store::{SharedStoreSettings, SharedStoreState, StoreMode},
 };
 
 use crate::{
@@ -75,9 +75,9 @@ async fn serve(
     }
 }
 
-async fn assert_closed(mode: Mode, reply: Endless) {
+async fn assert_closed(mode: StoreMode, reply: Endless) {
     let (url, mut taken) = start(reply).await;
-    let replica = Replica::ready(Settings { mode, timeout: PATIENCE, ..settings(&[url]) }).await;
+    let replica = Replica::ready(SharedStoreSettings { mode, timeout: PATIENCE, ..settings(&[url]) }).await;
     let decided = replica.decide(&[check(key("a"), &a_day(10), Operation::Charge(1))]).await;
     assert!(decided.degraded[0] && !decided.decisions[0].verdict.passes());
     let taken = tokio::time::timeout(Duration::from_secs(5), taken.recv()).await.unwrap().unwrap();
@@ -87,11 +87,11 @@ async fn assert_closed(mode: Mode, reply: Endless) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn endless_reply_of_sentinel_closes_its_connection() {
     let (url, mut taken) = start(ARRAY).await;
-    let mode = Mode::Sentinel { service: "counters".to_owned() };
-    let replica = Replica::start(Settings { mode, timeout: PATIENCE, ..settings(&[url]) });
+    let mode = StoreMode::Sentinel { service: "counters".to_owned() };
+    let replica = Replica::start(SharedStoreSettings { mode, timeout: PATIENCE, ..settings(&[url]) });
     let taken = tokio::time::timeout(PATIENCE, taken.recv()).await.unwrap().unwrap();
     assert!(taken < TAKEN_MAX, "{taken}");
-    let unavailable = || matches!(replica.store.state(), State::Unavailable(_));
+    let unavailable = || matches!(replica.store.state(), SharedStoreState::Unavailable(_));
     until("the sentinel names no master", unavailable).await;
 }
 
@@ -100,15 +100,15 @@ const ARRAY: Endless = Endless { head: b"*1073741824\r\n", repeated: b":1\r\n" }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn endless_string_closes_its_connection() {
-    assert_closed(Mode::Standalone, STRING).await;
+    assert_closed(StoreMode::Standalone, STRING).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn endless_array_closes_its_connection() {
-    assert_closed(Mode::Standalone, ARRAY).await;
+    assert_closed(StoreMode::Standalone, ARRAY).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn endless_reply_of_cluster_closes_its_connection() {
-    assert_closed(Mode::Cluster, STRING).await;
+    assert_closed(StoreMode::Cluster, STRING).await;
 }

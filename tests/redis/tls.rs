@@ -7,7 +7,7 @@ use rcgen::{
 };
 use tollgate_limiter::{
     algorithm::Operation,
-    shared_store::{Settings, State, TlsFiles},
+    shared_store::{SharedStoreSettings, SharedStoreState, StoreTlsFiles},
 };
 
 use crate::{
@@ -48,19 +48,21 @@ async fn server_with_tls_needs_authority_and_client_certificate() {
     ]);
     let url = format!("rediss://localhost:{port}");
     let client = Some((file("cert.pem"), file("key.pem")));
-    let tls = TlsFiles { ca: Some(file("ca.pem")), client };
-    let replica = Replica::ready(Settings { tls, ..settings(std::slice::from_ref(&url)) }).await;
+    let tls = StoreTlsFiles { ca: Some(file("ca.pem")), client };
+    let replica = Replica::ready(SharedStoreSettings { tls, ..settings(std::slice::from_ref(&url)) }).await;
     let decided = replica.decide(&[check(key("a"), &a_day(10), Operation::Charge(1))]).await;
     assert_eq!((decided.decisions[0].remaining, decided.degraded[0]), (9, false));
     assert_eq!(server.run::<u64>("DBSIZE"), 3, "a counter, the secret and the replicas");
 
     let closed = |replica: &Replica| match replica.store.state() {
-        State::Ready => panic!("the connection must fail"),
-        State::Unavailable(reason) => reason != "connecting",
+        SharedStoreState::Ready => panic!("the connection must fail"),
+        SharedStoreState::Unavailable(reason) => reason != "connecting",
     };
-    let without_certificate = TlsFiles { ca: Some(file("ca.pem")), client: None };
-    let refused =
-        Replica::start(Settings { tls: without_certificate, ..settings(std::slice::from_ref(&url)) });
+    let without_certificate = StoreTlsFiles { ca: Some(file("ca.pem")), client: None };
+    let refused = Replica::start(SharedStoreSettings {
+        tls: without_certificate,
+        ..settings(std::slice::from_ref(&url))
+    });
     until("the server refuses", || closed(&refused)).await;
     let without_authority = Replica::start(settings(&[url]));
     until("the server's certificate is refused", || closed(&without_authority)).await;

@@ -91,7 +91,7 @@ impl Series {
 
 fn pictures() -> Vec<Picture> {
     let number = |number| NonZeroU64::new(number).unwrap();
-    let (span, excess) = (Span::of_nanos(WINDOW).unwrap(), Excess::Refuse);
+    let (span, excess) = (Span::from_nanos(WINDOW).unwrap(), Excess::Refuse);
     let log = |sub_window| SlidingLog { limit: LIMIT, span, sub_window: number(sub_window), excess };
     let pace = Rate::new(number(LIMIT), number(WINDOW));
     let bucket = TokenBucket { rate: pace, burst: LIMIT, excess };

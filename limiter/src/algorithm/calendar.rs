@@ -12,7 +12,7 @@ use crate::time::{SECOND, Timestamp};
 
 /// Windows that begin at midnight in a time zone. Their lengths differ.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(try_from = "Named", into = "Named")]
+#[serde(try_from = "NamedCalendar", into = "NamedCalendar")]
 pub struct Calendar {
     unit: CalendarUnit,
     zone: TimeZone,
@@ -24,7 +24,7 @@ pub struct Calendar {
 pub enum CalendarUnit {
     /// From midnight to midnight: 23 to 25 hours.
     Day,
-    /// Seven days, from midnight of the given one.
+    /// Seven days, from midnight of this day.
     Week(#[serde(with = "weekday")] Weekday),
     /// 28 to 31 days, from the first.
     Month,
@@ -34,22 +34,22 @@ pub enum CalendarUnit {
 
 /// The serialized form of a calendar, with the name of its time zone.
 #[derive(Serialize, Deserialize)]
-struct Named {
+struct NamedCalendar {
     unit: CalendarUnit,
     zone: String,
     code: u64,
 }
 
-impl From<Calendar> for Named {
+impl From<Calendar> for NamedCalendar {
     fn from(calendar: Calendar) -> Self {
         Self { unit: calendar.unit, zone: calendar.zone().to_owned(), code: calendar.code }
     }
 }
 
-impl TryFrom<Named> for Calendar {
+impl TryFrom<NamedCalendar> for Calendar {
     type Error = String;
 
-    fn try_from(Named { unit, zone, code }: Named) -> Result<Self, String> {
+    fn try_from(NamedCalendar { unit, zone, code }: NamedCalendar) -> Result<Self, String> {
         let found = Self::new(unit, &zone).ok_or_else(|| format!("there is no time zone {zone:?} here"))?;
         // Keeps the code of the name as received: its case may differ from the canonical name of the zone.
         Ok(Self { code, ..found })
@@ -127,7 +127,8 @@ impl Calendar {
 
     /// How many windows lie between two starts.
     pub(crate) fn windows_between(&self, from: Timestamp, to: Timestamp) -> u64 {
-        let (from, to) = (self.date(from), self.date(to));
+        let from = self.date(from);
+        let to = self.date(to);
         let days = || i64::from((to - from).get_days());
         let months = || {
             let years = i64::from(to.year()) - i64::from(from.year());

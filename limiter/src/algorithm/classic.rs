@@ -6,13 +6,13 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     algorithm::{
-        Admission, Algorithm, Decision, Excess, Held, Operation, Place, Verdict, Window, WindowCounter,
-        WindowReceipt,
+        Admission, Algorithm, ChargePosition, Decision, Excess, HeldCharge, Operation, Verdict, Window,
+        WindowCounter, WindowReceipt,
     },
     time::Timestamp,
 };
 
-/// At most `limit` hits in each window; refused hits count too.
+/// At most `limit` hits in each window; refused hits are charged.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Classic {
     /// Hits that pass in one window; 0 lets none pass.
@@ -82,17 +82,17 @@ impl Algorithm for Classic {
         counter.clamp_ahead(&self.window, at, now);
     }
 
-    fn place(&self, _counter: &WindowCounter, _now: Timestamp) -> Place {
-        Place::Sum
+    fn place(&self, _counter: &WindowCounter, _now: Timestamp) -> ChargePosition {
+        ChargePosition::Sum
     }
 
-    fn weight(&self, counter: &WindowCounter, _place: Place, now: Timestamp) -> u128 {
+    fn weight(&self, counter: &WindowCounter, _place: ChargePosition, now: Timestamp) -> u128 {
         let mut advanced = *counter;
         advanced.advance(&self.window, now, |_, _| 0);
         advanced.count.into()
     }
 
-    fn lighten(&self, counter: &mut WindowCounter, _held: &Held, units: u128, now: Timestamp) {
+    fn lighten(&self, counter: &mut WindowCounter, _held: &HeldCharge, units: u128, now: Timestamp) {
         counter.advance(&self.window, now, |_, _| 0);
         counter.remove(u64::try_from(units).unwrap_or(u64::MAX));
     }

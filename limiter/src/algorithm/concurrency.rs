@@ -10,8 +10,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     algorithm::{
-        Admission, Algorithm, Decision, Excess, Held, LogCounter, LogReceipt, Operation, Place, SlidingLog,
-        Span, Verdict,
+        Admission, Algorithm, ChargePosition, Decision, Excess, HeldCharge, LogCounter, LogReceipt,
+        Operation, SlidingLog, Span, Verdict,
     },
     time::Timestamp,
 };
@@ -26,7 +26,7 @@ pub struct Concurrency {
 }
 
 impl Concurrency {
-    /// The log that places are kept in.
+    /// The log of the places.
     fn log(&self) -> SlidingLog {
         SlidingLog {
             limit: self.max_in_flight,
@@ -79,15 +79,15 @@ impl Algorithm for Concurrency {
         self.log().clamp_ahead(counter, at, now);
     }
 
-    fn place(&self, counter: &LogCounter, now: Timestamp) -> Place {
+    fn place(&self, counter: &LogCounter, now: Timestamp) -> ChargePosition {
         self.log().place(counter, now)
     }
 
-    fn weight(&self, counter: &LogCounter, place: Place, now: Timestamp) -> u128 {
+    fn weight(&self, counter: &LogCounter, place: ChargePosition, now: Timestamp) -> u128 {
         self.log().weight(counter, place, now)
     }
 
-    fn lighten(&self, counter: &mut LogCounter, held: &Held, units: u128, now: Timestamp) {
+    fn lighten(&self, counter: &mut LogCounter, held: &HeldCharge, units: u128, now: Timestamp) {
         self.log().lighten(counter, held, units, now);
     }
 

@@ -22,14 +22,14 @@ pub enum Counter {
     Debt(DebtCounter),
     /// Tokens that are missing.
     Step(StepCounter),
-    /// One of the others, of which refusals or penalties are remembered.
+    /// A counter of another kind, with a record of refusals or penalties.
     Penalized(Box<PenalizedCounter>),
 }
 
-/// A counter of which refusals or penalties are remembered.
+/// A counter with a record of refusals or penalties.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PenalizedCounter {
-    /// That of the limit alone.
+    /// The counter of the limit without its penalty.
     pub(crate) counter: Counter,
     pub(crate) record: PenaltyRecord,
 }
@@ -37,15 +37,15 @@ pub struct PenalizedCounter {
 /// What taking one charge back needs. Replicas number the variants by their order: append at the end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Receipt {
-    /// Of a charge to a window.
+    /// The receipt of a charge to a window.
     Window(WindowReceipt),
-    /// Of a charge to a window that slides.
+    /// The receipt of a charge to a window that slides.
     Sliding(SlidingReceipt),
-    /// Of a charge that is remembered.
+    /// The receipt of a charge with an entry in a log.
     Log(LogReceipt),
-    /// Of a charge to a debt.
+    /// The receipt of a charge to a debt.
     Debt(DebtReceipt),
-    /// Of a charge in a step.
+    /// The receipt of a charge in a step.
     Step(StepReceipt),
 }
 
@@ -56,7 +56,7 @@ impl From<Infallible> for Receipt {
     }
 }
 
-/// Of any kind: a limit makes its own of it.
+/// A counter of some kind: a limit replaces it by one of its own kind.
 impl Default for Counter {
     fn default() -> Self {
         Self::Window(WindowCounter::default())
@@ -75,7 +75,7 @@ impl Counter {
         if let Self::Penalized(penalized) = self { Some(penalized) } else { None }
     }
 
-    /// The same to change it.
+    /// The counter with its record, for changes, if it has one.
     fn penalized_mut(&mut self) -> Option<&mut PenalizedCounter> {
         if let Self::Penalized(penalized) = self { Some(penalized) } else { None }
     }
@@ -125,17 +125,17 @@ impl Counter {
 
 /// The record of refusals.
 impl Counter {
-    /// What is remembered of its refusals.
+    /// The record of its refusals.
     pub(crate) fn record(&self) -> Option<&PenaltyRecord> {
         self.penalized().map(|penalized| &penalized.record)
     }
 
-    /// That of the limit alone.
+    /// The counter without the record of its refusals.
     pub(crate) fn plain(&self) -> &Self {
         self.penalized().map_or(self, |penalized| &penalized.counter)
     }
 
-    /// Replaces what is remembered of its refusals.
+    /// Replaces the record of its refusals.
     pub(super) fn set_record(&mut self, record: Option<PenaltyRecord>) {
         match (self.penalized_mut(), record) {
             (Some(penalized), Some(record)) => penalized.record = record,
@@ -179,13 +179,13 @@ impl Receipt {
 /// The counter of an algorithm. The kind is part of the key, so a counter of another kind appears only if two hashes
 /// collide. It is then replaced by a fresh one.
 pub(crate) fn own<C: Variant<Counter> + Default>(counter: &mut Counter) -> &mut C {
-    if C::of(counter).is_none() {
+    if C::from_enum(counter).is_none() {
         *counter = C::default().into();
     }
-    C::of_mut(counter).expect("the counter was just made of this kind")
+    C::from_enum_mut(counter).expect("the counter was just made of this kind")
 }
 
-/// One variant of the enum `E`. That of a counter with a record is the one of the counter alone.
+/// One variant of the enum `E`. A counter with a record has the variant of the counter without it.
 pub trait Variant<E>: Sized + Into<E> {
     /// The value as one of the enum.
     #[inline(always)]
@@ -194,9 +194,9 @@ pub trait Variant<E>: Sized + Into<E> {
     }
 
     /// The value, if it is of this variant.
-    fn of(value: &E) -> Option<&Self>;
-    /// The same to change it.
-    fn of_mut(value: &mut E) -> Option<&mut Self>;
+    fn from_enum(value: &E) -> Option<&Self>;
+    /// The value for changes, if it is of this variant.
+    fn from_enum_mut(value: &mut E) -> Option<&mut Self>;
 }
 
 macro_rules! variants {
@@ -209,17 +209,17 @@ macro_rules! variants {
         }
 
         impl Variant<$enum> for $type {
-            fn of(value: &$enum) -> Option<&Self> {
+            fn from_enum(value: &$enum) -> Option<&Self> {
                 match value {
                     $enum::$variant(value) => Some(value),
-                    other => other.inner().and_then(<Self as Variant<$enum>>::of),
+                    other => other.inner().and_then(<Self as Variant<$enum>>::from_enum),
                 }
             }
 
-            fn of_mut(value: &mut $enum) -> Option<&mut Self> {
+            fn from_enum_mut(value: &mut $enum) -> Option<&mut Self> {
                 match value {
                     $enum::$variant(value) => Some(value),
-                    other => other.inner_mut().and_then(<Self as Variant<$enum>>::of_mut),
+                    other => other.inner_mut().and_then(<Self as Variant<$enum>>::from_enum_mut),
                 }
             }
         }
@@ -227,11 +227,11 @@ macro_rules! variants {
 
         /// For a limit with a penalty, whose limit may be of any kind.
         impl Variant<Self> for $enum {
-            fn of(value: &Self) -> Option<&Self> {
+            fn from_enum(value: &Self) -> Option<&Self> {
                 Some(value)
             }
 
-            fn of_mut(value: &mut Self) -> Option<&mut Self> {
+            fn from_enum_mut(value: &mut Self) -> Option<&mut Self> {
                 Some(value)
             }
         }

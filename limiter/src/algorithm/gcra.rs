@@ -28,17 +28,17 @@ impl Rate {
         Self { hits, nanos }
     }
 
-    /// Its hits.
+    /// The hits of the rate.
     pub const fn hits(self) -> u64 {
         self.hits.get()
     }
 
-    /// The same with other hits in its nanoseconds, at least one.
+    /// The rate with the hits that `change` returns, at least one, in as many nanoseconds.
     pub(crate) fn with_hits(self, change: impl FnOnce(u64) -> u64) -> Self {
         Self { hits: NonZeroU64::new(change(self.hits.get())).unwrap_or(NonZeroU64::MIN), ..self }
     }
 
-    /// Nanoseconds in which its hits come.
+    /// The nanoseconds in which the hits of the rate come.
     pub const fn nanos(self) -> u64 {
         self.nanos.get()
     }

@@ -9,9 +9,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::time::Timestamp;
 
-/// Where a counter keeps a charge.
+/// Where a charge is in its counter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Place {
+pub enum ChargePosition {
     /// In the sum of all charges.
     Sum,
     /// In the window that ends at this instant.
@@ -22,16 +22,16 @@ pub enum Place {
 
 /// A charge of which a part may be taken back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Held {
-    pub(crate) place: Place,
+pub struct HeldCharge {
+    pub(crate) place: ChargePosition,
     /// What the charge has added, in the units of the algorithm.
     pub(crate) taken: u128,
     /// The least that everything in the same place has weighed since, as far as it was observed.
     pub(crate) floor: u128,
 }
 
-impl Place {
-    /// The same place after all instants of its counter have moved back by `back` nanoseconds.
+impl ChargePosition {
+    /// The place of the charge after all instants of its counter have moved back by `back` nanoseconds.
     pub(crate) fn shifted_back(self, back: u64) -> Self {
         match self {
             Self::Sum => Self::Sum,
@@ -41,7 +41,7 @@ impl Place {
     }
 }
 
-impl Held {
+impl HeldCharge {
     /// Records that `units` of an earlier held charge were taken back.
     pub(crate) fn after_earlier(&mut self, earlier: &Self, units: u128) {
         if self.place == earlier.place {

@@ -10,8 +10,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     algorithm::{
-        Admission, Algorithm, DebtCounter, DebtReceipt, Decision, Excess, Held, Operation, Place, Rate,
-        Verdict,
+        Admission, Algorithm, ChargePosition, DebtCounter, DebtReceipt, Decision, Excess, HeldCharge,
+        Operation, Rate, Verdict,
     },
     time::Timestamp,
 };
@@ -125,16 +125,16 @@ impl Algorithm for LeakyQueue {
         counter.clamp_ahead(self.rate, self.rate.cost(self.allowance()), at, now);
     }
 
-    fn place(&self, counter: &DebtCounter, _now: Timestamp) -> Place {
-        Place::Instant(counter.paid_at)
+    fn place(&self, counter: &DebtCounter, _now: Timestamp) -> ChargePosition {
+        ChargePosition::Instant(counter.paid_at)
     }
 
     // Later hits were admitted with their delays, so only the last place can be given back.
-    fn weight(&self, counter: &DebtCounter, place: Place, now: Timestamp) -> u128 {
-        if place == Place::Instant(counter.paid_at) { counter.debt(self.rate, now) } else { 0 }
+    fn weight(&self, counter: &DebtCounter, place: ChargePosition, now: Timestamp) -> u128 {
+        if place == ChargePosition::Instant(counter.paid_at) { counter.debt(self.rate, now) } else { 0 }
     }
 
-    fn lighten(&self, counter: &mut DebtCounter, _held: &Held, units: u128, now: Timestamp) {
+    fn lighten(&self, counter: &mut DebtCounter, _held: &HeldCharge, units: u128, now: Timestamp) {
         counter.forgive(self.rate, now, units);
     }
 

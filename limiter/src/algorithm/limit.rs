@@ -42,7 +42,7 @@ pub enum Limit {
     LeakyQueue(LeakyQueue),
     /// `concurrency`
     Concurrency(Concurrency),
-    /// One of the others with a `penalty`.
+    /// A limit of another variant with a `penalty`.
     Penalized(Penalized),
 }
 
@@ -113,7 +113,7 @@ impl CounterKind {
         bytes
     }
 
-    /// The time over which hits are remembered or come back, in nanoseconds; not of calendar windows.
+    /// The time over which hits are retained or come back, in nanoseconds; not of calendar windows.
     pub fn window_nanos(self) -> u64 {
         self.window
     }
@@ -141,7 +141,7 @@ impl Limit {
         })
     }
 
-    /// The same limit without a penalty.
+    /// The limit without a penalty.
     pub fn plain(&self) -> &Self {
         match self.penalized() {
             Some(penalized) => penalized.limit(),
@@ -166,7 +166,7 @@ impl Limit {
         Decision { verdict, ..*peek }
     }
 
-    /// Hits that pass when nothing was counted.
+    /// Hits that pass when nothing was charged.
     pub fn allowance(&self) -> u64 {
         each_algorithm!(self, limit => limit.allowance())
     }
@@ -205,7 +205,7 @@ impl Limit {
         self.period_nanos().map(Duration::from_nanos)
     }
 
-    /// The same in nanoseconds.
+    /// The time in which the whole allowance comes back, in nanoseconds, if that is constant.
     pub(super) fn period_nanos(&self) -> Option<u64> {
         each_algorithm!(self, limit => limit.period())
     }
@@ -246,7 +246,7 @@ impl Limit {
         each_algorithm!(self, limit => admission(limit))
     }
 
-    /// The same limit for a caller with this timeout. Only delays depend on it.
+    /// The limit for a caller with this timeout. Only delays depend on it.
     pub fn within(&self, timeout: Option<Duration>) -> Cow<'_, Self> {
         match timeout {
             Some(timeout) if self.admission() == Admission::Delayed => {
@@ -258,7 +258,7 @@ impl Limit {
         }
     }
 
-    /// The same limit with the same counters, except that a refused charge is not counted. A penalty stays.
+    /// The limit of the same counters, except that a refused hit is not charged. A penalty stays.
     pub fn without_refused_charges(&self) -> Cow<'_, Self> {
         if let Self::Penalized(penalized) = self {
             return match penalized.limit().without_refused_charges() {
@@ -268,7 +268,8 @@ impl Limit {
         }
         // A classic limit cannot refuse without counting, but shares its counter with a fixed window.
         if let Self::Classic(Classic { limit, window }) = self {
-            let (limit, window) = (*limit, window.clone());
+            let limit = *limit;
+            let window = window.clone();
             return Cow::Owned(Self::FixedWindow(FixedWindow { limit, window, excess: Excess::Refuse }));
         }
         match self.excess() {
@@ -277,15 +278,15 @@ impl Limit {
         }
     }
 
-    /// The same limit for recording known consumption: a charge larger than what is left leaves a debt of up to `debt`
-    /// hits if the algorithm can hold one. A limit with an overdraft keeps its own bound.
+    /// The limit for recording known consumption: a charge larger than what is left leaves a debt of up to `debt` hits
+    /// if the algorithm can hold one. A limit with an overdraft keeps its own bound.
     pub fn with_debt(&self, debt: u64) -> Self {
         self.changed(|number| number, |excess| excess.with_debt(debt))
     }
 
     /// The share of each of `members` replicas: the limit divided by their number, rounded up, so that all shares
-    /// together exceed the limit by at most one hit for each member. Bursts, queues, steps and debts are divided
-    /// likewise. Windows stay the same, so that the share uses the same counters.
+    /// together exceed the limit by at most one hit for each member. Bursts, queues, steps and debts are divided by the
+    /// same number. Windows stay the same, so that the share uses the same counters.
     pub fn share(&self, members: u32) -> Self {
         let part = |number: u64| number.div_ceil(members.max(1).into());
         self.changed(part, |excess| match excess {
@@ -294,7 +295,7 @@ impl Limit {
         })
     }
 
-    /// The same limit with so many fewer hits.
+    /// The limit with `hits` fewer hits.
     pub(crate) fn less(&self, hits: u64) -> Self {
         self.changed(|number| number.saturating_sub(hits), |excess| excess)
     }
@@ -348,19 +349,20 @@ impl Limit {
 
     /// Takes back what still counts of one charge, never more.
     pub fn undo(&self, counter: &mut Counter, receipt: Receipt, now: Timestamp) {
-        each_algorithm!(self, limit => if let Some(receipt) = Variant::of(&receipt) {
+        each_algorithm!(self, limit => if let Some(receipt) = Variant::from_enum(&receipt) {
             limit.undo(own(counter), *receipt, now);
         });
     }
 
     /// The instant from which `counter` may be evicted without changing any answer.
     pub fn idle_at(&self, counter: &Counter) -> Timestamp {
-        each_algorithm!(self, limit => Variant::of(counter).map_or(Timestamp::EPOCH, |counter| limit.idle_at(counter)))
+        each_algorithm!(self, limit => Variant::from_enum(counter)
+            .map_or(Timestamp::EPOCH, |counter| limit.idle_at(counter)))
     }
 
     /// What was consumed after `base`, an earlier state of the same counter.
     pub fn since(&self, counter: &Counter, base: &Counter, now: Timestamp) -> Counter {
-        each_algorithm!(self, limit => match (Variant::of(counter), Variant::of(base)) {
+        each_algorithm!(self, limit => match (Variant::from_enum(counter), Variant::from_enum(base)) {
             (Some(counter), Some(base)) => limit.since(counter, base, now).into_enum(),
             // The base is of another kind.
             (Some(_), None) | (None, Some(_) | None) => counter.clone(),
@@ -369,7 +371,7 @@ impl Limit {
 
     /// Adds what was consumed on another replica.
     pub fn absorb(&self, counter: &mut Counter, other: &Counter, now: Timestamp) {
-        each_algorithm!(self, limit => if let Some(other) = Variant::of(other) {
+        each_algorithm!(self, limit => if let Some(other) = Variant::from_enum(other) {
             limit.absorb(own(counter), other, now);
         });
     }

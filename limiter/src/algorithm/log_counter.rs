@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, VecDeque};
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    algorithm::{Held, Place},
+    algorithm::{ChargePosition, HeldCharge},
     time::Timestamp,
 };
 
@@ -29,7 +29,7 @@ pub struct LogCounter {
 
 impl LogCounter {
     /// A log of these hits, in any order.
-    pub(crate) fn of(hits: impl Iterator<Item = (Timestamp, u64)>) -> Self {
+    pub(crate) fn from_hits(hits: impl Iterator<Item = (Timestamp, u64)>) -> Self {
         let mut log = Self::default();
         hits.for_each(|(at, hits)| log.add(LogEntry { at, hits }));
         log
@@ -40,10 +40,12 @@ impl LogCounter {
         self.entries.iter().map(|entry| (entry.at, entry.hits))
     }
 
+    /// The bytes on the heap.
     pub(crate) fn heap_bytes(&self) -> usize {
         self.entries.capacity() * size_of::<LogEntry>() + self.changes.heap_bytes()
     }
 
+    /// Moves all instants back by `back` nanoseconds.
     pub(crate) fn shift_back(&mut self, back: u64) {
         for entry in &mut self.entries {
             entry.at = entry.at.minus(back);
@@ -54,11 +56,11 @@ impl LogCounter {
     /// A copy for a backup that has the last copy: the changes since then, if the backup can keep any entry.
     pub(crate) fn copy_changes(&mut self) -> Self {
         let changes = self.take_changes();
-        let kept = changes.kept();
+        let retained = changes.retained();
         let Some(changes) = changes.into_partial() else { return self.clone() };
-        let entries = self.entries.iter().take(1).chain(self.entries.range(kept..));
+        let entries = self.entries.iter().take(1).chain(self.entries.range(retained..));
         let hits = entries.map(|entry| (entry.at, entry.hits));
-        Self { changes, ..Self::of(hits) }
+        Self { changes, ..Self::from_hits(hits) }
     }
 
     /// A copy of everything. The next copy of changes has what changes from now on.
@@ -88,13 +90,13 @@ impl LogCounter {
     }
 
     /// How many entries an earlier copy has of the log of which this is a copy of changes.
-    pub(crate) fn kept(&self) -> usize {
-        self.changes.kept()
+    pub(crate) fn retained(&self) -> usize {
+        self.changes.retained()
     }
 
     /// A copy of changes only.
-    pub(crate) fn of_changes(changes: SentChanges, hits: impl Iterator<Item = (Timestamp, u64)>) -> Self {
-        Self { changes: LogChanges::of_sent(changes), ..Self::of(hits) }
+    pub(crate) fn from_changes(changes: SentChanges, hits: impl Iterator<Item = (Timestamp, u64)>) -> Self {
+        Self { changes: LogChanges::from_sent(changes), ..Self::from_hits(hits) }
     }
 
     /// Whether the changes can be applied to an earlier copy.
@@ -171,8 +173,8 @@ impl LogCounter {
     }
 
     /// The index of the entry at `place`, if there is one.
-    pub(crate) fn index_of(&self, place: Place) -> Option<usize> {
-        let Place::Instant(at) = place else { return None };
+    pub(crate) fn index_of(&self, place: ChargePosition) -> Option<usize> {
+        let ChargePosition::Instant(at) = place else { return None };
         self.entries.binary_search_by_key(&at, |entry| entry.at).ok()
     }
 
@@ -207,16 +209,16 @@ impl LogCounter {
     }
 
     /// Removes `hits` that are not held, the newest first, and returns how many are left to remove.
-    pub(super) fn remove_newest_beside(&mut self, held: &[Held], mut hits: u64) -> u64 {
-        let mut kept: BTreeMap<Timestamp, u128> = BTreeMap::new();
-        for Held { place, taken, floor } in held {
-            if let Place::Instant(at) = place {
-                *kept.entry(*at).or_default() += (*taken).min(*floor);
+    pub(super) fn remove_newest_unheld(&mut self, held: &[HeldCharge], mut hits: u64) -> u64 {
+        let mut retained: BTreeMap<Timestamp, u128> = BTreeMap::new();
+        for HeldCharge { place, taken, floor } in held {
+            if let ChargePosition::Instant(at) = place {
+                *retained.entry(*at).or_default() += (*taken).min(*floor);
             }
         }
         for (index, entry) in self.entries.iter_mut().enumerate().rev() {
-            let kept = kept.get(&entry.at).copied().unwrap_or_default();
-            let taken = u128::from(entry.hits).saturating_sub(kept).min(hits.into());
+            let retained = retained.get(&entry.at).copied().unwrap_or_default();
+            let taken = u128::from(entry.hits).saturating_sub(retained).min(hits.into());
             // At most the hits of the entry.
             let taken = taken as u64;
             if taken == 0 {

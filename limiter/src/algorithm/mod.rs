@@ -44,7 +44,7 @@ pub(crate) use counter::own;
 pub use counter::{Counter, PenalizedCounter, Receipt, Variant};
 pub use fixed_window::FixedWindow;
 pub use gcra::{DebtCounter, DebtReceipt, Rate};
-pub use held::{Held, Place};
+pub use held::{ChargePosition, HeldCharge};
 pub use leaky_queue::LeakyQueue;
 pub(crate) use limit::each_algorithm;
 pub use limit::{AlgorithmName, CounterKind, Granted, HitRate, Limit, Penalized};
@@ -100,7 +100,7 @@ pub enum Verdict {
     Delay(Duration),
     /// It is refused.
     Refuse {
-        /// The same operation passes after this time and not before; `None` if it never passes.
+        /// The refused operation passes after this time and not before; `None` if it never passes.
         retry_after: Option<Duration>,
     },
 }
@@ -150,7 +150,7 @@ impl Excess {
         }
     }
 
-    /// The same with a debt of at most `debt` hits; an overdraft keeps its own bound.
+    /// What happens to such a charge if a debt of at most `debt` hits is allowed; an overdraft keeps its own bound.
     fn with_debt(self, debt: u64) -> Self {
         match self {
             Self::Refuse | Self::Count => Self::Overdraft(debt),
@@ -207,24 +207,24 @@ pub trait Algorithm: Clone {
     /// cut to the largest one at `at`. This frees nothing. Other counters stay unchanged.
     fn clamp_ahead(&self, counter: &mut Self::Counter, at: Timestamp, now: Timestamp);
 
-    /// Where a charge at `now` is in `counter`, which has just counted it.
-    fn place(&self, counter: &Self::Counter, now: Timestamp) -> Place;
+    /// Where a charge at `now` is in `counter`, to which it has just been charged.
+    fn place(&self, counter: &Self::Counter, now: Timestamp) -> ChargePosition;
 
     /// What everything in `place` weighs at `now`, in units.
-    fn weight(&self, counter: &Self::Counter, place: Place, now: Timestamp) -> u128;
+    fn weight(&self, counter: &Self::Counter, place: ChargePosition, now: Timestamp) -> u128;
 
     /// Lowers the weight of what is in the place of `held` by `units`, at most its floor.
-    fn lighten(&self, counter: &mut Self::Counter, held: &Held, units: u128, now: Timestamp);
+    fn lighten(&self, counter: &mut Self::Counter, held: &HeldCharge, units: u128, now: Timestamp);
 
     /// The weight of `hits` in the units of [`Algorithm::weight`].
     fn units(&self, hits: u64) -> u128 {
         hits.into()
     }
 
-    /// `units` that were counted under the limit `before`, under this one. They come back in the same time.
+    /// `units` that were charged under the limit `before`, under this one. They come back in the same time.
     fn converted(&self, units: u128, before: &Self) -> u128;
 
-    /// Hits that pass when nothing was counted.
+    /// Hits that pass when nothing was charged.
     fn allowance(&self) -> u64;
 
     /// What happens to a charge that is larger than what is left.
@@ -261,10 +261,10 @@ pub trait Algorithm: Clone {
     fn set_timeout(&mut self, _timeout: Duration) {}
 
     /// Refunds `hits`: those of calls before those that are `held`. Override it for an algorithm that keeps charges apart.
-    fn refund_beside(
+    fn refund_with_held(
         &self,
         counter: &mut Self::Counter,
-        _held: &[Held],
+        _held: &[HeldCharge],
         hits: u64,
         now: Timestamp,
     ) -> Decision<Self::Receipt> {
@@ -274,7 +274,8 @@ pub trait Algorithm: Clone {
     /// Charges `hits` that were consumed at `at`, not after `now`, whether they would pass or not. Hits that have
     /// expired change nothing. Override it for an algorithm without overdrafts: the default takes one.
     fn charge_at(&self, counter: &mut Self::Counter, hits: u64, at: Timestamp, now: Timestamp) {
-        let (mut limit, mut taken) = (self.clone(), Self::Counter::default());
+        let mut limit = self.clone();
+        let mut taken = Self::Counter::default();
         limit.change(|number| number, |excess| excess.with_debt(hits));
         limit.decide(&mut taken, at, Operation::Charge(hits));
         self.absorb(counter, &taken, now);
@@ -290,7 +291,7 @@ impl<R> Decision<R> {
         Self { remaining: left.remaining, reset_after, ..self }
     }
 
-    /// The same with what `keep` returns for the receipt.
+    /// The decision with what `keep` returns for its receipt.
     #[inline(always)]
     pub(crate) fn keep_receipt<S>(self, keep: impl FnOnce(R) -> Option<S>) -> Decision<S> {
         Decision {

@@ -1,4 +1,4 @@
-//! Penalties: when a key is refused for a time, and what is remembered for that.
+//! Penalties: when a key is refused for a time, and the record of refusals that decides it.
 
 use std::time::Duration;
 
@@ -22,7 +22,7 @@ pub struct Penalty {
     pub forget_after: Span,
 }
 
-/// What is remembered of the refusals of one key.
+/// The record of the refusals of one key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct PenaltyRecord {
     /// Refusals in a row since the last penalty began.
@@ -37,7 +37,7 @@ pub(crate) struct PenaltyRecord {
     pub(crate) forgotten_at: Timestamp,
 }
 
-/// What is remembered of the refusals of one key, as operators see it.
+/// The record of the refusals of one key, as operators see it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PenaltyState {
     /// Refusals in a row that count for the next penalty.
@@ -59,7 +59,7 @@ impl Penalty {
 }
 
 impl PenaltyRecord {
-    /// Nothing.
+    /// The record of a key that was not refused.
     pub(super) const NONE: Self = Self {
         refusals: 0,
         has_passed: false,
@@ -77,17 +77,17 @@ impl PenaltyRecord {
             self.penalties = self.penalties.saturating_add(1);
             self.refusals = 0;
         }
-        *self = self.remembered_from(penalty, now);
+        *self = self.after_refusal(penalty, now);
         self.until
     }
 
-    /// The same after a refusal at `now`.
-    pub(super) fn remembered_from(self, penalty: &Penalty, now: Timestamp) -> Self {
+    /// The record after a refusal at `now`.
+    pub(super) fn after_refusal(self, penalty: &Penalty, now: Timestamp) -> Self {
         let forgotten_at = self.until.max(now.plus(penalty.forget_after.nanos()));
         Self { forgotten_at: self.forgotten_at.max(forgotten_at), ..self }
     }
 
-    /// The stricter of both.
+    /// The stricter of two records.
     pub(super) fn and(&self, other: &Self) -> Self {
         Self {
             refusals: self.refusals.max(other.refusals),
@@ -98,7 +98,7 @@ impl PenaltyRecord {
         }
     }
 
-    /// The same after a clock gave up a lead at `at`: what lies further ahead than this penalty allows is cut.
+    /// The record after a clock gave up a lead at `at`: what lies further ahead than this penalty allows is cut.
     pub(super) fn clamped(self, penalty: &Penalty, at: Timestamp, now: Timestamp) -> Self {
         let cut = |instant: Timestamp, nanos: u64| {
             if now.plus(nanos) < instant { at.plus(nanos) } else { instant }
@@ -108,7 +108,7 @@ impl PenaltyRecord {
         Self { until, forgotten_at: cut(self.forgotten_at, remembered).max(until), ..self }
     }
 
-    /// The same as operators see it.
+    /// The record as operators see it.
     pub(super) fn state(&self, now: Timestamp) -> PenaltyState {
         PenaltyState {
             refusals: if self.has_passed { 0 } else { self.refusals },
@@ -118,7 +118,7 @@ impl PenaltyRecord {
         }
     }
 
-    /// The same with all instants `back` nanoseconds earlier.
+    /// The record with all instants `back` nanoseconds earlier.
     pub(crate) fn shifted_back(self, back: u64) -> Self {
         Self { until: self.until.minus(back), forgotten_at: self.forgotten_at.minus(back), ..self }
     }

@@ -8,7 +8,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     algorithm::{
-        Admission, Algorithm, Decision, Excess, Held, LogCounter, LogEntry, Operation, Place, Span, Verdict,
+        Admission, Algorithm, ChargePosition, Decision, Excess, HeldCharge, LogCounter, LogEntry, Operation,
+        Span, Verdict,
     },
     time::Timestamp,
 };
@@ -92,8 +93,8 @@ impl SlidingLog {
         oldest.map(|entry| self.leaves_at(entry).since(now)).unwrap_or_default()
     }
 
-    /// The longest time for which a hit is counted.
-    pub(super) fn longest_kept(&self) -> Duration {
+    /// The longest time for which a hit is retained.
+    pub(super) fn retention(&self) -> Duration {
         Duration::from_nanos(self.span.nanos().saturating_add(self.sub_window.get()))
     }
 
@@ -127,10 +128,10 @@ impl SlidingLog {
     fn passes_at(&self, counter: &LogCounter, now: Timestamp, hits: u64) -> Option<Timestamp> {
         let room = self.limit.checked_sub(self.excess.needed(hits))?;
         // Entries expire oldest first until there is room.
-        let mut kept = 0_u64;
+        let mut retained = 0_u64;
         let keeps = |entry: &&LogEntry| {
-            kept = kept.saturating_add(entry.hits);
-            kept <= room
+            retained = retained.saturating_add(entry.hits);
+            retained <= room
         };
         let fitting = counter.entries.iter().rev().take_while(keeps).count();
         let last_to_leave = counter.entries.iter().rev().nth(fitting)?;
@@ -168,7 +169,7 @@ impl Algorithm for SlidingLog {
     }
 
     fn undo(&self, counter: &mut LogCounter, LogReceipt(charge): LogReceipt, _now: Timestamp) {
-        if let Some(index) = counter.index_of(Place::Instant(charge.at)) {
+        if let Some(index) = counter.index_of(ChargePosition::Instant(charge.at)) {
             counter.remove_at(index, charge.hits);
         }
     }
@@ -187,7 +188,7 @@ impl Algorithm for SlidingLog {
 
     fn absorb(&self, counter: &mut LogCounter, other: &LogCounter, now: Timestamp) {
         self.forget(counter, now);
-        // The other clock may be ahead; at most one window of that is kept.
+        // The other clock may be ahead; at most one window of that is retained.
         let latest = now.plus(self.span.nanos());
         for entry in self.live(other, now) {
             counter.add(LogEntry { at: entry.at.min(latest), hits: entry.hits });
@@ -199,34 +200,34 @@ impl Algorithm for SlidingLog {
         // The last entries are the newest.
         if counter.entries.back().is_some_and(|newest| now < newest.at) {
             let moved = |(instant, hits)| (if now < instant { at } else { instant }, hits);
-            *counter = LogCounter::of(counter.hits().map(moved));
+            *counter = LogCounter::from_hits(counter.hits().map(moved));
         }
     }
 
-    fn place(&self, counter: &LogCounter, now: Timestamp) -> Place {
-        Place::Instant(self.instant(counter, now))
+    fn place(&self, counter: &LogCounter, now: Timestamp) -> ChargePosition {
+        ChargePosition::Instant(self.instant(counter, now))
     }
 
-    fn weight(&self, counter: &LogCounter, place: Place, now: Timestamp) -> u128 {
+    fn weight(&self, counter: &LogCounter, place: ChargePosition, now: Timestamp) -> u128 {
         let entry = counter.index_of(place).map(|index| &counter.entries[index]);
         entry.filter(|entry| now < self.leaves_at(entry)).map_or(0, |entry| entry.hits.into())
     }
 
-    fn lighten(&self, counter: &mut LogCounter, held: &Held, units: u128, _now: Timestamp) {
+    fn lighten(&self, counter: &mut LogCounter, held: &HeldCharge, units: u128, _now: Timestamp) {
         if let Some(index) = counter.index_of(held.place) {
             counter.remove_at(index, u64::try_from(units).unwrap_or(u64::MAX));
         }
     }
 
-    fn refund_beside(
+    fn refund_with_held(
         &self,
         counter: &mut LogCounter,
-        held: &[Held],
+        held: &[HeldCharge],
         hits: u64,
         now: Timestamp,
     ) -> Decision<LogReceipt> {
         self.forget(counter, now);
-        let rest = counter.remove_newest_beside(held, hits);
+        let rest = counter.remove_newest_unheld(held, hits);
         self.decide(counter, now, Operation::Refund(rest))
     }
 

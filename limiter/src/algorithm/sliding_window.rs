@@ -9,7 +9,9 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    algorithm::{Admission, Algorithm, Decision, Excess, Held, Operation, Place, Span, Verdict},
+    algorithm::{
+        Admission, Algorithm, ChargePosition, Decision, Excess, HeldCharge, Operation, Span, Verdict,
+    },
     time::Timestamp,
 };
 
@@ -122,7 +124,8 @@ impl SlidingWindow {
     /// An upper bound of the time after which `hits` pass, while the window ends after `end`, at most the limit and
     /// `debt` are counted in it, and no more are charged.
     pub(super) fn repeats_after(&self, hits: u64, debt: u64, end: Duration) -> Duration {
-        let (most, room) = (self.limit.saturating_add(debt), self.limit.saturating_sub(hits));
+        let most = self.limit.saturating_add(debt);
+        let room = self.limit.saturating_sub(hits);
         end.saturating_add(self.decayed_at(most, room, Timestamp::EPOCH).since(Timestamp::EPOCH))
     }
 
@@ -191,7 +194,8 @@ impl Algorithm for SlidingWindow {
 
     fn since(&self, counter: &SlidingCounter, base: &SlidingCounter, now: Timestamp) -> SlidingCounter {
         let end = self.span.end(now).max(counter.end).max(base.end);
-        let (counter, base) = (counter.advanced(self.span, end), base.advanced(self.span, end));
+        let counter = counter.advanced(self.span, end);
+        let base = base.advanced(self.span, end);
         SlidingCounter {
             end,
             previous: counter.previous.saturating_sub(base.previous),
@@ -201,9 +205,10 @@ impl Algorithm for SlidingWindow {
 
     fn absorb(&self, counter: &mut SlidingCounter, other: &SlidingCounter, now: Timestamp) {
         let current = self.span.end(now).max(counter.end);
-        // The other clock may be ahead; at most one window of that is kept.
+        // The other clock may be ahead; at most one window of that is retained.
         let end = other.end.min(self.next(current)).max(current);
-        let (other, advanced) = (other.advanced(self.span, end), counter.advanced(self.span, end));
+        let other = other.advanced(self.span, end);
+        let advanced = counter.advanced(self.span, end);
         *counter = SlidingCounter {
             end,
             previous: advanced.previous.saturating_add(other.previous),
@@ -217,16 +222,16 @@ impl Algorithm for SlidingWindow {
         }
     }
 
-    fn place(&self, counter: &SlidingCounter, _now: Timestamp) -> Place {
-        Place::Window(counter.end)
+    fn place(&self, counter: &SlidingCounter, _now: Timestamp) -> ChargePosition {
+        ChargePosition::Window(counter.end)
     }
 
-    fn weight(&self, counter: &SlidingCounter, place: Place, now: Timestamp) -> u128 {
+    fn weight(&self, counter: &SlidingCounter, place: ChargePosition, now: Timestamp) -> u128 {
         let mut advanced = self.advanced(counter, now);
         advanced.in_window(place, self.span).map_or(0, |hits| u128::from(*hits))
     }
 
-    fn lighten(&self, counter: &mut SlidingCounter, held: &Held, units: u128, now: Timestamp) {
+    fn lighten(&self, counter: &mut SlidingCounter, held: &HeldCharge, units: u128, now: Timestamp) {
         *counter = self.advanced(counter, now);
         if let Some(hits) = counter.in_window(held.place, self.span) {
             *hits = hits.saturating_sub(u64::try_from(units).unwrap_or(u64::MAX));
@@ -265,11 +270,11 @@ impl SlidingCounter {
     }
 
     /// The hits of the window of `place`, if they still weigh anything.
-    fn in_window(&mut self, place: Place, span: Span) -> Option<&mut u64> {
+    fn in_window(&mut self, place: ChargePosition, span: Span) -> Option<&mut u64> {
         match place {
-            Place::Window(end) if end == self.end => Some(&mut self.current),
-            Place::Window(end) if end.plus(span.nanos()) == self.end => Some(&mut self.previous),
-            Place::Window(_) | Place::Sum | Place::Instant(_) => None,
+            ChargePosition::Window(end) if end == self.end => Some(&mut self.current),
+            ChargePosition::Window(end) if end.plus(span.nanos()) == self.end => Some(&mut self.previous),
+            ChargePosition::Window(_) | ChargePosition::Sum | ChargePosition::Instant(_) => None,
         }
     }
 

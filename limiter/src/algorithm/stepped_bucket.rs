@@ -5,12 +5,12 @@ use std::num::NonZeroU64;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    algorithm::{Admission, Algorithm, Decision, Excess, Held, Operation, Place, Verdict},
+    algorithm::{Admission, Algorithm, ChargePosition, Decision, Excess, HeldCharge, Operation, Verdict},
     time::Timestamp,
 };
 
-/// At most `burst` hits at once, and `amount` more with each `interval` that passes. A partial interval is kept, but a
-/// full bucket begins its next interval at its next charge.
+/// At most `burst` hits at once, and `amount` more with each `interval` that passes. A partial interval is retained,
+/// but a full bucket begins its next interval at its next charge.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SteppedBucket {
     /// Tokens added in each step.
@@ -43,7 +43,7 @@ pub struct StepReceipt {
 
 /// The state of a [`StepCounter`] at one instant.
 #[derive(Clone, Copy)]
-struct Level {
+struct StepLevel {
     /// The start of the current step.
     step: Timestamp,
     /// Wider than any bucket: at a time long before the charges, many steps are still to come.
@@ -51,26 +51,26 @@ struct Level {
 }
 
 impl SteppedBucket {
-    fn level(&self, counter: &StepCounter, now: Timestamp) -> Level {
+    fn level(&self, counter: &StepCounter, now: Timestamp) -> StepLevel {
         let steps = counter.full_at.nanos_since(now).div_ceil(self.interval.get());
         if steps == 0 {
-            return Level { step: now, missing: 0 };
+            return StepLevel { step: now, missing: 0 };
         }
         let step = counter.full_at.minus(steps.saturating_mul(self.interval.get()));
         // After a change of `amount`, spare tokens may exceed one step: they are cut to less.
         let spare = counter.spare.min(self.amount.get() - 1);
-        Level { step, missing: u128::from(steps) * self.brought() - u128::from(spare) }
+        StepLevel { step, missing: u128::from(steps) * self.brought() - u128::from(spare) }
     }
 
     /// Keeps the tokens that are missing under the steps of `before`, at most `most`. A step of another length begins
     /// now.
     pub(crate) fn keep_missing(&self, counter: &mut StepCounter, before: &Self, most: u64, now: Timestamp) {
-        let Level { step, missing } = before.level(counter, now);
+        let StepLevel { step, missing } = before.level(counter, now);
         let step = if before.interval == self.interval { step } else { now };
-        *counter = self.counter(Level { step, missing: missing.min(most.into()) });
+        *counter = self.counter(StepLevel { step, missing: missing.min(most.into()) });
     }
 
-    fn counter(&self, level: Level) -> StepCounter {
+    fn counter(&self, level: StepLevel) -> StepCounter {
         let brought = level.missing.div_ceil(self.brought()).saturating_mul(self.brought());
         // Less than one step adds, so it fits.
         let spare = (brought - level.missing) as u64;
@@ -78,7 +78,7 @@ impl SteppedBucket {
     }
 
     /// The instant at which `tokens` have been added.
-    fn back_at(&self, level: Level, tokens: u128) -> Timestamp {
+    fn back_at(&self, level: StepLevel, tokens: u128) -> Timestamp {
         let steps = u64::try_from(tokens.div_ceil(self.brought())).unwrap_or(u64::MAX);
         level.step.plus(self.interval.get().saturating_mul(steps))
     }
@@ -88,7 +88,7 @@ impl SteppedBucket {
         self.amount.get().into()
     }
 
-    fn left(&self, level: Level) -> u64 {
+    fn left(&self, level: StepLevel) -> u64 {
         u64::try_from(level.missing).map_or(0, |missing| self.burst.saturating_sub(missing))
     }
 
@@ -103,8 +103,9 @@ impl SteppedBucket {
     }
 
     /// Whether `hits` pass, and the number of missing tokens afterwards.
-    fn charge(&self, level: Level, hits: u64) -> (bool, u128) {
-        let (left, missing) = (self.left(level), level.missing.saturating_add(hits.into()));
+    fn charge(&self, level: StepLevel, hits: u64) -> (bool, u128) {
+        let left = self.left(level);
+        let missing = level.missing.saturating_add(hits.into());
         match self.excess {
             _ if hits <= left => (true, missing),
             Excess::Refuse => (false, level.missing),
@@ -136,7 +137,7 @@ impl Algorithm for SteppedBucket {
             }
             Operation::Refund(hits) => (0, true, before.missing.saturating_sub(hits.into())),
         };
-        let after = Level { missing, ..before };
+        let after = StepLevel { missing, ..before };
         if operation.changes(passes, || self.excess) {
             *counter = self.counter(after);
         }
@@ -167,7 +168,7 @@ impl Algorithm for SteppedBucket {
         let level = self.level(counter, now);
         // Without this charge, a later one would have opened the step, at the latest now.
         let step = if receipt.opened_step { level.step.max(now) } else { level.step };
-        *counter = self.counter(Level { step, missing: level.missing.saturating_sub(unpaid) });
+        *counter = self.counter(StepLevel { step, missing: level.missing.saturating_sub(unpaid) });
     }
 
     fn idle_at(&self, counter: &StepCounter) -> Timestamp {
@@ -175,17 +176,21 @@ impl Algorithm for SteppedBucket {
     }
 
     fn since(&self, counter: &StepCounter, base: &StepCounter, now: Timestamp) -> StepCounter {
-        let (level, base) = (self.level(counter, now), self.level(base, now));
-        self.counter(Level { missing: level.missing.saturating_sub(base.missing), ..level })
+        let level = self.level(counter, now);
+        let base = self.level(base, now);
+        self.counter(StepLevel { missing: level.missing.saturating_sub(base.missing), ..level })
     }
 
     fn absorb(&self, counter: &mut StepCounter, other: &StepCounter, now: Timestamp) {
-        let (one, other) = (self.level(counter, now), self.level(other, now));
+        let one = self.level(counter, now);
+        let other = self.level(other, now);
         *counter = self.counter(match (one.missing, other.missing) {
             (_, 0) => one,
             (0, _) => other,
             // The later step: no token is added earlier than on either side.
-            (here, there) => Level { step: one.step.max(other.step), missing: here.saturating_add(there) },
+            (here, there) => {
+                StepLevel { step: one.step.max(other.step), missing: here.saturating_add(there) }
+            }
         });
     }
 
@@ -193,24 +198,24 @@ impl Algorithm for SteppedBucket {
         let most = self.missing_max();
         if most < self.level(counter, now).missing {
             // A new step begins at `at`: the open one belongs to the time that was given up.
-            *counter = self.counter(Level { step: at, missing: most });
+            *counter = self.counter(StepLevel { step: at, missing: most });
         }
     }
 
-    fn place(&self, _counter: &StepCounter, _now: Timestamp) -> Place {
-        Place::Sum
+    fn place(&self, _counter: &StepCounter, _now: Timestamp) -> ChargePosition {
+        ChargePosition::Sum
     }
 
-    fn weight(&self, counter: &StepCounter, _place: Place, now: Timestamp) -> u128 {
+    fn weight(&self, counter: &StepCounter, _place: ChargePosition, now: Timestamp) -> u128 {
         self.level(counter, now).missing
     }
 
-    fn lighten(&self, counter: &mut StepCounter, held: &Held, units: u128, now: Timestamp) {
+    fn lighten(&self, counter: &mut StepCounter, held: &HeldCharge, units: u128, now: Timestamp) {
         let level = self.level(counter, now);
         // Without these tokens the bucket was full at some time, and a later charge would have opened the step, at the
         // latest now.
         let step = if held.floor <= units { level.step.max(now) } else { level.step };
-        *counter = self.counter(Level { step, missing: level.missing.saturating_sub(units) });
+        *counter = self.counter(StepLevel { step, missing: level.missing.saturating_sub(units) });
     }
 
     fn converted(&self, units: u128, before: &Self) -> u128 {
@@ -232,7 +237,7 @@ impl Algorithm for SteppedBucket {
 
     fn charge_at(&self, counter: &mut StepCounter, hits: u64, at: Timestamp, _now: Timestamp) {
         let level = self.level(counter, at);
-        *counter = self.counter(Level { missing: level.missing.saturating_add(hits.into()), ..level });
+        *counter = self.counter(StepLevel { missing: level.missing.saturating_add(hits.into()), ..level });
     }
 
     fn change(&mut self, number: impl Fn(u64) -> u64, excess: impl Fn(Excess) -> Excess) {

@@ -4,8 +4,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     algorithm::{
-        Admission, Algorithm, DebtCounter, DebtReceipt, Decision, Excess, Held, Operation, Place, Rate,
-        Verdict,
+        Admission, Algorithm, ChargePosition, DebtCounter, DebtReceipt, Decision, Excess, HeldCharge,
+        Operation, Rate, Verdict,
     },
     time::Timestamp,
 };
@@ -131,15 +131,15 @@ impl Algorithm for TokenBucket {
         counter.clamp_ahead(self.rate, self.debt_max(), at, now);
     }
 
-    fn place(&self, _counter: &DebtCounter, _now: Timestamp) -> Place {
-        Place::Sum
+    fn place(&self, _counter: &DebtCounter, _now: Timestamp) -> ChargePosition {
+        ChargePosition::Sum
     }
 
-    fn weight(&self, counter: &DebtCounter, _place: Place, now: Timestamp) -> u128 {
+    fn weight(&self, counter: &DebtCounter, _place: ChargePosition, now: Timestamp) -> u128 {
         counter.debt(self.rate, now)
     }
 
-    fn lighten(&self, counter: &mut DebtCounter, _held: &Held, units: u128, now: Timestamp) {
+    fn lighten(&self, counter: &mut DebtCounter, _held: &HeldCharge, units: u128, now: Timestamp) {
         counter.forgive(self.rate, now, units);
     }
 

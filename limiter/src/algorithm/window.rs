@@ -22,18 +22,18 @@ pub enum Window {
 }
 
 impl Span {
-    /// The minimum: a millisecond.
+    /// The shortest span: a millisecond.
     pub const NANOS_MIN: u64 = 1_000_000;
-    /// The maximum: a hundred years of 365 days.
+    /// The longest span: a hundred years of 365 days.
     pub const NANOS_MAX: u64 = 100 * 365 * 86_400 * crate::time::SECOND;
 
     /// A span of `nanos`, or `None` where that is out of bounds.
-    pub const fn of_nanos(nanos: u64) -> Option<Self> {
+    pub const fn from_nanos(nanos: u64) -> Option<Self> {
         if nanos < Self::NANOS_MIN || nanos > Self::NANOS_MAX { None } else { Some(Self { nanos }) }
     }
 
     /// A span of a number of seconds, known to be within bounds.
-    pub(crate) const fn of_seconds(seconds: u32) -> Self {
+    pub(crate) const fn from_seconds(seconds: u32) -> Self {
         assert!(seconds > 0 && seconds as u64 <= Self::NANOS_MAX / crate::time::SECOND);
         Self { nanos: seconds as u64 * crate::time::SECOND }
     }
@@ -64,14 +64,14 @@ impl TryFrom<u64> for Span {
     type Error = String;
 
     fn try_from(nanos: u64) -> Result<Self, String> {
-        Self::of_nanos(nanos).ok_or_else(|| format!("a span of {nanos} ns is out of bounds"))
+        Self::from_nanos(nanos).ok_or_else(|| format!("a span of {nanos} ns is out of bounds"))
     }
 }
 
 impl Window {
     /// Windows of `nanos`, or `None` where that is out of bounds.
-    pub const fn of_nanos(nanos: u64) -> Option<Self> {
-        match Span::of_nanos(nanos) {
+    pub const fn from_nanos(nanos: u64) -> Option<Self> {
+        match Span::from_nanos(nanos) {
             Some(span) => Some(Self::Aligned(span)),
             None => None,
         }
@@ -201,7 +201,8 @@ impl WindowCounter {
         now: Timestamp,
         carry_over: impl Fn(u64, u64) -> u64,
     ) -> Self {
-        let (mut since, mut base) = (*self, *base);
+        let mut since = *self;
+        let mut base = *base;
         let end = window.end(now).max(since.end).max(base.end);
         since.advance_to(window, end, &carry_over);
         base.advance_to(window, end, &carry_over);

@@ -21,7 +21,7 @@ pub struct KeyText<'a> {
 
 /// The first byte of each part of the frame.
 #[derive(Clone, Copy)]
-enum Part {
+enum FramePart {
     Domain = 0,
     /// An entry whose value follows the frame.
     Sent = 1,
@@ -44,29 +44,29 @@ impl<'a> KeyText<'a> {
     /// Starts the text of a counter in `domain`.
     pub fn new(domain: &str) -> Self {
         let mut text = Self { frame: SmallVec::new(), values: SmallVec::new() };
-        text.part(Part::Domain, &[domain.as_bytes()]);
+        text.part(FramePart::Domain, &[domain.as_bytes()]);
         text
     }
 
     /// Adds an entry with its value.
     pub fn entry(&mut self, entry: Entry<'a>) {
-        self.counted_entry(entry.key, Cow::Borrowed(entry.value));
+        self.grouped_entry(entry.key, Cow::Borrowed(entry.value));
     }
 
-    /// Adds an entry with the value that is counted in place of the value that was sent.
-    pub fn counted_entry(&mut self, key: &[u8], value: Cow<'a, [u8]>) {
-        self.part(Part::Sent, &[key]);
+    /// Adds an entry with the value of its group in place of the value that was sent.
+    pub fn grouped_entry(&mut self, key: &[u8], value: Cow<'a, [u8]>) {
+        self.part(FramePart::Sent, &[key]);
         self.values.push(value);
     }
 
     /// Adds an entry by its pattern, so that all entries that match it share the counter.
     pub fn pattern(&mut self, pattern: Entry<'_>) {
-        self.part(Part::Shared, &[pattern.key, pattern.value]);
+        self.part(FramePart::Shared, &[pattern.key, pattern.value]);
     }
 
     /// Distinguishes the counter of a candidate from that of the active limit.
-    pub fn of_candidate(mut self) -> Self {
-        self.part(Part::Candidate, &[]);
+    pub fn for_candidate(mut self) -> Self {
+        self.part(FramePart::Candidate, &[]);
         self
     }
 
@@ -78,13 +78,13 @@ impl<'a> KeyText<'a> {
 
     /// The hash state of this frame, for counters of this kind.
     pub fn prefix_hash(mut self, kind: &[u8], secret: &Secret) -> PrefixHash {
-        self.part(Part::Kind, &[kind]);
+        self.part(FramePart::Kind, &[kind]);
         let mut prefix = PrefixHash(SipHasher13::new_with_key(&secret.to_bytes()));
         prefix.write(&self.frame);
         prefix
     }
 
-    fn part(&mut self, part: Part, texts: &[&[u8]]) {
+    fn part(&mut self, part: FramePart, texts: &[&[u8]]) {
         self.frame.push(part as u8);
         for text in texts {
             self.frame.extend_from_slice(&(text.len() as u64).to_le_bytes());

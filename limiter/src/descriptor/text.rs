@@ -37,7 +37,8 @@ pub fn unescaped(text: &str) -> Result<Cow<'_, [u8]>, String> {
     if !text.contains('\\') {
         return Ok(Cow::Borrowed(text.as_bytes()));
     }
-    let (mut part, mut characters) = (Vec::with_capacity(text.len()), text.chars());
+    let mut part = Vec::with_capacity(text.len());
+    let mut characters = text.chars();
     while let Some(character) = characters.next() {
         read(character, &mut characters, &mut part)?;
     }
@@ -65,7 +66,8 @@ pub fn format<K: AsRef<[u8]>, V: AsRef<[u8]>>(entries: impl IntoIterator<Item = 
 /// An entry has no key or no equals sign, or a backslash begins no escape.
 pub fn parse(text: &str) -> Result<Vec<OwnedEntry>, String> {
     let mut entries = Vec::new();
-    let (mut key, mut part) = (None, Vec::new());
+    let mut key = None;
+    let mut part = Vec::new();
     let mut characters = text.chars();
     loop {
         match characters.next() {

@@ -21,7 +21,7 @@ pub(super) const HEADROOM: f64 = 1.25;
 
 /// What a subscriber has decided since its last report.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Usage {
+pub struct SubscriberUsage {
     /// Hits that passed.
     pub allowed: u64,
     /// Hits that it refused.
@@ -30,7 +30,7 @@ pub struct Usage {
     pub allowed_before: u64,
 }
 
-impl Usage {
+impl SubscriberUsage {
     /// All hits that have passed.
     pub(super) fn allowed_in_all(&self) -> u64 {
         self.allowed_before.saturating_add(self.allowed)
@@ -39,12 +39,12 @@ impl Usage {
 
 /// What is reported of a subscriber.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Report {
+pub enum DividerReport {
     /// What it has decided.
-    Usage(Usage),
-    /// The same in the first report of a stream, of a client that has decided before: over another stream, whose share
-    /// may be in force.
-    Resumed(Usage),
+    Usage(SubscriberUsage),
+    /// What it has decided, in the first report of a stream: the client has decided before over another stream, whose
+    /// share may be in force.
+    Resumed(SubscriberUsage),
     /// Its limit may have changed.
     Limit,
     /// Its end. What it has is in force until its time is over.
@@ -53,13 +53,13 @@ pub enum Report {
     Counted(u64),
 }
 
-impl Report {
-    /// The same of a subscriber that has reported so many hits before.
+impl DividerReport {
+    /// The report of a subscriber that has reported `allowed_before` hits earlier.
     #[must_use]
     pub fn after(self, allowed_before: u64) -> Self {
         match self {
-            Self::Usage(usage) => Self::Usage(Usage { allowed_before, ..usage }),
-            Self::Resumed(usage) => Self::Resumed(Usage { allowed_before, ..usage }),
+            Self::Usage(usage) => Self::Usage(SubscriberUsage { allowed_before, ..usage }),
+            Self::Resumed(usage) => Self::Resumed(SubscriberUsage { allowed_before, ..usage }),
             Self::Limit | Self::End | Self::Counted(_) => self,
         }
     }
@@ -70,7 +70,7 @@ impl Report {
 pub enum Assignment {
     /// A bucket that is refilled evenly. An equal one keeps the tokens of the last one.
     Share(HitRate),
-    /// So many hits instead of all that is left of earlier assignments.
+    /// This many hits instead of all that is left of earlier assignments.
     Slice(u64),
     /// The last slice for longer, with what is left of it.
     Renewal(u64),
@@ -80,7 +80,7 @@ pub enum Assignment {
 
 /// What a report, or a turn without one, has come to.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Outcome {
+pub struct DivisionOutcome {
     /// New assignments. A division has one for each subscriber that has reported, unless its last one is to run out.
     pub assignments: Vec<(SubscriberId, Assignment)>,
     /// What becomes of the counter.

@@ -7,9 +7,9 @@ use serde::{Deserialize, Serialize};
 use crate::{
     algorithm::{Granted, Limit},
     divider::{
-        Outcome, Report, SubscriberId, Subscribers,
+        DividerReport, DivisionOutcome, SubscriberId, Subscribers,
         assignment::{end_of_assignment, moved},
-        roster::Roster,
+        roster::SubscriberRoster,
         shares::Shares,
         slices::Slices,
     },
@@ -24,8 +24,9 @@ pub const SUBSCRIBERS_MAX: usize = 4_096;
 
 /// A limit with at most so many subscribers is divided with each report.
 const SUBSCRIBERS_AT_ONCE: usize = 64;
-/// A limit with more of them is divided once in this time for each subscriber, and what is reported meanwhile is noted. So
-/// the work for a report does not grow with their number: a limit has at most 20,000 of them visited in a second.
+/// A limit with more than [`SUBSCRIBERS_AT_ONCE`] subscribers is divided once in this time for each subscriber, and
+/// what is reported meanwhile is noted. So the work for a report does not grow with their number: a limit has at most
+/// 20,000 of them visited in a second.
 const PAUSE_EACH: Duration = Duration::from_micros(50);
 
 /// Divides one limit.
@@ -54,7 +55,7 @@ enum Way {
 }
 
 impl Way {
-    fn of(limit: &Limit, learns_until: Timestamp, now: Timestamp) -> Self {
+    fn new(limit: &Limit, learns_until: Timestamp, now: Timestamp) -> Self {
         match limit.hit_rate() {
             Some(rate) => Self::Shares(Shares::new(rate, learns_until, now)),
             None => Self::Slices(Slices::new(limit.allowance(), now)),
@@ -68,17 +69,18 @@ pub fn is_divisible(limit: &Limit) -> bool {
     limit.is_leasable()
 }
 
-fn has_room_for<S>(roster: &Roster<S>, id: SubscriberId) -> bool {
-    let (all, max) = (roster.len(), SUBSCRIBERS_MAX);
+fn has_room_for<S>(roster: &SubscriberRoster<S>, id: SubscriberId) -> bool {
+    let all = roster.len();
+    let max = SUBSCRIBERS_MAX;
     all < max / 2
         || roster.has(id)
-        || SharedUse { own: roster.of_caller(id.caller()), all, max }.has_room_for(1, CALLER_SHARE)
+        || SharedUse { own: roster.count_of_caller(id.caller()), all, max }.has_room_for(1, CALLER_SHARE)
 }
 
 impl Divider {
     /// Divides `limit`, of which anything may be granted until `learns_until`.
     pub fn new(limit: Limit, learns_until: Timestamp, now: Timestamp) -> Self {
-        Self { way: Way::of(&limit, learns_until, now), limit, learns_until, last: None }
+        Self { way: Way::new(&limit, learns_until, now), limit, learns_until, last: None }
     }
 
     /// The limit.
@@ -103,7 +105,7 @@ impl Divider {
             // What was granted in the other way is in force until its end.
             (way, _) => {
                 self.learns_until = self.learns_until.max(end_of_assignment(now));
-                *way = Way::of(limit, self.learns_until, now);
+                *way = Way::new(limit, self.learns_until, now);
             }
         }
         true
@@ -130,34 +132,34 @@ impl Divider {
         &mut self,
         id: SubscriberId,
         terms: QuotaTerms,
-        report: Report,
+        report: DividerReport,
         view: CounterView,
         now: Timestamp,
-    ) -> Outcome {
+    ) -> DivisionOutcome {
         match (report, &mut self.way) {
-            (Report::Usage(usage), Way::Shares(shares)) => shares.report(id, usage, terms, now),
-            (Report::Resumed(usage), Way::Shares(shares)) => {
+            (DividerReport::Usage(usage), Way::Shares(shares)) => shares.report(id, usage, terms, now),
+            (DividerReport::Resumed(usage), Way::Shares(shares)) => {
                 shares.resume(id, usage, now);
                 shares.report(id, usage, terms, now);
             }
-            (Report::Usage(usage), Way::Slices(slices)) => slices.report(id, usage, terms, now),
-            (Report::Resumed(usage), Way::Slices(slices)) => {
+            (DividerReport::Usage(usage), Way::Slices(slices)) => slices.report(id, usage, terms, now),
+            (DividerReport::Resumed(usage), Way::Slices(slices)) => {
                 slices.resume(id, usage, now);
                 slices.report(id, usage, terms, now);
             }
-            (Report::End, Way::Shares(shares)) => shares.leave(id),
-            (Report::End, Way::Slices(slices)) => slices.leave(id),
-            (Report::Limit | Report::Counted(_), _) => {}
+            (DividerReport::End, Way::Shares(shares)) => shares.leave(id),
+            (DividerReport::End, Way::Slices(slices)) => slices.leave(id),
+            (DividerReport::Limit | DividerReport::Counted(_), _) => {}
         }
-        let reporter = matches!(report, Report::Usage(_) | Report::Resumed(_)).then_some(id);
+        let reporter = matches!(report, DividerReport::Usage(_) | DividerReport::Resumed(_)).then_some(id);
         self.divide(reporter, view, now)
     }
 
     /// The subscribers at `now`, at most `max` of them.
     pub fn subscribers(&self, max: usize, now: Timestamp) -> Subscribers {
         match &self.way {
-            Way::Shares(shares) => Subscribers::of(shares.states(now), shares.callers(), max),
-            Way::Slices(slices) => Subscribers::of(slices.states(now), slices.callers(), max),
+            Way::Shares(shares) => Subscribers::new(shares.states(now), shares.callers(), max),
+            Way::Slices(slices) => Subscribers::new(slices.states(now), slices.callers(), max),
         }
     }
 
@@ -195,7 +197,7 @@ impl Divider {
         }
     }
 
-    /// Adds another division of the same limit, whose assignments may be in force, too.
+    /// Adds another division of this limit, whose assignments may be in force at the same time.
     pub fn add(&mut self, other: Self, now: Timestamp) {
         (self.learns_until, self.last) = (self.learns_until.max(other.learns_until), None);
         match (&mut self.way, other.way) {
@@ -206,7 +208,7 @@ impl Divider {
         }
     }
 
-    /// Counts everything that an owner before has assigned as in force: also what is not known here.
+    /// Counts everything that an earlier owner has assigned as in force, including what is not known here.
     pub fn learn(&mut self, now: Timestamp) {
         (self.learns_until, self.last) = (self.learns_until.max(end_of_assignment(now)), None);
         match &mut self.way {
@@ -216,11 +218,16 @@ impl Divider {
     }
 
     /// Divides without a report, unless the last division was just now.
-    pub fn turn(&mut self, view: CounterView, now: Timestamp) -> Outcome {
+    pub fn turn(&mut self, view: CounterView, now: Timestamp) -> DivisionOutcome {
         self.divide(None, view, now)
     }
 
-    fn divide(&mut self, reporter: Option<SubscriberId>, view: CounterView, now: Timestamp) -> Outcome {
+    fn divide(
+        &mut self,
+        reporter: Option<SubscriberId>,
+        view: CounterView,
+        now: Timestamp,
+    ) -> DivisionOutcome {
         if let (Way::Shares(shares), Some(reporter)) = (&mut self.way, reporter)
             && let Some(outcome) = shares.renew(reporter, view, now)
         {
@@ -228,12 +235,12 @@ impl Divider {
         }
         if let Some(Division { granted, next_from }) = self.last.filter(|last| now < last.next_from) {
             match &mut self.way {
-                Way::Shares(shares) => shares.note_asked(view.asked, granted, now),
-                Way::Slices(slices) => slices.note_asked(view.asked, now),
+                Way::Shares(shares) => shares.note_requested(view.requested, granted, now),
+                Way::Slices(slices) => slices.note_requested(view.requested, now),
             }
             // What was used meanwhile stays granted, so it counts.
             let turn = Turn { granted, ..Turn::default() };
-            return Outcome { turn, next_at: Some(next_from), ..Outcome::default() };
+            return DivisionOutcome { turn, next_at: Some(next_from), ..DivisionOutcome::default() };
         }
         let learns = now < self.learns_until;
         let visited = self.len();

@@ -2,7 +2,7 @@
 
 /// The claim of one subscriber to hits of a limit (`wants` in Doorman).
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Claim {
+pub(super) struct SubscriberClaim {
     /// The most that the subscriber can use.
     pub(super) hits: f64,
     /// Its weight if the limit is below the sum of demands. Above zero.
@@ -11,7 +11,7 @@ pub(super) struct Claim {
     pub(super) floor: f64,
 }
 
-impl Claim {
+impl SubscriberClaim {
     fn floor(&self) -> f64 {
         self.floor.min(self.hits)
     }
@@ -21,18 +21,20 @@ impl Claim {
 /// if floors are above the limit, each gets the same part of its floor. If the limit is below the sum of demands, what
 /// is above floors is divided by weight: there is a level of which each part is the multiple by its weight, within its
 /// floor and its demand.
-pub(super) fn divide(limit: f64, claims: &[Claim]) -> Vec<f64> {
-    let floors: f64 = claims.iter().map(Claim::floor).sum();
+pub(super) fn divide(limit: f64, claims: &[SubscriberClaim]) -> Vec<f64> {
+    let floors: f64 = claims.iter().map(SubscriberClaim::floor).sum();
     if floors >= limit.max(0.0) {
-        let kept = if floors > 0.0 { limit.max(0.0) / floors } else { 0.0 };
-        return claims.iter().map(|claim| claim.floor() * kept).collect();
+        let retained = if floors > 0.0 { limit.max(0.0) / floors } else { 0.0 };
+        return claims.iter().map(|claim| claim.floor() * retained).collect();
     }
     // At these levels a part begins to grow, and ends to.
     let begins = claims.iter().map(|claim| (claim.floor() / claim.weight, claim.weight));
     let ends = claims.iter().map(|claim| (claim.hits / claim.weight, -claim.weight));
     let mut changes: Vec<(f64, f64)> = begins.chain(ends).collect();
     changes.sort_by(|one, other| one.0.total_cmp(&other.0));
-    let (mut left, mut level, mut growth) = (limit - floors, 0.0, 0.0);
+    let mut left = limit - floors;
+    let mut level = 0.0;
+    let mut growth = 0.0;
     for (at, change) in changes {
         let needed = growth * (at - level);
         if growth > 0.0 && needed >= left {
@@ -44,9 +46,9 @@ pub(super) fn divide(limit: f64, claims: &[Claim]) -> Vec<f64> {
     claims.iter().map(|claim| (level * claim.weight).clamp(claim.floor(), claim.hits)).collect()
 }
 
-/// These parts in whole hits, whose sum is at most `limit`. The remainders of fractions are added in ones, in this
-/// `order`, to parts that are below their demand.
-pub(super) fn whole(limit: u64, parts: &[f64], claims: &[Claim], order: &[usize]) -> Vec<u64> {
+/// `parts` in whole hits, whose sum is at most `limit`. The remainders of fractions are added in ones, in this `order`,
+/// to parts that are below their demand.
+pub(super) fn whole(limit: u64, parts: &[f64], claims: &[SubscriberClaim], order: &[usize]) -> Vec<u64> {
     // A part that rounding errors put just below a whole number is that number.
     let mut each: Vec<u64> = parts.iter().map(|part| (part + 1e-6).floor() as u64).collect();
     let given: u64 = each.iter().fold(0, |sum, part| sum.saturating_add(*part));
@@ -67,17 +69,21 @@ mod tests {
 
     use super::*;
 
-    fn claims() -> impl Strategy<Value = Vec<Claim>> {
+    fn claims() -> impl Strategy<Value = Vec<SubscriberClaim>> {
         let claim =
             (0..2_000_u32, 1..5_u32, prop_oneof![Just(0), 1..100_u32]).prop_map(|(hits, weight, floor)| {
-                Claim { hits: f64::from(hits) / 4.0, weight: f64::from(weight), floor: f64::from(floor) }
+                SubscriberClaim {
+                    hits: f64::from(hits) / 4.0,
+                    weight: f64::from(weight),
+                    floor: f64::from(floor),
+                }
             });
         prop::collection::vec(claim, 1..20)
     }
 
     #[test]
     fn scarce_limit_is_divided_as_in_the_published_example() {
-        let claims = [1_000.0, 50.0, 10.0].map(|hits| Claim { hits, weight: 1.0, floor: 0.0 });
+        let claims = [1_000.0, 50.0, 10.0].map(|hits| SubscriberClaim { hits, weight: 1.0, floor: 0.0 });
         assert_eq!(divide(120.0, &claims), [60.0, 50.0, 10.0]);
     }
 
@@ -97,7 +103,7 @@ mod tests {
 
         #[test]
         fn parts_above_floors_are_max_min_by_weight(limit in 1..1_000_u64, claims in claims()) {
-            let floors: f64 = claims.iter().map(Claim::floor).sum();
+            let floors: f64 = claims.iter().map(SubscriberClaim::floor).sum();
             prop_assume!(floors <= limit as f64);
             let parts = divide(limit as f64, &claims);
             let all: f64 = claims.iter().map(|claim| claim.hits).sum();
@@ -118,7 +124,7 @@ mod tests {
 
         #[test]
         fn floors_above_the_limit_are_cut_in_proportion(limit in 1..1_000_u64, claims in claims()) {
-            let floors: f64 = claims.iter().map(Claim::floor).sum();
+            let floors: f64 = claims.iter().map(SubscriberClaim::floor).sum();
             prop_assume!(floors > limit as f64);
             for (claim, part) in claims.iter().zip(divide(limit as f64, &claims)) {
                 prop_assert!((part - claim.floor() * limit as f64 / floors).abs() < 1e-6);

@@ -1,8 +1,8 @@
 //! Divides a limit over clients that decide by themselves, as the rate limit quota service of Envoy needs it.
 //!
-//! A subscriber is a bucket of one stream of reports. A limit with a rate is divided into shares, max-min fair by demand.
-//! Any other limit is divided into slices: hits that are given once, and that count as charged until reports say what has
-//! become of them. Callers that ask for each request are one more subscriber.
+//! A subscriber is a bucket of one stream of reports. A limit with a rate is divided into shares, max-min fair by
+//! demand. Any other limit is divided into slices: hits that are granted once, and that count as charged until reports
+//! say what has become of them. Callers that send each request are one more subscriber.
 //!
 //! A [`Divider`] is pure: reports, a view of the counter and the time in, assignments out.
 
@@ -16,12 +16,14 @@ mod shares;
 mod slices;
 mod stats;
 
-pub use assignment::{ASSIGNMENT_TTL, Assignment, Outcome, Report, UNCERTAIN, Usage};
+pub use assignment::{
+    ASSIGNMENT_TTL, Assignment, DividerReport, DivisionOutcome, SubscriberUsage, UNCERTAIN,
+};
 pub use divide::{Divider, SUBSCRIBERS_MAX, is_divisible};
 pub use registry::{Assignments, Divide, Dividers, SlotDivisions, SubscriberReport};
 pub use stats::DividerStats;
 
-pub use crate::store::{Part, SUBSCRIBERS_SHOWN_MAX, SubscriberId, SubscriberState, Subscribers};
+pub use crate::store::{LimitPart, SUBSCRIBERS_LISTED_MAX, SubscriberId, SubscriberState, Subscribers};
 
 #[cfg(test)]
 mod tests;

@@ -1,4 +1,4 @@
-//! The dividers of this process, each beside the counter that it divides.
+//! The dividers of this process, each stored with the counter that it divides.
 
 use std::{
     collections::{BTreeMap, BTreeSet, btree_map::Entry},
@@ -15,7 +15,7 @@ use crate::{
     algorithm::{Granted, Limit},
     descriptor::Key,
     divider::{
-        Assignment, Divider, Outcome, Report, SubscriberId, Subscribers,
+        Assignment, Divider, DividerReport, DivisionOutcome, SubscriberId, Subscribers,
         assignment::{end_of_assignment, moved},
         stats::DividerStats,
     },
@@ -43,10 +43,11 @@ pub struct SubscriberReport {
     /// Its part of the limit.
     pub terms: QuotaTerms,
     /// The report.
-    pub report: Report,
+    pub report: DividerReport,
 }
 
-/// Takes reports to the dividers of their counters, in other replicas too. The assignments that follow come later.
+/// Takes reports to the dividers of their counters, on this replica or another one. The assignments that follow come
+/// later.
 pub trait Divide: fmt::Debug + Send + Sync {
     /// Sends these reports in their order.
     fn report(&self, reports: Vec<SubscriberReport>);
@@ -59,7 +60,7 @@ pub type Assignments = Vec<(SubscriberId, Assignment)>;
 #[derive(Debug)]
 pub struct Dividers {
     memory: Arc<Memory>,
-    shards: Box<[Lock<Shard>]>,
+    shards: Box<[Lock<DividerShard>]>,
     // Where the next turns begin.
     next_shard: AtomicUsize,
     // By slot: until then, assignments may be in force that are not known here. In nanoseconds.
@@ -68,7 +69,7 @@ pub struct Dividers {
 }
 
 #[derive(Debug, Default)]
-struct Shard {
+struct DividerShard {
     // By slot, because the dividers of a slot go with it.
     dividers: BTreeMap<(Slot, Key), Placed>,
     // The next turn of each divider that has one.
@@ -119,7 +120,7 @@ impl SlotDivisions {
         self.each.iter().map(|(_, divider)| divider.len()).sum()
     }
 
-    /// What is granted of each limit beside its counter.
+    /// What is granted of each limit.
     pub fn granted(&self) -> impl Iterator<Item = (Key, &Limit, Granted)> {
         self.each.iter().map(|(key, divider)| (*key, divider.limit(), divider.granted()))
     }
@@ -145,7 +146,7 @@ impl SlotDivisions {
 }
 
 impl Dividers {
-    /// Dividers beside the counters of `memory`, of which nothing is granted.
+    /// Dividers of the counters of `memory`, of which nothing is granted.
     pub fn new(memory: Arc<Memory>) -> Self {
         Self {
             shards: (0..SHARDS).map(|_| Lock::default()).collect(),
@@ -156,7 +157,7 @@ impl Dividers {
         }
     }
 
-    /// The same after an earlier process. What that has assigned may be in force.
+    /// These dividers after an earlier process, whose assignments may be in force.
     #[must_use]
     pub fn after_restart(self, now: Timestamp) -> Self {
         (0..self.memory.slots()).for_each(|slot| self.learn(Slot::at(slot), now));
@@ -194,11 +195,12 @@ impl Dividers {
     /// Takes a report, and returns the assignments that follow.
     pub fn report(&self, report: &SubscriberReport, now: Timestamp) -> Assignments {
         let SubscriberReport { key, ref limit, id, terms, report } = *report;
-        if let Report::Counted(used) = report {
+        if let DividerReport::Counted(used) = report {
             self.memory.grants().charge(key, limit, used, now);
             return Assignments::new();
         }
-        let (slot, begins) = (self.memory.slot(key), matches!(report, Report::Usage(_) | Report::Resumed(_)));
+        let slot = self.memory.slot(key);
+        let begins = matches!(report, DividerReport::Usage(_) | DividerReport::Resumed(_));
         let mut shard = self.shard(slot);
         let divider = match shard.dividers.entry((slot, key)) {
             Entry::Occupied(placed) => &mut placed.into_mut().divider,
@@ -213,7 +215,7 @@ impl Dividers {
             return Assignments::new();
         }
         // A subscriber ends under the limit that it had.
-        if report != Report::End {
+        if report != DividerReport::End {
             divider.set_limit(limit, now);
         }
         self.divide(&mut shard, (slot, key), now, |divider, view| {
@@ -245,7 +247,8 @@ impl Dividers {
     /// Makes turns that are due at `now` in slots that `may_divide`, and returns the assignments that follow. If there are
     /// many, the others wait for the next call.
     pub fn turn(&self, now: Timestamp, may_divide: impl Fn(Slot) -> bool) -> Assignments {
-        let (mut all, mut visits) = (Assignments::new(), 0);
+        let mut all = Assignments::new();
+        let mut visits = 0;
         let first = self.next_shard.load(Ordering::Relaxed);
         for index in (first..first + SHARDS).map(|index| index % SHARDS) {
             let mut shard = self.shards[index].lock();
@@ -264,7 +267,7 @@ impl Dividers {
     }
 
     /// How the limits of a slot are divided.
-    pub fn of_slot(&self, slot: Slot, now: Timestamp) -> SlotDivisions {
+    pub fn divisions_of(&self, slot: Slot, now: Timestamp) -> SlotDivisions {
         let shard = self.shard(slot);
         let of_slot = shard.dividers.range(slot.places());
         let each = of_slot.map(|((_, key), placed)| (*key, placed.divider.clone())).collect();
@@ -273,7 +276,7 @@ impl Dividers {
 
     /// Removes the dividers of a slot, and returns them. Its counters must go with them.
     pub fn take_slot(&self, slot: Slot, now: Timestamp) -> SlotDivisions {
-        let divisions = self.of_slot(slot, now);
+        let divisions = self.divisions_of(slot, now);
         let mut shard = self.shard(slot);
         for (place, placed) in shard.dividers.extract_if(slot.places(), |_, _| true).collect::<Vec<_>>() {
             if let Some(at) = placed.next_at {
@@ -296,13 +299,14 @@ impl Dividers {
                 None => drop(shard.dividers.insert(place, Placed::new(divider))),
             }
             let Some(placed) = shard.dividers.get(&place) else { continue };
-            let (limit, granted) = (placed.divider.limit().clone(), placed.divider.granted());
+            let limit = placed.divider.limit().clone();
+            let granted = placed.divider.granted();
             self.memory.grants().adopt(key, &limit, granted, now);
             // The next turn assigns what has changed.
-            self.divide(&mut shard, place, now, |divider, _| Outcome {
+            self.divide(&mut shard, place, now, |divider, _| DivisionOutcome {
                 turn: Turn { granted: divider.granted(), ..Turn::default() },
                 next_at: Some(now),
-                ..Outcome::default()
+                ..DivisionOutcome::default()
             });
         }
     }
@@ -317,7 +321,7 @@ impl Dividers {
 
     /// Removes all dividers, because their counters are discarded.
     pub fn discard(&self) {
-        self.shards.iter().for_each(|shard| *shard.lock() = Shard::default());
+        self.shards.iter().for_each(|shard| *shard.lock() = DividerShard::default());
     }
 
     /// Takes the slots of which other hits are granted since the last call.
@@ -331,14 +335,15 @@ impl Dividers {
 
     fn divide(
         &self,
-        shard: &mut Shard,
+        shard: &mut DividerShard,
         place: (Slot, Key),
         now: Timestamp,
-        divide: impl FnOnce(&mut Divider, CounterView) -> Outcome,
+        divide: impl FnOnce(&mut Divider, CounterView) -> DivisionOutcome,
     ) -> Assignments {
         let Some(placed) = shard.dividers.get_mut(&place) else { return Assignments::new() };
         let (slot, key) = place;
-        let (limit, mut outcome) = (placed.divider.limit().clone(), Outcome::default());
+        let limit = placed.divider.limit().clone();
+        let mut outcome = DivisionOutcome::default();
         self.memory.grants().turn(key, &limit, now, |view| {
             outcome = divide(&mut placed.divider, view);
             outcome.turn
@@ -370,7 +375,7 @@ impl Dividers {
         outcome.assignments
     }
 
-    fn shard(&self, slot: Slot) -> MutexGuard<'_, Shard> {
+    fn shard(&self, slot: Slot) -> MutexGuard<'_, DividerShard> {
         self.shards[slot.index() % SHARDS].lock()
     }
 }

@@ -8,7 +8,7 @@ use crate::divider::SubscriberId;
 
 /// The states of subscribers by their ids. A division visits all of them several times, a report one of them.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Roster<S> {
+pub(super) struct SubscriberRoster<S> {
     // Invariant: ascending and unique. Apart from the states, so that a search reads little memory.
     ids: Vec<SubscriberId>,
     // Invariant: as many as ids, in their order.
@@ -17,25 +17,26 @@ pub(super) struct Roster<S> {
 
 /// The state of a subscriber.
 pub(super) trait Subscribed {
-    /// Its client is gone. What it has been given is in force until its time is over.
+    /// Its client is gone. What it was granted is in force until its time is over.
     fn end(&mut self);
 }
 
-impl<S> Default for Roster<S> {
+impl<S> Default for SubscriberRoster<S> {
     fn default() -> Self {
         Self { ids: Vec::new(), states: Vec::new() }
     }
 }
 
-impl<S> Roster<S> {
+impl<S> SubscriberRoster<S> {
     /// The number of subscribers.
     pub(super) fn len(&self) -> usize {
         self.ids.len()
     }
 
     /// The number of subscribers of a caller, whose streams may be at several replicas.
-    pub(super) fn of_caller(&self, caller: u32) -> usize {
-        let (mut from, mut number) = (0, 0);
+    pub(super) fn count_of_caller(&self, caller: u32) -> usize {
+        let mut from = 0;
+        let mut number = 0;
         while let Some(SubscriberId { replica, .. }) = self.ids.get(from) {
             let place = (*replica, caller);
             let begin = self.ids.partition_point(|id| (id.replica, id.caller()) < place);
@@ -93,12 +94,12 @@ impl<S> Roster<S> {
         &self.ids
     }
 
-    /// In the order of their ids.
+    /// The states, in the order of the ids of their subscribers.
     pub(super) fn states(&self) -> &[S] {
         &self.states
     }
 
-    /// In the order of their ids.
+    /// The states for changes, in the order of the ids of their subscribers.
     pub(super) fn states_mut(&mut self) -> &mut [S] {
         &mut self.states
     }
@@ -126,7 +127,7 @@ impl<S> Roster<S> {
     }
 }
 
-impl<S: Subscribed> Roster<S> {
+impl<S: Subscribed> SubscriberRoster<S> {
     /// Ends a subscriber.
     pub(super) fn leave(&mut self, id: SubscriberId) {
         if let Some(state) = self.get_mut(id) {
@@ -141,15 +142,15 @@ impl<S: Subscribed> Roster<S> {
     }
 }
 
-/// As a map.
-impl<S: Serialize> Serialize for Roster<S> {
+/// A roster is serialized as a map from ids to states.
+impl<S: Serialize> Serialize for SubscriberRoster<S> {
     fn serialize<T: Serializer>(&self, serializer: T) -> Result<T::Ok, T::Error> {
         serializer.collect_map(self.iter())
     }
 }
 
-/// From a map with ids in any order.
-impl<'de, S: Deserialize<'de>> Deserialize<'de> for Roster<S> {
+/// A roster is read from a map with ids in any order.
+impl<'de, S: Deserialize<'de>> Deserialize<'de> for SubscriberRoster<S> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let each: BTreeMap<SubscriberId, S> = BTreeMap::deserialize(deserializer)?;
         let (ids, states) = each.into_iter().unzip();
@@ -169,12 +170,12 @@ mod tests {
 
     #[test]
     fn subscribers_of_a_caller_are_counted_at_all_replicas() {
-        let mut roster = Roster::default();
+        let mut roster = SubscriberRoster::default();
         let of = |caller: u64, number: u64| caller << u32::BITS | number;
         for (replica, stream) in [(1, of(1, 1)), (1, of(2, 2)), (1, of(2, 3)), (2, of(2, 1)), (3, of(3, 9))] {
             roster.get_or_insert_with(SubscriberId { replica, stream, bucket: 0 }, || 0);
         }
-        assert_eq!([1, 2, 3, 4].map(|caller| roster.of_caller(caller)), [1, 3, 1, 0]);
+        assert_eq!([1, 2, 3, 4].map(|caller| roster.count_of_caller(caller)), [1, 3, 1, 0]);
     }
 
     proptest! {
@@ -182,7 +183,7 @@ mod tests {
         fn roster_is_a_map_in_the_order_of_ids(
             steps in prop::collection::vec((0..5_u8, 0..12_u64, 0..9_u32), 0..60),
         ) {
-            let (mut roster, mut map) = (Roster::default(), BTreeMap::new());
+            let (mut roster, mut map) = (SubscriberRoster::default(), BTreeMap::new());
             for (step, stream, state) in steps {
                 match step {
                     0 => {
@@ -193,7 +194,7 @@ mod tests {
                         map.retain(|_, kept| *kept != state);
                     }
                     2 => {
-                        let mut other = Roster::default();
+                        let mut other = SubscriberRoster::default();
                         other.get_or_insert_with(id(stream), || state);
                         roster.add(other, |known, more| *known += more);
                         *map.entry(id(stream)).or_default() += state;
@@ -206,7 +207,7 @@ mod tests {
                 prop_assert!(roster.iter().eq(map.iter().map(|(id, state)| (*id, state))));
                 let bytes = postcard::to_stdvec(&roster).unwrap();
                 prop_assert_eq!(&bytes, &postcard::to_stdvec(&map).unwrap());
-                prop_assert_eq!(postcard::from_bytes::<Roster<u32>>(&bytes).unwrap(), roster.clone());
+                prop_assert_eq!(postcard::from_bytes::<SubscriberRoster<u32>>(&bytes).unwrap(), roster.clone());
             }
         }
     }

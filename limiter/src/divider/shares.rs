@@ -7,10 +7,10 @@ use serde::{Deserialize, Serialize};
 use crate::{
     algorithm::{Granted, HitRate},
     divider::{
-        Outcome, Part, SubscriberId, SubscriberState, Usage,
+        DivisionOutcome, LimitPart, SubscriberId, SubscriberState, SubscriberUsage,
         assignment::{DELIVERY_MAX, HEADROOM, UNCERTAIN, end_of_assignment, moved},
-        demand::Demand,
-        roster::Roster,
+        demand::SubscriberDemand,
+        roster::SubscriberRoster,
     },
     rules::QuotaTerms,
     store::{CounterView, Turn},
@@ -23,41 +23,41 @@ mod targets;
 mod tokens;
 mod turns;
 
-use assign::{Assigned, BEGIN_DIVISOR, growth};
-use subscriber::{SETTLE, Standing, Subscriber};
+use assign::{AssignedShares, BEGIN_DIVISOR, growth};
+use subscriber::{DemandCoverage, SETTLE, ShareSubscriber};
 use turns::Turns;
 
 /// The greatest share that Envoy takes.
 const SHARE_MAX: u64 = u32::MAX as u64;
-/// A share that others wait for is kept for this long: two reports.
+/// A share that other subscribers wait for stays for this long: two reports.
 const ROTATION: Duration = Duration::from_secs(10);
 
 /// A rate and its subscribers.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct Shares {
     rate: HitRate,
-    each: Roster<Subscriber>,
+    each: SubscriberRoster<ShareSubscriber>,
     // Of callers that ask for each request.
-    callers: Demand,
+    callers: SubscriberDemand,
     callers_turn: Turns,
-    // Hits of the burst that were given and may have been used, and those that were not, since the last turn.
+    // Hits of the burst that were granted and may have been used, and those that were not, since the last turn.
     spent: u64,
     returned: u64,
-    // Hits of the burst that an earlier divider may have given: they are granted as long as it may, and then count as
+    // Hits of the burst that an earlier divider may have granted: they are granted as long as it may, and then count as
     // used.
     unknown: u64,
-    // Hits of the burst that it may have given, and that have not come back since, to be charged.
+    // Hits of the burst that it may have granted, and that have not come back since, to be charged.
     lost: u64,
     // Since when a share waits for its target.
     changes_since: Option<Timestamp>,
     // The result of the last division, as long as reports do not change it.
     #[serde(skip)]
-    settled: Option<Settled>,
+    settled: Option<SettledShares>,
 }
 
 /// A division after which each subscriber has all that it is to get.
 #[derive(Clone, Copy, Debug, PartialEq)]
-struct Settled {
+struct SettledShares {
     held: HitRate,
     until: Option<Timestamp>,
     // Whether all shares cover their demands.
@@ -65,15 +65,15 @@ struct Settled {
 }
 
 impl Shares {
-    /// Shares of `rate`. An earlier divider may have given its burst until `unknown_until`.
+    /// Shares of `rate`. An earlier divider may have granted its burst until `unknown_until`.
     pub(super) fn new(rate: HitRate, unknown_until: Timestamp, now: Timestamp) -> Self {
         let brought = u128::from(rate.per_second) * now.since(unknown_until).as_nanos() / u128::from(SECOND);
         let lost = rate.burst.saturating_sub(u64::try_from(brought).unwrap_or(u64::MAX));
         let is_known = unknown_until == Timestamp::EPOCH || now < unknown_until;
         Self {
             rate,
-            each: Roster::default(),
-            callers: Demand::new(now),
+            each: SubscriberRoster::default(),
+            callers: SubscriberDemand::new(now),
             callers_turn: Turns { has_share: false, since: now },
             spent: 0,
             returned: 0,
@@ -85,7 +85,7 @@ impl Shares {
     }
 
     /// The subscribers.
-    pub(super) fn roster(&self) -> &Roster<Subscriber> {
+    pub(super) fn roster(&self) -> &SubscriberRoster<ShareSubscriber> {
         &self.each
     }
 
@@ -95,14 +95,14 @@ impl Shares {
             move |(id, subscriber)| SubscriberState {
                 id,
                 demand: subscriber.demand.per_second(),
-                part: Part::Share(subscriber.given),
+                part: LimitPart::Share(subscriber.granted),
                 ends_after: subscriber.expires_at.since(now),
                 has_ended: subscriber.has_ended,
             },
         )
     }
 
-    /// Hits that callers ask for in each second.
+    /// Hits that callers request in each second.
     pub(super) fn callers(&self) -> f64 {
         self.callers.per_second()
     }
@@ -124,11 +124,11 @@ impl Shares {
 
     /// Gives a subscriber the share of one that has ended: of all, the one whose share is closest to what has passed.
     /// Whichever it was, the shares of all together are the same.
-    pub(super) fn resume(&mut self, id: SubscriberId, usage: Usage, now: Timestamp) {
-        let has_ended = |subscriber: &Subscriber| subscriber.has_ended && now < subscriber.expires_at;
-        let per_second = |(other, subscriber): (SubscriberId, &Subscriber)| {
+    pub(super) fn resume(&mut self, id: SubscriberId, usage: SubscriberUsage, now: Timestamp) {
+        let has_ended = |subscriber: &ShareSubscriber| subscriber.has_ended && now < subscriber.expires_at;
+        let per_second = |(other, subscriber): (SubscriberId, &ShareSubscriber)| {
             let time = now.since(subscriber.demand.since()).as_secs_f64().max(1.0);
-            let distance = (usage.allowed as f64 / time - subscriber.given.per_second as f64).abs();
+            let distance = (usage.allowed as f64 / time - subscriber.granted.per_second as f64).abs();
             (other, distance)
         };
         let ended = self.each.iter().filter(|(_, subscriber)| has_ended(subscriber)).map(per_second);
@@ -137,13 +137,13 @@ impl Shares {
         {
             // Its client may be another one, whose bucket holds less: it must not grow. What it may have is then held
             // until the others have come back, too. One that cannot have let pass so much is not its client.
-            let may_have_passed = |other: &&Subscriber| {
+            let may_have_passed = |other: &&ShareSubscriber| {
                 let time = now.since(other.demand.since()).as_secs_f64() + 1.0;
-                usage.allowed as f64 <= other.given.per_second as f64 * time + other.held.burst as f64
+                usage.allowed as f64 <= other.granted.per_second as f64 * time + other.held.burst as f64
             };
             let others = self.each.states().iter().filter(|other| has_ended(other)).filter(may_have_passed);
-            let least = others.map(|other| other.given.burst).fold(subscriber.given.burst, u64::min);
-            *self.each.get_or_insert_with(id, || Subscriber::new(now)) =
+            let least = others.map(|other| other.granted.burst).fold(subscriber.granted.burst, u64::min);
+            *self.each.get_or_insert_with(id, || ShareSubscriber::new(now)) =
                 subscriber.resumed(least, usage.allowed_before, now);
         }
     }
@@ -202,14 +202,20 @@ impl Shares {
         self.held().plus(HitRate { per_second: 0, burst: self.unknown })
     }
 
-    pub(super) fn report(&mut self, id: SubscriberId, usage: Usage, terms: QuotaTerms, now: Timestamp) {
-        let new = || Subscriber { reported: usage.allowed_before, ..Subscriber::new(now) };
+    pub(super) fn report(
+        &mut self,
+        id: SubscriberId,
+        usage: SubscriberUsage,
+        terms: QuotaTerms,
+        now: Timestamp,
+    ) {
+        let new = || ShareSubscriber { reported: usage.allowed_before, ..ShareSubscriber::new(now) };
         let subscriber = self.each.get_or_insert_with(id, new);
-        let before = (subscriber.standing(), subscriber.terms);
-        let asked = subscriber.demand.per_second();
+        let before = (subscriber.coverage(), subscriber.terms);
+        let demand_before = subscriber.demand.per_second();
         subscriber.terms = terms;
         // A bucket that is sent again after its end would be full again.
-        if subscriber.given.per_second > 0 && subscriber.expires_at <= now.after(DELIVERY_MAX + UNCERTAIN) {
+        if subscriber.granted.per_second > 0 && subscriber.expires_at <= now.after(DELIVERY_MAX + UNCERTAIN) {
             self.spent = self.spent.saturating_add(subscriber.begin_anew(now));
         }
         if !subscriber.was_assigned {
@@ -218,29 +224,30 @@ impl Shares {
         // With those of reports that were lost.
         let allowed = usage.allowed_in_all().saturating_sub(subscriber.reported);
         subscriber.reported = subscriber.reported.saturating_add(allowed);
-        let returned = subscriber.tokens.report(allowed, subscriber.given, now);
+        let returned = subscriber.tokens.report(allowed, subscriber.granted, now);
         self.returned = self.returned.saturating_add(returned);
         let hits = usage.allowed.saturating_add(usage.denied);
-        subscriber.demand.add(hits, subscriber.given.per_second, now);
+        subscriber.demand.add(hits, subscriber.granted.per_second, now);
         subscriber.allowed.add(usage.allowed, 0, now);
         subscriber.is_refusing = usage.denied > 0;
         (subscriber.has_ended, subscriber.is_owed) = (false, true);
         // What it had is renewed with this report.
         subscriber.expires_at = end_of_assignment(now);
-        let (standing, asks) = (subscriber.standing(), subscriber.demand.per_second());
+        let coverage = subscriber.coverage();
+        let demand = subscriber.demand.per_second();
         self.settled.take_if(|settled| {
-            let stays = match standing {
-                Standing::Capped => true,
-                Standing::Covered => settled.is_ample || asks == asked,
-                Standing::Open => false,
+            let stays = match coverage {
+                DemandCoverage::Capped => true,
+                DemandCoverage::Covered => settled.is_ample || demand == demand_before,
+                DemandCoverage::Open => false,
             };
-            !stays || before != (standing, terms)
+            !stays || before != (coverage, terms)
         });
     }
 
-    /// Counts hits that callers have asked for, while the rate is not divided and so much of it is granted.
-    pub(super) fn note_asked(&mut self, asked: u64, granted: Granted, now: Timestamp) {
-        self.callers.add(asked, self.rate.per_second.saturating_sub(granted.rate.per_second), now);
+    /// Counts hits that callers have requested, while the rate is not divided and so much of it is granted.
+    pub(super) fn note_requested(&mut self, requested: u64, granted: Granted, now: Timestamp) {
+        self.callers.add(requested, self.rate.per_second.saturating_sub(granted.rate.per_second), now);
     }
 
     /// The outcome of a report that leaves all shares as they are: it renews the share.
@@ -249,12 +256,12 @@ impl Shares {
         reporter: SubscriberId,
         view: CounterView,
         now: Timestamp,
-    ) -> Option<Outcome> {
+    ) -> Option<DivisionOutcome> {
         let settled = self.settled.filter(|settled| settled.until.is_none_or(|until| now < until))?;
-        let Settled { held, until, is_ample } = settled;
+        let SettledShares { held, until, is_ample } = settled;
         let left = self.rate.per_second.saturating_sub(held.per_second);
         let is_enough =
-            if is_ample { HEADROOM * self.callers.per_second() <= left as f64 } else { view.asked == 0 };
+            if is_ample { HEADROOM * self.callers.per_second() <= left as f64 } else { view.requested == 0 };
         if !is_enough {
             return None;
         }
@@ -263,9 +270,9 @@ impl Shares {
         if growth(subscriber, rate, rate.burst, view.free) > 0 {
             return None;
         }
-        self.callers.add(view.asked, left, now);
+        self.callers.add(view.requested, left, now);
         (subscriber.expires_at, subscriber.is_owed) = (end_of_assignment(now), false);
-        Some(Outcome {
+        Some(DivisionOutcome {
             assignments: vec![(reporter, subscriber.assignment())],
             turn: Turn {
                 spent: std::mem::take(&mut self.spent),
@@ -275,26 +282,26 @@ impl Shares {
             },
             next_at: until,
             beyond_grant: std::mem::take(&mut subscriber.beyond_grant),
-            ..Outcome::default()
+            ..DivisionOutcome::default()
         })
     }
 
     /// Divides the rate, and assigns what has changed; to those that have reported in any case.
-    pub(super) fn turn(&mut self, view: CounterView, learns: bool, now: Timestamp) -> Outcome {
+    pub(super) fn turn(&mut self, view: CounterView, learns: bool, now: Timestamp) -> DivisionOutcome {
         let has_begun = self.settle(now);
         let mut free = self.free_burst(view, learns);
         let lacks_burst = free < self.rate.burst.saturating_sub(self.reserved().burst);
         let left = self.rate.per_second.saturating_sub(self.held().per_second);
-        self.callers.add(view.asked, left, now);
+        self.callers.add(view.requested, left, now);
         let active: Vec<usize> =
             (0..self.each.len()).filter(|index| !self.each.states()[*index].has_ended).collect();
         let mut targets = self.targets(&active, lacks_burst, now);
         if learns {
             self.learn(&active, &mut targets);
         }
-        let Assigned { has_changed, is_complete } = self.assign(&active, &targets, &mut free, now);
+        let AssignedShares { has_changed, is_complete } = self.assign(&active, &targets, &mut free, now);
         let converged_after = self.converged_after(has_changed || has_begun, is_complete, now);
-        let mut outcome = Outcome { converged_after, ..Outcome::default() };
+        let mut outcome = DivisionOutcome { converged_after, ..DivisionOutcome::default() };
         for (id, subscriber) in self.each.iter_mut() {
             // What a newcomer may have from an earlier divider stays until it is measured.
             let is_known = !learns || subscriber.demand.is_measured();
@@ -305,7 +312,8 @@ impl Shares {
             outcome.beyond_grant += std::mem::take(&mut subscriber.beyond_grant);
         }
         let held = self.granted().rate;
-        let (spent, returned) = (std::mem::take(&mut self.spent), std::mem::take(&mut self.returned));
+        let spent = std::mem::take(&mut self.spent);
+        let returned = std::mem::take(&mut self.returned);
         outcome.turn = Turn { used: 0, spent, returned, granted: Granted { rate: held, hits: 0 } };
         outcome.next_at = self.next_at(&active, &targets, now);
         self.settled = None;
@@ -316,14 +324,15 @@ impl Shares {
     }
 
     /// What the last division has come to, unless any report may change it.
-    fn settled(&self, held: HitRate, until: Option<Timestamp>) -> Option<Settled> {
+    fn settled(&self, held: HitRate, until: Option<Timestamp>) -> Option<SettledShares> {
         let (left, callers) =
             (self.rate.per_second.saturating_sub(held.per_second), self.callers.per_second());
-        let mut standings = self.each.states().iter().map(Subscriber::standing);
+        let mut coverages = self.each.states().iter().map(ShareSubscriber::coverage);
         let is_ample = HEADROOM * callers <= left as f64
-            && standings.clone().all(|standing| standing == Standing::Covered);
-        let is_settled = is_ample || callers == 0.0 && standings.all(|standing| standing != Standing::Open);
-        is_settled.then_some(Settled { held, until, is_ample })
+            && coverages.clone().all(|coverage| coverage == DemandCoverage::Covered);
+        let is_settled =
+            is_ample || callers == 0.0 && coverages.all(|coverage| coverage != DemandCoverage::Open);
+        is_settled.then_some(SettledShares { held, until, is_ample })
     }
 
     /// The time from the first change until all shares are as they should be, if that is now.
@@ -344,7 +353,7 @@ impl Shares {
         // Those that would have a share by turns wait for the end of the first one.
         let wants = self.callers.per_second() > 0.0 && !self.callers_turn.has_share
             || states().any(|each| each.demand.per_second() > 0.0 && each.next_share().per_second == 0);
-        let turns = states().map(Subscriber::turns).chain([self.callers_turn]);
+        let turns = states().map(ShareSubscriber::turns).chain([self.callers_turn]);
         let ends = turns.filter(|turns| turns.has_share).map(|turns| turns.since.after(ROTATION));
         let rotate = if wants { ends.filter(|at| now < *at).min() } else { None };
         let retry = waits.then(|| now.after(ROTATION));
@@ -372,7 +381,7 @@ impl Shares {
                 subscriber.cancel(now);
             }
             if let Some(pending) = subscriber.pending.filter(|pending| pending.at <= now) {
-                subscriber.give(pending.share, now);
+                subscriber.grant(pending.share, now);
                 has_begun = true;
             }
         }
@@ -391,9 +400,9 @@ impl Shares {
             self.spent = self.spent.saturating_add(std::mem::take(&mut self.unknown));
             return free;
         }
-        let kept = free.min((self.rate.per_second / BEGIN_DIVISOR).max(1));
-        self.unknown = self.unknown.saturating_add(free - kept);
-        kept
+        let retained = free.min((self.rate.per_second / BEGIN_DIVISOR).max(1));
+        self.unknown = self.unknown.saturating_add(free - retained);
+        retained
     }
 
     fn held(&self) -> HitRate {

@@ -1,4 +1,4 @@
-//! Hits, divided into slices that are given once.
+//! Hits, divided into slices that are granted once.
 //!
 //! Of each subscriber the ledger knows `used`, what it has reported, and `bound`, the most that it can have let pass. The
 //! difference is granted: it counts as charged until a report proves that it was used, or cannot be used any more.
@@ -10,11 +10,11 @@ use serde::{Deserialize, Serialize};
 use crate::{
     algorithm::Granted,
     divider::{
-        Assignment, Outcome, Part, SubscriberId, SubscriberState, Usage,
+        Assignment, DivisionOutcome, LimitPart, SubscriberId, SubscriberState, SubscriberUsage,
         assignment::{UNCERTAIN, end_of_assignment, moved},
-        demand::Demand,
-        max_min::{Claim, divide, whole},
-        roster::Roster,
+        demand::SubscriberDemand,
+        max_min::{SubscriberClaim, divide, whole},
+        roster::SubscriberRoster,
     },
     rules::QuotaTerms,
     store::{CounterView, Turn},
@@ -23,7 +23,7 @@ use crate::{
 
 mod subscriber;
 
-use subscriber::{SLICE_SECONDS, Subscriber};
+use subscriber::{SLICE_SECONDS, SliceSubscriber};
 
 /// The part of the limit for a newcomer: one of so many.
 const NEWCOMER_DIVISOR: u64 = 25;
@@ -46,9 +46,9 @@ const PAUSE: Duration = Duration::from_millis(20);
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct Slices {
     allowance: u64,
-    each: Roster<Subscriber>,
+    each: SubscriberRoster<SliceSubscriber>,
     // Of callers that ask for each request.
-    callers: Demand,
+    callers: SubscriberDemand,
     // Of hits that come one by one.
     next_hit: NextHit,
     // Hits that subscribers have used since the last turn, to be charged.
@@ -56,26 +56,26 @@ pub(super) struct Slices {
     beyond_grant: u64,
 }
 
-/// A slice that is to be given.
-struct Next {
+/// A slice that is to be granted.
+struct DueSlice {
     id: SubscriberId,
     hits: u64,
-    reason: Reason,
+    reason: SliceReason,
 }
 
-/// Where the next hit goes while there is none for each subscriber that waits, and callers ask, too. By turns, because
-/// otherwise the faster of both would get each.
+/// Where the next hit goes while there is none for each subscriber that waits, and callers ask. Subscribers and callers
+/// take turns, because otherwise the faster ones would get each hit.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 enum NextHit {
-    /// It is kept for a subscriber.
+    /// The hit is reserved for a subscriber.
     Subscriber,
-    /// It is left to callers, until some time after it comes. That is not known while slices are out.
+    /// The hit is left to callers, until some time after it comes. That time is not known while slices are out.
     Callers { since: Timestamp, until: Option<Timestamp> },
 }
 
 impl NextHit {
     /// At `now`, if so many hits are free, and `left` are in slices.
-    fn at(self, free: u64, left: u64, view: CounterView, now: Timestamp) -> Self {
+    fn new(self, free: u64, left: u64, view: CounterView, now: Timestamp) -> Self {
         let Self::Callers { since, until } = self else { return self };
         let comes_after = match (free, left) {
             (0, 0) => view.free_after,
@@ -88,9 +88,9 @@ impl NextHit {
     }
 }
 
-/// Why a slice is given.
+/// Why a slice is granted.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Reason {
+enum SliceReason {
     /// The last one is used up soon.
     Due,
     /// The last one is much too large.
@@ -101,8 +101,8 @@ impl Slices {
     pub(super) fn new(allowance: u64, now: Timestamp) -> Self {
         Self {
             allowance,
-            each: Roster::default(),
-            callers: Demand::new(now),
+            each: SubscriberRoster::default(),
+            callers: SubscriberDemand::new(now),
             next_hit: NextHit::Callers { since: now, until: None },
             used: 0,
             beyond_grant: 0,
@@ -115,7 +115,7 @@ impl Slices {
             move |(id, subscriber)| SubscriberState {
                 id,
                 demand: subscriber.demand.per_second(),
-                part: Part::Slice {
+                part: LimitPart::Slice {
                     hits: subscriber.slice.map_or(0, |slice| slice.hits),
                     left: subscriber.left(),
                 },
@@ -125,7 +125,7 @@ impl Slices {
         )
     }
 
-    /// Hits that callers ask for in each second.
+    /// Hits that callers request in each second.
     pub(super) fn callers(&self) -> f64 {
         self.callers.per_second()
     }
@@ -144,7 +144,7 @@ impl Slices {
     }
 
     /// The subscribers.
-    pub(super) fn roster(&self) -> &Roster<Subscriber> {
+    pub(super) fn roster(&self) -> &SubscriberRoster<SliceSubscriber> {
         &self.each
     }
 
@@ -187,11 +187,11 @@ impl Slices {
         Granted { hits: self.left().saturating_add(self.used), ..Granted::default() }
     }
 
-    /// Gives a subscriber the slice of one that has ended, and whose last report was that of this client. Others may have
-    /// reported at that time, too, so the most that any of them has left counts for it.
-    pub(super) fn resume(&mut self, id: SubscriberId, usage: Usage, now: Timestamp) {
-        let has_ended = |each: &Subscriber| each.has_ended && now.after(UNCERTAIN) < each.expires_at;
-        let could_be = |each: &Subscriber| {
+    /// Gives a subscriber the slice of one that has ended, and whose last report was that of this client. Other
+    /// subscribers may have reported at that time, so the most that any of them has left counts for it.
+    pub(super) fn resume(&mut self, id: SubscriberId, usage: SubscriberUsage, now: Timestamp) {
+        let has_ended = |each: &SliceSubscriber| each.has_ended && now.after(UNCERTAIN) < each.expires_at;
+        let could_be = |each: &SliceSubscriber| {
             has_ended(each) && now.since(each.reported_at).abs_diff(REPORT_EVERY) <= REPORT_JITTER
         };
         let ended = || self.each.iter().filter(|(_, each)| could_be(each));
@@ -200,22 +200,30 @@ impl Slices {
         let Some((other, _)) = ended().min_by_key(|(_, each)| each.left()) else { return };
         if let Some(subscriber) = self.each.remove_if(other, |_| true) {
             let reported = usage.allowed_before;
-            *self.each.get_or_insert_with(id, || Subscriber::new(now)) = subscriber.resumed(most, reported);
+            *self.each.get_or_insert_with(id, || SliceSubscriber::new(now)) =
+                subscriber.resumed(most, reported);
         }
     }
 
-    pub(super) fn report(&mut self, id: SubscriberId, usage: Usage, terms: QuotaTerms, now: Timestamp) {
+    pub(super) fn report(
+        &mut self,
+        id: SubscriberId,
+        usage: SubscriberUsage,
+        terms: QuotaTerms,
+        now: Timestamp,
+    ) {
         // A bucket that is sent again after its end would be full again, so what was left counts as used.
-        let is_over = |each: &Subscriber| each.has_ended || each.expires_at <= now.after(UNCERTAIN);
+        let is_over = |each: &SliceSubscriber| each.has_ended || each.expires_at <= now.after(UNCERTAIN);
         if let Some(over) = self.each.remove_if(id, is_over) {
             self.used = self.used.saturating_add(over.left());
         }
-        let subscriber = self
-            .each
-            .get_or_insert_with(id, || Subscriber { reported: usage.allowed_before, ..Subscriber::new(now) });
+        let subscriber = self.each.get_or_insert_with(id, || SliceSubscriber {
+            reported: usage.allowed_before,
+            ..SliceSubscriber::new(now)
+        });
         // With those of reports that were lost.
         let allowed = usage.allowed_in_all().saturating_sub(subscriber.reported);
-        let usage = Usage { allowed, ..usage };
+        let usage = SubscriberUsage { allowed, ..usage };
         subscriber.reported = subscriber.reported.saturating_add(allowed);
         (subscriber.terms, subscriber.reported_at) = (terms, now);
         subscriber.demand.add(usage.allowed.saturating_add(usage.denied), 0, now);
@@ -225,34 +233,34 @@ impl Slices {
         self.beyond_grant = self.beyond_grant.saturating_add(beyond);
     }
 
-    /// Counts hits that callers have asked for, while the hits are not divided.
-    pub(super) fn note_asked(&mut self, asked: u64, now: Timestamp) {
-        self.callers.add(asked, 0, now);
+    /// Counts hits that callers have requested, while the hits are not divided.
+    pub(super) fn note_requested(&mut self, requested: u64, now: Timestamp) {
+        self.callers.add(requested, 0, now);
     }
 
     /// Gives slices to subscribers that are due; those that have reported get an assignment in any case.
-    pub(super) fn turn(&mut self, view: CounterView, learns: bool, now: Timestamp) -> Outcome {
-        self.callers.add(view.asked, 0, now);
+    pub(super) fn turn(&mut self, view: CounterView, learns: bool, now: Timestamp) -> DivisionOutcome {
+        self.callers.add(view.requested, 0, now);
         self.expire(now);
-        let mut outcome = Outcome::default();
+        let mut outcome = DivisionOutcome::default();
         let mut free = view.free.saturating_sub(self.used).saturating_sub(self.left());
         let waiting = self.each.states().iter().filter(|each| each.is_waiting()).count() as u64;
         let is_one_by_one = !learns && self.callers.per_second() > 0.0 && free <= waiting && waiting > 0;
         if is_one_by_one {
-            self.next_hit = self.next_hit.at(free, self.left(), view, now);
+            self.next_hit = self.next_hit.new(free, self.left(), view, now);
             if self.next_hit != NextHit::Subscriber {
                 free = free.saturating_sub(1);
             }
         }
         if !learns {
-            for Next { id, hits, reason } in self.parts(free, now) {
+            for DueSlice { id, hits, reason } in self.parts(free, now) {
                 let hits = hits.min(free);
                 // What is spare ends also without a smaller slice.
-                if (hits > 0 || reason == Reason::Spare)
+                if (hits > 0 || reason == SliceReason::Spare)
                     && let Some(subscriber) = self.each.get_mut(id)
                 {
                     free -= hits;
-                    subscriber.give(hits, now);
+                    subscriber.grant(hits, now);
                     self.next_hit = NextHit::Callers { since: now, until: None };
                     let slice = if hits > 0 { Assignment::Slice(hits) } else { Assignment::Deny };
                     outcome.assignments.push((id, slice));
@@ -294,26 +302,27 @@ impl Slices {
         self.each.states().iter().fold(0, |sum, subscriber| sum.saturating_add(subscriber.left()))
     }
 
-    /// The slices for those that are due, given what is free: first those below their floors, then the one that has
+    /// The slices for those that are due, from what is free: first those below their floors, then the one that has
     /// waited longest.
-    fn parts(&self, free: u64, now: Timestamp) -> Vec<Next> {
+    fn parts(&self, free: u64, now: Timestamp) -> Vec<DueSlice> {
         let newcomer = (self.allowance / NEWCOMER_DIVISOR).clamp(1, (free / 2).max(1));
-        let active: Vec<(SubscriberId, &Subscriber)> =
+        let active: Vec<(SubscriberId, &SliceSubscriber)> =
             self.each.iter().filter(|(_, subscriber)| !subscriber.has_ended).collect();
         let callers = self.callers.per_second() * SLICE_SECONDS;
-        let mut claims: Vec<Claim> = active
+        let mut claims: Vec<SubscriberClaim> = active
             .iter()
-            .map(|(_, subscriber)| Claim {
+            .map(|(_, subscriber)| SubscriberClaim {
                 hits: subscriber.claimed(newcomer) as f64,
                 weight: f64::from(subscriber.terms.weight.get()),
                 floor: subscriber.terms.floor as f64,
             })
             .collect();
         if callers > 0.0 {
-            claims.push(Claim { hits: callers, weight: 1.0, floor: 0.0 });
+            claims.push(SubscriberClaim { hits: callers, weight: 1.0, floor: 0.0 });
         }
         let is_scarce = claims.iter().map(|claim| claim.hits).sum::<f64>() > free as f64;
-        let (mut order, mut parts): (Vec<usize>, _) = (Vec::new(), Vec::new());
+        let mut order = Vec::<usize>::new();
+        let mut parts = Vec::new();
         // Without either nothing depends on the parts.
         if is_scarce || active.iter().any(|(_, subscriber)| subscriber.is_due()) {
             let pool = active.iter().fold(free, |sum, (_, each)| sum.saturating_add(each.left()));
@@ -328,12 +337,12 @@ impl Slices {
             let (id, subscriber) = active[index];
             let size =
                 if is_scarce { parts[index].max(1) } else { subscriber.claimed(newcomer).max(newcomer) };
-            let next = Next { id, hits: size.min(SLICE_MAX), reason: Reason::Spare };
+            let next = DueSlice { id, hits: size.min(SLICE_MAX), reason: SliceReason::Spare };
             subscriber.has_spare(size, now).then_some(next)
         };
         let due = |index: usize| {
             let (id, subscriber) = active[index];
-            let next = Next { id, hits: parts[index].min(SLICE_MAX), reason: Reason::Due };
+            let next = DueSlice { id, hits: parts[index].min(SLICE_MAX), reason: SliceReason::Due };
             subscriber.is_due().then_some(next)
         };
         // What is spare comes back with the next report.
@@ -342,7 +351,7 @@ impl Slices {
 
     /// The next instant at which something changes without a report.
     fn next_at(&self, view: CounterView, now: Timestamp) -> Option<Timestamp> {
-        let waits = self.each.states().iter().any(Subscriber::is_waiting);
+        let waits = self.each.states().iter().any(SliceSubscriber::is_waiting);
         let free = view.free_after.filter(|_| waits).map(|after| now.after(after.max(PAUSE)));
         let expire = self.each.states().iter().map(|subscriber| subscriber.expires_at).min();
         free.into_iter().chain(expire).min()

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::metrics::{Counter, Histogram, micros};
+use crate::metrics::{Histogram, MetricCounter, micros};
 
 /// Bounds of the times until shares are adjusted. A smaller share is in force after half a second, and one of a client
 /// that has gone ends after 16 s.
@@ -15,13 +15,13 @@ const CONVERGENCE_BOUNDS: [Duration; 12] = micros([
 #[derive(Debug)]
 pub struct DividerStats {
     /// Hits that clients have let pass and that were charged.
-    pub used: Counter,
+    pub used: MetricCounter,
     /// Hits that passed at clients without having been granted.
-    pub beyond_grant: Counter,
+    pub beyond_grant: MetricCounter,
     /// Reports of subscribers beyond the most that one limit has.
-    pub refused: Counter,
+    pub refused: MetricCounter,
     /// Subscribers that divisions have visited.
-    pub visited: Counter,
+    pub visited: MetricCounter,
     /// Times from changes of demand or of clients until all shares were adjusted.
     pub convergence: Histogram,
 }
@@ -29,10 +29,10 @@ pub struct DividerStats {
 impl Default for DividerStats {
     fn default() -> Self {
         Self {
-            used: Counter::default(),
-            beyond_grant: Counter::default(),
-            refused: Counter::default(),
-            visited: Counter::default(),
+            used: MetricCounter::default(),
+            beyond_grant: MetricCounter::default(),
+            refused: MetricCounter::default(),
+            visited: MetricCounter::default(),
             convergence: Histogram::new(&CONVERGENCE_BOUNDS),
         }
     }

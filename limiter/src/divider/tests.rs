@@ -25,7 +25,7 @@ fn bucket(per_second: u64, burst: u64) -> Limit {
 fn window(limit: u64, nanos: u64) -> Limit {
     Limit::FixedWindow(FixedWindow {
         limit,
-        window: Window::of_nanos(nanos).unwrap(),
+        window: Window::from_nanos(nanos).unwrap(),
         excess: Excess::Refuse,
     })
 }
@@ -124,7 +124,10 @@ fn subscribers_are_listed_by_demand_until_their_parts_end() {
     assert_eq!((first.id.stream, first.has_ended), (3, true));
     assert_eq!((second.id.stream, second.has_ended), (2, false));
     assert!((145.0..=155.0).contains(&first.demand), "{first:?}");
-    assert!(matches!(first.part, Part::Share(rate) if (40..=60).contains(&rate.per_second)), "{first:?}");
+    assert!(
+        matches!(first.part, LimitPart::Share(rate) if (40..=60).contains(&rate.per_second)),
+        "{first:?}"
+    );
     world.leave(2);
     world.run(20.0, &[(1, 5.0)], 3.0);
     let listed = world.dividers.subscribers(world.key, 2, world.now).unwrap();
@@ -245,7 +248,7 @@ fn division_is_the_same_under_the_clock_of_another_replica() {
         let sent: SlotDivisions = postcard::from_bytes(&postcard::to_stdvec(&sent).unwrap()).unwrap();
         let other = Dividers::new(World::new(limit).memory);
         other.add_slot(slot, sent, now);
-        assert_eq!(other.of_slot(slot, now), expected);
+        assert_eq!(other.divisions_of(slot, now), expected);
     }
 }
 
@@ -279,20 +282,23 @@ fn division_goes_on_in_another_replica() {
 fn hits_of_lost_reports_are_charged_with_the_next_one() {
     let world = World::new(window(500, MINUTE));
     let report = |usage, after: u64| {
-        world.dividers.report(&world.of(1, Report::Usage(usage)), START.plus(after * SECOND));
+        world.dividers.report(&world.of(1, DividerReport::Usage(usage)), START.plus(after * SECOND));
         world.memory.admin().peek(world.key, &world.limit, START.plus(after * SECOND)).peek.remaining
     };
-    assert_eq!(report(Usage { denied: 1, ..Usage::default() }, 1), 500);
+    assert_eq!(report(SubscriberUsage { denied: 1, ..SubscriberUsage::default() }, 1), 500);
     // A report of 15 hits is lost. The refusal proves that nothing is left of the slice.
-    assert_eq!(report(Usage { allowed: 2, denied: 0, allowed_before: 15 }, 11), 483);
-    assert_eq!(report(Usage { allowed: 3, denied: 1, allowed_before: 17 }, 16), 480);
+    assert_eq!(report(SubscriberUsage { allowed: 2, denied: 0, allowed_before: 15 }, 11), 483);
+    assert_eq!(report(SubscriberUsage { allowed: 3, denied: 1, allowed_before: 17 }, 16), 480);
 }
 
 #[test]
 fn division_moves_between_clocks() {
     let mut divisions = SlotDivisions::default();
     let world = World::new(bucket(100, 20));
-    world.dividers.report(&world.of(1, Report::Usage(Usage { allowed: 1, ..Usage::default() })), START);
+    world.dividers.report(
+        &world.of(1, DividerReport::Usage(SubscriberUsage { allowed: 1, ..SubscriberUsage::default() })),
+        START,
+    );
     let slot = world.memory.slot(world.key);
     divisions.extend(world.dividers.take_slot(slot, START));
     world.dividers.add_slot(slot, divisions, START.plus(MINUTE));
@@ -386,7 +392,7 @@ fn slice_that_may_have_ended_is_not_renewed() {
     let world = World::new(window(500, MINUTE));
     let id = id(1);
     let report = |after: u64| {
-        let usage = Report::Usage(Usage { denied: 1, ..Usage::default() });
+        let usage = DividerReport::Usage(SubscriberUsage { denied: 1, ..SubscriberUsage::default() });
         world.dividers.report(&world.of(1, usage), START.plus(after * SECOND))
     };
     assert_eq!(report(1), [(id, Assignment::Slice(20))]);
@@ -396,5 +402,5 @@ fn slice_that_may_have_ended_is_not_renewed() {
     let free = |now| world.memory.admin().peek(world.key, &world.limit, now).peek.remaining;
     assert_eq!(free(START.plus(26 * SECOND)), 480);
     let listed = world.dividers.subscribers(world.key, 9, START.plus(26 * SECOND)).unwrap();
-    assert_eq!(listed.first[0].part, Part::Slice { hits: 20, left: 20 });
+    assert_eq!(listed.first[0].part, LimitPart::Slice { hits: 20, left: 20 });
 }

@@ -50,7 +50,8 @@ fn open(path: &Path) -> io::Result<File> {
 
 fn read_open(file: File, bytes_max: u64) -> io::Result<Vec<u8>> {
     let length = usize::try_from(file.metadata()?.len().min(bytes_max)).unwrap_or_default();
-    let (mut file, mut bytes) = (file.take(bytes_max), Vec::with_capacity(length));
+    let mut file = file.take(bytes_max);
+    let mut bytes = Vec::with_capacity(length);
     while file.by_ref().take(CHUNK_BYTES).read_to_end(&mut bytes)? != 0 {}
     Ok(bytes)
 }

@@ -8,7 +8,7 @@ use crate::{
     algorithm::{Decision, Verdict},
     limiter::plan::{AppliedLimit, CurrentLimit, Modes, Plan},
     rules::Rule,
-    store::{self, Refusal, Role},
+    store::{self, CheckRole, Refusal},
 };
 
 /// The answer to a request.
@@ -72,20 +72,20 @@ impl<'s> Status<'s> {
 
     /// The status of a descriptor before its decision.
     #[inline(always)]
-    pub(super) fn of(applied: &AppliedLimit<'s>) -> Self {
+    pub(super) fn from_applied(applied: &AppliedLimit<'s>) -> Self {
         let (remaining, limit) = match applied {
             AppliedLimit::Nothing => (0, None),
             AppliedLimit::Unlimited(_) => (u64::MAX, None),
-            AppliedLimit::Rule(matched, _) => return Self::of_rule(matched.rule),
-            AppliedLimit::Override(sent, _) => (0, Some(CurrentLimit::of_override(*sent))),
+            AppliedLimit::Rule(matched, _) => return Self::for_rule(matched.rule),
+            AppliedLimit::Override(sent, _) => (0, Some(CurrentLimit::from_override(*sent))),
         };
         Self { remaining, limit, rule: applied.rule(), ..Self::WITHOUT_LIMIT }
     }
 
     /// The status before the decision on the limit of `rule`.
     #[inline(always)]
-    pub(super) fn of_rule(rule: &'s Rule) -> Self {
-        Self { limit: Some(CurrentLimit::of(rule)), rule: Some(rule), ..Self::WITHOUT_LIMIT }
+    pub(super) fn for_rule(rule: &'s Rule) -> Self {
+        Self { limit: Some(CurrentLimit::for_rule(rule)), rule: Some(rule), ..Self::WITHOUT_LIMIT }
     }
 
     /// Whether a refusal refuses the request only if all other descriptors in quota mode are refused too.
@@ -138,11 +138,11 @@ pub(super) fn refuses<R>(
 }
 
 #[inline(always)]
-fn in_modes(modes: Modes, role: Role) -> Role {
-    Role { is_quota: role.is_quota || modes.quota_mode, ..role }
+fn in_modes(modes: Modes, role: CheckRole) -> CheckRole {
+    CheckRole { is_quota: role.is_quota || modes.quota_mode, ..role }
 }
 
-/// The same for decisions that are made elsewhere.
+/// What refuses the request among decisions that are made elsewhere. `deciding` assigns each decision to a descriptor.
 pub(super) fn refusal(modes: Modes, applied: &[AppliedLimit<'_>], deciding: &[usize]) -> Refusal {
     Refusal {
         roles: deciding.iter().map(|index| in_modes(modes, applied[*index].role())).collect(),
@@ -185,7 +185,12 @@ impl<'s, S: AsMut<[Status<'s>]>> AnswerOf<S> {
 impl<'s> SingleAnswer<'s> {
     /// The answer from the decision on the only check, which has this role, and the status before it.
     #[inline(always)]
-    pub(super) fn of<R>(modes: Modes, role: Role, status: Status<'s>, decision: &Decision<R>) -> Self {
+    pub(super) fn from_decision<R>(
+        modes: Modes,
+        role: CheckRole,
+        status: Status<'s>,
+        decision: &Decision<R>,
+    ) -> Self {
         let refused = store::refuses([in_modes(modes, role)], slice::from_ref(decision), || true);
         let mut answer = Self::new(modes, refused, [status]);
         answer.decide(0, decision, refused);
@@ -215,7 +220,7 @@ impl<'s> Answer<'s> {
         decisions: &[Decision],
     ) -> Self {
         let refused = refuses(modes, applied, plan.deciding(), decisions);
-        let mut answer = Self::new(modes, refused, applied.iter().map(Status::of).collect());
+        let mut answer = Self::new(modes, refused, applied.iter().map(Status::from_applied).collect());
         for (index, decision) in plan.deciding().iter().zip(decisions) {
             answer.decide(*index, decision, refused);
         }

@@ -1,7 +1,7 @@
 //! Bounds on the number of requests of a call, descriptors of a request, and entries of a descriptor.
 //!
-//! Every decoder checks [`Bounds`] before it stores another of them, so that a small message cannot expand into a large
-//! call.
+//! Every decoder checks [`RequestBounds`] before it stores another of them, so that a small message cannot expand into
+//! a large call.
 
 /// The maximum number of descriptors of all requests of a call. Answers are as many, and one call is decided at once.
 const CALL_DESCRIPTORS_MAX: usize = 4_096;
@@ -10,7 +10,7 @@ const CALL_ENTRIES_MAX: usize = 32_768;
 
 /// The maximum number of requests of a call, of descriptors of a request, and of entries of a descriptor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Bounds {
+pub struct RequestBounds {
     /// The maximum number of requests of a call.
     pub requests: usize,
     /// The maximum number of descriptors of a request.
@@ -53,7 +53,7 @@ pub enum TooLarge {
 /// Counts requests, descriptors and entries of a call in their order, within bounds.
 #[derive(Clone, Copy, Debug)]
 pub struct CallSize {
-    bounds: Bounds,
+    bounds: RequestBounds,
     requests: usize,
     // Of the last request, and of the last descriptor.
     descriptors: usize,
@@ -68,7 +68,7 @@ impl CallSize {
     pub const BYTES_MIN: usize = 2 * CALL_DESCRIPTORS_MAX;
 
     /// An empty call.
-    pub fn new(bounds: Bounds) -> Self {
+    pub fn new(bounds: RequestBounds) -> Self {
         Self { bounds, requests: 0, descriptors: 0, entries: 0, all_descriptors: 0, all_entries: 0 }
     }
 
@@ -121,7 +121,7 @@ impl TooLarge {
     }
 }
 
-impl Bounds {
+impl RequestBounds {
     /// Whether a request with `before` descriptors may have another one.
     #[inline]
     pub fn descriptor(self, before: usize) -> Result<(), TooLarge> {

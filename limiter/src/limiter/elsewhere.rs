@@ -10,7 +10,7 @@ use crate::{
         answer::{self, SingleAnswer},
         metrics::near_limit,
         plan::{AppliedLimit, Plan, applied_limits, role_of},
-        source::{DecidedElsewhere, Elsewhere, Source},
+        source::{DecidedElsewhere, DecisionSource, Elsewhere},
     },
     remote::{CounterCheck, CounterChecks, RemoteOutcomes},
     resilience::Caller,
@@ -19,7 +19,7 @@ use crate::{
 };
 
 impl Elsewhere {
-    /// Asks the counters, for this connection.
+    /// Submits the operations to the counters, for this connection.
     pub async fn decide(
         &self,
         limiter: &Limiter,
@@ -40,17 +40,17 @@ impl Elsewhere {
     }
 }
 
-/// For the service.
+/// Methods for the service.
 #[doc(hidden)]
 impl ActiveView<'_> {
     /// Decides and charges `request` by the counters in the memory of this process, without waiting. If they are
-    /// elsewhere, the error is [`LimiterError::Remote`], and what they are asked is `planned`.
+    /// elsewhere, the error is [`LimiterError::Remote`], and the operations on them are `planned`.
     pub fn decide_or_plan(
         &self,
         request: &Request<'_>,
         planned: &mut Option<Box<Elsewhere>>,
     ) -> Result<Answer<'_>, LimiterError> {
-        let source = Source::Here(Some(planned));
+        let source = DecisionSource::Here(Some(planned));
         let decided = self.decide_as(request, source, Answer::from, |answer| answer);
         if let Err(LimiterError::Remote) = decided
             && planned.is_none()
@@ -66,7 +66,7 @@ impl ActiveView<'_> {
         request: &Request<'_>,
         decided: DecidedElsewhere<'_>,
     ) -> Result<Answer<'_>, LimiterError> {
-        self.decide_as(request, Source::Decided(decided), Answer::from, |answer| answer)
+        self.decide_as(request, DecisionSource::Decided(decided), Answer::from, |answer| answer)
     }
 
     /// The answer to a request with a single check that passes and whose rule counts under its path alone: it needs only
@@ -78,8 +78,8 @@ impl ActiveView<'_> {
         if !decision.verdict.passes() {
             return None;
         }
-        let status = Status { degraded, ..Status::of_rule(rule) };
-        let answer = SingleAnswer::of(self.limiter.modes, role_of(rule), status, &decision);
+        let status = Status { degraded, ..Status::for_rule(rule) };
+        let answer = SingleAnswer::from_decision(self.limiter.modes, role_of(rule), status, &decision);
         if let Some(stats) = rule.stats() {
             let near_limit = near_limit(&check, &decision, charged);
             stats.count_plain(RuleEvent { charged, near_limit, ..RuleEvent::default() });
@@ -106,13 +106,13 @@ impl ActiveView<'_> {
 }
 
 impl ActiveView<'_> {
-    /// What the counters of a request are asked. Its domain has rules: without them it is decided here.
+    /// The operations on the counters of a request. Its domain has rules: without them it is decided here.
     fn plan_elsewhere(&self, request: &Request<'_>) -> Result<Elsewhere, LimiterError> {
         let Some(domain) = self.rules.domain(request.domain) else { return Err(LimiterError::NoRules) };
         let applied = applied_limits(domain, request);
         let plan = Plan::new(domain, request, &applied);
         let check =
-            |(index, check)| CounterCheck::of(check, applied[plan.descriptor(index)].forward_policy());
+            |(index, check)| CounterCheck::new(check, applied[plan.descriptor(index)].forward_policy());
         let checks = plan.checks.iter().enumerate().map(check).collect();
         let refusal = answer::refusal(self.limiter.modes, &applied, plan.deciding());
         let plain_rule = if let [only] = &*applied { only.plain_rule() } else { None };
@@ -131,7 +131,7 @@ impl ActiveView<'_> {
         planned: Option<&mut Option<Box<Elsewhere>>>,
     ) -> LimiterError {
         if let (LimiterError::Remote, Some(planned)) = (error, planned) {
-            let checks = CounterChecks::from_buf([CounterCheck::of(check, applied.forward_policy())]);
+            let checks = CounterChecks::from_buf([CounterCheck::new(check, applied.forward_policy())]);
             // No other check refuses the call.
             let refusal = Refusal::default();
             let planning = self.elsewhere(checks, applied.plain_rule(), refusal, request.timeout);
@@ -147,7 +147,8 @@ impl ActiveView<'_> {
         refusal: Refusal,
         timeout: Option<Duration>,
     ) -> Elsewhere {
-        let (rules, reading) = (Arc::clone(&self.rules), self.reading);
+        let rules = Arc::clone(&self.rules);
+        let reading = self.reading;
         Elsewhere { rules, reading, checks, plain_rule, refusal, timeout }
     }
 }

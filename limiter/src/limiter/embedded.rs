@@ -15,12 +15,12 @@ use crate::{
     descriptor::Entry,
     limiter::{
         AnswerOf, Descriptor, HeldAnswer, HoldError, Limiter, LimiterError, Request, RequestError, Status,
-        source::Source,
+        source::DecisionSource,
     },
     resilience::Caller,
     rules::{self, ActiveRules, Problems, Rules},
     store::{HoldId, HoldTerms, Lead, Memory, OnExpiry, OnFull, Settled},
-    time::{Clock, Reading},
+    time::{Clock, ClockReading},
 };
 
 /// The memory of the counters of an embedded limiter: 256 MiB, about four million counters.
@@ -108,14 +108,14 @@ impl Limiter {
 
     fn embedded(rules: Rules, memory_limit: u64) -> Self {
         let clock = Clock::system();
-        let active_rules = Arc::new(ActiveRules::of(rules, clock.now()));
+        let active_rules = Arc::new(ActiveRules::from_rules(rules, clock.now()));
         let limiter = Self::new(active_rules, Arc::new(Memory::new(memory_limit, OnFull::Deny)), clock);
         Self { follows_wall: true, ..limiter }
     }
 
     /// Follows the wall clock, and reads the clock.
     #[cold]
-    pub(super) fn follow_wall(&self) -> Reading {
+    pub(super) fn follow_wall(&self) -> ClockReading {
         if let Some(comparison) = self.clock.compare_with_wall() {
             if let Some(lead) = Lead::given_up(&comparison) {
                 self.memory.give_up_lead(lead);
@@ -224,7 +224,7 @@ impl Limiter {
         at_once(self.settle_anywhere(domain, entries, id, actual))
     }
 
-    /// [`Limiter::reserve`], also of counters elsewhere.
+    /// Does what [`Limiter::reserve`] does, with counters in this process or elsewhere.
     pub(crate) async fn reserve_anywhere(
         &self,
         domain: &str,
@@ -236,12 +236,13 @@ impl Limiter {
         let mut buffer = SmallVec::new();
         let request = request(domain, each_entry(entries, &mut buffer), Operation::Charge(amount))?;
         // Each call is a connection of its own: none is greedy, because all are of one program.
-        let (view, connection) = (self.view(), Caller::default());
+        let view = self.view();
+        let connection = Caller::default();
         let HeldAnswer { answer, is_held, has_ended } = view.reserve(&request, &terms, &connection).await?;
-        Ok(Reservation { checked: Checked::of(&answer), id: is_held.then_some(terms.id), has_ended })
+        Ok(Reservation { checked: Checked::from_answer(&answer), id: is_held.then_some(terms.id), has_ended })
     }
 
-    /// [`Limiter::settle`], also of counters elsewhere.
+    /// Does what [`Limiter::settle`] does, with counters in this process or elsewhere.
     pub(crate) async fn settle_anywhere(
         &self,
         domain: &str,
@@ -251,7 +252,8 @@ impl Limiter {
     ) -> Result<Option<Settled>, HoldError> {
         let mut buffer = SmallVec::new();
         let request = request(domain, each_entry(entries, &mut buffer), Operation::Charge(actual))?;
-        let (view, connection) = (self.view(), Caller::default());
+        let view = self.view();
+        let connection = Caller::default();
         Ok(view.settle(&request, id, &connection).await?.settled[0])
     }
 
@@ -280,8 +282,14 @@ impl Limiter {
         operation: Operation,
     ) -> Result<Checked, CheckError> {
         let request = request(domain, entries, operation)?;
-        let (view, source) = (self.view(), Source::Here(None));
-        Ok(view.decide_as(&request, source, |answer| Checked::of(&answer), |answer| Checked::of(&answer))?)
+        let view = self.view();
+        let source = DecisionSource::Here(None);
+        Ok(view.decide_as(
+            &request,
+            source,
+            |answer| Checked::from_answer(&answer),
+            |answer| Checked::from_answer(&answer),
+        )?)
     }
 }
 
@@ -296,7 +304,7 @@ pub(super) fn at_once<T>(call: impl Future<Output = Result<T, HoldError>>) -> Re
 impl Checked {
     /// The answer to a request with one descriptor.
     #[inline(always)]
-    pub(crate) fn of<'s>(answer: &AnswerOf<impl AsRef<[Status<'s>]>>) -> Self {
+    pub(crate) fn from_answer<'s>(answer: &AnswerOf<impl AsRef<[Status<'s>]>>) -> Self {
         let status = &answer.statuses.as_ref()[0];
         let limit = status.limit.map(|limit| limit.requests_per_unit);
         Self {

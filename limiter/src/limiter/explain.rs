@@ -9,11 +9,11 @@ use crate::{
         ActiveView, Answer, LimiterError, Request, Status, answer,
         plan::{AppliedLimit, Plan, drop_replaced},
     },
-    remote::{Extent, Remote},
+    remote::{Remote, RemoteExtent},
     rules::{Allowance, LevelTrace, Rule},
     store::{
-        Check, Checks, CounterOperation, CounterState, Decisions, DryRun, OnRefusal, Outcome, Refusal,
-        Replacement,
+        Check, Checks, CounterOperation, CounterState, Decisions, DryRun, OnRefusal, OperationOutcome,
+        Refusal, Replacement,
     },
     time::Timestamp,
 };
@@ -70,7 +70,7 @@ pub struct CounterRef<'s> {
     pub now: Timestamp,
 }
 
-/// Why a descriptor has no counter to show.
+/// Why a descriptor has no counter to display.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NoCounter {
     /// No valid rules have been loaded.
@@ -105,7 +105,7 @@ impl ActiveView<'_> {
             let answer = Answer::without_limits(request.descriptors.len());
             return Ok(Explanation { answer, now: self.now(), parts: Vec::new() });
         };
-        let mut applied = AppliedLimit::of_each(domain, request);
+        let mut applied = AppliedLimit::for_each_descriptor(domain, request);
         let mut parts: Vec<DescriptorExplanation<'_>> = request
             .descriptors
             .iter()
@@ -131,7 +131,8 @@ impl ActiveView<'_> {
         let dry_run = self.dry_run(&plan.checks, refusal).await?;
         let checked = |index: usize| {
             let Check { key, limit, .. } = plan.checks[index];
-            let (before, decision) = (dry_run.before[index].clone(), dry_run.decisions[index]);
+            let before = dry_run.before[index].clone();
+            let decision = dry_run.decisions[index];
             CheckExplanation { key, limit: limit.clone(), before, decision }
         };
         for (check, index) in plan.deciding().iter().enumerate() {
@@ -166,7 +167,7 @@ impl ActiveView<'_> {
         };
         let [peek] =
             remote.operate(*key, limit, [CounterOperation::Show]).await.ok_or_else(|| unreachable(remote))?;
-        Ok(CounterState::of_outcome(limit, &peek, *now))
+        Ok(CounterState::from_outcome(limit, &peek, *now))
     }
 
     /// Replaces the counter by a fresh one with `hits` charged, above the limit if the algorithm can hold a debt.
@@ -178,7 +179,7 @@ impl ActiveView<'_> {
         let operations = [CounterOperation::Show, CounterOperation::Set(hits)];
         let [before, after] =
             remote.operate(*key, limit, operations).await.ok_or_else(|| unreachable(remote))?;
-        let state = |outcome| CounterState::of_outcome(limit, outcome, *now);
+        let state = |outcome| CounterState::from_outcome(limit, outcome, *now);
         Ok(Replacement { before: state(&before), after: state(&after) })
     }
 
@@ -191,20 +192,21 @@ impl ActiveView<'_> {
         if remote.is_joining() {
             return Err(LimiterError::Joining);
         }
-        let is_here =
-            |check: &Check<'_>| remote.extent() == Extent::OtherOwners && memory.owns(memory.slot(check.key));
+        let is_here = |check: &Check<'_>| {
+            remote.extent() == RemoteExtent::OtherOwners && memory.owns(memory.slot(check.key))
+        };
         // Also for owned counters: a peek at an exhausted counter recalls its leases.
         let Some((shown, decisions)) = remote.dry_run(checks, refusal.clone()).await else {
             return Err(match remote.extent() {
-                Extent::OtherOwners => LimiterError::Remote,
-                Extent::All => LimiterError::NoStore,
+                RemoteExtent::OtherOwners => LimiterError::Remote,
+                RemoteExtent::All => LimiterError::NoStore,
             });
         };
         if decisions.is_none() && checks.iter().all(is_here) {
             return Ok(memory.admin().dry_run(checks, self.now(), refused));
         }
-        let state = |(outcome, check): (&Outcome, &Check<'_>)| {
-            CounterState::of_outcome(check.limit, outcome, self.now())
+        let state = |(outcome, check): (&OperationOutcome, &Check<'_>)| {
+            CounterState::from_outcome(check.limit, outcome, self.now())
         };
         let before: SmallVec<[CounterState; 2]> = shown.iter().zip(checks).map(state).collect();
         let decisions = decisions.unwrap_or_else(|| predict(checks, &before, refused));
@@ -212,11 +214,11 @@ impl ActiveView<'_> {
     }
 }
 
-/// Why a counter elsewhere cannot be shown or changed.
+/// Why a counter elsewhere cannot be displayed or changed.
 fn unreachable(remote: &Remote) -> NoCounter {
     match remote.extent() {
-        Extent::OtherOwners => NoCounter::Unreachable,
-        Extent::All => NoCounter::NoStore,
+        RemoteExtent::OtherOwners => NoCounter::Unreachable,
+        RemoteExtent::All => NoCounter::NoStore,
     }
 }
 
@@ -278,7 +280,7 @@ fn predict_one(check: &Check<'_>, peek: &Decision) -> Decision {
     Decision { verdict, remaining, ..decision }
 }
 
-/// The rules of the request that replace the given one.
+/// The rules of the request that replace the rule of `found`.
 fn replacing<'s>(found: &AppliedLimit<'s>, all: &[AppliedLimit<'s>]) -> Vec<&'s Rule> {
     let Some(name) = found.rule().and_then(|rule| rule.options().name.as_ref()) else {
         return Vec::new();

@@ -9,8 +9,8 @@ use crate::{
     descriptor::Key,
     resilience::{CALLER_SHARE, Caller, IdRecord, SharedUse},
     store::{
-        Checks, CounterOperation, HOLD_REMEMBERED, HoldId, HoldOutcome, HoldTerms, IdMemory, Memory,
-        NotLocal, Outcome, SettleOutcome, Settled, UnknownId, id_bytes,
+        Checks, CounterOperation, HOLD_RETENTION, HoldId, HoldOutcome, HoldTerms, IdMemory, Memory, NotLocal,
+        OperationOutcome, SettleOutcome, Settled, UnknownId, id_bytes,
     },
     time::Timestamp,
 };
@@ -18,7 +18,7 @@ use crate::{
 /// What another replica, whose callers share it, gets at most of what the others leave free: one part of so many.
 const REPLICA_SHARE: usize = 2;
 
-/// An id that a caller sends, and what the counters of its call remember of it.
+/// An id that a caller sends, and what the counters of its call retain of it.
 #[derive(Debug)]
 pub(super) struct SentId<'c> {
     caller: &'c Caller,
@@ -71,14 +71,14 @@ impl<'c> SentId<'c> {
 
     /// Counts it as held with these terms.
     pub(super) fn held(&self, terms: &HoldTerms) {
-        self.remember(self.now.after(terms.ttl()).after(HOLD_REMEMBERED));
+        self.remember(self.now.after(terms.ttl()).after(HOLD_RETENTION));
     }
 
     /// Counts it as settled.
     pub(super) fn settled(&self, each: &[Settled]) {
         let is_new = each.iter().any(|settled| settled.outcome == SettleOutcome::Unknown);
         if (is_new && self.is_allowed) || self.caller.has_id(self.id, self.now) {
-            self.remember(self.now.after(HOLD_REMEMBERED));
+            self.remember(self.now.after(HOLD_RETENTION));
         }
     }
 
@@ -88,14 +88,14 @@ impl<'c> SentId<'c> {
     }
 }
 
-/// What the counters of this process remember for the callers of another replica.
+/// What the counters of this process retain for the callers of another replica.
 #[derive(Debug, Default)]
 pub struct ReplicaShare(Caller);
 
 impl ReplicaShare {
-    /// Applies an operation that the replica has forwarded, as [`Memory::operate`] does. Beyond its share the replica is
-    /// answered as if the memory for ids were full: new ids are refused, and unknown ones that are settled are not
-    /// remembered.
+    /// Applies an operation that the replica has forwarded, as [`Memory::operate`] does. Beyond its share the replica
+    /// is answered as if the memory for ids were full: new ids are refused, and unknown ones that are settled are not
+    /// retained.
     pub fn operate(
         &self,
         memory: &Memory,
@@ -103,7 +103,7 @@ impl ReplicaShare {
         limit: &Limit,
         operation: &CounterOperation,
         now: Timestamp,
-    ) -> Result<Outcome, NotLocal> {
+    ) -> Result<OperationOutcome, NotLocal> {
         let sent = |id| {
             let id = (id, Some(key), id_bytes(id));
             SentId::in_share(REPLICA_SHARE, &self.0, id, memory.id_memory(), now)
@@ -113,7 +113,7 @@ impl ReplicaShare {
                 let sent = sent(terms.id());
                 if !sent.is_allowed() {
                     memory.count_exhausted();
-                    return Ok(Outcome::exhausted());
+                    return Ok(OperationOutcome::exhausted());
                 }
                 let outcome = memory.operate(key, limit, operation, now)?;
                 if outcome.hold == HoldOutcome::Decided && outcome.decision.verdict.passes() {
@@ -123,7 +123,8 @@ impl ReplicaShare {
             }
             CounterOperation::Settle { id, actual, unknown: UnknownId::Remember } => {
                 let sent = sent(id);
-                let (id, unknown) = (id.clone(), sent.unknown());
+                let id = id.clone();
+                let unknown = sent.unknown();
                 let settle = CounterOperation::Settle { id, actual: *actual, unknown };
                 let outcome = memory.operate(key, limit, &settle, now)?;
                 if let HoldOutcome::Settled(settled) = &outcome.hold {

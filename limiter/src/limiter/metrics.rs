@@ -7,7 +7,7 @@ use crate::{
         Answer, Descriptor, Examples, Request, Status,
         plan::{AppliedLimit, Plan},
     },
-    metrics::{Counter, TopKeys},
+    metrics::{MetricCounter, TopKeys},
     rules::{DecisionStats, Domain, KeyedDomain, RuleEvent},
     store::{Check, Decisions},
 };
@@ -17,17 +17,17 @@ const TOP_KEYS: usize = 1_000;
 
 /// Metrics of the limiter other than those of each rule.
 #[derive(Debug)]
-pub struct Metrics {
+pub struct LimiterMetrics {
     /// Requests for a domain without rules.
-    pub unknown_domains: Counter,
+    pub unknown_domains: MetricCounter,
     /// Descriptors that match no rule of their domain.
-    pub unmatched: Counter,
+    pub unmatched: MetricCounter,
     /// Some of these domains.
     pub unknown_examples: Examples,
     /// Some of these descriptors, and of those whose only rule is replaced.
     pub unmatched_examples: Examples,
     /// Requests that passed only because of the shadow mode of all rules.
-    pub shadow_passes: Counter,
+    pub shadow_passes: MetricCounter,
     /// Outcomes of descriptors with an override.
     pub overrides: DecisionStats,
     /// The keys denied most often.
@@ -36,21 +36,21 @@ pub struct Metrics {
     pub quotas: TopKeys,
 }
 
-impl Default for Metrics {
+impl Default for LimiterMetrics {
     fn default() -> Self {
         Self::new(TOP_KEYS)
     }
 }
 
-impl Metrics {
+impl LimiterMetrics {
     /// Empty metrics; the list of most denied keys, and that of quotas, have `top_keys` entries.
     pub fn new(top_keys: usize) -> Self {
         Self {
-            unknown_domains: Counter::default(),
-            unmatched: Counter::default(),
+            unknown_domains: MetricCounter::default(),
+            unmatched: MetricCounter::default(),
             unknown_examples: Examples::default(),
             unmatched_examples: Examples::default(),
-            shadow_passes: Counter::default(),
+            shadow_passes: MetricCounter::default(),
             overrides: DecisionStats::default(),
             denied: TopKeys::new(top_keys),
             quotas: TopKeys::new(top_keys),

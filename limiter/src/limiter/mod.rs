@@ -6,10 +6,10 @@ use arc_swap::Guard;
 
 use crate::{
     algorithm::Decision,
-    remote::{self, Extent, Remote},
+    remote::{self, Remote, RemoteExtent},
     rules::{ActiveRules, KeyedDomain, KeyedRules},
     store::{Decisions, Memory, RemoteDecisions, SingleDecision},
-    time::{Clock, Reading, Timestamp},
+    time::{Clock, ClockReading, Timestamp},
 };
 
 mod answer;
@@ -31,7 +31,7 @@ mod source;
 
 use answer::SingleAnswer;
 pub use answer::{Answer, AnswerOf, Status};
-pub use bounds::{Bounds, CallSize, TooLarge};
+pub use bounds::{CallSize, RequestBounds, TooLarge};
 pub use embedded::{CheckError, Checked, Reservation};
 #[cfg(feature = "redis")]
 pub(crate) use embedded::{each_entry, request};
@@ -39,7 +39,7 @@ pub use error::LimiterError;
 pub use examples::{Example, Examples};
 pub use explain::{CheckExplanation, CounterRef, DescriptorExplanation, Explanation, NoCounter};
 pub use id_share::ReplicaShare;
-pub use metrics::Metrics;
+pub use metrics::LimiterMetrics;
 pub use plan::{CurrentLimit, Modes};
 pub use prepared::PreparedDescriptor;
 pub use request::{Descriptor, Override, Request, RequestError, UnknownUnit};
@@ -49,7 +49,7 @@ pub use source::{DecidedElsewhere, Elsewhere};
 
 use metrics::CheckOutcome;
 use plan::{AppliedLimit, Plan, applied_limits};
-use source::Source;
+use source::DecisionSource;
 
 /// Decides requests by the active rules.
 #[derive(Clone, Debug)]
@@ -59,7 +59,7 @@ pub struct Limiter {
     clock: Clock,
     remote: Option<Remote>,
     modes: Modes,
-    metrics: Arc<Metrics>,
+    metrics: Arc<LimiterMetrics>,
     // Whether calls make the clock follow the wall clock. In the service a task does.
     follows_wall: bool,
 }
@@ -69,10 +69,10 @@ pub struct Limiter {
 pub struct ActiveView<'l> {
     limiter: &'l Limiter,
     rules: Guard<Arc<KeyedRules>>,
-    reading: Reading,
+    reading: ClockReading,
 }
 
-/// For the service.
+/// Methods for the service.
 #[doc(hidden)]
 impl Limiter {
     /// A limiter with the rules in `active_rules` and the counters in `memory`.
@@ -88,29 +88,29 @@ impl Limiter {
         }
     }
 
-    /// The same limiter with counters elsewhere.
+    /// Sets where the counters are if they are not in the memory of this process.
     pub fn with_remote(self, remote: Option<Remote>) -> Self {
         Self { remote, ..self }
     }
 
-    /// The same limiter with these modes.
+    /// Sets the modes that apply to all rules.
     pub fn with_modes(self, modes: Modes) -> Self {
         Self { modes, ..self }
     }
 
-    /// The same limiter with these metrics.
-    pub fn with_metrics(self, metrics: Arc<Metrics>) -> Self {
+    /// Sets the metrics in which decisions are counted.
+    pub fn with_metrics(self, metrics: Arc<LimiterMetrics>) -> Self {
         Self { metrics, ..self }
     }
 
     /// Whether all counters are elsewhere.
     #[inline]
     pub fn has_no_counters(&self) -> bool {
-        self.remote.as_ref().is_some_and(|remote| remote.extent() == Extent::All)
+        self.remote.as_ref().is_some_and(|remote| remote.extent() == RemoteExtent::All)
     }
 
     /// The metrics.
-    pub fn metrics(&self) -> &Arc<Metrics> {
+    pub fn metrics(&self) -> &Arc<LimiterMetrics> {
         &self.metrics
     }
 
@@ -143,7 +143,7 @@ impl Limiter {
     }
 
     #[inline(always)]
-    fn read_clock(&self) -> Reading {
+    fn read_clock(&self) -> ClockReading {
         let reading = self.clock.read();
         if self.follows_wall && reading.must_follow { self.follow_wall() } else { reading }
     }
@@ -156,11 +156,11 @@ impl ActiveView<'_> {
     ///
     /// There are no rules, or counters are elsewhere.
     pub fn decide_here(&self, request: &Request<'_>) -> Result<Answer<'_>, LimiterError> {
-        self.decide_as(request, Source::Here(None), Answer::from, |answer| answer)
+        self.decide_as(request, DecisionSource::Here(None), Answer::from, |answer| answer)
     }
 }
 
-/// For the service.
+/// Methods for the service.
 #[doc(hidden)]
 impl ActiveView<'_> {
     /// The instant at which requests are decided.
@@ -188,8 +188,8 @@ impl ActiveView<'_> {
         match self.limiter.remote.as_ref().map(Remote::extent) {
             None => true,
             // The owner may have reported the counter as exhausted to other replicas.
-            Some(Extent::OtherOwners) => !request.has_refund(),
-            Some(Extent::All) => false,
+            Some(RemoteExtent::OtherOwners) => !request.has_refund(),
+            Some(RemoteExtent::All) => false,
         }
     }
 
@@ -199,7 +199,7 @@ impl ActiveView<'_> {
     fn decide_as<'s, A>(
         &'s self,
         request: &Request<'_>,
-        source: Source<'_>,
+        source: DecisionSource<'_>,
         of_single: impl FnOnce(SingleAnswer<'s>) -> A,
         of_set: impl FnOnce(Answer<'s>) -> A,
     ) -> Result<A, LimiterError> {
@@ -227,15 +227,15 @@ impl ActiveView<'_> {
         domain: KeyedDomain<'s>,
         descriptor: &Descriptor<'_>,
         request: &Request<'_>,
-        source: Source<'_>,
+        source: DecisionSource<'_>,
     ) -> Result<Option<SingleAnswer<'s>>, LimiterError> {
         // `replaces` cannot apply here: there is no other descriptor.
-        let applied = AppliedLimit::of(domain, descriptor, request);
+        let applied = AppliedLimit::new(domain, descriptor, request);
         if applied.has_candidate() {
             return Ok(None);
         }
         let (check, SingleDecision { decision, charged }, degraded) = match source {
-            Source::Here(planned) => {
+            DecisionSource::Here(planned) => {
                 let Some(check) = applied.check(domain, descriptor) else { return Ok(None) };
                 match self.limiter.memory.apply_single(&check, self.now()) {
                     Ok(decided) => (check, decided, false),
@@ -246,13 +246,13 @@ impl ActiveView<'_> {
                 }
             }
             // By the rules of its plan it has the same check. Its key need not be hashed again.
-            Source::Decided(decided) => match decided.single() {
+            DecisionSource::Decided(decided) => match decided.single() {
                 Some(decided) => decided,
                 None => return Ok(None),
             },
         };
-        let status = Status { degraded, ..Status::of(&applied) };
-        let answer = SingleAnswer::of(self.limiter.modes, applied.role(), status, &decision);
+        let status = Status { degraded, ..Status::from_applied(&applied) };
+        let answer = SingleAnswer::from_decision(self.limiter.modes, applied.role(), status, &decision);
         let checked = CheckOutcome { check: &check, decision: &decision, charged };
         let metrics = &self.limiter.metrics;
         metrics.count_shadow_pass(answer.passes_in_shadow);
@@ -272,13 +272,13 @@ impl ActiveView<'_> {
         let plan = Plan::new(domain, request, &applied);
         if let Some(DecidedElsewhere { outcomes, .. }) = decided {
             let RemoteDecisions { decisions, degraded } = remote::decisions(outcomes);
-            return Ok(self.counted_answer(domain, request, &applied, &plan, &decisions, &degraded));
+            return Ok(self.recorded_answer(domain, request, &applied, &plan, &decisions, &degraded));
         }
         let modes = self.limiter.modes;
         let refused = |decisions: &[Decision]| answer::refuses(modes, &applied, plan.deciding(), decisions);
         let decisions = self.limiter.memory.apply(&plan.checks, self.now(), refused);
         let decisions = decisions.map_err(|_| self.not_local_error())?;
-        Ok(self.counted_answer(domain, request, &applied, &plan, &decisions, &[]))
+        Ok(self.recorded_answer(domain, request, &applied, &plan, &decisions, &[]))
     }
 
     #[inline]
@@ -304,7 +304,7 @@ impl ActiveView<'_> {
     }
 
     /// Combines the decisions into an answer and counts it. `degraded` marks decisions made without the owner.
-    fn counted_answer<'s>(
+    fn recorded_answer<'s>(
         &'s self,
         domain: KeyedDomain<'s>,
         request: &Request<'_>,

@@ -9,7 +9,7 @@ impl ActiveView<'_> {
     pub fn partition_key(&self, request: &Request<'_>, descriptor: usize) -> Option<[u8; 8]> {
         let domain = self.rules.domain(request.domain)?;
         let descriptor = request.descriptors.get(descriptor)?;
-        let applied = AppliedLimit::of(domain, descriptor, request);
+        let applied = AppliedLimit::new(domain, descriptor, request);
         let key = applied.check(domain, descriptor)?.key;
         Some(self.rules.secret().hash(key).to_le_bytes())
     }

@@ -12,7 +12,7 @@ use crate::{
         Allowance, DisplayedLimit, Domain, ForwardPolicy, KeyedDomain, Match, OnDenied, OnOwnerUnavailable,
         Rule, Unit,
     },
-    store::{Check, Checks, OnRefusal, Role},
+    store::{Check, CheckRole, Checks, OnRefusal},
 };
 
 /// Modes that apply to all rules.
@@ -36,11 +36,11 @@ pub struct CurrentLimit<'s> {
 }
 
 impl<'s> CurrentLimit<'s> {
-    pub(super) fn of_override(Override { requests_per_unit, unit }: Override) -> Self {
+    pub(super) fn from_override(Override { requests_per_unit, unit }: Override) -> Self {
         Self { name: None, requests_per_unit: requests_per_unit.into(), unit: Some(unit) }
     }
 
-    pub(super) fn of(rule: &'s Rule) -> Self {
+    pub(super) fn for_rule(rule: &'s Rule) -> Self {
         let DisplayedLimit { requests_per_unit, unit } = rule.displayed_limit;
         Self { name: rule.options().name.as_deref(), requests_per_unit, unit }
     }
@@ -59,7 +59,7 @@ pub(super) enum AppliedLimit<'s> {
 pub(super) struct RequestLimit<'s> {
     /// Its kind gives the key of the counter.
     own: Cow<'s, Limit>,
-    /// Decides instead, if a refusal must not be charged.
+    /// The limit that decides in place of `own` if a refusal must not be charged.
     without_refused_charges: Option<Limit>,
     charging: Charging,
 }
@@ -96,7 +96,7 @@ pub(super) fn applied_limits<'s>(
     domain: KeyedDomain<'s>,
     request: &Request<'_>,
 ) -> SmallVec<[AppliedLimit<'s>; 2]> {
-    let mut applied = AppliedLimit::of_each(domain, request);
+    let mut applied = AppliedLimit::for_each_descriptor(domain, request);
     drop_replaced(&mut applied);
     applied
 }
@@ -124,7 +124,7 @@ impl<'s> AppliedLimit<'s> {
     /// The limit of a descriptor.
     // `inline(always)`: it is too large to move.
     #[inline(always)]
-    pub(super) fn of(domain: KeyedDomain<'s>, descriptor: &Descriptor<'_>, request: &Request<'_>) -> Self {
+    pub(super) fn new(domain: KeyedDomain<'s>, descriptor: &Descriptor<'_>, request: &Request<'_>) -> Self {
         if let Some(sent @ Override { requests_per_unit, unit }) = descriptor.limit {
             let limit = Classic { limit: requests_per_unit.into(), window: unit.window() };
             let limit = Cow::Owned(Limit::Classic(limit));
@@ -143,8 +143,8 @@ impl<'s> AppliedLimit<'s> {
     }
 
     /// The limit of each descriptor.
-    pub(super) fn of_each(domain: KeyedDomain<'s>, request: &Request<'_>) -> SmallVec<[Self; 2]> {
-        request.descriptors.iter().map(|descriptor| Self::of(domain, descriptor, request)).collect()
+    pub(super) fn for_each_descriptor(domain: KeyedDomain<'s>, request: &Request<'_>) -> SmallVec<[Self; 2]> {
+        request.descriptors.iter().map(|descriptor| Self::new(domain, descriptor, request)).collect()
     }
 
     pub(super) fn matched(&self) -> Option<&Match<'s>> {
@@ -180,7 +180,7 @@ impl<'s> AppliedLimit<'s> {
 
     /// What a refusal of this descriptor means for the request.
     #[inline(always)]
-    pub(super) fn role(&self) -> Role {
+    pub(super) fn role(&self) -> CheckRole {
         self.rule().map(role_of).unwrap_or_default()
     }
 
@@ -216,8 +216,8 @@ impl<'s> AppliedLimit<'s> {
 
 /// What a refusal by `rule` means for the request.
 #[inline(always)]
-pub(super) fn role_of(rule: &Rule) -> Role {
-    Role { is_shadow: rule.shadow_mode, is_quota: rule.quota_mode }
+pub(super) fn role_of(rule: &Rule) -> CheckRole {
+    CheckRole { is_shadow: rule.shadow_mode, is_quota: rule.quota_mode }
 }
 
 #[inline(always)]
@@ -262,7 +262,7 @@ impl<'a> Plan<'a> {
         &self.descriptors[..self.deciding]
     }
 
-    /// The index of each descriptor whose counter another one has, too.
+    /// The index of each descriptor that shares its counter with another one.
     pub(super) fn with_shared_counters(&self) -> SmallVec<[usize; 2]> {
         let keys = self.checks[..self.deciding].iter().map(|check| check.key);
         let mut counters: SmallVec<[(Key, usize); 4]> = keys.zip(self.deciding().iter().copied()).collect();

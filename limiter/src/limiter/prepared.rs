@@ -22,7 +22,7 @@ use crate::{
 #[derive(Clone, Debug)]
 pub struct PreparedDescriptor<const OPEN: usize> {
     limiter: Limiter,
-    text: Arc<Text<OPEN>>,
+    text: Arc<DescriptorText<OPEN>>,
     rules: Arc<KeyedRules>,
     // The version of `rules`, and the rule in them. `None` if each descriptor has to be looked up.
     version: u64,
@@ -30,7 +30,7 @@ pub struct PreparedDescriptor<const OPEN: usize> {
 }
 
 #[derive(Debug)]
-struct Text<const OPEN: usize> {
+struct DescriptorText<const OPEN: usize> {
     domain: String,
     fixed: Vec<(String, String)>,
     open: [String; OPEN],
@@ -63,7 +63,7 @@ impl Limiter {
         entries: &[(&str, &str)],
         open: [&str; OPEN],
     ) -> PreparedDescriptor<OPEN> {
-        let text = Text {
+        let text = DescriptorText {
             domain: domain.to_owned(),
             fixed: entries.iter().map(|&(key, value)| (key.to_owned(), value.to_owned())).collect(),
             open: open.map(str::to_owned),
@@ -123,8 +123,12 @@ impl<const OPEN: usize> PreparedDescriptor<OPEN> {
         let check = Check { key, limit, operation, on_refusal: OnRefusal::Keep };
         let decided = memory.apply_single(&check, self.limiter.read_clock().now);
         let SingleDecision { decision, charged } = decided.map_err(|_| LimiterError::Remote)?;
-        let answer =
-            SingleAnswer::of(*modes, role_of(matched.rule), Status::of_rule(matched.rule), &decision);
+        let answer = SingleAnswer::from_decision(
+            *modes,
+            role_of(matched.rule),
+            Status::for_rule(matched.rule),
+            &decision,
+        );
         metrics.count_shadow_pass(answer.passes_in_shadow);
         let checked = CheckOutcome { check: &check, decision: &decision, charged };
         let outcome =
@@ -132,7 +136,7 @@ impl<const OPEN: usize> PreparedDescriptor<OPEN> {
         if let Some(stats) = matched.rule.stats() {
             stats.count_plain(outcome);
         }
-        Ok(Checked::of(&answer))
+        Ok(Checked::from_answer(&answer))
     }
 
     /// The rule, its limit, and the key of the counter. `None` if the descriptor has to be looked up.
@@ -161,7 +165,7 @@ impl<const OPEN: usize> PreparedDescriptor<OPEN> {
     }
 }
 
-impl<const OPEN: usize> Text<OPEN> {
+impl<const OPEN: usize> DescriptorText<OPEN> {
     /// All entries.
     fn entries<'a>(&'a self, values: [&'a str; OPEN]) -> SmallVec<[Entry<'a>; 4]> {
         let fixed = self.fixed.iter().map(|(key, value)| Entry::new(key, value));

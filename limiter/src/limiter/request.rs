@@ -85,8 +85,10 @@ impl<'a> Request<'a> {
         descriptors: impl IntoIterator<Item = Descriptor<'a, Result<Unit, UnknownUnit>>>,
         timeout: Option<Duration>,
     ) -> Result<Self, RequestError> {
-        let (descriptors_of_call, descriptors) = (descriptors, SmallVec::new());
-        let (turn_timeout, charging) = (timeout, Charging::AsRules);
+        let descriptors_of_call = descriptors;
+        let descriptors = SmallVec::new();
+        let turn_timeout = timeout;
+        let charging = Charging::AsRules;
         let mut request = Self { domain, descriptors, timeout, turn_timeout, charging };
         for (index, Descriptor { entries, operation, limit }) in descriptors_of_call.into_iter().enumerate() {
             let limit = match limit {
@@ -109,8 +111,8 @@ impl<'a> Request<'a> {
         Ok(request)
     }
 
-    /// The same request of a caller that is answered at once, and waits for its turn in a queue itself: the timeout does
-    /// not bound the turn.
+    /// The request of a caller that is answered at once, and waits for its turn in a queue itself: the timeout does not
+    /// bound the turn.
     pub fn with_any_turn(self) -> Self {
         Self { turn_timeout: None, ..self }
     }

@@ -112,7 +112,7 @@ impl ActiveView<'_> {
         if let Some(sent) = sent.filter(|_| is_held) {
             sent.held(terms);
         }
-        let answer = self.counted_answer(applied.domain, request, &applied.limits, &plan, &decisions, &[]);
+        let answer = self.recorded_answer(applied.domain, request, &applied.limits, &plan, &decisions, &[]);
         Ok(HeldAnswer { answer, is_held, has_ended })
     }
 
@@ -135,7 +135,7 @@ impl ActiveView<'_> {
     /// Charges the hits of all descriptors, or none, once for each id: a repeated call is answered as the first one.
     ///
     /// The charge is a reservation that is settled at once. If it is not settled, its expiry charges it. A refused call
-    /// changes nothing and is not remembered.
+    /// changes nothing and its id is not retained.
     pub async fn charge_once(
         &self,
         request: &Request<'_>,
@@ -172,11 +172,12 @@ impl ActiveView<'_> {
         if let Some(sent) = sent {
             sent.held(terms);
         }
-        Ok(self.counted_answer(domain, request, &limits, &plan, &decisions, &[]))
+        Ok(self.recorded_answer(domain, request, &limits, &plan, &decisions, &[]))
     }
 
     fn refund_here(&self, operations: CounterChecks) -> Result<Decisions, HoldError> {
-        let (mut decisions, mut charged) = (SmallVec::new(), SmallVec::new());
+        let mut decisions = SmallVec::new();
+        let mut charged = SmallVec::new();
         for CounterCheck { key, limit, operation, .. } in operations {
             let outcome = self.limiter.memory.operate(key, &limit, &operation, self.now());
             let outcome = outcome.map_err(|_| HoldError::Limiter(LimiterError::Remote))?;
@@ -231,7 +232,7 @@ impl ActiveView<'_> {
         if let Some(sent) = sent {
             sent.settled(&settled);
         }
-        Ok(SettledAnswer::of(&applied, &plan, &settled))
+        Ok(SettledAnswer::new(&applied, &plan, &settled))
     }
 
     /// The id of a call in its caller's share; `None` if this process keeps no counters.
@@ -260,8 +261,9 @@ impl<'s> SettledAnswer<'s> {
     }
 
     /// The answer from how the checks of `plan` were settled.
-    pub(super) fn of(applied: &AppliedHolds<'s>, plan: &Plan<'_>, each: &[Settled]) -> Self {
-        let mut statuses: SmallVec<[Status<'s>; 2]> = applied.limits.iter().map(Status::of).collect();
+    pub(super) fn new(applied: &AppliedHolds<'s>, plan: &Plan<'_>, each: &[Settled]) -> Self {
+        let mut statuses: SmallVec<[Status<'s>; 2]> =
+            applied.limits.iter().map(Status::from_applied).collect();
         let mut all = SmallVec::from_elem(None, statuses.len());
         for (index, settled) in plan.deciding().iter().zip(each) {
             let status = &mut statuses[*index];

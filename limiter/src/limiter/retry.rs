@@ -30,14 +30,14 @@ impl Retry {
         }
     }
 
-    fn of(known: Option<Duration>) -> Self {
+    fn from_time(known: Option<Duration>) -> Self {
         known.map_or(Self::Unknown, Self::After)
     }
 }
 
 impl Answer<'_> {
-    /// When `request`, of which this is the answer, would pass if it were sent again. Descriptors that have passed count
-    /// too: a refused request may have charged them.
+    /// When `request`, of which this is the answer, would pass if it were sent again. Descriptors that have passed
+    /// count: a refused request may have charged them.
     pub fn retry(&self, modes: Modes, request: &Request<'_>) -> Retry {
         let pairs = || self.statuses.iter().zip(request.descriptors());
         let alone = pairs().filter(|(status, _)| !status.in_quota_mode(modes));
@@ -105,7 +105,11 @@ impl Status<'_> {
             return Retry::Unknown;
         }
         if self.passes {
-            return Retry::of(applied.repeats_after(descriptor.operation, self.remaining, reset_after));
+            return Retry::from_time(applied.repeats_after(
+                descriptor.operation,
+                self.remaining,
+                reset_after,
+            ));
         }
         match self.retry_after {
             Some(wait) => Retry::After(wait),

@@ -6,15 +6,15 @@ use crate::{
     remote::{CounterChecks, DecidedBy, RemoteOutcome, RemoteOutcomes},
     rules::KeyedRules,
     store::{Check, Refusal, SingleDecision},
-    time::Reading,
+    time::ClockReading,
 };
 
-/// A request whose counters are elsewhere: the view that it is decided by, and what its counters are asked. It does not
-/// borrow the request, so that it is small while it waits.
+/// A request whose counters are elsewhere: the view that it is decided by, and the operations on its counters. It does
+/// not borrow the request, so that it is small while it waits.
 #[derive(Debug)]
 pub struct Elsewhere {
     pub(super) rules: Arc<KeyedRules>,
-    pub(super) reading: Reading,
+    pub(super) reading: ClockReading,
     pub(super) checks: CounterChecks,
     // The number of the rule of the only check, if it counts under its path alone.
     pub(super) plain_rule: Option<usize>,
@@ -25,22 +25,22 @@ pub struct Elsewhere {
 /// A request that was decided elsewhere.
 #[derive(Clone, Copy, Debug)]
 pub struct DecidedElsewhere<'d> {
-    /// What its counters were asked.
+    /// The operations on its counters.
     pub planned: &'d Elsewhere,
-    /// What they have answered.
+    /// The outcomes of these operations.
     pub outcomes: &'d RemoteOutcomes,
 }
 
 /// Where the decisions of a request come from.
 #[derive(Debug)]
-pub(super) enum Source<'d> {
+pub(super) enum DecisionSource<'d> {
     /// The memory of this process. If the counters are elsewhere, they may be planned.
     Here(Option<&'d mut Option<Box<Elsewhere>>>),
-    /// They were made elsewhere.
+    /// The decisions were made elsewhere.
     Decided(DecidedElsewhere<'d>),
 }
 
-impl<'d> Source<'d> {
+impl<'d> DecisionSource<'d> {
     /// The decisions that were made elsewhere.
     #[inline(always)]
     pub(super) fn decided(&self) -> Option<DecidedElsewhere<'d>> {

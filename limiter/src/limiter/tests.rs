@@ -12,8 +12,8 @@ use crate::{
     algorithm::Operation,
     descriptor::{Entry, Secret},
     remote::{
-        CounterChecks, DecidedBy, LocalShare, Mode, Outcomes, RemoteOutcome, Standing, Submission, Submit,
-        lock,
+        CounterChecks, DecidedBy, LocalShare, LocalShareBasis, Outcomes, RemoteOutcome, Submission,
+        SubmissionMode, Submit, lock,
     },
     resilience::Caller,
     rules::Rules,
@@ -50,7 +50,7 @@ descriptors:
 ";
 
 fn limiter(modes: Modes) -> Limiter {
-    let active_rules = ActiveRules::of(Rules::parse("test", RULES).unwrap(), NOW);
+    let active_rules = ActiveRules::from_rules(Rules::parse("test", RULES).unwrap(), NOW);
     // Equal keys lie in equal slots, so that equal counters take equal memory.
     active_rules.set_secret(Secret::from_bytes([7; 16]));
     let memory = Memory::new(1 << 20, OnFull::Deny);
@@ -67,7 +67,7 @@ struct Owner {
 
 impl Submit for Owner {
     fn submit(&self, Submission { checks, mode, .. }: Submission<'_>) -> Option<Outcomes> {
-        let Mode::Each = mode else { return None };
+        let SubmissionMode::Each = mode else { return None };
         let outcomes = checks.iter().map(|check| {
             let outcome = self.memory.operate(check.key, &check.limit, &check.operation, self.clock.now());
             RemoteOutcome { outcome: outcome.expect("each slot is here"), decided_by: DecidedBy::Counter }
@@ -83,12 +83,12 @@ impl Submit for Owner {
         lock(&self.local_share)
     }
 
-    fn standing(&self) -> Standing {
-        Standing { replicas: 2, now: self.clock.now() }
+    fn local_share_basis(&self) -> LocalShareBasis {
+        LocalShareBasis { replicas: 2, now: self.clock.now() }
     }
 
-    fn extent(&self) -> Extent {
-        Extent::OtherOwners
+    fn extent(&self) -> RemoteExtent {
+        RemoteExtent::OtherOwners
     }
 
     fn is_joining(&self) -> bool {
@@ -142,7 +142,8 @@ fn answer_text(mut answer: Answer<'_>) -> String {
 
 /// The metrics of everything but the rule `other`.
 fn metrics_text(limiter: &Limiter) -> String {
-    let Metrics { unknown_domains, unmatched, shadow_passes, overrides, denied, .. } = &*limiter.metrics;
+    let LimiterMetrics { unknown_domains, unmatched, shadow_passes, overrides, denied, .. } =
+        &*limiter.metrics;
     let plain = [unknown_domains, unmatched, shadow_passes].map(|counter| counter.get());
     let mut rules = limiter.active_rules.stats().totals();
     rules.retain(|(series, _)| series.rule != "d.other");

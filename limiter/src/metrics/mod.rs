@@ -5,14 +5,14 @@ mod sharded;
 mod top_keys;
 
 pub use histogram::{Buckets, Histogram, micros};
-pub use sharded::{Shard, ShardedCounters};
+pub use sharded::{CounterShard, ShardedCounters};
 pub use top_keys::{SpaceSaving, TopKey, TopKeys};
 
 /// A single counter.
 #[derive(Debug, Default)]
-pub struct Counter(ShardedCounters<1>);
+pub struct MetricCounter(ShardedCounters<1>);
 
-impl Counter {
+impl MetricCounter {
     /// Adds one.
     pub fn increase(&self) {
         self.add(1);

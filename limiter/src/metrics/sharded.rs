@@ -45,7 +45,7 @@ struct Padded<const N: usize>([AtomicU64; N]);
 
 /// The shard of this thread.
 #[derive(Debug)]
-pub struct Shard<'c, const N: usize> {
+pub struct CounterShard<'c, const N: usize> {
     counters: &'c [AtomicU64; N],
     is_shared: bool,
     // Makes the type `!Send`: the shard belongs to its thread.
@@ -105,12 +105,16 @@ impl<const N: usize> ShardedCounters<N> {
     }
 
     /// The shard of this thread.
-    pub fn shard(&self) -> Shard<'_, N> {
+    pub fn shard(&self) -> CounterShard<'_, N> {
         let shard_index = shard_index();
         let shards = self.0.get_or_init(|| {
             (0..shard_count()).map(|_| Padded(std::array::from_fn(|_| AtomicU64::new(0)))).collect()
         });
-        Shard { counters: &shards[shard_index].0, is_shared: shard_index == SHARED, _thread: PhantomData }
+        CounterShard {
+            counters: &shards[shard_index].0,
+            is_shared: shard_index == SHARED,
+            _thread: PhantomData,
+        }
     }
 
     /// The sum of each counter over all shards, at most [`u64::MAX`].
@@ -124,7 +128,7 @@ impl<const N: usize> ShardedCounters<N> {
     }
 }
 
-impl<const N: usize> Shard<'_, N> {
+impl<const N: usize> CounterShard<'_, N> {
     /// Adds `number` to a counter, whose index is less than `N`. A counter stays at [`u64::MAX`], because a metric that
     /// falls looks like a restart.
     pub fn add(&self, counter: usize, number: u64) {

@@ -6,7 +6,7 @@ use std::{
     sync::{Mutex, PoisonError, TryLockError},
 };
 
-use crate::metrics::{Counter, sharded};
+use crate::metrics::{MetricCounter, sharded};
 
 /// The maximum length of a text, in bytes; longer ones are truncated.
 const TEXT_MAX: usize = 256;
@@ -18,7 +18,7 @@ const LISTS_MAX: usize = 8;
 #[derive(Debug)]
 pub struct TopKeys {
     lists: Box<[Mutex<SpaceSaving>]>,
-    missed: Counter,
+    missed: MetricCounter,
 }
 
 /// The most frequent keys of one list.
@@ -26,13 +26,13 @@ pub struct TopKeys {
 pub struct SpaceSaving {
     capacity: usize,
     // Invariant: at most `capacity` slots, each of which is in both indexes.
-    slots: Vec<Slot>,
+    slots: Vec<SketchEntry>,
     by_key: HashMap<u128, usize>,
     by_count: BTreeSet<(u64, usize)>,
 }
 
 #[derive(Clone, Debug)]
-struct Slot {
+struct SketchEntry {
     key: u128,
     text: Box<str>,
     count: u64,
@@ -74,13 +74,13 @@ impl SpaceSaving {
         let rarest = self.by_count.first().filter(|_| full).copied();
         let index = match rarest {
             None => {
-                self.slots.push(Slot { key, text: cut(text()), count: 0, error: 0 });
+                self.slots.push(SketchEntry { key, text: cut(text()), count: 0, error: 0 });
                 self.by_count.insert((0, self.slots.len() - 1));
                 self.slots.len() - 1
             }
             Some((count, index)) => {
                 self.by_key.remove(&self.slots[index].key);
-                self.slots[index] = Slot { key, text: cut(text()), count, error: count };
+                self.slots[index] = SketchEntry { key, text: cut(text()), count, error: count };
                 index
             }
         };
@@ -108,7 +108,7 @@ impl TopKeys {
         let lists = sharded::shard_count().min(LISTS_MAX);
         Self {
             lists: (0..lists).map(|_| Mutex::new(SpaceSaving::new(capacity))).collect(),
-            missed: Counter::default(),
+            missed: MetricCounter::default(),
         }
     }
 
@@ -237,8 +237,8 @@ mod tests {
 
     #[test]
     fn long_text_is_truncated_at_a_character_boundary() {
-        let kept = cut("é".repeat(1_000));
-        assert_eq!(*kept, *format!("{}…", "é".repeat(TEXT_MAX / 2)));
+        let retained = cut("é".repeat(1_000));
+        assert_eq!(*retained, *format!("{}…", "é".repeat(TEXT_MAX / 2)));
     }
 
     #[test]

@@ -17,7 +17,7 @@ const CONNECTION_SHARE: usize = 8;
 
 /// The open checks of all calls.
 #[derive(Debug, Default)]
-pub(super) struct Bounds(Arc<Mutex<usize>>);
+pub(super) struct OpenCheckBounds(Arc<Mutex<usize>>);
 
 /// The open checks of one call. They are open until this is dropped.
 #[derive(Debug)]
@@ -27,7 +27,7 @@ pub struct OpenChecks {
     all: Arc<Mutex<usize>>,
 }
 
-impl Bounds {
+impl OpenCheckBounds {
     /// Opens a call with this many checks of `connection`.
     pub(super) fn open(&self, checks: usize, connection: &Caller) -> Result<OpenChecks, Overloaded> {
         let mut all = lock(&self.0);
@@ -55,13 +55,13 @@ impl Drop for OpenChecks {
 mod tests {
     use super::*;
 
-    fn open_checks(bounds: &Bounds) -> usize {
+    fn open_checks(bounds: &OpenCheckBounds) -> usize {
         *lock(&bounds.0)
     }
 
     #[test]
     fn call_with_too_many_checks_is_refused_and_reserves_nothing() {
-        let (bounds, connection) = (Bounds::default(), Caller::default());
+        let (bounds, connection) = (OpenCheckBounds::default(), Caller::default());
         assert_eq!(bounds.open(30_000, &connection).err(), Some(Overloaded));
         assert_eq!(bounds.open(CHECKS_PER_CALL_MAX + 1, &connection).err(), Some(Overloaded));
         assert_eq!((open_checks(&bounds), connection.open_checks()), (0, 0));
@@ -70,7 +70,7 @@ mod tests {
 
     #[test]
     fn connection_at_its_bound_is_refused_until_a_call_ends() {
-        let (bounds, connection) = (Bounds::default(), Caller::default());
+        let (bounds, connection) = (OpenCheckBounds::default(), Caller::default());
         let mut open: Vec<OpenChecks> = std::iter::from_fn(|| bounds.open(256, &connection).ok()).collect();
         assert_eq!(open.len() * 256, OPEN_CHECKS_MAX / CONNECTION_SHARE);
         assert!(bounds.open(256, &Caller::default()).is_ok());
@@ -83,7 +83,7 @@ mod tests {
 
     #[test]
     fn greedy_connections_leave_room_for_others() {
-        let bounds = Bounds::default();
+        let bounds = OpenCheckBounds::default();
         let mut taken = Vec::new();
         for _ in 0..500 {
             let greedy = Caller::default();

@@ -8,7 +8,7 @@ use crate::{
     algorithm::{Decision, Limit, Verdict},
     descriptor::Key,
     rules::{ForwardPolicy, OnOwnerUnavailable},
-    store::{Check, CounterOperation, OnRefusal, Outcome},
+    store::{Check, CounterOperation, OnRefusal, OperationOutcome},
 };
 
 /// The policy of operations that only the counter decides.
@@ -31,7 +31,7 @@ pub type CounterChecks = SmallVec<[CounterCheck; 1]>;
 /// The outcome of an operation on a counter elsewhere.
 #[derive(Clone, Debug)]
 pub struct RemoteOutcome {
-    pub outcome: Outcome,
+    pub outcome: OperationOutcome,
     pub decided_by: DecidedBy,
 }
 
@@ -53,7 +53,7 @@ pub enum DecidedBy {
 
 impl RemoteOutcome {
     /// The outcome of an operation that the counter has decided.
-    pub(crate) fn of_counter(outcome: Outcome) -> Self {
+    pub(crate) fn from_counter(outcome: OperationOutcome) -> Self {
         Self { outcome, decided_by: DecidedBy::Counter }
     }
 
@@ -61,12 +61,12 @@ impl RemoteOutcome {
     pub fn unreachable() -> Self {
         let verdict = Verdict::Refuse { retry_after: None };
         let decision = Decision { verdict, remaining: 0, reset_after: Duration::ZERO, receipt: None };
-        Self { outcome: Outcome::of(decision, 0), decided_by: DecidedBy::Nothing }
+        Self { outcome: OperationOutcome::new(decision, 0), decided_by: DecidedBy::Nothing }
     }
 
     /// The outcome of a decision that was made without the counter.
     pub(super) fn degraded(decision: Decision, charged: u64) -> Self {
-        Self { outcome: Outcome::of(decision, charged), decided_by: DecidedBy::Degraded }
+        Self { outcome: OperationOutcome::new(decision, charged), decided_by: DecidedBy::Degraded }
     }
 
     /// The outcome of an operation that neither the counter nor a local share decides.
@@ -82,7 +82,7 @@ impl RemoteOutcome {
 
 impl CounterCheck {
     /// The operation of a check.
-    pub fn of(check: &Check<'_>, policy: ForwardPolicy) -> Self {
+    pub fn new(check: &Check<'_>, policy: ForwardPolicy) -> Self {
         let Check { key, limit, operation, on_refusal } = *check;
         let operation = CounterOperation::Decide(operation);
         Self { key, limit: limit.clone(), operation, on_refusal, policy }
@@ -101,6 +101,6 @@ impl CounterCheck {
     /// The check, if the operation is one of a call.
     pub(crate) fn to_check(&self) -> Check<'_> {
         let Self { key, ref limit, on_refusal, .. } = *self;
-        Check { key, limit, operation: self.operation.of_call(), on_refusal }
+        Check { key, limit, operation: self.operation.call_operation(), on_refusal }
     }
 }

@@ -8,7 +8,8 @@ use crate::{
     algorithm::Decision,
     descriptor::Key,
     remote::{
-        COUNTER_ONLY, CounterCheck, CounterChecks, DecidedBy, Mode, Remote, RemoteOutcome, Submit, rounds,
+        COUNTER_ONLY, CounterCheck, CounterChecks, DecidedBy, Remote, RemoteOutcome, SubmissionMode, Submit,
+        rounds,
     },
     resilience::{Caller, Overloaded},
     store::{
@@ -53,8 +54,9 @@ impl Remote {
         let terms = terms.with_random_attempt();
         let operations = reserve_operations(checks, &terms);
         let call = self.open(&operations, timeout, connection)?;
-        let mut attempt = Attempt { submit: &*self.submit, withdrawals: withdrawals(checks, &terms) };
-        let submission = call.submission(&operations, Mode::Reserve(refusal.clone()));
+        let mut attempt =
+            ReservationAttempt { submit: &*self.submit, withdrawals: withdrawals(checks, &terms) };
+        let submission = call.submission(&operations, SubmissionMode::Reserve(refusal.clone()));
         let (outcomes, is_one_step) = match self.submit.submit(submission) {
             Some(outcomes) => (outcomes.await, true),
             None => (call.submit(&operations).await, false),
@@ -123,8 +125,9 @@ impl Remote {
 pub fn refund_operations(checks: &[Check<'_>], terms: &HoldTerms) -> CounterChecks {
     let ids = each_hold_id(checks, &terms.id);
     let check = |(index, (check, id)): (usize, (&Check<'_>, HoldId))| {
-        let (terms, hits) = (Box::new(terms.of_part(index, id)), check.refunded());
-        CounterCheck::of(check, COUNTER_ONLY).with(CounterOperation::RefundOnce { terms, hits })
+        let terms = Box::new(terms.for_part(index, id));
+        let hits = check.refunded();
+        CounterCheck::new(check, COUNTER_ONLY).with(CounterOperation::RefundOnce { terms, hits })
     };
     checks.iter().zip(ids).enumerate().map(check).collect()
 }
@@ -132,7 +135,7 @@ pub fn refund_operations(checks: &[Check<'_>], terms: &HoldTerms) -> CounterChec
 /// What holds the charges of checks.
 pub fn reserve_operations(checks: &[Check<'_>], terms: &HoldTerms) -> CounterChecks {
     each_operation(checks, &terms.id, |index, id, hits| {
-        let terms = Box::new(terms.of_part(index, id));
+        let terms = Box::new(terms.for_part(index, id));
         CounterOperation::Reserve { terms, hits }
     })
 }
@@ -155,7 +158,7 @@ fn each_operation(
 ) -> CounterChecks {
     let ids = each_hold_id(checks, id);
     let check = |(index, (check, id)): (usize, (&Check<'_>, HoldId))| {
-        CounterCheck::of(check, COUNTER_ONLY).with(operation(index, id, check.hits()))
+        CounterCheck::new(check, COUNTER_ONLY).with(operation(index, id, check.hits()))
     };
     checks.iter().zip(ids).enumerate().map(check).collect()
 }
@@ -190,19 +193,19 @@ pub fn answered(outcomes: &[RemoteOutcome]) -> Result<SmallVec<[Decision; 2]>, R
 }
 
 /// What one call has reserved. Dropping it withdraws everything.
-struct Attempt<'r> {
+struct ReservationAttempt<'r> {
     submit: &'r dyn Submit,
     withdrawals: CounterChecks,
 }
 
-impl Attempt<'_> {
+impl ReservationAttempt<'_> {
     /// Withdraws nothing.
     fn keep(&mut self) {
         self.withdrawals.clear();
     }
 }
 
-impl Drop for Attempt<'_> {
+impl Drop for ReservationAttempt<'_> {
     fn drop(&mut self) {
         if !self.withdrawals.is_empty() {
             self.submit.send(std::mem::take(&mut self.withdrawals));

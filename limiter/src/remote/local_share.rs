@@ -1,5 +1,5 @@
-//! Decisions without counters, as the policies of rules say. By the policy `local_share` this replica admits its share of
-//! a limit while the counters cannot be reached, and remembers what it admitted until it can be charged.
+//! Decisions without counters, as the policies of rules say. By the policy `local_share` this replica admits its share
+//! of a limit while the counters cannot be reached, and records what it admitted until it can be charged.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -8,7 +8,7 @@ use crate::{
     descriptor::Key,
     remote::{CounterCheck, DecidedBy, RemoteOutcome},
     rules::OnOwnerUnavailable,
-    store::{Check, Checks, CounterOperation, Lead, Memory, OnFull, OnRefusal, Reservation},
+    store::{Check, Checks, CounterOperation, Lead, Memory, MemoryReservation, OnFull, OnRefusal},
     time::Timestamp,
 };
 
@@ -33,7 +33,7 @@ pub struct LocalShare {
     admitted: BTreeMap<Key, Admitted>,
     admitted_bytes: usize,
     // What counts in the memory for counters.
-    reservation: Reservation,
+    reservation: MemoryReservation,
     decided: u64,
     full: u64,
     // The next log line about a lack of memory, and the next sweep because of it, are not before this instant.
@@ -42,7 +42,7 @@ pub struct LocalShare {
 
 /// What decisions without counters depend on, as the store sees it.
 #[derive(Clone, Copy, Debug)]
-pub struct Standing {
+pub struct LocalShareBasis {
     /// The equal replicas that divide each limit.
     pub replicas: u32,
     /// The time by which counters are decided.
@@ -80,7 +80,7 @@ impl LocalShare {
             on_full,
             admitted: BTreeMap::new(),
             admitted_bytes: 0,
-            reservation: Reservation::default(),
+            reservation: MemoryReservation::default(),
             decided: 0,
             full: 0,
             full_again_at: Timestamp::EPOCH,
@@ -150,7 +150,7 @@ impl LocalShare {
         self.account();
     }
 
-    /// Changes the consumption of a key, which is kept whether or not there is memory for it.
+    /// Changes the consumption of a key, which is retained whether or not there is memory for it.
     fn change(&mut self, key: Key, limit: &Limit, change: impl FnOnce(&mut Counter, &Limit)) {
         let admitted = self.admitted.entry(key).or_insert_with(|| {
             self.admitted_bytes += ENTRY_BYTES;
@@ -175,23 +175,23 @@ impl LocalShare {
         &mut self,
         checks: &[CounterCheck],
         outcomes: &mut [RemoteOutcome],
-        standing: Standing,
+        basis: LocalShareBasis,
     ) {
         for (check, outcome) in checks.iter().zip(outcomes) {
             if outcome.decided_by == DecidedBy::Nothing {
-                *outcome = self.decide(check, standing);
+                *outcome = self.decide(check, basis);
             }
         }
         self.account();
     }
 
-    fn decide(&mut self, check: &CounterCheck, standing: Standing) -> RemoteOutcome {
+    fn decide(&mut self, check: &CounterCheck, basis: LocalShareBasis) -> RemoteOutcome {
         let CounterCheck { key, limit, operation, policy, .. } = check;
         // Without its counter a hold fails, and nothing is decided.
         self.decided += u64::from(!operation.needs_counter());
         match (policy.on_owner_unavailable, operation) {
             (OnOwnerUnavailable::LocalShare, CounterOperation::Decide(operation)) => {
-                let (decision, charged) = self.admit(*key, limit, *operation, standing);
+                let (decision, charged) = self.admit(*key, limit, *operation, basis);
                 RemoteOutcome::degraded(decision, charged)
             }
             _ => RemoteOutcome::without_counter(*policy),
@@ -204,7 +204,7 @@ impl LocalShare {
         key: Key,
         limit: &Limit,
         operation: Operation,
-        Standing { replicas, now }: Standing,
+        LocalShareBasis { replicas, now }: LocalShareBasis,
     ) -> (Decision, u64) {
         let share = limit.share(replicas);
         let checks =
@@ -218,7 +218,8 @@ impl LocalShare {
         // Not `apply_single`, whose decision has no receipt.
         let decisions =
             self.memory.apply(&checks, now, |_| false).expect("a memory that is not shared owns every slot");
-        let (decision, charged) = (decisions[0], decisions.charged()[0]);
+        let decision = decisions[0];
+        let charged = decisions.charged()[0];
         if charged > 0 {
             // Refusals are those of this share.
             self.change(key, limit.plain(), |counter, limit| {
@@ -259,7 +260,7 @@ impl LocalShare {
         key: Key,
         limit: &Limit,
         outcome: &mut RemoteOutcome,
-        Standing { replicas, now }: Standing,
+        LocalShareBasis { replicas, now }: LocalShareBasis,
     ) {
         let Some(receipt) = outcome.outcome.decision.receipt.take() else { return };
         let hits = std::mem::take(&mut outcome.outcome.charged);
@@ -287,14 +288,14 @@ mod tests {
     const KEYS: u64 = 160_000;
 
     fn a_day(limit: u64) -> Limit {
-        let window = Window::of_nanos(86_400 * SECOND).unwrap();
+        let window = Window::from_nanos(86_400 * SECOND).unwrap();
         Limit::FixedWindow(FixedWindow { limit, window, excess: Excess::Refuse })
     }
 
     /// Decides one operation on each of many keys without their counters. Returns how many pass.
     fn passes(share: &mut LocalShare, limit: &Limit, operation: Operation) -> u64 {
         let policy = ForwardPolicy { on_owner_unavailable: OnOwnerUnavailable::LocalShare, lease: false };
-        let standing = Standing { replicas: 2, now: NOW };
+        let basis = LocalShareBasis { replicas: 2, now: NOW };
         let mut passed = 0;
         for number in 0..KEYS {
             let key = Key::from_halves(number.rotate_right(4), number);
@@ -303,7 +304,7 @@ mod tests {
                 ..CounterCheck::by_counter(key, limit.clone(), CounterOperation::Decide(operation))
             };
             let mut outcome = [RemoteOutcome::unreachable()];
-            share.decide_unreachable(&[check], &mut outcome, standing);
+            share.decide_unreachable(&[check], &mut outcome, basis);
             passed += u64::from(outcome[0].outcome.decision.verdict.passes());
         }
         passed

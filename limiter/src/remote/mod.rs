@@ -16,7 +16,9 @@ use crate::{
     descriptor::Key,
     resilience::{Caller, Overloaded, budget},
     rules::ForwardPolicy,
-    store::{Check, Checks, CounterOperation, Decisions, OnRefusal, Outcome, Refusal, RemoteDecisions},
+    store::{
+        Check, Checks, CounterOperation, Decisions, OnRefusal, OperationOutcome, Refusal, RemoteDecisions,
+    },
     time::Stopwatch,
 };
 
@@ -36,17 +38,17 @@ pub use bounds::OpenChecks;
 pub use check::{COUNTER_ONLY, CounterCheck, CounterChecks, DecidedBy, RemoteOutcome, RemoteOutcomes};
 #[cfg(feature = "redis")]
 pub(crate) use local_share::MEMORY_DIVISOR;
-pub use local_share::{Admitted, LocalShare, Standing};
+pub use local_share::{Admitted, LocalShare, LocalShareBasis};
 pub use lock::lock;
-pub use submit::{Extent, LATE_MAX, Mode, Outcomes, Submission, Submit};
+pub use submit::{LATE_MAX, Outcomes, RemoteExtent, Submission, SubmissionMode, Submit};
 
-use bounds::Bounds;
+use bounds::OpenCheckBounds;
 
 /// Calls counters elsewhere. Clones share the bounds on open checks.
 #[derive(Clone, Debug)]
 pub struct Remote {
     submit: Arc<dyn Submit>,
-    bounds: Arc<Bounds>,
+    bounds: Arc<OpenCheckBounds>,
 }
 
 impl Remote {
@@ -56,7 +58,7 @@ impl Remote {
     }
 
     /// Which counters are elsewhere.
-    pub(crate) fn extent(&self) -> Extent {
+    pub(crate) fn extent(&self) -> RemoteExtent {
         self.submit.extent()
     }
 
@@ -81,12 +83,12 @@ impl Remote {
         connection: &Caller,
         refusal: Refusal,
     ) -> Result<RemoteDecisions, Overloaded> {
-        let counters = checks.iter().zip(policies).map(|(check, policy)| CounterCheck::of(check, *policy));
+        let counters = checks.iter().zip(policies).map(|(check, policy)| CounterCheck::new(check, *policy));
         let counters: CounterChecks = counters.collect();
         Ok(decisions(&self.decide_counters(&counters, timeout, connection, &refusal).await?))
     }
 
-    /// The same without borrowed checks.
+    /// Decides a check set as [`Remote::decide`] does, from checks that it owns.
     pub(crate) async fn decide_counters(
         &self,
         checks: &[CounterCheck],
@@ -108,18 +110,18 @@ impl Remote {
         Ok(Box::pin(call.decide_set(refusal)).await)
     }
 
-    /// The decisions that [`Remote::decide`] would return now, after each counter is shown. Changes nothing. The
-    /// decisions are `None` if the counters do not change in one step: then they can be predicted from what is shown. All is
-    /// `None` if a counter cannot be reached.
+    /// The decisions that [`Remote::decide`] would return now, after the side data of each counter. Changes nothing.
+    /// The decisions are `None` if the counters do not change in one step: then they can be predicted from the peeks.
+    /// All is `None` if a counter cannot be reached.
     pub(crate) async fn dry_run(
         &self,
         checks: &Checks<'_>,
         refusal: Refusal,
-    ) -> Option<(SmallVec<[Outcome; 1]>, Option<Decisions>)> {
+    ) -> Option<(SmallVec<[OperationOutcome; 1]>, Option<Decisions>)> {
         let counters: CounterChecks =
-            checks.iter().map(|check| CounterCheck::of(check, COUNTER_ONLY)).collect();
+            checks.iter().map(|check| CounterCheck::new(check, COUNTER_ONLY)).collect();
         let call = self.open(&counters, None, &Caller::default()).ok()?;
-        let submission = call.submission(&counters, Mode::DryRun(refusal));
+        let submission = call.submission(&counters, SubmissionMode::DryRun(refusal));
         if let Some(outcomes) = self.submit.submit(submission) {
             let mut shown = by_counters(outcomes.await)?;
             let (_, decided) = shown.split_at_checked(checks.len())?;
@@ -140,7 +142,7 @@ impl Remote {
         key: Key,
         limit: &Limit,
         operations: [CounterOperation; N],
-    ) -> Option<[Outcome; N]> {
+    ) -> Option<[OperationOutcome; N]> {
         let check = |operation| CounterCheck::by_counter(key, limit.clone(), operation);
         let checks: CounterChecks = operations.into_iter().map(check).collect();
         let call = self.open(&checks, None, &Caller::default()).ok()?;
@@ -184,7 +186,7 @@ struct RemoteCall<'r> {
 }
 
 impl RemoteCall<'_> {
-    fn submission<'c>(&self, checks: &'c [CounterCheck], mode: Mode) -> Submission<'c> {
+    fn submission<'c>(&self, checks: &'c [CounterCheck], mode: SubmissionMode) -> Submission<'c> {
         Submission { checks, mode, within: self.time_left(), open: Some(self.open.clone()) }
     }
 
@@ -195,7 +197,7 @@ impl RemoteCall<'_> {
 
     /// Decides the checks as one call.
     async fn decide_set(self, refusal: &Refusal) -> RemoteOutcomes {
-        let submission = self.submission(self.checks, Mode::Call(refusal.clone()));
+        let submission = self.submission(self.checks, SubmissionMode::Call(refusal.clone()));
         if let Some(outcomes) = self.submit.submit(submission) {
             let mut outcomes = outcomes.await;
             decide_unreachable(self.submit, self.checks, &mut outcomes);
@@ -234,8 +236,8 @@ impl RemoteCall<'_> {
                 self.submit.undo_leased(*key, limit, std::mem::take(&mut outcome.outcome.charged));
             }
             DecidedBy::Degraded => {
-                let standing = self.submit.standing();
-                self.submit.local_share().take_back(*key, limit, outcome, standing);
+                let basis = self.submit.local_share_basis();
+                self.submit.local_share().take_back(*key, limit, outcome, basis);
             }
             DecidedBy::Counter | DecidedBy::Nothing => {}
         }
@@ -250,7 +252,8 @@ async fn apply_each(
     open: Arc<OpenChecks>,
 ) -> RemoteOutcomes {
     // Each operation changes one counter, so no store refuses this.
-    let Some(outcomes) = submit.submit(Submission { checks, mode: Mode::Each, within, open: Some(open) })
+    let Some(outcomes) =
+        submit.submit(Submission { checks, mode: SubmissionMode::Each, within, open: Some(open) })
     else {
         return RemoteOutcomes::new();
     };
@@ -262,12 +265,12 @@ async fn apply_each(
 /// Decides the operations whose counters could not be reached, as their policies say.
 fn decide_unreachable(submit: &dyn Submit, checks: &[CounterCheck], outcomes: &mut [RemoteOutcome]) {
     if outcomes.iter().any(|outcome| outcome.decided_by == DecidedBy::Nothing) {
-        let standing = submit.standing();
-        submit.local_share().decide_unreachable(checks, outcomes, standing);
+        let basis = submit.local_share_basis();
+        submit.local_share().decide_unreachable(checks, outcomes, basis);
     }
 }
 
-impl rounds::Counters for RemoteCall<'_> {
+impl rounds::CallCounters for RemoteCall<'_> {
     async fn apply(&self, operations: Vec<(usize, CounterOperation)>) -> RemoteOutcomes {
         let checks: CounterChecks =
             operations.into_iter().map(|(index, operation)| self.checks[index].with(operation)).collect();
@@ -291,7 +294,7 @@ struct Charged<'r> {
 
 impl Charged<'_> {
     fn note(&self, check: &CounterCheck, outcome: &RemoteOutcome) {
-        let RemoteOutcome { outcome: Outcome { decision, charged, .. }, decided_by } = outcome;
+        let RemoteOutcome { outcome: OperationOutcome { decision, charged, .. }, decided_by } = outcome;
         match (&check.operation, decision.receipt) {
             (CounterOperation::Decide(_), Some(receipt))
                 if *charged > 0
@@ -324,7 +327,7 @@ impl Drop for Charged<'_> {
 }
 
 /// The outcomes, if the counters have decided all of them.
-fn by_counters(outcomes: RemoteOutcomes) -> Option<SmallVec<[Outcome; 1]>> {
+fn by_counters(outcomes: RemoteOutcomes) -> Option<SmallVec<[OperationOutcome; 1]>> {
     let by_counter = |each: RemoteOutcome| (each.decided_by == DecidedBy::Counter).then_some(each.outcome);
     outcomes.into_iter().map(by_counter).collect()
 }

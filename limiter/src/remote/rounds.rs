@@ -10,11 +10,11 @@ use crate::{
     algorithm::{Decision, Operation},
     descriptor::Key,
     remote::{DecidedBy, RemoteOutcome, RemoteOutcomes},
-    store::{Check, CounterOperation, OnRefusal, Outcome},
+    store::{Check, CounterOperation, OnRefusal, OperationOutcome},
 };
 
 /// The counters of one call.
-pub trait Counters {
+pub trait CallCounters {
     /// Applies at least one operation, each to the counter of the check with this index.
     fn apply(&self, operations: Vec<(usize, CounterOperation)>) -> impl Future<Output = RemoteOutcomes>;
 
@@ -27,7 +27,7 @@ pub trait Counters {
 ///
 /// A peek before the charges finds calls that would be refused anyway, so that calls which are always refused leave no
 /// trace in other counters. A call that loses a race is charged until the charge is taken back.
-pub async fn decide<C: Counters>(
+pub async fn decide<C: CallCounters>(
     counters: &C,
     checks: &[Check<'_>],
     refused: impl Fn(&[Decision]) -> bool,
@@ -55,7 +55,7 @@ struct Rounds<'c, C> {
     checks: &'c [Check<'c>],
 }
 
-impl<C: Counters> Rounds<'_, C> {
+impl<C: CallCounters> Rounds<'_, C> {
     fn takes_back(&self, index: usize) -> bool {
         self.checks[index].on_refusal == OnRefusal::TakeBack
     }
@@ -145,7 +145,7 @@ impl<C: Counters> Rounds<'_, C> {
                 self.counters.take_back_here(index, outcome);
                 continue;
             }
-            let Outcome { decision, charged, .. } = &mut outcome.outcome;
+            let OperationOutcome { decision, charged, .. } = &mut outcome.outcome;
             if let Some(receipt) = decision.receipt.take() {
                 *charged = 0;
                 undone.push((index, CounterOperation::Undo(receipt)));
@@ -200,12 +200,12 @@ mod tests {
         checks: &'c [Check<'c>],
     }
 
-    impl Counters for OneStore<'_> {
+    impl CallCounters for OneStore<'_> {
         async fn apply(&self, operations: Vec<(usize, CounterOperation)>) -> RemoteOutcomes {
             let apply = |(index, operation): (usize, CounterOperation)| {
                 let Check { key, limit, .. } = self.checks[index];
                 let outcome = self.memory.operate(key, limit, &operation, NOW).expect("each slot is here");
-                RemoteOutcome::of_counter(outcome)
+                RemoteOutcome::from_counter(outcome)
             };
             operations.into_iter().map(apply).collect()
         }

@@ -13,7 +13,7 @@ use crate::{
     remote::{
         bounds::OpenChecks,
         check::{CounterCheck, CounterChecks, RemoteOutcome, RemoteOutcomes},
-        local_share::{LocalShare, Standing},
+        local_share::{LocalShare, LocalShareBasis},
     },
     store::{Check, Refusal},
 };
@@ -39,7 +39,7 @@ pub trait Submit: Debug + Send + Sync {
     fn local_share(&self) -> MutexGuard<'_, LocalShare>;
 
     /// What the local share depends on. The caller does not hold its lock.
-    fn standing(&self) -> Standing;
+    fn local_share_basis(&self) -> LocalShareBasis;
 
     /// The refusal of a check whose counter is known to be exhausted.
     fn refuse_known(&self, _check: &Check<'_>) -> Option<RemoteOutcome> {
@@ -47,7 +47,7 @@ pub trait Submit: Debug + Send + Sync {
     }
 
     /// Which counters are elsewhere.
-    fn extent(&self) -> Extent;
+    fn extent(&self) -> RemoteExtent;
 
     /// Whether this replica does not know yet where the counters are.
     fn is_joining(&self) -> bool;
@@ -63,7 +63,7 @@ pub type Outcomes = Pin<Box<dyn Future<Output = RemoteOutcomes> + Send>>;
 #[derive(Debug)]
 pub struct Submission<'c> {
     pub checks: &'c [CounterCheck],
-    pub mode: Mode,
+    pub mode: SubmissionMode,
     /// How long the call waits.
     pub within: Duration,
     /// Counts the checks as open. The store drops it when all of them are answered.
@@ -72,12 +72,12 @@ pub struct Submission<'c> {
 
 /// How the operations of a submission are applied.
 #[derive(Clone, Debug)]
-pub enum Mode {
+pub enum SubmissionMode {
     /// One after the other.
     Each,
     /// As one call: if their decisions refuse it, charges are taken back as the checks say.
     Call(Refusal),
-    /// The same without changing anything. A peek of each counter is before the outcomes.
+    /// As one call that changes nothing. A peek of each counter is before the outcomes.
     DryRun(Refusal),
     /// Reservations: all are held, or none if their decisions refuse the call.
     Reserve(Refusal),
@@ -85,9 +85,9 @@ pub enum Mode {
 
 /// Which counters are elsewhere.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Extent {
-    /// Those of other owners. This replica is an owner, too.
+pub enum RemoteExtent {
+    /// The counters of other owners. This replica is itself an owner.
     OtherOwners,
-    /// All.
+    /// All counters.
     All,
 }

@@ -13,7 +13,7 @@ use super::*;
 use crate::{
     algorithm::{Excess, FixedWindow, Operation, Span, Window},
     rules::OnOwnerUnavailable,
-    store::{Memory, OnFull, Role},
+    store::{CheckRole, Memory, OnFull},
     time::{SECOND, Timestamp},
 };
 
@@ -38,7 +38,7 @@ impl Later {
             return RemoteOutcome::unreachable();
         }
         let outcome = self.memory.operate(*key, limit, operation, NOW);
-        RemoteOutcome::of_counter(outcome.expect("each slot is here"))
+        RemoteOutcome::from_counter(outcome.expect("each slot is here"))
     }
 
     fn left(&self, key: Key, limit: &Limit) -> u64 {
@@ -48,7 +48,7 @@ impl Later {
 
 impl Submit for Later {
     fn submit(&self, Submission { checks, mode, .. }: Submission<'_>) -> Option<Outcomes> {
-        let Mode::Each = mode else { return None };
+        let SubmissionMode::Each = mode else { return None };
         let mut outcomes = Some(checks.iter().map(|check| self.apply(check)).collect());
         let mut was_asked = false;
         Some(Box::pin(std::future::poll_fn(move |_| match outcomes.take_if(|_| was_asked) {
@@ -70,12 +70,12 @@ impl Submit for Later {
         lock(&self.local_share)
     }
 
-    fn standing(&self) -> Standing {
-        Standing { replicas: 2, now: NOW }
+    fn local_share_basis(&self) -> LocalShareBasis {
+        LocalShareBasis { replicas: 2, now: NOW }
     }
 
-    fn extent(&self) -> Extent {
-        Extent::All
+    fn extent(&self) -> RemoteExtent {
+        RemoteExtent::All
     }
 
     fn is_joining(&self) -> bool {
@@ -88,7 +88,7 @@ impl Submit for Later {
 }
 
 fn a_day(hits: u64) -> Limit {
-    let window = Window::Aligned(Span::of_nanos(86_400 * SECOND).unwrap());
+    let window = Window::Aligned(Span::from_nanos(86_400 * SECOND).unwrap());
     Limit::FixedWindow(FixedWindow { limit: hits, window, excess: Excess::Refuse })
 }
 
@@ -107,7 +107,7 @@ fn decide(remote: &Remote, limit: &Limit, charges: &[(Key, OnOwnerUnavailable)])
         })
         .collect();
     let refusal =
-        Refusal { roles: checks.iter().map(|_| Role::default()).collect(), do_quotas_refuse: false };
+        Refusal { roles: checks.iter().map(|_| CheckRole::default()).collect(), do_quotas_refuse: false };
     let connection = Caller::default();
     let mut call = pin!(remote.decide(&checks, &policies, None, &connection, refusal));
     let decided = loop {
@@ -148,7 +148,7 @@ fn finished_rounds_of_a_caller_that_goes_away_are_taken_back() {
     let (remote, limit) = (Remote::new(store.clone()), a_day(1));
     let keys = [1, 2].map(|number| Key::from_halves(number, number));
     let checks = keys.map(|key| charge(key, &limit));
-    let refusal = Refusal { roles: [Role::default(); 2].into(), do_quotas_refuse: false };
+    let refusal = Refusal { roles: [CheckRole::default(); 2].into(), do_quotas_refuse: false };
     store.memory.admin().replace(keys[1], &limit, NOW, 1);
     let connection = Caller::default();
     {

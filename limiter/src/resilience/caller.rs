@@ -35,7 +35,7 @@ struct Use {
 
 /// Where the calls of a connection come from.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub enum Origin {
+pub enum CallerOrigin {
     /// The holder of a certificate that was verified, by its name.
     Name(Box<[u8]>),
     /// An IPv4 address, or the /64 network of an IPv6 address; `None` for a Unix socket.
@@ -44,18 +44,19 @@ pub enum Origin {
 
 /// The callers of this process. Ids count for all connections of an origin, also after the one that sent them was closed.
 #[derive(Clone, Debug)]
-pub struct Callers(Arc<Mutex<Accounts>>);
+pub struct CallerRegistry(Arc<Mutex<Accounts>>);
 
 #[derive(Debug)]
 struct Accounts {
     clock: Clock,
     all: Arc<AllIds>,
-    each: FxHashMap<Origin, Arc<IdAccount>>,
+    each: FxHashMap<CallerOrigin, Arc<IdAccount>>,
     shared: Arc<IdAccount>,
     prune_at: Timestamp,
 }
 
 impl Caller {
+    /// The open checks of the connection.
     pub(crate) fn open_checks(&self) -> usize {
         self.0.open_checks.load(Relaxed)
     }
@@ -65,23 +66,23 @@ impl Caller {
         self.0.open_checks.store(checks, Relaxed);
     }
 
-    /// The bytes of the ids that are remembered at `now`.
+    /// The bytes of the ids that are retained at `now`.
     pub(crate) fn id_bytes(&self, now: Timestamp) -> usize {
         self.0.ids.bytes(now)
     }
 
-    /// Whether the id is remembered at `now`.
+    /// Whether the id is retained at `now`.
     pub(crate) fn has_id(&self, id: u64, now: Timestamp) -> bool {
         self.0.ids.contains(id, now)
     }
 
-    /// Remembers an id. The ids of all callers take `bytes_max` at most.
+    /// Retains an id. The ids of all callers take `bytes_max` at most.
     pub(crate) fn remember_id(&self, record: IdRecord, bytes_max: usize, now: Timestamp) {
         self.0.ids.remember(record, bytes_max, now);
     }
 }
 
-impl Origin {
+impl CallerOrigin {
     /// The network of a peer.
     pub fn network(address: Option<IpAddr>) -> Self {
         Self::Network(address.map(|address| match address.to_canonical() {
@@ -94,7 +95,7 @@ impl Origin {
     }
 }
 
-impl Callers {
+impl CallerRegistry {
     /// No callers. `clock` is that of the counters.
     pub fn new(clock: Clock) -> Self {
         let all = Arc::<AllIds>::default();
@@ -104,15 +105,15 @@ impl Callers {
     }
 
     /// The caller of a new connection.
-    pub fn connected(&self, origin: Origin) -> Caller {
+    pub fn connected(&self, origin: CallerOrigin) -> Caller {
         // Each change is whole before anything can panic.
         let mut accounts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        Caller(Arc::new(Use { open_checks: AtomicUsize::new(0), ids: accounts.of(origin) }))
+        Caller(Arc::new(Use { open_checks: AtomicUsize::new(0), ids: accounts.account_of(origin) }))
     }
 }
 
 impl Accounts {
-    fn of(&mut self, origin: Origin) -> Arc<IdAccount> {
+    fn account_of(&mut self, origin: CallerOrigin) -> Arc<IdAccount> {
         let is_full = self.each.len() >= ACCOUNTS_MAX;
         let now = self.clock.now();
         if is_full && self.prune_at <= now {
@@ -138,12 +139,12 @@ mod tests {
 
     const NOW: Timestamp = Timestamp::from_nanos(SECOND);
 
-    fn callers() -> Callers {
-        Callers::new(Clock::manual(NOW))
+    fn callers() -> CallerRegistry {
+        CallerRegistry::new(Clock::manual(NOW))
     }
 
-    fn network(address: &str) -> Origin {
-        Origin::network(Some(address.parse().unwrap()))
+    fn network(address: &str) -> CallerOrigin {
+        CallerOrigin::network(Some(address.parse().unwrap()))
     }
 
     fn remember(caller: &Caller, id: u64) {
@@ -171,7 +172,7 @@ mod tests {
     #[test]
     fn connections_of_one_name_or_ipv6_network_are_one_caller() {
         let callers = callers();
-        let named = || callers.connected(Origin::Name(b"edge".as_slice().into()));
+        let named = || callers.connected(CallerOrigin::Name(b"edge".as_slice().into()));
         let first = named();
         remember(&first, 1);
         assert_eq!(named().id_bytes(NOW), 100);
@@ -185,7 +186,7 @@ mod tests {
     #[test]
     fn accounts_are_bounded_and_unused_ones_make_room() {
         let callers = callers();
-        let numbered = |number: usize| callers.connected(Origin::Name(number.to_be_bytes().into()));
+        let numbered = |number: usize| callers.connected(CallerOrigin::Name(number.to_be_bytes().into()));
         let held: Vec<_> = (0..ACCOUNTS_MAX).map(numbered).collect();
         for number in ACCOUNTS_MAX..ACCOUNTS_MAX + 2 {
             remember(&numbered(number), number as u64);

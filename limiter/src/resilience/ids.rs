@@ -1,4 +1,4 @@
-//! The ids that counters remember for a caller.
+//! The ids that counters retain for a caller.
 
 use std::{
     collections::BTreeSet,
@@ -23,7 +23,7 @@ pub(crate) struct IdRecord {
     pub(crate) bytes: usize,
 }
 
-/// The ids that counters remember for one caller.
+/// The ids that counters retain for one caller.
 #[derive(Debug, Default)]
 pub(super) struct IdAccount {
     ids: Mutex<Ids>,
@@ -59,7 +59,7 @@ impl IdAccount {
         self.change(now, |ids| ids.each.contains_key(&id))
     }
 
-    /// Remembers an id. An id that is known keeps its bytes.
+    /// Retains an id. An id that is known keeps its bytes.
     ///
     /// Counters forget the oldest ids if there are too many of them, which is not reported here. So if all accounts
     /// have more than `bytes_max`, an account with more than the average forgets its oldest ids too.

@@ -9,7 +9,7 @@ mod caller;
 mod ids;
 mod share;
 
-pub use caller::{Caller, Callers, Origin};
+pub use caller::{Caller, CallerOrigin, CallerRegistry};
 pub(crate) use ids::IdRecord;
 pub use share::{CALLER_SHARE, SharedUse};
 
@@ -25,7 +25,7 @@ pub fn budget(timeout: Option<Duration>, max: Duration) -> Duration {
 #[error("too many checks wait for a remote decision")]
 pub struct Overloaded;
 
-/// Stops asking a component that fails repeatedly, so that callers do not wait for it.
+/// Stops calling a component that fails repeatedly, so that callers do not wait for it.
 #[derive(Clone, Copy, Debug)]
 pub struct CircuitBreaker {
     failures_max: u32,
@@ -35,14 +35,14 @@ pub struct CircuitBreaker {
     open_until: Option<Timestamp>,
 }
 
-/// Whether the component is asked.
+/// Whether the component is called.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BreakerState {
-    /// It is asked.
+    /// The component is called.
     Closed,
-    /// It is not asked.
+    /// The component is not called.
     Open,
-    /// It is asked again; the next failure opens the breaker, the next success closes it.
+    /// The component is called again; the next failure opens the breaker, the next success closes it.
     HalfOpen,
 }
 

@@ -26,7 +26,7 @@ pub struct ActiveRules {
     keyed: ArcSwap<KeyedRules>,
     // Incremented after each replacement of the rules or the secret.
     version: AtomicU64,
-    status: RwLock<Status>,
+    status: RwLock<RulesStatus>,
     #[cfg(feature = "watch")]
     replaced: Notify,
     stats: RuleStatsRegistry,
@@ -55,7 +55,7 @@ impl ReplacedRules {
 
 /// The outcome of the loads so far.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Status {
+pub struct RulesStatus {
     /// The number of rule sets activated so far; 0 before the first.
     pub generation: u64,
     /// The hash of the active rules.
@@ -91,7 +91,7 @@ impl Default for ActiveRules {
 
 impl ActiveRules {
     /// Active rules that consist of `rules` until `replace` is called.
-    pub fn of(rules: Rules, now: Timestamp) -> Self {
+    pub fn from_rules(rules: Rules, now: Timestamp) -> Self {
         let active_rules = Self::default();
         active_rules.replace(rules, now);
         active_rules
@@ -138,7 +138,7 @@ impl ActiveRules {
     }
 
     /// The outcome of the loads so far.
-    pub fn status(&self) -> Status {
+    pub fn status(&self) -> RulesStatus {
         self.status.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
@@ -164,7 +164,7 @@ impl ActiveRules {
     #[cfg(feature = "watch")]
     pub async fn tried(&self) {
         let changed = self.replaced.notified();
-        let Status { generation, last_error, .. } = self.status();
+        let RulesStatus { generation, last_error, .. } = self.status();
         if generation == 0 && last_error.is_none() {
             changed.await;
         }
@@ -228,7 +228,7 @@ impl ActiveRules {
         self.update(|status| status.overlay_problems = problems);
     }
 
-    fn update(&self, change: impl FnOnce(&mut Status)) {
+    fn update(&self, change: impl FnOnce(&mut RulesStatus)) {
         change(&mut self.status.write().unwrap_or_else(PoisonError::into_inner));
     }
 }
@@ -257,7 +257,7 @@ mod tests {
 
     #[test]
     fn secret_set_while_rules_compile_is_kept() {
-        let active_rules = ActiveRules::of(rules(1), NOW);
+        let active_rules = ActiveRules::from_rules(rules(1), NOW);
         active_rules.set_secret(secret(1));
         let compiled = rules(2);
         active_rules.set_secret(secret(2));

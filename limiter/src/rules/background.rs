@@ -9,7 +9,7 @@ const IDLE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The scheduling priority of background work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Priority {
+pub(super) enum BackgroundPriority {
     /// Runs only while a core is idle (`SCHED_IDLE`).
     Idle,
     /// Scheduled like all other threads.
@@ -20,35 +20,36 @@ pub(super) enum Priority {
 /// time at normal priority, and the first result counts. Returns it with the last priority that was tried. `None` if the
 /// thread cannot be started or panics.
 pub(super) async fn run_in_background<T: Send + 'static>(
-    priority: Priority,
+    priority: BackgroundPriority,
     work: impl Fn() -> T + Send + Sync + 'static,
-) -> Option<(T, Priority)> {
+) -> Option<(T, BackgroundPriority)> {
     let work = Arc::new(work);
     let (sender, mut receiver) = mpsc::channel(2);
     let attempt = || {
-        let (work, sender) = (work.clone(), sender.clone());
+        let work = work.clone();
+        let sender = sender.clone();
         // Fails if the watcher has ended or the other attempt was faster.
         move || {
             let _ = sender.try_send(work());
         }
     };
-    if priority == Priority::Idle {
+    if priority == BackgroundPriority::Idle {
         spawn(priority, attempt()).ok()?;
         if let Ok(done) = timeout(IDLE_TIMEOUT, receiver.recv()).await {
             return Some((done?, priority));
         }
     }
-    spawn(Priority::Normal, attempt()).ok()?;
+    spawn(BackgroundPriority::Normal, attempt()).ok()?;
     drop(sender);
-    Some((receiver.recv().await?, Priority::Normal))
+    Some((receiver.recv().await?, BackgroundPriority::Normal))
 }
 
 /// Runs `work` on a thread of its own, without a timeout: at idle priority only what nothing waits for.
-pub(super) fn spawn(priority: Priority, work: impl FnOnce() + Send + 'static) -> io::Result<()> {
+pub(super) fn spawn(priority: BackgroundPriority, work: impl FnOnce() + Send + 'static) -> io::Result<()> {
     let work = move || {
         match priority {
-            Priority::Idle => set_idle_priority(),
-            Priority::Normal => {}
+            BackgroundPriority::Idle => set_idle_priority(),
+            BackgroundPriority::Normal => {}
         }
         work();
     };
@@ -69,6 +70,7 @@ pub fn set_idle_priority() {
     thread::yield_now();
 }
 
+/// Does nothing on systems without `SCHED_IDLE`.
 #[cfg(not(target_os = "linux"))]
 pub fn set_idle_priority() {}
 
@@ -91,9 +93,12 @@ mod tests {
     async fn idle_work_runs_at_idle_policy_and_normal_work_does_not() {
         let before = policy();
         let (sender, receiver) = std::sync::mpsc::channel();
-        spawn(Priority::Idle, move || sender.send(policy()).unwrap()).unwrap();
+        spawn(BackgroundPriority::Idle, move || sender.send(policy()).unwrap()).unwrap();
         assert_eq!(receiver.recv(), Ok(IDLE));
-        assert_eq!(run_in_background(Priority::Normal, policy).await, Some((before, Priority::Normal)));
+        assert_eq!(
+            run_in_background(BackgroundPriority::Normal, policy).await,
+            Some((before, BackgroundPriority::Normal))
+        );
         assert_eq!(policy(), before);
     }
 
@@ -108,12 +113,15 @@ mod tests {
             }
             policy
         };
-        assert_eq!(run_in_background(Priority::Idle, work).await, Some((before, Priority::Normal)));
+        assert_eq!(
+            run_in_background(BackgroundPriority::Idle, work).await,
+            Some((before, BackgroundPriority::Normal))
+        );
         idle_core.wait();
     }
 
     #[tokio::test(start_paused = true)]
     async fn panic_of_background_work_returns_none() {
-        assert_eq!(run_in_background(Priority::Idle, || -> () { panic!("intended") }).await, None);
+        assert_eq!(run_in_background(BackgroundPriority::Idle, || -> () { panic!("intended") }).await, None);
     }
 }

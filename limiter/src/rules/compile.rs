@@ -6,11 +6,11 @@ use rustc_hash::FxHashMap;
 
 use crate::{
     rules::{
-        DESCRIPTORS_MAX, Problem, Problems, Rules, Source, Trial,
+        DESCRIPTORS_MAX, Problem, Problems, RuleInput, Rules, Trial,
         contents::{Contents, Documents, Unknown, hash_of},
-        diagnostics::{Diagnostics, Location, Origin},
+        diagnostics::{Diagnostics, Location, RuleOrigin},
         domain_draft::DomainDraft,
-        file::Document,
+        file::DocumentDraft,
         overlay::Overlay,
     },
     yaml::{self, quote},
@@ -18,10 +18,10 @@ use crate::{
 
 mod document_compiler;
 
-use document_compiler::{DocumentCompiler, OverlayUse, Parent};
+use document_compiler::{DocumentCompiler, OverlayUse, ParentLevel};
 
 /// Compiles files or resources in the given order. One problem in any of them refuses all.
-pub fn compile(sources: &[Source]) -> Result<Rules, Problems> {
+pub fn compile(sources: &[RuleInput]) -> Result<Rules, Problems> {
     compile_with(Problems::default(), sources, None, None)
 }
 
@@ -37,11 +37,11 @@ pub(super) fn compile_trial(contents: &Contents, trial: &Trial) -> Result<Rules,
 
 fn compile_with(
     problems: Problems,
-    sources: &[Source],
+    sources: &[RuleInput],
     overlay: Option<&Overlay>,
     trial: Option<&Trial>,
 ) -> Result<Rules, Problems> {
-    let overlay_use = OverlayUse::of(overlay);
+    let overlay_use = OverlayUse::new(overlay);
     let mut compiler = Compiler { problems, overlay, overlay_use, trial, ..Compiler::default() };
     sources.iter().for_each(|source| compiler.source(source));
     compiler.finish(hash(sources, overlay))
@@ -50,14 +50,14 @@ fn compile_with(
 impl Rules {
     /// Compiles a single file.
     pub fn parse(path: &str, text: &str) -> Result<Self, Problems> {
-        compile(&[Source::file(path, text)])
+        compile(&[RuleInput::file(path, text)])
     }
 }
 
 /// A hash of all contents in order, each with its length.
-fn hash(sources: &[Source], overlay: Option<&Overlay>) -> String {
+fn hash(sources: &[RuleInput], overlay: Option<&Overlay>) -> String {
     let overlay = overlay.map(|overlay| &*overlay.bytes);
-    format!("{:032x}", hash_of(sources.iter().map(Source::bytes).chain(overlay)))
+    format!("{:032x}", hash_of(sources.iter().map(RuleInput::bytes).chain(overlay)))
 }
 
 #[derive(Default)]
@@ -75,7 +75,7 @@ struct Compiler<'o> {
 }
 
 impl Compiler<'_> {
-    fn source(&mut self, source: &Source) {
+    fn source(&mut self, source: &RuleInput) {
         let Documents { origin, stream, unknown } = source.documents();
         if let Some(Unknown { first, count }) = unknown {
             self.unknown_fields += count;
@@ -92,13 +92,13 @@ impl Compiler<'_> {
         }
         for node in documents {
             let mut diagnostics = Diagnostics::new(origin.clone(), &mut self.problems);
-            if let Some(document) = Document::read(node, &mut diagnostics) {
+            if let Some(document) = DocumentDraft::read(node, &mut diagnostics) {
                 self.document(&origin, document);
             }
         }
     }
 
-    fn document(&mut self, origin: &Arc<Origin>, document: Document<'_>) {
+    fn document(&mut self, origin: &Arc<RuleOrigin>, document: DocumentDraft<'_>) {
         let next = self.domains.len();
         let index = *self.by_name.entry(document.domain.clone()).or_insert(next);
         if index == next {
@@ -122,7 +122,7 @@ impl Compiler<'_> {
             trial: self.trial,
         };
         let matching = self.overlay.map(|overlay| overlay.matching(&draft.name)).unwrap_or_default();
-        let top = Parent { path: draft.name.clone(), groups: Vec::new(), shared: Vec::new(), matching };
+        let top = ParentLevel { path: draft.name.clone(), groups: Vec::new(), shared: Vec::new(), matching };
         draft.on_denied.set("on_denied", document.on_denied, &mut compiler.diagnostics);
         draft.denial_body.set("denial_body", document.denial_body, &mut compiler.diagnostics);
         for node in document.descriptors {
@@ -166,7 +166,8 @@ impl Compiler<'_> {
         };
         let domains = self.domains.into_iter().map(finish).collect();
         let overlay_misfits = self.overlay_use.misfits;
-        let (conflicts, unknown_fields) = (self.conflicts, self.unknown_fields);
+        let conflicts = self.conflicts;
+        let unknown_fields = self.unknown_fields;
         Ok(Rules {
             domains,
             by_name: self.by_name,

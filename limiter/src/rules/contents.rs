@@ -5,8 +5,8 @@ use std::{hash::Hasher, sync::Arc};
 use siphasher::sip128::{Hasher128, SipHasher13};
 
 use crate::{
-    rules::{Problems, diagnostics::Origin},
-    yaml::{self, Stream},
+    rules::{Problems, diagnostics::RuleOrigin},
+    yaml::{self, YamlStream},
 };
 
 /// Reads the documents of a source from its path and its content.
@@ -16,9 +16,9 @@ pub type ReadDocuments = for<'t> fn(&str, &'t [u8]) -> Documents<'t>;
 #[derive(Debug)]
 pub struct Documents<'t> {
     /// What they come from.
-    pub origin: Arc<Origin>,
+    pub origin: Arc<RuleOrigin>,
     /// The documents and the problems in them.
-    pub stream: Stream<'t>,
+    pub stream: YamlStream<'t>,
     /// What their reader has left out, if there is something that it does not know.
     pub unknown: Option<Unknown>,
 }
@@ -26,28 +26,28 @@ pub struct Documents<'t> {
 /// What a reader has left out, because it does not know it.
 #[derive(Debug)]
 pub struct Unknown {
-    /// The first place, and what is there.
-    pub first: yaml::Problem,
-    /// The number of places.
+    /// The first location, and what is there.
+    pub first: yaml::YamlProblem,
+    /// The number of locations.
     pub count: usize,
 }
 
 /// A rule file, or a resource of a control plane.
 #[derive(Clone, Debug)]
-pub struct Source {
+pub struct RuleInput {
     path: Arc<str>,
     bytes: Vec<u8>,
     documents: ReadDocuments,
 }
 
-impl Source {
+impl RuleInput {
     /// A rule file with this text.
     pub fn file(path: &str, text: impl Into<Vec<u8>>) -> Self {
         Self {
             path: path.into(),
             bytes: text.into(),
             documents: |path, bytes| Documents {
-                origin: Origin::file(path),
+                origin: RuleOrigin::file(path),
                 stream: yaml::load(bytes),
                 unknown: None,
             },
@@ -74,19 +74,19 @@ impl Source {
     }
 }
 
-impl PartialEq for Source {
+impl PartialEq for RuleInput {
     fn eq(&self, other: &Self) -> bool {
         (&self.path, &self.bytes) == (&other.path, &other.bytes)
     }
 }
 
-impl Eq for Source {}
+impl Eq for RuleInput {}
 
 /// All files or resources at one time.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Contents {
     /// The files or resources.
-    pub sources: Vec<Source>,
+    pub sources: Vec<RuleInput>,
     /// Why others could not be read.
     pub problems: Problems,
 }

@@ -3,14 +3,14 @@
 use crate::rules::{
     Domain, Location, MatchKind, Network, Rule,
     pattern::Pattern,
-    prefix_tree::{Level, Node},
+    prefix_tree::{TreeLevel, TreeNode},
 };
 
 /// A descriptor of a rule file.
 #[derive(Clone, Copy, Debug)]
 pub struct DescriptorRef<'r> {
     domain: &'r Domain,
-    node: &'r Node,
+    node: &'r TreeNode,
 }
 
 impl Domain {
@@ -19,7 +19,7 @@ impl Domain {
         self.level(&self.root)
     }
 
-    fn level<'r>(&'r self, level: &'r Level) -> impl Iterator<Item = DescriptorRef<'r>> {
+    fn level<'r>(&'r self, level: &'r TreeLevel) -> impl Iterator<Item = DescriptorRef<'r>> {
         level.nodes().iter().map(|node| DescriptorRef { domain: self, node })
     }
 }

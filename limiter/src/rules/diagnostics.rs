@@ -9,28 +9,28 @@ use crate::{
 
 /// What rules are read from.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Origin {
+pub enum RuleOrigin {
     /// A file, by its path as configured.
     File(Box<str>),
-    /// A resource of a control plane. The line of a mark is the number of a place in it, from 1.
+    /// A resource of a control plane. The line of a mark is the number of a location in it, from 1.
     Resource {
         /// The name of the resource.
         name: Box<str>,
-        /// Its places: the domain, then each descriptor after the one that it is nested in.
-        places: Vec<Place>,
+        /// The locations in it: the domain, then each descriptor after the one that it is nested in.
+        locations: Vec<ResourceLocation>,
     },
 }
 
-/// A place in a resource.
+/// A location in a resource.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Place {
-    /// The index of the place that contains this one; `None` for the domain.
+pub struct ResourceLocation {
+    /// The index of the location that contains this one; `None` for the domain.
     pub parent: Option<u32>,
     /// The domain, or the key and value of the descriptor.
     pub text: Box<str>,
 }
 
-impl Origin {
+impl RuleOrigin {
     /// A file.
     pub fn file(path: &str) -> Arc<Self> {
         Arc::new(Self::File(path.into()))
@@ -41,14 +41,14 @@ impl Origin {
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Location {
     /// The file or resource.
-    pub origin: Arc<Origin>,
+    pub origin: Arc<RuleOrigin>,
     /// Line and column.
     pub mark: Mark,
 }
 
 impl Location {
     /// The location of a file as a whole.
-    pub fn whole(origin: Arc<Origin>) -> Self {
+    pub fn whole(origin: Arc<RuleOrigin>) -> Self {
         Self { origin, mark: Mark::START }
     }
 }
@@ -57,8 +57,8 @@ impl Location {
     /// Whether it is in a file, and not in a resource of a control plane.
     pub(crate) fn is_in_file(&self) -> bool {
         match &*self.origin {
-            Origin::File(_) => true,
-            Origin::Resource { .. } => false,
+            RuleOrigin::File(_) => true,
+            RuleOrigin::Resource { .. } => false,
         }
     }
 }
@@ -66,12 +66,12 @@ impl Location {
 impl fmt::Display for Location {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &*self.origin {
-            Origin::File(path) => write!(f, "{path}:{}:{}", self.mark.line, self.mark.column),
-            Origin::Resource { name, places } => {
-                let at = |index: u32| places.get(usize::try_from(index).unwrap_or(usize::MAX));
+            RuleOrigin::File(path) => write!(f, "{path}:{}:{}", self.mark.line, self.mark.column),
+            RuleOrigin::Resource { name, locations } => {
+                let at = |index: u32| locations.get(usize::try_from(index).unwrap_or(usize::MAX));
                 let mut texts = Vec::new();
                 let mut place = self.mark.line.checked_sub(1).and_then(at);
-                while let Some(Place { parent, text }) = place {
+                while let Some(ResourceLocation { parent, text }) = place {
                     texts.push(escaped(text));
                     place = parent.and_then(at);
                 }
@@ -109,7 +109,7 @@ pub struct Problems {
 }
 
 impl Problems {
-    /// The maximum number of problems kept; further ones are only counted.
+    /// The maximum number of problems retained; further ones are only counted.
     pub const MAX: usize = 1_000;
 
     /// Adds a problem.
@@ -117,7 +117,7 @@ impl Problems {
         if self.is_full() { self.drop_one() } else { self.list.push(problem) }
     }
 
-    /// Counts a problem that is not kept.
+    /// Counts a problem that is not retained.
     fn drop_one(&mut self) {
         self.dropped += 1;
     }
@@ -127,12 +127,12 @@ impl Problems {
         self.list.len() >= Self::MAX
     }
 
-    /// The problems kept, in the order of the files or resources.
+    /// The problems retained, in the order of the files or resources.
     pub fn iter(&self) -> impl Iterator<Item = &Problem> {
         self.list.iter()
     }
 
-    /// The number of problems, including those not kept.
+    /// The number of problems, including those not retained.
     pub fn len(&self) -> usize {
         self.list.len() + self.dropped
     }
@@ -165,29 +165,34 @@ impl std::error::Error for Problems {}
 
 /// Collects the problems of one file or resource.
 pub(crate) struct Diagnostics<'p> {
-    origin: Arc<Origin>,
+    origin: Arc<RuleOrigin>,
     problems: &'p mut Problems,
 }
 
 impl<'p> Diagnostics<'p> {
-    pub(crate) fn new(origin: Arc<Origin>, problems: &'p mut Problems) -> Self {
+    /// Adds the problems of `origin` to `problems`.
+    pub(crate) fn new(origin: Arc<RuleOrigin>, problems: &'p mut Problems) -> Self {
         Self { origin, problems }
     }
 
+    /// Adds a problem at `mark`.
     pub(crate) fn add(&mut self, mark: Mark, what: impl Into<String>) {
         let location = self.location(mark);
         self.problems.push(Problem { location, what: what.into() });
     }
 
-    /// The same for a text that takes a while, such as one with a suggestion. It is written only if it is kept.
+    /// Adds a problem whose text takes a while, such as one with a suggestion. The text is written only if the problem
+    /// is retained.
     pub(crate) fn add_with(&mut self, mark: Mark, what: impl FnOnce() -> String) {
         if self.problems.is_full() { self.problems.drop_one() } else { self.add(mark, what()) }
     }
 
-    pub(crate) fn add_all(&mut self, problems: Vec<yaml::Problem>) {
+    /// Adds the problems that the reader of YAML has found.
+    pub(crate) fn add_all(&mut self, problems: Vec<yaml::YamlProblem>) {
         problems.into_iter().for_each(|problem| self.add(problem.mark, problem.what));
     }
 
+    /// The location of `mark` in this file or resource.
     pub(crate) fn location(&self, mark: Mark) -> Location {
         Location { origin: self.origin.clone(), mark }
     }

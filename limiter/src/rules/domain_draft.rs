@@ -6,7 +6,7 @@ use rustc_hash::FxHashSet;
 
 use crate::rules::{
     DenialBody, Domain, Location, OnDenied, Rule, diagnostics::Diagnostics, overlay::Overlay,
-    prefix_tree::Level, reader::Located,
+    prefix_tree::TreeLevel, reader::Located,
 };
 
 /// A domain under construction.
@@ -16,7 +16,7 @@ pub(super) struct DomainDraft {
     pub(super) location: Location,
     pub(super) on_denied: OfDomain<OnDenied>,
     pub(super) denial_body: OfDomain<DenialBody>,
-    pub(super) root: Level,
+    pub(super) root: TreeLevel,
     pub(super) rules: Vec<Rule>,
     pub(super) names: FxHashSet<String>,
     pub(super) replaced: Vec<(String, Location)>,
@@ -53,7 +53,7 @@ impl DomainDraft {
             location,
             on_denied: OfDomain(None),
             denial_body: OfDomain(None),
-            root: Level::new(),
+            root: TreeLevel::new(),
             rules: Vec::new(),
             names: FxHashSet::default(),
             replaced: Vec::new(),

@@ -5,22 +5,22 @@ use std::{slice, sync::Arc, time::Duration};
 use crate::{
     algorithm::{Limit, Operation},
     descriptor::{Entry, Secret},
-    rules::{Allowance, DenialBody, DenialValues, KeyedDomain, KeyedRules, Rule, Source, Unit, compile},
+    rules::{Allowance, DenialBody, DenialValues, KeyedDomain, KeyedRules, Rule, RuleInput, Unit, compile},
     time::Timestamp,
     yaml,
 };
 
 const NOW: Timestamp = Timestamp::from_nanos(1_790_000_040_123_456_789);
 
-/// A rule file: it has problems that can be shown, or rules that can be looked up and limits that decide. Both readers
-/// of YAML agree on it.
+/// A rule file: it has problems that can be displayed, or rules that can be looked up and limits that decide. Both
+/// readers of YAML agree on it.
 pub fn rules(bytes: &[u8]) {
     yaml::compare_readers(bytes);
-    used(&Source::file("rules.yaml", bytes), "rules.yaml:");
+    used(&RuleInput::file("rules.yaml", bytes), "rules.yaml:");
 }
 
-/// Uses all rules of a source, or shows its problems, which begin with this text.
-pub fn used(source: &Source, problem: &str) {
+/// Uses all rules of a source, or displays its problems, which begin with this text.
+pub fn used(source: &RuleInput, problem: &str) {
     let rules = match compile(slice::from_ref(source)) {
         Ok(rules) => rules,
         Err(problems) => return assert!(problems.to_string().starts_with(problem), "{problems}"),
@@ -57,7 +57,7 @@ fn look_up(domain: KeyedDomain<'_>, entries: &[Entry<'_>]) {
     }
 }
 
-/// A body of JSON is JSON, whatever it shows.
+/// A body of JSON is JSON, whatever its values are.
 fn render(body: &DenialBody) {
     let DenialBody::Template(template) = body else { return };
     let names = ["\"}],\\{limit}\n", "</script>\u{0}"];

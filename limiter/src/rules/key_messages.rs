@@ -1,12 +1,12 @@
 //! Messages about keys and names that a rule file has in the wrong place or misspelt.
 
 use crate::{
-    rules::keys::{KEYS, Section},
+    rules::keys::{KEYS, KeySection},
     yaml::quote,
 };
 
 /// The message for a key that is not allowed in `section`.
-pub(crate) fn misplaced_key(name: &str, section: Section) -> String {
+pub(crate) fn misplaced_key(name: &str, section: KeySection) -> String {
     let quoted = quote(name);
     let known = || KEYS.iter().filter(|key| section.is_of_overlay() || !key.section.is_of_overlay());
     let sections: Vec<_> =

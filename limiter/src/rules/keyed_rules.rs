@@ -16,7 +16,7 @@ use crate::{
     descriptor::{self, Entry, Key, KeyText, PrefixHash, Secret},
     printable,
     rules::{
-        Allowance, Domain, Group, LevelTrace, MatchKind, Network, Rule, Rules,
+        Allowance, Domain, LevelTrace, MatchKind, Network, NetworkGroup, Rule, Rules,
         prefix_tree::{self, MatchedNode, Steps},
         trace,
     },
@@ -65,7 +65,7 @@ pub struct EntryMatch<'r> {
     /// The network of the node, if it is one.
     pub network: Option<Network>,
     /// The group of the node.
-    pub group: Option<Group>,
+    pub group: Option<NetworkGroup>,
 }
 
 /// The rule and the key of a descriptor whose last values are left open.
@@ -92,7 +92,7 @@ struct KeyPrefix {
     // The indices of the entries whose values are not part of `hash`.
     unhashed_entries: SmallVec<[usize; 4]>,
     // The groups of these entries; `None` if no node of the path has one.
-    groups: Option<Box<[Option<Group>]>>,
+    groups: Option<Box<[Option<NetworkGroup>]>>,
 }
 
 impl KeyedRules {
@@ -102,12 +102,12 @@ impl KeyedRules {
         Self { rules, secret, prefixes: (0..number).map(|_| OnceLock::new()).collect() }
     }
 
-    /// The same rules under another secret.
+    /// These rules under another secret.
     pub(super) fn with_secret(&self, secret: Secret) -> Self {
         Self::new(self.rules.clone(), secret)
     }
 
-    /// Other rules under the same secret.
+    /// `rules` under the secret of these rules.
     pub(super) fn with_rules(&self, rules: Arc<Rules>) -> Self {
         Self::new(Some(rules), self.secret.clone())
     }
@@ -157,7 +157,9 @@ impl<'r> KeyedDomain<'r> {
     // `inline(always)`: a match is too large to move.
     #[inline(always)]
     pub fn find(self, entries: &[Entry<'_>]) -> Option<Match<'r>> {
-        let (mut length, mut last, mut has_value_to_metric) = (0, None, false);
+        let mut length = 0;
+        let mut last = None;
+        let mut has_value_to_metric = false;
         let visit = |step: MatchedNode<'r>| {
             length += 1;
             last = Some(step.node);
@@ -193,7 +195,7 @@ impl<'r> KeyedDomain<'r> {
         } else {
             let mut hash = found.key_text(entries).prefix_hash(&limit.kind().bytes(), &self.keyed.secret);
             let sent = steps.iter().zip(entries).take(known).filter(|(step, _)| !step.is_shared());
-            sent.for_each(|(step, entry)| hash.push(&step.counted(*entry)));
+            sent.for_each(|(step, entry)| hash.push(&step.grouped_value(*entry)));
             OpenKey::Prefix(hash)
         };
         let domain =
@@ -263,7 +265,7 @@ impl<'r> Match<'r> {
 
     /// The key of the counter of `candidate`, which is the candidate of the rule.
     pub fn candidate_key(&self, entries: &[Entry<'_>], candidate: &Limit) -> Key {
-        self.hash(self.key_text(entries).of_candidate(), candidate)
+        self.hash(self.key_text(entries).for_candidate(), candidate)
     }
 
     #[cold]
@@ -279,7 +281,7 @@ impl<'r> Match<'r> {
             if step.is_shared() {
                 text.pattern(Entry::new(&*step.node.key, &*step.node.value));
             } else {
-                text.counted_entry(entry.key, step.counted(*entry));
+                text.grouped_entry(entry.key, step.grouped_value(*entry));
             }
         }
         text
@@ -305,7 +307,7 @@ impl<'r> Match<'r> {
         let steps = self.steps(entries);
         let any_shared = steps.iter().any(|step| step.is_shared());
         let value = |step: &MatchedNode<'_>, entry: &Entry<'_>| {
-            descriptor::escaped(&step.counted(*entry)).into_owned()
+            descriptor::escaped(&step.grouped_value(*entry)).into_owned()
         };
         let mut name = self.domain.name.clone();
         for (step, entry) in steps.iter().zip(entries) {
@@ -351,11 +353,11 @@ impl KeyPrefix {
     }
 
     #[inline(never)]
-    fn key_of_groups(&self, groups: &[Option<Group>], entries: &[Entry<'_>]) -> Key {
+    fn key_of_groups(&self, groups: &[Option<NetworkGroup>], entries: &[Entry<'_>]) -> Key {
         let sent = self.unhashed_entries.iter().map(|entry| entries[*entry].value);
         let counted = sent
             .zip(groups)
-            .map(|(value, group)| group.map_or(Cow::Borrowed(value), |group| group.counted(value)));
+            .map(|(value, group)| group.map_or(Cow::Borrowed(value), |group| group.group_value(value)));
         let counted: SmallVec<[Cow<'_, [u8]>; 4]> = counted.collect();
         self.hash.key(counted.iter().map(|value| &**value))
     }

@@ -1,100 +1,100 @@
 //! The table of all keys: where each is allowed, what it takes, and with which algorithms, and what it means. All
 //! messages about keys and the JSON Schema of rule files are derived from it.
 
-use crate::{algorithm::AlgorithmName, rules::group::Group};
+use crate::{algorithm::AlgorithmName, rules::group::NetworkGroup};
 
 mod constraints;
 mod key;
 
 pub(crate) use constraints::{AT_LEAST_ONE, REQUIRED, REQUIRED_IN_PENALTY, amounts, periods};
 pub use constraints::{EXCLUSIVE, NOT_IN_CANDIDATE};
-pub use key::{AppliesTo, Key, Section, Takes};
+pub use key::{AppliesTo, KeySection, RuleKey, Takes};
 
 /// All keys.
-pub const KEYS: &[Key] = &[
-    key("domain", Section::Root, Takes::Required, "The domain of requests to which the rules apply."),
+pub const KEYS: &[RuleKey] = &[
+    key("domain", KeySection::Root, Takes::Required, "The domain of requests to which the rules apply."),
     key(
         "descriptors",
-        Section::Root,
-        Takes::List(Section::Descriptor),
+        KeySection::Root,
+        Takes::List(KeySection::Descriptor),
         "The first level of the tree of rules.",
     ),
     key(
         "on_denied",
-        Section::Root,
+        KeySection::Root,
         Takes::OnDenied,
         "Whether a refused call charges those of its rules that would have passed.",
     ),
     key(
         "denial_body",
-        Section::Root,
+        KeySection::Root,
         Takes::DenialBody,
         "The body of refusals by rules of the domain that have no other one.",
     ),
-    key("key", Section::Descriptor, Takes::Required, "The key of the entry."),
+    key("key", KeySection::Descriptor, Takes::Required, "The key of the entry."),
     key(
         "value",
-        Section::Descriptor,
+        KeySection::Descriptor,
         Takes::Text,
         "The value of the entry, or a pattern with `*`, or a network. Without it, any value matches.",
     ),
     key(
         "match",
-        Section::Descriptor,
+        KeySection::Descriptor,
         Takes::Match,
         "With `cidr` the value is a network, which matches the addresses in it.",
     ),
     key(
         "group",
-        Section::Descriptor,
-        Takes::Mapping(Section::Group),
+        KeySection::Descriptor,
+        Takes::Mapping(KeySection::Group),
         "Counts all addresses of a network as one key.",
     ),
     key(
         "rate_limit",
-        Section::Descriptor,
-        Takes::Mapping(Section::RateLimit),
+        KeySection::Descriptor,
+        Takes::Mapping(KeySection::RateLimit),
         "The limit of calls that match this descriptor.",
     ),
     key(
         "descriptors",
-        Section::Descriptor,
-        Takes::List(Section::Descriptor),
+        KeySection::Descriptor,
+        Takes::List(KeySection::Descriptor),
         "The next level of the tree of rules.",
     ),
     key(
         "shadow_mode",
-        Section::Descriptor,
+        KeySection::Descriptor,
         Takes::Boolean,
         "The rule counts and reports, but lets pass what it would refuse.",
     ),
     key(
         "quota_mode",
-        Section::Descriptor,
+        KeySection::Descriptor,
         Takes::Boolean,
         "Rules with this key refuse a call only if all of them refuse.",
     ),
     key(
         "detailed_metric",
-        Section::Descriptor,
+        KeySection::Descriptor,
         Takes::Boolean,
         "The rule's name in metrics shows the value of every entry.",
     ),
     key(
         "value_to_metric",
-        Section::Descriptor,
+        KeySection::Descriptor,
         Takes::Boolean,
         "The rule's name in metrics shows the value of this entry.",
     ),
     key(
         "share_threshold",
-        Section::Descriptor,
+        KeySection::Descriptor,
         Takes::Boolean,
         "All values that match this pattern or network share one counter.",
     ),
     key(
         "metadata",
-        Section::Descriptor,
+        KeySection::Descriptor,
         Takes::Anything,
         "Returned in the dynamic metadata of the answer if the rule passes.",
     ),
@@ -108,7 +108,7 @@ pub const KEYS: &[Key] = &[
     limit("name", Takes::Text, AppliesTo::Any, "The name of the limit, for `replaces` and in answers."),
     limit(
         "replaces",
-        Takes::List(Section::Replaced),
+        Takes::List(KeySection::Replaced),
         AppliesTo::Any,
         "The limits that are ignored if they match in the same call as this rule.",
     ),
@@ -128,7 +128,7 @@ pub const KEYS: &[Key] = &[
     limit("algorithm", Takes::Algorithm, AppliesTo::Limited, "How requests are decided."),
     limit(
         "calendar",
-        Takes::Mapping(Section::Calendar),
+        Takes::Mapping(KeySection::Calendar),
         AppliesTo::ClassicOr(&[AlgorithmName::FixedWindow]),
         "Makes the unit that of the calendar in a time zone.",
     ),
@@ -184,7 +184,7 @@ pub const KEYS: &[Key] = &[
     limit("overdraft_limit", Takes::Integer, AppliesTo::Only(WITH_EXCESS), "The largest debt."),
     limit(
         "penalty",
-        Takes::Mapping(Section::Penalty),
+        Takes::Mapping(KeySection::Penalty),
         AppliesTo::Named,
         "Refuses a key that was refused too often in a row, for longer each time.",
     ),
@@ -214,7 +214,7 @@ pub const KEYS: &[Key] = &[
     ),
     limit(
         "quotas",
-        Takes::List(Section::Quota),
+        Takes::List(KeySection::Quota),
         AppliesTo::ClassicOr(&[
             AlgorithmName::FixedWindow,
             AlgorithmName::SlidingWindow,
@@ -230,119 +230,119 @@ pub const KEYS: &[Key] = &[
         AppliesTo::Any,
         "A limit that is evaluated beside this one and decides nothing.",
     ),
-    key("name", Section::Replaced, Takes::Required, "The name of the limit that is replaced."),
+    key("name", KeySection::Replaced, Takes::Required, "The name of the limit that is replaced."),
     key(
         "timezone",
-        Section::Calendar,
+        KeySection::Calendar,
         Takes::Required,
         "The name of a time zone in the IANA database, as in `Europe/Berlin`.",
     ),
-    key("week_start", Section::Calendar, Takes::Weekday, "The day on which a week begins."),
-    key("key", Section::Quota, Takes::Required, "The key of a pair of a bucket."),
-    key("value", Section::Quota, Takes::Required, "The value of the pair."),
+    key("week_start", KeySection::Calendar, Takes::Weekday, "The day on which a week begins."),
+    key("key", KeySection::Quota, Takes::Required, "The key of a pair of a bucket."),
+    key("value", KeySection::Quota, Takes::Required, "The value of the pair."),
     key(
         "weight",
-        Section::Quota,
+        KeySection::Quota,
         Takes::Integer,
         "The weight of each bucket with the pair, from 1 to 1000; 1 by default.",
     ),
     key(
         "floor",
-        Section::Quota,
+        KeySection::Quota,
         Takes::Integer,
         "Hits a second of a rate, or hits of a budget, that each bucket with the pair has at least.",
     ),
-    key("text", Section::DenialBody, Takes::Text, "The text of the body, with variables in braces."),
+    key("text", KeySection::DenialBody, Takes::Text, "The text of the body, with variables in braces."),
     key(
         "json",
-        Section::DenialBody,
+        KeySection::DenialBody,
         Takes::Json,
         "The body as JSON, whose texts may have variables in braces.",
     ),
     key(
         "content_type",
-        Section::DenialBody,
+        KeySection::DenialBody,
         Takes::Text,
         "The content type, if it is not `text/plain` or `application/json`.",
     ),
     key(
         "ipv4",
-        Section::Group,
-        Takes::PrefixLength(Group::EACH.ipv4),
+        KeySection::Group,
+        Takes::PrefixLength(NetworkGroup::EACH.ipv4),
         "The prefix length of the IPv4 networks that are counted as one key.",
     ),
     key(
         "ipv6",
-        Section::Group,
-        Takes::PrefixLength(Group::EACH.ipv6),
+        KeySection::Group,
+        Takes::PrefixLength(NetworkGroup::EACH.ipv6),
         "The prefix length of the IPv6 networks that are counted as one key.",
     ),
     key(
         "after",
-        Section::Penalty,
+        KeySection::Penalty,
         Takes::Integer,
         "The refusals in a row, with no pass between, after which a penalty begins.",
     ),
-    key("first", Section::Penalty, Takes::Text, "The length of the first penalty, as in `2m`."),
+    key("first", KeySection::Penalty, Takes::Text, "The length of the first penalty, as in `2m`."),
     key(
         "factor",
-        Section::Penalty,
+        KeySection::Penalty,
         Takes::Integer,
         "Each penalty is this many times as long as the one before; 2 by default.",
     ),
-    key("max", Section::Penalty, Takes::Text, "The greatest length of a penalty; `1h` by default."),
+    key("max", KeySection::Penalty, Takes::Text, "The greatest length of a penalty; `1h` by default."),
     key(
         "forget_after",
-        Section::Penalty,
+        KeySection::Penalty,
         Takes::Text,
         "How long after the last refusal all refusals and penalties are forgotten; `24h` by default.",
     ),
     key(
         "overlay",
-        Section::Overlay,
-        Takes::List(Section::OverlayDomain),
+        KeySection::Overlay,
+        Takes::List(KeySection::OverlayDomain),
         "The domains to which the overlay adds.",
     ),
-    key("domain", Section::OverlayDomain, Takes::Required, "The domain of the control plane."),
+    key("domain", KeySection::OverlayDomain, Takes::Required, "The domain of the control plane."),
     key(
         "on_denied",
-        Section::OverlayDomain,
+        KeySection::OverlayDomain,
         Takes::OnDenied,
         "Whether a refused call charges those of its rules that would have passed.",
     ),
     key(
         "denial_body",
-        Section::OverlayDomain,
+        KeySection::OverlayDomain,
         Takes::DenialBody,
         "The body of refusals by rules of the domain that have no other one.",
     ),
     key(
         "rules",
-        Section::OverlayDomain,
-        Takes::List(Section::OverlayRule),
+        KeySection::OverlayDomain,
+        Takes::List(KeySection::OverlayRule),
         "The rules to which the overlay adds.",
     ),
     key(
         "match",
-        Section::OverlayRule,
+        KeySection::OverlayRule,
         Takes::Path,
         "The path of a rule: a list of keys, or of keys with values.",
     ),
     key(
         "rate_limit",
-        Section::OverlayRule,
-        Takes::Mapping(Section::RateLimit),
+        KeySection::OverlayRule,
+        Takes::Mapping(KeySection::RateLimit),
         "The keys that the overlay adds to the limit.",
     ),
     key(
         "group",
-        Section::OverlayRule,
-        Takes::Mapping(Section::Group),
+        KeySection::OverlayRule,
+        Takes::Mapping(KeySection::Group),
         "Counts all addresses of a network as one key, for the last descriptor of the path.",
     ),
     key(
         "metadata",
-        Section::OverlayRule,
+        KeySection::OverlayRule,
         Takes::Anything,
         "Returned in the dynamic metadata of the answer if the rule passes.",
     ),
@@ -358,15 +358,15 @@ const WITH_EXCESS: &[AlgorithmName] = &[
     AlgorithmName::LeakyBucket,
 ];
 
-const fn key(name: &'static str, section: Section, takes: Takes, help: &'static str) -> Key {
-    Key { name, section, takes, applies_to: AppliesTo::Any, help }
+const fn key(name: &'static str, section: KeySection, takes: Takes, help: &'static str) -> RuleKey {
+    RuleKey { name, section, takes, applies_to: AppliesTo::Any, help }
 }
 
-const fn limit(name: &'static str, takes: Takes, applies_to: AppliesTo, help: &'static str) -> Key {
-    Key { name, section: Section::RateLimit, takes, applies_to, help }
+const fn limit(name: &'static str, takes: Takes, applies_to: AppliesTo, help: &'static str) -> RuleKey {
+    RuleKey { name, section: KeySection::RateLimit, takes, applies_to, help }
 }
 
 /// The key with this name in `section`.
-pub(crate) fn find(name: &str, section: Section) -> Option<&'static Key> {
+pub(crate) fn find(name: &str, section: KeySection) -> Option<&'static RuleKey> {
     KEYS.iter().find(|key| key.section == section && key.name == name)
 }

@@ -8,7 +8,7 @@ use crate::{
     rules::{
         ActiveRules, Problem, Problems,
         active_rules::{PreparedRules, ReplacedRules},
-        background::{Priority, run_in_background, spawn},
+        background::{BackgroundPriority, run_in_background, spawn},
         compile::compile_all,
         contents::Contents,
         overlay::Overlay,
@@ -27,7 +27,7 @@ const LOGGED_MAX: usize = 20;
 
 /// Loads the contents of one source.
 #[derive(Debug)]
-pub struct Loader {
+pub struct RuleLoader {
     // A path or a URL, for the log.
     source: String,
     clock: Clock,
@@ -39,7 +39,8 @@ pub struct Loader {
     has_no_idle_core: bool,
 }
 
-impl Loader {
+impl RuleLoader {
+    /// A loader that activates rules in `active_rules`. `source` names the source in log lines.
     pub fn new(source: String, clock: Clock, active_rules: Arc<ActiveRules>) -> Self {
         Self { source, clock, active_rules, overlay: None, bytes: 0, has_no_idle_core: false }
     }
@@ -60,13 +61,14 @@ impl Loader {
         Some(self.activate(compiled, version))
     }
 
-    /// Compiles `contents`. `None` as for [`Loader::load`].
+    /// Compiles `contents`. `None` as for [`RuleLoader::load`].
     pub(super) fn compile(
         &mut self,
         contents: Arc<Contents>,
     ) -> impl Future<Output = Option<Result<PreparedRules, Problems>>> + Send + use<> {
         self.bytes = contents.bytes();
-        let (overlay, active_rules) = (self.overlay.clone(), self.active_rules.clone());
+        let overlay = self.overlay.clone();
+        let active_rules = self.active_rules.clone();
         let compile = move || {
             let compiled = compile_all(&contents, overlay.as_deref());
             compiled.map(|rules| active_rules.prepare(rules))
@@ -90,7 +92,8 @@ impl Loader {
                 return Err(problems);
             }
         };
-        let (now, version) = (self.clock.now(), version.map(str::to_owned));
+        let now = self.clock.now();
+        let version = version.map(str::to_owned);
         let replaced = self.active_rules.activate(rules, version, now);
         self.log_loaded(recovered);
         // No load waits for it. If the thread cannot be started, the rules are dropped here.
@@ -106,9 +109,9 @@ impl Loader {
 
     /// Large loads run at `SCHED_IDLE` so that they do not delay requests. Small ones, the first load, and the steps
     /// after one that found no idle core run at normal priority.
-    pub(super) fn priority(&self) -> Priority {
+    pub(super) fn priority(&self) -> BackgroundPriority {
         let is_large = self.bytes > BYTES_AT_ONCE && self.active_rules.current().rules().is_some();
-        if is_large && !self.has_no_idle_core { Priority::Idle } else { Priority::Normal }
+        if is_large && !self.has_no_idle_core { BackgroundPriority::Idle } else { BackgroundPriority::Normal }
     }
 
     /// Begins a load: its first step looks for an idle core.
@@ -117,25 +120,30 @@ impl Loader {
     }
 
     /// Records the priority that a step of the load took in the end.
-    pub(super) fn step_ran_at(&mut self, priority: Priority) {
+    pub(super) fn step_ran_at(&mut self, priority: BackgroundPriority) {
         self.has_no_idle_core |= self.priority() != priority;
     }
 
     fn log_loaded(&self, recovered: bool) {
         let source = &self.source;
-        let (rules, status) = (self.active_rules.current(), self.active_rules.status());
+        let rules = self.active_rules.current();
+        let status = self.active_rules.status();
         let Some(rules) = rules.rules() else { return };
         if !rules.warnings().is_empty() {
             let list = listed(rules.warnings().iter());
             warn!(source, warnings = rules.warnings().len(), list, "the rules have warnings");
         }
-        let (hash, number) = (rules.hash(), rules.len());
-        let (generation, version) = (status.generation, status.version);
+        let hash = rules.hash();
+        let number = rules.len();
+        let generation = status.generation;
+        let version = status.version;
         info!(source, generation, version, hash, rules = number, recovered, "new rules are active");
     }
 
     fn reject(&self, problems: Arc<Problems>) {
-        let (source, number, list) = (&self.source, problems.len(), listed(problems.iter()));
+        let source = &self.source;
+        let number = problems.len();
+        let list = listed(problems.iter());
         match self.active_rules.status().hash {
             Some(hash) => {
                 error!(

@@ -37,19 +37,19 @@ mod stats_registry;
 mod trace;
 mod unit;
 
-pub use active_rules::{ActiveRules, LoadError, Status};
+pub use active_rules::{ActiveRules, LoadError, RulesStatus};
 #[cfg(feature = "watch")]
 pub use background::set_idle_priority;
 pub use compile::compile;
-pub use contents::{Contents, Documents, ReadDocuments, Source, Unknown};
-pub use denial_body::{DenialBody, DenialValues, Template, Variable};
+pub use contents::{Contents, Documents, ReadDocuments, RuleInput, Unknown};
+pub use denial_body::{DenialBody, DenialTemplate, DenialValues, Variable};
 pub use descriptor_ref::DescriptorRef;
-pub use diagnostics::{Location, Origin, Place, Problem, Problems};
-pub use group::{Group, GroupedKey};
+pub use diagnostics::{Location, Problem, Problems, ResourceLocation, RuleOrigin};
+pub use group::{GroupedKey, NetworkGroup};
 pub use keyed_rules::{EntryMatch, KeyedDomain, KeyedRules, Match, OpenMatch};
 pub use limit::{KeyValue, algorithm_keys};
 #[cfg(feature = "watch")]
-pub use loader::Loader;
+pub use loader::RuleLoader;
 pub use network::{Network, NetworkError, address};
 pub use overlay::Overlay;
 pub use prefix_tree::MatchKind;
@@ -64,7 +64,7 @@ pub use source::load_trial;
 pub use source::{FileSettings, Watcher};
 #[cfg(feature = "watch")]
 pub use source::{OverlayFile, OverlayReceiver};
-pub use stats::{DecisionStats, RuleEvent, RuleStats, StatsHandle, Totals};
+pub use stats::{DecisionStats, DecisionTotals, RuleEvent, RuleStats, StatsHandle};
 pub use stats_registry::{RuleStatsRegistry, Series};
 pub use trace::{LevelTrace, NODES_MAX, NodeTrace};
 pub use unit::Unit;

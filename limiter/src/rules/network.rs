@@ -36,7 +36,7 @@ pub enum NetworkError {
 
 impl Network {
     /// The network with this prefix length that contains `address`.
-    pub fn of(address: IpAddr, length: u8) -> Self {
+    pub fn new(address: IpAddr, length: u8) -> Self {
         let length = length.min(bits(address));
         let base = match address {
             IpAddr::V4(address) => {
@@ -68,7 +68,7 @@ impl Network {
 
     /// Whether `address` is part of the network.
     pub fn contains(self, address: IpAddr) -> bool {
-        self.base.is_ipv4() == address.is_ipv4() && Self::of(address, self.length) == self
+        self.base.is_ipv4() == address.is_ipv4() && Self::new(address, self.length) == self
     }
 
     /// The last address.
@@ -105,15 +105,15 @@ impl FromStr for Network {
         let canonical = address.to_canonical();
         let max = bits(address);
         let length = match length {
-            None => return Err(NetworkError::NoLength(Self::of(canonical, bits(canonical)))),
+            None => return Err(NetworkError::NoLength(Self::new(canonical, bits(canonical)))),
             Some(length) => {
                 number(length).filter(|length| *length <= max).ok_or(NetworkError::Length(max))?
             }
         };
         let is_mapped = canonical.is_ipv4() && address.is_ipv6();
         let network = match length.checked_sub(MAPPED_BITS) {
-            Some(length) if is_mapped => Self::of(canonical, length),
-            _all_bits => Self::of(address, length),
+            Some(length) if is_mapped => Self::new(canonical, length),
+            _all_bits => Self::new(address, length),
         };
         let has_host_bits = network.base != if network.base.is_ipv4() { canonical } else { address };
         if has_host_bits { Err(NetworkError::HostBits(network)) } else { Ok(network) }
@@ -275,7 +275,7 @@ mod tests {
         #[test]
         fn network_contains_what_has_its_first_bits(one in any_address(), other in any_address(), length in 0..=128_u8) {
             let one = one.to_canonical();
-            let network = Network::of(one, length);
+            let network = Network::new(one, length);
             let first_bits = |address: IpAddr| {
                 let text: String = match address {
                     IpAddr::V4(address) => format!("4{:032b}", address.to_bits()),

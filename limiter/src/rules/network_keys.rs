@@ -3,11 +3,11 @@
 use crate::{
     rules::{
         diagnostics::Diagnostics,
-        group::Group,
-        keys::Section,
+        group::NetworkGroup,
+        keys::KeySection,
         network::{Network, NetworkError},
         prefix_tree::MatchKind,
-        reader::{Fields, Located},
+        reader::{Located, MappingFields},
     },
     yaml::quote,
 };
@@ -28,7 +28,7 @@ pub(crate) enum MatchBy {
 /// The value of a descriptor, a network in its one spelling, and the kind of match that it declares; `None` after
 /// reporting a problem.
 pub(crate) fn value_and_kind(
-    fields: &Fields<'_>,
+    fields: &MappingFields<'_>,
     key: Option<&str>,
     value: Option<Located<String>>,
     diagnostics: &mut Diagnostics<'_>,
@@ -47,7 +47,7 @@ pub(crate) fn value_and_kind(
 
 /// The network of a descriptor with `match`; `None` after reporting a problem.
 fn network(
-    fields: &Fields<'_>,
+    fields: &MappingFields<'_>,
     key: Option<&str>,
     value: Option<&Located<String>>,
     diagnostics: &mut Diagnostics<'_>,
@@ -73,9 +73,12 @@ pub(crate) fn reads_like_network(value: &str) -> bool {
 }
 
 /// The value of `group`; `None` also after reporting a problem.
-pub(crate) fn group(fields: &Fields<'_>, diagnostics: &mut Diagnostics<'_>) -> Option<Located<Group>> {
+pub(crate) fn group(
+    fields: &MappingFields<'_>,
+    diagnostics: &mut Diagnostics<'_>,
+) -> Option<Located<NetworkGroup>> {
     let pair = fields.pair("group")?;
-    let fields = Fields::read(&pair.value, Section::Group, diagnostics)?;
+    let fields = MappingFields::read(&pair.value, KeySection::Group, diagnostics)?;
     if fields.pairs().next().is_none() {
         let what =
             "`group` needs `ipv4` or `ipv6`: the prefix length of the networks that are counted as one key";
@@ -86,6 +89,7 @@ pub(crate) fn group(fields: &Fields<'_>, diagnostics: &mut Diagnostics<'_>) -> O
         None => Some(max),
         Some(_) => fields.prefix_length(key, max, diagnostics),
     };
-    let (ipv4, ipv6) = (length("ipv4", Group::EACH.ipv4), length("ipv6", Group::EACH.ipv6));
-    Some(Located { value: Group { ipv4: ipv4?, ipv6: ipv6? }, mark: pair.mark })
+    let ipv4 = length("ipv4", NetworkGroup::EACH.ipv4);
+    let ipv6 = length("ipv6", NetworkGroup::EACH.ipv6);
+    Some(Located { value: NetworkGroup { ipv4: ipv4?, ipv6: ipv6? }, mark: pair.mark })
 }

@@ -68,7 +68,7 @@ impl NetworksOfKey {
         let lengths = if address.is_ipv4() { &self.ipv4 } else { &self.ipv6 };
         for &length in lengths {
             found.visits += 1;
-            found.number = self.numbers.get(&Network::of(address, length)).copied();
+            found.number = self.numbers.get(&Network::new(address, length)).copied();
             if found.number.is_some() {
                 return;
             }

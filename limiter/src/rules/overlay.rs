@@ -5,17 +5,17 @@ use serde_json::{Map, Value as Json};
 
 use crate::{
     rules::{
-        DenialBody, Location, OnDenied, Origin, Problems,
+        DenialBody, Location, OnDenied, Problems, RuleOrigin,
         denial_body::denial_body,
         diagnostics::Diagnostics,
-        file::{RateLimit, metadata, on_denied},
-        group::Group,
-        keys::Section,
+        file::{RateLimitDraft, metadata, on_denied},
+        group::NetworkGroup,
+        keys::KeySection,
         network_keys,
         pattern::Pattern,
-        reader::{Fields, Located, required},
+        reader::{Located, MappingFields, required},
     },
-    yaml::{self, Node, Value},
+    yaml::{self, YamlNode, YamlValue},
 };
 
 /// Keys of `rate_limit` that are the control plane's.
@@ -45,9 +45,9 @@ struct OverlayDomain {
 #[derive(Debug)]
 pub(crate) struct OverlayRule {
     pub(crate) location: Location,
-    pub(crate) rate_limit: Option<RateLimit>,
+    pub(crate) rate_limit: Option<RateLimitDraft>,
     pub(crate) metadata: Option<Located<Map<String, Json>>>,
-    pub(crate) group: Option<Located<Group>>,
+    pub(crate) group: Option<Located<NetworkGroup>>,
     path: Vec<OverlayStep>,
 }
 
@@ -67,7 +67,7 @@ enum TextPattern {
 
 /// The rules of an overlay that match a path down to some depth.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Matching {
+pub(crate) struct MatchingRules {
     depth: usize,
     rules: Vec<usize>,
 }
@@ -76,12 +76,14 @@ impl Overlay {
     /// Reads an overlay file.
     pub(crate) fn read(path: &str, bytes: Vec<u8>) -> Result<Self, Problems> {
         let mut problems = Problems::default();
-        let mut diagnostics = Diagnostics::new(Origin::file(path), &mut problems);
+        let mut diagnostics = Diagnostics::new(RuleOrigin::file(path), &mut problems);
         let stream = yaml::load(&bytes);
         diagnostics.add_all(stream.problems);
         let mut overlay = Self { bytes: Vec::new(), rules: Vec::new(), domains: FxHashMap::default() };
         for document in stream.documents.iter().filter(|document| !document.is_null()) {
-            let Some(fields) = Fields::read(document, Section::Overlay, &mut diagnostics) else { continue };
+            let Some(fields) = MappingFields::read(document, KeySection::Overlay, &mut diagnostics) else {
+                continue;
+            };
             for item in fields.items("overlay", &mut diagnostics) {
                 overlay.domain(item, &mut diagnostics);
             }
@@ -91,8 +93,8 @@ impl Overlay {
         if problems.is_empty() { Ok(overlay) } else { Err(problems) }
     }
 
-    fn domain(&mut self, item: &Node<'_>, diagnostics: &mut Diagnostics<'_>) {
-        let Some(fields) = Fields::read(item, Section::OverlayDomain, diagnostics) else { return };
+    fn domain(&mut self, item: &YamlNode<'_>, diagnostics: &mut Diagnostics<'_>) {
+        let Some(fields) = MappingFields::read(item, KeySection::OverlayDomain, diagnostics) else { return };
         let name = required(&fields, "domain", "the domain of the rules", diagnostics);
         let on_denied = on_denied(&fields, diagnostics);
         let denial_body = denial_body(&fields, diagnostics);
@@ -128,30 +130,31 @@ impl Overlay {
     }
 
     /// All rules of a domain.
-    pub(crate) fn matching(&self, domain: &str) -> Matching {
+    pub(crate) fn matching(&self, domain: &str) -> MatchingRules {
         let rules = self.domains.get(domain).map(|domain| domain.rules.clone()).unwrap_or_default();
-        Matching { depth: 0, rules }
+        MatchingRules { depth: 0, rules }
     }
 
-    /// Those of `matching` that also match the next descriptor of a path.
-    pub(crate) fn narrowed(&self, matching: &Matching, key: &str, value: &str) -> Matching {
+    /// The rules of `matching` whose paths match one more descriptor.
+    pub(crate) fn narrowed(&self, matching: &MatchingRules, key: &str, value: &str) -> MatchingRules {
         let fits = |index: &usize| {
             self.rules[*index].path.get(matching.depth).is_some_and(|step| step.matches(key, value))
         };
         let rules = matching.rules.iter().copied().filter(fits).collect();
-        Matching { depth: matching.depth + 1, rules }
+        MatchingRules { depth: matching.depth + 1, rules }
     }
 
     /// The first rule whose path ends here.
-    pub(crate) fn first(&self, matching: &Matching) -> Option<usize> {
+    pub(crate) fn first(&self, matching: &MatchingRules) -> Option<usize> {
         matching.rules.iter().copied().find(|index| self.rules[*index].path.len() == matching.depth)
     }
 }
 
 impl OverlayRule {
-    fn read(item: &Node<'_>, diagnostics: &mut Diagnostics<'_>) -> Option<Self> {
-        let fields = Fields::read(item, Section::OverlayRule, diagnostics)?;
-        let rate_limit = fields.pair("rate_limit").and_then(|pair| RateLimit::read(&pair.value, diagnostics));
+    fn read(item: &YamlNode<'_>, diagnostics: &mut Diagnostics<'_>) -> Option<Self> {
+        let fields = MappingFields::read(item, KeySection::OverlayRule, diagnostics)?;
+        let rate_limit =
+            fields.pair("rate_limit").and_then(|pair| RateLimitDraft::read(&pair.value, diagnostics));
         for name in OF_CONTROL_PLANE {
             if let Some(mark) = rate_limit.as_ref().and_then(|limit| limit.given(name)) {
                 diagnostics
@@ -171,9 +174,9 @@ impl OverlayRule {
     }
 
     /// The limit of the control plane with what this rule adds.
-    pub(crate) fn added_to(&self, limit: &RateLimit) -> RateLimit {
+    pub(crate) fn added_to(&self, limit: &RateLimitDraft) -> RateLimitDraft {
         let Some(more) = &self.rate_limit else { return limit.clone() };
-        RateLimit {
+        RateLimitDraft {
             mark: limit.mark,
             given: limit.given.iter().chain(&more.given).cloned().collect(),
             replaces: limit.replaces.clone(),
@@ -184,23 +187,23 @@ impl OverlayRule {
 }
 
 impl OverlayStep {
-    fn read(item: &Node<'_>, diagnostics: &mut Diagnostics<'_>) -> Option<Self> {
+    fn read(item: &YamlNode<'_>, diagnostics: &mut Diagnostics<'_>) -> Option<Self> {
         match &item.value {
-            Value::Scalar(scalar) if !scalar.text.is_empty() => {
-                return Some(Self { key: TextPattern::of(&scalar.text), value: None });
+            YamlValue::Scalar(scalar) if !scalar.text.is_empty() => {
+                return Some(Self { key: TextPattern::new(&scalar.text), value: None });
             }
-            Value::Mapping(pairs) => {
+            YamlValue::Mapping(pairs) => {
                 if let [pair] = &**pairs
-                    && let Value::Scalar(value) = &pair.value.value
+                    && let YamlValue::Scalar(value) = &pair.value.value
                 {
                     return Some(Self {
-                        key: TextPattern::of(&pair.key),
-                        value: Some(TextPattern::of(&value.text)),
+                        key: TextPattern::new(&pair.key),
+                        value: Some(TextPattern::new(&value.text)),
                     });
                 }
             }
-            Value::Unreadable => return None,
-            Value::Scalar(_) | Value::List(_) => {}
+            YamlValue::Unreadable => return None,
+            YamlValue::Scalar(_) | YamlValue::List(_) => {}
         }
         diagnostics
             .add(item.mark, format!("an item of `match` is `key` or `key: value`, not {}", item.describe()));
@@ -213,7 +216,7 @@ impl OverlayStep {
 }
 
 impl TextPattern {
-    fn of(text: &str) -> Self {
+    fn new(text: &str) -> Self {
         Pattern::parse(text).map_or_else(|| Self::Literal(text.to_owned()), Self::Pattern)
     }
 

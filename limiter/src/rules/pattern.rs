@@ -88,6 +88,7 @@ impl<T: Default> Affixes<T> {
 }
 
 impl Patterns {
+    /// A set without patterns.
     pub(crate) const fn new() -> Self {
         Self { prefixes: Affixes::new() }
     }

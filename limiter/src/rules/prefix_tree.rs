@@ -12,7 +12,7 @@ use crate::{
     descriptor::Entry,
     rules::{
         diagnostics::Location,
-        group::Group,
+        group::NetworkGroup,
         network::Network,
         network_table::NetworkTable,
         pattern::{Pattern, Patterns},
@@ -24,9 +24,9 @@ const INLINE_BYTES: usize = 256;
 
 /// The descriptors of one level of a rule file.
 #[derive(Debug)]
-pub(crate) struct Level {
+pub(crate) struct TreeLevel {
     // In the order of declaration.
-    nodes: Vec<Node>,
+    nodes: Vec<TreeNode>,
     // Every node but networks by its literal key and value, patterns included: a literal match takes precedence.
     by_text: FxHashMap<Box<[u8]>, u32>,
     // A bit for each length of these texts; the highest bit stands for all longer ones.
@@ -39,7 +39,7 @@ pub(crate) struct Level {
 
 /// One descriptor of a rule file.
 #[derive(Debug)]
-pub(crate) struct Node {
+pub(crate) struct TreeNode {
     pub(crate) location: Location,
     pub(crate) key: Box<str>,
     /// As written; a network in its one spelling.
@@ -48,9 +48,9 @@ pub(crate) struct Node {
     pub(crate) rule: Option<usize>,
     pub(crate) value_to_metric: bool,
     pub(crate) share_threshold: bool,
-    pub(crate) group: Option<Group>,
+    pub(crate) group: Option<NetworkGroup>,
     /// `None` for most nodes, of which a large file has many.
-    pub(crate) children: Option<Box<Level>>,
+    pub(crate) children: Option<Box<TreeLevel>>,
     /// The kind of match of an entry with the literal key and a fitting value.
     pub(crate) declared_kind: MatchKind,
 }
@@ -71,7 +71,7 @@ pub enum MatchKind {
 /// A node on the path to a rule.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct MatchedNode<'r> {
-    pub(crate) node: &'r Node,
+    pub(crate) node: &'r TreeNode,
     pub(crate) kind: MatchKind,
 }
 
@@ -110,9 +110,9 @@ impl MatchedNode<'_> {
         self.node.share_threshold && self.kind.has_several_values()
     }
 
-    /// The value of `entry` that is counted.
-    pub(crate) fn counted<'v>(&self, entry: Entry<'v>) -> Cow<'v, [u8]> {
-        self.node.group.map_or(Cow::Borrowed(entry.value), |group| group.counted(entry.value))
+    /// The value of `entry` in the key of its counter.
+    pub(crate) fn grouped_value<'v>(&self, entry: Entry<'v>) -> Cow<'v, [u8]> {
+        self.node.group.map_or(Cow::Borrowed(entry.value), |group| group.group_value(entry.value))
     }
 
     /// Whether `entry` has the key of the node and matches in the declared way.
@@ -125,13 +125,14 @@ impl MatchedNode<'_> {
     }
 }
 
-impl Node {
+impl TreeNode {
     /// The level below the node; empty for a leaf.
-    pub(crate) fn children(&self) -> &Level {
-        static NONE: Level = Level::new();
+    pub(crate) fn children(&self) -> &TreeLevel {
+        static NONE: TreeLevel = TreeLevel::new();
         self.children.as_deref().unwrap_or(&NONE)
     }
 
+    /// The composite text of the node: `key_value`, or `key` if it has no value.
     pub(crate) fn composite(&self) -> String {
         composite(&self.key, &self.value)
     }
@@ -145,7 +146,8 @@ impl Node {
     }
 }
 
-impl Level {
+impl TreeLevel {
+    /// A level without nodes.
     pub(crate) const fn new() -> Self {
         Self {
             nodes: Vec::new(),
@@ -158,7 +160,7 @@ impl Level {
     }
 
     /// The node with this composite text, to change it.
-    pub(crate) fn get_mut(&mut self, composite: &str) -> Option<&mut Node> {
+    pub(crate) fn get_mut(&mut self, composite: &str) -> Option<&mut TreeNode> {
         let number = self.number(composite)?;
         self.nodes.get_mut(number as usize)
     }
@@ -175,7 +177,7 @@ impl Level {
     }
 
     /// Appends a node with this composite text, which must be new.
-    pub(crate) fn push(&mut self, node: Node, composite: String) {
+    pub(crate) fn push(&mut self, node: TreeNode, composite: String) {
         debug_assert_eq!(composite, node.composite());
         debug_assert!(self.number(&composite).is_none(), "composite keys are unique");
         // A file of at most 16 MiB cannot hold 2^32 nodes, nor can the files of one directory.
@@ -204,7 +206,8 @@ impl Level {
         mut visit: impl FnMut(MatchedNode<'r>),
         visits: &mut usize,
     ) -> bool {
-        let (mut level, mut is_literal) = (self, true);
+        let mut level = self;
+        let mut is_literal = true;
         for entry in entries {
             let only = level.only_step(*entry);
             let Some(step) = only.or_else(|| level.step(*entry, visits)) else { break };
@@ -223,8 +226,8 @@ impl Level {
     }
 
     /// The node that an entry with this key matches by its key alone, if its value makes no difference.
-    pub(crate) fn for_any_value(&self, key: &[u8]) -> Option<&Node> {
-        let is_for_any = |node: &&Node| node.declared_kind == MatchKind::KeyOnly && node.group.is_none();
+    pub(crate) fn for_any_value(&self, key: &[u8]) -> Option<&TreeNode> {
+        let is_for_any = |node: &&TreeNode| node.declared_kind == MatchKind::KeyOnly && node.group.is_none();
         let node = self.at(key).filter(is_for_any)?;
         let has_value = |text: &[u8]| text.strip_prefix(key).is_some_and(|rest| rest.starts_with(b"_"));
         let is_only = !self.has_ranges && !self.by_text.keys().any(|text| has_value(text));
@@ -289,7 +292,7 @@ impl Level {
     }
 
     /// The nodes in the order of declaration.
-    pub(crate) fn nodes(&self) -> &[Node] {
+    pub(crate) fn nodes(&self) -> &[TreeNode] {
         &self.nodes
     }
 
@@ -297,7 +300,7 @@ impl Level {
         self.lengths & length_bit(length) != 0
     }
 
-    fn at(&self, text: &[u8]) -> Option<&Node> {
+    fn at(&self, text: &[u8]) -> Option<&TreeNode> {
         if !self.has_text_of(text.len()) {
             return None;
         }

@@ -9,10 +9,10 @@ use crate::{
     descriptor::Entry,
     rules::{
         diagnostics::Diagnostics,
-        keys::Section,
+        keys::KeySection,
         pattern::Pattern,
         prefix_tree::composite,
-        reader::{Fields, Located, required},
+        reader::{Located, MappingFields, required},
     },
     yaml::quote,
 };
@@ -38,7 +38,7 @@ pub struct QuotaTerms {
 pub struct Quota {
     /// The key of the pair.
     pub key: String,
-    /// Its value.
+    /// The value of the pair.
     pub value: String,
     pub terms: QuotaTerms,
 }
@@ -70,7 +70,8 @@ impl fmt::Display for Quota {
 }
 
 impl SharedKey {
-    pub(crate) fn of(key: &str, value: &str) -> Self {
+    /// The descriptor with this key and value.
+    pub(crate) fn new(key: &str, value: &str) -> Self {
         Self(Pattern::parse(&composite(key, value)))
     }
 
@@ -81,14 +82,14 @@ impl SharedKey {
 }
 
 /// The items of `quotas`, without those whose problems were reported.
-pub(crate) fn read(fields: &Fields<'_>, diagnostics: &mut Diagnostics<'_>) -> Vec<Located<Quota>> {
+pub(crate) fn read(fields: &MappingFields<'_>, diagnostics: &mut Diagnostics<'_>) -> Vec<Located<Quota>> {
     let items = fields.items("quotas", diagnostics);
     if let Some(beyond) = items.get(QUOTAS_MAX) {
         diagnostics.add(beyond.mark, format!("`quotas` has at most {QUOTAS_MAX} items"));
     }
     let mut quotas: Vec<Located<Quota>> = Vec::new();
     for item in items.iter().take(QUOTAS_MAX) {
-        let Some(fields) = Fields::read(item, Section::Quota, diagnostics) else { continue };
+        let Some(fields) = MappingFields::read(item, KeySection::Quota, diagnostics) else { continue };
         let Some(quota) = quota(&fields, diagnostics) else { continue };
         let is_same =
             |before: &&Located<Quota>| before.value.key == quota.key && before.value.value == quota.value;
@@ -102,7 +103,7 @@ pub(crate) fn read(fields: &Fields<'_>, diagnostics: &mut Diagnostics<'_>) -> Ve
     quotas
 }
 
-fn quota(fields: &Fields<'_>, diagnostics: &mut Diagnostics<'_>) -> Option<Quota> {
+fn quota(fields: &MappingFields<'_>, diagnostics: &mut Diagnostics<'_>) -> Option<Quota> {
     let key = required(fields, "key", "the key of a pair of a bucket", diagnostics);
     let value = required(fields, "value", "the value of a pair of a bucket", diagnostics);
     let mut number = |name: &str, max: u64| {
@@ -116,8 +117,12 @@ fn quota(fields: &Fields<'_>, diagnostics: &mut Diagnostics<'_>) -> Option<Quota
         }
         fits.then_some(Some(number.value))
     };
-    let (weight, floor) = (number("weight", WEIGHT_MAX), number("floor", FLOOR_MAX));
-    let (key, value, weight, floor) = (key?, value?, weight?, floor?);
+    let weight = number("weight", WEIGHT_MAX);
+    let floor = number("floor", FLOOR_MAX);
+    let key = key?;
+    let value = value?;
+    let weight = weight?;
+    let floor = floor?;
     if (weight, floor) == (None, None) {
         diagnostics.add(fields.mark, "an item of `quotas` needs a `weight` or a `floor`");
         return None;

@@ -4,9 +4,9 @@ use crate::{
     rules::{
         diagnostics::Diagnostics,
         key_messages,
-        keys::{self, Key, Section, Takes},
+        keys::{self, KeySection, RuleKey, Takes},
     },
-    yaml::{Mark, Node, Pair, Resolved, Value, quote},
+    yaml::{Mark, Resolved, YamlNode, YamlPair, YamlValue, quote},
 };
 
 /// A value and its position.
@@ -17,20 +17,20 @@ pub(crate) struct Located<T> {
 }
 
 /// A mapping in which all keys are known in its section. A key without a value counts as absent.
-pub(crate) struct Fields<'n> {
+pub(crate) struct MappingFields<'n> {
     pub(crate) mark: Mark,
-    section: Section,
-    pairs: Vec<(&'static Key, &'n Pair<'n>)>,
+    section: KeySection,
+    pairs: Vec<(&'static RuleKey, &'n YamlPair<'n>)>,
 }
 
-impl<'n> Fields<'n> {
+impl<'n> MappingFields<'n> {
     /// Reads `node` as a mapping and reports each key that is not allowed in `section`.
     pub(crate) fn read(
-        node: &'n Node<'n>,
-        section: Section,
+        node: &'n YamlNode<'n>,
+        section: KeySection,
         diagnostics: &mut Diagnostics<'_>,
     ) -> Option<Self> {
-        let Value::Mapping(pairs) = &node.value else {
+        let YamlValue::Mapping(pairs) = &node.value else {
             wrong_type(node, "a mapping", diagnostics);
             return None;
         };
@@ -48,11 +48,12 @@ impl<'n> Fields<'n> {
     }
 
     /// The pairs that are present, in order, each with its key in the table of keys.
-    pub(crate) fn pairs(&self) -> impl Iterator<Item = (&'static Key, &'n Pair<'n>)> {
+    pub(crate) fn pairs(&self) -> impl Iterator<Item = (&'static RuleKey, &'n YamlPair<'n>)> {
         self.pairs.iter().copied()
     }
 
-    pub(crate) fn pair(&self, key: &str) -> Option<&'n Pair<'n>> {
+    /// The pair with this key, if it is present.
+    pub(crate) fn pair(&self, key: &str) -> Option<&'n YamlPair<'n>> {
         self.pairs().find(|(found, _)| found.name == key).map(|(_, pair)| pair)
     }
 
@@ -71,8 +72,10 @@ impl<'n> Fields<'n> {
         self.assert_takes(key, Takes::is_text);
         let pair = self.pair(key)?;
         match &pair.value.value {
-            Value::Scalar(scalar) => Some(Located { value: &*scalar.text, mark: pair.value.mark }),
-            Value::List(_) | Value::Mapping(_) | Value::Unreadable => wrong_value(pair, "text", diagnostics),
+            YamlValue::Scalar(scalar) => Some(Located { value: &*scalar.text, mark: pair.value.mark }),
+            YamlValue::List(_) | YamlValue::Mapping(_) | YamlValue::Unreadable => {
+                wrong_value(pair, "text", diagnostics)
+            }
         }
     }
 
@@ -114,12 +117,12 @@ impl<'n> Fields<'n> {
     }
 
     /// The items of a list; empty if it is absent.
-    pub(crate) fn items(&self, key: &str, diagnostics: &mut Diagnostics<'_>) -> &'n [Node<'n>] {
+    pub(crate) fn items(&self, key: &str, diagnostics: &mut Diagnostics<'_>) -> &'n [YamlNode<'n>] {
         self.assert_takes(key, Takes::is_list);
         let Some(pair) = self.pair(key) else { return &[] };
         match &pair.value.value {
-            Value::List(items) => items,
-            Value::Scalar(_) | Value::Mapping(_) | Value::Unreadable => {
+            YamlValue::List(items) => items,
+            YamlValue::Scalar(_) | YamlValue::Mapping(_) | YamlValue::Unreadable => {
                 wrong_value(pair, "a list", diagnostics).unwrap_or_default()
             }
         }
@@ -139,7 +142,8 @@ impl<'n> Fields<'n> {
             let names = || choices.iter().map(|(name, _)| *name);
             diagnostics.add_with(mark, || {
                 let hint = key_messages::hint(text, names());
-                let (given, names) = (quote(text), key_messages::quoted_list(names()));
+                let given = quote(text);
+                let names = key_messages::quoted_list(names());
                 format!("`{key}` cannot be {given}; it is one of {names}{hint}")
             });
         }
@@ -149,7 +153,7 @@ impl<'n> Fields<'n> {
 
 /// A required text that must not be empty.
 pub(crate) fn required(
-    fields: &Fields<'_>,
+    fields: &MappingFields<'_>,
     key: &str,
     meaning: &str,
     diagnostics: &mut Diagnostics<'_>,
@@ -166,18 +170,18 @@ pub(crate) fn required(
     Some(text.value)
 }
 
-fn resolve(node: &Node<'_>) -> Option<Resolved> {
+fn resolve(node: &YamlNode<'_>) -> Option<Resolved> {
     match &node.value {
-        Value::Scalar(scalar) => Some(scalar.resolve()),
-        Value::List(_) | Value::Mapping(_) | Value::Unreadable => None,
+        YamlValue::Scalar(scalar) => Some(scalar.resolve()),
+        YamlValue::List(_) | YamlValue::Mapping(_) | YamlValue::Unreadable => None,
     }
 }
 
 /// Reports that a value has the wrong type for its key.
-fn wrong_value<T>(pair: &Pair<'_>, wanted: &str, diagnostics: &mut Diagnostics<'_>) -> Option<T> {
+fn wrong_value<T>(pair: &YamlPair<'_>, wanted: &str, diagnostics: &mut Diagnostics<'_>) -> Option<T> {
     match pair.value.value {
-        Value::Unreadable => {}
-        Value::Scalar(_) | Value::List(_) | Value::Mapping(_) => {
+        YamlValue::Unreadable => {}
+        YamlValue::Scalar(_) | YamlValue::List(_) | YamlValue::Mapping(_) => {
             diagnostics.add(
                 pair.value.mark,
                 format!("`{}` takes {wanted}, not {}", pair.key, pair.value.describe()),
@@ -187,10 +191,10 @@ fn wrong_value<T>(pair: &Pair<'_>, wanted: &str, diagnostics: &mut Diagnostics<'
     None
 }
 
-fn wrong_type(node: &Node<'_>, wanted: &str, diagnostics: &mut Diagnostics<'_>) {
+fn wrong_type(node: &YamlNode<'_>, wanted: &str, diagnostics: &mut Diagnostics<'_>) {
     match node.value {
-        Value::Unreadable => {}
-        Value::Scalar(_) | Value::List(_) | Value::Mapping(_) => {
+        YamlValue::Unreadable => {}
+        YamlValue::Scalar(_) | YamlValue::List(_) | YamlValue::Mapping(_) => {
             diagnostics.add(node.mark, format!("expected {wanted}, not {}", node.describe()));
         }
     }

@@ -32,7 +32,7 @@ pub struct Rule {
     pub is_hidden: bool,
     /// The body of its refusals: its own, or that of its domain; `None` if the settings decide.
     pub denial_body: Option<Arc<DenialBody>>,
-    /// The limit as shown in responses.
+    /// The limit as displayed in responses.
     pub displayed_limit: DisplayedLimit,
     /// The location in the rule file or resource.
     pub location: Location,
@@ -126,7 +126,7 @@ pub enum Allowance {
     Limited(Limit),
 }
 
-/// A limit as shown in responses.
+/// A limit as displayed in responses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DisplayedLimit {
     /// As in the rule file; 0 if the rule is unlimited.
@@ -138,9 +138,9 @@ pub struct DisplayedLimit {
 /// Which descriptors of a refused call are charged, of those that would have passed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OnDenied {
-    /// All of them, as envoyproxy/ratelimit does.
+    /// All descriptors that would have passed, as envoyproxy/ratelimit does.
     ChargeAll,
-    /// None of them.
+    /// No descriptor.
     ChargeNone,
 }
 

@@ -7,7 +7,7 @@ use rustc_hash::FxHashMap;
 use crate::{
     algorithm::Limit,
     descriptor::Entry,
-    rules::{DenialBody, OnDenied, Problem, Rule, prefix_tree::Level},
+    rules::{DenialBody, OnDenied, Problem, Rule, prefix_tree::TreeLevel},
 };
 
 /// The maximum number of descriptors in all files or resources together.
@@ -101,7 +101,7 @@ pub struct Domain {
     pub on_denied: Option<OnDenied>,
     /// The body of refusals by a limit that the request contains. Rules have it as theirs.
     pub denial_body: Option<Arc<DenialBody>>,
-    pub(super) root: Level,
+    pub(super) root: TreeLevel,
     // In file order.
     pub(super) rules: Vec<Rule>,
     // The number of rules of earlier domains.

@@ -2,7 +2,7 @@
 //!
 //! It never refuses what the compiler takes, whether its reader follows YAML 1.1 or 1.2. The compiler refuses more.
 //! There is one exception: the schema refuses an empty document, which is an empty file for most editors. The compiler
-//! passes over it beside other documents.
+//! skips it if there are other documents.
 
 use serde_json::{Map, Value as Json, json};
 
@@ -11,25 +11,25 @@ use crate::{
     rules::{
         OnOwnerUnavailable, Unit,
         denial_body::FORMATS,
-        file::{Calendar, ON_DENIED},
+        file::{CalendarDraft, ON_DENIED},
         keys::{
-            AT_LEAST_ONE, AppliesTo, EXCLUSIVE, KEYS, Key, NOT_IN_CANDIDATE, REQUIRED, REQUIRED_IN_PENALTY,
-            Section, Takes, amounts, periods,
+            AT_LEAST_ONE, AppliesTo, EXCLUSIVE, KEYS, KeySection, NOT_IN_CANDIDATE, REQUIRED,
+            REQUIRED_IN_PENALTY, RuleKey, Takes, amounts, periods,
         },
         network_keys::MATCH,
     },
 };
 
 /// The sections of rule files that others refer to, with their names in the schema.
-const DEFINITIONS: [(Section, &str); 8] = [
-    (Section::Descriptor, "descriptor"),
-    (Section::RateLimit, "rate_limit"),
-    (Section::Replaced, "replaced"),
-    (Section::Calendar, "calendar"),
-    (Section::Group, "group"),
-    (Section::Penalty, "penalty"),
-    (Section::Quota, "quota"),
-    (Section::DenialBody, "denial_body"),
+const DEFINITIONS: [(KeySection, &str); 8] = [
+    (KeySection::Descriptor, "descriptor"),
+    (KeySection::RateLimit, "rate_limit"),
+    (KeySection::Replaced, "replaced"),
+    (KeySection::Calendar, "calendar"),
+    (KeySection::Group, "group"),
+    (KeySection::Penalty, "penalty"),
+    (KeySection::Quota, "quota"),
+    (KeySection::DenialBody, "denial_body"),
 ];
 
 /// The texts that YAML 1.1 reads as booleans and YAML 1.2 as text.
@@ -42,16 +42,16 @@ const INTEGER: &str = "^[-+]?[0-9_][0-9a-fA-FxXoObB_]*$";
 pub fn json_schema() -> Json {
     let mut definitions: Map<_, _> =
         DEFINITIONS.iter().map(|(of, name)| ((*name).to_owned(), section(*of))).collect();
-    let mut limit = section(Section::RateLimit);
+    let mut limit = section(KeySection::RateLimit);
     limit["if"] = is_unlimited();
     limit["then"] = absent(KEYS.iter().filter(|key| key.applies_to != AppliesTo::Any).map(|key| key.name));
     limit["else"] = json!({"allOf": limit_conditions()});
     definitions.insert("rate_limit".to_owned(), limit);
-    let mut descriptor = section(Section::Descriptor);
+    let mut descriptor = section(KeySection::Descriptor);
     descriptor["if"] = present("match");
     descriptor["then"] = present("value");
     definitions.insert("descriptor".to_owned(), descriptor);
-    let mut root = section(Section::Root);
+    let mut root = section(KeySection::Root);
     root["$schema"] = "http://json-schema.org/draft-07/schema#".into();
     root["title"] = "Rules of Tollgate".into();
     root["type"] = "object".into();
@@ -60,24 +60,24 @@ pub fn json_schema() -> Json {
 }
 
 /// The keys of a section. `<<` merges others in.
-fn section(section: Section) -> Json {
+fn section(section: KeySection) -> Json {
     let keys = || KEYS.iter().filter(move |key| key.section == section);
     let mut properties: Map<_, _> = keys().map(|key| (key.name.to_owned(), property(key))).collect();
     properties.insert("<<".to_owned(), json!({"description": "The mapping whose keys are merged in."}));
     let required: Vec<_> = keys().filter(|key| key.takes == Takes::Required).map(|key| key.name).collect();
     let mut section_of =
         json!({"properties": properties, "required": required, "additionalProperties": false});
-    if section == Section::Penalty {
+    if section == KeySection::Penalty {
         section_of["allOf"] = REQUIRED_IN_PENALTY.map(present).to_vec().into();
     }
     section_of
 }
 
 /// The values of a key, with what it means.
-fn property(key: &Key) -> Json {
+fn property(key: &RuleKey) -> Json {
     let mut property = value(key.takes);
     property["description"] = key.help.into();
-    let has_numbers = matches!(key.section, Section::RateLimit | Section::Penalty | Section::Quota);
+    let has_numbers = matches!(key.section, KeySection::RateLimit | KeySection::Penalty | KeySection::Quota);
     if has_numbers && AT_LEAST_ONE.contains(&key.name) {
         property["minimum"] = 1.into();
     }
@@ -105,18 +105,18 @@ fn value(takes: Takes) -> Json {
         }
         Takes::Algorithm => choice(AlgorithmName::ALL.map(AlgorithmName::name)),
         Takes::OnOwnerUnavailable => choice(OnOwnerUnavailable::ALL.map(OnOwnerUnavailable::name)),
-        Takes::Weekday => choice(Calendar::WEEKDAYS.map(|(name, _)| name)),
+        Takes::Weekday => choice(CalendarDraft::WEEKDAYS.map(|(name, _)| name)),
         Takes::Match => choice(MATCH.map(|(name, _)| name)),
         Takes::Anything => json!({"type": ["object", "null"]}),
         Takes::Json => json!({}),
         Takes::DenialBody => {
-            let template = json!({"type": "object", "allOf": [reference(Section::DenialBody)]});
+            let template = json!({"type": "object", "allOf": [reference(KeySection::DenialBody)]});
             // `off` is a boolean in YAML 1.1.
             json!({"anyOf": [choice(FORMATS.map(|(name, _)| name)), {"const": false}, template]})
         }
         Takes::Mapping(section) => json!({"type": ["object", "null"], "allOf": [reference(section)]}),
         Takes::Candidate => {
-            let limit = reference(Section::RateLimit);
+            let limit = reference(KeySection::RateLimit);
             json!({"type": ["object", "null"], "allOf": [limit, absent(NOT_IN_CANDIDATE)]})
         }
         Takes::List(section) => {
@@ -137,7 +137,7 @@ fn in_any_case(name: &str) -> String {
     name.chars().map(|letter| format!("[{letter}{}]", letter.to_ascii_uppercase())).collect()
 }
 
-fn reference(section: Section) -> Json {
+fn reference(section: KeySection) -> Json {
     let defined = DEFINITIONS.iter().find(|(of, _)| *of == section);
     // A section of overlay files has any keys.
     defined.map_or(true.into(), |(_, name)| json!({"$ref": format!("#/definitions/{name}")}))
@@ -148,7 +148,7 @@ fn limit_conditions() -> Vec<Json> {
     let excluded = EXCLUSIVE.iter().flat_map(|(ones, others)| {
         ones.iter().map(|one| json!({"if": present(one), "then": absent(others.iter().copied())}))
     });
-    let algorithms = KEYS.iter().filter_map(|key: &Key| {
+    let algorithms = KEYS.iter().filter_map(|key: &RuleKey| {
         let names = |some: &[AlgorithmName]| some.iter().map(|one| one.name().into()).collect::<Vec<Json>>();
         match key.applies_to {
             AppliesTo::Any | AppliesTo::Limited => None,

@@ -34,7 +34,7 @@ pub struct DecisionStats(ShardedCounters<COUNTERS>);
 
 /// The sums of a [`DecisionStats`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Totals {
+pub struct DecisionTotals {
     /// Descriptors within the limit.
     pub ok: u64,
     /// Descriptors over the limit.
@@ -58,7 +58,7 @@ const SHADOW_DENIALS: usize = 4;
 const CANDIDATE_DENIALS: usize = 5;
 const COUNTERS: usize = 6;
 
-/// Stats of one rule: under the path, and under names with values if the rule asks for them.
+/// Stats of one rule: under the path, and under names with values if the rule requests them.
 #[derive(Debug)]
 pub struct RuleStats {
     pub(super) plain: DecisionStats,
@@ -79,6 +79,7 @@ impl PartialEq for StatsHandle {
 }
 
 impl StatsHandle {
+    /// The stats of the rule; `None` before it is active.
     pub(crate) fn get(&self) -> Option<&RuleStats> {
         self.0.get().map(|stats| &**stats)
     }
@@ -106,14 +107,14 @@ impl DecisionStats {
     }
 
     /// The sums so far.
-    pub fn totals(&self) -> Totals {
+    pub fn totals(&self) -> DecisionTotals {
         let [ok, over_limit, hits, near_limit_hits, shadow_denials, candidate_denials] = self.0.sums();
-        Totals { ok, over_limit, hits, near_limit_hits, shadow_denials, candidate_denials }
+        DecisionTotals { ok, over_limit, hits, near_limit_hits, shadow_denials, candidate_denials }
     }
 }
 
-impl Totals {
-    /// The sum of both.
+impl DecisionTotals {
+    /// The sum of two totals.
     pub fn plus(self, other: Self) -> Self {
         Self {
             ok: self.ok.saturating_add(other.ok),
@@ -152,7 +153,7 @@ impl RuleStats {
     }
 
     /// The sums over all names.
-    pub fn totals(&self) -> Totals {
+    pub fn totals(&self) -> DecisionTotals {
         let names = self.names.read().unwrap_or_else(PoisonError::into_inner);
         let others = self.plain.totals().plus(self.other_names.totals());
         names.values().fold(others, |sum, stats| sum.plus(stats.totals()))

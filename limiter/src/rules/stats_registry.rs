@@ -7,7 +7,7 @@ use rustc_hash::{FxBuildHasher, FxHashMap};
 
 use crate::rules::{
     Rules,
-    stats::{RuleStats, Totals},
+    stats::{DecisionTotals, RuleStats},
 };
 
 /// The stats of all active rules.
@@ -55,7 +55,8 @@ impl RuleStatsRegistry {
     /// long for many rules, so the registry keeps the stats of the active rules until [`RuleStatsRegistry::replace`].
     pub(super) fn prepare(&self, rules: &Rules) -> NextStats {
         let before = self.rules.load_full();
-        let (mut all, mut kept) = (AllStats::default(), 0);
+        let mut all = AllStats::default();
+        let mut retained = 0;
         for domain in rules.domains() {
             let before = before.get_key_value(&*domain.name);
             let name = before.map_or_else(|| domain.name.as_str().into(), |(name, _)| name.clone());
@@ -63,7 +64,7 @@ impl RuleStatsRegistry {
             for rule in domain.rules() {
                 let stats = after.entry(rule.path.clone()).or_insert_with(|| {
                     let known = before.and_then(|(_, before)| before.get(&*rule.path));
-                    kept += usize::from(known.is_some());
+                    retained += usize::from(known.is_some());
                     known.cloned().unwrap_or_else(|| Arc::new(RuleStats::new(self.names_max)))
                 });
                 // Fails for rules that were active before: they keep their stats.
@@ -71,7 +72,7 @@ impl RuleStatsRegistry {
             }
             all.insert(name, after);
         }
-        let lacks_a_rule = kept < before.values().map(DomainStats::len).sum();
+        let lacks_a_rule = retained < before.values().map(DomainStats::len).sum();
         NextStats { all: Arc::new(all), lacks_a_rule }
     }
 
@@ -81,7 +82,7 @@ impl RuleStatsRegistry {
     }
 
     /// All series in order; series with equal labels are merged.
-    pub fn totals(&self) -> Vec<(Series, Totals)> {
+    pub fn totals(&self) -> Vec<(Series, DecisionTotals)> {
         let rules = self.rules.load_full();
         let mut all = Vec::new();
         let each = rules.iter().flat_map(|(domain, rules)| rules.iter().map(move |rule| (domain, rule)));
@@ -89,16 +90,17 @@ impl RuleStatsRegistry {
             let series = |rule: String| Series { domain: domain.clone(), rule };
             let names = stats.names.read().unwrap_or_else(PoisonError::into_inner);
             all.extend(names.iter().map(|(name, stats)| (series(name.to_string()), stats.totals())));
-            let (plain, other_names) = (stats.plain.totals(), stats.other_names.totals());
-            if other_names != Totals::default() {
+            let plain = stats.plain.totals();
+            let other_names = stats.other_names.totals();
+            if other_names != DecisionTotals::default() {
                 all.push((series(format!("{path}:other")), other_names));
             }
             all.push((series(path.to_string()), plain));
         }
         all.sort_unstable_by(|(one, _), (other, _)| one.cmp(other));
         // Two names with values can be equal, depending on the values.
-        all.dedup_by(|(series, totals), (kept, sum)| {
-            let same = series == kept;
+        all.dedup_by(|(series, totals), (retained, sum)| {
+            let same = series == retained;
             if same {
                 *sum = sum.plus(*totals);
             }

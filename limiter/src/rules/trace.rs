@@ -5,11 +5,11 @@ use crate::{
     rules::{
         Location, network,
         pattern::Pattern,
-        prefix_tree::{Level, MatchKind, MatchedNode, Node},
+        prefix_tree::{MatchKind, MatchedNode, TreeLevel, TreeNode},
     },
 };
 
-/// The maximum number of nodes listed for a level besides the chosen one.
+/// The maximum number of nodes listed for a level in addition to the chosen one.
 pub const NODES_MAX: usize = 10;
 
 /// The lookup of one entry.
@@ -17,17 +17,17 @@ pub const NODES_MAX: usize = 10;
 pub struct LevelTrace<'r> {
     /// The composite text that was looked up, escaped.
     pub text: String,
-    /// The value that is counted in place of the entry's, escaped, if the chosen node has a group.
+    /// The value of the group in place of the entry's, escaped, if the chosen node has a group.
     pub counted_as: Option<String>,
     /// The node that was chosen; `None` if no node matches, which ends the lookup.
     pub chosen: Option<NodeTrace<'r>>,
     /// The first of the nodes that match too but have lower precedence, in the order of declaration.
     pub other_matches: Vec<NodeTrace<'r>>,
-    /// The number of such nodes beyond these.
+    /// The number of nodes beyond `other_matches` that match but have lower precedence.
     pub other_matches_more: usize,
     /// If no node matches: the first nodes of the level, those with the same key first.
     pub non_matches: Vec<NodeTrace<'r>>,
-    /// The number of nodes beyond these.
+    /// The number of nodes of the level beyond `non_matches`.
     pub non_matches_more: usize,
 }
 
@@ -51,13 +51,13 @@ pub struct NodeTrace<'r> {
 }
 
 /// One level for each entry, up to the first entry without a match.
-pub(super) fn levels<'r>(root: &'r Level, entries: &[Entry<'_>]) -> Vec<LevelTrace<'r>> {
+pub(super) fn levels<'r>(root: &'r TreeLevel, entries: &[Entry<'_>]) -> Vec<LevelTrace<'r>> {
     let steps = root.steps(entries);
     let mut levels = Vec::new();
     let mut level = root;
     for (index, entry) in entries.iter().enumerate() {
         let step = steps.get(index);
-        levels.push(LevelTrace::of(level, *entry, step));
+        levels.push(LevelTrace::new(level, *entry, step));
         let Some(step) = step else { break };
         level = step.node.children();
     }
@@ -65,15 +65,15 @@ pub(super) fn levels<'r>(root: &'r Level, entries: &[Entry<'_>]) -> Vec<LevelTra
 }
 
 impl<'r> LevelTrace<'r> {
-    fn of(level: &'r Level, entry: Entry<'_>, step: Option<&MatchedNode<'r>>) -> Self {
+    fn new(level: &'r TreeLevel, entry: Entry<'_>, step: Option<&MatchedNode<'r>>) -> Self {
         let text = [entry.key, b"_", entry.value].concat();
-        let is_chosen = |node: &Node| step.is_some_and(|step| std::ptr::eq(step.node, node));
+        let is_chosen = |node: &TreeNode| step.is_some_and(|step| std::ptr::eq(step.node, node));
         let mut trace = Self {
             text: descriptor::escaped(&text).into_owned(),
             counted_as: step
                 .filter(|step| step.node.group.is_some())
-                .map(|step| descriptor::escaped(&step.counted(entry)).into_owned()),
-            chosen: step.map(|step| NodeTrace::of(step.node, Some(step.kind))),
+                .map(|step| descriptor::escaped(&step.grouped_value(entry)).into_owned()),
+            chosen: step.map(|step| NodeTrace::new(step.node, Some(step.kind))),
             other_matches: Vec::new(),
             other_matches_more: 0,
             non_matches: Vec::new(),
@@ -81,7 +81,7 @@ impl<'r> LevelTrace<'r> {
         };
         for node in level.nodes().iter().filter(|node| !is_chosen(node)) {
             if let Some(kind) = kind(node, entry, &text) {
-                let other = NodeTrace::of(node, Some(kind));
+                let other = NodeTrace::new(node, Some(kind));
                 keep(other, &mut trace.other_matches, &mut trace.other_matches_more);
             }
         }
@@ -89,7 +89,7 @@ impl<'r> LevelTrace<'r> {
             let (same, other): (Vec<_>, Vec<_>) =
                 level.nodes().iter().partition(|node| node.key.as_bytes() == entry.key);
             for node in same.into_iter().chain(other) {
-                keep(NodeTrace::of(node, None), &mut trace.non_matches, &mut trace.non_matches_more);
+                keep(NodeTrace::new(node, None), &mut trace.non_matches, &mut trace.non_matches_more);
             }
         }
         trace
@@ -97,7 +97,7 @@ impl<'r> LevelTrace<'r> {
 }
 
 impl<'r> NodeTrace<'r> {
-    fn of(node: &'r Node, kind: Option<MatchKind>) -> Self {
+    fn new(node: &'r TreeNode, kind: Option<MatchKind>) -> Self {
         Self {
             key: &node.key,
             value: &node.value,
@@ -110,7 +110,7 @@ impl<'r> NodeTrace<'r> {
     }
 }
 
-fn kind(node: &Node, entry: Entry<'_>, text: &[u8]) -> Option<MatchKind> {
+fn kind(node: &TreeNode, entry: Entry<'_>, text: &[u8]) -> Option<MatchKind> {
     if let Some(network) = node.network() {
         let contains = network::address(entry.value).is_some_and(|address| network.contains(address));
         return (contains && node.key.as_bytes() == entry.key).then_some(MatchKind::Network);
@@ -125,6 +125,6 @@ fn kind(node: &Node, entry: Entry<'_>, text: &[u8]) -> Option<MatchKind> {
     (composite.as_bytes() == entry.key).then_some(MatchKind::KeyOnly)
 }
 
-fn keep<'r>(node: NodeTrace<'r>, kept: &mut Vec<NodeTrace<'r>>, more: &mut usize) {
-    if kept.len() < NODES_MAX { kept.push(node) } else { *more += 1 }
+fn keep<'r>(node: NodeTrace<'r>, retained: &mut Vec<NodeTrace<'r>>, more: &mut usize) {
+    if retained.len() < NODES_MAX { retained.push(node) } else { *more += 1 }
 }

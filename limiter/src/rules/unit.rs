@@ -43,7 +43,7 @@ impl Unit {
 
     /// The length as a span.
     pub const fn span(self) -> Span {
-        Span::of_seconds(self.seconds())
+        Span::from_seconds(self.seconds())
     }
 
     /// Aligned windows of this length.

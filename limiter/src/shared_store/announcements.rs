@@ -1,5 +1,5 @@
-//! Hears of refunds and resets of other replicas: they may end refusals, so what is known of these counters is
-//! forgotten.
+//! Receives announcements of refunds and resets of other replicas: they may end refusals, so what is known of these
+//! counters is forgotten.
 
 use std::{
     sync::atomic::{AtomicBool, Ordering::Relaxed},
@@ -10,29 +10,36 @@ use tokio::sync::watch::Receiver;
 
 use crate::{
     resilience::Backoff,
-    shared_store::{connection::Connection, lanes::Lanes, passwords::Passwords, settings::Settings},
+    shared_store::{
+        connection::StoreConnection, lanes::Lanes, passwords::Passwords, settings::SharedStoreSettings,
+    },
 };
 
 /// The delays between attempts to subscribe.
 const BACKOFF: Backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(2));
 
-/// Whether announcements are heard.
+/// Whether announcements are received.
 #[derive(Debug, Default)]
 pub(super) struct Announcements(AtomicBool);
 
 impl Announcements {
-    /// Whether announcements are heard. Otherwise no refusal is decided without the store.
-    pub(super) fn are_heard(&self) -> bool {
+    /// Whether announcements are received. Otherwise no refusal is decided without the store.
+    pub(super) fn are_received(&self) -> bool {
         self.0.load(Relaxed)
     }
 
-    /// Hears announcements until it is cancelled.
-    pub(super) async fn hear(&self, settings: &Settings, lanes: &Lanes, passwords: Receiver<Passwords>) {
+    /// Receives announcements until it is cancelled.
+    pub(super) async fn receive(
+        &self,
+        settings: &SharedStoreSettings,
+        lanes: &Lanes,
+        passwords: Receiver<Passwords>,
+    ) {
         let channel = lanes.keyspace.channel();
         let mut backoff = BACKOFF;
         loop {
             let login = passwords.borrow().clone();
-            let subscribed = Connection::subscribe(settings, &login, channel.as_bytes()).await;
+            let subscribed = StoreConnection::subscribe(settings, &login, channel.as_bytes()).await;
             if let Ok(mut subscription) = subscribed {
                 backoff.reset();
                 // What was announced before is not known.

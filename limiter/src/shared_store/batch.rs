@@ -8,10 +8,10 @@ use crate::{
     descriptor::Key,
     shared_store::{
         clocks::Instants,
-        counters::{Counters, Entry, EntryState},
+        counters::{BatchCounter, BatchCounters, EntryState},
         known::{Known, KnownValues},
-        part::{Part, PartOutcomes},
-        script::{ClaimTerms, Group, GroupReply, KeyChange},
+        part::{BatchPart, PartOutcomes},
+        script::{ClaimTerms, KeyGroup, KeyGroupReply, ValueChange},
     },
     store::Expired,
     time::Timestamp,
@@ -28,36 +28,36 @@ const CLAIMED_PAUSE: u64 = 500_000;
 
 /// Parts with their outcomes, if the script confirms what is known.
 #[derive(Debug)]
-pub(super) struct Batch {
+pub(super) struct StoreBatch {
     claim: ClaimTerms,
-    counters: Counters,
+    counters: BatchCounters,
     groups: Vec<PartGroup>,
     /// Parts that wait for values or for the claims of others.
-    deferred: Vec<Part>,
+    deferred: Vec<BatchPart>,
 }
 
 /// Parts that share counters, and these counters.
 #[derive(Debug, Default)]
 struct PartGroup {
     entries: SmallVec<[usize; 2]>,
-    parts: Vec<(Part, PartOutcomes)>,
+    parts: Vec<(BatchPart, PartOutcomes)>,
     /// The most races that one of the parts has lost.
     conflicts: u32,
 }
 
 /// What became of the parts of a batch.
 #[derive(Debug, Default)]
-pub(super) struct Settled {
+pub(super) struct SettledBatch {
     /// Decided.
-    pub(super) decided: Vec<(Part, PartOutcomes)>,
+    pub(super) decided: Vec<(BatchPart, PartOutcomes)>,
     /// To be decided again.
-    pub(super) again: Vec<Part>,
+    pub(super) again: Vec<BatchPart>,
     /// Their groups have no reply.
-    pub(super) failed: Vec<Part>,
+    pub(super) failed: Vec<BatchPart>,
     pub(super) stats: BatchStats,
 }
 
-/// What a batch came to, beside the decisions.
+/// Stats of a batch.
 #[derive(Debug, Default)]
 pub(super) struct BatchStats {
     /// Groups that were decided on values which other replicas had changed.
@@ -76,10 +76,10 @@ pub(super) struct BatchStats {
     pub(super) has_opened: bool,
 }
 
-impl Batch {
-    /// An empty batch. Its parts ask for `claim` after lost races.
+impl StoreBatch {
+    /// An empty batch. Its parts request `claim` after lost races.
     pub(super) fn new(instants: Instants, claim: ClaimTerms) -> Self {
-        Self { claim, counters: Counters::new(instants), groups: Vec::new(), deferred: Vec::new() }
+        Self { claim, counters: BatchCounters::new(instants), groups: Vec::new(), deferred: Vec::new() }
     }
 
     /// Whether so many keys fit in.
@@ -94,7 +94,7 @@ impl Batch {
     }
 
     /// Adds a part and decides it on what is known. Returns it if it can never be decided.
-    pub(super) fn add(&mut self, part: Part, known: &mut KnownValues) -> Option<Part> {
+    pub(super) fn add(&mut self, part: BatchPart, known: &mut KnownValues) -> Option<BatchPart> {
         let entries = self.counters.entries_of(&part, known);
         let entry = |number: &usize| &self.counters.entries[*number];
         if entries.iter().any(|number| entry(number).known.as_ref().is_some_and(|known| known.is_foreign)) {
@@ -111,7 +111,7 @@ impl Batch {
             let pause = if is_claimed { CLAIMED_PAUSE } else { 0 };
             let not_before = local.plus(pause);
             self.defer_reads(&entries);
-            self.deferred.push(Part { not_before, ..part });
+            self.deferred.push(BatchPart { not_before, ..part });
             return None;
         }
         let group = self.join(&entries);
@@ -122,7 +122,7 @@ impl Batch {
         None
     }
 
-    /// Asks for the values of those entries that are unknown or claimed, if no decided part uses them.
+    /// Requests the values of those entries that are unknown or claimed, if no decided part uses them.
     fn defer_reads(&mut self, entries: &[usize]) {
         for entry in entries {
             let entry = &mut self.counters.entries[*entry];
@@ -161,9 +161,9 @@ impl Batch {
         joined
     }
 
-    /// The groups to compare and set, in the order in which [`Batch::settle`] takes their replies. `name` is the name
-    /// of a key in the store.
-    pub(super) fn groups(&mut self, name: impl Fn(Key) -> Vec<u8>) -> Vec<Group<'_>> {
+    /// The groups to compare and set, in the order in which [`StoreBatch::settle`] takes their replies. `name` is the
+    /// name of a key in the store.
+    pub(super) fn groups(&mut self, name: impl Fn(Key) -> Vec<u8>) -> Vec<KeyGroup<'_>> {
         self.counters.encode();
         // Joined groups are empty. Entries that no decided part uses are read, each in a group without parts.
         self.groups.retain(|group| !group.entries.is_empty());
@@ -172,12 +172,12 @@ impl Batch {
         let read = |entry| PartGroup { entries: smallvec![entry], ..PartGroup::default() };
         self.groups.extend(unused.map(read));
         let change = |entry: &usize| {
-            let Entry { key, known, new, .. } = &self.counters.entries[*entry];
+            let BatchCounter { key, known, new, .. } = &self.counters.entries[*entry];
             let expected = known.as_ref().map_or(&[][..], |known| &known.bytes);
             let new = new.as_ref().map(|(value, expiry)| (&**value, *expiry));
-            KeyChange { key: name(*key), expected, new }
+            ValueChange { key: name(*key), expected, new }
         };
-        let group = |group: &PartGroup| Group {
+        let group = |group: &PartGroup| KeyGroup {
             keys: group.entries.iter().map(change).collect(),
             claim: (group.conflicts >= CLAIM_AFTER).then_some(self.claim),
             is_announced: group.parts.iter().any(|(part, _)| part.may_end_refusals()),
@@ -185,19 +185,20 @@ impl Batch {
         self.groups.iter().map(group).collect()
     }
 
-    /// Takes the replies to [`Batch::groups`], which arrived at the local instant `arrived`, and updates what is known.
-    /// Groups without a reply have failed.
+    /// Takes the replies to [`StoreBatch::groups`], which arrived at the local instant `arrived`, and updates what is
+    /// known. Groups without a reply have failed.
     pub(super) fn settle(
         mut self,
-        replies: Vec<GroupReply>,
+        replies: Vec<KeyGroupReply>,
         known: &mut KnownValues,
         arrived: Timestamp,
-    ) -> Settled {
-        let (mut settled, mut stats) = (Settled::default(), BatchStats::default());
+    ) -> SettledBatch {
+        let mut settled = SettledBatch::default();
+        let mut stats = BatchStats::default();
         let mut replies = replies.into_iter();
         for PartGroup { entries, parts, .. } in self.groups {
             match replies.next() {
-                Some(GroupReply::Applied) => {
+                Some(KeyGroupReply::Applied) => {
                     for entry in entries {
                         stats.expired += self.counters.entries[entry].state.expired;
                         stats.ids_forgotten += self.counters.entries[entry].state.ids_forgotten;
@@ -207,10 +208,10 @@ impl Batch {
                     }
                     settled.decided.extend(parts);
                 }
-                Some(GroupReply::Differs(values)) => {
+                Some(KeyGroupReply::Differs(values)) => {
                     let mut was_guess = true;
                     for (entry, value) in entries.into_iter().zip(values) {
-                        let Entry { key, known: expected, .. } = &mut self.counters.entries[entry];
+                        let BatchCounter { key, known: expected, .. } = &mut self.counters.entries[entry];
                         if let Some(expected) = expected
                             && expected.bytes != value
                             && !parts.is_empty()
@@ -221,18 +222,16 @@ impl Batch {
                         stats.forgotten.extend(known.insert(*key, Known::read(value, arrived)));
                     }
                     stats.conflicts += u64::from(!was_guess);
-                    settled.again.extend(
-                        parts.into_iter().map(|(part, _)| Part {
-                            conflicts: part.conflicts + u32::from(!was_guess),
-                            ..part
-                        }),
-                    );
+                    settled.again.extend(parts.into_iter().map(|(part, _)| BatchPart {
+                        conflicts: part.conflicts + u32::from(!was_guess),
+                        ..part
+                    }));
                 }
                 // What the store holds now is unknown.
                 None => settled.failed.extend(parts.into_iter().map(|(part, _)| part)),
             }
         }
         settled.again.append(&mut self.deferred);
-        Settled { stats, ..settled }
+        SettledBatch { stats, ..settled }
     }
 }

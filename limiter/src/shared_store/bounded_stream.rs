@@ -1,4 +1,4 @@
-//! What is read from a server, bounded by what was asked for: the parser of the client keeps a reply in memory whatever
+//! What is read from a server, bounded by what was requested: the parser of the client keeps a reply in memory whatever
 //! its length.
 
 use std::{
@@ -12,7 +12,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use crate::remote::lock;
 
-/// What a line of a reply costs beside its bytes: about the memory of the value that it may be.
+/// What a line of a reply costs in addition to its bytes: about the memory of the value that it may be.
 const LINE_COST: usize = 64;
 
 /// A stream that fails as soon as more is read than the budget allows.

@@ -73,14 +73,14 @@ impl Clocks {
 /// Local instants are monotonic. The estimate never goes back, except when it gives up a lead.
 #[derive(Clone, Debug, Default)]
 struct ServerClock {
-    spans: Option<Spans>,
+    spans: Option<OffsetSpans>,
     shown: Timestamp,
     given_up: Option<GivenUp>,
 }
 
 /// The largest offsets of the current span and the one before.
 #[derive(Clone, Copy, Debug)]
-struct Spans {
+struct OffsetSpans {
     began: Timestamp,
     current: i128,
     previous: i128,
@@ -97,9 +97,9 @@ impl ServerClock {
     /// Adds the time that an answer shows, which arrived at the local instant `local`.
     fn observe(&mut self, server: Timestamp, local: Timestamp) {
         let offset = i128::from(server.as_nanos()) - i128::from(local.as_nanos());
-        let spans = self.spans.get_or_insert(Spans { began: local, current: offset, previous: offset });
+        let spans = self.spans.get_or_insert(OffsetSpans { began: local, current: offset, previous: offset });
         if local.since(spans.began) >= SPAN {
-            *spans = Spans { began: local, current: offset, previous: spans.current };
+            *spans = OffsetSpans { began: local, current: offset, previous: spans.current };
         }
         spans.current = spans.current.max(offset);
     }

@@ -14,10 +14,10 @@ use crate::{
     shared_store::{
         dial::tls_connector,
         failure::within,
-        node::{Node, Subscription},
+        node::{ServerConnection, Subscription},
         passwords::Passwords,
         sentinel,
-        settings::{Mode, Settings},
+        settings::{SharedStoreSettings, StoreMode},
     },
 };
 
@@ -28,34 +28,34 @@ const CERTIFICATES_BYTES_MAX: u64 = 1024 * 1024;
 
 /// A connection to the store. Clones share it.
 #[derive(Clone)]
-pub(super) enum Connection {
+pub(super) enum StoreConnection {
     /// To one server.
-    Server(Node),
+    Server(ServerConnection),
     /// To all masters of a cluster.
-    Cluster(ClusterConnection<Node>),
+    Cluster(ClusterConnection<ServerConnection>),
 }
 
-impl Connection {
+impl StoreConnection {
     /// Connects and logs in.
-    pub(super) async fn open(settings: &Settings, passwords: &Passwords) -> RedisResult<Self> {
-        let Settings { timeout, .. } = settings;
+    pub(super) async fn open(settings: &SharedStoreSettings, passwords: &Passwords) -> RedisResult<Self> {
+        let SharedStoreSettings { timeout, .. } = settings;
         match &settings.mode {
-            Mode::Standalone | Mode::Sentinel { .. } => {
+            StoreMode::Standalone | StoreMode::Sentinel { .. } => {
                 let config = AsyncConnectionConfig::new()
                     .set_connection_timeout(Some(*timeout))
                     .set_response_timeout(Some(*timeout));
                 let tls = tls(settings)?;
                 let server = server(settings, passwords, tls.as_ref()).await?;
                 let opened = async {
-                    let mut node = Node::open(&server, tls.as_ref(), config).await?;
-                    if let Mode::Sentinel { .. } = settings.mode {
+                    let mut node = ServerConnection::open(&server, tls.as_ref(), config).await?;
+                    if let StoreMode::Sentinel { .. } = settings.mode {
                         sentinel::require_master(&mut node).await?;
                     }
                     Ok(node)
                 };
                 Ok(Self::Server(within(*timeout, opened).await?))
             }
-            Mode::Cluster => {
+            StoreMode::Cluster => {
                 // User, password and TLS of the nodes apply to the whole cluster.
                 let mut builder = ClusterClientBuilder::new(infos(settings, passwords)?)
                     .retries(CLUSTER_RETRIES)
@@ -76,18 +76,18 @@ impl Connection {
 
     /// A connection that receives announcements.
     pub(super) async fn subscribe(
-        settings: &Settings,
+        settings: &SharedStoreSettings,
         passwords: &Passwords,
         channel: &[u8],
     ) -> RedisResult<Subscription> {
         let mut last = RedisError::from((ErrorKind::InvalidClientConfig, "no server is configured"));
         let tls = tls(settings)?;
         let servers = match settings.mode {
-            Mode::Standalone | Mode::Sentinel { .. } => {
+            StoreMode::Standalone | StoreMode::Sentinel { .. } => {
                 vec![server(settings, passwords, tls.as_ref()).await?]
             }
             // Every node of a cluster passes announcements on.
-            Mode::Cluster => infos(settings, passwords)?,
+            StoreMode::Cluster => infos(settings, passwords)?,
         };
         for server in servers {
             let opened = Subscription::open(&server, tls.as_ref(), channel);
@@ -124,13 +124,13 @@ impl Connection {
 
 /// The only server, or the master that the sentinels name.
 async fn server(
-    settings: &Settings,
+    settings: &SharedStoreSettings,
     passwords: &Passwords,
     tls: Option<&TlsConnector>,
 ) -> RedisResult<ConnectionInfo> {
     let infos = infos(settings, passwords)?;
     let first = infos.first().cloned().ok_or((ErrorKind::InvalidClientConfig, "no server is configured"))?;
-    let Mode::Sentinel { service } = &settings.mode else { return Ok(first) };
+    let StoreMode::Sentinel { service } = &settings.mode else { return Ok(first) };
     let mut login = login();
     if let Some(username) = &settings.sentinel_username {
         login = login.set_username(username);
@@ -143,7 +143,7 @@ async fn server(
 }
 
 /// The addresses of the servers with user and password.
-fn infos(settings: &Settings, passwords: &Passwords) -> RedisResult<Vec<ConnectionInfo>> {
+fn infos(settings: &SharedStoreSettings, passwords: &Passwords) -> RedisResult<Vec<ConnectionInfo>> {
     let mut login = login();
     if let Some(username) = &settings.username {
         login = login.set_username(username);
@@ -164,12 +164,12 @@ fn login() -> RedisConnectionInfo {
 }
 
 /// What connects to a server with TLS, if the settings demand it.
-fn tls(settings: &Settings) -> RedisResult<Option<TlsConnector>> {
+fn tls(settings: &SharedStoreSettings) -> RedisResult<Option<TlsConnector>> {
     settings.is_tls().then(|| tls_connector(certificates(settings)?.as_ref())).transpose()
 }
 
 /// The certificates in the files that the settings name. They are read at every connection, so new ones count.
-fn certificates(settings: &Settings) -> RedisResult<Option<TlsCertificates>> {
+fn certificates(settings: &SharedStoreSettings) -> RedisResult<Option<TlsCertificates>> {
     let read = |path: &PathBuf| {
         files::read(path, CERTIFICATES_BYTES_MAX).map_err(|error| {
             let detail = format!("{}: {error}", path.display());

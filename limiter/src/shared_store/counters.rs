@@ -8,16 +8,16 @@ use smallvec::SmallVec;
 
 use crate::{
     descriptor::Key,
-    remote::{CounterCheck, Mode},
+    remote::{CounterCheck, SubmissionMode},
     shared_store::{
         clocks::Instants,
         known::{Known, KnownValues},
-        part::{Part, PartOutcomes},
+        part::{BatchPart, PartOutcomes},
         value::encode,
     },
     store::{
-        self, Checks, CounterOperation, Decisions, Exhausted, Expired, HeldCounter, HoldTerms, Outcome,
-        Refusal, Reserve, Room, decide_set,
+        self, Checks, CounterOperation, Decisions, Exhausted, Expired, HeldCounter, HoldTerms,
+        OperationOutcome, Refusal, Reserve, Room, decide_set,
     },
     time::Timestamp,
 };
@@ -25,14 +25,14 @@ use crate::{
 /// How long a value outlives its counter, in milliseconds. It covers the difference between the clocks of replicas and
 /// servers: no value is gone before its counter is idle by the clock of each replica.
 const EXPIRY_MARGIN: u64 = 1_000;
-/// For so long a value that the store has shown is not assumed to have expired.
+/// The time for which a value that the store has sent is not assumed to have expired.
 const FRESH_FOR: Duration = Duration::from_millis(100);
 
 /// The counters of a batch, each once.
 #[derive(Debug)]
-pub(super) struct Counters {
+pub(super) struct BatchCounters {
     pub(super) instants: Instants,
-    pub(super) entries: Vec<Entry>,
+    pub(super) entries: Vec<BatchCounter>,
     index: FxHashMap<Key, usize>,
     /// The bytes of the values that were known.
     pub(super) known_bytes: usize,
@@ -40,7 +40,7 @@ pub(super) struct Counters {
 
 /// A counter of the batch.
 #[derive(Debug)]
-pub(super) struct Entry {
+pub(super) struct BatchCounter {
     pub(super) key: Key,
     /// `None` if nothing is known: the counter is assumed to be fresh.
     pub(super) known: Option<Known>,
@@ -49,7 +49,7 @@ pub(super) struct Entry {
     pub(super) new: Option<(Vec<u8>, u64)>,
     /// The group of the parts that use it; `None` if no decided part does.
     pub(super) group: Option<usize>,
-    /// Only its value is asked for.
+    /// Only its value is requested.
     pub(super) is_read: bool,
 }
 
@@ -66,20 +66,20 @@ pub(super) struct EntryState {
     pub(super) penalties: u64,
 }
 
-impl Counters {
+impl BatchCounters {
     /// No counters yet.
     pub(super) fn new(instants: Instants) -> Self {
         Self { instants, entries: Vec::new(), index: FxHashMap::default(), known_bytes: 0 }
     }
 
     /// The numbers of a part's counters, each once.
-    pub(super) fn entries_of(&mut self, part: &Part, known: &mut KnownValues) -> SmallVec<[usize; 2]> {
+    pub(super) fn entries_of(&mut self, part: &BatchPart, known: &mut KnownValues) -> SmallVec<[usize; 2]> {
         let mut found = SmallVec::new();
         for CounterCheck { key, .. } in &part.checks {
             let entry = *self.index.entry(*key).or_insert_with(|| {
                 let known = known.take(*key).filter(|known| known.is_current(&self.instants));
                 self.known_bytes += known.as_ref().map_or(0, |known| known.bytes.len());
-                self.entries.push(Entry::new(*key, known));
+                self.entries.push(BatchCounter::new(*key, known));
                 self.entries.len() - 1
             });
             if !found.contains(&entry) {
@@ -90,10 +90,10 @@ impl Counters {
     }
 
     /// Decides a part on what is known.
-    pub(super) fn decide(&mut self, part: &Part) -> PartOutcomes {
+    pub(super) fn decide(&mut self, part: &BatchPart) -> PartOutcomes {
         match &part.mode {
-            Mode::Call(refusal) => self.decide_call(part, refusal),
-            Mode::DryRun(refusal) => {
+            SubmissionMode::Call(refusal) => self.decide_call(part, refusal),
+            SubmissionMode::DryRun(refusal) => {
                 let before = self.states(part);
                 let shown = part.checks.iter().map(|check| self.apply(check, &CounterOperation::Show));
                 let mut outcomes: PartOutcomes = shown.collect();
@@ -101,13 +101,15 @@ impl Counters {
                 before.into_iter().for_each(|(number, state)| self.entries[number].state = state);
                 outcomes
             }
-            Mode::Reserve(refusal) => self.reserve(part, refusal),
-            Mode::Each => part.checks.iter().map(|check| self.apply(check, &check.operation)).collect(),
+            SubmissionMode::Reserve(refusal) => self.reserve(part, refusal),
+            SubmissionMode::Each => {
+                part.checks.iter().map(|check| self.apply(check, &check.operation)).collect()
+            }
         }
     }
 
     /// Decides the checks of a call as the store in memory does.
-    fn decide_call(&mut self, part: &Part, refusal: &Refusal) -> PartOutcomes {
+    fn decide_call(&mut self, part: &BatchPart, refusal: &Refusal) -> PartOutcomes {
         let checks: Checks<'_> = part.checks.iter().map(CounterCheck::to_check).collect();
         let decisions = decide_set(
             &checks,
@@ -118,7 +120,7 @@ impl Counters {
     }
 
     /// Holds the charges of a call, or none of them.
-    fn reserve(&mut self, part: &Part, refusal: &Refusal) -> PartOutcomes {
+    fn reserve(&mut self, part: &BatchPart, refusal: &Refusal) -> PartOutcomes {
         let mut numbers: SmallVec<[usize; 2]> = SmallVec::new();
         let mut each: SmallVec<[Reserve<'_>; 2]> = SmallVec::new();
         for check in &part.checks {
@@ -144,19 +146,19 @@ impl Counters {
             state.is_changed |= is_changed;
         }
         match reserved {
-            Ok(reserved) => Outcome::reserved(&reserved),
-            Err(Exhausted) => SmallVec::from_elem(Outcome::exhausted(), part.checks.len()),
+            Ok(reserved) => OperationOutcome::reserved(&reserved),
+            Err(Exhausted) => SmallVec::from_elem(OperationOutcome::exhausted(), part.checks.len()),
         }
     }
 
     /// The states of a part's counters.
-    fn states(&self, part: &Part) -> Vec<(usize, EntryState)> {
+    fn states(&self, part: &BatchPart) -> Vec<(usize, EntryState)> {
         let numbers = part.checks.iter().map(|check| self.index[&check.key]);
         numbers.map(|number| (number, self.entries[number].state.clone())).collect()
     }
 
     /// Applies an operation to the counter of a check, after its holds that are due have ended.
-    fn apply(&mut self, check: &CounterCheck, operation: &CounterOperation) -> Outcome {
+    fn apply(&mut self, check: &CounterCheck, operation: &CounterOperation) -> OperationOutcome {
         let now = self.instants.server;
         let state = self.expire(check);
         let before = state.counter.penalties();
@@ -184,10 +186,10 @@ impl Counters {
 
 fn outcomes(decisions: &Decisions) -> PartOutcomes {
     let charged = decisions.iter().zip(decisions.charged());
-    charged.map(|(decision, charged)| Outcome::of(*decision, *charged)).collect()
+    charged.map(|(decision, charged)| OperationOutcome::new(*decision, *charged)).collect()
 }
 
-impl Entry {
+impl BatchCounter {
     fn new(key: Key, mut known: Option<Known>) -> Self {
         let counter = known.as_mut().map(|known| std::mem::take(&mut known.counter)).unwrap_or_default();
         let state = EntryState { counter, ..EntryState::default() };
@@ -208,7 +210,8 @@ impl Entry {
         }
         *ids_forgotten = counter.take_ids_forgotten();
         counter.forget_idle(now);
-        let (value, left) = (encode(counter), counter.idle_at().nanos_since(now).div_ceil(1_000_000));
+        let value = encode(counter);
+        let left = counter.idle_at().nanos_since(now).div_ceil(1_000_000);
         let known = self.known.as_ref().map_or(&[][..], |known| &known.bytes);
         (known != value).then_some((value, left + EXPIRY_MARGIN))
     }
@@ -233,7 +236,7 @@ impl Entry {
 
 impl Known {
     /// Whether the store probably still holds the value. An idle counter leaves the store after a while, by the store's
-    /// own clock: what it has just shown is there, whatever this replica's estimate of that clock says.
+    /// own clock: what it has just sent is there, whatever this replica's estimate of that clock says.
     fn is_current(&self, instants: &Instants) -> bool {
         if self.counter.is_absent() {
             return true;

@@ -12,10 +12,13 @@ use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 
 /// A stream to a server.
-pub(super) type Stream = Pin<Box<dyn AsyncStream + Send + Sync>>;
+pub(super) type ServerStream = Pin<Box<dyn AsyncStream + Send + Sync>>;
 
 /// Connects to a server. `None` if the address demands TLS and there is no `tls`.
-pub(super) async fn dial(addr: &ConnectionAddr, tls: Option<&TlsConnector>) -> RedisResult<Option<Stream>> {
+pub(super) async fn dial(
+    addr: &ConnectionAddr,
+    tls: Option<&TlsConnector>,
+) -> RedisResult<Option<ServerStream>> {
     match (addr, tls) {
         (ConnectionAddr::Tcp(host, port), _) => Ok(Some(Box::pin(connect(host, *port).await?))),
         (ConnectionAddr::TcpTls { host, port, .. }, Some(tls)) => {

@@ -16,7 +16,7 @@ use crate::remote::lock;
 
 /// Why a batch has no answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Failure {
+pub(super) struct BatchFailure {
     /// The connection is of no more use.
     pub(super) is_broken: bool,
     /// The connection broke, so the batch is sent once more over the next one. If the store had charged it, it is
@@ -31,9 +31,9 @@ pub(super) struct LastFailure {
     reason: Mutex<String>,
 }
 
-impl Failure {
+impl BatchFailure {
     /// What an error means.
-    pub(super) fn of(error: &RedisError) -> Self {
+    pub(super) fn from_error(error: &RedisError) -> Self {
         let (is_broken, may_resend) = match error.kind() {
             _ if error.is_timeout() => (true, false),
             ErrorKind::Io | ErrorKind::Parse => (true, true),

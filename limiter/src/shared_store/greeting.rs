@@ -20,12 +20,12 @@ use crate::{
     rules::ActiveRules,
     shared_store::{
         clocks::Clocks,
-        connection::Connection,
-        failure::{Failure, unexpected, within},
+        connection::StoreConnection,
+        failure::{BatchFailure, unexpected, within},
         link::Link,
         script,
-        settings::Settings,
-        stats::Counts,
+        settings::SharedStoreSettings,
+        stats::SharedStoreCounters,
     },
     time::Timestamp,
 };
@@ -55,7 +55,7 @@ static SCRIPT: LazyLock<redis::Script> = LazyLock::new(|| redis::Script::new(SOU
 /// Greets the store, and learns its secret.
 #[derive(Debug)]
 pub(super) struct Greeter {
-    settings: Arc<Settings>,
+    settings: Arc<SharedStoreSettings>,
     /// This replica.
     replica: u64,
     clocks: Clocks,
@@ -65,7 +65,7 @@ pub(super) struct Greeter {
     replicas: AtomicU32,
     /// Set once the secret is that of the store.
     learnt: SetOnce<()>,
-    counts: Arc<Counts>,
+    counts: Arc<SharedStoreCounters>,
     local_share: Arc<Lock<LocalShare>>,
 }
 
@@ -84,14 +84,15 @@ struct Greeting {
 
 impl Greeter {
     pub(super) fn new(
-        settings: Arc<Settings>,
+        settings: Arc<SharedStoreSettings>,
         replica: u64,
         clocks: Clocks,
         active_rules: Arc<ActiveRules>,
-        counts: Arc<Counts>,
+        counts: Arc<SharedStoreCounters>,
         local_share: Arc<Lock<LocalShare>>,
     ) -> Self {
-        let (replicas, learnt) = (AtomicU32::new(1), SetOnce::new());
+        let replicas = AtomicU32::new(1);
+        let learnt = SetOnce::new();
         Self { settings, replica, clocks, active_rules, replicas, learnt, counts, local_share }
     }
 
@@ -116,14 +117,14 @@ impl Greeter {
             tokio::time::sleep(INTERVAL).await;
             let Some((connection, number)) = link.connection(self.settings.timeout).await else { continue };
             let greeting = within(self.settings.timeout, self.greet(connection)).await;
-            if greeting.is_err_and(|error| Failure::of(&error).is_broken) {
+            if greeting.is_err_and(|error| BatchFailure::from_error(&error).is_broken) {
                 link.report_broken(number);
             }
         }
     }
 
     /// Greets the store: learns its secret, its time and the number of replicas.
-    pub(super) async fn greet(&self, mut connection: Connection) -> RedisResult<()> {
+    pub(super) async fn greet(&self, mut connection: StoreConnection) -> RedisResult<()> {
         let secret = self.active_rules.secret();
         let call = |command: &str, script: &str| self.call(command, script, &secret);
         let value = connection.call((SCRIPT.get_hash(), SOURCE), call).await?;
@@ -149,7 +150,8 @@ impl Greeter {
 
     /// The command that greets the store: `secret` is created if it has none.
     fn call(&self, command: &str, script: &str, secret: &Secret) -> Cmd {
-        let (prefix, replica) = (&self.settings.prefix, self.replica);
+        let prefix = &self.settings.prefix;
+        let replica = self.replica;
         let mut cmd = Cmd::new();
         // In a cluster both keys are on one server, because of the braces.
         cmd.arg(command).arg(script).arg(2);

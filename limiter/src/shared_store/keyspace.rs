@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::{
     descriptor::Key,
-    shared_store::settings::{Mode, Settings},
+    shared_store::settings::{SharedStoreSettings, StoreMode},
 };
 
 /// The hexadecimal digits of a key that name the hash slot of its counter in a cluster.
@@ -14,29 +14,29 @@ const CLUSTER_LANES: usize = 1 << (4 * TAG_DIGITS);
 
 /// The keys of a store.
 #[derive(Debug)]
-pub(super) struct Keyspace(pub(super) Arc<Settings>);
+pub(super) struct Keyspace(pub(super) Arc<SharedStoreSettings>);
 
 impl Keyspace {
     /// The number of lanes.
     pub(super) fn lanes(&self) -> usize {
         match self.0.mode {
-            Mode::Standalone | Mode::Sentinel { .. } => self.0.connections,
-            Mode::Cluster => CLUSTER_LANES,
+            StoreMode::Standalone | StoreMode::Sentinel { .. } => self.0.connections,
+            StoreMode::Cluster => CLUSTER_LANES,
         }
     }
 
     /// The lane of a key. In a cluster only counters of one lane can change in one step.
     pub(super) fn lane_of(&self, key: Key) -> usize {
         match self.0.mode {
-            Mode::Standalone | Mode::Sentinel { .. } => key.low() as usize % self.0.connections,
-            Mode::Cluster => (key.high() >> (u64::BITS as usize - 4 * TAG_DIGITS)) as usize,
+            StoreMode::Standalone | StoreMode::Sentinel { .. } => key.low() as usize % self.0.connections,
+            StoreMode::Cluster => (key.high() >> (u64::BITS as usize - 4 * TAG_DIGITS)) as usize,
         }
     }
 
     /// Whether the counters can change in one step: those of a hash slot can, and all outside a cluster.
     pub(super) fn is_one_step(&self, keys: impl Iterator<Item = Key>) -> bool {
         let mut lanes = keys.map(|key| self.lane_of(key));
-        self.0.mode != Mode::Cluster || lanes.next().is_none_or(|first| lanes.all(|lane| lane == first))
+        self.0.mode != StoreMode::Cluster || lanes.next().is_none_or(|first| lanes.all(|lane| lane == first))
     }
 
     /// The name of a key in the store: the prefix and the hexadecimal key, whose first digits are in braces, so that

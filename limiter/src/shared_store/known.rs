@@ -9,7 +9,7 @@ use crate::{
     time::Timestamp,
 };
 
-/// The bytes of an entry beside its value and what its counter has on the heap.
+/// The bytes of an entry without its value and what its counter has on the heap.
 const ENTRY_BYTES: usize = 160;
 
 /// A value of the store.
@@ -23,7 +23,7 @@ pub(super) struct Known {
     pub(super) claim: Option<Claim>,
     /// Whether another version of Tollgate has written it, so that this one leaves it alone.
     pub(super) is_foreign: bool,
-    /// The local instant of the answer that showed it.
+    /// The local instant of the answer that had it.
     pub(super) confirmed_at: Timestamp,
 }
 
@@ -79,7 +79,7 @@ impl KnownValues {
         }
     }
 
-    /// Remembers the value of `key`, which was not known. Returns forgotten values, to be dropped without a lock.
+    /// Retains the value of `key`, which was not known. Returns forgotten values, to be dropped without a lock.
     #[must_use]
     pub(super) fn insert(&mut self, key: Key, known: Known) -> Option<FxHashMap<Key, Known>> {
         self.recent_bytes += known.size();

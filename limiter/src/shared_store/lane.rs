@@ -8,18 +8,18 @@ use crate::{
     descriptor::Key,
     resilience::{BreakerState, CircuitBreaker},
     shared_store::{
-        batch::{Batch, BatchStats, Settled},
+        batch::{BatchStats, SettledBatch, StoreBatch},
         clocks::Instants,
-        failure::Failure,
+        failure::BatchFailure,
         known::KnownValues,
-        part::{Part, PartOutcomes},
-        script::{ClaimTerms, GroupReply},
+        part::{BatchPart, PartOutcomes},
+        script::{ClaimTerms, KeyGroupReply},
     },
-    store::{Check, Outcome},
+    store::{Check, OperationOutcome},
     time::Timestamp,
 };
 
-/// A counter is refused without asking the store for this long after its last answer.
+/// A counter is refused without a request to the store for this long after its last answer.
 const REFUSAL_MAX: Duration = Duration::from_secs(1);
 /// After this many failures in a row the lane's circuit breaker opens.
 const BREAKER_FAILURES: u32 = 1;
@@ -29,7 +29,7 @@ const BREAKER_OPEN_FOR: Duration = Duration::from_millis(500);
 /// A lane without its connection.
 #[derive(Debug)]
 pub(super) struct Lane {
-    waiting: VecDeque<Part>,
+    waiting: VecDeque<BatchPart>,
     known: KnownValues,
     is_driven: bool,
     breaker: CircuitBreaker,
@@ -43,7 +43,7 @@ pub(super) struct Lane {
 #[derive(Debug)]
 pub(super) enum LaneStep {
     /// Sends a batch.
-    Send(Batch),
+    Send(StoreBatch),
     /// Waits for the counters that others have claimed.
     Wait(Duration),
     /// Ends. The next part needs a new driver.
@@ -51,7 +51,7 @@ pub(super) enum LaneStep {
 }
 
 /// Answers to callers, to be sent without a lock; `None` if the store does not decide.
-pub(super) type Answers = Vec<(Part, Option<PartOutcomes>)>;
+pub(super) type LaneAnswers = Vec<(BatchPart, Option<PartOutcomes>)>;
 
 impl Lane {
     /// A lane that knows values of at most so many bytes, of the replica with this number.
@@ -81,19 +81,19 @@ impl Lane {
     }
 
     /// Adds a part. Returns whether the lane needs a driver.
-    pub(super) fn push(&mut self, part: Part) -> bool {
+    pub(super) fn push(&mut self, part: BatchPart) -> bool {
         self.waiting.push_back(part);
         !std::mem::replace(&mut self.is_driven, true)
     }
 
-    /// The refusal of a charge to a counter that is known to be exhausted, without asking the store. Refusals change
-    /// nothing, time is taken into account, and what other replicas charge meanwhile only prolongs a refusal; refunds
-    /// and resets are announced.
+    /// The refusal of a charge to a counter that is known to be exhausted, without a request to the store. Refusals
+    /// change nothing, time is taken into account, and what other replicas charge meanwhile only prolongs a refusal;
+    /// refunds and resets are announced.
     pub(super) fn refuse_known(
         &mut self,
         &Check { key, limit, operation, .. }: &Check<'_>,
         Instants { local, server }: Instants,
-    ) -> Option<Outcome> {
+    ) -> Option<OperationOutcome> {
         // A queue passes what can wait, so a peek does not tell.
         if limit.is_changed_by(operation, false) || limit.admission() == Admission::Delayed {
             return None;
@@ -120,7 +120,7 @@ impl Lane {
             self.forget(key);
             return None;
         }
-        Some(Outcome::of(decision, 0))
+        Some(OperationOutcome::new(decision, 0))
     }
 
     /// Forgets what is known of a counter that another replica has refunded or reset.
@@ -134,10 +134,10 @@ impl Lane {
     }
 
     /// What the driver does next: usually a batch of all that waits.
-    pub(super) fn step(&mut self, instants: Instants, answers: &mut Answers) -> LaneStep {
+    pub(super) fn step(&mut self, instants: Instants, answers: &mut LaneAnswers) -> LaneStep {
         // A claim must outlast the way to the server and back.
         let millis = (4 * self.round_trip.as_millis() as u64).clamp(5, 200);
-        let mut batch = Batch::new(instants, ClaimTerms { replica: self.replica, millis });
+        let mut batch = StoreBatch::new(instants, ClaimTerms { replica: self.replica, millis });
         let mut later = VecDeque::new();
         while let Some(part) = self.waiting.pop_front() {
             if part.is_abandoned(instants.local) {
@@ -169,27 +169,28 @@ impl Lane {
     /// Takes the replies to a batch, or the failure without any, at the local instant `arrived`.
     pub(super) fn complete(
         &mut self,
-        batch: Batch,
-        replies: Result<Vec<GroupReply>, Failure>,
+        batch: StoreBatch,
+        replies: Result<Vec<KeyGroupReply>, BatchFailure>,
         sent: Timestamp,
         arrived: Timestamp,
-        answers: &mut Answers,
+        answers: &mut LaneAnswers,
     ) -> BatchStats {
         self.round_trip = arrived.since(sent);
-        let (mut may_resend, mut has_opened) = (false, false);
+        let mut may_resend = false;
+        let mut has_opened = false;
         match replies {
             Ok(_) => self.breaker.on_success(),
             // The next connection shows whether the store is gone.
-            Err(Failure { may_resend: true, .. }) => may_resend = true,
+            Err(BatchFailure { may_resend: true, .. }) => may_resend = true,
             Err(_) => has_opened = self.breaker.on_failure(arrived),
         }
-        let Settled { decided, again, failed, stats } =
+        let SettledBatch { decided, again, failed, stats } =
             batch.settle(replies.unwrap_or_default(), &mut self.known, arrived);
         answers.extend(decided.into_iter().map(|(part, outcomes)| (part, Some(outcomes))));
-        let (resent, failed): (Vec<Part>, Vec<Part>) =
+        let (resent, failed): (Vec<BatchPart>, Vec<BatchPart>) =
             failed.into_iter().partition(|part| may_resend && !part.was_lost);
         answers.extend(failed.into_iter().map(|part| (part, None)));
-        let resent = resent.into_iter().map(|part| Part { was_lost: true, ..part });
+        let resent = resent.into_iter().map(|part| BatchPart { was_lost: true, ..part });
         for part in again.into_iter().chain(resent).rev() {
             self.waiting.push_front(part);
         }
@@ -197,7 +198,7 @@ impl Lane {
     }
 
     /// Fails all parts that wait, because the store cannot be reached. The driver ends.
-    pub(super) fn fail_waiting(&mut self, answers: &mut Answers) {
+    pub(super) fn fail_waiting(&mut self, answers: &mut LaneAnswers) {
         self.is_driven = false;
         answers.extend(self.waiting.drain(..).map(|part| (part, None)));
     }

@@ -13,32 +13,32 @@ use tokio::sync::oneshot;
 use crate::{
     descriptor::Key,
     metrics::Histogram,
-    remote::{CounterChecks, LATE_MAX, MEMORY_DIVISOR, Mode, lock},
+    remote::{CounterChecks, LATE_MAX, MEMORY_DIVISOR, SubmissionMode, lock},
     resilience::BreakerState,
     shared_store::{
-        batch::{Batch, BatchStats},
+        batch::{BatchStats, StoreBatch},
         clocks::Clocks,
-        connection::Connection,
-        failure::{Failure, LastFailure, unexpected, within},
+        connection::StoreConnection,
+        failure::{BatchFailure, LastFailure, unexpected, within},
         keyspace::Keyspace,
-        lane::{Answers, Lane, LaneStep},
+        lane::{Lane, LaneAnswers, LaneStep},
         link::Link,
-        part::{Part, PartOutcomes},
-        script::{self, Group, SCRIPT, SOURCE},
-        settings::Settings,
-        stats::{Counts, ROUND_TRIP_BOUNDS},
+        part::{BatchPart, PartOutcomes},
+        script::{self, KeyGroup, SCRIPT, SOURCE},
+        settings::SharedStoreSettings,
+        stats::{ROUND_TRIP_BOUNDS, SharedStoreCounters},
     },
-    store::{Check, CounterOperation, HoldOutcome, Outcome},
+    store::{Check, CounterOperation, HoldOutcome, OperationOutcome},
     time::Timestamp,
 };
 
 /// The lanes, and the links that their batches take.
 #[derive(Debug)]
 pub(super) struct Lanes {
-    settings: Arc<Settings>,
+    settings: Arc<SharedStoreSettings>,
     pub(super) keyspace: Keyspace,
     clocks: Clocks,
-    counts: Arc<Counts>,
+    counts: Arc<SharedStoreCounters>,
     each: Box<[Mutex<Lane>]>,
     pub(super) links: Box<[Link]>,
     pub(super) last_failure: LastFailure,
@@ -47,7 +47,12 @@ pub(super) struct Lanes {
 
 impl Lanes {
     /// Lanes without a connection, of the replica with this number.
-    pub(super) fn new(settings: Arc<Settings>, clocks: Clocks, counts: Arc<Counts>, replica: u64) -> Self {
+    pub(super) fn new(
+        settings: Arc<SharedStoreSettings>,
+        clocks: Clocks,
+        counts: Arc<SharedStoreCounters>,
+        replica: u64,
+    ) -> Self {
         let keyspace = Keyspace(settings.clone());
         let known_bytes = settings.memory_limit - settings.memory_limit / MEMORY_DIVISOR;
         let known_bytes_max = usize::try_from(known_bytes).unwrap_or(usize::MAX) / keyspace.lanes();
@@ -71,7 +76,7 @@ impl Lanes {
     }
 
     /// The refusal of a check whose counter is known to be exhausted.
-    pub(super) fn refuse_known(&self, check: &Check<'_>) -> Option<Outcome> {
+    pub(super) fn refuse_known(&self, check: &Check<'_>) -> Option<OperationOutcome> {
         let instants = self.clocks.now()?;
         let refusal = lock(&self.each[self.keyspace.lane_of(check.key)]).refuse_known(check, instants)?;
         self.counts.refused_locally.increase();
@@ -94,10 +99,10 @@ impl Lanes {
     }
 
     /// Lets a lane decide a part, and waits for the outcomes; `None` if the store does not decide it.
-    pub(super) async fn apply(self: &Arc<Self>, part: Part) -> Option<PartOutcomes> {
+    pub(super) async fn apply(self: &Arc<Self>, part: BatchPart) -> Option<PartOutcomes> {
         let (reply, outcomes) = oneshot::channel();
         let left = part.deadline.since(self.clocks.local());
-        self.submit(Part { reply: Some(reply), ..part });
+        self.submit(BatchPart { reply: Some(reply), ..part });
         // A part that its lane does not accept is dropped, and its reply with it.
         let outcomes = tokio::time::timeout(left, outcomes).await.ok()?.ok()??;
         let is_exhausted = outcomes.iter().any(|outcome| outcome.hold == HoldOutcome::Exhausted);
@@ -107,8 +112,11 @@ impl Lanes {
 
     /// Lets the lanes decide a part, the checks of one lane in one step, and waits for the outcomes; `None` for those
     /// that the store does not decide.
-    pub(super) async fn apply_by_lane(self: &Arc<Self>, part: Part) -> SmallVec<[Option<Outcome>; 1]> {
-        let Part { checks, deadline, open, .. } = part;
+    pub(super) async fn apply_by_lane(
+        self: &Arc<Self>,
+        part: BatchPart,
+    ) -> SmallVec<[Option<OperationOutcome>; 1]> {
+        let BatchPart { checks, deadline, open, .. } = part;
         let mut all = SmallVec::from_elem(None, checks.len());
         let mut lanes: BTreeMap<usize, (Vec<usize>, CounterChecks)> = BTreeMap::new();
         for (index, check) in checks.into_iter().enumerate() {
@@ -117,7 +125,7 @@ impl Lanes {
             checks.push(check);
         }
         let parts = lanes.into_values().map(|(indices, checks)| {
-            let outcomes = self.apply(Part::new(checks, Mode::Each, deadline, open.clone()));
+            let outcomes = self.apply(BatchPart::new(checks, SubmissionMode::Each, deadline, open.clone()));
             async move { (indices, outcomes.await) }
         });
         for (indices, outcomes) in futures_util::future::join_all(parts).await {
@@ -131,12 +139,12 @@ impl Lanes {
     pub(super) fn take_back_late(self: &Arc<Self>, checks: CounterChecks) {
         for check in checks {
             let checks = CounterChecks::from_iter([check]);
-            self.submit(Part::new(checks, Mode::Each, self.deadline(LATE_MAX), None));
+            self.submit(BatchPart::new(checks, SubmissionMode::Each, self.deadline(LATE_MAX), None));
         }
     }
 
     /// Gives a part to its lane, or drops it if the lane cannot reach the store.
-    fn submit(self: &Arc<Self>, part: Part) {
+    fn submit(self: &Arc<Self>, part: BatchPart) {
         let Some(first) = part.checks.first() else { return };
         let number = self.keyspace.lane_of(first.key);
         let mut lane = lock(&self.each[number]);
@@ -154,9 +162,10 @@ impl Lanes {
 
     /// Sends what waits in a lane until nothing waits.
     async fn drive(self: Arc<Self>, number: usize) {
-        let (lane, link) = (&self.each[number], self.link_of(number));
+        let lane = &self.each[number];
+        let link = self.link_of(number);
         loop {
-            let mut answers = Answers::new();
+            let mut answers = LaneAnswers::new();
             let breaker = lock(lane).breaker(self.clocks.local());
             let connection = match breaker {
                 // In a cluster a lane may be unreachable while the link is open.
@@ -183,7 +192,12 @@ impl Lanes {
     }
 
     /// Sends one batch. Returns whether the connection broke.
-    async fn send(self: &Arc<Self>, lane: &Mutex<Lane>, connection: Connection, mut batch: Batch) -> bool {
+    async fn send(
+        self: &Arc<Self>,
+        lane: &Mutex<Lane>,
+        connection: StoreConnection,
+        mut batch: StoreBatch,
+    ) -> bool {
         let groups = batch.groups(|key| self.keyspace.name(key));
         let sent = self.clocks.local();
         let reply = self.call(connection, &groups).await;
@@ -197,13 +211,13 @@ impl Lanes {
             }
             Err(error) => {
                 self.last_failure.note(&error);
-                Err(Failure::of(&error))
+                Err(BatchFailure::from_error(&error))
             }
         };
-        let is_broken = matches!(replies, Err(Failure { is_broken: true, .. }));
+        let is_broken = matches!(replies, Err(BatchFailure { is_broken: true, .. }));
         self.counts.batches.increase();
         self.round_trips.record(arrived.since(sent));
-        let mut answers = Answers::new();
+        let mut answers = LaneAnswers::new();
         let stats = lock(lane).complete(batch, replies, sent, arrived, &mut answers);
         let BatchStats { conflicts, lost, expired, ids_forgotten, penalties, has_opened, forgotten } = stats;
         self.counts.holds_released.add(expired.released as u64);
@@ -219,7 +233,11 @@ impl Lanes {
         is_broken
     }
 
-    async fn call(&self, mut connection: Connection, groups: &[Group<'_>]) -> RedisResult<script::Reply> {
+    async fn call(
+        &self,
+        mut connection: StoreConnection,
+        groups: &[KeyGroup<'_>],
+    ) -> RedisResult<script::ScriptReply> {
         let channel = self.keyspace.channel();
         let call = |command: &str, script: &str| script::call(command, script, groups, &channel);
         let answer = connection.call((SCRIPT.get_hash(), SOURCE), call);
@@ -228,12 +246,12 @@ impl Lanes {
     }
 
     /// Answers callers. If a caller does not wait any more, its charge is taken back.
-    fn answer(self: &Arc<Self>, answers: Answers) {
+    fn answer(self: &Arc<Self>, answers: LaneAnswers) {
         for (part, outcomes) in answers {
-            let Part { checks, mode, reply, .. } = part;
+            let BatchPart { checks, mode, reply, .. } = part;
             let Some(reply) = reply else { continue };
             let Err(Some(outcomes)) = reply.send(outcomes) else { continue };
-            if matches!(mode, Mode::DryRun(_)) {
+            if matches!(mode, SubmissionMode::DryRun(_)) {
                 continue;
             }
             let undone: CounterChecks = checks

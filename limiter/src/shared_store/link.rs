@@ -8,7 +8,9 @@ use tracing::{info, warn};
 
 use crate::{
     resilience::Backoff,
-    shared_store::{connection::Connection, failure::within, passwords::Passwords, settings::Settings},
+    shared_store::{
+        connection::StoreConnection, failure::within, passwords::Passwords, settings::SharedStoreSettings,
+    },
 };
 
 /// The delays between attempts to connect.
@@ -27,7 +29,7 @@ enum LinkState {
     /// The connection is being opened; callers may wait for it.
     Opening,
     /// The connection, and its number.
-    Open(Connection, u64),
+    Open(StoreConnection, u64),
     /// The last attempt to connect failed; callers do not wait.
     Closed(Arc<str>),
 }
@@ -38,7 +40,7 @@ impl Link {
     }
 
     /// The connection, after at most `wait` if it is being opened.
-    pub(super) async fn connection(&self, wait: Duration) -> Option<(Connection, u64)> {
+    pub(super) async fn connection(&self, wait: Duration) -> Option<(StoreConnection, u64)> {
         let mut state = self.state.subscribe();
         let settled = async {
             let settled = state.wait_for(|state| !matches!(state, LinkState::Opening)).await;
@@ -56,7 +58,7 @@ impl Link {
     }
 
     /// Why there is no connection; `None` if there is one.
-    pub(super) fn trouble(&self) -> Option<Arc<str>> {
+    pub(super) fn problem(&self) -> Option<Arc<str>> {
         match &*self.state.borrow() {
             LinkState::Open(..) => None,
             LinkState::Opening => Some("connecting".into()),
@@ -81,18 +83,19 @@ impl Link {
     /// Keeps the link open. `greet` tries a new connection before others use it.
     pub(super) async fn run<G, F>(
         self,
-        settings: &Settings,
+        settings: &SharedStoreSettings,
         mut passwords: watch::Receiver<Passwords>,
         greet: G,
     ) where
-        G: Fn(Connection) -> F,
+        G: Fn(StoreConnection) -> F,
         F: Future<Output = RedisResult<()>>,
     {
-        let (mut backoff, mut number) = (BACKOFF, 0);
+        let mut backoff = BACKOFF;
+        let mut number = 0;
         loop {
             let login = passwords.borrow_and_update().clone();
             let opened = async {
-                let connection = Connection::open(settings, &login).await?;
+                let connection = StoreConnection::open(settings, &login).await?;
                 greet(connection.clone()).await?;
                 Ok(connection)
             };

@@ -14,8 +14,8 @@ use tokio::{sync::watch, task::JoinSet};
 use crate::{
     lock::Lock,
     remote::{
-        self, CounterCheck, CounterChecks, Extent, LocalShare, Outcomes, RemoteOutcome, RemoteOutcomes,
-        Standing, Submission, Submit,
+        self, CounterCheck, CounterChecks, LocalShare, LocalShareBasis, Outcomes, RemoteExtent,
+        RemoteOutcome, RemoteOutcomes, Submission, Submit,
     },
     rules::ActiveRules,
     store::{Check, CounterOperation},
@@ -48,28 +48,28 @@ mod value;
 mod withdrawals;
 
 pub use passwords::{PasswordError, PasswordSource, PasswordSources, Passwords};
-pub use settings::{ConnectError, Mode, Settings, TlsFiles, is_prefix, is_url};
-pub use stats::Stats;
+pub use settings::{ConnectError, SharedStoreSettings, StoreMode, StoreTlsFiles, is_prefix, is_url};
+pub use stats::SharedStoreStats;
 
 use announcements::Announcements;
 use clocks::Clocks;
 use greeting::Greeter;
 use lanes::Lanes;
 use link::Link;
-use part::Part;
-use stats::Counts;
+use part::BatchPart;
+use stats::SharedStoreCounters;
 use withdrawals::Withdrawals;
 
 /// The shared store. Clones share it.
 #[derive(Clone, Debug)]
-pub struct SharedStore(Arc<Shared>);
+pub struct SharedStore(Arc<StoreParts>);
 
 /// The parts of the store. Each owns its state.
 #[derive(Debug)]
-struct Shared {
-    settings: Arc<Settings>,
+struct StoreParts {
+    settings: Arc<SharedStoreSettings>,
     clocks: Clocks,
-    counts: Arc<Counts>,
+    counts: Arc<SharedStoreCounters>,
     lanes: Arc<Lanes>,
     greeter: Greeter,
     announcements: Announcements,
@@ -79,14 +79,14 @@ struct Shared {
 
 /// The state of the store as this replica sees it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum State {
+pub enum SharedStoreState {
     /// The store answers.
     Ready,
     /// The store cannot be used, with the reason.
     Unavailable(String),
 }
 
-impl std::fmt::Display for State {
+impl std::fmt::Display for SharedStoreState {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Ready => f.write_str("ready"),
@@ -98,7 +98,7 @@ impl std::fmt::Display for State {
 impl SharedStore {
     /// Starts to connect to a store, with tasks in `background`. Passwords that cannot be read are an error.
     pub fn start(
-        settings: Settings,
+        settings: SharedStoreSettings,
         clock: Clock,
         active_rules: Arc<ActiveRules>,
         background: &mut JoinSet<()>,
@@ -113,12 +113,14 @@ impl SharedStore {
 
     /// A store that has not been connected to. If it has a secret, that becomes the secret of the keys in
     /// `active_rules`; otherwise it gets theirs.
-    pub fn new(settings: Settings, clock: Clock, active_rules: Arc<ActiveRules>) -> Self {
-        let (settings, clocks) = (Arc::new(settings), Clocks::new(clock));
-        let (counts, replica) = (Arc::<Counts>::default(), rand::random());
+    pub fn new(settings: SharedStoreSettings, clock: Clock, active_rules: Arc<ActiveRules>) -> Self {
+        let settings = Arc::new(settings);
+        let clocks = Clocks::new(clock);
+        let counts = Arc::<SharedStoreCounters>::default();
+        let replica = rand::random();
         let local_share = LocalShare::new(settings.memory_limit, settings.on_full);
         let local_share = Arc::new(Lock::new(local_share));
-        Self(Arc::new(Shared {
+        Self(Arc::new(StoreParts {
             lanes: Arc::new(Lanes::new(settings.clone(), clocks.clone(), counts.clone(), replica)),
             greeter: Greeter::new(
                 settings.clone(),
@@ -141,7 +143,9 @@ impl SharedStore {
     pub async fn run(self, passwords: watch::Receiver<Passwords>) {
         let mut tasks = JoinSet::new();
         for link in &self.0.lanes.links {
-            let (store, link, passwords) = (self.0.clone(), link.clone(), passwords.clone());
+            let store = self.0.clone();
+            let link = link.clone();
+            let passwords = passwords.clone();
             tasks.spawn(async move {
                 let greet = |connection| store.greeter.greet(connection);
                 link.run(&store.settings, passwords, greet).await;
@@ -152,7 +156,7 @@ impl SharedStore {
             greeting.greeter.keep_greeting(&greeting.lanes.links[0]).await;
         });
         tasks.spawn(async move {
-            hearing.announcements.hear(&hearing.settings, &hearing.lanes, passwords).await;
+            hearing.announcements.receive(&hearing.settings, &hearing.lanes, passwords).await;
         });
         tasks.spawn(async move {
             usage::charge_admitted(&charging.local_share, &charging.lanes, &charging.clocks).await;
@@ -161,16 +165,18 @@ impl SharedStore {
     }
 
     /// The state of the store.
-    pub fn state(&self) -> State {
+    pub fn state(&self) -> SharedStoreState {
         let lanes = &self.0.lanes;
-        match lanes.links.iter().find_map(Link::trouble) {
-            Some(reason) => State::Unavailable(reason.to_string()),
-            None if !self.has_secret() => State::Unavailable("the secret is not known yet".into()),
-            None => lanes.last_failure.reason().map_or(State::Ready, State::Unavailable),
+        match lanes.links.iter().find_map(Link::problem) {
+            Some(reason) => SharedStoreState::Unavailable(reason.to_string()),
+            None if !self.has_secret() => SharedStoreState::Unavailable("the secret is not known yet".into()),
+            None => {
+                lanes.last_failure.reason().map_or(SharedStoreState::Ready, SharedStoreState::Unavailable)
+            }
         }
     }
 
-    /// Whether this replica has learnt the secret of the store. Before that it must not be asked.
+    /// Whether this replica has learnt the secret of the store. Before that it must not be used.
     pub fn has_secret(&self) -> bool {
         self.0.greeter.has_secret()
     }
@@ -181,14 +187,14 @@ impl SharedStore {
     }
 
     /// The statistics so far.
-    pub fn stats(&self) -> Stats {
-        let Shared { counts, lanes, local_share, greeter, .. } = &*self.0;
+    pub fn stats(&self) -> SharedStoreStats {
+        let StoreParts { counts, lanes, local_share, greeter, .. } = &*self.0;
         let (degraded, local_share_full) = {
             let local_share = local_share.lock();
             (local_share.decided(), local_share.full())
         };
-        Stats {
-            is_ready: self.state() == State::Ready,
+        SharedStoreStats {
+            is_ready: self.state() == SharedStoreState::Ready,
             replicas: greeter.replicas(),
             checks: counts.checks.get(),
             batches: counts.batches.get(),
@@ -217,11 +223,13 @@ impl Submit for SharedStore {
         }
         let store = self.0.clone();
         let is_one_step = store.lanes.keyspace.is_one_step(checks.iter().map(|check| check.key));
-        let part = Part::new(checks.into(), mode, store.lanes.deadline(within), open);
+        let part = BatchPart::new(checks.into(), mode, store.lanes.deadline(within), open);
         match part.mode {
             _ if is_one_step => Some(Box::pin(async move { store.apply(part).await })),
-            remote::Mode::Each => Some(Box::pin(async move { store.apply_by_lane(part).await })),
-            remote::Mode::Call(_) | remote::Mode::DryRun(_) | remote::Mode::Reserve(_) => None,
+            remote::SubmissionMode::Each => Some(Box::pin(async move { store.apply_by_lane(part).await })),
+            remote::SubmissionMode::Call(_)
+            | remote::SubmissionMode::DryRun(_)
+            | remote::SubmissionMode::Reserve(_) => None,
         }
     }
 
@@ -244,17 +252,17 @@ impl Submit for SharedStore {
         self.0.local_share.lock()
     }
 
-    fn standing(&self) -> Standing {
-        Standing { replicas: self.0.greeter.replicas(), now: self.0.clocks.degraded() }
+    fn local_share_basis(&self) -> LocalShareBasis {
+        LocalShareBasis { replicas: self.0.greeter.replicas(), now: self.0.clocks.degraded() }
     }
 
     fn refuse_known(&self, check: &Check<'_>) -> Option<RemoteOutcome> {
-        let Shared { announcements, lanes, .. } = &*self.0;
-        announcements.are_heard().then(|| lanes.refuse_known(check))?.map(RemoteOutcome::of_counter)
+        let StoreParts { announcements, lanes, .. } = &*self.0;
+        announcements.are_received().then(|| lanes.refuse_known(check))?.map(RemoteOutcome::from_counter)
     }
 
-    fn extent(&self) -> Extent {
-        Extent::All
+    fn extent(&self) -> RemoteExtent {
+        RemoteExtent::All
     }
 
     fn is_joining(&self) -> bool {
@@ -266,21 +274,21 @@ impl Submit for SharedStore {
     }
 }
 
-impl Shared {
+impl StoreParts {
     /// Applies operations in one step.
-    async fn apply(&self, part: Part) -> RemoteOutcomes {
+    async fn apply(&self, part: BatchPart) -> RemoteOutcomes {
         let checks = part.checks.len();
         match self.lanes.apply(part).await {
-            Some(outcomes) => outcomes.into_iter().map(RemoteOutcome::of_counter).collect(),
+            Some(outcomes) => outcomes.into_iter().map(RemoteOutcome::from_counter).collect(),
             None => (0..checks).map(|_| RemoteOutcome::unreachable()).collect(),
         }
     }
 
     /// Applies operations, those of one lane in one step.
-    async fn apply_by_lane(&self, part: Part) -> RemoteOutcomes {
+    async fn apply_by_lane(&self, part: BatchPart) -> RemoteOutcomes {
         let outcomes = self.lanes.apply_by_lane(part).await.into_iter();
         outcomes
-            .map(|outcome| outcome.map_or_else(RemoteOutcome::unreachable, RemoteOutcome::of_counter))
+            .map(|outcome| outcome.map_or_else(RemoteOutcome::unreachable, RemoteOutcome::from_counter))
             .collect()
     }
 }

@@ -1,4 +1,4 @@
-//! A connection to one server, on which no more is read than was asked for.
+//! A connection to one server, on which no more is read than was requested.
 
 use std::{sync::Arc, time::Duration};
 
@@ -33,14 +33,14 @@ const CLUSTER_CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// A connection to one server. Clones share it.
 #[derive(Clone)]
-pub(super) struct Node {
+pub(super) struct ServerConnection {
     connection: MultiplexedConnection,
     budget: Arc<ReadBudget>,
     /// The task that reads and writes. It ends with the last clone.
     _driver: Arc<JoinSet<()>>,
 }
 
-impl Node {
+impl ServerConnection {
     /// Connects and logs in. `tls` are the certificates, if the address demands TLS.
     pub(super) async fn open(
         info: &ConnectionInfo,
@@ -67,7 +67,7 @@ impl Node {
     }
 }
 
-impl ConnectionLike for Node {
+impl ConnectionLike for ServerConnection {
     fn req_packed_command<'a>(&'a mut self, cmd: &'a Cmd) -> RedisFuture<'a, Value> {
         async move {
             let _expected = self.budget.expect(reply_bytes_max(cmd));
@@ -94,7 +94,7 @@ impl ConnectionLike for Node {
     }
 }
 
-impl Connect for Node {
+impl Connect for ServerConnection {
     fn connect_with_config<'a, T>(info: T, config: AsyncConnectionConfig) -> RedisFuture<'a, Self>
     where
         T: IntoConnectionInfo + Send + 'a,

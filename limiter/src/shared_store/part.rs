@@ -6,18 +6,18 @@ use smallvec::SmallVec;
 use tokio::sync::oneshot;
 
 use crate::{
-    remote::{CounterChecks, Mode, OpenChecks},
-    store::Outcome,
+    remote::{CounterChecks, OpenChecks, SubmissionMode},
+    store::OperationOutcome,
     time::Timestamp,
 };
 
 /// Checks that are decided in one step.
 #[derive(Debug)]
-pub(super) struct Part {
+pub(super) struct BatchPart {
     pub(super) checks: CounterChecks,
-    pub(super) mode: Mode,
+    pub(super) mode: SubmissionMode,
     /// `None` if nothing waits for the outcomes.
-    pub(super) reply: Option<Reply>,
+    pub(super) reply: Option<PartReply>,
     /// The local instant at which the caller stops waiting.
     pub(super) deadline: Timestamp,
     /// Lost races.
@@ -31,16 +31,16 @@ pub(super) struct Part {
 }
 
 /// The outcomes of a part, one for each check. Those of a dry run follow the peeks before it.
-pub(super) type PartOutcomes = SmallVec<[Outcome; 1]>;
+pub(super) type PartOutcomes = SmallVec<[OperationOutcome; 1]>;
 
 /// Takes the outcomes of a part; `None` if the store does not decide it.
-pub(super) type Reply = oneshot::Sender<Option<PartOutcomes>>;
+pub(super) type PartReply = oneshot::Sender<Option<PartOutcomes>>;
 
-impl Part {
+impl BatchPart {
     /// A part for whose outcomes nothing waits yet.
     pub(super) fn new(
         checks: CounterChecks,
-        mode: Mode,
+        mode: SubmissionMode,
         deadline: Timestamp,
         open: Option<Arc<OpenChecks>>,
     ) -> Self {
@@ -56,8 +56,10 @@ impl Part {
     /// Whether a counter may refuse before and pass after it.
     pub(super) fn may_end_refusals(&self) -> bool {
         match self.mode {
-            Mode::DryRun(_) | Mode::Reserve(_) => false,
-            Mode::Call(_) | Mode::Each => self.checks.iter().any(|check| check.operation.frees_hits()),
+            SubmissionMode::DryRun(_) | SubmissionMode::Reserve(_) => false,
+            SubmissionMode::Call(_) | SubmissionMode::Each => {
+                self.checks.iter().any(|check| check.operation.frees_hits())
+            }
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The passwords of the store: given, or from files that are watched.
+//! The passwords of the store: from settings, or from files that are watched.
 
 use std::{
     io,
@@ -42,7 +42,7 @@ pub struct PasswordSources {
 pub enum PasswordSource {
     /// The first line of a file, which is read again when it changes.
     File(PathBuf),
-    /// The password itself, which is never shown.
+    /// The password itself, which is never displayed.
     Text(String),
 }
 

@@ -76,7 +76,7 @@ pub(super) static SCRIPT: LazyLock<redis::Script> = LazyLock::new(|| redis::Scri
 
 /// One key of a group.
 #[derive(Debug)]
-pub(super) struct KeyChange<'b> {
+pub(super) struct ValueChange<'b> {
     pub(super) key: Vec<u8>,
     pub(super) expected: &'b [u8],
     /// The new value, empty for none, and its expiry in milliseconds; `None` leaves the key as it is.
@@ -85,8 +85,8 @@ pub(super) struct KeyChange<'b> {
 
 /// Keys that change together or not at all.
 #[derive(Debug)]
-pub(super) struct Group<'b> {
-    pub(super) keys: Vec<KeyChange<'b>>,
+pub(super) struct KeyGroup<'b> {
+    pub(super) keys: Vec<ValueChange<'b>>,
     pub(super) claim: Option<ClaimTerms>,
     /// Whether other replicas learn of the change, because it may end refusals.
     pub(super) is_announced: bool,
@@ -103,16 +103,16 @@ pub(super) struct ClaimTerms {
 
 /// The answer of the script.
 #[derive(Debug)]
-pub(super) struct Reply {
+pub(super) struct ScriptReply {
     /// The clock of the server.
     pub(super) time: Timestamp,
     /// One for each group.
-    pub(super) groups: Vec<GroupReply>,
+    pub(super) groups: Vec<KeyGroupReply>,
 }
 
 /// What became of a group.
 #[derive(Debug)]
-pub(super) enum GroupReply {
+pub(super) enum KeyGroupReply {
     /// All its keys had the expected values, and have the new ones.
     Applied,
     /// Nothing was set. The values of its keys; empty if there is none.
@@ -120,21 +120,21 @@ pub(super) enum GroupReply {
 }
 
 /// The command that calls the script.
-pub(super) fn call(command: &str, script: &str, groups: &[Group<'_>], channel: &str) -> Cmd {
+pub(super) fn call(command: &str, script: &str, groups: &[KeyGroup<'_>], channel: &str) -> Cmd {
     let keys: usize = groups.iter().map(|group| group.keys.len()).sum();
     let mut cmd = Cmd::with_capacity(3 + 4 * keys + 4 * groups.len(), 96 + 128 * keys);
     cmd.arg(command).arg(script).arg(keys);
     for change in groups.iter().flat_map(|group| &group.keys) {
         cmd.arg(&change.key);
     }
-    for Group { keys, claim, is_announced } in groups {
+    for KeyGroup { keys, claim, is_announced } in groups {
         cmd.arg(keys.len());
         match claim {
             None => cmd.arg(0).arg(""),
             Some(ClaimTerms { replica, millis }) => cmd.arg(*millis).arg(&claim_mark(*replica)),
         };
         cmd.arg(if *is_announced { channel } else { "" });
-        for KeyChange { expected, new, .. } in keys {
+        for ValueChange { expected, new, .. } in keys {
             match new {
                 None => cmd.arg(*expected).arg("").arg(""),
                 Some((value, expiry)) => cmd.arg(*expected).arg(*value).arg(*expiry),
@@ -145,31 +145,32 @@ pub(super) fn call(command: &str, script: &str, groups: &[Group<'_>], channel: &
 }
 
 /// Reads the answer about so many groups; `None` if it is not one of this script.
-pub(super) fn read(value: Value, groups_len: usize) -> Option<Reply> {
+pub(super) fn read(value: Value, groups_len: usize) -> Option<ScriptReply> {
     let Value::Array(items) = value else { return None };
     let mut items = items.into_iter();
     let time = time(&items.next()?, &items.next()?)?;
-    let groups = items.map(group_reply).collect::<Option<Vec<GroupReply>>>()?;
-    (groups.len() == groups_len).then_some(Reply { time, groups })
+    let groups = items.map(group_reply).collect::<Option<Vec<KeyGroupReply>>>()?;
+    (groups.len() == groups_len).then_some(ScriptReply { time, groups })
 }
 
 /// The instant of an answer to `TIME`: seconds and microseconds.
 pub(super) fn time(seconds: &Value, micros: &Value) -> Option<Timestamp> {
     let (Value::Int(seconds), Value::Int(micros)) = (seconds, micros) else { return None };
-    let (seconds, micros) = (u64::try_from(*seconds).ok()?, u64::try_from(*micros).ok()?);
+    let seconds = u64::try_from(*seconds).ok()?;
+    let micros = u64::try_from(*micros).ok()?;
     Some(Timestamp::from_nanos(seconds.checked_mul(1_000_000_000)?.checked_add(micros.checked_mul(1_000)?)?))
 }
 
-fn group_reply(value: Value) -> Option<GroupReply> {
+fn group_reply(value: Value) -> Option<KeyGroupReply> {
     match value {
-        Value::Int(1) => Some(GroupReply::Applied),
+        Value::Int(1) => Some(KeyGroupReply::Applied),
         Value::Array(values) => {
             let bytes = |value| match value {
                 Value::BulkString(bytes) => Some(bytes),
                 Value::Nil | Value::Boolean(false) => Some(Vec::new()),
                 _ => None,
             };
-            Some(GroupReply::Differs(values.into_iter().map(bytes).collect::<Option<_>>()?))
+            Some(KeyGroupReply::Differs(values.into_iter().map(bytes).collect::<Option<_>>()?))
         }
         _ => None,
     }

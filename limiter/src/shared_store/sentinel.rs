@@ -8,7 +8,7 @@ use redis::{
 };
 use tokio_rustls::TlsConnector;
 
-use crate::shared_store::{failure::within, node::Node};
+use crate::shared_store::{failure::within, node::ServerConnection};
 
 /// The address of the master, of the first sentinel that names one. Each has so much time.
 pub(super) async fn master(
@@ -35,7 +35,7 @@ async fn named_by(
     service: &str,
     tls: Option<&TlsConnector>,
 ) -> RedisResult<(String, u16)> {
-    let mut node = Node::open(sentinel, tls, AsyncConnectionConfig::new()).await?;
+    let mut node = ServerConnection::open(sentinel, tls, AsyncConnectionConfig::new()).await?;
     let mut question = cmd("SENTINEL");
     question.arg("GET-MASTER-ADDR-BY-NAME").arg(service);
     let named: Option<(String, u16)> = question.query_async(&mut node).await?;
@@ -46,7 +46,7 @@ async fn named_by(
 }
 
 /// An error if the server is no master: sentinels may name one that has just been replaced.
-pub(super) async fn require_master(node: &mut Node) -> RedisResult<()> {
+pub(super) async fn require_master(node: &mut ServerConnection) -> RedisResult<()> {
     let role: RedisResult<Vec<Value>> = cmd("ROLE").query_async(node).await;
     match role {
         Ok(role) if matches!(role.first(), Some(Value::BulkString(role)) if role == b"master") => Ok(()),

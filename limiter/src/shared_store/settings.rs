@@ -12,18 +12,18 @@ use crate::{
 
 /// How to reach the store, and how to use it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Settings {
+pub struct SharedStoreSettings {
     /// The servers, or the sentinels, as `redis://HOST:PORT` or `rediss://HOST:PORT`.
     pub urls: Vec<String>,
     /// What the servers are.
-    pub mode: Mode,
+    pub mode: StoreMode,
     /// The user of the server's access control list; `None` for the default user.
     pub username: Option<String>,
     /// The user of the sentinels' access control list; `None` for the default user.
     pub sentinel_username: Option<String>,
     /// Certificates, if the servers' certificates are not issued by an authority that the system trusts, or the servers
     /// require a certificate of their clients.
-    pub tls: TlsFiles,
+    pub tls: StoreTlsFiles,
     /// The passwords.
     pub passwords: PasswordSources,
     /// Whether the replica is not ready while the store cannot be used.
@@ -42,7 +42,7 @@ pub struct Settings {
 
 /// What the servers are.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Mode {
+pub enum StoreMode {
     /// One server.
     Standalone,
     /// Sentinels, which name the master of a service.
@@ -56,7 +56,7 @@ pub enum Mode {
 
 /// The certificate files for connections to the store.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct TlsFiles {
+pub struct StoreTlsFiles {
     /// The authorities that issue the servers' certificates.
     pub ca: Option<PathBuf>,
     /// The certificate and the key to show to the servers.
@@ -89,15 +89,15 @@ pub enum ConnectError {
     Password(#[from] PasswordError),
 }
 
-impl Settings {
+impl SharedStoreSettings {
     /// The settings of a program that uses one server and no password, as the service has them by default.
     pub fn new<U: Into<String>>(urls: impl IntoIterator<Item = U>) -> Self {
         Self {
             urls: urls.into_iter().map(U::into).collect(),
-            mode: Mode::Standalone,
+            mode: StoreMode::Standalone,
             username: None,
             sentinel_username: None,
-            tls: TlsFiles::default(),
+            tls: StoreTlsFiles::default(),
             passwords: PasswordSources { server: None, sentinel: None, poll_interval: POLL_INTERVAL },
             unready_without_store: false,
             connections: 1,

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::metrics::{Buckets, Counter, micros};
+use crate::metrics::{Buckets, MetricCounter, micros};
 
 /// The bounds of the histogram of round trips.
 pub(super) const ROUND_TRIP_BOUNDS: [Duration; 14] = micros([
@@ -11,25 +11,25 @@ pub(super) const ROUND_TRIP_BOUNDS: [Duration; 14] = micros([
 
 /// Counts of what happens, to which every part of the store adds.
 #[derive(Debug, Default)]
-pub(super) struct Counts {
-    pub(super) checks: Counter,
-    pub(super) batches: Counter,
-    pub(super) conflicts: Counter,
-    pub(super) lost: Counter,
-    pub(super) refused_locally: Counter,
-    pub(super) late: Counter,
-    pub(super) breaker_openings: Counter,
-    pub(super) holds_released: Counter,
-    pub(super) holds_charged: Counter,
-    pub(super) holds_exhausted: Counter,
-    pub(super) ids_forgotten: Counter,
-    pub(super) penalties: Counter,
+pub(super) struct SharedStoreCounters {
+    pub(super) checks: MetricCounter,
+    pub(super) batches: MetricCounter,
+    pub(super) conflicts: MetricCounter,
+    pub(super) lost: MetricCounter,
+    pub(super) refused_locally: MetricCounter,
+    pub(super) late: MetricCounter,
+    pub(super) breaker_openings: MetricCounter,
+    pub(super) holds_released: MetricCounter,
+    pub(super) holds_charged: MetricCounter,
+    pub(super) holds_exhausted: MetricCounter,
+    pub(super) ids_forgotten: MetricCounter,
+    pub(super) penalties: MetricCounter,
 }
 
 /// Statistics of this replica and its store.
 #[derive(Clone, Debug)]
-pub struct Stats {
-    /// Whether the store can be reached and has shown its secret.
+pub struct SharedStoreStats {
+    /// Whether the store can be reached and has sent its secret.
     pub is_ready: bool,
     /// Replicas that use the store, as it last said.
     pub replicas: u32,
@@ -41,11 +41,11 @@ pub struct Stats {
     pub conflicts: u64,
     /// Counters that the store lost.
     pub lost: u64,
-    /// Checks that were refused by what was known, without asking the store.
+    /// Checks that were refused by what was known, without a request to the store.
     pub refused_locally: u64,
     /// Checks that were decided without the store.
     pub degraded: u64,
-    /// Charges of these that had no memory for their key.
+    /// Charges decided without the store that had no memory for their key.
     pub local_share_full: u64,
     /// Answers that arrived too late and whose charges were taken back.
     pub late: u64,

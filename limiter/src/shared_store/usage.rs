@@ -7,8 +7,8 @@ use futures_util::future::join_all;
 use crate::{
     descriptor::Key,
     lock::Lock,
-    remote::{Admitted, CounterCheck, CounterChecks, LocalShare, Mode},
-    shared_store::{clocks::Clocks, lanes::Lanes, part::Part},
+    remote::{Admitted, CounterCheck, CounterChecks, LocalShare, SubmissionMode},
+    shared_store::{clocks::Clocks, lanes::Lanes, part::BatchPart},
     store::CounterOperation,
     time::Timestamp,
 };
@@ -39,7 +39,7 @@ async fn charge(key: Key, local_share: &Lock<LocalShare>, lanes: &Arc<Lanes>, cl
     let operation = CounterOperation::Absorb(counter.clone());
     let checks = CounterChecks::from_iter([CounterCheck::by_counter(key, limit.clone(), operation)]);
     // The lane answers every part, so there is no other bound on the wait.
-    if lanes.apply(Part::new(checks, Mode::Each, Timestamp::MAX, None)).await.is_some() {
+    if lanes.apply(BatchPart::new(checks, SubmissionMode::Each, Timestamp::MAX, None)).await.is_some() {
         return true;
     }
     local_share.lock().put_back(key, Admitted { limit, counter }, clocks.degraded());

@@ -5,8 +5,8 @@ use std::{sync::Arc, time::Duration};
 use tokio::sync::Semaphore;
 
 use crate::{
-    remote::{CounterChecks, LATE_MAX, Mode},
-    shared_store::{lanes::Lanes, part::Part},
+    remote::{CounterChecks, LATE_MAX, SubmissionMode},
+    shared_store::{lanes::Lanes, part::BatchPart},
     time::Stopwatch,
 };
 
@@ -41,7 +41,7 @@ async fn withdraw(mut left: CounterChecks, timeout: Duration, lanes: &Arc<Lanes>
     let started = Stopwatch::start();
     // After that the expiry ends what is held.
     while started.elapsed() < LATE_MAX {
-        let part = Part::new(left.clone(), Mode::Each, lanes.deadline(timeout), None);
+        let part = BatchPart::new(left.clone(), SubmissionMode::Each, lanes.deadline(timeout), None);
         let mut outcomes = lanes.apply_by_lane(part).await.into_iter();
         left.retain(|_| outcomes.next().flatten().is_none());
         if left.is_empty() {

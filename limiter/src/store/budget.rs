@@ -122,13 +122,13 @@ fn change(counter: &AtomicUsize, before: usize, after: usize) {
 
 /// Bytes outside of tables, used until this is dropped. Without a budget they are not counted.
 #[derive(Debug, Default)]
-pub(crate) struct Reservation {
+pub(crate) struct MemoryReservation {
     budget: Option<Arc<Budget>>,
     bytes: usize,
 }
 
-impl Reservation {
-    pub(super) fn of(budget: &Arc<Budget>) -> Self {
+impl MemoryReservation {
+    pub(super) fn new(budget: &Arc<Budget>) -> Self {
         Self { budget: Some(budget.clone()), bytes: 0 }
     }
 
@@ -142,7 +142,7 @@ impl Reservation {
     }
 }
 
-impl Clone for Reservation {
+impl Clone for MemoryReservation {
     fn clone(&self) -> Self {
         let mut clone = Self { budget: self.budget.clone(), bytes: 0 };
         clone.set(self.bytes);
@@ -150,7 +150,7 @@ impl Clone for Reservation {
     }
 }
 
-impl Drop for Reservation {
+impl Drop for MemoryReservation {
     fn drop(&mut self) {
         self.set(0);
     }

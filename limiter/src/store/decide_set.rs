@@ -14,7 +14,8 @@ pub(crate) fn decide_set(
     refused: impl FnOnce(&[Decision]) -> bool,
     mut each: impl FnMut(usize, &CounterOperation) -> (Decision, bool),
 ) -> Decisions {
-    let (mut decisions, mut charged) = (SmallVec::<[Decision; 2]>::new(), SmallVec::<[u64; 2]>::new());
+    let mut decisions = SmallVec::<[Decision; 2]>::new();
+    let mut charged = SmallVec::<[u64; 2]>::new();
     let mut are_stored = SmallVec::<[bool; 2]>::new();
     for (index, check) in checks.iter().enumerate() {
         let (decision, stored) = each(index, &CounterOperation::Decide(check.operation));

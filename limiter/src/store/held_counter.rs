@@ -18,7 +18,7 @@ mod draft;
 mod growth;
 mod interpreter;
 
-pub(crate) use draft::{Draft, Exhausted, Reserve, reserve};
+pub(crate) use draft::{Exhausted, ReservationDraft, Reserve, reserve};
 pub(super) use growth::TakenBack;
 
 /// A counter, if it is not idle, and its holds.
@@ -44,7 +44,7 @@ pub(crate) enum DecodedHeldCounter {
 pub(crate) struct Room {
     /// The bytes that they may take.
     pub(crate) bytes: usize,
-    /// The ids of requests that a counter may remember.
+    /// The ids of requests that a counter may retain.
     pub(crate) request_ids: usize,
 }
 
@@ -53,7 +53,7 @@ impl Room {
     pub(crate) const OF_VALUE: Self = Self { bytes: usize::MAX, request_ids: 4_096 };
     /// No room.
     pub(crate) const NONE: Self = Self { bytes: 0, request_ids: 0 };
-    /// The ids of requests that a counter in memory may remember. All of them are looked at for each backup.
+    /// The ids of requests that a counter in memory may retain. All of them are looked at for each backup.
     pub(super) const REQUEST_IDS_MAX: usize = 65_536;
 
     /// Whether `more` holds of a counter have room, which take so many bytes and have this id.
@@ -86,12 +86,12 @@ impl HeldCounter {
         self.packed.as_ref().is_some_and(|packed| now < packed.idle_at())
     }
 
-    /// The penalties that are remembered.
+    /// The penalties in the record.
     pub(crate) fn penalties(&self) -> u32 {
         self.packed.as_ref().map_or(0, PackedCounter::penalties)
     }
 
-    /// Whether refusals are remembered.
+    /// Whether there is a record of refusals.
     pub(super) fn has_record(&self) -> bool {
         self.packed.as_ref().is_some_and(PackedCounter::has_record)
     }
@@ -113,7 +113,8 @@ impl HeldCounter {
 
     /// Ends holds that have expired, and returns whether that changed the counter.
     pub(crate) fn expire(&mut self, limit: &Limit, now: Now) -> (bool, Expired) {
-        let (Self { packed, holds: Some(holds) }, mut expired) = (self, Expired::default()) else {
+        let mut expired = Expired::default();
+        let Self { packed, holds: Some(holds) } = self else {
             return Default::default();
         };
         let has_moved = correct(holds, now);
@@ -127,7 +128,7 @@ impl HeldCounter {
         (is_changed, expired)
     }
 
-    /// Forgets holds whose time to be remembered has passed.
+    /// Forgets holds whose retention has ended.
     pub(super) fn forget_holds(&mut self, now: Timestamp) {
         if let Some(holds) = &mut self.holds {
             holds.forget(now);
@@ -135,9 +136,9 @@ impl HeldCounter {
         self.holds.take_if(|holds| holds.is_empty());
     }
 
-    /// The limit of the counter alone, without what its holds keep beside it.
-    pub(super) fn beside<'l>(&self, limit: &'l Limit) -> Cow<'l, Limit> {
-        self.holds().map_or(Cow::Borrowed(limit), |holds| holds.beside(limit))
+    /// The limit of the counter alone, without the places that its holds keep.
+    pub(super) fn limit_without_holds<'l>(&self, limit: &'l Limit) -> Cow<'l, Limit> {
+        self.holds().map_or(Cow::Borrowed(limit), |holds| holds.limit_without_holds(limit))
     }
 
     /// Applies `decide` to the counter and its limit. The holds observe the change.
@@ -150,8 +151,9 @@ impl HeldCounter {
         match self.holds.take() {
             None => change(&mut self.packed, limit, now, |counter| decide(limit, counter)),
             Some(holds) => {
-                let decide =
-                    |holds: &mut Holds, counter: &mut Counter| (decide(&holds.beside(limit), counter), ());
+                let decide = |holds: &mut Holds, counter: &mut Counter| {
+                    (decide(&holds.limit_without_holds(limit), counter), ())
+                };
                 self.change_both(holds, limit, now, decide).0
             }
         }
@@ -170,7 +172,7 @@ impl HeldCounter {
     }
 
     /// Settles the hold of this id at `actual` hits. If the id is unknown, the hits are charged, and the settlement is
-    /// remembered if there is room.
+    /// retained if there is room.
     pub(super) fn settle(
         &mut self,
         limit: &Limit,
@@ -186,7 +188,7 @@ impl HeldCounter {
         let holds = self.holds.take().unwrap_or_else(|| Box::new(Holds::new(limit)));
         let (_, settled) = self.change_both(holds, limit, now, |holds, counter| {
             let settled = holds.settle(limit, counter, id, actual, now.now);
-            (peek(&holds.beside(limit), counter, now), settled)
+            (peek(&holds.limit_without_holds(limit), counter, now), settled)
         });
         if let Some(holds) = self.holds.as_mut().filter(|_| !is_known && !has_room) {
             holds.forget_ended(id);
@@ -200,7 +202,7 @@ impl HeldCounter {
         let Some(holds) = self.holds.take() else { return false };
         let withdraw = |holds: &mut Holds, counter: &mut Counter| {
             let was_held = holds.withdraw(counter, id, attempt, now.now);
-            (peek(&holds.beside(limit), counter, now), was_held)
+            (peek(&holds.limit_without_holds(limit), counter, now), was_held)
         };
         self.change_both(holds, limit, now, withdraw).1
     }
@@ -212,7 +214,8 @@ impl HeldCounter {
         let known = holds.as_ref().or(there.holds.as_ref()).or(base.holds.as_ref());
         let Some(limit) = known.map(|holds| holds.limit().clone()) else { return };
         let has_room = there.holds().is_none_or(|holds| holds.bytes() <= room.bytes);
-        let (there, base) = (there.unpacked(&limit), base.unpacked(&limit));
+        let there = there.unpacked(&limit);
+        let base = base.unpacked(&limit);
         let holds = holds.unwrap_or_else(|| Box::new(Holds::new(&limit)));
         self.change_both(holds, &limit, now, |holds, counter| {
             holds.absorb(counter, there, base, has_room, now.now);
@@ -310,7 +313,7 @@ impl HeldCounter {
 }
 
 /// Applies `decide` to a counter, after it is corrected if it is ahead of the clock. A fresh one that stays idle is not
-/// kept.
+/// stored.
 fn change(
     packed: &mut Option<PackedCounter>,
     limit: &Limit,

@@ -5,7 +5,7 @@ use std::{borrow::Cow, collections::BTreeMap};
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    algorithm::{Counter, Decision, Held, Limit, Operation, Place},
+    algorithm::{ChargePosition, Counter, Decision, HeldCharge, Limit, Operation},
     store::reservation::{
         HOLD_TTL_MAX, HoldId, HoldTerms, LISTED_HOLDS_MAX, OnExpiry, OpenHold, OpenHolds, SettleOutcome,
         Settled,
@@ -22,16 +22,16 @@ mod hold;
 mod merge;
 mod size;
 
-use changes::{Changes, Uncompared};
+use changes::{HoldChanges, Uncompared};
 pub(super) use codec::DecodedHolds;
 pub(super) use copies::CounterCopy;
-use ended::{Ended, HoldAnswer};
-pub(crate) use hold::REMEMBERED;
+use ended::{EndedHold, HoldAnswer};
+pub(crate) use hold::RETENTION;
 use hold::{Hold, HoldState};
 pub(super) use size::HoldSize;
 pub(crate) use size::id_bytes;
 
-/// The ids of reservations that a counter remembers, those of open holds included, before it forgets those that have
+/// The ids of reservations that a counter retains, those of open holds included, before it forgets those that have
 /// ended: the oldest of the settled ones first.
 pub(super) const IDS_MAX: usize = 4_096;
 
@@ -65,7 +65,7 @@ pub(super) struct Holds {
     // Those that still weigh something, in the order of their charges. At most `HOLDS_MAX`.
     each: Vec<Hold>,
     #[serde(with = "ended::oldest_first")]
-    ended: BTreeMap<HoldId, Ended>,
+    ended: BTreeMap<HoldId, EndedHold>,
     // Invariant: no open hold expires earlier.
     #[serde(skip)]
     next_expiry: Timestamp,
@@ -79,7 +79,7 @@ pub(super) struct Holds {
     #[serde(skip)]
     request_ids: usize,
     #[serde(skip)]
-    changes: Changes,
+    changes: HoldChanges,
     // Ended holds that were forgotten because there were too many.
     #[serde(skip)]
     forgotten_early: Uncompared<usize>,
@@ -96,7 +96,7 @@ impl Holds {
             next_forgotten: Uncompared(Timestamp::MAX),
             id_bytes: 0,
             request_ids: 0,
-            changes: Changes::default(),
+            changes: HoldChanges::default(),
             forgotten_early: Uncompared(0),
         }
     }
@@ -106,7 +106,7 @@ impl Holds {
         &self.limit
     }
 
-    /// Whether nothing is held or remembered.
+    /// Whether nothing is held or retained.
     pub(super) fn is_empty(&self) -> bool {
         self.each.is_empty() && self.ended.is_empty()
     }
@@ -135,12 +135,12 @@ impl Holds {
         self.each.len()
     }
 
-    /// The number of ids of requests that are remembered and do not weigh.
+    /// The number of ids of requests that are retained and do not weigh.
     pub(super) fn request_ids(&self) -> usize {
         self.request_ids
     }
 
-    /// The instant from which none is remembered.
+    /// The instant from which none is retained.
     #[cfg(feature = "redis")]
     pub(super) fn forgotten_at(&self) -> Timestamp {
         let each = self.each.iter().map(Hold::forgotten_at);
@@ -163,11 +163,11 @@ impl Holds {
     }
 
     /// The limit of the counter alone, without the places that open holds keep.
-    pub(super) fn beside<'l>(&self, limit: &'l Limit) -> Cow<'l, Limit> {
-        let kept = self.each.iter().filter(|hold| hold.keeps_places(limit)).map(|hold| hold.hits);
-        match kept.fold(0, u64::saturating_add) {
+    pub(super) fn limit_without_holds<'l>(&self, limit: &'l Limit) -> Cow<'l, Limit> {
+        let retained = self.each.iter().filter(|hold| hold.keeps_places(limit)).map(|hold| hold.hits);
+        match retained.fold(0, u64::saturating_add) {
             0 => Cow::Borrowed(limit),
-            kept => Cow::Owned(limit.less(kept)),
+            retained => Cow::Owned(limit.less(retained)),
         }
     }
 
@@ -180,8 +180,8 @@ impl Holds {
         now: Timestamp,
     ) -> Decision {
         let open = self.each.iter().filter(|hold| hold.state == HoldState::Open && !hold.keeps_places(limit));
-        let held: Vec<Held> = open.map(|hold| hold.held).collect();
-        self.beside(limit).refund_beside(counter, &held, hits, now)
+        let held: Vec<HeldCharge> = open.map(|hold| hold.held).collect();
+        self.limit_without_holds(limit).refund_beside(counter, &held, hits, now)
     }
 
     /// Records what `counter` weighs. Call this before and after each change of the counter.
@@ -198,7 +198,7 @@ impl Holds {
         id: HoldId,
         terms: &HoldTerms,
         hits: u64,
-        held: Held,
+        held: HeldCharge,
         decision: &Decision,
         now: Timestamp,
     ) {
@@ -207,8 +207,11 @@ impl Holds {
         let expires_at = now.after(ttl);
         self.id_bytes += id.bytes.len();
         self.next_expiry = self.next_expiry.min(expires_at);
-        let (attempt, on_expiry, answer) = (terms.attempt, terms.on_expiry, HoldAnswer::of(decision));
-        let (state, copied) = (HoldState::Open, Uncompared(0));
+        let attempt = terms.attempt;
+        let on_expiry = terms.on_expiry;
+        let answer = HoldAnswer::from_decision(decision);
+        let state = HoldState::Open;
+        let copied = Uncompared(0);
         self.each.push(Hold { id, attempt, hits, answer, ttl, expires_at, on_expiry, state, held, copied });
     }
 
@@ -264,7 +267,7 @@ impl Holds {
         actual: u64,
         now: Timestamp,
     ) -> Settled {
-        if let Some(Ended { settled: Some(settled), .. }) = self.ended.get(id) {
+        if let Some(EndedHold { settled: Some(settled), .. }) = self.ended.get(id) {
             return *settled;
         }
         self.observe(limit, counter, now);
@@ -272,7 +275,7 @@ impl Holds {
         let hold = hold.map(|index| self.take_back(index, counter, actual, now).0);
         let reserved = hold.as_ref().map_or(0, |hold| hold.hits);
         let missing = actual.saturating_sub(reserved);
-        let limit = self.beside(limit);
+        let limit = self.limit_without_holds(limit);
         let (charged, _) = limit.charge_used(counter, missing, now);
         let left = limit.decide(counter, now, Operation::Peek);
         let outcome = match &hold {
@@ -281,7 +284,8 @@ impl Holds {
             None if self.ended.contains_key(id) => SettleOutcome::Released,
             None => SettleOutcome::Unknown,
         };
-        let (remaining, reset_after) = (left.remaining, left.reset_after);
+        let remaining = left.remaining;
+        let reset_after = left.reset_after;
         let settled = Settled { outcome, reserved, uncharged: missing - charged, remaining, reset_after };
         match hold {
             Some(hold) => self.end(hold, Some(settled)),
@@ -315,13 +319,13 @@ impl Holds {
             if now.after(hold.ttl) < hold.expires_at {
                 hold.expires_at = at.after(hold.ttl);
             }
-            if let Place::Instant(instant) = &mut hold.held.place
+            if let ChargePosition::Instant(instant) = &mut hold.held.place
                 && now < *instant
             {
                 (*instant, has_moved) = (at, true);
             }
         }
-        let latest = now.after(HOLD_TTL_MAX).after(REMEMBERED);
+        let latest = now.after(HOLD_TTL_MAX).after(RETENTION);
         for ended in self.ended.values_mut() {
             ended.forgotten_at = ended.forgotten_at.min(latest);
         }
@@ -340,13 +344,17 @@ impl Holds {
         }
     }
 
-    /// The same with all instants `back` nanoseconds earlier.
+    /// The holds with all instants `back` nanoseconds earlier.
     pub(super) fn shifted_back(self, back: u64) -> Self {
         self.moved(|instant| instant.minus(back), |place| place.shifted_back(back))
     }
 
-    /// The same with other instants.
-    fn moved(mut self, instant: impl Fn(Timestamp) -> Timestamp, place: impl Fn(Place) -> Place) -> Self {
+    /// The holds with other instants.
+    fn moved(
+        mut self,
+        instant: impl Fn(Timestamp) -> Timestamp,
+        place: impl Fn(ChargePosition) -> ChargePosition,
+    ) -> Self {
         for hold in &mut self.each {
             (hold.expires_at, hold.held.place) = (instant(hold.expires_at), place(hold.held.place));
         }
@@ -358,16 +366,22 @@ impl Holds {
         self
     }
 
-    /// Removes the hold at `index` and takes back all but `kept` of its hits. Places that it has kept are charged then.
-    /// Also returns the units taken back.
-    fn take_back(&mut self, index: usize, counter: &mut Counter, kept: u64, now: Timestamp) -> (Hold, u128) {
+    /// Removes the hold at `index` and takes back all but `retained` of its hits. Places that it has retained are
+    /// charged then. Also returns the units taken back.
+    fn take_back(
+        &mut self,
+        index: usize,
+        counter: &mut Counter,
+        retained: u64,
+        now: Timestamp,
+    ) -> (Hold, u128) {
         let mut hold = self.each.remove(index);
         self.changes.remove(&hold.id);
         if hold.keeps_places(&self.limit) {
-            hold.charge_places(&self.limit, counter, kept.min(hold.hits), now);
+            hold.charge_places(&self.limit, counter, retained.min(hold.hits), now);
             return (hold, 0);
         }
-        let units = self.limit.lighten(counter, &mut hold.held, kept, now);
+        let units = self.limit.lighten(counter, &mut hold.held, retained, now);
         if units > 0 {
             let (earlier, later) = self.each.split_at_mut(index);
             earlier.iter_mut().for_each(|other| other.held.before_later(&hold.held, units));

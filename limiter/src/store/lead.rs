@@ -1,6 +1,6 @@
 //! A lead that a clock gave up.
 
-use crate::time::{ClockStep, Comparison, Timestamp};
+use crate::time::{ClockComparison, ClockStep, Timestamp};
 
 /// A lead that a clock gave up: the clock continued from `at` although it had shown `until`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -12,18 +12,18 @@ pub struct Lead {
 }
 
 impl Lead {
-    /// A lead that covers both.
+    /// A lead that covers this one and `other`.
     pub(super) fn and(self, other: Self) -> Self {
         Self { at: self.at.max(other.at), until: self.until.max(other.until) }
     }
 
     /// The lead that a clock gives up when it follows the wall clock.
-    pub fn given_up(comparison: &Comparison) -> Option<Self> {
+    pub fn given_up(comparison: &ClockComparison) -> Option<Self> {
         let is_given_up = matches!(comparison.long_step(), Some(ClockStep::Back(_)));
         is_given_up.then(|| Self { at: comparison.wall(), until: comparison.shown() })
     }
 
-    /// The same lead for a clock that shows `back` nanoseconds less.
+    /// The lead for a clock that shows `back` nanoseconds less.
     pub(super) fn shifted_back(self, back: u64) -> Self {
         Self { at: self.at.minus(back), until: self.until.minus(back) }
     }

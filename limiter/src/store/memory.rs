@@ -10,7 +10,7 @@ use crate::{
         decide_set::decide_set,
         held_counter::Room,
         lead::Lead,
-        operation::{CounterOperation, Outcome},
+        operation::{CounterOperation, OperationOutcome},
         packed_counter::Now,
     },
     time::Timestamp,
@@ -54,9 +54,9 @@ pub struct Memory {
 /// The memory for ids of requests and reservations, in bytes.
 #[derive(Clone, Copy, Debug)]
 pub struct IdMemory {
-    /// What they take.
+    /// The bytes that ids take.
     pub used: usize,
-    /// What they may take.
+    /// The most bytes that ids may take.
     pub max: usize,
 }
 
@@ -67,9 +67,9 @@ pub struct StoreStats {
     pub live: usize,
     /// The bytes of counters, including copies of other owners' counters.
     pub bytes: usize,
-    /// The bytes that all of these may take.
+    /// The bytes that counters and copies may take.
     pub bytes_max: usize,
-    /// The part of these bytes that copies take.
+    /// The bytes of copies of other owners' counters.
     pub backup_bytes: usize,
     /// Idle counters that were evicted, since the start.
     pub evicted_idle: u64,
@@ -108,20 +108,20 @@ impl Memory {
     /// An empty store of at most `bytes_max` bytes, which owns all slots. `on_full` decides on new keys without
     /// memory.
     pub fn new(bytes_max: u64, on_full: OnFull) -> Self {
-        Self::of(bytes_max, on_full, SLOTS)
+        Self::with_slot_count(bytes_max, on_full, SLOTS)
     }
 
-    /// The same with this many slots, a power of two from 2 to 65,536. Drops all counters.
+    /// Sets the number of slots, a power of two from 2 to 65,536. Drops all counters.
     pub fn with_slots(self, slots: usize) -> Self {
-        Self::of(self.tables.resources.budget.bytes_max() as u64, self.tables.on_full, slots)
+        Self::with_slot_count(self.tables.resources.budget.bytes_max() as u64, self.tables.on_full, slots)
     }
 
-    /// The same as part of a cluster: it owns no slot until [`Memory::acquire`].
+    /// Makes the store part of a cluster: it owns no slot until [`Memory::acquire`].
     pub fn shared(self) -> Self {
         Self { ownerships: Some(OwnershipTable::new(self.slots())), ..self }
     }
 
-    fn of(bytes_max: u64, on_full: OnFull, slots: usize) -> Self {
+    fn with_slot_count(bytes_max: u64, on_full: OnFull, slots: usize) -> Self {
         let tables = Tables::new(bytes_max, on_full, slots);
         Self { tables, ownerships: None, restrictions: Restrictions::default() }
     }
@@ -240,7 +240,7 @@ impl Memory {
         self.apply_one(check, now, |_| None)
     }
 
-    /// The same, with what `keep` makes of the receipt.
+    /// Decides the only check of a call as [`Memory::apply`] does, with what `keep` makes of the receipt.
     // Without the lists that several checks need, a decision costs about a third less.
     #[inline(always)]
     fn apply_one<R>(
@@ -284,7 +284,7 @@ impl Memory {
         Ok(SingleDecision { decision, charged })
     }
 
-    /// The same in a slot with holds, grants, leases or pending usage.
+    /// Decides the only check of a call in a slot with holds, grants, leases or pending usage.
     #[cold]
     #[inline(never)]
     fn apply_one_with_side_data(
@@ -305,31 +305,31 @@ impl Memory {
         limit: &Limit,
         operation: &CounterOperation,
         now: Timestamp,
-    ) -> Result<Outcome, NotLocal> {
+    ) -> Result<OperationOutcome, NotLocal> {
         let check = |operation| Check { key, limit, operation, on_refusal: OnRefusal::TakeBack };
         let charge = |hits| Checks::from_slice(&[check(Operation::Charge(hits))]);
         match operation {
             CounterOperation::Decide(operation) => {
                 let SingleDecision { decision, charged } = self.apply_one(&check(*operation), now, Some)?;
-                Ok(Outcome::of(decision, charged))
+                Ok(OperationOutcome::new(decision, charged))
             }
             CounterOperation::Reserve { terms, hits } => {
                 let refused = |decisions: &[Decision]| !decisions[0].verdict.passes();
                 match self.reserve(&charge(*hits), terms, now, refused) {
-                    Ok(reserved) => Ok(Outcome::reserved(&reserved)[0].clone()),
+                    Ok(reserved) => Ok(OperationOutcome::reserved(&reserved)[0].clone()),
                     Err(ReserveError::NotLocal(missing)) => Err(missing),
-                    Err(ReserveError::Exhausted) => Ok(Outcome::exhausted()),
+                    Err(ReserveError::Exhausted) => Ok(OperationOutcome::exhausted()),
                 }
             }
             CounterOperation::Settle { id, actual, unknown } => {
-                Ok(Outcome::settled(self.settle(&charge(*actual), id, *unknown, now)?[0]))
+                Ok(OperationOutcome::settled(self.settle(&charge(*actual), id, *unknown, now)?[0]))
             }
             CounterOperation::RefundOnce { hits, .. } => {
                 self.refund_once(&check(Operation::Refund(*hits)), operation, now)
             }
             CounterOperation::Withdraw { id, attempt } => {
                 self.withdraw(&charge(0), id, *attempt, now)?;
-                Ok(Outcome::of(self.admin().peek(key, limit, now).peek, 0))
+                Ok(OperationOutcome::new(self.admin().peek(key, limit, now).peek, 0))
             }
             CounterOperation::Undo(_)
             | CounterOperation::Set(_)

@@ -24,7 +24,7 @@ mod subscribers;
 mod table;
 
 pub use budget::BYTES_MIN;
-pub(crate) use budget::Reservation;
+pub(crate) use budget::MemoryReservation;
 pub use check::{Check, OnFull, OnRefusal};
 #[cfg(feature = "redis")]
 pub(crate) use decide_set::decide_set;
@@ -33,24 +33,24 @@ pub use decisions::{Checks, Decisions, RemoteDecisions, Reserved, SingleDecision
 pub(crate) use held_counter::{DecodedHeldCounter, Exhausted, HeldCounter, Reserve, Room, reserve};
 #[cfg(feature = "redis")]
 pub(crate) use holds::Expired;
-pub(crate) use holds::{REMEMBERED as HOLD_REMEMBERED, id_bytes};
+pub(crate) use holds::{RETENTION as HOLD_RETENTION, id_bytes};
 pub use lead::Lead;
 pub(crate) use memory::each_hold_id;
 pub use memory::{
     Admin, CounterState, CounterView, DryRun, Grants, IdMemory, Leases, Memory, NotLocal, Replacement,
     ReserveError, SWEEP_PARTS, SWEEP_ROUND, StoreStats, Turn, UsedHits,
 };
-pub use operation::{CounterOperation, HoldOutcome, Outcome, Shown, UnknownId};
+pub use operation::{CounterDetails, CounterOperation, HoldOutcome, OperationOutcome, UnknownId};
 #[cfg(feature = "redis")]
 pub(crate) use packed_counter::Now;
 pub(crate) use refusal::refuses;
-pub use refusal::{Refusal, Role};
+pub use refusal::{CheckRole, Refusal};
 pub use reservation::{
     HOLD_ID_BYTES_MAX, HOLD_TTL_DEFAULT, HOLD_TTL_MAX, HOLD_TTL_MIN, HOLDS_MAX, HoldId, HoldIdTooLong,
     HoldTerms, HoldTtlOutOfBounds, OnExpiry, OpenHold, OpenHolds, SettleOutcome, Settled,
 };
 pub use slot::{SLOTS, Slot};
-pub use slot_copy::{EncodedSlot, SlotCopy};
-pub use slot_data::{Changes, Consumption, DecodeError, PendingUsage, SlotData};
+pub use slot_copy::{EncodedSlot, SlotSnapshot};
+pub use slot_data::{Consumption, PendingUsage, SlotChanges, SlotData, SlotDecodeError};
 pub use stored_slot::{Epoch, SlotSource, StoredSlot};
-pub use subscribers::{Part, SUBSCRIBERS_SHOWN_MAX, SubscriberId, SubscriberState, Subscribers};
+pub use subscribers::{LimitPart, SUBSCRIBERS_LISTED_MAX, SubscriberId, SubscriberState, Subscribers};

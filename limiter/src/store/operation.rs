@@ -11,7 +11,7 @@ use crate::{
     time::Timestamp,
 };
 
-/// What is asked of a counter and its holds, in every store.
+/// An operation on a counter and its holds, in every store.
 ///
 /// Replicas encode operations by the order of the variants and fields.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -48,12 +48,12 @@ pub enum CounterOperation {
     },
     /// Refund this many hits once for each id. A repeated refund is answered as the first one.
     RefundOnce {
-        /// The id, and for how long it is remembered.
+        /// The id, and for how long it is retained.
         terms: Box<HoldTerms>,
         /// The hits.
         hits: u64,
     },
-    /// Peek, and show what else there is to the counter.
+    /// Peek, and return the side data of the counter.
     Show,
     /// Add what was consumed elsewhere, then peek. Instants in it are of this clock, so it is not sent.
     #[serde(skip)]
@@ -63,7 +63,7 @@ pub enum CounterOperation {
 /// What becomes of an unknown id whose settlement was charged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum UnknownId {
-    /// It is remembered if there is room, so that a repeated settlement charges nothing.
+    /// It is retained if there is room, so that a repeated settlement charges nothing.
     Remember,
     /// It is forgotten.
     Forget,
@@ -71,7 +71,7 @@ pub enum UnknownId {
 
 /// What an operation on a counter has come to.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Outcome {
+pub struct OperationOutcome {
     /// The decision.
     pub decision: Decision,
     /// The hits that were charged.
@@ -89,18 +89,18 @@ pub enum HoldOutcome {
     Exhausted,
     /// One is settled. Boxed, because most outcomes have none.
     Settled(Box<Settled>),
-    /// Nothing: they are shown.
-    Shown(Arc<Shown>),
+    /// Nothing: the outcome has the side data of the counter.
+    Shown(Arc<CounterDetails>),
     /// The one that was reserved is known and has ended. The decision is that of its reservation.
     Ended,
 }
 
-/// What there is to a counter beside what a peek tells.
+/// The side data of a counter, which a peek does not tell.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Shown {
+pub struct CounterDetails {
     /// The open holds.
     pub holds: Arc<OpenHolds>,
-    /// What is remembered of refusals.
+    /// The record of refusals.
     pub penalty: Option<PenaltyState>,
     /// Clients with parts of the limit, if it is divided.
     pub subscribers: Option<Arc<Subscribers>>,
@@ -125,7 +125,7 @@ impl CounterOperation {
     }
 
     /// The operation of a call; a peek for all others.
-    pub(crate) fn of_call(&self) -> Operation {
+    pub(crate) fn call_operation(&self) -> Operation {
         if let Self::Decide(operation) = self { *operation } else { Operation::Peek }
     }
 
@@ -145,7 +145,7 @@ impl CounterOperation {
         }
     }
 
-    /// Whether the counter may remember an id that it does not know.
+    /// Whether the counter may retain an id that it does not know.
     pub fn remembers_id(&self) -> bool {
         match self {
             Self::Reserve { .. } | Self::RefundOnce { .. } => true,
@@ -172,9 +172,9 @@ impl CounterOperation {
     }
 }
 
-impl Outcome {
+impl OperationOutcome {
     /// The outcome of a decision that has charged so many hits.
-    pub fn of(decision: Decision, charged: u64) -> Self {
+    pub fn new(decision: Decision, charged: u64) -> Self {
         Self { decision, charged, hold: HoldOutcome::Decided }
     }
 
@@ -182,21 +182,23 @@ impl Outcome {
     pub(crate) fn reserved(reserved: &Reserved) -> SmallVec<[Self; 1]> {
         let hold = if reserved.has_ended { HoldOutcome::Ended } else { HoldOutcome::Decided };
         let each = reserved.decisions.iter().zip(reserved.decisions.charged());
-        each.map(|(decision, charged)| Self { hold: hold.clone(), ..Self::of(*decision, *charged) }).collect()
+        each.map(|(decision, charged)| Self { hold: hold.clone(), ..Self::new(*decision, *charged) })
+            .collect()
     }
 
     /// The outcome of a settlement.
     pub(super) fn settled(settled: Settled) -> Self {
         let Settled { remaining, reset_after, .. } = settled;
         let decision = Decision { verdict: Verdict::Pass, remaining, reset_after, receipt: None };
-        Self { hold: HoldOutcome::Settled(Box::new(settled)), ..Self::of(decision, 0) }
+        Self { hold: HoldOutcome::Settled(Box::new(settled)), ..Self::new(decision, 0) }
     }
 
     /// The outcome if the counter has too many holds.
     pub fn exhausted() -> Self {
-        let (verdict, reset_after) = (Verdict::Pass, Duration::ZERO);
+        let verdict = Verdict::Pass;
+        let reset_after = Duration::ZERO;
         let decision = Decision { verdict, remaining: 0, reset_after, receipt: None };
-        Self { hold: HoldOutcome::Exhausted, ..Self::of(decision, 0) }
+        Self { hold: HoldOutcome::Exhausted, ..Self::new(decision, 0) }
     }
 }
 

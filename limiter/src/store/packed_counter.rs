@@ -51,7 +51,8 @@ impl PackedCounter {
             let PenalizedCounter { counter, record } = *penalized;
             return Self::penalized(Self::new(limit, counter, decision), record);
         }
-        let (limit, used) = (limit.plain(), UsedShare::of(limit.allowance(), decision));
+        let used = UsedShare::new(limit.allowance(), decision);
+        let limit = limit.plain();
         each_algorithm!(limit, limit => pack(limit, &mut counter, used)).unwrap_or_else(|| {
             let idle_at = limit.idle_at(&counter);
             Self::large(used, idle_at, counter)
@@ -71,7 +72,7 @@ impl PackedCounter {
         if let Self::Penalized(penalized) = self { &penalized.counter } else { self }
     }
 
-    /// The same, and the record.
+    /// The counter without its record, and the record.
     fn into_plain(self) -> (Self, Option<PenaltyRecord>) {
         match self {
             Self::Penalized(penalized) => (penalized.counter, Some(penalized.record)),
@@ -79,12 +80,12 @@ impl PackedCounter {
         }
     }
 
-    /// Whether refusals or penalties are remembered.
+    /// Whether there is a record of refusals or penalties.
     pub(super) fn has_record(&self) -> bool {
         matches!(self, Self::Penalized(_))
     }
 
-    /// The counter without what is remembered of refusals.
+    /// The counter without the record of refusals.
     pub(super) fn without_record(self) -> Self {
         self.into_plain().0
     }
@@ -98,13 +99,13 @@ impl PackedCounter {
         }
     }
 
-    /// The penalties that are remembered.
+    /// The penalties in the record.
     pub(super) fn penalties(&self) -> u32 {
         if let Self::Penalized(penalized) = self { penalized.record.penalties } else { 0 }
     }
 
     /// Answers `operation` of a limit of the same kind, and charges or refunds the counter accordingly. `keep` returns
-    /// what is kept of a receipt. `None`, without a change, if the counter is of another kind, does not fit into 16
+    /// what is retained of a receipt. `None`, without a change, if the counter is of another kind, does not fit into 16
     /// bytes before or after the operation, may be ahead of the clock, or has a limit with a penalty.
     // `inline(always)`: a decision is too large to move.
     #[inline(always)]
@@ -121,7 +122,7 @@ impl PackedCounter {
                 return None;
             }
             let decision = algorithm.decide(&mut counter, now, operation);
-            let packed = counter.pack(algorithm, UsedShare::of(algorithm.allowance(), &decision))?;
+            let packed = counter.pack(algorithm, UsedShare::new(algorithm.allowance(), &decision))?;
             // What is replaced was unpacked, so there is nothing to drop.
             mem::forget(mem::replace(self, packed));
             Some(decision.keep_receipt(|receipt| keep(receipt.into_enum())))
@@ -157,7 +158,7 @@ impl PackedCounter {
                     return decision;
                 }
                 large.idle_at = limit.idle_at(&large.counter);
-                large.used = UsedShare::of(limit.allowance(), &decision);
+                large.used = UsedShare::new(limit.allowance(), &decision);
                 decision
             }
             // Without a copy, because it may be long.
@@ -190,7 +191,7 @@ impl PackedCounter {
         }
     }
 
-    /// The same without a copy.
+    /// The unpacked counter, without a copy. `limit` must be of the same kind.
     fn into_counter(self, limit: &Limit) -> Counter {
         match self {
             Self::Large(large) => large.counter,
@@ -224,7 +225,7 @@ impl PackedCounter {
         let window_nanos = window_nanos(algorithm);
         let may_be_ahead = |counter: &A::Counter| counter.may_be_ahead(window_nanos, given_up, now);
         if let Self::Large(large) = self {
-            return Variant::of(&large.counter).is_some_and(may_be_ahead);
+            return Variant::from_enum(&large.counter).is_some_and(may_be_ahead);
         }
         unpack(self, algorithm).is_some_and(|counter| may_be_ahead(&counter))
     }
@@ -271,9 +272,10 @@ impl PackedCounter {
         }
     }
 
-    /// The same with what has not changed since an earlier copy, if only the changes of a log are here.
+    /// The counter with what has not changed since an earlier copy, if only the changes of a log are here.
     pub(super) fn after(self, earlier: Self) -> Self {
-        let ((later, record), (earlier, _)) = (self.into_plain(), earlier.into_plain());
+        let (later, record) = self.into_plain();
+        let (earlier, _) = earlier.into_plain();
         let all = match (later, earlier) {
             (Self::Large(mut later), Self::Large(earlier)) => {
                 later.counter = match (later.counter, earlier.counter) {
@@ -317,7 +319,8 @@ impl PackedCounter {
     /// admit a refused key.
     pub(super) fn eviction_cost(&self, now: Timestamp) -> Option<u8> {
         let owed = |until: Timestamp, passing_debt_max: ApproxNumber| {
-            let (debt, most) = (until.nanos_since(now), passing_debt_max.number());
+            let debt = until.nanos_since(now);
+            let most = passing_debt_max.number();
             // The share is at most 254, as the debt is at most `most`.
             (debt <= most).then(|| (u128::from(debt) * 254 / u128::from(most.max(1))) as u8)
         };
@@ -344,7 +347,7 @@ impl PackedCounter {
         }
     }
 
-    /// The same with all instants `back` nanoseconds earlier.
+    /// The counter with all instants `back` nanoseconds earlier.
     pub(super) fn shifted_back(mut self, back: u64) -> Self {
         match &mut self {
             Self::Window { end: instant, .. }
@@ -352,8 +355,8 @@ impl PackedCounter {
             | Self::Step { full_at: instant, .. } => *instant = instant.minus(back),
             Self::Sliding { until, .. } => {
                 // Whole milliseconds stay whole and in range.
-                *until =
-                    Millis::of(until.timestamp().minus(back / MILLISECOND * MILLISECOND)).unwrap_or(*until);
+                *until = Millis::from_instant(until.timestamp().minus(back / MILLISECOND * MILLISECOND))
+                    .unwrap_or(*until);
             }
             Self::Large(large) => {
                 large.idle_at = large.idle_at.minus(back);

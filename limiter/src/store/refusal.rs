@@ -6,7 +6,7 @@ use crate::algorithm::Decision;
 
 /// What the decision on a check means for the call.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Role {
+pub struct CheckRole {
     /// The check never refuses (`shadow_mode`).
     pub is_shadow: bool,
     /// The check refuses only together with all others in quota mode.
@@ -17,7 +17,7 @@ pub struct Role {
 #[derive(Clone, Debug, Default)]
 pub struct Refusal {
     /// The role of each deciding check.
-    pub roles: SmallVec<[Role; 2]>,
+    pub roles: SmallVec<[CheckRole; 2]>,
     /// Whether exhausted quotas refuse the call. They do not if something else of the call is without a limit.
     pub do_quotas_refuse: bool,
 }
@@ -34,11 +34,12 @@ impl Refusal {
 // `inline(always)`: part of every decision.
 #[inline(always)]
 pub(crate) fn refuses<R>(
-    roles: impl IntoIterator<Item = Role>,
+    roles: impl IntoIterator<Item = CheckRole>,
     decisions: &[Decision<R>],
     do_quotas_refuse: impl FnOnce() -> bool,
 ) -> bool {
-    let (mut quotas, mut exhausted) = (0, 0);
+    let mut quotas = 0;
+    let mut exhausted = 0;
     for (role, decision) in roles.into_iter().zip(decisions) {
         let passes = role.is_shadow || decision.verdict.passes();
         if role.is_quota {

@@ -74,11 +74,11 @@ pub struct HoldTtlOutOfBounds(pub Duration);
 /// The open holds of a counter.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OpenHolds {
-    /// Their number.
+    /// The number of open holds.
     pub count: u64,
-    /// The hits of all of them.
+    /// The hits of all open holds.
     pub hits: u64,
-    /// Those that expire first, at most 100.
+    /// The open holds that expire first, at most 100.
     pub first: Vec<OpenHold>,
 }
 
@@ -138,12 +138,12 @@ impl HoldId {
     }
 
     /// The id of a charge that counts once, from the id of its request. It differs from every id that is a text.
-    pub fn of_request(request_id: &str) -> Result<Self, HoldIdTooLong> {
+    pub fn for_request(request_id: &str) -> Result<Self, HoldIdTooLong> {
         Self::new(&[&[CHARGES], request_id.as_bytes()].concat())
     }
 
     /// The id of a refund that counts once, from the id of its request. A charge with the same id is another one.
-    pub fn of_refund(request_id: &str) -> Result<Self, HoldIdTooLong> {
+    pub fn for_refund(request_id: &str) -> Result<Self, HoldIdTooLong> {
         Self::new(&[&[REFUNDS], request_id.as_bytes()].concat())
     }
 
@@ -209,12 +209,12 @@ impl HoldTerms {
         Ok(Self { id, attempt: 0, ttl, on_expiry, parts: Vec::new() })
     }
 
-    /// The same terms, with what happens to each descriptor of the request instead.
+    /// The terms with what happens to each descriptor of the request instead.
     pub fn with_descriptors(self, parts: Vec<Option<OnExpiry>>) -> Self {
         Self { parts, ..self }
     }
 
-    /// The same terms with the checks of the descriptors at these indices as their parts.
+    /// The terms with the checks of the descriptors at these indices as their parts.
     pub(crate) fn with_checks(&self, descriptors: impl Iterator<Item = usize>) -> Cow<'_, Self> {
         if self.parts.is_empty() {
             return Cow::Borrowed(self);
@@ -224,19 +224,19 @@ impl HoldTerms {
     }
 
     /// The terms of one part.
-    pub(crate) fn of_part(&self, index: usize, id: HoldId) -> Self {
+    pub(crate) fn for_part(&self, index: usize, id: HoldId) -> Self {
         let Self { attempt, ttl, on_expiry, ref parts, .. } = *self;
         let on_expiry = parts.get(index).copied().flatten().unwrap_or(on_expiry);
         Self { id, attempt, ttl, on_expiry, parts: Vec::new() }
     }
 
-    /// The same terms for another attempt.
+    /// The terms for another attempt.
     pub(crate) fn with_random_attempt(&self) -> Self {
         let attempt = getrandom::u64().expect("every supported system has a random source");
         self.clone().with_attempt(attempt)
     }
 
-    /// The same terms for this attempt.
+    /// The terms for this attempt.
     pub fn with_attempt(self, attempt: u64) -> Self {
         Self { attempt, ..self }
     }

@@ -15,7 +15,7 @@ pub struct Slot(pub u16);
 
 impl Slot {
     /// The slot of `key` among `slots`, a power of two from 2 to 65,536.
-    pub fn of(key: Key, slots: usize) -> Self {
+    pub fn for_key(key: Key, slots: usize) -> Self {
         // The upper bits: tables use the lower half.
         Self((key.high() >> (u64::BITS - slots.ilog2())) as u16)
     }
@@ -53,9 +53,9 @@ mod tests {
         #[test]
         fn slot_and_lower_half_identify_a_key(high: u64, low: u64, bits in 1..=16u32) {
             let (key, slots) = (Key::from_halves(high, low), 1 << bits);
-            let slot = Slot::of(key, slots);
+            let slot = Slot::for_key(key, slots);
             let restored = slot.key(slots, low);
-            prop_assert_eq!((restored, Slot::of(restored, slots)), (key, slot));
+            prop_assert_eq!((restored, Slot::for_key(restored, slots)), (key, slot));
         }
     }
 }

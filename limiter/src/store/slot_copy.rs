@@ -6,7 +6,7 @@ use crate::{
     algorithm::{Counter, Granted, HitRate, Limit},
     descriptor::Key,
     store::{
-        DecodeError, Epoch, Slot, SlotData, StoredSlot,
+        Epoch, Slot, SlotData, SlotDecodeError, StoredSlot,
         operation::charge_used,
         packed_counter::{Now, PackedCounter},
     },
@@ -15,7 +15,7 @@ use crate::{
 
 /// A copy of one slot.
 #[derive(Debug)]
-pub struct SlotCopy {
+pub struct SlotSnapshot {
     // What is not in `counters`.
     rest: StoredSlot,
     // With the lower halves of their keys. A list and not a map, because a caller may wait for the lock meanwhile.
@@ -33,7 +33,7 @@ pub struct EncodedSlot {
     pub slot: Slot,
     /// The epoch of its owner.
     pub epoch: Epoch,
-    /// The number of changes since.
+    /// The number of changes since the owner acquired the slot.
     pub seq: u64,
     /// The data.
     pub bytes: Vec<u8>,
@@ -41,13 +41,13 @@ pub struct EncodedSlot {
 
 impl EncodedSlot {
     /// Decodes the data, which was encoded at `now`.
-    pub fn decode(self, now: Timestamp) -> Result<StoredSlot, DecodeError> {
+    pub fn decode(self, now: Timestamp) -> Result<StoredSlot, SlotDecodeError> {
         let Self { slot, epoch, seq, bytes } = self;
         Ok(StoredSlot { slot, epoch, seq, data: SlotData::decode(&bytes, now)? })
     }
 }
 
-impl SlotCopy {
+impl SlotSnapshot {
     pub(super) fn new(
         rest: StoredSlot,
         counters: Vec<(u64, PackedCounter)>,
@@ -94,7 +94,7 @@ impl SlotCopy {
         Some(EncodedSlot { slot, epoch, seq, bytes: data.encode_with(counters, now) })
     }
 
-    /// What would be encoded.
+    /// The data that [`SlotSnapshot::encode`] would encode.
     #[cfg(test)]
     pub(super) fn into_data(mut self, now: Timestamp) -> SlotData {
         self.charge_granted(now);
@@ -104,7 +104,7 @@ impl SlotCopy {
     }
 }
 
-impl From<StoredSlot> for SlotCopy {
+impl From<StoredSlot> for SlotSnapshot {
     fn from(stored: StoredSlot) -> Self {
         Self::new(stored, Vec::new(), Vec::new(), 0)
     }

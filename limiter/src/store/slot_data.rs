@@ -11,13 +11,13 @@ use crate::{
     algorithm::{Counter, Granted, HitRate, Limit, Operation},
     descriptor::Key,
     store::{
-        budget::{Budget, Reservation},
+        budget::{Budget, MemoryReservation},
         held_counter::HeldCounter,
         holds::Holds,
         key_hasher::{ByKey, KeyHasher},
         lead::Lead,
         packed_counter::{Now, PackedCounter},
-        table::Table,
+        table::SlotTable,
     },
     time::Timestamp,
 };
@@ -29,16 +29,16 @@ mod pending_usage;
 
 pub(super) use bytes::bytes_of_map;
 use bytes::{CUT_DIVISOR, bytes_of_holds};
-pub use codec::DecodeError;
+pub use codec::SlotDecodeError;
 pub use consumption::Consumption;
 pub(super) use consumption::HeldConsumption;
+use pending_usage::CounterUsage;
 pub use pending_usage::PendingUsage;
-use pending_usage::Usage;
 
 /// The content of a slot. What a store releases or accepts counts in its budget until it is dropped.
 #[derive(Clone, Debug, Default)]
 pub struct SlotData {
-    extent: Extent,
+    extent: SlotDataExtent,
     counters: ByKey<PackedCounter>,
     // Keys whose counter was removed or is idle.
     removed: HashSet<Key, BuildHasherDefault<KeyHasher>>,
@@ -47,12 +47,12 @@ pub struct SlotData {
     unknown: UnknownRecords,
     // The lead of the sender's clock: some instants may be ahead of it.
     lead: Option<Lead>,
-    reservation: Reservation,
+    reservation: MemoryReservation,
 }
 
 /// How much of the slot the data covers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum Extent {
+enum SlotDataExtent {
     /// Some counters.
     #[default]
     Some,
@@ -65,7 +65,7 @@ pub(super) type UnknownRecords = BTreeMap<(Key, u8), Vec<Box<[u8]>>>;
 
 /// A copy of the changes of a slot.
 #[derive(Clone, Debug, Default)]
-pub struct Changes {
+pub struct SlotChanges {
     /// The number of changes since the slot was acquired, including these.
     pub seq: u64,
     /// The changed counters.
@@ -80,7 +80,7 @@ impl SlotData {
         pending: PendingUsage,
         unknown: UnknownRecords,
     ) -> Self {
-        let mut data = Self { extent: Extent::All, holds, pending, unknown, ..Self::default() };
+        let mut data = Self { extent: SlotDataExtent::All, holds, pending, unknown, ..Self::default() };
         // A map that grows would move the counters several times. A table is at most 3/4 full.
         let (fewest, buckets) = counters.size_hint();
         data.counters.reserve(fewest.max(buckets.unwrap_or_default() / 4 * 3));
@@ -108,12 +108,12 @@ impl SlotData {
         data
     }
 
-    pub(super) fn into_parts(self) -> (Table, ByKey<Box<Holds>>, PendingUsage, UnknownRecords) {
-        (Table::of(self.counters.into_iter()), self.holds, self.pending, self.unknown)
+    pub(super) fn into_parts(self) -> (SlotTable, ByKey<Box<Holds>>, PendingUsage, UnknownRecords) {
+        (SlotTable::from_counters(self.counters.into_iter()), self.holds, self.pending, self.unknown)
     }
 
     /// Pending usage: what `counter` has counted of `limit`, for the counter of `key`.
-    pub fn of_usage(key: Key, limit: &Limit, counter: Counter, now: Timestamp) -> Self {
+    pub fn from_usage(key: Key, limit: &Limit, counter: Counter, now: Timestamp) -> Self {
         let mut data = Self::default();
         data.add_usage(key, limit, counter, now);
         data
@@ -122,7 +122,8 @@ impl SlotData {
     /// Adds what `counter` has counted of `limit` to the pending usage of the counter of `key`.
     pub fn add_usage(&mut self, key: Key, limit: &Limit, mut counter: Counter, now: Timestamp) {
         let peek = limit.decide(&mut counter, now, Operation::Peek);
-        self.pending.push(key, Usage { packed: PackedCounter::new(limit, counter, &peek), base: None });
+        self.pending
+            .push(key, CounterUsage { packed: PackedCounter::new(limit, counter, &peek), base: None });
     }
 
     /// Charges hits that are granted of the counter of `key`, and ends what is granted of its rate.
@@ -156,14 +157,14 @@ impl SlotData {
         self.len() == 0 && self.holds.is_empty() && self.pending.is_empty() && self.removed.is_empty()
     }
 
-    /// The same with more counters.
+    /// The data with more counters.
     #[cfg(test)]
     pub(super) fn with_counters(mut self, more: impl Iterator<Item = (Key, PackedCounter)>) -> Self {
         self.counters.extend(more);
         self
     }
 
-    /// The same with the current lead of the store.
+    /// The data with the current lead of the store.
     pub(super) fn with_lead(self, lead: Option<Lead>) -> Self {
         Self { lead, ..self }
     }
@@ -177,8 +178,8 @@ impl SlotData {
     /// removed. A copy of the whole slot replaces everything.
     pub fn merge(&mut self, changes: Self) {
         match changes.extent {
-            Extent::Some => {}
-            Extent::All => {
+            SlotDataExtent::Some => {}
+            SlotDataExtent::All => {
                 let reservation = std::mem::take(&mut self.reservation);
                 *self = Self { reservation, ..changes };
                 return self.account();
@@ -222,7 +223,7 @@ impl SlotData {
             (Some(one), Some(other)) => Some(one.and(other)),
             (one, other) => one.or(other),
         };
-        if self.extent == Extent::Some {
+        if self.extent == SlotDataExtent::Some {
             self.removed.extend(changes.removed);
         }
         self.account();
@@ -233,7 +234,7 @@ impl SlotData {
         changes.counters.iter().all(|(key, packed)| packed.can_follow(self.counters.get(key)))
     }
 
-    /// The same with so few counters that the data takes at most `bytes_max` bytes, if that is possible, and how many are
+    /// The data with so few counters that it takes at most `bytes_max` bytes, if that is possible, and how many are
     /// dropped. Those that refuse now stay longest, then those that have used most of their limit.
     pub(super) fn cut_to(mut self, bytes_max: usize, now: Timestamp) -> (Self, usize) {
         if self.bytes() <= bytes_max {
@@ -258,10 +259,11 @@ impl SlotData {
     /// The bytes that [`SlotData::merge`] of these changes adds, at most.
     pub(super) fn growth_by(&self, changes: &Self) -> usize {
         match changes.extent {
-            Extent::Some => {}
-            Extent::All => return changes.bytes().saturating_sub(self.bytes()),
+            SlotDataExtent::Some => {}
+            SlotDataExtent::All => return changes.bytes().saturating_sub(self.bytes()),
         }
-        let (mut added, mut replaced_heap) = (0, 0);
+        let mut added = 0;
+        let mut replaced_heap = 0;
         for (key, later) in &changes.counters {
             match self.counters.get(key) {
                 // What has not changed stays.
@@ -270,7 +272,8 @@ impl SlotData {
                 None => added += 1,
             }
         }
-        let (capacity, len) = (self.counters.capacity(), self.counters.len());
+        let capacity = self.counters.capacity();
+        let len = self.counters.len();
         let wanted = len + added;
         let map = if wanted <= capacity {
             0
@@ -289,7 +292,8 @@ impl SlotData {
     pub fn difference(&self, ancestor: &Self) -> Consumption {
         let mut held: ByKey<HeldConsumption> = ByKey::default();
         for key in self.holds.keys().chain(ancestor.holds.keys()) {
-            let (now, base) = (self.held_counter(*key), ancestor.held_counter(*key));
+            let now = self.held_counter(*key);
+            let base = ancestor.held_counter(*key);
             if now != base {
                 held.insert(*key, HeldConsumption { now, base });
             }
@@ -303,7 +307,7 @@ impl SlotData {
         for (key, packed) in &self.counters {
             let base = ancestor.counters.get(key);
             if base != Some(packed) && !held.contains_key(key) {
-                pending.push(*key, Usage { packed: packed.clone(), base: base.cloned() });
+                pending.push(*key, CounterUsage { packed: packed.clone(), base: base.cloned() });
             }
         }
         pending.by_key.retain(|_, each| !each.is_empty());
@@ -314,11 +318,11 @@ impl SlotData {
         HeldCounter::new(self.counters.get(&key).cloned(), self.holds.get(&key).cloned())
     }
 
-    /// The same without idle counters. In a partial copy they become removed keys.
+    /// The data without idle counters. In a partial copy they become removed keys.
     pub fn without_idle(mut self, now: Timestamp) -> Self {
         self.counters.retain(|key, packed| {
             let stays = now < packed.idle_at();
-            if !stays && self.extent == Extent::Some {
+            if !stays && self.extent == SlotDataExtent::Some {
                 self.removed.insert(*key);
             }
             stays
@@ -328,7 +332,7 @@ impl SlotData {
         self
     }
 
-    /// The same with all instants `back` nanoseconds earlier.
+    /// The data with all instants `back` nanoseconds earlier.
     pub fn shifted_back(mut self, back: u64) -> Self {
         if back == 0 {
             return self;
@@ -350,9 +354,9 @@ impl SlotData {
         (self.counters, self.holds)
     }
 
-    /// The same, counted in `budget`.
+    /// The data, counted in `budget`.
     pub(super) fn charged_to(mut self, budget: &Arc<Budget>) -> Self {
-        self.reservation = Reservation::of(budget);
+        self.reservation = MemoryReservation::new(budget);
         self.account();
         self
     }

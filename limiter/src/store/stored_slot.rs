@@ -27,7 +27,7 @@ pub struct StoredSlot {
     pub slot: Slot,
     /// The epoch of its owner.
     pub epoch: Epoch,
-    /// The number of changes since.
+    /// The number of changes since the owner acquired the slot.
     pub seq: u64,
     /// The counters.
     pub data: SlotData,
@@ -41,7 +41,7 @@ pub enum SlotSource {
         /// The epoch of the slot's owner.
         epoch: Epoch,
     },
-    /// A copy that is kept for an owner that is gone.
+    /// A copy that is retained for an owner that is gone.
     Copy(Box<StoredSlot>),
 }
 

@@ -6,8 +6,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::algorithm::HitRate;
 
-/// The most clients of one limit that are shown.
-pub const SUBSCRIBERS_SHOWN_MAX: usize = 100;
+/// The most clients of one limit that are listed.
+pub const SUBSCRIBERS_LISTED_MAX: usize = 100;
 
 /// A bucket of a stream of reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -32,10 +32,10 @@ impl SubscriberId {
 pub struct SubscriberState {
     /// The subscriber.
     pub id: SubscriberId,
-    /// Hits that it has asked for in each second before its last report.
+    /// Hits that it has requested in each second before its last report.
     pub demand: f64,
     /// The part of the limit that it has.
-    pub part: Part,
+    pub part: LimitPart,
     /// The time after which the part is no longer in force, unless it is renewed.
     pub ends_after: Duration,
     /// Whether it is gone, so that the part is not renewed.
@@ -44,7 +44,7 @@ pub struct SubscriberState {
 
 /// A part of a limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Part {
+pub enum LimitPart {
     /// A share of a rate.
     Share(HitRate),
     /// A slice, and what may be left of it and of earlier ones.
@@ -61,15 +61,15 @@ pub enum Part {
 pub struct Subscribers {
     /// Those with the greatest demand, in descending order.
     pub first: Vec<SubscriberState>,
-    /// The number of all.
+    /// The number of all subscribers.
     pub number: usize,
-    /// Hits that callers without a part have asked for in each second.
+    /// Hits that callers without a part have requested in each second.
     pub callers: f64,
 }
 
 impl Subscribers {
     /// At most `max` of these.
-    pub(crate) fn of(each: impl Iterator<Item = SubscriberState>, callers: f64, max: usize) -> Self {
+    pub(crate) fn new(each: impl Iterator<Item = SubscriberState>, callers: f64, max: usize) -> Self {
         let mut first: Vec<SubscriberState> = each.collect();
         let number = first.len();
         first.sort_by(|one, other| other.demand.total_cmp(&one.demand).then(one.id.cmp(&other.id)));

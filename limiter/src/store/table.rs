@@ -26,28 +26,28 @@ pub(super) const BYTES_FIRST: usize = bytes_of(next_after(0));
 
 /// Counters by key.
 #[derive(Debug, Default)]
-pub(super) struct Table {
+pub(super) struct SlotTable {
     buckets: HashTable,
     // No eviction before this instant: the last one freed too little.
     no_eviction_until: Timestamp,
     // Only few slots have holds. Evicting a counter does not affect them.
     holds: Option<Box<ByKey<Box<Holds>>>>,
     // Only few slots have counters of which clients that decide by themselves have a part.
-    grants: Option<Box<ByKey<Grant>>>,
+    grants: Option<Box<ByKey<CounterGrant>>>,
 }
 
-/// What is granted of the limit of a counter, and what is asked of the rest.
+/// What is granted of the limit of a counter, and what is requested of the rest.
 #[derive(Debug)]
-pub(super) struct Grant {
+pub(super) struct CounterGrant {
     pub(super) limit: Limit,
     pub(super) granted: Granted,
-    /// Hits that callers have asked for since this was read.
-    pub(super) asked: u64,
+    /// Hits that callers have requested since this was read.
+    pub(super) requested: u64,
 }
 
-impl Table {
+impl SlotTable {
     /// A table of these counters.
-    pub(super) fn of(cells: impl ExactSizeIterator<Item = (Key, PackedCounter)>) -> Self {
+    pub(super) fn from_counters(cells: impl ExactSizeIterator<Item = (Key, PackedCounter)>) -> Self {
         let mut buckets = HashTable::new(buckets_for(cells.len()));
         cells.for_each(|(key, packed)| buckets.put(key.low(), packed));
         Self { buckets, ..Self::default() }
@@ -91,19 +91,20 @@ impl Table {
     }
 
     /// What is granted of the counter of `key`, if anything is.
-    pub(super) fn grant(&self, key: Key) -> Option<&Grant> {
+    pub(super) fn grant(&self, key: Key) -> Option<&CounterGrant> {
         self.grants.as_ref()?.get(&key)
     }
 
-    /// The same to be changed.
-    pub(super) fn grant_mut(&mut self, key: Key) -> Option<&mut Grant> {
+    /// What is granted of the counter of `key`, for changes, if anything is.
+    pub(super) fn grant_mut(&mut self, key: Key) -> Option<&mut CounterGrant> {
         self.grants.as_mut()?.get_mut(&key)
     }
 
     /// Sets what is granted of the counter of `key`, which is divided from now on.
     pub(super) fn set_granted(&mut self, key: Key, limit: &Limit, granted: Granted) {
         let grants = self.grants.get_or_insert_default();
-        let grant = grants.entry(key).or_insert_with(|| Grant { limit: limit.clone(), granted, asked: 0 });
+        let grant =
+            grants.entry(key).or_insert_with(|| CounterGrant { limit: limit.clone(), granted, requested: 0 });
         if grant.limit != *limit {
             grant.limit = limit.clone();
         }
@@ -111,7 +112,7 @@ impl Table {
     }
 
     /// Ends the division of the counter of `key`. Returns what was granted of it.
-    pub(super) fn end_grant(&mut self, key: Key) -> Option<Grant> {
+    pub(super) fn end_grant(&mut self, key: Key) -> Option<CounterGrant> {
         let ended = self.grants.as_mut().and_then(|grants| grants.remove(&key));
         self.grants.take_if(|grants| grants.is_empty());
         ended
@@ -134,7 +135,7 @@ impl Table {
         self.holds.as_ref().map_or_else(Vec::new, |holds| holds.keys().copied().collect())
     }
 
-    /// Takes the holds of `key` until [`Table::put_holds`].
+    /// Takes the holds of `key` until [`SlotTable::put_holds`].
     pub(super) fn take_holds(&mut self, key: Key) -> Option<Box<Holds>> {
         self.holds.as_mut()?.remove(&key)
     }
@@ -194,7 +195,7 @@ impl Table {
     }
 
     /// A copy of what has changed of the counter of `key`, and of its holds, since the last such copy, or the last
-    /// [`Table::copy_all`] and [`Table::copy_all_holds`].
+    /// [`SlotTable::copy_all`] and [`SlotTable::copy_all_holds`].
     pub(super) fn copy_changes(
         &mut self,
         key: Key,
@@ -212,7 +213,7 @@ impl Table {
         let copied = match (&counter, self.buckets.get(key.low()).and_then(PackedCounter::log)) {
             (None, _) => CounterCopy::Absent,
             (Some(copy), Some(log)) if copy.is_partial() => {
-                CounterCopy::Part { log, kept: copy.log().map_or(0, LogCounter::kept) }
+                CounterCopy::Part { log, retained: copy.log().map_or(0, LogCounter::retained) }
             }
             (Some(_), _) => CounterCopy::Whole,
         };

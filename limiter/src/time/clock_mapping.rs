@@ -26,7 +26,8 @@ pub(super) struct ClockMapping {
 }
 
 /// A mapping that is replaced as a whole. Every decision reads it, so a reader writes nothing to memory, and waits for
-/// no writer: a mapping is written beside the active one. A reader whose mapping was replaced meanwhile reads again.
+/// no writer: a mapping is written to the place that is not active. A reader whose mapping was replaced meanwhile reads
+/// again.
 #[derive(Debug, Default)]
 pub(super) struct MappingCell {
     // Incremented by each replacement. The lowest bit is the index of the active mapping.

@@ -17,7 +17,7 @@ pub use clock_mapping::LEAD_MAX;
 use monotonic::Monotonic;
 pub use monotonic::Stopwatch;
 use system_clock::SystemClock;
-pub use system_clock::{ClockStep, Comparison, FOLLOW_EVERY, LongSteps, Reading};
+pub use system_clock::{ClockComparison, ClockReading, ClockStep, FOLLOW_EVERY, LongSteps};
 pub use timestamp::{SECOND, Timestamp};
 
 /// The start of the year 2500. Windows of years and everything that outlives them end before the last instant, in 2554.
@@ -30,10 +30,10 @@ pub struct ClockOutOfRange;
 
 /// A source of time. Clones share one clock.
 #[derive(Clone, Debug)]
-pub struct Clock(Source);
+pub struct Clock(TimeSource);
 
 #[derive(Clone, Debug)]
-enum Source {
+enum TimeSource {
     System(Arc<SystemClock>),
     Manual(Arc<AtomicU64>),
 }
@@ -41,17 +41,17 @@ enum Source {
 impl Clock {
     /// The clock of this machine: the wall time at the start, advanced by the monotonic clock.
     pub fn system() -> Self {
-        Self(Source::System(Arc::new(SystemClock::start())))
+        Self(TimeSource::System(Arc::new(SystemClock::start())))
     }
 
     /// A clock that shows `now` until [`Clock::set`] moves it.
     pub fn manual(now: Timestamp) -> Self {
-        Self(Source::Manual(Arc::new(AtomicU64::new(now.as_nanos()))))
+        Self(TimeSource::Manual(Arc::new(AtomicU64::new(now.as_nanos()))))
     }
 
     /// Whether this is a manual clock.
     pub fn is_manual(&self) -> bool {
-        matches!(self.0, Source::Manual(_))
+        matches!(self.0, TimeSource::Manual(_))
     }
 
     /// The current instant.
@@ -61,24 +61,24 @@ impl Clock {
 
     /// The current instant, with a monotonic reading to measure what follows.
     #[inline]
-    pub fn read(&self) -> Reading {
+    pub fn read(&self) -> ClockReading {
         match &self.0 {
-            Source::System(clock) => clock.read(),
-            Source::Manual(nanos) => {
+            TimeSource::System(clock) => clock.read(),
+            TimeSource::Manual(nanos) => {
                 let now = Timestamp::from_nanos(nanos.load(Ordering::SeqCst));
-                Reading { now, at: Monotonic::default(), must_follow: false }
+                ClockReading { now, at: Monotonic::default(), must_follow: false }
             }
         }
     }
 
     /// The time since `reading`, independent of changes of the wall clock; zero for a manual clock.
-    pub fn since(&self, reading: &Reading) -> Duration {
+    pub fn since(&self, reading: &ClockReading) -> Duration {
         let since = |clock: &SystemClock| clock.monotonic.now().nanos_since(reading.at);
         Duration::from_nanos(self.as_system().map_or(0, since))
     }
 
     /// The time between two readings, independent of changes of the wall clock; `None` for a manual clock.
-    pub fn between(&self, earlier: &Reading, later: &Reading) -> Option<Duration> {
+    pub fn between(&self, earlier: &ClockReading, later: &ClockReading) -> Option<Duration> {
         self.as_system().map(|_| Duration::from_nanos(later.at.nanos_since(earlier.at)))
     }
 
@@ -97,8 +97,8 @@ impl Clock {
     /// Sets a manual clock to `now`. A system clock ignores this.
     pub fn set(&self, now: Timestamp) {
         match &self.0 {
-            Source::System(_) => {}
-            Source::Manual(nanos) => nanos.store(now.as_nanos(), Ordering::SeqCst),
+            TimeSource::System(_) => {}
+            TimeSource::Manual(nanos) => nanos.store(now.as_nanos(), Ordering::SeqCst),
         }
     }
 
@@ -112,13 +112,13 @@ impl Clock {
 
     /// Compares a system clock with the wall clock. Pass the result to [`Clock::follow`], every [`FOLLOW_EVERY`].
     /// `None` for a manual clock.
-    pub fn compare_with_wall(&self) -> Option<Comparison> {
+    pub fn compare_with_wall(&self) -> Option<ClockComparison> {
         self.as_system().map(SystemClock::compare_with_wall)
     }
 
     /// Follows the wall clock: with a step if the wall clock is ahead or more than [`LEAD_MAX`] behind, otherwise by
     /// running 1 % slower.
-    pub fn follow(&self, comparison: &Comparison) {
+    pub fn follow(&self, comparison: &ClockComparison) {
         if let Some(clock) = self.as_system() {
             clock.follow(comparison);
         }
@@ -131,8 +131,8 @@ impl Clock {
 
     fn as_system(&self) -> Option<&SystemClock> {
         match &self.0 {
-            Source::System(clock) => Some(clock),
-            Source::Manual(_) => None,
+            TimeSource::System(clock) => Some(clock),
+            TimeSource::Manual(_) => None,
         }
     }
 }

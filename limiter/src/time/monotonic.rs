@@ -22,19 +22,15 @@ impl Stopwatch {
     }
 }
 
-/// The monotonic clock of the system.
-#[cfg(not(feature = "tsc"))]
+/// The monotonic clock of the system. With the feature `tsc`, that of the processor: its time stamp counter, where that
+/// is stable. It may drift from the wall clock more than that of the system does; following the wall clock corrects that.
 #[derive(Debug)]
 pub(super) struct MonotonicClock {
+    #[cfg(not(feature = "tsc"))]
     started: Instant,
-}
-
-/// The monotonic clock of the processor: its time stamp counter, where that is stable, otherwise the clock of the
-/// system. It may drift from the wall clock more than that of the system does. Following the wall clock corrects that.
-#[cfg(feature = "tsc")]
-#[derive(Debug)]
-pub(super) struct MonotonicClock {
+    #[cfg(feature = "tsc")]
     counter: quanta::Clock,
+    #[cfg(feature = "tsc")]
     started: u64,
 }
 

@@ -16,7 +16,7 @@ pub const FOLLOW_EVERY: Duration = Duration::from_millis(100);
 
 const FOLLOW_NANOS: u64 = FOLLOW_EVERY.as_nanos() as u64;
 
-/// The monotonic clock, and the active mapping from its time to shown time.
+/// The monotonic clock, and the active mapping from its time to the time that the clock shows.
 #[derive(Debug)]
 pub(super) struct SystemClock {
     pub(super) monotonic: MonotonicClock,
@@ -29,7 +29,7 @@ pub(super) struct SystemClock {
 
 /// One reading of a clock.
 #[derive(Clone, Copy, Debug)]
-pub struct Reading {
+pub struct ClockReading {
     /// What the clock showed.
     pub now: Timestamp,
     /// Whether a system clock was compared with the wall clock longer than [`FOLLOW_EVERY`] ago.
@@ -39,7 +39,7 @@ pub struct Reading {
 
 /// What a clock and the wall clock show at one moment.
 #[derive(Clone, Copy, Debug)]
-pub struct Comparison {
+pub struct ClockComparison {
     shown: Timestamp,
     wall: Timestamp,
     next: ClockMapping,
@@ -83,13 +83,14 @@ impl SystemClock {
     }
 
     #[inline]
-    pub(super) fn read(&self) -> Reading {
-        let (at, mapping) = (self.monotonic.now(), self.mapping.get());
+    pub(super) fn read(&self) -> ClockReading {
+        let at = self.monotonic.now();
+        let mapping = self.mapping.get();
         let must_follow = at.nanos_since(mapping.from) >= FOLLOW_NANOS;
-        Reading { now: mapping.at(at), must_follow, at }
+        ClockReading { now: mapping.at(at), must_follow, at }
     }
 
-    pub(super) fn follow(&self, comparison: &Comparison) {
+    pub(super) fn follow(&self, comparison: &ClockComparison) {
         match comparison.long_step() {
             Some(ClockStep::Forward(_)) => {
                 self.steps_forward.fetch_add(1, Ordering::Relaxed);
@@ -108,14 +109,15 @@ impl SystemClock {
         LongSteps { forward, back }
     }
 
-    pub(super) fn compare_with_wall(&self) -> Comparison {
+    pub(super) fn compare_with_wall(&self) -> ClockComparison {
         let mapping = self.mapping.get();
-        let (at, wall) = (self.monotonic.now(), self.wall());
-        Comparison { shown: mapping.at(at), wall, next: mapping.next(at, wall) }
+        let at = self.monotonic.now();
+        let wall = self.wall();
+        ClockComparison { shown: mapping.at(at), wall, next: mapping.next(at, wall) }
     }
 }
 
-impl Comparison {
+impl ClockComparison {
     /// What the clock shows.
     pub fn shown(&self) -> Timestamp {
         self.shown
@@ -128,7 +130,8 @@ impl Comparison {
 
     /// The step that following takes, if it is longer than [`LEAD_MAX`].
     pub fn long_step(&self) -> Option<ClockStep> {
-        let (ahead, behind) = (self.shown.since(self.wall), self.wall.since(self.shown));
+        let ahead = self.shown.since(self.wall);
+        let behind = self.wall.since(self.shown);
         if ahead > LEAD_MAX {
             Some(ClockStep::Back(ahead))
         } else if behind > LEAD_MAX {

@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, hash_map::Entry};
 
-use crate::yaml::{Mark, Pair, Resolved, Scalar};
+use crate::yaml::{Mark, Resolved, Scalar, YamlPair};
 
 /// The maximum depth of nested lists and mappings.
 pub const DEPTH_MAX: usize = 32;
@@ -17,9 +17,9 @@ pub(super) fn weight_of(text: &str) -> usize {
 }
 
 /// The indices of pairs with a key that an earlier pair has, and the position of that pair.
-pub(super) fn duplicates(pairs: &[Pair<'_>]) -> Vec<(usize, Mark)> {
+pub(super) fn duplicates(pairs: &[YamlPair<'_>]) -> Vec<(usize, Mark)> {
     if pairs.len() <= LINEAR_SEARCH_MAX {
-        let first = |(index, pair): (usize, &Pair<'_>)| {
+        let first = |(index, pair): (usize, &YamlPair<'_>)| {
             let before = pairs[..index].iter().find(|before| before.key == pair.key);
             before.map(|before| (index, before.mark))
         };

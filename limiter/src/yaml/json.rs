@@ -2,26 +2,26 @@
 
 use serde_json::{Map, Number, Value as Json};
 
-use crate::yaml::{Node, Problem, Resolved, Scalar, Value, quote};
+use crate::yaml::{Resolved, Scalar, YamlNode, YamlProblem, YamlValue, quote};
 
-impl Node<'_> {
+impl YamlNode<'_> {
     /// The value as JSON. Reports numbers that JSON cannot represent and replaces them by null.
-    pub fn to_json(&self, problems: &mut Vec<Problem>) -> Json {
+    pub fn to_json(&self, problems: &mut Vec<YamlProblem>) -> Json {
         match &self.value {
-            Value::Scalar(scalar) => scalar.to_json().unwrap_or_else(|| {
+            YamlValue::Scalar(scalar) => scalar.to_json().unwrap_or_else(|| {
                 let what = format!(
                     "{} is a number that JSON cannot hold; write it as text, in quotes",
                     quote(&scalar.text)
                 );
-                problems.push(Problem { mark: self.mark, what });
+                problems.push(YamlProblem { mark: self.mark, what });
                 Json::Null
             }),
-            Value::List(items) => items.iter().map(|item| item.to_json(problems)).collect(),
-            Value::Mapping(pairs) => {
+            YamlValue::List(items) => items.iter().map(|item| item.to_json(problems)).collect(),
+            YamlValue::Mapping(pairs) => {
                 let fields = pairs.iter().map(|pair| (pair.key.to_string(), pair.value.to_json(problems)));
                 Json::Object(fields.collect::<Map<_, _>>())
             }
-            Value::Unreadable => Json::Null,
+            YamlValue::Unreadable => Json::Null,
         }
     }
 }

@@ -8,7 +8,7 @@ use std::{
 use granit_parser::{Event, Marker, Parser, ScalarStyle, Span};
 
 use crate::yaml::{
-    Mark, Node, Pair, Problem, Scalar, Stream, Value,
+    Mark, Scalar, YamlNode, YamlPair, YamlProblem, YamlStream, YamlValue,
     bounds::{DEPTH_MAX, WEIGHT_MAX, duplicates, is_key, weight_of},
     quote, simple,
 };
@@ -19,34 +19,34 @@ pub const BYTES_MAX: usize = 16 << 20;
 pub const PROBLEMS_MAX: usize = 1_000;
 
 /// Loads all documents of a file.
-pub fn load(bytes: &[u8]) -> Stream<'_> {
+pub fn load(bytes: &[u8]) -> YamlStream<'_> {
     match text_of(bytes) {
         Ok(text) => match simple::load(text) {
-            Some(document) => Stream { documents: vec![document], problems: Vec::new() },
-            None => Loader::default().run(text),
+            Some(document) => YamlStream { documents: vec![document], problems: Vec::new() },
+            None => TreeLoader::default().run(text),
         },
-        Err(problem) => Stream { documents: Vec::new(), problems: vec![problem] },
+        Err(problem) => YamlStream { documents: Vec::new(), problems: vec![problem] },
     }
 }
 
-fn text_of(bytes: &[u8]) -> Result<&str, Problem> {
+fn text_of(bytes: &[u8]) -> Result<&str, YamlProblem> {
     if bytes.len() > BYTES_MAX {
         let what = format!("the file has {} bytes; at most {BYTES_MAX} are allowed", bytes.len());
-        return Err(Problem { mark: Mark::START, what });
+        return Err(YamlProblem { mark: Mark::START, what });
     }
     std::str::from_utf8(bytes).map_err(|error| {
         let good = String::from_utf8_lossy(&bytes[..error.valid_up_to()]);
         let line = good.matches('\n').count() + 1;
         let column = good.rsplit('\n').next().unwrap_or_default().chars().count() + 1;
-        Problem { mark: mark_at(line, column), what: "not UTF-8; the file must be UTF-8 text".into() }
+        YamlProblem { mark: mark_at(line, column), what: "not UTF-8; the file must be UTF-8 text".into() }
     })
 }
 
 /// The tree under construction.
 #[derive(Default)]
-struct Loader<'t> {
-    stream: Stream<'t>,
-    root: Option<Node<'t>>,
+struct TreeLoader<'t> {
+    stream: YamlStream<'t>,
+    root: Option<YamlNode<'t>>,
     open: Vec<Frame<'t>>,
     anchors: HashMap<usize, Anchor<'t>>,
     // The weight of all nodes so far, aliases expanded.
@@ -63,12 +63,12 @@ struct Frame<'t> {
 }
 
 enum Items<'t> {
-    List(Vec<Node<'t>>),
-    Mapping { pairs: Vec<Pair<'t>>, next: Next<'t> },
+    List(Vec<YamlNode<'t>>),
+    Mapping { pairs: Vec<YamlPair<'t>>, next: MappingState<'t> },
 }
 
 /// What a mapping expects next.
-enum Next<'t> {
+enum MappingState<'t> {
     Key,
     /// The value of a key; `None` if the key is invalid.
     Value(Option<(Cow<'t, str>, Mark)>),
@@ -76,19 +76,19 @@ enum Next<'t> {
 
 /// A node that aliases may refer to.
 struct Anchor<'t> {
-    node: Node<'t>,
+    node: YamlNode<'t>,
     weight: usize,
     height: usize,
 }
 
 /// A problem that ends the document, or the whole file.
 enum Stop {
-    Document(Problem),
-    File(Problem),
+    Document(YamlProblem),
+    File(YamlProblem),
 }
 
-impl<'t> Loader<'t> {
-    fn run(mut self, text: &'t str) -> Stream<'t> {
+impl<'t> TreeLoader<'t> {
+    fn run(mut self, text: &'t str) -> YamlStream<'t> {
         let options = granit_parser::options! {
             flow_nesting_limit: DEPTH_MAX,
             block_nesting_limit: DEPTH_MAX,
@@ -98,7 +98,7 @@ impl<'t> Loader<'t> {
         while let Some(event) = parser.next() {
             let outcome = match event {
                 Ok((event, span)) => self.handle(event, span),
-                Err(error) => Err(Stop::Document(Problem {
+                Err(error) => Err(Stop::Document(YamlProblem {
                     mark: mark(*error.marker()),
                     what: format!("not YAML: {}", error.info()),
                 })),
@@ -130,8 +130,8 @@ impl<'t> Loader<'t> {
                 let absent = style == ScalarStyle::Plain && span.start.index() == span.end.index();
                 let text = if absent { Cow::Borrowed("") } else { text };
                 let weight = self.add_weight(at, weight_of(&text))?;
-                let value = Value::Scalar(Scalar { text, quoted: style != ScalarStyle::Plain });
-                self.finish(Node { mark: at, value }, anchor, weight, 0);
+                let value = YamlValue::Scalar(Scalar { text, quoted: style != ScalarStyle::Plain });
+                self.finish(YamlNode { mark: at, value }, anchor, weight, 0);
                 Ok(())
             }
             Event::SequenceStart(_, anchor, tag) => {
@@ -140,7 +140,7 @@ impl<'t> Loader<'t> {
             }
             Event::MappingStart(_, anchor, tag) => {
                 self.reject_tag(at, tag.is_some());
-                self.begin(at, anchor, Items::Mapping { pairs: Vec::new(), next: Next::Key })
+                self.begin(at, anchor, Items::Mapping { pairs: Vec::new(), next: MappingState::Key })
             }
             Event::SequenceEnd | Event::MappingEnd => {
                 self.end();
@@ -149,8 +149,8 @@ impl<'t> Loader<'t> {
             Event::Alias(anchor) => self.expand(at, anchor),
             Event::UnresolvedAlias(name) => {
                 let what = format!("no anchor `&{name}` before this alias");
-                self.report(Problem { mark: at, what });
-                self.add(Node { mark: at, value: Value::Unreadable }, 0);
+                self.report(YamlProblem { mark: at, what });
+                self.add(YamlNode { mark: at, value: YamlValue::Unreadable }, 0);
                 Ok(())
             }
             Event::DocumentEnd => {
@@ -168,7 +168,7 @@ impl<'t> Loader<'t> {
         self.anchors.clear();
     }
 
-    fn report(&mut self, problem: Problem) {
+    fn report(&mut self, problem: YamlProblem) {
         if self.stream.problems.len() < PROBLEMS_MAX {
             self.stream.problems.push(problem);
         }
@@ -178,7 +178,7 @@ impl<'t> Loader<'t> {
         if tagged {
             let what =
                 "tags (`!...`) are not supported; text is written in quotes, all else without a tag".into();
-            self.report(Problem { mark, what });
+            self.report(YamlProblem { mark, what });
         }
     }
 
@@ -188,7 +188,7 @@ impl<'t> Loader<'t> {
             return Ok(weight);
         }
         let what = format!("more than {WEIGHT_MAX} values, aliases expanded; write fewer, or split the file");
-        Err(Stop::File(Problem { mark, what }))
+        Err(Stop::File(YamlProblem { mark, what }))
     }
 
     fn begin(&mut self, mark: Mark, anchor: usize, items: Items<'t>) -> Result<(), Stop> {
@@ -204,15 +204,15 @@ impl<'t> Loader<'t> {
     fn end(&mut self) {
         let Some(frame) = self.open.pop() else { return };
         let value = match frame.items {
-            Items::List(nodes) => Value::List(nodes),
-            Items::Mapping { pairs, .. } => Value::Mapping(self.without_duplicates(pairs)),
+            Items::List(nodes) => YamlValue::List(nodes),
+            Items::Mapping { pairs, .. } => YamlValue::Mapping(self.without_duplicates(pairs)),
         };
         let weight = self.weight - frame.weight_before;
-        self.finish(Node { mark: frame.mark, value }, frame.anchor, weight, frame.height + 1);
+        self.finish(YamlNode { mark: frame.mark, value }, frame.anchor, weight, frame.height + 1);
     }
 
     /// Adds a complete node and stores it under its anchor.
-    fn finish(&mut self, node: Node<'t>, anchor: usize, weight: usize, height: usize) {
+    fn finish(&mut self, node: YamlNode<'t>, anchor: usize, weight: usize, height: usize) {
         if anchor != 0 {
             self.anchors.insert(anchor, Anchor { node: node.clone(), weight, height });
         }
@@ -221,11 +221,12 @@ impl<'t> Loader<'t> {
 
     fn expand(&mut self, mark: Mark, anchor: usize) -> Result<(), Stop> {
         let Some(Anchor { weight, height, .. }) = self.anchors.get(&anchor) else {
-            self.report(Problem { mark, what: "this alias refers to a node that contains it".into() });
-            self.add(Node { mark, value: Value::Unreadable }, 0);
+            self.report(YamlProblem { mark, what: "this alias refers to a node that contains it".into() });
+            self.add(YamlNode { mark, value: YamlValue::Unreadable }, 0);
             return Ok(());
         };
-        let (weight, height) = (*weight, *height);
+        let weight = *weight;
+        let height = *height;
         if self.open.len() + height > DEPTH_MAX {
             return Err(Stop::Document(too_deep(mark)));
         }
@@ -236,7 +237,7 @@ impl<'t> Loader<'t> {
     }
 
     /// Adds a node to the innermost open list or mapping, or as the root.
-    fn add(&mut self, mut node: Node<'t>, height: usize) {
+    fn add(&mut self, mut node: YamlNode<'t>, height: usize) {
         let Some(frame) = self.open.last_mut() else {
             self.root = Some(node);
             return;
@@ -246,31 +247,31 @@ impl<'t> Loader<'t> {
             Items::List(nodes) => return nodes.push(node),
             Items::Mapping { pairs, next } => (pairs, next),
         };
-        match std::mem::replace(next, Next::Key) {
-            Next::Key => match key_of(node) {
-                Ok(key) => *next = Next::Value(key),
+        match std::mem::replace(next, MappingState::Key) {
+            MappingState::Key => match key_of(node) {
+                Ok(key) => *next = MappingState::Value(key),
                 Err(problem) => {
-                    *next = Next::Value(None);
+                    *next = MappingState::Value(None);
                     self.report(problem);
                 }
             },
-            Next::Value(None) => {}
-            Next::Value(Some((key, mark))) => {
-                if node.value == Value::Scalar(Scalar { text: "".into(), quoted: false }) {
+            MappingState::Value(None) => {}
+            MappingState::Value(Some((key, mark))) => {
+                if node.value == YamlValue::Scalar(Scalar { text: "".into(), quoted: false }) {
                     node.mark = mark;
                 }
-                pairs.push(Pair { key, mark, value: node });
+                pairs.push(YamlPair { key, mark, value: node });
             }
         }
     }
 
-    /// The pairs without duplicates, of which the first is kept, extended by what `<<` merges in.
-    fn without_duplicates(&mut self, mut pairs: Vec<Pair<'t>>) -> Vec<Pair<'t>> {
+    /// The pairs without duplicates, of which the first is retained, extended by what `<<` merges in.
+    fn without_duplicates(&mut self, mut pairs: Vec<YamlPair<'t>>) -> Vec<YamlPair<'t>> {
         let duplicates = duplicates(&pairs);
         for (duplicate, first) in &duplicates {
-            let Pair { key, mark, .. } = &pairs[*duplicate];
+            let YamlPair { key, mark, .. } = &pairs[*duplicate];
             let what = format!("{} is given twice, first in line {}", quote(key), first.line);
-            self.report(Problem { mark: *mark, what });
+            self.report(YamlProblem { mark: *mark, what });
         }
         if !duplicates.is_empty() {
             let (mut index, mut duplicates) =
@@ -285,20 +286,20 @@ impl<'t> Loader<'t> {
     }
 
     /// The pairs that a `<<` key merges in, from one mapping or a list of them.
-    fn merged(&mut self, pair: Pair<'t>) -> Vec<Pair<'t>> {
+    fn merged(&mut self, pair: YamlPair<'t>) -> Vec<YamlPair<'t>> {
         let sources = match pair.value.value {
-            Value::List(nodes) => nodes,
-            Value::Mapping(pairs) => return pairs,
-            Value::Scalar(_) | Value::Unreadable => vec![pair.value],
+            YamlValue::List(nodes) => nodes,
+            YamlValue::Mapping(pairs) => return pairs,
+            YamlValue::Scalar(_) | YamlValue::Unreadable => vec![pair.value],
         };
         let mut pairs = Vec::new();
         for source in sources {
             match source.value {
-                Value::Mapping(more) => pairs.extend(more),
-                Value::Unreadable => {}
-                Value::Scalar(_) | Value::List(_) => {
+                YamlValue::Mapping(more) => pairs.extend(more),
+                YamlValue::Unreadable => {}
+                YamlValue::Scalar(_) | YamlValue::List(_) => {
                     let what = "`<<` takes a mapping or a list of mappings".into();
-                    self.report(Problem { mark: source.mark, what });
+                    self.report(YamlProblem { mark: source.mark, what });
                 }
             }
         }
@@ -307,21 +308,23 @@ impl<'t> Loader<'t> {
 }
 
 /// The text of a key and its position; `None` if its problem was already reported.
-fn key_of(node: Node<'_>) -> Result<Option<(Cow<'_, str>, Mark)>, Problem> {
+fn key_of(node: YamlNode<'_>) -> Result<Option<(Cow<'_, str>, Mark)>, YamlProblem> {
     let what = match node.value {
-        Value::Scalar(scalar) if is_key(&scalar) => return Ok(Some((scalar.text, node.mark))),
-        Value::Unreadable => return Ok(None),
-        Value::Scalar(_) => {
+        YamlValue::Scalar(scalar) if is_key(&scalar) => return Ok(Some((scalar.text, node.mark))),
+        YamlValue::Unreadable => return Ok(None),
+        YamlValue::Scalar(_) => {
             let shown = node.describe();
             format!("a key must be text, but this is {shown}; if it is meant as text, put it in quotes")
         }
-        Value::List(_) | Value::Mapping(_) => format!("a key must be text, but this is {}", node.describe()),
+        YamlValue::List(_) | YamlValue::Mapping(_) => {
+            format!("a key must be text, but this is {}", node.describe())
+        }
     };
-    Err(Problem { mark: node.mark, what })
+    Err(YamlProblem { mark: node.mark, what })
 }
 
-fn too_deep(mark: Mark) -> Problem {
-    Problem {
+fn too_deep(mark: Mark) -> YamlProblem {
+    YamlProblem {
         mark,
         what: format!("nested too deep; at most {DEPTH_MAX} lists and mappings in each other are allowed"),
     }
@@ -343,7 +346,7 @@ pub fn compare_readers(bytes: &[u8]) -> bool {
     else {
         return false;
     };
-    let all = Loader::default().run(text);
+    let all = TreeLoader::default().run(text);
     assert_eq!((all.problems, all.documents), (Vec::new(), vec![document]));
     true
 }

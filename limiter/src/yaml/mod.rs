@@ -36,7 +36,7 @@ impl Mark {
 
 /// A problem and its position.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Problem {
+pub struct YamlProblem {
     /// The position.
     pub mark: Mark,
     /// What is wrong.
@@ -45,44 +45,44 @@ pub struct Problem {
 
 /// The documents of one file and the problems found in it.
 #[derive(Debug, Default)]
-pub struct Stream<'t> {
+pub struct YamlStream<'t> {
     /// The valid documents, in order. An empty document is a null node.
-    pub documents: Vec<Node<'t>>,
+    pub documents: Vec<YamlNode<'t>>,
     /// The problems in the order found; at most [`PROBLEMS_MAX`].
-    pub problems: Vec<Problem>,
+    pub problems: Vec<YamlProblem>,
 }
 
 /// A value and its position.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Node<'t> {
+pub struct YamlNode<'t> {
     /// The position of its first character, or of its key if the value is absent.
     pub mark: Mark,
     /// The value.
-    pub value: Value<'t>,
+    pub value: YamlValue<'t>,
 }
 
 /// The value of a node.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Value<'t> {
+pub enum YamlValue<'t> {
     /// A text, number, boolean or null; the reader resolves which.
     Scalar(Scalar<'t>),
     /// Nodes in order.
-    List(Vec<Node<'t>>),
+    List(Vec<YamlNode<'t>>),
     /// Unique keys with their values, in order.
-    Mapping(Vec<Pair<'t>>),
+    Mapping(Vec<YamlPair<'t>>),
     /// An invalid value that was already reported.
     Unreadable,
 }
 
 /// A key with its value.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Pair<'t> {
+pub struct YamlPair<'t> {
     /// The text of the key.
     pub key: Cow<'t, str>,
     /// The position of the key.
     pub mark: Mark,
     /// The value.
-    pub value: Node<'t>,
+    pub value: YamlNode<'t>,
 }
 
 /// A scalar as written.
@@ -94,31 +94,31 @@ pub struct Scalar<'t> {
     pub quoted: bool,
 }
 
-impl<'t> Node<'t> {
+impl<'t> YamlNode<'t> {
     /// Whether the value is null: absent, `~` or `null`.
     pub fn is_null(&self) -> bool {
         match &self.value {
-            Value::Scalar(scalar) => scalar.resolve() == Resolved::Null,
-            Value::List(_) | Value::Mapping(_) | Value::Unreadable => false,
+            YamlValue::Scalar(scalar) => scalar.resolve() == Resolved::Null,
+            YamlValue::List(_) | YamlValue::Mapping(_) | YamlValue::Unreadable => false,
         }
     }
 
     /// Takes the items of the list under `key` of a mapping and leaves an empty list. Empty if there is no such list.
     pub fn take_items(&mut self, key: &str) -> Vec<Self> {
-        let Value::Mapping(pairs) = &mut self.value else { return Vec::new() };
+        let YamlValue::Mapping(pairs) = &mut self.value else { return Vec::new() };
         match pairs.iter_mut().find(|pair| *pair.key == *key).map(|pair| &mut pair.value.value) {
-            Some(Value::List(items)) => std::mem::take(items),
-            Some(Value::Scalar(_) | Value::Mapping(_) | Value::Unreadable) | None => Vec::new(),
+            Some(YamlValue::List(items)) => std::mem::take(items),
+            Some(YamlValue::Scalar(_) | YamlValue::Mapping(_) | YamlValue::Unreadable) | None => Vec::new(),
         }
     }
 
     /// A description for messages: "a list", "the text `x`".
     pub fn describe(&self) -> String {
         match &self.value {
-            Value::Scalar(scalar) => scalar.describe(),
-            Value::List(_) => "a list".into(),
-            Value::Mapping(_) => "a mapping".into(),
-            Value::Unreadable => "unreadable".into(),
+            YamlValue::Scalar(scalar) => scalar.describe(),
+            YamlValue::List(_) => "a list".into(),
+            YamlValue::Mapping(_) => "a mapping".into(),
+            YamlValue::Unreadable => "unreadable".into(),
         }
     }
 }

@@ -7,7 +7,7 @@
 use std::borrow::Cow;
 
 use crate::yaml::{
-    Mark, Node, Pair, Scalar, Value,
+    Mark, Scalar, YamlNode, YamlPair, YamlValue,
     bounds::{DEPTH_MAX, WEIGHT_MAX, duplicates, is_key, weight_of},
 };
 
@@ -15,27 +15,34 @@ use crate::yaml::{
 const KEY_BYTES_MAX: usize = 256;
 
 /// The one document of `text`; `None` if it is not as simple, or has a mistake.
-pub(super) fn load(text: &str) -> Option<Node<'_>> {
+pub(super) fn load(text: &str) -> Option<YamlNode<'_>> {
     // Without an early end, the compiler looks at many bytes at once.
     let is_simple = |byte: &u8| *byte == b'\n' || matches!(byte, b' '..=b'~');
     if !text.as_bytes().iter().fold(true, |all, byte| all & is_simple(byte)) {
         return None;
     }
-    let mut reader =
-        Reader { text, at: 0, line: 1, line_start: 0, weight: 0, pairs: Vec::new(), nodes: Vec::new() };
+    let mut reader = SimpleYamlReader {
+        text,
+        at: 0,
+        line: 1,
+        line_start: 0,
+        weight: 0,
+        pairs: Vec::new(),
+        nodes: Vec::new(),
+    };
     reader.document()
 }
 
 /// A text and the position in it.
-struct Reader<'t> {
+struct SimpleYamlReader<'t> {
     text: &'t str,
     at: usize,
     line: u32,
     line_start: usize,
     weight: usize,
     // The pairs and nodes of open collections, those of the innermost last.
-    pairs: Vec<Pair<'t>>,
-    nodes: Vec<Node<'t>>,
+    pairs: Vec<YamlPair<'t>>,
+    nodes: Vec<YamlNode<'t>>,
 }
 
 /// Where the lines of a block collection begin.
@@ -52,8 +59,8 @@ impl Indent {
     }
 }
 
-impl<'t> Reader<'t> {
-    fn document(&mut self) -> Option<Node<'t>> {
+impl<'t> SimpleYamlReader<'t> {
+    fn document(&mut self) -> Option<YamlNode<'t>> {
         self.skip_blank()?;
         let starts_collection =
             matches!(self.peek()?, b'{' | b'[') || self.is_entry() || self.key_end().is_some();
@@ -130,7 +137,7 @@ impl<'t> Reader<'t> {
     }
 
     /// A node that begins here, in a block collection.
-    fn block(&mut self, indent: Indent) -> Option<Node<'t>> {
+    fn block(&mut self, indent: Indent) -> Option<YamlNode<'t>> {
         // The parser of all YAML reports what is nested too deep.
         if indent.depth + 1 >= DEPTH_MAX {
             return None;
@@ -145,7 +152,7 @@ impl<'t> Reader<'t> {
     }
 
     /// A value that ends on its line, or with the root.
-    fn block_value(&mut self, indent: Indent) -> Option<Node<'t>> {
+    fn block_value(&mut self, indent: Indent) -> Option<YamlNode<'t>> {
         let line = self.line;
         let node = match self.peek()? {
             b'{' | b'[' => self.flow(indent.depth + 1)?,
@@ -157,8 +164,10 @@ impl<'t> Reader<'t> {
         (is_whole && self.is_line_end()).then_some(node)
     }
 
-    fn block_list(&mut self, indent: Indent) -> Option<Node<'t>> {
-        let (mark, column, first) = (self.mark(), self.column(), self.nodes.len());
+    fn block_list(&mut self, indent: Indent) -> Option<YamlNode<'t>> {
+        let mark = self.mark();
+        let column = self.column();
+        let first = self.nodes.len();
         self.add_weight(1)?;
         while self.is_entry() && self.column() == column {
             self.at += 1;
@@ -171,7 +180,7 @@ impl<'t> Reader<'t> {
             self.skip_blank()?;
         }
         self.ends_block(column, indent)?;
-        Some(Node { mark, value: Value::List(self.nodes.drain(first..).collect()) })
+        Some(YamlNode { mark, value: YamlValue::List(self.nodes.drain(first..).collect()) })
     }
 
     /// `None` unless what follows a collection belongs to one around it.
@@ -183,8 +192,10 @@ impl<'t> Reader<'t> {
     }
 
     /// The mapping whose first key begins here and has this length.
-    fn block_mapping(&mut self, indent: Indent, first_key: usize) -> Option<Node<'t>> {
-        let (mark, column, first) = (self.mark(), self.column(), self.pairs.len());
+    fn block_mapping(&mut self, indent: Indent, first_key: usize) -> Option<YamlNode<'t>> {
+        let mark = self.mark();
+        let column = self.column();
+        let first = self.pairs.len();
         let mut length = Some(first_key);
         self.add_weight(1)?;
         while self.peek().is_some() && self.column() == column {
@@ -195,17 +206,17 @@ impl<'t> Reader<'t> {
             let value = if is_list_beside {
                 let list = self.block_list(indent.inner(column))?;
                 // As the parser of all YAML says: such a list begins with its first item.
-                let Value::List(items) = &list.value else { return None };
-                Node { mark: items.first()?.mark, value: list.value }
+                let YamlValue::List(items) = &list.value else { return None };
+                YamlNode { mark: items.first()?.mark, value: list.value }
             } else if self.peek().is_none() || self.line > line && self.column() <= column {
                 self.add_weight(1)?;
-                Node { mark, value: Value::Scalar(Scalar { text: "".into(), quoted: false }) }
+                YamlNode { mark, value: YamlValue::Scalar(Scalar { text: "".into(), quoted: false }) }
             } else if self.line > line {
                 self.block(indent.inner(column))?
             } else {
                 self.block_value(indent.inner(column))?
             };
-            self.pairs.push(Pair { key, mark, value });
+            self.pairs.push(YamlPair { key, mark, value });
             self.skip_blank()?;
         }
         (self.peek().is_none() || self.column() < column).then_some(())?;
@@ -213,11 +224,11 @@ impl<'t> Reader<'t> {
     }
 
     /// The mapping of the pairs from `first` on. `None` if two of them have the same key.
-    fn mapping(&mut self, mark: Mark, first: usize) -> Option<Node<'t>> {
+    fn mapping(&mut self, mark: Mark, first: usize) -> Option<YamlNode<'t>> {
         if !duplicates(&self.pairs[first..]).is_empty() {
             return None;
         }
-        Some(Node { mark, value: Value::Mapping(self.pairs.drain(first..).collect()) })
+        Some(YamlNode { mark, value: YamlValue::Mapping(self.pairs.drain(first..).collect()) })
     }
 
     /// The length of the key that begins here, if a key with its colon does.
@@ -243,28 +254,28 @@ impl<'t> Reader<'t> {
         (is_key(&scalar) && *scalar.text != *"<<").then_some((scalar.text, mark))
     }
 
-    fn quoted(&mut self) -> Option<Node<'t>> {
+    fn quoted(&mut self) -> Option<YamlNode<'t>> {
         let rest = self.rest();
         let length = quoted_length(rest, *rest.first()?)?;
         self.scalar(length, true)
     }
 
-    fn plain(&mut self, length: impl Fn(&[u8]) -> Option<usize>) -> Option<Node<'t>> {
+    fn plain(&mut self, length: impl Fn(&[u8]) -> Option<usize>) -> Option<YamlNode<'t>> {
         let length = length(self.rest())?;
         self.scalar(length, false)
     }
 
-    fn scalar(&mut self, length: usize, quoted: bool) -> Option<Node<'t>> {
+    fn scalar(&mut self, length: usize, quoted: bool) -> Option<YamlNode<'t>> {
         let mark = self.mark();
         let text = &self.text[self.at..self.at + length];
         let text = if quoted { &text[1..length - 1] } else { text };
         self.add_weight(weight_of(text))?;
         self.at += length;
-        Some(Node { mark, value: Value::Scalar(Scalar { text: text.into(), quoted }) })
+        Some(YamlNode { mark, value: YamlValue::Scalar(Scalar { text: text.into(), quoted }) })
     }
 
     /// A node that begins here, in a flow collection or as one.
-    fn flow(&mut self, depth: usize) -> Option<Node<'t>> {
+    fn flow(&mut self, depth: usize) -> Option<YamlNode<'t>> {
         match self.peek()? {
             b'{' | b'[' if depth >= DEPTH_MAX => None,
             b'{' => self.flow_mapping(depth),
@@ -274,8 +285,9 @@ impl<'t> Reader<'t> {
         }
     }
 
-    fn flow_list(&mut self, depth: usize) -> Option<Node<'t>> {
-        let (mark, first) = (self.mark(), self.nodes.len());
+    fn flow_list(&mut self, depth: usize) -> Option<YamlNode<'t>> {
+        let mark = self.mark();
+        let first = self.nodes.len();
         self.add_weight(1)?;
         self.enter()?;
         while !self.leave(b']')? {
@@ -283,11 +295,12 @@ impl<'t> Reader<'t> {
             self.nodes.push(node);
             self.separate(b']')?;
         }
-        Some(Node { mark, value: Value::List(self.nodes.drain(first..).collect()) })
+        Some(YamlNode { mark, value: YamlValue::List(self.nodes.drain(first..).collect()) })
     }
 
-    fn flow_mapping(&mut self, depth: usize) -> Option<Node<'t>> {
-        let (mark, first) = (self.mark(), self.pairs.len());
+    fn flow_mapping(&mut self, depth: usize) -> Option<YamlNode<'t>> {
+        let mark = self.mark();
+        let first = self.pairs.len();
         self.add_weight(1)?;
         self.enter()?;
         while !self.leave(b'}')? {
@@ -307,7 +320,7 @@ impl<'t> Reader<'t> {
             let (key, mark) = self.key(length)?;
             self.skip_blank()?;
             let value = self.flow(depth + 1)?;
-            self.pairs.push(Pair { key, mark, value });
+            self.pairs.push(YamlPair { key, mark, value });
             self.separate(b'}')?;
         }
         self.mapping(mark, first)

@@ -4,7 +4,7 @@ use super::*;
 
 fn problems(text: &str) -> Vec<String> {
     let problem =
-        |problem: &Problem| format!("{}:{}: {}", problem.mark.line, problem.mark.column, problem.what);
+        |problem: &YamlProblem| format!("{}:{}: {}", problem.mark.line, problem.mark.column, problem.what);
     load(text.as_bytes()).problems.iter().map(problem).collect()
 }
 
@@ -17,22 +17,22 @@ fn json(text: &str) -> serde_json::Value {
 #[test]
 fn nodes_keep_positions_and_scalars_keep_texts() {
     let stream = load("a: 010\nb:\n  - 'yes'\n  - ä: 1.50\n".as_bytes());
-    let Value::Mapping(pairs) = &stream.documents[0].value else { panic!("a mapping") };
-    assert_eq!(pairs[0].value.value, Value::Scalar(Scalar { text: "010".into(), quoted: false }));
+    let YamlValue::Mapping(pairs) = &stream.documents[0].value else { panic!("a mapping") };
+    assert_eq!(pairs[0].value.value, YamlValue::Scalar(Scalar { text: "010".into(), quoted: false }));
     assert_eq!(
         (pairs[1].mark, pairs[1].value.mark),
         (Mark { line: 2, column: 1 }, Mark { line: 3, column: 3 })
     );
-    let Value::List(items) = &pairs[1].value.value else { panic!("a list") };
-    assert_eq!(items[0].value, Value::Scalar(Scalar { text: "yes".into(), quoted: true }));
-    let Value::Mapping(inner) = &items[1].value else { panic!("a mapping") };
+    let YamlValue::List(items) = &pairs[1].value.value else { panic!("a list") };
+    assert_eq!(items[0].value, YamlValue::Scalar(Scalar { text: "yes".into(), quoted: true }));
+    let YamlValue::Mapping(inner) = &items[1].value else { panic!("a mapping") };
     assert_eq!(inner[0].value.mark, Mark { line: 4, column: 8 });
 }
 
 #[test]
 fn absent_value_is_null_at_the_position_of_its_key() {
     let stream = load(b"a:\nb: ~\n");
-    let Value::Mapping(pairs) = &stream.documents[0].value else { panic!("a mapping") };
+    let YamlValue::Mapping(pairs) = &stream.documents[0].value else { panic!("a mapping") };
     assert!(pairs[0].value.is_null() && pairs[1].value.is_null());
     assert_eq!(pairs[0].value.mark, Mark { line: 1, column: 1 });
     assert_eq!(pairs[1].value.mark, Mark { line: 2, column: 4 });
@@ -186,7 +186,7 @@ proptest! {
         }
         let problems = stream.problems.iter().map(|problem| format!("{}: {}", problem.mark.line, problem.what));
         prop_assert_eq!(problems.collect::<Vec<_>>(), duplicates);
-        if let Some(Node { value: Value::Mapping(pairs), .. }) = stream.documents.get(1) {
+        if let Some(YamlNode { value: YamlValue::Mapping(pairs), .. }) = stream.documents.get(1) {
             let pairs = pairs.iter().map(|pair| (pair.key.to_string(), pair.mark.line as usize));
             prop_assert_eq!(pairs.collect::<Vec<_>>(), kept);
         } else {

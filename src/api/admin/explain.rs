@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use tollgate_limiter::{
     algorithm::{Admission, HitRate, Operation, Verdict},
     descriptor,
-    divider::{Part, SubscriberId, SubscriberState, Subscribers},
+    divider::{LimitPart, SubscriberId, SubscriberState, Subscribers},
     limiter::{self, CheckExplanation, DescriptorExplanation, Explanation, LimiterError, NoCounter, Status},
     rules::{LevelTrace, MatchKind, NodeTrace, Rule},
     time::Timestamp,
@@ -324,10 +324,10 @@ fn shares_json(quotas: &QuotaService, subscribers: &Subscribers) -> Value {
             "has_ended": has_ended,
         });
         match part {
-            Part::Share(HitRate { per_second, burst }) => {
+            LimitPart::Share(HitRate { per_second, burst }) => {
                 share["share"] = json!({"per_second": per_second, "burst": burst});
             }
-            Part::Slice { hits, left } => share["slice"] = json!({"hits": hits, "left": left}),
+            LimitPart::Slice { hits, left } => share["slice"] = json!({"hits": hits, "left": left}),
         }
         share
     };

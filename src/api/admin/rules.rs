@@ -13,7 +13,8 @@ use tollgate_limiter::{
     files,
     printable::escaped,
     rules::{
-        Allowance, GroupedKey, Location, OnOwnerUnavailable, Origin, Problems, Rule, Rules, Status, Totals,
+        Allowance, DecisionTotals, GroupedKey, Location, OnOwnerUnavailable, Problems, Rule, RuleOrigin,
+        Rules, RulesStatus,
     },
     time::Timestamp,
     yaml::Mark,
@@ -63,7 +64,7 @@ pub(super) async fn status(
     listed.await.map(Json).map_err(AdminError::unavailable)
 }
 
-fn status_json(state: &AdminState, status: &Status) -> Value {
+fn status_json(state: &AdminState, status: &RulesStatus) -> Value {
     let rules = state.active_rules.current();
     let rules = rules.rules();
     let warnings: Vec<_> = rules.map_or(&[][..], Rules::warnings).iter().map(ToString::to_string).collect();
@@ -157,8 +158,8 @@ fn rule_json(index: usize, domain: &str, rule: &Rule) -> Value {
 
 /// Descriptors that passed, and that were refused; hits that were charged, and charged near the limit; descriptors that
 /// only passed in shadow mode, and that a candidate would have refused.
-pub(super) fn numbers(totals: &Totals) -> [u64; 6] {
-    let Totals { ok, over_limit, hits, near_limit_hits, shadow_denials, candidate_denials } = *totals;
+pub(super) fn numbers(totals: &DecisionTotals) -> [u64; 6] {
+    let DecisionTotals { ok, over_limit, hits, near_limit_hits, shadow_denials, candidate_denials } = *totals;
     [ok, over_limit, hits, near_limit_hits, shadow_denials, candidate_denials]
 }
 
@@ -169,8 +170,8 @@ fn displayed_problems(problems: &Problems) -> Vec<Value> {
         .map(|problem| {
             let Location { origin, mark } = &problem.location;
             let lines = match &**origin {
-                Origin::File(path) => lines_around(Path::new(&**path), *mark),
-                Origin::Resource { .. } => Vec::new(),
+                RuleOrigin::File(path) => lines_around(Path::new(&**path), *mark),
+                RuleOrigin::Resource { .. } => Vec::new(),
             };
             json!({
                 "at": problem.location.to_string(),

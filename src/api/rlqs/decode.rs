@@ -2,7 +2,7 @@
 //! into them.
 
 use smallvec::SmallVec;
-use tollgate_limiter::divider::Usage;
+use tollgate_limiter::divider::SubscriberUsage;
 
 use crate::api::protobuf::{FieldValue, MalformedMessage, MessageFields};
 
@@ -18,7 +18,7 @@ pub(super) struct BucketReports<'m> {
 pub(super) struct BucketReport<'m> {
     /// The pairs; of too many only one more than the maximum.
     pub(super) pairs: SmallVec<[IdPair<'m>; 4]>,
-    pub(super) usage: Usage,
+    pub(super) usage: SubscriberUsage,
     // The time that the usage is of, in seconds.
     pub(super) seconds: u64,
 }

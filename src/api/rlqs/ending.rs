@@ -7,7 +7,7 @@ use std::{
 };
 
 use tokio::{runtime::Handle, task::yield_now};
-use tollgate_limiter::divider::{Report, SubscriberId, SubscriberReport};
+use tollgate_limiter::divider::{DividerReport, SubscriberId, SubscriberReport};
 
 use crate::api::rlqs::{
     QuotaService,
@@ -74,7 +74,7 @@ pub(super) fn end(
             // Until then the divider keeps what may be in force.
             memory.give_back_after(DIVISION_TTL, caller, DIVISION_BYTES, now);
             let id = SubscriberId { replica: service.replica, stream, bucket: number };
-            Some(SubscriberReport { key, limit, id, terms, report: Report::End })
+            Some(SubscriberReport { key, limit, id, terms, report: DividerReport::End })
         }
         BucketTerms::Allow | BucketTerms::Count(..) | BucketTerms::Deny => {
             memory.give_back(caller, DIVISION_BYTES, now);

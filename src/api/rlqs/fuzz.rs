@@ -11,7 +11,7 @@ use prost::Message as _;
 use tollgate_limiter::{
     divider::Dividers,
     limiter::Limiter,
-    resilience::Origin,
+    resilience::CallerOrigin,
     rules::{ActiveRules, Rules},
     store::{Memory, OnFull},
     time::Clock,
@@ -57,13 +57,13 @@ const SETTINGS: QuotaSettings =
 pub fn rlqs(bytes: &[u8]) {
     let clock = Clock::manual(NOW);
     let active_rules =
-        Arc::new(ActiveRules::of(Rules::parse("fuzz", RULES).expect("the rules are valid"), NOW));
+        Arc::new(ActiveRules::from_rules(Rules::parse("fuzz", RULES).expect("the rules are valid"), NOW));
     let memory = Arc::new(Memory::new(1 << 24, OnFull::Deny).with_slots(16));
     let limiter = Limiter::new(active_rules, memory.clone(), clock.clone());
     let dividers = Arc::new(Dividers::new(memory.clone()).after_restart(NOW));
     let service = Arc::new(QuotaService::new(limiter, dividers, clock.clone(), SETTINGS));
-    let mut stream =
-        QuotaStream::open(service.clone(), &Origin::Network(None), None).expect("it is the first stream");
+    let mut stream = QuotaStream::open(service.clone(), &CallerOrigin::Network(None), None)
+        .expect("it is the first stream");
     let mut reported = Vec::new();
     let mut rest = bytes;
     while let [length, seconds, after @ ..] = rest {

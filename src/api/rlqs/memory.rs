@@ -8,7 +8,7 @@ use std::{
 };
 
 use tollgate_limiter::{
-    resilience::{CALLER_SHARE, Origin, SharedUse},
+    resilience::{CALLER_SHARE, CallerOrigin, SharedUse},
     time::Timestamp,
 };
 
@@ -51,7 +51,7 @@ struct MemoryRelease {
 }
 
 impl CallerNumber {
-    pub(super) fn new(origin: &Origin) -> Self {
+    pub(super) fn new(origin: &CallerOrigin) -> Self {
         let mut hasher = DefaultHasher::new();
         origin.hash(&mut hasher);
         Self(hasher.finish() as u32)
@@ -137,7 +137,7 @@ mod tests {
     const NOW: Timestamp = Timestamp::from_nanos(100 * SECOND + 7);
 
     fn caller(address: &str) -> CallerNumber {
-        CallerNumber::new(&Origin::network(Some(address.parse().unwrap())))
+        CallerNumber::new(&CallerOrigin::network(Some(address.parse().unwrap())))
     }
 
     #[test]

@@ -15,7 +15,7 @@ use tokio::time::{MissedTickBehavior, interval};
 use tollgate_limiter::{
     descriptor::Key,
     divider::{
-        Assignments, Divide, Dividers, SUBSCRIBERS_SHOWN_MAX, SubscriberId, SubscriberReport, Subscribers,
+        Assignments, Divide, Dividers, SUBSCRIBERS_LISTED_MAX, SubscriberId, SubscriberReport, Subscribers,
     },
     limiter::Limiter,
     time::{Clock, Timestamp},
@@ -157,7 +157,7 @@ impl QuotaService {
 
     /// The subscribers of the counter of `key`, as many as are displayed; `None` if it is not divided here.
     pub fn subscribers(&self, key: Key) -> Option<Arc<Subscribers>> {
-        self.dividers.subscribers(key, SUBSCRIBERS_SHOWN_MAX, self.clock.now()).map(Arc::new)
+        self.dividers.subscribers(key, SUBSCRIBERS_LISTED_MAX, self.clock.now()).map(Arc::new)
     }
 
     /// The address of the client of a stream of this replica, while the stream is open.

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::AtomicUsize;
 
-use tollgate_limiter::metrics::{Buckets, Counter};
+use tollgate_limiter::metrics::{Buckets, MetricCounter};
 
 use crate::telemetry::metrics::metrics;
 
@@ -11,16 +11,16 @@ use crate::telemetry::metrics::metrics;
 pub(super) struct QuotaStats {
     pub(super) streams: AtomicUsize,
     pub(super) buckets: AtomicUsize,
-    pub(super) reports: Counter,
-    pub(super) allowed: Counter,
-    pub(super) denied: Counter,
-    pub(super) assignments: Counter,
-    pub(super) abandoned: Counter,
-    pub(super) refused_streams: Counter,
-    pub(super) invalid: Counter,
-    pub(super) unassigned: Counter,
-    pub(super) implausible: Counter,
-    pub(super) too_many: Counter,
+    pub(super) reports: MetricCounter,
+    pub(super) allowed: MetricCounter,
+    pub(super) denied: MetricCounter,
+    pub(super) assignments: MetricCounter,
+    pub(super) abandoned: MetricCounter,
+    pub(super) refused_streams: MetricCounter,
+    pub(super) invalid: MetricCounter,
+    pub(super) unassigned: MetricCounter,
+    pub(super) implausible: MetricCounter,
+    pub(super) too_many: MetricCounter,
 }
 
 /// The numbers of one moment.

@@ -11,9 +11,9 @@ use std::{
 use tollgate_limiter::{
     algorithm::Limit,
     descriptor::Key,
-    divider::{Report, SubscriberId, SubscriberReport, Usage},
+    divider::{DividerReport, SubscriberId, SubscriberReport, SubscriberUsage},
     limiter::ActiveView,
-    resilience::Origin,
+    resilience::CallerOrigin,
     rules::QuotaTerms,
     time::Timestamp,
 };
@@ -64,7 +64,7 @@ impl QuotaStream {
     /// Opens a stream of `service` for the client at this address.
     pub fn open(
         service: Arc<QuotaService>,
-        origin: &Origin,
+        origin: &CallerOrigin,
         client: Option<SocketAddr>,
     ) -> Result<Self, Status> {
         let (owner, outbox) = service.open(CallerNumber::new(origin), client)?;
@@ -157,7 +157,7 @@ impl QuotaStream {
                 stats.implausible.increase();
             }
         }
-        let Usage { allowed, denied, .. } = report.usage;
+        let SubscriberUsage { allowed, denied, .. } = report.usage;
         stats.reports.increase();
         stats.allowed.add(allowed);
         stats.denied.add(denied);
@@ -189,7 +189,7 @@ impl QuotaStream {
         let resumes = known.is_none() && report.seconds > 0;
         self.update(
             number,
-            if resumes { Report::Resumed(report.usage) } else { Report::Usage(report.usage) },
+            if resumes { DividerReport::Resumed(report.usage) } else { DividerReport::Usage(report.usage) },
         );
     }
 
@@ -204,7 +204,7 @@ impl QuotaStream {
     }
 
     /// Counts the requests for the counter of `key` at the client.
-    fn count(&self, key: Key, pairs: &[IdPair<'_>], usage: Usage) {
+    fn count(&self, key: Key, pairs: &[IdPair<'_>], usage: SubscriberUsage) {
         let Some(domain) = &self.domain else { return };
         let entries = || entries(pairs).unwrap_or_default();
         let requests = usage.allowed.saturating_add(usage.denied);
@@ -212,13 +212,13 @@ impl QuotaStream {
     }
 
     /// Charges what has passed in a bucket that is not assigned anything.
-    fn charge(&mut self, terms: &BucketTerms, pairs: &[IdPair<'_>], usage: Usage) {
+    fn charge(&mut self, terms: &BucketTerms, pairs: &[IdPair<'_>], usage: SubscriberUsage) {
         self.service.stats.unassigned.increase();
         let (BucketTerms::Divide(key, limit, _) | BucketTerms::Count(key, limit)) = terms else { return };
         self.count(*key, pairs, usage);
         if usage.allowed > 0 {
             // No bucket has this number.
-            self.queue(0, *key, limit.clone(), QuotaTerms::default(), Report::Counted(usage.allowed));
+            self.queue(0, *key, limit.clone(), QuotaTerms::default(), DividerReport::Counted(usage.allowed));
         }
     }
 
@@ -242,11 +242,11 @@ impl QuotaStream {
     }
 
     /// Takes the usage of a bucket.
-    fn update(&mut self, number: u32, report: Report) {
+    fn update(&mut self, number: u32, report: DividerReport) {
         let Some(bucket) = self.buckets.get_mut(&number) else { return };
-        let (Report::Usage(usage) | Report::Resumed(usage)) = report else { return };
+        let (DividerReport::Usage(usage) | DividerReport::Resumed(usage)) = report else { return };
         bucket.idle_reports =
-            if usage == Usage::default() { bucket.idle_reports.saturating_add(1) } else { 0 };
+            if usage == SubscriberUsage::default() { bucket.idle_reports.saturating_add(1) } else { 0 };
         let report = report.after(bucket.allowed);
         bucket.allowed = bucket.allowed.saturating_add(usage.allowed);
         let is_due = bucket.renew_in == 0;
@@ -254,7 +254,7 @@ impl QuotaStream {
         let counted = match &bucket.terms {
             BucketTerms::Divide(key, limit, part) => Some((*key, limit.clone(), *part, report)),
             BucketTerms::Count(key, limit) if usage.allowed > 0 => {
-                Some((*key, limit.clone(), QuotaTerms::default(), Report::Counted(usage.allowed)))
+                Some((*key, limit.clone(), QuotaTerms::default(), DividerReport::Counted(usage.allowed)))
             }
             BucketTerms::Count(..) | BucketTerms::Allow | BucketTerms::Deny => None,
         };
@@ -273,7 +273,7 @@ impl QuotaStream {
         }
     }
 
-    fn queue(&mut self, bucket: u32, key: Key, limit: Limit, terms: QuotaTerms, report: Report) {
+    fn queue(&mut self, bucket: u32, key: Key, limit: Limit, terms: QuotaTerms, report: DividerReport) {
         let id = SubscriberId { replica: self.service.replica, stream: self.owner.stream, bucket };
         self.reports.push(SubscriberReport { key, limit, id, terms, report });
     }
@@ -293,10 +293,12 @@ impl QuotaStream {
             (BucketTerms::Divide(before, ..), BucketTerms::Divide(key, limit, part)) if before == *key => {
                 let limit = limit.clone();
                 let part = *part;
-                self.queue(number, before, limit, part, Report::Limit);
+                self.queue(number, before, limit, part, DividerReport::Limit);
                 return number;
             }
-            (BucketTerms::Divide(key, limit, part), _) => self.queue(number, key, limit, part, Report::End),
+            (BucketTerms::Divide(key, limit, part), _) => {
+                self.queue(number, key, limit, part, DividerReport::End)
+            }
             (_, _) => {}
         }
         self.outbox.remove(number);
@@ -338,7 +340,7 @@ impl QuotaStream {
         };
         let number = self.change_terms(number, terms, active.version);
         if needs_report {
-            self.update(number, Report::Usage(Usage::default()));
+            self.update(number, DividerReport::Usage(SubscriberUsage::default()));
         }
     }
 

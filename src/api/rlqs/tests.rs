@@ -12,7 +12,7 @@ use prost::Message;
 use tollgate_limiter::{
     divider::Dividers,
     limiter::Limiter,
-    resilience::Origin,
+    resilience::CallerOrigin,
     rules::{ActiveRules, Rules},
     store::{Memory, OnFull},
     time::{Clock, SECOND, Timestamp},
@@ -96,7 +96,7 @@ impl World {
     }
 
     fn open_as(&self, caller: &[u8]) -> Result<QuotaStream, tonic::Status> {
-        QuotaStream::open(self.service.clone(), &Origin::Name(caller.into()), None)
+        QuotaStream::open(self.service.clone(), &CallerOrigin::Name(caller.into()), None)
     }
 
     fn load(&self, rules: &str) {

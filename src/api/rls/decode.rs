@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tollgate_limiter::{
     algorithm::Operation,
-    limiter::{self, Bounds},
+    limiter::{self, RequestBounds},
 };
 
 use crate::api::{
@@ -24,7 +24,7 @@ pub struct RlsRequest<'m> {
 }
 
 /// Decodes a request within `bounds`, with the same result as `prost`.
-pub fn decode(message: &[u8], bounds: Bounds) -> Result<RlsRequest<'_>, RlsDecodeError> {
+pub fn decode(message: &[u8], bounds: RequestBounds) -> Result<RlsRequest<'_>, RlsDecodeError> {
     let mut request = RlsRequest::default();
     request.read(message, bounds)?;
     Ok(request)
@@ -48,7 +48,7 @@ fn read_hits(
 impl<'m> RlsRequest<'m> {
     /// Reads a message into an empty request, as [`decode`] does. A request has 400 bytes, and is not moved here.
     #[inline]
-    pub(super) fn read(&mut self, message: &'m [u8], bounds: Bounds) -> Result<(), RlsDecodeError> {
+    pub(super) fn read(&mut self, message: &'m [u8], bounds: RequestBounds) -> Result<(), RlsDecodeError> {
         let mut fields = MessageFields::new(message);
         while let Some(field) = fields.next()? {
             match field {

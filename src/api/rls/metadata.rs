@@ -257,7 +257,7 @@ fn value(kind: Kind) -> Value {
 mod tests {
     use std::time::Duration;
 
-    use tollgate_limiter::{algorithm::Operation, limiter::Bounds};
+    use tollgate_limiter::{algorithm::Operation, limiter::RequestBounds};
 
     use super::*;
     use crate::api::rls::decode;
@@ -267,7 +267,8 @@ mod tests {
         let marked = |degraded: [bool; 2]| {
             // Two descriptors without entries.
             let request =
-                decode(&[0x12, 0, 0x12, 0], Bounds { requests: 1, descriptors: 2, entries: 1 }).unwrap();
+                decode(&[0x12, 0, 0x12, 0], RequestBounds { requests: 1, descriptors: 2, entries: 1 })
+                    .unwrap();
             let statuses = degraded.map(|degraded| Status { degraded, ..Status::WITHOUT_LIMIT });
             let answer = Answer {
                 passes: true,

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use proptest::{collection::vec, option, prelude::*, sample::Index};
 use prost::Message;
 use tollgate_limiter::{
-    limiter::{Bounds, Limiter},
+    limiter::{Limiter, RequestBounds},
     resilience::Caller,
     rules::{ActiveRules, Rules},
     store::{Memory, OnFull},
@@ -44,7 +44,7 @@ descriptors:
 ";
 
 fn api(dynamic_metadata: bool) -> Api {
-    let active_rules = Arc::new(ActiveRules::of(Rules::parse("test", RULES).unwrap(), NOW));
+    let active_rules = Arc::new(ActiveRules::from_rules(Rules::parse("test", RULES).unwrap(), NOW));
     let memory = Arc::new(Memory::new(1 << 24, OnFull::Deny));
     let limiter = Limiter::new(active_rules, memory, Clock::manual(NOW));
     let headers = headers::HeaderSettings {
@@ -57,7 +57,7 @@ fn api(dynamic_metadata: bool) -> Api {
 }
 
 /// The decoded request as a `prost` message.
-fn read(message: &[u8], bounds: Bounds) -> Result<RateLimitRequest, RlsDecodeError> {
+fn read(message: &[u8], bounds: RequestBounds) -> Result<RateLimitRequest, RlsDecodeError> {
     let request = decode(message, bounds)?;
     let descriptors = request.descriptor_views().map(|view| RateLimitDescriptor {
         entries: view
@@ -124,7 +124,7 @@ fn varint(number: u64) -> Vec<u8> {
 proptest! {
     #[test]
     fn message_beyond_bounds_is_rejected(message in fields(3), most in (0..3_usize, 0..3_usize)) {
-        let bounds = Bounds { requests: 1, descriptors: most.0, entries: most.1 };
+        let bounds = RequestBounds { requests: 1, descriptors: most.0, entries: most.1 };
         if let Ok(request) = RateLimitRequest::decode(&*message) {
             let fits = request.descriptors.len() <= most.0
                 && request.descriptors.iter().all(|descriptor| descriptor.entries.len() <= most.1);

@@ -285,7 +285,7 @@ struct RequestGroup<'m>(Vec<DecodedRequest<'m>>);
 
 impl<'m> RequestGroup<'m> {
     /// Decodes requests that have together at most as many descriptors as one.
-    fn decode(requests: &[&'m [u8]], bounds: limiter::Bounds) -> Result<Self, CallError> {
+    fn decode(requests: &[&'m [u8]], bounds: limiter::RequestBounds) -> Result<Self, CallError> {
         let mut each = Vec::with_capacity(requests.len());
         let mut descriptors = 0;
         for (index, message) in requests.iter().enumerate() {

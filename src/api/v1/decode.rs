@@ -6,7 +6,7 @@ use prost::Message as _;
 use smallvec::SmallVec;
 use tollgate_limiter::{
     algorithm::Operation,
-    limiter::{self, Bounds, CallSize, TooLarge},
+    limiter::{self, CallSize, RequestBounds, TooLarge},
     store::{HoldId, HoldTerms, OnExpiry},
 };
 
@@ -38,7 +38,7 @@ pub(super) struct DecodedRequest<'m> {
 impl<'m> EncodedRequests<'m> {
     /// Decodes a call within `bounds`. Its requests are decoded later, one by one.
     #[inline]
-    pub(super) fn decode(verb: Verb, message: &'m [u8], bounds: Bounds) -> Result<Self, CallError> {
+    pub(super) fn decode(verb: Verb, message: &'m [u8], bounds: RequestBounds) -> Result<Self, CallError> {
         let mut size = CallSize::new(bounds);
         let is_large = message.len() >= CallSize::BYTES_MIN;
         let mut each = SmallVec::new();
@@ -89,7 +89,7 @@ fn count_parts(size: &mut CallSize, request: &[u8]) -> Result<(), TooLarge> {
 
 impl<'m> DecodedRequest<'m> {
     /// Decodes a request within `bounds`.
-    pub(super) fn decode(message: &'m [u8], bounds: Bounds) -> Result<Self, RequestFault> {
+    pub(super) fn decode(message: &'m [u8], bounds: RequestBounds) -> Result<Self, RequestFault> {
         let mut request = Self::default();
         request.read(message, bounds)?;
         Ok(request)
@@ -97,7 +97,7 @@ impl<'m> DecodedRequest<'m> {
 
     /// Decodes a message into this empty request: requests are too large to move.
     #[inline]
-    pub(super) fn read(&mut self, message: &'m [u8], bounds: Bounds) -> Result<(), RequestFault> {
+    pub(super) fn read(&mut self, message: &'m [u8], bounds: RequestBounds) -> Result<(), RequestFault> {
         let mut fields = MessageFields::new(message);
         while let Some(field) = fields.next()? {
             match field {
@@ -120,8 +120,8 @@ impl<'m> DecodedRequest<'m> {
             return Ok(None);
         }
         let id = match verb {
-            Verb::Check => HoldId::of_request(self.request_id)?,
-            Verb::Refund => HoldId::of_refund(self.request_id)?,
+            Verb::Check => HoldId::for_request(self.request_id)?,
+            Verb::Refund => HoldId::for_refund(self.request_id)?,
             Verb::Peek => return Err(RequestFault::MisplacedRequestId),
         };
         Ok(Some(HoldTerms::new(id, window, OnExpiry::Charge)?))
@@ -170,7 +170,7 @@ impl<'m> DomainDescriptors<'m> {
     /// Decodes a call within `bounds`. `other` reads its other fields.
     pub(super) fn decode(
         message: &'m [u8],
-        bounds: Bounds,
+        bounds: RequestBounds,
         mut other: impl FnMut(u32, FieldValue<'m>) -> Result<(), CallError>,
     ) -> Result<Self, CallError> {
         let mut named = Self::default();

@@ -4,7 +4,7 @@ use std::{borrow::Cow, time::Duration};
 
 use tollgate_limiter::{
     algorithm::Operation,
-    limiter::{self, ActiveView, Bounds, HeldAnswer, SettledAnswer},
+    limiter::{self, ActiveView, HeldAnswer, RequestBounds, SettledAnswer},
     resilience::Caller,
     store::{HOLD_TTL_DEFAULT, HoldId, HoldTerms, OnExpiry},
 };
@@ -48,14 +48,14 @@ enum Purpose {
 }
 
 impl<'m> HoldCall<'m> {
-    fn decode(verb: HoldVerb, message: &'m [u8], bounds: Bounds) -> Result<Self, Error> {
+    fn decode(verb: HoldVerb, message: &'m [u8], bounds: RequestBounds) -> Result<Self, Error> {
         match verb {
             HoldVerb::Reserve => Self::decode_reserve(message, bounds),
             HoldVerb::Settle | HoldVerb::Cancel => Ok(Self::decode_end(verb, message, bounds)?),
         }
     }
 
-    fn decode_reserve(message: &'m [u8], bounds: Bounds) -> Result<Self, Error> {
+    fn decode_reserve(message: &'m [u8], bounds: RequestBounds) -> Result<Self, Error> {
         let mut amount = 0;
         let mut ttl = HOLD_TTL_DEFAULT;
         let mut id = "";
@@ -87,7 +87,7 @@ impl<'m> HoldCall<'m> {
         Ok(Self { named, hits: DescriptorHits::OwnOr(amount.max(1)), id, purpose: Purpose::Make(terms) })
     }
 
-    fn decode_end(verb: HoldVerb, message: &'m [u8], bounds: Bounds) -> Result<Self, CallError> {
+    fn decode_end(verb: HoldVerb, message: &'m [u8], bounds: RequestBounds) -> Result<Self, CallError> {
         let mut id = "";
         let mut actual = 0;
         let has_actual = verb == HoldVerb::Settle;

@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 use serde_json::Value as Json;
-use tollgate_limiter::rules::{Origin, Problem, Problems, Rules};
+use tollgate_limiter::rules::{Problem, Problems, RuleOrigin, Rules};
 
 /// What a check found.
 #[derive(Debug, Serialize)]
@@ -78,7 +78,7 @@ impl<'r> RulesReport<'r> {
 impl<'r> Finding<'r> {
     fn new(problem: &'r Problem, level: FindingEffect) -> Self {
         let Problem { location, what } = problem;
-        let (Origin::File(file) | Origin::Resource { name: file, .. }) = &*location.origin;
+        let (RuleOrigin::File(file) | RuleOrigin::Resource { name: file, .. }) = &*location.origin;
         Self { level, file, line: location.mark.line, column: location.mark.column, message: what }
     }
 }

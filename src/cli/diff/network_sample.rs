@@ -17,11 +17,9 @@ impl<'r> LevelNetworks<'r> {
         let mut all: Vec<_> = networks.collect();
         if !all.is_empty() {
             let single = level.filter(|one| one.kind() == MatchKind::Exact);
-            all.extend(
-                single.filter_map(|one| {
-                    Some((one.key(), Network::of(address(one.value().as_bytes())?, u8::MAX)))
-                }),
-            );
+            all.extend(single.filter_map(|one| {
+                Some((one.key(), Network::new(address(one.value().as_bytes())?, u8::MAX)))
+            }));
             all.sort_unstable();
         }
         Self(all)

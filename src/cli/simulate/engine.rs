@@ -12,7 +12,7 @@ use tokio::time::Instant;
 use tollgate_limiter::{
     algorithm::{Admission, Operation},
     descriptor::{self, Entry, Secret},
-    limiter::{Descriptor, Limiter, Metrics, Request},
+    limiter::{Descriptor, Limiter, LimiterMetrics, Request},
     metrics::{TopKey, TopKeys},
     rules::{ActiveRules, Allowance, Rule, Rules},
     store::{Memory, OnFull},
@@ -81,7 +81,7 @@ impl RuleTable {
 pub(super) struct Side {
     limiter: Limiter,
     clock: Clock,
-    metrics: Arc<Metrics>,
+    metrics: Arc<LimiterMetrics>,
     refusals: Refusals,
     // The index of each rule in the table, by the address of the rule, which is constant: the rules are not replaced.
     indices: FxHashMap<usize, usize>,
@@ -116,7 +116,7 @@ impl Side {
             });
         }
         drop(current);
-        let metrics = Arc::new(Metrics::new(TOP_USERS));
+        let metrics = Arc::new(LimiterMetrics::new(TOP_USERS));
         let memory = Arc::new(Memory::new(memory_limit, OnFull::Deny));
         let limiter = Limiter::new(active_rules, memory, clock.clone()).with_metrics(metrics.clone());
         let rules = Vec::new();

@@ -8,7 +8,7 @@ use std::{
 };
 
 use rustls::{AlertDescription, CertificateError, Error};
-use tollgate_limiter::{metrics::Counter, named, time::Stopwatch};
+use tollgate_limiter::{metrics::MetricCounter, named, time::Stopwatch};
 use tracing::warn;
 
 use crate::{cluster::protocol::VersionMismatch, telemetry::sampler::Sampler};
@@ -78,22 +78,22 @@ impl LinkFailure {
 pub struct LinkStats {
     pub(super) links_up: AtomicU64,
     /// Sessions resumed over another connection.
-    pub reconnects: Counter,
+    pub reconnects: MetricCounter,
     /// Pieces of batches sent again over another connection.
-    pub pieces_resent: Counter,
+    pub pieces_resent: MetricCounter,
     /// Pieces of batches that waited for memory.
-    pub pieces_delayed: Counter,
+    pub pieces_delayed: MetricCounter,
     /// Dials, redials and ends of sessions that were refused because too many were under way.
-    pub commands_refused: Counter,
+    pub commands_refused: MetricCounter,
     /// Batches received.
-    pub batches_in: Counter,
+    pub batches_in: MetricCounter,
     /// Batches queued for sending.
-    pub batches_out: Counter,
+    pub batches_out: MetricCounter,
     /// Bytes of received batches.
-    pub bytes_in: Counter,
+    pub bytes_in: MetricCounter,
     /// Bytes of batches queued for sending.
-    pub bytes_out: Counter,
-    failures: [Counter; LinkFailure::ALL.len()],
+    pub bytes_out: MetricCounter,
+    failures: [MetricCounter; LinkFailure::ALL.len()],
     logged: [Sampler; LinkFailure::ALL.len()],
     since: Stopwatch,
 }
@@ -102,14 +102,14 @@ impl Default for LinkStats {
     fn default() -> Self {
         Self {
             links_up: AtomicU64::default(),
-            reconnects: Counter::default(),
-            pieces_resent: Counter::default(),
-            pieces_delayed: Counter::default(),
-            commands_refused: Counter::default(),
-            batches_in: Counter::default(),
-            batches_out: Counter::default(),
-            bytes_in: Counter::default(),
-            bytes_out: Counter::default(),
+            reconnects: MetricCounter::default(),
+            pieces_resent: MetricCounter::default(),
+            pieces_delayed: MetricCounter::default(),
+            commands_refused: MetricCounter::default(),
+            batches_in: MetricCounter::default(),
+            batches_out: MetricCounter::default(),
+            bytes_in: MetricCounter::default(),
+            bytes_out: MetricCounter::default(),
             failures: Default::default(),
             logged: array::from_fn(|_| Sampler::new(NonZeroU16::MIN)),
             since: Stopwatch::start(),

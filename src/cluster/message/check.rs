@@ -6,9 +6,9 @@ use serde::{Deserialize, Serialize};
 use tollgate_limiter::{
     algorithm::Limit,
     descriptor::Key,
-    divider::{Report, SubscriberId},
+    divider::{DividerReport, SubscriberId},
     rules::QuotaTerms,
-    store::{CounterOperation, Outcome, SlotData},
+    store::{CounterOperation, OperationOutcome, SlotData},
 };
 
 use crate::cluster::MemberId;
@@ -42,7 +42,7 @@ pub(crate) enum RemoteOperation {
     /// Add consumption from a grant.
     Settle(Settlement),
     /// Divide the limit, given the report of a client.
-    Divide(SubscriberId, QuotaTerms, Report),
+    Divide(SubscriberId, QuotaTerms, DividerReport),
 }
 
 impl RemoteOperation {
@@ -99,7 +99,7 @@ pub(crate) enum LeaseState {
 pub(crate) enum CheckReply {
     /// What the operation has come to.
     // The lease is boxed, because most replies have none.
-    Decided { outcome: Outcome, lease: Option<Box<LeaseReply>> },
+    Decided { outcome: OperationOutcome, lease: Option<Box<LeaseReply>> },
     /// The owner is unreachable, or does not trust its counters.
     Unreachable,
 }

@@ -7,7 +7,7 @@ use tollgate_limiter::{
     algorithm::Decision,
     descriptor::Key,
     remote::{Admitted, DecidedBy, LATE_MAX, LocalShare, RemoteOutcome},
-    store::{CounterOperation, Outcome, SlotData},
+    store::{CounterOperation, OperationOutcome, SlotData},
     time::Timestamp,
 };
 
@@ -55,7 +55,7 @@ impl Router<'_> {
             return self.reply(open, reply, sent_at);
         }
         let Some((check, sent_at)) = self.checks.forwarding.take_late(ticket) else { return };
-        let CheckReply::Decided { outcome: Outcome { decision, .. }, lease } = reply else { return };
+        let CheckReply::Decided { outcome: OperationOutcome { decision, .. }, lease } = reply else { return };
         // The owner charges hits that it has lent, unless this replica uses or returns them.
         if let Some(lease) = lease {
             self.receive_lease(&check, &decision, *lease, sent_at);
@@ -207,7 +207,7 @@ impl Router<'_> {
                 self.checks.borrower.decide(open.check.key, &open.check.limit, operation, self.cx.now);
             if let Some((decision, charged)) = decided {
                 self.cx.out.stats.leased += 1;
-                self.complete(ticket, Outcome::of(decision, charged), DecidedBy::Lease);
+                self.complete(ticket, OperationOutcome::new(decision, charged), DecidedBy::Lease);
                 return None;
             }
             if open.hops == 0 && !self.cx.members.is_draining() {
@@ -284,7 +284,7 @@ impl Router<'_> {
         }
     }
 
-    fn complete(&mut self, ticket: Ticket, outcome: Outcome, decided_by: DecidedBy) {
+    fn complete(&mut self, ticket: Ticket, outcome: OperationOutcome, decided_by: DecidedBy) {
         self.cx.out.actions.push(NodeAction::Complete(ticket, RemoteOutcome { outcome, decided_by }));
     }
 
@@ -333,7 +333,7 @@ fn take_reports(
 ) -> Vec<Arc<RemoteCheck>> {
     let mut reports = forwarding.take_reports(&is_reachable);
     reports.extend(share.take_admitted_where(is_reachable).map(|(key, Admitted { limit, counter })| {
-        let consumed = Arc::new(SlotData::of_usage(key, &limit, counter, now));
+        let consumed = Arc::new(SlotData::from_usage(key, &limit, counter, now));
         Arc::new(RemoteCheck { key, limit, operation: RemoteOperation::Absorb(consumed), lease_hits: 0 })
     }));
     reports

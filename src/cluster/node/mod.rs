@@ -15,7 +15,7 @@ use tollgate_limiter::{
     algorithm::Limit,
     descriptor::Key,
     divider::Dividers,
-    remote::{LocalShare, Standing},
+    remote::{LocalShare, LocalShareBasis},
     rules::ForwardPolicy,
     store::{Memory, Slot, SlotSource},
     time::Timestamp,
@@ -171,8 +171,8 @@ impl ClusterNode {
     }
 
     /// What decisions without owners depend on.
-    pub(crate) fn standing(&self) -> Standing {
-        Standing { replicas: self.members.healthy(), now: self.wall }
+    pub(crate) fn standing(&self) -> LocalShareBasis {
+        LocalShareBasis { replicas: self.members.healthy(), now: self.wall }
     }
 
     /// Handles one message of a peer.

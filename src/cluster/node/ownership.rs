@@ -331,7 +331,7 @@ impl Ownership {
         cx: &mut Context<'_>,
     ) {
         cx.out.stats.slots_acquired += 1;
-        let counted = |contents| Arc::new(self.memory.counted(Arc::unwrap_or_clone(contents)));
+        let counted = |contents| Arc::new(self.memory.accounted(Arc::unwrap_or_clone(contents)));
         let origin = RecoveryOrigin { contents: origin.contents.map(counted), ..origin };
         self.memory.acquire(slot, Arc::unwrap_or_clone(contents), cx.wall);
         let origin_expires_at = cx.now.after(ORIGIN_RETENTION);

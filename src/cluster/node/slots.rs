@@ -72,7 +72,7 @@ pub(super) struct Ready {
 
 impl Ready {
     pub(super) fn contains(&self, key: Key) -> bool {
-        self.keys.contains(&key) || self.slots.contains(&Slot::of(key, self.slot_count))
+        self.keys.contains(&key) || self.slots.contains(&Slot::for_key(key, self.slot_count))
     }
 }
 
@@ -152,7 +152,7 @@ impl Slots {
 
     /// The slot of a key.
     pub(super) fn of(&self, key: Key) -> Slot {
-        Slot::of(key, self.len())
+        Slot::for_key(key, self.len())
     }
 
     /// Whether every slot has a known owner.

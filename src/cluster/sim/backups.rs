@@ -41,7 +41,7 @@ fn charge_while_stalled(world: &mut World, time: Duration) {
         node.heard(peer, now);
         for number in numbers.by_ref().take(10) {
             let key = keys::key(number);
-            if owned.contains(&Slot::of(key, node.slots())) {
+            if owned.contains(&Slot::for_key(key, node.slots())) {
                 charge(node, key, &limit, now);
             }
         }

@@ -12,8 +12,8 @@ use tollgate_limiter::{
     algorithm::{Decision, Limit, Operation},
     descriptor::Key,
     remote::{
-        CounterCheck, CounterChecks, LocalShare, RemoteOutcome, RemoteOutcomes, Standing,
-        rounds::{self, Counters},
+        CounterCheck, CounterChecks, LocalShare, LocalShareBasis, RemoteOutcome, RemoteOutcomes,
+        rounds::{self, CallCounters},
     },
     rules::ForwardPolicy,
     store::{Check, Checks, CounterOperation, HoldTerms, OnRefusal},
@@ -79,7 +79,7 @@ struct Mailbox {
 /// Submits by the mailbox that the world empties.
 struct ByMailbox(Rc<RefCell<Mailbox>>);
 
-impl Counters for ByMailbox {
+impl CallCounters for ByMailbox {
     async fn apply(&self, operations: Vec<(usize, CounterOperation)>) -> RemoteOutcomes {
         self.0.borrow_mut().submitted = operations;
         poll_fn(|_| self.0.borrow_mut().answered.take().map_or(Poll::Pending, Poll::Ready)).await
@@ -163,7 +163,7 @@ impl OpenCall {
                 self.outcomes = vec![None; submitted.len()];
                 let counter_check = |(index, operation): (usize, CounterOperation)| {
                     let TestCheck { policy, .. } = self.checks[index];
-                    CounterCheck::of(&self.checks[index].of_store(), policy).with(operation)
+                    CounterCheck::new(&self.checks[index].of_store(), policy).with(operation)
                 };
                 self.submitted = submitted.into_iter().map(counter_check).collect();
                 Progress::Submitted(self.submitted.clone())
@@ -179,7 +179,7 @@ impl OpenCall {
         operation: u32,
         outcome: RemoteOutcome,
         share: &mut LocalShare,
-        standing: Standing,
+        standing: LocalShareBasis,
     ) -> Option<RemoteOutcomes> {
         self.outcomes[operation as usize] = Some(outcome);
         if !self.outcomes.iter().all(Option::is_some) {

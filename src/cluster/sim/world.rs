@@ -277,14 +277,14 @@ impl World {
         let node = &mut self.processes.get_mut(&number).expect("a replica that was started").node;
         let owned: Vec<Slot> = node.owned_slots().collect();
         let slots = self.shape.slots;
-        let remote = self.keys.iter().find(|test_key| !owned.contains(&Slot::of(test_key.key, slots)));
+        let remote = self.keys.iter().find(|test_key| !owned.contains(&Slot::for_key(test_key.key, slots)));
         let owner = keys::member(1 - number);
         (node, now, remote.expect("a key that the other replica owns").clone(), owner)
     }
 
     /// The owner of a key.
     pub(super) fn owner(&self, key: Key) -> Option<usize> {
-        let slot = Slot::of(key, self.shape.slots);
+        let slot = Slot::for_key(key, self.shape.slots);
         let owns = |number: &usize| self.processes[number].node.owned_slots().any(|owned| owned == slot);
         self.processes.keys().copied().find(owns)
     }

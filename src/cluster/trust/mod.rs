@@ -13,7 +13,7 @@ use std::{
 use arc_swap::ArcSwap;
 use tokio::{task, time::sleep};
 use tollgate_limiter::{
-    file_watch::{Comparison, FileWatch, SETTLE, WatchedFiles, fingerprint, read_blocking},
+    file_watch::{FileComparison, FileWatch, SETTLE, WatchedFiles, fingerprint, read_blocking},
     time::{Clock, Timestamp},
 };
 use tracing::{error, info, warn};
@@ -159,7 +159,7 @@ impl WatchedFiles for CredentialFiles {
     // A certificate may not be valid yet.
     const DEPENDS_ON_TIME: bool = true;
 
-    async fn wait(&mut self, _last: Comparison, poll_interval: Duration) {
+    async fn wait(&mut self, _last: FileComparison, poll_interval: Duration) {
         sleep(poll_interval.clamp(SETTLE, RENEWAL_CHECK_INTERVAL_MAX)).await;
         if self.credentials.needs_renewal() {
             self.credentials.renew(&self.derived);

@@ -9,9 +9,9 @@ use std::{
 
 use tokio::{task::spawn_blocking, time::sleep};
 use tollgate_limiter::{
-    file_watch::{Comparison, WatchedFiles},
+    file_watch::{FileComparison, WatchedFiles},
     resilience::Backoff,
-    rules::{ActiveRules, Contents, Loader, Location, Origin, Problem, Problems, Source},
+    rules::{ActiveRules, Contents, Location, Problem, Problems, RuleInput, RuleLoader, RuleOrigin},
     time::{Clock, Timestamp},
 };
 use tracing::{error, warn};
@@ -39,7 +39,7 @@ const JITTER: f64 = 0.2;
 pub(super) struct RemoteFile {
     settings: UrlSettings,
     clock: Clock,
-    loader: Loader,
+    loader: RuleLoader,
     stats: Arc<UrlStats>,
     backoff: Backoff,
     /// What the server has, as far as is known.
@@ -95,7 +95,7 @@ impl RemoteFile {
         active_rules: Arc<ActiveRules>,
         stats: Arc<UrlStats>,
     ) -> Self {
-        let loader = Loader::new(settings.address.to_string(), clock.clone(), active_rules);
+        let loader = RuleLoader::new(settings.address.to_string(), clock.clone(), active_rules);
         let backoff = Backoff::new(RETRY_MIN.min(settings.interval), settings.interval);
         let mut file =
             Self { settings, clock, loader, stats, backoff, latest: None, state: DocumentState::default() };
@@ -133,7 +133,7 @@ impl RemoteFile {
     }
 
     fn document(&self, bytes: Vec<u8>, etag: Option<String>) -> FetchedDocument {
-        let source = Source::file(&self.settings.address.to_string(), bytes);
+        let source = RuleInput::file(&self.settings.address.to_string(), bytes);
         let contents = Contents { sources: vec![source], problems: Problems::default() };
         FetchedDocument { fingerprint: contents.fingerprint(), contents: Arc::new(contents), etag }
     }
@@ -145,7 +145,7 @@ impl RemoteFile {
             self.state.copy_in_use = Some(kept_at);
             return (document.contents, document.fingerprint);
         }
-        let location = Location::whole(Origin::file(&self.settings.address.to_string()));
+        let location = Location::whole(RuleOrigin::file(&self.settings.address.to_string()));
         let mut problems = Problems::default();
         problems.push(Problem { location, what: format!("cannot be fetched: {reason}") });
         let contents = Contents { sources: Vec::new(), problems };
@@ -201,7 +201,7 @@ impl RemoteFile {
         let kept_at = self.clock.wall();
         let fingerprint = *fingerprint;
         let write = move || {
-            let bytes = contents.sources.first().map(Source::bytes).unwrap_or_default();
+            let bytes = contents.sources.first().map(RuleInput::bytes).unwrap_or_default();
             copy::write(&path, &address, &Copy { etag, kept_at, bytes })
         };
         let reason = match spawn_blocking(write).await {
@@ -227,7 +227,7 @@ impl WatchedFiles for RemoteFile {
     // An answer is whole or an error.
     const READS_ARE_WHOLE: bool = true;
 
-    async fn wait(&mut self, _last: Comparison, interval: Duration) {
+    async fn wait(&mut self, _last: FileComparison, interval: Duration) {
         let delay = if self.state.is_failed {
             self.backoff.next_delay(rand::random())
         } else {

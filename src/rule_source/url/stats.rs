@@ -2,19 +2,19 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
-use tollgate_limiter::{metrics::Counter, time::Timestamp};
+use tollgate_limiter::{metrics::MetricCounter, time::Timestamp};
 
 /// What is counted of the rules from a URL.
 #[derive(Debug, Default)]
 pub struct UrlStats {
     /// Answers with other contents than the one before.
-    pub changed: Counter,
+    pub changed: MetricCounter,
     /// Answers that the contents have not changed.
-    pub unchanged: Counter,
+    pub unchanged: MetricCounter,
     /// Requests without a whole answer.
-    pub failed: Counter,
+    pub failed: MetricCounter,
     /// Copies that could not be read or written.
-    pub copy_errors: Counter,
+    pub copy_errors: MetricCounter,
     // Nanoseconds; 0 before the first rules.
     confirmed_at: AtomicU64,
     is_from_copy: AtomicBool,

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use tokio::sync::{mpsc, oneshot};
-use tollgate_limiter::rules::{Contents, Loader, Overlay, OverlayReceiver, Problems};
+use tollgate_limiter::rules::{Contents, Overlay, OverlayReceiver, Problems, RuleLoader};
 
 /// Rules of a response.
 pub(super) struct Update {
@@ -21,7 +21,7 @@ struct Active {
 
 /// Applies updates and overlays one after the other, until there are no more updates.
 pub(super) async fn apply(
-    mut loader: Loader,
+    mut loader: RuleLoader,
     mut updates: mpsc::Receiver<Update>,
     mut overlays: Option<OverlayReceiver>,
 ) {

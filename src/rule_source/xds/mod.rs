@@ -11,7 +11,7 @@ use tokio::{
 };
 use tollgate_limiter::{
     resilience::Backoff,
-    rules::{Loader, OverlayReceiver},
+    rules::{OverlayReceiver, RuleLoader},
 };
 use tonic::transport::Channel;
 use tracing::{debug, info, warn};
@@ -90,7 +90,7 @@ enum StreamEnd {
 /// Follows the rules of a control plane and the overlay, for as long as it is polled.
 pub(super) async fn follow(
     settings: XdsSettings,
-    loader: Loader,
+    loader: RuleLoader,
     overlays: Option<OverlayReceiver>,
     stats: Arc<XdsStats>,
 ) {

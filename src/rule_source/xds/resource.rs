@@ -5,8 +5,8 @@ use std::{borrow::Cow, fmt::Display, sync::Arc};
 use prost::{DecodeError, Message};
 use prost_types::{Struct, Value as Json, value::Kind};
 use tollgate_limiter::{
-    rules::{DESCRIPTORS_MAX, Documents, Origin, Place, Source, Unit, Unknown, composite},
-    yaml::{Mark, Node, Pair, Problem, Scalar, Stream, Value},
+    rules::{DESCRIPTORS_MAX, Documents, ResourceLocation, RuleInput, RuleOrigin, Unit, Unknown, composite},
+    yaml::{Mark, Scalar, YamlNode, YamlPair, YamlProblem, YamlStream, YamlValue},
 };
 
 use crate::rule_source::xds::{
@@ -25,8 +25,8 @@ pub(super) fn name(bytes: &[u8]) -> String {
 }
 
 /// A resource with these bytes, as a source of rules.
-pub(super) fn source(bytes: Vec<u8>) -> Source {
-    Source::resource(bytes, |_path, bytes| documents(bytes))
+pub(super) fn source(bytes: Vec<u8>) -> RuleInput {
+    RuleInput::resource(bytes, |_path, bytes| documents(bytes))
 }
 
 /// The document of a resource, with its places.
@@ -43,8 +43,8 @@ fn documents(bytes: &[u8]) -> Documents<'static> {
         }
     };
     let ResourceReader { places, problems, unknown } = reader;
-    let origin = Arc::new(Origin::Resource { name: name.into(), places });
-    Documents { origin, stream: Stream { documents, problems }, unknown: unknown.map(described) }
+    let origin = Arc::new(RuleOrigin::Resource { name: name.into(), locations: places });
+    Documents { origin, stream: YamlStream { documents, problems }, unknown: unknown.map(described) }
 }
 
 fn unreadable(what: &str, error: &DecodeError) -> String {
@@ -62,13 +62,13 @@ fn described(Unknown { first, count }: Unknown) -> Unknown {
     let what = format!(
         "the field {field} is unknown to this version and is ignored{others}; the limit may not be the one that the control plane means"
     );
-    Unknown { first: Problem { mark: first.mark, what }, count }
+    Unknown { first: YamlProblem { mark: first.mark, what }, count }
 }
 
 #[derive(Default)]
 struct ResourceReader {
-    places: Vec<Place>,
-    problems: Vec<Problem>,
+    places: Vec<ResourceLocation>,
+    problems: Vec<YamlProblem>,
     unknown: Option<Unknown>,
 }
 
@@ -76,23 +76,23 @@ impl ResourceReader {
     /// Adds a place and returns its mark.
     fn place(&mut self, parent: Option<Mark>, text: &str) -> Mark {
         let parent = parent.map(|parent| parent.line - 1);
-        self.places.push(Place { parent, text: text.into() });
+        self.places.push(ResourceLocation { parent, text: text.into() });
         // At most `DESCRIPTORS_MAX` and a few more.
         Mark { line: u32::try_from(self.places.len()).unwrap_or(u32::MAX), column: 1 }
     }
 
     fn problem(&mut self, mark: Mark, what: String) {
-        self.problems.push(Problem { mark, what });
+        self.problems.push(YamlProblem { mark, what });
     }
 
     /// Notes the first field of the message in `bytes` that is not known.
     fn note_unknown(&mut self, bytes: &[u8], known: &KnownFields, mark: Mark) {
         let Some(what) = unknown_field(bytes, known) else { return };
-        let first = Problem { mark, what };
+        let first = YamlProblem { mark, what };
         self.unknown.get_or_insert(Unknown { first, count: 0 }).count += 1;
     }
 
-    fn document(&mut self, config: &RateLimitConfig, bytes: &[u8]) -> Node<'static> {
+    fn document(&mut self, config: &RateLimitConfig, bytes: &[u8]) -> YamlNode<'static> {
         let mark = self.place(None, &config.domain);
         self.note_unknown(bytes, &KnownFields::CONFIG, mark);
         let fields = MappingBuilder::at(mark).text("domain", &config.domain);
@@ -100,7 +100,7 @@ impl ResourceReader {
         fields.list("descriptors", descriptors).node()
     }
 
-    fn descriptors(&mut self, descriptors: &[Vec<u8>], parent: Mark, depth: usize) -> Vec<Node<'static>> {
+    fn descriptors(&mut self, descriptors: &[Vec<u8>], parent: Mark, depth: usize) -> Vec<YamlNode<'static>> {
         if depth > DEPTH_MAX && !descriptors.is_empty() {
             self.problem(parent, format!("descriptors are nested more than {DEPTH_MAX} deep"));
             return Vec::new();
@@ -125,7 +125,7 @@ impl ResourceReader {
         bytes: &[u8],
         parent: Mark,
         depth: usize,
-    ) -> Node<'static> {
+    ) -> YamlNode<'static> {
         let RateLimitDescriptor { key, value, rate_limit, descriptors, metadata, .. } = &descriptor;
         let mark = self.place(Some(parent), &composite(key, value));
         self.note_unknown(bytes, &KnownFields::DESCRIPTOR, mark);
@@ -146,7 +146,7 @@ impl ResourceReader {
     }
 }
 
-fn limit_node(limit: &RateLimitPolicy, mark: Mark) -> Node<'static> {
+fn limit_node(limit: &RateLimitPolicy, mark: Mark) -> YamlNode<'static> {
     let replaces =
         limit.replaces.iter().map(|replaced| MappingBuilder::at(mark).text("name", &replaced.name).node());
     let fields = MappingBuilder::at(mark).text_if("name", &limit.name).list("replaces", replaces.collect());
@@ -170,7 +170,7 @@ fn limit_node(limit: &RateLimitPolicy, mark: Mark) -> Node<'static> {
     fields.node()
 }
 
-fn struct_node(object: &Struct, mark: Mark) -> Node<'static> {
+fn struct_node(object: &Struct, mark: Mark) -> YamlNode<'static> {
     let fields = object.fields.iter();
     fields
         .fold(MappingBuilder::at(mark), |fields, (name, value)| {
@@ -179,7 +179,7 @@ fn struct_node(object: &Struct, mark: Mark) -> Node<'static> {
         .node()
 }
 
-fn json_node(value: &Json, mark: Mark) -> Node<'static> {
+fn json_node(value: &Json, mark: Mark) -> YamlNode<'static> {
     match &value.kind {
         None | Some(Kind::NullValue(_)) => plain("null", mark),
         Some(Kind::BoolValue(value)) => plain(value, mark),
@@ -188,12 +188,12 @@ fn json_node(value: &Json, mark: Mark) -> Node<'static> {
         Some(Kind::StructValue(object)) => struct_node(object, mark),
         Some(Kind::ListValue(list)) => {
             let items = list.values.iter().map(|item| json_node(item, mark));
-            Node { mark, value: Value::List(items.collect()) }
+            YamlNode { mark, value: YamlValue::List(items.collect()) }
         }
     }
 }
 
-fn number_node(number: f64, mark: Mark) -> Node<'static> {
+fn number_node(number: f64, mark: Mark) -> YamlNode<'static> {
     /// Up to here every integer has a float of its own.
     const EXACT_MAX: f64 = 9_007_199_254_740_992.0;
     if number.fract() == 0.0 && number.abs() <= EXACT_MAX {
@@ -205,19 +205,19 @@ fn number_node(number: f64, mark: Mark) -> Node<'static> {
     }
 }
 
-fn text_node(text: &str, mark: Mark) -> Node<'static> {
-    Node { mark, value: Value::Scalar(Scalar { text: text.to_owned().into(), quoted: true }) }
+fn text_node(text: &str, mark: Mark) -> YamlNode<'static> {
+    YamlNode { mark, value: YamlValue::Scalar(Scalar { text: text.to_owned().into(), quoted: true }) }
 }
 
 /// A number, a boolean or null.
-fn plain(value: impl Display, mark: Mark) -> Node<'static> {
-    Node { mark, value: Value::Scalar(Scalar { text: value.to_string().into(), quoted: false }) }
+fn plain(value: impl Display, mark: Mark) -> YamlNode<'static> {
+    YamlNode { mark, value: YamlValue::Scalar(Scalar { text: value.to_string().into(), quoted: false }) }
 }
 
 /// A mapping under construction; everything in it has one mark.
 struct MappingBuilder {
     mark: Mark,
-    pairs: Vec<Pair<'static>>,
+    pairs: Vec<YamlPair<'static>>,
 }
 
 impl MappingBuilder {
@@ -225,8 +225,8 @@ impl MappingBuilder {
         Self { mark, pairs: Vec::new() }
     }
 
-    fn with(mut self, key: impl Into<Cow<'static, str>>, value: Node<'static>) -> Self {
-        self.pairs.push(Pair { key: key.into(), mark: self.mark, value });
+    fn with(mut self, key: impl Into<Cow<'static, str>>, value: YamlNode<'static>) -> Self {
+        self.pairs.push(YamlPair { key: key.into(), mark: self.mark, value });
         self
     }
 
@@ -246,17 +246,17 @@ impl MappingBuilder {
     }
 
     /// A list, unless it is empty.
-    fn list(self, key: &'static str, items: Vec<Node<'static>>) -> Self {
-        let value = Node { mark: self.mark, value: Value::List(items) };
-        if matches!(&value.value, Value::List(items) if items.is_empty()) {
+    fn list(self, key: &'static str, items: Vec<YamlNode<'static>>) -> Self {
+        let value = YamlNode { mark: self.mark, value: YamlValue::List(items) };
+        if matches!(&value.value, YamlValue::List(items) if items.is_empty()) {
             self
         } else {
             self.with(key, value)
         }
     }
 
-    fn node(self) -> Node<'static> {
-        Node { mark: self.mark, value: Value::Mapping(self.pairs) }
+    fn node(self) -> YamlNode<'static> {
+        YamlNode { mark: self.mark, value: YamlValue::Mapping(self.pairs) }
     }
 }
 

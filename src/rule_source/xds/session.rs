@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use tollgate_limiter::rules::{Contents, Location, Origin, Problem, Problems};
+use tollgate_limiter::rules::{Contents, Location, Problem, Problems, RuleOrigin};
 use tonic::Code;
 
 use crate::rule_source::xds::{
@@ -130,7 +130,7 @@ pub(super) fn contents(response: &mut DiscoveryResponse) -> Contents {
 
 /// A problem of the resource with this name as a whole.
 fn problem(name: String, what: String) -> Problem {
-    let origin = Origin::Resource { name: name.into(), places: Vec::new() };
+    let origin = RuleOrigin::Resource { name: name.into(), locations: Vec::new() };
     Problem { location: Location::whole(Arc::new(origin)), what }
 }
 

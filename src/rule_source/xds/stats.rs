@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
-use tollgate_limiter::metrics::Counter;
+use tollgate_limiter::metrics::MetricCounter;
 
 use crate::rule_source::xds::session::Acknowledgement;
 
@@ -11,11 +11,11 @@ use crate::rule_source::xds::session::Acknowledgement;
 pub struct XdsStats {
     is_connected: AtomicBool,
     /// Connections that were made.
-    pub connections: Counter,
+    pub connections: MetricCounter,
     /// Responses whose rules are or were active.
-    pub accepted: Counter,
+    pub accepted: MetricCounter,
     /// Responses whose rules were refused.
-    pub refused: Counter,
+    pub refused: MetricCounter,
 }
 
 impl XdsStats {

@@ -10,7 +10,7 @@ use tokio::{
     task::yield_now,
     time::{sleep, timeout},
 };
-use tollgate_limiter::{resilience::Callers, time::Clock};
+use tollgate_limiter::{resilience::CallerRegistry, time::Clock};
 
 use crate::{
     api::fuzz::{api, runtime},
@@ -65,7 +65,7 @@ async fn serve(bytes: &[u8], part_bytes: usize, budgets: Budgets) {
             stats: Default::default(),
             when_full: WhenFull::CloseNew,
         },
-        service: Services::grpc(ROUTES.clone(), api(), None, Callers::new(Clock::system())),
+        service: Services::grpc(ROUTES.clone(), api(), None, CallerRegistry::new(Clock::system())),
     };
     let service = context.service.for_connection(None, None, None);
     let (_phase, phases) = watch::channel(Phase::Serving);

@@ -16,7 +16,7 @@ use tokio::io::{AsyncRead, AsyncWrite, DuplexStream, ReadBuf};
 use tokio_rustls::server::TlsStream;
 use tollgate_limiter::{
     limiter::Limiter,
-    resilience::Callers,
+    resilience::CallerRegistry,
     rules::{ActiveRules, Rules},
     store::{Memory, OnFull},
     time::{Clock, Timestamp},
@@ -83,7 +83,7 @@ fn context(router: Router) -> ConnectionContext {
     let now = Timestamp::from_nanos(1_790_000_000_000_000_000);
     let rules =
         "domain: d\ndescriptors: [{key: user, rate_limit: {unit: hour, requests_per_unit: 1000000}}]\n";
-    let active_rules = Arc::new(ActiveRules::of(Rules::parse("test", rules).unwrap(), now));
+    let active_rules = Arc::new(ActiveRules::from_rules(Rules::parse("test", rules).unwrap(), now));
     let memory = Arc::new(Memory::new(1 << 24, OnFull::Deny));
     let clock = Clock::manual(now);
     let limiter = Limiter::new(active_rules, memory, clock.clone());
@@ -99,7 +99,7 @@ fn context(router: Router) -> ConnectionContext {
             budgets: Budgets::new(&settings.memory),
             when_full: WhenFull::CloseNew,
         },
-        service: Services::grpc(router, Api::new(limiter, settings.api), None, Callers::new(clock)),
+        service: Services::grpc(router, Api::new(limiter, settings.api), None, CallerRegistry::new(clock)),
     }
 }
 

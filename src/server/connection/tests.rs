@@ -5,7 +5,7 @@ use axum::{
 };
 use hyper::body::Bytes;
 use tokio::{sync::oneshot, task::JoinHandle, time::Instant};
-use tollgate_limiter::{resilience::Callers, time::Clock};
+use tollgate_limiter::{resilience::CallerRegistry, time::Clock};
 
 use super::*;
 use crate::server::body::GRPC_CONTENT_TYPE;
@@ -25,8 +25,8 @@ fn budgets() -> Budgets {
     Budgets::new(&crate::settings::Memory { requests: 1 << 24, replies: 1 << 24 })
 }
 
-fn callers() -> Callers {
-    Callers::new(Clock::system())
+fn callers() -> CallerRegistry {
+    CallerRegistry::new(Clock::system())
 }
 
 /// A server and its client, whose streams have a window of `window` bytes.

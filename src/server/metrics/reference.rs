@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use tollgate_limiter::rules::{Series, Totals};
+use tollgate_limiter::rules::{DecisionTotals, Series};
 
 use crate::telemetry::metrics::{Family, metrics};
 
@@ -10,11 +10,11 @@ use crate::telemetry::metrics::{Family, metrics};
 type Labels = (String, String, String);
 
 /// The totals of rules, those of deeper levels together.
-pub(super) struct RuleTotals(BTreeMap<Labels, Totals>);
+pub(super) struct RuleTotals(BTreeMap<Labels, DecisionTotals>);
 
 impl RuleTotals {
-    pub(super) fn from_rules(rules: &[(Series, Totals)]) -> Self {
-        let mut sums: BTreeMap<Labels, Totals> = BTreeMap::new();
+    pub(super) fn from_rules(rules: &[(Series, DecisionTotals)]) -> Self {
+        let mut sums: BTreeMap<Labels, DecisionTotals> = BTreeMap::new();
         for (Series { domain, rule }, totals) in rules {
             let path = rule.strip_prefix(&**domain).unwrap_or(rule).trim_start_matches('.');
             // As there, a value with a dot counts as several levels.
@@ -26,7 +26,7 @@ impl RuleTotals {
         Self(sums)
     }
 
-    fn each(&self, family: &mut Family<'_>, number: fn(&Totals) -> u64) {
+    fn each(&self, family: &mut Family<'_>, number: fn(&DecisionTotals) -> u64) {
         for ((domain, first, second), totals) in &self.0 {
             family.sample(&[domain, first, second], number(totals));
         }

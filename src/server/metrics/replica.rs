@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use tollgate_limiter::{
     limiter,
-    rules::{self, ActiveRules, Series, Totals},
+    rules::{self, ActiveRules, DecisionTotals, Series},
     shared_store,
     store::{Memory, StoreStats},
     time::{Clock, LongSteps, Timestamp},
@@ -24,7 +24,7 @@ use crate::{
 pub(in crate::server) struct MetricsSources {
     pub(in crate::server) active_rules: Arc<ActiveRules>,
     pub(in crate::server) memory: Arc<Memory>,
-    pub(in crate::server) limiter: Arc<limiter::Metrics>,
+    pub(in crate::server) limiter: Arc<limiter::LimiterMetrics>,
     pub(in crate::server) api: Arc<api::ApiMetrics>,
     pub(in crate::server) listeners: ServerStats,
     pub(in crate::server) budgets: Budgets,
@@ -35,14 +35,14 @@ pub(in crate::server) struct MetricsSources {
 /// The sources, with what several metrics take from one reading of them.
 pub(super) struct ReplicaValues {
     sources: MetricsSources,
-    pub(super) rules: Vec<(Series, Totals)>,
-    load: rules::Status,
+    pub(super) rules: Vec<(Series, DecisionTotals)>,
+    load: rules::RulesStatus,
     pub(super) store: StoreStats,
     process: Option<ProcessStats>,
 }
 
 impl ReplicaValues {
-    pub(super) fn new(sources: MetricsSources, shared: Option<&shared_store::Stats>) -> Self {
+    pub(super) fn new(sources: MetricsSources, shared: Option<&shared_store::SharedStoreStats>) -> Self {
         let mut store = sources.memory.stats();
         if let Some(shared) = shared {
             store.holds_released += shared.holds_released;
@@ -60,7 +60,7 @@ impl ReplicaValues {
         }
     }
 
-    fn each_rule(&self, family: &mut Family<'_>, number: fn(&Totals) -> u64) {
+    fn each_rule(&self, family: &mut Family<'_>, number: fn(&DecisionTotals) -> u64) {
         for (Series { domain, rule }, totals) in &self.rules {
             family.sample(&[domain, rule], number(totals));
         }

@@ -1,10 +1,10 @@
 //! The metrics of a replica with a shared store.
 
-use tollgate_limiter::shared_store::Stats;
+use tollgate_limiter::shared_store::SharedStoreStats;
 
 use crate::telemetry::metrics::metrics;
 
-metrics! { Stats;
+metrics! { SharedStoreStats;
     Gauge "tollgate_store_ready" []
         "1 while the shared store can be used, otherwise 0."
         => |stats, family| family.value(u8::from(stats.is_ready));

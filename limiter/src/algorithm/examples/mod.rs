@@ -19,11 +19,11 @@ fn at(seconds: u64) -> Timestamp {
 }
 
 fn classic(limit: u64, nanos: u64) -> Classic {
-    Classic { limit, window: Window::of_nanos(nanos).unwrap() }
+    Classic { limit, window: Window::from_nanos(nanos).unwrap() }
 }
 
 fn fixed_window(limit: u64, nanos: u64) -> FixedWindow {
-    FixedWindow { limit, window: Window::of_nanos(nanos).unwrap(), excess: Excess::Refuse }
+    FixedWindow { limit, window: Window::from_nanos(nanos).unwrap(), excess: Excess::Refuse }
 }
 
 fn token_bucket(hits: u64, nanos: u64, burst: u64) -> TokenBucket {
@@ -42,11 +42,11 @@ fn leaky_queue(hits: u64, nanos: u64, burst: u64) -> LeakyQueue {
 }
 
 fn sliding_window(limit: u64, nanos: u64) -> SlidingWindow {
-    SlidingWindow { limit, span: Span::of_nanos(nanos).unwrap(), excess: Excess::Refuse }
+    SlidingWindow { limit, span: Span::from_nanos(nanos).unwrap(), excess: Excess::Refuse }
 }
 
 fn sliding_log(limit: u64, nanos: u64, sub_window: u64) -> SlidingLog {
-    let (span, sub_window) = (Span::of_nanos(nanos).unwrap(), NonZeroU64::new(sub_window).unwrap());
+    let (span, sub_window) = (Span::from_nanos(nanos).unwrap(), NonZeroU64::new(sub_window).unwrap());
     SlidingLog { limit, span, sub_window, excess: Excess::Refuse }
 }
 

@@ -176,7 +176,7 @@ laws!(of_penalized_limit, penalized(plain_limit()));
 
 #[test]
 fn full_log_sum_of_64_bits_absorbs_newer_entries() {
-    let span = Span::of_nanos(63_194_397_563).unwrap();
+    let span = Span::from_nanos(63_194_397_563).unwrap();
     let limit = SlidingLog { limit: 1, span, sub_window: NonZeroU64::MIN, excess: Excess::Count };
     let counted =
         [14_645_823_269_385_218_074, 3_800_920_804_324_333_541].map(|hits| (0, Operation::Charge(hits)));
@@ -243,7 +243,7 @@ proptest! {
             0..60,
         ),
     ) {
-        let limit = Concurrency { max_in_flight, hold_max: Span::of_nanos(10 * SECOND).unwrap() };
+        let limit = Concurrency { max_in_flight, hold_max: Span::from_nanos(10 * SECOND).unwrap() };
         let (mut now, mut counter) = (start, LogCounter::default());
         let mut places = Places { limit: &limit, taken: Vec::new() };
         for (pause, operation) in operations {

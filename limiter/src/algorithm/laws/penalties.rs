@@ -7,7 +7,7 @@ use super::*;
 fn login() -> Penalized {
     let rate = Rate::new(NonZeroU64::MIN, NonZeroU64::new(60 * SECOND).unwrap());
     let bucket = TokenBucket { rate, burst: 1, excess: Excess::Refuse };
-    let [first, max, forget_after] = [60, 300, 3_600].map(Span::of_seconds);
+    let [first, max, forget_after] = [60, 300, 3_600].map(Span::from_seconds);
     let penalty = Penalty { after: 3, first, factor: 2, max, forget_after };
     Penalized::new(Limit::TokenBucket(bucket), penalty)
 }
@@ -141,7 +141,7 @@ fn limit_without_penalty_ignores_the_record_and_keeps_it() {
 
 #[test]
 fn penalty_of_a_concurrency_limit_names_its_end() {
-    let limit = Limit::Concurrency(Concurrency { max_in_flight: 1, hold_max: Span::of_seconds(60) });
+    let limit = Limit::Concurrency(Concurrency { max_in_flight: 1, hold_max: Span::from_seconds(60) });
     let limit = Penalized::new(limit, *login().penalty());
     let mut counter = Counter::default();
     let charge = |counter: &mut Counter| limit.decide(counter, START, Operation::Charge(1)).verdict;

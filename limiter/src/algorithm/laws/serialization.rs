@@ -127,7 +127,7 @@ fn encoding_of_every_limit_with_a_penalty_is_stable() {
 fn encoding_of_every_part_of_a_limit_is_stable() {
     let calendar = |unit| Window::Calendar(Calendar::new(unit, "Europe/Berlin").unwrap());
     for (window, bytes) in [
-        (Window::of_nanos(60 * SECOND).unwrap(), "0080b09dc2df01"),
+        (Window::from_nanos(60 * SECOND).unwrap(), "0080b09dc2df01"),
         (calendar(CalendarUnit::Day), "01000d4575726f70652f4265726c696ed2e7f09495e1b9b96b"),
         (
             calendar(CalendarUnit::Week(jiff::civil::Weekday::Monday)),

@@ -49,7 +49,7 @@ pub(super) fn any_number() -> impl Strategy<Value = u64> {
 
 prop_compose! {
     pub(super) fn fixed_window()(limit in any_number(), nanos in any_nanos(), excess in any_excess()) -> FixedWindow {
-        FixedWindow { limit, window: Window::of_nanos(nanos).unwrap(), excess }
+        FixedWindow { limit, window: Window::from_nanos(nanos).unwrap(), excess }
     }
 }
 
@@ -61,7 +61,7 @@ prop_compose! {
 
 prop_compose! {
     pub(super) fn sliding_window()(limit in any_number(), nanos in any_nanos(), excess in any_excess()) -> SlidingWindow {
-        SlidingWindow { limit, span: Span::of_nanos(nanos).unwrap(), excess }
+        SlidingWindow { limit, span: Span::from_nanos(nanos).unwrap(), excess }
     }
 }
 
@@ -77,7 +77,7 @@ prop_compose! {
             None => (1, nanos),
             Some(parts) => (nanos / parts, nanos / parts * parts),
         };
-        let span = Span::of_nanos(nanos).unwrap_or(Span::of_nanos(Span::NANOS_MIN).unwrap());
+        let span = Span::from_nanos(nanos).unwrap_or(Span::from_nanos(Span::NANOS_MIN).unwrap());
         let sub_window = if span.nanos() == nanos { sub_window } else { 1 };
         SlidingLog { limit, span, sub_window: NonZeroU64::new(sub_window).unwrap(), excess }
     }
@@ -85,7 +85,7 @@ prop_compose! {
 
 prop_compose! {
     pub(super) fn concurrency()(max_in_flight in any_number(), nanos in any_nanos()) -> Concurrency {
-        Concurrency { max_in_flight, hold_max: Span::of_nanos(nanos).unwrap() }
+        Concurrency { max_in_flight, hold_max: Span::from_nanos(nanos).unwrap() }
     }
 }
 
@@ -149,7 +149,7 @@ fn asks(pause: impl Strategy<Value = u64>) -> impl Strategy<Value = Vec<(u64, Op
 
 pub(super) fn any_window() -> impl Strategy<Value = Window> {
     prop_oneof![
-        any_nanos().prop_map(|nanos| Window::of_nanos(nanos).unwrap()),
+        any_nanos().prop_map(|nanos| Window::from_nanos(nanos).unwrap()),
         any_calendar().prop_map(Window::Calendar),
     ]
 }
@@ -173,7 +173,7 @@ prop_compose! {
         longer in [any_pause(), any_pause()],
     ) -> Penalty {
         let max = first + longer[0];
-        let [first, max, forget_after] = [first, max, max + longer[1]].map(|nanos| Span::of_nanos(nanos).unwrap());
+        let [first, max, forget_after] = [first, max, max + longer[1]].map(|nanos| Span::from_nanos(nanos).unwrap());
         Penalty { after, first, factor, max, forget_after }
     }
 }

@@ -60,21 +60,21 @@ pub(super) struct Sample {
 
 impl Sample {
     pub(super) fn classic(&self) -> Classic {
-        Classic { limit: self.allowance, window: Window::of_nanos(self.nanos).unwrap() }
+        Classic { limit: self.allowance, window: Window::from_nanos(self.nanos).unwrap() }
     }
 
     pub(super) fn fixed_window(&self) -> FixedWindow {
-        let window = Window::of_nanos(self.nanos).unwrap();
+        let window = Window::from_nanos(self.nanos).unwrap();
         FixedWindow { limit: self.allowance, window, excess: Excess::Refuse }
     }
 
     pub(super) fn sliding_window(&self) -> SlidingWindow {
-        let span = Span::of_nanos(self.nanos).unwrap();
+        let span = Span::from_nanos(self.nanos).unwrap();
         SlidingWindow { limit: self.allowance, span, excess: Excess::Refuse }
     }
 
     pub(super) fn sliding_log(&self) -> SlidingLog {
-        let span = Span::of_nanos(self.nanos).unwrap();
+        let span = Span::from_nanos(self.nanos).unwrap();
         SlidingLog { limit: self.allowance, span, sub_window: NonZeroU64::MIN, excess: Excess::Refuse }
     }
 
@@ -96,7 +96,7 @@ impl Sample {
     }
 
     pub(super) fn concurrency(&self) -> Concurrency {
-        Concurrency { max_in_flight: self.allowance, hold_max: Span::of_nanos(self.nanos).unwrap() }
+        Concurrency { max_in_flight: self.allowance, hold_max: Span::from_nanos(self.nanos).unwrap() }
     }
 
     fn rate(&self) -> Rate {
@@ -289,10 +289,10 @@ impl Penalized {
     }
 }
 
-/// The same limit with a penalty: two refusals in a row refuse for a hundredth of `nanos`, then twice as long, at most a
+/// `limit` with a penalty: two refusals in a row refuse for a hundredth of `nanos`, then twice as long, at most a
 /// tenth. They are forgotten after half of it.
 pub fn with_penalty(limit: Limit, nanos: u64) -> Limit {
-    let [first, max, forget_after] = [100, 10, 2].map(|part| Span::of_nanos(nanos / part).unwrap());
+    let [first, max, forget_after] = [100, 10, 2].map(|part| Span::from_nanos(nanos / part).unwrap());
     Limit::Penalized(Penalized::new(limit, Penalty { after: 2, first, factor: 2, max, forget_after }))
 }
 

@@ -9,7 +9,7 @@ use crate::{
     time::{SECOND, Timestamp},
 };
 
-/// Shorter windows are divided as rates.
+/// Windows shorter than this are divided as rates.
 const RATE_WINDOW_NANOS_MAX: u64 = 10 * SECOND;
 /// The burst of a window that is divided as a rate: the limit divided by this.
 const WINDOW_BURST_DIVISOR: u64 = 10;
@@ -26,7 +26,7 @@ pub struct HitRate {
 }
 
 impl HitRate {
-    /// Both together.
+    /// The sum of both rates and of both bursts.
     #[must_use]
     pub fn plus(self, other: Self) -> Self {
         Self {
@@ -42,7 +42,7 @@ impl HitRate {
     }
 }
 
-/// What is granted of a limit beside its counter.
+/// What is granted of a limit, which is stored with its counter.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Granted {
     /// A part of the rate, which the counter does not have until it is given back.
@@ -82,7 +82,7 @@ impl Limit {
     /// The limit for callers without a part of its rate. It uses the same counters. Without a rate nothing passes.
     #[must_use]
     pub fn without_rate(&self, rate: HitRate) -> Self {
-        match self.beside_rate(rate) {
+        match self.without_rate_and_burst(rate) {
             Self::TokenBucket(bucket) => Self::TokenBucket(closed_if_still(bucket)),
             Self::LeakyBucket(bucket) => Self::LeakyBucket(closed_if_still(bucket)),
             Self::SteppedBucket(bucket) if bucket.interval == STILL_NANOS => {
@@ -95,7 +95,7 @@ impl Limit {
     /// The limit without a part of its rate and of its burst. It uses the same counters: a bucket of which the whole
     /// rate is granted keeps what it holds.
     #[must_use]
-    pub(crate) fn beside_rate(&self, HitRate { per_second, burst }: HitRate) -> Self {
+    pub(crate) fn without_rate_and_burst(&self, HitRate { per_second, burst }: HitRate) -> Self {
         if per_second == 0 && burst == 0 {
             return self.clone();
         }
@@ -137,7 +137,7 @@ impl Limit {
     /// Keeps what a bucket lacks while other parts of its rate are granted than `before`: as many hits, which come back
     /// at the rate that is left. At most two bursts, in case that another replica has added what it read at another rate.
     pub(crate) fn keep_debt(&self, counter: &mut Counter, before: HitRate, after: HitRate, now: Timestamp) {
-        match (self.beside_rate(before), self.beside_rate(after)) {
+        match (self.without_rate_and_burst(before), self.without_rate_and_burst(after)) {
             (Self::TokenBucket(before), Self::TokenBucket(after))
             | (Self::LeakyBucket(before), Self::LeakyBucket(after)) => {
                 after.keep_debt(own(counter), &before, self.allowance().saturating_mul(2), now);
@@ -182,7 +182,7 @@ mod tests {
     }
 
     fn window(limit: u64, nanos: u64) -> Limit {
-        Limit::Classic(Classic { limit, window: Window::of_nanos(nanos).unwrap() })
+        Limit::Classic(Classic { limit, window: Window::from_nanos(nanos).unwrap() })
     }
 
     fn rate(per_second: u64, burst: u64) -> HitRate {

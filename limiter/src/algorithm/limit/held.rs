@@ -1,31 +1,40 @@
-//! Held charges of any limit: see [`Held`].
+//! Held charges of any limit: see [`HeldCharge`].
 
 use std::any::Any;
 
 use crate::{
-    algorithm::{Algorithm, Counter, Decision, Held, Limit, Operation, Place, Variant, each_algorithm, own},
+    algorithm::{
+        Algorithm, ChargePosition, Counter, Decision, HeldCharge, Limit, Operation, Variant, each_algorithm,
+        own,
+    },
     time::Timestamp,
 };
 
 impl Limit {
     /// The charge of `hits` that has made `after` of `before` at `now`.
-    pub(crate) fn held(&self, before: &Counter, after: &Counter, hits: u64, now: Timestamp) -> Held {
+    pub(crate) fn held(&self, before: &Counter, after: &Counter, hits: u64, now: Timestamp) -> HeldCharge {
         let place = self.place(after, now);
         let floor = self.weight(after, place, now);
         // A debt may be cut to less than the charge, and an earlier charge may be in another place.
         let taken = floor.saturating_sub(self.weight(before, place, now)).min(self.units(hits));
-        Held { place, taken, floor }
+        HeldCharge { place, taken, floor }
     }
 
     /// Records what `counter` weighs now. Call this before and after each change of the counter.
-    pub(crate) fn observe(&self, held: &mut Held, counter: &Counter, now: Timestamp) {
+    pub(crate) fn observe(&self, held: &mut HeldCharge, counter: &Counter, now: Timestamp) {
         held.floor = held.floor.min(self.weight(counter, held.place, now));
     }
 
-    /// Takes back all but `kept` hits of a held charge, as far as they still count. Returns the units taken back.
-    pub(crate) fn lighten(&self, counter: &mut Counter, held: &mut Held, kept: u64, now: Timestamp) -> u128 {
+    /// Takes back all but `retained` hits of a held charge, as far as they still count. Returns the units taken back.
+    pub(crate) fn lighten(
+        &self,
+        counter: &mut Counter,
+        held: &mut HeldCharge,
+        retained: u64,
+        now: Timestamp,
+    ) -> u128 {
         self.observe(held, counter, now);
-        let units = held.taken.saturating_sub(self.units(kept)).min(held.floor);
+        let units = held.taken.saturating_sub(self.units(retained)).min(held.floor);
         if units > 0 {
             self.lighten_by(counter, held, units, now);
         }
@@ -36,7 +45,7 @@ impl Limit {
     pub(in crate::algorithm) fn lighten_by(
         &self,
         counter: &mut Counter,
-        held: &Held,
+        held: &HeldCharge,
         units: u128,
         now: Timestamp,
     ) {
@@ -44,13 +53,20 @@ impl Limit {
     }
 
     /// See [`Algorithm::place`].
-    pub(in crate::algorithm) fn place(&self, counter: &Counter, now: Timestamp) -> Place {
-        each_algorithm!(self, limit => Variant::of(counter).map_or(Place::Sum, |counter| limit.place(counter, now)))
+    pub(in crate::algorithm) fn place(&self, counter: &Counter, now: Timestamp) -> ChargePosition {
+        each_algorithm!(self, limit => Variant::from_enum(counter)
+            .map_or(ChargePosition::Sum, |counter| limit.place(counter, now)))
     }
 
     /// See [`Algorithm::weight`].
-    pub(in crate::algorithm) fn weight(&self, counter: &Counter, place: Place, now: Timestamp) -> u128 {
-        each_algorithm!(self, limit => Variant::of(counter).map_or(0, |counter| limit.weight(counter, place, now)))
+    pub(in crate::algorithm) fn weight(
+        &self,
+        counter: &Counter,
+        place: ChargePosition,
+        now: Timestamp,
+    ) -> u128 {
+        each_algorithm!(self, limit => Variant::from_enum(counter)
+            .map_or(0, |counter| limit.weight(counter, place, now)))
     }
 
     /// See [`Algorithm::units`].
@@ -62,18 +78,19 @@ impl Limit {
     pub(crate) fn refund_beside(
         &self,
         counter: &mut Counter,
-        held: &[Held],
+        held: &[HeldCharge],
         hits: u64,
         now: Timestamp,
     ) -> Decision {
         each_algorithm!(self, limit => {
-            limit.refund_beside(own(counter), held, hits, now).keep_receipt(|receipt| Some(receipt.into_enum()))
+            limit.refund_with_held(own(counter), held, hits, now).keep_receipt(|receipt| Some(receipt.into_enum()))
         })
     }
 
     /// Converts a held charge of the same counter under another limit.
-    pub(crate) fn convert(&self, held: &mut Held, before: &Self) {
-        let (limit, before) = (self.plain(), before.plain());
+    pub(crate) fn convert(&self, held: &mut HeldCharge, before: &Self) {
+        let limit = self.plain();
+        let before = before.plain();
         held.taken = limit.converted(held.taken, before);
         held.floor = limit.converted(held.floor, before);
     }
@@ -90,7 +107,8 @@ impl Limit {
     /// Charges `hits` that were used already: as a debt if the limit allows one, otherwise as far as the limit goes.
     /// A penalty neither prevents it nor counts it. Returns the hits that were charged, and the decision on them.
     pub(crate) fn charge_used(&self, counter: &mut Counter, hits: u64, now: Timestamp) -> (u64, Decision) {
-        let (limit, mut charged) = (self.plain(), counter.clone());
+        let limit = self.plain();
+        let mut charged = counter.clone();
         let decision = limit.decide(&mut charged, now, Operation::Charge(hits));
         if decision.verdict.passes() {
             *counter = charged;

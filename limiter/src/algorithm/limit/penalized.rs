@@ -1,7 +1,7 @@
 //! A limit with a penalty: a key that was refused too often in a row is refused for a time, longer each time.
 //!
-//! The penalty wraps the counter of its limit, as long as refusals are remembered; a counter without any is that of the
-//! limit alone. All of them are of the kind of that limit, so a penalty can be added and removed by a reload.
+//! The penalty wraps the counter of its limit, as long as it has a record of refusals; a counter without one is that of
+//! the limit alone. All of them are of the kind of that limit, so a penalty can be added and removed by a reload.
 
 use std::time::Duration;
 
@@ -9,9 +9,9 @@ use serde::{Deserialize, Deserializer};
 
 use crate::{
     algorithm::{
-        Admission, Algorithm, Classic, Concurrency, Counter, Decision, Excess, FixedWindow, Held, LeakyQueue,
-        Limit, Operation, Penalized, Penalty, PenaltyRecord, PenaltyState, Place, Receipt, SlidingLog,
-        SlidingWindow, SteppedBucket, TokenBucket, Verdict, Window,
+        Admission, Algorithm, ChargePosition, Classic, Concurrency, Counter, Decision, Excess, FixedWindow,
+        HeldCharge, LeakyQueue, Limit, Operation, Penalized, Penalty, PenaltyRecord, PenaltyState, Receipt,
+        SlidingLog, SlidingWindow, SteppedBucket, TokenBucket, Verdict, Window,
     },
     time::Timestamp,
 };
@@ -49,13 +49,13 @@ received! {
 
 /// A limit with a penalty, as received from another replica.
 #[derive(Deserialize)]
-struct Received {
+struct ReceivedPenalized {
     both: (PlainLimit, Penalty),
 }
 
 impl<'de> Deserialize<'de> for Penalized {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let Received { both: (limit, penalty) } = Received::deserialize(deserializer)?;
+        let ReceivedPenalized { both: (limit, penalty) } = ReceivedPenalized::deserialize(deserializer)?;
         Ok(Self::new(limit.into(), penalty))
     }
 }
@@ -84,7 +84,7 @@ impl Penalized {
         &mut self.both.0
     }
 
-    /// The same penalty of another limit.
+    /// The penalty, of another limit.
     pub(super) fn with(&self, limit: Limit) -> Self {
         Self::new(limit, *self.penalty())
     }
@@ -105,7 +105,7 @@ impl Penalized {
     /// Refuses a charge during a penalty that ends at `until`.
     fn refuse(&self, counter: &mut Counter, until: Timestamp, now: Timestamp, charge: Operation) -> Decision {
         if let Some(record) = counter.record().copied() {
-            counter.set_record(Some(record.remembered_from(self.penalty(), now)));
+            counter.set_record(Some(record.after_refusal(self.penalty(), now)));
         }
         let limit = self.limit();
         let decision = match limit.excess() {
@@ -202,15 +202,15 @@ impl Algorithm for Penalized {
         }
     }
 
-    fn place(&self, counter: &Counter, now: Timestamp) -> Place {
+    fn place(&self, counter: &Counter, now: Timestamp) -> ChargePosition {
         self.limit().place(counter, now)
     }
 
-    fn weight(&self, counter: &Counter, place: Place, now: Timestamp) -> u128 {
+    fn weight(&self, counter: &Counter, place: ChargePosition, now: Timestamp) -> u128 {
         self.limit().weight(counter, place, now)
     }
 
-    fn lighten(&self, counter: &mut Counter, held: &Held, units: u128, now: Timestamp) {
+    fn lighten(&self, counter: &mut Counter, held: &HeldCharge, units: u128, now: Timestamp) {
         self.limit().lighten_by(counter, held, units, now);
     }
 
@@ -254,7 +254,13 @@ impl Algorithm for Penalized {
         self.limit_mut().set_timeout(timeout);
     }
 
-    fn refund_beside(&self, counter: &mut Counter, held: &[Held], hits: u64, now: Timestamp) -> Decision {
+    fn refund_with_held(
+        &self,
+        counter: &mut Counter,
+        held: &[HeldCharge],
+        hits: u64,
+        now: Timestamp,
+    ) -> Decision {
         let decision = self.limit().refund_beside(counter, held, hits, now);
         let is_penalized = counter.record().is_some_and(|record| now < record.until);
         if is_penalized { Decision { remaining: 0, ..decision } } else { decision }
@@ -268,7 +274,7 @@ impl Limit {
         if lasts { self } else { self.plain() }
     }
 
-    /// What is remembered of the refusals of a key; `None` if nothing is, or without a penalty.
+    /// The record of the refusals of a key; `None` if there is none, or without a penalty.
     pub fn penalty_state(&self, counter: &Counter, now: Timestamp) -> Option<PenaltyState> {
         let record = counter.record().filter(|record| now < record.forgotten_at);
         self.penalized().and(record).map(|record| record.state(now))

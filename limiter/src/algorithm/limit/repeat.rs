@@ -31,7 +31,7 @@ impl Limit {
             Self::SlidingWindow(window) => Some(window.repeats_after(hits, debt_max, reset_after)),
             // The oldest entry has at least one hit.
             Self::SlidingLog(_) if debt_max == 0 && hits - remaining == 1 => Some(reset_after),
-            Self::SlidingLog(log) => Some(log.longest_kept()),
+            Self::SlidingLog(log) => Some(log.retention()),
             // Everything has come back then.
             Self::TokenBucket(_) | Self::SteppedBucket(_) | Self::LeakyBucket(_) | Self::LeakyQueue(_) => {
                 Some(reset_after)
@@ -43,7 +43,7 @@ impl Limit {
         }
     }
 
-    /// Whether `operation` passes when nothing was counted. Otherwise it never passes.
+    /// Whether `operation` passes when nothing was charged. Otherwise it never passes.
     pub(crate) fn can_pass(&self, operation: Operation) -> bool {
         match operation {
             Operation::Peek => self.allowance() > 0,

@@ -14,12 +14,12 @@ pub(super) struct LogChanges(Option<Box<SinceCopy>>);
 #[derive(Clone, Debug, Default)]
 struct SinceCopy {
     // The number of entries from the oldest one on that the copy has.
-    kept: u16,
+    retained: u16,
     // The number of entries of the copy that were older and have gone since.
     gone: u16,
-    // Whether the kept entries are missing here, except for the oldest one.
+    // Whether the retained entries are missing here, except for the oldest one.
     is_partial: bool,
-    // Invariant: positions increase; all of them are those of `kept` entries or between them.
+    // Invariant: positions increase; all of them are those of `retained` entries or between them.
     edits: VecDeque<LogEdit>,
 }
 
@@ -48,8 +48,8 @@ impl LogChanges {
     /// No changes since a copy of a log of `entries`.
     pub(super) fn none(entries: usize) -> Self {
         // A log has at most `ENTRIES_MAX` entries and one more.
-        let kept = u16::try_from(entries).unwrap_or(u16::MAX);
-        Self((kept > 0).then(|| Box::new(SinceCopy { kept, ..SinceCopy::default() })))
+        let retained = u16::try_from(entries).unwrap_or(u16::MAX);
+        Self((retained > 0).then(|| Box::new(SinceCopy { retained, ..SinceCopy::default() })))
     }
 
     /// The changes for a copy without the entries that have not changed; `None` if all have.
@@ -61,12 +61,12 @@ impl LogChanges {
     /// The changes of a partial copy as they are sent.
     pub(super) fn sent(&self) -> Option<SentChanges> {
         let since = self.0.as_ref().filter(|since| since.is_partial)?;
-        Some((since.gone, since.kept, since.edits.iter().copied().collect()))
+        Some((since.gone, since.retained, since.edits.iter().copied().collect()))
     }
 
     /// The changes of a partial copy that was sent.
-    pub(super) fn of_sent((gone, kept, edits): SentChanges) -> Self {
-        Self(Some(Box::new(SinceCopy { kept, gone, is_partial: true, edits: edits.into() })))
+    pub(super) fn from_sent((gone, retained, edits): SentChanges) -> Self {
+        Self(Some(Box::new(SinceCopy { retained, gone, is_partial: true, edits: edits.into() })))
     }
 
     pub(super) fn is_partial(&self) -> bool {
@@ -74,11 +74,11 @@ impl LogChanges {
     }
 
     /// The number of entries from the oldest one on that the copy has.
-    pub(super) fn kept(&self) -> usize {
-        self.0.as_ref().map_or(0, |since| since.kept.into())
+    pub(super) fn retained(&self) -> usize {
+        self.0.as_ref().map_or(0, |since| since.retained.into())
     }
 
-    /// The number of later ones of them that have changed.
+    /// The number of entries after the oldest one that have changed since the last copy.
     pub(super) fn edited(&self) -> usize {
         self.0.as_ref().map_or(0, |since| since.edits.len())
     }
@@ -94,17 +94,17 @@ impl LogChanges {
     pub(super) fn remove_oldest(&mut self) {
         if let Some(since) = &mut self.0 {
             since.gone = since.position(0) + 1;
-            since.kept -= 1;
+            since.retained -= 1;
             while since.edits.front().is_some_and(|edit| edit.position < since.gone) {
                 since.edits.pop_front();
             }
-            self.0.take_if(|since| since.kept == 0);
+            self.0.take_if(|since| since.retained == 0);
         }
     }
 
     /// Records the hits of the entry at `index`; 0 if it is removed. Those of the oldest one are always copied.
     pub(super) fn set(&mut self, index: usize, hits: u64) {
-        let Some(since) = self.0.as_mut().filter(|since| 0 < index && index < since.kept.into()) else {
+        let Some(since) = self.0.as_mut().filter(|since| 0 < index && index < since.retained.into()) else {
             return;
         };
         let edit = LogEdit { position: since.position(index), hits };
@@ -113,12 +113,12 @@ impl LogChanges {
             Err(place) => since.edits.insert(place, edit),
         }
         // The oldest one stays.
-        since.kept -= u16::from(hits == 0);
+        since.retained -= u16::from(hits == 0);
     }
 
     /// Records that the entries from `index` on are other ones.
     pub(super) fn replace_from(&mut self, index: usize) {
-        let Some(since) = self.0.as_mut().filter(|since| index < since.kept.into()) else { return };
+        let Some(since) = self.0.as_mut().filter(|since| index < since.retained.into()) else { return };
         let Some(last) = index.checked_sub(1) else {
             self.0 = None;
             return;
@@ -127,15 +127,15 @@ impl LogChanges {
         while since.edits.back().is_some_and(|edit| last < edit.position) {
             since.edits.pop_back();
         }
-        // Less than what was kept, so it fits.
-        since.kept = index as u16;
+        // Less than what was retained, so it fits.
+        since.retained = index as u16;
     }
 
     /// Whether these changes can be applied to a copy of `entries`.
     pub(super) fn can_follow(&self, entries: usize) -> bool {
         self.0.as_ref().filter(|since| since.is_partial).is_none_or(|since| {
             let removed = since.edits.iter().filter(|edit| edit.hits == 0).count();
-            usize::from(since.kept) + usize::from(since.gone) + removed <= entries
+            usize::from(since.retained) + usize::from(since.gone) + removed <= entries
         })
     }
 
@@ -144,7 +144,8 @@ impl LogChanges {
         let Some(since) = &self.0 else { return };
         entries.drain(..entries.len().min(since.gone.into()));
         if !since.edits.is_empty() {
-            let (mut edits, mut position) = (since.edits.iter().peekable(), usize::from(since.gone));
+            let mut edits = since.edits.iter().peekable();
+            let mut position = usize::from(since.gone);
             entries.retain_mut(|entry| {
                 if let Some(edit) = edits.next_if(|edit| usize::from(edit.position) == position) {
                     entry.hits = edit.hits;
@@ -153,14 +154,14 @@ impl LogChanges {
                 entry.hits > 0
             });
         }
-        entries.truncate(since.kept.into());
+        entries.truncate(since.retained.into());
     }
 }
 
 impl SinceCopy {
     /// The position in the last copy of the entry at `index`, which it has.
     fn position(&self, index: usize) -> u16 {
-        // Less than what was kept, so it fits.
+        // Less than what was retained, so it fits.
         let mut position = self.gone + index as u16;
         for edit in &self.edits {
             if position < edit.position {

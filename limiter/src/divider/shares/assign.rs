@@ -6,7 +6,7 @@ use crate::{
     algorithm::HitRate,
     divider::shares::{
         SHARE_MAX, Shares,
-        subscriber::{HYSTERESIS_DIVISOR, Subscriber},
+        subscriber::{HYSTERESIS_DIVISOR, ShareSubscriber},
     },
     time::{SECOND, Timestamp},
 };
@@ -20,7 +20,7 @@ const GROWTH_DIVISOR: u64 = 10;
 
 /// What has become of shares that should change.
 #[derive(Clone, Copy)]
-pub(super) struct Assigned {
+pub(super) struct AssignedShares {
     // Whether a subscriber has another share.
     pub(super) has_changed: bool,
     // Whether all shares are as they should be.
@@ -35,15 +35,17 @@ impl Shares {
         targets: &[u64],
         free: &mut u64,
         now: Timestamp,
-    ) -> Assigned {
+    ) -> AssignedShares {
         let rate = self.rate;
-        let given = |shares: &Self, index: usize| shares.each.states()[active[index]].next_share().per_second;
+        let granted =
+            |shares: &Self, index: usize| shares.each.states()[active[index]].next_share().per_second;
         let next = self.next_shares(active, targets);
-        let (mut has_changed, mut is_complete) = (false, true);
-        let is_less = |shares: &Self, index: usize| next[index] < given(shares, index);
+        let mut has_changed = false;
+        let mut is_complete = true;
+        let is_less = |shares: &Self, index: usize| next[index] < granted(shares, index);
         let (mut order, mut more): (Vec<usize>, Vec<usize>) =
             (0..active.len()).partition(|index| is_less(self, *index));
-        more.sort_by_key(|index| given(self, *index));
+        more.sort_by_key(|index| granted(self, *index));
         order.extend(more);
         let mut held = self.held();
         for index in order {
@@ -59,57 +61,59 @@ impl Shares {
             if subscriber.pending.is_some_and(|pending| share < pending.share.per_second) {
                 subscriber.cancel(now);
             }
-            let given = subscriber.given;
+            let granted = subscriber.granted;
             if subscriber.pending.is_some() {
                 is_complete = false;
-            } else if share < given.per_second {
-                let burst = burst_of(share, rate).max(1).min(given.burst);
+            } else if share < granted.per_second {
+                let burst = burst_of(share, rate).max(1).min(granted.burst);
                 let burst = if share == 0 { 0 } else { burst };
-                subscriber.give(HitRate { per_second: share, burst }, now);
+                subscriber.grant(HitRate { per_second: share, burst }, now);
                 has_changed = true;
-            } else if share > given.per_second {
-                if given.per_second == 0 {
+            } else if share > granted.per_second {
+                if granted.per_second == 0 {
                     // What it had before may have been used, and the bucket begins full.
                     self.spent = self.spent.saturating_add(std::mem::take(&mut subscriber.held.burst));
                 }
                 let least = (share / BEGIN_DIVISOR).clamp(1, burst_of(share, rate).min(room).max(1));
                 let most = burst_of(share, rate).min(room).max(least);
-                let wanted = if subscriber.is_refusing && given.burst > 0 { least } else { most };
+                let wanted = if subscriber.is_refusing && granted.burst > 0 { least } else { most };
                 // What it had a moment ago is still its own.
                 let paid = subscriber.held.burst;
-                let burst = wanted.min(paid.saturating_add(*free)).max(least).max(given.burst);
-                let (larger, growth) = (HitRate { per_second: share, burst }, burst.saturating_sub(paid));
+                let burst = wanted.min(paid.saturating_add(*free)).max(least).max(granted.burst);
+                let larger = HitRate { per_second: share, burst };
+                let growth = burst.saturating_sub(paid);
                 let missing = growth.saturating_sub(*free);
                 *free -= growth - missing;
                 if missing == 0 {
-                    subscriber.give(larger, now);
+                    subscriber.grant(larger, now);
                     has_changed = true;
                 } else {
                     // The share brings what is missing, which is then no debt of the counter.
                     self.returned = self.returned.saturating_add(missing);
-                    subscriber.keep(larger, now.after(time_for(missing, share - given.per_second)));
+                    subscriber.keep(larger, now.after(time_for(missing, share - granted.per_second)));
                     is_complete = false;
                 }
             } else {
                 let growth = growth(subscriber, rate, room, *free);
                 if growth > 0 {
                     *free -= growth;
-                    subscriber.give(HitRate { burst: subscriber.held.burst + growth, ..given }, now);
+                    subscriber.grant(HitRate { burst: subscriber.held.burst + growth, ..granted }, now);
                     has_changed = true;
                 }
             }
             held = others.plus(subscriber.held);
         }
-        Assigned { has_changed, is_complete }
+        AssignedShares { has_changed, is_complete }
     }
 
     /// The targets, without changes that are too small.
     fn next_shares(&self, active: &[usize], targets: &[u64]) -> Vec<u64> {
-        let is_close = |subscriber: &Subscriber, target: u64| {
-            let (given, floor) = (subscriber.next_share().per_second, subscriber.terms.floor.min(target));
-            given > 0 && given >= floor && given.abs_diff(target) <= given / HYSTERESIS_DIVISOR
+        let is_close = |subscriber: &ShareSubscriber, target: u64| {
+            let granted = subscriber.next_share().per_second;
+            let floor = subscriber.terms.floor.min(target);
+            granted > 0 && granted >= floor && granted.abs_diff(target) <= granted / HYSTERESIS_DIVISOR
         };
-        let kept: Vec<u64> = active
+        let retained: Vec<u64> = active
             .iter()
             .zip(targets)
             .map(|(index, target)| {
@@ -117,27 +121,28 @@ impl Shares {
                 if is_close(subscriber, *target) { subscriber.next_share().per_second } else { *target }
             })
             .collect();
-        // A share that is a little too large is kept only where that takes nothing from others, and one that is a little
-        // too small only where little stays unused.
+        // A share that is a little too large is retained only where that takes nothing from others, and one that is a
+        // little too small only where little stays unused.
         let sum = |shares: &[u64]| shares.iter().fold(0_u64, |sum, share| sum.saturating_add(*share));
-        let (all, claimed) = (sum(&kept), sum(targets));
+        let all = sum(&retained);
+        let claimed = sum(targets);
         if all > self.rate.per_second {
-            kept.iter().zip(targets).map(|(kept, target)| *kept.min(target)).collect()
+            retained.iter().zip(targets).map(|(retained, target)| *retained.min(target)).collect()
         } else if all < claimed - claimed / UNUSED_DIVISOR {
-            kept.iter().zip(targets).map(|(kept, target)| *kept.max(target)).collect()
+            retained.iter().zip(targets).map(|(retained, target)| *retained.max(target)).collect()
         } else {
-            kept
+            retained
         }
     }
 }
 
 /// The hits by which the burst of a share grows without a change of its rate. A bucket that is empty gains nothing by it.
-pub(super) fn growth(subscriber: &Subscriber, rate: HitRate, room: u64, free: u64) -> u64 {
-    let given = subscriber.given;
-    if given.per_second == 0 || subscriber.is_refusing || subscriber.pending.is_some() {
+pub(super) fn growth(subscriber: &ShareSubscriber, rate: HitRate, room: u64, free: u64) -> u64 {
+    let granted = subscriber.granted;
+    if granted.per_second == 0 || subscriber.is_refusing || subscriber.pending.is_some() {
         return 0;
     }
-    let wanted = burst_of(given.per_second, rate).min(room);
+    let wanted = burst_of(granted.per_second, rate).min(room);
     let growth = wanted.saturating_sub(subscriber.held.burst).min(free);
     if growth > wanted / GROWTH_DIVISOR { growth } else { 0 }
 }

@@ -1,4 +1,4 @@
-//! A subscriber of a rate: what it asks for, and the share that it has.
+//! A subscriber of a rate: what it requests, and the share that it has.
 
 use std::time::Duration;
 
@@ -9,9 +9,9 @@ use crate::{
     divider::{
         Assignment,
         assignment::{HEADROOM, end_of_assignment},
-        demand::Demand,
+        demand::SubscriberDemand,
         roster::Subscribed,
-        shares::{tokens::Tokens, turns::Turns},
+        shares::{tokens::BucketTokens, turns::Turns},
     },
     rules::QuotaTerms,
     time::Timestamp,
@@ -25,22 +25,22 @@ const REOPENED: Duration = Duration::from_secs(6);
 pub(super) const HYSTERESIS_DIVISOR: u64 = 10;
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(in crate::divider) struct Subscriber {
+pub(in crate::divider) struct ShareSubscriber {
     pub(super) terms: QuotaTerms,
-    pub(super) demand: Demand,
+    pub(super) demand: SubscriberDemand,
     // Of it, what passes.
-    pub(super) allowed: Demand,
+    pub(super) allowed: SubscriberDemand,
     // Hits that it has let pass, by its last report.
     pub(super) reported: u64,
     // Whether its last report has refused hits.
     pub(super) is_refusing: bool,
     // The last assignment.
-    pub(super) given: HitRate,
+    pub(super) granted: HitRate,
     // The next one, whose burst is not there yet.
     pub(super) pending: Option<Pending>,
     // The greatest that may be in force, until `settles_at`. With what is pending.
     pub(super) held: HitRate,
-    pub(super) tokens: Tokens,
+    pub(super) tokens: BucketTokens,
     pub(super) settles_at: Timestamp,
     pub(super) expires_at: Timestamp,
     // Since when it waits for a share, or has one.
@@ -63,7 +63,7 @@ pub(super) struct Pending {
 
 /// How the share of a subscriber compares with its demand.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Standing {
+pub(super) enum DemandCoverage {
     /// The share covers the demand.
     Covered,
     /// The demand is above the share by so much that only less demand of others makes the share larger.
@@ -72,18 +72,18 @@ pub(super) enum Standing {
     Open,
 }
 
-impl Subscriber {
+impl ShareSubscriber {
     pub(super) fn new(now: Timestamp) -> Self {
         Self {
             terms: QuotaTerms::default(),
-            demand: Demand::new(now),
-            allowed: Demand::new(now),
+            demand: SubscriberDemand::new(now),
+            allowed: SubscriberDemand::new(now),
             reported: 0,
             is_refusing: false,
-            given: HitRate::default(),
+            granted: HitRate::default(),
             pending: None,
             held: HitRate::default(),
-            tokens: Tokens::none(now),
+            tokens: BucketTokens::none(now),
             settles_at: now,
             expires_at: end_of_assignment(now),
             since: now,
@@ -94,26 +94,26 @@ impl Subscriber {
         }
     }
 
-    /// The same over another stream, with a burst of at most `least`.
+    /// The state of this subscriber over another stream, with a burst of at most `least`.
     pub(super) fn resumed(self, least: u64, reported: u64, now: Timestamp) -> Self {
-        let settles_at = now.after(if least < self.given.burst { REOPENED } else { SETTLE });
-        let given = if least == 0 { HitRate::default() } else { HitRate { burst: least, ..self.given } };
-        Self { given, reported, settles_at, tokens: Tokens::none(now), ..self }
+        let settles_at = now.after(if least < self.granted.burst { REOPENED } else { SETTLE });
+        let granted = if least == 0 { HitRate::default() } else { HitRate { burst: least, ..self.granted } };
+        Self { granted, reported, settles_at, tokens: BucketTokens::none(now), ..self }
     }
 
     /// Assigns a share.
-    pub(super) fn give(&mut self, share: HitRate, now: Timestamp) {
-        if (self.given.per_second == 0) != (share.per_second == 0) {
+    pub(super) fn grant(&mut self, share: HitRate, now: Timestamp) {
+        if (self.granted.per_second == 0) != (share.per_second == 0) {
             self.since = now;
         }
-        self.tokens.change(self.given, now);
+        self.tokens.change(self.granted, now);
         self.held = self.held.max_of(share);
-        (self.given, self.pending) = (share, None);
+        (self.granted, self.pending) = (share, None);
         self.settles_at = self.settles_at.max(now.after(SETTLE));
         (self.was_assigned, self.is_owed) = (true, true);
     }
 
-    /// Keeps a share for it that is given at `at`.
+    /// Keeps a share for it that is granted at `at`.
     pub(super) fn keep(&mut self, share: HitRate, at: Timestamp) {
         self.held = self.held.max_of(share);
         self.pending = Some(Pending { share, at });
@@ -128,33 +128,33 @@ impl Subscriber {
 
     /// Counts what was greater than the last assignment as over. Returns the burst that may have been used.
     pub(super) fn settle(&mut self) -> u64 {
-        let held = self.pending.map_or(self.given, |pending| self.given.max_of(pending.share));
+        let held = self.pending.map_or(self.granted, |pending| self.granted.max_of(pending.share));
         let before = std::mem::replace(&mut self.held, held);
         before.burst.saturating_sub(held.burst)
     }
 
     /// Counts all that it has as over, so that its bucket begins full. Returns the burst that may have been used.
     pub(super) fn begin_anew(&mut self, now: Timestamp) -> u64 {
-        (self.given, self.pending, self.tokens) = (HitRate::default(), None, Tokens::none(now));
+        (self.granted, self.pending, self.tokens) = (HitRate::default(), None, BucketTokens::none(now));
         std::mem::take(&mut self.held).burst
     }
 
     /// The share that it has, or that is pending.
     pub(super) fn next_share(&self) -> HitRate {
-        self.pending.map_or(self.given, |pending| pending.share)
+        self.pending.map_or(self.granted, |pending| pending.share)
     }
 
     /// Its turns, if it has a share at times only.
     pub(super) fn turns(&self) -> Turns {
-        Turns { has_share: self.given.per_second > 0, since: self.since }
+        Turns { has_share: self.granted.per_second > 0, since: self.since }
     }
 
     pub(super) fn needs(&self) -> f64 {
-        let given = self.given.per_second as f64;
+        let granted = self.granted.per_second as f64;
         if !self.demand.is_measured() {
-            return given;
+            return granted;
         }
-        given.min((HEADROOM * self.demand.per_second()).max(self.floor()))
+        granted.min((HEADROOM * self.demand.per_second()).max(self.floor()))
     }
 
     pub(super) fn floor(&self) -> f64 {
@@ -165,27 +165,28 @@ impl Subscriber {
         self.demand.is_measured() && self.demand.per_second() == 0.0
     }
 
-    pub(super) fn standing(&self) -> Standing {
-        let (given, claimed) = (self.given.per_second as f64, HEADROOM * self.demand.per_second());
-        // A share that is kept may be a little less than what the limit allows.
-        let most = given + given / HYSTERESIS_DIVISOR as f64;
+    pub(super) fn coverage(&self) -> DemandCoverage {
+        let granted = self.granted.per_second as f64;
+        let claimed = HEADROOM * self.demand.per_second();
+        // A share that is retained may be a little less than what the limit allows.
+        let most = granted + granted / HYSTERESIS_DIVISOR as f64;
         if self.has_ended || self.pending.is_some() || !self.demand.is_measured() {
-            Standing::Open
-        } else if claimed <= given {
-            Standing::Covered
-        } else if given > 0.0 && claimed >= most + 1.0 {
-            Standing::Capped
+            DemandCoverage::Open
+        } else if claimed <= granted {
+            DemandCoverage::Covered
+        } else if granted > 0.0 && claimed >= most + 1.0 {
+            DemandCoverage::Capped
         } else {
-            Standing::Open
+            DemandCoverage::Open
         }
     }
 
     pub(super) fn assignment(&self) -> Assignment {
-        if self.given.per_second == 0 { Assignment::Deny } else { Assignment::Share(self.given) }
+        if self.granted.per_second == 0 { Assignment::Deny } else { Assignment::Share(self.granted) }
     }
 }
 
-impl Subscribed for Subscriber {
+impl Subscribed for ShareSubscriber {
     fn end(&mut self) {
         self.has_ended = true;
     }

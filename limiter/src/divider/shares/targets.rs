@@ -3,58 +3,61 @@
 use crate::{
     divider::{
         assignment::HEADROOM,
-        max_min::{Claim, divide, whole},
-        shares::{SHARE_MAX, Shares, subscriber::Subscriber, turns::Turns},
+        max_min::{SubscriberClaim, divide, whole},
+        shares::{SHARE_MAX, Shares, subscriber::ShareSubscriber, turns::Turns},
     },
     time::Timestamp,
 };
 
-/// The part of the rate that subscribers get at least, together, if they ask for it: one of so many.
+/// The part of the rate that subscribers get at least, together, if they request it: one of so many.
 const FLOOR_DIVISOR: f64 = 20.0;
 
 impl Shares {
-    /// The shares that these subscribers should have. While a part of the burst is missing, half of what is not asked for
-    /// brings it back.
+    /// The shares that these subscribers should have. While a part of the burst is missing, half of what is not
+    /// requested brings it back.
     pub(super) fn targets(&mut self, active: &[usize], lacks_burst: bool, now: Timestamp) -> Vec<u64> {
-        let (rate, floor) = (self.rate.per_second as f64, self.floor(active.len()));
+        let rate = self.rate.per_second as f64;
+        let floor = self.floor(active.len());
         let callers = self.callers.per_second();
         let needed: f64 =
             callers * HEADROOM + active.iter().map(|index| self.each.states()[*index].needs()).sum::<f64>();
         let idle = active.iter().filter(|index| self.each.states()[**index].is_idle()).count();
-        let claim = |subscriber: &Subscriber| {
-            let (demand, given) = (subscriber.demand, subscriber.given.per_second as f64);
+        let claim = |subscriber: &ShareSubscriber| {
+            let demand = subscriber.demand;
+            let granted = subscriber.granted.per_second as f64;
             match demand.is_measured() {
                 true if demand.per_second() > 0.0 => (HEADROOM * demand.per_second()).max(floor),
                 // All that ask for nothing have a tenth of the rate at most.
                 true => floor.min(rate / 10.0 / idle as f64),
-                false if given > 0.0 => given,
+                false if granted > 0.0 => granted,
                 false => floor.max((rate - needed) / 2.0),
             }
         };
-        // Weights divide what is left after one hit a second for each that asks, or after half of the rate.
+        // Weights divide what is left after one hit a second for each with demand, or after half of the rate.
         let asking = active.len() - idle + usize::from(callers > 0.0);
         let least = (rate / 2.0 / asking.max(1) as f64).min(1.0);
-        let mut claims: Vec<Claim> = active
+        let mut claims: Vec<SubscriberClaim> = active
             .iter()
             .map(|index| {
                 let subscriber = &self.each.states()[*index];
-                let (own, least) = (subscriber.floor(), if subscriber.is_idle() { 0.0 } else { least });
+                let own = subscriber.floor();
+                let least = if subscriber.is_idle() { 0.0 } else { least };
                 let weight = f64::from(subscriber.terms.weight.get());
-                Claim { hits: claim(subscriber).max(own), weight, floor: own.max(least) }
+                SubscriberClaim { hits: claim(subscriber).max(own), weight, floor: own.max(least) }
             })
             .collect();
         if callers > 0.0 {
-            claims.push(Claim { hits: HEADROOM * callers, weight: 1.0, floor: least });
+            claims.push(SubscriberClaim { hits: HEADROOM * callers, weight: 1.0, floor: least });
         }
         let mut parts = divide(rate, &claims);
         // What remains is for more of the same.
         let rest = (rate - parts.iter().sum::<f64>()).max(0.0);
         let rest = if lacks_burst { rest / 2.0 } else { rest };
-        let asked = |index: &usize| self.each.states()[*index].demand.per_second();
-        let all = callers + active.iter().map(asked).sum::<f64>();
+        let requested = |index: &usize| self.each.states()[*index].demand.per_second();
+        let all = callers + active.iter().map(requested).sum::<f64>();
         if all > 0.0 {
             for (index, (part, claim)) in active.iter().zip(parts.iter_mut().zip(&mut claims)) {
-                let more = rest * asked(index) / all;
+                let more = rest * requested(index) / all;
                 *part += more;
                 claim.hits += more;
             }
@@ -79,8 +82,8 @@ impl Shares {
         }
     }
 
-    /// The order in which what is left over of fractions is given: first to those that would have nothing, by turns. The
-    /// part after those of `active` is that of callers.
+    /// The order in which what is left over of fractions is granted: first to those that would have nothing, by turns.
+    /// The part after those of `active` is that of callers.
     fn order(&self, active: &[usize], parts: &[f64], now: Timestamp) -> Vec<usize> {
         let turns = |index: usize| {
             let subscriber = active.get(index).map(|index| &self.each.states()[*index]);
@@ -100,7 +103,7 @@ impl Shares {
         order
     }
 
-    /// What a subscriber that asks for it gets at least.
+    /// What a subscriber that requests it gets at least.
     fn floor(&self, number: usize) -> f64 {
         (self.rate.per_second as f64 / FLOOR_DIVISOR / number.max(1) as f64).max(1.0)
     }

@@ -14,25 +14,25 @@ const DELIVERED: Duration = Duration::from_secs(1);
 
 /// A lower bound on the tokens of one bucket.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub(super) struct Tokens {
+pub(super) struct BucketTokens {
     // At least so many, at `at`.
     least: u64,
     at: Timestamp,
     // Hits that have passed since, as reports say.
     used: u64,
     // The change since, until a report proves that it has arrived.
-    change: Option<Change>,
+    change: Option<BucketChange>,
 }
 
 /// A change of the bucket.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-struct Change {
+struct BucketChange {
     // `None` if that may not have arrived either.
     before: Option<HitRate>,
     at: Timestamp,
 }
 
-impl Tokens {
+impl BucketTokens {
     /// The tokens of a client without a bucket.
     pub(super) fn none(now: Timestamp) -> Self {
         Self { least: 0, at: now, used: 0, change: None }
@@ -43,15 +43,15 @@ impl Tokens {
         // A bucket that begins is full, whatever was before.
         let is_known = self.change.is_none() || before.per_second == 0;
         let before = is_known.then_some(before);
-        self.change = Some(Change { before, at: now });
+        self.change = Some(BucketChange { before, at: now });
     }
 
-    /// Takes a report of hits that have passed from the bucket `given`. Returns the tokens that the last change took, and
-    /// that were not used.
-    pub(super) fn report(&mut self, allowed: u64, given: HitRate, now: Timestamp) -> u64 {
+    /// Takes a report of hits that have passed from the bucket `granted`. Returns the tokens that the last change took,
+    /// and that were not used.
+    pub(super) fn report(&mut self, allowed: u64, granted: HitRate, now: Timestamp) -> u64 {
         self.used = self.used.saturating_add(allowed);
-        let Some(Change { before, at }) = self.change else {
-            let least = filled(self.least, given, self.at, now);
+        let Some(BucketChange { before, at }) = self.change else {
+            let least = filled(self.least, granted, self.at, now);
             *self = Self { least: least.saturating_sub(self.used), ..Self::none(now) };
             return 0;
         };
@@ -61,23 +61,23 @@ impl Tokens {
         }
         let (begins, returned) = match before {
             None => (0, 0),
-            Some(before) if before.per_second == 0 => (given.burst, 0),
+            Some(before) if before.per_second == 0 => (granted.burst, 0),
             Some(before) => {
                 let there = filled(self.least, before, self.at, at);
-                let kept = given.burst.min(before.burst);
+                let retained = granted.burst.min(before.burst);
                 let part = |tokens: u64, of: u64| {
                     let part = u128::from(tokens) * u128::from(of) / u128::from(before.burst.max(1));
                     u64::try_from(part).unwrap_or(u64::MAX)
                 };
-                (part(there, kept), part(there.saturating_sub(self.used), before.burst - kept))
+                (part(there, retained), part(there.saturating_sub(self.used), before.burst - retained))
             }
         };
-        let least = filled(begins, given, arrived_at, now);
+        let least = filled(begins, granted, arrived_at, now);
         *self = Self { least: least.saturating_sub(self.used), ..Self::none(now) };
         returned
     }
 
-    /// Moves it to another clock.
+    /// Moves the bound to another clock.
     pub(super) fn move_to(&mut self, from: Timestamp, to: Timestamp) {
         self.at = moved(self.at, from, to);
         if let Some(change) = &mut self.change {

@@ -5,14 +5,17 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    divider::{Assignment, Usage, assignment::end_of_assignment, demand::Demand, roster::Subscribed},
+    divider::{
+        Assignment, SubscriberUsage, assignment::end_of_assignment, demand::SubscriberDemand,
+        roster::Subscribed,
+    },
     rules::QuotaTerms,
     time::Timestamp,
 };
 
 /// A slice is for the demand of this many seconds.
 pub(super) const SLICE_SECONDS: f64 = 10.0;
-/// A further slice is given when the last one can be used up within so many seconds.
+/// A further slice is granted when the last one can be used up within so many seconds.
 const REST_SECONDS: f64 = 6.0;
 /// A report that comes this long after a slice was sent was written after the slice arrived.
 const DELIVERED: Duration = Duration::from_secs(1);
@@ -20,9 +23,9 @@ const DELIVERED: Duration = Duration::from_secs(1);
 const SPARE_FACTOR: u64 = 4;
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(in crate::divider) struct Subscriber {
+pub(in crate::divider) struct SliceSubscriber {
     pub(super) terms: QuotaTerms,
-    pub(super) demand: Demand,
+    pub(super) demand: SubscriberDemand,
     // Hits that it has let pass, by its last report, and the instant of that.
     pub(super) reported: u64,
     pub(super) reported_at: Timestamp,
@@ -54,11 +57,11 @@ pub(super) struct Slice {
     pub(super) has_arrived: bool,
 }
 
-impl Subscriber {
+impl SliceSubscriber {
     pub(super) fn new(now: Timestamp) -> Self {
         Self {
             terms: QuotaTerms::default(),
-            demand: Demand::new(now),
+            demand: SubscriberDemand::new(now),
             reported: 0,
             reported_at: now,
             used: 0,
@@ -73,7 +76,8 @@ impl Subscriber {
         }
     }
 
-    /// The same over another stream, with so many hits left at most. The slice that it has is not known.
+    /// The state of this subscriber over another stream, with at most `left` hits left. The slice that it has is not
+    /// known.
     pub(super) fn resumed(self, left: u64, reported: u64) -> Self {
         let bound = self.used.saturating_add(left);
         Self { bound, reported, slice: None, has_reported: false, has_ended: false, ..self }
@@ -86,7 +90,7 @@ impl Subscriber {
 
     /// Counts what it has used, and takes what it cannot use any more from the bound. Returns what it has used beyond the
     /// bound.
-    pub(super) fn settle(&mut self, usage: Usage, now: Timestamp) -> u64 {
+    pub(super) fn settle(&mut self, usage: SubscriberUsage, now: Timestamp) -> u64 {
         self.used = self.used.saturating_add(usage.allowed);
         let beyond = self.used.saturating_sub(self.bound);
         self.bound = self.bound.max(self.used);
@@ -114,7 +118,7 @@ impl Subscriber {
         beyond
     }
 
-    pub(super) fn give(&mut self, hits: u64, now: Timestamp) {
+    pub(super) fn grant(&mut self, hits: u64, now: Timestamp) {
         let before = self.bound;
         self.bound = self.bound.saturating_add(hits);
         self.slice = Some(Slice { hits, before, given_at: now, has_arrived: false });
@@ -167,7 +171,7 @@ impl Subscriber {
     }
 }
 
-impl Subscribed for Subscriber {
+impl Subscribed for SliceSubscriber {
     fn end(&mut self) {
         self.has_ended = true;
     }

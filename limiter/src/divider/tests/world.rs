@@ -6,7 +6,8 @@ use crate::{
     algorithm::{Limit, Operation},
     descriptor::{Entry, Key, KeyText, Secret},
     divider::{
-        ASSIGNMENT_TTL, Assignment, Assignments, Dividers, Report, SubscriberId, SubscriberReport, Usage,
+        ASSIGNMENT_TTL, Assignment, Assignments, DividerReport, Dividers, SubscriberId, SubscriberReport,
+        SubscriberUsage,
     },
     rules::QuotaTerms,
     store::{Check, Memory, OnFull, OnRefusal},
@@ -28,7 +29,7 @@ pub(super) struct Client {
     max: f64,
     pub(super) per_second: f64,
     expires_at: Timestamp,
-    usage: Usage,
+    usage: SubscriberUsage,
     admitted: u64,
     // Of its stream, the number of its bucket.
     bucket: u32,
@@ -59,9 +60,9 @@ impl Client {
         self.expires_at = now.after(ASSIGNMENT_TTL);
     }
 
-    fn take_usage(&mut self) -> Usage {
+    fn take_usage(&mut self) -> SubscriberUsage {
         let usage = self.usage;
-        self.usage = Usage { allowed_before: usage.allowed_in_all(), ..Usage::default() };
+        self.usage = SubscriberUsage { allowed_before: usage.allowed_in_all(), ..SubscriberUsage::default() };
         usage
     }
 
@@ -130,7 +131,7 @@ impl World {
         }
     }
 
-    pub(super) fn of(&self, stream: u64, report: Report) -> SubscriberReport {
+    pub(super) fn of(&self, stream: u64, report: DividerReport) -> SubscriberReport {
         let terms = self.terms.get(&stream).copied().unwrap_or_default();
         let bucket = self.clients.get(&stream).map_or(0, |client| client.bucket);
         let id = SubscriberId { bucket, ..id(stream) };
@@ -144,7 +145,7 @@ impl World {
         client.idle_reports = if is_idle { client.idle_reports + 1 } else { 0 };
         let is_abandoned = client.idle_reports >= IDLE_REPORTS_MAX && client.per_second > 0.0;
         let resumes = std::mem::take(&mut client.resumes);
-        let report = if resumes { Report::Resumed(usage) } else { Report::Usage(usage) };
+        let report = if resumes { DividerReport::Resumed(usage) } else { DividerReport::Usage(usage) };
         let assignments = self.dividers.report(&self.of(stream, report), self.now);
         self.deliver(assignments);
         self.next_report.insert(stream, self.now.plus(5 * SECOND));
@@ -197,7 +198,7 @@ impl World {
         self.leave(from);
         let mut client = self.clients.remove(&from).expect("a client");
         client.usage.allowed_before = 0;
-        let report = Report::Resumed(client.take_usage());
+        let report = DividerReport::Resumed(client.take_usage());
         self.clients.insert(to, client);
         let assignments = self.dividers.report(&self.of(to, report), self.now);
         self.deliver(assignments);
@@ -205,7 +206,7 @@ impl World {
     }
 
     pub(super) fn leave(&mut self, stream: u64) {
-        let assignments = self.dividers.report(&self.of(stream, Report::End), self.now);
+        let assignments = self.dividers.report(&self.of(stream, DividerReport::End), self.now);
         self.deliver(assignments);
         self.next_report.remove(&stream);
     }

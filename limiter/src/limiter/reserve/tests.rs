@@ -19,7 +19,7 @@ descriptors:
 ";
 
 fn limiter() -> Limiter {
-    let active_rules = Arc::new(ActiveRules::of(Rules::parse("test", RULES).unwrap(), NOW));
+    let active_rules = Arc::new(ActiveRules::from_rules(Rules::parse("test", RULES).unwrap(), NOW));
     let memory = Arc::new(Memory::new(1 << 24, OnFull::Deny));
     Limiter::new(active_rules, memory, Clock::manual(NOW))
 }

@@ -82,7 +82,7 @@ fn whatever_looks_leaves_the_bytes_of_counters() {
         let rules = Rules::parse("test", RULES_WITH_PENALTY).unwrap();
         let memory = Memory::new(1 << 24, OnFull::Deny);
         let limiter =
-            Limiter::new(Arc::new(ActiveRules::of(rules, NOW)), Arc::new(memory), Clock::manual(NOW));
+            Limiter::new(Arc::new(ActiveRules::from_rules(rules, NOW)), Arc::new(memory), Clock::manual(NOW));
         let entries = entries(key);
         limiter.check(DOMAIN, &entries, 4).unwrap();
         let held = limiter.reserve(DOMAIN, &entries, 2, Duration::from_secs(60)).unwrap();

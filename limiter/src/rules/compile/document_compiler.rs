@@ -9,11 +9,11 @@ use crate::{
     printable::escaped,
     rules::{
         Allowance, DESCRIPTORS_MAX, GroupedKey, Problems, Rule, RuleOptions, Trial,
-        diagnostics::{Diagnostics, Location, Origin},
-        file::{Descriptor, RateLimit},
+        diagnostics::{Diagnostics, Location, RuleOrigin},
+        file::{DescriptorDraft, RateLimitDraft},
         limit::{self, RuleTerms},
-        overlay::{Matching, Overlay, OverlayRule},
-        prefix_tree::{Level, MatchKind, Node, composite},
+        overlay::{MatchingRules, Overlay, OverlayRule},
+        prefix_tree::{MatchKind, TreeLevel, TreeNode, composite},
         quotas::{self, SharedKey},
         reader::Located,
         stats::StatsHandle,
@@ -37,14 +37,14 @@ pub(super) struct DocumentCompiler<'c> {
 }
 
 /// A descriptor, or a domain, above a level.
-pub(super) struct Parent {
+pub(super) struct ParentLevel {
     pub(super) path: String,
     // Those of the path.
     pub(super) groups: Vec<GroupedKey>,
     // Those of the path, also that of the descriptor.
     pub(super) shared: Vec<SharedKey>,
     // The rules of the overlay that match the path.
-    pub(super) matching: Matching,
+    pub(super) matching: MatchingRules,
 }
 
 /// Which rules of an overlay were applied.
@@ -57,7 +57,7 @@ pub(super) struct OverlayUse {
 }
 
 impl OverlayUse {
-    pub(super) fn of(overlay: Option<&Overlay>) -> Self {
+    pub(super) fn new(overlay: Option<&Overlay>) -> Self {
         let rules = overlay.map_or(0, |overlay| overlay.rules.len());
         Self { matched: vec![false; rules], misfits: 0 }
     }
@@ -65,13 +65,13 @@ impl OverlayUse {
 
 impl DocumentCompiler<'_> {
     /// Reads a node as a descriptor of `level`.
-    pub(super) fn read(&mut self, node: &yaml::Node<'_>, level: &mut Level, parent: &Parent) {
-        if let Some(draft) = Descriptor::read(node, &mut self.diagnostics) {
+    pub(super) fn read(&mut self, node: &yaml::YamlNode<'_>, level: &mut TreeLevel, parent: &ParentLevel) {
+        if let Some(draft) = DescriptorDraft::read(node, &mut self.diagnostics) {
             self.descriptor(draft, level, parent);
         }
     }
 
-    fn descriptor(&mut self, mut draft: Descriptor<'_>, level: &mut Level, parent: &Parent) {
+    fn descriptor(&mut self, mut draft: DescriptorDraft<'_>, level: &mut TreeLevel, parent: &ParentLevel) {
         *self.descriptors += 1;
         if *self.descriptors > DESCRIPTORS_MAX {
             if *self.descriptors == DESCRIPTORS_MAX + 1 {
@@ -93,14 +93,14 @@ impl DocumentCompiler<'_> {
         }
         self.flags(&draft, &composite);
         let is_shared = draft.share_threshold.as_ref().is_some_and(|boolean| boolean.value);
-        let own = is_shared.then(|| SharedKey::of(key, &draft.value));
+        let own = is_shared.then(|| SharedKey::new(key, &draft.value));
         let shared = parent.shared.iter().cloned().chain(own).collect();
-        let mut here = Parent { path, groups: parent.groups.clone(), shared, matching };
+        let mut here = ParentLevel { path, groups: parent.groups.clone(), shared, matching };
         let rule = draft.rate_limit.take().and_then(|limit| self.rule(limit, &mut draft, &here));
         here.groups.extend(draft.grouped_key());
         let mut children = before.and_then(|node| node.children.take());
         if !draft.descriptors.is_empty() {
-            let children = children.get_or_insert_with(|| Box::new(Level::new()));
+            let children = children.get_or_insert_with(|| Box::new(TreeLevel::new()));
             children.reserve(draft.descriptors.len().min(DESCRIPTORS_MAX));
             draft.descriptors.iter().for_each(|child| self.read(child, children, &here));
         }
@@ -111,7 +111,7 @@ impl DocumentCompiler<'_> {
             before.rule = before.rule.or(rule);
             before.group = before.group.or(group);
         } else {
-            let node = Node {
+            let node = TreeNode {
                 location: self.diagnostics.location(draft.mark),
                 // Without a kind there is a problem, and the rules are dropped.
                 declared_kind: draft.kind.unwrap_or(MatchKind::Exact),
@@ -131,16 +131,16 @@ impl DocumentCompiler<'_> {
     ///
     /// In a file that is a problem. A control plane has the rules of several tenants, and a mistake of one of them must
     /// not keep the changes of the others from applying: two descriptors are one unless both have a limit.
-    fn conflict(&mut self, before: &Node, draft: &Descriptor<'_>, path: &str) -> bool {
+    fn conflict(&mut self, before: &TreeNode, draft: &DescriptorDraft<'_>, path: &str) -> bool {
         let location = &before.location;
         match &*location.origin {
-            Origin::File(_) => {
+            RuleOrigin::File(_) => {
                 let path = quote(path);
                 let what =
                     format!("{path} is already given at {location}; keys and values together must differ");
                 self.diagnostics.add(draft.mark, what);
             }
-            Origin::Resource { name, .. } if before.rule.is_some() && draft.rate_limit.is_some() => {
+            RuleOrigin::Resource { name, .. } if before.rule.is_some() && draft.rate_limit.is_some() => {
                 *self.conflicts += 1;
                 let what = format!(
                     "this descriptor is left out: resource {} has a limit for the same key and value before it",
@@ -149,12 +149,12 @@ impl DocumentCompiler<'_> {
                 self.warnings.add(draft.mark, what);
                 return true;
             }
-            Origin::Resource { .. } => {}
+            RuleOrigin::Resource { .. } => {}
         }
         false
     }
 
-    fn flags(&mut self, draft: &Descriptor<'_>, composite: &str) {
+    fn flags(&mut self, draft: &DescriptorDraft<'_>, composite: &str) {
         // A control plane may write every field of a descriptor.
         if let Some(mark) = draft.empty_value.filter(|mark| self.warnings.location(*mark).is_in_file()) {
             self.warnings
@@ -198,7 +198,12 @@ impl DocumentCompiler<'_> {
     }
 
     /// Adds a rule and returns its index.
-    fn rule(&mut self, mut limit: RateLimit, draft: &mut Descriptor<'_>, here: &Parent) -> Option<usize> {
+    fn rule(
+        &mut self,
+        mut limit: RateLimitDraft,
+        draft: &mut DescriptorDraft<'_>,
+        here: &ParentLevel,
+    ) -> Option<usize> {
         for replaced in &limit.replaces {
             if limit.name() == Some(&*replaced.value) {
                 self.diagnostics
@@ -221,11 +226,11 @@ impl DocumentCompiler<'_> {
                 (with_overlay, Some(terms), Some(rule.location.clone()))
             }
             None => {
-                let terms = Terms::read(&limit, &here.shared, &mut self.diagnostics);
+                let terms = DescriptorTerms::read(&limit, &here.shared, &mut self.diagnostics);
                 (limit, terms, None)
             }
         };
-        let Terms { rule: terms, candidate } = terms?;
+        let DescriptorTerms { rule: terms, candidate } = terms?;
         // Otherwise they are in another file.
         if let (Allowance::Limited(limited), None) = (&terms.allowance, &overlay) {
             quotas::check_floors(&limit.quotas, limited, &mut self.warnings);
@@ -264,17 +269,19 @@ impl DocumentCompiler<'_> {
     /// The limit with what the overlay adds to it; `None` if the overlay adds nothing, or does not fit.
     fn overlaid(
         &mut self,
-        limit: &RateLimit,
-        draft: &Descriptor<'_>,
-        here: &Parent,
-    ) -> Option<(RateLimit, Terms, &OverlayRule)> {
+        limit: &RateLimitDraft,
+        draft: &DescriptorDraft<'_>,
+        here: &ParentLevel,
+    ) -> Option<(RateLimitDraft, DescriptorTerms, &OverlayRule)> {
         let overlay = self.overlay?;
         let index = overlay.first(&here.matching)?;
         self.overlay_use.matched[index] = true;
         let rule = &overlay.rules[index];
-        let (with_overlay, mut problems) = (rule.added_to(limit), Problems::default());
+        let with_overlay = rule.added_to(limit);
+        let mut problems = Problems::default();
         let origin = rule.location.origin.clone();
-        let terms = Terms::read(&with_overlay, &here.shared, &mut Diagnostics::new(origin, &mut problems));
+        let terms =
+            DescriptorTerms::read(&with_overlay, &here.shared, &mut Diagnostics::new(origin, &mut problems));
         let group_misfit = rule.group.as_ref().and_then(|_| group_misfit(draft));
         let problem = problems.iter().next().map(|problem| &*problem.what).or(group_misfit);
         match (terms, problem) {
@@ -292,7 +299,7 @@ impl DocumentCompiler<'_> {
 }
 
 /// Why a group does not fit a descriptor, if it does not.
-fn group_misfit(draft: &Descriptor<'_>) -> Option<&'static str> {
+fn group_misfit(draft: &DescriptorDraft<'_>) -> Option<&'static str> {
     if draft.kind == Some(MatchKind::Exact) {
         return Some(
             "`group` has no effect on a single value; leave `value` out, or give a network with `match: cidr`",
@@ -305,21 +312,22 @@ fn group_misfit(draft: &Descriptor<'_>) -> Option<&'static str> {
 }
 
 /// What a rule allows, and the limit that it tries.
-struct Terms {
+struct DescriptorTerms {
     rule: RuleTerms,
     candidate: Option<Limit>,
 }
 
-impl Terms {
+impl DescriptorTerms {
     /// `None` after reporting a problem.
-    fn read(draft: &RateLimit, shared: &[SharedKey], diagnostics: &mut Diagnostics<'_>) -> Option<Self> {
+    fn read(draft: &RateLimitDraft, shared: &[SharedKey], diagnostics: &mut Diagnostics<'_>) -> Option<Self> {
         quotas::check_pairs(&draft.quotas, shared, diagnostics);
         let rule = limit::terms(draft, diagnostics);
         let tried = draft.candidate.as_ref();
         let candidate = tried
             .map(|tried| limit::candidate(tried, diagnostics))
             .map_or(Some(None), |limit| limit.map(Some));
-        let (rule, candidate) = (rule?, candidate?);
+        let rule = rule?;
+        let candidate = candidate?;
         let fits =
             candidate.as_ref().is_none_or(|tried| limit::candidate_fits(draft, &rule, tried, diagnostics));
         fits.then_some(Self { rule, candidate })

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::rules::denial_body::template::Template;
+use crate::rules::denial_body::template::DenialTemplate;
 
 /// The values of `denial_body` in rule files that are no mapping.
 pub(super) const OFF: &str = "off";
@@ -16,7 +16,7 @@ pub enum DenialBody {
     /// `application/problem+json`.
     Problem,
     /// What the operator has written.
-    Template(Template),
+    Template(DenialTemplate),
 }
 
 /// As in the rule file: `off`, `problem`, or the content type and the template.

@@ -7,5 +7,5 @@ mod text;
 
 pub use body::DenialBody;
 pub(crate) use read::{FORMATS, denial_body};
-pub use template::Template;
+pub use template::DenialTemplate;
 pub use text::{DenialValues, Variable};

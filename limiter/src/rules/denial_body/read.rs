@@ -4,18 +4,18 @@ use crate::{
     rules::{
         denial_body::{
             body::{DenialBody, OFF, PROBLEM},
-            template::{Content, JsonTemplate, Template},
-            text::{Escaping, Text, Variable},
+            template::{DenialTemplate, JsonTemplate, TemplateContent},
+            text::{Escaping, TemplateText, Variable},
         },
         diagnostics::Diagnostics,
-        keys::Section,
-        reader::{Fields, Located},
+        keys::KeySection,
+        reader::{Located, MappingFields},
     },
-    yaml::{Node, Pair, Resolved, Value, quote},
+    yaml::{Resolved, YamlNode, YamlPair, YamlValue, quote},
 };
 
 /// The values of `denial_body` that are no mapping.
-pub(crate) const FORMATS: [(&str, Format); 2] = [(OFF, Format::Off), (PROBLEM, Format::Problem)];
+pub(crate) const FORMATS: [(&str, BodyFormat); 2] = [(OFF, BodyFormat::Off), (PROBLEM, BodyFormat::Problem)];
 
 /// The maximum size of a template, in bytes.
 const TEMPLATE_BYTES_MAX: usize = 16 << 10;
@@ -26,23 +26,23 @@ const JSON: &str = "application/json";
 
 /// A body without a template.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Format {
+pub(crate) enum BodyFormat {
     Off,
     Problem,
 }
 
 /// The value of `denial_body`; `None` if it is absent, or after reporting a problem.
 pub(crate) fn denial_body(
-    fields: &Fields<'_>,
+    fields: &MappingFields<'_>,
     diagnostics: &mut Diagnostics<'_>,
 ) -> Option<Located<DenialBody>> {
     let pair = fields.pair("denial_body")?;
     let value = match &pair.value.value {
-        Value::Mapping(_) => DenialBody::Template(template(&pair.value, diagnostics)?),
-        Value::Scalar(_) | Value::List(_) | Value::Unreadable => {
+        YamlValue::Mapping(_) => DenialBody::Template(template(&pair.value, diagnostics)?),
+        YamlValue::Scalar(_) | YamlValue::List(_) | YamlValue::Unreadable => {
             match fields.choice("denial_body", &FORMATS, str::eq, diagnostics)?.value {
-                Format::Off => DenialBody::Off,
-                Format::Problem => DenialBody::Problem,
+                BodyFormat::Off => DenialBody::Off,
+                BodyFormat::Problem => DenialBody::Problem,
             }
         }
     };
@@ -50,8 +50,8 @@ pub(crate) fn denial_body(
 }
 
 /// The value as a template.
-fn template(node: &Node<'_>, diagnostics: &mut Diagnostics<'_>) -> Option<Template> {
-    let fields = Fields::read(node, Section::DenialBody, diagnostics)?;
+fn template(node: &YamlNode<'_>, diagnostics: &mut Diagnostics<'_>) -> Option<DenialTemplate> {
+    let fields = MappingFields::read(node, KeySection::DenialBody, diagnostics)?;
     let content_type = fields.text("content_type", diagnostics);
     let is_unread = content_type.is_none() && fields.pair("content_type").is_some();
     let (default, source, content) = match (fields.pair("text"), fields.pair("json")) {
@@ -59,11 +59,11 @@ fn template(node: &Node<'_>, diagnostics: &mut Diagnostics<'_>) -> Option<Templa
             let given = content_type.as_ref().and_then(|given| escaping(&given.value));
             let source = fields.text("text", diagnostics)?;
             let text = text(&source, diagnostics)?;
-            (PLAIN, source.value, Content::Text(text, given.unwrap_or(Escaping::Hidden)))
+            (PLAIN, source.value, TemplateContent::Text(text, given.unwrap_or(Escaping::Hidden)))
         }
         (None, Some(pair)) => {
             let json = json(&pair.value, diagnostics)?;
-            (JSON, pair.value.to_json(&mut Vec::new()).to_string(), Content::Json(json))
+            (JSON, pair.value.to_json(&mut Vec::new()).to_string(), TemplateContent::Json(json))
         }
         (Some(_), Some(_)) | (None, None) => {
             diagnostics.add(fields.mark, "a body has either `text` or `json`");
@@ -75,7 +75,7 @@ fn template(node: &Node<'_>, diagnostics: &mut Diagnostics<'_>) -> Option<Templa
         None => default.to_owned(),
         Some(given) => checked(given, &content, diagnostics)?,
     };
-    let template = Template::new(&content_type, &source, content);
+    let template = DenialTemplate::new(&content_type, &source, content);
     let length = template.source().len();
     if length > TEMPLATE_BYTES_MAX {
         let what =
@@ -86,46 +86,51 @@ fn template(node: &Node<'_>, diagnostics: &mut Diagnostics<'_>) -> Option<Templa
     Some(template)
 }
 
-fn text(given: &Located<String>, diagnostics: &mut Diagnostics<'_>) -> Option<Text> {
-    Text::parse(&given.value).map_err(|what| diagnostics.add(given.mark, what)).ok()
+fn text(given: &Located<String>, diagnostics: &mut Diagnostics<'_>) -> Option<TemplateText> {
+    TemplateText::parse(&given.value).map_err(|what| diagnostics.add(given.mark, what)).ok()
 }
 
 /// The value as JSON whose texts have variables. Reports all its problems.
-fn json(node: &Node<'_>, diagnostics: &mut Diagnostics<'_>) -> Option<JsonTemplate> {
+fn json(node: &YamlNode<'_>, diagnostics: &mut Diagnostics<'_>) -> Option<JsonTemplate> {
     match &node.value {
-        Value::Scalar(scalar) if scalar.resolve() == Resolved::Text => {
+        YamlValue::Scalar(scalar) if scalar.resolve() == Resolved::Text => {
             let given = Located { value: scalar.text.to_string(), mark: node.mark };
             text(&given, diagnostics).map(JsonTemplate::Text)
         }
-        Value::Scalar(_) => {
+        YamlValue::Scalar(_) => {
             let mut problems = Vec::new();
             let fixed = node.to_json(&mut problems);
             let is_read = problems.is_empty();
             diagnostics.add_all(problems);
             is_read.then_some(JsonTemplate::Fixed(fixed))
         }
-        Value::List(items) => {
+        YamlValue::List(items) => {
             let items: Vec<_> = items.iter().map(|item| json(item, diagnostics)).collect();
             items.into_iter().collect::<Option<_>>().map(JsonTemplate::List)
         }
-        Value::Mapping(pairs) if let Some(variable) = unquoted(pairs) => {
+        YamlValue::Mapping(pairs) if let Some(variable) = unquoted(pairs) => {
             let what = format!("`{{{}}}` without quotes is a mapping; write it in quotes", variable.name());
             diagnostics.add(node.mark, what);
             None
         }
-        Value::Mapping(pairs) => {
-            let member = |pair: &Pair<'_>| Some((pair.key.to_string(), json(&pair.value, diagnostics)?));
+        YamlValue::Mapping(pairs) => {
+            let member = |pair: &YamlPair<'_>| Some((pair.key.to_string(), json(&pair.value, diagnostics)?));
             let members: Vec<_> = pairs.iter().map(member).collect();
             members.into_iter().collect::<Option<_>>().map(JsonTemplate::Object)
         }
-        Value::Unreadable => None,
+        YamlValue::Unreadable => None,
     }
 }
 
 /// The variable that `{name}` without quotes was meant to be.
-fn unquoted(pairs: &[Pair<'_>]) -> Option<Variable> {
+fn unquoted(pairs: &[YamlPair<'_>]) -> Option<Variable> {
     match pairs {
-        [pair] if matches!(&pair.value.value, Value::Scalar(scalar) if scalar.text.is_empty() && !scalar.quoted) => {
+        [pair]
+            if matches!(
+                &pair.value.value,
+                YamlValue::Scalar(scalar) if scalar.text.is_empty() && !scalar.quoted
+            ) =>
+        {
             Variable::named(&pair.key)
         }
         [] | [_] | [_, _, ..] => None,
@@ -135,12 +140,14 @@ fn unquoted(pairs: &[Pair<'_>]) -> Option<Variable> {
 /// The content type that is given, if the content is of it.
 fn checked(
     Located { value: given, mark }: Located<String>,
-    content: &Content,
+    content: &TemplateContent,
     diagnostics: &mut Diagnostics<'_>,
 ) -> Option<String> {
     let (fits, known) = match content {
-        Content::Text(..) => (escaping(&given).is_some(), "that of `text` is `text/plain` or `text/html`"),
-        Content::Json(_) => {
+        TemplateContent::Text(..) => {
+            (escaping(&given).is_some(), "that of `text` is `text/plain` or `text/html`")
+        }
+        TemplateContent::Json(_) => {
             (is_json(&given), "that of `json` is `application/json` or `application/NAME+json`")
         }
     };

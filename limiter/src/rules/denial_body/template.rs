@@ -2,21 +2,21 @@
 
 use serde_json::Value as Json;
 
-use crate::rules::denial_body::text::{DenialValues, Escaping, Text, Variable, fits};
+use crate::rules::denial_body::text::{DenialValues, Escaping, TemplateText, Variable, fits};
 
 /// The body of a refusal as an operator has written it. What it renders to is of its content type, whatever the
 /// values are.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Template {
+pub struct DenialTemplate {
     content_type: Box<str>,
     // As written, except for its layout.
     source: Box<str>,
-    content: Content,
+    content: TemplateContent,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Content {
-    Text(Text, Escaping),
+pub(super) enum TemplateContent {
+    Text(TemplateText, Escaping),
     Json(JsonTemplate),
 }
 
@@ -26,29 +26,33 @@ pub(super) enum JsonTemplate {
     /// `null`, a boolean or a number.
     Fixed(Json),
     /// A text that is a variable alone becomes the value itself: a number, or a list.
-    Text(Text),
+    Text(TemplateText),
     List(Vec<JsonTemplate>),
     Object(Vec<(String, JsonTemplate)>),
 }
 
-impl Template {
-    pub(super) fn new(content_type: &str, source: &str, content: Content) -> Self {
+impl DenialTemplate {
+    pub(super) fn new(content_type: &str, source: &str, content: TemplateContent) -> Self {
         Self { content_type: content_type.into(), source: source.into(), content }
     }
 
     /// The body by RFC 9457 and draft-ietf-httpapi-ratelimit-headers-11: the type and the title of the problem, the
     /// names of the limits that refuse, and when to retry or why that is useless.
     pub fn problem(kind: &str, title: &str) -> Self {
-        let variable = |variable| JsonTemplate::Text(Text::variable(variable));
+        let variable = |variable| JsonTemplate::Text(TemplateText::variable(variable));
         let members = [
-            ("type", JsonTemplate::Text(Text::literal(kind))),
-            ("title", JsonTemplate::Text(Text::literal(title))),
+            ("type", JsonTemplate::Text(TemplateText::literal(kind))),
+            ("title", JsonTemplate::Text(TemplateText::literal(title))),
             ("detail", variable(Variable::NeverBecause)),
             ("violated-policies", variable(Variable::ViolatedPolicies)),
             ("retry-after", variable(Variable::RetryAfter)),
         ];
         let members = members.map(|(name, member)| (name.to_owned(), member));
-        Self::new("application/problem+json", kind, Content::Json(JsonTemplate::Object(members.into())))
+        Self::new(
+            "application/problem+json",
+            kind,
+            TemplateContent::Json(JsonTemplate::Object(members.into())),
+        )
     }
 
     /// The content type of what it renders to.
@@ -64,8 +68,8 @@ impl Template {
     /// The body of a refusal; `None` if it would have more than 64 KiB.
     pub fn render(&self, values: &DenialValues<'_>) -> Option<String> {
         match &self.content {
-            Content::Text(text, escaping) => text.render(values, *escaping),
-            Content::Json(json) => {
+            TemplateContent::Text(text, escaping) => text.render(values, *escaping),
+            TemplateContent::Json(json) => {
                 let mut out = String::new();
                 json.write(values, &mut out)?;
                 Some(out)
@@ -132,7 +136,7 @@ mod tests {
 
     #[test]
     fn problem_has_policies_and_time_or_why_it_never_ends() {
-        let template = Template::problem("https://example.com/quota", "Too {much}");
+        let template = DenialTemplate::problem("https://example.com/quota", "Too {much}");
         let values = DenialValues {
             violated_policies: &["per user", "a\"b"],
             retry_after: Some(Duration::from_millis(1_001)),

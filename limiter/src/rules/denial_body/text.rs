@@ -21,15 +21,15 @@ named! {
         Domain = "domain",
         /// The name of the limit that refuses longest, or the path of its rule.
         Rule = "rule",
-        /// Its number.
+        /// The number of the limit that refuses longest.
         Limit = "limit",
-        /// Its unit.
+        /// The unit of the limit that refuses longest.
         Unit = "unit",
-        /// The hits that are left of it.
+        /// The hits that are left of the limit that refuses longest.
         Remaining = "remaining",
         /// Whole seconds after which the same request passes.
         RetryAfter = "retry_after",
-        /// The same in milliseconds.
+        /// Milliseconds after which the same request passes.
         RetryAfterMs = "retry_after_ms",
         /// Why the same request never passes, with the largest amount that can.
         NeverBecause = "never_because",
@@ -45,18 +45,19 @@ impl Variable {
     }
 }
 
-/// What a template shows of a refusal. A variable without a value is empty in a text, and left out of JSON.
+/// The values of a refusal that a template displays. A variable without a value is empty in a text, and left out of
+/// JSON.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct DenialValues<'v> {
     /// The domain of the request.
     pub domain: &'v str,
     /// The name of the limit that refuses longest, or the path of its rule.
     pub rule: Option<&'v str>,
-    /// Its number.
+    /// The number of the limit that refuses longest.
     pub limit: Option<u64>,
-    /// Its unit.
+    /// The unit of the limit that refuses longest.
     pub unit: Option<Unit>,
-    /// The hits that are left of it.
+    /// The hits that are left of the limit that refuses longest.
     pub remaining: Option<u64>,
     /// The time until the same request passes; `None` if it never would, or at an unknown time.
     pub retry_after: Option<Duration>,
@@ -110,24 +111,26 @@ pub(super) enum Escaping {
     Nothing,
     /// Characters that control a terminal are escaped, for plain text.
     Hidden,
-    /// The same, and characters that begin or end markup.
+    /// Characters that control a terminal, and those that begin or end markup, are escaped.
     Markup,
 }
 
 /// A text with variables.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Text(Vec<Part>);
+pub(super) struct TemplateText(Vec<TextPart>);
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Part {
+enum TextPart {
     Literal(String),
     Variable(Variable),
 }
 
-impl Text {
+impl TemplateText {
     /// Reads a text. `{name}` is a variable, `{{` and `}}` are braces. Otherwise the error says what is wrong.
     pub(super) fn parse(text: &str) -> Result<Self, String> {
-        let (mut parts, mut literal, mut rest) = (Vec::new(), String::new(), text);
+        let mut parts = Vec::new();
+        let mut literal = String::new();
+        let mut rest = text;
         while let Some(at) = rest.find(['{', '}']) {
             let (before, from_brace) = rest.split_at(at);
             literal.push_str(before);
@@ -143,33 +146,33 @@ impl Text {
             };
             let Some(variable) = Variable::named(name) else { return Err(unknown(name, &line())) };
             if !literal.is_empty() {
-                parts.push(Part::Literal(std::mem::take(&mut literal)));
+                parts.push(TextPart::Literal(std::mem::take(&mut literal)));
             }
-            parts.push(Part::Variable(variable));
+            parts.push(TextPart::Variable(variable));
             rest = after;
         }
         literal.push_str(rest);
         if !literal.is_empty() {
-            parts.push(Part::Literal(literal));
+            parts.push(TextPart::Literal(literal));
         }
         Ok(Self(parts))
     }
 
     /// A text without variables.
     pub(super) fn literal(text: &str) -> Self {
-        Self(vec![Part::Literal(text.to_owned())])
+        Self(vec![TextPart::Literal(text.to_owned())])
     }
 
     /// A text that is a variable.
     pub(super) fn variable(variable: Variable) -> Self {
-        Self(vec![Part::Variable(variable)])
+        Self(vec![TextPart::Variable(variable)])
     }
 
     /// The variable that is the whole text.
     pub(super) fn only_variable(&self) -> Option<Variable> {
         match *self.0 {
-            [Part::Variable(variable)] => Some(variable),
-            [] | [Part::Literal(_)] | [_, _, ..] => None,
+            [TextPart::Variable(variable)] => Some(variable),
+            [] | [TextPart::Literal(_)] | [_, _, ..] => None,
         }
     }
 
@@ -178,8 +181,8 @@ impl Text {
         let mut out = String::new();
         for part in &self.0 {
             match part {
-                Part::Literal(literal) => out.push_str(literal),
-                Part::Variable(variable) => escaping.push(&mut out, &values.text(*variable)),
+                TextPart::Literal(literal) => out.push_str(literal),
+                TextPart::Variable(variable) => escaping.push(&mut out, &values.text(*variable)),
             }
             fits(&out)?;
         }
@@ -252,7 +255,7 @@ mod tests {
     };
 
     fn rendered(text: &str, escaping: Escaping) -> String {
-        Text::parse(text).unwrap().render(&VALUES, escaping).unwrap()
+        TemplateText::parse(text).unwrap().render(&VALUES, escaping).unwrap()
     }
 
     #[test]
@@ -262,7 +265,10 @@ mod tests {
         assert_eq!(rendered(text, Escaping::Nothing), "{shop} 10/minute 0 37s 36001 a, b{}");
         let none = DenialValues::default();
         assert_eq!(
-            Text::parse("[{rule}{limit}{retry_after}]").unwrap().render(&none, Escaping::Hidden).unwrap(),
+            TemplateText::parse("[{rule}{limit}{retry_after}]")
+                .unwrap()
+                .render(&none, Escaping::Hidden)
+                .unwrap(),
             "[]"
         );
     }
@@ -278,7 +284,7 @@ mod tests {
 
     #[test]
     fn wrong_text_is_refused_with_the_variables_and_the_line() {
-        let problem = |text| Text::parse(text).unwrap_err();
+        let problem = |text| TemplateText::parse(text).unwrap_err();
         assert_eq!(problem("{retry_aftr}"), "`{retry_aftr}` is no variable; did you mean `retry_after`?");
         assert!(
             problem("a\nb {user}\n").starts_with("`{user}` in line 2 of the text is no variable; there are")

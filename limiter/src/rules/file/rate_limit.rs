@@ -8,32 +8,32 @@ use crate::{
         DenialBody, OnOwnerUnavailable, Quota, TrialNumbers, Unit,
         denial_body::denial_body,
         diagnostics::Diagnostics,
-        keys::{self, Key, Section, Takes},
+        keys::{self, KeySection, RuleKey, Takes},
         quotas,
-        reader::{Fields, Located},
+        reader::{Located, MappingFields},
     },
-    yaml::{Mark, Node, Pair},
+    yaml::{Mark, YamlNode, YamlPair},
 };
 
 /// The value of `rate_limit`. A key in `given` that has no value had an invalid one, which was reported.
 #[derive(Clone, Debug)]
-pub(crate) struct RateLimit {
+pub(crate) struct RateLimitDraft {
     pub(crate) mark: Mark,
     pub(crate) given: Vec<GivenKey>,
     pub(crate) replaces: Vec<Located<String>>,
     pub(crate) unit: Option<Located<Unit>>,
     pub(crate) algorithm: Option<Located<AlgorithmName>>,
-    pub(crate) calendar: Option<Calendar>,
-    pub(crate) penalty: Option<Penalty>,
+    pub(crate) calendar: Option<CalendarDraft>,
+    pub(crate) penalty: Option<PenaltyDraft>,
     pub(crate) on_owner_unavailable: Option<Located<OnOwnerUnavailable>>,
     pub(crate) quotas: Vec<Located<Quota>>,
     pub(crate) denial_body: Option<Located<DenialBody>>,
-    pub(crate) candidate: Option<Box<RateLimit>>,
+    pub(crate) candidate: Option<Box<RateLimitDraft>>,
 }
 
 /// The value of `calendar`.
 #[derive(Clone, Debug)]
-pub(crate) struct Calendar {
+pub(crate) struct CalendarDraft {
     /// `None` if the value is invalid and was reported.
     pub(crate) timezone: Option<Located<String>>,
     /// The location of the key `week_start`.
@@ -43,7 +43,7 @@ pub(crate) struct Calendar {
 
 /// The value of `penalty`. A key that is given without a value had an invalid one, which was reported.
 #[derive(Clone, Debug)]
-pub(crate) struct Penalty {
+pub(crate) struct PenaltyDraft {
     pub(crate) mark: Mark,
     given: Vec<String>,
     pub(crate) after: Option<Located<u64>>,
@@ -56,7 +56,7 @@ pub(crate) struct Penalty {
 /// A key that is present.
 #[derive(Clone, Debug)]
 pub(crate) struct GivenKey {
-    pub(crate) key: &'static Key,
+    pub(crate) key: &'static RuleKey,
     pub(crate) mark: Mark,
     /// `None` also for a key with a field of its own.
     value: Option<PlainValue>,
@@ -70,12 +70,13 @@ enum PlainValue {
     Text(Located<String>),
 }
 
-impl RateLimit {
+impl RateLimitDraft {
     /// The location of a key, if present.
     pub(crate) fn given(&self, name: &str) -> Option<Mark> {
         self.given.iter().find(|given| given.key.name == name).map(|given| given.mark)
     }
 
+    /// Whether `unlimited` is set.
     pub(crate) fn is_unlimited(&self) -> bool {
         self.is_set("unlimited")
     }
@@ -138,14 +139,15 @@ impl RateLimit {
         let mark = self.given(name).unwrap_or(self.mark);
         let value = Some(PlainValue::Integer(Located { value: number, mark }));
         self.given.retain(|given| given.key.name != name);
-        self.given.extend(keys::find(name, Section::RateLimit).map(|key| GivenKey { key, mark, value }));
+        self.given.extend(keys::find(name, KeySection::RateLimit).map(|key| GivenKey { key, mark, value }));
     }
 }
 
-impl RateLimit {
-    pub(crate) fn read(node: &Node<'_>, diagnostics: &mut Diagnostics<'_>) -> Option<Self> {
-        let fields = Fields::read(node, Section::RateLimit, diagnostics)?;
-        let read = |(key, pair): (&'static Key, &Pair<'_>)| GivenKey {
+impl RateLimitDraft {
+    /// Reads the value of `rate_limit`; `None` after reporting that it is no mapping.
+    pub(crate) fn read(node: &YamlNode<'_>, diagnostics: &mut Diagnostics<'_>) -> Option<Self> {
+        let fields = MappingFields::read(node, KeySection::RateLimit, diagnostics)?;
+        let read = |(key, pair): (&'static RuleKey, &YamlPair<'_>)| GivenKey {
             key,
             mark: pair.mark,
             value: PlainValue::read(key, &fields, diagnostics),
@@ -157,8 +159,8 @@ impl RateLimit {
             replaces: replaces(&fields, diagnostics),
             unit: fields.choice("unit", &Unit::NAMED, str::eq_ignore_ascii_case, diagnostics),
             algorithm: fields.choice("algorithm", &AlgorithmName::NAMED, str::eq, diagnostics),
-            calendar: fields.pair("calendar").and_then(|pair| Calendar::read(&pair.value, diagnostics)),
-            penalty: fields.pair("penalty").and_then(|pair| Penalty::read(&pair.value, diagnostics)),
+            calendar: fields.pair("calendar").and_then(|pair| CalendarDraft::read(&pair.value, diagnostics)),
+            penalty: fields.pair("penalty").and_then(|pair| PenaltyDraft::read(&pair.value, diagnostics)),
             on_owner_unavailable: fields.choice(
                 "on_owner_unavailable",
                 &OnOwnerUnavailable::NAMED,
@@ -176,7 +178,7 @@ impl RateLimit {
 }
 
 impl PlainValue {
-    fn read(key: &Key, fields: &Fields<'_>, diagnostics: &mut Diagnostics<'_>) -> Option<Self> {
+    fn read(key: &RuleKey, fields: &MappingFields<'_>, diagnostics: &mut Diagnostics<'_>) -> Option<Self> {
         match key.takes {
             Takes::Integer => fields.integer(key.name, diagnostics).map(Self::Integer),
             Takes::Boolean => fields.boolean(key.name, diagnostics).map(Self::Boolean),
@@ -200,7 +202,8 @@ impl PlainValue {
     }
 }
 
-impl Calendar {
+impl CalendarDraft {
+    /// The days of the week by their names in rule files.
     pub(crate) const WEEKDAYS: [(&str, Weekday); 7] = [
         ("monday", Weekday::Monday),
         ("tuesday", Weekday::Tuesday),
@@ -211,8 +214,8 @@ impl Calendar {
         ("sunday", Weekday::Sunday),
     ];
 
-    fn read(node: &Node<'_>, diagnostics: &mut Diagnostics<'_>) -> Option<Self> {
-        let fields = Fields::read(node, Section::Calendar, diagnostics)?;
+    fn read(node: &YamlNode<'_>, diagnostics: &mut Diagnostics<'_>) -> Option<Self> {
+        let fields = MappingFields::read(node, KeySection::Calendar, diagnostics)?;
         if fields.pair("timezone").is_none() {
             let what = "`timezone` is missing; it is an IANA name such as `Europe/Berlin`";
             diagnostics.add(fields.mark, what);
@@ -225,9 +228,9 @@ impl Calendar {
     }
 }
 
-impl Penalty {
-    fn read(node: &Node<'_>, diagnostics: &mut Diagnostics<'_>) -> Option<Self> {
-        let fields = Fields::read(node, Section::Penalty, diagnostics)?;
+impl PenaltyDraft {
+    fn read(node: &YamlNode<'_>, diagnostics: &mut Diagnostics<'_>) -> Option<Self> {
+        let fields = MappingFields::read(node, KeySection::Penalty, diagnostics)?;
         Some(Self {
             mark: fields.mark,
             given: fields.pairs().map(|(_, pair)| pair.key.to_string()).collect(),
@@ -245,16 +248,16 @@ impl Penalty {
     }
 }
 
-/// The table of keys says what the reader of `rate_limit` has kept.
+/// Asserts that the table of keys says what the reader of `rate_limit` has retained.
 fn assert_takes(name: &str, takes: Takes) {
-    debug_assert!(keys::find(name, Section::RateLimit).is_some_and(|key| key.takes == takes), "{name}");
+    debug_assert!(keys::find(name, KeySection::RateLimit).is_some_and(|key| key.takes == takes), "{name}");
 }
 
-fn replaces(fields: &Fields<'_>, diagnostics: &mut Diagnostics<'_>) -> Vec<Located<String>> {
+fn replaces(fields: &MappingFields<'_>, diagnostics: &mut Diagnostics<'_>) -> Vec<Located<String>> {
     let items = fields.items("replaces", diagnostics);
     let mut names = Vec::with_capacity(items.len());
     for item in items {
-        let Some(fields) = Fields::read(item, Section::Replaced, diagnostics) else { continue };
+        let Some(fields) = MappingFields::read(item, KeySection::Replaced, diagnostics) else { continue };
         let name = fields.text("name", diagnostics).map(|name| name.value).unwrap_or_default();
         if name.is_empty() {
             diagnostics.add(item.mark, "an item of `replaces` needs a `name`, that of the limit it replaces");

@@ -4,11 +4,11 @@ use crate::algorithm::AlgorithmName;
 
 /// A key of a rule file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Key {
+pub struct RuleKey {
     /// The name in rule files.
     pub name: &'static str,
     /// The section in which the key is allowed.
-    pub section: Section,
+    pub section: KeySection,
     /// The values that it takes.
     pub takes: Takes,
     /// The rules to which the key applies; `Any` outside `rate_limit`.
@@ -19,7 +19,7 @@ pub struct Key {
 
 /// A kind of mapping in a rule file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Section {
+pub enum KeySection {
     /// A document.
     Root,
     /// An item of `descriptors`.
@@ -46,7 +46,7 @@ pub enum Section {
     OverlayRule,
 }
 
-impl Section {
+impl KeySection {
     /// The section in words, for messages such as "`domain` belongs at the root of the document".
     pub fn described(self) -> &'static str {
         match self {
@@ -129,11 +129,11 @@ pub enum Takes {
     /// The body of refusals: the name of a format, or a mapping.
     DenialBody,
     /// A mapping.
-    Mapping(Section),
+    Mapping(KeySection),
     /// A limit on trial: a mapping without some keys.
     Candidate,
     /// A list of mappings.
-    List(Section),
+    List(KeySection),
     /// The path of a rule in an overlay: a list of keys, or of keys with values.
     Path,
 }

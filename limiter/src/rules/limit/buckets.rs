@@ -7,7 +7,7 @@ use crate::{
     rules::{
         Allowance, DisplayedLimit,
         diagnostics::Diagnostics,
-        file::RateLimit,
+        file::RateLimitDraft,
         limit::{
             KeyValue, RuleTerms,
             excess::{debt, excess},
@@ -21,7 +21,7 @@ use crate::{
 
 /// A bucket that refills evenly: `requests` tokens in each period.
 pub(super) fn token_bucket(
-    draft: &RateLimit,
+    draft: &RateLimitDraft,
     AtRate { period, requests, excess }: AtRate,
     diagnostics: &mut Diagnostics<'_>,
 ) -> Option<TokenBucket> {
@@ -45,7 +45,7 @@ pub(super) fn token_bucket(
 
 /// A bucket that refills in steps.
 pub(super) fn stepped_bucket(
-    draft: &RateLimit,
+    draft: &RateLimitDraft,
     steps: Mark,
     diagnostics: &mut Diagnostics<'_>,
 ) -> Option<RuleTerms> {
@@ -67,7 +67,10 @@ pub(super) fn stepped_bucket(
         .and_then(NonZeroU64::new);
     let burst = at_least_one(draft, "burst", diagnostics).map(NonZeroU64::get);
     let excess = excess(draft, burst.unwrap_or_default(), diagnostics);
-    let (amount, interval, burst, excess) = (amount?, interval?, burst?, excess?);
+    let amount = amount?;
+    let interval = interval?;
+    let burst = burst?;
+    let excess = excess?;
     let refills = burst.saturating_add(debt(excess)).div_ceil(amount.get());
     let nanos = u128::from(refills) * u128::from(interval.get());
     let limit = Limit::SteppedBucket(SteppedBucket { amount, interval, burst, excess });
@@ -77,7 +80,7 @@ pub(super) fn stepped_bucket(
     })
 }
 
-fn at_least_one(draft: &RateLimit, name: &str, diagnostics: &mut Diagnostics<'_>) -> Option<NonZeroU64> {
+fn at_least_one(draft: &RateLimitDraft, name: &str, diagnostics: &mut Diagnostics<'_>) -> Option<NonZeroU64> {
     let number = draft.integer(name)?;
     let positive = NonZeroU64::new(number.value);
     if positive.is_none() {
@@ -103,7 +106,7 @@ pub(super) fn stepped_keys(bucket: &SteppedBucket) -> Vec<(&'static str, KeyValu
 }
 
 /// Whether everything that can be taken is refilled within the longest span; reported if not.
-fn comes_back(nanos: u128, draft: &RateLimit, diagnostics: &mut Diagnostics<'_>) -> bool {
+fn comes_back(nanos: u128, draft: &RateLimitDraft, diagnostics: &mut Diagnostics<'_>) -> bool {
     let fits = nanos <= u128::from(Span::NANOS_MAX);
     if !fits {
         let mark = draft.given("overdraft_limit").or(draft.given("burst")).unwrap_or(draft.mark);

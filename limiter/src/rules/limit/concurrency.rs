@@ -7,7 +7,7 @@ use crate::{
     rules::{
         Allowance, DisplayedLimit,
         diagnostics::Diagnostics,
-        file::RateLimit,
+        file::RateLimitDraft,
         limit::{KeyValue, RuleTerms, period},
     },
     time::SECOND,
@@ -21,7 +21,7 @@ const HOLD_MAX: u64 = 24 * 3_600 * SECOND;
 const HOLD_DEFAULT: u64 = 60 * SECOND;
 
 /// A limit of calls in flight.
-pub(super) fn concurrency(draft: &RateLimit, diagnostics: &mut Diagnostics<'_>) -> Option<RuleTerms> {
+pub(super) fn concurrency(draft: &RateLimitDraft, diagnostics: &mut Diagnostics<'_>) -> Option<RuleTerms> {
     if draft.given("max_in_flight").is_none() {
         diagnostics.add(
             draft.mark,
@@ -42,7 +42,8 @@ pub(super) fn concurrency(draft: &RateLimit, diagnostics: &mut Diagnostics<'_>) 
         (None, Some(_reported)) => None,
         (Some(text), _) => period::nanos(text, "hold_max", HOLD_MIN, HOLD_MAX, diagnostics),
     };
-    let (max_in_flight, hold_max) = (places?.value, Span::of_nanos(hold_max?)?);
+    let max_in_flight = places?.value;
+    let hold_max = Span::from_nanos(hold_max?)?;
     Some(RuleTerms {
         allowance: Allowance::Limited(Limit::Concurrency(Concurrency { max_in_flight, hold_max })),
         displayed_limit: DisplayedLimit { requests_per_unit: max_in_flight, unit: None },

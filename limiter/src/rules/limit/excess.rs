@@ -2,16 +2,17 @@
 
 use crate::{
     algorithm::Excess,
-    rules::{diagnostics::Diagnostics, file::RateLimit},
+    rules::{diagnostics::Diagnostics, file::RateLimitDraft},
 };
 
 /// Reads `count_denied`, `overdraft` and `overdraft_limit`, whose default is `default_debt`.
 pub(super) fn excess(
-    draft: &RateLimit,
+    draft: &RateLimitDraft,
     default_debt: u64,
     diagnostics: &mut Diagnostics<'_>,
 ) -> Option<Excess> {
-    let (counted, overdrawn) = (draft.is_set("count_denied"), draft.is_set("overdraft"));
+    let counted = draft.is_set("count_denied");
+    let overdrawn = draft.is_set("overdraft");
     if let Some(mark) = draft.given("overdraft_limit").filter(|_| !overdrawn) {
         diagnostics.add(mark, "`overdraft_limit` needs `overdraft: true`");
         return None;

@@ -5,7 +5,7 @@ use crate::{
     rules::{
         Allowance, DisplayedLimit,
         diagnostics::Diagnostics,
-        file::{GivenKey, RateLimit},
+        file::{GivenKey, RateLimitDraft},
         key_messages,
         keys::{self, AppliesTo},
         reader::Located,
@@ -32,7 +32,7 @@ use terms::at_rate;
 const QUOTA_UNIT_MAX: usize = 64;
 
 /// The terms of a rule; `None` after reporting a problem.
-pub(crate) fn terms(draft: &RateLimit, diagnostics: &mut Diagnostics<'_>) -> Option<RuleTerms> {
+pub(crate) fn terms(draft: &RateLimitDraft, diagnostics: &mut Diagnostics<'_>) -> Option<RuleTerms> {
     let misplaced = draft.given.iter().filter_map(|given| misuse(draft, given)).chain(contradictions(draft));
     let misplaced: Vec<_> = misplaced.chain(unfit_quota_unit(draft)).collect();
     let all_fit = misplaced.is_empty();
@@ -46,7 +46,7 @@ pub(crate) fn terms(draft: &RateLimit, diagnostics: &mut Diagnostics<'_>) -> Opt
         // Which keys are missing depends on those that do not fit.
         Some(_) if !all_fit => None,
         Some(steps) => buckets::stepped_bucket(draft, steps, diagnostics),
-        None => of_algorithm(draft, all_fit, diagnostics),
+        None => terms_by_algorithm(draft, all_fit, diagnostics),
     };
     let terms = match draft.given("penalty") {
         Some(_) => penalty::with_penalty(draft, terms, diagnostics),
@@ -56,7 +56,11 @@ pub(crate) fn terms(draft: &RateLimit, diagnostics: &mut Diagnostics<'_>) -> Opt
 }
 
 /// The terms of a rule by its algorithm; classic without one. `all_fit`: whether all its keys belong to the algorithm.
-fn of_algorithm(draft: &RateLimit, all_fit: bool, diagnostics: &mut Diagnostics<'_>) -> Option<RuleTerms> {
+fn terms_by_algorithm(
+    draft: &RateLimitDraft,
+    all_fit: bool,
+    diagnostics: &mut Diagnostics<'_>,
+) -> Option<RuleTerms> {
     let Some(algorithm) = draft.algorithm.as_ref().map(|algorithm| algorithm.value) else {
         let is_classic = draft.given("algorithm").is_none();
         return at_rate(draft, diagnostics, |rate, _| is_classic.then(|| windows::classic(rate)));
@@ -102,7 +106,7 @@ pub fn algorithm_keys(limit: &Limit) -> Vec<(&'static str, KeyValue)> {
 }
 
 /// The limit of a `candidate`; `None` after reporting a problem.
-pub(crate) fn candidate(draft: &RateLimit, diagnostics: &mut Diagnostics<'_>) -> Option<Limit> {
+pub(crate) fn candidate(draft: &RateLimitDraft, diagnostics: &mut Diagnostics<'_>) -> Option<Limit> {
     let mut fits = true;
     for key in keys::NOT_IN_CANDIDATE {
         if let Some(mark) = draft.given(key) {
@@ -120,7 +124,7 @@ pub(crate) fn candidate(draft: &RateLimit, diagnostics: &mut Diagnostics<'_>) ->
 /// Whether a rule and its candidate read the same calls: those of a concurrency limit take and free places, those of
 /// any other limit count hits. Reported if not.
 pub(crate) fn candidate_fits(
-    draft: &RateLimit,
+    draft: &RateLimitDraft,
     rule: &RuleTerms,
     candidate: &Limit,
     diagnostics: &mut Diagnostics<'_>,
@@ -146,7 +150,7 @@ pub(crate) fn candidate_fits(
 }
 
 /// A `quota_unit` that no string of a response header can have.
-fn unfit_quota_unit(draft: &RateLimit) -> Option<Located<String>> {
+fn unfit_quota_unit(draft: &RateLimitDraft) -> Option<Located<String>> {
     let unit = draft.text("quota_unit")?;
     let fits = (1..=QUOTA_UNIT_MAX).contains(&unit.value.len())
         && unit.value.bytes().all(|byte| byte.is_ascii_graphic());
@@ -158,7 +162,7 @@ fn unfit_quota_unit(draft: &RateLimit) -> Option<Located<String>> {
 }
 
 /// The problem of this key with the algorithm or with `unlimited`.
-fn misuse(draft: &RateLimit, given: &GivenKey) -> Option<Located<String>> {
+fn misuse(draft: &RateLimitDraft, given: &GivenKey) -> Option<Located<String>> {
     let name = given.key.name;
     let algorithm = draft.algorithm.as_ref().map(|algorithm| algorithm.value);
     let names = |some: &[AlgorithmName]| key_messages::quoted_list(some.iter().map(|name| name.name()));
@@ -182,11 +186,13 @@ fn misuse(draft: &RateLimit, given: &GivenKey) -> Option<Located<String>> {
             format!("`{name}` needs an `algorithm` that has it: {}", names(some))
         }
         (AppliesTo::Only(some), Some(algorithm)) => {
-            let (algorithm, names) = (algorithm.name(), names(some));
+            let algorithm = algorithm.name();
+            let names = names(some);
             format!("`{name}` cannot be used with `algorithm: {algorithm}`, only with {names}")
         }
         (AppliesTo::ClassicOr(some), Some(algorithm)) => {
-            let (algorithm, names) = (algorithm.name(), names(some));
+            let algorithm = algorithm.name();
+            let names = names(some);
             format!("`{name}` cannot be used with `algorithm: {algorithm}`, only with {names} or none")
         }
     };
@@ -194,7 +200,7 @@ fn misuse(draft: &RateLimit, given: &GivenKey) -> Option<Located<String>> {
 }
 
 /// The problems of mutually exclusive keys.
-fn contradictions(draft: &RateLimit) -> Vec<Located<String>> {
+fn contradictions(draft: &RateLimitDraft) -> Vec<Located<String>> {
     if draft.is_unlimited() {
         return Vec::new();
     }

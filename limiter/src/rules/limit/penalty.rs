@@ -5,7 +5,7 @@ use crate::{
     rules::{
         Allowance,
         diagnostics::Diagnostics,
-        file::{self, RateLimit},
+        file::{self, RateLimitDraft},
         limit::{KeyValue, RuleTerms, period},
         reader::Located,
     },
@@ -16,17 +16,18 @@ use crate::{
 const AFTER_MAX: u64 = 1_000_000;
 const FACTOR_MAX: u64 = 1_000;
 const FACTOR_DEFAULT: u32 = 2;
-const MAX_DEFAULT: Span = Span::of_seconds(3_600);
-const FORGET_AFTER_DEFAULT: Span = Span::of_seconds(24 * 3_600);
+const MAX_DEFAULT: Span = Span::from_seconds(3_600);
+const FORGET_AFTER_DEFAULT: Span = Span::from_seconds(24 * 3_600);
 
 /// The terms of a rule with its `penalty`; `None` after reporting a problem.
 pub(super) fn with_penalty(
-    draft: &RateLimit,
+    draft: &RateLimitDraft,
     terms: Option<RuleTerms>,
     diagnostics: &mut Diagnostics<'_>,
 ) -> Option<RuleTerms> {
     let penalty = draft.penalty.as_ref().and_then(|penalty| read(penalty, diagnostics));
-    let (terms, penalty) = (terms?, penalty?);
+    let terms = terms?;
+    let penalty = penalty?;
     let allowance = match terms.allowance {
         Allowance::Unlimited => Allowance::Unlimited,
         Allowance::Limited(limit) => Allowance::Limited(Limit::Penalized(Penalized::new(limit, penalty))),
@@ -34,7 +35,7 @@ pub(super) fn with_penalty(
     Some(RuleTerms { allowance, ..terms })
 }
 
-fn read(draft: &file::Penalty, diagnostics: &mut Diagnostics<'_>) -> Option<Penalty> {
+fn read(draft: &file::PenaltyDraft, diagnostics: &mut Diagnostics<'_>) -> Option<Penalty> {
     for (key, meaning) in [
         ("after", "the number of refusals in a row after which a penalty begins"),
         ("first", "the length of the first penalty"),
@@ -49,7 +50,9 @@ fn read(draft: &file::Penalty, diagnostics: &mut Diagnostics<'_>) -> Option<Pena
     let max = span(draft, "max", &draft.max, Some(MAX_DEFAULT), diagnostics);
     let forget_after =
         span(draft, "forget_after", &draft.forget_after, Some(FORGET_AFTER_DEFAULT), diagnostics);
-    let (first, max, forget_after) = (first?, max?, forget_after?);
+    let first = first?;
+    let max = max?;
+    let forget_after = forget_after?;
     let mark = |text: &Option<Located<String>>| text.as_ref().map_or(draft.mark, |text| text.mark);
     let grows = in_order(["max", "first"], [max, first], mark(&draft.max), diagnostics);
     let is_kept =
@@ -59,7 +62,7 @@ fn read(draft: &file::Penalty, diagnostics: &mut Diagnostics<'_>) -> Option<Pena
 
 /// An integer from 1 to `most`; the default if it is absent.
 fn number(
-    draft: &file::Penalty,
+    draft: &file::PenaltyDraft,
     key: &str,
     value: &Option<Located<u64>>,
     most: u64,
@@ -76,14 +79,14 @@ fn number(
 
 /// A time; the default if it is absent.
 fn span(
-    draft: &file::Penalty,
+    draft: &file::PenaltyDraft,
     key: &str,
     text: &Option<Located<String>>,
     default: Option<Span>,
     diagnostics: &mut Diagnostics<'_>,
 ) -> Option<Span> {
     let Some(text) = text else { return default.filter(|_| !draft.is_given(key)) };
-    Span::of_nanos(period::nanos(text, key, period::NANOS_MIN, period::NANOS_MAX, diagnostics)?)
+    Span::from_nanos(period::nanos(text, key, period::NANOS_MIN, period::NANOS_MAX, diagnostics)?)
 }
 
 /// Whether the first time is at least the second one. Reported if not.

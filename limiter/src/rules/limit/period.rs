@@ -9,7 +9,7 @@ use crate::{
     rules::{
         Unit,
         diagnostics::Diagnostics,
-        file::{self, RateLimit},
+        file::{self, RateLimitDraft},
         key_messages,
         reader::Located,
     },
@@ -26,7 +26,7 @@ pub(super) struct Period {
 
 impl Period {
     /// Reads `unit`, `unit_multiplier`, `window` and `calendar`.
-    pub(super) fn read(draft: &RateLimit, diagnostics: &mut Diagnostics<'_>) -> Option<Self> {
+    pub(super) fn read(draft: &RateLimitDraft, diagnostics: &mut Diagnostics<'_>) -> Option<Self> {
         if draft.given("window").is_some() {
             let span = window(draft.text("window")?, diagnostics)?;
             return Some(Self { span, unit: None, calendar: None });
@@ -56,14 +56,14 @@ impl Period {
     }
 }
 
-fn multiplied(draft: &RateLimit, unit: Unit, diagnostics: &mut Diagnostics<'_>) -> Option<Period> {
+fn multiplied(draft: &RateLimitDraft, unit: Unit, diagnostics: &mut Diagnostics<'_>) -> Option<Period> {
     match (draft.integer("unit_multiplier"), draft.given("unit_multiplier")) {
         (None, Some(_reported)) => None,
         (None, None) | (Some(Located { value: 1, .. }), _) => {
             Some(Period { span: unit.span(), unit: Some(unit), calendar: None })
         }
         (Some(Located { value, mark }), _) => {
-            let span = Span::of_nanos(unit.span().nanos().saturating_mul(*value));
+            let span = Span::from_nanos(unit.span().nanos().saturating_mul(*value));
             if span.is_none() {
                 diagnostics.add(*mark, format!("`unit_multiplier` of {value} is out of range; it is at least 1, and the window at most 100 years"));
             }
@@ -73,7 +73,7 @@ fn multiplied(draft: &RateLimit, unit: Unit, diagnostics: &mut Diagnostics<'_>) 
 }
 
 fn window(text: &Located<String>, diagnostics: &mut Diagnostics<'_>) -> Option<Span> {
-    Span::of_nanos(nanos(text, "window", NANOS_MIN, NANOS_MAX, diagnostics)?)
+    Span::from_nanos(nanos(text, "window", NANOS_MIN, NANOS_MAX, diagnostics)?)
 }
 
 /// The shortest time that most keys accept.
@@ -113,7 +113,7 @@ pub(super) fn nanos(
 
 fn calendar(
     unit: &Located<Unit>,
-    draft: &file::Calendar,
+    draft: &file::CalendarDraft,
     diagnostics: &mut Diagnostics<'_>,
 ) -> Option<Calendar> {
     let unit = calendar_unit(unit, draft, diagnostics);
@@ -128,7 +128,7 @@ fn calendar(
 
 fn calendar_unit(
     unit: &Located<Unit>,
-    draft: &file::Calendar,
+    draft: &file::CalendarDraft,
     diagnostics: &mut Diagnostics<'_>,
 ) -> Option<CalendarUnit> {
     if let Some(mark) = draft.week_start_given.filter(|_| unit.value != Unit::Week) {

@@ -6,14 +6,14 @@ use crate::{
     algorithm::{LeakyQueue, Limit, Rate, Span},
     rules::{
         diagnostics::Diagnostics,
-        file::RateLimit,
+        file::RateLimitDraft,
         limit::{KeyValue, period, terms::AtRate},
     },
 };
 
 /// A queue that `requests` leave in each period.
 pub(super) fn leaky_queue(
-    draft: &RateLimit,
+    draft: &RateLimitDraft,
     AtRate { period, requests, .. }: AtRate,
     diagnostics: &mut Diagnostics<'_>,
 ) -> Option<Limit> {

@@ -5,12 +5,12 @@ use crate::{
     rules::{
         Allowance, DisplayedLimit,
         diagnostics::Diagnostics,
-        file::RateLimit,
+        file::RateLimitDraft,
         limit::{excess::excess, period::Period},
     },
 };
 
-/// What a rule allows, and the limit that responses show.
+/// What a rule allows, and the limit that responses display.
 pub(crate) struct RuleTerms {
     pub(crate) allowance: Allowance,
     pub(crate) displayed_limit: DisplayedLimit,
@@ -25,7 +25,7 @@ pub(super) struct AtRate {
 
 /// The terms of a rule with a number of requests in a period, whose other keys make a `limit` of it.
 pub(super) fn at_rate(
-    draft: &RateLimit,
+    draft: &RateLimitDraft,
     diagnostics: &mut Diagnostics<'_>,
     limit: impl FnOnce(AtRate, &mut Diagnostics<'_>) -> Option<Limit>,
 ) -> Option<RuleTerms> {
@@ -38,7 +38,9 @@ pub(super) fn at_rate(
     }
     let requests = draft.integer("requests_per_unit").map(|requests| requests.value);
     let excess = excess(draft, requests.unwrap_or_default(), diagnostics);
-    let (period, requests, excess) = (period?, requests?, excess?);
+    let period = period?;
+    let requests = requests?;
+    let excess = excess?;
     let displayed_limit = DisplayedLimit { requests_per_unit: requests, unit: period.unit };
     let limit = limit(AtRate { period, requests, excess }, diagnostics)?;
     Some(RuleTerms { allowance: Allowance::Limited(limit), displayed_limit })

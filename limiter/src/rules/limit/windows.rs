@@ -6,7 +6,7 @@ use crate::{
     algorithm::{Classic, FixedWindow, Limit, SlidingLog, SlidingWindow, Span},
     rules::{
         diagnostics::Diagnostics,
-        file::RateLimit,
+        file::RateLimitDraft,
         limit::{KeyValue, excess::debt, terms::AtRate},
         reader::Located,
     },
@@ -21,7 +21,7 @@ pub(super) fn classic(AtRate { period, requests, .. }: AtRate) -> Limit {
 }
 
 pub(super) fn fixed_window(
-    draft: &RateLimit,
+    draft: &RateLimitDraft,
     AtRate { period, requests: limit, excess }: AtRate,
     diagnostics: &mut Diagnostics<'_>,
 ) -> Option<Limit> {
@@ -39,7 +39,7 @@ pub(super) fn fixed_window(
 }
 
 pub(super) fn sliding_window(
-    draft: &RateLimit,
+    draft: &RateLimitDraft,
     AtRate { period, requests: limit, excess }: AtRate,
     diagnostics: &mut Diagnostics<'_>,
 ) -> Option<Limit> {

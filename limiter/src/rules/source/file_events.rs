@@ -12,7 +12,7 @@ use std::{
 use notify::{RecommendedWatcher, RecursiveMode, Watcher as _};
 use tokio::{sync::Notify, time::sleep};
 
-use crate::file_watch::{Comparison, SETTLE};
+use crate::file_watch::{FileComparison, SETTLE};
 
 /// Notifies of file system events near watched files.
 #[derive(Debug)]
@@ -56,11 +56,11 @@ impl FileEvents {
 
     /// Waits for an event, for `time_max` at most. A directory may have been replaced by the last change: then it is
     /// watched again, and another comparison finds at once what changed before the new watch.
-    pub(super) async fn wait(&mut self, last: Comparison, time_max: Duration) {
-        if last == Comparison::Changed || self.watcher.is_err() {
+    pub(super) async fn wait(&mut self, last: FileComparison, time_max: Duration) {
+        if last == FileComparison::Changed || self.watcher.is_err() {
             *self = Self::watching(&self.path);
         }
-        if last == Comparison::Changed {
+        if last == FileComparison::Changed {
             return;
         }
         // Events come in bursts; the pause bounds the number of polls per second. An event meanwhile is not lost.

@@ -9,10 +9,10 @@ use std::{
 use crate::{
     files,
     rules::{
-        Problems, Rules, Source, Trial,
+        Problems, RuleInput, Rules, Trial,
         compile::{compile_all, compile_trial},
         contents::Contents,
-        diagnostics::{Location, Origin, Problem},
+        diagnostics::{Location, Problem, RuleOrigin},
     },
     yaml,
 };
@@ -29,7 +29,7 @@ pub fn load(path: &Path) -> Result<Rules, Problems> {
     compile_all(&read(path), None)
 }
 
-/// The same with the numbers of `trial`.
+/// Reads and compiles the rules under `path`, a file or a directory, with the numbers of `trial`.
 pub fn load_trial(path: &Path, trial: &Trial) -> Result<Rules, Problems> {
     compile_trial(&read(path), trial)
 }
@@ -43,7 +43,7 @@ pub(super) fn read(path: &Path) -> Contents {
         match bytes_of(file, bytes_left) {
             Ok(bytes) => {
                 bytes_left -= bytes.len();
-                contents.sources.push(Source::file(&file.to_string_lossy(), bytes));
+                contents.sources.push(RuleInput::file(&file.to_string_lossy(), bytes));
             }
             Err(error) => contents.problems.push(unreadable(file, &error)),
         }
@@ -145,8 +145,8 @@ fn unreadable(path: &Path, error: &io::Error) -> Problem {
     Problem { location: Location::whole(origin(path)), what }
 }
 
-fn origin(path: &Path) -> std::sync::Arc<Origin> {
-    Origin::file(&path.to_string_lossy())
+fn origin(path: &Path) -> std::sync::Arc<RuleOrigin> {
+    RuleOrigin::file(&path.to_string_lossy())
 }
 
 #[cfg(test)]
@@ -158,7 +158,7 @@ mod tests {
     fn names(directory: &Path) -> Vec<String> {
         let contents = read(directory);
         assert!(contents.problems.is_empty(), "{}", contents.problems);
-        let name = |source: &Source| {
+        let name = |source: &RuleInput| {
             Path::new(source.path()).strip_prefix(directory).unwrap().to_string_lossy().into_owned()
         };
         contents.sources.iter().map(name).collect()

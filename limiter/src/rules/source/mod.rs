@@ -37,7 +37,7 @@ impl FileSettings {
     pub const POLL_INTERVAL: Duration = Duration::from_secs(3);
 
     /// The rules at `path` with the default interval.
-    pub fn of(path: impl Into<PathBuf>) -> Self {
+    pub fn new(path: impl Into<PathBuf>) -> Self {
         Self { path: path.into(), poll_interval: Self::POLL_INTERVAL }
     }
 }

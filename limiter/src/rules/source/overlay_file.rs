@@ -6,11 +6,11 @@ use tokio::sync::watch;
 use tracing::{error, info};
 
 use crate::{
-    file_watch::{Comparison, FileWatch, WatchedFiles, read_blocking},
+    file_watch::{FileComparison, FileWatch, WatchedFiles, read_blocking},
     files,
     rules::{
         ActiveRules, Problems,
-        diagnostics::{Location, Origin, Problem},
+        diagnostics::{Location, Problem, RuleOrigin},
         overlay::Overlay,
         source::file_events::FileEvents,
     },
@@ -30,6 +30,7 @@ pub struct OverlayFile {
 }
 
 impl OverlayFile {
+    /// A watch of the overlay file at `path`, and the receiver of its contents.
     pub fn watch(path: PathBuf, active_rules: Arc<ActiveRules>) -> (FileWatch<Self>, OverlayReceiver) {
         let (overlay, receiver) = watch::channel(None);
         let events = FileEvents::watching(&path);
@@ -41,7 +42,7 @@ impl WatchedFiles for OverlayFile {
     type Contents = Contents;
     type Error = Problems;
 
-    async fn wait(&mut self, last: Comparison, poll_interval: Duration) {
+    async fn wait(&mut self, last: FileComparison, poll_interval: Duration) {
         self.events.wait(last, poll_interval).await;
     }
 
@@ -61,7 +62,8 @@ impl WatchedFiles for OverlayFile {
     }
 
     fn refused(&mut self, problems: Problems) {
-        let (path, list) = (self.path.display(), problems.to_string());
+        let path = self.path.display();
+        let list = problems.to_string();
         error!(%path, problems = problems.len(), list, "cannot load the overlay; the previous one stays");
         self.active_rules.set_overlay_problems(Some(Arc::new(problems)));
     }
@@ -76,7 +78,7 @@ type Contents = Result<Vec<u8>, String>;
 fn parsed(path: &str, contents: Contents) -> Result<Overlay, Problems> {
     contents.map_or_else(
         |reason| {
-            let location = Location::whole(Origin::file(path));
+            let location = Location::whole(RuleOrigin::file(path));
             let mut problems = Problems::default();
             problems.push(Problem { location, what: format!("cannot be read: {reason}") });
             Err(problems)

@@ -6,13 +6,13 @@ use tokio::task::JoinHandle;
 use tracing::warn;
 
 use crate::{
-    file_watch::{Comparison, FileWatch, WatchedFiles},
+    file_watch::{FileComparison, FileWatch, WatchedFiles},
     rules::{
         ActiveRules, Problems,
         active_rules::PreparedRules,
         background::run_in_background,
         contents::Contents,
-        loader::Loader,
+        loader::RuleLoader,
         source::{FileSettings, file_events::FileEvents, files, mount},
     },
     time::Clock,
@@ -29,7 +29,7 @@ pub struct Watcher {
 #[derive(Debug)]
 struct RuleFiles {
     path: PathBuf,
-    loader: Loader,
+    loader: RuleLoader,
     // `None` until the files are followed.
     events: Option<FileEvents>,
     // What is compiled while it is not known yet whether it stays.
@@ -49,7 +49,7 @@ impl Watcher {
     /// A watcher that updates `active_rules`.
     pub fn new(settings: FileSettings, clock: Clock, active_rules: Arc<ActiveRules>) -> Self {
         let FileSettings { path, poll_interval } = settings;
-        let loader = Loader::new(path.display().to_string(), clock, active_rules);
+        let loader = RuleLoader::new(path.display().to_string(), clock, active_rules);
         let files = RuleFiles { path, loader, events: None, ahead: None, last_ahead: None };
         Self { watch: FileWatch::new(files), poll_interval }
     }
@@ -68,7 +68,7 @@ impl Watcher {
 
     /// Compares the files with the active rules and loads them on a change. Returns whether they changed.
     pub async fn poll(&mut self) -> bool {
-        self.watch.compare().await == Comparison::Changed
+        self.watch.compare().await == FileComparison::Changed
     }
 }
 
@@ -76,7 +76,7 @@ impl WatchedFiles for RuleFiles {
     type Contents = Arc<Contents>;
     type Error = Arc<Problems>;
 
-    async fn wait(&mut self, last: Comparison, poll_interval: Duration) {
+    async fn wait(&mut self, last: FileComparison, poll_interval: Duration) {
         self.ahead = None;
         self.loader.begin();
         if let Some(events) = &mut self.events {
@@ -144,20 +144,21 @@ impl RuleFiles {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::rules::background::Priority;
+    use crate::rules::background::BackgroundPriority;
 
     #[tokio::test]
     async fn large_files_get_idle_priority_once_rules_are_active() {
         let (file, active_rules) =
             (tempfile::NamedTempFile::new().unwrap(), Arc::new(ActiveRules::default()));
         let mut watcher = Watcher::new(
-            FileSettings::of(file.path()),
+            FileSettings::new(file.path()),
             Clock::manual(crate::time::Timestamp::EPOCH),
             active_rules,
         );
-        for (comment, before, after) in
-            [(64 * 1024, Priority::Normal, Priority::Idle), (0, Priority::Idle, Priority::Normal)]
-        {
+        for (comment, before, after) in [
+            (64 * 1024, BackgroundPriority::Normal, BackgroundPriority::Idle),
+            (0, BackgroundPriority::Idle, BackgroundPriority::Normal),
+        ] {
             assert_eq!(watcher.watch.files.loader.priority(), before);
             let text = format!("domain: d\n#{}\n", "-".repeat(comment));
             std::fs::write(file.path(), text).unwrap();
@@ -171,16 +172,19 @@ mod tests {
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), format!("domain: d\n#{}\n", "-".repeat(64 * 1024))).unwrap();
         let clock = Clock::manual(crate::time::Timestamp::EPOCH);
-        let mut watcher = Watcher::new(FileSettings::of(file.path()), clock, Arc::default());
+        let mut watcher = Watcher::new(FileSettings::new(file.path()), clock, Arc::default());
         assert!(watcher.poll().await);
         let files = &mut watcher.watch.files;
-        for (ran_at, next) in [(Priority::Idle, Priority::Idle), (Priority::Normal, Priority::Normal)] {
+        for (ran_at, next) in [
+            (BackgroundPriority::Idle, BackgroundPriority::Idle),
+            (BackgroundPriority::Normal, BackgroundPriority::Normal),
+        ] {
             files.loader.step_ran_at(ran_at);
             assert_eq!(files.loader.priority(), next);
         }
-        files.loader.step_ran_at(Priority::Normal);
-        assert_eq!(files.loader.priority(), Priority::Normal);
+        files.loader.step_ran_at(BackgroundPriority::Normal);
+        assert_eq!(files.loader.priority(), BackgroundPriority::Normal);
         files.loader.begin();
-        assert_eq!(files.loader.priority(), Priority::Idle);
+        assert_eq!(files.loader.priority(), BackgroundPriority::Idle);
     }
 }

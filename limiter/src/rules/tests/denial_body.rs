@@ -7,7 +7,7 @@ use serde_json::{Map, Value as Json, json};
 
 use super::{problems, rules, sources};
 use crate::rules::{
-    DenialBody, DenialValues, Overlay, Problems, Rules, Template, Unit, Variable, compile,
+    DenialBody, DenialTemplate, DenialValues, Overlay, Problems, Rules, Unit, Variable, compile,
     compile::compile_all, contents::Contents,
 };
 
@@ -23,7 +23,7 @@ fn body_of(rules: &Rules) -> Option<String> {
     rules.domain("d").unwrap().rules().next().unwrap().denial_body.as_ref().map(ToString::to_string)
 }
 
-fn template(body: &str) -> Template {
+fn template(body: &str) -> DenialTemplate {
     let rules = rules(&file(body, "~"));
     match rules.domain("d").unwrap().denial_body.as_deref() {
         Some(DenialBody::Template(template)) => template.clone(),

@@ -5,7 +5,7 @@ use crate::{
     algorithm::AlgorithmName,
     rules::{
         Unit, Variable,
-        keys::{AppliesTo, KEYS, Section},
+        keys::{AppliesTo, KEYS, KeySection},
     },
 };
 
@@ -23,14 +23,14 @@ fn rows(heading: &str) -> Vec<(&'static str, &'static str)> {
 #[test]
 fn documented_keys_are_the_keys_of_each_section() {
     for (section, heading) in [
-        (Section::Root, "The document"),
-        (Section::Descriptor, "A descriptor"),
-        (Section::RateLimit, "`rate_limit`"),
-        (Section::Replaced, "An item of `replaces`"),
-        (Section::Calendar, "`calendar`"),
-        (Section::Penalty, "`penalty`"),
-        (Section::Quota, "`quotas`"),
-        (Section::DenialBody, "`denial_body`"),
+        (KeySection::Root, "The document"),
+        (KeySection::Descriptor, "A descriptor"),
+        (KeySection::RateLimit, "`rate_limit`"),
+        (KeySection::Replaced, "An item of `replaces`"),
+        (KeySection::Calendar, "`calendar`"),
+        (KeySection::Penalty, "`penalty`"),
+        (KeySection::Quota, "`quotas`"),
+        (KeySection::DenialBody, "`denial_body`"),
     ] {
         let mut documented: Vec<_> = rows(heading).iter().map(|(key, _)| *key).collect();
         let mut known: Vec<_> =
@@ -71,7 +71,7 @@ fn documented_algorithm_lists_its_own_keys() {
 #[test]
 fn documented_key_lists_its_algorithms() {
     let rows = rows("`rate_limit`");
-    for key in KEYS.iter().filter(|key| key.section == Section::RateLimit) {
+    for key in KEYS.iter().filter(|key| key.section == KeySection::RateLimit) {
         let (_, row) = rows.iter().find(|(name, _)| *name == key.name).unwrap();
         let applies_to = row.rsplit('|').nth(1).unwrap().trim();
         match key.applies_to {

@@ -4,7 +4,7 @@ use proptest::prelude::*;
 
 use super::problems;
 use crate::{
-    rules::{Origin, Problems, Rules, Source, compile, diagnostics::Diagnostics},
+    rules::{Problems, RuleInput, RuleOrigin, Rules, compile, diagnostics::Diagnostics},
     yaml,
 };
 
@@ -12,7 +12,7 @@ use crate::{
 fn suggestion_is_written_for_kept_problems_only() {
     let (mut written, more) = (0, 49_000);
     let mut kept = Problems::default();
-    let mut diagnostics = Diagnostics::new(Origin::file("f"), &mut kept);
+    let mut diagnostics = Diagnostics::new(RuleOrigin::file("f"), &mut kept);
     for _ in 0..Problems::MAX + more {
         diagnostics.add_with(yaml::Mark::START, || {
             written += 1;
@@ -119,7 +119,7 @@ fn unresolved_alias_is_reported_once() {
 proptest! {
     #[test]
     fn compiler_does_not_panic_on_any_bytes(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
-        let _ = compile(&[Source::file("f", bytes)]);
+        let _ = compile(&[RuleInput::file("f", bytes)]);
     }
 
     #[test]

@@ -10,7 +10,7 @@ use super::{
     problems, with,
 };
 use crate::rules::{
-    Group, KeyedRules, Network, Problems, Rules, address, compile::compile_all, contents::Contents,
+    KeyedRules, Network, NetworkGroup, Problems, Rules, address, compile::compile_all, contents::Contents,
     overlay::Overlay,
 };
 
@@ -145,8 +145,8 @@ proptest! {
         let as_sent = domain_of(&["{key: ip, LIMIT}"]);
         // Fills the cache of the rule.
         key(&grouped, &[("ip", &first.to_string())]);
-        let length = Group { ipv4, ipv6 }.length(address);
-        let network = Network::of(address, length);
+        let length = NetworkGroup { ipv4, ipv6 }.length(address);
+        let network = Network::new(address, length);
         let network = if network.is_single() { address.to_string() } else { network.to_string() };
         let value = spelled(address, spelling);
         prop_assert_eq!(key(&grouped, &[("ip", &value)]), key(&as_sent, &[("ip", &network)]));

@@ -3,7 +3,7 @@
 use super::{problems, rules};
 use crate::{
     algorithm::AlgorithmName,
-    rules::keys::{AppliesTo, KEYS, Section},
+    rules::keys::{AppliesTo, KEYS, KeySection},
 };
 
 /// A file with one rule whose `rate_limit` is `limit`, one key to a line from line 4, column 7.
@@ -22,7 +22,7 @@ fn quoted(algorithms: &[AlgorithmName]) -> String {
 
 /// The algorithms that have a key of `rate_limit`, as messages list them. docs/rules.md is compared with the same table.
 fn algorithms_of(name: &str) -> String {
-    let key = KEYS.iter().find(|key| key.section == Section::RateLimit && key.name == name).unwrap();
+    let key = KEYS.iter().find(|key| key.section == KeySection::RateLimit && key.name == name).unwrap();
     match key.applies_to {
         AppliesTo::Only(algorithms) => quoted(algorithms),
         AppliesTo::ClassicOr(algorithms) => format!("{} or none", quoted(algorithms)),

@@ -11,7 +11,7 @@ use crate::{
     },
     rules::{
         Allowance, DisplayedLimit, Domain, OnDenied, OnOwnerUnavailable, Rule, RuleOptions, Rules, Unit,
-        prefix_tree::Node,
+        prefix_tree::TreeNode,
     },
     time::{SECOND, Timestamp},
 };
@@ -32,7 +32,7 @@ fn limited(limit: Limit) -> Allowance {
 }
 
 fn window(seconds: u64) -> Window {
-    Window::of_nanos(seconds * SECOND).unwrap()
+    Window::from_nanos(seconds * SECOND).unwrap()
 }
 
 fn pace(hits: u64, seconds: u64) -> Rate {
@@ -79,7 +79,7 @@ fn multiplied_unit_and_window_are_displayed_without_unit() {
         assert_eq!(rule.allowance, limited(Limit::Classic(Classic { limit: 9, window: window(seconds) })));
         assert_eq!(rule.displayed_limit.unit, None);
     }
-    let millisecond = Window::of_nanos(SECOND / 1_000).unwrap();
+    let millisecond = Window::from_nanos(SECOND / 1_000).unwrap();
     let rule = limit("window: 1ms, requests_per_unit: 9");
     assert_eq!(rule.allowance, limited(Limit::Classic(Classic { limit: 9, window: millisecond })));
     assert_eq!(
@@ -151,7 +151,7 @@ fn limit_of_0_refuses_under_every_algorithm() {
 
 #[test]
 fn every_algorithm_name_yields_its_limit() {
-    let span = Span::of_nanos(60 * SECOND).unwrap();
+    let span = Span::from_nanos(60 * SECOND).unwrap();
     let log = |sub_window: u64, excess| {
         let sub_window = sub_window.try_into().unwrap();
         SlidingLog { limit: 10, span, sub_window, excess }
@@ -182,7 +182,7 @@ fn every_algorithm_name_yields_its_limit() {
 fn concurrency_is_displayed_by_its_places_without_unit() {
     for (more, seconds) in [("", 60), (", hold_max: 90s", 90)] {
         let rule = limit(&format!("algorithm: concurrency, max_in_flight: 7{more}"));
-        let hold_max = Span::of_nanos(seconds * SECOND).unwrap();
+        let hold_max = Span::from_nanos(seconds * SECOND).unwrap();
         assert_eq!(rule.allowance, limited(Limit::Concurrency(Concurrency { max_in_flight: 7, hold_max })));
         assert_eq!(rule.displayed_limit, DisplayedLimit { requests_per_unit: 7, unit: None });
     }
@@ -260,7 +260,7 @@ fn rule_and_descriptor_without_options_are_small() {
     let rule = limit("unit: hour, requests_per_unit: 1");
     assert_eq!((rule.options(), rule.options.is_none()), (&RuleOptions::default(), true));
     assert!(limit("unit: hour, requests_per_unit: 1, name: a").options.is_some());
-    assert!(size_of::<Rule>() <= 160 && size_of::<Node>() <= 80);
+    assert!(size_of::<Rule>() <= 160 && size_of::<TreeNode>() <= 80);
 }
 
 #[test]

@@ -1,6 +1,6 @@
 use crate::{
     descriptor::{Entry, Secret},
-    rules::{KeyedRules, Match, Rules, Source, compile},
+    rules::{KeyedRules, Match, RuleInput, Rules, compile},
 };
 
 mod denial_body;
@@ -32,8 +32,8 @@ fn problems(text: &str) -> String {
     Rules::parse("f", text).expect_err("the file is invalid").to_string()
 }
 
-fn sources<const N: usize>(files: [(&str, &str); N]) -> Vec<Source> {
-    files.map(|(path, text)| Source::file(path, text)).into()
+fn sources<const N: usize>(files: [(&str, &str); N]) -> Vec<RuleInput> {
+    files.map(|(path, text)| RuleInput::file(path, text)).into()
 }
 
 /// The path of the rule for a descriptor in the domain `d`.

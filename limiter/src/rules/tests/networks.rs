@@ -10,7 +10,7 @@ use proptest::prelude::*;
 use super::{SECRET, keyed, path, problems, rules, with};
 use crate::{
     descriptor::{Entry, Key},
-    rules::{Allowance, Documents, KeyedRules, Network, Origin, Place, Source, compile},
+    rules::{Allowance, Documents, KeyedRules, Network, ResourceLocation, RuleInput, RuleOrigin, compile},
     yaml,
 };
 
@@ -155,10 +155,11 @@ fn equal_network_is_refused_as_an_equal_value() {
 }
 
 /// A resource of a control plane with the content of a file of few lines.
-pub(super) fn resource(text: &str) -> Source {
-    Source::resource(text.as_bytes().to_vec(), |_, bytes| {
-        let places = (1..=10).map(|line| Place { parent: None, text: format!("line {line}").into() });
-        let origin = Origin::Resource { name: "tenant".into(), places: places.collect() };
+pub(super) fn resource(text: &str) -> RuleInput {
+    RuleInput::resource(text.as_bytes().to_vec(), |_, bytes| {
+        let places =
+            (1..=10).map(|line| ResourceLocation { parent: None, text: format!("line {line}").into() });
+        let origin = RuleOrigin::Resource { name: "tenant".into(), locations: places.collect() };
         Documents { origin: Arc::new(origin), stream: yaml::load(bytes), unknown: None }
     })
 }
@@ -260,7 +261,7 @@ proptest! {
         values in prop::collection::vec((near_address(), any::<u8>()), 1..10),
     ) {
         let mut networks: Vec<_> =
-            networks.into_iter().map(|(address, length)| Network::of(address, length)).collect();
+            networks.into_iter().map(|(address, length)| Network::new(address, length)).collect();
         networks.sort();
         networks.dedup();
         let items: Vec<_> = networks

@@ -3,7 +3,7 @@
 use crate::{
     algorithm::AlgorithmName,
     rules::{
-        Allowance, OnDenied, OnOwnerUnavailable, Problems, Rule, Rules, Source, compile::compile_all,
+        Allowance, OnDenied, OnOwnerUnavailable, Problems, Rule, RuleInput, Rules, compile::compile_all,
         contents::Contents, overlay::Overlay,
     },
 };
@@ -31,7 +31,7 @@ fn overlay(rules: &str) -> Result<Overlay, Problems> {
 
 fn compiled(overlay: &Overlay) -> Rules {
     let contents =
-        Contents { sources: vec![Source::file("rules.yaml", TREE)], problems: Problems::default() };
+        Contents { sources: vec![RuleInput::file("rules.yaml", TREE)], problems: Problems::default() };
     compile_all(&contents, Some(overlay)).unwrap()
 }
 

@@ -34,7 +34,7 @@ fn penalty_of_every_algorithm_leaves_the_limit_as_it_is() {
         let alone = limit(&format!("algorithm: {name}, {keys}"));
         let penalized = limit(&format!("algorithm: {name}, {keys}, penalty: {{after: 3, first: 90s}}"));
         assert_eq!((penalized.plain(), penalized.kind()), (&alone, alone.kind()));
-        let [first, max, forget_after] = [90, 3_600, 86_400].map(Span::of_seconds);
+        let [first, max, forget_after] = [90, 3_600, 86_400].map(Span::from_seconds);
         let expected = Penalty { after: 3, first, factor: 2, max, forget_after };
         assert_eq!(penalized.penalized().map(|both| *both.penalty()), Some(expected));
         assert!(!penalized.is_leasable());

@@ -4,7 +4,7 @@ use std::num::NonZeroU32;
 
 use super::{keyed, problems, rules, with};
 use crate::rules::{
-    Domain, Overlay, Problems, QuotaTerms, Rules, Source, compile::compile_all, contents::Contents,
+    Domain, Overlay, Problems, QuotaTerms, RuleInput, Rules, compile::compile_all, contents::Contents,
 };
 
 /// A rule of zones that share a counter; the text begins at line 4, column 3.
@@ -104,7 +104,7 @@ fn overlay_adds_quotas_to_a_rule_whose_counter_is_shared() {
         let text = format!(
             "domain: d\ndescriptors:\n- {{key: zone, value: 'eu-*', {share_threshold}rate_limit: {{{LIMIT}}}}}\n"
         );
-        let contents = Contents { sources: vec![Source::file("f", text)], problems: Problems::default() };
+        let contents = Contents { sources: vec![RuleInput::file("f", text)], problems: Problems::default() };
         compile_all(&contents, Some(&overlay)).unwrap()
     };
     let quotas =

@@ -3,7 +3,7 @@
 use smallvec::SmallVec;
 
 use crate::{
-    algorithm::{Admission, Counter, Decision, Held, Limit, Operation},
+    algorithm::{Admission, Counter, Decision, HeldCharge, Limit, Operation},
     store::{
         Decisions, HoldTerms, Reserved,
         held_counter::{HeldCounter, Room, peek},
@@ -32,7 +32,7 @@ pub(crate) struct Reserve<'a> {
 
 /// The decisions on the reservation of a call, before anything is held.
 #[derive(Debug)]
-pub(crate) struct Draft {
+pub(crate) struct ReservationDraft {
     pub(in crate::store) decisions: SmallVec<[Decision; 2]>,
     // For each counter, what it was and what it would be; `None` if nothing new is charged.
     counters: SmallVec<[Option<(Counter, Counter)>; 2]>,
@@ -47,7 +47,7 @@ struct NewHold {
     // The index of its check.
     check: usize,
     hits: u64,
-    held: Held,
+    held: HeldCharge,
 }
 
 /// Holds the charges of a call in its counters, whose holds that are due have ended, or none of them if `refused` says
@@ -60,7 +60,7 @@ pub(crate) fn reserve(
     room: Room,
     refused: impl Fn(&[Decision]) -> bool,
 ) -> Result<Reserved, Exhausted> {
-    let draft = Draft::new(each, counters, now);
+    let draft = ReservationDraft::new(each, counters, now);
     if refused(&draft.decisions) {
         return Ok(draft.not_held(each, counters, now, |_| true));
     }
@@ -69,7 +69,7 @@ pub(crate) fn reserve(
     Ok(draft.hold(each, counters, now))
 }
 
-impl Draft {
+impl ReservationDraft {
     /// Decides what each check reserves.
     pub(in crate::store) fn new(each: &[Reserve<'_>], counters: &mut [HeldCounter], now: Now) -> Self {
         counters.iter_mut().for_each(|counter| counter.forget_holds(now.now));
@@ -90,7 +90,7 @@ impl Draft {
                 let counter = counters[*counter].counter(limit, now);
                 (counter.clone(), counter)
             });
-            let limit = &*counters[*counter].beside(limit);
+            let limit = &*counters[*counter].limit_without_holds(limit);
             let charge = |limit: &Limit| {
                 let mut after = before.clone();
                 let decision =
@@ -126,7 +126,7 @@ impl Draft {
                 continue;
             }
             let mut copy = counters[*counter].counter(limit, now);
-            let limit = &*counters[*counter].beside(limit);
+            let limit = &*counters[*counter].limit_without_holds(limit);
             let left = decide_leased(limit, &mut copy, Operation::Peek, *leased, now.now).decision;
             *decision = decision.after_take_back(&left);
         }
@@ -171,7 +171,7 @@ impl Draft {
         self.set(each, counters, now, |(_, after)| after);
     }
 
-    /// Undoes [`Draft::charge`].
+    /// Undoes [`ReservationDraft::charge`].
     pub(in crate::store) fn undo(&self, each: &[Reserve<'_>], counters: &mut [HeldCounter], now: Now) {
         self.set(each, counters, now, |(before, _)| before);
     }

@@ -28,7 +28,7 @@ impl HeldCounter {
     ) -> TakenBack {
         if !had_record && self.has_record() {
             self.packed = self.packed.take().map(|packed| packed.without_record());
-            let limit = self.beside(limit).plain().clone();
+            let limit = self.limit_without_holds(limit).plain().clone();
             *decision = Decision { receipt: None, ..decide(&limit, &mut self.counter(&limit, now)) };
             return TakenBack::Record;
         }

@@ -12,7 +12,7 @@ use crate::{
             peek,
         },
         holds::Holds,
-        operation::{CounterOperation, HoldOutcome, Outcome, Shown},
+        operation::{CounterDetails, CounterOperation, HoldOutcome, OperationOutcome},
         packed_counter::Now,
     },
 };
@@ -26,7 +26,7 @@ impl HeldCounter {
         operation: &CounterOperation,
         now: Now,
         room: Room,
-    ) -> (Outcome, bool) {
+    ) -> (OperationOutcome, bool) {
         match operation {
             CounterOperation::Decide(operation) => {
                 let decision = match *operation {
@@ -36,13 +36,13 @@ impl HeldCounter {
                     }
                 };
                 let passes = decision.verdict.passes();
-                let outcome = Outcome::of(decision, limit.charged(*operation, passes));
+                let outcome = OperationOutcome::new(decision, limit.charged(*operation, passes));
                 (outcome, limit.is_changed_by(*operation, passes))
             }
             CounterOperation::Set(_) => {
                 *self = Self::default();
                 (
-                    Outcome::of(
+                    OperationOutcome::new(
                         self.update(limit, now, |limit, counter| operation.apply(limit, counter, now.now)),
                         0,
                     ),
@@ -50,7 +50,7 @@ impl HeldCounter {
                 )
             }
             CounterOperation::Undo(_) | CounterOperation::Absorb(_) => (
-                Outcome::of(
+                OperationOutcome::new(
                     self.update(limit, now, |limit, counter| operation.apply(limit, counter, now.now)),
                     0,
                 ),
@@ -61,26 +61,35 @@ impl HeldCounter {
                 let each = [Reserve { counter: 0, limit, terms, hits: *hits, leased: 0 }];
                 let counters = std::slice::from_mut(self);
                 match reserve(&each, counters, now, room, |decisions| !decisions[0].verdict.passes()) {
-                    Ok(reserved) => (Outcome::reserved(&reserved)[0].clone(), reserved.is_held),
-                    Err(Exhausted) => (Outcome::exhausted(), false),
+                    Ok(reserved) => (OperationOutcome::reserved(&reserved)[0].clone(), reserved.is_held),
+                    Err(Exhausted) => (OperationOutcome::exhausted(), false),
                 }
             }
             CounterOperation::Settle { id, actual, unknown } => {
                 let room = if *unknown == UnknownId::Remember { room } else { Room::NONE };
-                (Outcome::settled(self.settle(limit, id, *actual, now, room)), true)
+                (OperationOutcome::settled(self.settle(limit, id, *actual, now, room)), true)
             }
             CounterOperation::RefundOnce { terms, hits } => self.refund_once(limit, terms, *hits, now, room),
             CounterOperation::Show => {
                 let holds = self.holds().map(|holds| holds.list(now.now)).unwrap_or_default();
                 let penalty = limit.penalty_state(&self.counter(limit, now), now.now);
-                let shown = Shown { holds: Arc::new(holds), penalty, subscribers: None };
+                let shown = CounterDetails { holds: Arc::new(holds), penalty, subscribers: None };
                 let peek = self.update(limit, now, |limit, counter| peek(limit, counter, now));
-                (Outcome { hold: HoldOutcome::Shown(Arc::new(shown)), ..Outcome::of(peek, 0) }, false)
+                (
+                    OperationOutcome {
+                        hold: HoldOutcome::Shown(Arc::new(shown)),
+                        ..OperationOutcome::new(peek, 0)
+                    },
+                    false,
+                )
             }
             CounterOperation::Withdraw { id, attempt } => {
                 let was_held = self.withdraw(limit, id, *attempt, now);
                 (
-                    Outcome::of(self.update(limit, now, |limit, counter| peek(limit, counter, now)), 0),
+                    OperationOutcome::new(
+                        self.update(limit, now, |limit, counter| peek(limit, counter, now)),
+                        0,
+                    ),
                     was_held,
                 )
             }
@@ -95,17 +104,17 @@ impl HeldCounter {
         hits: u64,
         now: Now,
         room: Room,
-    ) -> (Outcome, bool) {
+    ) -> (OperationOutcome, bool) {
         self.forget_holds(now.now);
         if let Some(known) = self.holds().and_then(|holds| holds.answer(&terms.id)) {
-            return (Outcome::of(known.decision, 0), false);
+            return (OperationOutcome::new(known.decision, 0), false);
         }
         if !room.has(self.holds(), &terms.id, 1, Holds::bytes_of_one(&terms.id)) {
-            return (Outcome::exhausted(), false);
+            return (OperationOutcome::exhausted(), false);
         }
         let decision = Decision { receipt: None, ..self.refund(limit, hits, now) };
         let holds = self.holds.get_or_insert_with(|| Box::new(Holds::new(limit)));
         holds.remember_refund(terms, &decision, now.now);
-        (Outcome::of(decision, 0), true)
+        (OperationOutcome::new(decision, 0), true)
     }
 }

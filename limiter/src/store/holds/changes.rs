@@ -4,7 +4,7 @@ use crate::store::{HOLDS_MAX, HoldId};
 
 /// What has changed since the last copy.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Changes {
+pub(super) struct HoldChanges {
     /// The changes of the ended holds so far.
     pub(super) last: u64,
     /// How many of them the last copy had; `None` if the next copy has everything.
@@ -13,21 +13,21 @@ pub(super) struct Changes {
     pub(super) gone: Vec<HoldId>,
     /// Whether what has not changed since an earlier copy is missing.
     pub(super) is_partial: bool,
-    /// In a copy beside the changes of a log: the position in the log of the entry of each hold that is in one. The
-    /// instants of the same entry differ between two replicas, as both copied it at another time.
+    /// In a copy that accompanies the changes of a log: the position in the log of the entry of each hold that is in
+    /// one. The instants of the same entry differ between two replicas, as both copied it at another time.
     pub(super) positions: Vec<Option<u16>>,
 }
 
 /// Compares only whether something is missing.
-impl PartialEq for Changes {
+impl PartialEq for HoldChanges {
     fn eq(&self, other: &Self) -> bool {
         self.is_partial == other.is_partial
     }
 }
 
-impl Eq for Changes {}
+impl Eq for HoldChanges {}
 
-impl Changes {
+impl HoldChanges {
     /// The changes of decoded holds, with the number of the last one. `gone` is present in a partial copy.
     pub(super) fn decoded(last: u64, gone: Option<Vec<HoldId>>, positions: Vec<Option<u16>>) -> Self {
         let is_partial = gone.is_some();

@@ -3,10 +3,10 @@
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    algorithm::Place,
+    algorithm::ChargePosition,
     store::{
         HOLD_TTL_MAX, HOLDS_MAX, HoldId,
-        holds::{Holds, changes::Changes},
+        holds::{Holds, changes::HoldChanges},
         packed_counter::{Age, put},
     },
     time::Timestamp,
@@ -16,9 +16,9 @@ use crate::{
 const LIMIT_BYTES_MAX: usize = 128;
 /// The largest encoded hold without its id, in bytes.
 const HOLD_BYTES_MAX: usize = 144;
-/// The same of one that has ended.
+/// The largest encoded ended hold without its id, in bytes.
 const ENDED_BYTES_MAX: usize = 105;
-/// What an encoded id has beside its bytes, at most, and a length.
+/// The bytes of an encoded id in addition to its own, at most, and a length.
 const ID_BYTES_MAX: usize = 6;
 
 /// The largest encoded position of an entry, in bytes.
@@ -26,7 +26,7 @@ const POSITION_BYTES_MAX: usize = 4;
 
 /// Holds, and in a copy of changes the ids of those that are gone.
 #[derive(Serialize, Deserialize)]
-struct Changed<H> {
+struct ChangedHolds<H> {
     holds: H,
     // Not present if all holds are here.
     gone: Option<Vec<HoldId>>,
@@ -45,11 +45,11 @@ pub(in crate::store) enum DecodedHolds {
 impl Holds {
     /// The encoded holds.
     pub(in crate::store) fn write(&self, now: Timestamp) -> Vec<u8> {
-        let age = |instant| Timestamp::from_nanos(Age::of(instant, now).to_bits());
+        let age = |instant| Timestamp::from_nanos(Age::new(instant, now).to_bits());
         let holds = self.clone().moved(age, |place| moved_place(place, age));
-        if self.is_beside_changes() {
-            let Changes { gone, is_partial, positions, .. } = &self.changes;
-            put(&Changed { holds, gone: is_partial.then(|| gone.clone()), positions: positions.clone() })
+        if self.accompanies_changes() {
+            let HoldChanges { gone, is_partial, positions, .. } = &self.changes;
+            put(&ChangedHolds { holds, gone: is_partial.then(|| gone.clone()), positions: positions.clone() })
         } else {
             put(&holds)
         }
@@ -73,14 +73,14 @@ impl Holds {
         read_all(bytes, |holds: Self| holds.decoded(None, Vec::new(), now))
     }
 
-    /// Whether the copy is one of changes, or beside the changes of its counter.
-    pub(in crate::store) fn is_beside_changes(&self) -> bool {
+    /// Whether the copy is one of changes, or accompanies the changes of its counter.
+    pub(in crate::store) fn accompanies_changes(&self) -> bool {
         self.is_partial() || !self.changes.positions.is_empty()
     }
 
-    /// Decodes a copy of the changes since an earlier copy, or one beside the changes of a counter.
+    /// Decodes a copy of the changes since an earlier copy, or one that accompanies the changes of a counter.
     pub(in crate::store) fn read_changes(bytes: &[u8], now: Timestamp) -> DecodedHolds {
-        read_all(bytes, |Changed { holds, gone, positions }: Changed<Self>| {
+        read_all(bytes, |ChangedHolds { holds, gone, positions }: ChangedHolds<Self>| {
             holds.decoded(gone, positions, now)
         })
     }
@@ -93,9 +93,9 @@ impl Holds {
         if !is_valid {
             return DecodedHolds::Malformed;
         }
-        let instant = |age: Timestamp| Age::of_bits(age.as_nanos()).instant(now);
+        let instant = |age: Timestamp| Age::from_bits(age.as_nanos()).instant(now);
         let last = self.ended.values().map(|ended| ended.change.0).max();
-        let changes = Changes::decoded(last.unwrap_or_default(), gone, positions);
+        let changes = HoldChanges::decoded(last.unwrap_or_default(), gone, positions);
         let mut holds = Self { changes, ..self.with_bytes_of_ids() };
         holds.forget_oldest();
         DecodedHolds::Holds(holds.moved(instant, |place| moved_place(place, instant)))
@@ -111,10 +111,10 @@ fn read_all<'b, T: Deserialize<'b>>(bytes: &'b [u8], read: impl FnOnce(T) -> Dec
     }
 }
 
-/// The same place with another instant. Windows are the same on all replicas.
-fn moved_place(place: Place, instant: impl Fn(Timestamp) -> Timestamp) -> Place {
+/// `place` with another instant. Windows are the same on all replicas.
+fn moved_place(place: ChargePosition, instant: impl Fn(Timestamp) -> Timestamp) -> ChargePosition {
     match place {
-        Place::Sum | Place::Window(_) => place,
-        Place::Instant(at) => Place::Instant(instant(at)),
+        ChargePosition::Sum | ChargePosition::Window(_) => place,
+        ChargePosition::Instant(at) => ChargePosition::Instant(instant(at)),
     }
 }

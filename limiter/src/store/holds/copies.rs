@@ -8,13 +8,13 @@ use std::{
 use rustc_hash::FxHasher;
 
 use crate::{
-    algorithm::{LogCounter, Place},
+    algorithm::{ChargePosition, LogCounter},
     store::{
         HoldId,
         holds::{
             Hold, Holds,
-            changes::{Changes, Uncompared},
-            ended::Ended,
+            changes::{HoldChanges, Uncompared},
+            ended::EndedHold,
         },
     },
 };
@@ -24,20 +24,21 @@ use crate::{
 pub(in crate::store) enum CounterCopy<'c> {
     /// The counter itself: its entries, if it is a log, have new instants.
     Whole,
-    /// Only the changes of this log: its entries from `kept` on are new.
-    Part { log: &'c LogCounter, kept: usize },
+    /// Only the changes of this log: its entries from `retained` on are new.
+    Part { log: &'c LogCounter, retained: usize },
     /// There is no counter.
     Absent,
 }
 
 impl CounterCopy<'_> {
     /// Whether a hold at this place is copied because the instant of its entry is another one in the copy.
-    fn moves(self, place: Place) -> bool {
+    fn moves(self, place: ChargePosition) -> bool {
         match (self, place) {
-            (_, Place::Sum | Place::Window(_)) | (Self::Absent, Place::Instant(_)) => false,
-            (Self::Whole, Place::Instant(_)) => true,
-            (Self::Part { log, kept }, Place::Instant(_)) => {
-                log.index_of(place).is_some_and(|position| kept <= position)
+            (_, ChargePosition::Sum | ChargePosition::Window(_))
+            | (Self::Absent, ChargePosition::Instant(_)) => false,
+            (Self::Whole, ChargePosition::Instant(_)) => true,
+            (Self::Part { log, retained }, ChargePosition::Instant(_)) => {
+                log.index_of(place).is_some_and(|position| retained <= position)
             }
         }
     }
@@ -60,9 +61,9 @@ impl Hold {
     fn state(&self) -> u64 {
         let mut hasher = FxHasher::default();
         let (place, instant) = match self.held.place {
-            Place::Sum => (0, None),
-            Place::Window(end) => (1, Some(end)),
-            Place::Instant(at) => (2, Some(at)),
+            ChargePosition::Sum => (0, None),
+            ChargePosition::Window(end) => (1, Some(end)),
+            ChargePosition::Instant(at) => (2, Some(at)),
         };
         let instants = (instant.map(|at| at.as_nanos()), self.expires_at.as_nanos());
         (self.state, place, instants, self.held.taken, self.held.floor).hash(&mut hasher);
@@ -82,8 +83,8 @@ impl Holds {
         for hold in &mut self.each {
             hold.copied.0 = hold.state();
         }
-        let Changes { last, .. } = self.changes;
-        self.changes = Changes { last, copied: Some(last), ..Changes::default() };
+        let HoldChanges { last, .. } = self.changes;
+        self.changes = HoldChanges { last, copied: Some(last), ..HoldChanges::default() };
         self.clone()
     }
 
@@ -103,13 +104,14 @@ impl Holds {
             }
         }
         let ended = self.ended.iter().filter(|(_, ended)| copied < ended.change.0);
-        let ended: BTreeMap<HoldId, Ended> = ended.map(|(id, ended)| (id.clone(), ended.clone())).collect();
+        let ended: BTreeMap<HoldId, EndedHold> =
+            ended.map(|(id, ended)| (id.clone(), ended.clone())).collect();
         let mut gone = std::mem::take(&mut self.changes.gone);
         gone.retain(|id| !ended.contains_key(id));
-        let Changes { last, .. } = self.changes;
+        let HoldChanges { last, .. } = self.changes;
         self.changes.copied = Some(last);
         let positions = counter.positions(&each);
-        let changes = Changes { last, copied: None, gone, is_partial: true, positions };
+        let changes = HoldChanges { last, copied: None, gone, is_partial: true, positions };
         let mut copy = Self { each, ended, changes, ..Self::new(&self.limit) }.with_bytes_of_ids();
         copy.set_next_expiry();
         copy.set_next_forgotten();
@@ -121,12 +123,12 @@ impl Holds {
         let positions = std::mem::take(&mut self.changes.positions);
         for (hold, position) in self.each.iter_mut().zip(positions) {
             if let Some(at) = position.and_then(|position| log.instant_of(position.into())) {
-                hold.held.place = Place::Instant(at);
+                hold.held.place = ChargePosition::Instant(at);
             }
         }
     }
 
-    /// The same with what has not changed since an earlier copy, if only the changes since then are here.
+    /// The holds with what has not changed since an earlier copy, if only the changes since then are here.
     pub(in crate::store) fn since(mut self, mut earlier: Self) -> Self {
         if !self.is_partial() {
             return self;
@@ -145,7 +147,7 @@ impl Holds {
         // What has ended later is younger.
         for (id, ended) in std::mem::take(&mut self.ended) {
             let change = Uncompared(earlier.changes.last + ended.change.0);
-            earlier.ended.insert(id, Ended { change, ..ended });
+            earlier.ended.insert(id, EndedHold { change, ..ended });
         }
         let weighing: BTreeSet<&HoldId> = earlier.each.iter().map(|hold| &hold.id).collect();
         earlier.ended.retain(|id, _| !weighing.contains(id));

@@ -1,4 +1,4 @@
-//! What is remembered of a hold that has ended.
+//! The record of a hold that has ended.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use crate::{
 
 /// A hold that has ended.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Ended {
+pub(super) struct EndedHold {
     pub(super) answer: HoldAnswer,
     // `None` if its expiry has released it.
     pub(super) settled: Option<Settled>,
@@ -31,7 +31,7 @@ pub(super) struct HoldAnswer {
 }
 
 impl HoldAnswer {
-    pub(super) fn of(decision: &Decision) -> Self {
+    pub(super) fn from_decision(decision: &Decision) -> Self {
         let Decision { verdict, remaining, reset_after, receipt: _ } = *decision;
         Self { verdict, remaining, reset_after }
     }
@@ -50,25 +50,25 @@ pub(super) mod oldest_first {
 
     use crate::store::{
         HoldId,
-        holds::{changes::Uncompared, ended::Ended},
+        holds::{changes::Uncompared, ended::EndedHold},
     };
 
     pub(in crate::store::holds) fn serialize<S: Serializer>(
-        ended: &BTreeMap<HoldId, Ended>,
+        ended: &BTreeMap<HoldId, EndedHold>,
         serializer: S,
     ) -> Result<S::Ok, S::Error> {
-        let mut each: Vec<(&HoldId, &Ended)> = ended.iter().collect();
+        let mut each: Vec<(&HoldId, &EndedHold)> = ended.iter().collect();
         each.sort_by_key(|(_, ended)| ended.change.0);
         serializer.collect_seq(each)
     }
 
     pub(in crate::store::holds) fn deserialize<'de, D: Deserializer<'de>>(
         deserializer: D,
-    ) -> Result<BTreeMap<HoldId, Ended>, D::Error> {
-        let each: Vec<(HoldId, Ended)> = Vec::deserialize(deserializer)?;
+    ) -> Result<BTreeMap<HoldId, EndedHold>, D::Error> {
+        let each: Vec<(HoldId, EndedHold)> = Vec::deserialize(deserializer)?;
         let numbered = (1..).zip(each).map(|(change, (id, ended))| {
             let change = Uncompared(change);
-            (id, Ended { change, ..ended })
+            (id, EndedHold { change, ..ended })
         });
         Ok(numbered.collect())
     }

@@ -1,4 +1,4 @@
-//! How long holds that have ended are remembered, and which are forgotten earlier.
+//! How long holds that have ended are retained, and which are forgotten earlier.
 
 use std::time::Duration;
 
@@ -8,8 +8,8 @@ use crate::{
         holds::{
             Holds, IDS_MAX,
             changes::Uncompared,
-            ended::{Ended, HoldAnswer},
-            hold::{Hold, HoldState, REMEMBERED},
+            ended::{EndedHold, HoldAnswer},
+            hold::{Hold, HoldState, RETENTION},
         },
         reservation::{HOLD_TTL_MAX, HoldId, HoldTerms, SettleOutcome, Settled},
     },
@@ -18,18 +18,21 @@ use crate::{
 
 /// That many are forgotten at once, so that one more costs little.
 const FORGOTTEN_AT_ONCE: usize = 256;
-/// If there are more, those whose time has passed are forgotten only so often, because each has to be looked at.
+/// With more than [`FORGOTTEN_AT_ONCE`] ended holds, expired ones are forgotten only so often: each has to be looked
+/// at.
 const FORGET_PAUSE: Duration = Duration::from_secs(1);
 
 impl Holds {
-    /// Forgets holds whose time to be remembered has passed.
+    /// Forgets holds whose retention has ended.
     pub(in crate::store) fn forget(&mut self, now: Timestamp) {
         let charged = self.each.iter().filter(|hold| hold.state == HoldState::Charged);
         let next = charged.map(Hold::forgotten_at).fold(self.next_forgotten.0, Timestamp::min);
         if now < next {
             return;
         }
-        let (id_bytes, request_ids, changes) = (&mut self.id_bytes, &mut self.request_ids, &mut self.changes);
+        let id_bytes = &mut self.id_bytes;
+        let request_ids = &mut self.request_ids;
+        let changes = &mut self.changes;
         self.each.retain(|hold| {
             let stays = hold.state == HoldState::Open || now < hold.forgotten_at();
             if !stays {
@@ -53,14 +56,14 @@ impl Holds {
     }
 
     /// Forgets the oldest of the reservations that have ended, if there are too many. Those that are settled go first.
-    /// Requests are remembered for their time, so that no repeated one is charged again.
+    /// Ids of requests are retained for their time, so that no repeated one is charged again.
     pub(super) fn forget_oldest(&mut self) {
         let reservations = self.ended.len() - self.request_ids;
         let excess = (self.each.len() + reservations).saturating_sub(IDS_MAX).min(reservations);
         if excess < FORGOTTEN_AT_ONCE {
             return;
         }
-        let age = |(id, ended): (&HoldId, &Ended)| (ended.settled.is_none(), ended.change.0, id.clone());
+        let age = |(id, ended): (&HoldId, &EndedHold)| (ended.settled.is_none(), ended.change.0, id.clone());
         let of_reservations = self.ended.iter().filter(|(id, _)| !id.is_of_request());
         let mut ended: Vec<_> = of_reservations.map(age).collect();
         ended.select_nth_unstable(excess - 1);
@@ -73,12 +76,12 @@ impl Holds {
         std::mem::take(&mut self.forgotten_early.0)
     }
 
-    /// Remembers a hold that has ended.
-    pub(super) fn remember(&mut self, id: HoldId, ended: Ended) {
+    /// Retains a hold that has ended.
+    pub(super) fn remember(&mut self, id: HoldId, ended: EndedHold) {
         let change = self.changes.next();
         self.next_forgotten.0 = self.next_forgotten.0.min(ended.forgotten_at);
         let of_request = usize::from(id.is_of_request());
-        if self.ended.insert(id, Ended { change, ..ended }).is_none() {
+        if self.ended.insert(id, EndedHold { change, ..ended }).is_none() {
             self.request_ids += of_request;
         }
         self.forget_oldest();
@@ -94,10 +97,13 @@ impl Holds {
 
     pub(super) fn end(&mut self, hold: Hold, settled: Option<Settled>) {
         let forgotten_at = hold.forgotten_at();
-        self.remember(hold.id, Ended { answer: hold.answer, settled, forgotten_at, change: Uncompared(0) });
+        self.remember(
+            hold.id,
+            EndedHold { answer: hold.answer, settled, forgotten_at, change: Uncompared(0) },
+        );
     }
 
-    /// Remembers the settlement of an id that is unknown, or whose hold was released.
+    /// Retains the settlement of an id that is unknown, or whose hold was released.
     pub(super) fn end_unknown(&mut self, id: &HoldId, settled: Settled, now: Timestamp) {
         if let Some(ended) = self.ended.get_mut(id) {
             (ended.settled, ended.change) = (Some(settled), self.changes.next());
@@ -106,11 +112,12 @@ impl Holds {
         let Settled { remaining, reset_after, .. } = settled;
         let answer = HoldAnswer { verdict: Verdict::Pass, remaining, reset_after };
         self.id_bytes += id.bytes.len();
-        let (settled, forgotten_at) = (Some(settled), now.after(REMEMBERED));
-        self.remember(id.clone(), Ended { answer, settled, forgotten_at, change: Uncompared(0) });
+        let settled = Some(settled);
+        let forgotten_at = now.after(RETENTION);
+        self.remember(id.clone(), EndedHold { answer, settled, forgotten_at, change: Uncompared(0) });
     }
 
-    /// Remembers a refund, as long as a charge of the same terms. The id must be unknown.
+    /// Retains a refund, as long as a charge of the same terms. The id must be unknown.
     pub(in crate::store) fn remember_refund(
         &mut self,
         terms: &HoldTerms,
@@ -118,12 +125,14 @@ impl Holds {
         now: Timestamp,
     ) {
         let Decision { remaining, reset_after, .. } = *decision;
-        let (outcome, reserved, uncharged) = (SettleOutcome::Open, 0, 0);
+        let outcome = SettleOutcome::Open;
+        let reserved = 0;
+        let uncharged = 0;
         let settled = Some(Settled { outcome, reserved, uncharged, remaining, reset_after });
-        let forgotten_at = now.after(terms.ttl.min(HOLD_TTL_MAX)).after(REMEMBERED);
+        let forgotten_at = now.after(terms.ttl.min(HOLD_TTL_MAX)).after(RETENTION);
         self.id_bytes += terms.id.bytes.len();
-        let answer = HoldAnswer::of(decision);
-        self.remember(terms.id.clone(), Ended { answer, settled, forgotten_at, change: Uncompared(0) });
+        let answer = HoldAnswer::from_decision(decision);
+        self.remember(terms.id.clone(), EndedHold { answer, settled, forgotten_at, change: Uncompared(0) });
     }
 
     pub(super) fn set_next_forgotten(&mut self) {

@@ -5,7 +5,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    algorithm::{Admission, Counter, Held, Limit, Place},
+    algorithm::{Admission, ChargePosition, Counter, HeldCharge, Limit},
     store::{
         holds::{changes::Uncompared, ended::HoldAnswer},
         reservation::{HoldId, OnExpiry},
@@ -13,8 +13,8 @@ use crate::{
     time::Timestamp,
 };
 
-/// A hold is remembered for this long after its expiry.
-pub(crate) const REMEMBERED: Duration = Duration::from_secs(60);
+/// A hold is retained for this long after its expiry.
+pub(crate) const RETENTION: Duration = Duration::from_secs(60);
 
 /// One hold that still weighs something.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -27,7 +27,7 @@ pub(super) struct Hold {
     pub(super) expires_at: Timestamp,
     pub(super) on_expiry: OnExpiry,
     pub(super) state: HoldState,
-    pub(super) held: Held,
+    pub(super) held: HeldCharge,
     // What tells whether it has changed since the last copy of changes.
     #[serde(skip)]
     pub(super) copied: Uncompared<u64>,
@@ -47,14 +47,14 @@ impl Hold {
         self.state == HoldState::Open && limit.admission() == Admission::InFlight
     }
 
-    /// Charges places that it has kept, as of the reservation.
+    /// Charges places that it has retained, as of the reservation.
     pub(super) fn charge_places(&self, limit: &Limit, counter: &mut Counter, places: u64, now: Timestamp) {
-        if let Place::Instant(at) = self.held.place {
+        if let ChargePosition::Instant(at) = self.held.place {
             limit.charge_at(counter, places, at.min(now), now);
         }
     }
 
     pub(super) fn forgotten_at(&self) -> Timestamp {
-        self.expires_at.after(REMEMBERED)
+        self.expires_at.after(RETENTION)
     }
 }

@@ -1,7 +1,7 @@
 //! Merges what two replicas have made of the same holds.
 
 use crate::{
-    algorithm::{Counter, Held, Limit},
+    algorithm::{Counter, HeldCharge, Limit},
     store::{
         HOLDS_MAX, HoldId, OnExpiry,
         holds::{HoldState, Holds},
@@ -64,7 +64,7 @@ impl Holds {
         while !holds.each.is_empty() && self.each.len() < HOLDS_MAX {
             let (mut hold, taken) = holds.take_back(0, &mut absorbed, 0, now);
             if !hold.keeps_places(limit) {
-                hold.held = Held { taken, floor: u128::MAX, ..hold.held };
+                hold.held = HeldCharge { taken, floor: u128::MAX, ..hold.held };
                 limit.observe(&mut hold.held, counter, now);
             }
             self.id_bytes += hold.id.bytes.len();

@@ -1,11 +1,11 @@
 //! The memory that holds take.
 
 use crate::store::{
-    holds::{Holds, ended::Ended, hold::Hold},
+    holds::{Holds, ended::EndedHold, hold::Hold},
     reservation::HoldId,
 };
 
-/// The approximate memory of an entry of a tree besides key and value, in bytes.
+/// The approximate memory of an entry of a tree without key and value, in bytes.
 const TREE_ENTRY_BYTES: usize = 16;
 
 /// What the holds of one counter take.
@@ -16,7 +16,8 @@ pub(in crate::store) struct HoldSize {
 }
 
 impl Holds {
-    /// The bytes that the first hold of a counter takes beside [`Holds::bytes_of_one`]: a vector begins with four places.
+    /// The bytes that the first hold of a counter takes in addition to [`Holds::bytes_of_one`]: a vector begins with
+    /// four places.
     pub(in crate::store) const BYTES_OF_FIRST: usize = size_of::<Self>() + 2 * size_of::<Hold>();
 
     /// What they take.
@@ -26,7 +27,7 @@ impl Holds {
 
     /// The approximate memory, in bytes.
     pub(in crate::store) fn bytes(&self) -> usize {
-        let ended = size_of::<(HoldId, Ended)>() + TREE_ENTRY_BYTES;
+        let ended = size_of::<(HoldId, EndedHold)>() + TREE_ENTRY_BYTES;
         size_of::<Self>()
             + self.each.capacity() * size_of::<Hold>()
             + self.ended.len() * ended
@@ -37,7 +38,7 @@ impl Holds {
     /// The bytes that one more hold of this id takes.
     pub(in crate::store) fn bytes_of_one(id: &HoldId) -> usize {
         // A vector grows to twice its length.
-        2 * size_of::<Hold>() + size_of::<(HoldId, Ended)>() + TREE_ENTRY_BYTES + id.bytes.len()
+        2 * size_of::<Hold>() + size_of::<(HoldId, EndedHold)>() + TREE_ENTRY_BYTES + id.bytes.len()
     }
 
     pub(super) fn with_bytes_of_ids(self) -> Self {

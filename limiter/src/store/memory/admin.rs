@@ -12,7 +12,7 @@ use crate::{
         decide_set::decide_set,
         held_counter::Room,
         memory::{LockedSlots, Memory},
-        operation::{CounterOperation, HoldOutcome, Outcome, Shown},
+        operation::{CounterDetails, CounterOperation, HoldOutcome, OperationOutcome},
     },
     time::Timestamp,
 };
@@ -39,9 +39,9 @@ pub struct CounterState {
     pub idle_at: Option<Timestamp>,
     /// The answer to a peek.
     pub peek: Decision,
-    /// The open holds, if they are asked for.
+    /// The open holds, if the caller requests them.
     pub holds: Arc<OpenHolds>,
-    /// What is remembered of refusals, if that is asked for.
+    /// The record of refusals, if the caller requests it.
     pub penalty: Option<PenaltyState>,
     /// Clients with parts of the limit, if a replica of a cluster divides it.
     pub subscribers: Option<Arc<Subscribers>>,
@@ -50,9 +50,9 @@ pub struct CounterState {
 /// A counter before and after its replacement.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Replacement {
-    /// Before.
+    /// The counter before its replacement.
     pub before: CounterState,
-    /// After.
+    /// The counter after its replacement.
     pub after: CounterState,
 }
 
@@ -68,7 +68,7 @@ impl Admin<'_> {
         let mut locked = self.memory.lock(checks, now);
         let before = checks.iter().map(|check| locked.state(check.key, check.limit)).collect();
         let limits: SmallVec<[Cow<'_, Limit>; 2]> =
-            checks.iter().map(|check| locked.beside(check.key, check.limit)).collect();
+            checks.iter().map(|check| locked.limit_without_holds(check.key, check.limit)).collect();
         let mut copies = self.copies(&mut locked, checks);
         drop(locked);
         let decisions = decide_set(checks, refused, |index, operation| {
@@ -84,7 +84,8 @@ impl Admin<'_> {
 
     /// Copies of the stored counters of the checks.
     fn copies(&self, locked: &mut LockedSlots<'_>, checks: &Checks<'_>) -> Vec<(Key, Counter)> {
-        let (mut copies, at): (Vec<(Key, Counter)>, _) = (Vec::new(), self.memory.at(locked.now));
+        let mut copies = Vec::<(Key, Counter)>::new();
+        let at = self.memory.at(locked.now);
         for check in checks {
             if let Some(packed) = locked.table(check.key).get(check.key)
                 && copies.iter().all(|(key, _)| *key != check.key)
@@ -115,14 +116,14 @@ impl Admin<'_> {
 }
 
 impl CounterState {
-    /// The state of a counter elsewhere that was peeked at, or shown, at `now`.
-    pub(crate) fn of_outcome(limit: &Limit, outcome: &Outcome, now: Timestamp) -> Self {
+    /// The state of a counter elsewhere from the outcome of a peek at `now`.
+    pub(crate) fn from_outcome(limit: &Limit, outcome: &OperationOutcome, now: Timestamp) -> Self {
         let peek = outcome.decision;
         let is_used = peek.remaining < limit.allowance() && !peek.reset_after.is_zero();
         let idle_at = is_used.then(|| now.after(peek.reset_after));
         match &outcome.hold {
             HoldOutcome::Shown(shown) => {
-                let Shown { holds, penalty, subscribers } = Shown::clone(shown);
+                let CounterDetails { holds, penalty, subscribers } = CounterDetails::clone(shown);
                 let remembered = penalty.map(|penalty| now.after(penalty.forgotten_after));
                 Self { idle_at: idle_at.max(remembered), peek, holds, penalty, subscribers }
             }
@@ -132,7 +133,7 @@ impl CounterState {
         }
     }
 
-    pub(super) fn of(counter: Option<&Counter>, limit: &Limit, now: Timestamp) -> Self {
+    pub(super) fn new(counter: Option<&Counter>, limit: &Limit, now: Timestamp) -> Self {
         let idle_at = counter.map(|counter| limit.idle_at(counter)).filter(|idle_at| now < *idle_at);
         let mut copy = counter.cloned().unwrap_or_else(|| limit.fresh());
         let peek = limit.decide(&mut copy, now, Operation::Peek);

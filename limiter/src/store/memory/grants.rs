@@ -1,6 +1,6 @@
-//! What clients that decide by themselves have of a limit. It is stored beside the counter: a share of the rate lowers
-//! the rate of the counter, hits of a slice count as charged until they are used or given back. Callers that ask get
-//! what is left.
+//! What clients that decide by themselves have of a limit. It is stored with the counter: a share of the rate lowers
+//! the rate of the counter, hits of a slice count as charged until they are used or given back. Callers that request
+//! hits get what is left.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use crate::{
     store::{
         memory::{Memory, locked::LockedSlots},
         operation::charge_used,
-        table::Grant,
+        table::CounterGrant,
     },
     time::Timestamp,
 };
@@ -24,14 +24,14 @@ pub struct Grants<'m> {
 /// A counter at the turn of its divider.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CounterView {
-    /// Hits that would pass now if no hits were granted. Of a limit with a rate: what is left of its burst beside what
+    /// Hits that would pass now if no hits were granted. Of a limit with a rate: what is left of its burst without what
     /// is granted.
     pub free: u64,
-    /// If no hit passes beside those that are granted: the time until one does, if that is known. `None` for a limit with
-    /// a rate.
+    /// If no hit passes in addition to those that are granted: the time until one does, if that is known. `None` for a
+    /// limit with a rate.
     pub free_after: Option<Duration>,
-    /// Hits that callers have asked for since the last turn.
-    pub asked: u64,
+    /// Hits that callers have requested since the last turn.
+    pub requested: u64,
 }
 
 /// What a turn of the divider does to a counter.
@@ -39,7 +39,7 @@ pub struct CounterView {
 pub struct Turn {
     /// Hits that clients have used. They are charged whether they would pass or not.
     pub used: u64,
-    /// Hits of a burst that clients may have used. They are charged in the same way.
+    /// Hits of a burst that clients may have used. They are charged whether they would pass or not.
     pub spent: u64,
     /// Hits of a burst that were charged, and that clients have not used.
     pub returned: u64,
@@ -55,14 +55,15 @@ impl Grants<'_> {
             return;
         }
         locked.settle_side_data_of(key, limit);
-        let asked = locked.table(key).grant_mut(key).map_or(0, |grant| std::mem::take(&mut grant.asked));
+        let requested =
+            locked.table(key).grant_mut(key).map_or(0, |grant| std::mem::take(&mut grant.requested));
         let before = locked.granted(key).rate;
-        let mut view = CounterView { asked, ..CounterView::default() };
+        let mut view = CounterView { requested, ..CounterView::default() };
         let with_leased = Operation::Charge(locked.leased(key).saturating_add(1));
         let mut counter = locked.copy(key, limit);
-        view.free = free(&limit.beside_rate(before).decide(&mut counter, now, with_leased));
+        view.free = free(&limit.without_rate_and_burst(before).decide(&mut counter, now, with_leased));
         if limit.hit_rate().is_none() {
-            view.free_after = free_after(&locked.peek_beside_grants(key, limit, Operation::Charge(1)));
+            view.free_after = free_after(&locked.peek_with_grants(key, limit, Operation::Charge(1)));
         }
         let turn = divide(view);
         locked.table(key).set_granted(key, limit, turn.granted);
@@ -89,7 +90,7 @@ impl Grants<'_> {
     /// Ends the division of the counter of `key`.
     pub fn end(&self, key: Key, now: Timestamp) {
         let mut locked = self.memory.lock_key(key, now);
-        if let Some(Grant { limit, granted, .. }) = locked.table(key).end_grant(key)
+        if let Some(CounterGrant { limit, granted, .. }) = locked.table(key).end_grant(key)
             && locked.are_owned()
         {
             locked.settle_turn(key, &limit, granted.rate, Turn::default());
@@ -105,7 +106,9 @@ impl LockedSlots<'_> {
         if charged == 0 && returned == 0 && before == after {
             return;
         }
-        let (memory, now, left) = (self.memory, self.now, limit.beside_rate(after));
+        let memory = self.memory;
+        let now = self.now;
+        let left = limit.without_rate_and_burst(after);
         self.with_held(key, |counter| {
             counter.update(&left, memory.at(now), |left, counter| {
                 limit.keep_debt(counter, before, after, now);

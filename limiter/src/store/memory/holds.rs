@@ -9,10 +9,10 @@ use crate::{
     descriptor::Key,
     store::{
         Check, Checks, HoldId, HoldTerms, NotLocal, Reserved, Settled, Slot, UnknownId,
-        held_counter::{Draft, Exhausted, HeldCounter, Reserve, Room},
+        held_counter::{Exhausted, HeldCounter, ReservationDraft, Reserve, Room},
         memory::{LockedSlots, Memory, tables::Taken},
-        operation::{CounterOperation, Outcome},
-        table::Table,
+        operation::{CounterOperation, OperationOutcome},
+        table::SlotTable,
     },
     time::Timestamp,
 };
@@ -53,7 +53,7 @@ impl Memory {
                     taken.push(self.tables.take(locked.table(check.key), check.key));
                     taken.len() - 1
                 });
-                let terms = terms.of_part(index, id);
+                let terms = terms.for_part(index, id);
                 let leased = locked.leased(check.key);
                 Reserve { counter, limit: check.limit, terms, hits: check.hits(), leased }
             })
@@ -81,7 +81,8 @@ impl Memory {
         })
     }
 
-    /// The same for counters that are taken out of their tables. `store` returns which of them have a place there.
+    /// Holds the charges of all checks, or none of them, in counters that are taken out of their tables. `store`
+    /// returns which of the counters have a place there.
     fn reserve_taken(
         &self,
         each: &[Reserve<'_>],
@@ -91,7 +92,7 @@ impl Memory {
         store: impl FnOnce(&[HeldCounter]) -> SmallVec<[bool; 2]>,
     ) -> Result<Reserved, Exhausted> {
         let at = self.at(now);
-        let mut draft = Draft::new(each, counters, at);
+        let mut draft = ReservationDraft::new(each, counters, at);
         if refused(&draft.decisions) {
             return Ok(draft.not_held(each, counters, at, |_| true));
         }
@@ -136,10 +137,11 @@ impl Memory {
         check: &Check<'_>,
         operation: &CounterOperation,
         now: Timestamp,
-    ) -> Result<Outcome, NotLocal> {
+    ) -> Result<OperationOutcome, NotLocal> {
         let mut locked = self.lock_for_holds(std::slice::from_ref(check), now)?;
         locked.require_unleased(std::slice::from_ref(check), |_| false)?;
-        let (at, room) = (self.at(now), self.tables.room());
+        let at = self.at(now);
+        let room = self.tables.room();
         let ((outcome, is_changed), _) =
             locked.with_held(check.key, |counter| counter.apply(check.limit, operation, at, room));
         if is_changed {
@@ -176,7 +178,7 @@ impl Memory {
     }
 
     /// Ends the holds of a slot that have expired, and forgets those that ended long ago.
-    pub(super) fn sweep_holds(&self, slot: Slot, table: &mut Table, now: Timestamp) {
+    pub(super) fn sweep_holds(&self, slot: Slot, table: &mut SlotTable, now: Timestamp) {
         for key in table.keys_with_holds() {
             let Some(limit) = table.holds(key).map(|holds| holds.limit().clone()) else { continue };
             let changed = self.tables.expire_holds(table, key, &limit, self.at(now));
@@ -192,7 +194,8 @@ impl LockedSlots<'_> {
     /// Checks that what settling charges does not depend on leased hits. Changes nothing.
     fn require_chargeable(&self, check: &Check<'_>, id: &HoldId) -> Result<(), NotLocal> {
         let Check { key, limit, .. } = *check;
-        let (leased, actual) = (self.leased(key), check.hits());
+        let leased = self.leased(key);
+        let actual = check.hits();
         let missing = self.holds(key).map_or(actual, |holds| holds.charges(id, actual));
         if leased == 0 || missing == 0 {
             return Ok(());
@@ -206,7 +209,9 @@ impl LockedSlots<'_> {
     }
 
     fn settle(&mut self, check: &Check<'_>, id: &HoldId, unknown: UnknownId) -> Settled {
-        let (memory, now, actual) = (self.memory, self.now, check.hits());
+        let memory = self.memory;
+        let now = self.now;
+        let actual = check.hits();
         let room = match unknown {
             UnknownId::Remember => memory.tables.room(),
             UnknownId::Forget => Room::NONE,

@@ -1,5 +1,5 @@
-//! Hits that are leased to other replicas. They are stored beside the counter and count as charged until they are used
-//! or returned.
+//! Hits that are leased to other replicas. They are stored with the counter and count as charged until they are used or
+//! returned.
 
 use crate::{
     algorithm::{Counter, Decision, Limit, Operation},

@@ -22,7 +22,7 @@ use crate::{
             ownership::{OwnershipTable, SlotOwnership},
         },
         operation::CounterOperation,
-        table::Table,
+        table::SlotTable,
     },
     time::Timestamp,
 };
@@ -33,7 +33,7 @@ pub(super) struct LockedSlots<'m> {
     pub(super) now: Timestamp,
     // Invariant: ascending and unique; one table for each, and one ownership for each in a cluster.
     slots: SmallVec<[Slot; 2]>,
-    tables: SmallVec<[MutexGuard<'m, Table>; 2]>,
+    tables: SmallVec<[MutexGuard<'m, SlotTable>; 2]>,
     ownerships: Option<Ownerships<'m>>,
 }
 
@@ -96,12 +96,12 @@ impl LockedSlots<'_> {
     }
 
     /// The table of a key.
-    pub(super) fn table(&mut self, key: Key) -> &mut Table {
+    pub(super) fn table(&mut self, key: Key) -> &mut SlotTable {
         let position = self.position(key);
         &mut self.tables[position]
     }
 
-    fn table_ref(&self, key: Key) -> &Table {
+    fn table_ref(&self, key: Key) -> &SlotTable {
         &self.tables[self.position(key)]
     }
 
@@ -122,9 +122,11 @@ impl LockedSlots<'_> {
         }
     }
 
-    /// The same for one counter.
+    /// Merges pending usage into the counter of `key`, and ends its holds that have expired.
     pub(super) fn settle_side_data_of(&mut self, key: Key, limit: &Limit) {
-        let (memory, now, position) = (self.memory, self.now, self.position(key));
+        let memory = self.memory;
+        let now = self.now;
+        let position = self.position(key);
         let table = &mut self.tables[position];
         let mut has_changed = false;
         if let Some(ownerships) = &mut self.ownerships {
@@ -142,23 +144,24 @@ impl LockedSlots<'_> {
 
     /// Applies `change` to the counter of `key` with its holds, and returns whether the counter is stored.
     pub(super) fn with_held<R>(&mut self, key: Key, change: impl FnOnce(&mut HeldCounter) -> R) -> (R, bool) {
-        let (memory, now) = (self.memory, self.now);
+        let memory = self.memory;
+        let now = self.now;
         memory.tables.with_held(self.table(key), key, now, change)
     }
 
     /// The state of the counter of `key`.
     pub(super) fn state(&self, key: Key, limit: &Limit) -> CounterState {
         let packed = self.table_ref(key).get(key);
-        let limit = &limit.beside_rate(self.granted(key).rate);
+        let limit = &limit.without_rate_and_burst(self.granted(key).rate);
         let counter = packed.map(|packed| packed.corrected(limit, self.memory.at(self.now)));
-        let state = CounterState::of(counter.as_ref(), &self.beside(key, limit), self.now);
+        let state = CounterState::new(counter.as_ref(), &self.limit_without_holds(key, limit), self.now);
         let holds = self.holds(key).map(|holds| holds.list(self.now)).unwrap_or_default();
         CounterState { holds: Arc::new(holds), ..state }
     }
 
-    /// The limit of the counter of `key` alone, without what its holds keep beside it.
-    pub(super) fn beside<'l>(&self, key: Key, limit: &'l Limit) -> Cow<'l, Limit> {
-        self.holds(key).map_or(Cow::Borrowed(limit), |holds| holds.beside(limit))
+    /// The limit of the counter of `key` alone, without the places that its holds keep.
+    pub(super) fn limit_without_holds<'l>(&self, key: Key, limit: &'l Limit) -> Cow<'l, Limit> {
+        self.holds(key).map_or(Cow::Borrowed(limit), |holds| holds.limit_without_holds(limit))
     }
 
     /// Records that the counter of `key` has changed.
@@ -193,9 +196,10 @@ impl LockedSlots<'_> {
     }
 
     /// What the counter of `key` would say without a charge, with what is granted of it.
-    pub(super) fn peek_beside_grants(&self, key: Key, limit: &Limit, operation: Operation) -> Decision {
+    pub(super) fn peek_with_grants(&self, key: Key, limit: &Limit, operation: Operation) -> Decision {
         let Granted { rate, hits } = self.granted(key);
-        let (limit, mut counter) = (limit.without_rate(rate), self.copy(key, limit));
+        let mut counter = self.copy(key, limit);
+        let limit = limit.without_rate(rate);
         let leased = self.leased(key).saturating_add(hits);
         decide_leased(&limit, &mut counter, operation, leased, self.now).decision
     }
@@ -213,7 +217,8 @@ impl LockedSlots<'_> {
 
     /// Sets the leased hits of `key`.
     pub(super) fn set_leased(&mut self, key: Key, hits: u64) {
-        let (memory, position) = (self.memory, self.position(key));
+        let memory = self.memory;
+        let position = self.position(key);
         if let Some(Ownerships { each, .. }) = &mut self.ownerships {
             each[position]
                 .update_side_data(|| memory.empty_side_data(), |side_data| side_data.set_leased(key, hits));
@@ -222,13 +227,15 @@ impl LockedSlots<'_> {
 
     /// Applies an operation to the counter of a check, and returns whether the counter is stored.
     pub(super) fn apply(&mut self, check: &Check<'_>, operation: &CounterOperation) -> (Decision, bool) {
-        let (memory, now, leased) = (self.memory, self.now, self.leased(check.key));
+        let memory = self.memory;
+        let now = self.now;
+        let leased = self.leased(check.key);
         let table = self.table(check.key);
         if leased == 0 && !table.has_holds_or_grants() {
             return memory.tables.touch(table, check, operation, memory.at(now), Some);
         }
         if let Some(grant) = table.grant_mut(check.key) {
-            grant.asked = grant.asked.saturating_add(check.hits());
+            grant.requested = grant.requested.saturating_add(check.hits());
             let Granted { rate, hits } = grant.granted;
             let limit = check.limit.without_rate(rate);
             return memory.tables.touch_unpacked(
@@ -264,7 +271,8 @@ impl LockedSlots<'_> {
         if checks.iter().all(|check| self.leased(check.key) == 0) {
             return Ok(());
         }
-        let (mut copies, mut wanted): (BTreeMap<Key, Counter>, _) = (BTreeMap::new(), None);
+        let mut copies = BTreeMap::<Key, Counter>::new();
+        let mut wanted = None;
         decide_set(checks, refused, |index, operation| {
             let Check { key, limit, .. } = checks[index];
             let copy = copies.entry(key).or_insert_with(|| self.copy(key, limit));

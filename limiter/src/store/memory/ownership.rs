@@ -14,10 +14,10 @@ use crate::{
     lock::Lock,
     store::{
         PendingUsage, Slot,
-        budget::Reservation,
+        budget::MemoryReservation,
         key_hasher::KeyHasher,
         slot_data::{self, UnknownRecords},
-        table::Table,
+        table::SlotTable,
     },
     time::Timestamp,
 };
@@ -40,13 +40,13 @@ pub(super) struct OwnershipTable {
 pub(super) struct SlotOwnership {
     owned: bool,
     seq: u64,
-    changed: Changed,
+    changed: ChangedCounters,
     side_data: Option<Box<SideData>>,
 }
 
 /// Which counters of a slot have changed since their last copy.
 #[derive(Debug)]
-pub(super) enum Changed {
+pub(super) enum ChangedCounters {
     Some(ChangedKeys),
     All,
 }
@@ -56,7 +56,7 @@ pub(super) enum Changed {
 pub(super) struct ChangedKeys {
     pub(super) keys: HashSet<Key, BuildHasherDefault<KeyHasher>>,
     // Whether the slot is known to have a log.
-    are_beside_log: bool,
+    accompany_log: bool,
 }
 
 /// State that only few slots have.
@@ -65,10 +65,10 @@ pub(super) struct SideData {
     pub(super) leased: HashMap<Key, u64, BuildHasherDefault<KeyHasher>>,
     pub(super) pending: PendingUsage,
     pub(super) unknown: UnknownRecords,
-    pub(super) reservation: Reservation,
+    pub(super) reservation: MemoryReservation,
 }
 
-impl Default for Changed {
+impl Default for ChangedCounters {
     fn default() -> Self {
         Self::Some(ChangedKeys::default())
     }
@@ -76,9 +76,9 @@ impl Default for Changed {
 
 impl ChangedKeys {
     /// Whether a counter of the slot is a log, of which a copy of the whole slot has all entries.
-    fn are_beside_log(&mut self, table: &Table) -> bool {
-        self.are_beside_log = self.are_beside_log || table.has_log();
-        self.are_beside_log
+    fn accompany_log(&mut self, table: &SlotTable) -> bool {
+        self.accompany_log = self.accompany_log || table.has_log();
+        self.accompany_log
     }
 }
 
@@ -96,22 +96,29 @@ impl OwnershipTable {
     }
 
     /// Records a change of the counter of `key` in the table of its slot.
-    pub(super) fn record_change(&self, slot: Slot, ownership: &mut SlotOwnership, key: Key, table: &Table) {
+    pub(super) fn record_change(
+        &self,
+        slot: Slot,
+        ownership: &mut SlotOwnership,
+        key: Key,
+        table: &SlotTable,
+    ) {
         ownership.seq += 1;
         if !self.tracking.load(Ordering::Relaxed) {
             return;
         }
-        if let Changed::Some(changed) = &mut ownership.changed {
+        if let ChangedCounters::Some(changed) = &mut ownership.changed {
             if changed.keys.is_empty() {
                 self.flag(slot);
             }
             changed.keys.insert(key);
             // With more changes than this, a copy of the whole slot is cheaper, unless counters are copied in part. The
             // keys of counters that have gone since are bounded in any case.
-            let (all, keys) = (table.len(), changed.keys.len());
-            let is_cheaper = all < keys * 2 && !table.has_holds() && !changed.are_beside_log(table);
+            let all = table.len();
+            let keys = changed.keys.len();
+            let is_cheaper = all < keys * 2 && !table.has_holds() && !changed.accompany_log(table);
             if is_cheaper || GONE_KEYS_MAX + all < keys {
-                ownership.changed = Changed::All;
+                ownership.changed = ChangedCounters::All;
             }
         }
     }
@@ -119,7 +126,7 @@ impl OwnershipTable {
     /// Records that the whole slot has changed.
     pub(super) fn record_all_changed(&self, slot: Slot, ownership: &mut SlotOwnership) {
         if self.tracking.load(Ordering::Relaxed) {
-            ownership.changed = Changed::All;
+            ownership.changed = ChangedCounters::All;
             self.flag(slot);
         }
     }
@@ -200,7 +207,7 @@ impl SlotOwnership {
     }
 
     /// Takes the changes since the last call.
-    pub(super) fn take_changed(&mut self) -> Changed {
+    pub(super) fn take_changed(&mut self) -> ChangedCounters {
         std::mem::take(&mut self.changed)
     }
 }

@@ -6,16 +6,16 @@ use crate::{
     algorithm::{Limit, Operation},
     descriptor::Key,
     store::{
-        Changes, Consumption, OnFull, Slot, SlotCopy, SlotData, SlotSource, StoredSlot,
-        budget::{Budget, Reservation},
+        Consumption, OnFull, Slot, SlotChanges, SlotData, SlotSnapshot, SlotSource, StoredSlot,
+        budget::{Budget, MemoryReservation},
         held_counter::HeldCounter,
         key_hasher::ByKey,
         memory::{
             Memory,
-            ownership::{Changed, ChangedKeys, SideData, SlotOwnership},
+            ownership::{ChangedCounters, ChangedKeys, SideData, SlotOwnership},
         },
         packed_counter::PackedCounter,
-        table::Table,
+        table::SlotTable,
     },
     time::Timestamp,
 };
@@ -46,7 +46,8 @@ impl Memory {
             (std::mem::take(&mut *table), std::mem::take(&mut *ownership))
         };
         let holds = table.take_all_holds(&self.tables.resources);
-        let (bytes, seq) = (table.bytes(), ownership.seq());
+        let bytes = table.bytes();
+        let seq = ownership.seq();
         let SideData { pending, unknown, .. } = ownership.into_side_data();
         let data = SlotData::all(self.with_keys(slot, table.into_counters()), holds, pending, unknown);
         let data = data.with_lead(self.restrictions.lead());
@@ -140,7 +141,7 @@ impl Memory {
         true
     }
 
-    /// Suspends all decisions, whatever this replica owns, while it hears too few members.
+    /// Suspends all decisions, whatever this replica owns, while it receives from too few members.
     pub fn set_suspended(&self, suspended: bool) {
         self.restrictions.set_suspended(suspended);
     }
@@ -166,8 +167,8 @@ impl Memory {
     }
 
     /// Bytes outside of tables that count in the memory limit.
-    pub(crate) fn reservation(&self) -> Reservation {
-        Reservation::of(&self.tables.resources.budget)
+    pub(crate) fn reservation(&self) -> MemoryReservation {
+        MemoryReservation::new(&self.tables.resources.budget)
     }
 
     /// Starts to record which counters change.
@@ -184,21 +185,21 @@ impl Memory {
 
     /// Copies of the counters of `slot` that were changed or removed since the last call of this or [`Memory::whole`].
     /// Empty if the slot is not owned.
-    pub fn changes(&self, slot: Slot) -> Changes {
+    pub fn changes(&self, slot: Slot) -> SlotChanges {
         self.copies_of(slot, SlotOwnership::take_changed)
     }
 
     /// Copies of all counters of `slot`.
-    pub fn whole(&self, slot: Slot) -> Changes {
+    pub fn whole(&self, slot: Slot) -> SlotChanges {
         let all = |ownership: &mut SlotOwnership| {
             ownership.take_changed();
-            Changed::All
+            ChangedCounters::All
         };
         self.copies_of(slot, all)
     }
 
     /// A copy of `slot` from where a snapshot takes it, with or without a cluster. Does not affect [`Memory::changes`].
-    pub fn copy(&self, slot: Slot, source: SlotSource) -> SlotCopy {
+    pub fn copy(&self, slot: Slot, source: SlotSource) -> SlotSnapshot {
         let epoch = match source {
             SlotSource::Memory { epoch } => epoch,
             SlotSource::Copy(copy) => return (*copy).into(),
@@ -208,34 +209,42 @@ impl Memory {
         let seq = ownership.as_ref().map_or(0, |ownership| ownership.seq());
         let side_data = ownership.as_ref().and_then(|ownership| ownership.side_data());
         let (pending, unknown) = side_data.map(SideData::copies).unwrap_or_default();
-        let (counters, holds, granted) = (table.copies(), table.copies_of_holds(), table.granted());
+        let counters = table.copies();
+        let holds = table.copies_of_holds();
+        let granted = table.granted();
         drop((ownership, table));
         let rest = SlotData::all(std::iter::empty(), holds, pending, unknown);
         let rest = StoredSlot { slot, epoch, seq, data: rest.with_lead(self.restrictions.lead()) };
-        SlotCopy::new(rest, counters, granted, self.slots())
+        SlotSnapshot::new(rest, counters, granted, self.slots())
     }
 
-    fn copies_of(&self, slot: Slot, which: impl FnOnce(&mut SlotOwnership) -> Changed) -> Changes {
-        let Some(ownerships) = &self.ownerships else { return Changes::default() };
+    fn copies_of(
+        &self,
+        slot: Slot,
+        which: impl FnOnce(&mut SlotOwnership) -> ChangedCounters,
+    ) -> SlotChanges {
+        let Some(ownerships) = &self.ownerships else { return SlotChanges::default() };
         let resources = &self.tables.resources;
         let mut table = self.tables.lock(slot);
         let mut ownership = ownerships.lock(slot);
         if !ownership.is_owned() {
-            return Changes::default();
+            return SlotChanges::default();
         }
         ownerships.unflag(slot);
         let seq = ownership.seq();
         let data = match which(&mut ownership) {
-            Changed::All => {
+            ChangedCounters::All => {
                 let (pending, unknown) = ownership.side_data().map(SideData::copies).unwrap_or_default();
-                let (copies, holds) = (table.copy_all(resources), table.copy_all_holds(resources));
+                let copies = table.copy_all(resources);
+                let holds = table.copy_all_holds(resources);
                 drop((ownership, table));
                 SlotData::all(self.with_keys(slot, copies.into_iter()), holds, pending, unknown)
             }
-            Changed::Some(ChangedKeys { keys, .. }) => {
+            ChangedCounters::Some(ChangedKeys { keys, .. }) => {
                 let pending =
                     ownership.side_data().map(|side_data| side_data.pending.only(&keys)).unwrap_or_default();
-                let (mut counters, mut holds) = (Vec::with_capacity(keys.len()), ByKey::default());
+                let mut counters = Vec::with_capacity(keys.len());
+                let mut holds = ByKey::default();
                 for key in keys {
                     let (counter, changed) = table.copy_changes(key, resources);
                     counters.push((key, counter));
@@ -244,7 +253,7 @@ impl Memory {
                 SlotData::some(counters.into_iter(), holds, pending)
             }
         };
-        Changes { seq, data: data.with_lead(self.restrictions.lead()) }
+        SlotChanges { seq, data: data.with_lead(self.restrictions.lead()) }
     }
 
     /// The counters of the table of `slot` with their keys.
@@ -276,13 +285,13 @@ impl Memory {
     /// Merges pending usage into the counter of `key`, if there is any.
     pub(super) fn absorb_pending(
         &self,
-        table: &mut Table,
+        table: &mut SlotTable,
         ownership: &mut SlotOwnership,
         key: Key,
         limit: &Limit,
         now: Timestamp,
     ) -> bool {
-        if ownership.side_data().is_none_or(|side_data| side_data.pending.of(key).is_empty()) {
+        if ownership.side_data().is_none_or(|side_data| side_data.pending.get(key).is_empty()) {
             return false;
         }
         let pending =
@@ -298,12 +307,13 @@ impl Memory {
         true
     }
 
-    /// The same data, counted in the memory limit until it is dropped; `None` if there is no memory for it.
+    /// `data`, counted in the memory limit until it is dropped; `None` if there is no memory for it.
     pub fn within_limit(&self, data: SlotData) -> Option<SlotData> {
         self.within_limit_in_place_of(&SlotData::default(), data)
     }
 
-    /// The same for data in place of an older copy, which is about to be dropped.
+    /// `data` in place of an older copy, which is about to be dropped; counted in the memory limit until it is dropped.
+    /// `None` if there is no memory for it.
     pub fn within_limit_in_place_of(&self, older: &SlotData, data: SlotData) -> Option<SlotData> {
         let short = self.has_no_room_for(data.bytes().saturating_sub(older.bytes()));
         (!short).then(|| data.charged_to(&self.tables.resources.budget))
@@ -329,8 +339,8 @@ impl Memory {
         stored.into_iter().filter_map(fit).collect()
     }
 
-    /// The same data, counted in the memory limit until it is dropped, whether or not there is memory for it.
-    pub fn counted(&self, data: SlotData) -> SlotData {
+    /// `data`, counted in the memory limit until it is dropped, whether or not there is memory for it.
+    pub fn accounted(&self, data: SlotData) -> SlotData {
         data.charged_to(&self.tables.resources.budget)
     }
 

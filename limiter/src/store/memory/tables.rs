@@ -17,7 +17,7 @@ use crate::{
         operation::CounterOperation,
         packed_counter::{Now, PackedCounter},
         slot_data::HeldConsumption,
-        table::{BYTES_FIRST, EventCounter, HoldTotals, Table, TableResources},
+        table::{BYTES_FIRST, EventCounter, HoldTotals, SlotTable, TableResources},
     },
     time::Timestamp,
 };
@@ -46,7 +46,7 @@ pub(super) struct Tables {
 /// together, and locks do not share a line.
 #[derive(Debug, Default)]
 #[repr(align(64))]
-struct TableLock(Lock<Table>);
+struct TableLock(Lock<SlotTable>);
 
 const _: () = assert!(size_of::<TableLock>() == 64);
 
@@ -65,7 +65,7 @@ pub(super) struct Taken {
     // What the budget knows of it.
     heap: usize,
     size: HoldSize,
-    // Whether its place in the table is kept.
+    // Whether its place in the table is retained.
     pub(super) is_stored: bool,
 }
 
@@ -98,7 +98,7 @@ impl Tables {
 
     /// The slot of a key.
     pub(super) fn slot(&self, key: Key) -> Slot {
-        Slot::of(key, self.slots())
+        Slot::for_key(key, self.slots())
     }
 
     /// All slots, owned or not.
@@ -109,16 +109,16 @@ impl Tables {
 
     /// Locks the table of a slot.
     #[inline]
-    pub(super) fn lock(&self, slot: Slot) -> MutexGuard<'_, Table> {
+    pub(super) fn lock(&self, slot: Slot) -> MutexGuard<'_, SlotTable> {
         self.each[slot.index()].0.lock()
     }
 
     /// Applies an operation to the counter of a check in the table of its slot, which has no holds, and returns whether
-    /// the counter is stored. `keep` returns what is kept of a receipt.
+    /// the counter is stored. `keep` returns what is retained of a receipt.
     #[inline(always)]
     pub(super) fn touch<R>(
         &self,
-        table: &mut Table,
+        table: &mut SlotTable,
         check: &Check<'_>,
         operation: &CounterOperation,
         at: Now,
@@ -139,7 +139,7 @@ impl Tables {
     /// the change.
     pub(super) fn touch_unpacked(
         &self,
-        table: &mut Table,
+        table: &mut SlotTable,
         key: Key,
         limit: &Limit,
         at: Now,
@@ -149,7 +149,7 @@ impl Tables {
             return self.touch_counter(table, key, limit, at, decide);
         }
         let update = |counter: &mut HeldCounter| {
-            let before = Before::of(counter);
+            let before = Before::new(counter);
             let mut decision = counter.update(limit, at, &decide);
             let grown = counter.packed_heap_bytes().saturating_sub(before.heap);
             let mut taken_back = TakenBack::Nothing;
@@ -169,14 +169,14 @@ impl Tables {
     #[inline(never)]
     fn touch_counter(
         &self,
-        table: &mut Table,
+        table: &mut SlotTable,
         key: Key,
         limit: &Limit,
         at: Now,
         decide: impl Fn(&Limit, &mut Counter) -> Decision,
     ) -> (Decision, bool) {
         if let Some(packed) = table.get_mut(key) {
-            let before = Before::of_packed(packed);
+            let before = Before::from_packed(packed);
             let decision = packed.change(limit, at, |counter| decide(limit, counter));
             self.resources.budget.change(before.heap, packed.heap_bytes());
             if before.heap < packed.heap_bytes() && self.resources.budget.is_exceeded() {
@@ -204,7 +204,7 @@ impl Tables {
     #[cold]
     fn require_room_to_grow(
         &self,
-        table: &mut Table,
+        table: &mut SlotTable,
         key: Key,
         (limit, at): (&Limit, Now),
         (before, mut decision): (Before, Decision),
@@ -214,7 +214,8 @@ impl Tables {
         let mut taken = self.take(table, key);
         table.evict_and_shrink(at.now, &self.resources);
         self.evict_elsewhere(at.now);
-        let (counter, mut taken_back) = (&mut taken.counter, TakenBack::Nothing);
+        let counter = &mut taken.counter;
+        let mut taken_back = TakenBack::Nothing;
         if self.resources.budget.is_exceeded() {
             taken_back = counter.take_growth_back(limit, at, &mut decision, before.has_record, decide);
         }
@@ -238,7 +239,13 @@ impl Tables {
         }
     }
 
-    pub(super) fn insert(&self, table: &mut Table, key: Key, packed: PackedCounter, now: Timestamp) -> bool {
+    pub(super) fn insert(
+        &self,
+        table: &mut SlotTable,
+        key: Key,
+        packed: PackedCounter,
+        now: Timestamp,
+    ) -> bool {
         if table.is_starved(&self.resources) {
             self.shed_elsewhere(now);
         }
@@ -250,7 +257,7 @@ impl Tables {
     }
 
     /// Merges what another replica has made of the counter of `key` and of its holds.
-    pub(super) fn absorb_held(&self, table: &mut Table, key: Key, there: HeldConsumption, at: Now) {
+    pub(super) fn absorb_held(&self, table: &mut SlotTable, key: Key, there: HeldConsumption, at: Now) {
         let HeldConsumption { now: there, base } = there;
         self.with_held(table, key, at.now, |counter| counter.absorb(there, base, at, self.room()));
     }
@@ -263,7 +270,7 @@ impl Tables {
     }
 
     /// Ends the holds of `key` that have expired, and returns whether that changed the counter.
-    pub(super) fn expire_holds(&self, table: &mut Table, key: Key, limit: &Limit, at: Now) -> bool {
+    pub(super) fn expire_holds(&self, table: &mut SlotTable, key: Key, limit: &Limit, at: Now) -> bool {
         if table.holds(key).is_none_or(|holds| at.given_up.is_none() && !holds.is_due(at.now)) {
             return false;
         }
@@ -277,7 +284,7 @@ impl Tables {
     /// Applies `change` to the counter of `key` with its holds, and returns whether the counter is stored.
     pub(super) fn with_held<R>(
         &self,
-        table: &mut Table,
+        table: &mut SlotTable,
         key: Key,
         now: Timestamp,
         change: impl FnOnce(&mut HeldCounter) -> R,
@@ -288,16 +295,17 @@ impl Tables {
     }
 
     /// Takes the counter of `key` and its holds out of their table.
-    pub(super) fn take(&self, table: &mut Table, key: Key) -> Taken {
+    pub(super) fn take(&self, table: &mut SlotTable, key: Key) -> Taken {
         let packed = table.get_mut(key).map(|packed| mem::replace(packed, PackedCounter::TAKEN));
-        let (is_stored, holds) = (packed.is_some(), table.take_holds(key));
+        let is_stored = packed.is_some();
+        let holds = table.take_holds(key);
         let size = holds.as_ref().map(|holds| holds.size()).unwrap_or_default();
         let counter = HeldCounter::new(packed, holds);
         Taken { key, heap: counter.packed_heap_bytes(), counter, size, is_stored }
     }
 
     /// Puts a counter and its holds back, and returns whether the counter is stored.
-    pub(super) fn put(&self, table: &mut Table, taken: Taken, now: Timestamp) -> bool {
+    pub(super) fn put(&self, table: &mut SlotTable, taken: Taken, now: Timestamp) -> bool {
         let is_stored = self.keep_place(table, &taken, &taken.counter, now);
         let Taken { key, counter, heap, size, .. } = taken;
         let (packed, holds) = counter.into_parts();
@@ -319,7 +327,7 @@ impl Tables {
     /// Whether a counter has a place in its table, or needs none. A new one gets a place if there is memory.
     pub(super) fn keep_place(
         &self,
-        table: &mut Table,
+        table: &mut SlotTable,
         taken: &Taken,
         counter: &HeldCounter,
         now: Timestamp,
@@ -338,12 +346,13 @@ impl Tables {
 }
 
 impl Before {
-    fn of_packed(packed: &PackedCounter) -> Self {
+    fn from_packed(packed: &PackedCounter) -> Self {
         Self { heap: packed.heap_bytes(), penalties: packed.penalties(), has_record: packed.has_record() }
     }
 
-    fn of(counter: &HeldCounter) -> Self {
-        let (heap, penalties) = (counter.packed_heap_bytes(), counter.penalties());
+    fn new(counter: &HeldCounter) -> Self {
+        let heap = counter.packed_heap_bytes();
+        let penalties = counter.penalties();
         Self { heap, penalties, has_record: counter.has_record() }
     }
 }

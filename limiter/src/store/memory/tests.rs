@@ -30,7 +30,7 @@ pub(super) fn key(name: &str) -> Key {
 }
 
 pub(super) fn window(limit: u64) -> Limit {
-    let window = Window::of_nanos(3_600 * SECOND).unwrap();
+    let window = Window::from_nanos(3_600 * SECOND).unwrap();
     Limit::FixedWindow(FixedWindow { limit, window, excess: Excess::Refuse })
 }
 
@@ -197,9 +197,9 @@ fn sweep_evicts_idle_counters_only() {
 
 pub(super) fn second_of(index: u64) -> Limit {
     let rate = |hits, nanos| Rate::new(NonZeroU64::new(hits).unwrap(), NonZeroU64::new(nanos).unwrap());
-    let window = || Window::of_nanos(SECOND).unwrap();
-    let span = Span::of_nanos(SECOND).unwrap();
-    let odd = Span::of_nanos(1_234_567).unwrap();
+    let window = || Window::from_nanos(SECOND).unwrap();
+    let span = Span::from_nanos(SECOND).unwrap();
+    let odd = Span::from_nanos(1_234_567).unwrap();
     let number = |number| NonZeroU64::new(number).unwrap();
     let calendar = || Window::Calendar(Calendar::new(CalendarUnit::Month, "Europe/Berlin").unwrap());
     let (refuse, owes) = (Excess::Refuse, Excess::Overdraft(25));
@@ -330,7 +330,7 @@ fn number(number: u64) -> Key {
 #[test]
 fn million_counters_take_at_most_40_bytes_each() {
     let sliding =
-        SlidingWindow { limit: 10, span: Span::of_nanos(SECOND * 60).unwrap(), excess: Excess::Refuse };
+        SlidingWindow { limit: 10, span: Span::from_nanos(SECOND * 60).unwrap(), excess: Excess::Refuse };
     for limit in [window(10), bucket(10), Limit::SlidingWindow(sliding)] {
         let memory = Memory::new(BYTES, OnFull::Deny);
         let mut worst = 0.0_f64;
@@ -402,7 +402,7 @@ fn new_keys_without_evictable_counters_follow_on_full() {
 
 #[test]
 fn logs_count_in_the_memory_budget() {
-    let span = Span::of_nanos(3_600 * SECOND).unwrap();
+    let span = Span::from_nanos(3_600 * SECOND).unwrap();
     let limit = Limit::SlidingLog(SlidingLog {
         limit: 1_000,
         span,

@@ -49,7 +49,7 @@ pub(crate) enum Decoded {
 impl PackedCounter {
     /// Appends the encoded fields to `bytes`, and returns the tag.
     pub(crate) fn write(&self, now: Timestamp, bytes: &mut Vec<u8>) -> u8 {
-        let age = |instant| Age::of(instant, now);
+        let age = |instant| Age::new(instant, now);
         match self {
             Self::Penalized(penalized) => {
                 let PackedPenalized { counter, record } = &**penalized;
@@ -132,7 +132,7 @@ impl PackedCounter {
                 let until: Timestamp = until;
                 let whole = until.minus(until.as_nanos() % MILLISECOND);
                 // A whole number of milliseconds, so it fits.
-                let until = Millis::of(whole).unwrap_or(Millis([0; 3]));
+                let until = Millis::from_instant(whole).unwrap_or(Millis([0; 3]));
                 Self::Sliding { used, until, previous, current }
             }),
             DEBT => take(bytes).map(|(passing_debt_max, rest, age): (_, _, Age)| {
@@ -159,10 +159,10 @@ impl PackedCounter {
                 Self::large(used, idle_at.instant(now), Counter::Step(counter))
             }),
             LOG => take(bytes).and_then(|(used, idle_at, entries): (_, _, Vec<_>)| {
-                Self::of_log(used, idle_at, &entries, None, now)
+                Self::from_log(used, idle_at, &entries, None, now)
             }),
             CHANGED_LOG => take(bytes).and_then(|(used, idle_at, entries, changes): (_, _, Vec<_>, _)| {
-                Self::of_log(used, idle_at, &entries, Some(changes), now)
+                Self::from_log(used, idle_at, &entries, Some(changes), now)
             }),
             PENALIZED => return Self::read_penalized(bytes, now),
             _ => return Decoded::Unknown,
@@ -189,7 +189,7 @@ impl PackedCounter {
         }
     }
 
-    fn of_log(
+    fn from_log(
         used: UsedShare,
         idle_at: Age,
         entries: &[(Age, u64)],
@@ -201,8 +201,8 @@ impl PackedCounter {
         }
         let hits = entries.iter().map(|(age, hits)| (age.instant(now), *hits));
         let log = match changes {
-            None => LogCounter::of(hits),
-            Some(changes) => LogCounter::of_changes(changes, hits),
+            None => LogCounter::from_hits(hits),
+            Some(changes) => LogCounter::from_changes(changes, hits),
         };
         Some(Self::large(used, idle_at.instant(now), Counter::Log(log)))
     }
@@ -213,7 +213,7 @@ impl PackedCounter {
 pub(in crate::store) struct Age(i64);
 
 impl Age {
-    pub(in crate::store) fn of(instant: Timestamp, now: Timestamp) -> Self {
+    pub(in crate::store) fn new(instant: Timestamp, now: Timestamp) -> Self {
         let nanos = |distance: u64| i64::try_from(distance).unwrap_or(i64::MAX);
         Self(nanos(instant.nanos_since(now)) - nanos(now.nanos_since(instant)))
     }
@@ -224,7 +224,7 @@ impl Age {
     }
 
     /// Reads what [`Age::to_bits`] returned.
-    pub(in crate::store) fn of_bits(bits: u64) -> Self {
+    pub(in crate::store) fn from_bits(bits: u64) -> Self {
         Self(bits.cast_signed())
     }
 

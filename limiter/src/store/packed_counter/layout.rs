@@ -23,7 +23,7 @@ pub(crate) enum PackedCounter {
     Step { passing_debt_max: ApproxNumber, spare: u32, full_at: Timestamp },
     /// A counter that does not fit into 16 bytes.
     Large(Box<Large>),
-    /// A counter of which refusals or penalties are remembered.
+    /// A counter with a record of refusals or penalties.
     Penalized(Box<PackedPenalized>),
 }
 
@@ -35,7 +35,7 @@ pub(crate) struct Large {
     pub(in crate::store::packed_counter) used: UsedShare,
 }
 
-/// A counter of which refusals or penalties are remembered, on the heap.
+/// A counter with a record of refusals or penalties, on the heap.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct PackedPenalized {
     // Invariant: has no record itself.
@@ -87,7 +87,7 @@ impl Eq for PackedCounter {}
 
 impl UsedShare {
     #[inline(always)]
-    pub(in crate::store::packed_counter) fn of<R>(allowance: u64, decision: &Decision<R>) -> Self {
+    pub(in crate::store::packed_counter) fn new<R>(allowance: u64, decision: &Decision<R>) -> Self {
         if decision.remaining == 0 || !decision.verdict.passes() {
             return Self(u8::MAX);
         }
@@ -107,7 +107,7 @@ impl UsedShare {
 
 impl Millis {
     /// `None` if `instant` is not a whole number of milliseconds.
-    pub(in crate::store::packed_counter) fn of(instant: Timestamp) -> Option<Self> {
+    pub(in crate::store::packed_counter) fn from_instant(instant: Timestamp) -> Option<Self> {
         let millis = instant.as_nanos() / MILLISECOND;
         let parts = [millis, millis >> 16, millis >> 32].map(|part| (part & 0xffff) as u16);
         instant.as_nanos().is_multiple_of(MILLISECOND).then_some(Self(parts))
@@ -122,7 +122,7 @@ impl Millis {
 impl ApproxNumber {
     const BITS: u32 = 9;
 
-    pub(in crate::store::packed_counter) fn of(number: u64) -> Self {
+    pub(in crate::store::packed_counter) fn new(number: u64) -> Self {
         let Some(exponent) = number.checked_ilog2().and_then(|log| log.checked_sub(Self::BITS)) else {
             return Self(number as u16);
         };
@@ -131,7 +131,8 @@ impl ApproxNumber {
     }
 
     pub(in crate::store::packed_counter) fn number(self) -> u64 {
-        let (exponent, rest) = (self.0 >> Self::BITS, u64::from(self.0 & ((1 << Self::BITS) - 1)));
+        let exponent = self.0 >> Self::BITS;
+        let rest = u64::from(self.0 & ((1 << Self::BITS) - 1));
         if exponent == 0 {
             return rest;
         }

@@ -73,9 +73,14 @@ impl Pack for WindowCounter {
 impl Pack for SlidingCounter {
     #[inline(always)]
     fn pack(&self, algorithm: &impl Algorithm<Counter = Self>, used: UsedShare) -> Option<PackedCounter> {
-        let (previous, current) = (u32::try_from(self.previous).ok()?, u32::try_from(self.current).ok()?);
+        let previous = u32::try_from(self.previous).ok()?;
+        let current = u32::try_from(self.current).ok()?;
         // Hits of the current window weigh something in the next one.
-        let until = Millis::of(if current == 0 { self.end } else { self.end.plus(window_nanos(algorithm)) })?;
+        let until = Millis::from_instant(if current == 0 {
+            self.end
+        } else {
+            self.end.plus(window_nanos(algorithm))
+        })?;
         Some(PackedCounter::Sliding { used, until, previous, current })
     }
 
@@ -96,7 +101,7 @@ impl Pack for DebtCounter {
     #[inline(always)]
     fn pack(&self, algorithm: &impl Algorithm<Counter = Self>, _: UsedShare) -> Option<PackedCounter> {
         let rest = u32::try_from(self.rest).ok()?;
-        let passing_debt_max = ApproxNumber::of(algorithm.passing_debt_max());
+        let passing_debt_max = ApproxNumber::new(algorithm.passing_debt_max());
         Some(PackedCounter::Debt { passing_debt_max, rest, paid_at: self.paid_at })
     }
 
@@ -111,7 +116,7 @@ impl Pack for StepCounter {
     #[inline(always)]
     fn pack(&self, algorithm: &impl Algorithm<Counter = Self>, _: UsedShare) -> Option<PackedCounter> {
         let spare = u32::try_from(self.spare).ok()?;
-        let passing_debt_max = ApproxNumber::of(algorithm.passing_debt_max());
+        let passing_debt_max = ApproxNumber::new(algorithm.passing_debt_max());
         Some(PackedCounter::Step { passing_debt_max, spare, full_at: self.full_at })
     }
 
@@ -122,7 +127,7 @@ impl Pack for StepCounter {
     }
 }
 
-/// That of a limit with a penalty is packed as one of the limit alone, with its record beside it.
+/// The counter of a limit with a penalty is packed as one of the limit without it, and the record is stored with it.
 impl Pack for Counter {
     fn pack(&self, _: &impl Algorithm<Counter = Self>, _: UsedShare) -> Option<PackedCounter> {
         None

@@ -4,7 +4,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::{
-    algorithm::{Place, laws::any_limit},
+    algorithm::{ChargePosition, laws::any_limit},
     time::SECOND,
 };
 
@@ -33,7 +33,7 @@ proptest! {
 
     #[test]
     fn approx_number_is_low_by_at_most_one_in_512(number: u64) {
-        let approx = ApproxNumber::of(number).number();
+        let approx = ApproxNumber::new(number).number();
         prop_assert!(approx <= number && number - approx <= number / 512);
     }
 
@@ -47,8 +47,8 @@ proptest! {
     #[test]
     fn whole_milliseconds_round_trip_in_six_bytes(millis in 0..u64::MAX / MILLISECOND) {
         let instant = Timestamp::from_nanos(millis * MILLISECOND);
-        prop_assert_eq!(Millis::of(instant).unwrap().timestamp(), instant);
-        prop_assert_eq!(Millis::of(instant.plus(1)), None);
+        prop_assert_eq!(Millis::from_instant(instant).unwrap().timestamp(), instant);
+        prop_assert_eq!(Millis::from_instant(instant.plus(1)), None);
     }
 }
 
@@ -60,11 +60,11 @@ impl PackedCounter {
         let Some(log) = self.log() else { return all.len() };
         let entries = |log: &LogCounter| log.hits().collect::<std::collections::BTreeSet<_>>();
         let (entries, known) = (entries(log), earlier.and_then(Self::log).map(entries).unwrap_or_default());
-        let bytes = |(at, hits): &(Timestamp, u64)| put(&(Age::of(*at, now), hits)).len();
+        let bytes = |(at, hits): &(Timestamp, u64)| put(&(Age::new(*at, now), hits)).len();
         // The oldest ones need no bytes to go.
         let oldest = entries.first().map(|(at, _)| *at);
         let gone = known.iter().filter(|(at, _)| oldest.is_none_or(|oldest| oldest < *at));
-        let gone = gone.filter(|(at, _)| log.index_of(Place::Instant(*at)).is_none());
+        let gone = gone.filter(|(at, _)| log.index_of(ChargePosition::Instant(*at)).is_none());
         all.len() - entries.iter().map(bytes).sum::<usize>()
             + entries.difference(&known).map(bytes).sum::<usize>()
             + gone.map(bytes).sum::<usize>()

@@ -1,7 +1,7 @@
 //! The wire format of slot data.
 //!
 //! A version byte, a byte for the extent and the lead of the sender's clock, if any; then records until the end: the
-//! key in 16 bytes, a tag, a length and the fields. Records with unknown tags are kept and written unchanged.
+//! key in 16 bytes, a tag, a length and the fields. Records with unknown tags are retained and written unchanged.
 
 use crate::{
     descriptor::Key,
@@ -10,7 +10,7 @@ use crate::{
         holds::{DecodedHolds, Holds},
         lead::Lead,
         packed_counter::{Age, Decoded, NUMBER_BYTES_MAX, PackedCounter, number_bytes, put},
-        slot_data::{Extent, pending_usage::Usage},
+        slot_data::{SlotDataExtent, pending_usage::CounterUsage},
     },
     time::Timestamp,
 };
@@ -24,7 +24,8 @@ const PENDING: u8 = 128;
 const REMOVED: u8 = 129;
 /// The tag of all holds of a key.
 const HOLDS: u8 = 130;
-/// The tag of the holds of a key that have changed since an earlier copy, or beside the changes of their counter.
+/// The tag of the holds of a key that have changed since an earlier copy, or that accompany the changes of their
+/// counter.
 const CHANGED_HOLDS: u8 = 131;
 /// The maximum encoded size of a length, with seven bits in each byte.
 const LENGTH_MAX: usize = usize::BITS.div_ceil(7) as usize;
@@ -37,7 +38,7 @@ const RECORD_BYTES: usize = 17;
 
 /// Why slot data cannot be decoded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum DecodeError {
+pub enum SlotDecodeError {
     /// The version is not supported.
     #[error("unsupported version of slot data")]
     UnsupportedVersion,
@@ -52,7 +53,7 @@ impl SlotData {
         self.encode_with(std::iter::empty(), now)
     }
 
-    /// The same with more counters.
+    /// Encodes everything that is not idle, with more counters. Instants are relative to `now`.
     pub(in crate::store) fn encode_with<'c>(
         &'c self,
         more: impl ExactSizeIterator<Item = (Key, &'c PackedCounter)>,
@@ -61,7 +62,7 @@ impl SlotData {
         let counters = self.counters.len() + more.len();
         let mut bytes = Vec::with_capacity(HEADER_BYTES_MAX + counters * RECORD_BYTES_USUAL);
         bytes.extend([VERSION, self.extent as u8]);
-        let lead = self.lead.map(|lead| (Age::of(lead.at, now), Age::of(lead.until, now)));
+        let lead = self.lead.map(|lead| (Age::new(lead.at, now), Age::new(lead.until, now)));
         bytes.extend(put(&lead));
         let mut removed: Vec<Key> = self.removed.iter().copied().collect();
         let mut fields = Vec::new();
@@ -70,13 +71,13 @@ impl SlotData {
                 fields.clear();
                 let tag = packed.write(now, &mut fields);
                 put_record(&mut bytes, key, tag, &fields);
-            } else if self.extent == Extent::Some {
+            } else if self.extent == SlotDataExtent::Some {
                 removed.push(key);
             }
         }
         removed.into_iter().for_each(|key| put_record(&mut bytes, key, REMOVED, &[]));
         for (key, holds) in &self.holds {
-            let tag = if holds.is_beside_changes() { CHANGED_HOLDS } else { HOLDS };
+            let tag = if holds.accompanies_changes() { CHANGED_HOLDS } else { HOLDS };
             put_record(&mut bytes, *key, tag, &holds.write(now));
         }
         for (key, each) in &self.pending.by_key {
@@ -104,38 +105,40 @@ impl SlotData {
 
     /// Decodes slot data, with its instants relative to `now`. It is not counted in a memory limit yet: see
     /// [`Memory::within_limit`](crate::store::Memory::within_limit).
-    pub fn decode(bytes: &[u8], now: Timestamp) -> Result<Self, DecodeError> {
-        let rest = bytes.strip_prefix(&[VERSION]).ok_or(DecodeError::UnsupportedVersion)?;
-        let (extent, rest) = rest.split_first().ok_or(DecodeError::Malformed)?;
-        let extents = [Extent::Some, Extent::All];
-        let extent = *extents.get(usize::from(*extent)).ok_or(DecodeError::Malformed)?;
+    pub fn decode(bytes: &[u8], now: Timestamp) -> Result<Self, SlotDecodeError> {
+        let rest = bytes.strip_prefix(&[VERSION]).ok_or(SlotDecodeError::UnsupportedVersion)?;
+        let (extent, rest) = rest.split_first().ok_or(SlotDecodeError::Malformed)?;
+        let extents = [SlotDataExtent::Some, SlotDataExtent::All];
+        let extent = *extents.get(usize::from(*extent)).ok_or(SlotDecodeError::Malformed)?;
         let (lead, mut rest): (Option<(Age, Age)>, _) =
-            postcard::take_from_bytes(rest).map_err(|_| DecodeError::Malformed)?;
+            postcard::take_from_bytes(rest).map_err(|_| SlotDecodeError::Malformed)?;
         let lead = lead.map(|(at, until)| Lead { at: at.instant(now), until: until.instant(now) });
         let mut data = Self { extent, lead, ..Self::default() };
         data.counters.reserve(counters_in(rest));
         while !rest.is_empty() {
-            let (key, tag, body, after) = record(rest).ok_or(DecodeError::Malformed)?;
+            let (key, tag, body, after) = record(rest).ok_or(SlotDecodeError::Malformed)?;
             data.read(key, tag, body, now)?;
             rest = after;
         }
         Ok(data)
     }
 
-    fn read(&mut self, key: Key, tag: u8, body: &[u8], now: Timestamp) -> Result<(), DecodeError> {
+    fn read(&mut self, key: Key, tag: u8, body: &[u8], now: Timestamp) -> Result<(), SlotDecodeError> {
         let is_known = match tag {
             REMOVED if body.is_empty() => {
                 self.removed.insert(key);
                 true
             }
-            REMOVED => return Err(DecodeError::Malformed),
+            REMOVED => return Err(SlotDecodeError::Malformed),
             HOLDS => self.insert_holds(key, Holds::read(body, now))?,
             CHANGED_HOLDS => self.insert_holds(key, Holds::read_changes(body, now))?,
             PENDING => usage(body, now)?.map(|usage| self.pending.push(key, usage)).is_some(),
             _ => {
                 let packed = counter(tag, body, now)?;
-                if self.extent == Extent::All && packed.as_ref().is_some_and(PackedCounter::is_partial) {
-                    return Err(DecodeError::Malformed);
+                if self.extent == SlotDataExtent::All
+                    && packed.as_ref().is_some_and(PackedCounter::is_partial)
+                {
+                    return Err(SlotDecodeError::Malformed);
                 }
                 packed.map(|packed| drop(self.counters.insert(key, packed))).is_some()
             }
@@ -149,14 +152,14 @@ impl SlotData {
 
 impl SlotData {
     /// Inserts decoded holds; false if this version does not know a part of them.
-    fn insert_holds(&mut self, key: Key, holds: DecodedHolds) -> Result<bool, DecodeError> {
+    fn insert_holds(&mut self, key: Key, holds: DecodedHolds) -> Result<bool, SlotDecodeError> {
         match holds {
             DecodedHolds::Holds(holds) => {
                 self.holds.insert(key, Box::new(holds));
                 Ok(true)
             }
             DecodedHolds::Unknown => Ok(false),
-            DecodedHolds::Malformed => Err(DecodeError::Malformed),
+            DecodedHolds::Malformed => Err(SlotDecodeError::Malformed),
         }
     }
 }
@@ -180,23 +183,23 @@ fn counters_in(mut records: &[u8]) -> usize {
 }
 
 /// Decodes a packed counter; `None` if its tag is unknown.
-fn counter(tag: u8, body: &[u8], now: Timestamp) -> Result<Option<PackedCounter>, DecodeError> {
+fn counter(tag: u8, body: &[u8], now: Timestamp) -> Result<Option<PackedCounter>, SlotDecodeError> {
     match PackedCounter::read(tag, body, now) {
         Decoded::Counter(packed) => Ok(Some(packed)),
         Decoded::Unknown => Ok(None),
-        Decoded::Malformed => Err(DecodeError::Malformed),
+        Decoded::Malformed => Err(SlotDecodeError::Malformed),
     }
 }
 
 /// Decodes pending usage; `None` if a tag in it is unknown.
-fn usage(body: &[u8], now: Timestamp) -> Result<Option<Usage>, DecodeError> {
-    let (tag, packed, rest) = tagged(body).ok_or(DecodeError::Malformed)?;
+fn usage(body: &[u8], now: Timestamp) -> Result<Option<CounterUsage>, SlotDecodeError> {
+    let (tag, packed, rest) = tagged(body).ok_or(SlotDecodeError::Malformed)?;
     let Some(packed) = counter(tag, packed, now)? else { return Ok(None) };
     if rest.is_empty() {
-        return Ok(Some(Usage { packed, base: None }));
+        return Ok(Some(CounterUsage { packed, base: None }));
     }
-    let Some((tag, base, [])) = tagged(rest) else { return Err(DecodeError::Malformed) };
-    Ok(counter(tag, base, now)?.map(|base| Usage { packed, base: Some(base) }))
+    let Some((tag, base, [])) = tagged(rest) else { return Err(SlotDecodeError::Malformed) };
+    Ok(counter(tag, base, now)?.map(|base| CounterUsage { packed, base: Some(base) }))
 }
 
 impl PendingUsage {
@@ -206,12 +209,12 @@ impl PendingUsage {
     }
 
     /// Decodes pending usage.
-    pub fn decode(bytes: &[u8], now: Timestamp) -> Result<Self, DecodeError> {
+    pub fn decode(bytes: &[u8], now: Timestamp) -> Result<Self, SlotDecodeError> {
         SlotData::decode(bytes, now).map(|data| data.pending)
     }
 }
 
-impl Usage {
+impl CounterUsage {
     fn encoded_bytes_max(&self) -> usize {
         let both = [Some(&self.packed), self.base.as_ref()].into_iter().flatten();
         let fields = both.map(PackedCounter::encoded_bytes_max);
@@ -219,7 +222,8 @@ impl Usage {
     }
 
     fn write(&self, now: Timestamp) -> Vec<u8> {
-        let (mut bytes, mut fields) = (Vec::new(), Vec::new());
+        let mut bytes = Vec::new();
+        let mut fields = Vec::new();
         for packed in [Some(&self.packed), self.base.as_ref()].into_iter().flatten() {
             fields.clear();
             let tag = packed.write(now, &mut fields);
@@ -284,10 +288,10 @@ mod tests {
 
     #[test]
     fn unsupported_version_is_distinguished_from_damage() {
-        assert_eq!(SlotData::decode(&[], NOW), Err(DecodeError::UnsupportedVersion));
-        assert_eq!(SlotData::decode(&[VERSION + 1], NOW), Err(DecodeError::UnsupportedVersion));
+        assert_eq!(SlotData::decode(&[], NOW), Err(SlotDecodeError::UnsupportedVersion));
+        assert_eq!(SlotData::decode(&[VERSION + 1], NOW), Err(SlotDecodeError::UnsupportedVersion));
         for damaged in [&[VERSION][..], &[VERSION, 2], &[VERSION, 0], &[VERSION, 0, 2], &[VERSION, 0, 0, 0]] {
-            assert_eq!(SlotData::decode(damaged, NOW), Err(DecodeError::Malformed));
+            assert_eq!(SlotData::decode(damaged, NOW), Err(SlotDecodeError::Malformed));
         }
     }
 }

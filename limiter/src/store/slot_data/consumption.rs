@@ -8,7 +8,7 @@ use crate::{
         key_hasher::ByKey,
         slot_data::{
             bytes::CUT_DIVISOR,
-            pending_usage::{PendingUsage, Usage},
+            pending_usage::{CounterUsage, PendingUsage},
         },
     },
     time::Timestamp,
@@ -38,7 +38,7 @@ impl Consumption {
         }
         let all = self.pending.by_key.len();
         let mut usage: Vec<_> = std::mem::take(&mut self.pending.by_key).into_iter().collect();
-        let cost = |usage: &Usage| usage.packed.eviction_cost(now).map_or(u16::MAX, u16::from);
+        let cost = |usage: &CounterUsage| usage.packed.eviction_cost(now).map_or(u16::MAX, u16::from);
         usage.sort_by_cached_key(|(_, each)| Reverse(each.iter().map(cost).max()));
         loop {
             self.pending.by_key = usage.iter().cloned().collect();

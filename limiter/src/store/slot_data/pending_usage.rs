@@ -10,12 +10,12 @@ use crate::{
 /// its key.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PendingUsage {
-    pub(super) by_key: ByKey<Vec<Usage>>,
+    pub(super) by_key: ByKey<Vec<CounterUsage>>,
 }
 
 /// Usage on another replica: a counter, less the counter that it started from.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(in crate::store) struct Usage {
+pub(in crate::store) struct CounterUsage {
     pub(in crate::store) packed: PackedCounter,
     pub(in crate::store) base: Option<PackedCounter>,
 }
@@ -35,7 +35,7 @@ impl PendingUsage {
         self.by_key.keys().copied()
     }
 
-    pub(in crate::store) fn of(&self, key: Key) -> &[Usage] {
+    pub(in crate::store) fn get(&self, key: Key) -> &[CounterUsage] {
         self.by_key.get(&key).map_or(&[], Vec::as_slice)
     }
 
@@ -45,11 +45,11 @@ impl PendingUsage {
         Self { by_key: some.collect() }
     }
 
-    pub(in crate::store) fn take(&mut self, key: Key) -> Vec<Usage> {
+    pub(in crate::store) fn take(&mut self, key: Key) -> Vec<CounterUsage> {
         self.by_key.remove(&key).unwrap_or_default()
     }
 
-    pub(in crate::store) fn push(&mut self, key: Key, usage: Usage) {
+    pub(in crate::store) fn push(&mut self, key: Key, usage: CounterUsage) {
         self.by_key.entry(key).or_default().push(usage);
     }
 
@@ -70,8 +70,9 @@ impl PendingUsage {
     /// The approximate memory, in bytes.
     pub(in crate::store) fn bytes(&self) -> usize {
         let heap = |packed: &PackedCounter| packed.heap_bytes();
-        let of =
-            |usage: &Usage| size_of::<Usage>() + heap(&usage.packed) + usage.base.as_ref().map_or(0, heap);
+        let of = |usage: &CounterUsage| {
+            size_of::<CounterUsage>() + heap(&usage.packed) + usage.base.as_ref().map_or(0, heap)
+        };
         let each: usize = self.by_key.values().flatten().map(of).sum();
         bytes_of_map(self.by_key.capacity()) * 5 / 4 + each
     }

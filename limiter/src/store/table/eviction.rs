@@ -6,7 +6,7 @@ use crate::{
     store::{
         packed_counter::PackedCounter,
         table::{
-            Table,
+            SlotTable,
             hash_table::{HashTable, buckets_for, bytes_of, next_after},
             resources::TableResources,
         },
@@ -18,14 +18,14 @@ use crate::{
 pub(super) const EVICT_DIVISOR: usize = 8;
 /// If an eviction frees less than this fraction, the next one is delayed.
 const WORTHWHILE_DIVISOR: usize = 64;
-/// The delay, in nanoseconds.
+/// The delay of an eviction after one that has freed too little, in nanoseconds.
 const EVICTION_PAUSE_NANOS: u64 = 50_000_000;
 /// The number of distinct eviction costs, one byte.
 const EVICTION_COSTS: usize = 1 << u8::BITS;
 /// The highest eviction cost of a counter that does not refuse now.
 pub(in crate::store) const EVICTION_COST_MAX: u8 = u8::MAX - 1;
 
-impl Table {
+impl SlotTable {
     /// Evicts idle counters from a full table before it grows. If this frees too little, the table grows if it may.
     pub(super) fn forget_idle_or_grow(&mut self, now: Timestamp, resources: &TableResources) {
         let all = self.len();
@@ -57,7 +57,7 @@ impl Table {
         evicted
     }
 
-    /// Makes room outside of the table: evicts as [`Table::evict`] does, and releases the buckets.
+    /// Makes room outside of the table: evicts as [`SlotTable::evict`] does, and releases the buckets.
     pub(in crate::store) fn evict_and_shrink(&mut self, now: Timestamp, resources: &TableResources) {
         let evicted = self.evict(now, resources);
         let buckets = buckets_for(self.len() + 1);
@@ -103,7 +103,8 @@ impl Table {
         now: Timestamp,
         resources: &TableResources,
     ) -> usize {
-        let (bytes, heap) = (self.bytes(), self.heap_bytes());
+        let bytes = self.bytes();
+        let heap = self.heap_bytes();
         let mut counters: Vec<_> = std::mem::take(&mut self.buckets).into_counters().collect();
         let cost = |packed: &PackedCounter| packed.eviction_cost(now).map_or(EVICTION_COSTS, usize::from);
         counters.sort_by_cached_key(|(_, packed)| Reverse(cost(packed)));
@@ -112,11 +113,11 @@ impl Table {
             heap_kept += packed.heap_bytes();
             bytes_of(buckets_for(index + 1)) + heap_kept <= bytes_max
         };
-        let kept = counters.iter().enumerate().take_while(fits).count();
+        let retained = counters.iter().enumerate().take_while(fits).count();
         let refusing =
-            counters[kept..].iter().filter(|(_, packed)| packed.eviction_cost(now).is_none()).count();
-        resources.evicted_unexpired.add(counters.len() - kept - refusing);
-        counters.truncate(kept);
+            counters[retained..].iter().filter(|(_, packed)| packed.eviction_cost(now).is_none()).count();
+        resources.evicted_unexpired.add(counters.len() - retained - refusing);
+        counters.truncate(retained);
         self.buckets = HashTable::new(buckets_for(counters.len()));
         counters.into_iter().for_each(|(low, packed)| self.buckets.put(low, packed));
         resources.budget.change_table(bytes, self.bytes());
@@ -137,7 +138,8 @@ impl Table {
         let mut by_cost = [0; EVICTION_COSTS];
         self.buckets.iter().filter_map(|(_, packed)| cost(packed)).for_each(|cost| by_cost[cost] += 1);
         // Evicts all with a cost below `bound`, and `left` of those with that cost.
-        let (mut bound, mut left) = (0, number);
+        let mut bound = 0;
+        let mut left = number;
         while bound <= usize::from(cost_max) && by_cost[bound] <= left {
             left -= by_cost[bound];
             bound += 1;
@@ -165,7 +167,8 @@ impl Table {
         resources: &TableResources,
         mut goes: impl FnMut(&PackedCounter) -> bool,
     ) -> usize {
-        let (before, mut heap) = (self.len(), 0);
+        let before = self.len();
+        let mut heap = 0;
         self.buckets.retain(|packed| {
             let goes = goes(packed);
             heap += if goes { packed.heap_bytes() } else { 0 };

@@ -13,21 +13,21 @@ const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
 #[derive(Debug, Default)]
 pub(super) struct HashTable {
     // Invariant: at most 3/4 of the buckets are occupied, and all from the home bucket of a key to its own are.
-    buckets: Box<[Bucket]>,
+    buckets: Box<[TableBucket]>,
     len: usize,
     factor: u64,
 }
 
 /// A bucket for one counter. Three of four are in one cache line, and the others in two neighbours.
 #[derive(Debug, Default)]
-struct Bucket(Option<(u64, PackedCounter)>);
+struct TableBucket(Option<(u64, PackedCounter)>);
 
 // The memory per counter follows from this size; docs/algorithms.md states it.
-const _: () = assert!(size_of::<Bucket>() == 24);
+const _: () = assert!(size_of::<TableBucket>() == 24);
 
 /// The bytes of this many buckets.
 pub(super) const fn bytes_of(buckets: usize) -> usize {
-    buckets * size_of::<Bucket>()
+    buckets * size_of::<TableBucket>()
 }
 
 /// The maximum number of occupied buckets. Above it, probe sequences would become long.
@@ -57,7 +57,7 @@ impl HashTable {
         // order would all collide at the beginning of the smaller one, with ever longer probes. The factor is odd, so
         // that no bit of a key is lost.
         let factor = GOLDEN.wrapping_mul(buckets as u64) | 1;
-        Self { buckets: (0..buckets).map(|_| Bucket::default()).collect(), len: 0, factor }
+        Self { buckets: (0..buckets).map(|_| TableBucket::default()).collect(), len: 0, factor }
     }
 
     /// The number of buckets.

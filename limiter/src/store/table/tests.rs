@@ -33,7 +33,7 @@ pub(super) fn packed(idle_at: u64) -> PackedCounter {
 
 /// A counter with bytes on the heap.
 fn log(now: Timestamp) -> PackedCounter {
-    let (span, sub_window) = (Span::of_nanos(3_600 * SECOND).unwrap(), NonZeroU64::MIN);
+    let (span, sub_window) = (Span::from_nanos(3_600 * SECOND).unwrap(), NonZeroU64::MIN);
     let limit = Limit::SlidingLog(SlidingLog { limit: 100, span, sub_window, excess: Excess::Refuse });
     let mut counter = limit.fresh();
     limit.decide(&mut counter, now, Operation::Charge(7));
@@ -72,7 +72,7 @@ proptest! {
         bytes_max in 200..6_000_usize,
         steps in prop::collection::vec((0..4_u8, 0..200_u64, 0..13_u64), 1..200),
     ) {
-        let (mut table, resources) = (Table::default(), resources(bytes_max));
+        let (mut table, resources) = (SlotTable::default(), resources(bytes_max));
         for (action, index, hour) in steps {
             let now = NOW.plus(hour * 3_600 * SECOND);
             match action {
@@ -99,7 +99,7 @@ proptest! {
     fn eviction_frees_the_eighth_with_the_lowest_cost(
         all in prop::collection::vec(0..13_u64, 1..400),
     ) {
-        let (mut table, resources) = (Table::default(), resources(1 << 20));
+        let (mut table, resources) = (SlotTable::default(), resources(1 << 20));
         for (index, hours) in all.iter().enumerate() {
             table.buckets.resize(buckets_for(index + 1));
             table.buckets.put(key(index as u64).low(), bucket(*hours));
@@ -119,7 +119,7 @@ proptest! {
 
 #[test]
 fn table_after_many_evictions_keeps_short_probes() {
-    let (mut table, resources) = (Table::default(), resources(bytes_of(2_000)));
+    let (mut table, resources) = (SlotTable::default(), resources(bytes_of(2_000)));
     for index in 0..20_000 {
         assert!(table.insert(key(index), bucket(5), NOW, &resources));
     }

@@ -189,7 +189,7 @@ fn certificates(ends: &[(&'static str, Timestamp)], now: Timestamp) -> Vec<Docto
 fn shared_store(store: &SharedStore) -> Vec<DoctorFinding> {
     let mut findings = Vec::new();
     let state = store.state();
-    if state != tollgate_limiter::shared_store::State::Ready {
+    if state != tollgate_limiter::shared_store::SharedStoreState::Ready {
         findings.push(DoctorFinding::error(
             "store_unavailable",
             format!("the shared store cannot be used: {state}"),

@@ -2,7 +2,7 @@
 
 use tollgate_limiter::{
     algorithm::Admission,
-    rules::{DescriptorRef, Domain, MatchKind, Rule, Rules, Status},
+    rules::{DescriptorRef, Domain, MatchKind, Rule, Rules, RulesStatus},
 };
 
 use crate::api::admin::doctor::finding::{DoctorFinding, listed};
@@ -14,7 +14,7 @@ const ANY_TEXT: &str = "\u{1f}";
 const REFUSING_RATE_MAX: f64 = 1e9;
 
 /// Findings in the outcome of the loads so far.
-pub(super) fn status(status: &Status) -> Vec<DoctorFinding> {
+pub(super) fn status(status: &RulesStatus) -> Vec<DoctorFinding> {
     let mut findings = Vec::new();
     if status.generation == 0 {
         findings.push(DoctorFinding::error(
@@ -142,8 +142,8 @@ fn add_hidden(level: &[DescriptorRef<'_>], hidden: &mut Vec<String>) {
 #[cfg(test)]
 mod tests {
     use tollgate_limiter::{
-        rules::{Documents, Origin, Source, Unknown, compile},
-        yaml::{self, Mark, Problem},
+        rules::{Documents, RuleInput, RuleOrigin, Unknown, compile},
+        yaml::{self, Mark, YamlProblem},
     };
 
     use super::*;
@@ -151,13 +151,16 @@ mod tests {
     #[test]
     fn unknown_fields_of_a_control_plane_are_a_finding() {
         let limit = "rate_limit: {unit: day, requests_per_unit: 1}";
-        let file = Source::file("f", format!("{{domain: d, descriptors: [{{key: a, {limit}}}]}}"));
-        let newer = Source::resource(b"{domain: e}".to_vec(), |_path, bytes| Documents {
-            origin: Origin::file("r"),
+        let file = RuleInput::file("f", format!("{{domain: d, descriptors: [{{key: a, {limit}}}]}}"));
+        let newer = RuleInput::resource(b"{domain: e}".to_vec(), |_path, bytes| Documents {
+            origin: RuleOrigin::file("r"),
             stream: yaml::load(bytes),
-            unknown: Some(Unknown { first: Problem { mark: Mark::START, what: "new".to_owned() }, count: 3 }),
+            unknown: Some(Unknown {
+                first: YamlProblem { mark: Mark::START, what: "new".to_owned() },
+                count: 3,
+            }),
         });
-        let of = |sources: &[Source]| findings(&compile(sources).unwrap());
+        let of = |sources: &[RuleInput]| findings(&compile(sources).unwrap());
         let found = of(&[file.clone(), newer]);
         let unknown: Vec<_> = found.iter().filter(|finding| finding.id == "unknown_fields").collect();
         assert!(unknown.len() == 1 && unknown[0].what.contains("in 3 descriptors"), "{found:?}");

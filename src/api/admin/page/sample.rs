@@ -6,7 +6,7 @@ use std::{cmp::Reverse, collections::HashSet, ptr, sync::Arc};
 use serde_json::{Value, json};
 use tollgate_limiter::{
     metrics::Buckets,
-    rules::{KeyedRules, Rules, Totals},
+    rules::{DecisionTotals, KeyedRules, Rules},
     time::Timestamp,
 };
 
@@ -37,7 +37,7 @@ pub struct SampleSources {
 pub(super) struct HistoryPoint {
     pub at: Timestamp,
     durations: Buckets,
-    decisions: Totals,
+    decisions: DecisionTotals,
 }
 
 impl HistoryPoint {
@@ -56,7 +56,7 @@ impl HistoryPoint {
 pub(super) struct PageSampler {
     sources: SampleSources,
     hash: String,
-    totals: Vec<Totals>,
+    totals: Vec<DecisionTotals>,
 }
 
 impl PageSampler {
@@ -109,14 +109,14 @@ impl PageSampler {
             self.hash = rules.hash().to_owned();
             self.totals.clear();
         }
-        self.totals.resize(rules.len(), Totals::default());
+        self.totals.resize(rules.len(), DecisionTotals::default());
         let mut changed = Vec::new();
         let each = rules.domains().flat_map(|domain| domain.rules());
         for (index, (rule, before)) in each.zip(&mut self.totals).enumerate() {
             let Some(stats) = rule.stats() else { continue };
             let now = stats.totals();
             if now != *before {
-                let decisions = |totals: &Totals| totals.ok + totals.over_limit;
+                let decisions = |totals: &DecisionTotals| totals.ok + totals.over_limit;
                 let change = decisions(&now).saturating_sub(decisions(before));
                 changed.push((Reverse(change), index, now));
                 *before = now;
@@ -134,12 +134,12 @@ impl PageSampler {
 }
 
 /// The totals of all rules.
-fn sum(rules: Option<&Rules>) -> Totals {
+fn sum(rules: Option<&Rules>) -> DecisionTotals {
     let rules = rules.into_iter().flat_map(Rules::domains).flat_map(|domain| domain.rules());
     // Rules with equal paths share their stats.
     let mut summed = HashSet::new();
     let stats = rules.filter_map(|rule| rule.stats()).filter(|stats| summed.insert(ptr::from_ref(*stats)));
-    stats.fold(Totals::default(), |sum, stats| sum.plus(stats.totals()))
+    stats.fold(DecisionTotals::default(), |sum, stats| sum.plus(stats.totals()))
 }
 
 fn rules_json(state: &AdminState, rules: &KeyedRules) -> Value {
@@ -159,7 +159,7 @@ fn rules_json(state: &AdminState, rules: &KeyedRules) -> Value {
     })
 }
 
-fn decisions_json(totals: &Totals) -> Value {
+fn decisions_json(totals: &DecisionTotals) -> Value {
     json!({"ok": totals.ok, "over_limit": totals.over_limit, "shadow_denials": totals.shadow_denials})
 }
 
@@ -169,6 +169,6 @@ pub(super) fn point(second: u64) -> HistoryPoint {
     HistoryPoint {
         at: Timestamp::from_nanos(second * 1_000_000_000),
         durations: Buckets { up_to: vec![(0.001, 0)], count: 0, sum: 0.0 },
-        decisions: Totals::default(),
+        decisions: DecisionTotals::default(),
     }
 }

@@ -59,7 +59,7 @@ impl Service {
         let rules = Rules::parse("test", &format!("domain: d\n{on_denied}{DESCRIPTORS}")).unwrap();
         let memory = Arc::new(Memory::new(1 << 24, OnFull::Deny));
         let clock = Clock::manual(NOW);
-        let limiter = Limiter::new(Arc::new(ActiveRules::of(rules, NOW)), memory, clock.clone());
+        let limiter = Limiter::new(Arc::new(ActiveRules::from_rules(rules, NOW)), memory, clock.clone());
         let limiter = limiter.with_modes(Modes { quota_mode, shadow_mode: false });
         let api = Api::new(limiter, ApiSettings::default()).with_headers(settings);
         Self { api, clock, now: NOW }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use tollgate_limiter::{
-    divider::Usage,
+    divider::SubscriberUsage,
     time::{SECOND, Timestamp},
 };
 
@@ -21,7 +21,7 @@ pub(super) struct EnvoyBucket {
     assigned: LastAssignment,
     expires_at: Timestamp,
     /// What was decided since the last report.
-    pub(super) usage: Usage,
+    pub(super) usage: SubscriberUsage,
 }
 
 /// The last assignment.

@@ -16,9 +16,9 @@ use prost::Message as _;
 use tollgate_limiter::{
     descriptor::{self, Entry, Key, Secret},
     divider::Dividers,
-    divider::Usage,
+    divider::SubscriberUsage,
     limiter::Limiter,
-    resilience::Origin,
+    resilience::CallerOrigin,
     rules::{ActiveRules, KeyedRules, Rule, Rules},
     store::{Memory, OnFull},
     time::{Clock, SECOND, Timestamp},
@@ -131,7 +131,7 @@ pub(super) fn run(matches: &ArgMatches, rules: Rules, domain: String) -> Result<
     let buckets = buckets(matches, demands.len())?;
     let clock = Clock::manual(start);
     // A constant secret, so that a run can be repeated exactly.
-    let active_rules = Arc::new(ActiveRules::of(rules, clock.now()));
+    let active_rules = Arc::new(ActiveRules::from_rules(rules, clock.now()));
     active_rules.set_secret(Secret::from_bytes([0; 16]));
     let memory = Arc::new(Memory::new(memory_limit, OnFull::Deny));
     let limiter = Limiter::new(active_rules.clone(), memory.clone(), clock.clone());
@@ -216,7 +216,7 @@ fn rule_of<'r>(rules: &'r KeyedRules, domain: &str, buckets: &[Pairs]) -> Result
 impl EnvoysSimulation {
     /// Adds an Envoy.
     fn add(&mut self, per_second: f64, entries: &Pairs) -> Result<(), String> {
-        let origin = Origin::Name(self.envoys.len().to_be_bytes().into());
+        let origin = CallerOrigin::Name(self.envoys.len().to_be_bytes().into());
         let stream = QuotaStream::open(self.service.clone(), &origin, None)
             .map_err(|status| status.message().to_owned())?;
         let text = |part: &[u8]| String::from_utf8_lossy(part).into_owned();
@@ -275,7 +275,7 @@ impl Envoy {
         self.report.add(requests, passed);
         let is_new = self.reports_at.is_none() && requests > 0;
         if is_new || self.reports_at.is_some_and(|at| at <= now) {
-            let Usage { allowed, denied, .. } = mem::take(&mut self.bucket.usage);
+            let SubscriberUsage { allowed, denied, .. } = mem::take(&mut self.bucket.usage);
             let usage = BucketQuotaUsage {
                 bucket_id: Some(self.id.clone()),
                 time_elapsed: None,

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use tollgate_limiter::{
-    divider::{SUBSCRIBERS_SHOWN_MAX, SubscriberReport},
-    store::{CounterOperation, HoldOutcome, NotLocal, Outcome},
+    divider::{SUBSCRIBERS_LISTED_MAX, SubscriberReport},
+    store::{CounterOperation, HoldOutcome, NotLocal, OperationOutcome},
 };
 
 use crate::cluster::{
@@ -40,7 +40,7 @@ impl Slots {
                     Err(missing) => return self.not_local(missing, cx),
                 };
                 if let HoldOutcome::Shown(shown) = &mut outcome.hold {
-                    let subscribers = self.dividers.subscribers(*key, SUBSCRIBERS_SHOWN_MAX, cx.wall);
+                    let subscribers = self.dividers.subscribers(*key, SUBSCRIBERS_LISTED_MAX, cx.wall);
                     Arc::make_mut(shown).subscribers = subscribers.map(Arc::new);
                 }
                 // Earlier refusals are no longer true.
@@ -51,11 +51,11 @@ impl Slots {
             }
             RemoteOperation::Absorb(consumed) => {
                 self.memory.add(self.of(*key), consumed.difference(&Default::default()), cx.wall);
-                Outcome::of(self.memory.admin().peek(*key, limit, cx.wall).peek, 0)
+                OperationOutcome::new(self.memory.admin().peek(*key, limit, cx.wall).peek, 0)
             }
             RemoteOperation::Settle(settlement) => {
                 self.leases.settle(*key, limit, settlement, cx);
-                Outcome::of(self.memory.admin().peek(*key, limit, cx.wall).peek, 0)
+                OperationOutcome::new(self.memory.admin().peek(*key, limit, cx.wall).peek, 0)
             }
             RemoteOperation::Divide(id, terms, report) => {
                 let id = *id;
@@ -65,7 +65,7 @@ impl Slots {
                 if self.may_divide(self.of(*key), cx) {
                     self.assign(self.dividers.report(&report, cx.wall), cx);
                 }
-                Outcome::of(self.memory.admin().peek(*key, limit, cx.wall).peek, 0)
+                OperationOutcome::new(self.memory.admin().peek(*key, limit, cx.wall).peek, 0)
             }
         };
         let borrower = peer.filter(|_| *lease_hits > 0);

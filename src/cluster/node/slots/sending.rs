@@ -95,7 +95,7 @@ impl Slots {
         self.leases.mark_backed_up(slot);
         let grants = SlotGrants {
             leases: self.leases.grants_of_slot(slot, cx),
-            divisions: self.dividers.of_slot(slot, cx.wall),
+            divisions: self.dividers.divisions_of(slot, cx.wall),
         };
         self.backup_sender.send(slot, version, backup_owner, grants, cx);
     }

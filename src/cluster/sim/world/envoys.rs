@@ -6,7 +6,9 @@ use rand::RngExt;
 use tollgate_limiter::{
     algorithm::{Excess, FixedWindow, HitRate, Limit, Rate, TokenBucket, Window},
     descriptor::Key,
-    divider::{ASSIGNMENT_TTL, Assignment, Assignments, Report, SubscriberId, UNCERTAIN, Usage},
+    divider::{
+        ASSIGNMENT_TTL, Assignment, Assignments, DividerReport, SubscriberId, SubscriberUsage, UNCERTAIN,
+    },
     rules::QuotaTerms,
     time::SECOND,
 };
@@ -51,7 +53,7 @@ impl Quota {
         let excess = Excess::Refuse;
         match self {
             Self::Budget => {
-                let window = Window::of_nanos(100 * 86_400 * SECOND).unwrap();
+                let window = Window::from_nanos(100 * 86_400 * SECOND).unwrap();
                 Limit::FixedWindow(FixedWindow { limit, window, excess })
             }
             Self::Rate => {
@@ -79,7 +81,7 @@ struct Bucket {
     tokens: f64,
     expires_at: u64,
     due: f64,
-    usage: Usage,
+    usage: SubscriberUsage,
     has_reported: bool,
 }
 
@@ -156,7 +158,7 @@ impl World {
             let Some((_, stream)) = envoy.stream.take_if(|(on, _)| *on == replica) else { continue };
             envoy.buckets.iter_mut().for_each(Bucket::begin);
             for quota in QUOTAS {
-                self.report_quota(replica, stream, quota, Report::End);
+                self.report_quota(replica, stream, quota, DividerReport::End);
             }
         }
     }
@@ -221,7 +223,7 @@ impl World {
             let Some((replica, stream)) = envoy.stream else { continue };
             bucket.usage.allowed_before = usage.allowed_before + usage.allowed;
             let is_first = !std::mem::replace(&mut bucket.has_reported, true);
-            let report = if is_first { Report::Resumed(usage) } else { Report::Usage(usage) };
+            let report = if is_first { DividerReport::Resumed(usage) } else { DividerReport::Usage(usage) };
             self.report_quota(replica, stream, quota, report);
         }
     }
@@ -230,7 +232,7 @@ impl World {
         self.processes.get(&replica).is_some_and(|process| !process.is_leaving)
     }
 
-    fn report_quota(&mut self, replica: usize, stream: u64, quota: Quota, report: Report) {
+    fn report_quota(&mut self, replica: usize, stream: u64, quota: Quota, report: DividerReport) {
         let now = self.time_of(replica);
         let id = SubscriberId { replica: keys::member(replica).number(), stream, bucket: quota as u32 };
         let operation = RemoteOperation::Divide(id, QuotaTerms::default(), report);

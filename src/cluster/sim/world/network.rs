@@ -142,7 +142,8 @@ impl World {
         if let Some(process) = self.processes.get_mut(&to) {
             for message in wire::decode(&batch, sent_at).expect("a batch that was just encoded") {
                 let slot = message.last_slot().filter(|_| message.contents().next().is_some());
-                let is_copied = |key: &usize| slot == Some(Slot::of(self.keys[*key].key, self.shape.slots));
+                let is_copied =
+                    |key: &usize| slot == Some(Slot::for_key(self.keys[*key].key, self.shape.slots));
                 self.record.arrived((0..self.keys.len()).filter(is_copied), copy);
                 process.node.receive(keys::member(from), message, now);
             }

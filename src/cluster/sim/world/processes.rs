@@ -148,7 +148,7 @@ impl World {
         let mut lost = BTreeSet::new();
         let mut forgotten = BTreeSet::new();
         for key in 0..self.keys.len() {
-            let slot = Slot::of(self.keys[key].key, self.shape.slots);
+            let slot = Slot::for_key(self.keys[key].key, self.shape.slots);
             if at_risk.contains(&slot) {
                 if self.has_recent_copy(slot, &killed) { &mut lost } else { &mut forgotten }.insert(key);
             }
@@ -168,7 +168,7 @@ impl World {
                 // If it starts before the others, what was given back since then still counts.
                 let unsure_from = at.saturating_sub(UNSURE_BEFORE);
                 let has_slot = |slot| snapshot.copies.iter().any(|copy| copy.slot == slot);
-                let is_in = |key: &usize| has_slot(Slot::of(self.keys[*key].key, self.shape.slots));
+                let is_in = |key: &usize| has_slot(Slot::for_key(self.keys[*key].key, self.shape.slots));
                 let keys = (0..self.keys.len()).filter(is_in).collect();
                 self.snapshots.push_back(Some(snapshot.clone()));
                 self.record.faults.push(Fault { at: self.now, unsure_from, forgets: None, keys });

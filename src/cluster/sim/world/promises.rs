@@ -83,7 +83,7 @@ impl World {
         if self.is_cut_one_way && !self.cut.is_empty() {
             let is_claimed = |key: &usize| {
                 self.processes.iter().any(|(number, process)| {
-                    let slot = Slot::of(self.keys[*key].key, self.shape.slots);
+                    let slot = Slot::for_key(self.keys[*key].key, self.shape.slots);
                     !self.cut.contains(number) && process.node.owned_slots().any(|owned| owned == slot)
                 })
             };
@@ -99,7 +99,7 @@ impl World {
             return;
         }
         let lacks = |slot| self.processes.values().any(|process| process.node.lacks_origin(slot));
-        let is_forgetful = |key: &usize| lacks(Slot::of(self.keys[*key].key, self.shape.slots));
+        let is_forgetful = |key: &usize| lacks(Slot::for_key(self.keys[*key].key, self.shape.slots));
         let keys: BTreeSet<usize> = (0..self.keys.len()).filter(is_forgetful).collect();
         let new: BTreeSet<usize> = keys.difference(&self.forgetful).copied().collect();
         if !new.is_empty() {

@@ -11,12 +11,13 @@ use tollgate_limiter::{
     algorithm::{Decision, HitRate, Limit, Operation, Receipt, Verdict, laws::any_limit},
     descriptor::{Key, Secret},
     divider::{
-        Assignment, Assignments, Dividers, Report, SlotDivisions, SubscriberId, SubscriberReport, Usage,
+        Assignment, Assignments, DividerReport, Dividers, SlotDivisions, SubscriberId, SubscriberReport,
+        SubscriberUsage,
     },
     rules::QuotaTerms,
     store::{
         Check, Checks, CounterOperation, Epoch, HOLD_TTL_DEFAULT, HoldId, HoldOutcome, HoldTerms, Memory,
-        OnExpiry, OnFull, OnRefusal, Outcome, SettleOutcome, Settled, Slot, SlotData, UnknownId,
+        OnExpiry, OnFull, OnRefusal, OperationOutcome, SettleOutcome, Settled, Slot, SlotData, UnknownId,
     },
     time::{SECOND, Timestamp},
 };
@@ -146,8 +147,8 @@ prop_compose! {
     }
 }
 
-fn usage() -> impl Strategy<Value = Usage> {
-    (0..1_000_u64, 0..1_000_u64, number()).prop_map(|(allowed, denied, allowed_before)| Usage {
+fn usage() -> impl Strategy<Value = SubscriberUsage> {
+    (0..1_000_u64, 0..1_000_u64, number()).prop_map(|(allowed, denied, allowed_before)| SubscriberUsage {
         allowed,
         denied,
         allowed_before,
@@ -165,13 +166,13 @@ fn quota_terms() -> impl Strategy<Value = QuotaTerms> {
         .prop_map(|(weight, floor)| QuotaTerms { weight: NonZeroU32::new(weight).unwrap(), floor })
 }
 
-fn report() -> impl Strategy<Value = Report> {
+fn report() -> impl Strategy<Value = DividerReport> {
     prop_oneof![
-        usage().prop_map(Report::Usage),
-        usage().prop_map(Report::Resumed),
-        Just(Report::Limit),
-        Just(Report::End),
-        number().prop_map(Report::Counted),
+        usage().prop_map(DividerReport::Usage),
+        usage().prop_map(DividerReport::Resumed),
+        Just(DividerReport::Limit),
+        Just(DividerReport::End),
+        number().prop_map(DividerReport::Counted),
     ]
 }
 
@@ -185,7 +186,7 @@ fn divisions() -> impl Strategy<Value = SlotDivisions> {
             let report = SubscriberReport { key: Key::from_halves(0, low), limit, id, terms, report };
             dividers.report(&report, NOW.plus(second * SECOND));
         }
-        dividers.of_slot(Slot(0), NOW)
+        dividers.divisions_of(Slot(0), NOW)
     })
 }
 
@@ -321,7 +322,7 @@ prop_compose! {
         lease in prop::option::of(lease_reply().prop_map(Box::new)),
     ) -> CheckReply {
         let decision = Decision { verdict, remaining, reset_after, receipt };
-        CheckReply::Decided { outcome: Outcome { decision, charged, hold }, lease }
+        CheckReply::Decided { outcome: OperationOutcome { decision, charged, hold }, lease }
     }
 }
 

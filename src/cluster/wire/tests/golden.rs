@@ -10,11 +10,11 @@ use std::{
 use tollgate_limiter::{
     algorithm::{Classic, Decision, Excess, HitRate, Limit, Operation, Rate, TokenBucket, Verdict, Window},
     descriptor::{Key, Secret},
-    divider::{Assignment, Report, SlotDivisions, SubscriberId, Usage},
+    divider::{Assignment, DividerReport, SlotDivisions, SubscriberId, SubscriberUsage},
     rules::QuotaTerms,
     store::{
         Check, CounterOperation, Epoch, HoldId, HoldOutcome, HoldTerms, Memory, OnExpiry, OnFull, OnRefusal,
-        Outcome, SettleOutcome, Settled, Slot, SlotData, UnknownId,
+        OperationOutcome, SettleOutcome, Settled, Slot, SlotData, UnknownId,
     },
     time::SECOND,
 };
@@ -50,7 +50,7 @@ pub(super) fn hello(secret: [u8; 16]) -> Message {
 }
 
 pub(super) fn classic() -> Limit {
-    Limit::Classic(Classic { limit: 10, window: Window::of_nanos(60 * SECOND).unwrap() })
+    Limit::Classic(Classic { limit: 10, window: Window::from_nanos(60 * SECOND).unwrap() })
 }
 
 pub(super) fn bucket() -> Limit {
@@ -71,14 +71,20 @@ fn counter(operation: CounterOperation) -> RemoteOperation {
 fn reply(limit: &Limit) -> Message {
     let decision = limit.decide(&mut limit.fresh(), NOW, Operation::Charge(1));
     let lease = Some(Box::new(LeaseReply::Granted { number: 1, hits: 2, ttl: Duration::from_nanos(3) }));
-    Message::Reply { ticket: 258, reply: CheckReply::Decided { outcome: Outcome::of(decision, 1), lease } }
+    Message::Reply {
+        ticket: 258,
+        reply: CheckReply::Decided { outcome: OperationOutcome::new(decision, 1), lease },
+    }
 }
 
 fn refusal() -> Message {
     let verdict = Verdict::Refuse { retry_after: Some(Duration::from_nanos(300)) };
     let decision = Decision { verdict, remaining: 0, reset_after: Duration::from_nanos(300), receipt: None };
     let lease = Some(Box::new(LeaseReply::Refused { ttl: Duration::from_nanos(300) }));
-    Message::Reply { ticket: 1, reply: CheckReply::Decided { outcome: Outcome::of(decision, 0), lease } }
+    Message::Reply {
+        ticket: 1,
+        reply: CheckReply::Decided { outcome: OperationOutcome::new(decision, 0), lease },
+    }
 }
 
 /// A bucket that was emptied a second ago.
@@ -94,7 +100,7 @@ fn contents() -> Arc<SlotData> {
 
 const SUBSCRIBER: SubscriberId = SubscriberId { replica: 1, stream: 2, bucket: 3 };
 
-fn divide(report: Report) -> RemoteOperation {
+fn divide(report: DividerReport) -> RemoteOperation {
     let terms = QuotaTerms { weight: NonZeroU32::MIN, floor: 300 };
     RemoteOperation::Divide(SUBSCRIBER, terms, report)
 }
@@ -235,7 +241,7 @@ fn encoding_of_replies_is_stable() {
         reset_after: Duration::from_nanos(3),
     });
     let replied = |hold| {
-        let outcome = Outcome { hold, ..Outcome::exhausted() };
+        let outcome = OperationOutcome { hold, ..OperationOutcome::exhausted() };
         Message::Reply { ticket: 1, reply: CheckReply::Decided { outcome, lease: None } }
     };
     pinned(replied(HoldOutcome::Settled(settled)), "120d010000000000000002020501ac02000300");
@@ -313,21 +319,27 @@ fn encoding_of_each_other_message_is_stable() {
             "17130401020300ac02140102030107010203020701020303",
         ),
         (
-            forward(bucket(), divide(Report::Usage(Usage { allowed: 300, denied: 1, allowed_before: 4 }))),
+            forward(
+                bucket(),
+                divide(DividerReport::Usage(SubscriberUsage { allowed: 300, denied: 1, allowed_before: 4 })),
+            ),
             concat!(
                 "310c8202888e98a8c0e080810198aed8a8c1e284891104058094ebdc0314000301020301ac0200ac",
                 "020104000080ade20401"
             ),
         ),
         (
-            forward(bucket(), divide(Report::Resumed(Usage { allowed: 1, denied: 2, allowed_before: 0 }))),
+            forward(
+                bucket(),
+                divide(DividerReport::Resumed(SubscriberUsage { allowed: 1, denied: 2, allowed_before: 0 })),
+            ),
             concat!(
                 "300c8202888e98a8c0e080810198aed8a8c1e284891104058094ebdc0314000301020301ac020101",
                 "0200000080ade20401"
             ),
         ),
         (
-            forward(bucket(), divide(Report::Counted(9))),
+            forward(bucket(), divide(DividerReport::Counted(9))),
             concat!(
                 "2e0c8202888e98a8c0e080810198aed8a8c1e284891104058094ebdc0314000301020301ac020409",
                 "000080ade20401"

@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use tollgate_limiter::{
     algorithm::{Decision, Limit, Operation, Receipt, laws::any_limit},
     descriptor::Key,
-    store::{CounterOperation, Outcome},
+    store::{CounterOperation, OperationOutcome},
     time::{SECOND, Timestamp},
 };
 
@@ -18,7 +18,7 @@ use crate::cluster::{
 
 /// The receipt that a replica whose clock shows `there` receives and returns.
 fn crossed_twice(limit: &Limit, decision: Decision, there: Timestamp) -> Option<Receipt> {
-    let reply = CheckReply::Decided { outcome: Outcome::of(decision, 1), lease: None };
+    let reply = CheckReply::Decided { outcome: OperationOutcome::new(decision, 1), lease: None };
     let told = Message::Reply { ticket: 7, reply };
     let heard = decode(&encode(&[told], NOW), there).unwrap().pop();
     let Some(Message::Reply { reply: CheckReply::Decided { outcome, .. }, .. }) = heard else {

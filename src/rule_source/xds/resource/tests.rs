@@ -3,7 +3,7 @@ use tollgate_limiter::rules::{Rules, compile};
 use super::*;
 use crate::rule_source::xds::proto::ratelimit::config::ratelimit::v3::RateLimitReplace;
 
-fn resource(name: &str, descriptors: &[RateLimitDescriptor]) -> Source {
+fn resource(name: &str, descriptors: &[RateLimitDescriptor]) -> RuleInput {
     let config = RateLimitConfig {
         name: name.to_owned(),
         domain: "d".to_owned(),

@@ -6,7 +6,7 @@ use crate::{
     store::{
         UnknownId,
         held_counter::{HeldCounter, Room},
-        operation::{CounterOperation, Outcome},
+        operation::{CounterOperation, OperationOutcome},
         packed_counter::Now,
     },
 };
@@ -19,7 +19,7 @@ struct Held<'l> {
 }
 
 impl Held<'_> {
-    fn apply(&mut self, operation: &CounterOperation) -> Outcome {
+    fn apply(&mut self, operation: &CounterOperation) -> OperationOutcome {
         let now = Now { now: self.now, given_up: None };
         self.counter.expire(self.limit, now);
         self.counter.apply(self.limit, operation, now, Room::OF_VALUE).0
@@ -89,7 +89,7 @@ proptest! {
         max_in_flight in 1..12_u64, history in history(), refunds in prop::collection::vec(0..4_u64, 30),
     ) {
         let hold_max = 20 * SECOND;
-        let limit = Limit::Concurrency(Concurrency { max_in_flight, hold_max: Span::of_nanos(hold_max).unwrap() });
+        let limit = Limit::Concurrency(Concurrency { max_in_flight, hold_max: Span::from_nanos(hold_max).unwrap() });
         let mut held = Held { limit: &limit, counter: HeldCounter::default(), now: NOW };
         let mut places = Places::default();
         let mut open: Vec<(u64, u64, Timestamp)> = Vec::new();
@@ -135,7 +135,7 @@ proptest! {
     fn refund_beside_holds_loses_no_room(
         history in prop::collection::vec((0..2_u64, 0..4_u64, 1..5_u64, 0..150_u64), 1..30),
     ) {
-        let span = Span::of_nanos(HOUR).unwrap();
+        let span = Span::from_nanos(HOUR).unwrap();
         let log = SlidingLog { limit: 40, span, sub_window: std::num::NonZeroU64::MIN, excess: Excess::Refuse };
         let limit = Limit::SlidingLog(log);
         let mut held = Held { limit: &limit, counter: HeldCounter::default(), now: NOW };

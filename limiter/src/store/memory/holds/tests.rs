@@ -10,7 +10,7 @@ use super::*;
 use crate::{
     algorithm::{Limit, Operation, laws::every_limit},
     store::{
-        BYTES_MIN, CounterOperation, HOLD_REMEMBERED, HOLD_TTL_DEFAULT, HOLD_TTL_MAX, HOLDS_MAX, OnExpiry,
+        BYTES_MIN, CounterOperation, HOLD_RETENTION, HOLD_TTL_DEFAULT, HOLD_TTL_MAX, HOLDS_MAX, OnExpiry,
         OnFull, OnRefusal, SettleOutcome, SlotData,
         holds::IDS_MAX,
         memory::{
@@ -224,7 +224,7 @@ fn counter_forgets_the_oldest_settled_ids_beyond_its_bound() {
 
 /// Charges once for a request, as the limiter does. Returns whether the charge passes.
 fn charge_once(memory: &Memory, limit: &Limit, request: u64, now: Timestamp) -> Result<bool, ReserveError> {
-    let id = HoldId::of_request(&request.to_string()).unwrap();
+    let id = HoldId::for_request(&request.to_string()).unwrap();
     let terms = HoldTerms { id, ..terms("", HOLD_TTL_DEFAULT, OnExpiry::Charge) };
     let checks = Checks::from_slice(&[check(key("k"), limit, 1)]);
     let reserved = memory.reserve(&checks, &terms, now, any_refused)?;
@@ -248,7 +248,7 @@ fn repeated_request_is_not_charged_again_for_its_time() {
         assert_eq!(charge_once(&memory, &limit, request, repeated), Ok(true));
     }
     assert_eq!((used(), memory.stats().ids_forgotten), (REQUESTS, 0));
-    let forgotten = repeated.after(HOLD_REMEMBERED).plus(SECOND);
+    let forgotten = repeated.after(HOLD_RETENTION).plus(SECOND);
     assert_eq!(charge_once(&memory, &limit, REQUESTS, forgotten), Ok(true));
     assert_eq!(used(), REQUESTS + 1);
 }

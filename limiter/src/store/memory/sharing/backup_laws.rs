@@ -16,11 +16,11 @@ use crate::{
 };
 
 const DAY: u64 = 86_400 * SECOND;
-/// A backup has that many bytes beside those of its counters, at most.
+/// The most bytes of a backup in addition to those of its counters.
 const BATCH_BYTES: usize = 16;
-/// The same for each of its counters: two records with the key, and the limit of the holds.
+/// The most bytes that a copy has for each counter: two records with the key, and the limit of the holds.
 const COUNTER_BYTES: usize = 100;
-/// In one slot.
+/// Keys of one slot.
 const KEYS: [Key; 3] = [Key::from_halves(1, 1), Key::from_halves(1, 2), Key::from_halves(1, 3)];
 
 #[derive(Clone, Debug)]
@@ -87,7 +87,8 @@ impl Owner {
     }
 
     fn step(&self, index: usize, step: &Step) {
-        let (memory, now) = (&self.memory, self.now);
+        let memory = &self.memory;
+        let now = self.now;
         let check = |operation| check(KEYS[index], &self.limits[index], operation);
         let checks = |hits| Checks::from_slice(&[check(Operation::Charge(hits))]);
         let terms = |name, ttl, on_expiry| HoldTerms::new(id(name), Duration::from_millis(ttl), on_expiry);
@@ -150,7 +151,8 @@ fn of_changes(data: &SlotData, earlier: &SlotData, now: Timestamp) -> usize {
 }
 
 fn long_log(sub_window: u64) -> Limit {
-    let (span, sub_window) = (Span::of_nanos(DAY).unwrap(), sub_window.try_into().unwrap());
+    let span = Span::from_nanos(DAY).unwrap();
+    let sub_window = sub_window.try_into().unwrap();
     Limit::SlidingLog(SlidingLog { limit: 1_000, span, sub_window, excess: Excess::Refuse })
 }
 
@@ -180,9 +182,11 @@ proptest! {
             if !matches!(step, Step::Backup) {
                 continue;
             }
-            let (now, data) = (owner.now, owner.slot_data());
+            let now = owner.now;
+            let data = owner.slot_data();
             let changes = owner.memory.changes(slot).data;
-            let (bytes, of_changes) = (changes.encode(now), of_changes(&data, &last, now));
+            let bytes = changes.encode(now);
+            let of_changes = of_changes(&data, &last, now);
             let most = 2 * of_changes + BATCH_BYTES + KEYS.len() * COUNTER_BYTES;
             prop_assert!(bytes.len() <= most, "{} of {of_changes}: {changes:?}", bytes.len());
             prop_assert!(bytes.len() <= changes.encoded_bytes_max());

@@ -8,7 +8,7 @@ use super::*;
 use crate::{
     algorithm::{Counter, Decision, laws::every_limit},
     store::{
-        Check, Checks, CounterOperation, DecodeError, NotLocal, OnFull, OnRefusal, PendingUsage,
+        Check, Checks, CounterOperation, NotLocal, OnFull, OnRefusal, PendingUsage, SlotDecodeError,
         memory::tests::{BYTES, NOW, bucket, charge, key, left, second_of, stored, window},
     },
     time::SECOND,
@@ -228,7 +228,7 @@ fn pending_usage_is_added_only_to_owned_slots() {
     let (memory, limit) = (sharing([]), window(20));
     let mut consumed = limit.fresh();
     limit.decide(&mut consumed, NOW, Operation::Charge(5));
-    let consumed = SlotData::of_usage(key("one"), &limit, consumed, NOW).difference(&SlotData::default());
+    let consumed = SlotData::from_usage(key("one"), &limit, consumed, NOW).difference(&SlotData::default());
     let slot = memory.slot(key("one"));
     assert!(!memory.add(slot, consumed.clone(), NOW));
     memory.acquire(slot, SlotData::default(), NOW);
@@ -372,7 +372,7 @@ proptest! {
                     }
                 }
             }
-            Err(DecodeError::UnsupportedVersion | DecodeError::Malformed) => {}
+            Err(SlotDecodeError::UnsupportedVersion | SlotDecodeError::Malformed) => {}
         }
     }
 }

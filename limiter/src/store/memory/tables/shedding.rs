@@ -149,7 +149,8 @@ impl Tables {
             return 0;
         }
         let mut walk = self.shedding.walk.lock();
-        let (mut slots, mut bytes) = (0, 0);
+        let mut slots = 0;
+        let mut bytes = 0;
         while walk.paused_until <= now
             && budget.is_exceeded()
             && slots < SHED_SLOTS_MAX

@@ -61,7 +61,7 @@ fn penalty_evicts_unused_counters_of_other_keys() {
 
 #[test]
 fn log_without_room_to_grow_follows_on_full() {
-    let span = Span::of_nanos(3_600 * SECOND).unwrap();
+    let span = Span::from_nanos(3_600 * SECOND).unwrap();
     let log = SlidingLog { limit: 1_000, span, sub_window: NonZeroU64::MIN, excess: Excess::Refuse };
     let log = Limit::SlidingLog(log);
     for (on_full, passes) in [(OnFull::Deny, false), (OnFull::Allow, true)] {

@@ -7,7 +7,7 @@ fn parted(limit: &Limit) -> (Memory, Memory, SlotData) {
     parted_with(limit, OnExpiry::Release)
 }
 
-/// The same, with what the expiry of the hold does.
+/// Two stores that have parted after a hold with this end, and the slot data that both have.
 fn parted_with(limit: &Limit, on_expiry: OnExpiry) -> (Memory, Memory, SlotData) {
     let (one, other) = (sharing(), Memory::new(BYTES, OnFull::Deny).with_slots(SLOTS.into()).shared());
     let terms = terms("a", HOLD_TTL_DEFAULT, on_expiry);

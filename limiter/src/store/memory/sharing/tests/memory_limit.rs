@@ -11,7 +11,7 @@ fn released_slot_data_counts_in_budget_until_dropped() {
     let held = memory.stats().bytes;
     let copy = memory.whole(Slot(0)).data;
     assert_eq!(memory.stats().bytes, held, "a copy for a backup has a bound of its own");
-    let (whole, kept) = (memory.counted(copy.clone()), memory.counted(copy));
+    let (whole, kept) = (memory.accounted(copy.clone()), memory.accounted(copy));
     let stats = memory.stats();
     assert!(1_000 * 2 * 32 <= stats.backup_bytes && stats.bytes == held + stats.backup_bytes);
     drop(whole);
