@@ -22,9 +22,9 @@ impl Redis {
         SharedStoreSettings {
             urls: self.urls,
             mode: match self.mode {
-                Mode::Standalone => shared_store::StoreMode::Standalone,
-                Mode::Sentinel => shared_store::StoreMode::Sentinel { service: self.sentinel_service },
-                Mode::Cluster => shared_store::StoreMode::Cluster,
+                RedisMode::Standalone => shared_store::StoreMode::Standalone,
+                RedisMode::Sentinel => shared_store::StoreMode::Sentinel { service: self.sentinel_service },
+                RedisMode::Cluster => shared_store::StoreMode::Cluster,
             },
             username: self.username,
             sentinel_username: self.sentinel_username,

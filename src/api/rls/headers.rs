@@ -4,15 +4,15 @@ use tollgate_limiter::limiter::{ActiveView, Answer, Modes, Request, Retry};
 
 use crate::api::proto::envoy::config::core::v3::HeaderValue;
 
-mod displayed;
 mod policies;
 mod retry;
 mod settings;
 mod structured;
+mod visible;
 
 pub use settings::{HeaderSettings, Listed};
 
-use displayed::{DisplayedLimit, displayed, header, seconds};
+use visible::{VisibleLimit, header, seconds, visible};
 
 impl HeaderSettings {
     /// The headers of a reply, with the time that [`HeaderSettings::retry`] has returned.
@@ -51,8 +51,8 @@ impl HeaderSettings {
         retry: Option<Retry>,
     ) -> Vec<HeaderValue> {
         let mut headers = Vec::new();
-        if let Some(tightest) = displayed(answer).min_by_key(|limit| limit.rank(modes)) {
-            let DisplayedLimit { limit, status, reset_after, .. } = tightest;
+        if let Some(tightest) = visible(answer).min_by_key(|limit| limit.rank(modes)) {
+            let VisibleLimit { limit, status, reset_after, .. } = tightest;
             // A request that never passes waits for nothing.
             let reset = (retry != Some(Retry::Never)).then(|| seconds(reset_after));
             let numbers = [Some(limit.requests_per_unit), Some(status.remaining), reset];
@@ -69,7 +69,7 @@ impl HeaderSettings {
             let listed = match self.ietf {
                 None => Vec::new(),
                 Some(Listed::Tightest) => vec![tightest],
-                Some(Listed::All) => policies::distinct(displayed(answer), modes),
+                Some(Listed::All) => policies::distinct(visible(answer), modes),
             };
             headers.extend(self.policies(&listed, view, request, answer, modes).into_iter().flatten());
         }

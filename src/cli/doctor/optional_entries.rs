@@ -56,7 +56,7 @@ enum EntryPresence {
     WithPart {
         is_skipped: bool,
     },
-    /// It depends on more than a header.
+    /// Whether a request has the entry depends on more than a header.
     Unknown,
 }
 

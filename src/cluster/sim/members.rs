@@ -117,7 +117,7 @@ fn replicas_agree_within_a_second_of_each_change() {
 fn silence_by_turns_moves_few_slots_and_delays_no_replacement() {
     const MEMBERS: usize = 8;
     const ROUNDS: usize = 40;
-    let mut world = World::of(SHAPE, 1);
+    let mut world = World::with_shape(SHAPE, 1);
     world.run(&[Start(1), Settle, Start(MEMBERS - 1), Settle, Pass(IDLE)]);
     let before = world.slots_acquired();
     for round in 0..ROUNDS {

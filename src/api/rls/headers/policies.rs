@@ -11,9 +11,9 @@ use tollgate_limiter::{
 use crate::api::{
     proto::envoy::config::core::v3::HeaderValue,
     rls::headers::{
-        displayed::{DisplayedLimit, header, seconds},
         settings::HeaderSettings,
         structured::{byte_sequence, integer, string},
+        visible::{VisibleLimit, header, seconds},
     },
 };
 
@@ -22,12 +22,12 @@ const LISTED_MAX: usize = 32;
 
 /// The limits in their order, each name once. Of two with one name, the tighter one.
 pub(super) fn distinct<'s>(
-    displayed: impl Iterator<Item = DisplayedLimit<'s>>,
+    visible: impl Iterator<Item = VisibleLimit<'s>>,
     modes: Modes,
-) -> Vec<DisplayedLimit<'s>> {
-    let mut listed = Vec::<DisplayedLimit<'s>>::new();
+) -> Vec<VisibleLimit<'s>> {
+    let mut listed = Vec::<VisibleLimit<'s>>::new();
     let mut places = HashMap::new();
-    for limit in displayed {
+    for limit in visible {
         let place = *places.entry(limit.status.name()).or_insert(listed.len());
         match listed.get_mut(place) {
             None => listed.push(limit),
@@ -47,7 +47,7 @@ impl HeaderSettings {
     /// The two headers for the limits that are `listed`; none without limits.
     pub(super) fn policies(
         &self,
-        listed: &[DisplayedLimit<'_>],
+        listed: &[VisibleLimit<'_>],
         view: &ActiveView<'_>,
         request: &Request<'_>,
         answer: &Answer<'_>,
@@ -59,11 +59,11 @@ impl HeaderSettings {
         let retry = answer.retry(modes, request);
         let mut policies = String::new();
         let mut limits = String::new();
-        for displayed in listed {
-            let name = string(displayed.status.name());
+        for visible in listed {
+            let name = string(visible.status.name());
             let mut partition = String::new();
             if self.partition_key
-                && let Some(key) = view.partition_key(request, displayed.descriptor)
+                && let Some(key) = view.partition_key(request, visible.descriptor)
             {
                 partition = format!(";pk={}", byte_sequence(&key));
             }
@@ -72,13 +72,13 @@ impl HeaderSettings {
                 list.push_str(&name);
             }
             // Writing to a string does not fail.
-            let _ = write!(policies, ";q={}", integer(displayed.limit.requests_per_unit));
-            if let Some(window) = displayed.window().filter(|window| *window <= self.window_max) {
+            let _ = write!(policies, ";q={}", integer(visible.limit.requests_per_unit));
+            if let Some(window) = visible.window().filter(|window| *window <= self.window_max) {
                 let _ = write!(policies, ";w={}", seconds(window));
             }
-            let _ = write!(policies, ";qu={}{partition}", string(displayed.quota_unit()));
-            let _ = write!(limits, ";r={}", integer(displayed.status.remaining));
-            let reset = displayed.resets_after(answer, retry).map(seconds);
+            let _ = write!(policies, ";qu={}{partition}", string(visible.quota_unit()));
+            let _ = write!(limits, ";r={}", integer(visible.status.remaining));
+            let reset = visible.resets_after(answer, retry).map(seconds);
             if let Some(reset) = reset.filter(|reset| *reset <= self.window_max.as_secs()) {
                 let _ = write!(limits, ";t={reset}");
             }
@@ -88,7 +88,7 @@ impl HeaderSettings {
     }
 }
 
-impl DisplayedLimit<'_> {
+impl VisibleLimit<'_> {
     /// The window, if it is a whole number of seconds. Places in flight have none.
     fn window(&self) -> Option<Duration> {
         if let Some(unit) = self.limit.unit {

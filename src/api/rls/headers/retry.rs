@@ -7,8 +7,8 @@ use tollgate_limiter::limiter::{Answer, Modes, Request, Retry};
 use crate::api::{
     proto::envoy::config::core::v3::HeaderValue,
     rls::headers::{
-        displayed::{header, seconds},
         settings::HeaderSettings,
+        visible::{header, seconds},
     },
 };
 

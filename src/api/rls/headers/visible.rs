@@ -8,7 +8,7 @@ use crate::api::proto::envoy::config::core::v3::HeaderValue;
 
 /// A limit that clients may see.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct DisplayedLimit<'s> {
+pub(super) struct VisibleLimit<'s> {
     /// The index of its descriptor.
     pub(super) descriptor: usize,
     pub(super) status: &'s Status<'s>,
@@ -16,7 +16,7 @@ pub(super) struct DisplayedLimit<'s> {
     pub(super) reset_after: Duration,
 }
 
-impl DisplayedLimit<'_> {
+impl VisibleLimit<'_> {
     /// The smaller, the tighter: of denied descriptors the one with the longest wait, otherwise the one with the fewest
     /// remaining hits.
     pub(super) fn rank(&self, modes: Modes) -> (bool, u64, Reverse<Duration>) {
@@ -26,12 +26,12 @@ impl DisplayedLimit<'_> {
 }
 
 /// The limits that apply, but those that are hidden.
-pub(super) fn displayed<'s>(answer: &'s Answer<'_>) -> impl Iterator<Item = DisplayedLimit<'s>> {
+pub(super) fn visible<'s>(answer: &'s Answer<'_>) -> impl Iterator<Item = VisibleLimit<'s>> {
     answer.statuses.iter().enumerate().filter(|(_, status)| !status.is_hidden()).filter_map(
         |(descriptor, status)| {
             let limit = status.limit.as_ref()?;
             let reset_after = status.reset_after?;
-            Some(DisplayedLimit { descriptor, status, limit, reset_after })
+            Some(VisibleLimit { descriptor, status, limit, reset_after })
         },
     )
 }
