@@ -79,12 +79,12 @@ impl Algorithm for Concurrency {
         self.log().clamp_ahead(counter, at, now);
     }
 
-    fn place(&self, counter: &LogCounter, now: Timestamp) -> ChargePosition {
-        self.log().place(counter, now)
+    fn position(&self, counter: &LogCounter, now: Timestamp) -> ChargePosition {
+        self.log().position(counter, now)
     }
 
-    fn weight(&self, counter: &LogCounter, place: ChargePosition, now: Timestamp) -> u128 {
-        self.log().weight(counter, place, now)
+    fn weight(&self, counter: &LogCounter, position: ChargePosition, now: Timestamp) -> u128 {
+        self.log().weight(counter, position, now)
     }
 
     fn lighten(&self, counter: &mut LogCounter, held: &HeldCharge, units: u128, now: Timestamp) {

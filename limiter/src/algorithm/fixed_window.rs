@@ -132,7 +132,7 @@ impl Algorithm for FixedWindow {
         counter.clamp_ahead(&self.window, at, now);
     }
 
-    fn place(&self, _counter: &WindowCounter, _now: Timestamp) -> ChargePosition {
+    fn position(&self, _counter: &WindowCounter, _now: Timestamp) -> ChargePosition {
         ChargePosition::Sum
     }
 

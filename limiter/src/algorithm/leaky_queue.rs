@@ -125,13 +125,13 @@ impl Algorithm for LeakyQueue {
         counter.clamp_ahead(self.rate, self.rate.cost(self.allowance()), at, now);
     }
 
-    fn place(&self, counter: &DebtCounter, _now: Timestamp) -> ChargePosition {
+    fn position(&self, counter: &DebtCounter, _now: Timestamp) -> ChargePosition {
         ChargePosition::Instant(counter.paid_at)
     }
 
     // Later hits were admitted with their delays, so only the last place can be given back.
-    fn weight(&self, counter: &DebtCounter, place: ChargePosition, now: Timestamp) -> u128 {
-        if place == ChargePosition::Instant(counter.paid_at) { counter.debt(self.rate, now) } else { 0 }
+    fn weight(&self, counter: &DebtCounter, position: ChargePosition, now: Timestamp) -> u128 {
+        if position == ChargePosition::Instant(counter.paid_at) { counter.debt(self.rate, now) } else { 0 }
     }
 
     fn lighten(&self, counter: &mut DebtCounter, _held: &HeldCharge, units: u128, now: Timestamp) {

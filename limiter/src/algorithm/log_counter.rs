@@ -172,9 +172,9 @@ impl LogCounter {
         over
     }
 
-    /// The index of the entry at `place`, if there is one.
-    pub(crate) fn index_of(&self, place: ChargePosition) -> Option<usize> {
-        let ChargePosition::Instant(at) = place else { return None };
+    /// The index of the entry at `position`, if there is one.
+    pub(crate) fn index_of(&self, position: ChargePosition) -> Option<usize> {
+        let ChargePosition::Instant(at) = position else { return None };
         self.entries.binary_search_by_key(&at, |entry| entry.at).ok()
     }
 
@@ -211,8 +211,8 @@ impl LogCounter {
     /// Removes `hits` that are not held, the newest first, and returns how many are left to remove.
     pub(super) fn remove_newest_unheld(&mut self, held: &[HeldCharge], mut hits: u64) -> u64 {
         let mut retained: BTreeMap<Timestamp, u128> = BTreeMap::new();
-        for HeldCharge { place, taken, floor } in held {
-            if let ChargePosition::Instant(at) = place {
+        for HeldCharge { position, taken, floor } in held {
+            if let ChargePosition::Instant(at) = position {
                 *retained.entry(*at).or_default() += (*taken).min(*floor);
             }
         }

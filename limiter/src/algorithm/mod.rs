@@ -208,12 +208,12 @@ pub trait Algorithm: Clone {
     fn clamp_ahead(&self, counter: &mut Self::Counter, at: Timestamp, now: Timestamp);
 
     /// Where a charge at `now` is in `counter`, to which it has just been charged.
-    fn place(&self, counter: &Self::Counter, now: Timestamp) -> ChargePosition;
+    fn position(&self, counter: &Self::Counter, now: Timestamp) -> ChargePosition;
 
-    /// What everything in `place` weighs at `now`, in units.
-    fn weight(&self, counter: &Self::Counter, place: ChargePosition, now: Timestamp) -> u128;
+    /// What everything in `position` weighs at `now`, in units.
+    fn weight(&self, counter: &Self::Counter, position: ChargePosition, now: Timestamp) -> u128;
 
-    /// Lowers the weight of what is in the place of `held` by `units`, at most its floor.
+    /// Lowers the weight of what is in the position of `held` by `units`, at most its floor.
     fn lighten(&self, counter: &mut Self::Counter, held: &HeldCharge, units: u128, now: Timestamp);
 
     /// The weight of `hits` in the units of [`Algorithm::weight`].

@@ -204,17 +204,17 @@ impl Algorithm for SlidingLog {
         }
     }
 
-    fn place(&self, counter: &LogCounter, now: Timestamp) -> ChargePosition {
+    fn position(&self, counter: &LogCounter, now: Timestamp) -> ChargePosition {
         ChargePosition::Instant(self.instant(counter, now))
     }
 
-    fn weight(&self, counter: &LogCounter, place: ChargePosition, now: Timestamp) -> u128 {
-        let entry = counter.index_of(place).map(|index| &counter.entries[index]);
+    fn weight(&self, counter: &LogCounter, position: ChargePosition, now: Timestamp) -> u128 {
+        let entry = counter.index_of(position).map(|index| &counter.entries[index]);
         entry.filter(|entry| now < self.leaves_at(entry)).map_or(0, |entry| entry.hits.into())
     }
 
     fn lighten(&self, counter: &mut LogCounter, held: &HeldCharge, units: u128, _now: Timestamp) {
-        if let Some(index) = counter.index_of(held.place) {
+        if let Some(index) = counter.index_of(held.position) {
             counter.remove_at(index, u64::try_from(units).unwrap_or(u64::MAX));
         }
     }

@@ -222,18 +222,18 @@ impl Algorithm for SlidingWindow {
         }
     }
 
-    fn place(&self, counter: &SlidingCounter, _now: Timestamp) -> ChargePosition {
+    fn position(&self, counter: &SlidingCounter, _now: Timestamp) -> ChargePosition {
         ChargePosition::Window(counter.end)
     }
 
-    fn weight(&self, counter: &SlidingCounter, place: ChargePosition, now: Timestamp) -> u128 {
+    fn weight(&self, counter: &SlidingCounter, position: ChargePosition, now: Timestamp) -> u128 {
         let mut advanced = self.advanced(counter, now);
-        advanced.in_window(place, self.span).map_or(0, |hits| u128::from(*hits))
+        advanced.in_window(position, self.span).map_or(0, |hits| u128::from(*hits))
     }
 
     fn lighten(&self, counter: &mut SlidingCounter, held: &HeldCharge, units: u128, now: Timestamp) {
         *counter = self.advanced(counter, now);
-        if let Some(hits) = counter.in_window(held.place, self.span) {
+        if let Some(hits) = counter.in_window(held.position, self.span) {
             *hits = hits.saturating_sub(u64::try_from(units).unwrap_or(u64::MAX));
         }
     }
@@ -269,9 +269,9 @@ impl SlidingCounter {
         Self { end, previous, current: 0 }
     }
 
-    /// The hits of the window of `place`, if they still weigh anything.
-    fn in_window(&mut self, place: ChargePosition, span: Span) -> Option<&mut u64> {
-        match place {
+    /// The hits of the window of `position`, if they still weigh anything.
+    fn in_window(&mut self, position: ChargePosition, span: Span) -> Option<&mut u64> {
+        match position {
             ChargePosition::Window(end) if end == self.end => Some(&mut self.current),
             ChargePosition::Window(end) if end.plus(span.nanos()) == self.end => Some(&mut self.previous),
             ChargePosition::Window(_) | ChargePosition::Sum | ChargePosition::Instant(_) => None,

@@ -202,7 +202,7 @@ impl Algorithm for SteppedBucket {
         }
     }
 
-    fn place(&self, _counter: &StepCounter, _now: Timestamp) -> ChargePosition {
+    fn position(&self, _counter: &StepCounter, _now: Timestamp) -> ChargePosition {
         ChargePosition::Sum
     }
 

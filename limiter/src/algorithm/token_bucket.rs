@@ -131,7 +131,7 @@ impl Algorithm for TokenBucket {
         counter.clamp_ahead(self.rate, self.debt_max(), at, now);
     }
 
-    fn place(&self, _counter: &DebtCounter, _now: Timestamp) -> ChargePosition {
+    fn position(&self, _counter: &DebtCounter, _now: Timestamp) -> ChargePosition {
         ChargePosition::Sum
     }
 

@@ -74,8 +74,8 @@ enum NextHit {
 }
 
 impl NextHit {
-    /// At `now`, if so many hits are free, and `left` are in slices.
-    fn new(self, free: u64, left: u64, view: CounterView, now: Timestamp) -> Self {
+    /// Where the next hit goes at `now`, if `free` hits are free and `left` are in slices.
+    fn updated(self, free: u64, left: u64, view: CounterView, now: Timestamp) -> Self {
         let Self::Callers { since, until } = self else { return self };
         let comes_after = match (free, left) {
             (0, 0) => view.free_after,
@@ -247,7 +247,7 @@ impl Slices {
         let waiting = self.each.states().iter().filter(|each| each.is_waiting()).count() as u64;
         let is_one_by_one = !learns && self.callers.per_second() > 0.0 && free <= waiting && waiting > 0;
         if is_one_by_one {
-            self.next_hit = self.next_hit.new(free, self.left(), view, now);
+            self.next_hit = self.next_hit.updated(free, self.left(), view, now);
             if self.next_hit != NextHit::Subscriber {
                 free = free.saturating_sub(1);
             }

@@ -319,7 +319,7 @@ impl Holds {
             if now.after(hold.ttl) < hold.expires_at {
                 hold.expires_at = at.after(hold.ttl);
             }
-            if let ChargePosition::Instant(instant) = &mut hold.held.place
+            if let ChargePosition::Instant(instant) = &mut hold.held.position
                 && now < *instant
             {
                 (*instant, has_moved) = (at, true);
@@ -346,17 +346,17 @@ impl Holds {
 
     /// The holds with all instants `back` nanoseconds earlier.
     pub(super) fn shifted_back(self, back: u64) -> Self {
-        self.moved(|instant| instant.minus(back), |place| place.shifted_back(back))
+        self.moved(|instant| instant.minus(back), |position| position.shifted_back(back))
     }
 
     /// The holds with other instants.
     fn moved(
         mut self,
         instant: impl Fn(Timestamp) -> Timestamp,
-        place: impl Fn(ChargePosition) -> ChargePosition,
+        position: impl Fn(ChargePosition) -> ChargePosition,
     ) -> Self {
         for hold in &mut self.each {
-            (hold.expires_at, hold.held.place) = (instant(hold.expires_at), place(hold.held.place));
+            (hold.expires_at, hold.held.position) = (instant(hold.expires_at), position(hold.held.position));
         }
         for ended in self.ended.values_mut() {
             ended.forgotten_at = instant(ended.forgotten_at);

@@ -20,7 +20,7 @@ pub struct SlotSnapshot {
     rest: StoredSlot,
     // With the lower halves of their keys. A list and not a map, because a caller may wait for the lock meanwhile.
     counters: Vec<(u64, PackedCounter)>,
-    // What is granted beside the counters, with their limits.
+    // What is granted of the counters, with their limits.
     granted: Vec<(Key, Limit, Granted)>,
     // The number of all slots.
     slots: usize,

@@ -13,16 +13,16 @@ use crate::{
 impl Limit {
     /// The charge of `hits` that has made `after` of `before` at `now`.
     pub(crate) fn held(&self, before: &Counter, after: &Counter, hits: u64, now: Timestamp) -> HeldCharge {
-        let place = self.place(after, now);
-        let floor = self.weight(after, place, now);
-        // A debt may be cut to less than the charge, and an earlier charge may be in another place.
-        let taken = floor.saturating_sub(self.weight(before, place, now)).min(self.units(hits));
-        HeldCharge { place, taken, floor }
+        let position = self.position(after, now);
+        let floor = self.weight(after, position, now);
+        // A debt may be cut to less than the charge, and an earlier charge may be in another position.
+        let taken = floor.saturating_sub(self.weight(before, position, now)).min(self.units(hits));
+        HeldCharge { position, taken, floor }
     }
 
     /// Records what `counter` weighs now. Call this before and after each change of the counter.
     pub(crate) fn observe(&self, held: &mut HeldCharge, counter: &Counter, now: Timestamp) {
-        held.floor = held.floor.min(self.weight(counter, held.place, now));
+        held.floor = held.floor.min(self.weight(counter, held.position, now));
     }
 
     /// Takes back all but `retained` hits of a held charge, as far as they still count. Returns the units taken back.
@@ -52,21 +52,21 @@ impl Limit {
         each_algorithm!(self, limit => limit.lighten(own(counter), held, units, now));
     }
 
-    /// See [`Algorithm::place`].
-    pub(in crate::algorithm) fn place(&self, counter: &Counter, now: Timestamp) -> ChargePosition {
+    /// See [`Algorithm::position`].
+    pub(in crate::algorithm) fn position(&self, counter: &Counter, now: Timestamp) -> ChargePosition {
         each_algorithm!(self, limit => Variant::from_enum(counter)
-            .map_or(ChargePosition::Sum, |counter| limit.place(counter, now)))
+            .map_or(ChargePosition::Sum, |counter| limit.position(counter, now)))
     }
 
     /// See [`Algorithm::weight`].
     pub(in crate::algorithm) fn weight(
         &self,
         counter: &Counter,
-        place: ChargePosition,
+        position: ChargePosition,
         now: Timestamp,
     ) -> u128 {
         each_algorithm!(self, limit => Variant::from_enum(counter)
-            .map_or(0, |counter| limit.weight(counter, place, now)))
+            .map_or(0, |counter| limit.weight(counter, position, now)))
     }
 
     /// See [`Algorithm::units`].

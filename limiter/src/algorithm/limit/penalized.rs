@@ -202,12 +202,12 @@ impl Algorithm for Penalized {
         }
     }
 
-    fn place(&self, counter: &Counter, now: Timestamp) -> ChargePosition {
-        self.limit().place(counter, now)
+    fn position(&self, counter: &Counter, now: Timestamp) -> ChargePosition {
+        self.limit().position(counter, now)
     }
 
-    fn weight(&self, counter: &Counter, place: ChargePosition, now: Timestamp) -> u128 {
-        self.limit().weight(counter, place, now)
+    fn weight(&self, counter: &Counter, position: ChargePosition, now: Timestamp) -> u128 {
+        self.limit().weight(counter, position, now)
     }
 
     fn lighten(&self, counter: &mut Counter, held: &HeldCharge, units: u128, now: Timestamp) {

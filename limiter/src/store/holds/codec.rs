@@ -46,7 +46,7 @@ impl Holds {
     /// The encoded holds.
     pub(in crate::store) fn write(&self, now: Timestamp) -> Vec<u8> {
         let age = |instant| Timestamp::from_nanos(Age::new(instant, now).to_bits());
-        let holds = self.clone().moved(age, |place| moved_place(place, age));
+        let holds = self.clone().moved(age, |position| moved_position(position, age));
         if self.accompanies_changes() {
             let HoldChanges { gone, is_partial, positions, .. } = &self.changes;
             put(&ChangedHolds { holds, gone: is_partial.then(|| gone.clone()), positions: positions.clone() })
@@ -98,7 +98,7 @@ impl Holds {
         let changes = HoldChanges::decoded(last.unwrap_or_default(), gone, positions);
         let mut holds = Self { changes, ..self.with_bytes_of_ids() };
         holds.forget_oldest();
-        DecodedHolds::Holds(holds.moved(instant, |place| moved_place(place, instant)))
+        DecodedHolds::Holds(holds.moved(instant, |position| moved_position(position, instant)))
     }
 }
 
@@ -111,10 +111,10 @@ fn read_all<'b, T: Deserialize<'b>>(bytes: &'b [u8], read: impl FnOnce(T) -> Dec
     }
 }
 
-/// `place` with another instant. Windows are the same on all replicas.
-fn moved_place(place: ChargePosition, instant: impl Fn(Timestamp) -> Timestamp) -> ChargePosition {
-    match place {
-        ChargePosition::Sum | ChargePosition::Window(_) => place,
+/// `position` with another instant. Windows are the same on all replicas.
+fn moved_position(position: ChargePosition, instant: impl Fn(Timestamp) -> Timestamp) -> ChargePosition {
+    match position {
+        ChargePosition::Sum | ChargePosition::Window(_) => position,
         ChargePosition::Instant(at) => ChargePosition::Instant(instant(at)),
     }
 }

@@ -31,14 +31,14 @@ pub(in crate::store) enum CounterCopy<'c> {
 }
 
 impl CounterCopy<'_> {
-    /// Whether a hold at this place is copied because the instant of its entry is another one in the copy.
-    fn moves(self, place: ChargePosition) -> bool {
-        match (self, place) {
+    /// Whether a hold at this position is copied because the instant of its entry is another one in the copy.
+    fn moves(self, position: ChargePosition) -> bool {
+        match (self, position) {
             (_, ChargePosition::Sum | ChargePosition::Window(_))
             | (Self::Absent, ChargePosition::Instant(_)) => false,
             (Self::Whole, ChargePosition::Instant(_)) => true,
             (Self::Part { log, retained }, ChargePosition::Instant(_)) => {
-                log.index_of(place).is_some_and(|position| retained <= position)
+                log.index_of(position).is_some_and(|index| retained <= index)
             }
         }
     }
@@ -49,7 +49,7 @@ impl CounterCopy<'_> {
             Self::Whole | Self::Absent => Vec::new(),
             Self::Part { log, .. } => {
                 // A log has at most `LOG_ENTRIES_MAX` entries.
-                let position = |hold: &Hold| u16::try_from(log.index_of(hold.held.place)?).ok();
+                let position = |hold: &Hold| u16::try_from(log.index_of(hold.held.position)?).ok();
                 each.iter().map(position).collect()
             }
         }
@@ -60,13 +60,13 @@ impl Hold {
     /// A number that differs if what may change of it has changed: each step of the hash is a bijection.
     fn state(&self) -> u64 {
         let mut hasher = FxHasher::default();
-        let (place, instant) = match self.held.place {
+        let (position, instant) = match self.held.position {
             ChargePosition::Sum => (0, None),
             ChargePosition::Window(end) => (1, Some(end)),
             ChargePosition::Instant(at) => (2, Some(at)),
         };
         let instants = (instant.map(|at| at.as_nanos()), self.expires_at.as_nanos());
-        (self.state, place, instants, self.held.taken, self.held.floor).hash(&mut hasher);
+        (self.state, position, instants, self.held.taken, self.held.floor).hash(&mut hasher);
         // 0 stands for a hold that is new.
         hasher.finish().max(1)
     }
@@ -99,7 +99,7 @@ impl Holds {
         let mut each = Vec::new();
         for hold in &mut self.each {
             let state = hold.state();
-            if std::mem::replace(&mut hold.copied.0, state) != state || counter.moves(hold.held.place) {
+            if std::mem::replace(&mut hold.copied.0, state) != state || counter.moves(hold.held.position) {
                 each.push(hold.clone());
             }
         }
@@ -123,7 +123,7 @@ impl Holds {
         let positions = std::mem::take(&mut self.changes.positions);
         for (hold, position) in self.each.iter_mut().zip(positions) {
             if let Some(at) = position.and_then(|position| log.instant_of(position.into())) {
-                hold.held.place = ChargePosition::Instant(at);
+                hold.held.position = ChargePosition::Instant(at);
             }
         }
     }

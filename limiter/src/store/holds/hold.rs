@@ -49,7 +49,7 @@ impl Hold {
 
     /// Charges places that it has retained, as of the reservation.
     pub(super) fn charge_places(&self, limit: &Limit, counter: &mut Counter, places: u64, now: Timestamp) {
-        if let ChargePosition::Instant(at) = self.held.place {
+        if let ChargePosition::Instant(at) = self.held.position {
             limit.charge_at(counter, places, at.min(now), now);
         }
     }

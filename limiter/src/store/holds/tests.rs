@@ -320,6 +320,6 @@ impl Holds {
 
     /// The position in `log` of the entry of each hold.
     pub(in crate::store) fn positions_in(&self, log: &LogCounter) -> Vec<(HoldId, Option<usize>)> {
-        self.each.iter().map(|hold| (hold.id.clone(), log.index_of(hold.held.place))).collect()
+        self.each.iter().map(|hold| (hold.id.clone(), log.index_of(hold.held.position))).collect()
     }
 }
