@@ -17,7 +17,7 @@ use crate::{
             run::{Callers, LoadModel, Run, Traffic},
             schedule::{Arrivals, MeasuredSpan, Schedule},
         },
-        help::examples,
+        command::examples,
         request, target,
     },
 };

@@ -11,15 +11,13 @@ use crate::{
     api::admin::doctor::finding::{Finding, Level},
     cli::{
         admin_client,
-        help::examples,
-        output::{TROUBLE, print, printable_json},
+        command::{TROUBLE, examples, print, printable_json},
     },
 };
 
 mod envoy;
 mod fields;
 mod optional_entries;
-mod quota_repair;
 mod quota_settings;
 mod quotas;
 mod yaml_text;
