@@ -307,22 +307,6 @@ impl Dividers {
         }
     }
 
-    /// Goes on with the dividers of a slot of an earlier process, from whose last snapshot the counters are. Its clients
-    /// come back over other streams.
-    pub fn go_on(&self, slot: Slot, mut divisions: SlotDivisions, now: Timestamp) {
-        // Time has passed since, unless the clock was set back.
-        divisions.at = divisions.at.max(now);
-        for (key, divider) in &mut divisions.each {
-            divider
-                .replicas()
-                .collect::<BTreeSet<u64>>()
-                .into_iter()
-                .for_each(|replica| divider.leave_all(replica));
-            self.memory.grants().uncharge(*key, divider.limit(), divider.granted(), now);
-        }
-        self.add_slot(slot, divisions, now);
-    }
-
     /// The owner of a slot is lost, and so is what it has assigned last.
     pub fn learn(&self, slot: Slot, now: Timestamp) {
         self.learns_until[slot.index()].store(end_of_assignment(now).as_nanos(), Ordering::Relaxed);

@@ -37,7 +37,7 @@ impl<'m> Reports<'m> {
         while let Some(field) = fields.next()? {
             match field {
                 (1, Value::Bytes(bytes)) => domain = bytes,
-                (2, Value::Bytes(report)) => drop(Report::decode(report, 0)?),
+                (2, Value::Bytes(report)) => drop(Report::decode(report, None)?),
                 (1 | 2, _wrong_type) => return Err(Malformed),
                 (_unknown, _) => {}
             }
@@ -63,7 +63,7 @@ impl<'m> Iterator for Reports<'m> {
     fn next(&mut self) -> Option<Report<'m>> {
         loop {
             match self.fields.next() {
-                Ok(Some((2, Value::Bytes(report)))) => return Report::decode(report, self.pairs_max).ok(),
+                Ok(Some((2, Value::Bytes(report)))) => return Report::decode(report, Some(self.pairs_max)).ok(),
                 Ok(Some(_other)) => {}
                 Ok(None) | Err(Malformed) => return None,
             }
@@ -72,7 +72,9 @@ impl<'m> Iterator for Reports<'m> {
 }
 
 impl<'m> Report<'m> {
-    fn decode(message: &'m [u8], pairs_max: usize) -> Result<Self, Malformed> {
+    /// Keeps at most one pair more than the maximum, and reads no further than that one. Without a maximum all are
+    /// read and none is kept.
+    fn decode(message: &'m [u8], pairs_max: Option<usize>) -> Result<Self, Malformed> {
         let mut report = Self::default();
         let mut fields = Fields::of(message);
         while let Some(field) = fields.next()? {
@@ -88,14 +90,16 @@ impl<'m> Report<'m> {
         Ok(report)
     }
 
-    fn decode_pairs(&mut self, id: &'m [u8], pairs_max: usize) -> Result<(), Malformed> {
+    fn decode_pairs(&mut self, id: &'m [u8], pairs_max: Option<usize>) -> Result<(), Malformed> {
         let mut fields = Fields::of(id);
         while let Some(field) = fields.next()? {
             match field {
                 (1, Value::Bytes(pair)) => {
                     let pair = Pair::decode(pair)?;
-                    if self.pairs.len() <= pairs_max {
-                        self.pairs.push(pair);
+                    let Some(max) = pairs_max else { continue };
+                    self.pairs.push(pair);
+                    if self.pairs.len() > max {
+                        return Ok(());
                     }
                 }
                 (1, _wrong_type) => return Err(Malformed),
@@ -109,7 +113,7 @@ impl<'m> Report<'m> {
 /// The pairs of an encoded id of a bucket; none if it is damaged.
 pub(super) fn pairs_of_id(id: &[u8]) -> Vec<Pair<'_>> {
     let mut report = Report::default();
-    report.decode_pairs(id, usize::MAX).map(|()| report.pairs.into_vec()).unwrap_or_default()
+    report.decode_pairs(id, Some(usize::MAX)).map(|()| report.pairs.into_vec()).unwrap_or_default()
 }
 
 /// The whole seconds of a `Duration`.
@@ -150,7 +154,7 @@ mod tests {
     fn pairs_beyond_the_maximum_are_not_built() {
         let id = [10, 6, 10, 1, b'k', 18, 1, b'v'].repeat(100_000);
         let mut report = Report::default();
-        report.decode_pairs(&id, 4).unwrap();
+        report.decode_pairs(&id, Some(4)).unwrap();
         assert_eq!(report.pairs.len(), 5, "one more than the maximum");
         assert!(report.pairs.capacity() <= 8);
     }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::cluster::sim::{
-    Step::{self, Cut, Delay, Drain, Hold, Pass, Settle, Skew, Start, Tamper, Traffic},
+    Step::{self, Cut, Delay, Drain, Hold, Kill, Pass, Settle, Skew, Start, Store, Tamper, Traffic},
     Tamper::{CancelHolds, RejuvenateCopies, SetHits, ShrinkMemory, Stall},
     keys,
     record::Faults,
@@ -83,6 +83,14 @@ fn hits_beyond_the_bound_of_a_partition_are_found() {
 #[test]
 fn needless_refusals_are_found() {
     finds(&[Traffic(0), Tamper(SetHits(key(false), 60))], Faults::None, "hits passed, the least is");
+}
+
+#[test]
+fn refusals_of_keys_that_no_older_snapshot_has_are_found() {
+    let kill = [Store, SECOND, SECOND, Traffic(0), SECOND, SECOND, Kill(2), SECOND, SECOND, SECOND];
+    let long = keys::all().into_iter().filter(|key| !key.is_short).count();
+    let spend: Vec<Step> = (0..long).map(|key| Tamper(SetHits(key, 60))).collect();
+    finds(&[&kill[..], &spend].concat(), Faults::Crashes, "hits passed, the least is");
 }
 
 #[test]

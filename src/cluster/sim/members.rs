@@ -11,7 +11,7 @@ use crate::cluster::{
     link::heartbeat_interval,
     replica::node_settings,
     sim::{
-        Step::{self, Kill, Pass, Settle, Start},
+        Step::{self, Freeze, Kill, Pass, Settle, Start, Thaw},
         World,
         world::{MILLISECOND, Shape},
     },
@@ -107,4 +107,25 @@ fn replicas_agree_within_a_second_of_each_change() {
             assert!(ms <= AGREE_MAX, "{members} members: {ms} ms");
         }
     }
+}
+
+/// A machine that is too busy for its members: each is silent for longer than the time after which silence leaves it out,
+/// one after the other.
+#[test]
+fn silence_by_turns_moves_few_slots_and_delays_no_replacement() {
+    const MEMBERS: usize = 8;
+    const ROUNDS: usize = 40;
+    let mut world = World::of(SHAPE, 1);
+    world.run(&[Start(1), Settle, Start(MEMBERS - 1), Settle, Pass(IDLE)]);
+    let before = world.slots_acquired();
+    for round in 0..ROUNDS {
+        world.run(&[Freeze(round % MEMBERS), Pass(Duration::from_millis(1_400)), Thaw]);
+        world.run(&[Pass(Duration::from_millis(200))]);
+    }
+    let moved = world.slots_acquired() - before;
+    let each_time = (2 * SLOTS / MEMBERS) as u64;
+    println!("{moved} slots moved, {} if each silence moved them", ROUNDS as u64 * each_time);
+    assert!(moved <= 12 * each_time, "{moved} slots moved");
+    let Cost { ms, .. } = cost_of(&mut world, Kill(1));
+    assert!(ms <= AGREE_MAX, "the slots of a dead member are moved after {ms} ms");
 }

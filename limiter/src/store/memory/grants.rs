@@ -77,15 +77,6 @@ impl Grants<'_> {
         }
     }
 
-    /// Takes back that what is granted of the counter of `key` was charged in a snapshot.
-    pub(crate) fn uncharge(&self, key: Key, limit: &Limit, granted: Granted, now: Timestamp) {
-        let mut locked = self.memory.lock_key(key, now);
-        if locked.are_owned() {
-            let turn = Turn { returned: granted.hits, granted, ..Turn::default() };
-            locked.settle_turn(key, limit, HitRate::default(), turn);
-        }
-    }
-
     /// Charges hits that a client has used, whether they would pass or not.
     pub fn charge(&self, key: Key, limit: &Limit, used: u64, now: Timestamp) {
         let mut locked = self.memory.lock_key(key, now);
