@@ -15,7 +15,7 @@ use tokio::{net::TcpStream, time::timeout};
 use tollgate_limiter::printable;
 
 use crate::{
-    cli::runtime::block_on,
+    cli::command::block_on,
     http_client::{self, HttpResponse},
 };
 

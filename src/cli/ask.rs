@@ -18,10 +18,8 @@ use crate::{
         },
     },
     cli::{
-        help::examples,
-        output::{OVER_LIMIT, printable_json},
+        command::{OVER_LIMIT, block_on, examples, printable_json},
         request,
-        runtime::block_on,
         target::{self, Target, TlsOptions},
     },
     telemetry::causes,

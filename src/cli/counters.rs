@@ -8,7 +8,11 @@ use tollgate_limiter::printable::escaped;
 
 use crate::{
     api::{descriptor_text, proto::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::Entry},
-    cli::{admin_client, help::examples, output::printable_json, request},
+    cli::{
+        admin_client,
+        command::{examples, printable_json},
+        request,
+    },
 };
 
 pub(super) fn command() -> Command {

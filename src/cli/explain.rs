@@ -10,9 +10,8 @@ use crate::{
     api::descriptor_text,
     cli::{
         admin_client,
+        command::{OVER_LIMIT, examples, printable_json},
         counters::penalty,
-        help::examples,
-        output::{OVER_LIMIT, printable_json},
         request,
     },
 };

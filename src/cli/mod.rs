@@ -6,22 +6,18 @@ mod admin_client;
 mod ask;
 mod bench;
 mod check;
-mod completions;
+mod command;
 mod counters;
 mod diff;
 mod doctor;
 mod explain;
-mod help;
-mod man;
-mod output;
+mod generated;
 mod request;
-mod runtime;
-mod schema;
 mod serve;
 mod simulate;
 mod target;
 
-use output::{FAILURE, report};
+use command::{FAILURE, report};
 
 /// The name of the program.
 const NAME: &str = "tollgate";
@@ -53,9 +49,9 @@ pub fn run() -> ExitCode {
         Some(("diff", diff)) => diff::run(diff),
         Some(("doctor", doctor)) => doctor::run(doctor),
         Some(("simulate", simulate)) => report(simulate::run(simulate)),
-        Some(("schema", schema)) => schema::run(schema),
-        Some(("completions", completions)) => completions::run(completions, command()),
-        Some(("man", man)) => man::run(man, command()),
+        Some(("schema", schema)) => generated::schema(schema),
+        Some(("completions", completions)) => generated::completions(completions, command()),
+        Some(("man", man)) => generated::man(man, command()),
         // clap has refused all other commands.
         Some(_) | None => ExitCode::FAILURE,
     }
@@ -88,7 +84,7 @@ fn command() -> clap::Command {
     let program = clap::Command::new(NAME)
         .version(env!("CARGO_PKG_VERSION"))
         .about("Rate limit service for Envoy and other gRPC clients")
-        .after_help(help::examples(&[
+        .after_help(command::examples(&[
             "tollgate serve --rules rules.yaml",
             "tollgate ask edge remote_address=203.0.113.7",
         ]))
@@ -103,10 +99,10 @@ fn command() -> clap::Command {
         .subcommand(diff::command())
         .subcommand(doctor::command())
         .subcommand(simulate::command())
-        .subcommand(schema::command())
-        .subcommand(completions::command());
+        .subcommand(generated::schema_command())
+        .subcommand(generated::completions_command());
     let commands = program.get_subcommands().map(|command| command.get_name().to_owned()).collect();
-    program.subcommand(man::command(commands))
+    program.subcommand(generated::man_command(commands))
 }
 
 #[cfg(test)]

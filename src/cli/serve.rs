@@ -19,7 +19,7 @@ use tollgate_limiter::time::{Clock, Stopwatch};
 use tracing::{error, info, warn};
 
 use crate::{
-    cli::help::examples,
+    cli::command::examples,
     server::{Server, WorkerPool},
     settings::{
         BackendChoice, CATALOG, Compat, ListenAddress, ListenerTlsFiles, Settings, SettingsSources,

@@ -21,11 +21,10 @@ use crate::{
 mod connections;
 mod limits;
 mod protocols;
-mod terms;
 
+pub(super) use connections::ListenerTerms;
 pub(super) use limits::{Limits, WhenFull};
 pub(super) use protocols::Protocols;
-pub(super) use terms::ListenerTerms;
 
 use connections::ConnectionContext;
 

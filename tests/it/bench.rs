@@ -258,7 +258,7 @@ async fn calls_of_a_file_are_sent_in_turn() {
 #[tokio::test]
 async fn file_without_calls_is_an_error() {
     let file = tempfile::NamedTempFile::new().unwrap();
-    for (text, why) in [("[]", "no calls"), ("{", "EOF"), (r#"[{"path": "/", "body": "0"}]"#, "hexadecimal")]
+    for (text, why) in [("[]", "no calls"), ("[", "EOF"), (r#"[{"path": "/", "body": "0"}]"#, "hexadecimal")]
     {
         std::fs::write(file.path(), text).unwrap();
         let output = bench("127.0.0.1:1", &format!("--calls {}", file.path().display())).await;

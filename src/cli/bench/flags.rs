@@ -17,7 +17,7 @@ use crate::{
             run::{BenchTraffic, CallerCount, LoadModel, Run},
             schedule::{Arrivals, MeasuredSpan, Schedule},
         },
-        help::examples,
+        command::examples,
         request, target,
     },
 };

@@ -12,7 +12,7 @@ use tokio::{
     time::{MissedTickBehavior, interval},
 };
 
-use crate::cli::{bench::report::BenchReport, runtime::block_on, target};
+use crate::cli::{bench::report::BenchReport, command::block_on, target};
 
 mod client;
 pub(super) mod flags;

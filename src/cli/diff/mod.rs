@@ -6,10 +6,7 @@ use clap::{Arg, ArgAction, ArgMatches, Command, ValueHint, value_parser};
 use serde_json::json;
 use tollgate_limiter::rules;
 
-use crate::cli::{
-    help::examples,
-    output::{FAILURE, print},
-};
+use crate::cli::command::{FAILURE, examples, print};
 
 mod compare;
 mod difference;

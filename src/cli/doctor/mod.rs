@@ -11,15 +11,13 @@ use crate::{
     api::admin::doctor::finding::{DoctorFinding, FindingLevel},
     cli::{
         admin_client,
-        help::examples,
-        output::{FAILURE, print, printable_json},
+        command::{FAILURE, examples, print, printable_json},
     },
 };
 
 mod envoy;
 mod fields;
 mod optional_entries;
-mod quota_repair;
 mod quota_settings;
 mod quotas;
 mod yaml_text;

@@ -6,8 +6,7 @@ use crate::{
     api::admin::doctor::finding::{DoctorFinding, listed},
     cli::doctor::{
         fields::{field, message, text},
-        quota_repair::repaired,
-        quota_settings::{bounds_values, closes_after, contains, denies_before, fallback},
+        quota_settings::{bounds_values, closes_after, contains, denies_before, fallback, repaired},
         yaml_text,
     },
 };

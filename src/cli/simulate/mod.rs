@@ -17,7 +17,7 @@ use tokio::{
 use tollgate_limiter::rules::{self, Rules};
 
 use crate::cli::{
-    runtime::block_on,
+    command::block_on,
     simulate::{
         decisions::DecisionsFile,
         engine::{Refusals, Replay, RuleTable, Side},

@@ -20,20 +20,35 @@ use tokio_rustls::{TlsAcceptor, server::TlsStream};
 use tracing::debug;
 
 use crate::server::{
-    ListenerCertificates, Phase, Services,
-    acceptor::{limits::WhenFull, terms::ListenerTerms},
+    Budgets, ListenerCertificates, Phase, Services,
+    acceptor::{
+        limits::{Limits, WhenFull},
+        protocols::Protocols,
+    },
     connection::{GrpcConnection, SHUTDOWN_ACK_TIMEOUT},
     corked_io::{CorkedIo, IoHandle, PREFACE_BYTES},
     idle::{Activity, TrackedConnection},
     lifecycle::wait_for_phase,
     listen::{self, DetachedSocket, Socket},
-    stats::ConnectionPermit,
+    stats::{ConnectionPermit, ListenerStats},
     tls,
     wake_filter::WakeFiltered,
 };
 
 /// Relative jitter of ages, so that connections that open together do not close together.
 const JITTER: f64 = 0.2;
+
+/// What holds for all connections of a listener.
+#[derive(Debug)]
+pub(in crate::server) struct ListenerTerms {
+    pub(in crate::server) name: &'static str,
+    pub(in crate::server) certificates: Option<Arc<ListenerCertificates>>,
+    pub(in crate::server) protocols: Protocols,
+    pub(in crate::server) limits: Limits,
+    pub(in crate::server) budgets: Budgets,
+    pub(in crate::server) stats: Arc<ListenerStats>,
+    pub(in crate::server) when_full: WhenFull,
+}
 
 /// What all connections of a listener share.
 pub(super) struct ConnectionContext {

@@ -1,16 +1,29 @@
-//! What the commands print, and their exit codes.
+//! What the commands have in common: their runtime, the end of their help, what they print, and their exit codes.
 
 use std::{
     io::{self, Write as _},
     process::ExitCode,
 };
 
+use tokio::runtime;
 use tollgate_limiter::printable;
 
 /// The exit code for a request over its limit.
 pub(super) const OVER_LIMIT: u8 = 2;
 /// The exit code of a command that finds differences or faults, for which 1 means that there are some.
 pub(super) const FAILURE: u8 = 2;
+
+/// Runs a command that waits for a server.
+pub(super) fn block_on<T>(work: impl Future<Output = Result<T, String>>) -> Result<T, String> {
+    let runtime = runtime::Builder::new_current_thread().enable_all().build();
+    runtime.map_err(|error| error.to_string())?.block_on(work)
+}
+
+/// The end of a command's help: command lines that work as they are, beside the files that they name.
+pub(super) fn examples(command_lines: &[&str]) -> String {
+    let lines = command_lines.iter().map(|line| format!("\n  {line}"));
+    format!("Examples:{}", lines.collect::<String>())
+}
 
 /// Prints what a command has found, or why it has found nothing.
 pub(super) fn report(found: Result<(String, ExitCode), String>) -> ExitCode {
