@@ -14,7 +14,7 @@ use tokio::{
     task::JoinSet,
     time::{Instant, MissedTickBehavior, interval},
 };
-use tollgate::api::proto::envoy::service::ratelimit::v3::rate_limit_service_client::RateLimitServiceClient;
+use tollgate_wire::proto::envoy::service::ratelimit::v3::rate_limit_service_client::RateLimitServiceClient;
 
 #[path = "../tests/it/floods.rs"]
 mod floods;

@@ -8,7 +8,7 @@
 use futures_util::stream::{self, StreamExt as _};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::UnboundedReceiverStream;
-use tollgate::api::proto::{
+use tollgate_wire::proto::{
     envoy::service::ratelimit::v3::rate_limit_service_client::RateLimitServiceClient,
     tollgate::v1::{
         CheckRequest, Descriptor, Entry, Question, Request, question_answer::Result as Answered,

@@ -3,11 +3,9 @@
 use std::time::Duration;
 
 use axum::http::HeaderMap;
+use tollgate_wire::protobuf::{FRAME_PREFIX_BYTES, frame_prefix};
 
-use crate::api::{
-    protobuf::{FRAME_PREFIX_BYTES, frame_prefix},
-    timeout,
-};
+use crate::api::timeout;
 
 /// The path of the method with streams of requests and replies.
 pub const CHECK_STREAM_PATH: &str = "/tollgate.v1.RateLimiter/CheckStream";

@@ -7,8 +7,7 @@ use tollgate_limiter::{
     time::Timestamp,
 };
 use tracing::info;
-
-use crate::telemetry::{logs, sampler::Sampler};
+use tollgate_telemetry::{logs, sampler::Sampler};
 
 /// Maximum length of a logged descriptor, in bytes.
 const DESCRIPTOR_BYTES_MAX: usize = 256;

@@ -10,8 +10,7 @@ use tollgate_limiter::{
     limiter::{self, Override, RequestBounds, TooLarge, UnknownUnit},
     rules::Unit,
 };
-
-use crate::api::protobuf::{FieldValue, MalformedMessage, MessageFields};
+use tollgate_wire::protobuf::{FieldValue, MalformedMessage, MessageFields};
 
 /// Decoded descriptors.
 #[derive(Debug, Default)]

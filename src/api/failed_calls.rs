@@ -12,15 +12,9 @@ use std::{
 use tollgate_limiter::{printable, time::Timestamp};
 use tonic::Code;
 use tracing::warn;
+use tollgate_telemetry::{logs, sampler::Sampler};
 
-use crate::{
-    api::{
-        Method,
-        call::{CHECK_PATH, CHECK_STREAM_PATH},
-        rlqs,
-    },
-    telemetry::{logs, sampler::Sampler},
-};
+use crate::api::{Method, call::{CHECK_PATH, CHECK_STREAM_PATH}};
 
 const NANOS_PER_SECOND: u64 = 1_000_000_000;
 const SECONDS: usize = 60;
@@ -199,7 +193,7 @@ fn second_of(now: Timestamp) -> u64 {
 /// The path by which a call is counted.
 fn method_of(path: &str) -> &'static str {
     let served = Method::ALL.iter().flat_map(|method| [method.path(), method.json_path()]);
-    let others = [CHECK_STREAM_PATH, rlqs::STREAM_PATH, CHECK_PATH, V2_PATH];
+    let others = [CHECK_STREAM_PATH, tollgate_quota::STREAM_PATH, CHECK_PATH, V2_PATH];
     served.chain(others).find(|known| *known == path).unwrap_or(OTHER)
 }
 

@@ -4,15 +4,7 @@ use std::{borrow::Cow, fmt, str::FromStr};
 
 use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use prost::Message as _;
-
-use crate::api::{
-    descriptor_template::{self, EntryTemplate, FieldPresence, Fields, ValueFilter},
-    descriptor_text,
-    proto::envoy::{
-        extensions::common::ratelimit::v3::{RateLimitDescriptor, rate_limit_descriptor::Entry},
-        service::ratelimit::v3::{RateLimitRequest, RateLimitResponse},
-    },
-};
+use tollgate_wire::{descriptor_template::{self, EntryTemplate, FieldPresence, Fields, ValueFilter}, descriptor_text, proto::envoy::{extensions::common::ratelimit::v3::{RateLimitDescriptor, rate_limit_descriptor::Entry}, service::ratelimit::v3::{RateLimitRequest, RateLimitResponse}}};
 
 /// How requests are decided by their headers.
 #[derive(Clone, Debug, Default)]
@@ -96,7 +88,7 @@ impl ForwardAuthCheck {
 /// The response headers and the body of an encoded reply.
 pub(super) fn headers_and_body(reply: &[u8]) -> (HeaderMap, Vec<u8>) {
     let response = RateLimitResponse::decode(reply).unwrap_or_default();
-    let header = |header: &crate::api::proto::envoy::config::core::v3::HeaderValue| {
+    let header = |header: &tollgate_wire::proto::envoy::config::core::v3::HeaderValue| {
         let name = HeaderName::from_str(&header.key).ok()?;
         let value = if header.raw_value.is_empty() { header.value.as_bytes() } else { &header.raw_value };
         Some((name, HeaderValue::from_bytes(value).ok()?))

@@ -9,11 +9,9 @@ use serde::{
     de::{DeserializeSeed, Error as _, IgnoredAny, MapAccess, SeqAccess, Visitor},
 };
 use tollgate_limiter::limiter::{CallSize, RequestBounds, TooLarge};
+use tollgate_wire::proto::{DESCRIPTORS, envoy::service::ratelimit::v3::RateLimitRequest, google::rpc::Status};
 
-use crate::api::{
-    call::Method,
-    proto::{DESCRIPTORS, envoy::service::ratelimit::v3::RateLimitRequest, google::rpc::Status},
-};
+use crate::api::call::Method;
 
 static POOL: LazyLock<DescriptorPool> =
     LazyLock::new(|| DescriptorPool::decode(DESCRIPTORS).expect("the build has compiled them"));
@@ -214,7 +212,9 @@ mod tests {
     use tonic::Code;
 
     use super::*;
-    use crate::api::{call::Verb, error::details, proto::tollgate::v1};
+    use tollgate_wire::proto::tollgate::v1;
+
+    use crate::api::{call::Verb, error::details};
 
     const BOUNDS: RequestBounds = RequestBounds { requests: 2, descriptors: 2, entries: 3 };
 

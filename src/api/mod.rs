@@ -3,8 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use tollgate_limiter::limiter::{ActiveView, Answer, Limiter, Request, RequestBounds};
-
-use crate::telemetry::{logs, traces::Traces};
+use tollgate_telemetry::{logs, traces::Traces};
 
 pub mod admin;
 pub mod call;

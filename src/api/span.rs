@@ -6,14 +6,9 @@ use opentelemetry::{
 };
 use opentelemetry_sdk::trace::Span;
 use tonic::Code;
+use tollgate_telemetry::traces::Traces;
 
-use crate::{
-    api::{
-        Error,
-        call::{Call, CallReply},
-    },
-    telemetry::traces::Traces,
-};
+use crate::api::{Error, call::{Call, CallReply}};
 
 /// Maximum length of a domain in a span, in bytes.
 const DOMAIN_BYTES_MAX: usize = 128;

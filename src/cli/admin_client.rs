@@ -13,11 +13,9 @@ use clap::{Arg, ArgMatches, ValueHint, value_parser};
 use serde_json::Value;
 use tokio::{net::TcpStream, time::timeout};
 use tollgate_limiter::printable;
+use tollgate_net::http_client::{self, HttpResponse};
 
-use crate::{
-    cli::command::block_on,
-    http_client::{self, HttpResponse},
-};
+use crate::cli::command::block_on;
 
 /// The time to wait for an answer.
 const TIMEOUT: Duration = Duration::from_secs(5);

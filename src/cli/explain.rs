@@ -5,16 +5,9 @@ use std::process::ExitCode;
 use clap::{ArgMatches, Command};
 use serde_json::Value;
 use tollgate_limiter::printable::escaped;
+use tollgate_wire::descriptor_text;
 
-use crate::{
-    api::descriptor_text,
-    cli::{
-        admin_client,
-        command::{OVER_LIMIT, examples, printable_json},
-        counters::penalty,
-        request,
-    },
-};
+use crate::cli::{admin_client, command::{OVER_LIMIT, examples, printable_json}, counters::penalty, request};
 
 pub(super) fn command() -> Command {
     let command = Command::new("explain").about(

@@ -17,16 +17,9 @@ use tokio::{
 };
 use tollgate_limiter::time::{Clock, Stopwatch};
 use tracing::{error, info, warn};
+use tollgate_telemetry::logs;
 
-use crate::{
-    cli::command::examples,
-    server::{Server, WorkerPool},
-    settings::{
-        BackendChoice, CATALOG, Compat, ListenAddress, ListenerTlsFiles, Settings, SettingsSources,
-        environment,
-    },
-    telemetry::logs,
-};
+use crate::{cli::command::examples, server::{Server, WorkerPool}, settings::{BackendChoice, CATALOG, Compat, ListenAddress, ListenerTlsFiles, Settings, SettingsSources, environment}};
 
 /// The time for blocking calls to return after the service has ended.
 const SHUTDOWN_MAX: Duration = Duration::from_secs(1);

@@ -30,8 +30,7 @@ pub use snapshot::SnapshotError;
 
 use parallel::WorkPriority;
 use snapshot::SnapshotSummary;
-
-use crate::private_file;
+use tollgate_net::private_file;
 
 /// An upper bound of the size of an empty snapshot.
 const EMPTY_SNAPSHOT_BYTES: u64 = 1 << 20;

@@ -19,11 +19,9 @@ use tollgate_limiter::{
     store::{EncodedSlot, Epoch, Memory, Slot, SlotSource, StoredSlot},
     time::Timestamp,
 };
+use tollgate_net::private_file;
 
-use crate::{
-    persistence::parallel::{WorkPriority, map_in_any_order},
-    private_file,
-};
+use crate::persistence::parallel::{WorkPriority, map_in_any_order};
 
 /// The first bytes: the format and its version.
 const MAGIC: [u8; 16] = *b"tollgate snap 06";

@@ -7,16 +7,9 @@ use std::{io, pin::pin, sync::Arc};
 
 use tokio::{sync::watch, task::JoinSet};
 use tracing::warn;
+use tollgate_net::accept;
 
-use crate::{
-    accept,
-    server::{
-        Phase, Services,
-        lifecycle::wait_for_phase,
-        listen::{self, BoundListener, Listener},
-        workers::WorkerHandles,
-    },
-};
+use crate::server::{Phase, Services, lifecycle::wait_for_phase, listen::{self, BoundListener, Listener}, workers::WorkerHandles};
 
 mod connections;
 mod limits;

@@ -15,31 +15,12 @@ use tollgate_limiter::{
 use tonic::service::Routes;
 use tonic_health::pb::health_server::{Health, HealthServer};
 use tracing::warn;
+use tollgate_cluster::Cluster;
+use tollgate_quota::QuotaService;
+use tollgate_telemetry::{logs::LogControl, traces::Traces};
+use tollgate_wire::proto::DESCRIPTORS;
 
-use crate::{
-    api::{
-        Api, Hosts,
-        admin::{self, AdminState},
-        denial_body::DenialBodies,
-        http,
-        proto::DESCRIPTORS,
-        reader::RequestReader,
-        recorder::Recorder,
-        rlqs::QuotaService,
-        top,
-    },
-    cluster::Cluster,
-    persistence::Persistence,
-    rule_source,
-    server::{
-        Budgets, Phase, ServerStats, ServiceError, lifecycle, metrics,
-        replica::{self, ListeningReplica},
-        services::Services,
-        tasks::Tasks,
-    },
-    settings::{BackendChoice, Settings},
-    telemetry::{logs::LogControl, traces::Traces},
-};
+use crate::{api::{Api, Hosts, admin::{self, AdminState}, denial_body::DenialBodies, http, reader::RequestReader, recorder::Recorder, top}, persistence::Persistence, server::{Budgets, Phase, ServerStats, ServiceError, lifecycle, metrics, replica::{self, ListeningReplica}, services::Services, tasks::Tasks}, settings::{BackendChoice, Settings}};
 
 /// Maximum size of a reflection message, in bytes: a name. Its stream keeps as much while it is open.
 const REFLECTION_BYTES_MAX: usize = 4 * 1024;
@@ -60,7 +41,7 @@ pub(super) struct Components {
     pub(super) persistence: Persistence,
     pub(super) cluster: Option<Cluster>,
     shared_store: Option<SharedStore>,
-    rule_source_stats: rule_source::RuleSourceStats,
+    rule_source_stats: tollgate_sources::RuleSourceStats,
     admin: AdminState,
     // The samples for the operators' page.
     live: Arc<admin::page::Live>,

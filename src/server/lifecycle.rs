@@ -10,11 +10,9 @@ use tollgate_limiter::{
 };
 use tonic_health::{ServingStatus, server::HealthReporter};
 use tracing::{info, warn};
+use tollgate_cluster::{Cluster, LinkTrust};
 
-use crate::{
-    api::http::Readiness,
-    cluster::{Cluster, LinkTrust},
-};
+use crate::api::http::Readiness;
 
 /// How often the state of cluster links is checked.
 const LINKS_CHECK_INTERVAL: Duration = Duration::from_millis(200);

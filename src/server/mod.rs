@@ -12,16 +12,10 @@ use tollgate_limiter::{
     time::{Clock, ClockOutOfRange},
 };
 use tracing::info;
+use tollgate_cluster::link;
+use tollgate_telemetry::{logs::LogControl, traces::{self, Traces}};
 
-use crate::{
-    api::admin,
-    cluster::link,
-    settings::{self, ListenAddress, Settings},
-    telemetry::{
-        logs::LogControl,
-        traces::{self, Traces},
-    },
-};
+use crate::{api::admin, settings::{self, ListenAddress, Settings}};
 
 mod acceptor;
 mod body;

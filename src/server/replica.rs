@@ -4,15 +4,9 @@ use std::{sync::Arc, time::Duration};
 
 use tollgate_limiter::{descriptor::Secret, rules::ActiveRules, time::Clock};
 use tracing::{info, warn};
+use tollgate_cluster::{Cluster, link::{self, LinkListener}};
 
-use crate::{
-    cluster::{
-        self, Cluster,
-        link::{self, LinkListener},
-    },
-    persistence::{self, Persistence, SlotSources},
-    server::ServiceError,
-};
+use crate::{persistence::{self, Persistence, SlotSources}, server::ServiceError};
 
 /// Time for goodbyes to be sent.
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(1);
@@ -27,7 +21,7 @@ pub(super) struct ListeningReplica {
 impl ListeningReplica {
     /// Restores stored counters with their secret and, if there are cluster settings, listens for other replicas.
     pub(super) async fn start(
-        settings: Option<cluster::ClusterSettings>,
+        settings: Option<tollgate_cluster::ClusterSettings>,
         store: persistence::PersistenceSettings,
         clock: &Clock,
         active_rules: &Arc<ActiveRules>,

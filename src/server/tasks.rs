@@ -2,8 +2,9 @@
 
 use tokio::task::JoinSet;
 use tollgate_limiter::time::ClockOutOfRange;
+use tollgate_cluster::link;
 
-use crate::{cluster::link, server::ServiceError};
+use crate::server::ServiceError;
 
 /// The tasks of the service. None of them exits while it runs.
 #[derive(Debug, Default)]

@@ -19,14 +19,9 @@ use tollgate_limiter::{
     time::Clock,
 };
 use tracing::{error, info};
+use tollgate_net::certificates::{BadFile, OwnCertificate, SystemTime, authorities, own_certificate, read_file, rfc3339, unix_time};
 
-use crate::{
-    certificates::{
-        BadFile, OwnCertificate, SystemTime, authorities, own_certificate, read_file, rfc3339, unix_time,
-    },
-    server::stats::ListenerStats,
-    settings::{self, CertificateName},
-};
+use crate::{server::stats::ListenerStats, settings::{self, CertificateName}};
 
 /// Why a certificate file cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, thiserror::Error)]

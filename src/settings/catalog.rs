@@ -4,23 +4,10 @@ use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
 use axum::http::HeaderName;
 use tollgate_limiter::{limiter, shared_store::is_prefix, store::OnFull};
+use tollgate_sources::{RuleLocation, xds};
+use tollgate_telemetry::logs::{self, Denials, LogFormat};
 
-use crate::{
-    api::{self, denial_body::DefaultBody, forward_auth, headers::Listed, recorder::RecordedValues},
-    cluster,
-    rule_source::{RuleLocation, xds},
-    settings::{
-        listeners::{CertificateName, ListenAddress},
-        memory::MemoryShare,
-        value_type::{
-            COUNT_MAX, Parser, ProgramPart, RedisMode, RuleSourceKind, Setting, StoreKind, URL,
-            advertised_address, boolean, bytes, certificate_names, connections, count, file_mode, host_names,
-            host_ports, integer, one_of, or_auto, or_off, pairs, path, read, redis_urls, size,
-            socket_address, text, time, time_between, word,
-        },
-    },
-    telemetry::logs::{self, Denials, LogFormat},
-};
+use crate::{api::{self, denial_body::DefaultBody, forward_auth, headers::Listed, recorder::RecordedValues}, settings::{listeners::{CertificateName, ListenAddress}, memory::MemoryShare, value_type::{COUNT_MAX, Parser, ProgramPart, RedisMode, RuleSourceKind, Setting, StoreKind, URL, advertised_address, boolean, bytes, certificate_names, connections, count, file_mode, host_names, host_ports, integer, one_of, or_auto, or_off, pairs, path, read, redis_urls, size, socket_address, text, time, time_between, word}}};
 
 mod table;
 
@@ -316,7 +303,7 @@ settings! {
         ca: Option<PathBuf> = or_off(path()) => "off"
             "CA certificates that member certificates must be signed by, in PEM.";
     }
-    "cluster." Cluster "Cluster" use cluster: cluster::Tuning {
+    "cluster." Cluster "Cluster" use cluster: tollgate_cluster::Tuning {
         forward_budget_max: Duration = time_between(millis(1), secs(60)) => "500ms"
             "Maximum time to wait for another replica; at most half of the caller's timeout is used.";
         backup_interval: Option<Duration> = or_off(time_between(millis(20), secs(10))) => "100ms"

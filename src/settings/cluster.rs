@@ -2,10 +2,9 @@
 
 use std::time::Duration;
 
-use crate::{
-    cluster::{ClusterSettings, Files, Trust, TrustError, Tuning, link},
-    settings::{catalog::Links, conflicts::Conflicts},
-};
+use tollgate_cluster::{ClusterSettings, Files, Trust, TrustError, Tuning, link};
+
+use crate::settings::{catalog::Links, conflicts::Conflicts};
 
 impl Links {
     /// `None` without an address to listen on.

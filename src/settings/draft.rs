@@ -1,16 +1,8 @@
 //! The values of all settings become the settings of the components, if they agree with each other.
 
-use crate::{
-    api::admin::{EffectiveSetting, SettingOrigin},
-    persistence,
-    rule_source::RuleLocation,
-    settings::{
-        Admin, Drain, ListenerTlsFiles, Settings, TlsSettings,
-        catalog::{CATALOG, Counters, SettingsDraft, TlsFiles},
-        conflicts::Conflicts,
-        value_type::{OFF, ProgramPart, RuleSourceKind, Setting, StoreKind},
-    },
-};
+use tollgate_sources::RuleLocation;
+
+use crate::{api::admin::{EffectiveSetting, SettingOrigin}, persistence, settings::{Admin, Drain, ListenerTlsFiles, Settings, TlsSettings, catalog::{CATALOG, Counters, SettingsDraft, TlsFiles}, conflicts::Conflicts, value_type::{OFF, ProgramPart, RuleSourceKind, Setting, StoreKind}}};
 
 impl SettingsDraft {
     /// The settings of all components. `given` has the value of each setting as text.

@@ -3,7 +3,7 @@
 
 use tollgate_limiter::limiter;
 
-use crate::{api, persistence, telemetry};
+use crate::{api, persistence};
 
 mod catalog;
 mod cluster;
@@ -42,13 +42,13 @@ pub struct Settings {
     /// The certificates of the listeners.
     pub tls: TlsSettings,
     /// The source of the rules.
-    pub rules: crate::rule_source::RuleSourceSettings,
+    pub rules: tollgate_sources::RuleSourceSettings,
     /// The store of counters.
     pub store: persistence::PersistenceSettings,
     /// The memory that requests and replies may use.
     pub memory: Memory,
     /// The cluster, if there is one.
-    pub cluster: Option<crate::cluster::ClusterSettings>,
+    pub cluster: Option<tollgate_cluster::ClusterSettings>,
     /// The store that replicas share, if there is one.
     pub shared_store: Option<tollgate_limiter::shared_store::SharedStoreSettings>,
     /// The modes of the limiter.
@@ -66,9 +66,9 @@ pub struct Settings {
     /// The shutdown.
     pub drain: Drain,
     /// Logs.
-    pub log: telemetry::logs::LogSettings,
+    pub log: tollgate_telemetry::logs::LogSettings,
     /// The destination of traces, if any; from the variables of OpenTelemetry.
-    pub traces: Option<telemetry::traces::TraceSettings>,
+    pub traces: Option<tollgate_telemetry::traces::TraceSettings>,
     /// Where the counters are and why, if this replica stands in for another server.
     pub backend: Option<BackendChoice>,
     /// Variables of another server that have no effect, each with the reason.

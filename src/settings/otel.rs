@@ -1,8 +1,7 @@
 //! The destination of traces from OpenTelemetry's environment variables.
 
 use tollgate_limiter::printable;
-
-use crate::telemetry::traces;
+use tollgate_telemetry::traces;
 
 /// The variables for the endpoint of the collector, the more specific one first.
 const ENDPOINTS: [&str; 2] = ["OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT"];

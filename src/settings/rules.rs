@@ -3,19 +3,9 @@
 use std::path::PathBuf;
 
 use tollgate_limiter::rules::FileSettings;
+use tollgate_sources::{ClientTlsFiles, RuleLocation, RuleSourceSettings, url::{self, Address}, xds};
 
-use crate::{
-    rule_source::{
-        self, ClientTlsFiles, RuleLocation, RuleSourceSettings,
-        url::{self, Address},
-        xds,
-    },
-    settings::{
-        catalog::{Rules, RulesUrl, Xds},
-        conflicts::Conflicts,
-        value_type::RuleSourceKind,
-    },
-};
+use crate::settings::{catalog::{Rules, RulesUrl, Xds}, conflicts::Conflicts, value_type::RuleSourceKind};
 
 impl Rules {
     pub(super) fn read(self, url: RulesUrl, xds: Xds, conflicts: &mut Conflicts) -> RuleSourceSettings {
@@ -32,14 +22,14 @@ impl Rules {
                 }
                 match path {
                     Some(RuleLocation::Url(address)) => {
-                        rule_source::SourceSettings::Url(Box::new(url.read(address, conflicts)))
+                        tollgate_sources::SourceSettings::Url(Box::new(url.read(address, conflicts)))
                     }
-                    Some(RuleLocation::Path(path)) => rule_source::SourceSettings::Files(file(path)),
-                    None => rule_source::SourceSettings::Files(file(PathBuf::new())),
+                    Some(RuleLocation::Path(path)) => tollgate_sources::SourceSettings::Files(file(path)),
+                    None => tollgate_sources::SourceSettings::Files(file(PathBuf::new())),
                 }
             }
             RuleSourceKind::Xds => {
-                rule_source::SourceSettings::Xds(Box::new(xds.read(conflicts)), overlay.map(file))
+                tollgate_sources::SourceSettings::Xds(Box::new(xds.read(conflicts)), overlay.map(file))
             }
         };
         RuleSourceSettings { source, required }
@@ -117,11 +107,9 @@ fn tls_files(
 
 #[cfg(test)]
 mod tests {
-    use crate::{
-        api::admin::SettingOrigin,
-        rule_source::SourceSettings,
-        settings::tests::{flags, load, problems},
-    };
+    use tollgate_sources::SourceSettings;
+
+    use crate::{api::admin::SettingOrigin, settings::tests::{flags, load, problems}};
 
     const URL: &str = "https://rules.example/edge.yaml";
 

@@ -11,12 +11,10 @@ use bytesize::ByteSize;
 use jiff::SignedDuration;
 use serde_json::{Value as Json, json};
 use tollgate_limiter::{printable, shared_store};
+use tollgate_cluster::link;
+use tollgate_sources::url::Address;
 
-use crate::{
-    cluster::link,
-    rule_source::url::Address,
-    settings::{listeners::CertificateName, memory::MemoryShare},
-};
+use crate::settings::{listeners::CertificateName, memory::MemoryShare};
 
 /// The maximum of a count.
 pub(super) const COUNT_MAX: u64 = 1_000_000;

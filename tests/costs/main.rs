@@ -9,14 +9,14 @@ use prost::Message;
 use stats_alloc::{INSTRUMENTED_SYSTEM, Region, StatsAlloc};
 use tokio::{sync::mpsc, time::timeout};
 use tollgate::{
-    api::proto::envoy::{
-        extensions::common::ratelimit::v3::{RateLimitDescriptor, rate_limit_descriptor::Entry},
-        service::ratelimit::v3::{RateLimitRequest, RateLimitResponse, rate_limit_response::Code},
-    },
     server::{ListenerAddresses, Server},
     settings::{Setting, Settings, SettingsSources},
 };
 use tollgate_limiter::time::Clock;
+use tollgate_wire::proto::envoy::{
+    extensions::common::ratelimit::v3::{RateLimitDescriptor, rate_limit_descriptor::Entry},
+    service::ratelimit::v3::{RateLimitRequest, RateLimitResponse, rate_limit_response::Code},
+};
 
 mod wire;
 

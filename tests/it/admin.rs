@@ -5,11 +5,9 @@ use std::{fs, time::Duration};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio::sync::mpsc;
-use tollgate::{
-    server::{Server, ServiceError},
-    telemetry::logs::LogControl,
-};
+use tollgate::server::{Server, ServiceError};
 use tollgate_limiter::time::Clock;
+use tollgate_telemetry::logs::LogControl;
 
 use crate::{
     harness::{START, Service, request_for, send, settings, with_hits},

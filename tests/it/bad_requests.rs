@@ -2,19 +2,15 @@
 
 use prost::Message;
 use serde_json::Value;
-use tollgate::api::{
-    json::request_text,
-    proto::{
-        envoy::{
-            extensions::common::ratelimit::v3::{
-                RateLimitDescriptor, rate_limit_descriptor::RateLimitOverride,
-            },
-            service::ratelimit::v3::RateLimitRequest,
-        },
-        tollgate::v1::{CancelRequest, Request, ReserveRequest, SettleRequest},
-    },
-};
+use tollgate::api::json::request_text;
 use tollgate_limiter::descriptor::escaped;
+use tollgate_wire::proto::{
+    envoy::{
+        extensions::common::ratelimit::v3::{RateLimitDescriptor, rate_limit_descriptor::RateLimitOverride},
+        service::ratelimit::v3::RateLimitRequest,
+    },
+    tollgate::v1::{CancelRequest, Request, ReserveRequest, SettleRequest},
+};
 use tonic::Code;
 
 use crate::{

@@ -10,7 +10,7 @@ use tokio::{
     sync::{Semaphore, mpsc},
     time::timeout,
 };
-use tollgate::api::proto::envoy::service::ratelimit::v3::{
+use tollgate_wire::proto::envoy::service::ratelimit::v3::{
     RateLimitRequest, RateLimitResponse,
     rate_limit_response::Code,
     rate_limit_service_server::{RateLimitService, RateLimitServiceServer},

@@ -7,7 +7,7 @@ use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::TcpStream,
 };
-use tollgate::api::proto::{
+use tollgate_wire::proto::{
     envoy::{
         extensions::common::ratelimit::v3::{RateLimitDescriptor, rate_limit_descriptor::Entry},
         service::ratelimit::v3::{RateLimitRequest, rate_limit_response::Code},

@@ -12,11 +12,9 @@ use tokio::{
     task::JoinSet,
     time::timeout,
 };
-use tollgate::{
-    api::proto::envoy::service::ratelimit::v3::rate_limit_service_client::RateLimitServiceClient,
-    server::Server,
-};
+use tollgate::server::Server;
 use tollgate_limiter::time::Clock;
+use tollgate_wire::proto::envoy::service::ratelimit::v3::rate_limit_service_client::RateLimitServiceClient;
 use tonic::transport::Channel;
 
 use crate::{

@@ -2,7 +2,7 @@
 
 use prost::Message as _;
 use serde_json::Value;
-use tollgate::api::proto::envoy::{
+use tollgate_wire::proto::envoy::{
     extensions::common::ratelimit::v3::rate_limit_descriptor::RateLimitOverride,
     service::ratelimit::v3::RateLimitRequest,
 };

@@ -12,7 +12,7 @@ use std::{
 
 use tempfile::TempDir;
 use tokio::task::JoinSet;
-use tollgate::cluster::{self, Cluster, Trust, link};
+use tollgate_cluster::{Cluster, Trust, link};
 use tollgate_limiter::{
     algorithm::{Classic, Excess, FixedWindow, Limit, Operation, Window},
     descriptor::{Entry, Key, KeyText, Secret},
@@ -65,12 +65,12 @@ impl Pair {
             };
             let listen = "127.0.0.1:0".parse().unwrap();
             let link = link::LinkSettings { listen, advertise: None, seeds: seeds.clone(), trust };
-            let settings = cluster::ClusterSettings {
+            let settings = tollgate_cluster::ClusterSettings {
                 link,
-                tuning: cluster::Tuning {
+                tuning: tollgate_cluster::Tuning {
                     forward_budget_max: TIMEOUT,
                     forget_after: Duration::from_secs(30),
-                    ..cluster::Tuning::FOR_TESTS
+                    ..tollgate_cluster::Tuning::FOR_TESTS
                 },
             };
             let memory = Arc::new(Memory::new(memory_bytes, OnFull::Deny).shared());

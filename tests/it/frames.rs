@@ -5,7 +5,7 @@ use tokio::{
     io::{AsyncRead, AsyncReadExt, AsyncWriteExt},
     net::{TcpStream, ToSocketAddrs},
 };
-use tollgate::api::proto::envoy::service::ratelimit::v3::RateLimitRequest;
+use tollgate_wire::proto::envoy::service::ratelimit::v3::RateLimitRequest;
 
 /// The path of the method.
 pub const METHOD: &str = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";

@@ -11,17 +11,17 @@ use tokio::{
     time::{sleep, timeout},
 };
 use tollgate::{
-    api::proto::envoy::{
-        extensions::common::ratelimit::v3::{RateLimitDescriptor, rate_limit_descriptor::Entry},
-        service::ratelimit::v3::{
-            RateLimitRequest, RateLimitResponse, rate_limit_response::DescriptorStatus,
-            rate_limit_service_client::RateLimitServiceClient,
-        },
-    },
     server::{ListenerAddresses, Server, ServerStats, ServiceError, WorkerPool},
     settings::{Setting, Settings, SettingsSources},
 };
 use tollgate_limiter::time::{Clock, Timestamp};
+use tollgate_wire::proto::envoy::{
+    extensions::common::ratelimit::v3::{RateLimitDescriptor, rate_limit_descriptor::Entry},
+    service::ratelimit::v3::{
+        RateLimitRequest, RateLimitResponse, rate_limit_response::DescriptorStatus,
+        rate_limit_service_client::RateLimitServiceClient,
+    },
+};
 use tonic::{
     Status,
     transport::{Channel, Endpoint},

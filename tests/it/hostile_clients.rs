@@ -9,7 +9,7 @@ use tokio::{
     task::JoinSet,
     time::timeout,
 };
-use tollgate::api::proto::envoy::service::ratelimit::v3::{
+use tollgate_wire::proto::envoy::service::ratelimit::v3::{
     RateLimitRequest, rate_limit_service_client::RateLimitServiceClient,
 };
 

@@ -3,7 +3,7 @@
 use std::{pin::pin, time::Duration};
 
 use tokio::{task::JoinSet, time::timeout};
-use tollgate::api::proto::tollgate::v1::{
+use tollgate_wire::proto::tollgate::v1::{
     self, ReserveRequest, SettleRequest, answer::Verdict, rate_limiter_client::RateLimiterClient,
 };
 use tonic::{

@@ -6,7 +6,7 @@ use std::{
 };
 
 use serde_json::Value;
-use tollgate::telemetry::logs::{Denials, LogControl, LogFormat, LogSettings, logs};
+use tollgate_telemetry::logs::{Denials, LogControl, LogFormat, LogSettings, logs};
 use tracing::{
     Dispatch,
     subscriber::{DefaultGuard, NoSubscriber, set_default},

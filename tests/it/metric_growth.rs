@@ -9,7 +9,7 @@ use std::{
 
 use serde_json::json;
 use tokio::time::{sleep, timeout};
-use tollgate::api::proto::{
+use tollgate_wire::proto::{
     envoy::service::ratelimit::v3::{RateLimitRequest, rate_limit_service_client::RateLimitServiceClient},
     tollgate::v1::{
         CancelRequest, PeekRequest, RefundRequest, ReserveRequest, ResetRequest, SettleRequest,

@@ -3,17 +3,15 @@
 use std::{collections::BTreeSet, fs, time::Duration};
 
 use serde_json::json;
-use tollgate::{
-    api::proto::envoy::{
-        extensions::common::ratelimit::v3::rate_limit_descriptor::RateLimitOverride,
-        service::ratelimit::v3::RateLimitRequest,
-    },
-    server::{
-        Server, ServiceError, cluster_metrics, replica_metrics, rlqs_metrics, rules_url_metrics,
-        shared_store_metrics, xds_metrics,
-    },
+use tollgate::server::{
+    Server, ServiceError, cluster_metrics, replica_metrics, rlqs_metrics, rules_url_metrics,
+    shared_store_metrics, xds_metrics,
 };
 use tollgate_limiter::time::Clock;
+use tollgate_wire::proto::envoy::{
+    extensions::common::ratelimit::v3::rate_limit_descriptor::RateLimitOverride,
+    service::ratelimit::v3::RateLimitRequest,
+};
 
 use crate::{
     api_v1::{self, each, stream::Stream},

@@ -1,7 +1,7 @@
 //! Whatever only looks changes no counter, over every door.
 
 use serde_json::{Value, json};
-use tollgate::api::proto::tollgate::v1::PeekRequest;
+use tollgate_wire::proto::tollgate::v1::PeekRequest;
 
 use crate::{
     admin::ok_json,

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use tempfile::TempDir;
-use tollgate::api::proto::envoy::service::ratelimit::v3::rate_limit_response::Code;
+use tollgate_wire::proto::envoy::service::ratelimit::v3::rate_limit_response::Code;
 
 use crate::{
     admin::ok_json,

@@ -8,16 +8,16 @@ use tokio::{
     task::JoinSet,
     time::{Instant, timeout},
 };
-use tollgate::api::{
-    self, Api, ApiKind, Call, Method, ResetPrecision,
-    proto::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse, rate_limit_response::Code},
-};
+use tollgate::api::{self, Api, ApiKind, Call, Method, ResetPrecision};
 use tollgate_limiter::{
     limiter::Limiter,
     resilience::Caller,
     rules::{ActiveRules, Rules},
     store::{Memory, OnFull},
     time::Clock,
+};
+use tollgate_wire::proto::envoy::service::ratelimit::v3::{
+    RateLimitRequest, RateLimitResponse, rate_limit_response::Code,
 };
 
 use crate::{

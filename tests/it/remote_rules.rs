@@ -5,8 +5,8 @@ use std::{fs, sync::Arc, time::Duration};
 use serde_json::Value;
 use tempfile::TempDir;
 use tokio::task::JoinHandle;
-use tollgate::rule_source::{self, SourceSettings, url};
 use tollgate_limiter::{rules::ActiveRules, time::Clock};
+use tollgate_sources::{SourceSettings, url};
 
 use crate::{
     certificates::{Authority, Files},
@@ -43,7 +43,7 @@ impl Follower {
         let SourceSettings::Url(mut url) = settings.rules.source else { panic!("not a URL") };
         url.interval = Duration::from_millis(10);
         let (active_rules, stats) = (Arc::new(ActiveRules::default()), Arc::<url::UrlStats>::default());
-        let counted = rule_source::RuleSourceStats { url: Some(stats.clone()), ..Default::default() };
+        let counted = tollgate_sources::RuleSourceStats { url: Some(stats.clone()), ..Default::default() };
         let source = SourceSettings::Url(url).run(Clock::manual(START), active_rules.clone(), counted);
         Self { active_rules, stats, task: tokio::spawn(source) }
     }

@@ -17,15 +17,15 @@ use tollgate::{
         Method,
         call::{HoldVerb, SingleMethod, Verb},
         json::request_text,
-        proto::{
-            envoy::service::ratelimit::v3::RateLimitRequest,
-            tollgate::v1::{
-                CancelRequest, CheckResponse, PeekRequest, Request, SettleRequest,
-                question_answer::Result as Answered,
-            },
-        },
     },
     settings::CATALOG,
+};
+use tollgate_wire::proto::{
+    envoy::service::ratelimit::v3::RateLimitRequest,
+    tollgate::v1::{
+        CancelRequest, CheckResponse, PeekRequest, Request, SettleRequest,
+        question_answer::Result as Answered,
+    },
 };
 
 use crate::{

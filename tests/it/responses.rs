@@ -1,6 +1,6 @@
 //! Responses of the rate limit service over gRPC.
 
-use tollgate::api::proto::envoy::{
+use tollgate_wire::proto::envoy::{
     extensions::common::ratelimit::v3::{RateLimitDescriptor, rate_limit_descriptor::RateLimitOverride},
     service::ratelimit::v3::{
         RateLimitRequest, RateLimitResponse,

@@ -10,7 +10,7 @@ use tokio::{
     time::timeout,
 };
 use tokio_stream::wrappers::ReceiverStream;
-use tollgate::api::proto::envoy::{
+use tollgate_wire::proto::envoy::{
     service::{
         rate_limit_quota::v3::{
             BucketId, RateLimitQuotaResponse, RateLimitQuotaUsageReports,

@@ -21,13 +21,11 @@ use tokio::{
     time::timeout,
 };
 use tokio_rustls::{TlsConnector, client::TlsStream};
-use tollgate::{
-    api::proto::envoy::service::ratelimit::v3::{
-        RateLimitRequest, rate_limit_service_client::RateLimitServiceClient,
-    },
-    server::{Server, ServiceError},
-};
+use tollgate::server::{Server, ServiceError};
 use tollgate_limiter::time::Clock;
+use tollgate_wire::proto::envoy::service::ratelimit::v3::{
+    RateLimitRequest, rate_limit_service_client::RateLimitServiceClient,
+};
 use tonic::{
     Code,
     transport::{Certificate, ClientTlsConfig, Endpoint},

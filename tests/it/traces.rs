@@ -16,11 +16,9 @@ use opentelemetry_proto::tonic::{
 };
 use prost::Message;
 use tokio::{net::TcpListener, process::Command, time::timeout};
-use tollgate::{
-    api::proto::envoy::service::ratelimit::v3::{
-        RateLimitRequest, rate_limit_service_client::RateLimitServiceClient,
-    },
-    telemetry::traces,
+use tollgate_telemetry::traces;
+use tollgate_wire::proto::envoy::service::ratelimit::v3::{
+    RateLimitRequest, rate_limit_service_client::RateLimitServiceClient,
 };
 use tonic::{
     Code, Request, Response,

@@ -20,7 +20,7 @@ use tokio::{
     task::JoinSet,
     time::{interval, timeout},
 };
-use tollgate::api::proto::envoy::service::ratelimit::v3::rate_limit_service_client::RateLimitServiceClient;
+use tollgate_wire::proto::envoy::service::ratelimit::v3::rate_limit_service_client::RateLimitServiceClient;
 
 use tonic::transport::Channel;
 

@@ -7,12 +7,10 @@ use axum::{
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tracing::warn;
+use tollgate_cluster::{Cluster, MemberId};
+use tollgate_telemetry::logs::UNLIMITED;
 
-use crate::{
-    api::admin::{AdminState, client_address::ClientAddress, error::AdminError, format},
-    cluster::{Cluster, MemberId},
-    telemetry::logs::UNLIMITED,
-};
+use crate::api::admin::{AdminState, client_address::ClientAddress, error::AdminError, format};
 
 /// The query for a member: `?member=ID`.
 #[derive(Deserialize)]

@@ -14,11 +14,9 @@ use tollgate_limiter::{
     store::{CounterState, OnExpiry, OpenHold, OpenHolds, Replacement},
 };
 use tracing::info;
+use tollgate_telemetry::logs::UNLIMITED;
 
-use crate::{
-    api::admin::{AdminState, client_address::ClientAddress, error::AdminError, format},
-    telemetry::logs::UNLIMITED,
-};
+use crate::api::admin::{AdminState, client_address::ClientAddress, error::AdminError, format};
 
 /// The query for a counter: `?domain=D&key=k=v[,k=v]`.
 #[derive(Deserialize)]

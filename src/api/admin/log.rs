@@ -2,11 +2,9 @@
 
 use axum::{extract::State, http::StatusCode};
 use tracing::warn;
+use tollgate_telemetry::logs::{SetLevelError, UNLIMITED};
 
-use crate::{
-    api::admin::{AdminState, client_address::ClientAddress, error::AdminError},
-    telemetry::logs::{SetLevelError, UNLIMITED},
-};
+use crate::api::admin::{AdminState, client_address::ClientAddress, error::AdminError};
 
 pub(super) async fn get(State(state): State<AdminState>) -> String {
     state.logs.level() + "\n"

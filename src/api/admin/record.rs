@@ -18,14 +18,9 @@ use tokio::{
     time::{Instant, timeout_at},
 };
 use tracing::warn;
+use tollgate_telemetry::logs::UNLIMITED;
 
-use crate::{
-    api::{
-        admin::{AdminState, client_address::ClientAddress, error::AdminError},
-        recorder::{RecordError, RecordedValues},
-    },
-    telemetry::logs::UNLIMITED,
-};
+use crate::api::{admin::{AdminState, client_address::ClientAddress, error::AdminError}, recorder::{RecordError, RecordedValues}};
 
 /// The maximum length of a recording, in seconds.
 const SECONDS_MAX: u64 = 600;

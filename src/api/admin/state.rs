@@ -5,13 +5,11 @@ use std::{fmt, sync::Arc};
 use tollgate_limiter::{
     limiter::Limiter, named, rules::ActiveRules, shared_store::SharedStore, store::Memory, time::Timestamp,
 };
+use tollgate_cluster::Cluster;
+use tollgate_quota::QuotaService;
+use tollgate_telemetry::logs::LogControl;
 
-use crate::{
-    api::{denial_body::DenialBodies, reader::RequestReader, recorder::Recorder, rlqs::QuotaService},
-    cluster::Cluster,
-    rule_source,
-    telemetry::logs::LogControl,
-};
+use crate::api::{denial_body::DenialBodies, reader::RequestReader, recorder::Recorder};
 
 /// The state that the admin handlers share.
 #[derive(Clone, Debug)]
@@ -50,12 +48,12 @@ pub struct RuleSource {
     /// The path or address, without secrets.
     pub name: Arc<str>,
     /// What is counted of it.
-    pub stats: rule_source::RuleSourceStats,
+    pub stats: tollgate_sources::RuleSourceStats,
 }
 
 impl RuleSource {
     /// A description of `source`.
-    pub fn new(source: &rule_source::SourceSettings, stats: rule_source::RuleSourceStats) -> Self {
+    pub fn new(source: &tollgate_sources::SourceSettings, stats: tollgate_sources::RuleSourceStats) -> Self {
         let (kind, name) = source.described();
         Self { kind, name: name.into(), stats }
     }

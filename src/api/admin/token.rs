@@ -13,14 +13,9 @@ use axum::{
 };
 use siphasher::sip128::SipHasher13;
 use tracing::{debug, error};
+use tollgate_net::bearer_token;
 
-use crate::{
-    api::{
-        admin::{client_address::ClientAddress, error::AdminError},
-        error::AccessError,
-    },
-    bearer_token,
-};
+use crate::api::{admin::{client_address::ClientAddress, error::AdminError}, error::AccessError};
 
 /// Guesses of a token of this length do not succeed, however many there are: 24 characters of base64 have 144 bits.
 const LONG_BYTES: usize = 24;

@@ -5,8 +5,9 @@ use tollgate_limiter::{
     store::{HoldIdTooLong, HoldTtlOutOfBounds},
 };
 use tonic::Code;
+use tollgate_wire::protobuf::MalformedMessage;
 
-use crate::api::{descriptors::Undecodable, error::reason::Reason, protobuf::MalformedMessage};
+use crate::api::{descriptors::Undecodable, error::reason::Reason};
 
 /// Why a call is refused for its content.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]

@@ -4,8 +4,7 @@ use futures_util::FutureExt as _;
 use prost::Message as _;
 use tollgate_limiter::limiter::{HoldError, LimiterError, RequestError};
 use tonic::Code;
-
-use crate::api::proto::google::rpc;
+use tollgate_wire::proto::google::rpc;
 
 mod call;
 mod reason;

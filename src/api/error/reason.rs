@@ -4,8 +4,7 @@ use prost::Message as _;
 use prost_types::Any;
 use tollgate_limiter::limiter::{HoldError, LimiterError, NoCounter, RequestError};
 use tonic::Code;
-
-use crate::api::proto::google::rpc::{self, ErrorInfo};
+use tollgate_wire::proto::google::rpc::{self, ErrorInfo};
 
 /// The domain of the reasons in the details of errors.
 const DOMAIN: &str = "tollgate";

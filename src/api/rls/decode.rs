@@ -6,12 +6,9 @@ use tollgate_limiter::{
     algorithm::Operation,
     limiter::{self, RequestBounds},
 };
+use tollgate_wire::protobuf::{FieldValue, MalformedMessage, MessageFields, text};
 
-use crate::api::{
-    descriptors::{DecodedDescriptor, DescriptorView, Descriptors},
-    error::RlsDecodeError,
-    protobuf::{FieldValue, MalformedMessage, MessageFields, text},
-};
+use crate::api::{descriptors::{DecodedDescriptor, DescriptorView, Descriptors}, error::RlsDecodeError};
 
 /// A decoded request.
 #[derive(Debug, Default)]

@@ -21,22 +21,11 @@ use tollgate_limiter::{
     store::{Memory, OnFull, SLOTS},
     time::Clock,
 };
+use tollgate_cluster::{Cluster, Trust, link};
+use tollgate_telemetry::traces::Traces;
+use tollgate_wire::proto::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse, rate_limit_response::Code};
 
-use crate::{
-    api::{
-        Api, ApiSettings, Error,
-        call::{ApiKind, Call, CallReply, Method},
-        error::RlsDecodeError,
-        fuzz::{NOW, active_rules, api, api_of, headers_and_rest, runtime},
-        handle::Handled,
-        proto::envoy::service::ratelimit::v3::{
-            RateLimitRequest, RateLimitResponse, rate_limit_response::Code,
-        },
-        timeout,
-    },
-    cluster::{self, Cluster, Trust, link},
-    telemetry::traces::Traces,
-};
+use crate::api::{Api, ApiSettings, Error, call::{ApiKind, Call, CallReply, Method}, error::RlsDecodeError, fuzz::{NOW, active_rules, api, api_of, headers_and_rest, runtime}, handle::Handled, timeout};
 
 /// The longest time that a test waits for replicas.
 const JOIN_TIMEOUT: Duration = Duration::from_secs(60);
@@ -190,7 +179,7 @@ impl Replicas {
 async fn replica(rules: Arc<ActiveRules>, seeds: &[String]) -> (Cluster, Arc<Memory>, String) {
     let secret_file = Some(temporary("secret", b"a secret that both replicas share"));
     let poll_interval = Duration::from_secs(1);
-    let settings = cluster::ClusterSettings {
+    let settings = tollgate_cluster::ClusterSettings {
         link: link::LinkSettings {
             listen: ([127, 0, 0, 1], 0).into(),
             advertise: None,
@@ -198,10 +187,10 @@ async fn replica(rules: Arc<ActiveRules>, seeds: &[String]) -> (Cluster, Arc<Mem
             trust: Trust { files: None, secret_file, poll_interval },
         },
         // No answer is degraded, and no hits are lent, so the decisions are those of a single replica.
-        tuning: cluster::Tuning {
+        tuning: tollgate_cluster::Tuning {
             forward_budget_max: Duration::from_secs(60),
             forget_after: Duration::from_secs(600),
-            ..cluster::Tuning::FOR_TESTS
+            ..tollgate_cluster::Tuning::FOR_TESTS
         },
     };
     let memory = Arc::new(Memory::new(1 << 30, OnFull::Deny).shared());

@@ -1,8 +1,7 @@
 //! HTTP headers of replies: the limits, and when to retry.
 
 use tollgate_limiter::limiter::{ActiveView, Answer, Modes, Request, Retry};
-
-use crate::api::proto::envoy::config::core::v3::HeaderValue;
+use tollgate_wire::proto::envoy::config::core::v3::HeaderValue;
 
 mod policies;
 mod retry;

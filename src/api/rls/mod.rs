@@ -1,14 +1,9 @@
 //! Envoy's rate limit service: from the bytes of a request to the bytes of its reply.
 
 use tollgate_limiter::limiter::{ActiveView, Answer, DecidedElsewhere, Elsewhere, Retry};
+use tollgate_wire::proto::envoy::config::core::v3::HeaderValue;
 
-use crate::api::{
-    Api, Error,
-    call::{Call, CallReply, ResetPrecision},
-    denial_body::{Body, When},
-    proto::envoy::config::core::v3::HeaderValue,
-    span::CallSpan,
-};
+use crate::api::{Api, Error, call::{Call, CallReply, ResetPrecision}, denial_body::{Body, When}, span::CallSpan};
 
 mod decode;
 mod encode;

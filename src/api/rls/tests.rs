@@ -13,18 +13,9 @@ use tollgate_limiter::{
 };
 
 use super::*;
-use crate::api::{
-    ApiKind, ApiSettings, Handled, Method, ResetPrecision,
-    error::RlsDecodeError,
-    proto::envoy::{
-        extensions::common::ratelimit::v3::{
-            RateLimitDescriptor,
-            rate_limit_descriptor::{Entry, RateLimitOverride},
-        },
-        service::ratelimit::v3::{RateLimitRequest, RateLimitResponse, rate_limit_response::Code},
-    },
-    protobuf::FRAME_PREFIX_BYTES,
-};
+use tollgate_wire::{proto::envoy::{extensions::common::ratelimit::v3::{RateLimitDescriptor, rate_limit_descriptor::{Entry, RateLimitOverride}}, service::ratelimit::v3::{RateLimitRequest, RateLimitResponse, rate_limit_response::Code}}, protobuf::FRAME_PREFIX_BYTES};
+
+use crate::api::{ApiKind, ApiSettings, Handled, Method, ResetPrecision, error::RlsDecodeError};
 
 const NOW: Timestamp = Timestamp::from_nanos(1_790_000_040_123_456_789);
 

@@ -8,12 +8,9 @@ use tollgate_limiter::{
     rules::Unit,
     store::{SettleOutcome, Settled},
 };
+use tollgate_wire::{proto::tollgate::v1::{answer::Verdict, limit, settled_limit::Outcome}, protobuf::{begin, nested, number, text_field}};
 
-use crate::api::{
-    Error,
-    proto::tollgate::v1::{answer::Verdict, limit, settled_limit::Outcome},
-    protobuf::{begin, nested, number, text_field},
-};
+use crate::api::Error;
 
 /// The verdict on one request, and the limits that apply to it.
 pub(super) struct DecidedRequest<'r, 's> {

@@ -8,17 +8,10 @@ use tollgate_limiter::{
     limiter::ActiveView,
 };
 use tracing::info;
+use tollgate_telemetry::logs::UNLIMITED;
+use tollgate_wire::protobuf::{FRAME_PREFIX_BYTES, nested, number, text_field};
 
-use crate::{
-    api::{
-        Api, Error,
-        call::{Call, CallReply},
-        error::{AccessError, ResetError},
-        protobuf::{FRAME_PREFIX_BYTES, nested, number, text_field},
-        v1::decode::DomainDescriptors,
-    },
-    telemetry::logs::UNLIMITED,
-};
+use crate::api::{Api, Error, call::{Call, CallReply}, error::{AccessError, ResetError}, v1::decode::DomainDescriptors};
 
 impl Api {
     /// Whether a call shows the admin token. It is asked before the rules of the call are taken, because it may wait.

@@ -9,8 +9,7 @@ use prost::{
 };
 use serde::Deserialize;
 use tonic::Code;
-
-use crate::api::proto::envoy::service::ratelimit::v3::{RateLimitRequest, rate_limit_response};
+use tollgate_wire::proto::envoy::service::ratelimit::v3::{RateLimitRequest, rate_limit_response};
 
 /// The placeholder for the number of the key.
 pub(super) const PLACEHOLDER: &str = "{}";
@@ -185,10 +184,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::api::proto::envoy::{
-        extensions::common::ratelimit::v3::{RateLimitDescriptor, rate_limit_descriptor::Entry},
-        service::ratelimit::v3::RateLimitResponse,
-    };
+    use tollgate_wire::proto::envoy::{extensions::common::ratelimit::v3::{RateLimitDescriptor, rate_limit_descriptor::Entry}, service::ratelimit::v3::RateLimitResponse};
 
     fn request(values: &[&str]) -> RateLimitRequest {
         let entry = |value: &&str| Entry { key: "user".into(), value: (*value).into() };

@@ -3,8 +3,7 @@
 use std::ops::Range;
 
 use tollgate_limiter::{descriptor::Entry, time::Timestamp};
-
-use crate::api::descriptor_template::{DescriptorTemplate, Fields};
+use tollgate_wire::descriptor_template::{DescriptorTemplate, Fields};
 
 /// The number of requests that are read before they are decided. Each has up to a line, which is at most 1 MiB.
 pub(super) const READ_AHEAD: usize = 64;
@@ -179,7 +178,7 @@ mod tests {
     use tollgate_limiter::descriptor;
 
     use super::*;
-    use crate::api::descriptor_text;
+    use tollgate_wire::descriptor_text;
 
     struct One(&'static str);
 

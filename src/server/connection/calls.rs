@@ -11,21 +11,9 @@ use h2::{RecvStream, server::SendResponse};
 use hyper::body::Bytes;
 use tokio_util::sync::CancellationToken;
 use tonic::{Code, Status};
+use tollgate_quota::QuotaStream;
 
-use crate::{
-    api::{
-        ApiKind, Call, CallReply, Handled, Method, ReadBatch, UnfinishedCall,
-        call::CHECK_STREAM_PATH,
-        rlqs::{self, QuotaStream},
-    },
-    server::{
-        message::{self, MessageError},
-        reply_bytes::{ReplyPart, Unsent},
-        request_bytes::{ConnectionBytes, Share},
-        services::Services,
-        stream::{MessageStream, QuestionReplier, QuotaReplier},
-    },
-};
+use crate::{api::{ApiKind, Call, CallReply, Handled, Method, ReadBatch, UnfinishedCall, call::CHECK_STREAM_PATH}, server::{message::{self, MessageError}, reply_bytes::{ReplyPart, Unsent}, request_bytes::{ConnectionBytes, Share}, services::Services, stream::{MessageStream, QuestionReplier, QuotaReplier}}};
 
 mod pending;
 mod rejection;
@@ -102,7 +90,7 @@ impl AcceptedCall {
         let Some(method) = Method::from_path(request.uri().path()) else {
             return Some(match request.uri().path() {
                 CHECK_STREAM_PATH => Rest::Stream,
-                rlqs::STREAM_PATH => Rest::QuotaStream,
+                tollgate_quota::STREAM_PATH => Rest::QuotaStream,
                 _another => Rest::Route,
             });
         };
@@ -260,7 +248,7 @@ impl ConnectionCalls<'_> {
             let disabled =
                 Status::unimplemented("the rate limit quota service is not enabled: see rlqs.enabled");
             let failure = Some(CallFailure::new("NOT_ENABLED", disabled));
-            return log_error(send_error(self.service, rlqs::STREAM_PATH, &mut respond, failure));
+            return log_error(send_error(self.service, tollgate_quota::STREAM_PATH, &mut respond, failure));
         };
         match QuotaStream::open(quotas.clone(), self.service.origin(), self.service.peer()) {
             Ok(quotas) => {
@@ -269,12 +257,12 @@ impl ConnectionCalls<'_> {
                 let reports = QuotaReplier::new(quotas);
                 let stream = MessageStream::new(reports, request, bytes, unsent, self.closing.clone());
                 let service = self.service.clone();
-                let note = move |status: &Status| stream_failed(&service, rlqs::STREAM_PATH, status);
+                let note = move |status: &Status| stream_failed(&service, tollgate_quota::STREAM_PATH, status);
                 self.pending.push(stream.run(respond, note));
             }
             Err(error) => {
                 let failure = Some(CallFailure::new("TOO_MANY_STREAMS", error));
-                log_error(send_error(self.service, rlqs::STREAM_PATH, &mut respond, failure));
+                log_error(send_error(self.service, tollgate_quota::STREAM_PATH, &mut respond, failure));
             }
         }
     }

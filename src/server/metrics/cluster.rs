@@ -2,10 +2,8 @@
 
 use std::time::Duration;
 
-use crate::{
-    cluster::{ClusterStats, MemberState, link::LinkFailure},
-    telemetry::metrics::metrics,
-};
+use tollgate_cluster::{ClusterStats, MemberState, link::LinkFailure};
+use tollgate_telemetry::metrics::metrics;
 
 /// What the metrics are taken from.
 pub(super) struct ClusterValues {

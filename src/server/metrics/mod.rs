@@ -13,13 +13,11 @@ use axum::{
     routing::get,
 };
 use tollgate_limiter::shared_store::SharedStore;
+use tollgate_cluster::Cluster;
+use tollgate_quota::QuotaService;
+use tollgate_telemetry::metrics::{self, Metric, Page};
 
-use crate::{
-    api::{self, rlqs, rlqs::QuotaService},
-    cluster::Cluster,
-    rule_source,
-    telemetry::metrics::{self, Metric, Page},
-};
+use crate::api;
 
 mod cluster;
 mod reference;
@@ -58,14 +56,14 @@ pub fn xds_metrics() -> impl Iterator<Item = &'static Metric> {
 
 /// The metrics of a replica with the rate limit quota service, which follow the others.
 pub fn rlqs_metrics() -> impl Iterator<Item = &'static Metric> {
-    rlqs::METRICS.iter().map(|row| &row.metric)
+    tollgate_quota::METRICS.iter().map(|row| &row.metric)
 }
 
 /// A router with `/metrics` only. Metrics of a cluster, a shared store or a source of rules are included if there is one.
 pub(super) fn router(
     cluster: Option<Cluster>,
     shared_store: Option<SharedStore>,
-    rule_source: rule_source::RuleSourceStats,
+    rule_source: tollgate_sources::RuleSourceStats,
     quotas: Option<Arc<QuotaService>>,
     sources: MetricsSources,
     reference_names: bool,
@@ -79,7 +77,7 @@ struct PageState {
     sources: MetricsSources,
     cluster: Option<Cluster>,
     shared_store: Option<SharedStore>,
-    rule_source: rule_source::RuleSourceStats,
+    rule_source: tollgate_sources::RuleSourceStats,
     quotas: Option<Arc<QuotaService>>,
     reference_names: bool,
 }
@@ -120,7 +118,7 @@ impl PageState {
             page.add(xds::ALL, &stats);
         }
         if let Some(quotas) = &self.quotas {
-            page.add(rlqs::METRICS, &quotas.reading());
+            page.add(tollgate_quota::METRICS, &quotas.reading());
         }
         page.finish()
     }
@@ -135,11 +133,9 @@ mod tests {
     };
 
     use super::*;
-    use crate::{
-        server::{Budgets, ServerStats},
-        settings::Settings,
-        telemetry::{logs::LogControl, metrics::MetricKind},
-    };
+    use tollgate_telemetry::{logs::LogControl, metrics::MetricKind};
+
+    use crate::{server::{Budgets, ServerStats}, settings::Settings};
 
     fn sources() -> MetricsSources {
         MetricsSources {
@@ -159,7 +155,7 @@ mod tests {
             sources,
             cluster: None,
             shared_store: None,
-            rule_source: rule_source::RuleSourceStats::default(),
+            rule_source: tollgate_sources::RuleSourceStats::default(),
             quotas: None,
             reference_names: false,
         }

@@ -3,8 +3,7 @@
 use std::collections::BTreeMap;
 
 use tollgate_limiter::rules::{DecisionTotals, Series};
-
-use crate::telemetry::metrics::{Family, metrics};
+use tollgate_telemetry::metrics::{Family, metrics};
 
 /// Domain, first and second level of a rule's path.
 type Labels = (String, String, String);

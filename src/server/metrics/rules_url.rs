@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use tollgate_limiter::time::Timestamp;
-
-use crate::{rule_source::url::UrlStats, telemetry::metrics::metrics};
+use tollgate_sources::url::UrlStats;
+use tollgate_telemetry::metrics::metrics;
 
 metrics! { Arc<UrlStats>;
     Counter "tollgate_rules_url_requests_total" ["outcome"]

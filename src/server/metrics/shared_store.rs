@@ -1,8 +1,7 @@
 //! The metrics of a replica with a shared store.
 
 use tollgate_limiter::shared_store::SharedStoreStats;
-
-use crate::telemetry::metrics::metrics;
+use tollgate_telemetry::metrics::metrics;
 
 metrics! { SharedStoreStats;
     Gauge "tollgate_store_ready" []

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use tollgate_limiter::rules::{ActiveRules, Rules};
-
-use crate::{rule_source::xds, telemetry::metrics::metrics};
+use tollgate_sources::xds;
+use tollgate_telemetry::metrics::metrics;
 
 /// What several metrics take from one reading.
 pub(super) struct XdsValues {

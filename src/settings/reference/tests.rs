@@ -3,10 +3,9 @@
 use tollgate_limiter::shared_store::{self, PasswordSource};
 
 use super::*;
-use crate::{
-    rule_source::SourceSettings,
-    settings::{Compat, Setting, Settings, SettingsError, SettingsSources},
-};
+use tollgate_sources::SourceSettings;
+
+use crate::settings::{Compat, Setting, Settings, SettingsError, SettingsSources};
 
 fn load(variables: &[(&str, &str)]) -> Result<Settings, SettingsError> {
     let environment =

@@ -3,7 +3,7 @@
 use std::{fs, path::Path};
 
 use serde_json::{Value, json};
-use tollgate::telemetry::logs::LogControl;
+use tollgate_telemetry::logs::LogControl;
 
 use crate::{
     admin::{RULES, admin_with, start},

@@ -1,8 +1,7 @@
 //! Networks and groups, as the admin pages show them.
 
 use serde_json::{Value, json};
-
-use tollgate::api::proto::envoy::service::ratelimit::v3::rate_limit_response::Code;
+use tollgate_wire::proto::envoy::service::ratelimit::v3::rate_limit_response::Code;
 
 use crate::{
     admin::{admin, ok_json},

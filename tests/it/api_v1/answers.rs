@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tollgate::api::proto::tollgate::v1::{
+use tollgate_wire::proto::tollgate::v1::{
     Answer, CheckRequest, Limit, LimitStatus, PeekRequest, RefundRequest, Request, answer::Verdict,
     limit::Unit,
 };

@@ -1,6 +1,6 @@
 //! Calls whose counters are partly in another replica.
 
-use tollgate::api::proto::tollgate::v1::{PeekRequest, RefundRequest, Request, answer::Verdict};
+use tollgate_wire::proto::tollgate::v1::{PeekRequest, RefundRequest, Request, answer::Verdict};
 
 use crate::{
     api_v1::{client, each, remaining, request, stream::Stream, together, verdicts, with_hits},

@@ -13,7 +13,7 @@ mod together;
 use std::time::Duration;
 
 use prost::Message;
-use tollgate::api::proto::{
+use tollgate_wire::proto::{
     google::rpc::{ErrorInfo, Status},
     tollgate::v1::{
         Answer, CheckRequest, Descriptor, Entry, Request, answer::Verdict, check_request::Mode,

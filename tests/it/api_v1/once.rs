@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use tollgate::api::proto::tollgate::v1::{
+use tollgate_wire::proto::tollgate::v1::{
     Answer, CheckRequest, PeekRequest, RefundRequest, Request, answer::Verdict,
     rate_limiter_client::RateLimiterClient,
 };
@@ -142,7 +142,7 @@ async fn many_charges_of_one_counter_are_remembered() {
 async fn id_of_reservation_is_another_than_that_of_charge() {
     let service = Service::start(RULES).await;
     answer(&service, once(request("user", "ann"), "a")).await;
-    let reserve = tollgate::api::proto::tollgate::v1::ReserveRequest {
+    let reserve = tollgate_wire::proto::tollgate::v1::ReserveRequest {
         domain: "shop".into(),
         descriptors: vec![descriptor("user", "ann")],
         amount: 4,

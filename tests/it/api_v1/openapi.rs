@@ -5,7 +5,8 @@ use std::{collections::BTreeMap, fmt::Write as _, fs, path::Path};
 use prost_reflect::{
     Cardinality, DescriptorPool, FieldDescriptor, FileDescriptor, Kind, MessageDescriptor, MethodDescriptor,
 };
-use tollgate::api::{Method, proto::DESCRIPTORS};
+use tollgate::api::Method;
+use tollgate_wire::proto::DESCRIPTORS;
 
 use crate::harness::Service;
 

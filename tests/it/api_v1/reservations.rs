@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use tollgate::api::proto::tollgate::v1::{
+use tollgate_wire::proto::tollgate::v1::{
     CancelRequest, Descriptor, Limit, PeekRequest, Request, ReserveRequest, ReserveResponse, SettleRequest,
     SettleResponse, SettledLimit, answer::Verdict, limit::Unit, rate_limiter_client::RateLimiterClient,
     reserve_request::OnExpiry, settled_limit::Outcome,

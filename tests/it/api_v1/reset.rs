@@ -3,8 +3,8 @@
 use std::{fs, sync::Arc};
 
 use tokio::{sync::Notify, task::JoinSet};
-use tollgate::api::proto::tollgate::v1::{Descriptor, Limit, ResetCounter, ResetRequest, limit::Unit};
 use tollgate_limiter::time::Stopwatch;
+use tollgate_wire::proto::tollgate::v1::{Descriptor, Limit, ResetCounter, ResetRequest, limit::Unit};
 use tonic::{Code, Request};
 
 use crate::{

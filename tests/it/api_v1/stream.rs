@@ -2,7 +2,7 @@
 
 use tokio::{sync::mpsc, time::timeout};
 use tokio_stream::wrappers::ReceiverStream;
-use tollgate::api::proto::tollgate::v1::{
+use tollgate_wire::proto::tollgate::v1::{
     CheckRequest, CheckResponse, Question, QuestionAnswer, Request, answer::Verdict,
     question_answer::Result as Answered,
 };

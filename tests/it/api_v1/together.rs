@@ -1,6 +1,6 @@
 //! Requests that are decided together.
 
-use tollgate::api::proto::tollgate::v1::{PeekRequest, Request, answer::Verdict};
+use tollgate_wire::proto::tollgate::v1::{PeekRequest, Request, answer::Verdict};
 use tonic::Code;
 
 use crate::{

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering::SeqCst;
 
-use tollgate::cluster::{SeedFailures, SeedState, link::LinkFailure};
+use tollgate_cluster::{SeedFailures, SeedState, link::LinkFailure};
 
 use crate::{
     harness::{rounds, until},

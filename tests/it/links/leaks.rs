@@ -3,7 +3,7 @@
 use std::fs;
 
 use tokio::runtime::Handle;
-use tollgate::cluster::link::DisconnectReason;
+use tollgate_cluster::link::DisconnectReason;
 
 use crate::{
     harness::{rounds, until},
@@ -44,7 +44,7 @@ async fn broken_connections_leak_no_task_and_no_socket() {
 async fn joining_and_dying_replicas_leak_nothing() {
     let tasks = || Handle::current().metrics().num_alive_tasks();
     let one = Replica::start(&[]).await;
-    until(async || (one.links.seed_state() != tollgate::cluster::SeedState::Searching).then_some(())).await;
+    until(async || (one.links.seed_state() != tollgate_cluster::SeedState::Searching).then_some(())).await;
     let quiet = tasks();
     for _ in 0..rounds(10, 50) {
         let two = Replica::start(&[&one.address()]).await;

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use tollgate::cluster::{MemberId, link::DisconnectReason};
+use tollgate_cluster::{MemberId, link::DisconnectReason};
 use tollgate_limiter::time::Stopwatch;
 
 use crate::{

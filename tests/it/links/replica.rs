@@ -12,7 +12,7 @@ use std::{
 use prost::bytes::Bytes;
 use tempfile::TempDir;
 use tokio::task::JoinHandle;
-use tollgate::cluster::{
+use tollgate_cluster::{
     MemberId, Trust,
     link::{DisconnectReason, LinkError, LinkHandler, LinkSettings, Links},
 };

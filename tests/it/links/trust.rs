@@ -20,7 +20,7 @@ use tokio::{
     net::{TcpListener, TcpStream},
 };
 use tokio_rustls::{TlsAcceptor, TlsConnector};
-use tollgate::cluster::{
+use tollgate_cluster::{
     Files, MemberId, Trust,
     link::{LinkFailure, LinkSettings, Links, Strangers},
 };

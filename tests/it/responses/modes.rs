@@ -1,6 +1,6 @@
 //! Decisions of several limits together, and the modes of rules and of the limiter.
 
-use tollgate::api::proto::envoy::service::ratelimit::v3::rate_limit_response::Code;
+use tollgate_wire::proto::envoy::service::ratelimit::v3::rate_limit_response::Code;
 
 use crate::{
     harness::{Service, descriptor, request, request_for, with_hits},

@@ -2,10 +2,9 @@
 
 use std::collections::BTreeSet;
 
-use crate::{
-    api::admin::doctor::finding::{DoctorFinding, listed},
-    cluster::{ClusterStats, ClusterView, link::LinkFailure},
-};
+use tollgate_cluster::{ClusterStats, ClusterView, link::LinkFailure};
+
+use crate::api::admin::doctor::finding::{DoctorFinding, listed};
 
 /// A member that is not heard for this long is a finding, in milliseconds.
 const SILENT_MS: u64 = 1_000;
@@ -115,7 +114,7 @@ fn is_of_settings(reason: LinkFailure) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cluster::{MemberId, MemberState, MemberView};
+    use tollgate_cluster::{MemberId, MemberState, MemberView};
 
     fn member(number: u64) -> MemberView {
         MemberView {

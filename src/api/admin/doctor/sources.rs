@@ -5,11 +5,9 @@ use std::sync::Arc;
 use tollgate_limiter::{
     limiter::Limiter, rules::ActiveRules, shared_store::SharedStore, store::Memory, time::Clock,
 };
+use tollgate_cluster::Cluster;
 
-use crate::{
-    api::{ApiMetrics, admin::Certificates},
-    cluster::Cluster,
-};
+use crate::api::{ApiMetrics, admin::Certificates};
 
 /// What the findings are taken from.
 #[derive(Clone)]

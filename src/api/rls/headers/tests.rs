@@ -13,13 +13,9 @@ use tollgate_limiter::{
 };
 
 use super::{HeaderSettings, Listed};
-use crate::api::{
-    Api, ApiKind, ApiSettings, Call, Handled, Method, ResetPrecision,
-    proto::envoy::{
-        extensions::common::ratelimit::v3::{RateLimitDescriptor, rate_limit_descriptor::Entry},
-        service::ratelimit::v3::{RateLimitRequest, RateLimitResponse, rate_limit_response::Code},
-    },
-};
+use tollgate_wire::proto::envoy::{extensions::common::ratelimit::v3::{RateLimitDescriptor, rate_limit_descriptor::Entry}, service::ratelimit::v3::{RateLimitRequest, RateLimitResponse, rate_limit_response::Code}};
+
+use crate::api::{Api, ApiKind, ApiSettings, Call, Handled, Method, ResetPrecision};
 
 const NOW: Timestamp = Timestamp::from_nanos(1_790_000_000_123_456_789);
 const DESCRIPTORS: &str = "

@@ -3,8 +3,7 @@
 use std::{cmp::Reverse, time::Duration};
 
 use tollgate_limiter::limiter::{Answer, CurrentLimit, Modes, Status};
-
-use crate::api::proto::envoy::config::core::v3::HeaderValue;
+use tollgate_wire::proto::envoy::config::core::v3::HeaderValue;
 
 /// A limit that clients may see.
 #[derive(Clone, Copy, Debug)]

@@ -1,13 +1,9 @@
 use tollgate_limiter::time::SECOND;
 
 use super::*;
-use crate::{
-    api::descriptor_text,
-    cli::{
-        bench::schedule::{Arrivals, MeasuredSpan},
-        simulate::shape::Bursts,
-    },
-};
+use tollgate_wire::descriptor_text;
+
+use crate::cli::{bench::schedule::{Arrivals, MeasuredSpan}, simulate::shape::Bursts};
 
 const HOUR: Duration = Duration::from_secs(3_600);
 

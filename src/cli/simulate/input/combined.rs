@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use crate::api::descriptor_template::Fields;
+use tollgate_wire::descriptor_template::Fields;
 
 /// A line, by its fields.
 #[derive(Debug)]

@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use crate::api::descriptor_template::Fields;
+use tollgate_wire::descriptor_template::Fields;
 
 /// The fields after the request, in order, without quotes and in quotes.
 const BARE: [&str; 6] =

@@ -5,14 +5,9 @@ use std::borrow::Cow;
 use csv_core::{ReadRecordResult, Reader};
 use serde_json::Value as Json;
 use tollgate_limiter::{descriptor, named};
+use tollgate_wire::descriptor_template::Fields;
 
-use crate::{
-    api::descriptor_template::Fields,
-    cli::simulate::{
-        event::Event,
-        input::{combined::CombinedLine, envoy::AccessLine, instant},
-    },
-};
+use crate::cli::simulate::{event::Event, input::{combined::CombinedLine, envoy::AccessLine, instant}};
 
 named! {
     /// A format of recorded traffic.

@@ -3,7 +3,9 @@ use std::io::Cursor;
 use tollgate_limiter::descriptor::escaped;
 
 use super::*;
-use crate::{api::descriptor_text, cli::simulate::input::record::FormatName};
+use tollgate_wire::descriptor_text;
+
+use crate::cli::simulate::input::record::FormatName;
 
 fn read_all(
     text: &str,

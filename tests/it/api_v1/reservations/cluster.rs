@@ -1,6 +1,6 @@
 //! Reservations over several replicas.
 
-use tollgate::api::proto::tollgate::v1::Descriptor;
+use tollgate_wire::proto::tollgate::v1::Descriptor;
 use tonic::Code;
 
 use crate::{

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tollgate::api::proto::tollgate::v1::{
+use tollgate_wire::proto::tollgate::v1::{
     Descriptor, ReserveRequest, reserve_request::OnExpiry, settled_limit::Outcome,
 };
 use tonic::Code;

@@ -1,0 +1,242 @@
+//! The fuzz target of the frames that a member sends.
+
+use std::{
+    collections::{BTreeMap, VecDeque},
+    convert::Infallible,
+    sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use axum::body::Body;
+use futures_util::{StreamExt, stream};
+use http::{Request, header::CONTENT_TYPE};
+use prost::{
+    Message,
+    bytes::{Buf, Bytes, BytesMut},
+};
+use tokio::{
+    runtime,
+    sync::mpsc,
+    time::{sleep, timeout},
+};
+use tollgate_limiter::{
+    files::fuzz::temporary,
+    time::{Clock, SECOND, Timestamp},
+};
+use tonic::codegen::Service;
+
+use crate::{MemberId, Trust, link::{DisconnectReason, LinkHandler, LinkSettings, accept::link_service, connection::run_accepted, drive::{SpawnedTasks, drive}, frame::{Frame, Kind, PIECE_BYTES_MAX, Piece}, hub::{COMMANDS_MAX, Hub, LinkHub}}, trust::Credentials};
+
+const LOCAL: MemberId = MemberId::from_number(2);
+/// A gRPC message begins with a flag and the length of the rest.
+const FRAME_PREFIX_BYTES: usize = 5;
+/// An empty frame: the connection ends, and the member connects again.
+const CONNECTION_END: [u8; FRAME_PREFIX_BYTES] = [0; FRAME_PREFIX_BYTES];
+/// The batches that this replica sends: the second one is cut into pieces.
+const BATCHES_BYTES: [usize; 3] = [10, 2 * PIECE_BYTES_MAX + 1, 100];
+/// The time between two frames, in which this replica writes.
+const PAUSE: Duration = Duration::from_millis(1);
+/// Longer than a handshake takes that is not completed.
+const TIMEOUT: Duration = Duration::from_secs(60);
+
+static SETTINGS: LazyLock<LinkSettings> = LazyLock::new(|| LinkSettings {
+    listen: ([127, 0, 0, 1], 0).into(),
+    advertise: None,
+    seeds: Vec::new(),
+    trust: Trust {
+        files: None,
+        secret_file: Some(temporary("link-secret", b"a secret of 24 letters..")),
+        poll_interval: TIMEOUT,
+    },
+});
+
+const NOW: Timestamp = Timestamp::from_nanos(1_790_000_000 * SECOND);
+
+/// To derive them takes longer than to run a link.
+static CREDENTIALS: LazyLock<Arc<Credentials>> = LazyLock::new(|| {
+    let clock = Clock::manual(NOW);
+    let loaded = runtime().block_on(Credentials::load(SETTINGS.trust.clone(), clock));
+    Arc::new(loaded.expect("the secret is valid"))
+});
+
+/// The gRPC messages of a member on one connection after another: each connection ends. Pieces are sent in order, and
+/// again until they are acknowledged; their content stays the same.
+pub fn link(bytes: &[u8]) {
+    LazyLock::force(&CREDENTIALS);
+    runtime().block_on(run(bytes));
+}
+
+/// What both sides have sent.
+#[derive(Debug, PartialEq, Eq)]
+struct Sent {
+    received_bytes: usize,
+    /// In the last session.
+    pieces: usize,
+}
+
+/// A runtime whose time passes when it is idle.
+fn runtime() -> runtime::Runtime {
+    let runtime = runtime::Builder::new_current_thread().enable_time().start_paused(true).build();
+    runtime.expect("the machine has resources for a runtime")
+}
+
+async fn run(bytes: &[u8]) -> Sent {
+    let (commands, _commands) = mpsc::channel(COMMANDS_MAX);
+    let address = "local:1".to_owned();
+    let clock = Clock::manual(NOW);
+    let shared = LinkHub::new(LOCAL, address, SETTINGS.clone(), CREDENTIALS.clone(), clock, commands);
+    let handler = Arc::new(Batches::default());
+    let hub = Hub { shared: Arc::new(shared), handler: handler.clone() };
+    let mut pieces = BTreeMap::new();
+    let mut acknowledged = 0;
+    for messages in connections(bytes) {
+        let sessions = handler.state().sessions;
+        let acknowledges = acknowledges(&messages);
+        let written = serve(&hub, messages).await;
+        if handler.state().sessions != sessions {
+            pieces.clear();
+            acknowledged = 0;
+        }
+        acknowledged = acknowledges.max(acknowledged);
+        check_written(&written, &mut pieces, acknowledged, bytes.len() as u64);
+    }
+    let received_bytes = handler.state().received_bytes;
+    assert!(received_bytes <= bytes.len(), "{received_bytes} bytes were received");
+    Sent { received_bytes, pieces: pieces.len() }
+}
+
+/// Runs the link of one connection, and returns the frames that it writes.
+async fn serve(hub: &Hub, messages: Vec<Bytes>) -> Vec<Frame> {
+    let (mut service, outbound, frames_receiver) = link_service();
+    let paced = stream::iter(messages).then(|message| async {
+        sleep(PAUSE).await;
+        Ok::<_, Infallible>(message)
+    });
+    let request = Request::post("/tollgate.cluster.v1.Links/Link")
+        .header(CONTENT_TYPE, "application/grpc")
+        .body(Body::from_stream(paced))
+        .expect("the request is valid");
+    let Ok(reply) = service.call(request).await;
+    let written = Mutex::new(BytesMut::new());
+    let writing = async {
+        let mut body = Body::new(reply.into_body()).into_data_stream();
+        while let Some(Ok(bytes)) = body.next().await {
+            written.lock().unwrap_or_else(PoisonError::into_inner).extend_from_slice(&bytes);
+        }
+    };
+    let exchange = async {
+        let frames = frames_receiver.await.expect("the call was accepted");
+        run_accepted(hub, &outbound, frames).await;
+    };
+    let ended = timeout(TIMEOUT, drive(SpawnedTasks::default(), writing, exchange)).await;
+    ended.expect("the connection ends").expect("the exchange is driven to its end");
+    let written = written.into_inner().unwrap_or_else(PoisonError::into_inner);
+    let frame = |message: Bytes| Frame::decode(message.slice(FRAME_PREFIX_BYTES..));
+    messages_of(written.freeze()).into_iter().map(frame).collect::<Result<_, _>>().expect("frames are valid")
+}
+
+/// Checks the frames of one connection. `pieces` holds what earlier connections have sent. A piece that the member has
+/// acknowledged before it was written is never written.
+fn check_written(written: &[Frame], pieces: &mut BTreeMap<u64, Bytes>, acknowledged: u64, received_max: u64) {
+    let mut last = None;
+    for frame in written {
+        if let Some(Kind::Piece(Piece { number, payload, .. })) = &frame.kind {
+            assert!(last.is_none_or(|last| *number == last + 1), "piece {number} follows {last:?}");
+            last = Some(*number);
+            assert_eq!(pieces.entry(*number).or_insert_with(|| payload.clone()), payload);
+        }
+        let received = received(frame);
+        assert!(received <= received_max, "piece {received} was not sent");
+    }
+    let last = pieces.keys().next_back().copied().unwrap_or_default();
+    let mut owed = acknowledged.saturating_add(1)..=last;
+    assert!(owed.all(|number| pieces.contains_key(&number)), "a piece is missing");
+}
+
+/// The last piece that a frame acknowledges.
+fn received(frame: &Frame) -> u64 {
+    match &frame.kind {
+        Some(Kind::Piece(piece)) => piece.received,
+        Some(Kind::Hello(hello)) => hello.received,
+        Some(Kind::Heartbeat(heartbeat)) => heartbeat.received,
+        Some(Kind::Greeting(_) | Kind::Goodbye(_) | Kind::Refusal(_)) | None => 0,
+    }
+}
+
+/// The last piece that these messages acknowledge.
+fn acknowledges(messages: &[Bytes]) -> u64 {
+    let frame = |message: &Bytes| Frame::decode(message.get(FRAME_PREFIX_BYTES..)?).ok();
+    messages.iter().filter_map(frame).map(|frame| received(&frame)).max().unwrap_or_default()
+}
+
+/// The messages of each connection.
+fn connections(bytes: &[u8]) -> Vec<Vec<Bytes>> {
+    let messages = messages_of(Bytes::copy_from_slice(bytes));
+    messages.split(|message| message == &CONNECTION_END[..]).map(<[Bytes]>::to_vec).collect()
+}
+
+/// Splits bytes into gRPC messages with their prefixes; the last one may be incomplete.
+fn messages_of(mut bytes: Bytes) -> Vec<Bytes> {
+    let mut messages = Vec::new();
+    while bytes.has_remaining() {
+        let length = bytes
+            .get(1..FRAME_PREFIX_BYTES)
+            .map_or(bytes.len(), |mut length| FRAME_PREFIX_BYTES.saturating_add(length.get_u32() as usize));
+        messages.push(bytes.split_to(length.min(bytes.len())));
+    }
+    messages
+}
+
+/// Sends [`BATCHES_BYTES`] in each session, and counts what arrives.
+#[derive(Default)]
+struct Batches(Mutex<BatchesState>);
+
+#[derive(Default)]
+struct BatchesState {
+    sessions: u64,
+    unsent: VecDeque<usize>,
+    received_bytes: usize,
+}
+
+impl Batches {
+    fn state(&self) -> MutexGuard<'_, BatchesState> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl LinkHandler for Batches {
+    fn connected(&self, _peer: MemberId, _address: &str) {
+        let mut state = self.state();
+        state.sessions += 1;
+        state.unsent = BATCHES_BYTES.into();
+    }
+
+    fn heard(&self, _peer: MemberId) {}
+
+    fn received(&self, _peer: MemberId, batch: Bytes) {
+        self.state().received_bytes += batch.len();
+    }
+
+    fn next_batch(&self, _peer: MemberId, _bytes_max: usize) -> Option<Bytes> {
+        let length = self.state().unsent.pop_front()?;
+        Some(vec![length as u8; length].into())
+    }
+
+    fn disconnected(&self, _peer: MemberId, _reason: DisconnectReason) {}
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn seeds_with_a_session_exchange_batches() {
+        LazyLock::force(&CREDENTIALS);
+        for (seed, received_bytes) in [
+            (&include_bytes!("../../../fuzz/seeds/link/session")[..], "one batch half of a batch".len() - 1),
+            (include_bytes!("../../../fuzz/seeds/link/resumed_session"), "one batch another one".len() - 1),
+        ] {
+            assert_eq!(runtime().block_on(run(seed)), Sent { received_bytes, pieces: 5 });
+        }
+    }
+}

@@ -1,0 +1,187 @@
+//! State that all links of this process share.
+
+use std::{
+    fmt,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use tokio::sync::{mpsc, oneshot, watch};
+use tollgate_limiter::time::Clock;
+use tracing::debug;
+
+use crate::{MemberId, link::{DisconnectReason, LinkHandler, LinkSettings, addresses::{Addresses, DIALS_MAX, DialResult}, peer::{LocalProcess, PEERS_MAX, Peer, PeerRoster}, rejections::Rejections, seed_state::SeedState, ticks::{LinkTicks, NextTick}}, trust::Credentials};
+
+/// The most commands that wait for the task of the links: a dial of each address, and a redial and an end of the session
+/// of each peer, with as many for peers that are gone.
+pub(super) const COMMANDS_MAX: usize = DIALS_MAX + 4 * PEERS_MAX;
+
+/// State that handles and tasks share.
+pub(crate) struct LinkHub {
+    pub(super) local: Arc<LocalProcess>,
+    pub(super) settings: LinkSettings,
+    pub(super) credentials: Arc<Credentials>,
+    pub(super) roster: Arc<PeerRoster>,
+    addresses: Mutex<Addresses>,
+    commands: mpsc::Sender<Command>,
+    pub(super) phase: watch::Sender<LinksPhase>,
+    pub(super) seeds: watch::Sender<SeedState>,
+    pub(super) rejections: Rejections,
+    ticks: LinkTicks,
+}
+
+/// State that tasks share.
+pub(super) struct Hub {
+    pub(super) shared: Arc<LinkHub>,
+    pub(super) handler: Arc<dyn LinkHandler>,
+}
+
+/// Work for a task.
+pub(super) enum Command {
+    /// Dials an address; once, if the result is to be reported.
+    Dial(String, Option<oneshot::Sender<DialResult>>),
+    /// Redials a peer whose connection broke.
+    Redial(Arc<Peer>),
+    /// Ends the session with a peer that is marked as forgotten.
+    Forget(Arc<Peer>),
+}
+
+/// The lifecycle of the links.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum LinksPhase {
+    Open,
+    /// Drains the links and sends goodbyes, for this time at most.
+    Closing(Duration),
+    Ended,
+}
+
+impl LinkHub {
+    pub(super) fn new(
+        id: MemberId,
+        address: String,
+        settings: LinkSettings,
+        credentials: Arc<Credentials>,
+        clock: Clock,
+        commands: mpsc::Sender<Command>,
+    ) -> Self {
+        Self {
+            local: Arc::new(LocalProcess { id, address, stats: Arc::default() }),
+            settings,
+            credentials,
+            roster: Arc::default(),
+            addresses: Mutex::default(),
+            commands,
+            phase: watch::Sender::new(LinksPhase::Open),
+            seeds: watch::Sender::new(SeedState::Searching),
+            rejections: Rejections::default(),
+            ticks: LinkTicks::new(id, clock),
+        }
+    }
+
+    /// The next tick of the link of this peer.
+    pub(super) fn next_tick(&self, peer: MemberId) -> NextTick {
+        self.ticks.next(peer, self.roster.len())
+    }
+
+    /// Starts to dial an address unless it is own, known or already being dialled.
+    pub(crate) fn dial(&self, address: &str, report: Option<oneshot::Sender<DialResult>>) {
+        if address == self.local.address {
+            return report_result(report, DialResult::OwnAddress);
+        }
+        if self.roster.has_address(address) {
+            return report_result(report, DialResult::Linked);
+        }
+        let mut addresses = self.addresses();
+        if addresses.is_own(address) {
+            return report_result(report, DialResult::OwnAddress);
+        }
+        if addresses.member(address).is_some_and(|id| self.roster.get(id).is_some()) {
+            return report_result(report, DialResult::Linked);
+        }
+        if addresses.is_full() {
+            self.local.stats.commands_refused.increase();
+            debug!(address, "address not dialled: too many dials in progress");
+            return;
+        }
+        if addresses.begin_dial(address) && !self.command(Command::Dial(address.to_owned(), report)) {
+            addresses.end_dial(address);
+        }
+    }
+
+    /// Queues a command. False if too many wait, which is counted, or if the process leaves.
+    pub(super) fn command(&self, command: Command) -> bool {
+        match self.commands.try_send(command) {
+            Ok(()) => true,
+            Err(mpsc::error::TrySendError::Full(_)) => {
+                self.local.stats.commands_refused.increase();
+                false
+            }
+            // The receiver is dropped once the process leaves.
+            Err(mpsc::error::TrySendError::Closed(_)) => false,
+        }
+    }
+
+    /// Records that `peer` answers at this address.
+    pub(super) fn note_member_address(&self, address: &str, peer: MemberId) {
+        self.addresses().note_member(address, peer, |peer| self.roster.get(peer).is_some());
+    }
+
+    /// The seeds.
+    pub(crate) fn seeds(&self) -> &[String] {
+        &self.settings.seeds
+    }
+
+    /// Publishes the state of the search at the seeds.
+    pub(crate) fn set_seeds(&self, state: SeedState) {
+        self.seeds.send_if_modified(|former| std::mem::replace(former, state) != state);
+    }
+
+    /// Whether no other process is known.
+    pub(crate) fn is_alone(&self) -> bool {
+        self.roster.len() == 0
+    }
+
+    pub(super) fn addresses(&self) -> MutexGuard<'_, Addresses> {
+        self.addresses.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn report_result(report: Option<oneshot::Sender<DialResult>>, result: DialResult) {
+    if let Some(report) = report {
+        let _ = report.send(result);
+    }
+}
+
+impl Hub {
+    /// The peer of this id, which is added if it is unknown; `None` if there are too many.
+    pub(super) fn get_or_add_peer(&self, id: MemberId) -> Option<Arc<Peer>> {
+        self.shared.roster.get_or_add(id, &self.shared.local, &self.handler)
+    }
+
+    /// Queues the redial of a peer that has marked itself as being dialled. If too many commands wait, its session ends.
+    pub(super) fn redial(&self, peer: Arc<Peer>) {
+        if !self.shared.command(Command::Redial(peer.clone())) && self.is_open() {
+            peer.end(DisconnectReason::Forgotten);
+        }
+    }
+
+    /// Runs `work`; `None` if the process leaves first.
+    pub(super) async fn while_open<T>(&self, work: impl Future<Output = T>) -> Option<T> {
+        let mut phases = self.shared.phase.subscribe();
+        tokio::select! {
+            done = work => Some(done),
+            _ = phases.wait_for(|phase| *phase != LinksPhase::Open) => None,
+        }
+    }
+
+    /// Whether the process is not leaving.
+    pub(super) fn is_open(&self) -> bool {
+        *self.shared.phase.borrow() == LinksPhase::Open
+    }
+}
+
+impl fmt::Debug for LinkHub {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Shared").field("local", &self.local).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,114 @@
+//! Checks that are sent to owners, and what owners reply.
+
+use std::{sync::Arc, time::Duration};
+
+use serde::{Deserialize, Serialize};
+use tollgate_limiter::{
+    algorithm::Limit,
+    descriptor::Key,
+    divider::{DividerReport, SubscriberId},
+    rules::QuotaTerms,
+    store::{CounterOperation, OperationOutcome, SlotData},
+};
+
+use crate::MemberId;
+
+/// An operation on one counter, for its owner.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct RemoteCheck {
+    pub(crate) key: Key,
+    pub(crate) limit: Limit,
+    pub(crate) operation: RemoteOperation,
+    /// The number of hits that the sender asks to borrow, because it forwards the key often.
+    pub(crate) lease_hits: u64,
+}
+
+impl RemoteCheck {
+    // Most checks have none, and are not copied.
+    pub(super) fn consumed_mut(shared: &mut Arc<Self>) -> Option<&mut Arc<SlotData>> {
+        shared.operation.consumed()?;
+        let RemoteOperation::Absorb(consumed) = &mut Arc::make_mut(shared).operation else { return None };
+        Some(consumed)
+    }
+}
+
+/// The operation of a remote check.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) enum RemoteOperation {
+    /// An operation on the counter and its holds.
+    Counter(CounterOperation),
+    /// Add consumption that was admitted elsewhere.
+    Absorb(#[serde(skip)] Arc<SlotData>),
+    /// Add consumption from a grant.
+    Settle(Settlement),
+    /// Divide the limit, given the report of a client.
+    Divide(SubscriberId, QuotaTerms, DividerReport),
+}
+
+impl RemoteOperation {
+    /// Whether the operation is sent again if it gets lost.
+    pub(crate) fn must_arrive(&self) -> bool {
+        match self {
+            Self::Counter(operation) => matches!(operation, CounterOperation::Withdraw { .. }),
+            Self::Absorb(_) | Self::Settle(_) => true,
+            // A client reports again. What a lost report says is granted until then.
+            Self::Divide(..) => false,
+        }
+    }
+
+    /// Whether an isolated owner applies it too: it corrects what was charged before, and admits nothing.
+    pub(crate) fn is_applied_in_isolation(&self) -> bool {
+        self.must_arrive() || self.is_undo()
+    }
+
+    /// Whether it takes back one charge.
+    pub(crate) fn is_undo(&self) -> bool {
+        matches!(self, Self::Counter(CounterOperation::Undo(_)))
+    }
+
+    pub(super) fn consumed(&self) -> Option<&Arc<SlotData>> {
+        if let Self::Absorb(consumed) = self { Some(consumed) } else { None }
+    }
+}
+
+/// The consumption of a grant since the last settlement.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Settlement {
+    pub(crate) borrower: MemberId,
+    pub(crate) number: u64,
+    /// Hits that were used.
+    pub(crate) hits: u64,
+    /// Unused hits of the grant. The newest settlement is authoritative when the slot changes its owner.
+    pub(crate) left: u64,
+    /// How long ago the last of them was used.
+    pub(crate) age: Duration,
+    pub(crate) state: LeaseState,
+}
+
+/// Whether a grant continues.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum LeaseState {
+    /// More hits may be used.
+    Open,
+    /// The unused hits are returned.
+    Closed,
+}
+
+/// The owner's answer to a remote check.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) enum CheckReply {
+    /// What the operation has come to.
+    // The lease is boxed, because most replies have none.
+    Decided { outcome: OperationOutcome, lease: Option<Box<LeaseReply>> },
+    /// The owner is unreachable, or does not trust its counters.
+    Unreachable,
+}
+
+/// What the sender may decide about the same key by itself.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum LeaseReply {
+    /// The sender may use this many hits for some time.
+    Granted { number: u64, hits: u64, ttl: Duration },
+    /// Every charge is refused for some time.
+    Refused { ttl: Duration },
+}

@@ -1,0 +1,268 @@
+//! The backups of the slots that are owned here: which their backup owners lack, and which are on their way.
+//!
+//! Of each slot at most one backup is on its way to one receiver: it waits in the queue, is being sent, or is not
+//! answered yet. Meanwhile further changes of the slot gather in memory, and the next backup has all of them. So a slow
+//! or stalled link delays backups, and they take no more memory.
+
+use std::{
+    collections::{BTreeMap, VecDeque},
+    sync::Arc,
+    time::Duration,
+};
+
+use tollgate_limiter::{
+    store::{Epoch, Memory, Slot},
+    time::Timestamp,
+};
+
+use crate::{MemberId, message::{Message, SlotGrants, Version, VersionedSlot}, node::context::Context};
+
+/// How much earlier than they are due backups are sent.
+const EARLY_MAX: Duration = Duration::from_millis(5);
+
+/// The backups of the slots that are owned here.
+#[derive(Debug)]
+pub(super) struct BackupSender {
+    memory: Arc<Memory>,
+    /// How often changed counters are sent to the backup owner; `None` for never.
+    interval: Option<Duration>,
+    slots: Vec<BackupState>,
+    /// The slots whose backup waits for room on the way to its receiver, each once.
+    waiting: BTreeMap<MemberId, VecDeque<Slot>>,
+    /// The encoded bytes of the backups that each receiver has not answered yet, at most.
+    unanswered: BTreeMap<MemberId, usize>,
+    backed_up_at: Timestamp,
+    /// A slot that is owned here may have no backup.
+    may_lack_backups: bool,
+}
+
+#[derive(Clone, Debug, Default)]
+struct BackupState {
+    /// The last backup since this replica owns the slot.
+    sent: Option<SentBackup>,
+    is_waiting: bool,
+}
+
+/// A backup that was sent.
+#[derive(Clone, Copy, Debug)]
+struct SentBackup {
+    version: Version,
+    receiver: MemberId,
+    /// The encoded bytes of the backup, at most.
+    bytes: usize,
+    next: NextBackup,
+}
+
+impl SentBackup {
+    fn unanswered_bytes(&self) -> usize {
+        match self.next {
+            NextBackup::Free => 0,
+            NextBackup::Blocked | NextBackup::Due => self.bytes,
+        }
+    }
+}
+
+/// What happens with the next backup to the same receiver.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum NextBackup {
+    /// The receiver has answered: the next one is sent when it is due.
+    Free,
+    /// The next one waits for the answer.
+    Blocked,
+    /// The next one is sent with the answer, because it was due before.
+    Due,
+}
+
+impl BackupSender {
+    pub(super) fn new(memory: Arc<Memory>, interval: Option<Duration>, now: Timestamp) -> Self {
+        if interval.is_some() {
+            memory.track_changes();
+        }
+        Self {
+            slots: vec![BackupState::default(); memory.slots()],
+            memory,
+            interval,
+            waiting: BTreeMap::new(),
+            unanswered: BTreeMap::new(),
+            backed_up_at: now,
+            may_lack_backups: true,
+        }
+    }
+
+    /// This replica has become the owner of the slot, or is it no longer.
+    pub(super) fn reset(&mut self, slot: Slot) {
+        self.set_sent(slot, None);
+    }
+
+    /// The encoded bytes of the backups that `receiver` has not answered yet, at most.
+    pub(super) fn unanswered_bytes(&self, receiver: MemberId) -> usize {
+        self.unanswered.get(&receiver).copied().unwrap_or_default()
+    }
+
+    fn set_sent(&mut self, slot: Slot, sent: Option<SentBackup>) {
+        self.may_lack_backups |= sent.is_none();
+        if let Some(sent) = sent {
+            *self.unanswered.entry(sent.receiver).or_default() += sent.unanswered_bytes();
+        }
+        if let Some(former) = std::mem::replace(&mut self.slots[slot.index()].sent, sent)
+            && let Some(bytes) = self.unanswered.get_mut(&former.receiver)
+        {
+            *bytes -= former.unanswered_bytes();
+        }
+    }
+
+    /// Forgets which backups were sent, because all counters are discarded.
+    pub(super) fn discard(&mut self) {
+        self.may_lack_backups = true;
+        self.slots.fill(BackupState::default());
+        self.waiting.clear();
+        self.unanswered.clear();
+    }
+
+    /// The session with `member` has ended: what was not answered is lost.
+    pub(super) fn member_departed(&mut self, member: MemberId) {
+        self.may_lack_backups = true;
+        for state in &mut self.slots {
+            state.sent.take_if(|sent| sent.receiver == member);
+        }
+        self.unanswered.remove(&member);
+        for slot in self.waiting.remove(&member).unwrap_or_default() {
+            self.slots[slot.index()].is_waiting = false;
+        }
+    }
+
+    /// Whether backups are sent periodically.
+    pub(super) fn is_periodic(&self) -> bool {
+        self.interval.is_some()
+    }
+
+    /// Owners or backup owners may have changed.
+    pub(super) fn search_all(&mut self) {
+        self.may_lack_backups = true;
+    }
+
+    /// Whether all slots are to be searched for one without a backup.
+    pub(super) fn take_may_lack_backups(&mut self) -> bool {
+        std::mem::take(&mut self.may_lack_backups)
+    }
+
+    /// Whether the backups of changed slots are due. They are then due again after the interval. A tick that comes a
+    /// little early does not leave them to the next one.
+    pub(super) fn take_due(&mut self, now: Timestamp) -> bool {
+        let is_due = self.due_at().is_some_and(|due_at| due_at <= now.after(EARLY_MAX));
+        if is_due {
+            self.backed_up_at = now;
+        }
+        is_due
+    }
+
+    /// When the backups of changed slots are due, if they are sent periodically.
+    pub(super) fn due_at(&self) -> Option<Timestamp> {
+        self.interval.map(|interval| self.backed_up_at.after(interval))
+    }
+
+    /// Whether backups wait for room in the queue of their receiver.
+    pub(super) fn has_waiting(&self) -> bool {
+        !self.waiting.is_empty()
+    }
+
+    /// The receiver of the last backup since this replica owns the slot.
+    #[cfg(test)]
+    pub(super) fn receiver(&self, slot: Slot) -> Option<MemberId> {
+        self.slots[slot.index()].sent.map(|sent| sent.receiver)
+    }
+
+    /// Whether `to` was sent a backup of the slot at this epoch.
+    pub(super) fn is_sent_to(&self, slot: Slot, epoch: Epoch, to: MemberId) -> bool {
+        let is_same = |sent: SentBackup| sent.version.epoch == epoch && sent.receiver == to;
+        self.slots[slot.index()].sent.is_some_and(is_same)
+    }
+
+    /// Whether the last backup at this epoch is on its way to `to`. Then the next one follows its answer.
+    pub(super) fn must_await_answer(&mut self, slot: Slot, epoch: Epoch, to: MemberId) -> bool {
+        let is_same = self.is_sent_to(slot, epoch, to);
+        let sent = self.slots[slot.index()].sent.as_mut().filter(|_| is_same);
+        sent.is_some_and(|sent| match sent.next {
+            NextBackup::Free => false,
+            NextBackup::Blocked | NextBackup::Due => {
+                sent.next = NextBackup::Due;
+                true
+            }
+        })
+    }
+
+    /// The backup of the slot waits for room on the way to `to`.
+    pub(super) fn wait(&mut self, slot: Slot, to: MemberId) {
+        let state = &mut self.slots[slot.index()];
+        if !state.is_waiting {
+            state.is_waiting = true;
+            self.waiting.entry(to).or_default().push_back(slot);
+        }
+    }
+
+    /// The receivers of backups that wait for room.
+    pub(super) fn awaited(&self) -> Vec<MemberId> {
+        self.waiting.keys().copied().collect()
+    }
+
+    /// Takes the slot that has waited longest for room on the way to `to`.
+    pub(super) fn next_waiting(&mut self, to: MemberId) -> Option<Slot> {
+        let waiting = self.waiting.get_mut(&to)?;
+        let slot = waiting.pop_front();
+        if waiting.is_empty() {
+            self.waiting.remove(&to);
+        }
+        let slot = slot?;
+        self.slots[slot.index()].is_waiting = false;
+        Some(slot)
+    }
+
+    /// Sends the changes that the backup owner lacks.
+    pub(super) fn send(
+        &mut self,
+        slot: Slot,
+        version: Version,
+        to: MemberId,
+        grants: SlotGrants,
+        cx: &mut Context<'_>,
+    ) {
+        let is_known = self.is_sent_to(slot, version.epoch, to);
+        let sent = self.slots[slot.index()].sent;
+        let after = sent.filter(|_| is_known).map(|former| former.version.seq);
+        let changes = if is_known { self.memory.changes(slot) } else { self.memory.whole(slot) };
+        let version = Version { seq: changes.seq, ..version };
+        let copy = VersionedSlot { version, contents: Arc::new(changes.data), grants };
+        cx.out.stats.backed_up += copy.contents.len() as u64;
+        let bytes = cx.out.send(to, Message::Backup { slot, copy, after });
+        self.set_sent(slot, Some(SentBackup { version, receiver: to, bytes, next: NextBackup::Blocked }));
+    }
+
+    /// `from` has answered the backup at this version. Returns what that means; `None` if it was not the last one.
+    pub(super) fn answered(
+        &mut self,
+        from: MemberId,
+        slot: Slot,
+        version: Version,
+    ) -> Option<BackupAnswered> {
+        let is_last = |sent: &SentBackup| sent.version == version && sent.receiver == from;
+        let sent = self.slots[slot.index()].sent.filter(is_last)?;
+        self.set_sent(slot, Some(SentBackup { next: NextBackup::Free, ..sent }));
+        Some(BackupAnswered { is_due: sent.next == NextBackup::Due })
+    }
+
+    /// The backup owner lacks the version that the last backup builds on. Returns whether it is still the backup owner.
+    pub(super) fn receive_base_missing(&mut self, from: MemberId, slot: Slot) -> bool {
+        let is_receiver = self.slots[slot.index()].sent.is_some_and(|sent| sent.receiver == from);
+        if is_receiver {
+            self.set_sent(slot, None);
+        }
+        is_receiver
+    }
+}
+
+/// The last backup of a slot was answered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct BackupAnswered {
+    /// The next one has become due meanwhile.
+    pub(super) is_due: bool,
+}

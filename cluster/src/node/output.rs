@@ -1,0 +1,216 @@
+//! What the node puts out: messages to peers, actions for the layer that performs I/O, and counts.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use tollgate_limiter::{descriptor::Secret, divider::Assignments, remote::RemoteOutcome};
+
+use crate::{MemberId, message::{Message, WireSize}, node::{stats::NodeStats, ticket::Ticket}};
+
+/// The most messages that wait for one peer. Beyond that number, checks treat the peer as unreachable.
+const QUEUE_MAX: usize = 65_536;
+
+/// An action for the layer that performs I/O.
+#[derive(Clone, Debug)]
+pub(crate) enum NodeAction {
+    /// A replica may be reachable at this address.
+    Dial(String),
+    /// This member has departed: close the link.
+    Disconnect(MemberId),
+    /// The outcome of one check of a local caller.
+    Complete(Ticket, RemoteOutcome),
+    /// What clients of this replica may let pass.
+    Assign(Assignments),
+    /// From now on keys are hashed with this secret.
+    SetHashSecret(Secret),
+    /// Every slot is handed off, as far as possible: leave the cluster.
+    Leave,
+    /// An event to log for the operator.
+    Report(NodeEvent),
+}
+
+/// An event that is logged for the operator.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum NodeEvent {
+    /// This replica knows the owners of the slots, and answers.
+    Joined,
+    /// This replica met another cluster, adopted its hash secret and discarded all its own counters.
+    ClusterAdopted,
+    /// Fewer members are reachable than this replica needs to trust its counters.
+    Isolated,
+    /// Enough members are reachable again.
+    IsolationEnded,
+    /// This member has named a slot or an epoch that cannot exist.
+    OutOfRange(MemberId),
+}
+
+/// The pending messages and actions, and the counts so far.
+#[derive(Debug, Default)]
+pub(super) struct NodeOutput {
+    /// The most bytes of slot data that wait for one peer before further data is held back.
+    data_bytes_max: usize,
+    queues: BTreeMap<MemberId, Queue>,
+    /// The peers whose queue was empty and has received messages.
+    pub(super) ready_peers: Vec<MemberId>,
+    pub(super) actions: Vec<NodeAction>,
+    pub(super) stats: NodeStats,
+}
+
+/// The messages that wait for one connected peer, oldest first.
+#[derive(Debug, Default)]
+struct Queue {
+    messages: VecDeque<Message>,
+    /// The size of each.
+    sizes: VecDeque<WireSize>,
+    /// The encoded bytes of the slot data in them, at most.
+    data_bytes: usize,
+}
+
+impl NodeOutput {
+    pub(super) fn new(data_bytes_max: usize) -> Self {
+        Self { data_bytes_max, ..Self::default() }
+    }
+
+    /// A session with `peer` has begun.
+    pub(super) fn connect(&mut self, peer: MemberId) {
+        self.queues.insert(peer, Queue::default());
+    }
+
+    /// The session with `peer` has ended.
+    pub(super) fn disconnect(&mut self, peer: MemberId) {
+        self.queues.remove(&peer);
+    }
+
+    /// Queues a message; without effect if `to` is not connected. Returns the encoded bytes of slot data in it, at most.
+    pub(super) fn send(&mut self, to: MemberId, message: Message) -> usize {
+        let Some(queue) = self.queues.get_mut(&to) else { return 0 };
+        if queue.messages.is_empty() {
+            self.ready_peers.push(to);
+        }
+        let size = message.wire_size();
+        queue.data_bytes += size.data_bytes;
+        queue.messages.push_back(message);
+        queue.sizes.push_back(size);
+        size.data_bytes
+    }
+
+    /// Queues a message for every connected peer.
+    pub(super) fn broadcast(&mut self, message: &Message) {
+        for to in self.connected() {
+            self.send(to, message.clone());
+        }
+    }
+
+    /// The connected peers.
+    pub(super) fn connected(&self) -> Vec<MemberId> {
+        self.queues.keys().copied().collect()
+    }
+
+    /// Whether the queue of `peer` is full for checks.
+    pub(super) fn is_full(&self, peer: MemberId) -> bool {
+        self.queues.get(&peer).is_some_and(|queue| queue.messages.len() >= QUEUE_MAX)
+    }
+
+    /// Whether little slot data waits for `peer`. Checks wait behind what is queued, so further data is held back.
+    pub(super) fn has_room_for_data(&self, peer: MemberId) -> bool {
+        self.queues.get(&peer).is_some_and(|queue| queue.data_bytes < self.data_bytes_max)
+    }
+
+    /// Takes messages for `peer`, oldest first: at most `most` messages and `bytes_max` bytes, but at least one message.
+    pub(super) fn take_messages(&mut self, peer: MemberId, most: usize, bytes_max: usize) -> Vec<Message> {
+        let Some(queue) = self.queues.get_mut(&peer) else { return Vec::new() };
+        let mut bytes = 0;
+        let mut count = 0;
+        for size in queue.sizes.iter().take(most) {
+            bytes += size.bytes;
+            if bytes > bytes_max && count > 0 {
+                break;
+            }
+            queue.data_bytes -= size.data_bytes;
+            count += 1;
+        }
+        queue.sizes.drain(..count);
+        if count < queue.messages.len() {
+            return queue.messages.drain(..count).collect();
+        }
+        // Messages are large to move. The next batch has about as many.
+        std::mem::replace(&mut queue.messages, VecDeque::with_capacity(count)).into()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use tollgate_limiter::{
+        algorithm::{Counter, Operation, laws::every_limit},
+        descriptor::Key,
+        store::{Check, Memory, OnFull, OnRefusal, Slot, SlotData},
+        time::{SECOND, Timestamp},
+    };
+
+    use super::*;
+    use crate::{message::{SlotGrants, Version, VersionedSlot}, wire};
+
+    const NOW: Timestamp = Timestamp::from_nanos(1_790_000_000 * SECOND);
+    const BATCH_BYTES: usize = 256 * 1024;
+    const ENTRIES: u64 = 10_000;
+
+    /// A slot with logs of as many entries as a log can have.
+    fn full_logs(logs: u64) -> Arc<SlotData> {
+        let memory = Memory::new(1 << 30, OnFull::Deny).with_slots(2).shared();
+        memory.acquire(Slot(0), SlotData::default(), NOW);
+        let is_log = |limit: &tollgate_limiter::algorithm::Limit| matches!(limit.fresh(), Counter::Log(_));
+        let limit =
+            every_limit(ENTRIES, 3_600 * SECOND).into_iter().find(is_log).expect("a limit with a log");
+        for (low, entry) in (0..logs).flat_map(|low| (0..ENTRIES).map(move |entry| (low, entry))) {
+            let key = Key::from_halves(0, low);
+            let operation = Operation::Charge(1);
+            let check = Check { key, limit: &limit, operation, on_refusal: OnRefusal::Keep };
+            memory.apply(&[check], NOW.plus(entry * SECOND / 10), |_| false).unwrap();
+        }
+        Arc::new(memory.whole(Slot(0)).data)
+    }
+
+    #[test]
+    fn batches_of_full_logs_are_within_their_bound() {
+        let peer = MemberId::from_number(1);
+        let mut out = NodeOutput::new(usize::MAX);
+        out.connect(peer);
+        let [small, large] = [full_logs(1), full_logs(4)];
+        for contents in [&small, &small, &small, &large, &small].into_iter().cycle().take(20) {
+            let copy = VersionedSlot {
+                version: Version::default(),
+                contents: contents.clone(),
+                grants: SlotGrants::default(),
+            };
+            out.send(peer, Message::NewerCopy { slot: Slot(0), copy });
+        }
+        let mut sent = 0;
+        while sent < 20 {
+            let batch = out.take_messages(peer, 1_024, BATCH_BYTES);
+            let bytes = wire::encode(&batch, NOW).len();
+            assert!(batch.len() == 1 || (2..20).contains(&batch.len()) && bytes <= BATCH_BYTES, "{bytes}");
+            sent += batch.len();
+        }
+        assert!(out.take_messages(peer, 1_024, BATCH_BYTES).is_empty());
+    }
+
+    #[test]
+    fn slot_data_that_waits_for_a_peer_leaves_room_when_it_is_taken() {
+        let peer = MemberId::from_number(1);
+        let mut out = NodeOutput::new(100_000);
+        let contents = full_logs(1);
+        assert!(!out.has_room_for_data(peer), "there is no session");
+        out.connect(peer);
+        while out.has_room_for_data(peer) {
+            let copy = VersionedSlot {
+                version: Version::default(),
+                contents: contents.clone(),
+                grants: SlotGrants::default(),
+            };
+            out.send(peer, Message::NewerCopy { slot: Slot(0), copy });
+        }
+        let waiting = out.take_messages(peer, usize::MAX, usize::MAX);
+        assert!((1..10).contains(&waiting.len()) && out.has_room_for_data(peer));
+    }
+}

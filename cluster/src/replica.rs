@@ -1,0 +1,407 @@
+//! This replica in the cluster: its state machine, its links, and the calls that wait for other replicas.
+
+use std::{
+    fmt,
+    sync::{Arc, Mutex, MutexGuard, OnceLock},
+    time::Duration,
+};
+
+use tokio::{
+    sync::{Notify, watch},
+    task::JoinSet,
+    time::{sleep, timeout},
+};
+use tollgate_limiter::{
+    divider::{Assignments, Dividers},
+    lock::Lock,
+    remote::{LocalShare, lock},
+    rules::ActiveRules,
+    store::{Lead, Memory, Slot, SlotSource, StoredSlot},
+    time::{Clock, ClockReading, SECOND, Stopwatch, Timestamp},
+};
+use tracing::{info, warn};
+
+use crate::{MemberId, MemberState, Tuning, calls::{CompleteRound, OpenRounds}, link::{self, LinkListener, Links, SeedState, Strangers}, node::{ClusterNode, ClusterView, NodeAction, NodeEvent, NodeSettings, TICK, TICK_IDLE}, strangers::{LinkTrust, Situation, StrangerHistory, StrangerState}};
+
+mod link_handler;
+
+/// A peer that is not heard for this long counts as silent.
+const SILENCE_LIMIT: Duration = Duration::from_secs(1);
+/// How long to look for other replicas before this one bootstraps a cluster.
+const BOOTSTRAP_TIMEOUT: Duration = Duration::from_millis(1500);
+/// The most unacknowledged hand-offs to one peer, so that checks behind them are not delayed for long.
+const HAND_OFFS_MAX: usize = 256;
+/// The most bytes of slot data on their way to one peer before further data is held back. Checks wait behind them.
+const DATA_BYTES_MAX: usize = 128 * 1024;
+/// How many counters of lost owners are claimed in one turn before further slots wait for the next one. Checks wait
+/// meanwhile.
+const CLAIMED_COUNTERS_MAX: usize = 16_384;
+/// The initial value of the monotonic clock. It is not 0, so that earlier instants exist.
+const MONOTONIC_START: Timestamp = Timestamp::from_nanos(1_000_000 * SECOND);
+
+/// The settings of the node of a replica.
+pub(super) const fn node_settings(tuning: Tuning) -> NodeSettings {
+    NodeSettings {
+        silence: SILENCE_LIMIT,
+        bootstrap_timeout: BOOTSTRAP_TIMEOUT,
+        hand_offs_max: HAND_OFFS_MAX,
+        data_bytes_max: DATA_BYTES_MAX,
+        claimed_counters_max: CLAIMED_COUNTERS_MAX,
+        tuning,
+    }
+}
+
+/// The settings of a replica in a cluster.
+#[derive(Clone, Debug)]
+pub struct ClusterSettings {
+    /// The links to other replicas.
+    pub link: link::LinkSettings,
+    /// The tuning of the replica.
+    pub tuning: Tuning,
+}
+
+/// This replica in the cluster. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct Cluster(pub(super) Arc<Replica>);
+
+/// Takes assignments.
+struct Assign(Box<dyn Fn(Assignments) + Send + Sync>);
+
+impl fmt::Debug for Assign {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Assign")
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct Replica {
+    node: Lock<ClusterNode>,
+    /// What this replica has admitted without owners. It is locked after the node.
+    local_share: Lock<LocalShare>,
+    /// The calls that wait for the node, outside its lock: replies wake callers on all cores.
+    pub(super) calls: OpenRounds,
+    pub(super) links: Links,
+    pub(super) dividers: Arc<Dividers>,
+    /// Takes what clients of this replica may let pass.
+    assign: OnceLock<Assign>,
+    pub(super) clock: Clock,
+    first_reading: ClockReading,
+    pub(super) started: Stopwatch,
+    active_rules: Arc<ActiveRules>,
+    pub(super) forward_budget_max: Duration,
+    history: Mutex<StrangerHistory>,
+    /// Notified when the next tick is due earlier than before.
+    tick_hastened: Notify,
+    state: watch::Sender<MemberState>,
+    left: watch::Sender<bool>,
+}
+
+impl Cluster {
+    /// Binds the listener for other replicas. `memory` is in shared mode and owns no slot yet; `stored` is the snapshot
+    /// of an earlier process, whose secret is set in `active_rules`.
+    pub async fn bind(
+        settings: ClusterSettings,
+        memory: Arc<Memory>,
+        stored: Vec<StoredSlot>,
+        active_rules: Arc<ActiveRules>,
+        clock: Clock,
+    ) -> Result<(Self, LinkListener), link::LinkError> {
+        let ClusterSettings { link, tuning } = settings;
+        let local_id = MemberId::starting_at(clock.now());
+        let (links, listening) = Links::bind(link, local_id, clock.clone()).await?;
+        let address = links.address().to_owned();
+        let dividers = Arc::new(Dividers::new(memory.clone()));
+        let local_share = Lock::new(LocalShare::within(&memory));
+        let mut node = ClusterNode::new(
+            local_id,
+            address,
+            node_settings(tuning),
+            memory,
+            dividers.clone(),
+            MONOTONIC_START,
+        );
+        node.set_wall(clock.now());
+        if !stored.is_empty() {
+            node.restore(active_rules.secret(), stored, MONOTONIC_START);
+        }
+        let replica = Replica {
+            node: Lock::new(node),
+            local_share,
+            calls: OpenRounds::default(),
+            links,
+            dividers,
+            assign: OnceLock::new(),
+            first_reading: clock.read(),
+            clock,
+            started: Stopwatch::start(),
+            active_rules,
+            forward_budget_max: tuning.forward_budget_max,
+            history: Mutex::default(),
+            tick_hastened: Notify::new(),
+            state: watch::Sender::new(MemberState::Joining),
+            left: watch::Sender::new(false),
+        };
+        Ok((Self(Arc::new(replica)), listening))
+    }
+
+    /// Runs the replica until [`Cluster::leave`] has ended.
+    pub async fn run(self, listening: LinkListener) -> Result<(), link::LinkError> {
+        let mut tasks = JoinSet::new();
+        tasks.spawn(self.clone().run_ticks());
+        tasks.spawn(self.clone().follow_seeds());
+        tasks.spawn(self.clone().log_degraded());
+        let ended = listening.run(self.0.clone()).await;
+        tasks.shutdown().await;
+        ended
+    }
+
+    async fn run_ticks(self) {
+        loop {
+            let due = self.0.lock().tick_due();
+            let pause = self.0.pause_until(due);
+            tokio::select! {
+                () = sleep(pause) => self.0.with_node(|node, now| {
+                    node.tick(now);
+                    node.report(&mut self.0.local_share(), now);
+                }),
+                () = self.0.tick_hastened.notified() => {}
+            }
+        }
+    }
+
+    async fn follow_seeds(self) {
+        let mut seeds = self.0.links.seeds();
+        loop {
+            let state = *seeds.borrow_and_update();
+            self.0.with_node(|node, _| node.seeds_tried(matches!(state, SeedState::NotFound(_))));
+            if seeds.changed().await.is_err() {
+                return;
+            }
+        }
+    }
+
+    /// What the processes at dialled addresses mean for the readiness of this replica.
+    pub fn link_trust(&self) -> LinkTrust {
+        let strangers = self.0.links.strangers();
+        let mut history = lock(&self.0.history);
+        let owns_all = |node: &ClusterNode| strangers.is_some() && node.owned_slots().count() == node.slots();
+        let (owns_all, now) = self.0.with_node(|node, now| (owns_all(node), now));
+        let situation = Situation {
+            is_linked: self.0.links.is_linked(),
+            is_serving: self.state() == MemberState::Serving,
+            owns_all,
+            has_tried_seeds: self.0.links.seed_state() != SeedState::Searching,
+        };
+        let before = history.state;
+        match (history.judge(strangers.as_ref(), situation, now), strangers) {
+            (StrangerState::Unready, Some(strangers)) => LinkTrust::Unready(strangers.named),
+            (StrangerState::GoesOn, Some(Strangers { named, .. })) => {
+                if before != StrangerState::GoesOn {
+                    warn!(
+                        strangers = named,
+                        "every link to another process is rejected; this replica has served and goes on without them"
+                    );
+                }
+                LinkTrust::GoesOn(named)
+            }
+            (StrangerState::Trusted | StrangerState::Unready | StrangerState::GoesOn, _) => {
+                LinkTrust::Trusted
+            }
+        }
+    }
+
+    /// The dividers of the counters that this replica owns.
+    pub fn dividers(&self) -> &Arc<Dividers> {
+        &self.0.dividers
+    }
+
+    /// Passes what clients of this replica may let pass to `assign`. Set once.
+    pub fn on_assignments(&self, assign: impl Fn(Assignments) + Send + Sync + 'static) {
+        // Another one is not expected.
+        let _ = self.0.assign.set(Assign(Box::new(assign)));
+    }
+
+    /// The id of this replica.
+    pub fn local_id(&self) -> MemberId {
+        self.0.links.local_id()
+    }
+
+    /// The state of this replica.
+    pub fn state(&self) -> MemberState {
+        *self.0.state.borrow()
+    }
+
+    /// Waits until this replica knows the owners of the slots and may answer.
+    pub async fn joined(&self) {
+        let mut state = self.0.state.subscribe();
+        // The sender is in `self`, so the channel does not close.
+        let _ = state.wait_for(|state| *state != MemberState::Joining).await;
+    }
+
+    /// Announces that this replica leaves, and begins to hand off its slots.
+    pub fn drain(&self) {
+        self.0.with_node(ClusterNode::drain);
+    }
+
+    /// Waits until every slot is handed off and no other replica needs the copies here.
+    pub async fn drained(&self) {
+        // As in `joined`, the channel does not close.
+        let _ = self.0.left.subscribe().wait_for(|left| *left).await;
+    }
+
+    /// Announces the leaving of this replica and closes all links within this time. Returns the number of slots that
+    /// were not handed off.
+    pub async fn leave(&self, within: Duration) -> usize {
+        // A replica that does not know of the departure yet may have forwarded another check.
+        let done = async {
+            while !self.0.with_node(|node, now| node.is_drained(now)) {
+                sleep(TICK).await;
+            }
+        };
+        // After the timeout the links are closed all the same.
+        let _ = timeout(within, done).await;
+        let left = self.0.with_node(|node, _| node.owned_slots().count());
+        self.0.links.close(within).await;
+        left
+    }
+
+    /// Sets the hash of the active rules.
+    pub fn rules_changed(&self, rules: u64) {
+        self.0.with_node(|node, _| node.rules_changed(rules));
+    }
+
+    /// Applies a lead that the clock of the counters gives up. The caller applies it to the memory.
+    pub fn give_up_lead(&self, lead: Lead) {
+        self.0.local_share().give_up_lead(lead);
+    }
+
+    /// The cluster as this replica sees it.
+    pub fn view(&self) -> ClusterView {
+        self.0.with_node(|node, now| node.view(now))
+    }
+
+    /// Whether no other member is known. A silent member is known until it is declared dead or forgotten.
+    pub fn is_last_member(&self) -> bool {
+        self.0.lock().is_last_member()
+    }
+
+    /// Treats a member as dead because an operator declares it. Returns whether the member was known.
+    pub fn declare_dead(&self, member: MemberId) -> bool {
+        self.0.with_node(|node, now| node.declare_dead(member, now))
+    }
+
+    /// Where a snapshot takes the counters of `slot` from.
+    pub fn snapshot_source(&self, slot: Slot) -> SlotSource {
+        let now = self.0.clock.now();
+        let mut node = self.0.lock();
+        node.set_wall(now);
+        node.snapshot_source(slot)
+    }
+}
+
+impl Replica {
+    pub(super) fn lock(&self) -> MutexGuard<'_, ClusterNode> {
+        self.node.lock()
+    }
+
+    pub(super) fn local_share(&self) -> MutexGuard<'_, LocalShare> {
+        self.local_share.lock()
+    }
+
+    /// The monotonic time.
+    fn now(&self) -> Timestamp {
+        self.monotonic(&self.clock.read())
+    }
+
+    /// The time until a tick that is due at this monotonic time. A tick that is not due soon comes earlier if other
+    /// periodic work is due before it, so that one wake-up serves both.
+    fn pause_until(&self, due: Timestamp) -> Duration {
+        let reading = self.clock.read();
+        let pause = due.since(self.monotonic(&reading));
+        let end = reading.now.after(pause).as_nanos();
+        let shared = Timestamp::from_nanos(end - end % TICK_IDLE.as_nanos() as u64);
+        if reading.now < shared { shared.since(reading.now) } else { pause }
+    }
+
+    /// The monotonic time of a reading of the clock, so that one reading serves for both times.
+    fn monotonic(&self, reading: &ClockReading) -> Timestamp {
+        let since_start = self.clock.between(&self.first_reading, reading);
+        MONOTONIC_START.after(since_start.unwrap_or_else(|| self.started.elapsed()))
+    }
+
+    /// Calls `operation` on the node, and then performs the actions that it caused.
+    pub(super) fn with_node<T>(&self, operation: impl FnOnce(&mut ClusterNode, Timestamp) -> T) -> T {
+        let (result, ready_peers) = self.with_node_without_wakes(operation);
+        self.wake(&ready_peers);
+        result
+    }
+
+    pub(super) fn wake(&self, peers: &[MemberId]) {
+        for peer in peers {
+            self.links.wake(*peer);
+        }
+    }
+
+    /// Runs `operation` on the node. The caller wakes the links that have messages to send.
+    pub(super) fn with_node_without_wakes<T>(
+        &self,
+        operation: impl FnOnce(&mut ClusterNode, Timestamp) -> T,
+    ) -> (T, Vec<MemberId>) {
+        let (result, ready_peers, actions) = {
+            let mut node = self.lock();
+            let reading = self.clock.read();
+            let now = self.monotonic(&reading);
+            node.set_wall(reading.now);
+            let result = operation(&mut node, now);
+            if node.hasten_tick(now) {
+                self.tick_hastened.notify_one();
+            }
+            if let Some(state) = node.new_state() {
+                self.state.send_replace(state);
+            }
+            (result, node.ready_peers(), node.actions())
+        };
+        let mut complete = Vec::new();
+        for action in actions {
+            match action {
+                NodeAction::Complete(ticket, outcome) => {
+                    complete.extend(self.calls.complete(ticket, outcome))
+                }
+                NodeAction::Dial(address) => self.links.dial(&address),
+                NodeAction::Disconnect(member) => self.links.forget(member),
+                NodeAction::Assign(assignments) => {
+                    if let Some(Assign(assign)) = self.assign.get() {
+                        assign(assignments);
+                    }
+                }
+                NodeAction::SetHashSecret(secret) => {
+                    self.active_rules.set_secret(secret);
+                    // The keys in it were hashed with another secret.
+                    self.local_share().clear();
+                }
+                NodeAction::Leave => {
+                    self.left.send_replace(true);
+                }
+                NodeAction::Report(event) => log_event(event),
+            }
+        }
+        CompleteRound::wake_all(complete);
+        (result, ready_peers)
+    }
+}
+
+fn log_event(event: NodeEvent) {
+    match event {
+        NodeEvent::Joined => info!("joined the cluster: the owners of the slots are known"),
+        NodeEvent::ClusterAdopted => {
+            warn!("met another cluster: adopted its secret and discarded all counters of this replica")
+        }
+        NodeEvent::Isolated => {
+            warn!("isolated from most replicas: every key gets this replica's share of its limit");
+        }
+        NodeEvent::OutOfRange(member) => {
+            warn!(%member, "closed the link to a replica that named a slot or an epoch out of range");
+        }
+        NodeEvent::IsolationEnded => info!("no longer isolated: most replicas are reachable again"),
+    }
+}

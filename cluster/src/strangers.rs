@@ -1,0 +1,160 @@
+//! Whether a replica is ready although every link to another process is rejected.
+
+use std::time::Duration;
+
+use tollgate_limiter::time::Timestamp;
+
+use crate::link::Strangers;
+
+/// A replica that has never served stays unready for this long next to processes of another authority. It is longer
+/// than the 10 minutes after which Kubernetes reports that a rollout makes no progress.
+const LONE_START_MAX: Duration = Duration::from_secs(15 * 60);
+
+/// A replica without links has served once it has been ready for this long.
+pub(super) const SERVED_MIN: Duration = Duration::from_secs(5);
+
+/// What strangers mean for this replica.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum StrangerState {
+    /// There are no strangers.
+    #[default]
+    Trusted,
+    /// This replica must not be asked: both sides would admit whole limits.
+    Unready,
+    /// This replica has served, and no process that it has served with rejects it. So it goes on.
+    GoesOn,
+}
+
+/// What the processes at dialled addresses mean for the readiness of this replica.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum LinkTrust {
+    /// A link is up, or no process rejects one.
+    Trusted,
+    /// These processes reject every link. This replica has served and goes on without them.
+    GoesOn(String),
+    /// These processes reject every link. This replica must not be asked.
+    Unready(String),
+}
+
+/// What this replica sees of itself.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Situation {
+    /// Whether it has a link to another replica.
+    pub(super) is_linked: bool,
+    /// Whether it knows the owners of the slots.
+    pub(super) is_serving: bool,
+    /// Whether it owns every slot.
+    pub(super) owns_all: bool,
+    /// Whether it has tried every seed.
+    pub(super) has_tried_seeds: bool,
+}
+
+/// What is known of this replica and of strangers.
+#[derive(Debug, Default)]
+pub(super) struct StrangerHistory {
+    has_served: bool,
+    trusted_since: Option<Timestamp>,
+    rejected_since: Option<Timestamp>,
+    /// The last state.
+    pub(super) state: StrangerState,
+}
+
+impl StrangerHistory {
+    /// The state at `now`.
+    pub(super) fn judge(
+        &mut self,
+        strangers: Option<&Strangers>,
+        situation: Situation,
+        now: Timestamp,
+    ) -> StrangerState {
+        let Situation { is_linked, is_serving, owns_all, has_tried_seeds } = situation;
+        self.state = match strangers {
+            None => {
+                self.rejected_since = None;
+                // Before the seeds are tried, there may be strangers that are not known yet.
+                let since = has_tried_seeds.then(|| *self.trusted_since.get_or_insert(now));
+                let has_been_alone = since.is_some_and(|since| now.since(since) >= SERVED_MIN);
+                self.has_served |= is_serving && (is_linked || has_been_alone);
+                StrangerState::Trusted
+            }
+            Some(Strangers { has_other_version, has_former_peer, .. }) => {
+                self.trusted_since = None;
+                let since = *self.rejected_since.get_or_insert(now);
+                let has_waited = !has_other_version && now.since(since) >= LONE_START_MAX;
+                // A peer of this replica that is silent or dead, and not the strangers, is why there is no link.
+                let goes_on = self.has_served && (owns_all || !has_former_peer);
+                if goes_on || (owns_all && has_waited) {
+                    StrangerState::GoesOn
+                } else {
+                    StrangerState::Unready
+                }
+            }
+        };
+        self.state
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NOW: Timestamp = Timestamp::from_nanos(1_000_000_000);
+    const JOINING: Situation =
+        Situation { is_linked: false, is_serving: false, owns_all: false, has_tried_seeds: true };
+    const ALONE: Situation = Situation { is_serving: true, owns_all: true, ..JOINING };
+    const OF_PAIR: Situation = Situation { is_linked: true, is_serving: true, ..JOINING };
+
+    fn strangers(has_other_version: bool) -> Strangers {
+        Strangers { named: "a (untrusted)".to_owned(), has_other_version, has_former_peer: false }
+    }
+
+    #[test]
+    fn served_replica_stays_ready_unless_a_former_peer_rejects_it() {
+        for other_version in [false, true] {
+            for (before, since) in [(OF_PAIR, NOW), (ALONE, NOW.after(SERVED_MIN))] {
+                let mut history = StrangerHistory::default();
+                let strangers = strangers(other_version);
+                assert_eq!(history.judge(None, JOINING, NOW), StrangerState::Trusted);
+                assert_eq!(history.judge(None, before, since), StrangerState::Trusted);
+                let not_all = Situation { owns_all: false, ..ALONE };
+                for situation in [not_all, ALONE] {
+                    assert_eq!(history.judge(Some(&strangers), situation, since), StrangerState::GoesOn);
+                }
+                let peers = Strangers { has_former_peer: true, ..strangers };
+                assert_eq!(history.judge(Some(&peers), not_all, since), StrangerState::Unready);
+                assert_eq!(history.judge(Some(&peers), ALONE, since), StrangerState::GoesOn);
+            }
+        }
+    }
+
+    #[test]
+    fn replica_has_not_served_before_all_seeds_are_tried() {
+        let untried = Situation { has_tried_seeds: false, ..ALONE };
+        let mut history = StrangerHistory::default();
+        let strangers = strangers(false);
+        let tried_at = NOW.after(SERVED_MIN);
+        history.judge(None, untried, NOW);
+        for (situation, at) in
+            [(untried, tried_at), (ALONE, tried_at), (ALONE, tried_at.after(SERVED_MIN).minus(1))]
+        {
+            assert_eq!(history.judge(None, situation, at), StrangerState::Trusted);
+        }
+        assert_eq!(
+            history.judge(Some(&strangers), ALONE, tried_at.after(SERVED_MIN)),
+            StrangerState::Unready
+        );
+    }
+
+    #[test]
+    fn lone_first_start_waits_except_beside_another_version() {
+        for (other_version, then) in [(false, StrangerState::GoesOn), (true, StrangerState::Unready)] {
+            let mut history = StrangerHistory::default();
+            let strangers = strangers(other_version);
+            assert_eq!(history.judge(None, ALONE, NOW), StrangerState::Trusted, "between two attempts");
+            assert_eq!(history.judge(Some(&strangers), ALONE, NOW), StrangerState::Unready);
+            let before = NOW.after(LONE_START_MAX).minus(1);
+            assert_eq!(history.judge(Some(&strangers), ALONE, before), StrangerState::Unready);
+            assert_eq!(history.judge(Some(&strangers), ALONE, NOW.after(LONE_START_MAX)), then);
+        }
+    }
+}

@@ -1,0 +1,285 @@
+//! Authentication of members: a member presents a certificate that is signed by the cluster's authority.
+//!
+//! The authority is the operator's, or one that each process derives from the cluster's secret.
+
+use std::{
+    fmt, fs,
+    os::unix::fs::PermissionsExt,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
+
+use arc_swap::ArcSwap;
+use tokio::{task, time::sleep};
+use tollgate_limiter::{
+    file_watch::{FileComparison, FileWatch, SETTLE, WatchedFiles, fingerprint, read_blocking},
+    time::{Clock, Timestamp},
+};
+use tracing::{error, info, warn};
+use tollgate_net::certificates::{BadFile, authorities, own_certificate, read_file, unix_time};
+
+mod identity;
+mod secret;
+
+pub(crate) use identity::TlsConfigs;
+
+use identity::ProcessIdentity;
+use secret::{Authorities, Secrets};
+
+/// The longest interval between checks of the age of this process's certificate.
+const RENEWAL_CHECK_INTERVAL_MAX: Duration = Duration::from_secs(60);
+/// The mode bit that makes a file readable for every user of the machine. Group access is allowed: Kubernetes gives a
+/// volume to the group of the pod (`fsGroup`).
+const WORLD_READABLE: u32 = 0o004;
+
+/// How members are authenticated. If certificates are set, the secret is not used for it.
+#[derive(Clone, Debug)]
+pub struct Trust {
+    /// The operator's certificates.
+    pub files: Option<Files>,
+    /// A file of secrets, one per line: the first one signs, each one is trusted.
+    pub secret_file: Option<PathBuf>,
+    /// The interval at which the files are compared with the active ones; at least 50 ms.
+    pub poll_interval: Duration,
+}
+
+/// The operator's certificates, in PEM.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Files {
+    /// The certificate of this replica with its chain to the authority, for client and server use.
+    pub cert: PathBuf,
+    /// The private key of `cert`.
+    pub key: PathBuf,
+    /// The authorities whose certificates authenticate members.
+    pub ca: PathBuf,
+}
+
+/// Why credentials cannot be loaded.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, thiserror::Error)]
+pub enum TrustError {
+    /// Neither certificates nor a secret are configured.
+    #[error("links between replicas need cluster.secret_file, or cluster.cert, cluster.key and cluster.ca")]
+    NotConfigured,
+    /// Reading ended with a panic.
+    #[error("cluster: reading the secret or the certificates failed: {0}")]
+    Panicked(String),
+    /// A file cannot be used.
+    #[error("cluster.{setting}: {path}: {reason}", path = path.display())]
+    File {
+        /// The setting that names it.
+        setting: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        reason: String,
+    },
+}
+
+/// The TLS configurations of handshakes, replaced when files change or the own certificate is due for renewal.
+pub(crate) struct Credentials {
+    trust: Trust,
+    clock: Clock,
+    active: ArcSwap<TlsConfigs>,
+    // The fingerprint of the files at the start, and what is derived from them.
+    initial: (u128, Material<Authorities>),
+}
+
+/// The content of the files: certificates, or secrets, from which authorities are derived.
+#[derive(Clone, Hash)]
+enum Material<S> {
+    Certificates(CertificateContents),
+    Secrets(S),
+}
+
+/// The content of [`Files`].
+#[derive(Clone, Hash)]
+struct CertificateContents {
+    cert: Vec<u8>,
+    key: Vec<u8>,
+    ca: Vec<u8>,
+}
+
+impl Credentials {
+    /// Loads the credentials from the files; any invalid file is an error.
+    pub(crate) async fn load(trust: Trust, clock: Clock) -> Result<Self, TrustError> {
+        let reading = trust.clone();
+        let read = move || {
+            let read = reading.read();
+            Ok((fingerprint(&read), reading.derive(read?)?))
+        };
+        let initial = match task::spawn_blocking(read).await {
+            Ok(read) => read?,
+            Err(panic) => return Err(TrustError::Panicked(panic.to_string())),
+        };
+        let active = ArcSwap::from_pointee(trust.compile(&initial.1, &clock)?);
+        trust.warn_if_exposed();
+        Ok(Self { trust, clock, active, initial })
+    }
+
+    /// The configurations for the next handshake.
+    pub(crate) fn active(&self) -> Arc<TlsConfigs> {
+        self.active.load_full()
+    }
+
+    /// Watches the files and renews the own certificate until it is dropped.
+    pub(crate) async fn watch(self: Arc<Self>) {
+        let (fingerprint, derived) = self.initial.clone();
+        let poll_interval = self.trust.poll_interval;
+        let files = CredentialFiles { credentials: self, derived };
+        FileWatch::with_active(files, fingerprint).run(poll_interval).await;
+    }
+
+    /// Whether the own certificate is old, or was issued before a system clock that was ahead was set back.
+    fn needs_renewal(&self) -> bool {
+        let now = self.clock.wall();
+        let active = self.active.load();
+        active.renew_at <= now || now < active.created_at
+    }
+
+    /// Issues a new certificate for this process.
+    fn renew(&self, derived: &Material<Authorities>) {
+        match self.trust.compile(derived, &self.clock) {
+            Ok(configs) => self.active.store(Arc::new(configs)),
+            Err(error) => error!(%error, "kept the previous certificate: issuing a new one failed"),
+        }
+    }
+}
+
+/// The files of the credentials, and what is derived from those that are active.
+struct CredentialFiles {
+    credentials: Arc<Credentials>,
+    derived: Material<Authorities>,
+}
+
+impl WatchedFiles for CredentialFiles {
+    type Contents = Result<Material<Secrets>, TrustError>;
+    type Error = TrustError;
+    // A certificate may not be valid yet.
+    const DEPENDS_ON_TIME: bool = true;
+
+    async fn wait(&mut self, _last: FileComparison, poll_interval: Duration) {
+        sleep(poll_interval.clamp(SETTLE, RENEWAL_CHECK_INTERVAL_MAX)).await;
+        if self.credentials.needs_renewal() {
+            self.credentials.renew(&self.derived);
+        }
+    }
+
+    async fn read(&mut self) -> Option<(Self::Contents, u128)> {
+        let credentials = self.credentials.clone();
+        read_blocking(move || credentials.trust.read()).await
+    }
+
+    async fn load(&mut self, contents: Self::Contents) -> Option<Result<(), TrustError>> {
+        let credentials = self.credentials.clone();
+        let build = move || {
+            let Credentials { trust, clock, .. } = &*credentials;
+            let derived = trust.derive(contents?)?;
+            Ok((trust.compile(&derived, clock)?, derived))
+        };
+        // On a blocking thread, not on one that answers requests.
+        let built = task::spawn_blocking(build).await.ok()?;
+        Some(built.map(|(configs, derived)| {
+            self.credentials.active.store(Arc::new(configs));
+            info!("replaced the credentials of links");
+            self.credentials.trust.warn_if_exposed();
+            self.derived = derived;
+        }))
+    }
+
+    fn refused(&mut self, error: TrustError) {
+        error!(%error, "kept the previous credentials of links: the new ones cannot be used");
+    }
+}
+
+impl Trust {
+    fn read(&self) -> Result<Material<Secrets>, TrustError> {
+        if let Some(Files { cert, key, ca }) = &self.files {
+            let cert = read("cert", cert)?;
+            let key = read("key", key)?;
+            let ca = read("ca", ca)?;
+            return Ok(Material::Certificates(CertificateContents { cert, key, ca }));
+        }
+        let path = self.secret_file.as_deref().ok_or(TrustError::NotConfigured)?;
+        let text = read("secret_file", path)?;
+        Secrets::parse(&text).map(Material::Secrets).map_err(|reason| file_error("secret_file", path, reason))
+    }
+
+    fn warn_if_exposed(&self) {
+        if let (None, Some(path)) = (&self.files, &self.secret_file) {
+            warn_if_world_readable(path);
+        }
+    }
+
+    /// Derives the authorities. Blocks for long: do not call it on a thread that answers requests.
+    fn derive(&self, material: Material<Secrets>) -> Result<Material<Authorities>, TrustError> {
+        match material {
+            Material::Certificates(certificates) => Ok(Material::Certificates(certificates)),
+            Material::Secrets(secrets) => {
+                let path = self.secret_file.as_deref().ok_or(TrustError::NotConfigured)?;
+                let derived = secrets.derive().map_err(|reason| file_error("secret_file", path, reason))?;
+                Ok(Material::Secrets(derived))
+            }
+        }
+    }
+
+    fn compile(&self, derived: &Material<Authorities>, clock: &Clock) -> Result<TlsConfigs, TrustError> {
+        let now = clock.wall();
+        match (derived, &self.files, &self.secret_file) {
+            (Material::Certificates(certificates), Some(files), _) => {
+                let identity = files.identity(certificates, now)?;
+                identity.configs(clock).map_err(|error| file_error("cert", &files.cert, error.to_string()))
+            }
+            (Material::Secrets(authorities), _, Some(path)) => {
+                let identity =
+                    authorities.identity(now).map_err(|reason| file_error("secret_file", path, reason))?;
+                identity.configs(clock).map_err(|error| file_error("secret_file", path, error.to_string()))
+            }
+            (Material::Certificates(_), None, _) | (Material::Secrets(_), _, None) => {
+                Err(TrustError::NotConfigured)
+            }
+        }
+    }
+}
+
+impl Files {
+    fn identity(
+        &self,
+        certificates: &CertificateContents,
+        now: Timestamp,
+    ) -> Result<ProcessIdentity, TrustError> {
+        let CertificateContents { cert, key, ca } = certificates;
+        let now = unix_time(now);
+        let own = own_certificate(cert, key, &self.cert, now).map_err(|bad| match bad {
+            BadFile::Cert(reason) => file_error("cert", &self.cert, reason),
+            BadFile::Key(reason) => file_error("key", &self.key, reason),
+        })?;
+        let roots = authorities(ca, now).map_err(|reason| file_error("ca", &self.ca, reason))?;
+        Ok(ProcessIdentity { pair: own.pair, roots, renew_at: Timestamp::MAX })
+    }
+}
+
+fn read(setting: &'static str, path: &Path) -> Result<Vec<u8>, TrustError> {
+    read_file(path).map_err(|reason| file_error(setting, path, reason))
+}
+
+/// Warns if every user of the machine can read the secret.
+fn warn_if_world_readable(path: &Path) {
+    // A file that has vanished is reported when it is read again.
+    let mode = fs::metadata(path).map_or(0, |metadata| metadata.permissions().mode());
+    if mode & WORLD_READABLE != 0 {
+        let mode = format!("{:04o}", mode & 0o7777);
+        warn!(path = %path.display(), mode, "cluster secret is readable for every user of this machine; set its mode to 0400 or 0440");
+    }
+}
+
+fn file_error(setting: &'static str, path: &Path, reason: String) -> TrustError {
+    TrustError::File { setting, path: path.to_owned(), reason }
+}
+
+// Keys must not appear in logs.
+impl fmt::Debug for Credentials {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Credentials").field("trust", &self.trust).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,130 @@
+//! Tests of what streams may take of memory, places and time.
+
+use std::time::Duration;
+
+use prost::Message as _;
+
+use super::{RULES, SETTINGS, Told, World, reports, told, usage};
+use tollgate_wire::proto::envoy::service::rate_limit_quota::v3::RateLimitQuotaUsageReports;
+
+use crate::{QuotaSettings, QuotaStream, QuotaTotals};
+
+#[test]
+fn caller_takes_its_share_of_memory_and_leaves_others_theirs() {
+    let world = World::new();
+    let many = |stream: usize| {
+        let usages = (0..100).map(|number| usage(&[("rate", &format!("{stream}.{number}"))], 1, 0));
+        reports(usages.collect())
+    };
+    let fill = |caller: &[u8]| {
+        let mut streams = Vec::new();
+        while let Ok(mut stream) = world.open_as(caller) {
+            stream.receive(&many(streams.len())).unwrap();
+            streams.push(stream);
+        }
+        streams
+    };
+    let bytes = || world.service.reading().memory;
+    let first = fill(b"first");
+    let half = SETTINGS.memory as usize / 2;
+    let of_first = bytes();
+    assert!(of_first <= half && of_first > half - 8_192, "{of_first}");
+    assert!(world.service.stats.too_many.get() > 0 && world.service.stats.refused_streams.get() == 1);
+    let second = fill(b"second");
+    assert!(bytes() > half + half / 5, "{}", bytes());
+    // What has ended is free again once no assignment is in force.
+    drop(first);
+    assert!(world.open_as(b"third").is_ok() && bytes() > of_first * 7 / 10, "{}", bytes());
+    world.advance(18);
+    assert!(bytes() < half / 2, "{}", bytes());
+    drop(second);
+    world.advance(18);
+    let QuotaTotals { memory, divided, .. } = world.service.reading();
+    assert_eq!((memory, divided), (0, 0));
+}
+
+#[test]
+fn domain_and_ids_count_as_memory() {
+    let world = World::new();
+    let long = "x".repeat(SETTINGS.memory as usize);
+    let of =
+        |domain: &str| RateLimitQuotaUsageReports { domain: domain.to_owned(), bucket_quota_usages: vec![] };
+    let mut stream = world.open().unwrap();
+    let refused = stream.receive(&of(&long).encode_to_vec()).unwrap_err();
+    assert_eq!(refused.code(), tonic::Code::ResourceExhausted);
+    let before = world.service.reading().memory;
+    stream.receive(&of("shop").encode_to_vec()).unwrap();
+    stream.receive(&reports(vec![usage(&[("free", &"y".repeat(90))], 1, 0)])).unwrap();
+    let more = world.service.reading().memory - before;
+    assert!((2_048 + 90..2_200).contains(&more), "{more}");
+}
+
+#[test]
+fn one_caller_leaves_places_of_a_limit_to_others() {
+    let world = World::with(QuotaSettings { memory: 1 << 30, ..SETTINGS });
+    let zones = |stream: usize| {
+        let usages = (0..500).map(|number| usage(&[("zone", &format!("{stream}.{number}"))], 1, 0));
+        reports(usages.collect())
+    };
+    let mut each = Vec::new();
+    let served = |caller: &[u8], each: &mut Vec<QuotaStream>| {
+        let before = world.service.reading().too_many;
+        for number in 0..8 {
+            let mut stream = world.open_as(caller).unwrap();
+            stream.receive(&zones(number)).unwrap();
+            each.push(stream);
+        }
+        4_000 - (world.service.reading().too_many - before)
+    };
+    assert_eq!([b"a", b"b", b"c"].map(|caller| served(caller, &mut each)), [2_048, 512, 384]);
+}
+
+#[test]
+fn work_of_a_report_does_not_grow_with_other_buckets() {
+    const BUCKETS: usize = 3_400;
+    let world = World::with(QuotaSettings { memory: 1 << 30, ..SETTINGS });
+    // More callers than one, of whom each gets its share.
+    let mut streams: Vec<_> = (0..20_u8).map(|caller| world.open_as(&[caller]).unwrap()).collect();
+    let all = |hits: u64| -> Vec<Vec<u8>> {
+        let of = |stream: usize| {
+            let each = (stream..BUCKETS).step_by(20);
+            reports(each.map(|number| usage(&[("zone", &number.to_string())], hits, hits)).collect())
+        };
+        (0..20).map(of).collect()
+    };
+    for round in 0..2 {
+        let before = world.service.reading();
+        // The demand of each changes with each report.
+        for (stream, message) in streams.iter_mut().zip(all(1 + round % 2)) {
+            stream.receive(&message).unwrap();
+            world.clock.set(world.clock.now().after(Duration::from_millis(250)));
+            world.service.turn();
+        }
+        let after = world.service.reading();
+        let reports = after.reports - before.reports;
+        let visits = after.visited - before.visited;
+        assert_eq!((reports, after.too_many), (BUCKETS as u64, 0));
+        // A division for each of the 20 messages and after each pause.
+        assert!(visits <= 2 * 20 * BUCKETS as u64, "{visits}");
+        let answered: usize = streams.iter_mut().map(|stream| told(stream).len()).sum();
+        assert!(answered >= BUCKETS, "{answered}");
+    }
+}
+
+#[test]
+fn messages_and_new_rules_are_taken_in_parts() {
+    const BUCKETS: usize = 500;
+    let world = World::with(QuotaSettings { memory: 1 << 30, ..SETTINGS });
+    let mut stream = world.open().unwrap();
+    let message = reports((0..BUCKETS).map(|number| usage(&[("free", &number.to_string())], 1, 0)).collect());
+    stream.begin(&message).unwrap();
+    let parts = std::iter::successors(Some(0), |from| stream.take(&message, *from)).count();
+    assert_eq!(parts, BUCKETS.div_ceil(64));
+    assert_eq!(told(&mut stream).len(), BUCKETS);
+    world.load(&RULES.replace("unlimited: true", "unit: minute, requests_per_unit: 0"));
+    stream.outbox.announce_rules();
+    let parts = std::iter::from_fn(|| stream.apply_rules().then_some(())).count();
+    assert!(parts >= BUCKETS / 64, "{parts}");
+    let denied = told(&mut stream).into_iter().filter(|(_, told)| *told == Told::Deny).count();
+    assert_eq!(denied, BUCKETS);
+}

@@ -1,0 +1,259 @@
+//! Reads a resource of a control plane as the document of a rule file.
+
+use std::{borrow::Cow, fmt::Display, sync::Arc};
+
+use prost::{DecodeError, Message};
+use prost_types::{Struct, Value as Json, value::Kind};
+use tollgate_limiter::{
+    rules::{DESCRIPTORS_MAX, Documents, ResourceLocation, RuleInput, RuleOrigin, Unit, Unknown, composite},
+    yaml::{Mark, Scalar, YamlNode, YamlPair, YamlProblem, YamlStream, YamlValue},
+};
+
+use crate::xds::{proto::ratelimit::config::ratelimit::v3::{RateLimitConfig, RateLimitDescriptor, RateLimitPolicy, RateLimitUnit}, unknown_field::{KnownFields, unknown_field}};
+
+/// The maximum depth of nested descriptors; a request has at most as many entries by default.
+const DEPTH_MAX: usize = 128;
+
+/// The name of a resource; empty if it cannot be read.
+pub(super) fn name(bytes: &[u8]) -> String {
+    RateLimitConfig::decode(bytes).map(|config| config.name).unwrap_or_default()
+}
+
+/// A resource with these bytes, as a source of rules.
+pub(super) fn source(bytes: Vec<u8>) -> RuleInput {
+    RuleInput::resource(bytes, |_path, bytes| documents(bytes))
+}
+
+/// The document of a resource, with its places.
+fn documents(bytes: &[u8]) -> Documents<'static> {
+    let mut reader = ResourceReader::default();
+    let (name, documents) = match RateLimitConfig::decode(bytes) {
+        Ok(config) => {
+            let document = reader.document(&config, bytes);
+            (config.name, vec![document])
+        }
+        Err(error) => {
+            reader.problem(Mark::START, unreadable("resource", &error));
+            (String::new(), Vec::new())
+        }
+    };
+    let ResourceReader { places, problems, unknown } = reader;
+    let origin = Arc::new(RuleOrigin::Resource { name: name.into(), locations: places });
+    Documents { origin, stream: YamlStream { documents, problems }, unknown: unknown.map(described) }
+}
+
+fn unreadable(what: &str, error: &DecodeError) -> String {
+    format!("the {what} cannot be read: {error}")
+}
+
+/// The warning of unknown fields, of which `first` has the name of the field at the first place.
+fn described(Unknown { first, count }: Unknown) -> Unknown {
+    let field = first.what;
+    let others = match count - 1 {
+        0 => String::new(),
+        1 => ", here and at 1 other descriptor".to_owned(),
+        others => format!(", here and at {others} other descriptors"),
+    };
+    let what = format!(
+        "the field {field} is unknown to this version and is ignored{others}; the limit may not be the one that the control plane means"
+    );
+    Unknown { first: YamlProblem { mark: first.mark, what }, count }
+}
+
+#[derive(Default)]
+struct ResourceReader {
+    places: Vec<ResourceLocation>,
+    problems: Vec<YamlProblem>,
+    unknown: Option<Unknown>,
+}
+
+impl ResourceReader {
+    /// Adds a place and returns its mark.
+    fn place(&mut self, parent: Option<Mark>, text: &str) -> Mark {
+        let parent = parent.map(|parent| parent.line - 1);
+        self.places.push(ResourceLocation { parent, text: text.into() });
+        // At most `DESCRIPTORS_MAX` and a few more.
+        Mark { line: u32::try_from(self.places.len()).unwrap_or(u32::MAX), column: 1 }
+    }
+
+    fn problem(&mut self, mark: Mark, what: String) {
+        self.problems.push(YamlProblem { mark, what });
+    }
+
+    /// Notes the first field of the message in `bytes` that is not known.
+    fn note_unknown(&mut self, bytes: &[u8], known: &KnownFields, mark: Mark) {
+        let Some(what) = unknown_field(bytes, known) else { return };
+        let first = YamlProblem { mark, what };
+        self.unknown.get_or_insert(Unknown { first, count: 0 }).count += 1;
+    }
+
+    fn document(&mut self, config: &RateLimitConfig, bytes: &[u8]) -> YamlNode<'static> {
+        let mark = self.place(None, &config.domain);
+        self.note_unknown(bytes, &KnownFields::CONFIG, mark);
+        let fields = MappingBuilder::at(mark).text("domain", &config.domain);
+        let descriptors = self.descriptors(&config.descriptors, mark, 1);
+        fields.list("descriptors", descriptors).node()
+    }
+
+    fn descriptors(&mut self, descriptors: &[Vec<u8>], parent: Mark, depth: usize) -> Vec<YamlNode<'static>> {
+        if depth > DEPTH_MAX && !descriptors.is_empty() {
+            self.problem(parent, format!("descriptors are nested more than {DEPTH_MAX} deep"));
+            return Vec::new();
+        }
+        let mut nodes = Vec::with_capacity(descriptors.len());
+        for bytes in descriptors {
+            if self.places.len() > DESCRIPTORS_MAX {
+                self.problem(parent, format!("more than {DESCRIPTORS_MAX} descriptors in one resource"));
+                break;
+            }
+            match RateLimitDescriptor::decode(&**bytes) {
+                Ok(descriptor) => nodes.push(self.descriptor(descriptor, bytes, parent, depth)),
+                Err(error) => self.problem(parent, unreadable("descriptor", &error)),
+            }
+        }
+        nodes
+    }
+
+    fn descriptor(
+        &mut self,
+        descriptor: RateLimitDescriptor,
+        bytes: &[u8],
+        parent: Mark,
+        depth: usize,
+    ) -> YamlNode<'static> {
+        let RateLimitDescriptor { key, value, rate_limit, descriptors, metadata, .. } = &descriptor;
+        let mark = self.place(Some(parent), &composite(key, value));
+        self.note_unknown(bytes, &KnownFields::DESCRIPTOR, mark);
+        let mut fields = MappingBuilder::at(mark).text("key", key).text_if("value", value);
+        if let Some(limit) = rate_limit {
+            // Control planes set these on every descriptor of a path; they count where the limit is.
+            fields = fields
+                .with("rate_limit", limit_node(limit, mark))
+                .boolean("shadow_mode", descriptor.shadow_mode)
+                .boolean("quota_mode", descriptor.quota_mode)
+                .boolean("detailed_metric", descriptor.detailed_metric);
+        }
+        if let Some(metadata) = metadata {
+            fields = fields.with("metadata", struct_node(metadata, mark));
+        }
+        let descriptors = self.descriptors(descriptors, mark, depth + 1);
+        fields.list("descriptors", descriptors).node()
+    }
+}
+
+fn limit_node(limit: &RateLimitPolicy, mark: Mark) -> YamlNode<'static> {
+    let replaces =
+        limit.replaces.iter().map(|replaced| MappingBuilder::at(mark).text("name", &replaced.name).node());
+    let fields = MappingBuilder::at(mark).text_if("name", &limit.name).list("replaces", replaces.collect());
+    // `UNKNOWN` means that there is none.
+    let fields = match limit.unit() {
+        RateLimitUnit::Unknown if limit.unit == 0 => fields,
+        RateLimitUnit::Unknown => fields.text("unit", &limit.unit.to_string()),
+        RateLimitUnit::Second => fields.text("unit", Unit::Second.name()),
+        RateLimitUnit::Minute => fields.text("unit", Unit::Minute.name()),
+        RateLimitUnit::Hour => fields.text("unit", Unit::Hour.name()),
+        RateLimitUnit::Day => fields.text("unit", Unit::Day.name()),
+        RateLimitUnit::Week => fields.text("unit", Unit::Week.name()),
+        RateLimitUnit::Month => fields.text("unit", Unit::Month.name()),
+        RateLimitUnit::Year => fields.text("unit", Unit::Year.name()),
+    };
+    let fields = if limit.unlimited {
+        fields.boolean("unlimited", true)
+    } else {
+        fields.with("requests_per_unit", plain(limit.requests_per_unit, mark))
+    };
+    fields.node()
+}
+
+fn struct_node(object: &Struct, mark: Mark) -> YamlNode<'static> {
+    let fields = object.fields.iter();
+    fields
+        .fold(MappingBuilder::at(mark), |fields, (name, value)| {
+            fields.with(name.clone(), json_node(value, mark))
+        })
+        .node()
+}
+
+fn json_node(value: &Json, mark: Mark) -> YamlNode<'static> {
+    match &value.kind {
+        None | Some(Kind::NullValue(_)) => plain("null", mark),
+        Some(Kind::BoolValue(value)) => plain(value, mark),
+        Some(Kind::NumberValue(number)) => number_node(*number, mark),
+        Some(Kind::StringValue(text)) => text_node(text, mark),
+        Some(Kind::StructValue(object)) => struct_node(object, mark),
+        Some(Kind::ListValue(list)) => {
+            let items = list.values.iter().map(|item| json_node(item, mark));
+            YamlNode { mark, value: YamlValue::List(items.collect()) }
+        }
+    }
+}
+
+fn number_node(number: f64, mark: Mark) -> YamlNode<'static> {
+    /// Up to here every integer has a float of its own.
+    const EXACT_MAX: f64 = 9_007_199_254_740_992.0;
+    if number.fract() == 0.0 && number.abs() <= EXACT_MAX {
+        plain(number as i64, mark)
+    } else if number.is_finite() {
+        plain(format_args!("{number:?}"), mark)
+    } else {
+        plain(".nan", mark)
+    }
+}
+
+fn text_node(text: &str, mark: Mark) -> YamlNode<'static> {
+    YamlNode { mark, value: YamlValue::Scalar(Scalar { text: text.to_owned().into(), quoted: true }) }
+}
+
+/// A number, a boolean or null.
+fn plain(value: impl Display, mark: Mark) -> YamlNode<'static> {
+    YamlNode { mark, value: YamlValue::Scalar(Scalar { text: value.to_string().into(), quoted: false }) }
+}
+
+/// A mapping under construction; everything in it has one mark.
+struct MappingBuilder {
+    mark: Mark,
+    pairs: Vec<YamlPair<'static>>,
+}
+
+impl MappingBuilder {
+    fn at(mark: Mark) -> Self {
+        Self { mark, pairs: Vec::new() }
+    }
+
+    fn with(mut self, key: impl Into<Cow<'static, str>>, value: YamlNode<'static>) -> Self {
+        self.pairs.push(YamlPair { key: key.into(), mark: self.mark, value });
+        self
+    }
+
+    fn text(self, key: &'static str, text: &str) -> Self {
+        let value = text_node(text, self.mark);
+        self.with(key, value)
+    }
+
+    fn text_if(self, key: &'static str, text: &str) -> Self {
+        if text.is_empty() { self } else { self.text(key, text) }
+    }
+
+    /// A boolean, unless it is `false`, which is the default of all.
+    fn boolean(self, key: &'static str, value: bool) -> Self {
+        let node = plain(value, self.mark);
+        if value { self.with(key, node) } else { self }
+    }
+
+    /// A list, unless it is empty.
+    fn list(self, key: &'static str, items: Vec<YamlNode<'static>>) -> Self {
+        let value = YamlNode { mark: self.mark, value: YamlValue::List(items) };
+        if matches!(&value.value, YamlValue::List(items) if items.is_empty()) {
+            self
+        } else {
+            self.with(key, value)
+        }
+    }
+
+    fn node(self) -> YamlNode<'static> {
+        YamlNode { mark: self.mark, value: YamlValue::Mapping(self.pairs) }
+    }
+}
+
+#[cfg(test)]
+mod tests;

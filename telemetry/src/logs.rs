@@ -1,0 +1,220 @@
+//! Logs: events with fields, one to a line, on standard error. Logging never blocks a thread.
+
+use std::{
+    io::{self, IsTerminal, stderr},
+    num::NonZeroU16,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    time::Duration,
+};
+
+use tracing::{Subscriber, level_filters::LevelFilter};
+use tracing_subscriber::{
+    Layer, Registry,
+    filter::Targets,
+    fmt::MakeWriter,
+    layer::SubscriberExt,
+    reload::{self, Handle},
+    util::SubscriberInitExt,
+};
+
+use crate::{call_site_limit::CallSiteLimit, output::LogOutput};
+
+pub use crate::call_site_limit::{LogFormat, UNLIMITED};
+
+/// The beginning of the targets of all events of this program, with those of the package `tollgate-limiter`.
+const OWN: &str = env!("CARGO_CRATE_NAME");
+
+/// The settings of logs.
+#[derive(Clone, Debug)]
+pub struct LogSettings {
+    /// The minimum level, also per module.
+    pub level: String,
+    /// The format of an event.
+    pub format: LogFormat,
+    /// The rate at which denials are logged.
+    pub denials: Denials,
+}
+
+/// The rate at which denials are logged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Denials {
+    /// No denials.
+    Off,
+    /// The first denials of each second, at most [`Denials::PER_SECOND_MAX`].
+    PerSecond(NonZeroU16),
+}
+
+/// Reads and changes the log level at run time.
+#[derive(Clone, Debug)]
+pub struct LogControl {
+    handle: Handle<Targets, Registry>,
+    level: Arc<Mutex<String>>,
+    left_out: Arc<AtomicU64>,
+    output: Option<LogOutput>,
+}
+
+/// The number of log lines dropped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DroppedLines {
+    /// Dropped by the rate limit of their call site.
+    pub rate: u64,
+    /// Dropped because the output did not accept them.
+    pub output: u64,
+}
+
+/// An invalid level.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "`{0}` is not a level; allowed are error, warn, info, debug, trace or off, also per module, as in info,tollgate_limiter::rules=debug"
+)]
+pub struct LevelError(String);
+
+/// An error at the start of logging.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// The level is invalid.
+    #[error("log.level: {0}")]
+    Level(#[from] LevelError),
+    /// The writer thread cannot be started.
+    #[error("cannot start the log writer: {0}")]
+    Thread(#[from] io::Error),
+}
+
+/// An error while changing the level; the level stays unchanged.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SetLevelError {
+    /// The new level is invalid.
+    #[error(transparent)]
+    Level(#[from] LevelError),
+    /// This control is not attached to any logs.
+    #[error("this process does not write logs")]
+    Detached,
+}
+
+/// Parses a level. A level without a module applies to the events of this program; libraries log errors only, unless
+/// the level names their modules.
+pub fn filter(level: &str) -> Result<Targets, LevelError> {
+    let wrong = || LevelError(level.to_owned());
+    // The filter would read any other word as the name of a module to log in full.
+    let is_level = |part: &str| !part.is_empty() && part.parse::<LevelFilter>().is_ok();
+    // Nor are there spans, which brackets would name.
+    let is_word = |part: &str| (part.contains('=') && !part.contains(['[', '{'])) || is_level(part.trim());
+    if !level.split(',').all(is_word) {
+        return Err(wrong());
+    }
+    let directives: Vec<_> = level
+        .split(',')
+        .map(|part| match part.trim().parse::<LevelFilter>() {
+            Ok(level) => format!("{},{OWN}={level}", level.min(LevelFilter::ERROR)),
+            Err(_) => part.to_owned(),
+        })
+        .collect();
+    directives.join(",").parse().map_err(|_| wrong())
+}
+
+/// Starts logging to standard error. `second` returns a number that grows by one each second. A second call in the
+/// same process has no effect.
+pub fn start(
+    settings: &LogSettings,
+    second: impl Fn() -> u64 + Clone + Send + Sync + 'static,
+) -> Result<LogControl, StartError> {
+    let output = LogOutput::start(stderr(), second.clone())?;
+    let writer = output.clone();
+    let (logs, log_control) = logs(settings, move || writer.clone(), stderr().is_terminal(), second)?;
+    // Fails if logging has already started, as in tests.
+    let _ = logs.try_init();
+    Ok(LogControl { output: Some(output), ..log_control })
+}
+
+/// A subscriber that writes logs to `writer`, and its control. `second` returns a number that grows by one each
+/// second.
+pub fn logs<W>(
+    settings: &LogSettings,
+    writer: W,
+    colours: bool,
+    second: impl Fn() -> u64 + Send + Sync + 'static,
+) -> Result<(impl Subscriber, LogControl), LevelError>
+where
+    W: for<'w> MakeWriter<'w> + Send + Sync + 'static,
+{
+    let (filter, handle) = reload::Layer::new(filter(&settings.level)?);
+    let left_out = Arc::<AtomicU64>::default();
+    let counted = Arc::clone(&left_out);
+    let lines = tracing_subscriber::fmt::layer().with_ansi(colours).with_writer(writer);
+    let lines = match settings.format {
+        LogFormat::Text => lines
+            .map_event_format(|format| {
+                CallSiteLimit::new(format.with_ansi(colours), LogFormat::Text, second, counted)
+            })
+            .boxed(),
+        LogFormat::Json => lines
+            .json()
+            .flatten_event(true)
+            .map_event_format(|format| CallSiteLimit::new(format, LogFormat::Json, second, counted))
+            .boxed(),
+    };
+    let log_control =
+        LogControl { handle, level: Arc::new(Mutex::new(settings.level.clone())), left_out, output: None };
+    Ok((tracing_subscriber::registry().with(filter).with(lines), log_control))
+}
+
+impl Default for LogControl {
+    /// A control without logs.
+    fn default() -> Self {
+        let (_, handle) = reload::Layer::new(Targets::new());
+        Self { handle, level: Arc::new(Mutex::new("off".to_owned())), left_out: Arc::default(), output: None }
+    }
+}
+
+impl LogControl {
+    /// The current level.
+    pub fn level(&self) -> String {
+        self.level.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Sets the level and returns the previous one.
+    pub fn set_level(&self, level: &str) -> Result<String, SetLevelError> {
+        let filter = filter(level)?;
+        let mut current = self.level.lock().unwrap_or_else(PoisonError::into_inner);
+        self.handle.reload(filter).map_err(|_| SetLevelError::Detached)?;
+        Ok(std::mem::replace(&mut *current, level.to_owned()))
+    }
+
+    /// The number of lines dropped so far.
+    pub fn dropped_lines(&self) -> DroppedLines {
+        DroppedLines {
+            rate: self.left_out.load(Relaxed),
+            output: self.output.as_ref().map_or(0, LogOutput::dropped),
+        }
+    }
+
+    /// Waits until all lines so far are written, for at most `time_max`.
+    pub fn flush(&self, time_max: Duration) {
+        if let Some(output) = &self.output {
+            output.flush(time_max);
+        }
+    }
+}
+
+impl Denials {
+    /// The maximum rate.
+    pub const PER_SECOND_MAX: u16 = 1_000;
+    /// The accepted values, for messages.
+    pub const EXPECTED: &str = "off, or a rate from 1/s to 1000/s, as in 10/s";
+}
+
+impl TryFrom<String> for Denials {
+    type Error = &'static str;
+
+    fn try_from(text: String) -> Result<Self, Self::Error> {
+        if text == "off" {
+            return Ok(Self::Off);
+        }
+        let number = text.strip_suffix("/s").and_then(|number| number.parse::<NonZeroU16>().ok());
+        let allowed = number.filter(|number| number.get() <= Self::PER_SECOND_MAX);
+        allowed.map(Self::PerSecond).ok_or(Self::EXPECTED)
+    }
+}

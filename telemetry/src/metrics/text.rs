@@ -1,0 +1,184 @@
+//! The Prometheus text format, version 0.0.4.
+
+use std::fmt::{Display, Write as _};
+
+use tollgate_limiter::{metrics::Buckets, named};
+
+/// The content type of a page.
+pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
+
+/// A metric.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Metric {
+    /// The name, which ends with the unit, and with `_total` for counters.
+    pub name: &'static str,
+    /// The kind.
+    pub kind: MetricKind,
+    /// The names of the labels. Label values come from the rules, and from requests only if a rule asks for it.
+    pub labels: &'static [&'static str],
+    /// The help text.
+    pub help: &'static str,
+}
+
+named! {
+    /// The kind of a metric, with its name in the text format.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum MetricKind {
+        /// The value only grows, from 0 at the start of the process.
+        Counter = "counter",
+        /// Goes up and down.
+        Gauge = "gauge",
+        /// Counts in buckets.
+        Histogram = "histogram",
+    }
+}
+
+/// A metric with the function that writes its series from a reading of type `R`.
+#[derive(Debug)]
+pub struct Row<R: 'static> {
+    /// The metric.
+    pub metric: Metric,
+    /// Writes the series.
+    pub series: fn(&R, &mut Family<'_>),
+}
+
+/// Defines `ALL`, a table of metrics: kind, name, labels, help, and how the series are written.
+macro_rules! metrics {
+    ($reading:ty; $($kind:ident $name:literal [$($label:literal),*] $help:literal => $series:expr;)*) => {
+        /// All metrics, in the order of the page and of the documentation.
+        pub(crate) const ALL: &[$crate::metrics::Row<$reading>] = &[$($crate::metrics::Row {
+            metric: $crate::metrics::Metric {
+                name: $name,
+                kind: $crate::metrics::MetricKind::$kind,
+                labels: &[$($label),*],
+                help: $help,
+            },
+            series: $series,
+        }),*];
+    };
+}
+
+pub(crate) use metrics;
+
+/// A page of metrics under construction.
+#[derive(Debug, Default)]
+pub struct Page(String);
+
+/// One metric on a page.
+#[derive(Debug)]
+pub struct Family<'p> {
+    page: &'p mut String,
+    metric: Metric,
+}
+
+impl Page {
+    /// Begins a metric. Each metric may occur only once on a page.
+    fn family(&mut self, metric: Metric) -> Family<'_> {
+        let Metric { name, kind, help, .. } = metric;
+        write(&mut self.0, format_args!("# HELP {name} {help}\n# TYPE {name} {}\n", kind.name()));
+        Family { page: &mut self.0, metric }
+    }
+
+    /// Adds all metrics of a table.
+    pub fn add<R>(&mut self, rows: &[Row<R>], reading: &R) {
+        for Row { metric, series } in rows {
+            series(reading, &mut self.family(*metric));
+        }
+    }
+
+    /// The text of the page.
+    pub fn finish(self) -> String {
+        self.0
+    }
+}
+
+impl Family<'_> {
+    /// Adds the value of a metric without labels.
+    pub fn value(&mut self, value: impl Display) {
+        self.sample(&[], value);
+    }
+
+    /// Adds a series with these label values, in the order of the metric's labels.
+    pub fn sample(&mut self, values: &[&str], value: impl Display) {
+        debug_assert_eq!(values.len(), self.metric.labels.len(), "one value per label");
+        self.page.push_str(self.metric.name);
+        for (index, (label, text)) in self.metric.labels.iter().zip(values).enumerate() {
+            self.page.push(if index == 0 { '{' } else { ',' });
+            self.page.push_str(label);
+            self.page.push_str("=\"");
+            escape(self.page, text);
+            self.page.push('"');
+        }
+        let close = if values.is_empty() { "" } else { "}" };
+        write(self.page, format_args!("{close} {value}\n"));
+    }
+
+    /// Adds the buckets of a histogram without labels.
+    pub fn buckets(&mut self, buckets: &Buckets) {
+        let name = self.metric.name;
+        let Buckets { up_to, count, sum } = buckets;
+        for (bound, number) in up_to {
+            write(self.page, format_args!("{name}_bucket{{le=\"{bound}\"}} {number}\n"));
+        }
+        write(
+            self.page,
+            format_args!("{name}_bucket{{le=\"+Inf\"}} {count}\n{name}_sum {sum}\n{name}_count {count}\n"),
+        );
+    }
+}
+
+fn write(page: &mut String, text: std::fmt::Arguments<'_>) {
+    // Writing to a string does not fail.
+    let _ = page.write_fmt(text);
+}
+
+fn escape(page: &mut String, text: &str) {
+    for character in text.chars() {
+        match character {
+            '\\' => page.push_str("\\\\"),
+            '"' => page.push_str("\\\""),
+            '\n' => page.push_str("\\n"),
+            plain => page.push(plain),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    metrics! { Buckets;
+        Counter "tollgate_hits_total" ["domain", "rule"]
+            "Hits."
+            => |_, family| family.sample(&["a\"b\\c\nd", "µ.é=1,"], 7);
+        Gauge "tollgate_rules" []
+            "Rules."
+            => |_, family| family.value(0.5);
+        Histogram "tollgate_queue_delay_seconds" []
+            "Delays."
+            => |all, family| family.buckets(all);
+    }
+
+    #[test]
+    fn page_is_in_text_format_with_escaped_label_values() {
+        let mut page = Page::default();
+        page.add(ALL, &Buckets { up_to: vec![(0.001, 1), (2.5, 3)], count: 4, sum: 12.25 });
+        let page = page.finish();
+        let lines: Vec<_> = page.lines().filter(|line| !line.starts_with("# HELP")).collect();
+        assert_eq!(
+            lines,
+            [
+                "# TYPE tollgate_hits_total counter",
+                r#"tollgate_hits_total{domain="a\"b\\c\nd",rule="µ.é=1,"} 7"#,
+                "# TYPE tollgate_rules gauge",
+                "tollgate_rules 0.5",
+                "# TYPE tollgate_queue_delay_seconds histogram",
+                r#"tollgate_queue_delay_seconds_bucket{le="0.001"} 1"#,
+                r#"tollgate_queue_delay_seconds_bucket{le="2.5"} 3"#,
+                r#"tollgate_queue_delay_seconds_bucket{le="+Inf"} 4"#,
+                "tollgate_queue_delay_seconds_sum 12.25",
+                "tollgate_queue_delay_seconds_count 4",
+            ]
+        );
+    }
+}
