@@ -4,10 +4,19 @@
 
 pub use tollgate_limiter::{rules::fuzz::rules, store::fuzz::slot_data};
 
+pub use crate::{
+    api::{
+        fuzz::{admin, check, json},
+        rls::fuzz::{headers, remote_rls, rls},
+        v1::fuzz::v1,
+    },
+    persistence::fuzz::snapshot,
+    server::fuzz::connection,
+    settings::fuzz::settings,
+};
 pub use tollgate_cluster::{fuzz::batch, link::fuzz::link};
 pub use tollgate_quota::fuzz::rlqs;
 pub use tollgate_sources::{url::fuzz::rules_copy, xds::fuzz::resource};
-pub use crate::{api::{fuzz::{admin, check, json}, rls::fuzz::{headers, remote_rls, rls}, v1::fuzz::v1}, persistence::fuzz::snapshot, server::fuzz::connection, settings::fuzz::settings};
 
 #[cfg(test)]
 mod tests {

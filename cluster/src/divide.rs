@@ -2,7 +2,10 @@
 
 use tollgate_limiter::divider::{Divide, SubscriberReport};
 
-use crate::{Cluster, message::{RemoteCheck, RemoteOperation}};
+use crate::{
+    Cluster,
+    message::{RemoteCheck, RemoteOperation},
+};
 
 /// The most reports that are sent while checks wait.
 const REPORTS_MAX: usize = 64;

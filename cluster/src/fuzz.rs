@@ -8,7 +8,12 @@ use tollgate_limiter::{
     time::{SECOND, Timestamp},
 };
 
-use crate::{MemberId, message::{Hello, MemberRecord, MemberState, Message}, node::{ClusterNode, NodeSettings}, wire};
+use crate::{
+    MemberId,
+    message::{Hello, MemberRecord, MemberState, Message},
+    node::{ClusterNode, NodeSettings},
+    wire,
+};
 
 const NOW: Timestamp = Timestamp::from_nanos(1_790_000_000 * SECOND);
 const TICK: u64 = SECOND / 100;
@@ -88,7 +93,10 @@ mod tests {
     use tollgate_limiter::store::{Epoch, Slot};
 
     use super::*;
-    use crate::{message::{SlotOwner, Version}, node::{NodeAction, NodeEvent}};
+    use crate::{
+        message::{SlotOwner, Version},
+        node::{NodeAction, NodeEvent},
+    };
 
     fn hello(slot: Slot, epoch: Epoch) -> Message {
         let owner = SlotOwner { epoch, member: PEERS[1] };

@@ -6,8 +6,8 @@
 mod calls;
 mod degraded;
 mod divide;
-#[cfg(any(test, fuzzing))]
-pub(crate) mod fuzz;
+#[cfg(any(test, fuzzing, feature = "testing"))]
+pub mod fuzz;
 pub mod link;
 mod member;
 mod message;

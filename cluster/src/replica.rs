@@ -21,7 +21,13 @@ use tollgate_limiter::{
 };
 use tracing::{info, warn};
 
-use crate::{MemberId, MemberState, Tuning, calls::{CompleteRound, OpenRounds}, link::{self, LinkListener, Links, SeedState, Strangers}, node::{ClusterNode, ClusterView, NodeAction, NodeEvent, NodeSettings, TICK, TICK_IDLE}, strangers::{LinkTrust, Situation, StrangerHistory, StrangerState}};
+use crate::{
+    MemberId, MemberState, Tuning,
+    calls::{CompleteRound, OpenRounds},
+    link::{self, LinkListener, Links, SeedState, Strangers},
+    node::{ClusterNode, ClusterView, NodeAction, NodeEvent, NodeSettings, TICK, TICK_IDLE},
+    strangers::{LinkTrust, Situation, StrangerHistory, StrangerState},
+};
 
 mod link_handler;
 

@@ -8,11 +8,11 @@ use crate::{Cluster, MemberState, link, node};
 #[derive(Clone, Debug)]
 pub struct ClusterStats {
     /// The counts of the node.
-    pub(crate) node: node::NodeStats,
+    pub node: node::NodeStats,
     /// Checks decided without their owners.
-    pub(crate) degraded: u64,
+    pub degraded: u64,
     /// Charges of these that had no memory for their key.
-    pub(crate) local_share_full: u64,
+    pub local_share_full: u64,
     /// The counts of the links.
     pub links: Arc<link::LinkStats>,
     /// The state of this replica.

@@ -11,7 +11,11 @@ use tollgate_limiter::{
     },
 };
 
-use crate::{Cluster, MemberState, message::{RemoteCheck, RemoteOperation}, node::Ticket};
+use crate::{
+    Cluster, MemberState,
+    message::{RemoteCheck, RemoteOperation},
+    node::Ticket,
+};
 
 impl Submit for Cluster {
     fn submit(&self, Submission { checks, mode, within, open }: Submission<'_>) -> Option<Outcomes> {

@@ -9,7 +9,11 @@ use std::{
 use tokio::{runtime::Handle, task::yield_now};
 use tollgate_limiter::divider::{DividerReport, SubscriberId, SubscriberReport};
 
-use crate::{QuotaService, bucket::{BucketTerms, DIVISION_BYTES, PART_MAX, QuotaBucket}, memory::BucketOwner};
+use crate::{
+    QuotaService,
+    bucket::{BucketTerms, DIVISION_BYTES, PART_MAX, QuotaBucket},
+    memory::BucketOwner,
+};
 
 /// The longest time for which a divider keeps a bucket that has ended.
 const DIVISION_TTL: Duration = Duration::from_secs(17);

@@ -14,12 +14,23 @@ use tollgate_limiter::{
     resilience::CallerOrigin,
     rules::{ActiveRules, Rules},
     store::{Memory, OnFull},
-    time::Clock,
+    time::{Clock, Timestamp},
 };
-use tollgate::api::fuzz::NOW;
-use tollgate_wire::{proto::envoy::{r#type::v3::rate_limit_strategy::Strategy, service::rate_limit_quota::v3::{RateLimitQuotaResponse, RateLimitQuotaUsageReports, rate_limit_quota_response::bucket_action::BucketAction}}, protobuf::FRAME_PREFIX_BYTES};
+use tollgate_wire::{
+    proto::envoy::{
+        service::rate_limit_quota::v3::{
+            RateLimitQuotaResponse, RateLimitQuotaUsageReports,
+            rate_limit_quota_response::bucket_action::BucketAction,
+        },
+        r#type::v3::rate_limit_strategy::Strategy,
+    },
+    protobuf::FRAME_PREFIX_BYTES,
+};
 
 use crate::{QuotaService, QuotaSettings, QuotaStream, decode::BucketReports, encode::ACTIONS_MAX};
+
+/// The time of all calls.
+const NOW: Timestamp = Timestamp::from_nanos(1_790_000_040_123_456_789);
 
 const RULES: &str = "
 domain: d

@@ -8,8 +8,8 @@ mod bucket;
 mod decode;
 mod encode;
 mod ending;
-#[cfg(any(test, fuzzing))]
-pub(crate) mod fuzz;
+#[cfg(any(test, fuzzing, feature = "testing"))]
+pub mod fuzz;
 mod memory;
 mod outbox;
 mod service;
@@ -21,7 +21,7 @@ mod tests;
 
 pub use service::QuotaService;
 pub use settings::QuotaSettings;
-pub(crate) use stats::ALL as METRICS;
+pub use stats::ALL as METRICS;
 pub use stats::QuotaTotals;
 pub use stream::QuotaStream;
 

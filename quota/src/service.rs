@@ -22,7 +22,13 @@ use tollgate_limiter::{
 };
 use tonic::Status;
 
-use crate::{QuotaSettings, action::QuotaAction, memory::{BucketOwner, CallerNumber, QuotaMemory}, outbox::Outbox, stats::{QuotaStats, QuotaTotals}};
+use crate::{
+    QuotaSettings,
+    action::QuotaAction,
+    memory::{BucketOwner, CallerNumber, QuotaMemory},
+    outbox::Outbox,
+    stats::{QuotaStats, QuotaTotals},
+};
 
 /// How often turns without a report are made.
 const TURN_EVERY: Duration = Duration::from_millis(50);

@@ -19,7 +19,19 @@ use tollgate_limiter::{
 };
 use tonic::Status;
 
-use crate::{QuotaService, action::QuotaAction, bucket::{ActiveTerms, BucketId, BucketTerms, DIVISION_BYTES, PART_MAX, QuotaBucket, UNLIMITED_TTL, encoded, entries, is_assignable}, decode::{self, BucketReports, IdPair}, encode::Response, ending::{EndedStream, end}, memory::{BucketOwner, CallerNumber}, outbox::Outbox};
+use crate::{
+    QuotaService,
+    action::QuotaAction,
+    bucket::{
+        ActiveTerms, BucketId, BucketTerms, DIVISION_BYTES, PART_MAX, QuotaBucket, UNLIMITED_TTL, encoded,
+        entries, is_assignable,
+    },
+    decode::{self, BucketReports, IdPair},
+    encode::Response,
+    ending::{EndedStream, end},
+    memory::{BucketOwner, CallerNumber},
+    outbox::Outbox,
+};
 
 /// A bucket without requests is abandoned after so many reports.
 const IDLE_REPORTS_MAX: u32 = 12;

@@ -19,7 +19,17 @@ use tollgate_limiter::{
 };
 
 use super::*;
-use tollgate_wire::{proto::envoy::{r#type::v3::rate_limit_strategy::Strategy, service::rate_limit_quota::v3::{BucketId, RateLimitQuotaResponse, RateLimitQuotaUsageReports, rate_limit_quota_response::bucket_action::BucketAction as Sent, rate_limit_quota_usage_reports::BucketQuotaUsage}}, protobuf::FRAME_PREFIX_BYTES};
+use tollgate_wire::{
+    proto::envoy::{
+        service::rate_limit_quota::v3::{
+            BucketId, RateLimitQuotaResponse, RateLimitQuotaUsageReports,
+            rate_limit_quota_response::bucket_action::BucketAction as Sent,
+            rate_limit_quota_usage_reports::BucketQuotaUsage,
+        },
+        r#type::v3::rate_limit_strategy::Strategy,
+    },
+    protobuf::FRAME_PREFIX_BYTES,
+};
 
 mod bounds;
 

@@ -6,8 +6,8 @@ use tollgate_limiter::{
     limiter::{Answer, Request},
     time::Timestamp,
 };
-use tracing::info;
 use tollgate_telemetry::{logs, sampler::Sampler};
+use tracing::info;
 
 /// Maximum length of a logged descriptor, in bytes.
 const DESCRIPTOR_BYTES_MAX: usize = 256;

@@ -10,11 +10,14 @@ use std::{
 };
 
 use tollgate_limiter::{printable, time::Timestamp};
+use tollgate_telemetry::{logs, sampler::Sampler};
 use tonic::Code;
 use tracing::warn;
-use tollgate_telemetry::{logs, sampler::Sampler};
 
-use crate::api::{Method, call::{CHECK_PATH, CHECK_STREAM_PATH}};
+use crate::api::{
+    Method,
+    call::{CHECK_PATH, CHECK_STREAM_PATH},
+};
 
 const NANOS_PER_SECOND: u64 = 1_000_000_000;
 const SECONDS: usize = 60;

@@ -4,7 +4,14 @@ use std::{borrow::Cow, fmt, str::FromStr};
 
 use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use prost::Message as _;
-use tollgate_wire::{descriptor_template::{self, EntryTemplate, FieldPresence, Fields, ValueFilter}, descriptor_text, proto::envoy::{extensions::common::ratelimit::v3::{RateLimitDescriptor, rate_limit_descriptor::Entry}, service::ratelimit::v3::{RateLimitRequest, RateLimitResponse}}};
+use tollgate_wire::{
+    descriptor_template::{self, EntryTemplate, FieldPresence, Fields, ValueFilter},
+    descriptor_text,
+    proto::envoy::{
+        extensions::common::ratelimit::v3::{RateLimitDescriptor, rate_limit_descriptor::Entry},
+        service::ratelimit::v3::{RateLimitRequest, RateLimitResponse},
+    },
+};
 
 /// How requests are decided by their headers.
 #[derive(Clone, Debug, Default)]

@@ -24,10 +24,19 @@ use tollgate_limiter::{
     store::{Memory, OnFull},
     time::{Clock, Timestamp},
 };
-use tonic::codegen::Service as _;
 use tollgate_wire::proto::envoy::service::ratelimit::v3::RateLimitRequest;
+use tonic::codegen::Service as _;
 
-use crate::api::{Api, ApiSettings, Hosts, admin::{self, AdminState, RuleSource}, call::Method, forward_auth, headers, http::{self, Readiness}, json, reader::RequestReader, top};
+use crate::api::{
+    Api, ApiSettings, Hosts,
+    admin::{self, AdminState, RuleSource},
+    call::Method,
+    forward_auth, headers,
+    http::{self, Readiness},
+    json,
+    reader::RequestReader,
+    top,
+};
 
 const FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 

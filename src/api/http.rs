@@ -13,10 +13,18 @@ use axum::{
 };
 use tokio::sync::{Semaphore, watch};
 use tollgate_limiter::{printable, resilience::Caller};
-use tonic::Code;
 use tollgate_wire::proto::google::rpc;
+use tonic::Code;
 
-use crate::api::{Api, ApiKind, Call, CallReply, Error, FailedCall, Hosts, Method, ResetPrecision, call::CHECK_PATH, cross_site::{self, GatewayRequests}, error::details, failed_calls::BAD_HEADER, forward_auth, json, reader::{ReadError, ReadRequest, RequestReader}};
+use crate::api::{
+    Api, ApiKind, Call, CallReply, Error, FailedCall, Hosts, Method, ResetPrecision,
+    call::CHECK_PATH,
+    cross_site::{self, GatewayRequests},
+    error::details,
+    failed_calls::BAD_HEADER,
+    forward_auth, json,
+    reader::{ReadError, ReadRequest, RequestReader},
+};
 
 /// Reports whether this process is ready to serve requests.
 pub trait Readiness: Clone + Send + Sync + 'static {

@@ -9,7 +9,9 @@ use serde::{
     de::{DeserializeSeed, Error as _, IgnoredAny, MapAccess, SeqAccess, Visitor},
 };
 use tollgate_limiter::limiter::{CallSize, RequestBounds, TooLarge};
-use tollgate_wire::proto::{DESCRIPTORS, envoy::service::ratelimit::v3::RateLimitRequest, google::rpc::Status};
+use tollgate_wire::proto::{
+    DESCRIPTORS, envoy::service::ratelimit::v3::RateLimitRequest, google::rpc::Status,
+};
 
 use crate::api::call::Method;
 

@@ -14,10 +14,14 @@ use tokio::{
     time::timeout,
 };
 use tollgate_limiter::limiter::{RequestBounds, TooLarge};
-use tonic::Code;
 use tollgate_wire::proto::google::rpc;
+use tonic::Code;
 
-use crate::api::{call::Method, error::details, json::{self, JsonError}};
+use crate::api::{
+    call::Method,
+    error::details,
+    json::{self, JsonError},
+};
 
 /// Maximum size of a body, in bytes. As over gRPC, since a smaller maximum would be a way around limits.
 const BODY_BYTES_MAX: usize = 4 * 1024 * 1024;

@@ -5,10 +5,13 @@ use opentelemetry::{
     trace::{Span as _, Status},
 };
 use opentelemetry_sdk::trace::Span;
-use tonic::Code;
 use tollgate_telemetry::traces::Traces;
+use tonic::Code;
 
-use crate::api::{Error, call::{Call, CallReply}};
+use crate::api::{
+    Error,
+    call::{Call, CallReply},
+};
 
 /// Maximum length of a domain in a span, in bytes.
 const DOMAIN_BYTES_MAX: usize = 128;

@@ -6,11 +6,25 @@ use clap::{ArgMatches, Command};
 use prost::Message as _;
 use tokio::time::timeout;
 use tollgate_limiter::printable::escaped;
-use tonic::transport::{Certificate, ClientTlsConfig, Endpoint, Identity};
 use tollgate_telemetry::causes;
-use tollgate_wire::{descriptor_text, proto::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse, rate_limit_response::{Code, DescriptorStatus, rate_limit::Unit}, rate_limit_service_client::RateLimitServiceClient}};
+use tollgate_wire::{
+    descriptor_text,
+    proto::envoy::service::ratelimit::v3::{
+        RateLimitRequest, RateLimitResponse,
+        rate_limit_response::{Code, DescriptorStatus, rate_limit::Unit},
+        rate_limit_service_client::RateLimitServiceClient,
+    },
+};
+use tonic::transport::{Certificate, ClientTlsConfig, Endpoint, Identity};
 
-use crate::{api::{Method, json}, cli::{command::{OVER_LIMIT, block_on, examples, printable_json}, request, target::{self, Target, TlsOptions}}};
+use crate::{
+    api::{Method, json},
+    cli::{
+        command::{OVER_LIMIT, block_on, examples, printable_json},
+        request,
+        target::{self, Target, TlsOptions},
+    },
+};
 
 /// The time to wait for an answer.
 const TIMEOUT: Duration = Duration::from_secs(5);

@@ -5,9 +5,15 @@ use std::process::ExitCode;
 use clap::{Arg, ArgAction, ArgGroup, ArgMatches, Command, value_parser};
 use serde_json::{Value, json};
 use tollgate_limiter::printable::escaped;
-use tollgate_wire::{descriptor_text, proto::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::Entry};
+use tollgate_wire::{
+    descriptor_text, proto::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::Entry,
+};
 
-use crate::cli::{admin_client, command::{examples, printable_json}, request};
+use crate::cli::{
+    admin_client,
+    command::{examples, printable_json},
+    request,
+};
 
 pub(super) fn command() -> Command {
     let reset = Arg::new("reset")

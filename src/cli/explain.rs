@@ -7,7 +7,12 @@ use serde_json::Value;
 use tollgate_limiter::printable::escaped;
 use tollgate_wire::descriptor_text;
 
-use crate::cli::{admin_client, command::{OVER_LIMIT, examples, printable_json}, counters::penalty, request};
+use crate::cli::{
+    admin_client,
+    command::{OVER_LIMIT, examples, printable_json},
+    counters::penalty,
+    request,
+};
 
 pub(super) fn command() -> Command {
     let command = Command::new("explain").about(

@@ -1,7 +1,13 @@
 //! The arguments for a rate limit request.
 
 use clap::{Arg, ArgAction, ArgGroup, ArgMatches, Command, value_parser};
-use tollgate_wire::{descriptor_text, proto::envoy::{extensions::common::ratelimit::v3::{RateLimitDescriptor, rate_limit_descriptor::Entry}, service::ratelimit::v3::RateLimitRequest}};
+use tollgate_wire::{
+    descriptor_text,
+    proto::envoy::{
+        extensions::common::ratelimit::v3::{RateLimitDescriptor, rate_limit_descriptor::Entry},
+        service::ratelimit::v3::RateLimitRequest,
+    },
+};
 
 /// The domain.
 pub(super) fn domain() -> Arg {

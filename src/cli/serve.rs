@@ -16,10 +16,17 @@ use tokio::{
     task::JoinSet,
 };
 use tollgate_limiter::time::{Clock, Stopwatch};
-use tracing::{error, info, warn};
 use tollgate_telemetry::logs;
+use tracing::{error, info, warn};
 
-use crate::{cli::command::examples, server::{Server, WorkerPool}, settings::{BackendChoice, CATALOG, Compat, ListenAddress, ListenerTlsFiles, Settings, SettingsSources, environment}};
+use crate::{
+    cli::command::examples,
+    server::{Server, WorkerPool},
+    settings::{
+        BackendChoice, CATALOG, Compat, ListenAddress, ListenerTlsFiles, Settings, SettingsSources,
+        environment,
+    },
+};
 
 /// The time for blocking calls to return after the service has ended.
 const SHUTDOWN_MAX: Duration = Duration::from_secs(1);

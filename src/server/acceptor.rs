@@ -6,10 +6,15 @@
 use std::{io, pin::pin, sync::Arc};
 
 use tokio::{sync::watch, task::JoinSet};
-use tracing::warn;
 use tollgate_net::accept;
+use tracing::warn;
 
-use crate::server::{Phase, Services, lifecycle::wait_for_phase, listen::{self, BoundListener, Listener}, workers::WorkerHandles};
+use crate::server::{
+    Phase, Services,
+    lifecycle::wait_for_phase,
+    listen::{self, BoundListener, Listener},
+    workers::WorkerHandles,
+};
 
 mod connections;
 mod limits;

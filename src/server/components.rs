@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use tokio::{sync::watch, task::JoinSet, time::sleep};
+use tollgate_cluster::Cluster;
 use tollgate_limiter::{
     limiter::{self, Limiter},
     remote::Remote,
@@ -12,15 +13,32 @@ use tollgate_limiter::{
     store::{Lead, Memory, SWEEP_PARTS, SWEEP_ROUND},
     time::{Clock, ClockOutOfRange, ClockStep, FOLLOW_EVERY},
 };
-use tonic::service::Routes;
-use tonic_health::pb::health_server::{Health, HealthServer};
-use tracing::warn;
-use tollgate_cluster::Cluster;
 use tollgate_quota::QuotaService;
 use tollgate_telemetry::{logs::LogControl, traces::Traces};
 use tollgate_wire::proto::DESCRIPTORS;
+use tonic::service::Routes;
+use tonic_health::pb::health_server::{Health, HealthServer};
+use tracing::warn;
 
-use crate::{api::{Api, Hosts, admin::{self, AdminState}, denial_body::DenialBodies, http, reader::RequestReader, recorder::Recorder, top}, persistence::Persistence, server::{Budgets, Phase, ServerStats, ServiceError, lifecycle, metrics, replica::{self, ListeningReplica}, services::Services, tasks::Tasks}, settings::{BackendChoice, Settings}};
+use crate::{
+    api::{
+        Api, Hosts,
+        admin::{self, AdminState},
+        denial_body::DenialBodies,
+        http,
+        reader::RequestReader,
+        recorder::Recorder,
+        top,
+    },
+    persistence::Persistence,
+    server::{
+        Budgets, Phase, ServerStats, ServiceError, lifecycle, metrics,
+        replica::{self, ListeningReplica},
+        services::Services,
+        tasks::Tasks,
+    },
+    settings::{BackendChoice, Settings},
+};
 
 /// Maximum size of a reflection message, in bytes: a name. Its stream keeps as much while it is open.
 const REFLECTION_BYTES_MAX: usize = 4 * 1024;

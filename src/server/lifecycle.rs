@@ -3,6 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use tokio::{sync::watch, time::timeout};
+use tollgate_cluster::{Cluster, LinkTrust};
 use tollgate_limiter::{
     rules::ActiveRules,
     shared_store::{self, SharedStore},
@@ -10,7 +11,6 @@ use tollgate_limiter::{
 };
 use tonic_health::{ServingStatus, server::HealthReporter};
 use tracing::{info, warn};
-use tollgate_cluster::{Cluster, LinkTrust};
 
 use crate::api::http::Readiness;
 

@@ -7,15 +7,21 @@ use tokio::{
     sync::{mpsc, oneshot, watch},
     time::timeout,
 };
+use tollgate_cluster::link;
 use tollgate_limiter::{
     shared_store::PasswordError,
     time::{Clock, ClockOutOfRange},
 };
+use tollgate_telemetry::{
+    logs::LogControl,
+    traces::{self, Traces},
+};
 use tracing::info;
-use tollgate_cluster::link;
-use tollgate_telemetry::{logs::LogControl, traces::{self, Traces}};
 
-use crate::{api::admin, settings::{self, ListenAddress, Settings}};
+use crate::{
+    api::admin,
+    settings::{self, ListenAddress, Settings},
+};
 
 mod acceptor;
 mod body;

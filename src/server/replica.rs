@@ -2,11 +2,17 @@
 
 use std::{sync::Arc, time::Duration};
 
+use tollgate_cluster::{
+    Cluster,
+    link::{self, LinkListener},
+};
 use tollgate_limiter::{descriptor::Secret, rules::ActiveRules, time::Clock};
 use tracing::{info, warn};
-use tollgate_cluster::{Cluster, link::{self, LinkListener}};
 
-use crate::{persistence::{self, Persistence, SlotSources}, server::ServiceError};
+use crate::{
+    persistence::{self, Persistence, SlotSources},
+    server::ServiceError,
+};
 
 /// Time for goodbyes to be sent.
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(1);

@@ -14,10 +14,16 @@ use axum::{
 };
 use hyper::body::{Body as _, Bytes};
 use tollgate_limiter::resilience::{Caller, CallerOrigin, CallerRegistry};
-use tonic::{Code, Status, codegen::Service as _};
 use tollgate_quota::QuotaService;
+use tonic::{Code, Status, codegen::Service as _};
 
-use crate::{api::{Api, FailedCall, ReadBatch}, server::{body::{BodySource, CallKind, RequestBody}, idle::{Activity, RequestActivity}}};
+use crate::{
+    api::{Api, FailedCall, ReadBatch},
+    server::{
+        body::{BodySource, CallKind, RequestBody},
+        idle::{Activity, RequestActivity},
+    },
+};
 
 /// The gRPC service whose streams may stay open.
 const STREAMING_SERVICES: &str = "/grpc.reflection.";

@@ -8,12 +8,16 @@ use tokio::{
     task::JoinSet,
     time::{Instant, sleep, timeout_at},
 };
-use tollgate_limiter::{rules::ActiveRules, time::Clock};
-use tracing::{field::display, info, warn};
 use tollgate_cluster::Cluster;
+use tollgate_limiter::{rules::ActiveRules, time::Clock};
 use tollgate_telemetry::traces::Traces;
+use tracing::{field::display, info, warn};
 
-use crate::{persistence::Persistence, server::{Phase, replica}, settings::Drain};
+use crate::{
+    persistence::Persistence,
+    server::{Phase, replica},
+    settings::Drain,
+};
 
 /// Maximum part of the drain timeout that is reserved for the last snapshot; at most a fifth of it is.
 const SNAPSHOT_TIME_MAX: Duration = Duration::from_secs(5);

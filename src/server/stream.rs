@@ -22,10 +22,22 @@ use h2::{Reason, RecvStream, SendStream, server::SendResponse};
 use hyper::body::Bytes;
 use tokio::time::{Instant, Sleep, sleep_until};
 use tokio_util::sync::CancellationToken;
-use tonic::Status;
 use tollgate_quota::QuotaStream;
+use tonic::Status;
 
-use crate::{api::{timeout, v1::stream::{AnsweredQuestion, CREDITS, first_credits}}, server::{body::{GRPC_CONTENT_TYPE, ok_trailers}, message_queue::{CompleteMessage, MessageQueue}, reply_bytes::{ReplyPart, Unsent}, request_bytes::ConnectionBytes, services::Services}};
+use crate::{
+    api::{
+        timeout,
+        v1::stream::{AnsweredQuestion, CREDITS, first_credits},
+    },
+    server::{
+        body::{GRPC_CONTENT_TYPE, ok_trailers},
+        message_queue::{CompleteMessage, MessageQueue},
+        reply_bytes::{ReplyPart, Unsent},
+        request_bytes::ConnectionBytes,
+        services::Services,
+    },
+};
 
 /// Unsent replies beyond which no further one is made, in bytes.
 const REPLIES_BYTES_MAX: usize = 16 * 1024;

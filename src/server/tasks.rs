@@ -1,8 +1,8 @@
 //! The tasks of the service.
 
 use tokio::task::JoinSet;
-use tollgate_limiter::time::ClockOutOfRange;
 use tollgate_cluster::link;
+use tollgate_limiter::time::ClockOutOfRange;
 
 use crate::server::ServiceError;
 

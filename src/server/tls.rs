@@ -18,10 +18,15 @@ use tollgate_limiter::{
     file_watch::{FileWatch, WatchedFiles, fingerprint, read_blocking},
     time::Clock,
 };
+use tollgate_net::certificates::{
+    BadFile, OwnCertificate, SystemTime, authorities, own_certificate, read_file, rfc3339, unix_time,
+};
 use tracing::{error, info};
-use tollgate_net::certificates::{BadFile, OwnCertificate, SystemTime, authorities, own_certificate, read_file, rfc3339, unix_time};
 
-use crate::{server::stats::ListenerStats, settings::{self, CertificateName}};
+use crate::{
+    server::stats::ListenerStats,
+    settings::{self, CertificateName},
+};
 
 /// Why a certificate file cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, thiserror::Error)]

@@ -7,7 +7,19 @@ use tollgate_limiter::{limiter, shared_store::is_prefix, store::OnFull};
 use tollgate_sources::{RuleLocation, xds};
 use tollgate_telemetry::logs::{self, Denials, LogFormat};
 
-use crate::{api::{self, denial_body::DefaultBody, forward_auth, headers::Listed, recorder::RecordedValues}, settings::{listeners::{CertificateName, ListenAddress}, memory::MemoryShare, value_type::{COUNT_MAX, Parser, ProgramPart, RedisMode, RuleSourceKind, Setting, StoreKind, URL, advertised_address, boolean, bytes, certificate_names, connections, count, file_mode, host_names, host_ports, integer, one_of, or_auto, or_off, pairs, path, read, redis_urls, size, socket_address, text, time, time_between, word}}};
+use crate::{
+    api::{self, denial_body::DefaultBody, forward_auth, headers::Listed, recorder::RecordedValues},
+    settings::{
+        listeners::{CertificateName, ListenAddress},
+        memory::MemoryShare,
+        value_type::{
+            COUNT_MAX, Parser, ProgramPart, RedisMode, RuleSourceKind, Setting, StoreKind, URL,
+            advertised_address, boolean, bytes, certificate_names, connections, count, file_mode, host_names,
+            host_ports, integer, one_of, or_auto, or_off, pairs, path, read, redis_urls, size,
+            socket_address, text, time, time_between, word,
+        },
+    },
+};
 
 mod table;
 
@@ -227,7 +239,7 @@ settings! {
         request_id_window: Duration = time_between(secs(1), secs(24 * 60 * 60)) => "60s"
             "Time for which a charge or refund with a request_id is remembered at least, so that a repeated one counts once.";
     }
-    "rlqs." Always "Rate limit quota service" use rlqs: api::rlqs::QuotaSettings {
+    "rlqs." Always "Rate limit quota service" use rlqs: tollgate_quota::QuotaSettings {
         enabled: bool = boolean() => "false"
             "Whether Envoy's rate limit quota service is served on the gRPC port. Only with store.kind memory.";
         memory: u64 = size(MemoryShare::Quotas) => "auto"

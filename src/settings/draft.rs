@@ -2,7 +2,16 @@
 
 use tollgate_sources::RuleLocation;
 
-use crate::{api::admin::{EffectiveSetting, SettingOrigin}, persistence, settings::{Admin, Drain, ListenerTlsFiles, Settings, TlsSettings, catalog::{CATALOG, Counters, SettingsDraft, TlsFiles}, conflicts::Conflicts, value_type::{OFF, ProgramPart, RuleSourceKind, Setting, StoreKind}}};
+use crate::{
+    api::admin::{EffectiveSetting, SettingOrigin},
+    persistence,
+    settings::{
+        Admin, Drain, ListenerTlsFiles, Settings, TlsSettings,
+        catalog::{CATALOG, Counters, SettingsDraft, TlsFiles},
+        conflicts::Conflicts,
+        value_type::{OFF, ProgramPart, RuleSourceKind, Setting, StoreKind},
+    },
+};
 
 impl SettingsDraft {
     /// The settings of all components. `given` has the value of each setting as text.

@@ -56,7 +56,7 @@ pub struct Settings {
     /// The API.
     pub api: api::ApiSettings,
     /// The rate limit quota service.
-    pub rlqs: api::rlqs::QuotaSettings,
+    pub rlqs: tollgate_quota::QuotaSettings,
     /// Decisions by headers.
     pub check: api::forward_auth::ForwardAuthSettings,
     /// The response headers.

@@ -3,9 +3,17 @@
 use std::path::PathBuf;
 
 use tollgate_limiter::rules::FileSettings;
-use tollgate_sources::{ClientTlsFiles, RuleLocation, RuleSourceSettings, url::{self, Address}, xds};
+use tollgate_sources::{
+    ClientTlsFiles, RuleLocation, RuleSourceSettings,
+    url::{self, Address},
+    xds,
+};
 
-use crate::settings::{catalog::{Rules, RulesUrl, Xds}, conflicts::Conflicts, value_type::RuleSourceKind};
+use crate::settings::{
+    catalog::{Rules, RulesUrl, Xds},
+    conflicts::Conflicts,
+    value_type::RuleSourceKind,
+};
 
 impl Rules {
     pub(super) fn read(self, url: RulesUrl, xds: Xds, conflicts: &mut Conflicts) -> RuleSourceSettings {
@@ -109,7 +117,10 @@ fn tls_files(
 mod tests {
     use tollgate_sources::SourceSettings;
 
-    use crate::{api::admin::SettingOrigin, settings::tests::{flags, load, problems}};
+    use crate::{
+        api::admin::SettingOrigin,
+        settings::tests::{flags, load, problems},
+    };
 
     const URL: &str = "https://rules.example/edge.yaml";
 

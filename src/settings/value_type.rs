@@ -10,8 +10,8 @@ use std::{
 use bytesize::ByteSize;
 use jiff::SignedDuration;
 use serde_json::{Value as Json, json};
-use tollgate_limiter::{printable, shared_store};
 use tollgate_cluster::link;
+use tollgate_limiter::{printable, shared_store};
 use tollgate_sources::url::Address;
 
 use crate::settings::{listeners::CertificateName, memory::MemoryShare};

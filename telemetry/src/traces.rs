@@ -18,6 +18,9 @@ use tracing::warn;
 
 use crate::parent_span::ParentSpan;
 
+/// The name of the service in traces.
+const PROGRAM: &str = "tollgate";
+
 /// The maximum time to send the last spans.
 const FLUSH_MAX: Duration = Duration::from_secs(2);
 /// The maximum size of a CA file, in bytes.
@@ -75,15 +78,15 @@ impl Traces {
         let exporter = exporter.build()?;
         let provider =
             SdkTracerProvider::builder().with_batch_exporter(exporter).with_resource(resource()).build();
-        let tracer = provider.tracer(env!("CARGO_PKG_NAME"));
+        let tracer = provider.tracer(PROGRAM);
         Ok(Self { provider, tracer })
     }
 
     /// Creates spans that are dropped when they end.
-    #[cfg(any(test, fuzzing))]
-    pub(crate) fn discarded() -> Self {
+    #[cfg(any(test, fuzzing, feature = "testing"))]
+    pub fn discarded() -> Self {
         let provider = SdkTracerProvider::builder().build();
-        let tracer = provider.tracer(env!("CARGO_PKG_NAME"));
+        let tracer = provider.tracer(PROGRAM);
         Self { provider, tracer }
     }
 
@@ -117,5 +120,5 @@ fn resource() -> Resource {
     let named = Resource::builder().build();
     let is_named = named.get(&NAME).is_some_and(|name| !name.as_str().starts_with("unknown_service"));
     let resource = Resource::builder().with_attribute(version);
-    if is_named { resource.build() } else { resource.with_service_name(env!("CARGO_PKG_NAME")).build() }
+    if is_named { resource.build() } else { resource.with_service_name(PROGRAM).build() }
 }

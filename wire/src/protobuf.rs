@@ -14,35 +14,37 @@ const BYTES: u8 = 2;
 
 /// The bytes are not a valid message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct MalformedMessage;
+pub struct MalformedMessage;
 
 /// The value of a field.
-pub(super) enum FieldValue<'m> {
+pub enum FieldValue<'m> {
+    /// A number.
     Varint(u64),
+    /// Bytes, a text or a message.
     Bytes(&'m [u8]),
     /// A wire type that no known field has.
     Other,
 }
 
 /// Iterates over the fields of a message.
-pub(super) struct MessageFields<'m> {
+pub struct MessageFields<'m> {
     rest: &'m [u8],
 }
 
 impl<'m> MessageFields<'m> {
-    pub(super) fn new(message: &'m [u8]) -> Self {
+    pub fn new(message: &'m [u8]) -> Self {
         Self { rest: message }
     }
 
     /// What follows the last field that was read.
-    pub(super) fn rest(&self) -> &'m [u8] {
+    pub fn rest(&self) -> &'m [u8] {
         self.rest
     }
 
     /// The next field; `None` at the end of the message.
     // `inline(always)`: the value is matched in registers, not written to memory and read again.
     #[inline(always)]
-    pub(super) fn next(&mut self) -> Result<Option<(u32, FieldValue<'m>)>, MalformedMessage> {
+    pub fn next(&mut self) -> Result<Option<(u32, FieldValue<'m>)>, MalformedMessage> {
         if self.rest.is_empty() {
             return Ok(None);
         }
@@ -106,14 +108,15 @@ impl<'m> MessageFields<'m> {
     }
 }
 
+/// The bytes as a text.
 #[inline]
-pub(super) fn text(bytes: &[u8]) -> Result<&str, MalformedMessage> {
+pub fn text(bytes: &[u8]) -> Result<&str, MalformedMessage> {
     str::from_utf8(bytes).map_err(|_| MalformedMessage)
 }
 
 /// Writes a number field; 0 is omitted.
 #[inline]
-pub(super) fn number(frame: &mut Vec<u8>, field: u8, value: u64) {
+pub fn number(frame: &mut Vec<u8>, field: u8, value: u64) {
     if value != 0 {
         key_and_varint(frame, field << 3 | VARINT, value);
     }
@@ -130,22 +133,26 @@ fn key_and_varint(frame: &mut Vec<u8>, key: u8, value: u64) {
     }
 }
 
-pub(super) fn number_len(value: u64) -> usize {
+/// The length of a number field with a key of one byte.
+#[inline]
+pub fn number_len(value: u64) -> usize {
     if value == 0 { 0 } else { 1 + encoded_len_varint(value) }
 }
 
 /// Writes the key and length of a length-delimited field.
 #[inline]
-pub(super) fn begin(frame: &mut Vec<u8>, field: u8, length: usize) {
+pub fn begin(frame: &mut Vec<u8>, field: u8, length: usize) {
     key_and_varint(frame, field << 3 | BYTES, length as u64);
 }
 
-pub(super) fn bytes_len(length: usize) -> usize {
+/// The length of a length-delimited field with a key of one byte.
+#[inline]
+pub fn bytes_len(length: usize) -> usize {
     1 + encoded_len_varint(length as u64) + length
 }
 
 /// Writes a text field; the empty one is omitted.
-pub(super) fn text_field(out: &mut Vec<u8>, field: u8, text: &str) {
+pub fn text_field(out: &mut Vec<u8>, field: u8, text: &str) {
     if !text.is_empty() {
         begin(out, field, text.len());
         out.extend_from_slice(text.as_bytes());
@@ -154,7 +161,7 @@ pub(super) fn text_field(out: &mut Vec<u8>, field: u8, text: &str) {
 
 /// Writes a message field whose content `write` appends.
 #[inline]
-pub(super) fn nested(out: &mut Vec<u8>, field: u8, write: impl FnOnce(&mut Vec<u8>)) {
+pub fn nested(out: &mut Vec<u8>, field: u8, write: impl FnOnce(&mut Vec<u8>)) {
     out.extend_from_slice(&[field << 3 | BYTES, 0]);
     let begin = out.len();
     write(out);
@@ -176,7 +183,7 @@ fn make_room_for_length(out: &mut Vec<u8>, begin: usize, length: usize) {
 }
 
 /// The prefix of a message of this length.
-pub(super) fn frame_prefix(length: usize) -> [u8; FRAME_PREFIX_BYTES] {
+pub fn frame_prefix(length: usize) -> [u8; FRAME_PREFIX_BYTES] {
     // The reply to a message of at most 4 MiB is far below 4 GiB.
     let [a, b, c, d] = (length as u32).to_be_bytes();
     [0, a, b, c, d]

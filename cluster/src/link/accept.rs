@@ -14,10 +14,21 @@ use tokio::{
     time::timeout,
 };
 use tokio_rustls::{LazyConfigAcceptor, server::TlsStream};
-use tonic::{Request, Response, Status, Streaming, codegen::Service};
 use tollgate_net::accept::Acceptor;
+use tonic::{Request, Response, Status, Streaming, codegen::Service};
 
-use crate::{link::{connection::{self, HELLO_TIMEOUT}, dial::{SEND_BYTES_MAX, TLS_TIMEOUT, WINDOW_BYTES, report_tls_failure}, drive::{SpawnedTasks, drive}, frame::{FRAME_BYTES_MAX, Frame, LinksServer, LinksService}, hub::Hub, outbound::{OutboundFrames, OutboundQueue}, stats::LinkFailure}, protocol::VersionMismatch};
+use crate::{
+    link::{
+        connection::{self, HELLO_TIMEOUT},
+        dial::{SEND_BYTES_MAX, TLS_TIMEOUT, WINDOW_BYTES, report_tls_failure},
+        drive::{SpawnedTasks, drive},
+        frame::{FRAME_BYTES_MAX, Frame, LinksServer, LinksService},
+        hub::Hub,
+        outbound::{OutboundFrames, OutboundQueue},
+        stats::LinkFailure,
+    },
+    protocol::VersionMismatch,
+};
 
 /// The most handshakes in progress.
 pub(super) const HANDSHAKES_MAX: usize = 256;

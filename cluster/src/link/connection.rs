@@ -13,7 +13,16 @@ use tokio::{
 use tonic::{Status, Streaming};
 use tracing::debug;
 
-use crate::{MemberId, link::{frame::{Frame, Greeting, Hello, Kind, Reason, VERSION, refusal}, hub::{Hub, LinksPhase}, outbound::OutboundQueue, peer::{Flow, HelloOutcome, LinkRole, Peer}, stats::LinkFailure}};
+use crate::{
+    MemberId,
+    link::{
+        frame::{Frame, Greeting, Hello, Kind, Reason, VERSION, refusal},
+        hub::{Hub, LinksPhase},
+        outbound::OutboundQueue,
+        peer::{Flow, HelloOutcome, LinkRole, Peer},
+        stats::LinkFailure,
+    },
+};
 
 /// Time that a side may take to send its hello.
 pub(super) const HELLO_TIMEOUT: Duration = Duration::from_secs(2);

@@ -24,7 +24,19 @@ use tollgate_limiter::{resilience::Backoff, time::Stopwatch};
 use tonic::{body::Body, codegen::Service, codegen::http};
 use tracing::debug;
 
-use crate::{link::{addresses::DialResult, connection::{self, ConnectionOutcome, DialTarget}, drive::{SpawnedTasks, drive}, frame::{FRAME_BYTES_MAX, LinksClient}, hub::Hub, outbound::{OutboundFrames, OutboundQueue}, peer::Peer, stats::LinkFailure}, protocol::VersionMismatch};
+use crate::{
+    link::{
+        addresses::DialResult,
+        connection::{self, ConnectionOutcome, DialTarget},
+        drive::{SpawnedTasks, drive},
+        frame::{FRAME_BYTES_MAX, LinksClient},
+        hub::Hub,
+        outbound::{OutboundFrames, OutboundQueue},
+        peer::Peer,
+        stats::LinkFailure,
+    },
+    protocol::VersionMismatch,
+};
 
 /// Timeout of the TCP connection.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);

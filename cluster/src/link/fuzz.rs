@@ -25,7 +25,18 @@ use tollgate_limiter::{
 };
 use tonic::codegen::Service;
 
-use crate::{MemberId, Trust, link::{DisconnectReason, LinkHandler, LinkSettings, accept::link_service, connection::run_accepted, drive::{SpawnedTasks, drive}, frame::{Frame, Kind, PIECE_BYTES_MAX, Piece}, hub::{COMMANDS_MAX, Hub, LinkHub}}, trust::Credentials};
+use crate::{
+    MemberId, Trust,
+    link::{
+        DisconnectReason, LinkHandler, LinkSettings,
+        accept::link_service,
+        connection::run_accepted,
+        drive::{SpawnedTasks, drive},
+        frame::{Frame, Kind, PIECE_BYTES_MAX, Piece},
+        hub::{COMMANDS_MAX, Hub, LinkHub},
+    },
+    trust::Credentials,
+};
 
 const LOCAL: MemberId = MemberId::from_number(2);
 /// A gRPC message begins with a flag and the length of the rest.

@@ -10,7 +10,18 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tollgate_limiter::time::Clock;
 use tracing::debug;
 
-use crate::{MemberId, link::{DisconnectReason, LinkHandler, LinkSettings, addresses::{Addresses, DIALS_MAX, DialResult}, peer::{LocalProcess, PEERS_MAX, Peer, PeerRoster}, rejections::Rejections, seed_state::SeedState, ticks::{LinkTicks, NextTick}}, trust::Credentials};
+use crate::{
+    MemberId,
+    link::{
+        DisconnectReason, LinkHandler, LinkSettings,
+        addresses::{Addresses, DIALS_MAX, DialResult},
+        peer::{LocalProcess, PEERS_MAX, Peer, PeerRoster},
+        rejections::Rejections,
+        seed_state::SeedState,
+        ticks::{LinkTicks, NextTick},
+    },
+    trust::Credentials,
+};
 
 /// The most commands that wait for the task of the links: a dial of each address, and a redial and an end of the session
 /// of each peer, with as many for peers that are gone.

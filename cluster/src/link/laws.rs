@@ -5,7 +5,15 @@ use std::{collections::VecDeque, sync::Arc};
 use proptest::prelude::{Just, Strategy, prop, prop_assert, prop_assert_eq, prop_oneof, proptest};
 use prost::bytes::Bytes;
 
-use crate::{MemberId, link::{assembly::AssemblyBudget, frame::Piece, handshake::{Resolution, SessionIds, SessionOffer, supersedes}, session::{Session, SessionBounds, SessionError}}};
+use crate::{
+    MemberId,
+    link::{
+        assembly::AssemblyBudget,
+        frame::Piece,
+        handshake::{Resolution, SessionIds, SessionOffer, supersedes},
+        session::{Session, SessionBounds, SessionError},
+    },
+};
 
 const BOUNDS: SessionBounds = SessionBounds { piece: 100, unacknowledged: 1_000, batch: 10_000 };
 /// The memory for incomplete batches, of both endpoints: less than one batch takes.

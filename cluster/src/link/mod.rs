@@ -13,8 +13,8 @@ use tokio::{
     time::{Instant, timeout_at},
 };
 use tollgate_limiter::time::Clock;
-use tracing::{info, warn};
 use tollgate_net::accept::Acceptor;
+use tracing::{info, warn};
 
 use crate::{MemberId, Trust, TrustError, trust::Credentials};
 
@@ -26,8 +26,8 @@ mod connection;
 mod dial;
 mod drive;
 mod frame;
-#[cfg(any(test, fuzzing))]
-pub(crate) mod fuzz;
+#[cfg(any(test, fuzzing, feature = "testing"))]
+pub mod fuzz;
 mod handshake;
 mod hub;
 #[cfg(test)]

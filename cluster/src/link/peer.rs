@@ -12,7 +12,18 @@ use std::{
 use arc_swap::{ArcSwap, ArcSwapOption};
 use tracing::{error, info};
 
-use crate::{MemberId, link::{DisconnectReason, LinkHandler, assembly::AssemblyBudget, frame::{Frame, Hello, Kind, Reason, VERSION}, handshake::{Resolution, SessionIds, supersedes}, outbound::OutboundQueue, session::{Session, SessionError}, stats::LinkStats}};
+use crate::{
+    MemberId,
+    link::{
+        DisconnectReason, LinkHandler,
+        assembly::AssemblyBudget,
+        frame::{Frame, Hello, Kind, Reason, VERSION},
+        handshake::{Resolution, SessionIds, supersedes},
+        outbound::OutboundQueue,
+        session::{Session, SessionError},
+        stats::LinkStats,
+    },
+};
 
 mod frames;
 

@@ -7,7 +7,10 @@ use std::{collections::VecDeque, sync::Arc};
 
 use prost::bytes::{Bytes, BytesMut};
 
-use crate::link::{assembly::{Assembly, AssemblyBudget}, frame::{PIECE_BYTES_MAX, Piece}};
+use crate::link::{
+    assembly::{Assembly, AssemblyBudget},
+    frame::{PIECE_BYTES_MAX, Piece},
+};
 
 /// The largest batch that is received, in bytes. A batch is larger than a piece only if it is one message with the data
 /// of a slot. The 4,096 slots share `store.memory_limit`, so no slot comes near this.

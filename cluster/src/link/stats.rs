@@ -9,8 +9,8 @@ use std::{
 
 use rustls::{AlertDescription, CertificateError, Error};
 use tollgate_limiter::{metrics::MetricCounter, named, time::Stopwatch};
-use tracing::warn;
 use tollgate_telemetry::sampler::Sampler;
+use tracing::warn;
 
 use crate::protocol::VersionMismatch;
 

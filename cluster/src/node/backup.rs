@@ -7,7 +7,11 @@ use tollgate_limiter::{
     time::Timestamp,
 };
 
-use crate::{MemberId, message::{Message, SlotOwner, Version, VersionedSlot}, node::context::Context};
+use crate::{
+    MemberId,
+    message::{Message, SlotOwner, Version, VersionedSlot},
+    node::context::Context,
+};
 
 /// How long a copy is retained that is no longer updated and should not be needed.
 const COPY_RETENTION: Duration = Duration::from_secs(60);

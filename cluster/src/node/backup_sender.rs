@@ -15,7 +15,11 @@ use tollgate_limiter::{
     time::Timestamp,
 };
 
-use crate::{MemberId, message::{Message, SlotGrants, Version, VersionedSlot}, node::context::Context};
+use crate::{
+    MemberId,
+    message::{Message, SlotGrants, Version, VersionedSlot},
+    node::context::Context,
+};
 
 /// How much earlier than they are due backups are sent.
 const EARLY_MAX: Duration = Duration::from_millis(5);

@@ -11,7 +11,18 @@ use tollgate_limiter::{
     time::Timestamp,
 };
 
-use crate::{MemberId, message::{CheckReply, LeaseReply, Message, RemoteCheck, RemoteOperation}, node::{context::Context, forwarding::{Forward, Forwarding, OpenCheck, Requester}, lease_borrower::LeaseBorrower, output::NodeAction, slots::Slots, ticket::Ticket}};
+use crate::{
+    MemberId,
+    message::{CheckReply, LeaseReply, Message, RemoteCheck, RemoteOperation},
+    node::{
+        context::Context,
+        forwarding::{Forward, Forwarding, OpenCheck, Requester},
+        lease_borrower::LeaseBorrower,
+        output::NodeAction,
+        slots::Slots,
+        ticket::Ticket,
+    },
+};
 
 /// After this many hops a check waits for the next tick, because the members' owner tables still differ.
 const HOPS_MAX: u8 = 4;

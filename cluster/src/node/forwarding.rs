@@ -11,7 +11,11 @@ use tollgate_limiter::{
     time::Timestamp,
 };
 
-use crate::{MemberId, message::{Message, RemoteCheck}, node::{context::Context, output::NodeOutput, ticket::Ticket}};
+use crate::{
+    MemberId,
+    message::{Message, RemoteCheck},
+    node::{context::Context, output::NodeOutput, ticket::Ticket},
+};
 
 /// The most open checks.
 const OPEN_CHECKS_MAX: usize = 100_000;

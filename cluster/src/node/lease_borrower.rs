@@ -12,7 +12,14 @@ use tollgate_limiter::{
     time::Timestamp,
 };
 
-use crate::{MemberId, message::{LeaseReply, LeaseState, RemoteCheck, RemoteOperation, Settlement}, node::{lease_owner::{KEYS_MAX, LEASE_TTL}, settings::NodeSettings}};
+use crate::{
+    MemberId,
+    message::{LeaseReply, LeaseState, RemoteCheck, RemoteOperation, Settlement},
+    node::{
+        lease_owner::{KEYS_MAX, LEASE_TTL},
+        settings::NodeSettings,
+    },
+};
 
 /// The window in which forwards are counted to find hot keys.
 const COUNT_WINDOW: Duration = Duration::from_millis(100);

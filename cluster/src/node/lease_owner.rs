@@ -18,7 +18,11 @@ use tollgate_limiter::{
     time::Timestamp,
 };
 
-use crate::{MemberId, message::{ChargedHits, LeaseGrant, LeaseReply, LeaseState, Message, RemoteCheck, Settlement}, node::{context::Context, membership::Departure, output::NodeOutput}};
+use crate::{
+    MemberId,
+    message::{ChargedHits, LeaseGrant, LeaseReply, LeaseState, Message, RemoteCheck, Settlement},
+    node::{context::Context, membership::Departure, output::NodeOutput},
+};
 
 /// How long a grant or a refusal lasts.
 pub(super) const LEASE_TTL: Duration = Duration::from_millis(500);

@@ -7,7 +7,16 @@ use std::{
 
 use tollgate_limiter::{store::Slot, time::Timestamp};
 
-use crate::{MemberId, message::{MemberRecord, MemberState, Message}, node::{joining::ReachedPeers, output::{NodeAction, NodeEvent, NodeOutput}, settings::NodeSettings}, placement::Placement};
+use crate::{
+    MemberId,
+    message::{MemberRecord, MemberState, Message},
+    node::{
+        joining::ReachedPeers,
+        output::{NodeAction, NodeEvent, NodeOutput},
+        settings::NodeSettings,
+    },
+    placement::Placement,
+};
 
 mod damping;
 mod departures;

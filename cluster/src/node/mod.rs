@@ -21,7 +21,10 @@ use tollgate_limiter::{
     time::Timestamp,
 };
 
-use crate::{MemberId, message::{MemberState, Message, RemoteCheck, SlotOwner}};
+use crate::{
+    MemberId,
+    message::{MemberState, Message, RemoteCheck, SlotOwner},
+};
 
 mod backup;
 mod backup_sender;

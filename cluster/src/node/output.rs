@@ -4,7 +4,11 @@ use std::collections::{BTreeMap, VecDeque};
 
 use tollgate_limiter::{descriptor::Secret, divider::Assignments, remote::RemoteOutcome};
 
-use crate::{MemberId, message::{Message, WireSize}, node::{stats::NodeStats, ticket::Ticket}};
+use crate::{
+    MemberId,
+    message::{Message, WireSize},
+    node::{stats::NodeStats, ticket::Ticket},
+};
 
 /// The most messages that wait for one peer. Beyond that number, checks treat the peer as unreachable.
 const QUEUE_MAX: usize = 65_536;
@@ -149,7 +153,10 @@ mod tests {
     };
 
     use super::*;
-    use crate::{message::{SlotGrants, Version, VersionedSlot}, wire};
+    use crate::{
+        message::{SlotGrants, Version, VersionedSlot},
+        wire,
+    };
 
     const NOW: Timestamp = Timestamp::from_nanos(1_790_000_000 * SECOND);
     const BATCH_BYTES: usize = 256 * 1024;

@@ -14,7 +14,11 @@ use tollgate_limiter::{
     time::Timestamp,
 };
 
-use crate::{MemberId, message::{HandOff, HandOffId, Message, RecoveryOrigin, SlotGrants, SlotOwner, Version, VersionedSlot}, node::{context::Context, membership::Membership, output::NodeOutput}};
+use crate::{
+    MemberId,
+    message::{HandOff, HandOffId, Message, RecoveryOrigin, SlotGrants, SlotOwner, Version, VersionedSlot},
+    node::{context::Context, membership::Membership, output::NodeOutput},
+};
 
 mod hand_offs;
 mod origins;

@@ -11,7 +11,11 @@ use tollgate_limiter::{
     time::{SECOND, Timestamp},
 };
 
-use crate::{MemberId, message::{Message, SlotOwner, Version, VersionedSlot}, node::context::Context};
+use crate::{
+    MemberId,
+    message::{Message, SlotOwner, Version, VersionedSlot},
+    node::context::Context,
+};
 
 /// How long to wait before the query is repeated for a slot whose owner is reachable for others but not for this
 /// replica.

@@ -2,7 +2,16 @@
 
 use tollgate_limiter::{descriptor::Secret, store::StoredSlot, time::Timestamp};
 
-use crate::{MemberId, message::{Hello, MemberState, Message, SlotOwner}, node::{ClusterNode, joining::ClusterComparison, membership::{self, Departure}, output::{NodeAction, NodeEvent}}};
+use crate::{
+    MemberId,
+    message::{Hello, MemberState, Message, SlotOwner},
+    node::{
+        ClusterNode,
+        joining::ClusterComparison,
+        membership::{self, Departure},
+        output::{NodeAction, NodeEvent},
+    },
+};
 
 impl ClusterNode {
     /// Offers the counters of an earlier process, whose keys are hashed with `secret`, as copies. They are used unless

@@ -15,7 +15,16 @@ use tollgate_limiter::{
     time::Timestamp,
 };
 
-use crate::{MemberId, message::{Message, RecoveryOrigin, SlotGrants, SlotOwner, Version, VersionedSlot}, node::{backup::Backups, backup_sender::BackupSender, context::Context, lease_owner::LeaseOwner, membership::Membership, output::NodeAction, ownership::Ownership, recovery::Recovery, settings::NodeSettings}, placement::Placement};
+use crate::{
+    MemberId,
+    message::{Message, RecoveryOrigin, SlotGrants, SlotOwner, Version, VersionedSlot},
+    node::{
+        backup::Backups, backup_sender::BackupSender, context::Context, lease_owner::LeaseOwner,
+        membership::Membership, output::NodeAction, ownership::Ownership, recovery::Recovery,
+        settings::NodeSettings,
+    },
+    placement::Placement,
+};
 
 mod apply;
 mod arrivals;

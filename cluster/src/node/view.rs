@@ -6,7 +6,14 @@ use serde::{Serialize, Serializer};
 use siphasher::sip::SipHasher13;
 use tollgate_limiter::{store::Epoch, time::Timestamp};
 
-use crate::{MemberId, message::{MemberRecord, MemberState, SlotOwner}, node::{membership::{Membership, PeerStatus}, slots::Slots}};
+use crate::{
+    MemberId,
+    message::{MemberRecord, MemberState, SlotOwner},
+    node::{
+        membership::{Membership, PeerStatus},
+        slots::Slots,
+    },
+};
 
 /// The cluster as this replica sees it.
 #[derive(Clone, Debug, Serialize)]

@@ -3,7 +3,12 @@
 use prost::bytes::Bytes;
 use tracing::warn;
 
-use crate::{MemberId, link::{DisconnectReason, LinkHandler}, replica::Replica, wire};
+use crate::{
+    MemberId,
+    link::{DisconnectReason, LinkHandler},
+    replica::Replica,
+    wire,
+};
 
 /// The most messages in a batch.
 const MESSAGES_MAX: usize = 1_024;

@@ -10,7 +10,16 @@ use tollgate_limiter::{
     time::Timestamp,
 };
 
-use crate::{message::{Message, RemoteCheck, RemoteOperation}, node::{ClusterNode, Ticket}, sim::{Step::{Pass, Settle, Start}, World, keys::{self, TestKey}, world::NODE_SETTINGS}};
+use crate::{
+    message::{Message, RemoteCheck, RemoteOperation},
+    node::{ClusterNode, Ticket},
+    sim::{
+        Step::{Pass, Settle, Start},
+        World,
+        keys::{self, TestKey},
+        world::NODE_SETTINGS,
+    },
+};
 
 const TURN: Duration = Duration::from_millis(10);
 

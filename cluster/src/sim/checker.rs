@@ -2,7 +2,13 @@
 
 use std::time::Duration;
 
-use crate::sim::{Step::{self, Cut, Delay, Drain, Hold, Kill, Pass, Settle, Skew, Start, Store, Tamper, Traffic}, Tamper::{CancelHolds, RejuvenateCopies, SetHits, ShrinkMemory, Stall}, keys, record::Faults, scripts::play};
+use crate::sim::{
+    Step::{self, Cut, Delay, Drain, Hold, Kill, Pass, Settle, Skew, Start, Store, Tamper, Traffic},
+    Tamper::{CancelHolds, RejuvenateCopies, SetHits, ShrinkMemory, Stall},
+    keys,
+    record::Faults,
+    scripts::play,
+};
 
 const SECOND: Step = Pass(Duration::from_secs(1));
 

@@ -8,7 +8,14 @@ use tollgate_limiter::{
     store::{CounterOperation, Slot},
 };
 
-use crate::{message::{RemoteCheck, RemoteOperation}, node::{NodeAction, Ticket}, sim::{Step::{Pass, Settle, Start}, World}};
+use crate::{
+    message::{RemoteCheck, RemoteOperation},
+    node::{NodeAction, Ticket},
+    sim::{
+        Step::{Pass, Settle, Start},
+        World,
+    },
+};
 
 const TURN: Duration = Duration::from_millis(10);
 

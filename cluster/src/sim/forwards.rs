@@ -11,7 +11,16 @@ use tollgate_limiter::{
     time::Timestamp,
 };
 
-use crate::{MemberId, message::{Message, RemoteCheck, RemoteOperation}, node::{ClusterNode, NodeAction, Ticket}, sim::{Step::{Drain, Kill, Pass, Settle, Start}, World, keys::TestKey}};
+use crate::{
+    MemberId,
+    message::{Message, RemoteCheck, RemoteOperation},
+    node::{ClusterNode, NodeAction, Ticket},
+    sim::{
+        Step::{Drain, Kill, Pass, Settle, Start},
+        World,
+        keys::TestKey,
+    },
+};
 
 const PEEK: RemoteOperation = RemoteOperation::Counter(CounterOperation::Decide(Operation::Peek));
 

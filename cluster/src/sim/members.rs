@@ -6,7 +6,16 @@ use std::{env, time::Duration};
 
 use tollgate_limiter::{store::SLOTS, time::SECOND};
 
-use crate::{Tuning, link::heartbeat_interval, replica::node_settings, sim::{Step::{self, Freeze, Kill, Pass, Settle, Start, Thaw}, World, world::{MILLISECOND, Shape}}};
+use crate::{
+    Tuning,
+    link::heartbeat_interval,
+    replica::node_settings,
+    sim::{
+        Step::{self, Freeze, Kill, Pass, Settle, Start, Thaw},
+        World,
+        world::{MILLISECOND, Shape},
+    },
+};
 
 /// A cluster as it runs, in one network. A message takes up to 5 ms, because the world goes on by such steps.
 const SHAPE: Shape = Shape {

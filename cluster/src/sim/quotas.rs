@@ -2,7 +2,14 @@
 
 use std::time::Duration;
 
-use crate::sim::{Step::{self, Cut, Drain, Envoys, Heal, Kill, Pass, Settle, Start}, World, world::{CRASH_WINDOW, envoys::{BUDGET_HITS, Quota, RATE}}};
+use crate::sim::{
+    Step::{self, Cut, Drain, Envoys, Heal, Kill, Pass, Settle, Start},
+    World,
+    world::{
+        CRASH_WINDOW,
+        envoys::{BUDGET_HITS, Quota, RATE},
+    },
+};
 
 const fn seconds(seconds: u64) -> Duration {
     Duration::from_secs(seconds)

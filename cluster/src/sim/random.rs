@@ -8,7 +8,16 @@ use std::{env::VarError, ops::Range, time::Duration};
 use rand::{RngExt, SeedableRng, rngs::StdRng};
 use tollgate_limiter::store::BYTES_MIN;
 
-use crate::sim::{Step::{self, AgeSnapshots, Cut, CutOneWay, Delay, Drain, DrainTogether, Flood, Freeze, Heal, Hold, Hot, Kill, KillTogether, LoseSnapshots, Mixed, Pass, Resume, Rules, Settle, Skew, Start, Store, Stranger, Thaw, Traffic}, World, record::Faults, scripts::play_in};
+use crate::sim::{
+    Step::{
+        self, AgeSnapshots, Cut, CutOneWay, Delay, Drain, DrainTogether, Flood, Freeze, Heal, Hold, Hot,
+        Kill, KillTogether, LoseSnapshots, Mixed, Pass, Resume, Rules, Settle, Skew, Start, Store, Stranger,
+        Thaw, Traffic,
+    },
+    World,
+    record::Faults,
+    scripts::play_in,
+};
 
 /// The seeds of each kind of script. They are few, because every `cargo test` plays them.
 const SEEDS: Range<u64> = 0..20;

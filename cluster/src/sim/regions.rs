@@ -9,7 +9,16 @@ use tollgate_limiter::{
     time::SECOND,
 };
 
-use crate::{Tuning, replica::node_settings, sim::{Step::{Cut, Pass, Settle, Start}, World, record::Entry, world::{MILLISECOND, REGION_DELAY, Shape}}};
+use crate::{
+    Tuning,
+    replica::node_settings,
+    sim::{
+        Step::{Cut, Pass, Settle, Start},
+        World,
+        record::Entry,
+        world::{MILLISECOND, REGION_DELAY, Shape},
+    },
+};
 
 const WINDOW: u64 = 10 * SECOND;
 const WINDOWS: u64 = 2;

@@ -2,7 +2,14 @@
 
 use std::time::Duration;
 
-use crate::sim::{Step::{self, Cut, CutOneWay, Delay, Drain, Freeze, Heal, Hold, Hot, Kill, Mixed, Pass, Resume, Rules, Settle, Start, Store, Stranger, Thaw, Traffic}, record::Faults, scripts::play};
+use crate::sim::{
+    Step::{
+        self, Cut, CutOneWay, Delay, Drain, Freeze, Heal, Hold, Hot, Kill, Mixed, Pass, Resume, Rules,
+        Settle, Start, Store, Stranger, Thaw, Traffic,
+    },
+    record::Faults,
+    scripts::play,
+};
 
 const fn millis(millis: u64) -> Step {
     Pass(Duration::from_millis(millis))

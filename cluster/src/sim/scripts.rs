@@ -2,7 +2,15 @@
 
 use std::time::Duration;
 
-use crate::sim::{Step::{self, Cut, Delay, Distrust, Drain, DrainOwner, Flood, FreezeBorrower, Heal, Hold, Hot, Kill, Pass, Resume, Settle, Skew, Start, Stranger, Thaw, Traffic}, World, keys::{SHORT, TestKey}, record::Faults};
+use crate::sim::{
+    Step::{
+        self, Cut, Delay, Distrust, Drain, DrainOwner, Flood, FreezeBorrower, Heal, Hold, Hot, Kill, Pass,
+        Resume, Settle, Skew, Start, Stranger, Thaw, Traffic,
+    },
+    World,
+    keys::{SHORT, TestKey},
+    record::Faults,
+};
 
 const fn millis(millis: u64) -> Duration {
     Duration::from_millis(millis)

@@ -15,7 +15,17 @@ use tollgate_limiter::{
     time::{SECOND, Timestamp},
 };
 
-use crate::{MemberId, node::{ClusterNode, NodeSettings}, sim::{calls::OpenCall, holds::Reservations, keys::{self, TestKey}, record::{Effect, Entry, Fault, Faults, Record, UNSURE_BEFORE}, world::readiness::{Seen, StrangersAt}}};
+use crate::{
+    MemberId,
+    node::{ClusterNode, NodeSettings},
+    sim::{
+        calls::OpenCall,
+        holds::Reservations,
+        keys::{self, TestKey},
+        record::{Effect, Entry, Fault, Faults, Record, UNSURE_BEFORE},
+        world::readiness::{Seen, StrangersAt},
+    },
+};
 
 pub(super) mod envoys;
 mod network;

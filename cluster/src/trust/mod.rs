@@ -16,8 +16,8 @@ use tollgate_limiter::{
     file_watch::{FileComparison, FileWatch, SETTLE, WatchedFiles, fingerprint, read_blocking},
     time::{Clock, Timestamp},
 };
-use tracing::{error, info, warn};
 use tollgate_net::certificates::{BadFile, authorities, own_certificate, read_file, unix_time};
+use tracing::{error, info, warn};
 
 mod identity;
 mod secret;

@@ -16,7 +16,10 @@ use tokio::{
 };
 use tokio_rustls::TlsConnector;
 use tollgate_limiter::time::Clock;
-use tollgate_net::{bearer_token, certificates, http_client::{self, HttpClientError, HttpResponse}};
+use tollgate_net::{
+    bearer_token, certificates,
+    http_client::{self, HttpClientError, HttpResponse},
+};
 use tollgate_telemetry::causes;
 
 use crate::url::{address::Address, settings::UrlSettings};

@@ -2,7 +2,10 @@
 
 use tollgate_limiter::time::Timestamp;
 
-use crate::url::{address::Address, copy::{Copy, decode, encode}};
+use crate::url::{
+    address::Address,
+    copy::{Copy, decode, encode},
+};
 
 /// A copy, or the document of one: what is read is written the same, and every document is read as it was written.
 pub fn rules_copy(bytes: &[u8]) {

@@ -9,8 +9,8 @@ use tollgate_limiter::{file_watch::FileWatch, rules::ActiveRules, time::Clock};
 mod address;
 mod copy;
 mod fetch;
-#[cfg(any(test, fuzzing))]
-pub(crate) mod fuzz;
+#[cfg(any(test, fuzzing, feature = "testing"))]
+pub mod fuzz;
 mod remote_file;
 mod settings;
 mod stats;

@@ -14,10 +14,18 @@ use tollgate_limiter::{
     rules::{ActiveRules, Contents, Location, Problem, Problems, RuleInput, RuleLoader, RuleOrigin},
     time::{Clock, Timestamp},
 };
+use tollgate_net::{
+    certificates::{rfc3339, unix_time},
+    private_file,
+};
 use tracing::{error, warn};
-use tollgate_net::{certificates::{rfc3339, unix_time}, private_file};
 
-use crate::url::{copy::{self, Copy, CopyError}, fetch::{Fetched, fetch}, settings::UrlSettings, stats::UrlStats};
+use crate::url::{
+    copy::{self, Copy, CopyError},
+    fetch::{Fetched, fetch},
+    settings::UrlSettings,
+    stats::UrlStats,
+};
 
 /// The delay after a request without an answer; further ones are twice as long, up to the interval.
 const RETRY_MIN: Duration = Duration::from_secs(1);

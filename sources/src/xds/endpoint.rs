@@ -2,12 +2,12 @@
 
 use std::{path::Path, time::Duration};
 
+use tollgate_net::certificates;
+use tollgate_telemetry::causes;
 use tonic::{
     metadata::{AsciiMetadataKey, AsciiMetadataValue, MetadataMap},
     transport::{Certificate, ClientTlsConfig, Endpoint, Identity, Uri},
 };
-use tollgate_net::certificates;
-use tollgate_telemetry::causes;
 
 use crate::tls_files::ClientTlsFiles;
 

@@ -13,16 +13,16 @@ use tollgate_limiter::{
     resilience::Backoff,
     rules::{OverlayReceiver, RuleLoader},
 };
+use tollgate_telemetry::causes;
 use tonic::transport::Channel;
 use tracing::{debug, info, warn};
-use tollgate_telemetry::causes;
 
 use crate::tls_files::ClientTlsFiles;
 
 mod applier;
 mod endpoint;
-#[cfg(any(test, fuzzing))]
-pub(crate) mod fuzz;
+#[cfg(any(test, fuzzing, feature = "testing"))]
+pub mod fuzz;
 mod proto;
 mod resource;
 mod session;

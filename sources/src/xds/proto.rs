@@ -1,4 +1,4 @@
 //! Code generated from `proto/`.
 #![allow(missing_docs, clippy::all, clippy::disallowed_methods)]
 
-include!(concat!(env!("OUT_DIR"), "/control_plane/proto.rs"));
+include!(concat!(env!("OUT_DIR"), "/proto.rs"));

@@ -9,7 +9,12 @@ use tollgate_limiter::{
     yaml::{Mark, Scalar, YamlNode, YamlPair, YamlProblem, YamlStream, YamlValue},
 };
 
-use crate::xds::{proto::ratelimit::config::ratelimit::v3::{RateLimitConfig, RateLimitDescriptor, RateLimitPolicy, RateLimitUnit}, unknown_field::{KnownFields, unknown_field}};
+use crate::xds::{
+    proto::ratelimit::config::ratelimit::v3::{
+        RateLimitConfig, RateLimitDescriptor, RateLimitPolicy, RateLimitUnit,
+    },
+    unknown_field::{KnownFields, unknown_field},
+};
 
 /// The maximum depth of nested descriptors; a request has at most as many entries by default.
 const DEPTH_MAX: usize = 128;

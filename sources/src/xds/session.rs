@@ -5,7 +5,16 @@ use std::sync::Arc;
 use tollgate_limiter::rules::{Contents, Location, Problem, Problems, RuleOrigin};
 use tonic::Code;
 
-use crate::xds::{proto::{envoy::{config::core::v3::Node, service::discovery::v3::{DiscoveryRequest, DiscoveryResponse}}, google::rpc::Status}, resource};
+use crate::xds::{
+    proto::{
+        envoy::{
+            config::core::v3::Node,
+            service::discovery::v3::{DiscoveryRequest, DiscoveryResponse},
+        },
+        google::rpc::Status,
+    },
+    resource,
+};
 
 /// The type of the resources.
 const TYPE_URL: &str = "type.googleapis.com/ratelimit.config.ratelimit.v3.RateLimitConfig";
@@ -40,7 +49,7 @@ impl XdsSession {
         let node = Node {
             id: node_id.to_owned(),
             metadata,
-            user_agent_name: env!("CARGO_PKG_NAME").to_owned(),
+            user_agent_name: "tollgate".to_owned(),
             user_agent_version: env!("CARGO_PKG_VERSION").to_owned(),
         };
         Self { node, accepted_version: String::new(), refused: None, answers: 0 }

@@ -6,9 +6,9 @@ use axum::{
 };
 use serde::Deserialize;
 use serde_json::{Value, json};
-use tracing::warn;
 use tollgate_cluster::{Cluster, MemberId};
 use tollgate_telemetry::logs::UNLIMITED;
+use tracing::warn;
 
 use crate::api::admin::{AdminState, client_address::ClientAddress, error::AdminError, format};
 

@@ -13,8 +13,8 @@ use tollgate_limiter::{
     limiter::{ActiveView, CounterRef, NoCounter},
     store::{CounterState, OnExpiry, OpenHold, OpenHolds, Replacement},
 };
-use tracing::info;
 use tollgate_telemetry::logs::UNLIMITED;
+use tracing::info;
 
 use crate::api::admin::{AdminState, client_address::ClientAddress, error::AdminError, format};
 

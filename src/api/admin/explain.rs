@@ -16,9 +16,20 @@ use tollgate_limiter::{
     time::Timestamp,
 };
 use tollgate_quota::QuotaService;
-use tollgate_wire::{descriptor_text, proto::envoy::{extensions::common::ratelimit::v3::RateLimitDescriptor, service::ratelimit::v3::RateLimitRequest}};
+use tollgate_wire::{
+    descriptor_text,
+    proto::envoy::{
+        extensions::common::ratelimit::v3::RateLimitDescriptor, service::ratelimit::v3::RateLimitRequest,
+    },
+};
 
-use crate::api::{Error, admin::{AdminState, counters, error::AdminError, format}, call::Method, denial_body::When, rls};
+use crate::api::{
+    Error,
+    admin::{AdminState, counters, error::AdminError, format},
+    call::Method,
+    denial_body::When,
+    rls,
+};
 
 /// Explains a request in the format of `/json`.
 pub(super) async fn explain_message(

@@ -1,8 +1,8 @@
 //! `/log`: the log level, which can be changed at run time.
 
 use axum::{extract::State, http::StatusCode};
-use tracing::warn;
 use tollgate_telemetry::logs::{SetLevelError, UNLIMITED};
+use tracing::warn;
 
 use crate::api::admin::{AdminState, client_address::ClientAddress, error::AdminError};
 

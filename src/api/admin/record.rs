@@ -17,10 +17,13 @@ use tokio::{
     task::spawn_blocking,
     time::{Instant, timeout_at},
 };
-use tracing::warn;
 use tollgate_telemetry::logs::UNLIMITED;
+use tracing::warn;
 
-use crate::api::{admin::{AdminState, client_address::ClientAddress, error::AdminError}, recorder::{RecordError, RecordedValues}};
+use crate::api::{
+    admin::{AdminState, client_address::ClientAddress, error::AdminError},
+    recorder::{RecordError, RecordedValues},
+};
 
 /// The maximum length of a recording, in seconds.
 const SECONDS_MAX: u64 = 600;

@@ -2,10 +2,10 @@
 
 use std::{fmt, sync::Arc};
 
+use tollgate_cluster::Cluster;
 use tollgate_limiter::{
     limiter::Limiter, named, rules::ActiveRules, shared_store::SharedStore, store::Memory, time::Timestamp,
 };
-use tollgate_cluster::Cluster;
 use tollgate_quota::QuotaService;
 use tollgate_telemetry::logs::LogControl;
 

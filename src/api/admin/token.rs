@@ -12,10 +12,13 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use siphasher::sip128::SipHasher13;
-use tracing::{debug, error};
 use tollgate_net::bearer_token;
+use tracing::{debug, error};
 
-use crate::api::{admin::{client_address::ClientAddress, error::AdminError}, error::AccessError};
+use crate::api::{
+    admin::{client_address::ClientAddress, error::AdminError},
+    error::AccessError,
+};
 
 /// Guesses of a token of this length do not succeed, however many there are: 24 characters of base64 have 144 bits.
 const LONG_BYTES: usize = 24;

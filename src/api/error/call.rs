@@ -4,8 +4,8 @@ use tollgate_limiter::{
     limiter::{RequestError, TooLarge},
     store::{HoldIdTooLong, HoldTtlOutOfBounds},
 };
-use tonic::Code;
 use tollgate_wire::protobuf::MalformedMessage;
+use tonic::Code;
 
 use crate::api::{descriptors::Undecodable, error::reason::Reason};
 

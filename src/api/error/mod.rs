@@ -3,8 +3,8 @@
 use futures_util::FutureExt as _;
 use prost::Message as _;
 use tollgate_limiter::limiter::{HoldError, LimiterError, RequestError};
-use tonic::Code;
 use tollgate_wire::proto::google::rpc;
+use tonic::Code;
 
 mod call;
 mod reason;

@@ -3,8 +3,8 @@
 use prost::Message as _;
 use prost_types::Any;
 use tollgate_limiter::limiter::{HoldError, LimiterError, NoCounter, RequestError};
-use tonic::Code;
 use tollgate_wire::proto::google::rpc::{self, ErrorInfo};
+use tonic::Code;
 
 /// The domain of the reasons in the details of errors.
 const DOMAIN: &str = "tollgate";

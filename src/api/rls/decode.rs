@@ -8,7 +8,10 @@ use tollgate_limiter::{
 };
 use tollgate_wire::protobuf::{FieldValue, MalformedMessage, MessageFields, text};
 
-use crate::api::{descriptors::{DecodedDescriptor, DescriptorView, Descriptors}, error::RlsDecodeError};
+use crate::api::{
+    descriptors::{DecodedDescriptor, DescriptorView, Descriptors},
+    error::RlsDecodeError,
+};
 
 /// A decoded request.
 #[derive(Debug, Default)]

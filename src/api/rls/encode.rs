@@ -7,7 +7,13 @@ use tollgate_limiter::{
     limiter::{Answer, CurrentLimit, Status},
     rules::Unit,
 };
-use tollgate_wire::{proto::envoy::{config::core::v3::HeaderValue, service::ratelimit::v3::rate_limit_response::{Code, rate_limit}}, protobuf::{FRAME_PREFIX_BYTES, begin, bytes_len, frame_prefix, number, number_len, text_field}};
+use tollgate_wire::{
+    proto::envoy::{
+        config::core::v3::HeaderValue,
+        service::ratelimit::v3::rate_limit_response::{Code, rate_limit},
+    },
+    protobuf::{FRAME_PREFIX_BYTES, begin, bytes_len, frame_prefix, number, number_len, text_field},
+};
 
 use crate::api::call::ResetPrecision;
 

@@ -12,6 +12,7 @@ use tokio::{
     runtime::{self, Runtime},
     time::{sleep, timeout as within},
 };
+use tollgate_cluster::{Cluster, Trust, link};
 use tollgate_limiter::{
     files::fuzz::temporary,
     limiter::{Limiter, LimiterError, RequestError},
@@ -21,11 +22,19 @@ use tollgate_limiter::{
     store::{Memory, OnFull, SLOTS},
     time::Clock,
 };
-use tollgate_cluster::{Cluster, Trust, link};
 use tollgate_telemetry::traces::Traces;
-use tollgate_wire::proto::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse, rate_limit_response::Code};
+use tollgate_wire::proto::envoy::service::ratelimit::v3::{
+    RateLimitRequest, RateLimitResponse, rate_limit_response::Code,
+};
 
-use crate::api::{Api, ApiSettings, Error, call::{ApiKind, Call, CallReply, Method}, error::RlsDecodeError, fuzz::{NOW, active_rules, api, api_of, headers_and_rest, runtime}, handle::Handled, timeout};
+use crate::api::{
+    Api, ApiSettings, Error,
+    call::{ApiKind, Call, CallReply, Method},
+    error::RlsDecodeError,
+    fuzz::{NOW, active_rules, api, api_of, headers_and_rest, runtime},
+    handle::Handled,
+    timeout,
+};
 
 /// The longest time that a test waits for replicas.
 const JOIN_TIMEOUT: Duration = Duration::from_secs(60);

@@ -13,7 +13,10 @@ use tollgate_limiter::{
 };
 use tollgate_wire::proto::envoy::r#type::v3::RateLimitUnit;
 
-use crate::api::{descriptors::{DescriptorView, LimitOverride}, rls::decode::RlsRequest};
+use crate::api::{
+    descriptors::{DescriptorView, LimitOverride},
+    rls::decode::RlsRequest,
+};
 
 /// The request, the metadata of rules whose descriptors passed, what each limit has decided, the rules that denied, and
 /// whether the decision was made without the owner.

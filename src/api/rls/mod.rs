@@ -3,7 +3,12 @@
 use tollgate_limiter::limiter::{ActiveView, Answer, DecidedElsewhere, Elsewhere, Retry};
 use tollgate_wire::proto::envoy::config::core::v3::HeaderValue;
 
-use crate::api::{Api, Error, call::{Call, CallReply, ResetPrecision}, denial_body::{Body, When}, span::CallSpan};
+use crate::api::{
+    Api, Error,
+    call::{Call, CallReply, ResetPrecision},
+    denial_body::{Body, When},
+    span::CallSpan,
+};
 
 mod decode;
 mod encode;

@@ -13,7 +13,16 @@ use tollgate_limiter::{
 };
 
 use super::*;
-use tollgate_wire::{proto::envoy::{extensions::common::ratelimit::v3::{RateLimitDescriptor, rate_limit_descriptor::{Entry, RateLimitOverride}}, service::ratelimit::v3::{RateLimitRequest, RateLimitResponse, rate_limit_response::Code}}, protobuf::FRAME_PREFIX_BYTES};
+use tollgate_wire::{
+    proto::envoy::{
+        extensions::common::ratelimit::v3::{
+            RateLimitDescriptor,
+            rate_limit_descriptor::{Entry, RateLimitOverride},
+        },
+        service::ratelimit::v3::{RateLimitRequest, RateLimitResponse, rate_limit_response::Code},
+    },
+    protobuf::FRAME_PREFIX_BYTES,
+};
 
 use crate::api::{ApiKind, ApiSettings, Handled, Method, ResetPrecision, error::RlsDecodeError};
 

@@ -9,7 +9,15 @@ use tollgate_limiter::{
 };
 use tollgate_wire::{proto::tollgate::v1::check_request::Mode, protobuf::FRAME_PREFIX_BYTES};
 
-use crate::api::{Api, Error, call::Verb, error::CallError, v1::{decode::{DecodedRequest, EncodedRequests}, encode::{self, DecidedRequest}}};
+use crate::api::{
+    Api, Error,
+    call::Verb,
+    error::CallError,
+    v1::{
+        decode::{DecodedRequest, EncodedRequests},
+        encode::{self, DecidedRequest},
+    },
+};
 
 /// Room for an answer with one limit, in bytes.
 const ANSWER_BYTES: usize = 80;

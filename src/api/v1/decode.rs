@@ -9,9 +9,16 @@ use tollgate_limiter::{
     limiter::{self, CallSize, RequestBounds, TooLarge},
     store::{HoldId, HoldTerms, OnExpiry},
 };
-use tollgate_wire::{proto::tollgate::v1::check_request::Mode, protobuf::{FieldValue, MalformedMessage, MessageFields, text}};
+use tollgate_wire::{
+    proto::tollgate::v1::check_request::Mode,
+    protobuf::{FieldValue, MalformedMessage, MessageFields, text},
+};
 
-use crate::api::{call::Verb, descriptors::{DecodedDescriptor, DescriptorView, Descriptors}, error::{CallError, RequestFault}};
+use crate::api::{
+    call::Verb,
+    descriptors::{DecodedDescriptor, DescriptorView, Descriptors},
+    error::{CallError, RequestFault},
+};
 
 /// The encoded requests of a call.
 pub(super) struct EncodedRequests<'m> {

@@ -8,7 +8,10 @@ use tollgate_limiter::{
     rules::Unit,
     store::{SettleOutcome, Settled},
 };
-use tollgate_wire::{proto::tollgate::v1::{answer::Verdict, limit, settled_limit::Outcome}, protobuf::{begin, nested, number, text_field}};
+use tollgate_wire::{
+    proto::tollgate::v1::{answer::Verdict, limit, settled_limit::Outcome},
+    protobuf::{begin, nested, number, text_field},
+};
 
 use crate::api::Error;
 

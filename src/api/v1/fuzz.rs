@@ -3,9 +3,21 @@
 use futures_util::FutureExt as _;
 use prost::Message;
 use tollgate_limiter::{limiter::HoldError, resilience::Caller};
-use tollgate_wire::{proto::tollgate::v1::{Answer, CancelRequest, CheckRequest, CheckResponse, Question, QuestionAnswer, ReserveRequest, ReserveResponse, SettleRequest, SettleResponse, answer::Verdict}, protobuf::FRAME_PREFIX_BYTES};
+use tollgate_wire::{
+    proto::tollgate::v1::{
+        Answer, CancelRequest, CheckRequest, CheckResponse, Question, QuestionAnswer, ReserveRequest,
+        ReserveResponse, SettleRequest, SettleResponse, answer::Verdict,
+    },
+    protobuf::FRAME_PREFIX_BYTES,
+};
 
-use crate::api::{Api, Error, call::{ApiKind, Call, CallReply, HoldVerb, Method, ResetPrecision, SingleMethod, Verb}, error::CallError, fuzz::api, v1::stream::{AnsweredQuestion, CREDITS}};
+use crate::api::{
+    Api, Error,
+    call::{ApiKind, Call, CallReply, HoldVerb, Method, ResetPrecision, SingleMethod, Verb},
+    error::CallError,
+    fuzz::api,
+    v1::stream::{AnsweredQuestion, CREDITS},
+};
 
 /// An encoded call, with each method that takes it, and as the question of a stream: each of its requests has an
 /// answer, and what `prost` reads is not malformed.

@@ -8,9 +8,20 @@ use tollgate_limiter::{
     resilience::Caller,
     store::{HOLD_TTL_DEFAULT, HoldId, HoldTerms, OnExpiry},
 };
-use tollgate_wire::{proto::tollgate::v1::reserve_request, protobuf::{FRAME_PREFIX_BYTES, FieldValue, number, text, text_field}};
+use tollgate_wire::{
+    proto::tollgate::v1::reserve_request,
+    protobuf::{FRAME_PREFIX_BYTES, FieldValue, number, text, text_field},
+};
 
-use crate::api::{Api, Error, call::{Call, CallReply, HoldVerb}, error::CallError, v1::{decode::{DomainDescriptors, duration}, encode::{self, DecidedRequest}}};
+use crate::api::{
+    Api, Error,
+    call::{Call, CallReply, HoldVerb},
+    error::CallError,
+    v1::{
+        decode::{DomainDescriptors, duration},
+        encode::{self, DecidedRequest},
+    },
+};
 
 /// Room for the id and one limit, in bytes.
 const RESPONSE_BYTES: usize = 128;

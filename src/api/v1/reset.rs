@@ -7,11 +7,16 @@ use tollgate_limiter::{
     descriptor::{self, Entry},
     limiter::ActiveView,
 };
-use tracing::info;
 use tollgate_telemetry::logs::UNLIMITED;
 use tollgate_wire::protobuf::{FRAME_PREFIX_BYTES, nested, number, text_field};
+use tracing::info;
 
-use crate::api::{Api, Error, call::{Call, CallReply}, error::{AccessError, ResetError}, v1::decode::DomainDescriptors};
+use crate::api::{
+    Api, Error,
+    call::{Call, CallReply},
+    error::{AccessError, ResetError},
+    v1::decode::DomainDescriptors,
+};
 
 impl Api {
     /// Whether a call shows the admin token. It is asked before the rules of the call are taken, because it may wait.

@@ -4,9 +4,16 @@ use std::time::Duration;
 
 use prost::Message as _;
 use tollgate_limiter::resilience::Caller;
-use tollgate_wire::protobuf::{FRAME_PREFIX_BYTES, FieldValue, MalformedMessage, MessageFields, begin, frame_prefix, number};
+use tollgate_wire::protobuf::{
+    FRAME_PREFIX_BYTES, FieldValue, MalformedMessage, MessageFields, begin, frame_prefix, number,
+};
 
-use crate::api::{Api, ApiKind, Error, call::Verb, error::CallError, v1::{PartialDecision, decode::duration}};
+use crate::api::{
+    Api, ApiKind, Error,
+    call::Verb,
+    error::CallError,
+    v1::{PartialDecision, decode::duration},
+};
 
 /// The questions of a stream that may be unanswered at a time.
 pub const CREDITS: usize = 64;

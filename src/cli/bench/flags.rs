@@ -4,9 +4,21 @@ use std::{path::PathBuf, time::Duration};
 
 use clap::{Arg, ArgAction, ArgMatches, Command, ValueHint, value_parser};
 use jiff::SignedDuration;
-use tollgate_wire::proto::envoy::{extensions::common::ratelimit::v3::{RateLimitDescriptor, rate_limit_descriptor::Entry}, service::ratelimit::v3::RateLimitRequest};
+use tollgate_wire::proto::envoy::{
+    extensions::common::ratelimit::v3::{RateLimitDescriptor, rate_limit_descriptor::Entry},
+    service::ratelimit::v3::RateLimitRequest,
+};
 
-use crate::cli::{bench::{frame::{BenchCall, FrameTemplate, PLACEHOLDER, place_in}, keys::{HitDistribution, KEYS_MAX, Keys}, run::{BenchTraffic, CallerCount, LoadModel, Run}, schedule::{Arrivals, MeasuredSpan, Schedule}}, command::examples, request, target};
+use crate::cli::{
+    bench::{
+        frame::{BenchCall, FrameTemplate, PLACEHOLDER, place_in},
+        keys::{HitDistribution, KEYS_MAX, Keys},
+        run::{BenchTraffic, CallerCount, LoadModel, Run},
+        schedule::{Arrivals, MeasuredSpan, Schedule},
+    },
+    command::examples,
+    request, target,
+};
 
 /// The maximum number of callers; each takes a few kilobytes.
 const CALLERS_MAX: u64 = 100_000;

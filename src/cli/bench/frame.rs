@@ -8,8 +8,8 @@ use prost::{
     bytes::{BufMut, Bytes, BytesMut},
 };
 use serde::Deserialize;
-use tonic::Code;
 use tollgate_wire::proto::envoy::service::ratelimit::v3::{RateLimitRequest, rate_limit_response};
+use tonic::Code;
 
 /// The placeholder for the number of the key.
 pub(super) const PLACEHOLDER: &str = "{}";
@@ -184,7 +184,10 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use tollgate_wire::proto::envoy::{extensions::common::ratelimit::v3::{RateLimitDescriptor, rate_limit_descriptor::Entry}, service::ratelimit::v3::RateLimitResponse};
+    use tollgate_wire::proto::envoy::{
+        extensions::common::ratelimit::v3::{RateLimitDescriptor, rate_limit_descriptor::Entry},
+        service::ratelimit::v3::RateLimitResponse,
+    };
 
     fn request(values: &[&str]) -> RateLimitRequest {
         let entry = |value: &&str| Entry { key: "user".into(), value: (*value).into() };

@@ -9,9 +9,30 @@ use clap::{
     value_parser,
 };
 use tollgate_limiter::{named, rules::Rules};
-use tollgate_wire::{descriptor_template::DescriptorTemplate, proto::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::Entry};
+use tollgate_wire::{
+    descriptor_template::DescriptorTemplate,
+    proto::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::Entry,
+};
 
-use crate::cli::{bench::{flags::{RATE_MAX, duration, skew}, keys::{KEYS_MAX, Keys}, schedule::{Arrivals, MeasuredSpan, Schedule}}, command::examples, request, simulate::{envoys, generator::{GeneratorTerms, RetryPolicy, Wait}, input::{Mapping, OnBadLine, RecordContent, instant, record::{FormatName, RecordFormat}}, shape::{Bursts, Shape}, suggest::{Goal, ShareOf}}};
+use crate::cli::{
+    bench::{
+        flags::{RATE_MAX, duration, skew},
+        keys::{KEYS_MAX, Keys},
+        schedule::{Arrivals, MeasuredSpan, Schedule},
+    },
+    command::examples,
+    request,
+    simulate::{
+        envoys,
+        generator::{GeneratorTerms, RetryPolicy, Wait},
+        input::{
+            Mapping, OnBadLine, RecordContent, instant,
+            record::{FormatName, RecordFormat},
+        },
+        shape::{Bursts, Shape},
+        suggest::{Goal, ShareOf},
+    },
+};
 
 /// The maximum number of retries of a request.
 const RETRIES_MAX: i64 = 1_000;

@@ -5,7 +5,13 @@ use std::{borrow::Cow, cmp::Reverse, collections::BinaryHeap, time::Duration};
 use tollgate_limiter::time::Timestamp;
 use tollgate_wire::descriptor_template::{DescriptorTemplate, Fields};
 
-use crate::cli::{bench::{keys::Keys, schedule::Schedule}, simulate::{event::{Event, GeneratedOrigin, READ_AHEAD, Skipped, Source}, shape::Shape}};
+use crate::cli::{
+    bench::{keys::Keys, schedule::Schedule},
+    simulate::{
+        event::{Event, GeneratedOrigin, READ_AHEAD, Skipped, Source},
+        shape::Shape,
+    },
+};
 
 /// The maximum number of pending retries; further ones are dropped.
 const RETRIES_MAX: usize = 1_000_000;

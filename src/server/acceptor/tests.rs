@@ -23,9 +23,20 @@ use tollgate_limiter::{
 };
 
 use super::*;
-use tollgate_wire::proto::envoy::{extensions::common::ratelimit::v3::{RateLimitDescriptor, rate_limit_descriptor::Entry}, service::ratelimit::v3::RateLimitRequest};
+use tollgate_wire::proto::envoy::{
+    extensions::common::ratelimit::v3::{RateLimitDescriptor, rate_limit_descriptor::Entry},
+    service::ratelimit::v3::RateLimitRequest,
+};
 
-use crate::{api::Api, server::{Budgets, acceptor::connections::{Alpn, jittered}, listen::Socket}, settings::Settings};
+use crate::{
+    api::Api,
+    server::{
+        Budgets,
+        acceptor::connections::{Alpn, jittered},
+        listen::Socket,
+    },
+    settings::Settings,
+};
 
 /// A socket that counts writes.
 struct Counted {

@@ -10,10 +10,19 @@ use axum::http::{HeaderMap, Request};
 use h2::{RecvStream, server::SendResponse};
 use hyper::body::Bytes;
 use tokio_util::sync::CancellationToken;
-use tonic::{Code, Status};
 use tollgate_quota::QuotaStream;
+use tonic::{Code, Status};
 
-use crate::{api::{ApiKind, Call, CallReply, Handled, Method, ReadBatch, UnfinishedCall, call::CHECK_STREAM_PATH}, server::{message::{self, MessageError}, reply_bytes::{ReplyPart, Unsent}, request_bytes::{ConnectionBytes, Share}, services::Services, stream::{MessageStream, QuestionReplier, QuotaReplier}}};
+use crate::{
+    api::{ApiKind, Call, CallReply, Handled, Method, ReadBatch, UnfinishedCall, call::CHECK_STREAM_PATH},
+    server::{
+        message::{self, MessageError},
+        reply_bytes::{ReplyPart, Unsent},
+        request_bytes::{ConnectionBytes, Share},
+        services::Services,
+        stream::{MessageStream, QuestionReplier, QuotaReplier},
+    },
+};
 
 mod pending;
 mod rejection;
@@ -257,7 +266,8 @@ impl ConnectionCalls<'_> {
                 let reports = QuotaReplier::new(quotas);
                 let stream = MessageStream::new(reports, request, bytes, unsent, self.closing.clone());
                 let service = self.service.clone();
-                let note = move |status: &Status| stream_failed(&service, tollgate_quota::STREAM_PATH, status);
+                let note =
+                    move |status: &Status| stream_failed(&service, tollgate_quota::STREAM_PATH, status);
                 self.pending.push(stream.run(respond, note));
             }
             Err(error) => {

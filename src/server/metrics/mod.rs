@@ -12,8 +12,8 @@ use axum::{
     response::{IntoResponse, Response},
     routing::get,
 };
-use tollgate_limiter::shared_store::SharedStore;
 use tollgate_cluster::Cluster;
+use tollgate_limiter::shared_store::SharedStore;
 use tollgate_quota::QuotaService;
 use tollgate_telemetry::metrics::{self, Metric, Page};
 
@@ -135,7 +135,10 @@ mod tests {
     use super::*;
     use tollgate_telemetry::{logs::LogControl, metrics::MetricKind};
 
-    use crate::{server::{Budgets, ServerStats}, settings::Settings};
+    use crate::{
+        server::{Budgets, ServerStats},
+        settings::Settings,
+    };
 
     fn sources() -> MetricsSources {
         MetricsSources {

@@ -9,9 +9,15 @@ use tollgate_limiter::{
     store::{Memory, StoreStats},
     time::{Clock, LongSteps, Timestamp},
 };
-use tollgate_telemetry::{logs::{DroppedLines, LogControl}, metrics::{Family, ProcessStats, metrics}};
+use tollgate_telemetry::{
+    logs::{DroppedLines, LogControl},
+    metrics::{Family, ProcessStats, metrics},
+};
 
-use crate::{api, server::{Budgets, ListenerStats, ServerStats}};
+use crate::{
+    api,
+    server::{Budgets, ListenerStats, ServerStats},
+};
 
 /// The components that the page reports.
 #[derive(Clone, Debug)]

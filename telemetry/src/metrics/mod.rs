@@ -4,5 +4,5 @@ mod process;
 mod text;
 
 pub use process::ProcessStats;
-pub(crate) use text::metrics;
+pub use text::metrics;
 pub use text::{CONTENT_TYPE, Family, Metric, MetricKind, Page, Row};

@@ -43,10 +43,11 @@ pub struct Row<R: 'static> {
 }
 
 /// Defines `ALL`, a table of metrics: kind, name, labels, help, and how the series are written.
+#[macro_export]
 macro_rules! metrics {
     ($reading:ty; $($kind:ident $name:literal [$($label:literal),*] $help:literal => $series:expr;)*) => {
         /// All metrics, in the order of the page and of the documentation.
-        pub(crate) const ALL: &[$crate::metrics::Row<$reading>] = &[$($crate::metrics::Row {
+        pub const ALL: &[$crate::metrics::Row<$reading>] = &[$($crate::metrics::Row {
             metric: $crate::metrics::Metric {
                 name: $name,
                 kind: $crate::metrics::MetricKind::$kind,
@@ -58,7 +59,7 @@ macro_rules! metrics {
     };
 }
 
-pub(crate) use metrics;
+pub use metrics;
 
 /// A page of metrics under construction.
 #[derive(Debug, Default)]

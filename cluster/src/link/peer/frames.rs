@@ -2,16 +2,17 @@
 
 use std::sync::{Arc, atomic::Ordering::Relaxed};
 
-use crate::link::{DisconnectReason, frame::{Frame, Goodbye, Heartbeat, Kind, PIECE_BYTES_MAX, Piece}, outbound::{FrameSource, NextFrame, OutboundQueue}, peer::{Flow, Peer}};
+use crate::link::{
+    DisconnectReason,
+    frame::{Frame, Goodbye, Heartbeat, Kind, PIECE_BYTES_MAX, Piece},
+    outbound::{FrameSource, NextFrame, OutboundQueue},
+    peer::{Flow, Peer},
+};
 
 impl Peer {
     /// Whether a frame received on the connection of `outbound` can be handled now. Otherwise the memory for incomplete
     /// batches is full, and the connection must not be read further until the frame is handled.
-    pub(in crate::link) fn has_room_for(
-        &self,
-        outbound: &Arc<OutboundQueue>,
-        frame: &Frame,
-    ) -> bool {
+    pub(in crate::link) fn has_room_for(&self, outbound: &Arc<OutboundQueue>, frame: &Frame) -> bool {
         let Some(Kind::Piece(piece @ Piece { has_more: true, .. })) = &frame.kind else { return true };
         let mut state = self.state();
         if !state.is_active(outbound) || state.session.take_room(piece) {

@@ -58,7 +58,10 @@ impl Damping {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{MemberId, message::{MemberRecord, MemberState}};
+    use crate::{
+        MemberId,
+        message::{MemberRecord, MemberState},
+    };
 
     const START: Timestamp = Timestamp::from_nanos(1_000_000_000_000);
     const SILENCE: Duration = Duration::from_secs(1);

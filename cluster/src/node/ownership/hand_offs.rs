@@ -4,7 +4,11 @@ use std::collections::BTreeMap;
 
 use tollgate_limiter::{store::Slot, time::Timestamp};
 
-use crate::{MemberId, message::{HandOff, HandOffId, Message, RecoveryOrigin, SlotOwner, VersionedSlot}, node::context::Context};
+use crate::{
+    MemberId,
+    message::{HandOff, HandOffId, Message, RecoveryOrigin, SlotOwner, VersionedSlot},
+    node::context::Context,
+};
 
 /// The hand-offs that are not acknowledged yet.
 #[derive(Debug)]

@@ -2,16 +2,14 @@
 
 use tollgate_limiter::{store::Slot, time::Timestamp};
 
-use crate::{message::VersionedSlot, node::ownership::{OwnedSlot, Ownership}};
+use crate::{
+    message::VersionedSlot,
+    node::ownership::{OwnedSlot, Ownership},
+};
 
 impl Ownership {
     /// Adds what a newer copy than the one that the recovery started from has consumed, and the owner lacks.
-    pub(in crate::node) fn add_newer_copy(
-        &mut self,
-        slot: Slot,
-        copy: VersionedSlot,
-        wall: Timestamp,
-    ) {
+    pub(in crate::node) fn add_newer_copy(&mut self, slot: Slot, copy: VersionedSlot, wall: Timestamp) {
         let Some(OwnedSlot { origin, .. }) = &mut self.state_mut(slot).owned else { return };
         if copy.version <= origin.version || origin.since <= copy.version.epoch {
             return;

@@ -7,7 +7,11 @@ use tollgate_limiter::{
     store::{CounterOperation, HoldOutcome, NotLocal, OperationOutcome},
 };
 
-use crate::{MemberId, message::{CheckReply, RemoteCheck, RemoteOperation}, node::{context::Context, slots::Slots}};
+use crate::{
+    MemberId,
+    message::{CheckReply, RemoteCheck, RemoteOperation},
+    node::{context::Context, slots::Slots},
+};
 
 impl Slots {
     /// Applies a check to the counter, which is owned here. `peer` is the member that has forwarded it and may get a

@@ -2,16 +2,17 @@
 
 use tollgate_limiter::store::Slot;
 
-use crate::{MemberId, message::{HandOff, HandOffId, Message, SlotOwner, Version, VersionedSlot}, node::{backup::BackupOutcome, context::Context, membership::Departure, ownership::Arrival, slots::Slots}};
+use crate::{
+    MemberId,
+    message::{HandOff, HandOffId, Message, SlotOwner, Version, VersionedSlot},
+    node::{
+        backup::BackupOutcome, context::Context, membership::Departure, ownership::Arrival, slots::Slots,
+    },
+};
 
 impl Slots {
     /// Records that `owner` owns the slot, as another member reports.
-    pub(in crate::node) fn learn_owner(
-        &mut self,
-        slot: Slot,
-        owner: SlotOwner,
-        cx: &mut Context<'_>,
-    ) {
+    pub(in crate::node) fn learn_owner(&mut self, slot: Slot, owner: SlotOwner, cx: &mut Context<'_>) {
         // This replica knows best which slots it owns.
         if owner.member == cx.members.local_id() {
             return;
@@ -133,12 +134,7 @@ impl Slots {
         }
     }
 
-    pub(in crate::node) fn receive_base_missing(
-        &mut self,
-        from: MemberId,
-        slot: Slot,
-        cx: &mut Context<'_>,
-    ) {
+    pub(in crate::node) fn receive_base_missing(&mut self, from: MemberId, slot: Slot, cx: &mut Context<'_>) {
         if self.backup_sender.receive_base_missing(from, slot) {
             self.send_backup(slot, cx);
         }

@@ -2,7 +2,11 @@
 
 use tollgate_limiter::store::Slot;
 
-use crate::{MemberId, message::{SlotGrants, SlotOwner}, node::{backup_sender::BackupAnswered, context::Context, slots::Slots}};
+use crate::{
+    MemberId,
+    message::{SlotGrants, SlotOwner},
+    node::{backup_sender::BackupAnswered, context::Context, slots::Slots},
+};
 
 impl Slots {
     /// Sends the backups that are due, as far as there is room for them; the others wait for their turn.

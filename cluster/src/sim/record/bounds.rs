@@ -5,7 +5,10 @@ use tollgate_limiter::{
     time::Timestamp,
 };
 
-use crate::sim::{keys::{SHORT, TestKey}, record::{Effect, Entry, Faults, NetworkCut, Record, SKEW_MAX, UNSURE_FOR}};
+use crate::sim::{
+    keys::{SHORT, TestKey},
+    record::{Effect, Entry, Faults, NetworkCut, Record, SKEW_MAX, UNSURE_FOR},
+};
 
 /// Every instant.
 const ALWAYS: (u64, u64) = (0, u64::MAX);

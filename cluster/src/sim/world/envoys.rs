@@ -13,7 +13,13 @@ use tollgate_limiter::{
     time::SECOND,
 };
 
-use crate::{message::{RemoteCheck, RemoteOperation}, sim::{keys, world::{MILLISECOND, STEP, World}}};
+use crate::{
+    message::{RemoteCheck, RemoteOperation},
+    sim::{
+        keys,
+        world::{MILLISECOND, STEP, World},
+    },
+};
 
 /// Hits of the budget in its window, which is longer than any script.
 pub(in crate::sim) const BUDGET_HITS: u64 = 4_000;

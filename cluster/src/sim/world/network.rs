@@ -5,7 +5,14 @@ use std::cmp::Ordering;
 use rand::RngExt;
 use tollgate_limiter::store::Slot;
 
-use crate::{sim::{keys, record::{LateCopy, NetworkCut}, world::{Link, MILLISECOND, NODE_SETTINGS, REGION_DELAY, Sent, World}}, wire};
+use crate::{
+    sim::{
+        keys,
+        record::{LateCopy, NetworkCut},
+        world::{Link, MILLISECOND, NODE_SETTINGS, REGION_DELAY, Sent, World},
+    },
+    wire,
+};
 
 /// The time after a cut in which the owners on the side without a majority notice it and answer the calls that are under
 /// way between them.

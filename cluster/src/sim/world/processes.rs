@@ -11,7 +11,19 @@ use tollgate_limiter::{
     time::{SECOND, Timestamp},
 };
 
-use crate::{MemberId, node::{ClusterNode, NodeAction}, sim::{calls::{OpenCall, Purpose}, keys, record::{Effect, Fault, SKEW_MAX, UNSURE_BEFORE}, world::{CRASH_WINDOW, DELAY_MAX, MILLISECOND, NOTICE_MAX, Process, STEP, Seen, Sent, Snapshot, World}}, wire};
+use crate::{
+    MemberId,
+    node::{ClusterNode, NodeAction},
+    sim::{
+        calls::{OpenCall, Purpose},
+        keys,
+        record::{Effect, Fault, SKEW_MAX, UNSURE_BEFORE},
+        world::{
+            CRASH_WINDOW, DELAY_MAX, MILLISECOND, NOTICE_MAX, Process, STEP, Seen, Sent, Snapshot, World,
+        },
+    },
+    wire,
+};
 
 impl World {
     pub(super) fn drain(&mut self, number: usize) {

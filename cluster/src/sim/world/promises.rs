@@ -8,7 +8,14 @@ use tollgate_limiter::{
     time::SECOND,
 };
 
-use crate::{message::MemberState, sim::{calls::OpenCall, record::Faults, world::{BEGINS_AT, BUDGET, MILLISECOND, Process, World, network::NOTICED_WITHIN}}};
+use crate::{
+    message::MemberState,
+    sim::{
+        calls::OpenCall,
+        record::Faults,
+        world::{BEGINS_AT, BUDGET, MILLISECOND, Process, World, network::NOTICED_WITHIN},
+    },
+};
 
 impl World {
     /// Why the world is not settled, if it is not.

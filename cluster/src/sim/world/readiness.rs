@@ -2,7 +2,12 @@
 
 use std::time::Duration;
 
-use crate::{link::Strangers, message::MemberState, sim::world::{BEGINS_AT, MILLISECOND, World}, strangers::{SERVED_MIN, Situation, StrangerHistory, StrangerState}};
+use crate::{
+    link::Strangers,
+    message::MemberState,
+    sim::world::{BEGINS_AT, MILLISECOND, World},
+    strangers::{SERVED_MIN, Situation, StrangerHistory, StrangerState},
+};
 
 /// How often the product judges its links.
 const JUDGED_EVERY: u64 = 250 * MILLISECOND;

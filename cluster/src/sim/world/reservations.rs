@@ -11,7 +11,15 @@ use tollgate_limiter::{
     time::SECOND,
 };
 
-use crate::{message::RemoteCheck, sim::{calls::{self, OpenCall, Purpose, TestCheck}, holds::Part, record::Effect, world::{STEP, World}}};
+use crate::{
+    message::RemoteCheck,
+    sim::{
+        calls::{self, OpenCall, Purpose, TestCheck},
+        holds::Part,
+        record::Effect,
+        world::{STEP, World},
+    },
+};
 
 impl World {
     pub(super) fn hold_at_random(&mut self) {

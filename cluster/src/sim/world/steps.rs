@@ -3,7 +3,11 @@
 use rand::RngExt as _;
 use tollgate_limiter::{store::CounterOperation, time::SECOND};
 
-use crate::sim::{Step, Tamper, keys::TestKey, world::{CRASH_WINDOW, MILLISECOND, STEP, World, readiness::StrangersAt}};
+use crate::sim::{
+    Step, Tamper,
+    keys::TestKey,
+    world::{CRASH_WINDOW, MILLISECOND, STEP, World, readiness::StrangersAt},
+};
 
 impl World {
     pub(in crate::sim) fn run(&mut self, steps: &[Step]) {

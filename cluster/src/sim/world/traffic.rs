@@ -8,7 +8,16 @@ use tollgate_limiter::{
     time::SECOND,
 };
 
-use crate::{message::{MemberState, RemoteCheck}, node::Ticket, sim::{calls::{self, OpenCall, Progress, Purpose, TestCheck}, keys::{self, TestKey}, record::Effect, world::{BUDGET, Process, STEP, Traffic, World}}};
+use crate::{
+    message::{MemberState, RemoteCheck},
+    node::Ticket,
+    sim::{
+        calls::{self, OpenCall, Progress, Purpose, TestCheck},
+        keys::{self, TestKey},
+        record::Effect,
+        world::{BUDGET, Process, STEP, Traffic, World},
+    },
+};
 
 impl World {
     pub(super) fn set_traffic(&mut self, calls_per_second: u32, keys: usize, is_mixed: bool) {
@@ -48,12 +57,7 @@ impl World {
         (!able.is_empty()).then(|| able[self.rng.random_range(0..able.len())])
     }
 
-    pub(in crate::sim) fn check(
-        &self,
-        number: usize,
-        key: usize,
-        operation: Operation,
-    ) -> TestCheck {
+    pub(in crate::sim) fn check(&self, number: usize, key: usize, operation: Operation) -> TestCheck {
         let TestKey { key: its_key, limit, .. } = &self.keys[key];
         let divided_by = self.processes[&number].divided_by;
         let policy = ForwardPolicy { on_owner_unavailable: OnOwnerUnavailable::LocalShare, lease: true };

@@ -20,7 +20,11 @@ use tollgate_limiter::{
 };
 
 use super::any::NOW;
-use crate::{MemberId, message::*, wire::{decode, encode}};
+use crate::{
+    MemberId,
+    message::*,
+    wire::{decode, encode},
+};
 
 pub(super) const KEY: Key = Key::from_halves(0x0102_0304_0506_0708, 0x1112_1314_1516_1718);
 

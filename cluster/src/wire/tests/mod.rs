@@ -4,7 +4,10 @@ use proptest::prelude::*;
 use prost::bytes::Bytes;
 use tollgate_limiter::time::{SECOND, Timestamp};
 
-use crate::{message::Message, wire::{decode, encode}};
+use crate::{
+    message::Message,
+    wire::{decode, encode},
+};
 
 mod any;
 mod golden;

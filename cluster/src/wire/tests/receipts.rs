@@ -11,7 +11,10 @@ use tollgate_limiter::{
 };
 
 use super::any::NOW;
-use crate::{message::{CheckReply, Message, RemoteCheck, RemoteOperation}, wire::{decode, encode}};
+use crate::{
+    message::{CheckReply, Message, RemoteCheck, RemoteOperation},
+    wire::{decode, encode},
+};
 
 /// The receipt that a replica whose clock shows `there` receives and returns.
 fn crossed_twice(limit: &Limit, decision: Decision, there: Timestamp) -> Option<Receipt> {

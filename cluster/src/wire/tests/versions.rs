@@ -8,7 +8,10 @@ use tollgate_limiter::{
 };
 
 use super::{any::NOW, golden};
-use crate::{message::*, wire::{MalformedBatch, decode, encode, put, put_block}};
+use crate::{
+    message::*,
+    wire::{MalformedBatch, decode, encode, put, put_block},
+};
 
 const LACKING: Message = Message::BackupBaseMissing { slot: Slot(5) };
 /// A variant that no type has.

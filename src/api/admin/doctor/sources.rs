@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
+use tollgate_cluster::Cluster;
 use tollgate_limiter::{
     limiter::Limiter, rules::ActiveRules, shared_store::SharedStore, store::Memory, time::Clock,
 };
-use tollgate_cluster::Cluster;
 
 use crate::api::{ApiMetrics, admin::Certificates};
 

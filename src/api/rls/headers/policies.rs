@@ -9,7 +9,11 @@ use tollgate_limiter::{
 };
 use tollgate_wire::proto::envoy::config::core::v3::HeaderValue;
 
-use crate::api::rls::headers::{settings::HeaderSettings, structured::{byte_sequence, integer, string}, visible::{VisibleLimit, header, seconds}};
+use crate::api::rls::headers::{
+    settings::HeaderSettings,
+    structured::{byte_sequence, integer, string},
+    visible::{VisibleLimit, header, seconds},
+};
 
 /// The most limits in a header. Of more, the tightest ones are listed.
 const LISTED_MAX: usize = 32;

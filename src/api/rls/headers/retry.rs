@@ -5,7 +5,10 @@ use std::time::Duration;
 use tollgate_limiter::limiter::{Answer, Modes, Request, Retry};
 use tollgate_wire::proto::envoy::config::core::v3::HeaderValue;
 
-use crate::api::rls::headers::{settings::HeaderSettings, visible::{header, seconds}};
+use crate::api::rls::headers::{
+    settings::HeaderSettings,
+    visible::{header, seconds},
+};
 
 impl HeaderSettings {
     /// When a refused request may be sent again, as clients are told: not before it would pass. `None` if it passes.

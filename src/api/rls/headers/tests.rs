@@ -13,7 +13,10 @@ use tollgate_limiter::{
 };
 
 use super::{HeaderSettings, Listed};
-use tollgate_wire::proto::envoy::{extensions::common::ratelimit::v3::{RateLimitDescriptor, rate_limit_descriptor::Entry}, service::ratelimit::v3::{RateLimitRequest, RateLimitResponse, rate_limit_response::Code}};
+use tollgate_wire::proto::envoy::{
+    extensions::common::ratelimit::v3::{RateLimitDescriptor, rate_limit_descriptor::Entry},
+    service::ratelimit::v3::{RateLimitRequest, RateLimitResponse, rate_limit_response::Code},
+};
 
 use crate::api::{Api, ApiKind, ApiSettings, Call, Handled, Method, ResetPrecision};
 

@@ -6,7 +6,10 @@ use tollgate_limiter::{
     divider::SubscriberUsage,
     time::{SECOND, Timestamp},
 };
-use tollgate_wire::proto::envoy::{r#type::v3::{TokenBucket, rate_limit_strategy::Strategy}, service::rate_limit_quota::v3::rate_limit_quota_response::bucket_action::QuotaAssignmentAction};
+use tollgate_wire::proto::envoy::{
+    service::rate_limit_quota::v3::rate_limit_quota_response::bucket_action::QuotaAssignmentAction,
+    r#type::v3::{TokenBucket, rate_limit_strategy::Strategy},
+};
 
 /// The value of `blanket_rule` that lets everything pass.
 const ALLOW_ALL: i32 = 0;

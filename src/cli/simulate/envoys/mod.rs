@@ -25,9 +25,26 @@ use tollgate_limiter::{
     yaml::quote,
 };
 use tollgate_quota::{QuotaService, QuotaSettings, QuotaStream};
-use tollgate_wire::{descriptor_text, proto::envoy::{extensions::common::ratelimit::v3::rate_limit_descriptor::Entry as Pair, service::rate_limit_quota::v3::{BucketId, RateLimitQuotaResponse, RateLimitQuotaUsageReports, rate_limit_quota_response::bucket_action::BucketAction, rate_limit_quota_usage_reports::BucketQuotaUsage}}, protobuf::FRAME_PREFIX_BYTES};
+use tollgate_wire::{
+    descriptor_text,
+    proto::envoy::{
+        extensions::common::ratelimit::v3::rate_limit_descriptor::Entry as Pair,
+        service::rate_limit_quota::v3::{
+            BucketId, RateLimitQuotaResponse, RateLimitQuotaUsageReports,
+            rate_limit_quota_response::bucket_action::BucketAction,
+            rate_limit_quota_usage_reports::BucketQuotaUsage,
+        },
+    },
+    protobuf::FRAME_PREFIX_BYTES,
+};
 
-use crate::cli::{check::unserved, simulate::envoys::{client::EnvoyBucket, report::{EnvoyReport, EnvoysReport, RequestSpans}}};
+use crate::cli::{
+    check::unserved,
+    simulate::envoys::{
+        client::EnvoyBucket,
+        report::{EnvoyReport, EnvoysReport, RequestSpans},
+    },
+};
 
 mod client;
 mod report;

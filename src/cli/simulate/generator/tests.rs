@@ -3,7 +3,10 @@ use tollgate_limiter::time::SECOND;
 use super::*;
 use tollgate_wire::descriptor_text;
 
-use crate::cli::{bench::schedule::{Arrivals, MeasuredSpan}, simulate::shape::Bursts};
+use crate::cli::{
+    bench::schedule::{Arrivals, MeasuredSpan},
+    simulate::shape::Bursts,
+};
 
 const HOUR: Duration = Duration::from_secs(3_600);
 

@@ -5,7 +5,13 @@ use std::{borrow::Cow, io::BufRead};
 use tollgate_limiter::time::Timestamp;
 use tollgate_wire::descriptor_template::{DescriptorTemplate, Fields as _};
 
-use crate::cli::simulate::{event::{BadLine, Event, Skipped, Source}, input::{lines::{Line, Lines}, record::{Record, RecordFormat}}};
+use crate::cli::simulate::{
+    event::{BadLine, Event, Skipped, Source},
+    input::{
+        lines::{Line, Lines},
+        record::{Record, RecordFormat},
+    },
+};
 
 mod combined;
 mod envoy;

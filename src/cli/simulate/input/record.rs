@@ -7,7 +7,10 @@ use serde_json::Value as Json;
 use tollgate_limiter::{descriptor, named};
 use tollgate_wire::descriptor_template::Fields;
 
-use crate::cli::simulate::{event::Event, input::{combined::CombinedLine, envoy::AccessLine, instant}};
+use crate::cli::simulate::{
+    event::Event,
+    input::{combined::CombinedLine, envoy::AccessLine, instant},
+};
 
 named! {
     /// A format of recorded traffic.

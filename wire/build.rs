@@ -12,33 +12,15 @@ const PUBLIC: [&str; 4] = [
     "google/rpc/error_details.proto",
     "tollgate/v1/tollgate.proto",
 ];
-/// The frames between replicas.
-const LINK: [&str; 1] = ["tollgate/cluster/v1/link.proto"];
-/// What a control plane sends.
-const CONTROL_PLANE: [&str; 2] =
-    ["envoy/service/discovery/v3/ads.proto", "ratelimit/config/ratelimit/v3/rls_conf.proto"];
-
 #[expect(clippy::disallowed_methods, reason = "cargo tells a build script in the environment where to write")]
 fn main() -> Result<(), Box<dyn Error>> {
     println!("cargo:rerun-if-changed=build.rs");
-    println!("cargo:rerun-if-changed=proto");
+    println!("cargo:rerun-if-changed=../proto");
     let out = PathBuf::from(env::var("OUT_DIR")?);
-    let mut public = protox::compile(PUBLIC, ["proto"])?;
+    let mut public = protox::compile(PUBLIC, ["../proto"])?;
     fs::write(out.join("descriptors.bin"), public.encode_to_vec())?;
     hold_entries_as_bytes(&mut public);
     tonic_prost_build::configure().include_file("proto.rs").compile_fds(public)?;
-    let link = protox::compile(LINK, ["proto"])?;
-    // `bytes` fields share the received buffer.
-    tonic_prost_build::configure().bytes(".").include_file("cluster.rs").compile_fds(link)?;
-    // A directory of its own: a package of the public API has other messages here.
-    let out = out.join("control_plane");
-    fs::create_dir_all(&out)?;
-    let control_plane = protox::compile(CONTROL_PLANE, ["proto"])?;
-    tonic_prost_build::configure()
-        .build_server(false)
-        .out_dir(out)
-        .include_file("proto.rs")
-        .compile_fds(control_plane)?;
     Ok(())
 }
 

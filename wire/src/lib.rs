@@ -1,0 +1,7 @@
+//! The messages of the public interfaces, and the texts of descriptors.
+
+pub mod descriptor_template;
+pub mod descriptor_text;
+#[allow(missing_docs, clippy::all, clippy::disallowed_methods)]
+pub mod proto;
+pub mod protobuf;
