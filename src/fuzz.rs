@@ -2,7 +2,8 @@
 //!
 //! Compiled for tests, which replay the inputs in `fuzz/seeds`, and for `cargo fuzz` (`tests/fuzz`).
 
-pub use tollgate_limiter::{rules::fuzz::rules, store::fuzz::slot_data};
+pub use tollgate_rules::fuzz::rules;
+pub use tollgate_store::fuzz::slot_data;
 
 pub use crate::{
     api::{

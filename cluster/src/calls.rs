@@ -15,7 +15,7 @@ use dashmap::{DashMap, Entry};
 use futures_util::task::AtomicWaker;
 use rustc_hash::FxBuildHasher;
 use tokio::runtime::Handle;
-use tollgate_limiter::remote::{OpenChecks, RemoteOutcome, RemoteOutcomes, lock};
+use tollgate_remote::{OpenChecks, RemoteOutcome, RemoteOutcomes, lock};
 
 use crate::node::Ticket;
 

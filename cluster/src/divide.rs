@@ -1,6 +1,6 @@
 //! Brings reports of clients that decide by themselves to the owners of their counters.
 
-use tollgate_limiter::divider::{Divide, SubscriberReport};
+use tollgate_store::divider::{Divide, SubscriberReport};
 
 use crate::{
     Cluster,

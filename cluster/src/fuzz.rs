@@ -2,11 +2,8 @@
 
 use std::{sync::Arc, time::Duration};
 
-use tollgate_limiter::{
-    divider::Dividers,
-    store::{Memory, OnFull},
-    time::{SECOND, Timestamp},
-};
+use tollgate_counter::time::{SECOND, Timestamp};
+use tollgate_store::{Memory, OnFull, divider::Dividers};
 
 use crate::{
     MemberId,
@@ -90,7 +87,7 @@ fn pass(node: &mut ClusterNode, memory: &Memory, now: &mut Timestamp, ticks: u32
 
 #[cfg(test)]
 mod tests {
-    use tollgate_limiter::store::{Epoch, Slot};
+    use tollgate_store::{Epoch, Slot};
 
     use super::*;
     use crate::{

@@ -3,7 +3,7 @@
 use std::{fmt, str::FromStr};
 
 use serde::{Deserialize, Serialize};
-use tollgate_limiter::time::{SECOND, Timestamp};
+use tollgate_counter::time::{SECOND, Timestamp};
 
 /// Identifies a process for its lifetime: the second of its start and a random number, never an address. The process
 /// that started earlier has the smaller id, by the clocks of both. Displayed as 16 hexadecimal digits.

@@ -6,12 +6,11 @@
 use std::{sync::Arc, time::Duration};
 
 use serde::{Deserialize, Deserializer, Serialize};
-use tollgate_limiter::{
+use tollgate_counter::{
     descriptor::{Key, Secret},
-    divider::Assignments,
-    store::{Epoch, Slot, SlotData},
     time::Timestamp,
 };
+use tollgate_store::{Epoch, Slot, SlotData, divider::Assignments};
 
 use crate::MemberId;
 

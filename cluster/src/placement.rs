@@ -9,7 +9,7 @@
 use std::{cmp::Reverse, collections::BinaryHeap, hash::Hasher};
 
 use siphasher::sip::SipHasher13;
-use tollgate_limiter::store::Slot;
+use tollgate_store::Slot;
 
 use crate::MemberId;
 
@@ -228,10 +228,8 @@ mod tests {
     use std::collections::BTreeMap;
 
     use proptest::prelude::*;
-    use tollgate_limiter::{
-        descriptor::{Entry, KeyText, Secret},
-        store::SLOTS,
-    };
+    use tollgate_counter::descriptor::{Entry, KeyText, Secret};
+    use tollgate_store::SLOTS;
 
     use super::*;
 

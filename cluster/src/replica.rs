@@ -11,13 +11,15 @@ use tokio::{
     task::JoinSet,
     time::{sleep, timeout},
 };
-use tollgate_limiter::{
-    divider::{Assignments, Dividers},
+use tollgate_counter::{
     lock::Lock,
-    remote::{LocalShare, lock},
-    rules::ActiveRules,
-    store::{Lead, Memory, Slot, SlotSource, StoredSlot},
     time::{Clock, ClockReading, SECOND, Stopwatch, Timestamp},
+};
+use tollgate_remote::{LocalShare, lock};
+use tollgate_rules::ActiveRules;
+use tollgate_store::{
+    Lead, Memory, Slot, SlotSource, StoredSlot,
+    divider::{Assignments, Dividers},
 };
 use tracing::{info, warn};
 

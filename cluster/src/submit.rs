@@ -2,13 +2,10 @@
 
 use std::{sync::MutexGuard, time::Duration};
 
-use tollgate_limiter::{
-    algorithm::Limit,
-    descriptor::Key,
-    remote::{
-        CounterCheck, CounterChecks, LocalShare, LocalShareBasis, Outcomes, RemoteExtent, RemoteOutcome,
-        RemoteOutcomes, Submission, SubmissionMode, Submit,
-    },
+use tollgate_counter::{algorithm::Limit, descriptor::Key};
+use tollgate_remote::{
+    CounterCheck, CounterChecks, LocalShare, LocalShareBasis, Outcomes, RemoteExtent, RemoteOutcome,
+    RemoteOutcomes, Submission, SubmissionMode, Submit,
 };
 
 use crate::{

@@ -9,7 +9,7 @@
 
 use std::{collections::VecDeque, fmt::Write, num::NonZeroU64};
 
-use tollgate_limiter::{
+use tollgate_counter::{
     algorithm::{Excess, FixedWindow, Limit, Operation, SlidingLog, SlidingWindow, Span, Window},
     time::{SECOND, Timestamp},
 };

@@ -5,14 +5,14 @@
 use std::{hint::black_box, sync::Arc};
 
 use criterion::{Criterion, Throughput};
-use tollgate_limiter::{
+use tollgate_counter::{
     algorithm::{AlgorithmName, Limit, Operation},
     descriptor::{Entry, Key, Secret},
-    limiter::{ActiveView, Descriptor, Limiter, Request},
-    rules::{ActiveRules, Allowance, KeyedDomain, KeyedRules, Rule, Rules},
-    store::{Check, Memory, OnFull, OnRefusal},
     time::{Clock, SECOND, Timestamp},
 };
+use tollgate_limiter::limiter::{ActiveView, Descriptor, Limiter, Request};
+use tollgate_rules::{ActiveRules, Allowance, KeyedDomain, KeyedRules, Rule, Rules};
+use tollgate_store::{Check, Memory, OnFull, OnRefusal};
 
 // The allocator of the program.
 #[global_allocator]

@@ -25,7 +25,8 @@ use criterion::{BenchmarkGroup, Criterion, measurement::WallTime};
 use governor::{DefaultKeyedRateLimiter, Quota, RateLimiter};
 use peak_alloc::PeakAlloc;
 use throttlecrab::PeriodicStore;
-use tollgate_limiter::{limiter::Limiter, time::Stopwatch};
+use tollgate_counter::time::Stopwatch;
+use tollgate_limiter::limiter::Limiter;
 
 #[global_allocator]
 static ALLOCATOR: PeakAlloc = PeakAlloc;

@@ -7,12 +7,12 @@
 use std::num::NonZeroU64;
 
 use peak_alloc::PeakAlloc;
-use tollgate_limiter::{
+use tollgate_counter::{
     algorithm::{Excess, FixedWindow, Limit, Operation, Rate, SlidingWindow, Span, TokenBucket, Window},
     descriptor::{Entry, Key, KeyText, Secret},
-    store::{Check, Memory, OnFull, OnRefusal},
     time::Timestamp,
 };
+use tollgate_store::{Check, Memory, OnFull, OnRefusal};
 
 #[global_allocator]
 static ALLOCATOR: PeakAlloc = PeakAlloc;

@@ -7,12 +7,12 @@
 
 use std::{fs, hint::black_box, time::Duration};
 
-use tollgate_limiter::{
+use tollgate_counter::{
     algorithm::{Excess, FixedWindow, Limit, Operation, Span, Window},
     descriptor::Key,
-    store::{Check, Epoch, Memory, OnFull, OnRefusal, SWEEP_PARTS, SlotData, SlotSource},
     time::{SECOND, Stopwatch, Timestamp},
 };
+use tollgate_store::{Check, Epoch, Memory, OnFull, OnRefusal, SWEEP_PARTS, SlotData, SlotSource};
 
 // The allocator of the program.
 #[global_allocator]

@@ -9,10 +9,8 @@ use std::{
 };
 
 use criterion::{Criterion, Throughput};
-use tollgate_limiter::{
-    descriptor::{Entry, Secret},
-    rules::{KeyedRules, Rules},
-};
+use tollgate_counter::descriptor::{Entry, Secret};
+use tollgate_rules::{KeyedRules, Rules};
 
 // The allocator of the program.
 #[global_allocator]

@@ -15,10 +15,8 @@ use std::{
 
 use dashmap::DashMap;
 use peak_alloc::PeakAlloc;
-use tollgate_limiter::{
-    store::SLOTS,
-    time::{SECOND, Stopwatch},
-};
+use tollgate_counter::time::{SECOND, Stopwatch};
+use tollgate_store::SLOTS;
 
 #[path = "../src/store/table/hash_table.rs"]
 #[allow(dead_code, reason = "the benchmark uses a part of it")]

@@ -3,7 +3,8 @@
 
 use std::{error::Error, time::Duration};
 
-use tollgate_limiter::{limiter::Limiter, shared_limiter::SharedLimiter, shared_store::SharedStoreSettings};
+use tollgate_limiter::{limiter::Limiter, shared_limiter::SharedLimiter};
+use tollgate_shared_store::SharedStoreSettings;
 
 const RULES: &str = "
 domain: mail

@@ -4,22 +4,16 @@ use std::{sync::Arc, time::Duration};
 
 use smallvec::SmallVec;
 use tokio::task::JoinSet;
+use tollgate_counter::{algorithm::Operation, resilience::Caller};
+use tollgate_remote::Remote;
+use tollgate_rules::Problems;
+use tollgate_shared_store::SharedStore;
+use tollgate_store::{HoldId, Settled};
 
-use crate::{
-    algorithm::Operation,
-    limiter::{CheckError, Checked, HoldError, Limiter, Reservation, each_entry, request},
-    remote::Remote,
-    resilience::Caller,
-    rules::Problems,
-    shared_store::SharedStore,
-    store::{HoldId, Settled},
-};
+use crate::limiter::{CheckError, Checked, HoldError, Limiter, Reservation, each_entry, request};
 
 #[doc(inline)]
-pub use crate::shared_store::{
-    ConnectError, PasswordError, PasswordSource, PasswordSources, SharedStoreSettings, SharedStoreState,
-    StoreMode, StoreTlsFiles,
-};
+pub use tollgate_shared_store::{ConnectError, PasswordError, PasswordSource, PasswordSources, SharedStoreSettings, SharedStoreState, StoreMode, StoreTlsFiles};
 
 /// A limiter with the counters in Redis or Valkey. Processes with the same prefix of keys share their counters, and
 /// exactly the limit passes, however many of them race. Needs a runtime of tokio.

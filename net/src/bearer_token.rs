@@ -2,7 +2,7 @@
 
 use std::{io, path::Path};
 
-use tollgate_limiter::files;
+use tollgate_counter::files;
 
 /// The maximum length of a token, in bytes.
 const BYTES_MAX: usize = 4096;

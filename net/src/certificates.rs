@@ -11,7 +11,7 @@ use rustls::{
     sign::{CertifiedKey, SingleCertAndKey},
     time_provider::TimeProvider,
 };
-use tollgate_limiter::{
+use tollgate_counter::{
     files,
     time::{Clock, SECOND, Timestamp},
 };

@@ -7,7 +7,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use tollgate_limiter::files;
+use tollgate_counter::files;
 
 /// Replaces the file at `path`, so that there is always a complete one: `write` fills a temporary file in its folder,
 /// which only its owner can read and which is then renamed. A symbolic link is replaced; a pipe or a device is refused.

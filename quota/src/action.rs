@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tollgate_limiter::divider::Assignment;
+use tollgate_store::divider::Assignment;
 
 /// An action for one bucket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -3,13 +3,13 @@
 use std::{mem, sync::Arc, time::Duration};
 
 use smallvec::SmallVec;
-use tollgate_limiter::{
-    algorithm::Limit,
+use tollgate_counter::{
+    algorithm::{Limit, QuotaTerms},
     descriptor::{Entry, Key},
-    divider::{ASSIGNMENT_TTL, Assignment, UNCERTAIN, is_divisible},
-    rules::{Allowance, KeyedDomain, OnOwnerUnavailable, QuotaTerms},
     time::Timestamp,
 };
+use tollgate_rules::{Allowance, KeyedDomain, OnOwnerUnavailable};
+use tollgate_store::divider::{ASSIGNMENT_TTL, Assignment, UNCERTAIN, is_divisible};
 use tollgate_wire::protobuf::{begin, nested};
 
 use crate::{QuotaSettings, action::QuotaAction, decode::IdPair};

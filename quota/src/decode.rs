@@ -2,7 +2,7 @@
 //! into them.
 
 use smallvec::SmallVec;
-use tollgate_limiter::divider::SubscriberUsage;
+use tollgate_store::divider::SubscriberUsage;
 use tollgate_wire::protobuf::{FieldValue, MalformedMessage, MessageFields};
 
 /// The reports of a message of a client, in their order.

@@ -2,10 +2,8 @@
 
 use std::time::Duration;
 
-use tollgate_limiter::{
-    algorithm::HitRate,
-    divider::{ASSIGNMENT_TTL, Assignment},
-};
+use tollgate_counter::algorithm::HitRate;
+use tollgate_store::divider::{ASSIGNMENT_TTL, Assignment};
 use tollgate_wire::protobuf::{FRAME_PREFIX_BYTES, begin, frame_prefix, nested, number};
 
 use crate::action::QuotaAction;

@@ -7,7 +7,7 @@ use std::{
 };
 
 use tokio::{runtime::Handle, task::yield_now};
-use tollgate_limiter::divider::{DividerReport, SubscriberId, SubscriberReport};
+use tollgate_store::divider::{DividerReport, SubscriberId, SubscriberReport};
 
 use crate::{
     QuotaService,

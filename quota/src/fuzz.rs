@@ -8,14 +8,13 @@ use std::{
 };
 
 use prost::Message as _;
-use tollgate_limiter::{
-    divider::Dividers,
-    limiter::Limiter,
+use tollgate_counter::{
     resilience::CallerOrigin,
-    rules::{ActiveRules, Rules},
-    store::{Memory, OnFull},
     time::{Clock, Timestamp},
 };
+use tollgate_limiter::limiter::Limiter;
+use tollgate_rules::{ActiveRules, Rules};
+use tollgate_store::{Memory, OnFull, divider::Dividers};
 use tollgate_wire::{
     proto::envoy::{
         service::rate_limit_quota::v3::{

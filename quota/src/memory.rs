@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use tollgate_limiter::{
+use tollgate_counter::{
     resilience::{CALLER_SHARE, CallerOrigin, SharedUse},
     time::Timestamp,
 };
@@ -130,7 +130,7 @@ impl Uses {
 
 #[cfg(test)]
 mod tests {
-    use tollgate_limiter::time::SECOND;
+    use tollgate_counter::time::SECOND;
 
     use super::*;
 

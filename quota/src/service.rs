@@ -12,13 +12,13 @@ use std::{
 };
 
 use tokio::time::{MissedTickBehavior, interval};
-use tollgate_limiter::{
+use tollgate_counter::{
     descriptor::Key,
-    divider::{
-        Assignments, Divide, Dividers, SUBSCRIBERS_LISTED_MAX, SubscriberId, SubscriberReport, Subscribers,
-    },
-    limiter::Limiter,
     time::{Clock, Timestamp},
+};
+use tollgate_limiter::limiter::Limiter;
+use tollgate_store::divider::{
+    Assignments, Divide, Dividers, SUBSCRIBERS_LISTED_MAX, SubscriberId, SubscriberReport, Subscribers,
 };
 use tonic::Status;
 

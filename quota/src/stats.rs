@@ -2,7 +2,7 @@
 
 use std::sync::atomic::AtomicUsize;
 
-use tollgate_limiter::metrics::{Buckets, MetricCounter};
+use tollgate_counter::metrics::{Buckets, MetricCounter};
 use tollgate_telemetry::metrics::metrics;
 
 /// What has happened to streams and their buckets.

@@ -8,15 +8,14 @@ use std::{
     task::{Context, Poll},
 };
 
-use tollgate_limiter::{
-    algorithm::Limit,
+use tollgate_counter::{
+    algorithm::{Limit, QuotaTerms},
     descriptor::Key,
-    divider::{DividerReport, SubscriberId, SubscriberReport, SubscriberUsage},
-    limiter::ActiveView,
     resilience::CallerOrigin,
-    rules::QuotaTerms,
     time::Timestamp,
 };
+use tollgate_limiter::limiter::ActiveView;
+use tollgate_store::divider::{DividerReport, SubscriberId, SubscriberReport, SubscriberUsage};
 use tonic::Status;
 
 use crate::{

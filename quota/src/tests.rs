@@ -9,14 +9,13 @@ use std::{
 
 use futures_util::task::noop_waker;
 use prost::Message;
-use tollgate_limiter::{
-    divider::Dividers,
-    limiter::Limiter,
+use tollgate_counter::{
     resilience::CallerOrigin,
-    rules::{ActiveRules, Rules},
-    store::{Memory, OnFull},
     time::{Clock, SECOND, Timestamp},
 };
+use tollgate_limiter::limiter::Limiter;
+use tollgate_rules::{ActiveRules, Rules};
+use tollgate_store::{Memory, OnFull, divider::Dividers};
 
 use super::*;
 use tollgate_wire::{
@@ -257,7 +256,7 @@ fn bucket_that_cannot_be_named_is_charged_and_never_assigned() {
             assert_eq!(told(&mut stream), []);
         }
         let view = world.service.limiter.view();
-        let entries = [tollgate_limiter::descriptor::Entry::new("budget", wrong)];
+        let entries = [tollgate_counter::descriptor::Entry::new("budget", wrong)];
         let counter = view.counter_ref("shop", &entries).unwrap();
         let state = world.memory.admin().peek(counter.key, counter.limit, world.clock.now());
         assert_eq!(state.peek.remaining, 500 - 20 * 4);
@@ -325,7 +324,7 @@ fn shadow_rule_counts_what_passes() {
     let mut stream = world.open().unwrap();
     stream.receive(&reports(vec![usage(&[("trial", "a")], 4, 0)])).unwrap();
     let view = world.service.limiter.view();
-    let entries = [tollgate_limiter::descriptor::Entry::new("trial", "a")];
+    let entries = [tollgate_counter::descriptor::Entry::new("trial", "a")];
     let counter = view.counter_ref("shop", &entries).unwrap();
     let state = world.memory.admin().peek(counter.key, counter.limit, world.clock.now());
     assert_eq!(state.peek.remaining, 1);

@@ -2,10 +2,8 @@
 
 use std::sync::Arc;
 
-use tollgate_limiter::{
-    rules::{ActiveRules, FileSettings, OverlayFile, RuleLoader, Watcher},
-    time::Clock,
-};
+use tollgate_counter::time::Clock;
+use tollgate_rules::{ActiveRules, FileSettings, OverlayFile, RuleLoader, Watcher};
 
 mod place;
 mod tls_files;

@@ -2,10 +2,8 @@
 
 use std::{collections::HashSet, time::Duration};
 
-use tollgate_limiter::{
-    limiter::{Answer, Modes, Status},
-    rules::{DenialBody, DenialTemplate, DenialValues, KeyedRules},
-};
+use tollgate_limiter::limiter::{Answer, Modes, Status};
+use tollgate_rules::{DenialBody, DenialTemplate, DenialValues, KeyedRules};
 
 /// The title of a refusal by a limit.
 const QUOTA_EXCEEDED: &str = "Request cannot be satisfied as assigned quota has been exceeded";
@@ -160,7 +158,8 @@ fn decisive_of<'a, 's: 'a>(
 mod tests {
     use std::sync::Arc;
 
-    use tollgate_limiter::{descriptor::Secret, rules::Rules};
+    use tollgate_counter::descriptor::Secret;
+    use tollgate_rules::Rules;
 
     use super::*;
 

@@ -1,11 +1,11 @@
 //! Logs a sample of denials: the first few of each second.
 
-use tollgate_limiter::{
+use tollgate_counter::{
     algorithm::Operation,
     descriptor::{self, Entry},
-    limiter::{Answer, Request},
     time::Timestamp,
 };
+use tollgate_limiter::limiter::{Answer, Request};
 use tollgate_telemetry::{logs, sampler::Sampler};
 use tracing::info;
 

@@ -4,12 +4,9 @@
 use std::time::Duration;
 
 use smallvec::SmallVec;
-use tollgate_limiter::{
-    algorithm::Operation,
-    descriptor::Entry,
-    limiter::{self, Override, RequestBounds, TooLarge, UnknownUnit},
-    rules::Unit,
-};
+use tollgate_counter::{algorithm::Operation, descriptor::Entry};
+use tollgate_limiter::limiter::{self, Override, RequestBounds, TooLarge, UnknownUnit};
+use tollgate_rules::Unit;
 use tollgate_wire::protobuf::{FieldValue, MalformedMessage, MessageFields};
 
 /// Decoded descriptors.

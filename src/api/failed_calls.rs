@@ -9,7 +9,7 @@ use std::{
     sync::{Mutex, MutexGuard, PoisonError},
 };
 
-use tollgate_limiter::{printable, time::Timestamp};
+use tollgate_counter::{printable, time::Timestamp};
 use tollgate_telemetry::{logs, sampler::Sampler};
 use tonic::Code;
 use tracing::warn;

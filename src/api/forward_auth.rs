@@ -209,7 +209,7 @@ impl fmt::Display for BadHeader<'_> {
 
 #[cfg(test)]
 mod tests {
-    use tollgate_limiter::descriptor::escaped;
+    use tollgate_counter::descriptor::escaped;
 
     use super::*;
 

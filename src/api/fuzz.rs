@@ -17,13 +17,13 @@ use tokio::{
     runtime::{self, Runtime},
     sync::watch,
 };
-use tollgate_limiter::{
+use tollgate_counter::{
     descriptor::Secret,
-    limiter::Limiter,
-    rules::{ActiveRules, Rules},
-    store::{Memory, OnFull},
     time::{Clock, Timestamp},
 };
+use tollgate_limiter::limiter::Limiter;
+use tollgate_rules::{ActiveRules, Rules};
+use tollgate_store::{Memory, OnFull};
 use tollgate_wire::proto::envoy::service::ratelimit::v3::RateLimitRequest;
 use tonic::codegen::Service as _;
 

@@ -5,10 +5,8 @@
 
 use std::time::Duration;
 
-use tollgate_limiter::{
-    limiter::{ActiveView, DecidedElsewhere, Elsewhere},
-    resilience::Caller,
-};
+use tollgate_counter::resilience::Caller;
+use tollgate_limiter::limiter::{ActiveView, DecidedElsewhere, Elsewhere};
 
 use crate::api::{
     Api, Error,

@@ -12,7 +12,7 @@ use axum::{
     routing::{get, post},
 };
 use tokio::sync::{Semaphore, watch};
-use tollgate_limiter::{printable, resilience::Caller};
+use tollgate_counter::{printable, resilience::Caller};
 use tollgate_wire::proto::google::rpc;
 use tonic::Code;
 

@@ -5,10 +5,8 @@ use std::{
     time::Duration,
 };
 
-use tollgate_limiter::{
-    limiter::{HoldError, LimiterError},
-    metrics::{Histogram, MetricCounter, micros},
-};
+use tollgate_counter::metrics::{Histogram, MetricCounter, micros};
+use tollgate_limiter::limiter::{HoldError, LimiterError};
 use tollgate_telemetry::metrics::metrics;
 
 use crate::api::{

@@ -5,10 +5,8 @@ use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
 };
 
-use tollgate_limiter::{
-    descriptor::Entry,
-    rules::{EntryMatch, MatchKind, Network, NetworkGroup, address},
-};
+use tollgate_counter::descriptor::Entry;
+use tollgate_rules::{EntryMatch, MatchKind, Network, NetworkGroup, address};
 
 /// The value that stands for that of `entry`, which matches in this way. `hash` hashes values.
 pub(super) fn pseudonym<'r>(

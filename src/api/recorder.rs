@@ -12,13 +12,13 @@ use std::{
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use tokio::sync::Notify;
-use tollgate_limiter::{
+use tollgate_counter::{
     algorithm::Operation,
     descriptor::{self, Entry, KeyText, Secret},
-    limiter::{ActiveView, Descriptor, Limiter, Request},
-    rules::{KeyedDomain, KeyedRules},
     time::Timestamp,
 };
+use tollgate_limiter::limiter::{ActiveView, Descriptor, Limiter, Request};
+use tollgate_rules::{KeyedDomain, KeyedRules};
 
 use crate::api::pseudonym;
 

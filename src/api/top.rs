@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use axum::{Json, Router, extract::State, routing::get};
 use serde_json::{Value, json};
-use tollgate_limiter::{limiter::LimiterMetrics, metrics::TopKeys};
+use tollgate_counter::metrics::TopKeys;
+use tollgate_limiter::limiter::LimiterMetrics;
 
 /// Maximum number of listed keys.
 const LISTED_MAX: usize = 100;

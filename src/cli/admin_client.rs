@@ -12,7 +12,7 @@ use axum::{
 use clap::{Arg, ArgMatches, ValueHint, value_parser};
 use serde_json::Value;
 use tokio::{net::TcpStream, time::timeout};
-use tollgate_limiter::printable;
+use tollgate_counter::printable;
 use tollgate_net::http_client::{self, HttpResponse};
 
 use crate::cli::command::block_on;

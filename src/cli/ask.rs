@@ -5,7 +5,7 @@ use std::{process::ExitCode, time::Duration};
 use clap::{ArgMatches, Command};
 use prost::Message as _;
 use tokio::time::timeout;
-use tollgate_limiter::printable::escaped;
+use tollgate_counter::printable::escaped;
 use tollgate_telemetry::causes;
 use tollgate_wire::{
     descriptor_text,

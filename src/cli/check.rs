@@ -5,11 +5,9 @@ use std::{path::PathBuf, process::ExitCode};
 use clap::{Arg, ArgAction, ArgMatches, Command, ValueHint, value_parser};
 use serde::Serialize;
 use serde_json::Value as Json;
-use tollgate_limiter::{
-    algorithm::{AlgorithmName, Excess},
-    divider::is_divisible,
-    rules::{self, OnOwnerUnavailable, Problem, Problems, Rule, RuleOrigin, Rules},
-};
+use tollgate_counter::algorithm::{AlgorithmName, Excess};
+use tollgate_rules::{OnOwnerUnavailable, Problem, Problems, Rule, RuleOrigin, Rules};
+use tollgate_store::divider::is_divisible;
 
 use crate::cli::command::{examples, print_line};
 
@@ -31,7 +29,7 @@ pub(super) fn command() -> Command {
 
 pub(super) fn run(matches: &ArgMatches) -> ExitCode {
     let path = matches.get_one::<PathBuf>("path").expect("clap requires it");
-    let mut checked = rules::load(path);
+    let mut checked = tollgate_rules::load(path);
     if let (Ok(rules), true) = (&mut checked, matches.get_flag("rlqs")) {
         warn_of_undivided(rules);
     }

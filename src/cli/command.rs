@@ -6,7 +6,7 @@ use std::{
 };
 
 use tokio::runtime;
-use tollgate_limiter::printable;
+use tollgate_counter::printable;
 
 /// The exit code for a request over its limit.
 pub(super) const OVER_LIMIT: u8 = 2;

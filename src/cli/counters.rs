@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use clap::{Arg, ArgAction, ArgGroup, ArgMatches, Command, value_parser};
 use serde_json::{Value, json};
-use tollgate_limiter::printable::escaped;
+use tollgate_counter::printable::escaped;
 use tollgate_wire::{
     descriptor_text, proto::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::Entry,
 };

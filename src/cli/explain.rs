@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use clap::{ArgMatches, Command};
 use serde_json::Value;
-use tollgate_limiter::printable::escaped;
+use tollgate_counter::printable::escaped;
 use tollgate_wire::descriptor_text;
 
 use crate::cli::{

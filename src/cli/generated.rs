@@ -5,7 +5,6 @@ use std::{io, process::ExitCode};
 use clap::{Arg, ArgMatches, Command, builder::PossibleValuesParser, value_parser};
 use clap_complete::{Shell, generate};
 use clap_mangen::Man;
-use tollgate_limiter::rules;
 
 use crate::{
     cli::command::{examples, print},
@@ -31,7 +30,7 @@ pub(super) fn schema_command() -> Command {
 /// Prints the schema of a kind of file.
 pub(super) fn schema(matches: &ArgMatches) -> ExitCode {
     let of = matches.get_one::<String>("of").expect("clap requires it");
-    let text = if of == RULES { rules::json_schema() } else { settings::json_schema() };
+    let text = if of == RULES { tollgate_rules::json_schema() } else { settings::json_schema() };
     print(format!("{text:#}\n").as_bytes())
 }
 

@@ -15,7 +15,7 @@ use tokio::{
     sync::mpsc,
     task::JoinSet,
 };
-use tollgate_limiter::time::{Clock, Stopwatch};
+use tollgate_counter::time::{Clock, Stopwatch};
 use tollgate_telemetry::logs;
 use tracing::{error, info, warn};
 

@@ -3,11 +3,11 @@
 use std::{fs, hash::Hasher, path::Path, time::Duration};
 
 use siphasher::sip::SipHasher13;
-use tollgate_limiter::{
+use tollgate_counter::{
     files::fuzz::temporary,
-    store::OnFull,
     time::{SECOND, Timestamp},
 };
+use tollgate_store::OnFull;
 
 use crate::persistence::{Persistence, PersistenceSettings};
 

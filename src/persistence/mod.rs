@@ -13,12 +13,11 @@ use tokio::{
     task::spawn_blocking,
     time::{Instant, sleep, timeout_at},
 };
-use tollgate_limiter::{
+use tollgate_counter::{
     descriptor::Secret,
-    divider::Dividers,
-    store::{Epoch, Memory, OnFull, Slot, SlotSource, StoredSlot},
     time::{Clock, Timestamp},
 };
+use tollgate_store::{Epoch, Memory, OnFull, Slot, SlotSource, StoredSlot, divider::Dividers};
 use tracing::{debug, error, info};
 
 #[cfg(any(test, fuzzing))]

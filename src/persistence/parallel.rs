@@ -10,7 +10,8 @@ use std::{
     time::Duration,
 };
 
-use tollgate_limiter::{rules::set_idle_priority, time::Stopwatch};
+use tollgate_counter::time::Stopwatch;
+use tollgate_rules::set_idle_priority;
 
 /// The maximum number of threads. More threads would only wait for the file.
 const THREADS_MAX: usize = 8;

@@ -13,13 +13,9 @@ use std::{
 
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use siphasher::sip::SipHasher13;
-use tollgate_limiter::{
-    descriptor::Secret,
-    files,
-    store::{EncodedSlot, Epoch, Memory, Slot, SlotSource, StoredSlot},
-    time::Timestamp,
-};
+use tollgate_counter::{descriptor::Secret, files, time::Timestamp};
 use tollgate_net::private_file;
+use tollgate_store::{EncodedSlot, Epoch, Memory, Slot, SlotSource, StoredSlot};
 
 use crate::persistence::parallel::{WorkPriority, map_in_any_order};
 
@@ -238,15 +234,15 @@ mod tests {
         sync::atomic::{AtomicUsize, Ordering},
     };
 
-    use tollgate_limiter::{
+    use tollgate_counter::{
         algorithm::{
             Limit, Operation,
             laws::{every_limit, with_penalty},
         },
         descriptor::KeyText,
-        store::{Check, OnFull, OnRefusal, SlotData},
         time::SECOND,
     };
+    use tollgate_store::{Check, OnFull, OnRefusal, SlotData};
 
     use super::*;
 

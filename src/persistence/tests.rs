@@ -1,13 +1,13 @@
 use std::{fs, path::Path};
 
-use tollgate_limiter::{
+use tollgate_counter::{
     algorithm::{Limit, Operation, laws::every_limit},
     descriptor::KeyText,
-    store::{
-        Check, Checks, HOLD_TTL_DEFAULT, HoldId, HoldTerms, OnExpiry, OnRefusal, SettleOutcome, SlotData,
-        UnknownId,
-    },
     time::SECOND,
+};
+use tollgate_store::{
+    Check, Checks, HOLD_TTL_DEFAULT, HoldId, HoldTerms, OnExpiry, OnRefusal, SettleOutcome, SlotData,
+    UnknownId,
 };
 
 use super::*;

@@ -4,16 +4,16 @@ use std::sync::Arc;
 
 use tokio::{sync::watch, task::JoinSet, time::sleep};
 use tollgate_cluster::Cluster;
-use tollgate_limiter::{
-    limiter::{self, Limiter},
-    remote::Remote,
+use tollgate_counter::{
     resilience::CallerRegistry,
-    rules::{ActiveRules, RuleStatsRegistry},
-    shared_store::SharedStore,
-    store::{Lead, Memory, SWEEP_PARTS, SWEEP_ROUND},
     time::{Clock, ClockOutOfRange, ClockStep, FOLLOW_EVERY},
 };
+use tollgate_limiter::limiter::{self, Limiter};
 use tollgate_quota::QuotaService;
+use tollgate_remote::Remote;
+use tollgate_rules::{ActiveRules, RuleStatsRegistry};
+use tollgate_shared_store::SharedStore;
+use tollgate_store::{Lead, Memory, SWEEP_PARTS, SWEEP_ROUND};
 use tollgate_telemetry::{logs::LogControl, traces::Traces};
 use tollgate_wire::proto::DESCRIPTORS;
 use tonic::service::Routes;

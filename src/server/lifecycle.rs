@@ -4,11 +4,9 @@ use std::{sync::Arc, time::Duration};
 
 use tokio::{sync::watch, time::timeout};
 use tollgate_cluster::{Cluster, LinkTrust};
-use tollgate_limiter::{
-    rules::ActiveRules,
-    shared_store::{self, SharedStore},
-    time::Clock,
-};
+use tollgate_counter::time::Clock;
+use tollgate_rules::ActiveRules;
+use tollgate_shared_store::SharedStore;
 use tonic_health::{ServingStatus, server::HealthReporter};
 use tracing::{info, warn};
 
@@ -80,8 +78,8 @@ impl Probe {
     /// Why the shared store cannot be used.
     fn store_problem(&self) -> Option<String> {
         match self.shared_store.as_ref()?.state() {
-            shared_store::SharedStoreState::Ready => None,
-            shared_store::SharedStoreState::Unavailable(reason) => {
+            tollgate_shared_store::SharedStoreState::Ready => None,
+            tollgate_shared_store::SharedStoreState::Unavailable(reason) => {
                 Some(format!("the shared store cannot be used: {reason}"))
             }
         }

@@ -8,10 +8,8 @@ use tokio::{
     time::timeout,
 };
 use tollgate_cluster::link;
-use tollgate_limiter::{
-    shared_store::PasswordError,
-    time::{Clock, ClockOutOfRange},
-};
+use tollgate_counter::time::{Clock, ClockOutOfRange};
+use tollgate_shared_store::PasswordError;
 use tollgate_telemetry::{
     logs::LogControl,
     traces::{self, Traces},

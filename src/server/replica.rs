@@ -6,7 +6,8 @@ use tollgate_cluster::{
     Cluster,
     link::{self, LinkListener},
 };
-use tollgate_limiter::{descriptor::Secret, rules::ActiveRules, time::Clock};
+use tollgate_counter::{descriptor::Secret, time::Clock};
+use tollgate_rules::ActiveRules;
 use tracing::{info, warn};
 
 use crate::{

@@ -13,7 +13,7 @@ use axum::{
     http::{HeaderValue, Request, Response},
 };
 use hyper::body::{Body as _, Bytes};
-use tollgate_limiter::resilience::{Caller, CallerOrigin, CallerRegistry};
+use tollgate_counter::resilience::{Caller, CallerOrigin, CallerRegistry};
 use tollgate_quota::QuotaService;
 use tonic::{Code, Status, codegen::Service as _};
 

@@ -9,7 +9,8 @@ use tokio::{
     time::{Instant, sleep, timeout_at},
 };
 use tollgate_cluster::Cluster;
-use tollgate_limiter::{rules::ActiveRules, time::Clock};
+use tollgate_counter::time::Clock;
+use tollgate_rules::ActiveRules;
 use tollgate_telemetry::traces::Traces;
 use tracing::{field::display, info, warn};
 

@@ -5,7 +5,7 @@ use std::sync::{
     atomic::{AtomicU64, Ordering::Relaxed},
 };
 
-use tollgate_limiter::{
+use tollgate_counter::{
     metrics::MetricCounter,
     time::{SECOND, Timestamp},
 };

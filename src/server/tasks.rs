@@ -2,7 +2,7 @@
 
 use tokio::task::JoinSet;
 use tollgate_cluster::link;
-use tollgate_limiter::time::ClockOutOfRange;
+use tollgate_counter::time::ClockOutOfRange;
 
 use crate::server::ServiceError;
 

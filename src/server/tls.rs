@@ -14,13 +14,11 @@ use rustls::{
     },
     sign::SingleCertAndKey,
 };
-use tollgate_limiter::{
-    file_watch::{FileWatch, WatchedFiles, fingerprint, read_blocking},
-    time::Clock,
-};
+use tollgate_counter::time::Clock;
 use tollgate_net::certificates::{
     BadFile, OwnCertificate, SystemTime, authorities, own_certificate, read_file, rfc3339, unix_time,
 };
+use tollgate_rules::file_watch::{FileWatch, WatchedFiles, fingerprint, read_blocking};
 use tracing::{error, info};
 
 use crate::{

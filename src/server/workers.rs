@@ -17,7 +17,7 @@ use tokio::{
     sync::{mpsc, oneshot},
     task::JoinSet,
 };
-use tollgate_limiter::time::Stopwatch;
+use tollgate_counter::time::Stopwatch;
 use tracing::warn;
 
 /// Time for blocking calls of a worker to finish at shutdown.

@@ -3,8 +3,10 @@
 use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
 use axum::http::HeaderName;
-use tollgate_limiter::{limiter, shared_store::is_prefix, store::OnFull};
+use tollgate_limiter::limiter;
+use tollgate_shared_store::is_prefix;
 use tollgate_sources::{RuleLocation, xds};
+use tollgate_store::OnFull;
 use tollgate_telemetry::logs::{self, Denials, LogFormat};
 
 use crate::{
@@ -333,7 +335,7 @@ settings! {
     }
     "log." Always "Log" use log: logs::LogSettings {
         level: String = text("LEVEL", LOG_LEVEL, |text| logs::filter(text).is_ok()) => "info"
-            "Log level: error, warn, info, debug, trace or off, also per module, as in info,tollgate_limiter::rules=debug. Libraries log errors only, unless their module is named, as in info,h2=warn.";
+            "Log level: error, warn, info, debug, trace or off, also per module, as in info,tollgate_rules=debug. Libraries log errors only, unless their module is named, as in info,h2=warn.";
         format: LogFormat = one_of(&[("text", LogFormat::Text), ("json", LogFormat::Json)]) => "text"
             "Log format: text or json.";
         denials: Denials = read("RATE", Denials::EXPECTED) => "off"

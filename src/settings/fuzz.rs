@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use tollgate_limiter::files::fuzz::temporary;
+use tollgate_counter::files::fuzz::temporary;
 
 use crate::settings::{CATALOG, Setting, SettingsSources};
 

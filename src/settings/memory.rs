@@ -6,8 +6,6 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use tollgate_limiter::store;
-
 /// The memory of a gRPC connection: as measured idle with TLS, and the unsent replies that it may always have.
 const GRPC_CONNECTION_BYTES: u64 = 64 * 1024;
 /// The memory of an HTTP connection, as measured idle with TLS.
@@ -57,7 +55,9 @@ impl MemoryShare {
     /// The minimum that may be set, in bytes.
     pub(super) fn bytes_min(self) -> u64 {
         match self {
-            Self::Counters | Self::GrpcConnections | Self::HttpConnections | Self::Quotas => store::BYTES_MIN,
+            Self::Counters | Self::GrpcConnections | Self::HttpConnections | Self::Quotas => {
+                tollgate_store::BYTES_MIN
+            }
             // A message of the maximum size with its overhead.
             Self::Requests | Self::Replies => 8 * 1024 * 1024,
         }

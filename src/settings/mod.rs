@@ -50,7 +50,7 @@ pub struct Settings {
     /// The cluster, if there is one.
     pub cluster: Option<tollgate_cluster::ClusterSettings>,
     /// The store that replicas share, if there is one.
-    pub shared_store: Option<tollgate_limiter::shared_store::SharedStoreSettings>,
+    pub shared_store: Option<tollgate_shared_store::SharedStoreSettings>,
     /// The modes of the limiter.
     pub limiter: limiter::Modes,
     /// The API.

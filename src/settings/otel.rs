@@ -1,6 +1,6 @@
 //! The destination of traces from OpenTelemetry's environment variables.
 
-use tollgate_limiter::printable;
+use tollgate_counter::printable;
 use tollgate_telemetry::traces;
 
 /// The variables for the endpoint of the collector, the more specific one first.

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use tollgate_limiter::rules::FileSettings;
+use tollgate_rules::FileSettings;
 use tollgate_sources::{
     ClientTlsFiles, RuleLocation, RuleSourceSettings,
     url::{self, Address},

@@ -2,10 +2,8 @@
 
 use std::time::Duration;
 
-use tollgate_limiter::{
-    shared_store::{self, PasswordSource, PasswordSources, SharedStoreSettings, StoreTlsFiles},
-    store::OnFull,
-};
+use tollgate_shared_store::{PasswordSource, PasswordSources, SharedStoreSettings, StoreTlsFiles};
+use tollgate_store::OnFull;
 
 use crate::settings::{catalog::Redis, conflicts::Conflicts, value_type::RedisMode};
 
@@ -22,9 +20,11 @@ impl Redis {
         SharedStoreSettings {
             urls: self.urls,
             mode: match self.mode {
-                RedisMode::Standalone => shared_store::StoreMode::Standalone,
-                RedisMode::Sentinel => shared_store::StoreMode::Sentinel { service: self.sentinel_service },
-                RedisMode::Cluster => shared_store::StoreMode::Cluster,
+                RedisMode::Standalone => tollgate_shared_store::StoreMode::Standalone,
+                RedisMode::Sentinel => {
+                    tollgate_shared_store::StoreMode::Sentinel { service: self.sentinel_service }
+                }
+                RedisMode::Cluster => tollgate_shared_store::StoreMode::Cluster,
             },
             username: self.username,
             sentinel_username: self.sentinel_username,
@@ -57,7 +57,7 @@ impl Redis {
 
 #[cfg(test)]
 mod tests {
-    use tollgate_limiter::shared_store::StoreMode;
+    use tollgate_shared_store::StoreMode;
 
     use super::*;
     use crate::settings::{

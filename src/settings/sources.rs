@@ -3,11 +3,9 @@
 use std::{collections::BTreeMap, io, path::PathBuf};
 
 use config::{Config, ConfigError, Environment, Source, ValueKind};
-use tollgate_limiter::{
-    files,
-    shared_store::{PasswordSource, PasswordSources},
-    yaml::{self, Mark, YamlNode, YamlPair, YamlValue},
-};
+use tollgate_counter::files;
+use tollgate_rules::yaml::{self, Mark, YamlNode, YamlPair, YamlValue};
+use tollgate_shared_store::{PasswordSource, PasswordSources};
 
 use crate::{
     api::admin::{EffectiveSetting, SettingOrigin},

@@ -11,7 +11,7 @@ use bytesize::ByteSize;
 use jiff::SignedDuration;
 use serde_json::{Value as Json, json};
 use tollgate_cluster::link;
-use tollgate_limiter::{printable, shared_store};
+use tollgate_counter::printable;
 use tollgate_sources::url::Address;
 
 use crate::settings::{listeners::CertificateName, memory::MemoryShare};
@@ -267,7 +267,7 @@ pub(super) fn path() -> Parser<PathBuf> {
 /// A comma list of addresses of Redis servers.
 pub(super) fn redis_urls() -> Parser<Vec<String>> {
     let expected = "redis://HOST:PORT or rediss://HOST:PORT without a password, several separated by commas";
-    list("URL[,URL]...", expected, |url| shared_store::is_url(url).then(|| url.to_owned()))
+    list("URL[,URL]...", expected, |url| tollgate_shared_store::is_url(url).then(|| url.to_owned()))
 }
 
 /// Names of hosts.

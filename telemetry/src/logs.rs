@@ -68,7 +68,7 @@ pub struct DroppedLines {
 /// An invalid level.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "`{0}` is not a level; allowed are error, warn, info, debug, trace or off, also per module, as in info,tollgate_limiter::rules=debug"
+    "`{0}` is not a level; allowed are error, warn, info, debug, trace or off, also per module, as in info,tollgate_rules=debug"
 )]
 pub struct LevelError(String);
 

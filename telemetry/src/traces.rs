@@ -12,7 +12,7 @@ use opentelemetry_sdk::{
     Resource,
     trace::{SdkTracer, SdkTracerProvider, Span},
 };
-use tollgate_limiter::files;
+use tollgate_counter::files;
 use tonic::transport::{Certificate, ClientTlsConfig};
 use tracing::warn;
 

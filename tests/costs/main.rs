@@ -12,7 +12,7 @@ use tollgate::{
     server::{ListenerAddresses, Server},
     settings::{Setting, Settings, SettingsSources},
 };
-use tollgate_limiter::time::Clock;
+use tollgate_counter::time::Clock;
 use tollgate_wire::proto::envoy::{
     extensions::common::ratelimit::v3::{RateLimitDescriptor, rate_limit_descriptor::Entry},
     service::ratelimit::v3::{RateLimitRequest, RateLimitResponse, rate_limit_response::Code},

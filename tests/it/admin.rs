@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio::sync::mpsc;
 use tollgate::server::{Server, ServiceError};
-use tollgate_limiter::time::Clock;
+use tollgate_counter::time::Clock;
 use tollgate_telemetry::logs::LogControl;
 
 use crate::{

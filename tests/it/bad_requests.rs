@@ -3,7 +3,7 @@
 use prost::Message;
 use serde_json::Value;
 use tollgate::api::json::request_text;
-use tollgate_limiter::descriptor::escaped;
+use tollgate_counter::descriptor::escaped;
 use tollgate_wire::proto::{
     envoy::{
         extensions::common::ratelimit::v3::{RateLimitDescriptor, rate_limit_descriptor::RateLimitOverride},

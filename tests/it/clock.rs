@@ -1,7 +1,7 @@
 //! A machine whose clock jumps ahead and is corrected.
 
 use tollgate::server::Server;
-use tollgate_limiter::time::{Clock, SECOND, Timestamp};
+use tollgate_counter::time::{Clock, SECOND, Timestamp};
 
 use crate::{
     harness::{Service, cluster_view, http, replica, request_for, settings, until, until_linked},

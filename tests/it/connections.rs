@@ -13,7 +13,7 @@ use tokio::{
     time::timeout,
 };
 use tollgate::server::Server;
-use tollgate_limiter::time::Clock;
+use tollgate_counter::time::Clock;
 use tollgate_wire::proto::envoy::service::ratelimit::v3::rate_limit_service_client::RateLimitServiceClient;
 use tonic::transport::Channel;
 

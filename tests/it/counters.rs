@@ -2,14 +2,14 @@
 
 use std::{sync::Arc, time::Duration};
 
-use tollgate_limiter::{
+use tollgate_counter::{
     algorithm::{AlgorithmName, Operation},
     descriptor::{Entry, Secret},
-    limiter::{Descriptor, Limiter, Request},
-    rules::{ActiveRules, Rules},
-    store::{Memory, OnFull},
     time::Clock,
 };
+use tollgate_limiter::limiter::{Descriptor, Limiter, Request};
+use tollgate_rules::{ActiveRules, Rules};
+use tollgate_store::{Memory, OnFull};
 
 use crate::harness::START;
 

@@ -43,7 +43,7 @@ fn rule_examples_of_readme_and_algorithms_page_compile() {
         for block in blocks {
             let file = tempfile::NamedTempFile::new().unwrap();
             fs::write(&file, block).unwrap();
-            let rules = tollgate_limiter::rules::load(file.path()).unwrap();
+            let rules = tollgate_rules::load(file.path()).unwrap();
             assert_eq!((rules.warnings(), rules.is_empty()), (&[][..], false), "{page}: {block}");
         }
     }

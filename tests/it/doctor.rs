@@ -4,7 +4,7 @@ use std::{fs, process::Output, time::Duration};
 
 use serde_json::{Value, json};
 use tokio::{net::TcpListener, process::Command, time::timeout};
-use tollgate_limiter::time::Timestamp;
+use tollgate_counter::time::Timestamp;
 
 use crate::{
     certificates::{Authority, Files, borrowed},

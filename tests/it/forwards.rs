@@ -13,17 +13,17 @@ use std::{
 use tempfile::TempDir;
 use tokio::task::JoinSet;
 use tollgate_cluster::{Cluster, Trust, link};
-use tollgate_limiter::{
+use tollgate_counter::{
     algorithm::{Classic, Excess, FixedWindow, Limit, Operation, Window},
     descriptor::{Entry, Key, KeyText, Secret},
-    remote::{Remote, RemoteHoldError},
     resilience::{Caller, Overloaded},
-    rules::{ActiveRules, ForwardPolicy, OnOwnerUnavailable},
-    store::{
-        Check, CheckRole, Checks, CounterOperation, HOLD_TTL_MAX, HoldId, HoldOutcome, HoldTerms, IdMemory,
-        Memory, OnExpiry, OnFull, OnRefusal, Refusal, Reserved, SettleOutcome, Settled, UnknownId,
-    },
     time::{Clock, SECOND},
+};
+use tollgate_remote::{Remote, RemoteHoldError};
+use tollgate_rules::{ActiveRules, ForwardPolicy, OnOwnerUnavailable};
+use tollgate_store::{
+    Check, CheckRole, Checks, CounterOperation, HOLD_TTL_MAX, HoldId, HoldOutcome, HoldTerms, IdMemory,
+    Memory, OnExpiry, OnFull, OnRefusal, Refusal, Reserved, SettleOutcome, Settled, UnknownId,
 };
 
 use crate::harness::until;

@@ -14,7 +14,7 @@ use tollgate::{
     server::{ListenerAddresses, Server, ServerStats, ServiceError, WorkerPool},
     settings::{Setting, Settings, SettingsSources},
 };
-use tollgate_limiter::time::{Clock, Timestamp};
+use tollgate_counter::time::{Clock, Timestamp};
 use tollgate_wire::proto::envoy::{
     extensions::common::ratelimit::v3::{RateLimitDescriptor, rate_limit_descriptor::Entry},
     service::ratelimit::v3::{

@@ -7,7 +7,7 @@ use tokio::{
     time::timeout,
 };
 use tollgate::server::{Server, ServiceError};
-use tollgate_limiter::time::{Clock, Stopwatch};
+use tollgate_counter::time::{Clock, Stopwatch};
 use tonic::transport::Channel;
 use tonic_health::pb::{
     HealthCheckRequest, health_check_response::ServingStatus, health_client::HealthClient,

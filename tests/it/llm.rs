@@ -151,6 +151,6 @@ fn rules_of_ten_thousand_tenants_fit_into_a_file() {
     assert!((4_500_000..5_500_000).contains(&text.len()), "{} bytes", text.len());
     let file = tempfile::NamedTempFile::new().unwrap();
     fs::write(&file, text).unwrap();
-    let rules = tollgate_limiter::rules::load(file.path()).unwrap();
+    let rules = tollgate_rules::load(file.path()).unwrap();
     assert_eq!((rules.len(), rules.warnings()), (40_004, &[][..]));
 }

@@ -7,7 +7,7 @@ use tollgate::server::{
     Server, ServiceError, cluster_metrics, replica_metrics, rlqs_metrics, rules_url_metrics,
     shared_store_metrics, xds_metrics,
 };
-use tollgate_limiter::time::Clock;
+use tollgate_counter::time::Clock;
 use tollgate_wire::proto::envoy::{
     extensions::common::ratelimit::v3::rate_limit_descriptor::RateLimitOverride,
     service::ratelimit::v3::RateLimitRequest,

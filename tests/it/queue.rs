@@ -9,13 +9,10 @@ use tokio::{
     time::{Instant, timeout},
 };
 use tollgate::api::{self, Api, ApiKind, Call, Method, ResetPrecision};
-use tollgate_limiter::{
-    limiter::Limiter,
-    resilience::Caller,
-    rules::{ActiveRules, Rules},
-    store::{Memory, OnFull},
-    time::Clock,
-};
+use tollgate_counter::{resilience::Caller, time::Clock};
+use tollgate_limiter::limiter::Limiter;
+use tollgate_rules::{ActiveRules, Rules};
+use tollgate_store::{Memory, OnFull};
 use tollgate_wire::proto::envoy::service::ratelimit::v3::{
     RateLimitRequest, RateLimitResponse, rate_limit_response::Code,
 };

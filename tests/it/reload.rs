@@ -12,10 +12,8 @@ use std::{
 
 use tempfile::TempDir;
 use tokio::{task::JoinHandle, time};
-use tollgate_limiter::{
-    rules::{ActiveRules, FileSettings, Watcher},
-    time::{Clock, Timestamp},
-};
+use tollgate_counter::time::{Clock, Timestamp};
+use tollgate_rules::{ActiveRules, FileSettings, Watcher};
 
 use crate::log::Log;
 

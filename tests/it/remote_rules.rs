@@ -5,7 +5,8 @@ use std::{fs, sync::Arc, time::Duration};
 use serde_json::Value;
 use tempfile::TempDir;
 use tokio::task::JoinHandle;
-use tollgate_limiter::{rules::ActiveRules, time::Clock};
+use tollgate_counter::time::Clock;
+use tollgate_rules::ActiveRules;
 use tollgate_sources::{SourceSettings, url};
 
 use crate::{

@@ -10,10 +10,8 @@ use std::{
 };
 
 use proptest::prelude::*;
-use tollgate_limiter::{
-    algorithm::Operation,
-    rules::{ActiveRules, Rules},
-};
+use tollgate_counter::algorithm::Operation;
+use tollgate_rules::{ActiveRules, Rules};
 
 use crate::{
     counters::{COUNT_PRESERVING, Counters, SHARE_PRESERVING, apply, every_rule, remaining, rule, rules},

@@ -22,7 +22,7 @@ use tokio::{
 };
 use tokio_rustls::{TlsConnector, client::TlsStream};
 use tollgate::server::{Server, ServiceError};
-use tollgate_limiter::time::Clock;
+use tollgate_counter::time::Clock;
 use tollgate_wire::proto::envoy::service::ratelimit::v3::{
     RateLimitRequest, rate_limit_service_client::RateLimitServiceClient,
 };
@@ -240,7 +240,7 @@ async fn certificate_not_valid_yet_is_loaded_when_valid() {
     let figures = || &service.counters.grpc;
     let day = Duration::from_secs(24 * 60 * 60);
     // The clock moves to 1999, before any certificate is valid.
-    service.clock.set(tollgate_limiter::time::Timestamp::from_nanos(29 * 365 * day.as_nanos() as u64));
+    service.clock.set(tollgate_counter::time::Timestamp::from_nanos(29 * 365 * day.as_nanos() as u64));
     files.replace(&ours.server());
     until(async || (figures().certificate_errors.get() == 1).then_some(())).await;
     service.clock.set(START);

@@ -9,10 +9,8 @@ use std::{
     time::Duration,
 };
 
-use tollgate_limiter::{
-    algorithm::{AlgorithmName, Operation},
-    rules::{ActiveRules, Rules},
-};
+use tollgate_counter::algorithm::{AlgorithmName, Operation};
+use tollgate_rules::{ActiveRules, Rules};
 
 use crate::{
     counters::{Counters, apply, apply_to, every_rule, rule, rules},

@@ -3,15 +3,15 @@
 use std::{num::NonZeroU64, time::Duration};
 
 use rand::{RngExt, SeedableRng, rngs::StdRng};
-use tollgate_limiter::{
+use tollgate_counter::{
     algorithm::{
         Decision, Excess, FixedWindow, Limit, Operation, Rate, SlidingLog, SlidingWindow, Span,
         SteppedBucket, TokenBucket, Verdict, Window, laws,
     },
-    rules::OnOwnerUnavailable,
-    store::{Checks, HoldId, HoldTerms, Memory, OnExpiry, OnFull, UnknownId},
     time::{Clock, Timestamp},
 };
+use tollgate_rules::OnOwnerUnavailable;
+use tollgate_store::{Checks, HoldId, HoldTerms, Memory, OnExpiry, OnFull, UnknownId};
 
 use crate::{
     replica::{Replica, check, key, refusal, settings},

@@ -2,11 +2,9 @@
 
 use std::time::{Duration, Instant};
 
-use tollgate_limiter::{
-    algorithm::Operation,
-    rules::OnOwnerUnavailable,
-    shared_store::{Passwords, SharedStoreSettings, SharedStoreState, StoreMode},
-};
+use tollgate_counter::algorithm::Operation;
+use tollgate_rules::OnOwnerUnavailable;
+use tollgate_shared_store::{Passwords, SharedStoreSettings, SharedStoreState, StoreMode};
 
 use crate::{
     replica::{Replica, a_day, check, key, settings, terms, until},

@@ -3,13 +3,13 @@
 use std::{sync::Arc, time::Duration};
 
 use futures_util::future::join_all;
-use tollgate_limiter::{
+use tollgate_counter::{
     algorithm::Operation,
-    remote::RemoteHoldError,
-    shared_store::SharedStoreSettings,
-    store::{HOLDS_MAX, SettleOutcome},
     time::{Clock, Timestamp},
 };
+use tollgate_remote::RemoteHoldError;
+use tollgate_shared_store::SharedStoreSettings;
+use tollgate_store::{HOLDS_MAX, SettleOutcome};
 
 use crate::{
     replica::{Replica, a_day, check, key, settings, terms},

@@ -9,10 +9,10 @@ use tokio::time::{sleep, timeout};
 use tollgate_limiter::{
     limiter::{Checked, HoldError, Limiter},
     shared_limiter::SharedLimiter,
-    shared_store::{ConnectError, PasswordSource, SharedStoreSettings, SharedStoreState},
-    store::SettleOutcome,
     tower::{Question, RateLimitLayer},
 };
+use tollgate_shared_store::{ConnectError, PasswordSource, SharedStoreSettings, SharedStoreState};
+use tollgate_store::SettleOutcome;
 use tower_layer::Layer;
 use tower_service::Service;
 

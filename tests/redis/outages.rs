@@ -10,12 +10,12 @@ use std::{
     time::{Duration, Instant},
 };
 
-use tollgate_limiter::{
+use tollgate_counter::{
     algorithm::{Operation, Verdict},
     resilience::{Caller, Overloaded},
-    rules::OnOwnerUnavailable,
-    shared_store::{Passwords, SharedStoreSettings, SharedStoreState},
 };
+use tollgate_rules::OnOwnerUnavailable;
+use tollgate_shared_store::{Passwords, SharedStoreSettings, SharedStoreState};
 
 use crate::{
     replica::{Replica, a_day, check, key, settings, until},

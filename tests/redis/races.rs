@@ -17,11 +17,11 @@ use tokio::{
         tcp::{OwnedReadHalf, OwnedWriteHalf},
     },
 };
-use tollgate_limiter::{
+use tollgate_counter::{
     algorithm::{Limit, Operation},
     descriptor::Key,
-    shared_store::SharedStoreSettings,
 };
+use tollgate_shared_store::SharedStoreSettings;
 
 use crate::{
     replica::{Replica, a_day, check, key, settings},

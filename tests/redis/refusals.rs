@@ -3,11 +3,11 @@
 use std::time::{Duration, Instant};
 
 use futures_util::FutureExt;
-use tollgate_limiter::{
+use tollgate_counter::{
     algorithm::{Limit, Operation},
     descriptor::Key,
-    store::CounterOperation,
 };
+use tollgate_store::CounterOperation;
 
 use crate::{
     replica::{Replica, a_day, key, settings, until},

@@ -6,21 +6,20 @@ use std::{
 };
 
 use tokio::{sync::watch, task::JoinHandle};
-use tollgate_limiter::{
+use tollgate_counter::{
     algorithm::{Decision, Excess, FixedWindow, Limit, Operation, Span, Window},
     descriptor::{Key, KeyText, Secret},
-    remote::{Remote, RemoteHoldError},
     resilience::{Caller, Overloaded},
-    rules::{ActiveRules, ForwardPolicy, OnOwnerUnavailable},
-    shared_store::{
-        PasswordSources, Passwords, SharedStore, SharedStoreSettings, SharedStoreState, StoreMode,
-        StoreTlsFiles,
-    },
-    store::{
-        Check, CheckRole, Checks, HoldId, HoldTerms, OnExpiry, OnFull, OnRefusal, Refusal, RemoteDecisions,
-        Reserved, Settled, UnknownId,
-    },
     time::Clock,
+};
+use tollgate_remote::{Remote, RemoteHoldError};
+use tollgate_rules::{ActiveRules, ForwardPolicy, OnOwnerUnavailable};
+use tollgate_shared_store::{
+    PasswordSources, Passwords, SharedStore, SharedStoreSettings, SharedStoreState, StoreMode, StoreTlsFiles,
+};
+use tollgate_store::{
+    Check, CheckRole, Checks, HoldId, HoldTerms, OnExpiry, OnFull, OnRefusal, Refusal, RemoteDecisions,
+    Reserved, Settled, UnknownId,
 };
 
 use crate::server::PATIENCE;

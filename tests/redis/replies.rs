@@ -7,10 +7,8 @@ use tokio::{
     net::{TcpListener, TcpStream},
     sync::mpsc,
 };
-use tollgate_limiter::{
-    algorithm::Operation,
-    shared_store::{SharedStoreSettings, SharedStoreState, StoreMode},
-};
+use tollgate_counter::algorithm::Operation;
+use tollgate_shared_store::{SharedStoreSettings, SharedStoreState, StoreMode};
 
 use crate::{
     replica::{Replica, a_day, check, key, settings, until},

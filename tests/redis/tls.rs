@@ -5,10 +5,8 @@ use std::{fs, path::Path};
 use rcgen::{
     BasicConstraints, CertificateParams, CertifiedIssuer, DnType, ExtendedKeyUsagePurpose, IsCa, KeyPair,
 };
-use tollgate_limiter::{
-    algorithm::Operation,
-    shared_store::{SharedStoreSettings, SharedStoreState, StoreTlsFiles},
-};
+use tollgate_counter::algorithm::Operation;
+use tollgate_shared_store::{SharedStoreSettings, SharedStoreState, StoreTlsFiles};
 
 use crate::{
     replica::{Replica, a_day, check, key, settings, until},

@@ -1,6 +1,6 @@
 //! Descriptors in their text form as entries of messages.
 
-use tollgate_limiter::descriptor;
+use tollgate_counter::descriptor;
 
 use crate::proto::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::Entry;
 

@@ -5,7 +5,7 @@ use std::{
     time::Duration,
 };
 
-use tollgate_limiter::time::Stopwatch;
+use tollgate_counter::time::Stopwatch;
 
 use crate::MemberId;
 

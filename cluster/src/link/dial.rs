@@ -20,7 +20,7 @@ use tokio::{
     time::{sleep, timeout},
 };
 use tokio_rustls::{TlsConnector, client::TlsStream};
-use tollgate_limiter::{resilience::Backoff, time::Stopwatch};
+use tollgate_counter::{resilience::Backoff, time::Stopwatch};
 use tonic::{body::Body, codegen::Service, codegen::http};
 use tracing::debug;
 

@@ -19,7 +19,7 @@ use tokio::{
     sync::mpsc,
     time::{sleep, timeout},
 };
-use tollgate_limiter::{
+use tollgate_counter::{
     files::fuzz::temporary,
     time::{Clock, SECOND, Timestamp},
 };

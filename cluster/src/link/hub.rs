@@ -7,7 +7,7 @@ use std::{
 };
 
 use tokio::sync::{mpsc, oneshot, watch};
-use tollgate_limiter::time::Clock;
+use tollgate_counter::time::Clock;
 use tracing::debug;
 
 use crate::{

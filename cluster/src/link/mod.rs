@@ -12,7 +12,7 @@ use tokio::{
     task::JoinSet,
     time::{Instant, timeout_at},
 };
-use tollgate_limiter::time::Clock;
+use tollgate_counter::time::Clock;
 use tollgate_net::accept::Acceptor;
 use tracing::{info, warn};
 

@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use tollgate_limiter::time::Stopwatch;
+use tollgate_counter::time::Stopwatch;
 
 use crate::link::{peer::Peer, stats::LinkFailure};
 

@@ -13,7 +13,7 @@ use tokio::{
     sync::oneshot,
     time::{sleep, timeout},
 };
-use tollgate_limiter::time::Stopwatch;
+use tollgate_counter::time::Stopwatch;
 use tracing::{info, warn};
 
 use crate::link::{DialResult, LinkHub, SeedFailures, SeedState};

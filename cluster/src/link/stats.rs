@@ -8,7 +8,7 @@ use std::{
 };
 
 use rustls::{AlertDescription, CertificateError, Error};
-use tollgate_limiter::{metrics::MetricCounter, named, time::Stopwatch};
+use tollgate_counter::{metrics::MetricCounter, named, time::Stopwatch};
 use tollgate_telemetry::sampler::Sampler;
 use tracing::warn;
 

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use tollgate_limiter::time::{Clock, Timestamp};
+use tollgate_counter::time::{Clock, Timestamp};
 
 use crate::MemberId;
 

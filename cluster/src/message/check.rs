@@ -3,12 +3,13 @@
 use std::{sync::Arc, time::Duration};
 
 use serde::{Deserialize, Serialize};
-use tollgate_limiter::{
-    algorithm::Limit,
+use tollgate_counter::{
+    algorithm::{Limit, QuotaTerms},
     descriptor::Key,
+};
+use tollgate_store::{
+    CounterOperation, OperationOutcome, SlotData,
     divider::{DividerReport, SubscriberId},
-    rules::QuotaTerms,
-    store::{CounterOperation, OperationOutcome, SlotData},
 };
 
 use crate::MemberId;

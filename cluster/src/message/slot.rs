@@ -3,14 +3,8 @@
 use std::{num::NonZeroU64, sync::Arc, time::Duration};
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
-use tollgate_limiter::{
-    algorithm::Limit,
-    descriptor::Key,
-    divider::SlotDivisions,
-    each_apart,
-    store::{Epoch, Slot, SlotData},
-    time::Timestamp,
-};
+use tollgate_counter::{algorithm::Limit, descriptor::Key, each_apart, time::Timestamp};
+use tollgate_store::{Epoch, Slot, SlotData, divider::SlotDivisions};
 
 use crate::MemberId;
 

@@ -2,10 +2,8 @@
 
 use std::{sync::Arc, time::Duration};
 
-use tollgate_limiter::{
-    store::{Memory, Slot},
-    time::Timestamp,
-};
+use tollgate_counter::time::Timestamp;
+use tollgate_store::{Memory, Slot};
 
 use crate::{
     MemberId,

@@ -10,10 +10,8 @@ use std::{
     time::Duration,
 };
 
-use tollgate_limiter::{
-    store::{Epoch, Memory, Slot},
-    time::Timestamp,
-};
+use tollgate_counter::time::Timestamp;
+use tollgate_store::{Epoch, Memory, Slot};
 
 use crate::{
     MemberId,

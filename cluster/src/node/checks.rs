@@ -3,13 +3,9 @@
 
 use std::sync::Arc;
 
-use tollgate_limiter::{
-    algorithm::Decision,
-    descriptor::Key,
-    remote::{Admitted, DecidedBy, LATE_MAX, LocalShare, RemoteOutcome},
-    store::{CounterOperation, OperationOutcome, SlotData},
-    time::Timestamp,
-};
+use tollgate_counter::{algorithm::Decision, descriptor::Key, time::Timestamp};
+use tollgate_remote::{Admitted, DecidedBy, LATE_MAX, LocalShare, RemoteOutcome};
+use tollgate_store::{CounterOperation, OperationOutcome, SlotData};
 
 use crate::{
     MemberId,

@@ -1,6 +1,6 @@
 //! What each machine gets in addition to an input.
 
-use tollgate_limiter::time::Timestamp;
+use tollgate_counter::time::Timestamp;
 
 use crate::node::{membership::Membership, output::NodeOutput};
 

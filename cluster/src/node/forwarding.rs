@@ -3,13 +3,13 @@
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use rustc_hash::FxHashMap;
-use tollgate_limiter::{
+use tollgate_counter::{
     descriptor::Key,
-    remote::LATE_MAX,
     resilience::{BreakerState, CircuitBreaker},
-    rules::ForwardPolicy,
     time::Timestamp,
 };
+use tollgate_remote::LATE_MAX;
+use tollgate_rules::ForwardPolicy;
 
 use crate::{
     MemberId,

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tollgate_limiter::{descriptor::Secret, time::Timestamp};
+use tollgate_counter::{descriptor::Secret, time::Timestamp};
 
 use crate::{MemberId, message::HashSecret};
 

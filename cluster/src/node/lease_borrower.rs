@@ -6,7 +6,7 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use tollgate_limiter::{
+use tollgate_counter::{
     algorithm::{Decision, Limit, Operation, Verdict},
     descriptor::Key,
     time::Timestamp,
@@ -258,7 +258,8 @@ impl Borrowed {
 
 #[cfg(test)]
 mod tests {
-    use tollgate_limiter::{algorithm::laws::every_limit, store::CounterOperation, time::SECOND};
+    use tollgate_counter::{algorithm::laws::every_limit, time::SECOND};
+    use tollgate_store::CounterOperation;
 
     use super::*;
 

@@ -11,12 +11,12 @@ use std::{
     time::Duration,
 };
 
-use tollgate_limiter::{
+use tollgate_counter::{
     algorithm::{Decision, Limit, Verdict},
     descriptor::Key,
-    store::{Memory, Slot, UsedHits},
     time::Timestamp,
 };
+use tollgate_store::{Memory, Slot, UsedHits};
 
 use crate::{
     MemberId,

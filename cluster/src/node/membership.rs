@@ -5,7 +5,8 @@ use std::{
     time::Duration,
 };
 
-use tollgate_limiter::{store::Slot, time::Timestamp};
+use tollgate_counter::time::Timestamp;
+use tollgate_store::Slot;
 
 use crate::{
     MemberId,

@@ -11,15 +11,10 @@
 
 use std::{sync::Arc, time::Duration};
 
-use tollgate_limiter::{
-    algorithm::Limit,
-    descriptor::Key,
-    divider::Dividers,
-    remote::{LocalShare, LocalShareBasis},
-    rules::ForwardPolicy,
-    store::{Memory, Slot, SlotSource},
-    time::Timestamp,
-};
+use tollgate_counter::{algorithm::Limit, descriptor::Key, time::Timestamp};
+use tollgate_remote::{LocalShare, LocalShareBasis};
+use tollgate_rules::ForwardPolicy;
+use tollgate_store::{Memory, Slot, SlotSource, divider::Dividers};
 
 use crate::{
     MemberId,

@@ -2,7 +2,9 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use tollgate_limiter::{descriptor::Secret, divider::Assignments, remote::RemoteOutcome};
+use tollgate_counter::descriptor::Secret;
+use tollgate_remote::RemoteOutcome;
+use tollgate_store::divider::Assignments;
 
 use crate::{
     MemberId,
@@ -145,12 +147,12 @@ impl NodeOutput {
 mod tests {
     use std::sync::Arc;
 
-    use tollgate_limiter::{
+    use tollgate_counter::{
         algorithm::{Counter, Operation, laws::every_limit},
         descriptor::Key,
-        store::{Check, Memory, OnFull, OnRefusal, Slot, SlotData},
         time::{SECOND, Timestamp},
     };
+    use tollgate_store::{Check, Memory, OnFull, OnRefusal, Slot, SlotData};
 
     use super::*;
     use crate::{
@@ -166,7 +168,7 @@ mod tests {
     fn full_logs(logs: u64) -> Arc<SlotData> {
         let memory = Memory::new(1 << 30, OnFull::Deny).with_slots(2).shared();
         memory.acquire(Slot(0), SlotData::default(), NOW);
-        let is_log = |limit: &tollgate_limiter::algorithm::Limit| matches!(limit.fresh(), Counter::Log(_));
+        let is_log = |limit: &tollgate_counter::algorithm::Limit| matches!(limit.fresh(), Counter::Log(_));
         let limit =
             every_limit(ENTRIES, 3_600 * SECOND).into_iter().find(is_log).expect("a limit with a log");
         for (low, entry) in (0..logs).flat_map(|low| (0..ENTRIES).map(move |entry| (low, entry))) {

@@ -9,10 +9,8 @@ use std::{
     time::Duration,
 };
 
-use tollgate_limiter::{
-    store::{Consumption, Epoch, Memory, Slot, SlotData},
-    time::Timestamp,
-};
+use tollgate_counter::time::Timestamp;
+use tollgate_store::{Consumption, Epoch, Memory, Slot, SlotData};
 
 use crate::{
     MemberId,

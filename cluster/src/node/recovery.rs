@@ -6,10 +6,8 @@ use std::{
     time::Duration,
 };
 
-use tollgate_limiter::{
-    store::{Epoch, Slot},
-    time::{SECOND, Timestamp},
-};
+use tollgate_counter::time::{SECOND, Timestamp};
+use tollgate_store::{Epoch, Slot};
 
 use crate::{
     MemberId,

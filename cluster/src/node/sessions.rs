@@ -1,6 +1,7 @@
 //! What follows from the beginning and the end of a session: hellos, the cluster that this replica joins, departures.
 
-use tollgate_limiter::{descriptor::Secret, store::StoredSlot, time::Timestamp};
+use tollgate_counter::{descriptor::Secret, time::Timestamp};
+use tollgate_store::StoredSlot;
 
 use crate::{
     MemberId,

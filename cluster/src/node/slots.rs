@@ -7,12 +7,11 @@ use std::{
     time::Duration,
 };
 
-use tollgate_limiter::{
-    descriptor::Key,
+use tollgate_counter::{descriptor::Key, time::Timestamp};
+use tollgate_limiter::limiter::ReplicaShare;
+use tollgate_store::{
+    Epoch, Memory, Slot, SlotData, SlotSource, StoredSlot,
     divider::{Assignments, Dividers},
-    limiter::ReplicaShare,
-    store::{Epoch, Memory, Slot, SlotData, SlotSource, StoredSlot},
-    time::Timestamp,
 };
 
 use crate::{

@@ -1,6 +1,6 @@
 //! Statistics of the node.
 
-use tollgate_limiter::time::Timestamp;
+use tollgate_counter::time::Timestamp;
 
 /// Counts since the process started.
 #[derive(Clone, Copy, Debug, Default)]

@@ -1,6 +1,7 @@
 //! What the simulation reads from a node.
 
-use tollgate_limiter::{descriptor::Key, store::Slot, time::Timestamp};
+use tollgate_counter::{descriptor::Key, time::Timestamp};
+use tollgate_store::Slot;
 
 use crate::{MemberId, message::Version, node::ClusterNode};
 

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tollgate_limiter::time::Timestamp;
+use tollgate_counter::time::Timestamp;
 
 /// The time from one tick to the next while something waits for a tick.
 pub(crate) const TICK: Duration = Duration::from_millis(10);

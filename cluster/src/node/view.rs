@@ -4,7 +4,8 @@ use std::{collections::BTreeMap, hash::Hasher, time::Duration};
 
 use serde::{Serialize, Serializer};
 use siphasher::sip::SipHasher13;
-use tollgate_limiter::{store::Epoch, time::Timestamp};
+use tollgate_counter::time::Timestamp;
+use tollgate_store::Epoch;
 
 use crate::{
     MemberId,

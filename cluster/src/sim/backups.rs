@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
-use tollgate_limiter::{
+use tollgate_counter::{
     algorithm::{Limit, Operation},
     descriptor::Key,
-    rules::{ForwardPolicy, OnOwnerUnavailable},
-    store::{CounterOperation, Slot},
     time::Timestamp,
 };
+use tollgate_rules::{ForwardPolicy, OnOwnerUnavailable};
+use tollgate_store::{CounterOperation, Slot};
 
 use crate::{
     message::{Message, RemoteCheck, RemoteOperation},

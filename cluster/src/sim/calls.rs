@@ -8,16 +8,16 @@ use std::{
     task::{Context, Poll, Waker},
 };
 
-use tollgate_limiter::{
+use tollgate_counter::{
     algorithm::{Decision, Limit, Operation},
     descriptor::Key,
-    remote::{
-        CounterCheck, CounterChecks, LocalShare, LocalShareBasis, RemoteOutcome, RemoteOutcomes,
-        rounds::{self, CallCounters},
-    },
-    rules::ForwardPolicy,
-    store::{Check, Checks, CounterOperation, HoldTerms, OnRefusal},
 };
+use tollgate_remote::{
+    CounterCheck, CounterChecks, LocalShare, LocalShareBasis, RemoteOutcome, RemoteOutcomes,
+    rounds::{self, CallCounters},
+};
+use tollgate_rules::ForwardPolicy;
+use tollgate_store::{Check, Checks, CounterOperation, HoldTerms, OnRefusal};
 
 /// A check of a call.
 #[derive(Clone, Debug)]

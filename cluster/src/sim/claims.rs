@@ -2,11 +2,9 @@
 
 use std::time::Duration;
 
-use tollgate_limiter::{
-    algorithm::Operation,
-    rules::{ForwardPolicy, OnOwnerUnavailable},
-    store::{CounterOperation, Slot},
-};
+use tollgate_counter::algorithm::Operation;
+use tollgate_rules::{ForwardPolicy, OnOwnerUnavailable};
+use tollgate_store::{CounterOperation, Slot};
 
 use crate::{
     message::{RemoteCheck, RemoteOperation},

@@ -2,14 +2,14 @@
 
 use std::{ops::Range, time::Duration};
 
-use tollgate_limiter::{
+use tollgate_counter::{
     algorithm::{Limit, Operation},
     descriptor::Key,
-    remote::DecidedBy,
-    rules::{ForwardPolicy, OnOwnerUnavailable},
-    store::CounterOperation,
     time::Timestamp,
 };
+use tollgate_remote::DecidedBy;
+use tollgate_rules::{ForwardPolicy, OnOwnerUnavailable};
+use tollgate_store::CounterOperation;
 
 use crate::{
     MemberId,

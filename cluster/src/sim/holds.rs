@@ -3,11 +3,11 @@
 use std::time::Duration;
 
 use rand::{RngExt, rngs::StdRng};
-use tollgate_limiter::{
+use tollgate_counter::{
     algorithm::{Admission, Counter, Excess, Limit},
-    store::{HoldId, HoldTerms, OnExpiry, SettleOutcome, Settled},
     time::SECOND,
 };
+use tollgate_store::{HoldId, HoldTerms, OnExpiry, SettleOutcome, Settled};
 
 use crate::sim::record::{Effect, Entry, Record};
 

@@ -2,7 +2,7 @@
 //! hit shows; the windows of the second turn and their buckets refill within it. Two more have penalties, which end soon
 //! enough for all hits to pass.
 
-use tollgate_limiter::{
+use tollgate_counter::{
     algorithm::{
         Limit,
         laws::{every_limit, with_penalty},

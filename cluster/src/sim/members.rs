@@ -4,7 +4,8 @@
 
 use std::{env, time::Duration};
 
-use tollgate_limiter::{store::SLOTS, time::SECOND};
+use tollgate_counter::time::SECOND;
+use tollgate_store::SLOTS;
 
 use crate::{
     Tuning,

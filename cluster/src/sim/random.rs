@@ -6,7 +6,7 @@
 use std::{env::VarError, ops::Range, time::Duration};
 
 use rand::{RngExt, SeedableRng, rngs::StdRng};
-use tollgate_limiter::store::BYTES_MIN;
+use tollgate_store::BYTES_MIN;
 
 use crate::sim::{
     Step::{

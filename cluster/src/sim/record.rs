@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use tollgate_limiter::{
+use tollgate_counter::{
     algorithm::{Admission, Counter, Limit},
     time::SECOND,
 };

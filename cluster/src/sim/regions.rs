@@ -4,7 +4,7 @@
 
 use std::{iter::zip, time::Duration};
 
-use tollgate_limiter::{
+use tollgate_counter::{
     algorithm::{Limit, Operation, laws::every_limit},
     time::SECOND,
 };

@@ -8,12 +8,12 @@ use std::{
 
 use prost::bytes::Bytes;
 use rand::{SeedableRng, rngs::StdRng};
-use tollgate_limiter::{
+use tollgate_counter::{
     descriptor::{Key, Secret},
-    remote::LocalShare,
-    store::{Memory, SWEEP_PARTS, SWEEP_ROUND, Slot, StoredSlot},
     time::{SECOND, Timestamp},
 };
+use tollgate_remote::LocalShare;
+use tollgate_store::{Memory, SWEEP_PARTS, SWEEP_ROUND, Slot, StoredSlot};
 
 use crate::{
     MemberId,

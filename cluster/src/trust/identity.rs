@@ -16,7 +16,7 @@ use rustls::{
     sign::{CertifiedKey, SingleCertAndKey},
     version::TLS13,
 };
-use tollgate_limiter::time::{Clock, Timestamp};
+use tollgate_counter::time::{Clock, Timestamp};
 use tollgate_net::certificates::SystemTime;
 
 use crate::protocol::{self, VersionMismatch};

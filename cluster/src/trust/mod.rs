@@ -12,11 +12,11 @@ use std::{
 
 use arc_swap::ArcSwap;
 use tokio::{task, time::sleep};
-use tollgate_limiter::{
-    file_watch::{FileComparison, FileWatch, SETTLE, WatchedFiles, fingerprint, read_blocking},
-    time::{Clock, Timestamp},
-};
+use tollgate_counter::time::{Clock, Timestamp};
 use tollgate_net::certificates::{BadFile, authorities, own_certificate, read_file, unix_time};
+use tollgate_rules::file_watch::{
+    FileComparison, FileWatch, SETTLE, WatchedFiles, fingerprint, read_blocking,
+};
 use tracing::{error, info, warn};
 
 mod identity;

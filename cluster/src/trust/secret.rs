@@ -26,7 +26,7 @@ use rustls::{
     pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer},
     sign::CertifiedKey,
 };
-use tollgate_limiter::time::{SECOND, Timestamp};
+use tollgate_counter::time::{SECOND, Timestamp};
 
 use crate::trust::identity::ProcessIdentity;
 

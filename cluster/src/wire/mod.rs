@@ -20,7 +20,8 @@ use std::sync::Arc;
 
 use prost::bytes::Bytes;
 use serde::{Deserialize, Serialize};
-use tollgate_limiter::{store::SlotData, time::Timestamp};
+use tollgate_counter::time::Timestamp;
+use tollgate_store::SlotData;
 
 use crate::message::Message;
 

@@ -16,7 +16,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use tollgate_limiter::{
+use tollgate_counter::{
     algorithm::{
         Excess, FixedWindow, LeakyQueue, Limit, Operation, Rate, SlidingLog, SlidingWindow, Span,
         SteppedBucket, TokenBucket, Verdict, Window,

@@ -3,13 +3,11 @@
 use std::{slice, time::Duration};
 
 use smallvec::SmallVec;
+use tollgate_counter::algorithm::{Decision, Verdict};
+use tollgate_rules::Rule;
+use tollgate_store::{CheckRole, Refusal};
 
-use crate::{
-    algorithm::{Decision, Verdict},
-    limiter::plan::{AppliedLimit, CurrentLimit, Modes, Plan},
-    rules::Rule,
-    store::{self, CheckRole, Refusal},
-};
+use crate::limiter::plan::{AppliedLimit, CurrentLimit, Modes, Plan};
 
 /// The answer to a request.
 pub type Answer<'s> = AnswerOf<SmallVec<[Status<'s>; 2]>>;
@@ -134,7 +132,7 @@ pub(super) fn refuses<R>(
     decisions: &[Decision<R>],
 ) -> bool {
     let roles = deciding.iter().map(|index| in_modes(modes, applied[*index].role()));
-    store::refuses(roles, decisions, || do_quotas_refuse(modes, applied))
+    tollgate_store::refuses(roles, decisions, || do_quotas_refuse(modes, applied))
 }
 
 #[inline(always)]
@@ -191,7 +189,7 @@ impl<'s> SingleAnswer<'s> {
         status: Status<'s>,
         decision: &Decision<R>,
     ) -> Self {
-        let refused = store::refuses([in_modes(modes, role)], slice::from_ref(decision), || true);
+        let refused = tollgate_store::refuses([in_modes(modes, role)], slice::from_ref(decision), || true);
         let mut answer = Self::new(modes, refused, [status]);
         answer.decide(0, decision, refused);
         answer

@@ -3,20 +3,12 @@
 use std::{sync::Arc, time::Duration};
 
 use arc_swap::Guard;
+use tollgate_counter::resilience::Caller;
+use tollgate_remote::{CounterCheck, CounterChecks, RemoteOutcomes};
+use tollgate_rules::RuleEvent;
+use tollgate_store::{Check, Refusal, SingleDecision};
 
-use crate::{
-    limiter::{
-        ActiveView, Answer, Limiter, LimiterError, Request, Status,
-        answer::{self, SingleAnswer},
-        metrics::near_limit,
-        plan::{AppliedLimit, Plan, applied_limits, role_of},
-        source::{DecidedElsewhere, DecisionSource, Elsewhere},
-    },
-    remote::{CounterCheck, CounterChecks, RemoteOutcomes},
-    resilience::Caller,
-    rules::RuleEvent,
-    store::{Check, Refusal, SingleDecision},
-};
+use crate::limiter::{ActiveView, Answer, Limiter, LimiterError, Request, Status, answer::{self, SingleAnswer}, metrics::near_limit, plan::{AppliedLimit, Plan, applied_limits, role_of}, source::{DecidedElsewhere, DecisionSource, Elsewhere}};
 
 impl Elsewhere {
     /// Submits the operations to the counters, for this connection.

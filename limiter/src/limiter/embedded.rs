@@ -9,19 +9,11 @@ use std::{
 };
 
 use smallvec::SmallVec;
+use tollgate_counter::{algorithm::Operation, descriptor::Entry, resilience::Caller, time::{Clock, ClockReading}};
+use tollgate_rules::{ActiveRules, Problems, Rules};
+use tollgate_store::{HoldId, HoldTerms, Lead, Memory, OnExpiry, OnFull, Settled};
 
-use crate::{
-    algorithm::Operation,
-    descriptor::Entry,
-    limiter::{
-        AnswerOf, Descriptor, HeldAnswer, HoldError, Limiter, LimiterError, Request, RequestError, Status,
-        source::DecisionSource,
-    },
-    resilience::Caller,
-    rules::{self, ActiveRules, Problems, Rules},
-    store::{HoldId, HoldTerms, Lead, Memory, OnExpiry, OnFull, Settled},
-    time::{Clock, ClockReading},
-};
+use crate::limiter::{AnswerOf, Descriptor, HeldAnswer, HoldError, Limiter, LimiterError, Request, RequestError, Status, source::DecisionSource};
 
 /// The memory of the counters of an embedded limiter: 256 MiB, about four million counters.
 const MEMORY_LIMIT: u64 = 256 << 20;
@@ -103,7 +95,7 @@ impl Limiter {
     ///
     /// All problems of the rules, each with file, line and column.
     pub fn from_path(path: &Path, memory_limit: u64) -> Result<Self, Problems> {
-        Ok(Self::embedded(rules::load(path)?, memory_limit))
+        Ok(Self::embedded(tollgate_rules::load(path)?, memory_limit))
     }
 
     fn embedded(rules: Rules, memory_limit: u64) -> Self {
@@ -138,8 +130,8 @@ impl Limiter {
     /// Follows rule files: replaces the rules whenever the files change, for as long as it is polled. Broken files change
     /// nothing and are logged through `tracing`. Needs a runtime of tokio.
     #[cfg(feature = "watch")]
-    pub async fn follow_files(&self, settings: rules::FileSettings) {
-        rules::Watcher::new(settings, self.clock.clone(), self.active_rules.clone()).run().await;
+    pub async fn follow_files(&self, settings: tollgate_rules::FileSettings) {
+        tollgate_rules::Watcher::new(settings, self.clock.clone(), self.active_rules.clone()).run().await;
     }
 
     /// Charges `hits` to the limit of a descriptor if they pass. A descriptor without a rule passes.

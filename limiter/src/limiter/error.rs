@@ -1,6 +1,6 @@
 //! Why requests are not answered.
 
-use crate::resilience::Overloaded;
+use tollgate_counter::resilience::Overloaded;
 
 /// Why a valid request is not answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]

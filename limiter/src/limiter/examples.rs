@@ -5,7 +5,7 @@ use std::sync::{
     atomic::{AtomicU32, Ordering::Relaxed},
 };
 
-use crate::descriptor::{Entry, OwnedEntry};
+use tollgate_counter::descriptor::{Entry, OwnedEntry};
 
 /// The maximum number of examples.
 const KEPT_MAX: usize = 16;

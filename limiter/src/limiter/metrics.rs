@@ -1,16 +1,10 @@
 //! Counts the outcome of each descriptor.
 
-use crate::{
-    algorithm::{Decision, Operation},
-    descriptor::{self, Entry, Key},
-    limiter::{
-        Answer, Descriptor, Examples, Request, Status,
-        plan::{AppliedLimit, Plan},
-    },
-    metrics::{MetricCounter, TopKeys},
-    rules::{DecisionStats, Domain, KeyedDomain, RuleEvent},
-    store::{Check, Decisions},
-};
+use tollgate_counter::{algorithm::{Decision, Operation}, descriptor::{self, Entry, Key}, metrics::{MetricCounter, TopKeys}};
+use tollgate_rules::{DecisionStats, Domain, KeyedDomain, RuleEvent};
+use tollgate_store::{Check, Decisions};
+
+use crate::limiter::{Answer, Descriptor, Examples, Request, Status, plan::{AppliedLimit, Plan}};
 
 /// The default length of the list of most denied keys.
 const TOP_KEYS: usize = 1_000;
@@ -196,12 +190,9 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::{
-        algorithm::{Classic, Limit, Receipt, Verdict},
-        descriptor::{KeyText, Secret},
-        rules::Unit,
-        store::OnRefusal,
-    };
+    use tollgate_counter::{algorithm::{Classic, Limit, Receipt, Verdict}, descriptor::{KeyText, Secret}};
+    use tollgate_rules::Unit;
+    use tollgate_store::OnRefusal;
 
     #[test]
     fn hits_above_80_percent_of_limit_count_as_near_limit() {

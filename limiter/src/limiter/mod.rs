@@ -3,14 +3,10 @@
 use std::{sync::Arc, time::Duration};
 
 use arc_swap::Guard;
-
-use crate::{
-    algorithm::Decision,
-    remote::{self, Remote, RemoteExtent},
-    rules::{ActiveRules, KeyedDomain, KeyedRules},
-    store::{Decisions, Memory, RemoteDecisions, SingleDecision},
-    time::{Clock, ClockReading, Timestamp},
-};
+use tollgate_counter::{algorithm::Decision, time::{Clock, ClockReading, Timestamp}};
+use tollgate_remote::{Remote, RemoteExtent};
+use tollgate_rules::{ActiveRules, KeyedDomain, KeyedRules};
+use tollgate_store::{Decisions, Memory, RemoteDecisions, SingleDecision};
 
 mod answer;
 mod bounds;
@@ -271,7 +267,7 @@ impl ActiveView<'_> {
         let applied = applied_limits(domain, request);
         let plan = Plan::new(domain, request, &applied);
         if let Some(DecidedElsewhere { outcomes, .. }) = decided {
-            let RemoteDecisions { decisions, degraded } = remote::decisions(outcomes);
+            let RemoteDecisions { decisions, degraded } = tollgate_remote::decisions(outcomes);
             return Ok(self.recorded_answer(domain, request, &applied, &plan, &decisions, &degraded));
         }
         let modes = self.limiter.modes;

@@ -3,17 +3,11 @@
 use std::borrow::Cow;
 
 use smallvec::SmallVec;
+use tollgate_counter::{algorithm::{Classic, Limit, Operation}, descriptor::Key};
+use tollgate_rules::{Allowance, DisplayedLimit, Domain, ForwardPolicy, KeyedDomain, Match, OnDenied, OnOwnerUnavailable, Rule, Unit};
+use tollgate_store::{Check, CheckRole, Checks, OnRefusal};
 
-use crate::{
-    algorithm::{Classic, Limit, Operation},
-    descriptor::Key,
-    limiter::{Descriptor, Override, Request, request::Charging},
-    rules::{
-        Allowance, DisplayedLimit, Domain, ForwardPolicy, KeyedDomain, Match, OnDenied, OnOwnerUnavailable,
-        Rule, Unit,
-    },
-    store::{Check, CheckRole, Checks, OnRefusal},
-};
+use crate::limiter::{Descriptor, Override, Request, request::Charging};
 
 /// Modes that apply to all rules.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -3,17 +3,11 @@
 use std::sync::Arc;
 
 use smallvec::SmallVec;
+use tollgate_counter::{algorithm::{Limit, Operation}, descriptor::{Entry, Key}};
+use tollgate_rules::{KeyedRules, Match, OpenMatch};
+use tollgate_store::{Check, OnRefusal, SingleDecision};
 
-use crate::{
-    algorithm::{Limit, Operation},
-    descriptor::{Entry, Key},
-    limiter::{
-        CheckError, Checked, Limiter, LimiterError, Status, answer::SingleAnswer, metrics::CheckOutcome,
-        plan::role_of,
-    },
-    rules::{KeyedRules, Match, OpenMatch},
-    store::{Check, OnRefusal, SingleDecision},
-};
+use crate::limiter::{CheckError, Checked, Limiter, LimiterError, Status, answer::SingleAnswer, metrics::CheckOutcome, plan::role_of};
 
 /// A descriptor of which all but the last `OPEN` values are fixed. Its answers are those of [`Limiter::check`] with the
 /// same entries, at a fraction of the cost: the rule is looked up once, and again when the rules are replaced.

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use smallvec::SmallVec;
-
-use crate::{algorithm::Operation, descriptor::Entry, rules::Unit};
+use tollgate_counter::{algorithm::Operation, descriptor::Entry};
+use tollgate_rules::Unit;
 
 /// One request: descriptors of one domain, decided together. Its content is valid.
 #[derive(Clone, Debug)]

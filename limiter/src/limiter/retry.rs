@@ -2,10 +2,9 @@
 
 use std::{borrow::Cow, time::Duration};
 
-use crate::{
-    algorithm::{Classic, Limit},
-    limiter::{Answer, Descriptor, Modes, Override, Request, Status},
-};
+use tollgate_counter::algorithm::{Classic, Limit};
+
+use crate::limiter::{Answer, Descriptor, Modes, Override, Request, Status};
 
 /// When a request would pass if it were sent again and nothing else happened. The order is that of time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

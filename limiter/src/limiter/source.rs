@@ -2,12 +2,10 @@
 
 use std::{sync::Arc, time::Duration};
 
-use crate::{
-    remote::{CounterChecks, DecidedBy, RemoteOutcome, RemoteOutcomes},
-    rules::KeyedRules,
-    store::{Check, Refusal, SingleDecision},
-    time::ClockReading,
-};
+use tollgate_counter::time::ClockReading;
+use tollgate_remote::{CounterChecks, DecidedBy, RemoteOutcome, RemoteOutcomes};
+use tollgate_rules::KeyedRules;
+use tollgate_store::{Check, Refusal, SingleDecision};
 
 /// A request whose counters are elsewhere: the view that it is decided by, and the operations on its counters. It does
 /// not borrow the request, so that it is small while it waits.

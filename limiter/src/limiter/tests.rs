@@ -8,18 +8,10 @@ use std::{
 use proptest::prelude::*;
 
 use super::*;
-use crate::{
-    algorithm::Operation,
-    descriptor::{Entry, Secret},
-    remote::{
-        CounterChecks, DecidedBy, LocalShare, LocalShareBasis, Outcomes, RemoteOutcome, Submission,
-        SubmissionMode, Submit, lock,
-    },
-    resilience::Caller,
-    rules::Rules,
-    store::OnFull,
-    time::{SECOND, Timestamp},
-};
+use tollgate_counter::{algorithm::Operation, descriptor::{Entry, Secret}, resilience::Caller, time::{SECOND, Timestamp}};
+use tollgate_remote::{CounterChecks, DecidedBy, LocalShare, LocalShareBasis, Outcomes, RemoteOutcome, Submission, SubmissionMode, Submit, lock};
+use tollgate_rules::Rules;
+use tollgate_store::OnFull;
 
 mod peeks;
 mod refused_answers;

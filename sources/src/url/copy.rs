@@ -10,7 +10,7 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 use siphasher::sip128::{Hasher128, SipHasher13};
-use tollgate_limiter::{files, time::Timestamp};
+use tollgate_counter::{files, time::Timestamp};
 use tollgate_net::private_file;
 
 use crate::url::address::Address;

@@ -15,7 +15,7 @@ use tokio::{
     time::timeout,
 };
 use tokio_rustls::TlsConnector;
-use tollgate_limiter::time::Clock;
+use tollgate_counter::time::Clock;
 use tollgate_net::{
     bearer_token, certificates,
     http_client::{self, HttpClientError, HttpResponse},

@@ -1,6 +1,6 @@
 //! The fuzz target of copies of rules.
 
-use tollgate_limiter::time::Timestamp;
+use tollgate_counter::time::Timestamp;
 
 use crate::url::{
     address::Address,

@@ -4,7 +4,8 @@
 
 use std::sync::Arc;
 
-use tollgate_limiter::{file_watch::FileWatch, rules::ActiveRules, time::Clock};
+use tollgate_counter::time::Clock;
+use tollgate_rules::{ActiveRules, file_watch::FileWatch};
 
 mod address;
 mod copy;

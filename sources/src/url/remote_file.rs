@@ -8,15 +8,17 @@ use std::{
 };
 
 use tokio::{task::spawn_blocking, time::sleep};
-use tollgate_limiter::{
-    file_watch::{FileComparison, WatchedFiles},
+use tollgate_counter::{
     resilience::Backoff,
-    rules::{ActiveRules, Contents, Location, Problem, Problems, RuleInput, RuleLoader, RuleOrigin},
     time::{Clock, Timestamp},
 };
 use tollgate_net::{
     certificates::{rfc3339, unix_time},
     private_file,
+};
+use tollgate_rules::{
+    ActiveRules, Contents, Location, Problem, Problems, RuleInput, RuleLoader, RuleOrigin,
+    file_watch::{FileComparison, WatchedFiles},
 };
 use tracing::{error, warn};
 

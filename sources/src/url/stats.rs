@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
-use tollgate_limiter::{metrics::MetricCounter, time::Timestamp};
+use tollgate_counter::{metrics::MetricCounter, time::Timestamp};
 
 /// What is counted of the rules from a URL.
 #[derive(Debug, Default)]

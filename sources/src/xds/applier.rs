@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use tokio::sync::{mpsc, oneshot};
-use tollgate_limiter::rules::{Contents, Overlay, OverlayReceiver, Problems, RuleLoader};
+use tollgate_rules::{Contents, Overlay, OverlayReceiver, Problems, RuleLoader};
 
 /// Rules of a response.
 pub(super) struct Update {

@@ -1,6 +1,6 @@
 //! The fuzz target of resources.
 
-use tollgate_limiter::rules::fuzz::used;
+use tollgate_rules::fuzz::used;
 
 use crate::xds::resource;
 

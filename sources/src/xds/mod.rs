@@ -9,10 +9,8 @@ use tokio::{
     sync::{mpsc, oneshot},
     time::{sleep, timeout},
 };
-use tollgate_limiter::{
-    resilience::Backoff,
-    rules::{OverlayReceiver, RuleLoader},
-};
+use tollgate_counter::resilience::Backoff;
+use tollgate_rules::{OverlayReceiver, RuleLoader};
 use tollgate_telemetry::causes;
 use tonic::transport::Channel;
 use tracing::{debug, info, warn};

@@ -4,8 +4,8 @@ use std::{borrow::Cow, fmt::Display, sync::Arc};
 
 use prost::{DecodeError, Message};
 use prost_types::{Struct, Value as Json, value::Kind};
-use tollgate_limiter::{
-    rules::{DESCRIPTORS_MAX, Documents, ResourceLocation, RuleInput, RuleOrigin, Unit, Unknown, composite},
+use tollgate_rules::{
+    DESCRIPTORS_MAX, Documents, ResourceLocation, RuleInput, RuleOrigin, Unit, Unknown, composite,
     yaml::{Mark, Scalar, YamlNode, YamlPair, YamlProblem, YamlStream, YamlValue},
 };
 

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use tollgate_limiter::rules::{Contents, Location, Problem, Problems, RuleOrigin};
+use tollgate_rules::{Contents, Location, Problem, Problems, RuleOrigin};
 use tonic::Code;
 
 use crate::xds::{

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
-use tollgate_limiter::metrics::MetricCounter;
+use tollgate_counter::metrics::MetricCounter;
 
 use crate::xds::session::Acknowledgement;
 

@@ -7,12 +7,12 @@ use axum::{
 };
 use serde::Deserialize;
 use serde_json::{Value, json};
-use tollgate_limiter::{
+use tollgate_counter::{
     algorithm::{Admission, Counter, Limit, PenaltyState},
     descriptor::{self, Entry},
-    limiter::{ActiveView, CounterRef, NoCounter},
-    store::{CounterState, OnExpiry, OpenHold, OpenHolds, Replacement},
 };
+use tollgate_limiter::limiter::{ActiveView, CounterRef, NoCounter};
+use tollgate_store::{CounterState, OnExpiry, OpenHold, OpenHolds, Replacement};
 use tollgate_telemetry::logs::UNLIMITED;
 use tracing::info;
 

@@ -7,15 +7,17 @@ use axum::{
 };
 use prost::Message as _;
 use serde_json::{Value, json};
-use tollgate_limiter::{
+use tollgate_counter::{
     algorithm::{Admission, HitRate, Operation, Verdict},
     descriptor,
-    divider::{LimitPart, SubscriberId, SubscriberState, Subscribers},
-    limiter::{self, CheckExplanation, DescriptorExplanation, Explanation, LimiterError, NoCounter, Status},
-    rules::{LevelTrace, MatchKind, NodeTrace, Rule},
     time::Timestamp,
 };
+use tollgate_limiter::limiter::{
+    self, CheckExplanation, DescriptorExplanation, Explanation, LimiterError, NoCounter, Status,
+};
 use tollgate_quota::QuotaService;
+use tollgate_rules::{LevelTrace, MatchKind, NodeTrace, Rule};
+use tollgate_store::divider::{LimitPart, SubscriberId, SubscriberState, Subscribers};
 use tollgate_wire::{
     descriptor_text,
     proto::envoy::{

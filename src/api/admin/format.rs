@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
-use tollgate_limiter::{
+use tollgate_counter::{
     algorithm::{Admission, AlgorithmName, CalendarUnit, Excess, Limit, Window},
     descriptor::Key,
     printable::escaped,
-    rules::{KeyValue, Rule, Unit, algorithm_keys},
     time::Timestamp,
 };
+use tollgate_rules::{KeyValue, Rule, Unit, algorithm_keys};
 
 /// An instant in RFC 3339.
 pub(crate) fn instant(instant: Timestamp) -> String {
@@ -136,7 +136,7 @@ fn time(time: Duration) -> String {
 #[cfg(test)]
 mod tests {
     use proptest::{prelude::*, sample::select};
-    use tollgate_limiter::rules::{Domain, Rules};
+    use tollgate_rules::{Domain, Rules};
 
     use super::*;
 

@@ -44,7 +44,7 @@ const ENDPOINTS: [(&str, &str); 15] = [
         "POST a request as for /json, or ?domain=D&key=k=v[,k=v]: the decision and the reasons for it",
     ),
     ("/live", "the figures of the page: a line of JSON each second, for a minute"),
-    ("/log", "the log level; PUT a level, as in info,tollgate_limiter::rules=debug, to change it"),
+    ("/log", "the log level; PUT a level, as in info,tollgate_rules=debug, to change it"),
     (
         "/record",
         "?seconds=60&values=hashed: the requests that are decided, for tollgate simulate; needs admin.record",

@@ -9,15 +9,10 @@ use axum::{
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use tokio::task::spawn_blocking;
-use tollgate_limiter::{
-    files,
-    printable::escaped,
-    rules::{
-        Allowance, DecisionTotals, GroupedKey, Location, OnOwnerUnavailable, Problems, Rule, RuleOrigin,
-        Rules, RulesStatus,
-    },
-    time::Timestamp,
-    yaml::Mark,
+use tollgate_counter::{files, printable::escaped, time::Timestamp};
+use tollgate_rules::{
+    Allowance, DecisionTotals, GroupedKey, Location, OnOwnerUnavailable, Problems, Rule, RuleOrigin, Rules,
+    RulesStatus, yaml::Mark,
 };
 
 use crate::api::admin::{AdminState, RuleSource, error::AdminError, format};

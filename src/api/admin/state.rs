@@ -3,10 +3,12 @@
 use std::{fmt, sync::Arc};
 
 use tollgate_cluster::Cluster;
-use tollgate_limiter::{
-    limiter::Limiter, named, rules::ActiveRules, shared_store::SharedStore, store::Memory, time::Timestamp,
-};
+use tollgate_counter::{named, time::Timestamp};
+use tollgate_limiter::limiter::Limiter;
 use tollgate_quota::QuotaService;
+use tollgate_rules::ActiveRules;
+use tollgate_shared_store::SharedStore;
+use tollgate_store::Memory;
 use tollgate_telemetry::logs::LogControl;
 
 use crate::api::{denial_body::DenialBodies, reader::RequestReader, recorder::Recorder};

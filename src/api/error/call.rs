@@ -1,9 +1,7 @@
 //! Why a call or one of its requests is refused for its content.
 
-use tollgate_limiter::{
-    limiter::{RequestError, TooLarge},
-    store::{HoldIdTooLong, HoldTtlOutOfBounds},
-};
+use tollgate_limiter::limiter::{RequestError, TooLarge};
+use tollgate_store::{HoldIdTooLong, HoldTtlOutOfBounds};
 use tollgate_wire::protobuf::MalformedMessage;
 use tonic::Code;
 

@@ -2,10 +2,8 @@
 
 use std::time::Duration;
 
-use tollgate_limiter::{
-    algorithm::Operation,
-    limiter::{self, RequestBounds},
-};
+use tollgate_counter::algorithm::Operation;
+use tollgate_limiter::limiter::{self, RequestBounds};
 use tollgate_wire::protobuf::{FieldValue, MalformedMessage, MessageFields, text};
 
 use crate::api::{

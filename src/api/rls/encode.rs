@@ -3,10 +3,8 @@
 use std::time::Duration;
 
 use prost::Message;
-use tollgate_limiter::{
-    limiter::{Answer, CurrentLimit, Status},
-    rules::Unit,
-};
+use tollgate_limiter::limiter::{Answer, CurrentLimit, Status};
+use tollgate_rules::Unit;
 use tollgate_wire::{
     proto::envoy::{
         config::core::v3::HeaderValue,

@@ -13,15 +13,11 @@ use tokio::{
     time::{sleep, timeout as within},
 };
 use tollgate_cluster::{Cluster, Trust, link};
-use tollgate_limiter::{
-    files::fuzz::temporary,
-    limiter::{Limiter, LimiterError, RequestError},
-    remote::Remote,
-    resilience::Caller,
-    rules::ActiveRules,
-    store::{Memory, OnFull, SLOTS},
-    time::Clock,
-};
+use tollgate_counter::{files::fuzz::temporary, resilience::Caller, time::Clock};
+use tollgate_limiter::limiter::{Limiter, LimiterError, RequestError};
+use tollgate_remote::Remote;
+use tollgate_rules::ActiveRules;
+use tollgate_store::{Memory, OnFull, SLOTS};
 use tollgate_telemetry::traces::Traces;
 use tollgate_wire::proto::envoy::service::ratelimit::v3::{
     RateLimitRequest, RateLimitResponse, rate_limit_response::Code,

@@ -7,10 +7,8 @@ use std::{
 
 use prost_types::{ListValue, Struct, Value, value::Kind};
 use serde_json::Map;
-use tollgate_limiter::{
-    descriptor::{Entry, escaped},
-    limiter::{Answer, Descriptor, Status},
-};
+use tollgate_counter::descriptor::{Entry, escaped};
+use tollgate_limiter::limiter::{Answer, Descriptor, Status};
 use tollgate_wire::proto::envoy::r#type::v3::RateLimitUnit;
 
 use crate::api::{
@@ -257,7 +255,9 @@ fn value(kind: Kind) -> Value {
 mod tests {
     use std::time::Duration;
 
-    use tollgate_limiter::{algorithm::Operation, limiter::RequestBounds};
+    use tollgate_counter::algorithm::Operation;
+
+    use tollgate_limiter::limiter::RequestBounds;
 
     use super::*;
     use crate::api::rls::decode;

@@ -4,13 +4,13 @@ use std::sync::Arc;
 
 use proptest::{collection::vec, option, prelude::*, sample::Index};
 use prost::Message;
-use tollgate_limiter::{
-    limiter::{Limiter, RequestBounds},
+use tollgate_counter::{
     resilience::Caller,
-    rules::{ActiveRules, Rules},
-    store::{Memory, OnFull},
     time::{Clock, Timestamp},
 };
+use tollgate_limiter::limiter::{Limiter, RequestBounds};
+use tollgate_rules::{ActiveRules, Rules};
+use tollgate_store::{Memory, OnFull};
 
 use super::*;
 use tollgate_wire::{

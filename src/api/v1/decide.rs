@@ -3,10 +3,8 @@
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use tollgate_limiter::{
-    limiter::{self, ActiveView, Answer, TooLarge},
-    resilience::Caller,
-};
+use tollgate_counter::resilience::Caller;
+use tollgate_limiter::limiter::{self, ActiveView, Answer, TooLarge};
 use tollgate_wire::{proto::tollgate::v1::check_request::Mode, protobuf::FRAME_PREFIX_BYTES};
 
 use crate::api::{

@@ -4,11 +4,9 @@ use std::time::Duration;
 
 use prost::Message as _;
 use smallvec::SmallVec;
-use tollgate_limiter::{
-    algorithm::Operation,
-    limiter::{self, CallSize, RequestBounds, TooLarge},
-    store::{HoldId, HoldTerms, OnExpiry},
-};
+use tollgate_counter::algorithm::Operation;
+use tollgate_limiter::limiter::{self, CallSize, RequestBounds, TooLarge};
+use tollgate_store::{HoldId, HoldTerms, OnExpiry};
 use tollgate_wire::{
     proto::tollgate::v1::check_request::Mode,
     protobuf::{FieldValue, MalformedMessage, MessageFields, text},

@@ -3,11 +3,9 @@
 use std::time::Duration;
 
 use prost::Message as _;
-use tollgate_limiter::{
-    limiter::{Descriptor, SettledAnswer, Status},
-    rules::Unit,
-    store::{SettleOutcome, Settled},
-};
+use tollgate_limiter::limiter::{Descriptor, SettledAnswer, Status};
+use tollgate_rules::Unit;
+use tollgate_store::{SettleOutcome, Settled};
 use tollgate_wire::{
     proto::tollgate::v1::{answer::Verdict, limit, settled_limit::Outcome},
     protobuf::{begin, nested, number, text_field},

@@ -2,7 +2,8 @@
 
 use futures_util::FutureExt as _;
 use prost::Message;
-use tollgate_limiter::{limiter::HoldError, resilience::Caller};
+use tollgate_counter::resilience::Caller;
+use tollgate_limiter::limiter::HoldError;
 use tollgate_wire::{
     proto::tollgate::v1::{
         Answer, CancelRequest, CheckRequest, CheckResponse, Question, QuestionAnswer, ReserveRequest,

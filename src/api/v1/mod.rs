@@ -13,7 +13,8 @@ mod reset;
 mod reset_access;
 pub mod stream;
 
-use tollgate_limiter::{limiter::ActiveView, resilience::Caller};
+use tollgate_counter::resilience::Caller;
+use tollgate_limiter::limiter::ActiveView;
 
 pub(super) use decide::PartialDecision;
 pub(super) use reset_access::ResetAccess;

@@ -2,12 +2,9 @@
 
 use std::{borrow::Cow, time::Duration};
 
-use tollgate_limiter::{
-    algorithm::Operation,
-    limiter::{self, ActiveView, HeldAnswer, RequestBounds, SettledAnswer},
-    resilience::Caller,
-    store::{HOLD_TTL_DEFAULT, HoldId, HoldTerms, OnExpiry},
-};
+use tollgate_counter::{algorithm::Operation, resilience::Caller};
+use tollgate_limiter::limiter::{self, ActiveView, HeldAnswer, RequestBounds, SettledAnswer};
+use tollgate_store::{HOLD_TTL_DEFAULT, HoldId, HoldTerms, OnExpiry};
 use tollgate_wire::{
     proto::tollgate::v1::reserve_request,
     protobuf::{FRAME_PREFIX_BYTES, FieldValue, number, text, text_field},

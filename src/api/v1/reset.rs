@@ -2,11 +2,11 @@
 
 use std::borrow::Cow;
 
-use tollgate_limiter::{
+use tollgate_counter::{
     algorithm::Operation,
     descriptor::{self, Entry},
-    limiter::ActiveView,
 };
+use tollgate_limiter::limiter::ActiveView;
 use tollgate_telemetry::logs::UNLIMITED;
 use tollgate_wire::protobuf::{FRAME_PREFIX_BYTES, nested, number, text_field};
 use tracing::info;

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use prost::Message as _;
-use tollgate_limiter::resilience::Caller;
+use tollgate_counter::resilience::Caller;
 use tollgate_wire::protobuf::{
     FRAME_PREFIX_BYTES, FieldValue, MalformedMessage, MessageFields, begin, frame_prefix, number,
 };

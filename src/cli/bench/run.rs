@@ -10,7 +10,7 @@ use std::{
 };
 
 use tokio::{sync::Semaphore, task::JoinSet, time::timeout};
-use tollgate_limiter::time::Stopwatch;
+use tollgate_counter::time::Stopwatch;
 use tonic::Code;
 
 use crate::cli::bench::{

@@ -6,11 +6,11 @@
 use std::{collections::BTreeSet, sync::Arc};
 
 use rustc_hash::FxHashMap;
-use tollgate_limiter::{
+use tollgate_counter::{
     algorithm::{Counter, Limit},
     descriptor::{Entry, Key, Secret},
-    rules::{DescriptorRef, Domain, GroupedKey, KeyedRules, MatchKind, OnDenied, Rule, Rules},
 };
+use tollgate_rules::{DescriptorRef, Domain, GroupedKey, KeyedRules, MatchKind, OnDenied, Rule, Rules};
 
 use crate::cli::diff::{
     difference::{Applied, ChangeKind, Difference, KeyValueChange},

@@ -1,9 +1,7 @@
 //! The keys of a descriptor and its rule, as text that can be compared.
 
-use tollgate_limiter::{
-    printable::escaped,
-    rules::{DescriptorRef, Rule, RuleOptions},
-};
+use tollgate_counter::printable::escaped;
+use tollgate_rules::{DescriptorRef, Rule, RuleOptions};
 
 use crate::{api::admin::format, cli::diff::difference::KeyValueChange};
 

@@ -4,7 +4,6 @@ use std::{path::PathBuf, process::ExitCode};
 
 use clap::{Arg, ArgAction, ArgMatches, Command, ValueHint, value_parser};
 use serde_json::json;
-use tollgate_limiter::rules;
 
 use crate::cli::command::{FAILURE, examples, print};
 
@@ -41,7 +40,7 @@ pub(super) fn command() -> Command {
 }
 
 pub(super) fn run(matches: &ArgMatches) -> ExitCode {
-    let load = |name: &str| rules::load(matches.get_one::<PathBuf>(name).expect("clap requires it"));
+    let load = |name: &str| tollgate_rules::load(matches.get_one::<PathBuf>(name).expect("clap requires it"));
     let (old, new) = match (load("old"), load("new")) {
         (Ok(old), Ok(new)) => (old, new),
         (old, new) => {

@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use tollgate_limiter::rules::{DescriptorRef, MatchKind, Network, address};
+use tollgate_rules::{DescriptorRef, MatchKind, Network, address};
 
 /// The networks of a level, and its single addresses as networks, with their keys.
 pub(super) struct LevelNetworks<'r>(
@@ -58,7 +58,7 @@ fn next(address: IpAddr) -> Option<IpAddr> {
 
 #[cfg(test)]
 mod tests {
-    use tollgate_limiter::rules::Rules;
+    use tollgate_rules::Rules;
 
     use super::*;
 

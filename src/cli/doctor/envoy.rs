@@ -3,7 +3,8 @@
 use std::{collections::BTreeMap, path::Path, time::Duration};
 
 use serde_json::{Map, Value};
-use tollgate_limiter::{files, yaml};
+use tollgate_counter::files;
+use tollgate_rules::yaml;
 
 use crate::{
     api::admin::doctor::finding::{DoctorFinding, listed},

@@ -5,7 +5,7 @@ use std::{path::PathBuf, process::ExitCode};
 use clap::{Arg, ArgAction, ArgMatches, Command, ValueHint, value_parser};
 use serde::Deserialize;
 use serde_json::json;
-use tollgate_limiter::printable::escaped;
+use tollgate_counter::printable::escaped;
 
 use crate::{
     api::admin::doctor::finding::{DoctorFinding, FindingLevel},

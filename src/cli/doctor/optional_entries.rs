@@ -174,7 +174,7 @@ fn part(
 
 #[cfg(test)]
 mod tests {
-    use tollgate_limiter::yaml;
+    use tollgate_rules::yaml;
 
     use super::*;
 

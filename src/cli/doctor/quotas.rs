@@ -197,7 +197,7 @@ impl FilterFault {
 
 #[cfg(test)]
 mod tests {
-    use tollgate_limiter::yaml;
+    use tollgate_rules::yaml;
 
     use super::*;
 

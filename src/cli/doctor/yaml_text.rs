@@ -63,7 +63,7 @@ fn scalar(string: &str) -> String {
 #[cfg(test)]
 mod tests {
     use serde_json::json;
-    use tollgate_limiter::yaml;
+    use tollgate_rules::yaml;
 
     use super::*;
 

@@ -9,7 +9,7 @@ use std::{
 
 use serde::Serialize;
 use smallvec::SmallVec;
-use tollgate_limiter::time::Timestamp;
+use tollgate_counter::time::Timestamp;
 
 /// The outcome of one descriptor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

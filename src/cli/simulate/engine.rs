@@ -9,15 +9,15 @@ use std::{
 use rustc_hash::{FxHashMap, FxHasher};
 use smallvec::SmallVec;
 use tokio::time::Instant;
-use tollgate_limiter::{
+use tollgate_counter::{
     algorithm::{Admission, Operation},
     descriptor::{self, Entry, Secret},
-    limiter::{Descriptor, Limiter, LimiterMetrics, Request},
     metrics::{TopKey, TopKeys},
-    rules::{ActiveRules, Allowance, Rule, Rules},
-    store::{Memory, OnFull},
     time::{Clock, Timestamp},
 };
+use tollgate_limiter::limiter::{Descriptor, Limiter, LimiterMetrics, Request};
+use tollgate_rules::{ActiveRules, Allowance, Rule, Rules};
+use tollgate_store::{Memory, OnFull};
 
 use crate::cli::simulate::{
     decisions::{Decided, DecisionsFile, RuleOutcome},

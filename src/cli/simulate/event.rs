@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use tollgate_limiter::{descriptor::Entry, time::Timestamp};
+use tollgate_counter::{descriptor::Entry, time::Timestamp};
 use tollgate_wire::descriptor_template::{DescriptorTemplate, Fields};
 
 /// The number of requests that are read before they are decided. Each has up to a line, which is at most 1 MiB.
@@ -175,7 +175,7 @@ pub(super) struct BadLine {
 mod tests {
     use std::borrow::Cow;
 
-    use tollgate_limiter::descriptor;
+    use tollgate_counter::descriptor;
 
     use super::*;
     use tollgate_wire::descriptor_text;

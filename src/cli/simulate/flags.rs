@@ -8,7 +8,8 @@ use clap::{
     builder::{PossibleValue, PossibleValuesParser, TypedValueParser as _},
     value_parser,
 };
-use tollgate_limiter::{named, rules::Rules};
+use tollgate_counter::named;
+use tollgate_rules::Rules;
 use tollgate_wire::{
     descriptor_template::DescriptorTemplate,
     proto::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::Entry,

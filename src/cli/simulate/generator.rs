@@ -2,7 +2,7 @@
 
 use std::{borrow::Cow, cmp::Reverse, collections::BinaryHeap, time::Duration};
 
-use tollgate_limiter::time::Timestamp;
+use tollgate_counter::time::Timestamp;
 use tollgate_wire::descriptor_template::{DescriptorTemplate, Fields};
 
 use crate::cli::{

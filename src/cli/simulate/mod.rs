@@ -14,7 +14,7 @@ use tokio::{
     task,
     time::{Instant, MissedTickBehavior, interval},
 };
-use tollgate_limiter::rules::{self, Rules};
+use tollgate_rules::Rules;
 
 use crate::cli::{
     command::block_on,
@@ -72,7 +72,7 @@ pub(super) fn run(matches: &ArgMatches) -> Result<(String, ExitCode), String> {
 }
 
 fn load(path: &Path) -> Result<Rules, String> {
-    rules::load(path).map_err(|problems| problems.to_string())
+    tollgate_rules::load(path).map_err(|problems| problems.to_string())
 }
 
 /// Simulates in another thread, shows the progress, and ends with what there is when a signal arrives.
@@ -194,9 +194,9 @@ impl Simulation {
     /// The suggestions; none if the search is interrupted.
     fn suggestions(&self, goal: Goal, span: Duration) -> Result<Vec<Suggestion>, String> {
         let rules = load(&self.flags.rules)?;
-        let mut replay = |trial: &rules::Trial, paths: &[String]| {
-            let tried =
-                rules::load_trial(&self.flags.rules, trial).map_err(|problems| problems.to_string())?;
+        let mut replay = |trial: &tollgate_rules::Trial, paths: &[String]| {
+            let tried = tollgate_rules::load_trial(&self.flags.rules, trial)
+                .map_err(|problems| problems.to_string())?;
             let mut table = RuleTable::default();
             let side = Side::new(tried, &mut table, self.flags.memory_limit, Refusals::WithShadow);
             let mut replay = Replay::new(table, side, None, self.flags.users_max);

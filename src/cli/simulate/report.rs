@@ -1,7 +1,7 @@
 //! The result of a simulation, for people and for programs.
 
 use serde::Serialize;
-use tollgate_limiter::{metrics::TopKey, time::Timestamp};
+use tollgate_counter::{metrics::TopKey, time::Timestamp};
 
 use crate::cli::simulate::{
     engine::{Replay, RuleEntry, Side},

@@ -3,10 +3,8 @@
 use std::{collections::hash_map::Entry, time::Duration};
 
 use rustc_hash::FxHashMap;
-use tollgate_limiter::{
-    limiter::Status,
-    time::{SECOND, Timestamp},
-};
+use tollgate_counter::time::{SECOND, Timestamp};
+use tollgate_limiter::limiter::Status;
 
 /// The maximum number of bins of a timeline.
 const BINS_MAX: usize = 240;

@@ -4,11 +4,11 @@ use std::time::Duration;
 
 use jiff::SignedDuration;
 use serde::Serialize;
-use tollgate_limiter::{
+use tollgate_counter::{
     algorithm::{Admission, CalendarUnit, Limit, Window},
     named,
-    rules::{Rule, Rules, Trial, TrialNumbers, Unit, algorithm_keys},
 };
+use tollgate_rules::{Rule, Rules, Trial, TrialNumbers, Unit, algorithm_keys};
 
 use crate::cli::simulate::{progress::Progress, stats::share};
 

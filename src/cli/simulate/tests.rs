@@ -1,6 +1,6 @@
 use std::fs;
 
-use tollgate_limiter::time::{SECOND, Timestamp};
+use tollgate_counter::time::{SECOND, Timestamp};
 
 use super::{
     engine::{Refusals, Replay, RuleTable, Side},

@@ -10,7 +10,7 @@ use tokio::{
     task::yield_now,
     time::{sleep, timeout},
 };
-use tollgate_limiter::{resilience::CallerRegistry, time::Clock};
+use tollgate_counter::{resilience::CallerRegistry, time::Clock};
 
 use crate::{
     api::fuzz::{api, runtime},

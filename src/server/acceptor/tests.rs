@@ -14,13 +14,13 @@ use hyper_util::rt::{TokioExecutor, TokioIo};
 use prost::Message;
 use tokio::io::{AsyncRead, AsyncWrite, DuplexStream, ReadBuf};
 use tokio_rustls::server::TlsStream;
-use tollgate_limiter::{
-    limiter::Limiter,
+use tollgate_counter::{
     resilience::CallerRegistry,
-    rules::{ActiveRules, Rules},
-    store::{Memory, OnFull},
     time::{Clock, Timestamp},
 };
+use tollgate_limiter::limiter::Limiter;
+use tollgate_rules::{ActiveRules, Rules};
+use tollgate_store::{Memory, OnFull};
 
 use super::*;
 use tollgate_wire::proto::envoy::{

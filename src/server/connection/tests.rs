@@ -5,7 +5,7 @@ use axum::{
 };
 use hyper::body::Bytes;
 use tokio::{sync::oneshot, task::JoinHandle, time::Instant};
-use tollgate_limiter::{resilience::CallerRegistry, time::Clock};
+use tollgate_counter::{resilience::CallerRegistry, time::Clock};
 
 use super::*;
 use crate::server::body::GRPC_CONTENT_TYPE;

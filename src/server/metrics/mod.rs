@@ -13,8 +13,8 @@ use axum::{
     routing::get,
 };
 use tollgate_cluster::Cluster;
-use tollgate_limiter::shared_store::SharedStore;
 use tollgate_quota::QuotaService;
+use tollgate_shared_store::SharedStore;
 use tollgate_telemetry::metrics::{self, Metric, Page};
 
 use crate::api;
@@ -126,11 +126,9 @@ impl PageState {
 
 #[cfg(test)]
 mod tests {
-    use tollgate_limiter::{
-        rules::ActiveRules,
-        store::{Memory, OnFull},
-        time::{Clock, Timestamp},
-    };
+    use tollgate_counter::time::{Clock, Timestamp};
+    use tollgate_rules::ActiveRules;
+    use tollgate_store::{Memory, OnFull};
 
     use super::*;
     use tollgate_telemetry::{logs::LogControl, metrics::MetricKind};

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use tollgate_limiter::rules::{DecisionTotals, Series};
+use tollgate_rules::{DecisionTotals, Series};
 use tollgate_telemetry::metrics::{Family, metrics};
 
 /// Domain, first and second level of a rule's path.

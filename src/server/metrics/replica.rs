@@ -2,13 +2,10 @@
 
 use std::sync::Arc;
 
-use tollgate_limiter::{
-    limiter,
-    rules::{self, ActiveRules, DecisionTotals, Series},
-    shared_store,
-    store::{Memory, StoreStats},
-    time::{Clock, LongSteps, Timestamp},
-};
+use tollgate_counter::time::{Clock, LongSteps, Timestamp};
+use tollgate_limiter::limiter;
+use tollgate_rules::{ActiveRules, DecisionTotals, Series};
+use tollgate_store::{Memory, StoreStats};
 use tollgate_telemetry::{
     logs::{DroppedLines, LogControl},
     metrics::{Family, ProcessStats, metrics},
@@ -36,13 +33,16 @@ pub(in crate::server) struct MetricsSources {
 pub(super) struct ReplicaValues {
     sources: MetricsSources,
     pub(super) rules: Vec<(Series, DecisionTotals)>,
-    load: rules::RulesStatus,
+    load: tollgate_rules::RulesStatus,
     pub(super) store: StoreStats,
     process: Option<ProcessStats>,
 }
 
 impl ReplicaValues {
-    pub(super) fn new(sources: MetricsSources, shared: Option<&shared_store::SharedStoreStats>) -> Self {
+    pub(super) fn new(
+        sources: MetricsSources,
+        shared: Option<&tollgate_shared_store::SharedStoreStats>,
+    ) -> Self {
         let mut store = sources.memory.stats();
         if let Some(shared) = shared {
             store.holds_released += shared.holds_released;

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use tollgate_limiter::time::Timestamp;
+use tollgate_counter::time::Timestamp;
 use tollgate_sources::url::UrlStats;
 use tollgate_telemetry::metrics::metrics;
 

@@ -1,6 +1,6 @@
 //! The metrics of a replica with a shared store.
 
-use tollgate_limiter::shared_store::SharedStoreStats;
+use tollgate_shared_store::SharedStoreStats;
 use tollgate_telemetry::metrics::metrics;
 
 metrics! { SharedStoreStats;

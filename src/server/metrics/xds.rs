@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use tollgate_limiter::rules::{ActiveRules, Rules};
+use tollgate_rules::{ActiveRules, Rules};
 use tollgate_sources::xds;
 use tollgate_telemetry::metrics::metrics;
 

@@ -1,6 +1,6 @@
 //! The variables of envoyproxy/ratelimit, from the environment to the settings.
 
-use tollgate_limiter::shared_store::{self, PasswordSource};
+use tollgate_shared_store::PasswordSource;
 
 use super::*;
 use tollgate_sources::SourceSettings;
@@ -160,7 +160,7 @@ fn variables_of_redis_make_it_the_store() {
         let settings = load(&[&sentinels, more].concat()).unwrap();
         let store = settings.shared_store.unwrap();
         assert_eq!(store.urls, ["rediss://a:26379", "rediss://b:26379"]);
-        assert_eq!(store.mode, shared_store::StoreMode::Sentinel { service: "mymaster".to_owned() });
+        assert_eq!(store.mode, tollgate_shared_store::StoreMode::Sentinel { service: "mymaster".to_owned() });
         assert_eq!(settings.backend.unwrap().backend, Backend::Redis);
         assert_eq!(settings.without_effect, [""; 0]);
     }
@@ -169,7 +169,7 @@ fn variables_of_redis_make_it_the_store() {
     assert_eq!((&*kind.value, kind.from), ("redis", crate::api::admin::SettingOrigin::Reference));
     let cluster = load(&[("REDIS_URL", "a:1,b:2"), ("REDIS_TYPE", "Cluster"), ("REDIS_SOCKET_TYPE", "tcp")]);
     let store = cluster.unwrap().shared_store.unwrap();
-    assert_eq!((store.mode, store.urls.len()), (shared_store::StoreMode::Cluster, 2));
+    assert_eq!((store.mode, store.urls.len()), (tollgate_shared_store::StoreMode::Cluster, 2));
     let database = load(&[("REDIS_URL", "redis://a:1/3"), ("REDIS_TLS", "1")]).unwrap().shared_store.unwrap();
     assert_eq!(database.urls, ["rediss://a:1/3"]);
 }
@@ -250,7 +250,7 @@ fn login_in_address_of_redis_is_read_and_not_shown() {
 }
 
 /// The shared store of these variables, and the variables without effect.
-fn redis(variables: &[(&str, &str)]) -> (shared_store::SharedStoreSettings, Vec<String>) {
+fn redis(variables: &[(&str, &str)]) -> (tollgate_shared_store::SharedStoreSettings, Vec<String>) {
     let is_named = variables.iter().any(|(name, _)| *name == "REDIS_URL");
     let server = [("REDIS_URL", "redis:6379")];
     let settings = load(&[if is_named { &[][..] } else { &server }, variables].concat()).unwrap();

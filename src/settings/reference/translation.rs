@@ -1,6 +1,6 @@
 //! The variables of the reference, and what they mean here.
 
-use tollgate_limiter::shared_store::Passwords;
+use tollgate_shared_store::Passwords;
 
 use crate::settings::{
     reference::{backend::BackendChoice, values::switch},

@@ -132,7 +132,7 @@ fn secret_value_is_not_shown() {
 #[test]
 fn word_that_is_not_a_level_is_refused_as_log_filter() {
     for (level, allowed) in [
-        ("info,tollgate_limiter::rules=debug", true),
+        ("info,tollgate_rules=debug", true),
         ("off", true),
         ("inof", false),
         ("tollgate[call]=debug", false),

@@ -2,7 +2,7 @@
 
 use std::fmt::{Display, Write as _};
 
-use tollgate_limiter::{metrics::Buckets, named};
+use tollgate_counter::{metrics::Buckets, named};
 
 /// The content type of a page.
 pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";

@@ -4,7 +4,7 @@ use std::net::Ipv4Addr;
 
 use serde_json::{Value, json};
 use tokio::{io::AsyncReadExt, net::TcpStream, time::timeout};
-use tollgate_limiter::time::Stopwatch;
+use tollgate_counter::time::Stopwatch;
 
 use crate::{
     admin::{access::FOREIGN, admin},

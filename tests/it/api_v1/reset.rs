@@ -3,7 +3,7 @@
 use std::{fs, sync::Arc};
 
 use tokio::{sync::Notify, task::JoinSet};
-use tollgate_limiter::time::Stopwatch;
+use tollgate_counter::time::Stopwatch;
 use tollgate_wire::proto::tollgate::v1::{Descriptor, Limit, ResetCounter, ResetRequest, limit::Unit};
 use tonic::{Code, Request};
 

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use tollgate_cluster::{MemberId, link::DisconnectReason};
-use tollgate_limiter::time::Stopwatch;
+use tollgate_counter::time::Stopwatch;
 
 use crate::{
     harness::{rounds, until},

@@ -16,7 +16,7 @@ use tollgate_cluster::{
     MemberId, Trust,
     link::{DisconnectReason, LinkError, LinkHandler, LinkSettings, Links},
 };
-use tollgate_limiter::time::{Clock, Timestamp};
+use tollgate_counter::time::{Clock, Timestamp};
 
 use crate::{harness::until, links::proxy::Proxy};
 

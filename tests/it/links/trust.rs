@@ -24,7 +24,7 @@ use tollgate_cluster::{
     Files, MemberId, Trust,
     link::{LinkFailure, LinkSettings, Links, Strangers},
 };
-use tollgate_limiter::time::{Clock, SECOND, Timestamp};
+use tollgate_counter::time::{Clock, SECOND, Timestamp};
 
 use crate::{
     certificates::{self, Authority},

@@ -3,7 +3,7 @@
 use std::{fmt::Write as _, fs, time::Duration};
 
 use serde_json::Value;
-use tollgate_limiter::algorithm::AlgorithmName;
+use tollgate_counter::algorithm::AlgorithmName;
 
 use crate::{
     admin::record::Recording,

@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use tollgate_limiter::descriptor::escaped;
+use tollgate_counter::descriptor::escaped;
 
 use crate::proto::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::Entry;
 

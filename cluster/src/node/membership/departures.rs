@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use tollgate_limiter::time::Timestamp;
+use tollgate_counter::time::Timestamp;
 
 use crate::{MemberId, message::MemberRecord};
 

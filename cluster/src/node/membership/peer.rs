@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tollgate_limiter::time::Timestamp;
+use tollgate_counter::time::Timestamp;
 
 use crate::message::{MemberRecord, MemberState, Message};
 

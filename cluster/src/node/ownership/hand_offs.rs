@@ -2,7 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use tollgate_limiter::{store::Slot, time::Timestamp};
+use tollgate_counter::time::Timestamp;
+use tollgate_store::Slot;
 
 use crate::{
     MemberId,

@@ -1,6 +1,7 @@
 //! The data that owners have started from, as long as a member may return with another history of a slot.
 
-use tollgate_limiter::{store::Slot, time::Timestamp};
+use tollgate_counter::time::Timestamp;
+use tollgate_store::Slot;
 
 use crate::{
     message::VersionedSlot,

@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use tollgate_limiter::{
+use tollgate_store::{
+    CounterOperation, HoldOutcome, NotLocal, OperationOutcome,
     divider::{SUBSCRIBERS_LISTED_MAX, SubscriberReport},
-    store::{CounterOperation, HoldOutcome, NotLocal, OperationOutcome},
 };
 
 use crate::{

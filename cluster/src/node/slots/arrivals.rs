@@ -1,6 +1,6 @@
 //! What other members tell of the slots: owners, hand-offs, backups and copies.
 
-use tollgate_limiter::store::Slot;
+use tollgate_store::Slot;
 
 use crate::{
     MemberId,

@@ -1,6 +1,6 @@
 //! Sends backups and hand-offs, as far as there is room for them on the way.
 
-use tollgate_limiter::store::Slot;
+use tollgate_store::Slot;
 
 use crate::{
     MemberId,

@@ -1,6 +1,6 @@
 //! What may pass, and what must, with the faults that there were.
 
-use tollgate_limiter::{
+use tollgate_counter::{
     algorithm::{Limit, laws},
     time::Timestamp,
 };

@@ -3,14 +3,13 @@
 use std::{collections::BTreeMap, num::NonZeroU64, time::Duration};
 
 use rand::RngExt;
-use tollgate_limiter::{
-    algorithm::{Excess, FixedWindow, HitRate, Limit, Rate, TokenBucket, Window},
+use tollgate_counter::{
+    algorithm::{Excess, FixedWindow, HitRate, Limit, QuotaTerms, Rate, TokenBucket, Window},
     descriptor::Key,
-    divider::{
-        ASSIGNMENT_TTL, Assignment, Assignments, DividerReport, SubscriberId, SubscriberUsage, UNCERTAIN,
-    },
-    rules::QuotaTerms,
     time::SECOND,
+};
+use tollgate_store::divider::{
+    ASSIGNMENT_TTL, Assignment, Assignments, DividerReport, SubscriberId, SubscriberUsage, UNCERTAIN,
 };
 
 use crate::{

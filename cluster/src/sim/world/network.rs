@@ -3,7 +3,7 @@
 use std::cmp::Ordering;
 
 use rand::RngExt;
-use tollgate_limiter::store::Slot;
+use tollgate_store::Slot;
 
 use crate::{
     sim::{

@@ -3,13 +3,12 @@
 use std::{collections::BTreeSet, sync::Arc};
 
 use rand::RngExt;
-use tollgate_limiter::{
+use tollgate_counter::{
     algorithm::Operation,
-    divider::Dividers,
-    remote::{DecidedBy, LocalShare},
-    store::{Lead, Memory, OnFull, Slot, StoredSlot},
     time::{SECOND, Timestamp},
 };
+use tollgate_remote::{DecidedBy, LocalShare};
+use tollgate_store::{Lead, Memory, OnFull, Slot, StoredSlot, divider::Dividers};
 
 use crate::{
     MemberId,

@@ -2,11 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use tollgate_limiter::{
-    algorithm::Operation,
-    store::{BYTES_MIN, Slot},
-    time::SECOND,
-};
+use tollgate_counter::{algorithm::Operation, time::SECOND};
+use tollgate_store::{BYTES_MIN, Slot};
 
 use crate::{
     message::MemberState,

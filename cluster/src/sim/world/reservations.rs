@@ -1,15 +1,15 @@
 //! Reservations at random, and what their callers are told.
 
 use rand::RngExt;
-use tollgate_limiter::{
+use tollgate_counter::{
     algorithm::{Decision, Excess, Operation},
-    remote::{
-        COUNTER_ONLY, RemoteHoldError, RemoteOutcome, answered, reserve_operations, settle_operations,
-        settled, withdrawals,
-    },
-    store::{HoldTerms, Reserved, Settled, UnknownId},
     time::SECOND,
 };
+use tollgate_remote::{
+    COUNTER_ONLY, RemoteHoldError, RemoteOutcome, answered, reserve_operations, settle_operations, settled,
+    withdrawals,
+};
+use tollgate_store::{HoldTerms, Reserved, Settled, UnknownId};
 
 use crate::{
     message::RemoteCheck,

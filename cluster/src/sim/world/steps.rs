@@ -1,7 +1,8 @@
 //! Carries out the steps of a script.
 
 use rand::RngExt as _;
-use tollgate_limiter::{store::CounterOperation, time::SECOND};
+use tollgate_counter::time::SECOND;
+use tollgate_store::CounterOperation;
 
 use crate::sim::{
     Step, Tamper,

@@ -1,12 +1,12 @@
 //! Calls at random, and what their callers are told.
 
 use rand::RngExt;
-use tollgate_limiter::{
+use tollgate_counter::{
     algorithm::{Operation, laws::every_limit},
-    remote::{DecidedBy, RemoteOutcome},
-    rules::{ForwardPolicy, OnOwnerUnavailable},
     time::SECOND,
 };
+use tollgate_remote::{DecidedBy, RemoteOutcome};
+use tollgate_rules::{ForwardPolicy, OnOwnerUnavailable};
 
 use crate::{
     message::{MemberState, RemoteCheck},

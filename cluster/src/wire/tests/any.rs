@@ -7,19 +7,18 @@ use std::{
 };
 
 use proptest::{prelude::*, sample::select};
-use tollgate_limiter::{
-    algorithm::{Decision, HitRate, Limit, Operation, Receipt, Verdict, laws::any_limit},
+use tollgate_counter::{
+    algorithm::{Decision, HitRate, Limit, Operation, QuotaTerms, Receipt, Verdict, laws::any_limit},
     descriptor::{Key, Secret},
+    time::{SECOND, Timestamp},
+};
+use tollgate_store::{
+    Check, Checks, CounterOperation, Epoch, HOLD_TTL_DEFAULT, HoldId, HoldOutcome, HoldTerms, Memory,
+    OnExpiry, OnFull, OnRefusal, OperationOutcome, SettleOutcome, Settled, Slot, SlotData, UnknownId,
     divider::{
         Assignment, Assignments, DividerReport, Dividers, SlotDivisions, SubscriberId, SubscriberReport,
         SubscriberUsage,
     },
-    rules::QuotaTerms,
-    store::{
-        Check, Checks, CounterOperation, Epoch, HOLD_TTL_DEFAULT, HoldId, HoldOutcome, HoldTerms, Memory,
-        OnExpiry, OnFull, OnRefusal, OperationOutcome, SettleOutcome, Settled, Slot, SlotData, UnknownId,
-    },
-    time::{SECOND, Timestamp},
 };
 
 use crate::{MemberId, message::*};

@@ -7,16 +7,17 @@ use std::{
     time::Duration,
 };
 
-use tollgate_limiter::{
-    algorithm::{Classic, Decision, Excess, HitRate, Limit, Operation, Rate, TokenBucket, Verdict, Window},
-    descriptor::{Key, Secret},
-    divider::{Assignment, DividerReport, SlotDivisions, SubscriberId, SubscriberUsage},
-    rules::QuotaTerms,
-    store::{
-        Check, CounterOperation, Epoch, HoldId, HoldOutcome, HoldTerms, Memory, OnExpiry, OnFull, OnRefusal,
-        OperationOutcome, SettleOutcome, Settled, Slot, SlotData, UnknownId,
+use tollgate_counter::{
+    algorithm::{
+        Classic, Decision, Excess, HitRate, Limit, Operation, QuotaTerms, Rate, TokenBucket, Verdict, Window,
     },
+    descriptor::{Key, Secret},
     time::SECOND,
+};
+use tollgate_store::{
+    Check, CounterOperation, Epoch, HoldId, HoldOutcome, HoldTerms, Memory, OnExpiry, OnFull, OnRefusal,
+    OperationOutcome, SettleOutcome, Settled, Slot, SlotData, UnknownId,
+    divider::{Assignment, DividerReport, SlotDivisions, SubscriberId, SubscriberUsage},
 };
 
 use super::any::NOW;

@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 use prost::bytes::Bytes;
-use tollgate_limiter::time::{SECOND, Timestamp};
+use tollgate_counter::time::{SECOND, Timestamp};
 
 use crate::{
     message::Message,

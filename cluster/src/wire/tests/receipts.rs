@@ -3,12 +3,12 @@
 use std::{sync::Arc, time::Duration};
 
 use proptest::prelude::*;
-use tollgate_limiter::{
+use tollgate_counter::{
     algorithm::{Decision, Limit, Operation, Receipt, laws::any_limit},
     descriptor::Key,
-    store::{CounterOperation, OperationOutcome},
     time::{SECOND, Timestamp},
 };
+use tollgate_store::{CounterOperation, OperationOutcome};
 
 use super::any::NOW;
 use crate::{

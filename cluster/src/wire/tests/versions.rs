@@ -2,10 +2,8 @@
 
 use std::{sync::Arc, time::Duration};
 
-use tollgate_limiter::{
-    algorithm::{Limit, Operation},
-    store::{CounterOperation, Slot, SlotData},
-};
+use tollgate_counter::algorithm::{Limit, Operation};
+use tollgate_store::{CounterOperation, Slot, SlotData};
 
 use super::{any::NOW, golden};
 use crate::{

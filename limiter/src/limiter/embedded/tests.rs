@@ -1,7 +1,7 @@
 //! Tests of the limiter inside a program.
 
 use super::*;
-use crate::time::{SECOND, Stopwatch};
+use tollgate_counter::time::{SECOND, Stopwatch};
 
 const RULES: &str = "
 domain: shop

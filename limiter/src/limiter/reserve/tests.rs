@@ -1,13 +1,11 @@
 use std::{sync::Arc, time::Duration};
 
 use super::*;
-use crate::{
-    descriptor::Entry,
-    limiter::{Descriptor, Limiter, embedded::at_once},
-    rules::{ActiveRules, Rules},
-    store::{Memory, OnExpiry, OnFull},
-    time::{Clock, SECOND, Timestamp},
-};
+use tollgate_counter::{descriptor::Entry, time::{Clock, SECOND, Timestamp}};
+use tollgate_rules::{ActiveRules, Rules};
+use tollgate_store::{Memory, OnExpiry, OnFull};
+
+use crate::limiter::{Descriptor, Limiter, embedded::at_once};
 
 const NOW: Timestamp = Timestamp::from_nanos(1_790_000_000 * SECOND);
 const RULES: &str = "\

@@ -1,10 +1,9 @@
 //! Whatever only looks leaves each counter as it is, byte for byte.
 
 use super::*;
-use crate::{
-    limiter::embedded::at_once,
-    store::{EncodedSlot, Epoch, Slot, SlotSource},
-};
+use tollgate_store::{EncodedSlot, Epoch, Slot, SlotSource};
+
+use crate::limiter::embedded::at_once;
 
 const RULES_WITH_PENALTY: &str = "\
 domain: p

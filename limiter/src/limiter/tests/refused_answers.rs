@@ -1,12 +1,11 @@
 //! Refused answers say the same whatever the call was: alone, together with others, once by its id, or a reservation.
 
 use super::*;
-use crate::{
-    algorithm::Admission,
-    limiter::embedded::at_once,
-    rules::Rule,
-    store::{HoldId, HoldTerms, OnExpiry},
-};
+use tollgate_counter::algorithm::Admission;
+use tollgate_rules::Rule;
+use tollgate_store::{HoldId, HoldTerms, OnExpiry};
+
+use crate::limiter::embedded::at_once;
 
 /// Calls that charge nothing if they are refused. A limit with a penalty counts the refusal of the last one.
 const TRACELESS: [Door; 3] = [Door::Reserve, Door::Once, Door::Together];

@@ -1,4 +1,4 @@
-use tollgate_limiter::rules::{Rules, compile};
+use tollgate_rules::{Rules, compile};
 
 use super::*;
 use crate::xds::proto::ratelimit::config::ratelimit::v3::RateLimitReplace;
@@ -23,18 +23,16 @@ fn nested(key: &str, inner: &[RateLimitDescriptor]) -> RateLimitDescriptor {
 
 /// The path and the limit of each rule.
 fn limits(rules: &Rules) -> Vec<(String, u64)> {
-    let limit = |rule: &tollgate_limiter::rules::Rule| {
-        (rule.path.to_string(), rule.displayed_limit.requests_per_unit)
-    };
+    let limit = |rule: &tollgate_rules::Rule| (rule.path.to_string(), rule.displayed_limit.requests_per_unit);
     rules.domain("d").unwrap().rules().map(limit).collect()
 }
 
 /// The rules of a file with these descriptors, whose locations are those of `like`.
-fn of_file(yaml: &str, like: &Rules) -> Vec<tollgate_limiter::rules::Rule> {
+fn of_file(yaml: &str, like: &Rules) -> Vec<tollgate_rules::Rule> {
     let rules = Rules::parse("f", &format!("{{domain: d, descriptors: [{yaml}]}}")).unwrap();
     let pairs = rules.domain("d").unwrap().rules().zip(like.domain("d").unwrap().rules());
     pairs
-        .map(|(rule, like)| tollgate_limiter::rules::Rule { location: like.location.clone(), ..rule.clone() })
+        .map(|(rule, like)| tollgate_rules::Rule { location: like.location.clone(), ..rule.clone() })
         .collect()
 }
 

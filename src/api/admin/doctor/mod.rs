@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use axum::{Json, Router, extract::State, routing::get};
 use serde_json::{Value, json};
-use tollgate_limiter::rules::Rules;
+use tollgate_rules::Rules;
 
 mod cluster;
 pub(crate) mod finding;

@@ -2,14 +2,11 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use tollgate_limiter::{
-    descriptor,
-    limiter::Example,
-    rules::{KeyedRules, Rules},
-    shared_store::SharedStore,
-    store::StoreStats,
-    time::Timestamp,
-};
+use tollgate_counter::{descriptor, time::Timestamp};
+use tollgate_limiter::limiter::Example;
+use tollgate_rules::{KeyedRules, Rules};
+use tollgate_shared_store::SharedStore;
+use tollgate_store::StoreStats;
 
 use crate::api::{
     admin::{
@@ -189,7 +186,7 @@ fn certificates(ends: &[(&'static str, Timestamp)], now: Timestamp) -> Vec<Docto
 fn shared_store(store: &SharedStore) -> Vec<DoctorFinding> {
     let mut findings = Vec::new();
     let state = store.state();
-    if state != tollgate_limiter::shared_store::SharedStoreState::Ready {
+    if state != tollgate_shared_store::SharedStoreState::Ready {
         findings.push(DoctorFinding::error(
             "store_unavailable",
             format!("the shared store cannot be used: {state}"),

@@ -1,9 +1,7 @@
 //! Findings in the rules.
 
-use tollgate_limiter::{
-    algorithm::Admission,
-    rules::{DescriptorRef, Domain, MatchKind, Rule, Rules, RulesStatus},
-};
+use tollgate_counter::algorithm::Admission;
+use tollgate_rules::{DescriptorRef, Domain, MatchKind, Rule, Rules, RulesStatus};
 
 use crate::api::admin::doctor::finding::{DoctorFinding, listed};
 
@@ -141,8 +139,8 @@ fn add_hidden(level: &[DescriptorRef<'_>], hidden: &mut Vec<String>) {
 
 #[cfg(test)]
 mod tests {
-    use tollgate_limiter::{
-        rules::{Documents, RuleInput, RuleOrigin, Unknown, compile},
+    use tollgate_rules::{
+        Documents, RuleInput, RuleOrigin, Unknown, compile,
         yaml::{self, Mark, YamlProblem},
     };
 

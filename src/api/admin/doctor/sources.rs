@@ -3,9 +3,11 @@
 use std::sync::Arc;
 
 use tollgate_cluster::Cluster;
-use tollgate_limiter::{
-    limiter::Limiter, rules::ActiveRules, shared_store::SharedStore, store::Memory, time::Clock,
-};
+use tollgate_counter::time::Clock;
+use tollgate_limiter::limiter::Limiter;
+use tollgate_rules::ActiveRules;
+use tollgate_shared_store::SharedStore;
+use tollgate_store::Memory;
 
 use crate::api::{ApiMetrics, admin::Certificates};
 

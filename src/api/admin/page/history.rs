@@ -3,7 +3,7 @@
 use std::{collections::VecDeque, time::Duration};
 
 use axum::body::Bytes;
-use tollgate_limiter::time::Timestamp;
+use tollgate_counter::time::Timestamp;
 
 use crate::api::admin::page::sample::HistoryPoint;
 

@@ -22,7 +22,7 @@ use tokio::{
     task::spawn_blocking,
     time::{Instant, sleep, timeout_at},
 };
-use tollgate_limiter::time::Stopwatch;
+use tollgate_counter::time::Stopwatch;
 use tracing::error;
 
 use crate::api::admin::{
@@ -208,7 +208,7 @@ async fn stream(State(live): State<Arc<Live>>) -> Result<Response, AdminError> {
 #[cfg(test)]
 mod tests {
     use serde_json::Value;
-    use tollgate_limiter::time::Timestamp;
+    use tollgate_counter::time::Timestamp;
 
     use super::*;
     use crate::api::{admin::Certificates, fuzz::admin_state};

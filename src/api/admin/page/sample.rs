@@ -4,11 +4,8 @@
 use std::{cmp::Reverse, collections::HashSet, ptr, sync::Arc};
 
 use serde_json::{Value, json};
-use tollgate_limiter::{
-    metrics::Buckets,
-    rules::{DecisionTotals, KeyedRules, Rules},
-    time::Timestamp,
-};
+use tollgate_counter::{metrics::Buckets, time::Timestamp};
+use tollgate_rules::{DecisionTotals, KeyedRules, Rules};
 
 use crate::api::{
     self,

@@ -2,11 +2,9 @@
 
 use std::{collections::HashMap, fmt::Write as _, time::Duration};
 
-use tollgate_limiter::{
-    algorithm::{Admission, Limit},
-    limiter::{ActiveView, Answer, Modes, Request, Retry},
-    rules::Rule,
-};
+use tollgate_counter::algorithm::{Admission, Limit};
+use tollgate_limiter::limiter::{ActiveView, Answer, Modes, Request, Retry};
+use tollgate_rules::Rule;
 use tollgate_wire::proto::envoy::config::core::v3::HeaderValue;
 
 use crate::api::rls::headers::{

@@ -5,12 +5,10 @@ use std::{sync::Arc, time::Duration};
 use proptest::{collection::vec, prelude::*};
 use prost::Message as _;
 use sfv::{List, ListEntry, Parser};
-use tollgate_limiter::{
-    limiter::{Limiter, Modes},
-    rules::{ActiveRules, Rules},
-    store::{Memory, OnFull},
-    time::{Clock, Timestamp},
-};
+use tollgate_counter::time::{Clock, Timestamp};
+use tollgate_limiter::limiter::{Limiter, Modes};
+use tollgate_rules::{ActiveRules, Rules};
+use tollgate_store::{Memory, OnFull};
 
 use super::{HeaderSettings, Listed};
 use tollgate_wire::proto::envoy::{

@@ -2,10 +2,8 @@
 
 use std::time::Duration;
 
-use tollgate_limiter::{
-    divider::SubscriberUsage,
-    time::{SECOND, Timestamp},
-};
+use tollgate_counter::time::{SECOND, Timestamp};
+use tollgate_store::divider::SubscriberUsage;
 use tollgate_wire::proto::envoy::{
     service::rate_limit_quota::v3::rate_limit_quota_response::bucket_action::QuotaAssignmentAction,
     r#type::v3::{TokenBucket, rate_limit_strategy::Strategy},

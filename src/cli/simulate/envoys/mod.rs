@@ -13,18 +13,18 @@ use std::{
 use bytesize::ByteSize;
 use clap::ArgMatches;
 use prost::Message as _;
-use tollgate_limiter::{
+use tollgate_counter::{
     descriptor::{self, Entry, Key, Secret},
-    divider::Dividers,
-    divider::SubscriberUsage,
-    limiter::Limiter,
     resilience::CallerOrigin,
-    rules::{ActiveRules, KeyedRules, Rule, Rules},
-    store::{Memory, OnFull},
     time::{Clock, SECOND, Timestamp},
-    yaml::quote,
 };
+use tollgate_limiter::limiter::Limiter;
 use tollgate_quota::{QuotaService, QuotaSettings, QuotaStream};
+use tollgate_rules::{ActiveRules, KeyedRules, Rule, Rules, yaml::quote};
+use tollgate_store::{
+    Memory, OnFull,
+    divider::{Dividers, SubscriberUsage},
+};
 use tollgate_wire::{
     descriptor_text,
     proto::envoy::{

@@ -3,7 +3,8 @@
 use std::{collections::VecDeque, path::Path, time::Duration};
 
 use serde::Serialize;
-use tollgate_limiter::{rules::Rule, time::SECOND};
+use tollgate_counter::time::SECOND;
+use tollgate_rules::Rule;
 
 use crate::{
     api::admin::format,

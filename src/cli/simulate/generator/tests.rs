@@ -1,4 +1,4 @@
-use tollgate_limiter::time::SECOND;
+use tollgate_counter::time::SECOND;
 
 use super::*;
 use tollgate_wire::descriptor_text;

@@ -1,6 +1,6 @@
 //! Instants as logs write them.
 
-use tollgate_limiter::time::{SECOND, Timestamp};
+use tollgate_counter::time::{SECOND, Timestamp};
 
 /// Reads RFC 3339, the time of NGINX and Apache as in `02/Jan/2026:03:04:05 +0000`, or a number since 1970: seconds
 /// below 10^11, then milliseconds, microseconds and nanoseconds, each for a thousand times as many.

@@ -2,7 +2,7 @@
 
 use std::{borrow::Cow, io::BufRead};
 
-use tollgate_limiter::time::Timestamp;
+use tollgate_counter::time::Timestamp;
 use tollgate_wire::descriptor_template::{DescriptorTemplate, Fields as _};
 
 use crate::cli::simulate::{

@@ -4,7 +4,7 @@ use std::borrow::Cow;
 
 use csv_core::{ReadRecordResult, Reader};
 use serde_json::Value as Json;
-use tollgate_limiter::{descriptor, named};
+use tollgate_counter::{descriptor, named};
 use tollgate_wire::descriptor_template::Fields;
 
 use crate::cli::simulate::{

@@ -1,6 +1,6 @@
 use std::io::Cursor;
 
-use tollgate_limiter::descriptor::escaped;
+use tollgate_counter::descriptor::escaped;
 
 use super::*;
 use tollgate_wire::descriptor_text;
@@ -40,7 +40,7 @@ fn read_by(
         let text =
             |(range, hits): (std::ops::Range<usize>, u64)| format!("{hits} {}", entries[range].join(","));
         let descriptors: Vec<_> = event.descriptors().map(text).collect();
-        let seconds = event.at.as_nanos() / tollgate_limiter::time::SECOND;
+        let seconds = event.at.as_nanos() / tollgate_counter::time::SECOND;
         all.push(format!("{seconds} {} {}", event.domain(), descriptors.join(" ")));
     }
     Ok((all, recorded.skipped()))

@@ -1,0 +1,103 @@
+//! The concurrency limit: a charge takes places, a refund frees the oldest ones, and a place that is never freed is
+//! free again after a time.
+//!
+//! Places are the entries of a log: each leaves it when it has been held for the longest time. Only refunds and
+//! refusals differ from those of a sliding log.
+
+use std::num::NonZeroU64;
+
+use serde::{Deserialize, Serialize};
+
+use crate::{algorithm::{Admission, Algorithm, ChargePosition, Decision, Excess, HeldCharge, LogCounter, LogReceipt, Operation, SlidingLog, Span, Verdict}, time::Timestamp};
+
+/// At most `max_in_flight` places are taken at any time.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Concurrency {
+    /// The number of places.
+    pub max_in_flight: u64,
+    /// A place is freed this long after it was taken.
+    pub hold_max: Span,
+}
+
+impl Concurrency {
+    /// The log of the places.
+    fn log(&self) -> SlidingLog {
+        SlidingLog {
+            limit: self.max_in_flight,
+            span: self.hold_max,
+            sub_window: NonZeroU64::MIN,
+            excess: Excess::Refuse,
+        }
+    }
+}
+
+impl Algorithm for Concurrency {
+    type Counter = LogCounter;
+    type Receipt = LogReceipt;
+    const ADMISSION: Admission = Admission::InFlight;
+    // A place that is taken on one replica may be freed on another.
+    const LEASABLE: bool = false;
+
+    fn decide(&self, counter: &mut LogCounter, now: Timestamp, operation: Operation) -> Decision<LogReceipt> {
+        let log = self.log();
+        if let Operation::Refund(places) = operation {
+            log.free_oldest(counter, now, places);
+            return log.decide(counter, now, Operation::Refund(0));
+        }
+        let decision = log.decide(counter, now, operation);
+        if decision.verdict.passes() {
+            return decision;
+        }
+        // Places are freed when their callers say so, so no time is known at which the same charge passes.
+        let reset_after = log.oldest_leaves_after(counter, now);
+        Decision { verdict: Verdict::Refuse { retry_after: None }, reset_after, ..decision }
+    }
+
+    fn undo(&self, counter: &mut LogCounter, receipt: LogReceipt, now: Timestamp) {
+        self.log().undo(counter, receipt, now);
+    }
+
+    fn idle_at(&self, counter: &LogCounter) -> Timestamp {
+        self.log().idle_at(counter)
+    }
+
+    fn since(&self, counter: &LogCounter, base: &LogCounter, now: Timestamp) -> LogCounter {
+        self.log().since(counter, base, now)
+    }
+
+    fn absorb(&self, counter: &mut LogCounter, other: &LogCounter, now: Timestamp) {
+        self.log().absorb(counter, other, now);
+    }
+
+    fn clamp_ahead(&self, counter: &mut LogCounter, at: Timestamp, now: Timestamp) {
+        self.log().clamp_ahead(counter, at, now);
+    }
+
+    fn position(&self, counter: &LogCounter, now: Timestamp) -> ChargePosition {
+        self.log().position(counter, now)
+    }
+
+    fn weight(&self, counter: &LogCounter, position: ChargePosition, now: Timestamp) -> u128 {
+        self.log().weight(counter, position, now)
+    }
+
+    fn lighten(&self, counter: &mut LogCounter, held: &HeldCharge, units: u128, now: Timestamp) {
+        self.log().lighten(counter, held, units, now);
+    }
+
+    fn converted(&self, units: u128, _before: &Self) -> u128 {
+        units
+    }
+
+    fn allowance(&self) -> u64 {
+        self.max_in_flight
+    }
+
+    fn change(&mut self, number: impl Fn(u64) -> u64, _: impl Fn(Excess) -> Excess) {
+        self.max_in_flight = number(self.max_in_flight);
+    }
+
+    fn charge_at(&self, counter: &mut LogCounter, hits: u64, at: Timestamp, now: Timestamp) {
+        self.log().charge_at(counter, hits, at, now);
+    }
+}

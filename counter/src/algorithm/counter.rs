@@ -1,0 +1,254 @@
+//! `Counter` and `Receipt`: enums of the counters and receipts of all algorithms.
+
+use std::convert::Infallible;
+
+use serde::{Deserialize, Serialize};
+
+use crate::algorithm::{DebtCounter, DebtReceipt, LogCounter, LogReceipt, PenaltyRecord, SlidingCounter, SlidingReceipt, StepCounter, StepReceipt, WindowCounter, WindowReceipt};
+
+/// The history of one key.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Counter {
+    /// Hits in a window.
+    Window(WindowCounter),
+    /// Hits in a window and the one before it.
+    Sliding(SlidingCounter),
+    /// Charges and their instants.
+    Log(LogCounter),
+    /// A debt that time pays off.
+    Debt(DebtCounter),
+    /// Tokens that are missing.
+    Step(StepCounter),
+    /// A counter of another kind, with a record of refusals or penalties.
+    Penalized(Box<PenalizedCounter>),
+}
+
+/// A counter with a record of refusals or penalties.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PenalizedCounter {
+    /// The counter of the limit without its penalty.
+    pub(crate) counter: Counter,
+    pub(crate) record: PenaltyRecord,
+}
+
+/// What taking one charge back needs. Replicas number the variants by their order: append at the end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Receipt {
+    /// The receipt of a charge to a window.
+    Window(WindowReceipt),
+    /// The receipt of a charge to a window that slides.
+    Sliding(SlidingReceipt),
+    /// The receipt of a charge with an entry in a log.
+    Log(LogReceipt),
+    /// The receipt of a charge to a debt.
+    Debt(DebtReceipt),
+    /// The receipt of a charge in a step.
+    Step(StepReceipt),
+}
+
+/// The receipt of a check that keeps none.
+impl From<Infallible> for Receipt {
+    fn from(none: Infallible) -> Self {
+        match none {}
+    }
+}
+
+/// A counter of some kind: a limit replaces it by one of its own kind.
+impl Default for Counter {
+    fn default() -> Self {
+        Self::Window(WindowCounter::default())
+    }
+}
+
+impl From<PenalizedCounter> for Counter {
+    fn from(penalized: PenalizedCounter) -> Self {
+        Self::Penalized(Box::new(penalized))
+    }
+}
+
+impl Counter {
+    /// The counter with its record, if it has one.
+    fn penalized(&self) -> Option<&PenalizedCounter> {
+        if let Self::Penalized(penalized) = self { Some(penalized) } else { None }
+    }
+
+    /// The counter with its record, for changes, if it has one.
+    fn penalized_mut(&mut self) -> Option<&mut PenalizedCounter> {
+        if let Self::Penalized(penalized) = self { Some(penalized) } else { None }
+    }
+
+    /// The counter that has a record here.
+    fn inner(&self) -> Option<&Self> {
+        self.penalized().map(|penalized| &penalized.counter)
+    }
+
+    fn inner_mut(&mut self) -> Option<&mut Self> {
+        self.penalized_mut().map(|penalized| &mut penalized.counter)
+    }
+
+    /// The bytes on the heap.
+    pub(crate) fn heap_bytes(&self) -> usize {
+        match self {
+            Self::Log(log) => log.heap_bytes(),
+            Self::Penalized(penalized) => size_of::<PenalizedCounter>() + penalized.counter.heap_bytes(),
+            Self::Window(_) | Self::Sliding(_) | Self::Debt(_) | Self::Step(_) => 0,
+        }
+    }
+
+    /// Releases the memory of a log beyond its entries.
+    pub(crate) fn release_spare(&mut self) {
+        match self {
+            Self::Log(log) => log.entries.shrink_to_fit(),
+            Self::Penalized(penalized) => penalized.counter.release_spare(),
+            Self::Window(_) | Self::Sliding(_) | Self::Debt(_) | Self::Step(_) => {}
+        }
+    }
+
+    /// Moves all instants back by `back` nanoseconds, for a clock that shows that much less.
+    pub(crate) fn shift_back(&mut self, back: u64) {
+        match self {
+            Self::Window(counter) => counter.end = counter.end.minus(back),
+            Self::Sliding(counter) => counter.end = counter.end.minus(back),
+            Self::Log(counter) => counter.shift_back(back),
+            Self::Debt(counter) => counter.paid_at = counter.paid_at.minus(back),
+            Self::Step(counter) => counter.full_at = counter.full_at.minus(back),
+            Self::Penalized(penalized) => {
+                penalized.counter.shift_back(back);
+                penalized.record = penalized.record.shifted_back(back);
+            }
+        }
+    }
+}
+
+/// The record of refusals.
+impl Counter {
+    /// The record of its refusals.
+    pub(crate) fn record(&self) -> Option<&PenaltyRecord> {
+        self.penalized().map(|penalized| &penalized.record)
+    }
+
+    /// The counter without the record of its refusals.
+    pub(crate) fn plain(&self) -> &Self {
+        self.penalized().map_or(self, |penalized| &penalized.counter)
+    }
+
+    /// Replaces the record of its refusals.
+    pub(super) fn set_record(&mut self, record: Option<PenaltyRecord>) {
+        match (self.penalized_mut(), record) {
+            (Some(penalized), Some(record)) => penalized.record = record,
+            (Some(penalized), None) => *self = std::mem::take(&mut penalized.counter),
+            (None, Some(record)) => {
+                let counter = std::mem::take(self);
+                *self = Self::Penalized(Box::new(PenalizedCounter { counter, record }));
+            }
+            (None, None) => {}
+        }
+    }
+
+    /// Ends a row of refusals: a charge has passed. The row is forgotten when another one passes.
+    pub(super) fn end_row(&mut self) {
+        let Some(record) = self.record().copied() else { return };
+        let is_new = record.refusals > 0 && !record.has_passed;
+        let refusals = if is_new { record.refusals } else { 0 };
+        let ended = PenaltyRecord { refusals, has_passed: is_new, ..record };
+        self.set_record(Some(ended).filter(|ended| ended.has_passed || ended.penalties > 0));
+    }
+
+    /// Resumes a row of refusals: the charge that has ended it is taken back.
+    pub(super) fn resume_row(&mut self) {
+        if let Some(record) = self.record().copied().filter(|record| record.has_passed) {
+            self.set_record(Some(PenaltyRecord { has_passed: false, ..record }));
+        }
+    }
+}
+
+impl Receipt {
+    /// A receipt is in no other one.
+    fn inner(&self) -> Option<&Self> {
+        None
+    }
+
+    fn inner_mut(&mut self) -> Option<&mut Self> {
+        None
+    }
+}
+
+/// The counter of an algorithm. The kind is part of the key, so a counter of another kind appears only if two hashes
+/// collide. It is then replaced by a fresh one.
+pub(crate) fn own<C: Variant<Counter> + Default>(counter: &mut Counter) -> &mut C {
+    if C::from_enum(counter).is_none() {
+        *counter = C::default().into();
+    }
+    C::from_enum_mut(counter).expect("the counter was just made of this kind")
+}
+
+/// One variant of the enum `E`. A counter with a record has the variant of the counter without it.
+pub trait Variant<E>: Sized + Into<E> {
+    /// The value as one of the enum.
+    #[inline(always)]
+    fn into_enum(self) -> E {
+        self.into()
+    }
+
+    /// The value, if it is of this variant.
+    fn from_enum(value: &E) -> Option<&Self>;
+    /// The value for changes, if it is of this variant.
+    fn from_enum_mut(value: &mut E) -> Option<&mut Self>;
+}
+
+macro_rules! variants {
+    ($enum:ident: $($variant:ident($type:ty)),* $(,)?) => {$(
+        impl From<$type> for $enum {
+            #[inline(always)]
+            fn from(value: $type) -> Self {
+                Self::$variant(value)
+            }
+        }
+
+        impl Variant<$enum> for $type {
+            fn from_enum(value: &$enum) -> Option<&Self> {
+                match value {
+                    $enum::$variant(value) => Some(value),
+                    other => other.inner().and_then(<Self as Variant<$enum>>::from_enum),
+                }
+            }
+
+            fn from_enum_mut(value: &mut $enum) -> Option<&mut Self> {
+                match value {
+                    $enum::$variant(value) => Some(value),
+                    other => other.inner_mut().and_then(<Self as Variant<$enum>>::from_enum_mut),
+                }
+            }
+        }
+    )*
+
+        /// For a limit with a penalty, whose limit may be of any kind.
+        impl Variant<Self> for $enum {
+            fn from_enum(value: &Self) -> Option<&Self> {
+                Some(value)
+            }
+
+            fn from_enum_mut(value: &mut Self) -> Option<&mut Self> {
+                Some(value)
+            }
+        }
+    };
+}
+
+variants! {
+    Counter:
+    Window(WindowCounter),
+    Sliding(SlidingCounter),
+    Log(LogCounter),
+    Debt(DebtCounter),
+    Step(StepCounter),
+}
+
+variants! {
+    Receipt:
+    Window(WindowReceipt),
+    Sliding(SlidingReceipt),
+    Log(LogReceipt),
+    Debt(DebtReceipt),
+    Step(StepReceipt),
+}

@@ -1,0 +1,387 @@
+//! `Limit`: an enum of all algorithms. It selects the counter kind and dispatches each call. The names of algorithms.
+
+use std::{borrow::Cow, time::Duration};
+
+use serde::{Deserialize, Serialize};
+
+use crate::{algorithm::{Admission, Algorithm, Classic, Concurrency, Counter, Decision, Excess, FixedWindow, LeakyQueue, Operation, Penalty, Receipt, SlidingLog, SlidingWindow, SteppedBucket, TokenBucket, Variant, Verdict, Window, own}, named, time::Timestamp};
+
+mod granted;
+mod held;
+mod penalized;
+mod repeat;
+
+pub use granted::{Granted, HitRate};
+
+/// An active limit: an algorithm with its parameters. Replicas number the variants by their order: append at the end.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Limit {
+    /// What envoyproxy/ratelimit does.
+    Classic(Classic),
+    /// `fixed_window`
+    FixedWindow(FixedWindow),
+    /// `sliding_window`
+    SlidingWindow(SlidingWindow),
+    /// `sliding_log`, and `sliding_window` with `sub_windows`
+    SlidingLog(SlidingLog),
+    /// `token_bucket`
+    TokenBucket(TokenBucket),
+    /// `token_bucket` with `refill_amount` and `refill_interval`
+    SteppedBucket(SteppedBucket),
+    /// `leaky_bucket`: the level of a leaky bucket is what a token bucket lacks, so both use the same arithmetic.
+    LeakyBucket(TokenBucket),
+    /// `leaky_queue`
+    LeakyQueue(LeakyQueue),
+    /// `concurrency`
+    Concurrency(Concurrency),
+    /// A limit of another variant with a `penalty`.
+    Penalized(Penalized),
+}
+
+/// A limit with a penalty.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Penalized {
+    // Invariant: the limit has no penalty itself.
+    both: Box<(Limit, Penalty)>,
+}
+
+/// The expression for the algorithm of a limit, with its own type.
+macro_rules! each_algorithm {
+    ($limit:expr, $algorithm:ident => $expression:expr) => {
+        match $limit {
+            $crate::algorithm::Limit::Classic($algorithm) => $expression,
+            $crate::algorithm::Limit::FixedWindow($algorithm) => $expression,
+            $crate::algorithm::Limit::SlidingWindow($algorithm) => $expression,
+            $crate::algorithm::Limit::SlidingLog($algorithm) => $expression,
+            $crate::algorithm::Limit::TokenBucket($algorithm) => $expression,
+            $crate::algorithm::Limit::SteppedBucket($algorithm) => $expression,
+            $crate::algorithm::Limit::LeakyBucket($algorithm) => $expression,
+            $crate::algorithm::Limit::LeakyQueue($algorithm) => $expression,
+            $crate::algorithm::Limit::Concurrency($algorithm) => $expression,
+            $crate::algorithm::Limit::Penalized($algorithm) => $expression,
+        }
+    };
+}
+pub(crate) use each_algorithm;
+
+named! {
+    /// The name of an algorithm in a rule. A rule without one is classic.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum AlgorithmName {
+        /// `fixed_window`
+        FixedWindow = "fixed_window",
+        /// `sliding_window`
+        SlidingWindow = "sliding_window",
+        /// `sliding_log`
+        SlidingLog = "sliding_log",
+        /// `token_bucket`
+        TokenBucket = "token_bucket",
+        /// `leaky_bucket`
+        LeakyBucket = "leaky_bucket",
+        /// `leaky_queue`
+        LeakyQueue = "leaky_queue",
+        /// `concurrency`
+        Concurrency = "concurrency",
+    }
+}
+
+/// What distinguishes two counters of one descriptor: the algorithm and its window, not the limit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct CounterKind {
+    algorithm: u8,
+    // The length of the window, or a code that stands for it.
+    window: u64,
+    // The length of a sub-window.
+    sub_window: u64,
+}
+
+impl CounterKind {
+    /// The bytes that are hashed into a key. They never change, because keys outlive versions.
+    pub fn bytes(self) -> [u8; 17] {
+        let mut bytes = [0; 17];
+        bytes[0] = self.algorithm;
+        bytes[1..9].copy_from_slice(&self.window.to_le_bytes());
+        bytes[9..].copy_from_slice(&self.sub_window.to_le_bytes());
+        bytes
+    }
+
+    /// The time over which hits are retained or come back, in nanoseconds; not of calendar windows.
+    pub fn window_nanos(self) -> u64 {
+        self.window
+    }
+}
+
+impl Limit {
+    /// Whether this is the algorithm of envoyproxy/ratelimit and not one of the named algorithms.
+    pub fn is_classic(&self) -> bool {
+        self.algorithm().is_none()
+    }
+
+    /// The name of its algorithm in rules; `None` if it is classic.
+    pub fn algorithm(&self) -> Option<AlgorithmName> {
+        Some(match self {
+            Self::Classic(_) => return None,
+            Self::FixedWindow(_) => AlgorithmName::FixedWindow,
+            Self::SlidingLog(log) if log.has_sub_windows() => AlgorithmName::SlidingWindow,
+            Self::SlidingWindow(_) => AlgorithmName::SlidingWindow,
+            Self::SlidingLog(_) => AlgorithmName::SlidingLog,
+            Self::TokenBucket(_) | Self::SteppedBucket(_) => AlgorithmName::TokenBucket,
+            Self::LeakyBucket(_) => AlgorithmName::LeakyBucket,
+            Self::LeakyQueue(_) => AlgorithmName::LeakyQueue,
+            Self::Concurrency(_) => AlgorithmName::Concurrency,
+            Self::Penalized(penalized) => return penalized.limit().algorithm(),
+        })
+    }
+
+    /// The limit without a penalty.
+    pub fn plain(&self) -> &Self {
+        match self.penalized() {
+            Some(penalized) => penalized.limit(),
+            None => self,
+        }
+    }
+
+    /// The limit with its penalty, if it has one.
+    pub fn penalized(&self) -> Option<&Penalized> {
+        if let Self::Penalized(penalized) = self { Some(penalized) } else { None }
+    }
+
+    /// Predicts the answer to `operation` from the answer to a peek, by what is left.
+    pub(crate) fn predict(&self, operation: Operation, peek: &Decision) -> Decision {
+        let passes = match (operation, self.excess()) {
+            (Operation::Peek, _) => peek.verdict.passes(),
+            (Operation::Refund(_), _) => true,
+            (Operation::Charge(hits), Excess::Refuse | Excess::Count) => hits <= peek.remaining,
+            (Operation::Charge(_), Excess::Overdraft(_)) => peek.remaining > 0,
+        };
+        let verdict = if passes { Verdict::Pass } else { Verdict::Refuse { retry_after: None } };
+        Decision { verdict, ..*peek }
+    }
+
+    /// Hits that pass when nothing was charged.
+    pub fn allowance(&self) -> u64 {
+        each_algorithm!(self, limit => limit.allowance())
+    }
+
+    /// What happens to a charge that is larger than what is left.
+    pub fn excess(&self) -> Excess {
+        each_algorithm!(self, limit => limit.excess())
+    }
+
+    /// Hits that `operation` charges, given whether it passes.
+    pub(crate) fn charged(&self, operation: Operation, passes: bool) -> u64 {
+        match operation {
+            Operation::Charge(hits) if operation.changes(passes, || self.excess()) => hits,
+            Operation::Charge(_) | Operation::Peek | Operation::Refund(_) => 0,
+        }
+    }
+
+    /// Whether `operation` changes its counter, given whether it passes.
+    pub(crate) fn is_changed_by(&self, operation: Operation, passes: bool) -> bool {
+        operation.changes(passes, || self.excess())
+            || matches!((self, operation), (Self::Penalized(_), Operation::Charge(_)))
+    }
+
+    /// Hits that come back in each period.
+    pub fn hits_per_period(&self) -> u64 {
+        each_algorithm!(self, limit => limit.hits_per_period())
+    }
+
+    /// The windows that hits are counted in, if they are whole windows.
+    pub fn window(&self) -> Option<&Window> {
+        each_algorithm!(self, limit => limit.window())
+    }
+
+    /// The time in which the whole allowance comes back, if that is constant.
+    pub fn period(&self) -> Option<Duration> {
+        self.period_nanos().map(Duration::from_nanos)
+    }
+
+    /// The time in which the whole allowance comes back, in nanoseconds, if that is constant.
+    pub(super) fn period_nanos(&self) -> Option<u64> {
+        each_algorithm!(self, limit => limit.period())
+    }
+
+    /// See [`Algorithm::passing_debt_max`].
+    pub(super) fn passing_debt_max(&self) -> u64 {
+        each_algorithm!(self, limit => limit.passing_debt_max())
+    }
+
+    /// See [`Algorithm::set_timeout`].
+    pub(super) fn set_timeout(&mut self, timeout: Duration) {
+        each_algorithm!(self, limit => limit.set_timeout(timeout));
+    }
+
+    /// See [`Algorithm::change`].
+    pub(super) fn change(&mut self, number: &dyn Fn(u64) -> u64, excess: &dyn Fn(Excess) -> Excess) {
+        each_algorithm!(self, limit => limit.change(number, excess));
+    }
+
+    /// Whether a part of what is left may be leased to another replica. This requires that a refused hit leaves no
+    /// trace, except in a classic limit, and that no hit waits.
+    pub fn is_leasable(&self) -> bool {
+        fn is_leasable<A: Algorithm>(_: &A) -> bool {
+            A::LEASABLE
+        }
+        let traceless = self.is_classic() || self.excess() == Excess::Refuse;
+        traceless && each_algorithm!(self, limit => is_leasable(limit))
+    }
+
+    /// How it lets hits pass.
+    pub fn admission(&self) -> Admission {
+        fn admission<A: Algorithm>(_: &A) -> Admission {
+            A::ADMISSION
+        }
+        if let Self::Penalized(penalized) = self {
+            return penalized.limit().admission();
+        }
+        each_algorithm!(self, limit => admission(limit))
+    }
+
+    /// The limit for a caller with this timeout. Only delays depend on it.
+    pub fn within(&self, timeout: Option<Duration>) -> Cow<'_, Self> {
+        match timeout {
+            Some(timeout) if self.admission() == Admission::Delayed => {
+                let mut within = self.clone();
+                within.set_timeout(timeout);
+                Cow::Owned(within)
+            }
+            Some(_) | None => Cow::Borrowed(self),
+        }
+    }
+
+    /// The limit of the same counters, except that a refused hit is not charged. A penalty stays.
+    pub fn without_refused_charges(&self) -> Cow<'_, Self> {
+        if let Self::Penalized(penalized) = self {
+            return match penalized.limit().without_refused_charges() {
+                Cow::Owned(limit) => Cow::Owned(Self::Penalized(penalized.with(limit))),
+                Cow::Borrowed(_) => Cow::Borrowed(self),
+            };
+        }
+        // A classic limit cannot refuse without counting, but shares its counter with a fixed window.
+        if let Self::Classic(Classic { limit, window }) = self {
+            let limit = *limit;
+            let window = window.clone();
+            return Cow::Owned(Self::FixedWindow(FixedWindow { limit, window, excess: Excess::Refuse }));
+        }
+        match self.excess() {
+            Excess::Count => Cow::Owned(self.changed(|number| number, |_| Excess::Refuse)),
+            Excess::Refuse | Excess::Overdraft(_) => Cow::Borrowed(self),
+        }
+    }
+
+    /// The limit for recording known consumption: a charge larger than what is left leaves a debt of up to `debt` hits
+    /// if the algorithm can hold one. A limit with an overdraft keeps its own bound.
+    pub fn with_debt(&self, debt: u64) -> Self {
+        self.changed(|number| number, |excess| excess.with_debt(debt))
+    }
+
+    /// The share of each of `members` replicas: the limit divided by their number, rounded up, so that all shares
+    /// together exceed the limit by at most one hit for each member. Bursts, queues, steps and debts are divided by the
+    /// same number. Windows stay the same, so that the share uses the same counters.
+    pub fn share(&self, members: u32) -> Self {
+        let part = |number: u64| number.div_ceil(members.max(1).into());
+        self.changed(part, |excess| match excess {
+            Excess::Refuse | Excess::Count => excess,
+            Excess::Overdraft(debt) => Excess::Overdraft(part(debt)),
+        })
+    }
+
+    /// The limit with `hits` fewer hits.
+    pub(crate) fn less(&self, hits: u64) -> Self {
+        self.changed(|number| number.saturating_sub(hits), |excess| excess)
+    }
+
+    fn changed(&self, number: impl Fn(u64) -> u64, excess: impl Fn(Excess) -> Excess) -> Self {
+        let mut changed = self.clone();
+        changed.change(&number, &excess);
+        changed
+    }
+
+    /// The kind of counter that this limit uses, with or without a penalty.
+    pub fn kind(&self) -> CounterKind {
+        let windows = |aligned, calendar, window: &Window| match window {
+            Window::Aligned(span) => CounterKind { algorithm: aligned, window: span.nanos(), sub_window: 0 },
+            Window::Calendar(each) => CounterKind { algorithm: calendar, window: each.code(), sub_window: 0 },
+        };
+        let plain = |algorithm, window| CounterKind { algorithm, window, sub_window: 0 };
+        match self {
+            Self::Classic(limit) => windows(0, 1, &limit.window),
+            Self::FixedWindow(limit) => windows(2, 3, &limit.window),
+            Self::SlidingWindow(limit) => plain(4, limit.span.nanos()),
+            Self::SlidingLog(limit) if limit.has_sub_windows() => {
+                CounterKind { algorithm: 5, window: limit.span.nanos(), sub_window: limit.sub_window.get() }
+            }
+            Self::SlidingLog(limit) => plain(6, limit.span.nanos()),
+            Self::TokenBucket(limit) => plain(7, limit.rate.nanos()),
+            Self::SteppedBucket(limit) => plain(8, limit.interval.get()),
+            Self::LeakyBucket(limit) => plain(9, limit.rate.nanos()),
+            Self::LeakyQueue(limit) => plain(10, limit.rate.nanos()),
+            Self::Concurrency(limit) => plain(11, limit.hold_max.nanos()),
+            Self::Penalized(penalized) => penalized.limit().kind(),
+        }
+    }
+}
+
+impl Limit {
+    /// A fresh counter.
+    pub fn fresh(&self) -> Counter {
+        fn fresh<A: Algorithm>(_: &A) -> Counter {
+            A::Counter::default().into()
+        }
+        each_algorithm!(self.plain(), limit => fresh(limit))
+    }
+
+    /// Answers `operation`, and charges or refunds `counter` accordingly.
+    pub fn decide(&self, counter: &mut Counter, now: Timestamp, operation: Operation) -> Decision {
+        each_algorithm!(self, limit => {
+            limit.decide(own(counter), now, operation).keep_receipt(|receipt| Some(receipt.into_enum()))
+        })
+    }
+
+    /// Takes back what still counts of one charge, never more.
+    pub fn undo(&self, counter: &mut Counter, receipt: Receipt, now: Timestamp) {
+        each_algorithm!(self, limit => if let Some(receipt) = Variant::from_enum(&receipt) {
+            limit.undo(own(counter), *receipt, now);
+        });
+    }
+
+    /// The instant from which `counter` may be evicted without changing any answer.
+    pub fn idle_at(&self, counter: &Counter) -> Timestamp {
+        each_algorithm!(self, limit => Variant::from_enum(counter)
+            .map_or(Timestamp::EPOCH, |counter| limit.idle_at(counter)))
+    }
+
+    /// What was consumed after `base`, an earlier state of the same counter.
+    pub fn since(&self, counter: &Counter, base: &Counter, now: Timestamp) -> Counter {
+        each_algorithm!(self, limit => match (Variant::from_enum(counter), Variant::from_enum(base)) {
+            (Some(counter), Some(base)) => limit.since(counter, base, now).into_enum(),
+            // The base is of another kind.
+            (Some(_), None) | (None, Some(_) | None) => counter.clone(),
+        })
+    }
+
+    /// Adds what was consumed on another replica.
+    pub fn absorb(&self, counter: &mut Counter, other: &Counter, now: Timestamp) {
+        each_algorithm!(self, limit => if let Some(other) = Variant::from_enum(other) {
+            limit.absorb(own(counter), other, now);
+        });
+    }
+
+    /// Charges `hits` that were consumed at `at`: see [`Algorithm::charge_at`].
+    pub fn charge_at(&self, counter: &mut Counter, hits: u64, at: Timestamp, now: Timestamp) {
+        each_algorithm!(self, limit => limit.charge_at(own(counter), hits, at, now));
+    }
+
+    /// Takes back `hits` that [`Limit::charge_at`] charged at `at`, as far as they still count.
+    pub(crate) fn refund_at(&self, counter: &mut Counter, hits: u64, at: Timestamp, now: Timestamp) {
+        let mut taken = self.fresh();
+        self.charge_at(&mut taken, hits, at, now);
+        *counter = self.since(counter, &taken, now);
+    }
+
+    /// Clamps `counter` after a clock gave up a lead at `at`, not after `now`: see [`Algorithm::clamp_ahead`].
+    pub fn clamp_ahead(&self, counter: &mut Counter, at: Timestamp, now: Timestamp) {
+        each_algorithm!(self, limit => limit.clamp_ahead(own(counter), at, now));
+    }
+}

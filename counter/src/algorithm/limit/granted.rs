@@ -1,0 +1,224 @@
+//! What is granted of a limit to clients that decide by themselves, and what is left of it for all others.
+
+use std::num::NonZeroU64;
+
+use serde::{Deserialize, Serialize};
+
+use crate::{algorithm::{Counter, Limit, Rate, SteppedBucket, TokenBucket, own}, time::{SECOND, Timestamp}};
+
+/// Windows shorter than this are divided as rates.
+const RATE_WINDOW_NANOS_MAX: u64 = 10 * SECOND;
+/// The burst of a window that is divided as a rate: the limit divided by this.
+const WINDOW_BURST_DIVISOR: u64 = 10;
+/// A bucket of which the whole rate is granted gets one hit in this time, because a rate has at least one.
+const STILL_NANOS: NonZeroU64 = NonZeroU64::new(1_000 * SECOND).unwrap();
+
+/// A rate of whole hits with its burst.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HitRate {
+    /// Hits in each second.
+    pub per_second: u64,
+    /// Hits at once.
+    pub burst: u64,
+}
+
+impl HitRate {
+    /// The sum of both rates and of both bursts.
+    #[must_use]
+    pub fn plus(self, other: Self) -> Self {
+        Self {
+            per_second: self.per_second.saturating_add(other.per_second),
+            burst: self.burst.saturating_add(other.burst),
+        }
+    }
+
+    /// The larger rate with the larger burst.
+    #[must_use]
+    pub fn max_of(self, other: Self) -> Self {
+        Self { per_second: self.per_second.max(other.per_second), burst: self.burst.max(other.burst) }
+    }
+}
+
+/// What is granted of a limit, which is stored with its counter.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Granted {
+    /// A part of the rate, which the counter does not have until it is given back.
+    pub rate: HitRate,
+    /// Hits that count as charged until they are used or given back.
+    pub hits: u64,
+}
+
+impl Granted {
+    /// Whether nothing is granted.
+    pub fn is_nothing(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+impl Limit {
+    /// The limit as a rate that can be divided: a bucket, or windows below 10 s, with at least one hit a second.
+    pub fn hit_rate(&self) -> Option<HitRate> {
+        let (hits, nanos, burst) = match self {
+            Self::TokenBucket(bucket) | Self::LeakyBucket(bucket) => {
+                (self.hits_per_period(), bucket.rate.nanos(), bucket.burst)
+            }
+            Self::SteppedBucket(bucket) => (bucket.amount.get(), bucket.interval.get(), bucket.burst),
+            Self::Classic(_) | Self::FixedWindow(_) | Self::SlidingWindow(_) => {
+                let nanos = self.period_nanos().filter(|nanos| *nanos < RATE_WINDOW_NANOS_MAX)?;
+                (self.allowance(), nanos, self.allowance().div_ceil(WINDOW_BURST_DIVISOR))
+            }
+            Self::SlidingLog(_) | Self::LeakyQueue(_) | Self::Concurrency(_) | Self::Penalized(_) => {
+                return None;
+            }
+        };
+        let per_second = u128::from(hits) * u128::from(SECOND) / u128::from(nanos);
+        let per_second = u64::try_from(per_second).unwrap_or(u64::MAX);
+        (per_second > 0 && burst > 0).then_some(HitRate { per_second, burst })
+    }
+
+    /// The limit for callers without a part of its rate. It uses the same counters. Without a rate nothing passes.
+    #[must_use]
+    pub fn without_rate(&self, rate: HitRate) -> Self {
+        match self.without_rate_and_burst(rate) {
+            Self::TokenBucket(bucket) => Self::TokenBucket(closed_if_still(bucket)),
+            Self::LeakyBucket(bucket) => Self::LeakyBucket(closed_if_still(bucket)),
+            Self::SteppedBucket(bucket) if bucket.interval == STILL_NANOS => {
+                Self::SteppedBucket(SteppedBucket { burst: 0, ..bucket })
+            }
+            other => other,
+        }
+    }
+
+    /// The limit without a part of its rate and of its burst. It uses the same counters: a bucket of which the whole
+    /// rate is granted keeps what it holds.
+    #[must_use]
+    pub(crate) fn without_rate_and_burst(&self, HitRate { per_second, burst }: HitRate) -> Self {
+        if per_second == 0 && burst == 0 {
+            return self.clone();
+        }
+        let in_period = |nanos: u64| {
+            let hits = (u128::from(per_second) * u128::from(nanos)).div_ceil(u128::from(SECOND));
+            u64::try_from(hits).unwrap_or(u64::MAX)
+        };
+        match self {
+            Self::TokenBucket(bucket) => {
+                Self::TokenBucket(without(bucket, in_period(bucket.rate.nanos()), burst))
+            }
+            Self::LeakyBucket(bucket) => {
+                Self::LeakyBucket(without(bucket, in_period(bucket.rate.nanos()), burst))
+            }
+            Self::SteppedBucket(bucket) => {
+                let amount = bucket.amount.get().saturating_sub(in_period(bucket.interval.get()));
+                let (amount, interval) = match NonZeroU64::new(amount) {
+                    Some(amount) => (amount, bucket.interval),
+                    None => (NonZeroU64::MIN, STILL_NANOS),
+                };
+                let burst = bucket.burst.saturating_sub(burst);
+                Self::SteppedBucket(SteppedBucket { amount, interval, burst, ..*bucket })
+            }
+            Self::Classic(_)
+            | Self::FixedWindow(_)
+            | Self::SlidingWindow(_)
+            | Self::SlidingLog(_)
+            | Self::LeakyQueue(_)
+            | Self::Concurrency(_)
+            | Self::Penalized(_) => {
+                let nanos = self.period_nanos().unwrap_or(SECOND);
+                self.less(in_period(nanos).saturating_add(burst))
+            }
+        }
+    }
+}
+
+impl Limit {
+    /// Keeps what a bucket lacks while other parts of its rate are granted than `before`: as many hits, which come back
+    /// at the rate that is left. At most two bursts, in case that another replica has added what it read at another rate.
+    pub(crate) fn keep_debt(&self, counter: &mut Counter, before: HitRate, after: HitRate, now: Timestamp) {
+        match (self.without_rate_and_burst(before), self.without_rate_and_burst(after)) {
+            (Self::TokenBucket(before), Self::TokenBucket(after))
+            | (Self::LeakyBucket(before), Self::LeakyBucket(after)) => {
+                after.keep_debt(own(counter), &before, self.allowance().saturating_mul(2), now);
+            }
+            (Self::SteppedBucket(before), Self::SteppedBucket(after)) => {
+                after.keep_missing(own(counter), &before, self.allowance().saturating_mul(2), now);
+            }
+            // Windows count the same hits.
+            (_, _) => {}
+        }
+    }
+}
+
+/// The bucket with so many hits less in its period and at once.
+fn without(bucket: &TokenBucket, hits: u64, burst: u64) -> TokenBucket {
+    let rate = match NonZeroU64::new(bucket.rate.hits().saturating_sub(hits)) {
+        Some(_) => bucket.rate.with_hits(|all| all - hits),
+        None => Rate::new(NonZeroU64::MIN, STILL_NANOS),
+    };
+    TokenBucket { rate, burst: bucket.burst.saturating_sub(burst), excess: bucket.excess }
+}
+
+fn closed_if_still(bucket: TokenBucket) -> TokenBucket {
+    if bucket.rate == Rate::new(NonZeroU64::MIN, STILL_NANOS) {
+        TokenBucket { burst: 0, ..bucket }
+    } else {
+        bucket
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{algorithm::{Classic, Counter, Excess, Operation, Rate, Window}, time::Timestamp};
+
+    fn bucket(hits: u64, nanos: u64, burst: u64) -> Limit {
+        let [hits, nanos] = [hits, nanos].map(|number| NonZeroU64::new(number).unwrap());
+        Limit::TokenBucket(TokenBucket { rate: Rate::new(hits, nanos), burst, excess: Excess::Refuse })
+    }
+
+    fn window(limit: u64, nanos: u64) -> Limit {
+        Limit::Classic(Classic { limit, window: Window::from_nanos(nanos).unwrap() })
+    }
+
+    fn rate(per_second: u64, burst: u64) -> HitRate {
+        HitRate { per_second, burst }
+    }
+
+    /// How many hits pass at once, and in the ten seconds that follow.
+    fn passing(limit: &Limit) -> (usize, usize) {
+        let mut counter: Counter = limit.fresh();
+        let mut pass = |nanos| {
+            let now = Timestamp::from_nanos(1_790_000_000 * SECOND + nanos);
+            limit.decide(&mut counter, now, Operation::Charge(1)).verdict.passes()
+        };
+        let at_once = (0..1_000).take_while(|_| pass(0)).count();
+        (at_once, (1..=10_000).filter(|millis| pass(millis * SECOND / 1_000)).count())
+    }
+
+    #[test]
+    fn buckets_and_short_windows_are_rates() {
+        for (limit, expected) in [
+            (bucket(100, SECOND, 20), Some(rate(100, 20))),
+            (bucket(600, 60 * SECOND, 20), Some(rate(10, 20))),
+            (bucket(30, 60 * SECOND, 20), None),
+            (window(100, SECOND), Some(rate(100, 10))),
+            (window(90, 9 * SECOND), Some(rate(10, 9))),
+            (window(100, 10 * SECOND), None),
+            (window(0, SECOND), None),
+        ] {
+            assert_eq!(limit.hit_rate(), expected, "{limit:?}");
+        }
+    }
+
+    #[test]
+    fn limit_without_a_part_of_its_rate_passes_the_rest() {
+        for (limit, part, expected) in [
+            (bucket(100, SECOND, 20), rate(40, 5), (15, 600)),
+            (bucket(600, 60 * SECOND, 20), rate(10, 20), (0, 0)),
+            (bucket(100, SECOND, 20), rate(100, 20), (0, 0)),
+            (window(100, SECOND), rate(40, 5), (55, 496)),
+            (window(100, SECOND), rate(100, 10), (0, 0)),
+        ] {
+            assert_eq!(passing(&limit.without_rate(part)), expected, "{limit:?}");
+        }
+    }
+}

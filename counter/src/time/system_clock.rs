@@ -1,0 +1,145 @@
+//! The clock of this machine: it follows the wall clock, but does not go back with it.
+
+use std::{
+    sync::atomic::{AtomicI64, AtomicU64, Ordering},
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+use crate::time::{clock_mapping::{ClockMapping, LEAD_MAX, MappingCell}, monotonic::{Monotonic, MonotonicClock}, timestamp::{Timestamp, nanos}};
+
+/// The time between two comparisons with the wall clock. The drift of a machine's clock in between is negligible.
+pub const FOLLOW_EVERY: Duration = Duration::from_millis(100);
+
+const FOLLOW_NANOS: u64 = FOLLOW_EVERY.as_nanos() as u64;
+
+/// The monotonic clock, and the active mapping from its time to the time that the clock shows.
+#[derive(Debug)]
+pub(super) struct SystemClock {
+    pub(super) monotonic: MonotonicClock,
+    mapping: MappingCell,
+    // In nanoseconds; 0 except in tests.
+    pub(super) wall_ahead: AtomicI64,
+    steps_forward: AtomicU64,
+    steps_back: AtomicU64,
+}
+
+/// One reading of a clock.
+#[derive(Clone, Copy, Debug)]
+pub struct ClockReading {
+    /// What the clock showed.
+    pub now: Timestamp,
+    /// Whether a system clock was compared with the wall clock longer than [`FOLLOW_EVERY`] ago.
+    pub must_follow: bool,
+    pub(super) at: Monotonic,
+}
+
+/// What a clock and the wall clock show at one moment.
+#[derive(Clone, Copy, Debug)]
+pub struct ClockComparison {
+    shown: Timestamp,
+    wall: Timestamp,
+    next: ClockMapping,
+}
+
+/// A step of a clock, with its length.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ClockStep {
+    /// The wall clock jumped ahead, or the machine was suspended.
+    Forward(Duration),
+    /// The clock gives up its lead over a wall clock that was set back.
+    Back(Duration),
+}
+
+/// The number of clock steps longer than [`LEAD_MAX`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LongSteps {
+    /// The wall clock jumped ahead, or the machine was suspended.
+    pub forward: u64,
+    /// The clock gave up a lead.
+    pub back: u64,
+}
+
+impl SystemClock {
+    pub(super) fn start() -> Self {
+        let monotonic = MonotonicClock::start();
+        let mapping = ClockMapping { from: monotonic.now(), shown: wall(), slewing: false };
+        Self {
+            monotonic,
+            mapping: MappingCell::new(mapping),
+            wall_ahead: AtomicI64::new(0),
+            steps_forward: AtomicU64::new(0),
+            steps_back: AtomicU64::new(0),
+        }
+    }
+
+    pub(super) fn wall(&self) -> Timestamp {
+        Timestamp::from_nanos(
+            wall().as_nanos().saturating_add_signed(self.wall_ahead.load(Ordering::Relaxed)),
+        )
+    }
+
+    #[inline]
+    pub(super) fn read(&self) -> ClockReading {
+        let at = self.monotonic.now();
+        let mapping = self.mapping.get();
+        let must_follow = at.nanos_since(mapping.from) >= FOLLOW_NANOS;
+        ClockReading { now: mapping.at(at), must_follow, at }
+    }
+
+    pub(super) fn follow(&self, comparison: &ClockComparison) {
+        match comparison.long_step() {
+            Some(ClockStep::Forward(_)) => {
+                self.steps_forward.fetch_add(1, Ordering::Relaxed);
+            }
+            Some(ClockStep::Back(_)) => {
+                self.steps_back.fetch_add(1, Ordering::Relaxed);
+            }
+            None => {}
+        }
+        self.mapping.set(comparison.next);
+    }
+
+    pub(super) fn long_steps(&self) -> LongSteps {
+        let [forward, back] =
+            [&self.steps_forward, &self.steps_back].map(|steps| steps.load(Ordering::Relaxed));
+        LongSteps { forward, back }
+    }
+
+    pub(super) fn compare_with_wall(&self) -> ClockComparison {
+        let mapping = self.mapping.get();
+        let at = self.monotonic.now();
+        let wall = self.wall();
+        ClockComparison { shown: mapping.at(at), wall, next: mapping.next(at, wall) }
+    }
+}
+
+impl ClockComparison {
+    /// What the clock shows.
+    pub fn shown(&self) -> Timestamp {
+        self.shown
+    }
+
+    /// What the wall clock shows.
+    pub fn wall(&self) -> Timestamp {
+        self.wall
+    }
+
+    /// The step that following takes, if it is longer than [`LEAD_MAX`].
+    pub fn long_step(&self) -> Option<ClockStep> {
+        let ahead = self.shown.since(self.wall);
+        let behind = self.wall.since(self.shown);
+        if ahead > LEAD_MAX {
+            Some(ClockStep::Back(ahead))
+        } else if behind > LEAD_MAX {
+            Some(ClockStep::Forward(behind))
+        } else {
+            None
+        }
+    }
+}
+
+#[expect(clippy::disallowed_methods, reason = "this is the clock")]
+fn wall() -> Timestamp {
+    // A wall clock before 1970 reads as 1970.
+    Timestamp::from_nanos(nanos(SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()))
+}

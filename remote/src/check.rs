@@ -1,0 +1,102 @@
+//! Operations on counters elsewhere, and their outcomes.
+
+use std::time::Duration;
+
+use smallvec::SmallVec;
+use tollgate_counter::{algorithm::{Decision, Limit, Verdict}, descriptor::Key};
+use tollgate_rules::{ForwardPolicy, OnOwnerUnavailable};
+use tollgate_store::{Check, CounterOperation, OnRefusal, OperationOutcome};
+
+/// The policy of operations that only the counter decides.
+pub const COUNTER_ONLY: ForwardPolicy =
+    ForwardPolicy { on_owner_unavailable: OnOwnerUnavailable::Deny, lease: false };
+
+/// An operation on one counter, with all that it needs.
+#[derive(Clone, Debug)]
+pub struct CounterCheck {
+    pub key: Key,
+    pub limit: Limit,
+    pub operation: CounterOperation,
+    pub(crate) on_refusal: OnRefusal,
+    pub policy: ForwardPolicy,
+}
+
+/// Operations on several counters.
+pub type CounterChecks = SmallVec<[CounterCheck; 1]>;
+
+/// The outcome of an operation on a counter elsewhere.
+#[derive(Clone, Debug)]
+pub struct RemoteOutcome {
+    pub outcome: OperationOutcome,
+    pub decided_by: DecidedBy,
+}
+
+/// An outcome for each operation, in their order.
+pub type RemoteOutcomes = SmallVec<[RemoteOutcome; 1]>;
+
+/// What has decided an operation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DecidedBy {
+    /// The counter.
+    Counter,
+    /// This replica, from a grant or a refusal that the owner has lent or sent.
+    Lease,
+    /// This replica, because the counter could not be reached.
+    Degraded,
+    /// Nothing yet: the counter could not be reached in time.
+    Nothing,
+}
+
+impl RemoteOutcome {
+    /// The outcome of an operation that the counter has decided.
+    pub(crate) fn from_counter(outcome: OperationOutcome) -> Self {
+        Self { outcome, decided_by: DecidedBy::Counter }
+    }
+
+    /// The outcome of an operation whose counter could not be reached in time. It is decided as its policy says.
+    pub fn unreachable() -> Self {
+        let verdict = Verdict::Refuse { retry_after: None };
+        let decision = Decision { verdict, remaining: 0, reset_after: Duration::ZERO, receipt: None };
+        Self { outcome: OperationOutcome::new(decision, 0), decided_by: DecidedBy::Nothing }
+    }
+
+    /// The outcome of a decision that was made without the counter.
+    pub(super) fn degraded(decision: Decision, charged: u64) -> Self {
+        Self { outcome: OperationOutcome::new(decision, charged), decided_by: DecidedBy::Degraded }
+    }
+
+    /// The outcome of an operation that neither the counter nor a local share decides.
+    pub(super) fn without_counter(policy: ForwardPolicy) -> Self {
+        let Self { mut outcome, .. } = Self::unreachable();
+        match policy.on_owner_unavailable {
+            OnOwnerUnavailable::Allow => outcome.decision.verdict = Verdict::Pass,
+            OnOwnerUnavailable::LocalShare | OnOwnerUnavailable::Deny => {}
+        }
+        Self { outcome, decided_by: DecidedBy::Degraded }
+    }
+}
+
+impl CounterCheck {
+    /// The operation of a check.
+    pub fn new(check: &Check<'_>, policy: ForwardPolicy) -> Self {
+        let Check { key, limit, operation, on_refusal } = *check;
+        let operation = CounterOperation::Decide(operation);
+        Self { key, limit: limit.clone(), operation, on_refusal, policy }
+    }
+
+    /// An operation that only the counter decides.
+    pub(crate) fn by_counter(key: Key, limit: Limit, operation: CounterOperation) -> Self {
+        Self { key, limit, operation, on_refusal: OnRefusal::Keep, policy: COUNTER_ONLY }
+    }
+
+    /// Another operation on the same counter.
+    pub fn with(&self, operation: CounterOperation) -> Self {
+        Self { operation, ..self.clone() }
+    }
+
+    /// The check, if the operation is one of a call.
+    pub(crate) fn to_check(&self) -> Check<'_> {
+        let Self { key, ref limit, on_refusal, .. } = *self;
+        Check { key, limit, operation: self.operation.call_operation(), on_refusal }
+    }
+}

@@ -1,0 +1,204 @@
+//! Reservations whose counters are elsewhere. Only counters decide on them: nothing is held or settled without them.
+
+use std::{collections::HashMap, time::Duration};
+
+use smallvec::SmallVec;
+use tollgate_counter::{algorithm::Decision, descriptor::Key, resilience::{Caller, Overloaded}};
+use tollgate_store::{Check, Checks, CounterOperation, Decisions, HoldId, HoldOutcome, HoldTerms, Refusal, Reserved, Settled, UnknownId, each_hold_id};
+
+use crate::{COUNTER_ONLY, CounterCheck, CounterChecks, DecidedBy, Remote, RemoteOutcome, SubmissionMode, Submit, rounds};
+
+/// Why counters elsewhere have not held or settled anything for good.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum RemoteHoldError {
+    /// Too many checks are open. Nothing was sent.
+    #[error("too many checks wait for counters elsewhere")]
+    Overloaded,
+    /// A counter has too many holds. Nothing is held.
+    #[error("too many reservations are open")]
+    Exhausted,
+    /// A counter could not be reached in time. Nothing is held; what was settled stays so, and a repeated call settles
+    /// the rest.
+    #[error("the owner of a counter could not be reached in time")]
+    OwnerUnreachable,
+}
+
+impl From<Overloaded> for RemoteHoldError {
+    fn from(Overloaded: Overloaded) -> Self {
+        Self::Overloaded
+    }
+}
+
+impl Remote {
+    /// Holds the charges of all checks, within half of the caller's `timeout`, or none if `refusal` says that their
+    /// decisions refuse the call. What was held in vain is withdrawn, also if the call is canceled; until that arrives
+    /// it counts. A refusal tells what is left without the call.
+    pub async fn reserve(
+        &self,
+        checks: &Checks<'_>,
+        terms: &HoldTerms,
+        timeout: Option<Duration>,
+        connection: &Caller,
+        refusal: Refusal,
+    ) -> Result<Reserved, RemoteHoldError> {
+        let terms = terms.with_random_attempt();
+        let operations = reserve_operations(checks, &terms);
+        let call = self.open(&operations, timeout, connection)?;
+        let mut attempt =
+            ReservationAttempt { submit: &*self.submit, withdrawals: withdrawals(checks, &terms) };
+        let submission = call.submission(&operations, SubmissionMode::Reserve(refusal.clone()));
+        let (outcomes, is_one_step) = match self.submit.submit(submission) {
+            Some(outcomes) => (outcomes.await, true),
+            None => (call.submit(&operations).await, false),
+        };
+        let all_answered = answered(&outcomes);
+        // In one step, nothing is held of a call that is not held as a whole.
+        if is_one_step && all_answered != Err(RemoteHoldError::OwnerUnreachable) {
+            attempt.keep();
+        }
+        let mut decisions = all_answered?;
+        if refusal.is_refused(&decisions) {
+            if !is_one_step && let Ok(left) = answered(&call.submit(&attempt.withdrawals).await) {
+                attempt.keep();
+                // Of a counter that was charged several times, the last peek counts.
+                let left: HashMap<Key, Decision> = checks.iter().map(|check| check.key).zip(left).collect();
+                for (check, decision) in checks.iter().zip(&mut decisions) {
+                    if let Some(left) = left.get(&check.key) {
+                        *decision = decision.after_take_back(left);
+                    }
+                }
+            }
+            decisions.iter_mut().for_each(|decision| decision.receipt = None);
+            let charged = SmallVec::from_elem(0, checks.len());
+            return Ok(Reserved {
+                is_held: false,
+                has_ended: false,
+                decisions: Decisions::new(decisions, charged),
+            });
+        }
+        attempt.keep();
+        let charged = outcomes.iter().map(|outcome| outcome.outcome.charged).collect();
+        let has_ended = outcomes.iter().any(|outcome| outcome.outcome.hold == HoldOutcome::Ended);
+        Ok(Reserved { is_held: true, has_ended, decisions: Decisions::new(decisions, charged) })
+    }
+
+    /// Refunds the hits of all checks, once for each id, within half of the caller's `timeout`. If a counter could not be
+    /// reached, a repeated call refunds the rest.
+    pub async fn refund_once(
+        &self,
+        operations: CounterChecks,
+        timeout: Option<Duration>,
+        connection: &Caller,
+    ) -> Result<Decisions, RemoteHoldError> {
+        let call = self.open(&operations, timeout, connection)?;
+        let decisions = answered(&call.submit(&operations).await)?;
+        let charged = SmallVec::from_elem(0, decisions.len());
+        Ok(Decisions::new(decisions, charged))
+    }
+
+    /// Settles the holds of all checks, each at the hits of its charge, within half of the caller's `timeout`.
+    pub async fn settle(
+        &self,
+        checks: &Checks<'_>,
+        id: &HoldId,
+        unknown: UnknownId,
+        timeout: Option<Duration>,
+        connection: &Caller,
+    ) -> Result<SmallVec<[Settled; 2]>, RemoteHoldError> {
+        let operations = settle_operations(checks, id, unknown);
+        let call = self.open(&operations, timeout, connection)?;
+        settled(&call.submit(&operations).await)
+    }
+}
+
+/// What refunds the hits of checks, each once.
+pub fn refund_operations(checks: &[Check<'_>], terms: &HoldTerms) -> CounterChecks {
+    let ids = each_hold_id(checks, &terms.id);
+    let check = |(index, (check, id)): (usize, (&Check<'_>, HoldId))| {
+        let terms = Box::new(terms.for_part(index, id));
+        let hits = check.refunded();
+        CounterCheck::new(check, COUNTER_ONLY).with(CounterOperation::RefundOnce { terms, hits })
+    };
+    checks.iter().zip(ids).enumerate().map(check).collect()
+}
+
+/// What holds the charges of checks.
+pub fn reserve_operations(checks: &[Check<'_>], terms: &HoldTerms) -> CounterChecks {
+    each_operation(checks, &terms.id, |index, id, hits| {
+        let terms = Box::new(terms.for_part(index, id));
+        CounterOperation::Reserve { terms, hits }
+    })
+}
+
+/// What settles the holds of checks, each at the hits of its charge.
+pub fn settle_operations(checks: &[Check<'_>], id: &HoldId, unknown: UnknownId) -> CounterChecks {
+    each_operation(checks, id, |_, id, actual| CounterOperation::Settle { id, actual, unknown })
+}
+
+/// What takes back the holds of one attempt.
+pub fn withdrawals(checks: &[Check<'_>], terms: &HoldTerms) -> CounterChecks {
+    each_operation(checks, &terms.id, |_, id, _| CounterOperation::Withdraw { id, attempt: terms.attempt })
+}
+
+/// An operation on the counter of each check, from its index, the id of its hold and the hits of its charge.
+fn each_operation(
+    checks: &[Check<'_>],
+    id: &HoldId,
+    operation: impl Fn(usize, HoldId, u64) -> CounterOperation,
+) -> CounterChecks {
+    let ids = each_hold_id(checks, id);
+    let check = |(index, (check, id)): (usize, (&Check<'_>, HoldId))| {
+        CounterCheck::new(check, COUNTER_ONLY).with(operation(index, id, check.hits()))
+    };
+    checks.iter().zip(ids).enumerate().map(check).collect()
+}
+
+/// How the counters have settled, if all have answered.
+pub fn settled(outcomes: &[RemoteOutcome]) -> Result<SmallVec<[Settled; 2]>, RemoteHoldError> {
+    answered(outcomes)?;
+    let settled = |outcome: &RemoteOutcome| match &outcome.outcome.hold {
+        HoldOutcome::Settled(settled) => Ok(**settled),
+        HoldOutcome::Decided | HoldOutcome::Exhausted | HoldOutcome::Shown(_) | HoldOutcome::Ended => {
+            Err(RemoteHoldError::OwnerUnreachable)
+        }
+    };
+    outcomes.iter().map(settled).collect()
+}
+
+/// The decisions of the counters, if all have answered.
+pub fn answered(outcomes: &[RemoteOutcome]) -> Result<SmallVec<[Decision; 2]>, RemoteHoldError> {
+    for RemoteOutcome { outcome, decided_by } in outcomes {
+        match (decided_by, &outcome.hold) {
+            (
+                DecidedBy::Counter,
+                HoldOutcome::Decided | HoldOutcome::Settled(_) | HoldOutcome::Shown(_) | HoldOutcome::Ended,
+            ) => {}
+            (DecidedBy::Counter, HoldOutcome::Exhausted) => return Err(RemoteHoldError::Exhausted),
+            (DecidedBy::Lease | DecidedBy::Degraded | DecidedBy::Nothing, _) => {
+                return Err(RemoteHoldError::OwnerUnreachable);
+            }
+        }
+    }
+    Ok(rounds::decisions(outcomes))
+}
+
+/// What one call has reserved. Dropping it withdraws everything.
+struct ReservationAttempt<'r> {
+    submit: &'r dyn Submit,
+    withdrawals: CounterChecks,
+}
+
+impl ReservationAttempt<'_> {
+    /// Withdraws nothing.
+    fn keep(&mut self) {
+        self.withdrawals.clear();
+    }
+}
+
+impl Drop for ReservationAttempt<'_> {
+    fn drop(&mut self) {
+        if !self.withdrawals.is_empty() {
+            self.submit.send(std::mem::take(&mut self.withdrawals));
+        }
+    }
+}

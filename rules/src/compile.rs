@@ -1,0 +1,171 @@
+//! Compiles rules to [`Rules`] and reports every problem in them.
+
+use std::sync::Arc;
+
+use rustc_hash::FxHashMap;
+
+use crate::{DESCRIPTORS_MAX, Problem, Problems, RuleInput, Rules, Trial, contents::{Contents, Documents, Unknown, hash_of}, diagnostics::{Diagnostics, Location, RuleOrigin}, domain_draft::DomainDraft, file::DocumentDraft, overlay::Overlay, yaml::{self, quote}};
+
+mod document_compiler;
+
+use document_compiler::{DocumentCompiler, OverlayUse, ParentLevel};
+
+/// Compiles files or resources in the given order. One problem in any of them refuses all.
+pub fn compile(sources: &[RuleInput]) -> Result<Rules, Problems> {
+    compile_with(Problems::default(), sources, None, None)
+}
+
+/// Compiles all files or resources together, with what an overlay adds. Problems with the overlay are warnings.
+pub(crate) fn compile_all(contents: &Contents, overlay: Option<&Overlay>) -> Result<Rules, Problems> {
+    compile_with(contents.problems.clone(), &contents.sources, overlay, None)
+}
+
+/// Compiles all files together, with the numbers of `trial`.
+pub(super) fn compile_trial(contents: &Contents, trial: &Trial) -> Result<Rules, Problems> {
+    compile_with(contents.problems.clone(), &contents.sources, None, Some(trial))
+}
+
+fn compile_with(
+    problems: Problems,
+    sources: &[RuleInput],
+    overlay: Option<&Overlay>,
+    trial: Option<&Trial>,
+) -> Result<Rules, Problems> {
+    let overlay_use = OverlayUse::new(overlay);
+    let mut compiler = Compiler { problems, overlay, overlay_use, trial, ..Compiler::default() };
+    sources.iter().for_each(|source| compiler.source(source));
+    compiler.finish(hash(sources, overlay))
+}
+
+impl Rules {
+    /// Compiles a single file.
+    pub fn parse(path: &str, text: &str) -> Result<Self, Problems> {
+        compile(&[RuleInput::file(path, text)])
+    }
+}
+
+/// A hash of all contents in order, each with its length.
+fn hash(sources: &[RuleInput], overlay: Option<&Overlay>) -> String {
+    let overlay = overlay.map(|overlay| &*overlay.bytes);
+    format!("{:032x}", hash_of(sources.iter().map(RuleInput::bytes).chain(overlay)))
+}
+
+#[derive(Default)]
+struct Compiler<'o> {
+    overlay: Option<&'o Overlay>,
+    trial: Option<&'o Trial>,
+    overlay_use: OverlayUse,
+    conflicts: usize,
+    unknown_fields: usize,
+    domains: Vec<DomainDraft>,
+    by_name: FxHashMap<String, usize>,
+    descriptors: usize,
+    problems: Problems,
+    warnings: Problems,
+}
+
+impl Compiler<'_> {
+    fn source(&mut self, source: &RuleInput) {
+        let Documents { origin, stream, unknown } = source.documents();
+        if let Some(Unknown { first, count }) = unknown {
+            self.unknown_fields += count;
+            Diagnostics::new(origin.clone(), &mut self.warnings).add(first.mark, first.what);
+        }
+        let mut diagnostics = Diagnostics::new(origin.clone(), &mut self.problems);
+        let unread = !stream.problems.is_empty();
+        diagnostics.add_all(stream.problems);
+        let documents = stream.documents.into_iter().filter(|document| !document.is_null());
+        let documents: Vec<_> = documents.collect();
+        if documents.is_empty() && !unread {
+            diagnostics
+                .add(yaml::Mark::START, "the file holds no rules; a rule file has at least a `domain`");
+        }
+        for node in documents {
+            let mut diagnostics = Diagnostics::new(origin.clone(), &mut self.problems);
+            if let Some(document) = DocumentDraft::read(node, &mut diagnostics) {
+                self.document(&origin, document);
+            }
+        }
+    }
+
+    fn document(&mut self, origin: &Arc<RuleOrigin>, document: DocumentDraft<'_>) {
+        let next = self.domains.len();
+        let index = *self.by_name.entry(document.domain.clone()).or_insert(next);
+        if index == next {
+            let location = Location { origin: origin.clone(), mark: document.mark };
+            self.domains.push(DomainDraft::new(document.domain, location));
+        }
+        let draft = &mut self.domains[index];
+        let descriptors = document.descriptors.len().min(DESCRIPTORS_MAX);
+        draft.root.reserve(descriptors);
+        draft.rules.reserve(descriptors);
+        let mut compiler = DocumentCompiler {
+            diagnostics: Diagnostics::new(origin.clone(), &mut self.problems),
+            warnings: Diagnostics::new(origin.clone(), &mut self.warnings),
+            descriptors: &mut self.descriptors,
+            rules: &mut draft.rules,
+            names: &mut draft.names,
+            replaced: &mut draft.replaced,
+            overlay: self.overlay,
+            overlay_use: &mut self.overlay_use,
+            conflicts: &mut self.conflicts,
+            trial: self.trial,
+        };
+        let matching = self.overlay.map(|overlay| overlay.matching(&draft.name)).unwrap_or_default();
+        let top = ParentLevel { path: draft.name.clone(), groups: Vec::new(), shared: Vec::new(), matching };
+        draft.on_denied.set("on_denied", document.on_denied, &mut compiler.diagnostics);
+        draft.denial_body.set("denial_body", document.denial_body, &mut compiler.diagnostics);
+        for node in document.descriptors {
+            compiler.read(&node, &mut draft.root, &top);
+        }
+    }
+
+    fn finish(mut self, hash: String) -> Result<Rules, Problems> {
+        if !self.problems.is_empty() {
+            self.problems.sort();
+            return Err(self.problems);
+        }
+        for draft in &self.domains {
+            let unknown = draft.replaced.iter().filter(|(name, _)| !draft.names.contains(name));
+            for (name, location) in unknown {
+                let what = format!(
+                    "no limit of domain {} has the name {}; this replaces nothing",
+                    quote(&draft.name),
+                    quote(name)
+                );
+                self.warnings.push(Problem { location: location.clone(), what });
+            }
+            if draft.root.nodes().is_empty() && draft.location.is_in_file() {
+                let what = format!("domain {} has no descriptors, so it limits nothing", quote(&draft.name));
+                self.warnings.push(Problem { location: draft.location.clone(), what });
+            }
+        }
+        let overlay_rules = self.overlay.iter().flat_map(|overlay| &overlay.rules);
+        for (rule, _) in overlay_rules.zip(&self.overlay_use.matched).filter(|(_, matched)| !**matched) {
+            let what = "this matches no rule of the control plane".to_owned();
+            self.warnings.push(Problem { location: rule.location.clone(), what });
+        }
+        self.warnings.sort();
+        let warnings = self.warnings.iter().cloned().collect();
+        let mut rules = 0;
+        let overlay = self.overlay;
+        let finish = |draft: DomainDraft| {
+            let domain = draft.finish(rules, overlay);
+            rules += domain.rules.len();
+            domain
+        };
+        let domains = self.domains.into_iter().map(finish).collect();
+        let overlay_misfits = self.overlay_use.misfits;
+        let conflicts = self.conflicts;
+        let unknown_fields = self.unknown_fields;
+        Ok(Rules {
+            domains,
+            by_name: self.by_name,
+            hash,
+            warnings,
+            overlay_misfits,
+            conflicts,
+            unknown_fields,
+        })
+    }
+}

@@ -1,0 +1,321 @@
+//! Compiles the descriptors of one document into the prefix tree of their domain.
+
+use std::sync::Arc;
+
+use rustc_hash::FxHashSet;
+use tollgate_counter::{algorithm::Limit, printable::escaped};
+
+use crate::{Allowance, DESCRIPTORS_MAX, GroupedKey, Problems, Rule, RuleOptions, Trial, diagnostics::{Diagnostics, Location, RuleOrigin}, file::{DescriptorDraft, RateLimitDraft}, limit::{self, RuleTerms}, overlay::{MatchingRules, Overlay, OverlayRule}, prefix_tree::{MatchKind, TreeLevel, TreeNode, composite}, quotas::{self, SharedKey}, reader::Located, stats::StatsHandle, yaml::{self, quote}};
+
+/// Compiles the descriptors of one document into the prefix tree of their domain.
+pub(super) struct DocumentCompiler<'c> {
+    pub(super) diagnostics: Diagnostics<'c>,
+    pub(super) warnings: Diagnostics<'c>,
+    pub(super) descriptors: &'c mut usize,
+    pub(super) rules: &'c mut Vec<Rule>,
+    pub(super) names: &'c mut FxHashSet<String>,
+    pub(super) replaced: &'c mut Vec<(String, Location)>,
+    pub(super) overlay: Option<&'c Overlay>,
+    pub(super) overlay_use: &'c mut OverlayUse,
+    // Descriptors of a control plane that were left out.
+    pub(super) conflicts: &'c mut usize,
+    pub(super) trial: Option<&'c Trial>,
+}
+
+/// A descriptor, or a domain, above a level.
+pub(super) struct ParentLevel {
+    pub(super) path: String,
+    // Those of the path.
+    pub(super) groups: Vec<GroupedKey>,
+    // Those of the path, also that of the descriptor.
+    pub(super) shared: Vec<SharedKey>,
+    // The rules of the overlay that match the path.
+    pub(super) matching: MatchingRules,
+}
+
+/// Which rules of an overlay were applied.
+#[derive(Default)]
+pub(super) struct OverlayUse {
+    // For each rule, whether a path matched it.
+    pub(super) matched: Vec<bool>,
+    // Rules that stayed as they came, because the overlay does not fit them.
+    pub(super) misfits: usize,
+}
+
+impl OverlayUse {
+    pub(super) fn new(overlay: Option<&Overlay>) -> Self {
+        let rules = overlay.map_or(0, |overlay| overlay.rules.len());
+        Self { matched: vec![false; rules], misfits: 0 }
+    }
+}
+
+impl DocumentCompiler<'_> {
+    /// Reads a node as a descriptor of `level`.
+    pub(super) fn read(&mut self, node: &yaml::YamlNode<'_>, level: &mut TreeLevel, parent: &ParentLevel) {
+        if let Some(draft) = DescriptorDraft::read(node, &mut self.diagnostics) {
+            self.descriptor(draft, level, parent);
+        }
+    }
+
+    fn descriptor(&mut self, mut draft: DescriptorDraft<'_>, level: &mut TreeLevel, parent: &ParentLevel) {
+        *self.descriptors += 1;
+        if *self.descriptors > DESCRIPTORS_MAX {
+            if *self.descriptors == DESCRIPTORS_MAX + 1 {
+                let what = format!("more than {DESCRIPTORS_MAX} descriptors in all; write fewer");
+                self.diagnostics.add(draft.mark, what);
+            }
+            return;
+        }
+        let key = draft.key.as_deref().unwrap_or_default();
+        let composite = composite(key, &draft.value);
+        let path = [&*parent.path, ".", &*composite].concat();
+        let narrowed = |overlay: &Overlay| overlay.narrowed(&parent.matching, key, &draft.value);
+        let matching = self.overlay.map(narrowed).unwrap_or_default();
+        let before = level.get_mut(&composite).filter(|_| draft.key.is_some());
+        if let Some(before) = &before
+            && self.conflict(before, &draft, &path)
+        {
+            return;
+        }
+        self.flags(&draft, &composite);
+        let is_shared = draft.share_threshold.as_ref().is_some_and(|boolean| boolean.value);
+        let own = is_shared.then(|| SharedKey::new(key, &draft.value));
+        let shared = parent.shared.iter().cloned().chain(own).collect();
+        let mut here = ParentLevel { path, groups: parent.groups.clone(), shared, matching };
+        let rule = draft.rate_limit.take().and_then(|limit| self.rule(limit, &mut draft, &here));
+        here.groups.extend(draft.grouped_key());
+        let mut children = before.and_then(|node| node.children.take());
+        if !draft.descriptors.is_empty() {
+            let children = children.get_or_insert_with(|| Box::new(TreeLevel::new()));
+            children.reserve(draft.descriptors.len().min(DESCRIPTORS_MAX));
+            draft.descriptors.iter().for_each(|child| self.read(child, children, &here));
+        }
+        let Some(key) = draft.key else { return };
+        let group = draft.group.map(|group| group.value);
+        if let Some(before) = level.get_mut(&composite) {
+            before.children = children;
+            before.rule = before.rule.or(rule);
+            before.group = before.group.or(group);
+        } else {
+            let node = TreeNode {
+                location: self.diagnostics.location(draft.mark),
+                // Without a kind there is a problem, and the rules are dropped.
+                declared_kind: draft.kind.unwrap_or(MatchKind::Exact),
+                key: key.into(),
+                value: draft.value.into(),
+                rule,
+                value_to_metric: draft.value_to_metric.is_some_and(|boolean| boolean.value),
+                share_threshold: draft.share_threshold.is_some_and(|boolean| boolean.value),
+                group,
+                children,
+            };
+            level.push(node, composite);
+        }
+    }
+
+    /// Reports that `before` has the key and the value of this descriptor. Returns whether this one is left out.
+    ///
+    /// In a file that is a problem. A control plane has the rules of several tenants, and a mistake of one of them must
+    /// not keep the changes of the others from applying: two descriptors are one unless both have a limit.
+    fn conflict(&mut self, before: &TreeNode, draft: &DescriptorDraft<'_>, path: &str) -> bool {
+        let location = &before.location;
+        match &*location.origin {
+            RuleOrigin::File(_) => {
+                let path = quote(path);
+                let what =
+                    format!("{path} is already given at {location}; keys and values together must differ");
+                self.diagnostics.add(draft.mark, what);
+            }
+            RuleOrigin::Resource { name, .. } if before.rule.is_some() && draft.rate_limit.is_some() => {
+                *self.conflicts += 1;
+                let what = format!(
+                    "this descriptor is left out: resource {} has a limit for the same key and value before it",
+                    escaped(name)
+                );
+                self.warnings.add(draft.mark, what);
+                return true;
+            }
+            RuleOrigin::Resource { .. } => {}
+        }
+        false
+    }
+
+    fn flags(&mut self, draft: &DescriptorDraft<'_>, composite: &str) {
+        // A control plane may write every field of a descriptor.
+        if let Some(mark) = draft.empty_value.filter(|mark| self.warnings.location(*mark).is_in_file()) {
+            self.warnings
+                .add(mark, "`value` is empty, so any value matches; give a value, or leave the key out");
+        }
+        let set = |boolean: &Option<Located<bool>>| {
+            boolean.as_ref().filter(|boolean| boolean.value).map(|boolean| boolean.mark)
+        };
+        if draft.is_network_as_text() && self.warnings.location(draft.mark).is_in_file() {
+            let what = format!(
+                "{} is compared as text and matches no address; add `match: cidr` to match the addresses of the network",
+                quote(composite)
+            );
+            self.warnings.add(draft.mark, what);
+        }
+        let is_single = draft.kind.is_some_and(|kind| !kind.has_several_values());
+        if let Some(mark) = set(&draft.share_threshold).filter(|_| is_single) {
+            let what = format!(
+                "`share_threshold` needs a `*` in `key` or `value`, or `match: cidr`, but this is {}",
+                quote(composite)
+            );
+            self.diagnostics.add(mark, what);
+        }
+        if let Some((group, what)) = draft.group.as_ref().zip(group_misfit(draft)) {
+            self.diagnostics.add(group.mark, what);
+        }
+        if draft.rate_limit.is_some() {
+            return;
+        }
+        let metadata = draft.metadata.as_ref().map(|metadata| metadata.mark);
+        for (name, mark) in [
+            ("shadow_mode", set(&draft.shadow_mode)),
+            ("quota_mode", set(&draft.quota_mode)),
+            ("detailed_metric", set(&draft.detailed_metric)),
+            ("metadata", metadata),
+        ] {
+            if let Some(mark) = mark {
+                self.warnings.add(mark, format!("`{name}` has no effect without a `rate_limit` beside it"));
+            }
+        }
+    }
+
+    /// Adds a rule and returns its index.
+    fn rule(
+        &mut self,
+        mut limit: RateLimitDraft,
+        draft: &mut DescriptorDraft<'_>,
+        here: &ParentLevel,
+    ) -> Option<usize> {
+        for replaced in &limit.replaces {
+            if limit.name() == Some(&*replaced.value) {
+                self.diagnostics
+                    .add(replaced.mark, "`replaces` names the limit itself; it takes the names of others");
+            }
+            self.replaced.push((replaced.value.clone(), self.diagnostics.location(replaced.mark)));
+        }
+        self.names.extend(limit.name().map(str::to_owned));
+        if let Some(numbers) = self.trial.and_then(|trial| trial.numbers.get(&here.path)) {
+            limit.set_numbers(*numbers);
+        }
+        let (limit, terms, overlay) = match self.overlaid(&limit, draft, here) {
+            Some((with_overlay, terms, rule)) => {
+                if rule.metadata.is_some() {
+                    draft.metadata.clone_from(&rule.metadata);
+                }
+                if rule.group.is_some() {
+                    draft.group.clone_from(&rule.group);
+                }
+                (with_overlay, Some(terms), Some(rule.location.clone()))
+            }
+            None => {
+                let terms = DescriptorTerms::read(&limit, &here.shared, &mut self.diagnostics);
+                (limit, terms, None)
+            }
+        };
+        let DescriptorTerms { rule: terms, candidate } = terms?;
+        // Otherwise they are in another file.
+        if let (Allowance::Limited(limited), None) = (&terms.allowance, &overlay) {
+            quotas::check_floors(&limit.quotas, limited, &mut self.warnings);
+        }
+        let set = |boolean: &Option<Located<bool>>| boolean.as_ref().is_some_and(|boolean| boolean.value);
+        let lease = limit.boolean("lease").is_none_or(|lease| lease.value);
+        let is_hidden = limit.boolean("headers").is_some_and(|shown| !shown.value);
+        let options = RuleOptions {
+            name: limit.name().map(str::to_owned),
+            candidate,
+            quota_unit: limit.text("quota_unit").map(|unit| unit.value.clone()),
+            replaces: limit.replaces.into_iter().map(|replaced| replaced.value).collect(),
+            groups: here.groups.iter().cloned().chain(draft.grouped_key()).collect(),
+            metadata: draft.metadata.take().map(|metadata| metadata.value),
+            quotas: limit.quotas.into_iter().map(|quota| quota.value).collect(),
+            overlay,
+        };
+        self.rules.push(Rule {
+            path: here.path.as_str().into(),
+            allowance: terms.allowance,
+            on_owner_unavailable: limit.on_owner_unavailable.map(|what| what.value).unwrap_or_default(),
+            lease,
+            shadow_mode: set(&draft.shadow_mode) || self.trial.is_some_and(|trial| trial.shadow_mode),
+            quota_mode: set(&draft.quota_mode),
+            detailed_metric: set(&draft.detailed_metric),
+            is_hidden,
+            denial_body: limit.denial_body.map(|body| Arc::new(body.value)),
+            displayed_limit: terms.displayed_limit,
+            location: self.diagnostics.location(limit.mark),
+            options: options.boxed(),
+            stats: StatsHandle::default(),
+        });
+        Some(self.rules.len() - 1)
+    }
+
+    /// The limit with what the overlay adds to it; `None` if the overlay adds nothing, or does not fit.
+    fn overlaid(
+        &mut self,
+        limit: &RateLimitDraft,
+        draft: &DescriptorDraft<'_>,
+        here: &ParentLevel,
+    ) -> Option<(RateLimitDraft, DescriptorTerms, &OverlayRule)> {
+        let overlay = self.overlay?;
+        let index = overlay.first(&here.matching)?;
+        self.overlay_use.matched[index] = true;
+        let rule = &overlay.rules[index];
+        let with_overlay = rule.added_to(limit);
+        let mut problems = Problems::default();
+        let origin = rule.location.origin.clone();
+        let terms =
+            DescriptorTerms::read(&with_overlay, &here.shared, &mut Diagnostics::new(origin, &mut problems));
+        let group_misfit = rule.group.as_ref().and_then(|_| group_misfit(draft));
+        let problem = problems.iter().next().map(|problem| &*problem.what).or(group_misfit);
+        match (terms, problem) {
+            (Some(terms), None) => Some((with_overlay, terms, rule)),
+            (_, why) => {
+                self.overlay_use.misfits += 1;
+                let why = why.unwrap_or_default();
+                let what =
+                    format!("the overlay at {} does not fit this rule and is left out: {why}", rule.location);
+                self.warnings.add(limit.mark, what);
+                None
+            }
+        }
+    }
+}
+
+/// Why a group does not fit a descriptor, if it does not.
+fn group_misfit(draft: &DescriptorDraft<'_>) -> Option<&'static str> {
+    if draft.kind == Some(MatchKind::Exact) {
+        return Some(
+            "`group` has no effect on a single value; leave `value` out, or give a network with `match: cidr`",
+        );
+    }
+    let is_shared = draft.share_threshold.as_ref().is_some_and(|shared| shared.value);
+    is_shared.then_some(
+        "`group` cannot be combined with `share_threshold`, which counts all values as one; remove one of them",
+    )
+}
+
+/// What a rule allows, and the limit that it tries.
+struct DescriptorTerms {
+    rule: RuleTerms,
+    candidate: Option<Limit>,
+}
+
+impl DescriptorTerms {
+    /// `None` after reporting a problem.
+    fn read(draft: &RateLimitDraft, shared: &[SharedKey], diagnostics: &mut Diagnostics<'_>) -> Option<Self> {
+        quotas::check_pairs(&draft.quotas, shared, diagnostics);
+        let rule = limit::terms(draft, diagnostics);
+        let tried = draft.candidate.as_ref();
+        let candidate = tried
+            .map(|tried| limit::candidate(tried, diagnostics))
+            .map_or(Some(None), |limit| limit.map(Some));
+        let rule = rule?;
+        let candidate = candidate?;
+        let fits =
+            candidate.as_ref().is_none_or(|tried| limit::candidate_fits(draft, &rule, tried, diagnostics));
+        fits.then_some(Self { rule, candidate })
+    }
+}

@@ -1,0 +1,158 @@
+//! The content of a rule file as written, each value with its location, before it is interpreted.
+
+use serde_json::{Map, Value as Json};
+
+use crate::{DenialBody, OnDenied, denial_body::denial_body, diagnostics::Diagnostics, group::{GroupedKey, NetworkGroup}, keys::KeySection, network_keys, prefix_tree::MatchKind, reader::{Located, MappingFields, required}, yaml::{Mark, YamlNode, YamlValue}};
+
+mod rate_limit;
+
+pub(crate) use rate_limit::{CalendarDraft, GivenKey, PenaltyDraft, RateLimitDraft};
+
+/// The values of `on_denied`.
+pub(crate) const ON_DENIED: [(&str, OnDenied); 2] =
+    [("charge_all", OnDenied::ChargeAll), ("charge_none", OnDenied::ChargeNone)];
+
+/// One document.
+pub(crate) struct DocumentDraft<'t> {
+    /// The location of `domain`.
+    pub(crate) mark: Mark,
+    /// Never empty.
+    pub(crate) domain: String,
+    pub(crate) on_denied: Option<Located<OnDenied>>,
+    pub(crate) denial_body: Option<Located<DenialBody>>,
+    /// Read and dropped one by one: there may be many.
+    pub(crate) descriptors: Vec<YamlNode<'t>>,
+}
+
+/// One item of `descriptors`.
+pub(crate) struct DescriptorDraft<'n> {
+    pub(crate) mark: Mark,
+    /// Never empty; `None` if the key is invalid and was reported.
+    pub(crate) key: Option<String>,
+    /// Empty if any value matches. A network in its one spelling.
+    pub(crate) value: String,
+    /// `None` if the way in which it matches is invalid and was reported.
+    pub(crate) kind: Option<MatchKind>,
+    /// The location of a `value` that is given without a text, as if it were absent.
+    pub(crate) empty_value: Option<Mark>,
+    pub(crate) rate_limit: Option<RateLimitDraft>,
+    pub(crate) shadow_mode: Option<Located<bool>>,
+    pub(crate) quota_mode: Option<Located<bool>>,
+    pub(crate) detailed_metric: Option<Located<bool>>,
+    pub(crate) value_to_metric: Option<Located<bool>>,
+    pub(crate) share_threshold: Option<Located<bool>>,
+    pub(crate) group: Option<Located<NetworkGroup>>,
+    pub(crate) metadata: Option<Located<Map<String, Json>>>,
+    /// The nested descriptors, read one by one.
+    pub(crate) descriptors: &'n [YamlNode<'n>],
+}
+
+impl<'t> DocumentDraft<'t> {
+    /// Reads a document; `None` if the domain is unknown.
+    pub(crate) fn read(mut node: YamlNode<'t>, diagnostics: &mut Diagnostics<'_>) -> Option<Self> {
+        let fields = MappingFields::read(&node, KeySection::Root, diagnostics)?;
+        let mark = fields.pair("domain").map_or(fields.mark, |pair| pair.mark);
+        let domain = required(&fields, "domain", "the name that requests ask under", diagnostics);
+        let on_denied = on_denied(&fields, diagnostics);
+        let denial_body = denial_body(&fields, diagnostics);
+        let descriptors = fields.items("descriptors", diagnostics);
+        let Some(domain) = domain else {
+            // The descriptors cannot be used without a domain, but their problems are reported.
+            DescriptorDraft::report_all(descriptors, diagnostics);
+            return None;
+        };
+        let descriptors = node.take_items("descriptors");
+        Some(Self { mark, domain, on_denied, denial_body, descriptors })
+    }
+}
+
+impl<'n> DescriptorDraft<'n> {
+    /// Reads a descriptor without the nested ones; `None` if the node is not a mapping.
+    pub(crate) fn read(node: &'n YamlNode<'n>, diagnostics: &mut Diagnostics<'_>) -> Option<Self> {
+        let fields = MappingFields::read(node, KeySection::Descriptor, diagnostics)?;
+        let rate_limit =
+            fields.pair("rate_limit").and_then(|pair| RateLimitDraft::read(&pair.value, diagnostics));
+        let key = required(&fields, "key", "the key of a descriptor entry", diagnostics);
+        let value = fields.text("value", diagnostics);
+        let (value, kind) = network_keys::value_and_kind(&fields, key.as_deref(), value, diagnostics);
+        Some(Self {
+            mark: fields.mark,
+            key,
+            value,
+            kind,
+            empty_value: empty_value(node),
+            rate_limit,
+            shadow_mode: fields.boolean("shadow_mode", diagnostics),
+            quota_mode: fields.boolean("quota_mode", diagnostics),
+            detailed_metric: fields.boolean("detailed_metric", diagnostics),
+            value_to_metric: fields.boolean("value_to_metric", diagnostics),
+            share_threshold: fields.boolean("share_threshold", diagnostics),
+            group: network_keys::group(&fields, diagnostics),
+            metadata: metadata(&fields, diagnostics),
+            descriptors: fields.items("descriptors", diagnostics),
+        })
+    }
+}
+
+impl DescriptorDraft<'_> {
+    /// Whether its value reads like a network, but is compared as text, and no caller is known to send such texts.
+    pub(crate) fn is_network_as_text(&self) -> bool {
+        self.kind == Some(MatchKind::Exact)
+            && self.key.as_deref() != Some(network_keys::MASKED_ADDRESS)
+            && network_keys::reads_like_network(&self.value)
+    }
+
+    /// Its key with its group, if it has one.
+    pub(crate) fn grouped_key(&self) -> Option<GroupedKey> {
+        let key = self.key.as_ref()?;
+        let group = self.group.as_ref()?;
+        Some(GroupedKey { key: key.clone(), group: group.value })
+    }
+
+    /// Reports the problems of descriptors and of those nested in them.
+    fn report_all(nodes: &[YamlNode<'_>], diagnostics: &mut Diagnostics<'_>) {
+        for node in nodes {
+            if let Some(descriptor) = DescriptorDraft::read(node, diagnostics) {
+                Self::report_all(descriptor.descriptors, diagnostics);
+            }
+        }
+    }
+}
+
+/// The location of a `value` without a text. `MappingFields` leaves out keys without a value.
+fn empty_value(descriptor: &YamlNode<'_>) -> Option<Mark> {
+    let YamlValue::Mapping(pairs) = &descriptor.value else { return None };
+    let pair = pairs.iter().find(|pair| *pair.key == *"value")?;
+    let is_empty = match &pair.value.value {
+        YamlValue::Scalar(scalar) => scalar.text.is_empty() || pair.value.is_null(),
+        YamlValue::List(_) | YamlValue::Mapping(_) | YamlValue::Unreadable => false,
+    };
+    is_empty.then_some(pair.mark)
+}
+
+/// The value of `on_denied`.
+pub(crate) fn on_denied(
+    fields: &MappingFields<'_>,
+    diagnostics: &mut Diagnostics<'_>,
+) -> Option<Located<OnDenied>> {
+    fields.choice("on_denied", &ON_DENIED, str::eq, diagnostics)
+}
+
+/// The value of `metadata`.
+pub(crate) fn metadata(
+    fields: &MappingFields<'_>,
+    diagnostics: &mut Diagnostics<'_>,
+) -> Option<Located<Map<String, Json>>> {
+    let node = &fields.pair("metadata")?.value;
+    let mut problems = Vec::new();
+    let json = node.to_json(&mut problems);
+    diagnostics.add_all(problems);
+    match json {
+        Json::Object(value) => Some(Located { value, mark: node.mark }),
+        _other_json if node.value == crate::yaml::YamlValue::Unreadable => None,
+        _other_json => {
+            diagnostics.add(node.mark, format!("`metadata` takes a mapping, not {}", node.describe()));
+            None
+        }
+    }
+}

@@ -1,0 +1,374 @@
+//! The table of all keys: where each is allowed, what it takes, and with which algorithms, and what it means. All
+//! messages about keys and the JSON Schema of rule files are derived from it.
+
+use tollgate_counter::algorithm::AlgorithmName;
+
+use crate::group::NetworkGroup;
+
+mod constraints;
+mod key;
+
+pub(crate) use constraints::{AT_LEAST_ONE, REQUIRED, REQUIRED_IN_PENALTY, amounts, periods};
+pub use constraints::{EXCLUSIVE, NOT_IN_CANDIDATE};
+pub use key::{AppliesTo, KeySection, RuleKey, Takes};
+
+/// All keys.
+pub const KEYS: &[RuleKey] = &[
+    key("domain", KeySection::Root, Takes::Required, "The domain of requests to which the rules apply."),
+    key(
+        "descriptors",
+        KeySection::Root,
+        Takes::List(KeySection::Descriptor),
+        "The first level of the tree of rules.",
+    ),
+    key(
+        "on_denied",
+        KeySection::Root,
+        Takes::OnDenied,
+        "Whether a refused call charges those of its rules that would have passed.",
+    ),
+    key(
+        "denial_body",
+        KeySection::Root,
+        Takes::DenialBody,
+        "The body of refusals by rules of the domain that have no other one.",
+    ),
+    key("key", KeySection::Descriptor, Takes::Required, "The key of the entry."),
+    key(
+        "value",
+        KeySection::Descriptor,
+        Takes::Text,
+        "The value of the entry, or a pattern with `*`, or a network. Without it, any value matches.",
+    ),
+    key(
+        "match",
+        KeySection::Descriptor,
+        Takes::Match,
+        "With `cidr` the value is a network, which matches the addresses in it.",
+    ),
+    key(
+        "group",
+        KeySection::Descriptor,
+        Takes::Mapping(KeySection::Group),
+        "Counts all addresses of a network as one key.",
+    ),
+    key(
+        "rate_limit",
+        KeySection::Descriptor,
+        Takes::Mapping(KeySection::RateLimit),
+        "The limit of calls that match this descriptor.",
+    ),
+    key(
+        "descriptors",
+        KeySection::Descriptor,
+        Takes::List(KeySection::Descriptor),
+        "The next level of the tree of rules.",
+    ),
+    key(
+        "shadow_mode",
+        KeySection::Descriptor,
+        Takes::Boolean,
+        "The rule counts and reports, but lets pass what it would refuse.",
+    ),
+    key(
+        "quota_mode",
+        KeySection::Descriptor,
+        Takes::Boolean,
+        "Rules with this key refuse a call only if all of them refuse.",
+    ),
+    key(
+        "detailed_metric",
+        KeySection::Descriptor,
+        Takes::Boolean,
+        "The rule's name in metrics shows the value of every entry.",
+    ),
+    key(
+        "value_to_metric",
+        KeySection::Descriptor,
+        Takes::Boolean,
+        "The rule's name in metrics shows the value of this entry.",
+    ),
+    key(
+        "share_threshold",
+        KeySection::Descriptor,
+        Takes::Boolean,
+        "All values that match this pattern or network share one counter.",
+    ),
+    key(
+        "metadata",
+        KeySection::Descriptor,
+        Takes::Anything,
+        "Returned in the dynamic metadata of the answer if the rule passes.",
+    ),
+    limit(
+        "requests_per_unit",
+        Takes::Integer,
+        AppliesTo::Any,
+        "How many hits pass in a unit or window. 0 lets nothing pass.",
+    ),
+    limit("unlimited", Takes::Boolean, AppliesTo::Any, "Everything passes and nothing is counted."),
+    limit("name", Takes::Text, AppliesTo::Any, "The name of the limit, for `replaces` and in answers."),
+    limit(
+        "replaces",
+        Takes::List(KeySection::Replaced),
+        AppliesTo::Any,
+        "The limits that are ignored if they match in the same call as this rule.",
+    ),
+    limit(
+        "unit",
+        Takes::Unit,
+        AppliesTo::Limited,
+        "The window. Units are counted from 1970-01-01 00:00 UTC, or are those of `calendar`.",
+    ),
+    limit("unit_multiplier", Takes::Integer, AppliesTo::Limited, "The number of units in a window."),
+    limit(
+        "window",
+        Takes::Text,
+        AppliesTo::Limited,
+        "The window by its length, as in `90s`, `250ms` or `1h 30m`.",
+    ),
+    limit("algorithm", Takes::Algorithm, AppliesTo::Limited, "How requests are decided."),
+    limit(
+        "calendar",
+        Takes::Mapping(KeySection::Calendar),
+        AppliesTo::ClassicOr(&[AlgorithmName::FixedWindow]),
+        "Makes the unit that of the calendar in a time zone.",
+    ),
+    limit(
+        "sub_windows",
+        Takes::Integer,
+        AppliesTo::Only(&[AlgorithmName::SlidingWindow]),
+        "The number of parts of the window that are counted separately.",
+    ),
+    limit(
+        "burst",
+        Takes::Integer,
+        AppliesTo::Only(&[AlgorithmName::TokenBucket, AlgorithmName::LeakyBucket, AlgorithmName::LeakyQueue]),
+        "How many requests a full token bucket lets pass, a leaky bucket takes in, or a queue lets wait.",
+    ),
+    limit(
+        "refill_amount",
+        Takes::Integer,
+        AppliesTo::Only(&[AlgorithmName::TokenBucket]),
+        "How many tokens are refilled at once.",
+    ),
+    limit(
+        "refill_interval",
+        Takes::Text,
+        AppliesTo::Only(&[AlgorithmName::TokenBucket]),
+        "The time between two refills, as in `500ms`.",
+    ),
+    limit(
+        "max_delay",
+        Takes::Text,
+        AppliesTo::Only(&[AlgorithmName::LeakyQueue]),
+        "The longest that a request waits. A request whose turn is later is refused.",
+    ),
+    limit(
+        "max_in_flight",
+        Takes::Integer,
+        AppliesTo::Only(&[AlgorithmName::Concurrency]),
+        "How many calls may be in flight.",
+    ),
+    limit(
+        "hold_max",
+        Takes::Text,
+        AppliesTo::Only(&[AlgorithmName::Concurrency]),
+        "The time after which a place that was not freed is free again.",
+    ),
+    limit("count_denied", Takes::Boolean, AppliesTo::Only(WITH_EXCESS), "Refused requests count too."),
+    limit(
+        "overdraft",
+        Takes::Boolean,
+        AppliesTo::Only(WITH_EXCESS),
+        "A request that is larger than what is left passes and leaves a debt.",
+    ),
+    limit("overdraft_limit", Takes::Integer, AppliesTo::Only(WITH_EXCESS), "The largest debt."),
+    limit(
+        "penalty",
+        Takes::Mapping(KeySection::Penalty),
+        AppliesTo::Named,
+        "Refuses a key that was refused too often in a row, for longer each time.",
+    ),
+    limit(
+        "on_owner_unavailable",
+        Takes::OnOwnerUnavailable,
+        AppliesTo::Limited,
+        "How a request is decided if the owner of its counter cannot be reached.",
+    ),
+    limit(
+        "lease",
+        Takes::Boolean,
+        AppliesTo::Limited,
+        "Whether the owner may lend a part of what is left to another replica.",
+    ),
+    limit(
+        "headers",
+        Takes::Boolean,
+        AppliesTo::Limited,
+        "Whether response headers and bodies of refusals show the limit.",
+    ),
+    limit(
+        "quota_unit",
+        Takes::Text,
+        AppliesTo::Limited,
+        "What the limit counts, for the header `RateLimit-Policy`, as in `requests` or `tokens`.",
+    ),
+    limit(
+        "quotas",
+        Takes::List(KeySection::Quota),
+        AppliesTo::ClassicOr(&[
+            AlgorithmName::FixedWindow,
+            AlgorithmName::SlidingWindow,
+            AlgorithmName::TokenBucket,
+            AlgorithmName::LeakyBucket,
+        ]),
+        "How the limit is divided over the buckets of the rate limit quota service.",
+    ),
+    limit("denial_body", Takes::DenialBody, AppliesTo::Limited, "The body of refusals by this limit."),
+    limit(
+        "candidate",
+        Takes::Candidate,
+        AppliesTo::Any,
+        "A limit that is evaluated beside this one and decides nothing.",
+    ),
+    key("name", KeySection::Replaced, Takes::Required, "The name of the limit that is replaced."),
+    key(
+        "timezone",
+        KeySection::Calendar,
+        Takes::Required,
+        "The name of a time zone in the IANA database, as in `Europe/Berlin`.",
+    ),
+    key("week_start", KeySection::Calendar, Takes::Weekday, "The day on which a week begins."),
+    key("key", KeySection::Quota, Takes::Required, "The key of a pair of a bucket."),
+    key("value", KeySection::Quota, Takes::Required, "The value of the pair."),
+    key(
+        "weight",
+        KeySection::Quota,
+        Takes::Integer,
+        "The weight of each bucket with the pair, from 1 to 1000; 1 by default.",
+    ),
+    key(
+        "floor",
+        KeySection::Quota,
+        Takes::Integer,
+        "Hits a second of a rate, or hits of a budget, that each bucket with the pair has at least.",
+    ),
+    key("text", KeySection::DenialBody, Takes::Text, "The text of the body, with variables in braces."),
+    key(
+        "json",
+        KeySection::DenialBody,
+        Takes::Json,
+        "The body as JSON, whose texts may have variables in braces.",
+    ),
+    key(
+        "content_type",
+        KeySection::DenialBody,
+        Takes::Text,
+        "The content type, if it is not `text/plain` or `application/json`.",
+    ),
+    key(
+        "ipv4",
+        KeySection::Group,
+        Takes::PrefixLength(NetworkGroup::EACH.ipv4),
+        "The prefix length of the IPv4 networks that are counted as one key.",
+    ),
+    key(
+        "ipv6",
+        KeySection::Group,
+        Takes::PrefixLength(NetworkGroup::EACH.ipv6),
+        "The prefix length of the IPv6 networks that are counted as one key.",
+    ),
+    key(
+        "after",
+        KeySection::Penalty,
+        Takes::Integer,
+        "The refusals in a row, with no pass between, after which a penalty begins.",
+    ),
+    key("first", KeySection::Penalty, Takes::Text, "The length of the first penalty, as in `2m`."),
+    key(
+        "factor",
+        KeySection::Penalty,
+        Takes::Integer,
+        "Each penalty is this many times as long as the one before; 2 by default.",
+    ),
+    key("max", KeySection::Penalty, Takes::Text, "The greatest length of a penalty; `1h` by default."),
+    key(
+        "forget_after",
+        KeySection::Penalty,
+        Takes::Text,
+        "How long after the last refusal all refusals and penalties are forgotten; `24h` by default.",
+    ),
+    key(
+        "overlay",
+        KeySection::Overlay,
+        Takes::List(KeySection::OverlayDomain),
+        "The domains to which the overlay adds.",
+    ),
+    key("domain", KeySection::OverlayDomain, Takes::Required, "The domain of the control plane."),
+    key(
+        "on_denied",
+        KeySection::OverlayDomain,
+        Takes::OnDenied,
+        "Whether a refused call charges those of its rules that would have passed.",
+    ),
+    key(
+        "denial_body",
+        KeySection::OverlayDomain,
+        Takes::DenialBody,
+        "The body of refusals by rules of the domain that have no other one.",
+    ),
+    key(
+        "rules",
+        KeySection::OverlayDomain,
+        Takes::List(KeySection::OverlayRule),
+        "The rules to which the overlay adds.",
+    ),
+    key(
+        "match",
+        KeySection::OverlayRule,
+        Takes::Path,
+        "The path of a rule: a list of keys, or of keys with values.",
+    ),
+    key(
+        "rate_limit",
+        KeySection::OverlayRule,
+        Takes::Mapping(KeySection::RateLimit),
+        "The keys that the overlay adds to the limit.",
+    ),
+    key(
+        "group",
+        KeySection::OverlayRule,
+        Takes::Mapping(KeySection::Group),
+        "Counts all addresses of a network as one key, for the last descriptor of the path.",
+    ),
+    key(
+        "metadata",
+        KeySection::OverlayRule,
+        Takes::Anything,
+        "Returned in the dynamic metadata of the answer if the rule passes.",
+    ),
+];
+
+/// The algorithms that can count denied hits and owe some. A queue and a concurrency limit either have room or have
+/// not.
+const WITH_EXCESS: &[AlgorithmName] = &[
+    AlgorithmName::FixedWindow,
+    AlgorithmName::SlidingWindow,
+    AlgorithmName::SlidingLog,
+    AlgorithmName::TokenBucket,
+    AlgorithmName::LeakyBucket,
+];
+
+const fn key(name: &'static str, section: KeySection, takes: Takes, help: &'static str) -> RuleKey {
+    RuleKey { name, section, takes, applies_to: AppliesTo::Any, help }
+}
+
+const fn limit(name: &'static str, takes: Takes, applies_to: AppliesTo, help: &'static str) -> RuleKey {
+    RuleKey { name, section: KeySection::RateLimit, takes, applies_to, help }
+}
+
+/// The key with this name in `section`.
+pub(crate) fn find(name: &str, section: KeySection) -> Option<&'static RuleKey> {
+    KEYS.iter().find(|key| key.section == section && key.name == name)
+}

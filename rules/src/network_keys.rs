@@ -1,0 +1,85 @@
+//! The keys of a descriptor that are about networks: `match` and `group`.
+
+use crate::{diagnostics::Diagnostics, group::NetworkGroup, keys::KeySection, network::{Network, NetworkError}, prefix_tree::MatchKind, reader::{Located, MappingFields}, yaml::quote};
+
+/// The values of `match`.
+pub(crate) const MATCH: [(&str, MatchBy); 1] = [("cidr", MatchBy::Network)];
+
+/// The key of the entries in which Envoy sends networks as text.
+pub(crate) const MASKED_ADDRESS: &str = "masked_remote_address";
+
+/// How a descriptor says that it compares values otherwise than as text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum MatchBy {
+    /// The value names an address of the network.
+    Network,
+}
+
+/// The value of a descriptor, a network in its one spelling, and the kind of match that it declares; `None` after
+/// reporting a problem.
+pub(crate) fn value_and_kind(
+    fields: &MappingFields<'_>,
+    key: Option<&str>,
+    value: Option<Located<String>>,
+    diagnostics: &mut Diagnostics<'_>,
+) -> (String, Option<MatchKind>) {
+    let network = fields.pair("match").map(|_| network(fields, key, value.as_ref(), diagnostics));
+    let value = value.map(|value| value.value).unwrap_or_default();
+    match network {
+        None => {
+            let kind = MatchKind::declared(key.unwrap_or_default(), &value);
+            (value, Some(kind))
+        }
+        Some(None) => (value, None),
+        Some(Some(network)) => (network.to_string(), Some(MatchKind::Network)),
+    }
+}
+
+/// The network of a descriptor with `match`; `None` after reporting a problem.
+fn network(
+    fields: &MappingFields<'_>,
+    key: Option<&str>,
+    value: Option<&Located<String>>,
+    diagnostics: &mut Diagnostics<'_>,
+) -> Option<Network> {
+    let Located { value: MatchBy::Network, mark } = fields.choice("match", &MATCH, str::eq, diagnostics)?;
+    if let Some(key) = fields.pair("key").filter(|_| key.is_some_and(|key| key.contains('*'))) {
+        let what = "`match: cidr` compares `key` as it is, so it cannot have a `*`";
+        diagnostics.add(key.value.mark, what);
+    }
+    let is_absent = value.map_or_else(|| fields.pair("value").is_none(), |value| value.value.is_empty());
+    if is_absent {
+        diagnostics.add(mark, "`match: cidr` needs a `value`: the network, as in `10.0.0.0/8`");
+        return None;
+    }
+    let value = value?;
+    let network = value.value.parse::<Network>();
+    network.map_err(|error| diagnostics.add(value.mark, format!("{} {error}", quote(&value.value)))).ok()
+}
+
+/// Whether `value` is a network, or an address with a prefix length.
+pub(crate) fn reads_like_network(value: &str) -> bool {
+    matches!(value.parse::<Network>(), Ok(_) | Err(NetworkError::HostBits(_)))
+}
+
+/// The value of `group`; `None` also after reporting a problem.
+pub(crate) fn group(
+    fields: &MappingFields<'_>,
+    diagnostics: &mut Diagnostics<'_>,
+) -> Option<Located<NetworkGroup>> {
+    let pair = fields.pair("group")?;
+    let fields = MappingFields::read(&pair.value, KeySection::Group, diagnostics)?;
+    if fields.pairs().next().is_none() {
+        let what =
+            "`group` needs `ipv4` or `ipv6`: the prefix length of the networks that are counted as one key";
+        diagnostics.add(pair.mark, what);
+        return None;
+    }
+    let mut length = |key, max| match fields.pair(key) {
+        None => Some(max),
+        Some(_) => fields.prefix_length(key, max, diagnostics),
+    };
+    let ipv4 = length("ipv4", NetworkGroup::EACH.ipv4);
+    let ipv6 = length("ipv6", NetworkGroup::EACH.ipv6);
+    Some(Located { value: NetworkGroup { ipv4: ipv4?, ipv6: ipv6? }, mark: pair.mark })
+}

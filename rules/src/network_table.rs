@@ -1,0 +1,72 @@
+//! The networks of one level of a rule file, and the longest one that contains an address.
+//!
+//! A table for each prefix length, as a radix tree would be deeper the more networks there are: a lookup tries each
+//! length that occurs for the key, the longest first, so at most 33 for IPv4 and 129 for IPv6.
+
+use std::net::IpAddr;
+
+use rustc_hash::FxHashMap;
+use tollgate_counter::descriptor::Entry;
+
+use crate::{network::{self, Network}, pattern::Found};
+
+/// Networks with their numbers, by the keys of entries.
+#[derive(Debug, Default)]
+pub(crate) struct NetworkTable {
+    of_key: FxHashMap<Box<[u8]>, NetworksOfKey>,
+    // By composite text, for the compiler: no entry is compared with it.
+    by_text: FxHashMap<Box<str>, u32>,
+}
+
+#[derive(Debug, Default)]
+struct NetworksOfKey {
+    numbers: FxHashMap<Network, u32>,
+    // The prefix lengths that occur, the longest first.
+    ipv4: Vec<u8>,
+    ipv6: Vec<u8>,
+}
+
+impl NetworkTable {
+    /// Adds the network of a node with this composite text and key. It must be new for the key.
+    pub(crate) fn add(&mut self, composite: String, key: &str, network: Network, number: u32) {
+        self.by_text.insert(composite.into(), number);
+        let networks = self.of_key.entry(key.as_bytes().into()).or_default();
+        let lengths = if network.base().is_ipv4() { &mut networks.ipv4 } else { &mut networks.ipv6 };
+        if let Err(place) = lengths.binary_search_by(|length| network.length().cmp(length)) {
+            lengths.insert(place, network.length());
+        }
+        networks.numbers.insert(network, number);
+    }
+
+    /// The number of the network with this composite text.
+    pub(crate) fn number(&self, composite: &str) -> Option<u32> {
+        self.by_text.get(composite).copied()
+    }
+
+    /// The longest network that contains the address of an entry.
+    // `inline(never)`: keeps the lookup of levels without networks small.
+    #[inline(never)]
+    pub(crate) fn longest_match(&self, entry: Entry<'_>) -> Found {
+        let mut found = Found { number: None, visits: 1 };
+        // Values are parsed only if there are networks for their key.
+        if let Some(networks) = self.of_key.get(entry.key)
+            && let Some(address) = network::address(entry.value)
+        {
+            networks.search(address, &mut found);
+        }
+        found
+    }
+}
+
+impl NetworksOfKey {
+    fn search(&self, address: IpAddr, found: &mut Found) {
+        let lengths = if address.is_ipv4() { &self.ipv4 } else { &self.ipv6 };
+        for &length in lengths {
+            found.visits += 1;
+            found.number = self.numbers.get(&Network::new(address, length)).copied();
+            if found.number.is_some() {
+                return;
+            }
+        }
+    }
+}

@@ -1,0 +1,216 @@
+//! The overlay: what a local file adds to rules of a control plane, whose messages know no algorithms.
+
+use rustc_hash::FxHashMap;
+use serde_json::{Map, Value as Json};
+
+use crate::{DenialBody, Location, OnDenied, Problems, RuleOrigin, denial_body::denial_body, diagnostics::Diagnostics, file::{RateLimitDraft, metadata, on_denied}, group::NetworkGroup, keys::KeySection, network_keys, pattern::Pattern, reader::{Located, MappingFields, required}, yaml::{self, YamlNode, YamlValue}};
+
+/// Keys of `rate_limit` that are the control plane's.
+const OF_CONTROL_PLANE: [&str; 7] =
+    ["unit", "unit_multiplier", "window", "requests_per_unit", "unlimited", "name", "replaces"];
+
+/// The content of an overlay file.
+#[derive(Debug)]
+pub struct Overlay {
+    /// The bytes, as part of the hash of the rules.
+    pub(crate) bytes: Vec<u8>,
+    /// In the order of the file.
+    pub(crate) rules: Vec<OverlayRule>,
+    domains: FxHashMap<String, OverlayDomain>,
+}
+
+/// What is added to a domain.
+#[derive(Debug, Default)]
+struct OverlayDomain {
+    on_denied: Option<OnDenied>,
+    denial_body: Option<DenialBody>,
+    /// The indices of its rules.
+    rules: Vec<usize>,
+}
+
+/// What is added to the rules that match.
+#[derive(Debug)]
+pub(crate) struct OverlayRule {
+    pub(crate) location: Location,
+    pub(crate) rate_limit: Option<RateLimitDraft>,
+    pub(crate) metadata: Option<Located<Map<String, Json>>>,
+    pub(crate) group: Option<Located<NetworkGroup>>,
+    path: Vec<OverlayStep>,
+}
+
+/// A descriptor of a path.
+#[derive(Debug)]
+struct OverlayStep {
+    key: TextPattern,
+    /// `None` for any value, or none.
+    value: Option<TextPattern>,
+}
+
+#[derive(Debug)]
+enum TextPattern {
+    Literal(String),
+    Pattern(Pattern),
+}
+
+/// The rules of an overlay that match a path down to some depth.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct MatchingRules {
+    depth: usize,
+    rules: Vec<usize>,
+}
+
+impl Overlay {
+    /// Reads an overlay file.
+    pub(crate) fn read(path: &str, bytes: Vec<u8>) -> Result<Self, Problems> {
+        let mut problems = Problems::default();
+        let mut diagnostics = Diagnostics::new(RuleOrigin::file(path), &mut problems);
+        let stream = yaml::load(&bytes);
+        diagnostics.add_all(stream.problems);
+        let mut overlay = Self { bytes: Vec::new(), rules: Vec::new(), domains: FxHashMap::default() };
+        for document in stream.documents.iter().filter(|document| !document.is_null()) {
+            let Some(fields) = MappingFields::read(document, KeySection::Overlay, &mut diagnostics) else {
+                continue;
+            };
+            for item in fields.items("overlay", &mut diagnostics) {
+                overlay.domain(item, &mut diagnostics);
+            }
+        }
+        overlay.bytes = bytes;
+        problems.sort();
+        if problems.is_empty() { Ok(overlay) } else { Err(problems) }
+    }
+
+    fn domain(&mut self, item: &YamlNode<'_>, diagnostics: &mut Diagnostics<'_>) {
+        let Some(fields) = MappingFields::read(item, KeySection::OverlayDomain, diagnostics) else { return };
+        let name = required(&fields, "domain", "the domain of the rules", diagnostics);
+        let on_denied = on_denied(&fields, diagnostics);
+        let denial_body = denial_body(&fields, diagnostics);
+        let first = self.rules.len();
+        for item in fields.items("rules", diagnostics) {
+            self.rules.extend(OverlayRule::read(item, diagnostics));
+        }
+        let Some(name) = name else { return };
+        let domain = self.domains.entry(name).or_default();
+        domain.rules.extend(first..self.rules.len());
+        if let Some(Located { value, mark }) = on_denied {
+            if domain.on_denied.is_some_and(|before| before != value) {
+                diagnostics.add(mark, "`on_denied` of this domain has another value above; set it once");
+            }
+            domain.on_denied = Some(value);
+        }
+        if let Some(Located { value, mark }) = denial_body {
+            if domain.denial_body.as_ref().is_some_and(|before| *before != value) {
+                diagnostics.add(mark, "`denial_body` of this domain has another value above; set it once");
+            }
+            domain.denial_body = Some(value);
+        }
+    }
+
+    /// What a refused call charges in this domain, if the overlay says so.
+    pub(crate) fn on_denied(&self, domain: &str) -> Option<OnDenied> {
+        self.domains.get(domain)?.on_denied
+    }
+
+    /// The body of refusals in this domain, if the overlay says so.
+    pub(crate) fn denial_body(&self, domain: &str) -> Option<&DenialBody> {
+        self.domains.get(domain)?.denial_body.as_ref()
+    }
+
+    /// All rules of a domain.
+    pub(crate) fn matching(&self, domain: &str) -> MatchingRules {
+        let rules = self.domains.get(domain).map(|domain| domain.rules.clone()).unwrap_or_default();
+        MatchingRules { depth: 0, rules }
+    }
+
+    /// The rules of `matching` whose paths match one more descriptor.
+    pub(crate) fn narrowed(&self, matching: &MatchingRules, key: &str, value: &str) -> MatchingRules {
+        let fits = |index: &usize| {
+            self.rules[*index].path.get(matching.depth).is_some_and(|step| step.matches(key, value))
+        };
+        let rules = matching.rules.iter().copied().filter(fits).collect();
+        MatchingRules { depth: matching.depth + 1, rules }
+    }
+
+    /// The first rule whose path ends here.
+    pub(crate) fn first(&self, matching: &MatchingRules) -> Option<usize> {
+        matching.rules.iter().copied().find(|index| self.rules[*index].path.len() == matching.depth)
+    }
+}
+
+impl OverlayRule {
+    fn read(item: &YamlNode<'_>, diagnostics: &mut Diagnostics<'_>) -> Option<Self> {
+        let fields = MappingFields::read(item, KeySection::OverlayRule, diagnostics)?;
+        let rate_limit =
+            fields.pair("rate_limit").and_then(|pair| RateLimitDraft::read(&pair.value, diagnostics));
+        for name in OF_CONTROL_PLANE {
+            if let Some(mark) = rate_limit.as_ref().and_then(|limit| limit.given(name)) {
+                diagnostics
+                    .add(mark, format!("`{name}` is the control plane's; an overlay cannot change it"));
+            }
+        }
+        let metadata = metadata(&fields, diagnostics);
+        let group = network_keys::group(&fields, diagnostics);
+        let items = fields.items("match", diagnostics);
+        if items.is_empty() {
+            let what = "`match` is missing or empty; it lists the keys of a rule from the top, each as `key` or `key: value`";
+            diagnostics.add(fields.mark, what);
+        }
+        let path: Vec<_> = items.iter().filter_map(|item| OverlayStep::read(item, diagnostics)).collect();
+        let location = diagnostics.location(fields.mark);
+        (!path.is_empty()).then_some(Self { location, rate_limit, metadata, group, path })
+    }
+
+    /// The limit of the control plane with what this rule adds.
+    pub(crate) fn added_to(&self, limit: &RateLimitDraft) -> RateLimitDraft {
+        let Some(more) = &self.rate_limit else { return limit.clone() };
+        RateLimitDraft {
+            mark: limit.mark,
+            given: limit.given.iter().chain(&more.given).cloned().collect(),
+            replaces: limit.replaces.clone(),
+            unit: limit.unit.clone(),
+            ..more.clone()
+        }
+    }
+}
+
+impl OverlayStep {
+    fn read(item: &YamlNode<'_>, diagnostics: &mut Diagnostics<'_>) -> Option<Self> {
+        match &item.value {
+            YamlValue::Scalar(scalar) if !scalar.text.is_empty() => {
+                return Some(Self { key: TextPattern::new(&scalar.text), value: None });
+            }
+            YamlValue::Mapping(pairs) => {
+                if let [pair] = &**pairs
+                    && let YamlValue::Scalar(value) = &pair.value.value
+                {
+                    return Some(Self {
+                        key: TextPattern::new(&pair.key),
+                        value: Some(TextPattern::new(&value.text)),
+                    });
+                }
+            }
+            YamlValue::Unreadable => return None,
+            YamlValue::Scalar(_) | YamlValue::List(_) => {}
+        }
+        diagnostics
+            .add(item.mark, format!("an item of `match` is `key` or `key: value`, not {}", item.describe()));
+        None
+    }
+
+    fn matches(&self, key: &str, value: &str) -> bool {
+        self.key.matches(key) && self.value.as_ref().is_none_or(|pattern| pattern.matches(value))
+    }
+}
+
+impl TextPattern {
+    fn new(text: &str) -> Self {
+        Pattern::parse(text).map_or_else(|| Self::Literal(text.to_owned()), Self::Pattern)
+    }
+
+    fn matches(&self, text: &str) -> bool {
+        match self {
+            Self::Literal(literal) => literal == text,
+            Self::Pattern(pattern) => pattern.matches(text.as_bytes()),
+        }
+    }
+}

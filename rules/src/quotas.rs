@@ -1,0 +1,157 @@
+//! The key `quotas`: how a limit is divided over the buckets of the rate limit quota service.
+
+use std::{fmt, num::NonZeroU32};
+
+use serde::{Deserialize, Serialize};
+use tollgate_counter::{algorithm::Limit, descriptor::Entry};
+
+use crate::{diagnostics::Diagnostics, keys::KeySection, pattern::Pattern, prefix_tree::composite, reader::{Located, MappingFields, required}, yaml::quote};
+
+/// The most items of `quotas` of a rule.
+const QUOTAS_MAX: usize = 256;
+/// The greatest weight.
+const WEIGHT_MAX: u64 = 1_000;
+/// The greatest floor: what Envoy takes.
+const FLOOR_MAX: u64 = u32::MAX as u64;
+
+/// The part of a limit to which a bucket is entitled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct QuotaTerms {
+    /// The weight of its demand if the limit is below the sum of demands.
+    pub weight: NonZeroU32,
+    /// Hits a second of a rate, or hits of a budget, that it may let pass whatever the demand of others is.
+    pub floor: u64,
+}
+
+/// The terms of the buckets with a pair.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Quota {
+    /// The key of the pair.
+    pub key: String,
+    /// The value of the pair.
+    pub value: String,
+    pub terms: QuotaTerms,
+}
+
+/// A descriptor whose values share a counter.
+#[derive(Clone, Debug)]
+pub(crate) struct SharedKey(Option<Pattern>);
+
+impl Default for QuotaTerms {
+    fn default() -> Self {
+        Self { weight: NonZeroU32::MIN, floor: 0 }
+    }
+}
+
+impl Quota {
+    /// The terms of a bucket, by the first item that has a pair of it.
+    pub(crate) fn terms_of(quotas: &[Self], entries: &[Entry<'_>]) -> QuotaTerms {
+        let is_of = |quota: &Self, entry: &Entry<'_>| Entry::new(&quota.key, &quota.value) == *entry;
+        let found = quotas.iter().find(|quota| entries.iter().any(|entry| is_of(quota, entry)));
+        found.map(|quota| quota.terms).unwrap_or_default()
+    }
+}
+
+impl fmt::Display for Quota {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { key, value, terms: QuotaTerms { weight, floor } } = self;
+        write!(f, "{key}: {value} {{weight: {weight}, floor: {floor}}}")
+    }
+}
+
+impl SharedKey {
+    /// The descriptor with this key and value.
+    pub(crate) fn new(key: &str, value: &str) -> Self {
+        Self(Pattern::parse(&composite(key, value)))
+    }
+
+    fn matches(&self, quota: &Quota) -> bool {
+        let text = composite(&quota.key, &quota.value);
+        self.0.as_ref().is_some_and(|pattern| pattern.matches(text.as_bytes()))
+    }
+}
+
+/// The items of `quotas`, without those whose problems were reported.
+pub(crate) fn read(fields: &MappingFields<'_>, diagnostics: &mut Diagnostics<'_>) -> Vec<Located<Quota>> {
+    let items = fields.items("quotas", diagnostics);
+    if let Some(beyond) = items.get(QUOTAS_MAX) {
+        diagnostics.add(beyond.mark, format!("`quotas` has at most {QUOTAS_MAX} items"));
+    }
+    let mut quotas: Vec<Located<Quota>> = Vec::new();
+    for item in items.iter().take(QUOTAS_MAX) {
+        let Some(fields) = MappingFields::read(item, KeySection::Quota, diagnostics) else { continue };
+        let Some(quota) = quota(&fields, diagnostics) else { continue };
+        let is_same =
+            |before: &&Located<Quota>| before.value.key == quota.key && before.value.value == quota.value;
+        if let Some(before) = quotas.iter().find(is_same) {
+            let before = diagnostics.location(before.mark);
+            let what = format!("an item of `quotas` for {} is already given at {before}", pair(&quota));
+            diagnostics.add(item.mark, what);
+        }
+        quotas.push(Located { value: quota, mark: item.mark });
+    }
+    quotas
+}
+
+fn quota(fields: &MappingFields<'_>, diagnostics: &mut Diagnostics<'_>) -> Option<Quota> {
+    let key = required(fields, "key", "the key of a pair of a bucket", diagnostics);
+    let value = required(fields, "value", "the value of a pair of a bucket", diagnostics);
+    let mut number = |name: &str, max: u64| {
+        if fields.pair(name).is_none() {
+            return Some(None);
+        }
+        let number = fields.integer(name, diagnostics)?;
+        let fits = (1..=max).contains(&number.value);
+        if !fits {
+            diagnostics.add(number.mark, format!("`{name}` is from 1 to {max}, not {}", number.value));
+        }
+        fits.then_some(Some(number.value))
+    };
+    let weight = number("weight", WEIGHT_MAX);
+    let floor = number("floor", FLOOR_MAX);
+    let key = key?;
+    let value = value?;
+    let weight = weight?;
+    let floor = floor?;
+    if (weight, floor) == (None, None) {
+        diagnostics.add(fields.mark, "an item of `quotas` needs a `weight` or a `floor`");
+        return None;
+    }
+    let default = QuotaTerms::default();
+    let weight = weight.and_then(|weight| NonZeroU32::new(u32::try_from(weight).ok()?));
+    let terms =
+        QuotaTerms { weight: weight.unwrap_or(default.weight), floor: floor.unwrap_or(default.floor) };
+    Some(Quota { key, value, terms })
+}
+
+/// Reports items whose pair all buckets of a counter have, or none of them.
+pub(crate) fn check_pairs(
+    quotas: &[Located<Quota>],
+    shared: &[SharedKey],
+    diagnostics: &mut Diagnostics<'_>,
+) {
+    let is_shared = |quota: &Quota| shared.iter().any(|shared| shared.matches(quota));
+    for Located { value: quota, mark } in quotas.iter().filter(|quota| !is_shared(&quota.value)) {
+        let what = format!(
+            "`quotas` names {}, which matches no descriptor of the rule with a `*` and `share_threshold: true`; \
+             without it, buckets with this value have a counter of their own",
+            pair(quota)
+        );
+        diagnostics.add(*mark, what);
+    }
+}
+
+/// Warns of floors above the limit. No error: the limit may be changed elsewhere.
+pub(crate) fn check_floors(quotas: &[Located<Quota>], limit: &Limit, warnings: &mut Diagnostics<'_>) {
+    let (most, unit) =
+        limit.hit_rate().map_or((limit.allowance(), ""), |rate| (rate.per_second, " a second"));
+    for Located { value: quota, mark } in quotas.iter().filter(|quota| quota.value.terms.floor > most) {
+        let floor = quota.terms.floor;
+        let what = format!("the `floor` of {} is {floor}, above the limit of {most}{unit}", pair(quota));
+        warnings.add(*mark, what);
+    }
+}
+
+fn pair(quota: &Quota) -> String {
+    quote(&format!("{}: {}", quota.key, quota.value))
+}

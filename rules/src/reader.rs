@@ -1,0 +1,194 @@
+//! Typed access to mappings with known keys.
+
+use crate::{diagnostics::Diagnostics, key_messages, keys::{self, KeySection, RuleKey, Takes}, yaml::{Mark, Resolved, YamlNode, YamlPair, YamlValue, quote}};
+
+/// A value and its position.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Located<T> {
+    pub(crate) value: T,
+    pub(crate) mark: Mark,
+}
+
+/// A mapping in which all keys are known in its section. A key without a value counts as absent.
+pub(crate) struct MappingFields<'n> {
+    pub(crate) mark: Mark,
+    section: KeySection,
+    pairs: Vec<(&'static RuleKey, &'n YamlPair<'n>)>,
+}
+
+impl<'n> MappingFields<'n> {
+    /// Reads `node` as a mapping and reports each key that is not allowed in `section`.
+    pub(crate) fn read(
+        node: &'n YamlNode<'n>,
+        section: KeySection,
+        diagnostics: &mut Diagnostics<'_>,
+    ) -> Option<Self> {
+        let YamlValue::Mapping(pairs) = &node.value else {
+            wrong_type(node, "a mapping", diagnostics);
+            return None;
+        };
+        let mut known = Vec::with_capacity(pairs.len());
+        for pair in pairs {
+            match keys::find(&pair.key, section) {
+                Some(key) if !pair.value.is_null() => known.push((key, pair)),
+                Some(_) => {}
+                None => {
+                    diagnostics.add_with(pair.mark, || key_messages::misplaced_key(&pair.key, section));
+                }
+            }
+        }
+        Some(Self { mark: node.mark, section, pairs: known })
+    }
+
+    /// The pairs that are present, in order, each with its key in the table of keys.
+    pub(crate) fn pairs(&self) -> impl Iterator<Item = (&'static RuleKey, &'n YamlPair<'n>)> {
+        self.pairs.iter().copied()
+    }
+
+    /// The pair with this key, if it is present.
+    pub(crate) fn pair(&self, key: &str) -> Option<&'n YamlPair<'n>> {
+        self.pairs().find(|(found, _)| found.name == key).map(|(_, pair)| pair)
+    }
+
+    /// A key must be read as what the table of keys says, because the JSON Schema of rule files is made from it.
+    fn assert_takes(&self, key: &str, is_wanted: impl Fn(Takes) -> bool) {
+        debug_assert!(keys::find(key, self.section).is_some_and(|key| is_wanted(key.takes)), "{key}");
+    }
+
+    /// A text. Numbers and booleans are accepted as written.
+    pub(crate) fn text(&self, key: &str, diagnostics: &mut Diagnostics<'_>) -> Option<Located<String>> {
+        let Located { value, mark } = self.text_as_written(key, diagnostics)?;
+        Some(Located { value: value.to_owned(), mark })
+    }
+
+    fn text_as_written(&self, key: &str, diagnostics: &mut Diagnostics<'_>) -> Option<Located<&'n str>> {
+        self.assert_takes(key, Takes::is_text);
+        let pair = self.pair(key)?;
+        match &pair.value.value {
+            YamlValue::Scalar(scalar) => Some(Located { value: &*scalar.text, mark: pair.value.mark }),
+            YamlValue::List(_) | YamlValue::Mapping(_) | YamlValue::Unreadable => {
+                wrong_value(pair, "text", diagnostics)
+            }
+        }
+    }
+
+    /// A boolean.
+    pub(crate) fn boolean(&self, key: &str, diagnostics: &mut Diagnostics<'_>) -> Option<Located<bool>> {
+        self.assert_takes(key, |takes| takes == Takes::Boolean);
+        let pair = self.pair(key)?;
+        match resolve(&pair.value) {
+            Some(Resolved::Bool(value)) => Some(Located { value, mark: pair.value.mark }),
+            Some(Resolved::Null | Resolved::Integer(_) | Resolved::Float(_) | Resolved::Text) | None => {
+                wrong_value(pair, "`true` or `false`", diagnostics)
+            }
+        }
+    }
+
+    /// An integer from 0 to 2^64 - 1.
+    pub(crate) fn integer(&self, key: &str, diagnostics: &mut Diagnostics<'_>) -> Option<Located<u64>> {
+        const WANTED: &str = "a whole number from 0 to 18446744073709551615, without quotes";
+        self.assert_takes(key, |takes| takes == Takes::Integer);
+        let pair = self.pair(key)?;
+        match resolve(&pair.value) {
+            Some(Resolved::Integer(value)) if u64::try_from(value).is_ok() => {
+                Some(Located { value: value as u64, mark: pair.value.mark })
+            }
+            Some(_) | None => wrong_value(pair, WANTED, diagnostics),
+        }
+    }
+
+    /// A prefix length from 1 to the number of bits of an address.
+    pub(crate) fn prefix_length(&self, key: &str, max: u8, diagnostics: &mut Diagnostics<'_>) -> Option<u8> {
+        self.assert_takes(key, |takes| takes == Takes::PrefixLength(max));
+        let pair = self.pair(key)?;
+        let length = match resolve(&pair.value) {
+            Some(Resolved::Integer(value)) => u8::try_from(value).ok(),
+            Some(Resolved::Null | Resolved::Bool(_) | Resolved::Float(_) | Resolved::Text) | None => None,
+        };
+        let length = length.filter(|length| (1..=max).contains(length));
+        length.or_else(|| wrong_value(pair, &format!("a prefix length from 1 to {max}"), diagnostics))
+    }
+
+    /// The items of a list; empty if it is absent.
+    pub(crate) fn items(&self, key: &str, diagnostics: &mut Diagnostics<'_>) -> &'n [YamlNode<'n>] {
+        self.assert_takes(key, Takes::is_list);
+        let Some(pair) = self.pair(key) else { return &[] };
+        match &pair.value.value {
+            YamlValue::List(items) => items,
+            YamlValue::Scalar(_) | YamlValue::Mapping(_) | YamlValue::Unreadable => {
+                wrong_value(pair, "a list", diagnostics).unwrap_or_default()
+            }
+        }
+    }
+
+    /// One of a few choices, by the name that `is` the text.
+    pub(crate) fn choice<T: Copy>(
+        &self,
+        key: &str,
+        choices: &[(&'static str, T)],
+        is: fn(&str, &str) -> bool,
+        diagnostics: &mut Diagnostics<'_>,
+    ) -> Option<Located<T>> {
+        let Located { value: text, mark } = self.text_as_written(key, diagnostics)?;
+        let found = choices.iter().find(|(name, _)| is(name, text));
+        if found.is_none() {
+            let names = || choices.iter().map(|(name, _)| *name);
+            diagnostics.add_with(mark, || {
+                let hint = key_messages::hint(text, names());
+                let given = quote(text);
+                let names = key_messages::quoted_list(names());
+                format!("`{key}` cannot be {given}; it is one of {names}{hint}")
+            });
+        }
+        found.map(|(_, value)| Located { value: *value, mark })
+    }
+}
+
+/// A required text that must not be empty.
+pub(crate) fn required(
+    fields: &MappingFields<'_>,
+    key: &str,
+    meaning: &str,
+    diagnostics: &mut Diagnostics<'_>,
+) -> Option<String> {
+    if fields.pair(key).is_none() {
+        diagnostics.add(fields.mark, format!("`{key}` is missing; it is {meaning} and must not be empty"));
+        return None;
+    }
+    let text = fields.text(key, diagnostics)?;
+    if text.value.is_empty() {
+        diagnostics.add(text.mark, format!("`{key}` is empty; it is {meaning} and must not be empty"));
+        return None;
+    }
+    Some(text.value)
+}
+
+fn resolve(node: &YamlNode<'_>) -> Option<Resolved> {
+    match &node.value {
+        YamlValue::Scalar(scalar) => Some(scalar.resolve()),
+        YamlValue::List(_) | YamlValue::Mapping(_) | YamlValue::Unreadable => None,
+    }
+}
+
+/// Reports that a value has the wrong type for its key.
+fn wrong_value<T>(pair: &YamlPair<'_>, wanted: &str, diagnostics: &mut Diagnostics<'_>) -> Option<T> {
+    match pair.value.value {
+        YamlValue::Unreadable => {}
+        YamlValue::Scalar(_) | YamlValue::List(_) | YamlValue::Mapping(_) => {
+            diagnostics.add(
+                pair.value.mark,
+                format!("`{}` takes {wanted}, not {}", pair.key, pair.value.describe()),
+            );
+        }
+    }
+    None
+}
+
+fn wrong_type(node: &YamlNode<'_>, wanted: &str, diagnostics: &mut Diagnostics<'_>) {
+    match node.value {
+        YamlValue::Unreadable => {}
+        YamlValue::Scalar(_) | YamlValue::List(_) | YamlValue::Mapping(_) => {
+            diagnostics.add(node.mark, format!("expected {wanted}, not {}", node.describe()));
+        }
+    }
+}

@@ -1,0 +1,164 @@
+//! A rule.
+
+use std::sync::Arc;
+
+use serde_json::{Map, Value as Json};
+use tollgate_counter::{algorithm::{Admission, Limit, QuotaTerms}, descriptor::Entry, named};
+
+use crate::{DenialBody, GroupedKey, Location, Quota, RuleStats, StatsHandle, Unit};
+
+/// The rule of a descriptor: limit and options.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Rule {
+    /// The path in the prefix tree: `domain.key_value.key`.
+    pub path: Arc<str>,
+    /// How much the rule lets pass.
+    pub allowance: Allowance,
+    /// The decision for a request whose owner cannot be reached.
+    pub on_owner_unavailable: OnOwnerUnavailable,
+    /// Whether part of the remaining budget may be leased to another replica.
+    pub lease: bool,
+    /// Shadow mode: the rule counts, and what it refuses passes.
+    pub shadow_mode: bool,
+    /// Quota mode: a call is refused only if all of its quota rules refuse.
+    pub quota_mode: bool,
+    /// Whether the name in metrics contains the values of all entries.
+    pub detailed_metric: bool,
+    /// Whether clients are not told of the limit: it is in no response header and in no body of a refusal.
+    pub is_hidden: bool,
+    /// The body of its refusals: its own, or that of its domain; `None` if the settings decide.
+    pub denial_body: Option<Arc<DenialBody>>,
+    /// The limit as displayed in responses.
+    pub displayed_limit: DisplayedLimit,
+    /// The location in the rule file or resource.
+    pub location: Location,
+    /// Behind a pointer, because a large file has many rules, and most have none. Read by [`Rule::options`].
+    pub options: Option<Box<RuleOptions>>,
+    pub stats: StatsHandle,
+}
+
+/// What few rules have.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct RuleOptions {
+    /// The name that `replaces` refers to.
+    pub name: Option<String>,
+    /// A limit on trial: it has counters of its own and decides nothing.
+    pub candidate: Option<Limit>,
+    /// The names of the limits that do not apply when this rule matches.
+    pub replaces: Vec<String>,
+    /// The keys on its path of which networks are counted instead of addresses.
+    pub groups: Vec<GroupedKey>,
+    /// Metadata of responses in which the rule passes.
+    pub metadata: Option<Map<String, Json>>,
+    /// What the limit counts, for response headers; `None` for requests, or requests at a time.
+    pub quota_unit: Option<String>,
+    /// How its limit is divided over the buckets of the rate limit quota service.
+    pub quotas: Vec<Quota>,
+    /// The location in the overlay of what was added to the rule.
+    pub overlay: Option<Location>,
+}
+
+impl RuleOptions {
+    const NONE: Self = Self {
+        name: None,
+        candidate: None,
+        replaces: Vec::new(),
+        groups: Vec::new(),
+        metadata: None,
+        quota_unit: None,
+        quotas: Vec::new(),
+        overlay: None,
+    };
+
+    /// The options in a box, if there are any.
+    pub(super) fn boxed(self) -> Option<Box<Self>> {
+        (self != Self::NONE).then(|| Box::new(self))
+    }
+}
+
+impl Rule {
+    /// What few rules have.
+    #[inline]
+    pub fn options(&self) -> &RuleOptions {
+        static NONE: RuleOptions = RuleOptions::NONE;
+        self.options.as_deref().unwrap_or(&NONE)
+    }
+
+    /// The name in answers: that of the limit, or the path.
+    pub fn name(&self) -> &str {
+        self.options().name.as_deref().unwrap_or(&self.path)
+    }
+
+    /// The limit; `None` if the rule is unlimited.
+    pub fn limit(&self) -> Option<&Limit> {
+        match &self.allowance {
+            Allowance::Unlimited => None,
+            Allowance::Limited(limit) => Some(limit),
+        }
+    }
+
+    /// The part of its limit to which the bucket of these entries is entitled.
+    pub fn quota_terms(&self, entries: &[Entry<'_>]) -> QuotaTerms {
+        Quota::terms_of(&self.options().quotas, entries)
+    }
+
+    /// The stats of the rule; `None` before it is active.
+    pub fn stats(&self) -> Option<&RuleStats> {
+        self.stats.get()
+    }
+
+    /// How its limit lets hits pass; `None` if the rule is unlimited.
+    pub fn admission(&self) -> Option<Admission> {
+        self.limit().map(Limit::admission)
+    }
+}
+
+/// How much a rule lets pass.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Allowance {
+    /// Everything passes; nothing is counted.
+    Unlimited,
+    /// Up to the limit; a limit of 0 lets nothing pass.
+    Limited(Limit),
+}
+
+/// A limit as displayed in responses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DisplayedLimit {
+    /// As in the rule file; 0 if the rule is unlimited.
+    pub requests_per_unit: u64,
+    /// As in the rule file; `None` if no unit has the length of the window.
+    pub unit: Option<Unit>,
+}
+
+/// Which descriptors of a refused call are charged, of those that would have passed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OnDenied {
+    /// All descriptors that would have passed, as envoyproxy/ratelimit does.
+    ChargeAll,
+    /// No descriptor.
+    ChargeNone,
+}
+
+named! {
+    /// The decision for a request whose owner cannot be reached, with its name in rule files.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+    pub enum OnOwnerUnavailable {
+        /// The local replica admits its share of the limit.
+        #[default]
+        LocalShare = "local_share",
+        /// The request passes without being counted.
+        Allow = "allow",
+        /// The request is refused.
+        Deny = "deny",
+    }
+}
+
+/// How a check is decided whose counter is elsewhere.
+#[derive(Clone, Copy, Debug)]
+pub struct ForwardPolicy {
+    /// The decision while the counter cannot be reached.
+    pub on_owner_unavailable: OnOwnerUnavailable,
+    /// Whether the owner may lend hits of the limit to this replica.
+    pub lease: bool,
+}

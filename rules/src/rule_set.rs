@@ -1,0 +1,144 @@
+//! A compiled set of rules.
+
+use std::sync::Arc;
+
+use rustc_hash::FxHashMap;
+use tollgate_counter::{algorithm::Limit, descriptor::Entry};
+
+use crate::{DenialBody, OnDenied, Problem, Rule, prefix_tree::TreeLevel};
+
+/// The maximum number of descriptors in all files or resources together.
+pub const DESCRIPTORS_MAX: usize = 1_000_000;
+
+/// A compiled set of rules.
+#[derive(Debug)]
+pub struct Rules {
+    // In file order.
+    pub(super) domains: Vec<Domain>,
+    pub(super) by_name: FxHashMap<String, usize>,
+    pub(super) hash: String,
+    pub(super) warnings: Vec<Problem>,
+    pub(super) overlay_misfits: usize,
+    pub(super) conflicts: usize,
+    pub(super) unknown_fields: usize,
+}
+
+impl Rules {
+    /// The domain with this name.
+    #[inline]
+    pub fn domain(&self, name: &str) -> Option<&Domain> {
+        // Fast path: most rule sets have a single domain.
+        if let [only] = &*self.domains {
+            return (only.name == name).then_some(only);
+        }
+        self.by_name.get(name).map(|index| &self.domains[*index])
+    }
+
+    /// The rule with this number among those of all domains.
+    pub(super) fn rule(&self, number: usize) -> Option<&Rule> {
+        let after = self.domains.partition_point(|domain| domain.rules_before <= number);
+        let domain = self.domains.get(after.checked_sub(1)?)?;
+        domain.rules.get(number - domain.rules_before)
+    }
+
+    /// All domains, in file order.
+    pub fn domains(&self) -> impl Iterator<Item = &Domain> {
+        self.domains.iter()
+    }
+
+    /// A hash of the contents, in hexadecimal: equal on all replicas that read the same files or resources and overlay.
+    pub fn hash(&self) -> &str {
+        &self.hash
+    }
+
+    /// The number of rules in all domains.
+    pub fn len(&self) -> usize {
+        self.domains.iter().map(|domain| domain.rules.len()).sum()
+    }
+
+    /// Whether no domain has a rule.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The number of rules that are without what the overlay has for them, because it does not fit.
+    pub fn overlay_misfits(&self) -> usize {
+        self.overlay_misfits
+    }
+
+    /// The number of descriptors of a control plane that are left out, because one before each of them has a limit for
+    /// the same key and value.
+    pub fn conflicts(&self) -> usize {
+        self.conflicts
+    }
+
+    /// The number of descriptors of a control plane with a field that this version does not know.
+    pub fn unknown_fields(&self) -> usize {
+        self.unknown_fields
+    }
+
+    /// Adds problems that do not prevent loading.
+    pub fn add_warnings(&mut self, more: Vec<Problem>) {
+        self.warnings.extend(more);
+        self.warnings.sort();
+    }
+
+    /// Problems that do not prevent loading but are probably mistakes.
+    pub fn warnings(&self) -> &[Problem] {
+        &self.warnings
+    }
+}
+
+/// The rules for requests with one domain name.
+#[derive(Debug)]
+pub struct Domain {
+    /// The name.
+    pub name: String,
+    /// What a refused call charges. `None`: the default of each rule's algorithm.
+    pub on_denied: Option<OnDenied>,
+    /// The body of refusals by a limit that the request contains. Rules have it as theirs.
+    pub denial_body: Option<Arc<DenialBody>>,
+    pub(super) root: TreeLevel,
+    // In file order.
+    pub(super) rules: Vec<Rule>,
+    // The number of rules of earlier domains.
+    pub(super) rules_before: usize,
+}
+
+impl Domain {
+    /// What a call that another descriptor refuses does to the counter of `limit`. By default classic limits are
+    /// charged and named ones are not.
+    pub fn on_denied(&self, limit: &Limit) -> OnDenied {
+        self.on_denied.unwrap_or(if limit.is_classic() { OnDenied::ChargeAll } else { OnDenied::ChargeNone })
+    }
+
+    /// The number of tables and patterns that a lookup tries. It does not grow with the number of rules.
+    pub fn visits(&self, entries: &[Entry<'_>]) -> usize {
+        let mut visits = 0;
+        self.root.walk(entries, |_| (), &mut visits);
+        visits
+    }
+
+    /// All rules, in file order.
+    pub fn rules(&self) -> impl ExactSizeIterator<Item = &Rule> {
+        self.rules.iter()
+    }
+}
+
+/// Changes of rules that are compiled for a search of limits.
+#[derive(Clone, Debug, Default)]
+pub struct Trial {
+    /// The numbers in place of those of the rule with this path.
+    pub numbers: FxHashMap<String, TrialNumbers>,
+    /// Whether all rules are in shadow mode.
+    pub shadow_mode: bool,
+}
+
+/// The numbers of a rule.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TrialNumbers {
+    /// `requests_per_unit`, or `refill_amount` of a bucket that refills in steps.
+    pub limit: u64,
+    /// `None`: that of the rule, or the default.
+    pub burst: Option<u64>,
+}

@@ -1,0 +1,180 @@
+//! Reloads the rules when their files change.
+
+use std::{path::PathBuf, sync::Arc, time::Duration};
+
+use tokio::task::JoinHandle;
+use tracing::warn;
+use tollgate_counter::time::Clock;
+
+use crate::{ActiveRules, Problems, active_rules::PreparedRules, background::run_in_background, contents::Contents, file_watch::{FileComparison, FileWatch, WatchedFiles}, loader::RuleLoader, source::{FileSettings, file_events::FileEvents, files, mount}};
+
+/// Loads the rules and reloads them when their files change.
+#[derive(Debug)]
+pub struct Watcher {
+    watch: FileWatch<RuleFiles>,
+    poll_interval: Duration,
+}
+
+/// The rule files.
+#[derive(Debug)]
+struct RuleFiles {
+    path: PathBuf,
+    loader: RuleLoader,
+    // `None` until the files are followed.
+    events: Option<FileEvents>,
+    // What is compiled while it is not known yet whether it stays.
+    ahead: Option<Ahead>,
+    // The fingerprint of what was last compiled ahead.
+    last_ahead: Option<u128>,
+}
+
+/// Contents that are compiled ahead.
+#[derive(Debug)]
+struct Ahead {
+    contents: Arc<Contents>,
+    compiled: JoinHandle<Option<Result<PreparedRules, Problems>>>,
+}
+
+impl Watcher {
+    /// A watcher that updates `active_rules`.
+    pub fn new(settings: FileSettings, clock: Clock, active_rules: Arc<ActiveRules>) -> Self {
+        let FileSettings { path, poll_interval } = settings;
+        let loader = RuleLoader::new(path.display().to_string(), clock, active_rules);
+        let files = RuleFiles { path, loader, events: None, ahead: None, last_ahead: None };
+        Self { watch: FileWatch::new(files), poll_interval }
+    }
+
+    /// Loads the rules and reloads them, for as long as it is polled.
+    pub async fn run(mut self) {
+        let files = &mut self.watch.files;
+        let events = FileEvents::watching(&files.path);
+        files.warn_of_individual_mounts().await;
+        if let Some(error) = events.error() {
+            warn!(path = %files.path.display(), %error, "no file events; rules are only polled");
+        }
+        files.events = Some(events);
+        self.watch.run(self.poll_interval).await;
+    }
+
+    /// Compares the files with the active rules and loads them on a change. Returns whether they changed.
+    pub async fn poll(&mut self) -> bool {
+        self.watch.compare().await == FileComparison::Changed
+    }
+}
+
+impl WatchedFiles for RuleFiles {
+    type Contents = Arc<Contents>;
+    type Error = Arc<Problems>;
+
+    async fn wait(&mut self, last: FileComparison, poll_interval: Duration) {
+        self.ahead = None;
+        self.loader.begin();
+        if let Some(events) = &mut self.events {
+            events.wait(last, poll_interval).await;
+        }
+    }
+
+    async fn read(&mut self) -> Option<(Arc<Contents>, u128)> {
+        let path = self.path.clone();
+        let read = move || {
+            let files = files::read(&path);
+            let fingerprint = files.fingerprint();
+            (Arc::new(files), fingerprint)
+        };
+        let ((contents, fingerprint), priority) = run_in_background(self.loader.priority(), read).await?;
+        self.loader.step_ran_at(priority);
+        self.compile_ahead(&contents, fingerprint);
+        Some((contents, fingerprint))
+    }
+
+    async fn load(&mut self, contents: Arc<Contents>) -> Option<Result<(), Arc<Problems>>> {
+        let ahead = self.ahead.take().filter(|ahead| ahead.contents == contents);
+        let compiled = match ahead {
+            Some(ahead) => ahead.compiled.await.ok()?,
+            None => self.loader.compile(contents).await,
+        };
+        Some(self.loader.activate(compiled?, None))
+    }
+
+    // The loader has reported the problems.
+    fn refused(&mut self, _problems: Arc<Problems>) {}
+
+    fn recovered(&mut self) {
+        self.loader.recover(None);
+    }
+}
+
+impl RuleFiles {
+    /// Begins to compile contents before it is known whether they stay, once for each, and one at a time.
+    fn compile_ahead(&mut self, contents: &Arc<Contents>, fingerprint: u128) {
+        let is_busy = self.ahead.as_ref().is_some_and(|ahead| !ahead.compiled.is_finished());
+        if is_busy || self.last_ahead.replace(fingerprint) == Some(fingerprint) {
+            return;
+        }
+        let compiled = tokio::spawn(self.loader.compile(contents.clone()));
+        self.ahead = Some(Ahead { contents: contents.clone(), compiled });
+    }
+
+    /// Warns about files that cannot change while this process runs.
+    async fn warn_of_individual_mounts(&mut self) {
+        let Some((files, _)) = self.read().await else { return };
+        let files: Vec<PathBuf> = files.sources.iter().map(|source| PathBuf::from(source.path())).collect();
+        let mounts = run_in_background(self.loader.priority(), || {
+            std::fs::read_to_string("/proc/self/mountinfo").ok()
+        })
+        .await
+        .and_then(|(mounts, _)| mounts);
+        for path in mount::individually_mounted(&mounts.unwrap_or_default(), &files) {
+            let hint = "mount the whole volume instead of a subPath of it";
+            warn!(path = %path.display(), hint, "this rule file is a mount of its own; changes to it cannot be seen");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::background::BackgroundPriority;
+
+    #[tokio::test]
+    async fn large_files_get_idle_priority_once_rules_are_active() {
+        let (file, active_rules) =
+            (tempfile::NamedTempFile::new().unwrap(), Arc::new(ActiveRules::default()));
+        let mut watcher = Watcher::new(
+            FileSettings::new(file.path()),
+            Clock::manual(tollgate_counter::time::Timestamp::EPOCH),
+            active_rules,
+        );
+        for (comment, before, after) in [
+            (64 * 1024, BackgroundPriority::Normal, BackgroundPriority::Idle),
+            (0, BackgroundPriority::Idle, BackgroundPriority::Normal),
+        ] {
+            assert_eq!(watcher.watch.files.loader.priority(), before);
+            let text = format!("domain: d\n#{}\n", "-".repeat(comment));
+            std::fs::write(file.path(), text).unwrap();
+            assert!(watcher.poll().await);
+            assert_eq!(watcher.watch.files.loader.priority(), after, "{comment} bytes");
+        }
+    }
+
+    #[tokio::test]
+    async fn load_looks_for_an_idle_core_until_a_step_finds_none() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), format!("domain: d\n#{}\n", "-".repeat(64 * 1024))).unwrap();
+        let clock = Clock::manual(tollgate_counter::time::Timestamp::EPOCH);
+        let mut watcher = Watcher::new(FileSettings::new(file.path()), clock, Arc::default());
+        assert!(watcher.poll().await);
+        let files = &mut watcher.watch.files;
+        for (ran_at, next) in [
+            (BackgroundPriority::Idle, BackgroundPriority::Idle),
+            (BackgroundPriority::Normal, BackgroundPriority::Normal),
+        ] {
+            files.loader.step_ran_at(ran_at);
+            assert_eq!(files.loader.priority(), next);
+        }
+        files.loader.step_ran_at(BackgroundPriority::Normal);
+        assert_eq!(files.loader.priority(), BackgroundPriority::Normal);
+        files.loader.begin();
+        assert_eq!(files.loader.priority(), BackgroundPriority::Idle);
+    }
+}

@@ -1,0 +1,136 @@
+//! Problems of rule files, and how they are reported.
+
+use proptest::prelude::*;
+
+use super::problems;
+use crate::{Problems, RuleInput, RuleOrigin, Rules, compile, diagnostics::Diagnostics, yaml};
+
+#[test]
+fn suggestion_is_written_for_kept_problems_only() {
+    let (mut written, more) = (0, 49_000);
+    let mut kept = Problems::default();
+    let mut diagnostics = Diagnostics::new(RuleOrigin::file("f"), &mut kept);
+    for _ in 0..Problems::MAX + more {
+        diagnostics.add_with(yaml::Mark::START, || {
+            written += 1;
+            "unknown key".to_owned()
+        });
+    }
+    assert_eq!((written, kept.len()), (Problems::MAX, Problems::MAX + more));
+    assert!(kept.to_string().ends_with(&format!("\nand {more} more")));
+}
+
+macro_rules! broken {
+    ($($fact:ident: $file:literal => $expected:expr;)*) => {
+        $(#[test]
+        fn $fact() {
+            let text = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/fixtures/rules/", $file));
+            assert_eq!(problems(text), $expected);
+        })*
+    };
+}
+
+broken! {
+    file_that_is_not_yaml_is_refused: "no_yaml.yaml" =>
+        "f:2:1: not YAML: invalid indentation in multiline quoted scalar";
+    key_that_is_not_text_is_refused: "number_as_key.yaml" =>
+        "f:3:5: a key must be text, but this is the number `0.25`; if it is meant as text, put it in quotes\n\
+         f:3:5: `key` is missing; it is the key of a descriptor entry and must not be empty\n\
+         f:4:5: `key` is missing; it is the key of a descriptor entry and must not be empty";
+    misspelt_key_is_refused_with_nearest_known_key: "misspelt_keys.yaml" =>
+        "f:4:5: unknown key `ratelimit`; did you mean `rate_limit`?\n\
+         f:9:7: unknown key `requestsperunit`; did you mean `requests_per_unit`?\n\
+         f:9:7: `requests_per_unit` is missing; 0 lets nothing pass, `unlimited: true` everything";
+    list_of_non_mappings_is_refused: "list_of_texts.yaml" =>
+        "f:3:5: expected a mapping, not the text `a`\nf:4:5: expected a mapping, not the number `1`";
+    missing_and_empty_domain_are_refused: "no_domain.yaml" =>
+        "f:2:1: `domain` is missing; it is the name that requests ask under and must not be empty\n\
+         f:6:9: `domain` is empty; it is the name that requests ask under and must not be empty";
+    missing_and_empty_key_are_refused: "no_key.yaml" =>
+        "f:3:5: `key` is missing; it is the key of a descriptor entry and must not be empty\n\
+         f:4:10: `key` is empty; it is the key of a descriptor entry and must not be empty\n\
+         f:6:7: `unit` cannot be `blink`; it is one of `second`, `minute`, `hour`, `day`, `week`, `month`, `year`";
+    duplicate_composite_key_is_refused: "duplicate_descriptor.yaml" =>
+        "f:5:5: `d.a_b` is already given at f:3:5; keys and values together must differ\n\
+         f:6:5: `d.a_b` is already given at f:3:5; keys and values together must differ\n\
+         f:10:9: `d.c.x` is already given at f:9:9; keys and values together must differ";
+    unknown_or_missing_unit_is_refused: "bad_unit.yaml" =>
+        "f:5:13: `unit` cannot be `foo`; it is one of `second`, `minute`, `hour`, `day`, `week`, `month`, `year`\n\
+         f:9:13: `unit` cannot be `minutes`; it is one of `second`, `minute`, `hour`, `day`, `week`, `month`, `year`\
+         ; did you mean `minute`?\n\
+         f:12:17: `unit` is missing; it is one of `second`, `minute`, `hour`, `day`, `week`, `month`, `year`, \
+         or give a `window`";
+    unlimited_rule_with_unit_is_refused: "unlimited_with_unit.yaml" =>
+        "f:6:7: `unit` has no meaning with `unlimited: true`; remove one of them";
+    replaces_without_name_or_with_own_name_is_refused: "bad_replaces.yaml" =>
+        "f:9:11: an item of `replaces` needs a `name`, that of the limit it replaces\n\
+         f:10:11: an item of `replaces` needs a `name`, that of the limit it replaces\n\
+         f:11:11: `replaces` names the limit itself; it takes the names of others\n\
+         f:12:11: expected a mapping, not the text `text`";
+    share_threshold_without_a_star_is_refused: "share_threshold.yaml" =>
+        "f:5:22: `share_threshold` needs a `*` in `key` or `value`, or `match: cidr`, but this is `a_b`";
+    metadata_that_is_not_a_mapping_of_texts_is_refused: "bad_metadata.yaml" =>
+        "f:4:15: `metadata` takes a mapping, not the text `text`\n\
+         f:7:7: a key must be text, but this is the number `1`; if it is meant as text, put it in quotes\n\
+         f:8:10: `.nan` is a number that JSON cannot hold; write it as text, in quotes";
+    misplaced_key_is_refused_with_its_section: "misplaced_keys.yaml" =>
+        "f:2:1: `unit` does not belong at the root of the document; it belongs in `rate_limit`\n\
+         f:5:5: `requests_per_unit` does not belong in a descriptor; it belongs in `rate_limit`\n\
+         f:9:7: `shadow_mode` does not belong in `rate_limit`; it belongs in a descriptor\n\
+         f:10:19: `unit` does not belong in an item of `replaces`; it belongs in `rate_limit`\n\
+         f:11:5: `name` does not belong in a descriptor; it belongs in `rate_limit` or in an item of `replaces`";
+    duplicate_key_in_mapping_is_refused: "duplicate_key.yaml" =>
+        "f:2:1: `domain` is given twice, first in line 1\nf:7:7: `unit` is given twice, first in line 6";
+    value_of_wrong_type_is_refused: "wrong_types.yaml" =>
+        "f:2:12: `on_denied` cannot be `charge_some`; it is one of `charge_all`, `charge_none`; did you mean `charge_none`?\n\
+         f:4:10: `key` takes text, not a list\n\
+         f:5:18: `shadow_mode` takes `true` or `false`, not the number `1`\n\
+         f:6:17: `quota_mode` takes `true` or `false`, not the text `true` in quotes\n\
+         f:7:18: `descriptors` takes a list, not a mapping\n\
+         f:8:17: expected a mapping, not the number `5`";
+}
+
+#[test]
+fn empty_file_and_file_of_comments_are_refused() {
+    for text in ["", "# nothing yet\n", "---\n...\n", "~\n"] {
+        assert_eq!(
+            problems(text),
+            "f:1:1: the file holds no rules; a rule file has at least a `domain`",
+            "{text:?}"
+        );
+    }
+}
+
+#[test]
+fn all_problems_of_a_file_are_reported_together() {
+    let text = "domain: d\nextra: 1\ndescriptors:\n  - value: x\n  - key: a\n    rate_limit: {unit: eon, requests_per_unit: -1}\n";
+    assert_eq!(problems(text).lines().count(), 4);
+}
+
+#[test]
+fn unresolved_alias_is_reported_once() {
+    let text = "domain: d\ndescriptors:\n  - key: *a\n    value: *b\n    metadata: *c\n    rate_limit: *d\n    shadow_mode: *e\n    descriptors: *f\n";
+    assert_eq!(problems(text).lines().count(), 6);
+}
+
+proptest! {
+    #[test]
+    fn compiler_does_not_panic_on_any_bytes(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
+        let _ = compile(&[RuleInput::file("f", bytes)]);
+    }
+
+    #[test]
+    fn compiler_does_not_panic_on_any_mix_of_known_keys(
+        lines in prop::collection::vec((0..crate::keys::KEYS.len(), 0usize..12, 0usize..5), 0..12),
+    ) {
+        const VALUES: [&str; 12] =
+            ["", "1", "0", "a", "a*", "true", "day", "leaky_queue", "{timezone: UTC}", "[{key: a}]", "90s", "18446744073709551615"];
+        let line = |(key, value, indent): &(usize, usize, usize)| {
+            format!("{}{}: {}\n", "  ".repeat(*indent), crate::keys::KEYS[*key].name, VALUES[*value])
+        };
+        let text: String = lines.iter().map(line).collect();
+        let _ = Rules::parse("f", &format!("domain: d\ndescriptors:\n  - key: a\n{text}"));
+        let limit: String = lines.iter().map(|(key, value, _)| line(&(*key, *value, 3))).collect();
+        let _ = Rules::parse("f", &format!("domain: d\ndescriptors:\n  - key: a\n    rate_limit:\n{limit}"));
+    }
+}

@@ -1,0 +1,50 @@
+//! Units of time as rule files name them.
+
+use tollgate_counter::{algorithm::{Span, Window}, named};
+
+named! {
+    /// A unit of time, with its name in rule files. All windows are aligned to the Unix epoch: weeks begin on Thursday, a
+    /// month is 30 days and a year 365 days.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+    pub enum Unit {
+        /// 1 second.
+        Second = "second",
+        /// 60 seconds.
+        Minute = "minute",
+        /// 60 minutes.
+        Hour = "hour",
+        /// 24 hours.
+        Day = "day",
+        /// 7 days.
+        Week = "week",
+        /// 30 days.
+        Month = "month",
+        /// 365 days.
+        Year = "year",
+    }
+}
+
+impl Unit {
+    /// The length in seconds.
+    pub const fn seconds(self) -> u32 {
+        match self {
+            Self::Second => 1,
+            Self::Minute => 60,
+            Self::Hour => 3_600,
+            Self::Day => 86_400,
+            Self::Week => 7 * 86_400,
+            Self::Month => 30 * 86_400,
+            Self::Year => 365 * 86_400,
+        }
+    }
+
+    /// The length as a span.
+    pub const fn span(self) -> Span {
+        Span::from_seconds(self.seconds())
+    }
+
+    /// Aligned windows of this length.
+    pub const fn window(self) -> Window {
+        Window::Aligned(self.span())
+    }
+}

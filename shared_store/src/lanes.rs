@@ -1,0 +1,254 @@
+//! The lanes: give each part to its lane, and send the batches of a lane one after the other while parts wait.
+
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use redis::RedisResult;
+use smallvec::SmallVec;
+use tokio::sync::oneshot;
+use tollgate_counter::{descriptor::Key, metrics::Histogram, resilience::BreakerState, time::Timestamp};
+use tollgate_remote::{CounterChecks, LATE_MAX, MEMORY_DIVISOR, SubmissionMode, lock};
+use tollgate_store::{Check, CounterOperation, HoldOutcome, OperationOutcome};
+
+use crate::{batch::{BatchStats, StoreBatch}, clocks::Clocks, connection::StoreConnection, failure::{BatchFailure, LastFailure, unexpected, within}, keyspace::Keyspace, lane::{Lane, LaneAnswers, LaneStep}, link::Link, part::{BatchPart, PartOutcomes}, script::{self, KeyGroup, SCRIPT, SOURCE}, settings::SharedStoreSettings, stats::{ROUND_TRIP_BOUNDS, SharedStoreCounters}};
+
+/// The lanes, and the links that their batches take.
+#[derive(Debug)]
+pub(super) struct Lanes {
+    settings: Arc<SharedStoreSettings>,
+    pub(super) keyspace: Keyspace,
+    clocks: Clocks,
+    counts: Arc<SharedStoreCounters>,
+    each: Box<[Mutex<Lane>]>,
+    pub(super) links: Box<[Link]>,
+    pub(super) last_failure: LastFailure,
+    pub(super) round_trips: Histogram,
+}
+
+impl Lanes {
+    /// Lanes without a connection, of the replica with this number.
+    pub(super) fn new(
+        settings: Arc<SharedStoreSettings>,
+        clocks: Clocks,
+        counts: Arc<SharedStoreCounters>,
+        replica: u64,
+    ) -> Self {
+        let keyspace = Keyspace(settings.clone());
+        let known_bytes = settings.memory_limit - settings.memory_limit / MEMORY_DIVISOR;
+        let known_bytes_max = usize::try_from(known_bytes).unwrap_or(usize::MAX) / keyspace.lanes();
+        let lane = |_| Mutex::new(Lane::new(known_bytes_max, replica));
+        Self {
+            each: (0..keyspace.lanes()).map(lane).collect(),
+            links: (0..settings.connections).map(|_| Link::new()).collect(),
+            last_failure: LastFailure::default(),
+            round_trips: Histogram::new(&ROUND_TRIP_BOUNDS),
+            settings,
+            keyspace,
+            clocks,
+            counts,
+        }
+    }
+
+    /// The number of lanes whose circuit breaker is not closed.
+    pub(super) fn breakers_open(&self) -> usize {
+        let local = self.clocks.local();
+        self.each.iter().filter(|lane| lock(lane).breaker(local) != BreakerState::Closed).count()
+    }
+
+    /// The refusal of a check whose counter is known to be exhausted.
+    pub(super) fn refuse_known(&self, check: &Check<'_>) -> Option<OperationOutcome> {
+        let instants = self.clocks.now()?;
+        let refusal = lock(&self.each[self.keyspace.lane_of(check.key)]).refuse_known(check, instants)?;
+        self.counts.refused_locally.increase();
+        Some(refusal)
+    }
+
+    /// Forgets what is known of a counter that another replica has refunded or reset.
+    pub(super) fn forget(&self, key: Key) {
+        lock(&self.each[self.keyspace.lane_of(key)]).forget(key);
+    }
+
+    /// Forgets all that is known.
+    pub(super) fn forget_all(&self) {
+        self.each.iter().for_each(|lane| lock(lane).forget_all());
+    }
+
+    /// The local instant `within` from now.
+    pub(super) fn deadline(&self, within: Duration) -> Timestamp {
+        self.clocks.local().after(within)
+    }
+
+    /// Lets a lane decide a part, and waits for the outcomes; `None` if the store does not decide it.
+    pub(super) async fn apply(self: &Arc<Self>, part: BatchPart) -> Option<PartOutcomes> {
+        let (reply, outcomes) = oneshot::channel();
+        let left = part.deadline.since(self.clocks.local());
+        self.submit(BatchPart { reply: Some(reply), ..part });
+        // A part that its lane does not accept is dropped, and its reply with it.
+        let outcomes = tokio::time::timeout(left, outcomes).await.ok()?.ok()??;
+        let is_exhausted = outcomes.iter().any(|outcome| outcome.hold == HoldOutcome::Exhausted);
+        self.counts.holds_exhausted.add(is_exhausted.into());
+        Some(outcomes)
+    }
+
+    /// Lets the lanes decide a part, the checks of one lane in one step, and waits for the outcomes; `None` for those
+    /// that the store does not decide.
+    pub(super) async fn apply_by_lane(
+        self: &Arc<Self>,
+        part: BatchPart,
+    ) -> SmallVec<[Option<OperationOutcome>; 1]> {
+        let BatchPart { checks, deadline, open, .. } = part;
+        let mut all = SmallVec::from_elem(None, checks.len());
+        let mut lanes: BTreeMap<usize, (Vec<usize>, CounterChecks)> = BTreeMap::new();
+        for (index, check) in checks.into_iter().enumerate() {
+            let (indices, checks) = lanes.entry(self.keyspace.lane_of(check.key)).or_default();
+            indices.push(index);
+            checks.push(check);
+        }
+        let parts = lanes.into_values().map(|(indices, checks)| {
+            let outcomes = self.apply(BatchPart::new(checks, SubmissionMode::Each, deadline, open.clone()));
+            async move { (indices, outcomes.await) }
+        });
+        for (indices, outcomes) in futures_util::future::join_all(parts).await {
+            let outcomes = outcomes.into_iter().flatten();
+            indices.into_iter().zip(outcomes).for_each(|(index, outcome)| all[index] = Some(outcome));
+        }
+        all
+    }
+
+    /// Takes charges back for which no caller waits. If the store is gone by then, they stay.
+    pub(super) fn take_back_late(self: &Arc<Self>, checks: CounterChecks) {
+        for check in checks {
+            let checks = CounterChecks::from_iter([check]);
+            self.submit(BatchPart::new(checks, SubmissionMode::Each, self.deadline(LATE_MAX), None));
+        }
+    }
+
+    /// Gives a part to its lane, or drops it if the lane cannot reach the store.
+    fn submit(self: &Arc<Self>, part: BatchPart) {
+        let Some(first) = part.checks.first() else { return };
+        let number = self.keyspace.lane_of(first.key);
+        let mut lane = lock(&self.each[number]);
+        if self.link_of(number).is_closed() || !lane.accepts(self.clocks.local()) {
+            return;
+        }
+        if lane.push(part) {
+            tokio::spawn(self.clone().drive(number));
+        }
+    }
+
+    fn link_of(&self, lane: usize) -> &Link {
+        &self.links[lane % self.links.len()]
+    }
+
+    /// Sends what waits in a lane until nothing waits.
+    async fn drive(self: Arc<Self>, number: usize) {
+        let lane = &self.each[number];
+        let link = self.link_of(number);
+        loop {
+            let mut answers = LaneAnswers::new();
+            let breaker = lock(lane).breaker(self.clocks.local());
+            let connection = match breaker {
+                // In a cluster a lane may be unreachable while the link is open.
+                BreakerState::Open => None,
+                BreakerState::Closed | BreakerState::HalfOpen => link.connection(self.settings.timeout).await,
+            };
+            let (Some((connection, number)), Some(instants)) = (connection, self.clocks.now()) else {
+                lock(lane).fail_waiting(&mut answers);
+                self.answer(answers);
+                return;
+            };
+            let step = lock(lane).step(instants, &mut answers);
+            self.answer(answers);
+            match step {
+                LaneStep::Send(batch) => {
+                    if self.send(lane, connection, batch).await {
+                        link.report_broken(number);
+                    }
+                }
+                LaneStep::Wait(pause) => tokio::time::sleep(pause).await,
+                LaneStep::End => return,
+            }
+        }
+    }
+
+    /// Sends one batch. Returns whether the connection broke.
+    async fn send(
+        self: &Arc<Self>,
+        lane: &Mutex<Lane>,
+        connection: StoreConnection,
+        mut batch: StoreBatch,
+    ) -> bool {
+        let groups = batch.groups(|key| self.keyspace.name(key));
+        let sent = self.clocks.local();
+        let reply = self.call(connection, &groups).await;
+        let arrived = self.clocks.local();
+        drop(groups);
+        let replies = match reply {
+            Ok(reply) => {
+                self.clocks.observe(reply.time, arrived);
+                self.last_failure.end();
+                Ok(reply.groups)
+            }
+            Err(error) => {
+                self.last_failure.note(&error);
+                Err(BatchFailure::from_error(&error))
+            }
+        };
+        let is_broken = matches!(replies, Err(BatchFailure { is_broken: true, .. }));
+        self.counts.batches.increase();
+        self.round_trips.record(arrived.since(sent));
+        let mut answers = LaneAnswers::new();
+        let stats = lock(lane).complete(batch, replies, sent, arrived, &mut answers);
+        let BatchStats { conflicts, lost, expired, ids_forgotten, penalties, has_opened, forgotten } = stats;
+        self.counts.holds_released.add(expired.released as u64);
+        self.counts.holds_charged.add(expired.charged as u64);
+        self.counts.ids_forgotten.add(ids_forgotten as u64);
+        self.counts.penalties.add(penalties);
+        self.counts.conflicts.add(conflicts);
+        self.counts.lost.add(lost);
+        self.counts.breaker_openings.add(has_opened.into());
+        self.counts.checks.add(answers.iter().map(|(part, _)| part.checks.len() as u64).sum());
+        self.answer(answers);
+        drop(forgotten);
+        is_broken
+    }
+
+    async fn call(
+        &self,
+        mut connection: StoreConnection,
+        groups: &[KeyGroup<'_>],
+    ) -> RedisResult<script::ScriptReply> {
+        let channel = self.keyspace.channel();
+        let call = |command: &str, script: &str| script::call(command, script, groups, &channel);
+        let answer = connection.call((SCRIPT.get_hash(), SOURCE), call);
+        let value = within(self.settings.timeout, answer).await?;
+        script::read(value, groups.len()).ok_or_else(unexpected)
+    }
+
+    /// Answers callers. If a caller does not wait any more, its charge is taken back.
+    fn answer(self: &Arc<Self>, answers: LaneAnswers) {
+        for (part, outcomes) in answers {
+            let BatchPart { checks, mode, reply, .. } = part;
+            let Some(reply) = reply else { continue };
+            let Err(Some(outcomes)) = reply.send(outcomes) else { continue };
+            if matches!(mode, SubmissionMode::DryRun(_)) {
+                continue;
+            }
+            let undone: CounterChecks = checks
+                .into_iter()
+                .zip(outcomes)
+                .filter_map(|(check, outcome)| {
+                    let receipt = outcome.decision.receipt.filter(|_| outcome.charged > 0)?;
+                    Some(check.with(CounterOperation::Undo(receipt)))
+                })
+                .collect();
+            if !undone.is_empty() {
+                self.counts.late.increase();
+                self.take_back_late(undone);
+            }
+        }
+    }
+}

@@ -1,0 +1,287 @@
+//! Counters in Redis or Valkey, shared by all replicas.
+//!
+//! The arithmetic stays in `algorithm`: a replica decides on the value it knows, and one script compares and sets. If
+//! another replica was first, the script returns the value and the replica decides again. So exactly the limit passes,
+//! however many replicas race.
+
+use std::{
+    sync::{Arc, MutexGuard},
+    time::Duration,
+};
+
+use tokio::{sync::watch, task::JoinSet};
+use tollgate_counter::{lock::Lock, time::Clock};
+use tollgate_remote::{CounterCheck, CounterChecks, LocalShare, LocalShareBasis, Outcomes, RemoteExtent, RemoteOutcome, RemoteOutcomes, Submission, Submit};
+use tollgate_rules::ActiveRules;
+use tollgate_store::{Check, CounterOperation};
+
+mod announcements;
+mod batch;
+mod bounded_stream;
+mod clocks;
+mod connection;
+mod counters;
+mod dial;
+mod failure;
+mod greeting;
+mod keyspace;
+mod known;
+mod lane;
+mod lanes;
+mod link;
+mod node;
+mod part;
+mod passwords;
+mod script;
+mod sentinel;
+mod settings;
+mod stats;
+mod usage;
+mod value;
+mod withdrawals;
+
+pub use passwords::{PasswordError, PasswordSource, PasswordSources, Passwords};
+pub use settings::{ConnectError, SharedStoreSettings, StoreMode, StoreTlsFiles, is_prefix, is_url};
+pub use stats::SharedStoreStats;
+
+use announcements::Announcements;
+use clocks::Clocks;
+use greeting::Greeter;
+use lanes::Lanes;
+use link::Link;
+use part::BatchPart;
+use stats::SharedStoreCounters;
+use withdrawals::Withdrawals;
+
+/// The shared store. Clones share it.
+#[derive(Clone, Debug)]
+pub struct SharedStore(Arc<StoreParts>);
+
+/// The parts of the store. Each owns its state.
+#[derive(Debug)]
+struct StoreParts {
+    settings: Arc<SharedStoreSettings>,
+    clocks: Clocks,
+    counts: Arc<SharedStoreCounters>,
+    lanes: Arc<Lanes>,
+    greeter: Greeter,
+    announcements: Announcements,
+    local_share: Arc<Lock<LocalShare>>,
+    withdrawals: Withdrawals,
+}
+
+/// The state of the store as this replica sees it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum SharedStoreState {
+    /// The store answers.
+    Ready,
+    /// The store cannot be used, with the reason.
+    Unavailable(String),
+}
+
+impl std::fmt::Display for SharedStoreState {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Ready => f.write_str("ready"),
+            Self::Unavailable(reason) => f.write_str(reason),
+        }
+    }
+}
+
+impl SharedStore {
+    /// Starts to connect to a store, with tasks in `background`. Passwords that cannot be read are an error.
+    pub fn start(
+        settings: SharedStoreSettings,
+        clock: Clock,
+        active_rules: Arc<ActiveRules>,
+        background: &mut JoinSet<()>,
+    ) -> Result<Self, PasswordError> {
+        let sources = settings.passwords.clone();
+        let (passwords, received) = watch::channel(sources.read()?);
+        let store = Self::new(settings, clock, active_rules);
+        background.spawn(store.clone().run(received));
+        background.spawn(sources.watch(passwords));
+        Ok(store)
+    }
+
+    /// A store that has not been connected to. If it has a secret, that becomes the secret of the keys in
+    /// `active_rules`; otherwise it gets theirs.
+    pub fn new(settings: SharedStoreSettings, clock: Clock, active_rules: Arc<ActiveRules>) -> Self {
+        let settings = Arc::new(settings);
+        let clocks = Clocks::new(clock);
+        let counts = Arc::<SharedStoreCounters>::default();
+        let replica = rand::random();
+        let local_share = LocalShare::new(settings.memory_limit, settings.on_full);
+        let local_share = Arc::new(Lock::new(local_share));
+        Self(Arc::new(StoreParts {
+            lanes: Arc::new(Lanes::new(settings.clone(), clocks.clone(), counts.clone(), replica)),
+            greeter: Greeter::new(
+                settings.clone(),
+                replica,
+                clocks.clone(),
+                active_rules,
+                counts.clone(),
+                local_share.clone(),
+            ),
+            announcements: Announcements::default(),
+            local_share,
+            withdrawals: Withdrawals::default(),
+            settings,
+            clocks,
+            counts,
+        }))
+    }
+
+    /// Keeps the connections to the store, until it is cancelled.
+    pub async fn run(self, passwords: watch::Receiver<Passwords>) {
+        let mut tasks = JoinSet::new();
+        for link in &self.0.lanes.links {
+            let store = self.0.clone();
+            let link = link.clone();
+            let passwords = passwords.clone();
+            tasks.spawn(async move {
+                let greet = |connection| store.greeter.greet(connection);
+                link.run(&store.settings, passwords, greet).await;
+            });
+        }
+        let [greeting, hearing, charging] = [(); 3].map(|()| self.0.clone());
+        tasks.spawn(async move {
+            greeting.greeter.keep_greeting(&greeting.lanes.links[0]).await;
+        });
+        tasks.spawn(async move {
+            hearing.announcements.receive(&hearing.settings, &hearing.lanes, passwords).await;
+        });
+        tasks.spawn(async move {
+            usage::charge_admitted(&charging.local_share, &charging.lanes, &charging.clocks).await;
+        });
+        while tasks.join_next().await.is_some() {}
+    }
+
+    /// The state of the store.
+    pub fn state(&self) -> SharedStoreState {
+        let lanes = &self.0.lanes;
+        match lanes.links.iter().find_map(Link::problem) {
+            Some(reason) => SharedStoreState::Unavailable(reason.to_string()),
+            None if !self.has_secret() => SharedStoreState::Unavailable("the secret is not known yet".into()),
+            None => {
+                lanes.last_failure.reason().map_or(SharedStoreState::Ready, SharedStoreState::Unavailable)
+            }
+        }
+    }
+
+    /// Whether this replica has learnt the secret of the store. Before that it must not be used.
+    pub fn has_secret(&self) -> bool {
+        self.0.greeter.has_secret()
+    }
+
+    /// Waits until this replica has learnt the secret of the store.
+    pub async fn until_known(&self) {
+        self.0.greeter.until_known().await;
+    }
+
+    /// The statistics so far.
+    pub fn stats(&self) -> SharedStoreStats {
+        let StoreParts { counts, lanes, local_share, greeter, .. } = &*self.0;
+        let (degraded, local_share_full) = {
+            let local_share = local_share.lock();
+            (local_share.decided(), local_share.full())
+        };
+        SharedStoreStats {
+            is_ready: self.state() == SharedStoreState::Ready,
+            replicas: greeter.replicas(),
+            checks: counts.checks.get(),
+            batches: counts.batches.get(),
+            conflicts: counts.conflicts.get(),
+            lost: counts.lost.get(),
+            refused_locally: counts.refused_locally.get(),
+            degraded,
+            local_share_full,
+            late: counts.late.get(),
+            breaker_openings: counts.breaker_openings.get(),
+            holds_released: counts.holds_released.get(),
+            holds_charged: counts.holds_charged.get(),
+            holds_exhausted: counts.holds_exhausted.get(),
+            ids_forgotten: counts.ids_forgotten.get(),
+            penalties: counts.penalties.get(),
+            breakers_open: lanes.breakers_open(),
+            round_trips: lanes.round_trips.buckets(),
+        }
+    }
+}
+
+impl Submit for SharedStore {
+    fn submit(&self, Submission { checks, mode, within, open }: Submission<'_>) -> Option<Outcomes> {
+        if checks.is_empty() {
+            return Some(Box::pin(async { RemoteOutcomes::new() }));
+        }
+        let store = self.0.clone();
+        let is_one_step = store.lanes.keyspace.is_one_step(checks.iter().map(|check| check.key));
+        let part = BatchPart::new(checks.into(), mode, store.lanes.deadline(within), open);
+        match part.mode {
+            _ if is_one_step => Some(Box::pin(async move { store.apply(part).await })),
+            tollgate_remote::SubmissionMode::Each => Some(Box::pin(async move { store.apply_by_lane(part).await })),
+            tollgate_remote::SubmissionMode::Call(_)
+            | tollgate_remote::SubmissionMode::DryRun(_)
+            | tollgate_remote::SubmissionMode::Reserve(_) => None,
+        }
+    }
+
+    fn send(&self, checks: CounterChecks) {
+        // At the end of the process no lane can be driven.
+        if tokio::runtime::Handle::try_current().is_err() {
+            return;
+        }
+        let is_withdrawal =
+            |check: &CounterCheck| matches!(check.operation, CounterOperation::Withdraw { .. });
+        let (withdrawals, others): (CounterChecks, CounterChecks) =
+            checks.into_iter().partition(is_withdrawal);
+        self.0.lanes.take_back_late(others);
+        if !withdrawals.is_empty() {
+            self.0.withdrawals.start(withdrawals, self.budget_max(), self.0.lanes.clone());
+        }
+    }
+
+    fn local_share(&self) -> MutexGuard<'_, LocalShare> {
+        self.0.local_share.lock()
+    }
+
+    fn local_share_basis(&self) -> LocalShareBasis {
+        LocalShareBasis { replicas: self.0.greeter.replicas(), now: self.0.clocks.degraded() }
+    }
+
+    fn refuse_known(&self, check: &Check<'_>) -> Option<RemoteOutcome> {
+        let StoreParts { announcements, lanes, .. } = &*self.0;
+        announcements.are_received().then(|| lanes.refuse_known(check))?.map(RemoteOutcome::from_counter)
+    }
+
+    fn extent(&self) -> RemoteExtent {
+        RemoteExtent::All
+    }
+
+    fn is_joining(&self) -> bool {
+        false
+    }
+
+    fn budget_max(&self) -> Duration {
+        self.0.settings.timeout
+    }
+}
+
+impl StoreParts {
+    /// Applies operations in one step.
+    async fn apply(&self, part: BatchPart) -> RemoteOutcomes {
+        let checks = part.checks.len();
+        match self.lanes.apply(part).await {
+            Some(outcomes) => outcomes.into_iter().map(RemoteOutcome::from_counter).collect(),
+            None => (0..checks).map(|_| RemoteOutcome::unreachable()).collect(),
+        }
+    }
+
+    /// Applies operations, those of one lane in one step.
+    async fn apply_by_lane(&self, part: BatchPart) -> RemoteOutcomes {
+        let outcomes = self.lanes.apply_by_lane(part).await.into_iter();
+        outcomes
+            .map(|outcome| outcome.map_or_else(RemoteOutcome::unreachable, RemoteOutcome::from_counter))
+            .collect()
+    }
+}

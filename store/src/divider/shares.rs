@@ -1,0 +1,401 @@
+//! A rate, divided into shares of whole hits a second.
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use tollgate_counter::{algorithm::{Granted, HitRate, QuotaTerms}, time::{SECOND, Timestamp}};
+
+use crate::{CounterView, Turn, divider::{DivisionOutcome, LimitPart, SubscriberId, SubscriberState, SubscriberUsage, assignment::{DELIVERY_MAX, HEADROOM, UNCERTAIN, end_of_assignment, moved}, demand::SubscriberDemand, roster::SubscriberRoster}};
+
+mod assign;
+mod subscriber;
+mod targets;
+mod tokens;
+mod turns;
+
+use assign::{AssignedShares, BEGIN_DIVISOR, growth};
+use subscriber::{DemandCoverage, SETTLE, ShareSubscriber};
+use turns::Turns;
+
+/// The greatest share that Envoy takes.
+const SHARE_MAX: u64 = u32::MAX as u64;
+/// A share that other subscribers wait for stays for this long: two reports.
+const ROTATION: Duration = Duration::from_secs(10);
+
+/// A rate and its subscribers.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(super) struct Shares {
+    rate: HitRate,
+    each: SubscriberRoster<ShareSubscriber>,
+    // Of callers that ask for each request.
+    callers: SubscriberDemand,
+    callers_turn: Turns,
+    // Hits of the burst that were granted and may have been used, and those that were not, since the last turn.
+    spent: u64,
+    returned: u64,
+    // Hits of the burst that an earlier divider may have granted: they are granted as long as it may, and then count as
+    // used.
+    unknown: u64,
+    // Hits of the burst that it may have granted, and that have not come back since, to be charged.
+    lost: u64,
+    // Since when a share waits for its target.
+    changes_since: Option<Timestamp>,
+    // The result of the last division, as long as reports do not change it.
+    #[serde(skip)]
+    settled: Option<SettledShares>,
+}
+
+/// A division after which each subscriber has all that it is to get.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct SettledShares {
+    held: HitRate,
+    until: Option<Timestamp>,
+    // Whether all shares cover their demands.
+    is_ample: bool,
+}
+
+impl Shares {
+    /// Shares of `rate`. An earlier divider may have granted its burst until `unknown_until`.
+    pub(super) fn new(rate: HitRate, unknown_until: Timestamp, now: Timestamp) -> Self {
+        let brought = u128::from(rate.per_second) * now.since(unknown_until).as_nanos() / u128::from(SECOND);
+        let lost = rate.burst.saturating_sub(u64::try_from(brought).unwrap_or(u64::MAX));
+        let is_known = unknown_until == Timestamp::EPOCH || now < unknown_until;
+        Self {
+            rate,
+            each: SubscriberRoster::default(),
+            callers: SubscriberDemand::new(now),
+            callers_turn: Turns { has_share: false, since: now },
+            spent: 0,
+            returned: 0,
+            unknown: 0,
+            lost: if is_known { 0 } else { lost },
+            changes_since: None,
+            settled: None,
+        }
+    }
+
+    /// The subscribers.
+    pub(super) fn roster(&self) -> &SubscriberRoster<ShareSubscriber> {
+        &self.each
+    }
+
+    /// What each subscriber has.
+    pub(super) fn states(&self, now: Timestamp) -> impl Iterator<Item = SubscriberState> {
+        self.each.iter().filter(move |(_, subscriber)| now < subscriber.expires_at).map(
+            move |(id, subscriber)| SubscriberState {
+                id,
+                demand: subscriber.demand.per_second(),
+                part: LimitPart::Share(subscriber.granted),
+                ends_after: subscriber.expires_at.since(now),
+                has_ended: subscriber.has_ended,
+            },
+        )
+    }
+
+    /// Hits that callers request in each second.
+    pub(super) fn callers(&self) -> f64 {
+        self.callers.per_second()
+    }
+
+    pub(super) fn set_rate(&mut self, rate: HitRate) {
+        (self.rate, self.settled) = (rate, None);
+    }
+
+    pub(super) fn leave(&mut self, id: SubscriberId) {
+        self.settled = None;
+        self.each.leave(id);
+    }
+
+    /// Ends the subscribers of a replica.
+    pub(super) fn leave_all(&mut self, replica: u64) {
+        self.settled = None;
+        self.each.leave_all(replica);
+    }
+
+    /// Gives a subscriber the share of one that has ended: of all, the one whose share is closest to what has passed.
+    /// Whichever it was, the shares of all together are the same.
+    pub(super) fn resume(&mut self, id: SubscriberId, usage: SubscriberUsage, now: Timestamp) {
+        let has_ended = |subscriber: &ShareSubscriber| subscriber.has_ended && now < subscriber.expires_at;
+        let per_second = |(other, subscriber): (SubscriberId, &ShareSubscriber)| {
+            let time = now.since(subscriber.demand.since()).as_secs_f64().max(1.0);
+            let distance = (usage.allowed as f64 / time - subscriber.granted.per_second as f64).abs();
+            (other, distance)
+        };
+        let ended = self.each.iter().filter(|(_, subscriber)| has_ended(subscriber)).map(per_second);
+        if let Some((other, _)) = ended.min_by(|(_, one), (_, other)| one.total_cmp(other))
+            && let Some(subscriber) = self.each.remove_if(other, |_| true)
+        {
+            // Its client may be another one, whose bucket holds less: it must not grow. What it may have is then held
+            // until the others have come back, too. One that cannot have let pass so much is not its client.
+            let may_have_passed = |other: &&ShareSubscriber| {
+                let time = now.since(other.demand.since()).as_secs_f64() + 1.0;
+                usage.allowed as f64 <= other.granted.per_second as f64 * time + other.held.burst as f64
+            };
+            let others = self.each.states().iter().filter(|other| has_ended(other)).filter(may_have_passed);
+            let least = others.map(|other| other.granted.burst).fold(subscriber.granted.burst, u64::min);
+            *self.each.get_or_insert_with(id, || ShareSubscriber::new(now)) =
+                subscriber.resumed(least, usage.allowed_before, now);
+        }
+    }
+
+    /// Moves all instants to another clock.
+    pub(super) fn move_to(&mut self, from: Timestamp, to: Timestamp) {
+        self.callers.move_to(from, to);
+        self.callers_turn.since = moved(self.callers_turn.since, from, to);
+        self.changes_since = self.changes_since.map(|instant| moved(instant, from, to));
+        for subscriber in self.each.states_mut() {
+            subscriber.demand.move_to(from, to);
+            subscriber.allowed.move_to(from, to);
+            subscriber.tokens.move_to(from, to);
+            if let Some(pending) = &mut subscriber.pending {
+                pending.at = moved(pending.at, from, to);
+            }
+            for instant in [&mut subscriber.settles_at, &mut subscriber.expires_at, &mut subscriber.since] {
+                *instant = moved(*instant, from, to);
+            }
+        }
+    }
+
+    /// Adds the subscribers of another division of the same rate. What either has assigned may be in force.
+    pub(super) fn add(&mut self, other: Self, now: Timestamp) {
+        self.settled = None;
+        self.spent = self.spent.saturating_add(other.spent);
+        self.unknown = self.unknown.max(other.unknown);
+        self.lost = self.lost.max(other.lost);
+        self.each.add(other.each, |known, subscriber| {
+            known.held = known.held.max_of(subscriber.held);
+            known.settles_at = now.after(SETTLE);
+            known.expires_at = known.expires_at.max(subscriber.expires_at);
+        });
+    }
+
+    /// Lets everything that is assigned be in force for the longest time.
+    pub(super) fn prolong(&mut self, now: Timestamp) {
+        self.settled = None;
+        for subscriber in self.each.states_mut() {
+            subscriber.expires_at = end_of_assignment(now);
+        }
+    }
+
+    /// All that may be in force. What is left of the rate has a burst of one at least.
+    pub(super) fn granted(&self) -> Granted {
+        let HitRate { per_second, burst } = self.reserved();
+        let burst = if per_second < self.rate.per_second {
+            burst.min(self.rate.burst.saturating_sub(1))
+        } else {
+            burst
+        };
+        Granted { rate: HitRate { per_second, burst }, hits: 0 }
+    }
+
+    fn reserved(&self) -> HitRate {
+        self.held().plus(HitRate { per_second: 0, burst: self.unknown })
+    }
+
+    pub(super) fn report(
+        &mut self,
+        id: SubscriberId,
+        usage: SubscriberUsage,
+        terms: QuotaTerms,
+        now: Timestamp,
+    ) {
+        let new = || ShareSubscriber { reported: usage.allowed_before, ..ShareSubscriber::new(now) };
+        let subscriber = self.each.get_or_insert_with(id, new);
+        let before = (subscriber.coverage(), subscriber.terms);
+        let demand_before = subscriber.demand.per_second();
+        subscriber.terms = terms;
+        // A bucket that is sent again after its end would be full again.
+        if subscriber.granted.per_second > 0 && subscriber.expires_at <= now.after(DELIVERY_MAX + UNCERTAIN) {
+            self.spent = self.spent.saturating_add(subscriber.begin_anew(now));
+        }
+        if !subscriber.was_assigned {
+            subscriber.beyond_grant = subscriber.beyond_grant.saturating_add(usage.allowed);
+        }
+        // With those of reports that were lost.
+        let allowed = usage.allowed_in_all().saturating_sub(subscriber.reported);
+        subscriber.reported = subscriber.reported.saturating_add(allowed);
+        let returned = subscriber.tokens.report(allowed, subscriber.granted, now);
+        self.returned = self.returned.saturating_add(returned);
+        let hits = usage.allowed.saturating_add(usage.denied);
+        subscriber.demand.add(hits, subscriber.granted.per_second, now);
+        subscriber.allowed.add(usage.allowed, 0, now);
+        subscriber.is_refusing = usage.denied > 0;
+        (subscriber.has_ended, subscriber.is_owed) = (false, true);
+        // What it had is renewed with this report.
+        subscriber.expires_at = end_of_assignment(now);
+        let coverage = subscriber.coverage();
+        let demand = subscriber.demand.per_second();
+        self.settled.take_if(|settled| {
+            let stays = match coverage {
+                DemandCoverage::Capped => true,
+                DemandCoverage::Covered => settled.is_ample || demand == demand_before,
+                DemandCoverage::Open => false,
+            };
+            !stays || before != (coverage, terms)
+        });
+    }
+
+    /// Counts hits that callers have requested, while the rate is not divided and so much of it is granted.
+    pub(super) fn note_requested(&mut self, requested: u64, granted: Granted, now: Timestamp) {
+        self.callers.add(requested, self.rate.per_second.saturating_sub(granted.rate.per_second), now);
+    }
+
+    /// The outcome of a report that leaves all shares as they are: it renews the share.
+    pub(super) fn renew(
+        &mut self,
+        reporter: SubscriberId,
+        view: CounterView,
+        now: Timestamp,
+    ) -> Option<DivisionOutcome> {
+        let settled = self.settled.filter(|settled| settled.until.is_none_or(|until| now < until))?;
+        let SettledShares { held, until, is_ample } = settled;
+        let left = self.rate.per_second.saturating_sub(held.per_second);
+        let is_enough =
+            if is_ample { HEADROOM * self.callers.per_second() <= left as f64 } else { view.requested == 0 };
+        if !is_enough {
+            return None;
+        }
+        let rate = self.rate;
+        let subscriber = self.each.get_mut(reporter)?;
+        if growth(subscriber, rate, rate.burst, view.free) > 0 {
+            return None;
+        }
+        self.callers.add(view.requested, left, now);
+        (subscriber.expires_at, subscriber.is_owed) = (end_of_assignment(now), false);
+        Some(DivisionOutcome {
+            assignments: vec![(reporter, subscriber.assignment())],
+            turn: Turn {
+                spent: std::mem::take(&mut self.spent),
+                returned: std::mem::take(&mut self.returned),
+                granted: Granted { rate: held, hits: 0 },
+                ..Turn::default()
+            },
+            next_at: until,
+            beyond_grant: std::mem::take(&mut subscriber.beyond_grant),
+            ..DivisionOutcome::default()
+        })
+    }
+
+    /// Divides the rate, and assigns what has changed; to those that have reported in any case.
+    pub(super) fn turn(&mut self, view: CounterView, learns: bool, now: Timestamp) -> DivisionOutcome {
+        let has_begun = self.settle(now);
+        let mut free = self.free_burst(view, learns);
+        let lacks_burst = free < self.rate.burst.saturating_sub(self.reserved().burst);
+        let left = self.rate.per_second.saturating_sub(self.held().per_second);
+        self.callers.add(view.requested, left, now);
+        let active: Vec<usize> =
+            (0..self.each.len()).filter(|index| !self.each.states()[*index].has_ended).collect();
+        let mut targets = self.targets(&active, lacks_burst, now);
+        if learns {
+            self.learn(&active, &mut targets);
+        }
+        let AssignedShares { has_changed, is_complete } = self.assign(&active, &targets, &mut free, now);
+        let converged_after = self.converged_after(has_changed || has_begun, is_complete, now);
+        let mut outcome = DivisionOutcome { converged_after, ..DivisionOutcome::default() };
+        for (id, subscriber) in self.each.iter_mut() {
+            // What a newcomer may have from an earlier divider stays until it is measured.
+            let is_known = !learns || subscriber.demand.is_measured();
+            if std::mem::take(&mut subscriber.is_owed) && is_known {
+                outcome.assignments.push((id, subscriber.assignment()));
+                subscriber.expires_at = end_of_assignment(now);
+            }
+            outcome.beyond_grant += std::mem::take(&mut subscriber.beyond_grant);
+        }
+        let held = self.granted().rate;
+        let spent = std::mem::take(&mut self.spent);
+        let returned = std::mem::take(&mut self.returned);
+        outcome.turn = Turn { used: 0, spent, returned, granted: Granted { rate: held, hits: 0 } };
+        outcome.next_at = self.next_at(&active, &targets, now);
+        self.settled = None;
+        if is_complete && !learns {
+            self.settled = self.settled(held, outcome.next_at);
+        }
+        outcome
+    }
+
+    /// What the last division has come to, unless any report may change it.
+    fn settled(&self, held: HitRate, until: Option<Timestamp>) -> Option<SettledShares> {
+        let (left, callers) =
+            (self.rate.per_second.saturating_sub(held.per_second), self.callers.per_second());
+        let mut coverages = self.each.states().iter().map(ShareSubscriber::coverage);
+        let is_ample = HEADROOM * callers <= left as f64
+            && coverages.clone().all(|coverage| coverage == DemandCoverage::Covered);
+        let is_settled =
+            is_ample || callers == 0.0 && coverages.all(|coverage| coverage != DemandCoverage::Open);
+        is_settled.then_some(SettledShares { held, until, is_ample })
+    }
+
+    /// The time from the first change until all shares are as they should be, if that is now.
+    fn converged_after(&mut self, has_changed: bool, is_complete: bool, now: Timestamp) -> Option<Duration> {
+        if !is_complete {
+            self.changes_since.get_or_insert(now);
+            return None;
+        }
+        let since = self.changes_since.take();
+        (has_changed || since.is_some()).then(|| now.since(since.unwrap_or(now)))
+    }
+
+    /// The next instant at which something changes without a report.
+    fn next_at(&self, active: &[usize], targets: &[u64], now: Timestamp) -> Option<Timestamp> {
+        let states = || active.iter().map(|index| &self.each.states()[*index]);
+        let waits = states().zip(targets).any(|(each, target)| each.next_share().per_second < *target);
+        let settle = self.each.states().iter().map(|each| each.settles_at).filter(|at| now < *at).min();
+        // Those that would have a share by turns wait for the end of the first one.
+        let wants = self.callers.per_second() > 0.0 && !self.callers_turn.has_share
+            || states().any(|each| each.demand.per_second() > 0.0 && each.next_share().per_second == 0);
+        let turns = states().map(ShareSubscriber::turns).chain([self.callers_turn]);
+        let ends = turns.filter(|turns| turns.has_share).map(|turns| turns.since.after(ROTATION));
+        let rotate = if wants { ends.filter(|at| now < *at).min() } else { None };
+        let retry = waits.then(|| now.after(ROTATION));
+        let begin = states().filter_map(|each| each.pending).map(|pending| pending.at).min();
+        let expire = self.each.states().iter().map(|each| each.expires_at).min();
+        settle.into_iter().chain(rotate).chain(retry).chain(begin).chain(expire).min()
+    }
+
+    /// Removes what is over, and gives what was pending. Returns whether any has begun.
+    fn settle(&mut self, now: Timestamp) -> bool {
+        let mut spent = 0_u64;
+        self.each.retain(|subscriber| {
+            let is_over = subscriber.expires_at <= now;
+            if is_over {
+                spent = spent.saturating_add(subscriber.held.burst);
+            }
+            !is_over
+        });
+        let mut has_begun = false;
+        for subscriber in self.each.states_mut() {
+            if subscriber.settles_at <= now {
+                spent = spent.saturating_add(subscriber.settle());
+            }
+            if subscriber.has_ended {
+                subscriber.cancel(now);
+            }
+            if let Some(pending) = subscriber.pending.filter(|pending| pending.at <= now) {
+                subscriber.grant(pending.share, now);
+                has_begun = true;
+            }
+        }
+        self.spent = self.spent.saturating_add(spent);
+        has_begun
+    }
+
+    /// The hits of the burst that are free. While the divider `learns`, clients may have all others, but for a tenth of
+    /// what the rate brings in a second.
+    fn free_burst(&mut self, view: CounterView, learns: bool) -> u64 {
+        let lost = std::mem::take(&mut self.lost).min(view.free);
+        self.spent = self.spent.saturating_add(lost);
+        let known = (view.free - lost).saturating_add(self.returned);
+        let free = known.min(self.rate.burst.saturating_sub(self.reserved().burst));
+        if !learns {
+            self.spent = self.spent.saturating_add(std::mem::take(&mut self.unknown));
+            return free;
+        }
+        let retained = free.min((self.rate.per_second / BEGIN_DIVISOR).max(1));
+        self.unknown = self.unknown.saturating_add(free - retained);
+        retained
+    }
+
+    fn held(&self) -> HitRate {
+        self.each.states().iter().map(|subscriber| subscriber.held).fold(HitRate::default(), HitRate::plus)
+    }
+}

@@ -1,0 +1,336 @@
+//! A counter with its holds, in every store.
+
+use std::borrow::Cow;
+
+#[cfg(feature = "redis")]
+use tollgate_counter::packed_counter::Decoded;
+
+use crate::holds::DecodedHolds;
+use tollgate_counter::{algorithm::{Counter, Decision, Limit, Operation}, packed_counter::{Now, PackedCounter}, time::Timestamp};
+
+use crate::{HOLDS_MAX, HoldId, Settled, holds::{Expired, Holds}};
+
+mod draft;
+mod growth;
+mod interpreter;
+
+pub(crate) use draft::{Exhausted, ReservationDraft, Reserve, reserve};
+pub(super) use growth::TakenBack;
+
+/// A counter, if it is not idle, and its holds.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct HeldCounter {
+    packed: Option<PackedCounter>,
+    // Invariant: not empty.
+    holds: Option<Box<Holds>>,
+}
+
+/// The result of decoding a counter with its holds.
+#[cfg(feature = "redis")]
+#[derive(Debug)]
+pub(crate) enum DecodedHeldCounter {
+    Counter(HeldCounter),
+    /// A part of it is unknown to this version.
+    Unknown,
+    Malformed,
+}
+
+/// The room for more holds.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Room {
+    /// The bytes that they may take.
+    pub(crate) bytes: usize,
+    /// The ids of requests that a counter may retain.
+    pub(crate) request_ids: usize,
+}
+
+impl Room {
+    /// In a store that sends the whole value of a counter with each change: no bound but that of each counter.
+    pub(crate) const OF_VALUE: Self = Self { bytes: usize::MAX, request_ids: 4_096 };
+    /// No room.
+    pub(crate) const NONE: Self = Self { bytes: 0, request_ids: 0 };
+    /// The ids of requests that a counter in memory may retain. All of them are looked at for each backup.
+    pub(super) const REQUEST_IDS_MAX: usize = 65_536;
+
+    /// Whether `more` holds of a counter have room, which take so many bytes and have this id.
+    fn has(self, holds: Option<&Holds>, id: &HoldId, more: usize, bytes: usize) -> bool {
+        let request_ids = if id.is_of_request() { holds.map_or(0, Holds::request_ids) + more } else { 0 };
+        let is_in_bounds =
+            holds.map_or(0, Holds::weighing) + more <= HOLDS_MAX && request_ids <= self.request_ids;
+        more == 0 || (is_in_bounds && bytes <= self.bytes)
+    }
+}
+
+impl HeldCounter {
+    /// A counter and its holds.
+    pub(super) fn new(packed: Option<PackedCounter>, holds: Option<Box<Holds>>) -> Self {
+        Self { packed, holds }
+    }
+
+    /// The counter and its holds.
+    pub(super) fn into_parts(self) -> (Option<PackedCounter>, Option<Box<Holds>>) {
+        (self.packed, self.holds)
+    }
+
+    /// The holds.
+    pub(super) fn holds(&self) -> Option<&Holds> {
+        self.holds.as_deref()
+    }
+
+    /// Whether an absent counter would answer differently.
+    pub(super) fn is_in_use(&self, now: Timestamp) -> bool {
+        self.packed.as_ref().is_some_and(|packed| now < packed.idle_at())
+    }
+
+    /// The penalties in the record.
+    pub(crate) fn penalties(&self) -> u32 {
+        self.packed.as_ref().map_or(0, PackedCounter::penalties)
+    }
+
+    /// Whether there is a record of refusals.
+    pub(super) fn has_record(&self) -> bool {
+        self.packed.as_ref().is_some_and(PackedCounter::has_record)
+    }
+
+    /// The bytes that the counter takes on the heap, without its holds.
+    pub(super) fn packed_heap_bytes(&self) -> usize {
+        self.packed.as_ref().map_or(0, PackedCounter::heap_bytes)
+    }
+
+    /// The bytes on the heap.
+    pub(crate) fn heap_bytes(&self) -> usize {
+        self.packed_heap_bytes() + self.holds().map_or(0, Holds::bytes)
+    }
+
+    /// A copy of the counter, corrected if it is ahead of the clock.
+    pub(super) fn counter(&self, limit: &Limit, now: Now) -> Counter {
+        self.packed.as_ref().map_or_else(|| limit.fresh(), |packed| packed.corrected(limit, now))
+    }
+
+    /// Ends holds that have expired, and returns whether that changed the counter.
+    pub(crate) fn expire(&mut self, limit: &Limit, now: Now) -> (bool, Expired) {
+        let mut expired = Expired::default();
+        let Self { packed, holds: Some(holds) } = self else {
+            return Default::default();
+        };
+        let has_moved = correct(holds, now);
+        let is_changed = has_moved || holds.is_due(now.now);
+        if is_changed {
+            change(packed, limit, now, |counter| {
+                expired = holds.expire(limit, counter, now.now);
+                peek(limit, counter, now)
+            });
+        }
+        (is_changed, expired)
+    }
+
+    /// Forgets holds whose retention has ended.
+    pub(super) fn forget_holds(&mut self, now: Timestamp) {
+        if let Some(holds) = &mut self.holds {
+            holds.forget(now);
+        }
+        self.holds.take_if(|holds| holds.is_empty());
+    }
+
+    /// The limit of the counter alone, without the places that its holds keep.
+    pub(super) fn limit_without_holds<'l>(&self, limit: &'l Limit) -> Cow<'l, Limit> {
+        self.holds().map_or(Cow::Borrowed(limit), |holds| holds.limit_without_holds(limit))
+    }
+
+    /// Applies `decide` to the counter and its limit. The holds observe the change.
+    pub(crate) fn update(
+        &mut self,
+        limit: &Limit,
+        now: Now,
+        decide: impl FnOnce(&Limit, &mut Counter) -> Decision,
+    ) -> Decision {
+        match self.holds.take() {
+            None => change(&mut self.packed, limit, now, |counter| decide(limit, counter)),
+            Some(holds) => {
+                let decide = |holds: &mut Holds, counter: &mut Counter| {
+                    (decide(&holds.limit_without_holds(limit), counter), ())
+                };
+                self.change_both(holds, limit, now, decide).0
+            }
+        }
+    }
+
+    /// Refunds hits: those of calls before those that are held.
+    pub(super) fn refund(&mut self, limit: &Limit, hits: u64, now: Now) -> Decision {
+        let Some(holds) = self.holds.take() else {
+            return change(&mut self.packed, limit, now, |counter| {
+                limit.decide(counter, now.now, Operation::Refund(hits))
+            });
+        };
+        let refund =
+            |holds: &mut Holds, counter: &mut Counter| (holds.refund(limit, counter, hits, now.now), ());
+        self.change_both(holds, limit, now, refund).0
+    }
+
+    /// Settles the hold of this id at `actual` hits. If the id is unknown, the hits are charged, and the settlement is
+    /// retained if there is room.
+    pub(super) fn settle(
+        &mut self,
+        limit: &Limit,
+        id: &HoldId,
+        actual: u64,
+        now: Now,
+        room: Room,
+    ) -> Settled {
+        let bytes = Holds::bytes_of_one(id);
+        self.forget_holds(now.now);
+        let has_room = room.has(self.holds(), id, 1, bytes);
+        let is_known = self.holds().is_some_and(|holds| holds.answer(id).is_some());
+        let holds = self.holds.take().unwrap_or_else(|| Box::new(Holds::new(limit)));
+        let (_, settled) = self.change_both(holds, limit, now, |holds, counter| {
+            let settled = holds.settle(limit, counter, id, actual, now.now);
+            (peek(&holds.limit_without_holds(limit), counter, now), settled)
+        });
+        if let Some(holds) = self.holds.as_mut().filter(|_| !is_known && !has_room) {
+            holds.forget_ended(id);
+        }
+        self.holds.take_if(|holds| holds.is_empty());
+        settled
+    }
+
+    /// Takes back what one attempt holds with this id, and forgets it. Returns whether there was such a hold.
+    pub(super) fn withdraw(&mut self, limit: &Limit, id: &HoldId, attempt: u64, now: Now) -> bool {
+        let Some(holds) = self.holds.take() else { return false };
+        let withdraw = |holds: &mut Holds, counter: &mut Counter| {
+            let was_held = holds.withdraw(counter, id, attempt, now.now);
+            (peek(&holds.limit_without_holds(limit), counter, now), was_held)
+        };
+        self.change_both(holds, limit, now, withdraw).1
+    }
+
+    /// Adds what another replica has made of `base`, an earlier state of this counter, until `there`. Without `room`,
+    /// what is added stays charged, and its holds are unknown.
+    pub(super) fn absorb(&mut self, there: Self, base: Self, now: Now, room: Room) {
+        let holds = self.holds.take();
+        let known = holds.as_ref().or(there.holds.as_ref()).or(base.holds.as_ref());
+        let Some(limit) = known.map(|holds| holds.limit().clone()) else { return };
+        let has_room = there.holds().is_none_or(|holds| holds.bytes() <= room.bytes);
+        let there = there.unpacked(&limit);
+        let base = base.unpacked(&limit);
+        let holds = holds.unwrap_or_else(|| Box::new(Holds::new(&limit)));
+        self.change_both(holds, &limit, now, |holds, counter| {
+            holds.absorb(counter, there, base, has_room, now.now);
+            (peek(&limit, counter, now), ())
+        });
+    }
+
+    fn unpacked(self, limit: &Limit) -> (Counter, Holds) {
+        let counter = self.packed.map_or_else(|| limit.fresh(), |packed| packed.counter(limit));
+        (counter, self.holds.map_or_else(|| Holds::new(limit), |holds| *holds))
+    }
+
+    /// Applies `change` to the counter and its `holds`, both corrected if they are ahead of the clock. The holds observe
+    /// the counter before and after it.
+    fn change_both<R>(
+        &mut self,
+        mut holds: Box<Holds>,
+        limit: &Limit,
+        now: Now,
+        change_both: impl FnOnce(&mut Holds, &mut Counter) -> (Decision, R),
+    ) -> (Decision, R) {
+        correct(&mut holds, now);
+        let mut result = None;
+        let decision = change(&mut self.packed, limit, now, |counter| {
+            holds.observe(limit, counter, now.now);
+            let (decision, more) = change_both(&mut holds, counter);
+            holds.observe(limit, counter, now.now);
+            result = Some(more);
+            decision
+        });
+        self.holds = Some(holds).filter(|holds| !holds.is_empty());
+        (decision, result.expect("`change` calls the closure"))
+    }
+}
+
+/// For a store that keeps both as one value.
+#[cfg(feature = "redis")]
+impl HeldCounter {
+    /// Decodes a counter from its tag and fields, and its holds.
+    pub(crate) fn read(counter: Option<(u8, &[u8])>, holds: Option<&[u8]>) -> DecodedHeldCounter {
+        // Ages since the epoch are absolute instants.
+        let packed = match counter.map(|(tag, fields)| PackedCounter::read(tag, fields, Timestamp::EPOCH)) {
+            None => None,
+            Some(Decoded::Counter(packed)) => Some(packed),
+            Some(Decoded::Unknown) => return DecodedHeldCounter::Unknown,
+            Some(Decoded::Malformed) => return DecodedHeldCounter::Malformed,
+        };
+        let holds = match holds.map(|bytes| Holds::read(bytes, Timestamp::EPOCH)) {
+            None => None,
+            Some(DecodedHolds::Holds(holds)) => Some(Box::new(holds)).filter(|holds| !holds.is_empty()),
+            Some(DecodedHolds::Unknown) => return DecodedHeldCounter::Unknown,
+            Some(DecodedHolds::Malformed) => return DecodedHeldCounter::Malformed,
+        };
+        DecodedHeldCounter::Counter(Self { packed, holds })
+    }
+
+    /// The tag and the encoded fields of the counter, if there is one.
+    pub(crate) fn write_counter(&self) -> Option<(u8, Vec<u8>)> {
+        let mut fields = Vec::new();
+        let tag = self.packed.as_ref()?.write(Timestamp::EPOCH, &mut fields);
+        Some((tag, fields))
+    }
+
+    /// The encoded holds, if there are any.
+    pub(crate) fn write_holds(&self) -> Option<Vec<u8>> {
+        self.holds().map(|holds| holds.write(Timestamp::EPOCH))
+    }
+
+    /// How many ids of ended holds were forgotten because there were too many, since the last call.
+    pub(crate) fn take_ids_forgotten(&mut self) -> usize {
+        self.holds.as_mut().map_or(0, |holds| holds.take_forgotten_early())
+    }
+
+    /// Whether there is neither a counter nor a hold.
+    pub(crate) fn is_absent(&self) -> bool {
+        self.packed.is_none() && self.holds.is_none()
+    }
+
+    /// The instant from which an absent counter answers the same.
+    pub(crate) fn idle_at(&self) -> Timestamp {
+        let counter = self.packed.as_ref().map(PackedCounter::idle_at);
+        counter.max(self.holds().map(Holds::forgotten_at)).unwrap_or(Timestamp::EPOCH)
+    }
+
+    /// Drops what answers the same when it is absent.
+    pub(crate) fn forget_idle(&mut self, now: Timestamp) {
+        self.packed.take_if(|packed| packed.idle_at() <= now);
+        self.forget_holds(now);
+    }
+
+    /// Whether a hold has expired and still weighs.
+    pub(crate) fn is_due(&self, now: Timestamp) -> bool {
+        self.holds().is_some_and(|holds| holds.is_due(now))
+    }
+}
+
+/// Applies `decide` to a counter, after it is corrected if it is ahead of the clock. A fresh one that stays idle is not
+/// stored.
+fn change(
+    packed: &mut Option<PackedCounter>,
+    limit: &Limit,
+    now: Now,
+    decide: impl FnOnce(&mut Counter) -> Decision,
+) -> Decision {
+    match packed {
+        Some(packed) => packed.change(limit, now, decide),
+        None => {
+            let (decision, new) = PackedCounter::first(limit, now.now, decide);
+            *packed = new;
+            decision
+        }
+    }
+}
+
+/// Corrects holds that are ahead of the clock. Returns whether their counter has to be corrected.
+fn correct(holds: &mut Holds, Now { now, given_up }: Now) -> bool {
+    given_up.is_some_and(|at| holds.clamp_ahead(at, now))
+}
+
+fn peek(limit: &Limit, counter: &mut Counter, now: Now) -> Decision {
+    limit.decide(counter, now.now, Operation::Peek)
+}

@@ -1,0 +1,207 @@
+//! The reservation of a call in its counters: decided as a draft, then held in all of them or in none.
+
+use smallvec::SmallVec;
+use tollgate_counter::{algorithm::{Admission, Counter, Decision, HeldCharge, Limit, Operation}, packed_counter::Now};
+
+use crate::{Decisions, HoldTerms, Reserved, held_counter::{HeldCounter, Room, peek}, holds::Holds, leased_decision::decide_leased};
+
+/// A counter has too many holds, or all holds take too much memory.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Exhausted;
+
+/// What one check of a call reserves.
+#[derive(Debug)]
+pub(crate) struct Reserve<'a> {
+    /// The index of its counter.
+    pub(crate) counter: usize,
+    pub(crate) limit: &'a Limit,
+    /// The id in it distinguishes the checks of one counter.
+    pub(crate) terms: HoldTerms,
+    pub(crate) hits: u64,
+    /// Hits of the counter that other replicas have borrowed.
+    pub(crate) leased: u64,
+}
+
+/// The decisions on the reservation of a call, before anything is held.
+#[derive(Debug)]
+pub(crate) struct ReservationDraft {
+    pub(crate) decisions: SmallVec<[Decision; 2]>,
+    // For each counter, what it was and what it would be; `None` if nothing new is charged.
+    counters: SmallVec<[Option<(Counter, Counter)>; 2]>,
+    new: Vec<NewHold>,
+    // Whether a hold of the id has ended.
+    has_ended: bool,
+}
+
+/// A hold that is added if the call passes.
+#[derive(Debug)]
+struct NewHold {
+    // The index of its check.
+    check: usize,
+    hits: u64,
+    held: HeldCharge,
+}
+
+/// Holds the charges of a call in its counters, whose holds that are due have ended, or none of them if `refused` says
+/// that the decisions refuse the call. A known id is answered as the first time and charges nothing. A refused check
+/// that does not refuse the call holds no hits.
+pub(crate) fn reserve(
+    each: &[Reserve<'_>],
+    counters: &mut [HeldCounter],
+    now: Now,
+    room: Room,
+    refused: impl Fn(&[Decision]) -> bool,
+) -> Result<Reserved, Exhausted> {
+    let draft = ReservationDraft::new(each, counters, now);
+    if refused(&draft.decisions) {
+        return Ok(draft.not_held(each, counters, now, |_| true));
+    }
+    draft.require_room(each, counters, now, room)?;
+    draft.charge(each, counters, now);
+    Ok(draft.hold(each, counters, now))
+}
+
+impl ReservationDraft {
+    /// Decides what each check reserves.
+    pub(crate) fn new(each: &[Reserve<'_>], counters: &mut [HeldCounter], now: Now) -> Self {
+        counters.iter_mut().for_each(|counter| counter.forget_holds(now.now));
+        let mut draft = Self {
+            decisions: SmallVec::new(),
+            counters: SmallVec::from_elem(None, counters.len()),
+            new: Vec::new(),
+            has_ended: false,
+        };
+        for (check, Reserve { counter, limit, terms, hits, leased }) in each.iter().enumerate() {
+            let known = counters[*counter].holds().and_then(|holds| holds.answer(&terms.id));
+            if let Some(known) = known {
+                draft.decisions.push(known.decision);
+                draft.has_ended |= !known.is_open;
+                continue;
+            }
+            let (first, before) = draft.counters[*counter].take().unwrap_or_else(|| {
+                let counter = counters[*counter].counter(limit, now);
+                (counter.clone(), counter)
+            });
+            let limit = &*counters[*counter].limit_without_holds(limit);
+            let charge = |limit: &Limit| {
+                let mut after = before.clone();
+                let decision =
+                    decide_leased(limit, &mut after, Operation::Charge(*hits), *leased, now.now).decision;
+                (decision, after)
+            };
+            let traceless = limit.without_refused_charges();
+            let (mut decision, mut after) = charge(&traceless);
+            let passes = decision.verdict.passes();
+            if !passes {
+                // A refused reservation changes nothing, so no penalty begins with it.
+                (decision, after) = (charge(traceless.penalized_now(&before, now.now)).0, before.clone());
+            }
+            let hits = if passes { *hits } else { 0 };
+            draft.new.push(NewHold { check, hits, held: limit.held(&before, &after, hits, now.now) });
+            draft.counters[*counter] = Some((first, after));
+            // What is held is taken back by its id only.
+            draft.decisions.push(Decision { receipt: None, ..decision });
+        }
+        draft
+    }
+
+    /// The answer if nothing is held: what is left without the call. A counter without memory has nothing left.
+    pub(crate) fn not_held(
+        mut self,
+        each: &[Reserve<'_>],
+        counters: &[HeldCounter],
+        now: Now,
+        has_memory: impl Fn(usize) -> bool,
+    ) -> Reserved {
+        for (Reserve { counter, limit, leased, .. }, decision) in each.iter().zip(&mut self.decisions) {
+            if !decision.verdict.passes() && !has_memory(*counter) {
+                continue;
+            }
+            let mut copy = counters[*counter].counter(limit, now);
+            let limit = &*counters[*counter].limit_without_holds(limit);
+            let left = decide_leased(limit, &mut copy, Operation::Peek, *leased, now.now).decision;
+            *decision = decision.after_take_back(&left);
+        }
+        let charged = SmallVec::from_elem(0, each.len());
+        Reserved { is_held: false, has_ended: false, decisions: Decisions::new(self.decisions, charged) }
+    }
+
+    /// Fails unless there is room for the new holds, at least after those are forgotten that ended long ago.
+    pub(crate) fn require_room(
+        &self,
+        each: &[Reserve<'_>],
+        counters: &mut [HeldCounter],
+        now: Now,
+        room: Room,
+    ) -> Result<(), Exhausted> {
+        if self.has_room(each, counters, room) {
+            return Ok(());
+        }
+        counters.iter_mut().for_each(|counter| counter.forget_holds(now.now));
+        if self.has_room(each, counters, room) { Ok(()) } else { Err(Exhausted) }
+    }
+
+    fn has_room(&self, each: &[Reserve<'_>], counters: &[HeldCounter], room: Room) -> bool {
+        let mut more: SmallVec<[usize; 2]> = SmallVec::from_elem(0, counters.len());
+        let mut bytes = 0;
+        for NewHold { check, .. } in &self.new {
+            more[each[*check].counter] += 1;
+            bytes += Holds::bytes_of_one(&each[*check].terms.id);
+        }
+        let first =
+            counters.iter().zip(&more).filter(|(counter, more)| **more > 0 && counter.holds.is_none());
+        bytes += first.count() * Holds::BYTES_OF_FIRST;
+        // All checks of a call have the same id, with a number.
+        let Some(Reserve { terms, .. }) = each.first() else { return true };
+        let has_room =
+            |(counter, more): (&HeldCounter, &usize)| room.has(counter.holds(), &terms.id, *more, bytes);
+        counters.iter().zip(&more).all(has_room)
+    }
+
+    /// Charges the counters, except for places in flight, which the holds keep.
+    pub(crate) fn charge(&self, each: &[Reserve<'_>], counters: &mut [HeldCounter], now: Now) {
+        self.set(each, counters, now, |(_, after)| after);
+    }
+
+    /// Undoes [`ReservationDraft::charge`].
+    pub(crate) fn undo(&self, each: &[Reserve<'_>], counters: &mut [HeldCounter], now: Now) {
+        self.set(each, counters, now, |(before, _)| before);
+    }
+
+    fn set(
+        &self,
+        each: &[Reserve<'_>],
+        counters: &mut [HeldCounter],
+        now: Now,
+        which: impl Fn(&(Counter, Counter)) -> &Counter,
+    ) {
+        for Reserve { counter: index, limit, .. } in each {
+            if let Some(states) = &self.counters[*index]
+                && limit.admission() != Admission::InFlight
+            {
+                counters[*index].update(limit, now, |limit, counter| {
+                    counter.clone_from(which(states));
+                    peek(limit, counter, now)
+                });
+            }
+        }
+    }
+
+    /// Adds the holds of what is charged.
+    pub(crate) fn hold(
+        self,
+        each: &[Reserve<'_>],
+        counters: &mut [HeldCounter],
+        now: Now,
+    ) -> Reserved {
+        let Self { decisions, new, has_ended, .. } = self;
+        let mut charged = SmallVec::from_elem(0, each.len());
+        for NewHold { check, hits, held } in new {
+            let Reserve { counter, limit, terms, .. } = &each[check];
+            charged[check] = hits;
+            let holds = counters[*counter].holds.get_or_insert_with(|| Box::new(Holds::new(limit)));
+            holds.add(terms.id.clone(), terms, hits, held, &decisions[check], now.now);
+        }
+        Reserved { is_held: true, has_ended, decisions: Decisions::new(decisions, charged) }
+    }
+}

@@ -1,0 +1,113 @@
+//! The wire format of holds. Their instants are sent as ages, except the ends of windows.
+
+use serde::{Deserialize, Serialize};
+use tollgate_counter::{algorithm::ChargePosition, packed_counter::{Age, put}, time::Timestamp};
+
+use crate::{HOLDS_MAX, HOLD_TTL_MAX, HoldId, holds::{Holds, changes::HoldChanges}};
+
+/// The largest encoded limit, in bytes.
+const LIMIT_BYTES_MAX: usize = 128;
+/// The largest encoded hold without its id, in bytes.
+const HOLD_BYTES_MAX: usize = 144;
+/// The largest encoded ended hold without its id, in bytes.
+const ENDED_BYTES_MAX: usize = 105;
+/// The bytes of an encoded id in addition to its own, at most, and a length.
+const ID_BYTES_MAX: usize = 6;
+
+/// The largest encoded position of an entry, in bytes.
+const POSITION_BYTES_MAX: usize = 4;
+
+/// Holds, and in a copy of changes the ids of those that are gone.
+#[derive(Serialize, Deserialize)]
+struct ChangedHolds<H> {
+    holds: H,
+    // Not present if all holds are here.
+    gone: Option<Vec<HoldId>>,
+    positions: Vec<Option<u16>>,
+}
+
+/// The result of decoding holds.
+#[allow(clippy::large_enum_variant, reason = "it is matched where it is returned")]
+pub(crate) enum DecodedHolds {
+    Holds(Holds),
+    /// The limit is unknown to this version.
+    Unknown,
+    Malformed,
+}
+
+impl Holds {
+    /// The encoded holds.
+    pub(crate) fn write(&self, now: Timestamp) -> Vec<u8> {
+        let age = |instant| Timestamp::from_nanos(Age::new(instant, now).to_bits());
+        let holds = self.clone().moved(age, |position| moved_position(position, age));
+        if self.accompanies_changes() {
+            let HoldChanges { gone, is_partial, positions, .. } = &self.changes;
+            put(&ChangedHolds { holds, gone: is_partial.then(|| gone.clone()), positions: positions.clone() })
+        } else {
+            put(&holds)
+        }
+    }
+
+    /// The size of the encoded holds at any instant, in bytes, at most.
+    pub(crate) fn encoded_bytes_max(&self) -> usize {
+        let gone = self.changes.gone();
+        LIMIT_BYTES_MAX
+            + 4 * ID_BYTES_MAX
+            + self.each.len() * (HOLD_BYTES_MAX + ID_BYTES_MAX)
+            + self.ended.len() * (ENDED_BYTES_MAX + ID_BYTES_MAX)
+            + self.id_bytes
+            + 1
+            + self.changes.positions.len() * POSITION_BYTES_MAX
+            + gone.iter().map(|id| ID_BYTES_MAX + id.bytes.len()).sum::<usize>()
+    }
+
+    /// Decodes holds.
+    pub(crate) fn read(bytes: &[u8], now: Timestamp) -> DecodedHolds {
+        read_all(bytes, |holds: Self| holds.decoded(None, Vec::new(), now))
+    }
+
+    /// Whether the copy is one of changes, or accompanies the changes of its counter.
+    pub(crate) fn accompanies_changes(&self) -> bool {
+        self.is_partial() || !self.changes.positions.is_empty()
+    }
+
+    /// Decodes a copy of the changes since an earlier copy, or one that accompanies the changes of a counter.
+    pub(crate) fn read_changes(bytes: &[u8], now: Timestamp) -> DecodedHolds {
+        read_all(bytes, |ChangedHolds { holds, gone, positions }: ChangedHolds<Self>| {
+            holds.decoded(gone, positions, now)
+        })
+    }
+
+    fn decoded(self, gone: Option<Vec<HoldId>>, positions: Vec<Option<u16>>, now: Timestamp) -> DecodedHolds {
+        let is_valid = self.each.len() <= HOLDS_MAX
+            && self.each.iter().all(|hold| hold.ttl <= HOLD_TTL_MAX)
+            && gone.as_ref().is_none_or(|gone| gone.len() <= HOLDS_MAX)
+            && (positions.is_empty() || positions.len() == self.each.len());
+        if !is_valid {
+            return DecodedHolds::Malformed;
+        }
+        let instant = |age: Timestamp| Age::from_bits(age.as_nanos()).instant(now);
+        let last = self.ended.values().map(|ended| ended.change.0).max();
+        let changes = HoldChanges::decoded(last.unwrap_or_default(), gone, positions);
+        let mut holds = Self { changes, ..self.with_bytes_of_ids() };
+        holds.forget_oldest();
+        DecodedHolds::Holds(holds.moved(instant, |position| moved_position(position, instant)))
+    }
+}
+
+/// Decodes all of `bytes`.
+fn read_all<'b, T: Deserialize<'b>>(bytes: &'b [u8], read: impl FnOnce(T) -> DecodedHolds) -> DecodedHolds {
+    match postcard::take_from_bytes(bytes) {
+        Ok((holds, [])) => read(holds),
+        Err(postcard::Error::SerdeDeCustom) => DecodedHolds::Unknown,
+        Ok(_) | Err(_) => DecodedHolds::Malformed,
+    }
+}
+
+/// `position` with another instant. Windows are the same on all replicas.
+fn moved_position(position: ChargePosition, instant: impl Fn(Timestamp) -> Timestamp) -> ChargePosition {
+    match position {
+        ChargePosition::Sum | ChargePosition::Window(_) => position,
+        ChargePosition::Instant(at) => ChargePosition::Instant(instant(at)),
+    }
+}

@@ -1,0 +1,383 @@
+//! Counters in memory, in one table for each slot.
+
+use std::{slice, sync::atomic::Ordering, time::Duration};
+
+use tollgate_counter::{algorithm::{Decision, Limit, Operation, Receipt}, descriptor::Key, packed_counter::Now, time::Timestamp};
+
+use crate::{Check, Checks, Decisions, OnFull, OnRefusal, SLOTS, SingleDecision, Slot, SlotData, decide_set::decide_set, held_counter::Room, lead::Lead, operation::{CounterOperation, OperationOutcome}};
+
+mod admin;
+mod grants;
+mod holds;
+mod leases;
+mod locked;
+mod ownership;
+mod restrictions;
+mod sharing;
+mod tables;
+
+pub use admin::{Admin, CounterState, DryRun, Replacement};
+pub use grants::{CounterView, Grants, Turn};
+pub use holds::ReserveError;
+pub(crate) use holds::each_hold_id;
+pub use leases::{Leases, UsedHits};
+
+use locked::LockedSlots;
+use ownership::OwnershipTable;
+use restrictions::Restrictions;
+use tables::Tables;
+
+/// A sweep visits one of this many parts of the slots at a time.
+pub const SWEEP_PARTS: usize = 100;
+/// The duration of a full round of sweeps.
+pub const SWEEP_ROUND: Duration = Duration::from_secs(10);
+
+/// The counters of this process, each under the lock of its slot, within a memory budget.
+#[derive(Debug)]
+pub struct Memory {
+    tables: Tables,
+    // `None` if this replica owns all slots.
+    ownerships: Option<OwnershipTable>,
+    restrictions: Restrictions,
+}
+
+/// The memory for ids of requests and reservations, in bytes.
+#[derive(Clone, Copy, Debug)]
+pub struct IdMemory {
+    /// The bytes that ids take.
+    pub used: usize,
+    /// The most bytes that ids may take.
+    pub max: usize,
+}
+
+/// Statistics of counters in memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StoreStats {
+    /// Counters in memory, including idle ones that have not been swept.
+    pub live: usize,
+    /// The bytes of counters, including copies of other owners' counters.
+    pub bytes: usize,
+    /// The bytes that counters and copies may take.
+    pub bytes_max: usize,
+    /// The bytes of copies of other owners' counters.
+    pub backup_bytes: usize,
+    /// Idle counters that were evicted, since the start.
+    pub evicted_idle: u64,
+    /// Counters that were evicted for lack of memory before they were idle.
+    pub evicted_unexpired: u64,
+    /// Charges to new keys for which there was no memory.
+    pub refused_full: u64,
+    /// Open reservations.
+    pub holds_open: usize,
+    /// Reservations that their expiry released, since the start.
+    pub holds_released: u64,
+    /// Reservations that their expiry charged, since the start.
+    pub holds_charged: u64,
+    /// Reservations that were refused because there were too many.
+    pub holds_exhausted: u64,
+    /// Ids of ended reservations that were forgotten because their counter had too many.
+    pub ids_forgotten: u64,
+    /// Penalties that began, since the start.
+    pub penalties: u64,
+    /// Refusals of limits with a penalty that were not recorded for lack of memory.
+    pub refusals_unrecorded: u64,
+}
+
+/// Why a check set is not decided on this replica. Nothing was charged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NotLocal {
+    /// This replica does not own the slot.
+    #[error("this replica does not own slot {}", .0.0)]
+    Slot(Slot),
+    /// A check would be refused only because hits of its key are leased out.
+    #[error("the rest of a limit is leased out")]
+    Leased(Key),
+}
+
+impl Memory {
+    /// An empty store of at most `bytes_max` bytes, which owns all slots. `on_full` decides on new keys without
+    /// memory.
+    pub fn new(bytes_max: u64, on_full: OnFull) -> Self {
+        Self::with_slot_count(bytes_max, on_full, SLOTS)
+    }
+
+    /// Sets the number of slots, a power of two from 2 to 65,536. Drops all counters.
+    pub fn with_slots(self, slots: usize) -> Self {
+        Self::with_slot_count(self.tables.resources.budget.bytes_max() as u64, self.tables.on_full, slots)
+    }
+
+    /// Makes the store part of a cluster: it owns no slot until [`Memory::acquire`].
+    pub fn shared(self) -> Self {
+        Self { ownerships: Some(OwnershipTable::new(self.slots())), ..self }
+    }
+
+    fn with_slot_count(bytes_max: u64, on_full: OnFull, slots: usize) -> Self {
+        let tables = Tables::new(bytes_max, on_full, slots);
+        Self { tables, ownerships: None, restrictions: Restrictions::default() }
+    }
+
+    /// What operators do with the counters.
+    pub fn admin(&self) -> Admin<'_> {
+        Admin { memory: self }
+    }
+
+    /// The leases of the counters.
+    pub fn leases(&self) -> Leases<'_> {
+        Leases { memory: self }
+    }
+
+    /// What clients that decide by themselves have of the counters.
+    pub fn grants(&self) -> Grants<'_> {
+        Grants { memory: self }
+    }
+
+    /// The number of slots.
+    pub fn slots(&self) -> usize {
+        self.tables.slots()
+    }
+
+    /// The slot of a key.
+    pub fn slot(&self, key: Key) -> Slot {
+        self.tables.slot(key)
+    }
+
+    /// All slots, owned or not.
+    pub fn each_slot(&self) -> impl Iterator<Item = Slot> + use<> {
+        self.tables.each_slot()
+    }
+
+    /// Current statistics.
+    pub fn stats(&self) -> StoreStats {
+        let resources = &self.tables.resources;
+        StoreStats {
+            live: self.each_slot().map(|slot| self.tables.lock(slot).len()).sum(),
+            bytes: resources.budget.used(),
+            bytes_max: resources.budget.bytes_max(),
+            backup_bytes: resources.budget.outside_tables(),
+            evicted_idle: resources.evicted_idle.get(),
+            evicted_unexpired: resources.evicted_unexpired.get(),
+            refused_full: self.tables.refused_full.get(),
+            holds_open: resources.holds.open.load(Ordering::Relaxed),
+            holds_released: resources.holds.released.get(),
+            holds_charged: resources.holds.charged.get(),
+            holds_exhausted: resources.holds.exhausted.get(),
+            ids_forgotten: resources.holds.forgotten.get(),
+            penalties: resources.penalties.get(),
+            refusals_unrecorded: resources.refusals_unrecorded.get(),
+        }
+    }
+
+    /// The memory for ids.
+    pub fn id_memory(&self) -> IdMemory {
+        let resources = &self.tables.resources;
+        let max = resources.budget.bytes_max() / tables::SHARE_DIVISOR;
+        IdMemory { used: resources.holds.bytes.load(Ordering::Relaxed), max }
+    }
+
+    /// Counts a reservation that is refused for lack of memory.
+    pub fn count_exhausted(&self) {
+        self.tables.resources.holds.exhausted.add(1);
+    }
+
+    /// Restores counters from a snapshot, as many as the memory allows.
+    pub fn restore(&self, data: SlotData, now: Timestamp) {
+        self.adopt_lead(&data, now);
+        let (counters, holds) = data.into_counters();
+        // Usually all keys are of one slot.
+        if let Some(key) = counters.keys().next() {
+            self.tables.lock(self.slot(*key)).reserve(counters.len(), &self.tables.resources);
+        }
+        for (key, packed) in counters.into_iter().filter(|(_, packed)| now < packed.idle_at()) {
+            let mut table = self.tables.lock(self.slot(key));
+            // A snapshot that names a key twice is damaged, whatever its checksum says.
+            if table.get(key).is_none() {
+                self.tables.insert(&mut table, key, packed, now);
+            }
+        }
+        for (key, holds) in holds {
+            self.tables.restore_holds(key, holds);
+        }
+    }
+
+    /// Decides the checks of one call atomically.
+    ///
+    /// If `refused` returns that the decisions refuse the call, the charges that passed are taken back before other
+    /// calls can see them, if their checks say so; their decisions then report what is left without them.
+    ///
+    /// In a cluster this fails unless this replica owns the slots of all checks and no decision depends on leased
+    /// hits.
+    pub fn apply(
+        &self,
+        checks: &[Check<'_>],
+        now: Timestamp,
+        refused: impl Fn(&[Decision]) -> bool,
+    ) -> Result<Decisions, NotLocal> {
+        let mut locked = self.lock_owned(checks, now)?;
+        if locked.have_side_data() {
+            locked.settle_side_data(checks);
+            locked.require_unleased(checks, &refused)?;
+        }
+        let decisions =
+            decide_set(checks, refused, |index, operation| locked.apply(&checks[index], operation));
+        locked.record_changes(checks, &decisions);
+        Ok(decisions)
+    }
+
+    /// Decides the only check of a call, as [`Memory::apply`] does.
+    // `inline(always)`: a decision is too large to move.
+    #[inline(always)]
+    pub fn apply_single(&self, check: &Check<'_>, now: Timestamp) -> Result<SingleDecision, NotLocal> {
+        self.apply_one(check, now, |_| None)
+    }
+
+    /// Decides the only check of a call as [`Memory::apply`] does, with what `keep` makes of the receipt.
+    // Without the lists that several checks need, a decision costs about a third less.
+    #[inline(always)]
+    fn apply_one<R>(
+        &self,
+        check: &Check<'_>,
+        now: Timestamp,
+        keep: impl Fn(Receipt) -> Option<R>,
+    ) -> Result<SingleDecision<R>, NotLocal> {
+        let slot = self.slot(check.key);
+        if self.restrictions.is_suspended() {
+            return Err(NotLocal::Slot(slot));
+        }
+        let mut table = self.tables.lock(slot);
+        let mut ownership = self.ownerships.as_ref().map(|ownerships| ownerships.lock(slot));
+        if let Some(ownership) = &ownership
+            && !ownership.is_owned()
+        {
+            return Err(NotLocal::Slot(slot));
+        }
+        if table.has_holds_or_grants()
+            || ownership.as_ref().is_some_and(|ownership| ownership.side_data().is_some())
+        {
+            drop((ownership, table));
+            let SingleDecision { decision, charged } = self.apply_one_with_side_data(check, now)?;
+            return Ok(SingleDecision { decision: decision.keep_receipt(keep), charged });
+        }
+        let (decision, stored) = self.tables.touch(
+            &mut table,
+            check,
+            &CounterOperation::Decide(check.operation),
+            self.at(now),
+            keep,
+        );
+        let passes = decision.verdict.passes();
+        if let (Some(ownerships), Some(ownership)) = (&self.ownerships, &mut ownership)
+            && check.limit.is_changed_by(check.operation, passes)
+        {
+            ownerships.record_change(slot, ownership, check.key, &table);
+        }
+        let charged = if stored { check.limit.charged(check.operation, passes) } else { 0 };
+        Ok(SingleDecision { decision, charged })
+    }
+
+    /// Decides the only check of a call in a slot with holds, grants, leases or pending usage.
+    #[cold]
+    #[inline(never)]
+    fn apply_one_with_side_data(
+        &self,
+        check: &Check<'_>,
+        now: Timestamp,
+    ) -> Result<SingleDecision<Receipt>, NotLocal> {
+        let decisions = self.apply(slice::from_ref(check), now, |_| false)?;
+        Ok(SingleDecision { decision: decisions[0], charged: decisions.charged()[0] })
+    }
+
+    /// Applies an operation to the counter of `key`, after its holds that are due have ended.
+    ///
+    /// In a cluster this fails unless this replica owns the slot and no decision depends on leased hits.
+    pub fn operate(
+        &self,
+        key: Key,
+        limit: &Limit,
+        operation: &CounterOperation,
+        now: Timestamp,
+    ) -> Result<OperationOutcome, NotLocal> {
+        let check = |operation| Check { key, limit, operation, on_refusal: OnRefusal::TakeBack };
+        let charge = |hits| Checks::from_slice(&[check(Operation::Charge(hits))]);
+        match operation {
+            CounterOperation::Decide(operation) => {
+                let SingleDecision { decision, charged } = self.apply_one(&check(*operation), now, Some)?;
+                Ok(OperationOutcome::new(decision, charged))
+            }
+            CounterOperation::Reserve { terms, hits } => {
+                let refused = |decisions: &[Decision]| !decisions[0].verdict.passes();
+                match self.reserve(&charge(*hits), terms, now, refused) {
+                    Ok(reserved) => Ok(OperationOutcome::reserved(&reserved)[0].clone()),
+                    Err(ReserveError::NotLocal(missing)) => Err(missing),
+                    Err(ReserveError::Exhausted) => Ok(OperationOutcome::exhausted()),
+                }
+            }
+            CounterOperation::Settle { id, actual, unknown } => {
+                Ok(OperationOutcome::settled(self.settle(&charge(*actual), id, *unknown, now)?[0]))
+            }
+            CounterOperation::RefundOnce { hits, .. } => {
+                self.refund_once(&check(Operation::Refund(*hits)), operation, now)
+            }
+            CounterOperation::Withdraw { id, attempt } => {
+                self.withdraw(&charge(0), id, *attempt, now)?;
+                Ok(OperationOutcome::new(self.admin().peek(key, limit, now).peek, 0))
+            }
+            CounterOperation::Undo(_)
+            | CounterOperation::Set(_)
+            | CounterOperation::Absorb(_)
+            | CounterOperation::Show => {
+                let at = self.at(now);
+                let outcome =
+                    self.with_owned(key, now, |counter| counter.apply(limit, operation, at, Room::NONE).0);
+                outcome.ok_or(NotLocal::Slot(self.slot(key)))
+            }
+        }
+    }
+
+    /// Records that the clock gave up a lead: from now on, each decision first clamps its counter. Call this before
+    /// the first `now` of the corrected clock.
+    pub fn give_up_lead(&self, lead: Lead) {
+        self.restrictions.give_up(lead);
+    }
+
+    /// The instant of an operation at `now`.
+    #[inline(always)]
+    fn at(&self, now: Timestamp) -> Now {
+        Now { now, given_up: self.restrictions.lead().map(|lead| lead.at.min(now)) }
+    }
+
+    /// Adopts the lead of counters from a replica whose clock gave one up.
+    fn adopt_lead(&self, data: &SlotData, now: Timestamp) {
+        if let Some(lead) = data.lead().filter(|lead| now < lead.until) {
+            self.restrictions.add_lead(lead);
+        }
+    }
+
+    /// Evicts idle counters and releases unused memory.
+    pub fn sweep(&self, now: Timestamp) {
+        (0..SWEEP_PARTS).for_each(|part| self.sweep_part(part, now));
+    }
+
+    /// Evicts idle counters in one of the parts and releases unused memory.
+    pub fn sweep_part(&self, number: usize, now: Timestamp) {
+        self.restrictions.end_lead(now);
+        for slot in self.each_slot().skip(number).step_by(SWEEP_PARTS) {
+            self.sweep_slot(slot, now);
+        }
+        // Counters may have arrived from other replicas, or have grown.
+        self.tables.shed_some(now);
+    }
+
+    fn sweep_slot(&self, slot: Slot, now: Timestamp) {
+        let mut table = self.tables.lock(slot);
+        self.sweep_holds(slot, &mut table, now);
+        table.forget_idle(now, &self.tables.resources);
+        table.shrink(&self.tables.resources);
+        drop(table);
+        if let Some(ownerships) = &self.ownerships {
+            ownerships.lock(slot).forget_idle(now);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,133 @@
+//! Operations of operators: dry runs, and access to single counters.
+
+use std::{borrow::Cow, sync::Arc};
+
+use smallvec::SmallVec;
+use tollgate_counter::{algorithm::{Counter, Decision, Limit, Operation, PenaltyState}, descriptor::Key, time::Timestamp};
+
+use crate::{Checks, Decisions, OpenHolds, Subscribers, decide_set::decide_set, held_counter::Room, memory::{LockedSlots, Memory}, operation::{CounterDetails, CounterOperation, HoldOutcome, OperationOutcome}};
+
+/// What operators do with counters in memory.
+#[derive(Clone, Copy, Debug)]
+pub struct Admin<'m> {
+    pub(super) memory: &'m Memory,
+}
+
+/// The decisions that a check set would get, with the state of its counters.
+#[derive(Clone, Debug)]
+pub struct DryRun {
+    /// The decisions, in the order of the checks.
+    pub decisions: Decisions,
+    /// The states of the counters, in the order of the checks.
+    pub before: SmallVec<[CounterState; 2]>,
+}
+
+/// The state of one counter.
+#[derive(Clone, Debug, PartialEq)]
+pub struct CounterState {
+    /// The instant from which the counter may be evicted; `None` if there is no counter, or an idle one.
+    pub idle_at: Option<Timestamp>,
+    /// The answer to a peek.
+    pub peek: Decision,
+    /// The open holds, if the caller requests them.
+    pub holds: Arc<OpenHolds>,
+    /// The record of refusals, if the caller requests it.
+    pub penalty: Option<PenaltyState>,
+    /// Clients with parts of the limit, if a replica of a cluster divides it.
+    pub subscribers: Option<Arc<Subscribers>>,
+}
+
+/// A counter before and after its replacement.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Replacement {
+    /// The counter before its replacement.
+    pub before: CounterState,
+    /// The counter after its replacement.
+    pub after: CounterState,
+}
+
+impl Admin<'_> {
+    /// The decisions that [`Memory::apply`] would return now. Changes nothing, and does not predict a lack of memory
+    /// for a new key.
+    pub fn dry_run(
+        &self,
+        checks: &Checks<'_>,
+        now: Timestamp,
+        refused: impl FnOnce(&[Decision]) -> bool,
+    ) -> DryRun {
+        let mut locked = self.memory.lock(checks, now);
+        let before = checks.iter().map(|check| locked.state(check.key, check.limit)).collect();
+        let limits: SmallVec<[Cow<'_, Limit>; 2]> =
+            checks.iter().map(|check| locked.limit_without_holds(check.key, check.limit)).collect();
+        let mut copies = self.copies(&mut locked, checks);
+        drop(locked);
+        let decisions = decide_set(checks, refused, |index, operation| {
+            let check = &checks[index];
+            let position = copies.iter().position(|(key, _)| *key == check.key).unwrap_or_else(|| {
+                copies.push((check.key, check.limit.fresh()));
+                copies.len() - 1
+            });
+            (operation.apply(&limits[index], &mut copies[position].1, now), true)
+        });
+        DryRun { decisions, before }
+    }
+
+    /// Copies of the stored counters of the checks.
+    fn copies(&self, locked: &mut LockedSlots<'_>, checks: &Checks<'_>) -> Vec<(Key, Counter)> {
+        let mut copies = Vec::<(Key, Counter)>::new();
+        let at = self.memory.at(locked.now);
+        for check in checks {
+            if let Some(packed) = locked.table(check.key).get(check.key)
+                && copies.iter().all(|(key, _)| *key != check.key)
+            {
+                copies.push((check.key, packed.corrected(check.limit, at)));
+            }
+        }
+        copies
+    }
+
+    /// The state of the counter of `key`, of the kind of `limit`.
+    pub fn peek(&self, key: Key, limit: &Limit, now: Timestamp) -> CounterState {
+        self.memory.lock_key(key, now).state(key, limit)
+    }
+
+    /// Replaces the counter of `key` by a fresh one with `hits` charged. Hits above the limit become a debt if the
+    /// algorithm can hold one. Does nothing if this replica does not own the slot.
+    pub fn replace(&self, key: Key, limit: &Limit, now: Timestamp, hits: u64) -> Replacement {
+        let mut locked = self.memory.lock_key(key, now);
+        let before = locked.state(key, limit);
+        if locked.are_owned() {
+            let set = CounterOperation::Set(hits);
+            locked.with_held(key, |counter| counter.apply(limit, &set, self.memory.at(now), Room::NONE));
+            locked.record_change(key);
+        }
+        Replacement { before, after: locked.state(key, limit) }
+    }
+}
+
+impl CounterState {
+    /// The state of a counter elsewhere from the outcome of a peek at `now`.
+    pub(crate) fn from_outcome(limit: &Limit, outcome: &OperationOutcome, now: Timestamp) -> Self {
+        let peek = outcome.decision;
+        let is_used = peek.remaining < limit.allowance() && !peek.reset_after.is_zero();
+        let idle_at = is_used.then(|| now.after(peek.reset_after));
+        match &outcome.hold {
+            HoldOutcome::Shown(shown) => {
+                let CounterDetails { holds, penalty, subscribers } = CounterDetails::clone(shown);
+                let remembered = penalty.map(|penalty| now.after(penalty.forgotten_after));
+                Self { idle_at: idle_at.max(remembered), peek, holds, penalty, subscribers }
+            }
+            HoldOutcome::Decided | HoldOutcome::Exhausted | HoldOutcome::Settled(_) | HoldOutcome::Ended => {
+                Self { idle_at, peek, holds: Arc::default(), penalty: None, subscribers: None }
+            }
+        }
+    }
+
+    pub(super) fn new(counter: Option<&Counter>, limit: &Limit, now: Timestamp) -> Self {
+        let idle_at = counter.map(|counter| limit.idle_at(counter)).filter(|idle_at| now < *idle_at);
+        let mut copy = counter.cloned().unwrap_or_else(|| limit.fresh());
+        let peek = limit.decide(&mut copy, now, Operation::Peek);
+        let penalty = counter.and_then(|counter| limit.penalty_state(counter, now));
+        Self { idle_at, peek, holds: Arc::default(), penalty, subscribers: None }
+    }
+}

@@ -1,0 +1,271 @@
+//! The locked slots of the checks of one call.
+
+use std::{
+    borrow::Cow,
+    collections::BTreeMap,
+    sync::{Arc, MutexGuard},
+};
+
+use smallvec::{SmallVec, smallvec};
+use tollgate_counter::{algorithm::{Counter, Decision, Granted, Limit, Operation}, descriptor::Key, time::Timestamp};
+
+use crate::{Check, NotLocal, Slot, decide_set::decide_set, held_counter::HeldCounter, holds::Holds, leased_decision::{apply_leased, decide_leased}, memory::{CounterState, Memory, ownership::{OwnershipTable, SlotOwnership}}, operation::CounterOperation, table::SlotTable};
+
+/// The locked slots of the checks of one call, at the instant of the call.
+pub(super) struct LockedSlots<'m> {
+    pub(super) memory: &'m Memory,
+    pub(super) now: Timestamp,
+    // Invariant: ascending and unique; one table for each, and one ownership for each in a cluster.
+    slots: SmallVec<[Slot; 2]>,
+    tables: SmallVec<[MutexGuard<'m, SlotTable>; 2]>,
+    ownerships: Option<Ownerships<'m>>,
+}
+
+/// The ownerships of the locked slots.
+struct Ownerships<'m> {
+    all: &'m OwnershipTable,
+    each: SmallVec<[MutexGuard<'m, SlotOwnership>; 2]>,
+}
+
+impl Memory {
+    /// Locks all slots of the checks, each once, in ascending order.
+    pub(super) fn lock(&self, checks: &[Check<'_>], now: Timestamp) -> LockedSlots<'_> {
+        let mut slots: SmallVec<[Slot; 2]> = checks.iter().map(|check| self.slot(check.key)).collect();
+        slots.sort_unstable();
+        slots.dedup();
+        self.lock_slots(slots, now)
+    }
+
+    /// Locks the slot of a key.
+    pub(super) fn lock_key(&self, key: Key, now: Timestamp) -> LockedSlots<'_> {
+        self.lock_slots(smallvec![self.slot(key)], now)
+    }
+
+    // Ascending and unique slots.
+    fn lock_slots(&self, slots: SmallVec<[Slot; 2]>, now: Timestamp) -> LockedSlots<'_> {
+        let tables = slots.iter().map(|slot| self.tables.lock(*slot)).collect();
+        let ownerships = self
+            .ownerships
+            .as_ref()
+            .map(|all| Ownerships { all, each: slots.iter().map(|slot| all.lock(*slot)).collect() });
+        LockedSlots { memory: self, now, slots, tables, ownerships }
+    }
+
+    /// Locks all slots of the checks, which this replica owns.
+    pub(super) fn lock_owned(
+        &self,
+        checks: &[Check<'_>],
+        now: Timestamp,
+    ) -> Result<LockedSlots<'_>, NotLocal> {
+        if self.restrictions.is_suspended()
+            && let Some(check) = checks.first()
+        {
+            return Err(NotLocal::Slot(self.slot(check.key)));
+        }
+        let locked = self.lock(checks, now);
+        let mut slots = locked.ownerships().iter().zip(&locked.slots);
+        let missing = slots.find(|(ownership, _)| !ownership.is_owned());
+        match missing.map(|(_, slot)| *slot) {
+            Some(slot) => Err(NotLocal::Slot(slot)),
+            None => Ok(locked),
+        }
+    }
+}
+
+impl LockedSlots<'_> {
+    /// The position of the slot of a key among the locked ones.
+    fn position(&self, key: Key) -> usize {
+        let slot = self.memory.slot(key);
+        self.slots.partition_point(|other| *other < slot)
+    }
+
+    /// The table of a key.
+    pub(super) fn table(&mut self, key: Key) -> &mut SlotTable {
+        let position = self.position(key);
+        &mut self.tables[position]
+    }
+
+    fn table_ref(&self, key: Key) -> &SlotTable {
+        &self.tables[self.position(key)]
+    }
+
+    fn ownerships(&self) -> &[MutexGuard<'_, SlotOwnership>] {
+        self.ownerships.as_ref().map_or(&[], |ownerships| &ownerships.each)
+    }
+
+    /// Whether a slot has holds, grants, leases or pending usage.
+    pub(super) fn have_side_data(&self) -> bool {
+        self.tables.iter().any(|table| table.has_holds_or_grants())
+            || self.ownerships().iter().any(|ownership| ownership.side_data().is_some())
+    }
+
+    /// Merges pending usage into the counters of the checks, and ends their holds that have expired.
+    pub(super) fn settle_side_data(&mut self, checks: &[Check<'_>]) {
+        for Check { key, limit, .. } in checks {
+            self.settle_side_data_of(*key, limit);
+        }
+    }
+
+    /// Merges pending usage into the counter of `key`, and ends its holds that have expired.
+    pub(super) fn settle_side_data_of(&mut self, key: Key, limit: &Limit) {
+        let memory = self.memory;
+        let now = self.now;
+        let position = self.position(key);
+        let table = &mut self.tables[position];
+        let mut has_changed = false;
+        if let Some(ownerships) = &mut self.ownerships {
+            has_changed = memory.absorb_pending(table, &mut ownerships.each[position], key, limit, now);
+        }
+        if memory.tables.expire_holds(table, key, limit, memory.at(now)) || has_changed {
+            self.record_change(key);
+        }
+    }
+
+    /// Whether this replica owns the slots.
+    pub(super) fn are_owned(&self) -> bool {
+        self.ownerships().iter().all(|ownership| ownership.is_owned())
+    }
+
+    /// Applies `change` to the counter of `key` with its holds, and returns whether the counter is stored.
+    pub(super) fn with_held<R>(&mut self, key: Key, change: impl FnOnce(&mut HeldCounter) -> R) -> (R, bool) {
+        let memory = self.memory;
+        let now = self.now;
+        memory.tables.with_held(self.table(key), key, now, change)
+    }
+
+    /// The state of the counter of `key`.
+    pub(super) fn state(&self, key: Key, limit: &Limit) -> CounterState {
+        let packed = self.table_ref(key).get(key);
+        let limit = &limit.without_rate_and_burst(self.granted(key).rate);
+        let counter = packed.map(|packed| packed.corrected(limit, self.memory.at(self.now)));
+        let state = CounterState::new(counter.as_ref(), &self.limit_without_holds(key, limit), self.now);
+        let holds = self.holds(key).map(|holds| holds.list(self.now)).unwrap_or_default();
+        CounterState { holds: Arc::new(holds), ..state }
+    }
+
+    /// The limit of the counter of `key` alone, without the places that its holds keep.
+    pub(super) fn limit_without_holds<'l>(&self, key: Key, limit: &'l Limit) -> Cow<'l, Limit> {
+        self.holds(key).map_or(Cow::Borrowed(limit), |holds| holds.limit_without_holds(limit))
+    }
+
+    /// Records that the counter of `key` has changed.
+    pub(super) fn record_change(&mut self, key: Key) {
+        let position = self.position(key);
+        if let Some(Ownerships { all, each }) = &mut self.ownerships {
+            all.record_change(self.slots[position], &mut each[position], key, &self.tables[position]);
+        }
+    }
+
+    /// Records which counters the checks have changed.
+    pub(super) fn record_changes(&mut self, checks: &[Check<'_>], decisions: &[Decision]) {
+        if self.ownerships.is_none() {
+            return;
+        }
+        for (check, decision) in checks.iter().zip(decisions) {
+            if check.limit.is_changed_by(check.operation, decision.verdict.passes()) {
+                self.record_change(check.key);
+            }
+        }
+    }
+
+    /// The holds of `key`.
+    pub(super) fn holds(&self, key: Key) -> Option<&Holds> {
+        self.table_ref(key).holds(key)
+    }
+
+    /// A copy of the counter of `key`.
+    pub(super) fn copy(&self, key: Key, limit: &Limit) -> Counter {
+        let packed = self.table_ref(key).get(key);
+        packed.map_or_else(|| limit.fresh(), |packed| packed.corrected(limit, self.memory.at(self.now)))
+    }
+
+    /// What the counter of `key` would say without a charge, with what is granted of it.
+    pub(super) fn peek_with_grants(&self, key: Key, limit: &Limit, operation: Operation) -> Decision {
+        let Granted { rate, hits } = self.granted(key);
+        let mut counter = self.copy(key, limit);
+        let limit = limit.without_rate(rate);
+        let leased = self.leased(key).saturating_add(hits);
+        decide_leased(&limit, &mut counter, operation, leased, self.now).decision
+    }
+
+    /// What is granted of the counter of `key`.
+    pub(super) fn granted(&self, key: Key) -> Granted {
+        self.table_ref(key).grant(key).map(|grant| grant.granted).unwrap_or_default()
+    }
+
+    /// The leased hits of `key`.
+    pub(super) fn leased(&self, key: Key) -> u64 {
+        // Without a cluster nothing is leased.
+        self.ownerships().get(self.position(key)).map_or(0, |ownership| ownership.leased(key))
+    }
+
+    /// Sets the leased hits of `key`.
+    pub(super) fn set_leased(&mut self, key: Key, hits: u64) {
+        let memory = self.memory;
+        let position = self.position(key);
+        if let Some(Ownerships { each, .. }) = &mut self.ownerships {
+            each[position]
+                .update_side_data(|| memory.empty_side_data(), |side_data| side_data.set_leased(key, hits));
+        }
+    }
+
+    /// Applies an operation to the counter of a check, and returns whether the counter is stored.
+    pub(super) fn apply(&mut self, check: &Check<'_>, operation: &CounterOperation) -> (Decision, bool) {
+        let memory = self.memory;
+        let now = self.now;
+        let leased = self.leased(check.key);
+        let table = self.table(check.key);
+        if leased == 0 && !table.has_holds_or_grants() {
+            return memory.tables.touch(table, check, operation, memory.at(now), Some);
+        }
+        if let Some(grant) = table.grant_mut(check.key) {
+            grant.requested = grant.requested.saturating_add(check.hits());
+            let Granted { rate, hits } = grant.granted;
+            let limit = check.limit.without_rate(rate);
+            return memory.tables.touch_unpacked(
+                table,
+                check.key,
+                &limit,
+                memory.at(now),
+                |limit, counter| {
+                    apply_leased(limit, counter, operation, leased.saturating_add(hits), now).decision
+                },
+            );
+        }
+        if let CounterOperation::Decide(Operation::Refund(hits)) = operation
+            && leased == 0
+            && table.holds(check.key).is_some()
+        {
+            return memory.tables.with_held(table, check.key, now, |counter| {
+                counter.refund(check.limit, *hits, memory.at(now))
+            });
+        }
+        memory.tables.touch_unpacked(table, check.key, check.limit, memory.at(now), |limit, counter| {
+            apply_leased(limit, counter, operation, leased, now).decision
+        })
+    }
+
+    /// Checks that no decision depends on leased hits: that no check would be refused only because of them, and that no
+    /// refund may be for hits that a borrower has used and not reported. Changes nothing.
+    pub(super) fn require_unleased(
+        &self,
+        checks: &[Check<'_>],
+        refused: impl Fn(&[Decision]) -> bool,
+    ) -> Result<(), NotLocal> {
+        if checks.iter().all(|check| self.leased(check.key) == 0) {
+            return Ok(());
+        }
+        let mut copies = BTreeMap::<Key, Counter>::new();
+        let mut wanted = None;
+        decide_set(checks, refused, |index, operation| {
+            let Check { key, limit, .. } = checks[index];
+            let copy = copies.entry(key).or_insert_with(|| self.copy(key, limit));
+            let applied = apply_leased(limit, copy, operation, self.leased(key), self.now);
+            if applied.depends_on_leases {
+                wanted = wanted.or(Some(key));
+            }
+            (applied.decision, true)
+        });
+        wanted.map_or(Ok(()), |key| Err(NotLocal::Leased(key)))
+    }
+}

@@ -1,0 +1,229 @@
+//! Ownership of slots, and the changes of each slot since its last copy.
+
+use std::{
+    collections::{HashMap, HashSet},
+    hash::BuildHasherDefault,
+    sync::{
+        MutexGuard,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+};
+
+use tollgate_counter::{descriptor::Key, lock::Lock, time::Timestamp};
+
+use crate::{PendingUsage, Slot, budget::MemoryReservation, key_hasher::KeyHasher, slot_data::{self, UnknownRecords}, table::SlotTable};
+
+/// Beyond that many changed keys without a counter, a slot is copied as a whole.
+const GONE_KEYS_MAX: usize = 1_024;
+
+/// The ownership state of all slots, for a replica in a cluster.
+#[derive(Debug)]
+pub(super) struct OwnershipTable {
+    // One for each slot. Lock order: after the table of the same slot.
+    each: Box<[Lock<SlotOwnership>]>,
+    // One bit for each slot with changes, written under the lock of its ownership.
+    changed: Box<[AtomicU64]>,
+    pub(super) tracking: AtomicBool,
+}
+
+/// The state of one slot other than its counters.
+#[derive(Debug, Default)]
+pub(super) struct SlotOwnership {
+    owned: bool,
+    seq: u64,
+    changed: ChangedCounters,
+    side_data: Option<Box<SideData>>,
+}
+
+/// Which counters of a slot have changed since their last copy.
+#[derive(Debug)]
+pub(super) enum ChangedCounters {
+    Some(ChangedKeys),
+    All,
+}
+
+/// The keys of counters that have changed.
+#[derive(Debug, Default)]
+pub(super) struct ChangedKeys {
+    pub(super) keys: HashSet<Key, BuildHasherDefault<KeyHasher>>,
+    // Whether the slot is known to have a log.
+    accompany_log: bool,
+}
+
+/// State that only few slots have.
+#[derive(Debug, Default)]
+pub(super) struct SideData {
+    pub(super) leased: HashMap<Key, u64, BuildHasherDefault<KeyHasher>>,
+    pub(super) pending: PendingUsage,
+    pub(super) unknown: UnknownRecords,
+    pub(super) reservation: MemoryReservation,
+}
+
+impl Default for ChangedCounters {
+    fn default() -> Self {
+        Self::Some(ChangedKeys::default())
+    }
+}
+
+impl ChangedKeys {
+    /// Whether a counter of the slot is a log, of which a copy of the whole slot has all entries.
+    fn accompany_log(&mut self, table: &SlotTable) -> bool {
+        self.accompany_log = self.accompany_log || table.has_log();
+        self.accompany_log
+    }
+}
+
+impl OwnershipTable {
+    pub(super) fn new(slots: usize) -> Self {
+        Self {
+            each: (0..slots).map(|_| Lock::default()).collect(),
+            changed: (0..slots.div_ceil(64)).map(|_| AtomicU64::new(0)).collect(),
+            tracking: AtomicBool::new(false),
+        }
+    }
+
+    pub(super) fn lock(&self, slot: Slot) -> MutexGuard<'_, SlotOwnership> {
+        self.each[slot.index()].lock()
+    }
+
+    /// Records a change of the counter of `key` in the table of its slot.
+    pub(super) fn record_change(
+        &self,
+        slot: Slot,
+        ownership: &mut SlotOwnership,
+        key: Key,
+        table: &SlotTable,
+    ) {
+        ownership.seq += 1;
+        if !self.tracking.load(Ordering::Relaxed) {
+            return;
+        }
+        if let ChangedCounters::Some(changed) = &mut ownership.changed {
+            if changed.keys.is_empty() {
+                self.flag(slot);
+            }
+            changed.keys.insert(key);
+            // With more changes than this, a copy of the whole slot is cheaper, unless counters are copied in part. The
+            // keys of counters that have gone since are bounded in any case.
+            let all = table.len();
+            let keys = changed.keys.len();
+            let is_cheaper = all < keys * 2 && !table.has_holds() && !changed.accompany_log(table);
+            if is_cheaper || GONE_KEYS_MAX + all < keys {
+                ownership.changed = ChangedCounters::All;
+            }
+        }
+    }
+
+    /// Records that the whole slot has changed.
+    pub(super) fn record_all_changed(&self, slot: Slot, ownership: &mut SlotOwnership) {
+        if self.tracking.load(Ordering::Relaxed) {
+            ownership.changed = ChangedCounters::All;
+            self.flag(slot);
+        }
+    }
+
+    /// The slots with changes.
+    pub(super) fn flagged(&self) -> Vec<Slot> {
+        let mut slots = Vec::new();
+        for (word, bits) in self.changed.iter().enumerate() {
+            let mut bits = bits.load(Ordering::Relaxed);
+            while bits != 0 {
+                // At most 65,536 slots, so it fits.
+                slots.push(Slot((word * 64) as u16 + bits.trailing_zeros() as u16));
+                bits &= bits - 1;
+            }
+        }
+        slots
+    }
+
+    fn flag(&self, slot: Slot) {
+        self.changed[slot.index() / 64].fetch_or(1 << (slot.index() % 64), Ordering::Relaxed);
+    }
+
+    pub(super) fn unflag(&self, slot: Slot) {
+        self.changed[slot.index() / 64].fetch_and(!(1 << (slot.index() % 64)), Ordering::Relaxed);
+    }
+}
+
+impl SlotOwnership {
+    /// The state of a slot that was just acquired.
+    pub(super) fn owned(side_data: SideData) -> Self {
+        let mut ownership = Self { owned: true, ..Self::default() };
+        ownership.update_side_data(SideData::default, |empty| *empty = side_data);
+        ownership
+    }
+
+    pub(super) fn is_owned(&self) -> bool {
+        self.owned
+    }
+
+    pub(super) fn seq(&self) -> u64 {
+        self.seq
+    }
+
+    /// The leased hits of `key`.
+    pub(super) fn leased(&self, key: Key) -> u64 {
+        self.side_data().and_then(|side_data| side_data.leased.get(&key)).copied().unwrap_or_default()
+    }
+
+    /// Drops pending usage that has expired.
+    pub(super) fn forget_idle(&mut self, now: Timestamp) {
+        if self.side_data().is_some_and(|side_data| !side_data.pending.is_empty()) {
+            self.update_side_data(SideData::default, |side_data| side_data.pending.forget_idle(now));
+        }
+    }
+
+    /// The side data, if there is any.
+    pub(super) fn side_data(&self) -> Option<&SideData> {
+        self.side_data.as_deref()
+    }
+
+    /// Updates the side data and its memory reservation.
+    pub(super) fn update_side_data<R>(
+        &mut self,
+        nothing: impl FnOnce() -> SideData,
+        change: impl FnOnce(&mut SideData) -> R,
+    ) -> R {
+        let mut side_data = self.side_data.take().unwrap_or_else(|| Box::new(nothing()));
+        let result = change(&mut side_data);
+        if !side_data.is_empty() {
+            side_data.account();
+            self.side_data = Some(side_data);
+        }
+        result
+    }
+
+    pub(super) fn into_side_data(self) -> SideData {
+        self.side_data.map(|side_data| *side_data).unwrap_or_default()
+    }
+
+    /// Takes the changes since the last call.
+    pub(super) fn take_changed(&mut self) -> ChangedCounters {
+        std::mem::take(&mut self.changed)
+    }
+}
+
+impl SideData {
+    /// Sets the leased hits of `key`.
+    pub(super) fn set_leased(&mut self, key: Key, hits: u64) {
+        if hits == 0 {
+            self.leased.remove(&key);
+        } else {
+            self.leased.insert(key, hits);
+        }
+    }
+
+    /// Copies of pending usage and unknown records.
+    pub(super) fn copies(&self) -> (PendingUsage, UnknownRecords) {
+        (self.pending.clone(), self.unknown.clone())
+    }
+
+    fn is_empty(&self) -> bool {
+        self.leased.is_empty() && self.pending.is_empty() && self.unknown.is_empty()
+    }
+
+    fn account(&mut self) {
+        let bytes = self.pending.bytes() + slot_data::bytes_of_unknown(&self.unknown);
+        self.reservation.set(size_of::<Self>() + slot_data::bytes_of_map(self.leased.capacity()) + bytes);
+    }
+}

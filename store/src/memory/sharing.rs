@@ -1,0 +1,341 @@
+//! Transfer of slots between replicas, and copies of their changes.
+
+use std::sync::atomic::Ordering;
+
+use tollgate_counter::{algorithm::{Limit, Operation}, descriptor::Key, packed_counter::PackedCounter, time::Timestamp};
+
+use crate::{Consumption, OnFull, Slot, SlotChanges, SlotData, SlotSnapshot, SlotSource, StoredSlot, budget::{Budget, MemoryReservation}, held_counter::HeldCounter, key_hasher::ByKey, memory::{Memory, ownership::{ChangedCounters, ChangedKeys, SideData, SlotOwnership}}, table::SlotTable};
+
+/// Slots in a cluster. Without a cluster, a store owns all slots and these methods do nothing.
+impl Memory {
+    /// Whether this replica owns `slot`.
+    pub fn owns(&self, slot: Slot) -> bool {
+        self.ownerships.as_ref().is_none_or(|ownerships| ownerships.lock(slot).is_owned())
+    }
+
+    /// The number of changes to `slot` since it was acquired; 0 if it is not owned.
+    pub fn version_seq(&self, slot: Slot) -> u64 {
+        self.ownerships.as_ref().map_or(0, |ownerships| ownerships.lock(slot).seq())
+    }
+
+    /// Releases `slot` and returns its data with the number of changes. Its leases are dropped. `None` if it was not
+    /// owned.
+    pub fn release(&self, slot: Slot) -> Option<(SlotData, u64)> {
+        let ownerships = self.ownerships.as_ref()?;
+        let (mut table, ownership) = {
+            let mut table = self.tables.lock(slot);
+            let mut ownership = ownerships.lock(slot);
+            if !ownership.is_owned() {
+                return None;
+            }
+            ownerships.unflag(slot);
+            (std::mem::take(&mut *table), std::mem::take(&mut *ownership))
+        };
+        let holds = table.take_all_holds(&self.tables.resources);
+        let bytes = table.bytes();
+        let seq = ownership.seq();
+        let SideData { pending, unknown, .. } = ownership.into_side_data();
+        let data = SlotData::all(self.with_keys(slot, table.into_counters()), holds, pending, unknown);
+        let data = data.with_lead(self.restrictions.lead());
+        self.tables.resources.budget.change_table(bytes, 0);
+        self.tables.resources.budget.change(data.heap_bytes(), 0);
+        Some((data.charged_to(&self.tables.resources.budget), seq))
+    }
+
+    /// Acquires `slot` with this data. Afterwards memory may be overfull. Does nothing if the slot is owned already.
+    pub fn acquire(&self, slot: Slot, data: SlotData, now: Timestamp) {
+        let Some(ownerships) = &self.ownerships else { return };
+        self.adopt_lead(&data, now);
+        let data = data.without_idle(now);
+        let heap = data.heap_bytes();
+        let (counters, holds, pending, unknown) = data.into_parts();
+        let side_data = SideData { pending, unknown, ..self.empty_side_data() };
+        let mut table = self.tables.lock(slot);
+        let mut ownership = ownerships.lock(slot);
+        debug_assert!(!ownership.is_owned(), "{slot:?} is owned already");
+        if ownership.is_owned() {
+            return;
+        }
+        self.tables.resources.budget.change_table(table.bytes(), counters.bytes());
+        self.tables.resources.budget.change(0, heap);
+        *table = counters;
+        table.add_holds(holds, &self.tables.resources);
+        *ownership = SlotOwnership::owned(side_data);
+        ownerships.record_all_changed(slot, &mut ownership);
+    }
+
+    /// Whether more memory is used than new data may take.
+    pub fn is_overfull(&self) -> bool {
+        self.tables.resources.budget.is_exceeded()
+    }
+
+    /// Whether memory is overfull and copies take more than half of it.
+    pub fn is_overfull_of_copies(&self) -> bool {
+        self.is_overfull() && self.tables.resources.budget.is_mostly_outside_tables()
+    }
+
+    /// Evicts counters of all slots, from `first` on, until memory is no longer overfull or nothing can be evicted: those
+    /// that have used least of their limit before all others.
+    pub fn shed(&self, first: Slot, now: Timestamp) {
+        self.tables.shed_while(first, now, Budget::is_exceeded);
+    }
+
+    /// Drops counters of `slot` until memory is no longer overfull, at last those that refuse now, which count as refused.
+    pub fn cut(&self, slot: Slot, now: Timestamp) {
+        if self.is_overfull() {
+            let mut table = self.tables.lock(slot);
+            let bytes_max = table.all_bytes().saturating_sub(self.tables.resources.budget.excess());
+            self.tables.refused_full.add(table.cut_to(bytes_max, now, &self.tables.resources));
+        }
+    }
+
+    /// Adds what other replicas have counted to `slot`. A counter without holds merges its part at the next check of
+    /// its key, because that depends on the limit; the limit of a counter with holds is known. Returns whether it was
+    /// added: not if the slot is not owned, nor if there is no memory for counters with holds. If there is too little
+    /// memory, the parts of counters that have used least are refused.
+    pub fn add(&self, slot: Slot, mut consumption: Consumption, now: Timestamp) -> bool {
+        let Some(ownerships) = &self.ownerships else { return false };
+        consumption.pending.forget_idle(now);
+        let fair = consumption.bytes().min(self.tables.resources.budget.bytes_max() / self.slots());
+        let is_needed = |budget: &Budget| budget.is_short_of(fair) && !budget.is_mostly_outside_tables();
+        self.tables.shed_while(slot, now, is_needed);
+        let mut table = self.tables.lock(slot);
+        let mut ownership = ownerships.lock(slot);
+        if !ownership.is_owned() {
+            return false;
+        }
+        let budget = &self.tables.resources.budget;
+        if budget.is_short_of(consumption.bytes()) {
+            self.tables.refused_full.add(consumption.cut_to(budget.free(), now));
+        }
+        if budget.is_short_of(consumption.bytes()) {
+            self.tables.refused_full.add(consumption.held.len());
+            return false;
+        }
+        let Consumption { pending, held } = consumption;
+        for (key, there) in held {
+            self.tables.absorb_held(&mut table, key, there, self.at(now));
+            ownerships.record_change(slot, &mut ownership, key, &table);
+        }
+        if pending.is_empty() {
+            return true;
+        }
+        for key in pending.keys() {
+            ownerships.record_change(slot, &mut ownership, key, &table);
+        }
+        ownership.update_side_data(|| self.empty_side_data(), |side_data| side_data.pending.append(pending));
+        true
+    }
+
+    /// Suspends all decisions, whatever this replica owns, while it receives from too few members.
+    pub fn set_suspended(&self, suspended: bool) {
+        self.restrictions.set_suspended(suspended);
+    }
+
+    /// Empty side data that counts in the budget.
+    pub(super) fn empty_side_data(&self) -> SideData {
+        SideData { reservation: self.reservation(), ..SideData::default() }
+    }
+
+    /// The memory limit, in bytes.
+    pub(crate) fn bytes_max(&self) -> u64 {
+        self.tables.resources.budget.bytes_max() as u64
+    }
+
+    /// The bytes in use.
+    pub(crate) fn bytes(&self) -> usize {
+        self.tables.resources.budget.used()
+    }
+
+    /// What decides on new keys without memory.
+    pub(crate) fn on_full(&self) -> OnFull {
+        self.tables.on_full
+    }
+
+    /// Bytes outside of tables that count in the memory limit.
+    pub(crate) fn reservation(&self) -> MemoryReservation {
+        MemoryReservation::new(&self.tables.resources.budget)
+    }
+
+    /// Starts to record which counters change.
+    pub fn track_changes(&self) {
+        if let Some(ownerships) = &self.ownerships {
+            ownerships.tracking.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// The slots that have changed since [`Memory::changes`] or [`Memory::whole`] copied them. Takes no lock.
+    pub fn changed_slots(&self) -> Vec<Slot> {
+        self.ownerships.as_ref().map(|ownerships| ownerships.flagged()).unwrap_or_default()
+    }
+
+    /// Copies of the counters of `slot` that were changed or removed since the last call of this or [`Memory::whole`].
+    /// Empty if the slot is not owned.
+    pub fn changes(&self, slot: Slot) -> SlotChanges {
+        self.copies_of(slot, SlotOwnership::take_changed)
+    }
+
+    /// Copies of all counters of `slot`.
+    pub fn whole(&self, slot: Slot) -> SlotChanges {
+        let all = |ownership: &mut SlotOwnership| {
+            ownership.take_changed();
+            ChangedCounters::All
+        };
+        self.copies_of(slot, all)
+    }
+
+    /// A copy of `slot` from where a snapshot takes it, with or without a cluster. Does not affect [`Memory::changes`].
+    pub fn copy(&self, slot: Slot, source: SlotSource) -> SlotSnapshot {
+        let epoch = match source {
+            SlotSource::Memory { epoch } => epoch,
+            SlotSource::Copy(copy) => return (*copy).into(),
+        };
+        let table = self.tables.lock(slot);
+        let ownership = self.ownerships.as_ref().map(|ownerships| ownerships.lock(slot));
+        let seq = ownership.as_ref().map_or(0, |ownership| ownership.seq());
+        let side_data = ownership.as_ref().and_then(|ownership| ownership.side_data());
+        let (pending, unknown) = side_data.map(SideData::copies).unwrap_or_default();
+        let counters = table.copies();
+        let holds = table.copies_of_holds();
+        let granted = table.granted();
+        drop((ownership, table));
+        let rest = SlotData::all(std::iter::empty(), holds, pending, unknown);
+        let rest = StoredSlot { slot, epoch, seq, data: rest.with_lead(self.restrictions.lead()) };
+        SlotSnapshot::new(rest, counters, granted, self.slots())
+    }
+
+    fn copies_of(
+        &self,
+        slot: Slot,
+        which: impl FnOnce(&mut SlotOwnership) -> ChangedCounters,
+    ) -> SlotChanges {
+        let Some(ownerships) = &self.ownerships else { return SlotChanges::default() };
+        let resources = &self.tables.resources;
+        let mut table = self.tables.lock(slot);
+        let mut ownership = ownerships.lock(slot);
+        if !ownership.is_owned() {
+            return SlotChanges::default();
+        }
+        ownerships.unflag(slot);
+        let seq = ownership.seq();
+        let data = match which(&mut ownership) {
+            ChangedCounters::All => {
+                let (pending, unknown) = ownership.side_data().map(SideData::copies).unwrap_or_default();
+                let copies = table.copy_all(resources);
+                let holds = table.copy_all_holds(resources);
+                drop((ownership, table));
+                SlotData::all(self.with_keys(slot, copies.into_iter()), holds, pending, unknown)
+            }
+            ChangedCounters::Some(ChangedKeys { keys, .. }) => {
+                let pending =
+                    ownership.side_data().map(|side_data| side_data.pending.only(&keys)).unwrap_or_default();
+                let mut counters = Vec::with_capacity(keys.len());
+                let mut holds = ByKey::default();
+                for key in keys {
+                    let (counter, changed) = table.copy_changes(key, resources);
+                    counters.push((key, counter));
+                    holds.extend(changed.map(|changed| (key, changed)));
+                }
+                SlotData::some(counters.into_iter(), holds, pending)
+            }
+        };
+        SlotChanges { seq, data: data.with_lead(self.restrictions.lead()) }
+    }
+
+    /// The counters of the table of `slot` with their keys.
+    fn with_keys(
+        &self,
+        slot: Slot,
+        counters: impl Iterator<Item = (u64, PackedCounter)>,
+    ) -> impl Iterator<Item = (Key, PackedCounter)> {
+        let slots = self.slots();
+        counters.map(move |(low, packed)| (slot.key(slots, low), packed))
+    }
+
+    /// Applies `change` to the counter of `key` with its holds, and records the change. `None` if this replica does not
+    /// own the slot.
+    pub(super) fn with_owned<R>(
+        &self,
+        key: Key,
+        now: Timestamp,
+        change: impl FnOnce(&mut HeldCounter) -> R,
+    ) -> Option<R> {
+        let mut locked = self.lock_key(key, now);
+        locked.are_owned().then(|| {
+            let (result, _) = locked.with_held(key, change);
+            locked.record_change(key);
+            result
+        })
+    }
+
+    /// Merges pending usage into the counter of `key`, if there is any.
+    pub(super) fn absorb_pending(
+        &self,
+        table: &mut SlotTable,
+        ownership: &mut SlotOwnership,
+        key: Key,
+        limit: &Limit,
+        now: Timestamp,
+    ) -> bool {
+        if ownership.side_data().is_none_or(|side_data| side_data.pending.get(key).is_empty()) {
+            return false;
+        }
+        let pending =
+            ownership.update_side_data(|| self.empty_side_data(), |side_data| side_data.pending.take(key));
+        self.tables.touch_unpacked(table, key, limit, self.at(now), |limit, counter| {
+            for usage in pending.iter().filter(|usage| now < usage.packed.idle_at()) {
+                let consumed = usage.packed.counter(limit);
+                let base = usage.base.as_ref().map_or_else(|| limit.fresh(), |base| base.counter(limit));
+                limit.absorb(counter, &limit.since(&consumed, &base, now), now);
+            }
+            limit.decide(counter, now, Operation::Peek)
+        });
+        true
+    }
+
+    /// `data`, counted in the memory limit until it is dropped; `None` if there is no memory for it.
+    pub fn within_limit(&self, data: SlotData) -> Option<SlotData> {
+        self.within_limit_in_place_of(&SlotData::default(), data)
+    }
+
+    /// `data` in place of an older copy, which is about to be dropped; counted in the memory limit until it is dropped.
+    /// `None` if there is no memory for it.
+    pub fn within_limit_in_place_of(&self, older: &SlotData, data: SlotData) -> Option<SlotData> {
+        let short = self.has_no_room_for(data.bytes().saturating_sub(older.bytes()));
+        (!short).then(|| data.charged_to(&self.tables.resources.budget))
+    }
+
+    /// Whether these changes can be merged into a copy: they continue it, and there is memory for them.
+    pub fn can_merge(&self, copy: &SlotData, changes: &SlotData) -> bool {
+        copy.can_be_followed_by(changes) && !self.has_no_room_for(copy.growth_by(changes))
+    }
+
+    /// Copies from a snapshot, counted in the memory limit. If they take more, each loses counters: first those that have
+    /// used least of their limit.
+    pub fn fit(&self, stored: Vec<StoredSlot>, now: Timestamp) -> Vec<StoredSlot> {
+        let all: usize = stored.iter().map(|stored| stored.data.bytes()).sum();
+        let bytes_max = self.tables.resources.budget.free();
+        let fit = |stored: StoredSlot| {
+            let share = stored.data.bytes() as u128 * bytes_max as u128 / all.max(1) as u128;
+            let (data, lost) =
+                stored.data.cut_to(if all <= bytes_max { usize::MAX } else { share as usize }, now);
+            self.tables.resources.evicted_unexpired.add(lost);
+            Some(StoredSlot { data: self.within_limit(data)?, ..stored })
+        };
+        stored.into_iter().filter_map(fit).collect()
+    }
+
+    /// `data`, counted in the memory limit until it is dropped, whether or not there is memory for it.
+    pub fn accounted(&self, data: SlotData) -> SlotData {
+        data.charged_to(&self.tables.resources.budget)
+    }
+
+    fn has_no_room_for(&self, bytes: usize) -> bool {
+        bytes > 0 && self.tables.resources.budget.is_short_of(bytes)
+    }
+}
+
+#[cfg(test)]
+mod backup_laws;
+#[cfg(test)]
+mod tests;

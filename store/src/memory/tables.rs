@@ -1,0 +1,358 @@
+//! The tables of all slots, each behind its lock, within one memory limit.
+
+use std::{
+    mem,
+    sync::{Arc, MutexGuard, atomic::Ordering},
+};
+
+use tollgate_counter::{algorithm::{Counter, Decision, Limit, Receipt, Verdict}, descriptor::Key, lock::Lock, packed_counter::{Now, PackedCounter}, time::Timestamp};
+
+use crate::{Check, OnFull, Slot, budget::Budget, held_counter::{HeldCounter, Room, TakenBack}, holds::{HoldSize, Holds}, operation::CounterOperation, slot_data::HeldConsumption, table::{BYTES_FIRST, EventCounter, HoldTotals, SlotTable, TableResources}};
+
+mod shedding;
+
+use shedding::Shedding;
+#[cfg(test)]
+pub(super) use shedding::{SHED_PAUSE, SHED_SLOTS_MAX};
+
+/// The part of the memory limit that holds may take: one of this many.
+pub(super) const SHARE_DIVISOR: usize = 8;
+
+/// The tables of all slots.
+#[derive(Debug)]
+pub(super) struct Tables {
+    // One for each slot.
+    each: Box<[TableLock]>,
+    pub(super) resources: TableResources,
+    pub(super) on_full: OnFull,
+    pub(super) refused_full: EventCounter,
+    shedding: Shedding,
+}
+
+/// The table of one slot behind its lock, alone in its cache line: the lock and the pointer to the table are loaded
+/// together, and locks do not share a line.
+#[derive(Debug, Default)]
+#[repr(align(64))]
+struct TableLock(Lock<SlotTable>);
+
+const _: () = assert!(size_of::<TableLock>() == 64);
+
+/// A counter before an operation.
+struct Before {
+    // The bytes on the heap without holds.
+    heap: usize,
+    penalties: u32,
+    has_record: bool,
+}
+
+/// A counter with its holds, taken out of the table of its slot until [`Tables::put`].
+pub(super) struct Taken {
+    pub(super) key: Key,
+    pub(super) counter: HeldCounter,
+    // What the budget knows of it.
+    heap: usize,
+    size: HoldSize,
+    // Whether its place in the table is retained.
+    pub(super) is_stored: bool,
+}
+
+impl Tables {
+    /// Empty tables of `slots` slots, in at most `bytes_max` bytes.
+    pub(super) fn new(bytes_max: u64, on_full: OnFull, slots: usize) -> Self {
+        assert!(slots.is_power_of_two() && (2..=1 << 16).contains(&slots), "{slots} slots");
+        let resources = TableResources {
+            budget: Arc::new(Budget::new(bytes_max, slots, BYTES_FIRST)),
+            tables: slots,
+            evicted_idle: EventCounter::default(),
+            evicted_unexpired: EventCounter::default(),
+            holds: HoldTotals::default(),
+            penalties: EventCounter::default(),
+            refusals_unrecorded: EventCounter::default(),
+        };
+        Self {
+            each: (0..slots).map(|_| TableLock::default()).collect(),
+            resources,
+            on_full,
+            refused_full: EventCounter::default(),
+            shedding: Shedding::default(),
+        }
+    }
+
+    /// The number of slots.
+    pub(super) fn slots(&self) -> usize {
+        self.each.len()
+    }
+
+    /// The slot of a key.
+    pub(super) fn slot(&self, key: Key) -> Slot {
+        Slot::for_key(key, self.slots())
+    }
+
+    /// All slots, owned or not.
+    pub(super) fn each_slot(&self) -> impl Iterator<Item = Slot> + use<> {
+        // At most 65,536, so they fit.
+        (0..self.slots()).map(|slot| Slot(slot as u16))
+    }
+
+    /// Locks the table of a slot.
+    #[inline]
+    pub(super) fn lock(&self, slot: Slot) -> MutexGuard<'_, SlotTable> {
+        self.each[slot.index()].0.lock()
+    }
+
+    /// Applies an operation to the counter of a check in the table of its slot, which has no holds, and returns whether
+    /// the counter is stored. `keep` returns what is retained of a receipt.
+    #[inline(always)]
+    pub(super) fn touch<R>(
+        &self,
+        table: &mut SlotTable,
+        check: &Check<'_>,
+        operation: &CounterOperation,
+        at: Now,
+        keep: impl Fn(Receipt) -> Option<R>,
+    ) -> (Decision<R>, bool) {
+        if let CounterOperation::Decide(operation) = operation
+            && let Some(packed) = table.get_mut(check.key)
+            && let Some(decision) = packed.decide(check.limit, at, *operation, &keep)
+        {
+            return (decision, true);
+        }
+        let decide = |limit: &Limit, counter: &mut Counter| operation.apply(limit, counter, at.now);
+        let (decision, stored) = self.touch_counter(table, check.key, check.limit, at, decide);
+        (decision.keep_receipt(keep), stored)
+    }
+
+    /// Applies `decide` to the unpacked counter of a key, and returns whether the counter is stored. Its holds observe
+    /// the change.
+    pub(super) fn touch_unpacked(
+        &self,
+        table: &mut SlotTable,
+        key: Key,
+        limit: &Limit,
+        at: Now,
+        decide: impl Fn(&Limit, &mut Counter) -> Decision,
+    ) -> (Decision, bool) {
+        if table.holds(key).is_none() {
+            return self.touch_counter(table, key, limit, at, decide);
+        }
+        let update = |counter: &mut HeldCounter| {
+            let before = Before::new(counter);
+            let mut decision = counter.update(limit, at, &decide);
+            let grown = counter.packed_heap_bytes().saturating_sub(before.heap);
+            let mut taken_back = TakenBack::Nothing;
+            if grown > 0 && self.resources.budget.is_short_of(grown) {
+                taken_back = counter.take_growth_back(limit, at, &mut decision, before.has_record, &decide);
+            }
+            self.resources.penalties.add_penalties(before.penalties, counter.penalties());
+            self.charged_unless(taken_back, decision)
+        };
+        let ((decision, is_charged), stored) = self.with_held(table, key, at.now, update);
+        (if stored { decision } else { self.on_full.without_memory(decision) }, stored && is_charged)
+    }
+
+    /// Applies `decide` to the unpacked counter of a key without holds, and returns whether the counter is stored with
+    /// what is charged. A new counter that stays idle need not be stored.
+    // `inline(never)`: new counters are rare and need a larger stack frame.
+    #[inline(never)]
+    fn touch_counter(
+        &self,
+        table: &mut SlotTable,
+        key: Key,
+        limit: &Limit,
+        at: Now,
+        decide: impl Fn(&Limit, &mut Counter) -> Decision,
+    ) -> (Decision, bool) {
+        if let Some(packed) = table.get_mut(key) {
+            let before = Before::from_packed(packed);
+            let decision = packed.change(limit, at, |counter| decide(limit, counter));
+            self.resources.budget.change(before.heap, packed.heap_bytes());
+            if before.heap < packed.heap_bytes() && self.resources.budget.is_exceeded() {
+                return self.require_room_to_grow(table, key, (limit, at), (before, decision), decide);
+            }
+            self.resources.penalties.add_penalties(before.penalties, packed.penalties());
+            return (decision, true);
+        }
+        let (mut decision, new) = PackedCounter::first(limit, at.now, |counter| decide(limit, counter));
+        let Some(mut packed) = new else { return (decision, true) };
+        if packed.has_record() && !table.make_room(packed.heap_bytes(), at.now, &self.resources) {
+            self.resources.refusals_unrecorded.add(1);
+            packed = packed.without_record();
+            decision = Decision { receipt: None, ..decide(limit.plain(), &mut limit.plain().fresh()) };
+            if packed.idle_at() <= at.now {
+                return (decision, true);
+            }
+        }
+        self.resources.penalties.add_penalties(0, packed.penalties());
+        let stored = self.insert(table, key, packed, at.now);
+        (if stored { decision } else { self.on_full.without_memory(decision) }, stored)
+    }
+
+    /// Evicts other counters for one that has grown. If that is not enough, takes back what it has grown by.
+    #[cold]
+    fn require_room_to_grow(
+        &self,
+        table: &mut SlotTable,
+        key: Key,
+        (limit, at): (&Limit, Now),
+        (before, mut decision): (Before, Decision),
+        decide: impl Fn(&Limit, &mut Counter) -> Decision,
+    ) -> (Decision, bool) {
+        // Taken out, it is not evicted itself.
+        let mut taken = self.take(table, key);
+        table.evict_and_shrink(at.now, &self.resources);
+        self.evict_elsewhere(at.now);
+        let counter = &mut taken.counter;
+        let mut taken_back = TakenBack::Nothing;
+        if self.resources.budget.is_exceeded() {
+            taken_back = counter.take_growth_back(limit, at, &mut decision, before.has_record, decide);
+        }
+        self.resources.penalties.add_penalties(before.penalties, counter.penalties());
+        self.put(table, taken, at.now);
+        self.charged_unless(taken_back, decision)
+    }
+
+    /// The decision after something was taken back for lack of memory, and whether what it charges is stored.
+    fn charged_unless(&self, taken_back: TakenBack, decision: Decision) -> (Decision, bool) {
+        match taken_back {
+            TakenBack::Nothing => (decision, true),
+            TakenBack::Record => {
+                self.resources.refusals_unrecorded.add(1);
+                (decision, true)
+            }
+            TakenBack::Charge => {
+                self.refused_full.add(1);
+                (self.on_full.without_memory(decision), false)
+            }
+        }
+    }
+
+    pub(super) fn insert(
+        &self,
+        table: &mut SlotTable,
+        key: Key,
+        packed: PackedCounter,
+        now: Timestamp,
+    ) -> bool {
+        if table.is_starved(&self.resources) {
+            self.shed_elsewhere(now);
+        }
+        let stored = table.insert(key, packed, now, &self.resources);
+        if !stored {
+            self.refused_full.add(1);
+        }
+        stored
+    }
+
+    /// Merges what another replica has made of the counter of `key` and of its holds.
+    pub(super) fn absorb_held(&self, table: &mut SlotTable, key: Key, there: HeldConsumption, at: Now) {
+        let HeldConsumption { now: there, base } = there;
+        self.with_held(table, key, at.now, |counter| counter.absorb(there, base, at, self.room()));
+    }
+
+    /// Restores the holds of `key` from a snapshot, if there is memory.
+    pub(super) fn restore_holds(&self, key: Key, holds: Box<Holds>) {
+        if holds.bytes() <= self.room().bytes {
+            self.lock(self.slot(key)).put_holds(key, Some(holds), HoldSize::default(), &self.resources);
+        }
+    }
+
+    /// Ends the holds of `key` that have expired, and returns whether that changed the counter.
+    pub(super) fn expire_holds(&self, table: &mut SlotTable, key: Key, limit: &Limit, at: Now) -> bool {
+        if table.holds(key).is_none_or(|holds| at.given_up.is_none() && !holds.is_due(at.now)) {
+            return false;
+        }
+        let ((is_changed, expired), _) =
+            self.with_held(table, key, at.now, |counter| counter.expire(limit, at));
+        self.resources.holds.released.add(expired.released);
+        self.resources.holds.charged.add(expired.charged);
+        is_changed
+    }
+
+    /// Applies `change` to the counter of `key` with its holds, and returns whether the counter is stored.
+    pub(super) fn with_held<R>(
+        &self,
+        table: &mut SlotTable,
+        key: Key,
+        now: Timestamp,
+        change: impl FnOnce(&mut HeldCounter) -> R,
+    ) -> (R, bool) {
+        let mut taken = self.take(table, key);
+        let result = change(&mut taken.counter);
+        (result, self.put(table, taken, now))
+    }
+
+    /// Takes the counter of `key` and its holds out of their table.
+    pub(super) fn take(&self, table: &mut SlotTable, key: Key) -> Taken {
+        let packed = table.get_mut(key).map(|packed| mem::replace(packed, PackedCounter::TAKEN));
+        let is_stored = packed.is_some();
+        let holds = table.take_holds(key);
+        let size = holds.as_ref().map(|holds| holds.size()).unwrap_or_default();
+        let counter = HeldCounter::new(packed, holds);
+        Taken { key, heap: counter.packed_heap_bytes(), counter, size, is_stored }
+    }
+
+    /// Puts a counter and its holds back, and returns whether the counter is stored.
+    pub(super) fn put(&self, table: &mut SlotTable, taken: Taken, now: Timestamp) -> bool {
+        let is_stored = self.keep_place(table, &taken, &taken.counter, now);
+        let Taken { key, counter, heap, size, .. } = taken;
+        let (packed, holds) = counter.into_parts();
+        match (packed, table.get_mut(key)) {
+            (Some(packed), Some(place)) => {
+                self.resources.budget.change(heap, packed.heap_bytes());
+                *place = packed;
+            }
+            (None, Some(_)) => {
+                self.resources.budget.change(heap, 0);
+                table.remove(key, &self.resources);
+            }
+            (Some(_) | None, None) => {}
+        }
+        table.put_holds(key, holds, size, &self.resources);
+        is_stored
+    }
+
+    /// Whether a counter has a place in its table, or needs none. A new one gets a place if there is memory.
+    pub(super) fn keep_place(
+        &self,
+        table: &mut SlotTable,
+        taken: &Taken,
+        counter: &HeldCounter,
+        now: Timestamp,
+    ) -> bool {
+        let is_new = !taken.is_stored && counter.is_in_use(now) && table.get(taken.key).is_none();
+        !is_new || self.insert(table, taken.key, PackedCounter::TAKEN, now)
+    }
+
+    /// The room for more holds.
+    pub(super) fn room(&self) -> Room {
+        let budget = &self.resources.budget;
+        let used = self.resources.holds.bytes.load(Ordering::Relaxed);
+        let share = (budget.bytes_max() / SHARE_DIVISOR).saturating_sub(used);
+        Room { bytes: share.min(budget.free()), request_ids: Room::REQUEST_IDS_MAX }
+    }
+}
+
+impl Before {
+    fn from_packed(packed: &PackedCounter) -> Self {
+        Self { heap: packed.heap_bytes(), penalties: packed.penalties(), has_record: packed.has_record() }
+    }
+
+    fn new(counter: &HeldCounter) -> Self {
+        let heap = counter.packed_heap_bytes();
+        let penalties = counter.penalties();
+        Self { heap, penalties, has_record: counter.has_record() }
+    }
+}
+
+impl OnFull {
+    /// The decision in place of one whose counter could not be stored.
+    pub(crate) fn without_memory(self, decision: Decision) -> Decision {
+        let verdict = match self {
+            _ if !decision.verdict.passes() => decision.verdict,
+            Self::Allow => Verdict::Pass,
+            Self::Deny => Verdict::Refuse { retry_after: None },
+        };
+        let remaining = if verdict.passes() { decision.remaining } else { 0 };
+        Decision { verdict, remaining, receipt: None, ..decision }
+    }
+}

@@ -1,0 +1,60 @@
+//! Slots: the partitions of the key space that are assigned to replicas.
+
+use std::ops::RangeInclusive;
+
+use serde::{Deserialize, Serialize};
+use tollgate_counter::descriptor::Key;
+
+/// The default number of slots. A power of two.
+pub const SLOTS: usize = 4_096;
+
+/// A partition of the key space. All counters of a slot have one owner.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct Slot(pub u16);
+
+impl Slot {
+    /// The slot of `key` among `slots`, a power of two from 2 to 65,536.
+    pub fn for_key(key: Key, slots: usize) -> Self {
+        // The upper bits: tables use the lower half.
+        Self((key.high() >> (u64::BITS - slots.ilog2())) as u16)
+    }
+
+    /// The slot of this index.
+    pub const fn at(index: usize) -> Self {
+        debug_assert!(index < 1 << 16);
+        Self(index as u16)
+    }
+
+    /// The key of the slot among `slots` with this lower half. It is equal to the key that was stored; the rest of its
+    /// upper half is 0.
+    pub fn key(self, slots: usize, low: u64) -> Key {
+        Key::from_halves(u64::from(self.0) << (u64::BITS - slots.ilog2()), low)
+    }
+
+    /// The places of the keys of the slot among those of all slots.
+    pub fn places(self) -> RangeInclusive<(Self, Key)> {
+        (self, Key::from_halves(0, 0))..=(self, Key::from_halves(0, u64::MAX))
+    }
+
+    /// The index of the slot.
+    pub const fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn slot_and_lower_half_identify_a_key(high: u64, low: u64, bits in 1..=16u32) {
+            let (key, slots) = (Key::from_halves(high, low), 1 << bits);
+            let slot = Slot::for_key(key, slots);
+            let restored = slot.key(slots, low);
+            prop_assert_eq!((restored, Slot::for_key(restored, slots)), (key, slot));
+        }
+    }
+}

@@ -1,0 +1,104 @@
+//! Copies of slots for a snapshot: taken under the lock of a slot, and encoded after it.
+
+use std::collections::BTreeMap;
+
+use tollgate_counter::{algorithm::{Counter, Granted, HitRate, Limit}, descriptor::Key, packed_counter::{Now, PackedCounter}, time::Timestamp};
+
+use crate::{Epoch, Slot, SlotData, SlotDecodeError, StoredSlot, operation::charge_used};
+
+/// A copy of one slot.
+#[derive(Debug)]
+pub struct SlotSnapshot {
+    // What is not in `counters`.
+    rest: StoredSlot,
+    // With the lower halves of their keys. A list and not a map, because a caller may wait for the lock meanwhile.
+    counters: Vec<(u64, PackedCounter)>,
+    // What is granted of the counters, with their limits.
+    granted: Vec<(Key, Limit, Granted)>,
+    // The number of all slots.
+    slots: usize,
+}
+
+/// An encoded copy of one slot.
+#[derive(Debug)]
+pub struct EncodedSlot {
+    /// The slot.
+    pub slot: Slot,
+    /// The epoch of its owner.
+    pub epoch: Epoch,
+    /// The number of changes since the owner acquired the slot.
+    pub seq: u64,
+    /// The data.
+    pub bytes: Vec<u8>,
+}
+
+impl EncodedSlot {
+    /// Decodes the data, which was encoded at `now`.
+    pub fn decode(self, now: Timestamp) -> Result<StoredSlot, SlotDecodeError> {
+        let Self { slot, epoch, seq, bytes } = self;
+        Ok(StoredSlot { slot, epoch, seq, data: SlotData::decode(&bytes, now)? })
+    }
+}
+
+impl SlotSnapshot {
+    pub(super) fn new(
+        rest: StoredSlot,
+        counters: Vec<(u64, PackedCounter)>,
+        granted: Vec<(Key, Limit, Granted)>,
+        slots: usize,
+    ) -> Self {
+        Self { rest, counters, granted, slots }
+    }
+
+    /// Charges hits that are granted, because nothing is known about its use after a restart.
+    fn charge_granted(&mut self, now: Timestamp) {
+        let granted = std::mem::take(&mut self.granted);
+        if granted.is_empty() {
+            return;
+        }
+        let places: BTreeMap<u64, usize> =
+            (0..).zip(&self.counters).map(|(at, (low, _))| (*low, at)).collect();
+        for (key, limit, Granted { rate, hits }) in granted {
+            let charge = |counter: &mut Counter| {
+                limit.keep_debt(counter, rate, HitRate::default(), now);
+                charge_used(&limit, counter, hits, now)
+            };
+            match places.get(&key.low()) {
+                Some(place) => {
+                    self.counters[*place].1.change(&limit, Now { now, given_up: None }, charge);
+                }
+                None => {
+                    let (_, packed) = PackedCounter::first(&limit, now, charge);
+                    self.counters.extend(packed.map(|packed| (key.low(), packed)));
+                }
+            }
+        }
+    }
+
+    /// Encodes what is not idle; `None` if there is nothing.
+    pub fn encode(mut self, now: Timestamp) -> Option<EncodedSlot> {
+        self.charge_granted(now);
+        let StoredSlot { slot, epoch, seq, data } = self.rest;
+        let data = data.without_idle(now);
+        if data.is_empty() && self.counters.iter().all(|(_, packed)| packed.idle_at() <= now) {
+            return None;
+        }
+        let counters = self.counters.iter().map(|(low, packed)| (slot.key(self.slots, *low), packed));
+        Some(EncodedSlot { slot, epoch, seq, bytes: data.encode_with(counters, now) })
+    }
+
+    /// The data that [`SlotSnapshot::encode`] would encode.
+    #[cfg(test)]
+    pub(super) fn into_data(mut self, now: Timestamp) -> SlotData {
+        self.charge_granted(now);
+        let Self { rest: StoredSlot { slot, data, .. }, counters, slots, .. } = self;
+        let counters = counters.into_iter().map(|(low, packed)| (slot.key(slots, low), packed));
+        data.with_counters(counters).without_idle(now)
+    }
+}
+
+impl From<StoredSlot> for SlotSnapshot {
+    fn from(stored: StoredSlot) -> Self {
+        Self::new(stored, Vec::new(), Vec::new(), 0)
+    }
+}

@@ -1,0 +1,396 @@
+//! Slot data: the content of a slot during a hand-off, or as a copy.
+
+use std::{
+    cmp::Reverse,
+    collections::{BTreeMap, HashSet, hash_map::Entry},
+    hash::BuildHasherDefault,
+    sync::Arc,
+};
+
+use tollgate_counter::{algorithm::{Counter, Granted, HitRate, Limit, Operation}, descriptor::Key, packed_counter::{Now, PackedCounter}, time::Timestamp};
+
+use crate::{budget::{Budget, MemoryReservation}, held_counter::HeldCounter, holds::Holds, key_hasher::{ByKey, KeyHasher}, lead::Lead, table::SlotTable};
+
+mod bytes;
+mod codec;
+mod consumption;
+mod pending_usage;
+
+pub(super) use bytes::bytes_of_map;
+use bytes::{CUT_DIVISOR, bytes_of_holds};
+pub use codec::SlotDecodeError;
+pub use consumption::Consumption;
+pub(super) use consumption::HeldConsumption;
+use pending_usage::CounterUsage;
+pub use pending_usage::PendingUsage;
+
+/// The content of a slot. What a store releases or accepts counts in its budget until it is dropped.
+#[derive(Clone, Debug, Default)]
+pub struct SlotData {
+    extent: SlotDataExtent,
+    counters: ByKey<PackedCounter>,
+    // Keys whose counter was removed or is idle.
+    removed: HashSet<Key, BuildHasherDefault<KeyHasher>>,
+    holds: ByKey<Box<Holds>>,
+    pending: PendingUsage,
+    unknown: UnknownRecords,
+    // The lead of the sender's clock: some instants may be ahead of it.
+    lead: Option<Lead>,
+    reservation: MemoryReservation,
+}
+
+/// How much of the slot the data covers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum SlotDataExtent {
+    /// Some counters.
+    #[default]
+    Some,
+    /// All counters.
+    All,
+}
+
+/// Records with tags that this version does not know, unchanged.
+pub(super) type UnknownRecords = BTreeMap<(Key, u8), Vec<Box<[u8]>>>;
+
+/// A copy of the changes of a slot.
+#[derive(Clone, Debug, Default)]
+pub struct SlotChanges {
+    /// The number of changes since the slot was acquired, including these.
+    pub seq: u64,
+    /// The changed counters.
+    pub data: SlotData,
+}
+
+impl SlotData {
+    /// The whole slot.
+    pub(super) fn all(
+        counters: impl Iterator<Item = (Key, PackedCounter)>,
+        holds: ByKey<Box<Holds>>,
+        pending: PendingUsage,
+        unknown: UnknownRecords,
+    ) -> Self {
+        let mut data = Self { extent: SlotDataExtent::All, holds, pending, unknown, ..Self::default() };
+        // A map that grows would move the counters several times. A table is at most 3/4 full.
+        let (fewest, buckets) = counters.size_hint();
+        data.counters.reserve(fewest.max(buckets.unwrap_or_default() / 4 * 3));
+        data.counters.extend(counters);
+        data
+    }
+
+    /// The counters of some keys, `None` for removed ones, and all holds of these keys.
+    pub(super) fn some(
+        cells: impl Iterator<Item = (Key, Option<PackedCounter>)>,
+        holds: ByKey<Box<Holds>>,
+        pending: PendingUsage,
+    ) -> Self {
+        let mut data = Self { holds, pending, ..Self::default() };
+        for (key, packed) in cells {
+            match packed {
+                Some(packed) => {
+                    data.counters.insert(key, packed);
+                }
+                None => {
+                    data.removed.insert(key);
+                }
+            }
+        }
+        data
+    }
+
+    pub(super) fn into_parts(self) -> (SlotTable, ByKey<Box<Holds>>, PendingUsage, UnknownRecords) {
+        (SlotTable::from_counters(self.counters.into_iter()), self.holds, self.pending, self.unknown)
+    }
+
+    /// Pending usage: what `counter` has counted of `limit`, for the counter of `key`.
+    pub fn from_usage(key: Key, limit: &Limit, counter: Counter, now: Timestamp) -> Self {
+        let mut data = Self::default();
+        data.add_usage(key, limit, counter, now);
+        data
+    }
+
+    /// Adds what `counter` has counted of `limit` to the pending usage of the counter of `key`.
+    pub fn add_usage(&mut self, key: Key, limit: &Limit, mut counter: Counter, now: Timestamp) {
+        let peek = limit.decide(&mut counter, now, Operation::Peek);
+        self.pending
+            .push(key, CounterUsage { packed: PackedCounter::new(limit, counter, &peek), base: None });
+    }
+
+    /// Charges hits that are granted of the counter of `key`, and ends what is granted of its rate.
+    pub fn charge_granted(&mut self, key: Key, limit: &Limit, granted: Granted, now: Timestamp) {
+        let Granted { rate, hits } = granted;
+        if let Some(packed) = self.counters.get_mut(&key).filter(|_| rate != HitRate::default()) {
+            packed.change(limit, Now { now, given_up: None }, |counter| {
+                limit.keep_debt(counter, rate, HitRate::default(), now);
+                limit.decide(counter, now, Operation::Peek)
+            });
+        }
+        if hits > 0 {
+            let mut used = limit.fresh();
+            limit.charge_at(&mut used, hits, now, now);
+            self.add_usage(key, limit, used, now);
+        }
+    }
+
+    /// The number of counters, including unknown records.
+    pub fn len(&self) -> usize {
+        self.counters.len() + self.unknown.len()
+    }
+
+    /// The number of pending usages.
+    pub fn pending_len(&self) -> usize {
+        self.pending.len()
+    }
+
+    /// Whether there is nothing in the data.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0 && self.holds.is_empty() && self.pending.is_empty() && self.removed.is_empty()
+    }
+
+    /// The data with more counters.
+    #[cfg(test)]
+    pub(super) fn with_counters(mut self, more: impl Iterator<Item = (Key, PackedCounter)>) -> Self {
+        self.counters.extend(more);
+        self
+    }
+
+    /// The data with the current lead of the store.
+    pub(super) fn with_lead(self, lead: Option<Lead>) -> Self {
+        Self { lead, ..self }
+    }
+
+    /// The lead because of which some instants may be ahead.
+    pub(super) fn lead(&self) -> Option<Lead> {
+        self.lead
+    }
+
+    /// Applies changes: a counter in `changes` replaces the counter here with its pending usage, a removed one is
+    /// removed. A copy of the whole slot replaces everything.
+    pub fn merge(&mut self, changes: Self) {
+        match changes.extent {
+            SlotDataExtent::Some => {}
+            SlotDataExtent::All => {
+                let reservation = std::mem::take(&mut self.reservation);
+                *self = Self { reservation, ..changes };
+                return self.account();
+            }
+        }
+        let mut holds = changes.holds;
+        for key in &changes.removed {
+            self.counters.remove(key);
+        }
+        let keys = changes.counters.keys().chain(changes.pending.by_key.keys()).chain(&changes.removed);
+        let keys: Vec<Key> = keys.copied().collect();
+        for (key, later) in changes.counters {
+            match self.counters.entry(key) {
+                Entry::Occupied(mut counter) => {
+                    let earlier = std::mem::replace(counter.get_mut(), PackedCounter::TAKEN);
+                    *counter.get_mut() = later.after(earlier);
+                }
+                Entry::Vacant(place) => {
+                    place.insert(later);
+                }
+            }
+        }
+        for key in &keys {
+            self.pending.by_key.remove(key);
+            self.removed.remove(key);
+            let earlier = self.holds.remove(key);
+            let Some(mut later) = holds.remove(key) else { continue };
+            if let Some(log) = self.counters.get(key).and_then(PackedCounter::log) {
+                later.place_in(log);
+            }
+            let all = match earlier {
+                Some(earlier) => Box::new(later.since(*earlier)),
+                None => later,
+            };
+            holds.insert(*key, all);
+        }
+        self.holds.extend(holds);
+        self.pending.by_key.extend(changes.pending.by_key);
+        self.unknown.extend(changes.unknown);
+        self.lead = match (self.lead, changes.lead) {
+            (Some(one), Some(other)) => Some(one.and(other)),
+            (one, other) => one.or(other),
+        };
+        if self.extent == SlotDataExtent::Some {
+            self.removed.extend(changes.removed);
+        }
+        self.account();
+    }
+
+    /// Whether this copy has what these changes leave out.
+    pub(super) fn can_be_followed_by(&self, changes: &Self) -> bool {
+        changes.counters.iter().all(|(key, packed)| packed.can_follow(self.counters.get(key)))
+    }
+
+    /// The data with so few counters that it takes at most `bytes_max` bytes, if that is possible, and how many are
+    /// dropped. Those that refuse now stay longest, then those that have used most of their limit.
+    pub(super) fn cut_to(mut self, bytes_max: usize, now: Timestamp) -> (Self, usize) {
+        if self.bytes() <= bytes_max {
+            return (self, 0);
+        }
+        let all = self.counters.len();
+        let mut counters: Vec<_> = std::mem::take(&mut self.counters).into_iter().collect();
+        let cost = |packed: &PackedCounter| packed.eviction_cost(now).map_or(u16::MAX, u16::from);
+        counters.sort_by_cached_key(|(_, packed)| Reverse(cost(packed)));
+        loop {
+            self.counters = counters.iter().cloned().collect();
+            if self.bytes() <= bytes_max || counters.is_empty() {
+                break;
+            }
+            counters.truncate(counters.len() - counters.len().div_ceil(CUT_DIVISOR));
+        }
+        self.account();
+        let lost = all - self.counters.len();
+        (self, lost)
+    }
+
+    /// The bytes that [`SlotData::merge`] of these changes adds, at most.
+    pub(super) fn growth_by(&self, changes: &Self) -> usize {
+        match changes.extent {
+            SlotDataExtent::Some => {}
+            SlotDataExtent::All => return changes.bytes().saturating_sub(self.bytes()),
+        }
+        let mut added = 0;
+        let mut replaced_heap = 0;
+        for (key, later) in &changes.counters {
+            match self.counters.get(key) {
+                // What has not changed stays.
+                Some(_) if later.is_partial() => {}
+                Some(packed) => replaced_heap += packed.heap_bytes(),
+                None => added += 1,
+            }
+        }
+        let capacity = self.counters.capacity();
+        let len = self.counters.len();
+        let wanted = len + added;
+        let map = if wanted <= capacity {
+            0
+        } else {
+            bytes_of_map((capacity * 2).max(wanted * 2)) - bytes_of_map(capacity)
+        };
+        let whole = changes.holds.iter().filter(|(_, holds)| !holds.is_partial()).map(|(key, _)| key);
+        let replaced_holds = whole.filter_map(|key| self.holds.get(key)).map(|holds| holds.bytes()).sum();
+        let holds = bytes_of_holds(&changes.holds).saturating_sub(replaced_holds);
+        let pending = if changes.pending.is_empty() { 0 } else { changes.pending.bytes() };
+        let heap = changes.heap_bytes().saturating_sub(replaced_heap);
+        map + heap + holds + pending + bytes_of_unknown(&changes.unknown)
+    }
+
+    /// What was counted since `ancestor`, an earlier state of the same slot.
+    pub fn difference(&self, ancestor: &Self) -> Consumption {
+        let mut held: ByKey<HeldConsumption> = ByKey::default();
+        for key in self.holds.keys().chain(ancestor.holds.keys()) {
+            let now = self.held_counter(*key);
+            let base = ancestor.held_counter(*key);
+            if now != base {
+                held.insert(*key, HeldConsumption { now, base });
+            }
+        }
+        let mut pending = self.pending.clone();
+        for (key, each) in &mut pending.by_key {
+            if let Some(known) = ancestor.pending.by_key.get(key) {
+                each.retain(|usage| !known.contains(usage));
+            }
+        }
+        for (key, packed) in &self.counters {
+            let base = ancestor.counters.get(key);
+            if base != Some(packed) && !held.contains_key(key) {
+                pending.push(*key, CounterUsage { packed: packed.clone(), base: base.cloned() });
+            }
+        }
+        pending.by_key.retain(|_, each| !each.is_empty());
+        Consumption { pending, held }
+    }
+
+    fn held_counter(&self, key: Key) -> HeldCounter {
+        HeldCounter::new(self.counters.get(&key).cloned(), self.holds.get(&key).cloned())
+    }
+
+    /// The data without idle counters. In a partial copy they become removed keys.
+    pub fn without_idle(mut self, now: Timestamp) -> Self {
+        self.counters.retain(|key, packed| {
+            let stays = now < packed.idle_at();
+            if !stays && self.extent == SlotDataExtent::Some {
+                self.removed.insert(*key);
+            }
+            stays
+        });
+        self.pending.forget_idle(now);
+        self.account();
+        self
+    }
+
+    /// The data with all instants `back` nanoseconds earlier.
+    pub fn shifted_back(mut self, back: u64) -> Self {
+        if back == 0 {
+            return self;
+        }
+        let earlier = |packed: PackedCounter| packed.shifted_back(back);
+        self.counters = self.counters.into_iter().map(|(key, packed)| (key, earlier(packed))).collect();
+        self.holds =
+            self.holds.into_iter().map(|(key, holds)| (key, Box::new(holds.shifted_back(back)))).collect();
+        for usage in self.pending.by_key.values_mut().flatten() {
+            usage.packed = earlier(usage.packed.clone());
+            usage.base = usage.base.take().map(earlier);
+        }
+        self.lead = self.lead.map(|lead| lead.shifted_back(back));
+        self
+    }
+
+    /// The counters and the holds by key.
+    pub(super) fn into_counters(self) -> (ByKey<PackedCounter>, ByKey<Box<Holds>>) {
+        (self.counters, self.holds)
+    }
+
+    /// The data, counted in `budget`.
+    pub(super) fn charged_to(mut self, budget: &Arc<Budget>) -> Self {
+        self.reservation = MemoryReservation::new(budget);
+        self.account();
+        self
+    }
+
+    /// The memory of the data, in bytes.
+    pub(super) fn bytes(&self) -> usize {
+        bytes_of_map(self.counters.capacity())
+            + self.heap_bytes()
+            + self.removed.capacity() * size_of::<Key>()
+            + bytes_of_holds(&self.holds)
+            + self.pending.bytes()
+            + bytes_of_unknown(&self.unknown)
+    }
+
+    /// The bytes that the counters take on the heap.
+    pub(super) fn heap_bytes(&self) -> usize {
+        self.counters.values().map(PackedCounter::heap_bytes).sum()
+    }
+
+    fn account(&mut self) {
+        self.reservation.set(self.bytes());
+    }
+}
+
+/// Compares the content, not the budget.
+impl PartialEq for SlotData {
+    fn eq(&self, other: &Self) -> bool {
+        (&self.counters, &self.holds, &self.pending, &self.unknown)
+            == (&other.counters, &other.holds, &other.pending, &other.unknown)
+    }
+}
+
+#[cfg(test)]
+impl SlotData {
+    pub(super) fn counter(&self, key: Key) -> Option<&PackedCounter> {
+        self.counters.get(&key)
+    }
+
+    pub(super) fn holds(&self, key: Key) -> Option<&Holds> {
+        self.holds.get(&key).map(|holds| &**holds)
+    }
+}
+
+/// The approximate memory, in bytes.
+pub(super) fn bytes_of_unknown(unknown: &UnknownRecords) -> usize {
+    let of = |bytes: &[u8]| size_of::<Box<[u8]>>() + bytes.len();
+    unknown.values().map(|each| 64 + each.iter().map(|bytes| of(bytes)).sum::<usize>()).sum()
+}
